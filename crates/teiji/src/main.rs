@@ -1,0 +1,2 @@
+//! The teiji command.
+fn main() {}
