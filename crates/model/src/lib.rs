@@ -1,1 +1,24 @@
-//! Part of teiji.
+//! The nouns of teiji: what is traced, what is seen, what is reported.
+//!
+//! Every other crate depends on this one and it depends on none of them. It does no I/O, reads no
+//! clock and has no `unsafe`: it can be used on any machine, on recordings from any other.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`event`] | what the kernel probes report: packets at points, interrupts, guest entries, kicks |
+//! | [`stage`] | the path's stages and the states of the threads on it |
+//! | [`flow`] | the filter language of `--flow`, and what a trace is asked to watch |
+//! | [`host`] | virtual machines, vCPU threads, vhost workers, taps, NUMA nodes; what a kernel can do |
+//! | [`recording`] | the file format of a recording, versioned and checked |
+//! | [`report`] | what a trace found, in the shape that `--json` prints |
+//!
+//! Units: time stamps and durations are nanoseconds of the host's `CLOCK_MONOTONIC` unless a name
+//! says otherwise; lengths are bytes; rates are bit/s.
+#![forbid(unsafe_code)]
+
+pub mod event;
+pub mod flow;
+pub mod host;
+pub mod recording;
+pub mod report;
+pub mod stage;

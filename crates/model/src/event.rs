@@ -1,0 +1,205 @@
+//! What the probes report, one event for each time a packet, an interrupt or a thread passes a point.
+//!
+//! Events of one CPU arrive in order; events of different CPUs may be out of order by the time that
+//! it takes to drain the buffers, so consumers sort by [`Event::ts`] within a window.
+//!
+//! Thread clocks ([`Split`]) are cumulative. The difference between two events' clocks of the same
+//! thread says how that thread spent the time between them; no per-transition events are needed.
+
+use crate::stage::{Split, ThreadState};
+use serde::{Deserialize, Serialize};
+
+/// One report of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// When: ns of the host's `CLOCK_MONOTONIC`.
+    pub ts: u64,
+    /// The CPU on which it happened.
+    pub cpu: u16,
+    /// What happened.
+    pub kind: Kind,
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Kind {
+    /// A packet passed a point of the path.
+    Packet(Packet),
+    /// A vhost worker told the guest that its receive queue has packets.
+    Interrupt(Interrupt),
+    /// A vCPU entered guest mode with such an interrupt.
+    GuestEntry(GuestEntry),
+    /// A guest told the host that a transmit queue has packets.
+    Kick(Kick),
+    /// The name of a thread that others refer to by id.
+    Task(Task),
+}
+
+/// Where on the path a packet was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Point {
+    /// Received by the host stack from a device that is not a traced tap (`netif_rx`,
+    /// `netif_receive_skb`), or sent by the host itself into a bridge. May be reported more than
+    /// once for one packet; the first counts.
+    HostRx,
+    /// Put on a traced tap's ring (`tun_net_xmit`).
+    TapEnqueue,
+    /// Taken off it by the vhost worker (`tun_recvmsg`).
+    TapDequeue,
+    /// A guest's frame handed to the host stack (`netif_receive_skb` on a traced tap).
+    TapSend,
+    /// Given to a link's queue (`net_dev_queue`).
+    DevQueue,
+    /// Taken off a link's qdisc (`qdisc_dequeue`); absent where the qdisc was bypassed.
+    QdiscDequeue,
+    /// Handed to the driver (`net_dev_start_xmit`).
+    DevXmit,
+}
+
+/// A packet at a point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Packet {
+    /// Where.
+    pub point: Point,
+    /// Identifies the packet along its path: a hash of its unchanging header fields.
+    pub fingerprint: u64,
+    /// For the matching of requests and responses; set at [`Point::TapEnqueue`] and [`Point::TapSend`].
+    pub matching: Option<Match>,
+    /// The device: the tap for tap points, else the NIC, bridge port or link.
+    pub ifindex: u32,
+    /// Length of the frame, bytes.
+    pub len: u32,
+    /// The thread in whose context it happened: at tap points the vhost worker, except for
+    /// [`Point::TapEnqueue`], where it is whoever ran the host stack.
+    pub tid: u32,
+    /// At [`Point::TapDequeue`]: packets still waiting behind this one, in the tap's ring and in the
+    /// worker's batch.
+    pub depth: u16,
+    /// At tap points: the clock of the vhost worker that serves the tap, if it is known.
+    pub worker: Option<Split>,
+    /// At [`Point::TapDequeue`] and [`Point::TapSend`]: the thread that last kept the worker from its
+    /// CPU, 0 if none.
+    pub behind: u32,
+}
+
+/// How a packet takes part in a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Match {
+    /// Equal for a request and its responses. A keyed hash, not payload.
+    pub key: u64,
+    /// Which of them this is.
+    pub role: Role,
+    /// Groups requests that belong together (a SIP call: hash of its Call-ID); 0 if nothing does.
+    pub group: u64,
+}
+
+/// A packet's part in a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Role {
+    /// The protocol does not tell: the first packet of a key is the request, the next in the other
+    /// direction its response (UDP echo).
+    Either,
+    /// A request.
+    Request,
+    /// A response after which another follows (SIP 1xx).
+    Provisional,
+    /// The response that ends the request.
+    Final,
+    /// Belongs to a group but is neither answered nor an answer (SIP ACK).
+    OneWay,
+}
+
+/// A vhost worker signalled a receive queue.
+///
+/// The packets concerned are those that `tid` has taken off `ifindex` since its last signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interrupt {
+    /// When the worker began to signal; [`Event::ts`] is when a vCPU's interrupt controller accepted
+    /// (the same instant if nothing was sent).
+    pub signalled: u64,
+    /// The tap whose receive queue it is.
+    pub ifindex: u32,
+    /// The worker.
+    pub tid: u32,
+    /// What became of it.
+    pub delivery: Delivery,
+    /// The VMM's process id.
+    pub vm: u32,
+    /// The vCPU, valid unless `delivery` is [`Delivery::Unknown`].
+    pub vcpu: u16,
+    /// The guest's interrupt vector, 0 if none.
+    pub vector: u8,
+    /// What that vCPU's thread was doing at [`Event::ts`]; `None` if not known.
+    pub state: Option<ThreadState>,
+    /// That thread's clock at [`Event::ts`].
+    pub clock: Split,
+}
+
+/// What became of a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Delivery {
+    /// Accepted by the vCPU's emulated interrupt controller; a [`GuestEntry`] follows.
+    Accepted,
+    /// Posted by hardware (APICv, AVIC) into a vCPU that was in guest mode: no entry follows.
+    Posted,
+    /// The guest had interrupts of the queue off, as it does while it polls the ring; `vcpu` is the
+    /// one that last took them. If `state` is [`ThreadState::Guest`] the guest sees the packets at
+    /// once, else a [`GuestEntry`] with vector 0 follows.
+    Suppressed,
+    /// No vCPU was seen to take it.
+    Unknown,
+}
+
+/// A vCPU entered guest mode with interrupts that [`Interrupt`] announced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestEntry {
+    /// The VMM's process id.
+    pub vm: u32,
+    /// The vCPU.
+    pub vcpu: u16,
+    /// The vector injected; 0 for an entry that answers [`Delivery::Suppressed`].
+    pub vector: u8,
+    /// It covers every interrupt of this vector that was accepted up to this instant.
+    pub upto: u64,
+    /// The vCPU thread's clock at [`Event::ts`].
+    pub clock: Split,
+    /// The thread that last kept the vCPU thread from its CPU, 0 if none.
+    pub behind: u32,
+}
+
+/// A guest kicked a transmit queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kick {
+    /// The tap whose transmit queue it is.
+    pub ifindex: u32,
+    /// The VMM's process id.
+    pub vm: u32,
+    /// The vCPU that kicked.
+    pub vcpu: u16,
+    /// Its thread's clock.
+    pub clock: Split,
+    /// The clock of the vhost worker that the kick wakes, if it is known.
+    pub worker: Option<Split>,
+    /// The thread that last kept the vCPU thread from its CPU, 0 if none.
+    pub behind: u32,
+}
+
+/// A thread's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// Thread id.
+    pub tid: u32,
+    /// `comm`, zero-padded.
+    pub comm: [u8; 16],
+}
+
+impl Task {
+    /// The name as text; bytes that are not printable ASCII become `?` (names are untrusted).
+    pub fn name(&self) -> String {
+        self.comm
+            .iter()
+            .take_while(|&&b| b != 0)
+            .map(|&b| if b.is_ascii_graphic() || b == b' ' { b as char } else { '?' })
+            .collect()
+    }
+}

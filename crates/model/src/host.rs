@@ -1,0 +1,92 @@
+//! What a host has and can do, as discovery found it.
+
+use serde::{Deserialize, Serialize};
+
+/// A virtual machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vm {
+    /// QEMU's `-name` (`guest=`), else `pid:N`. Untrusted text: escape when printing.
+    pub name: String,
+    /// The VMM's process id.
+    pub pid: u32,
+    /// vCPU threads, by index.
+    pub vcpus: Vec<Vcpu>,
+    /// vhost workers that serve it.
+    pub workers: Vec<Worker>,
+    /// Its network interfaces.
+    pub nics: Vec<Nic>,
+    /// Memory that the VM was given, bytes, if it is known.
+    pub memory: Option<u64>,
+    /// Resident memory of the VMM by NUMA node, bytes.
+    pub memory_nodes: Vec<u64>,
+}
+
+/// A vCPU thread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vcpu {
+    /// Index in the VM.
+    pub index: u16,
+    /// Thread id.
+    pub tid: u32,
+    /// CPUs it may run on, as a list such as `0-3,8`.
+    pub cpus: String,
+    /// The CPU it last ran on.
+    pub last_cpu: u32,
+}
+
+/// A vhost worker.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Worker {
+    /// Thread id.
+    pub tid: u32,
+    /// Its name, `vhost-<pid>`.
+    pub comm: String,
+    /// Whether it is a kernel thread rather than a thread of the VMM.
+    pub kernel_thread: bool,
+    /// CPUs it may run on.
+    pub cpus: String,
+    /// The CPU it last ran on.
+    pub last_cpu: u32,
+}
+
+/// How a VM's NIC reaches the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DataPlane {
+    /// A tap served by the kernel's vhost worker.
+    VhostNet,
+    /// A tap served by the VMM itself.
+    Userspace,
+}
+
+/// A VM's network interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nic {
+    /// The tap's name.
+    pub tap: String,
+    /// The tap's index.
+    pub ifindex: u32,
+    /// The guest's MAC address, if it is known.
+    pub mac: Option<[u8; 6]>,
+    /// The bridge or OVS port master, if any.
+    pub bridge: Option<String>,
+    /// How it is served.
+    pub data_plane: DataPlane,
+    /// Queue pairs.
+    pub queues: u32,
+}
+
+/// What one need of teiji comes to on this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capability {
+    /// Short name, such as `btf` or `tun_net_xmit`.
+    pub name: String,
+    /// Whether it is there.
+    pub present: bool,
+    /// What was found, or what is missing.
+    pub found: String,
+    /// What does not work without it; empty if present.
+    pub consequence: String,
+    /// How to get it; empty if present.
+    pub remedy: String,
+}

@@ -1,0 +1,267 @@
+//! What a trace found. This is what `--json` prints; [`SCHEMA`] is its version.
+use crate::event::Role;
+use crate::flow::Watch;
+use crate::host::Vm;
+use crate::stage::{Split, Stage, ThreadState};
+use serde::{Deserialize, Serialize};
+
+/// Version of the report's shape. Raised when a field changes its meaning or goes.
+pub const SCHEMA: u32 = 1;
+
+/// How a trace was made: written into recordings, repeated in reports.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Meta {
+    /// teiji's version.
+    pub teiji: String,
+    /// Host name.
+    pub host: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// Start: seconds since 1970 of the host's clock.
+    pub started_unix: u64,
+    /// Start on the clock of the events, ns.
+    pub started: u64,
+    /// What was watched.
+    pub watch: Watch,
+    /// The VMs that were watched, as they were at the start.
+    pub vms: Vec<Vm>,
+    /// Names of devices by index, for those that events may name.
+    pub devices: Vec<(u32, String)>,
+}
+
+/// What the tracer itself counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    /// End of the trace on the clock of the events, ns.
+    pub ended: u64,
+    /// Events taken from the kernel.
+    pub events: u64,
+    /// Events that did not fit into the buffer, by CPU.
+    pub lost: Vec<u64>,
+    /// Packets that a probe could not identify (not IP, headers outside the linear part, XDP frames).
+    pub unidentified: u64,
+}
+
+/// Everything that a trace found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// How the trace was made.
+    pub meta: Meta,
+    /// What the tracer counted.
+    pub counters: Counters,
+    /// One for each VM that was watched, in the order of `meta.vms`.
+    pub vms: Vec<VmReport>,
+}
+
+/// What was found for one VM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmReport {
+    /// Its name.
+    pub name: String,
+    /// Its VMM's process id.
+    pub pid: u32,
+    /// How many requests of which kind.
+    pub requests: Requests,
+    /// Response time: request received by the host → response handed to the NIC. `None` without a
+    /// complete request.
+    pub total: Option<Dist>,
+    /// By stage, in path order; empty without a complete request.
+    pub stages: Vec<StageReport>,
+    /// The slowest requests, slowest first; at most 10.
+    pub slowest: Vec<Request>,
+    /// Groups of requests (SIP calls), if the matching has such.
+    pub groups: Option<Groups>,
+    /// Packets toward the guest, whether or not they belong to a request.
+    pub inbound: Leg,
+    /// Packets from the guest.
+    pub outbound: Leg,
+    /// Packets found waiting behind the one taken, at each dequeue from the tap.
+    pub depth: Option<DepthDist>,
+    /// What to blame.
+    pub verdict: Verdict,
+}
+
+/// Counts of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Requests {
+    /// Requests seen to reach the tap.
+    pub seen: u64,
+    /// Matched with a response, every stage known.
+    pub complete: u64,
+    /// Matched, but with a stage missing: not in any figure.
+    pub incomplete: u64,
+    /// Dropped because two packets alike were on the path at once.
+    pub ambiguous: u64,
+    /// No response until the trace ended or the time allowed for one had passed.
+    pub unanswered: u64,
+}
+
+/// A distribution of durations, ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Dist {
+    /// How many.
+    pub count: u64,
+    /// Mean.
+    pub mean: f64,
+    /// Standard deviation.
+    pub stddev: f64,
+    /// Least.
+    pub min: u64,
+    /// Median.
+    pub p50: u64,
+    /// 90th percentile.
+    pub p90: u64,
+    /// 99th percentile.
+    pub p99: u64,
+    /// 99.9th percentile.
+    pub p999: u64,
+    /// Greatest.
+    pub max: u64,
+}
+
+/// A distribution of queue depths, packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DepthDist {
+    /// How many dequeues.
+    pub count: u64,
+    /// Mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: u64,
+    /// 99th percentile.
+    pub p99: u64,
+    /// Greatest.
+    pub max: u64,
+}
+
+/// One stage over all complete requests.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StageReport {
+    /// Which.
+    pub stage: Stage,
+    /// Its durations.
+    pub dist: Dist,
+    /// Its share of the time, 0 to 1: mean of the stage over mean of the total.
+    pub time_share: f64,
+    /// Its share of the fluctuation: covariance with the total over the total's variance. The stages'
+    /// shares add up to 1; one below 0 works against the rest.
+    pub fluctuation_share: f64,
+    /// The same by what the stage's thread was doing; empty for a stage that no thread carries.
+    pub parts: Vec<PartReport>,
+}
+
+/// The part of a stage that its thread spent in one state.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PartReport {
+    /// Which state.
+    pub state: ThreadState,
+    /// Mean, ns.
+    pub mean: f64,
+    /// Share of the time, 0 to 1.
+    pub time_share: f64,
+    /// Share of the fluctuation.
+    pub fluctuation_share: f64,
+}
+
+/// One request and where its time went.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Match key.
+    pub key: u64,
+    /// Group, 0 if none.
+    pub group: u64,
+    /// When the host received it, ns on the clock of the events.
+    pub start: u64,
+    /// Response time, ns.
+    pub total: u64,
+    /// Its stages, in path order, all of them; their `ns` add up to `total`.
+    pub stages: Vec<StageTime>,
+    /// Packets behind it when the worker took it off the tap.
+    pub depth: u16,
+    /// vCPU that took its interrupt.
+    pub vcpu: u16,
+    /// What that vCPU was doing when the interrupt was accepted.
+    pub vcpu_state: Option<ThreadState>,
+    /// Whether its response went out without a kick of its own, so that `guest` holds time that may be
+    /// `vhost_tx`'s.
+    pub coalesced_kick: bool,
+}
+
+/// How long a request was in one stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageTime {
+    /// Which.
+    pub stage: Stage,
+    /// How long, ns.
+    pub ns: u64,
+    /// What the stage's thread was doing; adds up to `ns` or is absent.
+    pub split: Option<Split>,
+}
+
+/// Groups of requests: for SIP, calls from the first INVITE to the response to BYE (P0's round trip).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Groups {
+    /// Completed.
+    pub complete: u64,
+    /// Begun and not completed.
+    pub incomplete: u64,
+    /// Time from the first request to the last response.
+    pub total: Dist,
+    /// Of that, the time spent outside this host: waiting for the other side's next message.
+    pub outside: Dist,
+}
+
+/// Packets in one direction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Leg {
+    /// Packets followed from one end of the leg to the other.
+    pub packets: u64,
+    /// Packets with a missing point.
+    pub incomplete: u64,
+    /// The leg's stages.
+    pub stages: Vec<(Stage, Dist)>,
+}
+
+/// What to blame for the response time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// One sentence.
+    pub sentence: String,
+    /// The stage to blame, `None` if there is nothing to judge by.
+    pub stage: Option<Stage>,
+    /// What its thread was doing.
+    pub state: Option<ThreadState>,
+    /// Whether the blame is for fluctuation (else for the time itself).
+    pub fluctuation: bool,
+    /// The blamed part's share, 0 to 1.
+    pub share: f64,
+    /// Threads that it waited behind: name, thread id, and share of the waits.
+    pub behind: Vec<Behind>,
+}
+
+/// A thread that kept another from its CPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Behind {
+    /// Thread id.
+    pub tid: u32,
+    /// Its name, empty if it was not learnt.
+    pub name: String,
+    /// Share of the waits, 0 to 1.
+    pub share: f64,
+}
+
+/// A complete request as the join hands it on, before it is folded into a report. The CLI's Perfetto
+/// and waterfall writers take these.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// The VM, as an index into `Meta::vms`.
+    pub vm: usize,
+    /// The request.
+    pub request: Request,
+    /// Role of the response that ended it.
+    pub ended_by: Role,
+    /// Threads it waited behind, by stage: (stage, thread id).
+    pub behind: Vec<(Stage, u32)>,
+}

@@ -1,0 +1,160 @@
+//! The stages of a packet's path through a KVM host, and the states of the threads that carry it.
+//!
+//! A request enters at the host's NIC (or bridge port) and its response leaves there. The stages
+//! partition the time between those two instants: each ends where the next begins.
+//!
+//! ```text
+//!  host_rx ─switch_in─ tap ─tap_queue─ worker ─vhost_rx─ signal ─irq─ accept ─vcpu_wake─ guest entry
+//!                                                                                          │ guest
+//!  nic ─wire_out─ dequeue ─qdisc─ link ─switch_out─ host stack ─────vhost_tx───────────── kick
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+/// One stage of the path. The order is that of the path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stage {
+    /// Received by the host (NIC or bridge port) → put on the tap (`tun_net_xmit`).
+    SwitchIn,
+    /// Put on the tap → taken by the vhost worker (`tun_recvmsg`).
+    TapQueue,
+    /// Taken → written to the ring and signalled (`vhost_add_used_and_signal_n`).
+    VhostRx,
+    /// Signalled → interrupt accepted for a vCPU (`kvm_apic_accept_irq`).
+    Irq,
+    /// Accepted → that vCPU enters guest mode with it (`kvm_inj_virq`, `kvm_entry`).
+    VcpuWake,
+    /// Guest entry → the guest kicks its transmit queue.
+    Guest,
+    /// Kick → frame handed to the host stack.
+    VhostTx,
+    /// Host stack → queued on the link (`net_dev_queue`).
+    SwitchOut,
+    /// Queued on the link → dequeued from its qdisc; zero where the link has no queue.
+    Qdisc,
+    /// Dequeued → handed to the NIC (`net_dev_start_xmit`).
+    WireOut,
+    /// What no stage accounts for. At most 1 % by design; printed, never hidden.
+    Unattributed,
+}
+
+impl Stage {
+    /// How many there are.
+    pub const COUNT: usize = 11;
+
+    /// All stages, in path order.
+    pub const ALL: [Stage; Self::COUNT] = [
+        Stage::SwitchIn,
+        Stage::TapQueue,
+        Stage::VhostRx,
+        Stage::Irq,
+        Stage::VcpuWake,
+        Stage::Guest,
+        Stage::VhostTx,
+        Stage::SwitchOut,
+        Stage::Qdisc,
+        Stage::WireOut,
+        Stage::Unattributed,
+    ];
+
+    /// The name used in every output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Stage::SwitchIn => "switch_in",
+            Stage::TapQueue => "tap_queue",
+            Stage::VhostRx => "vhost_rx",
+            Stage::Irq => "irq",
+            Stage::VcpuWake => "vcpu_wake",
+            Stage::Guest => "guest",
+            Stage::VhostTx => "vhost_tx",
+            Stage::SwitchOut => "switch_out",
+            Stage::Qdisc => "qdisc",
+            Stage::WireOut => "wire_out",
+            Stage::Unattributed => "unattributed",
+        }
+    }
+
+    /// Whose thread the stage's time is split by, if any.
+    pub const fn actor(self) -> Option<Actor> {
+        match self {
+            Stage::TapQueue | Stage::VhostTx => Some(Actor::Worker),
+            Stage::VcpuWake | Stage::Guest => Some(Actor::Vcpu),
+            _ => None,
+        }
+    }
+}
+
+/// The kind of thread that a stage waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Actor {
+    /// A vhost worker: thread of the VMM (`vhost-<pid>`) or kernel thread.
+    Worker,
+    /// A vCPU thread of the VMM.
+    Vcpu,
+}
+
+/// What a vCPU thread or vhost worker is doing. Exactly one at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThreadState {
+    /// vCPU only: in guest mode.
+    Guest,
+    /// vCPU only: the guest halted and KVM polls for its next wake-up (`halt_poll_ns`).
+    Poll,
+    /// Blocked, including the wake-up of an idle CPU and, for a halted vCPU, the way back to guest mode.
+    Asleep,
+    /// Runnable while another thread has the CPU.
+    Ready,
+    /// On a CPU in host code: a vCPU's exit being handled, or a worker at work.
+    Run,
+}
+
+impl ThreadState {
+    /// How many there are.
+    pub const COUNT: usize = 5;
+    /// All states, in the order of [`Split`].
+    pub const ALL: [ThreadState; Self::COUNT] =
+        [ThreadState::Guest, ThreadState::Poll, ThreadState::Asleep, ThreadState::Ready, ThreadState::Run];
+
+    /// Short name for tables, by whose state it is.
+    pub const fn name(self, actor: Actor) -> &'static str {
+        match (self, actor) {
+            (ThreadState::Guest, _) => "in guest",
+            (ThreadState::Poll, _) => "polling",
+            (ThreadState::Asleep, _) => "asleep",
+            (ThreadState::Ready, _) => "waiting for a CPU",
+            (ThreadState::Run, Actor::Vcpu) => "in an exit",
+            (ThreadState::Run, Actor::Worker) => "busy",
+        }
+    }
+}
+
+/// Nanoseconds by [`ThreadState`], in the order of [`ThreadState::ALL`].
+///
+/// As a clock: cumulated since the thread was first seen. As a difference of two clocks: how an
+/// interval was spent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Split(pub [u64; ThreadState::COUNT]);
+
+impl Split {
+    /// Time in `state`, in ns.
+    pub const fn get(&self, state: ThreadState) -> u64 {
+        self.0[state as usize]
+    }
+
+    /// Sum over all states, in ns; saturates.
+    pub fn total(&self) -> u64 {
+        self.0.iter().fold(0, |a, &b| a.saturating_add(b))
+    }
+
+    /// The interval between an `earlier` reading of the same clock and this one; never negative.
+    pub fn since(&self, earlier: &Split) -> Split {
+        let mut d = [0; ThreadState::COUNT];
+        for (i, slot) in d.iter_mut().enumerate() {
+            *slot = self.0[i].saturating_sub(earlier.0[i]);
+        }
+        Split(d)
+    }
+}
