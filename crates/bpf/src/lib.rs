@@ -1,1 +1,52 @@
-//! Part of teiji.
+//! teiji's BPF programs and their Rust halves, one folder each.
+//!
+//! | module | does |
+//! | --- | --- |
+//! | [`hooks`] | which functions and tracepoints of the running kernel the programs can be attached to |
+//! | [`path_trace`] | follows packets between NIC and guest |
+//!
+//! This crate touches the kernel and interprets nothing: it hands out [`teiji_model::event::Event`]s.
+//! No type of libbpf leaves it.
+pub mod hooks;
+pub mod path_trace;
+
+/// Why a BPF program could not do its work.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The kernel does not describe its types.
+    #[error(
+        "the kernel has no BTF (/sys/kernel/btf/vmlinux): probes cannot find the kernel's fields, so nothing can be traced; use a kernel built with CONFIG_DEBUG_INFO_BTF"
+    )]
+    NoBtf,
+    /// Not allowed.
+    #[error(
+        "not permitted to load BPF programs: tracing needs CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN; run as root"
+    )]
+    NotPermitted,
+    /// The verifier or libbpf refused.
+    #[error("cannot {doing}: {reason}; see `teiji doctor` for what this kernel offers")]
+    Kernel {
+        /// What was being done.
+        doing: String,
+        /// libbpf's words.
+        reason: String,
+    },
+    /// Something that a trace cannot do without is not there.
+    #[error("the kernel lacks {what}: {consequence}")]
+    Missing {
+        /// What.
+        what: String,
+        /// What does not work.
+        consequence: String,
+    },
+}
+
+impl Error {
+    /// Wraps an error of libbpf, telling a lack of permission from the rest.
+    pub(crate) fn kernel(doing: impl Into<String>, error: libbpf_rs::Error) -> Error {
+        match error.kind() {
+            libbpf_rs::ErrorKind::PermissionDenied => Error::NotPermitted,
+            _ => Error::Kernel { doing: doing.into(), reason: format!("{error:#}") },
+        }
+    }
+}

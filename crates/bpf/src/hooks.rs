@@ -1,0 +1,104 @@
+//! What the running kernel offers to attach to.
+//!
+//! A program's section names its target (`fentry/tun_net_xmit`, `tp_btf/kvm_entry`); the kernel's BTF,
+//! its own and its modules', tells whether the target is there. A module that is not loaded has none:
+//! `vhost_net` appears with the first VM that uses it.
+use crate::Error;
+use libbpf_rs::libbpf_sys as sys;
+use std::ffi::CString;
+use std::path::Path;
+
+/// Modules whose functions are probed, when they are not built in.
+const MODULES: [&str; 6] = ["tun", "vhost", "vhost_net", "kvm", "kvm_amd", "kvm_intel"];
+
+/// A function or tracepoint that a program is attached to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hook {
+    /// The program.
+    pub program: String,
+    /// How it is attached: `fentry`, `fexit` or `tp_btf`.
+    pub kind: String,
+    /// The function or tracepoint.
+    pub target: String,
+    /// Where the target is, `None` if the running kernel has none: `kernel`, or a module's name.
+    pub found: Option<String>,
+    /// The target is there, but the kernel refuses to have functions probed.
+    pub forbidden: bool,
+}
+
+/// The kernel's types: its own and those of the modules in [`MODULES`] that are loaded.
+pub struct KernelTypes {
+    base: *mut sys::btf,
+    modules: Vec<(&'static str, *mut sys::btf)>,
+}
+
+impl KernelTypes {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// [`Error::NoBtf`] if the kernel has none.
+    pub fn load() -> Result<Self, Error> {
+        if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+            return Err(Error::NoBtf);
+        }
+        // SAFETY: takes no argument; returns null on failure.
+        let base = unsafe { sys::btf__load_vmlinux_btf() };
+        if base.is_null() {
+            return Err(Error::NoBtf);
+        }
+        let mut modules = Vec::new();
+        for name in MODULES {
+            if !Path::new("/sys/kernel/btf").join(name).exists() {
+                continue;
+            }
+            let Ok(c_name) = CString::new(name) else { continue };
+            // SAFETY: the name is a C string, `base` is valid and outlives the split BTF (see Drop).
+            let btf = unsafe { sys::btf__load_module_btf(c_name.as_ptr(), base) };
+            if !btf.is_null() {
+                modules.push((name, btf));
+            }
+        }
+        Ok(KernelTypes { base, modules })
+    }
+
+    /// Where a type is defined: `kernel`, a module, or nowhere.
+    fn find(&self, name: &str, kind: u32) -> Option<&'static str> {
+        let c_name = CString::new(name).ok()?;
+        let all = std::iter::once(("kernel", self.base)).chain(self.modules.iter().copied());
+        for (place, btf) in all {
+            // SAFETY: `btf` is valid while self lives, the name is a C string.
+            if unsafe { sys::btf__find_by_name_kind(btf, c_name.as_ptr(), kind) } > 0 {
+                return Some(place);
+            }
+        }
+        None
+    }
+
+    /// Where the target of a program's section is; `None` also for sections of other kinds.
+    pub fn hook(&self, program: &str, section: &str) -> Option<Hook> {
+        let (kind, target) = section.split_once('/')?;
+        let found = match kind {
+            "fentry" | "fexit" => self.find(target, sys::BTF_KIND_FUNC),
+            "tp_btf" => self.find(&format!("btf_trace_{target}"), sys::BTF_KIND_TYPEDEF),
+            _ => return None,
+        };
+        Some(Hook {
+            program: program.to_string(),
+            kind: kind.to_string(),
+            target: target.to_string(),
+            found: found.map(str::to_string),
+            forbidden: false,
+        })
+    }
+}
+
+impl Drop for KernelTypes {
+    fn drop(&mut self) {
+        for (_, btf) in self.modules.drain(..) {
+            // SAFETY: owned by self, freed once, before the base it refers to.
+            unsafe { sys::btf__free(btf) };
+        }
+        // SAFETY: owned by self, freed once.
+        unsafe { sys::btf__free(self.base) };
+    }
+}

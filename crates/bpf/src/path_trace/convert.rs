@@ -1,0 +1,157 @@
+//! Records of the ring buffer → events of the model.
+use super::Item;
+use super::types::{self, delivery, point, record_type, role, thread_state};
+use teiji_model::event::{Delivery, Event, GuestEntry, Interrupt, Kick, Kind, Match, Packet, Point, Role};
+use teiji_model::stage::{Split, ThreadState};
+
+/// A record as an event; `None` if it is not one that this version knows.
+pub(super) fn item(bytes: &[u8]) -> Option<Item> {
+    let head: types::rec_head = read(bytes)?;
+    let mut payload = Vec::new();
+    let kind = match record_type(head.r#type.into()) {
+        record_type::REC_PACKET => {
+            let r: types::rec_packet = read(bytes)?;
+            Kind::Packet(packet(&r)?)
+        }
+        record_type::REC_TAP => Kind::Packet(tap(&read(bytes)?)?),
+        record_type::REC_SIP => {
+            let r: types::rec_tap = read(bytes)?;
+            let at = std::mem::offset_of!(types::rec_sip, payload);
+            let snap: u32 = read(bytes.get(std::mem::offset_of!(types::rec_sip, snap)..)?)?;
+            payload = bytes.get(at..)?.get(..snap as usize)?.to_vec();
+            Kind::Packet(tap(&r)?)
+        }
+        record_type::REC_IRQ => {
+            let r: types::rec_irq = read(bytes)?;
+            Kind::Interrupt(Interrupt {
+                signalled: r.signalled,
+                ifindex: head.ifindex,
+                tid: r.tid,
+                delivery: match delivery(head.sub.into()) {
+                    delivery::DELIVERY_ACCEPTED => Delivery::Accepted,
+                    delivery::DELIVERY_POSTED => Delivery::Posted,
+                    delivery::DELIVERY_SUPPRESSED => Delivery::Suppressed,
+                    _ => Delivery::Unknown,
+                },
+                vm: r.vm,
+                vcpu: r.vcpu,
+                vector: r.vector,
+                state: state(r.state),
+                clock: Split(r.clock),
+            })
+        }
+        record_type::REC_ENTRY => {
+            let r: types::rec_entry = read(bytes)?;
+            Kind::GuestEntry(GuestEntry {
+                vm: r.vm,
+                vcpu: r.vcpu,
+                vector: r.vector,
+                upto: r.upto,
+                clock: Split(r.clock),
+                behind: r.behind,
+            })
+        }
+        record_type::REC_KICK => {
+            let r: types::rec_kick = read(bytes)?;
+            Kind::Kick(Kick {
+                ifindex: head.ifindex,
+                vm: r.vm,
+                vcpu: r.vcpu,
+                clock: Split(r.clock),
+                worker: state(r.worker_state).map(|_| Split(r.worker)),
+                behind: r.behind,
+            })
+        }
+        _ => return None,
+    };
+    Some(Item { event: Event { ts: head.ts, cpu: head.cpu, kind }, payload })
+}
+
+fn packet(r: &types::rec_packet) -> Option<Packet> {
+    Some(Packet {
+        point: match point(r.head.sub.into()) {
+            point::POINT_HOST_RX => Point::HostRx,
+            point::POINT_TAP_ENQUEUE => Point::TapEnqueue,
+            point::POINT_TAP_DEQUEUE => Point::TapDequeue,
+            point::POINT_TAP_SEND => Point::TapSend,
+            point::POINT_DEV_QUEUE => Point::DevQueue,
+            point::POINT_QDISC_DEQUEUE => Point::QdiscDequeue,
+            point::POINT_DEV_XMIT => Point::DevXmit,
+            _ => return None,
+        },
+        fingerprint: r.fingerprint,
+        matching: None,
+        ifindex: r.head.ifindex,
+        len: r.len,
+        tid: r.tid,
+        depth: 0,
+        worker: None,
+        behind: 0,
+    })
+}
+
+fn tap(r: &types::rec_tap) -> Option<Packet> {
+    let matching = |part| Some(Match { key: r.key, role: part, group: 0 });
+    Some(Packet {
+        matching: match role(r.role.into()) {
+            role::ROLE_EITHER => matching(Role::Either),
+            role::ROLE_REQUEST => matching(Role::Request),
+            role::ROLE_FINAL => matching(Role::Final),
+            _ => None,
+        },
+        depth: r.depth,
+        worker: state(r.worker_state).map(|_| Split(r.worker)),
+        behind: r.behind,
+        ..packet(&r.packet)?
+    })
+}
+
+fn state(s: u8) -> Option<ThreadState> {
+    Some(match thread_state(s.into()) {
+        thread_state::STATE_GUEST => ThreadState::Guest,
+        thread_state::STATE_POLL => ThreadState::Poll,
+        thread_state::STATE_ASLEEP => ThreadState::Asleep,
+        thread_state::STATE_READY => ThreadState::Ready,
+        thread_state::STATE_RUN => ThreadState::Run,
+        _ => return None,
+    })
+}
+
+/// The value at the start of `bytes`, if there are enough of them.
+fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
+    if bytes.len() < size_of::<T>() {
+        return None;
+    }
+    // SAFETY: there are enough bytes, the read tolerates any alignment, and T is one of the generated
+    // record types, all of whose members are integers: every bit pattern is a value.
+    Some(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_have_the_models_states() {
+        assert_eq!(thread_state::STATES.0 as usize, ThreadState::COUNT);
+        for s in ThreadState::ALL {
+            assert_eq!(state(s as u8), Some(s));
+        }
+        assert_eq!(state(thread_state::STATE_UNKNOWN.0 as u8), None);
+    }
+
+    #[test]
+    fn short_and_strange_records_are_none() {
+        for n in 0..size_of::<types::rec_sip>() {
+            for t in 0..=6u8 {
+                let mut bytes = vec![0xff; n];
+                if n > 11 {
+                    bytes[10] = t;
+                    bytes[11] = 0;
+                }
+                let _ = item(&bytes);
+            }
+        }
+        assert!(item(&[0; 4]).is_none());
+    }
+}

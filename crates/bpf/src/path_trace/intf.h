@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What path_trace and its Rust half say to each other. The Rust side of every type here is generated
+ * from the object's BTF at build time (build.rs); nothing is written down twice.
+ */
+#ifndef TEIJI_PATH_TRACE_INTF_H
+#define TEIJI_PATH_TRACE_INTF_H
+
+/* States of a thread's clock: the order is that of model::stage::ThreadState. */
+enum thread_state {
+	STATE_GUEST,
+	STATE_POLL,
+	STATE_ASLEEP,
+	STATE_READY,
+	STATE_RUN,
+	STATES,
+	STATE_UNKNOWN = 255, /* not seen to change its state yet */
+};
+
+enum actor {
+	ACTOR_WORKER,
+	ACTOR_VCPU,
+};
+
+enum record_type {
+	REC_PACKET,
+	REC_TAP,
+	REC_SIP,
+	REC_IRQ,
+	REC_ENTRY,
+	REC_KICK,
+};
+
+/* The order is that of model::event::Point. */
+enum point {
+	POINT_HOST_RX,
+	POINT_TAP_ENQUEUE,
+	POINT_TAP_DEQUEUE,
+	POINT_TAP_SEND,
+	POINT_DEV_QUEUE,
+	POINT_QDISC_DEQUEUE,
+	POINT_DEV_XMIT,
+};
+
+/* The order is that of model::event::Delivery. */
+enum delivery {
+	DELIVERY_ACCEPTED,
+	DELIVERY_POSTED,
+	DELIVERY_SUPPRESSED,
+	DELIVERY_UNKNOWN,
+};
+
+enum role {
+	ROLE_NONE, /* the packet takes no part in a request */
+	ROLE_EITHER,
+	ROLE_REQUEST,
+	ROLE_FINAL,
+};
+
+enum end {
+	END_ANY,
+	END_SRC,
+	END_DST,
+};
+
+enum direction {
+	DIR_IN = 1,
+	DIR_OUT = 2,
+};
+
+enum matching {
+	MATCH_NONE,
+	MATCH_ECHO,
+	MATCH_SIP,
+};
+
+enum counter {
+	COUNT_LOST,	    /* records that did not fit */
+	COUNT_UNIDENTIFIED, /* packets without a fingerprint */
+	COUNTERS,
+};
+
+#define MAX_NETS 2
+#define MAX_PORTS 2
+#define MAX_CPUS 1024
+#define SIP_SNAP 512 /* bytes of a SIP message that are copied when the operator asks for SIP */
+
+/* Starts every record. */
+struct rec_head {
+	__u64 ts; /* bpf_ktime_get_ns() */
+	__u16 cpu;
+	__u8 type; /* enum record_type */
+	__u8 sub;  /* enum point or enum delivery */
+	__u32 ifindex;
+};
+
+struct rec_packet {
+	struct rec_head head;
+	__u64 fingerprint;
+	__u32 len;
+	__u32 tid;
+};
+
+struct rec_tap {
+	struct rec_packet packet;
+	__u64 key;
+	__u64 worker[STATES]; /* the worker's clock */
+	__u32 behind;
+	__u16 depth;
+	__u8 role;	   /* enum role */
+	__u8 worker_state; /* STATE_UNKNOWN: the clock means nothing */
+};
+
+struct rec_sip {
+	struct rec_tap tap;
+	__u32 snap; /* bytes of payload that follow */
+	__u32 pad;
+	__u8 payload[SIP_SNAP];
+};
+
+struct rec_irq {
+	struct rec_head head;
+	__u64 signalled;
+	__u32 tid;
+	__u32 vm;
+	__u16 vcpu;
+	__u8 vector;
+	__u8 state;
+	__u32 pad;
+	__u64 clock[STATES];
+};
+
+struct rec_entry {
+	struct rec_head head;
+	__u64 upto;
+	__u32 vm;
+	__u32 behind;
+	__u16 vcpu;
+	__u8 vector;
+	__u8 pad[5];
+	__u64 clock[STATES];
+};
+
+struct rec_kick {
+	struct rec_head head;
+	__u32 vm;
+	__u32 behind;
+	__u16 vcpu;
+	__u8 worker_state;
+	__u8 pad[5];
+	__u64 clock[STATES];
+	__u64 worker[STATES];
+};
+
+/* A prefix of a filter; addresses in network order, IPv4 in the first word. */
+struct filter_net {
+	__u32 addr[4];
+	__u32 mask[4];
+	__u8 end;     /* enum end */
+	__u8 version; /* 4 or 6 */
+	__u8 pad[2];
+};
+
+struct filter_port {
+	__u16 port; /* host order */
+	__u8 end;   /* enum end */
+	__u8 pad;
+};
+
+/* Fixed before the programs are loaded: what cannot match is pruned by the verifier. */
+struct settings {
+	__u64 seed;   /* of every hash: a guest cannot aim at a collision */
+	__u8 version; /* 0: any */
+	__u8 proto;   /* IPPROTO_*, 0: any; ICMP stands for ICMPv6 as well */
+	__u8 nets;
+	__u8 ports;
+	__u8 directions; /* enum direction, or-ed */
+	__u8 matching;	 /* enum matching */
+	__u8 by_mac;	 /* packets off the taps are the guest's by MAC address; else by flow alone */
+	__u8 pad;
+	struct filter_net net[MAX_NETS];
+	struct filter_port port[MAX_PORTS];
+};
+
+/* A traced tap's queue. */
+struct tap_queue {
+	__u32 ifindex;
+	__u32 queue;
+};
+
+/* A vCPU. */
+struct vcpu_key {
+	__u32 vm; /* the VMM's process id */
+	__u32 vcpu;
+};
+
+struct vector_key {
+	__u32 vm;
+	__u16 vcpu;
+	__u16 vector;
+};
+
+struct mac {
+	__u8 addr[6];
+	__u8 pad[2];
+};
+
+#endif

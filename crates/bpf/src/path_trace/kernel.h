@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The few kernel types that path_trace looks into, trimmed to the members it reads. libbpf relocates
+ * every access to the running kernel's layout (CO-RE), so the order and offsets here mean nothing and
+ * no vmlinux.h is needed to build.
+ */
+#ifndef TEIJI_KERNEL_H
+#define TEIJI_KERNEL_H
+
+#include <linux/types.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef __u8 u8;
+typedef __u16 u16;
+typedef __u32 u32;
+typedef __u64 u64;
+typedef __s64 s64;
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct net_device {
+	int ifindex;
+};
+
+struct sk_buff {
+	struct sk_buff *next;
+	struct net_device *dev;
+	unsigned int len;
+	unsigned int data_len;
+	u16 queue_mapping;
+	u16 mac_header;
+	unsigned char *head;
+	unsigned char *data;
+};
+
+struct thread_info {
+	u32 cpu;
+};
+
+struct task_struct {
+	struct thread_info thread_info;
+	int pid;
+	int tgid;
+};
+
+struct socket {
+	short type;
+};
+
+struct msghdr {
+	void *msg_control;
+};
+
+struct ptr_ring {
+	int producer;
+	int consumer_head;
+	int size;
+	void **queue;
+};
+
+struct tun_struct {
+	struct net_device *dev;
+};
+
+struct tun_file {
+	struct socket socket;
+	struct tun_struct *tun;
+	u16 queue_index;
+	struct ptr_ring tx_ring;
+};
+
+struct list_head {
+	struct list_head *next;
+};
+
+struct wait_queue_entry {
+	void *private;
+};
+
+struct vhost_virtqueue;
+
+struct vhost_dev {
+	struct vhost_virtqueue **vqs;
+};
+
+struct vhost_poll {
+	struct wait_queue_entry wait;
+	struct vhost_virtqueue *vq;
+};
+
+struct vhost_virtqueue {
+	struct vhost_dev *dev;
+	struct vhost_poll poll;
+	void *private_data;
+};
+
+struct vhost_net_buf {
+	int tail;
+	int head;
+};
+
+struct vhost_net_virtqueue {
+	struct vhost_virtqueue vq;
+	struct vhost_net_buf rxq;
+};
+
+struct vhost_net {
+	struct vhost_net_virtqueue vqs[2];
+};
+
+struct kvm {
+	int userspace_pid;
+};
+
+struct kvm_lapic {
+	bool apicv_active;
+};
+
+struct kvm_vcpu_arch {
+	struct kvm_lapic *apic;
+};
+
+struct kvm_vcpu {
+	struct kvm *kvm;
+	int vcpu_id;
+	unsigned int halt_poll_ns;
+	struct kvm_vcpu_arch arch;
+};
+
+struct kvm_kernel_irqfd {
+	struct kvm *kvm;
+	struct wait_queue_entry wait;
+};
+
+#pragma clang attribute pop
+
+#endif

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What path_trace keeps: its settings, the ring buffer of records, and its maps.
+ */
+#ifndef TEIJI_MAPS_BPF_H
+#define TEIJI_MAPS_BPF_H
+
+const volatile struct settings settings;
+
+/* Names the record types in the object's BTF so that the Rust half can be generated. */
+struct {
+	struct rec_packet packet;
+	struct rec_tap tap;
+	struct rec_sip sip;
+	struct rec_irq irq;
+	struct rec_entry entry;
+	struct rec_kick kick;
+	struct tap_queue tap_queue;
+	struct vcpu_key vcpu_key;
+	struct mac mac;
+	enum thread_state thread_state;
+	enum actor actor;
+	enum record_type record_type;
+	enum point point;
+	enum delivery delivery;
+	enum role role;
+	enum end end;
+	enum direction direction;
+	enum matching matching;
+	enum counter counter;
+} layouts SEC(".data.layouts");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 24); /* bytes; set by the Rust half */
+} records SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, u32);
+	__type(value, u64);
+} counters SEC(".maps");
+
+/* Traced taps by ifindex; the value is the VMM's process id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, u32);
+} taps SEC(".maps");
+
+/* MAC addresses of traced guests. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct mac);
+	__type(value, u32);
+} macs SEC(".maps");
+
+/* Process ids of traced VMMs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, u32);
+	__type(value, u32);
+} vms SEC(".maps");
+
+struct clock {
+	struct bpf_spin_lock lock; /* guards the first group */
+	u8 state;		   /* enum thread_state */
+	u8 resume;		   /* state to go on with when it gets a CPU */
+	u8 actor;		   /* enum actor */
+	u8 apicv;		   /* vCPU: interrupts are delivered by hardware */
+	u32 behind;		   /* who last kept it from a CPU */
+	u64 since;
+	u64 spent[STATES];
+
+	u32 vm; /* the VMM's process id */
+	u32 vcpu;
+	/* vCPU: an interrupt injected for the coming entry, by the vCPU thread alone */
+	u64 injected_upto;
+	u32 injected_vector;
+	/* worker: the signal being sent, by the worker alone */
+	u32 signal_vm;
+	u64 signalled;
+	struct tap_queue signal_queue;
+	u32 signal_sent;
+	u32 pad;
+	u64 net; /* worker: the vhost_net it receives for */
+	/* vCPU: packets were published without an interrupt; written by workers, taken by kvm_entry */
+	u64 announced;
+};
+
+/* By thread id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__type(key, u32);
+	__type(value, struct clock);
+} clocks SEC(".maps");
+
+/* vCPU → thread id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct vcpu_key);
+	__type(value, u32);
+} vcpus SEC(".maps");
+
+/* Tap queue → thread id of its worker. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct tap_queue);
+	__type(value, u32);
+} workers SEC(".maps");
+
+/* Tap queue → the vCPU that last accepted its interrupt. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct tap_queue);
+	__type(value, struct vcpu_key);
+} takers SEC(".maps");
+
+/* Interrupts accepted and not yet injected: the time of the latest. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct vector_key);
+	__type(value, u64);
+} accepted SEC(".maps");
+
+/* What runs on each CPU: a thread id, or 0 when idle. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CPUS);
+	__type(key, u32);
+	__type(value, u32);
+} running SEC(".maps");
+
+static __always_inline void count(u32 which)
+{
+	u64 *n = bpf_map_lookup_elem(&counters, &which);
+
+	if (n)
+		*n += 1;
+}
+
+static __always_inline void *reserve(u64 size)
+{
+	void *r = bpf_ringbuf_reserve(&records, size, 0);
+
+	if (!r)
+		count(COUNT_LOST);
+	return r;
+}
+
+/*
+ * Records wait for the reader's next look, every few milliseconds: waking it for each would cost more than
+ * the record.
+ */
+static __always_inline void submit(void *r)
+{
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+}
+
+static __always_inline void fill_head(struct rec_head *h, u64 now, u8 type, u8 sub, u32 ifindex)
+{
+	h->ts = now;
+	h->cpu = bpf_get_smp_processor_id();
+	h->type = type;
+	h->sub = sub;
+	h->ifindex = ifindex;
+}
+
+#endif

@@ -1,0 +1,264 @@
+//! Follows packets between a host's NIC and its guests: the Rust half of `path_trace.bpf.c`.
+//!
+//! ```text
+//! Tracer::start ── open, leave out what the kernel lacks, set, load, fill maps, attach ──► Tracer
+//! Tracer::drain ── records of the ring buffer become events ──► the caller
+//! Tracer::stop  ── detach; what is in the buffer can still be drained
+//! ```
+//! Dropping a [`Tracer`] detaches it; so does the end of the process, however it comes.
+mod convert;
+mod settings;
+
+/// Types shared with the C half, generated from the compiled object.
+#[allow(missing_docs, unused, clippy::all, clippy::undocumented_unsafe_blocks, clippy::unwrap_used)]
+mod skeleton {
+    include!(concat!(env!("OUT_DIR"), "/path_trace.skel.rs"));
+}
+use skeleton::types;
+
+use crate::Error;
+use crate::hooks::{Hook, KernelTypes};
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, RingBuffer, RingBufferBuilder,
+};
+use std::cell::RefCell;
+use std::rc::Rc;
+use teiji_model::event::Event;
+use teiji_model::flow::Watch;
+use teiji_model::host::Vm;
+
+/// The compiled programs.
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/path_trace.bpf.o"));
+
+/// Records taken from the kernel before they are handed on. Bounds the memory of a drain.
+const BATCH: usize = 4096;
+
+/// Hooks without which no packet can be followed at all.
+const ESSENTIAL: [&str; 2] = ["netif_receive_skb", "net_dev_start_xmit"];
+
+/// What to trace.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup<'a> {
+    /// Flow, direction, matching.
+    pub watch: &'a Watch,
+    /// The VMs: their taps, MAC addresses and threads.
+    pub vms: &'a [Vm],
+    /// Size of the ring buffer in bytes; rounded up to a power of two of at least 64 KiB.
+    pub buffer_bytes: usize,
+}
+
+/// An event, and where the matching asks for it the first bytes of its payload.
+pub struct Item {
+    /// The event. Its `matching` is empty if there is a payload: the caller reads that and fills it in.
+    pub event: Event,
+    /// First bytes of a UDP payload, empty unless SIP was asked for.
+    pub payload: Vec<u8>,
+}
+
+/// What the probes counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Records that did not fit into the buffer, by CPU.
+    pub lost: Vec<u64>,
+    /// Packets that could not be identified.
+    pub unidentified: u64,
+}
+
+/// Programs that run in the kernel.
+pub struct Tracer {
+    links: Vec<Link>,
+    ring: RingBuffer<'static>,
+    batch: Rc<RefCell<Vec<Item>>>,
+    counters: MapHandle,
+    hooks: Vec<Hook>,
+    _object: Object,
+}
+
+/// The hooks of all programs, and whether this kernel has them.
+///
+/// # Errors
+/// [`Error::NoBtf`].
+pub fn hooks() -> Result<Vec<Hook>, Error> {
+    let kernel = KernelTypes::load()?;
+    let mut hooks = find_hooks(&open()?, &kernel);
+    drop_forbidden(&mut hooks)?;
+    Ok(hooks)
+}
+
+/// Marks the functions as not found if this kernel does not let functions be probed (fentry), although it
+/// has them: some hosting providers' kernels allow tracepoints only.
+fn drop_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
+    let on_function = |h: &Hook| h.found.is_some() && h.kind != "tp_btf";
+    let Some(sample) = hooks.iter().find(|h| on_function(h)).map(|h| h.program.clone()) else {
+        return Ok(());
+    };
+    let mut object = open()?;
+    for mut program in object.progs_mut() {
+        let wanted = program.name() == sample.as_str();
+        program.set_autoload(wanted);
+    }
+    if object.load().is_err() {
+        hooks.iter_mut().filter(|h| on_function(h)).for_each(|h| {
+            h.found = None;
+            h.forbidden = true;
+        });
+    }
+    Ok(())
+}
+
+fn open() -> Result<OpenObject, Error> {
+    ObjectBuilder::default()
+        .name("path_trace")
+        .and_then(|b| b.open_memory(OBJECT))
+        .map_err(|e| Error::kernel("open the packet probes", e))
+}
+
+fn find_hooks(object: &OpenObject, kernel: &KernelTypes) -> Vec<Hook> {
+    object
+        .progs()
+        .filter_map(|p| kernel.hook(&p.name().to_string_lossy(), &p.section().to_string_lossy()))
+        .collect()
+}
+
+impl Tracer {
+    /// Loads and attaches the probes.
+    ///
+    /// Programs whose target the kernel lacks are left out: [`Tracer::hooks`] tells which.
+    ///
+    /// # Errors
+    /// [`Error::NoBtf`], [`Error::NotPermitted`], [`Error::Missing`] if a hook is lacking without which
+    /// nothing can be followed, [`Error::Kernel`] if the kernel refuses a program. Nothing stays attached
+    /// then.
+    pub fn start(setup: &Setup<'_>) -> Result<Tracer, Error> {
+        let kernel = KernelTypes::load()?;
+        let mut object = open()?;
+        let mut hooks = find_hooks(&object, &kernel);
+        drop(kernel);
+        drop_forbidden(&mut hooks)?;
+        if let Some(hook) = hooks.iter().find(|h| h.found.is_none() && ESSENTIAL.contains(&h.target.as_str()))
+        {
+            return Err(Error::Missing {
+                what: format!("{} ({})", hook.target, hook.kind),
+                consequence: "packets of virtual machines cannot be followed; is the tun module loaded?"
+                    .into(),
+            });
+        }
+        for mut program in object.progs_mut() {
+            let name = program.name().to_string_lossy().into_owned();
+            program.set_autoload(hooks.iter().any(|h| h.program == name && h.found.is_some()));
+        }
+        let bytes = setup.buffer_bytes.max(1 << 16).checked_next_power_of_two().unwrap_or(1 << 30);
+        for mut map in object.maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if name == "records" {
+                let size = u32::try_from(bytes).unwrap_or(1 << 30);
+                map.set_max_entries(size).map_err(|e| Error::kernel("size the record buffer", e))?;
+            } else if name.ends_with(".rodata") {
+                let image = map.initial_value_mut().ok_or_else(|| Error::Kernel {
+                    doing: "set the packet probes".into(),
+                    reason: "their settings have no place".into(),
+                })?;
+                settings::fill(image, setup);
+            }
+        }
+        let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
+        settings::fill_maps(&object, setup)?;
+
+        let batch = Rc::new(RefCell::new(Vec::with_capacity(BATCH)));
+        let records = map(&object, "records")?;
+        let sink = Rc::clone(&batch);
+        let mut ring = RingBufferBuilder::new();
+        ring.add(&records, move |bytes: &[u8]| {
+            if let Some(item) = convert::item(bytes) {
+                sink.borrow_mut().push(item);
+            }
+            0
+        })
+        .map_err(|e| Error::kernel("map the record buffer", e))?;
+        let ring = ring.build().map_err(|e| Error::kernel("map the record buffer", e))?;
+        let counters = map(&object, "counters")?;
+
+        let mut links = Vec::new();
+        for program in object.progs_mut() {
+            if !program.autoload() {
+                continue;
+            }
+            let name = program.name().to_string_lossy().into_owned();
+            links.push(program.attach().map_err(|e| Error::kernel(format!("attach {name}"), e))?);
+        }
+        Ok(Tracer { links, ring, batch, counters, hooks, _object: object })
+    }
+
+    /// What the programs are attached to, and what was left out.
+    pub fn hooks(&self) -> &[Hook] {
+        &self.hooks
+    }
+
+    /// Hands on what the probes have reported since the last call; returns how many events.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the buffer cannot be read.
+    pub fn drain(&mut self, each: &mut dyn FnMut(&mut Item)) -> Result<usize, Error> {
+        let mut total = 0;
+        loop {
+            let taken = self.ring.consume_raw_n(BATCH);
+            if taken < 0 {
+                return Err(Error::Kernel {
+                    doing: "read the record buffer".into(),
+                    reason: std::io::Error::from_raw_os_error(-taken).to_string(),
+                });
+            }
+            for item in self.batch.borrow_mut().iter_mut() {
+                each(item);
+            }
+            self.batch.borrow_mut().clear();
+            total += taken as usize;
+            if (taken as usize) < BATCH {
+                return Ok(total);
+            }
+        }
+    }
+
+    /// Detaches all programs; events that are in the buffer can still be drained.
+    pub fn stop(&mut self) {
+        self.links.clear();
+    }
+
+    /// What was counted so far.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the counters cannot be read.
+    pub fn counts(&self) -> Result<Counts, Error> {
+        let read = |which: types::counter| -> Result<Vec<u64>, Error> {
+            let values = self
+                .counters
+                .lookup_percpu(&which.0.to_ne_bytes(), MapFlags::ANY)
+                .map_err(|e| Error::kernel("read the probes' counters", e))?
+                .unwrap_or_default();
+            Ok(values
+                .iter()
+                .map(|v| v.get(..8).map_or(0, |b| u64::from_ne_bytes(b.try_into().unwrap_or_default())))
+                .collect())
+        };
+        Ok(Counts {
+            lost: read(types::counter::COUNT_LOST)?,
+            unidentified: read(types::counter::COUNT_UNIDENTIFIED)?.iter().sum(),
+        })
+    }
+}
+
+/// A map of a loaded object, by name.
+fn map(object: &Object, name: &str) -> Result<MapHandle, Error> {
+    let found = object.maps().find(|m| m.name() == name).ok_or_else(|| Error::Kernel {
+        doing: format!("find the map {name}"),
+        reason: "the object does not have it".into(),
+    })?;
+    MapHandle::try_from(&found).map_err(|e| Error::kernel(format!("open the map {name}"), e))
+}
+
+/// The bytes of a plain value.
+fn bytes_of<T: Copy>(value: &T) -> &[u8] {
+    // SAFETY: `value` is a valid, initialised, generated `repr(C)` type whose padding the C side names
+    // explicitly, so all of its bytes are initialised; the slice does not outlive it.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}

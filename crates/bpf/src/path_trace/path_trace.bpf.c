@@ -1,0 +1,632 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * path_trace: follows packets between a host's NIC and the guests of KVM, by vhost-net.
+ *
+ * Every probe sits on a function or tracepoint of the path and writes one record into a ring buffer.
+ * A packet is recognised from record to record by a fingerprint, a keyed hash of fields that do not
+ * change on the way; see parse(). Nothing else of the packet leaves the kernel, except the first
+ * SIP_SNAP bytes of UDP payload when the operator asks for SIP.
+ *
+ *   netif_rx, netif_receive_skb     received by the host            HOST_RX
+ *   net_dev_start_xmit (on a tap)   put on the tap                  TAP_ENQUEUE
+ *   tun_recvmsg                     taken by the vhost worker       TAP_DEQUEUE
+ *   vhost_add_used_and_signal_n     written and signalled        \
+ *   irqfd_wakeup                    which VM is signalled         > IRQ
+ *   kvm_apic_accept_irq             which vCPU accepted it       /
+ *   kvm_inj_virq, kvm_entry         the vCPU enters with it         ENTRY
+ *   vhost_poll_wakeup               the guest kicks                 KICK
+ *   netif_receive_skb (on a tap)    handed to the host stack        TAP_SEND
+ *   net_dev_queue, qdisc_dequeue, net_dev_start_xmit                DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
+ *
+ * What a vCPU thread or vhost worker does meanwhile is kept as a clock that cumulates the time spent in
+ * each state (struct clock), driven by kvm_entry, kvm_exit, kvm_vcpu_halt, sched_switch and
+ * sched_wakeup. Records carry readings of the clocks; the difference of two readings tells how the time
+ * between them was spent, and no record is needed for the thousands of exits and switches in between.
+ *
+ *            kvm_entry            kvm_exit             halt, polling
+ *    RUN ─────────────► GUEST ─────────────► RUN ───────────────────► POLL
+ *     ▲ switch in                             │ halt, not polling       │ switched out
+ *     │                                       ▼                         ▼
+ *   READY ◄── woken, its CPU is busy ───── ASLEEP ◄─────────────────────┘
+ *             (preempted: READY from any state, and back to it)
+ *
+ * A wake-up on an idle CPU stays ASLEEP until the switch: nobody else had the CPU. A halted vCPU stays
+ * ASLEEP or POLL up to its next kvm_entry.
+ *
+ * Assumptions: taps of the tun driver; vhost workers are threads, of the VMM or of the kernel; time
+ * stamps of different CPUs are comparable (bpf_ktime_get_ns). Programs whose target a kernel lacks are
+ * left out by the Rust half.
+ *
+ * Needs Linux 5.11 (ring buffer 5.8, spin locks in tracing programs 5.11). To look at it by hand:
+ *   bpftool prog load path_trace.bpf.o /sys/fs/bpf/t autoattach; bpftool map dump name counters
+ */
+#include "kernel.h"
+#include "intf.h"
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_tracing.h>
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define IDLE 0	    /* pid of every idle task */
+#define BULK_MAX 16 /* packets of one bulk dequeue that are looked at */
+
+#include "maps.bpf.h"
+#include "clock.bpf.h"
+#include "packet.bpf.h"
+
+/* ---- threads ---- */
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next,
+	     u32 prev_state)
+{
+	u64 now = bpf_ktime_get_ns();
+	u32 cpu = bpf_get_smp_processor_id();
+	u32 in = next->pid, out = prev->pid;
+	u32 *slot = bpf_map_lookup_elem(&running, &cpu);
+	struct clock *c;
+
+	if (slot)
+		*slot = in;
+
+	c = out ? clock_of(out) : NULL;
+	if (c) {
+		bool runnable = preempt || !prev_state;
+
+		bpf_spin_lock(&c->lock);
+		clock_settle(c, now);
+		if (runnable) {
+			c->resume = c->state;
+			c->state = STATE_READY;
+			c->behind = in;
+		} else {
+			bool halted = c->state == STATE_POLL || c->state == STATE_ASLEEP;
+
+			c->resume = halted ? STATE_ASLEEP : STATE_RUN;
+			c->state = STATE_ASLEEP;
+		}
+		bpf_spin_unlock(&c->lock);
+	}
+
+	c = in ? clock_of(in) : NULL;
+	if (c) {
+		bpf_spin_lock(&c->lock);
+		clock_settle(c, now);
+		if (c->state == STATE_READY && out != IDLE)
+			c->behind = out;
+		c->state = c->resume;
+		bpf_spin_unlock(&c->lock);
+	}
+	return 0;
+}
+
+SEC("tp_btf/sched_wakeup")
+int BPF_PROG(on_sched_wakeup, struct task_struct *task)
+{
+	struct clock *c = clock_of(task->pid);
+	u32 cpu, *holder;
+	u64 now;
+
+	if (!c || c->state != STATE_ASLEEP)
+		return 0;
+	cpu = task->thread_info.cpu;
+	holder = bpf_map_lookup_elem(&running, &cpu);
+	if (!holder || *holder == IDLE || *holder == (u32)task->pid)
+		return 0;
+	now = bpf_ktime_get_ns();
+	bpf_spin_lock(&c->lock);
+	if (c->state == STATE_ASLEEP) {
+		clock_settle(c, now);
+		c->state = STATE_READY;
+		c->behind = *holder;
+	}
+	bpf_spin_unlock(&c->lock);
+	return 0;
+}
+
+/* ---- packets ---- */
+
+/* For skbs that the verifier trusts: arguments of tracepoints and of functions. */
+static __always_inline bool parse_skb(struct sk_buff *skb, bool received, bool known, bool to_guest,
+				      struct packet *p)
+{
+	const unsigned char *data = skb->data;
+
+	p->len = received ? skb->len + ETH_HLEN : skb->len;
+	return parse(received ? skb->head + skb->mac_header : data, data + (skb->len - skb->data_len), known,
+		     to_guest, p);
+}
+
+static __always_inline void emit_packet(struct packet *p, u64 now, u8 point, u32 ifindex)
+{
+	struct rec_packet *r = reserve(sizeof(*r));
+
+	if (!r)
+		return;
+	fill_head(&r->head, now, REC_PACKET, point, ifindex);
+	r->fingerprint = p->fingerprint;
+	r->len = p->len;
+	r->tid = current_tid();
+	submit(r);
+}
+
+static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 now, u8 type, u8 point,
+				     u32 ifindex, const u32 *worker, u16 depth)
+{
+	struct clock *c = worker ? bpf_map_lookup_elem(&clocks, worker) : NULL;
+
+	fill_head(&r->packet.head, now, type, point, ifindex);
+	r->packet.fingerprint = p->fingerprint;
+	r->packet.len = p->len;
+	r->packet.tid = current_tid();
+	r->key = p->key;
+	r->role = p->role;
+	r->depth = depth;
+	r->behind = c ? c->behind : 0;
+	r->worker_state = clock_read_of(worker, now, r->worker);
+}
+
+static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 ifindex, const u32 *worker,
+				     u16 depth)
+{
+	if (settings.matching == MATCH_SIP && p->proto == PROTO_UDP && point != POINT_TAP_DEQUEUE) {
+		struct rec_sip *r = reserve(sizeof(*r));
+		u32 n = p->payload_len;
+
+		if (!r)
+			return;
+		fill_tap(&r->tap, p, now, REC_SIP, point, ifindex, worker, depth);
+		if (n > SIP_SNAP)
+			n = SIP_SNAP;
+		if (bpf_probe_read_kernel(r->payload, n, p->payload))
+			n = 0;
+		r->snap = n;
+		submit(r);
+	} else {
+		struct rec_tap *r = reserve(sizeof(*r));
+
+		if (!r)
+			return;
+		fill_tap(r, p, now, REC_TAP, point, ifindex, worker, depth);
+		submit(r);
+	}
+}
+
+static __always_inline bool is_tap(u32 ifindex)
+{
+	return bpf_map_lookup_elem(&taps, &ifindex);
+}
+
+SEC("tp_btf/netif_rx")
+int BPF_PROG(on_netif_rx, struct sk_buff *skb)
+{
+	u64 now = bpf_ktime_get_ns();
+	struct packet p = {};
+	u32 ifindex = skb->dev->ifindex;
+
+	/* a tap's frames are taken in netif_receive_skb */
+	if (!is_tap(ifindex) && parse_skb(skb, true, false, true, &p) && p.to_guest)
+		emit_packet(&p, now, POINT_HOST_RX, ifindex);
+	return 0;
+}
+
+SEC("tp_btf/netif_receive_skb")
+int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
+{
+	u64 now = bpf_ktime_get_ns();
+	struct packet p = {};
+	u32 ifindex = skb->dev->ifindex;
+
+	if (is_tap(ifindex)) {
+		u32 tid = current_tid();
+
+		if (parse_skb(skb, true, true, false, &p))
+			emit_tap(&p, now, POINT_TAP_SEND, ifindex, &tid, 0);
+	} else if (parse_skb(skb, true, false, true, &p) && p.to_guest) {
+		emit_packet(&p, now, POINT_HOST_RX, ifindex);
+	}
+	return 0;
+}
+
+SEC("fentry/handle_rx")
+int BPF_PROG(on_handle_rx, struct vhost_net *net)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c)
+		c->net = (u64)net;
+	return 0;
+}
+
+/* Packets waiting behind the one being taken: in the tap's ring, and in the batch that vhost has taken
+ * off it already (vhost_net_buf in drivers/vhost/net.c). */
+static __always_inline u16 waiting(struct tun_file *tfile, struct clock *c)
+{
+	struct ptr_ring *ring = &tfile->tx_ring;
+	int size = BPF_CORE_READ(ring, size), producer = BPF_CORE_READ(ring, producer);
+	int n = producer - BPF_CORE_READ(ring, consumer_head);
+	struct vhost_net *net = c ? (struct vhost_net *)c->net : NULL;
+
+	if (n < 0) {
+		n += size;
+	} else if (n == 0 && producer >= 0 && producer < size) {
+		void **queue = BPF_CORE_READ(ring, queue), *slot = NULL;
+
+		bpf_probe_read_kernel(&slot, sizeof(slot), queue + producer);
+		if (slot)
+			n = size; /* full: the next slot to fill is the next to take */
+	}
+	if (net)
+		n += BPF_CORE_READ(net, vqs[0].rxq.tail) - BPF_CORE_READ(net, vqs[0].rxq.head);
+	return n < 0 ? 0 : n > 0xffff ? 0xffff : n;
+}
+
+SEC("fentry/tun_recvmsg")
+int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
+{
+	u64 now = bpf_ktime_get_ns();
+	struct tun_file *tfile = (void *)sock - bpf_core_field_offset(struct tun_file, socket);
+	struct sk_buff *skb = m->msg_control;
+	struct tap_queue q = {};
+	struct packet p = {};
+	struct clock *c;
+	const unsigned char *data;
+	u32 tid = current_tid(), *worker, len;
+
+	if (!skb)
+		return 0; /* not vhost: the VMM reads its tap itself */
+	q.ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
+	if (!is_tap(q.ifindex))
+		return 0;
+	if ((u64)skb & 1) { /* TUN_XDP_FLAG: an XDP frame, not an skb */
+		count(COUNT_UNIDENTIFIED);
+		return 0;
+	}
+	q.queue = BPF_CORE_READ(tfile, queue_index);
+	c = worker_clock(now);
+	worker = bpf_map_lookup_elem(&workers, &q);
+	if (!worker || *worker != tid)
+		bpf_map_update_elem(&workers, &q, &tid, BPF_ANY);
+
+	data = BPF_CORE_READ(skb, data);
+	len = BPF_CORE_READ(skb, len);
+	p.len = len;
+	if (parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, &p))
+		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, &tid, waiting(tfile, c));
+	return 0;
+}
+
+/* ---- interrupts and guest entries ---- */
+
+/* The tap queue behind a vhost-net virtqueue. */
+static __always_inline bool queue_of(struct vhost_virtqueue *vq, struct tap_queue *q)
+{
+	void *sock = BPF_CORE_READ(vq, private_data);
+	struct tun_file *tfile = sock - bpf_core_field_offset(struct tun_file, socket);
+
+	if (!sock)
+		return false;
+	q->ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
+	q->queue = BPF_CORE_READ(tfile, queue_index);
+	return is_tap(q->ifindex);
+}
+
+/* virtio-net: queue 0 of a vhost_net receives, queue 1 transmits. */
+static __always_inline bool is_vq(struct vhost_virtqueue *vq, int index)
+{
+	struct vhost_virtqueue **vqs = BPF_CORE_READ(vq, dev, vqs), *at = NULL;
+
+	bpf_probe_read_kernel(&at, sizeof(at), vqs + index);
+	return at == vq;
+}
+
+SEC("fentry/vhost_add_used_and_signal_n")
+int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
+{
+	struct clock *c = clock_of(current_tid());
+	struct tap_queue q;
+
+	if (!c || c->actor != ACTOR_WORKER || !is_vq(vq, 0) || !queue_of(vq, &q))
+		return 0;
+	c->signal_queue = q;
+	c->signal_sent = 0;
+	c->signal_vm = 0;
+	c->signalled = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("fentry/irqfd_wakeup")
+int BPF_PROG(on_irqfd, struct wait_queue_entry *wait)
+{
+	struct clock *c = clock_of(current_tid());
+	struct kvm_kernel_irqfd *irqfd = (void *)wait - bpf_core_field_offset(struct kvm_kernel_irqfd, wait);
+
+	if (c && c->signalled)
+		c->signal_vm = BPF_CORE_READ(irqfd, kvm, userspace_pid);
+	return 0;
+}
+
+static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, u8 delivery)
+{
+	struct rec_irq *r = reserve(sizeof(*r));
+
+	if (!r)
+		return NULL;
+	fill_head(&r->head, now, REC_IRQ, delivery, worker->signal_queue.ifindex);
+	r->tid = current_tid();
+	return r;
+}
+
+SEC("tp_btf/kvm_apic_accept_irq")
+int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 vector)
+{
+	struct clock *worker = clock_of(current_tid()), *c;
+	struct vcpu_key taker = {};
+	struct tap_queue q;
+	struct rec_irq *r;
+	u64 now, spent[STATES];
+	u32 *tid;
+	u8 state, delivery = DELIVERY_ACCEPTED;
+
+	if (!worker || !worker->signalled || !worker->signal_vm)
+		return 0;
+	now = bpf_ktime_get_ns();
+	taker.vm = worker->signal_vm;
+	taker.vcpu = apicid;
+	q = worker->signal_queue;
+	worker->signal_sent = 1;
+	bpf_map_update_elem(&takers, &q, &taker, BPF_ANY);
+
+	tid = bpf_map_lookup_elem(&vcpus, &taker);
+	c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
+	state = clock_read_of(tid, now, spent);
+	if (c && c->apicv) {
+		/* no injection will be seen: in guest mode it arrives at once, else with the next entry */
+		vector = 0;
+		if (state == STATE_GUEST)
+			delivery = DELIVERY_POSTED;
+		else
+			c->announced = now;
+	} else {
+		struct vector_key key = {.vm = taker.vm, .vcpu = taker.vcpu, .vector = vector};
+
+		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
+	}
+
+	r = start_irq(worker, now, delivery);
+	if (!r)
+		return 0;
+	r->vm = taker.vm;
+	r->vcpu = taker.vcpu;
+	r->vector = vector;
+	r->state = state;
+	__builtin_memcpy(r->clock, spent, sizeof(spent));
+	submit(r);
+	return 0;
+}
+
+SEC("fexit/vhost_add_used_and_signal_n")
+int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
+{
+	struct clock *worker = clock_of(current_tid()), *c;
+	struct vcpu_key *taker;
+	struct tap_queue q;
+	struct rec_irq *r;
+	u64 now;
+	u32 *tid;
+
+	if (!worker || !worker->signalled)
+		return 0;
+	q = worker->signal_queue;
+	if (!worker->signal_sent) {
+		/* the guest has interrupts of this queue off: it polls, or will poll when it runs */
+		taker = worker->signal_vm ? NULL : bpf_map_lookup_elem(&takers, &q);
+		now = bpf_ktime_get_ns();
+		r = start_irq(worker, now, taker ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
+		if (r) {
+			tid = taker ? bpf_map_lookup_elem(&vcpus, taker) : NULL;
+			c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
+			r->vm = taker ? taker->vm : worker->signal_vm;
+			r->vcpu = taker ? taker->vcpu : 0;
+			r->vector = 0;
+			/* announced before the state is read: an entry in between is seen by one or the other
+			 */
+			if (c)
+				c->announced = now;
+			r->state = clock_read_of(tid, now, r->clock);
+			submit(r);
+		}
+	}
+	worker->signalled = 0;
+	return 0;
+}
+
+SEC("tp_btf/kvm_inj_virq")
+int BPF_PROG(on_inject, u32 vector)
+{
+	struct clock *c = clock_of(current_tid());
+	struct vector_key key = {};
+	u64 *at, upto;
+
+	if (!c || c->actor != ACTOR_VCPU)
+		return 0;
+	key.vm = c->vm;
+	key.vcpu = c->vcpu;
+	key.vector = vector;
+	at = bpf_map_lookup_elem(&accepted, &key);
+	if (!at)
+		return 0;
+	upto = __sync_lock_test_and_set(at, 0);
+	if (upto) {
+		c->injected_upto = upto;
+		c->injected_vector = vector;
+	}
+	return 0;
+}
+
+static __always_inline void emit_entry(struct clock *c, u64 now, u64 upto, u8 vector, const u64 *spent)
+{
+	struct rec_entry *r = reserve(sizeof(*r));
+
+	if (!r)
+		return;
+	fill_head(&r->head, now, REC_ENTRY, 0, 0);
+	r->upto = upto;
+	r->vm = c->vm;
+	r->vcpu = c->vcpu;
+	r->vector = vector;
+	r->behind = c->behind;
+	__builtin_memcpy(r->clock, spent, STATES * sizeof(u64));
+	submit(r);
+}
+
+SEC("tp_btf/kvm_entry")
+int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
+{
+	u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), spent[STATES], upto;
+	u32 tid = id, vm = id >> 32;
+	struct clock *c = clock_of(tid);
+
+	if (!c) {
+		struct vcpu_key key = {.vm = vm, .vcpu = vcpu->vcpu_id};
+		struct clock fresh = {
+		    .state = STATE_RUN,
+		    .resume = STATE_RUN,
+		    .actor = ACTOR_VCPU,
+		    .since = now,
+		    .vm = vm,
+		    .vcpu = vcpu->vcpu_id,
+		};
+
+		if (!bpf_map_lookup_elem(&vms, &vm))
+			return 0;
+		bpf_map_update_elem(&clocks, &tid, &fresh, BPF_NOEXIST);
+		bpf_map_update_elem(&vcpus, &key, &tid, BPF_ANY);
+		c = clock_of(tid);
+		if (!c)
+			return 0;
+	}
+	c->apicv = vcpu->arch.apic && vcpu->arch.apic->apicv_active;
+	clock_set(c, now, STATE_GUEST);
+	if (!c->injected_upto && !c->announced)
+		return 0;
+	clock_read(c, now, spent);
+	if (c->injected_upto) {
+		emit_entry(c, now, c->injected_upto, c->injected_vector, spent);
+		c->injected_upto = 0;
+	}
+	upto = __sync_lock_test_and_set(&c->announced, 0);
+	if (upto)
+		emit_entry(c, now, upto, 0, spent);
+	return 0;
+}
+
+SEC("tp_btf/kvm_exit")
+int BPF_PROG(on_kvm_exit)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c)
+		clock_set(c, bpf_ktime_get_ns(), STATE_RUN);
+	return 0;
+}
+
+SEC("fentry/kvm_vcpu_halt")
+int BPF_PROG(on_halt, struct kvm_vcpu *vcpu)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c)
+		clock_set(c, bpf_ktime_get_ns(), vcpu->halt_poll_ns ? STATE_POLL : STATE_ASLEEP);
+	return 0;
+}
+
+/* ---- the way out ---- */
+
+SEC("fentry/vhost_poll_wakeup")
+int BPF_PROG(on_kick, struct wait_queue_entry *wait)
+{
+	u64 now = bpf_ktime_get_ns();
+	struct vhost_poll *poll = (void *)wait - bpf_core_field_offset(struct vhost_poll, wait);
+	struct clock *c = clock_of(current_tid());
+	struct vhost_virtqueue *vq;
+	struct rec_kick *r;
+	struct tap_queue q;
+
+	/* only a vCPU thread kicks; vhost also polls the tap's socket, in whoever's context */
+	if (!c || c->actor != ACTOR_VCPU || !(settings.directions & DIR_OUT))
+		return 0;
+	vq = BPF_CORE_READ(poll, vq);
+	if (!vq || (void *)poll != (void *)vq + bpf_core_field_offset(struct vhost_virtqueue, poll))
+		return 0;
+	if (!is_vq(vq, 1) || !queue_of(vq, &q))
+		return 0;
+	r = reserve(sizeof(*r));
+	if (!r)
+		return 0;
+	fill_head(&r->head, now, REC_KICK, 0, q.ifindex);
+	r->vm = c->vm;
+	r->vcpu = c->vcpu;
+	r->behind = c->behind;
+	clock_read(c, now, r->clock);
+	r->worker_state = clock_read_of(bpf_map_lookup_elem(&workers, &q), now, r->worker);
+	submit(r);
+	return 0;
+}
+
+SEC("tp_btf/net_dev_queue")
+int BPF_PROG(on_dev_queue, struct sk_buff *skb)
+{
+	u64 now = bpf_ktime_get_ns();
+	struct packet p = {};
+	u32 ifindex = skb->dev->ifindex;
+
+	/* what goes to a tap is taken in on_dev_xmit; toward the guest through anything else, the host
+	 * itself is the sender */
+	if (!is_tap(ifindex) && parse_skb(skb, false, false, false, &p))
+		emit_packet(&p, now, p.to_guest ? POINT_HOST_RX : POINT_DEV_QUEUE, ifindex);
+	return 0;
+}
+
+SEC("tp_btf/qdisc_dequeue")
+int BPF_PROG(on_qdisc_dequeue, void *qdisc, void *txq, int packets, struct sk_buff *skb)
+{
+	u64 now = bpf_ktime_get_ns();
+	struct sk_buff *at = skb;
+	int i;
+
+	/* a bulk dequeue hands over a chain */
+	for (i = 0; i < BULK_MAX && at; i++) {
+		struct packet p = {};
+		const unsigned char *data = BPF_CORE_READ(at, data);
+		u32 ifindex = BPF_CORE_READ(at, dev, ifindex), len = BPF_CORE_READ(at, len);
+
+		if (is_tap(ifindex))
+			return 0;
+		p.len = len;
+		if (parse(data, data + (len - BPF_CORE_READ(at, data_len)), false, false, &p) && !p.to_guest)
+			emit_packet(&p, now, POINT_QDISC_DEQUEUE, ifindex);
+		at = BPF_CORE_READ(at, next);
+	}
+	return 0;
+}
+
+/* A tap's driver is tun_net_xmit: handing it a packet is putting it on the tap's ring. */
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
+{
+	u64 now = bpf_ktime_get_ns();
+	struct packet p = {};
+	struct tap_queue q = {.ifindex = dev->ifindex, .queue = skb->queue_mapping};
+
+	if (is_tap(q.ifindex)) {
+		if (parse_skb(skb, false, true, true, &p))
+			emit_tap(&p, now, POINT_TAP_ENQUEUE, q.ifindex, bpf_map_lookup_elem(&workers, &q), 0);
+	} else if (parse_skb(skb, false, false, false, &p) && !p.to_guest) {
+		emit_packet(&p, now, POINT_DEV_XMIT, q.ifindex);
+	}
+	return 0;
+}

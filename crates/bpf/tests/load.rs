@@ -1,0 +1,18 @@
+//! Loads and attaches the probes on the kernel that the test runs on, as far as it has the hooks.
+use teiji_bpf::path_trace::{self, Setup, Tracer};
+use teiji_model::flow::Watch;
+
+/// Needs root: the tests of this project run as root, here or in the lab.
+#[test]
+fn probes_load_on_this_kernel() {
+    let hooks = path_trace::hooks().expect("hooks");
+    for h in &hooks {
+        println!("{:8} {:32} {:?}", h.kind, h.target, h.found);
+    }
+    let watch = Watch::default();
+    let mut tracer = Tracer::start(&Setup { watch: &watch, vms: &[], buffer_bytes: 1 << 20 })
+        .unwrap_or_else(|e| panic!("{e}"));
+    tracer.drain(&mut |_| {}).expect("drain");
+    assert_eq!(tracer.counts().expect("counts").lost.iter().sum::<u64>(), 0);
+    tracer.stop();
+}
