@@ -45,8 +45,30 @@ impl Error {
     /// Wraps an error of libbpf, telling a lack of permission from the rest.
     pub(crate) fn kernel(doing: impl Into<String>, error: libbpf_rs::Error) -> Error {
         match error.kind() {
-            libbpf_rs::ErrorKind::PermissionDenied => Error::NotPermitted,
+            // the verifier's refusal looks the same, so see whether anything is lacking
+            libbpf_rs::ErrorKind::PermissionDenied if !permitted() => Error::NotPermitted,
             _ => Error::Kernel { doing: doing.into(), reason: format!("{error:#}") },
         }
     }
+}
+
+/// Whether this process has the capabilities that loading needs: CAP_SYS_ADMIN (21; to find modules' types),
+/// CAP_PERFMON (38) and CAP_BPF (39).
+fn permitted() -> bool {
+    const NEEDED: u64 = 1 << 21 | 1 << 38 | 1 << 39;
+    std::fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|s| {
+            let line = s.lines().find_map(|l| l.strip_prefix("CapEff:"))?;
+            u64::from_str_radix(line.trim(), 16).ok()
+        })
+        .is_some_and(|caps| caps & NEEDED == NEEDED)
+}
+
+/// Sends libbpf's own words to the log instead of the standard error: at debug level, as the errors that
+/// callers get say what went wrong.
+pub(crate) fn quiet() {
+    libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
+        tracing::debug!(target: "libbpf", "{}", text.trim_end());
+    })));
 }

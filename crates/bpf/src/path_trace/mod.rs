@@ -107,6 +107,7 @@ fn drop_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
 }
 
 fn open() -> Result<OpenObject, Error> {
+    crate::quiet();
     ObjectBuilder::default()
         .name("path_trace")
         .and_then(|b| b.open_memory(OBJECT))

@@ -490,6 +490,8 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 	u32 tid = id, vm = id >> 32;
 	struct clock *c = clock_of(tid);
 
+	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
+		return 0;
 	if (!c) {
 		struct vcpu_key key = {.vm = vm, .vcpu = vcpu->vcpu_id};
 		struct clock fresh = {
