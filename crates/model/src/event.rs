@@ -33,6 +33,8 @@ pub enum Kind {
     Kick(Kick),
     /// The name of a thread that others refer to by id.
     Task(Task),
+    /// Events are missing here.
+    Lost(Lost),
 }
 
 /// Where on the path a packet was seen.
@@ -91,6 +93,20 @@ pub struct Match {
     pub role: Role,
     /// Groups requests that belong together (a SIP call: hash of its Call-ID); 0 if nothing does.
     pub group: u64,
+    /// Which part of its group this is; of no meaning without one.
+    pub step: Step,
+}
+
+/// A packet's part in a group of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Step {
+    /// Neither of the others.
+    #[default]
+    Within,
+    /// A request that begins a group (SIP: an INVITE outside a dialogue), or its response.
+    Begins,
+    /// A request whose response ends the group (SIP BYE), or that response.
+    Ends,
 }
 
 /// A packet's part in a request.
@@ -191,6 +207,19 @@ pub struct Task {
     pub tid: u32,
     /// `comm`, zero-padded.
     pub comm: [u8; 16],
+}
+
+/// Events of some CPU did not fit into its buffer.
+///
+/// Reported by whoever drains the buffers, when it finds that the count of lost events has grown since
+/// it last looked. What was on its way then cannot be told apart from what it seems to be, so consumers
+/// count it as incomplete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// When the count was last known to be right, ns; [`Event::ts`] is when it no longer was.
+    pub since: u64,
+    /// How many events.
+    pub count: u64,
 }
 
 impl Task {

@@ -1,4 +1,26 @@
 //! What a trace watches: the flow filter, the direction and how requests are matched.
+//!
+//! The filter's language is a subset of pcap's: conditions that all must hold, joined by `and` or merely
+//! put side by side.
+//!
+//! ```text
+//! flow = [ term { ["and"] term } ]
+//! term = "ip" | "ip6"
+//!      | "udp" | "tcp" | "icmp"                    icmp is ICMP and ICMPv6
+//!      | ["src" | "dst"] "host" ADDRESS
+//!      | ["src" | "dst"] "net" ADDRESS "/" LENGTH
+//!      | ["src" | "dst"] "port" NUMBER
+//! ```
+//!
+//! `src` and `dst` speak of the *request*: `dst port 53` takes DNS requests and their responses.
+//! [`Flow::parse`] turns text into a [`Flow`], [`Flow::matches`] says what a flow means.
+
+mod matches;
+mod parse;
+
+pub use matches::Headers;
+pub use parse::FlowError;
+
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 

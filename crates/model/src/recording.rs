@@ -1,1 +1,130 @@
-//! The recording file format.
+//! The recording file format: what `teiji trace --record` writes and `teiji replay` reads.
+//!
+//! ```text
+//! file    = "TEIJIREC" version:u16 frame*          integers little-endian
+//! frame   = type:u8 len:u32 crc:u32 payload[len]   crc = CRC-32 of type, len and payload
+//!
+//!            ┌──────────┐      ┌──────────┐      ┌─────┐
+//!  start ───►│ 1 Header │─────►│ 2 Events │─────►│ 3 End│──► end of file
+//!            └──────────┘  │   └──┬────▲──┘  ▲   └─────┘
+//!                          │      └────┘     │
+//!                          └─────────────────┘
+//! ```
+//!
+//! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`], End the [`Counters`]; each in
+//! postcard's encoding. A file without its End frame was cut off, and says so.
+//!
+//! Recordings come from other machines and are not trusted: nothing is allocated by a length that the
+//! file claims beyond [`MAX_FRAME`], every list and text is bounded, and no input makes a reader panic.
+//! Nothing is opened here; callers bring a [`Read`] or [`Write`].
+
+mod check;
+mod read;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use read::{Reader, fuzz};
+pub use write::Writer;
+
+#[cfg(doc)]
+use crate::{event::Event, report::Counters, report::Meta};
+#[cfg(doc)]
+use std::io::{Read, Write};
+
+/// The first eight bytes of a recording.
+pub const MAGIC: &[u8; 8] = b"TEIJIREC";
+
+/// The version that is written, and the only one that is read. Raised when the format, or the shape of
+/// anything in it, changes.
+pub const VERSION: u16 = 1;
+
+/// The longest payload of a frame, bytes.
+pub const MAX_FRAME: u32 = 4 << 20;
+
+/// The longest payload of a Header or End frame, bytes. Small, because a few bytes of it become many in
+/// memory.
+pub const MAX_HEADER: u32 = 1 << 20;
+
+/// The most events in a frame.
+pub const MAX_EVENTS: u32 = 4096;
+
+/// The fewest bytes that an event takes.
+const MIN_EVENT: usize = 5;
+
+/// Bytes of a frame before its payload.
+const FRAME_HEAD: usize = 9;
+
+/// Kinds of frame.
+const HEADER: u8 = 1;
+const EVENTS: u8 = 2;
+const END: u8 = 3;
+
+/// Why a recording cannot be read or written. Positions are byte offsets in the file.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file does not begin with [`MAGIC`].
+    #[error("not a teiji recording: it does not begin with TEIJIREC")]
+    NotARecording,
+    /// Written by an older or newer teiji.
+    #[error("the recording has format version {found}; this teiji reads version {VERSION}: use {} teiji",
+        if *found > VERSION { "a newer" } else { "an older" })]
+    Version {
+        /// The file's version.
+        found: u16,
+    },
+    /// The file ends before its End frame.
+    #[error("the recording ends at byte {at}, before its End frame: it was cut off")]
+    Truncated {
+        /// Where it ends.
+        at: u64,
+    },
+    /// A frame was altered.
+    #[error("the frame at byte {at} does not fit its checksum")]
+    Checksum {
+        /// Where the frame begins.
+        at: u64,
+    },
+    /// A frame claims to be longer than any may be.
+    #[error("the frame at byte {at} claims {len} bytes; at most {max} are allowed")]
+    TooLarge {
+        /// Where the frame begins.
+        at: u64,
+        /// What it claims.
+        len: u32,
+        /// What is allowed.
+        max: u32,
+    },
+    /// A frame's contents are not what they must be.
+    #[error("the frame at byte {at} is malformed: {what}")]
+    Malformed {
+        /// Where the frame begins.
+        at: u64,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// There is something after the End frame.
+    #[error("there are bytes after the End frame, at byte {at}")]
+    Trailing {
+        /// Where they begin.
+        at: u64,
+    },
+    /// The underlying reader or writer failed.
+    #[error("input or output failed at byte {at} of the recording")]
+    Io {
+        /// How far it had come.
+        at: u64,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// CRC-32 of a frame.
+fn checksum(kind: u8, len: u32, payload: &[u8]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&[kind]);
+    crc.update(&len.to_le_bytes());
+    crc.update(payload);
+    crc.finalize()
+}

@@ -1,0 +1,99 @@
+//! What a header may hold. Decoding checks types; this checks sizes and sense, so that what reads a
+//! recording need not.
+
+use crate::flow::Flow;
+use crate::host::Vm;
+use crate::report::{Counters, Meta};
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+const MAX_VMS: usize = 1024;
+const MAX_THREADS: usize = 4096;
+const MAX_NICS: usize = 256;
+const MAX_NODES: usize = 1024;
+const MAX_DEVICES: usize = 65_536;
+const MAX_CPUS: usize = 65_536;
+/// Longest name, bytes.
+const MAX_NAME: usize = 256;
+/// Longest list or filter, bytes.
+const MAX_TEXT: usize = 4096;
+
+type Checked = Result<(), &'static str>;
+
+fn ensure(right: bool, what: &'static str) -> Checked {
+    if right { Ok(()) } else { Err(what) }
+}
+
+fn name(s: &str) -> Checked {
+    ensure(s.len() <= MAX_NAME, "a name is longer than 256 bytes")
+}
+
+fn text(s: &str) -> Checked {
+    ensure(s.len() <= MAX_TEXT, "a text is longer than 4096 bytes")
+}
+
+/// Checks a header.
+pub(super) fn meta(m: &Meta) -> Checked {
+    for s in [&m.teiji, &m.host, &m.kernel] {
+        name(s)?;
+    }
+    text(&m.watch.flow_text)?;
+    flow(&m.watch.flow)?;
+    ensure(m.vms.len() <= MAX_VMS, "more than 1024 VMs")?;
+    let mut taps = HashSet::new();
+    let mut pids = HashSet::new();
+    for v in &m.vms {
+        ensure(pids.insert(v.pid), "two VMs have the same process id")?;
+        vm(v)?;
+        for n in &v.nics {
+            ensure(n.ifindex != 0, "a tap has index 0")?;
+            ensure(taps.insert(n.ifindex), "two taps have the same index")?;
+        }
+    }
+    ensure(m.devices.len() <= MAX_DEVICES, "more than 65536 devices")?;
+    let mut devices = HashSet::new();
+    for (index, s) in &m.devices {
+        name(s)?;
+        ensure(devices.insert(*index), "two devices have the same index")?;
+    }
+    Ok(())
+}
+
+fn vm(v: &Vm) -> Checked {
+    name(&v.name)?;
+    ensure(v.vcpus.len() <= MAX_THREADS, "a VM has more than 4096 vCPUs")?;
+    ensure(v.workers.len() <= MAX_THREADS, "a VM has more than 4096 vhost workers")?;
+    ensure(v.nics.len() <= MAX_NICS, "a VM has more than 256 network interfaces")?;
+    ensure(v.memory_nodes.len() <= MAX_NODES, "a VM has memory on more than 1024 nodes")?;
+    for t in &v.vcpus {
+        text(&t.cpus)?;
+    }
+    for w in &v.workers {
+        name(&w.comm)?;
+        text(&w.cpus)?;
+    }
+    for n in &v.nics {
+        name(&n.tap)?;
+        n.bridge.as_deref().map_or(Ok(()), name)?;
+    }
+    Ok(())
+}
+
+fn flow(f: &Flow) -> Checked {
+    ensure(matches!(f.version, None | Some(4 | 6)), "the filter's IP version is neither 4 nor 6")?;
+    ensure(f.nets.len() <= Flow::MAX_NETS, "the filter has too many addresses")?;
+    ensure(f.ports.len() <= Flow::MAX_PORTS, "the filter has too many ports")?;
+    for n in &f.nets {
+        let bits = match n.addr {
+            IpAddr::V4(_) => 32,
+            IpAddr::V6(_) => 128,
+        };
+        ensure(n.prefix <= bits, "a prefix of the filter is longer than its address")?;
+    }
+    ensure(f.ports.iter().all(|p| p.port != 0), "the filter has port 0")
+}
+
+/// Checks an End frame.
+pub(super) fn counters(c: &Counters) -> Checked {
+    ensure(c.lost.len() <= MAX_CPUS, "counters for more than 65536 CPUs")
+}

@@ -1,0 +1,212 @@
+//! Reading a recording.
+
+use super::{
+    END, EVENTS, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, MIN_EVENT, VERSION,
+    check, checksum,
+};
+use crate::event::Event;
+use crate::report::{Counters, Meta};
+use serde::de::DeserializeOwned;
+use std::io::{ErrorKind, Read};
+
+/// Reads a recording, an event at a time; holds one frame in memory.
+pub struct Reader<R: Read> {
+    input: R,
+    /// Bytes read so far.
+    at: u64,
+    /// Where the present frame begins.
+    frame_at: u64,
+    meta: Meta,
+    payload: Vec<u8>,
+    /// How much of `payload` is decoded, and how many events are not yet.
+    used: usize,
+    left: u32,
+    counters: Option<Counters>,
+    failed: bool,
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads the header. `input` should be buffered.
+    ///
+    /// # Errors
+    /// Any of [`Error`].
+    pub fn new(input: R) -> Result<Self, Error> {
+        let mut r = Reader {
+            input,
+            at: 0,
+            frame_at: 0,
+            meta: Meta::default(),
+            payload: Vec::new(),
+            used: 0,
+            left: 0,
+            counters: None,
+            failed: false,
+        };
+        let mut magic = [0; MAGIC.len()];
+        let got = r.fill(&mut magic)?;
+        if magic[..got] != MAGIC[..got] || got == 0 {
+            return Err(Error::NotARecording);
+        }
+        let mut version = [0; 2];
+        if got < MAGIC.len() || r.fill(&mut version)? < version.len() {
+            return Err(Error::Truncated { at: r.at });
+        }
+        let found = u16::from_le_bytes(version);
+        if found != VERSION {
+            return Err(Error::Version { found });
+        }
+        if r.frame()? != HEADER {
+            return Err(r.malformed("the first frame is not a Header"));
+        }
+        r.meta = r.decode()?;
+        check::meta(&r.meta).map_err(|what| r.malformed(what))?;
+        Ok(r)
+    }
+
+    /// How the recording was made.
+    pub fn meta(&self) -> &Meta {
+        &self.meta
+    }
+
+    /// The next event, `None` after the last one. Only then has the End frame been seen and is the
+    /// recording known to be whole.
+    ///
+    /// # Errors
+    /// Any of [`Error`]; nothing can be read after one.
+    #[allow(clippy::should_implement_trait)] // an iterator of results would hide that `None` vouches for the End frame
+    pub fn next(&mut self) -> Result<Option<Event>, Error> {
+        if self.failed {
+            return Err(self.malformed("reading goes on after an error"));
+        }
+        let result = self.advance();
+        self.failed = result.is_err();
+        result
+    }
+
+    /// What the tracer counted; `None` until [`Reader::next`] has given `None`.
+    pub fn counters(&self) -> Option<&Counters> {
+        self.counters.as_ref()
+    }
+
+    fn advance(&mut self) -> Result<Option<Event>, Error> {
+        loop {
+            if self.counters.is_some() {
+                return Ok(None);
+            }
+            if self.left > 0 {
+                return self.event().map(Some);
+            }
+            match self.frame()? {
+                EVENTS => self.begin_events()?,
+                END => self.end()?,
+                HEADER => return Err(self.malformed("a second Header")),
+                _ => return Err(self.malformed("unknown type of frame")),
+            }
+        }
+    }
+
+    fn begin_events(&mut self) -> Result<(), Error> {
+        let (count, rest) = postcard::take_from_bytes::<u32>(&self.payload)
+            .map_err(|_| self.malformed("no count of events"))?;
+        if count > MAX_EVENTS || rest.len() / MIN_EVENT < count as usize {
+            return Err(self.malformed("it claims more events than it can hold"));
+        }
+        if count == 0 {
+            return Err(self.malformed("no events"));
+        }
+        self.used = self.payload.len() - rest.len();
+        self.left = count;
+        Ok(())
+    }
+
+    fn event(&mut self) -> Result<Event, Error> {
+        let (event, rest) = postcard::take_from_bytes::<Event>(&self.payload[self.used..])
+            .map_err(|_| self.malformed("not an event"))?;
+        self.used = self.payload.len() - rest.len();
+        self.left -= 1;
+        if self.left == 0 && self.used != self.payload.len() {
+            return Err(self.malformed("bytes after the last event"));
+        }
+        Ok(event)
+    }
+
+    fn end(&mut self) -> Result<(), Error> {
+        let counters: Counters = self.decode()?;
+        check::counters(&counters).map_err(|what| self.malformed(what))?;
+        let at = self.at;
+        if self.fill(&mut [0])? != 0 {
+            return Err(Error::Trailing { at });
+        }
+        self.counters = Some(counters);
+        Ok(())
+    }
+
+    /// Reads a frame into `payload` and checks it; returns its type.
+    fn frame(&mut self) -> Result<u8, Error> {
+        self.frame_at = self.at;
+        let mut head = [0; FRAME_HEAD];
+        if self.fill(&mut head)? < FRAME_HEAD {
+            return Err(Error::Truncated { at: self.at });
+        }
+        let [kind, l0, l1, l2, l3, c0, c1, c2, c3] = head;
+        let len = u32::from_le_bytes([l0, l1, l2, l3]);
+        let max = if kind == EVENTS { MAX_FRAME } else { MAX_HEADER };
+        if len > max {
+            return Err(Error::TooLarge { at: self.frame_at, len, max });
+        }
+        self.payload.clear();
+        let read = (&mut self.input).take(u64::from(len)).read_to_end(&mut self.payload);
+        self.at += self.payload.len() as u64;
+        read.map_err(|source| Error::Io { at: self.at, source })?;
+        if self.payload.len() < len as usize {
+            return Err(Error::Truncated { at: self.at });
+        }
+        if checksum(kind, len, &self.payload) != u32::from_le_bytes([c0, c1, c2, c3]) {
+            return Err(Error::Checksum { at: self.frame_at });
+        }
+        Ok(kind)
+    }
+
+    /// Decodes the whole payload.
+    fn decode<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        match postcard::take_from_bytes(&self.payload) {
+            Ok((value, [])) => Ok(value),
+            Ok(_) => Err(self.malformed("bytes after its contents")),
+            Err(_) => Err(self.malformed("its contents cannot be decoded")),
+        }
+    }
+
+    fn malformed(&self, what: &'static str) -> Error {
+        Error::Malformed { at: self.frame_at, what }
+    }
+
+    /// Fills `buf` as far as the input goes; returns how far.
+    fn fill(&mut self, buf: &mut [u8]) -> Result<usize, Error> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.input.read(&mut buf[done..]) {
+                Ok(0) => break,
+                Ok(n) => {
+                    done += n;
+                    self.at += n as u64;
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(source) => return Err(Error::Io { at: self.at, source }),
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Reads all of `data` as a recording: the entry for fuzzing. Never panics.
+///
+/// # Errors
+/// Any of [`Error`]; else how many events there were.
+pub fn fuzz(data: &[u8]) -> Result<u64, Error> {
+    let mut reader = Reader::new(data)?;
+    let mut events = 0;
+    while reader.next()?.is_some() {
+        events += 1;
+    }
+    Ok(events)
+}

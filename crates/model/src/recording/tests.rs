@@ -1,0 +1,234 @@
+use super::*;
+use crate::event::*;
+use crate::flow::Watch;
+use crate::host::{DataPlane, Nic, Vcpu, Vm, Worker};
+use crate::report::{Counters, Meta};
+use crate::stage::Split;
+use proptest::prelude::*;
+
+fn meta() -> Meta {
+    Meta {
+        teiji: "0.1.0".into(),
+        host: "h".into(),
+        kernel: "6.1".into(),
+        started_unix: 1,
+        started: 2,
+        watch: Watch::default(),
+        vms: vec![Vm {
+            name: "sip1".into(),
+            pid: 7,
+            vcpus: vec![Vcpu { index: 0, tid: 8, cpus: "0-3".into(), last_cpu: 1 }],
+            workers: vec![Worker {
+                tid: 9,
+                comm: "vhost-7".into(),
+                kernel_thread: true,
+                cpus: "0-3".into(),
+                last_cpu: 2,
+            }],
+            nics: vec![Nic {
+                tap: "tap0".into(),
+                ifindex: 5,
+                mac: None,
+                bridge: None,
+                data_plane: DataPlane::VhostNet,
+                queues: 1,
+            }],
+            memory: None,
+            memory_nodes: vec![],
+        }],
+        devices: vec![(1, "lo".into()), (2, "eth0".into())],
+    }
+}
+
+fn packet(ts: u64) -> Event {
+    Event {
+        ts,
+        cpu: 3,
+        kind: Kind::Packet(Packet {
+            point: Point::TapDequeue,
+            fingerprint: ts.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+            matching: Some(Match { key: ts, role: Role::Request, group: 0, step: Step::Within }),
+            ifindex: 5,
+            len: 100,
+            tid: 9,
+            depth: 2,
+            worker: Some(Split([0, 0, ts, 1, 2])),
+            behind: 0,
+        }),
+    }
+}
+
+fn small() -> Vec<u8> {
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    w.push(packet(1)).unwrap();
+    w.push(Event { ts: 2, cpu: 0, kind: Kind::Task(Task { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }) })
+        .unwrap();
+    w.push(Event { ts: 3, cpu: 0, kind: Kind::Lost(Lost { since: 1, count: 4 }) }).unwrap();
+    w.finish(&Counters { ended: 9, events: 3, lost: vec![0, 4], unidentified: 1 }).unwrap()
+}
+
+#[test]
+fn what_is_written_is_read() {
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    let events: Vec<Event> = (0..3 * u64::from(MAX_EVENTS) + 5).map(packet).collect();
+    for e in &events {
+        w.push(*e).unwrap();
+    }
+    let counters = Counters { ended: 1, events: events.len() as u64, lost: vec![], unidentified: 0 };
+    let file = w.finish(&counters).unwrap();
+    let mut r = Reader::new(&file[..]).unwrap();
+    assert_eq!(r.meta(), &meta());
+    for e in &events {
+        assert_eq!(r.counters(), None);
+        assert_eq!(r.next().unwrap().as_ref(), Some(e));
+    }
+    assert_eq!(r.next().unwrap(), None);
+    assert_eq!(r.counters(), Some(&counters));
+    assert_eq!(r.next().unwrap(), None);
+}
+
+#[test]
+fn a_recording_without_events_is_whole() {
+    let file = Writer::new(Vec::new(), &meta()).unwrap().finish(&Counters::default()).unwrap();
+    assert_eq!(fuzz(&file).unwrap(), 0);
+}
+
+#[test]
+fn every_truncation_is_told_with_its_place() {
+    let file = small();
+    assert!(matches!(fuzz(&[]), Err(Error::NotARecording)));
+    for cut in 1..file.len() {
+        match fuzz(&file[..cut]) {
+            Err(Error::Truncated { at }) => assert_eq!(at, cut as u64),
+            other => panic!("cut at {cut}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn every_flipped_bit_is_found() {
+    let file = small();
+    assert_eq!(fuzz(&file).unwrap(), 3);
+    for byte in 0..file.len() {
+        for bit in 0..8 {
+            let mut bad = file.clone();
+            bad[byte] ^= 1 << bit;
+            assert!(fuzz(&bad).is_err(), "bit {bit} of byte {byte} goes unnoticed");
+        }
+    }
+}
+
+#[test]
+fn other_versions_are_named() {
+    let mut file = small();
+    file[8] = 2;
+    let said = fuzz(&file).unwrap_err().to_string();
+    assert!(
+        said.contains("version 2") && said.contains("reads version 1") && said.contains("newer"),
+        "{said}"
+    );
+    file[8] = 0;
+    assert!(fuzz(&file).unwrap_err().to_string().contains("older"));
+}
+
+#[test]
+fn bytes_after_the_end_are_refused() {
+    let mut file = small();
+    let at = file.len() as u64;
+    file.push(0);
+    assert!(matches!(fuzz(&file), Err(Error::Trailing { at: a }) if a == at));
+}
+
+/// A file with a header, then `frames`, each with a right checksum.
+fn forged(frames: &[(u8, Vec<u8>)]) -> Vec<u8> {
+    let mut file = MAGIC.to_vec();
+    file.extend(VERSION.to_le_bytes());
+    for (kind, payload) in frames {
+        let len = payload.len() as u32;
+        file.push(*kind);
+        file.extend(len.to_le_bytes());
+        file.extend(checksum(*kind, len, payload).to_le_bytes());
+        file.extend(payload);
+    }
+    file
+}
+
+fn header(m: &Meta) -> (u8, Vec<u8>) {
+    (HEADER, postcard::to_stdvec(m).unwrap())
+}
+
+#[test]
+fn forged_headers_are_refused() {
+    let mut many = meta();
+    many.vms = (0..1025).map(|i| Vm { pid: i, nics: vec![], ..meta().vms[0].clone() }).collect();
+    let mut twice = meta();
+    twice.vms.push(Vm { pid: 70, ..meta().vms[0].clone() });
+    let mut long = meta();
+    long.host = "x".repeat(257);
+    let mut devices = meta();
+    devices.devices.push((1, "again".into()));
+    let mut flow = meta();
+    flow.watch.flow.version = Some(5);
+    for bad in [many, twice, long, devices, flow] {
+        assert!(matches!(fuzz(&forged(&[header(&bad)])), Err(Error::Malformed { at: 10, .. })));
+        assert!(matches!(Writer::new(Vec::new(), &bad), Err(Error::Malformed { .. })));
+    }
+}
+
+#[test]
+fn forged_frames_are_refused() {
+    let good = header(&meta());
+    for (frame, part) in [
+        ((EVENTS, postcard::to_stdvec(&u32::MAX).unwrap()), "more events"),
+        ((EVENTS, postcard::to_stdvec(&1u32).unwrap()), "more events"),
+        ((EVENTS, vec![0]), "no events"),
+        ((EVENTS, vec![]), "no count"),
+        ((EVENTS, [vec![1], vec![0xff; 40]].concat()), "not an event"),
+        ((EVENTS, postcard::to_stdvec(&(1u32, packet(1), 0u8)).unwrap()), "after the last event"),
+        ((END, postcard::to_stdvec(&(Counters::default(), 0u8)).unwrap()), "after its contents"),
+        (good.clone(), "second Header"),
+        ((9, vec![]), "unknown type"),
+    ] {
+        let said = fuzz(&forged(&[good.clone(), frame])).unwrap_err().to_string();
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(fuzz(&forged(&[(EVENTS, vec![0])])).unwrap_err().to_string().contains("first frame"));
+    let mut huge = forged(&[good]);
+    huge.extend([EVENTS, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]);
+    assert!(matches!(fuzz(&huge), Err(Error::TooLarge { len: u32::MAX, .. })));
+}
+
+#[test]
+fn io_errors_keep_their_source() {
+    struct Broken;
+    impl std::io::Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> std::io::Result<usize> {
+            Err(std::io::Error::other("disc on fire"))
+        }
+    }
+    let Err(e) = Reader::new(Broken) else { panic!("reads") };
+    let source = std::error::Error::source(&e).unwrap();
+    assert_eq!(source.to_string(), "disc on fire");
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_never_panic(data in prop::collection::vec(any::<u8>(), 0..2000)) {
+        let _ = fuzz(&data);
+        let _ = fuzz(&forged(&[(HEADER, data.clone())]));
+        let _ = fuzz(&forged(&[header(&meta()), (EVENTS, data.clone()), (END, data)]));
+    }
+
+    #[test]
+    fn mutations_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20)) {
+        // The checksums are made right again, so that the decoder sees the mutations.
+        let mut m = postcard::to_stdvec(&meta()).unwrap();
+        let mut e = postcard::to_stdvec(&vec![packet(1), packet(1 << 40), packet(77)]).unwrap();
+        for (i, b) in edits {
+            let i = i.index(m.len() + e.len());
+            if i < m.len() { m[i] = b } else { let i = i - m.len(); e[i] = b }
+        }
+        let _ = fuzz(&forged(&[(HEADER, m), (EVENTS, e.clone())]));
+        let _ = fuzz(&forged(&[header(&meta()), (EVENTS, e)]));
+    }
+}

@@ -1,0 +1,94 @@
+//! Writing a recording.
+
+use super::{END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, VERSION, check, checksum};
+use crate::event::Event;
+use crate::report::{Counters, Meta};
+use serde::Serialize;
+use std::io::Write;
+
+/// Payload at which a frame of events is written, bytes.
+const FLUSH: usize = 1 << 20;
+
+/// Writes a recording. Without [`Writer::finish`] the file has no End frame and reads as cut off.
+pub struct Writer<W: Write> {
+    out: W,
+    at: u64,
+    /// Encoded events of the frame to come, and how many.
+    buf: Vec<u8>,
+    count: u32,
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins a recording with its header. `out` should be buffered.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Malformed`] or [`Error::TooLarge`] if a reader would refuse `meta`.
+    pub fn new(out: W, meta: &Meta) -> Result<Self, Error> {
+        let mut w = Writer { out, at: 0, buf: Vec::with_capacity(FLUSH + 4096), count: 0 };
+        check::meta(meta).map_err(|what| Error::Malformed { at: 0, what })?;
+        w.put(MAGIC)?;
+        w.put(&VERSION.to_le_bytes())?;
+        let payload = w.encode(meta)?;
+        w.frame(HEADER, &payload, MAX_HEADER)?;
+        Ok(w)
+    }
+
+    /// Adds an event; it is written with the frame that it belongs to.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn push(&mut self, event: Event) -> Result<(), Error> {
+        let buf = std::mem::take(&mut self.buf);
+        let at = self.at;
+        self.buf = postcard::to_extend(&event, buf)
+            .map_err(|_| Error::Malformed { at, what: "an event cannot be encoded" })?;
+        self.count += 1;
+        if self.count == MAX_EVENTS || self.buf.len() >= FLUSH { self.flush() } else { Ok(()) }
+    }
+
+    /// Writes what is left and the End frame, and hands the writer back, flushed.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Malformed`] if a reader would refuse `counters`.
+    pub fn finish(mut self, counters: &Counters) -> Result<W, Error> {
+        check::counters(counters).map_err(|what| Error::Malformed { at: self.at, what })?;
+        self.flush()?;
+        let payload = self.encode(counters)?;
+        self.frame(END, &payload, MAX_HEADER)?;
+        self.out.flush().map_err(|source| Error::Io { at: self.at, source })?;
+        Ok(self.out)
+    }
+
+    fn flush(&mut self) -> Result<(), Error> {
+        if self.count == 0 {
+            return Ok(());
+        }
+        let mut payload = self.encode(&self.count)?;
+        payload.extend_from_slice(&self.buf);
+        self.buf.clear();
+        self.count = 0;
+        self.frame(EVENTS, &payload, MAX_FRAME)
+    }
+
+    fn encode<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, Error> {
+        postcard::to_stdvec(value)
+            .map_err(|_| Error::Malformed { at: self.at, what: "a header cannot be encoded" })
+    }
+
+    fn frame(&mut self, kind: u8, payload: &[u8], max: u32) -> Result<(), Error> {
+        let len = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        if len > max {
+            return Err(Error::TooLarge { at: self.at, len, max });
+        }
+        self.put(&[kind])?;
+        self.put(&len.to_le_bytes())?;
+        self.put(&checksum(kind, len, payload).to_le_bytes())?;
+        self.put(payload)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.out.write_all(bytes).map_err(|source| Error::Io { at: self.at, source })?;
+        self.at += bytes.len() as u64;
+        Ok(())
+    }
+}
