@@ -83,6 +83,8 @@ pub struct Capability {
     pub name: String,
     /// Whether it is there.
     pub present: bool,
+    /// Whether a VM with vhost-net NICs cannot be traced at all without it.
+    pub essential: bool,
     /// What was found, or what is missing.
     pub found: String,
     /// What does not work without it; empty if present.

@@ -1,0 +1,181 @@
+//! What teiji needs of a host, and whether it is there. The kernel hooks are not looked at here.
+//!
+//! Least privilege: the capabilities in [`NEEDED`] are enough, root is not needed for its own sake.
+
+use crate::root::Root;
+use teiji_model::host::Capability;
+
+/// Linux capabilities that tracing needs: number in `linux/capability.h`, name, and what it is for.
+pub const NEEDED: [(u8, &str, &str); 5] = [
+    (39, "CAP_BPF", "load BPF programs"),
+    (38, "CAP_PERFMON", "let them read kernel memory"),
+    (21, "CAP_SYS_ADMIN", "read the types of kernel modules (tun, vhost, kvm)"),
+    (19, "CAP_SYS_PTRACE", "see what other users' VMMs have open"),
+    (2, "CAP_DAC_READ_SEARCH", "look into other users' /proc and into debugfs"),
+];
+
+/// The oldest kernel whose modules have types that a probe can use.
+const OLDEST: (u32, u32) = (5, 11);
+
+impl Root {
+    /// Names of the capabilities in [`NEEDED`] that the calling process lacks.
+    pub fn lacking(&self) -> Vec<&'static str> {
+        let status = self.text("proc/self/status").unwrap_or_default();
+        let mask = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
+        let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0);
+        NEEDED.iter().filter(|(bit, ..)| mask >> bit & 1 == 0).map(|(_, name, _)| *name).collect()
+    }
+
+    /// What teiji needs of this host apart from the kernel's hooks.
+    pub fn capabilities(&self) -> Vec<Capability> {
+        let mut all = vec![self.kernel(), self.privilege(), self.lockdown()];
+        all.push(self.file(
+            "btf",
+            "sys/kernel/btf/vmlinux",
+            true,
+            "no probe can be attached: probes find the kernel's structures by their types",
+            "run a kernel built with CONFIG_DEBUG_INFO_BTF=y, as those of Debian, Ubuntu and Fedora are",
+        ));
+        all.push(self.file(
+            "kvm",
+            "dev/kvm",
+            true,
+            "there are no VMs to trace",
+            "switch on virtualisation in the firmware, then modprobe kvm_intel or kvm_amd",
+        ));
+        all.push(self.file(
+            "tun",
+            "dev/net/tun",
+            true,
+            "VMs have no taps, so packets cannot be followed to them",
+            "modprobe tun",
+        ));
+        all.push(self.vhost_net());
+        all.push(self.either(
+            "tracefs",
+            &["sys/kernel/tracing/events", "sys/kernel/debug/tracing/events"],
+            "teiji cannot say in advance which tracepoints this kernel has",
+            "mount -t tracefs none /sys/kernel/tracing",
+        ));
+        all.push(self.either(
+            "sched tracepoints",
+            &[
+                "sys/kernel/tracing/events/sched/sched_switch",
+                "sys/kernel/debug/tracing/events/sched/sched_switch",
+            ],
+            "waiting for a CPU may not be told apart from sleeping",
+            "mount tracefs; if it is mounted, run a kernel with CONFIG_TRACEPOINTS=y",
+        ));
+        all.push(self.file(
+            "debugfs",
+            "sys/kernel/debug/kvm",
+            false,
+            "vCPU threads are found by their names only (QEMU: -name guest=N,debug-threads=on)",
+            "mount -t debugfs none /sys/kernel/debug",
+        ));
+        all
+    }
+
+    fn kernel(&self) -> Capability {
+        let release = self.text("proc/sys/kernel/osrelease").unwrap_or_default();
+        let release = release.trim();
+        let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        Capability {
+            name: "kernel".into(),
+            present: version >= OLDEST,
+            essential: true,
+            found: if release.is_empty() { "release unknown".into() } else { format!("Linux {release}") },
+            consequence: "probes cannot be attached to functions of kernel modules (tun, vhost, kvm)".into(),
+            remedy: format!("run Linux {}.{} or later", OLDEST.0, OLDEST.1),
+        }
+        .settled()
+    }
+
+    fn privilege(&self) -> Capability {
+        let lacking = self.lacking();
+        let reasons: Vec<String> = NEEDED
+            .iter()
+            .filter(|(_, name, _)| lacking.contains(name))
+            .map(|(_, name, reason)| format!("{reason} ({name})"))
+            .collect();
+        let all: Vec<&str> = NEEDED.iter().map(|(_, name, _)| *name).collect();
+        Capability {
+            name: "privilege".into(),
+            present: lacking.is_empty(),
+            essential: true,
+            found: if lacking.is_empty() { all.join(", ") } else { format!("lacks {}", lacking.join(", ")) },
+            consequence: format!("teiji cannot {}", reasons.join("; ")),
+            remedy: format!("run it with sudo, or give it only {}", all.join(", ")),
+        }
+        .settled()
+    }
+
+    fn lockdown(&self) -> Capability {
+        let state = self.text("sys/kernel/security/lockdown").unwrap_or_default();
+        let confidential = state.contains("[confidentiality]");
+        Capability {
+            name: "lockdown".into(),
+            present: !confidential,
+            essential: true,
+            found: if confidential { "the kernel keeps its memory confidential" } else { "not in the way" }
+                .into(),
+            consequence: "probes may not read packets or kernel structures".into(),
+            remedy: "boot without lockdown=confidentiality".into(),
+        }
+        .settled()
+    }
+
+    fn vhost_net(&self) -> Capability {
+        let loaded = self.exists("sys/kernel/btf/vhost_net") || self.exists("sys/module/vhost_net");
+        let device = self.exists("dev/vhost-net");
+        Capability {
+            name: "vhost_net".into(),
+            present: loaded,
+            essential: true,
+            found: match (loaded, device) {
+                (true, _) => "loaded",
+                (false, true) => "/dev/vhost-net is there, the module is not loaded",
+                (false, false) => "neither the module nor /dev/vhost-net is there",
+            }
+            .into(),
+            consequence: "no VM has a vhost-net NIC, the one kind that teiji can follow packets through"
+                .into(),
+            remedy: "modprobe vhost_net, and give VMs taps with vhost=on".into(),
+        }
+        .settled()
+    }
+
+    fn file(&self, name: &str, path: &str, essential: bool, consequence: &str, remedy: &str) -> Capability {
+        let present = self.exists(path);
+        Capability {
+            name: name.into(),
+            present,
+            essential,
+            found: format!("/{path}{}", if present { "" } else { " is not there" }),
+            consequence: consequence.into(),
+            remedy: remedy.into(),
+        }
+        .settled()
+    }
+
+    fn either(&self, name: &str, paths: &[&str], consequence: &str, remedy: &str) -> Capability {
+        let path = paths.iter().find(|p| self.exists(p)).unwrap_or(&paths[0]);
+        self.file(name, path, false, consequence, remedy)
+    }
+}
+
+/// Leaves out what is to be said only of something missing.
+trait Settled {
+    fn settled(self) -> Self;
+}
+
+impl Settled for Capability {
+    fn settled(mut self) -> Self {
+        if self.present {
+            self.consequence.clear();
+            self.remedy.clear();
+        }
+        self
+    }
+}

@@ -1,0 +1,245 @@
+//! A VMM's command line. QEMU writes an option as `key=value,key=value` in which `,,` stands for a
+//! comma, or as a JSON object; the first word may lack its key.
+
+use std::collections::BTreeMap;
+
+/// A command line, word by word.
+pub(crate) struct CommandLine(Vec<String>);
+
+/// A network back end and what its front end says about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct NetDev {
+    /// The tap, if it is named.
+    pub ifname: Option<String>,
+    /// File descriptors of the tap, if they were handed over.
+    pub fds: Vec<u32>,
+    /// Whether vhost is asked for; `None` if the command line does not say.
+    pub vhost: Option<bool>,
+    /// The guest's MAC address.
+    pub mac: Option<[u8; 6]>,
+}
+
+impl CommandLine {
+    /// From the contents of `/proc/PID/cmdline`.
+    pub(crate) fn new(bytes: &[u8]) -> Self {
+        let words = bytes.split(|&b| b == 0).map(|w| String::from_utf8_lossy(w).into_owned());
+        CommandLine(words.collect())
+    }
+
+    /// Values of every `-option`; `--option` and `--option=value` are the same.
+    fn values<'a>(&'a self, option: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().enumerate().filter_map(move |(i, word)| {
+            let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
+            if name == option {
+                return self.0.get(i + 1).map(String::as_str);
+            }
+            name.strip_prefix(option)?.strip_prefix('=')
+        })
+    }
+
+    /// Whether this is QEMU.
+    fn is_qemu(&self) -> bool {
+        self.0
+            .first()
+            .is_some_and(|w| w.rsplit('/').next().is_some_and(|n| n.starts_with("qemu") || n == "kvm"))
+    }
+
+    /// QEMU's `-name`, else Firecracker's `--id`.
+    pub(crate) fn name(&self) -> Option<String> {
+        let name = self.values("name").last().and_then(|v| Options::parse(v, "guest").take("guest"));
+        let id = || self.values("id").last().map(str::to_owned);
+        name.or_else(|| if self.is_qemu() { None } else { id() }).filter(|n| !n.is_empty())
+    }
+
+    /// Memory, bytes: `-m`, else the memory back ends', else QEMU's default.
+    pub(crate) fn memory(&self) -> Option<u64> {
+        if let Some(m) = self.values("m").last() {
+            return size(&Options::parse(m, "size").take("size")?, 1 << 20);
+        }
+        let mut backends = None;
+        for value in self.values("object") {
+            let options = Options::parse(value, "qom-type");
+            if options.get("qom-type").is_some_and(|t| t.starts_with("memory-backend")) {
+                let bytes = options.get("size").and_then(|s| size(s, 1)).unwrap_or(0);
+                backends = Some(backends.unwrap_or(0u64).saturating_add(bytes));
+            }
+        }
+        backends.or(self.is_qemu().then_some(128 << 20))
+    }
+
+    /// Its tap back ends, in order.
+    pub(crate) fn netdevs(&self) -> Vec<NetDev> {
+        let macs: BTreeMap<String, [u8; 6]> = self
+            .values("device")
+            .filter_map(|value| {
+                let options = Options::parse(value, "driver");
+                Some((options.get("netdev")?.to_owned(), mac(options.get("mac")?)?))
+            })
+            .collect();
+        let backends = self.values("netdev").chain(self.values("nic")).map(|v| Options::parse(v, "type"));
+        backends
+            .filter(|options| options.get("type") == Some("tap"))
+            .map(|options| NetDev {
+                ifname: options.get("ifname").map(str::to_owned),
+                fds: options.descriptors(),
+                vhost: options.vhost(),
+                mac: options
+                    .get("mac")
+                    .and_then(mac)
+                    .or_else(|| options.get("id").and_then(|id| macs.get(id).copied())),
+            })
+            .collect()
+    }
+}
+
+/// One option's keys and values.
+struct Options(BTreeMap<String, String>);
+
+impl Options {
+    /// Of `key=value,…` whose first word may lack `first=`, or of JSON.
+    fn parse(text: &str, first: &str) -> Self {
+        if text.starts_with('{') {
+            return Self::json(text);
+        }
+        let mut map = BTreeMap::new();
+        for (i, word) in split_commas(text).into_iter().enumerate() {
+            match word.split_once('=') {
+                Some((key, value)) => map.insert(key.to_owned(), value.to_owned()),
+                None if i == 0 => map.insert(first.to_owned(), word),
+                None => map.insert(word, "on".to_owned()),
+            };
+        }
+        Options(map)
+    }
+
+    fn json(text: &str) -> Self {
+        use serde_json::Value;
+        let object = serde_json::from_str::<serde_json::Map<String, Value>>(text).unwrap_or_default();
+        let text = |v: Value| match v {
+            Value::String(s) => s,
+            Value::Bool(true) => "on".to_owned(),
+            Value::Bool(false) => "off".to_owned(),
+            other => other.to_string(),
+        };
+        Options(object.into_iter().map(|(k, v)| (k, text(v))).collect())
+    }
+
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+
+    fn take(mut self, key: &str) -> Option<String> {
+        self.0.remove(key)
+    }
+
+    fn descriptors(&self) -> Vec<u32> {
+        let text = self.get("fds").or_else(|| self.get("fd")).unwrap_or_default();
+        text.split(':').filter_map(|n| n.parse().ok()).collect()
+    }
+
+    fn vhost(&self) -> Option<bool> {
+        match self.get("vhost") {
+            Some(v) => Some(matches!(v, "on" | "yes" | "true" | "y")),
+            None => (self.get("vhostfd").is_some() || self.get("vhostfds").is_some()).then_some(true),
+        }
+    }
+}
+
+/// Splits at commas; two of them are one that does not split.
+fn split_commas(text: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut chars = text.chars().peekable();
+    while let Some(c) = chars.next() {
+        let last = words.len() - 1;
+        if c != ',' {
+            words[last].push(c);
+        } else if chars.next_if_eq(&',').is_some() {
+            words[last].push(',');
+        } else {
+            words.push(String::new());
+        }
+    }
+    words
+}
+
+/// A size as QEMU reads it; `unit` is what a bare number counts.
+fn size(text: &str, unit: u64) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, suffix) = text.split_at(digits);
+    let unit = match suffix.trim_end_matches(['b', 'B', 'i']).to_ascii_lowercase().as_str() {
+        "" if suffix.is_empty() => unit,
+        "" => 1,
+        "k" => 1 << 10,
+        "m" => 1 << 20,
+        "g" => 1 << 30,
+        "t" => 1 << 40,
+        _ => return None,
+    };
+    match number.parse::<u64>() {
+        Ok(n) => n.checked_mul(unit),
+        Err(_) => number.parse::<f64>().ok().map(|n| (n * unit as f64) as u64),
+    }
+}
+
+/// A MAC address.
+fn mac(text: &str) -> Option<[u8; 6]> {
+    let mut bytes = [0; 6];
+    let mut words = text.split([':', '-']);
+    for byte in &mut bytes {
+        *byte = u8::from_str_radix(words.next()?, 16).ok()?;
+    }
+    words.next().is_none().then_some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str) -> CommandLine {
+        CommandLine::new(text.replace(' ', "\0").as_bytes())
+    }
+
+    #[test]
+    fn names() {
+        assert_eq!(line("qemu -name guest=a,debug-threads=on").name().as_deref(), Some("a"));
+        assert_eq!(line("qemu -name a,,b,process=x").name().as_deref(), Some("a,b"));
+        assert_eq!(line("/usr/bin/firecracker --id vm7").name().as_deref(), Some("vm7"));
+        assert_eq!(line("qemu -name").name(), None);
+        assert_eq!(line("qemu -m 1G").name(), None);
+        assert_eq!(line("").name(), None);
+    }
+
+    #[test]
+    fn memory() {
+        assert_eq!(line("qemu -m 512").memory(), Some(512 << 20));
+        assert_eq!(line("qemu -m size=1048576k,slots=2,maxmem=8G").memory(), Some(1 << 30));
+        assert_eq!(line("qemu -m 1.5G").memory(), Some(3 << 29));
+        assert_eq!(line("/usr/bin/qemu-kvm").memory(), Some(128 << 20));
+        let backends = r#"qemu -object memory-backend-ram,id=a,size=1G -object {"qom-type":"memory-backend-file","size":1048576}"#;
+        assert_eq!(line(backends).memory(), Some((1 << 30) + (1 << 20)));
+        assert_eq!(line("cloud-hypervisor").memory(), None);
+        assert_eq!(line("qemu -m 99999999999999999999").memory(), Some(u64::MAX));
+    }
+
+    #[test]
+    fn nics() {
+        let qemu = "qemu -netdev tap,id=n0,ifname=tap0,vhost=on -device virtio-net-pci,netdev=n0,mac=52:54:00:00:00:01 \
+                    -netdev {\"type\":\"tap\",\"fds\":\"33:34\",\"vhostfds\":\"35:36\",\"id\":\"n1\"} \
+                    -device {\"driver\":\"virtio-net-pci\",\"netdev\":\"n1\",\"mac\":\"52:54:00:00:00:02\"} \
+                    -netdev user,id=n2 -nic tap,ifname=tap9,mac=52:54:00:00:00:09";
+        let nics = line(&qemu.replace("  ", "")).netdevs();
+        assert_eq!(nics.len(), 3);
+        assert_eq!(nics[0].ifname.as_deref(), Some("tap0"));
+        assert_eq!((nics[0].vhost, nics[0].mac), (Some(true), Some([0x52, 0x54, 0, 0, 0, 1])));
+        assert_eq!((nics[1].fds.clone(), nics[1].vhost), (vec![33, 34], Some(true)));
+        assert_eq!(nics[1].mac, Some([0x52, 0x54, 0, 0, 0, 2]));
+        assert_eq!((nics[2].vhost, nics[2].mac), (None, Some([0x52, 0x54, 0, 0, 0, 9])));
+    }
+
+    #[test]
+    fn nonsense_is_not_a_mac() {
+        for text in ["", "52:54", "52:54:00:00:00:01:02", "zz:54:00:00:00:01", "5:4:0:0:0:256"] {
+            assert_eq!(mac(text), None, "{text}");
+        }
+    }
+}

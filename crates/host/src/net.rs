@@ -1,0 +1,82 @@
+//! A VM's taps: which they are, how they are served, and where they lead.
+
+use crate::cmdline::NetDev;
+use crate::root::Root;
+use std::collections::BTreeMap;
+use teiji_model::host::{DataPlane, Nic};
+
+/// The open descriptors of a VMM that say something about its network.
+#[derive(Default)]
+pub(crate) struct Descriptors {
+    /// Of `/dev/net/tun`: descriptor and the tap's name.
+    pub taps: Vec<(u32, String)>,
+    /// How many of `/dev/vhost-net` there are: one for each queue pair that vhost serves.
+    pub vhost_net: usize,
+}
+
+/// The tap that descriptor `fd` of `/dev/net/tun` is attached to, by its `iff:` line.
+pub(crate) fn tap(root: &Root, pid: u32, fd: u32) -> Option<String> {
+    let info = root.text(&format!("proc/{pid}/fdinfo/{fd}"))?;
+    let name = info.lines().find_map(|l| l.strip_prefix("iff:"))?.trim();
+    (!name.is_empty() && !name.contains('/') && name != "..").then(|| name.to_owned())
+}
+
+/// The VM's NICs, in the order of their descriptors.
+pub(crate) fn nics(root: &Root, open: &Descriptors, netdevs: &[NetDev]) -> Vec<Nic> {
+    let mut order: Vec<&str> = Vec::new();
+    let mut fds: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+    for (fd, tap) in &open.taps {
+        if !order.contains(&tap.as_str()) {
+            order.push(tap);
+        }
+        fds.entry(tap).or_default().push(*fd);
+    }
+    let one = order.len() == 1 && netdevs.len() == 1;
+    order
+        .iter()
+        .map(|&tap| {
+            let held = &fds[tap];
+            let mut named = netdevs
+                .iter()
+                .filter(|n| n.ifname.as_deref() == Some(tap) || n.fds.iter().any(|fd| held.contains(fd)));
+            let netdev = named.next().or_else(|| netdevs.first().filter(|_| one));
+            let vhost = open.vhost_net > 0 && netdev.and_then(|n| n.vhost).unwrap_or(true);
+            Nic {
+                tap: tap.to_owned(),
+                ifindex: ifindex(root, tap),
+                mac: netdev.and_then(|n| n.mac).or_else(|| learnt_mac(root, tap)),
+                bridge: master(root, tap),
+                data_plane: if vhost { DataPlane::VhostNet } else { DataPlane::Userspace },
+                queues: u32::try_from(held.len()).unwrap_or(u32::MAX),
+            }
+        })
+        .collect()
+}
+
+/// A device's index; 0 if it is not in this network namespace.
+fn ifindex(root: &Root, device: &str) -> u32 {
+    root.number(&format!("sys/class/net/{device}/ifindex")).and_then(|n| n.try_into().ok()).unwrap_or(0)
+}
+
+/// The bridge (or `ovs-system`) that a device is a port of.
+fn master(root: &Root, device: &str) -> Option<String> {
+    let link = root.link(&format!("sys/class/net/{device}/master"))?;
+    link.rsplit('/').next().map(str::to_owned)
+}
+
+/// The one address that the bridge has learnt on the tap's port; `None` if it knows none or several.
+///
+/// `brforward` is an array of `struct __fdb_entry` of `include/uapi/linux/if_bridge.h`: address,
+/// port (low byte), is_local, ageing timer, port (high byte), 3 bytes of padding.
+fn learnt_mac(root: &Root, tap: &str) -> Option<[u8; 6]> {
+    let bridge = master(root, tap)?;
+    let port = root.number(&format!("sys/class/net/{tap}/brport/port_no"))?;
+    let table = root.bytes(&format!("sys/class/net/{bridge}/brforward"))?;
+    let mut learnt = table.chunks_exact(16).filter_map(|entry| {
+        let is_port = u64::from(entry[6]) | u64::from(entry[12]) << 8 == port;
+        let mac: [u8; 6] = entry[..6].try_into().ok()?;
+        (is_port && entry[7] == 0).then_some(mac)
+    });
+    let mac = learnt.next()?;
+    learnt.all(|other| other == mac).then_some(mac)
+}

@@ -1,0 +1,77 @@
+//! Reading below a prefix. Whatever cannot be read is `None`: a process may vanish at any moment.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The directory that stands for `/`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root(PathBuf);
+
+impl Default for Root {
+    fn default() -> Self {
+        Root(PathBuf::from("/"))
+    }
+}
+
+impl Root {
+    /// A host whose `/proc`, `/sys` and `/dev` are below `dir`.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Root(dir.into())
+    }
+
+    /// `path`, which is relative to `/`, on this host.
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.0.join(path)
+    }
+
+    /// A file as text; bytes that are not UTF-8 become U+FFFD.
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
+        self.bytes(path).map(|b| String::from_utf8_lossy(&b).into_owned())
+    }
+
+    /// A file.
+    pub(crate) fn bytes(&self, path: &str) -> Option<Vec<u8>> {
+        fs::read(self.path(path)).ok()
+    }
+
+    /// A number that is all there is in a file; hexadecimal with `0x`.
+    pub(crate) fn number(&self, path: &str) -> Option<u64> {
+        let text = self.text(path)?;
+        let text = text.trim();
+        match text.strip_prefix("0x") {
+            Some(hex) => u64::from_str_radix(hex, 16).ok(),
+            None => text.parse().ok(),
+        }
+    }
+
+    /// Where a symbolic link points, unresolved.
+    pub(crate) fn link(&self, path: &str) -> Option<String> {
+        fs::read_link(self.path(path)).ok().map(|p| p.to_string_lossy().into_owned())
+    }
+
+    /// Whether there is such a file or directory.
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        self.path(path).exists()
+    }
+
+    /// Names in a directory; empty if it cannot be read.
+    pub(crate) fn names(&self, path: &str) -> Vec<String> {
+        list(&self.path(path)).unwrap_or_default()
+    }
+
+    /// Names in a directory that are numbers, ascending; empty if it cannot be read.
+    pub(crate) fn numbers(&self, path: &str) -> Vec<u32> {
+        let mut numbers: Vec<u32> = self.names(path).iter().filter_map(|n| n.parse().ok()).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+}
+
+/// Names in a directory.
+pub(crate) fn list(dir: &Path) -> std::io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    Ok(names)
+}

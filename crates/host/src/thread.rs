@@ -1,0 +1,123 @@
+//! vCPU threads and vhost workers.
+
+use crate::root::Root;
+use teiji_model::host::{Vcpu, Worker};
+
+/// `PF_KTHREAD` of `include/linux/sched.h`: the task is a kernel thread.
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// Where a thread may run and where it did.
+struct Placement {
+    cpus: String,
+    last_cpu: u32,
+    flags: u64,
+}
+
+/// A thread's placement; `dir` is its directory below `/proc`.
+fn placement(root: &Root, dir: &str) -> Option<Placement> {
+    let status = root.text(&format!("{dir}/status"))?;
+    let cpus = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+    let stat = root.text(&format!("{dir}/stat"))?;
+    // The name may contain anything; fields are counted from the last `)`, which closes field 2.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    Some(Placement {
+        cpus: cpus.trim().to_owned(),
+        last_cpu: fields.get(39 - 3)?.parse().ok()?,
+        flags: fields.get(9 - 3)?.parse().ok()?,
+    })
+}
+
+/// A thread's name.
+fn comm(root: &Root, dir: &str) -> Option<String> {
+    root.text(&format!("{dir}/comm")).map(|c| c.trim_end_matches('\n').to_owned())
+}
+
+/// The vCPU that a thread of this name runs: QEMU's `CPU 3/KVM`, cloud-hypervisor's `vcpu3`,
+/// Firecracker's `fc_vcpu 3`.
+fn vcpu_index(comm: &str) -> Option<u16> {
+    let qemu = comm.strip_prefix("CPU ").and_then(|c| c.strip_suffix("/KVM"));
+    let other = || comm.strip_prefix("fc_vcpu ").or_else(|| comm.strip_prefix("vcpu"));
+    qemu.or_else(other)?.parse().ok()
+}
+
+/// The vCPU threads of a VMM, by index. `vm_fds` are its descriptors of KVM VMs.
+///
+/// Names tell them if the VMM gives its threads names. Where it does not (QEMU without
+/// `debug-threads=on`), KVM's debugfs does, from Linux 5.19 on.
+pub(crate) fn vcpus(root: &Root, pid: u32, vm_fds: &[u32]) -> Vec<Vcpu> {
+    let tids = root.numbers(&format!("proc/{pid}/task"));
+    let mut found: Vec<(u16, u32)> = tids
+        .iter()
+        .filter_map(|&tid| Some((vcpu_index(&comm(root, &format!("proc/{pid}/task/{tid}"))?)?, tid)))
+        .collect();
+    if found.is_empty() {
+        found = vm_fds.iter().flat_map(|fd| from_debugfs(root, pid, *fd, &tids)).collect();
+    }
+    found.sort_unstable();
+    found.dedup_by_key(|(index, _)| *index);
+    let vcpu = |(index, tid)| {
+        let at = placement(root, &format!("proc/{pid}/task/{tid}"))?;
+        Some(Vcpu { index, tid, cpus: at.cpus, last_cpu: at.last_cpu })
+    };
+    found.into_iter().filter_map(vcpu).collect()
+}
+
+/// vCPU threads by `/sys/kernel/debug/kvm/PID-FD/vcpuN/pid`.
+fn from_debugfs(root: &Root, pid: u32, fd: u32, tids: &[u32]) -> Vec<(u16, u32)> {
+    let dir = format!("sys/kernel/debug/kvm/{pid}-{fd}");
+    let index = |name: &str| name.strip_prefix("vcpu").and_then(|n| n.parse::<u16>().ok());
+    root.names(&dir)
+        .iter()
+        .filter_map(|name| {
+            let tid = u32::try_from(root.number(&format!("{dir}/{name}/pid"))?).ok()?;
+            Some((index(name)?, tid)).filter(|_| tids.contains(&tid))
+        })
+        .collect()
+}
+
+/// The vhost workers that serve a VMM, by thread id: threads of the VMM itself (Linux 6.4 on) and
+/// those of `kernel_threads` whose owner is one of its threads.
+pub(crate) fn workers(root: &Root, pid: u32, kernel_threads: &[Worker]) -> Vec<Worker> {
+    let tids = root.numbers(&format!("proc/{pid}/task"));
+    let own = tids.iter().filter_map(|tid| {
+        let dir = format!("proc/{pid}/task/{tid}");
+        let comm = comm(root, &dir)?;
+        owner(&comm)?;
+        let at = placement(root, &dir)?;
+        Some(Worker { tid: *tid, comm, kernel_thread: false, cpus: at.cpus, last_cpu: at.last_cpu })
+    });
+    let kernel = kernel_threads.iter().filter(|w| owner(&w.comm).is_some_and(|o| tids.contains(&o))).cloned();
+    own.chain(kernel).collect()
+}
+
+/// The vhost worker that process `pid` is, if it is a kernel thread of that kind.
+pub(crate) fn kernel_worker(root: &Root, pid: u32) -> Option<Worker> {
+    let dir = format!("proc/{pid}");
+    let comm = comm(root, &dir)?;
+    owner(&comm)?;
+    let at = placement(root, &dir)?;
+    if at.flags & PF_KTHREAD == 0 {
+        return None; // anyone may call a process `vhost-1`
+    }
+    Some(Worker { tid: pid, comm, kernel_thread: true, cpus: at.cpus, last_cpu: at.last_cpu })
+}
+
+/// The thread that a worker of this name was made for.
+fn owner(comm: &str) -> Option<u32> {
+    comm.strip_prefix("vhost-")?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vcpu_names_of_several_vmms() {
+        assert_eq!(vcpu_index("CPU 12/KVM"), Some(12));
+        assert_eq!(vcpu_index("vcpu3"), Some(3));
+        assert_eq!(vcpu_index("fc_vcpu 0"), Some(0));
+        for other in ["CPU 1/TCG", "qemu-system-x86", "vcpu", "vhost-1", "CPU x/KVM", ""] {
+            assert_eq!(vcpu_index(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Which processes are VMs: those that hold a descriptor of a KVM virtual machine and of its vCPUs.
+
+use crate::cmdline::CommandLine;
+use crate::root::{self, Root};
+use crate::{Error, net, numa, thread};
+use teiji_model::host::{Vm, Worker};
+
+impl Root {
+    /// The VMs of this host, by process id. A process that vanishes meanwhile, or that the caller may
+    /// not look into, is left out.
+    ///
+    /// # Errors
+    /// If `/proc` cannot be listed.
+    pub fn vms(&self) -> Result<Vec<Vm>, Error> {
+        let path = self.path("proc");
+        let names = root::list(&path).map_err(|source| Error::Processes { path, source })?;
+        let mut pids: Vec<u32> = names.iter().filter_map(|n| n.parse().ok()).collect();
+        pids.sort_unstable();
+        let found: Vec<(u32, Open)> = pids.iter().filter_map(|&pid| Some((pid, open(self, pid)?))).collect();
+        if found.is_empty() {
+            return Ok(Vec::new());
+        }
+        let workers: Vec<Worker> = pids.iter().filter_map(|&pid| thread::kernel_worker(self, pid)).collect();
+        Ok(found.iter().filter_map(|(pid, open)| vm(self, *pid, open, &workers)).collect())
+    }
+}
+
+/// What a VMM has open.
+#[derive(Default)]
+struct Open {
+    vm_fds: Vec<u32>,
+    vcpus: usize,
+    net: net::Descriptors,
+}
+
+/// What a process has open, if it is a VMM.
+fn open(root: &Root, pid: u32) -> Option<Open> {
+    let mut open = Open::default();
+    for fd in root.numbers(&format!("proc/{pid}/fd")) {
+        let Some(target) = root.link(&format!("proc/{pid}/fd/{fd}")) else { continue };
+        match target.as_str() {
+            "anon_inode:kvm-vm" => open.vm_fds.push(fd),
+            "/dev/vhost-net" => open.net.vhost_net += 1,
+            "/dev/net/tun" => open.net.taps.extend(net::tap(root, pid, fd).map(|name| (fd, name))),
+            other if other.starts_with("anon_inode:kvm-vcpu") => open.vcpus += 1,
+            _ => {}
+        }
+    }
+    (!open.vm_fds.is_empty() && open.vcpus > 0).then_some(open)
+}
+
+/// The VM of a VMM; `None` if it is gone.
+fn vm(root: &Root, pid: u32, open: &Open, kernel_threads: &[Worker]) -> Option<Vm> {
+    let line = CommandLine::new(&root.bytes(&format!("proc/{pid}/cmdline"))?);
+    let vcpus = thread::vcpus(root, pid, &open.vm_fds);
+    let workers = thread::workers(root, pid, kernel_threads);
+    let nics = net::nics(root, &open.net, &line.netdevs());
+    let memory_nodes = numa::resident(root, pid);
+    if !root.exists(&format!("proc/{pid}/task")) {
+        return None;
+    }
+    let name = line.name().unwrap_or_else(|| format!("pid:{pid}"));
+    Some(Vm { name, pid, vcpus, workers, nics, memory: line.memory(), memory_nodes })
+}

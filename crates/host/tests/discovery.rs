@@ -1,0 +1,191 @@
+//! Discovery on made-up trees, and once on the machine that runs the test.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use teiji_host::Root;
+use teiji_model::host::DataPlane;
+use tempfile::TempDir;
+
+struct Host(TempDir);
+
+impl Host {
+    fn new() -> Self {
+        let host = Host(tempfile::tempdir().unwrap());
+        fs::create_dir_all(host.0.path().join("proc")).unwrap();
+        host
+    }
+
+    fn root(&self) -> Root {
+        Root::new(self.0.path())
+    }
+
+    fn file(&self, path: &str, contents: impl AsRef<[u8]>) {
+        let path = self.0.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, contents).unwrap();
+    }
+
+    fn link(&self, path: &str, target: &str) {
+        let path = self.0.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        symlink(Path::new(target), path).unwrap();
+    }
+
+    fn thread(&self, dir: &str, comm: &str, cpus: &str, last: u32, flags: u64) {
+        self.file(&format!("{dir}/comm"), format!("{comm}\n"));
+        self.file(
+            &format!("{dir}/status"),
+            format!("Name:\t{comm}\nVmRSS:\t   2048 kB\nCpus_allowed_list:\t{cpus}\n"),
+        );
+        let zeros = "0 ".repeat(29);
+        self.file(&format!("{dir}/stat"), format!("1 ({comm}) S 1 1 1 0 -1 {flags} {zeros}{last} 0 0\n"));
+    }
+
+    fn task(&self, pid: u32, tid: u32, comm: &str, cpus: &str, last: u32) {
+        self.thread(&format!("proc/{pid}/task/{tid}"), comm, cpus, last, 0);
+    }
+
+    fn vmm(&self, pid: u32, cmdline: &str, fds: &[(u32, &str)]) {
+        self.thread(&format!("proc/{pid}"), "qemu-system-x86", "0-3", 0, 0);
+        self.task(pid, pid, "qemu-system-x86", "0-3", 0);
+        self.file(&format!("proc/{pid}/cmdline"), cmdline.replace(' ', "\0"));
+        for (fd, target) in fds {
+            self.link(&format!("proc/{pid}/fd/{fd}"), target);
+        }
+    }
+
+    fn tap(&self, pid: u32, fd: u32, name: &str, index: u32) {
+        self.link(&format!("proc/{pid}/fd/{fd}"), "/dev/net/tun");
+        self.file(&format!("proc/{pid}/fdinfo/{fd}"), format!("pos:\t0\nflags:\t0104002\niff:\t{name}\n"));
+        self.file(&format!("sys/class/net/{name}/ifindex"), format!("{index}\n"));
+    }
+}
+
+const KVM: [(u32, &str); 3] =
+    [(9, "anon_inode:kvm-vm"), (10, "anon_inode:kvm-vcpu:0"), (11, "anon_inode:kvm-vcpu:1")];
+
+#[test]
+fn a_qemu_with_two_nics_and_two_queues() {
+    let host = Host::new();
+    host.vmm(
+        700,
+        "/usr/bin/qemu-system-x86_64 -name guest=sip1,debug-threads=on -m 512 \
+-netdev tap,fds=20:21,id=n0,vhost=on,vhostfds=30:31 -device virtio-net-pci,netdev=n0,mac=52:54:00:aa:bb:01 \
+-netdev tap,ifname=tap1,id=n1,vhost=off -device virtio-net-pci,netdev=n1",
+        &KVM,
+    );
+    host.task(700, 702, "CPU 0/KVM", "1", 1);
+    host.task(700, 703, "CPU 1/KVM", "2-3", 3);
+    host.task(700, 704, "vhost-700", "0-3", 2);
+    host.task(700, 705, "vhost-x", "0-3", 2);
+    host.tap(700, 20, "tap0", 5);
+    host.tap(700, 21, "tap0", 5);
+    host.tap(700, 22, "tap1", 6);
+    host.link("proc/700/fd/30", "/dev/vhost-net");
+    host.link("proc/700/fd/31", "/dev/vhost-net");
+    host.link("sys/class/net/tap0/master", "../br0");
+    host.link("sys/class/net/tap1/master", "../br0");
+    host.file("sys/class/net/tap1/brport/port_no", "0x2\n");
+    let entry =
+        |mac: u8, port: u8, local: u8| [0x52, 0x54, 0, 0, 0, mac, port, local, 0, 0, 0, 0, 0, 0, 0, 0];
+    host.file("sys/class/net/br0/brforward", [entry(1, 1, 0), entry(9, 2, 1), entry(2, 2, 0)].concat());
+
+    let vms = host.root().vms().unwrap();
+    assert_eq!(vms.len(), 1);
+    let vm = &vms[0];
+    assert_eq!((vm.name.as_str(), vm.pid, vm.memory), ("sip1", 700, Some(512 << 20)));
+    assert_eq!(vm.memory_nodes, [2 << 20]);
+    let vcpus: Vec<_> = vm.vcpus.iter().map(|v| (v.index, v.tid, v.cpus.as_str(), v.last_cpu)).collect();
+    assert_eq!(vcpus, [(0, 702, "1", 1), (1, 703, "2-3", 3)]);
+    assert_eq!(vm.workers.len(), 1);
+    assert_eq!((vm.workers[0].tid, vm.workers[0].kernel_thread), (704, false));
+    let [a, b] = &vm.nics[..] else { panic!("{:?}", vm.nics) };
+    assert_eq!((a.tap.as_str(), a.ifindex, a.queues, a.data_plane), ("tap0", 5, 2, DataPlane::VhostNet));
+    assert_eq!((a.mac, a.bridge.as_deref()), (Some([0x52, 0x54, 0, 0xaa, 0xbb, 1]), Some("br0")));
+    assert_eq!((b.tap.as_str(), b.ifindex, b.queues, b.data_plane), ("tap1", 6, 1, DataPlane::Userspace));
+    assert_eq!(b.mac, Some([0x52, 0x54, 0, 0, 0, 2]), "learnt from the bridge, the tap's own left out");
+}
+
+#[test]
+fn workers_that_are_kernel_threads_belong_to_their_owner() {
+    let host = Host::new();
+    host.vmm(700, "qemu -name a", &KVM);
+    host.vmm(800, "qemu -name b", &KVM);
+    host.thread("proc/60", "vhost-700", "0-3", 1, 0x0020_0040);
+    host.thread("proc/61", "vhost-800", "0-3", 1, 0x0020_0040);
+    host.thread("proc/62", "vhost-800", "0-3", 1, 0); // an ordinary process that calls itself so
+    let vms = host.root().vms().unwrap();
+    let workers: Vec<Vec<u32>> = vms.iter().map(|vm| vm.workers.iter().map(|w| w.tid).collect()).collect();
+    assert_eq!(workers, [vec![60], vec![61]]);
+    assert!(vms.iter().all(|vm| vm.workers.iter().all(|w| w.kernel_thread)));
+}
+
+#[test]
+fn vcpu_threads_without_names_are_found_in_debugfs() {
+    let host = Host::new();
+    host.vmm(700, "qemu", &KVM);
+    host.task(700, 702, "qemu-system-x86", "0-3", 1);
+    host.task(700, 703, "qemu-system-x86", "0-3", 1);
+    host.file("sys/kernel/debug/kvm/700-9/vcpu0/pid", "703\n");
+    host.file("sys/kernel/debug/kvm/700-9/vcpu1/pid", "702\n");
+    host.file("sys/kernel/debug/kvm/700-9/vcpu2/pid", "0\n");
+    let vms = host.root().vms().unwrap();
+    assert_eq!(vms[0].name, "pid:700");
+    let vcpus: Vec<_> = vms[0].vcpus.iter().map(|v| (v.index, v.tid)).collect();
+    assert_eq!(vcpus, [(0, 703), (1, 702)]);
+}
+
+#[test]
+fn only_vmms_are_vms() {
+    let host = Host::new();
+    host.vmm(1, "init", &[(3, "socket:[1]")]);
+    host.vmm(2, "qemu -M none", &[(3, "anon_inode:kvm-vm")]);
+    host.file("proc/3/cmdline", "gone"); // vanished: no fd directory any more
+    host.file("proc/cpuinfo", "");
+    assert_eq!(host.root().vms().unwrap(), []);
+}
+
+#[test]
+fn no_procfs_is_an_error_that_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = Root::new(dir.path()).vms().unwrap_err().to_string();
+    assert!(error.contains("is procfs mounted?"), "{error}");
+}
+
+#[test]
+fn what_is_missing_says_what_it_costs_and_how_to_get_it() {
+    let host = Host::new();
+    host.file("proc/sys/kernel/osrelease", "5.10.0-8-amd64\n");
+    host.file("proc/self/status", "CapEff:\t0000000000000000\n");
+    host.file("sys/kernel/security/lockdown", "none integrity [confidentiality]\n");
+    let all = host.root().capabilities();
+    for missing in ["kernel", "privilege", "lockdown", "btf", "kvm", "tun", "vhost_net", "tracefs", "debugfs"]
+    {
+        let it = all.iter().find(|c| c.name == missing).unwrap();
+        assert!(!it.present && !it.consequence.is_empty() && !it.remedy.is_empty(), "{it:?}");
+    }
+}
+
+#[test]
+fn what_is_there_says_no_more() {
+    let host = Host::new();
+    host.file("proc/sys/kernel/osrelease", "7.2.12+deb14-amd64\n");
+    host.file("proc/self/status", "CapEff:\t000001ffffffffff\n");
+    for path in ["btf/vmlinux", "btf/vhost_net", "tracing/events/sched/sched_switch/id", "debug/kvm/x"] {
+        host.file(&format!("sys/kernel/{path}"), "");
+    }
+    host.file("dev/kvm", "");
+    host.file("dev/net/tun", "");
+    let all = host.root().capabilities();
+    assert!(all.iter().all(|c| c.present && c.consequence.is_empty() && c.remedy.is_empty()), "{all:#?}");
+}
+
+#[test]
+fn this_machine() {
+    for vm in teiji_host::vms().unwrap() {
+        assert!(!vm.name.is_empty() && vm.pid > 0);
+    }
+    let kernel = teiji_host::capabilities().remove(0);
+    assert!(kernel.found.starts_with("Linux "), "{kernel:?}");
+}

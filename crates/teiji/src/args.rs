@@ -1,0 +1,184 @@
+//! The command line.
+
+use crate::units;
+use clap::{Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+use teiji_model::flow::{Direction, Matching};
+
+/// Follows every packet through a KVM host and names the cause of response-time fluctuation.
+#[derive(Debug, Parser)]
+#[command(name = "teiji", version, about, max_term_width = 100)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// Look for VMs below this directory instead of / (nothing can be traced there).
+    #[arg(long, global = true, hide = true, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Say what this host can do, what is missing, and what therefore does not work.
+    Doctor(Print),
+    /// List the VMs of this host with their threads and NICs.
+    Vms(Print),
+    /// Follow the packets of VMs and report where their time goes.
+    Trace(Trace),
+    /// Report on a recording that `trace --record` made; needs no root.
+    Replay(Replay),
+    /// Print the completions for a shell.
+    Completions(Completions),
+    /// Print the manual page, or write one for each subcommand.
+    Man(Man),
+}
+
+/// How a list is printed.
+#[derive(Debug, clap::Args)]
+pub struct Print {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `trace`.
+#[derive(Debug, clap::Args)]
+pub struct Trace {
+    /// A VM by its name or as pid:N; may be given several times [default: all VMs].
+    #[arg(long = "vm", value_name = "VM")]
+    pub vms: Vec<String>,
+    /// Which packets to follow, such as 'udp port 5060' [default: all].
+    #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
+    pub flow: String,
+    /// Which packets to follow, seen from the guest; requests need both.
+    #[arg(long, value_enum, default_value_t)]
+    pub direction: DirectionArg,
+    /// How responses are matched with their requests.
+    #[arg(long = "match", value_enum, default_value_t)]
+    pub matching: MatchingArg,
+    /// How long to trace, such as 500ms, 10s or 2m [default: until Ctrl-C].
+    #[arg(long = "for", value_name = "TIME", value_parser = units::parse_duration)]
+    pub duration: Option<Duration>,
+    /// Keep the events in this file, for `replay`.
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// Size of the kernel's event buffer, such as 16M; raise it if events are lost.
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = units::parse_size)]
+    pub buffer: usize,
+    /// How to print the report.
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// Arguments of `replay`.
+#[derive(Debug, clap::Args)]
+pub struct Replay {
+    /// The recording.
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// How to print the report.
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// How a report is printed.
+#[derive(Debug, clap::Args)]
+pub struct ReportArgs {
+    /// Form of the report.
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+    /// The same as --format json.
+    #[arg(long, conflicts_with = "format")]
+    pub json: bool,
+    /// Write the report to this file instead of standard output.
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+impl ReportArgs {
+    /// The form asked for.
+    pub fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.format }
+    }
+}
+
+/// Form of a report.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For reading in a terminal.
+    #[default]
+    Text,
+    /// For programs; see docs/report-json.md.
+    Json,
+    /// Every request as a trace for ui.perfetto.dev.
+    Perfetto,
+    /// One self-contained web page.
+    Html,
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, clap::Args)]
+pub struct Completions {
+    /// The shell.
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Arguments of `man`.
+#[derive(Debug, clap::Args)]
+pub struct Man {
+    /// Write a page for teiji and each of its subcommands into this directory.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// [`Direction`] on the command line.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum DirectionArg {
+    /// Toward the guest.
+    In,
+    /// From the guest.
+    Out,
+    /// Both.
+    #[default]
+    Both,
+}
+
+impl From<DirectionArg> for Direction {
+    fn from(arg: DirectionArg) -> Self {
+        match arg {
+            DirectionArg::In => Direction::In,
+            DirectionArg::Out => Direction::Out,
+            DirectionArg::Both => Direction::Both,
+        }
+    }
+}
+
+/// [`Matching`] on the command line.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum MatchingArg {
+    /// ICMP echo, and UDP whose response repeats the request.
+    #[default]
+    Echo,
+    /// SIP over UDP by Call-ID and CSeq; reads the first bytes of each message.
+    Sip,
+    /// Not at all: packets are followed one way.
+    None,
+}
+
+impl From<MatchingArg> for Matching {
+    fn from(arg: MatchingArg) -> Self {
+        match arg {
+            MatchingArg::Echo => Matching::Echo,
+            MatchingArg::Sip => Matching::Sip,
+            MatchingArg::None => Matching::None,
+        }
+    }
+}
+
+/// A wrong use of the command that only shows after parsing. Ends it with exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);

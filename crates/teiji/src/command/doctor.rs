@@ -1,0 +1,75 @@
+//! `teiji doctor`: what this host can do, what is missing, and what therefore does not work.
+
+use crate::args::Print;
+use crate::backend::trace;
+use crate::output;
+use crate::terminal::{Style, Tone, printable, wrap};
+use anyhow::Result;
+use serde::Serialize;
+use std::process::ExitCode;
+use teiji_host::Root;
+use teiji_model::host::Capability;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Json<'a> {
+    schema: u32,
+    works: bool,
+    capabilities: &'a [Capability],
+}
+
+/// Looks and prints; the exit code is 0 if a VM with vhost-net NICs can be traced.
+pub(super) fn run(print: &Print, root: &Root, made_up: bool) -> Result<ExitCode> {
+    let mut all = root.capabilities();
+    if !made_up {
+        all.extend(trace::capabilities());
+    }
+    let works = works(&all);
+    if print.json {
+        let json = Json { schema: 1, works, capabilities: &all };
+        output::stdout(&(serde_json::to_string_pretty(&json)? + "\n"))?;
+    } else {
+        output::stdout(&table(&all, &Style::stdout()))?;
+    }
+    Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Whether a VM with vhost-net NICs can be traced.
+fn works(all: &[Capability]) -> bool {
+    all.iter().all(|c| c.present || !c.essential)
+}
+
+/// The capabilities as text of at most 100 columns.
+pub fn table(all: &[Capability], style: &Style) -> String {
+    let name_width = all.iter().map(|c| c.name.chars().count()).max().unwrap_or(0).min(30);
+    let left = 9 + name_width + 2;
+    let mut out = String::new();
+    for c in all {
+        let (mark, tone) = match (c.present, c.essential) {
+            (true, _) => ("ok", Tone::Good),
+            (false, true) => ("missing", Tone::Bad),
+            (false, false) => ("absent", Tone::Strong),
+        };
+        let mark = style.paint(tone, &format!("{mark:<7}"));
+        let mut lines = wrap(&style.ascii(&printable(&c.found)), 100 - left);
+        for (label, text) in [("without it: ", &c.consequence), ("to get it: ", &c.remedy)] {
+            if !c.present && !text.is_empty() {
+                let text = format!("{label}{}", style.ascii(&printable(text)));
+                lines.extend(wrap(&text, 100 - left));
+            }
+        }
+        out += &format!("{mark}  {:<name_width$}  {}\n", printable(&c.name), lines[0]);
+        for line in &lines[1..] {
+            out += &format!("{:left$}{}\n", "", style.paint(Tone::Faint, line));
+        }
+    }
+    let missing: Vec<&str> =
+        all.iter().filter(|c| !c.present && c.essential).map(|c| c.name.as_str()).collect();
+    let verdict = if missing.is_empty() {
+        style.paint(Tone::Good, "VMs with vhost-net NICs can be traced here.")
+    } else {
+        let text = format!("VMs cannot be traced here, for want of: {}.", printable(&missing.join(", ")));
+        wrap(&text, 100).iter().map(|l| style.paint(Tone::Bad, l)).collect::<Vec<_>>().join("\n")
+    };
+    out + "\n" + &verdict + "\n"
+}

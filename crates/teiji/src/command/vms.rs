@@ -1,0 +1,121 @@
+//! `teiji vms`: the VMs of this host with their threads and NICs.
+
+use crate::args::Print;
+use crate::output;
+use crate::table::{Cell, Table};
+use crate::terminal::{Style, Tone, printable, shorten};
+use crate::units;
+use anyhow::Result;
+use serde::Serialize;
+use teiji_host::Root;
+use teiji_model::host::{DataPlane, Nic, Vm};
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Json<'a> {
+    schema: u32,
+    vms: &'a [Vm],
+}
+
+/// Finds and prints them.
+pub(super) fn run(print: &Print, root: &Root) -> Result<()> {
+    let vms = root.vms()?;
+    if print.json {
+        let json = Json { schema: 1, vms: &vms };
+        return output::stdout(&(serde_json::to_string_pretty(&json)? + "\n"));
+    }
+    if vms.is_empty() {
+        return output::stdout(&(nothing(root) + "\n"));
+    }
+    output::stdout(&table(&vms, &Style::stdout()))
+}
+
+/// Says that there are no VMs, and why that may not be so.
+pub(super) fn nothing(root: &Root) -> String {
+    let lacking = root.lacking();
+    if lacking.contains(&"CAP_SYS_PTRACE") || lacking.contains(&"CAP_DAC_READ_SEARCH") {
+        "no VM is to be seen; without root only your own processes are looked into: try sudo".to_owned()
+    } else {
+        "no VM runs on this host: no process holds a KVM virtual machine".to_owned()
+    }
+}
+
+/// The VMs as text of at most 100 columns.
+pub fn table(vms: &[Vm], style: &Style) -> String {
+    let blocks: Vec<String> = vms.iter().map(|vm| block(vm, style)).collect();
+    blocks.join("\n")
+}
+
+fn block(vm: &Vm, style: &Style) -> String {
+    let mut head = format!("  pid {}, {}", vm.pid, units::count(vm.vcpus.len() as u64, "vCPU"));
+    if let Some(memory) = vm.memory {
+        head += &format!(", {}", units::bytes(memory));
+    }
+    match &vm.memory_nodes[..] {
+        [] => {}
+        [resident] => head += &format!(", {} resident", units::bytes(*resident)),
+        nodes => {
+            let on = |(n, b): (usize, &u64)| (*b > 0).then(|| format!("{} on node {n}", units::bytes(*b)));
+            let on: Vec<String> = nodes.iter().enumerate().filter_map(on).collect();
+            head += &format!(", resident: {}", on.join(", "));
+        }
+    }
+    let name = style.ascii(&shorten(&printable(&vm.name), 40));
+    let mut out =
+        format!("{}{}\n", style.paint(Tone::Strong, &name), shorten(&head, 98 - name.chars().count()));
+
+    let mut threads = Table::indented(2);
+    for v in &vm.vcpus {
+        threads.row(thread(format!("vCPU {}", v.index), v.tid, &v.cpus, v.last_cpu, ""));
+    }
+    for w in &vm.workers {
+        let kind = if w.kernel_thread { "kernel thread" } else { "thread of the VMM" };
+        threads.row(thread("vhost worker".to_owned(), w.tid, &w.cpus, w.last_cpu, kind));
+    }
+    let mut nics = Table::indented(2);
+    for n in &vm.nics {
+        nics.row(nic(n));
+    }
+    for line in threads.lines(style).into_iter().chain(nics.lines(style)) {
+        out += &line;
+        out.push('\n');
+    }
+    if vm.vcpus.is_empty() {
+        out += "  its vCPU threads cannot be told: start QEMU with -name guest=NAME,debug-threads=on\n";
+    }
+    if vm.nics.is_empty() {
+        out += "  no tap: packets cannot be followed to it\n";
+    }
+    out
+}
+
+fn thread(what: String, tid: u32, cpus: &str, last: u32, kind: &str) -> Vec<Cell> {
+    vec![
+        what.into(),
+        Cell::right(format!("thread {tid}")),
+        format!("CPUs {}", shorten(&printable(cpus), 30)).into(),
+        format!("last on {last}").into(),
+        Cell::from(kind).tone(Tone::Faint),
+    ]
+}
+
+fn nic(n: &Nic) -> Vec<Cell> {
+    let mac =
+        n.mac.map_or_else(|| "MAC not known".to_owned(), |m| m.map(|byte| format!("{byte:02x}")).join(":"));
+    let (plane, tone) = match n.data_plane {
+        DataPlane::VhostNet => ("vhost-net", Tone::Plain),
+        DataPlane::Userspace => ("by the VMM, not vhost", Tone::Bad),
+    };
+    let bridge = match &n.bridge {
+        Some(bridge) => format!("bridge {}", shorten(&printable(bridge), 16)),
+        None if n.ifindex == 0 => "other netns".to_owned(),
+        None => "no bridge".to_owned(),
+    };
+    vec![
+        format!("NIC {}", shorten(&printable(&n.tap), 16)).into(),
+        bridge.into(),
+        mac.into(),
+        Cell::from(plane).tone(tone),
+        units::count(n.queues.into(), "queue").into(),
+    ]
+}

@@ -1,0 +1,76 @@
+//! A report in the format asked for.
+
+use crate::args::{Format, ReportArgs, Usage};
+use crate::terminal::Style;
+use crate::{html, output, perfetto, text};
+use anyhow::Result;
+use std::io::{self, IsTerminal, Write};
+use teiji_model::report::{Joined, Report};
+
+/// The requests that are kept for formats that show every one.
+pub struct Kept {
+    wanted: bool,
+    requests: Vec<Joined>,
+    left_out: u64,
+}
+
+impl Kept {
+    /// The most requests that are kept.
+    pub const MOST: usize = 100_000;
+
+    /// Keeps requests if the format shows them.
+    pub fn new(format: Format) -> Self {
+        Kept { wanted: format == Format::Perfetto, requests: Vec::new(), left_out: 0 }
+    }
+
+    /// Keeps one; from [`Kept::MOST`] on they are only counted.
+    pub fn keep(&mut self, joined: &Joined) {
+        if !self.wanted {
+        } else if self.requests.len() < Self::MOST {
+            self.requests.push(joined.clone());
+        } else {
+            self.left_out += 1;
+        }
+    }
+}
+
+/// Whether what was asked can be printed at all.
+///
+/// # Errors
+/// [`Usage`] if binary output would go to a terminal.
+pub fn check(args: &ReportArgs) -> Result<()> {
+    if args.format() == Format::Perfetto && args.out.is_none() && io::stdout().is_terminal() {
+        let text = "a Perfetto trace is binary and standard output is a terminal: give --out FILE";
+        return Err(Usage(text.to_owned()).into());
+    }
+    Ok(())
+}
+
+/// Prints the report.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn print(args: &ReportArgs, report: &Report, kept: &Kept) -> Result<()> {
+    let out = args.out.as_deref();
+    let content = |w: &mut dyn Write| match args.format() {
+        Format::Text => {
+            let style = if out.is_some() { Style::file() } else { Style::stdout() };
+            w.write_all(text::report(report, &style).as_bytes())
+        }
+        Format::Json => {
+            serde_json::to_writer_pretty(&mut *w, report)?;
+            w.write_all(b"\n")
+        }
+        Format::Perfetto => perfetto::write(w, &report.meta, &kept.requests),
+        Format::Html => w.write_all(html::page("teiji report", &[("", report)]).as_bytes()),
+    };
+    if kept.left_out > 0 {
+        let _ = writeln!(
+            io::stderr(),
+            "teiji: the first {} requests are in the trace, {} more are left out",
+            kept.requests.len(),
+            kept.left_out
+        );
+    }
+    output::write(out, &content, || text::report(report, &Style::stdout()))
+}

@@ -1,0 +1,191 @@
+//! Charts as SVG: shares, percentiles, waterfalls.
+
+use super::escape;
+use crate::units::{ns, percent};
+use std::fmt::Write;
+use teiji_model::report::{Dist, Request};
+use teiji_model::stage::Stage;
+
+/// Width of every chart, in its own units.
+const W: f64 = 1000.0;
+/// Where bars begin.
+const LEFT: f64 = 120.0;
+
+/// What a stage's length means, for tooltips.
+pub(super) const fn meaning(stage: Stage) -> &'static str {
+    match stage {
+        Stage::SwitchIn => "received by the host → put on the tap: bridge, firewall",
+        Stage::TapQueue => {
+            "on the tap → taken by the vhost worker: worker asleep, waiting for a CPU, or behind"
+        }
+        Stage::VhostRx => "taken → written to the guest's ring and signalled",
+        Stage::Irq => "signalled → interrupt accepted for a vCPU",
+        Stage::VcpuWake => "accepted → the vCPU enters guest mode with it",
+        Stage::Guest => "guest entry → the guest kicks its transmit queue",
+        Stage::VhostTx => "kick → frame handed to the host stack by the vhost worker",
+        Stage::SwitchOut => "host stack → queued on the link",
+        Stage::Qdisc => "queued → dequeued from the link's qdisc",
+        Stage::WireOut => "dequeued → handed to the NIC",
+        Stage::Unattributed => "what no stage accounts for",
+    }
+}
+
+/// The colours of the stages.
+pub(super) fn legend(stages: impl IntoIterator<Item = Stage>) -> String {
+    let mut out = String::from("<div class=\"legend\">");
+    for stage in stages {
+        let _ = write!(
+            out,
+            "<span title=\"{}\"><i style=\"background:var(--s{})\"></i>{}</span>",
+            escape(meaning(stage)),
+            stage as usize,
+            stage.name()
+        );
+    }
+    out + "</div>\n"
+}
+
+/// A bar of stages.
+pub(super) struct Row {
+    /// Left of it.
+    pub label: String,
+    /// Length of each stage, as a part of the chart's width, and its tooltip.
+    pub parts: Vec<(Stage, f64, String)>,
+    /// Right of it.
+    pub note: String,
+}
+
+/// Bars of stages, one below the other. `right` is the room for notes.
+pub(super) fn stacked(rows: &[Row], right: f64) -> String {
+    const STEP: f64 = 30.0;
+    let room = W - LEFT - right;
+    let height = STEP * rows.len() as f64;
+    let mut out = format!("<svg viewBox=\"0 0 {W} {height}\" role=\"img\">\n");
+    for (i, row) in rows.iter().enumerate() {
+        let y = STEP * i as f64 + 3.0;
+        let _ = write!(
+            out,
+            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
+            LEFT - 8.0,
+            y + 16.0,
+            row.label
+        );
+        let mut x = LEFT;
+        for (stage, share, tip) in &row.parts {
+            let width = share.max(0.0) * room;
+            let (index, tip) = (*stage as usize, escape(tip));
+            let _ = write!(
+                out,
+                "<rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"22\" fill=\"var(--s{index})\"><title>{tip}</title></rect>"
+            );
+            let name = stage.name();
+            if width > name.len() as f64 * 7.5 + 8.0 {
+                let _ =
+                    write!(out, "<text class=\"in\" x=\"{:.2}\" y=\"{}\">{name}</text>", x + 6.0, y + 15.0);
+            }
+            x += width;
+        }
+        let _ = writeln!(
+            out,
+            "<text class=\"soft\" x=\"{:.2}\" y=\"{}\">{}</text>",
+            x + 8.0,
+            y + 16.0,
+            escape(&row.note)
+        );
+    }
+    out + "</svg>\n"
+}
+
+/// One row of [`stacked`]: shares of a whole. Those below 0 have no length; the whole is then more
+/// than 1 and is scaled to fit.
+pub(super) fn shares(label: &str, shares: &[(Stage, f64)]) -> Row {
+    let whole = shares.iter().map(|s| s.1.max(0.0)).filter(|s| s.is_finite()).sum::<f64>().max(1e-12);
+    let part = |&(stage, share): &(Stage, f64)| {
+        let width = if share.is_finite() { share.max(0.0) / whole } else { 0.0 };
+        (stage, width, format!("{}: {}", stage.name(), percent(share)))
+    };
+    Row { label: escape(label), parts: shares.iter().map(part).collect(), note: String::new() }
+}
+
+/// The slowest requests, as long as they took.
+pub(super) fn waterfalls(requests: &[Request]) -> String {
+    let most = requests.iter().map(|r| r.total).max().unwrap_or(0).max(1) as f64;
+    let row = |r: &Request| Row {
+        label: ns(r.total as f64),
+        parts: r
+            .stages
+            .iter()
+            .filter(|s| s.ns > 0)
+            .map(|s| (s.stage, s.ns as f64 / most, format!("{}: {}", s.stage.name(), ns(s.ns as f64))))
+            .collect(),
+        note: crate::text::dominant(r).unwrap_or_default(),
+    };
+    stacked(&requests.iter().map(row).collect::<Vec<_>>(), 290.0)
+}
+
+/// Response time by percentile, a line for each distribution: the further right, the rarer.
+pub(super) fn percentiles(lines: &[(&str, &Dist)]) -> String {
+    const H: f64 = 260.0;
+    const TOP: f64 = 12.0;
+    let bottom = H - 34.0;
+    let most = lines.iter().map(|l| l.1.max).max().unwrap_or(0).max(1) as f64;
+    // Nines: the median at 0.3, 90 % at 1, 99 % at 2, 99.9 % at 3; the maximum stands after them.
+    let ticks = [("min", 0.0), ("p50", 0.301), ("p90", 1.0), ("p99", 2.0), ("p99.9", 3.0), ("max", 3.6)];
+    let x = |nines: f64| LEFT + nines / 3.6 * (W - LEFT - 40.0);
+    let y = |ns: f64| bottom - ns / most * (bottom - TOP);
+    let mut out = format!("<svg viewBox=\"0 0 {W} {H}\" role=\"img\">\n");
+    for quarter in 0..=4 {
+        let value = most * f64::from(quarter) / 4.0;
+        let _ = write!(
+            out,
+            "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{W}\" y1=\"{0:.1}\" y2=\"{0:.1}\"/><text class=\"soft\" x=\"{1}\" y=\"{2:.1}\" text-anchor=\"end\">{3}</text>",
+            y(value),
+            LEFT - 8.0,
+            y(value) + 4.0,
+            ns(value)
+        );
+    }
+    for (name, nines) in ticks {
+        let _ = writeln!(
+            out,
+            "<text class=\"soft\" x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{name}</text>",
+            x(nines),
+            H - 12.0
+        );
+    }
+    for (i, (label, d)) in lines.iter().enumerate() {
+        let colour = if lines.len() == 1 { 1 } else { i % 4 };
+        let values = [d.min, d.p50, d.p90, d.p99, d.p999, d.max];
+        let points: Vec<String> = values
+            .iter()
+            .zip(ticks)
+            .map(|(v, (_, nines))| format!("{:.1},{:.1}", x(nines), y(*v as f64)))
+            .collect();
+        let _ = write!(
+            out,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"var(--r{colour})\" stroke-width=\"2.5\"><title>{}</title></polyline>",
+            points.join(" "),
+            escape(label)
+        );
+        for ((value, (name, nines)), _) in values.iter().zip(ticks).zip(0..) {
+            let _ = write!(
+                out,
+                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"var(--r{colour})\"><title>{} {name}: {}</title></circle>",
+                x(nines),
+                y(*value as f64),
+                escape(label),
+                ns(*value as f64)
+            );
+        }
+    }
+    out += "</svg>\n";
+    if lines.len() > 1 {
+        out += "<div class=\"legend\">";
+        for (i, (label, _)) in lines.iter().enumerate() {
+            let _ =
+                write!(out, "<span><i style=\"background:var(--r{})\"></i>{}</span>", i % 4, escape(label));
+        }
+        out += "</div>\n";
+    }
+    out
+}

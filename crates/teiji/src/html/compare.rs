@@ -1,0 +1,119 @@
+//! Several reports side by side, VM by VM.
+
+use super::{chart, escape};
+use crate::units::ns;
+use std::fmt::Write;
+use teiji_model::report::{Report, VmReport};
+use teiji_model::stage::Stage;
+
+/// For every VM that at least two reports have requests of: charts and a table, the first report being
+/// what the others are compared with.
+pub(super) fn all(reports: &[(&str, &Report)]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for vm in reports.iter().flat_map(|(_, r)| &r.vms) {
+        if !names.contains(&vm.name.as_str()) {
+            names.push(&vm.name);
+        }
+    }
+    names.iter().map(|name| one(name, reports)).collect()
+}
+
+fn one(name: &str, reports: &[(&str, &Report)]) -> String {
+    let find = |r: &'_ Report| r.vms.iter().position(|vm| vm.name == name && vm.total.is_some());
+    let vms: Vec<(&str, &VmReport)> =
+        reports.iter().filter_map(|(label, r)| Some((*label, &r.vms[find(r)?]))).collect();
+    if vms.len() < 2 {
+        return String::new();
+    }
+    let mut out = format!("<h2>{}: compared</h2>\n", escape(name));
+    for (label, vm) in &vms {
+        let _ = writeln!(out, "<p><b>{}</b>: {}</p>", escape(label), escape(&vm.verdict.sentence));
+    }
+    out += "<h3>Response time by percentile</h3>\n";
+    let totals: Vec<_> = vms.iter().filter_map(|(label, vm)| Some((*label, vm.total.as_ref()?))).collect();
+    out += &chart::percentiles(&totals);
+    out += "<h3>Mean time by stage</h3>\n";
+    out += &means(&vms);
+    out + &table(&vms)
+}
+
+/// Bars as long as the mean response times.
+fn means(vms: &[(&str, &VmReport)]) -> String {
+    let total = |vm: &VmReport| vm.total.as_ref().map_or(0.0, |t| t.mean);
+    let most = vms.iter().map(|(_, vm)| total(vm)).fold(1.0, f64::max);
+    let row = |(label, vm): &(&str, &VmReport)| chart::Row {
+        label: escape(&crate::terminal::shorten(label, 16)),
+        parts: vm
+            .stages
+            .iter()
+            .map(|s| (s.stage, s.dist.mean / most, format!("{}: {}", s.stage.name(), ns(s.dist.mean))))
+            .collect(),
+        note: ns(total(vm)),
+    };
+    let stages = vms.first().into_iter().flat_map(|(_, vm)| vm.stages.iter().map(|s| s.stage));
+    chart::stacked(&vms.iter().map(row).collect::<Vec<_>>(), 90.0) + &chart::legend(stages)
+}
+
+fn table(vms: &[(&str, &VmReport)]) -> String {
+    let mut out = String::from("<div class=\"scroll\"><table><tr><th></th>");
+    for (i, (label, _)) in vms.iter().enumerate() {
+        let change = if i > 0 { "<th>change</th>" } else { "" };
+        let _ = write!(out, "<th>{}</th>{change}", escape(label));
+    }
+    out += "</tr>\n";
+    let total = |f: fn(&teiji_model::report::Dist) -> f64| {
+        vms.iter().map(move |(_, vm)| vm.total.as_ref().map(f)).collect::<Vec<_>>()
+    };
+    out += &row("response p50", &total(|d| d.p50 as f64));
+    out += &row("response p99", &total(|d| d.p99 as f64));
+    out += &row("response max", &total(|d| d.max as f64));
+    out += &row("standard deviation", &total(|d| d.stddev));
+    for stage in Stage::ALL {
+        let p99 = |vm: &VmReport| vm.stages.iter().find(|s| s.stage == stage).map(|s| s.dist.p99 as f64);
+        let values: Vec<Option<f64>> = vms.iter().map(|(_, vm)| p99(vm)).collect();
+        if values.iter().flatten().any(|v| *v > 0.0) {
+            out += &row(&format!("{} p99", stage.name()), &values);
+        }
+    }
+    out + "</table></div>\n"
+}
+
+fn row(name: &str, values: &[Option<f64>]) -> String {
+    let mut out = format!("<tr><td>{name}</td>");
+    let first = values.first().copied().flatten();
+    for (i, value) in values.iter().enumerate() {
+        let _ = write!(out, "<td>{}</td>", value.map_or_else(|| "-".to_owned(), ns));
+        if i > 0 {
+            let (class, text) = change(first, *value);
+            let _ = write!(out, "<td class=\"{class}\">{text}</td>");
+        }
+    }
+    out + "</tr>\n"
+}
+
+/// By what factor it is shorter or longer; less than 5 % is the same.
+fn change(before: Option<f64>, after: Option<f64>) -> (&'static str, String) {
+    let (Some(before), Some(after)) = (before, after) else { return ("", "-".to_owned()) };
+    if before <= 0.0 || after <= 0.0 {
+        return ("", if before == after { "same" } else { "-" }.to_owned());
+    }
+    let ratio = before / after;
+    match ratio {
+        r if r >= 1.05 => ("better", format!("{r:.1} × shorter")),
+        r if r <= 1.0 / 1.05 => ("worse", format!("{:.1} × longer", 1.0 / r)),
+        _ => ("", "same".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::change;
+
+    #[test]
+    fn changes_are_named_from_the_first() {
+        assert_eq!(change(Some(40.0), Some(10.0)), ("better", "4.0 × shorter".into()));
+        assert_eq!(change(Some(10.0), Some(25.0)), ("worse", "2.5 × longer".into()));
+        assert_eq!(change(Some(100.0), Some(102.0)).1, "same");
+        assert_eq!((change(None, Some(1.0)).1, change(Some(0.0), Some(0.0)).1), ("-".into(), "same".into()));
+    }
+}

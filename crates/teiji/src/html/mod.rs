@@ -1,0 +1,66 @@
+//! Reports as one self-contained web page: nothing is loaded, no script runs. Several reports are set
+//! side by side.
+//!
+//! Names come from guests and users: everything that is not a number or a word of this program goes
+//! through [`escape`].
+
+mod chart;
+mod compare;
+mod section;
+
+use crate::terminal::printable;
+use teiji_model::report::Report;
+
+/// A page about `reports`, each with a label. With several, the first is what the others are compared
+/// with; with one, its label may be empty.
+pub fn page(title: &str, reports: &[(&str, &Report)]) -> String {
+    let title = escape(title);
+    let mut body = format!("<h1>{title}</h1>\n");
+    for (label, report) in reports {
+        body += &section::provenance(label, report);
+    }
+    if reports.len() > 1 {
+        body += &compare::all(reports);
+    }
+    for (label, report) in reports {
+        for vm in &report.vms {
+            body += &section::vm(label, report, vm);
+        }
+        if report.vms.is_empty() {
+            body += "<p>No VM was traced.</p>\n";
+        }
+    }
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\
+         <title>{title}</title>\n<style>\n{}</style></head>\n<body>\n{body}\
+         <footer>Made by teiji {}. Stages are explained by hovering over them.</footer>\n</body></html>\n",
+        include_str!("style.css"),
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+/// Untrusted text for HTML and SVG, in text and in quoted attributes.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in printable(text).chars() {
+        match c {
+            '&' => out += "&amp;",
+            '<' => out += "&lt;",
+            '>' => out += "&gt;",
+            '"' => out += "&quot;",
+            '\'' => out += "&#39;",
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn no_markup_gets_through() {
+        assert_eq!(super::escape("<b a='1'>\"&\x1b"), "&lt;b a=&#39;1&#39;&gt;&quot;&amp;\\u{1b}");
+    }
+}

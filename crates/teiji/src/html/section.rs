@@ -1,0 +1,162 @@
+//! What was found for one VM of one report.
+
+use super::{chart, escape};
+use crate::text;
+use crate::units::{count, ns, percent};
+use std::fmt::Write;
+use teiji_model::report::{Leg, Report, StageReport, VmReport};
+
+/// Where a report comes from, in a line, and what it lost.
+pub(super) fn provenance(label: &str, report: &Report) -> String {
+    let meta = &report.meta;
+    let flow = if meta.watch.flow_text.is_empty() { "all packets" } else { &meta.watch.flow_text };
+    let label = if label.is_empty() { String::new() } else { format!("<b>{}</b>: ", escape(label)) };
+    let mut out = format!(
+        "<p class=\"soft\">{label}{} for {} on {}, Linux {}, {}</p>\n",
+        escape(flow),
+        ns(report.counters.ended.saturating_sub(meta.started) as f64),
+        escape(&meta.host),
+        escape(&meta.kernel),
+        count(report.counters.events, "event")
+    );
+    let lost = text::lost(report);
+    if !lost.is_empty() {
+        let _ = writeln!(out, "<p class=\"bad\">{}</p>", escape(&lost.join(" ")));
+    }
+    out
+}
+
+/// Everything about a VM.
+pub(super) fn vm(label: &str, report: &Report, vm: &VmReport) -> String {
+    let label = if label.is_empty() { String::new() } else { format!(": {}", escape(label)) };
+    let mut out = format!("<h2>{}{label}</h2>\n<p class=\"soft\">pid {}</p>\n", escape(&vm.name), vm.pid);
+    if vm.total.is_some() {
+        let _ = writeln!(out, "<p class=\"verdict\">{}</p>", escape(&vm.verdict.sentence));
+        if let Some(culprits) = text::culprits(&vm.verdict) {
+            let _ = writeln!(out, "<p>{}</p>", escape(&culprits));
+        }
+    } else {
+        for (i, paragraph) in text::absence::why(report, vm).iter().enumerate() {
+            let class = if i == 0 { "verdict" } else { "" };
+            let _ = writeln!(out, "<p class=\"{class}\">{}</p>", escape(paragraph));
+        }
+    }
+    out += &tiles(vm);
+    if let Some(total) = &vm.total {
+        let stages = || vm.stages.iter().map(|s| s.stage);
+        let time: Vec<_> = vm.stages.iter().map(|s| (s.stage, s.time_share)).collect();
+        let fluctuation: Vec<_> = vm.stages.iter().map(|s| (s.stage, s.fluctuation_share)).collect();
+        out += "<h3>Where the time goes, and what makes it fluctuate</h3>\n";
+        out +=
+            &chart::stacked(&[chart::shares("time", &time), chart::shares("fluctuation", &fluctuation)], 8.0);
+        out += &chart::legend(stages());
+        out += "<h3>Response time by percentile</h3>\n";
+        out += &chart::percentiles(&[("response time", total)]);
+        if !vm.slowest.is_empty() {
+            out += "<h3>Slowest requests</h3>\n";
+            out += &chart::waterfalls(&vm.slowest);
+        }
+        out += "<h3>Stages</h3>\n";
+        out += &table(vm);
+    }
+    for (title, leg) in [("Packets toward the guest", &vm.inbound), ("Packets from the guest", &vm.outbound)]
+    {
+        out += &legs(title, leg);
+    }
+    out
+}
+
+fn tiles(vm: &VmReport) -> String {
+    let mut tiles: Vec<(String, String)> = Vec::new();
+    let mut add = |value: String, what: &str| tiles.push((value, what.to_owned()));
+    let r = &vm.requests;
+    add(r.complete.to_string(), "complete requests");
+    for (n, what) in [(r.unanswered, "unanswered"), (r.incomplete, "incomplete"), (r.ambiguous, "ambiguous")]
+    {
+        if n > 0 {
+            add(n.to_string(), what);
+        }
+    }
+    if let Some(d) = &vm.total {
+        for (value, what) in [(d.p50, "p50"), (d.p99, "p99"), (d.max, "max")] {
+            add(ns(value as f64), what);
+        }
+    }
+    if let Some(g) = &vm.groups {
+        add(g.complete.to_string(), "SIP calls");
+        add(ns(g.total.p50 as f64), "p50 of a call");
+        add(ns(g.outside.p50 as f64), "of that outside this host");
+    }
+    if let Some(d) = &vm.depth {
+        add(format!("{} / {}", d.p99, d.max), "waiting on the tap, p99 / max");
+    }
+    let tile = |(value, what)| format!("<div class=\"tile\"><b>{value}</b><span>{what}</span></div>");
+    format!("<div class=\"tiles\">{}</div>\n", tiles.into_iter().map(tile).collect::<String>())
+}
+
+fn table(vm: &VmReport) -> String {
+    let mut out = String::from(
+        "<div class=\"scroll\"><table><tr><th>stage</th><th>mean</th><th>p50</th><th>p99</th><th>max</th>\
+         <th>of time</th><th>of fluctuation</th></tr>\n",
+    );
+    for stage in &vm.stages {
+        let blamed = vm.verdict.stage == Some(stage.stage);
+        let d = &stage.dist;
+        let _ = writeln!(
+            out,
+            "<tr{}><td title=\"{}\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            if blamed { " class=\"blamed\"" } else { "" },
+            escape(chart::meaning(stage.stage)),
+            stage.stage.name(),
+            ns(d.mean),
+            ns(d.p50 as f64),
+            ns(d.p99 as f64),
+            ns(d.max as f64),
+            percent(stage.time_share),
+            percent(stage.fluctuation_share)
+        );
+        out += &parts(stage);
+    }
+    out + "</table></div>\n"
+}
+
+fn parts(stage: &StageReport) -> String {
+    let mut out = String::new();
+    let Some(actor) = stage.stage.actor() else { return out };
+    for part in stage.parts.iter().filter(|p| p.mean > 0.0) {
+        let _ = writeln!(
+            out,
+            "<tr class=\"part\"><td>{}</td><td>{}</td><td></td><td></td><td></td><td>{}</td><td>{}</td></tr>",
+            part.state.name(actor),
+            ns(part.mean),
+            percent(part.time_share),
+            percent(part.fluctuation_share)
+        );
+    }
+    out
+}
+
+fn legs(title: &str, leg: &Leg) -> String {
+    if leg.stages.is_empty() {
+        return String::new();
+    }
+    let mut out = format!("<h3>{title}</h3>\n<p class=\"soft\">{} followed", count(leg.packets, "packet"));
+    if leg.incomplete > 0 {
+        let _ = write!(out, ", {} with a point missing", leg.incomplete);
+    }
+    out += "</p>\n<div class=\"scroll\"><table><tr><th>stage</th><th>mean</th><th>p50</th><th>p90</th><th>p99</th><th>max</th></tr>\n";
+    for (stage, d) in &leg.stages {
+        let _ = writeln!(
+            out,
+            "<tr><td title=\"{}\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            escape(chart::meaning(*stage)),
+            stage.name(),
+            ns(d.mean),
+            ns(d.p50 as f64),
+            ns(d.p90 as f64),
+            ns(d.p99 as f64),
+            ns(d.max as f64)
+        );
+    }
+    out + "</table></div>\n"
+}

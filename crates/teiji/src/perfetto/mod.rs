@@ -1,0 +1,151 @@
+//! Requests as a trace for the Perfetto viewer (ui.perfetto.dev).
+//!
+//! Each VM is a process. Below it are tracks for whole requests and for what carries them: the host's
+//! receive path, the vhost worker, each vCPU, the host's transmit path. Requests overlap, slices of one
+//! track may not; so each of these has as many lanes of one name as it needs, which the viewer shows as
+//! one. A flow joins the slices of a request. Times are ns of `CLOCK_MONOTONIC`.
+
+pub mod proto;
+mod tracks;
+
+use prost::Message;
+use proto::{Clock, ClockSnapshot, DebugAnnotation, Trace, TracePacket, TrackEvent};
+use std::io::{self, Write};
+use teiji_model::report::{Joined, Meta, StageTime};
+use teiji_model::stage::ThreadState;
+use tracks::{Slice, Track};
+
+/// Writes the trace of `requests`.
+///
+/// # Errors
+/// If `out` does.
+pub fn write(out: &mut dyn Write, meta: &Meta, requests: &[Joined]) -> io::Result<()> {
+    let mut out = Packets { out, first: true };
+    out.put(TracePacket {
+        timestamp: Some(meta.started),
+        clock_snapshot: Some(ClockSnapshot {
+            clocks: vec![
+                clock(proto::CLOCK_MONOTONIC, meta.started),
+                clock(proto::CLOCK_REALTIME, meta.started_unix.saturating_mul(1_000_000_000)),
+            ],
+            primary_trace_clock: Some(proto::CLOCK_MONOTONIC),
+        }),
+        ..TracePacket::default()
+    })?;
+    let mut uuid = 0;
+    for (vm, described) in meta.vms.iter().enumerate() {
+        let process = next(&mut uuid);
+        out.track(tracks::process(process, described))?;
+        for (rank, (track, lanes)) in tracks::lanes(requests, vm).into_iter().enumerate() {
+            for lane in lanes {
+                let lane_uuid = next(&mut uuid);
+                out.track(tracks::descriptor(lane_uuid, process, track, rank))?;
+                for slice in lane {
+                    out.slice(lane_uuid, track, &slice, requests)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn next(uuid: &mut u64) -> u64 {
+    *uuid += 1;
+    *uuid
+}
+
+fn clock(id: u32, timestamp: u64) -> Clock {
+    Clock { clock_id: Some(id), timestamp: Some(timestamp) }
+}
+
+/// Writes packets one by one, each as a field of [`Trace`].
+struct Packets<'a> {
+    out: &'a mut dyn Write,
+    first: bool,
+}
+
+impl Packets<'_> {
+    fn put(&mut self, mut packet: TracePacket) -> io::Result<()> {
+        packet.trusted_packet_sequence_id = Some(1);
+        packet.timestamp_clock_id = packet.timestamp.map(|_| proto::CLOCK_MONOTONIC);
+        packet.sequence_flags = self.first.then_some(1);
+        self.first = false;
+        self.out.write_all(&Trace { packet: vec![packet] }.encode_to_vec())
+    }
+
+    fn track(&mut self, descriptor: proto::TrackDescriptor) -> io::Result<()> {
+        self.put(TracePacket { track_descriptor: Some(descriptor), ..TracePacket::default() })
+    }
+
+    fn event(&mut self, timestamp: u64, event: TrackEvent) -> io::Result<()> {
+        self.put(TracePacket {
+            timestamp: Some(timestamp),
+            track_event: Some(event),
+            ..TracePacket::default()
+        })
+    }
+
+    fn slice(&mut self, uuid: u64, track: Track, slice: &Slice, requests: &[Joined]) -> io::Result<()> {
+        let joined = &requests[slice.request];
+        let flow = vec![slice.request as u64 + 1];
+        let (name, annotations) = match slice.stage {
+            None => ("request", request_annotations(joined)),
+            Some(i) => stage_annotations(joined, &joined.request.stages[i]),
+        };
+        let mut begin = TrackEvent {
+            r#type: Some(proto::SLICE_BEGIN),
+            track_uuid: Some(uuid),
+            name: Some(name.to_owned()),
+            debug_annotations: annotations,
+            ..TrackEvent::default()
+        };
+        if track != Track::Requests {
+            *(if slice.last { &mut begin.terminating_flow_ids } else { &mut begin.flow_ids }) = flow;
+        }
+        self.event(slice.start, begin)?;
+        let end =
+            TrackEvent { r#type: Some(proto::SLICE_END), track_uuid: Some(uuid), ..TrackEvent::default() };
+        self.event(slice.end, end)
+    }
+}
+
+fn number(name: &str, value: u64) -> DebugAnnotation {
+    DebugAnnotation { name: Some(name.to_owned()), uint_value: Some(value), string_value: None }
+}
+
+fn text(name: &str, value: String) -> DebugAnnotation {
+    DebugAnnotation { name: Some(name.to_owned()), uint_value: None, string_value: Some(value) }
+}
+
+fn request_annotations(joined: &Joined) -> Vec<DebugAnnotation> {
+    let request = &joined.request;
+    let mut all = vec![
+        text("key", format!("{:016x}", request.key)),
+        number("depth", request.depth.into()),
+        number("vcpu", request.vcpu.into()),
+    ];
+    if request.group != 0 {
+        all.push(text("call", format!("{:016x}", request.group)));
+    }
+    if let Some(state) = request.vcpu_state {
+        all.push(text("vcpu state", state.name(teiji_model::stage::Actor::Vcpu).to_owned()));
+    }
+    if request.coalesced_kick {
+        all.push(text("kick", "none of its own".to_owned()));
+    }
+    all
+}
+
+fn stage_annotations<'a>(joined: &Joined, time: &'a StageTime) -> (&'a str, Vec<DebugAnnotation>) {
+    let mut all = vec![text("key", format!("{:016x}", joined.request.key))];
+    if time.stage == teiji_model::stage::Stage::TapQueue {
+        all.push(number("depth", joined.request.depth.into()));
+    }
+    if let (Some(split), Some(actor)) = (time.split, time.stage.actor()) {
+        let parts = ThreadState::ALL.iter().filter(|s| split.get(**s) > 0);
+        all.extend(parts.map(|s| number(&format!("{} (ns)", s.name(actor)), split.get(*s))));
+    }
+    let behind = joined.behind.iter().filter(|(stage, tid)| *stage == time.stage && *tid != 0);
+    all.extend(behind.map(|(_, tid)| number("behind thread", (*tid).into())));
+    (time.stage.name(), all)
+}

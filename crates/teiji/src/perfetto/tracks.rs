@@ -1,0 +1,139 @@
+//! Which track a stage is shown on, and lanes on which slices do not overlap.
+
+use super::proto::{ProcessDescriptor, TrackDescriptor};
+use crate::terminal::printable;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use teiji_model::host::Vm;
+use teiji_model::report::Joined;
+use teiji_model::stage::Stage;
+
+/// What carries a stage. The order is that in which tracks are shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Track {
+    /// Whole requests.
+    Requests,
+    /// The host's receive path.
+    Receive,
+    /// The vhost worker.
+    Worker,
+    /// A vCPU.
+    Vcpu(u16),
+    /// The host's transmit path.
+    Transmit,
+    /// Nothing known.
+    Unattributed,
+}
+
+impl Track {
+    fn of(stage: Stage, vcpu: u16) -> Self {
+        match stage {
+            Stage::SwitchIn => Track::Receive,
+            Stage::TapQueue | Stage::VhostRx | Stage::VhostTx => Track::Worker,
+            Stage::Irq | Stage::VcpuWake | Stage::Guest => Track::Vcpu(vcpu),
+            Stage::SwitchOut | Stage::Qdisc | Stage::WireOut => Track::Transmit,
+            Stage::Unattributed => Track::Unattributed,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Track::Requests => "requests".to_owned(),
+            Track::Receive => "host receive path".to_owned(),
+            Track::Worker => "vhost worker".to_owned(),
+            Track::Vcpu(index) => format!("vCPU {index}"),
+            Track::Transmit => "host transmit path".to_owned(),
+            Track::Unattributed => "unattributed".to_owned(),
+        }
+    }
+}
+
+/// A stage of a request, or all of one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slice {
+    /// ns.
+    pub start: u64,
+    /// ns.
+    pub end: u64,
+    /// Index of the request.
+    pub request: usize,
+    /// Index of the stage in the request; `None` for the whole.
+    pub stage: Option<usize>,
+    /// Whether it is the request's last.
+    pub last: bool,
+}
+
+/// The slices of a VM's requests by track, in lanes of slices that follow one another. Stages of no
+/// length have none.
+pub(super) fn lanes(requests: &[Joined], vm: usize) -> Vec<(Track, Vec<Vec<Slice>>)> {
+    let mut tracks: BTreeMap<Track, Vec<Slice>> = BTreeMap::new();
+    for (index, joined) in requests.iter().enumerate().filter(|(_, j)| j.vm == vm) {
+        let request = &joined.request;
+        let whole = Slice {
+            start: request.start,
+            end: request.start.saturating_add(request.total),
+            request: index,
+            stage: None,
+            last: true,
+        };
+        tracks.entry(Track::Requests).or_default().push(whole);
+        let last = request.stages.iter().rposition(|s| s.ns > 0);
+        let mut start = request.start;
+        for (i, time) in request.stages.iter().enumerate() {
+            let end = start.saturating_add(time.ns);
+            if time.ns > 0 {
+                let slice = Slice { start, end, request: index, stage: Some(i), last: last == Some(i) };
+                tracks.entry(Track::of(time.stage, request.vcpu)).or_default().push(slice);
+            }
+            start = end;
+        }
+    }
+    tracks.into_iter().map(|(track, slices)| (track, spread(slices))).collect()
+}
+
+/// Each slice goes to the lane that has been free for longest, or to a new one.
+fn spread(mut slices: Vec<Slice>) -> Vec<Vec<Slice>> {
+    slices.sort_by_key(|s| (s.start, s.end));
+    let mut lanes: Vec<Vec<Slice>> = Vec::new();
+    let mut free: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
+    for slice in slices {
+        let lane = match free.peek() {
+            Some(Reverse((end, lane))) if *end <= slice.start => {
+                let lane = *lane;
+                free.pop();
+                lane
+            }
+            _ => {
+                lanes.push(Vec::new());
+                lanes.len() - 1
+            }
+        };
+        free.push(Reverse((slice.end, lane)));
+        lanes[lane].push(slice);
+    }
+    lanes
+}
+
+/// The track that stands for a VM.
+pub(super) fn process(uuid: u64, vm: &Vm) -> TrackDescriptor {
+    TrackDescriptor {
+        uuid: Some(uuid),
+        process: Some(ProcessDescriptor {
+            pid: i32::try_from(vm.pid).ok(),
+            process_name: Some(format!("VM {}", printable(&vm.name))),
+        }),
+        child_ordering: Some(3), // EXPLICIT
+        ..TrackDescriptor::default()
+    }
+}
+
+/// A lane of a track.
+pub(super) fn descriptor(uuid: u64, parent: u64, track: Track, rank: usize) -> TrackDescriptor {
+    TrackDescriptor {
+        uuid: Some(uuid),
+        parent_uuid: Some(parent),
+        name: Some(track.name()),
+        sibling_order_rank: i32::try_from(rank).ok(),
+        ..TrackDescriptor::default()
+    }
+}

@@ -1,0 +1,108 @@
+//! Columns of text.
+
+use crate::terminal::{Style, Tone};
+
+/// One cell.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    /// What it says; one line.
+    pub text: String,
+    /// How it is shown.
+    pub tone: Tone,
+    /// Whether it is set to the right of its column.
+    pub right: bool,
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        Cell { text: text.to_owned(), tone: Tone::Plain, right: false }
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Cell { text, tone: Tone::Plain, right: false }
+    }
+}
+
+impl Cell {
+    /// Set to the right.
+    pub fn right(text: impl Into<String>) -> Self {
+        Cell { right: true, ..Cell::from(text.into()) }
+    }
+
+    /// In a tone.
+    pub fn tone(mut self, tone: Tone) -> Self {
+        self.tone = tone;
+        self
+    }
+}
+
+/// Rows whose columns are as wide as their widest cell, two spaces apart.
+#[derive(Debug, Default)]
+pub struct Table {
+    rows: Vec<Vec<Cell>>,
+    indent: usize,
+}
+
+impl Table {
+    /// Indented by so many spaces.
+    pub fn indented(indent: usize) -> Self {
+        Table { rows: Vec::new(), indent }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = Cell>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// The lines, without trailing spaces.
+    pub fn lines(&self, style: &Style) -> Vec<String> {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let text = |cell: &Cell| style.ascii(&cell.text);
+        let mut widths = vec![0; columns];
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = (*width).max(text(cell).chars().count());
+            }
+        }
+        self.rows.iter().map(|row| self.line(style, row, &widths)).collect()
+    }
+
+    fn line(&self, style: &Style, row: &[Cell], widths: &[usize]) -> String {
+        let mut line = " ".repeat(self.indent);
+        let mut pending = 0; // spaces that only count if something follows
+        for (cell, &width) in row.iter().zip(widths) {
+            let text = style.ascii(&cell.text);
+            let pad = width - text.chars().count();
+            if !text.is_empty() {
+                line.push_str(&" ".repeat(pending + if cell.right { pad } else { 0 }));
+                line.push_str(&style.paint(cell.tone, &text));
+                pending = 0;
+                if !cell.right {
+                    pending = pad;
+                }
+            } else {
+                pending += pad;
+            }
+            if width > 0 {
+                pending += 2;
+            }
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_nothing_trails() {
+        let mut table = Table::indented(1);
+        table.row(["a".into(), Cell::right("1"), "x".into()]);
+        table.row(["bbb".into(), Cell::right("100"), "".into()]);
+        table.row(["".into(), Cell::right("7"), "y".into()]);
+        assert_eq!(table.lines(&Style::PLAIN), [" a      1  x", " bbb  100", "        7  y"]);
+    }
+}

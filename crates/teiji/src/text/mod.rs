@@ -1,0 +1,176 @@
+//! Reports as text, at most [`WIDTH`] columns wide.
+
+pub mod absence;
+mod stages;
+mod waterfall;
+
+pub use waterfall::{cells, dominant, letter};
+
+use crate::terminal::{Style, Tone, printable, shorten, wrap};
+use crate::units::{count, ns, percent};
+use teiji_model::report::{Groups, Report, Requests, Verdict, VmReport};
+
+/// Columns of the widest line.
+pub const WIDTH: usize = 100;
+
+/// A report as text.
+pub fn report(report: &Report, style: &Style) -> String {
+    let mut lines = vec![heading(report)];
+    lines.extend(lost(report).iter().map(|l| style.paint(Tone::Bad, l)));
+    if report.vms.is_empty() {
+        lines.push("no VM was traced".to_owned());
+    }
+    for vm in &report.vms {
+        lines.push(String::new());
+        lines.extend(section(report, vm, style));
+    }
+    let mut out = String::new();
+    for line in lines {
+        out += style.ascii(&line).trim_end();
+        out.push('\n');
+    }
+    out
+}
+
+/// What was traced, where and for how long.
+fn heading(report: &Report) -> String {
+    let meta = &report.meta;
+    let flow = if meta.watch.flow_text.is_empty() { "all packets" } else { &meta.watch.flow_text };
+    let seconds = ns(report.counters.ended.saturating_sub(meta.started) as f64);
+    let text = format!(
+        "{} · {seconds} on {}, Linux {}",
+        printable(flow),
+        printable(&meta.host),
+        printable(&meta.kernel)
+    );
+    shorten(&text, WIDTH)
+}
+
+/// What the tracer itself lost, if anything.
+pub fn lost(report: &Report) -> Vec<String> {
+    let counters = &report.counters;
+    let by_cpu: Vec<String> = counters
+        .lost
+        .iter()
+        .enumerate()
+        .filter(|(_, n)| **n > 0)
+        .map(|(cpu, n)| format!("CPU {cpu}: {n}"))
+        .collect();
+    let mut lines = Vec::new();
+    if !by_cpu.is_empty() {
+        let total = counters.lost.iter().fold(0u64, |a, &n| a.saturating_add(n));
+        let text = format!(
+            "lost {} of {} ({}); requests with a hole are left out: trace less with --flow, or raise --buffer",
+            count(total, "event"),
+            total.saturating_add(counters.events),
+            by_cpu.join(", ")
+        );
+        lines.extend(wrap(&text, WIDTH));
+    }
+    if counters.unidentified > 0 {
+        let text =
+            format!("{} could not be identified (not IP, or XDP)", count(counters.unidentified, "packet"));
+        lines.push(text);
+    }
+    lines
+}
+
+fn section(report: &Report, vm: &VmReport, style: &Style) -> Vec<String> {
+    let name = shorten(&printable(&vm.name), 40);
+    let mut lines = vec![format!("{}  pid {}", style.paint(Tone::Strong, &name), vm.pid)];
+    lines.push(requests(&vm.requests));
+    match &vm.total {
+        None => {
+            lines.push(String::new());
+            for paragraph in absence::why(report, vm) {
+                lines.extend(wrap(&paragraph, WIDTH));
+            }
+            lines.extend(stages::legs(vm, style));
+        }
+        Some(total) => {
+            lines.push(format!(
+                "response   p50 {}  p90 {}  p99 {}  p99.9 {}  max {}  mean {}",
+                ns(total.p50 as f64),
+                ns(total.p90 as f64),
+                ns(total.p99 as f64),
+                ns(total.p999 as f64),
+                ns(total.max as f64),
+                ns(total.mean)
+            ));
+            if let Some(groups) = &vm.groups {
+                lines.push(calls(groups));
+            }
+            lines.push(String::new());
+            lines.extend(verdict(&vm.verdict, style));
+            lines.push(String::new());
+            lines.extend(stages::table(vm, style));
+            lines.extend(waterfall::lines(vm, style));
+        }
+    }
+    if let Some(depth) = &vm.depth {
+        lines.push(String::new());
+        lines.push(format!(
+            "waiting behind each packet taken off the tap: p50 {}  p99 {}  max {}  mean {:.1}  ({})",
+            depth.p50,
+            depth.p99,
+            depth.max,
+            depth.mean,
+            count(depth.count, "packet")
+        ));
+    }
+    lines
+}
+
+fn requests(r: &Requests) -> String {
+    let mut text = format!("requests   {} seen, {} complete", r.seen, r.complete);
+    for (n, what) in [(r.unanswered, "unanswered"), (r.incomplete, "incomplete"), (r.ambiguous, "ambiguous")]
+    {
+        if n > 0 {
+            text += &format!(", {n} {what}");
+        }
+    }
+    text
+}
+
+fn calls(g: &Groups) -> String {
+    let mut text = format!("SIP calls  {} complete", g.complete);
+    if g.incomplete > 0 {
+        text += &format!(", {} incomplete", g.incomplete);
+    }
+    if g.complete > 0 {
+        let (total, outside) = (&g.total, &g.outside);
+        text += &format!(
+            ": p50 {}  p99 {}  max {}, of which outside this host p50 {}",
+            ns(total.p50 as f64),
+            ns(total.p99 as f64),
+            ns(total.max as f64),
+            ns(outside.p50 as f64)
+        );
+    }
+    text
+}
+
+/// The verdict's sentence, and the threads that were waited for.
+fn verdict(v: &Verdict, style: &Style) -> Vec<String> {
+    let mut lines: Vec<String> = wrap(&printable(&v.sentence), WIDTH - 4)
+        .iter()
+        .map(|l| style.paint(Tone::Strong, &format!("=> {l}")))
+        .collect();
+    for line in lines.iter_mut().skip(1) {
+        *line = line.replacen("=> ", "   ", 1);
+    }
+    if let Some(text) = culprits(v) {
+        lines.extend(wrap(&text, WIDTH - 3).iter().map(|l| format!("   {l}")));
+    }
+    lines
+}
+
+/// The threads that were waited for, as a sentence.
+pub fn culprits(v: &Verdict) -> Option<String> {
+    let each = |b: &teiji_model::report::Behind| {
+        let name = if b.name.is_empty() { "a thread" } else { &b.name };
+        format!("{} (thread {}) {}", printable(name), b.tid, percent(b.share))
+    };
+    let all: Vec<String> = v.behind.iter().take(5).map(each).collect();
+    (!all.is_empty()).then(|| format!("waits were behind: {}", all.join(", ")))
+}

@@ -1,0 +1,121 @@
+//! The table of stages, and that of one-way legs.
+
+use crate::table::{Cell, Table};
+use crate::terminal::{Style, Tone};
+use crate::units::{count, ns, percent};
+use teiji_model::report::{Leg, StageReport, VmReport};
+use teiji_model::stage::Stage;
+
+/// Columns of a bar of 100 %.
+const BAR: usize = 13;
+
+/// Parts below this share of both time and fluctuation are left out.
+const FAINT: f64 = 0.005;
+
+/// Every stage with its parts: durations, share of the time and of the fluctuation.
+pub(super) fn table(vm: &VmReport, style: &Style) -> Vec<String> {
+    let mut table = Table::default();
+    table.row(
+        ["stage", "mean", "p50", "p99", "max", "of time", "of fluctuation"].into_iter().enumerate().map(
+            |(i, text)| {
+                let cell = if (1..=4).contains(&i) { Cell::right(text) } else { text.into() };
+                cell.tone(Tone::Faint)
+            },
+        ),
+    );
+    for stage in &vm.stages {
+        if stage.stage == Stage::Unattributed && stage.dist.max == 0 {
+            continue;
+        }
+        let blamed = vm.verdict.stage == Some(stage.stage);
+        table.row(stage_row(stage, blamed, style));
+        let Some(actor) = stage.stage.actor() else { continue };
+        for part in &stage.parts {
+            if part.time_share.abs() < FAINT && part.fluctuation_share.abs() < FAINT {
+                continue;
+            }
+            let tone = if blamed && vm.verdict.state == Some(part.state) { Tone::Bad } else { Tone::Faint };
+            let mut row = vec![
+                Cell::from(format!("  {}", part.state.name(actor))).tone(tone),
+                Cell::right(ns(part.mean)).tone(tone),
+            ];
+            row.extend(["", "", ""].map(Cell::from));
+            row.extend(shares(part.time_share, part.fluctuation_share, tone, style));
+            table.row(row);
+        }
+    }
+    table.lines(style)
+}
+
+fn stage_row(stage: &StageReport, blamed: bool, style: &Style) -> Vec<Cell> {
+    let tone = if blamed { Tone::Bad } else { Tone::Plain };
+    let d = &stage.dist;
+    let mut row = vec![Cell::from(stage.stage.name()).tone(tone), Cell::right(ns(d.mean))];
+    row.extend([d.p50, d.p99, d.max].map(|v| Cell::right(ns(v as f64))));
+    row.extend(shares(stage.time_share, stage.fluctuation_share, tone, style));
+    row
+}
+
+fn shares(time: f64, fluctuation: f64, tone: Tone, style: &Style) -> Vec<Cell> {
+    let cell = |share: f64| Cell::from(format!("{:>6} {}", percent(share), bar(share, BAR, style)));
+    vec![cell(time).tone(tone), cell(fluctuation).tone(tone)]
+}
+
+/// A bar of `share` of `width` columns; none below 0. With unicode it has eighths of a column.
+pub(crate) fn bar(share: f64, width: usize, style: &Style) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
+    if style.unicode {
+        let eighths = (share * width as f64 * 8.0).round() as usize;
+        "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
+    } else {
+        "#".repeat((share * width as f64).round() as usize)
+    }
+}
+
+/// Packets one way, for a report without requests.
+pub(super) fn legs(vm: &VmReport, style: &Style) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (title, leg) in [("toward the guest", &vm.inbound), ("from the guest", &vm.outbound)] {
+        if leg.packets > 0 || leg.incomplete > 0 {
+            lines.push(String::new());
+            lines.extend(one_leg(title, leg, style));
+        }
+    }
+    lines
+}
+
+fn one_leg(title: &str, leg: &Leg, style: &Style) -> Vec<String> {
+    let mut head = format!("{title}: {} followed", count(leg.packets, "packet"));
+    if leg.incomplete > 0 {
+        head += &format!(", {} with a point missing", leg.incomplete);
+    }
+    let mut table = Table::indented(2);
+    if !leg.stages.is_empty() {
+        let head = ["stage", "mean", "p50", "p90", "p99", "max"];
+        let cell = |(i, t): (usize, &str)| if i == 0 { t.into() } else { Cell::right(t) };
+        table.row(head.into_iter().enumerate().map(|c| cell(c).tone(Tone::Faint)));
+    }
+    for (stage, d) in &leg.stages {
+        let mut row = vec![Cell::from(stage.name()), Cell::right(ns(d.mean))];
+        row.extend([d.p50, d.p90, d.p99, d.max].map(|v| Cell::right(ns(v as f64))));
+        table.row(row);
+    }
+    let mut lines = vec![head];
+    lines.extend(table.lines(style));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars() {
+        let unicode = Style { unicode: true, colour: false };
+        assert_eq!(bar(0.5, 4, &Style::PLAIN), "##");
+        assert_eq!(bar(0.53125, 4, &unicode), "██▏");
+        assert_eq!((bar(-0.3, 4, &unicode).as_str(), bar(f64::NAN, 4, &unicode).as_str()), ("", ""));
+        assert_eq!(bar(7.0, 4, &Style::PLAIN), "####");
+    }
+}
