@@ -1,1 +1,16 @@
-//! Part of teiji.
+//! teiji's runtime: joins the kernel's side (`teiji-bpf`), the host's (`teiji-host`) and the thinking
+//! (`teiji-analysis`). Holds no algorithm of its own.
+//!
+//! | module | does |
+//! | --- | --- |
+//! | [`trace`] | a trace from start to report, live or from a recording |
+//! | [`capabilities`] | what this host can do |
+#![forbid(unsafe_code)]
+
+mod capability;
+mod privilege;
+mod recorder;
+pub mod trace;
+
+pub use capability::capabilities;
+pub use teiji_host::vms;

@@ -40,6 +40,8 @@ pub struct Counters {
     pub lost: Vec<u64>,
     /// Packets that a probe could not identify (not IP, headers outside the linear part, XDP frames).
     pub unidentified: u64,
+    /// Process ids of watched VMs that ended before the trace did.
+    pub vanished: Vec<u32>,
 }
 
 /// Everything that a trace found.

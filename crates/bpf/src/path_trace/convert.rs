@@ -1,7 +1,9 @@
 //! Records of the ring buffer → events of the model.
 use super::Item;
 use super::types::{self, delivery, point, record_type, role, thread_state};
-use teiji_model::event::{Delivery, Event, GuestEntry, Interrupt, Kick, Kind, Match, Packet, Point, Role};
+use teiji_model::event::{
+    Delivery, Event, GuestEntry, Interrupt, Kick, Kind, Match, Packet, Point, Role, Step,
+};
 use teiji_model::stage::{Split, ThreadState};
 
 /// A record as an event; `None` if it is not one that this version knows.
@@ -91,7 +93,7 @@ fn packet(r: &types::rec_packet) -> Option<Packet> {
 }
 
 fn tap(r: &types::rec_tap) -> Option<Packet> {
-    let matching = |part| Some(Match { key: r.key, role: part, group: 0 });
+    let matching = |part| Some(Match { key: r.key, role: part, group: 0, step: Step::Within });
     Some(Packet {
         matching: match role(r.role.into()) {
             role::ROLE_EITHER => matching(Role::Either),

@@ -64,7 +64,8 @@ fn small() -> Vec<u8> {
     w.push(Event { ts: 2, cpu: 0, kind: Kind::Task(Task { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }) })
         .unwrap();
     w.push(Event { ts: 3, cpu: 0, kind: Kind::Lost(Lost { since: 1, count: 4 }) }).unwrap();
-    w.finish(&Counters { ended: 9, events: 3, lost: vec![0, 4], unidentified: 1 }).unwrap()
+    w.finish(&Counters { ended: 9, events: 3, lost: vec![0, 4], unidentified: 1, ..Counters::default() })
+        .unwrap()
 }
 
 #[test]
@@ -74,7 +75,7 @@ fn what_is_written_is_read() {
     for e in &events {
         w.push(*e).unwrap();
     }
-    let counters = Counters { ended: 1, events: events.len() as u64, lost: vec![], unidentified: 0 };
+    let counters = Counters { ended: 1, events: events.len() as u64, lost: vec![], ..Counters::default() };
     let file = w.finish(&counters).unwrap();
     let mut r = Reader::new(&file[..]).unwrap();
     assert_eq!(r.meta(), &meta());

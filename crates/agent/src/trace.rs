@@ -1,0 +1,353 @@
+//! A trace from start to report.
+//!
+//! ```text
+//!              attach            every 5 ms: drain → (match SIP) → record, analyse
+//!  run ──────► watching ──────────────────────────────────────────────────────────┐
+//!                 │ stop flag, time over, every VM gone                           │
+//!                 ▼                                                               │
+//!              detach ──► last drain ──► recording complete, report ◄─────────────┘
+//! replay ─► the same events from a file ─► the same report
+//! ```
+//! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
+use crate::privilege;
+use crate::recorder::Recorder;
+use nix::time::{ClockId, clock_gettime};
+use std::collections::HashSet;
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use teiji_analysis::{Analyzer, Options, sip};
+use teiji_bpf::path_trace::{Item, Setup, Tracer};
+use teiji_model::event::{Event, Kind, Lost, Packet, Task};
+use teiji_model::flow::Watch;
+use teiji_model::host::Vm;
+use teiji_model::recording::Reader;
+use teiji_model::report::{Counters, Joined, Meta, Report};
+
+/// How often the record buffer is emptied. At a million records of 64 bytes a second, 320 kB gather.
+const DRAIN_EVERY: Duration = Duration::from_millis(5);
+/// How often it is looked whether the VMs are still there, and the progress is told.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Threads whose names are learnt in one trace.
+const MAX_TASKS: usize = 4096;
+/// Size of the record buffer unless the caller asks for another, bytes.
+pub const DEFAULT_BUFFER: usize = 16 << 20;
+
+/// What to trace, and how.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Flow, direction, matching.
+    pub watch: Watch,
+    /// The VMs.
+    pub vms: Vec<Vm>,
+    /// Until when, `None`: until the stop flag is set.
+    pub duration: Option<Duration>,
+    /// Where to write a recording, if anywhere.
+    pub record: Option<PathBuf>,
+    /// Size of the kernel's record buffer, bytes; see [`DEFAULT_BUFFER`].
+    pub buffer_bytes: usize,
+    /// Give up the process's capabilities, for good, once the probes are attached.
+    pub confine: bool,
+}
+
+/// How a trace is going.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Since the probes were attached.
+    pub elapsed: Duration,
+    /// Events taken from the kernel.
+    pub events: u64,
+    /// Requests completed.
+    pub complete: u64,
+    /// Events lost.
+    pub lost: u64,
+}
+
+/// What came of a trace.
+#[derive(Debug)]
+pub struct Outcome {
+    /// What was seen.
+    pub report: Report,
+    /// Why there is no recording although one was asked for. The trace itself is not harmed.
+    pub recording_failed: Option<Error>,
+}
+
+/// Why a trace or replay failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Nothing to trace.
+    #[error("no VM to trace: {0}")]
+    NoVm(String),
+    /// The probes could not be set.
+    #[error(transparent)]
+    Probes(#[from] teiji_bpf::Error),
+    /// The recording could not be written.
+    #[error("cannot write the recording {path}, so this trace cannot be replayed later")]
+    Record {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: teiji_model::recording::Error,
+    },
+    /// The recording could not be read.
+    #[error("cannot replay {path}")]
+    Replay {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: teiji_model::recording::Error,
+    },
+    /// Privileges could not be given up.
+    #[error("{0}: not tracing with more rights than are needed")]
+    Privilege(String),
+}
+
+/// The host's `CLOCK_MONOTONIC`, ns: the clock of the events.
+fn now() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC)
+        .map_or(0, |t| Duration::from(t).as_nanos().try_into().unwrap_or(u64::MAX))
+}
+
+fn meta(spec: &Spec) -> Meta {
+    let read = |path: &str| std::fs::read_to_string(path).map(|s| s.trim().to_string()).unwrap_or_default();
+    Meta {
+        teiji: env!("CARGO_PKG_VERSION").into(),
+        host: read("/proc/sys/kernel/hostname"),
+        kernel: read("/proc/sys/kernel/osrelease"),
+        started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        started: now(),
+        watch: spec.watch.clone(),
+        vms: spec.vms.clone(),
+        devices: devices(),
+    }
+}
+
+/// Network devices by index.
+fn devices() -> Vec<(u32, String)> {
+    let Ok(entries) = std::fs::read_dir("/sys/class/net") else { return Vec::new() };
+    let mut all: Vec<_> = entries
+        .flatten()
+        .filter_map(|e| {
+            let index = std::fs::read_to_string(e.path().join("ifindex")).ok()?.trim().parse().ok()?;
+            Some((index, e.file_name().to_string_lossy().into_owned()))
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+/// What takes in the events of a live trace.
+struct Session<'a> {
+    analyzer: Analyzer,
+    recorder: Option<Recorder>,
+    recording_failed: Option<Error>,
+    record_path: Option<PathBuf>,
+    sip_key: u64,
+    named: HashSet<u32>,
+    events: u64,
+    complete: u64,
+    joined: &'a mut dyn FnMut(&Joined),
+}
+
+impl Session<'_> {
+    /// An event as it came from the kernel.
+    fn take(&mut self, item: &mut Item) {
+        if !item.payload.is_empty()
+            && let Kind::Packet(packet) = &mut item.event.kind
+        {
+            packet.matching = sip::parse(&item.payload, self.sip_key);
+        }
+        let behind = match &item.event.kind {
+            Kind::Packet(Packet { behind, .. }) => *behind,
+            Kind::GuestEntry(e) => e.behind,
+            Kind::Kick(k) => k.behind,
+            _ => 0,
+        };
+        self.events += 1;
+        if behind != 0
+            && self.named.len() < MAX_TASKS
+            && self.named.insert(behind)
+            && let Some(task) = task(behind)
+        {
+            self.push(Event { ts: item.event.ts, cpu: item.event.cpu, kind: Kind::Task(task) });
+        }
+        self.push(item.event);
+    }
+
+    fn push(&mut self, event: Event) {
+        if let Some(recorder) = &mut self.recorder
+            && let Err(source) = recorder.push(event)
+        {
+            self.give_up_recording(source);
+        }
+        let (complete, joined) = (&mut self.complete, &mut self.joined);
+        self.analyzer.push(event, &mut |j| {
+            *complete += 1;
+            joined(j);
+        });
+    }
+
+    fn give_up_recording(&mut self, source: teiji_model::recording::Error) {
+        if let Some(recorder) = self.recorder.take() {
+            recorder.abandon();
+        }
+        let path = self.record_path.clone().unwrap_or_default();
+        let error = Error::Record { path, source };
+        tracing::warn!("{error}");
+        self.recording_failed.get_or_insert(error);
+    }
+
+    fn finish(mut self, counters: Counters) -> Outcome {
+        if let Some(recorder) = self.recorder.take()
+            && let Err(source) = recorder.finish(&counters)
+        {
+            self.give_up_recording(source);
+        }
+        let report = self.analyzer.finish(counters, &mut *self.joined);
+        Outcome { report, recording_failed: self.recording_failed }
+    }
+}
+
+/// A thread's name, if it still has one.
+fn task(tid: u32) -> Option<Task> {
+    let name = std::fs::read(format!("/proc/{tid}/comm")).ok()?;
+    let mut comm = [0; 16];
+    let n = name.iter().take(15).take_while(|&&b| b != b'\n').count();
+    comm[..n].copy_from_slice(&name[..n]);
+    Some(Task { tid, comm })
+}
+
+/// Traces until the time is over, `stop` is set, or every VM is gone.
+///
+/// `progress` is called about twice a second; `joined` for every request that is completed.
+///
+/// # Errors
+/// If nothing could be traced. A recording that fails does not end the trace; see [`Outcome`].
+pub fn run(
+    spec: Spec,
+    stop: &AtomicBool,
+    progress: &mut dyn FnMut(&Progress),
+    joined: &mut dyn FnMut(&Joined),
+) -> Result<Outcome, Error> {
+    if spec.vms.iter().all(|v| v.nics.is_empty()) {
+        return Err(Error::NoVm("none of them has a tap".into()));
+    }
+    let meta = meta(&spec);
+    let recorder = match &spec.record {
+        None => None,
+        Some(path) => Some(
+            Recorder::create(path, &meta).map_err(|source| Error::Record { path: path.clone(), source })?,
+        ),
+    };
+    let setup = Setup { watch: &spec.watch, vms: &spec.vms, buffer_bytes: spec.buffer_bytes };
+    let started = Tracer::start(&setup).map_err(Error::from).and_then(|tracer| {
+        if spec.confine {
+            privilege::drop_all().map_err(Error::Privilege)?;
+        }
+        Ok(tracer)
+    });
+    let mut tracer = match started {
+        Ok(tracer) => tracer,
+        Err(error) => {
+            if let Some(recorder) = recorder {
+                recorder.abandon();
+            }
+            return Err(error);
+        }
+    };
+    let begun = Instant::now();
+    let seed = RandomState::new().hash_one(meta.started);
+    let mut session = Session {
+        analyzer: Analyzer::new(&meta, Options { seed, ..Options::default() }),
+        recorder,
+        recording_failed: None,
+        record_path: spec.record.clone(),
+        sip_key: seed,
+        named: HashSet::new(),
+        events: 0,
+        complete: 0,
+        joined,
+    };
+    let mut counters = Counters::default();
+    let mut looked = begun;
+    let mut counted_at = meta.started;
+    loop {
+        let done = stop.load(Ordering::Relaxed) || spec.duration.is_some_and(|d| begun.elapsed() >= d);
+        if done {
+            tracer.stop();
+        }
+        tracer.drain(&mut |item| session.take(item))?;
+        counted_at = note_lost(&tracer, &mut counters, counted_at, &mut session)?;
+        if done {
+            break;
+        }
+        if looked.elapsed() >= LOOK_EVERY {
+            looked = Instant::now();
+            progress(&Progress {
+                elapsed: begun.elapsed(),
+                events: session.events,
+                complete: session.complete,
+                lost: counters.lost.iter().sum(),
+            });
+            note_vanished(&spec.vms, &mut counters);
+            if counters.vanished.len() == spec.vms.len() {
+                tracing::warn!("every traced VM has ended: ending the trace");
+                stop.store(true, Ordering::Relaxed);
+                continue;
+            }
+        }
+        std::thread::sleep(DRAIN_EVERY);
+    }
+    counters.ended = now();
+    counters.events = session.events;
+    Ok(session.finish(counters))
+}
+
+/// Reads the counters; reports losses where they happened in the stream.
+fn note_lost(
+    tracer: &Tracer,
+    counters: &mut Counters,
+    counted_at: u64,
+    session: &mut Session<'_>,
+) -> Result<u64, Error> {
+    let at = now();
+    let counts = tracer.counts()?;
+    let (before, after): (u64, u64) = (counters.lost.iter().sum(), counts.lost.iter().sum());
+    counters.lost = counts.lost;
+    counters.unidentified = counts.unidentified;
+    if after > before {
+        let lost = Lost { since: counted_at, count: after - before };
+        session.push(Event { ts: at, cpu: 0, kind: Kind::Lost(lost) });
+    }
+    Ok(at)
+}
+
+fn note_vanished(vms: &[Vm], counters: &mut Counters) {
+    for vm in vms.iter().filter(|v| v.pid != 0) {
+        if !counters.vanished.contains(&vm.pid) && !Path::new("/proc").join(vm.pid.to_string()).exists() {
+            tracing::warn!("VM {:?} (pid {}) has ended", vm.name, vm.pid);
+            counters.vanished.push(vm.pid);
+        }
+    }
+}
+
+/// Makes the report of a recording; needs no rights.
+///
+/// # Errors
+/// [`Error::Replay`] if the file cannot be read or is not a whole recording of this version.
+pub fn replay(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Error> {
+    let fail = |source| Error::Replay { path: path.to_owned(), source };
+    let file = File::open(path).map_err(|e| fail(teiji_model::recording::Error::Io { at: 0, source: e }))?;
+    let mut reader = Reader::new(BufReader::with_capacity(1 << 18, file)).map_err(fail)?;
+    let mut analyzer = Analyzer::new(reader.meta(), Options::default());
+    while let Some(event) = reader.next().map_err(fail)? {
+        analyzer.push(event, joined);
+    }
+    let counters = reader.counters().cloned().unwrap_or_default();
+    Ok(analyzer.finish(counters, joined))
+}
