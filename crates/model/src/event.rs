@@ -41,7 +41,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Point {
     /// Received by the host stack from a device that is not a traced tap (`netif_rx`,
-    /// `netif_receive_skb`), or sent by the host itself into a bridge. May be reported more than
+    /// `netif_receive_skb`). May be reported more than
     /// once for one packet; the first counts.
     HostRx,
     /// Put on a traced tap's ring (`tun_net_xmit`).

@@ -356,6 +356,7 @@ static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, 
 	if (!r)
 		return NULL;
 	fill_head(&r->head, now, REC_IRQ, delivery, worker->signal_queue.ifindex);
+	r->signalled = worker->signalled;
 	r->tid = current_tid();
 	return r;
 }
@@ -586,10 +587,8 @@ int BPF_PROG(on_dev_queue, struct sk_buff *skb)
 	struct packet p = {};
 	u32 ifindex = skb->dev->ifindex;
 
-	/* what goes to a tap is taken in on_dev_xmit; toward the guest through anything else, the host
-	 * itself is the sender */
-	if (!is_tap(ifindex) && parse_skb(skb, false, false, false, &p))
-		emit_packet(&p, now, p.to_guest ? POINT_HOST_RX : POINT_DEV_QUEUE, ifindex);
+	if (!is_tap(ifindex) && parse_skb(skb, false, false, false, &p) && !p.to_guest)
+		emit_packet(&p, now, POINT_DEV_QUEUE, ifindex);
 	return 0;
 }
 
