@@ -1,4 +1,5 @@
 //! Text reports of made-up data against files in `golden/`. `UPDATE_GOLDEN=1` writes the files.
+#![allow(clippy::unwrap_used)]
 
 mod common;
 
@@ -56,11 +57,16 @@ fn doctor() {
         present,
         essential,
         found: format!("/sys/{name}{}", if present { "" } else { " is not there" }),
-        consequence: "packets cannot be followed to VMs whose NICs the kernel serves, which is what most hosts have".into(),
+        consequence:
+            "packets cannot be followed to VMs whose NICs the kernel serves, which is what most hosts have"
+                .into(),
         remedy: "modprobe vhost_net".into(),
     };
-    let all =
-        [capability("btf", true, true), capability("vhost_net", false, true), capability("debugfs", false, false)];
+    let all = [
+        capability("btf", true, true),
+        capability("vhost_net", false, true),
+        capability("debugfs", false, false),
+    ];
     golden("doctor.txt", &doctor_table(&all, &UNICODE));
     assert!(doctor_table(&all[..1], &UNICODE).ends_with("can be traced here.\n"));
 }
@@ -101,7 +107,8 @@ fn no_request_is_explained() {
     said(explanation(|r| r.vms[0].requests.incomplete = 3), "a point of the path was not seen");
     said(explanation(|r| r.vms[0].requests.ambiguous = 3), "alike");
     said(explanation(|r| r.meta.vms[0].nics.clear()), "has no tap");
-    let userspace = |r: &mut Report| r.meta.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
+    let userspace =
+        |r: &mut Report| r.meta.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
     said(explanation(userspace), "vhost=on");
     said(
         explanation(|r| {
@@ -123,4 +130,12 @@ fn a_waterfall_loses_no_column() {
     let mut empty = common::request(1, 0, 0);
     empty.stages.clear();
     assert!(cells(&empty, 5).is_empty());
+}
+
+/// Keeps what a terminal gets, below `target/`, so that it can be looked at.
+#[test]
+fn a_terminal_gets_colour() {
+    let text = report(&common::contended(), &Style { colour: true, unicode: true });
+    assert!(text.contains("\x1b[1;31m"), "what is to blame is red");
+    std::fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join("contended.ansi"), text).unwrap();
 }

@@ -50,7 +50,17 @@ pub fn meta() -> Meta {
 
 pub fn dist(count: u64, us: [u64; 5]) -> Dist {
     let [min, p50, p90, p99, max] = us.map(|u| u * US);
-    Dist { count, mean: (p50 * 3 + p90) as f64 / 4.0, stddev: p90 as f64 / 3.0, min, p50, p90, p99, p999: max, max }
+    Dist {
+        count,
+        mean: (p50 * 3 + p90) as f64 / 4.0,
+        stddev: p90 as f64 / 3.0,
+        min,
+        p50,
+        p90,
+        p99,
+        p999: max,
+        max,
+    }
 }
 
 fn stage(stage: Stage, us: [u64; 5], time_share: f64, fluctuation_share: f64) -> StageReport {
@@ -151,9 +161,10 @@ pub fn contended() -> Report {
         outbound: Leg { packets: 1320, incomplete: 0, stages: vec![] },
         depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),
         verdict: Verdict {
-            sentence: "93 % of the fluctuation arises in tap_queue, where the vhost worker (thread 4244) waits \
+            sentence:
+                "93 % of the fluctuation arises in tap_queue, where the vhost worker (thread 4244) waits \
                        for a CPU"
-                .into(),
+                    .into(),
             stage: Some(Stage::TapQueue),
             state: Some(ThreadState::Ready),
             fluctuation: true,
@@ -164,7 +175,8 @@ pub fn contended() -> Report {
             ],
         },
     };
-    let counters = Counters { ended: 11_000_000_000, events: 18_220, lost: vec![0, 0, 17, 0], unidentified: 0 };
+    let counters =
+        Counters { ended: 11_000_000_000, events: 18_220, lost: vec![0, 0, 17, 0], unidentified: 0 };
     Report { schema: SCHEMA, meta: meta(), counters, vms: vec![vm] }
 }
 
