@@ -37,6 +37,9 @@ fn overlapping() -> Vec<Joined> {
 #[test]
 fn slices_are_balanced_and_never_overlap_on_a_track() {
     let trace = decode(&overlapping());
+    // Kept so that it can be opened in the viewer.
+    std::fs::write(concat!(env!("CARGO_TARGET_TMPDIR"), "/requests.perfetto-trace"), trace.encode_to_vec())
+        .unwrap();
     let tracks = events(&trace);
     assert!(tracks.len() > 6, "lanes for what overlaps");
     for events in tracks.values() {
