@@ -1,4 +1,5 @@
 //! Discovery on made-up trees, and once on the machine that runs the test.
+#![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::os::unix::fs::symlink;

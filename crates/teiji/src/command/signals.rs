@@ -17,3 +17,16 @@ pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
     }
     Ok(stop)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn the_first_signal_only_asks() {
+        let stop = super::stop_flag().unwrap();
+        assert!(!stop.load(Ordering::SeqCst));
+        signal_hook::low_level::raise(signal_hook::consts::SIGTERM).unwrap();
+        assert!(stop.load(Ordering::SeqCst));
+    }
+}

@@ -14,7 +14,7 @@ use teiji_model::host::Vm;
 /// Traces and prints the report.
 pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
     format::check(&args.report)?;
-    let flow = parse_flow(&args.flow).map_err(|e| Usage(format!("--flow: {e}")))?;
+    let flow = parse_flow(&args.flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?;
     let found = root.vms()?;
     if found.is_empty() {
         bail!("{}", vms::nothing(root));

@@ -8,7 +8,7 @@ pub use waterfall::{cells, dominant, letter};
 
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units::{count, ns, percent};
-use teiji_model::report::{Groups, Report, Requests, Verdict, VmReport};
+use teiji_model::report::{Dist, Groups, Report, Requests, Verdict, VmReport};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
@@ -98,7 +98,7 @@ fn section(report: &Report, vm: &VmReport, style: &Style) -> Vec<String> {
                 ns(total.mean)
             ));
             if let Some(groups) = &vm.groups {
-                lines.push(calls(groups));
+                lines.extend(calls(groups));
             }
             lines.push(String::new());
             lines.extend(verdict(&vm.verdict, style));
@@ -132,22 +132,20 @@ fn requests(r: &Requests) -> String {
     text
 }
 
-fn calls(g: &Groups) -> String {
+fn calls(g: &Groups) -> Vec<String> {
     let mut text = format!("SIP calls  {} complete", g.complete);
     if g.incomplete > 0 {
         text += &format!(", {} incomplete", g.incomplete);
     }
-    if g.complete > 0 {
-        let (total, outside) = (&g.total, &g.outside);
-        text += &format!(
-            ": p50 {}  p99 {}  max {}, of which outside this host p50 {}",
-            ns(total.p50 as f64),
-            ns(total.p99 as f64),
-            ns(total.max as f64),
-            ns(outside.p50 as f64)
-        );
+    if g.complete == 0 {
+        return vec![text];
     }
-    text
+    let figures =
+        |d: &Dist| format!("p50 {}  p99 {}  max {}", ns(d.p50 as f64), ns(d.p99 as f64), ns(d.max as f64));
+    vec![
+        format!("{text}: {}", figures(&g.total)),
+        format!("           of which outside this host: {}", figures(&g.outside)),
+    ]
 }
 
 /// The verdict's sentence, and the threads that were waited for.

@@ -1,0 +1,189 @@
+//! The command as people run it.
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+const TEIJI: &str = env!("CARGO_BIN_EXE_teiji");
+
+fn run(args: &[&str]) -> (i32, String, String) {
+    parts(Command::new(TEIJI).args(args).stdin(Stdio::null()).output().unwrap())
+}
+
+fn parts(output: Output) -> (i32, String, String) {
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// A directory that stands for a host with VMs of these names.
+fn host(names: &[&str]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::create_dir_all(dir.path().join("proc/self")).unwrap();
+    fs::write(dir.path().join("proc/self/status"), "CapEff:\t000001ffffffffff\n").unwrap();
+    for (name, pid) in names.iter().zip(700..) {
+        let proc = dir.path().join(format!("proc/{pid}"));
+        fs::create_dir_all(proc.join("fd")).unwrap();
+        let task = proc.join(format!("task/{}", pid + 1000));
+        fs::create_dir_all(&task).unwrap();
+        fs::write(proc.join("cmdline"), format!("qemu-system-x86_64\0-name\0{name}\0-m\0256\0")).unwrap();
+        symlink("anon_inode:kvm-vm", proc.join("fd/9")).unwrap();
+        symlink("anon_inode:kvm-vcpu:0", proc.join("fd/10")).unwrap();
+        fs::write(task.join("comm"), "CPU 0/KVM\n").unwrap();
+        fs::write(task.join("status"), "Cpus_allowed_list:\t0-3\n").unwrap();
+        fs::write(task.join("stat"), format!("1 (x) {}", "0 ".repeat(50))).unwrap();
+    }
+    dir
+}
+
+fn on(dir: &tempfile::TempDir, args: &[&str]) -> (i32, String, String) {
+    let root = dir.path().to_str().unwrap();
+    run(&[args, &["--root", root]].concat())
+}
+
+#[test]
+fn a_filter_that_cannot_be_read_is_pointed_at() {
+    let (code, out, err) = run(&["trace", "--flow", "udp prot 5060"]);
+    assert_eq!((code, out.as_str()), (2, ""));
+    let lines: Vec<&str> = err.lines().collect();
+    let caret = lines.iter().position(|l| l.trim_start().starts_with('^')).unwrap();
+    assert_eq!(lines[caret - 1].find("prot"), lines[caret].find('^'), "{err}");
+}
+
+#[test]
+fn usage_errors_end_with_2() {
+    for args in [
+        &["trace", "--for", "10"][..],
+        &["trace", "--for", "0s"],
+        &["trace", "--match", "telepathy"],
+        &["trace", "--json", "--format", "html"],
+        &["trace", "--buffer", "1"],
+        &["replay"],
+        &["nonsense"],
+    ] {
+        let (code, out, err) = run(args);
+        assert_eq!((code, out.as_str()), (2, ""), "{args:?}");
+        assert!(!err.is_empty());
+    }
+}
+
+#[test]
+fn vms_are_listed() {
+    let dir = host(&["alpha", "evil\x1b[2J"]);
+    let (code, out, _) = on(&dir, &["vms"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("alpha  pid 700, 1 vCPU, 256 MiB"), "{out}");
+    assert!(out.contains("evil\\u{1b}[2J") && !out.contains('\x1b'), "{out}");
+    let (code, out, _) = on(&dir, &["vms", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, json["schema"].as_u64(), json["vms"][0]["name"].as_str()), (0, Some(1), Some("alpha")));
+    assert_eq!(json["vms"][0]["vcpus"][0]["tid"], 1700);
+}
+
+#[test]
+fn an_unknown_vm_is_answered_with_those_there_are() {
+    let (code, _, err) = on(&host(&["alpha", "beta"]), &["trace", "--vm", "gamma"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("no VM `gamma`; there are: alpha (pid:700), beta (pid:701)"), "{err}");
+}
+
+#[test]
+fn a_name_of_two_vms_asks_for_the_pid() {
+    let (code, _, err) = on(&host(&["twin", "twin"]), &["trace", "--vm", "twin"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("--vm pid:700 or --vm pid:701"), "{err}");
+}
+
+#[test]
+fn no_vm_is_said() {
+    let (code, _, err) = on(&host(&[]), &["trace"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("no VM runs on this host"), "{err}");
+    let (code, out, _) = on(&host(&[]), &["vms"]);
+    assert_eq!(code, 0);
+    assert!(out.contains("no VM runs on this host"), "{out}");
+}
+
+/// Runs the command as nobody, if the test may.
+fn unprivileged(args: &[&str]) -> (i32, String, String) {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = dir.path().join("teiji");
+    fs::copy(TEIJI, &copy).unwrap();
+    let mut command = Command::new(&copy);
+    command.args(args).current_dir("/");
+    if nix::unistd::geteuid().is_root() {
+        command.uid(65534).gid(65534);
+    }
+    parts(command.output().unwrap())
+}
+
+#[test]
+fn without_root_it_says_what_is_missing_and_what_still_works() {
+    let dir = host(&["alpha"]);
+    fs::write(dir.path().join("proc/self/status"), "CapEff:\t0000000000000000\n").unwrap();
+    let (code, _, err) = unprivileged(&["trace", "--root", dir.path().to_str().unwrap()]);
+    assert_eq!(code, 1);
+    for wanted in ["CAP_BPF", "CAP_PERFMON", "sudo", "`teiji replay` needs none"] {
+        assert!(err.contains(wanted), "{err}");
+    }
+    let (code, out, _) = unprivileged(&["doctor"]);
+    assert_eq!(code, 1);
+    assert!(out.contains("missing  privilege"), "{out}");
+    let (code, _, err) = unprivileged(&["trace"]);
+    assert_eq!(code, 1);
+    assert!(err.contains("without root") || err.contains("privileges"), "{err}");
+}
+
+#[test]
+fn garbage_is_not_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("garbage");
+    fs::write(&file, b"\x7fELF and so on").unwrap();
+    for path in [file.as_path(), Path::new("/nonexistent"), Path::new("/")] {
+        let (code, out, err) = run(&["replay", path.to_str().unwrap()]);
+        assert_eq!((code, out.as_str()), (1, ""));
+        assert!(err.contains("cannot replay") && err.contains(path.to_str().unwrap()), "{err}");
+    }
+}
+
+#[test]
+fn doctor_prints_json() {
+    let (code, out, _) = run(&["doctor", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(code, if json["works"].as_bool().unwrap() { 0 } else { 1 });
+    assert!(json["capabilities"].as_array().unwrap().iter().any(|c| c["name"] == "btf"));
+}
+
+#[test]
+fn a_closed_pipe_is_no_panic() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = Command::new(TEIJI).args(["completions", "zsh"]).stdout(writer).output().unwrap();
+    assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
+}
+
+#[test]
+fn a_full_disk_is_an_error() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = Command::new(TEIJI).args(["completions", "bash"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("No space left"));
+}
+
+#[test]
+fn completions_and_manual_pages() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let (code, out, _) = run(&["completions", shell]);
+        assert!(code == 0 && out.contains("replay"), "{shell}");
+    }
+    let (code, out, _) = run(&["man"]);
+    assert!(code == 0 && out.contains(".TH teiji"), "{out}");
+    let dir = tempfile::tempdir().unwrap();
+    let pages = dir.path().join("man1");
+    assert_eq!(run(&["man", "--out", pages.to_str().unwrap()]).0, 0);
+    assert!(pages.join("teiji-trace.1").is_file());
+}

@@ -1,0 +1,231 @@
+//! Made-up reports.
+#![allow(dead_code)]
+
+use teiji_model::event::Role;
+use teiji_model::flow::{Matching, Watch};
+use teiji_model::host::{DataPlane, Nic, Vcpu, Vm, Worker};
+use teiji_model::report::*;
+use teiji_model::stage::{Split, Stage, ThreadState};
+
+const US: u64 = 1_000;
+
+pub fn vm(name: &str, pid: u32) -> Vm {
+    let vcpu = |index, tid| Vcpu { index, tid, cpus: "0-3".into(), last_cpu: 1 };
+    Vm {
+        name: name.into(),
+        pid,
+        vcpus: vec![vcpu(0, pid + 2), vcpu(1, pid + 3)],
+        workers: vec![Worker {
+            tid: pid + 4,
+            comm: format!("vhost-{pid}"),
+            kernel_thread: false,
+            cpus: "0-3,8".into(),
+            last_cpu: 8,
+        }],
+        nics: vec![Nic {
+            tap: "tap0".into(),
+            ifindex: 5,
+            mac: Some([0x52, 0x54, 0, 0xaa, 0xbb, 1]),
+            bridge: Some("br0".into()),
+            data_plane: DataPlane::VhostNet,
+            queues: 1,
+        }],
+        memory: Some(512 << 20),
+        memory_nodes: vec![400 << 20, 20 << 20],
+    }
+}
+
+pub fn meta() -> Meta {
+    Meta {
+        teiji: "0.1.0".into(),
+        host: "lab1".into(),
+        kernel: "7.2.12+deb14-amd64".into(),
+        started_unix: 1_790_000_000,
+        started: 1_000_000_000,
+        watch: Watch { flow_text: "udp port 5060".into(), matching: Matching::Sip, ..Watch::default() },
+        vms: vec![vm("sip1", 4240)],
+        devices: vec![(5, "tap0".into())],
+    }
+}
+
+pub fn dist(count: u64, us: [u64; 5]) -> Dist {
+    let [min, p50, p90, p99, max] = us.map(|u| u * US);
+    Dist {
+        count,
+        mean: (p50 * 3 + p90) as f64 / 4.0,
+        stddev: p90 as f64 / 3.0,
+        min,
+        p50,
+        p90,
+        p99,
+        p999: max,
+        max,
+    }
+}
+
+fn stage(stage: Stage, us: [u64; 5], time_share: f64, fluctuation_share: f64) -> StageReport {
+    StageReport { stage, dist: dist(990, us), time_share, fluctuation_share, parts: vec![] }
+}
+
+fn part(state: ThreadState, us: u64, time_share: f64, fluctuation_share: f64) -> PartReport {
+    PartReport { state, mean: (us * US) as f64, time_share, fluctuation_share }
+}
+
+/// A request whose `tap_queue` takes `queue_us` and is spent waiting for a CPU.
+pub fn request(key: u64, start: u64, queue_us: u64) -> Request {
+    let split = |state: ThreadState, us: u64| {
+        let mut split = Split::default();
+        split.0[state as usize] = us * US;
+        Some(split)
+    };
+    let time = |stage, us: u64, split| StageTime { stage, ns: us * US, split };
+    let stages = vec![
+        time(Stage::SwitchIn, 12, None),
+        time(Stage::TapQueue, queue_us, split(ThreadState::Ready, queue_us)),
+        time(Stage::VhostRx, 9, None),
+        time(Stage::Irq, 3, None),
+        time(Stage::VcpuWake, 140, split(ThreadState::Asleep, 140)),
+        time(Stage::Guest, 820, split(ThreadState::Guest, 820)),
+        time(Stage::VhostTx, 60, split(ThreadState::Run, 60)),
+        time(Stage::SwitchOut, 8, None),
+        time(Stage::Qdisc, 0, None),
+        time(Stage::WireOut, 4, None),
+        time(Stage::Unattributed, 0, None),
+    ];
+    Request {
+        key,
+        group: 0,
+        start,
+        total: stages.iter().map(|s| s.ns).sum(),
+        stages,
+        depth: (queue_us / 500) as u16,
+        vcpu: (key % 2) as u16,
+        vcpu_state: Some(ThreadState::Asleep),
+        coalesced_kick: false,
+    }
+}
+
+pub fn joined(key: u64, start: u64, queue_us: u64) -> Joined {
+    Joined {
+        vm: 0,
+        request: request(key, start, queue_us),
+        ended_by: Role::Final,
+        behind: vec![(Stage::TapQueue, 812)],
+    }
+}
+
+/// A VM whose vhost worker waits for a CPU.
+pub fn contended() -> Report {
+    let mut queue = stage(Stage::TapQueue, [4, 210, 3_900, 9_200, 12_100], 0.58, 0.93);
+    queue.parts = vec![
+        part(ThreadState::Asleep, 38, 0.03, 0.0),
+        part(ThreadState::Ready, 1_050, 0.53, 0.92),
+        part(ThreadState::Run, 30, 0.02, 0.01),
+    ];
+    let mut wake = stage(Stage::VcpuWake, [5, 90, 180, 420, 900], 0.06, 0.02);
+    wake.parts = vec![part(ThreadState::Asleep, 70, 0.04, 0.01), part(ThreadState::Ready, 30, 0.02, 0.01)];
+    let mut guest = stage(Stage::Guest, [500, 640, 900, 1_300, 2_400], 0.31, 0.06);
+    guest.parts = vec![part(ThreadState::Guest, 660, 0.29, 0.05), part(ThreadState::Run, 40, 0.02, 0.01)];
+    let mut tx = stage(Stage::VhostTx, [10, 40, 80, 200, 600], 0.02, -0.01);
+    tx.parts = vec![part(ThreadState::Run, 40, 0.02, -0.01)];
+    let vm = VmReport {
+        name: "sip1".into(),
+        pid: 4240,
+        requests: Requests { seen: 1000, complete: 990, incomplete: 4, ambiguous: 1, unanswered: 5 },
+        total: Some(dist(990, [700, 1_180, 5_200, 10_900, 15_000])),
+        stages: vec![
+            stage(Stage::SwitchIn, [4, 9, 15, 40, 88], 0.01, 0.0),
+            queue,
+            stage(Stage::VhostRx, [3, 6, 12, 30, 70], 0.01, 0.0),
+            stage(Stage::Irq, [1, 2, 3, 5, 9], 0.0, 0.0),
+            wake,
+            guest,
+            tx,
+            stage(Stage::SwitchOut, [2, 5, 8, 19, 30], 0.01, 0.0),
+            stage(Stage::Qdisc, [0, 0, 0, 0, 0], 0.0, 0.0),
+            stage(Stage::WireOut, [1, 2, 3, 7, 12], 0.0, 0.0),
+            stage(Stage::Unattributed, [0, 0, 0, 0, 0], 0.0, 0.0),
+        ],
+        slowest: [12_100, 10_400, 9_300, 7_700, 6_200, 4_100, 2_000, 700]
+            .iter()
+            .zip(1..)
+            .map(|(us, i)| request(i, 2_000_000_000 + i * 1_000_000, *us))
+            .collect(),
+        groups: Some(Groups {
+            complete: 164,
+            incomplete: 1,
+            total: dist(164, [90_000, 101_000, 110_000, 131_000, 140_000]),
+            outside: dist(164, [88_000, 93_000, 95_000, 99_000, 101_000]),
+        }),
+        inbound: Leg { packets: 1330, incomplete: 2, stages: vec![] },
+        outbound: Leg { packets: 1320, incomplete: 0, stages: vec![] },
+        depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),
+        verdict: Verdict {
+            sentence:
+                "93 % of the fluctuation arises in tap_queue, where the vhost worker (thread 4244) waits \
+                       for a CPU"
+                    .into(),
+            stage: Some(Stage::TapQueue),
+            state: Some(ThreadState::Ready),
+            fluctuation: true,
+            share: 0.92,
+            behind: vec![
+                Behind { tid: 812, name: "stress-ng-cpu".into(), share: 0.71 },
+                Behind { tid: 4242, name: "CPU 0/KVM".into(), share: 0.2 },
+            ],
+        },
+    };
+    let counters =
+        Counters { ended: 11_000_000_000, events: 18_220, lost: vec![0, 0, 17, 0], unidentified: 0 };
+    Report { schema: SCHEMA, meta: meta(), counters, vms: vec![vm] }
+}
+
+/// The same VM when nothing else wants its CPU.
+pub fn quiet() -> Report {
+    let mut report = contended();
+    report.counters.lost.clear();
+    let vm = &mut report.vms[0];
+    vm.total = Some(dist(1000, [620, 840, 1_100, 1_700, 2_900]));
+    vm.requests = Requests { seen: 1000, complete: 1000, ..Requests::default() };
+    let queue = &mut vm.stages[1];
+    *queue = stage(Stage::TapQueue, [3, 20, 40, 90, 200], 0.03, 0.02);
+    vm.stages[5].time_share = 0.82;
+    vm.stages[5].fluctuation_share = 0.9;
+    vm.slowest = vec![request(1, 5_000_000, 120), request(2, 6_000_000, 60)];
+    vm.verdict = Verdict {
+        sentence: "82 % of the time passes in guest".into(),
+        stage: Some(Stage::Guest),
+        state: Some(ThreadState::Guest),
+        fluctuation: false,
+        share: 0.82,
+        behind: vec![],
+    };
+    report
+}
+
+/// A report without requests: packets went one way.
+pub fn one_way() -> Report {
+    let mut report = contended();
+    report.meta.watch.matching = Matching::None;
+    report.counters.lost.clear();
+    let vm = &mut report.vms[0];
+    vm.requests = Requests::default();
+    vm.total = None;
+    vm.stages.clear();
+    vm.slowest.clear();
+    vm.groups = None;
+    vm.inbound.stages = vec![
+        (Stage::SwitchIn, dist(1330, [4, 9, 15, 40, 88])),
+        (Stage::TapQueue, dist(1330, [4, 210, 3_900, 9_200, 12_100])),
+    ];
+    vm.outbound = Leg::default();
+    vm.verdict = Verdict {
+        sentence: "nothing to judge by".into(),
+        stage: None,
+        state: None,
+        fluctuation: false,
+        share: 0.0,
+        behind: vec![],
+    };
+    report
+}

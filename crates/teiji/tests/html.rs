@@ -1,0 +1,100 @@
+//! The web page: self-contained, escaped, well-formed.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use teiji::html::page;
+use teiji_model::report::Report;
+
+/// Checks that elements are closed in the order in which they were opened.
+fn well_formed(html: &str) {
+    const VOID: [&str; 2] = ["meta", "!doctype"];
+    let mut open: Vec<&str> = Vec::new();
+    let mut rest = html;
+    while let Some((_, tag)) = rest.split_once('<') {
+        let (tag, after) = tag.split_once('>').unwrap();
+        rest = after;
+        let name = tag.trim_start_matches('/').split([' ', '\n', '/']).next().unwrap();
+        if name == "style" && !tag.starts_with('/') {
+            rest = rest.split_once("</style>").unwrap().1;
+        } else if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop(), Some(name), "near {}", &after[..after.len().min(80)]);
+        } else if !tag.ends_with('/') && !VOID.contains(&name) {
+            open.push(name);
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+}
+
+/// Keeps a page so that it can be looked at, below `target/`.
+fn keep(name: &str, html: &str) {
+    std::fs::write(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name), html).unwrap();
+}
+
+#[test]
+fn a_report() {
+    let html = page("teiji report", &[("", &common::contended())]);
+    keep("contended.html", &html);
+    well_formed(&html);
+    for wanted in ["where the vhost worker (thread 4244) waits", "stress-ng-cpu", "13.2 ms", "93 %", "<svg"] {
+        assert!(html.contains(wanted), "{wanted}");
+    }
+}
+
+#[test]
+fn nothing_is_loaded() {
+    let html = page("t", &[("", &common::contended())]);
+    for forbidden in ["http:", "https:", "//", "src=", "href=", "<script", "@import", "url("] {
+        assert!(!html.contains(forbidden), "{forbidden}");
+    }
+}
+
+#[test]
+fn two_reports_side_by_side() {
+    let (before, after) = (common::contended(), common::quiet());
+    let html = page("before & after", &[("before", &before), ("after", &after)]);
+    keep("compared.html", &html);
+    well_formed(&html);
+    assert!(html.contains("<title>before &amp; after</title>"));
+    assert!(html.contains("6.4 × shorter"), "p99 fell from 10.9 ms to 1.7 ms");
+}
+
+#[test]
+fn no_request() {
+    let html = page("t", &[("", &common::one_way())]);
+    keep("one-way.html", &html);
+    well_formed(&html);
+    assert!(html.contains("No complete request was seen") && html.contains("Packets toward the guest"));
+}
+
+#[test]
+fn untrusted_text_is_escaped() {
+    const EVIL: &str = "<img src=x onerror='a'>\"&\x1b[2J";
+    let mut report: Report = common::contended();
+    report.meta.host = EVIL.into();
+    report.meta.kernel = EVIL.into();
+    report.meta.watch.flow_text = EVIL.into();
+    report.vms[0].name = EVIL.into();
+    report.vms[0].verdict.sentence = EVIL.into();
+    report.vms[0].verdict.behind[0].name = EVIL.into();
+    let other = report.clone();
+    let html = page(EVIL, &[(EVIL, &report), (EVIL, &other)]);
+    well_formed(&html);
+    assert!(!html.contains("<img") && !html.contains('\x1b'));
+}
+
+#[test]
+fn odd_figures_do_no_harm() {
+    let mut report = common::contended();
+    for stage in &mut report.vms[0].stages {
+        stage.time_share = f64::NAN;
+        stage.fluctuation_share = f64::NEG_INFINITY;
+    }
+    report.vms[0].slowest.iter_mut().for_each(|r| r.total = 0);
+    let html = page("t", &[("", &report)]);
+    well_formed(&html);
+    assert!(!html.contains("NaN") && !html.contains("inf\""), "in an attribute");
+    report.vms.clear();
+    well_formed(&page("t", &[("", &report)]));
+    well_formed(&page("t", &[]));
+}

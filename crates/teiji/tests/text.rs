@@ -1,0 +1,141 @@
+//! Text reports of made-up data against files in `golden/`. `UPDATE_GOLDEN=1` writes the files.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+use teiji::command::{doctor_table, vms_table};
+use teiji::terminal::Style;
+use teiji::text::{WIDTH, cells, report};
+use teiji_model::host::Capability;
+use teiji_model::report::Report;
+
+const UNICODE: Style = Style { colour: false, unicode: true };
+
+fn golden(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+    for line in text.lines() {
+        assert!(line.chars().count() <= WIDTH, "{} columns: {line}", line.chars().count());
+        assert_eq!(line, line.trim_end(), "trailing spaces");
+    }
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, text).unwrap();
+    }
+    let wanted = std::fs::read_to_string(&path).unwrap();
+    assert!(text == wanted, "{} is not:\n{text}\n(UPDATE_GOLDEN=1 writes it)", path.display());
+}
+
+#[test]
+fn contended() {
+    golden("contended.txt", &report(&common::contended(), &UNICODE));
+}
+
+#[test]
+fn contended_in_ascii() {
+    let text = report(&common::contended(), &Style::PLAIN);
+    assert!(text.is_ascii());
+    golden("contended-ascii.txt", &text);
+}
+
+#[test]
+fn one_way() {
+    golden("one-way.txt", &report(&common::one_way(), &UNICODE));
+}
+
+#[test]
+fn vms() {
+    let mut other = common::vm("büro\x1b[31m", 77);
+    other.nics.clear();
+    other.vcpus.clear();
+    golden("vms.txt", &vms_table(&[common::vm("sip1", 4240), other], &UNICODE));
+}
+
+#[test]
+fn doctor() {
+    let capability = |name: &str, present, essential| Capability {
+        name: name.into(),
+        present,
+        essential,
+        found: format!("/sys/{name}{}", if present { "" } else { " is not there" }),
+        consequence:
+            "packets cannot be followed to VMs whose NICs the kernel serves, which is what most hosts have"
+                .into(),
+        remedy: "modprobe vhost_net".into(),
+    };
+    let all = [
+        capability("btf", true, true),
+        capability("vhost_net", false, true),
+        capability("debugfs", false, false),
+    ];
+    golden("doctor.txt", &doctor_table(&all, &UNICODE));
+    assert!(doctor_table(&all[..1], &UNICODE).ends_with("can be traced here.\n"));
+}
+
+#[test]
+fn colour_changes_no_text() {
+    let plain = report(&common::contended(), &UNICODE);
+    let coloured = report(&common::contended(), &Style { colour: true, unicode: true });
+    assert_ne!(plain, coloured);
+    let mut stripped = String::new();
+    let mut rest = coloured.as_str();
+    while let Some((before, after)) = rest.split_once('\x1b') {
+        stripped += before;
+        rest = after.split_once('m').unwrap().1;
+    }
+    stripped += rest;
+    let trimmed = |t: &str| t.lines().map(str::trim_end).collect::<Vec<_>>().join("\n");
+    assert_eq!(trimmed(&stripped), trimmed(&plain));
+}
+
+/// What a report without requests says.
+fn explanation(change: impl FnOnce(&mut Report)) -> String {
+    let mut made_up = common::one_way();
+    made_up.meta.watch.matching = teiji_model::flow::Matching::Echo;
+    change(&mut made_up);
+    report(&made_up, &UNICODE).replace('\n', " ")
+}
+
+#[test]
+fn no_request_is_explained() {
+    use teiji_model::flow::Direction;
+    let silent = |r: &mut Report| r.vms[0].inbound = Default::default();
+    let said = |text: String, what: &str| assert!(text.contains(what), "{text}");
+    said(explanation(silent), "No packet that fits `udp port 5060` passed its taps");
+    said(explanation(|r| r.meta.watch.direction = Direction::In), "need --direction both");
+    said(explanation(|_| ()), "choose another matching");
+    said(explanation(|r| r.vms[0].requests.seen = 3), "sent nothing back");
+    said(explanation(|r| r.vms[0].requests.incomplete = 3), "a point of the path was not seen");
+    said(explanation(|r| r.vms[0].requests.ambiguous = 3), "alike");
+    said(explanation(|r| r.meta.vms[0].nics.clear()), "has no tap");
+    let userspace =
+        |r: &mut Report| r.meta.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
+    said(explanation(userspace), "vhost=on");
+    said(
+        explanation(|r| {
+            r.vms[0].requests.incomplete = 1;
+            r.counters.lost = vec![4];
+        }),
+        "raise --buffer",
+    );
+}
+
+#[test]
+fn a_waterfall_loses_no_column() {
+    for width in 0..80 {
+        for queue in [0, 1, 700, 12_345] {
+            let cells = cells(&common::request(1, 0, queue), width);
+            assert_eq!(cells.iter().map(|c| c.1).sum::<usize>(), width);
+        }
+    }
+    let mut empty = common::request(1, 0, 0);
+    empty.stages.clear();
+    assert!(cells(&empty, 5).is_empty());
+}
+
+/// Keeps what a terminal gets, below `target/`, so that it can be looked at.
+#[test]
+fn a_terminal_gets_colour() {
+    let text = report(&common::contended(), &Style { colour: true, unicode: true });
+    assert!(text.contains("\x1b[1;31m"), "what is to blame is red");
+    std::fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join("contended.ansi"), text).unwrap();
+}

@@ -1,0 +1,176 @@
+//! Rules about dependencies, checked against `cargo metadata`.
+#![allow(clippy::unwrap_used)]
+
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+/// Which of the workspace's crates each may depend on. Tests may use any of them, experiments too.
+const MAY: [(&str, &[&str]); 7] = [
+    ("teiji-model", &[]),
+    ("teiji-bpf", &["teiji-model"]),
+    ("teiji-host", &["teiji-model"]),
+    ("teiji-analysis", &["teiji-model"]),
+    ("teiji-agent", &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis"]),
+    ("teiji", &["teiji-model", "teiji-agent", "teiji-host", "teiji-analysis"]),
+    ("teiji-lab", &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-agent", "teiji"]),
+];
+
+/// Licences that code linked into the product may be under.
+const LICENCES: [&str; 8] = [
+    "MIT",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "ISC",
+    "Unicode-3.0",
+    "Zlib",
+    "Apache-2.0 WITH LLVM-exception",
+];
+
+fn metadata() -> Value {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--offline", "--locked", "--format-version", "1"])
+        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+        .args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_default()
+}
+
+/// The workspace's own packages.
+fn members(metadata: &Value) -> Vec<&Value> {
+    let ids: BTreeSet<&str> =
+        metadata["workspace_members"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    metadata["packages"].as_array().unwrap().iter().filter(|p| ids.contains(text(p, "id"))).collect()
+}
+
+#[test]
+fn dependencies_point_towards_the_model() {
+    let metadata = metadata();
+    let members = members(&metadata);
+    let own: BTreeSet<&str> = members.iter().map(|p| text(p, "name")).collect();
+    for package in &members {
+        let name = text(package, "name");
+        let may = MAY.iter().find(|(n, _)| *n == name).map(|(_, may)| *may);
+        let is_experiment = text(package, "manifest_path").contains("/experiments/");
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let on = text(dependency, "name");
+            if !own.contains(on) || is_experiment || dependency["kind"] == "dev" {
+                continue;
+            }
+            let may = may.unwrap_or_else(|| panic!("{name} is not in the table of this test"));
+            assert!(may.contains(&on), "{name} must not depend on {on}");
+        }
+    }
+}
+
+/// Whether an SPDX expression can be met with [`LICENCES`]. Parentheses bind first, then `AND`, then
+/// `OR`; `/` is the old way to write `OR`.
+fn acceptable(expression: &str) -> bool {
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let words: Vec<&str> = spaced.split_whitespace().collect();
+    let mut at = 0;
+    let met = any(&words, &mut at);
+    met && at == words.len()
+}
+
+fn any(words: &[&str], at: &mut usize) -> bool {
+    let mut met = all(words, at);
+    while words.get(*at) == Some(&"OR") {
+        *at += 1;
+        met |= all(words, at);
+    }
+    met
+}
+
+fn all(words: &[&str], at: &mut usize) -> bool {
+    let mut met = one(words, at);
+    while words.get(*at) == Some(&"AND") {
+        *at += 1;
+        met &= one(words, at);
+    }
+    met
+}
+
+fn one(words: &[&str], at: &mut usize) -> bool {
+    let Some(word) = words.get(*at) else { return false };
+    *at += 1;
+    if *word == "(" {
+        let met = any(words, at);
+        let closed = words.get(*at) == Some(&")");
+        *at += 1;
+        return met && closed;
+    }
+    if words.get(*at) == Some(&"WITH") {
+        let exception = words.get(*at + 1).copied().unwrap_or_default();
+        *at += 2;
+        return LICENCES.contains(&format!("{word} WITH {exception}").as_str());
+    }
+    LICENCES.contains(word)
+}
+
+#[test]
+fn expressions_are_understood() {
+    for good in [
+        "MIT",
+        "MIT/Apache-2.0",
+        "(MIT OR Apache-2.0) AND Unicode-3.0",
+        "LGPL-2.1-only OR BSD-2-Clause",
+        "Apache-2.0 WITH LLVM-exception OR MIT",
+    ] {
+        assert!(acceptable(good), "{good}");
+    }
+    for bad in ["", "MPL-2.0", "MIT AND GPL-2.0-only", "LGPL-2.1-only", "(MIT", "MIT MIT", "GPL-2.0 WITH x"] {
+        assert!(!acceptable(bad), "{bad}");
+    }
+}
+
+#[test]
+fn licences_are_permissive() {
+    let metadata = metadata();
+    let wrong: Vec<String> = metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|p| !acceptable(text(p, "license")))
+        .map(|p| format!("{} {}: {}", text(p, "name"), text(p, "version"), p["license"]))
+        .collect();
+    assert!(wrong.is_empty(), "licences that are not in the list: {wrong:#?}");
+}
+
+/// The part of a version that tells incompatible ones apart.
+fn series(version: &str) -> String {
+    let numbers: Vec<&str> = version.split(['.', '-', '+']).collect();
+    let significant = numbers.iter().take(3).position(|n| *n != "0").unwrap_or(2);
+    numbers[..=significant.min(numbers.len() - 1)].join(".")
+}
+
+#[test]
+fn direct_dependencies_come_in_one_version() {
+    assert_eq!(
+        (series("1.2.3"), series("0.31.0"), series("0.0.4")),
+        ("1".into(), "0.31".into(), "0.0.4".into())
+    );
+    let metadata = metadata();
+    let direct: BTreeSet<&str> = members(&metadata)
+        .iter()
+        .flat_map(|p| p["dependencies"].as_array().unwrap())
+        .map(|d| text(d, "name"))
+        .collect();
+    let mut versions: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let name = text(package, "name");
+        if direct.contains(name) {
+            versions.entry(name).or_default().insert(series(text(package, "version")));
+        }
+    }
+    versions.retain(|_, v| v.len() > 1);
+    assert!(versions.is_empty(), "several incompatible versions: {versions:?}");
+}
