@@ -39,6 +39,14 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// A tap that is not there.
+    #[error(
+        "there is no tap {name:?} in this network namespace, so it cannot be traced; `ip -d link show type tun` lists those there are"
+    )]
+    NoTap {
+        /// What was asked for.
+        name: String,
+    },
 }
 
 /// The VMs of this host, by process id.

@@ -3,7 +3,7 @@
 use crate::cmdline::NetDev;
 use crate::root::Root;
 use std::collections::BTreeMap;
-use teiji_model::host::{DataPlane, Nic};
+use teiji_model::host::{DataPlane, Nic, Vm};
 
 /// The open descriptors of a VMM that say something about its network.
 #[derive(Default)]
@@ -51,6 +51,42 @@ pub(crate) fn nics(root: &Root, open: &Descriptors, netdevs: &[NetDev]) -> Vec<N
             }
         })
         .collect()
+}
+
+impl Root {
+    /// A tap on its own, whoever serves it, as a VM of that name without threads and with process id 0.
+    ///
+    /// # Errors
+    /// If there is no such tap in this network namespace.
+    pub fn tap(&self, name: &str) -> Result<Vm, crate::Error> {
+        let sane = !name.is_empty() && !name.contains('/') && name != "..";
+        if !sane || !self.exists(&format!("sys/class/net/{name}/tun_flags")) {
+            return Err(crate::Error::NoTap { name: name.to_owned() });
+        }
+        let nic = Nic {
+            tap: name.to_owned(),
+            ifindex: ifindex(self, name),
+            mac: learnt_mac(self, name),
+            bridge: master(self, name),
+            data_plane: DataPlane::Userspace,
+            queues: u32::try_from(
+                self.names(&format!("sys/class/net/{name}/queues"))
+                    .iter()
+                    .filter(|q| q.starts_with("tx"))
+                    .count(),
+            )
+            .unwrap_or(1),
+        };
+        Ok(Vm {
+            name: name.to_owned(),
+            pid: 0,
+            vcpus: Vec::new(),
+            workers: Vec::new(),
+            nics: vec![nic],
+            memory: None,
+            memory_nodes: Vec::new(),
+        })
+    }
 }
 
 /// A device's index; 0 if it is not in this network namespace.

@@ -49,6 +49,10 @@ pub struct Trace {
     /// A VM by its name or as pid:N; may be given several times [default: all VMs].
     #[arg(long = "vm", value_name = "VM")]
     pub vms: Vec<String>,
+    /// A tap to follow whoever serves it; may be given several times. Without vhost only the host's side is
+    /// seen.
+    #[arg(long = "tap", value_name = "DEVICE", conflicts_with = "vms")]
+    pub taps: Vec<String>,
     /// Which packets to follow, such as 'udp port 5060' [default: all].
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     pub flow: String,
@@ -75,9 +79,12 @@ pub struct Trace {
 /// Arguments of `replay`.
 #[derive(Debug, clap::Args)]
 pub struct Replay {
-    /// The recording.
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
+    /// The recording; with several, --format html sets them side by side.
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
+    /// What to call each recording in the report, in their order [default: the file's name].
+    #[arg(long = "label", value_name = "TEXT")]
+    pub labels: Vec<String>,
     /// How to print the report.
     #[command(flatten)]
     pub report: ReportArgs,

@@ -1,7 +1,7 @@
 //! A report in the format asked for.
 
 use crate::args::{Format, ReportArgs, Usage};
-use crate::terminal::Style;
+use crate::terminal::{Style, printable};
 use crate::{html, output, perfetto, text};
 use anyhow::Result;
 use std::io::{self, IsTerminal, Write};
@@ -46,23 +46,29 @@ pub fn check(args: &ReportArgs) -> Result<()> {
     Ok(())
 }
 
-/// Prints the report.
+/// Prints the reports, each with its label.
 ///
 /// # Errors
 /// If it cannot be written.
-pub fn print(args: &ReportArgs, report: &Report, kept: &Kept) -> Result<()> {
+pub fn print(args: &ReportArgs, reports: &[(String, Report)], kept: &Kept) -> Result<()> {
     let out = args.out.as_deref();
     let content = |w: &mut dyn Write| match args.format() {
         Format::Text => {
             let style = if out.is_some() { Style::file() } else { Style::stdout() };
-            w.write_all(text::report(report, &style).as_bytes())
+            w.write_all(in_text(reports, &style).as_bytes())
         }
         Format::Json => {
-            serde_json::to_writer_pretty(&mut *w, report)?;
+            match reports {
+                [(_, report)] => serde_json::to_writer_pretty(&mut *w, report)?,
+                several => serde_json::to_writer_pretty(&mut *w, several)?,
+            }
             w.write_all(b"\n")
         }
-        Format::Perfetto => perfetto::write(w, &report.meta, &kept.requests),
-        Format::Html => w.write_all(html::page("teiji report", &[("", report)]).as_bytes()),
+        Format::Perfetto => match reports {
+            [(_, report), ..] => perfetto::write(w, &report.meta, &kept.requests),
+            [] => Ok(()),
+        },
+        Format::Html => w.write_all(in_html(reports).as_bytes()),
     };
     if kept.left_out > 0 {
         let _ = writeln!(
@@ -72,5 +78,19 @@ pub fn print(args: &ReportArgs, report: &Report, kept: &Kept) -> Result<()> {
             kept.left_out
         );
     }
-    output::write(out, &content, || text::report(report, &Style::stdout()))
+    output::write(out, &content, || in_text(reports, &Style::stdout()))
+}
+
+fn in_text(reports: &[(String, Report)], style: &Style) -> String {
+    let one = |(label, report): &(String, Report)| {
+        let heading = if label.is_empty() { String::new() } else { format!("== {} ==\n", printable(label)) };
+        heading + &text::report(report, style)
+    };
+    reports.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+fn in_html(reports: &[(String, Report)]) -> String {
+    let labelled: Vec<(&str, &Report)> =
+        reports.iter().map(|(label, report)| (label.as_str(), report)).collect();
+    html::page("teiji report", &labelled)
 }

@@ -16,7 +16,6 @@
 #![forbid(unsafe_code)]
 
 pub mod args;
-pub mod backend;
 pub mod command;
 pub mod format;
 pub mod html;

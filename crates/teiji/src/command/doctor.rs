@@ -1,7 +1,6 @@
 //! `teiji doctor`: what this host can do, what is missing, and what therefore does not work.
 
 use crate::args::Print;
-use crate::backend::trace;
 use crate::output;
 use crate::terminal::{Style, Tone, printable, wrap};
 use anyhow::Result;
@@ -20,10 +19,7 @@ struct Json<'a> {
 
 /// Looks and prints; the exit code is 0 if a VM with vhost-net NICs can be traced.
 pub(super) fn run(print: &Print, root: &Root, made_up: bool) -> Result<ExitCode> {
-    let mut all = root.capabilities();
-    if !made_up {
-        all.extend(trace::capabilities());
-    }
+    let all = if made_up { root.capabilities() } else { teiji_agent::capabilities() };
     let works = works(&all);
     if print.json {
         let json = Json { schema: 1, works, capabilities: &all };

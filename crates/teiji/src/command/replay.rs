@@ -1,15 +1,30 @@
-//! `teiji replay`: the report of a recording, without root.
+//! `teiji replay`: the report of one or more recordings, without root.
 
-use crate::args::Replay;
-use crate::backend::trace;
+use crate::args::{Format, Replay, Usage};
 use crate::format::{self, Kept};
-use anyhow::{Context, Result};
+use anyhow::Result;
+use teiji_agent::trace;
 
-/// Reads the recording and prints its report.
+/// Reads the recordings and prints their reports.
 pub(super) fn run(args: &Replay) -> Result<()> {
     format::check(&args.report)?;
+    let several = args.files.len() > 1;
+    if several && args.report.format() == Format::Perfetto {
+        return Err(Usage("a Perfetto trace shows one recording: give one".into()).into());
+    }
+    if args.labels.len() > args.files.len() {
+        let text = format!("{} labels for {} recordings", args.labels.len(), args.files.len());
+        return Err(Usage(text).into());
+    }
     let mut kept = Kept::new(args.report.format());
-    let report = trace::replay(&args.file, &mut |joined| kept.keep(joined))
-        .with_context(|| format!("cannot replay {}", args.file.display()))?;
-    format::print(&args.report, &report, &kept)
+    let mut reports = Vec::new();
+    for (i, file) in args.files.iter().enumerate() {
+        let label = match args.labels.get(i) {
+            Some(label) => label.clone(),
+            None if several => file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            None => String::new(),
+        };
+        reports.push((label, trace::replay(file, &mut |joined| kept.keep(joined))?));
+    }
+    format::print(&args.report, &reports, &kept)
 }

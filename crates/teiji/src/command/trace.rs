@@ -2,24 +2,28 @@
 
 use super::{signals, vms};
 use crate::args::{Trace, Usage};
-use crate::backend::{parse_flow, trace};
 use crate::format::{self, Kept};
 use crate::progress::Line;
 use crate::terminal::printable;
 use anyhow::{Context, Result, bail};
+use teiji_agent::trace;
 use teiji_host::Root;
-use teiji_model::flow::Watch;
+use teiji_model::flow::{Flow, Watch};
 use teiji_model::host::Vm;
 
 /// Traces and prints the report.
 pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
     format::check(&args.report)?;
-    let flow = parse_flow(&args.flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?;
-    let found = root.vms()?;
-    if found.is_empty() {
-        bail!("{}", vms::nothing(root));
-    }
-    let vms = select(&found, &args.vms)?;
+    let flow = Flow::parse(&args.flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?;
+    let vms = if args.taps.is_empty() {
+        let found = root.vms()?;
+        if found.is_empty() {
+            bail!("{}", vms::nothing(root));
+        }
+        select(&found, &args.vms)?
+    } else {
+        args.taps.iter().map(|tap| root.tap(tap)).collect::<Result<_, _>>()?
+    };
     let lacking = root.lacking();
     if !lacking.is_empty() {
         bail!(
@@ -43,14 +47,23 @@ pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
         duration: args.duration,
         record: args.record.clone(),
         buffer_bytes: args.buffer,
+        confine: true,
     };
     let stop = signals::stop_flag()?;
     let mut kept = Kept::new(args.report.format());
     let mut line = Line::new(args.duration);
-    let report = trace::run(spec, &stop, &mut |p| line.show(p), &mut |joined| kept.keep(joined));
+    let outcome = trace::run(spec, &stop, &mut |p| line.show(p), &mut |joined| kept.keep(joined));
     line.clear();
-    let report = report.context("cannot trace")?;
-    format::print(&args.report, &report, &kept)
+    let outcome = outcome.context("cannot trace")?;
+    let vanished = !outcome.report.counters.vanished.is_empty();
+    format::print(&args.report, &[(String::new(), outcome.report)], &kept)?;
+    if let Some(error) = outcome.recording_failed {
+        return Err(error.into());
+    }
+    if vanished {
+        bail!("a traced VM ended before the trace did: the report shows what was seen until then");
+    }
+    Ok(())
 }
 
 /// The VMs that `wanted` names, by name or as `pid:N`; all if it names none.
