@@ -298,7 +298,7 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: &str) -> String {
     let mut s = format!("set -e\nd=/run/teiji/guests/{name}\nmkdir -p $d\n");
     let mut qemu = format!(
         "qemu-system-x86_64 -name {name},debug-threads=on -nodefaults -no-user-config -display none -no-reboot \
-         -machine q35 -accel kvm -cpu host -smp {} -m {} -daemonize -pidfile $d/pid \
+         -machine q35,hpet=off -accel kvm -cpu host -smp {} -m {} -daemonize -pidfile $d/pid \
          -kernel /usr/lib/modules/{kernel}/vmlinuz -initrd /run/teiji/boot/initrd -serial file:$d/console.log \
          -qmp unix:$d/qmp.sock,server=on,wait=off -device virtio-rng-pci -device vhost-vsock-pci,guest-cid={} \
          -fsdev local,id=root,path=/,security_model=none,multidevs=remap,readonly=on \
@@ -331,7 +331,7 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: &str) -> String {
     }
     let _ = write!(
         s,
-        "{qemu} -append 'console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on no_timer_check \
+        "{qemu} -append 'console=ttyS0 loglevel=4 tsc=reliable panic=-1 mitigations=off random.trust_cpu=on no_timer_check \
          teiji.level=2 teiji.name={name} teiji.addresses={} teiji.peer=10.77.0.1,52:54:00:77:00:01' >&2\n\
          cat $d/pid\n",
         addresses.join(",")

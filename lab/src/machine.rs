@@ -61,7 +61,7 @@ impl State {
 
 /// Arguments that every machine of the lab has.
 fn base_args(accel: Accel, mode: Mode) -> Vec<String> {
-    let mut a = args("-nodefaults -no-user-config -display none -no-reboot -machine q35");
+    let mut a = args("-nodefaults -no-user-config -display none -no-reboot -machine q35,hpet=off");
     a.extend(match (mode, accel) {
         (Mode::Wall, Accel::Kvm) => args("-accel kvm -cpu host"),
         (Mode::Wall, Accel::Tcg) => args("-accel tcg,thread=multi -cpu EPYC,+svm,+npt"),
@@ -107,7 +107,7 @@ fn lab_host_args(spec: &Spec, accel: Accel, kernel: &str) -> Vec<String> {
         add(format!("-device virtio-9p-pci,fsdev={name},mount_tag={name}"));
     }
     let mut line = format!(
-        "console=ttyS0 earlyprintk=serial panic=-1 mitigations=off random.trust_cpu=on teiji.level=1 teiji.name=lab teiji.shares={}",
+        "console=ttyS0 loglevel=4 tsc=reliable no_timer_check panic=-1 mitigations=off random.trust_cpu=on teiji.level=1 teiji.name=lab teiji.shares={}",
         shares.iter().map(|(n, _)| format!(",{n}")).collect::<String>() + ","
     );
     if spec.sriov {
