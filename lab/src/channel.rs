@@ -255,6 +255,14 @@ impl Child {
         lock(&self.shared.state).result.is_some()
     }
 
+    /// Its exit code, once it has ended; 128 + n if signal n ended it.
+    pub fn code(&self) -> Option<i32> {
+        match &lock(&self.shared.state).result {
+            Some(Ok(end)) => Some(end.code),
+            _ => None,
+        }
+    }
+
     /// Writes to its standard input.
     ///
     /// # Errors
@@ -279,8 +287,12 @@ impl Child {
         self.tell(&ToAgent::Kill)
     }
 
-    pub(crate) fn resize(&self, size: Size) -> Result<()> {
-        self.tell(&ToAgent::Resize(size))
+    /// Tells a command on a terminal that this has another size now.
+    ///
+    /// # Errors
+    /// If the lab host is gone.
+    pub fn resize(&self, rows: u16, columns: u16) -> Result<()> {
+        self.tell(&ToAgent::Resize(Size { rows, columns }))
     }
 
     fn tell(&self, message: &ToAgent) -> Result<()> {

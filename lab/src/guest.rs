@@ -132,7 +132,9 @@ impl<'h> Guest<'h> {
         }
         vcpus.sort_unstable();
         self.vcpu_tids = vcpus.into_iter().map(|(_, tid)| tid).collect();
-        // vhost workers of the NICs and of vsock.
+        // QEMU opens the NICs' vhost devices in their order, and vsock's after them.
+        self.vhost_tids.sort_unstable();
+        self.vhost_tids.truncate(if spec.vhost { spec.nics as usize } else { 0 });
         if self.vcpu_tids.len() != spec.vcpus as usize {
             return Err(self.fault(format!("has not {} vCPU threads but these:\n{listing}", spec.vcpus)));
         }
@@ -217,7 +219,7 @@ impl<'h> Guest<'h> {
         self.vcpu_tids.clone()
     }
 
-    /// Thread ids of its vhost workers in the lab host: those of its NICs and of vsock.
+    /// Thread ids of its NICs' vhost workers in the lab host, in the order of the NICs; none without vhost.
     pub fn vhost_tids(&self) -> Vec<u32> {
         self.vhost_tids.clone()
     }

@@ -280,7 +280,7 @@ impl Host {
         self.machine.folder.join("console.log")
     }
 
-    /// Process id of the emulator's keeper folder; for messages.
+    /// The machine that it is.
     pub(crate) fn machine(&self) -> &Machine {
         &self.machine
     }

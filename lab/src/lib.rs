@@ -41,6 +41,7 @@ pub mod progress;
 mod proto;
 mod recipe;
 pub mod rootfs;
+pub mod tools;
 
 pub use channel::Child;
 pub use error::{Error, Result};

@@ -1,10 +1,12 @@
 //! The command `teiji-lab`: prepares and boots the lab, and is the agent and the load tools in it.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+mod shell;
+
+use std::{net::SocketAddrV4, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
-use teiji_lab::{GuestSpec, Host, Mode, Spec, agent, rootfs};
+use teiji_lab::{GuestSpec, Host, Mode, Spec, agent, rootfs, tools};
 
 /// A KVM host with nested guests in an emulated machine, for tests and experiments
 #[derive(Parser)]
@@ -36,6 +38,71 @@ enum Command {
         /// Command and arguments
         #[arg(last = true, required = true)]
         command: Vec<String>,
+    },
+    /// Boot the lab and open a shell in the lab host
+    Shell {
+        #[command(flatten)]
+        boot: Boot,
+    },
+    /// Answer every UDP datagram with itself
+    UdpEcho {
+        #[arg(long)]
+        port: u16,
+        /// Microseconds of work before each answer
+        #[arg(long, default_value_t = 0)]
+        work_us: u64,
+    },
+    /// Send numbered datagrams to an echo server and time the answers
+    UdpLoad {
+        /// Server, as address:port
+        #[arg(long)]
+        to: SocketAddrV4,
+        /// Requests per second
+        #[arg(long, default_value_t = 100.0)]
+        rate: f64,
+        /// Requests in all
+        #[arg(long, default_value_t = 1000)]
+        count: u64,
+        /// Payload, bytes
+        #[arg(long, default_value_t = 64)]
+        size: usize,
+        /// Unanswered requests at most; 0 is no limit
+        #[arg(long, default_value_t = 0)]
+        outstanding: usize,
+        /// Seconds to wait for answers after the last request
+        #[arg(long, default_value_t = 2.0)]
+        linger: f64,
+        /// Port to send from; 0 is any
+        #[arg(long, default_value_t = 0)]
+        from_port: u16,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Keep a CPU busy
+    Hog {
+        #[arg(long)]
+        cpu: usize,
+        #[arg(long, default_value_t = 1)]
+        threads: usize,
+        /// Seconds [default: for ever]
+        #[arg(long = "for")]
+        length: Option<f64>,
+    },
+    /// Record packets with the kernel's time stamps, as nanosecond pcap
+    Capture {
+        /// Interface
+        #[arg(long = "if")]
+        interface: String,
+        /// File to write
+        #[arg(long)]
+        out: PathBuf,
+        /// Bytes of each packet to keep
+        #[arg(long, default_value_t = 128)]
+        snap: u32,
+        /// Seconds [default: until interrupted]
+        #[arg(long = "for")]
+        length: Option<f64>,
     },
     /// Run commands for the lab (in lab machines only)
     #[command(hide = true)]
@@ -126,6 +193,41 @@ fn run(command: Command) -> anyhow::Result<u8> {
                 bail!("`{to}` is not vsock: and a number");
             };
             Ok(agent::call(cid, command, Duration::from_secs(wait))? as u8)
+        }
+        Command::Shell { boot } => {
+            let host = Host::boot(&boot.spec()?)?;
+            let mut guests = Vec::new();
+            for n in 1..=boot.guests {
+                guests.push(host.guest(&boot.guest(n))?);
+            }
+            let code = shell::run(&host)?;
+            drop(guests);
+            host.power_off();
+            Ok(code as u8)
+        }
+        Command::UdpEcho { port, work_us } => {
+            tools::udp_echo::serve(port, Duration::from_micros(work_us))?;
+            Ok(0)
+        }
+        Command::UdpLoad { to, rate, count, size, outstanding, linger, from_port, json } => {
+            let linger = Duration::from_secs_f64(linger);
+            let load = tools::udp_load::Load { to, rate, count, size, outstanding, linger, from_port };
+            let figures = tools::udp_load::run(&load)?;
+            if json {
+                println!("{}", serde_json::to_string(&figures)?);
+            } else {
+                println!("{figures}");
+            }
+            Ok(0)
+        }
+        Command::Hog { cpu, threads, length } => {
+            tools::hog::run(cpu, threads, length.map(Duration::from_secs_f64))?;
+            Ok(0)
+        }
+        Command::Capture { interface, out, snap, length } => {
+            let counts = tools::capture::run(&interface, &out, snap, length.map(Duration::from_secs_f64))?;
+            println!("{}", serde_json::to_string(&counts)?);
+            Ok(0)
         }
         Command::Agent { vsock: false } => agent::serve_ports().map(|()| 0).map_err(Into::into),
         Command::Agent { vsock: true } => agent::serve_vsock().map(|()| 0).map_err(Into::into),
