@@ -90,8 +90,13 @@ impl Pool {
         let mut port_in = port.try_clone().doing(|| "share a port".into())?;
         let shared = Arc::new(Shared::default());
         proto::send(&mut port, &ToAgent::Run(request)).doing(|| format!("send `{shown}` to the lab host"))?;
-        let child =
-            Child { shared: shared.clone(), writer: Mutex::new(port), command: shown, limit, begun: Instant::now() };
+        let child = Child {
+            shared: shared.clone(),
+            writer: Mutex::new(port),
+            command: shown,
+            limit,
+            begun: Instant::now(),
+        };
         let pool = self.clone();
         thread::spawn(move || {
             let result = loop {
@@ -189,7 +194,9 @@ impl Child {
             match (&state.pid, &state.result) {
                 (Some(pid), _) => return Ok(*pid),
                 (None, Some(Err(b))) => return Err(self.broken(b)),
-                (None, Some(Ok(_))) => return Err(Error::Protocol("never said which process it started".into())),
+                (None, Some(Ok(_))) => {
+                    return Err(Error::Protocol("never said which process it started".into()));
+                }
                 (None, None) => state = self.wait_change(state, deadline)?,
             }
         }

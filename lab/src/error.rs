@@ -39,7 +39,9 @@ pub enum Error {
         stderr: String,
     },
     /// A command was killed because it took too long.
-    #[error("`{command}` did not end within {limit:?} and was killed with all it had started; it had said: {said}")]
+    #[error(
+        "`{command}` did not end within {limit:?} and was killed with all it had started; it had said: {said}"
+    )]
     Timeout {
         /// The command, as given.
         command: String,

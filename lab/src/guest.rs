@@ -78,7 +78,9 @@ impl<'h> Guest<'h> {
             return Err(fault("has a name that is not 1 to 10 letters, digits or `-`".into()));
         }
         if !(1..=4).contains(&spec.nics) || spec.vcpus == 0 || number > 200 {
-            return Err(fault("must have 1 to 4 NICs, a vCPU, and be one of the first 200 of its host".into()));
+            return Err(fault(
+                "must have 1 to 4 NICs, a vCPU, and be one of the first 200 of its host".into(),
+            ));
         }
         let step = Step::begin(&format!(
             "starting guest {}: {} vCPUs, {} MiB{}",
@@ -262,7 +264,8 @@ impl<'h> Guest<'h> {
     }
 
     fn clean_up(&self) -> Result<()> {
-        let mut script = format!("kill -9 {0} 2>/dev/null; while [ -d /proc/{0} ]; do sleep 0.05; done\n", self.pid);
+        let mut script =
+            format!("kill -9 {0} 2>/dev/null; while [ -d /proc/{0} ]; do sleep 0.05; done\n", self.pid);
         for t in self.taps() {
             // Infallible: a String takes all.
             let _ = writeln!(script, "ip link delete {t} 2>/dev/null");

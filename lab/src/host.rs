@@ -153,7 +153,10 @@ impl Host {
         let kernel = match pool.ping(Duration::from_secs(180)) {
             Ok(kernel) => kernel,
             Err(e) => {
-                return Err(Error::Host(format!("did not come up ({e}); its last words:{}", machine.last_words())));
+                return Err(Error::Host(format!(
+                    "did not come up ({e}); its last words:{}",
+                    machine.last_words()
+                )));
             }
         };
         step.say("the lab host is up");
@@ -330,14 +333,11 @@ fn agent_program() -> Result<PathBuf> {
             return Err(Error::Protocol("could not be built: see cargo's message above".into()));
         }
     }
-    me.ancestors()
-        .skip(1)
-        .take(3)
-        .map(|d| d.join("teiji-lab"))
-        .find(|p| p.is_file())
-        .ok_or_else(|| Error::Missing {
+    me.ancestors().skip(1).take(3).map(|d| d.join("teiji-lab")).find(|p| p.is_file()).ok_or_else(|| {
+        Error::Missing {
             what: format!("the program teiji-lab beside {}", me.display()),
             therefore: "the lab has no agent".into(),
             fix: "`cargo build -p teiji-lab`".into(),
-        })
+        }
+    })
 }

@@ -83,7 +83,9 @@ fn lab_host_args(spec: &Spec, accel: Accel, kernel: &str) -> Vec<String> {
     add(format!("-m {}", half * 2));
     if spec.cpus >= 2 {
         add(format!("-smp {},sockets=2,cores={},maxcpus={}", spec.cpus, first_cpus, first_cpus * 2));
-        add(format!("-object memory-backend-ram,id=m0,size={half}M -object memory-backend-ram,id=m1,size={half}M"));
+        add(format!(
+            "-object memory-backend-ram,id=m0,size={half}M -object memory-backend-ram,id=m1,size={half}M"
+        ));
         add(format!("-numa node,nodeid=0,memdev=m0,cpus=0-{}", first_cpus - 1));
         add(format!("-numa node,nodeid=1,memdev=m1,cpus={first_cpus}-{}", first_cpus * 2 - 1));
         add("-numa dist,src=0,dst=1,val=21".into());
@@ -122,9 +124,11 @@ fn lab_host_args(spec: &Spec, accel: Accel, kernel: &str) -> Vec<String> {
 impl Machine {
     /// Starts the lab host; it runs when this returns but has not booted yet.
     pub(crate) fn start(spec: &Spec, accel: Accel, prepared: &Prepared, folder: &Path) -> Result<Machine> {
-        let mut view = Confine::new(&prepared.root())
-            .bind("run", folder, true)
-            .bind("boot", &folder.join("boot"), false);
+        let mut view = Confine::new(&prepared.root()).bind("run", folder, true).bind(
+            "boot",
+            &folder.join("boot"),
+            false,
+        );
         for (name, dir, writable) in [("bin", &spec.bin_dir, false), ("out", &spec.out_dir, true)] {
             if let Some(dir) = dir {
                 if writable {
@@ -212,8 +216,7 @@ impl Machine {
             if rest.is_zero() {
                 return false;
             }
-            ended =
-                self.state.changed.wait_timeout(ended, rest).unwrap_or_else(PoisonError::into_inner).0;
+            ended = self.state.changed.wait_timeout(ended, rest).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
     }

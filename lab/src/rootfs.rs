@@ -131,7 +131,10 @@ fn remove_others(cache: &Path, keep: &str) {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let unfinished = name.ends_with(".building");
-        if name.starts_with("lab-") && entry.path().is_dir() && (unfinished || !keep.is_empty()) && *name != *keep
+        if name.starts_with("lab-")
+            && entry.path().is_dir()
+            && (unfinished || !keep.is_empty())
+            && *name != *keep
         {
             // Best effort: a folder that stays costs disk, nothing else.
             let _ = fs::remove_dir_all(entry.path());

@@ -61,8 +61,10 @@ pub(super) fn run(stream: &mut File, request: &Request) -> Result<(), Failure> {
 }
 
 fn start(request: &Request) -> io::Result<Running> {
-    let (program, arguments) =
-        request.argv.split_first().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command"))?;
+    let (program, arguments) = request
+        .argv
+        .split_first()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no command"))?;
     let mut command = Command::new(program);
     command
         .args(arguments)
@@ -187,7 +189,12 @@ fn attend(stream: &mut File, request: &Request, running: &mut Running) -> Result
 }
 
 /// Reads what the caller says and does it.
-fn obey(stream: &mut File, incoming: &mut Vec<u8>, chunk: &mut [u8], running: &mut Running) -> io::Result<()> {
+fn obey(
+    stream: &mut File,
+    incoming: &mut Vec<u8>,
+    chunk: &mut [u8],
+    running: &mut Running,
+) -> io::Result<()> {
     let n = stream.read(chunk)?;
     if n == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());

@@ -21,7 +21,9 @@ use std::{
 
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{AddressFamily, Backlog, SockFlag, SockType, VsockAddr, accept, bind, connect, listen, socket},
+    sys::socket::{
+        AddressFamily, Backlog, SockFlag, SockType, VsockAddr, accept, bind, connect, listen, socket,
+    },
 };
 
 use crate::{
@@ -86,7 +88,8 @@ pub fn serve_vsock() -> Result<()> {
     let listener = socket(AddressFamily::Vsock, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
         .doing(|| "make a vsock socket".into())?;
     let fd = std::os::fd::AsRawFd::as_raw_fd(&listener);
-    bind(fd, &VsockAddr::new(libc::VMADDR_CID_ANY, proto::VSOCK_PORT)).doing(|| "bind the vsock port".into())?;
+    bind(fd, &VsockAddr::new(libc::VMADDR_CID_ANY, proto::VSOCK_PORT))
+        .doing(|| "bind the vsock port".into())?;
     let backlog = Backlog::new(64).doing(|| "listen on vsock".into())?;
     listen(&listener, backlog).doing(|| "listen on vsock".into())?;
     loop {
@@ -114,7 +117,9 @@ pub(crate) fn dial(cid: u32) -> io::Result<File> {
 fn serve(stream: &mut File) -> io::Result<()> {
     while let Some(message) = proto::receive::<ToAgent>(stream)? {
         match message {
-            ToAgent::Ping => proto::send(stream, &FromAgent::Pong { version: proto::VERSION, kernel: kernel() })?,
+            ToAgent::Ping => {
+                proto::send(stream, &FromAgent::Pong { version: proto::VERSION, kernel: kernel() })?
+            }
             ToAgent::Run(mut request) => {
                 let done = match request.guest.take() {
                     Some(cid) => relay::run(stream, cid, request),

@@ -56,7 +56,8 @@ pub fn run(interface: &str, file: &Path, snap: u32, length: Option<Duration>) ->
     let write = || format!("write {}", file.display());
     let mut out = BufWriter::with_capacity(1 << 20, File::create(file).doing(write)?);
     pcap::begin(&mut out, snap).doing(write)?;
-    let ring = Ring::open(interface).doing(|| format!("capture on {interface} (root, and does it exist?)"))?;
+    let ring =
+        Ring::open(interface).doing(|| format!("capture on {interface} (root, and does it exist?)"))?;
     println!("capturing {interface}");
     let end = length.map(|l| Instant::now() + l);
     let mut packets = 0;
@@ -159,9 +160,8 @@ impl Ring {
             sll_addr: [0; 8],
         };
         // SAFETY: `address` is a complete sockaddr_ll and lives through the call.
-        let r = unsafe {
-            libc::bind(fd, (&raw const address).cast(), size_of_val(&address) as libc::socklen_t)
-        };
+        let r =
+            unsafe { libc::bind(fd, (&raw const address).cast(), size_of_val(&address) as libc::socklen_t) };
         nix::Error::result(r)?;
         Ok(ring)
     }

@@ -7,7 +7,10 @@
 use std::{
     collections::HashMap,
     net::{SocketAddrV4, UdpSocket},
-    sync::{Arc, Mutex, PoisonError, atomic::{AtomicBool, Ordering}},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
