@@ -43,6 +43,12 @@ pub fn folder() -> Result<PathBuf> {
 pub(crate) struct Lock(#[expect(dead_code, reason = "held for its lock")] File);
 
 impl Lock {
+    /// Takes the lock `path` if nobody has it.
+    pub(crate) fn take_if_free(path: &Path) -> Option<Lock> {
+        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).ok()?;
+        try_lock(&file).unwrap_or(false).then_some(Lock(file))
+    }
+
     /// Takes the lock `path`, waiting for its holder as long as it takes, and says who that is.
     pub(crate) fn take(path: &Path, what: &str) -> Result<Lock> {
         let doing = || format!("lock {}", path.display());

@@ -127,13 +127,15 @@ pub(crate) fn which(name: &str) -> Option<PathBuf> {
 
 /// Removes root file systems of other recipes and what an ended preparation left; `keep` stays.
 fn remove_others(cache: &Path, keep: &str) {
+    // A lab host that runs may be one of another recipe: then the next preparation removes it.
+    let nobody_runs = Lock::take_if_free(&cache.join("lab.lock"));
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let unfinished = name.ends_with(".building");
         if name.starts_with("lab-")
             && entry.path().is_dir()
-            && (unfinished || !keep.is_empty())
+            && (unfinished || !keep.is_empty() && nobody_runs.is_some())
             && *name != *keep
         {
             // Best effort: a folder that stays costs disk, nothing else.
@@ -187,8 +189,8 @@ fn bootstrap(building: &Path, step: &Step) -> Result<()> {
     let mut last = Vec::new();
     if let Some(err) = child.stderr.take() {
         for line in BufReader::new(err).lines().map_while(|l| l.ok()) {
-            if line.starts_with("I: ") {
-                step.say(&line[3..]);
+            if let Some(told) = line.strip_prefix("I: ") {
+                step.say(told);
             }
             last.push(line);
             if last.len() > 25 {
