@@ -1,6 +1,8 @@
 //! The lab does what tests and experiments rely on. One boot serves all of it: needs root, takes minutes
 //! where the lab host is emulated.
 
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
 use std::{
     fs,
     path::{Path, PathBuf},
