@@ -1,1 +1,49 @@
-//! The lab.
+//! The lab: a KVM host with nested guests, booted in an emulated machine in seconds, for tests and experiments.
+//!
+//! Three levels:
+//! - **L0** is the machine that this runs on.
+//! - **L1** is the lab host ([`Host`]): a stock Debian kernel in QEMU, with KVM, two NUMA nodes, vhost-net, and a
+//!   bridge whose uplink leads to the network namespace `peer`, the world outside. It is emulated unless this
+//!   machine's KVM is proved to work.
+//! - **L2** are guests ([`Guest`]) under L1's KVM. Their exits, wake-ups and queues are real.
+//!
+//! One Debian root file system ([`rootfs`]), kept in the [`cache`], serves all three: L0's QEMU runs from it, and it
+//! is the root of L1 and L2 under a layer of memory.
+//!
+//! ```no_run
+//! use teiji_lab::{GuestSpec, Host, Spec};
+//! # fn main() -> teiji_lab::Result<()> {
+//! let host = Host::boot(&Spec::default())?;
+//! let guest = host.guest(&GuestSpec::named("sip1"))?;
+//! let echo = guest.spawn("teiji-lab udp-echo --port 7")?;
+//! let load = format!("ip netns exec peer teiji-lab udp-load --to {}:7 --rate 100 --count 500", guest.ip());
+//! println!("{}", host.run(&load)?.ok()?);
+//! drop(echo);
+//! guest.stop()?;
+//! host.power_off();
+//! # Ok(())
+//! # }
+//! ```
+
+mod accel;
+pub mod agent;
+pub mod cache;
+mod channel;
+mod confine;
+mod cpio;
+mod error;
+mod guest;
+mod host;
+mod initramfs;
+mod kernel;
+mod machine;
+pub mod progress;
+mod proto;
+mod recipe;
+pub mod rootfs;
+pub mod tools;
+
+pub use channel::Child;
+pub use error::{Error, Result};
+pub use guest::{Guest, GuestSpec};
+pub use host::{Host, Mode, Output, Spec, USUAL_LIMIT, shared};

@@ -1,0 +1,28 @@
+# teiji: what can be done here. `make` alone lists it.
+
+.DEFAULT_GOAL := help
+.PHONY: help deps build test lab lab-prepare
+
+CARGO ?= cargo
+# Options of `make lab`, for example: make lab LAB="--guests 2 --sriov"
+LAB ?= --guests 1
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+deps: ## install what building and testing need, if it is missing (root)
+	@lab/deps.sh
+
+build: deps ## build everything
+	$(CARGO) build --workspace
+
+test: deps ## check the format, lint, and run every test, those in the lab too (root)
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) test --workspace
+
+lab-prepare: deps ## make the lab's root file system, if it is missing (root, 1 GB to download)
+	$(CARGO) run -q -p teiji-lab -- prepare
+
+lab: deps ## a shell in a running KVM host with a guest (root)
+	$(CARGO) run -q -p teiji-lab -- shell $(LAB)

@@ -1,0 +1,61 @@
+//! Can this machine's KVM run the lab host? The device node proves nothing (on some machines it is there and
+//! every kernel instruction is emulated), so a kernel is booted under it with a short limit. The answer is
+//! kept in the cache until this machine boots again.
+
+use std::{fs, path::Path, time::Duration};
+
+use crate::{
+    cache,
+    error::{Doing, Result},
+    initramfs,
+    machine::{Accel, Machine},
+    progress::Step,
+    rootfs::Prepared,
+};
+
+/// A kernel that needs longer than this to user space is not run by hardware.
+const LIMIT: Duration = Duration::from_secs(6);
+
+/// The best way to run the lab host here.
+pub(crate) fn choose(prepared: &Prepared) -> Result<Accel> {
+    if !Path::new("/dev/kvm").exists() || !nested() {
+        return Ok(Accel::Tcg);
+    }
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let file = cache::folder()?.join("kvm-works");
+    let known = fs::read_to_string(&file).unwrap_or_default();
+    let works = match known.strip_prefix(boot.trim()).map(str::trim) {
+        Some("yes") => true,
+        Some("no") => false,
+        _ => {
+            let step = Step::begin("booting a kernel under KVM to see whether it works here (at most 6 s)");
+            let works = probe(prepared)?;
+            step.say(if works { "KVM works" } else { "KVM cannot run a kernel here: emulating instead" });
+            let answer = format!("{} {}\n", boot.trim(), if works { "yes" } else { "no" });
+            fs::write(&file, answer).doing(|| format!("write {}", file.display()))?;
+            works
+        }
+    };
+    Ok(if works { Accel::Kvm } else { Accel::Tcg })
+}
+
+/// Whether KVM here lets its guests have guests, which the lab is for.
+fn nested() -> bool {
+    ["kvm_intel", "kvm_amd"].iter().any(|m| {
+        fs::read_to_string(format!("/sys/module/{m}/parameters/nested"))
+            .is_ok_and(|v| matches!(v.trim(), "Y" | "1"))
+    })
+}
+
+fn probe(prepared: &Prepared) -> Result<bool> {
+    let folder = cache::folder()?.join("probe");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).doing(|| format!("make {}", folder.display()))?;
+    initramfs::write(prepared, &[], &folder.join("initrd"))?;
+    let machine = Machine::start_probe(prepared, &folder)?;
+    machine.wait(LIMIT);
+    machine.kill();
+    let said = fs::read_to_string(folder.join("console.log")).unwrap_or_default();
+    let _ = fs::remove_dir_all(&folder);
+    Ok(said.contains("teiji-probe-ok"))
+}

@@ -1,0 +1,47 @@
+//! Hands a command on to a guest's agent, frame by frame.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+};
+
+use super::{command::Failure, dial, readable, wait_readable, watch};
+use crate::proto::{self, FromAgent, Request, ToAgent};
+
+/// Runs `request` in guest `cid` for the caller behind `stream`.
+pub(super) fn run(stream: &mut File, cid: u32, request: Request) -> Result<(), Failure> {
+    let mut guest = dial(cid).map_err(|e| Failure::Start(format!("cannot reach guest {cid}: {e}")))?;
+    proto::send(&mut guest, &ToAgent::Run(request))
+        .map_err(|e| Failure::Start(format!("cannot reach guest {cid}: {e}")))?;
+    let mut from_guest = Vec::new();
+    let mut chunk = vec![0; proto::CHUNK];
+    loop {
+        let (caller_has, guest_has) = {
+            let mut fds = [watch(stream), watch(&guest)];
+            wait_readable(&mut fds, None).map_err(Failure::Stream)?;
+            (readable(&fds[0]), readable(&fds[1]))
+        };
+        if guest_has {
+            let n = guest.read(&mut chunk).unwrap_or(0);
+            if n == 0 {
+                return Err(Failure::Start(format!("guest {cid} has gone while the command ran")));
+            }
+            from_guest.extend_from_slice(&chunk[..n]);
+            while let Some(message) = proto::take::<FromAgent>(&mut from_guest).map_err(Failure::Stream)? {
+                proto::send(stream, &message).map_err(Failure::Stream)?;
+                if matches!(message, FromAgent::Done(_) | FromAgent::Refused(_)) {
+                    return Ok(());
+                }
+            }
+        }
+        if caller_has {
+            // Closing the guest's connection on return ends the command there.
+            let n = stream.read(&mut chunk).map_err(Failure::Stream)?;
+            if n == 0 {
+                return Err(Failure::Stream(io::ErrorKind::UnexpectedEof.into()));
+            }
+            // If the guest is gone the next read of it says so.
+            let _ = guest.write_all(&chunk[..n]);
+        }
+    }
+}

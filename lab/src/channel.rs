@@ -1,0 +1,363 @@
+//! Commands on the lab host, from this side: a pool of ports, and a [`Child`] per running command that holds
+//! a port until the command has ended.
+
+use std::{
+    fs::File,
+    io::Write,
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    path::Path,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    error::{Doing, Error, Result},
+    host::Output,
+    machine::PORTS,
+    proto::{self, End, FromAgent, Request, Size, ToAgent},
+};
+
+/// How much longer than its limit a command is waited for: the agent kills it, this side only notices if the
+/// whole machine hangs.
+const GRACE: Duration = Duration::from_secs(60);
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The ports to the lab host that are free.
+pub(crate) struct Pool {
+    free: Mutex<Vec<UnixStream>>,
+    returned: Condvar,
+}
+
+impl Pool {
+    /// Connects to all ports whose sockets are in `folder`.
+    pub(crate) fn connect(folder: &Path) -> Result<Pool> {
+        let dir = File::open(folder).doing(|| format!("open {}", folder.display()))?;
+        let mut free = Vec::new();
+        for n in (0..PORTS).rev() {
+            // By descriptor, as the path of a socket is limited to 107 bytes.
+            let path = format!("/proc/self/fd/{}/p{n}.sock", dir.as_raw_fd());
+            free.push(UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))?);
+        }
+        Ok(Pool { free: Mutex::new(free), returned: Condvar::new() })
+    }
+
+    /// Asks the agent whether it is there; fails if it does not answer in `limit`.
+    pub(crate) fn ping(&self, limit: Duration) -> Result<String> {
+        let mut port = self.take();
+        let answer = port
+            .set_read_timeout(Some(limit))
+            .and_then(|()| proto::send(&mut port, &ToAgent::Ping))
+            .and_then(|()| proto::receive::<FromAgent>(&mut port))
+            .doing(|| "reach the lab host's agent".into())?;
+        port.set_read_timeout(None).doing(|| "set a port up".into())?;
+        match answer {
+            Some(FromAgent::Pong { version: proto::VERSION, kernel }) => {
+                self.give(port);
+                Ok(kernel)
+            }
+            Some(FromAgent::Pong { version, .. }) => Err(Error::Protocol(format!(
+                "speaks version {version}, not {}: build teiji-lab again",
+                proto::VERSION
+            ))),
+            other => Err(Error::Protocol(format!("answered a ping with {other:?}"))),
+        }
+    }
+
+    fn take(&self) -> UnixStream {
+        let mut free = lock(&self.free);
+        loop {
+            match free.pop() {
+                Some(port) => return port,
+                None => free = self.returned.wait(free).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn give(&self, port: UnixStream) {
+        lock(&self.free).push(port);
+        self.returned.notify_one();
+    }
+
+    /// Starts a command; its output goes to `sink` as it comes, from another thread.
+    pub(crate) fn start(self: &Arc<Pool>, request: Request, mut sink: Sink) -> Result<Child> {
+        let shown = show(&request);
+        let limit = request.limit_ms.map(Duration::from_millis);
+        let mut port = self.take();
+        let mut port_in = port.try_clone().doing(|| "share a port".into())?;
+        let shared = Arc::new(Shared::default());
+        proto::send(&mut port, &ToAgent::Run(request)).doing(|| format!("send `{shown}` to the lab host"))?;
+        let child = Child {
+            shared: shared.clone(),
+            writer: Mutex::new(port),
+            command: shown,
+            limit,
+            begun: Instant::now(),
+        };
+        let pool = self.clone();
+        thread::spawn(move || {
+            let result = loop {
+                match proto::receive::<FromAgent>(&mut port_in) {
+                    Ok(Some(FromAgent::Started { pid })) => {
+                        lock(&shared.state).pid = Some(pid);
+                        shared.changed.notify_all();
+                    }
+                    Ok(Some(FromAgent::Stdout(b))) => shared.output(&mut sink, b, true),
+                    Ok(Some(FromAgent::Stderr(b))) => shared.output(&mut sink, b, false),
+                    Ok(Some(FromAgent::Done(end))) => break Ok(end),
+                    Ok(Some(FromAgent::Refused(why))) => break Err(Broken::Refused(why)),
+                    Ok(Some(other)) => break Err(Broken::Lost(format!("unexpected {other:?}"))),
+                    Ok(None) => break Err(Broken::Lost("it closed the port".into())),
+                    Err(e) => break Err(Broken::Lost(e.to_string())),
+                }
+            };
+            let usable = !matches!(result, Err(Broken::Lost(_)));
+            lock(&shared.state).result = Some(result);
+            shared.changed.notify_all();
+            if usable {
+                pool.give(port_in);
+            }
+        });
+        Ok(child)
+    }
+}
+
+/// Where a command's output goes.
+pub(crate) enum Sink {
+    /// Kept for [`Child::wait`].
+    Keep,
+    /// To this process's own standard output and error.
+    Through,
+}
+
+enum Broken {
+    Refused(String),
+    Lost(String),
+}
+
+#[derive(Default)]
+struct State {
+    pid: Option<u32>,
+    stdout: Vec<u8>,
+    stderr: Vec<u8>,
+    result: Option<Result<End, Broken>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn output(&self, sink: &mut Sink, bytes: Vec<u8>, out: bool) {
+        match (sink, out) {
+            (Sink::Keep, _) => {
+                let mut state = lock(&self.state);
+                let to = if out { &mut state.stdout } else { &mut state.stderr };
+                to.extend_from_slice(&bytes);
+                self.changed.notify_all();
+            }
+            // Nobody is left to be told if these are closed.
+            (Sink::Through, true) => {
+                let mut o = std::io::stdout().lock();
+                let _ = o.write_all(&bytes).and_then(|()| o.flush());
+            }
+            (Sink::Through, false) => {
+                let _ = std::io::stderr().write_all(&bytes);
+            }
+        }
+    }
+}
+
+/// A command that runs in the lab host or in a guest. Dropping it kills the command and all that it started.
+pub struct Child {
+    shared: Arc<Shared>,
+    writer: Mutex<UnixStream>,
+    command: String,
+    limit: Option<Duration>,
+    begun: Instant,
+}
+
+impl Child {
+    /// Process id in the machine where it runs; it leads a process group of that number.
+    ///
+    /// # Errors
+    /// If it could not be started.
+    pub fn id(&self) -> Result<u32> {
+        let deadline = Instant::now() + GRACE;
+        let mut state = lock(&self.shared.state);
+        loop {
+            match (&state.pid, &state.result) {
+                (Some(pid), _) => return Ok(*pid),
+                (None, Some(Err(b))) => return Err(self.broken(b)),
+                (None, Some(Ok(_))) => {
+                    return Err(Error::Protocol("never said which process it started".into()));
+                }
+                (None, None) => state = self.wait_change(state, deadline)?,
+            }
+        }
+    }
+
+    /// Waits until its standard output contains `text`; returns all standard output until then.
+    ///
+    /// # Errors
+    /// If it ends first, or `limit` is over.
+    pub fn wait_for(&self, text: &str, limit: Duration) -> Result<String> {
+        let deadline = Instant::now() + limit;
+        let mut state = lock(&self.shared.state);
+        loop {
+            let said = String::from_utf8_lossy(&state.stdout);
+            if said.contains(text) {
+                return Ok(said.into_owned());
+            }
+            if let Some(result) = &state.result {
+                return Err(match result {
+                    Err(b) => self.broken(b),
+                    Ok(end) => Error::Failed {
+                        command: self.command.clone(),
+                        code: end.code,
+                        stderr: format!("ended before it said {text:?}: {}", tail(&state.stderr)),
+                    },
+                });
+            }
+            state = self.wait_change(state, deadline)?;
+        }
+    }
+
+    /// Waits until it has ended and returns what it wrote.
+    ///
+    /// # Errors
+    /// If its limit was over, it could not be started, or the lab host is gone.
+    pub fn wait(self) -> Result<Output> {
+        let deadline = self.limit.map(|l| self.begun + l + GRACE);
+        let mut state = lock(&self.shared.state);
+        loop {
+            match &state.result {
+                Some(Ok(end)) if end.timed_out => {
+                    return Err(self.timeout(&state));
+                }
+                Some(Ok(end)) => {
+                    return Ok(Output {
+                        code: end.code,
+                        stdout: std::mem::take(&mut state.stdout),
+                        stderr: std::mem::take(&mut state.stderr),
+                        command: self.command.clone(),
+                    });
+                }
+                Some(Err(b)) => return Err(self.broken(b)),
+                None => {
+                    let far = Instant::now() + Duration::from_secs(86_400);
+                    state = self.wait_change(state, deadline.unwrap_or(far))?;
+                }
+            }
+        }
+    }
+
+    /// Whether it has ended.
+    pub fn ended(&self) -> bool {
+        lock(&self.shared.state).result.is_some()
+    }
+
+    /// Its exit code, once it has ended; 128 + n if signal n ended it.
+    pub fn code(&self) -> Option<i32> {
+        match &lock(&self.shared.state).result {
+            Some(Ok(end)) => Some(end.code),
+            _ => None,
+        }
+    }
+
+    /// Writes to its standard input.
+    ///
+    /// # Errors
+    /// If the lab host is gone.
+    pub fn write(&self, bytes: &[u8]) -> Result<()> {
+        bytes.chunks(proto::CHUNK).try_for_each(|c| self.tell(&ToAgent::Stdin(c.to_vec())))
+    }
+
+    /// Closes its standard input.
+    ///
+    /// # Errors
+    /// If the lab host is gone.
+    pub fn close_input(&self) -> Result<()> {
+        self.tell(&ToAgent::StdinEnd)
+    }
+
+    /// Kills it and all that it started (its process group) with SIGKILL.
+    ///
+    /// # Errors
+    /// If the lab host is gone.
+    pub fn kill(&self) -> Result<()> {
+        self.tell(&ToAgent::Kill)
+    }
+
+    /// Tells a command on a terminal that this has another size now.
+    ///
+    /// # Errors
+    /// If the lab host is gone.
+    pub fn resize(&self, rows: u16, columns: u16) -> Result<()> {
+        self.tell(&ToAgent::Resize(Size { rows, columns }))
+    }
+
+    fn tell(&self, message: &ToAgent) -> Result<()> {
+        let mut port = lock(&self.writer);
+        if self.ended() {
+            return Ok(());
+        }
+        proto::send(&mut *port, message).doing(|| format!("reach `{}` in the lab", self.command))
+    }
+
+    fn wait_change<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        deadline: Instant,
+    ) -> Result<MutexGuard<'a, State>> {
+        let rest = deadline.saturating_duration_since(Instant::now());
+        if rest.is_zero() {
+            return Err(self.timeout(&state));
+        }
+        Ok(self.shared.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    fn timeout(&self, state: &State) -> Error {
+        Error::Timeout {
+            command: self.command.clone(),
+            limit: self.limit.unwrap_or_else(|| self.begun.elapsed()),
+            said: format!("{}{}", tail(&state.stdout), tail(&state.stderr)),
+        }
+    }
+
+    fn broken(&self, b: &Broken) -> Error {
+        match b {
+            Broken::Refused(why) => Error::Protocol(format!("refused `{}`: {why}", self.command)),
+            Broken::Lost(why) => Error::Host(format!("was lost while `{}` ran: {why}", self.command)),
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if !self.ended() {
+            let _ = self.kill();
+        }
+    }
+}
+
+fn tail(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2000)..]).into_owned()
+}
+
+fn show(request: &Request) -> String {
+    let mut s = match &request.argv[..] {
+        [_, flag, script] if flag == "-c" => script.clone(),
+        all => all.join(" "),
+    };
+    if let Some((i, _)) = s.char_indices().nth(200) {
+        s.truncate(i);
+        s.push('…');
+    }
+    s
+}

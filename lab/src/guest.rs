@@ -1,0 +1,345 @@
+//! Nested guests (L2): started in the lab host under its KVM, with vhost-net taps on the bridge `br0`.
+//!
+//! Guest number n (from 1) has the addresses 10.77.<k>.(10+n)/24 on its NICs k (from 0), the MAC addresses
+//! 52:54:00:77:<k>:(0x10+n), the taps `<name>-n<k>`, and the vsock context id 100+n. All NICs are on `br0`.
+
+use std::{fmt::Write, net::Ipv4Addr, time::Duration};
+
+use crate::{
+    channel::Child,
+    error::{Error, Result},
+    host::{Host, Output, USUAL_LIMIT, shell},
+    progress::Step,
+    proto::Request,
+};
+
+/// What guest to start.
+#[derive(Debug, Clone)]
+pub struct GuestSpec {
+    /// Name: of QEMU's `-name`, of the host name, and of the taps. At most 10 letters, digits or `-`.
+    pub name: String,
+    /// Virtual CPUs.
+    pub vcpus: u32,
+    /// Memory, MiB.
+    pub mem_mb: u32,
+    /// Network cards, 1 to 4.
+    pub nics: u32,
+    /// Have packets carried by vhost-net (else by QEMU's own process).
+    pub vhost: bool,
+    /// Pin vCPU i to the i-th of these host CPUs.
+    pub pins: Vec<u32>,
+    /// Pin the vhost workers to this host CPU.
+    pub vhost_cpu: Option<u32>,
+    /// More arguments for its QEMU.
+    pub qemu_args: Vec<String>,
+    /// How long it may take to boot.
+    pub limit: Duration,
+}
+
+impl Default for GuestSpec {
+    fn default() -> GuestSpec {
+        GuestSpec {
+            name: "vm1".into(),
+            vcpus: 1,
+            mem_mb: 512,
+            nics: 1,
+            vhost: true,
+            pins: Vec::new(),
+            vhost_cpu: None,
+            qemu_args: Vec::new(),
+            limit: Duration::from_secs(180),
+        }
+    }
+}
+
+impl GuestSpec {
+    /// The default guest with another name.
+    pub fn named(name: &str) -> GuestSpec {
+        GuestSpec { name: name.into(), ..GuestSpec::default() }
+    }
+}
+
+/// A running guest. It ends with this value, and with the lab host.
+pub struct Guest<'h> {
+    host: &'h Host,
+    name: String,
+    number: u32,
+    nics: u32,
+    pid: u32,
+    vcpu_tids: Vec<u32>,
+    vhost_tids: Vec<u32>,
+}
+
+impl<'h> Guest<'h> {
+    pub(crate) fn start(host: &'h Host, spec: &GuestSpec, number: u32) -> Result<Guest<'h>> {
+        let fault = |why: String| Error::Guest { name: spec.name.clone(), why };
+        let plain = spec.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
+        if !plain || spec.name.is_empty() || spec.name.len() > 10 {
+            return Err(fault("has a name that is not 1 to 10 letters, digits or `-`".into()));
+        }
+        if !(1..=4).contains(&spec.nics) || spec.vcpus == 0 || number > 200 {
+            return Err(fault(
+                "must have 1 to 4 NICs, a vCPU, and be one of the first 200 of its host".into(),
+            ));
+        }
+        let step = Step::begin(&format!(
+            "starting guest {}: {} vCPUs, {} MiB{}",
+            spec.name,
+            spec.vcpus,
+            spec.mem_mb,
+            if spec.vhost { "" } else { ", without vhost" }
+        ));
+        let started = host.run(&start_script(spec, number, host.kernel()))?.ok();
+        let pid = started
+            .map_err(|e| fault(format!("did not start: {e}")))?
+            .parse()
+            .map_err(|e| fault(format!("has no process id: {e}")))?;
+        let mut guest = Guest {
+            host,
+            name: spec.name.clone(),
+            number,
+            nics: spec.nics,
+            pid,
+            vcpu_tids: Vec::new(),
+            vhost_tids: Vec::new(),
+        };
+        guest.find_threads(spec)?;
+        for (i, cpu) in spec.pins.iter().enumerate().take(spec.vcpus as usize) {
+            guest.pin_vcpu(i, *cpu)?;
+        }
+        if let Some(cpu) = spec.vhost_cpu {
+            guest.pin_vhost(cpu)?;
+        }
+        guest.wait_up(spec.limit)?;
+        step.say(&format!("guest {} is up: {}", spec.name, guest.ip()));
+        Ok(guest)
+    }
+
+    /// vhost workers are threads of QEMU or, on older kernels, threads of the kernel named after QEMU.
+    fn find_threads(&mut self, spec: &GuestSpec) -> Result<()> {
+        let script = format!(
+            "grep -H . /proc/{0}/task/*/comm; grep -Hx 'vhost-{0}' /proc/[0-9]*/comm || true",
+            self.pid
+        );
+        let listing = self.host.run(&script)?.ok()?;
+        let mut vcpus = Vec::new();
+        for line in listing.lines() {
+            let Some((path, comm)) = line.split_once("/comm:") else { continue };
+            let Some(tid) = path.rsplit('/').next().and_then(|t| t.parse().ok()) else { continue };
+            if let Some(n) = comm.strip_prefix("CPU ").and_then(|c| c.strip_suffix("/KVM")) {
+                vcpus.push((n.parse::<u32>().unwrap_or(u32::MAX), tid));
+            } else if comm.starts_with("vhost-") && !self.vhost_tids.contains(&tid) {
+                self.vhost_tids.push(tid);
+            }
+        }
+        vcpus.sort_unstable();
+        self.vcpu_tids = vcpus.into_iter().map(|(_, tid)| tid).collect();
+        // QEMU opens the NICs' vhost devices in their order, and vsock's after them.
+        self.vhost_tids.sort_unstable();
+        self.vhost_tids.truncate(if spec.vhost { spec.nics as usize } else { 0 });
+        if self.vcpu_tids.len() != spec.vcpus as usize {
+            return Err(self.fault(format!("has not {} vCPU threads but these:\n{listing}", spec.vcpus)));
+        }
+        Ok(())
+    }
+
+    fn wait_up(&self, limit: Duration) -> Result<()> {
+        let script = format!(
+            "teiji-lab call --wait {} vsock:{} -- true || {{ tail -n 20 /run/teiji/guests/{}/console.log >&2; exit 1; }}",
+            limit.as_secs(),
+            self.cid(),
+            self.name
+        );
+        let answer = self.host.run_for(&script, limit + Duration::from_secs(30))?;
+        answer.ok().map(drop).map_err(|e| self.fault(format!("did not answer: {e}")))
+    }
+
+    fn fault(&self, why: String) -> Error {
+        Error::Guest { name: self.name.clone(), why }
+    }
+
+    /// Runs `sh` by bash in the guest, at most [`USUAL_LIMIT`].
+    ///
+    /// # Errors
+    /// As [`Host::run_for`].
+    pub fn run(&self, sh: &str) -> Result<Output> {
+        self.run_for(sh, USUAL_LIMIT)
+    }
+
+    /// Runs `sh` by bash in the guest; see [`Host::run_for`].
+    ///
+    /// # Errors
+    /// If it takes longer than `limit`, or guest or lab host are gone.
+    pub fn run_for(&self, sh: &str, limit: Duration) -> Result<Output> {
+        self.host.start(self.request(sh, Some(limit)))?.wait()
+    }
+
+    /// Starts `sh` by bash in the guest, without a limit.
+    ///
+    /// # Errors
+    /// If the lab host is gone.
+    pub fn spawn(&self, sh: &str) -> Result<Child> {
+        self.host.start(self.request(sh, None))
+    }
+
+    fn request(&self, sh: &str, limit: Option<Duration>) -> Request {
+        Request { guest: Some(self.cid()), ..shell(sh, limit) }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// vsock context id.
+    pub fn cid(&self) -> u32 {
+        100 + self.number
+    }
+
+    /// Process id of its QEMU in the lab host.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Address of its first NIC.
+    pub fn ip(&self) -> Ipv4Addr {
+        ip(0, self.number)
+    }
+
+    /// Its taps in the lab host, in the order of its NICs.
+    pub fn taps(&self) -> Vec<String> {
+        (0..self.nics).map(|k| tap(&self.name, k)).collect()
+    }
+
+    /// MAC addresses of its NICs.
+    pub fn macs(&self) -> Vec<String> {
+        (0..self.nics).map(|k| mac(k, self.number)).collect()
+    }
+
+    /// Thread ids of its vCPUs in the lab host, in their order.
+    pub fn vcpu_tids(&self) -> Vec<u32> {
+        self.vcpu_tids.clone()
+    }
+
+    /// Thread ids of its NICs' vhost workers in the lab host, in the order of the NICs; none without vhost.
+    pub fn vhost_tids(&self) -> Vec<u32> {
+        self.vhost_tids.clone()
+    }
+
+    /// Lets vCPU `i` run on host CPU `cpu` only.
+    ///
+    /// # Errors
+    /// If there is no such vCPU or CPU.
+    pub fn pin_vcpu(&self, i: usize, cpu: u32) -> Result<()> {
+        let tid = self.vcpu_tids.get(i).ok_or_else(|| self.fault(format!("has no vCPU {i}")))?;
+        self.host.run(&format!("taskset -cp {cpu} {tid}"))?.ok().map(drop)
+    }
+
+    /// Lets its vhost workers run on host CPU `cpu` only.
+    ///
+    /// # Errors
+    /// If there is no such CPU.
+    pub fn pin_vhost(&self, cpu: u32) -> Result<()> {
+        self.vhost_tids
+            .iter()
+            .try_for_each(|tid| self.host.run(&format!("taskset -cp {cpu} {tid}"))?.ok().map(drop))
+    }
+
+    /// Shuts the guest down in an orderly way, and ends it if that takes longer than 20 s.
+    ///
+    /// # Errors
+    /// If the lab host is gone.
+    pub fn stop(self) -> Result<()> {
+        // The guest ends while this runs, so an error is what to expect.
+        let _ = self.run_for("sync; echo o > /proc/sysrq-trigger; sleep 20", Duration::from_secs(20));
+        self.clean_up()
+    }
+
+    /// Ends the guest at once.
+    ///
+    /// # Errors
+    /// If the lab host is gone.
+    pub fn kill(self) -> Result<()> {
+        self.clean_up()
+    }
+
+    fn clean_up(&self) -> Result<()> {
+        let mut script =
+            format!("kill -9 {0} 2>/dev/null; while [ -d /proc/{0} ]; do sleep 0.05; done\n", self.pid);
+        for t in self.taps() {
+            // Infallible: a String takes all.
+            let _ = writeln!(script, "ip link delete {t} 2>/dev/null");
+        }
+        let _ = writeln!(script, "ip -n peer neighbour delete {} dev eth0", self.ip());
+        let _ = writeln!(script, "rm -rf /run/teiji/guests/{}; true", self.name);
+        self.host.run_for(&script, Duration::from_secs(30))?.ok().map(drop)
+    }
+}
+
+impl Drop for Guest<'_> {
+    fn drop(&mut self) {
+        if self.host.machine().running() {
+            // Nothing to do about an error; the guest ends with the lab host at the latest.
+            let _ = self.clean_up();
+        }
+    }
+}
+
+fn ip(nic: u32, number: u32) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, nic as u8, 10 + number as u8)
+}
+
+fn mac(nic: u32, number: u32) -> String {
+    format!("52:54:00:77:{nic:02x}:{:02x}", 0x10 + number)
+}
+
+fn tap(name: &str, nic: u32) -> String {
+    format!("{name}-n{nic}")
+}
+
+/// Starts the guest's QEMU in the background and writes its process id.
+fn start_script(spec: &GuestSpec, number: u32, kernel: &str) -> String {
+    let name = &spec.name;
+    let mut s = format!("set -e\nd=/run/teiji/guests/{name}\nmkdir -p $d\n");
+    let mut qemu = format!(
+        "qemu-system-x86_64 -name {name},debug-threads=on -nodefaults -no-user-config -display none -no-reboot \
+         -machine q35,hpet=off -accel kvm -cpu host -smp {} -m {} -daemonize -pidfile $d/pid \
+         -kernel /usr/lib/modules/{kernel}/vmlinuz -initrd /run/teiji/boot/initrd -serial file:$d/console.log \
+         -qmp unix:$d/qmp.sock,server=on,wait=off -device virtio-rng-pci -device vhost-vsock-pci,guest-cid={} \
+         -fsdev local,id=root,path=/,security_model=none,multidevs=remap,readonly=on \
+         -device virtio-9p-pci,fsdev=root,mount_tag=root",
+        spec.vcpus,
+        spec.mem_mb,
+        100 + number,
+    );
+    let mut addresses = Vec::new();
+    for k in 0..spec.nics {
+        let (tap, mac, ip) = (tap(name, k), mac(k, number), ip(k, number));
+        // Writing to a String cannot fail, here and below.
+        let _ = writeln!(s, "ip tuntap add dev {tap} mode tap vnet_hdr\nip link set {tap} master br0 up");
+        let vhost = if spec.vhost { "on" } else { "off" };
+        let _ = write!(
+            qemu,
+            " -netdev tap,id=n{k},ifname={tap},script=no,downscript=no,vhost={vhost} \
+             -device virtio-net-pci,netdev=n{k},mac={mac},romfile="
+        );
+        addresses.push(format!("{ip}/24"));
+    }
+    let _ = writeln!(
+        s,
+        "ip -n peer neighbour replace {} lladdr {} nud permanent dev eth0",
+        ip(0, number),
+        mac(0, number)
+    );
+    for a in &spec.qemu_args {
+        let _ = write!(qemu, " '{}'", a.replace('\'', r"'\''"));
+    }
+    let _ = write!(
+        s,
+        "{qemu} -append 'console=ttyS0 loglevel=4 tsc=reliable panic=-1 mitigations=off random.trust_cpu=on no_timer_check \
+         teiji.level=2 teiji.name={name} teiji.addresses={} teiji.peer=10.77.0.1,52:54:00:77:00:01' >&2\n\
+         cat $d/pid\n",
+        addresses.join(",")
+    );
+    s
+}

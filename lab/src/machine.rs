@@ -1,0 +1,252 @@
+//! The emulated machine that is the lab host: its arguments and its process.
+//!
+//! ```text
+//! start --> running --(power off, kill, owner dies)--> ended
+//! ```
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    confine::{Confine, INSIDE},
+    error::{Doing, Error, Result},
+    host::{Mode, Spec},
+    rootfs::Prepared,
+};
+
+/// Ports for commands; so many commands can run at a time.
+pub(crate) const PORTS: usize = 16;
+
+const QEMU: &str = "/usr/bin/qemu-system-x86_64";
+
+/// How the machine's instructions are executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Accel {
+    /// By the processor; proved to work on this machine.
+    Kvm,
+    /// By translation.
+    Tcg,
+}
+
+/// A running emulator.
+pub(crate) struct Machine {
+    state: Arc<State>,
+    /// Sockets, console log, initial RAM disk.
+    pub(crate) folder: PathBuf,
+    keeper: Option<thread::JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct State {
+    ended: Mutex<Option<io::Result<ExitStatus>>>,
+    changed: Condvar,
+    kill: AtomicBool,
+}
+
+impl State {
+    fn ended(&self) -> MutexGuard<'_, Option<io::Result<ExitStatus>>> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Arguments that every machine of the lab has.
+fn base_args(accel: Accel, mode: Mode) -> Vec<String> {
+    let mut a = args("-nodefaults -no-user-config -display none -no-reboot -machine q35,hpet=off");
+    a.extend(match (mode, accel) {
+        (Mode::Wall, Accel::Kvm) => args("-accel kvm -cpu host"),
+        (Mode::Wall, Accel::Tcg) => args("-accel tcg,thread=multi -cpu EPYC,+svm,+npt"),
+        (Mode::Virtual, _) => args("-accel tcg,thread=single -icount shift=1,sleep=off -cpu EPYC,+svm,+npt"),
+    });
+    a
+}
+
+fn args(s: &str) -> Vec<String> {
+    s.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Arguments of the lab host.
+fn lab_host_args(spec: &Spec, accel: Accel, kernel: &str) -> Vec<String> {
+    let mut a = base_args(accel, spec.mode);
+    let mut add = |s: String| a.extend(args(&s));
+    let half = spec.mem_mb / 2;
+    let first_cpus = spec.cpus.div_ceil(2);
+    add(format!("-m {}", half * 2));
+    if spec.cpus >= 2 {
+        add(format!("-smp {},sockets=2,cores={},maxcpus={}", spec.cpus, first_cpus, first_cpus * 2));
+        add(format!(
+            "-object memory-backend-ram,id=m0,size={half}M -object memory-backend-ram,id=m1,size={half}M"
+        ));
+        add(format!("-numa node,nodeid=0,memdev=m0,cpus=0-{}", first_cpus - 1));
+        add(format!("-numa node,nodeid=1,memdev=m1,cpus={first_cpus}-{}", first_cpus * 2 - 1));
+        add("-numa dist,src=0,dst=1,val=21".into());
+    } else {
+        add("-smp 1".into());
+    }
+    add(format!("-kernel /usr/lib/modules/{kernel}/vmlinuz -initrd {INSIDE}/boot/initrd"));
+    add(format!("-serial file:{INSIDE}/run/console.log"));
+    add("-device virtio-rng-pci".into());
+    add(format!("-device virtio-serial-pci,max_ports={}", PORTS + 1));
+    for n in 0..PORTS {
+        add(format!("-chardev socket,id=p{n},path={INSIDE}/run/p{n}.sock,server=on,wait=off"));
+        add(format!("-device virtserialport,chardev=p{n},name=teiji.{n}"));
+    }
+    let mut shares = vec![("root", true), ("boot", true)];
+    shares.extend(spec.bin_dir.is_some().then_some(("bin", true)));
+    shares.extend(spec.out_dir.is_some().then_some(("out", false)));
+    for (name, readonly) in &shares {
+        let ro = if *readonly { ",readonly=on" } else { "" };
+        add(format!("-fsdev local,id={name},path={INSIDE}/{name},security_model=none,multidevs=remap{ro}"));
+        add(format!("-device virtio-9p-pci,fsdev={name},mount_tag={name}"));
+    }
+    let mut line = format!(
+        "console=ttyS0 loglevel=4 tsc=reliable no_timer_check panic=-1 mitigations=off random.trust_cpu=on teiji.level=1 teiji.name=lab teiji.shares={}",
+        shares.iter().map(|(n, _)| format!(",{n}")).collect::<String>() + ","
+    );
+    if spec.sriov {
+        add("-device pcie-root-port,id=nicport,chassis=1,slot=1 -netdev user,id=nic,restrict=on".into());
+        add("-device igb,bus=nicport,netdev=nic,mac=52:54:00:77:01:01".into());
+        line += " iomem=relaxed";
+    }
+    a.extend(["-append".into(), line]);
+    a
+}
+
+impl Machine {
+    /// Starts the lab host; it runs when this returns but has not booted yet.
+    pub(crate) fn start(spec: &Spec, accel: Accel, prepared: &Prepared, folder: &Path) -> Result<Machine> {
+        let mut view = Confine::new(&prepared.root()).bind("run", folder, true).bind(
+            "boot",
+            &folder.join("boot"),
+            false,
+        );
+        for (name, dir, writable) in [("bin", &spec.bin_dir, false), ("out", &spec.out_dir, true)] {
+            if let Some(dir) = dir {
+                if writable {
+                    fs::create_dir_all(dir).doing(|| format!("make {}", dir.display()))?;
+                }
+                let dir = dir.canonicalize().doing(|| format!("find the shared folder {}", dir.display()))?;
+                view = view.bind(name, &dir, writable);
+            }
+        }
+        Machine::launch(view, lab_host_args(spec, accel, prepared.kernel()), folder)
+    }
+
+    /// Starts a machine that only says that it can run the kernel, for [`crate::accel`].
+    pub(crate) fn start_probe(prepared: &Prepared, folder: &Path) -> Result<Machine> {
+        let view = Confine::new(&prepared.root()).bind("run", folder, true);
+        let mut a = base_args(Accel::Kvm, Mode::Wall);
+        a.extend(args(&format!(
+            "-m 512 -kernel /usr/lib/modules/{}/vmlinuz -initrd {INSIDE}/run/initrd -serial file:{INSIDE}/run/console.log",
+            prepared.kernel()
+        )));
+        a.extend(["-append".into(), "console=ttyS0 quiet panic=-1 teiji.probe".into()]);
+        Machine::launch(view, a, folder)
+    }
+
+    fn launch(view: Confine, arguments: Vec<String>, folder: &Path) -> Result<Machine> {
+        let log_path = folder.join("qemu.log");
+        let log = fs::File::create(&log_path).doing(|| format!("write {}", log_path.display()))?;
+        let mut command = view.command(QEMU).doing(|| "prepare the emulator".into())?;
+        command
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().doing(|| "share the emulator's log".into())?)
+            .stderr(log);
+        let state = Arc::new(State::default());
+        let (started, has_started) = mpsc::channel();
+        // The emulator dies with the thread that started it, so that thread stays until it has ended.
+        let keeper = thread::Builder::new()
+            .name("lab-keeper".into())
+            .spawn({
+                let state = state.clone();
+                move || {
+                    let mut child = match command.spawn() {
+                        Ok(child) => child,
+                        Err(e) => {
+                            let _ = started.send(Err(e));
+                            return;
+                        }
+                    };
+                    let _ = started.send(Ok(()));
+                    let end = loop {
+                        if state.kill.load(Ordering::Relaxed) {
+                            // It fails only if the emulator has ended by itself.
+                            let _ = child.kill();
+                            break child.wait();
+                        }
+                        match child.try_wait() {
+                            Ok(None) => thread::sleep(Duration::from_millis(20)),
+                            Ok(Some(status)) => break Ok(status),
+                            Err(e) => break Err(e),
+                        }
+                    };
+                    *state.ended() = Some(end);
+                    state.changed.notify_all();
+                }
+            })
+            .doing(|| "start a thread".into())?;
+        has_started
+            .recv()
+            .map_err(|_| Error::Host("could not be started".into()))?
+            .doing(|| format!("start {QEMU} in the lab's root file system (is this root?)"))?;
+        Ok(Machine { state, folder: folder.to_owned(), keeper: Some(keeper) })
+    }
+
+    /// Whether the emulator still runs.
+    pub(crate) fn running(&self) -> bool {
+        self.state.ended().is_none()
+    }
+
+    /// Waits until it has ended, at most `limit`; says whether it has.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let mut ended = self.state.ended();
+        while ended.is_none() {
+            let rest = deadline.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return false;
+            }
+            ended = self.state.changed.wait_timeout(ended, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Ends it at once.
+    pub(crate) fn kill(&self) {
+        self.state.kill.store(true, Ordering::Relaxed);
+        self.wait(Duration::from_secs(10));
+    }
+
+    /// The last lines of its console and of the emulator's own messages.
+    pub(crate) fn last_words(&self) -> String {
+        let mut said = String::new();
+        for file in ["qemu.log", "console.log"] {
+            let text = fs::read(self.folder.join(file)).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<_> = text.lines().collect();
+            for l in &lines[lines.len().saturating_sub(15)..] {
+                said += &format!("\n  {file}: {l}");
+            }
+        }
+        said
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.kill();
+        if let Some(k) = self.keeper.take() {
+            let _ = k.join();
+        }
+    }
+}

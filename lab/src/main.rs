@@ -1,0 +1,243 @@
+//! The command `teiji-lab`: prepares and boots the lab, and is the agent and the load tools in it.
+
+mod shell;
+
+use std::{net::SocketAddrV4, path::PathBuf, process::ExitCode, time::Duration};
+
+use anyhow::{Context, bail};
+use clap::{Args, Parser, Subcommand};
+use teiji_lab::{GuestSpec, Host, Mode, Spec, agent, rootfs, tools};
+
+/// A KVM host with nested guests in an emulated machine, for tests and experiments
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Make the lab's root file system, if it is not there
+    Prepare,
+    /// Boot the lab, run a command in the lab host, end the lab; exits with the command's code
+    Run {
+        #[command(flatten)]
+        boot: Boot,
+        /// Command and arguments; one argument alone is run by the shell
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Run a command in a guest (in the lab host only); exits with its code
+    Call {
+        /// Seconds to wait until the guest can be reached
+        #[arg(long, default_value_t = 0)]
+        wait: u64,
+        /// `vsock:` and the guest's context id
+        to: String,
+        /// Command and arguments
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+    /// Boot the lab and open a shell in the lab host
+    Shell {
+        #[command(flatten)]
+        boot: Boot,
+    },
+    /// Answer every UDP datagram with itself
+    UdpEcho {
+        #[arg(long)]
+        port: u16,
+        /// Microseconds of work before each answer
+        #[arg(long, default_value_t = 0)]
+        work_us: u64,
+    },
+    /// Send numbered datagrams to an echo server and time the answers
+    UdpLoad {
+        /// Server, as address:port
+        #[arg(long)]
+        to: SocketAddrV4,
+        /// Requests per second
+        #[arg(long, default_value_t = 100.0)]
+        rate: f64,
+        /// Requests in all
+        #[arg(long, default_value_t = 1000)]
+        count: u64,
+        /// Payload, bytes
+        #[arg(long, default_value_t = 64)]
+        size: usize,
+        /// Unanswered requests at most; 0 is no limit
+        #[arg(long, default_value_t = 0)]
+        outstanding: usize,
+        /// Seconds to wait for answers after the last request
+        #[arg(long, default_value_t = 2.0)]
+        linger: f64,
+        /// Port to send from; 0 is any
+        #[arg(long, default_value_t = 0)]
+        from_port: u16,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Keep a CPU busy
+    Hog {
+        #[arg(long)]
+        cpu: usize,
+        #[arg(long, default_value_t = 1)]
+        threads: usize,
+        /// Seconds [default: for ever]
+        #[arg(long = "for")]
+        length: Option<f64>,
+    },
+    /// Record packets with the kernel's time stamps, as nanosecond pcap
+    Capture {
+        /// Interface
+        #[arg(long = "if")]
+        interface: String,
+        /// File to write
+        #[arg(long)]
+        out: PathBuf,
+        /// Bytes of each packet to keep
+        #[arg(long, default_value_t = 128)]
+        snap: u32,
+        /// Seconds [default: until interrupted]
+        #[arg(long = "for")]
+        length: Option<f64>,
+    },
+    /// Run commands for the lab (in lab machines only)
+    #[command(hide = true)]
+    Agent {
+        /// Serve vsock connections, not virtio ports
+        #[arg(long)]
+        vsock: bool,
+    },
+}
+
+/// What to boot
+#[derive(Args)]
+struct Boot {
+    /// Nested guests to start, named vm1, vm2, ...
+    #[arg(long, default_value_t = 0)]
+    guests: u32,
+    /// CPUs of the lab host
+    #[arg(long, default_value_t = 4)]
+    cpus: u32,
+    /// Memory of the lab host, MiB
+    #[arg(long, default_value_t = 6144)]
+    mem: u32,
+    /// vCPUs of each guest
+    #[arg(long, default_value_t = 1)]
+    vcpus: u32,
+    /// Virtual time: the clock counts instructions (no guests)
+    #[arg(long = "virtual", conflicts_with = "guests")]
+    virtual_time: bool,
+    /// An SR-IOV NIC
+    #[arg(long)]
+    sriov: bool,
+    /// Folder seen read-only at /mnt/bin [default: the folder of this program]
+    #[arg(long)]
+    bin: Option<PathBuf>,
+    /// Folder seen at /mnt/out
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+impl Boot {
+    fn spec(&self) -> anyhow::Result<Spec> {
+        let here = std::env::current_exe().context("cannot find this program")?;
+        Ok(Spec {
+            cpus: self.cpus,
+            mem_mb: self.mem,
+            mode: if self.virtual_time { Mode::Virtual } else { Mode::Wall },
+            bin_dir: self.bin.clone().or_else(|| here.parent().map(Into::into)),
+            out_dir: self.out.clone(),
+            sriov: self.sriov,
+        })
+    }
+
+    fn guest(&self, n: u32) -> GuestSpec {
+        GuestSpec { vcpus: self.vcpus, ..GuestSpec::named(&format!("vm{n}")) }
+    }
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(code) => ExitCode::from(code),
+        Err(e) => {
+            eprintln!("teiji-lab: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<u8> {
+    match command {
+        Command::Prepare => {
+            let prepared = rootfs::prepare()?;
+            println!("{} (kernel {})", prepared.root().display(), prepared.kernel());
+            Ok(0)
+        }
+        Command::Run { boot, command } => {
+            let host = Host::boot(&boot.spec()?)?;
+            let mut guests = Vec::new();
+            for n in 1..=boot.guests {
+                guests.push(host.guest(&boot.guest(n))?);
+            }
+            let code = host.run_through(&script(&command))?;
+            drop(guests);
+            host.power_off();
+            Ok(code as u8)
+        }
+        Command::Call { wait, to, command } => {
+            let Some(cid) = to.strip_prefix("vsock:").and_then(|c| c.parse().ok()) else {
+                bail!("`{to}` is not vsock: and a number");
+            };
+            Ok(agent::call(cid, command, Duration::from_secs(wait))? as u8)
+        }
+        Command::Shell { boot } => {
+            let host = Host::boot(&boot.spec()?)?;
+            let mut guests = Vec::new();
+            for n in 1..=boot.guests {
+                guests.push(host.guest(&boot.guest(n))?);
+            }
+            let code = shell::run(&host)?;
+            drop(guests);
+            host.power_off();
+            Ok(code as u8)
+        }
+        Command::UdpEcho { port, work_us } => {
+            tools::udp_echo::serve(port, Duration::from_micros(work_us))?;
+            Ok(0)
+        }
+        Command::UdpLoad { to, rate, count, size, outstanding, linger, from_port, json } => {
+            let linger = Duration::from_secs_f64(linger);
+            let load = tools::udp_load::Load { to, rate, count, size, outstanding, linger, from_port };
+            let figures = tools::udp_load::run(&load)?;
+            if json {
+                println!("{}", serde_json::to_string(&figures)?);
+            } else {
+                println!("{figures}");
+            }
+            Ok(0)
+        }
+        Command::Hog { cpu, threads, length } => {
+            tools::hog::run(cpu, threads, length.map(Duration::from_secs_f64))?;
+            Ok(0)
+        }
+        Command::Capture { interface, out, snap, length } => {
+            let counts = tools::capture::run(&interface, &out, snap, length.map(Duration::from_secs_f64))?;
+            println!("{}", serde_json::to_string(&counts)?);
+            Ok(0)
+        }
+        Command::Agent { vsock: false } => agent::serve_ports().map(|()| 0).map_err(Into::into),
+        Command::Agent { vsock: true } => agent::serve_vsock().map(|()| 0).map_err(Into::into),
+    }
+}
+
+/// One argument is a script; several are quoted, so that they arrive as they are.
+fn script(command: &[String]) -> String {
+    match command {
+        [script] => script.clone(),
+        all => all.iter().map(|a| format!("'{}'", a.replace('\'', r"'\''"))).collect::<Vec<_>>().join(" "),
+    }
+}

@@ -1,0 +1,39 @@
+//! Progress on stderr, each line with the seconds since its step began.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Instant,
+};
+
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Silences all progress output of this process (`true`), or lets it through again.
+pub fn quiet(on: bool) {
+    QUIET.store(on, Ordering::Relaxed);
+}
+
+/// A step that takes a while.
+pub(crate) struct Step {
+    begun: Instant,
+}
+
+impl Step {
+    /// Says that the step begins.
+    pub(crate) fn begin(what: &str) -> Step {
+        let step = Step { begun: Instant::now() };
+        step.say(what);
+        step
+    }
+
+    /// Says how far it is.
+    pub(crate) fn say(&self, what: &str) {
+        if !QUIET.load(Ordering::Relaxed) {
+            eprintln!("lab {:6.1} s  {what}", self.begun.elapsed().as_secs_f64());
+        }
+    }
+
+    /// Seconds since the step began.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64()
+    }
+}

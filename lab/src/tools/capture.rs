@@ -1,0 +1,257 @@
+//! `capture`: records the packets of an interface with the kernel's own time stamps.
+//!
+//! It is the independent yardstick for the stages that teiji reports, so its stamps are taken by the kernel
+//! where the packet passes (`PACKET_TIMESTAMP` of a TPACKET_V3 ring, CLOCK_REALTIME), never in user space.
+//! Stamp software, not hardware. Written as nanosecond pcap; the difference of CLOCK_MONOTONIC to it is told
+//! on standard output, to set it against stamps of `bpf_ktime_get_ns`.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+    path::Path,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering, fence},
+    time::{Duration, Instant},
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::Serialize;
+
+use super::pcap;
+use crate::error::{Doing, Result};
+
+const BLOCK: usize = 1 << 20;
+const BLOCKS: usize = 32;
+/// Longest time a packet stays in a block that is not full, ms.
+const RETIRE_MS: u32 = 50;
+
+/// What was captured.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Counts {
+    /// Packets written to the file.
+    pub packets: u64,
+    /// Packets that the kernel had no room for.
+    pub dropped: u64,
+    /// CLOCK_REALTIME minus CLOCK_MONOTONIC at the end, ns.
+    pub realtime_minus_monotonic_ns: i64,
+}
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn stop(_: i32) {
+    STOP.store(true, Ordering::Relaxed);
+}
+
+/// Captures the first `snap` bytes of every packet of `interface` to `file`, for `length` or until SIGINT or
+/// SIGTERM.
+///
+/// # Errors
+/// Without CAP_NET_RAW, without such an interface, or if the file cannot be written.
+pub fn run(interface: &str, file: &Path, snap: u32, length: Option<Duration>) -> Result<Counts> {
+    for signal in [nix::sys::signal::SIGINT, nix::sys::signal::SIGTERM] {
+        // SAFETY: the handler only stores to an atomic.
+        unsafe { nix::sys::signal::signal(signal, nix::sys::signal::SigHandler::Handler(stop)) }
+            .doing(|| "handle signals".into())?;
+    }
+    let write = || format!("write {}", file.display());
+    let mut out = BufWriter::with_capacity(1 << 20, File::create(file).doing(write)?);
+    pcap::begin(&mut out, snap).doing(write)?;
+    let ring =
+        Ring::open(interface).doing(|| format!("capture on {interface} (root, and does it exist?)"))?;
+    println!("capturing {interface}");
+    let end = length.map(|l| Instant::now() + l);
+    let mut packets = 0;
+    let mut next = 0;
+    let mut last_round = false;
+    loop {
+        while let Some(block) = ring.ready(next) {
+            packets += ring.write(block, snap as usize, &mut out).doing(write)?;
+            ring.give_back(block);
+            next = (next + 1) % BLOCKS;
+        }
+        if last_round {
+            break;
+        }
+        ring.wait(RETIRE_MS);
+        if STOP.load(Ordering::Relaxed) || end.is_some_and(|e| Instant::now() >= e) {
+            // What is in the current block comes when the kernel retires it.
+            std::thread::sleep(Duration::from_millis(3 * u64::from(RETIRE_MS)));
+            last_round = true;
+        }
+    }
+    out.flush().doing(write)?;
+    let dropped = ring.dropped().doing(|| "ask for the kernel's drops".into())?;
+    Ok(Counts { packets, dropped, realtime_minus_monotonic_ns: clock_difference() })
+}
+
+/// CLOCK_REALTIME − CLOCK_MONOTONIC, ns, from the tightest of several readings.
+fn clock_difference() -> i64 {
+    let real = || {
+        nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME)
+            .map_or(0, |t| t.tv_sec() * 1_000_000_000 + t.tv_nsec())
+    };
+    (0..50)
+        .map(|_| {
+            let before = super::now_ns() as i64;
+            let r = real();
+            let after = super::now_ns() as i64;
+            (after - before, r - (before + after) / 2)
+        })
+        .min()
+        .map_or(0, |(_, d)| d)
+}
+
+/// A TPACKET_V3 ring, mapped; see the kernel's `Documentation/networking/packet_mmap.rst`.
+struct Ring {
+    socket: OwnedFd,
+    map: *mut u8,
+}
+
+impl Ring {
+    fn open(interface: &str) -> nix::Result<Ring> {
+        let index = nix::net::if_::if_nametoindex(interface)?;
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        let fd = nix::Error::result(fd)?;
+        // SAFETY: the call has just made this descriptor and nothing else owns it.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let option = |name, value: *const libc::c_void, size: usize| {
+            // SAFETY: `value` points to `size` bytes that live through the call.
+            let r = unsafe { libc::setsockopt(fd, libc::SOL_PACKET, name, value, size as libc::socklen_t) };
+            nix::Error::result(r).map(drop)
+        };
+        let version = libc::tpacket_versions::TPACKET_V3 as libc::c_int;
+        option(libc::PACKET_VERSION, (&raw const version).cast(), size_of_val(&version))?;
+        let stamp = libc::SOF_TIMESTAMPING_SOFTWARE as libc::c_int;
+        option(libc::PACKET_TIMESTAMP, (&raw const stamp).cast(), size_of_val(&stamp))?;
+        let request = libc::tpacket_req3 {
+            tp_block_size: BLOCK as u32,
+            tp_block_nr: BLOCKS as u32,
+            tp_frame_size: 2048,
+            tp_frame_nr: (BLOCK / 2048 * BLOCKS) as u32,
+            tp_retire_blk_tov: RETIRE_MS,
+            tp_sizeof_priv: 0,
+            tp_feature_req_word: 0,
+        };
+        option(libc::PACKET_RX_RING, (&raw const request).cast(), size_of_val(&request))?;
+        // SAFETY: a fresh mapping; nothing is replaced.
+        let map = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                BLOCK * BLOCKS,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd,
+                0,
+            )
+        };
+        if map == libc::MAP_FAILED {
+            return Err(nix::Error::last());
+        }
+        let ring = Ring { socket, map: map.cast() };
+        // Bound last: before, packets of all interfaces would come.
+        let address = libc::sockaddr_ll {
+            sll_family: libc::AF_PACKET as u16,
+            sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
+            sll_ifindex: index as i32,
+            sll_hatype: 0,
+            sll_pkttype: 0,
+            sll_halen: 0,
+            sll_addr: [0; 8],
+        };
+        // SAFETY: `address` is a complete sockaddr_ll and lives through the call.
+        let r =
+            unsafe { libc::bind(fd, (&raw const address).cast(), size_of_val(&address) as libc::socklen_t) };
+        nix::Error::result(r)?;
+        Ok(ring)
+    }
+
+    fn block(&self, n: usize) -> *mut libc::tpacket_block_desc {
+        // SAFETY: n < BLOCKS, so the pointer stays in the mapping; blocks are page-aligned.
+        unsafe { self.map.add(n * BLOCK).cast() }
+    }
+
+    fn status(&self, block: *mut libc::tpacket_block_desc) -> &AtomicU32 {
+        // SAFETY: `block` is in the mapping, which lives as long as `self`; the kernel writes the aligned
+        // word concurrently, which an atomic allows.
+        unsafe { AtomicU32::from_ptr(&raw mut (*block).hdr.bh1.block_status) }
+    }
+
+    /// Block `n` if the kernel has handed it over.
+    fn ready(&self, n: usize) -> Option<*mut libc::tpacket_block_desc> {
+        let block = self.block(n);
+        let ours = self.status(block).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0;
+        ours.then_some(block)
+    }
+
+    fn give_back(&self, block: *mut libc::tpacket_block_desc) {
+        fence(Ordering::Release);
+        self.status(block).store(libc::TP_STATUS_KERNEL, Ordering::Release);
+    }
+
+    fn write(
+        &self,
+        block: *mut libc::tpacket_block_desc,
+        snap: usize,
+        out: &mut impl Write,
+    ) -> std::io::Result<u64> {
+        // SAFETY: the kernel has handed the block over and leaves it alone until it is given back.
+        let (count, first) = unsafe { ((*block).hdr.bh1.num_pkts, (*block).hdr.bh1.offset_to_first_pkt) };
+        let mut at = block.cast::<u8>().wrapping_add(first as usize);
+        for _ in 0..count {
+            // SAFETY: the kernel lays `count` packet headers in the block, each aligned to 16 bytes, followed
+            // by the address at the aligned header size, and the frame at tp_mac with tp_snaplen bytes.
+            unsafe {
+                let header = &*at.cast::<libc::tpacket3_hdr>();
+                let address = &*at
+                    .add(size_of::<libc::tpacket3_hdr>().next_multiple_of(16))
+                    .cast::<libc::sockaddr_ll>();
+                let kept = (header.tp_snaplen as usize).min(snap);
+                let frame = std::slice::from_raw_parts(at.add(header.tp_mac as usize), kept);
+                pcap::packet(
+                    out,
+                    &pcap::Packet {
+                        seconds: header.tp_sec,
+                        nanoseconds: header.tp_nsec,
+                        direction: address.sll_pkttype,
+                        ifindex: address.sll_ifindex as u32,
+                        frame,
+                        length: header.tp_len,
+                    },
+                )?;
+                at = at.add(header.tp_next_offset as usize);
+            }
+        }
+        Ok(u64::from(count))
+    }
+
+    fn wait(&self, ms: u32) {
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
+        // A signal or the time ends it: the caller looks anyway.
+        let _ = poll(&mut fds, PollTimeout::from(ms.min(1000) as u16));
+    }
+
+    fn dropped(&self) -> nix::Result<u64> {
+        let mut stats = libc::tpacket_stats_v3 { tp_packets: 0, tp_drops: 0, tp_freeze_q_cnt: 0 };
+        let mut size = size_of_val(&stats) as libc::socklen_t;
+        // SAFETY: `stats` and `size` live through the call and `size` is the size of `stats`.
+        let r = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_STATISTICS,
+                (&raw mut stats).cast(),
+                &raw mut size,
+            )
+        };
+        nix::Error::result(r)?;
+        Ok(u64::from(stats.tp_drops))
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `open` with this size and nothing refers to it any more.
+        unsafe { libc::munmap(self.map.cast(), BLOCK * BLOCKS) };
+    }
+}

@@ -1,0 +1,215 @@
+//! `udp-load`: sends numbered datagrams to an echo server at an even rate and times the answers.
+//!
+//! Each datagram begins with its number (8 bytes, little endian), then random bytes, so that no two are alike.
+//! Sending keeps to its schedule whatever the answers do (an open loop), unless a limit of outstanding
+//! requests is given.
+
+use std::{
+    collections::HashMap,
+    net::{SocketAddrV4, UdpSocket},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use super::now_ns;
+use crate::error::{Doing, Error, Result};
+
+/// What to send.
+#[derive(Debug, Clone)]
+pub struct Load {
+    /// Server.
+    pub to: SocketAddrV4,
+    /// Requests per second.
+    pub rate: f64,
+    /// Requests in all.
+    pub count: u64,
+    /// Payload, bytes (at least 8).
+    pub size: usize,
+    /// Unanswered requests at most; 0 is no limit. A request that would exceed it is sent when an answer comes.
+    pub outstanding: usize,
+    /// How long to wait for answers after the last request.
+    pub linger: Duration,
+    /// Sending port; 0 is any.
+    pub from_port: u16,
+}
+
+/// What came of it; times in nanoseconds from sending to receiving, in user space.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figures {
+    /// Requests sent.
+    pub sent: u64,
+    /// Answers received, each counted once.
+    pub received: u64,
+    /// Answers to what was not asked, or a second time.
+    pub strange: u64,
+    /// Seconds from the first to the last request.
+    pub seconds: f64,
+    /// Shortest round trip, ns.
+    pub min_ns: u64,
+    /// Median round trip, ns.
+    pub p50_ns: u64,
+    /// 90th percentile, ns.
+    pub p90_ns: u64,
+    /// 99th percentile, ns.
+    pub p99_ns: u64,
+    /// Longest round trip, ns.
+    pub max_ns: u64,
+    /// Mean round trip, ns.
+    pub mean_ns: f64,
+}
+
+impl std::fmt::Display for Figures {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        write!(
+            f,
+            "sent {}  received {}  lost {}  round trip ms: min {:.3}  p50 {:.3}  p90 {:.3}  p99 {:.3}  max {:.3}",
+            self.sent,
+            self.received,
+            self.sent - self.received.min(self.sent),
+            ms(self.min_ns),
+            ms(self.p50_ns),
+            ms(self.p90_ns),
+            ms(self.p99_ns),
+            ms(self.max_ns)
+        )
+    }
+}
+
+/// A small generator (xorshift64*): the bytes need only differ.
+struct Random(u64);
+
+impl Random {
+    fn fill(&mut self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            let word = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d).to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+}
+
+struct Shared {
+    waiting: Mutex<HashMap<u64, u64>>,
+    all_sent: AtomicBool,
+}
+
+/// Sends and receives; returns when all are answered, or `linger` after the last request.
+///
+/// # Errors
+/// If the server cannot be sent to at all.
+pub fn run(load: &Load) -> Result<Figures> {
+    let doing = || format!("send to {}", load.to);
+    let socket = UdpSocket::bind(("0.0.0.0", load.from_port)).doing(doing)?;
+    socket.connect(load.to).doing(doing)?;
+    socket.set_read_timeout(Some(Duration::from_millis(20))).doing(doing)?;
+    let receiving = socket.try_clone().doing(doing)?;
+    let shared = Arc::new(Shared { waiting: Mutex::new(HashMap::new()), all_sent: AtomicBool::new(false) });
+    let receiver = {
+        let (shared, linger) = (shared.clone(), load.linger);
+        thread::spawn(move || receive(&receiving, &shared, linger))
+    };
+    let mut random = Random(now_ns() | 1);
+    let mut payload = vec![0; load.size.max(8)];
+    let gap = 1e9 / load.rate.max(0.001);
+    let begun = now_ns();
+    for number in 0..load.count {
+        let due = begun + (number as f64 * gap) as u64;
+        if let Some(rest) = due.checked_sub(now_ns()) {
+            thread::sleep(Duration::from_nanos(rest));
+        }
+        while load.outstanding > 0 && lock(&shared.waiting).len() >= load.outstanding {
+            thread::sleep(Duration::from_micros(200));
+        }
+        payload[..8].copy_from_slice(&number.to_le_bytes());
+        random.fill(&mut payload[8..]);
+        lock(&shared.waiting).insert(number, now_ns());
+        // Refused by the other side: counts as lost.
+        let _ = socket.send(&payload);
+    }
+    let seconds = (now_ns() - begun) as f64 / 1e9;
+    shared.all_sent.store(true, Ordering::Release);
+    let (histogram, strange) =
+        receiver.join().map_err(|_| Error::Protocol("lost its receiving thread".into()))??;
+    let at = |q: f64| histogram.value_at_quantile(q);
+    Ok(Figures {
+        sent: load.count,
+        received: histogram.len(),
+        strange,
+        seconds,
+        min_ns: histogram.min(),
+        p50_ns: at(0.5),
+        p90_ns: at(0.9),
+        p99_ns: at(0.99),
+        max_ns: histogram.max(),
+        mean_ns: histogram.mean(),
+    })
+}
+
+fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn receive(socket: &UdpSocket, shared: &Shared, linger: Duration) -> Result<(Histogram<u64>, u64)> {
+    let mut times = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
+        .map_err(|e| Error::Protocol(format!("cannot make a histogram: {e}")))?;
+    let mut strange = 0;
+    let mut datagram = [0; 65536];
+    let mut end = None;
+    loop {
+        if shared.all_sent.load(Ordering::Acquire) {
+            let now = now_ns();
+            let end = *end.get_or_insert(now + linger.as_nanos() as u64);
+            if now >= end || lock(&shared.waiting).is_empty() {
+                return Ok((times, strange));
+            }
+        }
+        let Ok(n) = socket.recv(&mut datagram) else { continue };
+        let now = now_ns();
+        let number = datagram[..n].first_chunk().map(|b| u64::from_le_bytes(*b));
+        match number.and_then(|number| lock(&shared.waiting).remove(&number)) {
+            Some(sent) => times.saturating_record(now - sent),
+            None => strange += 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_echo_server_answers_every_request() {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        thread::spawn(move || {
+            let mut b = [0; 2048];
+            while let Ok((n, from)) = server.recv_from(&mut b) {
+                let _ = server.send_to(&b[..n], from);
+            }
+        });
+        let load = Load {
+            to: SocketAddrV4::new([127, 0, 0, 1].into(), port),
+            rate: 2000.0,
+            count: 200,
+            size: 64,
+            outstanding: 0,
+            linger: Duration::from_secs(5),
+            from_port: 0,
+        };
+        let figures = run(&load).unwrap();
+        assert_eq!((figures.sent, figures.received, figures.strange), (200, 200, 0));
+        assert!(
+            figures.min_ns > 1000 && figures.min_ns <= figures.p50_ns && figures.p50_ns <= figures.max_ns
+        );
+    }
+}

@@ -1,0 +1,209 @@
+//! The lab does what tests and experiments rely on. One boot serves all of it: needs root, takes minutes
+//! where the lab host is emulated.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use teiji_lab::{Error, Guest, GuestSpec, Host, Spec, rootfs};
+
+fn check(what: &str, begun: Instant) {
+    eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
+}
+
+#[test]
+fn the_lab_works() {
+    let begun = Instant::now();
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("out");
+    let bin = Path::new(env!("CARGO_BIN_EXE_teiji-lab")).parent().unwrap().to_owned();
+    let spec = Spec { bin_dir: Some(bin), out_dir: Some(out.clone()), ..Spec::default() };
+    let host = Host::boot(&spec).unwrap();
+
+    the_kernel_is_the_prepared_one(&host);
+    check("kernel, options, NUMA nodes", begun);
+    commands_end_as_they_should(&host);
+    check("exit codes, output, limits", begun);
+    files_go_both_ways(&host, &out);
+    check("files both ways", begun);
+
+    let first = host.guest(&GuestSpec { name: "first".into(), vcpus: 2, ..GuestSpec::default() }).unwrap();
+    threads_and_taps_are_known(&host, &first);
+    guests_run_commands(&host, &first);
+    check("a guest, its threads, its commands", begun);
+    the_capture_agrees_with_the_load(&host, &first, &out);
+    check("echo and capture", begun);
+    let second = host.guest(&GuestSpec::named("second")).unwrap();
+    guests_reach_each_other(&first, &second);
+    check("two guests", begun);
+    first.stop().unwrap();
+    second.kill().unwrap();
+    assert_eq!(host.run("pgrep -c qemu-system").unwrap().text(), "0", "a guest was left");
+    assert_eq!(host.run("ls /sys/class/net").unwrap().ok().unwrap(), "br0\nlo\nuplink0");
+
+    host.power_off();
+    assert_eq!(emulators(), Vec::<String>::new(), "an emulator was left running");
+    check("nothing is left", begun);
+}
+
+fn the_kernel_is_the_prepared_one(host: &Host) {
+    let prepared = rootfs::prepare().unwrap();
+    assert_eq!(host.kernel(), prepared.kernel());
+    assert_eq!(host.run("uname -r").unwrap().ok().unwrap(), prepared.kernel());
+    let version: Vec<u32> = host.kernel().split('.').take(2).map(|n| n.parse().unwrap()).collect();
+    assert!(version.as_slice() >= [6, 16].as_slice(), "{version:?} has no BPF qdiscs");
+    for file in [
+        "/sys/kernel/btf/vmlinux",
+        "/sys/kernel/btf/kvm",
+        "/sys/kernel/btf/vhost_net",
+        "/sys/kernel/btf/tun",
+        "/sys/kernel/sched_ext/state",
+        "/sys/kernel/tracing/available_filter_functions",
+        "/sys/fs/cgroup/cgroup.controllers",
+        "/dev/kvm",
+        "/dev/vhost-net",
+    ] {
+        host.run(&format!("test -e {file}")).unwrap().ok().unwrap_or_else(|e| panic!("{file}: {e}"));
+    }
+    assert_eq!(host.run("ls -d /sys/devices/system/node/node* | wc -l").unwrap().ok().unwrap(), "2");
+    assert_eq!(host.run("cat /sys/devices/system/node/node0/cpulist").unwrap().ok().unwrap(), "0-1");
+    assert_eq!(host.run("cat /sys/devices/system/node/node1/distance").unwrap().ok().unwrap(), "21 10");
+}
+
+fn commands_end_as_they_should(host: &Host) {
+    assert_eq!(host.run("true").unwrap().code, 0);
+    assert_eq!(host.run("exit 3").unwrap().code, 3);
+    assert_eq!(host.run("kill -9 $$").unwrap().code, 137);
+    let both = host.run("echo to out; echo to err >&2").unwrap();
+    assert_eq!((both.text().as_str(), both.err_text().as_str()), ("to out", "to err"));
+    let failed = host.run("echo why >&2; exit 1").unwrap().ok().unwrap_err();
+    assert!(failed.to_string().contains("why"), "{failed}");
+    let much = host.run("head -c 1000000 /dev/zero | tr '\\0' x").unwrap();
+    assert_eq!((much.stdout.len(), much.stdout.iter().all(|b| *b == b'x')), (1_000_000, true));
+
+    let limit = Duration::from_secs(2);
+    let late = host.run_for("echo begun; sleep 1001 & sleep 1002", limit).unwrap_err();
+    assert!(matches!(&late, Error::Timeout { said, .. } if said.contains("begun")), "{late}");
+    // The group goes with its leader, and so does that of a command that nobody waits for any more.
+    let child = host.spawn("sleep 1003 & sleep 1004").unwrap();
+    assert!(child.id().unwrap() > 1);
+    drop(child);
+    let gone = "for i in $(seq 50); do pgrep -f '^sleep 100' >/dev/null || exit 0; sleep 0.1; done; exit 1";
+    host.run(gone).unwrap().ok().unwrap();
+
+    // What is left in the background on purpose does not hold up the command.
+    let quick = Instant::now();
+    host.run("sleep 60 & echo done").unwrap().ok().unwrap();
+    assert!(quick.elapsed() < Duration::from_secs(30));
+    let child = host.spawn("echo ready; cat").unwrap();
+    child.wait_for("ready", Duration::from_secs(10)).unwrap();
+    child.write(b"typed").unwrap();
+    child.close_input().unwrap();
+    assert_eq!(child.wait().unwrap().ok().unwrap(), "ready\ntyped");
+    // More commands at a time than there are ports.
+    thread::scope(|s| {
+        let many: Vec<_> = (0..24).map(|i| s.spawn(move || host.run(&format!("exit {i}")))).collect();
+        for (i, t) in many.into_iter().enumerate() {
+            assert_eq!(t.join().unwrap().unwrap().code, i as i32);
+        }
+    });
+}
+
+fn files_go_both_ways(host: &Host, out: &Path) {
+    let bytes: Vec<u8> = (0..300_000_u32).flat_map(|i| i.to_le_bytes()).collect();
+    host.put("/tmp/a file", &bytes).unwrap();
+    assert_eq!(host.get("/tmp/a file").unwrap(), bytes);
+    assert!(host.get("/tmp/none").is_err());
+    host.run("cp '/tmp/a file' /mnt/out/copy").unwrap().ok().unwrap();
+    assert_eq!(fs::read(out.join("copy")).unwrap(), bytes);
+    host.run("/mnt/bin/teiji-lab --version").unwrap().ok().unwrap();
+    assert_ne!(host.run("touch /mnt/bin/no").unwrap().code, 0, "/mnt/bin can be written");
+}
+
+fn threads_and_taps_are_known(host: &Host, guest: &Guest<'_>) {
+    assert_eq!(guest.taps(), ["first-n0"]);
+    assert_eq!((guest.vcpu_tids().len(), guest.vhost_tids().len()), (2, 1));
+    for (tid, name) in guest.vcpu_tids().iter().zip(["CPU 0/KVM", "CPU 1/KVM"]) {
+        let comm = host.run(&format!("cat /proc/{}/task/{tid}/comm", guest.pid())).unwrap();
+        assert_eq!(comm.ok().unwrap(), name);
+    }
+    let vhost = guest.vhost_tids()[0];
+    let comm = host.run(&format!("cat /proc/{vhost}/comm")).unwrap().ok().unwrap();
+    assert_eq!(comm, format!("vhost-{}", guest.pid()));
+    host.run("ip -d link show first-n0 | grep -q 'master br0'").unwrap().ok().unwrap();
+    let mac = guest.run("cat /sys/class/net/eth0/address").unwrap().ok().unwrap();
+    assert_eq!([mac], guest.macs()[..]);
+    guest.pin_vcpu(1, 2).unwrap();
+    guest.pin_vhost(3).unwrap();
+    let allowed = |tid| {
+        let script = format!("awk '/Cpus_allowed_list/ {{ print $2 }}' /proc/{tid}/status");
+        host.run(&script).unwrap().ok().unwrap()
+    };
+    assert_eq!((allowed(guest.vcpu_tids()[1]), allowed(vhost)), ("2".into(), "3".into()));
+}
+
+fn guests_run_commands(host: &Host, guest: &Guest<'_>) {
+    assert_eq!(guest.run("hostname; exit 3").map(|o| (o.code, o.text())).unwrap(), (3, "first".into()));
+    assert_eq!(guest.run("nproc").unwrap().ok().unwrap(), "2");
+    let call = format!("teiji-lab call vsock:{} -- sh -c 'echo out; echo err >&2; exit 4'", guest.cid());
+    let called = host.run(&call).unwrap();
+    assert_eq!((called.code, called.text(), called.err_text()), (4, "out".into(), "err".into()));
+    let late = guest.run_for("sleep 1005", Duration::from_secs(1)).unwrap_err();
+    assert!(matches!(late, Error::Timeout { .. }), "{late}");
+}
+
+fn the_capture_agrees_with_the_load(host: &Host, guest: &Guest<'_>, out: &Path) {
+    let echo = guest.spawn("teiji-lab udp-echo --port 7").unwrap();
+    echo.wait_for("serving", Duration::from_secs(60)).unwrap();
+    let load = |count: u32| {
+        let to = guest.ip();
+        let tool = format!("teiji-lab udp-load --to {to}:7 --rate 50 --count {count} --linger 5 --json");
+        let figures = host.run(&format!("ip netns exec peer {tool}")).unwrap().ok().unwrap();
+        serde_json::from_str::<serde_json::Value>(&figures).unwrap()
+    };
+    // The first packets wait for the guest's programs to be paged in.
+    load(20);
+    let capture = host.spawn("teiji-lab capture --if uplink0 --out /mnt/out/echo.pcap").unwrap();
+    capture.wait_for("capturing", Duration::from_secs(60)).unwrap();
+    let figures = load(300);
+    host.run(&format!("kill -INT -{}", capture.id().unwrap())).unwrap();
+    let counts: serde_json::Value = {
+        let told = capture.wait().unwrap().ok().unwrap();
+        serde_json::from_str(told.lines().last().unwrap()).unwrap()
+    };
+    eprintln!("{figures} {counts}");
+    let received = figures["received"].as_u64().unwrap();
+    assert!(received >= 297, "{received} of 300 were answered");
+    assert_eq!(counts["dropped"], 0);
+
+    // Every request is in the capture once into the bridge and every answer once out of it, in that order.
+    let dump = host.run("tcpdump -nr /mnt/out/echo.pcap udp port 7 2>/dev/null").unwrap().ok().unwrap();
+    let (answers, requests): (Vec<_>, Vec<_>) = dump.lines().partition(|l| l.contains(" Out "));
+    assert_eq!((requests.len(), answers.len() as u64), (300, received));
+    assert!(
+        figures["p50_ns"].as_u64().unwrap() > 50_000,
+        "round trips that no guest can have made: {figures}"
+    );
+    assert_eq!(fs::read(out.join("echo.pcap")).unwrap()[..4], 0xa1b2_3c4d_u32.to_le_bytes());
+}
+
+fn guests_reach_each_other(first: &Guest<'_>, second: &Guest<'_>) {
+    assert_ne!(first.ip(), second.ip());
+    first.run(&format!("ping -q -c 5 -i 0.2 -W 10 {}", second.ip())).unwrap().ok().unwrap();
+    second.run("ping -q -c 5 -i 0.2 -W 10 10.77.0.1").unwrap().ok().unwrap();
+}
+
+/// Emulators of this lab that run on this machine.
+fn emulators() -> Vec<String> {
+    fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|p| fs::read(p.path().join("cmdline")).ok())
+        .map(|c| String::from_utf8_lossy(&c).replace('\0', " "))
+        .filter(|c| c.contains("qemu-system") && c.contains("teiji.level=1"))
+        .collect()
+}
