@@ -1,10 +1,45 @@
-//! From a stream of events to a report: joining, statistics, blame. No I/O, no clock.
+//! From a stream of events to a report: joining, statistics, blame.
+//!
+//! ```text
+//!  Event ─► sort ─► join ─► Joined ─► (waterfall, Perfetto)
+//!                    │
+//!                    ▼
+//!                  book ─► stats, verdict ─► Report
+//! ```
+//!
+//! | module | does |
+//! | --- | --- |
+//! | [`sort`] | puts the events of several CPUs into one order |
+//! | `join` | joins events into packets, packets into requests, requests into calls |
+//! | `book`, `stats` | keep what is found, in bounded memory |
+//! | [`verdict`] | names what to blame; its documentation is the rule |
+//! | [`sip`] | finds in a SIP message what requests are matched by |
+//!
+//! There is no I/O and no clock: time is what the events say. Memory is bounded however long the trace
+//! and whatever is in it; what had to go for lack of room is counted ([`Tally`]). A pairing that is not
+//! certain is not made: see the counts of [`Requests`](teiji_model::report::Requests).
 #![forbid(unsafe_code)]
 
+mod aged;
+mod book;
+mod hash;
+mod join;
+mod lost;
 pub mod sip;
+pub mod sort;
+mod stats;
+mod usual;
+pub mod verdict;
 
-use teiji_model::event::Event;
-use teiji_model::report::{Counters, Joined, Meta, Report};
+use hash::{Map, Seeded};
+use sort::Sorter;
+use teiji_model::event::{Event, Kind, Task};
+use teiji_model::report::{Counters, Joined, Meta, Report, SCHEMA};
+
+/// Events that wait to be put in order; some 40 MB.
+const MAX_WAITING: usize = 1 << 18;
+/// Threads whose names are remembered.
+const MAX_NAMES: usize = 1 << 16;
 
 /// Settings of an [`Analyzer`]. The defaults suit a live trace; take them with `..Options::default()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,22 +69,80 @@ impl Default for Options {
     }
 }
 
+/// What the analysis itself had to leave out. Zero, all of it, in a trace that went well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Events that came after others of their time had been joined; treated as lost.
+    pub late: u64,
+    /// Packets, requests and calls given up early because too many were followed at once.
+    pub evicted: u64,
+    /// Splits by state that did not add up to their stage, and were left out.
+    pub splits_dropped: u64,
+}
+
 /// Turns events into requests and, at the end, into a report.
+///
+/// Events of one CPU are to be pushed in their order, those of different CPUs within
+/// [`Options::reorder`] of each other.
 pub struct Analyzer {
     meta: Meta,
+    sorter: Sorter,
+    joiner: join::Joiner,
+    names: Map<u32, Task>,
 }
 
 impl Analyzer {
     /// An analyzer for the VMs of `meta`.
-    pub fn new(meta: &Meta, _options: Options) -> Self {
-        Analyzer { meta: meta.clone() }
+    pub fn new(meta: &Meta, options: Options) -> Self {
+        Analyzer {
+            meta: meta.clone(),
+            sorter: Sorter::new(options.reorder, MAX_WAITING),
+            joiner: join::Joiner::new(meta, &options),
+            names: Map::with_hasher(Seeded::new(options.seed)),
+        }
     }
 
-    /// Takes an event; calls `joined` for every request that it completes.
-    pub fn push(&mut self, _event: Event, _joined: &mut dyn FnMut(&Joined)) {}
+    /// Takes an event; calls `joined` for every request that can now be completed, which is one of about
+    /// [`Options::reorder`] earlier. The [`Joined`] is used again: clone what is to be kept.
+    pub fn push(&mut self, event: Event, joined: &mut dyn FnMut(&Joined)) {
+        match event.kind {
+            // At once, since requests of that time may be completed before it would be its turn.
+            Kind::Lost(lost) => self.joiner.lost(lost.since, event.ts),
+            Kind::Task(task) => {
+                if self.names.len() < MAX_NAMES || self.names.contains_key(&task.tid) {
+                    self.names.insert(task.tid, task);
+                }
+            }
+            _ => {
+                if let Err(released) = self.sorter.push(event) {
+                    self.joiner.lost(event.ts, released);
+                }
+            }
+        }
+        while let Some(event) = self.sorter.pop() {
+            self.joiner.event(&event, joined);
+        }
+    }
 
-    /// Ends the trace.
-    pub fn finish(self, counters: Counters, _joined: &mut dyn FnMut(&Joined)) -> Report {
-        Report { schema: teiji_model::report::SCHEMA, meta: self.meta, counters, vms: Vec::new() }
+    /// What had to be left out so far.
+    pub fn tally(&self) -> Tally {
+        Tally {
+            late: self.sorter.late(),
+            evicted: self.joiner.common.evicted,
+            splits_dropped: self.joiner.common.splits_dropped,
+        }
+    }
+
+    /// Ends the trace: completes what can be and reports. `counters` are repeated in the report.
+    pub fn finish(mut self, counters: Counters, joined: &mut dyn FnMut(&Joined)) -> Report {
+        while let Some(event) = self.sorter.flush() {
+            self.joiner.event(&event, joined);
+        }
+        self.joiner.finish(joined);
+        let names = self.names;
+        let name = |tid: u32| names.get(&tid).map(Task::name).unwrap_or_default();
+        let books = self.joiner.common.books;
+        let vms = books.into_iter().zip(&self.meta.vms).map(|(book, vm)| book.report(vm, &name)).collect();
+        Report { schema: SCHEMA, meta: self.meta, counters, vms }
     }
 }

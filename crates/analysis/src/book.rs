@@ -1,0 +1,164 @@
+//! What is kept of one VM's packets and requests: counts, distributions, shares, the slowest.
+
+use crate::hash::{Map, Seeded};
+use crate::stats::{Series, Shares};
+use crate::verdict;
+use teiji_model::host::Vm;
+use teiji_model::report::{Groups, Joined, Leg, PartReport, Request, Requests, StageReport, VmReport};
+use teiji_model::stage::{Stage, ThreadState};
+
+/// How many of the slowest requests are kept.
+const SLOWEST: usize = 10;
+/// Threads remembered that others waited behind.
+const MAX_WAITS: usize = 4096;
+const STATES: usize = ThreadState::COUNT;
+const CELLS: usize = Stage::COUNT * STATES;
+
+/// Stages of a packet toward the guest, and from it.
+const INBOUND: [Stage; 5] = [Stage::SwitchIn, Stage::TapQueue, Stage::VhostRx, Stage::Irq, Stage::VcpuWake];
+const OUTBOUND: [Stage; 4] = [Stage::VhostTx, Stage::SwitchOut, Stage::Qdisc, Stage::WireOut];
+
+/// Packets in one direction.
+#[derive(Default)]
+pub(crate) struct LegBook {
+    pub(crate) packets: u64,
+    pub(crate) incomplete: u64,
+    /// In the order of the leg's stages.
+    pub(crate) stages: [Series; 5],
+}
+
+impl LegBook {
+    fn report(&self, stages: &[Stage]) -> Leg {
+        let with_values = stages.iter().zip(&self.stages).filter(|(_, s)| s.count() > 0);
+        Leg {
+            packets: self.packets,
+            incomplete: self.incomplete,
+            stages: with_values.map(|(stage, s)| (*stage, s.dist())).collect(),
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Book {
+    pub(crate) requests: Requests,
+    pub(crate) inbound: LegBook,
+    pub(crate) outbound: LegBook,
+    pub(crate) depth: Series,
+    pub(crate) groups_broken: u64,
+    group_total: Series,
+    group_outside: Series,
+    total: Series,
+    stages: [Series; Stage::COUNT],
+    shares: Shares<{ Stage::COUNT }>,
+    /// By stage and state.
+    cells: Shares<CELLS>,
+    slowest: Vec<Request>,
+    /// How long was waited behind a thread in a stage, ns.
+    waits: Map<(Stage, u32), u64>,
+}
+
+impl Book {
+    pub(crate) fn new(hasher: Seeded) -> Self {
+        Book {
+            requests: Requests::default(),
+            inbound: LegBook::default(),
+            outbound: LegBook::default(),
+            depth: Series::default(),
+            groups_broken: 0,
+            group_total: Series::default(),
+            group_outside: Series::default(),
+            total: Series::default(),
+            stages: Default::default(),
+            shares: Shares::new(),
+            cells: Shares::new(),
+            slowest: Vec::new(),
+            waits: Map::with_hasher(hasher),
+        }
+    }
+
+    /// Adds a complete request.
+    pub(crate) fn request(&mut self, joined: &Joined) {
+        let r = &joined.request;
+        let mut ns = [0; Stage::COUNT];
+        let mut cells = [0; CELLS];
+        for (i, s) in r.stages.iter().enumerate().take(Stage::COUNT) {
+            ns[i] = s.ns;
+            self.stages[i].record(s.ns);
+            if let Some(split) = &s.split {
+                cells[i * STATES..(i + 1) * STATES].copy_from_slice(&split.0);
+            }
+        }
+        self.total.record(r.total);
+        self.shares.record(&ns, r.total);
+        self.cells.record(&cells, r.total);
+        for (stage, tid) in &joined.behind {
+            let waited = cells[*stage as usize * STATES + ThreadState::Ready as usize];
+            if let Some(w) = self.waits.get_mut(&(*stage, *tid)) {
+                *w = w.saturating_add(waited);
+            } else if self.waits.len() < MAX_WAITS {
+                self.waits.insert((*stage, *tid), waited);
+            }
+        }
+        if self.slowest.len() < SLOWEST || self.slowest.last().is_some_and(|s| s.total < r.total) {
+            self.slowest.truncate(SLOWEST - 1);
+            let at = self.slowest.partition_point(|s| s.total >= r.total);
+            self.slowest.insert(at, r.clone());
+        }
+    }
+
+    /// Adds a complete group that took `total` ns, `outside` of them outside the host.
+    pub(crate) fn group(&mut self, total: u64, outside: u64) {
+        self.group_total.record(total);
+        self.group_outside.record(outside);
+    }
+
+    fn stage_reports(&self) -> Vec<StageReport> {
+        let part = |cell: usize, state| PartReport {
+            state,
+            mean: self.cells.mean(cell),
+            time_share: self.cells.of_time(cell),
+            fluctuation_share: self.cells.of_fluctuation(cell),
+        };
+        let stage = |(i, stage): (usize, Stage)| {
+            let parts =
+                ThreadState::ALL.into_iter().enumerate().map(|(j, state)| part(i * STATES + j, state));
+            StageReport {
+                stage,
+                dist: self.stages[i].dist(),
+                time_share: self.shares.of_time(i),
+                fluctuation_share: self.shares.of_fluctuation(i),
+                parts: if stage.actor().is_some() { parts.collect() } else { Vec::new() },
+            }
+        };
+        Stage::ALL.into_iter().enumerate().map(stage).collect()
+    }
+
+    /// What was found, for `vm`. `name` gives a thread's name.
+    pub(crate) fn report(self, vm: &Vm, name: &dyn Fn(u32) -> String) -> VmReport {
+        let any = self.total.count() > 0;
+        let total = any.then(|| self.total.dist());
+        let stages = if any { self.stage_reports() } else { Vec::new() };
+        let groups = (self.group_total.count() + self.groups_broken > 0).then(|| Groups {
+            complete: self.group_total.count(),
+            incomplete: self.groups_broken,
+            total: self.group_total.dist(),
+            outside: self.group_outside.dist(),
+        });
+        let mut waits: Vec<_> = self.waits.into_iter().map(|((stage, tid), ns)| (stage, tid, ns)).collect();
+        waits.sort_unstable_by_key(|(stage, tid, _)| (*stage, *tid));
+        let verdict = verdict::judge(&self.requests, total.as_ref(), &stages, &waits, name);
+        VmReport {
+            name: vm.name.clone(),
+            pid: vm.pid,
+            requests: self.requests,
+            total,
+            stages,
+            slowest: self.slowest,
+            groups,
+            inbound: self.inbound.report(&INBOUND),
+            outbound: self.outbound.report(&OUTBOUND),
+            depth: self.depth.depth(),
+            verdict,
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Joins events into packets' legs, and legs into requests.
+//!
+//! ```text
+//!  inbound leg    HostRx* ─► TapEnqueue ─► TapDequeue ─► Interrupt ─► GuestEntry
+//!                 (or TapSend of another VM)  by fingerprint   by worker     by vCPU
+//!                                │ opens a request (VM, key)
+//!                                ▼
+//!  outbound leg   Kick ─► TapSend ─► { DevQueue ─► [QdiscDequeue] ─► DevXmit }+ ─► quiet
+//!                            │ answers it                                          │ completes it
+//! ```
+//!
+//! | module | joins by |
+//! | --- | --- |
+//! | [`inbound`] | fingerprint, then the worker that took the packet, then the vCPU that was interrupted |
+//! | [`outbound`] | fingerprint |
+//! | [`request`] | key, within a VM |
+//! | [`group`] | SIP call |
+//! | [`waterfall`] | nothing: it lays the stages of a joined request side by side |
+//!
+//! What makes a pairing certain is that nothing else could be meant. So whenever two packets that look
+//! alike could be on the same part of the path, both are dropped and counted as ambiguous, until the path
+//! is known to be free of them again; and whenever a point is missing, the packet is counted as
+//! incomplete. Neither is in any figure.
+
+mod group;
+mod inbound;
+mod outbound;
+mod request;
+mod waterfall;
+
+use crate::Options;
+use crate::book::Book;
+use crate::hash::{Map, Seeded};
+use crate::lost::LostWindows;
+use teiji_model::event::{Event, Kick, Kind, Point};
+use teiji_model::flow::Matching;
+use teiji_model::report::{Joined, Meta};
+
+/// Called with each complete request.
+pub(crate) type Sink<'a> = &'a mut dyn FnMut(&Joined);
+
+/// What became of a packet or request. The greater one prevails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fate {
+    /// Nothing is wrong with it.
+    Sound,
+    /// A point is missing.
+    Hole,
+    /// Another one like it was about.
+    Ambiguous,
+}
+
+/// A traced tap.
+struct Tap {
+    /// Index of its VM in `Meta::vms`.
+    vm: u32,
+    /// The last kick of its transmit queue.
+    kick: Option<(u64, Kick)>,
+    /// When a frame was last taken from it.
+    sent: u64,
+}
+
+/// What does not change while joining, and what all parts share.
+pub(crate) struct Common {
+    ttl: u64,
+    quiet: u64,
+    taps: Vec<Tap>,
+    by_ifindex: Map<u32, u32>,
+    pids: Vec<u32>,
+    lost: LostWindows,
+    /// By VM, in the order of `Meta::vms`.
+    pub(crate) books: Vec<Book>,
+    /// Splits that did not fit their stage.
+    pub(crate) splits_dropped: u64,
+    /// Records that had to go for others before their time.
+    pub(crate) evicted: u64,
+}
+
+impl Common {
+    fn tap(&self, ifindex: u32) -> Option<usize> {
+        self.by_ifindex.get(&ifindex).map(|i| *i as usize)
+    }
+}
+
+/// See the module.
+pub(crate) struct Joiner {
+    pub(crate) common: Common,
+    inbound: inbound::Inbound,
+    outbound: outbound::Outbound,
+    requests: request::Requests,
+}
+
+impl Joiner {
+    pub(crate) fn new(meta: &Meta, options: &Options) -> Self {
+        let hasher = Seeded::new(options.seed);
+        let mut common = Common {
+            ttl: options.packet_ttl,
+            quiet: options.quiet,
+            taps: Vec::new(),
+            by_ifindex: Map::with_hasher(hasher),
+            pids: meta.vms.iter().map(|v| v.pid).collect(),
+            lost: LostWindows::default(),
+            books: meta.vms.iter().map(|_| Book::new(hasher)).collect(),
+            splits_dropped: 0,
+            evicted: 0,
+        };
+        for (vm, v) in meta.vms.iter().enumerate() {
+            for nic in &v.nics {
+                common.by_ifindex.insert(nic.ifindex, common.taps.len() as u32);
+                common.taps.push(Tap { vm: vm as u32, kick: None, sent: 0 });
+            }
+        }
+        let sip = meta.watch.matching == Matching::Sip;
+        let ttl = options.request_ttl.unwrap_or(if sip { 32_000_000_000 } else { 5_000_000_000 });
+        Joiner {
+            inbound: inbound::Inbound::new(hasher, common.taps.len()),
+            outbound: outbound::Outbound::new(hasher),
+            requests: request::Requests::new(hasher, ttl, sip),
+            common,
+        }
+    }
+
+    /// Events between `since` and `until` are missing. To be told before anything of that time is joined.
+    pub(crate) fn lost(&mut self, since: u64, until: u64) {
+        self.common.lost.add(since, until);
+    }
+
+    /// Takes an event; they come in order of time.
+    pub(crate) fn event(&mut self, event: &Event, sink: Sink) {
+        let now = event.ts;
+        self.expire(now, sink);
+        let (c, requests) = (&mut self.common, &mut self.requests);
+        match &event.kind {
+            Kind::Packet(p) => match p.point {
+                Point::HostRx => {
+                    if c.tap(p.ifindex).is_none() && !self.outbound.transit(p.fingerprint) {
+                        self.inbound.host_rx(now, p, c, requests);
+                    }
+                }
+                Point::TapEnqueue => {
+                    let received = self.inbound.received(p.fingerprint);
+                    let from = self.outbound.at_tap(now, p, received, c);
+                    self.inbound.tap_enqueue(now, p, from, c, requests);
+                }
+                Point::TapDequeue => self.inbound.tap_dequeue(now, p, c, requests),
+                Point::TapSend => self.outbound.tap_send(now, p, c, requests, sink),
+                Point::DevQueue | Point::QdiscDequeue | Point::DevXmit => {
+                    if c.tap(p.ifindex).is_none() {
+                        self.outbound.device(now, event.cpu, p);
+                    }
+                }
+            },
+            Kind::Interrupt(i) => self.inbound.interrupt(now, i, c, requests),
+            Kind::GuestEntry(e) => self.inbound.guest_entry(now, e, c, requests),
+            Kind::Kick(k) => {
+                if let Some(tap) = c.tap(k.ifindex) {
+                    let tap = &mut c.taps[tap];
+                    if c.pids[tap.vm as usize] == k.vm {
+                        tap.kick = Some((now, *k));
+                    }
+                }
+            }
+            Kind::Task(_) | Kind::Lost(_) => {}
+        }
+    }
+
+    /// Gives up what is too old at `now`.
+    fn expire(&mut self, now: u64, sink: Sink) {
+        let (c, requests) = (&mut self.common, &mut self.requests);
+        self.outbound.settle(now, c, requests, sink);
+        self.inbound.expire(now, c, requests);
+        self.outbound.expire(now, c, requests, sink);
+        requests.expire(now, c);
+    }
+
+    /// Ends the trace: what was handed to a device is gone, what else is open stays open.
+    pub(crate) fn finish(&mut self, sink: Sink) {
+        let (c, requests) = (&mut self.common, &mut self.requests);
+        self.outbound.finish(c, requests, sink);
+        self.inbound.finish(c, requests);
+        requests.finish(c);
+    }
+}

@@ -1,0 +1,308 @@
+//! Packets from guests.
+//!
+//! ```text
+//!           TapSend         DevQueue           [QdiscDequeue]  DevXmit              quiet
+//!  (nothing) ─────► [sent] ─────────► [queued] ──────────────► ──────► [handed on] ───────► done
+//!                     │                  ▲                                  │
+//!                     │ TapEnqueue       └──────────────────────────────────┘ DevQueue of a device below
+//!                     └──────────────► [at another VM] ── quiet ──► done
+//! ```
+//!
+//! A packet may pass several devices, such as a VLAN over a bond over a NIC: the last one that it was
+//! queued on before nothing more was seen for [`Options::quiet`](crate::Options::quiet) is the link. How
+//! many there are is learnt by the first device; fewer are a hole, more are two packets.
+//! A packet sent to another traced VM ends where it is put on that VM's tap.
+
+use super::request::Requests;
+use super::{Common, Fate, Sink};
+use crate::aged::{Id, Table};
+use crate::hash::Seeded;
+use crate::usual::Usual;
+use std::collections::VecDeque;
+use teiji_model::event::{Packet, Point};
+
+/// Fingerprints followed at once.
+const MAX_RECORDS: usize = 1 << 15;
+/// Set in a key of [`Usual`] that counts host-stack reports on the way from a tap to another.
+const TRANSIT: u64 = 1 << 32;
+
+/// A packet between a guest and the link.
+#[derive(Debug, Default)]
+pub(super) struct Sent {
+    pub(super) vm: u32,
+    tap: u32,
+    pub(super) sent: u64,
+    /// Time since the kick that it was sent for, if it has one of its own.
+    vhost_tx: Option<u64>,
+    request: Option<Id>,
+    spoilt: bool,
+    sends: u16,
+    /// Reports by the host stack on the way.
+    transit: u16,
+    first_if: u32,
+    /// Devices it was queued on, and handed to.
+    chain: u16,
+    handed: u16,
+    link: u32,
+    pub(super) queued: u64,
+    queued_cpu: u16,
+    /// 0 if its qdisc was bypassed.
+    pub(super) dequeued: u64,
+    /// 0 until it is handed to the last device that it was queued on.
+    pub(super) xmit: u64,
+    xmit_cpu: u16,
+    /// When it was put on another traced tap, and how often.
+    tapped: u64,
+    taps: u16,
+}
+
+impl Sent {
+    fn over(&self) -> bool {
+        self.xmit != 0 || self.chain == 0 && self.tapped != 0
+    }
+
+    /// When it left.
+    pub(super) fn end(&self) -> u64 {
+        if self.xmit != 0 { self.xmit } else { self.tapped }
+    }
+
+    /// `switch_out`, `qdisc` and `wire_out`, ns; `None` for those of which it is not known how the time
+    /// divides. A bypassed qdisc hands on from where it was queued, on the same CPU; a packet handed on
+    /// from another one has been in a queue whose dequeue was not seen.
+    pub(super) fn stages(&self) -> Option<(u64, Option<(u64, u64)>)> {
+        if self.xmit == 0 {
+            return Some((self.tapped.checked_sub(self.sent)?, Some((0, 0))));
+        }
+        let switch_out = self.queued.checked_sub(self.sent)?;
+        let rest = match self.dequeued {
+            0 if self.queued_cpu != self.xmit_cpu => None,
+            0 => Some((0, self.xmit.checked_sub(self.queued)?)),
+            d => Some((d.checked_sub(self.queued)?, self.xmit.checked_sub(d)?)),
+        };
+        Some((switch_out, rest))
+    }
+}
+
+/// See the module.
+pub(super) struct Outbound {
+    records: Table<u64, Sent>,
+    usual: Usual,
+    /// Records that may be over at a time plus `quiet`, in order of time.
+    settling: VecDeque<(u64, u64, Id)>,
+}
+
+impl Outbound {
+    pub(super) fn new(hasher: Seeded) -> Self {
+        Outbound {
+            records: Table::new(MAX_RECORDS, hasher),
+            usual: Usual::new(hasher),
+            settling: VecDeque::new(),
+        }
+    }
+
+    /// Whether a packet received by the host stack is one that a traced guest has sent and that is on its
+    /// way, for instance from a bridge to the routing table.
+    pub(super) fn transit(&mut self, fingerprint: u64) -> bool {
+        match self.records.get_mut(&fingerprint) {
+            Some(s) if s.xmit == 0 => {
+                s.transit = s.transit.saturating_add(1);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A packet is put on a tap: when another guest sent it, if one did, and how sure that is.
+    /// `received` says that the host has received it: it may have left and come back by a router.
+    pub(super) fn at_tap(&mut self, now: u64, p: &Packet, received: bool, c: &Common) -> Option<(u64, Fate)> {
+        c.tap(p.ifindex)?;
+        let id = self.records.id(&p.fingerprint)?;
+        let (_, s) = self.records.by_id(id)?;
+        if received && s.xmit != 0 && !s.spoilt {
+            return None;
+        }
+        if s.tap == p.ifindex {
+            // A guest's packet does not come back to it: this is another one.
+            return None;
+        }
+        if s.taps == 0 {
+            s.tapped = now;
+            self.usual.learn(TRANSIT | u64::from(s.tap), s.transit);
+        }
+        s.taps = s.taps.saturating_add(1);
+        let usual = self.usual.get(TRANSIT | u64::from(s.tap)).unwrap_or(s.transit);
+        let fate = if s.spoilt || s.transit.min(7) > usual {
+            Fate::Ambiguous
+        } else if s.transit.min(7) < usual {
+            Fate::Hole
+        } else {
+            Fate::Sound
+        };
+        let sent = s.sent;
+        self.settling.push_back((now, p.fingerprint, id));
+        Some((sent, fate))
+    }
+
+    pub(super) fn tap_send(
+        &mut self,
+        now: u64,
+        p: &Packet,
+        c: &mut Common,
+        requests: &mut Requests,
+        sink: Sink,
+    ) {
+        let Some(tap) = c.tap(p.ifindex) else { return };
+        let vm = c.taps[tap].vm;
+        let (kick, before) = (c.taps[tap].kick, c.taps[tap].sent);
+        c.taps[tap].sent = now;
+        let request = requests.answer(now, vm, p, kick, c);
+        if let Some(id) = self.records.id(&p.fingerprint) {
+            if self.gone(id) {
+                if let Some(s) = self.records.remove(&p.fingerprint) {
+                    self.done(s, c, requests, sink);
+                }
+            } else if let Some((_, s)) = self.records.by_id(id) {
+                if !s.spoilt {
+                    s.spoilt = true;
+                    c.books[s.vm as usize].outbound.incomplete += 1;
+                    requests.close(s.request.take(), Fate::Ambiguous, c);
+                }
+                s.sends = s.sends.saturating_add(1);
+                c.books[vm as usize].outbound.incomplete += 1;
+                requests.close(request, Fate::Ambiguous, c);
+                self.records.touch(&p.fingerprint, now);
+                return;
+            }
+        }
+        let vhost_tx = kick.filter(|(ts, _)| *ts >= before).map(|(ts, _)| now - ts);
+        let sent = Sent { vm, tap: p.ifindex, sent: now, vhost_tx, request, sends: 1, ..Sent::default() };
+        if let Some((_, old)) = self.records.insert(p.fingerprint, sent, now) {
+            c.evicted += 1;
+            self.give_up(old, c, requests);
+        }
+    }
+
+    /// Whether a packet is known to have left although its quiet time is not over.
+    fn gone(&mut self, id: Id) -> bool {
+        let Some((_, s)) = self.records.by_id(id) else { return false };
+        let whole = s.chain == 0 || self.usual.get(u64::from(s.first_if)) == Some(s.chain);
+        !s.spoilt && s.over() && whole
+    }
+
+    /// A packet passes a link's queue. Packets that no traced guest has sent are none of ours.
+    pub(super) fn device(&mut self, now: u64, cpu: u16, p: &Packet) {
+        let Some(id) = self.records.id(&p.fingerprint) else { return };
+        let Some((_, s)) = self.records.by_id(id) else { return };
+        match p.point {
+            Point::DevQueue => {
+                if s.chain == 0 {
+                    s.first_if = p.ifindex;
+                }
+                s.chain = s.chain.saturating_add(1);
+                (s.link, s.queued, s.queued_cpu) = (p.ifindex, now, cpu);
+                (s.dequeued, s.xmit) = (0, 0);
+            }
+            Point::QdiscDequeue if p.ifindex == s.link && s.chain > 0 => {
+                // After a hand-over that the driver refused it is dequeued anew.
+                (s.dequeued, s.xmit) = (now, 0);
+            }
+            Point::DevXmit if p.ifindex == s.link && s.chain > 0 => {
+                s.handed = s.handed.saturating_add(1);
+                (s.xmit, s.xmit_cpu) = (now, cpu);
+                self.settling.push_back((now, p.fingerprint, id));
+            }
+            _ => {}
+        }
+    }
+
+    /// Finishes what has been quiet for long enough.
+    pub(super) fn settle(&mut self, now: u64, c: &mut Common, requests: &mut Requests, sink: Sink) {
+        while let Some((then, fingerprint, id)) = self.settling.front().copied() {
+            if then.saturating_add(c.quiet) > now {
+                return;
+            }
+            self.settling.pop_front();
+            let Some((_, s)) = self.records.by_id(id) else { continue };
+            let usual = self.usual.get(u64::from(s.first_if)).unwrap_or(1);
+            let over = if s.spoilt {
+                // All copies are accounted for.
+                let queued = u32::from(s.sends) * u32::from(usual);
+                let handed = s.chain > 0 && u32::from(s.chain) == queued && s.handed == s.chain;
+                handed || s.chain == 0 && s.taps == s.sends
+            } else {
+                s.over() && s.end() <= then
+            };
+            if over && let Some(s) = self.records.remove(&fingerprint) {
+                self.done(s, c, requests, sink);
+            }
+        }
+    }
+
+    /// Books a packet that has left.
+    fn done(&mut self, s: Sent, c: &mut Common, requests: &mut Requests, sink: Sink) {
+        if s.spoilt {
+            return; // Booked when it was.
+        }
+        let mut fate = if s.over() { Fate::Sound } else { Fate::Hole };
+        if s.chain > 0 {
+            let first = u64::from(s.first_if);
+            self.usual.learn(first, s.chain);
+            let usual = self.usual.get(first).unwrap_or(s.chain);
+            fate = match s.chain.min(7).cmp(&usual) {
+                std::cmp::Ordering::Greater => Fate::Ambiguous,
+                std::cmp::Ordering::Less => fate.max(Fate::Hole),
+                std::cmp::Ordering::Equal => fate,
+            };
+        }
+        let stages = s.stages();
+        if stages.is_none() || c.lost.touches(s.sent, s.end()) {
+            fate = fate.max(Fate::Hole);
+        }
+        let book = &mut c.books[s.vm as usize].outbound;
+        match (fate, stages) {
+            (Fate::Sound, Some((switch_out, rest))) => {
+                book.packets += 1;
+                if let Some(ns) = s.vhost_tx {
+                    book.stages[0].record(ns);
+                }
+                book.stages[1].record(switch_out);
+                if let Some((qdisc, wire_out)) = rest {
+                    book.stages[2].record(qdisc);
+                    book.stages[3].record(wire_out);
+                }
+                requests.complete(&s, c, sink);
+            }
+            _ => {
+                book.incomplete += 1;
+                requests.close(s.request, fate, c);
+            }
+        }
+    }
+
+    /// Books a packet of which no more is expected.
+    fn give_up(&mut self, s: Sent, c: &mut Common, requests: &mut Requests) {
+        if !s.spoilt {
+            c.books[s.vm as usize].outbound.incomplete += 1;
+            requests.close(s.request, Fate::Hole, c);
+        }
+    }
+
+    pub(super) fn expire(&mut self, now: u64, c: &mut Common, requests: &mut Requests, sink: Sink) {
+        let Some(then) = now.checked_sub(c.ttl) else { return };
+        while let Some((_, s)) = self.records.pop_until(then) {
+            self.done(s, c, requests, sink);
+        }
+    }
+
+    pub(super) fn finish(&mut self, c: &mut Common, requests: &mut Requests, sink: Sink) {
+        while let Some((_, s)) = self.records.pop_oldest() {
+            self.done(s, c, requests, sink);
+        }
+    }
+}
+
+impl Sent {
+    pub(super) fn request(&self) -> Option<Id> {
+        self.request
+    }
+}

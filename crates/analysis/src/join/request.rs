@@ -1,0 +1,284 @@
+//! Requests and their responses.
+//!
+//! ```text
+//!           request at TapEnqueue         response at TapSend          response is quiet
+//!  (nothing) ──────────────────► [open] ────────────────────► [answered] ───────────────► complete
+//!      ▲                           │ a request of the same key     │ a point is missing ──► incomplete
+//!      │ all of them answered      ▼                               │ another like it ─────► ambiguous
+//!      └─────────────────── [ambiguous]                            ▼
+//!         open or ambiguous for the time allowed: unanswered, or ambiguous
+//! ```
+//!
+//! The key is looked up within one VM. Requests that the guest itself sends, and the responses to them,
+//! are none of ours.
+//!
+//! Where a protocol does not tell a request from a response ([`Role::Either`]), the first packet of a key
+//! says which way its requests go; that holds until the key has been silent for the time allowed, so that
+//! a lost event does not exchange the two. A trace that begins between a guest's own request and its
+//! response can be misled; a filter with `dst port` prevents that.
+//!
+//! For SIP a key that was answered is remembered as long: a request that comes again is a retransmission
+//! whose response may be that to the first one. It counts as ambiguous.
+
+use super::group::Groups;
+use super::inbound::Leg;
+use super::outbound::Sent;
+use super::{Common, Fate, Sink, waterfall};
+use crate::aged::{Aged, Id};
+use crate::hash::{Map, Seeded};
+use std::hash::BuildHasher;
+use teiji_model::event::{Kick, Match, Packet, Role};
+use teiji_model::report::Joined;
+use teiji_model::stage::Split;
+
+/// Requests open at once.
+const MAX_OPEN: usize = 1 << 16;
+/// Keys remembered after they were answered; a power of two.
+const MAX_RECENT: usize = 1 << 16;
+
+/// A request.
+pub(super) struct Open {
+    pub(super) vm: u32,
+    pub(super) matching: Match,
+    pub(super) fate: Fate,
+    /// Requests and responses of this key.
+    copies: u32,
+    answers: u32,
+    /// Whether it is still found by its key.
+    indexed: bool,
+    /// Whether its group counts it.
+    pub(super) grouped: bool,
+    /// Its packet's way to the guest, once it is there.
+    pub(super) leg: Option<Leg>,
+    pub(super) answered_by: Role,
+    /// The kick that its response was sent for, if it has one of its own.
+    pub(super) kick: Option<(u64, Kick)>,
+    /// The worker's clock when the response was sent.
+    pub(super) worker: Option<Split>,
+    pub(super) behind: u32,
+}
+
+/// A key's past.
+#[derive(Clone, Copy, Default)]
+struct Recent {
+    tag: u64,
+    until: u64,
+    /// Its requests come from outside; else the guest sends them.
+    inward: bool,
+}
+
+/// See the module.
+pub(super) struct Requests {
+    hasher: Seeded,
+    ttl: u64,
+    sip: bool,
+    index: Map<(u32, u64), Id>,
+    open: Aged<Open>,
+    /// Placed by hash; a later key takes an earlier one's place.
+    recent: Vec<Recent>,
+    groups: Groups,
+    /// Filled anew for each complete request.
+    joined: Joined,
+}
+
+impl Requests {
+    pub(super) fn new(hasher: Seeded, ttl: u64, sip: bool) -> Self {
+        Requests {
+            hasher,
+            ttl,
+            sip,
+            index: Map::with_hasher(hasher),
+            open: Aged::new(MAX_OPEN),
+            recent: vec![Recent::default(); MAX_RECENT],
+            groups: Groups::new(hasher),
+            joined: waterfall::blank(),
+        }
+    }
+
+    fn recall(&self, now: u64, vm: u32, key: u64) -> Option<Recent> {
+        let tag = self.hasher.hash_one((vm, key));
+        let recent = self.recent[tag as usize % MAX_RECENT];
+        (recent.tag == tag && recent.until > now).then_some(recent)
+    }
+
+    fn remember(&mut self, now: u64, vm: u32, key: u64, inward: bool) {
+        let tag = self.hasher.hash_one((vm, key));
+        self.recent[tag as usize % MAX_RECENT] = Recent { tag, until: now.saturating_add(self.ttl), inward };
+    }
+
+    /// A packet that was received at `start` has reached a tap. Returns the request that it opens.
+    pub(super) fn open(
+        &mut self,
+        now: u64,
+        vm: u32,
+        matching: Option<&Match>,
+        start: u64,
+        fate: Fate,
+        c: &mut Common,
+    ) -> Option<Id> {
+        let m = *matching.filter(|m| matches!(m.role, Role::Request | Role::Either))?;
+        let recent = self.recall(now, vm, m.key);
+        if m.role == Role::Either && recent.is_some_and(|r| !r.inward) {
+            return None; // The response to a request of the guest's own.
+        }
+        let counts = &mut c.books[vm as usize].requests;
+        counts.seen += 1;
+        if let Some(id) = self.index.get(&(vm, m.key)).copied() {
+            counts.ambiguous += 1;
+            if let Some(open) = self.open.get_mut(id) {
+                open.fate = Fate::Ambiguous;
+                open.copies = open.copies.saturating_add(1);
+            }
+            self.open.touch(id, now);
+            return None;
+        }
+        if self.sip && recent.is_some() {
+            counts.ambiguous += 1;
+            return None;
+        }
+        if self.open.full()
+            && let Some(open) = self.open.pop_oldest()
+        {
+            c.evicted += 1;
+            self.unanswered(open, c);
+        }
+        let grouped = self.groups.begin(now, vm, &m, start, c);
+        let open = Open {
+            vm,
+            matching: m,
+            fate,
+            copies: 1,
+            answers: 0,
+            indexed: true,
+            grouped,
+            leg: None,
+            answered_by: Role::Final,
+            kick: None,
+            worker: None,
+            behind: 0,
+        };
+        let id = self.open.insert(open, now);
+        self.index.insert((vm, m.key), id);
+        Some(id)
+    }
+
+    /// A request is no better than `fate`.
+    pub(super) fn mark(&mut self, request: Option<Id>, fate: Fate) {
+        if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
+            open.fate = open.fate.max(fate);
+        }
+    }
+
+    /// A packet has come to the end of its way to the guest.
+    pub(super) fn arrived(&mut self, leg: Leg) {
+        if let Some(open) = leg.request.and_then(|id| self.open.get_mut(id)) {
+            open.fate = open.fate.max(leg.fate);
+            open.leg = Some(leg);
+        }
+    }
+
+    /// A guest's frame reaches the host stack. Returns the request that it answers, which is then to be
+    /// closed or completed.
+    pub(super) fn answer(
+        &mut self,
+        now: u64,
+        vm: u32,
+        p: &Packet,
+        kick: Option<(u64, Kick)>,
+        c: &mut Common,
+    ) -> Option<Id> {
+        let m = p.matching.filter(|m| matches!(m.role, Role::Final | Role::Either))?;
+        let Some(id) = self.index.get(&(vm, m.key)).copied() else {
+            // The guest's own request, or a response again or to a request that was not seen.
+            let recent = self.recall(now, vm, m.key);
+            let inward = m.role == Role::Final || recent.is_some_and(|r| r.inward);
+            if m.role == Role::Either || self.sip {
+                self.remember(now, vm, m.key, inward);
+            }
+            return None;
+        };
+        let open = self.open.get_mut(id)?;
+        open.answers = open.answers.saturating_add(1);
+        let all = open.answers >= open.copies;
+        if open.copies > 1 && !all {
+            self.open.touch(id, now);
+            return None;
+        }
+        open.indexed = false;
+        open.answered_by = m.role;
+        open.worker = p.worker;
+        open.behind = p.behind;
+        let entered = open.leg.as_ref().map_or(u64::MAX, |leg| leg.entered);
+        open.kick = kick.filter(|(ts, _)| *ts >= entered);
+        let ambiguous = open.copies > 1;
+        self.index.remove(&(vm, m.key));
+        if m.role == Role::Either || self.sip {
+            self.remember(now, vm, m.key, true);
+        }
+        if ambiguous {
+            self.close(Some(id), Fate::Ambiguous, c);
+            return None;
+        }
+        Some(id)
+    }
+
+    /// Closes a request that has a response but cannot be completed.
+    pub(super) fn close(&mut self, request: Option<Id>, fate: Fate, c: &mut Common) {
+        let Some(open) = request.and_then(|id| self.open.remove(id)) else { return };
+        let counts = &mut c.books[open.vm as usize].requests;
+        match open.fate.max(fate) {
+            Fate::Ambiguous => counts.ambiguous += 1,
+            Fate::Hole | Fate::Sound => counts.incomplete += 1,
+        }
+        self.groups.broken(&open, c);
+    }
+
+    /// The response has left: completes its request.
+    pub(super) fn complete(&mut self, sent: &Sent, c: &mut Common, sink: Sink) {
+        let Some(id) = sent.request() else { return };
+        let Some(open) = self.open.get(id) else { return };
+        let start = open.leg.as_ref().map_or(0, |leg| leg.start);
+        let hole = open.fate == Fate::Sound && c.lost.touches(start, sent.end());
+        let whole = open.fate == Fate::Sound
+            && !hole
+            && waterfall::lay(open, sent, &mut self.joined, &mut c.splits_dropped).is_some();
+        if !whole {
+            self.close(Some(id), Fate::Hole, c);
+            return;
+        }
+        let Some(open) = self.open.remove(id) else { return };
+        let book = &mut c.books[open.vm as usize];
+        book.requests.complete += 1;
+        book.request(&self.joined);
+        self.groups.completed(&open, start, sent.end(), c);
+        sink(&self.joined);
+    }
+
+    /// A request without a response.
+    fn unanswered(&mut self, open: Open, c: &mut Common) {
+        if open.indexed {
+            self.index.remove(&(open.vm, open.matching.key));
+        }
+        let counts = &mut c.books[open.vm as usize].requests;
+        match (open.fate, open.indexed) {
+            (Fate::Ambiguous, _) => counts.ambiguous += 1,
+            (_, true) => counts.unanswered += 1,
+            (_, false) => counts.incomplete += 1,
+        }
+        self.groups.broken(&open, c);
+    }
+
+    pub(super) fn expire(&mut self, now: u64, c: &mut Common) {
+        let Some(then) = now.checked_sub(self.ttl) else { return };
+        while let Some(open) = self.open.pop_until(then) {
+            self.unanswered(open, c);
+        }
+    }
+
+    pub(super) fn finish(&mut self, c: &mut Common) {
+        while let Some(open) = self.open.pop_oldest() {
+            self.unanswered(open, c);
+        }
+        self.groups.finish(c);
+    }
+}

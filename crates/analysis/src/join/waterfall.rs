@@ -1,0 +1,142 @@
+//! Lays the stages of a joined request side by side.
+//!
+//! Each stage ends where the next begins, so that they add up to the total; what no stage accounts for is
+//! `unattributed`. Where the guest's part ends is the last kick of the tap that its response was sent by,
+//! not before the guest entry and not after the frame was sent. Without one, a worker that was running
+//! already took the frame: then `guest` lasts until it was sent, and the request says so.
+//!
+//! A stage is split by the difference of its thread's clocks at both ends. The clocks are read a little
+//! apart from the time stamps, so the sum may be off by [`SLACK`] or 2 %: the greatest part makes up for
+//! that. A split that is off by more is dropped.
+
+use super::outbound::Sent;
+use super::request::Open;
+use teiji_model::event::Role;
+use teiji_model::report::{Joined, Request, StageTime};
+use teiji_model::stage::{Split, Stage, ThreadState};
+
+/// How much a split may differ from its stage whatever the length, ns.
+const SLACK: u64 = 2000;
+
+/// An empty request, to be filled by [`lay`].
+pub(super) fn blank() -> Joined {
+    Joined {
+        vm: 0,
+        request: Request {
+            key: 0,
+            group: 0,
+            start: 0,
+            total: 0,
+            stages: Vec::with_capacity(Stage::COUNT),
+            depth: 0,
+            vcpu: 0,
+            vcpu_state: None,
+            coalesced_kick: false,
+        },
+        ended_by: Role::Final,
+        behind: Vec::with_capacity(4),
+    }
+}
+
+/// Fills `joined`; `None` if a point is missing or out of order.
+pub(super) fn lay(open: &Open, sent: &Sent, joined: &mut Joined, dropped: &mut u64) -> Option<()> {
+    let leg = open.leg.as_ref()?;
+    let (switch_out, rest) = sent.stages()?;
+    let left = open.kick.map_or(sent.sent, |(ts, _)| ts);
+    let total = sent.end().checked_sub(leg.start)?;
+    let (qdisc, wire_out) = rest.unwrap_or((0, 0));
+    let mut ns = [
+        leg.enqueued.checked_sub(leg.start)?,
+        leg.dequeued.checked_sub(leg.enqueued)?,
+        leg.signalled.checked_sub(leg.dequeued)?,
+        leg.accepted.checked_sub(leg.signalled)?,
+        leg.entered.checked_sub(leg.accepted)?,
+        left.checked_sub(leg.entered)?,
+        sent.sent.checked_sub(left)?,
+        switch_out,
+        qdisc,
+        wire_out,
+        0,
+    ];
+    ns[Stage::Unattributed as usize] = total.checked_sub(ns.iter().sum())?;
+
+    joined.vm = open.vm as usize;
+    joined.ended_by = open.answered_by;
+    let r = &mut joined.request;
+    r.key = open.matching.key;
+    r.group = open.matching.group;
+    r.start = leg.start;
+    r.total = total;
+    r.depth = leg.depth;
+    r.vcpu = leg.vcpu;
+    r.vcpu_state = leg.state;
+    r.coalesced_kick = open.kick.is_none();
+    r.stages.clear();
+    joined.behind.clear();
+
+    let kick = open.kick.map(|(_, k)| k);
+    let same_vcpu = kick.filter(|k| k.vcpu == leg.vcpu);
+    for (stage, ns) in Stage::ALL.into_iter().zip(ns) {
+        let (split, behind) = match stage {
+            Stage::TapQueue => (leg.tap_split, leg.tap_behind),
+            Stage::VcpuWake => (Some(leg.entry_clock.since(&leg.accept_clock)), leg.wake_behind),
+            Stage::Guest => {
+                (same_vcpu.map(|k| k.clock.since(&leg.entry_clock)), same_vcpu.map_or(0, |k| k.behind))
+            }
+            Stage::VhostTx => match kick {
+                Some(k) => (k.worker.zip(open.worker).map(|(k, w)| w.since(&k)), open.behind),
+                None => (Some(Split::default()), 0),
+            },
+            _ => (None, 0),
+        };
+        let fitted = split.and_then(|s| fit(s, ns));
+        *dropped += u64::from(split.is_some() && fitted.is_none());
+        if behind != 0 && fitted.is_some_and(|s| s.get(ThreadState::Ready) > 0) {
+            joined.behind.push((stage, behind));
+        }
+        r.stages.push(StageTime { stage, ns, split: fitted });
+    }
+    Some(())
+}
+
+/// `split` made to add up to `ns`, if it nearly does.
+fn fit(split: Split, ns: u64) -> Option<Split> {
+    let total = split.total();
+    if total.abs_diff(ns) > SLACK.max(ns / 50) {
+        return None;
+    }
+    let mut parts = split.0;
+    let greatest = parts.iter_mut().max()?;
+    if total <= ns {
+        // A clock that did not move says nothing of what the thread did.
+        if total == 0 && ns > 0 {
+            return None;
+        }
+        *greatest += ns - total;
+    } else {
+        *greatest = greatest.checked_sub(total - ns)?;
+    }
+    Some(Split(parts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_is_fitted_or_dropped_but_never_invented() {
+        let s = Split([0, 0, 10_000, 50_000, 0]);
+        assert_eq!(fit(s, 60_000), Some(s));
+        assert_eq!(fit(s, 61_000), Some(Split([0, 0, 10_000, 51_000, 0])));
+        assert_eq!(fit(s, 58_000), Some(Split([0, 0, 10_000, 48_000, 0])));
+        assert_eq!(fit(s, 63_000), None);
+        assert_eq!(fit(s, 57_000), None);
+        let long = Split([0, 0, 0, 1_000_000, 0]);
+        assert_eq!(fit(long, 1_020_000), Some(Split([0, 0, 0, 1_020_000, 0])));
+        assert_eq!(fit(long, 1_021_000), None);
+        assert_eq!(fit(Split::default(), 500), None);
+        assert_eq!(fit(Split::default(), 0), Some(Split::default()));
+        assert_eq!(fit(Split([900, 900, 0, 0, 0]), 0), None);
+        assert_eq!(fit(Split([900, 0, 0, 0, 0]), 0), Some(Split::default()));
+    }
+}

@@ -1,0 +1,160 @@
+//! Running statistics in bounded memory.
+//!
+//! [`Series`] holds a distribution of durations: a histogram (two significant digits, up to an hour) for
+//! the percentiles, and exact count, mean, spread, least and greatest by Welford's method. [`Shares`]
+//! holds how each of some parts varies with their total: the covariance of a part with the total over the
+//! variance of the total is the part's share of the fluctuation, and shares of parts that add up to the
+//! total add up to 1.
+
+use hdrhistogram::Histogram;
+use teiji_model::report::{DepthDist, Dist};
+
+/// The longest duration that is told apart, ns: an hour.
+const LONGEST: u64 = 3_600_000_000_000;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Series {
+    histogram: Option<Histogram<u64>>,
+    count: u64,
+    mean: f64,
+    m2: f64,
+    min: u64,
+    max: u64,
+}
+
+impl Series {
+    /// Adds a value, ns or packets.
+    pub(crate) fn record(&mut self, value: u64) {
+        self.min = if self.count == 0 { value } else { self.min.min(value) };
+        self.max = self.max.max(value);
+        self.count += 1;
+        let d = value as f64 - self.mean;
+        self.mean += d / self.count as f64;
+        self.m2 += d * (value as f64 - self.mean);
+        if self.histogram.is_none() {
+            self.histogram = Histogram::new(2).ok(); // Fails for more than five digits only.
+        }
+        if let Some(h) = &mut self.histogram {
+            h.saturating_record(value.min(LONGEST));
+        }
+    }
+
+    fn quantile(&self, q: f64) -> u64 {
+        self.histogram.as_ref().map_or(0, |h| h.value_at_quantile(q)).clamp(self.min, self.max)
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The distribution; all zero without a value.
+    pub(crate) fn dist(&self) -> Dist {
+        if self.count == 0 {
+            return Dist::default();
+        }
+        Dist {
+            count: self.count,
+            mean: self.mean,
+            stddev: (self.m2.max(0.0) / self.count as f64).sqrt(),
+            min: self.min,
+            p50: self.quantile(0.5),
+            p90: self.quantile(0.9),
+            p99: self.quantile(0.99),
+            p999: self.quantile(0.999),
+            max: self.max,
+        }
+    }
+
+    /// The distribution of queue depths; `None` without a value.
+    pub(crate) fn depth(&self) -> Option<DepthDist> {
+        let d = self.dist();
+        (d.count > 0).then_some(DepthDist {
+            count: d.count,
+            mean: d.mean,
+            p50: d.p50,
+            p99: d.p99,
+            max: d.max,
+        })
+    }
+}
+
+/// See the module.
+pub(crate) struct Shares<const N: usize> {
+    count: u64,
+    total_mean: f64,
+    total_m2: f64,
+    means: [f64; N],
+    covariances: [f64; N],
+}
+
+impl<const N: usize> Shares<N> {
+    pub(crate) fn new() -> Self {
+        Shares { count: 0, total_mean: 0.0, total_m2: 0.0, means: [0.0; N], covariances: [0.0; N] }
+    }
+
+    /// Adds one observation of all parts and of the total.
+    pub(crate) fn record(&mut self, parts: &[u64; N], total: u64) {
+        self.count += 1;
+        let n = self.count as f64;
+        let before = total as f64 - self.total_mean;
+        self.total_mean += before / n;
+        let after = total as f64 - self.total_mean;
+        self.total_m2 += before * after;
+        for ((mean, covariance), part) in self.means.iter_mut().zip(&mut self.covariances).zip(parts) {
+            let d = *part as f64 - *mean;
+            *mean += d / n;
+            *covariance += d * after;
+        }
+    }
+
+    /// Mean of a part.
+    pub(crate) fn mean(&self, part: usize) -> f64 {
+        self.means[part]
+    }
+
+    /// A part's share of the time, 0 to 1; 0 if the total is.
+    pub(crate) fn of_time(&self, part: usize) -> f64 {
+        if self.total_mean > 0.0 { self.means[part] / self.total_mean } else { 0.0 }
+    }
+
+    /// A part's share of the fluctuation; 0 if the total does not vary.
+    pub(crate) fn of_fluctuation(&self, part: usize) -> f64 {
+        if self.total_m2 > 0.0 { self.covariances[part] / self.total_m2 } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn shares_add_up(rows in prop::collection::vec([0u64..1_000_000, 0u64..1000, 0u64..50_000_000], 2..100)) {
+            let mut s = Shares::<3>::new();
+            for r in &rows { s.record(r, r.iter().sum()) }
+            let time: f64 = (0..3).map(|i| s.of_time(i)).sum();
+            let fluctuation: f64 = (0..3).map(|i| s.of_fluctuation(i)).sum();
+            prop_assert!((time - 1.0).abs() < 1e-9);
+            prop_assert!(s.total_m2 == 0.0 || (fluctuation - 1.0).abs() < 1e-6, "{}", fluctuation);
+        }
+
+        #[test]
+        fn a_series_knows_its_moments(values in prop::collection::vec(0u64..10_000_000_000, 1..200)) {
+            let mut s = Series::default();
+            for v in &values { s.record(*v) }
+            let d = s.dist();
+            let n = values.len() as f64;
+            let mean = values.iter().sum::<u64>() as f64 / n;
+            let var = values.iter().map(|v| (*v as f64 - mean).powi(2)).sum::<f64>() / n;
+            prop_assert!((d.mean - mean).abs() <= 1e-6 * mean.max(1.0));
+            prop_assert!((d.stddev - var.sqrt()).abs() <= 1e-4 * var.sqrt().max(1.0));
+            let mut sorted = values.clone();
+            sorted.sort_unstable();
+            let p50 = sorted[(values.len() - 1) / 2];
+            prop_assert!(d.p50.abs_diff(p50) <= p50 / 50 + 1, "{} {}", d.p50, p50);
+            prop_assert!(d.min <= d.p50 && d.p50 <= d.p90 && d.p90 <= d.p99 && d.p99 <= d.p999 && d.p999 <= d.max);
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What a device usually does: how often it reports one packet, how many queues follow it.
+//!
+//! A packet that a device reports twice and two packets that look alike are the same to a probe. What
+//! tells them apart is that a device reports each of its packets equally often. The usual number is the
+//! commonest so far (of equals the least); a packet with more reports than usual is two packets, one
+//! with fewer has lost some. Until a device is known, the first packet says what is usual.
+
+use crate::hash::{Map, Seeded};
+
+/// Devices remembered.
+const MAX_DEVICES: usize = 4096;
+/// Counts are halved beyond this, so that a device may change its ways.
+const MAX_COUNT: u16 = 1024;
+
+/// See the module.
+pub(crate) struct Usual {
+    counts: Map<u64, [u16; 8]>,
+}
+
+impl Usual {
+    pub(crate) fn new(hasher: Seeded) -> Self {
+        Usual { counts: Map::with_hasher(hasher) }
+    }
+
+    /// Learns that a packet of `device` had `n` of them.
+    pub(crate) fn learn(&mut self, device: u64, n: u16) {
+        if self.counts.len() >= MAX_DEVICES && !self.counts.contains_key(&device) {
+            return;
+        }
+        let counts = self.counts.entry(device).or_default();
+        let count = &mut counts[usize::from(n.min(7))];
+        *count += 1;
+        if *count >= MAX_COUNT {
+            counts.iter_mut().for_each(|c| *c /= 2);
+        }
+    }
+
+    /// The usual number; `None` if nothing was learnt.
+    pub(crate) fn get(&self, device: u64) -> Option<u16> {
+        let counts = self.counts.get(&device)?;
+        let mut best = 0;
+        for (n, count) in counts.iter().enumerate() {
+            if *count > counts[best] {
+                best = n;
+            }
+        }
+        Some(best as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_commonest_is_usual_and_may_change() {
+        let mut u = Usual::new(Seeded::new(0));
+        assert_eq!(u.get(1), None);
+        u.learn(1, 2);
+        assert_eq!(u.get(1), Some(2));
+        u.learn(1, 1);
+        assert_eq!(u.get(1), Some(1));
+        for _ in 0..10_000 {
+            u.learn(1, 1);
+        }
+        for _ in 0..2000 {
+            u.learn(1, 2);
+        }
+        assert_eq!(u.get(1), Some(2));
+    }
+}

@@ -1,0 +1,240 @@
+//! What to blame for the response time.
+//!
+//! The rule, in order:
+//!
+//! 1. Without a complete request there is nothing to judge by.
+//! 2. Fluctuation matters if there are at least [`FEW`] requests, the 99th percentile is at least
+//!    [`MATTERS`] above the median, and either the coefficient of variation is at least
+//!    [`VARIES`] or the 99th percentile is at least [`SPREAD`] times the median. Then the shares of the
+//!    fluctuation are judged, else the shares of the time.
+//! 3. Every stage, or the part of it that its thread spent in one state, belongs to one cause. The same
+//!    cause in several stages is one: a vCPU that waits for its CPU does so in `vcpu_wake` and in `guest`.
+//!    What a split leaves over belongs to its stage without a state.
+//! 4. A cause is the host's unless it is the guest's own running, the guest's halting while it works on
+//!    the request, a part of `guest` of which nothing more is known, or `unattributed`.
+//! 5. Of fluctuation, the greatest cause is blamed; the guest only if its share is above the host's
+//!    greatest. If the greatest cause has less than [`LITTLE`], nothing stands out.
+//! 6. Of steady time, the host's greatest cause is blamed if it has at least [`MUCH`] of the time, however
+//!    much the guest has: it is what can be changed. Else nothing stands out, and the sentence says where
+//!    the time goes.
+//! 7. When the guest is greatest, the sentence names the host's greatest cause as well.
+//!
+//! [`Verdict::stage`] is the blamed cause's greatest stage, [`Verdict::share`] the whole cause's share.
+//! [`Verdict::behind`] are the threads that ran while the blamed one waited, by the time waited.
+
+use std::fmt::Write;
+use teiji_model::report::{Behind, Dist, Requests, StageReport, Verdict};
+use teiji_model::stage::{Stage, ThreadState};
+
+/// Requests below which fluctuation is not judged.
+pub const FEW: u64 = 20;
+/// Least distance of the 99th percentile from the median that matters, ns.
+pub const MATTERS: u64 = 100_000;
+/// Least coefficient of variation that matters.
+pub const VARIES: f64 = 0.5;
+/// Least ratio of the 99th percentile to the median that matters.
+pub const SPREAD: f64 = 2.0;
+/// Share of the fluctuation below which a cause does not stand out.
+pub const LITTLE: f64 = 0.25;
+/// Share of steady time from which a cause of the host's stands out.
+pub const MUCH: f64 = 1.0 / 3.0;
+
+/// Threads named.
+const MAX_BEHIND: usize = 5;
+
+/// A cause, and its share in each stage.
+struct Cause {
+    what: &'static str,
+    host: bool,
+    state: Option<ThreadState>,
+    share: f64,
+    stages: Vec<(Stage, f64)>,
+}
+
+/// The cause that a stage's state belongs to: its description, whether it is the host's, its state.
+fn cause(stage: Stage, state: Option<ThreadState>) -> (&'static str, bool, Option<ThreadState>) {
+    use ThreadState::{Asleep, Guest, Poll, Ready, Run};
+    let (what, host) = match (stage, state) {
+        (Stage::VcpuWake | Stage::Guest, Some(Ready)) => ("the vCPU waiting for a CPU", true),
+        (Stage::VcpuWake | Stage::Guest, Some(Run)) => ("the vCPU's exits being handled by the host", true),
+        (Stage::VcpuWake, Some(Asleep)) => ("the wake-up of the halted vCPU", true),
+        (Stage::VcpuWake, Some(Poll)) => ("the halted vCPU polling for its wake-up", true),
+        (Stage::VcpuWake, Some(Guest)) => ("the vCPU running the guest before it took the interrupt", true),
+        (Stage::VcpuWake, None) => ("the interrupt waiting for the vCPU", true),
+        (Stage::Guest, Some(Guest)) => ("the guest's own running", false),
+        (Stage::Guest, Some(Asleep | Poll)) => ("the guest halting while it works on the request", false),
+        (Stage::Guest, None) => ("the guest", false),
+        (Stage::TapQueue | Stage::VhostTx, Some(Ready)) => ("the vhost worker waiting for a CPU", true),
+        (Stage::TapQueue | Stage::VhostTx, Some(Asleep)) => ("the wake-up of the vhost worker", true),
+        (Stage::TapQueue | Stage::VhostTx, Some(Run | Guest | Poll)) => ("the vhost worker being busy", true),
+        (Stage::TapQueue, None) => ("packets waiting for the vhost worker", true),
+        (Stage::VhostTx, None) => ("frames waiting for the vhost worker", true),
+        (Stage::SwitchIn, _) => ("the host's stack on the way in", true),
+        (Stage::VhostRx, _) => ("the vhost worker writing to the guest's ring", true),
+        (Stage::Irq, _) => ("the delivery of the interrupt", true),
+        (Stage::SwitchOut, _) => ("the host's stack on the way out", true),
+        (Stage::Qdisc, _) => ("the link's queue", true),
+        (Stage::WireOut, _) => ("the hand-over to the link's driver", true),
+        (Stage::Unattributed, _) => ("time that no stage accounts for", false),
+    };
+    (what, host, state)
+}
+
+/// All causes, greatest share first. `of` gives the share that is judged, of a stage and of its parts.
+fn causes(stages: &[StageReport], fluctuation: bool) -> Vec<Cause> {
+    let mut all: Vec<Cause> = Vec::new();
+    let mut add = |stage: Stage, state: Option<ThreadState>, share: f64| {
+        let (what, host, state) = cause(stage, state);
+        match all.iter_mut().find(|c| c.what == what) {
+            Some(c) => {
+                c.share += share;
+                c.stages.push((stage, share));
+            }
+            None => all.push(Cause { what, host, state, share, stages: vec![(stage, share)] }),
+        }
+    };
+    for s in stages {
+        let mut rest = if fluctuation { s.fluctuation_share } else { s.time_share };
+        for p in &s.parts {
+            let share = if fluctuation { p.fluctuation_share } else { p.time_share };
+            rest -= share;
+            add(s.stage, Some(p.state), share);
+        }
+        add(s.stage, None, rest);
+    }
+    for c in &mut all {
+        c.stages.sort_by(|a, b| b.1.total_cmp(&a.1));
+    }
+    all.sort_by(|a, b| b.share.total_cmp(&a.share));
+    all
+}
+
+/// Whether the fluctuation matters.
+fn fluctuates(d: &Dist) -> bool {
+    d.count >= FEW
+        && d.p99.saturating_sub(d.p50) >= MATTERS
+        && (d.stddev >= VARIES * d.mean || d.p99 as f64 >= SPREAD * d.p50 as f64)
+}
+
+/// Judges one VM. `waits` are the threads waited behind: stage, thread id and ns.
+pub(crate) fn judge(
+    requests: &Requests,
+    total: Option<&Dist>,
+    stages: &[StageReport],
+    waits: &[(Stage, u32, u64)],
+    name: &dyn Fn(u32) -> String,
+) -> Verdict {
+    let Some(total) = total.filter(|d| d.count > 0) else { return nothing(requests) };
+    let fluctuation = fluctuates(total);
+    let causes = causes(stages, fluctuation);
+    let (Some(first), Some(host)) = (causes.first(), causes.iter().find(|c| c.host)) else {
+        return nothing(requests);
+    };
+    let (blamed, stands_out) = if fluctuation {
+        (first, first.share >= LITTLE)
+    } else if host.share >= MUCH {
+        (host, true)
+    } else {
+        (first, false)
+    };
+    let behind = behind(blamed, waits, name);
+    let mut sentence = String::new();
+    // Writing to a String cannot fail.
+    let _ = write!(
+        sentence,
+        "{}response time {} (median {}, 99th percentile {}): ",
+        if stands_out { "" } else { "nothing stands out; " },
+        if fluctuation { "fluctuates" } else { "is steady" },
+        duration(total.p50),
+        duration(total.p99)
+    );
+    let of = if fluctuation { "the fluctuation" } else { "the time" };
+    let _ = write!(sentence, "{} of {of} is {}{}", percent(blamed.share), blamed.what, places(blamed));
+    if let Some(b) = behind.first() {
+        let who = if b.name.is_empty() { "thread" } else { b.name.as_str() };
+        let _ = write!(sentence, ", behind {who} ({}) in {} of those waits", b.tid, percent(b.share));
+    }
+    if !blamed.host && host.share >= 0.01 {
+        let _ = write!(
+            sentence,
+            "; the host's greatest part is {}{} with {}",
+            host.what,
+            places(host),
+            percent(host.share)
+        );
+    } else if !first.host && !std::ptr::eq(first, blamed) {
+        let _ = write!(sentence, "; {} of it is {}, steadily", percent(first.share), first.what);
+    }
+    Verdict {
+        sentence,
+        stage: blamed.stages.first().map(|(stage, _)| *stage),
+        state: blamed.state,
+        fluctuation,
+        share: blamed.share.clamp(0.0, 1.0),
+        behind,
+    }
+}
+
+fn nothing(requests: &Requests) -> Verdict {
+    let sentence = match requests.seen {
+        0 => "no request was seen: there is nothing to judge by".to_string(),
+        n => format!(
+            "none of {n} requests is complete ({} incomplete, {} ambiguous, {} unanswered): there is nothing to judge by",
+            requests.incomplete, requests.ambiguous, requests.unanswered
+        ),
+    };
+    Verdict { sentence, stage: None, state: None, fluctuation: false, share: 0.0, behind: Vec::new() }
+}
+
+/// The threads behind which a cause waited, by time.
+fn behind(cause: &Cause, waits: &[(Stage, u32, u64)], name: &dyn Fn(u32) -> String) -> Vec<Behind> {
+    if cause.state != Some(ThreadState::Ready) {
+        return Vec::new();
+    }
+    let mut by_tid: Vec<(u32, u64)> = Vec::new();
+    for (stage, tid, ns) in waits {
+        if cause.stages.iter().any(|(s, _)| s == stage) {
+            match by_tid.iter_mut().find(|(t, _)| t == tid) {
+                Some((_, sum)) => *sum = sum.saturating_add(*ns),
+                None => by_tid.push((*tid, *ns)),
+            }
+        }
+    }
+    by_tid.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+    let all = by_tid.iter().fold(0u64, |a, (_, ns)| a.saturating_add(*ns)).max(1) as f64;
+    let named = by_tid.into_iter().take(MAX_BEHIND);
+    named.map(|(tid, ns)| Behind { tid, name: name(tid), share: ns as f64 / all }).collect()
+}
+
+/// The stages in which a cause acts: `(vcpu_wake 60 %, guest 11 %)`, or `(irq)`.
+fn places(cause: &Cause) -> String {
+    let much: Vec<_> = cause.stages.iter().filter(|(_, share)| *share >= 0.01).collect();
+    match much.as_slice() {
+        [] => cause.stages.first().map_or(String::new(), |(s, _)| format!(" ({})", s.name())),
+        [(s, _)] => format!(" ({})", s.name()),
+        many => {
+            let each: Vec<_> =
+                many.iter().map(|(s, share)| format!("{} {}", s.name(), percent(*share))).collect();
+            format!(" ({})", each.join(", "))
+        }
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// A duration with three significant digits.
+fn duration(ns: u64) -> String {
+    let (value, unit) = match ns {
+        0..1_000 => return format!("{ns} ns"),
+        1_000..1_000_000 => (ns as f64 / 1e3, "µs"),
+        1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
+        _ => (ns as f64 / 1e9, "s"),
+    };
+    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
+    format!("{value:.digits$} {unit}")
+}
+
+#[cfg(test)]
+mod tests;
