@@ -38,6 +38,8 @@ const MAX_THREADS: usize = 4096;
 const MAX_IN_HAND: usize = 4096;
 /// Taps that one packet may be flooded to.
 const MAX_TAPS: usize = 4;
+/// Set in a key of [`Usual`] that counts the reports by other devices than the first.
+const OTHERS: u64 = 1 << 33;
 /// Share of a tap's packets with a report before the tap, above which one without has lost it.
 const REPORTED: f32 = 0.9;
 
@@ -65,15 +67,30 @@ pub(super) struct Leg {
     pub(super) wake_behind: u32,
 }
 
+/// Where a packet comes from that another traced VM has sent.
+#[derive(Clone, Copy)]
+pub(super) struct Origin {
+    /// When it was sent, ns.
+    pub(super) sent: u64,
+    /// How often the host stack has received it since.
+    pub(super) transit: u16,
+    /// How sure that is.
+    pub(super) fate: Fate,
+}
+
 /// Packets of one fingerprint between the host's edge and the worker.
 #[derive(Default)]
 struct Record {
     first: u64,
     first_if: u32,
+    /// Reports by the first device, and by others.
     reports: u16,
+    others: u16,
     enqueued: u16,
     dequeued: u16,
     spoilt: bool,
+    /// Whether a guest has sent one of them.
+    sent: bool,
     on_taps: [Option<(u32, Id)>; MAX_TAPS],
 }
 
@@ -127,7 +144,11 @@ impl Inbound {
             if r.reports == 0 {
                 (r.first, r.first_if) = (now, p.ifindex);
             }
-            r.reports = r.reports.saturating_add(1);
+            if p.ifindex == r.first_if {
+                r.reports = r.reports.saturating_add(1);
+            } else {
+                r.others = r.others.saturating_add(1);
+            }
             if r.spoilt {
                 self.records.touch(&p.fingerprint, now);
             }
@@ -143,7 +164,7 @@ impl Inbound {
     }
 
     fn insert(&mut self, fingerprint: u64, record: Record, now: u64, c: &mut Common) {
-        if self.records.insert(fingerprint, record, now).is_some() {
+        if self.records.insert(fingerprint, record, now).is_some_and(|(_, r)| r.open() || r.spoilt) {
             c.evicted += 1;
         }
     }
@@ -159,12 +180,12 @@ impl Inbound {
         }
     }
 
-    /// `from`: when and how soundly another traced VM sent the packet, if one did.
+    /// `from`: another traced VM's packet like it, if there is one.
     pub(super) fn tap_enqueue(
         &mut self,
         now: u64,
         p: &Packet,
-        from: Option<(u64, Fate)>,
+        from: Option<Origin>,
         c: &mut Common,
         requests: &mut Requests,
     ) {
@@ -174,6 +195,7 @@ impl Inbound {
             self.insert(p.fingerprint, Record::default(), now, c);
         }
         let Some(r) = self.records.get_mut(&p.fingerprint) else { return };
+        r.sent |= from.is_some();
         let (start, fate) = Self::start(r, now, tap, from, &mut self.usual, &mut self.reported);
         r.enqueued = r.enqueued.saturating_add(1);
         let again = r.on_taps.iter().flatten().any(|(ifindex, _)| *ifindex == p.ifindex);
@@ -224,7 +246,7 @@ impl Inbound {
         r: &Record,
         now: u64,
         tap: usize,
-        from: Option<(u64, Fate)>,
+        from: Option<Origin>,
         usual: &mut Usual,
         reported: &mut [Option<f32>],
     ) -> (u64, Fate) {
@@ -234,19 +256,16 @@ impl Inbound {
             reported[tap] = Some(share + (f32::from(u8::from(present)) - share) / 64.0);
         }
         match from {
-            Some((_, _)) if r.reports > 0 => (r.first, Fate::Ambiguous),
-            Some(from) => from,
+            // What was received besides it is another packet.
+            Some(from) if from.transit != r.reports.saturating_add(r.others) => (from.sent, Fate::Ambiguous),
+            Some(from) => (from.sent, from.fate),
             None if r.reports > 0 => {
                 let device = u64::from(r.first_if);
                 if r.enqueued == 0 {
                     usual.learn(device, r.reports);
+                    usual.learn(device | OTHERS, r.others);
                 }
-                let fate = match r.reports.cmp(&usual.get(device).unwrap_or(r.reports).min(7)) {
-                    std::cmp::Ordering::Greater => Fate::Ambiguous,
-                    std::cmp::Ordering::Less => Fate::Hole,
-                    std::cmp::Ordering::Equal => Fate::Sound,
-                };
-                (r.first, fate)
+                (r.first, usual.compare(device, r.reports).max(usual.compare(device | OTHERS, r.others)))
             }
             None => (now, if share > REPORTED { Fate::Hole } else { Fate::Sound }),
         }
@@ -266,6 +285,7 @@ impl Inbound {
         if r.spoilt {
             let one = self.usual.get(u64::from(r.first_if)).unwrap_or(1);
             let all = r.reports == 0 || u32::from(r.reports) == u32::from(one) * u32::from(r.enqueued);
+            let all = all && r.others == 0 && !r.sent;
             if r.enqueued == r.dequeued && all {
                 self.records.remove(&p.fingerprint);
             } else {

@@ -133,7 +133,8 @@ impl Joiner {
         match &event.kind {
             Kind::Packet(p) => match p.point {
                 Point::HostRx => {
-                    if c.tap(p.ifindex).is_none() && !self.outbound.transit(p.fingerprint) {
+                    if c.tap(p.ifindex).is_none() {
+                        self.outbound.host_rx(p.fingerprint);
                         self.inbound.host_rx(now, p, c, requests);
                     }
                 }
