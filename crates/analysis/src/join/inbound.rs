@@ -55,9 +55,9 @@ pub(super) struct Leg {
     pub(super) signalled: u64,
     pub(super) accepted: u64,
     pub(super) entered: u64,
-    worker: Option<Split>,
-    asleep: Option<u64>,
-    pub(super) tap_split: Option<Split>,
+    /// The worker's clock when the packet was put on the tap, and when it was taken off.
+    pub(super) put_clock: Option<Split>,
+    pub(super) taken_clock: Option<Split>,
     pub(super) tap_behind: u32,
     pub(super) depth: u16,
     pub(super) vcpu: u16,
@@ -227,9 +227,8 @@ impl Inbound {
             signalled: 0,
             accepted: 0,
             entered: 0,
-            worker: p.worker,
-            asleep: None,
-            tap_split: None,
+            put_clock: p.worker,
+            taken_clock: None,
             tap_behind: 0,
             depth: 0,
             vcpu: 0,
@@ -261,9 +260,14 @@ impl Inbound {
             Some(from) => (from.sent, from.fate),
             None if r.reports > 0 => {
                 let device = u64::from(r.first_if);
+                let known = usual.get(device).is_some();
                 if r.enqueued == 0 {
                     usual.learn(device, r.reports);
                     usual.learn(device | OTHERS, r.others);
+                }
+                if !known && r.others > 0 {
+                    // The others' may be another packet's; whether they are the next one will tell.
+                    return (r.first, Fate::Hole);
                 }
                 (r.first, usual.compare(device, r.reports).max(usual.compare(device | OTHERS, r.others)))
             }
@@ -305,8 +309,7 @@ impl Inbound {
         leg.dequeued = now;
         leg.depth = p.depth;
         leg.tap_behind = p.behind;
-        leg.asleep = p.worker.map(|w| w.get(ThreadState::Asleep));
-        leg.tap_split = leg.worker.zip(p.worker).map(|(before, after)| after.since(&before));
+        leg.taken_clock = p.worker;
         let taken = &mut self.taken;
         if taken.len() >= MAX_THREADS {
             taken.retain(|_, ids| !ids.is_empty());
@@ -325,7 +328,8 @@ impl Inbound {
     fn check_slept(&mut self, thread: u64, p: &Packet, c: &mut Common, requests: &mut Requests) {
         let (Some(ids), Some(clock)) = (self.taken.get_mut(&thread), p.worker) else { return };
         let Some(leg) = ids.last().and_then(|id| self.legs.get(*id)) else { return };
-        if leg.asleep.is_some_and(|then| clock.get(ThreadState::Asleep) > then) {
+        let asleep = |clock: &Split| clock.get(ThreadState::Asleep);
+        if leg.taken_clock.is_some_and(|then| asleep(&clock) > asleep(&then)) {
             for id in ids.drain(..) {
                 Self::give_up(&mut self.legs, id, c, requests);
             }

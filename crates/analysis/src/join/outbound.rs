@@ -178,7 +178,7 @@ impl Outbound {
     /// Whether a packet is known to have left although its quiet time is not over.
     fn gone(&mut self, id: Id) -> bool {
         let Some((_, s)) = self.records.by_id(id) else { return false };
-        let whole = s.chain == 0 || self.usual.get(u64::from(s.first_if)) == Some(s.chain);
+        let whole = s.chain == 0 || self.usual.compare(u64::from(s.first_if), s.chain) == Fate::Sound;
         !s.spoilt && s.over() && whole
     }
 
