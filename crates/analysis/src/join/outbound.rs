@@ -104,10 +104,10 @@ impl Outbound {
     /// A packet is received by the host stack: perhaps one that a traced guest has sent and that is on
     /// its way, for instance from a bridge to the routing table.
     pub(super) fn host_rx(&mut self, fingerprint: u64) {
-        if let Some(s) = self.records.get_mut(&fingerprint) {
-            if s.xmit == 0 {
-                s.transit = s.transit.saturating_add(1);
-            }
+        if let Some(s) = self.records.get_mut(&fingerprint)
+            && s.xmit == 0
+        {
+            s.transit = s.transit.saturating_add(1);
         }
     }
 
