@@ -112,8 +112,8 @@ fn an_interrupt_covers_what_was_taken_before_it() {
         );
     }
     h.packet(20_000, Point::TapDequeue, 1, TAP);
+    h.packet(31_000, Point::TapDequeue, 2, TAP);
     h.interrupt(32_000, 30_000, Delivery::Accepted);
-    h.packet(33_000, Point::TapDequeue, 2, TAP);
     h.entry(35_000, 34_000, 40);
     h.interrupt(42_000, 40_000, Delivery::Accepted);
     h.entry(50_000, 49_000, 40);
@@ -121,7 +121,7 @@ fn an_interrupt_covers_what_was_taken_before_it() {
     let o = h.run();
     let rx: Vec<_> = o.joined.iter().map(|j| j.request.stages[2].ns).collect();
     let wake: Vec<_> = o.joined.iter().map(|j| j.request.stages[4].ns).collect();
-    assert_eq!((rx, wake), (vec![10_000, 7_000], vec![3_000, 8_000]));
+    assert_eq!((rx, wake), (vec![10_000, 9_000], vec![3_000, 8_000]));
 }
 
 #[test]
@@ -380,6 +380,10 @@ fn two_requests_alike_are_both_ambiguous() {
     h.request(60_000, 6, REQ).response(150_000, 9, FIN);
     h.0.sort_by_key(|e| e.ts);
     assert_eq!(h.run().counts(), [2, 0, 0, 2, 0]);
+    // Unanswered they are ambiguous all the same.
+    let mut none = History::default();
+    none.request(0, 7, REQ).request(60_000, 6, REQ);
+    assert_eq!(none.run().counts(), [2, 0, 0, 2, 0]);
     // When both are answered the key is free again.
     h.request(500_000, 7, REQ).response(600_000, 8, FIN);
     assert_eq!(h.run().counts(), [3, 1, 0, 2, 0]);
@@ -432,7 +436,35 @@ fn unanswered_requests_expire() {
 }
 
 #[test]
+fn a_packet_that_is_not_through_all_its_devices_is_not_gone() {
+    let mut h = History::default();
+    for (i, t) in [(0u64, 0u64), (1, 50_000_000), (2, 50_000_001)] {
+        h.request(t, 100 + i, m(i, Role::Request));
+    }
+    h.0.sort_by_key(|e| e.ts);
+    let out = |h: &mut History, t: u64, fp: u64, key: u64| {
+        h.matched(t, Point::TapSend, fp, TAP, m(key, Role::Final));
+        h.packet(t + 1000, Point::DevQueue, fp, VLAN).packet(t + 2000, Point::DevXmit, fp, VLAN);
+    };
+    out(&mut h, 100_000, 200, 0);
+    h.packet(104_000, Point::DevQueue, 200, NIC).packet(105_000, Point::DevXmit, 200, NIC);
+    out(&mut h, 50_100_000, 201, 1);
+    out(&mut h, 50_110_000, 201, 2); // Its like is still above the NIC.
+    assert_eq!(h.run().counts(), [3, 1, 0, 2, 0]);
+}
+
+#[test]
 fn what_overlaps_a_loss_is_incomplete() {
+    // While the guest is at work: neither leg lacks anything, but the request may.
+    let mut h = History::default();
+    h.request(0, 7, REQ).response(300_000_000, 8, FIN);
+    h.0.insert(5, Event { ts: T + 61_000, cpu: 9, kind: Kind::Lost(Lost { since: T + 60_000, count: 1 }) });
+    let o = h.run();
+    assert_eq!(o.counts(), [1, 0, 1, 0, 0]);
+    assert_eq!((o.report.vms[0].inbound.packets, o.report.vms[0].outbound.packets), (1, 1));
+    // While the packet is on its way.
+    h.0[5] = Event { ts: T + 46_000, cpu: 9, kind: Kind::Lost(Lost { since: T + 45_000, count: 1 }) };
+    assert_eq!(h.run().report.vms[0].inbound.incomplete, 1);
     let mut h = whole();
     h.0.insert(3, Event { ts: T + 61_000, cpu: 9, kind: Kind::Lost(Lost { since: T + 60_000, count: 1 }) });
     assert_eq!(h.run().counts(), [1, 0, 1, 0, 0]);
