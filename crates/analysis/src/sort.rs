@@ -147,9 +147,8 @@ mod tests {
             if window >= 1000 { prop_assert_eq!(refused, 0) }
             // One CPU's events of one instant keep their order.
             for w in out.windows(2) {
-                if let (Kind::Task(a), Kind::Task(b)) = (w[0].kind, w[1].kind) {
-                    if w[0].ts == w[1].ts && w[0].cpu == w[1].cpu { prop_assert!(a.tid < b.tid) }
-                }
+                if let (Kind::Task(a), Kind::Task(b)) = (w[0].kind, w[1].kind)
+                    && w[0].ts == w[1].ts && w[0].cpu == w[1].cpu { prop_assert!(a.tid < b.tid) }
             }
         }
     }

@@ -36,7 +36,7 @@ impl Series {
             self.histogram = Histogram::new_with_bounds(1, LONGEST, 2).ok(); // These bounds never fail.
         }
         if let Some(h) = &mut self.histogram {
-            h.saturating_record(value.min(LONGEST));
+            let _ = h.record(value.min(LONGEST)); // It grows as needed, so nothing is out of its range.
         }
     }
 

@@ -6,6 +6,8 @@
 //! with fewer has lost some. Until a device is known, the first packet says what is usual.
 
 use crate::hash::{Map, Seeded};
+use crate::join::Fate;
+use std::cmp::Ordering;
 
 /// Devices remembered.
 const MAX_DEVICES: usize = 4096;
@@ -32,6 +34,15 @@ impl Usual {
         *count += 1;
         if *count >= MAX_COUNT {
             counts.iter_mut().for_each(|c| *c /= 2);
+        }
+    }
+
+    /// What a packet of `device` with `n` of them is.
+    pub(crate) fn compare(&self, device: u64, n: u16) -> Fate {
+        match self.get(device).map(|usual| n.min(7).cmp(&usual)) {
+            Some(Ordering::Greater) => Fate::Ambiguous,
+            Some(Ordering::Less) => Fate::Hole,
+            Some(Ordering::Equal) | None => Fate::Sound,
         }
     }
 

@@ -149,6 +149,13 @@ impl Split {
         self.0.iter().fold(0, |a, &b| a.saturating_add(b))
     }
 
+    /// As [`Split::since`], but `None` if a state's clock went backwards, so that these are not two
+    /// readings of one clock.
+    pub fn checked_since(&self, earlier: &Split) -> Option<Split> {
+        let forwards = self.0.iter().zip(earlier.0).all(|(now, then)| *now >= then);
+        forwards.then(|| self.since(earlier))
+    }
+
     /// The interval between an `earlier` reading of the same clock and this one; never negative.
     pub fn since(&self, earlier: &Split) -> Split {
         let mut d = [0; ThreadState::COUNT];

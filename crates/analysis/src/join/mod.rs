@@ -11,7 +11,8 @@
 //!
 //! | module | joins by |
 //! | --- | --- |
-//! | [`inbound`] | fingerprint, then the worker that took the packet, then the vCPU that was interrupted |
+//! | [`inbound`] | fingerprint |
+//! | [`delivery`] | the worker that took the packet, then the vCPU that was interrupted |
 //! | [`outbound`] | fingerprint |
 //! | [`request`] | key, within a VM |
 //! | [`group`] | SIP call |
@@ -22,6 +23,7 @@
 //! is known to be free of them again; and whenever a point is missing, the packet is counted as
 //! incomplete. Neither is in any figure.
 
+mod delivery;
 mod group;
 mod inbound;
 mod outbound;
@@ -40,9 +42,10 @@ use teiji_model::report::{Joined, Meta};
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&Joined);
 
 /// What became of a packet or request. The greater one prevails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fate {
     /// Nothing is wrong with it.
+    #[default]
     Sound,
     /// A point is missing.
     Hole,
@@ -133,7 +136,8 @@ impl Joiner {
         match &event.kind {
             Kind::Packet(p) => match p.point {
                 Point::HostRx => {
-                    if c.tap(p.ifindex).is_none() && !self.outbound.transit(p.fingerprint) {
+                    if c.tap(p.ifindex).is_none() {
+                        self.outbound.host_rx(p.fingerprint);
                         self.inbound.host_rx(now, p, c, requests);
                     }
                 }

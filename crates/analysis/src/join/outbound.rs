@@ -13,6 +13,7 @@
 //! many there are is learnt by the first device; fewer are a hole, more are two packets.
 //! A packet sent to another traced VM ends where it is put on that VM's tap.
 
+use super::inbound::Origin;
 use super::request::Requests;
 use super::{Common, Fate, Sink};
 use crate::aged::{Id, Table};
@@ -100,25 +101,23 @@ impl Outbound {
         }
     }
 
-    /// Whether a packet received by the host stack is one that a traced guest has sent and that is on its
-    /// way, for instance from a bridge to the routing table.
-    pub(super) fn transit(&mut self, fingerprint: u64) -> bool {
-        match self.records.get_mut(&fingerprint) {
-            Some(s) if s.xmit == 0 => {
-                s.transit = s.transit.saturating_add(1);
-                true
-            }
-            _ => false,
+    /// A packet is received by the host stack: perhaps one that a traced guest has sent and that is on
+    /// its way, for instance from a bridge to the routing table.
+    pub(super) fn host_rx(&mut self, fingerprint: u64) {
+        if let Some(s) = self.records.get_mut(&fingerprint)
+            && s.xmit == 0
+        {
+            s.transit = s.transit.saturating_add(1);
         }
     }
 
-    /// A packet is put on a tap: when another guest sent it, if one did, and how sure that is.
+    /// A packet is put on a tap: where it comes from if another guest sent it.
     /// `received` says that the host has received it: it may have left and come back by a router.
-    pub(super) fn at_tap(&mut self, now: u64, p: &Packet, received: bool, c: &Common) -> Option<(u64, Fate)> {
+    pub(super) fn at_tap(&mut self, now: u64, p: &Packet, received: bool, c: &Common) -> Option<Origin> {
         c.tap(p.ifindex)?;
         let id = self.records.id(&p.fingerprint)?;
         let (_, s) = self.records.by_id(id)?;
-        if received && s.xmit != 0 && !s.spoilt {
+        if received && s.transit == 0 && s.xmit != 0 && !s.spoilt {
             return None;
         }
         if s.tap == p.ifindex {
@@ -130,17 +129,11 @@ impl Outbound {
             self.usual.learn(TRANSIT | u64::from(s.tap), s.transit);
         }
         s.taps = s.taps.saturating_add(1);
-        let usual = self.usual.get(TRANSIT | u64::from(s.tap)).unwrap_or(s.transit);
-        let fate = if s.spoilt || s.transit.min(7) > usual {
-            Fate::Ambiguous
-        } else if s.transit.min(7) < usual {
-            Fate::Hole
-        } else {
-            Fate::Sound
-        };
-        let sent = s.sent;
+        let usual = self.usual.compare(TRANSIT | u64::from(s.tap), s.transit);
+        let fate = if s.spoilt { Fate::Ambiguous } else { usual };
+        let origin = Origin { sent: s.sent, transit: s.transit, fate };
         self.settling.push_back((now, p.fingerprint, id));
-        Some((sent, fate))
+        Some(origin)
     }
 
     pub(super) fn tap_send(
@@ -185,7 +178,7 @@ impl Outbound {
     /// Whether a packet is known to have left although its quiet time is not over.
     fn gone(&mut self, id: Id) -> bool {
         let Some((_, s)) = self.records.by_id(id) else { return false };
-        let whole = s.chain == 0 || self.usual.get(u64::from(s.first_if)) == Some(s.chain);
+        let whole = s.chain == 0 || self.usual.compare(u64::from(s.first_if), s.chain) == Fate::Sound;
         !s.spoilt && s.over() && whole
     }
 
@@ -247,12 +240,7 @@ impl Outbound {
         if s.chain > 0 {
             let first = u64::from(s.first_if);
             self.usual.learn(first, s.chain);
-            let usual = self.usual.get(first).unwrap_or(s.chain);
-            fate = match s.chain.min(7).cmp(&usual) {
-                std::cmp::Ordering::Greater => Fate::Ambiguous,
-                std::cmp::Ordering::Less => fate.max(Fate::Hole),
-                std::cmp::Ordering::Equal => fate,
-            };
+            fate = fate.max(self.usual.compare(first, s.chain));
         }
         let stages = s.stages();
         if stages.is_none() || c.lost.touches(s.sent, s.end()) {

@@ -20,8 +20,8 @@
 //! For SIP a key that was answered is remembered as long: a request that comes again is a retransmission
 //! whose response may be that to the first one. It counts as ambiguous.
 
+use super::delivery::Leg;
 use super::group::Groups;
-use super::inbound::Leg;
 use super::outbound::Sent;
 use super::{Common, Fate, Sink, waterfall};
 use crate::aged::{Aged, Id};

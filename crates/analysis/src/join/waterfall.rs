@@ -77,20 +77,21 @@ pub(super) fn lay(open: &Open, sent: &Sent, joined: &mut Joined, dropped: &mut u
     let kick = open.kick.map(|(_, k)| k);
     let same_vcpu = kick.filter(|k| k.vcpu == leg.vcpu);
     for (stage, ns) in Stage::ALL.into_iter().zip(ns) {
-        let (split, behind) = match stage {
-            Stage::TapQueue => (leg.tap_split, leg.tap_behind),
-            Stage::VcpuWake => (Some(leg.entry_clock.since(&leg.accept_clock)), leg.wake_behind),
+        // Both readings of the thread's clock, and who kept it from its CPU.
+        let (clocks, behind) = match stage {
+            Stage::TapQueue => (leg.put_clock.zip(leg.taken_clock), leg.tap_behind),
+            Stage::VcpuWake => (Some((leg.accept_clock, leg.entry_clock)), leg.wake_behind),
             Stage::Guest => {
-                (same_vcpu.map(|k| k.clock.since(&leg.entry_clock)), same_vcpu.map_or(0, |k| k.behind))
+                (same_vcpu.map(|k| (leg.entry_clock, k.clock)), same_vcpu.map_or(0, |k| k.behind))
             }
             Stage::VhostTx => match kick {
-                Some(k) => (k.worker.zip(open.worker).map(|(k, w)| w.since(&k)), open.behind),
-                None => (Some(Split::default()), 0),
+                Some(k) => (k.worker.zip(open.worker), open.behind),
+                None => (Some(Default::default()), 0),
             },
             _ => (None, 0),
         };
-        let fitted = split.and_then(|s| fit(s, ns));
-        *dropped += u64::from(split.is_some() && fitted.is_none());
+        let fitted = clocks.and_then(|(from, to)| fit(to.checked_since(&from)?, ns));
+        *dropped += u64::from(clocks.is_some() && fitted.is_none());
         if behind != 0 && fitted.is_some_and(|s| s.get(ThreadState::Ready) > 0) {
             joined.behind.push((stage, behind));
         }

@@ -1,1 +1,173 @@
+use super::*;
+use teiji_model::report::PartReport;
 
+/// Builds reports from a mean time (µs) and a share of the fluctuation for each cell.
+struct Case {
+    total: Dist,
+    stages: Vec<StageReport>,
+}
+
+fn case(p50: u64, p99: u64, cells: &[(Stage, Option<ThreadState>, f64, f64)]) -> Case {
+    let sum: f64 = cells.iter().map(|c| c.2).sum();
+    let total = Dist {
+        count: 1000,
+        mean: sum * 1000.0,
+        stddev: (p99 - p50) as f64 * 400.0,
+        p50: p50 * 1000,
+        p99: p99 * 1000,
+        ..Dist::default()
+    };
+    let stage = |stage: Stage| {
+        let of = |state| {
+            cells
+                .iter()
+                .filter(move |c| c.0 == stage && state == c.1)
+                .fold((0.0, 0.0), |a, c| (a.0 + c.2, a.1 + c.3))
+        };
+        let part = |state| {
+            let (time, share) = of(Some(state));
+            PartReport { state, mean: time * 1000.0, time_share: time / sum, fluctuation_share: share }
+        };
+        let parts: Vec<_> = if stage.actor().is_some() {
+            ThreadState::ALL.into_iter().map(part).collect()
+        } else {
+            Vec::new()
+        };
+        let (time, share) = of(None);
+        StageReport {
+            stage,
+            dist: Dist::default(),
+            time_share: time / sum + parts.iter().map(|p| p.time_share).sum::<f64>(),
+            fluctuation_share: share + parts.iter().map(|p| p.fluctuation_share).sum::<f64>(),
+            parts,
+        }
+    };
+    Case { total, stages: Stage::ALL.into_iter().map(stage).collect() }
+}
+
+fn verdict(c: &Case, waits: &[(Stage, u32, u64)]) -> Verdict {
+    let name = |tid: u32| if tid == 31 { "stress-ng".into() } else { String::new() };
+    let v = judge(&Requests::default(), Some(&c.total), &c.stages, waits, &name);
+    println!("{}", v.sentence);
+    v
+}
+
+use Stage::{Guest, SwitchIn, TapQueue, VcpuWake, VhostTx};
+use ThreadState as S;
+
+#[test]
+fn hogs_on_the_vcpus_core() {
+    let c = case(
+        200,
+        8000,
+        &[
+            (SwitchIn, None, 10.0, 0.0),
+            (TapQueue, Some(S::Asleep), 30.0, 0.01),
+            (VcpuWake, Some(S::Asleep), 50.0, 0.02),
+            (VcpuWake, Some(S::Ready), 900.0, 0.70),
+            (Guest, Some(S::Guest), 100.0, 0.07),
+            (Guest, Some(S::Ready), 300.0, 0.20),
+        ],
+    );
+    let v = verdict(&c, &[(VcpuWake, 31, 800), (Guest, 31, 100), (VcpuWake, 32, 100), (TapQueue, 33, 5000)]);
+    assert_eq!((v.stage, v.state, v.fluctuation), (Some(VcpuWake), Some(S::Ready), true));
+    assert!((v.share - 0.9).abs() < 1e-9);
+    assert_eq!(v.behind[0], Behind { tid: 31, name: "stress-ng".into(), share: 0.9 });
+    assert_eq!(v.behind.len(), 2);
+    assert_eq!(
+        v.sentence,
+        "response time fluctuates (median 200 µs, 99th percentile 8.00 ms): 90 % of the fluctuation is the \
+         vCPU waiting for a CPU (vcpu_wake 70 %, guest 20 %), behind stress-ng (31) in 90 % of those waits"
+    );
+}
+
+#[test]
+fn hogs_on_the_workers_core_even_if_they_delay_all_alike() {
+    let cells = [
+        (TapQueue, Some(S::Ready), 3000.0, 0.3),
+        (VhostTx, Some(S::Ready), 3500.0, 0.5),
+        (VcpuWake, Some(S::Asleep), 60.0, 0.1),
+        (Guest, Some(S::Guest), 150.0, 0.1),
+    ];
+    for (p50, p99, fluctuates) in [(3000, 9000, true), (6500, 7000, false)] {
+        let v = verdict(&case(p50, p99, &cells), &[]);
+        assert_eq!((v.stage, v.state, v.fluctuation), (Some(VhostTx), Some(S::Ready), fluctuates));
+    }
+}
+
+#[test]
+fn an_idle_guest_that_sleeps_is_blamed_for_its_wake_up_even_if_the_guest_takes_longer() {
+    let c = case(
+        200,
+        240,
+        &[
+            (TapQueue, Some(S::Asleep), 20.0, 0.1),
+            (VcpuWake, Some(S::Asleep), 80.0, 0.4),
+            (Guest, Some(S::Guest), 100.0, 0.5),
+        ],
+    );
+    let v = verdict(&c, &[]);
+    assert_eq!((v.stage, v.state, v.fluctuation), (Some(VcpuWake), Some(S::Asleep), false));
+    assert!(
+        v.sentence.contains("steady")
+            && v.sentence.contains("40 % of the time is the wake-up of the halted vCPU")
+    );
+    assert!(v.sentence.contains("50 % of it is the guest's own running, steadily"), "{}", v.sentence);
+}
+
+#[test]
+fn undisturbed_nothing_stands_out() {
+    let c = case(
+        100,
+        150,
+        &[
+            (SwitchIn, None, 8.0, 0.1),
+            (TapQueue, Some(S::Asleep), 12.0, 0.2),
+            (VcpuWake, Some(S::Poll), 10.0, 0.1),
+            (Guest, Some(S::Guest), 60.0, 0.5),
+            (VhostTx, Some(S::Asleep), 10.0, 0.1),
+        ],
+    );
+    let v = verdict(&c, &[]);
+    assert_eq!((v.stage, v.state, v.fluctuation), (Some(Guest), Some(S::Guest), false));
+    assert!(v.sentence.starts_with("nothing stands out; response time is steady"), "{}", v.sentence);
+    assert!(
+        v.sentence.contains("the host's greatest part is the wake-up of the vhost worker"),
+        "{}",
+        v.sentence
+    );
+}
+
+#[test]
+fn fluctuation_of_the_guests_own_names_the_hosts_part_as_well() {
+    let c = case(100, 900, &[(Guest, Some(S::Guest), 200.0, 0.6), (VcpuWake, Some(S::Ready), 50.0, 0.4)]);
+    let v = verdict(&c, &[]);
+    assert_eq!((v.stage, v.state), (Some(Guest), Some(S::Guest)));
+    assert!(
+        v.sentence.ends_with("the host's greatest part is the vCPU waiting for a CPU (vcpu_wake) with 40 %")
+    );
+}
+
+#[test]
+fn a_part_without_a_split_is_still_its_stages() {
+    let c = case(100, 900, &[(TapQueue, None, 500.0, 0.9), (Guest, None, 100.0, 0.1)]);
+    let v = verdict(&c, &[]);
+    assert_eq!((v.stage, v.state), (Some(TapQueue), None));
+}
+
+#[test]
+fn without_requests_there_is_nothing_to_judge_by() {
+    let v = judge(&Requests::default(), None, &[], &[], &|_| String::new());
+    assert_eq!((v.stage, v.sentence.as_str()), (None, "no request was seen: there is nothing to judge by"));
+    let r = Requests { seen: 9, unanswered: 9, ..Requests::default() };
+    assert!(judge(&r, None, &[], &[], &|_| String::new()).sentence.contains("none of 9"));
+}
+
+#[test]
+fn few_requests_and_small_differences_are_not_fluctuation() {
+    let d = Dist { count: 1000, mean: 1e5, stddev: 1e6, p50: 100_000, p99: 900_000, ..Dist::default() };
+    assert!(fluctuates(&d));
+    assert!(!fluctuates(&Dist { count: 19, ..d }));
+    assert!(!fluctuates(&Dist { p50: 20_000, p99: 90_000, ..d }));
+    assert!(!fluctuates(&Dist { p50: 700_000, stddev: 0.0, ..d }));
+}

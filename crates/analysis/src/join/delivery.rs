@@ -1,0 +1,243 @@
+//! Packets toward guests, from the vhost worker into the guest: joined by thread.
+//!
+//! ```text
+//!             TapDequeue        Interrupt              GuestEntry
+//!  [on the tap] ─────► [taken] ──────────► [accepted] ───────────► done
+//!                         │ Posted, or Suppressed in guest mode ─► done
+//!                         │ its worker slept: the signal was lost ─► done, with a hole
+//! ```
+//!
+//! A signal covers what its worker has taken off the tap until it began to signal. A worker does not sleep
+//! before it has signalled; if its clock says that it slept with packets in hand, their signal was lost.
+//! An entry covers the interrupts of its vector accepted up to [`GuestEntry::upto`].
+
+use super::request::Requests;
+use super::{Common, Fate};
+use crate::aged::{Aged, Id};
+use crate::hash::{Map, Seeded};
+use teiji_model::event::{Delivery as Became, GuestEntry, Interrupt, Packet};
+use teiji_model::stage::{Split, ThreadState};
+
+/// Legs followed at once.
+const MAX_LEGS: usize = 1 << 15;
+/// Workers and vCPUs with packets in hand.
+const MAX_THREADS: usize = 4096;
+/// Packets in hand of one worker or vCPU.
+const MAX_IN_HAND: usize = 4096;
+
+/// A packet on its way to a guest.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Leg {
+    pub(super) vm: u32,
+    pub(super) fate: Fate,
+    pub(super) request: Option<Id>,
+    pub(super) start: u64,
+    pub(super) enqueued: u64,
+    pub(super) dequeued: u64,
+    pub(super) signalled: u64,
+    pub(super) accepted: u64,
+    pub(super) entered: u64,
+    /// The worker's clock when the packet was put on the tap, and when it was taken off.
+    pub(super) put_clock: Option<Split>,
+    pub(super) taken_clock: Option<Split>,
+    pub(super) tap_behind: u32,
+    pub(super) depth: u16,
+    pub(super) vcpu: u16,
+    pub(super) state: Option<ThreadState>,
+    pub(super) accept_clock: Split,
+    pub(super) entry_clock: Split,
+    pub(super) wake_behind: u32,
+}
+
+impl Leg {
+    /// The same with a fate no better than `fate`.
+    fn spoilt(mut self, fate: Fate) -> Leg {
+        self.fate = self.fate.max(fate);
+        self
+    }
+}
+
+/// An interrupt that waits for its vCPU to enter guest mode.
+struct Awaited {
+    vector: u8,
+    accepted: u64,
+    leg: Id,
+}
+
+/// See the module.
+pub(super) struct Delivery {
+    legs: Aged<Leg>,
+    /// Taken and not signalled, by worker and tap.
+    taken: Map<u64, Vec<Id>>,
+    /// Accepted and not entered, by VM and vCPU.
+    awaited: Map<u64, Vec<Awaited>>,
+}
+
+fn pair(a: u32, b: u32) -> u64 {
+    u64::from(a) << 32 | u64::from(b)
+}
+
+impl Delivery {
+    pub(super) fn new(hasher: Seeded) -> Self {
+        Delivery {
+            legs: Aged::new(MAX_LEGS),
+            taken: Map::with_hasher(hasher),
+            awaited: Map::with_hasher(hasher),
+        }
+    }
+
+    /// A packet is on a tap.
+    pub(super) fn begin(&mut self, leg: Leg, now: u64, c: &mut Common, requests: &mut Requests) -> Id {
+        if self.legs.full()
+            && let Some(oldest) = self.legs.pop_oldest()
+        {
+            c.evicted += 1;
+            Self::done(oldest.spoilt(Fate::Hole), c, requests);
+        }
+        self.legs.insert(leg, now)
+    }
+
+    /// A packet on a tap is one of several alike.
+    pub(super) fn spoil(&mut self, id: Id, requests: &mut Requests) {
+        if let Some(leg) = self.legs.get_mut(id) {
+            leg.fate = Fate::Ambiguous;
+            requests.mark(leg.request, Fate::Ambiguous);
+        }
+    }
+
+    /// A packet is taken off a tap. Returns whether it was followed still.
+    pub(super) fn taken(
+        &mut self,
+        now: u64,
+        p: &Packet,
+        id: Id,
+        c: &mut Common,
+        requests: &mut Requests,
+    ) -> bool {
+        let Some(leg) = self.legs.get_mut(id) else { return false };
+        leg.dequeued = now;
+        leg.depth = p.depth;
+        leg.tap_behind = p.behind;
+        leg.taken_clock = p.worker;
+        let thread = pair(p.tid, p.ifindex);
+        if self.taken.len() >= MAX_THREADS {
+            self.taken.retain(|_, ids| !ids.is_empty());
+        }
+        if self.taken.len() < MAX_THREADS || self.taken.contains_key(&thread) {
+            let ids = self.taken.entry(thread).or_default();
+            if ids.len() < MAX_IN_HAND {
+                ids.push(id);
+                return true;
+            }
+        }
+        Self::give_up(&mut self.legs, id, c, requests);
+        true
+    }
+
+    /// Gives up what the worker had in hand if it has slept since: the signal for it was not seen.
+    pub(super) fn check_slept(&mut self, p: &Packet, c: &mut Common, requests: &mut Requests) {
+        let (Some(ids), Some(clock)) = (self.taken.get_mut(&pair(p.tid, p.ifindex)), p.worker) else {
+            return;
+        };
+        let Some(leg) = ids.last().and_then(|id| self.legs.get(*id)) else { return };
+        let asleep = |clock: &Split| clock.get(ThreadState::Asleep);
+        if leg.taken_clock.is_some_and(|then| asleep(&clock) > asleep(&then)) {
+            for id in ids.drain(..) {
+                Self::give_up(&mut self.legs, id, c, requests);
+            }
+        }
+    }
+
+    pub(super) fn interrupt(&mut self, now: u64, i: &Interrupt, c: &mut Common, requests: &mut Requests) {
+        let Some(ids) = self.taken.get_mut(&pair(i.tid, i.ifindex)) else { return };
+        let in_guest = i.delivery == Became::Posted
+            || i.delivery == Became::Suppressed && i.state == Some(ThreadState::Guest);
+        let vector = if i.delivery == Became::Suppressed { 0 } else { i.vector };
+        let legs = &mut self.legs;
+        let covered =
+            ids.iter().take_while(|id| legs.get(**id).is_none_or(|leg| leg.dequeued <= i.signalled)).count();
+        let waits = pair(i.vm, u32::from(i.vcpu));
+        if self.awaited.len() >= MAX_THREADS {
+            self.awaited.retain(|_, list| !list.is_empty());
+        }
+        let roomy = self.awaited.len() < MAX_THREADS || self.awaited.contains_key(&waits);
+        for id in ids.drain(..covered) {
+            let Some(leg) = legs.get_mut(id) else { continue };
+            let of_vm = c.pids[leg.vm as usize] == i.vm;
+            if i.delivery == Became::Unknown || i.signalled > now || !of_vm || !roomy {
+                Self::give_up(legs, id, c, requests);
+                continue;
+            }
+            leg.signalled = i.signalled;
+            leg.accepted = now;
+            leg.vcpu = i.vcpu;
+            leg.state = i.state;
+            leg.accept_clock = i.clock;
+            if in_guest {
+                leg.entered = now;
+                leg.entry_clock = i.clock;
+                if let Some(leg) = legs.remove(id) {
+                    Self::done(leg, c, requests);
+                }
+                continue;
+            }
+            let list = self.awaited.entry(waits).or_default();
+            if list.len() < MAX_IN_HAND {
+                list.push(Awaited { vector, accepted: now, leg: id });
+            } else {
+                Self::give_up(legs, id, c, requests);
+            }
+        }
+    }
+
+    pub(super) fn guest_entry(&mut self, now: u64, e: &GuestEntry, c: &mut Common, requests: &mut Requests) {
+        let Some(list) = self.awaited.get_mut(&pair(e.vm, u32::from(e.vcpu))) else { return };
+        let legs = &mut self.legs;
+        list.retain(|a| {
+            if a.vector != e.vector || a.accepted > e.upto {
+                return true;
+            }
+            if let Some(mut leg) = legs.remove(a.leg) {
+                leg.entered = now;
+                leg.entry_clock = e.clock;
+                leg.wake_behind = e.behind;
+                Self::done(leg, c, requests);
+            }
+            false
+        });
+    }
+
+    fn give_up(legs: &mut Aged<Leg>, id: Id, c: &mut Common, requests: &mut Requests) {
+        if let Some(leg) = legs.remove(id) {
+            Self::done(leg.spoilt(Fate::Hole), c, requests);
+        }
+    }
+
+    /// Books a leg that has come to its end, and hands it to its request.
+    fn done(mut leg: Leg, c: &mut Common, requests: &mut Requests) {
+        if leg.fate == Fate::Sound && c.lost.touches(leg.start, leg.entered) {
+            leg.fate = Fate::Hole;
+        }
+        let book = &mut c.books[leg.vm as usize].inbound;
+        if leg.fate == Fate::Sound {
+            book.packets += 1;
+            let times = [leg.start, leg.enqueued, leg.dequeued, leg.signalled, leg.accepted, leg.entered];
+            for (series, t) in book.stages.iter_mut().zip(times.windows(2)) {
+                series.record(t[1].saturating_sub(t[0]));
+            }
+        } else {
+            book.incomplete += 1;
+        }
+        requests.arrived(leg);
+    }
+
+    pub(super) fn expire(&mut self, then: u64, c: &mut Common, requests: &mut Requests) {
+        while let Some(leg) = self.legs.pop_until(then) {
+            Self::done(leg.spoilt(Fate::Hole), c, requests);
+        }
+    }
+
+    pub(super) fn finish(&mut self, c: &mut Common, requests: &mut Requests) {
+        self.expire(u64::MAX, c, requests);
+    }
+}

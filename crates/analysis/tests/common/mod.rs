@@ -1,0 +1,200 @@
+//! Hand-written histories: a trace that is put together event by event.
+#![allow(dead_code)] // Each test file uses its part.
+
+use teiji_analysis::{Analyzer, Options, Tally};
+use teiji_model::event::*;
+use teiji_model::flow::{Matching, Watch};
+use teiji_model::host::{DataPlane, Nic, Vm};
+use teiji_model::report::{Counters, Joined, Meta, Report};
+use teiji_model::stage::{Split, Stage, ThreadState};
+
+/// Taps of VM 0 and VM 1, and other devices.
+pub const TAP: u32 = 5;
+pub const TAP2: u32 = 6;
+pub const NIC: u32 = 2;
+pub const VETH: u32 = 3;
+pub const VLAN: u32 = 10;
+pub const VM: u32 = 70;
+pub const VM2: u32 = 71;
+pub const WORKER: u32 = 900;
+/// When histories begin, ns.
+pub const T: u64 = 1_000_000_000;
+
+pub fn vm(pid: u32, ifindex: u32) -> Vm {
+    Vm {
+        name: format!("vm{pid}"),
+        pid,
+        vcpus: vec![],
+        workers: vec![],
+        nics: vec![Nic {
+            tap: format!("tap{ifindex}"),
+            ifindex,
+            mac: None,
+            bridge: None,
+            data_plane: DataPlane::VhostNet,
+            queues: 1,
+        }],
+        memory: None,
+        memory_nodes: vec![],
+    }
+}
+
+pub fn meta(matching: Matching) -> Meta {
+    Meta {
+        vms: vec![vm(VM, TAP), vm(VM2, TAP2)],
+        watch: Watch { matching, ..Watch::default() },
+        ..Meta::default()
+    }
+}
+
+/// A match without a group.
+pub fn m(key: u64, role: Role) -> Option<Match> {
+    Some(Match { key, role, group: 0, step: Step::Within })
+}
+
+pub fn packet(point: Point, fingerprint: u64, ifindex: u32) -> Packet {
+    Packet {
+        point,
+        fingerprint,
+        matching: None,
+        ifindex,
+        len: 100,
+        tid: WORKER,
+        depth: 0,
+        worker: None,
+        behind: 0,
+    }
+}
+
+/// A history under construction. Times are ns after [`T`].
+#[derive(Clone, Default)]
+pub struct History(pub Vec<Event>);
+
+impl History {
+    pub fn at(&mut self, after: u64, kind: Kind) -> &mut Self {
+        self.0.push(Event { ts: T + after, cpu: 0, kind });
+        self
+    }
+
+    pub fn on(&mut self, after: u64, cpu: u16, kind: Kind) -> &mut Self {
+        self.0.push(Event { ts: T + after, cpu, kind });
+        self
+    }
+
+    pub fn packet(&mut self, after: u64, point: Point, fingerprint: u64, ifindex: u32) -> &mut Self {
+        self.at(after, Kind::Packet(packet(point, fingerprint, ifindex)))
+    }
+
+    pub fn matched(
+        &mut self,
+        after: u64,
+        point: Point,
+        fp: u64,
+        ifindex: u32,
+        matching: Option<Match>,
+    ) -> &mut Self {
+        self.at(after, Kind::Packet(Packet { matching, ..packet(point, fp, ifindex) }))
+    }
+
+    pub fn interrupt(&mut self, after: u64, signalled: u64, delivery: Delivery) -> &mut Self {
+        self.at(after, Kind::Interrupt(Interrupt { delivery, ..interrupt(signalled) }))
+    }
+
+    pub fn entry(&mut self, after: u64, upto: u64, vector: u8) -> &mut Self {
+        self.at(after, Kind::GuestEntry(GuestEntry { vector, ..entry(upto) }))
+    }
+
+    pub fn kick(&mut self, after: u64) -> &mut Self {
+        self.at(after, Kind::Kick(kick()))
+    }
+
+    /// A request that arrives at `t`, in 10 µs steps: every stage to the guest takes 10 µs.
+    pub fn request(&mut self, t: u64, fp: u64, matching: Option<Match>) -> &mut Self {
+        self.packet(t, Point::HostRx, fp, NIC)
+            .matched(t + 10_000, Point::TapEnqueue, fp, TAP, matching)
+            .packet(t + 20_000, Point::TapDequeue, fp, TAP)
+            .interrupt(t + 40_000, t + 30_000, Delivery::Accepted)
+            .entry(t + 50_000, t + 45_000, 40)
+    }
+
+    /// Its response, kicked at `t`: every stage takes 10 µs, with a qdisc.
+    pub fn response(&mut self, t: u64, fp: u64, matching: Option<Match>) -> &mut Self {
+        self.kick(t)
+            .matched(t + 10_000, Point::TapSend, fp, TAP, matching)
+            .packet(t + 20_000, Point::DevQueue, fp, NIC)
+            .packet(t + 30_000, Point::QdiscDequeue, fp, NIC)
+            .packet(t + 40_000, Point::DevXmit, fp, NIC)
+    }
+
+    pub fn run(&self) -> Outcome {
+        run(&meta(Matching::Echo), &self.0)
+    }
+}
+
+pub fn interrupt(signalled: u64) -> Interrupt {
+    Interrupt {
+        signalled: T + signalled,
+        ifindex: TAP,
+        tid: WORKER,
+        delivery: Delivery::Accepted,
+        vm: VM,
+        vcpu: 1,
+        vector: 40,
+        state: Some(ThreadState::Asleep),
+        clock: Split::default(),
+    }
+}
+
+pub fn entry(upto: u64) -> GuestEntry {
+    GuestEntry { vm: VM, vcpu: 1, vector: 40, upto: T + upto, clock: Split::default(), behind: 0 }
+}
+
+pub fn kick() -> Kick {
+    Kick { ifindex: TAP, vm: VM, vcpu: 1, clock: Split::default(), worker: None, behind: 0 }
+}
+
+pub struct Outcome {
+    pub joined: Vec<Joined>,
+    pub report: Report,
+    pub tally: Tally,
+}
+
+impl Outcome {
+    /// Durations of the only request's stages, in path order, µs.
+    pub fn stages(&self) -> Vec<u64> {
+        assert_eq!(self.joined.len(), 1, "{:?}", self.report.vms);
+        self.joined[0].request.stages.iter().map(|s| s.ns / 1000).collect()
+    }
+
+    pub fn split(&self, stage: Stage) -> Option<Split> {
+        self.joined[0].request.stages[stage as usize].split
+    }
+
+    /// seen, complete, incomplete, ambiguous, unanswered of VM 0.
+    pub fn counts(&self) -> [u64; 5] {
+        let r = self.report.vms[0].requests;
+        [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered]
+    }
+}
+
+pub fn run(meta: &Meta, events: &[Event]) -> Outcome {
+    let mut joined = Vec::new();
+    let mut analyzer = Analyzer::new(meta, Options { seed: 1, ..Options::default() });
+    for e in events {
+        analyzer.push(*e, &mut |j| joined.push(j.clone()));
+    }
+    let tally = analyzer.tally();
+    let report = analyzer.finish(Counters::default(), &mut |j| joined.push(j.clone()));
+    for j in &joined {
+        let sum: u64 = j.request.stages.iter().map(|s| s.ns).sum();
+        assert_eq!(sum, j.request.total, "stages do not partition the total");
+        for s in &j.request.stages {
+            assert!(s.split.is_none_or(|p| p.total() == s.ns), "a split does not add up");
+        }
+    }
+    for vm in &report.vms {
+        let r = vm.requests;
+        assert_eq!(r.seen, r.complete + r.incomplete + r.ambiguous + r.unanswered, "{r:?}");
+    }
+    Outcome { joined, report, tally }
+}

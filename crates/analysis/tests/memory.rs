@@ -1,0 +1,58 @@
+//! Memory stays bounded at 200,000 packets a second, from well-behaved guests and from hostile ones.
+//!
+//! Ignored, because it takes some seconds in a release build and minutes in a debug one:
+//! `cargo test --release -p teiji-analysis --test memory -- --ignored --nocapture`
+
+mod common;
+
+use common::*;
+use teiji_analysis::{Analyzer, Options};
+use teiji_model::event::*;
+use teiji_model::flow::Matching;
+use teiji_model::report::Counters;
+
+/// What a process may use, kB.
+const LIMIT: u64 = 100_000;
+
+/// The most that this process has used.
+fn resident_kb() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or_default();
+    line.split_whitespace().next().and_then(|kb| kb.parse().ok()).expect("the kernel tells VmHWM")
+}
+
+#[test]
+#[ignore = "slow; see the module"]
+fn memory_is_bounded() {
+    // First as it should be, then with nothing ever answered or taken, then with the same fingerprints.
+    for (what, hostile) in [("answered", 0), ("never answered", 1), ("never taken", 2), ("alike", 3)] {
+        let mut analyzer = Analyzer::new(&meta(Matching::Sip), Options { seed: 3, ..Options::default() });
+        let (mut joined, mut events) = (0u64, 0u64);
+        for i in 0..1_000_000u64 {
+            // 100,000 requests a second, two packets each, drained every 10 ms CPU by CPU.
+            let fp = if hostile == 3 { i % 1000 } else { i.wrapping_mul(0x9e37_79b9_7f4a_7c15) };
+            let mut h = History::default();
+            let step = Some(Match { key: i, role: Role::Request, group: i + 1, step: Step::Begins });
+            h.request(i * 10_000, fp, step);
+            if hostile != 1 {
+                let step = Some(Match { key: i, role: Role::Final, group: i + 1, step: Step::Begins });
+                h.response(i * 10_000 + 100_000, !fp, step);
+            }
+            if hostile == 2 {
+                h.0.retain(|e| !matches!(e.kind, Kind::Packet(p) if p.point == Point::TapDequeue));
+            }
+            for (n, e) in h.0.into_iter().enumerate() {
+                analyzer.push(Event { cpu: n as u16, ..e }, &mut |_| joined += 1);
+                events += 1;
+            }
+        }
+        let tally = analyzer.tally();
+        let report = analyzer.finish(Counters::default(), &mut |_| joined += 1);
+        println!(
+            "{what}: {events} events, {joined} joined, {:?}, {tally:?}, {} kB",
+            report.vms[0].requests,
+            resident_kb()
+        );
+        assert!(resident_kb() < LIMIT, "{} kB after {what}", resident_kb());
+    }
+}
