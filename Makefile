@@ -18,6 +18,7 @@ build: deps ## build everything
 
 test: deps ## check the format, lint, and run every test, those in the lab too (root)
 	$(CARGO) fmt --all --check
+	@lab/clang-format.sh
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) test --workspace
 

@@ -47,6 +47,10 @@ impl Error {
         match error.kind() {
             // the verifier's refusal looks the same, so see whether anything is lacking
             libbpf_rs::ErrorKind::PermissionDenied if !permitted() => Error::NotPermitted,
+            libbpf_rs::ErrorKind::PermissionDenied => Error::Kernel {
+                doing: doing.into(),
+                reason: "the kernel's verifier refused a program (TEIJI_LOG=debug shows its words)".into(),
+            },
             _ => Error::Kernel { doing: doing.into(), reason: format!("{error:#}") },
         }
     }

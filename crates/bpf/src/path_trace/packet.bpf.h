@@ -38,6 +38,16 @@ struct endpoints {
 	u8 version, proto;
 };
 
+/* The lesser of two, in a form that no compiler takes apart and the verifier therefore understands. */
+static __always_inline u64 at_most(u64 n, u64 most)
+{
+	barrier_var(n);
+	if (n > most)
+		n = most;
+	barrier_var(n);
+	return n;
+}
+
 static __always_inline u64 mix(u64 h, u64 word)
 {
 	h = (h ^ word) * 0x9fb21c651e98df25ULL;
@@ -205,8 +215,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		struct {
 			__be16 sport, dport, len, check;
 		} udp;
-		u64 payload[PAYLOAD_HASHED / 8] = {};
-		u32 n;
+		u64 payload[PAYLOAD_HASHED / 8] = {}, n;
 
 		if (at + sizeof(udp) > end || bpf_probe_read_kernel(&udp, sizeof(udp), at))
 			goto unidentified;
@@ -217,13 +226,10 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		at += sizeof(udp);
 		/* the frame may be padded, and the datagram may be longer than the linear part */
 		n = bpf_ntohs(udp.len);
-		n = n > sizeof(udp) ? n - sizeof(udp) : 0;
-		if (n > end - at)
-			n = end - at;
+		n = at_most(n > sizeof(udp) ? n - sizeof(udp) : 0, at < end ? end - at : 0);
 		p->payload = at;
 		p->payload_len = n;
-		if (n > PAYLOAD_HASHED)
-			n = PAYLOAD_HASHED;
+		n = at_most(n, PAYLOAD_HASHED);
 		if (n && bpf_probe_read_kernel(payload, n, at))
 			goto unidentified;
 		h = mix(h, (u64)udp.sport << 16 | udp.dport);
