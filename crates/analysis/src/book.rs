@@ -52,6 +52,8 @@ pub(crate) struct Book {
     shares: Shares<{ Stage::COUNT }>,
     /// By stage and state.
     cells: Shares<CELLS>,
+    /// By stage and state, for stages that a thread carries.
+    cell_series: Vec<Series>,
     slowest: Vec<Request>,
     /// How long was waited behind a thread in a stage, ns.
     waits: Map<(Stage, u32), u64>,
@@ -71,6 +73,7 @@ impl Book {
             stages: Default::default(),
             shares: Shares::new(),
             cells: Shares::new(),
+            cell_series: (0..CELLS).map(|_| Series::default()).collect(),
             slowest: Vec::new(),
             waits: Map::with_hasher(hasher),
         }
@@ -85,7 +88,11 @@ impl Book {
             ns[i] = s.ns;
             self.stages[i].record(s.ns);
             if let Some(split) = &s.split {
-                cells[i * STATES..(i + 1) * STATES].copy_from_slice(&split.0);
+                let at = i * STATES..(i + 1) * STATES;
+                for (series, ns) in self.cell_series[at.clone()].iter_mut().zip(split.0) {
+                    series.record(ns);
+                }
+                cells[at].copy_from_slice(&split.0);
             }
         }
         self.total.record(r.total);
@@ -116,6 +123,7 @@ impl Book {
         let part = |cell: usize, state| PartReport {
             state,
             mean: self.cells.mean(cell),
+            p50: self.cell_series[cell].dist().p50,
             time_share: self.cells.of_time(cell),
             fluctuation_share: self.cells.of_fluctuation(cell),
         };

@@ -282,6 +282,26 @@ fn splits_are_differences_of_clocks() {
 }
 
 #[test]
+fn what_a_preempted_guest_waits_for_a_cpu_is_vcpu_wakes() {
+    let mut h = clocked(1);
+    for e in &mut h.0 {
+        if let Kind::Kick(k) = &mut e.kind {
+            // of the guest's 50 us, 30 waiting behind thread 555
+            k.clock.0[ThreadState::Guest as usize] -= 30_000;
+            k.clock.0[ThreadState::Ready as usize] += 30_000;
+            k.behind = 555;
+        }
+    }
+    let o = h.run();
+    assert_eq!(o.split(Stage::VcpuWake), Some(Split([0, 0, 3000, 37_000, 0])));
+    assert_eq!(o.split(Stage::Guest), Some(Split([18_000, 0, 0, 0, 2000])));
+    let r = &o.joined[0].request;
+    assert_eq!(r.preempted, 30_000);
+    assert_eq!(r.stages.iter().map(|s| s.ns).sum::<u64>(), r.total);
+    assert_eq!(o.joined[0].behind, [(Stage::TapQueue, 333), (Stage::VcpuWake, 555)]);
+}
+
+#[test]
 fn another_vcpus_kick_gives_no_split_of_the_guests_part() {
     assert_eq!(clocked(0).run().split(Stage::Guest), None);
 }

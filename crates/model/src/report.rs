@@ -161,6 +161,8 @@ pub struct PartReport {
     pub state: ThreadState,
     /// Mean, ns.
     pub mean: f64,
+    /// Median, ns.
+    pub p50: u64,
     /// Share of the time, 0 to 1.
     pub time_share: f64,
     /// Share of the fluctuation.
@@ -186,6 +188,9 @@ pub struct Request {
     pub vcpu: u16,
     /// What that vCPU was doing when the interrupt was accepted.
     pub vcpu_state: Option<ThreadState>,
+    /// How much of `vcpu_wake` came after the first guest entry, ns: the vCPU lost its CPU to another thread
+    /// while the guest was at work, and had to be brought back.
+    pub preempted: u64,
     /// Whether its response went out without a kick of its own, so that `guest` holds time that may be
     /// `vhost_tx`'s.
     pub coalesced_kick: bool,

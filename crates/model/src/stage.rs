@@ -23,9 +23,10 @@ pub enum Stage {
     VhostRx,
     /// Signalled → interrupt accepted for a vCPU (`kvm_apic_accept_irq`).
     Irq,
-    /// Accepted → that vCPU enters guest mode with it (`kvm_inj_virq`, `kvm_entry`).
+    /// Accepted → that vCPU enters guest mode with it (`kvm_inj_virq`, `kvm_entry`); and each time that the vCPU
+    /// loses its CPU to another thread before the kick, the wait until it is back.
     VcpuWake,
-    /// Guest entry → the guest kicks its transmit queue.
+    /// Guest entry → the guest kicks its transmit queue, without the waits that are the host's (`vcpu_wake`).
     Guest,
     /// Kick → frame handed to the host stack.
     VhostTx,

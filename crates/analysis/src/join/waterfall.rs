@@ -5,6 +5,10 @@
 //! not before the guest entry and not after the frame was sent. Without one, a worker that was running
 //! already took the frame: then `guest` lasts until it was sent, and the request says so.
 //!
+//! While the guest works on a request, its vCPU may lose its CPU to another thread. Those waits are the
+//! host's: they are taken out of `guest` and added to `vcpu_wake`, where the request's other waits for the
+//! vCPU are (docs/decisions/0004).
+//!
 //! A stage is split by the difference of its thread's clocks at both ends. The clocks are read a little
 //! apart from the time stamps, so the sum may be off by [`SLACK`] or 2 %: the greatest part makes up for
 //! that. A split that is off by more is dropped.
@@ -31,6 +35,7 @@ pub(super) fn blank() -> Joined {
             depth: 0,
             vcpu: 0,
             vcpu_state: None,
+            preempted: 0,
             coalesced_kick: false,
         },
         ended_by: Role::Final,
@@ -97,7 +102,40 @@ pub(super) fn lay(open: &Open, sent: &Sent, joined: &mut Joined, dropped: &mut u
         }
         r.stages.push(StageTime { stage, ns, split: fitted });
     }
+    r.preempted = return_waits(&mut r.stages, &mut joined.behind);
     Some(())
+}
+
+/// Moves what the vCPU waited for a CPU within `guest` to `vcpu_wake`: the guest had begun, but keeping it
+/// running is the host's part. Returns how much.
+fn return_waits(stages: &mut [StageTime], behind: &mut Vec<(Stage, u32)>) -> u64 {
+    const READY: usize = ThreadState::Ready as usize;
+    let (before, after) = stages.split_at_mut(Stage::Guest as usize);
+    let (Some(wake), Some(guest)) = (before.last_mut(), after.first_mut()) else { return 0 };
+    let (Some(in_wake), Some(in_guest)) = (&mut wake.split, &mut guest.split) else { return 0 };
+    let waited = in_guest.0[READY];
+    if waited == 0 {
+        return 0;
+    }
+    // One thread answers for the whole wait: the one behind which the vCPU waited longer.
+    let (less, more) = if waited > in_wake.0[READY] {
+        (Stage::VcpuWake, Stage::Guest)
+    } else {
+        (Stage::Guest, Stage::VcpuWake)
+    };
+    if behind.iter().any(|(stage, _)| *stage == more) {
+        behind.retain(|(stage, _)| *stage != less);
+    }
+    for (stage, _) in behind {
+        if *stage == Stage::Guest {
+            *stage = Stage::VcpuWake;
+        }
+    }
+    in_guest.0[READY] = 0;
+    guest.ns -= waited;
+    in_wake.0[READY] += waited;
+    wake.ns += waited;
+    waited
 }
 
 /// `split` made to add up to `ns`, if it nearly does.

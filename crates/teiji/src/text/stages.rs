@@ -39,7 +39,8 @@ pub(super) fn table(vm: &VmReport, style: &Style) -> Vec<String> {
                 Cell::from(format!("  {}", part.state.name(actor))).tone(tone),
                 Cell::right(ns(part.mean)).tone(tone),
             ];
-            row.extend(["", "", ""].map(Cell::from));
+            row.push(Cell::right(ns(part.p50 as f64)).tone(tone));
+            row.extend(["", ""].map(Cell::from));
             row.extend(shares(part.time_share, part.fluctuation_share, tone, style));
             table.row(row);
         }

@@ -68,7 +68,7 @@ fn stage(stage: Stage, us: [u64; 5], time_share: f64, fluctuation_share: f64) ->
 }
 
 fn part(state: ThreadState, us: u64, time_share: f64, fluctuation_share: f64) -> PartReport {
-    PartReport { state, mean: (us * US) as f64, time_share, fluctuation_share }
+    PartReport { state, mean: (us * US) as f64, p50: us * US, time_share, fluctuation_share }
 }
 
 /// A request whose `tap_queue` takes `queue_us` and is spent waiting for a CPU.
@@ -101,6 +101,7 @@ pub fn request(key: u64, start: u64, queue_us: u64) -> Request {
         depth: (queue_us / 500) as u16,
         vcpu: (key % 2) as u16,
         vcpu_state: Some(ThreadState::Asleep),
+        preempted: 0,
         coalesced_kick: false,
     }
 }
@@ -176,7 +177,7 @@ pub fn contended() -> Report {
         },
     };
     let counters =
-        Counters { ended: 11_000_000_000, events: 18_220, lost: vec![0, 0, 17, 0], unidentified: 0 };
+        Counters { ended: 11_000_000_000, events: 18_220, lost: vec![0, 0, 17, 0], ..Counters::default() };
     Report { schema: SCHEMA, meta: meta(), counters, vms: vec![vm] }
 }
 
