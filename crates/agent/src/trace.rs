@@ -34,7 +34,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Threads whose names are learnt in one trace.
 const MAX_TASKS: usize = 4096;
 /// Size of the record buffer unless the caller asks for another, bytes.
-pub const DEFAULT_BUFFER: usize = 16 << 20;
+pub const DEFAULT_BUFFER: usize = 8 << 20;
 
 /// What to trace, and how.
 #[derive(Clone, Debug)]

@@ -540,3 +540,20 @@ fn a_sip_retransmission_is_ambiguous() {
     h.response(600_100_000, 10, sip(3, Role::Final, Step::Ends));
     assert_eq!(run(&meta(Matching::Sip), &h.0).counts(), [3, 2, 0, 1, 0]);
 }
+
+#[test]
+fn on_a_tap_without_vhost_a_packet_ends_on_the_tap() {
+    let mut m = meta(Matching::Echo);
+    m.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
+    let ifindex = m.vms[0].nics[0].ifindex;
+    let mut h = History::default();
+    for i in 0..100u64 {
+        h.packet(i * 1_000_000, Point::HostRx, i + 1, NIC);
+        h.packet(i * 1_000_000 + 7000, Point::TapEnqueue, i + 1, ifindex);
+    }
+    let report = run(&m, &h.0).report;
+    let vm = &report.vms[0];
+    assert_eq!((vm.inbound.packets, vm.inbound.incomplete, vm.requests.seen), (100, 0, 0));
+    assert_eq!(vm.inbound.stages.len(), 1);
+    assert_eq!((vm.inbound.stages[0].0, vm.inbound.stages[0].1.max), (Stage::SwitchIn, 7000));
+}

@@ -69,7 +69,7 @@ pub struct Trace {
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Size of the kernel's event buffer, such as 16M; raise it if events are lost.
-    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = units::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = units::parse_size)]
     pub buffer: usize,
     /// How to print the report.
     #[command(flatten)]

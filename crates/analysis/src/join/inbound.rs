@@ -13,7 +13,7 @@
 //! those that follow with its fingerprint, until the reports of all have been accounted for or none was
 //! seen for the time a packet may live. Fewer reports than usual, or none on a tap whose packets have
 //! them, are a hole: the start of the packet is not known. On a tap that is fed by the host itself too, a
-//! packet without reports starts at the tap.
+//! packet without reports starts at the tap. On a tap that no vhost worker serves, its way ends there too.
 
 use super::delivery::{Delivery, Leg};
 use super::request::Requests;
@@ -142,6 +142,17 @@ impl Inbound {
         let Some(r) = self.records.get_mut(&p.fingerprint) else { return };
         r.sent |= from.is_some();
         let (start, fate) = Self::start(r, now, tap, from, &mut self.usual, &mut self.reported);
+        if c.taps[tap].unseen {
+            let book = &mut c.books[vm as usize].inbound;
+            if fate == Fate::Sound && !c.lost.touches(start, now) {
+                book.packets += 1;
+                book.stages[0].record(now.saturating_sub(start));
+            } else {
+                book.incomplete += 1;
+            }
+            self.records.remove(&p.fingerprint);
+            return;
+        }
         r.enqueued = r.enqueued.saturating_add(1);
         let again = r.on_taps.iter().flatten().any(|(ifindex, _)| *ifindex == p.ifindex);
         let room = r.on_taps.iter().position(Option::is_none);

@@ -36,6 +36,7 @@ use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
 use teiji_model::event::{Event, Kick, Kind, Point};
 use teiji_model::flow::Matching;
+use teiji_model::host::DataPlane;
 use teiji_model::report::{Joined, Meta};
 
 /// Called with each complete request.
@@ -61,6 +62,8 @@ struct Tap {
     kick: Option<(u64, Kick)>,
     /// When a frame was last taken from it.
     sent: u64,
+    /// The VMM takes its packets itself, unseen: a packet's way ends on the tap.
+    unseen: bool,
 }
 
 /// What does not change while joining, and what all parts share.
@@ -110,7 +113,7 @@ impl Joiner {
         for (vm, v) in meta.vms.iter().enumerate() {
             for nic in &v.nics {
                 common.by_ifindex.insert(nic.ifindex, common.taps.len() as u32);
-                common.taps.push(Tap { vm: vm as u32, kick: None, sent: 0 });
+                common.taps.push(Tap { vm: vm as u32, kick: None, sent: 0, unseen: nic.data_plane == DataPlane::Userspace });
             }
         }
         let sip = meta.watch.matching == Matching::Sip;
