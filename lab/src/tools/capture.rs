@@ -122,6 +122,9 @@ impl Ring {
         };
         let version = libc::tpacket_versions::TPACKET_V3 as libc::c_int;
         option(libc::PACKET_VERSION, (&raw const version).cast(), size_of_val(&version))?;
+        // Packets are stamped where they enter the stack only while some socket asks for stamps. The ring's own
+        // option does not count as asking: without this the stamp is that of the copying into the ring.
+        nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::ReceiveTimestampns, &true)?;
         let stamp = libc::SOF_TIMESTAMPING_SOFTWARE as libc::c_int;
         option(libc::PACKET_TIMESTAMP, (&raw const stamp).cast(), size_of_val(&stamp))?;
         let request = libc::tpacket_req3 {
