@@ -12,12 +12,12 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ("tun_recvmsg", "the stages tap_queue and vhost_rx cannot be told apart; requests are incomplete", true),
     ("handle_rx", "queue depths leave out the packets that vhost has batched", false),
     ("vhost_add_used_and_signal_n", "the stages vhost_rx and irq cannot be told apart", true),
-    ("irqfd_wakeup", "an interrupt's VM is not known", true),
+    ("kvm_arch_set_irq_inatomic", "an interrupt's VM is not known", true),
     ("kvm_apic_accept_irq", "an interrupt's vCPU is not known", true),
     ("kvm_inj_virq", "the entry with an interrupt is not seen", true),
     ("kvm_entry", "guest entries are not seen", true),
     ("kvm_exit", "guest time and exits cannot be told apart", true),
-    ("kvm_vcpu_halt", "polling and sleeping of a halted vCPU cannot be told apart", false),
+    ("kvm_arch_no_poll", "polling and sleeping of a halted vCPU cannot be told apart", false),
     ("vhost_poll_wakeup", "kicks are not seen: guest and vhost_tx cannot be told apart", true),
     ("sched_switch", "what vCPU threads and vhost workers wait for is not seen", true),
     ("sched_wakeup", "waiting for a CPU cannot be told from sleeping", true),
@@ -74,7 +74,7 @@ fn remedy(target: &str, forbidden: bool) -> &'static str {
     }
     match target {
         "handle_rx" | "vhost_add_used_and_signal_n" | "vhost_poll_wakeup" => "modprobe vhost_net",
-        t if t.starts_with("kvm") || t == "irqfd_wakeup" => "modprobe kvm_intel or kvm_amd",
+        t if t.starts_with("kvm") => "modprobe kvm_intel or kvm_amd",
         "tun_recvmsg" => "modprobe tun",
         _ => "use a distribution's kernel of Linux 6.1 or newer",
     }

@@ -237,6 +237,8 @@ pub fn run(
     if spec.vms.iter().all(|v| v.nics.is_empty()) {
         return Err(Error::NoVm("none of them has a tap".into()));
     }
+    let setup = Setup { watch: &spec.watch, vms: &spec.vms, buffer_bytes: spec.buffer_bytes };
+    let mut tracer = Tracer::start(&setup)?;
     let meta = meta(&spec);
     let recorder = match &spec.record {
         None => None,
@@ -244,22 +246,14 @@ pub fn run(
             Recorder::create(path, &meta).map_err(|source| Error::Record { path: path.clone(), source })?,
         ),
     };
-    let setup = Setup { watch: &spec.watch, vms: &spec.vms, buffer_bytes: spec.buffer_bytes };
-    let started = Tracer::start(&setup).map_err(Error::from).and_then(|tracer| {
-        if spec.confine {
-            privilege::drop_all().map_err(Error::Privilege)?;
+    if spec.confine
+        && let Err(error) = privilege::drop_all()
+    {
+        if let Some(recorder) = recorder {
+            recorder.abandon();
         }
-        Ok(tracer)
-    });
-    let mut tracer = match started {
-        Ok(tracer) => tracer,
-        Err(error) => {
-            if let Some(recorder) = recorder {
-                recorder.abandon();
-            }
-            return Err(error);
-        }
-    };
+        return Err(Error::Privilege(error));
+    }
     let begun = Instant::now();
     let seed = RandomState::new().hash_one(meta.started);
     let mut session = Session {

@@ -33,7 +33,7 @@ impl Series {
         self.mean += d / self.count as f64;
         self.m2 += d * (value as f64 - self.mean);
         if self.histogram.is_none() {
-            self.histogram = Histogram::new(2).ok(); // Fails for more than five digits only.
+            self.histogram = Histogram::new_with_bounds(1, LONGEST, 2).ok(); // These bounds never fail.
         }
         if let Some(h) = &mut self.histogram {
             h.saturating_record(value.min(LONGEST));
@@ -156,5 +156,16 @@ mod tests {
             prop_assert!(d.p50.abs_diff(p50) <= p50 / 50 + 1, "{} {}", d.p50, p50);
             prop_assert!(d.min <= d.p50 && d.p50 <= d.p90 && d.p90 <= d.p99 && d.p99 <= d.p999 && d.p999 <= d.max);
         }
+    }
+
+    #[test]
+    fn percentiles_are_within_two_digits() {
+        let mut s = Series::default();
+        (1..=100_000u64).rev().for_each(|v| s.record(v * 1000));
+        let d = s.dist();
+        for (got, wanted) in [(d.p50, 50e6), (d.p90, 90e6), (d.p99, 99e6), (d.p999, 99.9e6)] {
+            assert!((got as f64 / wanted - 1.0).abs() < 0.01, "{got} is not {wanted}");
+        }
+        assert_eq!((d.min, d.max, d.count), (1000, 100_000_000, 100_000));
     }
 }

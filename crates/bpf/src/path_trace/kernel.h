@@ -128,11 +128,6 @@ struct kvm_vcpu {
 	struct kvm_vcpu_arch arch;
 };
 
-struct kvm_kernel_irqfd {
-	struct kvm *kvm;
-	struct wait_queue_entry wait;
-};
-
 #pragma clang attribute pop
 
 #endif

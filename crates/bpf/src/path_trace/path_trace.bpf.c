@@ -11,7 +11,7 @@
  *   net_dev_start_xmit (on a tap)   put on the tap                  TAP_ENQUEUE
  *   tun_recvmsg                     taken by the vhost worker       TAP_DEQUEUE
  *   vhost_add_used_and_signal_n     written and signalled        \
- *   irqfd_wakeup                    which VM is signalled         > IRQ
+ *   kvm_arch_set_irq_inatomic       which VM is signalled         > IRQ
  *   kvm_apic_accept_irq             which vCPU accepted it       /
  *   kvm_inj_virq, kvm_entry         the vCPU enters with it         ENTRY
  *   vhost_poll_wakeup               the guest kicks                 KICK
@@ -19,7 +19,7 @@
  *   net_dev_queue, qdisc_dequeue, net_dev_start_xmit                DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
  *
  * What a vCPU thread or vhost worker does meanwhile is kept as a clock that cumulates the time spent in
- * each state (struct clock), driven by kvm_entry, kvm_exit, kvm_vcpu_halt, sched_switch and
+ * each state (struct clock), driven by kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and
  * sched_wakeup. Records carry readings of the clocks; the difference of two readings tells how the time
  * between them was spent, and no record is needed for the thousands of exits and switches in between.
  *
@@ -338,14 +338,18 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 	return 0;
 }
 
-SEC("fentry/irqfd_wakeup")
-int BPF_PROG(on_irqfd, struct wait_queue_entry *wait)
+/*
+ * The interrupt goes through an irqfd, in the worker's context. (irqfd_wakeup, its caller, and kvm_vcpu_halt,
+ * the caller of kvm_arch_no_poll, would be the obvious places; on Linux 7.2 an fentry on them attaches and
+ * never fires.)
+ */
+SEC("fentry/kvm_arch_set_irq_inatomic")
+int BPF_PROG(on_irqfd, void *entry, struct kvm *kvm)
 {
 	struct clock *c = clock_of(current_tid());
-	struct kvm_kernel_irqfd *irqfd = (void *)wait - bpf_core_field_offset(struct kvm_kernel_irqfd, wait);
 
 	if (c && c->signalled)
-		c->signal_vm = BPF_CORE_READ(irqfd, kvm, userspace_pid);
+		c->signal_vm = kvm->userspace_pid;
 	return 0;
 }
 
@@ -537,7 +541,8 @@ int BPF_PROG(on_kvm_exit)
 	return 0;
 }
 
-SEC("fentry/kvm_vcpu_halt")
+/* Asked once for each halt, before KVM polls or blocks. */
+SEC("fentry/kvm_arch_no_poll")
 int BPF_PROG(on_halt, struct kvm_vcpu *vcpu)
 {
 	struct clock *c = clock_of(current_tid());
