@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -45,8 +45,17 @@ const FRAME: usize = 60;
 /// The port that the packets are for; teiji follows no others.
 const PORT: u16 = 9;
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("flood: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
     isolate()?;
     let tap = make_tap("tap0")?;
     ip("link add br0 type bridge forward_delay 0 stp_state 0 mcast_snooping 0")?;
@@ -65,12 +74,13 @@ fn main() -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let stop = stop.clone();
-        move || drain(&tap, &stop)
+        // The tap goes when its file is closed, and its counters with it.
+        move || (drain(&tap, &stop), tap)
     });
     let (sent, seconds) = send("send0", args.rate, args.count)?;
     std::thread::sleep(Duration::from_millis(500));
     stop.store(true, Ordering::Relaxed);
-    let drained = reader.join().map_err(|_| anyhow::anyhow!("the tap's reader failed"))?;
+    let (drained, _tap) = reader.join().map_err(|_| anyhow::anyhow!("the tap's reader failed"))?;
     let on_tap = on_tap()? - on_tap_before;
     let peak_kb = end_teiji(&mut teiji)?;
     let report: Report = serde_json::from_reader(File::open(&report).context("teiji left no report")?)?;
