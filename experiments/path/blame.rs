@@ -1,0 +1,155 @@
+//! b. Blame: situations whose cause is known, and what teiji's verdict says.
+
+use super::{Extent, lost, only};
+use crate::load::{self, VCPU_CPU, VHOST_CPU};
+use crate::tracing::{Lab, Trace};
+use anyhow::Result;
+use serde::Serialize;
+use teiji_lab::{Child, Guest};
+use teiji_model::report::VmReport;
+use teiji_model::stage::{Stage, ThreadState};
+
+/// Where KVM's polling of halted vCPUs is set.
+const POLLING: &str = "/sys/module/kvm/parameters/halt_poll_ns";
+/// Busy loops that keep a CPU from others.
+const HOGS: u32 = 4;
+
+/// A cause that is induced.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation {
+    /// Its name.
+    pub name: &'static str,
+    /// What is done.
+    pub what: &'static str,
+    /// Stages of which the verdict is to name one.
+    pub stages: &'static [Stage],
+    /// The state that it is to name.
+    pub state: ThreadState,
+    /// Requests a second.
+    pub rate: f64,
+    induce: Induce,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Induce {
+    Hogs(u32),
+    NoPolling,
+}
+
+/// The three situations.
+pub const SITUATIONS: [Situation; 3] = [
+    Situation {
+        name: "vcpu-hogs",
+        what: "busy loops on the vCPU's CPU",
+        stages: &[Stage::VcpuWake],
+        state: ThreadState::Ready,
+        rate: 40.0,
+        induce: Induce::Hogs(VCPU_CPU),
+    },
+    Situation {
+        name: "vhost-hogs",
+        what: "busy loops on the vhost worker's CPU",
+        stages: &[Stage::TapQueue, Stage::VhostTx],
+        state: ThreadState::Ready,
+        rate: 40.0,
+        induce: Induce::Hogs(VHOST_CPU),
+    },
+    Situation {
+        name: "idle",
+        what: "an idle guest, and KVM does not poll",
+        stages: &[Stage::VcpuWake],
+        state: ThreadState::Asleep,
+        rate: 20.0,
+        induce: Induce::NoPolling,
+    },
+];
+
+/// What teiji said of one run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Judged {
+    /// The situation.
+    pub situation: &'static str,
+    /// Run number, from 1.
+    pub run: u32,
+    /// Whether the verdict is right.
+    pub right: bool,
+    /// Its sentence.
+    pub sentence: String,
+    /// What it blames.
+    pub stage: Option<Stage>,
+    /// In which state.
+    pub state: Option<ThreadState>,
+    /// Complete requests.
+    pub complete: u64,
+    /// Events lost.
+    pub lost: u64,
+    /// The first thread that it says was waited behind.
+    pub behind: Option<String>,
+    /// Median and 99th percentile of the response time, µs.
+    pub total_us: [f64; 2],
+    /// Mean of each stage, µs.
+    pub stages: Vec<(Stage, f64)>,
+    /// The whole report of the VM.
+    #[serde(skip)]
+    pub report: VmReport,
+}
+
+/// Undoes what was induced.
+enum Undo<'l> {
+    Hogs(#[expect(dead_code, reason = "ends with it")] Child),
+    Polling(&'l Lab, String),
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        if let Undo::Polling(lab, before) = self {
+            // The lab host ends soon if this fails.
+            let _ = lab.host.run(&format!("echo {before} > {POLLING}"));
+        }
+    }
+}
+
+fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
+    match what {
+        Induce::Hogs(cpu) => load::hogs(&lab.host, cpu, HOGS).map(Undo::Hogs),
+        Induce::NoPolling => {
+            let before = lab.host.run(&format!("cat {POLLING}"))?.ok()?;
+            lab.host.run(&format!("echo 0 > {POLLING}"))?.ok()?;
+            Ok(Undo::Polling(lab, before))
+        }
+    }
+}
+
+/// Induces a situation and asks teiji, with an echo server in a guest that [`load::placed`] describes.
+///
+/// # Errors
+/// If a tool fails.
+pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Extent) -> Result<Judged> {
+    let stem = format!("{}-{run}", s.name);
+    // Attached before, so that the hogs do not slow the start of the trace.
+    let arguments = format!("--vm {} --flow 'udp port {}'", guest.name(), load::ECHO_PORT);
+    let trace = Trace::start(lab, &stem, &arguments, false)?;
+    let undo = induce(lab, s.induce)?;
+    load::echo(&lab.host, guest, s.rate, extent.situation)?;
+    drop(undo);
+    let traced = trace.stop()?;
+    let lost = lost(&traced.report);
+    let vm = only(&traced.report)?.clone();
+    let v = &vm.verdict;
+    let right = v.stage.is_some_and(|stage| s.stages.contains(&stage)) && v.state == Some(s.state);
+    let us = |ns: u64| ns as f64 / 1e3;
+    Ok(Judged {
+        situation: s.name,
+        run,
+        right,
+        sentence: v.sentence.clone(),
+        stage: v.stage,
+        state: v.state,
+        complete: vm.requests.complete,
+        lost,
+        behind: v.behind.first().map(|b| b.name.clone()),
+        total_us: vm.total.map_or([0.0; 2], |t| [us(t.p50), us(t.p99)]),
+        stages: vm.stages.iter().map(|s| (s.stage, s.dist.mean / 1e3)).collect(),
+        report: vm,
+    })
+}

@@ -1,0 +1,205 @@
+//! `path`: runs the experiment of that name; see README.md beside this file.
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+use teiji_experiments::path::table::{self, Found};
+use teiji_experiments::path::{Extent, FULL, SHORT, accuracy, blame, flood, throng};
+use teiji_experiments::summary::{self, Summary};
+use teiji_experiments::tracing::Lab;
+use teiji_experiments::{load, plot, programs, say};
+use teiji_lab::GuestSpec;
+
+/// Most memory that teiji may use, kB.
+const MEMORY_KB: u64 = 100_000;
+
+/// Stages against an independent capture; the right stage blamed under contention
+#[derive(Parser)]
+struct Args {
+    /// Run the short form, as the tests do
+    #[arg(long)]
+    short: bool,
+    /// Copy the run into experiments/runs/, to be committed
+    #[arg(long)]
+    keep: bool,
+    /// Parts to run: any of a, b, c, d
+    #[arg(long, default_value = "abcd")]
+    parts: String,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("path: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<bool> {
+    let begun = Instant::now();
+    let extent = if args.short { SHORT } else { FULL };
+    let folder = summary::folder("path")?;
+    let mut found = Found::default();
+    let mut summary = Summary::new("path", "local", "");
+    if args.parts.contains('d') {
+        flood_part(&mut found, &mut summary, &extent)?;
+    }
+    if args.parts.contains(['a', 'b', 'c']) {
+        lab_parts(args, &folder, &mut found, &mut summary, &extent)?;
+    }
+    summary.figure("seconds", begun.elapsed().as_secs())?;
+    rivals(&mut summary)?;
+    summary.write(&folder)?;
+    let report = table::markdown(&found);
+    summary::write(&folder.join("report.md"), &report)?;
+    summary::write(&folder.join("requests.csv"), &table::requests_csv(&found))?;
+    summary::write(&folder.join("stages.csv"), &table::stages_csv(&found))?;
+    plot::differences(&folder.join("accuracy.svg"), &found.agreements)?;
+    plot::stages(&folder.join("blame.svg"), &found.judged)?;
+    println!("{report}");
+    println!("{}: {}", if summary.pass { "pass" } else { "FAIL" }, folder.join("summary.json").display());
+    if args.keep {
+        let kept = summary::keep(&folder, &summary, &report, "make experiment NAME=path KEEP=1")?;
+        println!("kept: {}", kept.display());
+    }
+    Ok(summary.pass)
+}
+
+/// d, on this machine.
+fn flood_part(found: &mut Found, summary: &mut Summary, extent: &Extent) -> Result<()> {
+    say("d. a flood through this machine's own kernel");
+    let flood = flood::run(&programs::folder()?, extent.flood)?;
+    summary.kernel = flood.kernel.clone();
+    summary.claim(
+        flood.exact(),
+        &format!(
+            "flood: {} packets at {:.0}/s; {} events taken in and {} lost are every one of {} for {} packets",
+            flood.sent,
+            flood.rate,
+            flood.events,
+            flood.lost,
+            flood.points * flood.on_tap,
+            flood.on_tap
+        ),
+    );
+    summary.claim(flood.peak_kb < MEMORY_KB, &format!("flood: peak memory {} kB is below 100 MB", flood.peak_kb));
+    summary.figure("flood", &flood)?;
+    found.flood = Some(flood);
+    Ok(())
+}
+
+/// a, b and c, in one boot of the lab.
+fn lab_parts(
+    args: &Args,
+    folder: &Path,
+    found: &mut Found,
+    summary: &mut Summary,
+    extent: &Extent,
+) -> Result<()> {
+    let lab = Lab::boot(&folder.join("lab"))?;
+    summary.mode = lab.mode().into();
+    summary.kernel = lab.host.kernel().into();
+    let first = lab.host.guest(&load::placed("vm1"))?;
+    let _echo = load::echo_server(&lab.host, &first)?;
+    if args.parts.contains('a') {
+        let _sip = load::sip_server(&lab.host, &first)?;
+        for case in &accuracy::CASES {
+            say(&format!("a. accuracy: {}", case.name));
+            let a = accuracy::run(&lab, &first, case, extent)?;
+            judge_accuracy(summary, &a);
+            found.agreements.push(a);
+        }
+        summary.figure("accuracy", &found.agreements)?;
+    }
+    if args.parts.contains('b') {
+        for s in &blame::SITUATIONS {
+            say(&format!("b. blame: {}", s.what));
+            let mut right = 0;
+            for run in 1..=extent.runs {
+                let judged = blame::run(&lab, &first, s, run, extent)?;
+                say(&format!("{run}: {} {}", if judged.right { "right:" } else { "WRONG:" }, judged.sentence));
+                right += u32::from(judged.right);
+                found.judged.push(judged);
+            }
+            summary.claim(right == extent.runs, &format!("{}: blamed rightly {right} of {} times", s.name, extent.runs));
+        }
+        summary.figure("blame", &found.judged)?;
+    }
+    if args.parts.contains('c') {
+        say(&format!("c. {} VMs at once", extent.vms));
+        let throng = throng(&lab, &first, extent)?;
+        summary.claim(throng.vms as u32 == extent.vms, &format!("{} VMs traced at once", throng.vms));
+        summary.claim(
+            throng.lost == 0,
+            &format!("at up to {:.0} requests/s {} events lost of {}", throng.borne, throng.lost, throng.events),
+        );
+        summary.claim(throng.peak_kb < MEMORY_KB, &format!("peak memory {} kB is below 100 MB", throng.peak_kb));
+        summary.figure("throng", &throng)?;
+        found.throng = Some(throng);
+    }
+    drop(_echo);
+    drop(first);
+    let Lab { host, .. } = lab;
+    host.power_off();
+    Ok(())
+}
+
+fn throng(lab: &Lab, first: &teiji_lab::Guest<'_>, extent: &Extent) -> Result<throng::Throng> {
+    let others: Vec<_> = (2..=extent.vms)
+        .map(|n| lab.host.guest(&GuestSpec { mem_mb: 384, ..GuestSpec::named(&format!("vm{n}")) }))
+        .collect::<Result<_, _>>()?;
+    let servers: Vec<_> = others.iter().map(|g| load::echo_server(&lab.host, g)).collect::<Result<_>>()?;
+    let all: Vec<_> = std::iter::once(first).chain(&others).collect();
+    let throng = throng::run(lab, &all, extent)?;
+    drop(servers);
+    Ok(throng)
+}
+
+fn judge_accuracy(summary: &mut Summary, a: &accuracy::Agreement) {
+    let case = a.case;
+    summary.claim(
+        a.agree_share >= 0.99,
+        &format!(
+            "{case}: {:.2} % of {} requests within 2 % or 50 µs of the capture (99th percentile {:.1} µs off)",
+            a.agree_share * 100.0,
+            a.matched,
+            a.off_p99_us
+        ),
+    );
+    summary.claim(
+        a.sums_wrong == 0 && a.unattributed <= 0.01,
+        &format!("{case}: stages add up, {:.3} % unattributed", a.unattributed * 100.0),
+    );
+    summary.claim(
+        a.matched_share >= 0.999 && a.lost == 0 && a.capture_dropped == 0,
+        &format!(
+            "{case}: {} of {} answered requests followed ({:?} seen, complete, incomplete, ambiguous, unanswered), {} events \
+             lost",
+            a.matched, a.answered, a.counts, a.lost
+        ),
+    );
+}
+
+/// The paper's figures, for the reader: other hardware, other load.
+fn rivals(summary: &mut Summary) -> Result<()> {
+    let csv = include_str!("paper.csv");
+    let mut lines = csv.lines();
+    let names: Vec<&str> = lines.next().context("paper.csv is empty")?.split(',').collect();
+    let rows: Vec<serde_json::Map<String, serde_json::Value>> = lines
+        .map(|l| {
+            let values = l.splitn(names.len(), ',').map(|v| match v.parse::<f64>() {
+                Ok(n) => n.into(),
+                Err(_) if v.is_empty() => serde_json::Value::Null,
+                Err(_) => v.into(),
+            });
+            names.iter().map(|n| (*n).to_owned()).zip(values).collect()
+        })
+        .collect();
+    summary.rivals.insert("paper".into(), serde_json::to_value(rows)?);
+    Ok(())
+}

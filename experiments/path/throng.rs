@@ -1,0 +1,111 @@
+//! c. Several VMs traced at once, at rates that are raised until the lab bears no more.
+
+use super::{Extent, lost};
+use crate::load;
+use crate::tracing::{Lab, Trace};
+use anyhow::Result;
+use serde::Serialize;
+use std::time::Duration;
+use teiji_lab::{Child, Guest};
+
+/// Share of the requests that must be answered, and of the rate that the load must reach.
+const BORNE: f64 = 0.95;
+
+/// One rate.
+#[derive(Clone, Debug, Serialize)]
+pub struct Level {
+    /// Requests a second that were asked for, to all VMs together.
+    pub asked: f64,
+    /// Requests a second that were sent.
+    pub sent: f64,
+    /// Share of them that were answered.
+    pub answered: f64,
+}
+
+/// What the throng came to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Throng {
+    /// VMs.
+    pub vms: usize,
+    /// The rates tried, in their order.
+    pub levels: Vec<Level>,
+    /// The highest request rate at which the load kept up and was answered, 1/s.
+    pub borne: f64,
+    /// What gave in at the next: the load generator, the guests, or nothing that was tried.
+    pub limit: &'static str,
+    /// Events that teiji took in.
+    pub events: u64,
+    /// Events that it lost, over all rates.
+    pub lost: u64,
+    /// Requests: seen, and complete.
+    pub requests: [u64; 2],
+    /// Its peak memory, kB.
+    pub peak_kb: u64,
+}
+
+/// Traces all `guests` while every one of them is called at each rate.
+///
+/// # Errors
+/// If a tool fails.
+pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<Throng> {
+    let names: Vec<String> = guests.iter().map(|g| format!("--vm {}", g.name())).collect();
+    let arguments = format!("{} --flow 'udp port {}'", names.join(" "), load::ECHO_PORT);
+    let trace = Trace::start(lab, "throng", &arguments, false)?;
+    let mut levels: Vec<Level> = Vec::new();
+    let (mut borne, mut limit) = (0.0, "none of the rates");
+    for &rate in extent.rates {
+        let level = level(lab, guests, rate, extent.seconds)?;
+        crate::say(&format!(
+            "{} VMs, {:.0} requests/s asked: {:.0} sent, {:.1} % answered",
+            guests.len(),
+            level.asked,
+            level.sent,
+            level.answered * 100.0
+        ));
+        let slow = level.sent < BORNE * level.asked;
+        let deaf = level.answered < BORNE;
+        if slow || deaf {
+            limit = if slow { "the load generator" } else { "the guests" };
+            levels.push(level);
+            break;
+        }
+        borne = level.sent;
+        levels.push(level);
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let traced = trace.stop()?;
+    let report = &traced.report;
+    Ok(Throng {
+        vms: report.vms.len(),
+        levels,
+        borne,
+        limit,
+        events: report.counters.events,
+        lost: lost(report),
+        requests: [
+            report.vms.iter().map(|v| v.requests.seen).sum(),
+            report.vms.iter().map(|v| v.requests.complete).sum(),
+        ],
+        peak_kb: traced.peak_kb,
+    })
+}
+
+fn level(lab: &Lab, guests: &[&Guest<'_>], rate: f64, seconds: u64) -> Result<Level> {
+    let count = (rate * seconds as f64) as u64;
+    let callers: Vec<Child> = guests
+        .iter()
+        .map(|g| lab.host.spawn(&load::echo_command(g, rate, count)))
+        .collect::<Result<_, _>>()?;
+    let (mut sent, mut per_second, mut received) = (0, 0.0, 0);
+    for caller in callers {
+        let f = load::figures(&caller.wait()?.ok()?)?;
+        sent += f.sent;
+        received += f.received;
+        per_second += f.sent as f64 / f.seconds.max(1e-9);
+    }
+    Ok(Level {
+        asked: rate * guests.len() as f64,
+        sent: per_second,
+        answered: received as f64 / sent.max(1) as f64,
+    })
+}

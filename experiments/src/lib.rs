@@ -1,0 +1,31 @@
+//! What experiments share, and the experiments themselves.
+//!
+//! An experiment is a claim that runs: one folder each, with a README (claim, paper, method, how to read it), what
+//! runs it, and the paper's figures to set its own against. It needs the lab ([`teiji_lab`]), uses the built `teiji`
+//! as its users do, by the command line, and writes `target/experiments/<name>/`.
+//!
+//! | module | does |
+//! | --- | --- |
+//! | [`programs`] | finds the built programs, builds them if they are missing |
+//! | [`summary`] | writes `summary.json`, and copies a run that is to be kept |
+//! | [`numbers`] | quantiles and the like |
+//! | [`plot`] | SVG |
+//! | [`pcap`] | reads captures, and pairs requests with responses in them, independently of teiji |
+//! | [`tracing`] | runs `teiji trace` in the lab; reads reports and recordings |
+//! | [`load`] | echo servers, SIP servers, callers, hogs |
+//! | [`path`] | the experiment of that name |
+
+pub mod load;
+pub mod numbers;
+#[path = "../path/mod.rs"]
+pub mod path;
+pub mod pcap;
+pub mod plot;
+pub mod programs;
+pub mod summary;
+pub mod tracing;
+
+/// Says on standard error how far a run has come.
+pub fn say(what: &str) {
+    eprintln!("      {what}");
+}

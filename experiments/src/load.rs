@@ -1,0 +1,140 @@
+//! Load and noise in the lab: who serves in a guest, who calls from the world outside, and who is in the way.
+//!
+//! Each has a CPU of the lab host of its own, so that what is in the way of one is not in the way of all:
+//!
+//! | CPU | has |
+//! | --- | --- |
+//! | [`CALLER_CPU`] | the callers in `peer`, and with them the softirqs of bridge and uplink |
+//! | [`VHOST_CPU`] | the vhost worker |
+//! | [`VCPU_CPU`] | the vCPU |
+//! | 3 | teiji, the capture |
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use std::time::Duration;
+use teiji_lab::{Child, Guest, GuestSpec, Host};
+
+/// The CPU of callers.
+pub const CALLER_CPU: u32 = 0;
+/// The CPU of the vhost worker.
+pub const VHOST_CPU: u32 = 1;
+/// The CPU of the vCPU.
+pub const VCPU_CPU: u32 = 2;
+/// The port of echo servers.
+pub const ECHO_PORT: u16 = 7;
+
+/// Programs come through the network file system of an emulated machine at first.
+const START: Duration = Duration::from_secs(120);
+
+/// What `teiji-lab udp-load` counted, and its times in ns.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Figures {
+    /// Requests sent.
+    pub sent: u64,
+    /// Responses received.
+    pub received: u64,
+    /// From the first to the last request, s.
+    pub seconds: f64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+}
+
+/// A guest with one vCPU, whose vCPU and vhost worker have CPUs of their own.
+pub fn placed(name: &str) -> GuestSpec {
+    GuestSpec { pins: vec![VCPU_CPU], vhost_cpu: Some(VHOST_CPU), ..GuestSpec::named(name) }
+}
+
+/// Starts an echo server in the guest, and has it used until its programs are in memory.
+///
+/// # Errors
+/// If it does not answer.
+pub fn echo_server(host: &Host, guest: &Guest<'_>) -> Result<Child> {
+    let server = guest.spawn(&format!("exec teiji-lab udp-echo --port {ECHO_PORT}"))?;
+    server.wait_for("serving", START)?;
+    echo(host, guest, 50.0, 50)?;
+    Ok(server)
+}
+
+/// The command of an echo client.
+pub fn echo_command(guest: &Guest<'_>, rate: f64, count: u64) -> String {
+    format!(
+        "ip netns exec peer taskset -c {CALLER_CPU} teiji-lab udp-load --to {}:{ECHO_PORT} --rate {rate} --count {count} \
+         --json",
+        guest.ip()
+    )
+}
+
+/// Sends `count` requests at `rate` per second.
+///
+/// # Errors
+/// If the load cannot be run.
+pub fn echo(host: &Host, guest: &Guest<'_>, rate: f64, count: u64) -> Result<Figures> {
+    figures(&host.run(&echo_command(guest, rate, count))?.ok()?)
+}
+
+/// Reads what an echo client printed.
+///
+/// # Errors
+/// If it is not that.
+pub fn figures(text: &str) -> Result<Figures> {
+    serde_json::from_str(text).with_context(|| format!("the load printed {text:?}"))
+}
+
+/// Pings the guest `count` times.
+///
+/// # Errors
+/// If it is not answered at all.
+pub fn ping(host: &Host, guest: &Guest<'_>, rate: f64, count: u64) -> Result<()> {
+    let ping = format!(
+        "ip netns exec peer taskset -c {CALLER_CPU} ping -q -W 2 -i {} -c {count} {}",
+        1.0 / rate.max(0.001),
+        guest.ip()
+    );
+    host.run(&ping)?.ok()?;
+    Ok(())
+}
+
+/// Starts sipp's server in the guest, and has it called until its programs are in memory.
+///
+/// # Errors
+/// If calls are not answered.
+pub fn sip_server(host: &Host, guest: &Guest<'_>) -> Result<Child> {
+    let server = guest.spawn(&format!("exec sipp -sn uas -i {} -p 5060 -nostdin >/dev/null", guest.ip()))?;
+    guest
+        .run_for("until grep -q ':13C4 ' /proc/net/udp; do sleep 0.2; done", START)?
+        .ok()
+        .context("the SIP server did not start")?;
+    // The first calls take seconds, and some fail.
+    call(host, guest, 5.0, 10)?;
+    call(host, guest, 10.0, 20)?;
+    Ok(server)
+}
+
+/// The command of a SIP caller: INVITE, ACK, BYE, no talk. Its exit code says whether every call went well.
+pub fn call_command(guest: &Guest<'_>, rate: f64, calls: u64) -> String {
+    format!(
+        "cd /tmp; ip netns exec peer taskset -c {CALLER_CPU} sipp -sn uac {}:5060 -i 10.77.0.1 -r {rate} -m {calls} -d 0 \
+         -nostdin -timeout 120 >/dev/null"
+        , guest.ip()
+    )
+}
+
+/// Makes `calls` calls at `rate` per second; returns whether all went well.
+///
+/// # Errors
+/// If the lab host is gone.
+pub fn call(host: &Host, guest: &Guest<'_>, rate: f64, calls: u64) -> Result<bool> {
+    Ok(host.run(&call_command(guest, rate, calls))?.code == 0)
+}
+
+/// Keeps a CPU busy with `threads` threads until it is dropped.
+///
+/// # Errors
+/// If it does not start.
+pub fn hogs(host: &Host, cpu: u32, threads: u32) -> Result<Child> {
+    let hogs = host.spawn(&format!("exec teiji-lab hog --cpu {cpu} --threads {threads}"))?;
+    hogs.wait_for("busy", START)?;
+    Ok(hogs)
+}

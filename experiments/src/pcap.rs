@@ -1,0 +1,234 @@
+//! Reads captures of `teiji-lab capture`, and pairs requests with their responses in them.
+//!
+//! This is the yardstick for teiji's own pairing, so nothing of teiji's is used: echoes are recognised by their whole
+//! payload, ICMP by identifier and sequence number, SIP by the text of Call-ID and CSeq.
+
+use anyhow::{Result, bail};
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+
+/// Bytes of the headers of the file, of a record, and of LINUX_SLL2 in it.
+const FILE: usize = 24;
+const RECORD: usize = 16;
+const SLL2: usize = 20;
+/// `sll_pkttype` of a packet that this machine sent.
+const OUTGOING: u8 = 4;
+
+/// An IPv4 packet that was captured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen<'a> {
+    /// When, ns of CLOCK_REALTIME.
+    pub ts: u64,
+    /// Whether it left by the interface (else it came in).
+    pub out: bool,
+    /// Sender.
+    pub from: Ipv4Addr,
+    /// Receiver.
+    pub to: Ipv4Addr,
+    /// IP protocol.
+    pub proto: u8,
+    /// What follows the IP header, as far as captured.
+    pub data: &'a [u8],
+}
+
+/// What requests are paired by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pairing {
+    /// UDP whose response repeats the request.
+    Udp,
+    /// ICMP echo.
+    Icmp,
+    /// SIP over UDP.
+    Sip,
+}
+
+/// A request that was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// When the request came in, ns of CLOCK_REALTIME.
+    pub start: u64,
+    /// Until its response left, ns.
+    pub total: u64,
+}
+
+/// What a capture says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pairs {
+    /// Requests that were answered, by their start.
+    pub exchanges: Vec<Exchange>,
+    /// Requests that came in, each once.
+    pub requests: usize,
+    /// Requests that came in again.
+    pub repeated: usize,
+}
+
+/// The IPv4 packets of a capture.
+///
+/// # Errors
+/// If it is not a capture of that tool.
+pub fn packets(file: &[u8]) -> Result<Vec<Seen<'_>>> {
+    let word = |b: &[u8], at: usize| b.get(at..at + 4).and_then(|w| w.try_into().ok()).map_or(0, u32::from_le_bytes);
+    if file.len() < FILE || word(file, 0) != 0xa1b2_3c4d || word(file, 20) != 276 {
+        bail!("this is not a nanosecond pcap of LINUX_SLL2 packets");
+    }
+    let mut seen = Vec::new();
+    let mut rest = &file[FILE..];
+    while rest.len() >= RECORD {
+        let (seconds, ns, kept) = (word(rest, 0), word(rest, 4), word(rest, 8) as usize);
+        let Some(record) = rest.get(RECORD..RECORD + kept) else { bail!("the capture is cut off") };
+        rest = &rest[RECORD + kept..];
+        let Some((head, ip)) = record.split_at_checked(SLL2) else { continue };
+        if head[..2] != [8, 0] || ip.len() < 20 || ip[0] >> 4 != 4 {
+            continue;
+        }
+        let address = |at: usize| Ipv4Addr::new(ip[at], ip[at + 1], ip[at + 2], ip[at + 3]);
+        let Some(data) = ip.get(usize::from(ip[0] & 15) * 4..) else { continue };
+        seen.push(Seen {
+            ts: u64::from(seconds) * 1_000_000_000 + u64::from(ns),
+            out: head[10] == OUTGOING,
+            from: address(12),
+            to: address(16),
+            proto: ip[9],
+            data,
+        });
+    }
+    Ok(seen)
+}
+
+/// Pairs requests to `guest` with their responses: from the first time the request came in to the first final
+/// response that left.
+pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing) -> Pairs {
+    let mut open: HashMap<Vec<u8>, Option<u64>> = HashMap::new();
+    let mut found = Pairs::default();
+    for p in packets {
+        let toward = !p.out && p.to == guest;
+        let back = p.out && p.from == guest;
+        let Some((key, is_request)) = key(p, by) else { continue };
+        if toward && is_request != Some(false) {
+            if open.contains_key(&key) {
+                found.repeated += 1;
+            } else {
+                open.insert(key, Some(p.ts));
+                found.requests += 1;
+            }
+        } else if back
+            && is_request != Some(true)
+            && let Some(start) = open.get_mut(&key).and_then(Option::take)
+        {
+            found.exchanges.push(Exchange { start, total: p.ts.saturating_sub(start) });
+        }
+    }
+    found.exchanges.sort_by_key(|e| e.start);
+    found
+}
+
+/// What pairs this packet, and whether it is a request, if the protocol tells.
+fn key(p: &Seen<'_>, by: Pairing) -> Option<(Vec<u8>, Option<bool>)> {
+    match by {
+        Pairing::Udp if p.proto == 17 => Some((p.data.get(8..)?.to_vec(), None)),
+        Pairing::Icmp if p.proto == 1 => {
+            let kind = *p.data.first()?;
+            matches!(kind, 0 | 8).then_some(())?;
+            Some((p.data.get(4..8)?.to_vec(), Some(kind == 8)))
+        }
+        Pairing::Sip if p.proto == 17 => sip(p.data.get(8..)?),
+        _ => None,
+    }
+}
+
+fn sip(message: &[u8]) -> Option<(Vec<u8>, Option<bool>)> {
+    let text = String::from_utf8_lossy(message);
+    let (mut lines, mut call, mut cseq) = (text.split("\r\n"), None, None);
+    let first = lines.next()?;
+    for line in lines.take_while(|l| !l.is_empty()) {
+        if let Some(v) = line.strip_prefix("Call-ID:") {
+            call = Some(v.trim().to_owned());
+        } else if let Some(v) = line.strip_prefix("CSeq:") {
+            cseq = Some(v.trim().to_owned());
+        }
+    }
+    let (call, cseq) = (call?, cseq?);
+    let response = first.strip_prefix("SIP/2.0 ");
+    if cseq.ends_with("ACK") || response.is_some_and(|r| r.starts_with('1')) {
+        return None;
+    }
+    Some((format!("{call} {cseq}").into_bytes(), Some(response.is_none())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+    const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+
+    fn seen(ts: u64, out: bool, proto: u8, data: &[u8]) -> Seen<'_> {
+        let (from, to) = if out { (GUEST, PEER) } else { (PEER, GUEST) };
+        Seen { ts, out, from, to, proto, data }
+    }
+
+    #[test]
+    fn the_tool_s_files_are_read() {
+        let mut file = Vec::new();
+        for word in [0xa1b2_3c4d_u32, 0x0004_0002, 0, 0, 148, 276, 5, 6, 20 + 28, 20 + 28] {
+            file.extend(word.to_le_bytes());
+        }
+        let mut sll2 = [0; SLL2];
+        sll2[0] = 8;
+        sll2[10] = OUTGOING;
+        file.extend(sll2);
+        let mut ip = [0; 20];
+        (ip[0], ip[9], ip[12], ip[19]) = (0x45, 17, 10, 9);
+        file.extend(ip);
+        file.extend([1, 2, 3, 4, 5, 6, 7, 8]);
+        let found = packets(&file).unwrap();
+        assert_eq!((found[0].ts, found[0].out, found[0].data.len()), (5_000_000_006, true, 8));
+        assert_eq!((found[0].from, found[0].to), (Ipv4Addr::new(10, 0, 0, 0), Ipv4Addr::new(0, 0, 0, 9)));
+        assert!(packets(&file[..file.len() - 1]).is_err());
+        assert!(packets(b"GIF89a").is_err());
+    }
+
+    #[test]
+    fn echoes_are_paired_once() {
+        let (a, b) = (*b"\0\0\0\0\0\0\0\0aa", *b"\0\0\0\0\0\0\0\0bb");
+        let trace = [
+            seen(1, false, 17, &a),
+            seen(2, false, 17, &b),
+            seen(4, false, 17, &a),
+            seen(5, true, 17, &a),
+            seen(6, true, 17, &a),
+        ];
+        let pairs = pair(&trace, GUEST, Pairing::Udp);
+        assert_eq!(pairs.exchanges, [Exchange { start: 1, total: 4 }]);
+        assert_eq!((pairs.requests, pairs.repeated), (2, 1));
+    }
+
+    #[test]
+    fn icmp_is_paired_by_sequence() {
+        let (q, r) = ([8, 0, 9, 9, 0, 1, 0, 7], [0, 0, 1, 1, 0, 1, 0, 7]);
+        let other = [0, 0, 1, 1, 0, 1, 0, 8];
+        let trace = [seen(1, false, 1, &q), seen(2, true, 1, &other), seen(9, true, 1, &r)];
+        assert_eq!(pair(&trace, GUEST, Pairing::Icmp).exchanges, [Exchange { start: 1, total: 8 }]);
+    }
+
+    #[test]
+    fn sip_is_paired_by_its_final_response() {
+        let say = |first: &str, cseq: &str| {
+            format!("--------{first}\r\nVia: x\r\nCall-ID: 7@h\r\nCSeq: {cseq}\r\n\r\n").into_bytes()
+        };
+        let invite = say("INVITE sip:a@b SIP/2.0", "1 INVITE");
+        let (ringing, ok) = (say("SIP/2.0 180 Ringing", "1 INVITE"), say("SIP/2.0 200 OK", "1 INVITE"));
+        let (ack, bye) = (say("ACK sip:a@b SIP/2.0", "1 ACK"), say("BYE sip:a@b SIP/2.0", "2 BYE"));
+        let gone = say("SIP/2.0 200 OK", "2 BYE");
+        let trace = [
+            seen(1, false, 17, &invite),
+            seen(3, true, 17, &ringing),
+            seen(4, true, 17, &ok),
+            seen(5, false, 17, &ack),
+            seen(6, false, 17, &bye),
+            seen(9, true, 17, &gone),
+        ];
+        let pairs = pair(&trace, GUEST, Pairing::Sip);
+        assert_eq!(pairs.exchanges, [Exchange { start: 1, total: 3 }, Exchange { start: 6, total: 3 }]);
+    }
+}

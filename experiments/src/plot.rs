@@ -1,0 +1,115 @@
+//! Pictures of results, as SVG.
+
+use crate::path::accuracy::Agreement;
+use crate::path::blame::Judged;
+use anyhow::{Result, anyhow};
+use plotters::prelude::*;
+use std::path::Path;
+
+const SIZE: (u32, u32) = (900, 420);
+
+/// The distribution of teiji's time less the capture's, one line for each case. Nothing to draw is no error.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn differences(file: &Path, agreements: &[Agreement]) -> Result<()> {
+    let most = agreements.iter().map(|a| a.off_p99_us).fold(1.0, f64::max) * 1.5;
+    if agreements.is_empty() || !most.is_finite() {
+        return Ok(());
+    }
+    draw(file, |root| {
+        let mut chart = ChartBuilder::on(root)
+            .caption("teiji's response time less the capture's, request by request", ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(48)
+            .build_cartesian_2d(-most..most, 0.0..1.0)?;
+        chart.configure_mesh().x_desc("difference, µs").y_desc("share of requests").draw()?;
+        for (i, a) in agreements.iter().enumerate() {
+            let mut off: Vec<f64> = a.pairs.iter().map(|p| p.off() / 1e3).collect();
+            off.sort_by(f64::total_cmp);
+            let n = off.len() as f64;
+            let points = off.iter().enumerate().map(|(k, x)| (x.clamp(-most, most), (k + 1) as f64 / n));
+            let color = Palette99::pick(i).to_rgba();
+            chart
+                .draw_series(LineSeries::new(points, color.stroke_width(2)))?
+                .label(a.case)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
+        }
+        legend(&mut chart)
+    })
+}
+
+/// The mean of each stage in each run of each situation, stacked. Nothing to draw is no error.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn stages(file: &Path, judged: &[Judged]) -> Result<()> {
+    let sum = |j: &Judged| j.stages.iter().map(|(_, us)| us / 1e3).sum::<f64>();
+    let most = judged.iter().map(sum).fold(0.0, f64::max) * 1.1;
+    if judged.is_empty() || most <= 0.0 {
+        return Ok(());
+    }
+    draw(file, |root| {
+        let mut chart = ChartBuilder::on(root)
+            .caption("Where the time goes in each induced situation (mean of each run)", ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(56)
+            .build_cartesian_2d(0.0..judged.len() as f64 * 1.25, 0.0..most)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .x_labels(judged.len() * 4 + 1)
+            .x_label_formatter(&|x| label(judged, *x))
+            .y_desc("ms")
+            .draw()?;
+        for stage in teiji_model::stage::Stage::ALL {
+            let color = Palette99::pick(stage as usize).to_rgba();
+            let bars = judged.iter().enumerate().filter_map(|(i, j)| {
+                let at = j.stages.iter().position(|(s, _)| *s == stage)?;
+                let below: f64 = j.stages[..at].iter().map(|(_, us)| us / 1e3).sum();
+                let (x, top) = (i as f64 + 0.1, below + j.stages[at].1 / 1e3);
+                Some(Rectangle::new([(x, below), (x + 0.8, top)], color.filled()))
+            });
+            chart
+                .draw_series(bars)?
+                .label(stage.name())
+                .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], color.filled()));
+        }
+        legend(&mut chart)
+    })
+}
+
+/// A run's label stands below the middle of its bar.
+fn label(judged: &[Judged], x: f64) -> String {
+    match judged.get(x as usize) {
+        Some(j) if (x.fract() - 0.5).abs() < 0.01 && j.run == 1 => j.situation.to_owned(),
+        _ => String::new(),
+    }
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+type Chart<'a, 'b> = ChartContext<
+    'a,
+    SVGBackend<'b>,
+    Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>,
+>;
+type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+
+fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Drawn {
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()
+}
+
+fn draw(file: &Path, what: impl FnOnce(&Area<'_>) -> Drawn) -> Result<()> {
+    let root = SVGBackend::new(file, SIZE).into_drawing_area();
+    root.fill(&WHITE)
+        .and_then(|()| what(&root))
+        .and_then(|()| root.present())
+        .map_err(|e| anyhow!("cannot draw {}: {e}", file.display()))
+}

@@ -1,0 +1,51 @@
+//! Finds the programs that experiments run, and builds them if they are missing.
+
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The project's folder.
+pub fn project() -> &'static Path {
+    // The manifest's folder is one below it.
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
+}
+
+/// The folder of the built programs `teiji` and `teiji-lab`, of the profile that this program is built in.
+/// When cargo runs this program, they are built first, so that they are of the present source.
+///
+/// # Errors
+/// If they cannot be built, or are missing and there is no cargo.
+pub fn folder() -> Result<PathBuf> {
+    let me = std::env::current_exe().context("cannot find this program")?;
+    // Tests are in deps/ below the folder.
+    let mut folder = me.parent().context("this program is in no folder")?.to_owned();
+    if folder.ends_with("deps") {
+        folder.pop();
+    }
+    let release = folder.ends_with("release");
+    let missing: Vec<&str> =
+        ["teiji", "teiji-lab"].into_iter().filter(|name| !folder.join(name).is_file()).collect();
+    let cargo = std::env::var_os("CARGO");
+    if cargo.is_none() && missing.is_empty() {
+        return Ok(folder);
+    }
+    let target = folder.parent().context("the programs are in no target folder")?;
+    let built = Command::new(cargo.unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--quiet", "--package", "teiji", "--package", "teiji-lab", "--bins"])
+        .args(release.then_some("--release"))
+        .arg("--manifest-path")
+        .arg(project().join("Cargo.toml"))
+        .arg("--target-dir")
+        .arg(target)
+        .status()
+        .context("cannot run cargo, which is to build teiji and teiji-lab")?;
+    if !built.success() {
+        bail!("teiji and teiji-lab could not be built: see cargo's message above");
+    }
+    for name in ["teiji", "teiji-lab"] {
+        if !folder.join(name).is_file() {
+            bail!("{} was not built", folder.join(name).display());
+        }
+    }
+    Ok(folder)
+}

@@ -1,0 +1,196 @@
+//! What an experiment leaves: `summary.json`, raw data and pictures beside it; and runs that are kept in the
+//! project, so that a later one can be set against them.
+
+use crate::programs;
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A kept run may take this much room, bytes.
+const KEPT_AT_MOST: u64 = 2 << 20;
+
+/// The result of an experiment.
+#[derive(Clone, Debug, Serialize)]
+pub struct Summary {
+    /// Its name.
+    pub name: String,
+    /// How time passed: `wall` or `virtual`; `wall-emulated` where the lab's processor was emulated.
+    pub mode: String,
+    /// The kernel that the claim was tried on.
+    pub kernel: String,
+    /// Whether the claim held.
+    pub pass: bool,
+    /// What was measured.
+    pub figures: Map<String, Value>,
+    /// What others measured: the paper, other tools.
+    pub rivals: Map<String, Value>,
+    /// The claims that did not hold, in words.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<String>,
+}
+
+impl Summary {
+    /// A summary without figures, which passes.
+    pub fn new(name: &str, mode: &str, kernel: &str) -> Self {
+        Summary {
+            name: name.into(),
+            mode: mode.into(),
+            kernel: kernel.into(),
+            pass: true,
+            figures: Map::new(),
+            rivals: Map::new(),
+            failed: Vec::new(),
+        }
+    }
+
+    /// Adds a figure.
+    ///
+    /// # Errors
+    /// If it has no form in JSON.
+    pub fn figure(&mut self, name: &str, value: impl Serialize) -> Result<()> {
+        let value = serde_json::to_value(value).with_context(|| format!("cannot write the figure {name}"))?;
+        self.figures.insert(name.into(), value);
+        Ok(())
+    }
+
+    /// Notes whether a claim holds, and says so.
+    pub fn claim(&mut self, holds: bool, what: &str) {
+        crate::say(&format!("{}  {what}", if holds { "holds " } else { "FAILED" }));
+        if !holds {
+            self.pass = false;
+            self.failed.push(what.into());
+        }
+    }
+
+    /// Writes `summary.json` into `folder`.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        write(&folder.join("summary.json"), &(serde_json::to_string_pretty(self)? + "\n"))
+    }
+}
+
+/// The folder for an experiment's results, emptied.
+///
+/// # Errors
+/// If it cannot be made.
+pub fn folder(name: &str) -> Result<PathBuf> {
+    let folder = programs::project().join("target/experiments").join(name);
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
+    }
+    std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Writes a text file.
+///
+/// # Errors
+/// Says which file could not be written.
+pub fn write(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Keeps a run in the project, as `experiments/runs/<date>-<name>/`: the summary, the tables of `report`, pictures
+/// as they are, CSV files compressed. Returns the folder.
+///
+/// # Errors
+/// If it cannot be written, or would be larger than 2 MB.
+pub fn keep(folder: &Path, summary: &Summary, report: &str, command: &str) -> Result<PathBuf> {
+    let date = output("date", &["-u", "+%F"])?;
+    let to = programs::project().join(format!("experiments/runs/{date}-{}", summary.name));
+    if to.exists() {
+        std::fs::remove_dir_all(&to).with_context(|| format!("cannot empty {}", to.display()))?;
+    }
+    std::fs::create_dir_all(&to).with_context(|| format!("cannot make {}", to.display()))?;
+    let mut size = 0;
+    for entry in std::fs::read_dir(folder)?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let target = if name.ends_with(".csv") {
+            let packed = Command::new("gzip")
+                .args(["-9nc", "--"])
+                .arg(entry.path())
+                .output()
+                .context("cannot run gzip")?;
+            let target = to.join(format!("{name}.gz"));
+            std::fs::write(&target, packed.stdout)?;
+            target
+        } else if name.ends_with(".svg") || name == "summary.json" {
+            std::fs::copy(entry.path(), to.join(&name))?;
+            to.join(&name)
+        } else {
+            continue;
+        };
+        size += target.metadata()?.len();
+    }
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = write!(
+        text,
+        "# Run of `{}`, {date}\n\n- Command: `{command}`\n- Machine: {}\n- Kernel of the lab host: {}\n- Mode: {}\n- \
+         Result: {}\n\n{report}",
+        summary.name,
+        machine(),
+        summary.kernel,
+        summary.mode,
+        if summary.pass { "every claim held".to_owned() } else { format!("failed: {}", summary.failed.join("; ")) },
+    );
+    write(&to.join("README.md"), &text)?;
+    if size > KEPT_AT_MOST {
+        bail!("{} takes {} kB, more than is to be kept in the project", to.display(), size >> 10);
+    }
+    Ok(to)
+}
+
+/// Processor, memory and kernel of this machine.
+pub fn machine() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let after = |text: &str, key: &str| {
+        text.lines()
+            .find(|l| l.starts_with(key))
+            .and_then(|l| l.split_once(':'))
+            .map_or_else(|| "unknown".to_owned(), |(_, v)| v.trim().to_owned())
+    };
+    let cores = cpuinfo.lines().filter(|l| l.starts_with("processor")).count();
+    let kb: u64 = after(&read("/proc/meminfo"), "MemTotal").split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    format!(
+        "{cores} × {}, {} GiB, Linux {}",
+        after(&cpuinfo, "model name"),
+        (kb + (1 << 19)) >> 20,
+        read("/proc/sys/kernel/osrelease").trim()
+    )
+}
+
+fn output(program: &str, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(program).args(arguments).output().with_context(|| format!("cannot run {program}"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_claim_that_fails_fails_the_run() {
+        let mut s = Summary::new("x", "wall", "6.1");
+        s.claim(true, "a");
+        assert!(s.pass);
+        s.claim(false, "b");
+        s.claim(true, "c");
+        s.figure("n", 3).unwrap();
+        assert_eq!((s.pass, &s.failed[..]), (false, &["b".to_owned()][..]));
+        let json = serde_json::to_value(&s).unwrap();
+        assert_eq!((&json["figures"]["n"], &json["pass"]), (&Value::from(3), &Value::from(false)));
+    }
+
+    #[test]
+    fn the_machine_is_known() {
+        let text = machine();
+        assert!(text.contains("Linux") && !text.contains("unknown"), "{text}");
+    }
+}

@@ -1,0 +1,174 @@
+//! Runs `teiji trace` in the lab, as a user does, and reads what comes of it.
+//!
+//! ```text
+//! start ──► attached (it says "tracing") ──► load ──► stop (SIGINT) ──► report, recording
+//! ```
+
+use anyhow::{Context, Result, bail};
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use teiji_analysis::{Analyzer, Options};
+use teiji_lab::{Child, Host, Spec};
+use teiji_model::recording::Reader;
+use teiji_model::report::{Joined, Report};
+
+/// How long it may take until the probes are attached, or a report is made, in an emulated lab.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A running lab host with the built programs in `/mnt/bin`.
+pub struct Lab {
+    /// The host.
+    pub host: Host,
+    /// The folder of this machine that the lab host sees as `/mnt/out`.
+    pub out: PathBuf,
+}
+
+impl Lab {
+    /// Boots it; results go to `out`.
+    ///
+    /// # Errors
+    /// If the programs are missing and cannot be built, or the lab does not boot.
+    pub fn boot(out: &Path) -> Result<Lab> {
+        let bin = crate::programs::folder()?;
+        let spec = Spec { bin_dir: Some(bin), out_dir: Some(out.to_owned()), ..Spec::default() };
+        Ok(Lab { host: Host::boot(&spec)?, out: out.to_owned() })
+    }
+
+    /// How time passes in it, for a summary.
+    pub fn mode(&self) -> &'static str {
+        if self.host.accelerated() { "wall" } else { "wall-emulated" }
+    }
+
+    /// Copies a file of the lab host to `out`, and returns where it is.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub fn fetch(&self, path: &str) -> Result<PathBuf> {
+        let name = Path::new(path).file_name().context("no file's name")?;
+        self.host.run(&format!("cp -- {path} /mnt/out/"))?.ok()?;
+        Ok(self.out.join(name))
+    }
+}
+
+/// A `teiji trace` that runs.
+pub struct Trace<'l> {
+    lab: &'l Lab,
+    child: Child,
+    stem: String,
+    records: bool,
+}
+
+/// What came of a trace.
+#[derive(Debug)]
+pub struct Traced {
+    /// Its report.
+    pub report: Report,
+    /// Its exit code.
+    pub code: i32,
+    /// What it said beside the report.
+    pub said: String,
+    /// The most memory that it had resident until it was told to end, kB.
+    pub peak_kb: u64,
+    /// Its recording, on this machine.
+    pub recording: Option<PathBuf>,
+}
+
+impl<'l> Trace<'l> {
+    /// Starts a trace with these arguments and waits until its probes are attached. `stem` names its files.
+    ///
+    /// # Errors
+    /// If it ends before that.
+    pub fn start(lab: &'l Lab, stem: &str, arguments: &str, record: bool) -> Result<Trace<'l>> {
+        let record_to = if record { format!("--record /tmp/{stem}.teiji") } else { String::new() };
+        let command = format!(
+            "rm -f /tmp/{stem}.*; exec /mnt/bin/teiji trace {arguments} {record_to} --json --out /tmp/{stem}.json 2>&1"
+        );
+        let child = lab.host.spawn(&command)?;
+        child.wait_for("tracing,", PATIENCE).with_context(|| format!("the trace {stem} did not start"))?;
+        Ok(Trace { lab, child, stem: stem.into(), records: record })
+    }
+
+    /// Process id of the teiji in the lab host.
+    ///
+    /// # Errors
+    /// If the lab host is gone.
+    pub fn pid(&self) -> Result<u32> {
+        Ok(self.child.id()?)
+    }
+
+    /// Whether it has ended by itself.
+    pub fn ended(&self) -> bool {
+        self.child.ended()
+    }
+
+    /// A field of its `/proc/<pid>/status`, such as `VmHWM`.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn status(&self, field: &str) -> Result<String> {
+        let pid = self.pid()?;
+        let line = self.lab.host.run(&format!("grep '^{field}:' /proc/{pid}/status"))?.ok()?;
+        Ok(line.split(':').nth(1).unwrap_or_default().trim().to_owned())
+    }
+
+    /// Ends it as Ctrl-C does, and reads its report.
+    ///
+    /// # Errors
+    /// If there is no report.
+    pub fn stop(self) -> Result<Traced> {
+        // What is in the kernel's buffer and in the window of the analysis is taken in meanwhile.
+        std::thread::sleep(Duration::from_millis(300));
+        let peak = self.status("VmHWM")?;
+        let peak_kb = peak.split(' ').next().and_then(|n| n.parse().ok()).context("VmHWM is no number")?;
+        self.lab.host.run(&format!("kill -INT {}", self.pid()?))?.ok()?;
+        self.finish(peak_kb)
+    }
+
+    /// Waits until it ends by itself, and reads its report.
+    ///
+    /// # Errors
+    /// If there is no report.
+    pub fn wait(self) -> Result<Traced> {
+        self.finish(0)
+    }
+
+    fn finish(self, peak_kb: u64) -> Result<Traced> {
+        let Trace { lab, child, stem, records } = self;
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while !child.ended() {
+            if std::time::Instant::now() > deadline {
+                bail!("the trace {stem} did not end");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let output = child.wait()?;
+        let said = output.text();
+        let json = lab
+            .host
+            .get(&format!("/tmp/{stem}.json"))
+            .with_context(|| format!("the trace {stem} left no report; it said: {said}"))?;
+        let report = serde_json::from_slice(&json).with_context(|| format!("the report of {stem} is not one"))?;
+        let recording = if records { lab.fetch(&format!("/tmp/{stem}.teiji")).ok() } else { None };
+        Ok(Traced { report, code: output.code, said, peak_kb, recording })
+    }
+}
+
+/// All requests of a recording, by their start, and its report.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn requests(recording: &Path) -> Result<(Vec<Joined>, Report)> {
+    let what = || format!("cannot read the recording {}", recording.display());
+    let mut reader = Reader::new(BufReader::new(File::open(recording).with_context(what)?)).with_context(what)?;
+    let mut analyzer = Analyzer::new(reader.meta(), Options::default());
+    let mut all = Vec::new();
+    while let Some(event) = reader.next().with_context(what)? {
+        analyzer.push(event, &mut |joined| all.push(joined.clone()));
+    }
+    let counters = reader.counters().cloned().unwrap_or_default();
+    let report = analyzer.finish(counters, &mut |joined| all.push(joined.clone()));
+    all.sort_by_key(|j| j.request.start);
+    Ok((all, report))
+}
