@@ -1,11 +1,15 @@
 # teiji: what can be done here. `make` alone lists it.
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test lab lab-prepare
+.PHONY: help deps build test lab lab-prepare demo experiment experiments
 
 CARGO ?= cargo
 # Options of `make lab`, for example: make lab LAB="--guests 2 --sriov"
 LAB ?= --guests 1
+# Of `make experiment`: which one; KEEP=1 copies the run into experiments/runs/.
+NAME ?= path
+KEEP ?=
+EXPERIMENTS = path
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,3 +31,12 @@ lab-prepare: deps ## make the lab's root file system, if it is missing (root, 1 
 
 lab: deps ## a shell in a running KVM host with a guest (root)
 	$(CARGO) run -q -p teiji-lab -- shell $(LAB)
+
+demo: deps ## real SIP calls to a VM, undisturbed and with CPU hogs; leaves target/demo/report.html (root)
+	$(CARGO) run -q -p teiji-experiments --bin demo
+
+experiment: deps ## run one experiment, NAME=path; KEEP=1 keeps the run in experiments/runs (root)
+	$(CARGO) run -q -p teiji-experiments --bin $(NAME) -- $(if $(KEEP),--keep)
+
+experiments: ## run every experiment (root)
+	@for name in $(EXPERIMENTS); do $(MAKE) --no-print-directory experiment NAME=$$name || exit 1; done

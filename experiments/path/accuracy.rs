@@ -207,6 +207,7 @@ mod tests {
             depth: 0,
             vcpu: 0,
             vcpu_state: None,
+            preempted: 0,
             coalesced_kick: false,
         };
         Joined { vm: 0, request, ended_by: Role::Either, behind: Vec::new() }

@@ -27,7 +27,15 @@ pub struct Situation {
     pub state: ThreadState,
     /// Requests a second.
     pub rate: f64,
+    load: Load,
     induce: Induce,
+}
+
+/// Who answers in the guest: a program, or its kernel alone, which leaves more of the time to the host.
+#[derive(Clone, Copy, Debug)]
+enum Load {
+    Echo,
+    Ping,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +52,7 @@ pub const SITUATIONS: [Situation; 3] = [
         stages: &[Stage::VcpuWake],
         state: ThreadState::Ready,
         rate: 40.0,
+        load: Load::Echo,
         induce: Induce::Hogs(VCPU_CPU),
     },
     Situation {
@@ -52,6 +61,7 @@ pub const SITUATIONS: [Situation; 3] = [
         stages: &[Stage::TapQueue, Stage::VhostTx],
         state: ThreadState::Ready,
         rate: 40.0,
+        load: Load::Echo,
         induce: Induce::Hogs(VHOST_CPU),
     },
     Situation {
@@ -60,6 +70,7 @@ pub const SITUATIONS: [Situation; 3] = [
         stages: &[Stage::VcpuWake],
         state: ThreadState::Asleep,
         rate: 20.0,
+        load: Load::Ping,
         induce: Induce::NoPolling,
     },
 ];
@@ -127,10 +138,17 @@ fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
 pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Extent) -> Result<Judged> {
     let stem = format!("{}-{run}", s.name);
     // Attached before, so that the hogs do not slow the start of the trace.
-    let arguments = format!("--vm {} --flow 'udp port {}'", guest.name(), load::ECHO_PORT);
+    let flow = match s.load {
+        Load::Echo => format!("udp port {}", load::ECHO_PORT),
+        Load::Ping => "icmp".to_owned(),
+    };
+    let arguments = format!("--vm {} --flow '{flow}'", guest.name());
     let trace = Trace::start(lab, &stem, &arguments, false)?;
     let undo = induce(lab, s.induce)?;
-    load::echo(&lab.host, guest, s.rate, extent.situation)?;
+    match s.load {
+        Load::Echo => drop(load::echo(&lab.host, guest, s.rate, extent.situation)?),
+        Load::Ping => load::ping(&lab.host, guest, s.rate, extent.situation)?,
+    }
     drop(undo);
     let traced = trace.stop()?;
     let lost = lost(&traced.report);

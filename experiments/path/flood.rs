@@ -58,7 +58,11 @@ impl Flood {
 /// If the flood cannot be run (it needs root), or a packet makes no whole number of events.
 pub fn run(programs: &Path, count: u64) -> Result<Flood> {
     let trickle = once(programs, TRICKLE.0, TRICKLE.1)?;
-    if trickle.lost != 0 || trickle.on_tap != TRICKLE.0 || trickle.events % TRICKLE.0 != 0 || trickle.events == 0 {
+    if trickle.lost != 0
+        || trickle.on_tap != TRICKLE.0
+        || trickle.events % TRICKLE.0 != 0
+        || trickle.events == 0
+    {
         bail!("a trickle of {} packets does not make a whole number of events each: {trickle:?}", TRICKLE.0);
     }
     let mut flood = once(programs, count, RATE)?;

@@ -134,7 +134,8 @@ fn isolate() -> Result<()> {
 }
 
 fn ip(arguments: &str) -> Result<()> {
-    let status = Command::new("ip").args(arguments.split(' ')).status().context("cannot run ip (iproute2)")?;
+    let status =
+        Command::new("ip").args(arguments.split(' ')).status().context("cannot run ip (iproute2)")?;
     if !status.success() {
         bail!("`ip {arguments}` failed");
     }
@@ -190,7 +191,17 @@ fn on_tap() -> Result<u64> {
 fn start_teiji(program: &Path, report: &Path) -> Result<Child> {
     let mut command = Command::new(program);
     command
-        .args(["trace", "--tap", "tap0", "--match", "none", "--flow", &format!("udp port {PORT}"), "--json", "--out"])
+        .args([
+            "trace",
+            "--tap",
+            "tap0",
+            "--match",
+            "none",
+            "--flow",
+            &format!("udp port {PORT}"),
+            "--json",
+            "--out",
+        ])
         .arg(report)
         .stdin(Stdio::null())
         .stderr(Stdio::piped());
@@ -256,7 +267,26 @@ impl Frames {
         frame[12..14].copy_from_slice(&[8, 0]);
         let length = (FRAME - 14) as u16;
         frame[14..34].copy_from_slice(&[
-            0x45, 0, (length >> 8) as u8, length as u8, 0, 0, 0x40, 0, 64, 17, 0, 0, 10, 99, 0, 1, 10, 99, 0, 2,
+            0x45,
+            0,
+            (length >> 8) as u8,
+            length as u8,
+            0,
+            0,
+            0x40,
+            0,
+            64,
+            17,
+            0,
+            0,
+            10,
+            99,
+            0,
+            1,
+            10,
+            99,
+            0,
+            2,
         ]);
         frame[34..36].copy_from_slice(&1024u16.to_be_bytes());
         frame[36..38].copy_from_slice(&PORT.to_be_bytes());
@@ -328,7 +358,8 @@ fn open_packet_socket(device: &str) -> Result<OwnedFd> {
         sll_addr: [0; 8],
     };
     // SAFETY: `address` is a complete sockaddr_ll and lives through the call.
-    let bound = unsafe { libc::bind(fd, (&raw const address).cast(), size_of_val(&address) as libc::socklen_t) };
+    let bound =
+        unsafe { libc::bind(fd, (&raw const address).cast(), size_of_val(&address) as libc::socklen_t) };
     if bound < 0 {
         return Err(std::io::Error::last_os_error()).with_context(|| format!("cannot send from {device}"));
     }
@@ -350,7 +381,8 @@ fn send_batch(socket: &OwnedFd, frames: &mut [[u8; FRAME]]) -> Result<usize> {
         })
         .collect();
     // SAFETY: the headers, the parts they point to, and the frames those point to live through the call.
-    let taken = unsafe { libc::sendmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), messages.len() as u32, 0) };
+    let taken =
+        unsafe { libc::sendmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), messages.len() as u32, 0) };
     if taken >= 0 {
         return Ok(taken as usize);
     }

@@ -39,8 +39,15 @@ pub const FULL: Extent = Extent {
 };
 
 /// The short form that tests run.
-pub const SHORT: Extent =
-    Extent { requests: 300, runs: 1, situation: 200, seconds: 3, rates: &[50.0, 100.0], vms: 2, flood: 100_000 };
+pub const SHORT: Extent = Extent {
+    requests: 300,
+    runs: 1,
+    situation: 200,
+    seconds: 3,
+    rates: &[50.0, 100.0],
+    vms: 2,
+    flood: 100_000,
+};
 
 /// The one VM of a report.
 pub fn only(report: &Report) -> anyhow::Result<&VmReport> {

@@ -87,7 +87,10 @@ fn flood_part(found: &mut Found, summary: &mut Summary, extent: &Extent) -> Resu
             flood.on_tap
         ),
     );
-    summary.claim(flood.peak_kb < MEMORY_KB, &format!("flood: peak memory {} kB is below 100 MB", flood.peak_kb));
+    summary.claim(
+        flood.peak_kb < MEMORY_KB,
+        &format!("flood: peak memory {} kB is below 100 MB", flood.peak_kb),
+    );
     summary.figure("flood", &flood)?;
     found.flood = Some(flood);
     Ok(())
@@ -122,11 +125,18 @@ fn lab_parts(
             let mut right = 0;
             for run in 1..=extent.runs {
                 let judged = blame::run(&lab, &first, s, run, extent)?;
-                say(&format!("{run}: {} {}", if judged.right { "right:" } else { "WRONG:" }, judged.sentence));
+                say(&format!(
+                    "{run}: {} {}",
+                    if judged.right { "right:" } else { "WRONG:" },
+                    judged.sentence
+                ));
                 right += u32::from(judged.right);
                 found.judged.push(judged);
             }
-            summary.claim(right == extent.runs, &format!("{}: blamed rightly {right} of {} times", s.name, extent.runs));
+            summary.claim(
+                right == extent.runs,
+                &format!("{}: blamed rightly {right} of {} times", s.name, extent.runs),
+            );
         }
         summary.figure("blame", &found.judged)?;
     }
@@ -136,9 +146,13 @@ fn lab_parts(
         summary.claim(throng.vms as u32 == extent.vms, &format!("{} VMs traced at once", throng.vms));
         summary.claim(
             throng.lost == 0,
-            &format!("at up to {:.0} requests/s {} events lost of {}", throng.borne, throng.lost, throng.events),
+            &format!(
+                "at up to {:.0} requests/s {} events lost of {}",
+                throng.borne, throng.lost, throng.events
+            ),
         );
-        summary.claim(throng.peak_kb < MEMORY_KB, &format!("peak memory {} kB is below 100 MB", throng.peak_kb));
+        summary
+            .claim(throng.peak_kb < MEMORY_KB, &format!("peak memory {} kB is below 100 MB", throng.peak_kb));
         summary.figure("throng", &throng)?;
         found.throng = Some(throng);
     }

@@ -116,8 +116,8 @@ pub fn sip_server(host: &Host, guest: &Guest<'_>) -> Result<Child> {
 pub fn call_command(guest: &Guest<'_>, rate: f64, calls: u64) -> String {
     format!(
         "cd /tmp; ip netns exec peer taskset -c {CALLER_CPU} sipp -sn uac {}:5060 -i 10.77.0.1 -r {rate} -m {calls} -d 0 \
-         -nostdin -timeout 120 >/dev/null"
-        , guest.ip()
+         -nostdin -timeout 120 >/dev/null",
+        guest.ip()
     )
 }
 

@@ -25,7 +25,10 @@ mod tests {
     #[test]
     fn quantiles_are_values() {
         let v = [4.0, 1.0, 3.0, 2.0];
-        assert_eq!((quantile(&v, 0.0), median(&v), quantile(&v, 0.99), quantile(&v, 1.0)), (1.0, 2.0, 4.0, 4.0));
+        assert_eq!(
+            (quantile(&v, 0.0), median(&v), quantile(&v, 0.99), quantile(&v, 1.0)),
+            (1.0, 2.0, 4.0, 4.0)
+        );
         assert!(median(&[]).is_nan());
         assert_eq!((share(1, 4), share(0, 0)), (0.25, 0.0));
     }

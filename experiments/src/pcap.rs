@@ -5,6 +5,7 @@
 
 use anyhow::{Result, bail};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::net::Ipv4Addr;
 
 /// Bytes of the headers of the file, of a record, and of LINUX_SLL2 in it.
@@ -67,7 +68,8 @@ pub struct Pairs {
 /// # Errors
 /// If it is not a capture of that tool.
 pub fn packets(file: &[u8]) -> Result<Vec<Seen<'_>>> {
-    let word = |b: &[u8], at: usize| b.get(at..at + 4).and_then(|w| w.try_into().ok()).map_or(0, u32::from_le_bytes);
+    let word =
+        |b: &[u8], at: usize| b.get(at..at + 4).and_then(|w| w.try_into().ok()).map_or(0, u32::from_le_bytes);
     if file.len() < FILE || word(file, 0) != 0xa1b2_3c4d || word(file, 20) != 276 {
         bail!("this is not a nanosecond pcap of LINUX_SLL2 packets");
     }
@@ -105,11 +107,12 @@ pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing) -> Pairs {
         let back = p.out && p.from == guest;
         let Some((key, is_request)) = key(p, by) else { continue };
         if toward && is_request != Some(false) {
-            if open.contains_key(&key) {
-                found.repeated += 1;
-            } else {
-                open.insert(key, Some(p.ts));
-                found.requests += 1;
+            match open.entry(key) {
+                Entry::Occupied(_) => found.repeated += 1,
+                Entry::Vacant(new) => {
+                    new.insert(Some(p.ts));
+                    found.requests += 1;
+                }
             }
         } else if back
             && is_request != Some(true)

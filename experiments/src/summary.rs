@@ -137,7 +137,11 @@ pub fn keep(folder: &Path, summary: &Summary, report: &str, command: &str) -> Re
         machine(),
         summary.kernel,
         summary.mode,
-        if summary.pass { "every claim held".to_owned() } else { format!("failed: {}", summary.failed.join("; ")) },
+        if summary.pass {
+            "every claim held".to_owned()
+        } else {
+            format!("failed: {}", summary.failed.join("; "))
+        },
     );
     write(&to.join("README.md"), &text)?;
     if size > KEPT_AT_MOST {
@@ -157,7 +161,8 @@ pub fn machine() -> String {
             .map_or_else(|| "unknown".to_owned(), |(_, v)| v.trim().to_owned())
     };
     let cores = cpuinfo.lines().filter(|l| l.starts_with("processor")).count();
-    let kb: u64 = after(&read("/proc/meminfo"), "MemTotal").split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let kb: u64 =
+        after(&read("/proc/meminfo"), "MemTotal").split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
     format!(
         "{cores} × {}, {} GiB, Linux {}",
         after(&cpuinfo, "model name"),
@@ -167,7 +172,8 @@ pub fn machine() -> String {
 }
 
 fn output(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program).args(arguments).output().with_context(|| format!("cannot run {program}"))?;
+    let output =
+        Command::new(program).args(arguments).output().with_context(|| format!("cannot run {program}"))?;
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 

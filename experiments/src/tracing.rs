@@ -149,7 +149,8 @@ impl<'l> Trace<'l> {
             .host
             .get(&format!("/tmp/{stem}.json"))
             .with_context(|| format!("the trace {stem} left no report; it said: {said}"))?;
-        let report = serde_json::from_slice(&json).with_context(|| format!("the report of {stem} is not one"))?;
+        let report =
+            serde_json::from_slice(&json).with_context(|| format!("the report of {stem} is not one"))?;
         let recording = if records { lab.fetch(&format!("/tmp/{stem}.teiji")).ok() } else { None };
         Ok(Traced { report, code: output.code, said, peak_kb, recording })
     }
@@ -161,7 +162,8 @@ impl<'l> Trace<'l> {
 /// If it cannot be read.
 pub fn requests(recording: &Path) -> Result<(Vec<Joined>, Report)> {
     let what = || format!("cannot read the recording {}", recording.display());
-    let mut reader = Reader::new(BufReader::new(File::open(recording).with_context(what)?)).with_context(what)?;
+    let mut reader =
+        Reader::new(BufReader::new(File::open(recording).with_context(what)?)).with_context(what)?;
     let mut analyzer = Analyzer::new(reader.meta(), Options::default());
     let mut all = Vec::new();
     while let Some(event) = reader.next().with_context(what)? {

@@ -113,7 +113,12 @@ impl Joiner {
         for (vm, v) in meta.vms.iter().enumerate() {
             for nic in &v.nics {
                 common.by_ifindex.insert(nic.ifindex, common.taps.len() as u32);
-                common.taps.push(Tap { vm: vm as u32, kick: None, sent: 0, unseen: nic.data_plane == DataPlane::Userspace });
+                common.taps.push(Tap {
+                    vm: vm as u32,
+                    kick: None,
+                    sent: 0,
+                    unseen: nic.data_plane == DataPlane::Userspace,
+                });
             }
         }
         let sip = meta.watch.matching == Matching::Sip;
