@@ -11,6 +11,7 @@ use crate::{
     host::{Host, Output, USUAL_LIMIT, shell},
     progress::Step,
     proto::Request,
+    recipe::VMLINUX,
 };
 
 /// What guest to start.
@@ -89,7 +90,7 @@ impl<'h> Guest<'h> {
             spec.mem_mb,
             if spec.vhost { "" } else { ", without vhost" }
         ));
-        let started = host.run(&start_script(spec, number, host.kernel()))?.ok();
+        let started = host.run(&start_script(spec, number))?.ok();
         let pid = started
             .map_err(|e| fault(format!("did not start: {e}")))?
             .parse()
@@ -298,16 +299,16 @@ fn tap(name: &str, nic: u32) -> String {
 }
 
 /// Starts the guest's QEMU in the background and writes its process id.
-fn start_script(spec: &GuestSpec, number: u32, kernel: &str) -> String {
+fn start_script(spec: &GuestSpec, number: u32) -> String {
     let name = &spec.name;
     let mut s = format!("set -e\nd=/run/teiji/guests/{name}\nmkdir -p $d\n");
     let mut qemu = format!(
         "qemu-system-x86_64 -name {name},debug-threads=on -nodefaults -no-user-config -display none -no-reboot \
          -machine q35,hpet=off -accel kvm -cpu host -smp {} -m {} -daemonize -pidfile $d/pid \
-         -kernel /usr/lib/modules/{kernel}/vmlinuz -initrd /run/teiji/boot/initrd -serial file:$d/console.log \
+         -kernel /{VMLINUX} -initrd /run/teiji/boot/initrd -serial file:$d/console.log \
          -qmp unix:$d/qmp.sock,server=on,wait=off -device virtio-rng-pci -device vhost-vsock-pci,guest-cid={} \
-         -fsdev local,id=root,path=/,security_model=none,multidevs=remap,readonly=on \
-         -device virtio-9p-pci,fsdev=root,mount_tag=root",
+         -drive if=none,id=root,format=raw,readonly=on,cache=unsafe,file=/dev/vda \
+         -device virtio-blk-pci,drive=root,serial=root",
         spec.vcpus,
         spec.mem_mb,
         100 + number,

@@ -1,4 +1,4 @@
-//! The initial RAM file system: busybox, the few modules that reach the shared root file system, and a script.
+//! The initial RAM file system: busybox, the few modules that every machine of the lab needs, and a script.
 //!
 //! It comes in two archives one after the other: one that belongs to the kernel and is kept in the cache, and
 //! one with the agent and the init script of this build, made at each start.

@@ -1,6 +1,10 @@
-//! The lab's kernel: does it have what the lab needs, and which modules does a module need.
+//! The lab's kernel: does it have what the lab needs, its unpacking, and which modules does a module need.
 
-use std::{fs, path::Path};
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::Command,
+};
 
 use crate::{
     error::{Doing, Error, Result},
@@ -36,6 +40,53 @@ fn lacking(config: &str) -> Vec<&'static (&'static str, &'static str)> {
     KERNEL_OPTIONS.iter().filter(|(option, _)| !has(option)).collect()
 }
 
+/// Writes the ELF file that kernel `version` is packed from to `to`: QEMU enters it directly (PVH), so that no boot
+/// unpacks it again. The layout is in the kernel's `Documentation/arch/x86/boot.rst`.
+pub(crate) fn unpack(root: &Path, version: &str, to: &Path) -> Result<()> {
+    let path = root.join("usr/lib/modules").join(version).join("vmlinuz");
+    let packed = fs::read(&path).doing(|| format!("read {}", path.display()))?;
+    let (tool, payload) = payload(&packed)
+        .ok_or_else(|| Error::Host(format!("has a kernel packed in an unknown way: {}", path.display())))?;
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
+    }
+    let from = to.with_extension("packed");
+    fs::write(&from, payload).doing(|| format!("write {}", from.display()))?;
+    let input = File::open(&from).doing(|| format!("read {}", from.display()))?;
+    let output = File::create(to).doing(|| format!("write {}", to.display()))?;
+    let status = Command::new("chroot")
+        .arg(root)
+        .args([tool, "-dc"])
+        .stdin(input)
+        .stdout(output)
+        .status()
+        .doing(|| format!("start {tool}"))?;
+    fs::remove_file(&from).doing(|| format!("remove {}", from.display()))?;
+    if !status.success() {
+        return Err(Error::Failed {
+            command: format!("{tool} -dc < {}", from.display()),
+            code: status.code().unwrap_or(-1),
+            stderr: String::new(),
+        });
+    }
+    Ok(())
+}
+
+/// The packed kernel in a kernel image, and the tool that unpacks it.
+fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
+    let word = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
+    let setup_sectors = usize::from(*image.get(0x1f1)?);
+    let start = (setup_sectors + 1) * 512 + word(0x248)?;
+    // The unpacked size follows, which is not the tool's.
+    let packed = image.get(start..start + word(0x24c)?.checked_sub(4)?)?;
+    match packed {
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(("zstd", packed)),
+        [0xfd, b'7', b'z', b'X', b'Z', ..] => Some(("xz", packed)),
+        [0x1f, 0x8b, ..] => Some(("gzip", packed)),
+        _ => None,
+    }
+}
+
 /// Files (relative to the modules folder) that must be loaded for `wanted`, in loading order, from the text
 /// of `modules.dep`. Modules that are built in are not listed there and need nothing.
 pub(crate) fn load_order(dep: &str, wanted: &[&str]) -> Vec<String> {
@@ -69,6 +120,20 @@ mod tests {
             load_order(dep, &["9p", "overlay", "built-in"]),
             ["fs/netfs.ko.xz", "net/9pnet.ko.xz", "fs/9p/9p.ko.xz", "fs/overlay.ko.xz"]
         );
+    }
+
+    #[test]
+    fn the_packed_kernel_is_found_in_its_image() {
+        let mut image = vec![0; 4096];
+        image[0x1f1] = 1;
+        image[0x248..0x24c].copy_from_slice(&16_u32.to_le_bytes());
+        image[0x24c..0x250].copy_from_slice(&12_u32.to_le_bytes());
+        image[1040..1048].copy_from_slice(&[0x28, 0xb5, 0x2f, 0xfd, 1, 2, 3, 4]);
+        assert_eq!(payload(&image), Some(("zstd", &image[1040..1048])));
+        image[1040] = 0;
+        assert_eq!(payload(&image), None);
+        assert_eq!(payload(&image[..1044]), None);
+        assert_eq!(payload(&[]), None);
     }
 
     #[test]

@@ -7,8 +7,8 @@
 //!   machine's KVM is proved to work.
 //! - **L2** are guests ([`Guest`]) under L1's KVM. Their exits, wake-ups and queues are real.
 //!
-//! One Debian root file system ([`rootfs`]), kept in the [`cache`], serves all three: L0's QEMU runs from it, and it
-//! is the root of L1 and L2 under a layer of memory.
+//! One Debian root file system ([`rootfs`]), kept in the [`cache`], serves all three: L0's QEMU runs from it, and a
+//! read-only image of it is the disk of L1 and L2, their root under a layer of memory.
 //!
 //! ```no_run
 //! use teiji_lab::{GuestSpec, Host, Spec};
@@ -34,6 +34,7 @@ mod cpio;
 mod error;
 mod guest;
 mod host;
+mod image;
 mod initramfs;
 mod kernel;
 mod machine;

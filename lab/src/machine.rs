@@ -21,6 +21,7 @@ use crate::{
     confine::{Confine, INSIDE},
     error::{Doing, Error, Result},
     host::{Mode, Spec},
+    recipe::{IMAGE, VMLINUX},
     rootfs::Prepared,
 };
 
@@ -75,7 +76,7 @@ fn args(s: &str) -> Vec<String> {
 }
 
 /// Arguments of the lab host.
-fn lab_host_args(spec: &Spec, accel: Accel, kernel: &str) -> Vec<String> {
+fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
     let mut a = base_args(accel, spec.mode);
     let mut add = |s: String| a.extend(args(&s));
     let half = spec.mem_mb / 2;
@@ -92,7 +93,9 @@ fn lab_host_args(spec: &Spec, accel: Accel, kernel: &str) -> Vec<String> {
     } else {
         add("-smp 1".into());
     }
-    add(format!("-kernel /usr/lib/modules/{kernel}/vmlinuz -initrd {INSIDE}/boot/initrd"));
+    add(format!("-kernel /{VMLINUX} -initrd {INSIDE}/boot/initrd"));
+    add(format!("-drive if=none,id=root,format=raw,readonly=on,cache=unsafe,file={INSIDE}/lab/{IMAGE}"));
+    add("-device virtio-blk-pci,drive=root,serial=root".into());
     add(format!("-serial file:{INSIDE}/run/console.log"));
     add("-device virtio-rng-pci".into());
     add(format!("-device virtio-serial-pci,max_ports={}", PORTS + 1));
@@ -100,7 +103,7 @@ fn lab_host_args(spec: &Spec, accel: Accel, kernel: &str) -> Vec<String> {
         add(format!("-chardev socket,id=p{n},path={INSIDE}/run/p{n}.sock,server=on,wait=off"));
         add(format!("-device virtserialport,chardev=p{n},name=teiji.{n}"));
     }
-    let mut shares = vec![("root", true), ("boot", true)];
+    let mut shares = vec![("boot", true)];
     shares.extend(spec.bin_dir.is_some().then_some(("bin", true)));
     shares.extend(spec.out_dir.is_some().then_some(("out", false)));
     for (name, readonly) in &shares {
@@ -124,11 +127,10 @@ fn lab_host_args(spec: &Spec, accel: Accel, kernel: &str) -> Vec<String> {
 impl Machine {
     /// Starts the lab host; it runs when this returns but has not booted yet.
     pub(crate) fn start(spec: &Spec, accel: Accel, prepared: &Prepared, folder: &Path) -> Result<Machine> {
-        let mut view = Confine::new(&prepared.root()).bind("run", folder, true).bind(
-            "boot",
-            &folder.join("boot"),
-            false,
-        );
+        let mut view = Confine::new(&prepared.root())
+            .bind("run", folder, true)
+            .bind("boot", &folder.join("boot"), false)
+            .bind("lab", prepared.folder(), false);
         for (name, dir, writable) in [("bin", &spec.bin_dir, false), ("out", &spec.out_dir, true)] {
             if let Some(dir) = dir {
                 if writable {
@@ -138,7 +140,7 @@ impl Machine {
                 view = view.bind(name, &dir, writable);
             }
         }
-        Machine::launch(view, lab_host_args(spec, accel, prepared.kernel()), folder)
+        Machine::launch(view, lab_host_args(spec, accel), folder)
     }
 
     /// Starts a machine that only says that it can run the kernel, for [`crate::accel`].
@@ -146,8 +148,7 @@ impl Machine {
         let view = Confine::new(&prepared.root()).bind("run", folder, true);
         let mut a = base_args(Accel::Kvm, Mode::Wall);
         a.extend(args(&format!(
-            "-m 512 -kernel /usr/lib/modules/{}/vmlinuz -initrd {INSIDE}/run/initrd -serial file:{INSIDE}/run/console.log",
-            prepared.kernel()
+            "-m 512 -kernel /{VMLINUX} -initrd {INSIDE}/run/initrd -serial file:{INSIDE}/run/console.log"
         )));
         a.extend(["-append".into(), "console=ttyS0 quiet panic=-1 teiji.probe".into()]);
         Machine::launch(view, a, folder)

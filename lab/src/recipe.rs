@@ -15,7 +15,7 @@ pub(crate) const KERNEL_SUITE: &str = "trixie-backports";
 pub(crate) const DISK_NEEDED: u64 = 4 << 30;
 
 /// Raise when the steps change in a way that the other inputs of [`key`] do not show.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Packages beside Debian's minimal set.
 pub(crate) const PACKAGES: &[&str] = &[
@@ -27,6 +27,9 @@ pub(crate) const PACKAGES: &[&str] = &[
     "kmod",
     "udev",
     "xz-utils",
+    // The image of the root file system and the unpacked kernel are made by these.
+    "erofs-utils",
+    "zstd",
     "iproute2",
     "iputils-ping",
     "ethtool",
@@ -63,8 +66,16 @@ pub(crate) const PACKAGES: &[&str] = &[
 /// Run inside the new root file system: fetches and unpacks the newest kernel of [`KERNEL_SUITE`].
 pub(crate) const KERNEL_SCRIPT: &str = include_str!("boot/kernel.sh");
 
-/// Modules that the initial RAM file system needs to reach the root file system.
-pub(crate) const BOOT_MODULES: &[&str] = &["9p", "9pnet_virtio", "overlay"];
+/// The unpacked kernel, in the root file system (guests are started with it too).
+pub(crate) const VMLINUX: &str = "usr/lib/teiji-lab/vmlinux";
+
+/// Name of the image of the root file system.
+pub(crate) const IMAGE: &str = "root.erofs";
+
+/// Modules that the initial RAM file system loads: what reaches the root file system, and what every guest needs
+/// (loading these from the root file system costs a guest seconds).
+pub(crate) const BOOT_MODULES: &[&str] =
+    &["virtio_blk", "erofs", "overlay", "virtio_net", "vmw_vsock_virtio_transport"];
 
 /// Kernel options that the lab relies on, each with what needs it.
 pub(crate) const KERNEL_OPTIONS: &[(&str, &str)] = &[
@@ -82,6 +93,8 @@ pub(crate) const KERNEL_OPTIONS: &[(&str, &str)] = &[
     ("IGB", "the SR-IOV NIC"),
     ("IGBVF", "the SR-IOV NIC's virtual functions"),
     ("MPLS", "deadline marks"),
+    ("PVH", "booting without unpacking the kernel"),
+    ("EROFS_FS", "the root file system's image"),
 ];
 
 /// Hash that names the result of this recipe, 16 hexadecimal digits.

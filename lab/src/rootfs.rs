@@ -1,5 +1,6 @@
-//! Makes the root file system that serves three times: the emulator of the lab host runs from it, and it is
-//! the root of the lab host and of every guest. So the lab is the same on every host distribution.
+//! Makes the root file system that serves three times: the emulator of the lab host runs from it, and an
+//! image of it is the root of the lab host and of every guest. So the lab is the same on every
+//! host distribution.
 //!
 //! It is made in a folder beside its final place and renamed when complete: what is found under the final
 //! name is whole.
@@ -15,7 +16,7 @@ use std::{
 use crate::{
     cache::{self, Lock},
     error::{Doing, Error, Result},
-    initramfs, kernel,
+    image, initramfs, kernel,
     progress::Step,
     recipe,
 };
@@ -38,9 +39,19 @@ impl Prepared {
         &self.kernel
     }
 
-    /// The kernel's image.
-    pub fn vmlinuz(&self) -> PathBuf {
-        self.root().join("usr/lib/modules").join(&self.kernel).join("vmlinuz")
+    /// The kernel, unpacked: every boot is spared the unpacking.
+    pub fn vmlinux(&self) -> PathBuf {
+        self.root().join(recipe::VMLINUX)
+    }
+
+    /// The root file system as an image, the disk of lab host and guests.
+    pub fn image(&self) -> PathBuf {
+        self.folder.join(recipe::IMAGE)
+    }
+
+    /// The folder of all of it.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// The initial RAM file system, without the agent.
@@ -51,7 +62,8 @@ impl Prepared {
     fn open(folder: PathBuf) -> Option<Prepared> {
         let kernel = fs::read_to_string(folder.join("kernel")).ok()?.trim().to_owned();
         let prepared = Prepared { folder, kernel };
-        (prepared.vmlinuz().exists() && prepared.initramfs().exists()).then_some(prepared)
+        let parts = [prepared.vmlinux(), prepared.image(), prepared.initramfs()];
+        parts.iter().all(|p| p.exists()).then_some(prepared)
     }
 }
 
@@ -90,6 +102,9 @@ pub fn prepare() -> Result<Prepared> {
     kernel::check(&root, &version)?;
     step.say(&format!("kernel {version} has every option that the lab needs"));
     initramfs::build(&root, &version, &building.join("initramfs.cpio"))?;
+    kernel::unpack(&root, &version, &root.join(recipe::VMLINUX))?;
+    step.say("making the image of the root file system");
+    image::build(&root, &building, recipe::IMAGE)?;
     fs::write(building.join("kernel"), &version).doing(|| "note the kernel's version".into())?;
     fs::rename(&building, &place).doing(|| format!("rename {} into place", building.display()))?;
     remove_others(&cache, &name);

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# First program of a lab machine (host or guest): puts a writable layer of memory over the shared read-only
+# First program of a lab machine (host or guest): puts a writable layer of memory over the read-only image of the
 # root file system and goes on with /run/teiji/init in it.
 b=/bin/busybox
 $b mkdir -p /proc /sys /dev /lower /rw /root
@@ -18,7 +18,7 @@ fail() {
 for module in $($b cat /modules/order); do
 	$b insmod "/modules/$module" || fail "load $module"
 done
-$b mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=loose,ro root /lower || fail "mount the shared root file system"
+$b mount -t erofs -o ro /dev/vda /lower || fail "mount the image of the root file system"
 $b mount -t tmpfs -o size=50% rw /rw
 $b mkdir /rw/up /rw/work
 $b mount -t overlay -o lowerdir=/lower,upperdir=/rw/up,workdir=/rw/work overlay /root || fail "mount the overlay"
