@@ -1,7 +1,7 @@
 # teiji: what can be done here. `make` alone lists it.
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test lab lab-prepare demo experiment experiments
+.PHONY: help deps build test soak bench lab lab-prepare demo experiment experiments
 
 CARGO ?= cargo
 # Options of `make lab`, for example: make lab LAB="--guests 2 --sriov"
@@ -25,6 +25,12 @@ test: deps ## check the format, lint, and run every test, those in the lab too (
 	@lab/clang-format.sh
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) test --workspace
+
+soak: deps ## the property and fuzz tests with 20,000 cases each (half an hour)
+	PROPTEST_CASES=20000 $(CARGO) test --release -p teiji-model -p teiji-analysis
+
+bench: ## measure the join
+	$(CARGO) bench -p teiji-analysis
 
 lab-prepare: deps ## make the lab's root file system, if it is missing (root, 1 GB to download)
 	$(CARGO) run -q -p teiji-lab -- prepare
