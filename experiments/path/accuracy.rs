@@ -20,7 +20,7 @@ const OFF_SHARE: f64 = 0.02;
 /// See [`OFF_SHARE`], ns.
 const OFF_NS: f64 = 50_000.0;
 /// Starts of one request on the two clocks differ by no more than this, ns.
-const START_OFF: i64 = 1_000_000;
+const START_OFF: i64 = 3_000_000;
 
 /// A protocol to try.
 #[derive(Clone, Copy, Debug)]

@@ -165,7 +165,7 @@ fn lab_parts(
 
 fn throng(lab: &Lab, first: &teiji_lab::Guest<'_>, extent: &Extent) -> Result<throng::Throng> {
     let others: Vec<_> = (2..=extent.vms)
-        .map(|n| lab.host.guest(&GuestSpec { mem_mb: 384, ..GuestSpec::named(&format!("vm{n}")) }))
+        .map(|n| lab.host.guest(&GuestSpec::named(&format!("vm{n}"))))
         .collect::<Result<_, _>>()?;
     let servers: Vec<_> = others.iter().map(|g| load::echo_server(&lab.host, g)).collect::<Result<_>>()?;
     let all: Vec<_> = std::iter::once(first).chain(&others).collect();

@@ -44,7 +44,7 @@ fn teiji_keeps_its_word_on_a_kvm_host() {
     nothing_is_left_attached_after_kill_9(&lab);
     check("kill -9", begun);
 
-    let vm2 = lab.host.guest(&GuestSpec { mem_mb: 384, ..GuestSpec::named("vm2") }).unwrap();
+    let vm2 = lab.host.guest(&GuestSpec::named("vm2")).unwrap();
     let second = load::echo_server(&lab.host, &vm2).unwrap();
     several_vms_are_traced_at_once(&lab, &[&vm1, &vm2]);
     check("several VMs", begun);

@@ -15,7 +15,8 @@
 //! 4. A cause is the host's unless it is the guest's own running, the guest's halting while it works on
 //!    the request, a part of `guest` of which nothing more is known, or `unattributed`.
 //! 5. Of fluctuation, the greatest cause is blamed; the guest only if its share is above the host's
-//!    greatest. If the greatest cause has less than [`LITTLE`], nothing stands out.
+//!    greatest. If the greatest cause has less than [`LITTLE`], many small ones make the fluctuation, and
+//!    the typical request's time is judged as if it were steady.
 //! 6. Of steady time, the host's greatest cause is blamed if one of its stages has at least [`MUCH`], however
 //!    much the guest has: it is what can be changed. Else nothing stands out, and the sentence says where
 //!    the time goes.
@@ -34,8 +35,8 @@ pub const FEW: u64 = 20;
 pub const MATTERS: u64 = 100_000;
 /// Least ratio of the 99th percentile to the median that matters.
 pub const SPREAD: f64 = 4.0;
-/// Share of the fluctuation below which a cause does not stand out.
-pub const LITTLE: f64 = 0.25;
+/// Share of the fluctuation below which a cause is not the cause of it: a third.
+pub const LITTLE: f64 = 1.0 / 3.0;
 /// Share of steady time from which a stage of a cause of the host's stands out: an eighth.
 pub const MUCH: f64 = 0.125;
 
@@ -133,13 +134,15 @@ pub(crate) fn judge(
     name: &dyn Fn(u32) -> String,
 ) -> Verdict {
     let Some(total) = total.filter(|d| d.count > 0) else { return nothing(requests) };
-    let fluctuation = fluctuates(total);
-    let causes = causes(stages, fluctuation);
+    let varies = fluctuates(total);
+    let of_fluctuation = causes(stages, true);
+    let fluctuation = varies && of_fluctuation.first().is_some_and(|c| c.share >= LITTLE);
+    let causes = if fluctuation { of_fluctuation } else { causes(stages, false) };
     let (Some(first), Some(host)) = (causes.first(), causes.iter().find(|c| c.host)) else {
         return nothing(requests);
     };
     let (blamed, stands_out) = if fluctuation {
-        (first, first.share >= LITTLE)
+        (first, true)
     } else if host.greatest() >= MUCH {
         (host, true)
     } else {
@@ -152,7 +155,11 @@ pub(crate) fn judge(
         sentence,
         "{}response time {} (median {}, 99th percentile {}): ",
         if stands_out { "" } else { "nothing stands out; " },
-        if fluctuation { "fluctuates" } else { "is steady" },
+        match (fluctuation, varies) {
+            (true, _) => "fluctuates",
+            (_, true) => "fluctuates by many causes",
+            _ => "is steady",
+        },
         duration(total.p50),
         duration(total.p99)
     );

@@ -180,3 +180,20 @@ fn few_requests_and_small_differences_are_not_fluctuation() {
     assert!(!fluctuates(&Dist { p50: 20_000, p99: 90_000, ..d }));
     assert!(!fluctuates(&Dist { p50: 700_000, ..d }));
 }
+
+#[test]
+fn when_many_causes_make_the_fluctuation_the_typical_time_is_judged() {
+    let c = case(
+        200,
+        2000,
+        &[
+            (TapQueue, Some(S::Run), 30.0, 0.25),
+            (VcpuWake, Some(S::Asleep), 60.0, 0.20),
+            (Guest, Some(S::Guest), 80.0, 0.30),
+            (VhostTx, Some(S::Asleep), 20.0, 0.25),
+        ],
+    );
+    let v = verdict(&c, &[]);
+    assert_eq!((v.stage, v.state, v.fluctuation), (Some(VcpuWake), Some(S::Asleep), false));
+    assert!(v.sentence.contains("fluctuates by many causes"), "{}", v.sentence);
+}
