@@ -21,13 +21,13 @@ use teiji_model::stage::{Stage, ThreadState};
 #[derive(Parser)]
 struct Args {
     /// Calls a second
-    #[arg(long, default_value_t = 20.0)]
+    #[arg(long, default_value_t = 5.0)]
     rate: f64,
     /// Calls of each trace
-    #[arg(long, default_value_t = 200)]
+    #[arg(long, default_value_t = 60)]
     calls: u64,
     /// Busy loops on the vCPU's CPU
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 2)]
     hogs: u32,
 }
 

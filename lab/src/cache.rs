@@ -63,7 +63,9 @@ impl Lock {
                 told = step.seconds();
                 let mut holder = String::new();
                 file.rewind().and_then(|()| file.read_to_string(&mut holder)).doing(doing)?;
-                step.say(&format!("{what} is in use by {}", holder.trim()));
+                // A command line may be a whole script.
+                let holder: String = holder.split_whitespace().take(8).collect::<Vec<_>>().join(" ");
+                step.say(&format!("{what} is in use by {holder}"));
             }
             thread::sleep(Duration::from_millis(200));
         }

@@ -100,6 +100,10 @@ impl Output {
 
 /// Limit of [`Host::run`] and [`Guest::run`].
 pub const USUAL_LIMIT: Duration = Duration::from_secs(300);
+/// How long one boot may take.
+const BOOT_LIMIT: Duration = Duration::from_secs(90);
+/// How often it is tried.
+const BOOTS: u32 = 3;
 
 /// A running lab host. It ends with this value and with this process, whatever ends that.
 pub struct Host {
@@ -148,15 +152,25 @@ impl Host {
             spec.mem_mb,
             if accel == Accel::Kvm { "KVM" } else { "emulated" }
         ));
-        let machine = Machine::start(spec, accel, &prepared, &folder)?;
-        let pool = Host::wait_up(&machine, &step)?;
-        let kernel = match pool.ping(Duration::from_secs(180)) {
-            Ok(kernel) => kernel,
-            Err(e) => {
-                return Err(Error::Host(format!(
-                    "did not come up ({e}); its last words:{}",
-                    machine.last_words()
-                )));
+        let mut boots = 1;
+        let (machine, pool, kernel) = loop {
+            let machine = Machine::start(spec, accel, &prepared, &folder)?;
+            let pool = Host::wait_up(&machine, &step)?;
+            match pool.ping(BOOT_LIMIT) {
+                Ok(kernel) => break (machine, pool, kernel),
+                Err(e) if boots == BOOTS => {
+                    return Err(Error::Host(format!(
+                        "did not come up ({e}); its last words:{}",
+                        machine.last_words()
+                    )));
+                }
+                // Emulated CPUs were seen to lose a timer and hang on a loaded machine.
+                Err(_) => step.say("the lab host hangs: booting it again"),
+            }
+            boots += 1;
+            machine.kill();
+            for n in 0..PORTS {
+                let _ = fs::remove_file(folder.join(format!("p{n}.sock")));
             }
         };
         step.say("the lab host is up");
