@@ -31,8 +31,8 @@ fn clang() -> Result<PathBuf> {
         })
 }
 
-/// One folder each below `src`.
-const PROGRAMS: &[&str] = &["path_trace"];
+/// One folder each below `src`, and the files in it: the first is the product's, others are for tests.
+const PROGRAMS: &[(&str, &[&str])] = &[("path_trace", &["path_trace", "check"])];
 
 fn main() -> Result<()> {
     println!("cargo:rerun-if-env-changed=CLANG");
@@ -44,22 +44,29 @@ fn main() -> Result<()> {
     // libbpf's own headers, of the version that is linked
     let headers = std::env::var("DEP_BPF_INCLUDE").context("libbpf-sys did not say where its headers are")?;
     let headers = format!("-I{headers}");
-    for program in PROGRAMS {
-        let dir = format!("src/{program}");
+    for (folder, programs) in PROGRAMS {
+        let dir = format!("src/{folder}");
         println!("cargo:rerun-if-changed={dir}");
-        SkeletonBuilder::new()
-            .source(format!("{dir}/{program}.bpf.c"))
-            .obj(out.join(format!("{program}.bpf.o")))
-            .clang(&clang)
-            .clang_args([
-                "-D__TARGET_ARCH_x86",
-                "-Wall",
-                "-Werror",
-                "-I/usr/include/x86_64-linux-gnu",
-                &headers,
-            ])
-            .build_and_generate(out.join(format!("{program}.skel.rs")))
-            .with_context(|| format!("compiling {program}"))?;
+        for program in *programs {
+            let mut builder = SkeletonBuilder::new();
+            builder
+                .source(format!("{dir}/{program}.bpf.c"))
+                .obj(out.join(format!("{program}.bpf.o")))
+                .clang(&clang)
+                .clang_args([
+                    "-D__TARGET_ARCH_x86",
+                    "-Wall",
+                    "-Werror",
+                    "-I/usr/include/x86_64-linux-gnu",
+                    &headers,
+                ]);
+            let made = if program == folder {
+                builder.build_and_generate(out.join(format!("{program}.skel.rs")))
+            } else {
+                builder.build()
+            };
+            made.with_context(|| format!("compiling {program}"))?;
+        }
     }
     Ok(())
 }

@@ -41,8 +41,12 @@ enum Load {
 #[derive(Clone, Copy, Debug)]
 enum Induce {
     Hogs(u32),
-    NoPolling,
+    /// KVM polls for so long, ns.
+    Polling(u64),
 }
+
+/// P0's remedy for the idle guest: polling for longer than it is idle between two requests, ns.
+const POLLED: u64 = 60_000_000;
 
 /// The three situations.
 pub const SITUATIONS: [Situation; 3] = [
@@ -71,9 +75,20 @@ pub const SITUATIONS: [Situation; 3] = [
         state: ThreadState::Asleep,
         rate: 20.0,
         load: Load::Ping,
-        induce: Induce::NoPolling,
+        induce: Induce::Polling(0),
     },
 ];
+
+/// The idle guest with the cause taken away, which tells a cause from a mere part of the time.
+pub const REMEDY: Situation = Situation {
+    name: "idle-polled",
+    what: "the same guest, and KVM polls until the next request",
+    stages: &[],
+    state: ThreadState::Poll,
+    rate: 20.0,
+    load: Load::Ping,
+    induce: Induce::Polling(POLLED),
+};
 
 /// What teiji said of one run.
 #[derive(Clone, Debug, Serialize)]
@@ -105,6 +120,15 @@ pub struct Judged {
     pub report: VmReport,
 }
 
+impl Judged {
+    /// How long the wake-up of the halted vCPU took a typical request, µs.
+    pub fn asleep_us(&self) -> f64 {
+        let wake = self.report.stages.iter().filter(|s| s.stage == Stage::VcpuWake);
+        let asleep = wake.flat_map(|s| &s.parts).find(|p| p.state == ThreadState::Asleep);
+        asleep.map_or(0.0, |p| p.p50 as f64 / 1e3)
+    }
+}
+
 /// Undoes what was induced.
 enum Undo<'l> {
     Hogs(#[expect(dead_code, reason = "ends with it")] Child),
@@ -123,9 +147,9 @@ impl Drop for Undo<'_> {
 fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
     match what {
         Induce::Hogs(cpu) => load::hogs(&lab.host, cpu, HOGS).map(Undo::Hogs),
-        Induce::NoPolling => {
+        Induce::Polling(ns) => {
             let before = lab.host.run(&format!("cat {POLLING}"))?.ok()?;
-            lab.host.run(&format!("echo 0 > {POLLING}"))?.ok()?;
+            lab.host.run(&format!("echo {ns} > {POLLING}"))?.ok()?;
             Ok(Undo::Polling(lab, before))
         }
     }

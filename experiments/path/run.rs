@@ -5,6 +5,7 @@ use clap::Parser;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
+use teiji_experiments::numbers::quantile;
 use teiji_experiments::path::table::{self, Found};
 use teiji_experiments::path::{Extent, FULL, SHORT, accuracy, blame, flood, throng};
 use teiji_experiments::summary::{self, Summary};
@@ -138,6 +139,7 @@ fn lab_parts(
                 &format!("{}: blamed rightly {right} of {} times", s.name, extent.runs),
             );
         }
+        remedy(&lab, &first, found, summary, extent)?;
         summary.figure("blame", &found.judged)?;
     }
     if args.parts.contains('c') {
@@ -160,6 +162,31 @@ fn lab_parts(
     drop(first);
     let Lab { host, .. } = lab;
     host.power_off();
+    Ok(())
+}
+
+/// That the idle guest's wake-up is a cause: taken away, its part of the time goes.
+fn remedy(
+    lab: &Lab,
+    guest: &teiji_lab::Guest<'_>,
+    found: &mut Found,
+    summary: &mut Summary,
+    extent: &Extent,
+) -> Result<()> {
+    say(&format!("b. control: {}", blame::REMEDY.what));
+    let idle: Vec<f64> =
+        found.judged.iter().filter(|j| j.situation == "idle").map(blame::Judged::asleep_us).collect();
+    let idle = quantile(&idle, 0.5);
+    let polled = blame::run(lab, guest, &blame::REMEDY, 1, extent)?;
+    say(&polled.sentence);
+    let now = polled.asleep_us();
+    summary.claim(
+        now <= idle / 3.0,
+        &format!("idle: polling takes the wake-up's part of a typical request from {idle:.0} to {now:.0} µs"),
+    );
+    summary.figure("idle_asleep_us", idle)?;
+    summary.figure("idle_polled_asleep_us", now)?;
+    found.judged.push(polled);
     Ok(())
 }
 

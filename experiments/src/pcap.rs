@@ -48,16 +48,9 @@ pub enum Pairing {
 pub struct Exchange {
     /// When the request came in, ns of CLOCK_REALTIME.
     pub start: u64,
-    /// Until its response left, by the stamp on this interface, ns. The stamp is taken before the capture works
-    /// on the packet, and the driver gets it after.
+    /// Until its response left, ns.
     pub total: u64,
-    /// Until its response came in at the other end of the wire, ns; `None` if it was not captured there. So the
-    /// driver got it between `total` and this.
-    pub far: Option<u64>,
 }
-
-/// When each answer first came in at the other end of the wire.
-pub type Far = HashMap<Vec<u8>, u64>;
 
 /// What a capture says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,22 +97,9 @@ pub fn packets(file: &[u8]) -> Result<Vec<Seen<'_>>> {
     Ok(seen)
 }
 
-/// The answers of `guest` in a capture at the other end of the wire.
-pub fn answers(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing) -> Far {
-    let mut far = Far::new();
-    for p in packets.iter().filter(|p| !p.out && p.from == guest) {
-        if let Some((key, is_request)) = key(p, by)
-            && is_request != Some(true)
-        {
-            far.entry(key).or_insert(p.ts);
-        }
-    }
-    far
-}
-
 /// Pairs requests to `guest` with their responses: from the first time the request came in to the first final
 /// response that left.
-pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing, far: &Far) -> Pairs {
+pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing) -> Pairs {
     let mut open: HashMap<Vec<u8>, Option<u64>> = HashMap::new();
     let mut found = Pairs::default();
     for p in packets {
@@ -138,9 +118,7 @@ pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing, far: &Far) -> Pa
             && is_request != Some(true)
             && let Some(start) = open.get_mut(&key).and_then(Option::take)
         {
-            let total = p.ts.saturating_sub(start);
-            let far = far.get(&key).filter(|ts| **ts >= p.ts).map(|ts| ts - start);
-            found.exchanges.push(Exchange { start, total, far });
+            found.exchanges.push(Exchange { start, total: p.ts.saturating_sub(start) });
         }
     }
     found.exchanges.sort_by_key(|e| e.start);
@@ -223,8 +201,8 @@ mod tests {
             seen(5, true, 17, &a),
             seen(6, true, 17, &a),
         ];
-        let pairs = pair(&trace, GUEST, Pairing::Udp, &Far::new());
-        assert_eq!(pairs.exchanges, [Exchange { start: 1, total: 4, far: None }]);
+        let pairs = pair(&trace, GUEST, Pairing::Udp);
+        assert_eq!(pairs.exchanges, [Exchange { start: 1, total: 4 }]);
         assert_eq!((pairs.requests, pairs.repeated), (2, 1));
     }
 
@@ -233,10 +211,7 @@ mod tests {
         let (q, r) = ([8, 0, 9, 9, 0, 1, 0, 7], [0, 0, 1, 1, 0, 1, 0, 7]);
         let other = [0, 0, 1, 1, 0, 1, 0, 8];
         let trace = [seen(1, false, 1, &q), seen(2, true, 1, &other), seen(9, true, 1, &r)];
-        assert_eq!(
-            pair(&trace, GUEST, Pairing::Icmp, &Far::new()).exchanges,
-            [Exchange { start: 1, total: 8, far: None }]
-        );
+        assert_eq!(pair(&trace, GUEST, Pairing::Icmp).exchanges, [Exchange { start: 1, total: 8 }]);
     }
 
     #[test]
@@ -256,10 +231,7 @@ mod tests {
             seen(6, false, 17, &bye),
             seen(9, true, 17, &gone),
         ];
-        let pairs = pair(&trace, GUEST, Pairing::Sip, &Far::new());
-        assert_eq!(
-            pairs.exchanges,
-            [Exchange { start: 1, total: 3, far: None }, Exchange { start: 6, total: 3, far: None }]
-        );
+        let pairs = pair(&trace, GUEST, Pairing::Sip);
+        assert_eq!(pairs.exchanges, [Exchange { start: 1, total: 3 }, Exchange { start: 6, total: 3 }]);
     }
 }

@@ -13,23 +13,20 @@ const SIZE: (u32, u32) = (900, 420);
 /// # Errors
 /// If it cannot be written.
 pub fn differences(file: &Path, agreements: &[Agreement]) -> Result<()> {
-    let most = agreements.iter().map(|a| a.off_p99_us + a.off_port_p50_us.abs()).fold(1.0, f64::max) * 1.5;
+    let most = agreements.iter().map(|a| a.off_p99_us).fold(1.0, f64::max) * 1.5;
     if agreements.is_empty() || !most.is_finite() {
         return Ok(());
     }
     draw(file, |root| {
         let mut chart = ChartBuilder::on(root)
-            .caption(
-                "teiji's response time less the bridge port's capture's, request by request",
-                ("sans-serif", 18),
-            )
+            .caption("teiji's response time less the capture's, request by request", ("sans-serif", 18))
             .margin(12)
             .x_label_area_size(36)
             .y_label_area_size(48)
             .build_cartesian_2d(-most..most, 0.0..1.0)?;
         chart.configure_mesh().x_desc("difference, µs").y_desc("share of requests").draw()?;
         for (i, a) in agreements.iter().enumerate() {
-            let mut off: Vec<f64> = a.pairs.iter().map(|p| p.off_port() / 1e3).collect();
+            let mut off: Vec<f64> = a.pairs.iter().map(|p| p.off() / 1e3).collect();
             off.sort_by(f64::total_cmp);
             let n = off.len() as f64;
             let points = off.iter().enumerate().map(|(k, x)| (x.clamp(-most, most), (k + 1) as f64 / n));

@@ -39,6 +39,8 @@ fn teiji_keeps_its_word_on_a_kvm_host() {
     check("two traces at once", begun);
     a_full_disk_costs_only_the_recording(&lab, &vm1);
     check("full disk", begun);
+    every_probe_runs(&lab, &vm1);
+    check("every probe runs", begun);
     a_vm_that_is_not_there_is_said_so(&lab);
     check("no such VM", begun);
     nothing_is_left_attached_after_kill_9(&lab);
@@ -107,6 +109,29 @@ fn ctrl_c_ends_in_a_report_that_replay_repeats(lab: &Lab, guest: &Guest<'_>) {
     let replayed = lab.host.run(&format!("chmod a+r /tmp/ctrl-c.teiji; {replay}")).unwrap().ok().unwrap();
     let replayed: Report = serde_json::from_str(&replayed).unwrap();
     assert_eq!(replayed, traced.report, "replay differs from the live report");
+}
+
+/// An attached program proves nothing: on some kernels an fentry on a function attaches and never fires.
+fn every_probe_runs(lab: &Lab, guest: &Guest<'_>) {
+    lab.host.run("sysctl -q kernel.bpf_stats_enabled=1").unwrap().ok().unwrap();
+    let trace = Trace::start(lab, "probes", ECHO, false).unwrap();
+    load::echo(&lab.host, guest, 50.0, 50).unwrap();
+    let pid = trace.pid().unwrap();
+    let shown = lab.host.run("bpftool prog show --json").unwrap().ok().unwrap();
+    lab.host.run("sysctl -q kernel.bpf_stats_enabled=0").unwrap().ok().unwrap();
+    trace.stop().unwrap();
+    let all: Vec<serde_json::Value> = serde_json::from_str(&shown).unwrap();
+    let ours = all.iter().filter(|p| {
+        p["pids"].as_array().is_some_and(|pids| pids.iter().any(|of| of["pid"].as_u64() == Some(pid.into())))
+    });
+    let runs: Vec<(&str, u64)> =
+        ours.map(|p| (p["name"].as_str().unwrap(), p["run_cnt"].as_u64().unwrap_or(0))).collect();
+    eprintln!("{runs:?}");
+    let doctor = lab.host.run("/mnt/bin/teiji doctor --json").unwrap().ok().unwrap();
+    let hooks = doctor.matches("fentry in ").count() + doctor.matches("fexit in ").count();
+    assert!(runs.len() > hooks && hooks > 5, "{hooks} functions, {} programs: {runs:?}", runs.len());
+    let idle: Vec<_> = runs.iter().filter(|(_, n)| *n == 0).collect();
+    assert!(idle.is_empty(), "attached and never run: {idle:?}");
 }
 
 fn two_traces_at_once_are_both_right(lab: &Lab, guest: &Guest<'_>) {

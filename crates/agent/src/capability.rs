@@ -6,6 +6,7 @@ use teiji_model::host::Capability;
 const HOOKS: &[(&str, &str, bool)] = &[
     ("netif_receive_skb", "packets cannot be seen when the host receives them", true),
     ("net_dev_start_xmit", "packets cannot be seen when they are put on a tap or handed to a NIC", true),
+    ("dev_hard_start_xmit", "wire_out holds the work of packet sockets (tcpdump) on outgoing packets", false),
     ("netif_rx", "waiting before a software device's receive softirq is not seen", false),
     ("net_dev_queue", "the stages switch_out and qdisc cannot be told apart", true),
     ("qdisc_dequeue", "waiting in a qdisc cannot be told from handing to the NIC", false),

@@ -54,7 +54,7 @@ pub enum Point {
     DevQueue,
     /// Taken off a link's qdisc (`qdisc_dequeue`); absent where the qdisc was bypassed.
     QdiscDequeue,
-    /// Handed to the driver (`net_dev_start_xmit`).
+    /// Handed to the device (`dev_hard_start_xmit`, where functions cannot be probed `net_dev_start_xmit`).
     DevXmit,
 }
 

@@ -34,7 +34,7 @@ pub enum Stage {
     SwitchOut,
     /// Queued on the link → dequeued from its qdisc; zero where the link has no queue.
     Qdisc,
-    /// Dequeued → handed to the NIC (`net_dev_start_xmit`).
+    /// Dequeued → handed to the NIC (`dev_hard_start_xmit`; its driver or, before that, a packet socket).
     WireOut,
     /// What no stage accounts for. At most 1 % by design; printed, never hidden.
     Unattributed,

@@ -177,7 +177,7 @@ struct settings {
 	__u8 directions; /* enum direction, or-ed */
 	__u8 matching;	 /* enum matching */
 	__u8 by_mac;	 /* packets off the taps are the guest's by MAC address; else by flow alone */
-	__u8 pad;
+	__u8 hand_over;	 /* dev_hard_start_xmit is probed */
 	struct filter_net net[MAX_NETS];
 	struct filter_port port[MAX_PORTS];
 };

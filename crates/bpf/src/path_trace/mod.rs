@@ -6,6 +6,8 @@
 //! Tracer::stop  ── detach; what is in the buffer can still be drained
 //! ```
 //! Dropping a [`Tracer`] detaches it; so does the end of the process, however it comes.
+#[cfg(test)]
+mod check;
 mod convert;
 mod settings;
 
@@ -148,6 +150,7 @@ impl Tracer {
             let name = program.name().to_string_lossy().into_owned();
             program.set_autoload(hooks.iter().any(|h| h.program == name && h.found.is_some()));
         }
+        let hand_over = hooks.iter().any(|h| h.target == "dev_hard_start_xmit" && h.found.is_some());
         let bytes = setup.buffer_bytes.max(1 << 16).checked_next_power_of_two().unwrap_or(1 << 30);
         for mut map in object.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
@@ -159,7 +162,7 @@ impl Tracer {
                     doing: "set the packet probes".into(),
                     reason: "their settings have no place".into(),
                 })?;
-                settings::fill(image, setup);
+                settings::fill(image, setup, hand_over);
             }
         }
         let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;

@@ -185,7 +185,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 			       bpf_ntohs(ip.tot_len));
 		at += ihl;
 		if (ip.frag & bpf_htons(0x1fff)) { /* a later fragment has no ports */
-			if (settings.ports)
+			if (settings.ports || !passes(&e, to_guest))
 				return false;
 			goto identified;
 		}

@@ -16,7 +16,7 @@
  *   kvm_inj_virq, kvm_entry         the vCPU enters with it         ENTRY
  *   vhost_poll_wakeup               the guest kicks                 KICK
  *   netif_receive_skb (on a tap)    handed to the host stack        TAP_SEND
- *   net_dev_queue, qdisc_dequeue, net_dev_start_xmit                DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
+ *   net_dev_queue, qdisc_dequeue, dev_hard_start_xmit               DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
  *
  * What a vCPU thread or vhost worker does meanwhile is kept as a clock that cumulates the time spent in
  * each state (struct clock), driven by kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and
@@ -140,6 +140,7 @@ static __always_inline bool parse_skb(struct sk_buff *skb, bool received, bool k
 		     to_guest, p);
 }
 
+/* now is 0 to stamp the packet last of all. */
 static __always_inline void emit_packet(struct packet *p, u64 now, u8 point, u32 ifindex)
 {
 	struct rec_packet *r = reserve(sizeof(*r));
@@ -150,6 +151,8 @@ static __always_inline void emit_packet(struct packet *p, u64 now, u8 point, u32
 	r->fingerprint = p->fingerprint;
 	r->len = p->len;
 	r->tid = current_tid();
+	if (!now)
+		r->head.ts = bpf_ktime_get_ns();
 	submit(r);
 }
 
@@ -595,14 +598,12 @@ int BPF_PROG(on_dev_queue, struct sk_buff *skb)
 	return 0;
 }
 
-SEC("tp_btf/qdisc_dequeue")
-int BPF_PROG(on_qdisc_dequeue, void *qdisc, void *txq, int packets, struct sk_buff *skb)
+/* Reports a chain of packets that are handed over together. */
+static __always_inline int emit_chain(struct sk_buff *skb, u64 now, u8 point)
 {
-	u64 now = bpf_ktime_get_ns();
 	struct sk_buff *at = skb;
 	int i;
 
-	/* a bulk dequeue hands over a chain */
 	for (i = 0; i < BULK_MAX && at; i++) {
 		struct packet p = {};
 		const unsigned char *data = BPF_CORE_READ(at, data);
@@ -612,13 +613,33 @@ int BPF_PROG(on_qdisc_dequeue, void *qdisc, void *txq, int packets, struct sk_bu
 			return 0;
 		p.len = len;
 		if (parse(data, data + (len - BPF_CORE_READ(at, data_len)), false, false, &p) && !p.to_guest)
-			emit_packet(&p, now, POINT_QDISC_DEQUEUE, ifindex);
+			emit_packet(&p, now, point, ifindex);
 		at = BPF_CORE_READ(at, next);
 	}
 	return 0;
 }
 
-/* A tap's driver is tun_net_xmit: handing it a packet is putting it on the tap's ring. */
+SEC("tp_btf/qdisc_dequeue")
+int BPF_PROG(on_qdisc_dequeue, void *qdisc, void *txq, int packets, struct sk_buff *skb)
+{
+	return emit_chain(skb, bpf_ktime_get_ns(), POINT_QDISC_DEQUEUE);
+}
+
+/*
+ * The stack hands packets to a driver. The tracepoint below comes only after packet sockets have taken their
+ * copies: with it, whoever runs tcpdump beside teiji would see the sniffer's work in the response time, and
+ * another time than tcpdump shows. Stamped last, because a packet is not on its way before this has returned.
+ */
+SEC("fentry/dev_hard_start_xmit")
+int BPF_PROG(on_hand_over, struct sk_buff *first)
+{
+	return emit_chain(first, 0, POINT_DEV_XMIT);
+}
+
+/*
+ * A tap's driver is tun_net_xmit: handing it a packet is putting it on the tap's ring. Other devices only
+ * where functions cannot be probed.
+ */
 SEC("tp_btf/net_dev_start_xmit")
 int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 {
@@ -629,7 +650,7 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 	if (is_tap(q.ifindex)) {
 		if (parse_skb(skb, false, true, true, &p))
 			emit_tap(&p, now, POINT_TAP_ENQUEUE, q.ifindex, bpf_map_lookup_elem(&workers, &q), 0);
-	} else if (parse_skb(skb, false, false, false, &p) && !p.to_guest) {
+	} else if (!settings.hand_over && parse_skb(skb, false, false, false, &p) && !p.to_guest) {
 		emit_packet(&p, now, POINT_DEV_XMIT, q.ifindex);
 	}
 	return 0;

@@ -7,9 +7,10 @@ use std::net::IpAddr;
 use teiji_model::flow::{Direction, End, Flow, Matching, Proto};
 use teiji_model::host::Vm;
 
-/// Writes the settings into the image of the object's constants.
-pub(super) fn fill(image: &mut [u8], setup: &Setup<'_>) {
-    let settings = settings(setup);
+/// Writes the settings into the image of the object's constants. `hand_over`: that of packets to a driver is
+/// probed before packet sockets take their copies.
+pub(super) fn fill(image: &mut [u8], setup: &Setup<'_>, hand_over: bool) {
+    let settings = types::settings { hand_over: hand_over.into(), ..settings(setup) };
     let bytes = bytes_of(&settings);
     // `settings` is the first constant of the object; its size is checked by a test
     image[..bytes.len()].copy_from_slice(bytes);

@@ -1,0 +1,237 @@
+//! The kernel's filter against its reference, [`Flow::matches`], on made-up frames. Needs root, as loading programs
+//! does.
+
+use super::{Setup, settings};
+use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
+use proptest::prelude::*;
+use std::net::IpAddr;
+use teiji_model::flow::{End, Flow, Headers, Matching, Net, Port, Proto, Watch};
+
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/check.bpf.o"));
+
+/// A frame as it is written, in fields.
+#[derive(Clone, Debug)]
+struct Frame {
+    vlans: u8,
+    v6: bool,
+    src: u8,
+    dst: u8,
+    proto: u8,
+    sport: u16,
+    dport: u16,
+    /// Of IPv4: words of options, and the place of the fragment.
+    options: u8,
+    fragment: u16,
+    payload: u8,
+    to_guest: bool,
+}
+
+/// Few addresses, so that filters meet them: 10.0.0.n and 10.0.1.n, 2001:db8::n and 2001:db8:1::n.
+fn address(v6: bool, n: u8) -> IpAddr {
+    let (net, host) = (n >> 2 & 1, n & 3);
+    if v6 {
+        IpAddr::from([0x2001, 0xdb8, u16::from(net), 0, 0, 0, 0, u16::from(host)])
+    } else {
+        IpAddr::from([10, 0, net, host])
+    }
+}
+
+impl Frame {
+    fn bytes(&self) -> Vec<u8> {
+        let mut b = vec![0x52; 12];
+        for _ in 0..self.vlans {
+            b.extend([0x81, 0x00, 0x00, 0x07]);
+        }
+        let mut l4 = Vec::new();
+        l4.extend(self.sport.to_be_bytes());
+        l4.extend(self.dport.to_be_bytes());
+        // UDP's length and checksum, or TCP's sequence
+        l4.extend((8 + u16::from(self.payload)).to_be_bytes());
+        l4.extend([0, 0]);
+        l4.extend([7; 12]);
+        l4.extend(vec![9; usize::from(self.payload)]);
+        match (address(self.v6, self.src), address(self.v6, self.dst)) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                b.extend([0x08, 0x00, 0x45 + self.options, 0]);
+                let total = 20 + 4 * u16::from(self.options) + l4.len() as u16;
+                b.extend(total.to_be_bytes());
+                b.extend([0, 1]);
+                b.extend(self.fragment.to_be_bytes());
+                b.extend([64, self.proto, 0, 0]);
+                b.extend(src.octets());
+                b.extend(dst.octets());
+                b.extend(vec![1; 4 * usize::from(self.options)]);
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                b.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+                b.extend((l4.len() as u16).to_be_bytes());
+                b.extend([self.proto, 64]);
+                b.extend(src.octets());
+                b.extend(dst.octets());
+            }
+            _ => unreachable!("both are of one version"),
+        }
+        b.extend(l4);
+        b
+    }
+
+    fn later_fragment(&self) -> bool {
+        !self.v6 && self.fragment & 0x1fff != 0
+    }
+
+    fn headers(&self) -> Headers {
+        let proto = match self.proto {
+            1 | 58 => Some(Proto::Icmp),
+            6 => Some(Proto::Tcp),
+            17 => Some(Proto::Udp),
+            _ => None,
+        };
+        Headers {
+            proto,
+            src: address(self.v6, self.src),
+            dst: address(self.v6, self.dst),
+            sport: self.sport,
+            dport: self.dport,
+        }
+    }
+
+    /// What the filter should say. A later fragment has no ports: a filter that asks for them leaves it out.
+    fn passes(&self, flow: &Flow) -> bool {
+        !(self.later_fragment() && !flow.ports.is_empty()) && flow.matches(&self.headers(), self.to_guest)
+    }
+}
+
+prop_compose! {
+    fn frame()(
+        vlans in 0u8..3, v6: bool, src in 0u8..8, dst in 0u8..8, proto in prop::sample::select(vec![1u8, 6, 17, 47, 58]),
+        sport in 1u16..4, dport in 1u16..4, options in 0u8..3,
+        fragment in prop::sample::select(vec![0u16, 0, 0, 0x2000, 0x4000, 0x0007]), payload in 0u8..100, to_guest: bool,
+    ) -> Frame {
+        Frame { vlans, v6, src, dst, proto, sport, dport, options, fragment, payload, to_guest }
+    }
+}
+
+fn end() -> impl Strategy<Value = End> {
+    prop::sample::select(vec![End::Any, End::Src, End::Dst])
+}
+
+prop_compose! {
+    fn net(v6: bool)(end in end(), n in 0u8..8, whole: bool) -> Net {
+        let width = if v6 { 128 } else { 32 };
+        // of the prefix, only the bit that tells the two nets apart, or all
+        let prefix = match (whole, v6) { (true, _) => width, (false, true) => 48, (false, false) => 24 };
+        let addr = match address(v6, n) {
+            IpAddr::V4(a) => IpAddr::from((u32::from(a) & u32::MAX << (32 - u32::from(prefix))).to_be_bytes()),
+            IpAddr::V6(a) => IpAddr::from((u128::from(a) & u128::MAX << (128 - u32::from(prefix))).to_be_bytes()),
+        };
+        Net { end, addr, prefix }
+    }
+}
+
+fn flow() -> impl Strategy<Value = Flow> {
+    let parts = |v6: bool| {
+        let protos = vec![None, None, Some(Proto::Udp), Some(Proto::Tcp), Some(Proto::Icmp)];
+        (
+            prop::sample::select(vec![None, Some(if v6 { 6 } else { 4 })]),
+            prop::sample::select(protos),
+            prop::collection::vec(net(v6), 0..=Flow::MAX_NETS),
+            prop::collection::vec((end(), 1u16..4), 0..=Flow::MAX_PORTS),
+        )
+    };
+    any::<bool>().prop_flat_map(parts).prop_map(|(version, proto, nets, ports)| {
+        let ports = ports.into_iter().map(|(end, port)| Port { end, port }).collect();
+        Flow { version, proto, nets, ports }
+    })
+}
+
+fn load(flow: &Flow) -> Object {
+    let watch = Watch { flow: flow.clone(), matching: Matching::Echo, ..Watch::default() };
+    let setup = Setup { watch: &watch, vms: &[], buffer_bytes: 0 };
+    let mut object = ObjectBuilder::default().name("check").unwrap().open_memory(OBJECT).unwrap();
+    for mut map in object.maps_mut() {
+        match map.name().to_string_lossy().as_ref() {
+            "records" => map.set_max_entries(1 << 12).unwrap(),
+            name if name.ends_with(".rodata") => {
+                settings::fill(map.initial_value_mut().unwrap(), &setup, false)
+            }
+            _ => {}
+        }
+    }
+    object.load().unwrap()
+}
+
+/// The kernel's answer: the fingerprint of a packet that passes.
+fn ask(object: &Object, bytes: &[u8], to_guest: bool) -> Option<u64> {
+    const HEAD: usize = 32;
+    let frames = super::map(object, "frames").unwrap();
+    let mut value = vec![0u8; frames.value_size() as usize];
+    value[24..28].copy_from_slice(&(bytes.len() as u32).to_ne_bytes());
+    value[28..32].copy_from_slice(&u32::from(to_guest).to_ne_bytes());
+    value[HEAD..HEAD + bytes.len()].copy_from_slice(bytes);
+    frames.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY).unwrap();
+    let program = object.progs_mut().find(|p| p.name() == "check").unwrap();
+    let output = program.test_run(ProgramInput::default()).unwrap();
+    let value = frames.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+    match output.return_value {
+        0 => None,
+        1 => Some(u64::from_ne_bytes(value[8..16].try_into().unwrap())),
+        other => panic!("check() returned {other}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    #[test]
+    fn the_kernel_filters_as_the_reference_does(flow in flow(), frames in prop::collection::vec(frame(), 50)) {
+        let object = load(&flow);
+        for frame in &frames {
+            let passed = ask(&object, &frame.bytes(), frame.to_guest).is_some();
+            prop_assert_eq!(passed, frame.passes(&flow), "{} {:?}", flow, frame);
+        }
+    }
+
+    /// Whatever a guest sends, cut off anywhere, is either identified or not; the verifier sees to the rest.
+    #[test]
+    fn frames_cut_off_anywhere_are_survived(frame in frame(), cut in 0usize..200) {
+        let object = load(&Flow::default());
+        let mut bytes = frame.bytes();
+        bytes.truncate(cut);
+        let _ = ask(&object, &bytes, frame.to_guest);
+    }
+}
+
+#[test]
+fn the_fingerprint_is_that_of_the_packet_and_not_of_its_way() {
+    let object = load(&Flow::default());
+    let frame = Frame {
+        vlans: 0,
+        v6: false,
+        src: 1,
+        dst: 2,
+        proto: 17,
+        sport: 1,
+        dport: 2,
+        options: 0,
+        fragment: 0,
+        payload: 40,
+        to_guest: true,
+    };
+    let of = |frame: &Frame| ask(&object, &frame.bytes(), frame.to_guest).unwrap();
+    let tagged = Frame { vlans: 1, ..frame.clone() };
+    let forwarded = |frame: &Frame| {
+        let mut bytes = frame.bytes();
+        bytes[22] = 63; // time to live
+        bytes[40..42].copy_from_slice(&[0xab, 0xcd]); // UDP checksum, completed on the way
+        ask(&object, &bytes, frame.to_guest).unwrap()
+    };
+    assert_eq!(of(&frame), of(&tagged));
+    assert_eq!(of(&frame), forwarded(&frame));
+    for other in [
+        Frame { src: 3, ..frame.clone() },
+        Frame { dport: 3, ..frame.clone() },
+        Frame { payload: 41, ..frame.clone() },
+    ] {
+        assert_ne!(of(&frame), of(&other), "{other:?}");
+    }
+}
