@@ -97,7 +97,7 @@ impl Frame {
 
     /// What the filter should say. A later fragment has no ports: a filter that asks for them leaves it out.
     fn passes(&self, flow: &Flow) -> bool {
-        !(self.later_fragment() && !flow.ports.is_empty()) && flow.matches(&self.headers(), self.to_guest)
+        (flow.ports.is_empty() || !self.later_fragment()) && flow.matches(&self.headers(), self.to_guest)
     }
 }
 
