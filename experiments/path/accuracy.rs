@@ -119,6 +119,8 @@ struct Counts {
 /// # Errors
 /// If a tool fails.
 pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result<Agreement> {
+    // Both stamps of a response are taken on the worker's CPU.
+    let _alone = lab.host.alone(load::VHOST_CPU)?;
     let trace = Trace::start(lab, case.name, &format!("--vm {} {}", guest.name(), case.arguments), true)?;
     let file = format!("/tmp/{}.pcap", case.name);
     let capture = lab.host.spawn(&format!("exec teiji-lab capture --if uplink0 --snap 1000 --out {file}"))?;
