@@ -9,6 +9,10 @@
 //! | [`stage`] | the path's stages and the states of the threads on it |
 //! | [`flow`] | the filter language of `--flow`, and what a trace is asked to watch |
 //! | [`host`] | virtual machines, vCPU threads, vhost workers, taps, NUMA nodes; what a kernel can do |
+//! | [`policy`] | what the operator wants: TOML with units, and errors that name place and cure |
+//! | [`setting`] | what can be changed on a host, and to what |
+//! | [`cpus`] | sets of CPUs |
+//! | [`plan`] | a host as a plan sees it, the plan, and what teiji holds |
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
 //!
@@ -16,9 +20,13 @@
 //! says otherwise; lengths are bytes; rates are bit/s.
 #![forbid(unsafe_code)]
 
+pub mod cpus;
 pub mod event;
 pub mod flow;
 pub mod host;
+pub mod plan;
+pub mod policy;
 pub mod recording;
 pub mod report;
+pub mod setting;
 pub mod stage;

@@ -6,13 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// Which of the workspace's crates each may depend on. Tests may use any of them, experiments too.
-const MAY: [(&str, &[&str]); 7] = [
+const MAY: [(&str, &[&str]); 8] = [
     ("teiji-model", &[]),
     ("teiji-bpf", &["teiji-model"]),
     ("teiji-host", &["teiji-model"]),
     ("teiji-analysis", &["teiji-model"]),
-    ("teiji-agent", &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis"]),
-    ("teiji", &["teiji-model", "teiji-agent", "teiji-host", "teiji-analysis"]),
+    ("teiji-control", &["teiji-model"]),
+    ("teiji-agent", &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-control"]),
+    ("teiji", &["teiji-model", "teiji-agent", "teiji-host", "teiji-analysis", "teiji-control"]),
     ("teiji-lab", &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-agent", "teiji"]),
 ];
 

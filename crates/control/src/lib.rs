@@ -1,0 +1,11 @@
+//! Decides what to change: pure functions of the policy and of the host as it was observed. Touches no machine,
+//! reads no clock.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`plan`] | the policy against the host: ordered steps, or why there is no such plan |
+//! | [`suggest`] | the policy lines that a trace's verdict calls for |
+#![forbid(unsafe_code)]
+
+pub mod plan;
+pub mod suggest;

@@ -1,0 +1,1 @@
+//! The policy lines that a trace's verdict calls for.

@@ -1,0 +1,1 @@
+//! Durations, rates and sizes as policies write them.
