@@ -15,6 +15,7 @@
 //! | [`plan`] | a host as a plan sees it, the plan, and what teiji holds |
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
+//! | [`text`] | untrusted text made safe to print |
 //!
 //! Units: time stamps and durations are nanoseconds of the host's `CLOCK_MONOTONIC` unless a name
 //! says otherwise; lengths are bytes; rates are bit/s.
@@ -30,3 +31,4 @@ pub mod recording;
 pub mod report;
 pub mod setting;
 pub mod stage;
+pub mod text;

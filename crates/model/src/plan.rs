@@ -148,6 +148,13 @@ pub struct Hold {
     pub reason: String,
 }
 
+/// The control group that teiji makes for a VM that shares its group with others; below the cgroup v2 mount.
+///
+/// Named by the process id, not by the VM's name, which is untrusted text.
+pub fn own_group(pid: u32) -> String {
+    format!("/teiji/vm-{pid}")
+}
+
 /// Maps whose keys are not text, as JSON lists of pairs.
 mod pairs {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

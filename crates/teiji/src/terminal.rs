@@ -1,6 +1,7 @@
 //! What the terminal can show, and text that must not reach it as it is.
 
 use std::io::IsTerminal;
+pub use teiji_model::text::printable;
 
 /// What may be used in text output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,24 +87,9 @@ fn utf8_locale() -> bool {
     locale.contains("utf-8") || locale.contains("utf8")
 }
 
-/// Untrusted text in one line: control characters, and those that change the direction or are not
-/// seen, are shown as escapes.
-pub fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if hidden(c) { out.extend(c.escape_default()) } else { out.push(c) }
-    }
-    out
-}
-
-/// The same for a message of several lines.
+/// [`printable`] for a message of several lines.
 pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
-}
-
-fn hidden(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// At most `width` characters of `text`; what is cut off is shown by `~`.

@@ -1,0 +1,173 @@
+//! Whether this host can bear what is wanted.
+//!
+//! What counts is the host after the plan: what is wanted, where nothing is wanted what it goes back to, else
+//! what it is now.
+
+use super::{Draft, Want, steps};
+use std::collections::BTreeMap;
+use teiji_model::cpus::CpuSet;
+use teiji_model::plan::{Held, Kind, Observed};
+use teiji_model::policy::Place;
+use teiji_model::setting::{Scheduling, Setting, Task, Value};
+
+/// Share of the CPUs that `SCHED_DEADLINE` threads may have together, millionths: the kernel's default
+/// `sched_rt_runtime_us` / `sched_rt_period_us`.
+const DEADLINE_SHARE: u128 = 950_000;
+
+/// Adds every problem that this host has with what is wanted.
+pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
+    readable(observed, draft);
+    guard(observed, draft);
+    let threads = threads(observed, held, draft);
+    spare_cpu(observed, &threads, draft);
+    deadlines(observed, &threads, draft);
+}
+
+/// What cannot be read cannot be put back, so it is not changed.
+fn readable(observed: &Observed, draft: &mut Draft) {
+    let mut missing: Vec<(Place, String, Vec<String>)> = Vec::new();
+    for want in draft.wants.iter().filter(|w| !observed.settings.contains_key(&w.setting)) {
+        let why = reason(&want.setting, observed);
+        let name = format!("{} ({})", want.setting, want.whose);
+        match missing.iter_mut().find(|(place, w, _)| *place == want.place && *w == why) {
+            Some((_, _, names)) => names.push(name),
+            None => missing.push((want.place.clone(), why, vec![name])),
+        }
+    }
+    for (place, why, names) in missing {
+        let more = match names.len() {
+            1 => String::new(),
+            n => format!(" and {} more like it", n - 1),
+        };
+        let name = &names[0];
+        draft.problem(&place, format!("{name}{more} cannot be read, so it could not be put back: {why}"));
+    }
+}
+
+/// Why a setting cannot be read, as far as the observation says.
+fn reason(setting: &Setting, observed: &Observed) -> String {
+    let words: &[&str] = match setting.kind() {
+        Kind::ThreadCpus => &["affinity", "cpus of thread"],
+        Kind::ThreadScheduling => &["scheduling", "sched_getattr"],
+        Kind::IrqCpus => &["interrupt", "irq"],
+        Kind::Group => &["control group", "cgroup"],
+        Kind::HaltPoll => &["halt_poll"],
+        Kind::CpuLatency => &["latency"],
+    };
+    let exact = setting.to_string();
+    let fits = |text: &&String| words.iter().any(|w| text.to_lowercase().contains(w));
+    let unreadable = &observed.unreadable;
+    unreadable.iter().find(|text| text.contains(&exact)).or_else(|| unreadable.iter().find(fits)).map_or_else(
+        || "this host does not show it; `teiji doctor` says what is missing".to_owned(),
+        |text| text.trim_end_matches('.').to_owned(),
+    )
+}
+
+/// The first of the wanted settings that gives a thread such a class.
+fn first_with(draft: &Draft, is: fn(&Scheduling) -> bool) -> Option<&Want> {
+    draft.wants.iter().find(|w| matches!(&w.wanted, Value::Scheduling(s) if is(s)))
+}
+
+fn guard(observed: &Observed, draft: &mut Draft) {
+    let Some(place) = first_with(draft, steps::real_time).map(|w| w.place.clone()) else { return };
+    if observed.realtime_guard.is_none() {
+        let message = "a real-time thread that never sleeps would starve the host: set \
+                       kernel.sched_rt_runtime_us to 950000 (sysctl), or remove the class";
+        draft.problem(&place, message);
+    }
+}
+
+/// A VM's thread after the plan.
+struct Thread {
+    task: Task,
+    scheduling: Scheduling,
+    /// All online CPUs if it is not known.
+    cpus: CpuSet,
+}
+
+fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
+    let after = |setting: &Setting| {
+        draft.wanted(setting).cloned().or_else(|| steps::unwanted(setting, observed, held).cloned())
+    };
+    let tasks = observed.vms.iter().flat_map(|vm| vm.vcpus.iter().chain(&vm.workers));
+    let thread = |task: &Task| {
+        let Some(Value::Scheduling(scheduling)) = after(&Setting::ThreadScheduling(*task)) else {
+            return None;
+        };
+        let cpus = match after(&Setting::ThreadCpus(*task)) {
+            Some(Value::Cpus(cpus)) => cpus,
+            _ => observed.cpus.clone(),
+        };
+        Some(Thread { task: *task, scheduling, cpus })
+    };
+    tasks.filter_map(thread).collect()
+}
+
+/// Threads of `SCHED_FIFO` and `SCHED_RR` run as long as they like: they must not be able to take every CPU at
+/// once. (`SCHED_DEADLINE` is bounded by [`deadlines`].)
+fn spare_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
+    let unbounded = |s: &Scheduling| matches!(s, Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. });
+    let Some(place) = first_with(draft, unbounded).map(|w| w.place.clone()) else { return };
+    let real_time: Vec<&Thread> = threads.iter().filter(|t| unbounded(&t.scheduling)).collect();
+    let reach = real_time.iter().fold(CpuSet::default(), |all, t| all.union(&t.cpus));
+    let reach: CpuSet = reach.iter().filter(|cpu| observed.cpus.contains(*cpu)).collect();
+    let taken = real_time.len().min(reach.len());
+    if taken >= observed.cpus.len() {
+        let (count, online) = (real_time.len(), &observed.cpus);
+        draft.problem(
+            &place,
+            format!(
+                "{count} real-time threads could take every online CPU ({online}) at once, and nothing else \
+                 would run: pin them with vcpu_cpus and worker_cpus so that a CPU is left"
+            ),
+        );
+    }
+}
+
+/// What the kernel would refuse (`sched_setattr(2)`), said beforehand: `SCHED_DEADLINE` threads are admitted as
+/// long as their bandwidth fits (kernel/sched/deadline.c), and only if they may run on every CPU.
+fn deadlines(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
+    let deadline = |s: &Scheduling| matches!(s, Scheduling::Deadline { .. });
+    let Some(place) = first_with(draft, deadline).map(|w| w.place.clone()) else { return };
+    let asked: u128 = threads
+        .iter()
+        .filter_map(|t| match t.scheduling {
+            // A period of 0 means that of the deadline.
+            Scheduling::Deadline { runtime, deadline, period } => {
+                let period = u128::from(if period == 0 { deadline } else { period }).max(1);
+                Some((u128::from(runtime) * 1_000_000).div_ceil(period))
+            }
+            _ => None,
+        })
+        .sum();
+    let most = DEADLINE_SHARE * observed.cpus.len() as u128;
+    if asked > most {
+        let [asked, most] = [asked, most].map(|millionths| millionths as f64 / 1e6);
+        draft.problem(
+            &place,
+            format!(
+                "the deadline threads ask for {asked:.2} CPUs together (runtime / period of each vCPU and vhost \
+                 worker), but the kernel gives them {most:.2} at most, 95 % of {}: shorten runtime or lengthen \
+                 period",
+                observed.cpus.len()
+            ),
+        );
+    }
+    let mut pinned: BTreeMap<(String, usize, usize), (Place, Vec<String>)> = BTreeMap::new();
+    for want in draft.wants.iter().filter(|w| matches!(&w.wanted, Value::Scheduling(s) if deadline(s))) {
+        let thread = threads.iter().find(|t| want.setting == Setting::ThreadScheduling(t.task));
+        let Some(thread) = thread.filter(|t| !observed.cpus.without(&t.cpus).is_empty()) else { continue };
+        let key = (want.place.file.clone(), want.place.line, want.place.column);
+        let (_, names) = pinned.entry(key).or_insert_with(|| (want.place.clone(), Vec::new()));
+        names.push(format!("{} to {}", want.whose, thread.cpus));
+    }
+    for (place, names) in pinned.into_values() {
+        let message = format!(
+            "the kernel takes no deadline thread that may not run on every CPU (sched(7)), and these are pinned: \
+             {}: let them run on {} first, or use class = \"realtime\"",
+            names.join(", "),
+            observed.cpus
+        );
+        draft.problem(&place, message);
+    }
+}

@@ -1,0 +1,77 @@
+//! From what is wanted and what is, the steps between.
+//!
+//! ```text
+//! policy ── names ──► wanted settings ── checks ──► against present and held values ── order ──► Plan
+//! ```
+//!
+//! | module | decides |
+//! | --- | --- |
+//! | `names` | which VM and which link a section means |
+//! | `wants` | which settings a section asks for, and their values |
+//! | `checks` | whether this host can bear them |
+//! | `steps` | which of them differ, and in which order they are changed |
+//!
+//! A setting that teiji does not hold and that is as wanted already is left alone: it is somebody else's, and
+//! stays so. One that teiji holds and nothing wants any more goes back to what it was, unless somebody else has
+//! changed it since.
+
+mod checks;
+mod names;
+mod steps;
+mod wants;
+
+use teiji_model::plan::{Held, Observed, Plan};
+use teiji_model::policy::{Place, Policy, Problem};
+use teiji_model::setting::{Setting, Value};
+use teiji_model::text::printable;
+
+/// The steps that make the host what the policy asks for. The same arguments give the same steps.
+///
+/// # Errors
+/// Everything in the policy that this host cannot keep, with place and cure; never empty.
+pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, Vec<Problem>> {
+    let mut draft = Draft::default();
+    wants::collect(policy, observed, &mut draft);
+    checks::check(observed, held, &mut draft);
+    if !draft.problems.is_empty() {
+        // Sections are read kind by kind, people read from the top.
+        draft.problems.sort_by(|a, b| {
+            let key = |p: &Problem| (p.place.file.clone(), p.place.line, p.place.column);
+            key(a).cmp(&key(b))
+        });
+        draft.problems.dedup();
+        return Err(draft.problems);
+    }
+    Ok(steps::between(&draft.wants, draft.warnings, observed, held))
+}
+
+/// What is known of a plan while it is being made.
+#[derive(Default)]
+struct Draft {
+    /// In the order of the policy, each setting once.
+    wants: Vec<Want>,
+    problems: Vec<Problem>,
+    warnings: Vec<String>,
+}
+
+/// A setting that a line of the policy asks for.
+struct Want {
+    setting: Setting,
+    wanted: Value,
+    whose: String,
+    /// The line, as `vm.sip1.class`; printable.
+    reason: String,
+    place: Place,
+    cost: String,
+}
+
+impl Draft {
+    fn problem(&mut self, place: &Place, message: impl Into<String>) {
+        self.problems.push(Problem { place: place.clone(), message: printable(&message.into()) });
+    }
+
+    /// The wanted value of a setting, if one is wanted.
+    fn wanted(&self, setting: &Setting) -> Option<&Value> {
+        self.wants.iter().find(|w| w.setting == *setting).map(|w| &w.wanted)
+    }
+}

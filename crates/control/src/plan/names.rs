@@ -1,0 +1,105 @@
+//! Which VM or link a section means. The names on both sides are untrusted and are shown as escapes.
+
+use super::Draft;
+use teiji_model::plan::{Observed, ObservedLink, ObservedVm};
+use teiji_model::policy::{At, VmPolicy};
+use teiji_model::text::printable;
+
+/// Names that a message lists; more are counted.
+const LISTED: usize = 8;
+/// Characters of a name that a message shows.
+const SHOWN: usize = 60;
+
+/// A name that may be printed: escaped, and cut if it is long.
+pub(super) fn shown(name: &str) -> String {
+    let mut text: String = name.chars().take(SHOWN).collect();
+    if text.len() < name.len() {
+        text.push('…');
+    }
+    printable(&text)
+}
+
+/// The policy's sections with the VM that each means, in the order of the policy; a section that means none, or
+/// one that another section means too, is a problem.
+pub(super) fn vms<'a>(
+    sections: &'a [VmPolicy],
+    observed: &'a Observed,
+    draft: &mut Draft,
+) -> Vec<(&'a VmPolicy, &'a ObservedVm)> {
+    let mut found: Vec<(&VmPolicy, &ObservedVm)> = Vec::new();
+    for section in sections {
+        let vm = match vm(&section.name.value, observed) {
+            Ok(vm) => vm,
+            Err(message) => {
+                draft.problem(&section.name.place, message);
+                continue;
+            }
+        };
+        match found.iter().find(|(_, other)| other.process == vm.process) {
+            Some((first, _)) => draft.problem(
+                &section.name.place,
+                format!(
+                    "`{}` and `{}` ({}) are the same VM (pid {}): write one section for it",
+                    shown(&section.name.value),
+                    shown(&first.name.value),
+                    first.name.place,
+                    vm.vm.pid
+                ),
+            ),
+            None => found.push((section, vm)),
+        }
+    }
+    found
+}
+
+/// `pid:N` is a process id whatever a VM may call itself: nothing else stops a VM named so from being taken for
+/// another.
+fn vm<'a>(name: &str, observed: &'a Observed) -> Result<&'a ObservedVm, String> {
+    let by_pid = name.strip_prefix("pid:");
+    let found: Vec<&ObservedVm> = observed
+        .vms
+        .iter()
+        .filter(|o| match by_pid {
+            Some(pid) => pid.parse() == Ok(o.vm.pid),
+            None => o.vm.name == name,
+        })
+        .collect();
+    match found[..] {
+        [one] => Ok(one),
+        [] => {
+            let names = observed.vms.iter().map(|o| o.vm.name.as_str());
+            Err(format!("there is no VM `{}`; {}", shown(name), there_is("VM", name, names)))
+        }
+        _ => {
+            let mut pids: Vec<u32> = found.iter().map(|o| o.vm.pid).collect();
+            pids.sort_unstable();
+            let sections: Vec<String> = pids.iter().map(|pid| format!("[vm.\"pid:{pid}\"]")).collect();
+            let (name, count) = (shown(name), found.len());
+            Err(format!("{count} VMs are named `{name}`; say which: {}", sections.join(" or ")))
+        }
+    }
+}
+
+/// The device of that name.
+pub(super) fn link<'a>(name: &At<String>, observed: &'a Observed) -> Result<&'a ObservedLink, String> {
+    observed.links.iter().find(|l| l.name == name.value).ok_or_else(|| {
+        let names = observed.links.iter().map(|l| l.name.as_str());
+        let name = &name.value;
+        format!("there is no link `{}` with interrupts; {}", shown(name), there_is("link", name, names))
+    })
+}
+
+/// What there is instead, the most alike first.
+fn there_is<'a>(noun: &str, name: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let mut names: Vec<&str> = names.collect();
+    names.sort_unstable();
+    names.dedup();
+    names.sort_by_key(|other| strsim::damerau_levenshtein(name, other));
+    let more = names.len().saturating_sub(LISTED);
+    let listed: Vec<String> = names.iter().take(LISTED).map(|n| format!("`{}`", shown(n))).collect();
+    match (listed.is_empty(), more) {
+        (true, _) => format!("this host has no {noun} at present"),
+        (false, 0) => format!("there is {}", listed.join(", ")),
+        (false, more) => format!("there is {} and {more} more", listed.join(", ")),
+    }
+}

@@ -1,0 +1,281 @@
+//! Which settings each section of a policy asks for.
+
+use super::names::{self, shown};
+use super::{Draft, Want};
+use std::collections::BTreeMap;
+use teiji_model::cpus::CpuSet;
+use teiji_model::plan::{Observed, ObservedVm, own_group};
+use teiji_model::policy::{At, HostPolicy, LinkPolicy, Place, Policy, VmPolicy};
+use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Task, Value};
+
+/// Length of the period of a quota that teiji sets, µs: the kernel's default (`default_cfs_period`).
+const PERIOD_US: u64 = 100_000;
+/// Least quota, thousandths of a CPU: the kernel refuses less than 1 ms in a period (`min_cfs_quota_period`).
+const LEAST_QUOTA: u32 = 10;
+
+/// Adds every setting that the policy asks for, and the problems met on the way.
+pub(super) fn collect(policy: &Policy, observed: &Observed, draft: &mut Draft) {
+    for (section, vm) in names::vms(&policy.vms, observed, draft) {
+        self::vm(section, vm, observed, draft);
+    }
+    host(&policy.host, observed, draft);
+    for section in &policy.links {
+        link(section, observed, draft);
+    }
+    let channels =
+        policy.channels.iter().map(|c| (&c.name.place, format!("channel.{}", shown(&c.name.value))));
+    let vfs =
+        policy.vfs.iter().map(|v| (&v.link.place, format!("vf.{}.{}", shown(&v.link.value), v.index.value)));
+    for (place, section) in channels.chain(vfs) {
+        not_yet(draft, place, &section);
+    }
+    contradictions(draft);
+}
+
+fn not_yet(draft: &mut Draft, place: &Place, what: &str) {
+    draft.problem(place, format!("`{what}` cannot be kept yet by this version: remove it"));
+}
+
+/// A key with what its settings have in common.
+struct Key<'a> {
+    place: &'a Place,
+    reason: String,
+    cost: String,
+}
+
+impl Key<'_> {
+    fn want(&self, draft: &mut Draft, setting: Setting, wanted: Value, whose: String) {
+        let (reason, cost) = (self.reason.clone(), self.cost.clone());
+        draft.wants.push(Want { setting, wanted, whose, reason, place: self.place.clone(), cost });
+    }
+}
+
+fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draft) {
+    let name = shown(&section.name.value);
+    let vcpus: Vec<(Task, String)> =
+        vm.vcpus.iter().enumerate().map(|(i, t)| (*t, format!("vCPU {i} of {name}"))).collect();
+    let workers: Vec<(Task, String)> =
+        vm.workers.iter().map(|t| (*t, format!("vhost worker of {name}"))).collect();
+    let reason = |key: &str| format!("vm.{name}.{key}");
+
+    for (wanted, tasks, key, noun) in [
+        (&section.vcpu_cpus, &vcpus, "vcpu_cpus", "vCPU thread"),
+        (&section.worker_cpus, &workers, "worker_cpus", "vhost worker"),
+    ] {
+        let Some(At { value, place }) = wanted.as_ref().filter(|cpus| usable(cpus, observed, draft)) else {
+            continue;
+        };
+        let key = Key { place, reason: reason(key), cost: String::new() };
+        if tasks.is_empty() {
+            draft.warnings.push(format!("`{}` has no effect: {name} has no {noun}", key.reason));
+        }
+        for (task, whose) in tasks {
+            key.want(draft, Setting::ThreadCpus(*task), Value::Cpus(value.clone()), whose.clone());
+        }
+    }
+
+    if let Some(At { value, place }) = &section.class {
+        let key = Key { place, reason: reason("class"), cost: class_cost(value) };
+        for (task, whose) in vcpus.iter().chain(&workers) {
+            key.want(draft, Setting::ThreadScheduling(*task), Value::Scheduling(*value), whose.clone());
+        }
+    }
+    group(section, vm, &name, draft);
+}
+
+fn class_cost(class: &Scheduling) -> String {
+    match class {
+        Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. } => {
+            "ordinary threads on its CPU wait while it runs".to_owned()
+        }
+        Scheduling::Deadline { runtime, period, .. } => {
+            format!(
+                "ordinary threads wait while it runs, up to {} of every {}",
+                time(*runtime),
+                time(*period)
+            )
+        }
+        _ => String::new(),
+    }
+}
+
+/// Weight and quota, and before them a group that is the VM's alone.
+fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
+    let place = match (&section.weight, &section.quota) {
+        (Some(weight), _) => &weight.place,
+        (None, Some(quota)) => &quota.place,
+        (None, None) => return,
+    };
+    let key = |key: &str, place, cost: String| Key { place, reason: format!("vm.{name}.{key}"), cost };
+    let Some(present) = &vm.group else {
+        let message = "weight and quota need control groups of version 2, which this host does not have mounted: \
+                       boot with systemd.unified_cgroup_hierarchy=1, or remove them";
+        return draft.problem(place, message);
+    };
+    let own = own_group(vm.vm.pid);
+    // Also where it has been moved already: the move stays wanted as long as the weight does.
+    let group = if vm.group_shared || *present == own {
+        let first = if section.weight.is_some() { "weight" } else { "quota" };
+        let whose = name.to_owned();
+        let cost = if vm.group_shared && *present != own {
+            "leaves the limits of the group it shares".to_owned()
+        } else {
+            String::new()
+        };
+        let move_to = Value::Group(own.clone());
+        key(first, place, cost).want(draft, Setting::Group(vm.process), move_to, whose);
+        own
+    } else {
+        present.clone()
+    };
+    if let Some(At { value, place }) = &section.weight {
+        let setting = Setting::GroupWeight(group.clone());
+        key("weight", place, String::new()).want(draft, setting, Value::Weight(*value), name.to_owned());
+    }
+    if let Some(At { value, place }) = &section.quota {
+        if value.is_some_and(|n| n < LEAST_QUOTA) {
+            return draft
+                .problem(place, "the kernel takes no quota below 1 % of a CPU: write \"1%\" or more");
+        }
+        let quota = value.map(|n| Quota { quota_us: u64::from(n) * PERIOD_US / 1000, period_us: PERIOD_US });
+        let cost = quota.map_or_else(String::new, |q| {
+            let (used, period) = (time(q.quota_us * 1000), time(q.period_us * 1000));
+            format!("throttled: stands still once it has used {used} of CPU time in {period}")
+        });
+        key("quota", place, cost).want(
+            draft,
+            Setting::GroupQuota(group),
+            Value::Quota(quota),
+            name.to_owned(),
+        );
+    }
+}
+
+fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
+    if let Some(At { value, place }) = &section.halt_poll {
+        let cost = match value {
+            0 => String::new(),
+            ns => {
+                format!("up to {} of a CPU's time per idle vCPU is burnt in polling at each halt", time(*ns))
+            }
+        };
+        let key = Key { place, reason: "host.halt_poll".to_owned(), cost };
+        key.want(draft, Setting::HaltPoll, Value::Nanoseconds(*value), "the host".to_owned());
+    }
+    match (&section.cpu_latency, &section.cpu_latency_cpus) {
+        (Some(At { value, place }), cpus) => {
+            let cost = match value {
+                Latency::Any => "",
+                Latency::AtMost(_) => "power: the CPU may not sleep deeply",
+                Latency::None => "power: the CPU spins when it is idle",
+            };
+            let key = Key { place, reason: "host.cpu_latency".to_owned(), cost: cost.to_owned() };
+            let all = At { value: observed.cpus.clone(), place: place.clone() };
+            let cpus = cpus.as_ref().unwrap_or(&all);
+            if !usable(cpus, observed, draft) {
+                return;
+            }
+            for cpu in cpus.value.iter() {
+                let whose = format!("CPU {cpu}");
+                key.want(draft, Setting::CpuLatency(cpu), Value::Latency(*value), whose);
+            }
+        }
+        (None, Some(cpus)) => {
+            draft.problem(&cpus.place, "`cpu_latency_cpus` without `cpu_latency` says nothing: write both")
+        }
+        (None, None) => {}
+    }
+}
+
+fn link(section: &LinkPolicy, observed: &Observed, draft: &mut Draft) {
+    let name = shown(&section.name.value);
+    for (place, key) in [
+        (section.rate.as_ref().map(|r| &r.place), "rate"),
+        (section.slack.as_ref().map(|s| &s.place), "slack"),
+    ] {
+        if let Some(place) = place {
+            not_yet(draft, place, &format!("link.{name}.{key}"));
+        }
+    }
+    let usable = section.irq_cpus.as_ref().filter(|cpus| usable(cpus, observed, draft));
+    let Some(At { value, place }) = usable else { return };
+    let key = Key { place, reason: format!("link.{name}.irq_cpus"), cost: String::new() };
+    match names::link(&section.name, observed) {
+        Ok(link) if link.irqs.is_empty() => {
+            draft
+                .warnings
+                .push(format!("`{}` has no effect: {name} has no interrupt of its own", key.reason));
+        }
+        Ok(link) => {
+            for irq in &link.irqs {
+                key.want(draft, Setting::IrqCpus(*irq), Value::Cpus(value.clone()), name.clone());
+            }
+        }
+        Err(message) => draft.problem(&section.name.place, message),
+    }
+}
+
+/// Whether the CPUs are there; if not, says so.
+fn usable(cpus: &At<CpuSet>, observed: &Observed, draft: &mut Draft) -> bool {
+    let absent = cpus.value.without(&observed.cpus);
+    if cpus.value.is_empty() {
+        draft.problem(&cpus.place, format!("no CPU is named; online are {}", observed.cpus));
+    } else if !absent.is_empty() {
+        let (noun, verb) = if absent.len() == 1 { ("CPU", "is") } else { ("CPUs", "are") };
+        let message = format!("{noun} {absent} {verb} not online; online are {}", observed.cpus);
+        draft.problem(&cpus.place, message);
+    } else {
+        return true;
+    }
+    false
+}
+
+/// Each setting once: two devices may share an interrupt.
+fn contradictions(draft: &mut Draft) {
+    let mut first: BTreeMap<Setting, (Value, String)> = BTreeMap::new();
+    let mut problems = Vec::new();
+    draft.wants.retain(|want| {
+        let Some((value, reason)) = first.get(&want.setting) else {
+            first.insert(want.setting.clone(), (want.wanted.clone(), want.reason.clone()));
+            return true;
+        };
+        if *value != want.wanted {
+            let message = format!(
+                "`{}` asks for {}, but `{reason}` asks for {value}, and both are the {}: write the same in both",
+                want.reason, want.wanted, want.setting
+            );
+            problems.push((want.place.clone(), message));
+        }
+        false
+    });
+    for (place, message) in problems {
+        draft.problem(&place, message);
+    }
+}
+
+/// A time as people write it; ns in.
+fn time(ns: u64) -> String {
+    for (unit, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "µs")] {
+        if ns >= unit {
+            // Three digits behind the point at most, none that are 0.
+            let thousandths = ns / (unit / 1000);
+            let (whole, part) = (thousandths / 1000, format!("{:03}", thousandths % 1000));
+            let part = part.trim_end_matches('0');
+            let point = if part.is_empty() { "" } else { "." };
+            return format!("{whole}{point}{part} {name}");
+        }
+    }
+    format!("{ns} ns")
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn times_are_written_as_people_write_them() {
+        for (ns, text) in
+            [(0, "0 ns"), (999, "999 ns"), (1_500, "1.5 µs"), (200_000, "200 µs"), (1_000_000_000, "1 s")]
+        {
+            assert_eq!(super::time(ns), text);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Hosts and policies made up by chance, and what a host looks like after settings have changed. The engine's
+//! tests use them as well.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use proptest::collection::vec;
+use proptest::option::{of, weighted};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use teiji_model::cpus::CpuSet;
+use teiji_model::host::Vm;
+use teiji_model::plan::{Observed, ObservedLink, ObservedVm, own_group};
+use teiji_model::policy::{At, HostPolicy, LinkPolicy, Place, Policy, VmPolicy};
+use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Task, Value};
+
+/// A place in a policy file.
+pub fn at<T>(value: T, line: usize) -> At<T> {
+    At { value, place: Place { file: "p.toml".into(), line, column: 1 } }
+}
+
+pub fn cpus(list: &str) -> CpuSet {
+    list.parse().unwrap()
+}
+
+pub fn task(id: u32) -> Task {
+    Task { id, started: u64::from(id) * 7 }
+}
+
+pub const DEFAULT: Scheduling = Scheduling::Other { nice: 0 };
+
+/// A VM whose tasks are numbered from `pid` on: process, vCPUs, workers.
+pub fn vm(name: &str, pid: u32, vcpus: u32, workers: u32, group: Option<&str>, shared: bool) -> ObservedVm {
+    ObservedVm {
+        vm: Vm {
+            name: name.into(),
+            pid,
+            vcpus: Vec::new(),
+            workers: Vec::new(),
+            nics: Vec::new(),
+            memory: None,
+            memory_nodes: Vec::new(),
+        },
+        process: task(pid),
+        vcpus: (pid + 1..=pid + vcpus).map(task).collect(),
+        workers: (pid + vcpus + 1..=pid + vcpus + workers).map(task).collect(),
+        group: group.map(str::to_owned),
+        group_shared: shared,
+    }
+}
+
+/// A host with these VMs and links, every setting as the kernel starts with.
+pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Observed {
+    let online = cpus(online);
+    let mut settings = BTreeMap::from([(Setting::HaltPoll, Value::Nanoseconds(200_000))]);
+    settings.extend(online.iter().map(|cpu| (Setting::CpuLatency(cpu), Value::Latency(Latency::Any))));
+    let irqs = links.iter().flat_map(|l| &l.irqs);
+    settings.extend(irqs.map(|irq| (Setting::IrqCpus(*irq), Value::Cpus(online.clone()))));
+    for vm in &vms {
+        for task in vm.vcpus.iter().chain(&vm.workers) {
+            settings.insert(Setting::ThreadCpus(*task), Value::Cpus(online.clone()));
+            settings.insert(Setting::ThreadScheduling(*task), Value::Scheduling(DEFAULT));
+        }
+        if let Some(group) = &vm.group {
+            settings.insert(Setting::Group(vm.process), Value::Group(group.clone()));
+            let own = own_group(vm.vm.pid);
+            for group in [Some(&own), (!vm.group_shared).then_some(group)].into_iter().flatten() {
+                settings.insert(Setting::GroupWeight(group.clone()), Value::Weight(100));
+                settings.insert(Setting::GroupQuota(group.clone()), Value::Quota(None));
+            }
+        }
+    }
+    let realtime_guard = Some("kernel.sched_rt_runtime_us is 950000".to_owned());
+    Observed {
+        cpus: online,
+        vms,
+        links,
+        settings,
+        unreadable: Vec::new(),
+        realtime_guard,
+        managers: Vec::new(),
+    }
+}
+
+/// The host as it is observed once its settings are these.
+pub fn observe_again(before: &Observed, settings: &BTreeMap<Setting, Value>) -> Observed {
+    let mut now = Observed { settings: settings.clone(), ..before.clone() };
+    for vm in &mut now.vms {
+        if let Some(Value::Group(group)) = settings.get(&Setting::Group(vm.process)) {
+            if vm.group.as_ref() != Some(group) {
+                // Moved by a plan, into a group of its own, or back from there into one that it shares.
+                vm.group_shared = *group != own_group(vm.vm.pid);
+                vm.group = Some(group.clone());
+            }
+        }
+    }
+    now
+}
+
+fn some_cpus(online: u32) -> impl Strategy<Value = CpuSet> + Clone {
+    vec(0..online, 1..4).prop_map(CpuSet::from_iter)
+}
+
+fn scheduling() -> impl Strategy<Value = Scheduling> {
+    prop_oneof![
+        4 => Just(DEFAULT),
+        2 => (1..=99u8).prop_map(|priority| Scheduling::Fifo { priority }),
+        1 => (1..=50u64, 1..=4u64).prop_map(|(runtime, times)| Scheduling::Deadline {
+            runtime: runtime * 100_000,
+            deadline: runtime * times * 200_000,
+            period: runtime * times * 200_000,
+        }),
+    ]
+}
+
+/// Any host: up to three VMs, some settings already changed by someone.
+pub fn any_host() -> impl Strategy<Value = Observed> {
+    let one = (0..4u32, 0..3u32, prop_oneof![Just(0), Just(1), Just(2)]);
+    (2..6u32, vec(one, 0..4), vec(vec(30..40u32, 0..3), 0..3), any::<u64>())
+        .prop_flat_map(|(online, vms, links, _)| {
+            let vms: Vec<ObservedVm> = vms
+                .into_iter()
+                .enumerate()
+                .map(|(i, (vcpus, workers, group))| {
+                    let scope = format!("/machine.slice/vm{i}.scope");
+                    let (group, shared) =
+                        [(None, false), (Some(scope.as_str()), false), (Some("/user.slice"), true)][group];
+                    vm(&format!("vm{i}"), 100 * (i as u32 + 1), vcpus, workers, group, shared)
+                })
+                .collect();
+            let links =
+                links.into_iter().enumerate().map(|(i, irqs)| ObservedLink { name: format!("eth{i}"), irqs });
+            let host = host(&format!("0-{}", online - 1), vms, links.collect());
+            let size = host.settings.len();
+            (Just(host), vec(weighted(0.2, (some_cpus(online), 1..=10_000u32, scheduling())), size))
+        })
+        .prop_map(|(mut host, foreign)| {
+            for ((setting, value), foreign) in host.settings.iter_mut().zip(foreign) {
+                let Some((cpus, number, scheduling)) = foreign else { continue };
+                match (setting, value) {
+                    (Setting::ThreadCpus(_) | Setting::IrqCpus(_), value) => *value = Value::Cpus(cpus),
+                    (Setting::ThreadScheduling(_), value) => *value = Value::Scheduling(scheduling),
+                    (Setting::GroupWeight(_), value) => *value = Value::Weight(number),
+                    (Setting::HaltPoll, value) => *value = Value::Nanoseconds(u64::from(number)),
+                    (Setting::CpuLatency(_), value) => *value = Value::Latency(Latency::AtMost(number)),
+                    (Setting::GroupQuota(_), value) => {
+                        *value = Value::Quota(Some(Quota {
+                            quota_us: u64::from(number) + 1000,
+                            period_us: 50_000,
+                        }));
+                    }
+                    (Setting::Group(_), _) => {}
+                }
+            }
+            host
+        })
+}
+
+/// Any policy that fits [`any_host`]: names that may be there, CPUs that are mostly online.
+pub fn any_policy() -> impl Strategy<Value = Policy> {
+    let set = || weighted(0.4, some_cpus(3).prop_map(|c| at(c, 2)));
+    let vm = (
+        prop_oneof![Just("vm0"), Just("vm1"), Just("pid:300")],
+        weighted(0.5, scheduling().prop_map(|s| at(s, 3))),
+        set(),
+        set(),
+        of((1..=10_000u32).prop_map(|w| at(w, 4))),
+        of(of(10..4_000u32).prop_map(|q| at(q, 5))),
+    )
+        .prop_map(|(name, class, vcpu_cpus, worker_cpus, weight, quota)| VmPolicy {
+            name: at(name.to_owned(), 1),
+            class,
+            vcpu_cpus,
+            worker_cpus,
+            weight,
+            quota,
+        });
+    let latency =
+        prop_oneof![Just(Latency::Any), Just(Latency::None), (1..1000u32).prop_map(Latency::AtMost)];
+    let host = (of((0..1_000_000u64).prop_map(|n| at(n, 6))), of(latency.prop_map(|l| at(l, 7))), set())
+        .prop_map(|(halt_poll, cpu_latency, cpus)| HostPolicy {
+            cpu_latency_cpus: cpus.filter(|_| cpu_latency.is_some()),
+            halt_poll,
+            cpu_latency,
+        });
+    let link = set().prop_map(|irq_cpus| LinkPolicy {
+        name: at("eth0".to_owned(), 8),
+        irq_cpus,
+        rate: None,
+        slack: None,
+    });
+    (host, vec(link, 0..2), vec(vm, 0..3)).prop_map(|(host, links, mut vms)| {
+        vms.sort_by(|a, b| a.name.value.cmp(&b.name.value));
+        vms.dedup_by(|a, b| a.name.value == b.name.value);
+        Policy { host, links, vms, channels: Vec::new(), vfs: Vec::new() }
+    })
+}

@@ -1,0 +1,422 @@
+//! What a plan is, and why there is none.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{DEFAULT, at, cpus, host, observe_again, task, vm};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use teiji_control::plan::plan;
+use teiji_model::plan::{Held, Hold, Kind, Manager, Observed, ObservedLink, Plan, own_group};
+use teiji_model::policy::{Auto, ChannelPolicy, LinkPolicy, Policy, VfPolicy, VmPolicy};
+use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Value};
+
+const FIFO: Scheduling = Scheduling::Fifo { priority: 10 };
+
+fn section(name: &str) -> VmPolicy {
+    VmPolicy {
+        name: at(name.to_owned(), 1),
+        class: None,
+        vcpu_cpus: None,
+        worker_cpus: None,
+        weight: None,
+        quota: None,
+    }
+}
+
+fn vms(vms: Vec<VmPolicy>) -> Policy {
+    Policy { vms, ..Policy::default() }
+}
+
+/// Four CPUs, `sip1` (pid 100; vCPUs 101, 102; worker 103) in a group of its own.
+fn one() -> Observed {
+    let link = ObservedLink { name: "eth0".into(), irqs: vec![30, 31] };
+    host("0-3", vec![vm("sip1", 100, 2, 1, Some("/machine.slice/sip1.scope"), false)], vec![link])
+}
+
+fn hold(original: Value, value: Value) -> Hold {
+    Hold { whose: "x".into(), original, value, since: 1, reason: "vm.sip1.class".into() }
+}
+
+fn held(holds: impl IntoIterator<Item = (Setting, Hold)>) -> Held {
+    Held { settings: holds.into_iter().collect() }
+}
+
+fn ok(policy: &Policy, observed: &Observed, held: &Held) -> Plan {
+    plan(policy, observed, held).unwrap()
+}
+
+/// The problems as they are printed.
+fn problems(policy: &Policy, observed: &Observed) -> String {
+    let problems = plan(policy, observed, &Held::default()).expect_err("should have been refused");
+    problems.iter().map(|p| format!("{p}\n")).collect()
+}
+
+#[track_caller]
+fn says(text: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    assert!(!text.replace('\n', "").chars().any(char::is_control), "{text:?}");
+}
+
+fn settings(plan: &Plan) -> Vec<String> {
+    plan.steps.iter().map(|s| format!("{}: {} -> {}", s.setting, s.present, s.wanted)).collect()
+}
+
+#[test]
+fn everything_at_once_in_the_right_order() {
+    let observed = host(
+        "0-3",
+        vec![vm("sip1", 100, 2, 1, Some("/user.slice"), true)],
+        vec![ObservedLink { name: "eth0".into(), irqs: vec![30] }],
+    );
+    let mut policy = vms(vec![VmPolicy {
+        class: Some(at(FIFO, 2)),
+        vcpu_cpus: Some(at(cpus("2-3"), 3)),
+        worker_cpus: Some(at(cpus("1"), 4)),
+        weight: Some(at(500, 5)),
+        quota: Some(at(Some(1500), 6)),
+        ..section("sip1")
+    }]);
+    policy.host.halt_poll = Some(at(50_000, 7));
+    policy.host.cpu_latency = Some(at(Latency::None, 8));
+    policy.host.cpu_latency_cpus = Some(at(cpus("2"), 9));
+    policy.links = vec![LinkPolicy {
+        name: at("eth0".into(), 10),
+        irq_cpus: Some(at(cpus("0"), 11)),
+        rate: None,
+        slack: None,
+    }];
+    let plan = ok(&policy, &observed, &Held::default());
+    assert_eq!(
+        settings(&plan),
+        [
+            "CPUs of interrupt 30: 0-3 -> 0",
+            "wake-up latency of CPU 2: any -> none (spins)",
+            "kvm.halt_poll_ns: 200000 ns -> 50000 ns",
+            "control group of process 100: /user.slice -> /teiji/vm-100",
+            "cpu.weight of /teiji/vm-100: 100 -> 500",
+            "cpu.max of /teiji/vm-100: no limit -> 150000 of 100000 µs",
+            "CPUs of thread 101: 0-3 -> 2-3",
+            "CPUs of thread 102: 0-3 -> 2-3",
+            "CPUs of thread 103: 0-3 -> 1",
+            "scheduling of thread 101: default -> FIFO 10",
+            "scheduling of thread 102: default -> FIFO 10",
+            "scheduling of thread 103: default -> FIFO 10",
+        ]
+    );
+    let told: Vec<_> =
+        plan.steps.iter().map(|s| (s.whose.as_str(), s.reason.as_str(), s.cost.as_str())).collect();
+    assert_eq!(told[2].1, "host.halt_poll");
+    assert!(told[2].2.contains("up to 50 µs of a CPU's time per idle vCPU"), "{}", told[2].2);
+    assert!(told[1].2.contains("power"));
+    assert!(told[5].2.contains("throttled"), "{}", told[5].2);
+    assert_eq!((told[6].0, told[6].1), ("vCPU 0 of sip1", "vm.sip1.vcpu_cpus"));
+    assert_eq!((told[11].0, told[11].1), ("vhost worker of sip1", "vm.sip1.class"));
+    assert!(told[11].2.contains("wait while it runs"));
+}
+
+#[test]
+fn a_group_of_its_own_is_used_as_it_is() {
+    let policy = vms(vec![VmPolicy { quota: Some(at(None, 2)), weight: Some(at(7, 3)), ..section("sip1") }]);
+    let plan = ok(&policy, &one(), &Held::default());
+    assert_eq!(settings(&plan), ["cpu.weight of /machine.slice/sip1.scope: 100 -> 7"]);
+    // Once it has been moved it stays so, held or not.
+    let mut moved = host("0-3", vec![vm("sip1", 100, 2, 1, Some("/teiji/vm-100"), false)], Vec::new());
+    moved.settings.insert(Setting::GroupWeight(own_group(100)), Value::Weight(7));
+    let move_hold = hold(Value::Group("/user.slice".into()), Value::Group(own_group(100)));
+    let held = held([(Setting::Group(task(100)), move_hold)]);
+    assert_eq!(ok(&policy, &moved, &held), Plan::default());
+}
+
+#[test]
+fn what_nothing_wants_any_more_goes_back_before_anything_else() {
+    let mut observed = one();
+    let own = own_group(100);
+    let changes = [
+        (Setting::ThreadCpus(task(101)), Value::Cpus(cpus("2"))),
+        (Setting::ThreadScheduling(task(101)), Value::Scheduling(FIFO)),
+        (Setting::ThreadScheduling(task(102)), Value::Scheduling(Scheduling::Idle)),
+        (Setting::Group(task(100)), Value::Group(own.clone())),
+        (Setting::GroupWeight(own.clone()), Value::Weight(9)),
+    ];
+    let mut holds = Vec::new();
+    for (setting, value) in changes {
+        let original = observed.settings.insert(setting.clone(), value.clone()).unwrap();
+        holds.push((setting, hold(original, value)));
+    }
+    // Was FIFO before teiji made it default: goes back last.
+    holds[2].1.original = Value::Scheduling(FIFO);
+    // Its task is gone.
+    holds.push((Setting::ThreadCpus(task(9)), hold(Value::Cpus(cpus("0")), Value::Cpus(cpus("1")))));
+    let policy = Policy {
+        host: teiji_model::policy::HostPolicy { halt_poll: Some(at(0, 2)), ..Default::default() },
+        ..Policy::default()
+    };
+    let plan = ok(&policy, &observed, &held(holds));
+    assert_eq!(
+        settings(&plan),
+        [
+            "scheduling of thread 101: FIFO 10 -> default",
+            "CPUs of thread 101: 2 -> 0-3",
+            "cpu.weight of /teiji/vm-100: 9 -> 100",
+            "control group of process 100: /teiji/vm-100 -> /machine.slice/sip1.scope",
+            "scheduling of thread 102: idle -> FIFO 10",
+            "kvm.halt_poll_ns: 200000 ns -> 0 ns",
+        ]
+    );
+    assert_eq!(plan.steps[0].reason, "no longer in the policy");
+    assert_eq!(plan.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn a_thread_leaves_the_deadline_class_before_it_is_pinned() {
+    let mut observed = one();
+    let deadline = Scheduling::Deadline { runtime: 1, deadline: 10, period: 10 };
+    observed.settings.insert(Setting::ThreadScheduling(task(101)), Value::Scheduling(deadline));
+    let policy = vms(vec![VmPolicy {
+        class: Some(at(FIFO, 2)),
+        vcpu_cpus: Some(at(cpus("2"), 3)),
+        ..section("sip1")
+    }]);
+    let order: Vec<Setting> =
+        ok(&policy, &observed, &Held::default()).steps.into_iter().map(|s| s.setting).collect();
+    let place = |setting| order.iter().position(|s| *s == setting).unwrap();
+    assert!(place(Setting::ThreadScheduling(task(101))) < place(Setting::ThreadCpus(task(101))));
+    assert!(place(Setting::ThreadScheduling(task(102))) > place(Setting::ThreadCpus(task(102))));
+}
+
+#[test]
+fn changes_of_others_are_told() {
+    let mut observed = one();
+    let setting = Setting::HaltPoll;
+    observed.settings.insert(setting.clone(), Value::Nanoseconds(7));
+    let held = held([(setting, hold(Value::Nanoseconds(200_000), Value::Nanoseconds(50_000)))]);
+    let mut policy = Policy::default();
+    // No longer wanted: left alone.
+    let plan = ok(&policy, &observed, &held);
+    assert!(plan.steps.is_empty());
+    assert!(plan.warnings[0].contains("was changed by someone else from 50000 ns to 7 ns"), "{plan:?}");
+    // Still wanted: made so again.
+    policy.host.halt_poll = Some(at(50_000, 2));
+    let plan = ok(&policy, &observed, &held);
+    assert_eq!(settings(&plan), ["kvm.halt_poll_ns: 7 ns -> 50000 ns"]);
+    assert!(plan.warnings[0].contains("was changed by someone else from 50000 ns to 7 ns"), "{plan:?}");
+    // What another has put back is no matter.
+    observed.settings.insert(Setting::HaltPoll, Value::Nanoseconds(200_000));
+    assert_eq!(ok(&Policy::default(), &observed, &held), Plan::default());
+}
+
+#[test]
+fn managers_are_named_if_they_touch_a_step() {
+    let mut observed = one();
+    for (name, kind) in [("irqbalance", Kind::IrqCpus), ("tu\x1bned", Kind::HaltPoll)] {
+        observed.managers.push(Manager { name: name.into(), advice: "stop it".into(), touches: vec![kind] });
+    }
+    let mut policy = Policy::default();
+    policy.host.halt_poll = Some(at(0, 2));
+    assert_eq!(ok(&policy, &observed, &Held::default()).warnings, ["tu\\u{1b}ned: stop it"]);
+    policy.host.halt_poll = Some(at(200_000, 2));
+    assert_eq!(ok(&policy, &observed, &Held::default()), Plan::default());
+}
+
+#[test]
+fn names_that_mean_no_vm_or_several() {
+    let named = |name: &str, pid| vm(name, pid, 1, 0, None, false);
+    let observed = host(
+        "0-3",
+        vec![named("web", 1), named("sip1", 2), named("twin", 3), named("twin", 4), named("e\x1b[2J", 5)],
+        Vec::new(),
+    );
+    let text = problems(&vms(vec![section("sipl")]), &observed);
+    says(&text, &["p.toml:1:1: there is no VM `sipl`; there is `sip1`, ", "`e\\u{1b}[2J`"]);
+    let text = problems(&vms(vec![section("twin")]), &observed);
+    says(&text, &["2 VMs are named `twin`", "[vm.\"pid:3\"] or [vm.\"pid:4\"]"]);
+    let text = problems(&vms(vec![section("sip1"), section("pid:2")]), &observed);
+    says(&text, &["`pid:2` and `sip1` (p.toml:1:1) are the same VM (pid 2)"]);
+    let text = problems(&vms(vec![section("x\n")]), &host("0", Vec::new(), Vec::new()));
+    says(&text, &["`x\\n`; this host has no VM"]);
+    // A VM may call itself what it likes.
+    let liar = host("0-3", vec![named("pid:2", 1), named("sip1", 2)], Vec::new());
+    let pin = VmPolicy { vcpu_cpus: Some(at(cpus("0"), 2)), ..section("pid:2") };
+    assert_eq!(settings(&ok(&vms(vec![pin]), &liar, &Held::default())), ["CPUs of thread 3: 0-3 -> 0"]);
+}
+
+#[test]
+fn what_the_host_does_not_have() {
+    let mut observed = one();
+    observed.settings.remove(&Setting::HaltPoll);
+    observed.unreadable.push("kvm is not loaded, so halt_poll_ns cannot be read: modprobe kvm".into());
+    let mut policy = vms(vec![VmPolicy {
+        vcpu_cpus: Some(at(cpus("3-5"), 2)),
+        worker_cpus: Some(at(cpus(""), 3)),
+        quota: Some(at(Some(5), 4)),
+        ..section("sip1")
+    }]);
+    policy.host.halt_poll = Some(at(5, 5));
+    let link = |name: &str, line| LinkPolicy {
+        name: at(name.into(), line),
+        irq_cpus: None,
+        rate: None,
+        slack: None,
+    };
+    policy.links = vec![
+        LinkPolicy { irq_cpus: Some(at(cpus("0"), 7)), ..link("eth1", 6) },
+        LinkPolicy { rate: Some(at(1, 9)), slack: Some(at(Auto::Auto, 10)), ..link("eth0", 8) },
+    ];
+    policy.channels = vec![ChannelPolicy {
+        name: at("sip".into(), 11),
+        from: None,
+        to: None,
+        proto: None,
+        deadline: at(1, 12),
+        min_rate: at(1, 13),
+        burst: None,
+    }];
+    policy.vfs = vec![VfPolicy { link: at("eth0".into(), 14), index: at(3, 14), hard: None, weight: None }];
+    let text = problems(&policy, &observed);
+    says(
+        &text,
+        &[
+            "p.toml:2:1: CPUs 4-5 are not online; online are 0-3",
+            "p.toml:3:1: no CPU is named",
+            "p.toml:4:1: the kernel takes no quota below 1 %",
+            "p.toml:5:1: kvm.halt_poll_ns (the host) cannot be read, so it could not be put back: kvm is not loaded",
+            "p.toml:6:1: there is no link `eth1` with interrupts; there is `eth0`",
+            "p.toml:9:1: `link.eth0.rate` cannot be kept yet by this version",
+            "p.toml:10:1: `link.eth0.slack` cannot be kept yet",
+            "p.toml:11:1: `channel.sip` cannot be kept yet",
+            "p.toml:14:1: `vf.eth0.3` cannot be kept yet",
+        ],
+    );
+    assert_eq!(text.lines().count(), 9, "{text}");
+    let weight = vms(vec![VmPolicy { weight: Some(at(5, 2)), ..section("a") }]);
+    let text = problems(&weight, &host("0", vec![vm("a", 1, 1, 0, None, false)], Vec::new()));
+    says(&text, &["p.toml:2:1: weight and quota need control groups of version 2"]);
+}
+
+#[test]
+fn devices_that_share_an_interrupt_agree_or_are_refused() {
+    let link = |name: &str| ObservedLink { name: name.into(), irqs: vec![30] };
+    let observed = host("0-3", Vec::new(), vec![link("eth0"), link("eth1")]);
+    let wish = |name: &str, list, line| LinkPolicy {
+        name: at(name.into(), 1),
+        irq_cpus: Some(at(cpus(list), line)),
+        rate: None,
+        slack: None,
+    };
+    let mut policy = Policy { links: vec![wish("eth0", "1", 2), wish("eth1", "1", 3)], ..Policy::default() };
+    assert_eq!(ok(&policy, &observed, &Held::default()).steps.len(), 1);
+    policy.links[1] = wish("eth1", "2", 3);
+    says(
+        &problems(&policy, &observed),
+        &["p.toml:3:1: `link.eth1.irq_cpus` asks for 2", "`link.eth0.irq_cpus` asks for 1"],
+    );
+}
+
+#[test]
+fn real_time_threads_leave_the_host_alive() {
+    let wish = |class, vcpus: Option<&str>, workers: Option<&str>| {
+        vms(vec![VmPolicy {
+            class: Some(at(class, 2)),
+            vcpu_cpus: vcpus.map(|c| at(cpus(c), 3)),
+            worker_cpus: workers.map(|c| at(cpus(c), 4)),
+            ..section("sip1")
+        }])
+    };
+    let mut observed = one();
+    // Three threads on four CPUs leave one.
+    assert_eq!(ok(&wish(FIFO, None, None), &observed, &Held::default()).steps.len(), 3);
+    observed.realtime_guard = None;
+    let text = problems(&wish(FIFO, None, None), &observed);
+    says(&text, &["p.toml:2:1: a real-time thread that never sleeps would starve the host", "950000"]);
+    assert!(plan(&wish(DEFAULT, None, None), &observed, &Held::default()).is_ok());
+
+    let small = host("0-2", vec![vm("sip1", 100, 2, 1, None, false)], Vec::new());
+    let text = problems(&wish(FIFO, None, None), &small);
+    says(
+        &text,
+        &["p.toml:2:1: 3 real-time threads could take every online CPU (0-2)", "pin them with vcpu_cpus"],
+    );
+    assert!(plan(&wish(FIFO, Some("1-2"), None), &small, &Held::default()).is_err());
+    assert!(plan(&wish(FIFO, Some("1-2"), Some("1")), &small, &Held::default()).is_ok());
+    // Those that are real-time already count as well.
+    let mut two =
+        host("0-2", vec![vm("sip1", 100, 2, 0, None, false), vm("b", 200, 1, 0, None, false)], Vec::new());
+    assert!(plan(&wish(FIFO, None, None), &two, &Held::default()).is_ok());
+    two.settings.insert(Setting::ThreadScheduling(task(201)), Value::Scheduling(FIFO));
+    assert!(plan(&wish(FIFO, None, None), &two, &Held::default()).is_err());
+}
+
+#[test]
+fn deadline_threads_fit_the_cpus() {
+    let wish = |runtime| {
+        let class = Scheduling::Deadline { runtime, deadline: 100, period: 100 };
+        vms(vec![VmPolicy { class: Some(at(class, 2)), ..section("sip1") }])
+    };
+    let mut observed = host("0-1", vec![vm("sip1", 100, 2, 0, None, false)], Vec::new());
+    assert_eq!(ok(&wish(95), &observed, &Held::default()).steps.len(), 2);
+    says(
+        &problems(&wish(96), &observed),
+        &["p.toml:2:1: the deadline threads ask for 1.92 CPUs", "1.90 at most"],
+    );
+    observed.settings.insert(Setting::ThreadCpus(task(102)), Value::Cpus(cpus("1")));
+    let text = problems(&wish(10), &observed);
+    says(
+        &text,
+        &["p.toml:2:1: the kernel takes no deadline thread", "vCPU 1 of sip1 to 1", "let them run on 0-1"],
+    );
+    // Pinned by a line that is dropped in the same go.
+    let pinned =
+        held([(Setting::ThreadCpus(task(102)), hold(Value::Cpus(cpus("0-1")), Value::Cpus(cpus("1"))))]);
+    let plan = plan(&wish(10), &observed, &pinned).unwrap();
+    assert_eq!(plan.steps[0].setting, Setting::ThreadCpus(task(102)));
+}
+
+#[test]
+fn a_line_without_effect_is_told() {
+    let observed = host("0-3", vec![vm("sip1", 100, 1, 0, None, false)], Vec::new());
+    let policy = vms(vec![VmPolicy { worker_cpus: Some(at(cpus("1"), 2)), ..section("sip1") }]);
+    let plan = ok(&policy, &observed, &Held::default());
+    assert_eq!(plan.warnings, ["`vm.sip1.worker_cpus` has no effect: sip1 has no vhost worker"]);
+}
+
+#[test]
+fn quotas_are_thousandths_of_a_cpu() {
+    let policy = vms(vec![VmPolicy { quota: Some(at(Some(250), 2)), ..section("sip1") }]);
+    let plan = ok(&policy, &one(), &Held::default());
+    assert_eq!(plan.steps[0].wanted, Value::Quota(Some(Quota { quota_us: 25_000, period_us: 100_000 })));
+}
+
+/// What is held and what the host is like once a plan has been carried out.
+fn carried_out(plan: &Plan, settings: &mut BTreeMap<Setting, Value>, held: &mut Held) {
+    for step in &plan.steps {
+        assert_eq!(settings.insert(step.setting.clone(), step.wanted.clone()), Some(step.present.clone()));
+        let original =
+            held.settings.remove(&step.setting).map_or_else(|| step.present.clone(), |h| h.original);
+        if original != step.wanted {
+            held.settings.insert(step.setting.clone(), hold(original, step.wanted.clone()));
+        }
+    }
+}
+
+proptest! {
+    /// Planning again after a plan was carried out finds nothing to do; dropping the policy puts everything back.
+    #[test]
+    fn a_plan_is_enough(observed in common::any_host(), policies in proptest::collection::vec(common::any_policy(), 1..4)) {
+        let (mut settings, mut held) = (observed.settings.clone(), Held::default());
+        for policy in &policies {
+            let now = observe_again(&observed, &settings);
+            let Ok(first) = plan(policy, &now, &held) else { continue };
+            prop_assert_eq!(&plan(policy, &now, &held).unwrap(), &first);
+            carried_out(&first, &mut settings, &mut held);
+            let again = plan(policy, &observe_again(&observed, &settings), &held);
+            prop_assert_eq!(again.map(|p| p.steps), Ok(Vec::new()));
+        }
+        let none = plan(&Policy::default(), &observe_again(&observed, &settings), &held).unwrap();
+        carried_out(&none, &mut settings, &mut held);
+        prop_assert_eq!(&settings, &observed.settings);
+        prop_assert_eq!(held, Held::default());
+    }
+}
