@@ -3,10 +3,12 @@
 //!
 //! | module | does |
 //! | --- | --- |
+//! | [`apply`] | carries out a plan, journalled so that it can be undone whatever happens |
 //! | [`trace`] | a trace from start to report, live or from a recording |
 //! | [`capabilities`] | what this host can do |
 #![forbid(unsafe_code)]
 
+pub mod apply;
 mod capability;
 mod privilege;
 mod recorder;

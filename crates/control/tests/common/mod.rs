@@ -84,12 +84,11 @@ pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Obs
 pub fn observe_again(before: &Observed, settings: &BTreeMap<Setting, Value>) -> Observed {
     let mut now = Observed { settings: settings.clone(), ..before.clone() };
     for vm in &mut now.vms {
-        if let Some(Value::Group(group)) = settings.get(&Setting::Group(vm.process)) {
-            if vm.group.as_ref() != Some(group) {
-                // Moved by a plan, into a group of its own, or back from there into one that it shares.
-                vm.group_shared = *group != own_group(vm.vm.pid);
-                vm.group = Some(group.clone());
-            }
+        let Some(Value::Group(group)) = settings.get(&Setting::Group(vm.process)) else { continue };
+        if vm.group.as_ref() != Some(group) {
+            // Moved by a plan, into a group of its own, or back from there into one that it shares.
+            vm.group_shared = *group != own_group(vm.vm.pid);
+            vm.group = Some(group.clone());
         }
     }
     now

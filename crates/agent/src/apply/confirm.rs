@@ -1,0 +1,85 @@
+//! Confirming an apply that waits for it, from another process.
+//!
+//! The waiting process has the lock, so `confirm` leaves it a file with the transaction's id and watches what
+//! becomes of the transaction. If that process has ended, `confirm` has the lock itself, and commits in its place
+//! as long as there is time and every setting is still as applied: it may have ended while it was undoing.
+
+use super::error::{Error, Note};
+use super::journal::{Direction, Journal};
+use super::store::{CONFIRMED, Store};
+use super::{Clock, Engine, Host, POLL};
+use std::time::Duration;
+
+impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+    /// Confirms the transaction that waits for it, and returns once it is committed.
+    ///
+    /// # Errors
+    /// If there is none, it is not applied yet, or it is too late.
+    pub fn confirm(&self) -> Result<Vec<Note>, Error> {
+        let Some(journal) = self.transaction()? else { return Err(Error::NothingToConfirm) };
+        let mut left_word = false;
+        loop {
+            if let Some(_lock) = self.store.lock().map_err(|e| self.state("lock", super::store::LOCK, e))? {
+                return self.confirm_locked(&journal);
+            }
+            let now = self.transaction()?;
+            let waiting = now.filter(|now| now.header.id == journal.header.id);
+            match waiting {
+                Some(waiting) if !left_word => {
+                    if waiting.until.is_none() || waiting.committed {
+                        return Err(Error::NotAwaiting(journal.header.pid));
+                    }
+                    self.store
+                        .write(CONFIRMED, journal.header.id.as_bytes())
+                        .map_err(|e| self.state("write", CONFIRMED, e))?;
+                    left_word = true;
+                }
+                Some(_) => {}
+                None => return self.ended(&journal, Vec::new()),
+            }
+            self.clock.sleep(POLL);
+        }
+    }
+
+    /// The same by who has the lock, which the process that began the transaction then has not.
+    fn confirm_locked(&self, seen: &Journal) -> Result<Vec<Note>, Error> {
+        let found = self.transaction()?.filter(|now| now.header.id == seen.header.id);
+        if let Some(mut journal) = found.filter(|journal| self.still_applied(journal)) {
+            let held = self.held_after(&journal).map_err(|why| self.unconfirmed(why))?;
+            if let Err(why) = self.commit(&mut journal, &held) {
+                let _ = self.store.remove(super::store::HELD_NEXT);
+                return Err(self.unconfirmed(why));
+            }
+            self.finish().map_err(|e| self.unfinished(e))?;
+            return Ok(Vec::new());
+        }
+        let notes = self.recover_locked()?;
+        self.ended(seen, notes)
+    }
+
+    /// Whether a transaction without its process can be committed.
+    fn still_applied(&self, journal: &Journal) -> bool {
+        let header = &journal.header;
+        let in_time = journal.until.is_some_and(|ms| self.clock.since_boot() < Duration::from_millis(ms));
+        header.boot == self.boot
+            && header.direction == Direction::Forward
+            && journal.applied
+            && !journal.committed
+            && in_time
+            && header.steps.iter().all(|step| self.host.read(&step.setting).as_ref() == Ok(&step.wanted))
+    }
+
+    /// What became of a transaction that is not there any more.
+    fn ended(&self, journal: &Journal, notes: Vec<Note>) -> Result<Vec<Note>, Error> {
+        if self.held_file()?.is_some_and(|file| file.last == journal.header.id) {
+            return Ok(notes);
+        }
+        // Ours may have come after the process had removed it.
+        let _ = self.store.remove(CONFIRMED);
+        Err(Error::TooLate(notes))
+    }
+
+    fn unconfirmed(&self, why: super::Failure) -> Error {
+        self.state("commit to", super::store::HELD, std::io::Error::other(why))
+    }
+}

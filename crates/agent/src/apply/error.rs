@@ -1,0 +1,277 @@
+//! What can go wrong, and what there is to tell when it does not.
+
+use serde::Serialize;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use teiji_model::plan::Step;
+use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::text::printable;
+
+/// Why an operation failed, and what the host is like now.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another teiji has the lock.
+    #[error(
+        "another teiji{} is changing settings, so this one did nothing: wait for it, confirm it, or end it with \
+         SIGTERM, which undoes what is not confirmed", pid(.0)
+    )]
+    Busy(Option<u32>),
+    /// The state directory does not work.
+    #[error("cannot {what} {path}, so nothing was changed: mend that and run the command again")]
+    State {
+        /// What was to be done with it.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A file of the state directory is not as teiji wrote it.
+    #[error(
+        "{path} is damaged at line {line} ({why}), so what it says cannot be put back and nothing is changed: its \
+         lines name each setting with its value before (`present`, `original`); put them back by hand and move \
+         the file away"
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// What is wrong.
+        why: String,
+    },
+    /// A file of the state directory is of another version of teiji.
+    #[error(
+        "{path} was written by another version of teiji (format {found}, this one reads {known}), so nothing is \
+         changed: run `rollback` with that version first"
+    )]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// This one's.
+        known: u32,
+    },
+    /// A setting is not what it was when the plan was made.
+    #[error(
+        "{what} was changed meanwhile from {} to {}, so nothing was changed: plan again",
+        shown(.planned), shown(.found)
+    )]
+    Changed {
+        /// The setting and whose it is.
+        what: String,
+        /// What the plan says.
+        planned: Value,
+        /// What it is.
+        found: Value,
+    },
+    /// A setting cannot be read, so it could not be put back.
+    #[error("{what} cannot be read ({}), so nothing was changed: plan again", shown(.why))]
+    Unreadable {
+        /// The setting and whose it is.
+        what: String,
+        /// Why.
+        why: SettingError,
+    },
+    /// The plan was not carried out, and the host is as it was before.
+    #[error("{why}; what was done has been undone{}", listed(.notes))]
+    Undone {
+        /// Why.
+        why: Box<Failure>,
+        /// What could not be undone because it is not ours any more.
+        notes: Vec<Note>,
+    },
+    /// The plan was not carried out, and the host is not as it was before.
+    #[error("{why}; {}", unrestored(.failed, .path, .notes))]
+    NotUndone {
+        /// Why.
+        why: Box<Failure>,
+        /// What could not be put back.
+        failed: Vec<Failed>,
+        /// What else there is to tell.
+        notes: Vec<Note>,
+        /// The journal that remembers it.
+        path: PathBuf,
+    },
+    /// Settings could not be put back.
+    #[error("{}", unrestored(.failed, .path, .notes))]
+    Unrestored {
+        /// Which and why.
+        failed: Vec<Failed>,
+        /// What else there is to tell.
+        notes: Vec<Note>,
+        /// The journal that remembers it.
+        path: PathBuf,
+    },
+    /// All is done, but that it is could not be written down to the end.
+    #[error(
+        "all settings are as asked for, but {path} could not be put in order: make room or mend the disk; the next \
+         command that changes settings completes it"
+    )]
+    Unfinished {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// `confirm` without a transaction.
+    #[error("there is nothing to confirm: no `apply --confirm-within` is under way")]
+    NothingToConfirm,
+    /// `confirm` of a transaction that does not wait for it.
+    #[error(
+        "teiji (pid {0}) does not wait for a confirmation (yet): confirm once it says that all is applied"
+    )]
+    NotAwaiting(u32),
+    /// `confirm` after the deadline, or of an apply that had failed or ended.
+    #[error("too late to confirm: the changes have been undone{}", listed(.0))]
+    TooLate(Vec<Note>),
+}
+
+/// Why a plan was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The kernel refused a step.
+    #[error("cannot change {what} to {}: {}", shown(.wanted), shown(.why))]
+    Step {
+        /// The setting and whose it is.
+        what: String,
+        /// What it should have been.
+        wanted: Value,
+        /// Why not.
+        why: SettingError,
+    },
+    /// The kernel accepted a value and made another of it.
+    #[error("{what} should be {}, but the kernel made it {}", shown(.wanted), shown(.got))]
+    Mismatch {
+        /// The setting and whose it is.
+        what: String,
+        /// What was written.
+        wanted: Value,
+        /// What was read back.
+        got: Value,
+    },
+    /// The journal cannot be written, so nothing more may be done.
+    #[error(
+        "cannot write {path} ({source}), and no step is begun that is not written down: make room or mend the disk"
+    )]
+    Journal {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Nobody confirmed in time.
+    #[error("nobody confirmed within {0} s")]
+    NotConfirmed(u64),
+    /// The operator, or the system, asked for the end.
+    #[error("it was interrupted")]
+    Stopped,
+}
+
+/// A setting that could not be put back.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Failed {
+    /// The setting and whose it is; printable.
+    pub what: String,
+    /// Why not.
+    pub why: SettingError,
+}
+
+/// What an operation met with on its way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Note {
+    /// A transaction or held settings of another boot were dropped.
+    OtherBoot,
+    /// A transaction whose process had ended was undone.
+    Undone {
+        /// Whose it was.
+        pid: u32,
+    },
+    /// A rollback whose process had ended was completed.
+    RolledBack {
+        /// Whose it was.
+        pid: u32,
+    },
+    /// A commit whose process had ended was completed.
+    Committed {
+        /// Whose it was.
+        pid: u32,
+    },
+    /// A setting is gone with its task, and need not be put back.
+    Gone {
+        /// The setting and whose it is; printable.
+        what: String,
+    },
+    /// A setting was changed by someone else, and was left alone.
+    Foreign {
+        /// The setting and whose it is; printable.
+        what: String,
+        /// What teiji made it.
+        ours: Value,
+        /// What it is.
+        found: Value,
+    },
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Note::OtherBoot => f.write_str(
+                "the host has booted since teiji changed it, which put everything back: forgotten",
+            ),
+            Note::Undone { pid } => {
+                write!(f, "teiji (pid {pid}) had ended before it was done: its changes were undone")
+            }
+            Note::RolledBack { pid } => {
+                write!(f, "a rollback (pid {pid}) had ended before it was done: completed")
+            }
+            Note::Committed { pid } => {
+                write!(f, "teiji (pid {pid}) had ended just after it was done: its changes stay")
+            }
+            Note::Gone { what } => write!(f, "{what} is gone, and with it what was to be put back"),
+            Note::Foreign { what, ours, found } => f.write_str(&printable(&format!(
+                "{what} was changed by someone else from {ours} to {found}, and was left alone"
+            ))),
+        }
+    }
+}
+
+/// A setting and whose it is, to print.
+pub(super) fn what(setting: &Setting, whose: &str) -> String {
+    printable(&format!("{setting} ({whose})"))
+}
+
+impl Failed {
+    pub(super) fn new(step: &Step, why: SettingError) -> Self {
+        Failed { what: what(&step.setting, &step.whose), why }
+    }
+}
+
+/// Values hold paths of control groups, which are untrusted text.
+fn shown(value: &impl fmt::Display) -> String {
+    printable(&value.to_string())
+}
+
+fn pid(pid: &Option<u32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (pid {pid})"))
+}
+
+fn listed(notes: &[Note]) -> String {
+    notes.iter().map(|n| format!("; {n}")).collect()
+}
+
+fn unrestored(failed: &[Failed], path: &std::path::Path, notes: &[Note]) -> String {
+    let failed: Vec<String> = failed.iter().map(|f| printable(&format!("{}: {}", f.what, f.why))).collect();
+    format!(
+        "not all could be put back: {}; {} remembers it: mend the cause and run the command again, or move that file \
+         away to leave the settings as they are{}",
+        failed.join("; "),
+        path.display(),
+        listed(notes)
+    )
+}

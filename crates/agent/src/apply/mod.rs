@@ -1,0 +1,362 @@
+//! Carrying out a plan so that the host is either as it was or as was asked for, whatever happens meanwhile.
+//!
+//! ```text
+//!                        all applied,
+//!  none ──► applying ──► awaiting confirmation ──► committed ──► none      held.json has the originals
+//!   ▲          │  └──────────────┼────────────────────▲  (where none is asked for)
+//!   │          ▼                 ▼
+//!   └───── undoing ◄─────────────┘   a step fails, nobody confirms in time, a signal, a full disk, or
+//!                                    the process ended and another command finds its journal
+//!
+//!  none ──► rolling back ──► committed ──► none        its process ended: the next command completes it
+//! ```
+//!
+//! Files of the state directory, each change of them on the disk before what depends on it:
+//!
+//! | file | says |
+//! | --- | --- |
+//! | `lock` | `flock(2)`: one at a time changes settings; its text is the pid, for messages |
+//! | `transaction` | the plan with each value before; then a line before each step begins, when all are applied, and at the commit. Present exactly while a transaction is under way |
+//! | `held.json.next` | `held.json` after the commit, so that the commit is one appended line |
+//! | `held.json` | what teiji changed for good, and what it was before |
+//! | `confirmed` | the id of the transaction that the operator has confirmed |
+//!
+//! What to do about a transaction whose process ended follows from its lines alone, and undoing goes by the values
+//! that are found: it may be ended and begun again at any instant. It needs no room on the disk. All of it is void
+//! after a boot, because the kernel forgets every setting then.
+//!
+//! | module | does |
+//! | --- | --- |
+//! | `apply` (here) | from plan to commit |
+//! | `recover` | what the process before left behind |
+//! | `undo` | puts values back |
+//! | `rollback`, `confirm`, `status` | the operations of that name |
+//! | `journal` | the files' format |
+//! | [`store`], [`clock`] | the disk and time |
+
+pub mod clock;
+mod confirm;
+mod error;
+mod journal;
+mod recover;
+mod rollback;
+mod status;
+pub mod store;
+mod undo;
+
+pub use error::{Error, Failed, Failure, Note};
+pub use rollback::{Rollback, RolledBack};
+pub use status::{HeldNow, Status, Unfinished};
+
+use clock::{Clock, SystemClock};
+use error::what;
+use journal::{Direction, Header, Journal, Line, VERSION};
+use std::any::Any;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use store::{CONFIRMED, Directory, Store, TRANSACTION};
+use teiji_model::plan::{Hold, Plan, Step};
+use teiji_model::setting::{Setting, SettingError, Value};
+
+/// Where the state is kept unless the caller names another place.
+pub const STATE_DIRECTORY: &str = "/var/lib/teiji";
+/// How often waiting looks again.
+const POLL: Duration = Duration::from_millis(50);
+/// How long the lock is tried for at least: `status` takes it for an instant to see whether it is free.
+const INSTANT: Duration = Duration::from_millis(200);
+
+/// The settings of a host. A write is whole or not at all, even if its process is killed.
+pub trait Host {
+    /// What a setting is.
+    ///
+    /// # Errors
+    /// If it is gone, or cannot be read.
+    fn read(&self, setting: &Setting) -> Result<Value, SettingError>;
+
+    /// Changes a setting. The kernel may make something else of it: read it back.
+    ///
+    /// # Errors
+    /// If it is gone, or the kernel refuses it.
+    fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError>;
+}
+
+/// Changes settings of a host and remembers what they were.
+pub struct Engine<H, S = Directory, C = SystemClock> {
+    host: H,
+    store: S,
+    clock: C,
+    boot: String,
+}
+
+/// How to apply a plan.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Undo everything unless the operator confirms within this time of all being applied.
+    pub confirm_within: Option<Duration>,
+    /// How long to wait for another teiji to finish; zero: refuse at once.
+    pub wait: Duration,
+}
+
+/// What `apply` is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress<'a> {
+    /// A step begins.
+    Step {
+        /// From 0.
+        index: usize,
+        /// How many there are.
+        of: usize,
+        /// The step.
+        step: &'a Step,
+    },
+    /// All is applied; waits for the confirmation.
+    Waiting {
+        /// How much time is left.
+        left: Duration,
+    },
+    /// Something failed; what was done is being undone.
+    Undoing,
+}
+
+/// What `apply` did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Settings changed.
+    pub changed: usize,
+    /// What was met with on the way.
+    pub notes: Vec<Note>,
+}
+
+impl<H: Host> Engine<H> {
+    /// An engine for this host that keeps its state in `directory`.
+    ///
+    /// # Errors
+    /// If the kernel does not tell its boot id.
+    pub fn open(directory: &Path, host: H) -> Result<Self, Error> {
+        let path = Path::new("/proc/sys/kernel/random/boot_id");
+        let boot = std::fs::read_to_string(path).map_err(|source| Error::State {
+            what: "read",
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Engine::with(host, Directory::new(directory), SystemClock, boot.trim()))
+    }
+}
+
+impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+    /// An engine that uses these.
+    pub fn with(host: H, store: S, clock: C, boot: &str) -> Self {
+        Engine { host, store, clock, boot: boot.to_owned() }
+    }
+
+    /// Carries out a plan: all of it, or nothing.
+    ///
+    /// `stop` ends it early, with everything undone. A panic of `progress` leaves what a killed process leaves.
+    ///
+    /// # Errors
+    /// If anything fails; [`Error`] says what the host is like then.
+    pub fn apply(
+        &self,
+        plan: &Plan,
+        options: &Options,
+        progress: &mut dyn FnMut(Progress<'_>),
+        stop: &AtomicBool,
+    ) -> Result<Applied, Error> {
+        let _lock = self.locked(options.wait)?;
+        let mut notes = self.recover_locked()?;
+        self.unchanged(plan)?;
+        if plan.steps.is_empty() {
+            return Ok(Applied { changed: 0, notes });
+        }
+        let mut journal = self.begin(Direction::Forward, &plan.steps, options.confirm_within)?;
+        let run = self
+            .run(&mut journal, progress, stop)
+            .and_then(|()| self.await_confirmation(&journal, progress, stop));
+        let committed = run.and_then(|()| {
+            let held = self.held_after(&journal)?;
+            self.commit(&mut journal, &held)
+        });
+        if let Err(why) = committed {
+            progress(Progress::Undoing);
+            let why = Box::new(why);
+            // Withdraws a commit whose line may be on the disk although writing it failed.
+            let _ = self.store.remove(store::HELD_NEXT);
+            let outcome = self.undo(&journal);
+            notes.extend(outcome.notes);
+            let path = self.store.path(TRANSACTION);
+            if !outcome.failed.is_empty() {
+                return Err(Error::NotUndone { why, failed: outcome.failed, notes, path });
+            }
+            self.clear()?;
+            return Err(Error::Undone { why, notes });
+        }
+        self.finish().map_err(|e| self.unfinished(e))?;
+        Ok(Applied { changed: plan.steps.len(), notes })
+    }
+
+    /// Takes the lock, waiting up to `wait` for it.
+    fn locked(&self, wait: Duration) -> Result<Box<dyn Any>, Error> {
+        let until = self.clock.since_boot() + wait.max(INSTANT);
+        loop {
+            if let Some(lock) = self.store.lock().map_err(|e| self.state("lock", store::LOCK, e))? {
+                return Ok(lock);
+            }
+            if self.clock.since_boot() >= until {
+                return Err(Error::Busy(self.store.holder().ok().flatten().flatten()));
+            }
+            self.clock.sleep(POLL);
+        }
+    }
+
+    /// Refuses a plan whose starting point is not the present one.
+    fn unchanged(&self, plan: &Plan) -> Result<(), Error> {
+        for step in &plan.steps {
+            let what = || what(&step.setting, &step.whose);
+            match self.host.read(&step.setting) {
+                Ok(found) if found == step.present => {}
+                Ok(found) => {
+                    return Err(Error::Changed { what: what(), planned: step.present.clone(), found });
+                }
+                Err(why) => return Err(Error::Unreadable { what: what(), why }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the header: from here on there is a transaction.
+    fn begin(
+        &self,
+        direction: Direction,
+        steps: &[Step],
+        confirm: Option<Duration>,
+    ) -> Result<Journal, Error> {
+        let pid = std::process::id();
+        let header = Header {
+            version: VERSION,
+            boot: self.boot.clone(),
+            id: format!("{pid}-{}", self.clock.since_boot().as_nanos()),
+            pid,
+            time: self.clock.unix(),
+            direction,
+            confirm_within: confirm.map(|t| t.as_millis() as u64),
+            steps: steps.to_vec(),
+        };
+        let journal = Journal::new(header);
+        if let Err(source) = self.store.write(TRANSACTION, &journal::line(&journal.header)) {
+            // It may be there all the same; without a step begun it says nothing.
+            let _ = self.store.remove(TRANSACTION);
+            return Err(self.state("write", TRANSACTION, source));
+        }
+        Ok(journal)
+    }
+
+    /// Appends a line.
+    fn note(&self, journal: &mut Journal, line: Line) -> Result<(), Failure> {
+        let text = journal::line(&line);
+        let failure = |source| Failure::Journal { path: self.store.path(TRANSACTION), source };
+        self.store.append(TRANSACTION, journal.length, &text).map_err(failure)?;
+        journal.length += text.len() as u64;
+        journal.take(line).map_err(|e| failure(io::Error::other(e)))
+    }
+
+    /// Does the steps and reads each back.
+    fn run(
+        &self,
+        journal: &mut Journal,
+        progress: &mut dyn FnMut(Progress<'_>),
+        stop: &AtomicBool,
+    ) -> Result<(), Failure> {
+        let steps = journal.header.steps.clone();
+        for (index, step) in steps.iter().enumerate() {
+            if stop.load(Ordering::SeqCst) {
+                return Err(Failure::Stopped);
+            }
+            progress(Progress::Step { index, of: steps.len(), step });
+            self.note(journal, Line::Do { step: index })?;
+            let (what, wanted) = (what(&step.setting, &step.whose), step.wanted.clone());
+            let got = self.host.write(&step.setting, &wanted).and_then(|()| self.host.read(&step.setting));
+            match got {
+                Ok(got) if got == wanted => {}
+                Ok(got) => {
+                    // For those who come after a kill; if it cannot be written, this process still knows.
+                    let _ = self.note(journal, Line::Done { step: index, value: got.clone() });
+                    if !journal.ours(index, &got) {
+                        journal.made.push((index, got.clone()));
+                    }
+                    return Err(Failure::Mismatch { what, wanted, got });
+                }
+                Err(why) => return Err(Failure::Step { what, wanted, why }),
+            }
+        }
+        let within = journal.header.confirm_within;
+        let until = within.map(|ms| (self.clock.since_boot().as_millis() as u64).saturating_add(ms));
+        self.note(journal, Line::Applied { applied: true, until })
+    }
+
+    /// Waits for the operator, if asked to.
+    fn await_confirmation(
+        &self,
+        journal: &Journal,
+        progress: &mut dyn FnMut(Progress<'_>),
+        stop: &AtomicBool,
+    ) -> Result<(), Failure> {
+        let Some(until) = journal.until.map(Duration::from_millis) else { return Ok(()) };
+        loop {
+            let left = until.saturating_sub(self.clock.since_boot());
+            // Too late is too late, also for a confirmation that came while this process was stopped.
+            if left.is_zero() {
+                return Err(Failure::NotConfirmed(journal.header.confirm_within.unwrap_or_default() / 1000));
+            }
+            if self.store.read(CONFIRMED).ok().flatten().as_deref() == Some(journal.header.id.as_bytes()) {
+                return Ok(());
+            }
+            if stop.load(Ordering::SeqCst) {
+                return Err(Failure::Stopped);
+            }
+            progress(Progress::Waiting { left });
+            self.clock.sleep(POLL.min(left));
+        }
+    }
+
+    /// What is held once this plan is committed. Settings that are gone, or
+    /// that someone has put back, are forgotten.
+    fn held_after(&self, journal: &Journal) -> Result<journal::HeldFile, Failure> {
+        let path = || self.store.path(store::HELD);
+        let mut file = self
+            .held_file()
+            .map_err(|e| Failure::Journal { path: path(), source: io::Error::other(e.to_string()) })?
+            .unwrap_or_else(|| journal::HeldFile::none(&self.boot));
+        file.last = journal.header.id.clone();
+        let held = &mut file.held.settings;
+        for step in &journal.header.steps {
+            let original =
+                held.remove(&step.setting).map_or_else(|| step.present.clone(), |hold| hold.original);
+            if original != step.wanted {
+                let hold = Hold {
+                    whose: step.whose.clone(),
+                    original,
+                    value: step.wanted.clone(),
+                    since: self.clock.unix(),
+                    reason: step.reason.clone(),
+                };
+                held.insert(step.setting.clone(), hold);
+            }
+        }
+        held.retain(|setting, hold| match self.host.read(setting) {
+            Err(SettingError::Gone(_)) => false,
+            Ok(found) => found != hold.original,
+            Err(_) => true,
+        });
+        Ok(file)
+    }
+
+    fn state(&self, what: &'static str, name: &str, source: io::Error) -> Error {
+        Error::State { what, path: self.store.path(name), source }
+    }
+
+    fn unfinished(&self, source: io::Error) -> Error {
+        Error::Unfinished { path: self.store.path(TRANSACTION), source }
+    }
+}

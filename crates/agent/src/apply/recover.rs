@@ -1,0 +1,145 @@
+//! What a process that ended left behind, and the end of every transaction.
+
+use super::error::{Error, Failure, Note};
+use super::journal::{Damage, Direction, HeldFile, Journal, Line, VERSION, line};
+use super::store::{CONFIRMED, HELD, HELD_NEXT, Store, TRANSACTION};
+use super::undo::Outcome;
+use super::{Clock, Engine, Host};
+use std::io;
+use std::time::Duration;
+use teiji_model::plan::Held;
+
+impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+    /// Undoes or completes what a process that ended left behind; nothing if there is none. Every operation that
+    /// changes settings does so first.
+    ///
+    /// # Errors
+    /// If another process is at work, a file is damaged, or a setting cannot be put back.
+    pub fn recover(&self) -> Result<Vec<Note>, Error> {
+        let _lock = self.locked(Duration::ZERO)?;
+        self.recover_locked()
+    }
+
+    /// What teiji holds, for a plan. Changes nothing.
+    ///
+    /// # Errors
+    /// If the file is damaged or cannot be read.
+    pub fn held(&self) -> Result<Held, Error> {
+        Ok(self.held_file()?.map(|file| file.held).unwrap_or_default())
+    }
+
+    /// [`Engine::recover`] by who has the lock.
+    pub(super) fn recover_locked(&self) -> Result<Vec<Note>, Error> {
+        let mut notes = Vec::new();
+        if let Some(mut journal) = self.transaction()? {
+            let pid = journal.header.pid;
+            if journal.header.boot != self.boot {
+                self.clear()?;
+                notes.push(Note::OtherBoot);
+            } else if self.committed(&journal)? {
+                self.finish().map_err(|e| self.unfinished(e))?;
+                notes.push(Note::Committed { pid });
+            } else if journal.header.direction == Direction::Forward {
+                let outcome = self.undo(&journal);
+                notes.push(Note::Undone { pid });
+                notes.extend(self.restored(outcome)?.notes);
+                self.clear()?;
+            } else {
+                journal.withdraw();
+                notes.push(Note::RolledBack { pid });
+                notes.extend(self.complete(&mut journal)?.notes);
+            }
+        }
+        let old = self.any_held_file()?.is_some_and(|file| file.boot != self.boot);
+        if old {
+            self.store.remove(HELD).map_err(|e| self.state("remove", HELD, e))?;
+            if !notes.contains(&Note::OtherBoot) {
+                notes.push(Note::OtherBoot);
+            }
+        }
+        Ok(notes)
+    }
+
+    /// Does what is left of a rollback, and ends it.
+    pub(super) fn complete(&self, journal: &mut Journal) -> Result<Outcome, Error> {
+        let outcome = self.restored(self.roll_back(journal))?;
+        let mut file = self.held_file()?.unwrap_or_else(|| HeldFile::none(&self.boot));
+        file.last = journal.header.id.clone();
+        for setting in &outcome.settled {
+            file.held.settings.remove(setting);
+        }
+        let committed = self.commit(journal, &file).map_err(|why| self.unfinished(io::Error::other(why)));
+        committed.inspect_err(|_| {
+            let _ = self.store.remove(HELD_NEXT);
+        })?;
+        self.finish().map_err(|e| self.unfinished(e))?;
+        Ok(outcome)
+    }
+
+    /// The outcome, if everything was put back.
+    fn restored(&self, outcome: Outcome) -> Result<Outcome, Error> {
+        if outcome.failed.is_empty() {
+            return Ok(outcome);
+        }
+        let path = self.store.path(TRANSACTION);
+        Err(Error::Unrestored { failed: outcome.failed, notes: outcome.notes, path })
+    }
+
+    /// Commits: from here on nothing is undone.
+    pub(super) fn commit(&self, journal: &mut Journal, held: &HeldFile) -> Result<(), Failure> {
+        self.store
+            .write(HELD_NEXT, &line(held))
+            .map_err(|source| Failure::Journal { path: self.store.path(HELD_NEXT), source })?;
+        self.note(journal, Line::Commit { commit: true })
+    }
+
+    /// Whether a transaction is committed. A commit line without `held.json.next`, and without it having become
+    /// `held.json`, was withdrawn: the disk failed after it had taken the line.
+    pub(super) fn committed(&self, journal: &Journal) -> Result<bool, Error> {
+        let next = || self.store.read(HELD_NEXT).map_err(|e| self.state("read", HELD_NEXT, e));
+        let last = || Ok::<_, Error>(self.held_file()?.is_some_and(|file| file.last == journal.header.id));
+        Ok(journal.committed && (next()?.is_some() || last()?))
+    }
+
+    /// Puts the files of a committed transaction in order.
+    pub(super) fn finish(&self) -> io::Result<()> {
+        if self.store.read(HELD_NEXT)?.is_some() {
+            self.store.rename(HELD_NEXT, HELD)?;
+        }
+        self.store.remove(CONFIRMED)?;
+        self.store.remove(TRANSACTION)
+    }
+
+    /// Removes a transaction of which nothing is left.
+    pub(super) fn clear(&self) -> Result<(), Error> {
+        for name in [HELD_NEXT, CONFIRMED, TRANSACTION] {
+            self.store.remove(name).map_err(|e| self.state("remove", name, e))?;
+        }
+        Ok(())
+    }
+
+    /// The transaction under way, if any.
+    pub(super) fn transaction(&self) -> Result<Option<Journal>, Error> {
+        let content = self.store.read(TRANSACTION).map_err(|e| self.state("read", TRANSACTION, e))?;
+        let parse = |c: Vec<u8>| Journal::parse(&c, &self.boot).map_err(|d| self.damaged(TRANSACTION, d));
+        content.map(parse).transpose()
+    }
+
+    /// `held.json`, unless it is of another boot.
+    pub(super) fn held_file(&self) -> Result<Option<HeldFile>, Error> {
+        Ok(self.any_held_file()?.filter(|file| file.boot == self.boot))
+    }
+
+    pub(super) fn any_held_file(&self) -> Result<Option<HeldFile>, Error> {
+        let content = self.store.read(HELD).map_err(|e| self.state("read", HELD, e))?;
+        content.map(|c| HeldFile::parse(&c).map_err(|d| self.damaged(HELD, d))).transpose()
+    }
+
+    fn damaged(&self, name: &str, damage: Damage) -> Error {
+        let path = self.store.path(name);
+        match damage {
+            Damage::Line(line, why) => Error::Damaged { path, line, why },
+            Damage::Version(found) => Error::Version { path, found, known: VERSION },
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Putting back everything that teiji holds.
+//!
+//! The other way round in which it was changed: the last change first, and of those made at once weights before
+//! the groups they are of and scheduling before affinity, which is the order of [`Setting`] reversed. A setting
+//! that someone else has changed since stays held, so that `force` can still put it back.
+
+use super::error::{Error, Note};
+use super::journal::Direction;
+use super::store::Store;
+use super::{Clock, Engine, Host};
+use std::cmp::Reverse;
+use std::time::Duration;
+use teiji_model::plan::{Hold, Step};
+use teiji_model::setting::Setting;
+
+/// How to roll back.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rollback {
+    /// Put back also what someone else has changed since.
+    pub force: bool,
+    /// How long to wait for another teiji to finish; zero: refuse at once.
+    pub wait: Duration,
+}
+
+/// What a rollback did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RolledBack {
+    /// Settings put back.
+    pub restored: usize,
+    /// What was met with on the way; what was not put back is in here.
+    pub notes: Vec<Note>,
+}
+
+impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+    /// Puts back everything that teiji holds. If it is killed, the next operation completes it.
+    ///
+    /// # Errors
+    /// If a setting cannot be put back: the others are, and the next operation tries again.
+    pub fn rollback(&self, options: &Rollback) -> Result<RolledBack, Error> {
+        let _lock = self.locked(options.wait)?;
+        let mut notes = self.recover_locked()?;
+        let mut held: Vec<(Setting, Hold)> = self.held()?.settings.into_iter().collect();
+        held.sort_by_key(|(setting, hold)| Reverse((hold.since, setting.clone())));
+        let steps: Vec<Step> = held.into_iter().map(|(setting, hold)| step(setting, hold)).collect();
+        if steps.is_empty() {
+            return Ok(RolledBack { restored: 0, notes });
+        }
+        let mut journal = self.begin(Direction::Back { force: options.force }, &steps, None)?;
+        let outcome = self.complete(&mut journal)?;
+        notes.extend(outcome.notes);
+        Ok(RolledBack { restored: outcome.restored, notes })
+    }
+}
+
+fn step(setting: Setting, hold: Hold) -> Step {
+    Step {
+        setting,
+        whose: hold.whose,
+        present: hold.value,
+        wanted: hold.original,
+        reason: "rollback".to_owned(),
+        cost: String::new(),
+    }
+}

@@ -1,0 +1,110 @@
+//! What teiji holds and does, without changing anything.
+
+use super::error::Error;
+use super::journal::Direction;
+use super::store::{LOCK, Store};
+use super::{Clock, Engine, Host};
+use serde::Serialize;
+use std::io::ErrorKind;
+use teiji_model::plan::{Hold, Step};
+use teiji_model::setting::{Setting, SettingError, Value};
+
+/// What teiji holds and does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// What it holds, in the order of the settings.
+    pub held: Vec<HeldNow>,
+    /// A transaction under way, or whose process ended.
+    pub transaction: Option<Unfinished>,
+    /// Whether a teiji is changing settings now.
+    pub busy: bool,
+    /// Its process id, if it is known.
+    pub pid: Option<u32>,
+    /// Whether there is state of another boot, which the next command that changes settings removes.
+    pub other_boot: bool,
+    /// What the caller may not see.
+    pub hidden: Option<String>,
+}
+
+/// A setting that teiji holds, and what it is now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct HeldNow {
+    /// The setting.
+    pub setting: Setting,
+    /// What teiji remembers of it.
+    pub hold: Hold,
+    /// What it is.
+    pub present: Result<Value, SettingError>,
+    /// Whether someone else has changed it.
+    pub changed: bool,
+}
+
+/// A transaction that is not at its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unfinished {
+    /// Who began it.
+    pub pid: u32,
+    /// When, seconds since 1970.
+    pub time: u64,
+    /// Whether it is a rollback.
+    pub rollback: bool,
+    /// Its steps.
+    pub steps: Vec<Step>,
+    /// How many of an apply's steps have begun.
+    pub begun: usize,
+    /// Whether all of an apply's steps are done.
+    pub applied: bool,
+    /// How much time is left to confirm it, ms; 0: too late. `None`: it does not wait for that.
+    pub confirm_left: Option<u64>,
+}
+
+impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+    /// What teiji holds and does. Changes nothing; without root it says what it cannot see.
+    ///
+    /// # Errors
+    /// If a file is damaged or cannot be read for another reason than permission.
+    pub fn status(&self) -> Result<Status, Error> {
+        let mut status = Status::default();
+        match self.store.holder() {
+            Ok(holder) => {
+                status.busy = holder.is_some();
+                status.pid = holder.flatten();
+            }
+            Err(e) if e.kind() == ErrorKind::PermissionDenied => {
+                let dir = self.store.path(LOCK);
+                let dir = dir.parent().unwrap_or(&dir).display();
+                status.hidden =
+                    Some(format!("only root may look into {dir}, so what teiji holds is not shown"));
+                return Ok(status);
+            }
+            Err(e) => return Err(self.state("open", LOCK, e)),
+        }
+        // An apply that commits meanwhile moves from one file to the other: this order misses nothing.
+        if let Some(journal) = self.transaction()? {
+            status.other_boot |= journal.header.boot != self.boot;
+            let now = self.clock.since_boot().as_millis() as u64;
+            status.transaction = (!status.other_boot).then(|| Unfinished {
+                pid: journal.header.pid,
+                time: journal.header.time,
+                rollback: journal.header.direction != Direction::Forward,
+                begun: journal.begun,
+                applied: journal.applied,
+                confirm_left: journal.until.map(|until| until.saturating_sub(now)),
+                steps: journal.header.steps,
+            });
+        }
+        let file = self.any_held_file()?;
+        status.other_boot |= file.as_ref().is_some_and(|file| file.boot != self.boot);
+        let held =
+            file.filter(|file| file.boot == self.boot).map(|file| file.held.settings).unwrap_or_default();
+        status.held = held
+            .into_iter()
+            .map(|(setting, hold)| {
+                let present = self.host.read(&setting);
+                let changed = present.as_ref().is_ok_and(|found| *found != hold.value);
+                HeldNow { setting, hold, present, changed }
+            })
+            .collect();
+        Ok(status)
+    }
+}

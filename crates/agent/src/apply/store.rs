@@ -1,0 +1,190 @@
+//! The state directory: the file operations that the journal is made of, each of which is on the disk when it
+//! returns.
+//!
+//! They are a trait so that a test can end the "process" between any two of them, and fill the disk.
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::unistd::geteuid;
+use std::any::Any;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// The lock: held by whoever changes settings, from before it looks until it is done.
+pub const LOCK: &str = "lock";
+/// The journal of the transaction under way.
+pub const TRANSACTION: &str = "transaction";
+/// What teiji holds.
+pub const HELD: &str = "held.json";
+/// What teiji holds once the transaction under way is committed.
+pub const HELD_NEXT: &str = "held.json.next";
+/// Holds the id of the transaction that the operator has confirmed.
+pub const CONFIRMED: &str = "confirmed";
+/// A file being written, before it gets its name.
+const NEW: &str = "new";
+
+/// The file operations. Names are those above. What they do is durable when they return `Ok`; if they return
+/// `Err`, or do not return, it may have happened nevertheless; in part only with [`Store::append`].
+pub trait Store {
+    /// The whole content of a file; `None` if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
+
+    /// Puts a new file in the place of the old one, whole.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    fn write(&self, name: &str, content: &[u8]) -> io::Result<()>;
+
+    /// Makes `line` what follows the first `at` bytes of a file.
+    ///
+    /// # Errors
+    /// If it cannot be written; what follows is then undone if the disk lets it be.
+    fn append(&self, name: &str, at: u64, line: &[u8]) -> io::Result<()>;
+
+    /// Gives a file the name of another, which it replaces.
+    ///
+    /// # Errors
+    /// If that fails.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Removes a file; fine if there is none. Needs no room on the disk.
+    ///
+    /// # Errors
+    /// If it is still there.
+    fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Takes the lock until the value is dropped or the process ends; `None` if another has it.
+    ///
+    /// # Errors
+    /// If the directory cannot be made or is not safe to use, or the lock file cannot be opened.
+    fn lock(&self) -> io::Result<Option<Box<dyn Any>>>;
+
+    /// Whether someone has the lock, and the process id if it is known.
+    ///
+    /// # Errors
+    /// If the lock file cannot be opened.
+    fn holder(&self) -> io::Result<Option<Option<u32>>>;
+
+    /// The file's place, for messages.
+    fn path(&self, name: &str) -> PathBuf;
+}
+
+/// A directory on a disk: 0700, its files 0600.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    /// The directory at `path`, which need not be there yet.
+    pub fn new(path: &Path) -> Self {
+        Directory { path: path.to_owned() }
+    }
+
+    fn open(&self, name: &str, options: &mut OpenOptions) -> io::Result<File> {
+        options.mode(0o600).custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC).open(self.path(name))
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()
+    }
+
+    /// Makes the directory. Whoever else may write to it could have root change what they like.
+    fn prepare(&self) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
+        let found = self.path.metadata()?;
+        if found.uid() != geteuid().as_raw() || found.mode() & 0o022 != 0 {
+            let message = format!(
+                "others may write to {}, so what it says cannot be trusted: chown it to the user that runs teiji \
+                 and chmod it to 700",
+                self.path.display()
+            );
+            return Err(io::Error::new(ErrorKind::PermissionDenied, message));
+        }
+        Ok(())
+    }
+}
+
+impl Store for Directory {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let mut content = Vec::new();
+        match self.open(name, OpenOptions::new().read(true)) {
+            Ok(mut file) => file.read_to_end(&mut content).map(|_| Some(content)),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        // One name for all: who writes has the lock, apart from `confirm`, which has a file of its own.
+        let new = format!("{name}.{NEW}");
+        let written = self
+            .open(&new, OpenOptions::new().write(true).create(true).truncate(true))
+            .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
+            .and_then(|()| self.rename(&new, name));
+        written.inspect_err(|_| {
+            let _ = std::fs::remove_file(self.path(&new));
+        })
+    }
+
+    fn append(&self, name: &str, at: u64, line: &[u8]) -> io::Result<()> {
+        let mut file = self.open(name, OpenOptions::new().write(true))?;
+        file.set_len(at)?;
+        file.seek(SeekFrom::Start(at))?;
+        file.write_all(line).and_then(|()| file.sync_data()).inspect_err(|_| {
+            // Half a line is harmless; a whole one of which we say that it is not there is not.
+            let _ = file.set_len(at).and_then(|()| file.sync_data());
+        })
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.path(from), self.path(to))?;
+        self.sync()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        match std::fs::remove_file(self.path(name)) {
+            Ok(()) => self.sync(),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn lock(&self) -> io::Result<Option<Box<dyn Any>>> {
+        self.prepare()?;
+        let file = self.open(LOCK, OpenOptions::new().read(true).write(true).create(true).truncate(false))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(held) => {
+                // For messages only, and of one length so that a full disk bears it from the second time on.
+                let _ = held.write_all_at(format!("{:<10}\n", std::process::id()).as_bytes(), 0);
+                Ok(Some(Box::new(held)))
+            }
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
+            Err((_, e)) => Err(e.into()),
+        }
+    }
+
+    fn holder(&self) -> io::Result<Option<Option<u32>>> {
+        let mut file = match self.open(LOCK, OpenOptions::new().read(true)) {
+            Ok(file) => file,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let mut text = String::new();
+        let pid = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+        // Held for an instant; takers try again for longer than that.
+        match Flock::lock(file, FlockArg::LockSharedNonblock) {
+            Ok(_) => Ok(None),
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(Some(pid)),
+            Err((_, e)) => Err(e.into()),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+}

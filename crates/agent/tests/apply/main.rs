@@ -1,0 +1,10 @@
+//! The engine: nothing is lost whatever happens between any two of its instructions.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../control/tests/common/mod.rs"]
+mod common;
+mod engine;
+mod kill;
+mod properties;
+mod real;
+mod sim;

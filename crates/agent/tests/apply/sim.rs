@@ -1,0 +1,287 @@
+//! A made-up host with a made-up disk and clock. The process on it can be killed before, within and after every
+//! operation that changes something; the disk can be full or broken from any operation on.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use teiji_agent::apply::clock::Clock;
+use teiji_agent::apply::store::{CONFIRMED, HELD_NEXT, Store, TRANSACTION};
+use teiji_agent::apply::{Applied, Engine, Error, Host, Options, Progress};
+use teiji_model::plan::{Held, Hold, Plan, Step};
+use teiji_model::setting::{Setting, SettingError, Value};
+
+pub type Settings = BTreeMap<Setting, Value>;
+
+/// How the disk fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disk {
+    Fine,
+    /// No room from this operation on; names can be changed and removed.
+    Full(u64),
+    /// This operation fails and has no effect.
+    Fails(u64),
+    /// This operation says that it failed, but what it did is on the disk.
+    Lies(u64),
+}
+
+/// What is killed.
+struct Killed;
+
+pub struct World {
+    pub settings: RefCell<Settings>,
+    pub files: RefCell<BTreeMap<String, Vec<u8>>>,
+    pub now: Cell<Duration>,
+    pub boot: RefCell<String>,
+    locked: Cell<bool>,
+    /// Changes so far that a kill can fall between, and at which it falls.
+    points: Cell<u64>,
+    kill_at: Cell<u64>,
+    operations: Cell<u64>,
+    pub disk: Cell<Disk>,
+    /// Writing such a value fails.
+    pub refused: RefCell<Vec<Value>>,
+    /// What the kernel makes of such a value.
+    pub normalised: RefCell<Vec<(Value, Value)>>,
+}
+
+#[derive(Clone)]
+pub struct Sim(pub Rc<World>);
+
+struct Lock(Rc<World>);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.0.locked.set(false);
+    }
+}
+
+impl Sim {
+    pub fn new(settings: Settings) -> Self {
+        Sim(Rc::new(World {
+            settings: RefCell::new(settings),
+            files: RefCell::default(),
+            now: Cell::new(Duration::from_secs(1000)),
+            boot: RefCell::new("this boot".into()),
+            locked: Cell::new(false),
+            points: Cell::new(0),
+            kill_at: Cell::new(0),
+            operations: Cell::new(0),
+            disk: Cell::new(Disk::Fine),
+            refused: RefCell::default(),
+            normalised: RefCell::default(),
+        }))
+    }
+
+    /// The same host and disk, its process gone.
+    pub fn copy(&self) -> Self {
+        let copy = Sim::new(self.settings());
+        *copy.0.files.borrow_mut() = self.0.files.borrow().clone();
+        *copy.0.normalised.borrow_mut() = self.0.normalised.borrow().clone();
+        copy.0.now.set(self.0.now.get());
+        copy
+    }
+
+    pub fn settings(&self) -> Settings {
+        self.0.settings.borrow().clone()
+    }
+
+    pub fn set(&self, setting: Setting, value: Value) {
+        self.0.settings.borrow_mut().insert(setting, value);
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.0.files.borrow().contains_key(name)
+    }
+
+    /// Whether nothing of a transaction is left.
+    pub fn is_clean(&self) -> bool {
+        ![TRANSACTION, HELD_NEXT, CONFIRMED].iter().any(|name| self.has(name))
+    }
+
+    pub fn engine(&self) -> Engine<Sim, Sim, Sim> {
+        let boot = self.0.boot.borrow().clone();
+        Engine::with(self.clone(), self.clone(), self.clone(), &boot)
+    }
+
+    pub fn apply(&self, plan: &Plan) -> Result<Applied, Error> {
+        self.engine().apply(plan, &Options::default(), &mut |_| {}, &AtomicBool::new(false))
+    }
+
+    pub fn apply_within(
+        &self,
+        plan: &Plan,
+        seconds: u64,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Applied, Error> {
+        let options = Options { confirm_within: Some(Duration::from_secs(seconds)), ..Options::default() };
+        self.engine().apply(plan, &options, progress, &AtomicBool::new(false))
+    }
+
+    pub fn held(&self) -> Held {
+        self.engine().held().unwrap()
+    }
+
+    /// Kills the process at the `n`th change from now, from 1; `None` if it ended before that.
+    pub fn killed_at<T>(&self, n: u64, run: impl FnOnce(&Sim) -> T) -> Option<T> {
+        self.0.points.set(0);
+        self.0.kill_at.set(n);
+        let result = catch_unwind(AssertUnwindSafe(|| run(self)));
+        self.0.kill_at.set(0);
+        match result {
+            Ok(_) if self.0.points.get() >= n => panic!("survived its death"),
+            Ok(value) => Some(value),
+            Err(panic) if panic.is::<Killed>() => None,
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+
+    fn point(&self) {
+        let n = self.0.points.get() + 1;
+        self.0.points.set(n);
+        if n == self.0.kill_at.get() {
+            resume_unwind(Box::new(Killed));
+        }
+    }
+
+    /// One file operation: `whole` does it. Killed before, or after.
+    fn operation(
+        &self,
+        needs_room: bool,
+        whole: impl FnOnce(&mut BTreeMap<String, Vec<u8>>),
+    ) -> io::Result<()> {
+        self.point();
+        let n = self.0.operations.get() + 1;
+        self.0.operations.set(n);
+        let (fails, done) = match self.0.disk.get() {
+            Disk::Full(from) => (n >= from && needs_room, false),
+            Disk::Fails(at) => (n == at, false),
+            Disk::Lies(at) => (n == at, true),
+            Disk::Fine => (false, false),
+        };
+        if !fails || done {
+            whole(&mut self.0.files.borrow_mut());
+        }
+        self.point();
+        if fails { Err(io::Error::from(io::ErrorKind::StorageFull)) } else { Ok(()) }
+    }
+
+    pub fn operations(&self) -> u64 {
+        self.0.operations.get()
+    }
+}
+
+impl Host for Sim {
+    fn read(&self, setting: &Setting) -> Result<Value, SettingError> {
+        self.0.settings.borrow().get(setting).cloned().ok_or_else(|| SettingError::Gone(setting.to_string()))
+    }
+
+    fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError> {
+        Host::read(self, setting)?;
+        if self.0.refused.borrow().contains(value) {
+            return Err(SettingError::Refused("EINVAL: no".into()));
+        }
+        self.point();
+        let normalised = self.0.normalised.borrow();
+        let made = normalised.iter().find(|(from, _)| from == value).map_or(value, |(_, to)| to);
+        self.set(setting.clone(), made.clone());
+        self.point();
+        Ok(())
+    }
+}
+
+impl Store for Sim {
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        Ok(self.0.files.borrow().get(name).cloned())
+    }
+
+    fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        self.operation(true, |files| drop(files.insert(name.to_owned(), content.to_vec())))
+    }
+
+    fn append(&self, name: &str, at: u64, line: &[u8]) -> io::Result<()> {
+        let half = |files: &mut BTreeMap<String, Vec<u8>>, part: &[u8]| {
+            let file = files.get_mut(name).expect("only what is there is appended to");
+            assert!(at as usize <= file.len());
+            file.truncate(at as usize);
+            file.extend(part);
+        };
+        if self.0.disk.get() == Disk::Fine {
+            half(&mut self.0.files.borrow_mut(), &line[..line.len() / 2]);
+        }
+        self.operation(true, |files| half(files, line))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        assert!(self.has(from));
+        self.operation(false, |files| {
+            let content = files.remove(from).unwrap();
+            files.insert(to.to_owned(), content);
+        })
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        if !self.has(name) {
+            return Ok(());
+        }
+        self.operation(false, |files| drop(files.remove(name)))
+    }
+
+    fn lock(&self) -> io::Result<Option<Box<dyn Any>>> {
+        let taken = self.0.locked.replace(true);
+        Ok((!taken).then(|| Box::new(Lock(Rc::clone(&self.0))) as Box<dyn Any>))
+    }
+
+    fn holder(&self) -> io::Result<Option<Option<u32>>> {
+        Ok(self.0.locked.get().then_some(Some(4711)))
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        PathBuf::from("/state").join(name)
+    }
+}
+
+impl Clock for Sim {
+    fn unix(&self) -> u64 {
+        1_800_000_000 + self.0.now.get().as_secs()
+    }
+
+    fn since_boot(&self) -> Duration {
+        // Ticks, so that no two instants are the same.
+        self.0.now.set(self.0.now.get() + Duration::from_micros(1));
+        self.0.now.get()
+    }
+
+    fn sleep(&self, time: Duration) {
+        self.point();
+        self.0.now.set(self.0.now.get() + time);
+    }
+}
+
+pub fn step(setting: Setting, present: Value, wanted: Value) -> Step {
+    Step { setting, whose: "sip1".into(), present, wanted, reason: "vm.sip1".into(), cost: String::new() }
+}
+
+/// The plan that makes `settings` so.
+pub fn plan(before: &Settings, wanted: &[(Setting, Value)]) -> Plan {
+    let steps = wanted.iter().map(|(s, v)| step(s.clone(), before[s].clone(), v.clone())).collect();
+    Plan { steps, warnings: Vec::new() }
+}
+
+/// `settings` with these put in.
+pub fn with(settings: &Settings, changes: &[(Setting, Value)]) -> Settings {
+    let mut settings = settings.clone();
+    settings.extend(changes.iter().cloned());
+    settings
+}
+
+/// Held settings without what depends on time.
+pub fn timeless(held: &Held) -> BTreeMap<Setting, (Value, Value)> {
+    let pair = |h: &Hold| (h.original.clone(), h.value.clone());
+    held.settings.iter().map(|(s, h)| (s.clone(), pair(h))).collect()
+}
