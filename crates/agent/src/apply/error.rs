@@ -165,8 +165,8 @@ pub enum Failure {
         source: io::Error,
     },
     /// Nobody confirmed in time.
-    #[error("nobody confirmed within {0} s")]
-    NotConfirmed(u64),
+    #[error("nobody confirmed within {0:?}")]
+    NotConfirmed(std::time::Duration),
     /// The operator, or the system, asked for the end.
     #[error("it was interrupted")]
     Stopped,

@@ -189,7 +189,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             if !outcome.failed.is_empty() {
                 return Err(Error::NotUndone { why, failed: outcome.failed, notes, path });
             }
-            self.clear()?;
+            // What cannot be removed says nothing any more: the next command finds all as it was.
+            let _ = self.clear();
             return Err(Error::Undone { why, notes });
         }
         self.finish().map_err(|e| self.unfinished(e))?;
@@ -307,7 +308,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             let left = until.saturating_sub(self.clock.since_boot());
             // Too late is too late, also for a confirmation that came while this process was stopped.
             if left.is_zero() {
-                return Err(Failure::NotConfirmed(journal.header.confirm_within.unwrap_or_default() / 1000));
+                let within = journal.header.confirm_within.unwrap_or_default();
+                return Err(Failure::NotConfirmed(Duration::from_millis(within)));
             }
             if self.store.read(CONFIRMED).ok().flatten().as_deref() == Some(journal.header.id.as_bytes()) {
                 return Ok(());

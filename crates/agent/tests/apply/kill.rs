@@ -179,7 +179,7 @@ fn killed_anywhere_while_waiting_then_confirmed() {
         let Case { sim, plan, before, after } = case();
         if let Some(result) = sim.killed_at(k, |s| s.apply_within(&plan, 1, &mut |_| {})) {
             let text = result.unwrap_err().to_string();
-            assert_eq!(text, "nobody confirmed within 1 s; what was done has been undone");
+            assert_eq!(text, "nobody confirmed within 1s; what was done has been undone");
             assert_eq!(state(&sim), before);
             assert!(sim.is_clean());
             break;

@@ -103,10 +103,17 @@ fn spawn(dir: &Path, wait: bool) -> std::process::Child {
 fn killed_processes_leave_one_state_or_the_other() {
     let dir = tempfile::tempdir().unwrap();
     let (host, engine) = engine(dir.path());
+    let lock = dir.path().join("state").join(LOCK);
     let (mut interrupted, mut recovered) = (0, 0);
     for round in 0..40u64 {
         let mut child = spawn(dir.path(), false);
-        std::thread::sleep(Duration::from_millis(20 + round * 7 % 50));
+        // At work, however slow this machine is; from then on it is nearly always within a transaction.
+        let until = Instant::now() + Duration::from_secs(15);
+        while std::fs::read_to_string(&lock).unwrap_or_default().trim() != child.id().to_string() {
+            assert!(Instant::now() < until, "the other process does not begin");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_micros(round * 1_700 % 30_000));
         // Still there: it ends only by being killed.
         assert_eq!(child.try_wait().unwrap(), None);
         child.kill().unwrap();

@@ -113,7 +113,7 @@ fn scheduling() -> impl Strategy<Value = Scheduling> {
 /// Any host: up to three VMs, some settings already changed by someone.
 pub fn any_host() -> impl Strategy<Value = Observed> {
     let one = (0..4u32, 0..3u32, prop_oneof![Just(0), Just(1), Just(2)]);
-    (2..6u32, vec(one, 0..4), vec(vec(30..40u32, 0..3), 0..3), any::<u64>())
+    (2..6u32, vec(one, 1..4), vec(vec(30..40u32, 0..3), 0..3), any::<u64>())
         .prop_flat_map(|(online, vms, links, _)| {
             let vms: Vec<ObservedVm> = vms
                 .into_iter()
@@ -157,7 +157,7 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
 pub fn any_policy() -> impl Strategy<Value = Policy> {
     let set = || weighted(0.4, some_cpus(3).prop_map(|c| at(c, 2)));
     let vm = (
-        prop_oneof![Just("vm0"), Just("vm1"), Just("pid:300")],
+        prop_oneof![4 => Just("vm0"), 2 => Just("vm1"), 1 => Just("pid:300")],
         weighted(0.5, scheduling().prop_map(|s| at(s, 3))),
         set(),
         set(),
