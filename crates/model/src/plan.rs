@@ -59,7 +59,7 @@ pub struct ObservedLink {
 /// Another program that changes what teiji changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manager {
-    /// Which: `irqbalance`, `tuned`, `libvirt`, `systemd`.
+    /// Which: `irqbalance`, `tuned`, `libvirt`, `systemd`, `cpuset`.
     pub name: String,
     /// Settings that it may change back, and what to do about it; one sentence.
     pub advice: String,
@@ -97,6 +97,11 @@ impl Setting {
             Setting::CpuLatency(_) => Kind::CpuLatency,
         }
     }
+}
+
+/// The control group that teiji makes for the VM of process `pid`, as a path below the cgroup v2 mount.
+pub fn own_group(pid: u32) -> String {
+    format!("/teiji/vm-{pid}")
 }
 
 /// One reversible change.
