@@ -1,70 +1,11 @@
 //! Discovery on made-up trees, and once on the machine that runs the test.
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::Path;
+mod common;
+
+use common::{Host, KVM};
 use teiji_host::Root;
 use teiji_model::host::DataPlane;
-use tempfile::TempDir;
-
-struct Host(TempDir);
-
-impl Host {
-    fn new() -> Self {
-        let host = Host(tempfile::tempdir().unwrap());
-        fs::create_dir_all(host.0.path().join("proc")).unwrap();
-        host
-    }
-
-    fn root(&self) -> Root {
-        Root::new(self.0.path())
-    }
-
-    fn file(&self, path: &str, contents: impl AsRef<[u8]>) {
-        let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, contents).unwrap();
-    }
-
-    fn link(&self, path: &str, target: &str) {
-        let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        symlink(Path::new(target), path).unwrap();
-    }
-
-    fn thread(&self, dir: &str, comm: &str, cpus: &str, last: u32, flags: u64) {
-        self.file(&format!("{dir}/comm"), format!("{comm}\n"));
-        self.file(
-            &format!("{dir}/status"),
-            format!("Name:\t{comm}\nVmRSS:\t   2048 kB\nCpus_allowed_list:\t{cpus}\n"),
-        );
-        let zeros = "0 ".repeat(29);
-        self.file(&format!("{dir}/stat"), format!("1 ({comm}) S 1 1 1 0 -1 {flags} {zeros}{last} 0 0\n"));
-    }
-
-    fn task(&self, pid: u32, tid: u32, comm: &str, cpus: &str, last: u32) {
-        self.thread(&format!("proc/{pid}/task/{tid}"), comm, cpus, last, 0);
-    }
-
-    fn vmm(&self, pid: u32, cmdline: &str, fds: &[(u32, &str)]) {
-        self.thread(&format!("proc/{pid}"), "qemu-system-x86", "0-3", 0, 0);
-        self.task(pid, pid, "qemu-system-x86", "0-3", 0);
-        self.file(&format!("proc/{pid}/cmdline"), cmdline.replace(' ', "\0"));
-        for (fd, target) in fds {
-            self.link(&format!("proc/{pid}/fd/{fd}"), target);
-        }
-    }
-
-    fn tap(&self, pid: u32, fd: u32, name: &str, index: u32) {
-        self.link(&format!("proc/{pid}/fd/{fd}"), "/dev/net/tun");
-        self.file(&format!("proc/{pid}/fdinfo/{fd}"), format!("pos:\t0\nflags:\t0104002\niff:\t{name}\n"));
-        self.file(&format!("sys/class/net/{name}/ifindex"), format!("{index}\n"));
-    }
-}
-
-const KVM: [(u32, &str); 3] =
-    [(9, "anon_inode:kvm-vm"), (10, "anon_inode:kvm-vcpu:0"), (11, "anon_inode:kvm-vcpu:1")];
 
 #[test]
 fn a_qemu_with_two_nics_and_two_queues() {
