@@ -20,10 +20,15 @@ const OLDEST: (u32, u32) = (5, 11);
 impl Root {
     /// Names of the capabilities in [`NEEDED`] that the calling process lacks.
     pub fn lacking(&self) -> Vec<&'static str> {
-        let status = self.text("proc/self/status").unwrap_or_default();
+        NEEDED.iter().filter(|(bit, ..)| !self.may(*bit)).map(|(_, name, _)| *name).collect()
+    }
+
+    /// Whether the calling thread has the capability of this number in `linux/capability.h`.
+    pub(crate) fn may(&self, capability: u8) -> bool {
+        let status = self.text("proc/thread-self/status").or_else(|| self.text("proc/self/status"));
+        let status = status.unwrap_or_default();
         let mask = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
-        let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).unwrap_or(0);
-        NEEDED.iter().filter(|(bit, ..)| mask >> bit & 1 == 0).map(|(_, name, _)| *name).collect()
+        mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).is_some_and(|m| m >> capability & 1 == 1)
     }
 
     /// What teiji needs of this host apart from the kernel's hooks.
@@ -76,14 +81,19 @@ impl Root {
         all
     }
 
+    /// The kernel's release, its first two numbers; zeros if it is unknown.
+    pub(crate) fn kernel_version(&self) -> (u32, u32) {
+        let release = self.text("proc/sys/kernel/osrelease").unwrap_or_default();
+        let mut numbers = release.trim().split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    }
+
     fn kernel(&self) -> Capability {
         let release = self.text("proc/sys/kernel/osrelease").unwrap_or_default();
         let release = release.trim();
-        let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
-        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
         Capability {
             name: "kernel".into(),
-            present: version >= OLDEST,
+            present: self.kernel_version() >= OLDEST,
             essential: true,
             found: if release.is_empty() { "release unknown".into() } else { format!("Linux {release}") },
             consequence: "probes cannot be attached to functions of kernel modules (tun, vhost, kvm)".into(),

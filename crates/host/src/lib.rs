@@ -1,28 +1,39 @@
-//! What a host has: its VMs with their threads and NICs, and what its kernel lets teiji do.
+//! What a host has: its VMs with their threads and NICs, what its kernel lets teiji do, and the settings that
+//! can be changed.
 //!
-//! Everything is read from procfs and sysfs; nothing is changed. All paths go through [`Root`], so a
-//! made-up tree can stand in for a host.
+//! Everything is read from procfs, sysfs and the cgroup file system. Only [`settings`] changes anything, and only
+//! in `Settings::write`. All paths go through [`Root`], so a made-up tree can stand in for a host.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`capability`] | what teiji needs of a host, and whether it is there |
+//! | `cgroup` | the cgroup v2 hierarchy: where it is mounted, who is in which group |
 //! | `cmdline` | a VMM's command line: name, memory, MAC addresses |
 //! | `net` | taps, bridges, queues |
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `root` | reading below a prefix |
+//! | [`settings`] | reads and changes one setting |
+//! | `sys` | system calls; the only module with `unsafe` |
+//! | `task` | threads that are not mistaken for later ones of the same id |
 //! | `thread` | vCPU threads and vhost workers |
 //! | `vm` | which processes are VMs |
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod capability;
+mod cgroup;
 mod cmdline;
 mod net;
 mod numa;
 mod root;
+pub mod settings;
+mod sys;
+mod task;
 mod thread;
 mod vm;
 
 pub use root::Root;
+pub use settings::Settings;
+pub use task::task;
 
 use std::path::PathBuf;
 use teiji_model::host::{Capability, Vm};
@@ -38,6 +49,12 @@ pub enum Error {
         /// Why not.
         #[source]
         source: std::io::Error,
+    },
+    /// The list of CPUs cannot be read.
+    #[error("cannot tell from {path} which CPUs are online, so nothing can be planned; is sysfs mounted?")]
+    Cpus {
+        /// What was to be read.
+        path: PathBuf,
     },
     /// A tap that is not there.
     #[error(
@@ -62,4 +79,16 @@ pub fn vms() -> Result<Vec<Vm>, Error> {
 /// What teiji needs of this host apart from the kernel's hooks.
 pub fn capabilities() -> Vec<Capability> {
     Root::default().capabilities()
+}
+
+/// Text that others chose (names of guests, processes, groups), without characters that a terminal acts on.
+pub(crate) fn printable(text: &str) -> String {
+    let keep = |c: char| matches!(c, '\\' | '"' | '\'');
+    text.chars().fold(String::with_capacity(text.len()), |mut out, c| {
+        match keep(c) {
+            true => out.push(c),
+            false => out.extend(c.escape_debug()),
+        }
+        out
+    })
 }

@@ -19,6 +19,11 @@ impl Root {
         Root(dir.into())
     }
 
+    /// Whether this is the machine that the program runs on, so that ids found here mean something to its kernel.
+    pub(crate) fn is_real(&self) -> bool {
+        self.0 == Path::new("/")
+    }
+
     /// `path`, which is relative to `/`, on this host.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.0.join(path)

@@ -1,0 +1,211 @@
+//! Which control group a process is in, and groups of teiji's own.
+//!
+//! ```text
+//! /                        +cpu in cgroup.subtree_control
+//! ├── machine.slice/…      where the process was
+//! └── teiji                +cpu in cgroup.subtree_control
+//!     └── vm-<pid>         made for it; removed when it has left, and teiji with the last of them
+//! ```
+//! A controller that was switched on for the groups below one stays so: for groups whose weight and limit nobody
+//! set, it means equal shares among neighbours, and others may have begun to rely on it.
+//!
+//! All threads of a process move with it. A vhost worker that is a kernel thread is no thread of it and stays
+//! (before Linux 6.4).
+
+use super::attempt::Attempt;
+use super::file;
+use crate::cgroup::{self, Hierarchy, OWN};
+use crate::root::Root;
+use crate::task::{alive, gone};
+use nix::errno::Errno;
+use std::fs;
+use teiji_model::plan::own_group;
+use teiji_model::setting::{SettingError, Task};
+
+/// The group that all threads of a process are in.
+///
+/// # Errors
+/// `Unsupported` if they are in several: moving the process would move them into one, which could not be undone.
+pub(super) fn read(root: &Root, task: Task, attempt: &Attempt) -> Result<String, SettingError> {
+    alive(root, task)?;
+    let hierarchy = Hierarchy::find(root).map_err(|why| attempt.unsupported(why))?;
+    let group = present(&hierarchy, task, attempt)?;
+    alive(root, task)?;
+    Ok(group)
+}
+
+fn present(hierarchy: &Hierarchy, task: Task, attempt: &Attempt) -> Result<String, SettingError> {
+    let mut groups = hierarchy.of_threads(task.id).into_iter();
+    let group = groups.next().ok_or_else(|| gone(task))?;
+    if groups.next().is_some() {
+        return Err(attempt.unsupported(
+            "its threads are in several groups, as those of libvirt's VMs are, and would not return to them; use \
+             virsh schedinfo instead",
+        ));
+    }
+    if group.ends_with(" (deleted)") {
+        return Err(attempt.unsupported("its group has been removed"));
+    }
+    if !cgroup::is_group(&group) {
+        return Err(attempt
+            .unsupported("its group is outside of this cgroup namespace; run teiji on the host itself"));
+    }
+    Ok(group)
+}
+
+/// Moves a process. A group below `/teiji/` is made for it; any other must be there, and the group of teiji's own
+/// that the process was in, or would have been, is removed.
+///
+/// # Errors
+/// `Refused` if the group cannot be one's own, or if the move could not be undone.
+pub(super) fn write(root: &Root, task: Task, group: &str, attempt: &Attempt) -> Result<(), SettingError> {
+    if !cgroup::is_group(group) || group == OWN {
+        return Err(attempt.impossible("that is no path of a control group that can hold a process"));
+    }
+    let hierarchy = Hierarchy::find(root).map_err(|why| attempt.unsupported(why))?;
+    let own = own_group(task.id);
+    if cgroup::is_own(group) {
+        let result = enter(root, &hierarchy, task, group, attempt);
+        if result.is_err() {
+            sweep(root, &hierarchy, group);
+        }
+        return result;
+    }
+    let before = hierarchy.of_threads(task.id).into_iter().find(|g| cgroup::is_own(g) && cgroup::is_group(g));
+    let result = leave(root, &hierarchy, task, group, attempt);
+    // Also when the process has ended, or was killed between the making of the group and the move.
+    for emptied in [before.as_deref(), Some(own.as_str())].into_iter().flatten() {
+        sweep(root, &hierarchy, emptied);
+    }
+    result
+}
+
+/// Into a group of teiji's own.
+fn enter(
+    root: &Root,
+    hierarchy: &Hierarchy,
+    task: Task,
+    group: &str,
+    attempt: &Attempt,
+) -> Result<(), SettingError> {
+    alive(root, task)?;
+    let before = present(hierarchy, task, attempt)?;
+    if before == group {
+        return Ok(());
+    }
+    let alone = hierarchy.members(&before).is_none_or(|all| all.iter().all(|pid| *pid == task.id));
+    if before.ends_with(".scope") && alone {
+        return Err(attempt.impossible(
+            "the process is the only one of its scope; systemd removes a scope that becomes empty, so the process \
+             could not return to it; set weight and limit of that scope itself",
+        ));
+    }
+    make(root, hierarchy, group, attempt)?;
+    migrate(root, hierarchy, task, group, attempt)
+}
+
+/// Back into a group that others made.
+fn leave(
+    root: &Root,
+    hierarchy: &Hierarchy,
+    task: Task,
+    group: &str,
+    attempt: &Attempt,
+) -> Result<(), SettingError> {
+    alive(root, task)?;
+    if !hierarchy.exists(group) {
+        return Err(attempt.failed(Errno::ENOENT, &format!("control group {group}")));
+    }
+    match present(hierarchy, task, attempt)? == group {
+        true => Ok(()),
+        false => migrate(root, hierarchy, task, group, attempt),
+    }
+}
+
+/// The move itself: one write, which takes all threads of the process or none.
+fn migrate(
+    root: &Root,
+    hierarchy: &Hierarchy,
+    task: Task,
+    group: &str,
+    attempt: &Attempt,
+) -> Result<(), SettingError> {
+    let file = hierarchy.path(group, "cgroup.procs");
+    file::write(root, &file, &task.id.to_string()).map_err(|errno| match errno {
+        Errno::ESRCH => gone(task),
+        Errno::EBUSY | Errno::EOPNOTSUPP => attempt.refused(
+            errno,
+            "that group may hold no processes, because it hands controllers on to the groups below it",
+            "name one of those",
+        ),
+        Errno::EINVAL => attempt.refused(
+            errno,
+            "the process cannot be moved: it is a kernel thread, or has real-time threads and the group no time for \
+             them (CONFIG_RT_GROUP_SCHED)",
+            "take the real-time class away first",
+        ),
+        other => attempt.failed(other, &format!("control group {group}")),
+    })
+}
+
+/// A group of teiji's own with the CPU controller, as far as the hierarchy has that.
+fn make(root: &Root, hierarchy: &Hierarchy, group: &str, attempt: &Attempt) -> Result<(), SettingError> {
+    let mut made = String::new();
+    for part in group.trim_matches('/').split('/') {
+        if hierarchy.has_cpu() {
+            enable_cpu(root, hierarchy, if made.is_empty() { "/" } else { &made }, attempt)?;
+        }
+        made = format!("{made}/{part}");
+        match fs::create_dir(root.path(&hierarchy.path(&made, ""))).map_err(file::number) {
+            Ok(()) | Err(Errno::EEXIST) => {}
+            Err(errno @ (Errno::EAGAIN | Errno::ENOMEM)) => {
+                return Err(attempt.refused(
+                    errno,
+                    "the hierarchy may have no more groups",
+                    "raise cgroup.max.descendants and cgroup.max.depth",
+                ));
+            }
+            Err(other) => return Err(attempt.failed(other, "cgroup v2 hierarchy")),
+        }
+    }
+    Ok(())
+}
+
+/// Gives the groups below `group` the CPU controller, if they do not have it.
+pub(super) fn enable_cpu(
+    root: &Root,
+    hierarchy: &Hierarchy,
+    group: &str,
+    attempt: &Attempt,
+) -> Result<(), SettingError> {
+    let file = hierarchy.path(group, "cgroup.subtree_control");
+    let enabled =
+        file::read(root, &file).map_err(|e| attempt.failed(e, &format!("control group {group}")))?;
+    if enabled.split_whitespace().any(|c| c == "cpu") {
+        return Ok(());
+    }
+    file::write(root, &file, "+cpu").map_err(|errno| match errno {
+        Errno::EBUSY => attempt.refused(
+            errno,
+            &format!("control group {group} holds processes itself and so cannot share CPU time out below it"),
+            "move those into a group below it",
+        ),
+        Errno::EINVAL => attempt.refused(
+            errno,
+            "the CPU controller cannot be switched on while real-time threads are in groups (CONFIG_RT_GROUP_SCHED)",
+            "end those or move them into the root group",
+        ),
+        Errno::ENOENT => attempt.unsupported(&format!("control group {group} does not have the CPU controller")),
+        other => attempt.failed(other, &format!("control group {group}")),
+    })
+}
+
+/// Removes a group of teiji's own, and the group of them all, if they are empty. That they are not is no failure.
+fn sweep(root: &Root, hierarchy: &Hierarchy, group: &str) {
+    for empty in [group, OWN] {
+        // rmdir takes no group that has processes or groups in it
+        if fs::remove_dir(root.path(&hierarchy.path(empty, ""))).is_err() && hierarchy.exists(empty) {
+            return;
+        }
+    }
+}

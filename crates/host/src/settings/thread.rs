@@ -1,0 +1,248 @@
+//! A thread's CPUs and how it is scheduled: `sched_setaffinity(2)`, `sched_setattr(2)`, sched(7),
+//! kernel/sched/syscalls.c.
+//!
+//! Flags of `sched_attr` are neither kept nor set: a thread that had `SCHED_FLAG_RESET_ON_FORK` or a time slice of
+//! its own has the default after a change of its scheduling, and after its undo. VMMs use neither.
+
+use super::attempt::{Attempt, CAP_SYS_NICE};
+use crate::root::Root;
+use crate::sys;
+use crate::task::{Stat, alive, gone};
+use nix::errno::Errno;
+use teiji_model::cpus::CpuSet;
+use teiji_model::setting::{Scheduling, SettingError, Task};
+
+/// `include/uapi/linux/sched.h`.
+const POLICY_EXT: i32 = 7;
+
+/// CPUs that a thread is allowed on and that are online.
+pub(super) fn read_cpus(root: &Root, task: Task, attempt: &Attempt) -> Result<CpuSet, SettingError> {
+    alive(root, task)?;
+    if !root.is_real() {
+        return listed_cpus(root, task).ok_or_else(|| gone(task));
+    }
+    let cpus = sys::affinity(task.id).map_err(|errno| failed(task, attempt, errno))?;
+    alive(root, task)?;
+    Ok(cpus)
+}
+
+/// # Errors
+/// `Refused` if none of the CPUs is allowed, or the thread is a deadline one.
+pub(super) fn write_cpus(
+    root: &Root,
+    task: Task,
+    cpus: &CpuSet,
+    attempt: &Attempt,
+) -> Result<(), SettingError> {
+    changeable(root, task, attempt)?;
+    sys::set_affinity(task.id, cpus).map_err(|errno| match errno {
+        Errno::EINVAL => attempt.refused(
+            errno,
+            "none of those CPUs is online and in the cpuset of the thread's control group, or the kernel keeps this \
+             thread where it is",
+            "name others, or widen the cpuset (systemctl set-property UNIT AllowedCPUs=, or libvirt's vcpupin)",
+        ),
+        Errno::EBUSY => attempt.refused(
+            errno,
+            "a deadline thread must be allowed on all CPUs of its root domain",
+            "give it another class first",
+        ),
+        other => failed(task, attempt, other),
+    })
+}
+
+pub(super) fn read_scheduling(
+    root: &Root,
+    task: Task,
+    attempt: &Attempt,
+) -> Result<Scheduling, SettingError> {
+    alive(root, task)?;
+    let attr = match root.is_real() {
+        true => sys::scheduling(task.id).map_err(|errno| failed(task, attempt, errno))?,
+        false => listed_scheduling(root, task).ok_or_else(|| gone(task))?,
+    };
+    alive(root, task)?;
+    if !root.is_real() && attr.sched_policy == libc::SCHED_DEADLINE as u32 {
+        return Err(attempt.unsupported("a copy of procfs does not have the parameters of a deadline thread"));
+    }
+    from_attr(&attr).ok_or_else(|| {
+        attempt.unsupported(&format!("teiji does not know scheduling policy {}", attr.sched_policy))
+    })
+}
+
+/// # Errors
+/// `Refused` if the kernel does not admit a deadline thread, or the thread's group has no real-time time.
+pub(super) fn write_scheduling(
+    root: &Root,
+    task: Task,
+    wanted: Scheduling,
+    attempt: &Attempt,
+) -> Result<(), SettingError> {
+    changeable(root, task, attempt)?;
+    sys::set_scheduling(task.id, &to_attr(wanted)).map_err(|errno| match (errno, wanted) {
+        (Errno::EPERM, _) if !root.may(CAP_SYS_NICE) => failed(task, attempt, errno),
+        (Errno::EPERM, Scheduling::Deadline { .. }) => {
+            let (why, cure) = deadline_not_permitted(root, task);
+            attempt.refused(errno, why, cure)
+        }
+        (Errno::EPERM, Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. }) => attempt.refused(
+            errno,
+            "the thread's control group has no time for real-time threads",
+            "write cpu.rt_runtime_us of its group in the cgroup v1 cpu hierarchy, or boot without that hierarchy",
+        ),
+        (Errno::EBUSY, Scheduling::Deadline { .. }) => attempt.refused(
+            errno,
+            "the kernel's admission control refuses it: the CPUs' real-time bandwidth (kernel.sched_rt_runtime_us of \
+             kernel.sched_rt_period_us) is taken by this and other deadline threads",
+            "ask for less runtime or a longer period, or end other deadline threads",
+        ),
+        (Errno::EINVAL, Scheduling::Deadline { .. }) => attempt.refused(
+            errno,
+            "the kernel wants 1024 ns <= runtime <= deadline <= period, and a period between \
+             kernel.sched_deadline_period_min_us and kernel.sched_deadline_period_max_us",
+            "choose others",
+        ),
+        (Errno::EINVAL, Scheduling::Ext { .. }) => {
+            attempt.refused(errno, "this kernel has no sched_ext", "run one with CONFIG_SCHED_CLASS_EXT")
+        }
+        (Errno::EACCES, Scheduling::Ext { .. }) => attempt.refused(
+            errno,
+            "the BPF scheduler that is loaded does not take this thread",
+            "look at that scheduler's options",
+        ),
+        (other, _) => failed(task, attempt, other),
+    })
+}
+
+/// Why a caller that may change scheduling may not make this thread a deadline one, and the cure.
+fn deadline_not_permitted(root: &Root, task: Task) -> (&'static str, &'static str) {
+    let online: CpuSet =
+        root.text("sys/devices/system/cpu/online").and_then(|t| t.parse().ok()).unwrap_or_default();
+    if root.number("proc/sys/kernel/sched_rt_runtime_us") == Some(0) {
+        return (
+            "kernel.sched_rt_runtime_us is 0, which leaves no time for real-time threads",
+            "set it to 950000 with sysctl",
+        );
+    }
+    match sys::affinity(task.id) {
+        Ok(cpus) if !online.without(&cpus).is_empty() => (
+            "the thread is pinned, and a deadline thread must be allowed on all CPUs of its root domain",
+            "take its pinning away (vcpu_cpus, worker_cpus, libvirt's vcpupin, the group's cpuset), or use \
+             class = \"realtime\"",
+        ),
+        _ => (
+            "a deadline thread must be allowed on all CPUs of its root domain; a cpuset may have made that wider \
+             than the thread",
+            "look at cpuset.cpus of its control group, or use class = \"realtime\"",
+        ),
+    }
+}
+
+/// Ok if this is a thread that a system call would mean.
+fn changeable(root: &Root, task: Task, attempt: &Attempt) -> Result<(), SettingError> {
+    alive(root, task)?;
+    match root.is_real() {
+        true => Ok(()),
+        false => {
+            Err(attempt.unsupported("it is not a thread of the running kernel but of a copy of its files"))
+        }
+    }
+}
+
+fn failed(task: Task, attempt: &Attempt, errno: Errno) -> SettingError {
+    match errno {
+        Errno::ESRCH => gone(task),
+        Errno::EPERM | Errno::EACCES => attempt.not_permitted(errno, "CAP_SYS_NICE"),
+        other => attempt.failed(other, &format!("thread {}", task.id)),
+    }
+}
+
+fn to_attr(scheduling: Scheduling) -> libc::sched_attr {
+    let mut attr = sys::empty_attr();
+    attr.sched_policy = match scheduling {
+        Scheduling::Other { .. } => libc::SCHED_OTHER as u32,
+        Scheduling::Batch { .. } => libc::SCHED_BATCH as u32,
+        Scheduling::Idle => libc::SCHED_IDLE as u32,
+        Scheduling::Fifo { .. } => libc::SCHED_FIFO as u32,
+        Scheduling::RoundRobin { .. } => libc::SCHED_RR as u32,
+        Scheduling::Deadline { .. } => libc::SCHED_DEADLINE as u32,
+        Scheduling::Ext { .. } => POLICY_EXT as u32,
+    };
+    match scheduling {
+        Scheduling::Other { nice } | Scheduling::Batch { nice } | Scheduling::Ext { nice } => {
+            attr.sched_nice = nice.into();
+        }
+        Scheduling::Fifo { priority } | Scheduling::RoundRobin { priority } => {
+            attr.sched_priority = priority.into();
+        }
+        Scheduling::Deadline { runtime, deadline, period } => {
+            (attr.sched_runtime, attr.sched_deadline, attr.sched_period) = (runtime, deadline, period);
+        }
+        Scheduling::Idle => {}
+    }
+    attr
+}
+
+/// `None` for a policy that is not known.
+fn from_attr(attr: &libc::sched_attr) -> Option<Scheduling> {
+    let nice = i8::try_from(attr.sched_nice).ok()?;
+    let priority = u8::try_from(attr.sched_priority).ok()?;
+    Some(match i32::try_from(attr.sched_policy).ok()? {
+        libc::SCHED_OTHER => Scheduling::Other { nice },
+        libc::SCHED_BATCH => Scheduling::Batch { nice },
+        libc::SCHED_IDLE => Scheduling::Idle,
+        libc::SCHED_FIFO => Scheduling::Fifo { priority },
+        libc::SCHED_RR => Scheduling::RoundRobin { priority },
+        libc::SCHED_DEADLINE => Scheduling::Deadline {
+            runtime: attr.sched_runtime,
+            deadline: attr.sched_deadline,
+            period: attr.sched_period,
+        },
+        POLICY_EXT => Scheduling::Ext { nice },
+        _ => return None,
+    })
+}
+
+/// As the copy of a procfs says: allowed, and online.
+fn listed_cpus(root: &Root, task: Task) -> Option<CpuSet> {
+    let status = root.text(&format!("proc/{}/status", task.id))?;
+    let allowed: CpuSet =
+        status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()?;
+    let online = root.text("sys/devices/system/cpu/online").and_then(|t| t.parse::<CpuSet>().ok());
+    Some(match online {
+        Some(online) => allowed.iter().filter(|cpu| online.contains(*cpu)).collect(),
+        None => allowed,
+    })
+}
+
+/// As the copy of a procfs says; of a deadline thread it does not have the parameters.
+fn listed_scheduling(root: &Root, task: Task) -> Option<libc::sched_attr> {
+    let stat = Stat::read(root, task.id)?;
+    let mut attr = sys::empty_attr();
+    attr.sched_nice = stat.number(19)?;
+    attr.sched_priority = stat.number(40)?;
+    attr.sched_policy = stat.number(41)?;
+    Some(attr)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_class_survives_the_way_to_the_kernel_and_back() {
+        for scheduling in [
+            Scheduling::Other { nice: -20 },
+            Scheduling::Batch { nice: 19 },
+            Scheduling::Idle,
+            Scheduling::Fifo { priority: 1 },
+            Scheduling::RoundRobin { priority: 99 },
+            Scheduling::Deadline { runtime: 1 << 40, deadline: 1 << 41, period: 1 << 42 },
+            Scheduling::Ext { nice: 3 },
+        ] {
+            assert_eq!(from_attr(&to_attr(scheduling)), Some(scheduling));
+        }
+        let unknown = libc::sched_attr { sched_policy: 4, ..sys::empty_attr() };
+        assert_eq!(from_attr(&unknown), None);
+    }
+}

@@ -1,0 +1,373 @@
+//! Interrupts, control groups, halt polling and idle states: on the machine that runs the test as far as it has
+//! them, restoring what was changed also when the test fails, and on made-up trees. Needs root.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::Host;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Child, Command};
+use teiji_host::{Root, Settings, task};
+use teiji_model::cpus::CpuSet;
+use teiji_model::plan::own_group;
+use teiji_model::setting::{Latency, Quota, Setting, SettingError, Task, Value};
+
+/// A setting that gets its value back at the end, whatever happens.
+struct Restored(Setting, Value);
+
+impl Restored {
+    fn new(setting: Setting) -> Result<Self, SettingError> {
+        let value = Settings::default().read(&setting)?;
+        Ok(Restored(setting, value))
+    }
+
+    /// Sets another value, checks it, and the old one again.
+    fn try_with(&self, other: &Value) {
+        let settings = Settings::default();
+        for value in [other, &self.1] {
+            settings.write(&self.0, value).unwrap();
+            assert_eq!(&settings.read(&self.0).unwrap(), value);
+        }
+    }
+}
+
+impl Drop for Restored {
+    fn drop(&mut self) {
+        if let Err(e) = Settings::default().write(&self.0, &self.1) {
+            eprintln!("{} was not restored: {e}", self.0);
+        }
+    }
+}
+
+/// An interrupt of this machine that has never come and may be moved.
+fn idle_interrupt() -> Option<u32> {
+    let text = std::fs::read_to_string("/proc/interrupts").unwrap();
+    text.lines().find_map(|line| {
+        let (irq, rest) = line.split_once(':')?;
+        let counts: Vec<u64> = rest.split_whitespace().map_while(|w| w.parse().ok()).collect();
+        let irq = irq.trim().parse().ok()?;
+        let Ok(Value::Cpus(cpus)) = Settings::default().read(&Setting::IrqCpus(irq)) else { return None };
+        let mode =
+            std::fs::metadata(format!("/proc/irq/{irq}/smp_affinity_list")).unwrap().permissions().mode();
+        (counts.iter().all(|n| *n == 0) && cpus.len() > 1 && mode & 0o222 != 0).then_some(irq)
+    })
+}
+
+#[test]
+fn an_idle_interrupt_of_this_machine_is_moved_and_moved_back() {
+    let Some(irq) = idle_interrupt() else {
+        eprintln!("this machine has no interrupt that never came: only made-up ones are tried");
+        return a_made_up_interrupt_is_moved();
+    };
+    let restored = Restored::new(Setting::IrqCpus(irq)).unwrap();
+    let Value::Cpus(cpus) = &restored.1 else { panic!() };
+    restored.try_with(&Value::Cpus(cpus.iter().take(1).collect()));
+    let error = Settings::default().write(&restored.0, &Value::Cpus(CpuSet::from_iter([8191]))).unwrap_err();
+    assert!(matches!(&error, SettingError::Refused(_)), "{error:?}");
+}
+
+#[test]
+fn a_made_up_interrupt_is_moved() {
+    let host = Host::new();
+    host.file("proc/irq/38/smp_affinity_list", "0-3,8\n");
+    let (settings, setting) = (Settings::new(host.root()), Setting::IrqCpus(38));
+    assert_eq!(settings.read(&setting).unwrap().to_string(), "0-3,8");
+    settings.write(&setting, &Value::Cpus("2".parse().unwrap())).unwrap();
+    assert_eq!(host.text("proc/irq/38/smp_affinity_list"), "2");
+    let none = settings.write(&setting, &Value::Cpus(CpuSet::default()));
+    assert!(matches!(none, Err(SettingError::Refused(_))));
+    for result in [
+        settings.read(&Setting::IrqCpus(39)).map(|_| ()),
+        settings.write(&Setting::IrqCpus(39), &Value::Cpus("2".parse().unwrap())),
+    ] {
+        assert_eq!(result, Err(SettingError::Gone("interrupt 39".into())));
+    }
+    host.file("proc/irq/40/smp_affinity_list", "\x1b[2Jno list");
+    let error = settings.read(&Setting::IrqCpus(40)).unwrap_err().to_string();
+    assert!(!error.contains('\x1b') && error.contains("no list"), "{error:?}");
+}
+
+#[test]
+fn halt_polling() {
+    let host = Host::new();
+    let settings = Settings::new(host.root());
+    let error = settings.read(&Setting::HaltPoll).unwrap_err();
+    assert!(matches!(&error, SettingError::Unsupported(why) if why.contains("kvm")), "{error:?}");
+    host.file("sys/module/kvm/parameters/halt_poll_ns", "200000\n");
+    assert_eq!(settings.read(&Setting::HaltPoll), Ok(Value::Nanoseconds(200_000)));
+    settings.write(&Setting::HaltPoll, &Value::Nanoseconds(0)).unwrap();
+    assert_eq!(host.text("sys/module/kvm/parameters/halt_poll_ns"), "0");
+
+    // This machine's is set to what it is: VMs of others may be running.
+    let mode = std::fs::metadata("/sys/module/kvm/parameters/halt_poll_ns").map(|m| m.permissions().mode());
+    match Restored::new(Setting::HaltPoll) {
+        Ok(restored) if mode.unwrap() & 0o222 == 0 => {
+            eprintln!("this machine's kernel does not let halt polling be changed");
+            let error = Settings::default().write(&restored.0, &restored.1).unwrap_err();
+            assert!(matches!(&error, SettingError::Unsupported(_)), "{error:?}");
+        }
+        Ok(restored) => {
+            restored.try_with(&restored.1);
+            let error = Settings::default().write(&restored.0, &Value::Nanoseconds(1 << 40)).unwrap_err();
+            assert!(matches!(&error, SettingError::Refused(why) if why.contains("ERANGE")), "{error:?}");
+        }
+        Err(e) => assert!(matches!(&e, SettingError::Unsupported(_)), "{e:?}"),
+    }
+}
+
+#[test]
+fn what_the_kernel_makes_read_only_is_left_alone() {
+    let host = Host::new();
+    let settings = Settings::new(host.root());
+    for (setting, path, value) in [
+        (Setting::HaltPoll, "sys/module/kvm/parameters/halt_poll_ns", Value::Nanoseconds(0)),
+        (Setting::IrqCpus(38), "proc/irq/38/smp_affinity_list", Value::Cpus("0".parse().unwrap())),
+    ] {
+        host.file(path, "5\n");
+        std::fs::set_permissions(host.root_path(path), PermissionsExt::from_mode(0o444)).unwrap();
+        assert!(settings.read(&setting).is_ok());
+        let why = settings.write(&setting, &value).unwrap_err();
+        assert!(matches!(&why, SettingError::Unsupported(t) if t.contains("cannot be changed")), "{why:?}");
+        assert_eq!(host.text(path), "5\n");
+    }
+}
+
+#[test]
+fn wake_up_latency() {
+    let host = Host::new();
+    let file = "sys/devices/system/cpu/cpu3/power/pm_qos_resume_latency_us";
+    let (settings, setting) = (Settings::new(host.root()), Setting::CpuLatency(3));
+    assert_eq!(settings.read(&setting), Err(SettingError::Gone("CPU 3".into())));
+    for (text, latency) in [("0", Latency::Any), ("n/a", Latency::None), ("20", Latency::AtMost(20))] {
+        host.file(file, format!("{text}\n"));
+        assert_eq!(settings.read(&setting), Ok(Value::Latency(latency)));
+        settings.write(&setting, &Value::Latency(latency)).unwrap();
+        assert_eq!(host.text(file), text);
+    }
+    let zero = settings.write(&setting, &Value::Latency(Latency::AtMost(0)));
+    assert!(matches!(zero, Err(SettingError::Refused(_))), "the kernel would take it for any");
+
+    match Restored::new(Setting::CpuLatency(0)) {
+        Ok(restored) => {
+            restored.try_with(&Value::Latency(Latency::AtMost(2000)));
+            restored.try_with(&Value::Latency(Latency::Any));
+        }
+        Err(e) => eprintln!("this machine has no such limit: {e}"),
+    }
+}
+
+const MOUNTS: &str = "23 1 0:21 / /proc rw - proc proc rw\n\
+                      31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";
+const CGROUP: &str = "sys/fs/cgroup";
+
+/// A made-up host with cgroup v2 and the groups `/`, `/machine.slice` and `/machine.slice/a.service`.
+fn grouped() -> Host {
+    let host = Host::new();
+    host.file("proc/self/mountinfo", MOUNTS);
+    host.file(&format!("{CGROUP}/cgroup.controllers"), "cpuset cpu memory\n");
+    for group in ["", "/machine.slice", "/machine.slice/a.service"] {
+        host.file(&format!("{CGROUP}{group}/cgroup.procs"), "");
+        host.file(&format!("{CGROUP}{group}/cgroup.subtree_control"), "memory\n");
+    }
+    host
+}
+
+#[test]
+fn shares_of_a_group() {
+    let host = grouped();
+    let settings = Settings::new(host.root());
+    let weight = |group: &str| Setting::GroupWeight(group.into());
+    let limit = |group: &str| Setting::GroupQuota(group.into());
+    let (group, own) = ("/machine.slice/a.service", own_group(7));
+
+    // Without the controller groups have the defaults, those that are yet to be made as well.
+    for path in [group, &own] {
+        assert_eq!(settings.read(&weight(path)), Ok(Value::Weight(100)));
+        assert_eq!(settings.read(&limit(path)), Ok(Value::Quota(None)));
+        settings.write(&weight(path), &Value::Weight(100)).unwrap();
+        settings.write(&limit(path), &Value::Quota(None)).unwrap();
+    }
+    assert_eq!(host.text(&format!("{CGROUP}/cgroup.subtree_control")), "memory\n", "nothing was to be done");
+    let gone = Err(SettingError::Gone("control group /nowhere".into()));
+    assert_eq!(settings.read(&weight("/nowhere")), gone);
+    assert_eq!(settings.write(&weight("/nowhere"), &Value::Weight(3)).map(|()| Value::Weight(0)), gone);
+    assert!(matches!(settings.write(&weight(&own), &Value::Weight(3)), Err(SettingError::Gone(_))));
+    for bad in ["/", "/../etc", "etc"] {
+        assert!(matches!(settings.read(&weight(bad)), Err(SettingError::Unsupported(_))), "{bad}");
+    }
+
+    // Another value switches it on for the groups above. In this tree no files appear from that.
+    assert!(settings.write(&weight(group), &Value::Weight(300)).is_err());
+    for above in ["", "/machine.slice"] {
+        assert_eq!(host.text(&format!("{CGROUP}{above}/cgroup.subtree_control")), "+cpu");
+    }
+    assert_eq!(host.text(&format!("{CGROUP}{group}/cgroup.subtree_control")), "memory\n");
+
+    host.file(&format!("{CGROUP}{group}/cpu.weight"), "100\n");
+    host.file(&format!("{CGROUP}{group}/cpu.max"), "max 100000\n");
+    let quota = Value::Quota(Some(Quota { quota_us: 150_000, period_us: 100_000 }));
+    for (setting, value, text) in [
+        (weight(group), Value::Weight(300), "300"),
+        (limit(group), quota, "150000 100000"),
+        (limit(group), Value::Quota(None), "max 100000"),
+    ] {
+        settings.write(&setting, &value).unwrap();
+        assert_eq!(settings.read(&setting), Ok(value));
+        let file = if text == "300" { "cpu.weight" } else { "cpu.max" };
+        assert_eq!(host.text(&format!("{CGROUP}{group}/{file}")), text);
+    }
+}
+
+#[test]
+fn without_the_controller_or_the_hierarchy_it_says_so() {
+    let host = grouped();
+    let settings = Settings::new(host.root());
+    let setting = Setting::GroupWeight("/machine.slice".into());
+    host.file(&format!("{CGROUP}/cgroup.controllers"), "memory\n");
+    let why = settings.read(&setting).unwrap_err();
+    assert!(matches!(&why, SettingError::Unsupported(t) if t.contains("CPU controller")), "{why:?}");
+    for (mounts, says) in [
+        ("", "not mounted"),
+        ("31 23 0:28 /docker/a /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", "only a part"),
+    ] {
+        host.file("proc/self/mountinfo", mounts);
+        let why = settings.read(&setting).unwrap_err();
+        assert!(matches!(&why, SettingError::Unsupported(t) if t.contains(says)), "{why:?}");
+    }
+}
+
+#[test]
+fn a_process_that_could_not_return_is_not_moved() {
+    let host = grouped();
+    let scope = "/machine.slice/machine-qemu\\x2d1.scope";
+    let settings = Settings::new(host.root());
+    host.vmm(700, "qemu", &[]);
+    host.task(700, 701, "CPU 0/KVM", "0", 0);
+    let process = Setting::Group(Task { id: 700, started: 0 });
+    let own = Value::Group(own_group(700));
+    let place =
+        |tid: u32, group: &str| host.file(&format!("proc/700/task/{tid}/cgroup"), format!("0::{group}\n"));
+
+    // libvirt's: threads in groups of their own
+    place(700, &format!("{scope}/libvirt/emulator"));
+    place(701, &format!("{scope}/libvirt/vcpu0"));
+    let why = settings.read(&process).unwrap_err();
+    assert!(matches!(&why, SettingError::Unsupported(t) if t.contains("several groups")), "{why:?}");
+    assert!(settings.write(&process, &own).is_err());
+
+    // alone in a scope
+    place(700, scope);
+    place(701, scope);
+    host.file(&format!("{CGROUP}{scope}/cgroup.procs"), "700\n");
+    assert_eq!(settings.read(&process), Ok(Value::Group(scope.into())));
+    let why = settings.write(&process, &own).unwrap_err();
+    assert!(matches!(&why, SettingError::Refused(t) if t.contains("scope that becomes empty")), "{why:?}");
+    assert!(!host.root_path(&format!("{CGROUP}/teiji")).exists(), "a refused move leaves nothing behind");
+
+    for bad in ["", "machine.slice", "/machine.slice/../..", "/teiji", "/teiji/../x"] {
+        let refused = settings.write(&process, &Value::Group(bad.into()));
+        assert!(matches!(refused, Err(SettingError::Refused(_))), "{bad}");
+    }
+    for (group, says) in [("/a (deleted)", "removed"), ("/../b", "namespace")] {
+        place(700, group);
+        place(701, group);
+        let why = settings.read(&process).unwrap_err();
+        assert!(matches!(&why, SettingError::Unsupported(t) if t.contains(says)), "{why:?}");
+    }
+}
+
+/// A process that sleeps, and the group that may have been made for it.
+struct Sleep {
+    child: Child,
+    directory: Option<std::path::PathBuf>,
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(group) = &self.directory {
+            // An ended process may hold its group for an instant.
+            for _ in 0..100 {
+                if !group.exists() || std::fs::remove_dir(group).is_ok() {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            let _ = std::fs::remove_dir(group.parent().unwrap());
+        }
+    }
+}
+
+/// Where this machine has cgroup v2.
+fn mount() -> Option<std::path::PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let line = mounts.lines().find(|l| l.contains(" - cgroup2 ") && l.split(' ').nth(3) == Some("/"))?;
+    Some(line.split(' ').nth(4)?.into())
+}
+
+#[test]
+fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
+    let Some(mount) = mount() else {
+        let error = Settings::default().read(&Setting::GroupWeight("/a".into())).unwrap_err();
+        assert!(matches!(error, SettingError::Unsupported(_)), "{error:?}");
+        return eprintln!("this machine has no cgroup v2: groups are tried on made-up trees only");
+    };
+    let child = Command::new("sleep").arg("1000").spawn().unwrap();
+    let own = own_group(child.id());
+    let directory = mount.join(own.trim_start_matches('/'));
+    let sleep = Sleep { child, directory: Some(directory.clone()) };
+    let (settings, pid) = (Settings::default(), sleep.child.id());
+    let process = Setting::Group(task(&Root::default(), pid).unwrap());
+    let before = settings.read(&process).unwrap();
+
+    // Twice: the second time the group is there already. In between, the way back is gone as well.
+    for _ in 0..2 {
+        settings.write(&process, &Value::Group(own.clone())).unwrap();
+        assert_eq!(settings.read(&process), Ok(Value::Group(own.clone())));
+        assert_eq!(std::fs::read_to_string(directory.join("cgroup.procs")).unwrap(), format!("{pid}\n"));
+        settings.write(&process, &Value::Group(own.clone())).unwrap();
+        let nowhere = settings.write(&process, &Value::Group("/no-such-group".into()));
+        assert_eq!(nowhere, Err(SettingError::Gone("control group /no-such-group".into())));
+        assert_eq!(settings.read(&process), Ok(Value::Group(own.clone())));
+        shares(&own);
+        settings.write(&process, &before).unwrap();
+        assert_eq!(settings.read(&process), Ok(before.clone()));
+        assert!(!directory.exists(), "the emptied group is removed");
+    }
+
+    // Killed after the group was made and before the move.
+    std::fs::create_dir_all(&directory).unwrap();
+    settings.write(&process, &before).unwrap();
+    assert!(!directory.exists(), "a group that was never used is removed");
+
+    // The process ends in its group.
+    settings.write(&process, &Value::Group(own)).unwrap();
+    drop(sleep);
+    std::fs::create_dir_all(&directory).unwrap();
+    assert!(matches!(settings.write(&process, &before), Err(SettingError::Gone(_))));
+    assert!(!directory.exists(), "the group of a process that ended is removed");
+}
+
+/// Weight and limit of a real group, if this machine's hierarchy has the controller.
+fn shares(group: &str) {
+    let settings = Settings::default();
+    let (weight, limit) = (Setting::GroupWeight(group.into()), Setting::GroupQuota(group.into()));
+    match settings.read(&weight) {
+        Ok(value) => {
+            assert_eq!((value, settings.read(&limit)), (Value::Weight(100), Ok(Value::Quota(None))));
+            Restored::new(weight.clone()).unwrap().try_with(&Value::Weight(300));
+            let quota = Quota { quota_us: 150_000, period_us: 50_000 };
+            Restored::new(limit).unwrap().try_with(&Value::Quota(Some(quota)));
+            let refused = settings.write(&weight, &Value::Weight(10_001));
+            assert!(
+                matches!(&refused, Err(SettingError::Refused(why)) if why.contains("ERANGE")),
+                "{refused:?}"
+            );
+        }
+        Err(e) => {
+            assert!(matches!(&e, SettingError::Unsupported(why) if why.contains("controller")), "{e:?}");
+            eprintln!("weight and limit are tried on made-up trees only: {e}");
+        }
+    }
+}
