@@ -11,6 +11,7 @@
 //! | `cmdline` | a VMM's command line: name, memory, MAC addresses |
 //! | `net` | taps, bridges, queues |
 //! | `numa` | a VMM's memory by NUMA node |
+//! | `observe` | the host as a plan needs to know it |
 //! | `root` | reading below a prefix |
 //! | [`settings`] | reads and changes one setting |
 //! | `sys` | system calls; the only module with `unsafe` |
@@ -24,6 +25,7 @@ mod cgroup;
 mod cmdline;
 mod net;
 mod numa;
+mod observe;
 mod root;
 pub mod settings;
 mod sys;

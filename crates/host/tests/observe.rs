@@ -1,0 +1,254 @@
+//! Observation on made-up trees, and once on the machine that runs the test.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Host, KVM};
+use std::os::unix::fs::PermissionsExt;
+use teiji_host::Root;
+use teiji_model::plan::{Kind, Observed, own_group};
+use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Task, Value};
+
+const CGROUP: &str = "sys/fs/cgroup";
+const GROUP: &str = "/machine.slice/a.service";
+
+/// Four CPUs, one VM with two vCPUs and a worker in a group of its own, a NIC on PCI and a virtio one, a tap, a
+/// bridge.
+fn host() -> Host {
+    let host = Host::new();
+    host.file("sys/devices/system/cpu/online", "0-3\n");
+    for cpu in 0..4 {
+        host.file(&format!("sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us"), "0\n");
+    }
+    host.file("sys/module/kvm/parameters/halt_poll_ns", "200000\n");
+    host.file("proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
+    host.file("proc/sys/kernel/sched_rt_runtime_us", "950000\n");
+    host.file("proc/sys/kernel/sched_rt_period_us", "1000000\n");
+
+    host.file("proc/self/mountinfo", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n");
+    host.file(&format!("{CGROUP}/cgroup.controllers"), "cpuset cpu memory\n");
+    for group in ["", "/machine.slice", GROUP] {
+        host.file(&format!("{CGROUP}{group}/cgroup.procs"), "");
+    }
+    host.file(&format!("{CGROUP}{GROUP}/cgroup.procs"), "700\n60\n");
+    host.file(&format!("{CGROUP}{GROUP}/cpu.weight"), "200\n");
+    host.file(&format!("{CGROUP}{GROUP}/cpu.max"), "50000 100000\n");
+
+    host.vmm(700, "qemu-system-x86_64 -name guest=sip1", &KVM);
+    for (tid, comm, cpus) in [(702, "CPU 0/KVM", "1"), (703, "CPU 1/KVM", "2-7")] {
+        host.task(700, tid, comm, cpus, 1);
+        host.thread(&format!("proc/{tid}"), comm, cpus, 1, 0);
+    }
+    host.thread("proc/60", "vhost-700", "0-3", 1, 0x0020_0040);
+    for tid in [700, 702, 703] {
+        host.file(&format!("proc/700/task/{tid}/cgroup"), format!("0::{GROUP}\n"));
+    }
+    host.file("proc/702/stat", stat(702, 0, 10, 1)); // FIFO 10
+
+    nic(&host, "eth0", "pci", "sys/devices/pci/0000:01:00.0", &[40, 41]);
+    nic(&host, "ens3", "virtio", "sys/devices/pci/0000:00:03.0/virtio2", &[]);
+    for irq in [50, 51] {
+        host.file(&format!("sys/devices/pci/0000:00:03.0/msi_irqs/{irq}"), "msix\n");
+    }
+    for (irq, cpus) in [(40, "0-3"), (50, "0-3"), (51, "3")] {
+        host.file(&format!("proc/irq/{irq}/smp_affinity_list"), format!("{cpus}\n"));
+    }
+    for virtual_device in ["lo", "br0", "tap0"] {
+        host.file(&format!("sys/class/net/{virtual_device}/ifindex"), "1\n");
+    }
+    host
+}
+
+/// A device whose `device` leads into `dir`, with these message-signalled interrupts.
+fn nic(host: &Host, name: &str, bus: &str, dir: &str, irqs: &[u32]) {
+    host.file(&format!("{dir}/vendor"), "0x1\n");
+    host.link(&format!("{dir}/subsystem"), &format!("../../bus/{bus}"));
+    host.link(&format!("sys/class/net/{name}/device"), host.root_path(dir).to_str().unwrap());
+    for irq in irqs {
+        host.file(&format!("{dir}/msi_irqs/{irq}"), "msix\n");
+    }
+}
+
+/// `/proc/<id>/stat` of a thread that started at tick `id`, with nice, real-time priority and policy.
+fn stat(id: u32, nice: i32, priority: u32, policy: u32) -> String {
+    let mut fields = vec!["0".to_owned(); 50];
+    fields[0] = "S".into();
+    fields[9 - 3] = "0".into();
+    fields[19 - 3] = nice.to_string();
+    fields[22 - 3] = id.to_string();
+    fields[40 - 3] = priority.to_string();
+    fields[41 - 3] = policy.to_string();
+    format!("{id} (x) {}\n", fields.join(" "))
+}
+
+fn get(observed: &Observed, setting: &Setting) -> Option<String> {
+    observed.settings.get(setting).map(ToString::to_string)
+}
+
+#[test]
+fn a_host_with_a_vm_and_two_nics() {
+    let observed = host().root().observe().unwrap();
+    assert_eq!(observed.cpus.to_string(), "0-3");
+    let [vm] = &observed.vms[..] else { panic!("{:?}", observed.vms) };
+    assert_eq!((vm.vm.name.as_str(), vm.process), ("sip1", Task { id: 700, started: 0 }));
+    assert_eq!(vm.vcpus, [Task { id: 702, started: 702 }, Task { id: 703, started: 0 }]);
+    assert_eq!(vm.workers, [Task { id: 60, started: 0 }]);
+    assert_eq!((vm.group.as_deref(), vm.group_shared), (Some(GROUP), false), "its own worker is no stranger");
+
+    let links: Vec<_> = observed.links.iter().map(|l| (l.name.as_str(), l.irqs.as_slice())).collect();
+    assert_eq!(links, [("ens3", &[50, 51][..]), ("eth0", &[40][..])], "41 has no handler");
+
+    let read = |setting| get(&observed, &setting).unwrap();
+    assert_eq!(read(Setting::ThreadCpus(vm.vcpus[0])), "1");
+    assert_eq!(read(Setting::ThreadCpus(vm.vcpus[1])), "2-3", "CPUs that are offline are left out");
+    assert_eq!(observed.settings[&Setting::ThreadScheduling(vm.vcpus[0])], {
+        Value::Scheduling(Scheduling::Fifo { priority: 10 })
+    });
+    assert_eq!(read(Setting::ThreadScheduling(vm.workers[0])), "default");
+    assert_eq!(read(Setting::Group(vm.process)), GROUP);
+    assert_eq!(read(Setting::GroupWeight(GROUP.into())), "200");
+    let quota = Quota { quota_us: 50_000, period_us: 100_000 };
+    assert_eq!(observed.settings[&Setting::GroupQuota(GROUP.into())], Value::Quota(Some(quota)));
+    assert_eq!(read(Setting::GroupWeight(own_group(700))), "100");
+    assert_eq!(read(Setting::GroupQuota(own_group(700))), "no limit");
+    assert_eq!(read(Setting::IrqCpus(51)), "3");
+    assert_eq!(read(Setting::HaltPoll), "200000 ns");
+    assert_eq!(observed.settings[&Setting::CpuLatency(3)], Value::Latency(Latency::Any));
+    assert_eq!((observed.unreadable.len(), observed.managers.len()), (0, 0), "{observed:#?}");
+    assert!(observed.realtime_guard.unwrap().contains("950000"));
+}
+
+#[test]
+fn a_group_with_strangers_is_shared() {
+    let host = host();
+    let shared = |host: &Host| host.root().observe().unwrap().vms[0].group_shared;
+    assert!(!shared(&host));
+    host.file(&format!("{CGROUP}{GROUP}/sub/cgroup.procs"), "999\n");
+    assert!(shared(&host));
+    let observed = host.root().observe().unwrap();
+    assert_eq!(
+        get(&observed, &Setting::GroupWeight(GROUP.into())),
+        None,
+        "a stranger's weight is not the VM's"
+    );
+    assert_eq!(get(&observed, &Setting::GroupWeight(own_group(700))).as_deref(), Some("100"));
+}
+
+#[test]
+fn what_cannot_be_read_or_changed_is_named_once() {
+    let host = host();
+    std::fs::remove_file(host.root_path("sys/module/kvm/parameters/halt_poll_ns")).unwrap();
+    for irq in [50, 51] {
+        let file = host.root_path(&format!("proc/irq/{irq}/smp_affinity_list"));
+        std::fs::set_permissions(file, PermissionsExt::from_mode(0o444)).unwrap();
+    }
+    host.file("proc/self/mountinfo", "");
+    let observed = host.root().observe().unwrap();
+    assert_eq!((observed.vms[0].group.as_deref(), observed.vms[0].group_shared), (None, true));
+    for absent in [Setting::HaltPoll, Setting::IrqCpus(50), Setting::Group(observed.vms[0].process)] {
+        assert_eq!(get(&observed, &absent), None);
+    }
+    let has = |text: &str| observed.unreadable.iter().filter(|why| why.contains(text)).count();
+    assert_eq!((has("kvm is not loaded"), has("interrupt 50"), has("interrupt 51")), (1, 1, 0));
+    assert!(observed.unreadable.iter().any(|why| why.contains("managed") && why.contains("1 more")));
+    assert!(has("cgroup v2 is not mounted") > 0, "{:#?}", observed.unreadable);
+}
+
+#[test]
+fn what_guards_against_real_time_threads() {
+    let host = host();
+    let guard = || host.root().observe().unwrap().realtime_guard;
+    for unguarded in ["-1", "1000000", ""] {
+        host.file("proc/sys/kernel/sched_rt_runtime_us", unguarded);
+        assert_eq!(guard(), None, "{unguarded:?}");
+    }
+    host.file("proc/sys/kernel/sched_rt_runtime_us", "950000\n");
+    host.file("proc/sys/kernel/osrelease", "6.12.1\n");
+    assert!(guard().unwrap().contains("debugfs"), "the fair server cannot be seen");
+    for cpu in 0..4 {
+        host.file(&format!("sys/kernel/debug/sched/fair_server/cpu{cpu}/runtime"), "50000000\n");
+    }
+    host.file("proc/sys/kernel/sched_rt_runtime_us", "-1\n");
+    assert!(guard().unwrap().contains("fair_server"), "the fair server is on whatever the sysctl says");
+    host.file("sys/kernel/debug/sched/fair_server/cpu2/runtime", "0\n");
+    assert_eq!(guard(), None, "one CPU is without it");
+}
+
+#[test]
+fn others_who_change_the_same_settings() {
+    let host = host();
+    host.file("proc/80/comm", "irqbalance\n");
+    host.file("proc/81/comm", "tuned\n");
+    host.file("proc/82/comm", "irqbalance2\n");
+    host.file("etc/systemd/system.conf", "[Manager]\n#CPUAffinity=9\nCPUAffinity=0-1\n");
+    host.file("etc/systemd/system/a.service.d/10.conf", "[Service]\nCPUAffinity=2 3\n");
+    host.file(
+        "run/libvirt/qemu/sip1.xml",
+        "<domstatus state='running' pid='700'><vcpupin vcpu='0'/><vcpusched/>",
+    );
+    host.file(&format!("{CGROUP}/cpuset.cpus.effective"), "0-3\n");
+    host.file(&format!("{CGROUP}/machine.slice/cpuset.cpus.effective"), "1-2\n");
+    let managers = host.root().observe().unwrap().managers;
+    let found: Vec<(&str, &[Kind])> =
+        managers.iter().map(|m| (m.name.as_str(), m.touches.as_slice())).collect();
+    let pins: &[Kind] = &[Kind::ThreadCpus];
+    let expected = [
+        ("irqbalance", &[Kind::IrqCpus][..]),
+        (
+            "tuned",
+            &[Kind::ThreadCpus, Kind::ThreadScheduling, Kind::IrqCpus, Kind::HaltPoll, Kind::CpuLatency][..],
+        ),
+        ("libvirt", &[Kind::ThreadCpus, Kind::ThreadScheduling][..]),
+        ("systemd", pins),
+        ("systemd", pins),
+        ("cpuset", pins),
+    ];
+    assert_eq!(found, expected);
+    for (at, says) in [(2, "virsh vcpupin"), (3, "0-1"), (4, "10.conf"), (5, "1-2")] {
+        assert!(managers[at].advice.contains(says), "{}", managers[at].advice);
+    }
+}
+
+#[test]
+fn a_domain_of_the_same_name_is_not_this_vm() {
+    let host = host();
+    host.file("run/libvirt/qemu/sip1.xml", "<domstatus state='running' pid='7001'><vcpupin vcpu='0'/>");
+    assert_eq!(host.root().observe().unwrap().managers, []);
+    // unpinned
+    host.file("run/libvirt/qemu/sip1.xml", "<domstatus state='running' pid='700'><vcpu placement='static'/>");
+    assert_eq!(host.root().observe().unwrap().managers, []);
+}
+
+#[test]
+fn a_guests_name_leads_nowhere_and_reaches_no_terminal() {
+    let host = host();
+    host.file("proc/700/cmdline", "qemu\0-name\0guest=../../\x1b[2J\0");
+    for tid in [700, 702, 703] {
+        host.file(&format!("proc/700/task/{tid}/cgroup"), "0::/machine.slice/machine-qemu-1.scope\n");
+    }
+    let managers = host.root().observe().unwrap().managers;
+    let [libvirt] = &managers[..] else { panic!("{managers:?}") };
+    assert!(libvirt.advice.contains("cannot be told") && !libvirt.advice.contains('\x1b'), "{libvirt:?}");
+}
+
+#[test]
+fn without_a_list_of_cpus_it_says_so() {
+    let host = Host::new();
+    let error = host.root().observe().unwrap_err().to_string();
+    assert!(error.contains("is sysfs mounted?"), "{error}");
+}
+
+#[test]
+fn this_machine() {
+    let observed = Root::default().observe().unwrap();
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap();
+    assert_eq!(observed.cpus.to_string(), online.trim());
+    let irqs: Vec<u32> = observed.links.iter().flat_map(|l| l.irqs.clone()).collect();
+    for irq in &irqs {
+        let known = observed.settings.contains_key(&Setting::IrqCpus(*irq));
+        assert!(known || observed.unreadable.iter().any(|why| why.contains("interrupt")), "{irq}");
+    }
+    for vm in &observed.vms {
+        assert_eq!(vm.vm.vcpus.len(), vm.vcpus.len());
+    }
+}
