@@ -2,11 +2,14 @@
 #![allow(clippy::unwrap_used)]
 
 use nix::unistd::gettid;
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use teiji_host::{Root, Settings, task};
 use teiji_model::cpus::CpuSet;
 use teiji_model::setting::{Scheduling, Setting, SettingError, Task, Value};
+
+/// Deadline threads share the CPUs' real-time bandwidth: one test at a time asks for it.
+static BANDWIDTH: Mutex<()> = Mutex::new(());
 
 /// A thread that sleeps until it is dropped; what is done to it ends with it.
 struct Sleeper {
@@ -93,6 +96,7 @@ fn cpus_that_are_not_there_are_refused_or_taken_away() {
 
 #[test]
 fn classes_are_set_and_taken_back() {
+    let _alone = BANDWIDTH.lock().unwrap_or_else(PoisonError::into_inner);
     let (sleeper, settings) = (Sleeper::new(), settings());
     let before = settings.read(&sleeper.scheduling()).unwrap();
     for wanted in [
@@ -113,6 +117,7 @@ fn classes_are_set_and_taken_back() {
 
 #[test]
 fn a_deadline_thread_is_refused_with_the_reason() {
+    let _alone = BANDWIDTH.lock().unwrap_or_else(PoisonError::into_inner);
     let settings = settings();
     let deadline =
         |runtime, period| Value::Scheduling(Scheduling::Deadline { runtime, deadline: period, period });
