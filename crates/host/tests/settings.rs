@@ -33,7 +33,11 @@ impl Restored {
 
 impl Drop for Restored {
     fn drop(&mut self) {
-        if let Err(e) = Settings::default().write(&self.0, &self.1) {
+        let settings = Settings::default();
+        if settings.read(&self.0).as_ref() == Ok(&self.1) {
+            return;
+        }
+        if let Err(e) = settings.write(&self.0, &self.1) {
             eprintln!("{} was not restored: {e}", self.0);
         }
     }
