@@ -1,28 +1,19 @@
 //! Durations, sizes and shares as people write them.
 
 use std::time::Duration;
+use teiji_model::policy::units::LONG_DURATION;
 
 /// Reads a duration such as `500us`, `3ms`, `1.5s`, `2m` or `1h`.
 ///
 /// # Errors
 /// If it has no unit, is zero, or is longer than a year.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = split(text);
-    let seconds = match unit {
-        "ns" => 1e-9,
-        "us" | "µs" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return Err("write a number with its unit: ns, us, ms, s, m or h, as in 10s".to_owned()),
-    };
-    let number: f64 = number.parse().map_err(|_| format!("`{number}` is not a number"))?;
-    let seconds = number * seconds;
-    if !(seconds > 0.0 && seconds <= 366.0 * 86400.0) {
+    const YEAR: Duration = Duration::from_secs(366 * 86400);
+    let duration = Duration::from_nanos(LONG_DURATION.parse(text)?);
+    if duration.is_zero() || duration > YEAR {
         return Err("it must be longer than nothing and no longer than a year".to_owned());
     }
-    Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
+    Ok(duration)
 }
 
 /// Reads a size such as `65536`, `512K`, `16M` or `1G`, in bytes.

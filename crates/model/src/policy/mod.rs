@@ -10,9 +10,18 @@
 //! them, [`schema`] is the same for editors. Drop-in files are read in the order of their names; each section
 //! may be in one file only.
 
+mod file;
+mod keys;
+mod meaning;
 mod parse;
 mod schema;
-mod units;
+mod section;
+mod text;
+pub mod units;
+mod value;
+
+#[cfg(test)]
+mod tests;
 
 pub use parse::parse;
 pub use schema::schema;

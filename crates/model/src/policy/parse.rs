@@ -1,10 +1,247 @@
-//! Reading a policy.
-use super::{Policy, Problem, Source};
+//! From files to a policy: sections, their names and keys, and what contradicts what.
+//!
+//! Everything that is wrong is collected, nothing ends the reading early. A key that is wrong counts as written:
+//! that it is missing or contradicts another is then not reported as well.
+
+use super::file::{Entry, File, entries};
+use super::keys::{self, Naming, SECTIONS, Section};
+use super::section::{Keys, nearest};
+use super::text::{key, quote};
+use super::value::decimal;
+use super::{Place, Policy, Problem, Source, VfPolicy, meaning};
+use std::collections::BTreeMap;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// Longest name of a network device, bytes: `IFNAMSIZ` less the final NUL (include/uapi/linux/if.h).
+const MAX_DEVICE: usize = 15;
+/// Greatest process id: `PID_MAX_LIMIT` (include/linux/threads.h).
+const MAX_PID: u32 = 1 << 22;
+/// Most virtual functions: `TotalVFs` of the SR-IOV capability has 16 bits.
+const MAX_VFS: u32 = u16::MAX as u32;
 
 /// Reads a policy from its files.
 ///
 /// # Errors
 /// Everything that is wrong, in the order of files and lines; never empty.
-pub fn parse(_sources: &[Source]) -> Result<Policy, Vec<Problem>> {
-    todo!()
+pub fn parse(sources: &[Source]) -> Result<Policy, Vec<Problem>> {
+    let mut reader = Reader::default();
+    let mut problems = Vec::new();
+    for source in sources {
+        let (mut file, table) = File::read(source);
+        if let Some(table) = table {
+            reader.file(&mut file, &table);
+        }
+        problems.extend(file.into_problems());
+    }
+    if problems.is_empty() { Ok(reader.policy) } else { Err(problems) }
+}
+
+#[derive(Default)]
+struct Reader {
+    policy: Policy,
+    /// Where each section is, by its header.
+    seen: BTreeMap<String, Place>,
+}
+
+/// A section's table and where it begins.
+struct Found<'e, 't> {
+    /// The names in its header after the section's own word.
+    names: Vec<&'e str>,
+    /// Where the last of them is, or the section's word.
+    at: usize,
+    /// Where its header begins, after the bracket.
+    header: usize,
+    table: &'e DeTable<'t>,
+}
+
+impl Reader {
+    fn file(&mut self, file: &mut File<'_>, root: &DeTable<'_>) {
+        for (word, value) in entries(root) {
+            match keys::section(word.get_ref()) {
+                Some(section) => {
+                    let mut found = Vec::new();
+                    find(file, section, (word, value), &mut found);
+                    found.sort_by_key(|found| found.at);
+                    for found in found {
+                        self.section(file, section, &found);
+                    }
+                }
+                None => unknown_section(file, word, value),
+            }
+        }
+    }
+
+    fn section(&mut self, file: &mut File<'_>, section: &'static Section, found: &Found<'_, '_>) {
+        if let Some(message) = wrong_name(section.naming, &found.names) {
+            file.report(found.at, message);
+        }
+        let path: Vec<String> =
+            std::iter::once(section.name).chain(found.names.iter().copied()).map(key).collect();
+        // The names whole, as `path` may be cut.
+        let id = format!("{}\n{}", section.name, found.names.join("\n"));
+        let place = file.place(found.at);
+        match self.seen.get(&id) {
+            // Within one file TOML itself forbids it.
+            Some(first) if first.file != place.file => {
+                let message =
+                    format!("[{}] is at {first} already; put all of it into one file", path.join("."));
+                file.report(found.at, message);
+            }
+            Some(_) => {}
+            None => {
+                self.seen.insert(id, place);
+            }
+        }
+        let mut keys = Keys::read(file, section, found.at, &path.join("."), found.table);
+        let name = |index: usize| found.names.get(index).copied().unwrap_or_default().to_owned();
+        match section.naming {
+            Naming::One => self.policy.host = meaning::host(&mut keys),
+            Naming::Link => self.policy.links.push(meaning::link(&mut keys, name(0))),
+            Naming::Vm => self.policy.vms.push(meaning::vm(&mut keys, name(0))),
+            Naming::Channel => self.policy.channels.extend(meaning::channel(&mut keys, name(0))),
+            Naming::Vf => {
+                let index = keys.name(decimal(&name(1)).unwrap_or_default());
+                let (hard, weight) = meaning::vf(&mut keys);
+                // TOML's parser keeps the place of a NIC's first function only.
+                let link = file.at(found.header, name(0));
+                self.policy.vfs.push(VfPolicy { link, index, hard, weight });
+            }
+        }
+    }
+}
+
+/// Collects the sections below the word of `entry`: one, or one for each name, or for each two names.
+fn find<'e, 't>(
+    file: &mut File<'_>,
+    section: &'static Section,
+    (word, value): Entry<'e, 't>,
+    found: &mut Vec<Found<'e, 't>>,
+) {
+    let levels = match section.naming {
+        Naming::One => 0,
+        Naming::Link | Naming::Vm | Naming::Channel => 1,
+        Naming::Vf => 2,
+    };
+    let mut level = vec![(Vec::new(), word, value)];
+    for _ in 0..levels {
+        let mut next = Vec::new();
+        for (names, word, value) in level {
+            let Some(table) = table(file, section, word, value) else { continue };
+            if table.is_empty() {
+                nameless(file, section, file.header(word.span().start, value));
+            }
+            for (word, value) in entries(table) {
+                let mut names = names.clone();
+                names.push(word.get_ref().as_ref());
+                next.push((names, word, value));
+            }
+        }
+        level = next;
+    }
+    for (names, word, value) in level {
+        if let Some(table) = table(file, section, word, value) {
+            let at = word.span().start;
+            found.push(Found { names, at, header: file.header(at, value), table });
+        }
+    }
+}
+
+/// `value` as the table that its place asks for.
+fn table<'e, 't>(
+    file: &mut File<'_>,
+    section: &Section,
+    word: &Spanned<std::borrow::Cow<'_, str>>,
+    value: &'e Spanned<DeValue<'t>>,
+) -> Option<&'e DeTable<'t>> {
+    match value.get_ref() {
+        DeValue::Table(table) => return Some(table),
+        DeValue::Array(list) if list.iter().any(|item| matches!(item.get_ref(), DeValue::Table(_))) => {
+            let at = file.header(word.span().start, value);
+            file.report(at, format!("a list of sections has no meaning here; write {}", section.form));
+        }
+        _ if section.key(word.get_ref()).is_some() => nameless(file, section, word.span().start),
+        _ => {
+            let message = format!("{} is not a section; write {}", quote(word.get_ref()), section.form);
+            file.report(word.span().start, message);
+        }
+    }
+    None
+}
+
+fn nameless(file: &mut File<'_>, section: &Section, at: usize) {
+    file.report(at, format!("[{}] lacks a name; write {} above its keys", section.name, section.form));
+}
+
+fn unknown_section(
+    file: &mut File<'_>,
+    word: &Spanned<std::borrow::Cow<'_, str>>,
+    value: &Spanned<DeValue<'_>>,
+) {
+    let name: &str = word.get_ref();
+    let owners: Vec<&str> = SECTIONS.iter().filter(|s| s.key(name).is_some()).map(|s| s.form).collect();
+    let DeValue::Table(table) = value.get_ref() else {
+        let message = match owners[..] {
+            [] => format!("{} is outside any section; write it below {}", quote(name), forms()),
+            _ => format!("{} is outside any section; write it below {}", quote(name), owners.join(" or ")),
+        };
+        return file.report(word.span().start, message);
+    };
+    let cure = match nearest(name, SECTIONS.iter().map(|s| s.name)) {
+        Some(right) => format!("did you mean `{right}`?"),
+        None => format!("sections are {}", forms()),
+    };
+    // Its first mention, and each further header.
+    let mut places = vec![file.header(word.span().start, value)];
+    places.extend(table.iter().map(|(_, below)| file.header(word.span().start, below)));
+    places.sort_unstable();
+    places.dedup();
+    for at in places {
+        file.report(at, format!("unknown section {}; {cure}", quote(name)));
+    }
+}
+
+fn forms() -> String {
+    SECTIONS.iter().map(|s| s.form).collect::<Vec<_>>().join(", ")
+}
+
+/// Why nothing can have these names.
+fn wrong_name(naming: Naming, names: &[&str]) -> Option<String> {
+    if names.iter().any(|name| name.trim().is_empty()) {
+        return Some("the name is empty; write the name between the quotes".to_owned());
+    }
+    if let Some(name) = names.iter().find(|name| name.chars().any(char::is_control)) {
+        return Some(format!("the name {} has a control character; write it without", quote(name)));
+    }
+    match (naming, names) {
+        (Naming::Link, [device]) => wrong_device(device),
+        (Naming::Vf, [device, index]) => wrong_device(device).or_else(|| {
+            let right = decimal(index).filter(|n| *n < MAX_VFS && n.to_string() == **index);
+            let most = MAX_VFS - 1;
+            right.is_none().then(|| {
+                format!("{} is not a virtual function; write its number, from 0 to {most}", quote(index))
+            })
+        }),
+        (Naming::Vm, [name]) => {
+            let pid = name.strip_prefix("pid:")?;
+            let right = decimal(pid).filter(|n| (1..=MAX_PID).contains(n) && n.to_string() == pid);
+            right
+                .is_none()
+                .then(|| format!("{} is not a process id; write one as in \"pid:1234\"", quote(pid)))
+        }
+        _ => None,
+    }
+}
+
+/// The rules of `dev_valid_name()`, net/core/dev.c.
+fn wrong_device(name: &str) -> Option<String> {
+    if name.len() > MAX_DEVICE {
+        return Some(format!(
+            "{} is longer than the {MAX_DEVICE} bytes of a device's name; write the name that ip-link(8) shows",
+            quote(name)
+        ));
+    }
+    let wrong =
+        name == "." || name == ".." || name.contains(['/', ':']) || name.contains(char::is_whitespace);
+    wrong.then(|| format!("no device can be called {}; write the name that ip-link(8) shows", quote(name)))
 }

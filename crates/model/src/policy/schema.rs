@@ -1,6 +1,82 @@
 //! The policy's shape for editors.
+//!
+//! A schema cannot say everything that [`parse`](super::parse()) checks (ranges of amounts with units, which class
+//! goes with which key): what parses is valid by the schema, but not the other way round.
 
-/// A JSON Schema (draft 2020-12) of a policy file.
+use super::keys::{Key, Kind, Naming, SECTIONS, Section};
+use super::units::Quantity;
+use serde_json::{Map, Value, json};
+
+/// A JSON Schema (draft 2020-12) of a policy file: every section and key with its description, nothing else
+/// allowed. Ends with a newline.
 pub fn schema() -> String {
-    todo!()
+    let properties: Map<String, Value> = SECTIONS.iter().map(|s| (s.name.to_owned(), section(s))).collect();
+    let schema = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "teiji policy",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": properties,
+    });
+    format!("{schema:#}\n")
+}
+
+fn section(section: &Section) -> Value {
+    let keys: Map<String, Value> = section.keys.iter().map(|k| (k.name.to_owned(), key(k))).collect();
+    let required: Vec<&str> = section.keys.iter().filter(|k| k.required).map(|k| k.name).collect();
+    let table = json!({
+        "description": section.doc,
+        "type": "object",
+        "additionalProperties": false,
+        "properties": keys,
+        "required": required,
+    });
+    let named = |pattern: &str, below: Value| {
+        json!({
+            "description": format!("{}: {}", section.form, section.doc),
+            "type": "object",
+            "additionalProperties": false,
+            "patternProperties": { pattern: below },
+        })
+    };
+    match section.naming {
+        Naming::One => table,
+        Naming::Link => named("^[^/:\\s]{1,15}$", table),
+        Naming::Vm | Naming::Channel => named("^.*\\S.*$", table),
+        Naming::Vf => named("^[^/:\\s]{1,15}$", named("^(0|[1-9][0-9]{0,4})$", table)),
+    }
+}
+
+fn key(key: &Key) -> Value {
+    let mut value = kind(&key.kind);
+    let default = match key.default {
+        "" => String::new(),
+        default => format!(" Default: {default}."),
+    };
+    value["examples"] =
+        serde_json::from_str(key.example).map_or(Value::Null, |example: Value| json!([example]));
+    value["description"] = format!("{}{default}", key.doc).into();
+    value
+}
+
+fn kind(kind: &Kind) -> Value {
+    match kind {
+        Kind::Amount { of, or, .. } => {
+            json!({ "type": "string", "pattern": format!("^{}$", amount(of, or)) })
+        }
+        Kind::Integer { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
+        Kind::Cpus => json!({ "type": "string", "pattern": format!("^{CPUS}$") }),
+        Kind::Word(words) => json!({ "type": "string", "enum": words }),
+        Kind::Endpoint => json!({ "type": "string", "minLength": 1 }),
+    }
+}
+
+/// A list of CPUs; spaces as the parser allows them.
+pub(super) const CPUS: &str = r"\s*[0-9]+\s*(-\s*[0-9]+\s*)?(,\s*[0-9]+\s*(-\s*[0-9]+\s*)?)*";
+
+/// What [`Quantity::parse`] reads, or one of the words.
+pub(super) fn amount(of: &Quantity, or: &[&str]) -> String {
+    let units: Vec<&str> = of.units.iter().map(|(name, _)| *name).collect();
+    let words: String = or.iter().map(|word| format!("|{word}")).collect();
+    format!(r"(\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*({})\s*{words})", units.join("|"))
 }

@@ -1,0 +1,240 @@
+//! One file of a policy: its TOML, the places in it, and what is wrong with it so far.
+//!
+//! ```text
+//! text ── length, nesting ──► toml's parser, which goes on after an error ──► table + syntax errors
+//! ```
+//! The table after a syntax error is a guess. What would only be wrong because of that guess is not reported:
+//! see [`File::report`] and [`File::sound`].
+
+use super::text::{Lines, key, printable, quote};
+use super::{At, MAX_BYTES, MAX_DEPTH, Place, Problem, Source};
+use std::ops::Range;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+use toml_parser::lexer::TokenKind;
+
+/// Longest line that is looked at for the cure of a syntax error, bytes.
+const MAX_LINE: usize = 1000;
+
+/// A key with its value, as toml's parser gives them.
+pub(super) type Entry<'e, 't> = (&'e Spanned<std::borrow::Cow<'t, str>>, &'e Spanned<DeValue<'t>>);
+
+/// A table's entries in the order they are written.
+pub(super) fn entries<'e, 't>(table: &'e DeTable<'t>) -> Vec<Entry<'e, 't>> {
+    let mut entries: Vec<_> = table.iter().collect();
+    entries.sort_by_key(|(key, _)| key.span().start);
+    entries
+}
+
+/// A file that is being read.
+pub(super) struct File<'t> {
+    /// Printable.
+    name: String,
+    text: &'t str,
+    lines: Lines<'t>,
+    /// By offset.
+    problems: Vec<(usize, String)>,
+    /// By line, from 0: whether its keys and values are guesses.
+    guessed: Vec<bool>,
+    /// Whether all keys that were written are in the table: only then can one be missing.
+    pub sound: bool,
+}
+
+impl<'t> File<'t> {
+    /// Reads the TOML of `source`; `None` if it is not even looked at.
+    pub(super) fn read(source: &'t Source) -> (File<'t>, Option<DeTable<'t>>) {
+        // Before anything else: the rest keeps tables of the text's size.
+        let too_long = source.text.len() > MAX_BYTES;
+        // toml's parser would skip a byte order mark; without it the columns are right.
+        let text = source.text.strip_prefix('\u{feff}').unwrap_or(&source.text);
+        let text = if too_long { "" } else { text };
+        let mut file = File {
+            name: printable(&source.name),
+            text,
+            lines: Lines::new(text),
+            problems: Vec::new(),
+            guessed: Vec::new(),
+            sound: true,
+        };
+        if too_long {
+            let length = source.text.len();
+            file.report(
+                0,
+                format!("the file has {length} bytes; write at most {MAX_BYTES}, or several files"),
+            );
+            return (file, None);
+        }
+        if let Some(at) = too_deep(text) {
+            let message =
+                format!("tables and lists are nested deeper than {MAX_DEPTH} here; no key needs more than 4");
+            file.report(at, message);
+            return (file, None);
+        }
+        let (table, errors) = DeTable::parse_recoverable(text);
+        let mut said = Vec::new();
+        for error in errors {
+            let span = error.span().unwrap_or(0..0);
+            let duplicate = error.message() == "duplicate key";
+            file.sound &= duplicate;
+            said.push(file.explain(error.message(), span.clone()));
+            if !duplicate {
+                file.guess(span.start);
+            }
+        }
+        file.problems = said;
+        (file, Some(table.into_inner()))
+    }
+
+    /// Marks what a syntax error at byte `at` spoils: its line; after a broken header all up to the next one.
+    fn guess(&mut self, at: usize) {
+        let header = |line: usize| self.lines.text(line).trim_start().starts_with('[');
+        let line = self.lines.line(at);
+        self.guessed.resize(self.lines.count(), false);
+        // Once for all errors of a line: there may be a million.
+        if std::mem::replace(&mut self.guessed[line], true) || !header(line) {
+            return;
+        }
+        for line in (line + 1..self.lines.count()).take_while(|line| !header(*line)) {
+            self.guessed[line] = true;
+        }
+    }
+
+    /// The place of byte `at`.
+    pub(super) fn place(&self, at: usize) -> Place {
+        self.lines.place(&self.name, at)
+    }
+
+    /// A value with its place.
+    pub(super) fn at<T>(&self, at: usize, value: T) -> At<T> {
+        At { value, place: self.place(at) }
+    }
+
+    /// Where the name of a section begins that is written as `value`: after its header's brackets if it has a
+    /// header, else at `key`.
+    pub(super) fn header(&self, key: usize, value: &Spanned<DeValue<'_>>) -> usize {
+        let start = value.span().start;
+        let is_header = matches!(value.get_ref(), DeValue::Table(_)) && self.text[start..].starts_with('[');
+        if !is_header {
+            return key;
+        }
+        let name = self.text[start..].trim_start_matches(['[', ' ', '\t']);
+        self.text.len() - name.len()
+    }
+
+    /// Notes what is wrong at byte `at`, unless what is there is only a guess.
+    pub(super) fn report(&mut self, at: usize, message: String) {
+        let guessed = self.guessed.get(self.lines.line(at)).copied().unwrap_or(false);
+        if !guessed {
+            self.problems.push((at, message));
+        }
+    }
+
+    /// All that is wrong, as written.
+    pub(super) fn into_problems(mut self) -> Vec<Problem> {
+        let mut problems = std::mem::take(&mut self.problems);
+        problems.sort_by_key(|(at, _)| *at);
+        problems.dedup();
+        let problem =
+            |(at, message): (usize, String)| Problem { place: self.place(at), message: printable(&message) };
+        problems.into_iter().map(problem).collect()
+    }
+
+    /// A syntax error with its cure.
+    fn explain(&self, message: &str, span: Range<usize>) -> (usize, String) {
+        let line = self.lines.line(span.start);
+        // A line of a megabyte may have a million errors: what it says is not looked at for each.
+        let whole = Some(self.lines.text(line)).filter(|text| text.len() <= MAX_LINE).unwrap_or_default();
+        let written = self.text.get(span.clone()).unwrap_or("");
+        if message == "duplicate key" {
+            let what = if whole.trim_start().starts_with('[') { "section" } else { "key" };
+            let message = format!("the {what} {} is written twice; keep one of the two", quote(written));
+            return (span.start, message);
+        }
+        if message.starts_with("cannot extend value") {
+            let message = format!("{} has a value already and cannot be a section as well", quote(written));
+            return (span.start, format!("{message}; take one of the two out"));
+        }
+        if message.starts_with("key with no value") {
+            let key = key(whole.split_whitespace().next().unwrap_or_default());
+            return (
+                span.start,
+                format!("there is no `=` after the key; write a line such as {key} = \"…\""),
+            );
+        }
+        if message.starts_with("unclosed table") {
+            return (span.start, "the header is not closed; write `]` after the section's name".to_owned());
+        }
+        // Text without its quotes: toml's parser takes it for whatever its first character could begin.
+        let start = self.lines.start(line);
+        let value = whole.split_once('=').map(|(before, value)| (start + before.len() + 1, value));
+        if let Some((after, value)) = value.filter(|(after, _)| *after <= span.start) {
+            let value = value.split('#').next().unwrap_or_default();
+            let at = after + (value.len() - value.trim_start().len());
+            let value = value.trim();
+            if value.is_empty() {
+                return (at.min(span.start), "there is no value after `=`; write one".to_owned());
+            }
+            if !value.contains(['"', '\'', '[', ']', '{', '}', '=']) {
+                let message = format!("{} is neither a number nor text", quote(value));
+                return (at, format!("{message}; write text in quotes, as in {}", key_quoted(value)));
+            }
+        }
+        (span.start, format!("not TOML: {message}"))
+    }
+}
+
+fn key_quoted(value: &str) -> String {
+    format!("\"{}\"", super::text::cut(value))
+}
+
+/// Where tables and lists are nested deeper than [`MAX_DEPTH`]. toml's parser and its tables are recursive, so
+/// this goes by the tokens alone: a header's keys, a dotted key's and the brackets that are open.
+fn too_deep(text: &str) -> Option<usize> {
+    let mut header = 0;
+    let mut in_header = false;
+    let mut in_key = true;
+    let mut line_begins = true;
+    let mut open: Vec<(usize, TokenKind)> = Vec::new();
+    let mut depth = 0;
+    for token in toml_parser::Source::new(text).lex() {
+        let kind = token.kind();
+        match kind {
+            TokenKind::LeftSquareBracket if open.is_empty() && (line_begins || in_header) => {
+                if !in_header {
+                    depth = 0;
+                }
+                in_header = true;
+                depth += 1;
+            }
+            TokenKind::LeftSquareBracket | TokenKind::LeftCurlyBracket => {
+                open.push((depth, kind));
+                depth += 1;
+                in_key = kind == TokenKind::LeftCurlyBracket;
+            }
+            TokenKind::RightSquareBracket | TokenKind::RightCurlyBracket => {
+                depth = open.pop().map_or(depth, |(outside, _)| outside);
+                in_key = false;
+            }
+            TokenKind::Dot if in_key => depth += 1,
+            TokenKind::Equals => in_key = false,
+            TokenKind::Comma => {
+                if let Some((outside, kind)) = open.last() {
+                    depth = outside + 1;
+                    in_key = *kind == TokenKind::LeftCurlyBracket;
+                }
+            }
+            TokenKind::Newline if open.is_empty() => {
+                if in_header {
+                    header = depth;
+                }
+                (depth, in_header, in_key) = (header, false, true);
+            }
+            _ => {}
+        }
+        line_begins = kind == TokenKind::Newline || (line_begins && kind == TokenKind::Whitespace);
+        if depth > MAX_DEPTH {
+            return Some(token.span().start());
+        }
+    }
+    None
+}

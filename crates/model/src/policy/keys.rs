@@ -1,0 +1,337 @@
+//! Every section and key of a policy: the one table that the parser, its messages, the schema and docs/policy.md
+//! are made from.
+
+use super::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
+use crate::cpus::MAX_CPUS;
+
+/// What a key's value may be.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Text: an amount between two others, in the quantity's base unit, or one of some words.
+    Amount { of: &'static Quantity, min: u64, max: u64, or: &'static [&'static str] },
+    /// A whole number between two others.
+    Integer { min: u64, max: u64 },
+    /// Text: a list of CPUs, not empty.
+    Cpus,
+    /// Text: one of these words.
+    Word(&'static [&'static str]),
+    /// Text: an address or prefix, with a port or without.
+    Endpoint,
+}
+
+/// A key.
+#[derive(Debug)]
+pub(super) struct Key {
+    pub name: &'static str,
+    pub kind: Kind,
+    /// Whether its section needs it.
+    pub required: bool,
+    /// What holds without it; empty if it is required.
+    pub default: &'static str,
+    /// A value, as TOML and as JSON.
+    pub example: &'static str,
+    /// What it means; sentences.
+    pub doc: &'static str,
+}
+
+/// What the part of a header after the section's own word names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Naming {
+    /// Nothing: there is one such section.
+    One,
+    /// A network device.
+    Link,
+    /// A VM.
+    Vm,
+    /// A channel.
+    Channel,
+    /// A network device and one of its virtual functions.
+    Vf,
+}
+
+/// A kind of section.
+#[derive(Debug)]
+pub(super) struct Section {
+    /// Its first word.
+    pub name: &'static str,
+    /// How its header looks.
+    pub form: &'static str,
+    pub naming: Naming,
+    pub doc: &'static str,
+    pub keys: &'static [Key],
+    /// Keys that people will look for here and that are not, each with why; follows "`KEY` ".
+    pub strays: &'static [(&'static str, &'static str)],
+}
+
+impl Section {
+    pub(super) fn key(&self, name: &str) -> Option<&'static Key> {
+        self.keys.iter().find(|key| key.name == name)
+    }
+}
+
+/// The section of that name.
+pub(super) fn section(name: &str) -> Option<&'static Section> {
+    SECTIONS.iter().find(|section| section.name == name)
+}
+
+const HOUR: u64 = 3_600_000_000_000;
+/// `SCHED_DEADLINE` counts in units of 1,024 ns and in 63 bits (`__checkparam_dl()`, kernel/sched/deadline.c);
+/// whole seconds, so that the bound can be read.
+const DEADLINE: Kind =
+    Kind::Amount { of: &DURATION, min: 1024, max: i64::MAX as u64 / 1_000_000_000 * 1_000_000_000, or: &[] };
+const NOT_YET: &str = "cannot be kept yet by this version; take it out";
+
+/// All sections.
+pub(super) const SECTIONS: &[Section] = &[
+    Section {
+        name: "host",
+        form: "[host]",
+        naming: Naming::One,
+        doc: "The host as a whole.",
+        keys: &[
+            Key {
+                name: "halt_poll",
+                // 10 ms of polling at each halt is a CPU given away; more is a slip of the unit.
+                kind: Kind::Amount { of: &DURATION, min: 0, max: 10_000_000, or: &["off"] },
+                required: false,
+                default: "as it is",
+                example: "\"50us\"",
+                doc: "How long KVM polls before it lets a halted vCPU sleep (`kvm.halt_poll_ns`). Longer wakes up \
+                      sooner and burns more CPU. `\"off\"` never polls.",
+            },
+            Key {
+                name: "cpu_latency",
+                // The kernel keeps a signed 32-bit number of µs whose greatest means "no limit"
+                // (PM_QOS_RESUME_LATENCY_NO_CONSTRAINT, include/linux/pm_qos.h).
+                kind: Kind::Amount {
+                    of: &DURATION,
+                    min: 1000,
+                    max: (i32::MAX as u64 - 1) * 1000,
+                    or: &["any", "none"],
+                },
+                required: false,
+                default: "as it is",
+                example: "\"20us\"",
+                doc: "Longest wake-up that the CPUs' idle states may have (`power/pm_qos_resume_latency_us`), in \
+                      whole µs. `\"any\"` lets the CPU save what it can; `\"none\"` keeps it awake, which costs \
+                      most power.",
+            },
+            Key {
+                name: "cpu_latency_cpus",
+                kind: Kind::Cpus,
+                required: false,
+                default: "all CPUs",
+                example: "\"2-5\"",
+                doc: "The CPUs that `cpu_latency` is for.",
+            },
+        ],
+        strays: &[],
+    },
+    Section {
+        name: "link",
+        form: "[link.NAME]",
+        naming: Naming::Link,
+        doc: "A NIC of the host, or a bridge's uplink, by its device name.",
+        keys: &[
+            Key {
+                name: "irq_cpus",
+                kind: Kind::Cpus,
+                required: false,
+                default: "as it is",
+                example: "\"0-1\"",
+                doc: "CPUs that handle the NIC's interrupts.",
+            },
+            Key {
+                name: "rate",
+                kind: Kind::Amount { of: &RATE, min: 1000, max: 10_000_000_000_000, or: &[] },
+                required: false,
+                default: "the NIC's own speed",
+                example: "\"1gbit\"",
+                doc: "How much the link carries.",
+            },
+            Key {
+                name: "slack",
+                kind: Kind::Amount { of: &DURATION, min: 0, max: HOUR, or: &["auto"] },
+                required: false,
+                default: "`\"auto\"`",
+                example: "\"2ms\"",
+                doc: "Best effort goes first while the earliest deadline is further away than this.",
+            },
+        ],
+        strays: &[],
+    },
+    Section {
+        name: "vm",
+        form: "[vm.NAME]",
+        naming: Naming::Vm,
+        doc: "A virtual machine, by libvirt's name, QEMU's `-name`, or `\"pid:N\"` in quotes.",
+        keys: &[
+            Key {
+                name: "class",
+                kind: Kind::Word(&["fair", "realtime", "deadline"]),
+                required: false,
+                default: "as it is",
+                example: "\"realtime\"",
+                doc: "How its vCPU threads and vhost workers are scheduled: `\"fair\"` is the default scheduler, \
+                      `\"realtime\"` is `SCHED_FIFO`, `\"deadline\"` is `SCHED_DEADLINE`. See sched(7).",
+            },
+            Key {
+                name: "priority",
+                kind: Kind::Integer { min: 1, max: 99 },
+                required: false,
+                default: "10",
+                example: "20",
+                doc: "Priority in `SCHED_FIFO`; with `class = \"realtime\"` only. The greatest goes first.",
+            },
+            Key {
+                name: "runtime",
+                kind: DEADLINE,
+                required: false,
+                default: "none: `class = \"deadline\"` needs it",
+                example: "\"2ms\"",
+                doc: "CPU time of each thread in each period; with `class = \"deadline\"` only.",
+            },
+            Key {
+                name: "deadline",
+                kind: DEADLINE,
+                required: false,
+                default: "`period`",
+                example: "\"5ms\"",
+                doc: "How long after the period's start a thread has had its `runtime`, between `runtime` and \
+                      `period`; with `class = \"deadline\"` only.",
+            },
+            Key {
+                name: "period",
+                kind: DEADLINE,
+                required: false,
+                default: "none: `class = \"deadline\"` needs it",
+                example: "\"10ms\"",
+                doc: "How often each thread gets its `runtime`; with `class = \"deadline\"` only. The kernel's \
+                      bounds are `kernel.sched_deadline_period_min_us` and `_max_us`.",
+            },
+            Key {
+                name: "vcpu_cpus",
+                kind: Kind::Cpus,
+                required: false,
+                default: "as it is",
+                example: "\"2-3\"",
+                doc: "CPUs for its vCPU threads. Not with `class = \"deadline\"`: Linux does not pin such threads.",
+            },
+            Key {
+                name: "worker_cpus",
+                kind: Kind::Cpus,
+                required: false,
+                default: "as it is",
+                example: "\"4\"",
+                doc: "CPUs for its vhost workers. Not with `class = \"deadline\"`.",
+            },
+            Key {
+                name: "weight",
+                kind: Kind::Integer { min: 1, max: 10_000 },
+                required: false,
+                default: "as it is; the kernel's is 100",
+                example: "200",
+                doc: "Share of the CPU against other control groups (`cpu.weight`).",
+            },
+            Key {
+                name: "quota",
+                // One tenth of a percent is 1 ms, the least that `cpu.max` takes, in its longest period of 1 s.
+                kind: Kind::Amount { of: &PERCENT, min: 1, max: MAX_CPUS as u64 * 1000, or: &["none"] },
+                required: false,
+                default: "as it is",
+                example: "\"150%\"",
+                doc: "Most CPU time that it may use (`cpu.max`); `\"100%\"` is one whole CPU. `\"none\"` takes a \
+                      limit away.",
+            },
+        ],
+        strays: &[
+            ("halt_poll", "is host-wide; write it in [host]"),
+            ("cpu_latency", "is the CPUs', not a VM's; write it in [host]"),
+            ("numa", NOT_YET),
+        ],
+    },
+    Section {
+        name: "channel",
+        form: "[channel.NAME]",
+        naming: Naming::Channel,
+        doc: "A one-way flow whose packets have a deadline, by a name of your choice.",
+        keys: &[
+            Key {
+                name: "from",
+                kind: Kind::Endpoint,
+                required: false,
+                default: "any",
+                example: "\"10.0.0.2:5060\"",
+                doc: "Sender.",
+            },
+            Key {
+                name: "to",
+                kind: Kind::Endpoint,
+                required: false,
+                default: "any",
+                example: "\"10.0.1.0/24\"",
+                doc: "Receiver.",
+            },
+            Key {
+                name: "proto",
+                kind: Kind::Word(&["udp", "tcp"]),
+                required: false,
+                default: "any",
+                example: "\"udp\"",
+                doc: "Transport protocol.",
+            },
+            Key {
+                name: "deadline",
+                kind: Kind::Amount { of: &DURATION, min: 1, max: HOUR, or: &[] },
+                required: true,
+                default: "",
+                example: "\"3ms\"",
+                doc: "How long a packet may take through the host's queue.",
+            },
+            Key {
+                name: "min_rate",
+                kind: Kind::Amount { of: &RATE, min: 1, max: 10_000_000_000_000, or: &[] },
+                required: true,
+                default: "",
+                example: "\"2mbit\"",
+                doc: "Rate that is guaranteed; what exceeds it goes as best effort.",
+            },
+            Key {
+                name: "burst",
+                // The shortest Ethernet frame: with less, no packet ever fits.
+                kind: Kind::Amount { of: &SIZE, min: 64, max: 1 << 30, or: &[] },
+                required: false,
+                default: "chosen by teiji",
+                example: "\"3kb\"",
+                doc: "How much may come at once and still be guaranteed.",
+            },
+        ],
+        strays: &[("mark", NOT_YET), ("dscp", NOT_YET), ("on_miss", NOT_YET)],
+    },
+    Section {
+        name: "vf",
+        form: "[vf.LINK.N]",
+        naming: Naming::Vf,
+        doc: "Virtual function N, from 0, of the SR-IOV NIC LINK.",
+        keys: &[
+            Key {
+                name: "hard",
+                // `ip link set … vf … max_tx_rate` counts in Mbit/s, and 0 is no limit.
+                kind: Kind::Amount { of: &RATE, min: 1_000_000, max: 10_000_000_000_000, or: &[] },
+                required: false,
+                default: "no limit",
+                example: "\"400mbit\"",
+                doc: "Most that it may send.",
+            },
+            Key {
+                name: "weight",
+                kind: Kind::Integer { min: 1, max: 100 },
+                required: false,
+                default: "the same as the others",
+                example: "2",
+                doc: "Share of the link against the NIC's other functions.",
+            },
+        ],
+        strays: &[],
+    },
+];

@@ -1,0 +1,175 @@
+//! The keys of a section as its part of the policy, and what contradicts what within it.
+
+use super::section::Keys;
+use super::value::Value;
+use super::{At, Auto, ChannelPolicy, Endpoint, HostPolicy, LinkPolicy, VmPolicy};
+use crate::cpus::CpuSet;
+use crate::setting::{Latency, Scheduling};
+
+/// `SCHED_FIFO` priority if none is written: above 1, so that something can go below, and below the kernel's own
+/// interrupt threads at 50.
+const PRIORITY: u8 = 10;
+
+fn cpus(keys: &Keys<'_, '_>, name: &str) -> Option<At<CpuSet>> {
+    keys.get(name, |value| match value {
+        Value::Cpus(cpus) => Some(cpus),
+        _ => None,
+    })
+}
+
+fn endpoint(keys: &Keys<'_, '_>, name: &str) -> Option<At<Endpoint>> {
+    keys.get(name, |value| match value {
+        Value::Endpoint(endpoint) => Some(endpoint),
+        _ => None,
+    })
+}
+
+/// `[host]`.
+pub(super) fn host(keys: &mut Keys<'_, '_>) -> HostPolicy {
+    let halt_poll = keys.get("halt_poll", |value| match value {
+        Value::Number(ns) => Some(ns),
+        Value::Word("off") => Some(0),
+        _ => None,
+    });
+    if let Some(At { value: Value::Number(ns), .. }) = keys.value("cpu_latency")
+        && ns % 1000 != 0
+    {
+        let message = format!("the kernel counts `cpu_latency` in whole µs; write {}us", ns.div_ceil(1000));
+        keys.report("cpu_latency", message);
+    }
+    let cpu_latency = keys.get("cpu_latency", |value| match value {
+        Value::Number(ns) => u32::try_from(ns / 1000).ok().map(Latency::AtMost),
+        Value::Word("any") => Some(Latency::Any),
+        Value::Word("none") => Some(Latency::None),
+        _ => None,
+    });
+    if keys.sound() && keys.key("cpu_latency").is_none() {
+        let message = "`cpu_latency_cpus` says where `cpu_latency` holds, which is missing; write that too";
+        keys.report("cpu_latency_cpus", message.to_owned());
+    }
+    HostPolicy { halt_poll, cpu_latency, cpu_latency_cpus: cpus(keys, "cpu_latency_cpus") }
+}
+
+/// `[link.NAME]`.
+pub(super) fn link(keys: &mut Keys<'_, '_>, name: String) -> LinkPolicy {
+    let slack = keys.get("slack", |value| match value {
+        Value::Number(ns) => Some(Auto::Nanoseconds(ns)),
+        Value::Word("auto") => Some(Auto::Auto),
+        _ => None,
+    });
+    LinkPolicy { name: keys.name(name), irq_cpus: cpus(keys, "irq_cpus"), rate: keys.number("rate"), slack }
+}
+
+/// `[vm.NAME]`.
+pub(super) fn vm(keys: &mut Keys<'_, '_>, name: String) -> VmPolicy {
+    VmPolicy {
+        name: keys.name(name),
+        class: class(keys),
+        vcpu_cpus: cpus(keys, "vcpu_cpus"),
+        worker_cpus: cpus(keys, "worker_cpus"),
+        weight: keys.number("weight"),
+        quota: keys.get("quota", |value| match value {
+            Value::Number(thousandths) => u32::try_from(thousandths).ok().map(Some),
+            Value::Word("none") => Some(None),
+            _ => None,
+        }),
+    }
+}
+
+/// `class` with the keys that go with it.
+fn class(keys: &mut Keys<'_, '_>) -> Option<At<Scheduling>> {
+    let class = keys.get("class", |value| match value {
+        Value::Word(word) => Some(word),
+        _ => None,
+    });
+    let word = class.as_ref().map(|class| class.value);
+    // A class that is wrong is reported, and one on a line that could not be read may be any.
+    if word.is_some() || (keys.sound() && keys.key("class").is_none()) {
+        for (key, of) in [
+            ("priority", "realtime"),
+            ("runtime", "deadline"),
+            ("deadline", "deadline"),
+            ("period", "deadline"),
+        ] {
+            if word != Some(of) {
+                let message =
+                    format!("`{key}` goes with class = \"{of}\" only; write that, or take `{key}` out");
+                keys.report(key, message);
+            }
+        }
+    }
+    let At { value: word, place } = class?;
+    let value = match word {
+        "fair" => Scheduling::Other { nice: 0 },
+        "realtime" => {
+            let priority = keys.number("priority").map_or(PRIORITY, |at| at.value);
+            Scheduling::Fifo { priority }
+        }
+        "deadline" => deadline(keys)?,
+        _ => return None,
+    };
+    Some(At { value, place })
+}
+
+fn deadline(keys: &mut Keys<'_, '_>) -> Option<Scheduling> {
+    for key in ["vcpu_cpus", "worker_cpus"] {
+        // sched_setattr(2), EPERM; Documentation/scheduler/sched-deadline.rst, section 5.
+        let why = "with class = \"deadline\": Linux does not pin such threads to CPUs";
+        keys.report(key, format!("`{key}` cannot be kept {why}; take it out, or write class = \"realtime\""));
+    }
+    for key in ["runtime", "period"] {
+        if keys.sound() && keys.key(key).is_none() {
+            let message = format!("class = \"deadline\" needs `{key}`; write a time, as in {key} = \"10ms\"");
+            keys.report("class", message);
+        }
+    }
+    let runtime = keys.number("runtime").map(|at| at.value);
+    let period = keys.number("period").map(|at| at.value);
+    let deadline = match keys.key("deadline") {
+        Some(_) => keys.number("deadline").map(|at| at.value),
+        None => period,
+    };
+    let order = "write them so that runtime ≤ deadline ≤ period";
+    if let (Some(runtime), Some(deadline)) = (runtime, deadline)
+        && runtime > deadline
+    {
+        let than = if keys.key("deadline").is_some() { "deadline" } else { "period" };
+        keys.report("runtime", format!("`runtime` is longer than `{than}`; {order}"));
+    }
+    if let (Some(deadline), Some(period)) = (deadline, period)
+        && deadline > period
+    {
+        keys.report("deadline", format!("`deadline` is longer than `period`; {order}"));
+    }
+    Some(Scheduling::Deadline { runtime: runtime?, deadline: deadline?, period: period? })
+}
+
+/// `[channel.NAME]`; `None` if a key that it needs is missing or wrong.
+pub(super) fn channel(keys: &mut Keys<'_, '_>, name: String) -> Option<ChannelPolicy> {
+    let (from, to) = (endpoint(keys, "from"), endpoint(keys, "to"));
+    if let (Some(from), Some(to)) = (&from, &to)
+        && from.value.address.is_ipv4() != to.value.address.is_ipv4()
+    {
+        let message = "one of `from` and `to` is IPv4 and the other IPv6, as no packet is; write both alike";
+        keys.report("to", message.to_owned());
+    }
+    let proto = keys.get("proto", |value| match value {
+        Value::Word("udp") => Some(17),
+        Value::Word("tcp") => Some(6),
+        _ => None,
+    });
+    Some(ChannelPolicy {
+        name: keys.name(name),
+        from,
+        to,
+        proto,
+        deadline: keys.number("deadline")?,
+        min_rate: keys.number("min_rate")?,
+        burst: keys.number("burst"),
+    })
+}
+
+/// Rate and weight of `[vf.LINK.N]`.
+pub(super) fn vf(keys: &mut Keys<'_, '_>) -> (Option<At<u64>>, Option<At<u32>>) {
+    (keys.number("hard"), keys.number("weight"))
+}

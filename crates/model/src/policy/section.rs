@@ -1,0 +1,145 @@
+//! The keys of one section, checked against the table.
+
+use super::At;
+use super::file::{File, entries};
+use super::keys::Section;
+use super::text::{key, quote};
+use super::value::Value;
+use std::collections::BTreeMap;
+use toml::de::{DeTable, DeValue};
+
+/// Longest name that a nearer one is looked for, bytes.
+const MAX_WORD: usize = 40;
+
+/// A section's keys that are being made into settings.
+pub(super) struct Keys<'f, 't> {
+    file: &'f mut File<'t>,
+    section: &'static Section,
+    /// Where the section begins.
+    pub at: usize,
+    written: BTreeMap<&'static str, Written>,
+}
+
+/// A key that is written.
+struct Written {
+    key: usize,
+    /// `None` if it is wrong, which is reported.
+    value: Option<At<Value>>,
+}
+
+impl<'f, 't> Keys<'f, 't> {
+    /// Reads the keys of `table`, whose header is `path`.
+    pub(super) fn read(
+        file: &'f mut File<'t>,
+        section: &'static Section,
+        at: usize,
+        path: &str,
+        table: &DeTable<'_>,
+    ) -> Self {
+        let mut written = BTreeMap::new();
+        for (word, value) in entries(table) {
+            let name: &str = word.get_ref();
+            let place = word.span().start;
+            let Some(known) = section.key(name) else {
+                let header = file.header(place, value);
+                let message = match value.get_ref() {
+                    // `[link.eth0.100]`: a name with a dot in it.
+                    DeValue::Table(_) if header != place => {
+                        let cure = "if the name has a dot, put it in quotes, as in [link.\"eth0.100\"]";
+                        format!("[{path}] has no section {} in it; {cure}", quote(name))
+                    }
+                    _ => unknown(section, path, name),
+                };
+                file.report(header, message);
+                continue;
+            };
+            // A value that could not be read has no place of its own, and a table's is its header's.
+            let start = value.span().start.max(place);
+            let value = match known.kind.read(value.get_ref()) {
+                Ok(value) => Some(file.at(start, value)),
+                Err(message) => {
+                    file.report(start, format!("`{}`: {message}", known.name));
+                    None
+                }
+            };
+            written.insert(known.name, Written { key: place, value });
+        }
+        if file.sound {
+            for missing in section.keys.iter().filter(|k| k.required && !written.contains_key(k.name)) {
+                let message = format!("[{path}] needs `{}`; {}", missing.name, missing.kind.cure());
+                file.report(at, message);
+            }
+        }
+        Keys { file, section, at, written }
+    }
+
+    /// Where a key is written, whether its value is right or not.
+    pub(super) fn key(&self, name: &str) -> Option<usize> {
+        debug_assert!(self.section.key(name).is_some(), "{name} is not in the table");
+        self.written.get(name).map(|written| written.key)
+    }
+
+    /// The value of a key if it is written and right.
+    pub(super) fn value(&self, name: &str) -> Option<At<Value>> {
+        debug_assert!(self.section.key(name).is_some(), "{name} is not in the table");
+        self.written.get(name)?.value.clone()
+    }
+
+    /// The value of a key as what `read` makes of it.
+    pub(super) fn get<T>(&self, name: &str, read: impl Fn(Value) -> Option<T>) -> Option<At<T>> {
+        let At { value, place } = self.value(name)?;
+        Some(At { value: read(value)?, place })
+    }
+
+    /// The value of a key that is a number.
+    pub(super) fn number<T: TryFrom<u64>>(&self, name: &str) -> Option<At<T>> {
+        self.get(name, |value| match value {
+            Value::Number(number) => T::try_from(number).ok(),
+            _ => None,
+        })
+    }
+
+    /// Whether all keys that were written are known.
+    pub(super) fn sound(&self) -> bool {
+        self.file.sound
+    }
+
+    /// Notes what is wrong with a key; nothing if it is not written.
+    pub(super) fn report(&mut self, name: &str, message: String) {
+        if let Some(at) = self.key(name) {
+            self.file.report(at, message);
+        }
+    }
+
+    /// A name with the section's place.
+    pub(super) fn name<T>(&self, name: T) -> At<T> {
+        self.file.at(self.at, name)
+    }
+}
+
+fn unknown(section: &Section, path: &str, name: &str) -> String {
+    if let Some((name, why)) = section.strays.iter().find(|(stray, _)| *stray == name) {
+        return format!("`{name}` {why}");
+    }
+    if let Some(right) = nearest(name, section.keys.iter().map(|k| k.name)) {
+        return format!("unknown key {}; did you mean `{right}`?", quote(name));
+    }
+    let others: Vec<&str> =
+        super::keys::SECTIONS.iter().filter(|s| s.key(name).is_some()).map(|s| s.form).collect();
+    if !others.is_empty() {
+        return format!("[{path}] has no key `{}`; it belongs below {}", key(name), others.join(" or "));
+    }
+    let names: Vec<&str> = section.keys.iter().map(|k| k.name).collect();
+    format!("unknown key {}; {} has {}", quote(name), section.form, names.join(", "))
+}
+
+/// The word that `name` is most likely meant to be.
+pub(super) fn nearest<'w>(name: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
+    if name.len() > MAX_WORD {
+        return None;
+    }
+    let plain = name.to_ascii_lowercase().replace('-', "_");
+    let distance = |word: &&str| strsim::osa_distance(&plain, word);
+    let word = words.min_by_key(distance)?;
+    (distance(&word) <= (word.len() / 3).max(1)).then_some(word)
+}

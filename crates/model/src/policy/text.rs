@@ -1,0 +1,142 @@
+//! Places in a file, and pieces of it that are safe to show.
+
+use super::Place;
+
+/// Longest quotation in a message, characters.
+const MAX_QUOTE: usize = 60;
+
+/// `text` without what could act on a terminal: control characters, and the marks that reorder or hide text.
+/// They become their Rust escapes.
+pub(super) fn printable(text: &str) -> String {
+    let acts = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    };
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match acts(c) {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out
+}
+
+/// The beginning of `text`, printable and at most [`MAX_QUOTE`] characters long.
+pub(super) fn cut(text: &str) -> String {
+    // Only what can be shown is escaped: the text may be a megabyte.
+    let head: String = text.chars().take(MAX_QUOTE + 1).collect();
+    let shown = printable(&head);
+    if shown.chars().count() <= MAX_QUOTE {
+        return shown;
+    }
+    let mut shown: String = shown.chars().take(MAX_QUOTE - 1).collect();
+    shown.push('…');
+    shown
+}
+
+/// `text` as a message quotes it.
+pub(super) fn quote(text: &str) -> String {
+    format!("`{}`", cut(text))
+}
+
+/// A name as a TOML header writes it: bare if it may be, else in quotes.
+pub(super) fn key(name: &str) -> String {
+    let bare = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    if bare { cut(name) } else { format!("\"{}\"", cut(name)) }
+}
+
+/// Finds lines and columns of a text, each in about the same time wherever it is.
+pub(super) struct Lines<'t> {
+    text: &'t str,
+    /// Where each line begins, bytes.
+    starts: Vec<usize>,
+    /// Characters before each block of [`Lines::BLOCK`] bytes.
+    before: Vec<usize>,
+}
+
+impl<'t> Lines<'t> {
+    const BLOCK: usize = 256;
+
+    pub(super) fn new(text: &'t str) -> Self {
+        let newlines = text.bytes().enumerate().filter(|(_, b)| *b == b'\n');
+        let starts = std::iter::once(0).chain(newlines.map(|(at, _)| at + 1)).collect();
+        let mut sum = 0;
+        let mut before = vec![0];
+        for block in text.as_bytes().chunks(Self::BLOCK) {
+            sum += characters(block);
+            before.push(sum);
+        }
+        Lines { text, starts, before }
+    }
+
+    /// Characters before `at`.
+    fn characters(&self, at: usize) -> usize {
+        let block = at / Self::BLOCK;
+        self.before[block] + characters(&self.text.as_bytes()[block * Self::BLOCK..at])
+    }
+
+    /// The line, from 0, that byte `at` is on.
+    pub(super) fn line(&self, at: usize) -> usize {
+        self.starts.partition_point(|start| *start <= at).saturating_sub(1)
+    }
+
+    /// Text of a line, from 0; empty after the last.
+    pub(super) fn text(&self, line: usize) -> &'t str {
+        let Some(start) = self.starts.get(line) else { return "" };
+        let end = self.starts.get(line + 1).copied().unwrap_or(self.text.len());
+        self.text[*start..end].trim_end_matches(['\r', '\n'])
+    }
+
+    /// Where a line, from 0, begins; bytes.
+    pub(super) fn start(&self, line: usize) -> usize {
+        self.starts.get(line).copied().unwrap_or(self.text.len())
+    }
+
+    /// How many lines.
+    pub(super) fn count(&self) -> usize {
+        self.starts.len()
+    }
+
+    /// The place of byte `at` of the file with this printable name.
+    pub(super) fn place(&self, file: &str, at: usize) -> Place {
+        let at = at.min(self.text.len());
+        let line = self.line(at);
+        let column = self.characters(at) - self.characters(self.starts[line]) + 1;
+        Place { file: file.to_owned(), line: line + 1, column }
+    }
+}
+
+/// How many characters begin in a piece of UTF-8.
+fn characters(bytes: &[u8]) -> usize {
+    bytes.iter().filter(|b| (**b as i8) >= -0x40).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn quotations_are_short_and_printable() {
+        assert_eq!(quote("a\u{1b}[31m\n\u{202e}b"), "`a\\u{1b}[31m\\n\\u{202e}b`");
+        assert_eq!(cut(&"é".repeat(60)), "é".repeat(60));
+        assert_eq!(cut(&"é".repeat(61)), "é".repeat(59) + "…");
+        assert_eq!(cut(&"\0".repeat(1 << 20)).chars().count(), 60);
+        assert_eq!((key("a-b_1"), key("a.b"), key("")), ("a-b_1".into(), "\"a.b\"".into(), "\"\"".into()));
+    }
+
+    proptest! {
+        #[test]
+        fn places_are_those_of_counting(text in "[a\né\u{1F600}\r]{0,700}") {
+            let lines = Lines::new(&text);
+            for (at, _) in text.char_indices().chain([(text.len(), ' ')]) {
+                let before = &text[..at];
+                let line = before.matches('\n').count();
+                let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+                prop_assert_eq!(lines.place("f", at), Place { file: "f".into(), line: line + 1, column });
+                prop_assert_eq!(lines.text(line), text.split('\n').nth(line).unwrap().trim_end_matches('\r'));
+            }
+        }
+    }
+}

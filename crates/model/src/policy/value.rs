@@ -1,0 +1,176 @@
+//! One value of a policy, by its kind.
+
+use super::Endpoint;
+use super::keys::Kind;
+use super::text::{cut, quote};
+use crate::cpus::{CpuSet, CpuSetError};
+use crate::flow::{bits, masked};
+use std::net::IpAddr;
+use toml::de::DeValue;
+
+/// A value that its [`Kind`] allows.
+#[derive(Clone, Debug)]
+pub(super) enum Value {
+    /// In base units.
+    Number(u64),
+    /// One of the kind's words.
+    Word(&'static str),
+    /// Not empty.
+    Cpus(CpuSet),
+    /// Host bits are 0.
+    Endpoint(Endpoint),
+}
+
+impl Kind {
+    /// Reads a value.
+    ///
+    /// # Errors
+    /// What is wrong and what to write; names are cut, characters not all printable.
+    pub(super) fn read(&self, value: &DeValue<'_>) -> Result<Value, String> {
+        if let Kind::Integer { min, max } = self {
+            return integer(value, *min, *max)
+                .ok_or_else(|| format!("{} is not one; {}", shown(value), self.cure()))
+                .map(Value::Number);
+        }
+        let DeValue::String(text) = value else {
+            return Err(format!("{} is not text in quotes; {}", shown(value), self.cure()));
+        };
+        match self {
+            Kind::Amount { of, min, max, or } => {
+                if let Some(word) = or.iter().find(|word| *word == text) {
+                    return Ok(Value::Word(word));
+                }
+                let amount = of.parse(text).map_err(|e| format!("{e}{}", alternatives(or)))?;
+                if !(min..=max).contains(&&amount) {
+                    return Err(format!("{} is out of range; {}", quote(text), self.cure()));
+                }
+                Ok(Value::Number(amount))
+            }
+            Kind::Word(words) => words
+                .iter()
+                .find(|word| *word == text)
+                .map(|word| Value::Word(word))
+                .ok_or_else(|| format!("{} is not known; {}", quote(text), self.cure())),
+            Kind::Cpus => cpus(text).map(Value::Cpus).map_err(|e| format!("{e}; {}", self.cure())),
+            Kind::Endpoint => endpoint(text).map(Value::Endpoint),
+            Kind::Integer { .. } => Err(self.cure()),
+        }
+    }
+
+    /// What to write, as the second half of a message.
+    pub(super) fn cure(&self) -> String {
+        match self {
+            Kind::Amount { of, min, max, or } => format!(
+                "write {} with its unit and in quotes, as in \"{}\", from {} to {}{}",
+                of.noun,
+                of.example,
+                of.write(*min),
+                of.write(*max),
+                alternatives(or)
+            ),
+            Kind::Integer { min, max } => format!("write a whole number without quotes, from {min} to {max}"),
+            Kind::Cpus => "write a list of CPUs in quotes, as in \"0-3,8\"".to_owned(),
+            Kind::Word(words) => format!("write {}", any_of(words)),
+            Kind::Endpoint => "write an address or prefix, with a port or without, as in \"10.0.0.2:5060\", \
+                               \"10.0.1.0/24\" or \"[fd00::2]:5060\""
+                .to_owned(),
+        }
+    }
+}
+
+/// `, or "auto"`; empty if there are no words.
+fn alternatives(words: &[&str]) -> String {
+    if words.is_empty() { String::new() } else { format!(", or {}", any_of(words)) }
+}
+
+/// `"a", "b" or "c"`.
+fn any_of(words: &[&str]) -> String {
+    let words: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+    match words.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
+        None => String::new(),
+    }
+}
+
+/// A value as a message shows it.
+fn shown(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) => format!("\"{}\"", cut(text)),
+        DeValue::Integer(number) => quote(number.as_str()),
+        DeValue::Float(number) => quote(number.as_str()),
+        DeValue::Boolean(truth) => quote(&truth.to_string()),
+        DeValue::Datetime(_) => "a date or time".to_owned(),
+        DeValue::Array(_) => "a list".to_owned(),
+        DeValue::Table(_) => "a table".to_owned(),
+    }
+}
+
+fn integer(value: &DeValue<'_>, min: u64, max: u64) -> Option<u64> {
+    let DeValue::Integer(number) = value else { return None };
+    u64::from_str_radix(number.as_str(), number.radix()).ok().filter(|n| (min..=max).contains(n))
+}
+
+fn cpus(text: &str) -> Result<CpuSet, String> {
+    let set: CpuSet = text.parse().map_err(|e: CpuSetError| {
+        let short = match e {
+            CpuSetError::NotCpu(part) => CpuSetError::NotCpu(cut(&part)),
+            CpuSetError::Backwards(part) => CpuSetError::Backwards(cut(&part)),
+            CpuSetError::TooGreat(part) => CpuSetError::TooGreat(cut(&part)),
+        };
+        short.to_string()
+    })?;
+    if set.is_empty() { Err("no CPU is named".to_owned()) } else { Ok(set) }
+}
+
+/// Reads `10.0.0.2`, `10.0.0.2:5060`, `10.0.1.0/24`, `10.0.1.0/24:5060`, `fd00::2`, `fd00::/64`, `[fd00::2]:5060`
+/// or `[fd00::/64]:5060`.
+fn endpoint(text: &str) -> Result<Endpoint, String> {
+    let cure = Kind::Endpoint.cure();
+    let not = |what: &str| format!("{} is not {what}; {cure}", quote(text));
+    let (net, port) = match text.strip_prefix('[') {
+        Some(rest) => match rest.split_once(']') {
+            Some((net, "")) => (net, None),
+            Some((net, port)) => (net, Some(port.strip_prefix(':').ok_or_else(|| not("an address"))?)),
+            None => return Err(not("closed by `]`")),
+        },
+        // An IPv6 address has several colons; a port after it needs the brackets.
+        None if text.matches(':').count() > 1 => (text, None),
+        None => text.split_once(':').map_or((text, None), |(net, port)| (net, Some(port))),
+    };
+    let (address, length) =
+        net.split_once('/').map_or((net, None), |(address, length)| (address, Some(length)));
+    let address: IpAddr = address.parse().map_err(|_| {
+        format!("{} is not an IP address, and names are not looked up; {cure}", quote(address))
+    })?;
+    let most = bits(address);
+    let prefix = match length {
+        None => most,
+        Some(length) => decimal(length)
+            .filter(|n| *n <= u32::from(most))
+            .map(|n| n as u8)
+            .ok_or_else(|| format!("{} is not a prefix length; write one from 0 to {most}", quote(length)))?,
+    };
+    let masked = masked(address, prefix);
+    if masked != address {
+        return Err(format!(
+            "{} has bits set beyond its prefix; write {masked}/{prefix}, or {address} for that one address",
+            quote(net)
+        ));
+    }
+    let port = match port {
+        None => None,
+        Some(port) => Some(
+            decimal(port)
+                .and_then(|n| u16::try_from(n).ok())
+                .filter(|n| *n > 0)
+                .ok_or_else(|| format!("{} is not a port; write a number from 1 to 65535", quote(port)))?,
+        ),
+    };
+    Ok(Endpoint { address, prefix, port })
+}
+
+/// A decimal number without a sign.
+pub(super) fn decimal(text: &str) -> Option<u32> {
+    if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
+}
