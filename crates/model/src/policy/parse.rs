@@ -82,13 +82,12 @@ impl Reader {
         let id = format!("{}\n{}", section.name, found.names.join("\n"));
         let place = file.place(found.at);
         match self.seen.get(&id) {
-            // Within one file TOML itself forbids it.
-            Some(first) if first.file != place.file => {
+            // In another file, maybe of the same name: within one TOML itself forbids it.
+            Some(first) => {
                 let message =
                     format!("[{}] is at {first} already; put all of it into one file", path.join("."));
                 file.report(found.at, message);
             }
-            Some(_) => {}
             None => {
                 self.seen.insert(id, place);
             }

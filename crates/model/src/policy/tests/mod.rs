@@ -105,4 +105,9 @@ fn a_section_in_two_files_names_the_other_place() {
             "b.toml:5:1: unknown key `weigth`; did you mean `weight`?",
         ]
     );
+    let alike = parse(&[file("a.toml", "[vm.a]"), file("a.toml", "[vm.a]")]).unwrap_err();
+    assert_eq!(
+        alike[0].to_string(),
+        "a.toml:1:5: [vm.a] is at a.toml:1:5 already; put all of it into one file"
+    );
 }
