@@ -99,11 +99,6 @@ impl Setting {
     }
 }
 
-/// The control group that teiji makes for the VM of process `pid`, as a path below the cgroup v2 mount.
-pub fn own_group(pid: u32) -> String {
-    format!("/teiji/vm-{pid}")
-}
-
 /// One reversible change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
