@@ -29,6 +29,19 @@ pub enum Command {
     Trace(Trace),
     /// Report on a recording that `trace --record` made; needs no root.
     Replay(Replay),
+    /// Show what would be changed to keep a policy; changes nothing.
+    Plan(Plan),
+    /// Carry out a policy: all of it, or nothing.
+    Apply(Apply),
+    /// Keep what `apply --confirm-within` has changed.
+    Confirm(State),
+    /// Put back everything that teiji holds.
+    Rollback(Rollback),
+    /// Show what teiji holds, since when, and what someone else has changed since.
+    Status(Status),
+    /// Check a policy, or describe what may be in one.
+    #[command(subcommand)]
+    Policy(Policy),
     /// Print the completions for a shell.
     Completions(Completions),
     /// Print the manual page, or write one for each subcommand.
@@ -123,6 +136,92 @@ pub enum Format {
     Perfetto,
     /// One self-contained web page.
     Html,
+}
+
+/// Which policy.
+#[derive(Debug, clap::Args)]
+pub struct PolicyFile {
+    /// The policy, a file or a directory of *.toml files [default: /etc/teiji/policy.toml and
+    /// /etc/teiji/policy.d/*.toml].
+    #[arg(value_name = "POLICY")]
+    pub file: Option<PathBuf>,
+}
+
+/// Where teiji keeps its state.
+#[derive(Debug, clap::Args)]
+pub struct State {
+    /// Directory that remembers what was changed.
+    #[arg(long = "state", value_name = "DIR", default_value = teiji_agent::apply::STATE_DIRECTORY)]
+    pub dir: PathBuf,
+}
+
+/// Arguments of `plan`.
+#[derive(Debug, clap::Args)]
+pub struct Plan {
+    /// Which policy.
+    #[command(flatten)]
+    pub policy: PolicyFile,
+    /// Where the state is.
+    #[command(flatten)]
+    pub state: State,
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: Print,
+}
+
+/// Arguments of `apply`.
+#[derive(Debug, clap::Args)]
+pub struct Apply {
+    /// Which policy.
+    #[command(flatten)]
+    pub policy: PolicyFile,
+    /// Undo everything unless it is confirmed within this time, such as 60s: by Enter on the terminal, or by
+    /// `teiji confirm`.
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub confirm_within: Option<Duration>,
+    /// How long to wait for another teiji that changes settings [default: not at all].
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub wait: Option<Duration>,
+    /// Where the state is.
+    #[command(flatten)]
+    pub state: State,
+}
+
+/// Arguments of `rollback`.
+#[derive(Debug, clap::Args)]
+pub struct Rollback {
+    /// Put back also what someone else has changed since.
+    #[arg(long)]
+    pub force: bool,
+    /// Only clear up after a teiji that was killed: undo an apply, complete a rollback.
+    #[arg(long, conflicts_with = "force")]
+    pub unfinished: bool,
+    /// How long to wait for another teiji that changes settings [default: not at all].
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    pub wait: Option<Duration>,
+    /// Where the state is.
+    #[command(flatten)]
+    pub state: State,
+}
+
+/// Arguments of `status`.
+#[derive(Debug, clap::Args)]
+pub struct Status {
+    /// Where the state is.
+    #[command(flatten)]
+    pub state: State,
+    /// How it is printed.
+    #[command(flatten)]
+    pub print: Print,
+}
+
+/// What to do with a policy.
+#[derive(Debug, Subcommand)]
+pub enum Policy {
+    /// Read a policy and say what is wrong with it; looks at nothing else of this host.
+    Check(PolicyFile),
+    /// Print the JSON Schema of a policy file, for editors.
+    Schema,
 }
 
 /// Arguments of `completions`.

@@ -11,12 +11,12 @@ use teiji_model::plan::Held;
 
 impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
     /// Undoes or completes what a process that ended left behind; nothing if there is none. Every operation that
-    /// changes settings does so first.
+    /// changes settings does so first. Waits so long for another teiji to finish.
     ///
     /// # Errors
     /// If another process is at work, a file is damaged, or a setting cannot be put back.
-    pub fn recover(&self) -> Result<Vec<Note>, Error> {
-        let _lock = self.locked(Duration::ZERO)?;
+    pub fn recover(&self, wait: Duration) -> Result<Vec<Note>, Error> {
+        let _lock = self.locked(wait)?;
         self.recover_locked()
     }
 

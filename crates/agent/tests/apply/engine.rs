@@ -192,7 +192,7 @@ fn an_abandoned_apply_can_be_confirmed_in_time_and_as_it_was_applied() {
 fn what_others_changed_meanwhile_is_left_alone() {
     let sim = abandoned();
     sim.set(POLL, ns(77));
-    let notes = sim.engine().recover().unwrap();
+    let notes = sim.engine().recover(Duration::ZERO).unwrap();
     let [Note::Undone { .. }, Note::Foreign { what, ours, found }] = &notes[..] else { panic!("{notes:?}") };
     assert_eq!((what.as_str(), ours, found), ("kvm.halt_poll_ns (sip1)", &ns(2), &ns(77)));
     assert_eq!(sim.settings(), with(&before(), &[(POLL, ns(77))]));
@@ -215,7 +215,7 @@ fn what_others_changed_meanwhile_is_left_alone() {
 fn what_is_gone_needs_no_undoing() {
     let sim = abandoned();
     sim.0.settings.borrow_mut().remove(&threads());
-    let notes = sim.engine().recover().unwrap();
+    let notes = sim.engine().recover(Duration::ZERO).unwrap();
     assert!(
         matches!(&notes[..], [Note::Undone { .. }, Note::Gone { what }] if what == "CPUs of thread 1 (sip1)")
     );
@@ -284,7 +284,7 @@ fn a_rollback_that_fails_is_completed_later() {
     assert!(matches!(&error, Error::Unrestored { failed, .. } if failed.len() == 1), "{error:?}");
     assert_eq!(sim.settings(), with(&before(), &[(POLL, ns(2))]));
     sim.0.refused.borrow_mut().clear();
-    assert!(matches!(sim.engine().recover().unwrap()[..], [Note::RolledBack { .. }]));
+    assert!(matches!(sim.engine().recover(Duration::ZERO).unwrap()[..], [Note::RolledBack { .. }]));
     assert_eq!((sim.settings(), sim.held()), (before(), Held::default()));
 }
 
@@ -295,10 +295,10 @@ fn another_boot_forgets() {
         let now = sim.settings();
         assert!(sim.engine().status().unwrap().other_boot);
         assert_eq!(sim.held(), Held::default());
-        assert_eq!(sim.engine().recover().unwrap(), [Note::OtherBoot]);
+        assert_eq!(sim.engine().recover(Duration::ZERO).unwrap(), [Note::OtherBoot]);
         assert_eq!(sim.settings(), now);
         assert!(sim.is_clean() && !sim.has(HELD));
-        assert_eq!(sim.engine().recover().unwrap(), []);
+        assert_eq!(sim.engine().recover(Duration::ZERO).unwrap(), []);
     }
 }
 
@@ -359,7 +359,7 @@ fn damage_is_an_error_that_loses_nothing() {
         sim.write(TRANSACTION, content.as_bytes()).unwrap();
         let (settings, files) = (sim.settings(), sim.0.files.borrow().clone());
         for error in [
-            sim.engine().recover().unwrap_err(),
+            sim.engine().recover(Duration::ZERO).unwrap_err(),
             sim.apply(&Plan::default()).unwrap_err(),
             sim.engine().rollback(&Rollback::default()).unwrap_err(),
             sim.engine().confirm().unwrap_err(),

@@ -3,6 +3,7 @@
 use crate::common::{cpus, task};
 use crate::sim::{Disk, Settings, Sim, plan, timeless, with};
 use std::collections::BTreeMap;
+use std::time::Duration;
 use teiji_agent::apply::{Applied, Error, Rollback};
 use teiji_model::plan::Plan;
 use teiji_model::setting::{Scheduling, Setting, Value};
@@ -58,21 +59,21 @@ fn state(sim: &Sim) -> (Settings, Holds) {
 /// all ways have to end the same.
 fn recovered(sim: &Sim) -> (Settings, Holds) {
     let end = |sim: &Sim| {
-        sim.engine().recover().unwrap();
+        sim.engine().recover(Duration::ZERO).unwrap();
         assert!(sim.is_clean(), "{:?}", sim.0.files.borrow());
-        assert_eq!(sim.engine().recover().unwrap(), []);
+        assert_eq!(sim.engine().recover(Duration::ZERO).unwrap(), []);
         state(sim)
     };
     let straight = end(&sim.copy());
     for k in 1.. {
         let copy = sim.copy();
-        if let Some(result) = copy.killed_at(k, |s| s.engine().recover().map(drop)) {
+        if let Some(result) = copy.killed_at(k, |s| s.engine().recover(Duration::ZERO).map(drop)) {
             result.unwrap();
             break;
         }
         for j in 1.. {
             let twice = copy.copy();
-            let ended = twice.killed_at(j, |s| s.engine().recover().map(drop));
+            let ended = twice.killed_at(j, |s| s.engine().recover(Duration::ZERO).map(drop));
             assert_eq!(end(&twice), straight, "killed at {k}, then at {j} of recovery");
             if ended.is_some() {
                 break;

@@ -4,6 +4,7 @@ use crate::common::{any_host, any_policy, observe_again};
 use crate::sim::Sim;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use std::time::Duration;
 use teiji_agent::apply::Rollback;
 use teiji_control::plan::plan;
 use teiji_model::plan::Held;
@@ -17,7 +18,7 @@ proptest! {
             let Ok(steps) = plan(policy, &now, &sim.held()) else { continue };
             // Some processes are killed on the way, and the plan is made again.
             if sim.killed_at(kill, |s| s.apply(&steps).map(drop)).is_none() {
-                sim.engine().recover().unwrap();
+                sim.engine().recover(Duration::ZERO).unwrap();
                 let now = observe_again(&observed, &sim.settings());
                 let again = plan(policy, &now, &sim.held()).unwrap();
                 prop_assert!(again == steps || again.steps.is_empty());

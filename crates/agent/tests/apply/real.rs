@@ -119,7 +119,7 @@ fn killed_processes_leave_one_state_or_the_other() {
         child.kill().unwrap();
         child.wait().unwrap();
         interrupted += u32::from(dir.path().join("state").join(TRANSACTION).exists());
-        recovered += u32::from(!engine.recover().unwrap().is_empty());
+        recovered += u32::from(!engine.recover(Duration::ZERO).unwrap().is_empty());
         let (settings, held) = (settings(&host), engine.held().unwrap().settings.len());
         assert!(
             (settings == before() && held == 0) || (settings == after() && held == 6),
@@ -173,13 +173,15 @@ fn the_directory_is_private_and_has_to_be() {
         assert_eq!(mode(&file), 0o600, "{file:?}");
     }
     std::fs::set_permissions(&state, PermissionsExt::from_mode(0o777)).unwrap();
-    let Err(Error::State { source, .. }) = engine.recover() else { panic!("trusts a directory of others") };
+    let Err(Error::State { source, .. }) = engine.recover(Duration::ZERO) else {
+        panic!("trusts a directory of others")
+    };
     assert!(source.to_string().contains("others may write to"), "{source}");
     // Nor does it follow a link that someone has put there before.
     std::fs::set_permissions(&state, PermissionsExt::from_mode(0o700)).unwrap();
     std::fs::remove_file(state.join(LOCK)).unwrap();
     std::os::unix::fs::symlink("/etc/passwd", state.join(LOCK)).unwrap();
-    assert!(matches!(engine.recover(), Err(Error::State { .. })));
+    assert!(matches!(engine.recover(Duration::ZERO), Err(Error::State { .. })));
 }
 
 #[test]

@@ -1,14 +1,20 @@
 //! The subcommands, one file each.
 
+mod apply;
 mod completions;
 mod doctor;
 mod man;
+mod plan;
+mod policy;
 mod replay;
 mod signals;
+mod status;
 mod trace;
 mod vms;
 
 pub use doctor::table as doctor_table;
+pub use plan::{problems as policy_problems, table as plan_table};
+pub use status::table as status_table;
 pub use trace::select;
 pub use vms::table as vms_table;
 
@@ -29,6 +35,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Command::Vms(print) => vms::run(print, &root)?,
         Command::Trace(trace) => trace::run(trace, &root, made_up)?,
         Command::Replay(replay) => replay::run(replay)?,
+        Command::Plan(args) => plan::run(args, &root)?,
+        Command::Apply(args) => apply::run(args, &root, made_up)?,
+        Command::Confirm(state) => apply::confirm(state)?,
+        Command::Rollback(args) => apply::rollback(args)?,
+        Command::Status(args) => return status::run(args),
+        Command::Policy(what) => policy::run(what)?,
         Command::Completions(completions) => completions::run(completions)?,
         Command::Man(man) => man::run(man)?,
     }

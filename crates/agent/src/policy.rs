@@ -1,0 +1,203 @@
+//! Policies as files, and what carrying them out on this host would mean.
+//!
+//! ```text
+//! files ── load ──► Policy ── plan: observe the host, see what is held ──► Plan ── apply::Engine::apply ──► the host
+//! ```
+
+use crate::apply;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use teiji_host::{Root, Settings};
+use teiji_model::plan::{Held, Plan};
+use teiji_model::policy::{self, MAX_BYTES, Policy, Problem, Source};
+use teiji_model::setting::{Setting, SettingError, Value};
+
+/// The policy of a host, where the operator names none.
+pub const FILE: &str = "/etc/teiji/policy.toml";
+/// Further files, in the order of their names.
+pub const DROP_INS: &str = "/etc/teiji/policy.d";
+
+/// Why there is no policy or no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Neither [`FILE`] nor anything in [`DROP_INS`].
+    #[error(
+        "there is no policy: write {FILE}, or *.toml files in {DROP_INS}, or name a file; docs/policy.md says how"
+    )]
+    None,
+    /// A file cannot be read.
+    #[error("cannot read the policy {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// What the files say is wrong, or cannot be kept on this host.
+    #[error("{}", listed(.problems))]
+    Wrong {
+        /// Everything; never empty.
+        problems: Vec<Problem>,
+        /// The files, for whoever shows the lines.
+        sources: Vec<Source>,
+    },
+    /// The host cannot be observed.
+    #[error(transparent)]
+    Host(#[from] teiji_host::Error),
+    /// What teiji holds cannot be told.
+    #[error(transparent)]
+    State(#[from] apply::Error),
+}
+
+fn listed(problems: &[Problem]) -> String {
+    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// A policy and the files that it is in.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// What they say.
+    pub policy: Policy,
+    /// The files.
+    pub sources: Vec<Source>,
+}
+
+/// Reads a policy: the file named, all `*.toml` of the directory named, or the host's own.
+///
+/// # Errors
+/// [`Error::None`], [`Error::Read`] or [`Error::Wrong`].
+pub fn load(named: Option<&Path>) -> Result<Loaded, Error> {
+    let paths = match named {
+        Some(path) if path.is_dir() => drop_ins(path)?,
+        Some(path) => vec![path.to_owned()],
+        None => {
+            let own = Some(PathBuf::from(FILE)).filter(|p| p.exists());
+            own.into_iter().chain(drop_ins(Path::new(DROP_INS))?).collect()
+        }
+    };
+    if paths.is_empty() {
+        return Err(Error::None);
+    }
+    let sources = paths.iter().map(|path| source(path)).collect::<Result<Vec<_>, _>>()?;
+    match policy::parse(&sources) {
+        Ok(policy) => Ok(Loaded { policy, sources }),
+        Err(problems) => Err(Error::Wrong { problems, sources }),
+    }
+}
+
+/// The policies in a directory, by name; none if it is not there.
+fn drop_ins(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+    let read = |source| Error::Read { path: dir.to_owned(), source };
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(read(e)),
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(read)?.path();
+        let hidden = path.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.'));
+        if path.extension().is_some_and(|e| e == "toml") && !hidden {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn source(path: &Path) -> Result<Source, Error> {
+    let read = |source| Error::Read { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    // One more than is allowed, so that the parser sees that it is too long; no more of a file of any size.
+    let file = std::fs::File::open(path).map_err(read)?;
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(read)?;
+    let text = match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(e) => {
+            let line =
+                1 + e.as_bytes()[..e.utf8_error().valid_up_to()].iter().filter(|b| **b == b'\n').count();
+            let cut_in_a_character = e.as_bytes().len() > MAX_BYTES && e.utf8_error().error_len().is_none();
+            if !cut_in_a_character {
+                let why = format!("line {line} is not UTF-8, which TOML is written in");
+                return Err(read(io::Error::new(io::ErrorKind::InvalidData, why)));
+            }
+            String::from_utf8_lossy(e.as_bytes()).into_owned()
+        }
+    };
+    Ok(Source { name: path.to_string_lossy().into_owned(), text })
+}
+
+/// What would have to be changed on this host. Changes nothing.
+///
+/// # Errors
+/// [`Error::Wrong`] if the host cannot keep the policy; otherwise if the host or the state cannot be read.
+pub fn plan<S: apply::store::Store, C: apply::clock::Clock>(
+    loaded: &Loaded,
+    root: &Root,
+    engine: &apply::Engine<Settings, S, C>,
+) -> Result<Plan, Error> {
+    let observed = root.observe()?;
+    let mut unseen = None;
+    let held = match engine.held() {
+        Ok(held) => held,
+        Err(apply::Error::State { source, path, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            unseen = Some(format!(
+                "only root may read {}, so steps back from what teiji holds are not in this plan",
+                path.display()
+            ));
+            Held::default()
+        }
+        Err(e) => return Err(e.into()),
+    };
+    let mut plan = teiji_control::plan::plan(&loaded.policy, &observed, &held)
+        .map_err(|problems| Error::Wrong { problems, sources: loaded.sources.clone() })?;
+    plan.warnings.extend(unseen);
+    Ok(plan)
+}
+
+impl apply::Host for Settings {
+    fn read(&self, setting: &Setting) -> Result<Value, SettingError> {
+        Settings::read(self, setting)
+    }
+
+    fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError> {
+        Settings::write(self, setting, value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_read_in_the_order_of_its_names() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in [
+            ("20-b.toml", "[vm.b]\nweight = 2\n"),
+            ("10-a.toml", "[vm.a]\nweight = 1\n"),
+            (".hidden.toml", "nonsense"),
+            ("30.toml~", "nonsense"),
+        ] {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        let loaded = load(Some(dir.path())).unwrap();
+        let names: Vec<&str> = loaded.policy.vms.iter().map(|vm| vm.name.value.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert!(matches!(load(Some(&dir.path().join("none"))), Err(Error::Read { .. })));
+        let empty = tempfile::tempdir().unwrap();
+        assert!(matches!(load(Some(empty.path())), Err(Error::None)));
+    }
+
+    #[test]
+    fn a_file_of_any_size_or_bytes_is_refused_with_a_reason() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.toml");
+        std::fs::write(&path, "# é\n".repeat(3 << 20)).unwrap();
+        let Err(Error::Wrong { problems, .. }) = load(Some(&path)) else { panic!("12 MiB were taken") };
+        assert!(problems[0].to_string().contains("p.toml"), "{problems:?}");
+        std::fs::write(&path, b"[host]\n# \xff\n").unwrap();
+        let Err(Error::Read { source, .. }) = load(Some(&path)) else { panic!("that is no text") };
+        assert!(source.to_string().contains("line 2"), "{source}");
+    }
+}

@@ -1,0 +1,189 @@
+//! `teiji apply`, `confirm`, `rollback`: what changes the host, and changes it back.
+
+use super::{plan, signals};
+use crate::args::{Apply, Rollback, State};
+use crate::terminal::{Style, printable};
+use crate::units;
+use anyhow::{Result, bail};
+use std::io::{BufRead, IsTerminal, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+use teiji_agent::apply::{self, Engine, Note, Options, Progress};
+use teiji_agent::policy;
+use teiji_host::{Root, Settings};
+
+/// Plans, shows the plan, carries it out.
+pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
+    let loaded = policy::load(args.policy.file.as_deref()).map_err(plan::explain)?;
+    if made_up {
+        bail!("what is below --root is not this machine, so it cannot be changed; `teiji plan` reads it");
+    }
+    needs_root("apply changes threads, interrupts and control groups; `teiji plan` shows what it would do")?;
+    let wait = args.wait.unwrap_or_default();
+    let engine = Engine::open(&args.state.dir, Settings::default())?;
+    // First, so that the plan starts from where the host is then.
+    tell(&engine.recover(wait)?);
+    let plan = policy::plan(&loaded, root, &engine).map_err(plan::explain)?;
+    let style = Style::stdout();
+    if plan.steps.is_empty() {
+        return crate::output::stdout(&plan::table(&plan, &style));
+    }
+    for warning in &plan.warnings {
+        say(&format!("warning: {warning}"));
+    }
+    let stop = signals::stop_flag()?;
+    let options = Options { confirm_within: args.confirm_within, wait };
+    let mut waiting = Waiting::new(&args.state.dir);
+    let mut shown = 0;
+    let applied = engine.apply(
+        &plan,
+        &options,
+        &mut |progress| match progress {
+            Progress::Step { index, of, step } => {
+                let width = of.to_string().len();
+                let text = plan::step(&format!("{:>width$}/{of}", index + 1), step, &style);
+                // A reader that left must not end the apply halfway.
+                let _ = crate::output::stdout(
+                    text.lines().next().map(|l| format!("{l}\n")).as_deref().unwrap_or(""),
+                );
+                shown = index + 1;
+            }
+            Progress::Waiting { left } => waiting.show(left),
+            Progress::Undoing => {
+                waiting.clear();
+                say("undoing what was done");
+            }
+        },
+        &stop,
+    );
+    waiting.clear();
+    let applied = applied?;
+    tell(&applied.notes);
+    say(&format!(
+        "done: {} changed; `teiji rollback` puts them back",
+        units::count(applied.changed as u64, "setting")
+    ));
+    Ok(())
+}
+
+/// Confirms what waits for it.
+pub(super) fn confirm(state: &State) -> Result<()> {
+    needs_root("confirm writes to the state directory")?;
+    let notes = Engine::open(&state.dir, Settings::default())?.confirm()?;
+    tell(&notes);
+    say("confirmed: the changes stay");
+    Ok(())
+}
+
+/// Puts everything back, or clears up after a killed process.
+pub(super) fn rollback(args: &Rollback) -> Result<()> {
+    needs_root("rollback changes threads, interrupts and control groups")?;
+    let engine = Engine::open(&args.state.dir, Settings::default())?;
+    let wait = args.wait.unwrap_or_default();
+    if args.unfinished {
+        let notes = engine.recover(wait)?;
+        tell(&notes);
+        if notes.is_empty() {
+            say("nothing was left unfinished");
+        }
+        return Ok(());
+    }
+    let done = engine.rollback(&apply::Rollback { force: args.force, wait })?;
+    tell(&done.notes);
+    say(&match done.restored {
+        0 => "nothing to put back".to_owned(),
+        n => format!("put back: {}", units::count(n as u64, "setting")),
+    });
+    if done.notes.iter().any(|n| matches!(n, Note::Foreign { .. })) {
+        bail!(
+            "what someone else has changed was left alone; `teiji rollback --force` puts that back as well"
+        );
+    }
+    Ok(())
+}
+
+/// Fails with what root is needed for.
+fn needs_root(what: &str) -> Result<()> {
+    // The owner of /proc/self is the effective user.
+    if std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0) {
+        return Ok(());
+    }
+    bail!("root is needed and this process does not have it: {what}; run it with sudo")
+}
+
+/// Prints what was met with on the way.
+pub(super) fn tell(notes: &[Note]) {
+    notes.iter().for_each(|note| say(&note.to_string()));
+}
+
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "teiji: {}", printable(text));
+}
+
+/// The countdown on standard error, and Enter on the terminal as a confirmation.
+struct Waiting<'a> {
+    state: &'a Path,
+    begun: bool,
+    last: Option<u64>,
+    terminal: bool,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(state: &'a Path) -> Self {
+        Waiting { state, begun: false, last: None, terminal: std::io::stderr().is_terminal() }
+    }
+
+    fn show(&mut self, left: Duration) {
+        let seconds = left.as_secs_f64().ceil() as u64;
+        if !self.begun {
+            self.begun = true;
+            self.listen();
+        }
+        // Every second on a terminal; else often enough to follow, not so often as to fill a log.
+        let due = match self.last {
+            None => true,
+            Some(last) if self.terminal => seconds < last,
+            Some(last) => last.saturating_sub(seconds) >= 10,
+        };
+        if !due {
+            return;
+        }
+        self.last = Some(seconds);
+        let how = if std::io::stdin().is_terminal() {
+            "Enter or `teiji confirm` keeps"
+        } else {
+            "`teiji confirm` keeps"
+        };
+        let text = format!("applied; {how} it, Ctrl-C or {} undoes it", units::count(seconds, "more second"));
+        let mut stderr = std::io::stderr();
+        let _ = if self.terminal { write!(stderr, "\r{text}   ") } else { writeln!(stderr, "{text}") };
+    }
+
+    /// Takes Enter for `teiji confirm`, if somebody sits there. Ends with the process.
+    fn listen(&self) {
+        if !std::io::stdin().is_terminal() {
+            return;
+        }
+        let state = self.state.to_owned();
+        std::thread::spawn(move || {
+            let mut line = String::new();
+            if std::io::stdin().lock().read_line(&mut line).is_ok_and(|n| n > 0) {
+                // The waiting thread tells what became of it.
+                let _ = Engine::open(&state, Settings::default()).and_then(|engine| engine.confirm());
+            }
+        });
+    }
+
+    fn clear(&mut self) {
+        if self.terminal && self.last.take().is_some() {
+            let _ = write!(std::io::stderr(), "\r{:79}\r", "");
+        }
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

@@ -1,0 +1,120 @@
+//! `teiji status`: what teiji holds, since when, and what someone else has changed since.
+//!
+//! It also clears up after a teiji that was killed, unless what that has applied can still be confirmed.
+
+use super::apply::tell;
+use crate::args::Status as Arguments;
+use crate::terminal::{Style, Tone, printable, shorten, wrap};
+use crate::{output, units};
+use anyhow::Result;
+use serde::Serialize;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use teiji_agent::apply::{Engine, Error, Status};
+use teiji_host::Settings;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Json<'a> {
+    schema: u32,
+    #[serde(flatten)]
+    status: &'a Status,
+}
+
+/// The exit code is 1 if something is not as teiji left it.
+pub(super) fn run(args: &Arguments) -> Result<ExitCode> {
+    let engine = Engine::open(&args.state.dir, Settings::default())?;
+    let mut status = engine.status()?;
+    let orphan = |t: &teiji_agent::apply::Unfinished| !(t.applied && t.confirm_left.is_some_and(|ms| ms > 0));
+    if !status.busy && status.transaction.as_ref().is_some_and(orphan) {
+        match engine.recover(Duration::ZERO) {
+            Ok(notes) => {
+                tell(&notes);
+                status = engine.status()?;
+            }
+            // Somebody else is about to, or this is not root: the status says what there is.
+            Err(Error::Busy(_) | Error::State { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if args.print.json {
+        let json = Json { schema: 1, status: &status };
+        output::stdout(&(serde_json::to_string_pretty(&json)? + "\n"))?;
+    } else {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        output::stdout(&table(&status, now, &Style::stdout()))?;
+    }
+    let well = status.held.iter().all(|h| !h.changed) && (status.transaction.is_none() || status.busy);
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The status as text of at most 100 columns; `now` in seconds since 1970.
+pub fn table(status: &Status, now: u64, style: &Style) -> String {
+    let mut out = String::new();
+    if let Some(hidden) = &status.hidden {
+        return wrap(&printable(hidden), 100).join("\n") + "\n";
+    }
+    if let Some(t) = &status.transaction {
+        let what = if t.rollback { "rollback" } else { "apply" };
+        let state = match (status.busy, t.confirm_left) {
+            (true, Some(ms)) => {
+                format!("waits for `teiji confirm`, {} left", units::count(ms.div_ceil(1000), "second"))
+            }
+            (true, None) => {
+                format!("is under way, {} of {} begun", t.begun, units::count(t.steps.len() as u64, "step"))
+            }
+            (false, Some(ms)) if ms > 0 && t.applied => format!(
+                "ended while it waited; `teiji confirm` keeps it within {}, any other change undoes it",
+                units::count(ms.div_ceil(1000), "second")
+            ),
+            (false, _) => "ended before it was done; `teiji rollback --unfinished` clears it up".to_owned(),
+        };
+        let text = format!("{what} (pid {}, {} ago) {state}", t.pid, age(now, t.time));
+        out +=
+            &(wrap(&text, 100).iter().map(|l| style.paint(Tone::Strong, l)).collect::<Vec<_>>().join("\n")
+                + "\n");
+    } else if status.busy {
+        out += "another teiji is changing settings\n";
+    }
+    if status.other_boot {
+        out += "what teiji held before the last boot is void, because the kernel has forgotten it\n";
+    }
+    if status.held.is_empty() {
+        return out + "teiji holds nothing: every setting is somebody else's\n";
+    }
+    out += &format!("teiji holds {}\n", units::count(status.held.len() as u64, "setting"));
+    let text =
+        |value: &dyn std::fmt::Display, width| shorten(&style.ascii(&printable(&value.to_string())), width);
+    for held in &status.held {
+        let hold = &held.hold;
+        let whose = style.paint(Tone::Strong, &format!("{:<24}", text(&hold.whose, 24)));
+        let first = format!("  {whose}  {:<30}  {}", text(&held.setting, 30), text(&hold.value, 38));
+        out += &format!("{}\n", first.trim_end());
+        let why =
+            format!("was {}; since {} ago, because of {}", hold.original, age(now, hold.since), hold.reason);
+        for line in wrap(&style.ascii(&printable(&why)), 96) {
+            out += &format!("    {}\n", style.paint(Tone::Faint, &line));
+        }
+        let trouble = match &held.present {
+            Ok(found) if held.changed => Some(format!("changed by someone else to {found}")),
+            Ok(_) => None,
+            Err(why) => Some(why.to_string()),
+        };
+        for line in trouble.iter().flat_map(|t| wrap(&style.ascii(&printable(t)), 96)) {
+            out += &format!("    {}\n", style.paint(Tone::Bad, &line));
+        }
+    }
+    out
+}
+
+/// How long ago, in the greatest unit that fits.
+fn age(now: u64, then: u64) -> String {
+    let seconds = now.saturating_sub(then);
+    let (n, unit) = match seconds {
+        0..120 => (seconds, "second"),
+        120..7200 => (seconds / 60, "minute"),
+        7200..172_800 => (seconds / 3600, "hour"),
+        _ => (seconds / 86400, "day"),
+    };
+    units::count(n, unit)
+}
