@@ -1,7 +1,7 @@
 //! b. Blame: situations whose cause is known, and what teiji's verdict says.
 
 use super::{Extent, lost, only};
-use crate::load::{self, VCPU_CPU, VHOST_CPU};
+use crate::load::{self, Polling, VCPU_CPU, VHOST_CPU};
 use crate::tracing::{Lab, Trace};
 use anyhow::Result;
 use serde::Serialize;
@@ -9,8 +9,6 @@ use teiji_lab::{Child, Guest};
 use teiji_model::report::VmReport;
 use teiji_model::stage::{Stage, ThreadState};
 
-/// Where KVM's polling of halted vCPUs is set.
-const POLLING: &str = "/sys/module/kvm/parameters/halt_poll_ns";
 /// Busy loops that keep a CPU from others.
 const HOGS: u32 = 4;
 
@@ -132,26 +130,13 @@ impl Judged {
 /// Undoes what was induced.
 enum Undo<'l> {
     Hogs(#[expect(dead_code, reason = "ends with it")] Child),
-    Polling(&'l Lab, String),
-}
-
-impl Drop for Undo<'_> {
-    fn drop(&mut self) {
-        if let Undo::Polling(lab, before) = self {
-            // The lab host ends soon if this fails.
-            let _ = lab.host.run(&format!("echo {before} > {POLLING}"));
-        }
-    }
+    Polling(#[expect(dead_code, reason = "ends with it")] Polling<'l>),
 }
 
 fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
     match what {
         Induce::Hogs(cpu) => load::hogs(&lab.host, cpu, HOGS).map(Undo::Hogs),
-        Induce::Polling(ns) => {
-            let before = lab.host.run(&format!("cat {POLLING}"))?.ok()?;
-            lab.host.run(&format!("echo {ns} > {POLLING}"))?.ok()?;
-            Ok(Undo::Polling(lab, before))
-        }
+        Induce::Polling(ns) => load::polling(&lab.host, ns).map(Undo::Polling),
     }
 }
 

@@ -138,3 +138,29 @@ pub fn hogs(host: &Host, cpu: u32, threads: u32) -> Result<Child> {
     hogs.wait_for("busy", START)?;
     Ok(hogs)
 }
+
+/// Where KVM's polling of halted vCPUs is set.
+const POLLING: &str = "/sys/module/kvm/parameters/halt_poll_ns";
+
+/// KVM's polling as it was set, while this lives.
+pub struct Polling<'h> {
+    host: &'h Host,
+    before: String,
+}
+
+/// Has KVM poll for so long, ns, before it lets a halted vCPU sleep.
+///
+/// # Errors
+/// If the lab host's kernel does not let it be set.
+pub fn polling(host: &Host, ns: u64) -> Result<Polling<'_>> {
+    let before = host.run(&format!("cat {POLLING}"))?.ok()?;
+    host.run(&format!("echo {ns} > {POLLING}"))?.ok()?;
+    Ok(Polling { host, before })
+}
+
+impl Drop for Polling<'_> {
+    fn drop(&mut self) {
+        // The lab host ends soon if this fails.
+        let _ = self.host.run(&format!("echo {} > {POLLING}", self.before));
+    }
+}
