@@ -534,11 +534,22 @@ fn a_call_with_a_hole_or_without_its_beginning_is_not_counted_as_whole() {
 }
 
 #[test]
-fn a_sip_retransmission_is_ambiguous() {
-    let mut h = call();
-    h.request(600_000_000, 9, sip(3, Role::Request, Step::Ends));
-    h.response(600_100_000, 10, sip(3, Role::Final, Step::Ends));
-    assert_eq!(run(&meta(Matching::Sip), &h.0).counts(), [3, 2, 0, 1, 0]);
+fn a_sip_request_that_comes_again_is_the_same_request() {
+    // After the response, with another response; and before it.
+    let mut after = call();
+    after.request(600_000_000, 9, sip(3, Role::Request, Step::Ends));
+    after.response(600_100_000, 10, sip(3, Role::Final, Step::Ends));
+    let mut before = call();
+    before.request(50_000, 11, sip(1, Role::Request, Step::Begins));
+    before.0.sort_by_key(|e| e.ts);
+    for h in [after, before] {
+        let o = run(&meta(Matching::Sip), &h.0);
+        assert_eq!(o.counts(), [2, 2, 0, 0, 0]);
+        assert_eq!(o.report.vms[0].requests.retransmitted, 1);
+        assert_eq!(o.report.vms[0].groups.unwrap().complete, 1);
+        let plain = run(&meta(Matching::Sip), &call().0);
+        assert_eq!(o.report.vms[0].total, plain.report.vms[0].total, "times are those of the first copy");
+    }
 }
 
 #[test]

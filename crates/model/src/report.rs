@@ -98,6 +98,9 @@ pub struct Requests {
     pub ambiguous: u64,
     /// No response until the trace ended or the time allowed for one had passed.
     pub unanswered: u64,
+    /// Requests that came again (SIP over UDP), not counted in `seen`: the first to come is the one followed.
+    #[serde(default)]
+    pub retransmitted: u64,
 }
 
 /// A distribution of durations, ns.

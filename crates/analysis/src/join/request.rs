@@ -17,8 +17,10 @@
 //! a lost event does not exchange the two. A trace that begins between a guest's own request and its
 //! response can be misled; a filter with `dst port` prevents that.
 //!
-//! For SIP a key that was answered is remembered as long: a request that comes again is a retransmission
-//! whose response may be that to the first one. It counts as ambiguous.
+//! In SIP a key names a transaction: a request that comes again is a retransmission (RFC 3261, 17.1), and whichever
+//! copy the guest answers, the response is that to all. The first copy is followed, up to the first response; if it
+//! does not reach the guest, the request is incomplete. A key that was answered is remembered as long, so that a
+//! retransmission that comes after is not taken for a request.
 
 use super::delivery::Leg;
 use super::group::Groups;
@@ -122,6 +124,10 @@ impl Requests {
             return None; // The response to a request of the guest's own.
         }
         let counts = &mut c.books[vm as usize].requests;
+        if self.sip && (recent.is_some() || self.index.contains_key(&(vm, m.key))) {
+            counts.retransmitted += 1;
+            return None;
+        }
         counts.seen += 1;
         if let Some(id) = self.index.get(&(vm, m.key)).copied() {
             counts.ambiguous += 1;
@@ -130,10 +136,6 @@ impl Requests {
                 open.copies = open.copies.saturating_add(1);
             }
             self.open.touch(id, now);
-            return None;
-        }
-        if self.sip && recent.is_some() {
-            counts.ambiguous += 1;
             return None;
         }
         if self.open.full()

@@ -71,8 +71,12 @@ fn tiles(vm: &VmReport) -> String {
     let mut add = |value: String, what: &str| tiles.push((value, what.to_owned()));
     let r = &vm.requests;
     add(r.complete.to_string(), "complete requests");
-    for (n, what) in [(r.unanswered, "unanswered"), (r.incomplete, "incomplete"), (r.ambiguous, "ambiguous")]
-    {
+    for (n, what) in [
+        (r.unanswered, "unanswered"),
+        (r.incomplete, "incomplete"),
+        (r.ambiguous, "ambiguous"),
+        (r.retransmitted, "retransmitted"),
+    ] {
         if n > 0 {
             add(n.to_string(), what);
         }

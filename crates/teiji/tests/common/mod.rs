@@ -132,7 +132,14 @@ pub fn contended() -> Report {
     let vm = VmReport {
         name: "sip1".into(),
         pid: 4240,
-        requests: Requests { seen: 1000, complete: 990, incomplete: 4, ambiguous: 1, unanswered: 5 },
+        requests: Requests {
+            seen: 1000,
+            complete: 990,
+            incomplete: 4,
+            ambiguous: 1,
+            unanswered: 5,
+            retransmitted: 0,
+        },
         total: Some(dist(990, [700, 1_180, 5_200, 10_900, 15_000])),
         stages: vec![
             stage(Stage::SwitchIn, [4, 9, 15, 40, 88], 0.01, 0.0),
