@@ -94,7 +94,7 @@ fn everything_at_once_in_the_right_order() {
         [
             "CPUs of interrupt 30: 0-3 -> 0",
             "wake-up latency of CPU 2: any -> none (spins)",
-            "kvm.halt_poll_ns: 200000 ns -> 50000 ns",
+            "kvm.halt_poll_ns: 200 µs -> 50 µs",
             "control group of process 100: /user.slice -> /teiji/vm-100",
             "cpu.weight of /teiji/vm-100: 100 -> 500",
             "cpu.max of /teiji/vm-100: no limit -> 150000 of 100000 µs",
@@ -163,7 +163,7 @@ fn what_nothing_wants_any_more_goes_back_before_anything_else() {
             "cpu.weight of /teiji/vm-100: 9 -> 100",
             "control group of process 100: /teiji/vm-100 -> /machine.slice/sip1.scope",
             "scheduling of thread 102: idle -> FIFO 10",
-            "kvm.halt_poll_ns: 200000 ns -> 0 ns",
+            "kvm.halt_poll_ns: 200 µs -> 0 ns",
         ]
     );
     assert_eq!(plan.steps[0].reason, "no longer in the policy");
@@ -197,12 +197,12 @@ fn changes_of_others_are_told() {
     // No longer wanted: left alone.
     let plan = ok(&policy, &observed, &held);
     assert!(plan.steps.is_empty());
-    assert!(plan.warnings[0].contains("was changed by someone else from 50000 ns to 7 ns"), "{plan:?}");
+    assert!(plan.warnings[0].contains("was changed by someone else from 50 µs to 7 ns"), "{plan:?}");
     // Still wanted: made so again.
     policy.host.halt_poll = Some(at(50_000, 2));
     let plan = ok(&policy, &observed, &held);
-    assert_eq!(settings(&plan), ["kvm.halt_poll_ns: 7 ns -> 50000 ns"]);
-    assert!(plan.warnings[0].contains("was changed by someone else from 50000 ns to 7 ns"), "{plan:?}");
+    assert_eq!(settings(&plan), ["kvm.halt_poll_ns: 7 ns -> 50 µs"]);
+    assert!(plan.warnings[0].contains("was changed by someone else from 50 µs to 7 ns"), "{plan:?}");
     // What another has put back is no matter.
     observed.settings.insert(Setting::HaltPoll, Value::Nanoseconds(200_000));
     assert_eq!(ok(&Policy::default(), &observed, &held), Plan::default());

@@ -151,7 +151,12 @@ impl fmt::Display for Value {
             Value::Weight(weight) => write!(f, "{weight}"),
             Value::Quota(None) => f.write_str("no limit"),
             Value::Quota(Some(q)) => write!(f, "{} of {} µs", q.quota_us, q.period_us),
-            Value::Nanoseconds(ns) => write!(f, "{ns} ns"),
+            Value::Nanoseconds(ns) => {
+                let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "µs")];
+                let whole = units.into_iter().find(|(unit, _)| *ns > 0 && ns % unit == 0);
+                let (unit, name) = whole.unwrap_or((1, "ns"));
+                write!(f, "{} {name}", ns / unit)
+            }
             Value::Latency(Latency::Any) => f.write_str("any"),
             Value::Latency(Latency::AtMost(us)) => write!(f, "at most {us} µs"),
             Value::Latency(Latency::None) => f.write_str("none (spins)"),
@@ -192,4 +197,16 @@ pub enum SettingError {
     /// The kernel refused the value; says why in the operator's words, with the error number's name.
     #[error("{0}")]
     Refused(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_exactly_in_the_greatest_unit() {
+        let texts = [0, 200_000, 1_500_000, 10_000_000, 999, 3_000_000_000]
+            .map(|ns| Value::Nanoseconds(ns).to_string());
+        assert_eq!(texts, ["0 ns", "200 µs", "1500 µs", "10 ms", "999 ns", "3 s"]);
+    }
 }

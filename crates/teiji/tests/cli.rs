@@ -1,8 +1,12 @@
 //! The command as people run it.
 #![allow(clippy::unwrap_used)]
 
+#[path = "common/host.rs"]
+mod host;
+
+use host::made_up as host;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -16,27 +20,6 @@ fn run(args: &[&str]) -> (i32, String, String) {
 fn parts(output: Output) -> (i32, String, String) {
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
-}
-
-/// A directory that stands for a host with VMs of these names.
-fn host(names: &[&str]) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    fs::create_dir_all(dir.path().join("proc/self")).unwrap();
-    fs::write(dir.path().join("proc/self/status"), "CapEff:\t000001ffffffffff\n").unwrap();
-    for (name, pid) in names.iter().zip(700..) {
-        let proc = dir.path().join(format!("proc/{pid}"));
-        fs::create_dir_all(proc.join("fd")).unwrap();
-        let task = proc.join(format!("task/{}", pid + 1000));
-        fs::create_dir_all(&task).unwrap();
-        fs::write(proc.join("cmdline"), format!("qemu-system-x86_64\0-name\0{name}\0-m\0256\0")).unwrap();
-        symlink("anon_inode:kvm-vm", proc.join("fd/9")).unwrap();
-        symlink("anon_inode:kvm-vcpu:0", proc.join("fd/10")).unwrap();
-        fs::write(task.join("comm"), "CPU 0/KVM\n").unwrap();
-        fs::write(task.join("status"), "Cpus_allowed_list:\t0-3\n").unwrap();
-        fs::write(task.join("stat"), format!("1 (x) {}", "0 ".repeat(50))).unwrap();
-    }
-    dir
 }
 
 fn on(dir: &tempfile::TempDir, args: &[&str]) -> (i32, String, String) {

@@ -35,7 +35,6 @@ pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
     let stop = signals::stop_flag()?;
     let options = Options { confirm_within: args.confirm_within, wait };
     let mut waiting = Waiting::new(&args.state.dir);
-    let mut shown = 0;
     let applied = engine.apply(
         &plan,
         &options,
@@ -44,10 +43,7 @@ pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
                 let width = of.to_string().len();
                 let text = plan::step(&format!("{:>width$}/{of}", index + 1), step, &style);
                 // A reader that left must not end the apply halfway.
-                let _ = crate::output::stdout(
-                    text.lines().next().map(|l| format!("{l}\n")).as_deref().unwrap_or(""),
-                );
-                shown = index + 1;
+                let _ = crate::output::stdout(&text);
             }
             Progress::Waiting { left } => waiting.show(left),
             Progress::Undoing => {

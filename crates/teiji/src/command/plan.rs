@@ -71,6 +71,11 @@ pub fn table(plan: &Plan, style: &Style) -> String {
     let mut out = String::new();
     for (i, step) in plan.steps.iter().enumerate() {
         out += &self::step(&format!("{:>3}", i + 1), step, style);
+        // What several steps in a row have in common is said once.
+        let next = plan.steps.get(i + 1);
+        if next.is_none_or(|next| (&next.reason, &next.cost) != (&step.reason, &step.cost)) {
+            out += &because(step, style);
+        }
     }
     if !out.is_empty() {
         out.push('\n');
@@ -90,7 +95,7 @@ pub fn table(plan: &Plan, style: &Style) -> String {
     }
 }
 
-/// One step: whose, what, from and to; below it why, and at which cost.
+/// One step: whose, what, from and to.
 pub(super) fn step(mark: &str, step: &Step, style: &Style) -> String {
     let text =
         |value: &dyn std::fmt::Display, width| shorten(&style.ascii(&printable(&value.to_string())), width);
@@ -104,6 +109,12 @@ pub(super) fn step(mark: &str, step: &Step, style: &Style) -> String {
     } else {
         out = out.trim_end().to_owned() + &format!("\n       {change}\n");
     }
+    out
+}
+
+/// Why, and at which cost.
+fn because(step: &Step, style: &Style) -> String {
+    let mut out = String::new();
     let because = match step.cost.as_str() {
         "" => format!("because of {}", step.reason),
         cost => format!("because of {}; cost: {cost}", step.reason),
