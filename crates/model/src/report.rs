@@ -103,6 +103,19 @@ pub struct Requests {
     pub retransmitted: u64,
 }
 
+impl Requests {
+    /// Those that are in no figure, and why; empty if there are none.
+    pub fn left_out(&self) -> impl Iterator<Item = (u64, &'static str)> {
+        let all = [
+            (self.unanswered, "unanswered"),
+            (self.incomplete, "incomplete"),
+            (self.ambiguous, "ambiguous"),
+            (self.retransmitted, "retransmitted"),
+        ];
+        all.into_iter().filter(|(n, _)| *n > 0)
+    }
+}
+
 /// A distribution of durations, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Dist {

@@ -71,15 +71,8 @@ fn tiles(vm: &VmReport) -> String {
     let mut add = |value: String, what: &str| tiles.push((value, what.to_owned()));
     let r = &vm.requests;
     add(r.complete.to_string(), "complete requests");
-    for (n, what) in [
-        (r.unanswered, "unanswered"),
-        (r.incomplete, "incomplete"),
-        (r.ambiguous, "ambiguous"),
-        (r.retransmitted, "retransmitted"),
-    ] {
-        if n > 0 {
-            add(n.to_string(), what);
-        }
+    for (n, what) in r.left_out() {
+        add(n.to_string(), what);
     }
     if let Some(d) = &vm.total {
         for (value, what) in [(d.p50, "p50"), (d.p99, "p99"), (d.max, "max")] {

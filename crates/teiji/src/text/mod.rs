@@ -123,15 +123,8 @@ fn section(report: &Report, vm: &VmReport, style: &Style) -> Vec<String> {
 
 fn requests(r: &Requests) -> String {
     let mut text = format!("requests   {} seen, {} complete", r.seen, r.complete);
-    for (n, what) in [
-        (r.unanswered, "unanswered"),
-        (r.incomplete, "incomplete"),
-        (r.ambiguous, "ambiguous"),
-        (r.retransmitted, "retransmitted"),
-    ] {
-        if n > 0 {
-            text += &format!(", {n} {what}");
-        }
+    for (n, what) in r.left_out() {
+        text += &format!(", {n} {what}");
     }
     text
 }
