@@ -8,4 +8,5 @@
 #![forbid(unsafe_code)]
 
 pub mod plan;
+mod spare;
 pub mod suggest;

@@ -4,6 +4,7 @@
 //! what it is now.
 
 use super::{Draft, Want, steps};
+use crate::spare;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Held, Kind, Observed};
@@ -45,7 +46,7 @@ fn readable(observed: &Observed, draft: &mut Draft) {
 }
 
 /// Why a setting cannot be read, as far as the observation says.
-fn reason(setting: &Setting, observed: &Observed) -> String {
+pub(crate) fn reason(setting: &Setting, observed: &Observed) -> String {
     let words: &[&str] = match setting.kind() {
         Kind::ThreadCpus => &["affinity", "cpus of thread"],
         Kind::ThreadScheduling => &["scheduling", "sched_getattr"],
@@ -106,13 +107,10 @@ fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
 /// Threads of `SCHED_FIFO` and `SCHED_RR` run as long as they like: they must not be able to take every CPU at
 /// once. (`SCHED_DEADLINE` is bounded by [`deadlines`].)
 fn spare_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
-    let unbounded = |s: &Scheduling| matches!(s, Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. });
-    let Some(place) = first_with(draft, unbounded).map(|w| w.place.clone()) else { return };
-    let real_time: Vec<&Thread> = threads.iter().filter(|t| unbounded(&t.scheduling)).collect();
-    let reach = real_time.iter().fold(CpuSet::default(), |all, t| all.union(&t.cpus));
-    let reach: CpuSet = reach.iter().filter(|cpu| observed.cpus.contains(*cpu)).collect();
-    let taken = real_time.len().min(reach.len());
-    if taken >= observed.cpus.len() {
+    let Some(place) = first_with(draft, spare::unbounded).map(|w| w.place.clone()) else { return };
+    let real_time: Vec<&CpuSet> =
+        threads.iter().filter(|t| spare::unbounded(&t.scheduling)).map(|t| &t.cpus).collect();
+    if spare::none_left(&real_time, &observed.cpus) {
         let (count, online) = (real_time.len(), &observed.cpus);
         draft.problem(
             &place,
