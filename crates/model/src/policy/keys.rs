@@ -1,6 +1,7 @@
 //! Every section and key of a policy: the one table that the parser, its messages, the schema and docs/policy.md
 //! are made from.
 
+use super::MAX_HALT_POLL;
 use super::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
 use crate::cpus::MAX_CPUS;
 
@@ -91,8 +92,7 @@ pub(super) const SECTIONS: &[Section] = &[
         keys: &[
             Key {
                 name: "halt_poll",
-                // 10 ms of polling at each halt is a CPU given away; more is a slip of the unit.
-                kind: Kind::Amount { of: &DURATION, min: 0, max: 10_000_000, or: &["off"] },
+                kind: Kind::Amount { of: &DURATION, min: 0, max: MAX_HALT_POLL, or: &["off"] },
                 required: false,
                 default: "as it is",
                 example: "\"50us\"",

@@ -23,7 +23,7 @@ mod value;
 #[cfg(test)]
 mod tests;
 
-pub use parse::parse;
+pub use parse::{MAX_PID, parse};
 pub use schema::schema;
 
 use crate::cpus::CpuSet;
@@ -34,6 +34,8 @@ use std::net::IpAddr;
 
 /// Longest policy file, bytes.
 pub const MAX_BYTES: usize = 1 << 20;
+/// Longest `halt_poll`, ns: 10 ms of polling at each halt is a CPU given away; more is a slip of the unit.
+pub const MAX_HALT_POLL: u64 = 10_000_000;
 /// Deepest nesting of tables and arrays in a policy file.
 pub const MAX_DEPTH: usize = 8;
 

@@ -16,7 +16,7 @@ use toml::de::{DeTable, DeValue};
 /// Longest name of a network device, bytes: `IFNAMSIZ` less the final NUL (include/uapi/linux/if.h).
 const MAX_DEVICE: usize = 15;
 /// Greatest process id: `PID_MAX_LIMIT` (include/linux/threads.h).
-const MAX_PID: u32 = 1 << 22;
+pub const MAX_PID: u32 = 1 << 22;
 /// Most virtual functions: `TotalVFs` of the SR-IOV capability has 16 bits.
 const MAX_VFS: u32 = u16::MAX as u32;
 
