@@ -1,1 +1,371 @@
-//! The policy lines that a trace's verdict calls for.
+//! The policy lines that a trace's verdicts call for.
+//!
+//! ```text
+//! Report ── causes ──► remedies ── realtime, host: what this host bears ──► lines and comments ──► TOML
+//! ```
+//! A suggestion is a policy: [`Suggestion`] prints as TOML that `policy::parse` takes and that `plan` takes on the host
+//! that was observed. What would help and cannot be had there, and what no key of a policy helps, is a comment that says
+//! so. Without an observed host it is not known what fits; the plan will tell.
+//!
+//! | module | decides |
+//! | --- | --- |
+//! | `causes` | what counts as a cause, and its remedy |
+//! | `realtime` | which VMs can be real-time together, and on which CPUs |
+//! | `host` | how long KVM should poll, and which CPUs should stay awake |
+//! | `section` | by which name a VM's section goes |
+//! | `write` | names and comments as TOML |
+
+mod causes;
+mod host;
+mod realtime;
+mod section;
+mod write;
+
+use crate::plan::{shown, time};
+use causes::{Cause, MUCH, Remedy, causes, percent};
+use realtime::{Class, Wish};
+use std::fmt;
+use teiji_model::cpus::CpuSet;
+use teiji_model::plan::Observed;
+use teiji_model::policy::MAX_BYTES;
+use teiji_model::policy::units::DURATION;
+use teiji_model::report::{Report, VmReport};
+use teiji_model::stage::Actor;
+
+/// VMs that a comment names; more are counted.
+const NAMED: usize = 4;
+/// Characters of a verdict's sentence that a comment repeats.
+const SENTENCE: usize = 600;
+
+/// What would help. Prints as a policy; everything in it is safe to print.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Suggestion {
+    /// What it is, for the head of the file: sentences.
+    pub about: Vec<String>,
+    /// Lines of `[host]`.
+    pub host: Vec<Line>,
+    /// One for each of the report's VMs, in its order.
+    pub vms: Vec<Advice>,
+}
+
+/// What would help one VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Advice {
+    /// The VM and its verdict: a sentence.
+    pub about: String,
+    /// Its header, as `[vm.sip1]`; empty without `lines`.
+    pub header: String,
+    /// Lines below that.
+    pub lines: Vec<Line>,
+    /// Keys of [`Suggestion::host`] that this VM calls for.
+    pub host: Vec<&'static str>,
+    /// What to know besides: a sentence for each cause.
+    pub notes: Vec<String>,
+}
+
+/// One line of a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// The key.
+    pub key: &'static str,
+    /// Its value, as TOML.
+    pub value: String,
+    /// What it does and what it costs; may be empty.
+    pub comment: String,
+}
+
+impl Line {
+    fn new(key: &'static str, value: String, comment: impl Into<String>) -> Line {
+        Line { key, value, comment: comment.into() }
+    }
+
+    fn cpus(key: &'static str, cpus: &CpuSet, comment: impl Into<String>) -> Line {
+        Line::new(key, format!("\"{cpus}\""), comment)
+    }
+}
+
+/// What would help the VMs of a report, on the host as it was observed, if it was.
+///
+/// Pure: the same arguments give the same suggestion.
+pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
+    let sections = section::all(report, observed);
+    let causes: Vec<Vec<Cause>> = report.vms.iter().map(causes).collect();
+    let classes = classes(&causes, &sections, observed);
+    let mut needs = Needs::default();
+    let mut vms = Vec::new();
+    for (i, vm) in report.vms.iter().enumerate() {
+        let mut advice = Advice {
+            about: format!("{} (pid {}): {}", shown(&vm.name), vm.pid, sentence(vm)),
+            header: String::new(),
+            lines: Vec::new(),
+            host: Vec::new(),
+            notes: Vec::new(),
+        };
+        if causes[i].is_empty() {
+            advice.notes.push("nothing to judge by, so nothing to suggest".to_owned());
+        }
+        for cause in &causes[i] {
+            let note = match cause.remedy {
+                Remedy::Elsewhere(look) => format!("the policy has no remedy: {look}"),
+                Remedy::Class(_) => match (&sections[i], &classes[i]) {
+                    (Ok(section), Some(Ok(class))) => {
+                        // Both kinds of threads may wait; the lines are the same.
+                        if advice.lines.is_empty() {
+                            advice.header = format!("[vm.{}]", section.key);
+                            advice.lines = lines(class);
+                        }
+                        "its class, below".to_owned()
+                    }
+                    (Ok(_), Some(Err(why))) => why.clone(),
+                    (Err(why), _) => format!("class = \"realtime\" would help, but {why}"),
+                    (Ok(_), None) => continue,
+                },
+                Remedy::Poll => match host::poll(report, vm, observed) {
+                    Ok((ns, said)) => {
+                        needs.poll(ns, vm);
+                        advice.host.push("halt_poll");
+                        said
+                    }
+                    Err(why) => why,
+                },
+                Remedy::Awake => {
+                    let class = classes[i].as_ref().and_then(|class| class.as_ref().ok());
+                    let found = sections[i].as_ref().ok().and_then(|section| section.vm);
+                    match host::awake(cause.length, class, found, observed) {
+                        Ok(cpus) => {
+                            needs.awake(cpus, vm);
+                            advice.host.push("cpu_latency");
+                            let length = time(cause.length.unwrap_or(0));
+                            format!(
+                                "a wake-up of {length} may be the way out of a deep idle state: cpu_latency in [host]"
+                            )
+                        }
+                        Err(why) => why,
+                    }
+                }
+            };
+            let told = advice.notes.iter().any(|earlier| earlier.ends_with(&note));
+            let note = if told { "as above".to_owned() } else { note };
+            advice.notes.push(format!("{}: {note}", cause.places));
+        }
+        if let Some(Ok(class)) = classes[i].as_ref().filter(|_| !advice.lines.is_empty()) {
+            advice.notes.extend(doubts(report, vm, class));
+        }
+        vms.push(advice);
+    }
+    Suggestion { about: about(report, observed), host: needs.lines(observed), vms }
+}
+
+fn about(report: &Report, observed: Option<&Observed>) -> Vec<String> {
+    let watch = &report.meta.watch.flow_text;
+    let flow = if watch.is_empty() { "all packets".to_owned() } else { shown(watch) };
+    let on = shown(&report.meta.host);
+    let mut about = vec![
+        format!("What would help, by a trace of {flow} on {on}. See what it would change: teiji plan FILE"),
+        "This is a whole policy: what another one has changed goes back when this is applied in its place."
+            .to_owned(),
+    ];
+    if observed.is_none() {
+        about.push("Not compared with the host: the plan says what does not fit it.".to_owned());
+    }
+    about
+}
+
+fn sentence(vm: &VmReport) -> String {
+    let cut: String = vm.verdict.sentence.chars().take(SENTENCE).collect();
+    teiji_model::text::printable(&cut)
+}
+
+/// Which VMs get a class; `None` for one that does not call for it, or that has no section.
+fn classes(
+    causes: &[Vec<Cause>],
+    sections: &[Result<section::Section<'_>, &'static str>],
+    observed: Option<&Observed>,
+) -> Vec<Option<Result<Class, String>>> {
+    let mut all = vec![None; causes.len()];
+    let mut asked = Vec::new();
+    let mut wishes = Vec::new();
+    for (i, (causes, section)) in causes.iter().zip(sections).enumerate() {
+        let of: Vec<Actor> = causes
+            .iter()
+            .filter_map(|c| match c.remedy {
+                Remedy::Class(actor) => Some(actor),
+                _ => None,
+            })
+            .collect();
+        let Ok(section) = section else { continue };
+        match (of.is_empty(), section.vm) {
+            (true, _) => {}
+            (false, None) => all[i] = Some(Ok(Class::default())),
+            (false, Some(vm)) => {
+                asked.push(i);
+                wishes.push(Wish { vm, of });
+            }
+        }
+    }
+    if let Some(observed) = observed {
+        for (i, class) in asked.into_iter().zip(realtime::decide(&wishes, observed)) {
+            all[i] = Some(class);
+        }
+    }
+    all
+}
+
+fn lines(class: &Class) -> Vec<Line> {
+    let comment = "vCPU threads and vhost workers before all ordinary threads (SCHED_FIFO). Costs: those on the same \
+                   CPUs wait while they run";
+    let mut lines = vec![Line::new("class", "\"realtime\"".to_owned(), comment)];
+    if let Some(priority) = class.priority {
+        lines.push(Line::new("priority", priority.to_string(), "as some of its threads have already"));
+    }
+    let why = "so that a CPU is left for the host: real-time threads could take all";
+    for (key, cpus) in [("vcpu_cpus", &class.vcpu_cpus), ("worker_cpus", &class.worker_cpus)] {
+        if let Some(cpus) = cpus {
+            lines.push(Line::cpus(key, cpus, why));
+        }
+    }
+    lines
+}
+
+/// What a class does not mend, or may make worse.
+fn doubts(report: &Report, vm: &VmReport, class: &Class) -> Vec<String> {
+    let mut doubts = Vec::new();
+    if let Some((threads, cpus)) = class.crowded {
+        let noun = if cpus == 1 { "CPU" } else { "CPUs" };
+        doubts.push(format!(
+            "its {threads} real-time threads share {cpus} {noun}: one that never sleeps keeps the others waiting; give \
+             it more CPUs or fewer vCPUs if the guest is busy"
+        ));
+    }
+    let own = report.meta.vms.iter().filter(|v| v.pid == vm.pid);
+    let own: Vec<u32> =
+        own.flat_map(|v| v.vcpus.iter().map(|v| v.tid).chain(v.workers.iter().map(|w| w.tid))).collect();
+    let share: f64 = vm.verdict.behind.iter().filter(|b| own.contains(&b.tid)).map(|b| b.share).sum();
+    if share >= MUCH {
+        doubts.push(format!(
+            "{} of the waits were behind threads of its own, which a class does not part: give them different CPUs \
+             (vcpu_cpus, worker_cpus)",
+            percent(share)
+        ));
+    }
+    doubts
+}
+
+/// What the VMs ask of the host together.
+#[derive(Default)]
+struct Needs {
+    /// The longest, ns, and who asks.
+    poll: Option<(u64, Vec<String>)>,
+    /// The CPUs, `None` inside for all, and who asks.
+    awake: Option<(Option<CpuSet>, Vec<String>)>,
+}
+
+impl Needs {
+    fn poll(&mut self, ns: u64, vm: &VmReport) {
+        let (longest, who) = self.poll.get_or_insert_default();
+        *longest = ns.max(*longest);
+        who.push(shown(&vm.name));
+    }
+
+    fn awake(&mut self, cpus: Option<CpuSet>, vm: &VmReport) {
+        let (all, who) = self.awake.get_or_insert_with(|| (Some(CpuSet::default()), Vec::new()));
+        *all = all.take().zip(cpus).map(|(all, cpus)| all.union(&cpus));
+        who.push(shown(&vm.name));
+    }
+
+    fn lines(self, observed: Option<&Observed>) -> Vec<Line> {
+        let mut lines = Vec::new();
+        if let Some((ns, who)) = self.poll {
+            let comment = format!(
+                "for {}: a vCPU that halts is polled for that long, so that a request finds it awake. Costs: up to {} \
+                 of a CPU's time at each halt of every VM's vCPUs",
+                names(&who),
+                time(ns)
+            );
+            lines.push(Line::new("halt_poll", format!("\"{}\"", DURATION.write(ns)), comment));
+        }
+        if let Some((cpus, who)) = self.awake {
+            let comment = format!(
+                "for {}: idle CPUs stay where a vhost worker wakes up at once. Helps only if they sleep deeper now \
+                 (cpupower idle-info). Costs: power, and boost of the other CPUs; \"none\" costs most",
+                names(&who)
+            );
+            lines.push(Line::new("cpu_latency", format!("\"{}\"", host::latency()), comment));
+            if let Some(cpus) = cpus.filter(|cpus| observed.is_some_and(|o| *cpus != o.cpus)) {
+                lines.push(Line::cpus("cpu_latency_cpus", &cpus, "where these workers may run"));
+            }
+        }
+        lines
+    }
+}
+
+fn names(who: &[String]) -> String {
+    let mut text = who[..who.len().min(NAMED)].join(", ");
+    if who.len() > NAMED {
+        text += &format!(" and {} more", who.len() - NAMED);
+    }
+    text
+}
+
+impl Suggestion {
+    /// What would help a VM, as lines of a policy with comments; without its verdict. `[host]` is all that the VM calls
+    /// for there.
+    pub fn of(&self, advice: &Advice) -> Vec<String> {
+        let host = self.host.iter().filter(|line| {
+            advice
+                .host
+                .iter()
+                .any(|key| line.key == *key || (line.key == "cpu_latency_cpus" && *key == "cpu_latency"))
+        });
+        let mut out = notes(advice);
+        out.extend(table("[host]", host, true));
+        out.extend(table(&advice.header, advice.lines.iter(), true));
+        out
+    }
+
+    /// All of it, with comments or without.
+    fn text(&self, comments: bool) -> String {
+        let mut blocks = Vec::new();
+        let about = self.about.iter().flat_map(|a| write::comment(a)).collect();
+        blocks.push(about);
+        blocks.push(table("[host]", self.host.iter(), comments));
+        for advice in &self.vms {
+            let mut block = Vec::new();
+            if comments {
+                block.extend(write::comment(&advice.about));
+                block.extend(notes(advice));
+            }
+            block.extend(table(&advice.header, advice.lines.iter(), comments));
+            blocks.push(block);
+        }
+        let blocks: Vec<String> =
+            blocks.iter().filter(|b| !b.is_empty()).map(|b| b.join("\n") + "\n").collect();
+        blocks.join("\n")
+    }
+}
+
+fn notes(advice: &Advice) -> Vec<String> {
+    advice.notes.iter().flat_map(|note| write::comment(note)).collect()
+}
+
+fn table<'a>(header: &str, lines: impl Iterator<Item = &'a Line>, comments: bool) -> Vec<String> {
+    let mut out = Vec::new();
+    for line in lines {
+        if out.is_empty() {
+            out.push(header.to_owned());
+        }
+        if comments && !line.comment.is_empty() {
+            out.extend(write::comment(&line.comment));
+        }
+        out.push(format!("{} = {}", line.key, line.value));
+    }
+    out
+}
+
+impl fmt::Display for Suggestion {
+    /// The policy. Without most of its comments if it would be longer than a policy may be: hundreds of VMs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.text(true);
+        f.write_str(&if text.len() > MAX_BYTES { self.text(false) } else { text })
+    }
+}

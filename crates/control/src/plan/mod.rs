@@ -20,6 +20,10 @@ mod names;
 mod steps;
 mod wants;
 
+pub(crate) use checks::reason;
+pub(crate) use names::shown;
+pub(crate) use wants::time;
+
 use teiji_model::plan::{Held, Observed, Plan};
 use teiji_model::policy::{Place, Policy, Problem};
 use teiji_model::setting::{Setting, Value};

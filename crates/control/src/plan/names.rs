@@ -11,7 +11,7 @@ const LISTED: usize = 8;
 const SHOWN: usize = 60;
 
 /// A name that may be printed: escaped, and cut if it is long.
-pub(super) fn shown(name: &str) -> String {
+pub(crate) fn shown(name: &str) -> String {
     let mut text: String = name.chars().take(SHOWN).collect();
     if text.len() < name.len() {
         text.push('…');

@@ -254,7 +254,7 @@ fn contradictions(draft: &mut Draft) {
 }
 
 /// A time as people write it; ns in.
-fn time(ns: u64) -> String {
+pub(crate) fn time(ns: u64) -> String {
     for (unit, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "µs")] {
         if ns >= unit {
             // Three digits behind the point at most, none that are 0.

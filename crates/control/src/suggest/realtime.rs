@@ -1,0 +1,193 @@
+//! Which VMs can be real-time on this host, and on which CPUs.
+//!
+//! ```text
+//! VMs that wait for a CPU ──► each for itself: readable, guarded, not real-time yet
+//!                         ──► together: is a CPU left?  yes: no pins
+//!                               │ no: is there one that nobody else's real-time threads may take? pin to the others
+//!                               └ no: do without the last of them, and again
+//! ```
+//! The rule is the plan's ([`spare`]), over all VMs at once: a class that fits each VM alone may not fit them together.
+
+use crate::plan::reason;
+use crate::spare;
+use teiji_model::cpus::CpuSet;
+use teiji_model::plan::{Observed, ObservedVm};
+use teiji_model::setting::{Scheduling, Setting, Task, Value};
+use teiji_model::stage::Actor;
+
+/// A VM some of whose threads wait for a CPU.
+pub(super) struct Wish<'a> {
+    pub vm: &'a ObservedVm,
+    /// Whose threads.
+    pub of: Vec<Actor>,
+}
+
+/// What a VM needs beside `class = "realtime"`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Class {
+    /// `priority`, if some of its threads have a higher one than the default already.
+    pub priority: Option<u8>,
+    /// `vcpu_cpus`.
+    pub vcpu_cpus: Option<CpuSet>,
+    /// `worker_cpus`.
+    pub worker_cpus: Option<CpuSet>,
+    /// How many threads share how many CPUs, if these are fewer.
+    pub crowded: Option<(usize, usize)>,
+}
+
+/// `SCHED_FIFO` priority of `class = "realtime"` alone.
+const PRIORITY: u8 = 10;
+
+/// Decides for all VMs; in their order, each with why not if not.
+pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Class, String>> {
+    let mut all: Vec<Result<Class, String>> = wishes.iter().map(|wish| alone(wish, observed)).collect();
+    let mut chosen: Vec<usize> = (0..all.len()).filter(|i| all[*i].is_ok()).collect();
+    let spare = loop {
+        let vms: Vec<&ObservedVm> = chosen.iter().map(|i| wishes[*i].vm).collect();
+        match together(&vms, observed) {
+            Some(spare) => break spare,
+            None => {
+                let Some(last) = chosen.pop() else { break None };
+                all[last] = Err(format!(
+                    "class = \"realtime\" would let real-time threads take every online CPU ({}) at once, and \
+                     pinning this VM's leaves none: take work off this host, or real-time classes off others",
+                    observed.cpus
+                ));
+            }
+        }
+    };
+    for i in chosen {
+        if let Ok(class) = &mut all[i] {
+            pin(class, wishes[i].vm, spare, observed);
+        }
+    }
+    all
+}
+
+/// Whether and how a VM can be real-time as far as others do not matter.
+fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
+    if observed.realtime_guard.is_none() {
+        return Err(
+            "class = \"realtime\" would help, but nothing keeps a real-time thread that never sleeps from \
+                    starving this host: set kernel.sched_rt_runtime_us to 950000 (sysctl) first"
+                .to_owned(),
+        );
+    }
+    let mut waiting = Vec::new();
+    let mut highest = 0;
+    for (actor, tasks) in [(Actor::Vcpu, &wish.vm.vcpus), (Actor::Worker, &wish.vm.workers)] {
+        for task in tasks {
+            let setting = Setting::ThreadScheduling(*task);
+            let Some(Value::Scheduling(scheduling)) = observed.settings.get(&setting) else {
+                return Err(format!(
+                    "class = \"realtime\" would help, but {setting} cannot be read, so it could not be put back: {}",
+                    reason(&setting, observed)
+                ));
+            };
+            match scheduling {
+                Scheduling::Deadline { .. } => {
+                    return Err(
+                        "some of its threads have deadlines already (SCHED_DEADLINE): give those a longer \
+                                runtime or a shorter period, and the others as well"
+                            .to_owned(),
+                    );
+                }
+                Scheduling::Fifo { priority } | Scheduling::RoundRobin { priority } => {
+                    highest = highest.max(*priority);
+                }
+                _ => {}
+            }
+            if wish.of.contains(&actor) {
+                waiting.push(*scheduling);
+            }
+        }
+    }
+    if waiting.is_empty() {
+        return Err(
+            "which threads wait for a CPU cannot be told, so there is none to prefer: start QEMU with \
+                    -name guest=NAME,debug-threads=on"
+                .to_owned(),
+        );
+    }
+    if waiting.iter().all(spare::unbounded) {
+        return Err(format!(
+            "the threads that wait are real-time already ({}): what they wait behind is so too, or a limit holds \
+             them back (cpu.max of their control group); give them CPUs of their own with vcpu_cpus and worker_cpus",
+            waiting[0]
+        ));
+    }
+    Ok(Class { priority: Some(highest).filter(|p| *p > PRIORITY), ..Class::default() })
+}
+
+/// The CPUs that a thread may run on, if it can be read.
+fn affinity(task: &Task, observed: &Observed) -> Option<CpuSet> {
+    match observed.settings.get(&Setting::ThreadCpus(*task)) {
+        Some(Value::Cpus(cpus)) => Some(cpus.clone()),
+        _ => None,
+    }
+}
+
+fn tasks(vm: &ObservedVm) -> impl Iterator<Item = &Task> {
+    vm.vcpus.iter().chain(&vm.workers)
+}
+
+/// Whether these VMs' threads can all be real-time: `Some(None)` as they are, `Some(Some(cpu))` if `cpu` is kept free of
+/// them, `None` not at all.
+fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
+    let online = &observed.cpus;
+    if vms.is_empty() {
+        return Some(None);
+    }
+    let chosen = |vm: &ObservedVm| vms.iter().any(|v| v.process == vm.process);
+    let real_time = |task: &Task| match observed.settings.get(&Setting::ThreadScheduling(*task)) {
+        Some(Value::Scheduling(scheduling)) => spare::unbounded(scheduling),
+        _ => false,
+    };
+    let others = observed.vms.iter().filter(|vm| !chosen(vm)).flat_map(tasks).filter(|task| real_time(task));
+    let cpus = |task: &Task| affinity(task, observed).unwrap_or_else(|| online.clone());
+    let others: Vec<CpuSet> = others.map(cpus).collect();
+    let own: Vec<&Task> = vms.iter().flat_map(|vm| tasks(vm)).collect();
+    let present: Vec<CpuSet> = own.iter().map(|task| cpus(task)).collect();
+    let all: Vec<&CpuSet> = others.iter().chain(&present).collect();
+    if !spare::none_left(&all, online) {
+        return Some(None);
+    }
+    // Neither others' threads are pinned here, nor those whose CPUs could not be put back.
+    let unmoved = own.iter().filter(|task| affinity(task, observed).is_none()).map(|_| online);
+    let free = online.without(&spare::reach(others.iter().chain(unmoved), online));
+    if online.len() < 2 {
+        return None;
+    }
+    let last: Vec<u32> = vms
+        .iter()
+        .flat_map(|vm| vm.vm.vcpus.iter().map(|v| v.last_cpu).chain(vm.vm.workers.iter().map(|w| w.last_cpu)))
+        .collect();
+    // The CPU that drives the fewest threads away from where they are.
+    let driven = |cpu: u32| {
+        let only = present.iter().filter(|cpus| cpus.iter().all(|c| c == cpu)).count();
+        (only, last.iter().filter(|l| **l == cpu).count(), cpu)
+    };
+    free.iter().min_by_key(|cpu| driven(*cpu)).map(Some)
+}
+
+/// Keeps a VM's threads off the spare CPU.
+fn pin(class: &mut Class, vm: &ObservedVm, spare: Option<u32>, observed: &Observed) {
+    let online = &observed.cpus;
+    let mut reach = CpuSet::default();
+    for (tasks, line) in [(&vm.vcpus, &mut class.vcpu_cpus), (&vm.workers, &mut class.worker_cpus)] {
+        let present: Vec<CpuSet> =
+            tasks.iter().map(|t| affinity(t, observed).unwrap_or_else(|| online.clone())).collect();
+        let mut may = spare::reach(&present, online);
+        if let Some(spare) = spare.filter(|cpu| may.contains(*cpu)) {
+            let spare = CpuSet::from_iter([spare]);
+            may = may.without(&spare);
+            if may.is_empty() {
+                may = online.without(&spare);
+            }
+            *line = Some(may.clone());
+        }
+        reach = reach.union(&may);
+    }
+    let threads = tasks(vm).count();
+    class.crowded = (threads > reach.len()).then_some((threads, reach.len()));
+}

@@ -1,0 +1,80 @@
+//! Policies as TOML that any VM's name can stand in.
+//!
+//! Names come from guests' command lines. A header quotes them as TOML's basic strings in ASCII, so that no terminal and
+//! no editor shows another name than the one that is meant; a comment shows them as [`printable`] does.
+
+use std::fmt::Write;
+use teiji_model::text::printable;
+
+/// Columns of the widest comment, unless a word is longer.
+pub(super) const WIDTH: usize = 97;
+
+/// A name as a key of TOML: bare if it may be, else quoted, with escapes for all that is not printable ASCII.
+///
+/// The name has no control characters: a policy takes none.
+pub(super) fn key(name: &str) -> String {
+    let bare = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if !name.is_empty() && name.chars().all(bare) {
+        return name.to_owned();
+    }
+    let mut quoted = String::from('"');
+    for c in name.chars() {
+        // Writing to a String cannot fail.
+        let _ = match c {
+            '"' | '\\' => write!(quoted, "\\{c}"),
+            ' '..='~' => write!(quoted, "{c}"),
+            '\0'..='\u{ffff}' => write!(quoted, "\\u{:04X}", c as u32),
+            _ => write!(quoted, "\\U{:08X}", c as u32),
+        };
+    }
+    quoted + "\""
+}
+
+/// A text as lines of a comment.
+pub(super) fn comment(text: &str) -> Vec<String> {
+    let mut lines = vec![String::from("#")];
+    let mut columns = 1;
+    for word in printable(text).split_whitespace() {
+        let length = word.chars().count();
+        if columns > 1 && columns + 1 + length > WIDTH {
+            lines.push(String::from("#"));
+            columns = 1;
+        }
+        if let Some(last) = lines.last_mut() {
+            last.push(' ');
+            last.push_str(word);
+        }
+        columns += 1 + length;
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_ascii_and_quoted_where_they_must_be() {
+        for (name, wanted) in [
+            ("sip-1_a", "sip-1_a"),
+            ("", "\"\""),
+            ("a.b", "\"a.b\""),
+            ("a b]", "\"a b]\""),
+            ("pid:7", "\"pid:7\""),
+            ("a\"b\\c", "\"a\\\"b\\\\c\""),
+            ("büro", "\"b\\u00FCro\""),
+            ("x\u{202e}y\u{1f600}", "\"x\\u202Ey\\U0001F600\""),
+        ] {
+            assert_eq!(key(name), wanted);
+        }
+    }
+
+    #[test]
+    fn comments_are_lines_of_a_comment() {
+        assert_eq!(comment("a\n[vm.x]\u{1b}[2J"), ["# a\\n[vm.x]\\u{1b}[2J"]);
+        assert_eq!(comment(""), ["#"]);
+        let lines = comment(&"word ".repeat(100));
+        assert!(lines.iter().all(|l| l.starts_with("# word") && l.len() <= WIDTH), "{lines:?}");
+        assert_eq!(comment(&"x".repeat(300)).len(), 1);
+    }
+}
