@@ -115,6 +115,9 @@ pub struct ReportArgs {
     /// Write the report to this file instead of standard output.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
+    /// Print what would help as a policy, for `plan` and `apply`; the report goes to standard error.
+    #[arg(long, conflicts_with_all = ["format", "json", "out"])]
+    pub suggest: bool,
 }
 
 impl ReportArgs {

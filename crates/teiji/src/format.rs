@@ -5,6 +5,7 @@ use crate::terminal::{Style, printable};
 use crate::{html, output, perfetto, text};
 use anyhow::Result;
 use std::io::{self, IsTerminal, Write};
+use teiji_model::plan::Observed;
 use teiji_model::report::{Joined, Report};
 
 /// The requests that are kept for formats that show every one.
@@ -79,6 +80,17 @@ pub fn print(args: &ReportArgs, reports: &[(String, Report)], kept: &Kept) -> Re
         );
     }
     output::write(out, &content, || in_text(reports, &Style::stdout()))
+}
+
+/// Prints what would help as a policy, and the report as text to standard error. `observed` is the host, if it is the
+/// one that was traced.
+///
+/// # Errors
+/// If the policy cannot be written.
+pub fn suggest(report: &Report, observed: Option<&Observed>) -> Result<()> {
+    // The policy is what was asked for: it does not fail with the report.
+    let _ = io::stderr().write_all(text::report(report, &Style::stderr()).as_bytes());
+    output::stdout(&teiji_control::suggest::suggest(report, observed).to_string())
 }
 
 fn in_text(reports: &[(String, Report)], style: &Style) -> String {

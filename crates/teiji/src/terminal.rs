@@ -36,9 +36,18 @@ impl Style {
     /// What standard output can show: colour on a terminal unless `NO_COLOR` is set, and more than
     /// ASCII if the locale is UTF-8.
     pub fn stdout() -> Self {
+        Self::of(&std::io::stdout())
+    }
+
+    /// The same of standard error.
+    pub fn stderr() -> Self {
+        Self::of(&std::io::stderr())
+    }
+
+    fn of(stream: &impl IsTerminal) -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|v| !v.is_empty());
         let dumb = std::env::var_os("TERM").is_none_or(|t| t == "dumb");
-        let colour = std::io::stdout().is_terminal() && !set("NO_COLOR") && !dumb;
+        let colour = stream.is_terminal() && !set("NO_COLOR") && !dumb;
         Style { colour, unicode: utf8_locale() }
     }
 

@@ -44,6 +44,10 @@ fn usage_errors_end_with_2() {
         &["trace", "--match", "telepathy"],
         &["trace", "--json", "--format", "html"],
         &["trace", "--buffer", "1"],
+        &["trace", "--suggest", "--json"],
+        &["replay", "x", "--suggest", "--format", "text"],
+        &["replay", "x", "--suggest", "--out", "y"],
+        &["replay", "x", "y", "--suggest"],
         &["replay"],
         &["nonsense"],
     ] {

@@ -12,6 +12,9 @@ pub(super) fn run(args: &Replay) -> Result<()> {
     if several && args.report.format() == Format::Perfetto {
         return Err(Usage("a Perfetto trace shows one recording: give one".into()).into());
     }
+    if several && args.report.suggest {
+        return Err(Usage("what one recording suggests is no policy for another: give one".into()).into());
+    }
     if args.labels.len() > args.files.len() {
         let text = format!("{} labels for {} recordings", args.labels.len(), args.files.len());
         return Err(Usage(text).into());
@@ -26,5 +29,8 @@ pub(super) fn run(args: &Replay) -> Result<()> {
         };
         reports.push((label, trace::replay(file, &mut |joined| kept.keep(joined))?));
     }
-    format::print(&args.report, &reports, &kept)
+    match &reports[..] {
+        [(_, report)] if args.report.suggest => format::suggest(report, None),
+        _ => format::print(&args.report, &reports, &kept),
+    }
 }

@@ -49,6 +49,8 @@ pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
         buffer_bytes: args.buffer,
         confine: true,
     };
+    // Before the trace gives up the rights that this takes.
+    let observed = args.report.suggest.then(|| root.observe()).transpose()?;
     let stop = signals::stop_flag()?;
     let mut kept = Kept::new(args.report.format());
     let mut line = Line::new(args.duration);
@@ -56,7 +58,11 @@ pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
     line.clear();
     let outcome = outcome.context("cannot trace")?;
     let vanished = !outcome.report.counters.vanished.is_empty();
-    format::print(&args.report, &[(String::new(), outcome.report)], &kept)?;
+    if args.report.suggest {
+        format::suggest(&outcome.report, observed.as_ref())?;
+    } else {
+        format::print(&args.report, &[(String::new(), outcome.report)], &kept)?;
+    }
     if let Some(error) = outcome.recording_failed {
         return Err(error.into());
     }

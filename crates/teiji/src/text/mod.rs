@@ -8,6 +8,7 @@ pub use waterfall::{cells, dominant, letter};
 
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units::{count, ns, percent};
+use teiji_control::suggest::suggest;
 use teiji_model::report::{Dist, Groups, Report, Requests, Verdict, VmReport};
 
 /// Columns of the widest line.
@@ -20,9 +21,10 @@ pub fn report(report: &Report, style: &Style) -> String {
     if report.vms.is_empty() {
         lines.push("no VM was traced".to_owned());
     }
-    for vm in &report.vms {
+    let suggestion = suggest(report, None);
+    for (vm, advice) in report.vms.iter().zip(&suggestion.vms) {
         lines.push(String::new());
-        lines.extend(section(report, vm, style));
+        lines.extend(section(report, vm, &suggestion.of(advice), style));
     }
     let mut out = String::new();
     for line in lines {
@@ -75,7 +77,7 @@ pub fn lost(report: &Report) -> Vec<String> {
     lines
 }
 
-fn section(report: &Report, vm: &VmReport, style: &Style) -> Vec<String> {
+fn section(report: &Report, vm: &VmReport, help: &[String], style: &Style) -> Vec<String> {
     let name = shorten(&printable(&vm.name), 40);
     let mut lines = vec![format!("{}  pid {}", style.paint(Tone::Strong, &name), vm.pid)];
     lines.push(requests(&vm.requests));
@@ -102,6 +104,8 @@ fn section(report: &Report, vm: &VmReport, style: &Style) -> Vec<String> {
             }
             lines.push(String::new());
             lines.extend(verdict(&vm.verdict, style));
+            lines.push(String::new());
+            lines.extend(what_would_help(help, style));
             lines.push(String::new());
             lines.extend(stages::table(vm, style));
             lines.extend(waterfall::lines(vm, style));
@@ -157,6 +161,16 @@ fn verdict(v: &Verdict, style: &Style) -> Vec<String> {
     if let Some(text) = culprits(v) {
         lines.extend(wrap(&text, WIDTH - 3).iter().map(|l| format!("   {l}")));
     }
+    lines
+}
+
+/// The lines of a policy that would help, with their comments.
+fn what_would_help(help: &[String], style: &Style) -> Vec<String> {
+    let mut lines = vec!["what would help (--suggest prints it as a policy)".to_owned()];
+    lines.extend(help.iter().map(|line| {
+        let tone = if line.starts_with('#') { Tone::Faint } else { Tone::Good };
+        format!("   {}", style.paint(tone, line))
+    }));
     lines
 }
 
