@@ -347,6 +347,9 @@ fn sections_mean_the_vm_whatever_it_is_called() {
     // The other is on the host and was not traced.
     let two = vec![vm("twin", 100, 1, 1, None, false), vm("twin", 200, 1, 1, None, false)];
     assert_eq!(lines(&planned(&on(&[("twin", 100)]), &host("0-7", two, Vec::new())).0), wanted[..2]);
+    // The name is another's by now.
+    let swapped = vec![vm("b", 100, 1, 1, None, false), vm("a", 200, 1, 1, None, false)];
+    assert_eq!(lines(&planned(&on(&[("a", 100)]), &host("0-7", swapped, Vec::new())).0), wanted[..2]);
 }
 
 #[test]
