@@ -1,9 +1,11 @@
-//! `make demo`: real SIP calls to a VM, undisturbed and then with CPU hogs in the vCPU's way; what teiji says of both.
+//! `make demo`: real SIP calls to a VM, undisturbed, with CPU hogs in the vCPU's way, with the policy that teiji
+//! suggests against them, and after its rollback.
 //!
 //! ```text
-//! boot ─► VM with sipp's server ─► warm up ─► trace undisturbed ─► trace with hogs ─► power off ─► report.html
+//! boot ─► VM with sipp's server ─► warm up ─► trace ─► hogs ─► trace ─► suggest, apply ─► trace ─► roll back ─► trace
 //! ```
-//! Leaves `target/demo/`: `report.html`, and the two recordings, which `teiji replay` reads without root.
+//! Leaves `target/demo/`: `report.html`, the policy `fix.toml`, and the recordings, which `teiji replay` reads
+//! without root.
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -17,7 +19,7 @@ use teiji_experiments::{programs, say};
 use teiji_model::report::VmReport;
 use teiji_model::stage::{Stage, ThreadState};
 
-/// Shows where the time of SIP calls to a VM goes, undisturbed and with CPU hogs
+/// Shows where the time of SIP calls to a VM goes, undisturbed and with CPU hogs, and what a policy does about it
 #[derive(Parser)]
 struct Args {
     /// Calls a second
@@ -27,13 +29,22 @@ struct Args {
     #[arg(long, default_value_t = 60)]
     calls: u64,
     /// Busy loops on the vCPU's CPU
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 4)]
     hogs: u32,
 }
 
-/// The two situations: file name and what is written in the report.
-const BEFORE: (&str, &str) = ("undisturbed", "undisturbed");
-const AFTER: (&str, &str) = ("cpu-hogs", "CPU hogs");
+/// The situations: the recording's name and what is written in the report.
+const SITUATIONS: [(&str, &str); 4] = [
+    ("undisturbed", "undisturbed"),
+    ("hogs", "CPU hogs"),
+    ("applied", "policy applied"),
+    ("back", "rolled back"),
+];
+/// What is traced.
+const TRACE: &str = "--vm sip1 --flow 'udp port 5060' --match sip";
+/// In the lab host: the suggested policy, and teiji's state.
+const POLICY: &str = "/tmp/fix.toml";
+const STATE: &str = "/tmp/teiji-state";
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
@@ -52,52 +63,67 @@ fn run(args: &Args) -> Result<()> {
         std::fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
     }
     let programs = programs::folder()?;
-    let (before, after) = trace_both(&folder, args)?;
-    let recordings = [recording(&before)?, recording(&after)?];
-    for (file, (_, label)) in recordings.iter().zip([BEFORE, AFTER]) {
+    let traced = trace_all(&folder, args)?;
+    let recordings = traced.iter().map(recording).collect::<Result<Vec<_>>>()?;
+    for (file, (_, label)) in recordings.iter().zip(SITUATIONS) {
         println!("\n=== {label} ===\n");
         replay(&programs, &[file], &[])?;
     }
     let html = folder.join("report.html");
-    let files: Vec<&Path> = recordings.iter().map(PathBuf::as_path).collect();
     let out = html.to_string_lossy().into_owned();
-    let labels = ["--label", BEFORE.1, "--label", AFTER.1, "--format", "html", "--out", &out];
-    replay(&programs, &files, &labels)?;
-    println!("{}", table(only(&before.report)?, only(&after.report)?));
-    println!("report:     {}", html.display());
+    let labels = SITUATIONS.iter().flat_map(|(_, label)| ["--label", label]);
+    let options: Vec<&str> = labels.chain(["--format", "html", "--out", &out]).collect();
+    replay(&programs, &recordings, &options)?;
+    let vms = traced.iter().map(|t| only(&t.report)).collect::<Result<Vec<_>>>()?;
+    println!("{}", table(&vms));
+    println!("report:      {}", html.display());
+    println!("policy:      {}", folder.join("fix.toml").display());
     for file in &recordings {
-        println!("recording:  {}  (`teiji replay` reads it without root)", file.display());
+        println!("recording:   {}  (`teiji replay` reads it without root)", file.display());
     }
     say(&format!("{} s in all; everything is powered off", begun.elapsed().as_secs()));
     Ok(())
 }
 
-/// Boots, traces twice, powers off.
-fn trace_both(folder: &Path, args: &Args) -> Result<(Traced, Traced)> {
+/// Boots, traces each situation, powers off.
+fn trace_all(folder: &Path, args: &Args) -> Result<Vec<Traced>> {
     let lab = Lab::boot(folder)?;
     let guest = lab.host.guest(&load::placed("sip1"))?;
     say("starting sipp's server in the VM, and calling it until its programs are in memory");
     let server = load::sip_server(&lab.host, &guest)?;
-    let arguments = "--vm sip1 --flow 'udp port 5060' --match sip";
     let calls = format!("{} calls at {:.0}/s", args.calls, args.rate);
+    let trace = |(file, label): (&str, &str)| -> Result<Traced> {
+        say(&format!("{label}: teiji trace {TRACE}; {calls}"));
+        let trace = Trace::start(&lab, file, TRACE, true)?;
+        load::call(&lab.host, &guest, args.rate, args.calls)?;
+        trace.stop()
+    };
+    let teiji = |arguments: &str| -> Result<String> {
+        say(&format!("teiji {arguments}"));
+        Ok(lab.host.run(&format!("/mnt/bin/teiji {arguments}"))?.ok()?)
+    };
 
-    say(&format!("{}: teiji trace {arguments}; {calls}", BEFORE.1));
-    let trace = Trace::start(&lab, BEFORE.0, arguments, true)?;
-    load::call(&lab.host, &guest, args.rate, args.calls)?;
-    let before = trace.stop()?;
-
-    say(&format!("{}: the same, with {} busy loops on the vCPU's CPU", AFTER.1, args.hogs));
-    let trace = Trace::start(&lab, AFTER.0, arguments, true)?;
+    let mut traced = vec![trace(SITUATIONS[0])?];
+    say(&format!("{} busy loops on the vCPU's CPU, from here on", args.hogs));
     let hogs = load::hogs(&lab.host, VCPU_CPU, args.hogs)?;
-    load::call(&lab.host, &guest, args.rate, args.calls)?;
+    traced.push(trace(SITUATIONS[1])?);
+
+    let policy = teiji("replay /tmp/hogs.teiji --suggest")?;
+    println!("\n{policy}\n");
+    std::fs::write(folder.join("fix.toml"), &policy).context("cannot write the policy")?;
+    lab.host.run(&format!("cp /mnt/out/fix.toml {POLICY}"))?.ok()?;
+    println!("{}", teiji(&format!("apply {POLICY} --state {STATE}"))?);
+    traced.push(trace(SITUATIONS[2])?);
+
+    teiji(&format!("rollback --state {STATE}"))?;
+    traced.push(trace(SITUATIONS[3])?);
     drop(hogs);
-    let after = trace.stop()?;
 
     drop(server);
     drop(guest);
     let Lab { host, .. } = lab;
     host.power_off();
-    Ok((before, after))
+    Ok(traced)
 }
 
 fn recording(traced: &Traced) -> Result<PathBuf> {
@@ -114,35 +140,40 @@ fn replay(programs: &Path, files: &[impl AsRef<Path>], options: &[&str]) -> Resu
     Ok(())
 }
 
-/// Before and after, side by side.
-fn table(before: &VmReport, after: &VmReport) -> String {
+/// The situations side by side, and what the policy did.
+fn table(vms: &[&VmReport]) -> String {
     let ms = |ns: f64| format!("{:.2} ms", ns / 1e6);
-    let mut rows = vec![row("", BEFORE.1.into(), AFTER.1.into())];
-    rows.push("-".repeat(64));
+    let mut rows = vec![row("", SITUATIONS.iter().map(|(_, label)| (*label).to_owned()))];
+    rows.push("-".repeat(rows[0].chars().count()));
     let mut add = |name: &str, of: &dyn Fn(&VmReport) -> Option<f64>| {
-        let show = |vm: &VmReport| of(vm).map_or("-".to_owned(), ms);
-        rows.push(row(name, show(before), show(after)));
+        rows.push(row(name, vms.iter().map(|vm| of(vm).map_or("-".to_owned(), ms))));
     };
     add("response time, median", &|vm| vm.total.map(|t| t.p50 as f64));
     add("response time, 99 %", &|vm| vm.total.map(|t| t.p99 as f64));
     add("call, median", &|vm| vm.groups.map(|g| g.total.p50 as f64));
     add("waiting for a CPU, mean", &|vm| Some(ready(vm)));
     let blamed = |vm: &VmReport| vm.verdict.stage.map_or("-".to_owned(), |s| s.name().to_owned());
-    rows.push(row("blamed stage", blamed(before), blamed(after)));
+    rows.push(row("blamed stage", vms.iter().map(|vm| blamed(vm))));
     let share = |vm: &VmReport| format!("{:.0} %", vm.verdict.share * 100.0);
-    rows.push(row("its cause's share", share(before), share(after)));
-    format!(
-        "\n{}\n\n{}: {}\n{}: {}\n",
-        rows.join("\n"),
-        BEFORE.1,
-        before.verdict.sentence,
-        AFTER.1,
-        after.verdict.sentence
-    )
+    rows.push(row("its cause's share", vms.iter().map(|vm| share(vm))));
+    let mut text = format!("\n{}\n\n", rows.join("\n"));
+    for ((_, label), vm) in SITUATIONS.iter().zip(vms) {
+        text += &format!("{label}: {}\n", vm.verdict.sentence);
+    }
+    let p99 = |n: usize| vms.get(n).and_then(|vm| vm.total).map(|t| t.p99 as f64);
+    if let (Some(hogs), Some(applied), Some(back)) = (p99(1), p99(2), p99(3)) {
+        let times = |ratio: f64| format!("{ratio:.1} times");
+        text += &format!(
+            "\nthe policy made the 99th percentile {} shorter; its rollback made it {} longer again\n",
+            times(hogs / applied),
+            times(back / applied)
+        );
+    }
+    text
 }
 
-fn row(name: &str, before: String, after: String) -> String {
-    format!("{name:<26}{before:>18}{after:>20}")
+fn row(name: &str, values: impl Iterator<Item = String>) -> String {
+    values.fold(format!("{name:<24}"), |row, value| row + &format!("{value:>17}"))
 }
 
 /// Mean time a request waited for the vCPU to get a CPU, ns.
