@@ -164,6 +164,10 @@ impl apply::Host for Settings {
     fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError> {
         Settings::write(self, setting, value)
     }
+
+    fn tidy(&self) {
+        Settings::tidy(self);
+    }
 }
 
 #[cfg(test)]

@@ -89,7 +89,8 @@ impl<'a> Hierarchy<'a> {
         Some(all)
     }
 
-    fn children(&self, group: &str) -> Vec<String> {
+    /// Names of the groups just below one.
+    pub(crate) fn children(&self, group: &str) -> Vec<String> {
         let dir = self.path(group, "");
         let mut names = self.root.names(&dir);
         names.retain(|name| self.root.exists(&format!("{dir}/{name}/cgroup.procs")));

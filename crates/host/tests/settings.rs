@@ -351,6 +351,17 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
     std::fs::create_dir_all(&directory).unwrap();
     assert!(matches!(settings.write(&process, &before), Err(SettingError::Gone(_))));
     assert!(!directory.exists(), "the group of a process that ended is removed");
+
+    // Killed so that nobody has anything to write any more, but the group is left.
+    std::fs::create_dir_all(&directory).unwrap();
+    let others = directory.with_file_name("not-of-teiji");
+    std::fs::create_dir_all(&others).unwrap();
+    settings.tidy();
+    let left = (directory.exists(), others.exists());
+    std::fs::remove_dir(&others).unwrap();
+    assert_eq!(left, (false, true), "groups that teiji made are removed if they are empty, no others");
+    settings.tidy();
+    assert!(!directory.parent().unwrap().exists());
 }
 
 /// Weight and limit of a real group, if this machine's hierarchy has the controller.

@@ -67,7 +67,8 @@ const POLL: Duration = Duration::from_millis(50);
 /// How long the lock is tried for at least: `status` takes it for an instant to see whether it is free.
 const INSTANT: Duration = Duration::from_millis(200);
 
-/// The settings of a host. A write is whole or not at all, even if its process is killed.
+/// The settings of a host. A write is whole or not at all, even if its process is killed; what such a one may leave
+/// beside the settings, [`Host::tidy`] removes.
 pub trait Host {
     /// What a setting is.
     ///
@@ -80,6 +81,10 @@ pub trait Host {
     /// # Errors
     /// If it is gone, or the kernel refuses it.
     fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError>;
+
+    /// Removes what writes that were cut off, and tasks that have ended, left behind and that is no setting. Called
+    /// with the lock held. That it cannot is no failure: it is called again.
+    fn tidy(&self);
 }
 
 /// Changes settings of a host and remembers what they were.

@@ -57,6 +57,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
                 notes.push(Note::OtherBoot);
             }
         }
+        // Of VMs that have ended since.
+        self.host.tidy();
         Ok(notes)
     }
 

@@ -25,6 +25,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         for (i, step) in journal.header.steps.iter().enumerate().take(journal.begun).rev() {
             self.put(step, &step.present, &step.wanted, |found| journal.ours(i, found), &mut outcome);
         }
+        // What is as it should be, or gone, was not written, and may have left something behind.
+        self.host.tidy();
         outcome
     }
 
@@ -36,6 +38,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             let ours = |found: &Value| force || *found == step.present;
             self.put(step, &step.wanted, &step.present, ours, &mut outcome);
         }
+        self.host.tidy();
         outcome
     }
 

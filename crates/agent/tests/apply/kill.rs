@@ -4,7 +4,7 @@ use crate::common::{cpus, task};
 use crate::sim::{Disk, Settings, Sim, plan, timeless, with};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use teiji_agent::apply::{Applied, Error, Rollback};
+use teiji_agent::apply::{Applied, Error, Progress, Rollback};
 use teiji_model::plan::Plan;
 use teiji_model::setting::{Scheduling, Setting, Value};
 
@@ -61,6 +61,7 @@ fn recovered(sim: &Sim) -> (Settings, Holds) {
     let end = |sim: &Sim| {
         sim.engine().recover(Duration::ZERO).unwrap();
         assert!(sim.is_clean(), "{:?}", sim.0.files.borrow());
+        assert_eq!(sim.empty_groups(), [].into(), "left behind");
         assert_eq!(sim.engine().recover(Duration::ZERO).unwrap(), []);
         state(sim)
     };
@@ -171,6 +172,61 @@ fn killed_anywhere_in_rollback() {
         assert_eq!(found, if begun { (original(), Holds::new()) } else { after }, "killed at {k}");
     }
     assert!(begun);
+}
+
+/// A group is made before a process is moved into it, and removed after it has left: two changes each.
+#[test]
+fn killed_anywhere_around_a_move_no_empty_group_is_left() {
+    let group = Setting::Group(task(1));
+    let own = Value::Group("/teiji/vm-1".into());
+    let after = with(&original(), &[(group.clone(), own.clone())]);
+    let moves = plan(&original(), &[(group.clone(), own.clone())]);
+    let mut met = [false; 2];
+    for k in 1.. {
+        let sim = Sim::new(original());
+        let ended = sim.killed_at(k, |s| s.apply(&moves).map(drop));
+        met[0] |= !sim.empty_groups().is_empty();
+        assert!([original(), after.clone()].contains(&recovered(&sim).0), "killed at {k}");
+        if ended.is_some() {
+            break;
+        }
+    }
+    for k in 1.. {
+        let sim = Sim::new(original());
+        sim.apply(&moves).unwrap();
+        let ended = sim.killed_at(k, |s| s.engine().rollback(&Rollback::default()).map(drop));
+        met[1] |= !sim.empty_groups().is_empty();
+        assert!([original(), after.clone()].contains(&recovered(&sim).0), "killed at {k}");
+        if ended.is_some() {
+            break;
+        }
+    }
+    assert_eq!(met, [true, true]);
+}
+
+/// Nothing is left to be put back then, but the group is there.
+#[test]
+fn the_group_of_a_vm_that_ended_is_removed() {
+    let group = Setting::Group(task(1));
+    let wanted =
+        [(group.clone(), Value::Group("/teiji/vm-1".into())), (Setting::HaltPoll, Value::Nanoseconds(0))];
+    let moves = plan(&original(), &wanted);
+    // While it is applied to.
+    let sim = Sim::new(original());
+    let error = sim.apply_within(&moves, 1, &mut |progress| {
+        if let Progress::Waiting { .. } = progress {
+            sim.0.settings.borrow_mut().remove(&group);
+        }
+    });
+    assert!(matches!(error, Err(Error::Undone { .. })), "{error:?}");
+    assert_eq!(sim.empty_groups(), [].into());
+    // Later.
+    let sim = Sim::new(original());
+    sim.apply(&moves).unwrap();
+    sim.0.settings.borrow_mut().remove(&group);
+    assert_eq!(sim.empty_groups().len(), 1);
+    sim.apply(&Plan::default()).unwrap();
+    assert_eq!(sim.empty_groups(), [].into());
 }
 
 #[test]

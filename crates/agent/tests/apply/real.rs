@@ -34,6 +34,8 @@ impl Host for Files {
         std::fs::rename(new, self.path(setting)).unwrap();
         Ok(())
     }
+
+    fn tidy(&self) {}
 }
 
 fn before() -> BTreeMap<Setting, Value> {

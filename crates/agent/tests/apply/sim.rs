@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
@@ -35,6 +35,8 @@ struct Killed;
 
 pub struct World {
     pub settings: RefCell<Settings>,
+    /// Control groups that were made for a move.
+    pub made: RefCell<BTreeSet<String>>,
     pub files: RefCell<BTreeMap<String, Vec<u8>>>,
     pub now: Cell<Duration>,
     pub boot: RefCell<String>,
@@ -65,6 +67,7 @@ impl Sim {
     pub fn new(settings: Settings) -> Self {
         Sim(Rc::new(World {
             settings: RefCell::new(settings),
+            made: RefCell::default(),
             files: RefCell::default(),
             now: Cell::new(Duration::from_secs(1000)),
             boot: RefCell::new("this boot".into()),
@@ -82,6 +85,7 @@ impl Sim {
     pub fn copy(&self) -> Self {
         let copy = Sim::new(self.settings());
         *copy.0.files.borrow_mut() = self.0.files.borrow().clone();
+        *copy.0.made.borrow_mut() = self.0.made.borrow().clone();
         *copy.0.normalised.borrow_mut() = self.0.normalised.borrow().clone();
         copy.0.now.set(self.0.now.get());
         copy
@@ -97,6 +101,13 @@ impl Sim {
 
     pub fn has(&self, name: &str) -> bool {
         self.0.files.borrow().contains_key(name)
+    }
+
+    /// Groups that were made and that nothing is in.
+    pub fn empty_groups(&self) -> BTreeSet<String> {
+        let settings = self.settings();
+        let used = |group: &String| settings.values().any(|v| *v == Value::Group(group.clone()));
+        self.0.made.borrow().iter().filter(|g| !used(g)).cloned().collect()
     }
 
     /// Whether nothing of a transaction is left.
@@ -186,12 +197,25 @@ impl Host for Sim {
         if self.0.refused.borrow().contains(value) {
             return Err(SettingError::Refused("EINVAL: no".into()));
         }
+        if let Value::Group(group) = value
+            && group.starts_with("/teiji/")
+        {
+            self.point();
+            self.0.made.borrow_mut().insert(group.clone());
+        }
         self.point();
         let normalised = self.0.normalised.borrow();
         let made = normalised.iter().find(|(from, _)| from == value).map_or(value, |(_, to)| to);
         self.set(setting.clone(), made.clone());
         self.point();
         Ok(())
+    }
+
+    fn tidy(&self) {
+        while let Some(group) = self.empty_groups().pop_first() {
+            self.point();
+            self.0.made.borrow_mut().remove(&group);
+        }
     }
 }
 

@@ -19,7 +19,6 @@ use crate::root::Root;
 use crate::task::{alive, gone};
 use nix::errno::Errno;
 use std::fs;
-use teiji_model::plan::own_group;
 use teiji_model::setting::{SettingError, Task};
 
 /// The group that all threads of a process are in.
@@ -53,8 +52,8 @@ fn present(hierarchy: &Hierarchy, task: Task, attempt: &Attempt) -> Result<Strin
     Ok(group)
 }
 
-/// Moves a process. A group below `/teiji/` is made for it; any other must be there, and the group of teiji's own
-/// that the process was in, or would have been, is removed.
+/// Moves a process. A group below `/teiji/` is made for it; any other must be there. Groups of teiji's own that are
+/// empty then are removed.
 ///
 /// # Errors
 /// `Refused` if the group cannot be one's own, or if the move could not be undone.
@@ -63,20 +62,12 @@ pub(super) fn write(root: &Root, task: Task, group: &str, attempt: &Attempt) -> 
         return Err(attempt.impossible("that is no path of a control group that can hold a process"));
     }
     let hierarchy = Hierarchy::find(root).map_err(|why| attempt.unsupported(why))?;
-    let own = own_group(task.id);
     if cgroup::is_own(group) {
-        let result = enter(root, &hierarchy, task, group, attempt);
-        if result.is_err() {
-            sweep(root, &hierarchy, group);
-        }
-        return result;
+        return enter(root, &hierarchy, task, group, attempt).inspect_err(|_| sweep(root, &hierarchy));
     }
-    let before = hierarchy.of_threads(task.id).into_iter().find(|g| cgroup::is_own(g) && cgroup::is_group(g));
     let result = leave(root, &hierarchy, task, group, attempt);
     // Also when the process has ended, or was killed between the making of the group and the move.
-    for emptied in [before.as_deref(), Some(own.as_str())].into_iter().flatten() {
-        sweep(root, &hierarchy, emptied);
-    }
+    sweep(root, &hierarchy);
     result
 }
 
@@ -200,12 +191,18 @@ pub(super) fn enable_cpu(
     })
 }
 
-/// Removes a group of teiji's own, and the group of them all, if they are empty. That they are not is no failure.
-fn sweep(root: &Root, hierarchy: &Hierarchy, group: &str) {
-    for empty in [group, OWN] {
-        // rmdir takes no group that has processes or groups in it
-        if fs::remove_dir(root.path(&hierarchy.path(empty, ""))).is_err() && hierarchy.exists(empty) {
-            return;
-        }
+/// Removes groups of teiji's own that are empty: of VMs that have left, that have ended, or that were never moved
+/// because a teiji was killed between the making of the group and the move.
+pub(super) fn tidy(root: &Root) {
+    if let Ok(hierarchy) = Hierarchy::find(root) {
+        sweep(root, &hierarchy);
+    }
+}
+
+fn sweep(root: &Root, hierarchy: &Hierarchy) {
+    let made = hierarchy.children(OWN).into_iter().filter(|name| name.starts_with("vm-"));
+    for group in made.map(|name| format!("{OWN}/{name}")).chain([OWN.to_owned()]) {
+        // rmdir takes no group that has processes or groups in it, and that is no failure
+        let _ = fs::remove_dir(root.path(&hierarchy.path(&group, "")));
     }
 }

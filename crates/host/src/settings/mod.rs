@@ -12,7 +12,8 @@
 //!
 //! Each change is one system call that the kernel does wholly or not at all: whoever is killed meanwhile leaves
 //! the old value or the new one. The exception is moving a process into a group of teiji's own, which is made
-//! first, and taken away after the process has left: what may remain of it is an empty group.
+//! first, and taken away after the process has left: what may remain of it is an empty group, which
+//! [`Settings::tidy`] removes.
 //!
 //! The kernel may make of a value something else than was asked for (it intersects CPUs with those that are
 //! online and in the cpuset): the caller reads back and compares.
@@ -94,6 +95,13 @@ impl Settings {
             }
             _ => Err(attempt.impossible("that is not a value that it can have")),
         }
+    }
+
+    /// Removes what changes that were interrupted, and VMs that have ended, left behind: empty groups of teiji's own.
+    ///
+    /// For who has the lock only: a group that another teiji is about to use is empty as well.
+    pub fn tidy(&self) {
+        group::tidy(&self.root);
     }
 
     /// Why a setting that can be read cannot be changed on this host. The kernel tells by a file that nobody may
