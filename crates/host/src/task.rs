@@ -7,12 +7,22 @@
 use crate::root::Root;
 use teiji_model::setting::{SettingError, Task};
 
-/// The thread or process that has this id now; `None` if there is none, or only one that has ended and has not
-/// been waited for. `/proc/<id>/stat` is there for threads too, though `/proc` does not list them (proc(5)).
+/// `PF_EXITING` of `include/linux/sched.h`: the thread is on its way out and takes part in nothing any more. A move of
+/// its process into another control group leaves it where it is, without an error (`cgroup_migrate_add_task`).
+const PF_EXITING: u64 = 0x4;
+
+/// The thread or process that has this id now; `None` if there is none, or only one that is ending, or has ended
+/// and has not been waited for. `/proc/<id>/stat` is there for threads too, though `/proc` does not list them (proc(5)).
 pub fn task(root: &Root, id: u32) -> Option<Task> {
     let stat = Stat::read(root, id)?;
-    let ended = stat.field(3).is_none_or(|state| matches!(state, "Z" | "X" | "x"));
-    (!ended).then(|| Some(Task { id, started: stat.number(22)? })).flatten()
+    (!stat.ending()).then(|| Some(Task { id, started: stat.number(22)? })).flatten()
+}
+
+/// Whether a thread of the process is ending, as all of them do when it was killed, though not at the same instant.
+pub(crate) fn falls_apart(root: &Root, process: u32) -> bool {
+    let dir = format!("proc/{process}/task");
+    let stat = |tid| root.text(&format!("{dir}/{tid}/stat")).map(Stat);
+    root.numbers(&dir).into_iter().any(|tid| stat(tid).is_none_or(|stat| stat.ending()))
 }
 
 /// Ok if the thread is still the one that was meant.
@@ -36,6 +46,12 @@ impl Stat {
         root.text(&format!("proc/{id}/stat")).map(Stat)
     }
 
+    /// Whether it is on its way out, or has ended and has not been waited for.
+    fn ending(&self) -> bool {
+        self.field(3).is_none_or(|state| matches!(state, "Z" | "X" | "x"))
+            || self.number::<u64>(9).is_some_and(|flags| flags & PF_EXITING != 0)
+    }
+
     /// A field by its number in proc_pid_stat(5), from 3. The name, field 2, may contain anything: fields are
     /// counted from the last `)`, which closes it.
     pub(crate) fn field(&self, number: usize) -> Option<&str> {
@@ -57,5 +73,12 @@ mod tests {
         let stat = Stat("5 (a) S 1 2) R 9 8".to_owned());
         assert_eq!((stat.field(3), stat.number(4)), (Some("R"), Some(9)));
         assert_eq!(stat.number::<u64>(22), None);
+    }
+
+    #[test]
+    fn who_is_on_the_way_out_is_told() {
+        let ending = |state: &str, flags: u64| Stat(format!("5 (a) {state} 1 1 1 0 -1 {flags} 0")).ending();
+        assert!(!ending("S", 0x40_0000) && !ending("R", 0x1));
+        assert!(ending("Z", 0) && ending("X", 0) && ending("R", 0x40_0004));
     }
 }

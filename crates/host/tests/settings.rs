@@ -272,6 +272,12 @@ fn a_process_that_could_not_return_is_not_moved() {
         let refused = settings.write(&process, &Value::Group(bad.into()));
         assert!(matches!(refused, Err(SettingError::Refused(_))), "{bad}");
     }
+    // killed: some threads were moved, others were on their way out and stayed behind
+    place(700, "/machine.slice");
+    place(701, &own_group(700));
+    host.thread("proc/700/task/701", "CPU 0/KVM", "0", 0, 0x4);
+    assert_eq!(settings.read(&process), Err(SettingError::Gone("thread 700".into())));
+    host.thread("proc/700/task/701", "CPU 0/KVM", "0", 0, 0);
     for (group, says) in [("/a (deleted)", "removed"), ("/../b", "namespace")] {
         place(700, group);
         place(701, group);

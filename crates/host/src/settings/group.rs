@@ -16,7 +16,7 @@ use super::attempt::Attempt;
 use super::file;
 use crate::cgroup::{self, Hierarchy, OWN};
 use crate::root::Root;
-use crate::task::{alive, gone};
+use crate::task::{alive, falls_apart, gone};
 use nix::errno::Errno;
 use std::fs;
 use teiji_model::setting::{SettingError, Task};
@@ -28,15 +28,24 @@ use teiji_model::setting::{SettingError, Task};
 pub(super) fn read(root: &Root, task: Task, attempt: &Attempt) -> Result<String, SettingError> {
     alive(root, task)?;
     let hierarchy = Hierarchy::find(root).map_err(|why| attempt.unsupported(why))?;
-    let group = present(&hierarchy, task, attempt)?;
+    let group = present(root, &hierarchy, task, attempt)?;
     alive(root, task)?;
     Ok(group)
 }
 
-fn present(hierarchy: &Hierarchy, task: Task, attempt: &Attempt) -> Result<String, SettingError> {
+fn present(
+    root: &Root,
+    hierarchy: &Hierarchy,
+    task: Task,
+    attempt: &Attempt,
+) -> Result<String, SettingError> {
     let mut groups = hierarchy.of_threads(task.id).into_iter();
     let group = groups.next().ok_or_else(|| gone(task))?;
     if groups.next().is_some() {
+        if falls_apart(root, task.id) {
+            // A move takes those of its threads along that are not ending yet.
+            return Err(gone(task));
+        }
         return Err(attempt.unsupported(
             "its threads are in several groups, as those of libvirt's VMs are, and would not return to them; use \
              virsh schedinfo instead",
@@ -80,7 +89,7 @@ fn enter(
     attempt: &Attempt,
 ) -> Result<(), SettingError> {
     alive(root, task)?;
-    let before = present(hierarchy, task, attempt)?;
+    let before = present(root, hierarchy, task, attempt)?;
     if before == group {
         return Ok(());
     }
@@ -107,7 +116,7 @@ fn leave(
     if !hierarchy.exists(group) {
         return Err(attempt.failed(Errno::ENOENT, &format!("control group {group}")));
     }
-    match present(hierarchy, task, attempt)? == group {
+    match present(root, hierarchy, task, attempt)? == group {
         true => Ok(()),
         false => migrate(root, hierarchy, task, group, attempt),
     }
