@@ -13,8 +13,10 @@
 //! | [`pcap`] | reads captures, and pairs requests with responses in them, independently of teiji |
 //! | [`tracing`] | runs `teiji trace` in the lab; reads reports and recordings |
 //! | [`load`] | echo servers, SIP servers, callers, hogs |
-//! | [`path`] | the experiment of that name |
+//! | [`path`], [`apply`] | the experiments of those names |
 
+#[path = "../apply/mod.rs"]
+pub mod apply;
 pub mod load;
 pub mod numbers;
 #[path = "../path/mod.rs"]

@@ -1,5 +1,6 @@
 //! Pictures of results, as SVG.
 
+use crate::apply::kills::Kills;
 use crate::path::accuracy::Agreement;
 use crate::path::blame::Judged;
 use anyhow::{Result, anyhow};
@@ -75,6 +76,54 @@ pub fn stages(file: &Path, judged: &[Judged]) -> Result<()> {
             chart
                 .draw_series(bars)?
                 .label(stage.name())
+                .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], color.filled()));
+        }
+        legend(&mut chart)
+    })
+}
+
+/// How many settings were changed when teiji was killed: kills by that, apply and rollback side by side. Nothing to
+/// draw is no error.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn kills(file: &Path, kills: &Kills) -> Result<()> {
+    let of = kills.rounds.iter().map(|r| r.of).max().unwrap_or(0) as usize;
+    let count = |kind: &str| {
+        let mut bins = vec![0.0; of + 1];
+        let killed = kills.rounds.iter().filter(|r| r.kind == kind && r.hit.is_some() && !r.survived);
+        killed.for_each(|r| bins[(r.changed as usize).min(of)] += 1.0);
+        bins
+    };
+    let bins = [("apply", count("apply")), ("rollback", count("rollback"))];
+    let most = bins.iter().flat_map(|(_, b)| b).fold(0.0, |a, b| f64::max(a, *b)) * 1.1;
+    if most <= 0.0 {
+        return Ok(());
+    }
+    draw(file, |root| {
+        let mut chart = ChartBuilder::on(root)
+            .caption("How far teiji had come when it was killed", ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(48)
+            .build_cartesian_2d(-0.5..of as f64 + 0.5, 0.0..most)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .x_labels(of + 1)
+            .x_label_formatter(&|x| format!("{x:.0}"))
+            .x_desc("settings changed")
+            .y_desc("kills")
+            .draw()?;
+        for (k, (kind, bins)) in bins.iter().enumerate() {
+            let color = Palette99::pick(k).to_rgba();
+            let bars = bins.iter().enumerate().map(|(i, n)| {
+                let left = i as f64 - 0.4 + 0.4 * k as f64;
+                Rectangle::new([(left, 0.0), (left + 0.4, *n)], color.filled())
+            });
+            chart
+                .draw_series(bars)?
+                .label(*kind)
                 .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 14, y + 5)], color.filled()));
         }
         legend(&mut chart)

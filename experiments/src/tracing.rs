@@ -31,8 +31,16 @@ impl Lab {
     /// # Errors
     /// If the programs are missing and cannot be built, or the lab does not boot.
     pub fn boot(out: &Path) -> Result<Lab> {
+        Lab::boot_as(out, Spec::default())
+    }
+
+    /// Boots one with other hardware; results go to `out`.
+    ///
+    /// # Errors
+    /// As [`Lab::boot`].
+    pub fn boot_as(out: &Path, spec: Spec) -> Result<Lab> {
         let bin = crate::programs::folder()?;
-        let spec = Spec { bin_dir: Some(bin), out_dir: Some(out.to_owned()), ..Spec::default() };
+        let spec = Spec { bin_dir: Some(bin), out_dir: Some(out.to_owned()), ..spec };
         Ok(Lab { host: Host::boot(&spec)?, out: out.to_owned() })
     }
 

@@ -1,0 +1,369 @@
+"""Kills teiji at random moments in a KVM host, and sees for itself what becomes of the host's settings.
+
+Run by Python 3 in the lab host, as root:
+
+    driver.py CONFIG snapshot       prints every setting that it looks at, as JSON
+    driver.py CONFIG kills          rounds of apply and of rollback, in turn, until so many of each were killed
+    driver.py CONFIG vanish         rounds of apply to a VM that is killed meanwhile
+
+CONFIG is a file of JSON: see `Config` in mod.rs. One line of JSON is printed for each round, and one at the end.
+
+It shares no code with teiji. What a setting is it asks the kernel: sched_getaffinity(2), sched_getscheduler(2),
+/proc, /sys, the control groups that there are. Not only what the policy names is looked at but every thread of the
+VM, every interrupt, every CPU and every group, so that a change of something else shows as well.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+GROUPS = "/sys/fs/cgroup"
+HALT_POLL = "/sys/module/kvm/parameters/halt_poll_ns"
+LATENCY = "/sys/devices/system/cpu/cpu%d/power/pm_qos_resume_latency_us"
+# Share of the kills that are aimed at the part of a run in which it works; the others are spread over all of it.
+AIMED = 0.85
+PATIENCE_S = 60
+
+
+def read(path):
+    try:
+        with open(path) as f:
+            return f.read().strip()
+    except FileNotFoundError:
+        return None
+
+
+def cpus(text):
+    """A list such as `0-1,3` as a sorted list of numbers."""
+    ends = [part.split("-") for part in text.split(",")]
+    return sorted({n for e in ends for n in range(int(e[0]), int(e[-1]) + 1)})
+
+
+def threads(pid):
+    """Threads of the VM by id, with their names. QEMU's pool of threads for I/O grows and shrinks: not those."""
+    named = {int(tid): read(f"/proc/{pid}/task/{tid}/comm") for tid in os.listdir(f"/proc/{pid}/task")}
+    return {tid: name for tid, name in named.items() if name not in (None, "worker")}
+
+
+def snapshot(config):
+    """Every setting that is looked at, by a name for people."""
+    now = {"halt_poll": read(HALT_POLL)}
+    for cpu in range(os.cpu_count()):
+        now[f"latency {cpu}"] = read(LATENCY % cpu)
+    for irq in os.listdir("/proc/irq"):
+        if irq.isdigit():
+            now[f"irq {irq}"] = cpus(read(f"/proc/irq/{irq}/smp_affinity_list"))
+    for folder, _, _ in os.walk(GROUPS):
+        files = [read(f"{folder}/{name}") for name in ("cpu.weight", "cpu.max", "cgroup.subtree_control")]
+        now[f"group {folder[len(GROUPS):] or '/'}"] = files
+    for tid, name in threads(config["pid"]).items() if config["pid"] else ():
+        group = re.search("^0::(.*)$", read(f"/proc/{tid}/cgroup"), re.M).group(1)
+        now[f"thread {tid} {name} cpus"] = sorted(os.sched_getaffinity(tid))
+        now[f"thread {tid} {name} class"] = [
+            os.sched_getscheduler(tid),
+            os.sched_getparam(tid).sched_priority,
+            os.getpriority(os.PRIO_PROCESS, tid),
+        ]
+        now[f"thread {tid} {name} group"] = group
+    return now
+
+
+def as_wanted(before, config):
+    """What a snapshot shall be once the policy is applied."""
+    want, after = config["wanted"], dict(before)
+    own = f"/teiji/vm-{config['pid']}"
+    after["halt_poll"] = str(want["halt_poll_ns"])
+    after["group /teiji"] = ["100", "max 100000", "cpu"]
+    after[f"group {own}"] = [str(want["weight"]), f"{want['quota_us']} 100000", ""]
+    for cpu in cpus(want["latency_cpus"]):
+        after[f"latency {cpu}"] = str(want["latency_us"])
+    for irq in config["irqs"]:
+        after[f"irq {irq}"] = cpus(want["irq_cpus"])
+    for name in before:
+        if not name.startswith("thread "):
+            continue
+        if name.endswith(" group"):
+            after[name] = own
+        kind = "vcpu_cpus" if "/KVM" in name else "worker_cpus" if " vhost-" in name else None
+        if kind and name.endswith(" cpus"):
+            after[name] = cpus(want[kind])
+        if kind and name.endswith(" class"):
+            after[name] = [os.SCHED_FIFO, want["priority"], 0]
+    return after
+
+
+def differ(one, other):
+    """Names of the settings in which two snapshots differ."""
+    return sorted(n for n in one.keys() | other.keys() if one.get(n) != other.get(n))
+
+
+def wrong(found, should):
+    return {n: {"is": found.get(n), "should": should.get(n)} for n in differ(found, should)}
+
+
+class Teiji:
+    """Runs teiji, to its end or until it is killed, and knows how long that takes."""
+
+    def __init__(self, config, rng):
+        self.config, self.rng = config, rng
+        self.state = config["state"]
+        self.times = {}
+        self.commands = {
+            "apply": ["apply", config["policy"]],
+            "rollback": ["rollback"],
+            "recover": ["rollback", "--unfinished"],
+        }
+
+    def start(self, what):
+        command = [self.config["teiji"], *self.commands[what], "--state", self.state]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def works(self, what, process):
+        """Whether it has begun to work: its transaction is there, or, for a recovery, it has the lock."""
+        if what == "recover":
+            return (read(f"{self.state}/lock") or "").strip() == str(process.pid)
+        return os.path.exists(f"{self.state}/transaction")
+
+    def until_it_works(self, what, process):
+        """Waits for that, or for its end; returns the seconds that it took."""
+        begun = time.monotonic()
+        while not self.works(what, process) and not ended(process):
+            if time.monotonic() - begun > PATIENCE_S:
+                process.kill()
+                raise RuntimeError(f"teiji {what} did not begin: {process.communicate()[0]}")
+        return time.monotonic() - begun
+
+    def run(self, what):
+        """To its end. Returns exit code and what it said, and notes how long start and work took."""
+        process = self.start(what)
+        before = self.until_it_works(what, process)
+        begun = time.monotonic()
+        said = process.communicate(timeout=PATIENCE_S)[0]
+        self.times.setdefault(what, []).append((before, time.monotonic() - begun))
+        return process.returncode, said
+
+    def usual(self, what):
+        """Medians of the seconds until it works, and that it works for."""
+        pairs = self.times[what][-9:]
+        return tuple(sorted(p[i] for p in pairs)[len(pairs) // 2] for i in (0, 1))
+
+    def kill(self, what):
+        """Kills it at a random moment. Returns how it ended (negative: by a signal) and what it had said."""
+        before, work = self.usual(what)
+        process = self.start(what)
+        if self.rng.random() < AIMED:
+            self.until_it_works(what, process)
+            time.sleep(self.rng.uniform(0, work))
+        else:
+            time.sleep(self.rng.uniform(0, (before + work) * 1.1))
+        process.kill()
+        said = process.communicate()[0]
+        return process.returncode, said
+
+    def journal(self):
+        """What its transaction says: `None` if there is none, else steps begun and whether it is committed."""
+        text = read_raw(f"{self.state}/transaction")
+        if text is None:
+            return None
+        # A last line without its end was being written and does not count.
+        lines = [json.loads(line) for line in text.split("\n")[1:-1]]
+        return {"begun": sum("do" in line for line in lines), "committed": any("commit" in line for line in lines)}
+
+    def held(self):
+        """How many settings it holds."""
+        return len(json.loads(read(f"{self.state}/held.json") or '{"held":{"settings":[]}}')["held"]["settings"])
+
+
+def read_raw(path):
+    try:
+        with open(path) as f:
+            return f.read()
+    except FileNotFoundError:
+        return None
+
+
+def ended(process):
+    """Whether it has ended; leaves it to be waited for."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def recover(teiji, kills_wanted):
+    """Recovers; kills that so many times first. Returns how many kills met it at work, and problems."""
+    met, problems = 0, []
+    for _ in range(kills_wanted):
+        at_work = teiji.journal() is not None
+        code, _ = teiji.kill("recover")
+        met += at_work and code == -signal.SIGKILL
+    code, said = teiji.run("recover")
+    if code != 0:
+        problems.append(f"rollback --unfinished ended with {code}: {said}")
+    if os.path.exists(f"{teiji.state}/transaction"):
+        problems.append(f"the recovery left its transaction; it had said {said}")
+    return met, problems
+
+
+def end_with(teiji, original, problems):
+    """Rolls back what is held, after which all must be as it was at first."""
+    if teiji.held():
+        code, said = teiji.run("rollback")
+        if code != 0:
+            problems.append(f"rollback ended with {code}: {said}")
+    return wrong(snapshot(teiji.config), original)
+
+
+def kill_round(teiji, what, original, applied):
+    """One round: kill, recover, compare. What has to come out follows from the journal at the kill."""
+    if what == "rollback":
+        code, said = teiji.run("apply")
+        if code != 0 or differ(snapshot(teiji.config), applied):
+            bad = wrong(snapshot(teiji.config), applied)
+            return {"hit": None, "survived": True, "begun": None, "problems": [f"apply ended with {code}: {said}"], "wrong": bad}
+    from_, to = (original, applied) if what == "apply" else (applied, original)
+    code, said = teiji.kill(what)
+    survived = code != -signal.SIGKILL
+    journal, found = teiji.journal(), snapshot(teiji.config)
+    away = len(differ(found, from_))
+    if survived:
+        hit, done = "after", True
+        problems = [] if code == 0 else [f"{what} ended with {code}: {said}"]
+    elif journal is None:
+        # Either nothing has begun, or all is done and put in order.
+        done = (teiji.held() > 0) == (what == "apply")
+        hit, problems = "after" if done else "before", []
+    else:
+        # An apply counts once it is committed, a rollback as soon as it is written down.
+        hit, done, problems = "while", what == "rollback" or journal["committed"], []
+    kills = 0
+    while teiji.rng.random() < 0.5:
+        kills += 1
+    met, more = recover(teiji, kills)
+    problems += more
+    bad = wrong(snapshot(teiji.config), to if done else from_)
+    should_hold = done == (what == "apply")
+    if (teiji.held() > 0) != should_hold:
+        problems.append(f"{teiji.held()} settings are held")
+    bad = bad or end_with(teiji, original, problems)
+    return {
+        "hit": hit,
+        "survived": survived,
+        "begun": journal["begun"] if journal else None,
+        "committed": bool(journal and journal["committed"]),
+        "changed": away,
+        "of": len(differ(original, applied)),
+        "done": done,
+        "recovery_kills": met,
+        "problems": problems,
+        "wrong": bad,
+    }
+
+
+def kills(config, rng):
+    teiji = Teiji(config, rng)
+    original = snapshot(config)
+    applied = as_wanted(original, config)
+    # How long everything takes, and that it does what it should when nobody kills it.
+    for _ in range(3):
+        for what, should in (("apply", applied), ("recover", applied), ("rollback", original)):
+            code, said = teiji.run(what)
+            bad = wrong(snapshot(config), should)
+            if code != 0 or bad:
+                raise RuntimeError(f"teiji {what} ended with {code}: {said}; differs in {bad}")
+    killed = {"apply": 0, "rollback": 0}
+    for n in range(6 * config["rounds"]):
+        what = ("apply", "rollback")[n % 2]
+        if killed[what] == config["rounds"]:
+            continue
+        told = {"round": n, "kind": what, **kill_round(teiji, what, original, applied)}
+        print(json.dumps(told), flush=True)
+        if told["wrong"]:
+            # Nothing that follows would mean anything.
+            break
+        killed[what] += not told["survived"]
+    print(json.dumps({"usual_s": {what: teiji.usual(what) for what in teiji.times}}), flush=True)
+
+
+def stand_in(config):
+    """A VM that stands still: QEMU with vCPUs that never start. It is there within a second or two."""
+    process = subprocess.Popen(config["stand_in"], stdin=subprocess.DEVNULL)
+    begun = time.monotonic()
+    while sum("/KVM" in name for name in threads(process.pid).values()) < 2:
+        if time.monotonic() - begun > PATIENCE_S or ended(process):
+            raise RuntimeError("the stand-in for a VM did not start")
+        time.sleep(0.01)
+    return process
+
+
+def vanish_round(teiji, original, kill_teiji):
+    """The VM is killed at a random moment while it is applied to, and maybe teiji as well."""
+    vm = stand_in(teiji.config)
+    _, work = teiji.usual("apply")
+    process = teiji.start("apply")
+    teiji.until_it_works("apply", process)
+    time.sleep(teiji.rng.uniform(0, work))
+    vm.kill()
+    # Waited for by its parent, as by libvirt; until then its threads are there as zombies.
+    vm.wait()
+    if kill_teiji:
+        time.sleep(teiji.rng.uniform(0, work / 4))
+        process.kill()
+    said = process.communicate(timeout=PATIENCE_S)[0]
+    code, problems = process.returncode, []
+    committed = teiji.held() > 0 and not os.path.exists(f"{teiji.state}/transaction")
+    if code == 0 and not committed:
+        problems.append(f"apply ended with 0, but nothing is held: {said}")
+    if code > 0 and ("gone" not in said or committed):
+        problems.append(f"apply ended with {code}, {committed=}: {said}")
+    gone = "gone" in said
+    if code < 0:
+        again, said = teiji.run("recover")
+        gone |= "gone" in said
+        if again != 0:
+            problems.append(f"rollback --unfinished ended with {again}: {said}")
+        committed = teiji.held() > 0
+    bad = {} if committed else wrong(snapshot(teiji.config), original)
+    if committed:
+        again, said = teiji.run("rollback")
+        gone |= "gone" in said
+        if again != 0 or teiji.held():
+            problems.append(f"rollback ended with {again}, {teiji.held()} are held: {said}")
+    bad = bad or wrong(snapshot(teiji.config), original)
+    return {"code": code, "committed": committed, "said_gone": gone, "problems": problems, "wrong": bad}
+
+
+def vanish(config, rng):
+    config["pid"] = None
+    teiji = Teiji(config, rng)
+    original = snapshot(config)
+    vm = stand_in(config)
+    for what in ("apply", "recover", "rollback"):
+        code, said = teiji.run(what)
+        if code != 0:
+            raise RuntimeError(f"teiji {what} ended with {code}: {said}")
+    vm.kill()
+    vm.wait()
+    for n in range(config["rounds"]):
+        told = {"round": n, "kind": "vanish", **vanish_round(teiji, original, n % 2 == 1)}
+        print(json.dumps(told), flush=True)
+        if told["wrong"]:
+            break
+
+
+def main():
+    with open(sys.argv[1]) as f:
+        config = json.load(f)
+    rng = random.Random(config["seed"])
+    match sys.argv[2]:
+        case "snapshot":
+            print(json.dumps(snapshot(config)))
+        case "kills":
+            kills(config, rng)
+        case "vanish":
+            vanish(config, rng)
+
+
+main()

@@ -1,0 +1,112 @@
+//! `apply`: runs the experiment of that name; see README.md beside this file.
+
+use anyhow::Result;
+use clap::Parser;
+use std::process::ExitCode;
+use std::time::Instant;
+use teiji_experiments::apply::kills::{self, Kills, Vanished};
+use teiji_experiments::apply::place::{self, Place};
+use teiji_experiments::apply::{FULL, SHORT, seed};
+use teiji_experiments::summary::{self, Summary};
+use teiji_experiments::tracing::Lab;
+use teiji_experiments::{plot, say};
+
+/// Whenever teiji is killed, the host is as it was or as the policy asks
+#[derive(Parser)]
+struct Args {
+    /// Applies to kill, and as many rollbacks
+    #[arg(long, default_value_t = FULL.kills)]
+    rounds: u32,
+    /// Run the short form, as the tests do
+    #[arg(long, conflicts_with = "rounds")]
+    short: bool,
+    /// Seed of the random moments [default: another one each time]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Copy the run into experiments/runs/, to be committed
+    #[arg(long)]
+    keep: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("apply: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<bool> {
+    let begun = Instant::now();
+    let (rounds, vanish) = if args.short { (SHORT.kills, SHORT.vanish) } else { (args.rounds, FULL.vanish) };
+    let seed = args.seed.unwrap_or_else(seed);
+    let folder = summary::folder("apply")?;
+    let lab = place::boot(&folder.join("lab"))?;
+    let guest = lab.host.guest(&place::guest())?;
+    let place = Place::prepare(&lab, &guest)?;
+    say(&format!("{rounds} applies and {rounds} rollbacks are killed; seed {seed}"));
+    let kills = kills::run(&place, rounds, seed)?;
+    say(&format!("{vanish} VMs are killed while they are applied to"));
+    let vanished = kills::vanish(&place, vanish, seed)?;
+    let mut summary = Summary::new("apply", lab.mode(), lab.host.kernel());
+    judge(&mut summary, &kills, rounds);
+    judge_vanished(&mut summary, &vanished, vanish);
+    drop(guest);
+    let Lab { host, .. } = lab;
+    host.power_off();
+    summary.figure("kills", &kills)?;
+    summary.figure("vanished", &vanished)?;
+    summary.figure("seconds", begun.elapsed().as_secs())?;
+    summary.write(&folder)?;
+    let well = vanished.iter().filter(|v| v.well()).count();
+    let report = format!(
+        "{}\nVMs killed while they were applied to: {}; what remains was restored after {well} of them.\n",
+        kills.markdown(),
+        vanished.len()
+    );
+    summary::write(&folder.join("report.md"), &report)?;
+    summary::write(&folder.join("rounds.csv"), &kills.csv())?;
+    plot::kills(&folder.join("kills.svg"), &kills)?;
+    println!("{report}{}", kills.trouble());
+    println!("{}: {}", if summary.pass { "pass" } else { "FAIL" }, folder.join("summary.json").display());
+    if args.keep {
+        let command =
+            format!("cargo run -p teiji-experiments --bin apply -- --rounds {rounds} --seed {seed} --keep");
+        let kept = summary::keep(&folder, &summary, &report, &command)?;
+        println!("kept: {}", kept.display());
+    }
+    Ok(summary.pass)
+}
+
+fn judge(summary: &mut Summary, kills: &Kills, wanted: u32) {
+    for (kind, c) in kills.counts() {
+        summary.claim(
+            c.well == c.rounds && c.kills == wanted,
+            &format!(
+                "{kind}: after {} of {} rounds with {} kills every setting was as it should be",
+                c.well, c.rounds, c.kills
+            ),
+        );
+        summary.claim(
+            c.between > 0 && c.recovery_kills > 0 && c.at_work * 2 > c.kills,
+            &format!(
+                "{kind}: {} kills met it at work, {} of them with some settings changed and others not; {} met the \
+                 recovery",
+                c.at_work, c.between, c.recovery_kills
+            ),
+        );
+    }
+}
+
+fn judge_vanished(summary: &mut Summary, vanished: &[Vanished], rounds: u32) {
+    let well = vanished.iter().filter(|v| v.well()).count();
+    summary.claim(
+        well == rounds as usize,
+        &format!("after {well} of {rounds} kills of the VM what remains was as it should be"),
+    );
+    let gone = vanished.iter().filter(|v| v.said_gone).count();
+    summary.claim(gone > 0, &format!("{gone} times it was said what is gone"));
+}

@@ -1,0 +1,147 @@
+//! `teiji apply` on a real KVM host: whatever happens, the host is as it was or as the policy asks. In one boot of
+//! the lab. Needs root, takes minutes where the lab host is emulated.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+#[path = "apply/confirm.rs"]
+mod confirm;
+#[path = "apply/faults.rs"]
+mod faults;
+
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use teiji_experiments::apply::kills;
+use teiji_experiments::apply::place::{self, Place, TEIJI};
+use teiji_experiments::apply::{SHORT, seed};
+use teiji_experiments::tracing::Lab;
+use teiji_lab::{Child, Output};
+
+const POLICY: &str = "/root/policy.toml";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The host, and the two states that it may be in.
+struct Stage<'l> {
+    place: Place<'l>,
+    original: Map<String, Value>,
+    applied: Map<String, Value>,
+}
+
+/// In which of them it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Original,
+    Applied,
+}
+
+impl Stage<'_> {
+    /// Whole, or the test ends with what differs.
+    fn state(&self) -> State {
+        let found = self.place.snapshot().unwrap();
+        if found == self.original {
+            return State::Original;
+        }
+        let differs = |other: &Map<String, Value>| -> Vec<String> {
+            let names: std::collections::BTreeSet<&String> = found.keys().chain(other.keys()).collect();
+            names
+                .into_iter()
+                .filter(|n| found.get(*n) != other.get(*n))
+                .map(|n| format!("{n}: {:?}", found.get(n)))
+                .collect()
+        };
+        let (a, b) = (differs(&self.original), differs(&self.applied));
+        assert!(
+            b.is_empty(),
+            "between the two states; differs from what it was in {a:#?}, from the policy in {b:#?}"
+        );
+        State::Applied
+    }
+
+    /// Runs teiji, which has to end with `code`; returns what it said on both outputs.
+    fn teiji(&self, arguments: &str, code: i32) -> String {
+        let output = self.place.teiji(arguments).unwrap();
+        said(&output, arguments, code)
+    }
+
+    fn sh(&self, script: &str) -> String {
+        self.place.lab.host.run(script).unwrap().ok().unwrap()
+    }
+
+    /// Starts an apply that waits for its confirmation, and returns once it waits.
+    fn waiting(&self, policy: &str, within: &str) -> Child {
+        let command = format!("exec {TEIJI} apply {policy} --confirm-within {within} 2>&1");
+        let child = self.place.lab.host.spawn(&command).unwrap();
+        child.wait_for("applied; ", PATIENCE).unwrap();
+        child
+    }
+}
+
+fn said(output: &Output, what: &str, code: i32) -> String {
+    let text = format!("{}\n{}", output.text(), output.err_text());
+    assert_eq!(output.code, code, "{what}: {text}");
+    text
+}
+
+/// Says which of `words` a message lacks.
+fn has(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn apply_is_all_or_nothing_whatever_happens() {
+    let begun = Instant::now();
+    let check = |what: &str| eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
+    let lab = place::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("apply")).unwrap();
+    let guest = lab.host.guest(&place::guest()).unwrap();
+    let place = Place::prepare(&lab, &guest).unwrap();
+    killed_at_random_moments(&place);
+    check("killed at random moments");
+
+    let original = place.snapshot().unwrap();
+    place.teiji(&format!("apply {POLICY}")).unwrap().ok().unwrap();
+    // That this is what the policy asks for, the driver has seen.
+    let applied = place.snapshot().unwrap();
+    place.teiji("rollback").unwrap().ok().unwrap();
+    let stage = Stage { place, original, applied };
+    assert_eq!(stage.state(), State::Original);
+
+    faults::a_step_that_the_kernel_refuses_undoes_all(&stage);
+    check("a refused step");
+    faults::a_vm_that_vanishes_is_missed(&stage);
+    check("a VM that vanishes");
+    faults::a_full_disk_undoes_or_changes_nothing(&stage);
+    check("full disk");
+    faults::one_at_a_time_changes_settings(&stage);
+    check("two at once");
+    faults::without_root_it_says_what_it_needs(&stage);
+    check("without root");
+    faults::what_others_change_is_told_and_left_alone(&stage);
+    check("others' changes");
+    confirm::unconfirmed_it_undoes_itself(&stage);
+    confirm::confirmed_it_stays(&stage);
+    confirm::killed_while_it_waits_the_next_command_undoes(&stage);
+    check("confirmation");
+
+    // The VM has borne all of it.
+    guest.run("true").unwrap().ok().unwrap();
+    drop((stage, guest));
+    let Lab { host, .. } = lab;
+    host.power_off();
+}
+
+fn killed_at_random_moments(place: &Place<'_>) {
+    let seed = seed();
+    eprintln!("seed {seed}");
+    let kills = kills::run(place, SHORT.kills, seed).unwrap();
+    eprintln!("{}", kills.markdown());
+    for (kind, c) in kills.counts() {
+        assert_eq!((c.kills, c.well), (SHORT.kills, c.rounds), "{kind}, seed {seed}: {}", kills.trouble());
+        // Otherwise the kills have shown nothing.
+        assert!(
+            c.at_work * 2 > c.kills && c.between > 0 && c.recovery_kills > 0,
+            "{kind}, seed {seed}: {c:?}"
+        );
+    }
+}

@@ -1,0 +1,167 @@
+//! What goes wrong without anybody killing teiji.
+
+use super::{PATIENCE, POLICY, Stage, State, has, said};
+use teiji_experiments::apply::place::{STATE, TEIJI};
+use teiji_experiments::apply::{SHORT, kills, seed};
+
+const FULL_DISK: &str = "/root/tiny";
+
+/// `plan` knows the VMs' threads. Deadline bandwidth that other processes have taken only the kernel knows.
+pub fn a_step_that_the_kernel_refuses_undoes_all(stage: &Stage<'_>) {
+    let policy = "[host]\nhalt_poll = \"30us\"\n[vm.vm1]\nweight = 50\nclass = \"deadline\"\nruntime = \"4ms\"\n\
+                  period = \"10ms\"\n";
+    stage.place.lab.host.put("/root/deadline.toml", policy.as_bytes()).unwrap();
+    let others = "for n in 1 2 3 4 5; do chrt -d --sched-runtime 600000000 --sched-deadline 1000000000 \
+                  --sched-period 1000000000 0 sh -c 'echo up; exec sleep 1000' & done; wait";
+    let others = stage.place.lab.host.spawn(others).unwrap();
+    others.wait_for(&"up\n".repeat(5), PATIENCE).unwrap();
+    has(&stage.teiji("plan /root/deadline.toml", 0), &["scheduling of thread", "steps to take"]);
+    let text = stage.teiji("apply /root/deadline.toml", 1);
+    has(&text, &["cannot change scheduling of thread", "of vm1", "EBUSY", "what was done has been undone"]);
+    assert_eq!(stage.state(), State::Original);
+    others.kill().unwrap();
+    others.wait().unwrap();
+    // It was they.
+    stage.teiji("apply /root/deadline.toml", 0);
+    stage.teiji("rollback", 0);
+    assert_eq!(stage.state(), State::Original);
+}
+
+pub fn a_vm_that_vanishes_is_missed(stage: &Stage<'_>) {
+    let seed = seed();
+    eprintln!("seed {seed}");
+    let rounds = kills::vanish(&stage.place, SHORT.vanish, seed).unwrap();
+    assert_eq!(rounds.len(), SHORT.vanish as usize, "seed {seed}: {rounds:#?}");
+    for round in &rounds {
+        assert!(round.well(), "seed {seed}: {round:#?}");
+    }
+    assert!(rounds.iter().any(|r| r.said_gone), "seed {seed}: {rounds:#?}");
+
+    // After all was applied and teiji itself was killed: every thread of the VM is missed by name.
+    let vm = stage.place.stand_in().unwrap();
+    let child = stage.waiting("/root/standin.toml", "60s");
+    stage.sh(&format!("kill -9 {} {}", child.id().unwrap(), vm.id().unwrap()));
+    child.wait().unwrap();
+    vm.wait().unwrap();
+    let text = stage.teiji("rollback --unfinished", 0);
+    has(&text, &["vCPU 0 of standin) is gone", "vCPU 1 of standin) is gone", "its changes were undone"]);
+    assert_eq!(stage.state(), State::Original);
+}
+
+/// With every amount of room between none and enough.
+pub fn a_full_disk_undoes_or_changes_nothing(stage: &Stage<'_>) {
+    let state = format!("--state {FULL_DISK}/state");
+    let mut refused = [0, 0];
+    let mut kb = 4;
+    loop {
+        stage.sh(&format!("mkdir -p {FULL_DISK} && mount -t tmpfs -o size={kb}k tiny {FULL_DISK}"));
+        let output = stage.place.teiji(&format!("apply {POLICY} {state}")).unwrap();
+        if output.code == 0 {
+            break;
+        }
+        has(&said(&output, "apply", 1), &["No space left", FULL_DISK]);
+        assert_eq!(stage.state(), State::Original, "{kb} kB");
+        let left = stage.sh(&format!("ls {FULL_DISK}/state"));
+        assert!(!left.contains("transaction"), "{kb} kB: {left}");
+        stage.sh(&format!("umount {FULL_DISK}"));
+        refused[usize::from(output.text().contains("1/"))] += 1;
+        kb += 4;
+        assert!(kb < 200, "there is never enough room");
+    }
+    // Before the first step, and in the middle.
+    assert!(refused[0] > 0 && refused[1] > 0, "{refused:?}");
+    assert_eq!(stage.state(), State::Applied);
+
+    // Room for a rollback: none, then one page more each time.
+    let mut failed = 0;
+    let fill = format!("cat /dev/zero >{FULL_DISK}/filler 2>/dev/null; stat -c %s {FULL_DISK}/filler");
+    stage.sh(&format!("mount -o remount,size={}k {FULL_DISK}", kb + 64));
+    let mut filler: u64 = stage.sh(&fill).parse().unwrap();
+    loop {
+        let output = stage.place.teiji(&format!("rollback {state}")).unwrap();
+        let now = stage.state();
+        if output.code == 0 {
+            assert_eq!(now, State::Original);
+            break;
+        }
+        failed += 1;
+        let text = said(&output, "rollback", 1);
+        has(&text, &["No space left", FULL_DISK]);
+        let done = text.contains("all settings are as asked for");
+        assert_eq!(now, if done { State::Original } else { State::Applied }, "{text}");
+        filler = filler.checked_sub(4096).expect("there is never enough room");
+        stage.sh(&format!("truncate -s {filler} {FULL_DISK}/filler"));
+    }
+    assert!(failed > 0, "the disk was not full");
+    has(&stage.teiji(&format!("status {state}"), 0), &["holds nothing"]);
+    stage.sh(&format!("umount {FULL_DISK}"));
+}
+
+pub fn one_at_a_time_changes_settings(stage: &Stage<'_>) {
+    let first = stage.waiting(POLICY, "60s");
+    let pid = format!("pid {}", first.id().unwrap());
+    let journal = stage.sh(&format!("cat {STATE}/transaction"));
+    for second in [&format!("apply {POLICY}"), "rollback", "rollback --unfinished"] {
+        has(&stage.teiji(second, 1), &["another teiji", &pid, "did nothing"]);
+    }
+    assert_eq!(stage.sh(&format!("cat {STATE}/transaction")), journal);
+    assert_eq!(stage.state(), State::Applied);
+    stage.teiji("confirm", 0);
+    said(&first.wait().unwrap(), "apply", 0);
+    stage.teiji("rollback", 0);
+
+    // At the same instant: one does it; the other is refused, finds its plan out of date, or finds nothing to do.
+    let race = format!(
+        "for n in 1 2; do ({TEIJI} apply {POLICY} >/root/race.$n 2>&1; echo $? >>/root/race.$n) & done; wait; \
+         tail -qn1 /root/race.1 /root/race.2 | sort | tr '\\n' ' '; cat /root/race.1 /root/race.2"
+    );
+    let mut refused = 0;
+    for _ in 0..6 {
+        let text = stage.sh(&race);
+        if text.starts_with("0 1 ") {
+            assert!(text.contains("another teiji") || text.contains("plan again"), "{text}");
+            refused += 1;
+        } else {
+            assert!(text.starts_with("0 0 ") && text.contains("nothing to change"), "{text}");
+        }
+        assert_eq!(stage.state(), State::Applied);
+        stage.teiji("rollback", 0);
+        assert_eq!(stage.state(), State::Original);
+    }
+    assert!(refused > 0, "they never met");
+}
+
+pub fn without_root_it_says_what_it_needs(stage: &Stage<'_>) {
+    stage.sh(&format!(
+        "cp {POLICY} /tmp/policy.toml; printf '[host]\\nhalt_poll = \"50us\"\\n' >/tmp/host.toml"
+    ));
+    let nobody = |arguments: &str, code: i32| {
+        let command = format!(
+            "cd /; setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all {TEIJI} {arguments}"
+        );
+        said(&stage.place.lab.host.run(&command).unwrap(), arguments, code)
+    };
+    // What the kernel shows to everybody can be planned for. The VM is root's.
+    has(&nobody("plan /tmp/host.toml", 0), &["kvm.halt_poll_ns", "1 step to take"]);
+    has(&nobody("plan /tmp/policy.toml", 1), &["no VM `vm1`", "nothing is changed"]);
+    for change in ["apply /tmp/host.toml", "rollback", "confirm"] {
+        has(&nobody(change, 1), &["root is needed"]);
+    }
+    assert_eq!(stage.state(), State::Original);
+}
+
+pub fn what_others_change_is_told_and_left_alone(stage: &Stage<'_>) {
+    const HALT_POLL: &str = "/sys/module/kvm/parameters/halt_poll_ns";
+    stage.teiji(&format!("apply {POLICY}"), 0);
+    has(&stage.teiji("status", 0), &["teiji holds"]);
+    stage.sh(&format!("echo 77777 >{HALT_POLL}"));
+    has(&stage.teiji("status", 1), &["changed by someone else to 77777 ns"]);
+    let text = stage.teiji("rollback", 1);
+    has(&text, &["kvm.halt_poll_ns", "from 50000 ns to 77777 ns, and was left alone", "--force"]);
+    let mut found = stage.place.snapshot().unwrap();
+    assert_eq!(found["halt_poll"], "77777");
+    found.insert("halt_poll".into(), stage.original["halt_poll"].clone());
+    assert_eq!(found, stage.original, "all else is put back");
+    stage.teiji("rollback --force", 0);
+    assert_eq!(stage.state(), State::Original);
+}
