@@ -1,7 +1,9 @@
 //! One of the lab host's CPUs with a core of this machine to itself.
 //!
 //! An emulated machine has more CPUs than there are cores. Where two instants a few microseconds apart are compared,
-//! the machine's scheduler must not put another of them between.
+//! the machine's scheduler must not put another of them between. Nor may it stop one of them while it reads the
+//! clock, for which an emulator's CPUs wait for each other: so those that share a core take turns by time alone
+//! (`SCHED_BATCH`: who wakes up does not preempt).
 
 use std::fs;
 
@@ -32,6 +34,13 @@ fn threads(emulator: u32) -> Vec<(Pid, Option<u32>)> {
     tasks.filter_map(of).collect()
 }
 
+/// Gives a thread an ordinary scheduling class. It fails only for one that has ended.
+fn schedule(tid: Pid, class: libc::c_int) {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `parameters` is whole and lives through the call.
+    unsafe { libc::sched_setscheduler(tid.as_raw(), class, &raw const parameters) };
+}
+
 impl Alone {
     /// Gives CPU `cpu` of the lab host whose emulator this is the last core; the others share the rest.
     pub(crate) fn new(emulator: u32, cpu: u32) -> Result<Alone> {
@@ -53,6 +62,7 @@ impl Alone {
         for (tid, n) in threads {
             let set = if n == Some(cpu) { &own } else { &shared };
             sched_setaffinity(tid, set).doing(|| "place the emulator's threads".into())?;
+            schedule(tid, libc::SCHED_BATCH);
         }
         Ok(alone)
     }
@@ -63,6 +73,7 @@ impl Drop for Alone {
         for (tid, _) in threads(self.emulator) {
             // It fails only for a thread that has ended.
             let _ = sched_setaffinity(tid, &self.everywhere);
+            schedule(tid, libc::SCHED_OTHER);
         }
     }
 }
