@@ -3,10 +3,12 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | [`admission`] | whether a link can keep the deadlines of its channels, and what each is guaranteed |
 //! | [`plan`] | the policy against the host: ordered steps, or why there is no such plan |
 //! | [`suggest`] | the policy lines that a trace's verdict calls for |
 #![forbid(unsafe_code)]
 
+pub mod admission;
 pub mod plan;
 mod spare;
 pub mod suggest;

@@ -1,0 +1,41 @@
+//! How long an admission takes: 1,000 channels that fit, and 1,000 that do not, whose refusal looks for remedies.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use std::hint::black_box;
+use teiji_control::admission::{Channel, Denied, Link, admit};
+use teiji_model::policy::Auto;
+
+const LINK: Link = Link {
+    rate: 10_000_000_000,
+    max_frame: 1514,
+    overhead: 24,
+    ring_bytes: 30_000,
+    timer_error: 50_000,
+    slack: Auto::Auto,
+};
+
+/// Deadlines from 4 to 24 ms, all different, in no order.
+fn channels(burst: u64) -> Vec<Channel> {
+    (0..1000_u64)
+        .map(|i| Channel {
+            name: format!("c{i}"),
+            deadline: 4_000_000 + i * 7919 % 1000 * 20_011,
+            rate: 9_000_000,
+            burst,
+            max_packet: 1514,
+        })
+        .collect()
+}
+
+fn admission(c: &mut Criterion) {
+    let (fit, burdened) = (channels(3_076), channels(20_000));
+    assert!(admit(&LINK, &fit).is_ok());
+    assert!(matches!(admit(&LINK, &burdened), Err(Denied::Refused(_))));
+    let mut group = c.benchmark_group("admit 1,000 channels");
+    group.bench_function("admitted", |b| b.iter(|| admit(&LINK, black_box(&fit))));
+    group.bench_function("refused", |b| b.iter(|| admit(&LINK, black_box(&burdened))));
+    group.finish();
+}
+
+criterion_group!(benches, admission);
+criterion_main!(benches);

@@ -1,0 +1,111 @@
+//! Admission control: whether a link can keep the deadlines of a set of channels, how late each channel's packets may
+//! become, and if the set does not fit, at which instant, by how much, and what would make it fit.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `terms` | link, channel, admission, refusal |
+//! | `demand` | the test itself: demand of the channels against what the link can send |
+//! | `bound` | the delay that each channel is guaranteed |
+//! | `remedy` | the smallest single changes that make a refused set fit |
+//!
+//! # Model
+//! A link sends C bit/s. Channel j has a token bucket (burst σ_j, rate ρ_j) and a relative deadline d_j, which is kept
+//! when the last bit of a packet is on the wire by its arrival + d_j. The link sends the packet with the earliest deadline
+//! first and does not interrupt one that it sends. Best effort goes first while the earliest deadline is further
+//! away than the *slack* S. Not in the model: whatever delays a packet before the link's queue.
+//!
+//! **Bytes are bytes on the wire.** A packet takes its frame (padded to 60 bytes on Ethernet) and the link's overhead;
+//! the token buckets have to charge just that, or many small packets would take more of the link than was admitted.
+//!
+//! # The test
+//! A packet is *eligible* once its deadline is at most S away, which is e = arrival + d_j − d′_j with d′_j = min(d_j, S).
+//! Take one with deadline D, and the last instant s, at most its e, before which no eligible packet with a deadline up to
+//! D was waiting. From s until it is handed to the NIC the link is never without such a packet. What is sent
+//! between s and its last bit is therefore:
+//!
+//! - what was in the driver's ring at s: at most the ring's bytes and one largest frame (best effort, or a packet that
+//!   was sent before its time because no best effort was waiting);
+//! - packets that became eligible at or after s with deadlines up to D. Eligibility is arrival moved by a constant, so of
+//!   channel j these are at most σ_j + ρ_j (D − s − d′_j) bytes, and none if D − s < d′_j.
+//!
+//! A rate limiter whose timer fires late by ε but then catches up has the link idle for at most ε of that time. So with
+//! t = D − s all deadlines are kept if Σ ρ_j ≤ C and for all t ≥ min d′
+//!
+//! ```text
+//! Σ_{d′_j ≤ t} [σ_j + ρ_j (t − d′_j)] + ring + largest frame  ≤  C (t − ε)
+//! ```
+//!
+//! This is the condition of Liebeherr, Wrege and Ferrari (Exact admission control for networks with a bounded delay
+//! service, IEEE/ACM Transactions on Networking 4(6), 1996) with the slack rule counted in. Their largest packet of
+//! later deadlines is never larger than best effort's largest frame: a channel's largest packet must be a frame.
+//! It is necessary too, but for the rounding of bursts to whole packets: let every burst become eligible at s, just
+//! after the ring was filled, with best effort always waiting.
+//!
+//! Left less right falls (Σ ρ ≤ C) except where a channel comes in: only the instants t = d′_j have to be tried.
+//!
+//! # Slack
+//! With S in place of the deadlines above it the test at t = S says G(S) ≤ 0, where
+//! G(S) = Σ_j σ_j + Σ_{d_j < S} ρ_j (S − d_j) + ring + frame − C (S − ε). G falls in S, and G(S) ≤ 0 implies the tests at
+//! all later deadlines; the tests at earlier ones do not have S in them. So a set fits for some slack if and only if it
+//! fits without the rule (S above all deadlines), and the smallest slack that will do is the root of G.
+//!
+//! All arithmetic is exact, in units of 1/10⁹ bit: rate × ns. The cost is that of sorting the channels.
+
+mod bound;
+mod demand;
+mod remedy;
+mod terms;
+#[cfg(test)]
+mod tests;
+
+pub use terms::{Admission, Channel, Denied, Guarantee, Link, Reason, Refusal, Remedy};
+
+use demand::{BYTE, Load, div_ceil};
+use teiji_model::policy::Auto;
+
+/// Whether the link can keep the deadlines of all these channels, in whatever way they use their token buckets.
+///
+/// # Errors
+/// [`Denied::Malformed`] if a value is out of its range, [`Denied::Refused`] if the channels do not fit.
+pub fn admit(link: &Link, channels: &[Channel]) -> Result<Admission, Denied> {
+    terms::check(link, channels)?;
+    let load = Load::new(link, channels);
+    let refuse = |reason, at: i128, excess: i128| {
+        // Too small a slack makes the demand of later deadlines due at once.
+        let by = if matches!(reason, Reason::Slack { .. }) { terms::LONGEST.into() } else { at };
+        let offending = load.up_to(by).map(|i| channels[i.index].name.clone()).collect();
+        let remedies = remedy::remedies(&load, link, channels, &reason);
+        let excess = u128::try_from(div_ceil(excess, BYTE)).unwrap_or(0);
+        let at = u64::try_from(at).unwrap_or(0);
+        Err(Denied::Refused(Box::new(Refusal { reason, at, excess, offending, remedies })))
+    };
+    if load.reserved() > load.rate {
+        // No instant is the first: the backlog grows for ever. Said for the first second.
+        let excess = (load.reserved() - load.rate) * 1_000_000_000;
+        return refuse(Reason::Rate, terms::LONGEST.into(), excess);
+    }
+    let tightest = load.tightest();
+    if let Some((at, excess)) = tightest
+        && excess > 0
+    {
+        return refuse(Reason::Deadline, at, excess);
+    }
+    let least = load.least_slack();
+    let slack = match link.slack {
+        Auto::Auto => least,
+        Auto::Nanoseconds(set) => i128::from(set),
+    };
+    if slack < least {
+        let excess = load.excess_with_slack(slack);
+        return refuse(Reason::Slack { least: u64::try_from(least).unwrap_or(u64::MAX) }, slack, excess);
+    }
+    let reserved = load.reserved();
+    let free = load.rate - reserved;
+    Ok(Admission {
+        slack: u64::try_from(slack).unwrap_or(u64::MAX),
+        guarantees: bound::guarantees(&load, slack, channels),
+        reserved_rate: u64::try_from(reserved).unwrap_or(u64::MAX),
+        free_rate: u64::try_from(free).unwrap_or(0),
+        free_burst: tightest.map(|(_, excess)| u64::try_from(-excess / BYTE).unwrap_or(u64::MAX)),
+    })
+}

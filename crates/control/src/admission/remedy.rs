@@ -1,0 +1,114 @@
+//! What would make a refused set fit: the smallest change of each kind.
+//!
+//! Demand at every instant only falls if a deadline grows or a burst or rate shrinks, so the least change of one value
+//! is found by bisection, each try being the whole test of the changed set: the answers are exact. Only the channels
+//! with the greatest part in the excess are tried, which bounds the work at [`TRIED`] × 3 × 42 passes over the channels.
+
+use super::demand::{BYTE, Item, Load, div_ceil};
+use super::terms::{Channel, FASTEST, LONGEST, Link, Reason, Remedy};
+
+/// So many channels are tried.
+const TRIED: usize = 16;
+
+/// Single changes that make the set fit, the smallest in proportion first.
+pub(super) fn remedies(load: &Load, link: &Link, channels: &[Channel], reason: &Reason) -> Vec<Remedy> {
+    if let Reason::Slack { least } = reason {
+        return vec![Remedy::Slack { to: *least }];
+    }
+    // (change in millionths of the value, remedy); the change is only for the order.
+    let mut found: Vec<(i128, Remedy)> = Vec::new();
+    let mut best: [Option<(i128, Remedy)>; 3] = [const { None }; 3];
+    for item in candidates(load, reason) {
+        let name = &channels[item.index].name;
+        let options = [
+            deadline(load, item).map(|to| {
+                let to_ns = u64::try_from(to).unwrap_or(LONGEST);
+                (
+                    part(to - item.deadline, item.deadline),
+                    Remedy::Deadline { channel: name.clone(), to: to_ns },
+                )
+            }),
+            burst(load, link, item, &channels[item.index]).map(|to| {
+                let change = part(item.burst - to * BYTE, item.burst);
+                (change, Remedy::Burst { channel: name.clone(), to: u64::try_from(to).unwrap_or(0) })
+            }),
+            rate(load, item).map(|to| {
+                let change = part(item.rate - to, item.rate);
+                (change, Remedy::Rate { channel: name.clone(), to: u64::try_from(to).unwrap_or(0) })
+            }),
+        ];
+        for (best, option) in best.iter_mut().zip(options) {
+            if let Some(option) = option
+                && best.as_ref().is_none_or(|b| option.0 < b.0)
+            {
+                *best = Some(option);
+            }
+        }
+    }
+    found.extend(best.into_iter().flatten());
+    if let Some(to) = link_rate(load) {
+        let to_u64 = u64::try_from(to).unwrap_or(FASTEST);
+        found.push((part(to - load.rate, load.rate), Remedy::LinkRate { to: to_u64 }));
+    }
+    found.sort_by_key(|(change, _)| *change);
+    found.into_iter().map(|(_, remedy)| remedy).collect()
+}
+
+fn part(change: i128, of: i128) -> i128 {
+    change.saturating_mul(1_000_000) / of.max(1)
+}
+
+/// The channels that have most to do with the excess, the first of them most.
+fn candidates<'a>(load: &'a Load, reason: &Reason) -> Vec<&'a Item> {
+    let at = match reason {
+        Reason::Rate => LONGEST.into(),
+        // A change that does has to do so where the excess is largest.
+        _ => load.tightest().map_or(0, |(t, _)| t),
+    };
+    let mut items: Vec<&Item> = load.up_to(at).collect();
+    items.sort_by_key(|i| std::cmp::Reverse(i.burst + i.rate * (at - i.deadline)));
+    items.truncate(TRIED);
+    items
+}
+
+/// The least value from `from` up to `to` that does, if one does and if all above it do.
+fn least(from: i128, to: i128, mut does: impl FnMut(i128) -> bool) -> Option<i128> {
+    if from > to || !does(to) {
+        return None;
+    }
+    let (mut low, mut high) = (from, to);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if does(middle) { high = middle } else { low = middle + 1 }
+    }
+    Some(high)
+}
+
+fn deadline(load: &Load, item: &Item) -> Option<i128> {
+    least(item.deadline, LONGEST.into(), |to| load.fits_with(&Item { deadline: to, ..*item }))
+}
+
+/// Bytes. Not below the largest packet.
+fn burst(load: &Load, link: &Link, item: &Item, channel: &Channel) -> Option<i128> {
+    let (now, one) = (item.burst / BYTE, i128::from(channel.max_packet) + i128::from(link.overhead));
+    least(0, now - one, |less| load.fits_with(&Item { burst: (now - less) * BYTE, ..*item }))
+        .map(|less| now - less)
+}
+
+fn rate(load: &Load, item: &Item) -> Option<i128> {
+    least(0, item.rate - 1, |less| load.fits_with(&Item { rate: item.rate - less, ..*item }))
+        .map(|less| item.rate - less)
+}
+
+/// Each deadline asks for its own rate; the greatest does for all.
+fn link_rate(load: &Load) -> Option<i128> {
+    let mut to = load.reserved();
+    for (t, sum, _) in load.steps() {
+        let usable = t - load.timer;
+        if usable <= 0 {
+            return None;
+        }
+        to = to.max(div_ceil(sum.by(t) + load.blocking, usable));
+    }
+    (to <= FASTEST.into()).then_some(to)
+}

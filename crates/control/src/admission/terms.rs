@@ -1,0 +1,257 @@
+//! What is asked for, and what the answer says.
+
+use std::fmt;
+use teiji_model::policy::Auto;
+use teiji_model::text::printable;
+
+/// Longest time in an admission, ns: an hour, as in a policy.
+pub(super) const LONGEST: u64 = 3_600_000_000_000;
+/// Fastest link, bit/s: as in a policy.
+pub(super) const FASTEST: u64 = 10_000_000_000_000;
+/// Largest burst or ring, bytes: as in a policy.
+pub(super) const LARGEST: u64 = 1 << 30;
+/// Most channels of a link.
+pub(super) const MOST: usize = 1 << 20;
+
+/// A link, as the packets that leave by it see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// What it sends, bit/s on the wire, 1 to 10 Tbit/s. If a rate limiter sits before it, the limiter's rate.
+    pub rate: u64,
+    /// Largest frame that best effort or a channel hands over, bytes: MTU, 14 for the Ethernet header, 4 per VLAN
+    /// tag. Where the stack hands over segments that the NIC splits (TSO, `gso_max_size`), the largest of those.
+    pub max_frame: u32,
+    /// What a frame takes on the wire besides its own bytes: 24 on Ethernet (preamble, FCS, gap).
+    pub overhead: u32,
+    /// A packet is handed to the NIC while at most so many bytes are there and not sent, counted on the wire: the
+    /// driver's ring, or the limit of byte queue limits (`queues/tx-*/byte_queue_limits/limit`; lib/dynamic_queue_limits.c).
+    /// 0 if the rate limiter hands over one packet at a time.
+    pub ring_bytes: u64,
+    /// How much later than asked the limiter's timer may fire, ns. What it misses by that it has to make up for.
+    pub timer_error: u64,
+    /// Best effort goes first while the earliest deadline is further away than this, ns.
+    pub slack: Auto,
+}
+
+/// A real-time channel. Bytes are counted on the wire, the link's overhead included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Channel {
+    /// For messages; may come from anywhere.
+    pub name: String,
+    /// From a packet's arrival in the link's queue to its last bit on the wire, ns, 1 ns to an hour.
+    pub deadline: u64,
+    /// The token bucket's rate, bit/s, at least 1.
+    pub rate: u64,
+    /// The token bucket's depth, bytes; holds at least the largest packet with its overhead, at most 1 GiB.
+    pub burst: u64,
+    /// Largest packet, bytes of the frame, without the link's overhead; at most the link's `max_frame`.
+    pub max_packet: u32,
+}
+
+/// The channels fit: every packet within its token bucket leaves in time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// The slack that the link has to use, ns: the one that was set, or the smallest that will do.
+    pub slack: u64,
+    /// What each channel is guaranteed, in the order of the channels.
+    pub guarantees: Vec<Guarantee>,
+    /// Sum of the channels' rates, bit/s.
+    pub reserved_rate: u64,
+    /// What of the link's rate is not reserved, bit/s.
+    pub free_rate: u64,
+    /// How many bytes the burst of any one channel could grow by with every deadline still kept (the slack, if chosen
+    /// automatically, grows too). `None` without channels.
+    pub free_burst: Option<u64>,
+}
+
+/// What one channel is guaranteed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Guarantee {
+    /// The channel's name.
+    pub name: String,
+    /// The longest delay of its packets, ns, at most its deadline; see the module `bound`.
+    pub delay: u64,
+}
+
+/// Why there is no admission.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// A value is out of range: nothing was decided. Printable.
+    #[error("{0}")]
+    Malformed(String),
+    /// The channels do not fit.
+    #[error(transparent)]
+    Refused(Box<Refusal>),
+}
+
+/// The channels do not fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Refusal {
+    /// What does not fit.
+    pub reason: Reason,
+    /// So long after a moment when every burst comes at once, ns, demand exceeds the link most. For [`Reason::Rate`] the
+    /// longest time there is.
+    pub at: u64,
+    /// By so many bytes, rounded up. For [`Reason::Rate`] in each second.
+    pub excess: u128,
+    /// The channels whose packets make up that demand, by deadline.
+    pub offending: Vec<String>,
+    /// Single changes each of which makes the set fit, the best of each kind, the smallest change (in proportion to
+    /// what is changed) first. Each is exact: a step less does not do. Empty if no single change does.
+    pub remedies: Vec<Remedy>,
+}
+
+/// What does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The rates together exceed the link's.
+    Rate,
+    /// A deadline comes too early for what has to be sent by then.
+    Deadline,
+    /// Best effort goes first for too long.
+    Slack {
+        /// The smallest slack that will do, ns.
+        least: u64,
+    },
+}
+
+/// A single change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// A longer deadline for a channel, ns.
+    Deadline {
+        /// Its name.
+        channel: String,
+        /// The new value.
+        to: u64,
+    },
+    /// A smaller burst of a channel, bytes.
+    Burst {
+        /// Its name.
+        channel: String,
+        /// The new value.
+        to: u64,
+    },
+    /// A smaller rate of a channel, bit/s.
+    Rate {
+        /// Its name.
+        channel: String,
+        /// The new value.
+        to: u64,
+    },
+    /// A faster link, bit/s.
+    LinkRate {
+        /// The new value.
+        to: u64,
+    },
+    /// A longer slack, ns.
+    Slack {
+        /// The new value.
+        to: u64,
+    },
+}
+
+/// A time in the unit that suits it.
+struct Time(u64);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        teiji_model::policy::units::DURATION.write(self.0).fmt(f)
+    }
+}
+
+/// A rate in the unit that suits it.
+struct Rate(u64);
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        teiji_model::policy::units::RATE.write(self.0).fmt(f)
+    }
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Remedy::Deadline { channel, to } => {
+                write!(f, "a deadline of {} for channel `{}`", Time(*to), printable(channel))
+            }
+            Remedy::Burst { channel, to } => {
+                write!(f, "a burst of {to}b for channel `{}`", printable(channel))
+            }
+            Remedy::Rate { channel, to } => {
+                write!(f, "a rate of {} for channel `{}`", Rate(*to), printable(channel))
+            }
+            Remedy::LinkRate { to } => write!(f, "a link of {}", Rate(*to)),
+            Remedy::Slack { to } => write!(f, "a slack of {}", Time(*to)),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (at, excess) = (Time(self.at), self.excess);
+        match self.reason {
+            Reason::Rate => {
+                write!(f, "the channels' rates exceed the link's, by {excess} bytes in each second")?
+            }
+            Reason::Deadline => {
+                let n = self.offending.len();
+                write!(
+                    f,
+                    "the deadlines cannot all be kept: within {at} the link would have to send {excess} bytes more than it can \
+                     ({n} {}",
+                    if n == 1 { "channel" } else { "channels" }
+                )?;
+                // The latest deadlines are nearest to the instant.
+                for (i, name) in self.offending.iter().rev().take(5).enumerate() {
+                    write!(f, "{} `{}`", if i == 0 { ":" } else { "," }, printable(name))?;
+                }
+                f.write_str(if n > 5 { ", …)" } else { ")" })?;
+            }
+            Reason::Slack { .. } => write!(
+                f,
+                "with a slack of {at} best effort goes first for too long: {excess} bytes could not be sent in time"
+            )?,
+        }
+        for (i, remedy) in self.remedies.iter().enumerate() {
+            write!(f, "{} {remedy}", if i == 0 { "; what would do:" } else { ", or" })?;
+        }
+        if self.remedies.is_empty() {
+            f.write_str("; no single change would do, take out a channel")?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses what is out of range, so that no sum can overflow.
+pub(super) fn check(link: &Link, channels: &[Channel]) -> Result<(), Denied> {
+    let range = |what: &str, value: u64, from: u64, to: u64| {
+        if (from..=to).contains(&value) {
+            return Ok(());
+        }
+        let what = printable(what);
+        Err(Denied::Malformed(format!(
+            "{what} is {value}; nothing can be guaranteed unless it is {from} to {to}"
+        )))
+    };
+    if channels.len() > MOST {
+        return Err(Denied::Malformed(format!(
+            "{} channels are more than {MOST}, the most of a link",
+            channels.len()
+        )));
+    }
+    range("the link's rate in bit/s", link.rate, 1, FASTEST)?;
+    range("the link's largest frame in bytes", link.max_frame.into(), 1, LARGEST)?;
+    range("the link's overhead per frame in bytes", link.overhead.into(), 0, LARGEST)?;
+    range("the link's ring in bytes", link.ring_bytes, 0, LARGEST)?;
+    range("the timer's error in ns", link.timer_error, 0, LONGEST)?;
+    for c in channels {
+        let of = |what: &str| format!("the {what} of channel `{}`", c.name);
+        range(&of("deadline in ns"), c.deadline, 1, LONGEST)?;
+        range(&of("rate in bit/s"), c.rate, 1, FASTEST)?;
+        range(&of("largest packet in bytes"), c.max_packet.into(), 1, link.max_frame.into())?;
+        let one = u64::from(c.max_packet) + u64::from(link.overhead);
+        range(&of("burst in bytes"), c.burst, one, LARGEST)?;
+    }
+    Ok(())
+}
