@@ -9,7 +9,7 @@ LAB ?= --guests 1
 # Of `make experiment`: which one; KEEP=1 copies the run into experiments/runs/.
 NAME ?= path
 KEEP ?=
-EXPERIMENTS = path apply
+EXPERIMENTS = path apply admission
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,8 +29,8 @@ test: deps ## check the format, lint, and run every test, those in the lab too (
 soak: deps ## the property and fuzz tests with 20,000 cases each (half an hour)
 	PROPTEST_CASES=20000 $(CARGO) test --release -p teiji-model -p teiji-analysis
 
-bench: ## measure the join
-	$(CARGO) bench -p teiji-analysis
+bench: ## measure the join and the admission test
+	$(CARGO) bench -p teiji-analysis -p teiji-control
 
 lab-prepare: deps ## make the lab's root file system, if it is missing (root, 1 GB to download)
 	$(CARGO) run -q -p teiji-lab -- prepare

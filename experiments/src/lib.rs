@@ -13,8 +13,10 @@
 //! | [`pcap`] | reads captures, and pairs requests with responses in them, independently of teiji |
 //! | [`tracing`] | runs `teiji trace` in the lab; reads reports and recordings |
 //! | [`load`] | echo servers, SIP servers, callers, hogs |
-//! | [`path`], [`apply`] | the experiments of those names |
+//! | [`admission`], [`apply`], [`path`] | the experiments of those names |
 
+#[path = "../admission/mod.rs"]
+pub mod admission;
 #[path = "../apply/mod.rs"]
 pub mod apply;
 pub mod load;

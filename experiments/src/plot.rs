@@ -155,6 +155,34 @@ fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Drawn {
         .draw()
 }
 
+/// The distribution of the longest delay seen over the one guaranteed. Nothing to draw is no error.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn tightness(file: &Path, ratios: &[f64]) -> Result<()> {
+    if ratios.is_empty() {
+        return Ok(());
+    }
+    let mut sorted = ratios.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let n = sorted.len();
+    // A picture needs no more than a point for each pixel.
+    let step = n.div_ceil(900);
+    let points: Vec<(f64, f64)> =
+        sorted.iter().enumerate().step_by(step).map(|(k, x)| (*x, (k + 1) as f64 / n as f64)).collect();
+    draw(file, |root| {
+        let mut chart = ChartBuilder::on(root)
+            .caption("Admitted sets: longest delay seen over the one guaranteed", ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(36)
+            .y_label_area_size(48)
+            .build_cartesian_2d(0.0..1.05, 0.0..1.0)?;
+        chart.configure_mesh().x_desc("seen / guaranteed").y_desc("share of sets").draw()?;
+        chart.draw_series(LineSeries::new(points, BLUE.stroke_width(2)))?;
+        Ok(())
+    })
+}
+
 fn draw(file: &Path, what: impl FnOnce(&Area<'_>) -> Drawn) -> Result<()> {
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     root.fill(&WHITE)

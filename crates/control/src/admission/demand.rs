@@ -4,6 +4,7 @@
 //! sum exceeds 2¹¹⁰ (2²⁰ channels × 10¹³ bit/s × 3.6·10¹² ns).
 
 use super::terms::{Channel, Link};
+use teiji_model::policy::Auto;
 
 /// A byte.
 pub(super) const BYTE: i128 = 8_000_000_000;
@@ -68,6 +69,8 @@ pub(super) struct Load {
     pub blocking: i128,
     /// ε, ns.
     pub timer: i128,
+    /// S, ns, if it was set.
+    pub slack: Option<i128>,
 }
 
 impl Load {
@@ -80,6 +83,10 @@ impl Load {
             rate: link.rate.into(),
             blocking: i128::from(blocking) * BYTE,
             timer: link.timer_error.into(),
+            slack: match link.slack {
+                Auto::Auto => None,
+                Auto::Nanoseconds(set) => Some(set.into()),
+            },
         }
     }
 
@@ -114,12 +121,9 @@ impl Load {
         self.steps().map(|(t, _, excess)| (t, excess)).reduce(|a, b| if b.1 > a.1 { b } else { a })
     }
 
-    /// G(S) of the module's introduction.
+    /// G(S) of the module's introduction. Beyond the last deadline it says no more than the test there.
     pub fn excess_with_slack(&self, slack: i128) -> i128 {
-        let mut sum = Sum::default();
-        self.up_to(slack).for_each(|i| sum.add(i));
-        let all: i128 = self.items.iter().map(|i| i.burst).sum();
-        self.excess(sum.rate * slack - sum.before + all, slack)
+        self.excess(at_once(&self.items, slack), slack)
     }
 
     /// The smallest slack, ns, that keeps every deadline of a set that [`fits`](Self::fits): the root of G, rounded up.
@@ -141,15 +145,22 @@ impl Load {
         self.items.last().map_or(0, |i| i.deadline)
     }
 
-    /// Whether all deadlines are kept for some slack, with one channel other than it is.
+    /// Whether all deadlines are kept, with the slack that was set or for some slack, with one channel other than it is.
     pub fn fits_with(&self, changed: &Item) -> bool {
+        let others = || self.items.iter().filter(|i| i.index != changed.index);
+        if let Some(slack) = self.slack {
+            let demand = at_once(others().chain([changed]), slack);
+            if self.excess(demand, slack) > 0 {
+                return false;
+            }
+        }
         let mut sum = Sum::default();
         let mut fits = |item: &Item| {
             sum.add(item);
             sum.rate <= self.rate && self.excess(sum.by(item.deadline), item.deadline) <= 0
         };
         let mut pending = Some(changed);
-        for item in self.items.iter().filter(|i| i.index != changed.index) {
+        for item in others() {
             if let Some(c) = pending.take_if(|c| c.deadline <= item.deadline)
                 && !fits(c)
             {
@@ -161,4 +172,9 @@ impl Load {
         }
         pending.is_none_or(fits)
     }
+}
+
+/// What is due by `slack` if best effort goes first until then: every burst, and more of those with earlier deadlines.
+pub(super) fn at_once<'a>(items: impl IntoIterator<Item = &'a Item>, slack: i128) -> i128 {
+    items.into_iter().map(|i| i.burst + i.rate * (slack - i.deadline).max(0)).sum()
 }

@@ -61,7 +61,6 @@ mod tests;
 pub use terms::{Admission, Channel, Denied, Guarantee, Link, Reason, Refusal, Remedy};
 
 use demand::{BYTE, Load, div_ceil};
-use teiji_model::policy::Auto;
 
 /// Whether the link can keep the deadlines of all these channels, in whatever way they use their token buckets.
 ///
@@ -91,14 +90,15 @@ pub fn admit(link: &Link, channels: &[Channel]) -> Result<Admission, Denied> {
         return refuse(Reason::Deadline, at, excess);
     }
     let least = load.least_slack();
-    let slack = match link.slack {
-        Auto::Auto => least,
-        Auto::Nanoseconds(set) => i128::from(set),
-    };
+    let slack = load.slack.unwrap_or(least);
     if slack < least {
         let excess = load.excess_with_slack(slack);
         return refuse(Reason::Slack { least: u64::try_from(least).unwrap_or(u64::MAX) }, slack, excess);
     }
+    let free_burst = tightest.map(|(_, excess)| {
+        let excess = load.slack.map_or(excess, |set| excess.max(load.excess_with_slack(set)));
+        u64::try_from(-excess / BYTE).unwrap_or(u64::MAX)
+    });
     let reserved = load.reserved();
     let free = load.rate - reserved;
     Ok(Admission {
@@ -106,6 +106,6 @@ pub fn admit(link: &Link, channels: &[Channel]) -> Result<Admission, Denied> {
         guarantees: bound::guarantees(&load, slack, channels),
         reserved_rate: u64::try_from(reserved).unwrap_or(u64::MAX),
         free_rate: u64::try_from(free).unwrap_or(0),
-        free_burst: tightest.map(|(_, excess)| u64::try_from(-excess / BYTE).unwrap_or(u64::MAX)),
+        free_burst,
     })
 }

@@ -4,7 +4,7 @@
 //! is found by bisection, each try being the whole test of the changed set: the answers are exact. Only the channels
 //! with the greatest part in the excess are tried, which bounds the work at [`TRIED`] × 3 × 42 passes over the channels.
 
-use super::demand::{BYTE, Item, Load, div_ceil};
+use super::demand::{BYTE, Item, Load, at_once, div_ceil};
 use super::terms::{Channel, FASTEST, LONGEST, Link, Reason, Remedy};
 
 /// So many channels are tried.
@@ -103,12 +103,13 @@ fn rate(load: &Load, item: &Item) -> Option<i128> {
 /// Each deadline asks for its own rate; the greatest does for all.
 fn link_rate(load: &Load) -> Option<i128> {
     let mut to = load.reserved();
-    for (t, sum, _) in load.steps() {
+    let by_slack = load.slack.map(|s| (s, at_once(&load.items, s)));
+    for (t, demand) in load.steps().map(|(t, sum, _)| (t, sum.by(t))).chain(by_slack) {
         let usable = t - load.timer;
         if usable <= 0 {
             return None;
         }
-        to = to.max(div_ceil(sum.by(t) + load.blocking, usable));
+        to = to.max(div_ceil(demand + load.blocking, usable));
     }
     (to <= FASTEST.into()).then_some(to)
 }

@@ -97,7 +97,7 @@ pub struct Refusal {
     /// The channels whose packets make up that demand, by deadline.
     pub offending: Vec<String>,
     /// Single changes each of which makes the set fit, the best of each kind, the smallest change (in proportion to
-    /// what is changed) first. Each is exact: a step less does not do. Empty if no single change does.
+    /// what is changed) first. Each is exact: a step less does not do (as text they have four digits, rounded so that they do). Empty if no single change does.
     pub remedies: Vec<Remedy>,
 }
 
@@ -169,36 +169,49 @@ impl fmt::Display for Rate {
     }
 }
 
+/// Four digits are enough to read. A later deadline, a longer slack and a faster link do as well, so these go up.
+fn up(value: u64) -> u64 {
+    value.next_multiple_of(step(value))
+}
+
+/// A lower rate does as well.
+fn down(value: u64) -> u64 {
+    value - value % step(value)
+}
+
+fn step(value: u64) -> u64 {
+    10_u64.pow(value.checked_ilog10().unwrap_or(0).saturating_sub(3))
+}
+
 impl fmt::Display for Remedy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Remedy::Deadline { channel, to } => {
-                write!(f, "a deadline of {} for channel `{}`", Time(*to), printable(channel))
+                write!(f, "a deadline of {} for channel `{}`", Time(up(*to)), printable(channel))
             }
             Remedy::Burst { channel, to } => {
                 write!(f, "a burst of {to}b for channel `{}`", printable(channel))
             }
             Remedy::Rate { channel, to } => {
-                write!(f, "a rate of {} for channel `{}`", Rate(*to), printable(channel))
+                write!(f, "a rate of {} for channel `{}`", Rate(down(*to)), printable(channel))
             }
-            Remedy::LinkRate { to } => write!(f, "a link of {}", Rate(*to)),
-            Remedy::Slack { to } => write!(f, "a slack of {}", Time(*to)),
+            Remedy::LinkRate { to } => write!(f, "a link of {}", Rate(up(*to))),
+            Remedy::Slack { to } => write!(f, "a slack of {}", Time(up(*to))),
         }
     }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (at, excess) = (Time(self.at), self.excess);
+        let at = Time(self.at);
+        let excess = format!("{} byte{}", self.excess, if self.excess == 1 { "" } else { "s" });
         match self.reason {
-            Reason::Rate => {
-                write!(f, "the channels' rates exceed the link's, by {excess} bytes in each second")?
-            }
+            Reason::Rate => write!(f, "the channels' rates exceed the link's, by {excess} in each second")?,
             Reason::Deadline => {
                 let n = self.offending.len();
                 write!(
                     f,
-                    "the deadlines cannot all be kept: within {at} the link would have to send {excess} bytes more than it can \
+                    "the deadlines cannot all be kept: within {at} the link would have to send {excess} more than it can \
                      ({n} {}",
                     if n == 1 { "channel" } else { "channels" }
                 )?;
@@ -210,7 +223,7 @@ impl fmt::Display for Refusal {
             }
             Reason::Slack { .. } => write!(
                 f,
-                "with a slack of {at} best effort goes first for too long: {excess} bytes could not be sent in time"
+                "with a slack of {at} best effort goes first for too long: {excess} could not be sent in time"
             )?,
         }
         for (i, remedy) in self.remedies.iter().enumerate() {

@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use teiji_model::policy::Auto;
 
 const MS: u64 = 1_000_000;
 
@@ -51,6 +52,17 @@ fn a_deadline_that_just_fits() {
     assert!(refused.remedies.contains(&Remedy::Deadline { channel: "a".into(), to: 1_500_000 }));
     assert!(refused.remedies.contains(&Remedy::Burst { channel: "a".into(), to: 499 }));
     assert!(refused.remedies.contains(&Remedy::LinkRate { to: 8_000_006 }));
+    let text = refused.to_string();
+    assert!(
+        text.starts_with(
+            "the deadlines cannot all be kept: within 1499999ns the link would have to send 1 byte more"
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains("a deadline of 1500us for channel `a`") && text.contains("a link of 8001kbit"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -73,7 +85,7 @@ fn too_small_a_slack_is_refused_with_the_one_that_will_do() {
     assert_eq!((refused.excess, refused.offending.len()), (1, 2));
     assert_eq!(
         refused.to_string(),
-        "with a slack of 1999999ns best effort goes first for too long: 1 bytes could not be sent in time; what would \
+        "with a slack of 1999999ns best effort goes first for too long: 1 byte could not be sent in time; what would \
          do: a slack of 2ms"
     );
     assert!(admit(&Link { slack: Auto::Nanoseconds(2 * MS), ..link() }, &set).is_ok());
@@ -199,19 +211,23 @@ proptest! {
             Ok(admitted) => {
                 prop_assert!(free && holds(&link, admitted.slack, &set));
                 prop_assert!(!holds(&link, admitted.slack - 1, &set), "the smallest slack");
-                let grow = |i: usize, by: u64| {
+                let grow = |i: usize, by: u64, slack: u64| {
                     let mut set = set.clone();
                     set[i].burst += by;
-                    holds(&link, u64::MAX, &set)
+                    holds(&link, slack, &set)
                 };
                 let spare = admitted.free_burst.unwrap();
-                prop_assert!((0..set.len()).all(|i| grow(i, spare)));
-                prop_assert!((0..set.len()).any(|i| !grow(i, spare + 1)));
+                prop_assert!((0..set.len()).all(|i| grow(i, spare, u64::MAX)));
+                prop_assert!((0..set.len()).any(|i| !grow(i, spare + 1, u64::MAX)));
                 // Any slack: the decision, and each channel's bound.
                 let slack = admitted.slack * share / 100;
                 let chosen = Link { slack: Auto::Nanoseconds(slack), ..link.clone() };
                 let admitted = admit(&chosen, &set);
                 prop_assert_eq!(admitted.is_ok(), holds(&link, slack, &set));
+                if let Some(spare) = admitted.as_ref().ok().and_then(|a| a.free_burst) {
+                    prop_assert!((0..set.len()).all(|i| grow(i, spare, slack)));
+                    prop_assert!((0..set.len()).any(|i| !grow(i, spare + 1, slack)));
+                }
                 for (c, g) in set.iter().zip(admitted.iter().flat_map(|a| &a.guarantees)) {
                     let usable = c.deadline.min(slack);
                     let late = (usable..=700).filter(|t| set.iter().any(|o| o.deadline.min(slack) == *t));
@@ -229,7 +245,8 @@ proptest! {
     }
 
     #[test]
-    fn each_remedy_does_and_a_step_less_does_not((link, set) in some_set()) {
+    fn each_remedy_does_and_a_step_less_does_not((link, set) in some_set(), slack in proptest::option::of(50..900_u64)) {
+        let link = Link { slack: slack.map_or(Auto::Auto, Auto::Nanoseconds), ..link };
         let Err(Denied::Refused(refused)) = admit(&link, &set) else { return Ok(()) };
         for remedy in &refused.remedies {
             for (less, does) in [(0, true), (1, false)] {
@@ -243,6 +260,7 @@ proptest! {
                         Remedy::Burst { channel, to } if *channel == was.name => set[i].burst = to + less,
                         Remedy::Rate { channel, to } if *channel == was.name => set[i].rate = to + less,
                         Remedy::LinkRate { to } => link.rate = to - less,
+                        Remedy::Slack { to } => link.slack = Auto::Nanoseconds(to - less),
                         _ => continue,
                     }
                     any |= admit(&link, &set).is_ok();

@@ -1,0 +1,79 @@
+//! Draws links, and sets of channels near what the link can carry: far from it any answer is easy.
+
+use super::Dice;
+use teiji_control::admission::{Channel, Link};
+use teiji_model::policy::Auto;
+
+/// A link and a set of channels.
+pub fn draw(dice: &mut Dice) -> (Link, Vec<Channel>) {
+    let rate = dice.scale(10_000_000, 10_000_000_000);
+    let max_frame = if dice.chance(90) { 1514 } else { 9014 };
+    let overhead = 24;
+    // One largest frame takes so long, ns.
+    let frame = u64::from(max_frame + overhead) * 8_000_000_000 / rate + 1;
+    let ring_bytes = if dice.chance(50) { 0 } else { dice.range(0, 8 * u64::from(max_frame)) };
+    let timer_error = if dice.chance(50) { 0 } else { dice.range(0, 2 * frame) };
+    let n = dice.scale(1, 24);
+    // What the channels reserve together, percent of the link; now and then too much.
+    let reserved = if dice.chance(5) { dice.range(100, 110) } else { dice.range(5, 100) };
+    let shares: Vec<u64> = (0..n).map(|_| dice.scale(1, 50)).collect();
+    let all: u64 = shares.iter().sum();
+    let mut channels: Vec<Channel> = shares
+        .iter()
+        .enumerate()
+        .map(|(i, share)| {
+            let max_packet = dice.range(60, u64::from(max_frame)) as u32;
+            let one = u64::from(max_packet + overhead);
+            Channel {
+                name: format!("c{i}"),
+                // 2 to 200 frames; brought near the limit below.
+                deadline: dice.scale(2 * frame, 200 * frame),
+                rate: ((u128::from(rate) * u128::from(reserved * share) / u128::from(100 * all)) as u64)
+                    .max(1),
+                burst: one * dice.scale(1, 8) + dice.range(0, one),
+                max_packet,
+            }
+        })
+        .collect();
+    let blocking = u64::from(max_frame + overhead) + ring_bytes;
+    let needed = scale_needed(rate, blocking, timer_error, &channels);
+    // 0.80 to 1.25 of the deadlines that would just do; mostly nearer.
+    let spread = if dice.chance(70) { 60 } else { 250 };
+    let percent = (1000 - spread * 4 / 5) as f64 + dice.range(0, spread * 9 / 5) as f64;
+    for c in &mut channels {
+        c.deadline = ((c.deadline as f64 * needed * percent / 1000.0) as u64).clamp(1, 3_600_000_000_000);
+    }
+    let slack = match dice.range(0, 9) {
+        0..6 => Auto::Auto,
+        // 0.3 to 1.5 of the time that all bursts take at once: around the smallest that will do.
+        6..8 => {
+            let bursts: u64 = channels.iter().map(|c| c.burst).sum();
+            let once = u128::from(bursts + blocking) * 8_000_000_000 / u128::from(rate);
+            Auto::Nanoseconds((once as u64 + timer_error) * dice.range(30, 150) / 100)
+        }
+        _ => Auto::Nanoseconds(3_600_000_000_000),
+    };
+    (Link { rate, max_frame, overhead, ring_bytes, timer_error, slack }, channels)
+}
+
+/// About by how much all deadlines have to be multiplied for the channels just to fit. Floating point: it only aims.
+fn scale_needed(rate: u64, blocking: u64, timer_error: u64, channels: &[Channel]) -> f64 {
+    let (mut low, mut high) = (0.001_f64, 1000.0_f64);
+    let fits = |scale: f64| {
+        channels.iter().all(|at| {
+            let t = at.deadline as f64 * scale;
+            let demand: f64 = channels
+                .iter()
+                .map(|c| (c, c.deadline as f64 * scale))
+                .filter(|(_, d)| *d <= t)
+                .map(|(c, d)| c.burst as f64 * 8e9 + c.rate as f64 * (t - d))
+                .sum();
+            demand + blocking as f64 * 8e9 <= rate as f64 * (t - timer_error as f64)
+        })
+    };
+    for _ in 0..30 {
+        let middle = (low * high).sqrt();
+        if fits(middle) { high = middle } else { low = middle }
+    }
+    high
+}

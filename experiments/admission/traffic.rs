@@ -1,0 +1,117 @@
+//! Packets of channels that do their worst, within their token buckets.
+//!
+//! A token bucket of depth σ bytes and rate ρ is full at first. Tokens are counted in 10⁻⁹ bit, time in ns: exact.
+
+use super::Dice;
+use super::link::{BYTE, Packet};
+use teiji_control::admission::Channel;
+
+/// Smallest packet on the wire, bytes: an Ethernet frame of 60 bytes and 24 around it.
+pub const SMALLEST: u64 = 84;
+
+/// A channel's token bucket.
+struct Bucket {
+    rate: i128,
+    depth: i128,
+    tokens: i128,
+    at: i64,
+}
+
+impl Bucket {
+    fn new(c: &Channel, at: i64) -> Self {
+        let depth = i128::from(c.burst) * BYTE;
+        Bucket { rate: c.rate.into(), depth, tokens: depth, at }
+    }
+
+    fn pass(&mut self, to: i64) {
+        self.tokens = self.depth.min(self.tokens + self.rate * i128::from(to - self.at));
+        self.at = to;
+    }
+
+    /// When there will be so many bytes.
+    fn when(&self, bytes: u64) -> i64 {
+        let lacking = (i128::from(bytes) * BYTE - self.tokens).max(0);
+        self.at.saturating_add(i64::try_from((lacking + self.rate - 1) / self.rate).unwrap_or(i64::MAX))
+    }
+
+    fn bytes(&self) -> u64 {
+        u64::try_from(self.tokens / BYTE).unwrap_or(0)
+    }
+
+    fn take(&mut self, bytes: u64) {
+        self.tokens -= i128::from(bytes) * BYTE;
+        assert!(self.tokens >= 0, "the traffic is outside its token bucket");
+    }
+}
+
+/// Largest packet on the wire, bytes.
+fn largest(c: &Channel, overhead: u32) -> u64 {
+    u64::from(c.max_packet) + u64::from(overhead)
+}
+
+/// So many bytes at once, in as few packets as may be, of about the same size; none below the smallest.
+fn at_once(out: &mut Vec<Packet>, bucket: &mut Bucket, channel: usize, bytes: u64, most: u64) {
+    let smallest = SMALLEST.min(most);
+    let parts = bytes.div_ceil(most).min(bytes / smallest);
+    for i in 0..parts {
+        let part = (bytes / parts + u64::from(i < bytes % parts)).min(most);
+        out.push(Packet { arrival: bucket.at, channel, bytes: part });
+        bucket.take(part);
+    }
+}
+
+/// From `begin` on the burst, then the largest packets as soon as the bucket lets them, and at `end` whatever it holds, to
+/// the byte: the most that can arrive from `begin` to `end`, and none of it later than need be.
+pub fn greedy(out: &mut Vec<Packet>, channel: usize, c: &Channel, overhead: u32, begin: i64, end: i64) {
+    let most = largest(c, overhead);
+    let mut bucket = Bucket::new(c, begin);
+    // Kept back, so that the bytes that come in until `end` are enough for a packet.
+    let back = if end > begin { SMALLEST.min(most) } else { 0 };
+    let first = bucket.bytes() - back.min(bucket.bytes());
+    at_once(out, &mut bucket, channel, first, most);
+    loop {
+        let next = bucket.when((most + back).min(c.burst));
+        if next >= end {
+            break;
+        }
+        bucket.pass(next);
+        let bytes = most.min(bucket.bytes() - back.min(bucket.bytes())).max(SMALLEST.min(most));
+        out.push(Packet { arrival: next, channel, bytes });
+        bucket.take(bytes);
+    }
+    bucket.pass(end);
+    let rest = bucket.bytes();
+    at_once(out, &mut bucket, channel, rest, most);
+}
+
+/// Packets of random sizes at random times from `begin` to `end`: now greedy, now saving tokens for a burst.
+pub fn random(
+    out: &mut Vec<Packet>,
+    channel: usize,
+    c: &Channel,
+    overhead: u32,
+    begin: i64,
+    end: i64,
+    dice: &mut Dice,
+) {
+    let most = largest(c, overhead);
+    let least = SMALLEST.min(most);
+    let mut bucket = Bucket::new(c, begin);
+    let saver = dice.chance(50);
+    while bucket.at < end {
+        let bytes = if dice.chance(60) { most } else { dice.range(least, most) };
+        bucket.pass(bucket.when(bytes));
+        if saver && dice.chance(10) {
+            let full = bucket.when(c.burst);
+            bucket.pass(full);
+        } else if dice.chance(10) {
+            let pause = dice.range(0, c.deadline) as i64;
+            bucket.pass(bucket.at.saturating_add(pause));
+        }
+        if bucket.at >= end {
+            break;
+        }
+        out.push(Packet { arrival: bucket.at, channel, bytes });
+        bucket.take(bytes);
+    }
+}

@@ -1,0 +1,284 @@
+//! Has the admission control decide on many sets of channels, and the packet-by-packet link show whether it was right.
+
+use super::link::{Outcome, Packet, Wire, send};
+use super::{Dice, Extent, sets, traffic};
+use serde::Serialize;
+use teiji_control::admission::{Admission, Channel, Denied, Link, Reason, admit};
+
+/// A run whose traffic is longer than this, packets, is not tried.
+const LONGEST_RUN: u128 = 200_000;
+
+/// What was decided on a set, and what the link did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Which set, from 0.
+    pub set: u64,
+    /// How many channels it has.
+    pub channels: usize,
+    /// `admitted`, or what was exceeded: `deadline`, `slack`, `rate`.
+    pub decision: &'static str,
+    /// Bytes too many, of a refusal.
+    pub excess: u128,
+    /// Packets of channels that were sent.
+    pub packets: u64,
+    /// Those that came after their deadline.
+    pub missed: u64,
+    /// Of an admitted set: the longest delay seen, over the one guaranteed, of the channel where that is greatest.
+    pub tightness: Option<f64>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Found {
+    /// Sets admitted.
+    pub admitted: u64,
+    /// Sets refused.
+    pub refused: u64,
+    /// Of those, sets that missed a deadline in the traffic that was tried.
+    pub refused_that_missed: u64,
+    /// Packets sent in all.
+    pub packets: u64,
+    /// Missed deadlines of admitted sets, delays above the guaranteed one, sets that were not decided: in words.
+    pub wrong: Vec<String>,
+    /// Each set.
+    #[serde(skip)]
+    pub rows: Vec<Row>,
+}
+
+/// Tries the sets, on so many threads. The same seed gives the same sets and traffic.
+pub fn run(extent: &Extent, seed: u64, threads: u64) -> Found {
+    let threads = threads.max(1);
+    let part = |first: u64| {
+        let mut found = Found::default();
+        for set in (first..extent.sets).step_by(threads as usize) {
+            one(set, extent, &mut Dice::new(seed << 32 | set), &mut found);
+        }
+        found
+    };
+    let mut all = Found::default();
+    let parts: Vec<Found> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|first| scope.spawn(move || part(first))).collect();
+        running
+            .into_iter()
+            .map(|t| {
+                t.join()
+                    .unwrap_or_else(|_| Found { wrong: vec!["a thread failed".into()], ..Found::default() })
+            })
+            .collect()
+    });
+    for part in parts {
+        all.admitted += part.admitted;
+        all.refused += part.refused;
+        all.refused_that_missed += part.refused_that_missed;
+        all.packets += part.packets;
+        all.wrong.extend(part.wrong);
+        all.rows.extend(part.rows);
+    }
+    all.rows.sort_by_key(|r| r.set);
+    all
+}
+
+fn one(set: u64, extent: &Extent, dice: &mut Dice, found: &mut Found) {
+    let (link, channels) = sets::draw(dice);
+    let mut row = Row {
+        set,
+        channels: channels.len(),
+        decision: "admitted",
+        excess: 0,
+        packets: 0,
+        missed: 0,
+        tightness: None,
+    };
+    match admit(&link, &channels) {
+        Ok(admission) => {
+            found.admitted += 1;
+            admitted(&link, &channels, &admission, extent, dice, &mut row, &mut found.wrong);
+        }
+        Err(Denied::Refused(refusal)) => {
+            found.refused += 1;
+            row.excess = refusal.excess;
+            (row.decision, row.missed) = match refusal.reason {
+                Reason::Rate => ("rate", 0),
+                Reason::Deadline => ("deadline", 0),
+                Reason::Slack { .. } => ("slack", 0),
+            };
+            // Where no slack is said to do, the one that is best for the channels.
+            let slack = match (refusal.reason, link.slack) {
+                (Reason::Slack { .. }, teiji_model::policy::Auto::Nanoseconds(set)) => set,
+                _ => channels.iter().map(|c| c.deadline).max().unwrap_or(0),
+            };
+            refused(&link, &channels, slack, &mut row);
+            found.refused_that_missed += u64::from(row.missed > 0);
+        }
+        Err(Denied::Malformed(why)) => found.wrong.push(format!("set {set} was not decided: {why}")),
+    }
+    found.packets += row.packets;
+    found.rows.push(row);
+}
+
+/// The link with this slack and best effort always waiting.
+fn wire<'a>(link: &Link, deadlines: &'a [u64], slack: u64) -> Wire<'a> {
+    Wire {
+        rate: link.rate,
+        best_effort: u64::from(link.max_frame) + u64::from(link.overhead),
+        ring: link.ring_bytes,
+        stall: link.timer_error,
+        slack,
+        deadlines,
+        waiting: |_| true,
+    }
+}
+
+/// Every burst becomes urgent at 0, and each channel goes on until its packets are due at `end`.
+fn pattern(link: &Link, channels: &[Channel], slack: u64, end: u64) -> Vec<Packet> {
+    let mut packets = Vec::new();
+    for (i, c) in channels.iter().enumerate() {
+        let usable = c.deadline.min(slack);
+        if usable <= end {
+            let begin = -((c.deadline - usable) as i64);
+            traffic::greedy(&mut packets, i, c, link.overhead, begin, begin + (end - usable) as i64);
+        }
+    }
+    packets.sort();
+    packets
+}
+
+/// About how many packets that would be.
+fn length(channels: &[Channel], end: u64) -> u128 {
+    let one = |c: &Channel| {
+        let bytes = u128::from(c.burst) + u128::from(c.rate) * u128::from(end) / 8_000_000_000;
+        bytes / u128::from(c.max_packet.max(1)) + 2
+    };
+    channels.iter().map(one).sum()
+}
+
+/// The instants at which a channel's packets are first due.
+fn ends(channels: &[Channel], slack: u64) -> Vec<u64> {
+    let mut ends: Vec<u64> = channels.iter().map(|c| c.deadline.min(slack)).collect();
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+fn refused(link: &Link, channels: &[Channel], slack: u64, row: &mut Row) {
+    let deadlines: Vec<u64> = channels.iter().map(|c| c.deadline).collect();
+    let wire = wire(link, &deadlines, slack);
+    let first = ends(channels, slack);
+    let longest = first.last().copied().unwrap_or(1);
+    // Rates beyond the link's take a while to show.
+    let later = (1..30).map(|k| longest << k).take_while(|_| row.decision == "rate");
+    for end in first.iter().copied().chain(later) {
+        if length(channels, end) > LONGEST_RUN {
+            return;
+        }
+        let out = send(&wire, &pattern(link, channels, slack, end));
+        row.packets += out.sent;
+        row.missed = out.missed;
+        if out.missed > 0 {
+            return;
+        }
+    }
+}
+
+fn admitted(
+    link: &Link,
+    channels: &[Channel],
+    admission: &Admission,
+    extent: &Extent,
+    dice: &mut Dice,
+    row: &mut Row,
+    wrong: &mut Vec<String>,
+) {
+    let deadlines: Vec<u64> = channels.iter().map(|c| c.deadline).collect();
+    let slack = admission.slack;
+    let usual = wire(link, &deadlines, slack);
+    let mut note = |out: Outcome| {
+        row.packets += out.sent;
+        row.missed += out.missed;
+        for (seen, promised) in out.longest.iter().zip(&admission.guarantees) {
+            let promised_exact = i128::from(promised.delay) * i128::from(link.rate);
+            if *seen > promised_exact {
+                let seen = seen / i128::from(link.rate);
+                wrong.push(format!(
+                    "set {}: {} took {seen} ns, {} promised",
+                    row.set, promised.name, promised.delay
+                ));
+            }
+            let tightness = *seen as f64 / promised_exact as f64;
+            row.tightness = Some(row.tightness.map_or(tightness, |t| t.max(tightness)));
+        }
+    };
+    let mut instants = ends(channels, slack);
+    // And on, for as long again.
+    instants.extend(instants.last().copied().map(|last| last * 2));
+    for end in instants {
+        let packets = pattern(link, channels, slack, end);
+        note(send(&usual, &packets));
+        // The same without best effort but for the first frame: packets go before they are urgent.
+        note(send(&Wire { waiting: |_| false, ..usual.clone() }, &packets));
+    }
+    let span = deadlines.iter().max().copied().unwrap_or(1) as i64;
+    for _ in 0..extent.random {
+        let mut packets = Vec::new();
+        for (i, c) in channels.iter().enumerate() {
+            // Not before 0 what is urgent: the run begins there, nothing was sent before.
+            let first = -((c.deadline - c.deadline.min(slack)) as i64);
+            let begin = match dice.range(0, 2) {
+                0 => 0,
+                1 => first,
+                _ => first + dice.range(0, span as u64) as i64,
+            };
+            if dice.chance(50) {
+                let length = dice.range(0, span as u64) as i64;
+                traffic::greedy(&mut packets, i, c, link.overhead, begin, begin + length);
+            } else {
+                traffic::random(&mut packets, i, c, link.overhead, begin, begin + span, dice);
+            }
+        }
+        packets.sort();
+        let waiting: fn(u64) -> bool = match dice.range(0, 3) {
+            0 | 1 => |_| true,
+            2 => |n| n % 3 != 0,
+            _ => |n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63 == 0,
+        };
+        note(send(&Wire { waiting, ..usual.clone() }, &packets));
+    }
+    if row.missed > 0 {
+        wrong.push(format!("set {}: admitted, and missed {} deadlines", row.set, row.missed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Misses of sets that were decided without something that the link has.
+    fn deceived(forget: fn(Link) -> Link) -> usize {
+        let extent = Extent { sets: 200, random: 0 };
+        let mut wrong = Vec::new();
+        for set in 0..extent.sets {
+            let mut dice = Dice::new(set);
+            let (link, channels) = sets::draw(&mut dice);
+            let Ok(admission) = admit(&forget(link.clone()), &channels) else { continue };
+            let mut row = Row {
+                set,
+                channels: channels.len(),
+                decision: "admitted",
+                excess: 0,
+                packets: 0,
+                missed: 0,
+                tightness: None,
+            };
+            admitted(&link, &channels, &admission, &extent, &mut dice, &mut row, &mut wrong);
+        }
+        wrong.len()
+    }
+
+    #[test]
+    fn a_wrong_admission_is_found_out() {
+        assert_eq!(deceived(|link| link), 0);
+        assert!(deceived(|link| Link { ring_bytes: 0, ..link }) > 0, "the ring");
+        assert!(deceived(|link| Link { timer_error: 0, ..link }) > 0, "the timer");
+        assert!(deceived(|link| Link { rate: link.rate + link.rate / 500, ..link }) > 0, "the rate");
+    }
+}
