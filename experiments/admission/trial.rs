@@ -25,6 +25,8 @@ pub struct Row {
     pub missed: u64,
     /// Of an admitted set: the longest delay seen, over the one guaranteed, of the channel where that is greatest.
     pub tightness: Option<f64>,
+    /// The same of the channel where it is least.
+    pub loosest: Option<f64>,
 }
 
 /// What was found.
@@ -88,6 +90,7 @@ fn one(set: u64, extent: &Extent, dice: &mut Dice, found: &mut Found) {
         packets: 0,
         missed: 0,
         tightness: None,
+        loosest: None,
     };
     match admit(&link, &channels) {
         Ok(admission) => {
@@ -192,10 +195,11 @@ fn admitted(
     let deadlines: Vec<u64> = channels.iter().map(|c| c.deadline).collect();
     let slack = admission.slack;
     let usual = wire(link, &deadlines, slack);
+    let mut nearest = vec![0.0_f64; channels.len()];
     let mut note = |out: Outcome| {
         row.packets += out.sent;
         row.missed += out.missed;
-        for (seen, promised) in out.longest.iter().zip(&admission.guarantees) {
+        for ((seen, promised), nearest) in out.longest.iter().zip(&admission.guarantees).zip(&mut nearest) {
             let promised_exact = i128::from(promised.delay) * i128::from(link.rate);
             if *seen > promised_exact {
                 let seen = seen / i128::from(link.rate);
@@ -204,8 +208,7 @@ fn admitted(
                     row.set, promised.name, promised.delay
                 ));
             }
-            let tightness = *seen as f64 / promised_exact as f64;
-            row.tightness = Some(row.tightness.map_or(tightness, |t| t.max(tightness)));
+            *nearest = nearest.max(*seen as f64 / promised_exact as f64);
         }
     };
     let mut instants = ends(channels, slack);
@@ -243,6 +246,8 @@ fn admitted(
         };
         note(send(&Wire { waiting, ..usual.clone() }, &packets));
     }
+    row.tightness = nearest.iter().copied().reduce(f64::max);
+    row.loosest = nearest.iter().copied().reduce(f64::min);
     if row.missed > 0 {
         wrong.push(format!("set {}: admitted, and missed {} deadlines", row.set, row.missed));
     }
@@ -268,6 +273,7 @@ mod tests {
                 packets: 0,
                 missed: 0,
                 tightness: None,
+                loosest: None,
             };
             admitted(&link, &channels, &admission, &extent, &mut dice, &mut row, &mut wrong);
         }
