@@ -103,7 +103,8 @@ pub fn send(wire: &Wire<'_>, packets: &[Packet]) -> Outcome {
             if queue.is_empty() {
                 now = now.max(next.unwrap_or(now));
                 // What has been sent meanwhile has left the ring.
-                while let Some((_, bytes)) = ring.pop_front_if(|(end, _)| *end <= now) {
+                while let Some((_, bytes)) = ring.front().copied().filter(|(end, _)| *end <= now) {
+                    ring.pop_front();
                     held -= bytes;
                 }
                 continue;
