@@ -97,7 +97,8 @@ pub struct Refusal {
     /// The channels whose packets make up that demand, by deadline.
     pub offending: Vec<String>,
     /// Single changes each of which makes the set fit, the best of each kind, the smallest change (in proportion to
-    /// what is changed) first. Each is exact: a step less does not do (as text they have four digits, rounded so that they do). Empty if no single change does.
+    /// what is changed) first. Each is exact: a step less does not do (as text they have four digits, rounded so that
+    /// they do). Empty if no single change does.
     pub remedies: Vec<Remedy>,
 }
 
