@@ -74,6 +74,11 @@ impl KernelTypes {
         None
     }
 
+    /// Whether the kernel lets BPF programs be its `operations`, a struct such as `Qdisc_ops`.
+    pub fn has_struct_ops(&self, operations: &str) -> bool {
+        self.find(&format!("bpf_struct_ops_{operations}"), sys::BTF_KIND_STRUCT).is_some()
+    }
+
     /// Where the target of a program's section is; `None` also for sections of other kinds.
     pub fn hook(&self, program: &str, section: &str) -> Option<Hook> {
         let (kind, target) = section.split_once('/')?;

@@ -4,11 +4,14 @@
 //! | --- | --- |
 //! | [`hooks`] | which functions and tracepoints of the running kernel the programs can be attached to |
 //! | [`path_trace`] | follows packets between NIC and guest |
+//! | [`qdisc_edf`] | sends packets by their deadlines |
 //!
 //! This crate touches the kernel and interprets nothing: it hands out [`teiji_model::event::Event`]s.
 //! No type of libbpf leaves it.
 pub mod hooks;
+mod object;
 pub mod path_trace;
+pub mod qdisc_edf;
 
 /// Why a BPF program could not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -31,13 +34,21 @@ pub enum Error {
         /// libbpf's words.
         reason: String,
     },
-    /// Something that a trace cannot do without is not there.
+    /// Something that the work cannot do without is not there.
     #[error("the kernel lacks {what}: {consequence}")]
     Missing {
         /// What.
         what: String,
         /// What does not work.
         consequence: String,
+    },
+    /// What was asked for cannot be done.
+    #[error("cannot {doing}: {reason}")]
+    Refused {
+        /// What was asked for.
+        doing: String,
+        /// Why, and what would do.
+        reason: String,
     },
 }
 

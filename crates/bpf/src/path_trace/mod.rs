@@ -20,6 +20,7 @@ use skeleton::types;
 
 use crate::Error;
 use crate::hooks::{Hook, KernelTypes};
+use crate::object::{bytes_of, map};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, RingBuffer, RingBufferBuilder,
 };
@@ -249,20 +250,4 @@ impl Tracer {
             unidentified: read(types::counter::COUNT_UNIDENTIFIED)?.iter().sum(),
         })
     }
-}
-
-/// A map of a loaded object, by name.
-fn map(object: &Object, name: &str) -> Result<MapHandle, Error> {
-    let found = object.maps().find(|m| m.name() == name).ok_or_else(|| Error::Kernel {
-        doing: format!("find the map {name}"),
-        reason: "the object does not have it".into(),
-    })?;
-    MapHandle::try_from(&found).map_err(|e| Error::kernel(format!("open the map {name}"), e))
-}
-
-/// The bytes of a plain value.
-fn bytes_of<T: Copy>(value: &T) -> &[u8] {
-    // SAFETY: `value` is a valid, initialised, generated `repr(C)` type whose padding the C side names
-    // explicitly, so all of its bytes are initialised; the slice does not outlive it.
-    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What qdisc_edf keeps.
+ *
+ *   written by the agent         written by the programs, under the qdisc's own lock
+ *   settings: link            -> states: link     queues, pacing, flows, statistics
+ *   matches:  fields          -> channels: index  token bucket, statistics
+ *   beat
+ *
+ * Settings are replaced as a whole (hash maps), so the programs see the old or the new ones and never a
+ * mixture; the state beside them, and with it every queued packet, stays where it is.
+ */
+#ifndef TEIJI_QDISC_EDF_MAPS_H
+#define TEIJI_QDISC_EDF_MAPS_H
+
+#define NO_CHANNEL 0xffffffffU
+
+/* A queued packet; in exactly one tree. */
+struct packet {
+	u64 key; /* real time: its deadline; best effort: where it starts in its flow's service */
+	u64 arrival;
+	u64 tx;	 /* time that it takes on the link, ns */
+	u32 len; /* on the wire */
+	u32 channel;
+	u32 flow;
+	u32 kernel_len; /* as the kernel counts it */
+	struct sk_buff __kptr *skb;
+	struct bpf_rb_node node;
+};
+
+struct flow {
+	u64 finish; /* where its last packet ends in its service */
+	u32 bytes;  /* queued */
+	u32 pad;
+};
+
+struct link_state {
+	struct bpf_spin_lock lock; /* the verifier asks for it; the qdisc's own lock is what excludes */
+	struct bpf_rb_root rt __contains(packet, node);
+	struct bpf_rb_root be __contains(packet, node);
+	u64 owner;     /* the qdisc that uses this; 0: none */
+	u64 next_free; /* when the link will have sent what it was given */
+	u64 service;   /* the start of the best-effort packet that was sent last */
+	u64 finish;    /* the greatest finish of all flows */
+	u64 rt_due;    /* token bucket of all channels */
+	u64 rt_time;   /* time that the queued real-time packets take, ns */
+	u32 rt_bytes;
+	u32 be_bytes;
+	u32 fallback; /* no beat: FIFO */
+	u32 pad;
+	struct link_stats stats;
+	struct flow flow[FLOWS];
+};
+
+/* Names the types in the object's BTF so that the Rust half can be generated. */
+struct {
+	struct link_key link_key;
+	struct match_key match_key;
+	struct link_settings link_settings;
+	struct channel_settings channel_settings;
+	struct channel_state channel_state;
+	struct link_stats link_stats;
+} layouts SEC(".data.layouts");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_LINKS);
+	__type(key, struct link_key);
+	__type(value, struct link_settings);
+} settings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_LINKS);
+	__type(key, struct link_key);
+	__type(value, struct link_state);
+} states SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_CHANNELS);
+	__type(key, struct match_key);
+	__type(value, struct channel_settings);
+} matches SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CHANNELS);
+	__type(key, u32);
+	__type(value, struct channel_state);
+} channels SEC(".maps");
+
+/* When the agent last said that it lives. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} beat SEC(".maps");
+
+#endif

@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * qdisc_edf: earliest deadline first over the channels of a link, fair sharing among the rest.
+ *
+ *                      in its rate             ┌─ rt: rbtree by deadline ─┐
+ *   packet ─► classify ─────────────────────►  │                          │ ─► pace ─► device
+ *                 │ no channel, or in excess   └─ be: rbtree by service ──┘
+ *                 └─────────────────────────►
+ *
+ * A packet's deadline is its arrival plus its channel's deadline. Of the packets within their channel's
+ * token bucket (and within that of all channels, where the link has a bound) the one with the earliest
+ * deadline is sent first. Best effort goes before it while there is slack: while the earliest deadline,
+ * less the time that all queued real-time packets take, is further away than the link's setting.
+ *
+ * What exceeds a token bucket is counted and sent as best effort, so it delays no other channel.
+ *
+ * Best effort is shared by start-time fair queueing (Goyal, Vin, Cheng 1997): a packet starts where the
+ * last one of its flow ends, or where service is now, and the earliest start goes first. One tree does
+ * it, and flows get equal bytes. A flow is dropped from while it holds as many bytes as are still free
+ * (dynamic thresholds, Choudhury and Hahne 1998): nobody fills the queue alone, and no search for the
+ * longest one is needed.
+ *
+ * The link is paced: a frame takes (length + overhead) / rate, and the next one leaves after that; a
+ * link that was idle, or a timer that was late, is made up for by at most `credit`.
+ *
+ * The agent renews `beat`. Without it for 2 s:
+ *
+ *   deadlines ──(beat is 2 s old)──► FIFO: what is queued goes first, deadlines before best effort, then
+ *       ▲                            arrivals in their order; neither paced nor bounded by channels
+ *       └─────────(beat)─────────────┘
+ *
+ * Limits: root qdisc of Ethernet devices only, not below mq; one lock for all of a device's transmit
+ * queues; a GSO packet is one packet, and blocks the link for as long as all of it takes; the deadline is that of
+ * leaving this queue, not of having left the device. Packets of one flow are reordered when some of them
+ * exceed the channel's rate, and when it falls back to FIFO or returns. A changed rate counts for packets
+ * that arrive afterwards. Bounds of the tables are in intf.h.
+ *
+ * Assumes: the kernel calls every program under the qdisc's lock, so that a link's state has one writer.
+ *
+ * Needs Linux 6.16 with CONFIG_NET_SCH_BPF. By hand (it refuses links without settings and state):
+ *   bpftool struct_ops register qdisc_edf.bpf.o /sys/fs/bpf; tc qdisc add dev X root teiji_edf
+ */
+#include "kernel.h"
+#include "intf.h"
+#include "maps.bpf.h"
+#include "classify.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define SECOND 1000000000ULL
+#define QUEUED_MAX (1 << 23) /* loops end; limit_packets is far below */
+
+static __always_inline void key_of(struct Qdisc *sch, struct link_key *key)
+{
+	struct net_device *dev = sch->dev_queue->dev;
+
+	key->netns = dev->nd_net.net->net_cookie;
+	key->ifindex = dev->ifindex;
+	key->pad = 0;
+}
+
+static __always_inline u64 max(u64 a, u64 b)
+{
+	return a > b ? a : b;
+}
+
+static __always_inline bool without_beat(u64 now)
+{
+	u32 zero = 0;
+	u64 *at = bpf_map_lookup_elem(&beat, &zero);
+
+	/* a beat of another CPU may be a little ahead of this one's clock */
+	return !at || (s64)(now - *at) > (s64)BEAT_LIMIT;
+}
+
+static bool earlier(struct bpf_rb_node *a, const struct bpf_rb_node *b)
+{
+	struct packet *left = container_of(a, struct packet, node);
+	struct packet *right = container_of(b, struct packet, node);
+
+	return left->key < right->key;
+}
+
+static __always_inline u32 bucket_of(u64 v)
+{
+	u32 log = 0;
+
+	if (v >> 32) {
+		log += 32;
+		v >>= 32;
+	}
+	if (v >> 16) {
+		log += 16;
+		v >>= 16;
+	}
+	if (v >> 8) {
+		log += 8;
+		v >>= 8;
+	}
+	if (v >> 4) {
+		log += 4;
+		v >>= 4;
+	}
+	if (v >> 2) {
+		log += 2;
+		v >>= 2;
+	}
+	log += v >> 1;
+	return log < DELAY_BUCKETS ? log : DELAY_BUCKETS - 1;
+}
+
+static __always_inline u32 segments(struct sk_buff *skb, struct qdisc_skb_cb *cb)
+{
+	struct skb_shared_info *info;
+	u16 segs = 0;
+
+	if (bpf_core_field_exists(cb->pkt_segs)) {
+		segs = cb->pkt_segs;
+	} else {
+		info = (void *)skb->head + skb->end;
+		bpf_core_read(&segs, sizeof(segs), &info->gso_segs);
+	}
+	return segs ?: 1;
+}
+
+/*
+ * A token bucket as a virtual clock: `due` is when it will be full again. Says when it would be after
+ * `len` bytes, 0 if they exceed it.
+ */
+static __always_inline u64 conform(u64 due, u64 now, u64 rate, u64 burst, u32 len)
+{
+	u64 then;
+
+	if (!rate)
+		return 0;
+	then = max(due, now) + len * SECOND / rate;
+	return then - now <= burst * SECOND / rate ? then : 0;
+}
+
+/* Whether the packet is within its channel's rate and that of all; takes the tokens if it is. */
+static __always_inline bool admit(const struct link_settings *link, struct link_state *st,
+				  const struct channel_settings *channel, struct channel_state *cs, u64 now,
+				  u32 len)
+{
+	u64 due = conform(cs->due, now, channel->rate, channel->burst, len);
+	u64 rt_due = 0;
+
+	if (!due) {
+		cs->stats.excess++;
+		cs->stats.excess_bytes += len;
+		return false;
+	}
+	if (link->rt_rate) {
+		rt_due = conform(st->rt_due, now, link->rt_rate, link->rt_burst, len);
+		if (!rt_due) {
+			cs->stats.excess++;
+			cs->stats.excess_bytes += len;
+			st->stats.capped++;
+			return false;
+		}
+		st->rt_due = rt_due;
+	}
+	cs->due = due;
+	return true;
+}
+
+SEC("struct_ops/edf_enqueue")
+int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_buff_ptr *to_free)
+{
+	struct qdisc_skb_cb *cb = (struct qdisc_skb_cb *)skb->cb;
+	struct channel_settings *channel = NULL;
+	struct channel_state *cs = NULL;
+	struct link_settings *link;
+	struct headers headers = {};
+	struct link_state *st;
+	struct bpf_dynptr frame;
+	struct link_key key;
+	struct packet *p;
+	struct flow *flow;
+	u32 kernel_len, len, segs, hash, id = NO_CHANNEL;
+	u64 now, order, tx, deadline = 0;
+	bool real_time = false, fallback;
+
+	key_of(sch, &key);
+	link = bpf_map_lookup_elem(&settings, &key);
+	st = bpf_map_lookup_elem(&states, &key);
+	if (!link || !st)
+		goto drop;
+	now = bpf_ktime_get_ns();
+	fallback = without_beat(now);
+	if (fallback && !st->fallback)
+		st->stats.fallbacks++;
+	st->fallback = fallback;
+
+	kernel_len = cb->pkt_len;
+	segs = segments(skb, cb);
+	/* a tag that the device will add is not counted by the kernel */
+	len = max(kernel_len + (skb->vlan_all ? 4 * segs : 0), (u64)link->min_frame) + segs * link->overhead;
+	tx = link->rate ? len * SECOND / link->rate : 0;
+
+	if (!fallback && link->shapes) {
+		if (!bpf_dynptr_from_skb((struct __sk_buff *)skb, 0, &frame) && read_headers(&frame, &headers))
+			channel = classify(link, &headers);
+		if (channel) {
+			id = channel->id;
+			deadline = channel->deadline;
+			cs = bpf_map_lookup_elem(&channels, &id);
+		}
+		if (cs)
+			real_time = admit(link, st, channel, cs, now, len);
+	}
+
+	hash = bpf_skb_get_hash(skb) & (FLOWS - 1);
+	flow = &st->flow[hash];
+	if (real_time) {
+		if (st->rt_bytes + len > link->limit_bytes || st->stats.rt_queued >= link->limit_packets) {
+			st->stats.rt_drops++;
+			goto drop_channel;
+		}
+		order = now + deadline;
+	} else {
+		/* at most what is free, so that there is always room for others */
+		if (st->be_bytes + len > link->limit_bytes || st->stats.be_queued >= link->limit_packets ||
+		    (!fallback && flow->bytes + st->be_bytes > link->limit_bytes)) {
+			st->stats.be_drops++;
+			goto drop_channel;
+		}
+		if (!st->stats.be_queued)
+			st->service = st->finish;
+		order = fallback ? st->finish : max(st->service, flow->finish);
+	}
+
+	p = bpf_obj_new_impl(bpf_core_type_id_local(struct packet), NULL);
+	if (!p) {
+		if (real_time)
+			st->stats.rt_drops++;
+		else
+			st->stats.be_drops++;
+		goto drop_channel;
+	}
+	p->key = order;
+	p->arrival = now;
+	p->tx = tx;
+	p->len = len;
+	p->channel = real_time ? id : NO_CHANNEL;
+	p->flow = hash;
+	p->kernel_len = kernel_len;
+	skb = bpf_kptr_xchg(&p->skb, skb);
+	if (skb)
+		bpf_qdisc_skb_drop(skb, to_free);
+
+	sch->q.qlen++;
+	sch->qstats.backlog += kernel_len;
+	if (real_time) {
+		st->rt_bytes += len;
+		st->rt_time += tx;
+		st->stats.rt_queued++;
+		bpf_spin_lock(&st->lock);
+		bpf_rbtree_add_impl(&st->rt, &p->node, earlier, NULL, 0);
+		bpf_spin_unlock(&st->lock);
+	} else {
+		flow->finish = order + len;
+		flow->bytes += len;
+		st->finish = max(st->finish, order + len);
+		st->be_bytes += len;
+		st->stats.be_queued++;
+		st->stats.largest = max(st->stats.largest, len);
+		bpf_spin_lock(&st->lock);
+		bpf_rbtree_add_impl(&st->be, &p->node, earlier, NULL, 0);
+		bpf_spin_unlock(&st->lock);
+	}
+	return NET_XMIT_SUCCESS;
+
+drop_channel:
+	if (cs)
+		cs->stats.drops++;
+drop:
+	sch->qstats.drops++;
+	bpf_qdisc_skb_drop(skb, to_free);
+	return NET_XMIT_DROP;
+}
+
+/* Counts a real-time packet that leaves the queue. */
+static __always_inline void left(u32 id, u32 len, u64 arrival, u64 deadline, u64 now)
+{
+	struct channel_state *cs = bpf_map_lookup_elem(&channels, &id);
+	u64 delay = now - arrival;
+	u32 bucket = bucket_of(delay);
+
+	if (!cs)
+		return;
+	cs->stats.packets++;
+	cs->stats.bytes += len;
+	cs->stats.delay_sum += delay;
+	cs->stats.delay_max = max(cs->stats.delay_max, delay);
+	cs->stats.misses += now > deadline;
+	if (bucket < DELAY_BUCKETS)
+		cs->stats.delay[bucket]++;
+}
+
+SEC("struct_ops/edf_dequeue")
+struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
+{
+	struct link_settings *link;
+	struct sk_buff *skb = NULL;
+	struct bpf_rb_node *node;
+	struct link_state *st;
+	struct link_key key;
+	struct packet *p;
+	u64 now, spare;
+	bool fallback, be_first, real_time;
+
+	if (!sch->q.qlen)
+		return NULL;
+	key_of(sch, &key);
+	link = bpf_map_lookup_elem(&settings, &key);
+	st = bpf_map_lookup_elem(&states, &key);
+	if (!link || !st)
+		return NULL;
+	now = bpf_ktime_get_ns();
+	fallback = without_beat(now);
+	if (fallback && !st->fallback)
+		st->stats.fallbacks++;
+	st->fallback = fallback;
+	if (!fallback && link->rate && now < st->next_free) {
+		bpf_qdisc_watchdog_schedule(sch, st->next_free, 0);
+		return NULL;
+	}
+	/* the earliest deadline may be so far away at most that real time goes first */
+	spare = now + st->rt_time + link->slack;
+	be_first = !fallback && st->stats.be_queued;
+
+	bpf_spin_lock(&st->lock);
+	node = bpf_rbtree_first(&st->rt);
+	if (node) {
+		p = container_of(node, struct packet, node);
+		if (be_first && p->key > spare)
+			node = NULL;
+	}
+	real_time = node;
+	if (node) {
+		node = bpf_rbtree_remove(&st->rt, node);
+	} else {
+		node = bpf_rbtree_first(&st->be);
+		if (node)
+			node = bpf_rbtree_remove(&st->be, node);
+	}
+	bpf_spin_unlock(&st->lock);
+	if (!node)
+		return NULL;
+	p = container_of(node, struct packet, node);
+
+	sch->q.qlen--;
+	sch->qstats.backlog -= p->kernel_len;
+	if (real_time) {
+		st->rt_bytes -= p->len;
+		st->rt_time -= p->tx;
+		st->stats.rt_queued--;
+		st->stats.rt_packets++;
+		st->stats.rt_bytes += p->len;
+		left(p->channel, p->len, p->arrival, p->key, now);
+	} else {
+		st->flow[p->flow & (FLOWS - 1)].bytes -= p->len;
+		st->be_bytes -= p->len;
+		st->stats.be_queued--;
+		st->stats.be_packets++;
+		st->stats.be_bytes += p->len;
+		st->service = max(st->service, p->key);
+	}
+	if (fallback)
+		st->stats.fallback_packets++;
+	st->next_free = max(st->next_free, now - link->credit) + p->tx;
+	skb = bpf_kptr_xchg(&p->skb, skb);
+	bpf_obj_drop_impl(p, NULL);
+	if (skb)
+		bpf_qdisc_bstats_update(sch, skb);
+	return skb;
+}
+
+SEC("struct_ops/edf_init")
+int BPF_PROG(edf_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext_ack *extack)
+{
+	struct link_state *st;
+	struct link_key key;
+
+	if (sch->parent != TC_H_ROOT)
+		return -EOPNOTSUPP;
+	if (sch->dev_queue->dev->type != ARPHRD_ETHER)
+		return -EINVAL;
+	key_of(sch, &key);
+	st = bpf_map_lookup_elem(&states, &key);
+	if (!st || !bpf_map_lookup_elem(&settings, &key))
+		return -ENODEV;
+	/* two qdiscs of one device have two locks, so the state would have two writers */
+	if (st->owner)
+		return -EBUSY;
+	st->owner = (u64)sch;
+	return 0;
+}
+
+SEC("struct_ops/edf_reset")
+void BPF_PROG(edf_reset, struct Qdisc *sch)
+{
+	struct bpf_rb_node *node;
+	struct link_state *st;
+	struct link_key key;
+	int i;
+
+	key_of(sch, &key);
+	st = bpf_map_lookup_elem(&states, &key);
+	if (!st || st->owner != (u64)sch)
+		return;
+	bpf_for(i, 0, QUEUED_MAX) {
+		bpf_spin_lock(&st->lock);
+		node = bpf_rbtree_first(&st->rt);
+		if (node) {
+			node = bpf_rbtree_remove(&st->rt, node);
+		} else {
+			node = bpf_rbtree_first(&st->be);
+			if (node)
+				node = bpf_rbtree_remove(&st->be, node);
+		}
+		bpf_spin_unlock(&st->lock);
+		if (!node)
+			break;
+		/* the packet's skb goes with it */
+		bpf_obj_drop_impl(container_of(node, struct packet, node), NULL);
+	}
+	bpf_for(i, 0, FLOWS) {
+		st->flow[i & (FLOWS - 1)].bytes = 0;
+	}
+	st->rt_bytes = 0;
+	st->be_bytes = 0;
+	st->rt_time = 0;
+	st->next_free = 0;
+	st->stats.rt_queued = 0;
+	st->stats.be_queued = 0;
+	sch->q.qlen = 0;
+	sch->qstats.backlog = 0;
+}
+
+SEC("struct_ops/edf_destroy")
+void BPF_PROG(edf_destroy, struct Qdisc *sch)
+{
+	struct link_state *st;
+	struct link_key key;
+
+	key_of(sch, &key);
+	st = bpf_map_lookup_elem(&states, &key);
+	if (st && st->owner == (u64)sch)
+		st->owner = 0;
+}
+
+SEC(".struct_ops.link")
+struct Qdisc_ops edf = {
+	.id = "teiji_edf",
+	.enqueue = (void *)edf_enqueue,
+	.dequeue = (void *)edf_dequeue,
+	.init = (void *)edf_init,
+	.reset = (void *)edf_reset,
+	.destroy = (void *)edf_destroy,
+};
