@@ -79,6 +79,30 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Send paced flows of stamped datagrams
+    UdpFlows {
+        /// address:port,rate=<bit/s on the wire>,size=<payload>,burst=<datagrams at once>; may be given again
+        #[arg(long = "flow", required = true)]
+        flows: Vec<tools::udp_flows::Flow>,
+        /// Seconds
+        #[arg(long = "for")]
+        length: f64,
+        /// Datagrams of each flow at most [default: no limit]
+        #[arg(long)]
+        count: Option<u64>,
+    },
+    /// Receive what `udp-flows` sends, and print the delays
+    UdpArrivals {
+        /// Ports to time, separated by commas
+        #[arg(long, value_delimiter = ',')]
+        ports: Vec<u16>,
+        /// Ports whose datagrams are not read
+        #[arg(long, value_delimiter = ',')]
+        sinks: Vec<u16>,
+        /// Seconds without a datagram after which it ends
+        #[arg(long, default_value_t = 2.0)]
+        idle: f64,
+    },
     /// Keep a CPU busy
     Hog {
         #[arg(long)]
@@ -218,6 +242,16 @@ fn run(command: Command) -> anyhow::Result<u8> {
             } else {
                 println!("{figures}");
             }
+            Ok(0)
+        }
+        Command::UdpFlows { flows, length, count } => {
+            let sent = tools::udp_flows::send(&flows, Duration::from_secs_f64(length), count)?;
+            println!("{}", serde_json::to_string(&sent)?);
+            Ok(0)
+        }
+        Command::UdpArrivals { ports, sinks, idle } => {
+            let arrived = tools::udp_flows::receive(&ports, &sinks, Duration::from_secs_f64(idle))?;
+            println!("{}", serde_json::to_string(&arrived)?);
             Ok(0)
         }
         Command::Hog { cpu, threads, length } => {

@@ -4,6 +4,7 @@ pub mod capture;
 pub mod hog;
 pub mod pcap;
 pub mod udp_echo;
+pub mod udp_flows;
 pub mod udp_load;
 
 /// Nanoseconds of CLOCK_MONOTONIC.
