@@ -8,7 +8,7 @@
 //! silence · speak                  stop telling the kernel half that this process lives, and go on
 //! stats DEV · verified             as a line of JSON
 //! ```
-//! Each line is answered by one line, `ok`, JSON, or `error: ...`. It ends with its input and leaves the links as
+//! Each line is answered by one line, `ok`, JSON, or `error: ...`, and one with `#` and the line's number. It ends with its input and leaves the links as
 //! they are then.
 
 use anyhow::{Context, Result, bail};
@@ -51,16 +51,17 @@ fn run(mut edf: Edf) -> Result<()> {
     });
     println!("loaded");
     let mut names = BTreeMap::new();
-    let mut silent = false;
+    let (mut silent, mut number) = (false, 0);
     loop {
         if !silent {
             edf.beat()?;
         }
         match incoming.recv_timeout(BEAT) {
-            Ok(line) => match obey(&mut edf, &mut names, &mut silent, &line) {
-                Ok(answer) => println!("{answer}"),
-                Err(error) => println!("error: {error:#}"),
-            },
+            Ok(line) => {
+                number += 1;
+                let answer = obey(&mut edf, &mut names, &mut silent, &line);
+                println!("{}\n#{number}", answer.unwrap_or_else(|e| format!("error: {e:#}")));
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
         }

@@ -1,6 +1,6 @@
 //! `path`: runs the experiment of that name; see README.md beside this file.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 use std::path::Path;
 use std::process::ExitCode;
@@ -54,7 +54,8 @@ fn run(args: &Args) -> Result<bool> {
         lab_parts(args, &folder, &mut found, &mut summary, &extent)?;
     }
     summary.figure("seconds", begun.elapsed().as_secs())?;
-    rivals(&mut summary)?;
+    // Other hardware, other load: for the reader.
+    summary.rivals.insert("paper".into(), summary::paper(include_str!("paper.csv"))?);
     summary.write(&folder)?;
     let report = table::markdown(&found);
     summary::write(&folder.join("report.md"), &report)?;
@@ -224,23 +225,4 @@ fn judge_accuracy(summary: &mut Summary, a: &accuracy::Agreement) {
             a.matched, a.answered, a.counts, a.lost
         ),
     );
-}
-
-/// The paper's figures, for the reader: other hardware, other load.
-fn rivals(summary: &mut Summary) -> Result<()> {
-    let csv = include_str!("paper.csv");
-    let mut lines = csv.lines();
-    let names: Vec<&str> = lines.next().context("paper.csv is empty")?.split(',').collect();
-    let rows: Vec<serde_json::Map<String, serde_json::Value>> = lines
-        .map(|l| {
-            let values = l.splitn(names.len(), ',').map(|v| match v.parse::<f64>() {
-                Ok(n) => n.into(),
-                Err(_) if v.is_empty() => serde_json::Value::Null,
-                Err(_) => v.into(),
-            });
-            names.iter().map(|n| (*n).to_owned()).zip(values).collect()
-        })
-        .collect();
-    summary.rivals.insert("paper".into(), serde_json::to_value(rows)?);
-    Ok(())
 }

@@ -138,15 +138,13 @@ fn label(judged: &[Judged], x: f64) -> String {
     }
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
-type Chart<'a, 'b> = ChartContext<
-    'a,
-    SVGBackend<'b>,
-    Cartesian2d<plotters::coord::types::RangedCoordf64, plotters::coord::types::RangedCoordf64>,
->;
-type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
+/// Where a picture is drawn.
+pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+type Chart<'a, 'b, X, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>;
+/// Whether it could be drawn.
+pub(crate) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
-fn legend<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>) -> Drawn {
+pub(crate) fn legend<'a, 'b: 'a, X: Ranged, Y: Ranged>(chart: &mut Chart<'a, 'b, X, Y>) -> Drawn {
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperRight)
@@ -183,7 +181,7 @@ pub fn tightness(file: &Path, ratios: &[f64]) -> Result<()> {
     })
 }
 
-fn draw(file: &Path, what: impl FnOnce(&Area<'_>) -> Drawn) -> Result<()> {
+pub(crate) fn draw(file: &Path, what: impl FnOnce(&Area<'_>) -> Drawn) -> Result<()> {
     let root = SVGBackend::new(file, SIZE).into_drawing_area();
     root.fill(&WHITE)
         .and_then(|()| what(&root))

@@ -95,6 +95,26 @@ pub fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// A paper's figures, from the text of a `paper.csv`, as one object for each line.
+///
+/// # Errors
+/// If it is empty.
+pub fn paper(csv: &str) -> Result<Value> {
+    let mut lines = csv.lines();
+    let names: Vec<&str> = lines.next().context("paper.csv is empty")?.split(',').collect();
+    let rows: Vec<Map<String, Value>> = lines
+        .map(|l| {
+            let values = l.splitn(names.len(), ',').map(|v| match v.parse::<f64>() {
+                Ok(n) => n.into(),
+                Err(_) if v.is_empty() => Value::Null,
+                Err(_) => v.into(),
+            });
+            names.iter().map(|n| (*n).to_owned()).zip(values).collect()
+        })
+        .collect();
+    Ok(serde_json::to_value(rows)?)
+}
+
 /// Keeps a run in the project, as `experiments/runs/<date>-<name>/`: the summary, the tables of `report`, pictures
 /// as they are, CSV files compressed. Returns the folder.
 ///

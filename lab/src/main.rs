@@ -96,6 +96,9 @@ enum Command {
         /// Ports to time, separated by commas
         #[arg(long, value_delimiter = ',')]
         ports: Vec<u16>,
+        /// Their deadlines, µs, to count what is late
+        #[arg(long, value_delimiter = ',')]
+        deadlines_us: Vec<u64>,
         /// Ports whose datagrams are not read
         #[arg(long, value_delimiter = ',')]
         sinks: Vec<u16>,
@@ -249,8 +252,9 @@ fn run(command: Command) -> anyhow::Result<u8> {
             println!("{}", serde_json::to_string(&sent)?);
             Ok(0)
         }
-        Command::UdpArrivals { ports, sinks, idle } => {
-            let arrived = tools::udp_flows::receive(&ports, &sinks, Duration::from_secs_f64(idle))?;
+        Command::UdpArrivals { ports, deadlines_us, sinks, idle } => {
+            let arrived =
+                tools::udp_flows::receive(&ports, &deadlines_us, &sinks, Duration::from_secs_f64(idle))?;
             println!("{}", serde_json::to_string(&arrived)?);
             Ok(0)
         }

@@ -30,7 +30,7 @@ pub const FRAMING: usize = 66;
 /// So much may wait in a queue, bytes: what is measured must not be the socket's own limit.
 const BUFFER: usize = 64 << 20;
 
-/// A flow to send: `address:port,rate=bit/s,size=bytes[,burst=datagrams]`.
+/// A flow to send: `address:port,rate=bit/s,size=bytes[,burst=datagrams][,deadline_us=µs]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Flow {
     /// Receiver.
@@ -41,6 +41,9 @@ pub struct Flow {
     pub size: usize,
     /// Datagrams that are sent at once.
     pub burst: u32,
+    /// Time in which they are to be sent, µs, which the kernel is told with each (SO_TXTIME in deadline mode, for
+    /// the qdisc etf); 0: it is not told.
+    pub deadline_us: u64,
 }
 
 impl FromStr for Flow {
@@ -49,7 +52,7 @@ impl FromStr for Flow {
     fn from_str(text: &str) -> std::result::Result<Flow, String> {
         let mut parts = text.split(',');
         let to = parts.next().unwrap_or_default().parse().map_err(|e| format!("{e}: {text}"))?;
-        let mut flow = Flow { to, rate: 1e6, size: 1470, burst: 1 };
+        let mut flow = Flow { to, rate: 1e6, size: 1470, burst: 1, deadline_us: 0 };
         for part in parts {
             let (key, value) = part.split_once('=').ok_or_else(|| format!("`{part}` is not key=value"))?;
             let bad = || format!("`{value}` is no value of {key}");
@@ -59,7 +62,8 @@ impl FromStr for Flow {
                     flow.size = value.parse().ok().filter(|s| (16..=1472).contains(s)).ok_or_else(bad)?;
                 }
                 "burst" => flow.burst = value.parse().ok().filter(|b| *b > 0).ok_or_else(bad)?,
-                _ => return Err(format!("`{key}` is none of rate, size, burst")),
+                "deadline_us" => flow.deadline_us = value.parse().map_err(|_| bad())?,
+                _ => return Err(format!("`{key}` is none of rate, size, burst, deadline_us")),
             }
         }
         Ok(flow)
@@ -92,6 +96,10 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
         socket.connect(flow.to).doing(doing)?;
         socket.set_nonblocking(true).doing(doing)?;
         setsockopt(&socket, sockopt::SndBufForce, &BUFFER).map_err(io::Error::from).doing(doing)?;
+        if flow.deadline_us > 0 {
+            let told = libc::sock_txtime { clockid: libc::CLOCK_TAI, flags: libc::SOF_TXTIME_DEADLINE_MODE };
+            setsockopt(&socket, sockopt::TxTime, &told).map_err(io::Error::from).doing(doing)?;
+        }
         let period = f64::from(flow.burst) * (flow.size + FRAMING) as f64 * 8e9 / flow.rate;
         open.push((begun, period as u64, flow, socket, Sent { port: flow.to.port(), sent: 0, refused: 0 }));
     }
@@ -115,13 +123,25 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
         for _ in 0..flow.burst {
             payload[..8].copy_from_slice(&now_ns().to_le_bytes());
             payload[8..16].copy_from_slice(&(sent.sent + sent.refused).to_le_bytes());
-            match socket.send(&payload[..flow.size]) {
+            match give(socket, &payload[..flow.size], flow.deadline_us) {
                 Ok(_) => sent.sent += 1,
                 Err(_) => sent.refused += 1,
             }
         }
     }
     Ok(open.into_iter().map(|(.., sent)| sent).collect())
+}
+
+/// Sends one datagram, with its deadline if it has one.
+fn give(socket: &UdpSocket, datagram: &[u8], deadline_us: u64) -> io::Result<usize> {
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+    if deadline_us == 0 {
+        return socket.send(datagram);
+    }
+    let by = ns_of(ClockId::CLOCK_TAI) + deadline_us * 1000;
+    let parts = [io::IoSlice::new(datagram)];
+    let control = [ControlMessage::TxTime(&by)];
+    Ok(sendmsg::<()>(socket.as_raw_fd(), &parts, &control, MsgFlags::empty(), None)?)
 }
 
 /// What arrived at a port; times from just before sending, ns.
@@ -131,6 +151,8 @@ pub struct Arrived {
     pub port: u16,
     /// Datagrams.
     pub received: u64,
+    /// Datagrams that took longer than the port's deadline; 0 if it has none.
+    pub late: u64,
     /// Datagrams whose number is below that of an earlier one.
     pub reordered: u64,
     /// Shortest delay.
@@ -152,6 +174,8 @@ pub struct Arrived {
 struct Port {
     socket: UdpSocket,
     port: u16,
+    deadline: u64,
+    late: u64,
     times: Histogram<u64>,
     highest: Option<u64>,
     reordered: u64,
@@ -160,15 +184,16 @@ struct Port {
 }
 
 /// Receives on these ports until nothing has come for `idle` after the first datagram. The delay is up to the
-/// kernel's own stamp of the arrival (SO_TIMESTAMPNS). Datagrams for `sinks` are let overflow, unread.
+/// kernel's own stamp of the arrival (SO_TIMESTAMPNS). Each port may have a deadline, µs, to be counted by. Datagrams for `sinks` are let overflow, unread.
 ///
 /// # Errors
 /// If a port cannot be had.
-pub fn receive(ports: &[u16], sinks: &[u16], idle: Duration) -> Result<Vec<Arrived>> {
+pub fn receive(ports: &[u16], deadlines_us: &[u64], sinks: &[u16], idle: Duration) -> Result<Vec<Arrived>> {
     let bind = |port: u16| UdpSocket::bind(("0.0.0.0", port)).doing(|| format!("receive on port {port}"));
     let _sinks: Vec<UdpSocket> = sinks.iter().map(|p| bind(*p)).collect::<Result<_>>()?;
     let mut open = Vec::new();
-    for port in ports {
+    for (i, port) in ports.iter().enumerate() {
+        let deadline = deadlines_us.get(i).map_or(u64::MAX, |us| us * 1000);
         let doing = || format!("receive on port {port}");
         let socket = bind(*port)?;
         socket.set_nonblocking(true).doing(doing)?;
@@ -176,10 +201,21 @@ pub fn receive(ports: &[u16], sinks: &[u16], idle: Duration) -> Result<Vec<Arriv
         setsockopt(&socket, sockopt::ReceiveTimestampns, &true).map_err(io::Error::from).doing(doing)?;
         let times = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
             .map_err(|e| Error::Protocol(format!("cannot make a histogram: {e}")))?;
-        open.push(Port { socket, port: *port, times, highest: None, reordered: 0, max: 0, read_max: 0 });
+        let (late, reordered, max, read_max) = (0, 0, 0, 0);
+        open.push(Port {
+            socket,
+            port: *port,
+            deadline,
+            late,
+            times,
+            highest: None,
+            reordered,
+            max,
+            read_max,
+        });
     }
     // The kernel stamps with CLOCK_REALTIME, which nobody sets while this runs.
-    let offset = real_ns().wrapping_sub(now_ns());
+    let offset = ns_of(ClockId::CLOCK_REALTIME).wrapping_sub(now_ns());
     println!("receiving");
     let mut begun = false;
     loop {
@@ -197,6 +233,7 @@ pub fn receive(ports: &[u16], sinks: &[u16], idle: Duration) -> Result<Vec<Arriv
             while let Some((sent, number, arrived)) = read(&port.socket, offset) {
                 let delay = arrived.saturating_sub(sent);
                 port.times.saturating_record(delay.max(1));
+                port.late += u64::from(delay > port.deadline);
                 port.max = port.max.max(delay);
                 port.read_max = port.read_max.max(now_ns().saturating_sub(sent));
                 port.reordered += u64::from(port.highest.is_some_and(|h| number < h));
@@ -207,6 +244,7 @@ pub fn receive(ports: &[u16], sinks: &[u16], idle: Duration) -> Result<Vec<Arriv
     let arrived = |p: Port| Arrived {
         port: p.port,
         received: p.times.len(),
+        late: p.late,
         reordered: p.reordered,
         min_ns: if p.times.is_empty() { 0 } else { p.times.min() },
         mean_ns: p.times.mean(),
@@ -219,9 +257,8 @@ pub fn receive(ports: &[u16], sinks: &[u16], idle: Duration) -> Result<Vec<Arriv
     Ok(open.into_iter().map(arrived).collect())
 }
 
-fn real_ns() -> u64 {
-    nix::time::clock_gettime(ClockId::CLOCK_REALTIME)
-        .map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
+fn ns_of(clock: ClockId) -> u64 {
+    nix::time::clock_gettime(clock).map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
 }
 
 /// When the next datagram was sent, its number, and when it arrived, ns of CLOCK_MONOTONIC.
@@ -269,16 +306,22 @@ mod tests {
         let probe = UdpSocket::bind("127.0.0.1:0").unwrap();
         let port = probe.local_addr().unwrap().port();
         drop(probe);
-        let receiver = std::thread::spawn(move || receive(&[port], &[], Duration::from_millis(500)));
+        let receiver = std::thread::spawn(move || receive(&[port], &[0], &[], Duration::from_millis(500)));
         std::thread::sleep(Duration::from_millis(300));
-        let flow = Flow { to: SocketAddrV4::new([127, 0, 0, 1].into(), port), rate: 8e5, size: 34, burst: 2 };
+        let flow = Flow {
+            to: SocketAddrV4::new([127, 0, 0, 1].into(), port),
+            rate: 8e5,
+            size: 34,
+            burst: 2,
+            deadline_us: 0,
+        };
         let begun = now_ns();
         let sent = send(&[flow], Duration::from_secs(10), Some(100)).unwrap();
         // 100 bytes on the wire each, a burst of two every 2 ms
         assert!(now_ns() - begun >= 98_000_000, "sent faster than its rate");
         let arrived = receiver.join().unwrap().unwrap();
         assert_eq!((sent[0].sent, sent[0].refused), (100, 0));
-        assert_eq!((arrived[0].received, arrived[0].reordered), (100, 0));
+        assert_eq!((arrived[0].received, arrived[0].late, arrived[0].reordered), (100, 100, 0));
         assert!(arrived[0].max_ns > 0 && arrived[0].min_ns <= arrived[0].p50_ns, "{arrived:?}");
         assert!(arrived[0].p50_ns < 1_000_000_000, "{arrived:?}");
     }

@@ -1,0 +1,91 @@
+//! Experiment `edf-delay`: every packet of a channel within its deadline. See README.md beside this file.
+
+pub mod net;
+pub mod rivals;
+pub mod table;
+pub mod traffic;
+
+/// Bit/s of the emulated link: what virtual time bears with a flood of twice as much.
+pub const LINK: u64 = 50_000_000;
+/// Payload of every datagram, bytes, as in the paper.
+pub const SIZE: u64 = 1470;
+/// Its bytes on the wire.
+pub const WIRE: u64 = SIZE + 66;
+/// What a channel's token bucket holds beyond its burst, bytes: a sender's call may take a little longer than the one
+/// before.
+pub const MARGIN: u64 = 164;
+
+/// A channel of the experiment; the sender keeps to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Channel {
+    /// Deadline, µs.
+    pub deadline_us: u64,
+    /// Bit/s on the wire.
+    pub rate: u64,
+    /// Datagrams at once.
+    pub burst: u64,
+}
+
+/// What is sent for how long.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Name of the case.
+    pub name: &'static str,
+    /// Channels.
+    pub channels: Vec<Channel>,
+    /// The link's slack, µs.
+    pub slack_us: u64,
+    /// Seconds of the lab's time.
+    pub seconds: u64,
+}
+
+/// The paper's six flows.
+pub fn six(seconds: u64) -> Plan {
+    let channel = |ms: u64| Channel { deadline_us: ms * 1000, rate: 2_000_000, burst: 1 };
+    Plan { name: "six flows", channels: [3, 5, 8, 10, 15, 20].map(channel).to_vec(), slack_us: 2000, seconds }
+}
+
+/// 32 channels with deadlines from 1 to 20 ms that reserve 90 % of the link; eight of them send two at once. Real
+/// time goes first (slack of the longest deadline), so that plain EDF's own bound holds.
+pub fn many(seconds: u64) -> Plan {
+    let channel = |i: u64| Channel {
+        deadline_us: 1000 + 19_000 * i / 31,
+        rate: LINK * 9 / 10 / 32,
+        burst: if i >= 24 { 2 } else { 1 },
+    };
+    Plan { name: "32 channels", channels: (0..32).map(channel).collect(), slack_us: 20_000, seconds }
+}
+
+/// The largest share of the link that the channels can demand up to any deadline, a best-effort packet in the way
+/// included: with at most 1, EDF keeps all deadlines (demand bound of token buckets; the rates are below the link's,
+/// so only the deadlines themselves need to be looked at, each once).
+pub fn demand(channels: &[Channel]) -> f64 {
+    let wire_us = |bytes: u64| bytes as f64 * 8e6 / LINK as f64;
+    let up_to = |t: u64| {
+        let of = |c: &Channel| {
+            wire_us(c.burst * WIRE + MARGIN) + (t - c.deadline_us) as f64 * c.rate as f64 / LINK as f64
+        };
+        let all: f64 = channels.iter().filter(|c| c.deadline_us <= t).map(of).sum();
+        (all + wire_us(WIRE)) / t as f64
+    };
+    channels.iter().map(|c| up_to(c.deadline_us)).fold(0.0, f64::max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_channels_can_be_kept_and_reserve_what_is_claimed() {
+        let many = many(1);
+        let reserved: u64 = many.channels.iter().map(|c| c.rate).sum();
+        assert_eq!((many.channels.len(), reserved), (32, LINK * 9 / 10));
+        let deadlines = many.channels.iter().map(|c| c.deadline_us);
+        assert_eq!((deadlines.clone().min(), deadlines.max()), (Some(1000), Some(20_000)));
+        assert!(demand(&many.channels) <= 1.0, "{}", demand(&many.channels));
+        assert!(demand(&six(1).channels) < 0.3);
+        // Three at once would be too many.
+        let more: Vec<_> = many.channels.iter().map(|c| Channel { burst: 2, ..*c }).collect();
+        assert!(demand(&more) > 1.0);
+    }
+}

@@ -1,0 +1,107 @@
+//! `edf-delay`: runs the experiment of that name; see README.md beside this file.
+
+use anyhow::Result;
+use clap::Parser;
+use std::process::ExitCode;
+use std::time::Instant;
+use teiji_experiments::edf_delay::traffic::{self, Outcome};
+use teiji_experiments::edf_delay::{Plan, demand, many, net, rivals, six, table};
+use teiji_experiments::say;
+use teiji_experiments::summary::{self, Summary};
+
+/// Every packet of a channel within its deadline, against other qdiscs
+#[derive(Parser)]
+struct Args {
+    /// A few seconds of each
+    #[arg(long)]
+    short: bool,
+    /// Copy the run into experiments/runs/, to be committed
+    #[arg(long)]
+    keep: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("edf-delay: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<bool> {
+    let begun = Instant::now();
+    let folder = summary::folder("edf-delay")?;
+    let host = net::boot(&folder.join("lab"))?;
+    let mut summary = Summary::new("edf-delay", "virtual", host.kernel());
+    // 60 s of 32 channels that reserve 45 Mbit/s are 219,000 packets.
+    let (ours, theirs) = if args.short { (4, 4) } else { (60, 10) };
+    let mut outcomes: Vec<Outcome> = Vec::new();
+    for plan in [six, many] {
+        for qdisc in rivals::QDISCS {
+            let own = qdisc == rivals::QDISCS[0];
+            let plan: Plan = plan(if own && plan(1).channels.len() > 6 { ours } else { theirs });
+            let outcome = traffic::run(&host, qdisc, &plan)?;
+            say(&format!(
+                "{}, {qdisc}: {} of {} late or lost, longest {:.2} of the deadline, best effort {:.1} %",
+                plan.name,
+                outcome.failed(),
+                outcome.sent(),
+                outcome.worst(),
+                outcome.best_effort * 100.0
+            ));
+            if own {
+                judge(&mut summary, &plan, &outcome);
+            }
+            outcomes.push(outcome);
+        }
+    }
+    host.power_off();
+    let (own, others): (Vec<_>, Vec<_>) = outcomes.iter().partition(|o| o.qdisc == rivals::QDISCS[0]);
+    summary.figure("runs", &own)?;
+    summary.figure("seconds", begun.elapsed().as_secs())?;
+    summary.rivals.insert("qdiscs".into(), serde_json::to_value(&others)?);
+    summary.rivals.insert("paper".into(), summary::paper(include_str!("paper.csv"))?);
+    summary.write(&folder)?;
+    let report = table::markdown(&outcomes);
+    summary::write(&folder.join("report.md"), &report)?;
+    summary::write(&folder.join("flows.csv"), &table::csv(&outcomes))?;
+    table::picture(&folder.join("six.svg"), six(1).name, &outcomes)?;
+    table::picture(&folder.join("many.svg"), many(1).name, &outcomes)?;
+    println!("{report}");
+    println!("{}: {}", if summary.pass { "pass" } else { "FAIL" }, folder.join("summary.json").display());
+    if args.keep {
+        let kept = summary::keep(&folder, &summary, &report, "make experiment NAME=edf-delay KEEP=1")?;
+        println!("kept: {}", kept.display());
+    }
+    Ok(summary.pass)
+}
+
+/// What is claimed of our own qdisc.
+fn judge(summary: &mut Summary, plan: &Plan, o: &Outcome) {
+    let name = plan.name;
+    summary.claim(
+        o.failed() == 0 && o.sent() > 0,
+        &format!(
+            "{name}: each of {} packets arrived within its deadline (longest {:.2} of it; demand {:.2})",
+            o.sent(),
+            o.worst(),
+            demand(&plan.channels)
+        ),
+    );
+    let misses: u64 = o.flows.iter().filter_map(|f| f.misses).sum();
+    let queued =
+        o.flows.iter().filter_map(|f| f.queued_max_us.map(|q| q / f.deadline_us as f64)).fold(0.0, f64::max);
+    summary.claim(
+        misses == 0 && queued <= 1.0 && queued > 0.0,
+        &format!("{name}: the qdisc counts {misses} misses, longest {queued:.2} of the deadline"),
+    );
+    let excess: u64 = o.flows.iter().filter_map(|f| f.excess).sum();
+    summary.claim(excess == 0, &format!("{name}: {excess} packets exceeded their channel's rate"));
+    summary.claim(
+        o.best_effort >= 0.95,
+        &format!("{name}: best effort got {:.1} % of what was left of the link", o.best_effort * 100.0),
+    );
+}

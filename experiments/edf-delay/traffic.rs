@@ -1,0 +1,157 @@
+//! One run: a flood of best effort, the channels' flows above it, and what became of them.
+
+use super::net::Driver;
+use super::{LINK, Plan, rivals};
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde_json::Value;
+use std::time::Duration;
+use teiji_lab::Host;
+
+/// In the machine's own time.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+/// A channel's packets in one run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Flow {
+    /// Deadline, µs.
+    pub deadline_us: u64,
+    /// Sent.
+    pub sent: u64,
+    /// Received.
+    pub received: u64,
+    /// Received after their deadline.
+    pub late: u64,
+    /// Median delay from the sender's stamp to the receiver's kernel, µs.
+    pub p50_us: f64,
+    /// 99.9th percentile, µs.
+    pub p999_us: f64,
+    /// Longest, µs.
+    pub max_us: f64,
+    /// Longest time in the qdisc, by its own account, µs; teiji_edf only.
+    pub queued_max_us: Option<f64>,
+    /// Misses that it counted.
+    pub misses: Option<u64>,
+    /// Packets that it sent as best effort.
+    pub excess: Option<u64>,
+    /// Its histogram of log2 ns.
+    #[serde(skip)]
+    pub histogram: Vec<u64>,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Outcome {
+    /// The case.
+    pub plan: &'static str,
+    /// The qdisc.
+    pub qdisc: &'static str,
+    /// The channels.
+    pub flows: Vec<Flow>,
+    /// What best effort got of what the channels left of the link, by the receiver's counters, 0 to 1.
+    pub best_effort: f64,
+    /// What was sent of the link's rate in all.
+    pub used: f64,
+}
+
+impl Outcome {
+    /// Packets of all channels that came late, or not at all.
+    pub fn failed(&self) -> u64 {
+        self.flows.iter().map(|f| f.late + f.sent.saturating_sub(f.received)).sum()
+    }
+
+    /// Packets of all channels.
+    pub fn sent(&self) -> u64 {
+        self.flows.iter().map(|f| f.sent).sum()
+    }
+
+    /// The longest delay of a packet as a part of its deadline.
+    pub fn worst(&self) -> f64 {
+        self.flows.iter().map(|f| f.max_us / f.deadline_us as f64).fold(0.0, f64::max)
+    }
+}
+
+/// Runs `plan` over `qdisc`, which is the root of `va` meanwhile.
+///
+/// # Errors
+/// If a program fails.
+pub fn run(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
+    let driver = match qdisc {
+        "teiji_edf" => {
+            let driver = Driver::start(host)?;
+            rivals::driver_lines(plan).iter().try_for_each(|l| driver.line(l).map(drop))?;
+            Some(driver)
+        }
+        _ => {
+            let script = format!("set -e\n{}", rivals::setup(qdisc, plan));
+            host.put("/tmp/rival.sh", script.as_bytes())?;
+            host.run("ip netns exec a sh /tmp/rival.sh")?.ok()?;
+            None
+        }
+    };
+    let mut outcome = measure(host, qdisc, plan)?;
+    if let Some(driver) = driver {
+        let stats = driver.stats("va")?;
+        for (i, flow) in outcome.flows.iter_mut().enumerate() {
+            let c = &stats["channels"][format!("c{i}")];
+            flow.queued_max_us = c["delay_max"].as_f64().map(|ns| ns / 1e3);
+            flow.misses = c["misses"].as_u64();
+            flow.excess = c["excess"].as_u64();
+            flow.histogram = c["delay"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
+        }
+        driver.line("detach va")?;
+    } else {
+        host.run("ip netns exec a tc qdisc del dev va root")?.ok()?;
+    }
+    Ok(outcome)
+}
+
+fn measure(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
+    let list = |items: Vec<String>| items.join(",");
+    let ports = list((0..plan.channels.len()).map(|i| (6000 + i).to_string()).collect());
+    let deadlines = list(plan.channels.iter().map(|c| c.deadline_us.to_string()).collect());
+    let seconds = plan.seconds;
+    let script = format!(
+        "cd /tmp; rm -f arrivals sent\n\
+         snap() {{ ip netns exec b sh -c 'cd /sys/class/net/vb/statistics; cat rx_bytes rx_packets; date +%s%N'; }}\n\
+         ip netns exec b ./teiji-lab udp-arrivals --ports {ports} --deadlines-us {deadlines} --sinks 7000 >arrivals &\n\
+         r=$!; until grep -q receiving arrivals; do sleep 0.1; done\n\
+         ip netns exec a ./teiji-lab udp-flows --for {} {} >/dev/null & f=$!; sleep 1\n\
+         ip netns exec a ./teiji-lab udp-flows --for {seconds} {} >sent & s=$!\n\
+         sleep 1; snap; sleep {}; snap; wait $s $f $r; tail -n 1 sent; tail -n 1 arrivals",
+        seconds + 2,
+        rivals::flood(qdisc),
+        rivals::flows(qdisc, plan),
+        seconds.saturating_sub(2).max(1),
+    );
+    let said = host.run_for(&script, LIMIT)?.ok()?;
+    let lines: Vec<&str> = said.lines().collect();
+    let [b0, p0, t0, b1, p1, t1, sent, arrived] = lines[..] else { bail!("the run said: {said}") };
+    let difference = |a: &str, b: &str| -> Result<f64> { Ok((b.parse::<u64>()? - a.parse::<u64>()?) as f64) };
+    let wire = difference(b0, b1)? + 24.0 * difference(p0, p1)?;
+    let used = wire * 8e9 / difference(t0, t1)? / LINK as f64;
+    let sent: Vec<Value> = serde_json::from_str(sent)?;
+    let arrived: Vec<Value> = serde_json::from_str(arrived)?;
+    let mut flows = Vec::new();
+    for ((channel, sent), arrived) in plan.channels.iter().zip(&sent).zip(&arrived) {
+        let number =
+            |v: &Value, key: &str| v[key].as_u64().with_context(|| format!("there is no {key} in {v}"));
+        let us = |key: &str| number(arrived, key).map(|ns| ns as f64 / 1e3);
+        flows.push(Flow {
+            deadline_us: channel.deadline_us,
+            sent: number(sent, "sent")?,
+            received: number(arrived, "received")?,
+            late: number(arrived, "late")?,
+            p50_us: us("p50_ns")?,
+            p999_us: us("p999_ns")?,
+            max_us: us("max_ns")?,
+            queued_max_us: None,
+            misses: None,
+            excess: None,
+            histogram: Vec::new(),
+        });
+    }
+    let taken =
+        flows.iter().map(|f| f.received * super::WIRE * 8).sum::<u64>() as f64 / seconds as f64 / LINK as f64;
+    Ok(Outcome { plan: plan.name, qdisc, flows, best_effort: (used - taken) / (1.0 - taken), used })
+}
