@@ -155,7 +155,8 @@ static __always_inline struct channel_settings *classify(const struct link_setti
 	struct channel_settings *found = NULL;
 	u32 i;
 
-	bpf_for(i, 0, MAX_SHAPES) {
+	bpf_for(i, 0, MAX_SHAPES)
+	{
 		const struct shape *s;
 		struct match_key key = {};
 		u32 k;

@@ -10,10 +10,10 @@
 #define TEIJI_QDISC_EDF_INTF_H
 
 #define MAX_LINKS 64
-#define MAX_CHANNELS 4096 /* of all links */
-#define MAX_SHAPES 16	  /* of a link: distinct sets of fields that its channels look at */
-#define FLOWS 1024	  /* queues of best-effort flows of a link; a flow is found by its hash */
-#define DELAY_BUCKETS 40  /* bucket i: 2^i up to 2^(i+1) ns; the last: all above (9 minutes) */
+#define MAX_CHANNELS 4096	 /* of all links */
+#define MAX_SHAPES 16		 /* of a link: distinct sets of fields that its channels look at */
+#define FLOWS 1024		 /* queues of best-effort flows of a link; a flow is found by its hash */
+#define DELAY_BUCKETS 40	 /* bucket i: 2^i up to 2^(i+1) ns; the last: all above (9 minutes) */
 #define BEAT_LIMIT 2000000000ULL /* without a beat for so long, FIFO */
 
 /* Several network namespaces may use the same ifindex. */
@@ -38,7 +38,7 @@ struct match_key {
 
 /* Fields that some channels look at: a packet's fields under this mask, with the tag, are looked up. */
 struct shape {
-	__u32 tag; /* not 0; one for each distinct mask */
+	__u32 tag;    /* not 0; one for each distinct mask */
 	__u8 version; /* 4 or 6 */
 	__u8 proto;   /* mask */
 	__u8 ports;   /* does not apply to packets without ports */
@@ -96,9 +96,9 @@ struct link_stats {
 	__u64 be_bytes;
 	__u64 be_drops;
 	__u64 rt_drops;
-	__u64 capped; /* packets of channels over the bound of all, sent as best effort */
+	__u64 capped;		/* packets of channels over the bound of all, sent as best effort */
 	__u64 fallback_packets; /* sent as FIFO for want of a beat */
-	__u64 fallbacks; /* times that it fell back */
+	__u64 fallbacks;	/* times that it fell back */
 	__u64 largest; /* largest best-effort packet, bytes: it is what a deadline may have to wait for */
 	__u32 rt_queued;
 	__u32 be_queued;

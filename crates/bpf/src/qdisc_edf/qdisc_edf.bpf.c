@@ -30,10 +30,10 @@
  *       └─────────(beat)─────────────┘
  *
  * Limits: root qdisc of Ethernet devices only, not below mq; one lock for all of a device's transmit
- * queues; a GSO packet is one packet, and blocks the link for as long as all of it takes; the deadline is that of
- * leaving this queue, not of having left the device. Packets of one flow are reordered when some of them
- * exceed the channel's rate, and when it falls back to FIFO or returns. A changed rate counts for packets
- * that arrive afterwards. Bounds of the tables are in intf.h.
+ * queues; a GSO packet is one packet, and blocks the link for as long as all of it takes; the deadline is
+ * that of leaving this queue, not of having left the device. Packets of one flow are reordered when some of
+ * them exceed the channel's rate, and when it falls back to FIFO or returns. A changed rate counts for
+ * packets that arrive afterwards. Bounds of the tables are in intf.h.
  *
  * Assumes: the kernel calls every program under the qdisc's lock, so that a link's state has one writer.
  *
@@ -199,7 +199,8 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 	tx = link->rate ? len * SECOND / link->rate : 0;
 
 	if (!fallback && link->shapes) {
-		if (!bpf_dynptr_from_skb((struct __sk_buff *)skb, 0, &frame) && read_headers(&frame, &headers))
+		if (!bpf_dynptr_from_skb((struct __sk_buff *)skb, 0, &frame) &&
+		    read_headers(&frame, &headers))
 			channel = classify(link, &headers);
 		if (channel) {
 			id = channel->id;
@@ -410,7 +411,8 @@ void BPF_PROG(edf_reset, struct Qdisc *sch)
 	st = bpf_map_lookup_elem(&states, &key);
 	if (!st || st->owner != (u64)sch)
 		return;
-	bpf_for(i, 0, QUEUED_MAX) {
+	bpf_for(i, 0, QUEUED_MAX)
+	{
 		bpf_spin_lock(&st->lock);
 		node = bpf_rbtree_first(&st->rt);
 		if (node) {
@@ -426,7 +428,8 @@ void BPF_PROG(edf_reset, struct Qdisc *sch)
 		/* the packet's skb goes with it */
 		bpf_obj_drop_impl(container_of(node, struct packet, node), NULL);
 	}
-	bpf_for(i, 0, FLOWS) {
+	bpf_for(i, 0, FLOWS)
+	{
 		st->flow[i & (FLOWS - 1)].bytes = 0;
 	}
 	st->rt_bytes = 0;
@@ -453,10 +456,10 @@ void BPF_PROG(edf_destroy, struct Qdisc *sch)
 
 SEC(".struct_ops.link")
 struct Qdisc_ops edf = {
-	.id = "teiji_edf",
-	.enqueue = (void *)edf_enqueue,
-	.dequeue = (void *)edf_dequeue,
-	.init = (void *)edf_init,
-	.reset = (void *)edf_reset,
-	.destroy = (void *)edf_destroy,
+    .id = "teiji_edf",
+    .enqueue = (void *)edf_enqueue,
+    .dequeue = (void *)edf_dequeue,
+    .init = (void *)edf_init,
+    .reset = (void *)edf_reset,
+    .destroy = (void *)edf_destroy,
 };

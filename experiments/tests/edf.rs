@@ -1,0 +1,298 @@
+//! The deadline qdisc in the lab, in virtual time: every promise that is not a figure of the experiment `edf-delay`,
+//! and its short form. One boot.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::time::Instant;
+use teiji_experiments::edf_delay::net::{self, Driver};
+use teiji_experiments::edf_delay::{WIRE, many, six, traffic};
+use teiji_lab::Host;
+
+fn check(what: &str, begun: Instant) {
+    eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
+}
+
+#[test]
+fn the_deadline_qdisc_keeps_its_word() {
+    let begun = Instant::now();
+    let host = net::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("edf")).unwrap();
+    let driver = Driver::start(&host).unwrap();
+    the_verifier_accepts_every_program(&driver);
+    check("the programs load", begun);
+    the_former_qdisc_is_put_back(&host, &driver);
+    check("attach and detach", begun);
+    excess_is_in_nobodys_way(&host, &driver);
+    check("excess", begun);
+    channels_change_without_a_drop(&host, &driver);
+    check("live changes", begun);
+    packets_are_told_apart(&host, &driver);
+    check("prefixes, protocols, ports, IPv6, VLANs", begun);
+    best_effort_is_shared(&host, &driver);
+    check("fairness", begun);
+    two_links_at_once(&host, &driver);
+    check("two links", begun);
+    real_time_is_bounded(&host, &driver);
+    check("bound of all channels", begun);
+    without_a_beat_it_is_a_fifo(&host, driver);
+    check("fallback, death of the agent", begun);
+    for plan in [six(3), many(3)] {
+        let o = traffic::run(&host, "teiji_edf", &plan).unwrap();
+        assert_eq!((o.failed(), o.flows.iter().filter_map(|f| f.misses).sum::<u64>()), (0, 0), "{o:?}");
+        assert!(o.sent() > 3000 && o.best_effort >= 0.95 && o.worst() <= 1.0, "{o:?}");
+    }
+    check("deadlines", begun);
+    host.power_off();
+}
+
+/// What the kernel shows as the root of a device of namespace a.
+fn root(host: &Host, dev: &str) -> String {
+    host.run(&format!("ip netns exec a tc qdisc show dev {dev} root")).unwrap().ok().unwrap()
+}
+
+/// Sends flows from namespace a for some seconds; returns how many datagrams of each the kernel took.
+fn send(host: &Host, seconds: f64, flows: &str) -> Vec<u64> {
+    let said = host
+        .run(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for {seconds} {flows}"))
+        .unwrap()
+        .ok()
+        .unwrap();
+    let sent: Vec<Value> = serde_json::from_str(&said).unwrap();
+    sent.iter().map(|s| s["sent"].as_u64().unwrap()).collect()
+}
+
+fn of(stats: &Value, channel: &str, what: &str) -> u64 {
+    stats["channels"][channel][what].as_u64().unwrap_or_else(|| panic!("no {what} of {channel} in {stats}"))
+}
+
+fn the_verifier_accepts_every_program(driver: &Driver) {
+    let said = driver.line("verified").unwrap();
+    eprintln!("instructions that the verifier walked: {said}");
+    let programs: serde_json::Map<String, Value> = serde_json::from_str(&said).unwrap();
+    assert_eq!(programs.len(), 5, "{said}");
+    assert!(programs.values().all(|n| (1..100_000).contains(&n.as_u64().unwrap())), "{said}");
+}
+
+fn the_former_qdisc_is_put_back(host: &Host, driver: &Driver) {
+    let tc = |line: &str| host.run(&format!("ip netns exec a tc {line}")).unwrap();
+    let untouched = root(host, "va");
+    driver.line("link va rate=50000000").unwrap();
+    assert!(root(host, "va").contains("teiji_edf"));
+    driver.line("detach va").unwrap();
+    assert_eq!(root(host, "va"), untouched);
+    for chosen in ["fq limit 1234 flow_limit 77", "pfifo limit 321", "fq_codel limit 555 target 7ms"] {
+        tc(&format!("qdisc replace dev va root {chosen}")).ok().unwrap();
+        let options = |shown: String| shown.split_once(" root ").map(|(_, o)| o.to_owned()).unwrap();
+        let before = options(root(host, "va"));
+        driver.line("link va rate=50000000").unwrap();
+        driver.line("detach va").unwrap();
+        assert_eq!(options(root(host, "va")), before);
+    }
+    tc("qdisc replace dev va root handle 1: htb default 1").ok().unwrap();
+    let refused = driver.try_line("link va rate=50000000").unwrap();
+    assert!(refused.contains("could not be put back"), "{refused}");
+    assert!(root(host, "va").contains("htb"));
+    tc("qdisc del dev va root").ok().unwrap();
+    // By hand it is refused where nobody has set it up, and below another qdisc.
+    assert_ne!(tc("qdisc add dev va root teiji_edf").code, 0);
+}
+
+fn excess_is_in_nobodys_way(host: &Host, driver: &Driver) {
+    driver.line("link va rate=50000000 slack_us=2000").unwrap();
+    driver.line("channel va greedy to=10.88.0.2/32:6000 deadline_us=3000 rate=2000000 burst=1700").unwrap();
+    driver.line("channel va modest to=10.88.0.2/32:6001 deadline_us=5000 rate=2000000 burst=1700").unwrap();
+    // Forty times its rate, more than the link.
+    let sent = send(
+        host,
+        2.0,
+        "--flow 10.88.0.2:6000,rate=80000000,size=1470 --flow 10.88.0.2:6001,rate=1990000,size=1470",
+    );
+    let stats = driver.stats("va").unwrap();
+    assert_eq!((of(&stats, "modest", "misses"), of(&stats, "modest", "excess")), (0, 0), "{stats}");
+    assert_eq!(of(&stats, "modest", "packets"), sent[1], "{stats}");
+    assert_eq!(of(&stats, "greedy", "misses"), 0, "{stats}");
+    let kept = of(&stats, "greedy", "bytes") as f64 * 8.0 / 2.0;
+    assert!((1.9e6..=2.1e6).contains(&kept), "{kept} bit/s of the greedy channel kept its deadline");
+    let (packets, excess) = (of(&stats, "greedy", "packets"), of(&stats, "greedy", "excess"));
+    assert_eq!(packets + excess, sent[0], "{stats}");
+    let histogram: u64 =
+        stats["channels"]["modest"]["delay"].as_array().unwrap().iter().filter_map(Value::as_u64).sum();
+    assert_eq!(histogram, sent[1]);
+    driver.line("detach va").unwrap();
+}
+
+fn channels_change_without_a_drop(host: &Host, driver: &Driver) {
+    driver.line("link va rate=50000000").unwrap();
+    let flow = "--flow 10.88.0.2:6000,rate=4000000,size=1470";
+    let load = host.spawn(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for 4 {flow}")).unwrap();
+    for n in 1..=40 {
+        driver
+            .line(&format!(
+                "channel va c to=10.88.0.2/32:6000 deadline_us={} rate=8000000 burst=4000",
+                n * 1000
+            ))
+            .unwrap();
+        driver.line(&format!("channel va wide{n} to=10.88.0.0/{} deadline_us=9000", 8 + n % 8)).unwrap();
+        driver.line(&format!("link va rate=50000000 slack_us={}", n * 100)).unwrap();
+        driver.line(&format!("remove va wide{n}")).unwrap();
+        if n % 2 == 0 {
+            driver.line("remove va c").unwrap();
+        }
+    }
+    driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=3000 rate=8000000 burst=4000").unwrap();
+    let said = load.wait().unwrap().ok().unwrap();
+    let sent: Vec<Value> = serde_json::from_str(&said).unwrap();
+    let stats = driver.stats("va").unwrap();
+    let passed = stats["rt_packets"].as_u64().unwrap() + stats["be_packets"].as_u64().unwrap();
+    assert!(passed >= sent[0]["sent"].as_u64().unwrap(), "{sent:?} {stats}");
+    assert_eq!((stats["rt_drops"].as_u64(), stats["be_drops"].as_u64()), (Some(0), Some(0)), "{stats}");
+    assert!(of(&stats, "c", "packets") > 0, "{stats}");
+    let missing = driver.try_line("remove va nobody").unwrap();
+    assert!(missing.contains("has none of that name"), "{missing}");
+    driver.line("detach va").unwrap();
+}
+
+fn packets_are_told_apart(host: &Host, driver: &Driver) {
+    driver.line("link va rate=0").unwrap();
+    for (name, ends) in [
+        ("exact", "from=10.88.0.1/32 to=10.88.0.2/32:6000 proto=17"),
+        ("net", "to=10.88.0.0/24:6001"),
+        ("any", "to=10.88.0.0/16"),
+        ("elsewhere", "to=10.99.0.0/16"),
+        ("six", "to=fd88:0::/64:6000"),
+        ("vlan", "to=10.90.0.2/32:6000"),
+        ("qinq", "to=10.91.0.2/32:6000"),
+    ] {
+        driver
+            .line(&format!("channel va {name} {ends} deadline_us=5000 rate=40000000 burst=100000"))
+            .unwrap();
+    }
+    let vlans = "ip -n a link add va.7 link va type vlan id 7; ip -n a link set va.7 up
+        ip -n a address add 10.90.0.1/24 dev va.7
+        ip -n a neighbour replace 10.90.0.2 lladdr 52:54:00:88:00:02 nud permanent dev va.7
+        ip -n a link add va.7.9 link va.7 type vlan id 9; ip -n a link set va.7.9 up
+        ip -n a address add 10.91.0.1/24 dev va.7.9
+        ip -n a neighbour replace 10.91.0.2 lladdr 52:54:00:88:00:02 nud permanent dev va.7.9";
+    host.run(vlans).unwrap().ok().unwrap();
+    let flow = |to: &str| format!("--flow {to},rate=1000000,size=100");
+    for to in ["10.88.0.2:6000", "10.88.0.2:6001", "10.88.0.2:6002", "10.90.0.2:6000", "10.91.0.2:6000"] {
+        assert!(send(host, 0.1, &format!("{} --count 10", flow(to)))[0] == 10);
+    }
+    let v6 = "for i in 1 2 3 4 5 6 7 8 9 10; do echo hi >/dev/udp/fd88:0::2/6000; done";
+    host.run(&format!("ip netns exec a bash -c '{v6}'")).unwrap().ok().unwrap();
+    let stats = driver.stats("va").unwrap();
+    for (name, packets) in
+        [("exact", 10), ("net", 10), ("any", 10), ("elsewhere", 0), ("six", 10), ("vlan", 10), ("qinq", 10)]
+    {
+        assert_eq!(of(&stats, name, "packets"), packets, "{name}: {stats}");
+    }
+    host.run("ip -n a link del va.7").unwrap().ok().unwrap();
+    driver.line("detach va").unwrap();
+}
+
+fn best_effort_is_shared(host: &Host, driver: &Driver) {
+    driver.line("link va rate=20000000").unwrap();
+    let before = received(host);
+    // Three flows whose demands differ by a factor of four, each more than its share; and one that is below it.
+    let flows: Vec<String> = [(7001, 40), (7002, 20), (7003, 10), (7004, 2)]
+        .iter()
+        .map(|(port, mbit)| format!("--flow 10.88.0.2:{port},rate={mbit}000000,size=1470"))
+        .collect();
+    let ports = "7001,7002,7003,7004";
+    let arrivals =
+        host.spawn(&format!("ip netns exec b /tmp/teiji-lab udp-arrivals --ports {ports} --idle 2")).unwrap();
+    arrivals.wait_for("receiving", std::time::Duration::from_secs(60)).unwrap();
+    let sent = send(host, 4.0, &flows.join(" "));
+    let said = arrivals.wait().unwrap().ok().unwrap();
+    let arrived: Vec<Value> = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    let got: Vec<u64> = arrived.iter().map(|a| a["received"].as_u64().unwrap()).collect();
+    assert!(received(host) > before);
+    assert_eq!(got[3], sent[3], "a flow below its share lost packets: {got:?} of {sent:?}");
+    let (least, most) = (got[..3].iter().min().unwrap(), got[..3].iter().max().unwrap());
+    // What is left in the queue at the end is not equal: a third of the 4 MiB at most.
+    assert!(*most as f64 <= *least as f64 * 1.6, "shares {got:?}");
+    assert!(got[0] + got[1] + got[2] > 5000, "{got:?}");
+    driver.line("detach va").unwrap();
+}
+
+fn received(host: &Host) -> u64 {
+    let text = host.run("ip netns exec b cat /sys/class/net/vb/statistics/rx_packets").unwrap().ok().unwrap();
+    text.parse().unwrap()
+}
+
+fn two_links_at_once(host: &Host, driver: &Driver) {
+    driver.line("link va rate=10000000").unwrap();
+    driver.line("link wa rate=20000000").unwrap();
+    driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=5000 rate=1000000 burst=1700").unwrap();
+    driver.line("channel wa c to=10.89.0.2/32:6000 deadline_us=7000 rate=1000000 burst=1700").unwrap();
+    let sent = send(
+        host,
+        2.0,
+        "--flow 10.88.0.2:6000,rate=990000 --flow 10.89.0.2:6000,rate=990000 \
+         --flow 10.88.0.2:7000,rate=30000000 --flow 10.89.0.2:7000,rate=30000000",
+    );
+    for (dev, rate, n) in [("va", 10e6, sent[0]), ("wa", 20e6, sent[1])] {
+        let stats = driver.stats(dev).unwrap();
+        assert_eq!((of(&stats, "c", "packets"), of(&stats, "c", "misses")), (n, 0), "{dev}: {stats}");
+        let bits = 8.0 * (stats["rt_bytes"].as_f64().unwrap() + stats["be_bytes"].as_f64().unwrap());
+        // Up to the statistics, which are read a little after the last packet was sent.
+        assert!((0.9..=1.6).contains(&(bits / 2.0 / rate)), "{dev} sent {bits} bits in 2 s");
+    }
+    driver.line("detach va").unwrap();
+    assert!(root(host, "wa").contains("teiji_edf"));
+    driver.line("detach wa").unwrap();
+}
+
+fn real_time_is_bounded(host: &Host, driver: &Driver) {
+    driver.line(&format!("link va rate=10000000 rt_rate=4000000 rt_burst={}", 2 * WIRE)).unwrap();
+    driver.line("channel va a to=10.88.0.2/32:6000 deadline_us=5000 rate=8000000 burst=3200").unwrap();
+    driver.line("channel va b to=10.88.0.2/32:6001 deadline_us=5000 rate=8000000 burst=3200").unwrap();
+    send(host, 2.0, "--flow 10.88.0.2:6000,rate=7900000 --flow 10.88.0.2:6001,rate=7900000");
+    let stats = driver.stats("va").unwrap();
+    let real_time = stats["rt_bytes"].as_f64().unwrap() * 8.0 / 2.0;
+    assert!((3.6e6..=4.3e6).contains(&real_time), "{real_time} bit/s of real time: {stats}");
+    assert!(stats["capped"].as_u64().unwrap() > 100, "{stats}");
+    driver.line("detach va").unwrap();
+}
+
+/// First by silence, so that it comes back; then by death, so that nobody is there to ask.
+fn without_a_beat_it_is_a_fifo(host: &Host, driver: Driver) {
+    driver.line("link va rate=2000000").unwrap();
+    driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=5000 rate=1000000 burst=1700").unwrap();
+    driver.line("silence").unwrap();
+    let before = received(host);
+    // 8 Mbit/s for 4 s into a link of 2: what has piled up after 2 s is sent, and the rest as it comes.
+    let sent = send(host, 4.0, "--flow 10.88.0.2:7000,rate=7000000 --flow 10.88.0.2:6000,rate=990000");
+    host.run("sleep 1").unwrap().ok().unwrap();
+    let stats = driver.stats("va").unwrap();
+    assert_eq!(stats["fallbacks"], 1, "{stats}");
+    assert_eq!(
+        (&stats["be_drops"], &stats["be_queued"], &stats["rt_queued"]),
+        (&0.into(), &0.into(), &0.into())
+    );
+    assert!(stats["fallback_packets"].as_u64().unwrap() > 1000, "{stats}");
+    assert!(received(host) - before >= sent.iter().sum::<u64>(), "packets were lost: {stats}");
+    driver.line("speak").unwrap();
+    host.run("sleep 1").unwrap().ok().unwrap();
+    let kept = of(&driver.stats("va").unwrap(), "c", "packets");
+    send(host, 1.0, "--flow 10.88.0.2:6000,rate=990000");
+    let stats = driver.stats("va").unwrap();
+    assert!(of(&stats, "c", "packets") > kept + 50, "no deadlines after the return: {stats}");
+
+    driver.kill().unwrap();
+    let before = received(host);
+    let sent = send(host, 4.0, "--flow 10.88.0.2:7000,rate=7000000");
+    host.run("sleep 1").unwrap().ok().unwrap();
+    assert!(received(host) - before >= sent[0], "packets were lost when the agent died");
+    // Another one takes over as soon as the orphan is removed.
+    let second = Driver::start(host).unwrap();
+    let refused = second.try_line("link va rate=2000000").unwrap();
+    assert!(refused.contains("of another process"), "{refused}");
+    host.run("ip netns exec a tc qdisc del dev va root").unwrap().ok().unwrap();
+    second.line("link va rate=2000000").unwrap();
+    second.line("detach va").unwrap();
+    // Nothing of the dead one is left in the kernel.
+    let maps = host.run("bpftool map show | grep -c 'name states'").unwrap();
+    assert_eq!(maps.text(), "1");
+}
