@@ -37,7 +37,7 @@ fn run(args: &Args) -> Result<bool> {
     let host = net::boot(&folder.join("lab"))?;
     let mut summary = Summary::new("edf-delay", "virtual", host.kernel());
     // 60 s of 32 channels that reserve 45 Mbit/s are 219,000 packets.
-    let (ours, theirs) = if args.short { (4, 4) } else { (60, 10) };
+    let (ours, theirs) = if args.short { (4, 4) } else { (60, 6) };
     let mut outcomes: Vec<Outcome> = Vec::new();
     for plan in [six, many] {
         for qdisc in rivals::QDISCS {

@@ -368,9 +368,13 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 		st->stats.be_bytes += p->len;
 		st->service = max(st->service, p->key);
 	}
-	if (fallback)
+	if (fallback) {
+		/* not paced, so nothing adds up for when it is again */
 		st->stats.fallback_packets++;
-	st->next_free = max(st->next_free, now - link->credit) + p->tx;
+		st->next_free = now + p->tx;
+	} else {
+		st->next_free = max(st->next_free, now - link->credit) + p->tx;
+	}
 	skb = bpf_kptr_xchg(&p->skb, skb);
 	bpf_obj_drop_impl(p, NULL);
 	if (skb)
