@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Lets tests ask the packet half of path_trace about made-up frames: bpf_prog_run on check(), with the frame in
- * the map. Not part of the product.
+ * Lets tests ask the packet half of path_trace about made-up frames: bpf_prog_run on check(), with the frame
+ * in the map. Not part of the product.
  */
 #include "kernel.h"
 #include "intf.h"
