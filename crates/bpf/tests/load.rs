@@ -16,3 +16,22 @@ fn probes_load_on_this_kernel() {
     assert_eq!(tracer.counts().expect("counts").lost.iter().sum::<u64>(), 0);
     tracer.stop();
 }
+
+/// Either the kernel takes the deadline qdisc, or the error says what is missing and what would do.
+#[test]
+fn the_deadline_qdisc_loads_or_says_what_is_missing() {
+    let has_bpf_qdiscs = teiji_bpf::hooks::KernelTypes::load().unwrap().has_struct_ops("Qdisc_ops");
+    match teiji_bpf::qdisc_edf::Edf::load() {
+        Ok(edf) => {
+            assert!(has_bpf_qdiscs);
+            let verified = edf.verified().unwrap();
+            eprintln!("{verified:?}");
+            assert_eq!(verified.len(), 5);
+        }
+        Err(error) => {
+            assert!(!has_bpf_qdiscs, "{error}");
+            let said = error.to_string();
+            assert!(said.contains("lacks BPF qdiscs") && said.contains("6.16"), "{said}");
+        }
+    }
+}
