@@ -292,7 +292,8 @@ fn without_a_beat_it_is_a_fifo(host: &Host, driver: Driver) {
     host.run("ip netns exec a tc qdisc del dev va root").unwrap().ok().unwrap();
     second.line("link va rate=2000000").unwrap();
     second.line("detach va").unwrap();
-    // Nothing of the dead one is left in the kernel.
-    let maps = host.run("bpftool map show | grep -c 'name states'").unwrap();
-    assert_eq!(maps.text(), "1");
+    // Nothing of the dead one is left in the kernel, which frees it in its own time.
+    let maps = "for i in $(seq 60); do n=$(bpftool map show | grep -c 'name states'); [ $n = 1 ] && break; sleep 1; done; \
+                echo $n";
+    assert_eq!(host.run(maps).unwrap().text(), "1");
 }
