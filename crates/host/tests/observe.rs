@@ -112,7 +112,7 @@ fn a_host_with_a_vm_and_two_nics() {
     assert_eq!(read(Setting::GroupWeight(own_group(700))), "100");
     assert_eq!(read(Setting::GroupQuota(own_group(700))), "no limit");
     assert_eq!(read(Setting::IrqCpus(51)), "3");
-    assert_eq!(read(Setting::HaltPoll), "200000 ns");
+    assert_eq!(read(Setting::HaltPoll), "200 µs");
     assert_eq!(observed.settings[&Setting::CpuLatency(3)], Value::Latency(Latency::Any));
     assert_eq!((observed.unreadable.len(), observed.managers.len()), (0, 0), "{observed:#?}");
     assert!(observed.realtime_guard.unwrap().contains("950000"));
