@@ -4,7 +4,8 @@ Run by Python 3 in the lab host, as root:
 
     driver.py CONFIG snapshot       prints every setting that it looks at, as JSON
     driver.py CONFIG kills          rounds of apply and of rollback, in turn, until so many of each were killed
-    driver.py CONFIG vanish         rounds of apply to a VM that is killed meanwhile
+    driver.py CONFIG vanish         rounds of apply to a VM that is killed meanwhile, and teiji every second time, until
+                                    so many did not come to their end
 
 CONFIG is a file of JSON: see `Config` in mod.rs. One line of JSON is printed for each round, and one at the end.
 
@@ -25,8 +26,9 @@ import time
 GROUPS = "/sys/fs/cgroup"
 HALT_POLL = "/sys/module/kvm/parameters/halt_poll_ns"
 LATENCY = "/sys/devices/system/cpu/cpu%d/power/pm_qos_resume_latency_us"
-# Share of the kills that are aimed at the part of a run in which it works; the others are spread over all of it.
-AIMED = 0.85
+# Shares of the kills that are aimed at the time in which a run works, and at the settings that it changes; the others
+# are spread over all of the run.
+AT_TIME, AT_SETTING = 0.4, 0.45
 PATIENCE_S = 60
 
 
@@ -50,27 +52,39 @@ def threads(pid):
     return {tid: name for tid, name in named.items() if name not in (None, "worker")}
 
 
-def snapshot(config):
-    """Every setting that is looked at, by a name for people."""
-    now = {"halt_poll": read(HALT_POLL)}
-    for cpu in range(os.cpu_count()):
-        now[f"latency {cpu}"] = read(LATENCY % cpu)
-    for irq in os.listdir("/proc/irq"):
-        if irq.isdigit():
-            now[f"irq {irq}"] = cpus(read(f"/proc/irq/{irq}/smp_affinity_list"))
-    for folder, _, _ in os.walk(GROUPS):
-        files = [read(f"{folder}/{name}") for name in ("cpu.weight", "cpu.max", "cgroup.subtree_control")]
-        now[f"group {folder[len(GROUPS):] or '/'}"] = files
+def names(config):
+    """Of every setting that is looked at, for people."""
+    yield "halt_poll"
+    yield from (f"latency {cpu}" for cpu in range(os.cpu_count()))
+    yield from (f"irq {irq}" for irq in os.listdir("/proc/irq") if irq.isdigit())
+    yield from (f"group {folder[len(GROUPS):] or '/'}" for folder, _, _ in os.walk(GROUPS))
     for tid, name in threads(config["pid"]).items() if config["pid"] else ():
-        group = re.search("^0::(.*)$", read(f"/proc/{tid}/cgroup"), re.M).group(1)
-        now[f"thread {tid} {name} cpus"] = sorted(os.sched_getaffinity(tid))
-        now[f"thread {tid} {name} class"] = [
-            os.sched_getscheduler(tid),
-            os.sched_getparam(tid).sched_priority,
-            os.getpriority(os.PRIO_PROCESS, tid),
-        ]
-        now[f"thread {tid} {name} group"] = group
-    return now
+        yield from (f"thread {tid} {name} {what}" for what in ("cpus", "class", "group"))
+
+
+def look(name):
+    """What a setting is now."""
+    kind, _, which = name.partition(" ")
+    if kind == "halt_poll":
+        return read(HALT_POLL)
+    if kind == "latency":
+        return read(LATENCY % int(which))
+    if kind == "irq":
+        return cpus(read(f"/proc/irq/{which}/smp_affinity_list"))
+    if kind == "group":
+        return [read(f"{GROUPS}{which}/{file}") for file in ("cpu.weight", "cpu.max", "cgroup.subtree_control")]
+    tid, what = int(which.split()[0]), which.split()[-1]
+    if what == "cpus":
+        return sorted(os.sched_getaffinity(tid))
+    if what == "class":
+        priority = os.sched_getparam(tid).sched_priority
+        return [os.sched_getscheduler(tid), priority, os.getpriority(os.PRIO_PROCESS, tid)]
+    return re.search("^0::(.*)$", read(f"/proc/{tid}/cgroup"), re.M).group(1)
+
+
+def snapshot(config):
+    """Every setting that is looked at."""
+    return {name: look(name) for name in names(config)}
 
 
 def as_wanted(before, config):
@@ -152,13 +166,22 @@ class Teiji:
         pairs = self.times[what][-9:]
         return tuple(sorted(p[i] for p in pairs)[len(pairs) // 2] for i in (0, 1))
 
-    def kill(self, what):
-        """Kills it at a random moment. Returns how it ended (negative: by a signal) and what it had said."""
+    def kill(self, what, changes=None):
+        """Kills it at a random moment. Returns how it ended (negative: by a signal) and what it had said.
+
+        `changes` are values that settings will have. Moving a VM into a group takes most of the time, so that kills
+        at random times would meet the other settings too rarely."""
         before, work = self.usual(what)
         process = self.start(what)
-        if self.rng.random() < AIMED:
+        aim = self.rng.random()
+        if aim < AT_TIME or (aim < AT_TIME + AT_SETTING and not changes):
             self.until_it_works(what, process)
             time.sleep(self.rng.uniform(0, work))
+        elif aim < AT_TIME + AT_SETTING:
+            name = self.rng.choice(sorted(changes))
+            while look(name) != changes[name] and not ended(process):
+                pass
+            time.sleep(self.rng.uniform(0, work / len(changes)))
         else:
             time.sleep(self.rng.uniform(0, (before + work) * 1.1))
         process.kill()
@@ -224,7 +247,7 @@ def kill_round(teiji, what, original, applied):
             bad = wrong(snapshot(teiji.config), applied)
             return {"hit": None, "survived": True, "begun": None, "problems": [f"apply ended with {code}: {said}"], "wrong": bad}
     from_, to = (original, applied) if what == "apply" else (applied, original)
-    code, said = teiji.kill(what)
+    code, said = teiji.kill(what, {n: to[n] for n in differ(from_, to) if n in from_ and n in to})
     survived = code != -signal.SIGKILL
     journal, found = teiji.journal(), snapshot(teiji.config)
     away = len(differ(found, from_))
@@ -304,14 +327,14 @@ def vanish_round(teiji, original, kill_teiji):
     _, work = teiji.usual("apply")
     process = teiji.start("apply")
     teiji.until_it_works("apply", process)
-    time.sleep(teiji.rng.uniform(0, work))
+    # Early, for its threads take a while to end.
+    time.sleep(teiji.rng.uniform(0, work / 2))
     vm.kill()
-    # Waited for by its parent, as by libvirt; until then its threads are there as zombies.
-    vm.wait()
     if kill_teiji:
         time.sleep(teiji.rng.uniform(0, work / 4))
         process.kill()
     said = process.communicate(timeout=PATIENCE_S)[0]
+    vm.wait()
     code, problems = process.returncode, []
     committed = teiji.held() > 0 and not os.path.exists(f"{teiji.state}/transaction")
     if code == 0 and not committed:
@@ -319,13 +342,15 @@ def vanish_round(teiji, original, kill_teiji):
     if code > 0 and ("gone" not in said or committed):
         problems.append(f"apply ended with {code}, {committed=}: {said}")
     gone = "gone" in said
-    if code < 0:
-        again, said = teiji.run("recover")
-        gone |= "gone" in said
-        if again != 0:
-            problems.append(f"rollback --unfinished ended with {again}: {said}")
-        committed = teiji.held() > 0
-    bad = {} if committed else wrong(snapshot(teiji.config), original)
+    bad = wrong(snapshot(teiji.config), original) if code > 0 else {}
+    # The VM's group cannot be removed as long as the VM is ending; the next command does that.
+    bad = {name: values for name, values in bad.items() if not name.startswith("group /teiji")}
+    again, said = teiji.run("recover")
+    gone |= "gone" in said
+    if again != 0:
+        problems.append(f"rollback --unfinished ended with {again}: {said}")
+    committed = teiji.held() > 0
+    bad = bad or ({} if committed else wrong(snapshot(teiji.config), original))
     if committed:
         again, said = teiji.run("rollback")
         gone |= "gone" in said
@@ -346,10 +371,13 @@ def vanish(config, rng):
             raise RuntimeError(f"teiji {what} ended with {code}: {said}")
     vm.kill()
     vm.wait()
-    for n in range(config["rounds"]):
-        told = {"round": n, "kind": "vanish", **vanish_round(teiji, original, n % 2 == 1)}
+    met = [0, 0]
+    for n in range(10 * config["rounds"]):
+        too = met[1] < met[0]
+        told = {"round": n, "teiji_killed": too, **vanish_round(teiji, original, too)}
         print(json.dumps(told), flush=True)
-        if told["wrong"]:
+        met[too] += not told["committed"]
+        if told["wrong"] or sum(met) == config["rounds"]:
             break
 
 

@@ -105,7 +105,9 @@ pub struct Kills {
 pub struct Vanished {
     /// From 0.
     pub round: u32,
-    /// How teiji ended; negative: killed as well.
+    /// Whether teiji was to be killed as well.
+    pub teiji_killed: bool,
+    /// How teiji ended; negative: killed.
     pub code: i32,
     /// Whether all had been applied before the VM was missed.
     pub committed: bool,
@@ -121,6 +123,41 @@ impl Vanished {
     /// Whether everything that remains was as it should be.
     pub fn well(&self) -> bool {
         self.problems.is_empty() && self.wrong.is_empty()
+    }
+}
+
+/// What the rounds with VMs came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Vanishings {
+    /// Rounds.
+    pub rounds: u32,
+    /// Applies that missed the VM and undid what they had done.
+    pub undone: u32,
+    /// Applies that were killed as well, and undone by the recovery.
+    pub recovered: u32,
+    /// Applies that were committed before they missed the VM, and were rolled back.
+    pub committed: u32,
+    /// Rounds in which it was said what is gone.
+    pub said_gone: u32,
+    /// Rounds after which what remained was as it should be.
+    pub well: u32,
+}
+
+impl Vanishings {
+    /// Counts.
+    pub fn of(rounds: &[Vanished]) -> Self {
+        let mut v = Vanishings::default();
+        for round in rounds {
+            v.rounds += 1;
+            v.said_gone += u32::from(round.said_gone);
+            v.well += u32::from(round.well());
+            *match (round.committed, round.code) {
+                (true, _) => &mut v.committed,
+                (false, ..0) => &mut v.recovered,
+                (false, _) => &mut v.undone,
+            } += 1;
+        }
+        v
     }
 }
 
@@ -147,12 +184,12 @@ pub fn run(place: &Place<'_>, kills: u32, seed: u64) -> Result<Kills> {
     Ok(Kills { seed, apply: count("apply"), rollback: count("rollback"), usual_s, rounds })
 }
 
-/// Kills a VM while it is applied to, `rounds` times.
+/// Kills a VM while it is applied to, and teiji half of the time, until `rounds` applies did not come to their end.
 ///
 /// # Errors
 /// If the driver fails.
 pub fn vanish(place: &Place<'_>, rounds: u32, seed: u64) -> Result<Vec<Vanished>> {
-    let said = place.driver("vanish", rounds, seed, ROUND * 2 * (rounds + 5))?;
+    let said = place.driver("vanish", rounds, seed, ROUND * 5 * (rounds + 5))?;
     said.lines().map(|l| serde_json::from_str(l).with_context(|| format!("the driver said {l}"))).collect()
 }
 

@@ -15,7 +15,7 @@ pub mod place;
 pub struct Extent {
     /// Applies that are killed, and as many rollbacks.
     pub kills: u32,
-    /// Rounds in which the VM is killed.
+    /// Applies that do not come to their end because the VM is killed.
     pub vanish: u32,
 }
 

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Parser;
 use std::process::ExitCode;
 use std::time::Instant;
-use teiji_experiments::apply::kills::{self, Kills, Vanished};
+use teiji_experiments::apply::kills::{self, Kills, Vanishings};
 use teiji_experiments::apply::place::{self, Place};
 use teiji_experiments::apply::{FULL, SHORT, seed};
 use teiji_experiments::summary::{self, Summary};
@@ -49,8 +49,11 @@ fn run(args: &Args) -> Result<bool> {
     let place = Place::prepare(&lab, &guest)?;
     say(&format!("{rounds} applies and {rounds} rollbacks are killed; seed {seed}"));
     let kills = kills::run(&place, rounds, seed)?;
-    say(&format!("{vanish} VMs are killed while they are applied to"));
-    let vanished = kills::vanish(&place, vanish, seed)?;
+    say(&format!(
+        "VMs are killed while they are applied to, until {vanish} applies did not come to their end"
+    ));
+    let rounds_vanished = kills::vanish(&place, vanish, seed)?;
+    let vanished = Vanishings::of(&rounds_vanished);
     let mut summary = Summary::new("apply", lab.mode(), lab.host.kernel());
     judge(&mut summary, &kills, rounds);
     judge_vanished(&mut summary, &vanished, vanish);
@@ -61,16 +64,23 @@ fn run(args: &Args) -> Result<bool> {
     summary.figure("vanished", &vanished)?;
     summary.figure("seconds", begun.elapsed().as_secs())?;
     summary.write(&folder)?;
-    let well = vanished.iter().filter(|v| v.well()).count();
     let report = format!(
-        "{}\nVMs killed while they were applied to: {}; what remains was restored after {well} of them.\n",
+        "{}\nVMs killed while they were applied to: {}. The apply undid itself {} times, was killed as well and undone by the \
+         recovery {} times, was committed already and rolled back {} times; what remained was restored {} times.\n",
         kills.markdown(),
-        vanished.len()
+        vanished.rounds,
+        vanished.undone,
+        vanished.recovered,
+        vanished.committed,
+        vanished.well
     );
     summary::write(&folder.join("report.md"), &report)?;
     summary::write(&folder.join("rounds.csv"), &kills.csv())?;
     plot::kills(&folder.join("kills.svg"), &kills)?;
     println!("{report}{}", kills.trouble());
+    for round in rounds_vanished.iter().filter(|r| !r.well()) {
+        println!("{round:?}");
+    }
     println!("{}: {}", if summary.pass { "pass" } else { "FAIL" }, folder.join("summary.json").display());
     if args.keep {
         let command =
@@ -101,12 +111,16 @@ fn judge(summary: &mut Summary, kills: &Kills, wanted: u32) {
     }
 }
 
-fn judge_vanished(summary: &mut Summary, vanished: &[Vanished], rounds: u32) {
-    let well = vanished.iter().filter(|v| v.well()).count();
+fn judge_vanished(summary: &mut Summary, v: &Vanishings, wanted: u32) {
     summary.claim(
-        well == rounds as usize,
-        &format!("after {well} of {rounds} kills of the VM what remains was as it should be"),
+        v.well == v.rounds && v.undone + v.recovered == wanted,
+        &format!("after {} of {} kills of the VM what remains was as it should be", v.well, v.rounds),
     );
-    let gone = vanished.iter().filter(|v| v.said_gone).count();
-    summary.claim(gone > 0, &format!("{gone} times it was said what is gone"));
+    summary.claim(
+        v.undone > 0 && v.recovered > 0 && v.said_gone > 0,
+        &format!(
+            "{} applies undid themselves, {} were killed as well; {} times it was said what is gone",
+            v.undone, v.recovered, v.said_gone
+        ),
+    );
 }

@@ -99,7 +99,7 @@ impl Settings {
 
     /// Removes what changes that were interrupted, and VMs that have ended, left behind: empty groups of teiji's own.
     ///
-    /// For who has the lock only: a group that another teiji is about to use is empty as well.
+    /// That of a VM that is still ending cannot be removed yet. For who has the lock only: a group that another teiji is about to use is empty as well.
     pub fn tidy(&self) {
         group::tidy(&self.root);
     }
