@@ -3,7 +3,8 @@
 //! An emulated machine has more CPUs than there are cores. Where two instants a few microseconds apart are compared,
 //! the machine's scheduler must not put another of them between. Nor may it stop one of them while it reads the
 //! clock, for which an emulator's CPUs wait for each other: so those that share a core take turns by time alone
-//! (`SCHED_BATCH`: who wakes up does not preempt).
+//! (`SCHED_BATCH`: who wakes up does not preempt). The one that is alone goes before all else that the machine does
+//! on its core (`SCHED_RR`).
 
 use std::fs;
 
@@ -34,9 +35,9 @@ fn threads(emulator: u32) -> Vec<(Pid, Option<u32>)> {
     tasks.filter_map(of).collect()
 }
 
-/// Gives a thread an ordinary scheduling class. It fails only for one that has ended.
+/// Gives a thread a scheduling class, with the least priority in it. It fails only for one that has ended.
 fn schedule(tid: Pid, class: libc::c_int) {
-    let parameters = libc::sched_param { sched_priority: 0 };
+    let parameters = libc::sched_param { sched_priority: i32::from(class == libc::SCHED_RR) };
     // SAFETY: `parameters` is whole and lives through the call.
     unsafe { libc::sched_setscheduler(tid.as_raw(), class, &raw const parameters) };
 }
@@ -60,9 +61,10 @@ impl Alone {
             return Err(Error::Host(format!("has no CPU {cpu} whose thread can be told")));
         }
         for (tid, n) in threads {
-            let set = if n == Some(cpu) { &own } else { &shared };
+            let (set, class) =
+                if n == Some(cpu) { (&own, libc::SCHED_RR) } else { (&shared, libc::SCHED_BATCH) };
             sched_setaffinity(tid, set).doing(|| "place the emulator's threads".into())?;
-            schedule(tid, libc::SCHED_BATCH);
+            schedule(tid, class);
         }
         Ok(alone)
     }
