@@ -40,7 +40,7 @@ fn the_deadline_qdisc_keeps_its_word() {
     for plan in [six(3), many(3)] {
         let o = traffic::run(&host, "teiji_edf", &plan).unwrap();
         assert_eq!((o.failed(), o.flows.iter().filter_map(|f| f.misses).sum::<u64>()), (0, 0), "{o:?}");
-        assert!(o.sent() > 3000 && o.best_effort >= 0.95 && o.worst() <= 1.0, "{o:?}");
+        assert!(o.sent() > 2500 && o.best_effort >= 0.95 && o.worst() <= 1.0, "{o:?}");
     }
     check("deadlines", begun);
     host.power_off();
