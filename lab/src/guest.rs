@@ -60,6 +60,11 @@ impl GuestSpec {
     }
 }
 
+/// How often a boot is tried, each for its part of the limit.
+const BOOTS: u32 = 3;
+/// Why it is tried again.
+const SILENT: &str = "did not answer";
+
 /// A running guest. It ends with this value, and with the lab host.
 pub struct Guest<'h> {
     host: &'h Host,
@@ -90,6 +95,25 @@ impl<'h> Guest<'h> {
             spec.mem_mb,
             if spec.vhost { "" } else { ", without vhost" }
         ));
+        let mut boots = 1;
+        loop {
+            match Guest::boot(host, spec, number) {
+                // An emulated guest can hang as the lab host can.
+                Err(Error::Guest { why, .. }) if boots < BOOTS && why.starts_with(SILENT) => {
+                    step.say(&format!("guest {} hangs: booting it again", spec.name));
+                    boots += 1;
+                }
+                Err(e) => return Err(e),
+                Ok(guest) => {
+                    step.say(&format!("guest {} is up: {}", spec.name, guest.ip()));
+                    return Ok(guest);
+                }
+            }
+        }
+    }
+
+    fn boot(host: &'h Host, spec: &GuestSpec, number: u32) -> Result<Guest<'h>> {
+        let fault = |why: String| Error::Guest { name: spec.name.clone(), why };
         let started = host.run(&start_script(spec, number))?.ok();
         let pid = started
             .map_err(|e| fault(format!("did not start: {e}")))?
@@ -111,8 +135,7 @@ impl<'h> Guest<'h> {
         if let Some(cpu) = spec.vhost_cpu {
             guest.pin_vhost(cpu)?;
         }
-        guest.wait_up(spec.limit)?;
-        step.say(&format!("guest {} is up: {}", spec.name, guest.ip()));
+        guest.wait_up(spec.limit / BOOTS)?;
         Ok(guest)
     }
 
@@ -152,7 +175,7 @@ impl<'h> Guest<'h> {
             self.name
         );
         let answer = self.host.run_for(&script, limit + Duration::from_secs(30))?;
-        answer.ok().map(drop).map_err(|e| self.fault(format!("did not answer: {e}")))
+        answer.ok().map(drop).map_err(|e| self.fault(format!("{SILENT}: {e}")))
     }
 
     fn fault(&self, why: String) -> Error {
