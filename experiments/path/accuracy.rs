@@ -119,8 +119,6 @@ struct Counts {
 /// # Errors
 /// If a tool fails.
 pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result<Agreement> {
-    // Both stamps of a response are taken on the worker's CPU.
-    let _alone = lab.host.alone(load::VHOST_CPU)?;
     // A polling vCPU reads the clock without pause, and an emulator's CPUs read it one at a time.
     let _quiet = load::polling(&lab.host, 0)?;
     let trace = Trace::start(lab, case.name, &format!("--vm {} {}", guest.name(), case.arguments), true)?;

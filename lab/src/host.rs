@@ -15,7 +15,6 @@ use std::{
 
 use crate::{
     accel,
-    alone::Alone,
     cache::{self, Lock},
     channel::{Child, Pool, Sink},
     error::{Doing, Error, Result},
@@ -268,14 +267,6 @@ impl Host {
         request.terminal = Some(Size { rows, columns });
         request.env.push(("TERM".into(), std::env::var("TERM").unwrap_or_else(|_| "linux".into())));
         self.pool.start(request, Sink::Through)
-    }
-
-    /// Gives CPU `cpu` a core of this machine to itself while the value lives.
-    ///
-    /// # Errors
-    /// If this machine has one core only.
-    pub fn alone(&self, cpu: u32) -> Result<Alone> {
-        Alone::new(self.machine.pid(), cpu)
     }
 
     /// Starts a nested guest and waits until commands can be run in it.

@@ -27,7 +27,6 @@
 
 mod accel;
 pub mod agent;
-mod alone;
 pub mod cache;
 mod channel;
 mod confine;
@@ -45,7 +44,6 @@ mod recipe;
 pub mod rootfs;
 pub mod tools;
 
-pub use alone::Alone;
 pub use channel::Child;
 pub use error::{Error, Result};
 pub use guest::{Guest, GuestSpec};

@@ -10,7 +10,7 @@ use std::{
     process::{ExitStatus, Stdio},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc,
     },
     thread,
@@ -52,7 +52,6 @@ struct State {
     ended: Mutex<Option<io::Result<ExitStatus>>>,
     changed: Condvar,
     kill: AtomicBool,
-    pid: AtomicU32,
 }
 
 impl State {
@@ -63,9 +62,7 @@ impl State {
 
 /// Arguments that every machine of the lab has.
 fn base_args(accel: Accel, mode: Mode) -> Vec<String> {
-    let mut a = args(
-        "-name lab,debug-threads=on -nodefaults -no-user-config -display none -no-reboot -machine q35,hpet=off",
-    );
+    let mut a = args("-nodefaults -no-user-config -display none -no-reboot -machine q35,hpet=off");
     a.extend(match (mode, accel) {
         (Mode::Wall, Accel::Kvm) => args("-accel kvm -cpu host"),
         (Mode::Wall, Accel::Tcg) => args("-accel tcg,thread=multi -cpu EPYC,+svm,+npt"),
@@ -181,7 +178,6 @@ impl Machine {
                             return;
                         }
                     };
-                    state.pid.store(child.id(), Ordering::Relaxed);
                     let _ = started.send(Ok(()));
                     let end = loop {
                         if state.kill.load(Ordering::Relaxed) {
@@ -205,11 +201,6 @@ impl Machine {
             .map_err(|_| Error::Host("could not be started".into()))?
             .doing(|| format!("start {QEMU} in the lab's root file system (is this root?)"))?;
         Ok(Machine { state, folder: folder.to_owned(), keeper: Some(keeper) })
-    }
-
-    /// The emulator's process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.state.pid.load(Ordering::Relaxed)
     }
 
     /// Whether the emulator still runs.
