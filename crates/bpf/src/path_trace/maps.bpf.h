@@ -140,6 +140,11 @@ struct {
 	__type(value, u32);
 } running SEC(".maps");
 
+static __always_inline bool is_tap(u32 ifindex)
+{
+	return bpf_map_lookup_elem(&taps, &ifindex);
+}
+
 static __always_inline void count(u32 which)
 {
 	u64 *n = bpf_map_lookup_elem(&counters, &which);

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Probes from vhost's signal to the guest entry that takes the interrupt, and of the vCPU around it.
+ */
+#ifndef TEIJI_INTERRUPTS_BPF_H
+#define TEIJI_INTERRUPTS_BPF_H
+
+/* The tap queue behind a vhost-net virtqueue. */
+static __always_inline bool queue_of(struct vhost_virtqueue *vq, struct tap_queue *q)
+{
+	void *sock = BPF_CORE_READ(vq, private_data);
+	struct tun_file *tfile = sock - bpf_core_field_offset(struct tun_file, socket);
+
+	if (!sock)
+		return false;
+	q->ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
+	q->queue = BPF_CORE_READ(tfile, queue_index);
+	return is_tap(q->ifindex);
+}
+
+/* virtio-net: queue 0 of a vhost_net receives, queue 1 transmits. */
+static __always_inline bool is_vq(struct vhost_virtqueue *vq, int index)
+{
+	struct vhost_virtqueue **vqs = BPF_CORE_READ(vq, dev, vqs), *at = NULL;
+
+	bpf_probe_read_kernel(&at, sizeof(at), vqs + index);
+	return at == vq;
+}
+
+SEC("fentry/vhost_add_used_and_signal_n")
+int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
+{
+	struct clock *c = clock_of(current_tid());
+	struct tap_queue q;
+
+	if (!c || c->actor != ACTOR_WORKER || !is_vq(vq, 0) || !queue_of(vq, &q))
+		return 0;
+	c->signal_queue = q;
+	c->signal_sent = 0;
+	c->signal_vm = 0;
+	c->signalled = bpf_ktime_get_ns();
+	return 0;
+}
+
+/*
+ * The interrupt goes through an irqfd, in the worker's context. (irqfd_wakeup, its caller, and kvm_vcpu_halt,
+ * the caller of kvm_arch_no_poll, would be the obvious places; on Linux 7.2 an fentry on them attaches and
+ * never fires.)
+ */
+SEC("fentry/kvm_arch_set_irq_inatomic")
+int BPF_PROG(on_irqfd, void *entry, struct kvm *kvm)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c && c->signalled)
+		c->signal_vm = kvm->userspace_pid;
+	return 0;
+}
+
+static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, u8 delivery)
+{
+	struct rec_irq *r = reserve(sizeof(*r));
+
+	if (!r)
+		return NULL;
+	fill_head(&r->head, now, REC_IRQ, delivery, worker->signal_queue.ifindex);
+	r->signalled = worker->signalled;
+	r->tid = current_tid();
+	return r;
+}
+
+SEC("tp_btf/kvm_apic_accept_irq")
+int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 vector)
+{
+	struct clock *worker = clock_of(current_tid()), *c;
+	struct vcpu_key taker = {};
+	struct tap_queue q;
+	struct rec_irq *r;
+	u64 now, spent[STATES];
+	u32 *tid;
+	u8 state, delivery = DELIVERY_ACCEPTED;
+
+	if (!worker || !worker->signalled || !worker->signal_vm)
+		return 0;
+	now = bpf_ktime_get_ns();
+	taker.vm = worker->signal_vm;
+	taker.vcpu = apicid;
+	q = worker->signal_queue;
+	worker->signal_sent = 1;
+	bpf_map_update_elem(&takers, &q, &taker, BPF_ANY);
+
+	tid = bpf_map_lookup_elem(&vcpus, &taker);
+	c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
+	state = clock_read_of(tid, now, spent);
+	if (c && c->apicv) {
+		/* no injection will be seen: in guest mode it arrives at once, else with the next entry */
+		vector = 0;
+		if (state == STATE_GUEST)
+			delivery = DELIVERY_POSTED;
+		else
+			c->announced = now;
+	} else {
+		struct vector_key key = {.vm = taker.vm, .vcpu = taker.vcpu, .vector = vector};
+
+		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
+	}
+
+	r = start_irq(worker, now, delivery);
+	if (!r)
+		return 0;
+	r->vm = taker.vm;
+	r->vcpu = taker.vcpu;
+	r->vector = vector;
+	r->state = state;
+	__builtin_memcpy(r->clock, spent, sizeof(spent));
+	submit(r);
+	return 0;
+}
+
+SEC("fexit/vhost_add_used_and_signal_n")
+int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
+{
+	struct clock *worker = clock_of(current_tid()), *c;
+	struct vcpu_key *taker;
+	struct tap_queue q;
+	struct rec_irq *r;
+	u64 now;
+	u32 *tid;
+
+	if (!worker || !worker->signalled)
+		return 0;
+	q = worker->signal_queue;
+	if (!worker->signal_sent) {
+		/* the guest has interrupts of this queue off: it polls, or will poll when it runs */
+		taker = worker->signal_vm ? NULL : bpf_map_lookup_elem(&takers, &q);
+		now = bpf_ktime_get_ns();
+		r = start_irq(worker, now, taker ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
+		if (r) {
+			tid = taker ? bpf_map_lookup_elem(&vcpus, taker) : NULL;
+			c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
+			r->vm = taker ? taker->vm : worker->signal_vm;
+			r->vcpu = taker ? taker->vcpu : 0;
+			r->vector = 0;
+			/* announced before the state is read: an entry in between is seen by one or the other
+			 */
+			if (c)
+				c->announced = now;
+			r->state = clock_read_of(tid, now, r->clock);
+			submit(r);
+		}
+	}
+	worker->signalled = 0;
+	return 0;
+}
+
+SEC("tp_btf/kvm_inj_virq")
+int BPF_PROG(on_inject, u32 vector)
+{
+	struct clock *c = clock_of(current_tid());
+	struct vector_key key = {};
+	u64 *at, upto;
+
+	if (!c || c->actor != ACTOR_VCPU)
+		return 0;
+	key.vm = c->vm;
+	key.vcpu = c->vcpu;
+	key.vector = vector;
+	at = bpf_map_lookup_elem(&accepted, &key);
+	if (!at)
+		return 0;
+	upto = __sync_lock_test_and_set(at, 0);
+	if (upto) {
+		c->injected_upto = upto;
+		c->injected_vector = vector;
+	}
+	return 0;
+}
+
+static __always_inline void emit_entry(struct clock *c, u64 now, u64 upto, u8 vector, const u64 *spent)
+{
+	struct rec_entry *r = reserve(sizeof(*r));
+
+	if (!r)
+		return;
+	fill_head(&r->head, now, REC_ENTRY, 0, 0);
+	r->upto = upto;
+	r->vm = c->vm;
+	r->vcpu = c->vcpu;
+	r->vector = vector;
+	r->behind = c->behind;
+	__builtin_memcpy(r->clock, spent, STATES * sizeof(u64));
+	submit(r);
+}
+
+SEC("tp_btf/kvm_entry")
+int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
+{
+	u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), spent[STATES], upto;
+	u32 tid = id, vm = id >> 32;
+	struct clock *c = clock_of(tid);
+
+	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
+		return 0;
+	if (!c) {
+		struct vcpu_key key = {.vm = vm, .vcpu = vcpu->vcpu_id};
+		struct clock fresh = {
+		    .state = STATE_RUN,
+		    .resume = STATE_RUN,
+		    .actor = ACTOR_VCPU,
+		    .since = now,
+		    .vm = vm,
+		    .vcpu = vcpu->vcpu_id,
+		};
+
+		if (!bpf_map_lookup_elem(&vms, &vm))
+			return 0;
+		bpf_map_update_elem(&clocks, &tid, &fresh, BPF_NOEXIST);
+		bpf_map_update_elem(&vcpus, &key, &tid, BPF_ANY);
+		c = clock_of(tid);
+		if (!c)
+			return 0;
+	}
+	c->apicv = vcpu->arch.apic && vcpu->arch.apic->apicv_active;
+	clock_set(c, now, STATE_GUEST);
+	if (!c->injected_upto && !c->announced)
+		return 0;
+	clock_read(c, now, spent);
+	if (c->injected_upto) {
+		emit_entry(c, now, c->injected_upto, c->injected_vector, spent);
+		c->injected_upto = 0;
+	}
+	upto = __sync_lock_test_and_set(&c->announced, 0);
+	if (upto)
+		emit_entry(c, now, upto, 0, spent);
+	return 0;
+}
+
+SEC("tp_btf/kvm_exit")
+int BPF_PROG(on_kvm_exit)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c)
+		clock_set(c, bpf_ktime_get_ns(), STATE_RUN);
+	return 0;
+}
+
+/* Asked once for each halt, before KVM polls or blocks. */
+SEC("fentry/kvm_arch_no_poll")
+int BPF_PROG(on_halt, struct kvm_vcpu *vcpu)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c)
+		clock_set(c, bpf_ktime_get_ns(), vcpu->halt_poll_ns ? STATE_POLL : STATE_ASLEEP);
+	return 0;
+}
+
+#endif
