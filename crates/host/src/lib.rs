@@ -82,15 +82,3 @@ pub fn vms() -> Result<Vec<Vm>, Error> {
 pub fn capabilities() -> Vec<Capability> {
     Root::default().capabilities()
 }
-
-/// Text that others chose (names of guests, processes, groups), without characters that a terminal acts on.
-pub(crate) fn printable(text: &str) -> String {
-    let keep = |c: char| matches!(c, '\\' | '"' | '\'');
-    text.chars().fold(String::with_capacity(text.len()), |mut out, c| {
-        match keep(c) {
-            true => out.push(c),
-            false => out.extend(c.escape_debug()),
-        }
-        out
-    })
-}

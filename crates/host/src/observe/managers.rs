@@ -3,10 +3,10 @@
 //! Files of others are only searched for the words that matter; what they mean in full is theirs to say.
 
 use crate::cgroup::Hierarchy;
-use crate::printable;
 use crate::root::Root;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Kind, Manager, ObservedVm};
+use teiji_model::text::printable;
 
 /// Where systemd looks for its files, strongest first (systemd.unit(5)).
 const SYSTEMD: [&str; 4] = ["etc/systemd", "run/systemd", "usr/lib/systemd", "lib/systemd"];

@@ -1,8 +1,8 @@
 //! What is being tried, and what the kernel's answer to it means in the operator's words.
 
-use crate::printable;
 use nix::errno::Errno;
 use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::text::printable;
 
 /// `CAP_SYS_NICE` of `linux/capability.h`.
 pub(super) const CAP_SYS_NICE: u8 = 23;

@@ -6,8 +6,9 @@
 //! The table after a syntax error is a guess. What would only be wrong because of that guess is not reported:
 //! see [`File::report`] and [`File::sound`].
 
-use super::text::{Lines, key, printable, quote};
+use super::text::{Lines, key, quote};
 use super::{At, MAX_BYTES, MAX_DEPTH, Place, Problem, Source};
+use crate::text::printable;
 use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};

@@ -1,26 +1,10 @@
 //! Places in a file, and pieces of it that are safe to show.
 
 use super::Place;
+use crate::text::printable;
 
 /// Longest quotation in a message, characters.
 const MAX_QUOTE: usize = 60;
-
-/// `text` without what could act on a terminal: control characters, and the marks that reorder or hide text.
-/// They become their Rust escapes.
-pub(super) fn printable(text: &str) -> String {
-    let acts = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
-    };
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match acts(c) {
-            true => out.extend(c.escape_default()),
-            false => out.push(c),
-        }
-    }
-    out
-}
 
 /// The beginning of `text`, printable and at most [`MAX_QUOTE`] characters long.
 pub(super) fn cut(text: &str) -> String {
