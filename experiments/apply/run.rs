@@ -29,14 +29,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("apply: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    summary::exit("apply", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<bool> {

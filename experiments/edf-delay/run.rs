@@ -21,14 +21,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("edf-delay: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    summary::exit("edf-delay", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<bool> {

@@ -31,14 +31,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("path: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    summary::exit("path", run(&Args::parse()))
 }
 
 fn run(args: &Args) -> Result<bool> {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitCode};
 
 /// A kept run may take this much room, bytes.
 const KEPT_AT_MOST: u64 = 2 << 20;
@@ -168,6 +168,18 @@ pub fn keep(folder: &Path, summary: &Summary, report: &str, command: &str) -> Re
         bail!("{} takes {} kB, more than is to be kept in the project", to.display(), size >> 10);
     }
     Ok(to)
+}
+
+/// The exit code of an experiment's run: 0 if every claim held.
+pub fn exit(name: &str, run: Result<bool>) -> ExitCode {
+    match run {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{name}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// Processor, memory and kernel of this machine.
