@@ -29,7 +29,7 @@ struct Args {
     #[arg(long, default_value_t = 60)]
     calls: u64,
     /// Busy loops on the vCPU's CPU
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 6)]
     hogs: u32,
 }
 
