@@ -7,7 +7,7 @@ use common::{DEFAULT, at, cpus, host, observe_again, task, vm};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_control::plan::plan;
-use teiji_model::plan::{Held, Hold, Kind, Manager, Observed, ObservedLink, Plan, own_group};
+use teiji_model::plan::{Held, Hold, Kind, Manager, Observed, Plan, own_group};
 use teiji_model::policy::{Auto, ChannelPolicy, LinkPolicy, Policy, VfPolicy, VmPolicy};
 use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Value};
 
@@ -30,7 +30,7 @@ fn vms(vms: Vec<VmPolicy>) -> Policy {
 
 /// Four CPUs, `sip1` (pid 100; vCPUs 101, 102; worker 103) in a group of its own.
 fn one() -> Observed {
-    let link = ObservedLink { name: "eth0".into(), irqs: vec![30, 31] };
+    let link = common::nic("eth0", vec![30, 31]);
     host("0-3", vec![vm("sip1", 100, 2, 1, Some("/machine.slice/sip1.scope"), false)], vec![link])
 }
 
@@ -69,7 +69,7 @@ fn everything_at_once_in_the_right_order() {
     let observed = host(
         "0-3",
         vec![vm("sip1", 100, 2, 1, Some("/user.slice"), true)],
-        vec![ObservedLink { name: "eth0".into(), irqs: vec![30] }],
+        vec![common::nic("eth0", vec![30])],
     );
     let mut policy = vms(vec![VmPolicy {
         class: Some(at(FIFO, 2)),
@@ -298,7 +298,7 @@ fn what_the_host_does_not_have() {
 
 #[test]
 fn devices_that_share_an_interrupt_agree_or_are_refused() {
-    let link = |name: &str| ObservedLink { name: name.into(), irqs: vec![30] };
+    let link = |name: &str| common::nic(name, vec![30]);
     let observed = host("0-3", Vec::new(), vec![link("eth0"), link("eth1")]);
     let wish = |name: &str, list, line| LinkPolicy {
         name: at(name.into(), 1),

@@ -46,7 +46,16 @@ impl Root {
         let unreadable = found.unreadable();
         let managers = managers::managers(self, hierarchy.as_ref(), &cpus, &vms);
         let realtime_guard = guard::realtime(self, &cpus);
-        Ok(Observed { cpus, vms, links, settings: found.settings, unreadable, realtime_guard, managers })
+        Ok(Observed {
+            cpus,
+            vms,
+            links,
+            settings: found.settings,
+            unreadable,
+            realtime_guard,
+            managers,
+            deadlines: Default::default(),
+        })
     }
 
     /// CPUs that are online.

@@ -13,6 +13,7 @@
 //! | [`setting`] | what can be changed on a host, and to what |
 //! | [`cpus`] | sets of CPUs |
 //! | [`plan`] | a host as a plan sees it, the plan, and what teiji holds |
+//! | [`queue`] | how packets wait for a link: channels with deadlines, or what was there before |
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
 //! | [`text`] | untrusted text made safe to print |
@@ -27,6 +28,7 @@ pub mod flow;
 pub mod host;
 pub mod plan;
 pub mod policy;
+pub mod queue;
 pub mod recording;
 pub mod report;
 pub mod setting;

@@ -6,6 +6,7 @@
 
 use crate::cpus::CpuSet;
 use crate::host::Vm;
+use crate::queue::{Device, Scheduler};
 use crate::setting::{Setting, Task, Value};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ pub struct Observed {
     pub cpus: CpuSet,
     /// The VMs with the tasks that they consist of.
     pub vms: Vec<ObservedVm>,
-    /// Network devices, those of guests left out.
+    /// Ethernet devices, those of guests too.
     pub links: Vec<ObservedLink>,
     /// What each setting is now. What is not in here cannot be changed.
     #[serde(with = "pairs")]
@@ -28,6 +29,26 @@ pub struct Observed {
     pub realtime_guard: Option<String>,
     /// Others that change the same settings.
     pub managers: Vec<Manager>,
+    /// Whether packets can have deadlines here.
+    pub deadlines: DeadlineSupport,
+}
+
+/// Whether packets can have deadlines on a host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeadlineSupport {
+    /// teiji's qdisc is registered, and an agent keeps it going.
+    Edf,
+    /// This kernel has no BPF qdiscs, but HFSC; says what is missing.
+    Hfsc(String),
+    /// Not now; says why, and what to do about it.
+    None(String),
+}
+
+impl Default for DeadlineSupport {
+    fn default() -> Self {
+        DeadlineSupport::None("nobody has looked".to_owned())
+    }
 }
 
 /// A VM and its tasks.
@@ -52,8 +73,42 @@ pub struct ObservedVm {
 pub struct ObservedLink {
     /// Its name.
     pub name: String,
+    /// Its interface index.
+    pub index: u32,
+    /// What it is.
+    pub kind: LinkKind,
     /// Its interrupts.
     pub irqs: Vec<u32>,
+    /// What it says it sends, bit/s; `None` if it says nothing, as virtual devices do.
+    pub speed: Option<u64>,
+    /// Largest IP packet, bytes.
+    pub mtu: u32,
+    /// Whether guests' packets leave by it: it is a VM's tap, or a port of a bridge that has one.
+    pub guests: bool,
+}
+
+impl ObservedLink {
+    /// What settings of it are named by.
+    pub fn device(&self) -> Device {
+        Device { name: self.name.clone(), index: self.index }
+    }
+}
+
+/// What a network device is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LinkKind {
+    /// A device with hardware (physical or emulated) behind it.
+    #[default]
+    Nic,
+    /// A bridge: what it forwards does not pass its own queue.
+    Bridge,
+    /// A bond or team of others.
+    Bond,
+    /// The host's end of a VM's NIC.
+    Tap,
+    /// Another virtual device: VLAN, veth, tunnel.
+    Virtual,
 }
 
 /// Another program that changes what teiji changes.
@@ -83,6 +138,10 @@ pub enum Kind {
     HaltPoll,
     /// [`Setting::CpuLatency`].
     CpuLatency,
+    /// [`Setting::Queue`].
+    Queue,
+    /// [`Setting::SegmentSize`].
+    SegmentSize,
 }
 
 impl Setting {
@@ -95,6 +154,8 @@ impl Setting {
             Setting::Group(_) | Setting::GroupWeight(_) | Setting::GroupQuota(_) => Kind::Group,
             Setting::HaltPoll => Kind::HaltPoll,
             Setting::CpuLatency(_) => Kind::CpuLatency,
+            Setting::Queue(_) => Kind::Queue,
+            Setting::SegmentSize(_) => Kind::SegmentSize,
         }
     }
 }
@@ -123,6 +184,43 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// What the operator should know first: other managers, what has no effect here.
     pub warnings: Vec<String>,
+    /// What is guaranteed on each link that has channels, once the plan is carried out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<LinkGuarantee>,
+}
+
+/// What a link's channels are guaranteed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkGuarantee {
+    /// The link's name.
+    pub link: String,
+    /// What keeps the deadlines.
+    pub scheduler: Scheduler,
+    /// What it sends, bit/s on the wire.
+    pub rate: u64,
+    /// Its slack, ns.
+    pub slack: u64,
+    /// The largest frame that the guarantees allow for, bytes.
+    pub largest: u32,
+    /// Sum of the channels' rates, bit/s.
+    pub reserved: u64,
+    /// Its channels, by name.
+    pub channels: Vec<ChannelGuarantee>,
+}
+
+/// What a channel is guaranteed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelGuarantee {
+    /// Its name; untrusted text.
+    pub name: String,
+    /// Its rate, bit/s on the wire.
+    pub rate: u64,
+    /// What may come at once, bytes on the wire.
+    pub burst: u64,
+    /// What was asked for, ns.
+    pub deadline: u64,
+    /// The longest delay of its packets within rate and burst, ns.
+    pub bound: u64,
 }
 
 /// What teiji changed and holds, setting by setting.

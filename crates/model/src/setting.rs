@@ -6,6 +6,7 @@
 //! journal and the rollback are made of.
 
 use crate::cpus::CpuSet;
+use crate::queue::{Device, Queue};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -41,6 +42,11 @@ pub enum Setting {
     /// The longest wake-up that a CPU's idle states may have: `power/pm_qos_resume_latency_us` of the CPU
     /// ([`Value::Latency`]).
     CpuLatency(u32),
+    /// A device's root qdisc ([`Value::Queue`]).
+    Queue(Device),
+    /// The largest packet that the host's own stack hands to a device for it to split: `gso_max_size`, bytes of IP
+    /// packet ([`Value::Bytes`]).
+    SegmentSize(Device),
 }
 
 /// What a setting is, or should be.
@@ -61,6 +67,10 @@ pub enum Value {
     Nanoseconds(u64),
     /// Wake-up latency of a CPU.
     Latency(Latency),
+    /// A root qdisc.
+    Queue(Queue),
+    /// A size.
+    Bytes(u32),
 }
 
 /// A limit on CPU time: `cpu.max` of cgroup v2.
@@ -138,6 +148,8 @@ impl fmt::Display for Setting {
             Setting::GroupQuota(path) => write!(f, "cpu.max of {path}"),
             Setting::HaltPoll => f.write_str("kvm.halt_poll_ns"),
             Setting::CpuLatency(cpu) => write!(f, "wake-up latency of CPU {cpu}"),
+            Setting::Queue(device) => write!(f, "root qdisc of {device}"),
+            Setting::SegmentSize(device) => write!(f, "gso_max_size of {device}"),
         }
     }
 }
@@ -160,6 +172,8 @@ impl fmt::Display for Value {
             Value::Latency(Latency::Any) => f.write_str("any"),
             Value::Latency(Latency::AtMost(us)) => write!(f, "at most {us} µs"),
             Value::Latency(Latency::None) => f.write_str("none (spins)"),
+            Value::Queue(queue) => write!(f, "{queue}"),
+            Value::Bytes(bytes) => write!(f, "{bytes} bytes"),
         }
     }
 }

@@ -294,7 +294,7 @@ pub fn step(setting: Setting, present: Value, wanted: Value) -> Step {
 /// The plan that makes `settings` so.
 pub fn plan(before: &Settings, wanted: &[(Setting, Value)]) -> Plan {
     let steps = wanted.iter().map(|(s, v)| step(s.clone(), before[s].clone(), v.clone())).collect();
-    Plan { steps, warnings: Vec::new() }
+    Plan { steps, ..Plan::default() }
 }
 
 /// `settings` with these put in.

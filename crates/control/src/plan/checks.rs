@@ -54,6 +54,8 @@ pub(crate) fn reason(setting: &Setting, observed: &Observed) -> String {
         Kind::Group => &["control group", "cgroup"],
         Kind::HaltPoll => &["halt_poll"],
         Kind::CpuLatency => &["latency"],
+        Kind::Queue => &["qdisc"],
+        Kind::SegmentSize => &["gso_max_size"],
     };
     let exact = setting.to_string();
     let fits = |text: &&String| words.iter().any(|w| text.to_lowercase().contains(w));

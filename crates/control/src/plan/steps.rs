@@ -75,7 +75,7 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
             warnings.push(format!("{}: {}", manager.name, manager.advice));
         }
     }
-    Plan { steps, warnings: warnings.iter().map(|w| printable(w)).collect() }
+    Plan { steps, warnings: warnings.iter().map(|w| printable(w)).collect(), links: Vec::new() }
 }
 
 fn changed(setting: &Setting, hold: &Hold, present: &Value) -> String {
@@ -98,6 +98,8 @@ fn rank(step: &Step) -> u8 {
         Setting::IrqCpus(_) => 0,
         Setting::CpuLatency(_) => 1,
         Setting::HaltPoll => 2,
+        // The queue's guarantees rest on it.
+        Setting::SegmentSize(_) => 2,
         Setting::Group(_) => 3,
         Setting::GroupWeight(_) => 4,
         Setting::GroupQuota(_) => 5,
@@ -105,6 +107,7 @@ fn rank(step: &Step) -> u8 {
         Setting::ThreadCpus(_) => 7,
         Setting::ThreadScheduling(_) if !real_time_value(&step.wanted) => 8,
         Setting::ThreadScheduling(_) => 9,
+        Setting::Queue(_) => 10,
     }
 }
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::host::Vm;
-use teiji_model::plan::{Observed, ObservedLink, ObservedVm, own_group};
+use teiji_model::plan::{DeadlineSupport, LinkKind, Observed, ObservedLink, ObservedVm, own_group};
 use teiji_model::policy::{At, HostPolicy, LinkPolicy, Place, Policy, VmPolicy};
 use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Task, Value};
 
@@ -47,6 +47,12 @@ pub fn vm(name: &str, pid: u32, vcpus: u32, workers: u32, group: Option<&str>, s
     }
 }
 
+/// A NIC with these interrupts.
+pub fn nic(name: &str, irqs: Vec<u32>) -> ObservedLink {
+    let speed = Some(1_000_000_000);
+    ObservedLink { name: name.into(), index: 2, kind: LinkKind::Nic, irqs, speed, mtu: 1500, guests: false }
+}
+
 /// A host with these VMs and links, every setting as the kernel starts with.
 pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Observed {
     let online = cpus(online);
@@ -77,6 +83,7 @@ pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Obs
         unreadable: Vec::new(),
         realtime_guard,
         managers: Vec::new(),
+        deadlines: DeadlineSupport::Edf,
     }
 }
 
@@ -125,8 +132,7 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
                     vm(&format!("vm{i}"), 100 * (i as u32 + 1), vcpus, workers, group, shared)
                 })
                 .collect();
-            let links =
-                links.into_iter().enumerate().map(|(i, irqs)| ObservedLink { name: format!("eth{i}"), irqs });
+            let links = links.into_iter().enumerate().map(|(i, irqs)| nic(&format!("eth{i}"), irqs));
             let host = host(&format!("0-{}", online - 1), vms, links.collect());
             let size = host.settings.len();
             (Just(host), vec(weighted(0.2, (some_cpus(online), 1..=10_000u32, scheduling())), size))
@@ -146,7 +152,7 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
                             period_us: 50_000,
                         }));
                     }
-                    (Setting::Group(_), _) => {}
+                    (Setting::Group(_) | Setting::Queue(_) | Setting::SegmentSize(_), _) => {}
                 }
             }
             host

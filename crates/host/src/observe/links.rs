@@ -6,7 +6,7 @@
 
 use crate::root::Root;
 use std::collections::BTreeSet;
-use teiji_model::plan::ObservedLink;
+use teiji_model::plan::{LinkKind, ObservedLink};
 
 /// NICs with their interrupts, by name; those without interrupts are left out.
 pub(super) fn links(root: &Root) -> Vec<ObservedLink> {
@@ -14,7 +14,15 @@ pub(super) fn links(root: &Root) -> Vec<ObservedLink> {
     names.sort_unstable();
     let link = |name: String| {
         let irqs = irqs(root, &name);
-        (!irqs.is_empty()).then_some(ObservedLink { name, irqs })
+        (!irqs.is_empty()).then_some(ObservedLink {
+            name,
+            index: 0,
+            kind: LinkKind::Nic,
+            irqs,
+            speed: None,
+            mtu: 1500,
+            guests: false,
+        })
     };
     names.into_iter().filter_map(link).collect()
 }

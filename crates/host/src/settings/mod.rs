@@ -63,6 +63,7 @@ impl Settings {
             Setting::GroupQuota(path) => share::read_quota(root, path, &attempt).map(Value::Quota),
             Setting::HaltPoll => power::read_halt_poll(root, &attempt).map(Value::Nanoseconds),
             Setting::CpuLatency(cpu) => power::read_latency(root, *cpu, &attempt).map(Value::Latency),
+            Setting::Queue(_) | Setting::SegmentSize(_) => Err(attempt.unsupported("not yet")),
         }
     }
 

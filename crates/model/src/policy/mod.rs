@@ -171,7 +171,7 @@ pub struct ChannelPolicy {
 }
 
 /// An address or prefix with a port or without.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Address; the bits beyond the prefix are 0.
     pub address: IpAddr,
