@@ -121,6 +121,7 @@ struct Counts {
 pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result<Agreement> {
     // A polling vCPU reads the clock without pause, and an emulator's CPUs read it one at a time.
     let _quiet = load::polling(&lab.host, 0)?;
+    let _preferred = lab.host.prefer()?;
     let trace = Trace::start(lab, case.name, &format!("--vm {} {}", guest.name(), case.arguments), true)?;
     let file = format!("/tmp/{}.pcap", case.name);
     let capture = lab.host.spawn(&format!("exec teiji-lab capture --if uplink0 --snap 1000 --out {file}"))?;

@@ -21,6 +21,7 @@ use crate::{
     guest::{Guest, GuestSpec},
     initramfs,
     machine::{Accel, Machine, PORTS},
+    priority::Preference,
     progress::Step,
     proto::{Request, Size},
     rootfs,
@@ -295,6 +296,15 @@ impl Host {
     /// Console log of the lab host.
     pub fn console(&self) -> PathBuf {
         self.machine.folder.join("console.log")
+    }
+
+    /// Has the emulator go before everything else of this machine while what is returned lives; for measurements
+    /// without busy loops.
+    ///
+    /// # Errors
+    /// Without root.
+    pub fn prefer(&self) -> Result<Preference> {
+        Preference::of(self.machine.pid())
     }
 
     /// The machine that it is.

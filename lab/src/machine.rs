@@ -45,6 +45,7 @@ pub(crate) struct Machine {
     /// Sockets, console log, initial RAM disk.
     pub(crate) folder: PathBuf,
     keeper: Option<thread::JoinHandle<()>>,
+    pid: u32,
 }
 
 #[derive(Default)]
@@ -178,7 +179,7 @@ impl Machine {
                             return;
                         }
                     };
-                    let _ = started.send(Ok(()));
+                    let _ = started.send(Ok(child.id()));
                     let end = loop {
                         if state.kill.load(Ordering::Relaxed) {
                             // It fails only if the emulator has ended by itself.
@@ -196,11 +197,16 @@ impl Machine {
                 }
             })
             .doing(|| "start a thread".into())?;
-        has_started
+        let pid = has_started
             .recv()
             .map_err(|_| Error::Host("could not be started".into()))?
             .doing(|| format!("start {QEMU} in the lab's root file system (is this root?)"))?;
-        Ok(Machine { state, folder: folder.to_owned(), keeper: Some(keeper) })
+        Ok(Machine { state, folder: folder.to_owned(), keeper: Some(keeper), pid })
+    }
+
+    /// The emulator's process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
     }
 
     /// Whether the emulator still runs.

@@ -11,6 +11,7 @@
 
 pub mod apply;
 mod capability;
+mod pace;
 pub mod policy;
 mod privilege;
 mod recorder;

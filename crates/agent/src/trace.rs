@@ -1,7 +1,7 @@
 //! A trace from start to report.
 //!
 //! ```text
-//!              attach            every 5 ms: drain → (match SIP) → record, analyse
+//!              attach            every 5–50 ms: drain → (match SIP) → record, analyse
 //!  run ──────► watching ──────────────────────────────────────────────────────────┐
 //!                 │ stop flag, time over, every VM gone                           │
 //!                 ▼                                                               │
@@ -9,6 +9,7 @@
 //! replay ─► the same events from a file ─► the same report
 //! ```
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
+use crate::pace::Pace;
 use crate::privilege;
 use crate::recorder::Recorder;
 use nix::time::{ClockId, clock_gettime};
@@ -27,8 +28,6 @@ use teiji_model::host::Vm;
 use teiji_model::recording::Reader;
 use teiji_model::report::{Counters, Joined, Meta, Report};
 
-/// How often the record buffer is emptied. At a million records of 64 bytes a second, 320 kB gather.
-const DRAIN_EVERY: Duration = Duration::from_millis(5);
 /// How often it is looked whether the VMs are still there, and the progress is told.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Threads whose names are learnt in one trace.
@@ -270,12 +269,13 @@ pub fn run(
     let mut counters = Counters::default();
     let mut looked = begun;
     let mut counted_at = meta.started;
+    let mut pace = Pace::new(spec.buffer_bytes);
     loop {
         let done = stop.load(Ordering::Relaxed) || spec.duration.is_some_and(|d| begun.elapsed() >= d);
         if done {
             tracer.stop();
         }
-        tracer.drain(&mut |item| session.take(item))?;
+        let taken = tracer.drain(&mut |item| session.take(item))?;
         counted_at = note_lost(&tracer, &mut counters, counted_at, &mut session)?;
         if done {
             break;
@@ -295,7 +295,7 @@ pub fn run(
                 continue;
             }
         }
-        std::thread::sleep(DRAIN_EVERY);
+        std::thread::sleep(pace.next(taken));
     }
     counters.ended = now();
     counters.events = session.events;

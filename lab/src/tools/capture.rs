@@ -22,8 +22,9 @@ use crate::error::{Doing, Result};
 
 const BLOCK: usize = 1 << 20;
 const BLOCKS: usize = 32;
-/// Longest time a packet stays in a block that is not full, ms.
-const RETIRE_MS: u32 = 50;
+/// Longest time a packet stays in a block that is not full, ms. Long, so that the capture seldom takes a CPU away from
+/// what it measures.
+const RETIRE_MS: u32 = 500;
 
 /// What was captured.
 #[derive(Debug, Clone, Copy, Serialize)]

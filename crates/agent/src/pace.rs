@@ -1,0 +1,64 @@
+//! How often the kernel's record buffer is emptied.
+//!
+//! Every look takes a CPU away from what is measured, so it is as seldom as the buffer allows: the pause doubles while
+//! little has gathered and falls to the shortest at once when much has.
+
+use std::time::Duration;
+
+/// At a million records of 64 bytes a second, 320 kB gather.
+const SHORTEST: Duration = Duration::from_millis(5);
+/// At such a rate, all of a sudden, 3.2 MB gather.
+const LONGEST: Duration = Duration::from_millis(50);
+/// Least size of a buffer that bears the longest pause, bytes.
+const ROOMY: usize = 4 << 20;
+/// Length of most records, bytes.
+const RECORD: usize = 64;
+
+/// The pause between two looks.
+pub(crate) struct Pace {
+    pause: Duration,
+    longest: Duration,
+    much: usize,
+}
+
+impl Pace {
+    /// For a buffer of so many bytes.
+    pub(crate) fn new(buffer: usize) -> Pace {
+        let longest = if buffer < ROOMY { SHORTEST } else { LONGEST };
+        Pace { pause: SHORTEST, longest, much: buffer / 32 / RECORD }
+    }
+
+    /// How long to wait after so many records were taken.
+    pub(crate) fn next(&mut self, taken: usize) -> Duration {
+        if taken > self.much {
+            self.pause = SHORTEST;
+        } else if taken < self.much / 4 {
+            self.pause = (self.pause * 2).min(self.longest);
+        }
+        self.pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quiet_trace_is_looked_at_seldom_and_a_busy_one_often() {
+        let mut pace = Pace::new(8 << 20);
+        let pauses: Vec<u128> =
+            [0, 10, 10, 10, 10, 2000, 5000, 2000, 10].map(|n| pace.next(n).as_millis()).into();
+        assert_eq!(pauses, [10, 20, 40, 50, 50, 50, 5, 5, 10]);
+    }
+
+    #[test]
+    fn what_gathers_in_the_longest_pause_fits() {
+        for buffer in [64 << 10, 1 << 20, ROOMY, 8 << 20] {
+            let longest = Pace::new(buffer).longest;
+            // The most that fentry probes were seen to bear is below a million records a second and CPU.
+            let most = 1_000_000.0 * longest.as_secs_f64() * RECORD as f64;
+            assert!(buffer < ROOMY || most < buffer as f64, "{buffer}");
+            assert!(buffer >= ROOMY || longest == SHORTEST);
+        }
+    }
+}
