@@ -9,7 +9,10 @@ use teiji::command::{doctor_table, plan_table, vms_table};
 use teiji::terminal::Style;
 use teiji::text::{WIDTH, cells, report};
 use teiji_model::host::Capability;
-use teiji_model::plan::{ChannelGuarantee, LinkGuarantee, Plan, Step};
+use teiji_model::plan::{
+    ChannelGuarantee, DeadlineSupport, Held, LinkGuarantee, LinkKind, Observed, ObservedLink, Plan, Step,
+};
+use teiji_model::policy::{Source, parse};
 use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
 use teiji_model::report::Report;
 use teiji_model::setting::{Setting, Value};
@@ -226,4 +229,31 @@ fn of_many_channels_those_with_the_least_room_are_shown() {
     (wide.links[0].rate, wide.links[0].largest) = (999_999_999_992, u32::MAX);
     let text = plan_table(&wide, &UNICODE);
     assert!(text.lines().all(|l| l.chars().count() <= WIDTH && !l.contains('\u{1b}')), "{text}");
+}
+
+#[test]
+fn the_policys_document_shows_what_is_printed() {
+    let text = "[link.eth0]\n[channel.sip-signalling]\nto = \"10.0.1.0/24\"\nproto = \"udp\"\n\
+                deadline = \"3ms\"\nmin_rate = \"2mbit\"\nburst = \"3kb\"\n";
+    let policy = parse(&[Source { name: "p.toml".into(), text: text.into() }]).unwrap();
+    let link = ObservedLink {
+        name: "eth0".into(),
+        index: 2,
+        kind: LinkKind::Nic,
+        irqs: Vec::new(),
+        speed: Some(1_000_000_000),
+        mtu: 1500,
+        guests: false,
+    };
+    let stock = Queue::Stock(Box::new(Stock { kind: "mq".into(), chosen: false, options: Vec::new() }));
+    let settings = BTreeMap::from([
+        (Setting::Queue(link.device()), Value::Queue(stock)),
+        (Setting::SegmentSize(link.device()), Value::Bytes(65_536)),
+    ]);
+    let observed =
+        Observed { links: vec![link], settings, deadlines: DeadlineSupport::Edf, ..Observed::default() };
+    let plan = teiji_control::plan::plan(&policy, &observed, &Held::default()).unwrap();
+    let shown = teiji::text::guarantees::link(&plan.links[0], &UNICODE);
+    let document = include_str!("../../../docs/policy.md");
+    assert!(document.contains(&shown), "docs/policy.md lacks:\n{shown}");
 }

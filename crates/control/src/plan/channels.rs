@@ -36,7 +36,7 @@ pub(super) fn collect(policy: &Policy, host: Host<'_>, draft: &mut Draft) {
             without_effect(section, draft);
         }
     }
-    let Some((_, _, first)) = groups.first().filter(|_| !groups.is_empty()) else { return };
+    let Some((_, _, first)) = groups.first() else { return };
     let scheduler = match scheduler(&host.observed.deadlines) {
         Ok(scheduler) => scheduler,
         // Once, and nothing else of the channels can be judged without it.
