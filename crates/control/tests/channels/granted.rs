@@ -150,3 +150,24 @@ fn what_has_no_effect_is_told() {
     assert_eq!(plan.warnings, [of("rate"), of("max_packet")]);
     assert!(plan.steps.is_empty() && plan.links.is_empty());
 }
+
+#[test]
+fn a_step_from_queue_to_queue_says_what_changes() {
+    let first = ok(&channels(vec![sip(), channel("b", 30, 7, 9 * MS, MBIT)]), &one());
+    let mut observed = one();
+    for step in first.steps {
+        observed.settings.insert(step.setting, step.wanted);
+    }
+    let cost = |policy: &Policy| {
+        let plan = ok(policy, &observed);
+        plan.steps.iter().find(|s| matches!(s.setting, Setting::Queue(_))).unwrap().cost.clone()
+    };
+    let other = ChannelPolicy { min_rate: at(3 * MBIT, 22), ..sip() };
+    assert_eq!(
+        cost(&channels(vec![other, channel("c", 40, 8, 9 * MS, MBIT)])),
+        "channels: 1 new, 1 changed, 1 removed; no packet is lost; the link sends at most 999mbit"
+    );
+    let mut slower = channels(vec![sip(), channel("b", 30, 7, 9 * MS, MBIT)]);
+    slower.links[0].rate = Some(at(800 * MBIT, 2));
+    assert_eq!(cost(&slower), "no channel changes; the link sends at most 800mbit");
+}

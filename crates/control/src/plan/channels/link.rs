@@ -47,7 +47,8 @@ pub(super) fn collect(group: &Group<'_>, host: Host<'_>, draft: &mut Draft) {
     kind(group, draft);
     match choose(group, &channels, rate, &choices) {
         Ok((largest, admitted)) => {
-            settings(group, &channels, rate, &admitted, largest, &choices, draft);
+            let queue = queue(group, &channels, rate, admitted.slack);
+            settings(group, queue, largest, choices.len() > 1, host, draft);
             draft.links.push(guarantee(group, &channels, rate, &admitted, largest));
         }
         Err((largest, denied)) => refused(group, largest, denied, draft),
@@ -206,14 +207,25 @@ fn refusal_place<'a>(group: &Group<'a>, refusal: &Refusal) -> &'a Place {
     .unwrap_or(group.place)
 }
 
+/// The queue that keeps them.
+fn queue(group: &Group<'_>, channels: &BTreeMap<String, Channel>, rate: u64, slack: u64) -> Deadlines {
+    let most = group.section.and_then(|s| s.realtime_max.as_ref()).map_or(0, |at| at.value);
+    Deadlines {
+        scheduler: group.scheduler,
+        rate,
+        slack,
+        realtime_max: most / RATE_STEP * RATE_STEP,
+        channels: channels.clone(),
+    }
+}
+
 /// Wants the settings that the guarantees rest on.
 fn settings(
     group: &Group<'_>,
-    channels: &BTreeMap<String, Channel>,
-    rate: u64,
-    admitted: &Admission,
+    queue: Deadlines,
     largest: &Largest,
-    choices: &[Largest],
+    chosen: bool,
+    host: Host<'_>,
     draft: &mut Draft,
 ) {
     let device = group.device.device();
@@ -229,29 +241,39 @@ fn settings(
         draft.wants.push(Want { setting, wanted, whose, reason: reason.clone(), place, cost });
     };
     if let Some(segment) = largest.segment {
-        let takes = framed(largest.on_wire(group.device.mtu)) * 8_000_000_000 / u128::from(rate.max(1));
+        let takes = framed(largest.on_wire(group.device.mtu)) * 8_000_000_000 / u128::from(queue.rate.max(1));
         let takes = time(u64::try_from(takes).unwrap_or(u64::MAX));
-        let cost = match choices.len() {
-            1 => format!("TCP hands over segments of at most {segment} bytes: more CPU time per byte"),
-            _ => format!(
+        let cost = if chosen {
+            format!(
                 "TCP hands over smaller segments, of which one takes {takes} on the wire: more CPU time per byte"
-            ),
+            )
+        } else {
+            format!("TCP hands over segments of at most {segment} bytes: more CPU time per byte")
         };
         want(Setting::SegmentSize(device.clone()), Value::Bytes(segment), cost);
     }
-    let realtime_max = group.section.and_then(|s| s.realtime_max.as_ref()).map_or(0, |at| at.value);
-    let queue = Deadlines {
-        scheduler: group.scheduler,
-        rate,
-        slack: admitted.slack,
-        realtime_max: realtime_max / RATE_STEP * RATE_STEP,
-        channels: channels.clone(),
+    let setting = Setting::Queue(device.clone());
+    let cost = cost(host.observed.settings.get(&setting), &queue);
+    want(setting, Value::Queue(Queue::Deadlines(Box::new(queue))), cost);
+}
+
+/// What the change of the queue costs; from one of teiji's own to another, what it changes.
+fn cost(present: Option<&Value>, wanted: &Deadlines) -> String {
+    let at_most = format!("the link sends at most {}", RATE.write(wanted.rate));
+    let present = match present {
+        Some(Value::Queue(Queue::Deadlines(present))) if present.scheduler == wanted.scheduler => present,
+        _ => return format!("what waits in the old queue at that instant may be lost; {at_most}"),
     };
-    let cost = format!(
-        "what waits in the old queue at that instant may be lost; the link sends at most {}",
-        RATE.write(rate)
-    );
-    want(Setting::Queue(device.clone()), Value::Queue(Queue::Deadlines(Box::new(queue))), cost);
+    let new = wanted.channels.keys().filter(|name| !present.channels.contains_key(*name)).count();
+    let gone = present.channels.keys().filter(|name| !wanted.channels.contains_key(*name)).count();
+    let differs = |(name, c): &(&String, &Channel)| present.channels.get(*name).is_some_and(|p| p != *c);
+    let other = wanted.channels.iter().filter(differs).count();
+    let counts = [(new, "new"), (other, "changed"), (gone, "removed")];
+    let counts = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}"));
+    match counts.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => format!("no channel changes; {at_most}"),
+        counts => format!("channels: {counts}; no packet is lost; {at_most}"),
+    }
 }
 
 fn guarantee(
