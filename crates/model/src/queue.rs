@@ -16,6 +16,16 @@ pub const MIN_FRAME: u32 = 60;
 pub const TIMER_ERROR: u64 = 100_000;
 /// Longest name of a channel, bytes.
 pub const MAX_NAME: usize = 63;
+/// Most distinct sets of fields that the channels of a link look at: lengths of prefixes, ports, protocol.
+pub const MAX_SHAPES: usize = 16;
+/// Most channels of a host.
+pub const MAX_CHANNELS: usize = 4096;
+/// Most links of a host that have channels.
+pub const MAX_LINKS: usize = 64;
+/// Longest deadline, ns.
+pub const MAX_DEADLINE: u64 = 60_000_000_000;
+/// Highest rate, bit/s: above it a frame takes less than can be counted in ns.
+pub const MAX_RATE: u64 = 1_000_000_000_000;
 /// Rates are kept in whole bytes a second: bit/s are multiples of this.
 pub const RATE_STEP: u64 = 8;
 

@@ -81,6 +81,13 @@ fn a_plan_shows_each_step_and_touches_nothing() {
     let json = run(host.command("plan", Some(&host.0.path().join("policy.toml"))).arg("--json"));
     let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!((json["schema"].as_u64(), json["steps"].as_array().unwrap().len()), (Some(1), 6));
+    let unused = host.plan("[link.eth0]\nrate = \"1gbit\"\n");
+    assert_eq!(unused.code, 0, "{}", unused.err);
+    assert!(
+        unused.out.contains("`link.eth0.rate` has no effect: no channel leaves by eth0"),
+        "{}",
+        unused.out
+    );
     let nothing = host.plan("[host]\nhalt_poll = \"200us\"\n");
     assert_eq!((nothing.code, nothing.out.contains("nothing to change")), (0, true), "{}", nothing.out);
 }
@@ -95,7 +102,17 @@ fn what_a_host_cannot_keep_is_said_with_its_place() {
         ("[host]\ncpu_latency = \"1us\"\ncpu_latency_cpus = \"7\"\n", ":3:20: ", &["7 is not online"]),
         ("[link.eth9]\nirq_cpus = \"1\"\n", ":1:7: ", &["no link `eth9`"]),
         ("[vm.\"pid:700\"]\nweight = 5\n", ":2:10: ", &["control group", "cgroup"]),
-        ("[link.eth0]\nrate = \"1gbit\"\n", ":2:8: ", &["cannot be kept yet"]),
+        ("[vf.eth0.1]\nweight = 2\n", ":1:2: ", &["cannot be kept yet"]),
+        (
+            "[channel.a]\ndeadline = \"3ms\"\nmin_rate = \"1mbit\"\n",
+            ":1:10: ",
+            &["there is no [link.NAME] that it could leave by", "link = \"eth0\""],
+        ),
+        (
+            "[link.eth0]\n[channel.a]\ndeadline = \"3ms\"\nmin_rate = \"1mbit\"\n",
+            ":2:10: ",
+            &["deadlines cannot be kept: "],
+        ),
     ] {
         let plan = host.plan(policy);
         assert_eq!((plan.code, plan.out.as_str()), (1, ""), "{policy}: {}", plan.err);

@@ -3,12 +3,19 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use teiji::command::{doctor_table, vms_table};
+use teiji::command::{doctor_table, plan_table, vms_table};
 use teiji::terminal::Style;
 use teiji::text::{WIDTH, cells, report};
 use teiji_model::host::Capability;
+use teiji_model::plan::{
+    ChannelGuarantee, DeadlineSupport, Held, LinkGuarantee, LinkKind, Observed, ObservedLink, Plan, Step,
+};
+use teiji_model::policy::{Source, parse};
+use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
 use teiji_model::report::Report;
+use teiji_model::setting::{Setting, Value};
 
 const UNICODE: Style = Style { colour: false, unicode: true };
 
@@ -138,4 +145,115 @@ fn a_terminal_gets_colour() {
     let text = report(&common::contended(), &Style { colour: true, unicode: true });
     assert!(text.contains("\x1b[1;31m"), "what is to blame is red");
     std::fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join("contended.ansi"), text).unwrap();
+}
+
+/// A plan with a queue of `n` channels, of which the later ones have less room.
+fn channels(n: u64) -> Plan {
+    let eth0 = Device { name: "eth0".into(), index: 2 };
+    let channel = |i: u64| ChannelGuarantee {
+        name: if i == 1 { "a-very-long-name\x1b[2J-that-goes-on".into() } else { format!("sip-{i:02}") },
+        rate: 2_000_000 + i * 8,
+        burst: 3084,
+        deadline: 3_000_000,
+        bound: 2_000_000 + i * 20_000,
+    };
+    let stock = Queue::Stock(Box::new(Stock { kind: "fq_codel".into(), chosen: false, options: Vec::new() }));
+    let deadlines = Deadlines {
+        scheduler: Scheduler::Edf,
+        rate: 999_000_000,
+        slack: 2_100_000,
+        realtime_max: 0,
+        channels: BTreeMap::new(),
+    };
+    let step = |setting, present, wanted, cost: &str| Step {
+        setting,
+        whose: "eth0".into(),
+        present,
+        wanted,
+        reason: "channel.sip-01 and 2 others".into(),
+        cost: cost.into(),
+    };
+    Plan {
+        steps: vec![
+            step(
+                Setting::SegmentSize(eth0.clone()),
+                Value::Bytes(65_536),
+                Value::Bytes(32_768),
+                "more CPU time per byte",
+            ),
+            step(
+                Setting::Queue(eth0),
+                Value::Queue(stock),
+                Value::Queue(Queue::Deadlines(Box::new(deadlines))),
+                "what waits in the old queue at that instant may be lost; the link sends at most 999mbit",
+            ),
+        ],
+        warnings: vec!["`link.eth1.rate` has no effect: no channel leaves by eth1".into()],
+        links: vec![LinkGuarantee {
+            link: "eth0".into(),
+            scheduler: Scheduler::Edf,
+            rate: 999_000_000,
+            slack: 2_100_000,
+            largest: 32_786,
+            reserved: 450_000_000,
+            channels: (1..=n).map(channel).collect(),
+        }],
+    }
+}
+
+#[test]
+fn channels_are_shown_with_what_they_are_guaranteed() {
+    golden("channels.txt", &plan_table(&channels(3), &UNICODE));
+    let text = plan_table(&channels(3), &Style::PLAIN);
+    assert!(text.is_ascii() && text.contains("#######..."), "{text}");
+    let json = serde_json::to_value(channels(3)).unwrap();
+    assert_eq!(json["links"][0]["channels"][2]["bound"], 2_060_000);
+}
+
+#[test]
+fn of_many_channels_those_with_the_least_room_are_shown() {
+    let text = plan_table(&channels(45), &UNICODE);
+    let shown: Vec<&str> =
+        text.lines().filter_map(|l| l.trim().split_once("  ")).map(|(name, _)| name).collect();
+    assert!(shown.contains(&"sip-06") && shown.contains(&"sip-45") && !shown.contains(&"sip-05"), "{text}");
+    assert!(text.contains("and 5 more with more room (--json lists all)"), "{text}");
+    assert!(!plan_table(&channels(40), &UNICODE).contains("more with more room"));
+    // The widest that there can be.
+    let mut wide = channels(3);
+    for channel in &mut wide.links[0].channels {
+        (channel.rate, channel.burst) = (999_999_999_992, (1 << 30) - 1);
+        (channel.deadline, channel.bound) = (59_999_999_999, 59_999_999_998);
+        channel.name = "\u{1b}".repeat(63);
+    }
+    wide.links[0].link = "é".repeat(7);
+    (wide.links[0].rate, wide.links[0].largest) = (999_999_999_992, u32::MAX);
+    let text = plan_table(&wide, &UNICODE);
+    assert!(text.lines().all(|l| l.chars().count() <= WIDTH && !l.contains('\u{1b}')), "{text}");
+}
+
+#[test]
+fn the_policys_document_shows_what_is_printed() {
+    let text = "[link.eth0]\n[channel.sip-signalling]\nto = \"10.0.1.0/24\"\nproto = \"udp\"\n\
+                deadline = \"3ms\"\nmin_rate = \"2mbit\"\nburst = \"3kb\"\n";
+    let policy = parse(&[Source { name: "p.toml".into(), text: text.into() }]).unwrap();
+    let link = ObservedLink {
+        name: "eth0".into(),
+        index: 2,
+        kind: LinkKind::Nic,
+        irqs: Vec::new(),
+        speed: Some(1_000_000_000),
+        mtu: 1500,
+        guests: false,
+    };
+    let stock = Queue::Stock(Box::new(Stock { kind: "mq".into(), chosen: false, options: Vec::new() }));
+    let settings = BTreeMap::from([
+        (Setting::Queue(link.device()), Value::Queue(stock)),
+        (Setting::SegmentSize(link.device()), Value::Bytes(65_536)),
+    ]);
+    let observed =
+        Observed { links: vec![link], settings, deadlines: DeadlineSupport::Edf, ..Observed::default() };
+    let plan = teiji_control::plan::plan(&policy, &observed, &Held::default()).unwrap();
+    let shown = teiji::text::guarantees::link(&plan.links[0], &UNICODE);
+    let document = include_str!("../../../docs/policy.md");
+    assert!(document.contains(&shown), "docs/policy.md lacks:\n{shown}");
 }

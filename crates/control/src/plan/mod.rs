@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `names` | which VM and which link a section means |
 //! | `wants` | which settings a section asks for, and their values |
+//! | `channels` | what the channels ask of their links: queues, segments, and what is guaranteed |
 //! | `checks` | whether this host can bear them |
 //! | `steps` | which of them differ, and in which order they are changed |
 //!
@@ -15,6 +16,7 @@
 //! stays so. One that teiji holds and nothing wants any more goes back to what it was, unless somebody else has
 //! changed it since.
 
+mod channels;
 mod checks;
 mod names;
 mod steps;
@@ -24,7 +26,7 @@ pub(crate) use checks::reason;
 pub(crate) use names::shown;
 pub(crate) use wants::time;
 
-use teiji_model::plan::{Held, Observed, Plan};
+use teiji_model::plan::{Held, LinkGuarantee, Observed, Plan};
 use teiji_model::policy::{Place, Policy, Problem};
 use teiji_model::setting::{Setting, Value};
 use teiji_model::text::printable;
@@ -35,7 +37,7 @@ use teiji_model::text::printable;
 /// Everything in the policy that this host cannot keep, with place and cure; never empty.
 pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, Vec<Problem>> {
     let mut draft = Draft::default();
-    wants::collect(policy, observed, &mut draft);
+    wants::collect(policy, Host { observed, held }, &mut draft);
     checks::check(observed, held, &mut draft);
     if !draft.problems.is_empty() {
         // Sections are read kind by kind, people read from the top.
@@ -46,8 +48,20 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
         draft.problems.dedup();
         return Err(draft.problems);
     }
-    Ok(steps::between(&draft.wants, draft.warnings, observed, held))
+    let plan = steps::between(&draft.wants, draft.warnings, observed, held);
+    Ok(Plan { links: draft.links, ..plan })
 }
+
+/// A host and what teiji holds of it.
+#[derive(Clone, Copy)]
+struct Host<'a> {
+    observed: &'a Observed,
+    held: &'a Held,
+}
+
+/// Something is wrong, and is among the problems already.
+#[derive(Debug)]
+struct Noted;
 
 /// What is known of a plan while it is being made.
 #[derive(Default)]
@@ -56,6 +70,7 @@ struct Draft {
     wants: Vec<Want>,
     problems: Vec<Problem>,
     warnings: Vec<String>,
+    links: Vec<LinkGuarantee>,
 }
 
 /// A setting that a line of the policy asks for.

@@ -85,7 +85,7 @@ pub(super) fn link<'a>(name: &At<String>, observed: &'a Observed) -> Result<&'a 
     observed.links.iter().find(|l| l.name == name.value).ok_or_else(|| {
         let names = observed.links.iter().map(|l| l.name.as_str());
         let name = &name.value;
-        format!("there is no link `{}` with interrupts; {}", shown(name), there_is("link", name, names))
+        format!("there is no link `{}`; {}", shown(name), there_is("link", name, names))
     })
 }
 

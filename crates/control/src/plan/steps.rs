@@ -3,8 +3,9 @@
 //! Returning steps come first: what a dropped line of the policy did may stand in the way of a new one. Forward:
 //! settings of the host, groups, their weights, affinity, and scheduling with the real-time classes last; a thread
 //! is taken out of `SCHED_DEADLINE` before its affinity is changed, which the kernel refuses otherwise (EBUSY,
-//! `dl_task_check_affinity`). Back: the other way round, but out of a real-time class
-//! first and into one last.
+//! `dl_task_check_affinity`). A link's queue comes last, after the segments that its guarantees rest on have become
+//! smaller and before they become larger. Back: the other way round, but out of a real-time class first and into one
+//! last.
 
 use super::Want;
 use std::cmp::Reverse;
@@ -66,8 +67,8 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
             cost: want.cost.clone(),
         });
     }
-    // Stable: within a rank as the policy has it.
-    forward.sort_by_key(rank);
+    // Stable: within a rank as the policy has it. Segments that may become larger do so once the queue allows for them.
+    forward.sort_by_key(|s| if larger_segments(s) { rank(s) + LAST } else { rank(s) });
     steps.append(&mut forward);
 
     for manager in &observed.managers {
@@ -91,6 +92,13 @@ fn back(setting: &Setting, hold: &Hold) -> Step {
         reason: "no longer in the policy".to_owned(),
         cost: String::new(),
     }
+}
+
+/// More than any [`rank`].
+const LAST: u8 = 20;
+
+fn larger_segments(step: &Step) -> bool {
+    matches!((&step.present, &step.wanted), (Value::Bytes(present), Value::Bytes(wanted)) if wanted > present)
 }
 
 fn rank(step: &Step) -> u8 {

@@ -1,7 +1,7 @@
 //! Which settings each section of a policy asks for.
 
 use super::names::{self, shown};
-use super::{Draft, Want};
+use super::{Draft, Host, Want, channels};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm, own_group};
@@ -14,7 +14,8 @@ const PERIOD_US: u64 = 100_000;
 const LEAST_QUOTA: u32 = 10;
 
 /// Adds every setting that the policy asks for, and the problems met on the way.
-pub(super) fn collect(policy: &Policy, observed: &Observed, draft: &mut Draft) {
+pub(super) fn collect(policy: &Policy, at: Host<'_>, draft: &mut Draft) {
+    let observed = at.observed;
     for (section, vm) in names::vms(&policy.vms, observed, draft) {
         self::vm(section, vm, observed, draft);
     }
@@ -22,18 +23,12 @@ pub(super) fn collect(policy: &Policy, observed: &Observed, draft: &mut Draft) {
     for section in &policy.links {
         link(section, observed, draft);
     }
-    let channels =
-        policy.channels.iter().map(|c| (&c.name.place, format!("channel.{}", shown(&c.name.value))));
-    let vfs =
-        policy.vfs.iter().map(|v| (&v.link.place, format!("vf.{}.{}", shown(&v.link.value), v.index.value)));
-    for (place, section) in channels.chain(vfs) {
-        not_yet(draft, place, &section);
+    channels::collect(policy, at, draft);
+    for vf in &policy.vfs {
+        let section = format!("vf.{}.{}", shown(&vf.link.value), vf.index.value);
+        draft.problem(&vf.link.place, format!("`{section}` cannot be kept yet by this version: remove it"));
     }
     contradictions(draft);
-}
-
-fn not_yet(draft: &mut Draft, place: &Place, what: &str) {
-    draft.problem(place, format!("`{what}` cannot be kept yet by this version: remove it"));
 }
 
 /// A key with what its settings have in common.
@@ -189,14 +184,6 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
 
 fn link(section: &LinkPolicy, observed: &Observed, draft: &mut Draft) {
     let name = shown(&section.name.value);
-    for (place, key) in [
-        (section.rate.as_ref().map(|r| &r.place), "rate"),
-        (section.slack.as_ref().map(|s| &s.place), "slack"),
-    ] {
-        if let Some(place) = place {
-            not_yet(draft, place, &format!("link.{name}.{key}"));
-        }
-    }
     let usable = section.irq_cpus.as_ref().filter(|cpus| usable(cpus, observed, draft));
     let Some(At { value, place }) = usable else { return };
     let key = Key { place, reason: format!("link.{name}.irq_cpus"), cost: String::new() };

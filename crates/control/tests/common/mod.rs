@@ -9,7 +9,10 @@ use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::host::Vm;
 use teiji_model::plan::{DeadlineSupport, LinkKind, Observed, ObservedLink, ObservedVm, own_group};
-use teiji_model::policy::{At, HostPolicy, LinkPolicy, Place, Policy, VmPolicy};
+use teiji_model::policy::{
+    At, Auto, ChannelPolicy, Endpoint, HostPolicy, LinkPolicy, Place, Policy, VmPolicy,
+};
+use teiji_model::queue::{Queue, Stock};
 use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Task, Value};
 
 /// A place in a policy file.
@@ -53,11 +56,47 @@ pub fn nic(name: &str, irqs: Vec<u32>) -> ObservedLink {
     ObservedLink { name: name.into(), index: 2, kind: LinkKind::Nic, irqs, speed, mtu: 1500, guests: false }
 }
 
+/// The kernel's default qdisc.
+pub fn stock() -> Queue {
+    Queue::Stock(Box::new(Stock { kind: "fq_codel".into(), chosen: false, options: Vec::new() }))
+}
+
+/// A section about a link that asks for nothing.
+pub fn link(name: &str, line: usize) -> LinkPolicy {
+    LinkPolicy {
+        name: at(name.to_owned(), line),
+        irq_cpus: None,
+        rate: None,
+        slack: None,
+        max_packet: None,
+        realtime_max: None,
+    }
+}
+
+/// A channel to 10.0.0.1 and this port; its deadline is on the next line, its rate on the one after.
+pub fn channel(name: &str, line: usize, port: u16, deadline: u64, rate: u64) -> ChannelPolicy {
+    let to = Endpoint { address: [10, 0, 0, 1].into(), prefix: 32, port: Some(port) };
+    ChannelPolicy {
+        name: at(name.to_owned(), line),
+        link: None,
+        from: None,
+        to: Some(at(to, line)),
+        proto: Some(at(17, line)),
+        deadline: at(deadline, line + 1),
+        min_rate: at(rate, line + 2),
+        burst: None,
+    }
+}
+
 /// A host with these VMs and links, every setting as the kernel starts with.
 pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Observed {
     let online = cpus(online);
     let mut settings = BTreeMap::from([(Setting::HaltPoll, Value::Nanoseconds(200_000))]);
     settings.extend(online.iter().map(|cpu| (Setting::CpuLatency(cpu), Value::Latency(Latency::Any))));
+    for link in &links {
+        settings.insert(Setting::Queue(link.device()), Value::Queue(stock()));
+        settings.insert(Setting::SegmentSize(link.device()), Value::Bytes(65_536));
+    }
     let irqs = links.iter().flat_map(|l| &l.irqs);
     settings.extend(irqs.map(|irq| (Setting::IrqCpus(*irq), Value::Cpus(online.clone()))));
     for vm in &vms {
@@ -120,8 +159,9 @@ fn scheduling() -> impl Strategy<Value = Scheduling> {
 /// Any host: up to three VMs, some settings already changed by someone.
 pub fn any_host() -> impl Strategy<Value = Observed> {
     let one = (0..4u32, 0..3u32, prop_oneof![Just(0), Just(1), Just(2)]);
-    (2..6u32, vec(one, 1..4), vec(vec(30..40u32, 0..3), 0..3), any::<u64>())
-        .prop_flat_map(|(online, vms, links, _)| {
+    let wire = (weighted(0.8, 10_000_000..2_000_000_000u64), 68..9_001u32, any::<bool>());
+    (2..6u32, vec(one, 1..4), vec((vec(30..40u32, 0..3), wire), 1..3))
+        .prop_flat_map(|(online, vms, links)| {
             let vms: Vec<ObservedVm> = vms
                 .into_iter()
                 .enumerate()
@@ -132,7 +172,13 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
                     vm(&format!("vm{i}"), 100 * (i as u32 + 1), vcpus, workers, group, shared)
                 })
                 .collect();
-            let links = links.into_iter().enumerate().map(|(i, irqs)| nic(&format!("eth{i}"), irqs));
+            let links = links.into_iter().enumerate().map(|(i, (irqs, (speed, mtu, guests)))| ObservedLink {
+                index: i as u32 + 2,
+                speed,
+                mtu,
+                guests,
+                ..nic(&format!("eth{i}"), irqs)
+            });
             let host = host(&format!("0-{}", online - 1), vms, links.collect());
             let size = host.settings.len();
             (Just(host), vec(weighted(0.2, (some_cpus(online), 1..=10_000u32, scheduling())), size))
@@ -152,7 +198,8 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
                             period_us: 50_000,
                         }));
                     }
-                    (Setting::Group(_) | Setting::Queue(_) | Setting::SegmentSize(_), _) => {}
+                    (Setting::SegmentSize(_), value) => *value = Value::Bytes(number * 8),
+                    (Setting::Group(_) | Setting::Queue(_), _) => {}
                 }
             }
             host
@@ -186,15 +233,47 @@ pub fn any_policy() -> impl Strategy<Value = Policy> {
             halt_poll,
             cpu_latency,
         });
-    let link = set().prop_map(|irq_cpus| LinkPolicy {
-        name: at("eth0".to_owned(), 8),
-        irq_cpus,
-        rate: None,
-        slack: None,
-    });
-    (host, vec(link, 0..2), vec(vm, 0..3)).prop_map(|(host, links, mut vms)| {
+    (host, vec(vm, 0..3), any_channels(), any::<bool>()).prop_map(|(host, mut vms, of_links, with)| {
         vms.sort_by(|a, b| a.name.value.cmp(&b.name.value));
         vms.dedup_by(|a, b| a.name.value == b.name.value);
-        Policy { host, links, vms, channels: Vec::new(), vfs: Vec::new() }
+        let channels = if with { of_links.channels } else { Vec::new() };
+        Policy { host, vms, channels, ..of_links }
+    })
+}
+
+/// Links and channels that often fit [`any_host`]; their links may not be there.
+pub fn any_channels() -> impl Strategy<Value = Policy> {
+    let slack = prop_oneof![Just(Auto::Auto), (0..100 * 1_000_000u64).prop_map(Auto::Nanoseconds)];
+    let link = (
+        weighted(0.4, some_cpus(3).prop_map(|c| at(c, 2))),
+        weighted(0.3, prop_oneof![9 => 5_000_000..100_000_000u64, 1 => 1_000_000_000..2_000_000_000u64]),
+        weighted(0.2, slack),
+        weighted(0.2, 1000..70_000u32),
+        weighted(0.2, 1_000_000..1_000_000_000u64),
+    )
+        .prop_map(|(irq_cpus, rate, slack, max_packet, realtime_max)| LinkPolicy {
+            irq_cpus,
+            rate: rate.map(|r| at(r, 9)),
+            slack: slack.map(|s| at(s, 10)),
+            max_packet: max_packet.map(|m| at(m, 11)),
+            realtime_max: realtime_max.map(|r| at(r, 12)),
+            ..link("eth0", 8)
+        });
+    let channel = (
+        1..20u16,
+        weighted(0.3, prop_oneof![4 => Just("eth0"), 1 => Just("eth1")]),
+        prop_oneof![1 => 1..1_000_000u64, 9 => 1_000_000..100_000_000u64],
+        prop_oneof![9 => 1..1_000_000u64, 1 => 1..30_000_000u64],
+        of(84..20_000u64),
+    )
+        .prop_map(|(port, link, deadline, rate, burst)| ChannelPolicy {
+            link: link.map(|l| at(l.to_owned(), 20)),
+            burst: burst.map(|b| at(b, 21)),
+            ..channel(&format!("c{port}"), 20, port, deadline, rate)
+        });
+    (of(link), vec(channel, 0..5)).prop_map(|(link, mut channels)| {
+        channels.sort_by(|a, b| a.name.value.cmp(&b.name.value));
+        channels.dedup_by(|a, b| a.name.value == b.name.value);
+        Policy { links: link.into_iter().collect(), channels, ..Policy::default() }
     })
 }

@@ -4,6 +4,7 @@
 use super::MAX_HALT_POLL;
 use super::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
 use crate::cpus::MAX_CPUS;
+use crate::queue::{MAX_DEADLINE, MAX_RATE, MIN_FRAME, OVERHEAD};
 
 /// What a key's value may be.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub(super) enum Kind {
     Word(&'static [&'static str]),
     /// Text: an address or prefix, with a port or without.
     Endpoint,
+    /// Text: the name of a network device.
+    Device,
 }
 
 /// A key.
@@ -143,11 +146,12 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "rate",
-                kind: Kind::Amount { of: &RATE, min: 1000, max: 10_000_000_000_000, or: &[] },
+                kind: Kind::Amount { of: &RATE, min: 1000, max: MAX_RATE, or: &[] },
                 required: false,
-                default: "the NIC's own speed",
+                default: "the device's own speed less 0.1 %",
                 example: "\"1gbit\"",
-                doc: "How much the link carries.",
+                doc: "How much the link sends once channels leave by it, counted on the wire. At most the device's \
+                      speed; a little less keeps its own queue empty although clocks differ.",
             },
             Key {
                 name: "slack",
@@ -155,7 +159,28 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "`\"auto\"`",
                 example: "\"2ms\"",
-                doc: "Best effort goes first while the earliest deadline is further away than this.",
+                doc: "Best effort goes first while the earliest deadline is further away than this. `\"auto\"` is \
+                      the smallest that keeps every deadline.",
+            },
+            Key {
+                name: "max_packet",
+                // The shortest frame, and the longest packet that the kernel's stack makes (`GSO_MAX_SIZE`,
+                // include/linux/netdevice.h) with its Ethernet header and a VLAN tag.
+                kind: Kind::Amount { of: &SIZE, min: MIN_FRAME as u64, max: 8 * 65_535 + 18, or: &[] },
+                required: false,
+                default: "what the device allows",
+                example: "\"1514b\"",
+                doc: "Largest Ethernet frame that comes to the link's queue, unsplit: what a deadline may have to \
+                      wait for. The host's own stack is kept to it (`gso_max_size`); guests are not, so turn their \
+                      `host_tso4`, `host_tso6`, `host_ufo` and `gso` off first.",
+            },
+            Key {
+                name: "realtime_max",
+                kind: Kind::Amount { of: &RATE, min: 1000, max: MAX_RATE, or: &[] },
+                required: false,
+                default: "no bound but the link",
+                example: "\"900mbit\"",
+                doc: "Most that the link's channels may have together.",
             },
         ],
         strays: &[],
@@ -257,6 +282,14 @@ pub(super) const SECTIONS: &[Section] = &[
         doc: "A one-way flow whose packets have a deadline, by a name of your choice.",
         keys: &[
             Key {
+                name: "link",
+                kind: Kind::Device,
+                required: false,
+                default: "the only `[link.NAME]` of the policy",
+                example: "\"eth0\"",
+                doc: "The device that its packets leave the host by.",
+            },
+            Key {
                 name: "from",
                 kind: Kind::Endpoint,
                 required: false,
@@ -282,28 +315,29 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "deadline",
-                kind: Kind::Amount { of: &DURATION, min: 1, max: HOUR, or: &[] },
+                kind: Kind::Amount { of: &DURATION, min: 1, max: MAX_DEADLINE, or: &[] },
                 required: true,
                 default: "",
                 example: "\"3ms\"",
-                doc: "How long a packet may take through the host's queue.",
+                doc: "How long a packet may take through the link's queue.",
             },
             Key {
                 name: "min_rate",
-                kind: Kind::Amount { of: &RATE, min: 1, max: 10_000_000_000_000, or: &[] },
+                kind: Kind::Amount { of: &RATE, min: 1, max: MAX_RATE, or: &[] },
                 required: true,
                 default: "",
                 example: "\"2mbit\"",
-                doc: "Rate that is guaranteed; what exceeds it goes as best effort.",
+                doc: "Rate that is guaranteed, counted on the wire; what exceeds it goes as best effort.",
             },
             Key {
                 name: "burst",
-                // The shortest Ethernet frame: with less, no packet ever fits.
-                kind: Kind::Amount { of: &SIZE, min: 64, max: 1 << 30, or: &[] },
+                // With less, no packet ever fits.
+                kind: Kind::Amount { of: &SIZE, min: (MIN_FRAME + OVERHEAD) as u64, max: 1 << 30, or: &[] },
                 required: false,
-                default: "chosen by teiji",
+                default: "two frames of the link's MTU",
                 example: "\"3kb\"",
-                doc: "How much may come at once and still be guaranteed.",
+                doc: "How much may come at once and still be guaranteed, counted on the wire: a frame of at least \
+                      60 bytes, and 24 more for each.",
             },
         ],
         strays: &[("mark", NOT_YET), ("dscp", NOT_YET), ("on_miss", NOT_YET)],

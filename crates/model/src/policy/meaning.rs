@@ -57,7 +57,14 @@ pub(super) fn link(keys: &mut Keys<'_, '_>, name: String) -> LinkPolicy {
         Value::Word("auto") => Some(Auto::Auto),
         _ => None,
     });
-    LinkPolicy { name: keys.name(name), irq_cpus: cpus(keys, "irq_cpus"), rate: keys.number("rate"), slack }
+    LinkPolicy {
+        name: keys.name(name),
+        irq_cpus: cpus(keys, "irq_cpus"),
+        rate: keys.number("rate"),
+        slack,
+        max_packet: keys.number("max_packet"),
+        realtime_max: keys.number("realtime_max"),
+    }
 }
 
 /// `[vm.NAME]`.
@@ -153,6 +160,10 @@ pub(super) fn channel(keys: &mut Keys<'_, '_>, name: String) -> Option<ChannelPo
         let message = "one of `from` and `to` is IPv4 and the other IPv6, as no packet is; write both alike";
         keys.report("to", message.to_owned());
     }
+    let link = keys.get("link", |value| match value {
+        Value::Device(name) => Some(name),
+        _ => None,
+    });
     let proto = keys.get("proto", |value| match value {
         Value::Word("udp") => Some(17),
         Value::Word("tcp") => Some(6),
@@ -160,6 +171,7 @@ pub(super) fn channel(keys: &mut Keys<'_, '_>, name: String) -> Option<ChannelPo
     });
     Some(ChannelPolicy {
         name: keys.name(name),
+        link,
         from,
         to,
         proto,

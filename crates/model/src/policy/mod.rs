@@ -121,6 +121,10 @@ pub struct LinkPolicy {
     pub rate: Option<At<u64>>,
     /// `slack`: `"auto"` is `Auto::Auto`, else a time in ns.
     pub slack: Option<At<Auto>>,
+    /// `max_packet`: largest Ethernet frame that comes to its queue, bytes.
+    pub max_packet: Option<At<u32>>,
+    /// `realtime_max`: most that its channels may have together, bit/s.
+    pub realtime_max: Option<At<u64>>,
 }
 
 /// A time, or for teiji to choose.
@@ -156,6 +160,8 @@ pub struct VmPolicy {
 pub struct ChannelPolicy {
     /// Its name.
     pub name: At<String>,
+    /// `link`: the device that its packets leave by; if absent that of the only `[link.NAME]`.
+    pub link: Option<At<String>>,
     /// `from`.
     pub from: Option<At<Endpoint>>,
     /// `to`.

@@ -7,14 +7,12 @@ use super::file::{Entry, File, entries};
 use super::keys::{self, Naming, SECTIONS, Section};
 use super::section::{Keys, nearest};
 use super::text::{key, quote};
-use super::value::decimal;
+use super::value::{decimal, wrong_device};
 use super::{Place, Policy, Problem, Source, VfPolicy, meaning};
 use std::collections::BTreeMap;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Longest name of a network device, bytes: `IFNAMSIZ` less the final NUL (include/uapi/linux/if.h).
-const MAX_DEVICE: usize = 15;
 /// Greatest process id: `PID_MAX_LIMIT` (include/linux/threads.h).
 pub const MAX_PID: u32 = 1 << 22;
 /// Most virtual functions: `TotalVFs` of the SR-IOV capability has 16 bits.
@@ -230,17 +228,4 @@ fn wrong_name(naming: Naming, names: &[&str]) -> Option<String> {
         }
         _ => None,
     }
-}
-
-/// The rules of `dev_valid_name()`, net/core/dev.c.
-fn wrong_device(name: &str) -> Option<String> {
-    if name.len() > MAX_DEVICE {
-        return Some(format!(
-            "{} is longer than the {MAX_DEVICE} bytes of a device's name; write the name that ip-link(8) shows",
-            quote(name)
-        ));
-    }
-    let wrong =
-        name == "." || name == ".." || name.contains(['/', ':']) || name.contains(char::is_whitespace);
-    wrong.then(|| format!("no device can be called {}; write the name that ip-link(8) shows", quote(name)))
 }

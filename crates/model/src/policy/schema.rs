@@ -41,9 +41,9 @@ fn section(section: &Section) -> Value {
     };
     match section.naming {
         Naming::One => table,
-        Naming::Link => named("^[^/:\\s]{1,15}$", table),
+        Naming::Link => named(DEVICE, table),
         Naming::Vm | Naming::Channel => named("^.*\\S.*$", table),
-        Naming::Vf => named("^[^/:\\s]{1,15}$", named("^(0|[1-9][0-9]{0,4})$", table)),
+        Naming::Vf => named(DEVICE, named("^(0|[1-9][0-9]{0,4})$", table)),
     }
 }
 
@@ -68,8 +68,12 @@ fn kind(kind: &Kind) -> Value {
         Kind::Cpus => json!({ "type": "string", "pattern": format!("^{CPUS}$") }),
         Kind::Word(words) => json!({ "type": "string", "enum": words }),
         Kind::Endpoint => json!({ "type": "string", "minLength": 1 }),
+        Kind::Device => json!({ "type": "string", "pattern": DEVICE }),
     }
 }
+
+/// The name of a network device.
+const DEVICE: &str = r"^[^/:\s]{1,15}$";
 
 /// A list of CPUs; spaces as the parser allows them.
 pub(super) const CPUS: &str = r"\s*[0-9]+\s*(-\s*[0-9]+\s*)?(,\s*[0-9]+\s*(-\s*[0-9]+\s*)?)*";

@@ -8,6 +8,9 @@ use crate::flow::{bits, masked};
 use std::net::IpAddr;
 use toml::de::DeValue;
 
+/// Longest name of a network device, bytes: `IFNAMSIZ` less the final NUL (include/uapi/linux/if.h).
+const MAX_DEVICE: usize = 15;
+
 /// A value that its [`Kind`] allows.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
@@ -19,6 +22,8 @@ pub(super) enum Value {
     Cpus(CpuSet),
     /// Host bits are 0.
     Endpoint(Endpoint),
+    /// A name that a device can have.
+    Device(String),
 }
 
 impl Kind {
@@ -53,6 +58,10 @@ impl Kind {
                 .ok_or_else(|| format!("{} is not known; {}", quote(text), self.cure())),
             Kind::Cpus => cpus(text).map(Value::Cpus).map_err(|e| format!("{e}; {}", self.cure())),
             Kind::Endpoint => endpoint(text).map(Value::Endpoint),
+            Kind::Device => match wrong_device(text) {
+                Some(wrong) => Err(wrong),
+                None => Ok(Value::Device(text.clone().into_owned())),
+            },
             Kind::Integer { .. } => Err(self.cure()),
         }
     }
@@ -74,6 +83,7 @@ impl Kind {
             Kind::Endpoint => "write an address or prefix, with a port or without, as in \"10.0.0.2:5060\", \
                                \"10.0.1.0/24\" or \"[fd00::2]:5060\""
                 .to_owned(),
+            Kind::Device => "write the name of a device in quotes, as in \"eth0\"".to_owned(),
         }
     }
 }
@@ -173,4 +183,21 @@ fn endpoint(text: &str) -> Result<Endpoint, String> {
 /// A decimal number without a sign.
 pub(super) fn decimal(text: &str) -> Option<u32> {
     if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
+/// Why no device can have such a name: the rules of `dev_valid_name()`, net/core/dev.c.
+pub(super) fn wrong_device(name: &str) -> Option<String> {
+    if name.len() > MAX_DEVICE {
+        return Some(format!(
+            "{} is longer than the {MAX_DEVICE} bytes of a device's name; write the name that ip-link(8) shows",
+            quote(name)
+        ));
+    }
+    let wrong = name.is_empty()
+        || name.chars().any(char::is_control)
+        || name == "."
+        || name == ".."
+        || name.contains(['/', ':'])
+        || name.contains(char::is_whitespace);
+    wrong.then(|| format!("no device can be called {}; write the name that ip-link(8) shows", quote(name)))
 }

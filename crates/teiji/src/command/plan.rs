@@ -2,6 +2,7 @@
 
 use crate::args::Plan as Arguments;
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
+use crate::text::guarantees;
 use crate::{output, units};
 use anyhow::Result;
 use serde::Serialize;
@@ -79,6 +80,9 @@ pub fn table(plan: &Plan, style: &Style) -> String {
     }
     if !out.is_empty() {
         out.push('\n');
+    }
+    for link in &plan.links {
+        out += &(guarantees::link(link, style) + "\n");
     }
     for warning in &plan.warnings {
         for (i, line) in wrap(&style.ascii(&printable(warning)), 91).iter().enumerate() {

@@ -1,6 +1,7 @@
 //! Reports as text, at most [`WIDTH`] columns wide.
 
 pub mod absence;
+pub mod guarantees;
 mod stages;
 mod waterfall;
 

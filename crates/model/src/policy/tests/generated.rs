@@ -56,8 +56,10 @@ prop_compose! {
 prop_compose! {
     fn link()(
         irq in prop::option::of(cpus()),
-        rate in prop::option::of(1000u64..=10_000_000_000_000),
+        rate in prop::option::of(1000u64..=crate::queue::MAX_RATE),
         slack in prop::option::of(prop::option::of(0u64..=3_600_000_000_000)),
+        max_packet in prop::option::of(60u32..=65_550),
+        realtime_max in prop::option::of(1000u64..=crate::queue::MAX_RATE),
         unit in 0usize..9,
     ) -> Written<LinkPolicy> {
         let slack = slack.map(|slack| slack.map_or(Auto::Auto, Auto::Nanoseconds));
@@ -68,7 +70,17 @@ prop_compose! {
             Auto::Auto => "\"auto\"".into(),
             Auto::Nanoseconds(ns) => amount(&units::DURATION, *ns, unit),
         });
-        Written { lines, means: LinkPolicy { name: at(String::new()), irq_cpus: irq.map(at), rate: rate.map(at), slack: slack.map(at) } }
+        line(&mut lines, "max_packet", &max_packet, |bytes| amount(&units::SIZE, u64::from(*bytes), unit));
+        line(&mut lines, "realtime_max", &realtime_max, |rate| amount(&units::RATE, *rate, unit));
+        let means = LinkPolicy {
+            name: at(String::new()),
+            irq_cpus: irq.map(at),
+            rate: rate.map(at),
+            slack: slack.map(at),
+            max_packet: max_packet.map(at),
+            realtime_max: realtime_max.map(at),
+        };
+        Written { lines, means }
     }
 }
 
@@ -156,21 +168,24 @@ prop_compose! {
         from in prop::option::of(endpoint(v6)),
         to in prop::option::of(endpoint(v6)),
         proto in prop::option::of(prop::sample::select(vec![6u8, 17])),
-        deadline in 1u64..=3_600_000_000_000,
-        min_rate in 1u64..=10_000_000_000_000,
-        burst in prop::option::of(64u64..=1 << 30),
+        deadline in 1u64..=crate::queue::MAX_DEADLINE,
+        min_rate in 1u64..=crate::queue::MAX_RATE,
+        burst in prop::option::of(84u64..=1 << 30),
+        link in prop::option::of("[a-z][a-z0-9.]{0,14}"),
         unit in 0usize..9,
     ) -> Written<ChannelPolicy> {
         let mut lines = vec![
             format!("deadline = {}", amount(&units::DURATION, deadline, unit)),
             format!("min_rate = {}", amount(&units::RATE, min_rate, unit)),
         ];
+        line(&mut lines, "link", &link, |name| format!("\"{name}\""));
         line(&mut lines, "from", &from, written);
         line(&mut lines, "to", &to, written);
         line(&mut lines, "proto", &proto, |proto| if *proto == 6 { "\"tcp\"".into() } else { "\"udp\"".into() });
         line(&mut lines, "burst", &burst, |bytes| amount(&units::SIZE, *bytes, unit));
         let means = ChannelPolicy {
             name: at(String::new()),
+            link: link.map(at),
             from: from.map(at),
             to: to.map(at),
             proto: proto.map(at),

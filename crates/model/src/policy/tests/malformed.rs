@@ -124,6 +124,11 @@ fn values() {
                 "`gbps` is not a unit of rate; write a rate with its unit, as in 2mbit (bit, kbit, mbit, gbit)",
             )],
         ),
+        (
+            "[link.e]\nmax_packet = \"59b\"",
+            &[(2, 14, "write a size with its unit and in quotes, as in \"3kb\", from 60b to 524298b")],
+        ),
+        ("[link.e]\nrealtime_max = \"9%\"", &[(2, 16, "`%` is not a unit of rate")]),
         ("[link.e]\nslack = true", &[(2, 9, "or \"auto\"")]),
         ("[vm.a]\nclass = \"realtme\"", &[(2, 9, "write \"fair\", \"realtime\" or \"deadline\"")]),
         ("[vm.a]\nweight = \"100\"", &[(2, 10, "write a whole number without quotes, from 1 to 10000")]),
@@ -147,7 +152,12 @@ fn values() {
 fn channels() {
     let of = |line: &str| format!("[channel.c]\ndeadline = \"3ms\"\nmin_rate = \"1mbit\"\n{line}\n");
     for (line, column, phrase) in [
-        ("burst = \"63b\"", 9, "from 64b"),
+        ("burst = \"83b\"", 9, "from 84b"),
+        ("link = \"\"", 8, "no device can be called ``; write the name that ip-link(8) shows"),
+        ("link = \"a/b\"", 8, "no device can be called `a/b`"),
+        ("link = \"1234567890123456\"", 8, "longer than the 15 bytes of a device's name"),
+        ("link = 3", 8, "`3` is not text in quotes; write the name of a device in quotes, as in \"eth0\""),
+        ("dscp = \"EF\"", 1, "`dscp` cannot be kept yet by this version"),
         ("burst = \"3kbit\"", 9, "`kbit` is not a unit of size; write a size with its unit, as in 3kb"),
         ("proto = \"sctp\"", 9, "write \"udp\" or \"tcp\""),
         (

@@ -37,7 +37,7 @@ fn the_documents_example_means_what_it_says() {
     assert_eq!(policy.host.cpu_latency.unwrap().value, Latency::AtMost(20));
     assert_eq!(policy.host.cpu_latency_cpus.unwrap().value.to_string(), "2-5");
     assert_eq!(policy.links[0].name, At { value: "eth0".into(), place: place(line("[link.eth0]"), 7) });
-    assert_eq!(policy.links[0].rate, Some(At { value: 1_000_000_000, place: place(line("rate"), 12) }));
+    assert_eq!(policy.links[0].rate, Some(At { value: 1_000_000_000, place: place(line("rate"), 16) }));
     assert_eq!(policy.links[0].slack.as_ref().unwrap().value, Auto::Nanoseconds(2_000_000));
     let names: Vec<&str> = policy.vms.iter().map(|vm| vm.name.value.as_str()).collect();
     assert_eq!(names, ["sip1", "media.1", "pid:4711"]);
@@ -56,6 +56,10 @@ fn the_documents_example_means_what_it_says() {
     assert_eq!(channel.proto.as_ref().unwrap().value, 17);
     assert_eq!((channel.deadline.value, channel.min_rate.value), (3_000_000, 2_000_000));
     assert_eq!(channel.burst.as_ref().unwrap().value, 3000);
+    let of = At { value: "eth0".to_owned(), place: place(line("link "), 12) };
+    assert_eq!(channel.link, Some(of));
+    assert_eq!(policy.links[0].max_packet.as_ref().unwrap().value, 1514);
+    assert_eq!(policy.links[0].realtime_max.as_ref().unwrap().value, 900_000_000);
     let header = line("[vf.eth1.3]");
     assert_eq!(policy.vfs[0].link, At { value: "eth1".into(), place: place(header, 2) });
     assert_eq!(policy.vfs[0].index, At { value: 3, place: place(header, 10) });

@@ -1,0 +1,134 @@
+//! What the channels of a policy ask of the links that they leave by.
+//!
+//! ```text
+//! channels ── by link ──► rate, ends, bursts ── frames ──► admission ──► root qdisc wanted, delays guaranteed
+//! ```
+//!
+//! | module | decides |
+//! | --- | --- |
+//! | here | which link a channel leaves by, and whether that can have deadlines |
+//! | `flows` | whether a link's channels can be told apart, and their rates and bursts |
+//! | `frames` | the largest packet that a deadline may have to wait for |
+//! | `link` | what a link sends, whether its deadlines can all be kept, and which settings that takes |
+
+mod flows;
+mod frames;
+mod link;
+
+use super::names::{self, shown};
+use super::{Draft, Host};
+use link::Group;
+use teiji_model::plan::{DeadlineSupport, LinkKind, ObservedLink};
+use teiji_model::policy::{At, ChannelPolicy, LinkPolicy, Place, Policy};
+use teiji_model::queue::{MAX_CHANNELS, MAX_LINKS, Scheduler};
+
+/// Adds the settings and guarantees that the channels ask for, and the problems met on the way.
+pub(super) fn collect(policy: &Policy, host: Host<'_>, draft: &mut Draft) {
+    if let Some(first) = policy.channels.get(MAX_CHANNELS) {
+        let count = policy.channels.len();
+        let message =
+            format!("{count} channels are more than the {MAX_CHANNELS} of a host: make prefixes of some");
+        return draft.problem(&first.name.place, message);
+    }
+    let groups = groups(policy, draft);
+    for section in &policy.links {
+        if !groups.iter().any(|(name, _, _)| name == &section.name.value) {
+            without_effect(section, draft);
+        }
+    }
+    let Some((_, _, first)) = groups.first() else { return };
+    let scheduler = match scheduler(&host.observed.deadlines) {
+        Ok(scheduler) => scheduler,
+        // Once, and nothing else of the channels can be judged without it.
+        Err(why) => return draft.problem(&first[0].name.place, why),
+    };
+    if let Some((name, place, _)) = groups.get(MAX_LINKS) {
+        let message = format!(
+            "`{}` is one link more than the {MAX_LINKS} of a host that can have channels",
+            shown(name)
+        );
+        return draft.problem(place, message);
+    }
+    for (name, place, channels) in groups {
+        let name = At { value: name.to_owned(), place: place.clone() };
+        let found = names::link(&name, host.observed).and_then(usable);
+        match found {
+            Ok(device) => {
+                let section = policy.links.iter().find(|l| l.name.value == device.name);
+                let group = Group { device, section, channels: &channels, place, scheduler };
+                link::collect(&group, host, draft);
+            }
+            Err(message) => draft.problem(place, message),
+        }
+    }
+}
+
+/// What keeps deadlines on this host.
+///
+/// # Errors
+/// Why nothing does, and the cure.
+fn scheduler(support: &DeadlineSupport) -> Result<Scheduler, String> {
+    match support {
+        DeadlineSupport::Edf => Ok(Scheduler::Edf),
+        DeadlineSupport::Hfsc(missing) => Err(format!(
+            "this kernel has no BPF qdiscs ({missing}), so deadlines cannot be kept: use Linux 6.16 or newer with \
+             CONFIG_NET_SCH_BPF, or remove the channels"
+        )),
+        DeadlineSupport::None(why) => Err(format!("deadlines cannot be kept: {why}")),
+    }
+}
+
+/// A link's name, where it is named first, and its channels.
+type Named<'a> = (&'a str, &'a Place, Vec<&'a ChannelPolicy>);
+
+/// The channels by the link that they leave by, in the order of the policy.
+fn groups<'a>(policy: &'a Policy, draft: &mut Draft) -> Vec<Named<'a>> {
+    let mut groups: Vec<Named<'a>> = Vec::new();
+    for channel in &policy.channels {
+        let (name, place) = match (&channel.link, &policy.links[..]) {
+            (Some(link), _) => (&link.value, &link.place),
+            (None, [only]) => (&only.name.value, &channel.name.place),
+            (None, sections) => {
+                let why = match sections.len() {
+                    0 => "there is no [link.NAME] that it could leave by".to_owned(),
+                    n => format!("it could leave by any of {n} links"),
+                };
+                let example = sections.first().map_or("eth0", |l| &l.name.value);
+                let message = format!("{why}: write which, as in link = \"{}\"", shown(example));
+                draft.problem(&channel.name.place, message);
+                continue;
+            }
+        };
+        match groups.iter_mut().find(|(known, _, _)| known == name) {
+            Some((_, _, channels)) => channels.push(channel),
+            None => groups.push((name, place, vec![channel])),
+        }
+    }
+    groups
+}
+
+/// Whether channels can leave by it.
+fn usable(device: &ObservedLink) -> Result<&ObservedLink, String> {
+    match device.kind {
+        LinkKind::Bridge => Err(format!(
+            "{} is a bridge, and what it forwards does not pass its own queue: name its uplink, the port that leads \
+             out of the host",
+            shown(&device.name)
+        )),
+        LinkKind::Nic | LinkKind::Bond | LinkKind::Tap | LinkKind::Virtual => Ok(device),
+    }
+}
+
+/// Says which keys of a link say nothing without channels.
+fn without_effect(section: &LinkPolicy, draft: &mut Draft) {
+    let name = shown(&section.name.value);
+    let keys = [
+        ("rate", section.rate.is_some()),
+        ("slack", section.slack.is_some()),
+        ("max_packet", section.max_packet.is_some()),
+        ("realtime_max", section.realtime_max.is_some()),
+    ];
+    for (key, _) in keys.into_iter().filter(|(_, written)| *written) {
+        draft.warnings.push(format!("`link.{name}.{key}` has no effect: no channel leaves by {name}"));
+    }
+}

@@ -1,0 +1,303 @@
+//! One link with its channels: what it sends, whether it can keep their deadlines, and which settings that takes.
+
+use super::super::names::shown;
+use super::super::{Draft, Host, Noted, Want, time};
+use super::{flows, frames};
+use crate::admission::{self, Admission, Denied, Reason, Refusal};
+use frames::Largest;
+use std::collections::BTreeMap;
+use teiji_model::plan::{ChannelGuarantee, LinkGuarantee, LinkKind, ObservedLink};
+use teiji_model::policy::units::RATE;
+use teiji_model::policy::{At, Auto, ChannelPolicy, LinkPolicy, Place};
+use teiji_model::queue::{
+    Channel, Deadlines, MAX_RATE, MIN_FRAME, OVERHEAD, Queue, RATE_STEP, Scheduler, TIMER_ERROR,
+};
+use teiji_model::setting::{Setting, Value};
+
+/// A device sends so many thousandths less than it says, so that its own queue does not grow: clocks of Ethernet
+/// differ by up to 100 ppm each (IEEE 802.3), and the host's own by about as much.
+const MARGIN: u64 = 1000;
+/// The longest packet takes at most this part of the shortest deadline, where that can be chosen.
+const SHARE: u64 = 10;
+
+/// A link and what leaves by it.
+pub(super) struct Group<'a> {
+    pub device: &'a ObservedLink,
+    /// Its section, if it has one.
+    pub section: Option<&'a LinkPolicy>,
+    /// Not empty.
+    pub channels: &'a [&'a ChannelPolicy],
+    /// Where it is named.
+    pub place: &'a Place,
+    pub scheduler: Scheduler,
+}
+
+/// Adds the settings of the link and what they guarantee, or why there is no guarantee.
+pub(super) fn collect(group: &Group<'_>, host: Host<'_>, draft: &mut Draft) {
+    let name = shown(&group.device.name);
+    let before = draft.problems.len();
+    let channels = flows::channels(group.channels, group.device.mtu, &name, draft);
+    let rate = rate(group, draft);
+    realtime_max(group, &channels, draft);
+    let choices = frames::choices(group.device, group.section, host, draft);
+    let (Ok(rate), Ok(choices)) = (rate, choices) else { return };
+    if draft.problems.len() > before {
+        return;
+    }
+    kind(group, draft);
+    match choose(group, &channels, rate, &choices) {
+        Ok((largest, admitted)) => {
+            let queue = queue(group, &channels, rate, admitted.slack);
+            settings(group, queue, largest, choices.len() > 1, host, draft);
+            draft.links.push(guarantee(group, &channels, rate, &admitted, largest));
+        }
+        Err((largest, denied)) => refused(group, largest, denied, draft),
+    }
+}
+
+/// What the link sends, bit/s on the wire.
+fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, Noted> {
+    let name = shown(&group.device.name);
+    let below = |speed: u64| ((speed - speed / MARGIN) / RATE_STEP * RATE_STEP).min(MAX_RATE);
+    match (group.section.and_then(|s| s.rate.as_ref()), group.device.speed.filter(|speed| *speed > 0)) {
+        (None, None) => {
+            let message = format!(
+                "{name} says no speed: write how much it sends, as in rate = \"1gbit\" below [link.{name}]"
+            );
+            draft.problem(group.place, message);
+            Err(Noted)
+        }
+        (None, Some(speed)) => Ok(below(speed)),
+        (Some(At { value, place }), Some(speed)) if *value > speed => {
+            let message = format!(
+                "{name} says that it sends {} only, so its own queue would grow and no delay could be guaranteed: \
+                 write \"{}\" or less",
+                RATE.write(speed),
+                RATE.write(below(speed))
+            );
+            draft.problem(place, message);
+            Err(Noted)
+        }
+        (Some(At { value, .. }), speed) => {
+            if let Some(speed) = speed.filter(|speed| *value > below(*speed)) {
+                draft.warnings.push(format!(
+                    "`link.{name}.rate` leaves no room for clocks that differ: what may come to wait in the queue of \
+                     {name} itself is not in the guarantees; \"{}\" or less keeps that empty",
+                    RATE.write(below(speed))
+                ));
+            }
+            Ok(value / RATE_STEP * RATE_STEP)
+        }
+    }
+}
+
+/// The bound on all channels together.
+fn realtime_max(group: &Group<'_>, channels: &BTreeMap<String, Channel>, draft: &mut Draft) {
+    let Some(At { value: most, place }) = group.section.and_then(|s| s.realtime_max.as_ref()) else { return };
+    let sum = channels.values().fold(0_u64, |sum, c| sum.saturating_add(c.rate));
+    if sum > most / RATE_STEP * RATE_STEP {
+        let message = format!(
+            "the channels of {} are guaranteed {} together, more than `realtime_max`: raise it, or make their \
+             min_rate lower",
+            shown(&group.device.name),
+            RATE.write(sum)
+        );
+        draft.problem(place, message);
+    }
+}
+
+/// What the kind of device means for its guarantees.
+fn kind(group: &Group<'_>, draft: &mut Draft) {
+    let name = shown(&group.device.name);
+    match group.device.kind {
+        LinkKind::Bond => draft.warnings.push(format!(
+            "{name} is a bond, and one flow leaves by one of its devices: the guarantees hold as long as each of them \
+             sends what the link's rate says"
+        )),
+        LinkKind::Virtual => draft.warnings.push(format!(
+            "{name} is a virtual device: what else leaves by the device below it is not in the guarantees"
+        )),
+        LinkKind::Nic | LinkKind::Tap | LinkKind::Bridge => {}
+    }
+}
+
+/// The largest packets for which the channels are admitted without waiting for them for long, or else the smallest.
+fn choose<'l>(
+    group: &Group<'_>,
+    channels: &BTreeMap<String, Channel>,
+    rate: u64,
+    choices: &'l [Largest],
+) -> Result<(&'l Largest, Admission), (Option<&'l Largest>, Denied)> {
+    let mtu = group.device.mtu;
+    let shortest = channels.values().map(|c| c.deadline).min().unwrap_or(0);
+    let mut last = Err((None, Denied::Malformed(String::new())));
+    for largest in choices {
+        let on_wire = largest.on_wire(mtu);
+        last = match admit(group, channels, rate, on_wire) {
+            Ok(admission) => Ok((largest, admission)),
+            Err(denied) => Err((Some(largest), denied)),
+        };
+        // ns × bit/s on both sides: bits of a second's 10⁹.
+        let takes = framed(on_wire) * 8_000_000_000 * u128::from(SHARE);
+        if last.is_ok() && takes <= u128::from(shortest) * u128::from(rate) {
+            break;
+        }
+    }
+    last
+}
+
+/// With the overhead of its last frame, bytes.
+fn framed(on_wire: u32) -> u128 {
+    u128::from(on_wire) + u128::from(OVERHEAD)
+}
+
+fn admit(
+    group: &Group<'_>,
+    channels: &BTreeMap<String, Channel>,
+    rate: u64,
+    largest: u32,
+) -> Result<Admission, Denied> {
+    let link = admission::Link {
+        rate,
+        max_frame: largest.max(MIN_FRAME),
+        overhead: OVERHEAD,
+        // The queue hands over one packet at a time, no faster than the device sends.
+        ring_bytes: 0,
+        timer_error: TIMER_ERROR,
+        slack: group.section.and_then(|s| s.slack.as_ref()).map_or(Auto::Auto, |slack| slack.value),
+    };
+    let frame = u64::from(frames::full(group.device.mtu).clamp(MIN_FRAME, link.max_frame));
+    let channel = |(name, c): (&String, &Channel)| admission::Channel {
+        name: name.clone(),
+        deadline: c.deadline,
+        rate: c.rate,
+        burst: c.burst,
+        max_packet: u32::try_from(frame.min(c.burst.saturating_sub(OVERHEAD.into()))).unwrap_or(u32::MAX),
+    };
+    let channels: Vec<admission::Channel> = channels.iter().map(channel).collect();
+    admission::admit(&link, &channels)
+}
+
+/// Says why the channels do not fit, where that is written which the reason is about.
+fn refused(group: &Group<'_>, largest: Option<&Largest>, denied: Denied, draft: &mut Draft) {
+    let name = shown(&group.device.name);
+    let why = largest.map(|l| l.why.as_str()).filter(|why| !why.is_empty());
+    match denied {
+        Denied::Malformed(message) => draft.problem(group.place, format!("{name}: {message}")),
+        Denied::Refused(refusal) => {
+            let place = refusal_place(group, &refusal);
+            let why = match (why, refusal.reason) {
+                (Some(why), Reason::Deadline | Reason::Slack { .. }) => format!(" ({why})"),
+                _ => String::new(),
+            };
+            draft.problem(place, format!("{name}: {refusal}{why}"));
+        }
+    }
+}
+
+fn refusal_place<'a>(group: &Group<'a>, refusal: &Refusal) -> &'a Place {
+    let named = |name: &String| group.channels.iter().find(|c| c.name.value == *name);
+    // The one whose deadline is the instant that is said.
+    let tightest = refusal.offending.last().and_then(named);
+    match refusal.reason {
+        Reason::Slack { .. } => group.section.and_then(|s| s.slack.as_ref()).map(|slack| &slack.place),
+        Reason::Rate => group.section.and_then(|s| s.rate.as_ref()).map(|rate| &rate.place),
+        Reason::Deadline => tightest.map(|c| &c.deadline.place),
+    }
+    .unwrap_or(group.place)
+}
+
+/// The queue that keeps them.
+fn queue(group: &Group<'_>, channels: &BTreeMap<String, Channel>, rate: u64, slack: u64) -> Deadlines {
+    let most = group.section.and_then(|s| s.realtime_max.as_ref()).map_or(0, |at| at.value);
+    Deadlines {
+        scheduler: group.scheduler,
+        rate,
+        slack,
+        realtime_max: most / RATE_STEP * RATE_STEP,
+        channels: channels.clone(),
+    }
+}
+
+/// Wants the settings that the guarantees rest on.
+fn settings(
+    group: &Group<'_>,
+    queue: Deadlines,
+    largest: &Largest,
+    chosen: bool,
+    host: Host<'_>,
+    draft: &mut Draft,
+) {
+    let device = group.device.device();
+    let first = format!("channel.{}", shown(&group.channels[0].name.value));
+    let reason = match group.channels.len() {
+        1 => first,
+        2 => format!("{first} and 1 other"),
+        n => format!("{first} and {} others", n - 1),
+    };
+    let mut want = |setting: Setting, wanted: Value, cost: String| {
+        let whose = shown(&device.name);
+        let place = group.place.clone();
+        draft.wants.push(Want { setting, wanted, whose, reason: reason.clone(), place, cost });
+    };
+    if let Some(segment) = largest.segment {
+        let takes = framed(largest.on_wire(group.device.mtu)) * 8_000_000_000 / u128::from(queue.rate.max(1));
+        let takes = time(u64::try_from(takes).unwrap_or(u64::MAX));
+        let cost = if chosen {
+            format!(
+                "TCP hands over smaller segments, of which one takes {takes} on the wire: more CPU time per byte"
+            )
+        } else {
+            format!("TCP hands over segments of at most {segment} bytes: more CPU time per byte")
+        };
+        want(Setting::SegmentSize(device.clone()), Value::Bytes(segment), cost);
+    }
+    let setting = Setting::Queue(device.clone());
+    let cost = cost(host.observed.settings.get(&setting), &queue);
+    want(setting, Value::Queue(Queue::Deadlines(Box::new(queue))), cost);
+}
+
+/// What the change of the queue costs; from one of teiji's own to another, what it changes.
+fn cost(present: Option<&Value>, wanted: &Deadlines) -> String {
+    let at_most = format!("the link sends at most {}", RATE.write(wanted.rate));
+    let present = match present {
+        Some(Value::Queue(Queue::Deadlines(present))) if present.scheduler == wanted.scheduler => present,
+        _ => return format!("what waits in the old queue at that instant may be lost; {at_most}"),
+    };
+    let new = wanted.channels.keys().filter(|name| !present.channels.contains_key(*name)).count();
+    let gone = present.channels.keys().filter(|name| !wanted.channels.contains_key(*name)).count();
+    let differs = |(name, c): &(&String, &Channel)| present.channels.get(*name).is_some_and(|p| p != *c);
+    let other = wanted.channels.iter().filter(differs).count();
+    let counts = [(new, "new"), (other, "changed"), (gone, "removed")];
+    let counts = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}"));
+    match counts.collect::<Vec<_>>().join(", ") {
+        none if none.is_empty() => format!("no channel changes; {at_most}"),
+        counts => format!("channels: {counts}; no packet is lost; {at_most}"),
+    }
+}
+
+fn guarantee(
+    group: &Group<'_>,
+    channels: &BTreeMap<String, Channel>,
+    rate: u64,
+    admitted: &Admission,
+    largest: &Largest,
+) -> LinkGuarantee {
+    // The admission has them in the order of the map.
+    let channel = |((name, c), guarantee): ((&String, &Channel), &admission::Guarantee)| ChannelGuarantee {
+        name: name.clone(),
+        rate: c.rate,
+        burst: c.burst,
+        deadline: c.deadline,
+        bound: guarantee.delay,
+    };
+    LinkGuarantee {
+        link: group.device.name.clone(),
+        scheduler: group.scheduler,
+        rate,
+        slack: admitted.slack,
+        largest: largest.frame,
+        reserved: admitted.reserved_rate,
+        channels: channels.iter().zip(&admitted.guarantees).map(channel).collect(),
+    }
+}

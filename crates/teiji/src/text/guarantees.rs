@@ -1,0 +1,69 @@
+//! What a link's channels are guaranteed, as text.
+
+use crate::table::{Cell, Table};
+use crate::terminal::{Style, Tone, printable, shorten, wrap};
+use crate::units;
+use teiji_model::plan::{ChannelGuarantee, LinkGuarantee};
+use teiji_model::policy::units::{RATE, SIZE};
+
+/// So many channels of a link are shown.
+const SHOWN: usize = 40;
+/// Characters of a channel's name that are shown, and of the bar of its deadline.
+const NAME: usize = 24;
+const BAR: usize = 10;
+
+/// A headline, and a line for each channel: of many those with the least room between bound and deadline.
+pub fn link(link: &LinkGuarantee, style: &Style) -> String {
+    let reserved = link.reserved as f64 / link.rate.max(1) as f64;
+    let head = format!(
+        "{}: {}, {}, slack {}, {} reserved, frames up to {} bytes",
+        shorten(&link.link, NAME),
+        link.scheduler,
+        RATE.write(link.rate),
+        units::ns(link.slack as f64),
+        units::percent(reserved),
+        link.largest
+    );
+    let mut out = String::new();
+    for line in wrap(&style.ascii(&printable(&head)), 98) {
+        out += &format!("{}\n", style.paint(Tone::Strong, &line));
+    }
+    let mut channels: Vec<&ChannelGuarantee> = link.channels.iter().collect();
+    if channels.len() > SHOWN {
+        // Those with the least room stay, in the order of their names.
+        channels.sort_by_key(|c| (c.deadline.saturating_sub(c.bound), &c.name));
+        channels.truncate(SHOWN);
+        channels.sort_by_key(|c| &c.name);
+    }
+    let mut table = Table::indented(2);
+    let heads = ["rate", "burst", "deadline", "within", "of it"].map(Cell::right);
+    table.row(std::iter::once("channel".into()).chain(heads).map(|cell: Cell| cell.tone(Tone::Faint)));
+    for channel in &channels {
+        table.row(row(channel, style));
+    }
+    for line in table.lines(style) {
+        out += &format!("{line}\n");
+    }
+    let hidden = link.channels.len() - channels.len();
+    if hidden > 0 {
+        let more = format!("and {hidden} more with more room (--json lists all)");
+        out += &format!("  {}\n", style.paint(Tone::Faint, &more));
+    }
+    out
+}
+
+fn row(channel: &ChannelGuarantee, style: &Style) -> Vec<Cell> {
+    let share = channel.bound as f64 / channel.deadline.max(1) as f64;
+    let full = ((share * BAR as f64).round() as usize).min(BAR);
+    let [on, off] = if style.unicode { ["█", "·"] } else { ["#", "."] };
+    let bar = format!("{}{}", on.repeat(full), off.repeat(BAR - full));
+    vec![
+        shorten(&printable(&channel.name), NAME).into(),
+        Cell::right(RATE.write(channel.rate)),
+        Cell::right(SIZE.write(channel.burst)),
+        Cell::right(units::ns(channel.deadline as f64)),
+        Cell::right(units::ns(channel.bound as f64)),
+        Cell::right(units::percent(share)),
+        bar.into(),
+    ]
+}
