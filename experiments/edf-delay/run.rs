@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<bool> {
     let begun = Instant::now();
     let folder = summary::folder("edf-delay")?;
-    let host = net::boot(&folder.join("lab"))?;
+    let host = net::boot(&folder.join("lab"), net::TIMED)?;
     let mut summary = Summary::new("edf-delay", "virtual", host.kernel());
     // 60 s of 32 channels that reserve 45 Mbit/s are 219,000 packets.
     let (ours, theirs) = if args.short { (4, 4) } else { (60, 6) };
