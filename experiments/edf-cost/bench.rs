@@ -158,6 +158,12 @@ pub fn costs(samples: &[Sample]) -> Vec<Cost> {
     queues.iter().map(cost).collect()
 }
 
+/// The cost of a qdisc with so many channels and these filters. NaN if it was not measured.
+pub fn with(costs: &[Cost], qdisc: &str, filters: &str, channels: u64) -> f64 {
+    let same = |c: &&Cost| (c.qdisc, c.filters, c.channels) == (qdisc, filters, channels);
+    costs.iter().find(same).map_or(f64::NAN, |c| c.cost_ns)
+}
+
 /// The cost of a qdisc with so many channels, by the faster of its filters. NaN if it was not measured.
 pub fn least(costs: &[Cost], qdisc: &str, channels: u64) -> f64 {
     let of = costs.iter().filter(|c| c.qdisc == qdisc && c.channels == channels);
@@ -189,6 +195,7 @@ mod tests {
         assert_eq!(costs.len(), 5);
         assert_eq!((least(&costs, "etf", 100), least(&costs, "hfsc", 100)), (500.0, 1500.0));
         assert_eq!((costs[0].total_ns, costs[0].cost_ns), (1010.0, 0.0));
-        assert!(least(&costs, "fq", 100).is_nan());
+        assert_eq!(with(&costs, "hfsc", "flower", 100), 2000.0);
+        assert!(least(&costs, "fq", 100).is_nan() && with(&costs, "hfsc", "u32", 1).is_nan());
     }
 }

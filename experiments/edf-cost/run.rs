@@ -67,10 +67,13 @@ fn judge(summary: &mut Summary, main: bool, case: &str, costs: &[bench::Cost]) {
             &format!("{case}, {n} channels: {own:.0} ns, HFSC {hfsc:.0} ns"),
         );
         if main {
+            let hashed = bench::with(costs, "hfsc", "flower", n);
             summary.claim(
-                own <= 1.5 * fq,
-                &format!("{case}, {n} channels: {own:.0} ns, 1.5 × fq {:.0} ns", 1.5 * fq),
+                own <= hashed,
+                &format!("{case}, {n} channels: {own:.0} ns, HFSC with flower {hashed:.0} ns"),
             );
+            let most = 1.5 * fq;
+            summary.claim(own <= most, &format!("{case}, {n} channels: {own:.0} ns, 1.5 × fq {most:.0} ns"));
         }
     }
     let growth = of("teiji_edf", CHANNELS[2]) / of("teiji_edf", CHANNELS[0]) - 1.0;
