@@ -59,7 +59,8 @@ pub fn boot(out: &Path, cpus: u32) -> Result<Host> {
     let host = Host::boot(&spec)?;
     host.run(LAYOUT)?.ok()?;
     // Programs are paged in through the emulator's file sharing: have them at hand.
-    host.run("cp /mnt/bin/edf /mnt/bin/teiji-lab /tmp/")?.ok()?;
+    // While the lab waits for that its clock runs ahead: its limits are long gone when a busy machine is ready.
+    host.run_for("cp /mnt/bin/edf /mnt/bin/teiji-lab /tmp/", Duration::from_secs(86_400))?.ok()?;
     Ok(host)
 }
 

@@ -185,7 +185,7 @@ fn packets_are_told_apart(host: &Host, driver: &Driver) {
     host.run(vlans).unwrap().ok().unwrap();
     let flow = |to: &str| format!("--flow {to},rate=1000000,size=100");
     for to in ["10.88.0.2:6000", "10.88.0.2:6001", "10.88.0.2:6002", "10.90.0.2:6000", "10.91.0.2:6000"] {
-        assert!(send(host, 0.1, &format!("{} --count 10", flow(to)))[0] == 10);
+        assert_eq!(send(host, 5.0, &format!("{} --count 10", flow(to))), [10], "{to}");
     }
     let v6 = "for i in 1 2 3 4 5 6 7 8 9 10; do echo hi >/dev/udp/fd88:0::2/6000; done";
     host.run(&format!("ip netns exec a bash -c '{v6}'")).unwrap().ok().unwrap();

@@ -91,6 +91,36 @@ enum Command {
         #[arg(long)]
         count: Option<u64>,
     },
+    /// Send bursts as fast as can be, and print how long each took
+    UdpBurst {
+        /// Receiver's address
+        #[arg(long)]
+        to: std::net::Ipv4Addr,
+        /// Device by which they leave
+        #[arg(long)]
+        device: String,
+        /// Senders of channels, to ports from 6000
+        #[arg(long)]
+        channels: u16,
+        /// Other senders, to ports from 20000
+        #[arg(long, default_value_t = 8)]
+        others: u16,
+        /// Payload, bytes
+        #[arg(long, default_value_t = 100)]
+        size: usize,
+        /// Datagrams of each burst
+        #[arg(long)]
+        burst: u32,
+        /// Bursts
+        #[arg(long)]
+        windows: u32,
+        /// Turns of an empty loop after each burst, within its time
+        #[arg(long, default_value_t = 0)]
+        turns: u64,
+        /// Tell the kernel a deadline, µs, with each datagram; 0: none
+        #[arg(long, default_value_t = 0)]
+        deadline_us: u64,
+    },
     /// Receive what `udp-flows` sends, and print the delays
     UdpArrivals {
         /// Ports to time, separated by commas
@@ -250,6 +280,21 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::UdpFlows { flows, length, count } => {
             let sent = tools::udp_flows::send(&flows, Duration::from_secs_f64(length), count)?;
             println!("{}", serde_json::to_string(&sent)?);
+            Ok(0)
+        }
+        Command::UdpBurst { to, device, channels, others, size, burst, windows, turns, deadline_us } => {
+            let load = tools::udp_burst::Load {
+                to,
+                device,
+                channels,
+                others,
+                size,
+                burst,
+                windows,
+                turns,
+                deadline_us,
+            };
+            println!("{}", serde_json::to_string(&tools::udp_burst::run(&load)?)?);
             Ok(0)
         }
         Command::UdpArrivals { ports, deadlines_us, sinks, idle } => {

@@ -15,15 +15,23 @@
 
 #define NO_CHANNEL 0xffffffffU
 
-/* A queued packet; in exactly one tree. */
-struct packet {
+/*
+ * What is known of a queued packet. Words of 64 bits throughout: copied as a whole, narrower ones would be
+ * joined by the compiler, and the verifier knows no such access.
+ */
+struct queued {
 	u64 key; /* real time: its deadline; best effort: where it starts in its flow's service */
 	u64 arrival;
-	u64 tx;	 /* time that it takes on the link, ns */
-	u32 len; /* on the wire */
-	u32 channel;
-	u32 flow;
-	u32 kernel_len; /* as the kernel counts it */
+	u64 tx;	     /* time that it takes on the link, ns */
+	u64 len;     /* on the wire */
+	u64 channel; /* best effort: NO_CHANNEL */
+	u64 flow;
+	u64 kernel_len; /* as the kernel counts it */
+};
+
+/* A queued packet; in exactly one tree. */
+struct packet {
+	struct queued is;
 	struct sk_buff __kptr *skb;
 	struct bpf_rb_node node;
 };
@@ -38,6 +46,11 @@ struct link_state {
 	struct bpf_spin_lock lock; /* the verifier asks for it; the qdisc's own lock is what excludes */
 	struct bpf_rb_root rt __contains(packet, node);
 	struct bpf_rb_root be __contains(packet, node);
+	struct sk_buff __kptr *only; /* the one packet that is queued, while it is in no tree */
+	struct queued only_is;
+	u64 rate; /* of the settings, as of the last arrival; so are the next two */
+	u64 slack;
+	u64 credit;
 	u64 owner;     /* the qdisc that uses this; 0: none */
 	u64 next_free; /* when the link will have sent what it was given */
 	u64 service;   /* the start of the best-effort packet that was sent last */
@@ -47,7 +60,7 @@ struct link_state {
 	u32 rt_bytes;
 	u32 be_bytes;
 	u32 fallback; /* no beat: FIFO */
-	u32 pad;
+	u32 single;   /* there is an `only` */
 	struct link_stats stats;
 	struct flow flow[FLOWS];
 };
