@@ -6,7 +6,7 @@ use std::{net::SocketAddrV4, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
-use teiji_lab::{GuestSpec, Host, Mode, Spec, agent, rootfs, tools};
+use teiji_lab::{GuestSpec, Host, Kernel, Mode, Spec, agent, rootfs, tools};
 
 /// A KVM host with nested guests in an emulated machine, for tests and experiments
 #[derive(Parser)]
@@ -173,6 +173,9 @@ enum Command {
 /// What to boot
 #[derive(Args)]
 struct Boot {
+    /// Kernel of the lab host and its guests
+    #[arg(long, value_enum, default_value_t)]
+    kernel: Kernel,
     /// Nested guests to start, named vm1, vm2, ...
     #[arg(long, default_value_t = 0)]
     guests: u32,
@@ -203,6 +206,7 @@ impl Boot {
     fn spec(&self) -> anyhow::Result<Spec> {
         let here = std::env::current_exe().context("cannot find this program")?;
         Ok(Spec {
+            kernel: self.kernel,
             cpus: self.cpus,
             mem_mb: self.mem,
             mode: if self.virtual_time { Mode::Virtual } else { Mode::Wall },
@@ -231,7 +235,8 @@ fn run(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Prepare => {
             let prepared = rootfs::prepare()?;
-            println!("{} (kernel {})", prepared.root().display(), prepared.kernel());
+            let kernels = Kernel::ALL.map(|k| format!("{} {}", k.name(), prepared.version(k)));
+            println!("{} (kernels: {})", prepared.root().display(), kernels.join(", "));
             Ok(0)
         }
         Command::Run { boot, command } => {

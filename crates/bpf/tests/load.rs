@@ -14,6 +14,10 @@ fn probes_load_on_this_kernel() {
         .unwrap_or_else(|e| panic!("{e}"));
     tracer.drain(&mut |_| {}).expect("drain");
     assert_eq!(tracer.counts().expect("counts").lost.iter().sum::<u64>(), 0);
+    let loaded = tracer.hooks().iter().filter(|h| h.found.is_some()).count();
+    let verified = tracer.verified().expect("verified");
+    assert!(loaded > 0 && verified.len() == loaded, "{verified:?}");
+    assert!(verified.iter().all(|v| v.instructions > 0), "{verified:?}");
     tracer.stop();
 }
 
