@@ -15,6 +15,7 @@ use teiji_lab::{Child, Host, Mode, Spec};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const LAYOUT: &str = "
+mkdir -p /tmp/bpf; mount -t bpf bpf /tmp/bpf
 ip netns add a; ip netns add b
 for n in 0 1; do
   [ $n = 0 ] && { x=va; y=vb; } || { x=wa; y=wb; }
@@ -35,8 +36,10 @@ done";
 /// If the programs cannot be built or the lab does not boot.
 pub fn boot(out: &Path) -> Result<Host> {
     let bin = crate::programs::folder()?;
-    if !bin.join("edf").is_file() {
-        bail!("{} was not built: run `cargo build -p teiji-experiments`", bin.join("edf").display());
+    for (program, of) in [("edf", "teiji-experiments"), ("teiji", "teiji"), ("teiji-lab", "teiji-lab")] {
+        if !bin.join(program).is_file() {
+            bail!("{} was not built: run `cargo build -p {of}`", bin.join(program).display());
+        }
     }
     let spec = Spec {
         mode: Mode::Virtual,
@@ -48,7 +51,7 @@ pub fn boot(out: &Path) -> Result<Host> {
     let host = Host::boot(&spec)?;
     host.run(LAYOUT)?.ok()?;
     // Programs are paged in through the emulator's file sharing: have them at hand.
-    host.run("cp /mnt/bin/edf /mnt/bin/teiji-lab /tmp/")?.ok()?;
+    host.run("cp /mnt/bin/edf /mnt/bin/teiji-lab /mnt/bin/teiji /tmp/")?.ok()?;
     Ok(host)
 }
 

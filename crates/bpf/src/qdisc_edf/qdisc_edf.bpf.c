@@ -323,7 +323,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	if (fallback && !st->fallback)
 		st->stats.fallbacks++;
 	st->fallback = fallback;
-	if (!fallback && link->rate && now < st->next_free) {
+	if (!fallback && !link->unpaced && link->rate && now < st->next_free) {
 		bpf_qdisc_watchdog_schedule(sch, st->next_free, 0);
 		return NULL;
 	}
@@ -382,6 +382,16 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	return skb;
 }
 
+/* One link more or less has the qdisc. */
+static __always_inline void count_user(s64 by)
+{
+	u32 zero = 0;
+	u64 *n = bpf_map_lookup_elem(&users, &zero);
+
+	if (n)
+		__sync_fetch_and_add(n, by);
+}
+
 SEC("struct_ops/edf_init")
 int BPF_PROG(edf_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext_ack *extack)
 {
@@ -400,6 +410,7 @@ int BPF_PROG(edf_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext
 	if (st->owner)
 		return -EBUSY;
 	st->owner = (u64)sch;
+	count_user(1);
 	return 0;
 }
 
@@ -454,8 +465,10 @@ void BPF_PROG(edf_destroy, struct Qdisc *sch)
 
 	key_of(sch, &key);
 	st = bpf_map_lookup_elem(&states, &key);
-	if (st && st->owner == (u64)sch)
+	if (st && st->owner == (u64)sch) {
 		st->owner = 0;
+		count_user(-1);
+	}
 }
 
 SEC(".struct_ops.link")
