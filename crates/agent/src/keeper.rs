@@ -135,3 +135,23 @@ fn recover(state: &Path, pins: &Path) -> Result<(), Error> {
 fn relinquish() -> Result<(), Error> {
     privilege::drop_but(&[]).map_err(Error::Privilege)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_one_agent() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = Directory::new(&dir.path().join(OWN));
+        let held = own.lock().unwrap().unwrap();
+        let pins = dir.path().join("pins");
+        let second = run(dir.path(), &pins, &AtomicBool::new(true)).unwrap_err().to_string();
+        assert!(second.contains(&format!("pid {}", std::process::id())), "{second}");
+        drop(held);
+        // The next one gets as far as the kernel, which refuses what is no BPF file system if not the qdisc itself.
+        let third = run(dir.path(), &pins, &AtomicBool::new(true)).unwrap_err();
+        assert!(matches!(third, Error::Qdisc(_)), "{third}");
+        assert!(!pins.exists());
+    }
+}

@@ -107,12 +107,13 @@ impl Machine {
         let beaten = match Opened::of(&self.pins) {
             Ok(Opened::Current(edf)) => edf.beaten(),
             Ok(Opened::Other(_)) => return DeadlineSupport::None(OTHER.into()),
-            Ok(Opened::Absent) => match edf::supported() {
-                Ok(()) => {
-                    return DeadlineSupport::None(format!("no teiji agent keeps deadlines: {START}"));
-                }
-                Err(why) => return DeadlineSupport::Hfsc(why.to_string()),
-            },
+            Ok(Opened::Absent) => return lacking(format!("no teiji agent keeps deadlines: {START}")),
+            Err(teiji_bpf::Error::NotPermitted) => {
+                let pins = self.pins.display();
+                return lacking(format!(
+                    "only root may look into {pins}, so whether an agent keeps deadlines is not known; run it with sudo"
+                ));
+            }
             Err(why) => {
                 let pins = self.pins.display();
                 return DeadlineSupport::None(format!("what is pinned in {pins} cannot be told: {why}"));
@@ -236,6 +237,15 @@ impl Machine {
 /// What an operator does about pins of another version.
 const OTHER: &str = "links have channels of another version of teiji, which this one cannot read: \
                      `teiji rollback --force` removes them, and the agent then keeps new ones";
+
+/// What there is instead of teiji's qdisc: the kernel's own where it does not take teiji's, else nothing, with this
+/// reason.
+fn lacking(why: String) -> DeadlineSupport {
+    match edf::supported() {
+        Ok(()) => DeadlineSupport::None(why),
+        Err(missing) => DeadlineSupport::Hfsc(missing.to_string()),
+    }
+}
 
 /// What is wrong if the last beat was so long ago; `None`: nothing.
 fn silence(beaten: Option<Duration>) -> Option<String> {

@@ -23,7 +23,7 @@ pub enum Error {
     NoBtf,
     /// Not allowed.
     #[error(
-        "not permitted to load BPF programs: tracing needs CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN; run as root"
+        "not permitted to load or open BPF programs: that needs CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN; run as root"
     )]
     NotPermitted,
     /// The verifier or libbpf refused.

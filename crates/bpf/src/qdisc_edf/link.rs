@@ -13,7 +13,7 @@ const LIMIT_PACKETS: u32 = 10_000;
 /// Above this, bit/s, bytes times 10^9 divided by it says nothing any more.
 const MAX_RATE: u64 = 1_000_000_000_000;
 /// Longest deadline, and longest slack that says anything, ns.
-const MAX_TIME: u64 = 60_000_000_000;
+const MAX_TIME: u64 = 3_600_000_000_000;
 
 /// What is written for a link under one generation.
 pub(super) struct Written {
@@ -33,7 +33,7 @@ pub(super) fn written(d: &Deadlines, generation: u32) -> Result<Written, String>
         }
     }
     if d.slack > MAX_TIME {
-        return Err("its slack is longer than 60 s".into());
+        return Err("its slack is longer than 3600 s".into());
     }
     if d.channels.len() > MAX_CHANNELS {
         return Err(format!("it has {} channels; {MAX_CHANNELS} on all links is the most", d.channels.len()));
@@ -79,7 +79,7 @@ fn check(name: &str, c: &Channel) -> Result<(), String> {
         return Err(format!("its name is not of 1 to {MAX_NAME} bytes"));
     }
     if c.deadline == 0 || c.deadline > MAX_TIME {
-        return Err("its deadline is not between 1 ns and 60 s".into());
+        return Err("its deadline is not between 1 ns and 3600 s".into());
     }
     if c.rate == 0 || !c.rate.is_multiple_of(RATE_STEP) || c.rate > MAX_RATE {
         return Err(format!("its rate is not a multiple of {RATE_STEP} bit/s up to 1 Tbit/s"));
@@ -214,7 +214,7 @@ mod tests {
         refused(&|d| d.scheduler = Scheduler::Hfsc, "HFSC");
         refused(&|d| d.rate = 9, "multiple of 8");
         refused(&|d| d.realtime_max = MAX_RATE + 8, "1 Tbit/s");
-        refused(&|d| d.slack = MAX_TIME + 1, "60 s");
+        refused(&|d| d.slack = MAX_TIME + 1, "3600 s");
         refused(&|d| d.channels.get_mut("a").unwrap().rate = 0, "rate");
         refused(&|d| d.channels.get_mut("a").unwrap().deadline = 0, "deadline");
         refused(&|d| d.channels.get_mut("a").unwrap().burst = 1 << 32, "burst");

@@ -60,6 +60,10 @@ pub(super) fn write_queue(
         return rtnl.replace_root(device.index, &wanted.kind, &wanted.options).map_err(|e| match e {
             // Not the device, which was there just now.
             Errno::ENOENT => attempt.refused(e, "the kernel does not know that qdisc", "load its module"),
+            // Nor here: the qdisc says so of a device that it was not prepared for.
+            Errno::ENODEV if rtnl.segment_sizes(device.index).is_ok() => {
+                attempt.refused(e, "the qdisc does not take that device", "try again")
+            }
             e => failed(e, device, attempt),
         });
     }
