@@ -10,12 +10,19 @@
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::path::Path;
 use teiji_bpf::path_trace::{Setup, Tracer};
-use teiji_bpf::qdisc_edf::{Edf, Verified};
-use teiji_bpf::{Error, hooks};
+use teiji_bpf::qdisc_edf::{self, Edf};
+use teiji_bpf::{Error, Verified, hooks};
 use teiji_model::flow::Watch;
 
+/// Where the qdisc is pinned meanwhile.
+const PINS: &str = "/tmp/bpf/verify";
+
 fn main() {
+    if let Err(error) = teiji_experiments::programs::mount_pins(Path::new(PINS)) {
+        eprintln!("the qdisc cannot be pinned: {error:#}");
+    }
     let all = json!({
         "path_trace": told(path_trace()),
         "qdisc_edf": told(qdisc_edf()),
@@ -37,7 +44,10 @@ fn path_trace() -> Result<Loaded, Error> {
 
 /// The qdisc, registered, though no link has it.
 fn qdisc_edf() -> Result<Loaded, Error> {
-    Ok((Edf::load()?.verified()?, Vec::new()))
+    let pins = Path::new(PINS);
+    let (_, programs) = Edf::load(pins)?;
+    qdisc_edf::unpin(pins)?;
+    Ok((programs, Vec::new()))
 }
 
 fn told(loaded: Result<Loaded, Error>) -> Value {

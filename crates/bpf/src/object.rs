@@ -1,8 +1,16 @@
 //! Maps and programs of loaded objects, and values as the kernel half lays them out.
 use crate::Error;
-use crate::qdisc_edf::Verified;
 use libbpf_rs::{MapCore, MapHandle, Object};
 use std::os::fd::{AsFd, AsRawFd};
+
+/// What the verifier said of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// Its name.
+    pub program: String,
+    /// Instructions that the verifier walked through.
+    pub instructions: u32,
+}
 
 /// A map of a loaded object, by name.
 pub(crate) fn map(object: &Object, name: &str) -> Result<MapHandle, Error> {

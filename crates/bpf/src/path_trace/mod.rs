@@ -19,9 +19,9 @@ mod skeleton {
 use skeleton::types;
 
 use crate::Error;
+use crate::Verified;
 use crate::hooks::{Hook, KernelTypes};
 use crate::object::{self, bytes_of, map};
-use crate::qdisc_edf::Verified;
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, RingBuffer, RingBufferBuilder,
 };

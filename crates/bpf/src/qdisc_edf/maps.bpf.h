@@ -5,10 +5,13 @@
  *   written by the agent         written by the programs, under the qdisc's own lock
  *   settings: link            -> states: link     queues, pacing, flows, statistics
  *   matches:  fields          -> channels: index  token bucket, statistics
- *   beat
+ *   beat                         users
+ *   labels, registry             (not read by the programs)
  *
  * Settings are replaced as a whole (hash maps), so the programs see the old or the new ones and never a
- * mixture; the state beside them, and with it every queued packet, stays where it is.
+ * mixture; the state beside them, and with it every queued packet, stays where it is. The matches of the
+ * new ones are written beside the old under an id of their own, which the new settings name: one update
+ * changes a link's settings and all of its channels.
  */
 #ifndef TEIJI_QDISC_EDF_MAPS_H
 #define TEIJI_QDISC_EDF_MAPS_H
@@ -73,6 +76,8 @@ struct {
 	struct channel_settings channel_settings;
 	struct channel_state channel_state;
 	struct link_stats link_stats;
+	struct label label;
+	struct registry registry;
 } layouts SEC(".data.layouts");
 
 struct {
@@ -91,7 +96,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_CHANNELS);
+	__uint(max_entries, MAX_MATCHES);
 	__type(key, struct match_key);
 	__type(value, struct channel_settings);
 } matches SEC(".maps");
@@ -103,12 +108,38 @@ struct {
 	__type(value, struct channel_state);
 } channels SEC(".maps");
 
-/* When the agent last said that it lives. */
+/* By the index of `channels`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CHANNELS);
+	__type(key, u32);
+	__type(value, struct label);
+} labels SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, u32);
+	__type(value, struct registry);
+} registry SEC(".maps");
+
+/* When the agent last said that it lives. Mapped into the agent, which thus needs no privilege to beat; the
+ * same in every version, so that an agent can beat for the programs of another. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, u32);
 	__type(value, u64);
 } beat SEC(".maps");
+
+/* How many links have the qdisc; the same in every version as well. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} users SEC(".maps");
 
 #endif

@@ -303,7 +303,7 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 		file(st, p);
 	}
 
-	st->rate = link->rate;
+	st->rate = link->unpaced ? 0 : link->rate;
 	st->slack = link->slack;
 	st->credit = link->credit;
 	sch->q.qlen++;
@@ -376,7 +376,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	if (!fallback && st->rate && now < st->next_free) {
 		/* who changed the rate to none does not wait for an arrival */
 		link = bpf_map_lookup_elem(&settings, &key);
-		if (!link || link->rate) {
+		if (!link || (link->rate && !link->unpaced)) {
 			bpf_qdisc_watchdog_schedule(sch, st->next_free, 0);
 			return NULL;
 		}
@@ -444,6 +444,16 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	return skb;
 }
 
+/* One link more or less has the qdisc. */
+static __always_inline void count_user(s64 by)
+{
+	u32 zero = 0;
+	u64 *n = bpf_map_lookup_elem(&users, &zero);
+
+	if (n)
+		__sync_fetch_and_add(n, by);
+}
+
 SEC("struct_ops/edf_init")
 int BPF_PROG(edf_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext_ack *extack)
 {
@@ -462,6 +472,7 @@ int BPF_PROG(edf_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext
 	if (st->owner)
 		return -EBUSY;
 	st->owner = (u64)sch;
+	count_user(1);
 	return 0;
 }
 
@@ -521,8 +532,10 @@ void BPF_PROG(edf_destroy, struct Qdisc *sch)
 
 	key_of(sch, &key);
 	st = bpf_map_lookup_elem(&states, &key);
-	if (st && st->owner == (u64)sch)
+	if (st && st->owner == (u64)sch) {
 		st->owner = 0;
+		count_user(-1);
+	}
 }
 
 SEC(".struct_ops.link")
