@@ -374,6 +374,23 @@ fn a_killed_change_is_whole(host: &Host, driver: &Driver) {
     let entries = "bpftool -j map dump pinned /tmp/bpf/driver/edf/matches | grep -o '\"link\":' | wc -l";
     assert_eq!(host.run(entries).unwrap().text(), "2", "matches that no link uses");
     driver.line("detach va").unwrap();
+
+    // The same of channels that come and go, while packets pass.
+    driver.line("swap va 2").unwrap();
+    assert_eq!(driver.line("show va").unwrap(), second);
+    driver.line("detach va").unwrap();
+    let flow = "--flow 10.88.0.2:6000,rate=2000000,size=1470";
+    let load = host.spawn(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for 30 {flow}")).unwrap();
+    let said = host.run(&format!("bash -c '{}'", kills.replace("swap", "flip"))).unwrap().text();
+    let shown: Vec<&str> =
+        said.lines().filter(|l| l.starts_with('{') || *l == "null" || l.contains("error")).collect();
+    let of = |wanted: &str| shown.iter().filter(|l| **l == wanted).count();
+    eprintln!("killed changes: {} of {} left the link without channels", of("null"), shown.len());
+    assert_eq!((shown.len(), of("null") + of(&second)), (25, 25), "{said}");
+    load.kill().unwrap();
+    driver.line("tidy").unwrap();
+    driver.line("detach va").unwrap();
+    assert_eq!(host.run(entries).unwrap().text(), "0", "matches of a link without channels");
 }
 
 /// The product: `teiji agent` under load.
