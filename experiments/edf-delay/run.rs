@@ -84,6 +84,11 @@ fn judge(summary: &mut Summary, plan: &Plan, o: &Outcome) {
             demand(&plan.channels)
         ),
     );
+    let bounded = o.flows.iter().filter_map(|f| f.bound_us.map(|bound| f.max_us / bound)).fold(0.0, f64::max);
+    summary.claim(
+        bounded <= 1.0 && bounded > 0.0,
+        &format!("{name}: each arrived within what `teiji plan` had guaranteed (longest {bounded:.2} of it)"),
+    );
     let misses: u64 = o.flows.iter().filter_map(|f| f.misses).sum();
     let queued =
         o.flows.iter().filter_map(|f| f.queued_max_us.map(|q| q / f.deadline_us as f64)).fold(0.0, f64::max);

@@ -54,6 +54,8 @@ fn the_deadline_qdisc_keeps_its_word() {
         assert_eq!(o.flows.iter().filter_map(|f| f.misses).sum::<u64>(), 0, "missed in the queue: {o:?}");
         assert_eq!(o.flows.iter().filter_map(|f| f.excess).sum::<u64>(), 0, "over their rate: {o:?}");
         assert_eq!(o.failed(), 0, "late or lost from sender to receiver: {o:?}");
+        let within = |f: &traffic::Flow| f.max_us > 0.0 && f.bound_us.is_some_and(|bound| f.max_us <= bound);
+        assert!(o.flows.iter().all(within), "later than `teiji plan` guarantees: {o:?}");
         assert!(o.sent() > 2500 && o.best_effort >= 0.95, "{o:?}");
     }
     check("deadlines", begun);
