@@ -57,19 +57,11 @@ fn run(args: &Args) -> Result<bool> {
     summary.figure("seconds", begun.elapsed().as_secs())?;
     summary.rivals.insert("qdiscs".into(), serde_json::to_value(&others)?);
     summary.rivals.insert("paper".into(), summary::paper(include_str!("paper.csv"))?);
-    summary.write(&folder)?;
     let report = table::markdown(&outcomes);
-    summary::write(&folder.join("report.md"), &report)?;
     summary::write(&folder.join("flows.csv"), &table::csv(&outcomes))?;
     table::picture(&folder.join("six.svg"), six(1).name, &outcomes)?;
     table::picture(&folder.join("many.svg"), many(1).name, &outcomes)?;
-    println!("{report}");
-    println!("{}: {}", if summary.pass { "pass" } else { "FAIL" }, folder.join("summary.json").display());
-    if args.keep {
-        let kept = summary::keep(&folder, &summary, &report, "make experiment NAME=edf-delay KEEP=1")?;
-        println!("kept: {}", kept.display());
-    }
-    Ok(summary.pass)
+    summary.conclude(&folder, &report, args.keep.then_some("make experiment NAME=edf-delay KEEP=1"))
 }
 
 /// What is claimed of our own qdisc.
