@@ -9,6 +9,7 @@ use std::time::Instant;
 use teiji_experiments::edf_delay::net::{self, Driver};
 use teiji_experiments::edf_delay::{many, six, traffic};
 use teiji_lab::Host;
+use teiji_model::queue::MAX_LINKS;
 
 fn check(what: &str, begun: Instant) {
     eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
@@ -34,6 +35,8 @@ fn the_deadline_qdisc_keeps_its_word() {
     check("queues of a device and the size of its segments", begun);
     uplinks_bonds_and_taps_have_channels(&host, &driver);
     check("a bridge's uplink, a bond, a tap", begun);
+    slots_are_given_anew(&host, &driver);
+    check("as many links as there are slots", begun);
     a_killed_change_is_whole(&host, &driver);
     check("killed changes", begun);
     without_a_beat_it_is_a_fifo(&host, driver);
@@ -408,6 +411,43 @@ fn uplinks_bonds_and_taps_have_channels(host: &Host, driver: &Driver) {
         host.run(&format!("ip -n a link del {dev}")).unwrap().ok().unwrap();
     }
     host.run("ip netns del c").unwrap().ok().unwrap();
+}
+
+/// A link more than there are slots is refused, a slot that was left is taken, and nothing in it is its former link's.
+fn slots_are_given_anew(host: &Host, driver: &Driver) {
+    driver.line("link va rate=0").unwrap();
+    driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=5000 rate=40000000 burst=100000").unwrap();
+    assert_eq!(send(host, 5.0, "--flow 10.88.0.2:6000,rate=1000000 --count 10"), [10]);
+    assert_eq!(driver.stats("va").unwrap()["rt_packets"], 10);
+    driver.line("detach va").unwrap();
+
+    let all = format!("$(seq 0 {MAX_LINKS})");
+    let devices = |each: &str| {
+        host.run(&format!("ip netns exec a sh -ec 'for i in {all}; do {each}; done'")).unwrap().ok().unwrap()
+    };
+    devices("ip link add s$i type dummy; ip link set s$i up");
+    for i in 0..MAX_LINKS {
+        driver.line(&format!("link s{i} rate={}", (i + 1) * 8000)).unwrap();
+    }
+    let more = format!("link s{MAX_LINKS} rate=8000");
+    let refused = driver.try_line(&more).unwrap();
+    assert!(refused.contains(&format!("{MAX_LINKS} links have channels, which is the most")), "{refused}");
+    assert!(!root(host, &format!("s{MAX_LINKS}")).contains("teiji_edf"));
+    for i in 0..MAX_LINKS {
+        let stats = driver.stats(&format!("s{i}")).unwrap();
+        assert_eq!(stats["rt_packets"], 0, "s{i}: {stats}");
+        let shown: Value = serde_json::from_str(&driver.line(&format!("show s{i}")).unwrap()).unwrap();
+        assert_eq!(shown["rate"], (i + 1) * 8000, "s{i}: {shown}");
+    }
+    driver.line("detach s7").unwrap();
+    driver.line(&more).unwrap();
+    // Whose device is gone holds its slot until somebody tidies.
+    devices("ip link del s$i");
+    assert!(driver.try_line("link va rate=0").unwrap().contains("which is the most"));
+    driver.line("tidy").unwrap();
+    driver.line("link va rate=0").unwrap();
+    assert_eq!(driver.stats("va").unwrap()["rt_packets"], 0);
+    driver.line("detach va").unwrap();
 }
 
 /// Writers killed at any instant leave what was or what was to be, and nothing that stays.

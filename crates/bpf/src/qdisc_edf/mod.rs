@@ -12,14 +12,15 @@
 //!
 //! ## One change, one write
 //! `link_settings.id` names a *generation* of a link's matches. [`Edf::put_link`] writes all matches under a new one
-//! and the settings that name it last, so that whoever is killed on the way leaves what was or what shall be, and
-//! beside it matches that nothing names, which [`Edf::tidy`] removes. Writers exclude each other by flock(2) on
-//! the folder of the pins.
+//! and the settings that name it last (`slots`), so that whoever is killed on the way leaves what was or what shall
+//! be, and beside it matches that nothing names, which [`Edf::tidy`] removes. Writers exclude each other by flock(2)
+//! on the folder of the pins.
 //!
 //! | module | does |
 //! | --- | --- |
 //! | `shape`, `link` | channels in the form of the kernel half, and back |
 //! | `load` | verifies, registers and pins the programs |
+//! | `slots` | links: their settings, state and who has them |
 //! | `maps` | the maps by their types |
 //! | `netns` | which network namespace links are of |
 //! | `pins` | the folder that keeps them |
@@ -32,6 +33,7 @@ mod netns;
 mod pins;
 mod pulse;
 mod shape;
+mod slots;
 mod stats;
 
 /// Types shared with the C half, generated from the compiled object.
@@ -50,11 +52,11 @@ use crate::Error;
 use crate::object::{bytes_of, value_of};
 use maps::{Map, Registry};
 use pins::Pins;
+use slots::Slots;
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem::offset_of;
 use std::path::Path;
 use std::time::Duration;
-use teiji_model::queue::{Deadlines, MAX_CHANNELS};
+use teiji_model::queue::{Deadlines, MAX_CHANNELS, MAX_LINKS};
 
 /// Name of the qdisc kind, as `tc qdisc` shows it.
 pub const KIND: &str = "teiji_edf";
@@ -66,8 +68,7 @@ pub const BEAT_LIMIT: Duration = Duration::from_secs(2);
 /// The pinned programs' settings and state.
 pub struct Edf {
     pins: Pins,
-    settings: Map,
-    states: Map,
+    slots: Slots,
     matches: Map,
     channels: Map,
     labels: Map,
@@ -110,8 +111,7 @@ impl Edf {
     fn open(pins: Pins, registry: Registry) -> Result<Edf, Error> {
         let map = |name| Map::open(&pins.current(name), name);
         Ok(Edf {
-            settings: map("settings")?,
-            states: map("states")?,
+            slots: Slots::open(&pins)?,
             matches: map("matches")?,
             channels: map("channels")?,
             labels: map("labels")?,
@@ -155,20 +155,28 @@ impl Edf {
         let _lock = self.pins.lock()?;
         let generation = self.next_generation()?;
         let written = link::written(wanted, generation).map_err(refuse)?;
+        let own = self.slots.of(&self.key(ifindex))?;
+        let Some(slot) = own.map_or_else(|| self.slots.free(), |slot| Ok(Some(slot)))? else {
+            return Err(refuse(format!(
+                "{MAX_LINKS} links have channels, which is the most; take those of another away"
+            )));
+        };
         let ids = self.claim(ifindex, wanted)?.ok_or_else(|| {
             refuse(format!(
                 "all links together would have more than {MAX_CHANNELS} channels, which is the most"
             ))
         })?;
-        let done = self.write_link(ifindex, wanted, &written, &ids);
+        let done = self.write_matches(wanted, &written, &ids).and_then(|()| match own {
+            Some(_) => self.slots.put(slot, &written.settings),
+            None => self.slots.give(slot, &self.key(ifindex), &written.settings),
+        });
         // The former generation's, or if that failed the new one's.
         let tidied = self.collect();
         done.and(tidied)
     }
 
-    fn write_link(
+    fn write_matches(
         &self,
-        ifindex: u32,
         wanted: &Deadlines,
         written: &link::Written,
         ids: &BTreeMap<String, u32>,
@@ -179,11 +187,7 @@ impl Edf {
                 self.matches.put(bytes_of(key), bytes_of(&settings))?;
             }
         }
-        let key = self.key(ifindex);
-        if self.states.get(bytes_of(&key))?.is_none() {
-            self.states.put(bytes_of(&key), &self.states.zeros())?;
-        }
-        self.settings.put(bytes_of(&key), bytes_of(&written.settings))
+        Ok(())
     }
 
     /// The settings and channels of a link, as the kernel half has them; `None` if it has none.
@@ -201,14 +205,17 @@ impl Edf {
     /// [`Error::Refused`] if it has it; [`Error::Kernel`].
     pub fn remove_link(&self, ifindex: u32) -> Result<(), Error> {
         let _lock = self.pins.lock()?;
-        let key = self.key(ifindex);
-        if self.has(ifindex)? {
-            return Err(Error::Refused {
-                doing: format!("forget the channels of interface {ifindex}"),
-                reason: format!("it has the qdisc {KIND}"),
-            });
+        if let Some(slot) = self.slots.of(&self.key(ifindex))? {
+            if self.slots.owner(slot)? == 0 {
+                self.slots.take(&[(self.key(ifindex), slot)])?;
+            }
+            if self.slots.owner(slot)? != 0 {
+                return Err(Error::Refused {
+                    doing: format!("forget the channels of interface {ifindex}"),
+                    reason: format!("it has the qdisc {KIND}"),
+                });
+            }
         }
-        self.forget(&key)?;
         self.collect()
     }
 
@@ -219,9 +226,11 @@ impl Edf {
     /// [`Error::Kernel`].
     pub fn unpace(&self, ifindex: u32) -> Result<(), Error> {
         let _lock = self.pins.lock()?;
-        let Some(settings) = self.settings_of(ifindex)? else { return Ok(()) };
-        let settings = types::link_settings { unpaced: 1, ..settings };
-        self.settings.put(bytes_of(&self.key(ifindex)), bytes_of(&settings))
+        let Some(slot) = self.slots.of(&self.key(ifindex))? else { return Ok(()) };
+        let settings = types::link_settings { unpaced: 1, ..self.slots.settings(slot)? };
+        self.slots.put(slot, &settings)?;
+        maps::wait_for_programs();
+        Ok(())
     }
 
     /// Whether a link has the qdisc, and by these programs.
@@ -229,7 +238,8 @@ impl Edf {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn has(&self, ifindex: u32) -> Result<bool, Error> {
-        Ok(self.owner(&self.key(ifindex))? != 0)
+        let slot = self.slots.of(&self.key(ifindex))?;
+        slot.map_or(Ok(false), |slot| Ok(self.slots.owner(slot)? != 0))
     }
 
     /// Links of this network namespace that have the qdisc, by their indices.
@@ -238,8 +248,8 @@ impl Edf {
     /// [`Error::Kernel`].
     pub fn links(&self) -> Result<Vec<u32>, Error> {
         let mut links = Vec::new();
-        for key in self.settings.keys::<types::link_key>() {
-            if key.netns == self.netns && self.owner(&key)? != 0 {
+        for (key, slot) in self.slots.all()? {
+            if key.netns == self.netns && self.slots.owner(slot)? != 0 {
                 links.push(key.ifindex);
             }
         }
@@ -253,18 +263,17 @@ impl Edf {
     /// [`Error::Kernel`].
     pub fn tidy(&self) -> Result<(), Error> {
         let _lock = self.pins.lock()?;
-        for (key, settings) in self.settings.entries::<types::link_key, types::link_settings>()? {
-            if settings.unpaced != 0 {
-                let paced = types::link_settings { unpaced: 0, ..settings };
-                self.settings.put(bytes_of(&key), bytes_of(&paced))?;
+        let mut left = Vec::new();
+        for (key, slot) in self.slots.all()? {
+            let settings = self.slots.settings(slot)?;
+            if self.slots.owner(slot)? == 0 {
+                left.push((key, slot));
+            } else if settings.unpaced != 0 {
+                self.slots.put(slot, &types::link_settings { unpaced: 0, ..settings })?;
             }
         }
-        for map in [&self.settings, &self.states] {
-            for key in map.keys::<types::link_key>() {
-                if self.owner(&key)? == 0 {
-                    self.forget(&key)?;
-                }
-            }
+        if !left.is_empty() {
+            self.slots.take(&left)?;
         }
         self.collect()
     }
@@ -284,15 +293,13 @@ impl Edf {
         Ok(all)
     }
 
-    /// What has become of all packets of a link since it got the qdisc; `None` if it does not have it.
+    /// What has become of all packets of a link since its first channels; `None` if it has none.
     ///
     /// # Errors
     /// [`Error::Kernel`].
     pub fn link_stats(&self, ifindex: u32) -> Result<Option<LinkStats>, Error> {
-        let Some(bytes) = self.states.get(bytes_of(&self.key(ifindex)))? else { return Ok(None) };
-        let at = offset_of!(types::link_state, stats);
-        let stats = value_of::<types::link_stats>(bytes.get(at..).unwrap_or_default());
-        Ok(Some(LinkStats::from(&stats)))
+        let Some(slot) = self.slots.of(&self.key(ifindex))? else { return Ok(None) };
+        Ok(Some(LinkStats::from(&self.slots.stats(slot)?)))
     }
 
     fn key(&self, ifindex: u32) -> types::link_key {
@@ -300,13 +307,7 @@ impl Edf {
     }
 
     fn settings_of(&self, ifindex: u32) -> Result<Option<types::link_settings>, Error> {
-        Ok(self.settings.get(bytes_of(&self.key(ifindex)))?.map(|bytes| value_of(&bytes)))
-    }
-
-    /// The qdisc that uses a link's state; 0 if none does.
-    fn owner(&self, key: &types::link_key) -> Result<u64, Error> {
-        let bytes = self.states.get(bytes_of(key))?.unwrap_or_default();
-        Ok(value_of(bytes.get(offset_of!(types::link_state, owner)..).unwrap_or_default()))
+        self.slots.of(&self.key(ifindex))?.map(|slot| self.slots.settings(slot)).transpose()
     }
 
     fn name(&self, id: u32) -> Result<String, Error> {
@@ -329,8 +330,7 @@ impl Edf {
 
     /// Generations that settings name.
     fn generations(&self) -> Result<BTreeSet<u32>, Error> {
-        let all = self.settings.entries::<types::link_key, types::link_settings>()?;
-        Ok(all.into_iter().map(|(_, settings)| settings.id).collect())
+        self.slots.all()?.into_iter().map(|(_, slot)| Ok(self.slots.settings(slot)?.id)).collect()
     }
 
     /// Indices of the channels of some generations.
@@ -373,12 +373,6 @@ impl Edf {
         Ok(Some(ids))
     }
 
-    /// Removes what the kernel half looks up for a link. Packets that it still held are freed with its state.
-    fn forget(&self, key: &types::link_key) -> Result<(), Error> {
-        self.settings.delete(bytes_of(key))?;
-        self.states.delete(bytes_of(key))
-    }
-
     /// Removes matches that no settings name.
     fn collect(&self) -> Result<(), Error> {
         maps::wait_for_programs();
@@ -403,6 +397,8 @@ mod tests {
         assert_eq!((bound("channels"), bound("labels")), (MAX_CHANNELS, MAX_CHANNELS));
         // Two IP versions, two generations.
         assert_eq!(bound("matches"), 4 * MAX_CHANNELS);
+        assert_eq!((bound("slots"), bound("current"), bound("states")), (MAX_LINKS, MAX_LINKS, MAX_LINKS));
+        assert_eq!(bound("settings"), MAX_LINKS * slots::SETTINGS_PER_LINK as usize);
         assert_eq!(size_of::<types::label>(), teiji_model::queue::MAX_NAME + 1);
         assert!(maps::NAMES.iter().all(|name| object.maps().any(|m| m.name() == *name)));
     }
