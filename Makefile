@@ -4,12 +4,12 @@
 .PHONY: help deps build test soak bench lab lab-prepare demo experiment experiments
 
 CARGO ?= cargo
-# Options of `make lab`, for example: make lab LAB="--guests 2 --sriov"
+# Options of `make lab`, for example: make lab LAB="--kernel stable --guests 2 --sriov"
 LAB ?= --guests 1
 # Of `make experiment`: which one; KEEP=1 copies the run into experiments/runs/.
 NAME ?= path
 KEEP ?=
-EXPERIMENTS = path apply admission edf-delay
+EXPERIMENTS = path apply admission edf-delay edf-cost
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,37 +1,58 @@
 //! `edf`: drives the deadline qdisc by lines on its standard input, in the network namespace that it is started in.
 //!
 //! ```text
-//! link DEV key=value ...           attach, or change if attached: rate slack_us credit_us rt_rate rt_burst limit
-//! channel DEV NAME key=value ...   add or change: from to (address/prefix:port) deadline_us rate burst
+//! link DEV key=value ...           attach, or change if attached: rate slack_us rt_rate
+//! channel DEV NAME key=value ...   add or change: from to (address/prefix:port) proto deadline_us rate burst
 //! remove DEV NAME                  remove a channel
-//! detach DEV                       the former root qdisc
+//! detach DEV                       the former root qdisc, or the kernel's default
+//! swap DEV N                       change between two sets of channels, N times
+//! gso DEV BYTES                    set gso_max_size; answers what it was
+//! tidy                             as every teiji does before it changes something
 //! silence · speak                  stop telling the kernel half that this process lives, and go on
-//! stats DEV · verified             as a line of JSON
+//! stats DEV · show DEV · verified  as a line of JSON
 //! ```
-//! Each line is answered by one line, `ok`, JSON, or `error: ...`, and one with `#` and the line's number. It ends with its input and leaves the links as
-//! they are then.
+//! Each line is answered by one line, `ok`, JSON, or `error: ...`, and one with `#` and the line's number. It ends
+//! with its input and leaves the links as they are then.
+//!
+//! It is a process that is agent and apply in one. `edf PINS` keeps the qdisc in that folder of a BPF file system,
+//! which it mounts if there is none; `edf PINS once LINE` does one line and ends, without a beat.
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::BufRead;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
-use teiji_bpf::qdisc_edf::{Channel, Edf, End, LinkSettings};
+use teiji_agent::apply::Host;
+use teiji_agent::machine::Machine;
+use teiji_bpf::Verified;
+use teiji_bpf::qdisc_edf::{Edf, Opened};
+use teiji_host::Root;
+use teiji_model::policy::Endpoint;
+use teiji_model::queue::{Channel, Deadlines, Device, Queue, RATE_STEP, Scheduler, Stock};
+use teiji_model::setting;
+use teiji_model::setting::Setting;
 
 /// Half of what is the longest safe time.
 const BEAT: Duration = Duration::from_millis(500);
+/// In the lab's own memory.
+const PINS: &str = "/tmp/bpf/driver";
 
 fn main() -> ExitCode {
-    let edf = match Edf::load() {
-        Ok(edf) => edf,
-        Err(error) => {
-            println!("error: {error}");
-            return ExitCode::FAILURE;
-        }
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let pins = words.first().map_or(PINS, String::as_str);
+    let done = match &words[..] {
+        [] | [_] => State::new(Path::new(pins), true).and_then(run),
+        [_, once, line @ ..] if once == "once" => State::new(Path::new(pins), false).and_then(|mut state| {
+            println!("{}", state.obey(&line.join(" "))?);
+            Ok(())
+        }),
+        _ => Err(anyhow::anyhow!("usage: edf [PINS [once LINE]]")),
     };
-    match run(edf) {
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("error: {error:#}");
@@ -40,7 +61,140 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(mut edf: Edf) -> Result<()> {
+struct State {
+    edf: Edf,
+    machine: Machine,
+    verified: Vec<Verified>,
+    /// What links had before, by index.
+    before: BTreeMap<u32, setting::Value>,
+    silent: bool,
+}
+
+impl State {
+    fn new(pins: &Path, load: bool) -> Result<State> {
+        teiji_experiments::programs::mount_pins(pins)?;
+        let (edf, verified) = match Opened::of(pins)? {
+            Opened::Current(edf) => (*edf, Vec::new()),
+            Opened::Absent if load => Edf::load(pins)?,
+            Opened::Absent => bail!("nothing is pinned in {}", pins.display()),
+            Opened::Other(_) => bail!("{} has another version", pins.display()),
+        };
+        let machine = Machine::new(Root::default(), pins);
+        Ok(State { edf, machine, verified, before: BTreeMap::new(), silent: false })
+    }
+
+    /// What a link has; nothing, if that is not channels.
+    fn deadlines(&self, device: &Device) -> Result<Option<Deadlines>> {
+        match self.machine.read(&Setting::Queue(device.clone()))? {
+            setting::Value::Queue(Queue::Deadlines(d)) => Ok(Some(*d)),
+            _ => Ok(None),
+        }
+    }
+
+    fn put(&self, device: &Device, d: Deadlines) -> Result<()> {
+        let setting = Setting::Queue(device.clone());
+        let wanted = setting::Value::Queue(Queue::Deadlines(Box::new(d)));
+        self.machine.write(&setting, &wanted)?;
+        let got = self.machine.read(&setting)?;
+        if got != wanted {
+            bail!("read back {got:?}, not {wanted:?}");
+        }
+        Ok(())
+    }
+
+    /// Changes a link that has channels.
+    fn change(&self, dev: &str, change: impl FnOnce(&mut Deadlines) -> Result<()>) -> Result<()> {
+        let device = device(dev)?;
+        let mut d = self.deadlines(&device)?.with_context(|| format!("{dev} has no channels"))?;
+        change(&mut d)?;
+        self.put(&device, d)
+    }
+
+    fn obey(&mut self, line: &str) -> Result<String> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match &words[..] {
+            ["link", dev, settings @ ..] => {
+                let device = device(dev)?;
+                let present = self.machine.read(&Setting::Queue(device.clone()))?;
+                let had = match &present {
+                    setting::Value::Queue(Queue::Deadlines(d)) => Some((**d).clone()),
+                    _ => None,
+                };
+                let attach = had.is_none();
+                self.put(&device, link(settings, had)?)?;
+                if attach {
+                    self.before.insert(device.index, present);
+                }
+            }
+            ["channel", dev, name, settings @ ..] => {
+                let channel = a_channel(settings)?;
+                self.change(dev, |d| {
+                    d.channels.insert((*name).into(), channel);
+                    Ok(())
+                })?;
+            }
+            ["remove", dev, name] => self.change(dev, |d| {
+                d.channels.remove(*name).with_context(|| format!("{dev} has none of that name"))?;
+                Ok(())
+            })?,
+            ["detach", dev] => {
+                let device = device(dev)?;
+                let default = Stock { kind: "noqueue".into(), chosen: false, options: Vec::new() };
+                let before = self.before.remove(&device.index);
+                let before = before.unwrap_or(setting::Value::Queue(Queue::Stock(Box::new(default))));
+                self.machine.write(&Setting::Queue(device), &before)?;
+            }
+            ["swap", dev, times] => {
+                let device = device(dev)?;
+                for n in 0..times.parse()? {
+                    self.put(&device, swapped(n % 2 == 1)?)?;
+                }
+            }
+            ["tidy"] => self.machine.tidy(),
+            ["gso", dev, size] => {
+                let setting = Setting::SegmentSize(device(dev)?);
+                let before = self.machine.read(&setting)?;
+                self.machine.write(&setting, &setting::Value::Bytes(size.parse()?))?;
+                return Ok(before.to_string());
+            }
+            ["silence"] => self.silent = true,
+            ["speak"] => self.silent = false,
+            ["stats", dev] => return Ok(self.stats(device(dev)?.index)?.to_string()),
+            ["show", dev] => return Ok(serde_json::to_string(&self.deadlines(&device(dev)?)?)?),
+            ["verified"] => {
+                let all: BTreeMap<&str, u32> =
+                    self.verified.iter().map(|v| (v.program.as_str(), v.instructions)).collect();
+                return Ok(json!(all).to_string());
+            }
+            _ => bail!("`{}` is no command", line.escape_debug()),
+        }
+        Ok("ok".into())
+    }
+
+    fn stats(&self, index: u32) -> Result<Value> {
+        let link = self.edf.link_stats(index)?.context("it has no channels")?;
+        let mut all = serde_json::to_value(link)?;
+        all["channels"] = serde_json::to_value(self.edf.channel_stats(index)?)?;
+        Ok(all)
+    }
+}
+
+/// One of two sets of channels that share but one.
+fn swapped(second: bool) -> Result<Deadlines> {
+    let (lines, rate) = if second {
+        (["b to=10.88.0.2/32:6001", "c to=fd88:0::/64 rate=8000"], "rate=20000000")
+    } else {
+        (["a to=10.88.0.2/32:6000", "b from=10.88.0.0/16"], "rate=50000000")
+    };
+    let mut d = link(&[rate], None)?;
+    for line in lines {
+        let words: Vec<&str> = line.split(' ').collect();
+        d.channels.insert(words[0].into(), a_channel(&words[1..])?);
+    }
+    Ok(d)
+}
+
+fn run(mut state: State) -> Result<()> {
     let (lines, incoming) = channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(|l| l.ok()) {
@@ -50,16 +204,15 @@ fn run(mut edf: Edf) -> Result<()> {
         }
     });
     println!("loaded");
-    let mut names = BTreeMap::new();
-    let (mut silent, mut number) = (false, 0);
+    let mut number = 0;
     loop {
-        if !silent {
-            edf.beat()?;
+        if !state.silent {
+            state.edf.beat();
         }
         match incoming.recv_timeout(BEAT) {
             Ok(line) => {
                 number += 1;
-                let answer = obey(&mut edf, &mut names, &mut silent, &line);
+                let answer = state.obey(&line);
                 println!("{}\n#{number}", answer.unwrap_or_else(|e| format!("error: {e:#}")));
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -68,130 +221,68 @@ fn run(mut edf: Edf) -> Result<()> {
     }
 }
 
-fn obey(
-    edf: &mut Edf,
-    names: &mut BTreeMap<u32, Vec<String>>,
-    silent: &mut bool,
-    line: &str,
-) -> Result<String> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    match &words[..] {
-        ["link", dev, settings @ ..] => {
-            let (index, settings) = (ifindex(dev)?, link(settings)?);
-            if edf.links().contains(&index) {
-                edf.set_link(index, &settings)?;
-            } else {
-                edf.attach(index, &settings)?;
-            }
-        }
-        ["channel", dev, name, settings @ ..] => {
-            let index = ifindex(dev)?;
-            edf.put_channel(index, name, &a_channel(settings)?)?;
-            let known = names.entry(index).or_default();
-            if !known.iter().any(|n| n == name) {
-                known.push((*name).into());
-            }
-        }
-        ["remove", dev, name] => {
-            edf.remove_channel(ifindex(dev)?, name)?;
-            names.entry(ifindex(dev)?).or_default().retain(|n| n != name);
-        }
-        ["detach", dev] => {
-            edf.detach(ifindex(dev)?)?;
-            names.remove(&ifindex(dev)?);
-        }
-        ["silence"] => *silent = true,
-        ["speak"] => *silent = false,
-        ["stats", dev] => {
-            let index = ifindex(dev)?;
-            return Ok(stats(edf, index, names.get(&index).map_or(&[], Vec::as_slice))?.to_string());
-        }
-        ["verified"] => {
-            let all: BTreeMap<String, u32> =
-                edf.verified()?.into_iter().map(|v| (v.program, v.instructions)).collect();
-            return Ok(json!(all).to_string());
-        }
-        _ => bail!("`{}` is no command", line.escape_debug()),
-    }
-    Ok("ok".into())
-}
-
-fn ifindex(dev: &str) -> Result<u32> {
-    nix::net::if_::if_nametoindex(dev)
-        .with_context(|| format!("there is no interface {}", dev.escape_debug()))
+fn device(dev: &str) -> Result<Device> {
+    let index = nix::net::if_::if_nametoindex(dev)
+        .with_context(|| format!("there is no interface {}", dev.escape_debug()))?;
+    Ok(Device { name: dev.into(), index })
 }
 
 fn pairs<'a>(words: &[&'a str]) -> Result<Vec<(&'a str, &'a str)>> {
     words.iter().map(|w| w.split_once('=').with_context(|| format!("`{w}` is not key=value"))).collect()
 }
 
-fn link(words: &[&str]) -> Result<LinkSettings> {
-    let mut s = LinkSettings::default();
+fn link(words: &[&str], had: Option<Deadlines>) -> Result<Deadlines> {
+    let mut d = had.unwrap_or(Deadlines {
+        scheduler: Scheduler::Edf,
+        rate: 0,
+        slack: 2_000_000,
+        realtime_max: 0,
+        channels: BTreeMap::new(),
+    });
     for (key, value) in pairs(words)? {
         let number: u64 = value.parse().with_context(|| format!("`{value}` is no number"))?;
         match key {
-            "rate" => s.rate = number,
-            "slack_us" => s.slack = Duration::from_micros(number),
-            "credit_us" => s.credit = Duration::from_micros(number),
-            "rt_rate" => s.rt_rate = number,
-            "rt_burst" => s.rt_burst = number,
-            "limit" => s.limit_bytes = u32::try_from(number)?,
+            "rate" => d.rate = number,
+            "slack_us" => d.slack = number * 1000,
+            "rt_rate" => d.realtime_max = number,
             _ => bail!("`{key}` is no setting of a link"),
         }
     }
-    Ok(s)
+    Ok(d)
 }
 
-fn end(text: &str) -> Result<End> {
+fn end(text: &str) -> Result<Endpoint> {
     let (address, rest) = text.split_once('/').context("an end is address/prefix or address/prefix:port")?;
     let (prefix, port) = rest.split_once(':').map_or((rest, None), |(prefix, port)| (prefix, Some(port)));
-    Ok(End { addr: address.parse()?, prefix: prefix.parse()?, port: port.map(str::parse).transpose()? })
+    let prefix: u8 = prefix.parse()?;
+    // Bits beyond the prefix are 0, as the policy's parser has them.
+    let address = match address.parse()? {
+        IpAddr::V4(a) => {
+            let mask = u32::MAX.checked_shl(32u32.saturating_sub(prefix.into())).unwrap_or(0);
+            Ipv4Addr::from(u32::from(a) & mask).into()
+        }
+        IpAddr::V6(a) => {
+            let mask = u128::MAX.checked_shl(128u32.saturating_sub(prefix.into())).unwrap_or(0);
+            Ipv6Addr::from(u128::from(a) & mask).into()
+        }
+    };
+    Ok(Endpoint { address, prefix, port: port.map(str::parse).transpose()? })
 }
 
 fn a_channel(words: &[&str]) -> Result<Channel> {
-    let any = end("0.0.0.0/0")?;
-    let mut c = Channel {
-        from: any,
-        to: any,
-        proto: Some(17),
-        deadline: Duration::from_millis(10),
-        rate: 1_000_000,
-        burst: 1600,
-    };
+    let mut c =
+        Channel { from: None, to: None, proto: Some(17), deadline: 10_000_000, rate: 1_000_000, burst: 1600 };
     for (key, value) in pairs(words)? {
         match key {
-            "from" => c.from = end(value)?,
-            "to" => c.to = end(value)?,
+            "from" => c.from = Some(end(value)?),
+            "to" => c.to = Some(end(value)?),
             "proto" => c.proto = Some(value.parse()?),
-            "deadline_us" => c.deadline = Duration::from_micros(value.parse()?),
-            "rate" => c.rate = value.parse()?,
+            "deadline_us" => c.deadline = value.parse::<u64>()? * 1000,
+            // In whole bytes a second, and no less than asked for.
+            "rate" => c.rate = value.parse::<u64>()?.next_multiple_of(RATE_STEP),
             "burst" => c.burst = value.parse()?,
             _ => bail!("`{key}` is no setting of a channel"),
         }
     }
-    if words.iter().all(|w| !w.starts_with("from=")) && c.to.addr.is_ipv6() {
-        c.from = end("::/0")?;
-    }
-    Ok(c)
-}
-
-fn stats(edf: &Edf, index: u32, names: &[String]) -> Result<Value> {
-    let link = edf.link_stats(index)?;
-    let mut channels = serde_json::Map::new();
-    for name in names {
-        let c = edf.channel_stats(index, name)?;
-        channels.insert(
-            name.clone(),
-            json!({
-                "packets": c.packets, "bytes": c.bytes, "delay_max": c.delay_max, "delay_sum": c.delay_sum,
-                "misses": c.misses, "excess": c.excess, "drops": c.drops, "delay": c.delay,
-            }),
-        );
-    }
-    Ok(json!({
-        "rt_packets": link.rt_packets, "rt_bytes": link.rt_bytes, "be_packets": link.be_packets,
-        "be_bytes": link.be_bytes, "rt_drops": link.rt_drops, "be_drops": link.be_drops, "capped": link.capped,
-        "fallback_packets": link.fallback_packets, "fallbacks": link.fallbacks, "largest": link.largest,
-        "rt_queued": link.rt_queued, "be_queued": link.be_queued, "channels": channels,
-    }))
+    Ok(c.normal())
 }

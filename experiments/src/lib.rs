@@ -13,12 +13,14 @@
 //! | [`pcap`] | reads captures, and pairs requests with responses in them, independently of teiji |
 //! | [`tracing`] | runs `teiji trace` in the lab; reads reports and recordings |
 //! | [`load`] | echo servers, SIP servers, callers, hogs |
-//! | [`admission`], [`apply`], [`edf_delay`], [`path`] | the experiments of those names |
+//! | [`admission`], [`apply`], [`edf_cost`], [`edf_delay`], [`path`] | the experiments of those names |
 
 #[path = "../admission/mod.rs"]
 pub mod admission;
 #[path = "../apply/mod.rs"]
 pub mod apply;
+#[path = "../edf-cost/mod.rs"]
+pub mod edf_cost;
 #[path = "../edf-delay/mod.rs"]
 pub mod edf_delay;
 pub mod load;

@@ -49,3 +49,23 @@ pub fn folder() -> Result<PathBuf> {
     }
     Ok(folder)
 }
+
+/// Mounts a BPF file system above `pins`, if there is none.
+///
+/// # Errors
+/// Without root.
+pub fn mount_pins(pins: &Path) -> Result<()> {
+    let above = pins.parent().context("a folder of a BPF file system")?;
+    std::fs::create_dir_all(above)?;
+    if nix::sys::statfs::statfs(above)?.filesystem_type() != nix::sys::statfs::BPF_FS_MAGIC {
+        nix::mount::mount(
+            Some("bpf"),
+            above,
+            Some("bpf"),
+            nix::mount::MsFlags::empty(),
+            Option::<&str>::None,
+        )
+        .context("mount a BPF file system")?;
+    }
+    Ok(())
+}

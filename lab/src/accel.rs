@@ -10,6 +10,7 @@ use crate::{
     initramfs,
     machine::{Accel, Machine},
     progress::Step,
+    recipe::Kernel,
     rootfs::Prepared,
 };
 
@@ -51,7 +52,7 @@ fn probe(prepared: &Prepared) -> Result<bool> {
     let folder = cache::folder()?.join("probe");
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).doing(|| format!("make {}", folder.display()))?;
-    initramfs::write(prepared, &[], &folder.join("initrd"))?;
+    initramfs::write(prepared, Kernel::default(), &[], &folder.join("initrd"))?;
     let machine = Machine::start_probe(prepared, &folder)?;
     machine.wait(LIMIT);
     machine.kill();

@@ -3,8 +3,8 @@
 //! ```text
 //! <cache>/prepare.lock     held while a root file system is made
 //! <cache>/lab.lock         held while a lab host runs: one at a time, so that timings are not disturbed
-//! <cache>/lab-<key>/       one per recipe: root/ (file system), root.erofs (its image), initramfs.cpio,
-//!                          kernel (its version)
+//! <cache>/lab-<key>/       one per recipe: root/ (file system), root.erofs (its image),
+//!                          initramfs-<kernel>.cpio
 //! <cache>/run/             sockets, console log and initial RAM disk of the running lab host
 //! ```
 

@@ -11,7 +11,7 @@ use crate::{
     host::{Host, Output, USUAL_LIMIT, shell},
     progress::Step,
     proto::Request,
-    recipe::VMLINUX,
+    recipe::Kernel,
 };
 
 /// What guest to start.
@@ -114,7 +114,7 @@ impl<'h> Guest<'h> {
 
     fn boot(host: &'h Host, spec: &GuestSpec, number: u32) -> Result<Guest<'h>> {
         let fault = |why: String| Error::Guest { name: spec.name.clone(), why };
-        let started = host.run(&start_script(spec, number))?.ok();
+        let started = host.run(&start_script(spec, number, host.which_kernel()))?.ok();
         let pid = started
             .map_err(|e| fault(format!("did not start: {e}")))?
             .parse()
@@ -322,18 +322,19 @@ fn tap(name: &str, nic: u32) -> String {
 }
 
 /// Starts the guest's QEMU in the background and writes its process id.
-fn start_script(spec: &GuestSpec, number: u32) -> String {
+fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
     let name = &spec.name;
     let mut s = format!("set -e\nd=/run/teiji/guests/{name}\nmkdir -p $d\n");
     let mut qemu = format!(
         "qemu-system-x86_64 -name {name},debug-threads=on -nodefaults -no-user-config -display none -no-reboot \
          -machine q35,hpet=off -accel kvm -cpu host -smp {} -m {} -daemonize -pidfile $d/pid \
-         -kernel /{VMLINUX} -initrd /run/teiji/boot/initrd -serial file:$d/console.log \
+         -kernel /{} -initrd /run/teiji/boot/initrd -serial file:$d/console.log \
          -qmp unix:$d/qmp.sock,server=on,wait=off -device virtio-rng-pci -device vhost-vsock-pci,guest-cid={} \
          -drive if=none,id=root,format=raw,readonly=on,cache=unsafe,file=/dev/vda \
          -device virtio-blk-pci,drive=root,serial=root",
         spec.vcpus,
         spec.mem_mb,
+        kernel.vmlinux(),
         100 + number,
     );
     let mut addresses = Vec::new();

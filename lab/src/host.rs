@@ -24,6 +24,7 @@ use crate::{
     priority::Preference,
     progress::Step,
     proto::{Request, Size},
+    recipe::Kernel,
     rootfs,
 };
 
@@ -40,6 +41,8 @@ pub enum Mode {
 /// What lab host to boot.
 #[derive(Debug, Clone)]
 pub struct Spec {
+    /// Which kernel it and its guests run.
+    pub kernel: Kernel,
     /// Processors, on two NUMA nodes.
     pub cpus: u32,
     /// Memory, MiB.
@@ -56,7 +59,15 @@ pub struct Spec {
 
 impl Default for Spec {
     fn default() -> Spec {
-        Spec { cpus: 4, mem_mb: 6144, mode: Mode::Wall, bin_dir: None, out_dir: None, sriov: false }
+        Spec {
+            kernel: Kernel::default(),
+            cpus: 4,
+            mem_mb: 6144,
+            mode: Mode::Wall,
+            bin_dir: None,
+            out_dir: None,
+            sriov: false,
+        }
     }
 }
 
@@ -110,7 +121,8 @@ const BOOTS: u32 = 3;
 pub struct Host {
     pool: Arc<Pool>,
     machine: Machine,
-    kernel: String,
+    kernel: Kernel,
+    version: String,
     accelerated: bool,
     guests: AtomicU32,
     _lock: Lock,
@@ -145,20 +157,20 @@ impl Host {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(folder.join("boot")).doing(|| format!("make {}", folder.display()))?;
         let program = fs::read(&agent).doing(|| format!("read {}", agent.display()))?;
-        initramfs::write(&prepared, &program, &folder.join("boot/initrd"))?;
+        initramfs::write(&prepared, spec.kernel, &program, &folder.join("boot/initrd"))?;
         let step = Step::begin(&format!(
             "booting the lab host: kernel {}, {} CPUs, {} MiB, {}",
-            prepared.kernel(),
+            prepared.version(spec.kernel),
             spec.cpus,
             spec.mem_mb,
             if accel == Accel::Kvm { "KVM" } else { "emulated" }
         ));
         let mut boots = 1;
-        let (machine, pool, kernel) = loop {
+        let (machine, pool, version) = loop {
             let machine = Machine::start(spec, accel, &prepared, &folder)?;
             let pool = Host::wait_up(&machine, &step)?;
             match pool.ping(BOOT_LIMIT) {
-                Ok(kernel) => break (machine, pool, kernel),
+                Ok(version) => break (machine, pool, version),
                 Err(e) if boots == BOOTS => {
                     return Err(Error::Host(format!(
                         "did not come up ({e}); its last words:{}",
@@ -178,7 +190,8 @@ impl Host {
         Ok(Host {
             pool: Arc::new(pool),
             machine,
-            kernel,
+            kernel: spec.kernel,
+            version,
             accelerated: accel == Accel::Kvm,
             guests: AtomicU32::new(0),
             _lock: lock,
@@ -280,7 +293,12 @@ impl Host {
 
     /// Version of the kernel that runs, such as `7.2.12+deb13-amd64`.
     pub fn kernel(&self) -> &str {
-        &self.kernel
+        &self.version
+    }
+
+    /// Which one of the lab's list that is.
+    pub(crate) fn which_kernel(&self) -> Kernel {
+        self.kernel
     }
 
     /// Whether the processor runs the lab host (KVM), or it is emulated.

@@ -8,7 +8,8 @@ use std::{fs, path::Path, process::Command};
 use crate::{
     cpio::Archive,
     error::{Doing, Error, Result},
-    kernel, recipe,
+    kernel,
+    recipe::{self, Kernel},
     rootfs::Prepared,
 };
 
@@ -38,9 +39,9 @@ pub(crate) fn build(root: &Path, version: &str, file: &Path) -> Result<()> {
     fs::write(file, archive.finish()).doing(|| format!("write {}", file.display()))
 }
 
-/// Writes the whole of it to `file`.
-pub(crate) fn write(prepared: &Prepared, agent: &[u8], file: &Path) -> Result<()> {
-    let kept = prepared.initramfs();
+/// Writes the whole of it, for `kernel`, to `file`.
+pub(crate) fn write(prepared: &Prepared, kernel: Kernel, agent: &[u8], file: &Path) -> Result<()> {
+    let kept = prepared.initramfs(kernel);
     let mut bytes = fs::read(&kept).doing(|| format!("read {}", kept.display()))?;
     bytes.extend(agent_part(agent));
     fs::write(file, bytes).doing(|| format!("write {}", file.display()))

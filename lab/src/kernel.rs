@@ -1,4 +1,4 @@
-//! The lab's kernel: does it have what the lab needs, its unpacking, and which modules does a module need.
+//! The lab's kernels: do they have what the lab needs, their unpacking, and which modules does a module need.
 
 use std::{
     fs::{self, File},
@@ -8,14 +8,15 @@ use std::{
 
 use crate::{
     error::{Doing, Error, Result},
-    recipe::KERNEL_OPTIONS,
+    recipe::{KERNEL_OPTIONS, Kernel},
 };
 
-/// Fails unless kernel `version` in `root` has every option of the recipe, built in or as a module.
-pub(crate) fn check(root: &Path, version: &str) -> Result<()> {
+/// Fails unless kernel `version` in `root` has every option that the recipe expects of `kernel`, built in or as a
+/// module.
+pub(crate) fn check(root: &Path, version: &str, kernel: Kernel) -> Result<()> {
     let path = root.join("usr/lib/modules").join(version).join("config");
     let config = fs::read_to_string(&path).doing(|| format!("read {}", path.display()))?;
-    let lacking = lacking(&config);
+    let lacking = lacking(&config, kernel);
     if lacking.is_empty() {
         return Ok(());
     }
@@ -29,7 +30,7 @@ pub(crate) fn check(root: &Path, version: &str) -> Result<()> {
     })
 }
 
-fn lacking(config: &str) -> Vec<&'static (&'static str, &'static str)> {
+fn lacking(config: &str, kernel: Kernel) -> Vec<&'static (&'static str, &'static str)> {
     let has = |option: &str| {
         config.lines().any(|l| {
             l.strip_prefix("CONFIG_")
@@ -37,11 +38,11 @@ fn lacking(config: &str) -> Vec<&'static (&'static str, &'static str)> {
                 .is_some_and(|v| v == "=y" || v == "=m")
         })
     };
-    KERNEL_OPTIONS.iter().filter(|(option, _)| !has(option)).collect()
+    KERNEL_OPTIONS.iter().filter(|(option, _)| !has(option) && !kernel.lacks().contains(option)).collect()
 }
 
 /// Writes the ELF file that kernel `version` is packed from to `to`: QEMU enters it directly (PVH), so that no boot
-/// unpacks it again. The layout is in the kernel's `Documentation/arch/x86/boot.rst`.
+/// unpacks it again. The packed one is removed. The layout is in the kernel's `Documentation/arch/x86/boot.rst`.
 pub(crate) fn unpack(root: &Path, version: &str, to: &Path) -> Result<()> {
     let path = root.join("usr/lib/modules").join(version).join("vmlinuz");
     let packed = fs::read(&path).doing(|| format!("read {}", path.display()))?;
@@ -69,7 +70,7 @@ pub(crate) fn unpack(root: &Path, version: &str, to: &Path) -> Result<()> {
             stderr: String::new(),
         });
     }
-    Ok(())
+    fs::remove_file(&path).doing(|| format!("remove {}", path.display()))
 }
 
 /// The packed kernel in a kernel image, and the tool that unpacks it.
@@ -139,8 +140,14 @@ mod tests {
     #[test]
     fn an_option_that_is_not_set_is_reported() {
         let mut config: String = KERNEL_OPTIONS.iter().map(|(o, _)| format!("CONFIG_{o}=m\n")).collect();
-        assert!(lacking(&config).is_empty());
+        let names =
+            |config: &str, kernel| lacking(config, kernel).iter().map(|(o, _)| *o).collect::<Vec<_>>();
+        assert_eq!(names(&config, Kernel::Newest), [""; 0]);
         config = config.replace("CONFIG_NUMA=m", "# CONFIG_NUMA is not set");
-        assert_eq!(lacking(&config).iter().map(|(o, _)| *o).collect::<Vec<_>>(), ["NUMA"]);
+        assert_eq!(names(&config, Kernel::Newest), ["NUMA"]);
+        // What came after a kernel is not asked of it.
+        config = config.replace("CONFIG_NET_SCH_BPF=m", "");
+        assert_eq!(names(&config, Kernel::Newest), ["NET_SCH_BPF", "NUMA"]);
+        assert_eq!(names(&config, Kernel::Stable), ["NUMA"]);
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! Three levels:
 //! - **L0** is the machine that this runs on.
-//! - **L1** is the lab host ([`Host`]): a stock Debian kernel in QEMU, with KVM, two NUMA nodes, vhost-net, and a
+//! - **L1** is the lab host ([`Host`]): a stock Debian kernel ([`Kernel`]) in QEMU, with KVM, two NUMA nodes, vhost-net, and a
 //!   bridge whose uplink leads to the network namespace `peer`, the world outside. It is emulated unless this
 //!   machine's KVM is proved to work.
 //! - **L2** are guests ([`Guest`]) under L1's KVM. Their exits, wake-ups and queues are real.
 //!
 //! One Debian root file system ([`rootfs`]), kept in the [`cache`], serves all three: L0's QEMU runs from it, and a
-//! read-only image of it is the disk of L1 and L2, their root under a layer of memory.
+//! read-only image of it is the disk of L1 and L2, their root under a layer of memory. It has every kernel of the lab's
+//! list ([`Kernel`]); L1 and its guests run the one that [`Spec`] names.
 //!
 //! ```no_run
 //! use teiji_lab::{GuestSpec, Host, Spec};
@@ -50,3 +51,4 @@ pub use error::{Error, Result};
 pub use guest::{Guest, GuestSpec};
 pub use host::{Host, Mode, Output, Spec, USUAL_LIMIT, shared};
 pub use priority::Preference;
+pub use recipe::Kernel;

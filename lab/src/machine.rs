@@ -21,7 +21,7 @@ use crate::{
     confine::{Confine, INSIDE},
     error::{Doing, Error, Result},
     host::{Mode, Spec},
-    recipe::{IMAGE, VMLINUX},
+    recipe::{IMAGE, Kernel},
     rootfs::Prepared,
 };
 
@@ -94,7 +94,7 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
     } else {
         add("-smp 1".into());
     }
-    add(format!("-kernel /{VMLINUX} -initrd {INSIDE}/boot/initrd"));
+    add(format!("-kernel /{} -initrd {INSIDE}/boot/initrd", spec.kernel.vmlinux()));
     add(format!("-drive if=none,id=root,format=raw,readonly=on,cache=unsafe,file={INSIDE}/lab/{IMAGE}"));
     add("-device virtio-blk-pci,drive=root,serial=root".into());
     add(format!("-serial file:{INSIDE}/run/console.log"));
@@ -149,7 +149,8 @@ impl Machine {
         let view = Confine::new(&prepared.root()).bind("run", folder, true);
         let mut a = base_args(Accel::Kvm, Mode::Wall);
         a.extend(args(&format!(
-            "-m 512 -kernel /{VMLINUX} -initrd {INSIDE}/run/initrd -serial file:{INSIDE}/run/console.log"
+            "-m 512 -kernel /{} -initrd {INSIDE}/run/initrd -serial file:{INSIDE}/run/console.log",
+            Kernel::default().vmlinux()
         )));
         a.extend(["-append".into(), "console=ttyS0 quiet panic=-1 teiji.probe".into()]);
         Machine::launch(view, a, folder)

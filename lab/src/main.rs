@@ -6,7 +6,7 @@ use std::{net::SocketAddrV4, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
-use teiji_lab::{GuestSpec, Host, Mode, Spec, agent, rootfs, tools};
+use teiji_lab::{GuestSpec, Host, Kernel, Mode, Spec, agent, rootfs, tools};
 
 /// A KVM host with nested guests in an emulated machine, for tests and experiments
 #[derive(Parser)]
@@ -91,6 +91,36 @@ enum Command {
         #[arg(long)]
         count: Option<u64>,
     },
+    /// Send bursts as fast as can be, and print how long each took
+    UdpBurst {
+        /// Receiver's address
+        #[arg(long)]
+        to: std::net::Ipv4Addr,
+        /// Device by which they leave
+        #[arg(long)]
+        device: String,
+        /// Senders of channels, to ports from 6000
+        #[arg(long)]
+        channels: u16,
+        /// Other senders, to ports from 20000
+        #[arg(long, default_value_t = 8)]
+        others: u16,
+        /// Payload, bytes
+        #[arg(long, default_value_t = 100)]
+        size: usize,
+        /// Datagrams of each burst
+        #[arg(long)]
+        burst: u32,
+        /// Bursts
+        #[arg(long)]
+        windows: u32,
+        /// Turns of an empty loop after each burst, within its time
+        #[arg(long, default_value_t = 0)]
+        turns: u64,
+        /// Tell the kernel a deadline, µs, with each datagram; 0: none
+        #[arg(long, default_value_t = 0)]
+        deadline_us: u64,
+    },
     /// Receive what `udp-flows` sends, and print the delays
     UdpArrivals {
         /// Ports to time, separated by commas
@@ -143,6 +173,9 @@ enum Command {
 /// What to boot
 #[derive(Args)]
 struct Boot {
+    /// Kernel of the lab host and its guests
+    #[arg(long, value_enum, default_value_t)]
+    kernel: Kernel,
     /// Nested guests to start, named vm1, vm2, ...
     #[arg(long, default_value_t = 0)]
     guests: u32,
@@ -173,6 +206,7 @@ impl Boot {
     fn spec(&self) -> anyhow::Result<Spec> {
         let here = std::env::current_exe().context("cannot find this program")?;
         Ok(Spec {
+            kernel: self.kernel,
             cpus: self.cpus,
             mem_mb: self.mem,
             mode: if self.virtual_time { Mode::Virtual } else { Mode::Wall },
@@ -201,7 +235,8 @@ fn run(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Prepare => {
             let prepared = rootfs::prepare()?;
-            println!("{} (kernel {})", prepared.root().display(), prepared.kernel());
+            let kernels = Kernel::ALL.map(|k| format!("{} {}", k.name(), prepared.version(k)));
+            println!("{} (kernels: {})", prepared.root().display(), kernels.join(", "));
             Ok(0)
         }
         Command::Run { boot, command } => {
@@ -250,6 +285,21 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::UdpFlows { flows, length, count } => {
             let sent = tools::udp_flows::send(&flows, Duration::from_secs_f64(length), count)?;
             println!("{}", serde_json::to_string(&sent)?);
+            Ok(0)
+        }
+        Command::UdpBurst { to, device, channels, others, size, burst, windows, turns, deadline_us } => {
+            let load = tools::udp_burst::Load {
+                to,
+                device,
+                channels,
+                others,
+                size,
+                burst,
+                windows,
+                turns,
+                deadline_us,
+            };
+            println!("{}", serde_json::to_string(&tools::udp_burst::run(&load)?)?);
             Ok(0)
         }
         Command::UdpArrivals { ports, deadlines_us, sinks, idle } => {

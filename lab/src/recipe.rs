@@ -8,14 +8,56 @@ use sha2::{Digest, Sha256};
 /// Debian release of the root file system.
 pub(crate) const SUITE: &str = "trixie";
 
-/// Where the kernel comes from: the release's own one has neither all of sched_ext nor BPF qdiscs.
-pub(crate) const KERNEL_SUITE: &str = "trixie-backports";
+/// The lab's list of kernels: which of them a lab host, and its guests, run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kernel {
+    /// The newest that Debian has packaged for its stable release: it has everything that teiji uses
+    #[default]
+    Newest,
+    /// Debian's stable one, Linux 6.12, which many hosts run: without BPF qdiscs and sched_ext
+    Stable,
+}
+
+impl Kernel {
+    /// All of them, the default first.
+    pub const ALL: [Kernel; 2] = [Kernel::Newest, Kernel::Stable];
+
+    /// Its name in commands and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::Newest => "newest",
+            Kernel::Stable => "stable",
+        }
+    }
+
+    /// The suite of the Debian archive that it comes from; the newest of that suite is taken.
+    pub(crate) fn suite(self) -> &'static str {
+        match self {
+            Kernel::Newest => "trixie-backports",
+            Kernel::Stable => SUITE,
+        }
+    }
+
+    /// What of [`KERNEL_OPTIONS`] it is known not to have.
+    pub(crate) fn lacks(self) -> &'static [&'static str] {
+        match self {
+            Kernel::Newest => &[],
+            // BPF qdiscs came with Linux 6.16; sched_ext came with 6.12, where Debian left it out.
+            Kernel::Stable => &["NET_SCH_BPF", "SCHED_CLASS_EXT"],
+        }
+    }
+
+    /// The kernel, unpacked, in the root file system (guests are started with it too).
+    pub(crate) fn vmlinux(self) -> String {
+        format!("usr/lib/teiji-lab/vmlinux-{}", self.name())
+    }
+}
 
 /// Bytes that must be free before preparation starts: the root file system, its packages and the build beside it.
 pub(crate) const DISK_NEEDED: u64 = 4 << 30;
 
 /// Raise when the steps change in a way that the other inputs of [`key`] do not show.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Packages beside Debian's minimal set.
 pub(crate) const PACKAGES: &[&str] = &[
@@ -63,19 +105,17 @@ pub(crate) const PACKAGES: &[&str] = &[
     "etcd-client",
 ];
 
-/// Run inside the new root file system: fetches and unpacks the newest kernel of [`KERNEL_SUITE`].
+/// Run inside the new root file system for each kernel: fetches and unpacks the newest of its suite.
 pub(crate) const KERNEL_SCRIPT: &str = include_str!("boot/kernel.sh");
-
-/// The unpacked kernel, in the root file system (guests are started with it too).
-pub(crate) const VMLINUX: &str = "usr/lib/teiji-lab/vmlinux";
 
 /// Name of the image of the root file system.
 pub(crate) const IMAGE: &str = "root.erofs";
 
 /// Modules that the initial RAM file system loads: what reaches the root file system, and what every guest needs
-/// (loading these from the root file system costs a guest seconds).
+/// (loading these from the root file system costs a guest seconds). `erofs` of Linux 6.12 asks the cryptographic
+/// interface for `crc32c`, which its dependencies do not tell.
 pub(crate) const BOOT_MODULES: &[&str] =
-    &["virtio_blk", "erofs", "overlay", "virtio_net", "vmw_vsock_virtio_transport"];
+    &["virtio_blk", "crc32c_generic", "erofs", "overlay", "virtio_net", "vmw_vsock_virtio_transport"];
 
 /// Kernel options that the lab relies on, each with what needs it.
 pub(crate) const KERNEL_OPTIONS: &[(&str, &str)] = &[
@@ -105,9 +145,9 @@ pub(crate) fn key() -> String {
         hash.update(s);
     };
     add(&VERSION.to_string());
-    for s in [SUITE, KERNEL_SUITE, KERNEL_SCRIPT] {
-        add(s);
-    }
+    add(SUITE);
+    add(KERNEL_SCRIPT);
+    Kernel::ALL.iter().flat_map(|k| [k.name(), k.suite()]).for_each(&mut add);
     PACKAGES.iter().chain(BOOT_MODULES).for_each(|s| add(s));
     hash.finalize()[..8].iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -6,7 +6,6 @@
 //! name is whole.
 
 use std::{
-    ffi::OsString,
     fs,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
@@ -18,14 +17,15 @@ use crate::{
     error::{Doing, Error, Result},
     image, initramfs, kernel,
     progress::Step,
-    recipe,
+    recipe::{self, Kernel},
 };
 
-/// A prepared root file system with its kernel.
+/// A prepared root file system with its kernels.
 #[derive(Debug, Clone)]
 pub struct Prepared {
     folder: PathBuf,
-    kernel: String,
+    /// Versions, in the order of [`Kernel::ALL`].
+    versions: [String; Kernel::ALL.len()],
 }
 
 impl Prepared {
@@ -34,14 +34,14 @@ impl Prepared {
         self.folder.join("root")
     }
 
-    /// Kernel version, such as `7.2.12+deb13-amd64`.
-    pub fn kernel(&self) -> &str {
-        &self.kernel
+    /// Version of a kernel, such as `7.2.12+deb13-amd64`.
+    pub fn version(&self, kernel: Kernel) -> &str {
+        &self.versions[kernel as usize]
     }
 
-    /// The kernel, unpacked: every boot is spared the unpacking.
-    pub fn vmlinux(&self) -> PathBuf {
-        self.root().join(recipe::VMLINUX)
+    /// A kernel, unpacked: every boot is spared the unpacking.
+    pub fn vmlinux(&self, kernel: Kernel) -> PathBuf {
+        self.root().join(kernel.vmlinux())
     }
 
     /// The root file system as an image, the disk of lab host and guests.
@@ -54,17 +54,29 @@ impl Prepared {
         &self.folder
     }
 
-    /// The initial RAM file system, without the agent.
-    pub fn initramfs(&self) -> PathBuf {
-        self.folder.join("initramfs.cpio")
+    /// The initial RAM file system of a kernel, without the agent.
+    pub fn initramfs(&self, kernel: Kernel) -> PathBuf {
+        self.folder.join(format!("initramfs-{}.cpio", kernel.name()))
     }
 
     fn open(folder: PathBuf) -> Option<Prepared> {
-        let kernel = fs::read_to_string(folder.join("kernel")).ok()?.trim().to_owned();
-        let prepared = Prepared { folder, kernel };
-        let parts = [prepared.vmlinux(), prepared.image(), prepared.initramfs()];
-        parts.iter().all(|p| p.exists()).then_some(prepared)
+        let mut prepared = Prepared { folder, versions: Default::default() };
+        for kernel in Kernel::ALL {
+            prepared.versions[kernel as usize] = version(&prepared.root(), kernel).ok()?;
+            let parts = [prepared.vmlinux(kernel), prepared.initramfs(kernel)];
+            if !parts.iter().all(|p| p.exists()) {
+                return None;
+            }
+        }
+        prepared.image().exists().then_some(prepared)
     }
+}
+
+/// The version of a kernel that was put into `root`; boot/kernel.sh leaves it there.
+fn version(root: &Path, kernel: Kernel) -> Result<String> {
+    let path = root.join(format!("etc/teiji-lab-kernel-{}", kernel.name()));
+    let text = fs::read_to_string(&path).doing(|| format!("read {}", path.display()))?;
+    Ok(text.trim().to_owned())
 }
 
 /// Finds the prepared root file system of this recipe, or makes it (about a minute, 1 GB to download).
@@ -95,17 +107,16 @@ pub fn prepare() -> Result<Prepared> {
     fs::create_dir_all(&building).doing(|| format!("make {}", building.display()))?;
     bootstrap(&building, &step)?;
     let root = building.join("root");
-    let version = fs::read_to_string(root.join("etc/teiji-lab-kernel"))
-        .doing(|| "read which kernel was unpacked".into())?
-        .trim()
-        .to_owned();
-    kernel::check(&root, &version)?;
-    step.say(&format!("kernel {version} has every option that the lab needs"));
-    initramfs::build(&root, &version, &building.join("initramfs.cpio"))?;
-    kernel::unpack(&root, &version, &root.join(recipe::VMLINUX))?;
+    let made = Prepared { folder: building.clone(), versions: Default::default() };
+    for kernel in Kernel::ALL {
+        let version = version(&root, kernel)?;
+        kernel::check(&root, &version, kernel)?;
+        step.say(&format!("kernel {version} ({}) has every option that the lab needs of it", kernel.name()));
+        initramfs::build(&root, &version, &made.initramfs(kernel))?;
+        kernel::unpack(&root, &version, &made.vmlinux(kernel))?;
+    }
     step.say("making the image of the root file system");
     image::build(&root, &building, recipe::IMAGE)?;
-    fs::write(building.join("kernel"), &version).doing(|| "note the kernel's version".into())?;
     fs::rename(&building, &place).doing(|| format!("rename {} into place", building.display()))?;
     remove_others(&cache, &name);
     step.say("the lab's root file system is ready");
@@ -176,11 +187,10 @@ fn mirror() -> Option<String> {
 fn bootstrap(building: &Path, step: &Step) -> Result<()> {
     let script = building.join("kernel.sh");
     fs::write(&script, recipe::KERNEL_SCRIPT).doing(|| format!("write {}", script.display()))?;
-    let mut hook = OsString::from("chroot \"$1\" sh -s ");
-    hook.push(recipe::KERNEL_SUITE);
-    hook.push(format!(" < '{}'", script.display()));
-    let mut hook_arg = OsString::from("--customize-hook=");
-    hook_arg.push(hook);
+    let hooks = Kernel::ALL.map(|kernel| {
+        let (suite, name) = (kernel.suite(), kernel.name());
+        format!("--customize-hook=chroot \"$1\" sh -s {suite} {name} < '{}'", script.display())
+    });
     // A mount namespace of its own: whatever happens, nothing stays mounted.
     let mut command = Command::new("unshare");
     command
@@ -189,7 +199,7 @@ fn bootstrap(building: &Path, step: &Step) -> Result<()> {
         .args(["--aptopt=Acquire::Retries \"3\"", "--dpkgopt=path-exclude=/usr/share/man/*"])
         .args(["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*"])
         .arg(format!("--include={}", recipe::PACKAGES.join(",")))
-        .arg(hook_arg)
+        .args(hooks)
         .arg(recipe::SUITE)
         .arg(building.join("root"))
         .env("TMPDIR", building)

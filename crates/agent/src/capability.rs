@@ -1,4 +1,5 @@
 //! What this host can do: discovery's findings and the kernel's hooks, in one list.
+use teiji_bpf::hooks::KernelTypes;
 use teiji_bpf::path_trace;
 use teiji_model::host::Capability;
 
@@ -41,6 +42,7 @@ pub fn capabilities() -> Vec<Capability> {
             return all;
         }
     };
+    all.extend(KernelTypes::load().ok().map(|types| bpf_qdiscs(types.has_struct_ops("Qdisc_ops"))));
     for &(target, without, essential) in HOOKS {
         let Some(hook) = hooks.iter().find(|h| h.target == target) else { continue };
         all.push(match &hook.found {
@@ -66,7 +68,39 @@ pub fn capabilities() -> Vec<Capability> {
             },
         });
     }
+    all.push(packet_probes(path_trace::try_load().err()));
     all
+}
+
+/// Whether the kernel takes the probes: that their targets are there does not say that its verifier lets them look
+/// at what they find.
+fn packet_probes(refused: Option<teiji_bpf::Error>) -> Capability {
+    let missing = |text: &str| if refused.is_none() { String::new() } else { text.into() };
+    Capability {
+        name: "packet probes".into(),
+        present: refused.is_none(),
+        essential: true,
+        consequence: missing("nothing can be traced"),
+        remedy: missing(
+            "run as root, on a distribution's kernel; if that is so, report it with what TEIJI_LOG=debug teiji doctor says",
+        ),
+        found: refused.as_ref().map_or("the kernel takes them".into(), |e| e.to_string()),
+    }
+}
+
+/// Whether a qdisc may be a BPF program, which deadlines on a link rest on. Tracing does without.
+fn bpf_qdiscs(present: bool) -> Capability {
+    let missing = |text: &str| if present { String::new() } else { text.into() };
+    Capability {
+        name: "BPF qdiscs".into(),
+        present,
+        essential: false,
+        found: if present { "struct_ops Qdisc_ops in kernel" } else { "no struct_ops Qdisc_ops" }.into(),
+        consequence: missing(
+            "channels cannot have deadlines: the qdisc teiji_edf cannot be loaded (traces and all other settings work)",
+        ),
+        remedy: missing("run Linux 6.16 or newer, built with CONFIG_NET_SCH_BPF=y"),
+    }
 }
 
 fn remedy(target: &str, forbidden: bool) -> &'static str {
@@ -84,6 +118,25 @@ fn remedy(target: &str, forbidden: bool) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bpf_qdiscs_are_named_with_what_follows_from_their_absence() {
+        let (there, absent) = (bpf_qdiscs(true), bpf_qdiscs(false));
+        assert!(there.present && there.consequence.is_empty() && there.remedy.is_empty());
+        assert!(!absent.present && !absent.essential);
+        assert!(absent.consequence.contains("deadlines") && absent.remedy.contains("6.16"));
+        let here = KernelTypes::load().expect("this machine's kernel has BTF").has_struct_ops("Qdisc_ops");
+        assert!(capabilities().contains(&bpf_qdiscs(here)));
+    }
+
+    #[test]
+    fn probes_that_the_kernel_refuses_are_named_with_its_reason() {
+        let refused = packet_probes(Some(teiji_bpf::Error::NotPermitted));
+        assert!(!refused.present && refused.essential && refused.found.contains("CAP_BPF"));
+        assert!(refused.consequence.contains("nothing") && refused.remedy.contains("root"));
+        let taken = packet_probes(None);
+        assert!(taken.present && taken.consequence.is_empty() && taken.remedy.is_empty());
+    }
 
     #[test]
     fn every_hook_of_the_probes_is_explained_and_the_other_way_round() {

@@ -4,6 +4,8 @@
 //! | module | does |
 //! | --- | --- |
 //! | [`apply`] | carries out a plan, journalled so that it can be undone whatever happens |
+//! | [`keeper`] | keeps deadlines going: `teiji agent` |
+//! | [`machine`] | the settings of this host, from files to BPF maps |
 //! | [`policy`] | reads policies, plans what they mean on this host |
 //! | [`trace`] | a trace from start to report, live or from a recording |
 //! | [`capabilities`] | what this host can do |
@@ -11,6 +13,8 @@
 
 pub mod apply;
 mod capability;
+pub mod keeper;
+pub mod machine;
 mod pace;
 pub mod policy;
 mod privilege;

@@ -5,12 +5,12 @@
 //! ```
 
 use crate::apply;
+use crate::machine::Machine;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
-use teiji_host::{Root, Settings};
+use teiji_host::Root;
 use teiji_model::plan::{Held, Plan};
 use teiji_model::policy::{self, MAX_BYTES, Policy, Problem, Source};
-use teiji_model::setting::{Setting, SettingError, Value};
 
 /// The policy of a host, where the operator names none.
 pub const FILE: &str = "/etc/teiji/policy.toml";
@@ -135,9 +135,10 @@ fn source(path: &Path) -> Result<Source, Error> {
 pub fn plan<S: apply::store::Store, C: apply::clock::Clock>(
     loaded: &Loaded,
     root: &Root,
-    engine: &apply::Engine<Settings, S, C>,
+    engine: &apply::Engine<Machine, S, C>,
 ) -> Result<Plan, Error> {
-    let observed = root.observe()?;
+    let mut observed = root.observe()?;
+    engine.host().complete(&mut observed);
     let mut unseen = None;
     let held = match engine.held() {
         Ok(held) => held,
@@ -154,20 +155,6 @@ pub fn plan<S: apply::store::Store, C: apply::clock::Clock>(
         .map_err(|problems| Error::Wrong { problems, sources: loaded.sources.clone() })?;
     plan.warnings.extend(unseen);
     Ok(plan)
-}
-
-impl apply::Host for Settings {
-    fn read(&self, setting: &Setting) -> Result<Value, SettingError> {
-        Settings::read(self, setting)
-    }
-
-    fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError> {
-        Settings::write(self, setting, value)
-    }
-
-    fn tidy(&self) {
-        Settings::tidy(self);
-    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@
 use std::fmt::Write;
 use teiji_model::report::{Behind, Dist, Requests, StageReport, Verdict};
 use teiji_model::stage::{Stage, ThreadState};
+use teiji_model::text::duration;
 
 /// Requests below which fluctuation is not judged.
 pub const FEW: u64 = 20;
@@ -160,8 +161,8 @@ pub(crate) fn judge(
             (_, true) => "fluctuates by many causes",
             _ => "is steady",
         },
-        duration(total.p50),
-        duration(total.p99)
+        duration(total.p50 as f64),
+        duration(total.p99 as f64)
     );
     let of = if fluctuation { "the fluctuation" } else { "a typical request's time" };
     let _ = write!(sentence, "{} of {of} is {}{}", percent(blamed.share), blamed.what, places(blamed));
@@ -237,18 +238,6 @@ fn places(cause: &Cause) -> String {
 
 fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
-}
-
-/// A duration with three significant digits.
-fn duration(ns: u64) -> String {
-    let (value, unit) = match ns {
-        0..1_000 => return format!("{ns} ns"),
-        1_000..1_000_000 => (ns as f64 / 1e3, "µs"),
-        1_000_000..1_000_000_000 => (ns as f64 / 1e6, "ms"),
-        _ => (ns as f64 / 1e9, "s"),
-    };
-    let digits = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
-    format!("{value:.digits$} {unit}")
 }
 
 #[cfg(test)]

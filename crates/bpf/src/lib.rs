@@ -13,6 +13,8 @@ mod object;
 pub mod path_trace;
 pub mod qdisc_edf;
 
+pub use object::Verified;
+
 /// Why a BPF program could not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -23,7 +25,7 @@ pub enum Error {
     NoBtf,
     /// Not allowed.
     #[error(
-        "not permitted to load BPF programs: tracing needs CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN; run as root"
+        "not permitted to load or open BPF programs: that needs CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN; run as root"
     )]
     NotPermitted,
     /// The verifier or libbpf refused.

@@ -1,5 +1,9 @@
 //! Loads and attaches the probes on the kernel that the test runs on, as far as it has the hooks.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
 use teiji_bpf::path_trace::{self, Setup, Tracer};
+use teiji_bpf::qdisc_edf::{BEAT_LIMIT, Edf, Opened, unpin};
 use teiji_model::flow::Watch;
 
 /// Needs root: the tests of this project run as root, here or in the lab.
@@ -14,6 +18,10 @@ fn probes_load_on_this_kernel() {
         .unwrap_or_else(|e| panic!("{e}"));
     tracer.drain(&mut |_| {}).expect("drain");
     assert_eq!(tracer.counts().expect("counts").lost.iter().sum::<u64>(), 0);
+    let loaded = tracer.hooks().iter().filter(|h| h.found.is_some()).count();
+    let verified = tracer.verified().expect("verified");
+    assert!(loaded > 0 && verified.len() == loaded, "{verified:?}");
+    assert!(verified.iter().all(|v| v.instructions > 0), "{verified:?}");
     tracer.stop();
 }
 
@@ -21,17 +29,44 @@ fn probes_load_on_this_kernel() {
 #[test]
 fn the_deadline_qdisc_loads_or_says_what_is_missing() {
     let has_bpf_qdiscs = teiji_bpf::hooks::KernelTypes::load().unwrap().has_struct_ops("Qdisc_ops");
-    match teiji_bpf::qdisc_edf::Edf::load() {
-        Ok(edf) => {
+    let dir = tempfile::tempdir().unwrap();
+    let mounted = has_bpf_qdiscs.then(|| Mounted::new(dir.path()));
+    let pins = dir.path().join("pins");
+    match Edf::load(&pins) {
+        Ok((edf, verified)) => {
             assert!(has_bpf_qdiscs);
-            let verified = edf.verified().unwrap();
             eprintln!("{verified:?}");
             assert_eq!(verified.len(), 5);
+            assert_eq!((edf.users(), edf.links().unwrap()), (0, Vec::new()));
+            assert!(edf.beaten().unwrap() < BEAT_LIMIT);
+            // Whoever comes second finds what is there.
+            assert!(Edf::load(&pins).err().unwrap().to_string().contains("has one already"));
+            assert!(matches!(Opened::of(&pins), Ok(Opened::Current(_))));
+            unpin(&pins).unwrap();
+            assert!(matches!(Opened::of(&pins), Ok(Opened::Absent)));
         }
         Err(error) => {
             assert!(!has_bpf_qdiscs, "{error}");
             let said = error.to_string();
             assert!(said.contains("lacks BPF qdiscs") && said.contains("6.16"), "{said}");
         }
+    }
+    drop(mounted);
+}
+
+/// A BPF file system that is there for as long as this.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(path: &Path) -> Mounted {
+        let nothing = Option::<&str>::None;
+        nix::mount::mount(Some("bpf"), path, Some("bpf"), nix::mount::MsFlags::empty(), nothing).unwrap();
+        Mounted(path.to_owned())
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount(&self.0);
     }
 }

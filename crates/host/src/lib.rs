@@ -1,7 +1,7 @@
 //! What a host has: its VMs with their threads and NICs, what its kernel lets teiji do, and the settings that
 //! can be changed.
 //!
-//! Everything is read from procfs, sysfs and the cgroup file system. Only [`settings`] changes anything, and only
+//! Everything is read from procfs, sysfs, the cgroup file system and rtnetlink. Only [`settings`] changes anything, and only
 //! in `Settings::write`. All paths go through [`Root`], so a made-up tree can stand in for a host.
 //!
 //! | module | holds |
@@ -13,6 +13,7 @@
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `observe` | the host as a plan needs to know it |
 //! | `root` | reading below a prefix |
+//! | `rtnl` | what the kernel tells of devices by rtnetlink |
 //! | [`settings`] | reads and changes one setting |
 //! | `sys` | system calls; the only module with `unsafe` |
 //! | `task` | threads that are not mistaken for later ones of the same id |
@@ -27,6 +28,7 @@ mod net;
 mod numa;
 mod observe;
 mod root;
+mod rtnl;
 pub mod settings;
 mod sys;
 mod task;

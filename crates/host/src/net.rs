@@ -90,12 +90,12 @@ impl Root {
 }
 
 /// A device's index; 0 if it is not in this network namespace.
-fn ifindex(root: &Root, device: &str) -> u32 {
+pub(crate) fn ifindex(root: &Root, device: &str) -> u32 {
     root.number(&format!("sys/class/net/{device}/ifindex")).and_then(|n| n.try_into().ok()).unwrap_or(0)
 }
 
 /// The bridge (or `ovs-system`) that a device is a port of.
-fn master(root: &Root, device: &str) -> Option<String> {
+pub(crate) fn master(root: &Root, device: &str) -> Option<String> {
     let link = root.link(&format!("sys/class/net/{device}/master"))?;
     link.rsplit('/').next().map(str::to_owned)
 }

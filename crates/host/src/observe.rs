@@ -3,11 +3,12 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `guard` | what keeps a real-time thread from starving the others of its CPU |
-//! | `links` | NICs and their interrupts |
+//! | `links` | network devices, their interrupts, and whether guests' packets leave by them |
 //! | `managers` | other programs that change the same settings, and cpusets that limit them |
 //!
 //! What vanishes while it is looked at is left out. What is there but cannot be read, or
-//! never changed, is named in `Observed::unreadable`, once for each kind of setting.
+//! never changed, is named in `Observed::unreadable`, once for each kind of setting; once for each device that has
+//! reasons of its own.
 
 mod guard;
 mod links;
@@ -22,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use teiji_model::cpus::CpuSet;
 use teiji_model::host::Vm;
-use teiji_model::plan::{Observed, ObservedVm, own_group};
+use teiji_model::plan::{Observed, ObservedLink, ObservedVm, own_group};
 use teiji_model::setting::{Setting, SettingError, Task, Value};
 
 impl Root {
@@ -35,12 +36,16 @@ impl Root {
         let hierarchy = Hierarchy::find(self).ok();
         let vms: Vec<ObservedVm> =
             self.vms()?.into_iter().filter_map(|vm| observe(self, hierarchy.as_ref(), vm)).collect();
-        let links = links::links(self);
+        let links = links::links(self, vms.iter().map(|vm| &vm.vm));
         let mut found = Found::new(self);
         for vm in &vms {
             found.vm(vm);
         }
         links.iter().flat_map(|link| &link.irqs).for_each(|irq| found.read(Setting::IrqCpus(*irq)));
+        for device in links.iter().map(ObservedLink::device) {
+            found.read(Setting::Queue(device.clone()));
+            found.read(Setting::SegmentSize(device));
+        }
         found.read(Setting::HaltPoll);
         cpus.iter().for_each(|cpu| found.read(Setting::CpuLatency(cpu)));
         let unreadable = found.unreadable();
@@ -93,11 +98,18 @@ struct Found {
     settings: BTreeMap<Setting, Value>,
     /// By kind of setting: the first reason, and how many more there were.
     failures: Vec<(mem::Discriminant<Setting>, String, usize)>,
+    /// Whether the kernel is asked, which has a reason for each device.
+    real: bool,
 }
 
 impl Found {
     fn new(root: &Root) -> Self {
-        Found { from: Settings::new(root.clone()), settings: BTreeMap::new(), failures: Vec::new() }
+        Found {
+            from: Settings::new(root.clone()),
+            settings: BTreeMap::new(),
+            failures: Vec::new(),
+            real: root.is_real(),
+        }
     }
 
     fn read(&mut self, setting: Setting) {
@@ -112,7 +124,8 @@ impl Found {
 
     fn failed(&mut self, setting: &Setting, why: String) {
         let kind = mem::discriminant(setting);
-        match self.failures.iter_mut().find(|(of, ..)| *of == kind) {
+        let own = self.real && matches!(setting, Setting::Queue(_) | Setting::SegmentSize(_));
+        match self.failures.iter_mut().find(|(of, ..)| *of == kind && !own) {
             Some((.., more)) => *more += 1,
             None => self.failures.push((kind, why, 0)),
         }

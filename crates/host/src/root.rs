@@ -20,7 +20,7 @@ impl Root {
     }
 
     /// Whether this is the machine that the program runs on, so that ids found here mean something to its kernel.
-    pub(crate) fn is_real(&self) -> bool {
+    pub fn is_real(&self) -> bool {
         self.0 == Path::new("/")
     }
 

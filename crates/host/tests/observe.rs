@@ -6,7 +6,7 @@ mod common;
 use common::{Host, KVM};
 use std::os::unix::fs::PermissionsExt;
 use teiji_host::Root;
-use teiji_model::plan::{Kind, Observed, own_group};
+use teiji_model::plan::{Kind, LinkKind, Observed, own_group};
 use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Task, Value};
 
 const CGROUP: &str = "sys/fs/cgroup";
@@ -35,6 +35,7 @@ fn host() -> Host {
     host.file(&format!("{CGROUP}{GROUP}/cpu.max"), "50000 100000\n");
 
     host.vmm(700, "qemu-system-x86_64 -name guest=sip1", &KVM);
+    host.tap(700, 20, "tap0", 3);
     for (tid, comm, cpus) in [(702, "CPU 0/KVM", "1"), (703, "CPU 1/KVM", "2-7")] {
         host.task(700, tid, comm, cpus, 1);
         host.thread(&format!("proc/{tid}"), comm, cpus, 1, 0);
@@ -53,9 +54,27 @@ fn host() -> Host {
     for (irq, cpus) in [(40, "0-3"), (50, "0-3"), (51, "3")] {
         host.file(&format!("proc/irq/{irq}/smp_affinity_list"), format!("{cpus}\n"));
     }
-    for virtual_device in ["lo", "br0", "tap0"] {
-        host.file(&format!("sys/class/net/{virtual_device}/ifindex"), "1\n");
+    for (index, name) in
+        ["lo", "br0", "tap0", "ens3", "eth0", "eth1", "eth2", "bond0", "tun0"].iter().enumerate()
+    {
+        let file = |file: &str, text: String| host.file(&format!("sys/class/net/{name}/{file}"), text);
+        file("ifindex", format!("{}\n", index + 1));
+        file("type", if *name == "tun0" { "65534\n" } else { "1\n" }.to_owned());
+        file("mtu", "1500\n".to_owned());
     }
+    host.file("sys/class/net/br0/bridge/bridge_id", "8000.525400880001\n");
+    host.file("sys/class/net/bond0/bonding/mode", "802.3ad 4\n");
+    host.file("sys/class/net/tap0/tun_flags", "0x1002\n");
+    for (name, mbit) in
+        [("tap0", "10"), ("eth0", "25000"), ("ens3", "-1"), ("bond0", "2000"), ("br0", "25000")]
+    {
+        host.file(&format!("sys/class/net/{name}/speed"), format!("{mbit}\n"));
+    }
+    // The VM's bridge has a VLAN of a bond as its uplink; eth2 is on its own.
+    host.link("sys/class/net/tap0/master", "../../devices/virtual/net/br0");
+    host.link("sys/class/net/eth1/master", "../../devices/virtual/net/bond0");
+    host.link("sys/class/net/bond0/upper_bond0.7", "../../devices/virtual/net/bond0.7");
+    host.link("sys/class/net/bond0.7/master", "../../devices/virtual/net/br0");
     host
 }
 
@@ -95,8 +114,24 @@ fn a_host_with_a_vm_and_two_nics() {
     assert_eq!(vm.workers, [Task { id: 60, started: 0 }]);
     assert_eq!((vm.group.as_deref(), vm.group_shared), (Some(GROUP), false), "its own worker is no stranger");
 
-    let links: Vec<_> = observed.links.iter().map(|l| (l.name.as_str(), l.irqs.as_slice())).collect();
-    assert_eq!(links, [("ens3", &[50, 51][..]), ("eth0", &[40][..])], "41 has no handler");
+    let links: Vec<_> = observed
+        .links
+        .iter()
+        .map(|l| (l.name.as_str(), l.index, l.kind, l.irqs.as_slice(), l.speed, l.guests))
+        .collect();
+    let (gbit, none) = (1_000_000_000, &[][..]);
+    let wanted = [
+        ("bond0", 8, LinkKind::Bond, none, Some(2 * gbit), true),
+        ("br0", 2, LinkKind::Bridge, none, None, false),
+        ("ens3", 4, LinkKind::Nic, &[50, 51][..], None, false),
+        ("eth0", 5, LinkKind::Nic, &[40][..], Some(25 * gbit), false),
+        ("eth1", 6, LinkKind::Virtual, none, None, true),
+        ("eth2", 7, LinkKind::Virtual, none, None, false),
+        ("tap0", 3, LinkKind::Tap, none, None, true),
+    ];
+    assert_eq!(links, wanted, "41 has no handler");
+    let qdiscs: Vec<_> = observed.unreadable.iter().filter(|why| why.contains("root qdisc")).collect();
+    assert!(qdiscs.len() == 1 && qdiscs[0].contains("and 6 more"), "{qdiscs:?}");
 
     let read = |setting| get(&observed, &setting).unwrap();
     assert_eq!(read(Setting::ThreadCpus(vm.vcpus[0])), "1");
@@ -114,7 +149,9 @@ fn a_host_with_a_vm_and_two_nics() {
     assert_eq!(read(Setting::IrqCpus(51)), "3");
     assert_eq!(read(Setting::HaltPoll), "200 µs");
     assert_eq!(observed.settings[&Setting::CpuLatency(3)], Value::Latency(Latency::Any));
-    assert_eq!((observed.unreadable.len(), observed.managers.len()), (0, 0), "{observed:#?}");
+    let asks_the_kernel = |why: &String| why.contains("below --root");
+    assert!(observed.unreadable.iter().all(asks_the_kernel), "{:#?}", observed.unreadable);
+    assert!(observed.managers.is_empty(), "{observed:#?}");
     assert!(observed.realtime_guard.unwrap().contains("950000"));
 }
 

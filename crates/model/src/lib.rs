@@ -16,7 +16,7 @@
 //! | [`queue`] | how packets wait for a link: channels with deadlines, or what was there before |
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
-//! | [`text`] | untrusted text made safe to print |
+//! | [`text`] | untrusted text made safe to print, measured times as text |
 //!
 //! Units: time stamps and durations are nanoseconds of the host's `CLOCK_MONOTONIC` unless a name
 //! says otherwise; lengths are bytes; rates are bit/s.

@@ -39,6 +39,8 @@ pub enum Command {
     Rollback(Rollback),
     /// Show what teiji holds, since when, and what someone else has changed since.
     Status(Status),
+    /// Keep deadlines: without it, links with channels send in the order of arrival. For systemd.
+    Agent(State),
     /// Check a policy, or describe what may be in one.
     #[command(subcommand)]
     Policy(Policy),
@@ -151,11 +153,14 @@ pub struct PolicyFile {
 }
 
 /// Where teiji keeps its state.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct State {
     /// Directory that remembers what was changed.
     #[arg(long = "state", value_name = "DIR", default_value = teiji_agent::apply::STATE_DIRECTORY)]
     pub dir: PathBuf,
+    /// Folder of a BPF file system that the deadline qdisc is kept in.
+    #[arg(long, hide = true, value_name = "DIR", default_value = teiji_agent::machine::PINS)]
+    pub pins: PathBuf,
 }
 
 /// Arguments of `plan`.

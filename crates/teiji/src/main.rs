@@ -4,9 +4,11 @@ use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| "warn".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let args = <teiji::args::Args as clap::Parser>::parse();
+    // Who runs in the background says what it does; systemd adds the time.
+    let level = if matches!(args.command, teiji::args::Command::Agent(_)) { "info" } else { "warn" };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| level.into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     match teiji::command::run(&args) {
         Ok(code) => code,
         Err(error) if teiji::output::reader_left(&error) => ExitCode::SUCCESS,

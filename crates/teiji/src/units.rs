@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 use teiji_model::policy::units::LONG_DURATION;
+pub use teiji_model::text::duration as ns;
 
 /// Reads a duration such as `500us`, `3ms`, `1.5s`, `2m` or `1h`.
 ///
@@ -38,22 +39,6 @@ fn split(text: &str) -> (&str, &str) {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     (&text[..end], text[end..].trim_start())
-}
-
-/// A duration with three significant digits: `812 ns`, `12.3 µs`, `1.23 ms`, `2.35 s`.
-pub fn ns(ns: f64) -> String {
-    let (value, unit) = match ns.abs() {
-        a if a < 999.5 => return format!("{ns:.0} ns"),
-        a if a < 999.5e3 => (ns / 1e3, "µs"),
-        a if a < 999.5e6 => (ns / 1e6, "ms"),
-        _ => (ns / 1e9, "s"),
-    };
-    let decimals = match value.abs() {
-        a if a < 9.995 => 2,
-        a if a < 99.95 => 1,
-        _ => 0,
-    };
-    format!("{value:.decimals$} {unit}")
 }
 
 /// A share as a whole percentage.

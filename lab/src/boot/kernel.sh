@@ -1,40 +1,46 @@
-# Runs as root inside the new root file system: unpacks the newest linux-image-amd64 of $1 (a suite of the
-# Debian archive that the release itself comes from). Newer kernels are split into linux-image, -binary,
-# -modules and -base packages, older ones are one package: take whatever the image depends on. The packages
-# are unpacked, not installed: nobody here needs a boot loader or an initial RAM disk generator.
+# Runs as root inside the new root file system, once for each kernel: unpacks the newest linux-image-amd64 of $1 (a
+# suite of the Debian archive that the release itself comes from) and writes its version to
+# /etc/teiji-lab-kernel-$2. Newer kernels are split into linux-image, -binary, -modules and -base packages, older ones
+# are one package: take whatever the image depends on. The packages are unpacked, not installed: nobody here needs a
+# boot loader or an initial RAM disk generator.
 set -eu
 suite=$1
+name=$2
+list=/etc/apt/sources.list.d/kernel-$name.list
 sed -n 's/^deb \(\[[^]]*\] \)\{0,1\}\([^ ]*\) [^ ]* main.*/deb \1\2 '"$suite"' main/p' /etc/apt/sources.list \
-	/etc/apt/sources.list.d/*.list 2>/dev/null | head -n 1 >/etc/apt/sources.list.d/kernel.list
-[ -s /etc/apt/sources.list.d/kernel.list ]
+	/etc/apt/sources.list.d/*.list 2>/dev/null | head -n 1 >"$list"
+[ -s "$list" ]
 apt-get -q update >&2
 
 needs() {
 	apt-cache -t "$suite" show --no-all-versions "$1" | sed -n 's/^Depends: //p' | tr ',|' '\n\n' |
 		sed 's/(.*//; s/ //g' | grep -E '^linux-(image|binary|modules|base)-[0-9]' || true
 }
-todo=linux-image-amd64
 packages=
-while [ -n "$todo" ]; do
-	set -- $todo
+set -- linux-image-amd64
+while [ $# -gt 0 ]; do
 	package=$1
 	shift
-	todo=$*
 	case " $packages " in *" $package "*) continue ;; esac
 	[ "$package" = linux-image-amd64 ] || packages="$packages $package"
-	todo="$todo $(needs "$package")"
+	set -- "$@" $(needs "$package")
 done
 [ -n "$packages" ]
+version=$(echo $packages | sed 's/^linux-[a-z]*-\([^ ]*\).*/\1/')
 cd /tmp
 apt-get -q download -t "$suite" $packages >&2
 for deb in *.deb; do
 	dpkg-deb --extract "$deb" /
 	rm "$deb"
 done
-version=$(ls /usr/lib/modules | sort -V | tail -n 1)
 # Split packages keep these beside the modules, older ones in /boot.
 for file in vmlinuz config System.map; do
 	[ -e "/usr/lib/modules/$version/$file" ] || mv "/boot/$file-$version" "/usr/lib/modules/$version/$file"
 done
+# No lab machine has hardware that these drive: more than a third of all modules.
+cd "/usr/lib/modules/$version/kernel"
+rm -rf sound drivers/accel drivers/comedi drivers/gpu drivers/iio drivers/infiniband drivers/media \
+	drivers/net/wireless drivers/staging
 depmod "$version"
-echo "$version" >/etc/teiji-lab-kernel
+echo "$version" >"/etc/teiji-lab-kernel-$name"
+rm "$list"

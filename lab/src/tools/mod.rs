@@ -3,6 +3,7 @@
 pub mod capture;
 pub mod hog;
 pub mod pcap;
+pub mod udp_burst;
 pub mod udp_echo;
 pub mod udp_flows;
 pub mod udp_load;

@@ -97,8 +97,7 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
         socket.set_nonblocking(true).doing(doing)?;
         setsockopt(&socket, sockopt::SndBufForce, &BUFFER).map_err(io::Error::from).doing(doing)?;
         if flow.deadline_us > 0 {
-            let told = libc::sock_txtime { clockid: libc::CLOCK_TAI, flags: libc::SOF_TXTIME_DEADLINE_MODE };
-            setsockopt(&socket, sockopt::TxTime, &told).map_err(io::Error::from).doing(doing)?;
+            tell_deadlines(&socket).doing(doing)?;
         }
         let period = f64::from(flow.burst) * (flow.size + FRAMING) as f64 * 8e9 / flow.rate;
         open.push((begun, period as u64, flow, socket, Sent { port: flow.to.port(), sent: 0, refused: 0 }));
@@ -123,7 +122,8 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
         for _ in 0..flow.burst {
             payload[..8].copy_from_slice(&now_ns().to_le_bytes());
             payload[8..16].copy_from_slice(&(sent.sent + sent.refused).to_le_bytes());
-            match give(socket, &payload[..flow.size], flow.deadline_us) {
+            let by = (flow.deadline_us > 0).then(|| ns_of(ClockId::CLOCK_TAI) + flow.deadline_us * 1000);
+            match give(socket, &payload[..flow.size], by) {
                 Ok(_) => sent.sent += 1,
                 Err(_) => sent.refused += 1,
             }
@@ -132,13 +132,24 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
     Ok(open.into_iter().map(|(.., sent)| sent).collect())
 }
 
-/// Sends one datagram, with its deadline if it has one.
-fn give(socket: &UdpSocket, datagram: &[u8], deadline_us: u64) -> io::Result<usize> {
-    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
-    if deadline_us == 0 {
-        return socket.send(datagram);
+/// Has the kernel take a deadline with each datagram (SO_TXTIME in deadline mode, for the qdisc etf).
+pub(super) fn tell_deadlines(socket: &UdpSocket) -> io::Result<()> {
+    let told = libc::sock_txtime { clockid: libc::CLOCK_TAI, flags: libc::SOF_TXTIME_DEADLINE_MODE };
+    Ok(setsockopt(socket, sockopt::TxTime, &told)?)
+}
+
+/// Sends one datagram, with its deadline (ns of CLOCK_TAI) if it has one.
+pub(super) fn give(socket: &UdpSocket, datagram: &[u8], by: Option<u64>) -> io::Result<usize> {
+    match give_once(socket, datagram, by) {
+        // Told of an earlier datagram, for which nobody listened (ICMP): this one was not tried.
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => give_once(socket, datagram, by),
+        done => done,
     }
-    let by = ns_of(ClockId::CLOCK_TAI) + deadline_us * 1000;
+}
+
+fn give_once(socket: &UdpSocket, datagram: &[u8], by: Option<u64>) -> io::Result<usize> {
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+    let Some(by) = by else { return socket.send(datagram) };
     let parts = [io::IoSlice::new(datagram)];
     let control = [ControlMessage::TxTime(&by)];
     Ok(sendmsg::<()>(socket.as_raw_fd(), &parts, &control, MsgFlags::empty(), None)?)
@@ -257,7 +268,8 @@ pub fn receive(ports: &[u16], deadlines_us: &[u64], sinks: &[u16], idle: Duratio
     Ok(open.into_iter().map(arrived).collect())
 }
 
-fn ns_of(clock: ClockId) -> u64 {
+/// Now, ns of that clock.
+pub(super) fn ns_of(clock: ClockId) -> u64 {
     nix::time::clock_gettime(clock).map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
 }
 

@@ -156,6 +156,11 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         Engine { host, store, clock, boot: boot.to_owned() }
     }
 
+    /// The host that it changes.
+    pub fn host(&self) -> &H {
+        &self.host
+    }
+
     /// Carries out a plan: all of it, or nothing.
     ///
     /// `stop` ends it early, with everything undone. A panic of `progress` leaves what a killed process leaves.

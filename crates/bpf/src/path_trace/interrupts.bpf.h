@@ -52,8 +52,9 @@ int BPF_PROG(on_irqfd, void *entry, struct kvm *kvm)
 {
 	struct clock *c = clock_of(current_tid());
 
+	/* not kvm->userspace_pid: in Linux 6.12 it is further into struct kvm than a load reaches */
 	if (c && c->signalled)
-		c->signal_vm = kvm->userspace_pid;
+		c->signal_vm = BPF_CORE_READ(kvm, userspace_pid);
 	return 0;
 }
 
@@ -198,6 +199,7 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 	u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), spent[STATES], upto;
 	u32 tid = id, vm = id >> 32;
 	struct clock *c = clock_of(tid);
+	struct kvm_lapic *apic;
 
 	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
 		return 0;
@@ -220,7 +222,9 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 		if (!c)
 			return 0;
 	}
-	c->apicv = vcpu->arch.apic && vcpu->arch.apic->apicv_active;
+	/* in Linux 6.12 it points to a type that only the module knows: not to be followed directly */
+	apic = vcpu->arch.apic;
+	c->apicv = apic && BPF_CORE_READ(apic, apicv_active);
 	clock_set(c, now, STATE_GUEST);
 	if (!c->injected_upto && !c->announced)
 		return 0;

@@ -19,8 +19,9 @@ mod skeleton {
 use skeleton::types;
 
 use crate::Error;
+use crate::Verified;
 use crate::hooks::{Hook, KernelTypes};
-use crate::object::{bytes_of, map};
+use crate::object::{self, bytes_of, map};
 use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, RingBuffer, RingBufferBuilder,
 };
@@ -74,7 +75,7 @@ pub struct Tracer {
     batch: Rc<RefCell<Vec<Item>>>,
     counters: MapHandle,
     hooks: Vec<Hook>,
-    _object: Object,
+    object: Object,
 }
 
 /// The hooks of all programs, and whether this kernel has them.
@@ -107,6 +108,25 @@ fn drop_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
         });
     }
     Ok(())
+}
+
+/// Tries whether the kernel takes the programs whose targets it has; nothing is attached, nothing stays loaded.
+///
+/// # Errors
+/// [`Error::NoBtf`], [`Error::NotPermitted`], [`Error::Kernel`] if it refuses one.
+pub fn try_load() -> Result<(), Error> {
+    let hooks = hooks()?;
+    let mut object = open()?;
+    leave_out(&mut object, &hooks);
+    object.load().map(drop).map_err(|e| Error::kernel("load the packet probes", e))
+}
+
+/// Leaves out the programs whose targets this kernel lacks.
+fn leave_out(object: &mut OpenObject, hooks: &[Hook]) {
+    for mut program in object.progs_mut() {
+        let name = program.name().to_string_lossy().into_owned();
+        program.set_autoload(hooks.iter().any(|h| h.program == name && h.found.is_some()));
+    }
 }
 
 fn open() -> Result<OpenObject, Error> {
@@ -147,10 +167,7 @@ impl Tracer {
                     .into(),
             });
         }
-        for mut program in object.progs_mut() {
-            let name = program.name().to_string_lossy().into_owned();
-            program.set_autoload(hooks.iter().any(|h| h.program == name && h.found.is_some()));
-        }
+        leave_out(&mut object, &hooks);
         let hand_over = hooks.iter().any(|h| h.target == "dev_hard_start_xmit" && h.found.is_some());
         let bytes = setup.buffer_bytes.max(1 << 16).checked_next_power_of_two().unwrap_or(1 << 30);
         for mut map in object.maps_mut() {
@@ -191,12 +208,20 @@ impl Tracer {
             let name = program.name().to_string_lossy().into_owned();
             links.push(program.attach().map_err(|e| Error::kernel(format!("attach {name}"), e))?);
         }
-        Ok(Tracer { links, ring, batch, counters, hooks, _object: object })
+        Ok(Tracer { links, ring, batch, counters, hooks, object })
     }
 
     /// What the programs are attached to, and what was left out.
     pub fn hooks(&self) -> &[Hook] {
         &self.hooks
+    }
+
+    /// How much work the programs were for the kernel's verifier; those that were left out are not in it.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the kernel does not tell: it does since Linux 5.16.
+    pub fn verified(&self) -> Result<Vec<Verified>, Error> {
+        object::verified(&self.object)
     }
 
     /// Hands on what the probes have reported since the last call; returns how many events.

@@ -11,6 +11,8 @@
 
 #define MAX_LINKS 64
 #define MAX_CHANNELS 4096	 /* of all links */
+#define MAX_MATCHES 16384	 /* a channel has one for each IP version, twice while its link is changed */
+#define LABEL 64		 /* bytes of a channel's name, and a zero */
 #define MAX_SHAPES 16		 /* of a link: distinct sets of fields that its channels look at */
 #define FLOWS 1024		 /* queues of best-effort flows of a link; a flow is found by its hash */
 #define DELAY_BUCKETS 40	 /* bucket i: 2^i up to 2^(i+1) ns; the last: all above (9 minutes) */
@@ -59,9 +61,23 @@ struct link_settings {
 	__u32 min_frame;   /* the kernel's count of the shortest frame */
 	__u32 limit_bytes; /* of the best-effort queue, and of the real-time queue */
 	__u32 limit_packets;
-	__u32 id; /* of this link in match_key */
+	__u32 id; /* of these settings in match_key; other settings, another id */
 	__u32 shapes;
+	__u32 unpaced; /* what is queued leaves at once: the link is about to get another qdisc */
+	__u32 pad;
 	struct shape shape[MAX_SHAPES]; /* the first that matches decides */
+};
+
+/* A channel's name. The programs do not look at it. */
+struct label {
+	__u8 name[LABEL];
+};
+
+/* What the processes that write settings tell each other. The programs do not look at it. */
+struct registry {
+	__u64 version;	  /* of the programs; first in every version */
+	__u32 generation; /* link_settings.id that was used last */
+	__u32 channel;	  /* index of the channel that was added last */
 };
 
 struct channel_settings {

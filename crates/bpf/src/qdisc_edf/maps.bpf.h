@@ -5,25 +5,36 @@
  *   written by the agent         written by the programs, under the qdisc's own lock
  *   settings: link            -> states: link     queues, pacing, flows, statistics
  *   matches:  fields          -> channels: index  token bucket, statistics
- *   beat
+ *   beat                         users
+ *   labels, registry             (not read by the programs)
  *
  * Settings are replaced as a whole (hash maps), so the programs see the old or the new ones and never a
- * mixture; the state beside them, and with it every queued packet, stays where it is.
+ * mixture; the state beside them, and with it every queued packet, stays where it is. The matches of the
+ * new ones are written beside the old under an id of their own, which the new settings name: one update
+ * changes a link's settings and all of its channels.
  */
 #ifndef TEIJI_QDISC_EDF_MAPS_H
 #define TEIJI_QDISC_EDF_MAPS_H
 
 #define NO_CHANNEL 0xffffffffU
 
-/* A queued packet; in exactly one tree. */
-struct packet {
+/*
+ * What is known of a queued packet. Words of 64 bits throughout: copied as a whole, narrower ones would be
+ * joined by the compiler, and the verifier knows no such access.
+ */
+struct queued {
 	u64 key; /* real time: its deadline; best effort: where it starts in its flow's service */
 	u64 arrival;
-	u64 tx;	 /* time that it takes on the link, ns */
-	u32 len; /* on the wire */
-	u32 channel;
-	u32 flow;
-	u32 kernel_len; /* as the kernel counts it */
+	u64 tx;	     /* time that it takes on the link, ns */
+	u64 len;     /* on the wire */
+	u64 channel; /* best effort: NO_CHANNEL */
+	u64 flow;
+	u64 kernel_len; /* as the kernel counts it */
+};
+
+/* A queued packet; in exactly one tree. */
+struct packet {
+	struct queued is;
 	struct sk_buff __kptr *skb;
 	struct bpf_rb_node node;
 };
@@ -38,6 +49,11 @@ struct link_state {
 	struct bpf_spin_lock lock; /* the verifier asks for it; the qdisc's own lock is what excludes */
 	struct bpf_rb_root rt __contains(packet, node);
 	struct bpf_rb_root be __contains(packet, node);
+	struct sk_buff __kptr *only; /* the one packet that is queued, while it is in no tree */
+	struct queued only_is;
+	u64 rate; /* of the settings, as of the last arrival; so are the next two */
+	u64 slack;
+	u64 credit;
 	u64 owner;     /* the qdisc that uses this; 0: none */
 	u64 next_free; /* when the link will have sent what it was given */
 	u64 service;   /* the start of the best-effort packet that was sent last */
@@ -47,7 +63,7 @@ struct link_state {
 	u32 rt_bytes;
 	u32 be_bytes;
 	u32 fallback; /* no beat: FIFO */
-	u32 pad;
+	u32 single;   /* there is an `only` */
 	struct link_stats stats;
 	struct flow flow[FLOWS];
 };
@@ -60,6 +76,8 @@ struct {
 	struct channel_settings channel_settings;
 	struct channel_state channel_state;
 	struct link_stats link_stats;
+	struct label label;
+	struct registry registry;
 } layouts SEC(".data.layouts");
 
 struct {
@@ -78,7 +96,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_CHANNELS);
+	__uint(max_entries, MAX_MATCHES);
 	__type(key, struct match_key);
 	__type(value, struct channel_settings);
 } matches SEC(".maps");
@@ -90,12 +108,38 @@ struct {
 	__type(value, struct channel_state);
 } channels SEC(".maps");
 
-/* When the agent last said that it lives. */
+/* By the index of `channels`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CHANNELS);
+	__type(key, u32);
+	__type(value, struct label);
+} labels SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, u32);
+	__type(value, struct registry);
+} registry SEC(".maps");
+
+/* When the agent last said that it lives. Mapped into the agent, which thus needs no privilege to beat; the
+ * same in every version, so that an agent can beat for the programs of another. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, u32);
 	__type(value, u64);
 } beat SEC(".maps");
+
+/* How many links have the qdisc; the same in every version as well. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} users SEC(".maps");
 
 #endif

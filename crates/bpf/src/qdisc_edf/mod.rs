@@ -1,16 +1,36 @@
 //! Earliest deadline first on a link: the Rust half of `qdisc_edf.bpf.c`, which says how packets are chosen.
 //!
 //! ```text
-//! Edf::load ── verify the programs, register the qdisc kind `teiji_edf` ──► Edf
-//! Edf::attach ── settings and state of the link; then root qdisc ──► packets go by it
-//! Edf::put_channel, set_link, remove_channel ── while packets go by it; none is dropped
+//! Edf::load ── verify the programs, register the qdisc kind `teiji_edf`, pin both ──► Edf     (the agent)
+//! Opened::of ── what is pinned ──► Edf                                                       (any process)
+//! Edf::put_link ── settings and channels of a link, at once; then the caller makes it the root qdisc
 //! Edf::beat ── at least every second; the kernel half falls back to FIFO 2 s after the last
-//! Edf::detach ── the root qdisc that was there before; the link's state and what it still queued are freed
+//! unpin ── the kind is gone once no link has it
 //! ```
-//! Dropping an [`Edf`] detaches nothing: the links keep the qdisc, which falls back to FIFO by itself, and
-//! the kernel frees programs and maps when the last link has another root qdisc.
-mod channel;
-mod rtnl;
+//! Nothing of it lives in a process: whoever opens the pins sees and changes what others have written, and links go
+//! on when all of them are gone.
+//!
+//! ## One change, one write
+//! `link_settings.id` names a *generation* of a link's matches. [`Edf::put_link`] writes all matches under a new one
+//! and the settings that name it last, so that whoever is killed on the way leaves what was or what shall be, and
+//! beside it matches that nothing names, which [`Edf::tidy`] removes. Writers exclude each other by flock(2) on
+//! the folder of the pins.
+//!
+//! | module | does |
+//! | --- | --- |
+//! | `shape`, `link` | channels in the form of the kernel half, and back |
+//! | `maps` | the maps by their types |
+//! | `netns` | which network namespace links are of |
+//! | `pins` | the folder that keeps them |
+//! | `pulse` | the agent's beat |
+//! | `stats` | what has become of packets |
+mod link;
+mod maps;
+mod netns;
+mod pins;
+mod pulse;
+mod shape;
+mod stats;
 
 /// Types shared with the C half, generated from the compiled object.
 #[allow(missing_docs, unused, clippy::all, clippy::undocumented_unsafe_blocks, clippy::unwrap_used)]
@@ -19,362 +39,422 @@ mod skeleton {
 }
 use skeleton::types;
 
-pub use channel::{Channel, ChannelStats, End, LinkSettings, LinkStats};
+pub use pins::{PINS, unpin};
+pub use pulse::Pulse;
+pub use stats::{ChannelStats, LinkStats};
 
 use crate::Error;
 use crate::hooks::KernelTypes;
-use crate::object::{bytes_of, map, value_of};
-use channel::{MAX_CHANNELS, Shapes};
-use libbpf_rs::libbpf_sys as sys;
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject};
-use rtnl::{Qdisc, Rtnl};
-use std::collections::BTreeMap;
+use crate::object::{Verified, bytes_of, value_of, verified};
+use libbpf_rs::{ErrorKind, Link, MapCore, Object, ObjectBuilder, OpenObject};
+use maps::{Map, Registry};
+use pins::Pins;
+use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
+use std::time::Duration;
+use teiji_model::queue::Deadlines;
 
 /// The compiled programs.
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qdisc_edf.bpf.o"));
 
 /// Name of the qdisc kind, as `tc qdisc` shows it.
 pub const KIND: &str = "teiji_edf";
+/// The longest time between two beats that is safe: half of what the kernel half bears.
+pub const BEAT_EVERY: Duration = Duration::from_secs(1);
+/// Without a beat for so long the kernel half sends without deadlines (`BEAT_LIMIT` in `intf.h`).
+pub const BEAT_LIMIT: Duration = Duration::from_secs(2);
+/// Most channels, of all links (`MAX_CHANNELS` in `intf.h`; a test compares).
+pub const MAX_CHANNELS: usize = 4096;
 
-/// The longest time between two calls of [`Edf::beat`] that is safe, ns: half of what the kernel half bears.
-pub const BEAT_EVERY: u64 = 1_000_000_000;
+/// How long the kernel may take to let go of a kind that is registered no more.
+const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The qdisc kind, registered, and the links that have it.
+/// The pinned programs' settings and state.
 pub struct Edf {
-    settings: MapHandle,
-    states: MapHandle,
-    matches: MapHandle,
-    channels: MapHandle,
-    beat: MapHandle,
+    pins: Pins,
+    settings: Map,
+    states: Map,
+    matches: Map,
+    channels: Map,
+    labels: Map,
+    registry: Registry,
+    pulse: Pulse,
     netns: u64,
-    links: BTreeMap<u32, Attached>,
-    /// Which indices of `channels` are taken.
-    taken: Vec<bool>,
-    next_id: usize,
-    next_link: u32,
-    _registered: Link,
-    object: Object,
 }
 
-/// A link that has the qdisc.
-struct Attached {
-    settings: LinkSettings,
-    id: u32,
-    before: Option<Qdisc>,
-    shapes: Shapes,
-    /// By name.
-    channels: BTreeMap<String, (Channel, u32)>,
+/// What is pinned in a folder.
+pub enum Opened {
+    /// Nothing.
+    Absent,
+    /// The qdisc of this very version.
+    Current(Box<Edf>),
+    /// That of another version of teiji, for which one can only beat.
+    Other(Pulse),
 }
 
-/// What the verifier said of a program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verified {
-    /// Its name.
-    pub program: String,
-    /// Instructions that the verifier walked through.
-    pub instructions: u32,
+impl Opened {
+    /// What is pinned in `folder`.
+    ///
+    /// # Errors
+    /// [`Error::NotPermitted`] without the right to look; [`Error::Kernel`] if the kernel refuses.
+    pub fn of(folder: &Path) -> Result<Opened, Error> {
+        crate::quiet();
+        let pins = Pins::new(folder);
+        if !pins.are_there()? {
+            return Ok(Opened::Absent);
+        }
+        let registry = Registry(Map::open(&pins.current("registry"), "registry")?);
+        if registry.read()?.version == version() {
+            Edf::open(pins, registry).map(|edf| Opened::Current(Box::new(edf)))
+        } else {
+            Pulse::open(&pins).map(Opened::Other)
+        }
+    }
 }
 
 impl Edf {
-    /// Loads the programs and registers the qdisc kind. Nothing is attached yet.
-    ///
-    /// Links are those of the network namespace of the calling thread.
+    /// Loads the programs, registers the qdisc kind and pins both in `folder`. No link has it yet.
     ///
     /// # Errors
     /// [`Error::NoBtf`]; [`Error::Missing`] if the kernel has no BPF qdiscs (they came with Linux 6.16);
-    /// [`Error::NotPermitted`]; [`Error::Kernel`] if the kernel refuses, for example since another process has
-    /// registered the kind.
-    pub fn load() -> Result<Edf, Error> {
-        if !KernelTypes::load()?.has_struct_ops("Qdisc_ops") {
-            return Err(Error::Missing {
-                what: "BPF qdiscs".into(),
-                consequence:
-                    "channels cannot have deadlines on this host; use Linux 6.16 or newer, built with \
-                              CONFIG_NET_SCH_BPF=y"
-                        .into(),
+    /// [`Error::NotPermitted`]; [`Error::Refused`] if `folder` is not in a BPF file system, or has pins already;
+    /// [`Error::Kernel`] if the kernel refuses, for example since another process has registered the kind.
+    pub fn load(folder: &Path) -> Result<(Edf, Vec<Verified>), Error> {
+        supported()?;
+        let pins = Pins::new(folder);
+        if pins.are_there()? {
+            return Err(Error::Refused {
+                doing: format!("load the qdisc {KIND}"),
+                reason: format!("{} has one already", folder.display()),
             });
         }
+        pins.prepare()?;
+        let _lock = pins.lock()?;
         let mut object = open()?.load().map_err(|e| Error::kernel("load the deadline qdisc", e))?;
-        let registered = object
-            .maps_mut()
-            .find(|m| m.name() == "edf")
-            .ok_or_else(|| Error::Kernel {
-                doing: "find the deadline qdisc's operations".into(),
-                reason: "the object does not have them".into(),
-            })?
-            .attach_struct_ops()
-            .map_err(|e| Error::kernel(format!("register the qdisc {KIND}"), e))?;
-        let edf = Edf {
-            settings: map(&object, "settings")?,
-            states: map(&object, "states")?,
-            matches: map(&object, "matches")?,
-            channels: map(&object, "channels")?,
-            beat: map(&object, "beat")?,
-            netns: rtnl::netns_cookie()?,
-            links: BTreeMap::new(),
-            taken: vec![false; MAX_CHANNELS],
-            next_id: 0,
-            next_link: 1,
-            _registered: registered,
-            object,
-        };
-        edf.beat()?;
-        Ok(edf)
+        for name in maps::NAMES {
+            let mut map = object.maps_mut().find(|m| m.name() == name).ok_or_else(|| lacks(name))?;
+            map.pin(pins.new_one(name)).map_err(|e| Error::kernel(format!("pin the map {name}"), e))?;
+        }
+        let mut registered = register(&mut object)?;
+        registered
+            .pin(pins.new_one(pins::REGISTERED))
+            .map_err(|e| Error::kernel(format!("pin the qdisc {KIND}"), e))?;
+        let registry = Registry(Map::open(&pins.new_one("registry"), "registry")?);
+        registry.write(&types::registry { version: version(), ..Default::default() })?;
+        pins.adopt()?;
+        let verified = verified(&object)?;
+        let edf = Edf::open(pins, registry)?;
+        edf.beat();
+        Ok((edf, verified))
     }
 
-    /// How much work the programs were for the kernel's verifier.
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the kernel does not tell.
-    pub fn verified(&self) -> Result<Vec<Verified>, Error> {
-        self.object
-            .progs()
-            .map(|p| {
-                let instructions = walked(p.as_fd())?;
-                Ok(Verified { program: p.name().to_string_lossy().into_owned(), instructions })
-            })
-            .collect()
+    fn open(pins: Pins, registry: Registry) -> Result<Edf, Error> {
+        let map = |name| Map::open(&pins.current(name), name);
+        Ok(Edf {
+            settings: map("settings")?,
+            states: map("states")?,
+            matches: map("matches")?,
+            channels: map("channels")?,
+            labels: map("labels")?,
+            pulse: Pulse::open(&pins)?,
+            netns: netns::cookie()?,
+            registry,
+            pins,
+        })
     }
 
     /// Says that this process lives. To be called at least every [`BEAT_EVERY`].
-    ///
-    /// # Errors
-    /// [`Error::Kernel`] if the map cannot be written.
-    pub fn beat(&self) -> Result<(), Error> {
-        let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
-            .map_err(|e| Error::Kernel { doing: "read the clock".into(), reason: e.to_string() })?;
-        let now = now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64;
-        put(&self.beat, &0u32.to_ne_bytes(), &now.to_ne_bytes(), "beat")
+    pub fn beat(&self) {
+        self.pulse.beat();
     }
 
-    /// Makes this the root qdisc of a link. Packets that wait in the former root qdisc are dropped by the kernel,
-    /// as with any change of qdisc.
-    ///
-    /// # Errors
-    /// [`Error::Refused`] if the link has it already, or has a root qdisc with classes or filters, which could
-    /// not be put back; [`Error::Kernel`] if the kernel refuses. The link is as before then.
-    pub fn attach(&mut self, ifindex: u32, settings: &LinkSettings) -> Result<(), Error> {
-        let doing = || format!("put {KIND} on interface {ifindex}");
-        if self.links.contains_key(&ifindex) {
-            return Err(Error::Refused { doing: doing(), reason: "it has it already".into() });
-        }
-        let mut rtnl = Rtnl::open()?;
-        let before = rtnl.root(ifindex)?;
-        if let Some(q) = &before
-            && let Some(reason) = q.irreplaceable()
-        {
-            return Err(Error::Refused { doing: doing(), reason });
-        }
-        self.beat()?;
-        let attached = Attached {
-            settings: *settings,
-            id: self.next_link,
-            before: before.filter(Qdisc::chosen),
-            shapes: Shapes::default(),
-            channels: BTreeMap::new(),
-        };
-        self.next_link += 1;
-        let key = self.key(ifindex);
-        let zeros = vec![0; self.states.value_size() as usize];
-        put(&self.states, bytes_of(&key), &zeros, "states")?;
-        let done = self.write_link(ifindex, &attached).and_then(|()| rtnl.replace_root(ifindex, KIND, &[]));
-        if let Err(error) = done {
-            self.forget(ifindex);
-            return Err(error);
-        }
-        self.links.insert(ifindex, attached);
-        Ok(())
+    /// What is left for a process that only beats.
+    pub fn into_pulse(self) -> Pulse {
+        self.pulse
     }
 
-    /// Puts the former root qdisc back, and frees the link's channels and state. What is still queued is dropped by
-    /// the kernel, as with any change of qdisc.
+    /// How long ago the last beat was; `None` if there was none.
+    pub fn beaten(&self) -> Option<Duration> {
+        self.pulse.beaten()
+    }
+
+    /// How many links have the qdisc, of all network namespaces.
+    pub fn users(&self) -> u64 {
+        self.pulse.users()
+    }
+
+    /// Makes these the settings and channels of a link, all of them at once, whether it has the qdisc or is about to
+    /// get it. Channels whose names stay keep their token buckets and statistics, and queued packets their deadlines.
+    ///
+    /// `wanted` has to be normal ([`teiji_model::queue::Channel::normal`]) for [`Edf::link`] to return the same.
+    /// Links are those of the network namespace of the thread that opened this.
     ///
     /// # Errors
-    /// [`Error::Refused`] if it is not attached there; [`Error::Kernel`] if the kernel refuses: the link keeps
-    /// this qdisc then.
-    pub fn detach(&mut self, ifindex: u32) -> Result<(), Error> {
-        let link = self.link(ifindex)?;
-        let before = link.before.clone();
-        let mut rtnl = Rtnl::open()?;
-        match rtnl.root(ifindex) {
-            // Somebody else's: it stays.
-            Ok(Some(q)) if q.kind != KIND => {}
-            Ok(None) => {}
-            Ok(Some(_)) => match before {
-                // Not below the same kind's handle, so a plain replacement does.
-                Some(q) => rtnl.replace_root(ifindex, &q.kind, &q.options)?,
-                None => rtnl.delete_root(ifindex)?,
-            },
-            Err(error) => return Err(error),
-        }
-        if let Some(link) = self.links.remove(&ifindex) {
-            for (channel, id) in link.channels.values() {
-                let _ = self.matches.delete(bytes_of(&channel.key(link.id)));
-                self.release(*id);
+    /// [`Error::Refused`] if the kernel half cannot keep them; [`Error::Kernel`]. Nothing has changed then.
+    pub fn put_link(&self, ifindex: u32, wanted: &Deadlines) -> Result<(), Error> {
+        let refuse = |reason| Error::Refused { doing: format!("set interface {ifindex}'s channels"), reason };
+        let _lock = self.pins.lock()?;
+        let generation = self.next_generation()?;
+        let written = link::written(wanted, generation).map_err(refuse)?;
+        let ids = self.claim(ifindex, wanted)?.ok_or_else(|| {
+            refuse(format!(
+                "all links together would have more than {MAX_CHANNELS} channels, which is the most"
+            ))
+        })?;
+        let done = self.write_link(ifindex, wanted, &written, &ids);
+        // The former generation's, or if that failed the new one's.
+        let tidied = self.collect();
+        done.and(tidied)
+    }
+
+    fn write_link(
+        &self,
+        ifindex: u32,
+        wanted: &Deadlines,
+        written: &link::Written,
+        ids: &BTreeMap<String, u32>,
+    ) -> Result<(), Error> {
+        for (name, channel) in &wanted.channels {
+            let settings = link::channel_settings(channel, ids[name]);
+            for key in &written.entries[name] {
+                self.matches.put(bytes_of(key), bytes_of(&settings))?;
             }
         }
-        self.forget(ifindex);
-        Ok(())
+        let key = self.key(ifindex);
+        if self.states.get(bytes_of(&key))?.is_none() {
+            self.states.put(bytes_of(&key), &self.states.zeros())?;
+        }
+        self.settings.put(bytes_of(&key), bytes_of(&written.settings))
     }
 
-    /// Interfaces that have it.
-    pub fn links(&self) -> Vec<u32> {
-        self.links.keys().copied().collect()
-    }
-
-    /// Changes a link's settings while it sends.
+    /// The settings and channels of a link, as the kernel half has them; `None` if it has none.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the qdisc is not attached there; [`Error::Kernel`].
-    pub fn set_link(&mut self, ifindex: u32, settings: &LinkSettings) -> Result<(), Error> {
-        self.link(ifindex)?;
-        if let Some(link) = self.links.get_mut(&ifindex) {
-            link.settings = *settings;
-        }
-        self.write_link(ifindex, self.link(ifindex)?)
+    /// [`Error::Kernel`].
+    pub fn link(&self, ifindex: u32) -> Result<Option<Deadlines>, Error> {
+        let Some(settings) = self.settings_of(ifindex)? else { return Ok(None) };
+        link::read(&settings, &self.matches.entries()?, |id| self.name(id)).map(Some)
     }
 
-    /// Adds the channel of this name, or changes it. Its packets that are queued keep their deadlines. If what it
-    /// matches is unchanged its statistics go on, else they begin anew.
+    /// Lets go of a link that does not have the qdisc any more.
     ///
     /// # Errors
-    /// [`Error::Refused`] if it contradicts itself, if another channel of the link has the same ends, if there are
-    /// too many channels (4,096 on all links) or kinds of ends (16 on a link); [`Error::Kernel`].
-    pub fn put_channel(&mut self, ifindex: u32, name: &str, channel: &Channel) -> Result<(), Error> {
-        let doing = || format!("set channel `{}`", name.escape_debug());
-        let refuse = |reason: String| Err(Error::Refused { doing: doing(), reason });
-        if let Err(reason) = channel.check() {
-            return refuse(reason);
+    /// [`Error::Refused`] if it has it; [`Error::Kernel`].
+    pub fn remove_link(&self, ifindex: u32) -> Result<(), Error> {
+        let _lock = self.pins.lock()?;
+        let key = self.key(ifindex);
+        if self.has(ifindex)? {
+            return Err(Error::Refused {
+                doing: format!("forget the channels of interface {ifindex}"),
+                reason: format!("it has the qdisc {KIND}"),
+            });
         }
-        let link = self.link(ifindex)?;
-        let key = channel.key(link.id);
-        if let Some(other) = link
-            .channels
-            .iter()
-            .find(|(n, (c, _))| n.as_str() != name && bytes_of(&c.key(link.id)) == bytes_of(&key))
-        {
-            return refuse(format!("channel `{}` has the same ends", other.0.escape_debug()));
-        }
-        let old = link.channels.get(name).cloned();
-        let kept =
-            old.as_ref().filter(|(c, _)| bytes_of(&c.key(link.id)) == bytes_of(&key)).map(|(_, id)| *id);
-        let mut shapes = link.shapes.clone();
-        if let Err(reason) = shapes.add(channel) {
-            return refuse(reason);
-        }
-        let id = match kept {
-            Some(id) => id,
-            None => match self.claim()? {
-                Some(id) => id,
-                None => return refuse(format!("there are {MAX_CHANNELS} channels, which is the most")),
-            },
-        };
-        put(&self.matches, bytes_of(&key), bytes_of(&channel.settings(id)), "matches")?;
-        if let Some(link) = self.links.get_mut(&ifindex) {
-            link.channels.insert(name.to_owned(), (*channel, id));
-            link.shapes = shapes;
-        }
-        if let Some((old, old_id)) = old
-            && kept.is_none()
-        {
-            self.drop_match(ifindex, &old, old_id)?;
-        }
-        self.write_link(ifindex, self.link(ifindex)?)
+        self.forget(&key)?;
+        self.collect()
     }
 
-    /// Removes a channel; its packets that are queued keep their deadlines, later ones are best effort.
+    /// Lets a link send whatever is queued as fast as the device takes it, until [`Edf::put_link`] or [`Edf::tidy`].
+    /// It does not show in [`Edf::link`].
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is none of that name; [`Error::Kernel`].
-    pub fn remove_channel(&mut self, ifindex: u32, name: &str) -> Result<(), Error> {
-        self.link(ifindex)?;
-        let removed = self.links.get_mut(&ifindex).and_then(|l| l.channels.remove(name));
-        let Some((channel, id)) = removed else { return Err(no_channel(name, ifindex)) };
-        self.drop_match(ifindex, &channel, id)?;
-        self.write_link(ifindex, self.link(ifindex)?)
+    /// [`Error::Kernel`].
+    pub fn unpace(&self, ifindex: u32) -> Result<(), Error> {
+        let _lock = self.pins.lock()?;
+        let Some(settings) = self.settings_of(ifindex)? else { return Ok(()) };
+        let settings = types::link_settings { unpaced: 1, ..settings };
+        self.settings.put(bytes_of(&self.key(ifindex)), bytes_of(&settings))
     }
 
-    /// What has become of a channel's packets since it was added.
+    /// Whether a link has the qdisc, and by these programs.
     ///
     /// # Errors
-    /// [`Error::Refused`] if there is none of that name; [`Error::Kernel`].
-    pub fn channel_stats(&self, ifindex: u32, name: &str) -> Result<ChannelStats, Error> {
-        let (_, id) = self.link(ifindex)?.channels.get(name).ok_or_else(|| no_channel(name, ifindex))?;
-        let state: types::channel_state = value_of(&get(&self.channels, &id.to_ne_bytes(), "channels")?);
-        Ok(ChannelStats::from(&state.stats))
+    /// [`Error::Kernel`].
+    pub fn has(&self, ifindex: u32) -> Result<bool, Error> {
+        Ok(self.owner(&self.key(ifindex))? != 0)
     }
 
-    /// What has become of all packets of a link since the qdisc was attached.
+    /// Links of this network namespace that have the qdisc, by their indices.
     ///
     /// # Errors
-    /// [`Error::Refused`] if the qdisc is not attached there; [`Error::Kernel`].
-    pub fn link_stats(&self, ifindex: u32) -> Result<LinkStats, Error> {
-        self.link(ifindex)?;
-        let bytes = get(&self.states, bytes_of(&self.key(ifindex)), "states")?;
+    /// [`Error::Kernel`].
+    pub fn links(&self) -> Result<Vec<u32>, Error> {
+        let mut links = Vec::new();
+        for key in self.settings.keys::<types::link_key>() {
+            if key.netns == self.netns && self.owner(&key)? != 0 {
+                links.push(key.ifindex);
+            }
+        }
+        links.sort_unstable();
+        Ok(links)
+    }
+
+    /// Removes what writers that were killed, and links that are gone, left behind; links keep their pace again.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn tidy(&self) -> Result<(), Error> {
+        let _lock = self.pins.lock()?;
+        for (key, settings) in self.settings.entries::<types::link_key, types::link_settings>()? {
+            if settings.unpaced != 0 {
+                let paced = types::link_settings { unpaced: 0, ..settings };
+                self.settings.put(bytes_of(&key), bytes_of(&paced))?;
+            }
+        }
+        for map in [&self.settings, &self.states] {
+            for key in map.keys::<types::link_key>() {
+                if self.owner(&key)? == 0 {
+                    self.forget(&key)?;
+                }
+            }
+        }
+        self.collect()
+    }
+
+    /// What has become of the packets of a link's channels, by their names, since these were added.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn channel_stats(&self, ifindex: u32) -> Result<BTreeMap<String, ChannelStats>, Error> {
+        let Some(settings) = self.settings_of(ifindex)? else { return Ok(BTreeMap::new()) };
+        let mut all = BTreeMap::new();
+        for id in self.ids_of(|generation| generation == settings.id)? {
+            let bytes = self.channels.get(&id.to_ne_bytes())?.unwrap_or_default();
+            let state: types::channel_state = value_of(&bytes);
+            all.insert(self.name(id)?, ChannelStats::from(&state.stats));
+        }
+        Ok(all)
+    }
+
+    /// What has become of all packets of a link since it got the qdisc; `None` if it does not have it.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`].
+    pub fn link_stats(&self, ifindex: u32) -> Result<Option<LinkStats>, Error> {
+        let Some(bytes) = self.states.get(bytes_of(&self.key(ifindex)))? else { return Ok(None) };
         let at = offset_of!(types::link_state, stats);
-        Ok(LinkStats::from(&value_of::<types::link_stats>(bytes.get(at..).unwrap_or_default())))
+        let stats = value_of::<types::link_stats>(bytes.get(at..).unwrap_or_default());
+        Ok(Some(LinkStats::from(&stats)))
     }
 
     fn key(&self, ifindex: u32) -> types::link_key {
         types::link_key { netns: self.netns, ifindex, ..Default::default() }
     }
 
-    fn link(&self, ifindex: u32) -> Result<&Attached, Error> {
-        self.links.get(&ifindex).ok_or_else(|| Error::Refused {
-            doing: format!("change interface {ifindex}"),
-            reason: format!("{KIND} is not attached there"),
-        })
+    fn settings_of(&self, ifindex: u32) -> Result<Option<types::link_settings>, Error> {
+        Ok(self.settings.get(bytes_of(&self.key(ifindex)))?.map(|bytes| value_of(&bytes)))
     }
 
-    fn write_link(&self, ifindex: u32, link: &Attached) -> Result<(), Error> {
-        let settings = link.settings.in_kernel(link.id, &link.shapes);
-        put(&self.settings, bytes_of(&self.key(ifindex)), bytes_of(&settings), "settings")
+    /// The qdisc that uses a link's state; 0 if none does.
+    fn owner(&self, key: &types::link_key) -> Result<u64, Error> {
+        let bytes = self.states.get(bytes_of(key))?.unwrap_or_default();
+        Ok(value_of(bytes.get(offset_of!(types::link_state, owner)..).unwrap_or_default()))
+    }
+
+    fn name(&self, id: u32) -> Result<String, Error> {
+        let bytes = self.labels.get(&id.to_ne_bytes())?.unwrap_or_default();
+        let mut label = link::label("");
+        label.name.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
+        Ok(link::name(&label))
+    }
+
+    /// A number that no matches are written under.
+    fn next_generation(&self) -> Result<u32, Error> {
+        let mut registry = self.registry.read()?;
+        let used = self.generations()?;
+        let unused = |g: &u32| *g != 0 && !used.contains(g);
+        registry.generation =
+            (1..).map(|n| registry.generation.wrapping_add(n)).find(unused).unwrap_or_default();
+        self.registry.write(&registry)?;
+        Ok(registry.generation)
+    }
+
+    /// Generations that settings name.
+    fn generations(&self) -> Result<BTreeSet<u32>, Error> {
+        let all = self.settings.entries::<types::link_key, types::link_settings>()?;
+        Ok(all.into_iter().map(|(_, settings)| settings.id).collect())
+    }
+
+    /// Indices of the channels of some generations.
+    fn ids_of(&self, wanted: impl Fn(u32) -> bool) -> Result<BTreeSet<u32>, Error> {
+        let all = self.matches.entries::<types::match_key, types::channel_settings>()?;
+        Ok(all.into_iter().filter(|(key, _)| wanted(key.link)).map(|(_, c)| c.id).collect())
+    }
+
+    /// An index for each channel: the one that it has, or a new one, with its state zeroed. Indices go round, so that
+    /// a packet of a channel that was removed has long left the queue when its index is used again. `None` if there
+    /// are not enough.
+    fn claim(&self, ifindex: u32, wanted: &Deadlines) -> Result<Option<BTreeMap<String, u32>>, Error> {
+        let own = self.settings_of(ifindex)?.map(|settings| settings.id);
+        let mut present = BTreeMap::new();
+        for id in self.ids_of(|generation| Some(generation) == own)? {
+            present.insert(self.name(id)?, id);
+        }
+        let used = self.generations()?;
+        let taken = self.ids_of(|generation| used.contains(&generation))?;
+        let mut registry = self.registry.read()?;
+        let n = MAX_CHANNELS as u32;
+        let start = registry.channel;
+        let mut free = (1..=n).map(|i| (start + i) % n).filter(|id| !taken.contains(id));
+        let mut ids = BTreeMap::new();
+        for name in wanted.channels.keys() {
+            let id = match present.get(name) {
+                Some(id) => *id,
+                None => {
+                    let Some(id) = free.next() else { return Ok(None) };
+                    let state = types::channel_state::default();
+                    self.channels.put(&id.to_ne_bytes(), bytes_of(&state))?;
+                    self.labels.put(&id.to_ne_bytes(), bytes_of(&link::label(name)))?;
+                    registry.channel = id;
+                    id
+                }
+            };
+            ids.insert(name.clone(), id);
+        }
+        self.registry.write(&registry)?;
+        Ok(Some(ids))
     }
 
     /// Removes what the kernel half looks up for a link. Packets that it still held are freed with its state.
-    fn forget(&self, ifindex: u32) {
-        // It fails only if it is not there.
-        let _ = self.states.delete(bytes_of(&self.key(ifindex)));
-        let _ = self.settings.delete(bytes_of(&self.key(ifindex)));
+    fn forget(&self, key: &types::link_key) -> Result<(), Error> {
+        self.settings.delete(bytes_of(key))?;
+        self.states.delete(bytes_of(key))
     }
 
-    fn drop_match(&mut self, ifindex: u32, channel: &Channel, id: u32) -> Result<(), Error> {
-        let link_id = self.link(ifindex)?.id;
+    /// Removes matches that no settings name.
+    fn collect(&self) -> Result<(), Error> {
+        maps::wait_for_programs();
+        let used = self.generations()?;
+        let unnamed = |key: &types::match_key| !used.contains(&key.link);
         self.matches
-            .delete(bytes_of(&channel.key(link_id)))
-            .map_err(|e| Error::kernel("remove a channel from the map matches", e))?;
-        if let Some(link) = self.links.get_mut(&ifindex) {
-            link.shapes.remove(channel);
-        }
-        self.release(id);
-        Ok(())
+            .keys::<types::match_key>()
+            .iter()
+            .filter(|key| unnamed(key))
+            .try_for_each(|key| self.matches.delete(bytes_of(key)))
     }
+}
 
-    /// An index for a channel, its state zeroed. Indices go round, so that a packet of a channel that was removed
-    /// has long left the queue when its index is used again.
-    fn claim(&mut self) -> Result<Option<u32>, Error> {
-        let n = self.taken.len();
-        let Some(id) = (0..n).map(|i| (self.next_id + i) % n).find(|i| !self.taken[*i]) else {
-            return Ok(None);
-        };
-        put(
-            &self.channels,
-            &(id as u32).to_ne_bytes(),
-            bytes_of(&types::channel_state::default()),
-            "channels",
-        )?;
-        self.taken[id] = true;
-        self.next_id = (id + 1) % n;
-        Ok(Some(id as u32))
+/// Whether this kernel has BPF qdiscs.
+///
+/// # Errors
+/// [`Error::NoBtf`]; [`Error::Missing`] with what it lacks.
+pub fn supported() -> Result<(), Error> {
+    if KernelTypes::load()?.has_struct_ops("Qdisc_ops") {
+        return Ok(());
     }
+    Err(Error::Missing {
+        what: "BPF qdiscs".into(),
+        consequence: "channels cannot have deadlines on this host; use Linux 6.16 or newer, built with \
+                      CONFIG_NET_SCH_BPF=y"
+            .into(),
+    })
+}
 
-    fn release(&mut self, id: u32) {
-        if let Some(t) = self.taken.get_mut(id as usize) {
-            *t = false;
-        }
-    }
+/// Tells this version of the programs from others: FNV-1a of the compiled object.
+fn version() -> u64 {
+    OBJECT.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 fn open() -> Result<OpenObject, Error> {
@@ -385,32 +465,52 @@ fn open() -> Result<OpenObject, Error> {
         .map_err(|e| Error::kernel("open the deadline qdisc", e))
 }
 
-/// How many instructions of a loaded program the verifier walked through (bpf(2), BPF_OBJ_GET_INFO_BY_FD).
-fn walked(fd: BorrowedFd<'_>) -> Result<u32, Error> {
-    let mut info = sys::bpf_prog_info::default();
-    let mut length = size_of::<sys::bpf_prog_info>() as u32;
-    // SAFETY: `info` has `length` bytes, all zero, so that the kernel is asked for nothing by pointer.
-    let failed = unsafe { sys::bpf_prog_get_info_by_fd(fd.as_raw_fd(), &mut info, &mut length) };
-    if failed != 0 {
-        let reason = std::io::Error::from_raw_os_error(-failed).to_string();
-        return Err(Error::Kernel { doing: "ask for a program's description".into(), reason });
+/// Registers the kind. The kernel lets go of one that was registered before in its own time.
+fn register(object: &mut Object) -> Result<Link, Error> {
+    let mut operations = object.maps_mut().find(|m| m.name() == "edf").ok_or_else(|| lacks("edf"))?;
+    let begun = std::time::Instant::now();
+    loop {
+        match operations.attach_struct_ops() {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
+                return Err(Error::Refused {
+                    doing: format!("register the qdisc {KIND}"),
+                    reason: "another process has registered it, with pins elsewhere; end that one".into(),
+                });
+            }
+            done => return done.map_err(|e| Error::kernel(format!("register the qdisc {KIND}"), e)),
+        }
     }
-    Ok(info.verified_insns)
 }
 
-fn no_channel(name: &str, ifindex: u32) -> Error {
-    Error::Refused {
-        doing: format!("find channel `{}`", name.escape_debug()),
-        reason: format!("interface {ifindex} has none of that name"),
+fn lacks(map: &str) -> Error {
+    Error::Kernel { doing: format!("find the map {map}"), reason: "the object does not have it".into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bounds_are_those_of_the_kernel_half() {
+        let object = open().unwrap();
+        let bound = |name: &str| object.maps().find(|m| m.name() == name).unwrap().max_entries() as usize;
+        assert_eq!((bound("channels"), bound("labels")), (MAX_CHANNELS, MAX_CHANNELS));
+        // Two IP versions, two generations.
+        assert_eq!(bound("matches"), 4 * MAX_CHANNELS);
+        assert_eq!(size_of::<types::label>(), teiji_model::queue::MAX_NAME + 1);
+        assert!(maps::NAMES.iter().all(|name| object.maps().any(|m| m.name() == *name)));
     }
-}
 
-fn put(map: &MapHandle, key: &[u8], value: &[u8], name: &str) -> Result<(), Error> {
-    map.update(key, value, MapFlags::ANY).map_err(|e| Error::kernel(format!("write the map {name}"), e))
-}
-
-fn get(map: &MapHandle, key: &[u8], name: &str) -> Result<Vec<u8>, Error> {
-    map.lookup(key, MapFlags::ANY).map_err(|e| Error::kernel(format!("read the map {name}"), e))?.ok_or_else(
-        || Error::Kernel { doing: format!("read the map {name}"), reason: "the entry is not there".into() },
-    )
+    #[test]
+    fn where_nothing_is_pinned_nothing_is_found_and_nothing_can_be_pinned_elsewhere() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(Opened::of(dir.path()), Ok(Opened::Absent)));
+        assert!(Pulse::of(dir.path()).unwrap().is_none());
+        unpin(dir.path()).unwrap();
+        let error = Pins::new(&dir.path().join("teiji")).prepare().unwrap_err().to_string();
+        assert!(error.contains("mount -t bpf bpf /sys/fs/bpf"), "{error}");
+    }
 }

@@ -20,6 +20,9 @@
  * (dynamic thresholds, Choudhury and Hahne 1998): nobody fills the queue alone, and no search for the
  * longest one is needed.
  *
+ * A packet that finds the queue empty is kept beside the trees, and is filed only if another one comes
+ * before it has left: on a link that is not overloaded hardly any is.
+ *
  * The link is paced: a frame takes (length + overhead) / rate, and the next one leaves after that; a
  * link that was idle, or a timer that was late, is made up for by at most `credit`.
  *
@@ -32,8 +35,9 @@
  * Limits: root qdisc of Ethernet devices only, not below mq; one lock for all of a device's transmit
  * queues; a GSO packet is one packet, and blocks the link for as long as all of it takes; the deadline is
  * that of leaving this queue, not of having left the device. Packets of one flow are reordered when some of
- * them exceed the channel's rate, and when it falls back to FIFO or returns. A changed rate counts for
- * packets that arrive afterwards. Bounds of the tables are in intf.h.
+ * them exceed the channel's rate, and when it falls back to FIFO or returns. A changed rate or slack
+ * counts for packets that arrive afterwards, but that there is no rate any more, at once. Bounds of the
+ * tables are in intf.h.
  *
  * Assumes: the kernel calls every program under the qdisc's lock, so that a link's state has one writer.
  *
@@ -78,7 +82,7 @@ static bool earlier(struct bpf_rb_node *a, const struct bpf_rb_node *b)
 	struct packet *left = container_of(a, struct packet, node);
 	struct packet *right = container_of(b, struct packet, node);
 
-	return left->key < right->key;
+	return left->is.key < right->is.key;
 }
 
 static __always_inline u32 bucket_of(u64 v)
@@ -164,6 +168,42 @@ static __always_inline bool admit(const struct link_settings *link, struct link_
 	return true;
 }
 
+/* Puts a packet into its tree, which has it from then on. */
+static __always_inline void file(struct link_state *st, struct packet *p)
+{
+	if (p->is.channel != NO_CHANNEL) {
+		bpf_spin_lock(&st->lock);
+		bpf_rbtree_add_impl(&st->rt, &p->node, earlier, NULL, 0);
+		bpf_spin_unlock(&st->lock);
+	} else {
+		bpf_spin_lock(&st->lock);
+		bpf_rbtree_add_impl(&st->be, &p->node, earlier, NULL, 0);
+		bpf_spin_unlock(&st->lock);
+	}
+}
+
+/* Puts the packet that is in no tree into its own; false if there is no memory for it. */
+static __always_inline bool file_only(struct link_state *st, struct bpf_sk_buff_ptr *to_free)
+{
+	struct packet *p = bpf_obj_new_impl(bpf_core_type_id_local(struct packet), NULL);
+	struct sk_buff *skb;
+
+	if (!p)
+		return false;
+	p->is = st->only_is;
+	st->single = 0;
+	skb = bpf_kptr_xchg(&st->only, NULL);
+	if (!skb) {
+		bpf_obj_drop_impl(p, NULL);
+		return true;
+	}
+	skb = bpf_kptr_xchg(&p->skb, skb);
+	if (skb)
+		bpf_qdisc_skb_drop(skb, to_free);
+	file(st, p);
+	return true;
+}
+
 SEC("struct_ops/edf_enqueue")
 int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_buff_ptr *to_free)
 {
@@ -175,9 +215,10 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 	struct link_state *st;
 	struct bpf_dynptr frame;
 	struct link_key key;
+	struct queued is;
 	struct packet *p;
-	struct flow *flow;
-	u32 kernel_len, len, segs, hash, id = NO_CHANNEL;
+	struct flow *flow = NULL;
+	u32 kernel_len, len, segs, hash = 0, id = NO_CHANNEL;
 	u64 now, order, tx, deadline = 0;
 	bool real_time = false, fallback;
 
@@ -211,8 +252,6 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 			real_time = admit(link, st, channel, cs, now, len);
 	}
 
-	hash = bpf_skb_get_hash(skb) & (FLOWS - 1);
-	flow = &st->flow[hash];
 	if (real_time) {
 		if (st->rt_bytes + len > link->limit_bytes || st->stats.rt_queued >= link->limit_packets) {
 			st->stats.rt_drops++;
@@ -220,6 +259,8 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 		}
 		order = now + deadline;
 	} else {
+		hash = bpf_skb_get_hash(skb) & (FLOWS - 1);
+		flow = &st->flow[hash];
 		/* at most what is free, so that there is always room for others */
 		if (st->be_bytes + len > link->limit_bytes || st->stats.be_queued >= link->limit_packets ||
 		    (!fallback && flow->bytes + st->be_bytes > link->limit_bytes)) {
@@ -231,44 +272,53 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 		order = fallback ? st->finish : max(st->service, flow->finish);
 	}
 
-	p = bpf_obj_new_impl(bpf_core_type_id_local(struct packet), NULL);
-	if (!p) {
-		if (real_time)
-			st->stats.rt_drops++;
-		else
-			st->stats.be_drops++;
-		goto drop_channel;
+	is.key = order;
+	is.arrival = now;
+	is.tx = tx;
+	is.len = len;
+	is.channel = real_time ? id : NO_CHANNEL;
+	is.flow = hash;
+	is.kernel_len = kernel_len;
+	if (!st->stats.rt_queued && !st->stats.be_queued) {
+		st->only_is = is;
+		st->single = 1;
+		skb = bpf_kptr_xchg(&st->only, skb);
+		if (skb)
+			bpf_qdisc_skb_drop(skb, to_free);
+	} else {
+		p = NULL;
+		if (!st->single || file_only(st, to_free))
+			p = bpf_obj_new_impl(bpf_core_type_id_local(struct packet), NULL);
+		if (!p) {
+			if (real_time)
+				st->stats.rt_drops++;
+			else
+				st->stats.be_drops++;
+			goto drop_channel;
+		}
+		p->is = is;
+		skb = bpf_kptr_xchg(&p->skb, skb);
+		if (skb)
+			bpf_qdisc_skb_drop(skb, to_free);
+		file(st, p);
 	}
-	p->key = order;
-	p->arrival = now;
-	p->tx = tx;
-	p->len = len;
-	p->channel = real_time ? id : NO_CHANNEL;
-	p->flow = hash;
-	p->kernel_len = kernel_len;
-	skb = bpf_kptr_xchg(&p->skb, skb);
-	if (skb)
-		bpf_qdisc_skb_drop(skb, to_free);
 
+	st->rate = link->unpaced ? 0 : link->rate;
+	st->slack = link->slack;
+	st->credit = link->credit;
 	sch->q.qlen++;
 	sch->qstats.backlog += kernel_len;
 	if (real_time) {
 		st->rt_bytes += len;
 		st->rt_time += tx;
 		st->stats.rt_queued++;
-		bpf_spin_lock(&st->lock);
-		bpf_rbtree_add_impl(&st->rt, &p->node, earlier, NULL, 0);
-		bpf_spin_unlock(&st->lock);
-	} else {
+	} else if (flow) {
 		flow->finish = order + len;
 		flow->bytes += len;
 		st->finish = max(st->finish, order + len);
 		st->be_bytes += len;
 		st->stats.be_queued++;
 		st->stats.largest = max(st->stats.largest, len);
-		bpf_spin_lock(&st->lock);
-		bpf_rbtree_add_impl(&st->be, &p->node, earlier, NULL, 0);
-		bpf_spin_unlock(&st->lock);
 	}
 	return NET_XMIT_SUCCESS;
 
@@ -307,79 +357,101 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	struct bpf_rb_node *node;
 	struct link_state *st;
 	struct link_key key;
+	struct queued is;
 	struct packet *p;
 	u64 now, spare;
-	bool fallback, be_first, real_time;
+	bool fallback, be_first;
 
 	if (!sch->q.qlen)
 		return NULL;
 	key_of(sch, &key);
-	link = bpf_map_lookup_elem(&settings, &key);
 	st = bpf_map_lookup_elem(&states, &key);
-	if (!link || !st)
+	if (!st)
 		return NULL;
 	now = bpf_ktime_get_ns();
 	fallback = without_beat(now);
 	if (fallback && !st->fallback)
 		st->stats.fallbacks++;
 	st->fallback = fallback;
-	if (!fallback && link->rate && now < st->next_free) {
-		bpf_qdisc_watchdog_schedule(sch, st->next_free, 0);
-		return NULL;
+	if (!fallback && st->rate && now < st->next_free) {
+		/* who changed the rate to none does not wait for an arrival */
+		link = bpf_map_lookup_elem(&settings, &key);
+		if (!link || (link->rate && !link->unpaced)) {
+			bpf_qdisc_watchdog_schedule(sch, st->next_free, 0);
+			return NULL;
+		}
+		st->rate = 0;
 	}
-	/* the earliest deadline may be so far away at most that real time goes first */
-	spare = now + st->rt_time + link->slack;
-	be_first = !fallback && st->stats.be_queued;
 
-	bpf_spin_lock(&st->lock);
-	node = bpf_rbtree_first(&st->rt);
-	if (node) {
-		p = container_of(node, struct packet, node);
-		if (be_first && p->key > spare)
-			node = NULL;
-	}
-	real_time = node;
-	if (node) {
-		node = bpf_rbtree_remove(&st->rt, node);
+	if (st->single) {
+		st->single = 0;
+		is = st->only_is;
+		skb = bpf_kptr_xchg(&st->only, NULL);
 	} else {
-		node = bpf_rbtree_first(&st->be);
-		if (node)
-			node = bpf_rbtree_remove(&st->be, node);
+		/* the earliest deadline may be so far away at most that real time goes first */
+		spare = now + st->rt_time + st->slack;
+		be_first = !fallback && st->stats.be_queued;
+
+		bpf_spin_lock(&st->lock);
+		node = bpf_rbtree_first(&st->rt);
+		if (node) {
+			p = container_of(node, struct packet, node);
+			if (be_first && p->is.key > spare)
+				node = NULL;
+		}
+		if (node) {
+			node = bpf_rbtree_remove(&st->rt, node);
+		} else {
+			node = bpf_rbtree_first(&st->be);
+			if (node)
+				node = bpf_rbtree_remove(&st->be, node);
+		}
+		bpf_spin_unlock(&st->lock);
+		if (!node)
+			return NULL;
+		p = container_of(node, struct packet, node);
+		is = p->is;
+		skb = bpf_kptr_xchg(&p->skb, NULL);
+		bpf_obj_drop_impl(p, NULL);
 	}
-	bpf_spin_unlock(&st->lock);
-	if (!node)
-		return NULL;
-	p = container_of(node, struct packet, node);
 
 	sch->q.qlen--;
-	sch->qstats.backlog -= p->kernel_len;
-	if (real_time) {
-		st->rt_bytes -= p->len;
-		st->rt_time -= p->tx;
+	sch->qstats.backlog -= is.kernel_len;
+	if (is.channel != NO_CHANNEL) {
+		st->rt_bytes -= is.len;
+		st->rt_time -= is.tx;
 		st->stats.rt_queued--;
 		st->stats.rt_packets++;
-		st->stats.rt_bytes += p->len;
-		left(p->channel, p->len, p->arrival, p->key, now);
+		st->stats.rt_bytes += is.len;
+		left(is.channel, is.len, is.arrival, is.key, now);
 	} else {
-		st->flow[p->flow & (FLOWS - 1)].bytes -= p->len;
-		st->be_bytes -= p->len;
+		st->flow[is.flow & (FLOWS - 1)].bytes -= is.len;
+		st->be_bytes -= is.len;
 		st->stats.be_queued--;
 		st->stats.be_packets++;
-		st->stats.be_bytes += p->len;
-		st->service = max(st->service, p->key);
+		st->stats.be_bytes += is.len;
+		st->service = max(st->service, is.key);
 	}
 	if (fallback) {
 		/* not paced, so nothing adds up for when it is again */
 		st->stats.fallback_packets++;
-		st->next_free = now + p->tx;
+		st->next_free = now + is.tx;
 	} else {
-		st->next_free = max(st->next_free, now - link->credit) + p->tx;
+		st->next_free = max(st->next_free, now - st->credit) + is.tx;
 	}
-	skb = bpf_kptr_xchg(&p->skb, skb);
-	bpf_obj_drop_impl(p, NULL);
 	if (skb)
 		bpf_qdisc_bstats_update(sch, skb);
 	return skb;
+}
+
+/* One link more or less has the qdisc. */
+static __always_inline void count_user(s64 by)
+{
+	u32 zero = 0;
+	u64 *n = bpf_map_lookup_elem(&users, &zero);
+
+	if (n)
+		__sync_fetch_and_add(n, by);
 }
 
 SEC("struct_ops/edf_init")
@@ -400,6 +472,7 @@ int BPF_PROG(edf_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext
 	if (st->owner)
 		return -EBUSY;
 	st->owner = (u64)sch;
+	count_user(1);
 	return 0;
 }
 
@@ -409,12 +482,17 @@ void BPF_PROG(edf_reset, struct Qdisc *sch)
 	struct bpf_rb_node *node;
 	struct link_state *st;
 	struct link_key key;
+	struct sk_buff *skb;
 	int i;
 
 	key_of(sch, &key);
 	st = bpf_map_lookup_elem(&states, &key);
 	if (!st || st->owner != (u64)sch)
 		return;
+	st->single = 0;
+	skb = bpf_kptr_xchg(&st->only, NULL);
+	if (skb)
+		bpf_kfree_skb(skb);
 	bpf_for(i, 0, QUEUED_MAX)
 	{
 		bpf_spin_lock(&st->lock);
@@ -454,8 +532,10 @@ void BPF_PROG(edf_destroy, struct Qdisc *sch)
 
 	key_of(sch, &key);
 	st = bpf_map_lookup_elem(&states, &key);
-	if (st && st->owner == (u64)sch)
+	if (st && st->owner == (u64)sch) {
 		st->owner = 0;
+		count_user(-1);
+	}
 }
 
 SEC(".struct_ops.link")

@@ -1,30 +1,92 @@
-//! NICs that packets leave the host by, and their interrupts.
+//! Network devices that packets leave the host by, their interrupts, and whose packets these are.
 //!
 //! A NIC is a network device with a piece of hardware (physical or emulated) behind it, which taps, bridges, bonds
 //! and lo do not have. Its interrupts are the device's message-signalled ones; those of a virtio NIC are its bus
 //! device's. A device without such interrupts is looked for by its name in `/proc/interrupts`.
+//!
+//! Guests' packets leave by a VM's tap, by the ports of a bridge that has one, and by what such ports are made of:
+//! the NICs of a bond, the NIC below a VLAN.
 
+use crate::net;
 use crate::root::Root;
 use std::collections::BTreeSet;
+use teiji_model::host::Vm;
 use teiji_model::plan::{LinkKind, ObservedLink};
 
-/// NICs with their interrupts, by name; those without interrupts are left out.
-pub(super) fn links(root: &Root) -> Vec<ObservedLink> {
+/// `ARPHRD_ETHER` of linux/if_arp.h.
+const ETHERNET: u64 = 1;
+/// What a device says whose speed nobody knows (`SPEED_UNKNOWN`), where the driver takes it for a number.
+const UNKNOWN: u64 = 0xffff_ffff;
+/// Devices on one another that are followed up to a bridge: slave, bond, VLAN, bridge, and room.
+const DEPTH: usize = 6;
+
+/// Ethernet devices, by name.
+pub(super) fn links<'a>(root: &Root, vms: impl Iterator<Item = &'a Vm>) -> Vec<ObservedLink> {
+    let mut guests = Guests::default();
+    for nic in vms.flat_map(|vm| &vm.nics) {
+        guests.bridges.extend(nic.bridge.clone());
+        guests.taps.insert(nic.tap.clone());
+    }
     let mut names = root.names("sys/class/net");
     names.sort_unstable();
-    let link = |name: String| {
-        let irqs = irqs(root, &name);
-        (!irqs.is_empty()).then_some(ObservedLink {
-            name,
-            index: 0,
-            kind: LinkKind::Nic,
-            irqs,
-            speed: None,
-            mtu: 1500,
-            guests: false,
+    names.into_iter().filter_map(|name| link(root, &guests, name)).collect()
+}
+
+/// `None` if it is no Ethernet device, or has vanished.
+fn link(root: &Root, guests: &Guests, name: String) -> Option<ObservedLink> {
+    let number = |file: &str| root.number(&format!("sys/class/net/{name}/{file}"));
+    if name == "lo" || number("type") != Some(ETHERNET) {
+        return None;
+    }
+    let index = Some(net::ifindex(root, &name)).filter(|index| *index > 0)?;
+    let kind = kind(root, &name);
+    // What a virtual device says (a tap: 10 Mbit/s) is nobody's rate.
+    let speed = matches!(kind, LinkKind::Nic | LinkKind::Bond).then(|| number("speed")).flatten();
+    Some(ObservedLink {
+        irqs: irqs(root, &name),
+        guests: guests.leave_by(root, &name, DEPTH),
+        speed: speed.filter(|mbit| (1..UNKNOWN).contains(mbit)).map(|mbit| mbit * 1_000_000),
+        mtu: number("mtu").and_then(|mtu| mtu.try_into().ok())?,
+        index,
+        kind,
+        name,
+    })
+}
+
+fn kind(root: &Root, name: &str) -> LinkKind {
+    let has = |file: &str| root.exists(&format!("sys/class/net/{name}/{file}"));
+    if has("bridge") {
+        LinkKind::Bridge
+    } else if has("bonding") {
+        LinkKind::Bond
+    } else if has("tun_flags") {
+        LinkKind::Tap
+    } else if has("device") {
+        LinkKind::Nic
+    } else {
+        LinkKind::Virtual
+    }
+}
+
+/// Taps of VMs, and bridges that have one.
+#[derive(Default)]
+struct Guests {
+    taps: BTreeSet<String>,
+    bridges: BTreeSet<String>,
+}
+
+impl Guests {
+    /// Whether guests' packets leave by this device.
+    fn leave_by(&self, root: &Root, name: &str, depth: usize) -> bool {
+        if self.taps.contains(name) {
+            return true;
+        }
+        let above = root.names(&format!("sys/class/net/{name}"));
+        let above = above.iter().filter_map(|file| file.strip_prefix("upper_").map(str::to_owned));
+        above.chain(net::master(root, name)).any(|upper| {
+            self.bridges.contains(&upper) || (depth > 0 && self.leave_by(root, &upper, depth - 1))
         })
-    };
-    names.into_iter().filter_map(link).collect()
+    }
 }
 
 fn irqs(root: &Root, name: &str) -> Vec<u32> {

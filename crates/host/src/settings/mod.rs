@@ -7,6 +7,7 @@
 //! | `group` | which control group a process is in |
 //! | `share` | `cpu.weight` and `cpu.max` of a control group |
 //! | `power` | KVM's halt polling, and the wake-up latency of a CPU's idle states |
+//! | `queue` | a device's root qdisc that is not teiji's, and its `gso_max_size` |
 //! | `attempt` | what the kernel's answers mean, in the operator's words |
 //! | `file` | reading and writing a kernel file by one system call |
 //!
@@ -23,11 +24,13 @@ mod file;
 mod group;
 mod irq;
 mod power;
+mod queue;
 mod share;
 mod thread;
 
 use crate::root::Root;
 use attempt::Attempt;
+use teiji_model::queue::Queue;
 use teiji_model::setting::{Setting, SettingError, Value};
 
 /// The settings of a host.
@@ -45,7 +48,7 @@ impl Settings {
         Settings { root }
     }
 
-    /// What a setting is now. Needs no privilege but that of reading the file in question.
+    /// What a setting is now. A root qdisc of teiji's is named as any other: what it keeps, its maps tell. Needs no privilege but that of reading the file in question.
     ///
     /// # Errors
     /// [`SettingError::Gone`] if the thread, interrupt or group is not there (any more), another if this host
@@ -63,12 +66,13 @@ impl Settings {
             Setting::GroupQuota(path) => share::read_quota(root, path, &attempt).map(Value::Quota),
             Setting::HaltPoll => power::read_halt_poll(root, &attempt).map(Value::Nanoseconds),
             Setting::CpuLatency(cpu) => power::read_latency(root, *cpu, &attempt).map(Value::Latency),
-            Setting::Queue(_) | Setting::SegmentSize(_) => Err(attempt.unsupported("not yet")),
+            Setting::Queue(device) => queue::read_queue(root, device, &attempt).map(Value::Queue),
+            Setting::SegmentSize(device) => queue::read_size(root, device, &attempt).map(Value::Bytes),
         }
     }
 
-    /// Makes a setting so. What needs which privilege: threads `CAP_SYS_NICE`, the rest root's right to write
-    /// the file.
+    /// Makes a setting so. What needs which privilege: threads `CAP_SYS_NICE`, devices
+    /// `CAP_NET_ADMIN`, the rest root's right to write the file.
     ///
     /// # Errors
     /// If the kernel refuses it, and then nothing has changed.
@@ -93,6 +97,12 @@ impl Settings {
             (Setting::HaltPoll, Value::Nanoseconds(ns)) => power::write_halt_poll(root, *ns, &attempt),
             (Setting::CpuLatency(cpu), Value::Latency(latency)) => {
                 power::write_latency(root, *cpu, *latency, &attempt)
+            }
+            (Setting::Queue(device), Value::Queue(Queue::Stock(wanted))) => {
+                queue::write_queue(root, device, wanted, &attempt)
+            }
+            (Setting::SegmentSize(device), Value::Bytes(size)) => {
+                queue::write_size(root, device, *size, &attempt)
             }
             _ => Err(attempt.impossible("that is not a value that it can have")),
         }

@@ -7,11 +7,11 @@ use crate::units;
 use anyhow::{Result, bail};
 use std::io::{BufRead, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::time::Duration;
 use teiji_agent::apply::{self, Engine, Note, Options, Progress};
+use teiji_agent::machine::Machine;
 use teiji_agent::policy;
-use teiji_host::{Root, Settings};
+use teiji_host::Root;
 
 /// Plans, shows the plan, carries it out.
 pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
@@ -19,9 +19,11 @@ pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
     if made_up {
         bail!("what is below --root is not this machine, so it cannot be changed; `teiji plan` reads it");
     }
-    needs_root("apply changes threads, interrupts and control groups; `teiji plan` shows what it would do")?;
+    needs_root(
+        "apply changes threads, interrupts, control groups and qdiscs; `teiji plan` shows what it would do",
+    )?;
     let wait = args.wait.unwrap_or_default();
-    let engine = Engine::open(&args.state.dir, Settings::default())?;
+    let engine = open(&args.state)?;
     // First, so that the plan starts from where the host is then.
     tell(&engine.recover(wait)?);
     let plan = policy::plan(&loaded, root, &engine).map_err(plan::explain)?;
@@ -34,7 +36,7 @@ pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
     }
     let stop = signals::stop_flag()?;
     let options = Options { confirm_within: args.confirm_within, wait };
-    let mut waiting = Waiting::new(&args.state.dir);
+    let mut waiting = Waiting::new(&args.state);
     let applied = engine.apply(
         &plan,
         &options,
@@ -66,7 +68,7 @@ pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
 /// Confirms what waits for it.
 pub(super) fn confirm(state: &State) -> Result<()> {
     needs_root("confirm writes to the state directory")?;
-    let notes = Engine::open(&state.dir, Settings::default())?.confirm()?;
+    let notes = open(state)?.confirm()?;
     tell(&notes);
     say("confirmed: the changes stay");
     Ok(())
@@ -74,8 +76,8 @@ pub(super) fn confirm(state: &State) -> Result<()> {
 
 /// Puts everything back, or clears up after a killed process.
 pub(super) fn rollback(args: &Rollback) -> Result<()> {
-    needs_root("rollback changes threads, interrupts and control groups")?;
-    let engine = Engine::open(&args.state.dir, Settings::default())?;
+    needs_root("rollback changes threads, interrupts, control groups and qdiscs")?;
+    let engine = open(&args.state)?;
     let wait = args.wait.unwrap_or_default();
     if args.unfinished {
         let notes = engine.recover(wait)?;
@@ -99,8 +101,13 @@ pub(super) fn rollback(args: &Rollback) -> Result<()> {
     Ok(())
 }
 
+/// Who changes this machine's settings.
+pub(super) fn open(state: &State) -> Result<Engine<Machine>, apply::Error> {
+    Engine::open(&state.dir, Machine::new(Root::default(), &state.pins))
+}
+
 /// Fails with what root is needed for.
-fn needs_root(what: &str) -> Result<()> {
+pub(super) fn needs_root(what: &str) -> Result<()> {
     // The owner of /proc/self is the effective user.
     if std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0) {
         return Ok(());
@@ -119,14 +126,14 @@ fn say(text: &str) {
 
 /// The countdown on standard error, and Enter on the terminal as a confirmation.
 struct Waiting<'a> {
-    state: &'a Path,
+    state: &'a State,
     begun: bool,
     last: Option<u64>,
     terminal: bool,
 }
 
 impl<'a> Waiting<'a> {
-    fn new(state: &'a Path) -> Self {
+    fn new(state: &'a State) -> Self {
         Waiting { state, begun: false, last: None, terminal: std::io::stderr().is_terminal() }
     }
 
@@ -161,12 +168,12 @@ impl<'a> Waiting<'a> {
         if !std::io::stdin().is_terminal() {
             return;
         }
-        let state = self.state.to_owned();
+        let state = self.state.clone();
         std::thread::spawn(move || {
             let mut line = String::new();
             if std::io::stdin().lock().read_line(&mut line).is_ok_and(|n| n > 0) {
                 // The waiting thread tells what became of it.
-                let _ = Engine::open(&state, Settings::default()).and_then(|engine| engine.confirm());
+                let _ = open(&state).and_then(|engine| engine.confirm());
             }
         });
     }

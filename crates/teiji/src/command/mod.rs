@@ -1,8 +1,10 @@
 //! The subcommands, one file each.
 
+mod agent;
 mod apply;
 mod completions;
 mod doctor;
+mod links;
 mod man;
 mod plan;
 mod policy;
@@ -13,6 +15,7 @@ mod trace;
 mod vms;
 
 pub use doctor::table as doctor_table;
+pub use links::table as links_table;
 pub use plan::{problems as policy_problems, table as plan_table};
 pub use status::table as status_table;
 pub use trace::select;
@@ -40,6 +43,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Command::Confirm(state) => apply::confirm(state)?,
         Command::Rollback(args) => apply::rollback(args)?,
         Command::Status(args) => return status::run(args),
+        Command::Agent(state) => agent::run(state, made_up)?,
         Command::Policy(what) => policy::run(what)?,
         Command::Completions(completions) => completions::run(completions)?,
         Command::Man(man) => man::run(man)?,

@@ -8,8 +8,9 @@ use anyhow::Result;
 use serde::Serialize;
 use std::fmt::Write;
 use teiji_agent::apply::Engine;
+use teiji_agent::machine::Machine;
 use teiji_agent::policy::{self, Error};
-use teiji_host::{Root, Settings};
+use teiji_host::Root;
 use teiji_model::plan::{Plan, Step};
 use teiji_model::policy::{Problem, Source};
 
@@ -26,7 +27,7 @@ struct Json<'a> {
 
 pub(super) fn run(args: &Arguments, root: &Root) -> Result<()> {
     let loaded = policy::load(args.policy.file.as_deref()).map_err(explain)?;
-    let engine = Engine::open(&args.state.dir, Settings::new(root.clone()))?;
+    let engine = Engine::open(&args.state.dir, Machine::new(root.clone(), &args.state.pins))?;
     let plan = policy::plan(&loaded, root, &engine).map_err(explain)?;
     if args.print.json {
         let json = Json { schema: 1, plan: &plan };

@@ -1,8 +1,9 @@
-//! `teiji status`: what teiji holds, since when, and what someone else has changed since.
+//! `teiji status`: what teiji holds, since when, what someone else has changed since, and what has become of the
+//! packets of links with channels.
 //!
 //! It also clears up after a teiji that was killed, unless what that has applied can still be confirmed.
 
-use super::apply::tell;
+use super::apply::{open, tell};
 use crate::args::Status as Arguments;
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::{output, units};
@@ -10,8 +11,8 @@ use anyhow::Result;
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use teiji_agent::apply::{Engine, Error, Status};
-use teiji_host::Settings;
+use teiji_agent::apply::{Error, Status};
+use teiji_agent::machine::LinksNow;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -19,11 +20,13 @@ struct Json<'a> {
     schema: u32,
     #[serde(flatten)]
     status: &'a Status,
+    /// Links with channels.
+    deadlines: &'a LinksNow,
 }
 
 /// The exit code is 1 if something is not as teiji left it.
 pub(super) fn run(args: &Arguments) -> Result<ExitCode> {
-    let engine = Engine::open(&args.state.dir, Settings::default())?;
+    let engine = open(&args.state)?;
     let mut status = engine.status()?;
     let orphan = |t: &teiji_agent::apply::Unfinished| !(t.applied && t.confirm_left.is_some_and(|ms| ms > 0));
     if !status.busy && status.transaction.as_ref().is_some_and(orphan) {
@@ -37,14 +40,17 @@ pub(super) fn run(args: &Arguments) -> Result<ExitCode> {
             Err(error) => return Err(error.into()),
         }
     }
+    let links = engine.host().links();
     if args.print.json {
-        let json = Json { schema: 1, status: &status };
+        let json = Json { schema: 1, status: &status, deadlines: &links };
         output::stdout(&(serde_json::to_string_pretty(&json)? + "\n"))?;
     } else {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        output::stdout(&table(&status, now, &Style::stdout()))?;
+        let style = Style::stdout();
+        output::stdout(&(table(&status, now, &style) + &super::links_table(&links, &style)))?;
     }
     let well = status.held.iter().all(|h| !h.changed) && (status.transaction.is_none() || status.busy);
+    let well = well && links.trouble.is_none();
     Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -1,0 +1,348 @@
+//! The settings of this host as a plan and its journal name them: those of threads, groups and devices
+//! ([`teiji_host::Settings`]) and channels with deadlines ([`teiji_bpf::qdisc_edf`]) as one.
+//!
+//! A link's queue is two things: what its root qdisc is, which rtnetlink tells, and if that is teiji's what the
+//! pinned maps say. Each change of it is wholly done by one system call, whatever else has to be prepared:
+//!
+//! ```text
+//!  Stock ── maps are filled (nothing looks at them) ──► root qdisc replaced ──► Deadlines
+//!  Deadlines ── one map update ──► other Deadlines
+//!  Deadlines ── what is queued leaves (does not show) ──► root qdisc replaced ──► Stock; maps are cleared
+//! ```
+//! Whoever is killed on the way leaves one of the two ends, and what [`Machine::tidy`] removes.
+
+use crate::apply;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use teiji_bpf::qdisc_edf::{self as edf, ChannelStats, Edf, KIND, LinkStats, Opened};
+use teiji_host::{Root, Settings};
+use teiji_model::plan::{DeadlineSupport, Observed};
+use teiji_model::queue::{Deadlines, Device, Queue, Stock};
+use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::text::printable;
+
+/// Where the qdisc is pinned unless the caller names another folder.
+pub use teiji_bpf::qdisc_edf::PINS;
+
+/// How long what is queued may take to leave before the kernel drops it with its qdisc.
+const DRAIN: Duration = Duration::from_millis(100);
+/// What keeps deadlines, as an operator starts it.
+const START: &str = "start it with `systemctl start teiji-agent`, or `teiji agent`";
+
+/// A host, and where its qdisc is pinned.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    settings: Settings,
+    pins: PathBuf,
+    real: bool,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Machine::new(Root::default(), Path::new(PINS))
+    }
+}
+
+/// A link with channels, and what has become of its packets.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct LinkNow {
+    /// The link's name. Untrusted text.
+    pub link: String,
+    /// Its interface index.
+    pub index: u32,
+    /// Its settings and channels.
+    pub settings: Deadlines,
+    /// What has become of all packets.
+    pub stats: LinkStats,
+    /// What has become of each channel's, by name. Untrusted text.
+    pub channels: std::collections::BTreeMap<String, ChannelStats>,
+}
+
+/// Links with channels.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+pub struct LinksNow {
+    /// By index.
+    pub links: Vec<LinkNow>,
+    /// Why their deadlines are not kept, or not known; `None` if all is well, or there are none.
+    pub trouble: Option<String>,
+    /// What the caller may not see.
+    pub hidden: Option<String>,
+}
+
+impl Machine {
+    /// The host whose files are below `root`, and whose qdisc is pinned in `pins`. The kernel is asked only if `root`
+    /// is `/`.
+    pub fn new(root: Root, pins: &Path) -> Self {
+        Machine { real: root.is_real(), settings: Settings::new(root), pins: pins.to_owned() }
+    }
+
+    /// Adds to what was observed what only the pinned programs tell: whether packets can have deadlines, and those
+    /// that they have.
+    pub fn complete(&self, observed: &mut Observed) {
+        observed.deadlines = self.support();
+        let queues: Vec<Setting> = observed
+            .settings
+            .iter()
+            .filter(|(_, value)| matches!(value, Value::Queue(Queue::Stock(stock)) if stock.kind == KIND))
+            .map(|(setting, _)| setting.clone())
+            .collect();
+        for setting in queues {
+            match apply::Host::read(self, &setting) {
+                Ok(value) => drop(observed.settings.insert(setting, value)),
+                Err(why) => {
+                    observed.settings.remove(&setting);
+                    observed.unreadable.push(why.to_string());
+                }
+            }
+        }
+    }
+
+    /// Whether packets can have deadlines now.
+    pub fn support(&self) -> DeadlineSupport {
+        if !self.real {
+            return DeadlineSupport::None(
+                "what is below --root is not the machine that the kernel runs on".into(),
+            );
+        }
+        let beaten = match Opened::of(&self.pins) {
+            Ok(Opened::Current(edf)) => edf.beaten(),
+            Ok(Opened::Other(_)) => return DeadlineSupport::None(OTHER.into()),
+            Ok(Opened::Absent) => return lacking(format!("no teiji agent keeps deadlines: {START}")),
+            Err(teiji_bpf::Error::NotPermitted) => {
+                let pins = self.pins.display();
+                return lacking(format!(
+                    "only root may look into {pins}, so whether an agent keeps deadlines is not known; run it with sudo"
+                ));
+            }
+            Err(why) => {
+                let pins = self.pins.display();
+                return DeadlineSupport::None(format!("what is pinned in {pins} cannot be told: {why}"));
+            }
+        };
+        silence(beaten).map_or(DeadlineSupport::Edf, DeadlineSupport::None)
+    }
+
+    /// Links with channels as they are now, those of this network namespace.
+    pub fn links(&self) -> LinksNow {
+        let edf = match Opened::of(&self.pins) {
+            Ok(Opened::Current(edf)) => edf,
+            Ok(Opened::Other(pulse)) if pulse.users() > 0 => {
+                return LinksNow { trouble: Some(OTHER.into()), ..LinksNow::default() };
+            }
+            Ok(_) => return LinksNow::default(),
+            Err(teiji_bpf::Error::NotPermitted) => {
+                let pins = self.pins.display();
+                let why = format!("only root may look into {pins}, so links with channels are not shown");
+                return LinksNow { hidden: Some(why), ..LinksNow::default() };
+            }
+            Err(why) => {
+                let why = format!("links with channels are not shown: {why}");
+                return LinksNow { trouble: Some(why), ..LinksNow::default() };
+            }
+        };
+        let mut now = LinksNow::default();
+        match links_of(&edf) {
+            Ok(links) => now.links = links,
+            Err(why) => now.trouble = Some(format!("links with channels are not shown: {why}")),
+        }
+        if !now.links.is_empty() && now.trouble.is_none() {
+            now.trouble = silence(edf.beaten());
+        }
+        now
+    }
+
+    /// The pinned qdisc, if it is of this version.
+    fn edf(&self) -> Result<Option<Box<Edf>>, String> {
+        match Opened::of(&self.pins).map_err(|e| e.to_string())? {
+            Opened::Current(edf) => Ok(Some(edf)),
+            Opened::Absent | Opened::Other(_) => Ok(None),
+        }
+    }
+
+    fn read_queue(&self, device: &Device, root: Queue) -> Result<Queue, SettingError> {
+        let is_teijis = matches!(&root, Queue::Stock(stock) if stock.kind == KIND);
+        if !is_teijis {
+            return Ok(root);
+        }
+        let failed = |why: String| {
+            let name = printable(&device.name);
+            SettingError::Unsupported(format!("cannot read the channels of {name}: {why}"))
+        };
+        let Some(edf) = self.edf().map_err(failed)? else { return Ok(root) };
+        // One of a process whose pins are gone, or elsewhere, is a qdisc like any other.
+        match edf.has(device.index).and_then(|has| if has { edf.link(device.index) } else { Ok(None) }) {
+            Ok(found) => Ok(found.map_or(root, |d| Queue::Deadlines(Box::new(d)))),
+            Err(why) => Err(failed(why.to_string())),
+        }
+    }
+
+    fn write_deadlines(&self, device: &Device, wanted: &Deadlines) -> Result<(), SettingError> {
+        let refused = |why: String| {
+            let name = printable(&device.name);
+            SettingError::Refused(format!("cannot give packets deadlines on {name}: {why}"))
+        };
+        let setting = Setting::Queue(device.clone());
+        let root = self.settings.read(&setting)?;
+        let edf = self.edf().map_err(refused)?.ok_or_else(|| match self.support() {
+            DeadlineSupport::None(why) | DeadlineSupport::Hfsc(why) => refused(why),
+            // It has come meanwhile.
+            DeadlineSupport::Edf => refused("no teiji agent kept them just now; try again".into()),
+        })?;
+        let kernel = |e: teiji_bpf::Error| refused(e.to_string());
+        if edf.has(device.index).map_err(kernel)? {
+            return edf.put_link(device.index, wanted).map_err(kernel);
+        }
+        if matches!(&root, Value::Queue(Queue::Stock(stock)) if stock.kind == KIND) {
+            return Err(refused(format!(
+                "it has a {KIND} of another process; `tc qdisc del dev {} root` removes that",
+                printable(&device.name)
+            )));
+        }
+        // What one that was killed has left: its statistics are not these.
+        edf.remove_link(device.index).map_err(kernel)?;
+        let teijis = Stock { kind: KIND.into(), chosen: true, options: Vec::new() };
+        let done = edf
+            .put_link(device.index, wanted)
+            .map_err(kernel)
+            .and_then(|()| self.settings.write(&setting, &Value::Queue(Queue::Stock(Box::new(teijis)))));
+        done.inspect_err(|_| {
+            // If it cannot be removed either, `tidy` tries again.
+            let _ = edf.remove_link(device.index);
+        })
+    }
+
+    fn write_stock(&self, device: &Device, wanted: &Stock) -> Result<(), SettingError> {
+        let setting = Setting::Queue(device.clone());
+        let value = Value::Queue(Queue::Stock(Box::new(wanted.clone())));
+        // That it cannot be drained is no reason to keep it.
+        let edf = self.edf().ok().flatten().filter(|edf| edf.has(device.index).unwrap_or(false));
+        if let Some(edf) = &edf {
+            drain(edf, device.index);
+        }
+        let done = self.settings.write(&setting, &value);
+        if let Some(edf) = &edf {
+            let cleared = match done {
+                Ok(()) => edf.remove_link(device.index),
+                // It keeps its pace again.
+                Err(_) => edf.tidy(),
+            };
+            if let Err(why) = cleared {
+                tracing::warn!("the maps of {} are not cleared yet: {why}", printable(&device.name));
+            }
+        }
+        done
+    }
+}
+
+/// What an operator does about pins of another version.
+const OTHER: &str = "links have channels of another version of teiji, which this one cannot read: \
+                     `teiji rollback --force` removes them, and the agent then keeps new ones";
+
+/// What there is instead of teiji's qdisc: the kernel's own where it does not take teiji's, else nothing, with this
+/// reason.
+fn lacking(why: String) -> DeadlineSupport {
+    match edf::supported() {
+        Ok(()) => DeadlineSupport::None(why),
+        Err(missing) => DeadlineSupport::Hfsc(missing.to_string()),
+    }
+}
+
+/// What is wrong if the last beat was so long ago; `None`: nothing.
+fn silence(beaten: Option<Duration>) -> Option<String> {
+    match beaten {
+        Some(age) if age < edf::BEAT_LIMIT => None,
+        Some(age) => Some(format!(
+            "deadlines are not kept, packets leave in the order of their arrival: the teiji agent was last heard of {} s \
+             ago; {START}",
+            age.as_secs()
+        )),
+        None => Some(format!(
+            "deadlines are not kept, packets leave in the order of their arrival: no teiji agent was ever heard of; \
+             {START}"
+        )),
+    }
+}
+
+fn links_of(edf: &Edf) -> Result<Vec<LinkNow>, teiji_bpf::Error> {
+    let mut all = Vec::new();
+    for index in edf.links()? {
+        let (Some(settings), Some(stats)) = (edf.link(index)?, edf.link_stats(index)?) else { continue };
+        let name = nix::net::if_::if_indextoname(index).ok().and_then(|n| n.into_string().ok());
+        all.push(LinkNow {
+            link: name.unwrap_or_else(|| format!("interface {index}")),
+            index,
+            settings,
+            stats,
+            channels: edf.channel_stats(index)?,
+        });
+    }
+    Ok(all)
+}
+
+/// Has what is queued leave as fast as the device takes it, for a while.
+fn drain(edf: &Edf, index: u32) {
+    let begun = Instant::now();
+    let queued = || {
+        edf.link_stats(index).ok().flatten().is_some_and(|stats| stats.rt_queued > 0 || stats.be_queued > 0)
+    };
+    if edf.unpace(index).is_ok() {
+        while queued() && begun.elapsed() < DRAIN {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl apply::Host for Machine {
+    fn read(&self, setting: &Setting) -> Result<Value, SettingError> {
+        match (setting, self.settings.read(setting)?) {
+            (Setting::Queue(device), Value::Queue(root)) => self.read_queue(device, root).map(Value::Queue),
+            (_, value) => Ok(value),
+        }
+    }
+
+    fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError> {
+        match (setting, value) {
+            (Setting::Queue(device), Value::Queue(Queue::Deadlines(wanted))) => {
+                self.write_deadlines(device, wanted)
+            }
+            (Setting::Queue(device), Value::Queue(Queue::Stock(wanted))) => self.write_stock(device, wanted),
+            _ => self.settings.write(setting, value),
+        }
+    }
+
+    fn tidy(&self) {
+        self.settings.tidy();
+        // Without the right to look there is nothing of this process's making.
+        let tidied = self.edf().map(|edf| edf.map_or(Ok(()), |edf| edf.tidy()));
+        if let Ok(Err(why)) = tidied {
+            tracing::warn!("what was left of links is not cleared yet: {why}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silence_is_told_from_a_beat() {
+        assert_eq!(silence(Some(Duration::from_millis(1999))), None);
+        assert!(silence(Some(Duration::from_secs(7))).unwrap().contains("7 s ago"));
+        assert!(silence(None).unwrap().contains("ever heard of"));
+    }
+
+    #[test]
+    fn without_pins_it_says_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let machine = Machine::new(Root::default(), dir.path());
+        let said = match machine.support() {
+            DeadlineSupport::None(why) => why,
+            DeadlineSupport::Hfsc(why) => why,
+            DeadlineSupport::Edf => panic!("nothing is pinned there"),
+        };
+        assert!(said.contains("teiji agent") || said.contains("6.16"), "{said}");
+        assert_eq!(machine.links(), LinksNow::default());
+        let elsewhere = Machine::new(Root::new("/x"), dir.path());
+        assert!(matches!(elsewhere.support(), DeadlineSupport::None(why) if why.contains("--root")));
+    }
+}

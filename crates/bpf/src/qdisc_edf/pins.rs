@@ -1,0 +1,125 @@
+//! Where the programs and their maps are kept so that they outlive processes: a folder of a BPF file system.
+//!
+//! ```text
+//!  absent ──► edf-new: filled ──(rename)──► edf: in use ──(rename)──► edf-old: emptied ──► absent
+//! ```
+//! Names change by one rename(2), so that `edf` is complete whenever it is there. What a process that was killed
+//! left in the other two, the next one removes.
+use super::{KIND, Pulse};
+use crate::Error;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// Where pins are unless the caller names another folder.
+pub const PINS: &str = "/sys/fs/bpf/teiji";
+
+const CURRENT: &str = "edf";
+// No dots: the BPF file system keeps such names for the kernel.
+const NEW: &str = "edf-new";
+const OLD: &str = "edf-old";
+
+/// The link that keeps the kind registered, among the maps.
+pub(super) const REGISTERED: &str = "registered";
+
+/// The folder.
+#[derive(Clone, Debug)]
+pub(super) struct Pins(PathBuf);
+
+impl Pins {
+    pub(super) fn new(folder: &Path) -> Pins {
+        Pins(folder.to_owned())
+    }
+
+    /// Where a pin in use is.
+    pub(super) fn current(&self, name: &str) -> PathBuf {
+        self.0.join(CURRENT).join(name)
+    }
+
+    /// Where a pin is put first.
+    pub(super) fn new_one(&self, name: &str) -> PathBuf {
+        self.0.join(NEW).join(name)
+    }
+
+    /// Whether there are any.
+    pub(super) fn are_there(&self) -> Result<bool, Error> {
+        let path = self.0.join(CURRENT);
+        path.try_exists().map_err(|e| self.failed("look into", &e))
+    }
+
+    /// Makes an empty folder for new pins.
+    pub(super) fn prepare(&self) -> Result<(), Error> {
+        let there = self.0.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
+        if !statfs(there).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC) {
+            return Err(Error::Refused {
+                doing: format!("keep the qdisc {KIND} in {}", self.0.display()),
+                reason: "there is no BPF file system, so no channel can have a deadline; \
+                         run `mount -t bpf bpf /sys/fs/bpf`"
+                    .into(),
+            });
+        }
+        let make = |path: &Path| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+        make(&self.0).map_err(|e| self.failed("make", &e))?;
+        self.sweep().map_err(|e| self.failed("clear", &e))?;
+        make(&self.0.join(NEW)).map_err(|e| self.failed("make", &e))
+    }
+
+    /// Puts the new pins into use.
+    pub(super) fn adopt(&self) -> Result<(), Error> {
+        std::fs::rename(self.0.join(NEW), self.0.join(CURRENT)).map_err(|e| self.failed("fill", &e))
+    }
+
+    /// Removes what was left halfway, and nothing that is in use.
+    pub(super) fn sweep(&self) -> io::Result<()> {
+        [NEW, OLD].iter().try_for_each(|name| match std::fs::remove_dir_all(self.0.join(name)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        })
+    }
+
+    /// Removes all pins, and the folder if nothing else is in it.
+    pub(super) fn remove(&self) -> Result<(), Error> {
+        let done = match std::fs::rename(self.0.join(CURRENT), self.0.join(OLD)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => self.sweep(),
+        };
+        done.map_err(|e| self.failed("remove pins from", &e))?;
+        // Not empty: somebody else's.
+        let _ = std::fs::remove_dir(&self.0);
+        Ok(())
+    }
+
+    /// Waits until nobody else writes; until what is returned is dropped nobody else does.
+    pub(super) fn lock(&self) -> Result<Flock<File>, Error> {
+        let dir = File::open(&self.0).map_err(|e| self.failed("open", &e))?;
+        Flock::lock(dir, FlockArg::LockExclusive).map_err(|(_, e)| self.failed("lock", &e.into()))
+    }
+
+    pub(super) fn failed(&self, what: &str, e: &io::Error) -> Error {
+        match e.kind() {
+            io::ErrorKind::PermissionDenied => Error::NotPermitted,
+            _ => Error::Kernel { doing: format!("{what} {}", self.0.display()), reason: e.to_string() },
+        }
+    }
+}
+
+/// Removes the pins of any version. The kind is no longer registered then; links that have the qdisc keep it, without
+/// anybody who could change or beat for it.
+///
+/// # Errors
+/// [`Error::Refused`] if a link has it; [`Error::Kernel`] if the file system refuses.
+pub fn unpin(folder: &Path) -> Result<(), Error> {
+    let pins = Pins::new(folder);
+    let Some(pulse) = Pulse::of(folder)? else { return Ok(()) };
+    let _lock = pins.lock()?;
+    if pulse.users() > 0 {
+        return Err(Error::Refused {
+            doing: format!("remove the qdisc {KIND} from the kernel"),
+            reason: "links have it; `teiji rollback` removes it from those".into(),
+        });
+    }
+    pins.remove()
+}

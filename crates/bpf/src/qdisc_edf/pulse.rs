@@ -1,0 +1,100 @@
+//! Two numbers that programs and processes share by mapped memory: the agent's beat, and how many links use the
+//! qdisc. They lie the same in every version of the programs, so that an agent can beat for those of another.
+use super::pins::Pins;
+use crate::Error;
+use libbpf_rs::MapHandle;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// One page: no value of these maps is larger.
+const PAGE: usize = 4096;
+
+/// A mapped number of a one-element array map.
+struct Shared(*mut libc::c_void);
+
+// SAFETY: the mapping belongs to the process, not to a thread, and is accessed by atomic operations only.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    fn open(pins: &Pins, name: &str) -> Result<Shared, Error> {
+        let path = pins.current(name);
+        let map = MapHandle::from_pinned_path(&path)
+            .map_err(|e| Error::kernel(format!("open {}", path.display()), e))?;
+        // SAFETY: a new mapping at an address that the kernel chooses, of a file descriptor that is open.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                map.as_fd().as_raw_fd(),
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED {
+            return Err(pins.failed("map a file of", &std::io::Error::last_os_error()));
+        }
+        Ok(Shared(at))
+    }
+
+    fn number(&self) -> &AtomicU64 {
+        // SAFETY: the mapping is of a page, aligned, writable, and there until `self` is dropped; the programs
+        // access it by whole words.
+        unsafe { AtomicU64::from_ptr(self.0.cast()) }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: nothing refers to the mapping but `self`.
+        unsafe { libc::munmap(self.0, PAGE) };
+    }
+}
+
+/// The beat of the qdisc that is pinned in a folder, of any version.
+pub struct Pulse {
+    beat: Shared,
+    users: Shared,
+}
+
+impl Pulse {
+    pub(super) fn open(pins: &Pins) -> Result<Pulse, Error> {
+        Ok(Pulse { beat: Shared::open(pins, "beat")?, users: Shared::open(pins, "users")? })
+    }
+
+    /// That of the qdisc pinned in `folder`; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::NotPermitted`], or [`Error::Kernel`].
+    pub fn of(folder: &Path) -> Result<Option<Pulse>, Error> {
+        let pins = Pins::new(folder);
+        pins.are_there()?.then(|| Pulse::open(&pins)).transpose()
+    }
+
+    /// Says that somebody looks after the qdisc. To be called at least every [`super::BEAT_EVERY`]. Needs no system
+    /// call and no privilege.
+    pub fn beat(&self) {
+        self.beat.number().store(now(), Ordering::Relaxed);
+    }
+
+    /// How long ago the last beat was; `None` if there was none.
+    pub fn beaten(&self) -> Option<Duration> {
+        let at = self.beat.number().load(Ordering::Relaxed);
+        (at > 0).then(|| Duration::from_nanos(now().saturating_sub(at)))
+    }
+
+    /// How many links have the qdisc, of all network namespaces.
+    pub fn users(&self) -> u64 {
+        self.users.number().load(Ordering::Relaxed)
+    }
+}
+
+/// `CLOCK_MONOTONIC`, ns, which the programs compare with. It cannot fail.
+fn now() -> u64 {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
+}

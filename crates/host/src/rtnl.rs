@@ -1,0 +1,326 @@
+//! rtnetlink (rtnetlink(7), net/sched/sch_api.c, net/core/rtnetlink.c): a device's qdiscs, and how large packets it
+//! takes. Asks and changes; what may be changed is not decided here.
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, recv, send, setsockopt,
+    socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// The kernel answers at once; this bounds a wait for a lock that somebody else holds.
+const PATIENCE_S: i64 = 10;
+/// `TC_H_ROOT` in linux/pkt_sched.h.
+pub(crate) const ROOT: u32 = 0xffff_ffff;
+/// `TC_H_INGRESS`, which `clsact` is below as well.
+const INGRESS: u32 = 0xffff_fff1;
+/// `sizeof(struct nlmsghdr)`, of `struct tcmsg` and of `struct ifinfomsg`.
+const HEADER: usize = 16;
+const TCMSG: usize = 20;
+const IFINFOMSG: usize = 16;
+const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+const IFLA_GSO_MAX_SIZE: u16 = 41;
+/// Linux 6.3.
+const IFLA_GSO_IPV4_MAX_SIZE: u16 = 63;
+const NLA_TYPE_MASK: u16 = 0x3fff;
+
+/// A qdisc as the kernel describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Qdisc {
+    /// Its kind, such as `fq_codel`.
+    pub kind: String,
+    /// Its options, as they go into a message.
+    pub options: Vec<u8>,
+    /// Where it is: [`ROOT`], or below another.
+    pub parent: u32,
+    handle: u32,
+}
+
+impl Qdisc {
+    #[cfg(test)]
+    pub(crate) fn new(kind: &str, parent: u32, handle: u32) -> Qdisc {
+        Qdisc { kind: kind.into(), options: Vec::new(), parent, handle }
+    }
+
+    /// Whether somebody chose it; the kernel's own default has no handle.
+    pub(crate) fn chosen(&self) -> bool {
+        self.handle != 0
+    }
+
+    /// Whether it is for packets that arrive.
+    pub(crate) fn ingress(&self) -> bool {
+        self.parent == INGRESS
+    }
+}
+
+/// How large packets a device takes from the host's own stack, bytes of IP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SegmentSizes {
+    /// `gso_max_size`.
+    pub all: u32,
+    /// `gso_ipv4_max_size`; `None` on kernels that have but one.
+    pub v4: Option<u32>,
+}
+
+/// A netlink socket.
+pub(crate) struct Rtnl {
+    socket: OwnedFd,
+    sequence: u32,
+}
+
+impl Rtnl {
+    pub(crate) fn open() -> nix::Result<Rtnl> {
+        let socket = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            SockProtocol::NetlinkRoute,
+        )?;
+        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(PATIENCE_S, 0))?;
+        connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+        Ok(Rtnl { socket, sequence: 0 })
+    }
+
+    /// All qdiscs of a device that the kernel lists.
+    pub(crate) fn qdiscs(&mut self, ifindex: u32) -> nix::Result<Vec<Qdisc>> {
+        let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
+        self.ask(libc::RTM_GETQDISC, flags, &tcmsg(ifindex, 0), &[])?;
+        let mut found = Vec::new();
+        loop {
+            let buffer = self.receive()?;
+            let mut ended = false;
+            for (kind, body) in messages(&buffer) {
+                match i32::from(kind) {
+                    libc::NLMSG_DONE => ended = true,
+                    libc::NLMSG_ERROR => {
+                        errno_of(body)?;
+                        ended = true;
+                    }
+                    _ => found.extend(qdisc_of(body, ifindex)),
+                }
+            }
+            if ended {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Makes a qdisc of this kind the root, whatever is there.
+    pub(crate) fn replace_root(&mut self, ifindex: u32, kind: &str, options: &[u8]) -> nix::Result<()> {
+        let mut name = kind.as_bytes().to_vec();
+        name.push(0);
+        let mut attributes = attribute(TCA_KIND, &name);
+        if !options.is_empty() {
+            attributes.extend(attribute(TCA_OPTIONS, options));
+        }
+        let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+        self.ask(libc::RTM_NEWQDISC, flags, &tcmsg(ifindex, ROOT), &attributes)?;
+        self.acknowledged()
+    }
+
+    /// Deletes the root qdisc: the kernel puts its default there.
+    pub(crate) fn delete_root(&mut self, ifindex: u32) -> nix::Result<()> {
+        let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
+        self.ask(libc::RTM_DELQDISC, flags, &tcmsg(ifindex, ROOT), &[])?;
+        self.acknowledged()
+    }
+
+    /// How large packets a device takes; `ENODEV` if it is not there.
+    pub(crate) fn segment_sizes(&mut self, ifindex: u32) -> nix::Result<SegmentSizes> {
+        self.ask(libc::RTM_GETLINK, libc::NLM_F_REQUEST, &ifinfomsg(ifindex), &[])?;
+        let buffer = self.receive()?;
+        for (kind, body) in messages(&buffer) {
+            match kind {
+                libc::RTM_NEWLINK => return segment_sizes_of(body).ok_or(Errno::EBADMSG),
+                kind if i32::from(kind) == libc::NLMSG_ERROR => errno_of(body)?,
+                _ => {}
+            }
+        }
+        Err(Errno::EBADMSG)
+    }
+
+    /// Sets how large packets a device takes.
+    pub(crate) fn set_segment_sizes(&mut self, ifindex: u32, sizes: SegmentSizes) -> nix::Result<()> {
+        let mut attributes = attribute(IFLA_GSO_MAX_SIZE, &sizes.all.to_ne_bytes());
+        if let Some(v4) = sizes.v4 {
+            attributes.extend(attribute(IFLA_GSO_IPV4_MAX_SIZE, &v4.to_ne_bytes()));
+        }
+        let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
+        self.ask(libc::RTM_NEWLINK, flags, &ifinfomsg(ifindex), &attributes)?;
+        self.acknowledged()
+    }
+
+    fn ask(&mut self, kind: u16, flags: i32, head: &[u8], attributes: &[u8]) -> nix::Result<()> {
+        self.sequence += 1;
+        let length = HEADER + head.len() + attributes.len();
+        let mut m = Vec::with_capacity(length);
+        m.extend((length as u32).to_ne_bytes());
+        m.extend(kind.to_ne_bytes());
+        m.extend((flags as u16).to_ne_bytes());
+        m.extend(self.sequence.to_ne_bytes());
+        m.extend([0; 4]);
+        m.extend(head);
+        m.extend(attributes);
+        send(self.socket.as_raw_fd(), &m, MsgFlags::empty()).map(drop)
+    }
+
+    fn receive(&self) -> nix::Result<Vec<u8>> {
+        // netlink(7): no message of a dump is larger
+        let mut buffer = vec![0; 32 << 10];
+        let n = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        buffer.truncate(n);
+        Ok(buffer)
+    }
+
+    fn acknowledged(&self) -> nix::Result<()> {
+        loop {
+            let buffer = self.receive()?;
+            for (kind, body) in messages(&buffer) {
+                if i32::from(kind) == libc::NLMSG_ERROR {
+                    return errno_of(body);
+                }
+            }
+        }
+    }
+}
+
+/// `struct tcmsg`: family and padding, ifindex, handle, parent, info.
+fn tcmsg(ifindex: u32, parent: u32) -> [u8; TCMSG] {
+    let mut m = [0; TCMSG];
+    m[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    m[12..16].copy_from_slice(&parent.to_ne_bytes());
+    m
+}
+
+/// `struct ifinfomsg`: family, type, index, flags, change.
+fn ifinfomsg(ifindex: u32) -> [u8; IFINFOMSG] {
+    let mut m = [0; IFINFOMSG];
+    m[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    m
+}
+
+/// An attribute with its header, padded.
+fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut a = Vec::with_capacity(value.len() + 8);
+    a.extend((value.len() as u16 + 4).to_ne_bytes());
+    a.extend(kind.to_ne_bytes());
+    a.extend(value);
+    a.resize(a.len().next_multiple_of(4), 0);
+    a
+}
+
+fn u16_at(b: &[u8], at: usize) -> Option<u16> {
+    b.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
+}
+
+fn u32_at(b: &[u8], at: usize) -> Option<u32> {
+    b.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+/// Type and body of each message of a datagram.
+fn messages(mut rest: &[u8]) -> Vec<(u16, &[u8])> {
+    let mut all = Vec::new();
+    while let (Some(length), Some(kind)) = (u32_at(rest, 0), u16_at(rest, 4)) {
+        let Some(body) = rest.get(HEADER..length as usize) else { break };
+        all.push((kind, body));
+        rest = rest.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
+    }
+    all
+}
+
+/// Type and value of each attribute.
+fn attributes(mut rest: &[u8]) -> Vec<(u16, &[u8])> {
+    let mut all = Vec::new();
+    while let (Some(length), Some(kind)) = (u16_at(rest, 0), u16_at(rest, 2)) {
+        let Some(value) = rest.get(4..usize::from(length)) else { break };
+        all.push((kind & NLA_TYPE_MASK, value));
+        rest = rest.get(usize::from(length).next_multiple_of(4)..).unwrap_or_default();
+    }
+    all
+}
+
+/// The body of an NLMSG_ERROR: 0 is an acknowledgement.
+fn errno_of(body: &[u8]) -> nix::Result<()> {
+    match u32_at(body, 0).map(|e| e as i32) {
+        Some(0) => Ok(()),
+        Some(e) => Err(Errno::from_raw(-e)),
+        None => Err(Errno::EBADMSG),
+    }
+}
+
+/// The qdisc that a message is about, if it is one of this device.
+fn qdisc_of(body: &[u8], ifindex: u32) -> Option<Qdisc> {
+    if u32_at(body, 4)? != ifindex {
+        return None;
+    }
+    let all = attributes(body.get(TCMSG..)?);
+    let of = |wanted| all.iter().find(|(k, _)| *k == wanted).map(|(_, v)| *v);
+    let kind = of(TCA_KIND)?;
+    Some(Qdisc {
+        kind: String::from_utf8_lossy(kind.strip_suffix(&[0]).unwrap_or(kind)).into_owned(),
+        options: of(TCA_OPTIONS).unwrap_or_default().to_vec(),
+        parent: u32_at(body, 12)?,
+        handle: u32_at(body, 8)?,
+    })
+}
+
+fn segment_sizes_of(body: &[u8]) -> Option<SegmentSizes> {
+    let all = attributes(body.get(IFINFOMSG..)?);
+    let of = |wanted| all.iter().find(|(k, _)| *k == wanted).and_then(|(_, v)| u32_at(v, 0));
+    Some(SegmentSizes { all: of(IFLA_GSO_MAX_SIZE)?, v4: of(IFLA_GSO_IPV4_MAX_SIZE) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_as_they_are_written() {
+        let mut body = vec![0; 4];
+        body.extend(3u32.to_ne_bytes());
+        body.extend(0x8001_0000_u32.to_ne_bytes());
+        body.extend(ROOT.to_ne_bytes());
+        body.extend([0; 4]);
+        body.extend(attribute(TCA_KIND, b"fq\0"));
+        body.extend(attribute(TCA_OPTIONS | 0x8000, &[1, 2, 3, 4, 5]));
+        let mut datagram = ((HEADER + body.len()) as u32).to_ne_bytes().to_vec();
+        datagram.extend(libc::RTM_NEWQDISC.to_ne_bytes());
+        datagram.extend([0; 10]);
+        datagram.extend(&body);
+        let read = messages(&datagram);
+        assert_eq!(read.len(), 1);
+        let q = qdisc_of(read[0].1, 3).unwrap();
+        assert_eq!((q.kind.as_str(), &q.options[..], q.chosen()), ("fq", &[1, 2, 3, 4, 5][..], true));
+        assert_eq!((q.parent, q.ingress()), (ROOT, false));
+        assert_eq!(qdisc_of(read[0].1, 4), None);
+        // Cut off anywhere, nothing is invented.
+        for n in 0..datagram.len() {
+            assert_eq!(messages(&datagram[..n]).len(), 0);
+        }
+        assert_eq!(errno_of(&(-1i32).to_ne_bytes()), Err(Errno::EPERM));
+    }
+
+    #[test]
+    fn sizes_are_read_as_they_are_written() {
+        let mut body = ifinfomsg(3).to_vec();
+        body.extend(attribute(IFLA_GSO_MAX_SIZE, &65_536u32.to_ne_bytes()));
+        assert_eq!(segment_sizes_of(&body), Some(SegmentSizes { all: 65_536, v4: None }));
+        body.extend(attribute(IFLA_GSO_IPV4_MAX_SIZE, &4096u32.to_ne_bytes()));
+        assert_eq!(segment_sizes_of(&body), Some(SegmentSizes { all: 65_536, v4: Some(4096) }));
+        for n in 0..IFINFOMSG + 8 {
+            assert_eq!(segment_sizes_of(&body[..n]), None);
+        }
+    }
+
+    /// Of this machine: loopback is interface 1 and has a root qdisc that nobody chose.
+    #[test]
+    fn the_kernel_answers() {
+        let mut rtnl = Rtnl::open().unwrap();
+        let all = rtnl.qdiscs(1).unwrap();
+        assert!(all.iter().all(|q| !q.kind.is_empty()));
+        assert!(rtnl.segment_sizes(1).unwrap().all > 1000);
+        assert_eq!(rtnl.segment_sizes(0x7fff_ffff), Err(Errno::ENODEV));
+    }
+}

@@ -1,0 +1,293 @@
+//! The qdiscs that are compared, as an operator would set them up by tc(8) for the same channels and link.
+
+use super::{CHANNELS, Case, DEADLINE_US, WIRE};
+use std::fmt::Write;
+
+/// What leaves a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// No queue: what is subtracted from the others.
+    Noqueue,
+    /// The same, for datagrams whose sender tells deadlines: what is subtracted from etf.
+    NoqueueTold,
+    /// This project's.
+    Teiji,
+    /// One queue.
+    Pfifo,
+    /// Fair queueing.
+    Fq,
+    /// Earliest deadline first by what the sender tells.
+    Etf,
+    /// Hierarchical token buckets.
+    Htb(Filters),
+    /// Hierarchical fair service curves.
+    Hfsc(Filters),
+}
+
+/// How HTB and HFSC find a packet's class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filters {
+    /// cls_flower: a hash table.
+    Flower,
+    /// cls_u32, with a table of 256 lists by the port's low byte.
+    U32,
+}
+
+/// All of them.
+pub const KINDS: [Kind; 10] = [
+    Kind::Noqueue,
+    Kind::NoqueueTold,
+    Kind::Teiji,
+    Kind::Pfifo,
+    Kind::Fq,
+    Kind::Etf,
+    Kind::Htb(Filters::Flower),
+    Kind::Htb(Filters::U32),
+    Kind::Hfsc(Filters::Flower),
+    Kind::Hfsc(Filters::U32),
+];
+
+impl Kind {
+    /// Its name in tables; that of the qdisc.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Noqueue => "noqueue",
+            Kind::NoqueueTold => "noqueue, deadlines told",
+            Kind::Teiji => "teiji_edf",
+            Kind::Pfifo => "pfifo",
+            Kind::Fq => "fq",
+            Kind::Etf => "etf",
+            Kind::Htb(_) => "htb",
+            Kind::Hfsc(_) => "hfsc",
+        }
+    }
+
+    /// Its way to find classes; empty if it needs none.
+    pub fn filters(self) -> &'static str {
+        match self {
+            Kind::Htb(Filters::Flower) | Kind::Hfsc(Filters::Flower) => "flower",
+            Kind::Htb(Filters::U32) | Kind::Hfsc(Filters::U32) => "u32",
+            _ => "",
+        }
+    }
+
+    /// What the sender tells the kernel, µs.
+    pub fn told_us(self) -> u64 {
+        // Nothing may be dropped as late: until the window ends is time enough.
+        if matches!(self, Kind::Etf | Kind::NoqueueTold) { 500_000 } else { 0 }
+    }
+
+    /// What is subtracted from it.
+    pub fn zero(self) -> Kind {
+        if self.told_us() > 0 { Kind::NoqueueTold } else { Kind::Noqueue }
+    }
+}
+
+/// A device and what is its root.
+#[derive(Clone, Copy, Debug)]
+pub struct Queue {
+    /// Its number.
+    pub index: usize,
+    /// The qdisc.
+    pub kind: Kind,
+    /// Channels.
+    pub channels: u64,
+}
+
+/// Every kind with every number of channels.
+pub fn all() -> Vec<Queue> {
+    let pairs = CHANNELS.iter().flat_map(|n| KINDS.iter().map(move |k| (*k, *n)));
+    pairs.enumerate().map(|(index, (kind, channels))| Queue { index, kind, channels }).collect()
+}
+
+/// Counts what a frame takes on the wire beside what the kernel counts: check sequence, preamble, gap.
+const STAB: &str = "stab overhead 24 linklayer ethernet";
+/// The class of best effort.
+const REST: u64 = 9999;
+
+impl Queue {
+    /// The device.
+    pub fn device(&self) -> String {
+        format!("e{}", self.index)
+    }
+
+    /// Who is at its other end.
+    pub fn peer(&self) -> String {
+        format!("10.100.{}.2", self.index)
+    }
+
+    /// Makes the device, of the kind that frees what it is given; for `ip -batch`.
+    pub fn link(&self) -> String {
+        let (dev, n) = (self.device(), self.index);
+        format!(
+            "link add {dev} type dummy\nlink set {dev} up\naddress add 10.100.{n}.1/24 dev {dev}\n\
+             neighbour replace {} lladdr 52:54:00:99:00:02 nud permanent dev {dev}\n",
+            self.peer()
+        )
+    }
+
+    /// Makes the qdisc the root; for `tc -batch`. Empty for teiji_edf.
+    pub fn tc(&self, case: &Case) -> String {
+        let dev = self.device();
+        let mut t = String::new();
+        // Kinds that do not shape by themselves are put below a token bucket filter where the link is to be the limit.
+        let mut plain = |child: &str| {
+            if case.turns == 0 {
+                let _ = writeln!(t, "qdisc add dev {dev} root handle 1: {child}");
+            } else {
+                let burst = 2 * WIRE;
+                let _ = writeln!(
+                    t,
+                    "qdisc add dev {dev} root handle 1: {STAB} tbf rate {}bit burst {burst} limit 8388608\n\
+                     qdisc replace dev {dev} parent 1:1 handle 10: {child}",
+                    case.link
+                );
+            }
+        };
+        match self.kind {
+            Kind::Noqueue | Kind::NoqueueTold | Kind::Teiji => {}
+            Kind::Pfifo => plain("pfifo limit 2700"),
+            Kind::Fq => plain("fq limit 10000 flow_limit 2700"),
+            Kind::Etf => plain("etf clockid CLOCK_TAI delta 0 deadline_mode"),
+            Kind::Htb(filters) => {
+                self.htb(&mut t, case);
+                self.filters(&mut t, filters);
+            }
+            Kind::Hfsc(filters) => {
+                self.hfsc(&mut t, case);
+                self.filters(&mut t, filters);
+            }
+        }
+        t
+    }
+
+    // Writing to a String cannot fail, here and below.
+
+    fn htb(&self, t: &mut String, case: &Case) {
+        let (dev, link) = (self.device(), case.link);
+        let rest = link - case.rate(self.channels) * self.channels;
+        // What a shaper may send at once, at least what the link does in the time that a timer takes.
+        let burst = (2 * WIRE).max(link / 8 / 20_000);
+        let _ = write!(
+            t,
+            "qdisc add dev {dev} root handle 1: {STAB} htb default {REST}\n\
+             class add dev {dev} parent 1: classid 1:1 htb rate {link}bit burst {burst} cburst {burst} quantum 1600\n"
+        );
+        let mut class = |id: u64, rate: u64, prio: u64| {
+            let _ = writeln!(
+                t,
+                "class add dev {dev} parent 1:1 classid 1:{id} htb rate {rate}bit ceil {link}bit prio {prio} \
+                 burst {burst} cburst {burst} quantum 1600"
+            );
+        };
+        (0..self.channels).for_each(|i| class(100 + i, case.rate(self.channels), 0));
+        class(REST, rest, 1);
+    }
+
+    fn hfsc(&self, t: &mut String, case: &Case) {
+        let (dev, link) = (self.device(), case.link);
+        let (rate, bucket) = (case.rate(self.channels), case.bucket(self.channels));
+        let rest = link - rate * self.channels;
+        let _ = write!(
+            t,
+            "qdisc add dev {dev} root handle 1: {STAB} hfsc default {REST}\n\
+             class add dev {dev} parent 1: classid 1:1 hfsc ls rate {link}bit ul rate {link}bit\n"
+        );
+        for i in 0..self.channels {
+            let _ = writeln!(
+                t,
+                "class add dev {dev} parent 1:1 classid 1:{} hfsc rt umax {bucket}b dmax {DEADLINE_US}us \
+                 rate {rate}bit ls rate {rate}bit",
+                100 + i
+            );
+        }
+        let _ = writeln!(t, "class add dev {dev} parent 1:1 classid 1:{REST} hfsc ls rate {rest}bit");
+    }
+
+    fn filters(&self, t: &mut String, filters: Filters) {
+        let (dev, to) = (self.device(), self.peer());
+        let add = format!("filter add dev {dev} parent 1: protocol ip prio 1");
+        let ports = (0..self.channels).map(|i| (6000 + i, 100 + i));
+        match filters {
+            Filters::Flower => {
+                for (port, class) in ports {
+                    let _ = writeln!(
+                        t,
+                        "{add} flower ip_proto udp dst_ip {to} dst_port {port} classid 1:{class}"
+                    );
+                }
+            }
+            Filters::U32 => {
+                let _ = writeln!(
+                    t,
+                    "filter add dev {dev} parent 1: prio 1 handle 2: protocol ip u32 divisor 256\n\
+                     {add} u32 ht 800:: match ip protocol 17 0xff match ip dst {to}/32 \
+                     hashkey mask 0x000000ff at 20 link 2:"
+                );
+                for (port, class) in ports {
+                    let _ = writeln!(
+                        t,
+                        "{add} u32 ht 2:{:x}: match ip dport {port} 0xffff flowid 1:{class}",
+                        port & 255
+                    );
+                }
+            }
+        }
+    }
+
+    /// The lines that have the driver do the same with teiji_edf; empty for others.
+    pub fn driver(&self, case: &Case) -> Vec<String> {
+        if self.kind != Kind::Teiji {
+            return Vec::new();
+        }
+        let dev = self.device();
+        let mut lines = vec![format!("link {dev} rate={}", case.link)];
+        lines.extend((0..self.channels).map(|i| {
+            format!(
+                "channel {dev} c{i} to={}/32:{} deadline_us={DEADLINE_US} rate={} burst={}",
+                self.peer(),
+                6000 + i,
+                case.rate(self.channels),
+                case.bucket(self.channels)
+            )
+        }));
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::edf_cost::{BACKLOGGED, FREE};
+
+    #[test]
+    fn each_device_has_its_own_and_as_many_classes_as_channels() {
+        let all = all();
+        assert_eq!(all.len(), KINDS.len() * CHANNELS.len());
+        for q in &all {
+            let t = q.tc(&BACKLOGGED);
+            let channels = q.channels as usize;
+            if q.kind.filters().is_empty() {
+                assert!(!t.contains("class"), "{t}");
+            } else {
+                assert_eq!(t.matches("\nclass add").count(), channels + 2, "{:?}", q.kind);
+                assert_eq!(
+                    t.matches("filter add").count() - channels,
+                    if q.kind.filters() == "u32" { 2 } else { 0 }
+                );
+            }
+            assert_eq!(q.driver(&FREE).len(), if q.kind == Kind::Teiji { channels + 1 } else { 0 });
+            assert!(t.lines().all(|l| l.contains(&format!("dev {} ", q.device()))), "{t}");
+        }
+    }
+
+    #[test]
+    fn the_channels_fit_into_the_link_and_what_is_sent_into_the_channels() {
+        for case in [FREE, BACKLOGGED] {
+            for n in CHANNELS {
+                assert!(case.rate(n) * n < case.link);
+                assert!(case.bucket(n) * n >= case.burst / 2 * WIRE);
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `verify`: loads every BPF program of the product as the product does, and prints as JSON how many instructions of
+//! each the kernel's verifier walked, or why the kernel does not take them.
+//!
+//! ```text
+//! {"path_trace":{"programs":{"on_kvm_entry":312, …},"absent":["handle_rx", …]},
+//!  "qdisc_edf":{"refused":"the kernel lacks BPF qdiscs: …"}}
+//! ```
+//! `absent` are targets that this kernel does not have. It exits with 0 whatever the kernel says: what is to be
+//! expected of a kernel is the reader's to know.
+
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::Path;
+use teiji_bpf::path_trace::{Setup, Tracer};
+use teiji_bpf::qdisc_edf::{self, Edf};
+use teiji_bpf::{Error, Verified, hooks};
+use teiji_model::flow::Watch;
+
+/// Where the qdisc is pinned meanwhile.
+const PINS: &str = "/tmp/bpf/verify";
+
+fn main() {
+    if let Err(error) = teiji_experiments::programs::mount_pins(Path::new(PINS)) {
+        eprintln!("the qdisc cannot be pinned: {error:#}");
+    }
+    let all = json!({
+        "path_trace": told(path_trace()),
+        "qdisc_edf": told(qdisc_edf()),
+    });
+    println!("{all}");
+}
+
+/// What the verifier said of an object's programs, and which targets of it are not there.
+type Loaded = (Vec<Verified>, Vec<String>);
+
+/// The probes, attached, though there is no VM to trace.
+fn path_trace() -> Result<Loaded, Error> {
+    let setup = Setup { watch: &Watch::default(), vms: &[], buffer_bytes: 1 << 16 };
+    let tracer = Tracer::start(&setup)?;
+    let absent = |h: &&hooks::Hook| h.found.is_none();
+    let absent = tracer.hooks().iter().filter(absent).map(|h| h.target.clone()).collect();
+    Ok((tracer.verified()?, absent))
+}
+
+/// The qdisc, registered, though no link has it.
+fn qdisc_edf() -> Result<Loaded, Error> {
+    let pins = Path::new(PINS);
+    let (_, programs) = Edf::load(pins)?;
+    qdisc_edf::unpin(pins)?;
+    Ok((programs, Vec::new()))
+}
+
+fn told(loaded: Result<Loaded, Error>) -> Value {
+    match loaded {
+        Ok((programs, absent)) => {
+            let programs: BTreeMap<String, u32> =
+                programs.into_iter().map(|v| (v.program, v.instructions)).collect();
+            json!({ "programs": programs, "absent": absent })
+        }
+        Err(error) => json!({ "refused": error.to_string() }),
+    }
+}

@@ -1,0 +1,86 @@
+//! Every BPF program on every kernel of the lab's list, and what `teiji doctor` says there. One boot each, without
+//! guests.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use serde_json::Value;
+use std::path::PathBuf;
+use std::time::Instant;
+use teiji_experiments::tracing::Lab;
+use teiji_lab::{Kernel, Spec};
+
+/// Instructions of one program that the verifier walks at most before it gives up (BPF_COMPLEXITY_LIMIT_INSNS).
+const VERIFIER_LIMIT: u64 = 1_000_000;
+
+#[test]
+fn every_program_loads_on_each_kernel() {
+    let begun = Instant::now();
+    for kernel in Kernel::ALL {
+        let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+        let spec = Spec { kernel, cpus: 2, mem_mb: 2048, ..Spec::default() };
+        let lab = Lab::boot_as(&out, spec).unwrap();
+        let version = lab.host.kernel().to_owned();
+        // BPF qdiscs came with Linux 6.16.
+        let has_bpf_qdiscs = match kernel {
+            Kernel::Newest => true,
+            Kernel::Stable => false,
+        };
+        assert_eq!(at_least(&version, [6, 16]), has_bpf_qdiscs, "{version} is {}", kernel.name());
+        the_verifier_accepts_every_program(&lab, &version, has_bpf_qdiscs);
+        doctor_says_what_the_kernel_lacks(&lab, has_bpf_qdiscs);
+        lab.host.power_off();
+        eprintln!("lab {:6.1} s  holds: programs and doctor on {version}", begun.elapsed().as_secs_f64());
+    }
+}
+
+fn at_least(version: &str, least: [u32; 2]) -> bool {
+    let numbers: Vec<u32> = version.split('.').take(2).map(|n| n.parse().unwrap()).collect();
+    numbers.as_slice() >= least.as_slice()
+}
+
+fn the_verifier_accepts_every_program(lab: &Lab, version: &str, has_bpf_qdiscs: bool) {
+    let said = lab.host.run("/mnt/bin/verify").unwrap().ok().unwrap();
+    let all: Value = serde_json::from_str(&said).unwrap();
+    eprintln!("instructions that the verifier of {version} walked: {said}");
+    let mut expected = vec![("path_trace", 19)];
+    if has_bpf_qdiscs {
+        expected.push(("qdisc_edf", 5));
+    } else {
+        let why = all["qdisc_edf"]["refused"].as_str().unwrap();
+        assert!(why.contains("lacks BPF qdiscs") && why.contains("Linux 6.16"), "{why}");
+    }
+    for (object, count) in expected {
+        let programs = all[object]["programs"].as_object().unwrap_or_else(|| panic!("{object}: {said}"));
+        assert_eq!(all[object]["absent"], Value::Array(Vec::new()), "{object}");
+        assert_eq!(programs.len(), count, "{object}: {said}");
+        for (name, walked) in programs {
+            // A tenth of the limit, so that a kernel that looks harder still takes it.
+            assert!(
+                (1..VERIFIER_LIMIT / 10).contains(&walked.as_u64().unwrap()),
+                "{object} {name}: {walked}"
+            );
+        }
+    }
+}
+
+fn doctor_says_what_the_kernel_lacks(lab: &Lab, has_bpf_qdiscs: bool) {
+    let said = lab.host.run("/mnt/bin/teiji doctor --json").unwrap().ok().unwrap();
+    let report: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(report["works"], true, "{said}");
+    let capabilities = report["capabilities"].as_array().unwrap();
+    let qdiscs = capabilities.iter().find(|c| c["name"] == "BPF qdiscs").unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(qdiscs["present"], has_bpf_qdiscs, "{qdiscs}");
+    if !has_bpf_qdiscs {
+        assert!(
+            qdiscs["consequence"].as_str().unwrap().contains("channels cannot have deadlines"),
+            "{qdiscs}"
+        );
+        assert!(qdiscs["remedy"].as_str().unwrap().contains("Linux 6.16"), "{qdiscs}");
+    }
+    let probes =
+        capabilities.iter().find(|c| c["name"] == "packet probes").unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(probes["present"], true, "{probes}");
+    let missing: Vec<&Value> =
+        capabilities.iter().filter(|c| c["present"] == false).map(|c| &c["name"]).collect();
+    assert_eq!(missing.len(), usize::from(!has_bpf_qdiscs), "{missing:?}");
+}

@@ -1,0 +1,154 @@
+//! `udp-burst`: what a network device's queue costs per packet, on a machine whose clock counts instructions.
+//!
+//! ```text
+//! window:  burst of datagrams, as fast as they can be sent ── a fixed number of turns of an empty loop
+//! ```
+//! On a single CPU whatever the kernel does meanwhile, in timers and softirqs too, makes the window longer. So the
+//! difference of two windows with the same datagrams and turns is exactly what one queue costs more than another. The
+//! loop gives a paced queue the time to empty, in which the CPU would be idle; without pacing it needs no turns.
+//!
+//! Channels and others take turns, one socket each, datagram by datagram.
+
+use std::{
+    fs, io,
+    net::{Ipv4Addr, UdpSocket},
+    time::Duration,
+};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::time::ClockId;
+use serde::Serialize;
+
+use super::{now_ns, udp_flows};
+use crate::error::{Doing, Error, Result};
+
+/// Port of the first channel; the others' first is [`OTHERS`].
+pub const CHANNELS: u16 = 6000;
+/// Port of the first of those that are no channel.
+pub const OTHERS: u16 = 20_000;
+/// So much may wait in a queue, bytes: what is measured must not be the socket's own limit.
+const BUFFER: usize = 64 << 20;
+
+/// What to send.
+#[derive(Debug, Clone)]
+pub struct Load {
+    /// Receiver.
+    pub to: Ipv4Addr,
+    /// The device by which they leave; it has to send them all within the window.
+    pub device: String,
+    /// How many channels, 1 to 10,000.
+    pub channels: u16,
+    /// How many senders beside them, 1 to 10,000.
+    pub others: u16,
+    /// Payload, bytes (1 to 1472).
+    pub size: usize,
+    /// Datagrams of a window.
+    pub burst: u32,
+    /// Windows.
+    pub windows: u32,
+    /// Turns of the loop.
+    pub turns: u64,
+    /// Time in which a window's datagrams are to be sent, µs, as in [`udp_flows::Flow`]; 0: the kernel is not told.
+    pub deadline_us: u64,
+}
+
+/// What it took.
+#[derive(Debug, Clone, Serialize)]
+pub struct Taken {
+    /// Length of each window, ns.
+    pub windows: Vec<u64>,
+    /// Datagrams that the kernel refused, or that had not left the device when their window ended.
+    pub missing: u64,
+}
+
+/// Sends.
+///
+/// # Errors
+/// If a socket cannot be made, or there is no such device.
+pub fn run(load: &Load) -> Result<Taken> {
+    if load.channels == 0 || load.others == 0 || load.channels.max(load.others) > 10_000 {
+        return Err(Error::Protocol("channels and others are 1 to 10,000 each".into()));
+    }
+    if !(1..=1472).contains(&load.size) {
+        return Err(Error::Protocol("a payload has 1 to 1472 bytes".into()));
+    }
+    let open = |first: u16, n: u16| (0..n).map(|i| socket(load, first + i)).collect::<Result<Vec<_>>>();
+    let (channels, others) = (open(CHANNELS, load.channels)?, open(OTHERS, load.others)?);
+    let payload = vec![0x5a; load.size];
+    let mut taken = Taken { windows: Vec::new(), missing: 0 };
+    // The first datagram of a socket and a queue's first of a flow are not like the others: one round of them is not timed.
+    let all = u32::from(load.channels.max(load.others)) * 2;
+    for window in 0..=load.windows {
+        let before = sent_by(&load.device)?;
+        let count = if window == 0 { all } else { load.burst };
+        let begun = now_ns();
+        let mut refused = 0;
+        let due = udp_flows::ns_of(ClockId::CLOCK_TAI) + load.deadline_us * 1000;
+        for i in 0..count as usize {
+            let (turn, other) = (i / 2, i % 2 == 1);
+            let from = if other { &others[turn % others.len()] } else { &channels[turn % channels.len()] };
+            // Each a little later than the one before: etf drops what is due before what it sent last.
+            let by = (load.deadline_us > 0).then_some(due + i as u64);
+            refused += u64::from(udp_flows::give(from, &payload, by).is_err());
+        }
+        for i in 0..load.turns {
+            std::hint::black_box(i);
+        }
+        let ns = now_ns() - begun;
+        if window == 0 {
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        }
+        let left = sent_by(&load.device)?.saturating_sub(before);
+        taken.windows.push(ns);
+        taken.missing += refused.max(u64::from(count).saturating_sub(left));
+    }
+    Ok(taken)
+}
+
+fn socket(load: &Load, port: u16) -> Result<UdpSocket> {
+    let doing = || format!("send to {}:{port}", load.to);
+    let socket = UdpSocket::bind("0.0.0.0:0").doing(doing)?;
+    socket.connect((load.to, port)).doing(doing)?;
+    socket.set_nonblocking(true).doing(doing)?;
+    setsockopt(&socket, sockopt::SndBufForce, &BUFFER).map_err(io::Error::from).doing(doing)?;
+    if load.deadline_us > 0 {
+        udp_flows::tell_deadlines(&socket).doing(doing)?;
+    }
+    Ok(socket)
+}
+
+/// Packets that the device has sent.
+fn sent_by(device: &str) -> Result<u64> {
+    let path = format!("/sys/class/net/{device}/statistics/tx_packets");
+    let doing = || format!("read {path}");
+    let text = fs::read_to_string(&path).doing(doing)?;
+    text.trim().parse().map_err(|_| Error::Protocol(format!("{path} is no number: {text:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_window_is_timed_and_what_did_not_leave_is_missing() {
+        let mut load = Load {
+            to: Ipv4Addr::LOCALHOST,
+            device: "lo".into(),
+            channels: 3,
+            others: 2,
+            size: 100,
+            burst: 50,
+            windows: 4,
+            turns: 100,
+            deadline_us: 0,
+        };
+        let taken = run(&load).unwrap();
+        assert_eq!((taken.windows.len(), taken.missing), (4, 0), "{taken:?}");
+        assert!(taken.windows.iter().all(|ns| *ns > 50 * 100), "{taken:?}");
+        load.device = "no-such-device".into();
+        assert!(run(&load).is_err());
+        load = Load { device: "lo".into(), channels: 0, ..load };
+        assert!(run(&load).is_err());
+    }
+}
