@@ -24,6 +24,7 @@
 pub mod capability;
 mod cgroup;
 mod cmdline;
+mod hfsc;
 mod net;
 mod numa;
 mod observe;
@@ -35,6 +36,7 @@ mod task;
 mod thread;
 mod vm;
 
+pub use hfsc::Hfsc;
 pub use root::Root;
 pub use settings::Settings;
 pub use task::task;
