@@ -10,6 +10,7 @@ use std::time::Instant;
 use teiji_experiments::edf_delay::net;
 use teiji_experiments::edf_delay::{Channel, LINK, MARGIN, Plan, WIRE, traffic};
 use teiji_lab::{Host, Kernel};
+use teiji_model::queue::MAX_CHANNELS;
 
 const TEIJI: &str = "ip netns exec a /tmp/teiji";
 const PLACE: &str = "--state /tmp/state --pins /tmp/bpf/teiji";
@@ -36,6 +37,8 @@ fn hfsc_keeps_deadlines_where_there_are_no_bpf_qdiscs() {
     check("changes of others", begun);
     a_killed_apply_is_whole(&host);
     check("killed", begun);
+    as_many_channels_as_a_host_may_have(&host);
+    check("4,096 channels", begun);
     no_packet_is_later_than_printed(&host, &wanted);
     check("bounds", begun);
     host.power_off();
@@ -243,6 +246,27 @@ fn a_killed_apply_is_whole(host: &Host) {
         assert!(!root(host).contains("htb"));
     }
     eprintln!("killed: {seen:?} (left alone, given channels; left alone, changed)");
+}
+
+fn as_many_channels_as_a_host_may_have(host: &Host) {
+    let mut t = LINK_SECTION.to_owned();
+    for i in 0..MAX_CHANNELS {
+        let _ = write!(
+            t,
+            "[channel.n{i}]\nto = \"10.88.{}.{}:{}\"\nproto = \"udp\"\ndeadline = \"2s\"\nmin_rate = \"1kbit\"\nburst = \"84b\"\n",
+            i / 256,
+            i % 256,
+            1000 + i
+        );
+    }
+    host.put("/tmp/most.toml", t.as_bytes()).unwrap();
+    teiji(host, "apply /tmp/most.toml", 0);
+    let classes =
+        host.run("ip netns exec a tc class show dev va | grep -c 'class hfsc .* rt '").unwrap().text();
+    assert_eq!(classes, MAX_CHANNELS.to_string());
+    assert!(teiji(host, "plan /tmp/most.toml", 0).contains("as the policy asks"));
+    teiji(host, "rollback", 0);
+    assert!(!root(host).contains("htb"));
 }
 
 fn no_packet_is_later_than_printed(host: &Host, plan: &Plan) {
