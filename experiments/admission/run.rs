@@ -44,18 +44,10 @@ fn run(args: &Args) -> Result<bool> {
     judge(&found, &mut summary)?;
     summary.figure("seconds", begun.elapsed().as_secs())?;
     summary.figure("seed", args.seed)?;
-    summary.write(&folder)?;
     let report = table(&found);
-    summary::write(&folder.join("report.md"), &report)?;
     summary::write(&folder.join("sets.csv"), &csv(&found.rows))?;
     plot::tightness(&folder.join("tightness.svg"), &tightness(&found))?;
-    println!("{report}");
-    println!("{}: {}", if summary.pass { "pass" } else { "FAIL" }, folder.join("summary.json").display());
-    if args.keep {
-        let kept = summary::keep(&folder, &summary, &report, "make experiment NAME=admission KEEP=1")?;
-        println!("kept: {}", kept.display());
-    }
-    Ok(summary.pass)
+    summary.conclude(&folder, &report, args.keep.then_some("make experiment NAME=admission KEEP=1"))
 }
 
 fn judge(found: &Found, summary: &mut Summary) -> Result<()> {

@@ -56,7 +56,6 @@ fn run(args: &Args) -> Result<bool> {
     summary.figure("kills", &kills)?;
     summary.figure("vanished", &vanished)?;
     summary.figure("seconds", begun.elapsed().as_secs())?;
-    summary.write(&folder)?;
     let report = format!(
         "{}\nVMs killed while they were applied to: {}. The apply undid itself {} times, was killed as well and undone by the \
          recovery {} times, was committed already and rolled back {} times; what remained was restored {} times.\n",
@@ -67,21 +66,15 @@ fn run(args: &Args) -> Result<bool> {
         vanished.committed,
         vanished.well
     );
-    summary::write(&folder.join("report.md"), &report)?;
     summary::write(&folder.join("rounds.csv"), &kills.csv())?;
     plot::kills(&folder.join("kills.svg"), &kills)?;
-    println!("{report}{}", kills.trouble());
+    print!("{}", kills.trouble());
     for round in rounds_vanished.iter().filter(|r| !r.well()) {
         println!("{round:?}");
     }
-    println!("{}: {}", if summary.pass { "pass" } else { "FAIL" }, folder.join("summary.json").display());
-    if args.keep {
-        let command =
-            format!("cargo run -p teiji-experiments --bin apply -- --rounds {rounds} --seed {seed} --keep");
-        let kept = summary::keep(&folder, &summary, &report, &command)?;
-        println!("kept: {}", kept.display());
-    }
-    Ok(summary.pass)
+    let command =
+        format!("cargo run -p teiji-experiments --bin apply -- --rounds {rounds} --seed {seed} --keep");
+    summary.conclude(&folder, &report, args.keep.then_some(command.as_str()))
 }
 
 fn judge(summary: &mut Summary, kills: &Kills, wanted: u32) {

@@ -45,16 +45,8 @@ fn run(args: &Args) -> Result<bool> {
     }
     host.power_off();
     summary.figure("seconds", begun.elapsed().as_secs())?;
-    summary.write(&folder)?;
-    summary::write(&folder.join("report.md"), &report)?;
     summary::write(&folder.join("windows.csv"), &table::csv(&samples))?;
-    println!("{report}");
-    println!("{}: {}", if summary.pass { "pass" } else { "FAIL" }, folder.join("summary.json").display());
-    if args.keep {
-        let kept = summary::keep(&folder, &summary, &report, "make experiment NAME=edf-cost KEEP=1")?;
-        println!("kept: {}", kept.display());
-    }
-    Ok(summary.pass)
+    summary.conclude(&folder, &report, args.keep.then_some("make experiment NAME=edf-cost KEEP=1"))
 }
 
 /// What is claimed of our own qdisc.

@@ -6,6 +6,7 @@
 //! remove DEV NAME                  remove a channel
 //! detach DEV                       the former root qdisc, or the kernel's default
 //! swap DEV N                       change between two sets of channels, N times
+//! flip DEV N                       give it channels, and take them away, by turns, N times
 //! gso DEV BYTES                    set gso_max_size; answers what it was
 //! tidy                             as every teiji does before it changes something
 //! silence · speak                  stop telling the kernel half that this process lives, and go on
@@ -139,15 +140,23 @@ impl State {
             })?,
             ["detach", dev] => {
                 let device = device(dev)?;
-                let default = Stock { kind: "noqueue".into(), chosen: false, options: Vec::new() };
-                let before = self.before.remove(&device.index);
-                let before = before.unwrap_or(setting::Value::Queue(Queue::Stock(Box::new(default))));
+                let before = self.before.remove(&device.index).unwrap_or_else(default_queue);
                 self.machine.write(&Setting::Queue(device), &before)?;
             }
             ["swap", dev, times] => {
                 let device = device(dev)?;
                 for n in 0..times.parse()? {
                     self.put(&device, swapped(n % 2 == 1)?)?;
+                }
+            }
+            ["flip", dev, times] => {
+                let device = device(dev)?;
+                for n in 0..times.parse()? {
+                    if n % 2 == 0 {
+                        self.put(&device, swapped(true)?)?;
+                    } else {
+                        self.machine.write(&Setting::Queue(device.clone()), &default_queue())?;
+                    }
                 }
             }
             ["tidy"] => self.machine.tidy(),
@@ -177,6 +186,12 @@ impl State {
         all["channels"] = serde_json::to_value(self.edf.channel_stats(index)?)?;
         Ok(all)
     }
+}
+
+/// What the kernel gives a veth.
+fn default_queue() -> setting::Value {
+    let stock = Stock { kind: "noqueue".into(), chosen: false, options: Vec::new() };
+    setting::Value::Queue(Queue::Stock(Box::new(stock)))
 }
 
 /// One of two sets of channels that share but one.

@@ -98,21 +98,6 @@ pub fn setup(qdisc: &str, plan: &Plan) -> String {
     t
 }
 
-/// The lines that have the driver do the same with teiji_edf.
-pub fn driver_lines(plan: &Plan) -> Vec<String> {
-    let mut lines = vec![format!("link va rate={LINK} slack_us={}", plan.slack_us)];
-    for (i, c) in plan.channels.iter().enumerate() {
-        lines.push(format!(
-            "channel va c{i} to=10.88.0.2/32:{} deadline_us={} rate={} burst={}",
-            6000 + i,
-            c.deadline_us,
-            c.rate,
-            c.burst * WIRE + super::MARGIN
-        ));
-    }
-    lines
-}
-
 /// The flows of the channels as arguments of `teiji-lab udp-flows`. Only etf is told deadlines by the sender.
 pub fn flows(qdisc: &str, plan: &Plan) -> String {
     let mut t = String::new();

@@ -57,19 +57,11 @@ fn run(args: &Args) -> Result<bool> {
     summary.figure("seconds", begun.elapsed().as_secs())?;
     summary.rivals.insert("qdiscs".into(), serde_json::to_value(&others)?);
     summary.rivals.insert("paper".into(), summary::paper(include_str!("paper.csv"))?);
-    summary.write(&folder)?;
     let report = table::markdown(&outcomes);
-    summary::write(&folder.join("report.md"), &report)?;
     summary::write(&folder.join("flows.csv"), &table::csv(&outcomes))?;
     table::picture(&folder.join("six.svg"), six(1).name, &outcomes)?;
     table::picture(&folder.join("many.svg"), many(1).name, &outcomes)?;
-    println!("{report}");
-    println!("{}: {}", if summary.pass { "pass" } else { "FAIL" }, folder.join("summary.json").display());
-    if args.keep {
-        let kept = summary::keep(&folder, &summary, &report, "make experiment NAME=edf-delay KEEP=1")?;
-        println!("kept: {}", kept.display());
-    }
-    Ok(summary.pass)
+    summary.conclude(&folder, &report, args.keep.then_some("make experiment NAME=edf-delay KEEP=1"))
 }
 
 /// What is claimed of our own qdisc.
@@ -83,6 +75,11 @@ fn judge(summary: &mut Summary, plan: &Plan, o: &Outcome) {
             o.worst(),
             demand(&plan.channels)
         ),
+    );
+    let bounded = o.flows.iter().filter_map(|f| f.bound_us.map(|bound| f.max_us / bound)).fold(0.0, f64::max);
+    summary.claim(
+        bounded <= 1.0 && bounded > 0.0,
+        &format!("{name}: each arrived within what `teiji plan` had guaranteed (longest {bounded:.2} of it)"),
     );
     let misses: u64 = o.flows.iter().filter_map(|f| f.misses).sum();
     let queued =

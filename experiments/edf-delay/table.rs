@@ -53,14 +53,14 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
 /// Every flow of every run.
 pub fn csv(outcomes: &[Outcome]) -> String {
     let mut t =
-        "case,qdisc,deadline_us,sent,received,late,p50_us,p999_us,max_us,queued_max_us,misses,excess\n"
+        "case,qdisc,deadline_us,sent,received,late,p50_us,p999_us,max_us,bound_us,queued_max_us,misses,excess\n"
             .to_owned();
     let optional = |v: Option<String>| v.unwrap_or_default();
     for o in outcomes {
         for f in &o.flows {
             let _ = writeln!(
                 t,
-                "{},{},{},{},{},{},{:.1},{:.1},{:.1},{},{},{}",
+                "{},{},{},{},{},{},{:.1},{:.1},{:.1},{},{},{},{}",
                 o.plan,
                 o.qdisc,
                 f.deadline_us,
@@ -70,6 +70,7 @@ pub fn csv(outcomes: &[Outcome]) -> String {
                 f.p50_us,
                 f.p999_us,
                 f.max_us,
+                optional(f.bound_us.map(|v| format!("{v:.1}"))),
                 optional(f.queued_max_us.map(|v| format!("{v:.1}"))),
                 optional(f.misses.map(|v| v.to_string())),
                 optional(f.excess.map(|v| v.to_string())),

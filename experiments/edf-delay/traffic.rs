@@ -1,6 +1,6 @@
 //! One run: a flood of best effort, the channels' flows above it, and what became of them.
 
-use super::net::Driver;
+use super::product::Product;
 use super::{LINK, Plan, rivals};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -28,7 +28,9 @@ pub struct Flow {
     pub p999_us: f64,
     /// Longest, µs.
     pub max_us: f64,
-    /// Longest time in the qdisc, by its own account, µs; teiji_edf only.
+    /// What `teiji plan` guarantees, µs; teiji_edf only, as what follows.
+    pub bound_us: Option<f64>,
+    /// Longest time in the qdisc, by its own account, µs.
     pub queued_max_us: Option<f64>,
     /// Misses that it counted.
     pub misses: Option<u64>,
@@ -76,12 +78,8 @@ impl Outcome {
 /// # Errors
 /// If a program fails.
 pub fn run(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
-    let driver = match qdisc {
-        "teiji_edf" => {
-            let driver = Driver::start(host)?;
-            rivals::driver_lines(plan).iter().try_for_each(|l| driver.line(l).map(drop))?;
-            Some(driver)
-        }
+    let product = match qdisc {
+        "teiji_edf" => Some(Product::apply(host, plan)?),
         _ => {
             let script = format!("set -e\n{}", rivals::setup(qdisc, plan));
             host.put("/tmp/rival.sh", script.as_bytes())?;
@@ -90,16 +88,16 @@ pub fn run(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
         }
     };
     let mut outcome = measure(host, qdisc, plan)?;
-    if let Some(driver) = driver {
-        let stats = driver.stats("va")?;
-        for (i, flow) in outcome.flows.iter_mut().enumerate() {
-            let c = &stats["channels"][format!("c{i}")];
+    if let Some(product) = product {
+        let channels = product.channels()?;
+        for ((flow, c), bound) in outcome.flows.iter_mut().zip(&channels).zip(&product.bounds_us) {
+            flow.bound_us = Some(*bound);
             flow.queued_max_us = c["delay_max"].as_f64().map(|ns| ns / 1e3);
             flow.misses = c["misses"].as_u64();
             flow.excess = c["excess"].as_u64();
             flow.histogram = c["delay"].as_array().into_iter().flatten().filter_map(Value::as_u64).collect();
         }
-        driver.line("detach va")?;
+        product.end()?;
     } else {
         host.run("ip netns exec a tc qdisc del dev va root")?.ok()?;
     }
@@ -149,6 +147,7 @@ pub fn measure(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome>
             p50_us: us("p50_ns")?,
             p999_us: us("p999_ns")?,
             max_us: us("max_ns")?,
+            bound_us: None,
             queued_max_us: None,
             misses: None,
             excess: None,

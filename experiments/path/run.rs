@@ -49,20 +49,12 @@ fn run(args: &Args) -> Result<bool> {
     summary.figure("seconds", begun.elapsed().as_secs())?;
     // Other hardware, other load: for the reader.
     summary.rivals.insert("paper".into(), summary::paper(include_str!("paper.csv"))?);
-    summary.write(&folder)?;
     let report = table::markdown(&found);
-    summary::write(&folder.join("report.md"), &report)?;
     summary::write(&folder.join("requests.csv"), &table::requests_csv(&found))?;
     summary::write(&folder.join("stages.csv"), &table::stages_csv(&found))?;
     plot::differences(&folder.join("accuracy.svg"), &found.agreements)?;
     plot::stages(&folder.join("blame.svg"), &found.judged)?;
-    println!("{report}");
-    println!("{}: {}", if summary.pass { "pass" } else { "FAIL" }, folder.join("summary.json").display());
-    if args.keep {
-        let kept = summary::keep(&folder, &summary, &report, "make experiment NAME=path KEEP=1")?;
-        println!("kept: {}", kept.display());
-    }
-    Ok(summary.pass)
+    summary.conclude(&folder, &report, args.keep.then_some("make experiment NAME=path KEEP=1"))
 }
 
 /// d, on this machine.

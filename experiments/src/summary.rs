@@ -65,12 +65,22 @@ impl Summary {
         }
     }
 
-    /// Writes `summary.json` into `folder`.
+    /// Writes `summary.json` and `report.md` beside the data and pictures that are in `folder` already, prints the
+    /// report, and keeps the run in the project if `keep` says by which command it was made. Returns whether the claims
+    /// held.
     ///
     /// # Errors
-    /// If it cannot be written.
-    pub fn write(&self, folder: &Path) -> Result<()> {
-        write(&folder.join("summary.json"), &(serde_json::to_string_pretty(self)? + "\n"))
+    /// If something cannot be written.
+    pub fn conclude(&self, folder: &Path, report: &str, keep: Option<&str>) -> Result<bool> {
+        let file = folder.join("summary.json");
+        write(&file, &(serde_json::to_string_pretty(self)? + "\n"))?;
+        write(&folder.join("report.md"), report)?;
+        println!("{report}");
+        println!("{}: {}", if self.pass { "pass" } else { "FAIL" }, file.display());
+        if let Some(command) = keep {
+            println!("kept: {}", self::keep(folder, self, report, command)?.display());
+        }
+        Ok(self.pass)
     }
 }
 
@@ -120,7 +130,7 @@ pub fn paper(csv: &str) -> Result<Value> {
 ///
 /// # Errors
 /// If it cannot be written, or would be larger than 2 MB.
-pub fn keep(folder: &Path, summary: &Summary, report: &str, command: &str) -> Result<PathBuf> {
+fn keep(folder: &Path, summary: &Summary, report: &str, command: &str) -> Result<PathBuf> {
     let date = output("date", &["-u", "+%F"])?;
     let to = programs::project().join(format!("experiments/runs/{date}-{}", summary.name));
     if to.exists() {

@@ -5,10 +5,11 @@
 
 use serde_json::Value;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use teiji_experiments::edf_delay::net::{self, Driver};
 use teiji_experiments::edf_delay::{many, six, traffic};
-use teiji_lab::{Child, Host};
+use teiji_lab::Host;
+use teiji_model::queue::MAX_LINKS;
 
 fn check(what: &str, begun: Instant) {
     eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
@@ -32,6 +33,10 @@ fn the_deadline_qdisc_keeps_its_word() {
     check("bound of all channels", begun);
     devices_are_put_back(&host, &driver);
     check("queues of a device and the size of its segments", begun);
+    uplinks_bonds_and_taps_have_channels(&host, &driver);
+    check("a bridge's uplink, a bond, a tap", begun);
+    slots_are_given_anew(&host, &driver);
+    check("as many links as there are slots", begun);
     a_killed_change_is_whole(&host, &driver);
     check("killed changes", begun);
     without_a_beat_it_is_a_fifo(&host, driver);
@@ -49,11 +54,15 @@ fn the_deadline_qdisc_keeps_its_word() {
     two_links_at_once(&host, &driver);
     check("two links", begun);
     driver.kill().unwrap();
+    // From here on the product's own agent keeps the qdisc.
+    host.run("rm -r /tmp/bpf/driver").unwrap().ok().unwrap();
     for plan in [six(3), many(3)] {
         let o = traffic::run(&host, "teiji_edf", &plan).unwrap();
         assert_eq!(o.flows.iter().filter_map(|f| f.misses).sum::<u64>(), 0, "missed in the queue: {o:?}");
         assert_eq!(o.flows.iter().filter_map(|f| f.excess).sum::<u64>(), 0, "over their rate: {o:?}");
         assert_eq!(o.failed(), 0, "late or lost from sender to receiver: {o:?}");
+        let within = |f: &traffic::Flow| f.max_us > 0.0 && f.bound_us.is_some_and(|bound| f.max_us <= bound);
+        assert!(o.flows.iter().all(within), "later than `teiji plan` guarantees: {o:?}");
         assert!(o.sent() > 2500 && o.best_effort >= 0.95, "{o:?}");
     }
     check("deadlines", begun);
@@ -139,7 +148,12 @@ fn excess_is_in_nobodys_way(host: &Host, driver: &Driver) {
 fn channels_change_without_a_drop(host: &Host, driver: &Driver) {
     driver.line("link va rate=50000000").unwrap();
     let flow = "--flow 10.88.0.2:6000,rate=4000000,size=1470";
-    let load = host.spawn(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for 4 {flow}")).unwrap();
+    // The lab's clock runs ahead while it waits for this machine, so the load goes on until it is told to end.
+    let load = host
+        .spawn(&format!(
+            "until [ -e /tmp/enough ]; do ip netns exec a /tmp/teiji-lab udp-flows --for 1 {flow} | tail -n 1; done"
+        ))
+        .unwrap();
     for n in 1..=40 {
         driver
             .line(&format!(
@@ -154,14 +168,17 @@ fn channels_change_without_a_drop(host: &Host, driver: &Driver) {
             driver.line("remove va c").unwrap();
         }
     }
-    driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=3000 rate=8000000 burst=4000").unwrap();
+    host.run("touch /tmp/enough").unwrap().ok().unwrap();
     let said = load.wait().unwrap().ok().unwrap();
-    let sent: Vec<Value> = serde_json::from_str(&said).unwrap();
+    let sent = |line: &str| serde_json::from_str::<Vec<Value>>(line).unwrap()[0]["sent"].as_u64().unwrap();
+    let sent: u64 = said.lines().map(sent).sum();
+    driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=3000 rate=8000000 burst=4000").unwrap();
+    let more = send(host, 1.0, flow)[0];
     let stats = driver.stats("va").unwrap();
     let passed = stats["rt_packets"].as_u64().unwrap() + stats["be_packets"].as_u64().unwrap();
-    assert!(passed >= sent[0]["sent"].as_u64().unwrap(), "{sent:?} {stats}");
+    assert!(sent > 300 && passed >= sent + more, "{sent} and {more}: {stats}");
     assert_eq!((stats["rt_drops"].as_u64(), stats["be_drops"].as_u64()), (Some(0), Some(0)), "{stats}");
-    assert!(of(&stats, "c", "packets") > 0, "{stats}");
+    assert_eq!(of(&stats, "c", "packets"), more, "{stats}");
     let missing = driver.try_line("remove va nobody").unwrap();
     assert!(missing.contains("has none of that name"), "{missing}");
     driver.line("detach va").unwrap();
@@ -353,6 +370,86 @@ fn devices_are_put_back(host: &Host, driver: &Driver) {
     assert!(gone.contains("no interface"), "{gone}");
 }
 
+/// What a bridge forwards passes its uplink's queue, what is sent over a bond the bond's. A tap's queue is changed and
+/// put back as any.
+fn uplinks_bonds_and_taps_have_channels(host: &Host, driver: &Driver) {
+    let layout = "ip netns add c
+        ip link add up9 netns a type veth peer name out9 netns b
+        ip link add port9 netns a type veth peer name nic9 netns c
+        ip -n a link add br9 type bridge
+        ip -n a link set br9 up
+        for dev in up9 port9; do ip -n a link set $dev master br9 up; done
+        ip -n b address add 10.92.0.2/24 dev out9; ip -n b link set out9 up
+        ip -n c address add 10.92.0.1/24 dev nic9; ip -n c link set nic9 up
+        ip -n a link add bond9 type bond mode active-backup
+        ip link add slave9 netns a type veth peer name end9 netns b
+        ip -n a link set slave9 master bond9; ip -n a link set bond9 up
+        ip -n a address add 10.93.0.1/24 dev bond9
+        ip -n b address add 10.93.0.2/24 dev end9; ip -n b link set end9 up
+        ip netns exec a ip tuntap add tap9 mode tap; ip -n a link set tap9 up";
+    host.run(&format!("set -e\n{layout}")).unwrap().ok().unwrap();
+    for (dev, from, to) in [("up9", "c", "10.92.0.2"), ("bond9", "a", "10.93.0.2")] {
+        let before = root(host, dev);
+        driver.line(&format!("link {dev} rate=50000000")).unwrap();
+        driver.line(&format!("channel {dev} c to={to}/32:6000 deadline_us=5000")).unwrap();
+        let flow = format!("--flow {to}:6000,rate=1000000,size=100 --count 10");
+        let said = host
+            .run(&format!("ip netns exec {from} /tmp/teiji-lab udp-flows --for 5 {flow}; sleep 0.1"))
+            .unwrap();
+        let sent: Vec<Value> = serde_json::from_str(&said.ok().unwrap()).unwrap();
+        let stats = driver.stats(dev).unwrap();
+        assert_eq!((sent[0]["sent"].as_u64(), of(&stats, "c", "packets")), (Some(10), 10), "{dev}: {stats}");
+        driver.line(&format!("detach {dev}")).unwrap();
+        assert_eq!(root(host, dev), before, "{dev}");
+    }
+    let before = root(host, "tap9");
+    driver.line("link tap9 rate=50000000").unwrap();
+    assert!(root(host, "tap9").contains("teiji_edf"));
+    driver.line("detach tap9").unwrap();
+    assert_eq!(root(host, "tap9"), before);
+    for dev in ["up9", "port9", "br9", "bond9", "slave9", "tap9"] {
+        host.run(&format!("ip -n a link del {dev}")).unwrap().ok().unwrap();
+    }
+    host.run("ip netns del c").unwrap().ok().unwrap();
+}
+
+/// A link more than there are slots is refused, a slot that was left is taken, and nothing in it is its former link's.
+fn slots_are_given_anew(host: &Host, driver: &Driver) {
+    driver.line("link va rate=0").unwrap();
+    driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=5000 rate=40000000 burst=100000").unwrap();
+    assert_eq!(send(host, 5.0, "--flow 10.88.0.2:6000,rate=1000000 --count 10"), [10]);
+    assert_eq!(driver.stats("va").unwrap()["rt_packets"], 10);
+    driver.line("detach va").unwrap();
+
+    let all = format!("$(seq 0 {MAX_LINKS})");
+    let devices = |each: &str| {
+        host.run(&format!("ip netns exec a sh -ec 'for i in {all}; do {each}; done'")).unwrap().ok().unwrap()
+    };
+    devices("ip link add s$i type dummy; ip link set s$i up");
+    for i in 0..MAX_LINKS {
+        driver.line(&format!("link s{i} rate={}", (i + 1) * 8000)).unwrap();
+    }
+    let more = format!("link s{MAX_LINKS} rate=8000");
+    let refused = driver.try_line(&more).unwrap();
+    assert!(refused.contains(&format!("{MAX_LINKS} links have channels, which is the most")), "{refused}");
+    assert!(!root(host, &format!("s{MAX_LINKS}")).contains("teiji_edf"));
+    for i in 0..MAX_LINKS {
+        let stats = driver.stats(&format!("s{i}")).unwrap();
+        assert_eq!(stats["rt_packets"], 0, "s{i}: {stats}");
+        let shown: Value = serde_json::from_str(&driver.line(&format!("show s{i}")).unwrap()).unwrap();
+        assert_eq!(shown["rate"], (i + 1) * 8000, "s{i}: {shown}");
+    }
+    driver.line("detach s7").unwrap();
+    driver.line(&more).unwrap();
+    // Whose device is gone holds its slot until somebody tidies.
+    devices("ip link del s$i");
+    assert!(driver.try_line("link va rate=0").unwrap().contains("which is the most"));
+    driver.line("tidy").unwrap();
+    driver.line("link va rate=0").unwrap();
+    assert_eq!(driver.stats("va").unwrap()["rt_packets"], 0);
+    driver.line("detach va").unwrap();
+}
+
 /// Writers killed at any instant leave what was or what was to be, and nothing that stays.
 fn a_killed_change_is_whole(host: &Host, driver: &Driver) {
     driver.line("link va rate=50000000").unwrap();
@@ -374,67 +471,89 @@ fn a_killed_change_is_whole(host: &Host, driver: &Driver) {
     let entries = "bpftool -j map dump pinned /tmp/bpf/driver/edf/matches | grep -o '\"link\":' | wc -l";
     assert_eq!(host.run(entries).unwrap().text(), "2", "matches that no link uses");
     driver.line("detach va").unwrap();
+
+    // The same of channels that come and go, while packets pass.
+    driver.line("swap va 2").unwrap();
+    assert_eq!(driver.line("show va").unwrap(), second);
+    driver.line("detach va").unwrap();
+    let flow = "--flow 10.88.0.2:6000,rate=2000000,size=1470";
+    let load = host.spawn(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for 30 {flow}")).unwrap();
+    let said = host.run(&format!("bash -c '{}'", kills.replace("swap", "flip"))).unwrap().text();
+    let shown: Vec<&str> =
+        said.lines().filter(|l| l.starts_with('{') || *l == "null" || l.contains("error")).collect();
+    let of = |wanted: &str| shown.iter().filter(|l| **l == wanted).count();
+    eprintln!("killed changes: {} of {} left the link without channels", of("null"), shown.len());
+    assert_eq!((shown.len(), of("null") + of(&second)), (25, 25), "{said}");
+    load.kill().unwrap();
+    driver.line("tidy").unwrap();
+    driver.line("detach va").unwrap();
+    assert_eq!(host.run(entries).unwrap().text(), "0", "matches of a link without channels");
 }
 
 /// The product: `teiji agent` under load.
 fn the_agent_may_die(host: &Host) {
-    const TEIJI: &str = "ip netns exec a /tmp/teiji";
-    const PLACE: &str = "--state /tmp/state --pins /tmp/bpf/teiji";
-    let start = || {
-        let agent = host.spawn(&format!("exec {TEIJI} agent {PLACE} 2>&1")).unwrap();
-        agent.wait_for("the agent keeps deadlines", Duration::from_secs(60)).unwrap();
-        agent
-    };
-    let once = |line: &str| {
-        let edf = "ip netns exec a /tmp/edf /tmp/bpf/teiji once";
-        host.run(&format!("{edf} {line}")).unwrap().ok().unwrap()
-    };
-    let stats = || serde_json::from_str::<Value>(&once("stats va")).unwrap();
-    let agent = start();
-    let other = host.run(&format!("{TEIJI} agent {PLACE} 2>&1")).unwrap();
-    assert!(other.code == 1 && other.text().contains("another teiji agent is running"), "{other:?}");
-    let caps = host.run(&format!("grep CapEff /proc/{}/status", agent.id().unwrap())).unwrap().text();
-    assert!(caps.ends_with("0000000000000000"), "it keeps privileges: {caps}");
-    once("link va rate=4000000 slack_us=2000");
-    once("channel va c to=10.88.0.2/32:6000 deadline_us=10000 rate=1000000 burst=3200");
-
+    // In one script, for the lab's clock runs ahead while it waits for this machine.
+    let script = r#"
+        T="ip netns exec a /tmp/teiji"; P="--state /tmp/state --pins /tmp/bpf/teiji"
+        once() { ip netns exec a /tmp/edf /tmp/bpf/teiji once "$@"; }
+        up() {
+          $T agent $P >/tmp/agent 2>&1 & agent=$!
+          until grep -q "the agent keeps deadlines" /tmp/agent; do sleep 0.01; done
+        }
+        told() { name=$1; shift; said=$("$@" 2>&1); echo "$name $? $(echo $said)"; }
+        up
+        told other $T agent $P
+        told caps grep CapEff /proc/$agent/status
+        once link va rate=4000000 slack_us=2000
+        once channel va c to=10.88.0.2/32:6000 deadline_us=10000 rate=1000000 burst=3200
+        ip netns exec a /tmp/teiji-lab udp-flows --for 9 --flow 10.88.0.2:6000,rate=900000,size=1470 \
+          --flow 10.88.0.2:7000,rate=2000000,size=1470 >/tmp/sent & load=$!
+        sleep 1; told alive once stats va
+        kill -9 $agent; sleep 2.5
+        told dead once stats va; told silent $T status $P
+        up; sleep 1
+        told back once stats va
+        wait $load; sleep 0.5
+        told end once stats va; told sent tail -n 1 /tmp/sent; told status $T status $P
+        # Asked to end, it leaves links as they are; the last one out clears up.
+        kill -TERM $agent; wait $agent; echo "ended $?"
+        told stays ls /tmp/bpf/teiji/edf
+        up; once detach va; kill -TERM $agent; wait $agent; echo "ended again $?"
+        told cleared ls /tmp/bpf/teiji"#;
     let before = received(host);
-    let flows = "--flow 10.88.0.2:6000,rate=900000,size=1470 --flow 10.88.0.2:7000,rate=2000000,size=1470";
-    let load = host.spawn(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for 9 {flows}")).unwrap();
-    host.run("sleep 1").unwrap().ok().unwrap();
-    agent.kill().unwrap();
-    host.run("sleep 2.5").unwrap().ok().unwrap();
-    let dead = stats();
+    let said = host.run(script).unwrap().text();
+    let line = |name: &str| {
+        let found = said.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+        let (code, rest) = found.and_then(|l| l.split_once(' ')).unwrap_or_else(|| panic!("{name}: {said}"));
+        (code.parse::<i32>().unwrap(), rest.to_owned())
+    };
+    let stats = |name: &str| serde_json::from_str::<Value>(&line(name).1).unwrap();
+    let other = line("other");
+    assert!(other.0 == 1 && other.1.contains("another teiji agent is running"), "{other:?}");
+    assert!(line("caps").1.ends_with("0000000000000000"), "it keeps privileges: {said}");
+
+    let [alive, dead, back, end] = ["alive", "dead", "back", "end"].map(stats);
+    assert!(of(&alive, "c", "packets") > 50 && alive["fallbacks"] == 0, "{alive}");
     assert_eq!(dead["fallbacks"], 1, "{dead}");
     assert!(dead["fallback_packets"].as_u64().unwrap() > 20, "{dead}");
-    let said = host.run(&format!("{TEIJI} status {PLACE}")).unwrap();
-    assert!(said.code == 1 && said.text().contains("deadlines are not kept"), "{said:?}");
+    let silent = line("silent");
+    assert!(silent.0 == 1 && silent.1.contains("deadlines are not kept"), "{silent:?}");
 
-    let agent = start();
-    host.run("sleep 1").unwrap().ok().unwrap();
-    let (back, fifo) = (stats(), |s: &Value| s["fallback_packets"].as_u64().unwrap());
-    let sent: Vec<Value> = serde_json::from_str(&load.wait().unwrap().ok().unwrap()).unwrap();
-    host.run("sleep 0.5").unwrap().ok().unwrap();
-    let end = stats();
+    let fifo = |s: &Value| s["fallback_packets"].as_u64().unwrap();
+    assert!(
+        of(&back, "c", "packets") > of(&dead, "c", "packets") + 50,
+        "no deadlines within 1 s: {dead} {back}"
+    );
     assert!(of(&end, "c", "packets") > of(&back, "c", "packets") + 50, "no deadlines again: {back} {end}");
     assert_eq!((fifo(&end), &end["fallbacks"]), (fifo(&back), &dead["fallbacks"]), "{back} {end}");
     assert_eq!(of(&end, "c", "misses"), 0, "{end}");
     assert_eq!((&end["rt_drops"], &end["be_drops"]), (&0.into(), &0.into()), "{end}");
+    let sent: Vec<Value> = serde_json::from_str(&line("sent").1).unwrap();
     let sent: u64 = sent.iter().map(|s| s["sent"].as_u64().unwrap()).sum();
     assert!(received(host) - before >= sent, "packets were lost: {sent} sent, {end}");
-    let said = host.run(&format!("{TEIJI} status {PLACE}")).unwrap();
-    assert!(said.code == 0 && said.text().contains("EDF, 4mbit, slack 2ms"), "{said:?}");
-    eprintln!("{}", said.text());
-
-    // Asked to end, it leaves links as they are; the last one out clears up.
-    let end = |agent: Child| {
-        host.run(&format!("kill -TERM {}", agent.id().unwrap())).unwrap().ok().unwrap();
-        assert_eq!(agent.wait().unwrap().code, 0);
-    };
-    end(agent);
-    assert!(host.run("test -e /tmp/bpf/teiji/edf").unwrap().code == 0, "a link has it");
-    let agent = start();
-    once("detach va");
-    end(agent);
-    assert!(host.run("test -e /tmp/bpf/teiji").unwrap().code != 0, "pins that nobody needs");
+    let status = line("status");
+    assert!(status.0 == 0 && status.1.contains("EDF, 4mbit, slack 2ms"), "{status:?}");
+    assert!(said.contains("ended 0") && said.contains("ended again 0"), "{said}");
+    assert_eq!(line("stays").0, 0, "a link has it: {said}");
+    assert_ne!(line("cleared").0, 0, "{said}");
 }

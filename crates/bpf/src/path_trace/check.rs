@@ -77,11 +77,12 @@ impl Frame {
 
     /// Bytes that have to be there for the packet to be identified.
     fn headers_len(&self) -> usize {
-        let ip = if self.v6 { 40 } else { 20 + 4 * usize::from(self.options) };
+        let (ip, options) = if self.v6 { (40, 0) } else { (20, 4 * usize::from(self.options)) };
         let transport = match self.proto {
             _ if self.later_fragment() => 0,
-            6 => 14,
-            1 | 17 | 58 => 8,
+            // IPv4's options are stepped over to get there.
+            6 => options + 14,
+            1 | 17 | 58 => options + 8,
             _ => 0,
         };
         14 + 4 * usize::from(self.vlans) + ip + transport

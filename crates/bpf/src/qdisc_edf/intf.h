@@ -10,6 +10,7 @@
 #define TEIJI_QDISC_EDF_INTF_H
 
 #define MAX_LINKS 64
+#define SETTINGS_PER_LINK 4	 /* those that count, and those of the three changes before */
 #define MAX_CHANNELS 4096	 /* of all links */
 #define MAX_MATCHES 16384	 /* a channel has one for each IP version, twice while its link is changed */
 #define LABEL 64		 /* bytes of a channel's name, and a zero */

@@ -93,6 +93,7 @@ struct gnet_stats_queue {
 };
 
 struct Qdisc {
+	u32 limit; /* of packets, in the kernel's own qdiscs; nothing else looks at it */
 	u32 parent;
 	struct netdev_queue *dev_queue;
 	struct qdisc_skb_head q;

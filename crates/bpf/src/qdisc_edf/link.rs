@@ -1,19 +1,18 @@
 //! A link's channels as a whole: what is checked before anything is written, and the values that are.
 use super::shape::{self, Shapes};
-use super::{MAX_CHANNELS, types};
+use super::types;
 use std::collections::BTreeMap;
 use teiji_model::queue::{
-    Channel, Deadlines, MAX_NAME, MIN_FRAME, OVERHEAD, RATE_STEP, Scheduler, TIMER_ERROR,
+    Channel, Deadlines, MAX_CHANNELS, MAX_DEADLINE, MAX_NAME, MAX_RATE, MIN_FRAME, OVERHEAD, RATE_STEP,
+    Scheduler, TIMER_ERROR,
 };
 
 /// Bytes that are queued at most of best effort, and as many of real time.
 const LIMIT_BYTES: u32 = 4 << 20;
 /// Packets that are queued at most of best effort, and as many of real time.
 const LIMIT_PACKETS: u32 = 10_000;
-/// Above this, bit/s, bytes times 10^9 divided by it says nothing any more.
-const MAX_RATE: u64 = 1_000_000_000_000;
-/// Longest deadline, and longest slack that says anything, ns.
-const MAX_TIME: u64 = 3_600_000_000_000;
+/// Longest slack, ns: as in a policy.
+const MAX_SLACK: u64 = 3_600_000_000_000;
 
 /// What is written for a link under one generation.
 pub(super) struct Written {
@@ -32,7 +31,7 @@ pub(super) fn written(d: &Deadlines, generation: u32) -> Result<Written, String>
             return Err(format!("{what} is not a multiple of {RATE_STEP} bit/s up to 1 Tbit/s"));
         }
     }
-    if d.slack > MAX_TIME {
+    if d.slack > MAX_SLACK {
         return Err("its slack is longer than 3600 s".into());
     }
     if d.channels.len() > MAX_CHANNELS {
@@ -78,8 +77,8 @@ fn check(name: &str, c: &Channel) -> Result<(), String> {
     if name.is_empty() || name.len() > MAX_NAME || name.contains('\0') {
         return Err(format!("its name is not of 1 to {MAX_NAME} bytes"));
     }
-    if c.deadline == 0 || c.deadline > MAX_TIME {
-        return Err("its deadline is not between 1 ns and 3600 s".into());
+    if c.deadline == 0 || c.deadline > MAX_DEADLINE {
+        return Err("its deadline is not between 1 ns and 60 s".into());
     }
     if c.rate == 0 || !c.rate.is_multiple_of(RATE_STEP) || c.rate > MAX_RATE {
         return Err(format!("its rate is not a multiple of {RATE_STEP} bit/s up to 1 Tbit/s"));
@@ -159,7 +158,7 @@ mod tests {
             endpoint(),
             endpoint(),
             proptest::option::of(any::<u8>()),
-            1..=MAX_TIME,
+            1..=MAX_SLACK,
             1u64..1_000_000,
             1u64..100_000,
         )
@@ -167,7 +166,7 @@ mod tests {
                 Channel { from, to, proto, deadline, rate: rate * 8, burst }.normal()
             });
         let channels = proptest::collection::btree_map("[a-zé]{1,20}", channel, 0..6);
-        (channels, 0u64..1_000_000, 0..=MAX_TIME, 0u64..1000).prop_map(|(channels, rate, slack, most)| {
+        (channels, 0u64..1_000_000, 0..=MAX_SLACK, 0u64..1000).prop_map(|(channels, rate, slack, most)| {
             Deadlines { scheduler: Scheduler::Edf, rate: rate * 8, slack, realtime_max: most * 8, channels }
         })
     }
@@ -214,7 +213,7 @@ mod tests {
         refused(&|d| d.scheduler = Scheduler::Hfsc, "HFSC");
         refused(&|d| d.rate = 9, "multiple of 8");
         refused(&|d| d.realtime_max = MAX_RATE + 8, "1 Tbit/s");
-        refused(&|d| d.slack = MAX_TIME + 1, "3600 s");
+        refused(&|d| d.slack = MAX_SLACK + 1, "3600 s");
         refused(&|d| d.channels.get_mut("a").unwrap().rate = 0, "rate");
         refused(&|d| d.channels.get_mut("a").unwrap().deadline = 0, "deadline");
         refused(&|d| d.channels.get_mut("a").unwrap().burst = 1 << 32, "burst");

@@ -3,15 +3,24 @@
  * What qdisc_edf keeps.
  *
  *   written by the agent         written by the programs, under the qdisc's own lock
- *   settings: link            -> states: link     queues, pacing, flows, statistics
+ *   slots:    link            -> a number, which the qdisc of the link keeps (Qdisc.limit)
+ *   current:  slot            -> which of the slot's settings count
+ *   settings: slot, which        states: slot     queues, pacing, flows, statistics
  *   matches:  fields          -> channels: index  token bucket, statistics
  *   beat                         users
  *   labels, registry             (not read by the programs)
  *
- * Settings are replaced as a whole (hash maps), so the programs see the old or the new ones and never a
- * mixture; the state beside them, and with it every queued packet, stays where it is. The matches of the
- * new ones are written beside the old under an id of their own, which the new settings name: one update
- * changes a link's settings and all of its channels.
+ * A link is looked up once, when it gets the qdisc: a hash costs more than all else that a packet needs of
+ * these maps, and what is in arrays the compiler of the kernel finds without a call.
+ *
+ * A link's settings are never written while a program may read them. New ones are written beside those
+ * that count, where those of the fourth change before this one were, and then `current` names them; it is
+ * below 256, so that a change of it is a change of one byte. The programs see the old or the new ones and
+ * never a mixture; the state, and with it every queued packet, stays where it is. The matches of the new
+ * ones are written beside the old under an id of their own, which the new settings name: one write changes
+ * a link's settings and all of its channels.
+ *
+ * A slot is given to a link while no qdisc has it (link_state.owner): zeros are then written over its state.
  */
 #ifndef TEIJI_QDISC_EDF_MAPS_H
 #define TEIJI_QDISC_EDF_MAPS_H
@@ -84,13 +93,28 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_LINKS);
 	__type(key, struct link_key);
+	__type(value, u32);
+} slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_LINKS);
+	__type(key, u32);
+	__type(value, u32);
+} current SEC(".maps");
+
+/* By SETTINGS_PER_LINK times the slot, plus what `current` says. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_LINKS *SETTINGS_PER_LINK);
+	__type(key, u32);
 	__type(value, struct link_settings);
 } settings SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_LINKS);
-	__type(key, struct link_key);
+	__type(key, u32);
 	__type(value, struct link_state);
 } states SEC(".maps");
 

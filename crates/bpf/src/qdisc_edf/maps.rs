@@ -6,8 +6,8 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use std::path::Path;
 
 /// The maps that processes write, by their names.
-pub(super) const NAMES: [&str; 8] =
-    ["settings", "states", "matches", "channels", "labels", "registry", "beat", "users"];
+pub(super) const NAMES: [&str; 10] =
+    ["slots", "current", "settings", "states", "matches", "channels", "labels", "registry", "beat", "users"];
 
 /// A map with its name, for messages.
 pub(super) struct Map {

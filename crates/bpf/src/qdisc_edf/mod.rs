@@ -12,24 +12,28 @@
 //!
 //! ## One change, one write
 //! `link_settings.id` names a *generation* of a link's matches. [`Edf::put_link`] writes all matches under a new one
-//! and the settings that name it last, so that whoever is killed on the way leaves what was or what shall be, and
-//! beside it matches that nothing names, which [`Edf::tidy`] removes. Writers exclude each other by flock(2) on
-//! the folder of the pins.
+//! and the settings that name it last (`slots`), so that whoever is killed on the way leaves what was or what shall
+//! be, and beside it matches that nothing names, which [`Edf::tidy`] removes. Writers exclude each other by flock(2)
+//! on the folder of the pins.
 //!
 //! | module | does |
 //! | --- | --- |
 //! | `shape`, `link` | channels in the form of the kernel half, and back |
+//! | `load` | verifies, registers and pins the programs |
+//! | `slots` | links: their settings, state and who has them |
 //! | `maps` | the maps by their types |
 //! | `netns` | which network namespace links are of |
 //! | `pins` | the folder that keeps them |
 //! | `pulse` | the agent's beat |
 //! | `stats` | what has become of packets |
 mod link;
+mod load;
 mod maps;
 mod netns;
 mod pins;
 mod pulse;
 mod shape;
+mod slots;
 mod stats;
 
 /// Types shared with the C half, generated from the compiled object.
@@ -39,24 +43,20 @@ mod skeleton {
 }
 use skeleton::types;
 
+pub use load::supported;
 pub use pins::{PINS, unpin};
 pub use pulse::Pulse;
 pub use stats::{ChannelStats, LinkStats};
 
 use crate::Error;
-use crate::hooks::KernelTypes;
-use crate::object::{Verified, bytes_of, value_of, verified};
-use libbpf_rs::{ErrorKind, Link, MapCore, Object, ObjectBuilder, OpenObject};
+use crate::object::{bytes_of, value_of};
 use maps::{Map, Registry};
 use pins::Pins;
+use slots::Slots;
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem::offset_of;
 use std::path::Path;
 use std::time::Duration;
-use teiji_model::queue::Deadlines;
-
-/// The compiled programs.
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qdisc_edf.bpf.o"));
+use teiji_model::queue::{Deadlines, MAX_CHANNELS, MAX_LINKS};
 
 /// Name of the qdisc kind, as `tc qdisc` shows it.
 pub const KIND: &str = "teiji_edf";
@@ -64,17 +64,11 @@ pub const KIND: &str = "teiji_edf";
 pub const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// Without a beat for so long the kernel half sends without deadlines (`BEAT_LIMIT` in `intf.h`).
 pub const BEAT_LIMIT: Duration = Duration::from_secs(2);
-/// Most channels, of all links (`MAX_CHANNELS` in `intf.h`; a test compares).
-pub const MAX_CHANNELS: usize = 4096;
-
-/// How long the kernel may take to let go of a kind that is registered no more.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The pinned programs' settings and state.
 pub struct Edf {
     pins: Pins,
-    settings: Map,
-    states: Map,
+    slots: Slots,
     matches: Map,
     channels: Map,
     labels: Map,
@@ -105,7 +99,7 @@ impl Opened {
             return Ok(Opened::Absent);
         }
         let registry = Registry(Map::open(&pins.current("registry"), "registry")?);
-        if registry.read()?.version == version() {
+        if registry.read()?.version == load::version() {
             Edf::open(pins, registry).map(|edf| Opened::Current(Box::new(edf)))
         } else {
             Pulse::open(&pins).map(Opened::Other)
@@ -114,46 +108,10 @@ impl Opened {
 }
 
 impl Edf {
-    /// Loads the programs, registers the qdisc kind and pins both in `folder`. No link has it yet.
-    ///
-    /// # Errors
-    /// [`Error::NoBtf`]; [`Error::Missing`] if the kernel has no BPF qdiscs (they came with Linux 6.16);
-    /// [`Error::NotPermitted`]; [`Error::Refused`] if `folder` is not in a BPF file system, or has pins already;
-    /// [`Error::Kernel`] if the kernel refuses, for example since another process has registered the kind.
-    pub fn load(folder: &Path) -> Result<(Edf, Vec<Verified>), Error> {
-        supported()?;
-        let pins = Pins::new(folder);
-        if pins.are_there()? {
-            return Err(Error::Refused {
-                doing: format!("load the qdisc {KIND}"),
-                reason: format!("{} has one already", folder.display()),
-            });
-        }
-        pins.prepare()?;
-        let _lock = pins.lock()?;
-        let mut object = open()?.load().map_err(|e| Error::kernel("load the deadline qdisc", e))?;
-        for name in maps::NAMES {
-            let mut map = object.maps_mut().find(|m| m.name() == name).ok_or_else(|| lacks(name))?;
-            map.pin(pins.new_one(name)).map_err(|e| Error::kernel(format!("pin the map {name}"), e))?;
-        }
-        let mut registered = register(&mut object)?;
-        registered
-            .pin(pins.new_one(pins::REGISTERED))
-            .map_err(|e| Error::kernel(format!("pin the qdisc {KIND}"), e))?;
-        let registry = Registry(Map::open(&pins.new_one("registry"), "registry")?);
-        registry.write(&types::registry { version: version(), ..Default::default() })?;
-        pins.adopt()?;
-        let verified = verified(&object)?;
-        let edf = Edf::open(pins, registry)?;
-        edf.beat();
-        Ok((edf, verified))
-    }
-
     fn open(pins: Pins, registry: Registry) -> Result<Edf, Error> {
         let map = |name| Map::open(&pins.current(name), name);
         Ok(Edf {
-            settings: map("settings")?,
-            states: map("states")?,
+            slots: Slots::open(&pins)?,
             matches: map("matches")?,
             channels: map("channels")?,
             labels: map("labels")?,
@@ -197,20 +155,28 @@ impl Edf {
         let _lock = self.pins.lock()?;
         let generation = self.next_generation()?;
         let written = link::written(wanted, generation).map_err(refuse)?;
+        let own = self.slots.of(&self.key(ifindex))?;
+        let Some(slot) = own.map_or_else(|| self.slots.free(), |slot| Ok(Some(slot)))? else {
+            return Err(refuse(format!(
+                "{MAX_LINKS} links have channels, which is the most; take those of another away"
+            )));
+        };
         let ids = self.claim(ifindex, wanted)?.ok_or_else(|| {
             refuse(format!(
                 "all links together would have more than {MAX_CHANNELS} channels, which is the most"
             ))
         })?;
-        let done = self.write_link(ifindex, wanted, &written, &ids);
+        let done = self.write_matches(wanted, &written, &ids).and_then(|()| match own {
+            Some(_) => self.slots.put(slot, &written.settings),
+            None => self.slots.give(slot, &self.key(ifindex), &written.settings),
+        });
         // The former generation's, or if that failed the new one's.
         let tidied = self.collect();
         done.and(tidied)
     }
 
-    fn write_link(
+    fn write_matches(
         &self,
-        ifindex: u32,
         wanted: &Deadlines,
         written: &link::Written,
         ids: &BTreeMap<String, u32>,
@@ -221,11 +187,7 @@ impl Edf {
                 self.matches.put(bytes_of(key), bytes_of(&settings))?;
             }
         }
-        let key = self.key(ifindex);
-        if self.states.get(bytes_of(&key))?.is_none() {
-            self.states.put(bytes_of(&key), &self.states.zeros())?;
-        }
-        self.settings.put(bytes_of(&key), bytes_of(&written.settings))
+        Ok(())
     }
 
     /// The settings and channels of a link, as the kernel half has them; `None` if it has none.
@@ -243,14 +205,17 @@ impl Edf {
     /// [`Error::Refused`] if it has it; [`Error::Kernel`].
     pub fn remove_link(&self, ifindex: u32) -> Result<(), Error> {
         let _lock = self.pins.lock()?;
-        let key = self.key(ifindex);
-        if self.has(ifindex)? {
-            return Err(Error::Refused {
-                doing: format!("forget the channels of interface {ifindex}"),
-                reason: format!("it has the qdisc {KIND}"),
-            });
+        if let Some(slot) = self.slots.of(&self.key(ifindex))? {
+            if self.slots.owner(slot)? == 0 {
+                self.slots.take(&[(self.key(ifindex), slot)])?;
+            }
+            if self.slots.owner(slot)? != 0 {
+                return Err(Error::Refused {
+                    doing: format!("forget the channels of interface {ifindex}"),
+                    reason: format!("it has the qdisc {KIND}"),
+                });
+            }
         }
-        self.forget(&key)?;
         self.collect()
     }
 
@@ -261,9 +226,11 @@ impl Edf {
     /// [`Error::Kernel`].
     pub fn unpace(&self, ifindex: u32) -> Result<(), Error> {
         let _lock = self.pins.lock()?;
-        let Some(settings) = self.settings_of(ifindex)? else { return Ok(()) };
-        let settings = types::link_settings { unpaced: 1, ..settings };
-        self.settings.put(bytes_of(&self.key(ifindex)), bytes_of(&settings))
+        let Some(slot) = self.slots.of(&self.key(ifindex))? else { return Ok(()) };
+        let settings = types::link_settings { unpaced: 1, ..self.slots.settings(slot)? };
+        self.slots.put(slot, &settings)?;
+        maps::wait_for_programs();
+        Ok(())
     }
 
     /// Whether a link has the qdisc, and by these programs.
@@ -271,7 +238,8 @@ impl Edf {
     /// # Errors
     /// [`Error::Kernel`].
     pub fn has(&self, ifindex: u32) -> Result<bool, Error> {
-        Ok(self.owner(&self.key(ifindex))? != 0)
+        let slot = self.slots.of(&self.key(ifindex))?;
+        slot.map_or(Ok(false), |slot| Ok(self.slots.owner(slot)? != 0))
     }
 
     /// Links of this network namespace that have the qdisc, by their indices.
@@ -280,8 +248,8 @@ impl Edf {
     /// [`Error::Kernel`].
     pub fn links(&self) -> Result<Vec<u32>, Error> {
         let mut links = Vec::new();
-        for key in self.settings.keys::<types::link_key>() {
-            if key.netns == self.netns && self.owner(&key)? != 0 {
+        for (key, slot) in self.slots.all()? {
+            if key.netns == self.netns && self.slots.owner(slot)? != 0 {
                 links.push(key.ifindex);
             }
         }
@@ -295,18 +263,17 @@ impl Edf {
     /// [`Error::Kernel`].
     pub fn tidy(&self) -> Result<(), Error> {
         let _lock = self.pins.lock()?;
-        for (key, settings) in self.settings.entries::<types::link_key, types::link_settings>()? {
-            if settings.unpaced != 0 {
-                let paced = types::link_settings { unpaced: 0, ..settings };
-                self.settings.put(bytes_of(&key), bytes_of(&paced))?;
+        let mut left = Vec::new();
+        for (key, slot) in self.slots.all()? {
+            let settings = self.slots.settings(slot)?;
+            if self.slots.owner(slot)? == 0 {
+                left.push((key, slot));
+            } else if settings.unpaced != 0 {
+                self.slots.put(slot, &types::link_settings { unpaced: 0, ..settings })?;
             }
         }
-        for map in [&self.settings, &self.states] {
-            for key in map.keys::<types::link_key>() {
-                if self.owner(&key)? == 0 {
-                    self.forget(&key)?;
-                }
-            }
+        if !left.is_empty() {
+            self.slots.take(&left)?;
         }
         self.collect()
     }
@@ -326,15 +293,13 @@ impl Edf {
         Ok(all)
     }
 
-    /// What has become of all packets of a link since it got the qdisc; `None` if it does not have it.
+    /// What has become of all packets of a link since its first channels; `None` if it has none.
     ///
     /// # Errors
     /// [`Error::Kernel`].
     pub fn link_stats(&self, ifindex: u32) -> Result<Option<LinkStats>, Error> {
-        let Some(bytes) = self.states.get(bytes_of(&self.key(ifindex)))? else { return Ok(None) };
-        let at = offset_of!(types::link_state, stats);
-        let stats = value_of::<types::link_stats>(bytes.get(at..).unwrap_or_default());
-        Ok(Some(LinkStats::from(&stats)))
+        let Some(slot) = self.slots.of(&self.key(ifindex))? else { return Ok(None) };
+        Ok(Some(LinkStats::from(&self.slots.stats(slot)?)))
     }
 
     fn key(&self, ifindex: u32) -> types::link_key {
@@ -342,13 +307,7 @@ impl Edf {
     }
 
     fn settings_of(&self, ifindex: u32) -> Result<Option<types::link_settings>, Error> {
-        Ok(self.settings.get(bytes_of(&self.key(ifindex)))?.map(|bytes| value_of(&bytes)))
-    }
-
-    /// The qdisc that uses a link's state; 0 if none does.
-    fn owner(&self, key: &types::link_key) -> Result<u64, Error> {
-        let bytes = self.states.get(bytes_of(key))?.unwrap_or_default();
-        Ok(value_of(bytes.get(offset_of!(types::link_state, owner)..).unwrap_or_default()))
+        self.slots.of(&self.key(ifindex))?.map(|slot| self.slots.settings(slot)).transpose()
     }
 
     fn name(&self, id: u32) -> Result<String, Error> {
@@ -371,8 +330,7 @@ impl Edf {
 
     /// Generations that settings name.
     fn generations(&self) -> Result<BTreeSet<u32>, Error> {
-        let all = self.settings.entries::<types::link_key, types::link_settings>()?;
-        Ok(all.into_iter().map(|(_, settings)| settings.id).collect())
+        self.slots.all()?.into_iter().map(|(_, slot)| Ok(self.slots.settings(slot)?.id)).collect()
     }
 
     /// Indices of the channels of some generations.
@@ -415,12 +373,6 @@ impl Edf {
         Ok(Some(ids))
     }
 
-    /// Removes what the kernel half looks up for a link. Packets that it still held are freed with its state.
-    fn forget(&self, key: &types::link_key) -> Result<(), Error> {
-        self.settings.delete(bytes_of(key))?;
-        self.states.delete(bytes_of(key))
-    }
-
     /// Removes matches that no settings name.
     fn collect(&self) -> Result<(), Error> {
         maps::wait_for_programs();
@@ -434,73 +386,19 @@ impl Edf {
     }
 }
 
-/// Whether this kernel has BPF qdiscs.
-///
-/// # Errors
-/// [`Error::NoBtf`]; [`Error::Missing`] with what it lacks.
-pub fn supported() -> Result<(), Error> {
-    if KernelTypes::load()?.has_struct_ops("Qdisc_ops") {
-        return Ok(());
-    }
-    Err(Error::Missing {
-        what: "BPF qdiscs".into(),
-        consequence:
-            "the qdisc teiji_edf cannot keep deadlines on this host; use Linux 6.16 or newer, built with \
-                      CONFIG_NET_SCH_BPF=y"
-                .into(),
-    })
-}
-
-/// Tells this version of the programs from others: FNV-1a of the compiled object.
-fn version() -> u64 {
-    OBJECT.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
-}
-
-fn open() -> Result<OpenObject, Error> {
-    crate::quiet();
-    ObjectBuilder::default()
-        .name("qdisc_edf")
-        .and_then(|b| b.open_memory(OBJECT))
-        .map_err(|e| Error::kernel("open the deadline qdisc", e))
-}
-
-/// Registers the kind. The kernel lets go of one that was registered before in its own time.
-fn register(object: &mut Object) -> Result<Link, Error> {
-    let mut operations = object.maps_mut().find(|m| m.name() == "edf").ok_or_else(|| lacks("edf"))?;
-    let begun = std::time::Instant::now();
-    loop {
-        match operations.attach_struct_ops() {
-            Err(e) if e.kind() == ErrorKind::AlreadyExists && begun.elapsed() < PATIENCE => {
-                std::thread::sleep(Duration::from_millis(50));
-            }
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => {
-                return Err(Error::Refused {
-                    doing: format!("register the qdisc {KIND}"),
-                    reason: "another process has registered it, with pins elsewhere; end that one".into(),
-                });
-            }
-            done => return done.map_err(|e| Error::kernel(format!("register the qdisc {KIND}"), e)),
-        }
-    }
-}
-
-fn lacks(map: &str) -> Error {
-    Error::Kernel { doing: format!("find the map {map}"), reason: "the object does not have it".into() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_bounds_are_those_of_the_kernel_half() {
-        let object = open().unwrap();
+        let object = load::open().unwrap();
         let bound = |name: &str| object.maps().find(|m| m.name() == name).unwrap().max_entries() as usize;
         assert_eq!((bound("channels"), bound("labels")), (MAX_CHANNELS, MAX_CHANNELS));
         // Two IP versions, two generations.
         assert_eq!(bound("matches"), 4 * MAX_CHANNELS);
+        assert_eq!((bound("slots"), bound("current"), bound("states")), (MAX_LINKS, MAX_LINKS, MAX_LINKS));
+        assert_eq!(bound("settings"), MAX_LINKS * slots::SETTINGS_PER_LINK as usize);
         assert_eq!(size_of::<types::label>(), teiji_model::queue::MAX_NAME + 1);
         assert!(maps::NAMES.iter().all(|name| object.maps().any(|m| m.name() == *name)));
     }

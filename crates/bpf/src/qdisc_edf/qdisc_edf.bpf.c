@@ -41,7 +41,7 @@
  *
  * Assumes: the kernel calls every program under the qdisc's lock, so that a link's state has one writer.
  *
- * Needs Linux 6.16 with CONFIG_NET_SCH_BPF. By hand (it refuses links without settings and state):
+ * Needs Linux 6.16 with CONFIG_NET_SCH_BPF. By hand (it refuses links without a slot):
  *   bpftool struct_ops register qdisc_edf.bpf.o /sys/fs/bpf; tc qdisc add dev X root teiji_edf
  */
 #include "kernel.h"
@@ -54,13 +54,32 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define SECOND 1000000000ULL
 #define QUEUED_MAX (1 << 23) /* loops end; limit_packets is far below */
 
-static __always_inline void key_of(struct Qdisc *sch, struct link_key *key)
+/*
+ * The qdisc's slot, which it keeps in Qdisc.limit plus one; 0 there: it has none. A qdisc of BPF has no data
+ * of its own, and this is the one field that it may write and that means nothing to the kernel.
+ */
+static __always_inline u32 slot_of(struct Qdisc *sch)
 {
-	struct net_device *dev = sch->dev_queue->dev;
+	return sch->limit - 1;
+}
 
-	key->netns = dev->nd_net.net->net_cookie;
-	key->ifindex = dev->ifindex;
-	key->pad = 0;
+/* The state of the link; NULL if the qdisc has no slot, since no map is so large. */
+static __always_inline struct link_state *state_of(struct Qdisc *sch)
+{
+	u32 slot = slot_of(sch);
+
+	return bpf_map_lookup_elem(&states, &slot);
+}
+
+/* The settings of the link that count now. */
+static __always_inline struct link_settings *settings_of(struct Qdisc *sch)
+{
+	u32 slot = slot_of(sch), *which = bpf_map_lookup_elem(&current, &slot);
+
+	if (!which)
+		return NULL;
+	slot = slot * SETTINGS_PER_LINK + *which;
+	return bpf_map_lookup_elem(&settings, &slot);
 }
 
 static __always_inline u64 max(u64 a, u64 b)
@@ -214,7 +233,6 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 	struct headers headers = {};
 	struct link_state *st;
 	struct bpf_dynptr frame;
-	struct link_key key;
 	struct queued is;
 	struct packet *p;
 	struct flow *flow = NULL;
@@ -222,9 +240,8 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 	u64 now, order, tx, deadline = 0;
 	bool real_time = false, fallback;
 
-	key_of(sch, &key);
-	link = bpf_map_lookup_elem(&settings, &key);
-	st = bpf_map_lookup_elem(&states, &key);
+	link = settings_of(sch);
+	st = state_of(sch);
 	if (!link || !st)
 		goto drop;
 	now = bpf_ktime_get_ns();
@@ -356,7 +373,6 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	struct sk_buff *skb = NULL;
 	struct bpf_rb_node *node;
 	struct link_state *st;
-	struct link_key key;
 	struct queued is;
 	struct packet *p;
 	u64 now, spare;
@@ -364,8 +380,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 
 	if (!sch->q.qlen)
 		return NULL;
-	key_of(sch, &key);
-	st = bpf_map_lookup_elem(&states, &key);
+	st = state_of(sch);
 	if (!st)
 		return NULL;
 	now = bpf_ktime_get_ns();
@@ -375,7 +390,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	st->fallback = fallback;
 	if (!fallback && st->rate && now < st->next_free) {
 		/* who changed the rate to none does not wait for an arrival */
-		link = bpf_map_lookup_elem(&settings, &key);
+		link = settings_of(sch);
 		if (!link || (link->rate && !link->unpaced)) {
 			bpf_qdisc_watchdog_schedule(sch, st->next_free, 0);
 			return NULL;
@@ -457,21 +472,29 @@ static __always_inline void count_user(s64 by)
 SEC("struct_ops/edf_init")
 int BPF_PROG(edf_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext_ack *extack)
 {
+	struct net_device *dev = sch->dev_queue->dev;
+	struct link_key key = {};
 	struct link_state *st;
-	struct link_key key;
+	u32 *slot;
 
+	/* the kernel destroys what could not be initialised: it has no slot then */
 	if (sch->parent != TC_H_ROOT)
 		return -EOPNOTSUPP;
-	if (sch->dev_queue->dev->type != ARPHRD_ETHER)
+	if (dev->type != ARPHRD_ETHER)
 		return -EINVAL;
-	key_of(sch, &key);
-	st = bpf_map_lookup_elem(&states, &key);
-	if (!st || !bpf_map_lookup_elem(&settings, &key))
+	key.netns = dev->nd_net.net->net_cookie;
+	key.ifindex = dev->ifindex;
+	slot = bpf_map_lookup_elem(&slots, &key);
+	if (!slot)
+		return -ENODEV;
+	st = bpf_map_lookup_elem(&states, slot);
+	if (!st)
 		return -ENODEV;
 	/* two qdiscs of one device have two locks, so the state would have two writers */
 	if (st->owner)
 		return -EBUSY;
 	st->owner = (u64)sch;
+	sch->limit = *slot + 1;
 	count_user(1);
 	return 0;
 }
@@ -479,15 +502,12 @@ int BPF_PROG(edf_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext
 SEC("struct_ops/edf_reset")
 void BPF_PROG(edf_reset, struct Qdisc *sch)
 {
+	struct link_state *st = state_of(sch);
 	struct bpf_rb_node *node;
-	struct link_state *st;
-	struct link_key key;
 	struct sk_buff *skb;
 	int i;
 
-	key_of(sch, &key);
-	st = bpf_map_lookup_elem(&states, &key);
-	if (!st || st->owner != (u64)sch)
+	if (!st)
 		return;
 	st->single = 0;
 	skb = bpf_kptr_xchg(&st->only, NULL);
@@ -527,12 +547,10 @@ void BPF_PROG(edf_reset, struct Qdisc *sch)
 SEC("struct_ops/edf_destroy")
 void BPF_PROG(edf_destroy, struct Qdisc *sch)
 {
-	struct link_state *st;
-	struct link_key key;
+	struct link_state *st = state_of(sch);
 
-	key_of(sch, &key);
-	st = bpf_map_lookup_elem(&states, &key);
-	if (st && st->owner == (u64)sch) {
+	if (st) {
+		sch->limit = 0;
 		st->owner = 0;
 		count_user(-1);
 	}

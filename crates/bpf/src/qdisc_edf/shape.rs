@@ -9,10 +9,7 @@
 use super::types;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use teiji_model::policy::Endpoint;
-use teiji_model::queue::Channel;
-
-/// Most shapes of a link (`MAX_SHAPES` in `intf.h`; a test compares).
-pub(super) const MAX_SHAPES: usize = 16;
+use teiji_model::queue::{Channel, MAX_SHAPES};
 
 /// Bits of a tag: the prefixes' lengths are in the first two bytes.
 const FROM_PORT: u32 = 1 << 16;

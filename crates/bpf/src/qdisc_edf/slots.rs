@@ -1,0 +1,124 @@
+//! Links by their slots: what their qdiscs look up, and how it is replaced.
+//!
+//! ```text
+//!  free ──(state zeroed, settings written, named in `slots`)──► given to a link ◄──(init, destroy)──► a qdisc has it
+//!   ▲                                                             │
+//!   └────────────────(removed from `slots`)───────────────────────┘
+//! ```
+//! A slot has a ring of settings, of which `current` names one. The next one is written, and then `current`: programs see
+//! the former or the new ones whole, and so does whoever comes after a writer that was killed. A program that has looked
+//! up the former ones may go on reading them: they are written again by the fourth change from now, and whoever changes
+//! settings waits for all programs ([`wait_for_programs`]) before he lets another do so.
+//!
+//! All that writes is to be called by one process at a time (`pins::Pins::lock`).
+use super::maps::{Map, wait_for_programs};
+use super::pins::Pins;
+use super::types;
+use crate::Error;
+use crate::object::{bytes_of, value_of};
+use std::collections::BTreeSet;
+use std::mem::offset_of;
+use teiji_model::queue::MAX_LINKS;
+
+/// Settings of a slot (`SETTINGS_PER_LINK` in `intf.h`; a test compares).
+pub(super) const SETTINGS_PER_LINK: u32 = 4;
+
+/// The links' maps.
+pub(super) struct Slots {
+    slots: Map,
+    current: Map,
+    settings: Map,
+    states: Map,
+}
+
+impl Slots {
+    /// The pinned ones.
+    pub(super) fn open(pins: &Pins) -> Result<Slots, Error> {
+        let map = |name| Map::open(&pins.current(name), name);
+        Ok(Slots {
+            slots: map("slots")?,
+            current: map("current")?,
+            settings: map("settings")?,
+            states: map("states")?,
+        })
+    }
+
+    /// All links with their slots.
+    pub(super) fn all(&self) -> Result<Vec<(types::link_key, u32)>, Error> {
+        self.slots.entries()
+    }
+
+    /// A link's slot; `None` if it has none.
+    pub(super) fn of(&self, key: &types::link_key) -> Result<Option<u32>, Error> {
+        Ok(self.slots.get(bytes_of(key))?.map(|bytes| value_of(&bytes)))
+    }
+
+    /// A slot that no link and no qdisc has; `None` if all are taken.
+    pub(super) fn free(&self) -> Result<Option<u32>, Error> {
+        let taken: BTreeSet<u32> = self.all()?.into_iter().map(|(_, slot)| slot).collect();
+        for slot in (0..MAX_LINKS as u32).filter(|slot| !taken.contains(slot)) {
+            if self.owner(slot)? == 0 {
+                return Ok(Some(slot));
+            }
+        }
+        Ok(None)
+    }
+
+    /// A slot's settings that count.
+    pub(super) fn settings(&self, slot: u32) -> Result<types::link_settings, Error> {
+        let at = slot * SETTINGS_PER_LINK + self.current(slot)?;
+        Ok(value_of(&self.settings.get(&at.to_ne_bytes())?.unwrap_or_default()))
+    }
+
+    /// Replaces a slot's settings, at once. The caller waits for the programs before he unlocks the pins.
+    pub(super) fn put(&self, slot: u32, settings: &types::link_settings) -> Result<(), Error> {
+        let next = (self.current(slot)? + 1) % SETTINGS_PER_LINK;
+        let at = slot * SETTINGS_PER_LINK + next;
+        self.settings.put(&at.to_ne_bytes(), bytes_of(settings))?;
+        self.current.put(&slot.to_ne_bytes(), &next.to_ne_bytes())
+    }
+
+    /// Gives a free slot to a link. Packets that its state still held are freed.
+    pub(super) fn give(
+        &self,
+        slot: u32,
+        key: &types::link_key,
+        settings: &types::link_settings,
+    ) -> Result<(), Error> {
+        self.states.put(&slot.to_ne_bytes(), &self.states.zeros())?;
+        self.put(slot, settings)?;
+        self.slots.put(bytes_of(key), &slot.to_ne_bytes())
+    }
+
+    /// Takes the slots of links that no qdisc has from them.
+    pub(super) fn take(&self, links: &[(types::link_key, u32)]) -> Result<(), Error> {
+        for (key, _) in links {
+            self.slots.delete(bytes_of(key))?;
+        }
+        wait_for_programs();
+        // A qdisc that was made meanwhile keeps it.
+        for (key, slot) in links {
+            if self.owner(*slot)? != 0 {
+                self.slots.put(bytes_of(key), &slot.to_ne_bytes())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The qdisc that has a slot; 0 if none does.
+    pub(super) fn owner(&self, slot: u32) -> Result<u64, Error> {
+        let bytes = self.states.get(&slot.to_ne_bytes())?.unwrap_or_default();
+        Ok(value_of(bytes.get(offset_of!(types::link_state, owner)..).unwrap_or_default()))
+    }
+
+    /// What has become of a slot's packets.
+    pub(super) fn stats(&self, slot: u32) -> Result<types::link_stats, Error> {
+        let bytes = self.states.get(&slot.to_ne_bytes())?.unwrap_or_default();
+        Ok(value_of(bytes.get(offset_of!(types::link_state, stats)..).unwrap_or_default()))
+    }
+
+    fn current(&self, slot: u32) -> Result<u32, Error> {
+        let which: u32 = value_of(&self.current.get(&slot.to_ne_bytes())?.unwrap_or_default());
+        Ok(which % SETTINGS_PER_LINK)
+    }
+}

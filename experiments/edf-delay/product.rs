@@ -1,0 +1,108 @@
+//! The experiment's channels by the product, as an operator has them: an agent, a policy, a plan that says what is
+//! guaranteed, an apply, and a rollback.
+
+use super::{LINK, MARGIN, Plan, SIZE, WIRE};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::fmt::Write;
+use std::time::Duration;
+use teiji_lab::{Child, Host};
+
+/// In namespace a, with pins in a file system that it sees.
+const TEIJI: &str = "ip netns exec a /tmp/teiji";
+const PLACE: &str = "--state /tmp/state --pins /tmp/bpf/teiji";
+const POLICY: &str = "/tmp/policy.toml";
+
+/// A link that has channels.
+pub struct Product<'a> {
+    host: &'a Host,
+    agent: Child,
+    /// The longest delay that each channel is guaranteed, µs, in the order of the plan's channels.
+    pub bounds_us: Vec<f64>,
+}
+
+/// The policy of a plan: the channels by their ports.
+pub fn policy(plan: &Plan) -> String {
+    let slack = plan.slack_us.map_or_else(|| "auto".to_owned(), |us| format!("{us}us"));
+    let mut t = format!(
+        "[link.va]\nrate = \"{LINK}bit\"\nslack = \"{slack}\"\nmax_packet = \"{}b\"\n",
+        // Ethernet, IP and UDP headers; larger packets are not sent here.
+        (SIZE + 42).max(1514)
+    );
+    for (i, c) in plan.channels.iter().enumerate() {
+        // Writing to a String cannot fail.
+        let _ = write!(
+            t,
+            "\n[channel.c{i:02}]\nto = \"10.88.0.2:{}\"\nproto = \"udp\"\ndeadline = \"{}us\"\nmin_rate = \"{}bit\"\n\
+             burst = \"{}b\"\n",
+            6000 + i,
+            c.deadline_us,
+            c.rate,
+            c.burst * WIRE + MARGIN
+        );
+    }
+    t
+}
+
+impl<'a> Product<'a> {
+    /// Starts the agent and applies the plan's policy.
+    ///
+    /// # Errors
+    /// What the product says.
+    pub fn apply(host: &'a Host, plan: &Plan) -> Result<Product<'a>> {
+        let agent = host.spawn(&format!("exec {TEIJI} agent {PLACE} 2>&1"))?;
+        agent.wait_for("the agent keeps deadlines", Duration::from_secs(120))?;
+        host.put(POLICY, policy(plan).as_bytes())?;
+        let planned = host.run(&format!("{TEIJI} plan {POLICY} {PLACE} --json"))?.ok()?;
+        let planned: Value = serde_json::from_str(&planned)?;
+        let channels = planned["links"][0]["channels"].as_array().context("the plan guarantees nothing")?;
+        let bounds_us: Vec<f64> =
+            channels.iter().filter_map(|c| c["bound"].as_f64().map(|ns| ns / 1e3)).collect();
+        if bounds_us.len() != plan.channels.len() {
+            bail!("the plan guarantees {} channels of {}", bounds_us.len(), plan.channels.len());
+        }
+        host.run(&format!("{TEIJI} apply {POLICY} {PLACE}"))?.ok()?;
+        Ok(Product { host, agent, bounds_us })
+    }
+
+    /// What has become of each channel's packets.
+    ///
+    /// # Errors
+    /// What the product says.
+    pub fn channels(&self) -> Result<Vec<Value>> {
+        let said = self.host.run(&format!("{TEIJI} status {PLACE} --json"))?.ok()?;
+        let status: Value = serde_json::from_str(&said)?;
+        let channels = status["deadlines"]["links"][0]["channels"].as_object();
+        Ok(channels.context("the status shows no channels")?.values().cloned().collect())
+    }
+
+    /// Rolls back and ends the agent.
+    ///
+    /// # Errors
+    /// What the product says, or if the link is not as it was.
+    pub fn end(self) -> Result<()> {
+        self.host.run(&format!("{TEIJI} rollback {PLACE}"))?.ok()?;
+        self.host.run(&format!("kill -TERM {}", self.agent.id()?))?.ok()?;
+        self.agent.wait()?.ok()?;
+        let root = self.host.run("ip netns exec a tc qdisc show dev va root")?.ok()?;
+        if root.contains("teiji_edf") {
+            bail!("after the rollback the link has {root}");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{many, six};
+    use super::*;
+
+    #[test]
+    fn the_policies_are_ones() {
+        for plan in [six(1), many(1)] {
+            let source = teiji_model::policy::Source { name: "p.toml".into(), text: policy(&plan) };
+            let parsed = teiji_model::policy::parse(&[source]).unwrap();
+            assert_eq!(parsed.channels.len(), plan.channels.len());
+        }
+    }
+}
