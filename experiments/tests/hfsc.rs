@@ -52,7 +52,7 @@ fn six() -> Plan {
         burst,
     };
     let all = [(3, 2, 1), (4, 1, 2), (5, 2, 2), (8, 4, 3), (10, 12, 8), (15, 8, 4), (20, 4, 6)];
-    Plan { name: "HFSC", channels: all.map(channel).to_vec(), slack_us: 0, seconds: 4 }
+    Plan { name: "HFSC", channels: all.map(channel).to_vec(), slack_us: None, seconds: 4 }
 }
 
 fn policy(plan: &Plan) -> String {
