@@ -104,6 +104,8 @@ fn one(set: u64, extent: &Extent, dice: &mut Dice, found: &mut Found) {
                 Reason::Rate => ("rate", 0),
                 Reason::Deadline => ("deadline", 0),
                 Reason::Slack { .. } => ("slack", 0),
+                // What HFSC refuses; this is earliest deadline first.
+                Reason::Curves => ("curves", 0),
             };
             // Where no slack is said to do, the one that is best for the channels.
             let slack = match (refusal.reason, link.slack) {

@@ -80,7 +80,7 @@ impl State {
             Opened::Absent => bail!("nothing is pinned in {}", pins.display()),
             Opened::Other(_) => bail!("{} has another version", pins.display()),
         };
-        let machine = Machine::new(Root::default(), pins);
+        let machine = Machine::new(Root::default(), pins, pins);
         Ok(State { edf, machine, verified, before: BTreeMap::new(), silent: false })
     }
 

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use std::cell::Cell;
 use std::path::Path;
 use std::time::Duration;
-use teiji_lab::{Child, Host, Mode, Spec};
+use teiji_lab::{Child, Host, Kernel, Mode, Spec};
 
 /// In the machine's own time; the lab's may be slower.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -45,6 +45,14 @@ pub const CONCURRENT: u32 = 4;
 /// # Errors
 /// If the programs cannot be built or the lab does not boot.
 pub fn boot(out: &Path, cpus: u32) -> Result<Host> {
+    boot_kernel(out, cpus, Kernel::default())
+}
+
+/// The same with another kernel.
+///
+/// # Errors
+/// If the programs cannot be built or the lab does not boot.
+pub fn boot_kernel(out: &Path, cpus: u32, kernel: Kernel) -> Result<Host> {
     let bin = crate::programs::folder()?;
     for (program, of) in [("edf", "teiji-experiments"), ("teiji", "teiji"), ("teiji-lab", "teiji-lab")] {
         if !bin.join(program).is_file() {
@@ -52,6 +60,7 @@ pub fn boot(out: &Path, cpus: u32) -> Result<Host> {
         }
     }
     let spec = Spec {
+        kernel,
         mode: Mode::Virtual,
         cpus,
         mem_mb: 3072,

@@ -104,7 +104,11 @@ pub fn run(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-fn measure(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
+/// Runs `plan` over the root that `va` has.
+///
+/// # Errors
+/// If a program fails.
+pub fn measure(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
     let list = |items: Vec<String>| items.join(",");
     let ports = list((0..plan.channels.len()).map(|i| (6000 + i).to_string()).collect());
     let deadlines = list(plan.channels.iter().map(|c| c.deadline_us.to_string()).collect());

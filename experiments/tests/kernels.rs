@@ -72,7 +72,7 @@ fn doctor_says_what_the_kernel_lacks(lab: &Lab, has_bpf_qdiscs: bool) {
     assert_eq!(qdiscs["present"], has_bpf_qdiscs, "{qdiscs}");
     if !has_bpf_qdiscs {
         assert!(
-            qdiscs["consequence"].as_str().unwrap().contains("channels cannot have deadlines"),
+            qdiscs["consequence"].as_str().unwrap().contains("HFSC keeps the deadlines of channels"),
             "{qdiscs}"
         );
         assert!(qdiscs["remedy"].as_str().unwrap().contains("Linux 6.16"), "{qdiscs}");

@@ -97,7 +97,8 @@ fn bpf_qdiscs(present: bool) -> Capability {
         essential: false,
         found: if present { "struct_ops Qdisc_ops in kernel" } else { "no struct_ops Qdisc_ops" }.into(),
         consequence: missing(
-            "channels cannot have deadlines: the qdisc teiji_edf cannot be loaded (traces and all other settings work)",
+            "the qdisc teiji_edf cannot be loaded: HFSC keeps the deadlines of channels, and admits fewer (traces and all \
+             other settings work)",
         ),
         remedy: missing("run Linux 6.16 or newer, built with CONFIG_NET_SCH_BPF=y"),
     }

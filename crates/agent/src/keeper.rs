@@ -116,7 +116,7 @@ fn take_up(pins: &Path) -> Result<(Pulse, bool), Error> {
 
 /// Clears up after an apply or a rollback that was killed, as `teiji status` does.
 fn recover(state: &Path, pins: &Path) -> Result<(), Error> {
-    let engine = Engine::open(state, Machine::new(Root::default(), pins))?;
+    let engine = Engine::open(state, Machine::new(Root::default(), pins, state))?;
     let status = engine.status()?;
     let waits = |t: &apply::Unfinished| t.applied && t.confirm_left.is_some_and(|ms| ms > 0);
     if status.busy || status.transaction.as_ref().is_some_and(waits) {

@@ -1,5 +1,6 @@
 //! The settings of this host as a plan and its journal name them: those of threads, groups and devices
-//! ([`teiji_host::Settings`]) and channels with deadlines ([`teiji_bpf::qdisc_edf`]) as one.
+//! ([`teiji_host::Settings`]) and channels with deadlines as one, which teiji's own qdisc keeps
+//! ([`teiji_bpf::qdisc_edf`]) or, on kernels without BPF qdiscs, HFSC ([`teiji_host::Hfsc`]).
 //!
 //! A link's queue is two things: what its root qdisc is, which rtnetlink tells, and if that is teiji's what the
 //! pinned maps say. Each change of it is wholly done by one system call, whatever else has to be prepared:
@@ -7,6 +8,7 @@
 //! ```text
 //!  Stock ── maps are filled (nothing looks at them) ──► root qdisc replaced ──► Deadlines
 //!  Deadlines ── one map update ──► other Deadlines
+//!  any ── one sendmsg ──► Deadlines of HFSC
 //!  Deadlines ── what is queued leaves (does not show) ──► root qdisc replaced ──► Stock; maps are cleared
 //! ```
 //! Whoever is killed on the way leaves one of the two ends, and what [`Machine::tidy`] removes.
@@ -15,9 +17,9 @@ use crate::apply;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use teiji_bpf::qdisc_edf::{self as edf, ChannelStats, Edf, KIND, LinkStats, Opened};
-use teiji_host::{Root, Settings};
+use teiji_host::{Hfsc, Root, Settings};
 use teiji_model::plan::{DeadlineSupport, Observed};
-use teiji_model::queue::{Deadlines, Device, Queue, Stock};
+use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
 use teiji_model::setting::{Setting, SettingError, Value};
 use teiji_model::text::printable;
 
@@ -33,14 +35,9 @@ const START: &str = "start it with `systemctl start teiji-agent`, or `teiji agen
 #[derive(Clone, Debug)]
 pub struct Machine {
     settings: Settings,
+    hfsc: Hfsc,
     pins: PathBuf,
     real: bool,
-}
-
-impl Default for Machine {
-    fn default() -> Self {
-        Machine::new(Root::default(), Path::new(PINS))
-    }
 }
 
 /// A link with channels, and what has become of its packets.
@@ -70,28 +67,39 @@ pub struct LinksNow {
 }
 
 impl Machine {
-    /// The host whose files are below `root`, and whose qdisc is pinned in `pins`. The kernel is asked only if `root`
-    /// is `/`.
-    pub fn new(root: Root, pins: &Path) -> Self {
-        Machine { real: root.is_real(), settings: Settings::new(root), pins: pins.to_owned() }
+    /// The host whose files are below `root`, whose qdisc is pinned in `pins`, and about whose channels of HFSC there are
+    /// notes in `state`. The kernel is asked only if `root` is `/`.
+    pub fn new(root: Root, pins: &Path, state: &Path) -> Self {
+        let real = root.is_real();
+        let settings = Settings::new(root);
+        Machine { real, hfsc: Hfsc::new(settings.clone(), state), settings, pins: pins.to_owned() }
     }
 
     /// Adds to what was observed what only the pinned programs tell: whether packets can have deadlines, and those
     /// that they have.
     pub fn complete(&self, observed: &mut Observed) {
         observed.deadlines = self.support();
-        let queues: Vec<Setting> = observed
-            .settings
-            .iter()
-            .filter(|(_, value)| matches!(value, Value::Queue(Queue::Stock(stock)) if stock.kind == KIND))
-            .map(|(setting, _)| setting.clone())
-            .collect();
+        let unread = |setting: &Setting| match observed.settings.get(setting) {
+            // HFSC has classes, so that it is not read as just a qdisc.
+            None => self.real,
+            Some(Value::Queue(Queue::Stock(stock))) => stock.kind == KIND,
+            Some(_) => false,
+        };
+        let all = observed.links.iter().map(|link| Setting::Queue(link.device()));
+        let queues: Vec<Setting> = all.filter(unread).collect();
         for setting in queues {
             match apply::Host::read(self, &setting) {
-                Ok(value) => drop(observed.settings.insert(setting, value)),
+                Ok(value) => {
+                    let failed = format!("cannot read {}: ", printable(&setting.to_string()));
+                    observed.unreadable.retain(|why| !why.starts_with(&failed));
+                    observed.settings.insert(setting, value);
+                }
                 Err(why) => {
                     observed.settings.remove(&setting);
-                    observed.unreadable.push(why.to_string());
+                    let why = why.to_string();
+                    if !observed.unreadable.contains(&why) {
+                        observed.unreadable.push(why);
+                    }
                 }
             }
         }
@@ -211,7 +219,17 @@ impl Machine {
         })
     }
 
+    fn write_hfsc(&self, device: &Device, wanted: &Deadlines) -> Result<(), SettingError> {
+        if !self.real {
+            return Err(SettingError::Unsupported(
+                "what is below --root is not the machine that the kernel runs on".into(),
+            ));
+        }
+        self.hfsc.write(device, wanted)
+    }
+
     fn write_stock(&self, device: &Device, wanted: &Stock) -> Result<(), SettingError> {
+        let hfsc = self.real && matches!(self.hfsc.read(device), Ok(Some(_)));
         let setting = Setting::Queue(device.clone());
         let value = Value::Queue(Queue::Stock(Box::new(wanted.clone())));
         // That it cannot be drained is no reason to keep it.
@@ -220,6 +238,12 @@ impl Machine {
             drain(edf, device.index);
         }
         let done = self.settings.write(&setting, &value);
+        if hfsc
+            && done.is_ok()
+            && let Err(why) = self.hfsc.forget(device)
+        {
+            tracing::warn!("{}", printable(&why));
+        }
         if let Some(edf) = &edf {
             let cleared = match done {
                 Ok(()) => edf.remove_link(device.index),
@@ -243,7 +267,9 @@ const OTHER: &str = "links have channels of another version of teiji, which this
 fn lacking(why: String) -> DeadlineSupport {
     match edf::supported() {
         Ok(()) => DeadlineSupport::None(why),
-        Err(missing) => DeadlineSupport::Hfsc(missing.to_string()),
+        // What the error says to follow does not, where there is HFSC.
+        Err(teiji_bpf::Error::Missing { .. }) => DeadlineSupport::Hfsc("no struct_ops Qdisc_ops".into()),
+        Err(why) => DeadlineSupport::Hfsc(why.to_string()),
     }
 }
 
@@ -294,6 +320,12 @@ fn drain(edf: &Edf, index: u32) {
 
 impl apply::Host for Machine {
     fn read(&self, setting: &Setting) -> Result<Value, SettingError> {
+        if let Setting::Queue(device) = setting
+            && self.real
+            && let Some(queue) = self.hfsc.read(device)?
+        {
+            return Ok(Value::Queue(queue));
+        }
         match (setting, self.settings.read(setting)?) {
             (Setting::Queue(device), Value::Queue(root)) => self.read_queue(device, root).map(Value::Queue),
             (_, value) => Ok(value),
@@ -302,9 +334,10 @@ impl apply::Host for Machine {
 
     fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError> {
         match (setting, value) {
-            (Setting::Queue(device), Value::Queue(Queue::Deadlines(wanted))) => {
-                self.write_deadlines(device, wanted)
-            }
+            (Setting::Queue(device), Value::Queue(Queue::Deadlines(wanted))) => match wanted.scheduler {
+                Scheduler::Edf => self.write_deadlines(device, wanted),
+                Scheduler::Hfsc => self.write_hfsc(device, wanted),
+            },
             (Setting::Queue(device), Value::Queue(Queue::Stock(wanted))) => self.write_stock(device, wanted),
             _ => self.settings.write(setting, value),
         }
@@ -334,15 +367,15 @@ mod tests {
     #[test]
     fn without_pins_it_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
-        let machine = Machine::new(Root::default(), dir.path());
+        let machine = Machine::new(Root::default(), dir.path(), dir.path());
         let said = match machine.support() {
             DeadlineSupport::None(why) => why,
             DeadlineSupport::Hfsc(why) => why,
             DeadlineSupport::Edf => panic!("nothing is pinned there"),
         };
-        assert!(said.contains("teiji agent") || said.contains("6.16"), "{said}");
+        assert!(said.contains("teiji agent") || said.contains("Qdisc_ops") || said.contains("BTF"), "{said}");
         assert_eq!(machine.links(), LinksNow::default());
-        let elsewhere = Machine::new(Root::new("/x"), dir.path());
+        let elsewhere = Machine::new(Root::new("/x"), dir.path(), dir.path());
         assert!(matches!(elsewhere.support(), DeadlineSupport::None(why) if why.contains("--root")));
     }
 }

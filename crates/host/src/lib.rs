@@ -1,14 +1,15 @@
 //! What a host has: its VMs with their threads and NICs, what its kernel lets teiji do, and the settings that
 //! can be changed.
 //!
-//! Everything is read from procfs, sysfs, the cgroup file system and rtnetlink. Only [`settings`] changes anything, and only
-//! in `Settings::write`. All paths go through [`Root`], so a made-up tree can stand in for a host.
+//! Everything is read from procfs, sysfs, the cgroup file system and rtnetlink. Only [`settings`] and `hfsc` change anything,
+//! and only in `Settings::write` and `Hfsc::write`. All paths go through [`Root`], so a made-up tree can stand in for a host.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`capability`] | what teiji needs of a host, and whether it is there |
 //! | `cgroup` | the cgroup v2 hierarchy: where it is mounted, who is in which group |
 //! | `cmdline` | a VMM's command line: name, memory, MAC addresses |
+//! | `hfsc` | channels with deadlines as qdiscs, classes and filters of the kernel's own |
 //! | `net` | taps, bridges, queues |
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `observe` | the host as a plan needs to know it |
@@ -24,6 +25,7 @@
 pub mod capability;
 mod cgroup;
 mod cmdline;
+mod hfsc;
 mod net;
 mod numa;
 mod observe;
@@ -35,6 +37,7 @@ mod task;
 mod thread;
 mod vm;
 
+pub use hfsc::Hfsc;
 pub use root::Root;
 pub use settings::Settings;
 pub use task::task;

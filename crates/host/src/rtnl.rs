@@ -1,6 +1,10 @@
 //! rtnetlink (rtnetlink(7), net/sched/sch_api.c, net/core/rtnetlink.c): a device's qdiscs, and how large packets it
 //! takes. Asks and changes; what may be changed is not decided here.
 
+mod message;
+
+use message::{answers, errno_of, ifinfomsg, messages};
+pub(crate) use message::{attribute, attributes, tcmsg, u32_at};
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, recv, send, setsockopt,
@@ -17,10 +21,11 @@ pub(crate) const ROOT: u32 = 0xffff_ffff;
 const INGRESS: u32 = 0xffff_fff1;
 /// `sizeof(struct nlmsghdr)`, of `struct tcmsg` and of `struct ifinfomsg`.
 const HEADER: usize = 16;
-const TCMSG: usize = 20;
+pub(crate) const TCMSG: usize = 20;
 const IFINFOMSG: usize = 16;
-const TCA_KIND: u16 = 1;
-const TCA_OPTIONS: u16 = 2;
+pub(crate) const TCA_KIND: u16 = 1;
+pub(crate) const TCA_OPTIONS: u16 = 2;
+const IFLA_MTU: u16 = 4;
 const IFLA_GSO_MAX_SIZE: u16 = 41;
 /// Linux 6.3.
 const IFLA_GSO_IPV4_MAX_SIZE: u16 = 63;
@@ -35,7 +40,8 @@ pub(crate) struct Qdisc {
     pub options: Vec<u8>,
     /// Where it is: [`ROOT`], or below another.
     pub parent: u32,
-    handle: u32,
+    /// Its own; 0 if it is the kernel's default.
+    pub handle: u32,
 }
 
 impl Qdisc {
@@ -64,6 +70,19 @@ pub(crate) struct SegmentSizes {
     pub v4: Option<u32>,
 }
 
+/// One of several requests that are carried out together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// `RTM_NEWQDISC` and the like.
+    pub kind: u16,
+    /// Beside `NLM_F_REQUEST`.
+    pub flags: i32,
+    /// `struct tcmsg`.
+    pub head: [u8; TCMSG],
+    /// Attributes, each padded.
+    pub attributes: Vec<u8>,
+}
+
 /// A netlink socket.
 pub(crate) struct Rtnl {
     socket: OwnedFd,
@@ -85,8 +104,14 @@ impl Rtnl {
 
     /// All qdiscs of a device that the kernel lists.
     pub(crate) fn qdiscs(&mut self, ifindex: u32) -> nix::Result<Vec<Qdisc>> {
+        let all = self.dump(libc::RTM_GETQDISC, &tcmsg(ifindex, 0))?;
+        Ok(all.iter().filter_map(|body| qdisc_of(body, ifindex)).collect())
+    }
+
+    /// What the kernel lists in answer to such a message, each without its netlink header.
+    pub(crate) fn dump(&mut self, kind: u16, head: &[u8]) -> nix::Result<Vec<Vec<u8>>> {
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
-        self.ask(libc::RTM_GETQDISC, flags, &tcmsg(ifindex, 0), &[])?;
+        self.ask(kind, flags, head, &[])?;
         let mut found = Vec::new();
         loop {
             let buffer = self.receive()?;
@@ -98,13 +123,55 @@ impl Rtnl {
                         errno_of(body)?;
                         ended = true;
                     }
-                    _ => found.extend(qdisc_of(body, ifindex)),
+                    _ => found.push(body.to_vec()),
                 }
             }
             if ended {
                 return Ok(found);
             }
         }
+    }
+
+    /// Sends all these requests by one system call, within which the kernel carries out each of them
+    /// (`netlink_rcv_skb()`, net/netlink/af_netlink.c), whatever becomes of this process meanwhile.
+    ///
+    /// # Errors
+    /// The first one that the kernel refused, by its place, and why; the others are carried out nevertheless. Without a
+    /// place nothing was carried out, or the answers were lost.
+    pub(crate) fn together(&mut self, requests: &[Request]) -> Result<(), (Option<usize>, Errno)> {
+        let whole = |errno| (None, errno);
+        let first = self.sequence + 1;
+        let mut all = Vec::new();
+        for (i, request) in requests.iter().enumerate() {
+            // A refusal is always told, and the answer to the last one comes after all others.
+            let last = if i + 1 == requests.len() { libc::NLM_F_ACK } else { 0 };
+            let flags = libc::NLM_F_REQUEST | last | request.flags;
+            all.extend(self.message(request.kind, flags, &request.head, &request.attributes));
+        }
+        setsockopt(&self.socket, sockopt::SndBufForce, &(all.len() + (64 << 10))).map_err(whole)?;
+        setsockopt(&self.socket, sockopt::RcvBufForce, &(4 << 20)).map_err(whole)?;
+        send(self.socket.as_raw_fd(), &all, MsgFlags::empty()).map_err(whole)?;
+        let mut refused = None;
+        loop {
+            let buffer = self.receive().map_err(whole)?;
+            for (sequence, body) in answers(&buffer) {
+                let place = sequence.wrapping_sub(first) as usize;
+                if let Err(errno) = errno_of(body) {
+                    refused = refused.or(Some((Some(place), errno)));
+                }
+                if place + 1 == requests.len() {
+                    return refused.map_or(Ok(()), Err);
+                }
+            }
+        }
+    }
+
+    /// Largest IP packet of a device, bytes; `ENODEV` if it is not there.
+    pub(crate) fn mtu(&mut self, ifindex: u32) -> nix::Result<u32> {
+        self.link(ifindex, |body| {
+            let all = attributes(body.get(IFINFOMSG..)?);
+            all.iter().find(|(k, _)| *k == IFLA_MTU).and_then(|(_, v)| u32_at(v, 0))
+        })
     }
 
     /// Makes a qdisc of this kind the root, whatever is there.
@@ -129,11 +196,15 @@ impl Rtnl {
 
     /// How large packets a device takes; `ENODEV` if it is not there.
     pub(crate) fn segment_sizes(&mut self, ifindex: u32) -> nix::Result<SegmentSizes> {
+        self.link(ifindex, segment_sizes_of)
+    }
+
+    fn link<T>(&mut self, ifindex: u32, told: impl Fn(&[u8]) -> Option<T>) -> nix::Result<T> {
         self.ask(libc::RTM_GETLINK, libc::NLM_F_REQUEST, &ifinfomsg(ifindex), &[])?;
         let buffer = self.receive()?;
         for (kind, body) in messages(&buffer) {
             match kind {
-                libc::RTM_NEWLINK => return segment_sizes_of(body).ok_or(Errno::EBADMSG),
+                libc::RTM_NEWLINK => return told(body).ok_or(Errno::EBADMSG),
                 kind if i32::from(kind) == libc::NLMSG_ERROR => errno_of(body)?,
                 _ => {}
             }
@@ -153,9 +224,15 @@ impl Rtnl {
     }
 
     fn ask(&mut self, kind: u16, flags: i32, head: &[u8], attributes: &[u8]) -> nix::Result<()> {
+        let m = self.message(kind, flags, head, attributes);
+        send(self.socket.as_raw_fd(), &m, MsgFlags::empty()).map(drop)
+    }
+
+    /// A message with the next sequence number.
+    fn message(&mut self, kind: u16, flags: i32, head: &[u8], attributes: &[u8]) -> Vec<u8> {
         self.sequence += 1;
         let length = HEADER + head.len() + attributes.len();
-        let mut m = Vec::with_capacity(length);
+        let mut m = Vec::with_capacity(length + 3);
         m.extend((length as u32).to_ne_bytes());
         m.extend(kind.to_ne_bytes());
         m.extend((flags as u16).to_ne_bytes());
@@ -163,7 +240,8 @@ impl Rtnl {
         m.extend([0; 4]);
         m.extend(head);
         m.extend(attributes);
-        send(self.socket.as_raw_fd(), &m, MsgFlags::empty()).map(drop)
+        m.resize(length.next_multiple_of(4), 0);
+        m
     }
 
     fn receive(&self) -> nix::Result<Vec<u8>> {
@@ -183,70 +261,6 @@ impl Rtnl {
                 }
             }
         }
-    }
-}
-
-/// `struct tcmsg`: family and padding, ifindex, handle, parent, info.
-fn tcmsg(ifindex: u32, parent: u32) -> [u8; TCMSG] {
-    let mut m = [0; TCMSG];
-    m[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    m[12..16].copy_from_slice(&parent.to_ne_bytes());
-    m
-}
-
-/// `struct ifinfomsg`: family, type, index, flags, change.
-fn ifinfomsg(ifindex: u32) -> [u8; IFINFOMSG] {
-    let mut m = [0; IFINFOMSG];
-    m[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    m
-}
-
-/// An attribute with its header, padded.
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut a = Vec::with_capacity(value.len() + 8);
-    a.extend((value.len() as u16 + 4).to_ne_bytes());
-    a.extend(kind.to_ne_bytes());
-    a.extend(value);
-    a.resize(a.len().next_multiple_of(4), 0);
-    a
-}
-
-fn u16_at(b: &[u8], at: usize) -> Option<u16> {
-    b.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes)
-}
-
-fn u32_at(b: &[u8], at: usize) -> Option<u32> {
-    b.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
-}
-
-/// Type and body of each message of a datagram.
-fn messages(mut rest: &[u8]) -> Vec<(u16, &[u8])> {
-    let mut all = Vec::new();
-    while let (Some(length), Some(kind)) = (u32_at(rest, 0), u16_at(rest, 4)) {
-        let Some(body) = rest.get(HEADER..length as usize) else { break };
-        all.push((kind, body));
-        rest = rest.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
-    }
-    all
-}
-
-/// Type and value of each attribute.
-fn attributes(mut rest: &[u8]) -> Vec<(u16, &[u8])> {
-    let mut all = Vec::new();
-    while let (Some(length), Some(kind)) = (u16_at(rest, 0), u16_at(rest, 2)) {
-        let Some(value) = rest.get(4..usize::from(length)) else { break };
-        all.push((kind & NLA_TYPE_MASK, value));
-        rest = rest.get(usize::from(length).next_multiple_of(4)..).unwrap_or_default();
-    }
-    all
-}
-
-/// The body of an NLMSG_ERROR: 0 is an acknowledgement.
-fn errno_of(body: &[u8]) -> nix::Result<()> {
-    match u32_at(body, 0).map(|e| e as i32) {
-        Some(0) => Ok(()),
-        Some(e) => Err(Errno::from_raw(-e)),
-        None => Err(Errno::EBADMSG),
     }
 }
 

@@ -3,6 +3,11 @@
 //! Bytes are counted on the wire: a frame, padded to [`MIN_FRAME`], and [`OVERHEAD`]. The kernel half charges the
 //! token buckets so, and admission counts so.
 
+mod curve;
+pub mod frame;
+
+pub use curve::{Curve, HFSC_MAX_RATE};
+
 use crate::policy::Endpoint;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -76,9 +81,10 @@ pub struct Deadlines {
     pub scheduler: Scheduler,
     /// What the link sends, bit/s on the wire; a multiple of [`RATE_STEP`].
     pub rate: u64,
-    /// Best effort goes first while the earliest deadline is further away than this, ns.
+    /// Best effort goes first while the earliest deadline is further away than this, ns; 0 with HFSC, which has no such
+    /// rule.
     pub slack: u64,
-    /// Most bit/s of all channels together, a multiple of [`RATE_STEP`]; 0: no bound but their own.
+    /// Most bit/s of all channels together, a multiple of [`RATE_STEP`]; 0: no bound but their own, as always with HFSC.
     pub realtime_max: u64,
     /// By name, of at most [`MAX_NAME`] bytes.
     pub channels: BTreeMap<String, Channel>,
@@ -93,7 +99,8 @@ pub struct Channel {
     pub to: Option<Endpoint>,
     /// IP protocol: 6 TCP, 17 UDP; `None`: any.
     pub proto: Option<u8>,
-    /// From a packet's arrival in the queue until it has left it, ns.
+    /// From a packet's arrival in the queue until it has left it, ns. With HFSC what its [`Curve`] has to keep, whole µs:
+    /// what the link itself adds is taken off.
     pub deadline: u64,
     /// Guaranteed rate, bit/s; a multiple of [`RATE_STEP`].
     pub rate: u64,
@@ -135,8 +142,11 @@ impl fmt::Display for Queue {
             Queue::Deadlines(d) => {
                 let noun = if d.channels.len() == 1 { "channel" } else { "channels" };
                 let rate = crate::policy::units::RATE.write(d.rate);
-                let slack = crate::policy::units::DURATION.write(d.slack);
-                write!(f, "{}, {} {noun}, {rate}, slack {slack}", d.scheduler, d.channels.len())
+                write!(f, "{}, {} {noun}, {rate}", d.scheduler, d.channels.len())?;
+                match d.scheduler {
+                    Scheduler::Edf => write!(f, ", slack {}", crate::policy::units::DURATION.write(d.slack)),
+                    Scheduler::Hfsc => Ok(()),
+                }
             }
         }
     }

@@ -256,4 +256,9 @@ fn the_policys_document_shows_what_is_printed() {
     let shown = teiji::text::guarantees::link(&plan.links[0], &UNICODE);
     let document = include_str!("../../../docs/policy.md");
     assert!(document.contains(&shown), "docs/policy.md lacks:\n{shown}");
+    // HFSC has no slack.
+    let observed = Observed { deadlines: DeadlineSupport::Hfsc("it is old".into()), ..observed };
+    let plan = teiji_control::plan::plan(&policy, &observed, &Held::default()).unwrap();
+    let shown = teiji::text::guarantees::link(&plan.links[0], &UNICODE);
+    assert!(shown.starts_with("eth0: HFSC, 999mbit, 0 % reserved, frames up to "), "{shown}");
 }

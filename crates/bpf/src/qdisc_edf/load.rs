@@ -62,9 +62,10 @@ pub fn supported() -> Result<(), Error> {
     }
     Err(Error::Missing {
         what: "BPF qdiscs".into(),
-        consequence: "channels cannot have deadlines on this host; use Linux 6.16 or newer, built with \
+        consequence:
+            "the qdisc teiji_edf cannot keep deadlines on this host; use Linux 6.16 or newer, built with \
                       CONFIG_NET_SCH_BPF=y"
-            .into(),
+                .into(),
     })
 }
 

@@ -7,6 +7,7 @@
 //! | `demand` | the test itself: demand of the channels against what the link can send |
 //! | `bound` | the delay that each channel is guaranteed |
 //! | `remedy` | the smallest single changes that make a refused set fit |
+//! | [`hfsc`] | the test for links whose deadlines HFSC keeps, which admits less |
 //!
 //! # Model
 //! A link sends C bit/s. Channel j has a token bucket (burst σ_j, rate ρ_j) and a relative deadline d_j, which is kept
@@ -53,6 +54,9 @@
 
 mod bound;
 mod demand;
+pub mod hfsc;
+#[cfg(test)]
+mod hfsc_tests;
 mod remedy;
 mod terms;
 #[cfg(test)]

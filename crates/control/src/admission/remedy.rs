@@ -54,7 +54,8 @@ pub(super) fn remedies(load: &Load, link: &Link, channels: &[Channel], reason: &
     found.into_iter().map(|(_, remedy)| remedy).collect()
 }
 
-fn part(change: i128, of: i128) -> i128 {
+/// A change in millionths of the value; only for the order.
+pub(super) fn part(change: i128, of: i128) -> i128 {
     change.saturating_mul(1_000_000) / of.max(1)
 }
 
@@ -72,7 +73,7 @@ fn candidates<'a>(load: &'a Load, reason: &Reason) -> Vec<&'a Item> {
 }
 
 /// The least value from `from` up to `to` that does, if one does and if all above it do.
-fn least(from: i128, to: i128, mut does: impl FnMut(i128) -> bool) -> Option<i128> {
+pub(super) fn least(from: i128, to: i128, mut does: impl FnMut(i128) -> bool) -> Option<i128> {
     if from > to || !does(to) {
         return None;
     }

@@ -89,12 +89,12 @@ pub enum Denied {
 pub struct Refusal {
     /// What does not fit.
     pub reason: Reason,
-    /// So long after a moment when every burst comes at once, ns, demand exceeds the link most. For [`Reason::Rate`] the
-    /// longest time there is.
+    /// So long after a moment when every burst comes at once, ns, demand exceeds the link most. For [`Reason::Rate`] and
+    /// [`Reason::Curves`] the longest time there is.
     pub at: u64,
-    /// By so many bytes, rounded up. For [`Reason::Rate`] in each second.
+    /// By so many bytes, rounded up. For [`Reason::Rate`] and [`Reason::Curves`] in each second.
     pub excess: u128,
-    /// The channels whose packets make up that demand, by deadline.
+    /// The channels whose packets make up that demand, by deadline; for [`Reason::Curves`] by what they reserve.
     pub offending: Vec<String>,
     /// Single changes each of which makes the set fit, the best of each kind, the smallest change (in proportion to
     /// what is changed) first. Each is exact: a step less does not do (as text they have four digits, rounded so that
@@ -109,6 +109,8 @@ pub enum Reason {
     Rate,
     /// A deadline comes too early for what has to be sent by then.
     Deadline,
+    /// What HFSC reserves for the bursts and their deadlines exceeds the link.
+    Curves,
     /// Best effort goes first for too long.
     Slack {
         /// The smallest slack that will do, ns.
@@ -202,6 +204,20 @@ impl fmt::Display for Remedy {
     }
 }
 
+/// How many channels, and the last of them.
+struct Last<'a>(&'a [String]);
+
+impl fmt::Display for Last<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = self.0.len();
+        write!(f, "{n} {}", if n == 1 { "channel" } else { "channels" })?;
+        for (i, name) in self.0.iter().rev().take(5).enumerate() {
+            write!(f, "{} `{}`", if i == 0 { ":" } else { "," }, printable(name))?;
+        }
+        f.write_str(if n > 5 { ", …" } else { "" })
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at = Time(self.at);
@@ -209,19 +225,20 @@ impl fmt::Display for Refusal {
         match self.reason {
             Reason::Rate => write!(f, "the channels' rates exceed the link's, by {excess} in each second")?,
             Reason::Deadline => {
-                let n = self.offending.len();
                 write!(
                     f,
-                    "the deadlines cannot all be kept: within {at} the link would have to send {excess} more than it can \
-                     ({n} {}",
-                    if n == 1 { "channel" } else { "channels" }
+                    "the deadlines cannot all be kept: within {at} the link would have to send {excess} more than it can"
                 )?;
                 // The latest deadlines are nearest to the instant.
-                for (i, name) in self.offending.iter().rev().take(5).enumerate() {
-                    write!(f, "{} `{}`", if i == 0 { ":" } else { "," }, printable(name))?;
-                }
-                f.write_str(if n > 5 { ", …)" } else { ")" })?;
+                write!(f, " ({})", Last(&self.offending))?;
             }
+            Reason::Curves => write!(
+                f,
+                "HFSC reserves each channel's burst within its deadline all the time, and that is {} more than the link \
+                 sends ({})",
+                Rate(u64::try_from(self.excess * 8).unwrap_or(u64::MAX)),
+                Last(&self.offending)
+            )?,
             Reason::Slack { .. } => write!(
                 f,
                 "with a slack of {at} best effort goes first for too long: {excess} could not be sent in time"

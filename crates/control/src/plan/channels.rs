@@ -37,7 +37,7 @@ pub(super) fn collect(policy: &Policy, host: Host<'_>, draft: &mut Draft) {
         }
     }
     let Some((_, _, first)) = groups.first() else { return };
-    let scheduler = match scheduler(&host.observed.deadlines) {
+    let scheduler = match scheduler(&host.observed.deadlines, draft) {
         Ok(scheduler) => scheduler,
         // Once, and nothing else of the channels can be judged without it.
         Err(why) => return draft.problem(&first[0].name.place, why),
@@ -63,17 +63,21 @@ pub(super) fn collect(policy: &Policy, host: Host<'_>, draft: &mut Draft) {
     }
 }
 
-/// What keeps deadlines on this host.
+/// What keeps deadlines on this host. Warns if it is not teiji's own.
 ///
 /// # Errors
 /// Why nothing does, and the cure.
-fn scheduler(support: &DeadlineSupport) -> Result<Scheduler, String> {
+fn scheduler(support: &DeadlineSupport, draft: &mut Draft) -> Result<Scheduler, String> {
     match support {
         DeadlineSupport::Edf => Ok(Scheduler::Edf),
-        DeadlineSupport::Hfsc(missing) => Err(format!(
-            "this kernel has no BPF qdiscs ({missing}), so deadlines cannot be kept: use Linux 6.16 or newer with \
-             CONFIG_NET_SCH_BPF, or remove the channels"
-        )),
+        DeadlineSupport::Hfsc(missing) => {
+            draft.warnings.push(format!(
+                "this kernel has no BPF qdiscs ({missing}), so its own HFSC keeps the deadlines: it reserves each \
+                 channel's burst within its deadline all the time, which admits fewer channels, and a change of \
+                 channels loses what waits; Linux 6.16 or newer with CONFIG_NET_SCH_BPF does better"
+            ));
+            Ok(Scheduler::Hfsc)
+        }
         DeadlineSupport::None(why) => Err(format!("deadlines cannot be kept: {why}")),
     }
 }

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod granted;
+mod hfsc;
 mod refused;
 
 use common::{at, channel, host, link, nic};
@@ -79,7 +80,13 @@ fn admitted_channels_are_guaranteed() {
     let counts = std::cell::RefCell::new((&mut admitted, &mut refused, &mut none));
     let mut runner =
         TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });
-    let run = runner.run(&(common::any_host(), common::any_channels()), |(observed, policy)| {
+    let hosts = (common::any_host(), proptest::bool::weighted(0.3)).prop_map(|(mut host, old)| {
+        if old {
+            host.deadlines = DeadlineSupport::Hfsc("its BTF has no Qdisc_ops".into());
+        }
+        host
+    });
+    let run = runner.run(&(hosts, common::any_channels()), |(observed, policy)| {
         let mut counts = counts.borrow_mut();
         match plan(&policy, &observed, &Held::default()) {
             Err(problems) => {
@@ -114,6 +121,11 @@ fn kept(link: &LinkGuarantee, plan: &Plan, observed: &Observed) -> Result<(), Te
         return Err(TestCaseError::fail(format!("no queue for {link:?}")));
     };
     prop_assert_eq!((queue.rate, queue.slack), (link.rate, link.slack));
+    let expected = match observed.deadlines {
+        DeadlineSupport::Hfsc(_) => Scheduler::Hfsc,
+        _ => Scheduler::Edf,
+    };
+    prop_assert_eq!((queue.scheduler, link.scheduler), (expected, expected));
     prop_assert!(queue.realtime_max == 0 || queue.realtime_max >= link.reserved);
     Ok(())
 }

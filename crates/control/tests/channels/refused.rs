@@ -59,8 +59,6 @@ fn links_that_cannot_have_deadlines() {
         "20:1",
         &["deadlines cannot be kept: no teiji agent keeps them: start one\\u{1b}"],
     );
-    observed.deadlines = DeadlineSupport::Hfsc("its BTF has no Qdisc_ops".into());
-    refused(&policy, &observed, "20:1", &["no BPF qdiscs (its BTF has no Qdisc_ops)", "Linux 6.16 or newer"]);
     // Nothing of it matters to a policy without channels.
     assert!(plan(&Policy { channels: Vec::new(), ..policy.clone() }, &observed, &Held::default()).is_ok());
     let mut observed = one();

@@ -103,7 +103,7 @@ pub(super) fn rollback(args: &Rollback) -> Result<()> {
 
 /// Who changes this machine's settings.
 pub(super) fn open(state: &State) -> Result<Engine<Machine>, apply::Error> {
-    Engine::open(&state.dir, Machine::new(Root::default(), &state.pins))
+    Engine::open(&state.dir, Machine::new(Root::default(), &state.pins, &state.dir))
 }
 
 /// Fails with what root is needed for.

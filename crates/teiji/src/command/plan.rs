@@ -27,7 +27,8 @@ struct Json<'a> {
 
 pub(super) fn run(args: &Arguments, root: &Root) -> Result<()> {
     let loaded = policy::load(args.policy.file.as_deref()).map_err(explain)?;
-    let engine = Engine::open(&args.state.dir, Machine::new(root.clone(), &args.state.pins))?;
+    let engine =
+        Engine::open(&args.state.dir, Machine::new(root.clone(), &args.state.pins, &args.state.dir))?;
     let plan = policy::plan(&loaded, root, &engine).map_err(explain)?;
     if args.print.json {
         let json = Json { schema: 1, plan: &plan };

@@ -5,6 +5,7 @@ use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
 use teiji_model::plan::{ChannelGuarantee, LinkGuarantee};
 use teiji_model::policy::units::{RATE, SIZE};
+use teiji_model::queue::Scheduler;
 
 /// So many channels of a link are shown.
 const SHOWN: usize = 40;
@@ -15,12 +16,15 @@ const BAR: usize = 10;
 /// A headline, and a line for each channel: of many those with the least room between bound and deadline.
 pub fn link(link: &LinkGuarantee, style: &Style) -> String {
     let reserved = link.reserved as f64 / link.rate.max(1) as f64;
+    let slack = match link.scheduler {
+        Scheduler::Edf => format!(", slack {}", units::ns(link.slack as f64)),
+        Scheduler::Hfsc => String::new(),
+    };
     let head = format!(
-        "{}: {}, {}, slack {}, {} reserved, frames up to {} bytes",
+        "{}: {}, {}{slack}, {} reserved, frames up to {} bytes",
         shorten(&link.link, NAME),
         link.scheduler,
         RATE.write(link.rate),
-        units::ns(link.slack as f64),
         units::percent(reserved),
         link.largest
     );

@@ -2,10 +2,9 @@
 
 use super::super::Draft;
 use super::super::names::shown;
-use super::frames;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use teiji_model::policy::{ChannelPolicy, Endpoint};
-use teiji_model::queue::{Channel, MAX_NAME, MAX_SHAPES, MIN_FRAME, OVERHEAD, RATE_STEP};
+use teiji_model::queue::{Channel, MAX_NAME, MAX_SHAPES, MIN_FRAME, OVERHEAD, RATE_STEP, frame};
 
 /// The channels as the link's queue keeps them, by name; what is wrong with them is noted.
 pub(super) fn channels(
@@ -67,7 +66,7 @@ fn channel(policy: &ChannelPolicy, mtu: u32) -> Channel {
         proto: policy.proto.as_ref().map(|proto| proto.value),
         deadline: policy.deadline.value,
         rate: policy.min_rate.value.next_multiple_of(RATE_STEP),
-        burst: burst.unwrap_or(2 * (u64::from(frames::full(mtu)) + u64::from(OVERHEAD))),
+        burst: burst.unwrap_or(2 * (u64::from(frame::full(mtu)) + u64::from(OVERHEAD))),
     }
     .normal()
 }

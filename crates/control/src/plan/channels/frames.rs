@@ -7,24 +7,13 @@ use super::super::names::shown;
 use super::super::{Draft, Host, Noted, steps};
 use teiji_model::plan::ObservedLink;
 use teiji_model::policy::{At, LinkPolicy};
-use teiji_model::queue::OVERHEAD;
+use teiji_model::queue::frame::{self, HEADER, TAG, full};
 use teiji_model::setting::{Setting, Value};
 
-/// Ethernet header, bytes.
-const HEADER: u32 = 14;
-/// A VLAN tag, bytes.
-const TAG: u32 = 4;
-/// Longest IP and TCP headers, which the NIC repeats in every frame of a segment: IPv6's 40 and TCP's 60.
-const REPEATED: u32 = 100;
 /// Largest segment, bytes of IP packet, unless somebody has raised it: the kernel's `GSO_LEGACY_MAX_SIZE`.
 const SEGMENT: u32 = 65_536;
 /// Sizes that segments are reduced to.
 const SMALLER: [u32; 4] = [32_768, 16_384, 8192, 4096];
-
-/// Largest frame of the MTU, bytes, without the link's overhead.
-pub(super) fn full(mtu: u32) -> u32 {
-    mtu.saturating_add(HEADER + TAG)
-}
 
 /// The largest packet that comes to a link's queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,15 +27,9 @@ pub(super) struct Largest {
 }
 
 impl Largest {
-    /// Bytes that it takes on the wire, without the overhead of its last frame: full segments of the MTU, each
-    /// with headers of its own.
+    /// Bytes that it takes on the wire, without the overhead of its last frame.
     pub fn on_wire(&self, mtu: u32) -> u32 {
-        if self.frame <= full(mtu) {
-            return self.frame;
-        }
-        let payload = mtu.saturating_sub(REPEATED).max(1);
-        let more = (self.frame - HEADER).saturating_sub(REPEATED).div_ceil(payload).saturating_sub(1);
-        self.frame.saturating_add(more.saturating_mul(REPEATED + HEADER + TAG + OVERHEAD))
+        frame::on_wire(self.frame, mtu)
     }
 }
 
@@ -123,25 +106,4 @@ pub(super) fn choices(
 /// `gso_max_size` is (`tcp_tso_autosize()`, net/ipv4/tcp_output.c; `net.ipv4.tcp_min_tso_segs`).
 fn two(mtu: u32) -> u32 {
     mtu.saturating_mul(2)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_segment_takes_more_than_its_bytes() {
-        let largest = |frame| Largest { frame, segment: None, why: String::new() };
-        assert_eq!(largest(1514).on_wire(1500), 1514);
-        assert_eq!(largest(1518).on_wire(1500), 1518);
-        // 64 KiB of IPv4 with TCP's timestamps: 46 frames of 1,448 bytes of payload, 90 bytes of headers and framing each.
-        let usual = 65_536 + 14 + 45 * (52 + 14 + 24);
-        let allowed = largest(65_550).on_wire(1500);
-        assert!((usual..usual + usual / 20).contains(&allowed), "{allowed}");
-        // No MTU is too small or too large to be counted with.
-        for mtu in [0, 68, 100, 9000, u32::MAX] {
-            assert!(largest(65_550).on_wire(mtu) >= 65_550);
-        }
-        assert_eq!((full(1500), full(u32::MAX)), (1518, u32::MAX));
-    }
 }

@@ -3,12 +3,13 @@
 use super::super::names::shown;
 use super::super::{Draft, Host, Noted, Want, time};
 use super::{flows, frames};
-use crate::admission::{self, Admission, Denied, Reason, Refusal};
+use crate::admission::{self, Admission, Denied, Reason, Refusal, hfsc};
 use frames::Largest;
 use std::collections::BTreeMap;
 use teiji_model::plan::{ChannelGuarantee, LinkGuarantee, LinkKind, ObservedLink};
 use teiji_model::policy::units::RATE;
 use teiji_model::policy::{At, Auto, ChannelPolicy, LinkPolicy, Place};
+use teiji_model::queue::frame;
 use teiji_model::queue::{
     Channel, Deadlines, MAX_RATE, MIN_FRAME, OVERHEAD, Queue, RATE_STEP, Scheduler, TIMER_ERROR,
 };
@@ -45,9 +46,10 @@ pub(super) fn collect(group: &Group<'_>, host: Host<'_>, draft: &mut Draft) {
         return;
     }
     kind(group, draft);
+    no_slack(group, draft);
     match choose(group, &channels, rate, &choices) {
         Ok((largest, admitted)) => {
-            let queue = queue(group, &channels, rate, admitted.slack);
+            let queue = queue(group, &channels, rate, admitted.slack, largest);
             settings(group, queue, largest, choices.len() > 1, host, draft);
             draft.links.push(guarantee(group, &channels, rate, &admitted, largest));
         }
@@ -121,6 +123,17 @@ fn kind(group: &Group<'_>, draft: &mut Draft) {
     }
 }
 
+/// Says that a slack which was written says nothing to HFSC.
+fn no_slack(group: &Group<'_>, draft: &mut Draft) {
+    let written = group.section.and_then(|s| s.slack.as_ref());
+    if group.scheduler == Scheduler::Hfsc && written.is_some_and(|at| at.value != Auto::Auto) {
+        let name = shown(&group.device.name);
+        draft.warnings.push(format!(
+            "`link.{name}.slack` has no effect: HFSC sends what is due within its curve before best effort"
+        ));
+    }
+}
+
 /// The largest packets for which the channels are admitted without waiting for them for long, or else the smallest.
 fn choose<'l>(
     group: &Group<'_>,
@@ -157,7 +170,17 @@ fn admit(
     rate: u64,
     largest: u32,
 ) -> Result<Admission, Denied> {
-    let link = admission::Link {
+    let link = terms(group, rate, largest);
+    let channels: Vec<_> = channels.iter().map(|(name, c)| term(group, &link, name, c)).collect();
+    match group.scheduler {
+        Scheduler::Edf => admission::admit(&link, &channels),
+        Scheduler::Hfsc => hfsc::admit(&link, &channels),
+    }
+}
+
+/// The link as admission sees it.
+fn terms(group: &Group<'_>, rate: u64, largest: u32) -> admission::Link {
+    admission::Link {
         rate,
         max_frame: largest.max(MIN_FRAME),
         overhead: OVERHEAD,
@@ -165,17 +188,19 @@ fn admit(
         ring_bytes: 0,
         timer_error: TIMER_ERROR,
         slack: group.section.and_then(|s| s.slack.as_ref()).map_or(Auto::Auto, |slack| slack.value),
-    };
-    let frame = u64::from(frames::full(group.device.mtu).clamp(MIN_FRAME, link.max_frame));
-    let channel = |(name, c): (&String, &Channel)| admission::Channel {
-        name: name.clone(),
+    }
+}
+
+/// A channel as admission sees it.
+fn term(group: &Group<'_>, link: &admission::Link, name: &str, c: &Channel) -> admission::Channel {
+    let frame = u64::from(frame::full(group.device.mtu).clamp(MIN_FRAME, link.max_frame));
+    admission::Channel {
+        name: name.to_owned(),
         deadline: c.deadline,
         rate: c.rate,
         burst: c.burst,
         max_packet: u32::try_from(frame.min(c.burst.saturating_sub(OVERHEAD.into()))).unwrap_or(u32::MAX),
-    };
-    let channels: Vec<admission::Channel> = channels.iter().map(channel).collect();
-    admission::admit(&link, &channels)
+    }
 }
 
 /// Says why the channels do not fit, where that is written which the reason is about.
@@ -187,7 +212,7 @@ fn refused(group: &Group<'_>, largest: Option<&Largest>, denied: Denied, draft: 
         Denied::Refused(refusal) => {
             let place = refusal_place(group, &refusal);
             let why = match (why, refusal.reason) {
-                (Some(why), Reason::Deadline | Reason::Slack { .. }) => format!(" ({why})"),
+                (Some(why), Reason::Deadline | Reason::Curves | Reason::Slack { .. }) => format!(" ({why})"),
                 _ => String::new(),
             };
             draft.problem(place, format!("{name}: {refusal}{why}"));
@@ -202,21 +227,31 @@ fn refusal_place<'a>(group: &Group<'a>, refusal: &Refusal) -> &'a Place {
     match refusal.reason {
         Reason::Slack { .. } => group.section.and_then(|s| s.slack.as_ref()).map(|slack| &slack.place),
         Reason::Rate => group.section.and_then(|s| s.rate.as_ref()).map(|rate| &rate.place),
-        Reason::Deadline => tightest.map(|c| &c.deadline.place),
+        // Or the one that reserves most.
+        Reason::Deadline | Reason::Curves => tightest.map(|c| &c.deadline.place),
     }
     .unwrap_or(group.place)
 }
 
-/// The queue that keeps them.
-fn queue(group: &Group<'_>, channels: &BTreeMap<String, Channel>, rate: u64, slack: u64) -> Deadlines {
+/// The queue that keeps them; they were admitted.
+fn queue(
+    group: &Group<'_>,
+    channels: &BTreeMap<String, Channel>,
+    rate: u64,
+    slack: u64,
+    largest: &Largest,
+) -> Deadlines {
     let most = group.section.and_then(|s| s.realtime_max.as_ref()).map_or(0, |at| at.value);
-    Deadlines {
-        scheduler: group.scheduler,
-        rate,
-        slack,
-        realtime_max: most / RATE_STEP * RATE_STEP,
-        channels: channels.clone(),
+    let (mut channels, mut realtime_max) = (channels.clone(), most / RATE_STEP * RATE_STEP);
+    if group.scheduler == Scheduler::Hfsc {
+        let link = terms(group, rate, largest.on_wire(group.device.mtu));
+        for (name, c) in &mut channels {
+            c.deadline = hfsc::within(&link, &term(group, &link, name, c)).unwrap_or(c.deadline);
+        }
+        // That the channels together do not exceed it was checked, and each is kept to its own.
+        realtime_max = 0;
     }
+    Deadlines { scheduler: group.scheduler, rate, slack, realtime_max, channels }
 }
 
 /// Wants the settings that the guarantees rest on.
@@ -272,7 +307,13 @@ fn cost(present: Option<&Value>, wanted: &Deadlines) -> String {
     let counts = counts.iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!("{n} {what}"));
     match counts.collect::<Vec<_>>().join(", ") {
         none if none.is_empty() => format!("no channel changes; {at_most}"),
-        counts => format!("channels: {counts}; no packet is lost; {at_most}"),
+        counts => {
+            let lost = match wanted.scheduler {
+                Scheduler::Edf => "no packet is lost",
+                Scheduler::Hfsc => "what waits in the queue at that instant is lost",
+            };
+            format!("channels: {counts}; {lost}; {at_most}")
+        }
     }
 }
 

@@ -1,0 +1,180 @@
+//! The test for links whose deadlines the kernel's HFSC keeps (Stoica, Zhang, Ng: A Hierarchical Fair Service Curve
+//! Algorithm, SIGCOMM 1997), and what it guarantees.
+//!
+//! Channel j is given a service curve S_j: its burst σ_j within d′_j, then its rate ρ_j. What keeps to burst and rate is
+//! then served within d′_j of its arrival, but for one frame that is being sent (theorem 2 of the paper), if the curves
+//! together are no more than the link serves: Σ S_j(t) ≤ C t for all t.
+//!
+//! A curve starts with slope m1_j = max(σ_j / d′_j, ρ_j) and goes on with ρ_j ≤ m1_j: all are concave, so is their sum,
+//! and it stays below C t if and only if it starts so:
+//!
+//! ```text
+//! Σ max(σ_j / d′_j, ρ_j)  ≤  C
+//! ```
+//!
+//! That is more than earliest deadline first asks for: a burst is reserved within its deadline all the time, as if it came
+//! again and again. What fits here fits there: S_j(t − a) ≥ σ_j + ρ_j (t − a − d′_j), so the sum at t − a is at most
+//! C (t − a), with a what is taken off the deadlines below.
+//!
+//! Before a packet may be, at the pace of the limiter, the frame that is being sent, and what the limiter has handed over
+//! too early to make up for a timer that fires late by ε: C ε at most. So
+//!
+//! ```text
+//! d′_j  =  d_j − a, in whole µs rounded down,  a = (ring + largest frame) / C + ε,  delay_j = d′_j + a
+//! ```
+
+use super::demand::{BYTE, div_ceil};
+use super::terms::{Admission, Channel, Denied, FASTEST, Guarantee, LONGEST, Link, Reason, Refusal, Remedy};
+use super::{remedy, terms};
+use teiji_model::queue::{Curve, HFSC_MAX_RATE};
+
+/// Whether HFSC can keep the deadlines of all these channels on the link, whose slack does not matter.
+///
+/// # Errors
+/// [`Denied::Malformed`] if a value is out of its range, [`Denied::Refused`] if the channels do not fit.
+pub fn admit(link: &Link, channels: &[Channel]) -> Result<Admission, Denied> {
+    terms::check(link, channels)?;
+    let load = Load::new(link, channels);
+    if !load.fits() {
+        return Err(Denied::Refused(Box::new(load.refusal())));
+    }
+    let reserved = channels.iter().fold(0_u64, |sum, c| sum.saturating_add(c.rate));
+    let guarantee = |c: &Channel| {
+        let delay = within(link, c).unwrap_or(0).saturating_add(blocking(link)).min(c.deadline);
+        Guarantee { name: c.name.clone(), delay }
+    };
+    Ok(Admission {
+        slack: 0,
+        guarantees: channels.iter().map(guarantee).collect(),
+        reserved_rate: reserved,
+        free_rate: link.rate.saturating_sub(reserved),
+        free_burst: load.free_burst(),
+    })
+}
+
+/// What HFSC itself has to keep of a channel's deadline, ns in whole µs; `None` if what the link adds leaves less than
+/// a µs.
+pub fn within(link: &Link, channel: &Channel) -> Option<u64> {
+    let whole = channel.deadline.checked_sub(blocking(link))? / 1000 * 1000;
+    (whole > 0).then_some(whole)
+}
+
+/// What the link adds to every delay, ns, rounded up.
+fn blocking(link: &Link) -> u64 {
+    let bytes = u64::from(link.max_frame) + u64::from(link.overhead) + link.ring_bytes;
+    let sent = div_ceil(i128::from(bytes) * BYTE, link.rate.max(1).into());
+    u64::try_from(sent).unwrap_or(LONGEST).saturating_add(link.timer_error)
+}
+
+/// What a channel reserves, bit/s. Without time to do it in, and beyond what HFSC can be told, more than any link has.
+fn reserves(link: &Link, channel: &Channel) -> u128 {
+    let curve = within(link, channel).and_then(|within| Curve::new(channel.burst, within, channel.rate));
+    curve.map_or(u128::from(FASTEST), |curve| curve.reserves().into())
+}
+
+/// The channels of a link, and what they reserve of it.
+struct Load<'a> {
+    link: &'a Link,
+    channels: &'a [Channel],
+    /// Σ m1, bit/s.
+    total: u128,
+}
+
+impl<'a> Load<'a> {
+    fn new(link: &'a Link, channels: &'a [Channel]) -> Self {
+        let total = channels.iter().map(|c| reserves(link, c)).sum();
+        Load { link, channels, total }
+    }
+
+    /// What can be reserved, bit/s.
+    fn most(link: &Link) -> u128 {
+        // Beyond it there are no curves; nothing is lost by the sum's being bounded too.
+        link.rate.min(HFSC_MAX_RATE).into()
+    }
+
+    fn fits(&self) -> bool {
+        self.total <= Self::most(self.link)
+    }
+
+    /// Whether the set fits with one channel other than it is.
+    fn fits_with(&self, was: &Channel, changed: &Channel) -> bool {
+        self.total - reserves(self.link, was) + reserves(self.link, changed) <= Self::most(self.link)
+    }
+
+    fn free_burst(&self) -> Option<u64> {
+        let room = |c: &Channel| {
+            let grown = |by: u64| self.fits_with(c, &Channel { burst: c.burst + by, ..c.clone() });
+            // The least that is too much.
+            remedy::least(1, terms::LARGEST.into(), |by| !grown(u64::try_from(by).unwrap_or(0)))
+                .map_or(terms::LARGEST, |by| u64::try_from(by - 1).unwrap_or(0))
+        };
+        self.channels.iter().map(room).min()
+    }
+
+    fn refusal(&self) -> Refusal {
+        let (link, most) = (self.link, Self::most(self.link));
+        let late = self.channels.iter().filter(|c| within(link, c).is_none()).min_by_key(|c| c.deadline);
+        if let Some(late) = late {
+            // Even alone it would have to wait for longer.
+            let needs = blocking(link).saturating_add(1000) - late.deadline;
+            let excess = u128::from(needs) * u128::from(link.rate) / 8_000_000_000 + u128::from(late.burst);
+            let (reason, at) = (Reason::Deadline, late.deadline);
+            let offending = vec![late.name.clone()];
+            return Refusal { reason, at, excess, offending, remedies: self.remedies() };
+        }
+        let mut by_share: Vec<(u128, &Channel)> =
+            self.channels.iter().map(|c| (reserves(link, c), c)).collect();
+        by_share.sort_by_key(|(share, _)| *share);
+        Refusal {
+            reason: Reason::Curves,
+            at: LONGEST,
+            excess: (self.total - most).div_ceil(8),
+            offending: by_share.into_iter().map(|(_, c)| c.name.clone()).collect(),
+            remedies: self.remedies(),
+        }
+    }
+
+    /// The least change of each kind that does: of the channel that reserves most, or of the link.
+    fn remedies(&self) -> Vec<Remedy> {
+        let mut found: Vec<(i128, Remedy)> = Vec::new();
+        let mut add = |from: u64, to: Option<u64>, remedy: fn(String, u64) -> Remedy, name: &str| {
+            if let Some(to) = to {
+                found.push((
+                    remedy::part(i128::from(to.abs_diff(from)), from.into()),
+                    remedy(name.to_owned(), to),
+                ));
+            }
+        };
+        let worst =
+            self.channels.iter().max_by_key(|c| (reserves(self.link, c), std::cmp::Reverse(c.deadline)));
+        if let Some(c) = worst {
+            let does =
+                |deadline, burst, rate| self.fits_with(c, &Channel { deadline, burst, rate, ..c.clone() });
+            let one = u64::from(c.max_packet) + u64::from(self.link.overhead);
+            let deadline = least(c.deadline, LONGEST, |to| does(to, c.burst, c.rate));
+            let burst = least(0, c.burst - one, |less| does(c.deadline, c.burst - less, c.rate));
+            let rate = least(0, c.rate - 1, |less| does(c.deadline, c.burst, c.rate - less));
+            add(c.deadline, deadline, |channel, to| Remedy::Deadline { channel, to }, &c.name);
+            add(
+                c.burst,
+                burst.map(|less| c.burst - less),
+                |channel, to| Remedy::Burst { channel, to },
+                &c.name,
+            );
+            add(c.rate, rate.map(|less| c.rate - less), |channel, to| Remedy::Rate { channel, to }, &c.name);
+        }
+        // A faster link blocks for less, too.
+        let faster = least(self.link.rate, HFSC_MAX_RATE.max(self.link.rate), |rate| {
+            Load::new(&Link { rate, ..self.link.clone() }, self.channels).fits()
+        });
+        add(self.link.rate, faster, |_, to| Remedy::LinkRate { to }, "");
+        found.sort_by_key(|(change, _)| *change);
+        found.into_iter().map(|(_, remedy)| remedy).collect()
+    }
+}
+
+/// The least value of a range that does, if all above it do.
+fn least(from: u64, to: u64, mut does: impl FnMut(u64) -> bool) -> Option<u64> {
+    let found = remedy::least(from.into(), to.into(), |v| does(u64::try_from(v).unwrap_or(u64::MAX)));
+    found.and_then(|v| u64::try_from(v).ok())
+}

@@ -1,0 +1,115 @@
+//! What a tree of qdiscs, classes and filters is, as far as it is teiji's to say: the same whether it is taken from the
+//! requests that make it or from what the kernel lists.
+
+use super::filter::{CLASSID, IP_PROTO, IPV4_SRC, IPV6_SRC, PORTS, VLAN_ETH_TYPE};
+use super::tree::{Part, TCA_HFSC_FSC, TCA_HFSC_RSC, Tree};
+use crate::rtnl::{Rtnl, TCA_KIND, TCA_OPTIONS, TCMSG, attributes, tcmsg, u32_at};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// `TCA_STAB`, and `TCA_STAB_BASE` in it, which alone is listed.
+const STAB: u16 = 8;
+const STAB_BASE: u16 = 1;
+/// `TCA_HTB_PARMS`, `TCA_HTB_RATE64`, `TCA_HTB_CEIL64`.
+const HTB_PARMS: u16 = 1;
+const HTB_64: [u16; 2] = [6, 7];
+
+/// One qdisc, class or filter.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Fact {
+    /// `RTM_NEWQDISC` and the like.
+    what: u16,
+    /// `htb`, `hfsc`, `flower`, … with its terminating 0.
+    kind: Vec<u8>,
+    parent: u32,
+    /// 0 if the kernel has chosen it.
+    handle: u32,
+    info: u32,
+    /// Attributes that say what it does.
+    options: BTreeMap<u16, Vec<u8>>,
+}
+
+/// What the requests make.
+pub(super) fn wanted(tree: &Tree, parts: &[Part]) -> BTreeSet<Fact> {
+    let of = |(_, request): &Part| {
+        let body = [&request.head[..], &request.attributes].concat();
+        fact(tree, request.kind, &body)
+    };
+    parts.iter().filter_map(of).collect()
+}
+
+/// What the kernel lists of a tree with this handle.
+///
+/// # Errors
+/// What the kernel answers.
+pub(super) fn present(tree: &Tree, rtnl: &mut Rtnl, ifindex: u32) -> nix::Result<BTreeSet<Fact>> {
+    let lists = [
+        (libc::RTM_GETQDISC, libc::RTM_NEWQDISC, 0),
+        (libc::RTM_GETTCLASS, libc::RTM_NEWTCLASS, 0),
+        (libc::RTM_GETTFILTER, libc::RTM_NEWTFILTER, tree.inner()),
+    ];
+    let mut all = BTreeSet::new();
+    for (ask, what, parent) in lists {
+        let listed = rtnl.dump(ask, &tcmsg(ifindex, parent))?;
+        let here = listed.iter().filter(|body| u32_at(body, 4) == Some(ifindex));
+        all.extend(here.filter_map(|body| fact(tree, what, body)));
+    }
+    Ok(all)
+}
+
+/// What a message is about, if it is part of a tree with these handles.
+fn fact(tree: &Tree, what: u16, body: &[u8]) -> Option<Fact> {
+    let (handle, parent, info) = (u32_at(body, 8)?, u32_at(body, 12)?, u32_at(body, 16)?);
+    let all = attributes(body.get(TCMSG..)?);
+    let value = |wanted: u16| all.iter().find(|(k, _)| *k == wanted).map(|(_, v)| *v);
+    let kind = value(TCA_KIND)?.to_vec();
+    let options = value(TCA_OPTIONS).unwrap_or_default();
+    let own = |id: u32| id >> 16 == u32::from(tree.outer) || id >> 16 == tree.inner() >> 16;
+    let name = kind.strip_suffix(&[0]).unwrap_or(&kind);
+    let mut fact = Fact { what, kind: kind.clone(), parent, handle, info: 0, options: BTreeMap::new() };
+    let picked = |ids: &[u16], from: &[u8]| -> BTreeMap<u16, Vec<u8>> {
+        attributes(from).into_iter().filter(|(k, _)| ids.contains(k)).map(|(k, v)| (k, v.to_vec())).collect()
+    };
+    if what == libc::RTM_NEWQDISC {
+        if !own(handle) && !own(parent) {
+            return None;
+        }
+        if !own(handle) {
+            fact.handle = 0;
+        }
+        match name {
+            b"htb" => fact.options = picked(&[STAB_BASE], value(STAB).unwrap_or_default()),
+            // struct tc_hfsc_qopt, and struct tc_fifo_qopt, as they are.
+            b"hfsc" => drop(fact.options.insert(0, options.get(..2)?.to_vec())),
+            b"pfifo" => drop(fact.options.insert(0, options.get(..4).unwrap_or_default().to_vec())),
+            _ => {}
+        }
+    } else if what == libc::RTM_NEWTCLASS {
+        // HFSC lists itself as a class, and other qdiscs their queues.
+        if !own(handle) || handle & 0xffff == 0 {
+            return None;
+        }
+        // HTB's root class says that it has no parent.
+        if name == b"htb" {
+            fact.parent = 0;
+            fact.options = picked(&HTB_64, options);
+            let parms = attributes(options).into_iter().find(|(k, _)| *k == HTB_PARMS)?.1;
+            // Two struct tc_ratespec, buffer, cbuffer, quantum; of the rates the number alone.
+            let told = [parms.get(8..12)?, parms.get(20..24)?, parms.get(24..36)?].concat();
+            fact.options.insert(HTB_PARMS, told);
+        } else {
+            fact.options = picked(&[TCA_HFSC_RSC, TCA_HFSC_FSC], options);
+        }
+    } else {
+        // One that leads nowhere is the head of a list.
+        if handle == 0 {
+            return None;
+        }
+        fact.info = info;
+        // The list says the frame's own type; kernels differ in what they list of it where there is a VLAN tag.
+        let mut ids = vec![CLASSID, IP_PROTO, VLAN_ETH_TYPE];
+        ids.extend((IPV4_SRC..IPV4_SRC + 4).chain(IPV6_SRC..IPV6_SRC + 4));
+        ids.extend(PORTS.iter().flat_map(|(_, ids)| ids));
+        fact.options = picked(&ids, options);
+    }
+    Some(fact)
+}

@@ -1,0 +1,202 @@
+//! Channels with deadlines kept by the kernel's own HFSC, for kernels without BPF qdiscs. No agent is needed: the kernel
+//! keeps them.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `tree` | the qdiscs and classes that channels become |
+//! | `filter` | the filters that tell their packets |
+//! | `facts` | whether what the kernel has is just that |
+//! | `notes` | what the kernel cannot tell: the channels' names, exact deadlines and bursts |
+//!
+//! A tree is made by requests that go to the kernel together, in one system call that no signal interrupts, so that
+//! whoever is killed leaves the former root or the wanted one:
+//!
+//! ```text
+//!  rehearsed in a network namespace of its own (loads modules, shows refusals)
+//!    └─► note of the wanted tree written beside that of the present one ──► one sendmsg: root, classes, filters
+//!                                                                              └─ refused after all: the former root again
+//! ```
+//! A tree's handle says which note is its. If the note and what the kernel has agree, that is what the link keeps;
+//! otherwise somebody has changed it, and it is a qdisc like any other.
+
+mod facts;
+mod filter;
+mod notes;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use crate::Settings;
+use crate::rtnl::{Qdisc, ROOT, Rtnl};
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
+use notes::Notes;
+use std::path::{Path, PathBuf};
+use teiji_model::queue::{Deadlines, Device, Queue, Stock};
+use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::text::printable;
+use tree::{OUTER, Part, Tree};
+
+/// Kinds of the best-effort class's qdisc, the better first; the last is always there.
+const LEAVES: [&str; 2] = ["fq_codel", "pfifo"];
+/// The index of `lo`, which each network namespace has.
+const LOOPBACK: u32 = 1;
+
+/// The links of this network namespace whose channels HFSC keeps.
+#[derive(Clone, Debug)]
+pub struct Hfsc {
+    settings: Settings,
+    notes: PathBuf,
+}
+
+impl Hfsc {
+    /// Whose notes lie in `notes`: the state directory. `settings` are those of the same host.
+    pub fn new(settings: Settings, notes: &Path) -> Self {
+        Hfsc { settings, notes: notes.to_owned() }
+    }
+
+    /// What the root qdisc of a device is, if it has teiji's handle: its channels, or a qdisc that somebody has changed.
+    ///
+    /// # Errors
+    /// If the kernel does not tell, or the notes cannot be read.
+    pub fn read(&self, device: &Device) -> Result<Option<Queue>, SettingError> {
+        let failed = |e: Errno| SettingError::Refused(says(device, &describe(e)));
+        let mut rtnl = Rtnl::open().map_err(failed)?;
+        let Some(root) = own_root(&mut rtnl, device.index).map_err(failed)? else { return Ok(None) };
+        let noted =
+            self.notes(device).read().map_err(|why| SettingError::NotPermitted(says(device, &why)))?;
+        let outer = (root.handle >> 16) as u16;
+        if let Some(tree) = noted.into_iter().find(|tree| tree.outer == outer)
+            && let Ok(parts) = tree.parts(device.index)
+            && facts::present(&tree, &mut rtnl, device.index).map_err(failed)? == facts::wanted(&tree, &parts)
+        {
+            return Ok(Some(Queue::Deadlines(Box::new(tree.keeps))));
+        }
+        Ok(Some(Queue::Stock(Box::new(Stock { kind: root.kind, chosen: true, options: Vec::new() }))))
+    }
+
+    /// Makes the channels those of a device. What waits in its queue is lost.
+    ///
+    /// # Errors
+    /// If HFSC cannot keep them or the kernel refuses them; then the former root is there (again).
+    pub fn write(&self, device: &Device, wanted: &Deadlines) -> Result<(), SettingError> {
+        let refused = |why: String| SettingError::Refused(says(device, &why));
+        let failed = |e: Errno| refused(describe(e));
+        let former = match self.read(device)? {
+            Some(queue) => Value::Queue(queue),
+            None => self.settings.read(&Setting::Queue(device.clone()))?,
+        };
+        let mut rtnl = Rtnl::open().map_err(failed)?;
+        let present = own_root(&mut rtnl, device.index).map_err(failed)?.map(|q| (q.handle >> 16) as u16);
+        let mtu = rtnl.mtu(device.index).map_err(failed)?;
+        let outer = OUTER.into_iter().find(|outer| Some(*outer) != present).unwrap_or(OUTER[0]);
+        let tree = rehearsed(|leaf| Tree { outer, mtu, leaf: leaf.into(), keeps: wanted.clone() })
+            .map_err(refused)?;
+        let parts = tree.parts(device.index).map_err(refused)?;
+        let notes = self.notes(device);
+        let stays = notes.read().map_err(refused)?.into_iter().filter(|t| Some(t.outer) == present);
+        let all: Vec<Tree> = stays.chain([tree]).collect();
+        notes.write(&all).map_err(refused)?;
+        let Err(why) = send(&mut rtnl, &parts) else { return Ok(()) };
+        match self.put_back(device, &former, &all[..all.len() - 1], &mut rtnl) {
+            Ok(()) => Err(refused(why)),
+            Err(again) => Err(refused(format!("{why}; and the former qdisc could not be put back: {again}"))),
+        }
+    }
+
+    /// Forgets what a device kept, once it has another root.
+    ///
+    /// # Errors
+    /// If the note cannot be removed. It then says nothing, for no root has its handle.
+    pub fn forget(&self, device: &Device) -> Result<(), String> {
+        self.notes(device).remove()
+    }
+
+    fn notes(&self, device: &Device) -> Notes {
+        Notes::new(&self.notes, device.index)
+    }
+
+    fn put_back(
+        &self,
+        device: &Device,
+        former: &Value,
+        noted: &[Tree],
+        rtnl: &mut Rtnl,
+    ) -> Result<(), String> {
+        match (former, noted) {
+            (Value::Queue(Queue::Deadlines(keeps)), [tree, ..]) => {
+                // Nothing of it may have been carried out.
+                if self.read(device) == Ok(Some(Queue::Deadlines(keeps.clone()))) {
+                    return Ok(());
+                }
+                // The same handle must not be there for it to be made anew.
+                let _ = rtnl.delete_root(device.index);
+                send(rtnl, &tree.parts(device.index)?)
+            }
+            (former, _) => {
+                self.settings.write(&Setting::Queue(device.clone()), former).map_err(|e| e.to_string())
+            }
+        }
+    }
+}
+
+/// The root qdisc, if it has one of teiji's handles.
+fn own_root(rtnl: &mut Rtnl, index: u32) -> nix::Result<Option<Qdisc>> {
+    let root = rtnl.qdiscs(index)?.into_iter().find(|q| q.parent == ROOT);
+    Ok(root.filter(|q| OUTER.contains(&((q.handle >> 16) as u16))))
+}
+
+/// The tree with the best leaf that this kernel takes, made for trial where it is in nobody's way: the kernel's modules
+/// are then loaded, and what it refuses is known.
+///
+/// # Errors
+/// What the kernel refuses, or that it could not be tried.
+fn rehearsed(with: impl Fn(&str) -> Tree) -> Result<Tree, String> {
+    let mut said = String::new();
+    for leaf in LEAVES {
+        let tree = with(leaf);
+        let parts = tree.parts(LOOPBACK)?;
+        // A thread of its own, for it goes to a namespace that ends with it.
+        let tried = std::thread::scope(|scope| {
+            let trial = scope.spawn(|| {
+                unshare(CloneFlags::CLONE_NEWNET)
+                    .map_err(|e| format!("no network namespace to try it in: {}", describe(e)))?;
+                send(&mut Rtnl::open().map_err(describe)?, &parts)
+            });
+            trial.join().unwrap_or_else(|_| Err("the trial ended early".into()))
+        });
+        match tried {
+            Ok(()) => return Ok(tree),
+            Err(why) => said = why,
+        }
+    }
+    Err(said)
+}
+
+/// # Errors
+/// What was refused, and why.
+fn send(rtnl: &mut Rtnl, parts: &[Part]) -> Result<(), String> {
+    let requests: Vec<_> = parts.iter().map(|(_, request)| request.clone()).collect();
+    rtnl.together(&requests).map_err(|(place, errno)| match place.and_then(|n| parts.get(n)) {
+        Some((what, _)) => format!("the kernel refuses the {}: {}", printable(what), describe(errno)),
+        None => describe(errno),
+    })
+}
+
+fn describe(errno: Errno) -> String {
+    match errno {
+        Errno::ENOENT => {
+            "it does not have that kind of qdisc or filter (ENOENT); install the kernel modules sch_htb, \
+                          sch_hfsc and cls_flower"
+                .into()
+        }
+        Errno::EPERM => {
+            "that needs root, or CAP_NET_ADMIN and CAP_SYS_ADMIN (EPERM); run teiji as root".into()
+        }
+        other => format!("{} ({other:?})", other.desc().to_lowercase()),
+    }
+}
+
+fn says(device: &Device, why: &str) -> String {
+    format!("HFSC on {}: {}", printable(&device.name), why)
+}
