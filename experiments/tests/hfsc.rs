@@ -31,6 +31,8 @@ fn hfsc_keeps_deadlines_where_there_are_no_bpf_qdiscs() {
     host.put("/tmp/kinds.toml", kinds().as_bytes()).unwrap();
     the_former_root_is_put_back(&host);
     check("rolled back", begun);
+    a_missing_module_changes_nothing(&host);
+    check("a module missing", begun);
     packets_find_their_channels(&host);
     check("IPv4, IPv6, VLAN, ports", begun);
     what_others_change_is_told(&host);
@@ -141,6 +143,21 @@ fn the_former_root_is_put_back(host: &Host) {
     }
     host.run("ip netns exec a tc qdisc del dev va root").unwrap().ok().unwrap();
     assert_eq!(root(host), untouched);
+}
+
+fn a_missing_module_changes_nothing(host: &Host) {
+    let before = root(host);
+    let hide = "echo install cls_flower /bin/false >/etc/modprobe.d/hfsc.conf && modprobe -r cls_flower";
+    host.run(hide).unwrap().ok().unwrap();
+    let said = teiji(host, "apply /tmp/six.toml", 1);
+    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        said.contains("the kernel refuses the filter of channel `c0`: it does not have that kind"),
+        "{said}"
+    );
+    assert!(said.contains("install the kernel modules sch_htb, sch_hfsc and cls_flower"), "{said}");
+    assert_eq!(root(host), before);
+    host.run("rm /etc/modprobe.d/hfsc.conf").unwrap().ok().unwrap();
 }
 
 /// Packets that the queue of each channel has sent, by name. (As JSON tc prints it wrong.)
