@@ -45,6 +45,10 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
                 o.best_effort * 100.0
             );
         }
+        if case == super::six(1).name {
+            let cells: Vec<String> = paper().iter().map(|(_, longest)| format!("{longest:.2}")).collect();
+            let _ = writeln!(t, "| the paper's EDF, queue only, 1 Gbit/s | {} | | | | |", cells.join(" | "));
+        }
         t.push('\n');
     }
     t
@@ -110,6 +114,31 @@ pub fn picture(file: &Path, case: &str, outcomes: &[Outcome]) -> Result<()> {
                 .label(o.qdisc)
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
         }
+        if case == super::six(1).name {
+            chart
+                .draw_series(paper().into_iter().map(|point| Cross::new(point, 5, BLACK.stroke_width(2))))?
+                .label("the paper's EDF, 1 Gbit/s")
+                .legend(|(x, y)| Cross::new((x + 8, y), 4, BLACK.stroke_width(2)));
+        }
         legend(&mut chart)
     })
+}
+
+/// The paper's longest delays in the sending VMM's queue, by deadline, ms.
+fn paper() -> Vec<(f64, f64)> {
+    let of = |line: &str| {
+        let (deadline, rest) = line.split_once(',')?;
+        let (longest, what) = rest.split_once(',')?;
+        what.starts_with("queueing").then_some((deadline.parse().ok()?, longest.parse().ok()?))
+    };
+    include_str!("paper.csv").lines().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_papers_figures_are_found() {
+        let paper = super::paper();
+        assert_eq!((paper.len(), paper[0], paper[5]), (6, (3.0, 3.0), (20.0, 19.28)));
+    }
 }
