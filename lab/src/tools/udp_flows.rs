@@ -86,6 +86,7 @@ pub struct Sent {
 /// # Errors
 /// If a socket cannot be made.
 pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<Sent>> {
+    super::stay_in_memory();
     // Timers that are 50 µs late are of no use here; it fails only for a wrong number.
     let _ = nix::sys::prctl::set_timerslack(1);
     let mut open = Vec::new();
@@ -200,6 +201,7 @@ struct Port {
 /// # Errors
 /// If a port cannot be had.
 pub fn receive(ports: &[u16], deadlines_us: &[u64], sinks: &[u16], idle: Duration) -> Result<Vec<Arrived>> {
+    super::stay_in_memory();
     let bind = |port: u16| UdpSocket::bind(("0.0.0.0", port)).doing(|| format!("receive on port {port}"));
     let _sinks: Vec<UdpSocket> = sinks.iter().map(|p| bind(*p)).collect::<Result<_>>()?;
     let mut open = Vec::new();
