@@ -17,12 +17,8 @@ const NEAR: u128 = 100;
 /// No admitted set of channels misses; of the refused ones nearly all do
 #[derive(Parser)]
 struct Args {
-    /// Run the short form, as the tests do
-    #[arg(long)]
-    short: bool,
-    /// Copy the run into experiments/runs/, to be committed
-    #[arg(long)]
-    keep: bool,
+    #[command(flatten)]
+    form: summary::Form,
     /// Other sets and other traffic
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -34,7 +30,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<bool> {
     let begun = Instant::now();
-    let extent = if args.short { SHORT } else { FULL };
+    let extent = if args.form.short { SHORT } else { FULL };
     let folder = summary::folder("admission")?;
     // No packet is sent by a kernel: the mode is none of the lab's.
     let mut summary = Summary::new("admission", "simulated", "none");
@@ -47,7 +43,7 @@ fn run(args: &Args) -> Result<bool> {
     let report = table(&found);
     summary::write(&folder.join("sets.csv"), &csv(&found.rows))?;
     plot::tightness(&folder.join("tightness.svg"), &tightness(&found))?;
-    summary.conclude(&folder, &report, args.keep.then_some("make experiment NAME=admission KEEP=1"))
+    summary.conclude(&folder, &report, args.form.keep.then_some("make experiment NAME=admission KEEP=1"))
 }
 
 fn judge(found: &Found, summary: &mut Summary) -> Result<()> {

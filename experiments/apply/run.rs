@@ -14,18 +14,14 @@ use teiji_experiments::{plot, say};
 /// Whenever teiji is killed, the host is as it was or as the policy asks
 #[derive(Parser)]
 struct Args {
+    #[command(flatten)]
+    form: summary::Form,
     /// Applies to kill, and as many rollbacks
-    #[arg(long, default_value_t = FULL.kills)]
+    #[arg(long, default_value_t = FULL.kills, conflicts_with = "short")]
     rounds: u32,
-    /// Run the short form, as the tests do
-    #[arg(long, conflicts_with = "rounds")]
-    short: bool,
     /// Seed of the random moments [default: another one each time]
     #[arg(long)]
     seed: Option<u64>,
-    /// Copy the run into experiments/runs/, to be committed
-    #[arg(long)]
-    keep: bool,
 }
 
 fn main() -> ExitCode {
@@ -34,7 +30,8 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<bool> {
     let begun = Instant::now();
-    let (rounds, vanish) = if args.short { (SHORT.kills, SHORT.vanish) } else { (args.rounds, FULL.vanish) };
+    let (rounds, vanish) =
+        if args.form.short { (SHORT.kills, SHORT.vanish) } else { (args.rounds, FULL.vanish) };
     let seed = args.seed.unwrap_or_else(seed);
     let folder = summary::folder("apply")?;
     let lab = place::boot(&folder.join("lab"))?;
@@ -74,7 +71,7 @@ fn run(args: &Args) -> Result<bool> {
     }
     let command =
         format!("cargo run -p teiji-experiments --bin apply -- --rounds {rounds} --seed {seed} --keep");
-    summary.conclude(&folder, &report, args.keep.then_some(command.as_str()))
+    summary.conclude(&folder, &report, args.form.keep.then_some(command.as_str()))
 }
 
 fn judge(summary: &mut Summary, kills: &Kills, wanted: u32) {

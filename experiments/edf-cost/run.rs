@@ -11,12 +11,8 @@ use teiji_experiments::summary::{self, Summary};
 /// What a packet costs in the qdisc, against other qdiscs
 #[derive(Parser)]
 struct Args {
-    /// One round of each
-    #[arg(long)]
-    short: bool,
-    /// Copy the run into experiments/runs/, to be committed
-    #[arg(long)]
-    keep: bool,
+    #[command(flatten)]
+    form: summary::Form,
 }
 
 fn main() -> ExitCode {
@@ -28,7 +24,7 @@ fn run(args: &Args) -> Result<bool> {
     let folder = summary::folder("edf-cost")?;
     let host = net::boot(&folder.join("lab"), net::TIMED)?;
     let mut summary = Summary::new("edf-cost", "virtual", host.kernel());
-    let (rounds, windows) = if args.short { (1, 3) } else { (4, 3) };
+    let (rounds, windows) = if args.form.short { (1, 3) } else { (4, 3) };
     let mut samples = Vec::new();
     let mut report = String::new();
     for case in [FREE, BACKLOGGED] {
@@ -46,7 +42,7 @@ fn run(args: &Args) -> Result<bool> {
     host.power_off();
     summary.figure("seconds", begun.elapsed().as_secs())?;
     summary::write(&folder.join("windows.csv"), &table::csv(&samples))?;
-    summary.conclude(&folder, &report, args.keep.then_some("make experiment NAME=edf-cost KEEP=1"))
+    summary.conclude(&folder, &report, args.form.keep.then_some("make experiment NAME=edf-cost KEEP=1"))
 }
 
 /// What is claimed of our own qdisc.

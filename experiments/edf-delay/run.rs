@@ -12,12 +12,8 @@ use teiji_experiments::summary::{self, Summary};
 /// Every packet of a channel within its deadline, against other qdiscs
 #[derive(Parser)]
 struct Args {
-    /// A few seconds of each
-    #[arg(long)]
-    short: bool,
-    /// Copy the run into experiments/runs/, to be committed
-    #[arg(long)]
-    keep: bool,
+    #[command(flatten)]
+    form: summary::Form,
 }
 
 fn main() -> ExitCode {
@@ -30,7 +26,7 @@ fn run(args: &Args) -> Result<bool> {
     let host = net::boot(&folder.join("lab"), net::TIMED)?;
     let mut summary = Summary::new("edf-delay", "virtual", host.kernel());
     // 60 s of 32 channels that reserve 45 Mbit/s are 219,000 packets.
-    let (ours, theirs) = if args.short { (4, 4) } else { (60, 6) };
+    let (ours, theirs) = if args.form.short { (4, 4) } else { (60, 6) };
     let mut outcomes: Vec<Outcome> = Vec::new();
     for plan in [six, many] {
         for qdisc in rivals::QDISCS {
@@ -61,7 +57,7 @@ fn run(args: &Args) -> Result<bool> {
     summary::write(&folder.join("flows.csv"), &table::csv(&outcomes))?;
     table::picture(&folder.join("six.svg"), six(1).name, &outcomes)?;
     table::picture(&folder.join("many.svg"), many(1).name, &outcomes)?;
-    summary.conclude(&folder, &report, args.keep.then_some("make experiment NAME=edf-delay KEEP=1"))
+    summary.conclude(&folder, &report, args.form.keep.then_some("make experiment NAME=edf-delay KEEP=1"))
 }
 
 /// What is claimed of our own qdisc.

@@ -19,12 +19,8 @@ const MEMORY_KB: u64 = 100_000;
 /// Stages against an independent capture; the right stage blamed under contention
 #[derive(Parser)]
 struct Args {
-    /// Run the short form, as the tests do
-    #[arg(long)]
-    short: bool,
-    /// Copy the run into experiments/runs/, to be committed
-    #[arg(long)]
-    keep: bool,
+    #[command(flatten)]
+    form: summary::Form,
     /// Parts to run: any of a, b, c, d
     #[arg(long, default_value = "abcd")]
     parts: String,
@@ -36,7 +32,7 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<bool> {
     let begun = Instant::now();
-    let extent = if args.short { SHORT } else { FULL };
+    let extent = if args.form.short { SHORT } else { FULL };
     let folder = summary::folder("path")?;
     let mut found = Found::default();
     let mut summary = Summary::new("path", "local", "");
@@ -54,7 +50,7 @@ fn run(args: &Args) -> Result<bool> {
     summary::write(&folder.join("stages.csv"), &table::stages_csv(&found))?;
     plot::differences(&folder.join("accuracy.svg"), &found.agreements)?;
     plot::stages(&folder.join("blame.svg"), &found.judged)?;
-    summary.conclude(&folder, &report, args.keep.then_some("make experiment NAME=path KEEP=1"))
+    summary.conclude(&folder, &report, args.form.keep.then_some("make experiment NAME=path KEEP=1"))
 }
 
 /// d, on this machine.

@@ -12,6 +12,17 @@ use std::process::{Command, ExitCode};
 /// A kept run may take this much room, bytes.
 const KEPT_AT_MOST: u64 = 2 << 20;
 
+/// What can be asked of every experiment.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct Form {
+    /// Run the short form
+    #[arg(long)]
+    pub short: bool,
+    /// Copy the run into experiments/runs/, to be committed
+    #[arg(long)]
+    pub keep: bool,
+}
+
 /// The result of an experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {

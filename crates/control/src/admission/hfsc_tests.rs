@@ -1,27 +1,14 @@
 //! HFSC's test against earliest deadline first's, and its bounds against a link that is served packet by packet.
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
+use super::tests::{MS, channel, link, refused};
 use super::*;
 use proptest::prelude::*;
 use teiji_model::policy::Auto;
 use teiji_model::queue::Curve;
 
-const MS: u64 = 1_000_000;
-
-/// 8 Mbit/s: a byte takes a microsecond.
-fn link() -> Link {
-    Link { rate: 8_000_000, max_frame: 976, overhead: 24, ring_bytes: 0, timer_error: 0, slack: Auto::Auto }
-}
-
-fn channel(name: &str, deadline: u64, rate: u64, burst: u64) -> Channel {
-    Channel { name: name.into(), deadline, rate, burst, max_packet: 100 }
-}
-
 fn refusal(link: &Link, channels: &[Channel]) -> Refusal {
-    match hfsc::admit(link, channels) {
-        Err(Denied::Refused(refusal)) => *refusal,
-        other => panic!("{other:?}"),
-    }
+    refused(hfsc::admit(link, channels))
 }
 
 #[test]

@@ -4,22 +4,27 @@ use super::*;
 use proptest::prelude::*;
 use teiji_model::policy::Auto;
 
-const MS: u64 = 1_000_000;
+pub(super) const MS: u64 = 1_000_000;
 
 /// 8 Mbit/s: a byte takes a microsecond.
-fn link() -> Link {
+pub(super) fn link() -> Link {
     Link { rate: 8_000_000, max_frame: 976, overhead: 24, ring_bytes: 0, timer_error: 0, slack: Auto::Auto }
 }
 
-fn channel(name: &str, deadline: u64, rate: u64, burst: u64) -> Channel {
+pub(super) fn channel(name: &str, deadline: u64, rate: u64, burst: u64) -> Channel {
     Channel { name: name.into(), deadline, rate, burst, max_packet: 100 }
 }
 
-fn refusal(link: &Link, channels: &[Channel]) -> Refusal {
-    match admit(link, channels) {
+/// Why it was refused.
+pub(super) fn refused(decided: Result<Admission, Denied>) -> Refusal {
+    match decided {
         Err(Denied::Refused(refusal)) => *refusal,
         other => panic!("{other:?}"),
     }
+}
+
+fn refusal(link: &Link, channels: &[Channel]) -> Refusal {
+    refused(admit(link, channels))
 }
 
 #[test]
