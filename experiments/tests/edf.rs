@@ -74,7 +74,8 @@ fn root(host: &Host, dev: &str) -> String {
     host.run(&format!("ip netns exec a tc qdisc show dev {dev} root")).unwrap().ok().unwrap()
 }
 
-/// Sends flows from namespace a for some seconds, and waits for what still has a deadline in the queue; returns how many datagrams of each the kernel took.
+/// Sends flows from namespace a for some seconds, and waits for what still has a deadline in the queue; returns how many
+/// datagrams of each the kernel took.
 fn send(host: &Host, seconds: f64, flows: &str) -> Vec<u64> {
     let said = host
         .run(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for {seconds} {flows}; sleep 0.1"))

@@ -1,8 +1,9 @@
 //! What a host has: its VMs with their threads and NICs, what its kernel lets teiji do, and the settings that
 //! can be changed.
 //!
-//! Everything is read from procfs, sysfs, the cgroup file system and rtnetlink. Only [`settings`] and `hfsc` change anything,
-//! and only in `Settings::write` and `Hfsc::write`. All paths go through [`Root`], so a made-up tree can stand in for a host.
+//! Everything is read from procfs, sysfs, the cgroup file system and rtnetlink. Only [`settings`] and `hfsc` change
+//! anything, and only in `Settings::write` and `Hfsc::write`. All paths go through [`Root`], so a made-up tree can stand
+//! in for a host.
 //!
 //! | module | holds |
 //! | --- | --- |

@@ -48,7 +48,8 @@ impl Settings {
         Settings { root }
     }
 
-    /// What a setting is now. A root qdisc of teiji's is named as any other: what it keeps, its maps tell. Needs no privilege but that of reading the file in question.
+    /// What a setting is now. A root qdisc of teiji's is named as any other: what it keeps, its maps tell. Needs no
+    /// privilege but that of reading the file in question.
     ///
     /// # Errors
     /// [`SettingError::Gone`] if the thread, interrupt or group is not there (any more), another if this host
@@ -110,7 +111,8 @@ impl Settings {
 
     /// Removes what changes that were interrupted, and VMs that have ended, left behind: empty groups of teiji's own.
     ///
-    /// That of a VM that is still ending cannot be removed yet. For who has the lock only: a group that another teiji is about to use is empty as well.
+    /// That of a VM that is still ending cannot be removed yet. For who has the lock only: a group that another teiji is
+    /// about to use is empty as well.
     pub fn tidy(&self) {
         group::tidy(&self.root);
     }
