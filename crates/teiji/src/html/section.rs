@@ -1,6 +1,6 @@
 //! What was found for one VM of one report.
 
-use super::{chart, escape};
+use super::{chart, escape, percentiles};
 use crate::text;
 use crate::units::{count, ns, percent};
 use std::fmt::Write;
@@ -50,8 +50,8 @@ pub(super) fn vm(label: &str, report: &Report, vm: &VmReport) -> String {
         out +=
             &chart::stacked(&[chart::shares("time", &time), chart::shares("fluctuation", &fluctuation)], 8.0);
         out += &chart::legend(stages());
-        out += "<h3>Response time by percentile</h3>\n";
-        out += &chart::percentiles(&[("response time", total)]);
+        out += "<h3>Response time by percentile, logarithmic</h3>\n";
+        out += &percentiles::chart(&[("response time", total)]);
         if !vm.slowest.is_empty() {
             out += "<h3>Slowest requests</h3>\n";
             out += &chart::waterfalls(&vm.slowest);
