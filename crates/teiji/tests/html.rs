@@ -36,7 +36,14 @@ fn a_report() {
     let html = page("teiji report", &[("", &common::contended())]);
     keep("contended.html", &html);
     well_formed(&html);
-    for wanted in ["where the vhost worker (thread 4244) waits", "stress-ng-cpu", "13.2 ms", "93 %", "<svg"] {
+    for wanted in [
+        "<p class=\"verdict\">vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation</p>",
+        "<dt>preempted by</dt>",
+        "stress-ng-cpu",
+        "13.2 ms",
+        "93 %",
+        "<svg",
+    ] {
         assert!(html.contains(wanted), "{wanted}");
     }
 }
@@ -75,7 +82,8 @@ fn untrusted_text_is_escaped() {
     report.meta.kernel = EVIL.into();
     report.meta.watch.flow_text = EVIL.into();
     report.vms[0].name = EVIL.into();
-    report.vms[0].verdict.sentence = EVIL.into();
+    report.vms[0].verdict.headline = EVIL.into();
+    report.vms[0].verdict.details[0].text = EVIL.into();
     report.vms[0].verdict.behind[0].name = EVIL.into();
     let other = report.clone();
     let html = page(EVIL, &[(EVIL, &report), (EVIL, &other)]);

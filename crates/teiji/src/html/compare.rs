@@ -30,7 +30,7 @@ fn one(name: &str, reports: &[(&str, &Report)]) -> String {
     }
     let mut out = format!("<h2>{}: compared</h2>\n", escape(name));
     for (label, vm) in &vms {
-        let _ = writeln!(out, "<p><b>{}</b>: {}</p>", escape(label), escape(&vm.verdict.sentence));
+        let _ = writeln!(out, "<p><b>{}</b>: {}</p>", escape(label), escape(&vm.verdict.headline));
     }
     out += "<h3>Response time by percentile, logarithmic</h3>\n";
     let totals: Vec<_> = vms.iter().filter_map(|(label, vm)| Some((*label, vm.total.as_ref()?))).collect();
