@@ -158,7 +158,7 @@ fn table(vms: &[&VmReport]) -> String {
     rows.push(row("its cause's share", vms.iter().map(|vm| share(vm))));
     let mut text = format!("\n{}\n\n", rows.join("\n"));
     for ((_, label), vm) in SITUATIONS.iter().zip(vms) {
-        text += &format!("{label}: {}\n", vm.verdict.sentence);
+        text += &format!("{label}: {}\n", vm.verdict.line());
     }
     let p99 = |n: usize| vms.get(n).and_then(|vm| vm.total).map(|t| t.p99 as f64);
     if let (Some(hogs), Some(applied), Some(back)) = (p99(1), p99(2), p99(3)) {

@@ -97,7 +97,7 @@ pub struct Judged {
     pub run: u32,
     /// Whether the verdict is right.
     pub right: bool,
-    /// Its sentence.
+    /// It in one line.
     pub sentence: String,
     /// What it blames.
     pub stage: Option<Stage>,
@@ -169,7 +169,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         situation: s.name,
         run,
         right,
-        sentence: v.sentence.clone(),
+        sentence: v.line(),
         stage: v.stage,
         state: v.state,
         complete: vm.requests.complete,

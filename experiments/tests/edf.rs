@@ -553,7 +553,7 @@ fn the_agent_may_die(host: &Host) {
     let sent: u64 = sent.iter().map(|s| s["sent"].as_u64().unwrap()).sum();
     assert!(received(host) - before >= sent, "packets were lost: {sent} sent, {end}");
     let status = line("status");
-    assert!(status.0 == 0 && status.1.contains("EDF, 4mbit, slack 2ms"), "{status:?}");
+    assert!(status.0 == 0 && status.1.contains("EDF, 4mbit, slack 2.00 ms"), "{status:?}");
     assert!(said.contains("ended 0") && said.contains("ended again 0"), "{said}");
     assert_eq!(line("stays").0, 0, "a link has it: {said}");
     assert_ne!(line("cleared").0, 0, "{said}");

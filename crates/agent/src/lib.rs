@@ -6,6 +6,7 @@
 //! | [`apply`] | carries out a plan, journalled so that it can be undone whatever happens |
 //! | [`keeper`] | keeps deadlines going: `teiji agent` |
 //! | [`machine`] | the settings of this host, from files to BPF maps |
+//! | [`observation`] | hosts as files: this one, and others |
 //! | [`policy`] | reads policies, plans what they mean on this host |
 //! | [`trace`] | a trace from start to report, live or from a recording |
 //! | [`capabilities`] | what this host can do |
@@ -15,6 +16,7 @@ pub mod apply;
 mod capability;
 pub mod keeper;
 pub mod machine;
+pub mod observation;
 mod pace;
 pub mod policy;
 mod privilege;

@@ -28,8 +28,8 @@ pub use teiji_bpf::qdisc_edf::PINS;
 
 /// How long what is queued may take to leave before the kernel drops it with its qdisc.
 const DRAIN: Duration = Duration::from_millis(100);
-/// What keeps deadlines, as an operator starts it.
-const START: &str = "start it with `systemctl start teiji-agent`, or `teiji agent`";
+/// How an operator starts what keeps deadlines.
+const START: &str = "start the agent: `systemctl start teiji-agent`, or `teiji agent`";
 
 /// A host, and where its qdisc is pinned.
 #[derive(Clone, Debug)]
@@ -115,11 +115,16 @@ impl Machine {
         let beaten = match Opened::of(&self.pins) {
             Ok(Opened::Current(edf)) => edf.beaten(),
             Ok(Opened::Other(_)) => return DeadlineSupport::None(OTHER.into()),
-            Ok(Opened::Absent) => return lacking(format!("no teiji agent keeps deadlines: {START}")),
+            Ok(Opened::Absent) => {
+                return or_hfsc(format!(
+                    "{START}; no agent is running, and only while one is are deadlines kept"
+                ));
+            }
             Err(teiji_bpf::Error::NotPermitted) => {
                 let pins = self.pins.display();
-                return lacking(format!(
-                    "only root may look into {pins}, so whether an agent keeps deadlines is not known; run it with sudo"
+                return or_hfsc(format!(
+                    "make sure that an agent is running: `systemctl status teiji-agent`; only root may look into {pins}, \
+                     so with sudo this plan says whether it is"
                 ));
             }
             Err(why) => {
@@ -127,7 +132,12 @@ impl Machine {
                 return DeadlineSupport::None(format!("what is pinned in {pins} cannot be told: {why}"));
             }
         };
-        silence(beaten).map_or(DeadlineSupport::Edf, DeadlineSupport::None)
+        match silence(beaten) {
+            None => DeadlineSupport::Edf,
+            Some(why) => DeadlineSupport::NoAgent(format!(
+                "{START}; {why}, and only while one is running are deadlines kept"
+            )),
+        }
     }
 
     /// Links with channels as they are now, those of this network namespace.
@@ -154,7 +164,9 @@ impl Machine {
             Err(why) => now.trouble = Some(format!("links with channels are not shown: {why}")),
         }
         if !now.links.is_empty() && now.trouble.is_none() {
-            now.trouble = silence(edf.beaten());
+            now.trouble = silence(edf.beaten()).map(|why| {
+                format!("deadlines are not kept, packets leave in the order of their arrival: {why}; {START}")
+            });
         }
         now
     }
@@ -192,7 +204,9 @@ impl Machine {
         let setting = Setting::Queue(device.clone());
         let root = self.settings.read(&setting)?;
         let edf = self.edf().map_err(refused)?.ok_or_else(|| match self.support() {
-            DeadlineSupport::None(why) | DeadlineSupport::Hfsc(why) => refused(why),
+            DeadlineSupport::None(why) | DeadlineSupport::Hfsc(why) | DeadlineSupport::NoAgent(why) => {
+                refused(why)
+            }
             // It has come meanwhile.
             DeadlineSupport::Edf => refused("no teiji agent kept them just now; try again".into()),
         })?;
@@ -262,30 +276,23 @@ impl Machine {
 const OTHER: &str = "links have channels of another version of teiji, which this one cannot read: \
                      `teiji rollback --force` removes them, and the agent then keeps new ones";
 
-/// What there is instead of teiji's qdisc: the kernel's own where it does not take teiji's, else nothing, with this
-/// reason.
-fn lacking(why: String) -> DeadlineSupport {
+/// What there is without an agent: teiji's qdisc, once `first` is done, or the kernel's own where it does not take
+/// teiji's.
+fn or_hfsc(first: String) -> DeadlineSupport {
     match edf::supported() {
-        Ok(()) => DeadlineSupport::None(why),
+        Ok(()) => DeadlineSupport::NoAgent(first),
         // What the error says to follow does not, where there is HFSC.
         Err(teiji_bpf::Error::Missing { .. }) => DeadlineSupport::Hfsc("no struct_ops Qdisc_ops".into()),
         Err(why) => DeadlineSupport::Hfsc(why.to_string()),
     }
 }
 
-/// What is wrong if the last beat was so long ago; `None`: nothing.
+/// What is wrong if the agent's last heartbeat was so long ago; `None`: nothing.
 fn silence(beaten: Option<Duration>) -> Option<String> {
     match beaten {
         Some(age) if age < edf::BEAT_LIMIT => None,
-        Some(age) => Some(format!(
-            "deadlines are not kept, packets leave in the order of their arrival: the teiji agent was last heard of {} s \
-             ago; {START}",
-            age.as_secs()
-        )),
-        None => Some(format!(
-            "deadlines are not kept, packets leave in the order of their arrival: no teiji agent was ever heard of; \
-             {START}"
-        )),
+        Some(age) => Some(format!("the agent's last heartbeat was {} s ago", age.as_secs())),
+        None => Some("there was no heartbeat of an agent yet".to_owned()),
     }
 }
 
@@ -361,7 +368,7 @@ mod tests {
     fn silence_is_told_from_a_beat() {
         assert_eq!(silence(Some(Duration::from_millis(1999))), None);
         assert!(silence(Some(Duration::from_secs(7))).unwrap().contains("7 s ago"));
-        assert!(silence(None).unwrap().contains("ever heard of"));
+        assert!(silence(None).unwrap().contains("no heartbeat"));
     }
 
     #[test]
@@ -369,7 +376,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let machine = Machine::new(Root::default(), dir.path(), dir.path());
         let said = match machine.support() {
-            DeadlineSupport::None(why) => why,
+            DeadlineSupport::NoAgent(why) if why.starts_with("start the agent: `systemctl start") => why,
+            DeadlineSupport::None(why) | DeadlineSupport::NoAgent(why) => panic!("{why}"),
             DeadlineSupport::Hfsc(why) => why,
             DeadlineSupport::Edf => panic!("nothing is pinned there"),
         };

@@ -2,15 +2,21 @@
 //!
 //! ```text
 //! files ── load ──► Policy ── plan: observe the host, see what is held ──► Plan ── apply::Engine::apply ──► the host
+//!                      └───── plan_for: a host that was observed ───────► Plan
 //! ```
 
-use crate::apply;
+use crate::apply::clock::Clock;
+use crate::apply::store::Store;
+use crate::apply::{self, Engine};
 use crate::machine::Machine;
+use crate::observation;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use teiji_host::Root;
-use teiji_model::plan::{Held, Plan};
+use teiji_model::observation::Observation;
+use teiji_model::plan::Plan;
 use teiji_model::policy::{self, MAX_BYTES, Policy, Problem, Source};
+use teiji_model::text::printable;
 
 /// The policy of a host, where the operator names none.
 pub const FILE: &str = "/etc/teiji/policy.toml";
@@ -45,6 +51,15 @@ pub enum Error {
     /// The host cannot be observed.
     #[error(transparent)]
     Host(#[from] teiji_host::Error),
+    /// What was observed of another host cannot be read.
+    #[error("cannot plan for the host in {path}")]
+    Observation {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// What teiji holds cannot be told.
     #[error(transparent)]
     State(#[from] apply::Error),
@@ -132,28 +147,22 @@ fn source(path: &Path) -> Result<Source, Error> {
 ///
 /// # Errors
 /// [`Error::Wrong`] if the host cannot keep the policy; otherwise if the host or the state cannot be read.
-pub fn plan<S: apply::store::Store, C: apply::clock::Clock>(
+pub fn plan<S: Store, C: Clock>(
     loaded: &Loaded,
     root: &Root,
-    engine: &apply::Engine<Machine, S, C>,
+    engine: &Engine<Machine, S, C>,
 ) -> Result<Plan, Error> {
-    let mut observed = root.observe()?;
-    engine.host().complete(&mut observed);
-    let mut unseen = None;
-    let held = match engine.held() {
-        Ok(held) => held,
-        Err(apply::Error::State { source, path, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
-            unseen = Some(format!(
-                "only root may read {}, so steps back from what teiji holds are not in this plan",
-                path.display()
-            ));
-            Held::default()
-        }
-        Err(e) => return Err(e.into()),
-    };
-    let mut plan = teiji_control::plan::plan(&loaded.policy, &observed, &held)
+    plan_for(loaded, &observation::take(root, engine)?)
+}
+
+/// What would have to be changed on a host that was observed, maybe elsewhere. Looks at nothing of this one.
+///
+/// # Errors
+/// [`Error::Wrong`] if that host cannot keep the policy.
+pub fn plan_for(loaded: &Loaded, host: &Observation) -> Result<Plan, Error> {
+    let mut plan = teiji_control::plan::plan(&loaded.policy, &host.observed, &host.held)
         .map_err(|problems| Error::Wrong { problems, sources: loaded.sources.clone() })?;
-    plan.warnings.extend(unseen);
+    plan.warnings.extend(host.unseen.iter().map(|why| printable(why)));
     Ok(plan)
 }
 

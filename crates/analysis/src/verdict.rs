@@ -18,15 +18,15 @@
 //!    greatest. If the greatest cause has less than [`LITTLE`], many small ones make the fluctuation, and
 //!    the typical request's time is judged as if it were steady.
 //! 6. Of steady time, the host's greatest cause is blamed if one of its stages has at least [`MUCH`], however
-//!    much the guest has: it is what can be changed. Else nothing stands out, and the sentence says where
+//!    much the guest has: it is what can be changed. Else nothing stands out, and the headline says where
 //!    the time goes.
-//! 7. When the guest is greatest, the sentence names the host's greatest cause as well.
+//! 7. When the guest is greatest, the details name the host's greatest cause as well.
 //!
+//! [`Verdict::headline`] says the cause and its share in at most 12 words; the figures are [`Verdict::details`].
 //! [`Verdict::stage`] is the blamed cause's greatest stage, [`Verdict::share`] the whole cause's share.
 //! [`Verdict::behind`] are the threads that ran while the blamed one waited, by the time waited.
 
-use std::fmt::Write;
-use teiji_model::report::{Behind, Dist, Requests, StageReport, Verdict};
+use teiji_model::report::{Behind, Detail, Dist, Requests, StageReport, Verdict};
 use teiji_model::stage::{Stage, ThreadState};
 use teiji_model::text::duration;
 
@@ -60,31 +60,32 @@ impl Cause {
     }
 }
 
-/// The cause that a stage's state belongs to: its description, whether it is the host's, its state.
+/// The cause that a stage's state belongs to: its description of at most six words, whether it is the host's, its
+/// state.
 fn cause(stage: Stage, state: Option<ThreadState>) -> (&'static str, bool, Option<ThreadState>) {
     use ThreadState::{Asleep, Guest, Poll, Ready, Run};
     let (what, host) = match (stage, state) {
-        (Stage::VcpuWake | Stage::Guest, Some(Ready)) => ("the vCPU waiting for a CPU", true),
-        (Stage::VcpuWake | Stage::Guest, Some(Run)) => ("the vCPU's exits being handled by the host", true),
-        (Stage::VcpuWake, Some(Asleep)) => ("the wake-up of the halted vCPU", true),
-        (Stage::VcpuWake, Some(Poll)) => ("the halted vCPU polling for its wake-up", true),
-        (Stage::VcpuWake, Some(Guest)) => ("the vCPU running the guest before it took the interrupt", true),
-        (Stage::VcpuWake, None) => ("the interrupt waiting for the vCPU", true),
-        (Stage::Guest, Some(Guest)) => ("the guest's own running", false),
-        (Stage::Guest, Some(Asleep | Poll)) => ("the guest halting while it works on the request", false),
-        (Stage::Guest, None) => ("the guest", false),
-        (Stage::TapQueue | Stage::VhostTx, Some(Ready)) => ("the vhost worker waiting for a CPU", true),
-        (Stage::TapQueue | Stage::VhostTx, Some(Asleep)) => ("the wake-up of the vhost worker", true),
-        (Stage::TapQueue | Stage::VhostTx, Some(Run | Guest | Poll)) => ("the vhost worker being busy", true),
-        (Stage::TapQueue, None) => ("packets waiting for the vhost worker", true),
-        (Stage::VhostTx, None) => ("frames waiting for the vhost worker", true),
-        (Stage::SwitchIn, _) => ("the host's stack on the way in", true),
-        (Stage::VhostRx, _) => ("the vhost worker writing to the guest's ring", true),
-        (Stage::Irq, _) => ("the delivery of the interrupt", true),
-        (Stage::SwitchOut, _) => ("the host's stack on the way out", true),
-        (Stage::Qdisc, _) => ("the link's queue", true),
-        (Stage::WireOut, _) => ("the hand-over to the link's driver", true),
-        (Stage::Unattributed, _) => ("time that no stage accounts for", false),
+        (Stage::VcpuWake | Stage::Guest, Some(Ready)) => ("vCPU waits for a CPU", true),
+        (Stage::VcpuWake | Stage::Guest, Some(Run)) => ("host handles the vCPU's exits", true),
+        (Stage::VcpuWake, Some(Asleep)) => ("wake-up of the halted vCPU", true),
+        (Stage::VcpuWake, Some(Poll)) => ("halted vCPU polls for its wake-up", true),
+        (Stage::VcpuWake, Some(Guest)) => ("vCPU runs before taking the interrupt", true),
+        (Stage::VcpuWake, None) => ("interrupt waits for the vCPU", true),
+        (Stage::Guest, Some(Guest)) => ("guest itself runs", false),
+        (Stage::Guest, Some(Asleep | Poll)) => ("guest halts during the request", false),
+        (Stage::Guest, None) => ("time in the guest", false),
+        (Stage::TapQueue | Stage::VhostTx, Some(Ready)) => ("vhost worker waits for a CPU", true),
+        (Stage::TapQueue | Stage::VhostTx, Some(Asleep)) => ("wake-up of the vhost worker", true),
+        (Stage::TapQueue | Stage::VhostTx, Some(Run | Guest | Poll)) => ("vhost worker is busy", true),
+        (Stage::TapQueue, None) => ("packets wait for the vhost worker", true),
+        (Stage::VhostTx, None) => ("frames wait for the vhost worker", true),
+        (Stage::SwitchIn, _) => ("host's network stack, inbound", true),
+        (Stage::VhostRx, _) => ("vhost worker fills the guest's ring", true),
+        (Stage::Irq, _) => ("delivery of the interrupt", true),
+        (Stage::SwitchOut, _) => ("host's network stack, outbound", true),
+        (Stage::Qdisc, _) => ("queue of the link", true),
+        (Stage::WireOut, _) => ("hand-over to the link's driver", true),
+        (Stage::Unattributed, _) => ("time that no stage explains", false),
     };
     (what, host, state)
 }
@@ -149,57 +150,71 @@ pub(crate) fn judge(
     } else {
         (first, false)
     };
-    let behind = behind(blamed, waits, name);
-    let mut sentence = String::new();
-    // Writing to a String cannot fail.
-    let _ = write!(
-        sentence,
-        "{}response time {} (median {}, 99th percentile {}): ",
-        if stands_out { "" } else { "nothing stands out; " },
-        match (fluctuation, varies) {
-            (true, _) => "fluctuates",
-            (_, true) => "fluctuates by many causes",
-            _ => "is steady",
-        },
-        duration(total.p50 as f64),
-        duration(total.p99 as f64)
-    );
     let of = if fluctuation { "the fluctuation" } else { "a typical request's time" };
-    let _ = write!(sentence, "{} of {of} is {}{}", percent(blamed.share), blamed.what, places(blamed));
-    if let Some(b) = behind.first() {
-        let who = if b.name.is_empty() { "thread" } else { b.name.as_str() };
-        let _ = write!(sentence, ", behind {who} ({}) in {} of those waits", b.tid, percent(b.share));
+    let mut details = vec![response_time(total, fluctuation, varies)];
+    let places_of_blamed = places(blamed);
+    if !fluctuation || !places_of_blamed.is_empty() {
+        details.push(detail("share", format!("{} of {of}{places_of_blamed}", percent(blamed.share))));
     }
     if !blamed.host && host.share >= 0.01 {
-        let _ = write!(
-            sentence,
-            "; the host's greatest part is {}{} with {}",
-            host.what,
-            places(host),
-            percent(host.share)
-        );
+        let text = format!("{}, {}{}", host.what, percent(host.share), places(host));
+        details.push(detail("greatest of the host's", text));
     } else if !first.host && !std::ptr::eq(first, blamed) {
-        let _ = write!(sentence, "; {} of it is {}, steadily", percent(first.share), first.what);
+        details.push(detail("besides", format!("{}, {} of {of}", first.what, percent(first.share))));
     }
     Verdict {
-        sentence,
+        headline: headline(blamed, stands_out, fluctuation),
+        details,
         stage: blamed.stages.first().map(|(stage, _)| *stage),
         state: blamed.state,
         fluctuation,
         share: blamed.share.clamp(0.0, 1.0),
-        behind,
+        behind: behind(blamed, waits, name),
     }
 }
 
-fn nothing(requests: &Requests) -> Verdict {
-    let sentence = match requests.seen {
-        0 => "no request was seen: there is nothing to judge by".to_string(),
-        n => format!(
-            "none of {n} requests is complete ({} incomplete, {} ambiguous, {} unanswered): there is nothing to judge by",
-            requests.incomplete, requests.ambiguous, requests.unanswered
-        ),
+/// The cause in at most 12 words.
+fn headline(blamed: &Cause, stands_out: bool, fluctuation: bool) -> String {
+    let (share, stage) = (percent(blamed.share), blamed.stages.first().map_or("", |(s, _)| s.name()));
+    let of = if fluctuation { "fluctuation" } else { "time" };
+    match stands_out {
+        true => format!("{} ({stage}): {share} of the {of}", blamed.what),
+        false => format!("nothing stands out; most time in {stage} ({share})"),
+    }
+}
+
+fn response_time(total: &Dist, fluctuation: bool, varies: bool) -> Detail {
+    let how = match (fluctuation, varies) {
+        (true, _) => "fluctuates",
+        (_, true) => "fluctuates by many causes",
+        _ => "is steady",
     };
-    Verdict { sentence, stage: None, state: None, fluctuation: false, share: 0.0, behind: Vec::new() }
+    let (p50, p99) = (duration(total.p50 as f64), duration(total.p99 as f64));
+    detail("response time", format!("{how}: median {p50}, 99th percentile {p99}"))
+}
+
+fn detail(label: &str, text: String) -> Detail {
+    Detail { label: label.to_owned(), text }
+}
+
+fn nothing(requests: &Requests) -> Verdict {
+    let (why, details) = match requests.seen {
+        0 => ("no request was seen".to_owned(), Vec::new()),
+        n => {
+            let Requests { incomplete, ambiguous, unanswered, .. } = requests;
+            let text = format!("{incomplete} incomplete, {ambiguous} ambiguous, {unanswered} unanswered");
+            (format!("none of {n} requests is complete"), vec![detail("requests", text)])
+        }
+    };
+    Verdict {
+        headline: format!("nothing to judge by: {why}"),
+        details,
+        stage: None,
+        state: None,
+        fluctuation: false,
+        share: 0.0,
+        behind: Vec::new(),
+    }
 }
 
 /// The threads behind which a cause waited, by time.
@@ -222,17 +237,13 @@ fn behind(cause: &Cause, waits: &[(Stage, u32, u64)], name: &dyn Fn(u32) -> Stri
     named.map(|(tid, ns)| Behind { tid, name: name(tid), share: ns as f64 / all }).collect()
 }
 
-/// The stages in which a cause acts: `(vcpu_wake 60 %, guest 11 %)`, or `(irq)`.
+/// The stages in which a cause acts, if it is several: `: vcpu_wake 60 %, guest 11 %`.
 fn places(cause: &Cause) -> String {
     let much: Vec<_> = cause.stages.iter().filter(|(_, share)| *share >= 0.01).collect();
-    match much.as_slice() {
-        [] => cause.stages.first().map_or(String::new(), |(s, _)| format!(" ({})", s.name())),
-        [(s, _)] => format!(" ({})", s.name()),
-        many => {
-            let each: Vec<_> =
-                many.iter().map(|(s, share)| format!("{} {}", s.name(), percent(*share))).collect();
-            format!(" ({})", each.join(", "))
-        }
+    let each = |(s, share): &&(Stage, f64)| format!("{} {}", s.name(), percent(*share));
+    match much.len() {
+        0 | 1 => String::new(),
+        _ => format!(": {}", much.iter().map(each).collect::<Vec<_>>().join(", ")),
     }
 }
 

@@ -34,8 +34,8 @@ use teiji_model::stage::Actor;
 
 /// VMs that a comment names; more are counted.
 const NAMED: usize = 4;
-/// Characters of a verdict's sentence that a comment repeats.
-const SENTENCE: usize = 600;
+/// Characters of a verdict's headline that a comment repeats.
+const HEADLINE: usize = 600;
 
 /// What would help. Prints as a policy; everything in it is safe to print.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +95,7 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
     let mut vms = Vec::new();
     for (i, vm) in report.vms.iter().enumerate() {
         let mut advice = Advice {
-            about: format!("{} (pid {}): {}", shown(&vm.name), vm.pid, sentence(vm)),
+            about: format!("{} (pid {}): {}", shown(&vm.name), vm.pid, headline(vm)),
             header: String::new(),
             lines: Vec::new(),
             host: Vec::new(),
@@ -171,8 +171,8 @@ fn about(report: &Report, observed: Option<&Observed>) -> Vec<String> {
     about
 }
 
-fn sentence(vm: &VmReport) -> String {
-    let cut: String = vm.verdict.sentence.chars().take(SENTENCE).collect();
+fn headline(vm: &VmReport) -> String {
+    let cut: String = vm.verdict.headline.chars().take(HEADLINE).collect();
     teiji_model::text::printable(&cut)
 }
 

@@ -390,3 +390,57 @@ proptest! {
         prop_assert_eq!(held, Held::default());
     }
 }
+
+/// A value somewhere in a JSON text becomes another one.
+fn mutated(value: &mut serde_json::Value, at: usize, with: &serde_json::Value) -> usize {
+    use serde_json::Value as Json;
+    if at == 0 {
+        *value = with.clone();
+        return usize::MAX;
+    }
+    let inner: Vec<&mut Json> = match value {
+        Json::Array(all) => all.iter_mut().collect(),
+        Json::Object(all) => all.values_mut().collect(),
+        _ => Vec::new(),
+    };
+    let mut left = at - 1;
+    for value in inner {
+        left = mutated(value, left, with);
+        if left == usize::MAX {
+            break;
+        }
+    }
+    left
+}
+
+fn any_json() -> impl Strategy<Value = serde_json::Value> {
+    use serde_json::json;
+    let number = prop_oneof![Just(0), Just(1), Just(u64::MAX), Just(u64::from(u32::MAX)), any::<u64>()];
+    prop_oneof![
+        4 => number.prop_map(|n| json!(n)),
+        1 => Just(json!(null)),
+        1 => Just(json!([])),
+        1 => Just(json!(-1)),
+        1 => prop_oneof![Just("8191"), Just("0-8191"), Just(""), Just("edf")].prop_map(|s| json!(s)),
+    ]
+}
+
+proptest! {
+    /// A host's file may be changed by hand, for a what-if, into anything.
+    #[test]
+    fn no_observed_host_makes_a_plan_panic(
+        observed in common::any_host(),
+        policy in prop_oneof![common::any_policy(), common::any_channels()],
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any_json()), 1..4),
+    ) {
+        let mut json = serde_json::to_value(&observed).unwrap();
+        for (at, with) in &changes {
+            // There are fewer values than characters.
+            let at = at.index(json.to_string().len() / 4);
+            mutated(&mut json, at, with);
+        }
+        if let Ok(observed) = serde_json::from_value::<Observed>(json) {
+            let _ = plan(&policy, &observed, &Held::default());
+        }
+    }
+}

@@ -374,7 +374,7 @@ fn many_vms_fit_a_policy() {
     for pid in 1..=1024 {
         let name = format!("{pid}{}", "\u{1f600}".repeat(25));
         all.vms.extend(on(&[(&name, pid)]).vms);
-        all.vms.last_mut().unwrap().verdict.sentence = "\u{202e}".repeat(1000);
+        all.vms.last_mut().unwrap().verdict.headline = "\u{202e}".repeat(1000);
     }
     let (text, policy) = parsed(&all, None);
     assert!(text.len() <= MAX_BYTES, "{}", text.len());

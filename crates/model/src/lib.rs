@@ -12,6 +12,7 @@
 //! | [`policy`] | what the operator wants: TOML with units, and errors that name place and cure |
 //! | [`setting`] | what can be changed on a host, and to what |
 //! | [`cpus`] | sets of CPUs |
+//! | [`observation`] | a host at one instant, as a file that can be planned for elsewhere |
 //! | [`plan`] | a host as a plan sees it, the plan, and what teiji holds |
 //! | [`queue`] | how packets wait for a link: channels with deadlines, or what was there before |
 //! | [`recording`] | the file format of a recording, versioned and checked |
@@ -26,6 +27,7 @@ pub mod cpus;
 pub mod event;
 pub mod flow;
 pub mod host;
+pub mod observation;
 pub mod plan;
 pub mod policy;
 pub mod queue;

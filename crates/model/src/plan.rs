@@ -39,6 +39,9 @@ pub struct Observed {
 pub enum DeadlineSupport {
     /// teiji's qdisc is registered, and an agent keeps it going.
     Edf,
+    /// teiji's qdisc would keep them, but no agent keeps it going, or whether one does is not known; says what has to be
+    /// done first.
+    NoAgent(String),
     /// This kernel has no BPF qdiscs, but HFSC; says what is missing.
     Hfsc(String),
     /// Not now; says why, and what to do about it.
@@ -180,6 +183,9 @@ pub struct Step {
 /// Ordered steps; empty if the host is as the policy asks.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
+    /// What somebody has to do before the steps can be taken, in this order: sentences for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub first: Vec<String>,
     /// In this order.
     pub steps: Vec<Step>,
     /// What the operator should know first: other managers, what has no effect here.

@@ -9,6 +9,7 @@ pub mod frame;
 pub use curve::{Curve, HFSC_MAX_RATE};
 
 use crate::policy::Endpoint;
+use crate::text::duration;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -144,7 +145,7 @@ impl fmt::Display for Queue {
                 let rate = crate::policy::units::RATE.write(d.rate);
                 write!(f, "{}, {} {noun}, {rate}", d.scheduler, d.channels.len())?;
                 match d.scheduler {
-                    Scheduler::Edf => write!(f, ", slack {}", crate::policy::units::DURATION.write(d.slack)),
+                    Scheduler::Edf => write!(f, ", slack {}", duration(d.slack as f64)),
                     Scheduler::Hfsc => Ok(()),
                 }
             }
@@ -155,6 +156,14 @@ impl fmt::Display for Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slack_is_written_as_people_write_times() {
+        let (scheduler, channels) = (Scheduler::Edf, BTreeMap::new());
+        let edf = Deadlines { scheduler, rate: 999_000_000, slack: 3_730_400, realtime_max: 0, channels };
+        let text = Queue::Deadlines(Box::new(edf)).to_string();
+        assert_eq!(text, "EDF, 0 channels, 999mbit, slack 3.73 ms");
+    }
 
     #[test]
     fn an_end_that_leaves_everything_open_is_none() {

@@ -6,7 +6,7 @@ use crate::stage::{Split, Stage, ThreadState};
 use serde::{Deserialize, Serialize};
 
 /// Version of the report's shape. Raised when a field changes its meaning or goes.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// How a trace was made: written into recordings, repeated in reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -250,8 +250,10 @@ pub struct Leg {
 /// What to blame for the response time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// One sentence.
-    pub sentence: String,
+    /// The cause, in at most 12 words. Has nothing in it that somebody else wrote.
+    pub headline: String,
+    /// The figures that it rests on, but for those of `behind`.
+    pub details: Vec<Detail>,
     /// The stage to blame, `None` if there is nothing to judge by.
     pub stage: Option<Stage>,
     /// What its thread was doing.
@@ -262,6 +264,27 @@ pub struct Verdict {
     pub share: f64,
     /// Threads that it waited behind: name, thread id, and share of the waits.
     pub behind: Vec<Behind>,
+}
+
+impl Verdict {
+    /// All of it in one line, for logs; `behind` by the first thread only.
+    pub fn line(&self) -> String {
+        let details = self.details.iter().map(|d| format!("; {}: {}", d.label, d.text));
+        let behind = self.behind.first().map(|b| {
+            let name = if b.name.is_empty() { "a thread" } else { &b.name };
+            format!("; preempted by: {name} ({}) {:.0} %", b.tid, b.share * 100.0)
+        });
+        std::iter::once(self.headline.clone()).chain(details).chain(behind).collect()
+    }
+}
+
+/// Figures below a headline, for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Detail {
+    /// What they are: `response time`.
+    pub label: String,
+    /// The figures: `fluctuates: median 200 µs, 99th percentile 8.00 ms`.
+    pub text: String,
 }
 
 /// A thread that kept another from its CPU.

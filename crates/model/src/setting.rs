@@ -7,6 +7,7 @@
 
 use crate::cpus::CpuSet;
 use crate::queue::{Device, Queue};
+use crate::text::duration;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -154,6 +155,15 @@ impl fmt::Display for Setting {
     }
 }
 
+/// A time with three digits: what is shown is for people, and need not be read back.
+fn nanos(ns: u64) -> String {
+    duration(ns as f64)
+}
+
+fn micros(us: u64) -> String {
+    duration(us as f64 * 1e3)
+}
+
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -162,15 +172,10 @@ impl fmt::Display for Value {
             Value::Group(path) => f.write_str(path),
             Value::Weight(weight) => write!(f, "{weight}"),
             Value::Quota(None) => f.write_str("no limit"),
-            Value::Quota(Some(q)) => write!(f, "{} of {} µs", q.quota_us, q.period_us),
-            Value::Nanoseconds(ns) => {
-                let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "µs")];
-                let whole = units.into_iter().find(|(unit, _)| *ns > 0 && ns % unit == 0);
-                let (unit, name) = whole.unwrap_or((1, "ns"));
-                write!(f, "{} {name}", ns / unit)
-            }
+            Value::Quota(Some(q)) => write!(f, "{} of every {}", micros(q.quota_us), micros(q.period_us)),
+            Value::Nanoseconds(ns) => f.write_str(&nanos(*ns)),
             Value::Latency(Latency::Any) => f.write_str("any"),
-            Value::Latency(Latency::AtMost(us)) => write!(f, "at most {us} µs"),
+            Value::Latency(Latency::AtMost(us)) => write!(f, "at most {}", micros((*us).into())),
             Value::Latency(Latency::None) => f.write_str("none (spins)"),
             Value::Queue(queue) => write!(f, "{queue}"),
             Value::Bytes(bytes) => write!(f, "{bytes} bytes"),
@@ -188,7 +193,8 @@ impl fmt::Display for Scheduling {
             Scheduling::Fifo { priority } => write!(f, "FIFO {priority}"),
             Scheduling::RoundRobin { priority } => write!(f, "round robin {priority}"),
             Scheduling::Deadline { runtime, deadline, period } => {
-                write!(f, "deadline: {runtime} ns within {deadline} of every {period}")
+                let [runtime, deadline, period] = [runtime, deadline, period].map(|ns| nanos(*ns));
+                write!(f, "deadline: {runtime} within {deadline} of every {period}")
             }
             Scheduling::Ext { nice } => write!(f, "sched_ext, nice {nice}"),
         }
@@ -218,9 +224,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_exactly_in_the_greatest_unit() {
-        let texts = [0, 200_000, 1_500_000, 10_000_000, 999, 3_000_000_000]
+    fn times_are_written_as_people_write_them() {
+        let texts = [0, 200_000, 1_500_000, 3_730_400, 999, 3_000_000_000]
             .map(|ns| Value::Nanoseconds(ns).to_string());
-        assert_eq!(texts, ["0 ns", "200 µs", "1500 µs", "10 ms", "999 ns", "3 s"]);
+        assert_eq!(texts, ["0 ns", "200 µs", "1.50 ms", "3.73 ms", "999 ns", "3.00 s"]);
+        let (ms, quota) = (1_000_000, Quota { quota_us: 150_000, period_us: 100_000 });
+        let deadline = Scheduling::Deadline { runtime: 2 * ms, deadline: 5 * ms, period: 10 * ms };
+        let texts =
+            [Value::Quota(Some(quota)), Value::Latency(Latency::AtMost(20)), Value::Scheduling(deadline)]
+                .map(|value| value.to_string());
+        let wanted = [
+            "150 ms of every 100 ms",
+            "at most 20.0 µs",
+            "deadline: 2.00 ms within 5.00 ms of every 10.0 ms",
+        ];
+        assert_eq!(texts, wanted);
     }
 }

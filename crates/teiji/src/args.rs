@@ -31,6 +31,8 @@ pub enum Command {
     Replay(Replay),
     /// Show what would be changed to keep a policy; changes nothing.
     Plan(Plan),
+    /// Write what this host is like, as a file that `plan --host` plans for on any machine.
+    Observe(State),
     /// Carry out a policy: all of it, or nothing.
     Apply(Apply),
     /// Keep what `apply --confirm-within` has changed.
@@ -169,6 +171,10 @@ pub struct Plan {
     /// Which policy.
     #[command(flatten)]
     pub policy: PolicyFile,
+    /// Plan for the host that `teiji observe` wrote to this file, instead of this one; needs no root and looks at
+    /// nothing of this machine.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["dir", "pins", "root"])]
+    pub host: Option<PathBuf>,
     /// Where the state is.
     #[command(flatten)]
     pub state: State,
@@ -183,6 +189,9 @@ pub struct Apply {
     /// Which policy.
     #[command(flatten)]
     pub policy: PolicyFile,
+    /// Refused: what was observed of another host cannot be changed from here.
+    #[arg(long, hide = true, value_name = "FILE")]
+    pub host: Option<PathBuf>,
     /// Undo everything unless it is confirmed within this time, such as 60s: by Enter on the terminal, or by
     /// `teiji confirm`.
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]

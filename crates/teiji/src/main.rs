@@ -8,7 +8,11 @@ fn main() -> ExitCode {
     // Who runs in the background says what it does; systemd adds the time.
     let level = if matches!(args.command, teiji::args::Command::Agent(_)) { "info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| level.into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    // The library would colour whatever it writes to, files and the journal as well.
+    let colour = teiji::terminal::Style::stderr().colour;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour);
+    log.with_writer(std::io::stderr).without_time().init();
+    tracing::debug!("teiji {}", env!("CARGO_PKG_VERSION"));
     match teiji::command::run(&args) {
         Ok(code) => code,
         Err(error) if teiji::output::reader_left(&error) => ExitCode::SUCCESS,

@@ -174,3 +174,43 @@ fn completions_and_manual_pages() {
     assert_eq!(run(&["man", "--out", pages.to_str().unwrap()]).0, 0);
     assert!(pages.join("teiji-trace.1").is_file());
 }
+
+/// What `teiji vms` with a log at level debug writes to a terminal that is its standard output, and to the file that is
+/// its standard error; or the other way round.
+fn terminal_and_file(stderr_is_the_file: bool, no_colour: bool) -> (String, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, terminal) = (dir.path().join("file"), dir.path().join("terminal"));
+    let redirect = if stderr_is_the_file { "2>" } else { ">" };
+    let shell = format!("{TEIJI} doctor --root /nonexistent {redirect} {}", file.display());
+    let mut command = Command::new("script");
+    command.args(["--quiet", "--command", &shell]).arg(&terminal);
+    command.env("TERM", "xterm").env("TEIJI_LOG", "debug").env_remove("NO_COLOR");
+    if no_colour {
+        command.env("NO_COLOR", "1");
+    }
+    let ran = command.stdin(Stdio::null()).output().unwrap();
+    assert!(ran.status.success(), "{ran:?}");
+    (fs::read_to_string(terminal).unwrap(), fs::read_to_string(file).unwrap())
+}
+
+#[test]
+fn only_a_terminal_gets_colours() {
+    let doctor = ["doctor", "--root", "/nonexistent"];
+    let log = |no_colour: &str| {
+        let mut command = Command::new(TEIJI);
+        command.args(doctor).env("TERM", "xterm").env("TEIJI_LOG", "debug").env("NO_COLOR", no_colour);
+        parts(command.stdin(Stdio::null()).output().unwrap())
+    };
+    let (_, out, err) = log("");
+    assert!(err.contains("teiji 0.") && out.contains("missing"), "{err}{out}");
+    assert!(!err.contains('\x1b') && !out.contains('\x1b'), "{err:?}{out:?}");
+    // Each stream by itself.
+    for stderr_is_the_file in [true, false] {
+        let (terminal, file) = terminal_and_file(stderr_is_the_file, false);
+        assert!(terminal.contains("\x1b[") && !file.contains('\x1b'), "{terminal:?}{file:?}");
+        let (terminal, file) = terminal_and_file(stderr_is_the_file, true);
+        let said = if stderr_is_the_file { "missing" } else { "teiji 0." };
+        assert!(terminal.contains(said) && !terminal.contains("\x1b["), "{terminal:?}");
+        assert!(!file.is_empty() && !file.contains('\x1b'), "{file:?}");
+    }
+}

@@ -184,3 +184,178 @@ fn no_policy_at_all_is_said() {
         plan.err
     );
 }
+
+/// `teiji observe` of a host, in a file outside it.
+fn observe(host: &Host) -> (tempfile::TempDir, PathBuf) {
+    let ran = run(&mut host.command("observe", None));
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("host.json");
+    fs::write(&file, ran.out).unwrap();
+    (dir, file)
+}
+
+fn plan_for(file: &Path, policy: &Path, json: bool) -> Ran {
+    let mut command = Command::new(TEIJI);
+    command.env("LC_ALL", "C.UTF-8").arg("plan").arg(policy).arg("--host").arg(file);
+    run(command.args(json.then_some("--json")))
+}
+
+#[test]
+fn a_plan_for_an_observed_host_is_the_plan_on_that_host() {
+    let host = Host::new(&["sip1", "evil\x1b[2J"]);
+    let dir = tempfile::tempdir().unwrap();
+    let policies = [
+        "[host]\nhalt_poll = \"500us\"\ncpu_latency = \"10us\"\n[vm.sip1]\nvcpu_cpus = \"2\"\nclass = \"realtime\"\n",
+        "[host]\nhalt_poll = \"200us\"\n",
+        "[link.eth0]\nrate = \"1gbit\"\n",
+        "[vm.nobody]\nvcpu_cpus = \"9\"\n",
+        "[link.eth0]\n[channel.a]\ndeadline = \"3ms\"\nmin_rate = \"1mbit\"\n",
+    ];
+    let write = |(i, text): (usize, &&str)| {
+        let path = dir.path().join(format!("{i}.toml"));
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let policies: Vec<PathBuf> = policies.iter().enumerate().map(write).collect();
+    let parts = |ran: Ran| (ran.code, ran.out, ran.err);
+    let there: Vec<_> = policies
+        .iter()
+        .flat_map(|policy| {
+            let json = parts(run(host.command("plan", Some(policy)).arg("--json")));
+            [parts(run(&mut host.command("plan", Some(policy)))), json]
+        })
+        .collect();
+    assert_eq!(there.iter().map(|t| t.0).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 1, 1, 1, 1], "{there:#?}");
+    assert!(there[0].1.contains("vCPU 0 of sip1"), "{there:#?}");
+    let (_keep, file) = observe(&host);
+    // The host need not be there.
+    drop(host);
+    let here = policies.iter().flat_map(|p| [false, true].map(|json| parts(plan_for(&file, p, json))));
+    assert_eq!(here.collect::<Vec<_>>(), there);
+}
+
+/// Copies a file to the same place below another root, with the libraries that it needs.
+fn into_root(root: &Path, program: &Path) {
+    let copy = |from: &Path| {
+        let to = root.join(from.strip_prefix("/").unwrap());
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(from, to).unwrap();
+    };
+    copy(program);
+    let libraries = run(Command::new("ldd").arg(program));
+    libraries
+        .out
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .for_each(|path| copy(Path::new(path)));
+}
+
+#[test]
+fn planning_for_another_host_needs_neither_root_nor_proc_nor_sys() {
+    let host = Host::new(&["sip1"]);
+    let (_keep, file) = observe(&host);
+    let root = tempfile::tempdir().unwrap();
+    fs::set_permissions(root.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    into_root(root.path(), Path::new(TEIJI));
+    fs::copy(&file, root.path().join("host.json")).unwrap();
+    fs::write(root.path().join("p.toml"), "[vm.sip1]\nvcpu_cpus = \"2\"\n").unwrap();
+    let mut command = Command::new("chroot");
+    command.arg("--userspec=65534:65534").arg(root.path()).arg(TEIJI);
+    let ran = run(command.args(["plan", "/p.toml", "--host", "/host.json"]).env("LC_ALL", "C.UTF-8"));
+    assert!(ran.code == 0 && ran.out.contains("1 step to take"), "{} {}", ran.out, ran.err);
+}
+
+#[test]
+fn an_observation_holds_no_command_lines() {
+    let host = Host::new(&["sip1"]);
+    let line = host.0.path().join("proc/700/cmdline");
+    let mut text = fs::read_to_string(&line).unwrap();
+    text += "-object\0secret,id=s0,data=hunter2\0";
+    fs::write(&line, text).unwrap();
+    fs::write(host.0.path().join("proc/700/environ"), "TOKEN=hunter2\0").unwrap();
+    let (_keep, file) = observe(&host);
+    let text = fs::read_to_string(file).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((json["kind"].as_str(), json["schema"].as_u64()), (Some("teiji-host"), Some(1)));
+    assert!(text.contains("sip1") && !text.contains("hunter2") && !text.contains("qemu-system"), "{text}");
+}
+
+#[test]
+fn a_file_that_is_no_observation_is_refused_with_what_to_do() {
+    let host = Host::new(&["sip1"]);
+    let (_keep, file) = observe(&host);
+    let policy = host.policy("[vm.sip1]\nvcpu_cpus = \"2\"\n");
+    let whole = fs::read_to_string(&file).unwrap();
+    for (text, parts) in [
+        (String::new(), ["it is not what `teiji observe` writes", "teiji observe > FILE"]),
+        (
+            "{\"schema\": 1, \"vms\": []}".into(),
+            ["it is not what `teiji observe` writes", "teiji observe > FILE"],
+        ),
+        (whole[..whole.len() / 2].to_owned(), ["it is damaged (EOF", "on the host again"]),
+        (whole.replace("\"0-3\"", "\"3-0\""), ["it is damaged (the range", "on the host again"]),
+        (
+            whole.replace("\"schema\": 1", "\"schema\": 7"),
+            ["it is of form 7", "observe the host with this one"],
+        ),
+    ] {
+        fs::write(&file, text).unwrap();
+        let ran = plan_for(&file, &policy, false);
+        assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{}", ran.err);
+        assert!(parts.iter().all(|p| ran.err.contains(p)) && ran.err.contains("host.json"), "{}", ran.err);
+    }
+    let ran = plan_for(Path::new("/nonexistent"), &policy, false);
+    assert!(ran.code == 1 && ran.err.contains("No such file"), "{}", ran.err);
+    // What belongs to this machine does not go with it, and a plan for elsewhere is not carried out here.
+    let other = ["--state", "/var/lib/teiji"];
+    let ran = run(Command::new(TEIJI).arg("plan").arg(&policy).arg("--host").arg(&file).args(other));
+    assert!(ran.code == 2 && ran.err.contains("--host"), "{}", ran.err);
+    let ran = run(Command::new(TEIJI).arg("apply").arg(&policy).arg("--host").arg(&file));
+    assert!(ran.code == 2 && ran.err.contains("run `teiji apply` on that host"), "{}", ran.err);
+}
+
+/// A host whose kernel takes teiji's qdisc, with one NIC; no agent is running.
+fn without_an_agent(file: &Path, start: &str) {
+    let mut json: serde_json::Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let device = serde_json::json!({"name": "eth0", "index": 2});
+    let observed = &mut json["observed"];
+    observed["deadlines"] = serde_json::json!({"no-agent": start});
+    observed["links"] = serde_json::json!([{
+        "name": "eth0", "index": 2, "kind": "nic", "irqs": [], "speed": 1_000_000_000_u64, "mtu": 1500, "guests": false,
+    }]);
+    let stock = serde_json::json!({"queue": {"stock": {"kind": "fq_codel", "chosen": false, "options": []}}});
+    observed["settings"].as_array_mut().unwrap().extend([
+        serde_json::json!([{"queue": device}, stock]),
+        serde_json::json!([{"segment-size": device}, {"bytes": 65536}]),
+    ]);
+    fs::write(file, json.to_string()).unwrap();
+}
+
+#[test]
+fn without_an_agent_a_plan_shows_what_channels_would_be_guaranteed() {
+    let host = Host::new(&["sip1"]);
+    let (_keep, file) = observe(&host);
+    without_an_agent(
+        &file,
+        "start the agent: `systemctl start teiji-agent`, or `teiji agent`; none is running\x1b[2J",
+    );
+    let policy = host.policy(
+        "[vm.sip1]\nvcpu_cpus = \"2\"\n[channel.sip]\nlink = \"eth0\"\ndeadline = \"3ms\"\nmin_rate = \"2mbit\"\n",
+    );
+    let plan = plan_for(&file, &policy, false);
+    assert_eq!(plan.code, 0, "{}", plan.err);
+    let place = |part: &str| plan.out.find(part).unwrap_or_else(|| panic!("{part}: {}", plan.out));
+    assert!(plan.out.starts_with("first  start the agent: `systemctl start teiji-agent`"), "{}", plan.out);
+    assert!(place("start the agent") < place("vCPU 0 of sip1"), "{}", plan.out);
+    assert!(place("root qdisc of eth0") < place("deadline   within  of it"), "{}", plan.out);
+    assert!(plan.out.contains("sip      2mbit  3084b   3.00 ms"), "{}", plan.out);
+    assert!(!plan.out.contains('\x1b') && plan.out.lines().all(|l| l.chars().count() <= 100), "{}", plan.out);
+    let json = plan_for(&file, &policy, true);
+    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert!(json["first"][0].as_str().unwrap().starts_with("start the agent"), "{json}");
+    assert_eq!(json["links"][0]["channels"][0]["deadline"], 3_000_000, "{json}");
+    // Nothing of that is said of a policy without channels.
+    let plan = plan_for(&file, &host.policy("[vm.sip1]\nvcpu_cpus = \"2\"\n"), false);
+    assert!(!plan.out.contains("agent"), "{}", plan.out);
+}

@@ -36,7 +36,14 @@ fn a_report() {
     let html = page("teiji report", &[("", &common::contended())]);
     keep("contended.html", &html);
     well_formed(&html);
-    for wanted in ["where the vhost worker (thread 4244) waits", "stress-ng-cpu", "13.2 ms", "93 %", "<svg"] {
+    for wanted in [
+        "<p class=\"verdict\">vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation</p>",
+        "<dt>preempted by</dt>",
+        "stress-ng-cpu",
+        "13.2 ms",
+        "93 %",
+        "<svg",
+    ] {
         assert!(html.contains(wanted), "{wanted}");
     }
 }
@@ -75,7 +82,8 @@ fn untrusted_text_is_escaped() {
     report.meta.kernel = EVIL.into();
     report.meta.watch.flow_text = EVIL.into();
     report.vms[0].name = EVIL.into();
-    report.vms[0].verdict.sentence = EVIL.into();
+    report.vms[0].verdict.headline = EVIL.into();
+    report.vms[0].verdict.details[0].text = EVIL.into();
     report.vms[0].verdict.behind[0].name = EVIL.into();
     let other = report.clone();
     let html = page(EVIL, &[(EVIL, &report), (EVIL, &other)]);
@@ -97,4 +105,49 @@ fn odd_figures_do_no_harm() {
     report.vms.clear();
     well_formed(&page("t", &[("", &report)]));
     well_formed(&page("t", &[]));
+}
+
+/// Response times of four situations, orders of magnitude apart, as the demo has them.
+fn four_situations() -> Vec<(&'static str, Report)> {
+    let situation = |us: [u64; 5]| {
+        let mut report = common::quiet();
+        report.vms[0].total = Some(common::dist(990, us));
+        report
+    };
+    vec![
+        ("undisturbed", situation([3_100, 6_980, 9_500, 16_910, 19_400])),
+        ("CPU hogs", situation([4_000, 132_640, 1_910_000, 2_490_290, 2_491_000])),
+        ("policy applied", situation([3_000, 7_050, 9_900, 16_780, 18_800])),
+        ("rolled back", situation([3_900, 65_010, 120_000, 177_210, 180_000])),
+    ]
+}
+
+#[test]
+fn curves_that_are_orders_of_magnitude_apart_are_told_apart() {
+    let reports = four_situations();
+    let reports: Vec<(&str, &Report)> = reports.iter().map(|(label, r)| (*label, r)).collect();
+    let html = page("four situations", &reports);
+    keep("four.html", &html);
+    well_formed(&html);
+    let chart = html.split_once("by percentile").unwrap().1.split_once("</svg>").unwrap().0;
+    let lines: Vec<Vec<f64>> = chart.split("<polyline points=\"").skip(1).map(heights).collect();
+    let axis = chart.split("y1=\"").skip(1).map(number).fold(0.0, f64::max);
+    assert_eq!(lines.len(), 4);
+    // Every point but the least is well above the axis, and 7 ms are far from 133 ms.
+    for line in &lines {
+        assert!(line[1..].iter().all(|y| axis - y > 20.0), "{axis}: {lines:?}");
+    }
+    assert!(lines[0][1] - lines[1][1] > 50.0, "{lines:?}");
+    assert!(html.contains("each bar is the whole of its mean"), "one mean is 75 times another");
+}
+
+/// The number that an attribute begins with.
+fn number(attribute: &str) -> f64 {
+    attribute.split_once('"').unwrap().0.parse().unwrap()
+}
+
+/// The second coordinates of the points that an attribute lists.
+fn heights(attribute: &str) -> Vec<f64> {
+    let points = attribute.split_once('"').unwrap().0;
+    points.split(' ').map(|point| point.split_once(',').unwrap().1.parse().unwrap()).collect()
 }

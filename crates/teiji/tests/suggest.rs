@@ -123,7 +123,7 @@ fn standard_output_is_a_policy_and_standard_error_the_report() {
     assert_eq!(policy.vms.len(), 1, "{out}");
     assert_eq!(policy.vms[0].name.value, "sip1");
     assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Fifo { priority: 10 });
-    assert!(out.contains("# sip1 (pid 70): ") && out.contains("the vCPU waiting for a CPU"), "{out}");
+    assert!(out.contains("# sip1 (pid 70): ") && out.contains("vCPU waits for a CPU (vcpu_wake): "), "{out}");
     let (report, nothing) = replay("sip1", &[]);
     assert_eq!((report.as_str(), nothing.as_str()), (err.as_str(), ""));
     assert!(report.contains("what would help") && report.contains("   class = \"realtime\"\n"), "{report}");

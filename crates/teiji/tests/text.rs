@@ -174,6 +174,7 @@ fn channels(n: u64) -> Plan {
         cost: cost.into(),
     };
     Plan {
+        first: Vec::new(),
         steps: vec![
             step(
                 Setting::SegmentSize(eth0.clone()),

@@ -158,9 +158,9 @@ pub fn what_others_change_is_told_and_left_alone(stage: &Stage<'_>) {
     stage.teiji(&format!("apply {POLICY}"), 0);
     has(&stage.teiji("status", 0), &["teiji holds"]);
     stage.sh(&format!("echo 77777 >{HALT_POLL}"));
-    has(&stage.teiji("status", 1), &["changed by someone else to 77777 ns"]);
+    has(&stage.teiji("status", 1), &["changed by someone else to 77.8 µs"]);
     let text = stage.teiji("rollback", 1);
-    has(&text, &["kvm.halt_poll_ns", "from 50 µs to 77777 ns, and was left alone", "--force"]);
+    has(&text, &["kvm.halt_poll_ns", "from 50.0 µs to 77.8 µs, and was left alone", "--force"]);
     let mut found = stage.place.snapshot().unwrap();
     assert_eq!(found["halt_poll"], "77777");
     found.insert("halt_poll".into(), stage.original["halt_poll"].clone());

@@ -57,8 +57,49 @@ fn case(p50: u64, p99: u64, cells: &[(Stage, Option<ThreadState>, f64, f64)]) ->
 fn verdict(c: &Case, waits: &[(Stage, u32, u64)]) -> Verdict {
     let name = |tid: u32| if tid == 31 { "stress-ng".into() } else { String::new() };
     let v = judge(&Requests::default(), Some(&c.total), &c.stages, waits, &name);
-    println!("{}", v.sentence);
+    println!("{}", v.line());
     v
+}
+
+fn details(v: &Verdict) -> Vec<String> {
+    v.details.iter().map(|d| format!("{}: {}", d.label, d.text)).collect()
+}
+
+/// Every cause there can be, alone and as one of two stages, of fluctuation that matters and of none, standing out or
+/// not.
+#[test]
+fn no_headline_has_more_than_12_words() {
+    let mut headlines = std::collections::BTreeSet::new();
+    let mut say = |v: Verdict| {
+        let words = v.headline.split_whitespace().count();
+        assert!(words <= 12, "{words} words: {}", v.headline);
+        headlines.insert(v.headline);
+    };
+    let states = || std::iter::once(None).chain(ThreadState::ALL.map(Some));
+    for (stage, state) in Stage::ALL.into_iter().flat_map(|stage| states().map(move |state| (stage, state))) {
+        if state.is_some() && stage.actor().is_none() {
+            continue;
+        }
+        for (p50, p99) in [(1_000, 90_000), (1_000, 1_100)] {
+            // With 100 %, and as small a part of the time as can be the greatest one.
+            say(verdict(&case(p50, p99, &[(stage, state, 900.0, 1.0)]), &[(stage, 31, 100)]));
+            let small = Stage::ALL.map(|s| (s, None, if s == stage { 11.0 } else { 9.0 }, 0.09));
+            let mut cells: Vec<_> = small.to_vec();
+            cells.retain(|c| c.0 != stage);
+            cells.push((stage, state, 11.0, 0.1));
+            say(verdict(&case(p50, p99, &cells), &[]));
+        }
+    }
+    for seen in [0, 1, u64::MAX] {
+        let r = Requests { seen, unanswered: seen, ..Requests::default() };
+        say(judge(&r, None, &[], &[], &|_| String::new()));
+    }
+    for part in ["vhost worker waits for a CPU (vhost_tx): 100 % of the fluctuation", "nothing stands out; "]
+    {
+        assert!(headlines.iter().any(|h| h.starts_with(part)), "{part}: {headlines:#?}");
+    }
+    // 20 causes of the table and one of each of the others.
+    assert!(headlines.len() > 60, "{headlines:#?}");
 }
 
 use Stage::{Guest, SwitchIn, TapQueue, VcpuWake, VhostTx};
@@ -83,11 +124,15 @@ fn hogs_on_the_vcpus_core() {
     assert!((v.share - 0.9).abs() < 1e-9);
     assert_eq!(v.behind[0], Behind { tid: 31, name: "stress-ng".into(), share: 0.9 });
     assert_eq!(v.behind.len(), 2);
+    assert_eq!(v.headline, "vCPU waits for a CPU (vcpu_wake): 90 % of the fluctuation");
     assert_eq!(
-        v.sentence,
-        "response time fluctuates (median 200 µs, 99th percentile 8.00 ms): 90 % of the fluctuation is the \
-         vCPU waiting for a CPU (vcpu_wake 70 %, guest 20 %), behind stress-ng (31) in 90 % of those waits"
+        details(&v),
+        [
+            "response time: fluctuates: median 200 µs, 99th percentile 8.00 ms",
+            "share: 90 % of the fluctuation: vcpu_wake 70 %, guest 20 %"
+        ]
     );
+    assert!(v.line().ends_with("guest 20 %; preempted by: stress-ng (31) 90 %"), "{}", v.line());
 }
 
 #[test]
@@ -117,11 +162,15 @@ fn an_idle_guest_that_sleeps_is_blamed_for_its_wake_up_even_if_the_guest_takes_l
     );
     let v = verdict(&c, &[]);
     assert_eq!((v.stage, v.state, v.fluctuation), (Some(VcpuWake), Some(S::Asleep), false));
-    assert!(
-        v.sentence.contains("steady")
-            && v.sentence.contains("40 % of a typical request's time is the wake-up of the halted vCPU")
+    assert_eq!(v.headline, "wake-up of the halted vCPU (vcpu_wake): 40 % of the time");
+    assert_eq!(
+        details(&v),
+        [
+            "response time: is steady: median 200 µs, 99th percentile 240 µs",
+            "share: 40 % of a typical request's time",
+            "besides: guest itself runs, 50 % of a typical request's time"
+        ]
     );
-    assert!(v.sentence.contains("50 % of it is the guest's own running, steadily"), "{}", v.sentence);
 }
 
 #[test]
@@ -139,11 +188,10 @@ fn undisturbed_nothing_stands_out() {
     );
     let v = verdict(&c, &[]);
     assert_eq!((v.stage, v.state, v.fluctuation), (Some(Guest), Some(S::Guest), false));
-    assert!(v.sentence.starts_with("nothing stands out; response time is steady"), "{}", v.sentence);
-    assert!(
-        v.sentence.contains("the host's greatest part is the wake-up of the vhost worker"),
-        "{}",
-        v.sentence
+    assert_eq!(v.headline, "nothing stands out; most time in guest (61 %)");
+    assert_eq!(
+        details(&v)[2],
+        "greatest of the host's: wake-up of the vhost worker, 21 %: tap_queue 12 %, vhost_tx 9 %"
     );
 }
 
@@ -152,9 +200,8 @@ fn fluctuation_of_the_guests_own_names_the_hosts_part_as_well() {
     let c = case(100, 900, &[(Guest, Some(S::Guest), 200.0, 0.6), (VcpuWake, Some(S::Ready), 50.0, 0.4)]);
     let v = verdict(&c, &[]);
     assert_eq!((v.stage, v.state), (Some(Guest), Some(S::Guest)));
-    assert!(
-        v.sentence.ends_with("the host's greatest part is the vCPU waiting for a CPU (vcpu_wake) with 40 %")
-    );
+    assert_eq!(v.headline, "guest itself runs (guest): 60 % of the fluctuation");
+    assert_eq!(details(&v)[1..], ["greatest of the host's: vCPU waits for a CPU, 40 %"]);
 }
 
 #[test]
@@ -167,9 +214,11 @@ fn a_part_without_a_split_is_still_its_stages() {
 #[test]
 fn without_requests_there_is_nothing_to_judge_by() {
     let v = judge(&Requests::default(), None, &[], &[], &|_| String::new());
-    assert_eq!((v.stage, v.sentence.as_str()), (None, "no request was seen: there is nothing to judge by"));
+    assert_eq!((v.stage, v.headline.as_str()), (None, "nothing to judge by: no request was seen"));
     let r = Requests { seen: 9, unanswered: 9, ..Requests::default() };
-    assert!(judge(&r, None, &[], &[], &|_| String::new()).sentence.contains("none of 9"));
+    let v = judge(&r, None, &[], &[], &|_| String::new());
+    assert_eq!(v.headline, "nothing to judge by: none of 9 requests is complete");
+    assert_eq!(details(&v), ["requests: 0 incomplete, 0 ambiguous, 9 unanswered"]);
 }
 
 #[test]
@@ -195,5 +244,5 @@ fn when_many_causes_make_the_fluctuation_the_typical_time_is_judged() {
     );
     let v = verdict(&c, &[]);
     assert_eq!((v.stage, v.state, v.fluctuation), (Some(VcpuWake), Some(S::Asleep), false));
-    assert!(v.sentence.contains("fluctuates by many causes"), "{}", v.sentence);
+    assert!(details(&v)[0].contains("fluctuates by many causes"), "{v:?}");
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use teiji_model::policy::Auto;
-use teiji_model::text::printable;
+use teiji_model::text::{duration, printable};
 
 /// Longest time in an admission, ns: an hour, as in a policy.
 pub(super) const LONGEST: u64 = 3_600_000_000_000;
@@ -154,7 +154,7 @@ pub enum Remedy {
     },
 }
 
-/// A time in the unit that suits it.
+/// A time as it is written in a policy.
 struct Time(u64);
 
 impl fmt::Display for Time {
@@ -163,7 +163,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// A rate in the unit that suits it.
+/// A rate as it is written in a policy.
 struct Rate(u64);
 
 impl fmt::Display for Rate {
@@ -220,7 +220,7 @@ impl fmt::Display for Last<'_> {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let at = Time(self.at);
+        let at = duration(self.at as f64);
         let excess = format!("{} byte{}", self.excess, if self.excess == 1 { "" } else { "s" });
         match self.reason {
             Reason::Rate => write!(f, "the channels' rates exceed the link's, by {excess} in each second")?,
@@ -241,7 +241,9 @@ impl fmt::Display for Refusal {
             )?,
             Reason::Slack { .. } => write!(
                 f,
-                "with a slack of {at} best effort goes first for too long: {excess} could not be sent in time"
+                // Exactly, as it was written: the one that would do may be close to it.
+                "with a slack of {} best effort goes first for too long: {excess} could not be sent in time",
+                Time(self.at)
             )?,
         }
         for (i, remedy) in self.remedies.iter().enumerate() {

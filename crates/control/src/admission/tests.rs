@@ -60,7 +60,7 @@ fn a_deadline_that_just_fits() {
     let text = refused.to_string();
     assert!(
         text.starts_with(
-            "the deadlines cannot all be kept: within 1499999ns the link would have to send 1 byte more"
+            "the deadlines cannot all be kept: within 1.50 ms the link would have to send 1 byte more"
         ),
         "{text}"
     );
@@ -90,7 +90,7 @@ fn too_small_a_slack_is_refused_with_the_one_that_will_do() {
     assert_eq!((refused.excess, refused.offending.len()), (1, 2));
     assert_eq!(
         refused.to_string(),
-        "with a slack of 1999999ns best effort goes first for too long: 1 byte could not be sent in time; what would \
+        "with a slack of 1.999999ms best effort goes first for too long: 1 byte could not be sent in time; what would \
          do: a slack of 2ms"
     );
     assert!(admit(&Link { slack: Auto::Nanoseconds(2 * MS), ..link() }, &set).is_ok());

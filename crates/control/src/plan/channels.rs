@@ -21,6 +21,7 @@ use link::Group;
 use teiji_model::plan::{DeadlineSupport, LinkKind, ObservedLink};
 use teiji_model::policy::{At, ChannelPolicy, LinkPolicy, Place, Policy};
 use teiji_model::queue::{MAX_CHANNELS, MAX_LINKS, Scheduler};
+use teiji_model::text::printable;
 
 /// Adds the settings and guarantees that the channels ask for, and the problems met on the way.
 pub(super) fn collect(policy: &Policy, host: Host<'_>, draft: &mut Draft) {
@@ -63,13 +64,17 @@ pub(super) fn collect(policy: &Policy, host: Host<'_>, draft: &mut Draft) {
     }
 }
 
-/// What keeps deadlines on this host. Warns if it is not teiji's own.
+/// What keeps deadlines on this host, once what has to be done first is done. Warns if it is not teiji's own.
 ///
 /// # Errors
 /// Why nothing does, and the cure.
 fn scheduler(support: &DeadlineSupport, draft: &mut Draft) -> Result<Scheduler, String> {
     match support {
         DeadlineSupport::Edf => Ok(Scheduler::Edf),
+        DeadlineSupport::NoAgent(start) => {
+            draft.first.push(printable(start));
+            Ok(Scheduler::Edf)
+        }
         DeadlineSupport::Hfsc(missing) => {
             draft.warnings.push(format!(
                 "this kernel has no BPF qdiscs ({missing}), so its own HFSC keeps the deadlines: it reserves each \

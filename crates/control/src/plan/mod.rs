@@ -49,7 +49,7 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
         return Err(draft.problems);
     }
     let plan = steps::between(&draft.wants, draft.warnings, observed, held);
-    Ok(Plan { links: draft.links, ..plan })
+    Ok(Plan { links: draft.links, first: draft.first, ..plan })
 }
 
 /// A host and what teiji holds of it.
@@ -70,6 +70,8 @@ struct Draft {
     wants: Vec<Want>,
     problems: Vec<Problem>,
     warnings: Vec<String>,
+    /// What has to be done before; printable.
+    first: Vec<String>,
     links: Vec<LinkGuarantee>,
 }
 

@@ -76,7 +76,7 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
             warnings.push(format!("{}: {}", manager.name, manager.advice));
         }
     }
-    Plan { steps, warnings: warnings.iter().map(|w| printable(w)).collect(), links: Vec::new() }
+    Plan { steps, warnings: warnings.iter().map(|w| printable(w)).collect(), ..Plan::default() }
 }
 
 fn changed(setting: &Setting, hold: &Hold, present: &Value) -> String {

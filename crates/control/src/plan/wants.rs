@@ -242,27 +242,5 @@ fn contradictions(draft: &mut Draft) {
 
 /// A time as people write it; ns in.
 pub(crate) fn time(ns: u64) -> String {
-    for (unit, name) in [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "µs")] {
-        if ns >= unit {
-            // Three digits behind the point at most, none that are 0.
-            let thousandths = ns / (unit / 1000);
-            let (whole, part) = (thousandths / 1000, format!("{:03}", thousandths % 1000));
-            let part = part.trim_end_matches('0');
-            let point = if part.is_empty() { "" } else { "." };
-            return format!("{whole}{point}{part} {name}");
-        }
-    }
-    format!("{ns} ns")
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn times_are_written_as_people_write_them() {
-        for (ns, text) in
-            [(0, "0 ns"), (999, "999 ns"), (1_500, "1.5 µs"), (200_000, "200 µs"), (1_000_000_000, "1 s")]
-        {
-            assert_eq!(super::time(ns), text);
-        }
-    }
+    teiji_model::text::duration(ns as f64)
 }

@@ -14,7 +14,6 @@ use crate::spare;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm};
 use teiji_model::policy::MAX_HALT_POLL;
-use teiji_model::policy::units::DURATION;
 use teiji_model::report::{Report, VmReport};
 use teiji_model::setting::{Latency, Setting, Value};
 
@@ -56,7 +55,7 @@ pub(super) fn poll(
     let Some(gap) = gap(report, vm) else {
         return Err("how long to poll for cannot be told, as no request was seen: trace longer".to_owned());
     };
-    let (apart, longest) = (time(gap), DURATION.write(MAX_HALT_POLL));
+    let (apart, longest) = (time(gap), time(MAX_HALT_POLL));
     // Of requests that come at random, the share that comes within the longest polling.
     let within = 1.0 - (-(MAX_HALT_POLL as f64) / gap as f64).exp();
     let rest = "it then is the way out of the CPU's idle state that can be shortened (cpu_latency in [host], which \
@@ -82,12 +81,12 @@ pub(super) fn poll(
         Some(Value::Nanoseconds(present)) if *present >= wanted => Err(format!(
             "requests come {apart} apart, and KVM polls for {} already: the guest may have turned that off \
              (its cpuidle-haltpoll), or requests come in bursts with longer gaps between; {rest}",
-            DURATION.write(*present)
+            time(*present)
         )),
         Some(_) => Ok((wanted, said)),
         None => Err(format!(
             "halt_poll = \"{}\" would help, but it cannot be read, so it could not be put back: {}",
-            DURATION.write(wanted),
+            time(wanted),
             reason(&Setting::HaltPoll, observed)
         )),
     }

@@ -130,7 +130,7 @@ fn guests_packets_are_as_large_as_guests_like() {
         &short,
         &guests,
         "21:1",
-        &["eth0: the deadlines cannot all be kept: within 500us", "`max_packet`", "host_tso4"],
+        &["eth0: the deadlines cannot all be kept: within 500 µs", "`max_packet`", "host_tso4"],
     );
     // A link that allows the host more than 64 KiB is kept to that.
     let mut big = with(|l| l.guests = true);
@@ -170,4 +170,17 @@ fn a_step_from_queue_to_queue_says_what_changes() {
     let mut slower = channels(vec![sip(), channel("b", 30, 7, 9 * MS, MBIT)]);
     slower.links[0].rate = Some(at(800 * MBIT, 2));
     assert_eq!(cost(&slower), "no channel changes; the link sends at most 800mbit");
+}
+
+#[test]
+fn without_an_agent_the_plan_says_what_to_do_first() {
+    let mut observed = one();
+    observed.deadlines = DeadlineSupport::NoAgent("start the agent\u{1b}[2J".into());
+    let policy = channels(vec![sip()]);
+    let plan = ok(&policy, &observed);
+    let with_agent = ok(&policy, &one());
+    assert_eq!(plan.first, ["start the agent\\u{1b}[2J"]);
+    assert_eq!((&plan.steps, &plan.links), (&with_agent.steps, &with_agent.links));
+    assert_eq!(with_agent.first, Vec::<String>::new());
+    assert_eq!(ok(&Policy { channels: Vec::new(), ..policy }, &observed).first, Vec::<String>::new());
 }

@@ -107,7 +107,7 @@ fn channels_that_do_not_fit() {
         &one(),
         "26:1",
         &[
-            "eth0: the deadlines cannot all be kept: within 120us the link would have to send ",
+            "eth0: the deadlines cannot all be kept: within 120 µs the link would have to send ",
             "what would do: a link of ",
             "up to 3000 bytes",
         ],
@@ -115,7 +115,7 @@ fn channels_that_do_not_fit() {
     // Of several deadlines that one is named at which the demand exceeds the link most.
     let mut policy = many(3, 10 * MS, MBIT);
     policy.channels[1].deadline.value = 120_000;
-    refused(&policy, &one(), "26:1", &["within 120us"]);
+    refused(&policy, &one(), "26:1", &["within 120 µs"]);
     refused(
         &many(2, 10 * MS, 500 * MBIT),
         &one(),

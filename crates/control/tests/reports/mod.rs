@@ -54,7 +54,8 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
         outbound: Leg::default(),
         depth: None,
         verdict: Verdict {
-            sentence: "it is slow".into(),
+            headline: "it is slow".into(),
+            details: Vec::new(),
             stage: Some(stage),
             state,
             fluctuation: true,
@@ -171,7 +172,7 @@ fn any_vm() -> impl Strategy<Value = VmReport> {
             let mut vm = blamed(&name, pid, stage, state);
             vm.verdict.stage = cause.map(|(stage, _)| stage);
             vm.verdict.behind = vec![Behind { tid: pid.wrapping_add(1), name: sentence.clone(), share }];
-            vm.verdict.sentence = sentence;
+            vm.verdict.headline = sentence;
             vm.requests.seen = seen;
             vm.requests.complete = seen / 3;
             vm.stages.extend(stages);

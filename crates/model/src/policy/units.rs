@@ -17,6 +17,8 @@ pub struct Quantity {
     pub example: &'static str,
     /// The smallest amount that can be told apart: `1ns`.
     pub finest: &'static str,
+    /// Whether [`Quantity::write`] writes fractions, as in `3.7304ms`; otherwise whole numbers, as in `1514b`.
+    pub fractions: bool,
 }
 
 const SECOND: u64 = 1_000_000_000;
@@ -27,6 +29,7 @@ pub const DURATION: Quantity = Quantity {
     units: &[("ns", 1), ("us", 1000), ("µs", 1000), ("μs", 1000), ("ms", 1_000_000), ("s", SECOND)],
     example: "3ms",
     finest: "1ns",
+    fractions: true,
 };
 
 /// Durations that may be long, ns: for how long to do something. In a policy `3m` would more likely be a `3ms`
@@ -46,6 +49,7 @@ pub const LONG_DURATION: Quantity = Quantity {
     ],
     example: "10s",
     finest: "1ns",
+    fractions: true,
 };
 
 /// Rates, bit/s; decimal factors, as networks count.
@@ -54,6 +58,7 @@ pub const RATE: Quantity = Quantity {
     units: &[("bit", 1), ("kbit", 1000), ("mbit", 1_000_000), ("gbit", 1_000_000_000)],
     example: "2mbit",
     finest: "1bit",
+    fractions: true,
 };
 
 /// Sizes, bytes.
@@ -62,11 +67,12 @@ pub const SIZE: Quantity = Quantity {
     units: &[("b", 1), ("kb", 1000), ("kib", 1 << 10), ("mb", 1_000_000), ("mib", 1 << 20)],
     example: "3kb",
     finest: "1b",
+    fractions: false,
 };
 
 /// Shares of a whole, thousandths.
 pub const PERCENT: Quantity =
-    Quantity { noun: "a percentage", units: &[("%", 10)], example: "150%", finest: "0.1%" };
+    Quantity { noun: "a percentage", units: &[("%", 10)], example: "150%", finest: "0.1%", fractions: true };
 
 impl Quantity {
     /// Reads a number and its unit, in base units. Spaces around both are ignored.
@@ -109,23 +115,21 @@ impl Quantity {
         u64::try_from(amount / scale).map_err(|_| too_great())
     }
 
-    /// The shortest text with a whole number that [`Quantity::parse`] reads as `amount`; in fractions of the
-    /// smallest unit where that is coarser than the base unit.
+    /// Text that [`Quantity::parse`] reads as exactly `amount`: in the greatest unit that is not above it and in which
+    /// its digits end, `3.7304ms`; of sizes in the greatest of which it is a whole number.
     pub fn write(&self, amount: u64) -> String {
-        let fits = |(_, factor): &&(&str, u64)| amount.is_multiple_of(*factor);
-        match self.units.iter().rev().filter(fits).max_by_key(|(_, factor)| *factor) {
-            Some((_, factor)) if amount > 0 => {
-                // Of several names of one unit the first, which can be typed everywhere.
-                let name = self.units.iter().find(|(_, f)| f == factor).map_or("", |(name, _)| name);
-                format!("{}{name}", amount / factor)
-            }
-            _ => {
-                let (name, factor) = self.units[0];
-                match amount % factor {
-                    0 => format!("{}{name}", amount / factor),
-                    part => format!("{}.{part}{name}", amount / factor),
-                }
-            }
+        let in_unit = |(_, factor): &&(&str, u64)| match self.fractions {
+            true => *factor <= amount && decimals(amount % factor, *factor).is_some(),
+            false => amount.is_multiple_of(*factor),
+        };
+        let fitting = self.units.iter().filter(in_unit).map(|(_, factor)| *factor).filter(|_| amount > 0);
+        let factor = fitting.max().unwrap_or(self.units[0].1);
+        // Of several names of one unit the first, which can be typed everywhere.
+        let name = self.units.iter().find(|(_, f)| *f == factor).map_or("", |(name, _)| name);
+        let (whole, part) = (amount / factor, amount % factor);
+        match decimals(part, factor).filter(|digits| !digits.is_empty()) {
+            Some(digits) => format!("{whole}.{digits}{name}"),
+            None => format!("{whole}{name}"),
         }
     }
 
@@ -139,6 +143,20 @@ impl Quantity {
         let names: Vec<&str> = self.units.iter().map(|(name, _)| *name).filter(|n| n.is_ascii()).collect();
         names.join(", ")
     }
+}
+
+/// The digits of `part`/`of` behind the point, without zeros at their end; `None` if they do not end within 20.
+fn decimals(part: u64, of: u64) -> Option<String> {
+    let (mut rest, of, mut digits) = (u128::from(part), u128::from(of), String::new());
+    while rest > 0 {
+        if digits.len() == 20 {
+            return None;
+        }
+        rest *= 10;
+        digits.extend(char::from_digit(u32::try_from(rest / of).ok()?, 10));
+        rest %= of;
+    }
+    Some(digits)
 }
 
 #[cfg(test)]
@@ -193,6 +211,29 @@ mod tests {
         ] {
             let said = quantity.parse(text).unwrap_err();
             assert!(said.contains(cure), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn amounts_are_written_exactly_and_as_people_write_them() {
+        for (quantity, amount, text) in [
+            (&DURATION, 3_730_400, "3.7304ms"),
+            (&DURATION, 1_500_000, "1.5ms"),
+            (&DURATION, 3_000_000, "3ms"),
+            (&DURATION, 1_000_000_001, "1.000000001s"),
+            (&DURATION, 999, "999ns"),
+            (&DURATION, 0, "0ns"),
+            (&LONG_DURATION, 90 * SECOND, "1.5m"),
+            (&LONG_DURATION, 61 * SECOND, "61s"),
+            (&RATE, 999_000_000, "999mbit"),
+            (&RATE, 963_214_568, "963.214568mbit"),
+            (&SIZE, 1514, "1514b"),
+            (&SIZE, 3000, "3kb"),
+            (&SIZE, 1536, "1536b"),
+            (&PERCENT, 1505, "150.5%"),
+            (&PERCENT, 5, "0.5%"),
+        ] {
+            assert_eq!(quantity.write(amount), text);
         }
     }
 

@@ -1,7 +1,7 @@
 //! `teiji apply`, `confirm`, `rollback`: what changes the host, and changes it back.
 
 use super::{plan, signals};
-use crate::args::{Apply, Rollback, State};
+use crate::args::{Apply, Rollback, State, Usage};
 use crate::terminal::{Style, printable};
 use crate::units;
 use anyhow::{Result, bail};
@@ -15,6 +15,14 @@ use teiji_host::Root;
 
 /// Plans, shows the plan, carries it out.
 pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
+    if let Some(file) = &args.host {
+        return Err(Usage(format!(
+            "apply changes the host that it runs on, so it takes no --host: `teiji plan --host {}` shows what it would \
+             do there; run `teiji apply` on that host",
+            file.display()
+        ))
+        .into());
+    }
     let loaded = policy::load(args.policy.file.as_deref()).map_err(plan::explain)?;
     if made_up {
         bail!("what is below --root is not this machine, so it cannot be changed; `teiji plan` reads it");
@@ -28,6 +36,9 @@ pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
     tell(&engine.recover(wait)?);
     let plan = policy::plan(&loaded, root, &engine).map_err(plan::explain)?;
     let style = Style::stdout();
+    if !plan.first.is_empty() {
+        bail!("something else has to be done first, so nothing is changed: {}", plan.first.join("; "));
+    }
     if plan.steps.is_empty() {
         return crate::output::stdout(&plan::table(&plan, &style));
     }

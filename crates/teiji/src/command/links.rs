@@ -4,7 +4,7 @@ use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
 use teiji_agent::machine::{LinkNow, LinksNow};
-use teiji_model::policy::units::{DURATION, RATE};
+use teiji_model::policy::units::RATE;
 
 /// Longest name of a channel that is shown whole, columns.
 const NAME: usize = 24;
@@ -32,7 +32,7 @@ fn one(now: &LinkNow, style: &Style) -> String {
     let mut out = format!(
         "{name}  {}, {rate}, slack {}, {} reserved by {}\n",
         set.scheduler,
-        DURATION.write(set.slack),
+        units::ns(set.slack as f64),
         RATE.write(reserved),
         units::count(set.channels.len() as u64, "channel"),
     );
@@ -68,7 +68,7 @@ fn one(now: &LinkNow, style: &Style) -> String {
             Cell::right(style.ascii(&bound))
         };
         let max = if stats.packets > 0 { units::ns(stats.delay_max as f64) } else { "-".into() };
-        let deadline = set.channels.get(name).map_or("-".into(), |c| DURATION.write(c.deadline));
+        let deadline = set.channels.get(name).map_or("-".into(), |c| units::ns(c.deadline as f64));
         table.row([
             Cell::from(style.ascii(&shorten(&printable(name), NAME))),
             Cell::right(deadline),
@@ -121,12 +121,12 @@ mod tests {
         let links = LinksNow { links: vec![now], trouble, hidden: None };
         let text = table(&links, &Style::file());
         let wanted = "\
-eth0  EDF, 1gbit, slack 2ms, 4mbit reserved by 2 channels
+eth0  EDF, 1gbit, slack 2.00 ms, 4mbit reserved by 2 channels
   sent 0 packets with a deadline (0 B) and 0 without (0 B); 0 dropped; 1 time without an agent: 0
   packets in the order of arrival
   channel               deadline  packets  excess  missed  dropped       p50       p99      max
-  quiet                      3ms        0       0       0        0         -         -        -
-  sip\\u{1b}[2J\\u{202e}       3ms      100       0       3        0  <2.05 µs  <3.10 ms  3.10 ms
+  quiet                  3.00 ms        0       0       0        0         -         -        -
+  sip\\u{1b}[2J\\u{202e}   3.00 ms      100       0       3        0  <2.05 µs  <3.10 ms  3.10 ms
 deadlines are not kept
 ";
         assert_eq!(text, wanted);

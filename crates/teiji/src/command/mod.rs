@@ -6,6 +6,7 @@ mod completions;
 mod doctor;
 mod links;
 mod man;
+mod observe;
 mod plan;
 mod policy;
 mod replay;
@@ -39,6 +40,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Command::Trace(trace) => trace::run(trace, &root, made_up)?,
         Command::Replay(replay) => replay::run(replay)?,
         Command::Plan(args) => plan::run(args, &root)?,
+        Command::Observe(state) => observe::run(state, &root)?,
         Command::Apply(args) => apply::run(args, &root, made_up)?,
         Command::Confirm(state) => apply::confirm(state)?,
         Command::Rollback(args) => apply::rollback(args)?,

@@ -9,10 +9,13 @@ use serde::Serialize;
 use std::fmt::Write;
 use teiji_agent::apply::Engine;
 use teiji_agent::machine::Machine;
+use teiji_agent::observation;
 use teiji_agent::policy::{self, Error};
 use teiji_host::Root;
 use teiji_model::plan::{Plan, Step};
+use teiji_model::policy::units::DURATION;
 use teiji_model::policy::{Problem, Source};
+use teiji_model::setting::Value;
 
 /// Longest part of a policy's line that is shown under a problem.
 const SHOWN: usize = 80;
@@ -27,9 +30,14 @@ struct Json<'a> {
 
 pub(super) fn run(args: &Arguments, root: &Root) -> Result<()> {
     let loaded = policy::load(args.policy.file.as_deref()).map_err(explain)?;
-    let engine =
-        Engine::open(&args.state.dir, Machine::new(root.clone(), &args.state.pins, &args.state.dir))?;
-    let plan = policy::plan(&loaded, root, &engine).map_err(explain)?;
+    let plan = match &args.host {
+        Some(file) => policy::plan_for(&loaded, &observation::read(file).map_err(explain)?),
+        None => {
+            let machine = Machine::new(root.clone(), &args.state.pins, &args.state.dir);
+            policy::plan(&loaded, root, &Engine::open(&args.state.dir, machine)?)
+        }
+    };
+    let plan = plan.map_err(explain)?;
     if args.print.json {
         let json = Json { schema: 1, plan: &plan };
         return output::stdout(&(serde_json::to_string_pretty(&json)? + "\n"));
@@ -72,6 +80,12 @@ pub fn problems(problems: &[Problem], sources: &[Source]) -> String {
 /// The plan as text of at most 100 columns.
 pub fn table(plan: &Plan, style: &Style) -> String {
     let mut out = String::new();
+    for what in &plan.first {
+        for (i, line) in wrap(&style.ascii(&printable(what)), 93).iter().enumerate() {
+            let head = if i == 0 { "first  " } else { "       " };
+            out += &format!("{}{line}\n", style.paint(Tone::Bad, head));
+        }
+    }
     for (i, step) in plan.steps.iter().enumerate() {
         out += &self::step(&format!("{:>3}", i + 1), step, style);
         // What several steps in a row have in common is said once.
@@ -93,6 +107,7 @@ pub fn table(plan: &Plan, style: &Style) -> String {
         }
     }
     out + &match plan.steps.len() {
+        0 if !plan.first.is_empty() => "nothing to change beside that\n".to_owned(),
         0 => "nothing to change: the host is as the policy asks\n".to_owned(),
         n => format!(
             "{} to take; `teiji apply` takes them, or none if one fails\n",
@@ -107,7 +122,14 @@ pub(super) fn step(mark: &str, step: &Step, style: &Style) -> String {
         |value: &dyn std::fmt::Display, width| shorten(&style.ascii(&printable(&value.to_string())), width);
     let (whose, what) = (text(&step.whose, 24), text(&step.setting, 30));
     let arrow = style.ascii("→");
-    let change = format!("{} {arrow} {}", text(&step.present, 30), text(&step.wanted, 40));
+    let (mut present, mut wanted) = (text(&step.present, 30), text(&step.wanted, 40));
+    if let (Value::Nanoseconds(from), Value::Nanoseconds(to)) = (&step.present, &step.wanted)
+        && present == wanted
+    {
+        // Three digits do not tell them apart.
+        (present, wanted) = (DURATION.write(*from), DURATION.write(*to));
+    }
+    let change = format!("{present} {arrow} {wanted}");
     let mut out = format!("{mark}  {}  {what:<30}", style.paint(Tone::Strong, &format!("{whose:<24}")));
     let width = 3 + 2 + 24 + 2 + 30 + 2;
     if width + change.chars().count() <= 100 {

@@ -1,15 +1,15 @@
-//! Charts as SVG: shares, percentiles, waterfalls.
+//! Charts as SVG: shares, waterfalls.
 
 use super::escape;
 use crate::units::{ns, percent};
 use std::fmt::Write;
-use teiji_model::report::{Dist, Request};
+use teiji_model::report::Request;
 use teiji_model::stage::Stage;
 
 /// Width of every chart, in its own units.
-const W: f64 = 1000.0;
+pub(super) const W: f64 = 1000.0;
 /// Where bars begin.
-const LEFT: f64 = 120.0;
+pub(super) const LEFT: f64 = 120.0;
 
 /// What a stage's length means, for tooltips.
 pub(super) const fn meaning(stage: Stage) -> &'static str {
@@ -121,71 +121,4 @@ pub(super) fn waterfalls(requests: &[Request]) -> String {
         note: crate::text::dominant(r).unwrap_or_default(),
     };
     stacked(&requests.iter().map(row).collect::<Vec<_>>(), 290.0)
-}
-
-/// Response time by percentile, a line for each distribution: the further right, the rarer.
-pub(super) fn percentiles(lines: &[(&str, &Dist)]) -> String {
-    const H: f64 = 260.0;
-    const TOP: f64 = 12.0;
-    let bottom = H - 34.0;
-    let most = lines.iter().map(|l| l.1.max).max().unwrap_or(0).max(1) as f64;
-    // Nines: the median at 0.3, 90 % at 1, 99 % at 2, 99.9 % at 3; the maximum stands after them.
-    let ticks = [("min", 0.0), ("p50", 0.301), ("p90", 1.0), ("p99", 2.0), ("p99.9", 3.0), ("max", 3.6)];
-    let x = |nines: f64| LEFT + nines / 3.6 * (W - LEFT - 40.0);
-    let y = |ns: f64| bottom - ns / most * (bottom - TOP);
-    let mut out = format!("<svg viewBox=\"0 0 {W} {H}\" role=\"img\">\n");
-    for quarter in 0..=4 {
-        let value = most * f64::from(quarter) / 4.0;
-        let _ = write!(
-            out,
-            "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{W}\" y1=\"{0:.1}\" y2=\"{0:.1}\"/><text class=\"soft\" x=\"{1}\" y=\"{2:.1}\" text-anchor=\"end\">{3}</text>",
-            y(value),
-            LEFT - 8.0,
-            y(value) + 4.0,
-            ns(value)
-        );
-    }
-    for (name, nines) in ticks {
-        let _ = writeln!(
-            out,
-            "<text class=\"soft\" x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{name}</text>",
-            x(nines),
-            H - 12.0
-        );
-    }
-    for (i, (label, d)) in lines.iter().enumerate() {
-        let colour = if lines.len() == 1 { 1 } else { i % 4 };
-        let values = [d.min, d.p50, d.p90, d.p99, d.p999, d.max];
-        let points: Vec<String> = values
-            .iter()
-            .zip(ticks)
-            .map(|(v, (_, nines))| format!("{:.1},{:.1}", x(nines), y(*v as f64)))
-            .collect();
-        let _ = write!(
-            out,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"var(--r{colour})\" stroke-width=\"2.5\"><title>{}</title></polyline>",
-            points.join(" "),
-            escape(label)
-        );
-        for ((value, (name, nines)), _) in values.iter().zip(ticks).zip(0..) {
-            let _ = write!(
-                out,
-                "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"var(--r{colour})\"><title>{} {name}: {}</title></circle>",
-                x(nines),
-                y(*value as f64),
-                escape(label),
-                ns(*value as f64)
-            );
-        }
-    }
-    out += "</svg>\n";
-    if lines.len() > 1 {
-        out += "<div class=\"legend\">";
-        for (i, (label, _)) in lines.iter().enumerate() {
-            let _ =
-                write!(out, "<span><i style=\"background:var(--r{})\"></i>{}</span>", i % 4, escape(label));
-        }
-        out += "</div>\n";
-    }
-    out
 }

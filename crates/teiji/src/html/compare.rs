@@ -1,10 +1,13 @@
 //! Several reports side by side, VM by VM.
 
-use super::{chart, escape};
+use super::{chart, escape, percentiles};
 use crate::units::ns;
 use std::fmt::Write;
 use teiji_model::report::{Report, VmReport};
 use teiji_model::stage::Stage;
+
+/// Bars whose lengths differ by more than this factor are no longer drawn to one scale.
+const LONGEST: f64 = 8.0;
 
 /// For every VM that at least two reports have requests of: charts and a table, the first report being
 /// what the others are compared with.
@@ -27,31 +30,37 @@ fn one(name: &str, reports: &[(&str, &Report)]) -> String {
     }
     let mut out = format!("<h2>{}: compared</h2>\n", escape(name));
     for (label, vm) in &vms {
-        let _ = writeln!(out, "<p><b>{}</b>: {}</p>", escape(label), escape(&vm.verdict.sentence));
+        let _ = writeln!(out, "<p><b>{}</b>: {}</p>", escape(label), escape(&vm.verdict.headline));
     }
-    out += "<h3>Response time by percentile</h3>\n";
+    out += "<h3>Response time by percentile, logarithmic</h3>\n";
     let totals: Vec<_> = vms.iter().filter_map(|(label, vm)| Some((*label, vm.total.as_ref()?))).collect();
-    out += &chart::percentiles(&totals);
-    out += "<h3>Mean time by stage</h3>\n";
+    out += &percentiles::chart(&totals);
     out += &means(&vms);
     out + &table(&vms)
 }
 
-/// Bars as long as the mean response times.
+/// Bars as long as the mean response times; if nothing could be seen in the shortest, all of one length.
 fn means(vms: &[(&str, &VmReport)]) -> String {
     let total = |vm: &VmReport| vm.total.as_ref().map_or(0.0, |t| t.mean);
     let most = vms.iter().map(|(_, vm)| total(vm)).fold(1.0, f64::max);
-    let row = |(label, vm): &(&str, &VmReport)| chart::Row {
-        label: escape(&crate::terminal::shorten(label, 16)),
-        parts: vm
-            .stages
-            .iter()
-            .map(|s| (s.stage, s.dist.mean / most, format!("{}: {}", s.stage.name(), ns(s.dist.mean))))
-            .collect(),
-        note: ns(total(vm)),
+    let alike = vms.iter().any(|(_, vm)| total(vm) < most / LONGEST);
+    let heading =
+        if alike { "Mean time by stage; each bar is the whole of its mean" } else { "Mean time by stage" };
+    let row = |(label, vm): &(&str, &VmReport)| {
+        let whole = if alike { vm.stages.iter().map(|s| s.dist.mean).sum::<f64>().max(1.0) } else { most };
+        chart::Row {
+            label: escape(&crate::terminal::shorten(label, 16)),
+            parts: vm
+                .stages
+                .iter()
+                .map(|s| (s.stage, s.dist.mean / whole, format!("{}: {}", s.stage.name(), ns(s.dist.mean))))
+                .collect(),
+            note: ns(total(vm)),
+        }
     };
     let stages = vms.first().into_iter().flat_map(|(_, vm)| vm.stages.iter().map(|s| s.stage));
-    chart::stacked(&vms.iter().map(row).collect::<Vec<_>>(), 90.0) + &chart::legend(stages)
+    let bars = chart::stacked(&vms.iter().map(row).collect::<Vec<_>>(), 90.0);
+    format!("<h3>{heading}</h3>\n{bars}{}", chart::legend(stages))
 }
 
 fn table(vms: &[(&str, &VmReport)]) -> String {
@@ -99,10 +108,16 @@ fn change(before: Option<f64>, after: Option<f64>) -> (&'static str, String) {
     }
     let ratio = before / after;
     match ratio {
-        r if r >= 1.05 => ("better", format!("{r:.1} × shorter")),
-        r if r <= 1.0 / 1.05 => ("worse", format!("{:.1} × longer", 1.0 / r)),
+        r if r >= 1.05 => ("better", format!("{} × shorter", factor(r))),
+        r if r <= 1.0 / 1.05 => ("worse", format!("{} × longer", factor(1.0 / r))),
         _ => ("", "same".to_owned()),
     }
+}
+
+/// At most three digits, at most one of them behind the point.
+fn factor(ratio: f64) -> String {
+    let decimals = usize::from(ratio < 99.95);
+    format!("{ratio:.decimals$}")
 }
 
 #[cfg(test)]
@@ -114,6 +129,7 @@ mod tests {
         assert_eq!(change(Some(40.0), Some(10.0)), ("better", "4.0 × shorter".into()));
         assert_eq!(change(Some(10.0), Some(25.0)), ("worse", "2.5 × longer".into()));
         assert_eq!(change(Some(100.0), Some(102.0)).1, "same");
+        assert_eq!(change(Some(16.91), Some(2490.29)).1, "147 × longer");
         assert_eq!((change(None, Some(1.0)).1, change(Some(0.0), Some(0.0)).1), ("-".into(), "same".into()));
     }
 }

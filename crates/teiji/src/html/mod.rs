@@ -6,6 +6,7 @@
 
 mod chart;
 mod compare;
+mod percentiles;
 mod section;
 
 use crate::terminal::printable;

@@ -1,6 +1,6 @@
 //! What was found for one VM of one report.
 
-use super::{chart, escape};
+use super::{chart, escape, percentiles};
 use crate::text;
 use crate::units::{count, ns, percent};
 use std::fmt::Write;
@@ -31,10 +31,8 @@ pub(super) fn vm(label: &str, report: &Report, vm: &VmReport) -> String {
     let label = if label.is_empty() { String::new() } else { format!(": {}", escape(label)) };
     let mut out = format!("<h2>{}{label}</h2>\n<p class=\"soft\">pid {}</p>\n", escape(&vm.name), vm.pid);
     if vm.total.is_some() {
-        let _ = writeln!(out, "<p class=\"verdict\">{}</p>", escape(&vm.verdict.sentence));
-        if let Some(culprits) = text::culprits(&vm.verdict) {
-            let _ = writeln!(out, "<p>{}</p>", escape(&culprits));
-        }
+        let _ = writeln!(out, "<p class=\"verdict\">{}</p>", escape(&vm.verdict.headline));
+        out += &details(vm);
     } else {
         for (i, paragraph) in text::absence::why(report, vm).iter().enumerate() {
             let class = if i == 0 { "verdict" } else { "" };
@@ -50,8 +48,8 @@ pub(super) fn vm(label: &str, report: &Report, vm: &VmReport) -> String {
         out +=
             &chart::stacked(&[chart::shares("time", &time), chart::shares("fluctuation", &fluctuation)], 8.0);
         out += &chart::legend(stages());
-        out += "<h3>Response time by percentile</h3>\n";
-        out += &chart::percentiles(&[("response time", total)]);
+        out += "<h3>Response time by percentile, logarithmic</h3>\n";
+        out += &percentiles::chart(&[("response time", total)]);
         if !vm.slowest.is_empty() {
             out += "<h3>Slowest requests</h3>\n";
             out += &chart::waterfalls(&vm.slowest);
@@ -64,6 +62,15 @@ pub(super) fn vm(label: &str, report: &Report, vm: &VmReport) -> String {
         out += &legs(title, leg);
     }
     out
+}
+
+/// The figures below the verdict's headline.
+fn details(vm: &VmReport) -> String {
+    let mut out = String::from("<dl>");
+    for (label, text) in text::details(&vm.verdict) {
+        let _ = write!(out, "<dt>{}</dt><dd>{}</dd>", escape(&label), escape(&text));
+    }
+    out + "</dl>\n"
 }
 
 fn tiles(vm: &VmReport) -> String {

@@ -10,7 +10,7 @@ pub use waterfall::{cells, dominant, letter};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units::{count, ns, percent};
 use teiji_control::suggest::suggest;
-use teiji_model::report::{Dist, Groups, Report, Requests, Verdict, VmReport};
+use teiji_model::report::{Behind, Dist, Groups, Report, Requests, Verdict, VmReport};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
@@ -150,17 +150,20 @@ fn calls(g: &Groups) -> Vec<String> {
     ]
 }
 
-/// The verdict's sentence, and the threads that were waited for.
+/// The verdict's headline, and its figures below it.
 fn verdict(v: &Verdict, style: &Style) -> Vec<String> {
-    let mut lines: Vec<String> = wrap(&printable(&v.sentence), WIDTH - 4)
+    let mut lines: Vec<String> = wrap(&printable(&v.headline), WIDTH - 4)
         .iter()
-        .map(|l| style.paint(Tone::Strong, &format!("=> {l}")))
+        .enumerate()
+        .map(|(i, l)| style.paint(Tone::Strong, &format!("{} {l}", if i == 0 { "=>" } else { "  " })))
         .collect();
-    for line in lines.iter_mut().skip(1) {
-        *line = line.replacen("=> ", "   ", 1);
-    }
-    if let Some(text) = culprits(v) {
-        lines.extend(wrap(&text, WIDTH - 3).iter().map(|l| format!("   {l}")));
+    let details = details(v);
+    let width = details.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+    for (label, text) in &details {
+        for (i, line) in wrap(text, WIDTH.saturating_sub(width + 5)).iter().enumerate() {
+            let label = if i == 0 { label.as_str() } else { "" };
+            lines.push(format!("   {}  {line}", style.paint(Tone::Faint, &format!("{label:<width$}"))));
+        }
     }
     lines
 }
@@ -175,12 +178,16 @@ fn what_would_help(help: &[String], style: &Style) -> Vec<String> {
     lines
 }
 
-/// The threads that were waited for, as a sentence.
-pub fn culprits(v: &Verdict) -> Option<String> {
-    let each = |b: &teiji_model::report::Behind| {
+/// The figures below a verdict's headline, each with what it is; the threads that were waited for last.
+pub fn details(v: &Verdict) -> Vec<(String, String)> {
+    let each = |b: &Behind| {
         let name = if b.name.is_empty() { "a thread" } else { &b.name };
         format!("{} (thread {}) {}", printable(name), b.tid, percent(b.share))
     };
-    let all: Vec<String> = v.behind.iter().take(5).map(each).collect();
-    (!all.is_empty()).then(|| format!("waits were behind: {}", all.join(", ")))
+    let mut all: Vec<_> = v.details.iter().map(|d| (printable(&d.label), printable(&d.text))).collect();
+    let behind: Vec<String> = v.behind.iter().take(5).map(each).collect();
+    if !behind.is_empty() {
+        all.push(("preempted by".to_owned(), behind.join(", ")));
+    }
+    all
 }

@@ -67,6 +67,10 @@ fn stage(stage: Stage, us: [u64; 5], time_share: f64, fluctuation_share: f64) ->
     StageReport { stage, dist: dist(990, us), time_share, fluctuation_share, parts: vec![] }
 }
 
+fn detail(label: &str, text: &str) -> Detail {
+    Detail { label: label.into(), text: text.into() }
+}
+
 fn part(state: ThreadState, us: u64, time_share: f64, fluctuation_share: f64) -> PartReport {
     PartReport { state, mean: (us * US) as f64, p50: us * US, time_share, fluctuation_share }
 }
@@ -169,10 +173,8 @@ pub fn contended() -> Report {
         outbound: Leg { packets: 1320, incomplete: 0, stages: vec![] },
         depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),
         verdict: Verdict {
-            sentence:
-                "93 % of the fluctuation arises in tap_queue, where the vhost worker (thread 4244) waits \
-                       for a CPU"
-                    .into(),
+            headline: "vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation".into(),
+            details: vec![detail("response time", "fluctuates: median 1.18 ms, 99th percentile 10.9 ms")],
             stage: Some(Stage::TapQueue),
             state: Some(ThreadState::Ready),
             fluctuation: true,
@@ -201,7 +203,8 @@ pub fn quiet() -> Report {
     vm.stages[5].fluctuation_share = 0.9;
     vm.slowest = vec![request(1, 5_000_000, 120), request(2, 6_000_000, 60)];
     vm.verdict = Verdict {
-        sentence: "82 % of the time passes in guest".into(),
+        headline: "nothing stands out; most time in guest (82 %)".into(),
+        details: vec![detail("response time", "is steady: median 840 µs, 99th percentile 1.70 ms")],
         stage: Some(Stage::Guest),
         state: Some(ThreadState::Guest),
         fluctuation: false,
@@ -228,7 +231,8 @@ pub fn one_way() -> Report {
     ];
     vm.outbound = Leg::default();
     vm.verdict = Verdict {
-        sentence: "nothing to judge by".into(),
+        headline: "nothing to judge by: no request was seen".into(),
+        details: vec![],
         stage: None,
         state: None,
         fluctuation: false,

@@ -1,0 +1,63 @@
+//! Hosts as files: what this one is like, and what another one was like.
+
+use crate::apply::clock::Clock;
+use crate::apply::store::Store;
+use crate::apply::{self, Engine};
+use crate::machine::Machine;
+use crate::policy::Error;
+use std::io::{self, Read};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+use teiji_host::Root;
+use teiji_model::observation::{self, KIND, MAX_BYTES, Observation, SCHEMA};
+use teiji_model::plan::Held;
+
+/// This host as it is now, and what teiji holds of it. Changes nothing.
+///
+/// # Errors
+/// If the host or the state cannot be read.
+pub fn take<S: Store, C: Clock>(root: &Root, engine: &Engine<Machine, S, C>) -> Result<Observation, Error> {
+    let mut observed = root.observe()?;
+    engine.host().complete(&mut observed);
+    let mut unseen = Vec::new();
+    let held = match engine.held() {
+        Ok(held) => held,
+        Err(apply::Error::State { source, path, .. }) if source.kind() == io::ErrorKind::PermissionDenied => {
+            unseen.push(format!(
+                "only root may read {}, so steps back from what teiji holds are not in this plan",
+                path.display()
+            ));
+            Held::default()
+        }
+        Err(e) => return Err(e.into()),
+    };
+    let kernel = |file: &str| {
+        let text = std::fs::read_to_string(Path::new("/proc/sys/kernel").join(file));
+        text.map(|text| text.trim().to_owned()).unwrap_or_default()
+    };
+    Ok(Observation {
+        kind: KIND.to_owned(),
+        schema: SCHEMA,
+        teiji: env!("CARGO_PKG_VERSION").to_owned(),
+        host: kernel("hostname"),
+        kernel: kernel("osrelease"),
+        taken: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        observed,
+        held,
+        unseen,
+    })
+}
+
+/// A host that was observed before. Reads this file and nothing else.
+///
+/// # Errors
+/// [`Error::Observation`] if it cannot be read, or is no observation that this version knows.
+pub fn read(path: &Path) -> Result<Observation, Error> {
+    let failed = |source| Error::Observation { path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).map_err(|e| failed(e.into()))?;
+    // One more than is allowed, so that it is seen to be too long; no more of a file of any size.
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|e| failed(e.into()))?;
+    let text = String::from_utf8(bytes).map_err(|_| failed(observation::Error::Other.into()))?;
+    Observation::parse(&text).map_err(|e| failed(e.into()))
+}

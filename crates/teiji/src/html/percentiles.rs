@@ -1,0 +1,137 @@
+//! Response times by percentile, as SVG.
+//!
+//! Both axes are logarithmic. Upwards is time: what a disturbed host takes may be a thousand times what an undisturbed
+//! one does, and both have to be read from one chart. To the right is rarity, in nines.
+
+use super::chart::{LEFT, W};
+use super::escape;
+use crate::units::ns;
+use std::fmt::Write;
+use teiji_model::report::Dist;
+
+/// Height of the chart, in its own units, and where its axes are.
+const H: f64 = 280.0;
+const TOP: f64 = 12.0;
+const BOTTOM: f64 = H - 34.0;
+/// Lines across the chart, at most.
+const TICKS: usize = 8;
+/// Percentiles and their places in nines: the median at 0.3, 90 % at 1, 99 % at 2, 99.9 % at 3; the maximum stands after
+/// them.
+const NINES: [(&str, f64); 6] =
+    [("min", 0.0), ("p50", 0.301), ("p90", 1.0), ("p99", 2.0), ("p99.9", 3.0), ("max", 3.6)];
+
+/// A line for each distribution: the further right, the rarer.
+pub(super) fn chart(lines: &[(&str, &Dist)]) -> String {
+    let values = |d: &Dist| [d.min, d.p50, d.p90, d.p99, d.p999, d.max];
+    let ticks = ticks(lines.iter().flat_map(|(_, d)| values(d)));
+    let (low, high) = (ticks[0].log10(), ticks[ticks.len() - 1].log10());
+    let x = |nines: f64| LEFT + nines / 3.6 * (W - LEFT - 40.0);
+    let y = |ns: f64| BOTTOM - (ns.log10() - low).max(0.0) / (high - low) * (BOTTOM - TOP);
+    let mut out = format!("<svg viewBox=\"0 0 {W} {H}\" role=\"img\">\n");
+    // Writing to a String cannot fail.
+    for tick in &ticks {
+        let _ = write!(
+            out,
+            "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{W}\" y1=\"{0:.1}\" y2=\"{0:.1}\"/><text class=\"soft\" x=\"{1}\" y=\"{2:.1}\" text-anchor=\"end\">{3}</text>",
+            y(*tick),
+            LEFT - 12.0,
+            y(*tick) + 4.0,
+            round(*tick)
+        );
+    }
+    for (name, nines) in NINES {
+        let _ = writeln!(
+            out,
+            "<text class=\"soft\" x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{name}</text>",
+            x(nines),
+            H - 12.0
+        );
+    }
+    for (i, (label, d)) in lines.iter().enumerate() {
+        let colour = colour(i, lines.len());
+        let places: Vec<(f64, f64)> =
+            values(d).iter().zip(NINES).map(|(v, (_, nines))| (x(nines), y(*v as f64))).collect();
+        let points: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        // Those below are wider, so that a line on another one does not hide it.
+        let width = 2.5 + 1.5 * lines.len().saturating_sub(i + 1).min(4) as f64;
+        let _ = write!(
+            out,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"var(--r{colour})\" stroke-width=\"{width}\" stroke-linejoin=\"round\"><title>{}</title></polyline>",
+            points.join(" "),
+            escape(label)
+        );
+        for ((value, (name, _)), (x, y)) in values(d).iter().zip(NINES).zip(places) {
+            let _ = write!(
+                out,
+                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{:.1}\" fill=\"var(--r{colour})\"><title>{} {name}: {}</title></circle>",
+                width / 2.0 + 2.5,
+                escape(label),
+                ns(*value as f64)
+            );
+        }
+    }
+    out += "</svg>\n";
+    if lines.len() > 1 {
+        out += "<div class=\"legend\">";
+        for (i, (label, _)) in lines.iter().enumerate() {
+            let colour = colour(i, lines.len());
+            let _ =
+                write!(out, "<span><i style=\"background:var(--r{colour})\"></i>{}</span>", escape(label));
+        }
+        out += "</div>\n";
+    }
+    out
+}
+
+/// Which of the style sheet's four colours a line has; the first of several is grey.
+fn colour(i: usize, of: usize) -> usize {
+    if of == 1 { 1 } else { i % 4 }
+}
+
+/// Round times from below the least value to above the greatest, ns, ascending, at least two: 1, 2, 5, 10 … or, if these
+/// are too many, powers of ten.
+fn ticks(values: impl Iterator<Item = u64>) -> Vec<f64> {
+    // 0 has no place on such an axis; it stands at its lower end.
+    let (least, most) =
+        values.filter(|v| *v > 0).fold((u64::MAX, 0), |(least, most), v| (least.min(v), most.max(v)));
+    let (least, most) = if most == 0 { (1.0, 1.0) } else { (least as f64, most as f64) };
+    let between = |steps: &'static [f64]| {
+        // 10²⁰ is more than can be counted.
+        let all = (0..=20).flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
+        let all: Vec<f64> = all.collect();
+        let first = all.iter().rposition(|tick| *tick <= least).unwrap_or(0);
+        let last = all.iter().position(|tick| *tick >= most).unwrap_or(all.len() - 1).max(first + 1);
+        all[first.min(all.len() - 2)..=last.min(all.len() - 1)].to_vec()
+    };
+    let fine = between(&[1.0, 2.0, 5.0]);
+    if fine.len() <= TICKS { fine } else { between(&[1.0]) }
+}
+
+/// A tick as text: `20 ms`.
+fn round(tick: f64) -> String {
+    let (value, unit) = match tick {
+        t if t < 1e3 => (t, "ns"),
+        t if t < 1e6 => (t / 1e3, "µs"),
+        t if t < 1e9 => (t / 1e6, "ms"),
+        t => (t / 1e9, "s"),
+    };
+    format!("{value:.0} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_hold_all_values() {
+        let text = |values: &[u64]| ticks(values.iter().copied()).into_iter().map(round).collect::<Vec<_>>();
+        assert_eq!(text(&[700_000, 15_000_000]), ["500 µs", "1 ms", "2 ms", "5 ms", "10 ms", "20 ms"]);
+        let decades = text(&[3_000_000, 2_491_000_000, 0]);
+        assert_eq!(decades, ["1 ms", "10 ms", "100 ms", "1 s", "10 s"]);
+        assert_eq!(text(&[1_000_000]), ["1 ms", "2 ms"]);
+        for odd in [&[][..], &[0], &[1], &[1, u64::MAX], &[u64::MAX]] {
+            let ticks = ticks(odd.iter().copied());
+            assert!(ticks.len() >= 2 && ticks.is_sorted(), "{odd:?}: {ticks:?}");
+        }
+    }
+}
