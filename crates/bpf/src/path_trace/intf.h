@@ -83,7 +83,8 @@ enum counter {
 #define MAX_NETS 2
 #define MAX_PORTS 2
 #define MAX_CPUS 1024
-#define SIP_SNAP 512 /* bytes of a SIP message that are copied when the operator asks for SIP */
+#define HASH_WORDS 28 /* words of a packet that take part in its fingerprint */
+#define SIP_SNAP 512  /* bytes of a SIP message that are copied when the operator asks for SIP */
 
 /* Starts every record. */
 struct rec_head {
@@ -169,9 +170,9 @@ struct filter_port {
 
 /* Fixed before the programs are loaded: what cannot match is pruned by the verifier. */
 struct settings {
-	__u64 seed;   /* of every hash: a guest cannot aim at a collision */
-	__u8 version; /* 0: any */
-	__u8 proto;   /* IPPROTO_*, 0: any; ICMP stands for ICMPv6 as well */
+	__u64 secret[2][HASH_WORDS]; /* of the fingerprints' two halves: random, and no one else's */
+	__u8 version;		     /* 0: any */
+	__u8 proto;		     /* IPPROTO_*, 0: any; ICMP stands for ICMPv6 as well */
 	__u8 nets;
 	__u8 ports;
 	__u8 directions; /* enum direction, or-ed */

@@ -180,7 +180,7 @@ impl Tracer {
                     doing: "set the packet probes".into(),
                     reason: "their settings have no place".into(),
                 })?;
-                settings::fill(image, setup, hand_over);
+                settings::fill(image, setup, hand_over)?;
             }
         }
         let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
