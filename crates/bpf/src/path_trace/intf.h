@@ -74,6 +74,12 @@ enum matching {
 	MATCH_SIP,
 };
 
+/* What stands for a number that is not known. */
+enum unknown {
+	NOT_KNOWN = 0xffff,	   /* of 16 bits */
+	VCPU_UNKNOWN = 0xffffffff, /* KVM's of a vCPU */
+};
+
 enum counter {
 	COUNT_LOST,	    /* records that did not fit */
 	COUNT_UNIDENTIFIED, /* packets without a fingerprint */
@@ -110,6 +116,8 @@ struct rec_tap {
 	__u16 depth;
 	__u8 role;	   /* enum role */
 	__u8 worker_state; /* STATE_UNKNOWN: the clock means nothing */
+	__u16 queue;	   /* the tap's, at POINT_TAP_SEND; NOT_KNOWN */
+	__u8 pad[6];
 };
 
 struct rec_sip {
@@ -124,10 +132,10 @@ struct rec_irq {
 	__u64 signalled;
 	__u32 tid;
 	__u32 vm;
-	__u16 vcpu;
+	__u32 vcpu;  /* KVM's number */
+	__u16 index; /* of the same vCPU in the VM; NOT_KNOWN */
 	__u8 vector;
 	__u8 state;
-	__u32 pad;
 	__u64 clock[STATES];
 };
 
@@ -136,9 +144,10 @@ struct rec_entry {
 	__u64 upto;
 	__u32 vm;
 	__u32 behind;
-	__u16 vcpu;
+	__u32 vcpu;
+	__u16 index;
 	__u8 vector;
-	__u8 pad[5];
+	__u8 pad;
 	__u64 clock[STATES];
 };
 
@@ -146,9 +155,10 @@ struct rec_kick {
 	struct rec_head head;
 	__u32 vm;
 	__u32 behind;
-	__u16 vcpu;
+	__u32 vcpu;
+	__u16 queue;
 	__u8 worker_state;
-	__u8 pad[5];
+	__u8 pad;
 	__u64 clock[STATES];
 	__u64 worker[STATES];
 };
@@ -191,14 +201,14 @@ struct tap_queue {
 
 /* A vCPU. */
 struct vcpu_key {
-	__u32 vm; /* the VMM's process id */
-	__u32 vcpu;
+	__u32 vm;   /* the VMM's process id */
+	__u32 vcpu; /* KVM's number: the APIC id */
 };
 
 struct vector_key {
 	__u32 vm;
-	__u16 vcpu;
-	__u16 vector;
+	__u32 vcpu;
+	__u32 vector;
 };
 
 struct mac {

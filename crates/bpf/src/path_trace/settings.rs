@@ -135,12 +135,16 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
                 resume: unknown,
                 actor: types::actor::ACTOR_VCPU.0 as u8,
                 vm: vm.pid,
-                vcpu: vcpu.index.into(),
+                vcpu: vcpu.kvm_id.unwrap_or(types::unknown::VCPU_UNKNOWN.0),
+                index: vcpu.index.into(),
                 ..Default::default()
             };
             put("clocks", &vcpu.tid.to_ne_bytes(), bytes_of(&clock))?;
-            let key = types::vcpu_key { vm: vm.pid, vcpu: vcpu.index.into() };
-            put("vcpus", bytes_of(&key), &vcpu.tid.to_ne_bytes())?;
+            // What is not known now, its next entry tells.
+            if let Some(id) = vcpu.kvm_id {
+                let key = types::vcpu_key { vm: vm.pid, vcpu: id };
+                put("vcpus", bytes_of(&key), &vcpu.tid.to_ne_bytes())?;
+            }
         }
     }
     Ok(())
