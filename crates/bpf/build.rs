@@ -33,7 +33,7 @@ fn clang() -> Result<PathBuf> {
 
 /// One folder each below `src`, and the files in it: the first is the product's, others are for tests.
 const PROGRAMS: &[(&str, &[&str])] =
-    &[("path_trace", &["path_trace", "check"]), ("qdisc_edf", &["qdisc_edf"])];
+    &[("path_trace", &["path_trace", "check", "recurse"]), ("qdisc_edf", &["qdisc_edf"])];
 
 fn main() -> Result<()> {
     println!("cargo:rerun-if-env-changed=CLANG");

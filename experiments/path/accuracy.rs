@@ -105,6 +105,9 @@ pub struct Agreement {
     /// The requests.
     #[serde(skip)]
     pub pairs: Vec<Pair>,
+    /// The requests as teiji has them.
+    #[serde(skip)]
+    pub joined: Vec<Joined>,
 }
 
 /// What `teiji-lab capture` prints at its end.
@@ -119,6 +122,26 @@ struct Counts {
 /// # Errors
 /// If a tool fails.
 pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result<Agreement> {
+    run_under(lab, guest, case, || {
+        match case.pairing {
+            Pairing::Udp => drop(load::echo(&lab.host, guest, case.rate, extent.requests)?),
+            Pairing::Icmp => load::ping(&lab.host, guest, case.rate, extent.requests)?,
+            Pairing::Sip => drop(load::call(&lab.host, guest, case.rate, extent.requests / 2)?),
+        }
+        Ok(())
+    })
+}
+
+/// Runs one case under a load of the caller's own.
+///
+/// # Errors
+/// If a tool or the load fails.
+pub fn run_under(
+    lab: &Lab,
+    guest: &Guest<'_>,
+    case: &Case,
+    load: impl FnOnce() -> Result<()>,
+) -> Result<Agreement> {
     // A polling vCPU reads the clock without pause, and an emulator's CPUs read it one at a time.
     let _quiet = load::polling(&lab.host, 0)?;
     let _preferred = lab.host.prefer()?;
@@ -126,11 +149,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result
     let file = format!("/tmp/{}.pcap", case.name);
     let capture = lab.host.spawn(&format!("exec teiji-lab capture --if uplink0 --snap 1000 --out {file}"))?;
     capture.wait_for("capturing", Duration::from_secs(60))?;
-    match case.pairing {
-        Pairing::Udp => drop(load::echo(&lab.host, guest, case.rate, extent.requests)?),
-        Pairing::Icmp => load::ping(&lab.host, guest, case.rate, extent.requests)?,
-        Pairing::Sip => drop(load::call(&lab.host, guest, case.rate, extent.requests / 2)?),
-    }
+    load()?;
     lab.host.run(&format!("kill -INT {}", capture.id()?))?.ok()?;
     let told = capture.wait()?.ok()?;
     let counts: Counts = serde_json::from_str(told.lines().last().unwrap_or_default())
@@ -168,6 +187,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result
         capture_dropped: counts.dropped,
         counts: [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered],
         pairs,
+        joined,
     })
 }
 

@@ -21,10 +21,15 @@ pub struct GuestSpec {
     pub name: String,
     /// Virtual CPUs.
     pub vcpus: u32,
+    /// How they are arranged: what follows the number in QEMU's `-smp`, such as `sockets=2,cores=3`; empty for QEMU's own.
+    /// KVM's numbers of vCPUs skip some where sockets or cores are not powers of two.
+    pub topology: String,
     /// Memory, MiB.
     pub mem_mb: u32,
     /// Network cards, 1 to 4.
     pub nics: u32,
+    /// Queue pairs of each network card, 1 to 16. Each has a vhost worker of its own.
+    pub queues: u32,
     /// Have packets carried by vhost-net (else by QEMU's own process).
     pub vhost: bool,
     /// Pin vCPU i to the i-th of these host CPUs.
@@ -42,8 +47,10 @@ impl Default for GuestSpec {
         GuestSpec {
             name: "vm1".into(),
             vcpus: 1,
+            topology: String::new(),
             mem_mb: 512,
             nics: 1,
+            queues: 1,
             vhost: true,
             pins: Vec::new(),
             vhost_cpu: None,
@@ -83,9 +90,11 @@ impl<'h> Guest<'h> {
         if !plain || spec.name.is_empty() || spec.name.len() > 10 {
             return Err(fault("has a name that is not 1 to 10 letters, digits or `-`".into()));
         }
-        if !(1..=4).contains(&spec.nics) || spec.vcpus == 0 || number > 200 {
+        let sizes = (1..=4).contains(&spec.nics) && (1..=16).contains(&spec.queues) && spec.vcpus > 0;
+        if !sizes || number > 200 {
             return Err(fault(
-                "must have 1 to 4 NICs, a vCPU, and be one of the first 200 of its host".into(),
+                "must have 1 to 4 NICs of 1 to 16 queues, a vCPU, and be one of the first 200 of its host"
+                    .into(),
             ));
         }
         let step = Step::begin(&format!(
@@ -160,7 +169,7 @@ impl<'h> Guest<'h> {
         self.vcpu_tids = vcpus.into_iter().map(|(_, tid)| tid).collect();
         // QEMU opens the NICs' vhost devices in their order, and vsock's after them.
         self.vhost_tids.sort_unstable();
-        self.vhost_tids.truncate(if spec.vhost { spec.nics as usize } else { 0 });
+        self.vhost_tids.truncate(if spec.vhost { (spec.nics * spec.queues) as usize } else { 0 });
         if self.vcpu_tids.len() != spec.vcpus as usize {
             return Err(self.fault(format!("has not {} vCPU threads but these:\n{listing}", spec.vcpus)));
         }
@@ -245,7 +254,7 @@ impl<'h> Guest<'h> {
         self.vcpu_tids.clone()
     }
 
-    /// Thread ids of its NICs' vhost workers in the lab host, in the order of the NICs; none without vhost.
+    /// Thread ids of its NICs' vhost workers in the lab host, in the order of the NICs and their queues; none without vhost.
     pub fn vhost_tids(&self) -> Vec<u32> {
         self.vhost_tids.clone()
     }
@@ -327,12 +336,14 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
     let mut s = format!("set -e\nd=/run/teiji/guests/{name}\nmkdir -p $d\n");
     let mut qemu = format!(
         "qemu-system-x86_64 -name {name},debug-threads=on -nodefaults -no-user-config -display none -no-reboot \
-         -machine q35,hpet=off -accel kvm -cpu host -smp {} -m {} -daemonize -pidfile $d/pid \
+         -machine q35,hpet=off -accel kvm -cpu host -smp {}{}{} -m {} -daemonize -pidfile $d/pid \
          -kernel /{} -initrd /run/teiji/boot/initrd -serial file:$d/console.log \
          -qmp unix:$d/qmp.sock,server=on,wait=off -device virtio-rng-pci -device vhost-vsock-pci,guest-cid={} \
          -drive if=none,id=root,format=raw,readonly=on,cache=unsafe,file=/dev/vda \
          -device virtio-blk-pci,drive=root,serial=root",
         spec.vcpus,
+        if spec.topology.is_empty() { "" } else { "," },
+        spec.topology,
         spec.mem_mb,
         kernel.vmlinux(),
         100 + number,
@@ -341,12 +352,23 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
     for k in 0..spec.nics {
         let (tap, mac, ip) = (tap(name, k), mac(k, number), ip(k, number));
         // Writing to a String cannot fail, here and below.
-        let _ = writeln!(s, "ip tuntap add dev {tap} mode tap vnet_hdr\nip link set {tap} master br0 up");
+        let several = spec.queues > 1;
+        let multi_queue = if several { " multi_queue" } else { "" };
+        let _ = writeln!(
+            s,
+            "ip tuntap add dev {tap} mode tap vnet_hdr{multi_queue}\nip link set {tap} master br0 up"
+        );
         let vhost = if spec.vhost { "on" } else { "off" };
+        // A vector for each queue of a pair, for the configuration and for the control queue.
+        let (queues, vectors) = if several {
+            (format!(",queues={}", spec.queues), format!(",mq=on,vectors={}", 2 * spec.queues + 2))
+        } else {
+            (String::new(), String::new())
+        };
         let _ = write!(
             qemu,
-            " -netdev tap,id=n{k},ifname={tap},script=no,downscript=no,vhost={vhost} \
-             -device virtio-net-pci,netdev=n{k},mac={mac},romfile="
+            " -netdev tap,id=n{k},ifname={tap},script=no,downscript=no,vhost={vhost}{queues} \
+             -device virtio-net-pci,netdev=n{k},mac={mac}{vectors},romfile="
         );
         addresses.push(format!("{ip}/24"));
     }

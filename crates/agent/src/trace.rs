@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_analysis::{Analyzer, Options, sip};
-use teiji_bpf::path_trace::{Item, Setup, Tracer};
+use teiji_bpf::path_trace::{Counts, Item, Setup, Tracer};
 use teiji_model::event::{Event, Kind, Lost, Packet, Task};
 use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
@@ -61,7 +61,7 @@ pub struct Progress {
     pub events: u64,
     /// Requests completed.
     pub complete: u64,
-    /// Events lost.
+    /// Events lost, and runs of probes missed.
     pub lost: u64,
 }
 
@@ -286,7 +286,7 @@ pub fn run(
                 elapsed: begun.elapsed(),
                 events: session.events,
                 complete: session.complete,
-                lost: counters.lost.iter().sum(),
+                lost: counters.gone(),
             });
             note_vanished(&spec.vms, &mut counters);
             if counters.vanished.len() == spec.vms.len() {
@@ -311,14 +311,21 @@ fn note_lost(
 ) -> Result<u64, Error> {
     let at = now();
     let counts = tracer.counts()?;
-    let (before, after): (u64, u64) = (counters.lost.iter().sum(), counts.lost.iter().sum());
-    counters.lost = counts.lost;
-    counters.unidentified = counts.unidentified;
-    if after > before {
-        let lost = Lost { since: counted_at, count: after - before };
+    if let Some(lost) = take_in(counters, counts, counted_at) {
         session.push(Event { ts: at, cpu: 0, kind: Kind::Lost(lost) });
     }
     Ok(at)
+}
+
+/// Takes in what the probes have counted; tells what was lost since `since`. A run of a probe that was left out is taken
+/// for an event: what it would have seen is not known.
+fn take_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost> {
+    let before = counters.gone();
+    counters.lost = counts.lost;
+    counters.missed = counts.missed;
+    counters.unidentified = counts.unidentified;
+    let count = counters.gone().saturating_sub(before);
+    (count > 0).then_some(Lost { since, count })
 }
 
 fn note_vanished(vms: &[Vm], counters: &mut Counters) {
@@ -344,4 +351,23 @@ pub fn replay(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Er
     }
     let counters = reader.counters().cloned().unwrap_or_default();
     Ok(analyzer.finish(counters, joined))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missed_runs_of_probes_are_losses() {
+        let mut counters = Counters::default();
+        let mut take = |lost: &[u64], missed| {
+            let counts = Counts { lost: lost.to_vec(), missed, ..Counts::default() };
+            take_in(&mut counters, counts, 5)
+        };
+        assert_eq!(take(&[0, 0], 0), None);
+        assert_eq!(take(&[0, 0], 2), Some(Lost { since: 5, count: 2 }));
+        assert_eq!(take(&[0, 0], 2), None);
+        assert_eq!(take(&[1, 3], 3), Some(Lost { since: 5, count: 5 }));
+        assert_eq!((counters.missed, counters.gone()), (3, 7));
+    }
 }

@@ -60,6 +60,7 @@ fn stream() -> Vec<Event> {
                 },
                 len: 200,
                 tid: WORKER,
+                queue: (point == Point::TapSend).then_some(0),
                 depth: (i % 5) as u16,
                 worker,
                 behind: 0,
@@ -72,13 +73,21 @@ fn stream() -> Vec<Event> {
             delivery: Delivery::Accepted,
             vm: VM,
             vcpu: 0,
+            index: Some(0),
             vector: 40,
             state: Some(ThreadState::Asleep),
             clock,
         });
-        let entry =
-            Kind::GuestEntry(GuestEntry { vm: VM, vcpu: 0, vector: 40, upto: t + 30_000, clock, behind: 0 });
-        let kick = Kind::Kick(Kick { ifindex: TAP, vm: VM, vcpu: 0, clock, worker, behind: 0 });
+        let entry = Kind::GuestEntry(GuestEntry {
+            vm: VM,
+            vcpu: 0,
+            index: 0,
+            vector: 40,
+            upto: t + 30_000,
+            clock,
+            behind: 0,
+        });
+        let kick = Kind::Kick(Kick { ifindex: TAP, queue: 0, vm: VM, vcpu: 0, clock, worker, behind: 0 });
         for (after, cpu, kind) in [
             (0, 0, packet(Point::HostRx, false)),
             (4_000, 0, packet(Point::TapEnqueue, false)),

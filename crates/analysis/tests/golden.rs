@@ -223,6 +223,71 @@ fn the_last_kick_after_the_entry_ends_the_guests_part() {
 }
 
 #[test]
+fn another_queues_kick_ends_nothing() {
+    let mut h = whole();
+    h.at(105_000, Kind::Kick(Kick { queue: 3, ..kick() }));
+    h.0.sort_by_key(|e| e.ts);
+    assert_eq!(h.run().stages()[5..7], [50, 10]);
+    // Nor is it taken for the kick of a frame that has none, or whose queue is not known.
+    let mut none = h.clone();
+    none.0.retain(|e| !matches!(e.kind, Kind::Kick(k) if k.queue == 0));
+    for e in &mut h.0 {
+        if let Kind::Packet(p) = &mut e.kind {
+            p.queue = None;
+        }
+    }
+    for history in [none, h] {
+        let o = history.run();
+        assert_eq!(o.stages()[5..7], [60, 0]);
+        assert!(o.joined[0].request.coalesced_kick);
+    }
+}
+
+#[test]
+fn frames_of_another_queue_leave_a_queues_kick_alone() {
+    let mut h = whole();
+    h.at(104_000, Kind::Kick(Kick { queue: 3, ..kick() }));
+    h.at(106_000, Kind::Packet(Packet { queue: Some(3), ..packet(Point::TapSend, 55, TAP) }));
+    h.0.sort_by_key(|e| e.ts);
+    let o = h.run();
+    assert_eq!(o.stages()[5..7], [50, 10]);
+    // Each frame of the outbound packets has the kick of its own queue: 10 us and 2 us after it.
+    let vhost_tx = o.report.vms[0].outbound.stages[0].1;
+    assert_eq!(vhost_tx.count, 1, "the frame of the other queue went nowhere");
+}
+
+#[test]
+fn a_vcpu_is_joined_by_kvms_number_and_shown_by_its_index() {
+    let mut h = whole();
+    for e in &mut h.0 {
+        match &mut e.kind {
+            // not known yet when the interrupt is accepted
+            Kind::Interrupt(i) => (i.vcpu, i.index, i.state) = (4, None, None),
+            Kind::GuestEntry(g) => (g.vcpu, g.index) = (4, 3),
+            Kind::Kick(k) => k.vcpu = 4,
+            _ => {}
+        }
+    }
+    let o = h.run();
+    assert_eq!(o.counts(), [1, 1, 0, 0, 0]);
+    assert_eq!((o.joined[0].request.vcpu, o.joined[0].request.vcpu_state), (3, None));
+    assert_eq!(o.split(Stage::VcpuWake), None, "a clock that is not known was read");
+    assert_eq!(o.tally.splits_dropped, 0);
+}
+
+#[test]
+fn an_interrupt_that_needs_no_entry_is_shown_by_its_vcpus_index() {
+    let mut h = whole();
+    h.0.retain(|e| !matches!(e.kind, Kind::GuestEntry(_)));
+    for e in &mut h.0 {
+        if let Kind::Interrupt(i) = &mut e.kind {
+            (i.vcpu, i.index, i.delivery, i.state) = (4, Some(3), Delivery::Posted, Some(ThreadState::Guest));
+        }
+    }
+    assert_eq!(h.run().joined[0].request.vcpu, 3);
+}
+
+#[test]
 fn without_a_kick_of_its_own_the_guests_part_lasts_until_the_frame_is_sent() {
     let mut h = whole();
     h.0.retain(|e| !matches!(e.kind, Kind::Kick(_)));
@@ -236,7 +301,7 @@ fn without_a_kick_of_its_own_the_guests_part_lasts_until_the_frame_is_sent() {
 }
 
 /// Sets the clocks of the whole history: states by ns at each reading.
-fn clocked(kick_vcpu: u16) -> History {
+fn clocked(kick_vcpu: u32) -> History {
     let mut h = whole();
     for e in &mut h.0 {
         match &mut e.kind {

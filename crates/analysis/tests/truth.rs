@@ -31,7 +31,7 @@ struct Unkind {
     gap: (u64, u64),
 }
 
-/// Signalled, accepted, the vCPU, what became of it, the vCPU's state, the packets that it covers.
+/// Signalled, accepted, the vCPU (its index; KVM's number is [`kvm_id`]), what became of it, the vCPU's state, the packets that it covers.
 type Signal = (u64, u64, u16, Delivery, Option<ThreadState>, Vec<usize>);
 
 struct Rng(u64);
@@ -99,6 +99,11 @@ impl Truth {
         ];
         std::array::from_fn(|i| t[i + 1] - t[i])
     }
+}
+
+/// KVM's number of a vCPU, which is not its index.
+fn kvm_id(index: u16) -> u32 {
+    u32::from(index) * 4
 }
 
 struct World {
@@ -229,7 +234,8 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
             signalled: *signalled,
             delivery: *delivery,
             state: *state,
-            vcpu: *vcpu,
+            vcpu: kvm_id(*vcpu),
+            index: Some(*vcpu),
             vector,
             ..interrupt(0)
         };
@@ -249,7 +255,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
             for s in signals.iter().filter(wanted) {
                 if s.1 > upto {
                     upto = s.1 + r.delay();
-                    let e = GuestEntry { vcpu, vector, upto, ..entry(0) };
+                    let e = GuestEntry { vcpu: kvm_id(vcpu), index: vcpu, vector, upto, ..entry(0) };
                     put(upto + 1, 4 + vcpu, Kind::GuestEntry(e));
                 }
                 s.5.iter().for_each(|i| truths[*i].entered = upto + 1);
@@ -442,7 +448,7 @@ proptest! {
 }
 
 prop_compose! {
-    fn anything()(ts in prop_oneof![0u64..50, any::<u64>()], cpu in 0u16..4, what in 0u8..13, fp in 0u64..4, a in 0u64..60,
+    fn anything()(ts in prop_oneof![0u64..50, any::<u64>()], cpu in 0u16..4, what in 0u8..13, fp in 0u64..4, a in 0u64..60, queue in prop::option::of(any::<u16>()),
                   ifindex in prop_oneof![Just(TAP), Just(TAP2), Just(NIC), 0u32..9], b in any::<[u64; 5]>(), flag in any::<bool>()) -> Event {
         let point = [Point::HostRx, Point::TapEnqueue, Point::TapDequeue, Point::TapSend, Point::DevQueue, Point::QdiscDequeue, Point::DevXmit];
         let role = [Role::Either, Role::Request, Role::Provisional, Role::Final, Role::OneWay][a as usize % 5];
@@ -454,6 +460,7 @@ prop_compose! {
                 matching: Some(Match { key: fp, role, group: a % 3, step }),
                 worker: flag.then_some(clock),
                 behind: a as u32,
+                queue,
                 ..packet(point[what as usize], fp, ifindex)
             }),
             7 | 8 => Kind::Interrupt(Interrupt {
@@ -462,7 +469,7 @@ prop_compose! {
                 ..interrupt(0)
             }),
             9 | 10 => Kind::GuestEntry(GuestEntry { vm, clock, upto: b[0], ..entry(0) }),
-            11 => Kind::Kick(Kick { ifindex, vm, clock, worker: Some(clock), ..kick() }),
+            11 => Kind::Kick(Kick { ifindex, queue: queue.unwrap_or(0), vm, clock, worker: Some(clock), ..kick() }),
             _ => Kind::Lost(Lost { since: b[0], count: a }),
         };
         Event { ts, cpu, kind }

@@ -1,5 +1,6 @@
 //! Maps and programs of loaded objects, and values as the kernel half lays them out.
 use crate::Error;
+use libbpf_rs::libbpf_sys as sys;
 use libbpf_rs::{MapCore, MapHandle, Object};
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -47,6 +48,27 @@ fn instructions(fdinfo: &str) -> Option<u32> {
     fdinfo.lines().find_map(|l| l.strip_prefix("verified_insns:"))?.trim().parse().ok()
 }
 
+/// How often the kernel left out a run of a loaded program, because the same program was at work on that CPU already: all
+/// programs of the object together. Linux counts it since 5.12; needs no right.
+pub(crate) fn missed(object: &Object) -> Result<u64, Error> {
+    let mut missed = 0u64;
+    for program in object.progs().filter(|p| p.autoload()) {
+        let mut info = sys::bpf_prog_info::default();
+        let mut len = size_of_val(&info) as u32;
+        // SAFETY: the descriptor is open while `program` lives; `info` is valid for writing `len` bytes, and asks by its
+        // zeros for nothing to be written elsewhere.
+        let done = unsafe { sys::bpf_prog_get_info_by_fd(program.as_fd().as_raw_fd(), &mut info, &mut len) };
+        if done != 0 {
+            return Err(Error::Kernel {
+                doing: format!("ask how many runs of {} were missed", program.name().to_string_lossy()),
+                reason: std::io::Error::last_os_error().to_string(),
+            });
+        }
+        missed = missed.saturating_add(info.recursion_misses);
+    }
+    Ok(missed)
+}
+
 /// The bytes of a plain value.
 pub(crate) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
     // SAFETY: `value` is a valid, initialised, generated `repr(C)` type whose padding the C side names
@@ -68,6 +90,23 @@ pub(crate) fn value_of<T: Copy + Default>(bytes: &[u8]) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use libbpf_rs::{Link, ObjectBuilder, ProgramInput};
+
+    /// A program at a tracepoint that it passes itself. Needs root, as loading programs does.
+    #[test]
+    fn runs_that_the_kernel_leaves_out_are_counted() {
+        let bytes = include_bytes!(concat!(env!("OUT_DIR"), "/recurse.bpf.o"));
+        let object =
+            ObjectBuilder::default().name("recurse").unwrap().open_memory(bytes).unwrap().load().unwrap();
+        let program = |name: &str| object.progs_mut().find(|p| p.name() == name).unwrap();
+        let _link: Link = program("again").attach().unwrap();
+        assert_eq!(missed(&object).unwrap(), 0);
+        for runs in 1..=3 {
+            program("begin").test_run(ProgramInput::default()).unwrap();
+            let found = missed(&object).unwrap();
+            assert!(found >= runs, "{runs} runs, {found} missed");
+        }
+    }
 
     #[test]
     fn the_instructions_are_found_in_fdinfo() {

@@ -42,37 +42,42 @@ fn vcpu_index(comm: &str) -> Option<u16> {
 
 /// The vCPU threads of a VMM, by index. `vm_fds` are its descriptors of KVM VMs.
 ///
-/// Names tell them if the VMM gives its threads names. Where it does not (QEMU without
-/// `debug-threads=on`), KVM's debugfs does, from Linux 5.19 on.
+/// A thread's name tells the index, KVM's debugfs the number that KVM knows the vCPU by (the APIC id, which is another
+/// where sockets or cores are not powers of two). Where threads have no names (QEMU without `debug-threads=on`), the
+/// order of KVM's numbers is that of the indices. Where debugfs does not tell (before Linux 5.19, or locked down), KVM's
+/// numbers stay unknown.
 pub(crate) fn vcpus(root: &Root, pid: u32, vm_fds: &[u32]) -> Vec<Vcpu> {
     let tids = root.numbers(&format!("proc/{pid}/task"));
-    let mut found: Vec<(u16, u32)> = tids
+    let mut named: Vec<(u16, u32)> = tids
         .iter()
         .filter_map(|&tid| Some((vcpu_index(&comm(root, &format!("proc/{pid}/task/{tid}"))?)?, tid)))
         .collect();
-    if found.is_empty() {
-        found = vm_fds.iter().flat_map(|fd| from_debugfs(root, pid, *fd, &tids)).collect();
+    let mut known: Vec<(u32, Option<u32>)> =
+        vm_fds.iter().flat_map(|fd| from_debugfs(root, pid, *fd, &tids)).collect();
+    known.sort_unstable();
+    known.dedup_by_key(|(id, _)| *id);
+    if named.is_empty() {
+        named = (0..).zip(&known).filter_map(|(index, (_, tid))| Some((index, (*tid)?))).collect();
     }
-    found.sort_unstable();
-    found.dedup_by_key(|(index, _)| *index);
+    named.sort_unstable();
+    named.dedup_by_key(|(index, _)| *index);
     let vcpu = |(index, tid)| {
         let at = placement(root, &format!("proc/{pid}/task/{tid}"))?;
-        Some(Vcpu { index, tid, cpus: at.cpus, last_cpu: at.last_cpu })
+        let kvm_id = known.iter().find(|(_, of)| *of == Some(tid)).map(|(id, _)| *id);
+        Some(Vcpu { index, kvm_id, tid, cpus: at.cpus, last_cpu: at.last_cpu })
     };
-    found.into_iter().filter_map(vcpu).collect()
+    named.into_iter().filter_map(vcpu).collect()
 }
 
-/// vCPU threads by `/sys/kernel/debug/kvm/PID-FD/vcpuN/pid`.
-fn from_debugfs(root: &Root, pid: u32, fd: u32, tids: &[u32]) -> Vec<(u16, u32)> {
+/// KVM's numbers of vCPUs, and their threads once they have run, by `/sys/kernel/debug/kvm/PID-FD/vcpuN/pid`.
+fn from_debugfs(root: &Root, pid: u32, fd: u32, tids: &[u32]) -> Vec<(u32, Option<u32>)> {
     let dir = format!("sys/kernel/debug/kvm/{pid}-{fd}");
-    let index = |name: &str| name.strip_prefix("vcpu").and_then(|n| n.parse::<u16>().ok());
-    root.names(&dir)
-        .iter()
-        .filter_map(|name| {
-            let tid = u32::try_from(root.number(&format!("{dir}/{name}/pid"))?).ok()?;
-            Some((index(name)?, tid)).filter(|_| tids.contains(&tid))
-        })
-        .collect()
+    let vcpu = |name: &String| {
+        let id = name.strip_prefix("vcpu")?.parse().ok()?;
+        let tid = root.number(&format!("{dir}/{name}/pid")).and_then(|n| u32::try_from(n).ok());
+        Some((id, tid.filter(|tid| tids.contains(tid))))
+    };
+    root.names(&dir).iter().filter_map(vcpu).collect()
 }
 
 /// The vhost workers that serve a VMM, by thread id: threads of the VMM itself (Linux 6.4 on) and

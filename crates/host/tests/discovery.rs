@@ -70,12 +70,45 @@ fn vcpu_threads_without_names_are_found_in_debugfs() {
     host.task(700, 702, "qemu-system-x86", "0-3", 1);
     host.task(700, 703, "qemu-system-x86", "0-3", 1);
     host.file("sys/kernel/debug/kvm/700-9/vcpu0/pid", "703\n");
-    host.file("sys/kernel/debug/kvm/700-9/vcpu1/pid", "702\n");
-    host.file("sys/kernel/debug/kvm/700-9/vcpu2/pid", "0\n");
+    host.file("sys/kernel/debug/kvm/700-9/vcpu1/pid", "0\n"); // has not run yet
+    host.file("sys/kernel/debug/kvm/700-9/vcpu2/pid", "702\n");
     let vms = host.root().vms().unwrap();
     assert_eq!(vms[0].name, "pid:700");
     let vcpus: Vec<_> = vms[0].vcpus.iter().map(|v| (v.index, v.tid)).collect();
-    assert_eq!(vcpus, [(0, 703), (1, 702)]);
+    assert_eq!(vcpus, [(0, 703), (2, 702)]);
+}
+
+/// QEMU's `-smp 6,sockets=2,cores=3`: the second socket's APIC ids begin at 4.
+#[test]
+fn a_vcpus_index_and_kvms_number_of_it_are_told_apart() {
+    let host = Host::new();
+    host.vmm(700, "qemu", &KVM);
+    for (index, id) in [0, 1, 2, 4, 5, 6].into_iter().enumerate() {
+        let tid = 710 - index as u32;
+        host.task(700, tid, &format!("CPU {index}/KVM"), "0-3", 1);
+        host.file(&format!("sys/kernel/debug/kvm/700-9/vcpu{id}/pid"), format!("{tid}\n"));
+    }
+    let ids = |host: &Host| -> Vec<_> {
+        host.root().vms().unwrap()[0].vcpus.iter().map(|v| (v.index, v.kvm_id, v.tid)).collect()
+    };
+    let ids = |host: &Host, wanted: [Option<u32>; 6]| {
+        let wanted: Vec<_> = (0..6u16).map(|i| (i, wanted[usize::from(i)], 710 - u32::from(i))).collect();
+        assert_eq!(ids(host), wanted);
+    };
+    ids(&host, [Some(0), Some(1), Some(2), Some(4), Some(5), Some(6)]);
+
+    // Threads without names are numbered in KVM's order.
+    for tid in 705..=710 {
+        host.task(700, tid, "qemu-system-x86", "0-3", 1);
+    }
+    ids(&host, [Some(0), Some(1), Some(2), Some(4), Some(5), Some(6)]);
+
+    // Without debugfs names tell the index, and nothing KVM's number.
+    for index in 0..6 {
+        host.task(700, 710 - index, &format!("CPU {index}/KVM"), "0-3", 1);
+    }
+    std::fs::remove_dir_all(host.root_path("sys/kernel/debug")).unwrap();
+    ids(&host, [None; 6]);
 }
 
 #[test]

@@ -71,13 +71,17 @@ pub struct Packet {
     pub ifindex: u32,
     /// Length of the frame, bytes.
     pub len: u32,
-    /// The thread in whose context it happened: at tap points the vhost worker, except for
-    /// [`Point::TapEnqueue`], where it is whoever ran the host stack.
+    /// The thread in whose context it happened: at [`Point::TapDequeue`] the vhost worker, and at
+    /// [`Point::TapSend`] if `worker` is known; else whoever ran the host stack.
     pub tid: u32,
+    /// At [`Point::TapSend`]: the tap's queue, if it is known.
+    pub queue: Option<u16>,
     /// At [`Point::TapDequeue`]: packets still waiting behind this one, in the tap's ring and in the
     /// worker's batch.
     pub depth: u16,
-    /// At tap points: the clock of the vhost worker that serves the tap, if it is known.
+    /// At tap points: the clock of the vhost worker that serves the queue, if it is known. At [`Point::TapSend`] only
+    /// if that worker itself handed the frame over: with receive packet steering or NAPI on the tap another thread may,
+    /// at another time.
     pub worker: Option<Split>,
     /// At [`Point::TapDequeue`] and [`Point::TapSend`]: the thread that last kept the worker from its
     /// CPU, 0 if none.
@@ -141,13 +145,15 @@ pub struct Interrupt {
     pub delivery: Delivery,
     /// The VMM's process id.
     pub vm: u32,
-    /// The vCPU, valid unless `delivery` is [`Delivery::Unknown`].
-    pub vcpu: u16,
+    /// The vCPU by KVM's number (its APIC id), valid unless `delivery` is [`Delivery::Unknown`].
+    pub vcpu: u32,
+    /// The same vCPU by its index in the VM; `None` if its thread is not known yet, as may be until its first entry.
+    pub index: Option<u16>,
     /// The guest's interrupt vector, 0 if none.
     pub vector: u8,
     /// What that vCPU's thread was doing at [`Event::ts`]; `None` if not known.
     pub state: Option<ThreadState>,
-    /// That thread's clock at [`Event::ts`].
+    /// That thread's clock at [`Event::ts`]; of no meaning if `state` is not known.
     pub clock: Split,
 }
 
@@ -171,8 +177,10 @@ pub enum Delivery {
 pub struct GuestEntry {
     /// The VMM's process id.
     pub vm: u32,
-    /// The vCPU.
-    pub vcpu: u16,
+    /// The vCPU by KVM's number.
+    pub vcpu: u32,
+    /// The same vCPU by its index in the VM; KVM's number where that is not known.
+    pub index: u16,
     /// The vector injected; 0 for an entry that answers [`Delivery::Suppressed`].
     pub vector: u8,
     /// It covers every interrupt of this vector that was accepted up to this instant.
@@ -188,10 +196,12 @@ pub struct GuestEntry {
 pub struct Kick {
     /// The tap whose transmit queue it is.
     pub ifindex: u32,
+    /// Which of the tap's queues.
+    pub queue: u16,
     /// The VMM's process id.
     pub vm: u32,
-    /// The vCPU that kicked.
-    pub vcpu: u16,
+    /// The vCPU that kicked, by KVM's number.
+    pub vcpu: u32,
     /// Its thread's clock.
     pub clock: Split,
     /// The clock of the vhost worker that the kick wakes, if it is known.

@@ -24,8 +24,12 @@ pub struct Vm {
 /// A vCPU thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vcpu {
-    /// Index in the VM.
+    /// Index in the VM, as the VMM counts: what `virsh vcpupin` and people mean by a vCPU's number.
     pub index: u16,
+    /// KVM's number of it, if it can be told from outside: the vCPU's APIC id, which skips numbers where a socket or core
+    /// is not a power of two wide (`-smp 6,sockets=2,cores=3`: 0, 1, 2, 4, 5, 6).
+    #[serde(default)]
+    pub kvm_id: Option<u32>,
     /// Thread id.
     pub tid: u32,
     /// CPUs it may run on, as a list such as `0-3,8`.

@@ -20,6 +20,7 @@
 
 mod check;
 mod read;
+mod v1;
 mod write;
 
 #[cfg(test)]
@@ -36,9 +37,11 @@ use std::io::{Read, Write};
 /// The first eight bytes of a recording.
 pub const MAGIC: &[u8; 8] = b"TEIJIREC";
 
-/// The version that is written, and the only one that is read. Raised when the format, or the shape of
-/// anything in it, changes.
-pub const VERSION: u16 = 1;
+/// The version that is written. Raised when the format, or the shape of anything in it, changes.
+pub const VERSION: u16 = 2;
+
+/// The oldest version that is read.
+pub const OLDEST: u16 = 1;
 
 /// The longest payload of a frame, bytes.
 pub const MAX_FRAME: u32 = 4 << 20;
@@ -68,7 +71,7 @@ pub enum Error {
     #[error("not a teiji recording: it does not begin with TEIJIREC")]
     NotARecording,
     /// Written by an older or newer teiji.
-    #[error("the recording has format version {found}; this teiji reads version {VERSION}: use {} teiji",
+    #[error("the recording has format version {found}; this teiji reads versions {OLDEST} to {VERSION}: use {} teiji",
         if *found > VERSION { "a newer" } else { "an older" })]
     Version {
         /// The file's version.

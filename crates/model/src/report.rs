@@ -38,10 +38,21 @@ pub struct Counters {
     pub events: u64,
     /// Events that did not fit into the buffer, by CPU.
     pub lost: Vec<u64>,
+    /// Runs of probes that the kernel left out, because the same probe was at work on that CPU already
+    /// (`bpf_prog_info.recursion_misses`). Each may have been an event.
+    #[serde(default)]
+    pub missed: u64,
     /// Packets that a probe could not identify (not IP, headers outside the linear part, XDP frames).
     pub unidentified: u64,
     /// Process ids of watched VMs that ended before the trace did.
     pub vanished: Vec<u32>,
+}
+
+impl Counters {
+    /// Events lost, and runs of probes missed, each of which may have been an event; saturates.
+    pub fn gone(&self) -> u64 {
+        self.lost.iter().fold(self.missed, |a, &n| a.saturating_add(n))
+    }
 }
 
 /// Everything that a trace found.
@@ -200,7 +211,7 @@ pub struct Request {
     pub stages: Vec<StageTime>,
     /// Packets behind it when the worker took it off the tap.
     pub depth: u16,
-    /// vCPU that took its interrupt.
+    /// vCPU that took its interrupt: its index in the VM.
     pub vcpu: u16,
     /// What that vCPU was doing when the interrupt was accepted.
     pub vcpu_state: Option<ThreadState>,

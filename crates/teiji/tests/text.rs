@@ -127,6 +127,15 @@ fn no_request_is_explained() {
 }
 
 #[test]
+fn missed_runs_of_probes_are_told_in_a_line_if_there_are_any() {
+    let told = explanation(|r| r.counters.missed = 3);
+    assert!(told.contains("missed 3 runs of probes") && told.contains("requests of that time"), "{told}");
+    assert!(!explanation(|_| ()).contains("missed"));
+    let json = serde_json::to_value(common::contended()).unwrap();
+    assert_eq!(json["counters"]["missed"], 0);
+}
+
+#[test]
 fn a_waterfall_loses_no_column() {
     for width in 0..80 {
         for queue in [0, 1, 700, 12_345] {

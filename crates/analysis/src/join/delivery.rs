@@ -42,9 +42,11 @@ pub(super) struct Leg {
     pub(super) taken_clock: Option<Split>,
     pub(super) tap_behind: u32,
     pub(super) depth: u16,
-    pub(super) vcpu: u16,
+    /// The vCPU by KVM's number, and by its index in the VM.
+    pub(super) vcpu: u32,
+    pub(super) vcpu_index: u16,
     pub(super) state: Option<ThreadState>,
-    pub(super) accept_clock: Split,
+    pub(super) accept_clock: Option<Split>,
     pub(super) entry_clock: Split,
     pub(super) wake_behind: u32,
 }
@@ -156,7 +158,8 @@ impl Delivery {
         let legs = &mut self.legs;
         let covered =
             ids.iter().take_while(|id| legs.get(**id).is_none_or(|leg| leg.dequeued <= i.signalled)).count();
-        let waits = pair(i.vm, u32::from(i.vcpu));
+        let waits = pair(i.vm, i.vcpu);
+        let index = i.index.unwrap_or(u16::try_from(i.vcpu).unwrap_or(u16::MAX));
         if self.awaited.len() >= MAX_THREADS {
             self.awaited.retain(|_, list| !list.is_empty());
         }
@@ -170,9 +173,9 @@ impl Delivery {
             }
             leg.signalled = i.signalled;
             leg.accepted = now;
-            leg.vcpu = i.vcpu;
+            (leg.vcpu, leg.vcpu_index) = (i.vcpu, index);
             leg.state = i.state;
-            leg.accept_clock = i.clock;
+            leg.accept_clock = i.state.map(|_| i.clock);
             if in_guest {
                 leg.entered = now;
                 leg.entry_clock = i.clock;
@@ -191,7 +194,7 @@ impl Delivery {
     }
 
     pub(super) fn guest_entry(&mut self, now: u64, e: &GuestEntry, c: &mut Common, requests: &mut Requests) {
-        let Some(list) = self.awaited.get_mut(&pair(e.vm, u32::from(e.vcpu))) else { return };
+        let Some(list) = self.awaited.get_mut(&pair(e.vm, e.vcpu)) else { return };
         let legs = &mut self.legs;
         list.retain(|a| {
             if a.vector != e.vector || a.accepted > e.upto {
@@ -199,6 +202,7 @@ impl Delivery {
             }
             if let Some(mut leg) = legs.remove(a.leg) {
                 leg.entered = now;
+                leg.vcpu_index = e.index;
                 leg.entry_clock = e.clock;
                 leg.wake_behind = e.behind;
                 Self::done(leg, c, requests);

@@ -54,16 +54,41 @@ pub(crate) enum Fate {
     Ambiguous,
 }
 
+/// Queues that a tap may have (`MAX_TAP_QUEUES` of the tun driver).
+const MAX_QUEUES: usize = 256;
+
+/// A queue of a traced tap, on the way from the guest.
+#[derive(Clone, Copy, Default)]
+struct TapQueue {
+    /// Its last kick.
+    kick: Option<(u64, Kick)>,
+    /// When a frame was last taken from it.
+    sent: u64,
+}
+
 /// A traced tap.
 struct Tap {
     /// Index of its VM in `Meta::vms`.
     vm: u32,
-    /// The last kick of its transmit queue.
-    kick: Option<(u64, Kick)>,
-    /// When a frame was last taken from it.
-    sent: u64,
+    /// Its queues by number, as far as they have been used.
+    queues: Vec<(u16, TapQueue)>,
     /// The VMM takes its packets itself, unseen: a packet's way ends on the tap.
     unseen: bool,
+}
+
+impl Tap {
+    /// The queue of this number; `None` if there are more than a tap can have.
+    fn queue(&mut self, number: u16) -> Option<&mut TapQueue> {
+        let at = match self.queues.iter().position(|(n, _)| *n == number) {
+            Some(at) => at,
+            None if self.queues.len() < MAX_QUEUES => {
+                self.queues.push((number, TapQueue::default()));
+                self.queues.len() - 1
+            }
+            None => return None,
+        };
+        Some(&mut self.queues[at].1)
+    }
 }
 
 /// What does not change while joining, and what all parts share.
@@ -115,8 +140,7 @@ impl Joiner {
                 common.by_ifindex.insert(nic.ifindex, common.taps.len() as u32);
                 common.taps.push(Tap {
                     vm: vm as u32,
-                    kick: None,
-                    sent: 0,
+                    queues: Vec::new(),
                     unseen: nic.data_plane == DataPlane::Userspace,
                 });
             }
@@ -167,8 +191,10 @@ impl Joiner {
             Kind::Kick(k) => {
                 if let Some(tap) = c.tap(k.ifindex) {
                     let tap = &mut c.taps[tap];
-                    if c.pids[tap.vm as usize] == k.vm {
-                        tap.kick = Some((now, *k));
+                    if c.pids[tap.vm as usize] == k.vm
+                        && let Some(queue) = tap.queue(k.queue)
+                    {
+                        queue.kick = Some((now, *k));
                     }
                 }
             }

@@ -146,8 +146,9 @@ impl Outbound {
     ) {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm;
-        let (kick, before) = (c.taps[tap].kick, c.taps[tap].sent);
-        c.taps[tap].sent = now;
+        // A frame whose queue is not known has no kick of its own: another queue's says nothing of it.
+        let queue = p.queue.and_then(|queue| c.taps[tap].queue(queue));
+        let (kick, before) = queue.map_or((None, 0), |q| (q.kick, std::mem::replace(&mut q.sent, now)));
         let request = requests.answer(now, vm, p, kick, c);
         if let Some(id) = self.records.id(&p.fingerprint) {
             if self.gone(id) {

@@ -1,7 +1,7 @@
 //! Lays the stages of a joined request side by side.
 //!
 //! Each stage ends where the next begins, so that they add up to the total; what no stage accounts for is
-//! `unattributed`. Where the guest's part ends is the last kick of the tap that its response was sent by,
+//! `unattributed`. Where the guest's part ends is the last kick of the tap's queue that its response was sent by,
 //! not before the guest entry and not after the frame was sent. Without one, a worker that was running
 //! already took the frame: then `guest` lasts until it was sent, and the request says so.
 //!
@@ -73,7 +73,7 @@ pub(super) fn lay(open: &Open, sent: &Sent, joined: &mut Joined, dropped: &mut u
     r.start = leg.start;
     r.total = total;
     r.depth = leg.depth;
-    r.vcpu = leg.vcpu;
+    r.vcpu = leg.vcpu_index;
     r.vcpu_state = leg.state;
     r.coalesced_kick = open.kick.is_none();
     r.stages.clear();
@@ -85,7 +85,9 @@ pub(super) fn lay(open: &Open, sent: &Sent, joined: &mut Joined, dropped: &mut u
         // Both readings of the thread's clock, and who kept it from its CPU.
         let (clocks, behind) = match stage {
             Stage::TapQueue => (leg.put_clock.zip(leg.taken_clock), leg.tap_behind),
-            Stage::VcpuWake => (Some((leg.accept_clock, leg.entry_clock)), leg.wake_behind),
+            Stage::VcpuWake => {
+                (leg.accept_clock.map(|accepted| (accepted, leg.entry_clock)), leg.wake_behind)
+            }
             Stage::Guest => {
                 (same_vcpu.map(|k| (leg.entry_clock, k.clock)), same_vcpu.map_or(0, |k| k.behind))
             }

@@ -60,6 +60,7 @@ pub fn packet(point: Point, fingerprint: u64, ifindex: u32) -> Packet {
         ifindex,
         len: 100,
         tid: WORKER,
+        queue: (point == Point::TapSend).then_some(0),
         depth: 0,
         worker: None,
         behind: 0,
@@ -139,6 +140,7 @@ pub fn interrupt(signalled: u64) -> Interrupt {
         delivery: Delivery::Accepted,
         vm: VM,
         vcpu: 1,
+        index: Some(1),
         vector: 40,
         state: Some(ThreadState::Asleep),
         clock: Split::default(),
@@ -146,11 +148,11 @@ pub fn interrupt(signalled: u64) -> Interrupt {
 }
 
 pub fn entry(upto: u64) -> GuestEntry {
-    GuestEntry { vm: VM, vcpu: 1, vector: 40, upto: T + upto, clock: Split::default(), behind: 0 }
+    GuestEntry { vm: VM, vcpu: 1, index: 1, vector: 40, upto: T + upto, clock: Split::default(), behind: 0 }
 }
 
 pub fn kick() -> Kick {
-    Kick { ifindex: TAP, vm: VM, vcpu: 1, clock: Split::default(), worker: None, behind: 0 }
+    Kick { ifindex: TAP, queue: 0, vm: VM, vcpu: 1, clock: Split::default(), worker: None, behind: 0 }
 }
 
 pub struct Outcome {

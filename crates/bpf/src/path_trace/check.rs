@@ -1,7 +1,10 @@
-//! The kernel's filter against its reference, [`Flow::matches`], on made-up frames. Needs root, as loading programs
-//! does.
+//! The kernel's filter against its reference, [`Flow::matches`], and its hashes against theirs, on made-up frames. Needs
+//! root, as loading programs does.
 
-use super::{Setup, settings};
+mod hash;
+
+use super::{Setup, settings, types};
+use crate::object::value_of;
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
 use proptest::prelude::*;
 use std::net::IpAddr;
@@ -158,6 +161,12 @@ fn flow() -> impl Strategy<Value = Flow> {
 }
 
 fn load(flow: &Flow) -> Object {
+    load_with(flow).0
+}
+
+/// The programs, and the settings that they have.
+fn load_with(flow: &Flow) -> (Object, types::settings) {
+    let mut given = types::settings::default();
     let watch = Watch { flow: flow.clone(), matching: Matching::Echo, ..Watch::default() };
     let setup = Setup { watch: &watch, vms: &[], buffer_bytes: 0 };
     let mut object = ObjectBuilder::default().name("check").unwrap().open_memory(OBJECT).unwrap();
@@ -165,16 +174,26 @@ fn load(flow: &Flow) -> Object {
         match map.name().to_string_lossy().as_ref() {
             "records" => map.set_max_entries(1 << 12).unwrap(),
             name if name.ends_with(".rodata") => {
-                settings::fill(map.initial_value_mut().unwrap(), &setup, false)
+                let image = map.initial_value_mut().unwrap();
+                settings::fill(image, &setup, false).unwrap();
+                given = value_of(image);
             }
             _ => {}
         }
     }
-    object.load().unwrap()
+    (object.load().unwrap(), given)
 }
 
-/// The kernel's answer: the fingerprint of a packet that passes.
-fn ask(object: &Object, bytes: &[u8], to_guest: bool) -> Option<u64> {
+/// What the kernel says of a packet that passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    fingerprint: u64,
+    /// What its request is matched by, 0 if it takes part in none.
+    key: u64,
+}
+
+/// The kernel's answer: what a packet that passes is known by.
+fn ask(object: &Object, bytes: &[u8], to_guest: bool) -> Option<Identity> {
     const HEAD: usize = 32;
     let frames = super::map(object, "frames").unwrap();
     let mut value = vec![0u8; frames.value_size() as usize];
@@ -187,7 +206,10 @@ fn ask(object: &Object, bytes: &[u8], to_guest: bool) -> Option<u64> {
     let value = frames.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
     match output.return_value {
         0 => None,
-        1 => Some(u64::from_ne_bytes(value[8..16].try_into().unwrap())),
+        1 => {
+            let number = |at| u64::from_ne_bytes(value[at..at + 8].try_into().unwrap());
+            Some(Identity { fingerprint: number(8), key: number(16) })
+        }
         other => panic!("check() returned {other}"),
     }
 }

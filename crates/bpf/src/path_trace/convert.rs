@@ -1,6 +1,6 @@
 //! Records of the ring buffer → events of the model.
 use super::Item;
-use super::types::{self, delivery, point, record_type, role, thread_state};
+use super::types::{self, delivery, point, record_type, role, thread_state, unknown};
 use teiji_model::event::{
     Delivery, Event, GuestEntry, Interrupt, Kick, Kind, Match, Packet, Point, Role, Step,
 };
@@ -37,6 +37,7 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
                 },
                 vm: r.vm,
                 vcpu: r.vcpu,
+                index: known(r.index),
                 vector: r.vector,
                 state: state(r.state),
                 clock: Split(r.clock),
@@ -47,6 +48,7 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
             Kind::GuestEntry(GuestEntry {
                 vm: r.vm,
                 vcpu: r.vcpu,
+                index: known(r.index).unwrap_or(u16::try_from(r.vcpu).unwrap_or(u16::MAX)),
                 vector: r.vector,
                 upto: r.upto,
                 clock: Split(r.clock),
@@ -57,6 +59,7 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
             let r: types::rec_kick = read(bytes)?;
             Kind::Kick(Kick {
                 ifindex: head.ifindex,
+                queue: r.queue,
                 vm: r.vm,
                 vcpu: r.vcpu,
                 clock: Split(r.clock),
@@ -86,6 +89,7 @@ fn packet(r: &types::rec_packet) -> Option<Packet> {
         ifindex: r.head.ifindex,
         len: r.len,
         tid: r.tid,
+        queue: None,
         depth: 0,
         worker: None,
         behind: 0,
@@ -101,11 +105,17 @@ fn tap(r: &types::rec_tap) -> Option<Packet> {
             role::ROLE_FINAL => matching(Role::Final),
             _ => None,
         },
+        queue: known(r.queue).filter(|_| r.packet.head.sub == point::POINT_TAP_SEND.0 as u8),
         depth: r.depth,
         worker: state(r.worker_state).map(|_| Split(r.worker)),
         behind: r.behind,
         ..packet(&r.packet)?
     })
+}
+
+/// A number of 16 bits, of which one stands for none.
+fn known(n: u16) -> Option<u16> {
+    (u32::from(n) != unknown::NOT_KNOWN.0).then_some(n)
 }
 
 fn state(s: u8) -> Option<ThreadState> {

@@ -27,6 +27,54 @@ static __always_inline bool is_vq(struct vhost_virtqueue *vq, int index)
 	return at == vq;
 }
 
+extern const int __preempt_count __ksym __weak;
+extern const struct pcpu_hot pcpu_hot __ksym __weak;
+
+#define SERVING_SOFTIRQ (1u << 8)
+/* hardware interrupts and NMIs, by include/linux/preempt.h; the top bit is not a count */
+#define IN_INTERRUPT 0x7fff0000u
+
+/*
+ * Whether the current thread is interrupted: what happens is then not its own doing. Where a kernel does not
+ * tell, it is taken to be the thread's.
+ */
+static __always_inline bool interrupted(void)
+{
+	u32 count = 0;
+
+	if (&__preempt_count)
+		count = *(const int *)bpf_this_cpu_ptr(&__preempt_count);
+	else if (&pcpu_hot)
+		count = ((const struct pcpu_hot *)bpf_this_cpu_ptr(&pcpu_hot))->preempt_count;
+	return count & (IN_INTERRUPT | SERVING_SOFTIRQ);
+}
+
+/* The clock of a vCPU; none if its thread is not known, or has turned out to be another's. */
+static __always_inline struct clock *vcpu_clock(const struct vcpu_key *vcpu)
+{
+	u32 *tid = bpf_map_lookup_elem(&vcpus, vcpu);
+	struct clock *c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
+
+	return c && c->vm == vcpu->vm && c->vcpu == vcpu->vcpu ? c : NULL;
+}
+
+/* Copies a vCPU's clock, zeros if there is none; returns the state it is in. */
+static __always_inline u8 vcpu_read(struct clock *c, u64 now, u64 *spent)
+{
+	int i;
+
+	if (c)
+		return clock_read(c, now, spent);
+	for (i = 0; i < STATES; i++)
+		spent[i] = 0;
+	return STATE_UNKNOWN;
+}
+
+static __always_inline u16 vcpu_index(const struct clock *c)
+{
+	return c && c->index < NOT_KNOWN ? c->index : NOT_KNOWN;
+}
+
 SEC("fentry/vhost_add_used_and_signal_n")
 int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 {
@@ -53,7 +101,7 @@ int BPF_PROG(on_irqfd, void *entry, struct kvm *kvm)
 	struct clock *c = clock_of(current_tid());
 
 	/* not kvm->userspace_pid: in Linux 6.12 it is further into struct kvm than a load reaches */
-	if (c && c->signalled)
+	if (c && c->signalled && !interrupted())
 		c->signal_vm = BPF_CORE_READ(kvm, userspace_pid);
 	return 0;
 }
@@ -78,10 +126,10 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	struct tap_queue q;
 	struct rec_irq *r;
 	u64 now, spent[STATES];
-	u32 *tid;
 	u8 state, delivery = DELIVERY_ACCEPTED;
 
-	if (!worker || !worker->signalled || !worker->signal_vm)
+	/* an interrupt of the host may come in between, and bring a guest one that is not the worker's */
+	if (!worker || !worker->signalled || !worker->signal_vm || interrupted())
 		return 0;
 	now = bpf_ktime_get_ns();
 	taker.vm = worker->signal_vm;
@@ -90,9 +138,8 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	worker->signal_sent = 1;
 	bpf_map_update_elem(&takers, &q, &taker, BPF_ANY);
 
-	tid = bpf_map_lookup_elem(&vcpus, &taker);
-	c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
-	state = clock_read_of(tid, now, spent);
+	c = vcpu_clock(&taker);
+	state = vcpu_read(c, now, spent);
 	if (c && c->apicv) {
 		/* no injection will be seen: in guest mode it arrives at once, else with the next entry */
 		vector = 0;
@@ -111,6 +158,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 		return 0;
 	r->vm = taker.vm;
 	r->vcpu = taker.vcpu;
+	r->index = vcpu_index(c);
 	r->vector = vector;
 	r->state = state;
 	__builtin_memcpy(r->clock, spent, sizeof(spent));
@@ -126,7 +174,6 @@ int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
 	struct tap_queue q;
 	struct rec_irq *r;
 	u64 now;
-	u32 *tid;
 
 	if (!worker || !worker->signalled)
 		return 0;
@@ -137,16 +184,16 @@ int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
 		now = bpf_ktime_get_ns();
 		r = start_irq(worker, now, taker ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
 		if (r) {
-			tid = taker ? bpf_map_lookup_elem(&vcpus, taker) : NULL;
-			c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
+			c = taker ? vcpu_clock(taker) : NULL;
 			r->vm = taker ? taker->vm : worker->signal_vm;
 			r->vcpu = taker ? taker->vcpu : 0;
+			r->index = vcpu_index(c);
 			r->vector = 0;
 			/* announced before the state is read: an entry in between is seen by one or the other
 			 */
 			if (c)
 				c->announced = now;
-			r->state = clock_read_of(tid, now, r->clock);
+			r->state = vcpu_read(c, now, r->clock);
 			submit(r);
 		}
 	}
@@ -187,10 +234,21 @@ static __always_inline void emit_entry(struct clock *c, u64 now, u64 upto, u8 ve
 	r->upto = upto;
 	r->vm = c->vm;
 	r->vcpu = c->vcpu;
+	r->index = vcpu_index(c);
 	r->vector = vector;
 	r->behind = c->behind;
 	__builtin_memcpy(r->clock, spent, STATES * sizeof(u64));
 	submit(r);
+}
+
+/* The vCPU that a thread turns out to run. */
+static __always_inline void learn_vcpu(struct clock *c, u32 tid, u32 vm, u32 vcpu)
+{
+	struct vcpu_key key = {.vm = vm, .vcpu = vcpu};
+
+	c->vm = vm;
+	c->vcpu = vcpu;
+	bpf_map_update_elem(&vcpus, &key, &tid, BPF_ANY);
 }
 
 SEC("tp_btf/kvm_entry")
@@ -204,24 +262,24 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
 		return 0;
 	if (!c) {
-		struct vcpu_key key = {.vm = vm, .vcpu = vcpu->vcpu_id};
 		struct clock fresh = {
 		    .state = STATE_RUN,
 		    .resume = STATE_RUN,
 		    .actor = ACTOR_VCPU,
 		    .since = now,
-		    .vm = vm,
-		    .vcpu = vcpu->vcpu_id,
+		    .vcpu = VCPU_UNKNOWN,
+		    .index = vcpu->vcpu_id,
 		};
 
 		if (!bpf_map_lookup_elem(&vms, &vm))
 			return 0;
 		bpf_map_update_elem(&clocks, &tid, &fresh, BPF_NOEXIST);
-		bpf_map_update_elem(&vcpus, &key, &tid, BPF_ANY);
 		c = clock_of(tid);
 		if (!c)
 			return 0;
 	}
+	if (c->vcpu != (u32)vcpu->vcpu_id || c->vm != vm)
+		learn_vcpu(c, tid, vm, vcpu->vcpu_id);
 	/* in Linux 6.12 it points to a type that only the module knows: not to be followed directly */
 	apic = vcpu->arch.apic;
 	c->apicv = apic && BPF_CORE_READ(apic, apicv_active);

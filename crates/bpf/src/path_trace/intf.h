@@ -74,6 +74,12 @@ enum matching {
 	MATCH_SIP,
 };
 
+/* What stands for a number that is not known. */
+enum unknown {
+	NOT_KNOWN = 0xffff,	   /* of 16 bits */
+	VCPU_UNKNOWN = 0xffffffff, /* KVM's of a vCPU */
+};
+
 enum counter {
 	COUNT_LOST,	    /* records that did not fit */
 	COUNT_UNIDENTIFIED, /* packets without a fingerprint */
@@ -83,7 +89,8 @@ enum counter {
 #define MAX_NETS 2
 #define MAX_PORTS 2
 #define MAX_CPUS 1024
-#define SIP_SNAP 512 /* bytes of a SIP message that are copied when the operator asks for SIP */
+#define HASH_WORDS 28 /* words of a packet that take part in its fingerprint */
+#define SIP_SNAP 512  /* bytes of a SIP message that are copied when the operator asks for SIP */
 
 /* Starts every record. */
 struct rec_head {
@@ -109,6 +116,8 @@ struct rec_tap {
 	__u16 depth;
 	__u8 role;	   /* enum role */
 	__u8 worker_state; /* STATE_UNKNOWN: the clock means nothing */
+	__u16 queue;	   /* the tap's, at POINT_TAP_SEND; NOT_KNOWN */
+	__u8 pad[6];
 };
 
 struct rec_sip {
@@ -123,10 +132,10 @@ struct rec_irq {
 	__u64 signalled;
 	__u32 tid;
 	__u32 vm;
-	__u16 vcpu;
+	__u32 vcpu;  /* KVM's number */
+	__u16 index; /* of the same vCPU in the VM; NOT_KNOWN */
 	__u8 vector;
 	__u8 state;
-	__u32 pad;
 	__u64 clock[STATES];
 };
 
@@ -135,9 +144,10 @@ struct rec_entry {
 	__u64 upto;
 	__u32 vm;
 	__u32 behind;
-	__u16 vcpu;
+	__u32 vcpu;
+	__u16 index;
 	__u8 vector;
-	__u8 pad[5];
+	__u8 pad;
 	__u64 clock[STATES];
 };
 
@@ -145,9 +155,10 @@ struct rec_kick {
 	struct rec_head head;
 	__u32 vm;
 	__u32 behind;
-	__u16 vcpu;
+	__u32 vcpu;
+	__u16 queue;
 	__u8 worker_state;
-	__u8 pad[5];
+	__u8 pad;
 	__u64 clock[STATES];
 	__u64 worker[STATES];
 };
@@ -169,9 +180,9 @@ struct filter_port {
 
 /* Fixed before the programs are loaded: what cannot match is pruned by the verifier. */
 struct settings {
-	__u64 seed;   /* of every hash: a guest cannot aim at a collision */
-	__u8 version; /* 0: any */
-	__u8 proto;   /* IPPROTO_*, 0: any; ICMP stands for ICMPv6 as well */
+	__u64 secret[2][HASH_WORDS]; /* of the fingerprints' two halves: random, and no one else's */
+	__u8 version;		     /* 0: any */
+	__u8 proto;		     /* IPPROTO_*, 0: any; ICMP stands for ICMPv6 as well */
 	__u8 nets;
 	__u8 ports;
 	__u8 directions; /* enum direction, or-ed */
@@ -190,14 +201,14 @@ struct tap_queue {
 
 /* A vCPU. */
 struct vcpu_key {
-	__u32 vm; /* the VMM's process id */
-	__u32 vcpu;
+	__u32 vm;   /* the VMM's process id */
+	__u32 vcpu; /* KVM's number: the APIC id */
 };
 
 struct vector_key {
 	__u32 vm;
-	__u16 vcpu;
-	__u16 vector;
+	__u32 vcpu;
+	__u32 vector;
 };
 
 struct mac {

@@ -95,6 +95,11 @@ struct vhost_virtqueue {
 	void *private_data;
 };
 
+/* Where Linux 6.2 to 6.14 has the count of preemption. */
+struct pcpu_hot {
+	int preempt_count;
+};
+
 struct vhost_net_buf {
 	int tail;
 	int head;

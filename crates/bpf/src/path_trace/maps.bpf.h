@@ -28,6 +28,7 @@ struct {
 	enum direction direction;
 	enum matching matching;
 	enum counter counter;
+	enum unknown unknown;
 } layouts SEC(".data.layouts");
 
 struct {
@@ -77,6 +78,7 @@ struct clock {
 	u64 spent[STATES];
 
 	u32 vm; /* the VMM's process id */
+	/* vCPU: KVM's number of it, VCPU_UNKNOWN until it is told or its first kvm_entry tells it */
 	u32 vcpu;
 	/* vCPU: an interrupt injected for the coming entry, by the vCPU thread alone */
 	u64 injected_upto;
@@ -86,7 +88,9 @@ struct clock {
 	u64 signalled;
 	struct tap_queue signal_queue;
 	u32 signal_sent;
-	u32 pad;
+	u32 index; /* vCPU: in the VM, as the VMM counts */
+	/* worker: the queue that it hands frames over for, while it does; ifindex 0: none */
+	struct tap_queue sending;
 	u64 net; /* worker: the vhost_net it receives for */
 	/* vCPU: packets were published without an interrupt; written by workers, taken by kvm_entry */
 	u64 announced;
@@ -108,13 +112,21 @@ struct {
 	__type(value, u32);
 } vcpus SEC(".maps");
 
-/* Tap queue → thread id of its worker. */
+/* Tap queue → thread id of the worker that takes packets off it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
 	__type(key, struct tap_queue);
 	__type(value, u32);
 } workers SEC(".maps");
+
+/* Tap queue → thread id of the worker that sends the guest's frames: from Linux 6.5 on it may be another. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct tap_queue);
+	__type(value, u32);
+} senders SEC(".maps");
 
 /* Tap queue → the vCPU that last accepted its interrupt. */
 struct {

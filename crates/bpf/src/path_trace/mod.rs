@@ -64,6 +64,8 @@ pub struct Item {
 pub struct Counts {
     /// Records that did not fit into the buffer, by CPU.
     pub lost: Vec<u64>,
+    /// Runs of probes that the kernel left out, because the same probe was at work on that CPU already.
+    pub missed: u64,
     /// Packets that could not be identified.
     pub unidentified: u64,
 }
@@ -180,7 +182,7 @@ impl Tracer {
                     doing: "set the packet probes".into(),
                     reason: "their settings have no place".into(),
                 })?;
-                settings::fill(image, setup, hand_over);
+                settings::fill(image, setup, hand_over)?;
             }
         }
         let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
@@ -272,6 +274,7 @@ impl Tracer {
         };
         Ok(Counts {
             lost: read(types::counter::COUNT_LOST)?,
+            missed: object::missed(&self.object)?,
             unidentified: read(types::counter::COUNT_UNIDENTIFIED)?.iter().sum(),
         })
     }

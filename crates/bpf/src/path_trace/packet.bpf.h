@@ -48,18 +48,82 @@ static __always_inline u64 at_most(u64 n, u64 most)
 	return n;
 }
 
-static __always_inline u64 mix(u64 h, u64 word)
+/*
+ * What is hashed of a packet: words of 32 bits, each in its place, two and two. Whatever two packets may
+ * differ in lies in a place of its own, so that different packets are different words.
+ */
+enum place {
+	PLACE_ENDS,	 /* IPv4: two addresses; IPv6: two of four words */
+	PLACE_WHAT = 8,	 /* IP version, protocol and length; ports, or ICMP's id and sequence */
+	PLACE_ID = 10,	 /* IPv4: id, place of the fragment; IPv6: flow label; TCP: flags; ICMP: the rest */
+	PLACE_BODY = 12, /* UDP: payload; TCP: sequence, acknowledgement */
+};
+
+/* The two halves of a hash, before the last step. */
+struct sums {
+	u64 a, b;
+};
+
+/*
+ * Adds two words to a hash: each with a secret of its own place, multiplied ("pair-multiply-shift", Thorup,
+ * High Speed Hashing for Integers and Strings, 2015, section 3.5). For any two different packets the upper 32
+ * bits of a sum are equal for one in 2^32 choices of the secrets, so that those of both sums are for one in
+ * 2^64: no two packets can be made that collide more often.
+ */
+static __always_inline void add_pair(struct sums *s, int place, u32 even, u32 odd)
 {
-	h = (h ^ word) * 0x9fb21c651e98df25ULL;
-	return h ^ (h >> 32);
+	s->a += (settings.secret[0][place] + odd) * (settings.secret[0][place + 1] + even);
+	s->b += (settings.secret[1][place] + odd) * (settings.secret[1][place + 1] + even);
+	/* or the compiler keeps more sums than there are registers */
+	barrier_var(s->a);
+	barrier_var(s->b);
 }
 
-static __always_inline u64 hash_address(const struct address *a)
+static __always_inline u64 hash_of(const struct sums *s)
 {
-	u64 h = settings.seed;
+	return (s->a >> 32 << 32) | s->b >> 32;
+}
 
-	h = mix(h, (u64)a->word[0] << 32 | a->word[1]);
-	return mix(h, (u64)a->word[2] << 32 | a->word[3]);
+static __always_inline void add_ends(struct sums *s, u8 version, const struct address *first,
+				     const struct address *last)
+{
+	if (version == 4) {
+		add_pair(s, PLACE_ENDS, first->word[0], last->word[0]);
+		return;
+	}
+	add_pair(s, PLACE_ENDS, first->word[0], first->word[1]);
+	add_pair(s, PLACE_ENDS + 2, first->word[2], first->word[3]);
+	add_pair(s, PLACE_ENDS + 4, last->word[0], last->word[1]);
+	add_pair(s, PLACE_ENDS + 6, last->word[2], last->word[3]);
+}
+
+/* Whether the source comes before the destination, in an order of ends: a response's is its request's. */
+static __always_inline bool src_is_less(const struct endpoints *e)
+{
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		if (e->src.word[i] != e->dst.word[i])
+			return e->src.word[i] < e->dst.word[i];
+	}
+	return e->sport < e->dport;
+}
+
+/* What a request and its response have in common: ends, what, id, and the body's part of the hash. */
+static __always_inline u64 match_key(const struct endpoints *e, u32 what, u32 id, struct sums s)
+{
+	u32 ports;
+
+	if (src_is_less(e)) {
+		add_ends(&s, e->version, &e->src, &e->dst);
+		ports = (u32)e->sport << 16 | e->dport;
+	} else {
+		add_ends(&s, e->version, &e->dst, &e->src);
+		ports = (u32)e->dport << 16 | e->sport;
+	}
+	add_pair(&s, PLACE_WHAT, what, ports);
+	add_pair(&s, PLACE_ID, id, 0);
+	return hash_of(&s);
 }
 
 static __always_inline bool in_net(const volatile struct filter_net *n, const struct address *a)
@@ -118,10 +182,11 @@ static __always_inline bool is_guest_mac(const u8 *addr)
  * from the point (a tap's), to_guest holds it; otherwise the MAC addresses tell, if they can.
  *
  * The fingerprint covers what neither forwarding nor checksum offload changes: addresses, protocol,
- * ports, IP id, length, and for UDP the first 64 bytes of payload, for TCP sequence, acknowledgement and
- * flags, for ICMP the message's header. The UDP checksum is left out: a guest that offloads it sends the
- * pseudo-header's sum, which is alike for all its packets, and the host may complete it on the way. The
- * payload takes its place, because UDP senders commonly leave the IP id 0 (ip_select_ident with DF set).
+ * ports, IP id or flow label, length, and for UDP the first 64 bytes of payload, for TCP sequence,
+ * acknowledgement and flags, for ICMP the message's header. The UDP checksum is left out: a guest that
+ * offloads it sends the pseudo-header's sum, which is alike for all its packets, and the host may complete it
+ * on the way. The payload takes its place, because UDP senders commonly leave the IP id 0 (ip_select_ident
+ * with DF set). The traffic class (DSCP, ECN) is left out too: queues and policers mark packets on the way.
  *
  * Returns false for packets that are not the traced guests', that the filter turns down, or that cannot
  * be identified (counted).
@@ -131,8 +196,9 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 {
 	const unsigned char *at = l2 + ETH_HLEN;
 	struct endpoints e = {};
-	u64 h = settings.seed, ends_src, ends_dst;
-	u16 ether;
+	struct sums sums = {};
+	u32 id, ports = 0, l4 = 0;
+	u16 ether, len;
 	int i;
 	struct {
 		u8 dst[6], src[6];
@@ -180,9 +246,8 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		e.proto = ip.proto;
 		e.src.word[0] = ip.src;
 		e.dst.word[0] = ip.dst;
-		h = mix(h, (u64)ip.src << 32 | ip.dst);
-		h = mix(h, (u64)ip.id << 48 | (u64)(ip.frag & bpf_htons(0x1fff)) << 32 | (u64)ip.proto << 16 |
-			       bpf_ntohs(ip.tot_len));
+		len = bpf_ntohs(ip.tot_len);
+		id = (u32)ip.id << 16 | (ip.frag & bpf_htons(0x1fff));
 		at += ihl;
 		if (ip.frag & bpf_htons(0x1fff)) { /* a later fragment has no ports */
 			if (settings.ports || !passes(&e, to_guest))
@@ -203,9 +268,8 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		e.proto = ip.next;
 		e.src = ip.src;
 		e.dst = ip.dst;
-		h = mix(h, hash_address(&ip.src));
-		h = mix(h, hash_address(&ip.dst));
-		h = mix(h, (u64)ip.flow << 32 | (u64)ip.next << 16 | bpf_ntohs(ip.len));
+		len = bpf_ntohs(ip.len);
+		id = ip.flow & bpf_htonl(0x000fffff); /* the flow label, not the traffic class */
 		at += sizeof(ip);
 	} else {
 		return false; /* ARP and the like belong to no request */
@@ -215,7 +279,8 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		struct {
 			__be16 sport, dport, len, check;
 		} udp;
-		u64 payload[PAYLOAD_HASHED / 8] = {}, n;
+		u32 payload[PAYLOAD_HASHED / 4] = {};
+		u64 n;
 
 		if (at + sizeof(udp) > end || bpf_probe_read_kernel(&udp, sizeof(udp), at))
 			goto unidentified;
@@ -232,16 +297,12 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		n = at_most(n, PAYLOAD_HASHED);
 		if (n && bpf_probe_read_kernel(payload, n, at))
 			goto unidentified;
-		h = mix(h, (u64)udp.sport << 16 | udp.dport);
-		p->key = settings.seed;
-		for (i = 0; i < PAYLOAD_HASHED / 8; i++)
-			p->key = mix(p->key, payload[i]);
-		h = mix(h, p->key);
+#pragma unroll
+		for (i = 0; i < PAYLOAD_HASHED / 4; i += 2)
+			add_pair(&sums, PLACE_BODY + i, payload[i], payload[i + 1]);
+		ports = (u32)e.sport << 16 | e.dport;
 		if (settings.matching == MATCH_ECHO) {
-			ends_src = mix(hash_address(&e.src), e.sport);
-			ends_dst = mix(hash_address(&e.dst), e.dport);
-			/* alike both ways */
-			p->key = mix(mix(p->key, ends_src + ends_dst), udp.len);
+			p->key = match_key(&e, (u32)PROTO_UDP << 16 | udp.len, 0, sums);
 			p->role = ROLE_EITHER;
 		}
 	} else if (e.proto == PROTO_TCP) {
@@ -257,8 +318,9 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		e.dport = bpf_ntohs(tcp.dport);
 		if (!passes(&e, to_guest))
 			return false;
-		h = mix(h, (u64)tcp.sport << 48 | (u64)tcp.dport << 32 | tcp.flags);
-		h = mix(h, (u64)tcp.seq << 32 | tcp.ack);
+		ports = (u32)e.sport << 16 | e.dport;
+		l4 = tcp.flags;
+		add_pair(&sums, PLACE_BODY, tcp.seq, tcp.ack);
 	} else if (e.proto == PROTO_ICMP || e.proto == PROTO_ICMPV6) {
 		struct {
 			u8 type, code;
@@ -270,22 +332,25 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 			return false;
 		if (at + sizeof(icmp) > end || bpf_probe_read_kernel(&icmp, sizeof(icmp), at))
 			goto unidentified;
-		h = mix(h, (u64)icmp.type << 56 | (u64)icmp.code << 48 | (u64)icmp.check << 32 |
-			       (u64)icmp.id << 16 | icmp.seq);
+		l4 = (u32)icmp.type << 24 | (u32)icmp.code << 16 | icmp.check;
+		ports = (u32)icmp.id << 16 | icmp.seq;
 		request = e.proto == PROTO_ICMP ? icmp.type == 8 : icmp.type == 128;
 		reply = e.proto == PROTO_ICMP ? icmp.type == 0 : icmp.type == 129;
 		if (settings.matching == MATCH_ECHO && (request || reply)) {
-			p->key = mix(hash_address(&e.src) + hash_address(&e.dst),
-				     (u64)icmp.id << 16 | icmp.seq | 1ULL << 63);
+			p->key = match_key(&e, (u32)PROTO_ICMP << 16, ports, sums);
 			p->role = request ? ROLE_REQUEST : ROLE_FINAL;
 		}
 	} else {
 		if (settings.ports || !passes(&e, to_guest))
 			return false;
-		h = mix(h, e.proto);
 	}
 identified:
-	p->fingerprint = h ? h : 1;
+	add_ends(&sums, e.version, &e.src, &e.dst);
+	add_pair(&sums, PLACE_WHAT, (u32)e.version << 28 | (u32)e.proto << 16 | len, ports);
+	add_pair(&sums, PLACE_ID, id, l4);
+	p->fingerprint = hash_of(&sums);
+	if (!p->fingerprint)
+		p->fingerprint = 1;
 	p->proto = e.proto;
 	p->to_guest = to_guest;
 	return true;

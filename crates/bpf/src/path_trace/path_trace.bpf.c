@@ -15,6 +15,7 @@
  *   kvm_apic_accept_irq             which vCPU accepted it       /
  *   kvm_inj_virq, kvm_entry         the vCPU enters with it         ENTRY
  *   vhost_poll_wakeup               the guest kicks                 KICK
+ *   tun_sendmsg                     vhost takes the guest's frame off its ring; which queue, which worker
  *   netif_receive_skb (on a tap)    handed to the host stack        TAP_SEND
  *   net_dev_queue, qdisc_dequeue, dev_hard_start_xmit               DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
  *
@@ -88,7 +89,7 @@ static __always_inline void emit_packet(struct packet *p, u64 now, u8 point, u32
 }
 
 static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 now, u8 type, u8 point,
-				     u32 ifindex, const u32 *worker, u16 depth)
+				     u32 ifindex, const u32 *worker, u16 depth, u16 queue)
 {
 	struct clock *c = worker ? bpf_map_lookup_elem(&clocks, worker) : NULL;
 
@@ -99,12 +100,13 @@ static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 no
 	r->key = p->key;
 	r->role = p->role;
 	r->depth = depth;
+	r->queue = queue;
 	r->behind = c ? c->behind : 0;
 	r->worker_state = clock_read_of(worker, now, r->worker);
 }
 
 static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 ifindex, const u32 *worker,
-				     u16 depth)
+				     u16 depth, u16 queue)
 {
 	if (settings.matching == MATCH_SIP && p->proto == PROTO_UDP && point != POINT_TAP_DEQUEUE) {
 		struct rec_sip *r = reserve(sizeof(*r));
@@ -112,7 +114,7 @@ static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 if
 
 		if (!r)
 			return;
-		fill_tap(&r->tap, p, now, REC_SIP, point, ifindex, worker, depth);
+		fill_tap(&r->tap, p, now, REC_SIP, point, ifindex, worker, depth, queue);
 		if (bpf_probe_read_kernel(r->payload, n, p->payload))
 			n = 0;
 		r->snap = n;
@@ -122,9 +124,21 @@ static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 if
 
 		if (!r)
 			return;
-		fill_tap(r, p, now, REC_TAP, point, ifindex, worker, depth);
+		fill_tap(r, p, now, REC_TAP, point, ifindex, worker, depth, queue);
 		submit(r);
 	}
+}
+
+/*
+ * Whether the current thread is the worker that is handing over this queue's frames. With receive packet
+ * steering a frame passes the stack on another CPU, with NAPI on the tap in a softirq, sooner or later, in
+ * whoever's context: that thread's clock says nothing of the frame's way.
+ */
+static __always_inline bool hands_over(u32 ifindex, u16 queue)
+{
+	struct clock *c = clock_of(current_tid());
+
+	return c && c->sending.ifindex == ifindex && c->sending.queue == queue && !interrupted();
 }
 
 SEC("tp_btf/netif_rx")
@@ -148,10 +162,13 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	u32 ifindex = skb->dev->ifindex;
 
 	if (is_tap(ifindex)) {
+		/* as skb_record_rx_queue() left it */
+		u16 queue = skb->queue_mapping ? skb->queue_mapping - 1 : NOT_KNOWN;
 		u32 tid = current_tid();
 
 		if (parse_skb(skb, true, true, false, &p))
-			emit_tap(&p, now, POINT_TAP_SEND, ifindex, &tid, 0);
+			emit_tap(&p, now, POINT_TAP_SEND, ifindex, hands_over(ifindex, queue) ? &tid : NULL,
+				 0, queue);
 	} else if (parse_skb(skb, true, false, true, &p) && p.to_guest) {
 		emit_packet(&p, now, POINT_HOST_RX, ifindex);
 	}
@@ -222,11 +239,45 @@ int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
 	len = BPF_CORE_READ(skb, len);
 	p.len = len;
 	if (parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, &p))
-		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, &tid, waiting(tfile, c));
+		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, &tid, waiting(tfile, c), NOT_KNOWN);
 	return 0;
 }
 
 /* ---- the way out ---- */
+
+/* vhost hands a guest's frames over: until it returns, what reaches the stack is of this worker and queue. */
+SEC("fentry/tun_sendmsg")
+int BPF_PROG(on_tun_sendmsg, struct socket *sock)
+{
+	struct tun_file *tfile = (void *)sock - bpf_core_field_offset(struct tun_file, socket);
+	struct tap_queue q = {.ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex)};
+	u32 tid = current_tid(), *sender;
+	struct clock *c;
+
+	if (!is_tap(q.ifindex) || !(settings.directions & DIR_OUT))
+		return 0;
+	q.queue = BPF_CORE_READ(tfile, queue_index);
+	c = clock_of(tid);
+	if (!c)
+		c = worker_clock(bpf_ktime_get_ns());
+	if (!c)
+		return 0;
+	c->sending = q;
+	sender = bpf_map_lookup_elem(&senders, &q);
+	if (!sender || *sender != tid)
+		bpf_map_update_elem(&senders, &q, &tid, BPF_ANY);
+	return 0;
+}
+
+SEC("fexit/tun_sendmsg")
+int BPF_PROG(on_tun_sent)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c)
+		c->sending.ifindex = 0;
+	return 0;
+}
 
 SEC("fentry/vhost_poll_wakeup")
 int BPF_PROG(on_kick, struct wait_queue_entry *wait)
@@ -252,9 +303,10 @@ int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 	fill_head(&r->head, now, REC_KICK, 0, q.ifindex);
 	r->vm = c->vm;
 	r->vcpu = c->vcpu;
+	r->queue = q.queue;
 	r->behind = c->behind;
 	clock_read(c, now, r->clock);
-	r->worker_state = clock_read_of(bpf_map_lookup_elem(&workers, &q), now, r->worker);
+	r->worker_state = clock_read_of(bpf_map_lookup_elem(&senders, &q), now, r->worker);
 	submit(r);
 	return 0;
 }
@@ -322,7 +374,8 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 
 	if (is_tap(q.ifindex)) {
 		if (parse_skb(skb, false, true, true, &p))
-			emit_tap(&p, now, POINT_TAP_ENQUEUE, q.ifindex, bpf_map_lookup_elem(&workers, &q), 0);
+			emit_tap(&p, now, POINT_TAP_ENQUEUE, q.ifindex, bpf_map_lookup_elem(&workers, &q), 0,
+				 NOT_KNOWN);
 	} else if (!settings.hand_over && parse_skb(skb, false, false, false, &p) && !p.to_guest) {
 		emit_packet(&p, now, POINT_DEV_XMIT, q.ifindex);
 	}

@@ -9,17 +9,32 @@ use teiji_model::host::Vm;
 
 /// Writes the settings into the image of the object's constants. `hand_over`: that of packets to a driver is
 /// probed before packet sockets take their copies.
-pub(super) fn fill(image: &mut [u8], setup: &Setup<'_>, hand_over: bool) {
-    let settings = types::settings { hand_over: hand_over.into(), ..settings(setup) };
+///
+/// # Errors
+/// [`Error::Kernel`] if it gives no random numbers.
+pub(super) fn fill(image: &mut [u8], setup: &Setup<'_>, hand_over: bool) -> Result<(), Error> {
+    let mut settings = types::settings { hand_over: hand_over.into(), ..settings(setup) };
+    keep_secret(&mut settings)?;
     let bytes = bytes_of(&settings);
     // `settings` is the first constant of the object; its size is checked by a test
     image[..bytes.len()].copy_from_slice(bytes);
+    Ok(())
+}
+
+/// Fills in numbers that nobody else knows, of the kernel's generator.
+fn keep_secret(settings: &mut types::settings) -> Result<(), Error> {
+    for word in settings.secret.iter_mut().flatten() {
+        *word = getrandom::u64().map_err(|e| Error::Kernel {
+            doing: "get random numbers, without which guests could aim at collisions of packets".into(),
+            reason: e.to_string(),
+        })?;
+    }
+    Ok(())
 }
 
 fn settings(setup: &Setup<'_>) -> types::settings {
     let flow: &Flow = &setup.watch.flow;
     let mut s = types::settings {
-        seed: seed(),
         version: flow.version.unwrap_or(0),
         proto: match flow.proto {
             None => 0,
@@ -93,12 +108,6 @@ fn prefix(addr: IpAddr, bits: u8) -> ([u32; 4], [u32; 4]) {
     (a, m)
 }
 
-/// A number that nobody outside can guess: two of the standard library's randomly keyed hashes.
-fn seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(0u8)
-}
-
 /// Fills the maps that say whose packets and threads to follow.
 pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error> {
     let put = |name: &str, key: &[u8], value: &[u8]| -> Result<(), Error> {
@@ -126,12 +135,16 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
                 resume: unknown,
                 actor: types::actor::ACTOR_VCPU.0 as u8,
                 vm: vm.pid,
-                vcpu: vcpu.index.into(),
+                vcpu: vcpu.kvm_id.unwrap_or(types::unknown::VCPU_UNKNOWN.0),
+                index: vcpu.index.into(),
                 ..Default::default()
             };
             put("clocks", &vcpu.tid.to_ne_bytes(), bytes_of(&clock))?;
-            let key = types::vcpu_key { vm: vm.pid, vcpu: vcpu.index.into() };
-            put("vcpus", bytes_of(&key), &vcpu.tid.to_ne_bytes())?;
+            // What is not known now, its next entry tells.
+            if let Some(id) = vcpu.kvm_id {
+                let key = types::vcpu_key { vm: vm.pid, vcpu: id };
+                put("vcpus", bytes_of(&key), &vcpu.tid.to_ne_bytes())?;
+            }
         }
     }
     Ok(())

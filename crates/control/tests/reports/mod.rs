@@ -16,7 +16,7 @@ pub const MS: u64 = 1_000_000;
 const LENGTH: u64 = 10_000 * MS;
 
 pub fn vcpu(tid: u32, last_cpu: u32) -> Vcpu {
-    Vcpu { index: 0, tid, cpus: String::new(), last_cpu }
+    Vcpu { index: 0, kvm_id: None, tid, cpus: String::new(), last_cpu }
 }
 
 pub fn worker(tid: u32, last_cpu: u32) -> Worker {

@@ -1,8 +1,8 @@
 //! Reading a recording.
 
 use super::{
-    END, EVENTS, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, MIN_EVENT, VERSION,
-    check, checksum,
+    END, EVENTS, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, MIN_EVENT, OLDEST,
+    VERSION, check, checksum, v1,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
@@ -16,6 +16,7 @@ pub struct Reader<R: Read> {
     at: u64,
     /// Where the present frame begins.
     frame_at: u64,
+    version: u16,
     meta: Meta,
     payload: Vec<u8>,
     /// How much of `payload` is decoded, and how many events are not yet.
@@ -35,6 +36,7 @@ impl<R: Read> Reader<R> {
             input,
             at: 0,
             frame_at: 0,
+            version: VERSION,
             meta: Meta::default(),
             payload: Vec::new(),
             used: 0,
@@ -52,13 +54,14 @@ impl<R: Read> Reader<R> {
             return Err(Error::Truncated { at: r.at });
         }
         let found = u16::from_le_bytes(version);
-        if found != VERSION {
+        if !(OLDEST..=VERSION).contains(&found) {
             return Err(Error::Version { found });
         }
+        r.version = found;
         if r.frame()? != HEADER {
             return Err(r.malformed("the first frame is not a Header"));
         }
-        r.meta = r.decode()?;
+        r.meta = r.decode_as::<Meta, v1::Meta>()?;
         check::meta(&r.meta).map_err(|what| r.malformed(what))?;
         Ok(r)
     }
@@ -120,8 +123,13 @@ impl<R: Read> Reader<R> {
     }
 
     fn event(&mut self) -> Result<Event, Error> {
-        let (event, rest) = postcard::take_from_bytes::<Event>(&self.payload[self.used..])
-            .map_err(|_| self.malformed("not an event"))?;
+        let bytes = &self.payload[self.used..];
+        let (event, rest) = if self.version == 1 {
+            postcard::take_from_bytes::<v1::Event>(bytes).map(|(event, rest)| (event.into(), rest))
+        } else {
+            postcard::take_from_bytes(bytes)
+        }
+        .map_err(|_| self.malformed("not an event"))?;
         self.used = self.payload.len() - rest.len();
         self.left -= 1;
         if self.left == 0 && self.used != self.payload.len() {
@@ -131,7 +139,7 @@ impl<R: Read> Reader<R> {
     }
 
     fn end(&mut self) -> Result<(), Error> {
-        let counters: Counters = self.decode()?;
+        let counters = self.decode_as::<Counters, v1::Counters>()?;
         check::counters(&counters).map_err(|what| self.malformed(what))?;
         let at = self.at;
         if self.fill(&mut [0])? != 0 {
@@ -165,6 +173,11 @@ impl<R: Read> Reader<R> {
             return Err(Error::Checksum { at: self.frame_at });
         }
         Ok(kind)
+    }
+
+    /// Decodes the whole payload, which in a recording of version 1 is an `Old`.
+    fn decode_as<T: DeserializeOwned, Old: DeserializeOwned + Into<T>>(&self) -> Result<T, Error> {
+        if self.version == 1 { self.decode::<Old>().map(Into::into) } else { self.decode() }
     }
 
     /// Decodes the whole payload.

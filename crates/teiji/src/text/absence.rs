@@ -18,7 +18,7 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
     );
     let mut why = vec![seen];
     let r = &vm.requests;
-    let lost = report.counters.lost.iter().any(|n| *n > 0);
+    let lost = report.counters.gone() > 0;
     if watch.matching == Matching::None {
         why.push("Requests were not looked for (--match none): packets were followed one way.".into());
     } else if watch.direction != Direction::Both {

@@ -70,6 +70,14 @@ pub fn lost(report: &Report) -> Vec<String> {
         );
         lines.extend(wrap(&text, WIDTH));
     }
+    if counters.missed > 0 {
+        let text = format!(
+            "missed {} of probes, which the kernel leaves out while the same probe is at work; requests of that \
+             time are left out",
+            count(counters.missed, "run")
+        );
+        lines.extend(wrap(&text, WIDTH));
+    }
     if counters.unidentified > 0 {
         let text =
             format!("{} could not be identified (not IP, or XDP)", count(counters.unidentified, "packet"));

@@ -10,7 +10,8 @@ use teiji_model::stage::{Split, Stage, ThreadState};
 const US: u64 = 1_000;
 
 pub fn vm(name: &str, pid: u32) -> Vm {
-    let vcpu = |index, tid| Vcpu { index, tid, cpus: "0-3".into(), last_cpu: 1 };
+    let vcpu =
+        |index, tid| Vcpu { index, kvm_id: Some(u32::from(index)), tid, cpus: "0-3".into(), last_cpu: 1 };
     Vm {
         name: name.into(),
         pid,

@@ -1,0 +1,207 @@
+//! The shapes of format version 1, and what they are today.
+//!
+//! Version 1 knew one number of a vCPU, the VMM's index for threads and KVM's for what the kernel reported; it had no
+//! queues and did not count missed runs of probes. Its events are read as if every tap had one queue, and its vCPUs as if
+//! both numbers were the same: that is what the teiji of its time did.
+
+use crate::event::{self, Delivery, Lost, Match, Point, Task};
+use crate::flow::Watch;
+use crate::host::{self, Nic, Worker};
+use crate::report;
+use crate::stage::{Split, ThreadState};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+pub(super) struct Meta {
+    teiji: String,
+    host: String,
+    kernel: String,
+    started_unix: u64,
+    started: u64,
+    watch: Watch,
+    vms: Vec<Vm>,
+    devices: Vec<(u32, String)>,
+}
+
+#[derive(Deserialize)]
+struct Vm {
+    name: String,
+    pid: u32,
+    vcpus: Vec<Vcpu>,
+    workers: Vec<Worker>,
+    nics: Vec<Nic>,
+    memory: Option<u64>,
+    memory_nodes: Vec<u64>,
+}
+
+#[derive(Deserialize)]
+struct Vcpu {
+    index: u16,
+    tid: u32,
+    cpus: String,
+    last_cpu: u32,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Counters {
+    ended: u64,
+    events: u64,
+    lost: Vec<u64>,
+    unidentified: u64,
+    vanished: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Event {
+    ts: u64,
+    cpu: u16,
+    kind: Kind,
+}
+
+#[derive(Deserialize)]
+enum Kind {
+    Packet(Packet),
+    Interrupt(Interrupt),
+    GuestEntry(GuestEntry),
+    Kick(Kick),
+    Task(Task),
+    Lost(Lost),
+}
+
+#[derive(Deserialize)]
+struct Packet {
+    point: Point,
+    fingerprint: u64,
+    matching: Option<Match>,
+    ifindex: u32,
+    len: u32,
+    tid: u32,
+    depth: u16,
+    worker: Option<Split>,
+    behind: u32,
+}
+
+#[derive(Deserialize)]
+struct Interrupt {
+    signalled: u64,
+    ifindex: u32,
+    tid: u32,
+    delivery: Delivery,
+    vm: u32,
+    vcpu: u16,
+    vector: u8,
+    state: Option<ThreadState>,
+    clock: Split,
+}
+
+#[derive(Deserialize)]
+struct GuestEntry {
+    vm: u32,
+    vcpu: u16,
+    vector: u8,
+    upto: u64,
+    clock: Split,
+    behind: u32,
+}
+
+#[derive(Deserialize)]
+struct Kick {
+    ifindex: u32,
+    vm: u32,
+    vcpu: u16,
+    clock: Split,
+    worker: Option<Split>,
+    behind: u32,
+}
+
+impl From<Meta> for report::Meta {
+    fn from(m: Meta) -> Self {
+        let Meta { teiji, host, kernel, started_unix, started, watch, vms, devices } = m;
+        let vms = vms.into_iter().map(host::Vm::from).collect();
+        report::Meta { teiji, host, kernel, started_unix, started, watch, vms, devices }
+    }
+}
+
+impl From<Vm> for host::Vm {
+    fn from(v: Vm) -> Self {
+        let Vm { name, pid, vcpus, workers, nics, memory, memory_nodes } = v;
+        let vcpu = |Vcpu { index, tid, cpus, last_cpu }| host::Vcpu {
+            index,
+            kvm_id: Some(index.into()),
+            tid,
+            cpus,
+            last_cpu,
+        };
+        let vcpus = vcpus.into_iter().map(vcpu).collect();
+        host::Vm { name, pid, vcpus, workers, nics, memory, memory_nodes }
+    }
+}
+
+impl From<Counters> for report::Counters {
+    fn from(c: Counters) -> Self {
+        let Counters { ended, events, lost, unidentified, vanished } = c;
+        report::Counters { ended, events, lost, missed: 0, unidentified, vanished }
+    }
+}
+
+impl From<Event> for event::Event {
+    fn from(e: Event) -> Self {
+        let kind = match e.kind {
+            Kind::Packet(Packet {
+                point,
+                fingerprint,
+                matching,
+                ifindex,
+                len,
+                tid,
+                depth,
+                worker,
+                behind,
+            }) => event::Kind::Packet(event::Packet {
+                point,
+                fingerprint,
+                matching,
+                ifindex,
+                len,
+                tid,
+                queue: (point == Point::TapSend).then_some(0),
+                depth,
+                worker,
+                behind,
+            }),
+            Kind::Interrupt(Interrupt {
+                signalled,
+                ifindex,
+                tid,
+                delivery,
+                vm,
+                vcpu,
+                vector,
+                state,
+                clock,
+            }) => event::Kind::Interrupt(event::Interrupt {
+                signalled,
+                ifindex,
+                tid,
+                delivery,
+                vm,
+                vcpu: vcpu.into(),
+                index: Some(vcpu),
+                vector,
+                state,
+                clock,
+            }),
+            Kind::GuestEntry(GuestEntry { vm, vcpu, vector, upto, clock, behind }) => {
+                let (vcpu, index) = (vcpu.into(), vcpu);
+                event::Kind::GuestEntry(event::GuestEntry { vm, vcpu, index, vector, upto, clock, behind })
+            }
+            Kind::Kick(Kick { ifindex, vm, vcpu, clock, worker, behind }) => {
+                let vcpu = vcpu.into();
+                event::Kind::Kick(event::Kick { ifindex, queue: 0, vm, vcpu, clock, worker, behind })
+            }
+            Kind::Task(task) => event::Kind::Task(task),
+            Kind::Lost(lost) => event::Kind::Lost(lost),
+        };
+        event::Event { ts: e.ts, cpu: e.cpu, kind }
+    }
+}

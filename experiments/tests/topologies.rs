@@ -1,0 +1,210 @@
+//! teiji against guests whose vCPUs and queues are not the plain ones, in one boot of the lab: KVM's numbers of vCPUs that
+//! are not their indices, NICs of several queues, and taps whose frames another thread than the worker's takes up.
+//! Needs root, takes minutes where the lab host is emulated.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use std::path::PathBuf;
+use std::time::Instant;
+use teiji_experiments::load;
+use teiji_experiments::path::{accuracy, only};
+use teiji_experiments::tracing::{Lab, Trace, requests};
+use teiji_lab::{Child, Guest, GuestSpec};
+use teiji_model::report::Joined;
+use teiji_model::stage::Stage;
+
+/// Requests for each vCPU.
+const EACH: u64 = 60;
+
+fn check(what: &str, begun: Instant) {
+    eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
+}
+
+#[test]
+fn vcpus_and_queues_of_any_shape_are_followed() {
+    let begun = Instant::now();
+    let lab = Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("topologies")).unwrap();
+    two_sockets_of_three_cores_are_followed_on_each_vcpu(&lab);
+    check("-smp 6,sockets=2,cores=3", begun);
+    five_vcpus_are_followed_on_each(&lab);
+    check("five vCPUs", begun);
+    four_queues_are_followed_on_each(&lab);
+    check("four queues", begun);
+    frames_that_another_thread_takes_up_are_nobodys_work(&lab);
+    check("receive packet steering on the tap", begun);
+    let Lab { host, .. } = lab;
+    host.power_off();
+}
+
+fn guest<'l>(lab: &'l Lab, spec: &GuestSpec) -> (Guest<'l>, Child) {
+    let guest = lab.host.guest(spec).unwrap();
+    let server = load::echo_server(&lab.host, &guest).unwrap();
+    (guest, server)
+}
+
+/// Has one vCPU take all interrupts of the guest's receive queues from the next on.
+fn receive_on(guest: &Guest<'_>, vcpu: u32) {
+    let script = format!(
+        "set -e; irqs=$(grep -E 'virtio[0-9]+-input' /proc/interrupts | cut -d: -f1); test -n \"$irqs\"; \
+         for i in $irqs; do echo {vcpu} > /proc/irq/$i/smp_affinity_list; done"
+    );
+    guest.run(&script).unwrap().ok().unwrap();
+}
+
+/// Interrupts of the guest's receive queues that each vCPU has taken, by the guest's own count.
+fn taken(guest: &Guest<'_>, vcpus: u32) -> Vec<u64> {
+    let text = guest.run("grep -E 'virtio[0-9]+-input' /proc/interrupts").unwrap().ok().unwrap();
+    let mut sums = vec![0; vcpus as usize];
+    for line in text.lines() {
+        for (sum, n) in sums.iter_mut().zip(line.split_whitespace().skip(1)) {
+            *sum += n.parse::<u64>().unwrap();
+        }
+    }
+    sums
+}
+
+/// Requests with the receive interrupt on each vCPU in turn, against a capture: all that are answered are complete, shown
+/// on the vCPU that took them, and as long as the capture says.
+fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::Agreement {
+    let mut took = Vec::new();
+    let agreement = accuracy::run_under(lab, guest, &accuracy::CASES[0], || {
+        for vcpu in 0..vcpus {
+            receive_on(guest, vcpu);
+            let before = taken(guest, vcpus);
+            load::echo(&lab.host, guest, 50.0, EACH)?;
+            let after = taken(guest, vcpus);
+            took.push(after.iter().zip(&before).map(|(a, b)| a - b).collect::<Vec<_>>());
+        }
+        Ok(())
+    })
+    .unwrap();
+    let on = |vcpu: u32| agreement.joined.iter().filter(|j| u32::from(j.request.vcpu) == vcpu).count();
+    let shown: Vec<usize> = (0..vcpus).map(on).collect();
+    eprintln!(
+        "{}\nby vCPU: {shown:?}, interrupts by the guest's count: {took:?}",
+        serde_json::to_string(&agreement).unwrap()
+    );
+
+    assert!(agreement.answered as u64 >= u64::from(vcpus) * EACH * 9 / 10, "{agreement:?}");
+    assert!(agreement.matched_share >= 0.999, "{} of {} followed", agreement.matched, agreement.answered);
+    assert!(agreement.agree_share >= 0.95, "{} agree with the capture", agreement.agree_share);
+    assert_eq!((agreement.sums_wrong, agreement.invented, agreement.lost), (0, 0, 0));
+    // The guest moves an interrupt with the next that comes, so that a few are taken by the vCPU before.
+    for (vcpu, took) in took.iter().enumerate() {
+        let all: u64 = took.iter().sum();
+        let others = all - took[vcpu];
+        let wanted = EACH - others.min(EACH);
+        assert!(shown[vcpu] as u64 + 2 >= wanted, "vCPU {vcpu}: {} shown, {took:?}", shown[vcpu]);
+    }
+    assert_eq!(shown.iter().sum::<usize>(), agreement.joined.len());
+    agreement
+}
+
+/// KVM's numbers of its vCPUs are 0, 1, 2, 4, 5, 6.
+fn two_sockets_of_three_cores_are_followed_on_each_vcpu(lab: &Lab) {
+    let spec = GuestSpec { vcpus: 6, topology: "sockets=2,cores=3".into(), ..GuestSpec::named("vm1") };
+    let (guest, server) = guest(lab, &spec);
+    let vms = lab.host.run("/mnt/bin/teiji vms --json").unwrap().ok().unwrap();
+    let vms: serde_json::Value = serde_json::from_str(&vms).unwrap();
+    let numbers: Vec<_> =
+        vms["vms"][0]["vcpus"].as_array().unwrap().iter().map(|v| v["kvm_id"].as_u64()).collect();
+    assert_eq!(numbers, [0, 1, 2, 4, 5, 6].map(Some));
+    followed_on_each_vcpu(lab, &guest, 6);
+    drop(server);
+}
+
+fn five_vcpus_are_followed_on_each(lab: &Lab) {
+    let (guest, server) = guest(lab, &GuestSpec { vcpus: 5, ..GuestSpec::named("vm2") });
+    followed_on_each_vcpu(lab, &guest, 5);
+    drop(server);
+}
+
+/// Queues of a guest's NIC that have kicked and sent, by a recording's events.
+fn queues(recording: &std::path::Path) -> (Vec<u16>, Vec<u16>) {
+    use teiji_model::event::{Kind, Point};
+    let file = std::io::BufReader::new(std::fs::File::open(recording).unwrap());
+    let mut reader = teiji_model::recording::Reader::new(file).unwrap();
+    let (mut kicked, mut sent) = (Vec::new(), Vec::new());
+    while let Some(event) = reader.next().unwrap() {
+        match event.kind {
+            Kind::Kick(kick) => kicked.push(kick.queue),
+            Kind::Packet(p) if p.point == Point::TapSend => {
+                sent.push(p.queue.expect("a frame without a queue"))
+            }
+            _ => {}
+        }
+    }
+    for list in [&mut kicked, &mut sent] {
+        list.sort_unstable();
+        list.dedup();
+    }
+    (kicked, sent)
+}
+
+fn four_queues_are_followed_on_each(lab: &Lab) {
+    let spec = GuestSpec { vcpus: 4, queues: 4, ..GuestSpec::named("vm3") };
+    let (guest, server) = guest(lab, &spec);
+    guest.run("ethtool -L $(ls /sys/class/net | grep -v lo | head -n1) combined 4; true").unwrap();
+    let shown = guest.run("grep -cE 'virtio[0-9]+-input' /proc/interrupts").unwrap().ok().unwrap();
+    assert_eq!(shown.trim(), "4", "the guest has not four receive queues");
+    followed_on_each_vcpu(lab, &guest, 4);
+
+    // Two servers on vCPUs of their own answer by queues of their own, at the same time: each one's kicks come between the
+    // other's kick and frame.
+    let second = guest.spawn("exec taskset -c 3 teiji-lab udp-echo --port 8").unwrap();
+    second.wait_for("serving", std::time::Duration::from_secs(120)).unwrap();
+    let trace = Trace::start(lab, "queues", "--vm vm3 --flow 'udp port 7'", true).unwrap();
+    let other = format!(
+        "exec ip netns exec peer taskset -c {} teiji-lab udp-load --to {}:8 --rate 300 --count 1200 --json",
+        load::CALLER_CPU,
+        guest.ip()
+    );
+    let other = lab.host.spawn(&other).unwrap();
+    let figures = load::echo(&lab.host, &guest, 50.0, 150).unwrap();
+    other.wait().unwrap().ok().unwrap();
+    let traced = trace.stop().unwrap();
+    let counts = only(&traced.report).unwrap().requests;
+    eprintln!("{counts:?}, {figures:?}");
+    assert_eq!(counts.complete, figures.received, "{counts:?}");
+    let recording = traced.recording.unwrap();
+    let (kicked, sent) = queues(&recording);
+    eprintln!("queues kicked {kicked:?}, of frames {sent:?}");
+    assert!(kicked.len() > 1, "only the queues {kicked:?} were kicked: the test tests nothing");
+    assert!(sent.iter().all(|q| kicked.contains(q)), "frames of {sent:?}, kicks of {kicked:?}");
+    drop((server, second));
+}
+
+/// Requests whose frame has a worker's clock beside it.
+fn with_worker(all: &[Joined]) -> usize {
+    let split = |j: &&Joined| {
+        let stage = j.request.stages[Stage::VhostTx as usize];
+        !j.request.coalesced_kick && stage.split.is_some()
+    };
+    all.iter().filter(split).count()
+}
+
+/// With receive packet steering a guest's frames pass the host's stack in a softirq of another CPU.
+fn frames_that_another_thread_takes_up_are_nobodys_work(lab: &Lab) {
+    let (guest, server) = guest(lab, &load::placed("vm4"));
+    let mut shares = Vec::new();
+    for (steered, cpus) in [(false, "0"), (true, "8")] {
+        let taps = guest.taps();
+        lab.host
+            .run(&format!("echo {cpus} > /sys/class/net/{}/queues/rx-0/rps_cpus", taps[0]))
+            .unwrap()
+            .ok()
+            .unwrap();
+        let trace = Trace::start(lab, "steered", "--vm vm4 --flow 'udp port 7'", true).unwrap();
+        let figures = load::echo(&lab.host, &guest, 50.0, 100).unwrap();
+        let traced = trace.stop().unwrap();
+        let counts = only(&traced.report).unwrap().requests;
+        assert_eq!(counts.complete, figures.received, "steered {steered}: {counts:?}");
+        let (all, _) = requests(&traced.recording.unwrap()).unwrap();
+        shares.push((with_worker(&all), all.len()));
+    }
+    eprintln!("requests with a worker's clock at the frame, of all: {shares:?} without and with steering");
+    let [(plain, all), (steered, _)] = shares[..] else { panic!() };
+    assert!(plain + 2 >= all && all > 0, "the worker was not recognised: {shares:?}");
+    assert_eq!(steered, 0, "frames that the worker did not hand over itself were credited to it");
+    drop(server);
+}
