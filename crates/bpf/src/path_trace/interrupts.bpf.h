@@ -91,7 +91,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	bpf_map_update_elem(&takers, &q, &taker, BPF_ANY);
 
 	tid = bpf_map_lookup_elem(&vcpus, &taker);
-	c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
+	c = tid ? clock_of(*tid) : NULL;
 	state = clock_read_of(tid, now, spent);
 	if (c && c->apicv) {
 		/* no injection will be seen: in guest mode it arrives at once, else with the next entry */
@@ -138,7 +138,7 @@ int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
 		r = start_irq(worker, now, taker ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
 		if (r) {
 			tid = taker ? bpf_map_lookup_elem(&vcpus, taker) : NULL;
-			c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
+			c = tid ? clock_of(*tid) : NULL;
 			r->vm = taker ? taker->vm : worker->signal_vm;
 			r->vcpu = taker ? taker->vcpu : 0;
 			r->vector = 0;
@@ -216,11 +216,10 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 
 		if (!bpf_map_lookup_elem(&vms, &vm))
 			return 0;
-		bpf_map_update_elem(&clocks, &tid, &fresh, BPF_NOEXIST);
-		bpf_map_update_elem(&vcpus, &key, &tid, BPF_ANY);
-		c = clock_of(tid);
+		c = clock_new(tid, &fresh);
 		if (!c)
 			return 0;
+		bpf_map_update_elem(&vcpus, &key, &tid, BPF_ANY);
 	}
 	/* in Linux 6.12 it points to a type that only the module knows: not to be followed directly */
 	apic = vcpu->arch.apic;

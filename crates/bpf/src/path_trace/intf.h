@@ -83,7 +83,9 @@ enum counter {
 #define MAX_NETS 2
 #define MAX_PORTS 2
 #define MAX_CPUS 1024
-#define SIP_SNAP 512 /* bytes of a SIP message that are copied when the operator asks for SIP */
+#define MAX_CLOCKS 8192 /* traced threads */
+#define PLACES 65536	/* a power of two: see struct places */
+#define SIP_SNAP 512	/* bytes of a SIP message that are copied when the operator asks for SIP */
 
 /* Starts every record. */
 struct rec_head {

@@ -92,13 +92,32 @@ struct clock {
 	u64 announced;
 };
 
-/* By thread id. */
+/*
+ * Clocks, in the order in which their threads were met; clock_of() finds a thread's. The scheduler's probes
+ * ask for every thread of the host and KVM's at each exit, so this is an array and the first thing asked is
+ * one word of memory: 0 for almost every thread that is not traced.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 8192);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CLOCKS);
 	__type(key, u32);
 	__type(value, struct clock);
-} clocks SEC(".maps");
+} thread_clocks SEC(".maps");
+
+/* Starts as zeros, and with the threads that the Rust half knows. */
+struct places {
+	u64 by_tid[PLACES]; /* at the thread id modulo PLACES: thread id << 32 | index of its clock */
+	u32 used;	    /* clocks that threads have */
+	u32 pad;
+} places;
+
+/* Thread id → index of its clock, of threads whose place another traced thread has. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_CLOCKS);
+	__type(key, u32);
+	__type(value, u32);
+} displaced SEC(".maps");
 
 /* vCPU → thread id. */
 struct {

@@ -90,7 +90,7 @@ static __always_inline void emit_packet(struct packet *p, u64 now, u8 point, u32
 static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 now, u8 type, u8 point,
 				     u32 ifindex, const u32 *worker, u16 depth)
 {
-	struct clock *c = worker ? bpf_map_lookup_elem(&clocks, worker) : NULL;
+	struct clock *c = worker ? clock_of(*worker) : NULL;
 
 	fill_head(&r->packet.head, now, type, point, ifindex);
 	r->packet.fingerprint = p->fingerprint;
