@@ -9,7 +9,7 @@ LAB ?= --guests 1
 # Of `make experiment`: which one; KEEP=1 copies the run into experiments/runs/.
 NAME ?= path
 KEEP ?=
-EXPERIMENTS = path apply admission edf-delay edf-cost
+EXPERIMENTS = path apply admission edf-delay edf-cost overhead
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

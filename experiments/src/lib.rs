@@ -13,7 +13,7 @@
 //! | [`pcap`] | reads captures, and pairs requests with responses in them, independently of teiji |
 //! | [`tracing`] | runs `teiji trace` in the lab; reads reports and recordings |
 //! | [`load`] | echo servers, SIP servers, callers, hogs |
-//! | [`admission`], [`apply`], [`edf_cost`], [`edf_delay`], [`path`] | the experiments of those names |
+//! | [`admission`], [`apply`], [`edf_cost`], [`edf_delay`], [`overhead`], [`path`] | the experiments of those names |
 
 #[path = "../admission/mod.rs"]
 pub mod admission;
@@ -25,6 +25,8 @@ pub mod edf_cost;
 pub mod edf_delay;
 pub mod load;
 pub mod numbers;
+#[path = "../overhead/mod.rs"]
+pub mod overhead;
 #[path = "../path/mod.rs"]
 pub mod path;
 pub mod pcap;

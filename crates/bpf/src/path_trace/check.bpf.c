@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Lets tests ask the packet half of path_trace about made-up frames: bpf_prog_run on check(), with the frame
- * in the map. Not part of the product.
+ * in the map; and about the clocks of made-up threads. Not part of the product.
  */
 #include "kernel.h"
 #include "intf.h"
@@ -11,6 +11,7 @@
 #include <bpf/bpf_endian.h>
 
 #include "maps.bpf.h"
+#include "clock.bpf.h"
 #include "packet.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -51,4 +52,28 @@ int check(void *ctx)
 	f->fingerprint = p.fingerprint;
 	f->key = p.key;
 	return 1;
+}
+
+struct thread {
+	u32 tid;
+	u32 vcpu;
+};
+
+/* Returns the vCPU that the thread's clock is of, and 1; or 0 if it has none. */
+SEC("syscall")
+int find(struct thread *t)
+{
+	struct clock *c = clock_of(t->tid);
+
+	return c ? c->vcpu + 1 : 0;
+}
+
+/* Gives a thread that has none a clock, and returns what find() does. */
+SEC("syscall")
+int meet(struct thread *t)
+{
+	struct clock fresh = {.vcpu = t->vcpu};
+	struct clock *c = clock_new(t->tid, &fresh);
+
+	return c ? c->vcpu + 1 : 0;
 }

@@ -9,6 +9,7 @@ use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
 use proptest::prelude::*;
 use std::net::IpAddr;
 use teiji_model::flow::{End, Flow, Headers, Matching, Net, Port, Proto, Watch};
+use teiji_model::host::{Vcpu, Vm};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/check.bpf.o"));
 
@@ -182,6 +183,64 @@ fn load_with(flow: &Flow) -> (Object, types::settings) {
         }
     }
     (object.load().unwrap(), given)
+}
+
+/// What `find` or `meet` answers for a thread: the vCPU that its clock is of.
+fn clock(object: &Object, program: &str, tid: u32, vcpu: u32) -> Option<u32> {
+    let program = object.progs_mut().find(|p| p.name() == program).unwrap();
+    let mut context = [tid.to_ne_bytes(), vcpu.to_ne_bytes()].concat();
+    let input = ProgramInput { context_in: Some(&mut context), ..ProgramInput::default() };
+    program.test_run(input).unwrap().return_value.checked_sub(1)
+}
+
+#[test]
+fn each_thread_finds_its_own_clock() {
+    let object = load(&Flow::default());
+    // Places are taken modulo 65,536.
+    let tids = [7, 65536 + 7, 8, 2 * 65536 + 7];
+    let vcpu = |(index, tid): (u16, &u32)| Vcpu {
+        index,
+        kvm_id: Some(index.into()),
+        tid: *tid,
+        cpus: String::new(),
+        last_cpu: 0,
+    };
+    let vm = Vm {
+        name: "a".into(),
+        pid: 1,
+        vcpus: (0..).zip(&tids).map(vcpu).collect(),
+        workers: Vec::new(),
+        nics: Vec::new(),
+        memory: None,
+        memory_nodes: Vec::new(),
+    };
+    let watch = Watch::default();
+    settings::fill_maps(&object, &Setup { watch: &watch, vms: &[vm], buffer_bytes: 0 }).unwrap();
+    let find = |tid: u32| clock(&object, "find", tid, 0);
+    let known = || tids.map(find);
+    assert_eq!(known(), [Some(0), Some(1), Some(2), Some(3)]);
+    for stranger in [0, 6, 3 * 65536 + 7, 65536 + 8] {
+        assert_eq!(find(stranger), None, "{stranger}");
+    }
+    // Threads that are met while the trace runs: one has its place to itself, one does not.
+    for (tid, vcpu) in [(9, 90), (65536 + 8, 91)] {
+        assert_eq!(clock(&object, "meet", tid, vcpu), Some(vcpu));
+        assert_eq!(find(tid), Some(vcpu));
+    }
+    assert_eq!(known(), [Some(0), Some(1), Some(2), Some(3)]);
+}
+
+/// As many threads as there are clocks, and not one more: nobody gets another's.
+#[test]
+fn threads_beyond_the_last_clock_have_none() {
+    let object = load(&Flow::default());
+    let most = super::map(&object, "thread_clocks").unwrap().max_entries();
+    for n in 0..most {
+        assert_eq!(clock(&object, "meet", 1000 + n, n), Some(n));
+    }
+    assert_eq!(clock(&object, "meet", 999, 0), None);
+    assert_eq!(clock(&object, "find", 999, 0), None);
+    assert_eq!(clock(&object, "find", 1000 + most - 1, 0), Some(most - 1));
 }
 
 /// What the kernel says of a packet that passes.

@@ -13,7 +13,33 @@ static __always_inline u32 current_tid(void)
 
 static __always_inline struct clock *clock_of(u32 tid)
 {
-	return bpf_map_lookup_elem(&clocks, &tid);
+	u64 place = places.by_tid[tid % PLACES];
+	u32 index = place, *found;
+
+	if (!place)
+		return NULL;
+	if (place >> 32 != tid) {
+		found = bpf_map_lookup_elem(&displaced, &tid);
+		if (!found)
+			return NULL;
+		index = *found;
+	}
+	return bpf_map_lookup_elem(&thread_clocks, &index);
+}
+
+/* Gives the current thread, which has none, a clock that starts like this. Only a thread itself does that. */
+static __always_inline struct clock *clock_new(u32 tid, const struct clock *fresh)
+{
+	u32 index;
+
+	if (places.used >= MAX_CLOCKS) /* first, so that the count cannot come round to 0 */
+		return NULL;
+	index = __sync_fetch_and_add(&places.used, 1);
+	if (bpf_map_update_elem(&thread_clocks, &index, fresh, BPF_ANY))
+		return NULL;
+	if (__sync_val_compare_and_swap(&places.by_tid[tid % PLACES], 0, (u64)tid << 32 | index))
+		bpf_map_update_elem(&displaced, &tid, &index, BPF_ANY);
+	return bpf_map_lookup_elem(&thread_clocks, &index);
 }
 
 /* Adds the time since the last change to the state that ends; under the lock. */
@@ -55,7 +81,7 @@ static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 
 static __always_inline u8 clock_read_of(const u32 *tid, u64 now, u64 *spent)
 {
-	struct clock *c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
+	struct clock *c = tid ? clock_of(*tid) : NULL;
 	int i;
 
 	if (c)
@@ -79,8 +105,7 @@ static __always_inline struct clock *worker_clock(u64 now)
 		    .since = now,
 		};
 
-		bpf_map_update_elem(&clocks, &tid, &fresh, BPF_NOEXIST);
-		c = clock_of(tid);
+		c = clock_new(tid, &fresh);
 	}
 	return c;
 }

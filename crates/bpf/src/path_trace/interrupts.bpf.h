@@ -53,7 +53,7 @@ static __always_inline bool interrupted(void)
 static __always_inline struct clock *vcpu_clock(const struct vcpu_key *vcpu)
 {
 	u32 *tid = bpf_map_lookup_elem(&vcpus, vcpu);
-	struct clock *c = tid ? bpf_map_lookup_elem(&clocks, tid) : NULL;
+	struct clock *c = tid ? clock_of(*tid) : NULL;
 
 	return c && c->vm == vcpu->vm && c->vcpu == vcpu->vcpu ? c : NULL;
 }
@@ -118,6 +118,18 @@ static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, 
 	return r;
 }
 
+/*
+ * Whether KVM leaves a vCPU's interrupts to the hardware. It may change its mind at any time, so it is asked
+ * at each interrupt; an entry only tells where to look. Not directly: in Linux 6.12 only the module knows the
+ * type.
+ */
+static __always_inline bool delivered_by_hardware(const struct clock *vcpu)
+{
+	struct kvm_lapic *apic = (void *)vcpu->apic;
+
+	return apic && BPF_CORE_READ(apic, apicv_active);
+}
+
 SEC("tp_btf/kvm_apic_accept_irq")
 int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 vector)
 {
@@ -140,7 +152,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 
 	c = vcpu_clock(&taker);
 	state = vcpu_read(c, now, spent);
-	if (c && c->apicv) {
+	if (c && delivered_by_hardware(c)) {
 		/* no injection will be seen: in guest mode it arrives at once, else with the next entry */
 		vector = 0;
 		if (state == STATE_GUEST)
@@ -254,13 +266,15 @@ static __always_inline void learn_vcpu(struct clock *c, u32 tid, u32 vm, u32 vcp
 SEC("tp_btf/kvm_entry")
 int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 {
-	u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), spent[STATES], upto;
+	u64 now, id = bpf_get_current_pid_tgid(), spent[STATES], upto;
 	u32 tid = id, vm = id >> 32;
 	struct clock *c = clock_of(tid);
-	struct kvm_lapic *apic;
 
 	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
 		return 0;
+	if (!c && (!hinted(vm, HINT_VM) || !bpf_map_lookup_elem(&vms, &vm)))
+		return 0;
+	now = bpf_ktime_get_ns();
 	if (!c) {
 		struct clock fresh = {
 		    .state = STATE_RUN,
@@ -271,18 +285,13 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 		    .index = vcpu->vcpu_id,
 		};
 
-		if (!bpf_map_lookup_elem(&vms, &vm))
-			return 0;
-		bpf_map_update_elem(&clocks, &tid, &fresh, BPF_NOEXIST);
-		c = clock_of(tid);
+		c = clock_new(tid, &fresh);
 		if (!c)
 			return 0;
 	}
 	if (c->vcpu != (u32)vcpu->vcpu_id || c->vm != vm)
 		learn_vcpu(c, tid, vm, vcpu->vcpu_id);
-	/* in Linux 6.12 it points to a type that only the module knows: not to be followed directly */
-	apic = vcpu->arch.apic;
-	c->apicv = apic && BPF_CORE_READ(apic, apicv_active);
+	c->apic = (u64)vcpu->arch.apic;
 	clock_set(c, now, STATE_GUEST);
 	if (!c->injected_upto && !c->announced)
 		return 0;

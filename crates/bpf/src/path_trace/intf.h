@@ -89,8 +89,17 @@ enum counter {
 #define MAX_NETS 2
 #define MAX_PORTS 2
 #define MAX_CPUS 1024
-#define HASH_WORDS 28 /* words of a packet that take part in its fingerprint */
-#define SIP_SNAP 512  /* bytes of a SIP message that are copied when the operator asks for SIP */
+#define HASH_WORDS 28	/* words of a packet that take part in its fingerprint */
+#define SIP_SNAP 512	/* bytes of a SIP message that are copied when the operator asks for SIP */
+#define MAX_CLOCKS 8192 /* traced threads */
+#define PLACES 65536	/* a power of two: see struct places */
+
+/* What may have a number: see struct places. */
+enum hint {
+	HINT_TAP = 1, /* traced, by ifindex */
+	HINT_VM = 2,  /* traced, by process id */
+	HINT_MAC = 4, /* a traced guest's, by the last two bytes */
+};
 
 /* Starts every record. */
 struct rec_head {

@@ -29,6 +29,7 @@ struct {
 	enum matching matching;
 	enum counter counter;
 	enum unknown unknown;
+	enum hint hint;
 } layouts SEC(".data.layouts");
 
 struct {
@@ -72,8 +73,8 @@ struct clock {
 	u8 state;		   /* enum thread_state */
 	u8 resume;		   /* state to go on with when it gets a CPU */
 	u8 actor;		   /* enum actor */
-	u8 apicv;		   /* vCPU: interrupts are delivered by hardware */
-	u32 behind;		   /* who last kept it from a CPU */
+	u8 pad0;
+	u32 behind; /* who last kept it from a CPU */
 	u64 since;
 	u64 spent[STATES];
 
@@ -91,18 +92,39 @@ struct clock {
 	u32 index; /* vCPU: in the VM, as the VMM counts */
 	/* worker: the queue that it hands frames over for, while it does; ifindex 0: none */
 	struct tap_queue sending;
-	u64 net; /* worker: the vhost_net it receives for */
+	u64 apic; /* vCPU: its kvm_lapic, known from the first entry on; 0: none */
+	u64 net;  /* worker: the vhost_net it receives for */
 	/* vCPU: packets were published without an interrupt; written by workers, taken by kvm_entry */
 	u64 announced;
 };
 
-/* By thread id. */
+/*
+ * Clocks, in the order in which their threads were met; clock_of() finds a thread's. The scheduler's probes
+ * ask for every thread of the host and KVM's at each exit, so this is an array and the first thing asked is
+ * one word of memory: 0 for almost every thread that is not traced.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 8192);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CLOCKS);
 	__type(key, u32);
 	__type(value, struct clock);
-} clocks SEC(".maps");
+} thread_clocks SEC(".maps");
+
+/* Starts as zeros, and with the threads that the Rust half knows. */
+struct places {
+	u64 by_tid[PLACES]; /* at the thread id modulo PLACES: thread id << 32 | index of its clock */
+	u32 used;	    /* clocks that threads have */
+	u32 pad;
+	u8 hints[PLACES]; /* at a number modulo PLACES: enum hint, or-ed, of all that have it */
+} places;
+
+/* Thread id → index of its clock, of threads whose place another traced thread has. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_CLOCKS);
+	__type(key, u32);
+	__type(value, u32);
+} displaced SEC(".maps");
 
 /* vCPU → thread id. */
 struct {
@@ -144,17 +166,25 @@ struct {
 	__type(value, u64);
 } accepted SEC(".maps");
 
-/* What runs on each CPU: a thread id, or 0 when idle. */
+/*
+ * What runs on each CPU: a thread id, or 0 when idle. Written at every context switch of the host, so each
+ * has a cache line of its own.
+ */
 struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_CPUS);
-	__type(key, u32);
-	__type(value, u32);
-} running SEC(".maps");
+	u32 tid;
+	u8 pad[60];
+} running[MAX_CPUS] SEC(".bss.running");
+
+/* Whether to look this number up at all: most packets of a host are neither on a traced tap nor for a traced
+ * guest. */
+static __always_inline bool hinted(u32 number, u8 hint)
+{
+	return places.hints[number % PLACES] & hint;
+}
 
 static __always_inline bool is_tap(u32 ifindex)
 {
-	return bpf_map_lookup_elem(&taps, &ifindex);
+	return hinted(ifindex, HINT_TAP) && bpf_map_lookup_elem(&taps, &ifindex);
 }
 
 static __always_inline void count(u32 which)

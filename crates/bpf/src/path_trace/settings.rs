@@ -1,5 +1,5 @@
 //! What the operator asked for, in the form that the kernel half reads.
-use super::types::{self, direction, end, matching, thread_state};
+use super::types::{self, direction, end, hint, matching, thread_state};
 use super::{Setup, bytes_of, map};
 use crate::Error;
 use libbpf_rs::{MapCore, MapFlags, Object};
@@ -115,12 +115,16 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
             .update(key, value, MapFlags::ANY)
             .map_err(|e| Error::kernel(format!("fill the map {name}"), e))
     };
+    let mut places = Places::default();
     for vm in setup.vms {
         let pid = vm.pid.to_ne_bytes();
+        places.hint(vm.pid, hint::HINT_VM);
         put("vms", &pid, &pid)?;
         for nic in &vm.nics {
+            places.hint(nic.ifindex, hint::HINT_TAP);
             put("taps", &nic.ifindex.to_ne_bytes(), &pid)?;
             if let Some(addr) = nic.mac {
+                places.hint(u16::from_be_bytes([addr[4], addr[5]]).into(), hint::HINT_MAC);
                 put(
                     "macs",
                     bytes_of(&types::mac { addr, ..Default::default() }),
@@ -139,7 +143,8 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
                 index: vcpu.index.into(),
                 ..Default::default()
             };
-            put("clocks", &vcpu.tid.to_ne_bytes(), bytes_of(&clock))?;
+            let index = places.add(vcpu.tid);
+            put("thread_clocks", &index.to_ne_bytes(), bytes_of(&clock))?;
             // What is not known now, its next entry tells.
             if let Some(id) = vcpu.kvm_id {
                 let key = types::vcpu_key { vm: vm.pid, vcpu: id };
@@ -147,7 +152,41 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
             }
         }
     }
-    Ok(())
+    for (tid, index) in &places.displaced {
+        put("displaced", &tid.to_ne_bytes(), &index.to_ne_bytes())?;
+    }
+    let name = object.maps().map(|m| m.name().to_string_lossy().into_owned()).find(|n| n.ends_with(".bss"));
+    put(name.as_deref().unwrap_or(".bss"), &0u32.to_ne_bytes(), bytes_of(places.image.as_ref()))
+}
+
+/// Which clock is whose: what `clock_of()` of the kernel half looks into.
+#[derive(Default)]
+struct Places {
+    image: Box<types::places>,
+    /// Threads whose place another one has, and their clocks' indices.
+    displaced: Vec<(u32, u32)>,
+}
+
+impl Places {
+    /// The index of the clock that a thread gets.
+    fn add(&mut self, tid: u32) -> u32 {
+        let index = self.image.used;
+        self.image.used += 1;
+        let places = self.image.by_tid.len();
+        let place = &mut self.image.by_tid[tid as usize % places];
+        if *place == 0 {
+            *place = u64::from(tid) << 32 | u64::from(index);
+        } else {
+            self.displaced.push((tid, index));
+        }
+        index
+    }
+
+    /// Notes that something with this number is traced.
+    fn hint(&mut self, number: u32, what: hint) {
+        let places = self.image.hints.len();
+        self.image.hints[number as usize % places] |= what.0 as u8;
+    }
 }
 
 #[cfg(test)]
@@ -166,6 +205,32 @@ mod tests {
         assert_eq!(m[0], u32::MAX);
         assert_eq!(m[1].to_ne_bytes(), [0x80, 0, 0, 0]);
         assert_eq!(prefix("::".parse().unwrap(), 0).1, [0; 4]);
+    }
+
+    #[test]
+    fn every_thread_has_a_clock_of_its_own() {
+        let mut places = Places::default();
+        let tids = [7, 65536 + 7, 8, 2 * 65536 + 7];
+        assert_eq!(tids.map(|t| places.add(t)), [0, 1, 2, 3]);
+        assert_eq!((places.image.by_tid[7], places.image.by_tid[8]), (7 << 32, 8 << 32 | 2));
+        assert_eq!(places.displaced, [(65536 + 7, 1), (2 * 65536 + 7, 3)]);
+        assert_eq!(places.image.used, 4);
+    }
+
+    #[test]
+    fn hints_of_several_kinds_share_a_place() {
+        let mut places = Places::default();
+        places.hint(65536 + 9, hint::HINT_TAP);
+        places.hint(9, hint::HINT_VM);
+        assert_eq!(u32::from(places.image.hints[9]), hint::HINT_TAP.0 | hint::HINT_VM.0);
+        assert_eq!(places.image.hints.iter().filter(|h| **h != 0).count(), 1);
+    }
+
+    #[test]
+    fn the_places_of_threads_are_all_that_the_object_has_beside_its_maps() {
+        let object = super::super::open().unwrap();
+        let bss = object.maps().find(|m| m.name().to_string_lossy().ends_with(".bss")).unwrap();
+        assert_eq!(bss.initial_value().unwrap().len(), size_of::<types::places>());
     }
 
     #[test]

@@ -11,19 +11,15 @@ SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next,
 	     u32 prev_state)
 {
-	u64 now = bpf_ktime_get_ns();
-	u32 cpu = bpf_get_smp_processor_id();
 	u32 in = next->pid, out = prev->pid;
-	u32 *slot = bpf_map_lookup_elem(&running, &cpu);
-	struct clock *c;
+	struct clock *c = clock_of(out), *to = clock_of(in);
+	u64 now = 0;
 
-	if (slot)
-		*slot = in;
-
-	c = out ? clock_of(out) : NULL;
+	running[bpf_get_smp_processor_id() % MAX_CPUS].tid = in;
 	if (c) {
 		bool runnable = preempt || !prev_state;
 
+		now = bpf_ktime_get_ns();
 		bpf_spin_lock(&c->lock);
 		clock_settle(c, now);
 		if (runnable) {
@@ -39,14 +35,15 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		bpf_spin_unlock(&c->lock);
 	}
 
-	c = in ? clock_of(in) : NULL;
-	if (c) {
-		bpf_spin_lock(&c->lock);
-		clock_settle(c, now);
-		if (c->state == STATE_READY && out != IDLE)
-			c->behind = out;
-		c->state = c->resume;
-		bpf_spin_unlock(&c->lock);
+	if (to) {
+		if (!now)
+			now = bpf_ktime_get_ns();
+		bpf_spin_lock(&to->lock);
+		clock_settle(to, now);
+		if (to->state == STATE_READY && out != IDLE)
+			to->behind = out;
+		to->state = to->resume;
+		bpf_spin_unlock(&to->lock);
 	}
 	return 0;
 }
@@ -55,21 +52,20 @@ SEC("tp_btf/sched_wakeup")
 int BPF_PROG(on_sched_wakeup, struct task_struct *task)
 {
 	struct clock *c = clock_of(task->pid);
-	u32 cpu, *holder;
+	u32 holder;
 	u64 now;
 
 	if (!c || c->state != STATE_ASLEEP)
 		return 0;
-	cpu = task->thread_info.cpu;
-	holder = bpf_map_lookup_elem(&running, &cpu);
-	if (!holder || *holder == IDLE || *holder == (u32)task->pid)
+	holder = running[task->thread_info.cpu % MAX_CPUS].tid;
+	if (holder == IDLE || holder == (u32)task->pid)
 		return 0;
 	now = bpf_ktime_get_ns();
 	bpf_spin_lock(&c->lock);
 	if (c->state == STATE_ASLEEP) {
 		clock_settle(c, now);
 		c->state = STATE_READY;
-		c->behind = *holder;
+		c->behind = holder;
 	}
 	bpf_spin_unlock(&c->lock);
 	return 0;
