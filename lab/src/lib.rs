@@ -39,11 +39,13 @@ mod image;
 mod initramfs;
 mod kernel;
 mod machine;
+mod patience;
 mod priority;
 pub mod progress;
 mod proto;
 mod recipe;
 pub mod rootfs;
+pub mod suite;
 pub mod tools;
 
 pub use channel::Child;

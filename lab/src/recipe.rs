@@ -16,17 +16,20 @@ pub enum Kernel {
     Newest,
     /// Debian's stable one, Linux 6.12, which many hosts run: without BPF qdiscs and sched_ext
     Stable,
+    /// That of the release before (Debian 12, Linux 6.1), the oldest that teiji supports
+    Oldstable,
 }
 
 impl Kernel {
     /// All of them, the default first.
-    pub const ALL: [Kernel; 2] = [Kernel::Newest, Kernel::Stable];
+    pub const ALL: [Kernel; 3] = [Kernel::Newest, Kernel::Stable, Kernel::Oldstable];
 
     /// Its name in commands and files.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Newest => "newest",
             Kernel::Stable => "stable",
+            Kernel::Oldstable => "oldstable",
         }
     }
 
@@ -35,6 +38,7 @@ impl Kernel {
         match self {
             Kernel::Newest => "trixie-backports",
             Kernel::Stable => SUITE,
+            Kernel::Oldstable => "bookworm",
         }
     }
 
@@ -43,7 +47,7 @@ impl Kernel {
         match self {
             Kernel::Newest => &[],
             // BPF qdiscs came with Linux 6.16; sched_ext came with 6.12, where Debian left it out.
-            Kernel::Stable => &["NET_SCH_BPF", "SCHED_CLASS_EXT"],
+            Kernel::Stable | Kernel::Oldstable => &["NET_SCH_BPF", "SCHED_CLASS_EXT"],
         }
     }
 
