@@ -300,6 +300,11 @@ impl Host {
         &self.version
     }
 
+    /// Process id of the emulator on this machine.
+    pub fn pid(&self) -> u32 {
+        self.machine.pid()
+    }
+
     /// Which one of the lab's list that is.
     pub(crate) fn which_kernel(&self) -> Kernel {
         self.kernel

@@ -47,6 +47,7 @@ mod recipe;
 pub mod rootfs;
 pub mod suite;
 pub mod tools;
+mod tsc;
 
 pub use channel::Child;
 pub use error::{Error, Result};
