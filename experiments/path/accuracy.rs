@@ -291,8 +291,9 @@ mod tests {
 
     #[test]
     fn requests_are_told_by_their_starts() {
-        let capture: Vec<Exchange> =
-            (1..=4).map(|i| Exchange { id: i, start: 10_000_000_000 + i * 5_000_000, total: 100 + i }).collect();
+        let capture: Vec<Exchange> = (1..=4)
+            .map(|i| Exchange { id: i, start: 10_000_000_000 + i * 5_000_000, total: 100 + i })
+            .collect();
         // The second is missing; clocks 10 s apart, stamps 3 µs apart; the last was never captured.
         let teiji: Vec<Joined> =
             [1, 3, 4, 9].into_iter().map(|i| joined(i * 5_000_000 + 3_000, 200 + i)).collect();

@@ -184,7 +184,8 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let v = &vm.verdict;
     let right = v.stage.is_some_and(|stage| s.stages.contains(&stage)) && v.state == Some(s.state);
     let us = |ns: u64| ns as f64 / 1e3;
-    let behind_hogs = hogs.map(|tids| v.behind.iter().filter(|b| tids.contains(&b.tid)).map(|b| b.share).sum());
+    let behind_hogs =
+        hogs.map(|tids| v.behind.iter().filter(|b| tids.contains(&b.tid)).map(|b| b.share).sum());
     Ok(Judged {
         situation: s.name,
         run,

@@ -133,11 +133,7 @@ pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing, side: Side) -> P
         {
             let mut hasher = DefaultHasher::new();
             key.hash(&mut hasher);
-            found.exchanges.push(Exchange {
-                id: hasher.finish(),
-                start,
-                total: p.ts.saturating_sub(start),
-            });
+            found.exchanges.push(Exchange { id: hasher.finish(), start, total: p.ts.saturating_sub(start) });
         }
     }
     found.exchanges.sort_by_key(|e| e.start);

@@ -130,7 +130,11 @@ fn is_blamed(s: &blame::Situation) {
         assert_eq!(judged.lost, 0);
         assert!(judged.right, "{} of run {run}: {:#?}", s.name, judged.report);
         let behind = judged.behind_hogs.unwrap_or(1.0);
-        assert!(behind >= 0.9, "{} of run {run}: {behind} of the waits were behind the hogs: {judged:?}", s.name);
+        assert!(
+            behind >= 0.9,
+            "{} of run {run}: {behind} of the waits were behind the hogs: {judged:?}",
+            s.name
+        );
     }
 }
 

@@ -113,7 +113,9 @@ impl<T> Deref for Shared<T> {
     fn deref(&self) -> &T {
         match self.get() {
             Ok(made) => made,
-            Err(why) => panic!("without {}, which could not be made, this cannot be tested: {why}", self.name),
+            Err(why) => {
+                panic!("without {}, which could not be made, this cannot be tested: {why}", self.name)
+            }
         }
     }
 }
@@ -137,11 +139,16 @@ mod tests {
     #[test]
     fn what_cannot_be_made_is_tried_once_and_says_why_each_time() {
         static TRIED: AtomicU32 = AtomicU32::new(0);
-        static SHARED: Shared<u32> = Shared::new("a number", || panic!("attempt {}", TRIED.fetch_add(1, Ordering::Relaxed)));
+        static SHARED: Shared<u32> =
+            Shared::new("a number", || panic!("attempt {}", TRIED.fetch_add(1, Ordering::Relaxed)));
         for _ in 0..2 {
             assert_eq!(SHARED.get().unwrap_err(), "attempt 0");
             let said = catch_unwind(|| *SHARED).unwrap_err();
-            assert!(reason(said.as_ref()).contains("a number, which could not be made"), "{}", reason(said.as_ref()));
+            assert!(
+                reason(said.as_ref()).contains("a number, which could not be made"),
+                "{}",
+                reason(said.as_ref())
+            );
         }
         SHARED.if_made(|_| panic!("it was not made"));
     }
