@@ -385,7 +385,7 @@ fn agent_program() -> Result<PathBuf> {
     }
     if let Some(cargo) = std::env::var_os("CARGO") {
         let built = Command::new(&cargo)
-            .args(["build", "--quiet", "--package", "teiji-lab", "--bin", "teiji-lab", "--manifest-path"])
+            .args(["build", "--package", "teiji-lab", "--bin", "teiji-lab", "--manifest-path"])
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
             .status()
             .doing(|| format!("run {}", cargo.display()))?;
