@@ -117,9 +117,18 @@ pub(crate) const IMAGE: &str = "root.erofs";
 
 /// Modules that the initial RAM file system loads: what reaches the root file system, and what every guest needs
 /// (loading these from the root file system costs a guest seconds). `erofs` of Linux 6.12 asks the cryptographic
-/// interface for `crc32c`, which its dependencies do not tell.
-pub(crate) const BOOT_MODULES: &[&str] =
-    &["virtio_blk", "crc32c_generic", "erofs", "overlay", "virtio_net", "vmw_vsock_virtio_transport"];
+/// interface for `crc32c`, which its dependencies do not tell. The first two are built into newer kernels, 6.1 has them
+/// as modules.
+pub(crate) const BOOT_MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_console",
+    "virtio_blk",
+    "crc32c_generic",
+    "erofs",
+    "overlay",
+    "virtio_net",
+    "vmw_vsock_virtio_transport",
+];
 
 /// Kernel options that the lab relies on, each with what needs it.
 pub(crate) const KERNEL_OPTIONS: &[(&str, &str)] = &[
