@@ -9,7 +9,12 @@ LAB ?= --guests 1
 # Of `make experiment`: which one; KEEP=1 copies the run into experiments/runs/.
 NAME ?= path
 KEEP ?=
+# Of `make soak`: cases of each test.
+CASES ?= 20000
 EXPERIMENTS = path apply admission edf-delay edf-cost overhead
+
+# Says what comes; cargo and the programs tell how far they are.
+compiling = @echo "compiling (with 2 CPUs about 4 minutes the first time, then seconds); after that $(1)"
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,28 +25,31 @@ deps: ## install what building and testing need, if it is missing (root)
 build: deps ## build everything
 	$(CARGO) build --workspace
 
-test: deps ## check the format, lint, and run every test, those in the lab too (root)
-	$(CARGO) fmt --all --check
-	@lab/clang-format.sh
-	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) test --workspace
+test: deps ## check the format, lint, and run every test, those in the lab too (root, 20 minutes)
+	@CARGO="$(CARGO)" .ci/test
 
-soak: deps ## the property and fuzz tests with 20,000 cases each (half an hour)
-	PROPTEST_CASES=20000 $(CARGO) test --release -p teiji-model -p teiji-analysis
+soak: deps ## the property and fuzz tests with 20,000 cases each (half an hour); CASES=2000 takes 3 minutes
+	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-model -p teiji-analysis
 
 bench: ## measure the join and the admission test
 	$(CARGO) bench -p teiji-analysis -p teiji-control
 
 lab-prepare: deps ## make the lab's root file system, if it is missing (root, 1 GB to download)
-	$(CARGO) run -q -p teiji-lab -- prepare
+	$(call compiling,making the lab's root file system takes 2 to 5 minutes)
+	$(CARGO) run -p teiji-lab -- prepare
 
 lab: deps ## a shell in a running KVM host with a guest (root)
-	$(CARGO) run -q -p teiji-lab -- shell $(LAB)
+	$(call compiling,booting takes up to a minute)
+	$(CARGO) run -p teiji-lab -- shell $(LAB)
 
 demo: deps ## real SIP calls to a VM, undisturbed and with CPU hogs; leaves target/demo/report.html (root)
+	$(call compiling,the demo takes 3 to 5 minutes)
+	$(CARGO) build --workspace --bins
 	$(CARGO) run -q -p teiji-experiments --bin demo
 
 experiment: deps ## run one experiment, NAME=path; KEEP=1 keeps the run in experiments/runs (root)
+	$(call compiling,an experiment takes 5 to 20 minutes)
+	$(CARGO) build --workspace --bins
 	$(CARGO) run -q -p teiji-experiments --bin $(NAME) -- $(if $(KEEP),--keep)
 
 experiments: ## run every experiment (root)

@@ -55,7 +55,8 @@ impl Loads {
 }
 
 fn vm(pid: u32, threads: &[u32], tap: u32, mac: [u8; 6]) -> Vm {
-    let vcpu = |(index, tid): (u16, &u32)| Vcpu { index, tid: *tid, cpus: String::new(), last_cpu: 0 };
+    let vcpu =
+        |(index, tid): (u16, &u32)| Vcpu { index, kvm_id: None, tid: *tid, cpus: String::new(), last_cpu: 0 };
     Vm {
         name: format!("pid:{pid}"),
         pid,

@@ -3,16 +3,29 @@
 //! The capture's stamps are the kernel's own for packet sockets, paired by other code than teiji's. The clocks
 //! differ (CLOCK_REALTIME, CLOCK_MONOTONIC), so durations are compared, request by request; which request of teiji's is
 //! which of the capture's is told by their starts, whose clocks' difference is known well enough for that.
+//!
+//! ```text
+//! peer ─ eth0 ══ uplink0 ─ bridge ─ tap ─ guest
+//!         │         │                │
+//!      outside   the capture      inside: captures of the same packets
+//!                and teiji
+//! ```
+//!
+//! An emulated CPU may be put aside between teiji's stamp and the capture's, for as long as the machine has other work:
+//! then the two differ though both are right. But every packet passes the three places in one order, whatever is put
+//! aside and for how long. So each request's time by teiji has to be between its time inside and its time outside; that
+//! is compared without any tolerance for noise.
 
 use super::{Extent, lost, only};
 use crate::load;
 use crate::numbers::{quantile, share};
-use crate::pcap::{self, Exchange, Pairing};
+use crate::pcap::{self, Exchange, Pairing, Side};
 use crate::tracing::{Lab, Trace, requests};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::time::Duration;
-use teiji_lab::Guest;
+use teiji_lab::{Child, Guest};
 use teiji_model::report::Joined;
 
 /// A request may be off by this share of its time, or by [`OFF_NS`].
@@ -21,6 +34,9 @@ const OFF_SHARE: f64 = 0.02;
 const OFF_NS: f64 = 50_000.0;
 /// Starts of one request on the two clocks differ by no more than this, ns.
 const START_OFF: i64 = 3_000_000;
+
+/// Two readings of the kernel's clocks, on CPUs that have just been told the time, may differ by so much, ns.
+const CLOCKS_OFF: u64 = 1_000;
 
 /// A protocol to try.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +67,8 @@ pub struct Pair {
     pub capture: u64,
     /// Its time by teiji, ns.
     pub teiji: u64,
+    /// Its time by the captures nearer to the guest and farther from it, ns; `None` if one does not have it.
+    pub around: Option<[u64; 2]>,
 }
 
 impl Pair {
@@ -62,6 +80,13 @@ impl Pair {
     /// Whether they agree.
     pub fn agrees(&self) -> bool {
         self.off().abs() <= (OFF_SHARE * self.capture as f64).max(OFF_NS)
+    }
+
+    /// Whether teiji's time is between those inside and outside.
+    pub fn between(&self) -> bool {
+        self.around.is_some_and(|[inside, outside]| {
+            inside <= self.teiji + CLOCKS_OFF && self.teiji <= outside + CLOCKS_OFF
+        })
     }
 }
 
@@ -82,6 +107,10 @@ pub struct Agreement {
     pub matched_share: f64,
     /// Share of them whose times agree.
     pub agree_share: f64,
+    /// How many of them have not a time between that inside and that outside.
+    pub not_between: usize,
+    /// Median of the difference of the two, µs.
+    pub around_p50_us: f64,
     /// Median of the differences, µs.
     pub off_p50_us: f64,
     /// 99th percentile of their sizes, µs.
@@ -98,7 +127,7 @@ pub struct Agreement {
     pub unattributed: f64,
     /// Events that teiji lost.
     pub lost: u64,
-    /// Packets that the capture lost.
+    /// Packets that the captures lost.
     pub capture_dropped: u64,
     /// teiji's own counts: seen, complete, incomplete, ambiguous, unanswered.
     pub counts: [u64; 5],
@@ -146,24 +175,30 @@ pub fn run_under(
     let _quiet = load::polling(&lab.host, 0)?;
     let _preferred = lab.host.prefer()?;
     let trace = Trace::start(lab, case.name, &format!("--vm {} {}", guest.name(), case.arguments), true)?;
-    let file = format!("/tmp/{}.pcap", case.name);
-    let capture = lab.host.spawn(&format!("exec teiji-lab capture --if uplink0 --snap 1000 --out {file}"))?;
-    capture.wait_for("capturing", Duration::from_secs(60))?;
+    let tap = guest.taps().into_iter().next().context("the guest has no tap")?;
+    let captures = [
+        Capture::start(lab, case, "at", "", "uplink0")?,
+        Capture::start(lab, case, "inside", "", &tap)?,
+        Capture::start(lab, case, "outside", "ip netns exec peer", "eth0")?,
+    ];
     load()?;
-    lab.host.run(&format!("kill -INT {}", capture.id()?))?.ok()?;
-    let told = capture.wait()?.ok()?;
-    let counts: Counts = serde_json::from_str(told.lines().last().unwrap_or_default())
-        .with_context(|| format!("the capture printed {told:?}"))?;
+    let [at, inside, outside] = captures.map(|c| c.stop(lab));
+    let ((captured, counts), (inside, drops_inside), (outside, drops_outside)) = (at?, inside?, outside?);
     let traced = trace.stop()?;
-    let captured = std::fs::read(lab.fetch(&file)?).context("cannot read the capture")?;
     let recording = traced.recording.with_context(|| format!("no recording; teiji said: {}", traced.said))?;
     let (joined, _) = requests(&recording)?;
-    let packets = pcap::packets(&captured)?;
-    let found = pcap::pair(&packets, guest.ip(), case.pairing);
-    let pairs = align(&found.exchanges, &joined, counts.realtime_minus_monotonic_ns);
+    let paired = |capture: &[u8], side| -> Result<pcap::Pairs> {
+        Ok(pcap::pair(&pcap::packets(capture)?, guest.ip(), case.pairing, side))
+    };
+    let found = paired(&captured, Side::Uplink)?;
+    let [inside, outside] = [paired(&inside, Side::Downlink)?, paired(&outside, Side::Downlink)?].map(totals);
+    let around = |e: &Exchange| Some([*inside.get(&e.id)?, *outside.get(&e.id)?]);
+    let pairs = align(&found.exchanges, &joined, counts.realtime_minus_monotonic_ns, around);
 
     let off: Vec<f64> = pairs.iter().map(|p| p.off() / 1e3).collect();
     let size: Vec<f64> = off.iter().map(|o| o.abs()).collect();
+    let apart: Vec<f64> =
+        pairs.iter().filter_map(|p| p.around).map(|[i, o]| (o as f64 - i as f64) / 1e3).collect();
     let total: Vec<f64> = found.exchanges.iter().map(|e| e.total as f64 / 1e3).collect();
     let vm = only(&traced.report)?;
     let r = vm.requests;
@@ -176,6 +211,8 @@ pub fn run_under(
         invented: joined.len() - pairs.len(),
         matched_share: share(pairs.len(), found.exchanges.len()),
         agree_share: share(pairs.iter().filter(|p| p.agrees()).count(), pairs.len()),
+        not_between: pairs.iter().filter(|p| !p.between()).count(),
+        around_p50_us: quantile(&apart, 0.5),
         off_p50_us: quantile(&off, 0.5),
         off_p99_us: quantile(&size, 0.99),
         off_max_us: quantile(&size, 1.0),
@@ -184,11 +221,41 @@ pub fn run_under(
         sums_wrong: joined.iter().filter(|j| sum(j) != j.request.total).count(),
         unattributed: unattributed.map_or(0.0, |s| s.time_share),
         lost: lost(&traced.report),
-        capture_dropped: counts.dropped,
+        capture_dropped: counts.dropped + drops_inside.dropped + drops_outside.dropped,
         counts: [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered],
         pairs,
         joined,
     })
+}
+
+/// A capture that runs.
+struct Capture {
+    child: Child,
+    file: String,
+}
+
+impl Capture {
+    fn start(lab: &Lab, case: &Case, place: &str, within: &str, interface: &str) -> Result<Capture> {
+        let file = format!("/tmp/{}-{place}.pcap", case.name);
+        let command = format!("exec {within} teiji-lab capture --if {interface} --snap 1000 --out {file}");
+        let child = lab.host.spawn(&command)?;
+        child.wait_for("capturing", Duration::from_secs(60))?;
+        Ok(Capture { child, file })
+    }
+
+    /// Ends it: the file, and what the tool counted.
+    fn stop(self, lab: &Lab) -> Result<(Vec<u8>, Counts)> {
+        lab.host.run(&format!("kill -INT {}", self.child.id()?))?.ok()?;
+        let told = self.child.wait()?.ok()?;
+        let counts = serde_json::from_str(told.lines().last().unwrap_or_default())
+            .with_context(|| format!("the capture printed {told:?}"))?;
+        Ok((std::fs::read(lab.fetch(&self.file)?).context("cannot read the capture")?, counts))
+    }
+}
+
+/// The time of each exchange.
+fn totals(pairs: pcap::Pairs) -> HashMap<u64, u64> {
+    pairs.exchanges.into_iter().map(|e| (e.id, e.total)).collect()
 }
 
 fn sum(joined: &Joined) -> u64 {
@@ -197,7 +264,12 @@ fn sum(joined: &Joined) -> u64 {
 
 /// Pairs the requests of both, each used once, in the order of their starts: every one of teiji's with the nearest
 /// of the capture's.
-fn align(capture: &[Exchange], teiji: &[Joined], realtime_minus_monotonic: i64) -> Vec<Pair> {
+fn align(
+    capture: &[Exchange],
+    teiji: &[Joined],
+    realtime_minus_monotonic: i64,
+    around: impl Fn(&Exchange) -> Option<[u64; 2]>,
+) -> Vec<Pair> {
     let mut pairs = Vec::new();
     let mut at = 0;
     for j in teiji {
@@ -207,7 +279,8 @@ fn align(capture: &[Exchange], teiji: &[Joined], realtime_minus_monotonic: i64) 
             at += 1;
         }
         if let Some(e) = capture.get(at).filter(|e| distance(e) <= START_OFF) {
-            pairs.push(Pair { start: e.start, capture: e.total, teiji: j.request.total });
+            let (start, capture, teiji) = (e.start, e.total, j.request.total);
+            pairs.push(Pair { start, capture, teiji, around: around(e) });
             at += 1;
         }
     }
@@ -238,20 +311,31 @@ mod tests {
 
     #[test]
     fn requests_are_told_by_their_starts() {
-        let capture: Vec<Exchange> =
-            (1..=4).map(|i| Exchange { start: 10_000_000_000 + i * 5_000_000, total: 100 + i }).collect();
+        let capture: Vec<Exchange> = (1..=4)
+            .map(|i| Exchange { id: i, start: 10_000_000_000 + i * 5_000_000, total: 100 + i })
+            .collect();
         // The second is missing; clocks 10 s apart, stamps 3 µs apart; the last was never captured.
         let teiji: Vec<Joined> =
             [1, 3, 4, 9].into_iter().map(|i| joined(i * 5_000_000 + 3_000, 200 + i)).collect();
-        let pairs = align(&capture, &teiji, 10_000_000_000);
+        let pairs = align(&capture, &teiji, 10_000_000_000, |e| Some([e.id, e.id]));
         let totals: Vec<_> = pairs.iter().map(|p| (p.capture, p.teiji)).collect();
         assert_eq!(totals, [(101, 201), (103, 203), (104, 204)]);
+        assert_eq!(pairs[1].around, Some([3, 3]));
     }
 
     #[test]
     fn two_percent_or_fifty_microseconds_are_allowed() {
-        let pair = |capture, teiji| Pair { start: 0, capture, teiji };
+        let pair = |capture, teiji| Pair { start: 0, capture, teiji, around: None };
         assert!(pair(1_000_000, 1_050_000).agrees() && !pair(1_000_000, 1_050_001).agrees());
         assert!(pair(10_000_000, 9_800_000).agrees() && !pair(10_000_000, 9_799_999).agrees());
+    }
+
+    #[test]
+    fn a_time_is_between_those_inside_and_outside() {
+        let pair = |teiji, around| Pair { start: 0, capture: 0, teiji, around };
+        let around = Some([1_000_000, 1_200_000]);
+        assert!(pair(1_000_000, around).between() && pair(1_200_000, around).between());
+        assert!(!pair(998_999, around).between() && !pair(1_201_001, around).between());
+        assert!(!pair(1_100_000, None).between());
     }
 }

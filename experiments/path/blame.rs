@@ -5,7 +5,7 @@ use crate::load::{self, Polling, VCPU_CPU, VHOST_CPU};
 use crate::tracing::{Lab, Trace};
 use anyhow::Result;
 use serde::Serialize;
-use teiji_lab::{Child, Guest};
+use teiji_lab::{Child, Guest, Preference};
 use teiji_model::report::VmReport;
 use teiji_model::stage::{Stage, ThreadState};
 
@@ -109,6 +109,8 @@ pub struct Judged {
     pub lost: u64,
     /// The first thread that it says was waited behind.
     pub behind: Option<String>,
+    /// Share of the waits that were behind the busy loops, by their thread ids; `None` where there were none.
+    pub behind_hogs: Option<f64>,
     /// Median and 99th percentile of the response time, µs.
     pub total_us: [f64; 2],
     /// Mean of each stage, µs.
@@ -129,13 +131,29 @@ impl Judged {
 
 /// Undoes what was induced.
 enum Undo<'l> {
-    Hogs(#[expect(dead_code, reason = "ends with it")] Child),
+    Hogs(Child),
+    /// An idle lab host goes before other programs of this machine: nothing is to disturb the guest. (A busy one would
+    /// keep them from running.)
+    Quiet(
+        #[expect(dead_code, reason = "ends with it")] Polling<'l>,
+        #[expect(dead_code, reason = "ends with it")] Preference,
+    ),
     Polling(#[expect(dead_code, reason = "ends with it")] Polling<'l>),
+}
+
+impl Undo<'_> {
+    /// Thread ids of the busy loops, if it is they.
+    fn hogs(&self, lab: &Lab) -> Result<Option<Vec<u32>>> {
+        let Undo::Hogs(hogs) = self else { return Ok(None) };
+        let listed = lab.host.run(&format!("ls /proc/{}/task", hogs.id()?))?.ok()?;
+        Ok(Some(listed.split_whitespace().filter_map(|tid| tid.parse().ok()).collect()))
+    }
 }
 
 fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
     match what {
         Induce::Hogs(cpu) => load::hogs(&lab.host, cpu, HOGS).map(Undo::Hogs),
+        Induce::Polling(0) => Ok(Undo::Quiet(load::polling(&lab.host, 0)?, lab.host.prefer()?)),
         Induce::Polling(ns) => load::polling(&lab.host, ns).map(Undo::Polling),
     }
 }
@@ -158,6 +176,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         Load::Echo => drop(load::echo(&lab.host, guest, s.rate, extent.situation)?),
         Load::Ping => load::ping(&lab.host, guest, s.rate, extent.situation)?,
     }
+    let hogs = undo.hogs(lab)?;
     drop(undo);
     let traced = trace.stop()?;
     let lost = lost(&traced.report);
@@ -165,6 +184,8 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let v = &vm.verdict;
     let right = v.stage.is_some_and(|stage| s.stages.contains(&stage)) && v.state == Some(s.state);
     let us = |ns: u64| ns as f64 / 1e3;
+    let behind_hogs =
+        hogs.map(|tids| v.behind.iter().filter(|b| tids.contains(&b.tid)).map(|b| b.share).sum());
     Ok(Judged {
         situation: s.name,
         run,
@@ -174,6 +195,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         state: v.state,
         complete: vm.requests.complete,
         lost,
+        behind_hogs,
         behind: v.behind.first().map(|b| b.name.clone()),
         total_us: vm.total.map_or([0.0; 2], |t| [us(t.p50), us(t.p99)]),
         stages: vm.stages.iter().map(|s| (s.stage, s.dist.mean / 1e3)).collect(),

@@ -41,7 +41,7 @@ pub const FULL: Extent = Extent {
 /// The short form that tests run.
 pub const SHORT: Extent = Extent {
     requests: 300,
-    runs: 1,
+    runs: 3,
     situation: 200,
     seconds: 3,
     rates: &[50.0, 100.0],

@@ -195,6 +195,13 @@ fn judge_accuracy(summary: &mut Summary, a: &accuracy::Agreement) {
         ),
     );
     summary.claim(
+        a.not_between == 0,
+        &format!(
+            "{case}: {} of {} not between the captures inside and outside (typically {:.0} µs apart)",
+            a.not_between, a.matched, a.around_p50_us
+        ),
+    );
+    summary.claim(
         a.sums_wrong == 0 && a.unattributed <= 0.01,
         &format!("{case}: stages add up, {:.3} % unattributed", a.unattributed * 100.0),
     );

@@ -20,6 +20,9 @@ pub struct Level {
     pub sent: f64,
     /// Share of them that were answered.
     pub answered: f64,
+    /// Requests sent, and answered.
+    #[serde(skip)]
+    pub called: [u64; 2],
 }
 
 /// What the throng came to.
@@ -37,7 +40,9 @@ pub struct Throng {
     pub events: u64,
     /// Events that it lost, over all rates.
     pub lost: u64,
-    /// Requests: seen, and complete.
+    /// Requests by the load: sent, and answered.
+    pub called: [u64; 2],
+    /// Requests by teiji: seen, and complete.
     pub requests: [u64; 2],
     /// Its peak memory, kB.
     pub peak_kb: u64,
@@ -77,6 +82,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<Throng> 
     let report = &traced.report;
     Ok(Throng {
         vms: report.vms.len(),
+        called: [0, 1].map(|i| levels.iter().map(|l| l.called[i]).sum()),
         levels,
         borne,
         limit,
@@ -107,5 +113,6 @@ fn level(lab: &Lab, guests: &[&Guest<'_>], rate: f64, seconds: u64) -> Result<Le
         asked: rate * guests.len() as f64,
         sent: per_second,
         answered: received as f64 / sent.max(1) as f64,
+        called: [sent, received],
     })
 }

@@ -20,6 +20,8 @@ pub const CALLER_CPU: u32 = 0;
 pub const VHOST_CPU: u32 = 1;
 /// The CPU of the vCPU.
 pub const VCPU_CPU: u32 = 2;
+/// How long a caller waits for what has not been answered when all is sent, s. It ends as soon as all is.
+const LINGER_S: u32 = 20;
 /// The port of echo servers.
 pub const ECHO_PORT: u16 = 7;
 
@@ -31,8 +33,11 @@ const START: Duration = Duration::from_secs(120);
 pub struct Figures {
     /// Requests sent.
     pub sent: u64,
-    /// Responses received.
+    /// Requests that were answered.
     pub received: u64,
+    /// Answers to what was not asked, or a second time.
+    #[serde(default)]
+    pub strange: u64,
     /// From the first to the last request, s.
     pub seconds: f64,
     /// Median.
@@ -61,7 +66,7 @@ pub fn echo_server(host: &Host, guest: &Guest<'_>) -> Result<Child> {
 pub fn echo_command(guest: &Guest<'_>, rate: f64, count: u64) -> String {
     format!(
         "ip netns exec peer taskset -c {CALLER_CPU} teiji-lab udp-load --to {}:{ECHO_PORT} --rate {rate} --count {count} \
-         --json",
+         --linger {LINGER_S} --json",
         guest.ip()
     )
 }

@@ -5,7 +5,8 @@
 
 use anyhow::{Result, bail};
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::collections::hash_map::{DefaultHasher, Entry};
+use std::hash::{Hash, Hasher};
 use std::net::Ipv4Addr;
 
 /// Bytes of the headers of the file, of a record, and of LINUX_SLL2 in it.
@@ -46,6 +47,8 @@ pub enum Pairing {
 /// A request that was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
+    /// The same in every capture of it.
+    pub id: u64,
     /// When the request came in, ns of CLOCK_REALTIME.
     pub start: u64,
     /// Until its response left, ns.
@@ -61,6 +64,15 @@ pub struct Pairs {
     pub requests: usize,
     /// Requests that came in again.
     pub repeated: usize,
+}
+
+/// Where a capture was made, seen from the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// On an interface by which requests come into the host: the uplink.
+    Uplink,
+    /// On one by which they leave toward the guest: its tap, or the other end of the wire.
+    Downlink,
 }
 
 /// The IPv4 packets of a capture.
@@ -97,14 +109,15 @@ pub fn packets(file: &[u8]) -> Result<Vec<Seen<'_>>> {
     Ok(seen)
 }
 
-/// Pairs requests to `guest` with their responses: from the first time the request came in to the first final
-/// response that left.
-pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing) -> Pairs {
+/// Pairs requests to `guest` with their responses: from the first time the request passed to the first final
+/// response that passed back.
+pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing, side: Side) -> Pairs {
     let mut open: HashMap<Vec<u8>, Option<u64>> = HashMap::new();
     let mut found = Pairs::default();
     for p in packets {
-        let toward = !p.out && p.to == guest;
-        let back = p.out && p.from == guest;
+        let leaves_by_this = p.out == (side == Side::Downlink);
+        let toward = leaves_by_this && p.to == guest;
+        let back = !leaves_by_this && p.from == guest;
         let Some((key, is_request)) = key(p, by) else { continue };
         if toward && is_request != Some(false) {
             match open.entry(key) {
@@ -118,7 +131,9 @@ pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing) -> Pairs {
             && is_request != Some(true)
             && let Some(start) = open.get_mut(&key).and_then(Option::take)
         {
-            found.exchanges.push(Exchange { start, total: p.ts.saturating_sub(start) });
+            let mut hasher = DefaultHasher::new();
+            key.hash(&mut hasher);
+            found.exchanges.push(Exchange { id: hasher.finish(), start, total: p.ts.saturating_sub(start) });
         }
     }
     found.exchanges.sort_by_key(|e| e.start);
@@ -170,6 +185,10 @@ mod tests {
         Seen { ts, out, from, to, proto, data }
     }
 
+    fn times(pairs: &Pairs) -> Vec<(u64, u64)> {
+        pairs.exchanges.iter().map(|e| (e.start, e.total)).collect()
+    }
+
     #[test]
     fn the_tool_s_files_are_read() {
         let mut file = Vec::new();
@@ -201,8 +220,8 @@ mod tests {
             seen(5, true, 17, &a),
             seen(6, true, 17, &a),
         ];
-        let pairs = pair(&trace, GUEST, Pairing::Udp);
-        assert_eq!(pairs.exchanges, [Exchange { start: 1, total: 4 }]);
+        let pairs = pair(&trace, GUEST, Pairing::Udp, Side::Uplink);
+        assert_eq!(times(&pairs), [(1, 4)]);
         assert_eq!((pairs.requests, pairs.repeated), (2, 1));
     }
 
@@ -211,7 +230,12 @@ mod tests {
         let (q, r) = ([8, 0, 9, 9, 0, 1, 0, 7], [0, 0, 1, 1, 0, 1, 0, 7]);
         let other = [0, 0, 1, 1, 0, 1, 0, 8];
         let trace = [seen(1, false, 1, &q), seen(2, true, 1, &other), seen(9, true, 1, &r)];
-        assert_eq!(pair(&trace, GUEST, Pairing::Icmp).exchanges, [Exchange { start: 1, total: 8 }]);
+        let pairs = pair(&trace, GUEST, Pairing::Icmp, Side::Uplink);
+        assert_eq!(times(&pairs), [(1, 8)]);
+        // On the guest's tap requests leave, and responses come in.
+        let tap = trace.map(|p| Seen { out: !p.out, ..p });
+        assert_eq!(pair(&tap, GUEST, Pairing::Icmp, Side::Downlink), pairs);
+        assert_eq!(pair(&tap, GUEST, Pairing::Icmp, Side::Uplink), Pairs::default());
     }
 
     #[test]
@@ -231,7 +255,8 @@ mod tests {
             seen(6, false, 17, &bye),
             seen(9, true, 17, &gone),
         ];
-        let pairs = pair(&trace, GUEST, Pairing::Sip);
-        assert_eq!(pairs.exchanges, [Exchange { start: 1, total: 3 }, Exchange { start: 6, total: 3 }]);
+        let pairs = pair(&trace, GUEST, Pairing::Sip, Side::Uplink);
+        assert_eq!(times(&pairs), [(1, 3), (6, 3)]);
+        assert_ne!(pairs.exchanges[0].id, pairs.exchanges[1].id);
     }
 }

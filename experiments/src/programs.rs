@@ -31,7 +31,7 @@ pub fn folder() -> Result<PathBuf> {
     }
     let target = folder.parent().context("the programs are in no target folder")?;
     let built = Command::new(cargo.unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--quiet", "--package", "teiji", "--package", "teiji-lab", "--bins"])
+        .args(["build", "--package", "teiji", "--package", "teiji-lab", "--bins"])
         .args(release.then_some("--release"))
         .arg("--manifest-path")
         .arg(project().join("Cargo.toml"))

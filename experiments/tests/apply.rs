@@ -10,19 +10,21 @@ mod faults;
 
 use serde_json::{Map, Value};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::time::Duration;
 use teiji_experiments::apply::kills;
 use teiji_experiments::apply::place::{self, Place, TEIJI};
 use teiji_experiments::apply::{SHORT, seed};
 use teiji_experiments::tracing::Lab;
-use teiji_lab::{Child, Output};
+use teiji_lab::suite::{self, Shared};
+use teiji_lab::{Child, Guest, Output};
 
 const POLICY: &str = "/root/policy.toml";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The host, and the two states that it may be in.
-struct Stage<'l> {
-    place: Place<'l>,
+struct Stage {
+    place: &'static Place<'static>,
     original: Map<String, Value>,
     applied: Map<String, Value>,
 }
@@ -34,7 +36,7 @@ enum State {
     Applied,
 }
 
-impl Stage<'_> {
+impl Stage {
     /// Whole, or the test ends with what differs.
     fn state(&self) -> State {
         let found = self.place.snapshot().unwrap();
@@ -89,52 +91,65 @@ fn has(text: &str, words: &[&str]) {
     }
 }
 
-#[test]
-fn apply_is_all_or_nothing_whatever_happens() {
-    let begun = Instant::now();
-    let check = |what: &str| eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
-    let lab = place::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("apply")).unwrap();
-    let guest = lab.host.guest(&place::guest()).unwrap();
-    let place = Place::prepare(&lab, &guest).unwrap();
-    killed_at_random_moments(&place);
-    check("killed at random moments");
-
+static LAB: Shared<Lab> = Shared::new("the lab", || {
+    place::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("apply")).unwrap()
+});
+static GUEST: Shared<Guest<'static>> = Shared::new("the VM", || LAB.host.guest(&place::guest()).unwrap());
+static PLACE: Shared<Place<'static>> =
+    Shared::new("the prepared host", || Place::prepare(&LAB, &GUEST).unwrap());
+static STAGE: Shared<Stage> = Shared::new("the two states of the host", || {
+    let place = &*PLACE;
+    clear(place);
     let original = place.snapshot().unwrap();
     place.teiji(&format!("apply {POLICY}")).unwrap().ok().unwrap();
-    // That this is what the policy asks for, the driver has seen.
+    // That this is what the policy asks for, the driver sees.
     let applied = place.snapshot().unwrap();
     place.teiji("rollback").unwrap().ok().unwrap();
     let stage = Stage { place, original, applied };
     assert_eq!(stage.state(), State::Original);
+    stage
+});
 
-    faults::a_step_that_the_kernel_refuses_undoes_all(&stage);
-    check("a refused step");
-    faults::a_vm_that_vanishes_is_missed(&stage);
-    check("a VM that vanishes");
-    faults::a_full_disk_undoes_or_changes_nothing(&stage);
-    check("full disk");
-    faults::one_at_a_time_changes_settings(&stage);
-    check("two at once");
-    faults::without_root_it_says_what_it_needs(&stage);
-    check("without root");
-    faults::what_others_change_is_told_and_left_alone(&stage);
-    check("others' changes");
-    confirm::unconfirmed_it_undoes_itself(&stage);
-    confirm::confirmed_it_stays(&stage);
-    confirm::killed_while_it_waits_the_next_command_undoes(&stage);
-    check("confirmation");
-
-    // The VM has borne all of it.
-    guest.run("true").unwrap().ok().unwrap();
-    drop((stage, guest));
-    let Lab { host, .. } = lab;
-    host.power_off();
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![
+        killed_at_random_moments,
+        faults::a_step_that_the_kernel_refuses_undoes_all,
+        faults::a_vm_that_vanishes_is_missed,
+        faults::a_full_disk_undoes_or_changes_nothing,
+        faults::one_at_a_time_changes_settings,
+        faults::without_root_it_says_what_it_needs,
+        faults::what_others_change_is_told_and_left_alone,
+        confirm::unconfirmed_it_undoes_itself,
+        confirm::confirmed_it_stays,
+        confirm::killed_while_it_waits_the_next_command_undoes,
+        the_vm_has_borne_all_of_it,
+    ];
+    suite::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
-fn killed_at_random_moments(place: &Place<'_>) {
+/// Ends what a test that failed may have left under way, and takes back what it changed.
+fn clear(place: &Place<'_>) {
+    for command in ["rollback --unfinished", "rollback --force"] {
+        place.teiji(command).unwrap();
+    }
+}
+
+/// The host as it was, for a test.
+fn stage() -> &'static Stage {
+    clear(STAGE.place);
+    assert_eq!(STAGE.state(), State::Original, "an earlier test has left something");
+    &STAGE
+}
+
+fn the_vm_has_borne_all_of_it() {
+    GUEST.run("true").unwrap().ok().unwrap();
+}
+
+fn killed_at_random_moments() {
+    clear(&PLACE);
     let seed = seed();
     eprintln!("seed {seed}");
-    let kills = kills::run(place, SHORT.kills, seed).unwrap();
+    let kills = kills::run(&PLACE, SHORT.kills, seed).unwrap();
     eprintln!("{}", kills.markdown());
     for (kind, c) in kills.counts() {
         assert_eq!((c.kills, c.well), (SHORT.kills, c.rounds), "{kind}, seed {seed}: {}", kills.trouble());

@@ -5,68 +5,111 @@
 
 use serde_json::Value;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::process::ExitCode;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use teiji_experiments::edf_delay::net::{self, Driver};
-use teiji_experiments::edf_delay::{many, six, traffic};
+use teiji_experiments::edf_delay::{Plan, many, six, traffic};
 use teiji_lab::Host;
+use teiji_lab::suite::{self, Shared};
 use teiji_model::queue::MAX_LINKS;
 
-fn check(what: &str, begun: Instant) {
-    eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
+/// A lab host and the driver of the qdisc in it, if one runs.
+struct Stage {
+    host: Host,
+    driver: Mutex<Option<Driver>>,
 }
 
-#[test]
-fn the_deadline_qdisc_keeps_its_word() {
-    let begun = Instant::now();
-    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("edf");
-    let host = net::boot(&out, net::CONCURRENT).unwrap();
-    let driver = Driver::start(&host).unwrap();
-    the_verifier_accepts_every_program(&driver);
-    check("the programs load", begun);
-    the_former_qdisc_is_put_back(&host, &driver);
-    check("attach and detach", begun);
-    channels_change_without_a_drop(&host, &driver);
-    check("live changes", begun);
-    packets_are_told_apart(&host, &driver);
-    check("prefixes, protocols, ports, IPv6, VLANs", begun);
-    real_time_is_bounded(&host, &driver);
-    check("bound of all channels", begun);
-    devices_are_put_back(&host, &driver);
-    check("queues of a device and the size of its segments", begun);
-    uplinks_bonds_and_taps_have_channels(&host, &driver);
-    check("a bridge's uplink, a bond, a tap", begun);
-    slots_are_given_anew(&host, &driver);
-    check("as many links as there are slots", begun);
-    a_killed_change_is_whole(&host, &driver);
-    check("killed changes", begun);
-    without_a_beat_it_is_a_fifo(&host, driver);
-    check("fallback, death of the driver", begun);
-    the_agent_may_die(&host);
-    check("the agent killed under load", begun);
-    host.power_off();
+static CONCURRENT: Shared<Stage> = Shared::new("the lab of several CPUs", || Stage::boot(net::CONCURRENT));
+/// One lab host at a time: the first ends when this one is needed.
+static TIMED: Shared<Stage> = Shared::new("the lab of one CPU", || {
+    CONCURRENT.if_made(|stage| stage.host.end());
+    Stage::boot(net::TIMED)
+});
 
-    let host = net::boot(&out, net::TIMED).unwrap();
-    let driver = Driver::start(&host).unwrap();
-    excess_is_in_nobodys_way(&host, &driver);
-    check("excess", begun);
-    best_effort_is_shared(&host, &driver);
-    check("fairness", begun);
-    two_links_at_once(&host, &driver);
-    check("two links", begun);
-    driver.kill().unwrap();
-    // From here on the product's own agent keeps the qdisc.
-    host.run("rm -r /tmp/bpf/driver").unwrap().ok().unwrap();
-    for plan in [six(3), many(3)] {
-        let o = traffic::run(&host, "teiji_edf", &plan).unwrap();
-        assert_eq!(o.flows.iter().filter_map(|f| f.misses).sum::<u64>(), 0, "missed in the queue: {o:?}");
-        assert_eq!(o.flows.iter().filter_map(|f| f.excess).sum::<u64>(), 0, "over their rate: {o:?}");
-        assert_eq!(o.failed(), 0, "late or lost from sender to receiver: {o:?}");
-        let within = |f: &traffic::Flow| f.max_us > 0.0 && f.bound_us.is_some_and(|bound| f.max_us <= bound);
-        assert!(o.flows.iter().all(within), "later than `teiji plan` guarantees: {o:?}");
-        assert!(o.sent() > 2500 && o.best_effort >= 0.95, "{o:?}");
+impl Stage {
+    fn boot(cpus: u32) -> Stage {
+        let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("edf");
+        Stage { host: net::boot(&out, cpus).unwrap(), driver: Mutex::new(None) }
     }
-    check("deadlines", begun);
-    host.power_off();
+
+    fn driver(&self) -> MutexGuard<'_, Option<Driver>> {
+        self.driver.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a driver that runs, and no link with channels: a test that failed may have left some.
+    fn with_driver(&self, test: impl FnOnce(&Host, &Driver)) {
+        let mut driver = self.driver();
+        // It is started again where it has ended, or does not answer.
+        if driver.as_ref().is_none_or(|d| d.try_line("tidy").is_err()) {
+            *driver = None;
+            *driver = Some(Driver::start(&self.host).unwrap());
+        }
+        let driver = driver.as_ref().unwrap();
+        for dev in ["va", "wa"] {
+            // Refused where there is nothing to detach.
+            driver.try_line(&format!("detach {dev}")).unwrap();
+        }
+        test(&self.host, driver);
+    }
+
+    /// Ends the driver and removes what it pinned.
+    fn without_driver(&self) -> &Host {
+        if let Some(driver) = self.driver().take() {
+            driver.kill().unwrap();
+        }
+        self.host.run("rm -rf /tmp/bpf/driver").unwrap().ok().unwrap();
+        &self.host
+    }
+}
+
+/// Tests that are given a lab host and a driver that runs there.
+macro_rules! on {
+    ($stage:ident: $($test:ident),+ $(,)?) => {
+        vec![$((stringify!($test), (|| $stage.with_driver($test)) as fn())),+]
+    };
+}
+
+fn main() -> ExitCode {
+    let tests = [
+        on![CONCURRENT:
+            the_verifier_accepts_every_program,
+            the_former_qdisc_is_put_back,
+            channels_change_without_a_drop,
+            packets_are_told_apart,
+            real_time_is_bounded,
+            devices_are_put_back,
+            uplinks_bonds_and_taps_have_channels,
+            slots_are_given_anew,
+            a_killed_change_is_whole,
+        ],
+        teiji_lab::tests![without_a_beat_it_is_a_fifo, the_agent_may_die].to_vec(),
+        on![TIMED: excess_is_in_nobodys_way, best_effort_is_shared, two_links_at_once],
+        teiji_lab::tests![six_channels_keep_their_deadlines, many_channels_keep_their_deadlines].to_vec(),
+    ];
+    suite::run(&tests.concat(), || {
+        for stage in [&CONCURRENT, &TIMED] {
+            stage.if_made(|s| s.host.end());
+        }
+    })
+}
+
+fn six_channels_keep_their_deadlines() {
+    deadlines_are_kept(&six(3));
+}
+
+fn many_channels_keep_their_deadlines() {
+    deadlines_are_kept(&many(3));
+}
+
+/// By the product's own agent.
+fn deadlines_are_kept(plan: &Plan) {
+    let o = traffic::run(TIMED.without_driver(), "teiji_edf", plan).unwrap();
+    assert_eq!(o.flows.iter().filter_map(|f| f.misses).sum::<u64>(), 0, "missed in the queue: {o:?}");
+    assert_eq!(o.flows.iter().filter_map(|f| f.excess).sum::<u64>(), 0, "over their rate: {o:?}");
+    assert_eq!(o.failed(), 0, "late or lost from sender to receiver: {o:?}");
+    let within = |f: &traffic::Flow| f.max_us > 0.0 && f.bound_us.is_some_and(|bound| f.max_us <= bound);
+    assert!(o.flows.iter().all(within), "later than `teiji plan` guarantees: {o:?}");
+    assert!(o.sent() > 2500 && o.best_effort >= 0.95, "{o:?}");
 }
 
 /// What the kernel shows as the root of a device of namespace a.
@@ -90,7 +133,7 @@ fn of(stats: &Value, channel: &str, what: &str) -> u64 {
     stats["channels"][channel][what].as_u64().unwrap_or_else(|| panic!("no {what} of {channel} in {stats}"))
 }
 
-fn the_verifier_accepts_every_program(driver: &Driver) {
+fn the_verifier_accepts_every_program(_: &Host, driver: &Driver) {
     let said = driver.line("verified").unwrap();
     eprintln!("instructions that the verifier walked: {said}");
     let programs: serde_json::Map<String, Value> = serde_json::from_str(&said).unwrap();
@@ -290,7 +333,9 @@ fn real_time_is_bounded(host: &Host, driver: &Driver) {
 }
 
 /// First by silence, so that it comes back; then by death, so that nobody is there to ask.
-fn without_a_beat_it_is_a_fifo(host: &Host, driver: Driver) {
+fn without_a_beat_it_is_a_fifo() {
+    let host = CONCURRENT.without_driver();
+    let driver = Driver::start(host).unwrap();
     driver.line("link va rate=2000000").unwrap();
     driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=5000 rate=1000000 burst=1700").unwrap();
     driver.line("silence").unwrap();
@@ -492,7 +537,8 @@ fn a_killed_change_is_whole(host: &Host, driver: &Driver) {
 }
 
 /// The product: `teiji agent` under load.
-fn the_agent_may_die(host: &Host) {
+fn the_agent_may_die() {
+    let host = CONCURRENT.without_driver();
     // In one script, for the lab's clock runs ahead while it waits for this machine.
     let script = r#"
         T="ip netns exec a /tmp/teiji"; P="--state /tmp/state --pins /tmp/bpf/teiji"

@@ -6,9 +6,10 @@
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::process::ExitCode;
 use teiji_experiments::edf_delay::net;
 use teiji_experiments::edf_delay::{Channel, LINK, MARGIN, Plan, WIRE, traffic};
+use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Host, Kernel};
 use teiji_model::queue::MAX_CHANNELS;
 
@@ -16,34 +17,32 @@ const TEIJI: &str = "ip netns exec a /tmp/teiji";
 const PLACE: &str = "--state /tmp/state --pins /tmp/bpf/teiji";
 const LINK_SECTION: &str = "[link.va]\nrate = \"50mbit\"\nmax_packet = \"1514b\"\n";
 
-fn check(what: &str, begun: Instant) {
-    eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
-}
-
-#[test]
-fn hfsc_keeps_deadlines_where_there_are_no_bpf_qdiscs() {
-    let begun = Instant::now();
+static HOST: Shared<Host> = Shared::new("the lab", || {
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("hfsc");
     let host = net::boot_kernel(&out, net::TIMED, Kernel::Stable).unwrap();
-    check(&format!("Linux {}", host.kernel()), begun);
-    let wanted = six();
-    host.put("/tmp/six.toml", policy(&wanted).as_bytes()).unwrap();
+    host.put("/tmp/six.toml", policy(&six()).as_bytes()).unwrap();
     host.put("/tmp/kinds.toml", kinds().as_bytes()).unwrap();
-    the_former_root_is_put_back(&host);
-    check("rolled back", begun);
-    a_missing_module_changes_nothing(&host);
-    check("a module missing", begun);
-    packets_find_their_channels(&host);
-    check("IPv4, IPv6, VLAN, ports", begun);
-    what_others_change_is_told(&host);
-    check("changes of others", begun);
-    a_killed_apply_is_whole(&host);
-    check("killed", begun);
-    as_many_channels_as_a_host_may_have(&host);
-    check("4,096 channels", begun);
-    no_packet_is_later_than_printed(&host, &wanted);
-    check("bounds", begun);
-    host.power_off();
+    host
+});
+
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![
+        the_former_root_is_put_back,
+        a_missing_module_changes_nothing,
+        packets_find_their_channels,
+        what_others_change_is_told,
+        a_killed_apply_is_whole,
+        as_many_channels_as_a_host_may_have,
+        no_packet_is_later_than_printed,
+    ];
+    suite::run(&tests, || HOST.if_made(Host::end))
+}
+
+/// The lab host without channels: a test that failed may have left some.
+fn fresh() -> &'static Host {
+    let clear = format!("{TEIJI} rollback --force {PLACE}; ip netns exec a tc qdisc del dev va root; true");
+    HOST.run(&clear).unwrap();
+    &HOST
 }
 
 /// Channels that reserve most of the link; some send several packets at once.
@@ -110,7 +109,8 @@ fn present(host: &Host, wanting: &str) -> Value {
     queue.map_or(Value::Null, |step| step["present"]["queue"].clone())
 }
 
-fn the_former_root_is_put_back(host: &Host) {
+fn the_former_root_is_put_back() {
+    let host = fresh();
     let options = |shown: String| shown.split_once(" root ").map(|(_, o)| o.trim().to_owned()).unwrap();
     let untouched = root(host);
     let said = teiji(host, "plan /tmp/six.toml", 0);
@@ -145,7 +145,8 @@ fn the_former_root_is_put_back(host: &Host) {
     assert_eq!(root(host), untouched);
 }
 
-fn a_missing_module_changes_nothing(host: &Host) {
+fn a_missing_module_changes_nothing() {
+    let host = fresh();
     let before = root(host);
     let hide = "echo install cls_flower /bin/false >/etc/modprobe.d/hfsc.conf && modprobe -r cls_flower";
     host.run(hide).unwrap().ok().unwrap();
@@ -176,7 +177,8 @@ fn sent(host: &Host) -> Vec<u64> {
     all.into_iter().skip(1).map(|(_, packets)| packets).collect()
 }
 
-fn packets_find_their_channels(host: &Host) {
+fn packets_find_their_channels() {
+    let host = fresh();
     host.run(
         "for n in a:va:1:2 b:vb:2:1; do IFS=: read ns dev me other <<E\n$n\nE\n\
          ip -n $ns link add link $dev $dev.5 type vlan id 5; ip -n $ns link set $dev.5 up\n\
@@ -211,7 +213,8 @@ fn packets_find_their_channels(host: &Host) {
     host.run("ip -n a link del va.5; ip -n b link del vb.5").unwrap().ok().unwrap();
 }
 
-fn what_others_change_is_told(host: &Host) {
+fn what_others_change_is_told() {
+    let host = fresh();
     for change in [
         "tc filter del dev va parent 7e14: protocol ip prio 1",
         "tc class change dev va parent 7e14: classid 7e14:11 hfsc rt m2 1mbit ls m2 1mbit",
@@ -232,7 +235,8 @@ fn what_others_change_is_told(host: &Host) {
 }
 
 /// Killed at any instant, the link has the former root or the wanted one.
-fn a_killed_apply_is_whole(host: &Host) {
+fn a_killed_apply_is_whole() {
+    let host = fresh();
     let kill = |policy: &str, round: u32| {
         // As long as a whole apply takes.
         let after = 10 + round * 37 % 400;
@@ -265,7 +269,8 @@ fn a_killed_apply_is_whole(host: &Host) {
     eprintln!("killed: {seen:?} (left alone, given channels; left alone, changed)");
 }
 
-fn as_many_channels_as_a_host_may_have(host: &Host) {
+fn as_many_channels_as_a_host_may_have() {
+    let host = fresh();
     let mut t = LINK_SECTION.to_owned();
     for i in 0..MAX_CHANNELS {
         let _ = write!(
@@ -286,7 +291,8 @@ fn as_many_channels_as_a_host_may_have(host: &Host) {
     assert!(!root(host).contains("htb"));
 }
 
-fn no_packet_is_later_than_printed(host: &Host, plan: &Plan) {
+fn no_packet_is_later_than_printed() {
+    let (host, plan) = (fresh(), &six());
     let said = host.run(&format!("{TEIJI} plan /tmp/six.toml --json {PLACE}")).unwrap().ok().unwrap();
     let printed: Value = serde_json::from_str(&said).unwrap();
     let bounds: Vec<u64> = printed["links"][0]["channels"]

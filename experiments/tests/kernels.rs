@@ -5,32 +5,48 @@
 
 use serde_json::Value;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::process::ExitCode;
 use teiji_experiments::tracing::Lab;
+use teiji_lab::suite;
 use teiji_lab::{Kernel, Spec};
 
 /// Instructions of one program that the verifier walks at most before it gives up (BPF_COMPLEXITY_LIMIT_INSNS).
 const VERIFIER_LIMIT: u64 = 1_000_000;
 
-#[test]
-fn every_program_loads_on_each_kernel() {
-    let begun = Instant::now();
-    for kernel in Kernel::ALL {
-        let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-        let spec = Spec { kernel, cpus: 2, mem_mb: 2048, ..Spec::default() };
-        let lab = Lab::boot_as(&out, spec).unwrap();
-        let version = lab.host.kernel().to_owned();
-        // BPF qdiscs came with Linux 6.16.
-        let has_bpf_qdiscs = match kernel {
-            Kernel::Newest => true,
-            Kernel::Stable => false,
-        };
-        assert_eq!(at_least(&version, [6, 16]), has_bpf_qdiscs, "{version} is {}", kernel.name());
-        the_verifier_accepts_every_program(&lab, &version, has_bpf_qdiscs);
-        doctor_says_what_the_kernel_lacks(&lab, has_bpf_qdiscs);
-        lab.host.power_off();
-        eprintln!("lab {:6.1} s  holds: programs and doctor on {version}", begun.elapsed().as_secs_f64());
-    }
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![
+        every_program_loads_on_the_newest_kernel,
+        every_program_loads_on_the_stable_kernel,
+        every_program_loads_on_the_oldstable_kernel,
+    ];
+    suite::run(&tests, || ())
+}
+
+fn every_program_loads_on_the_newest_kernel() {
+    every_program_loads_on(Kernel::Newest, [6, 16]);
+}
+
+fn every_program_loads_on_the_stable_kernel() {
+    every_program_loads_on(Kernel::Stable, [6, 12]);
+}
+
+fn every_program_loads_on_the_oldstable_kernel() {
+    every_program_loads_on(Kernel::Oldstable, [6, 1]);
+}
+
+/// `least` is the version that the kernel has at least.
+fn every_program_loads_on(kernel: Kernel, least: [u32; 2]) {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    let spec = Spec { kernel, cpus: 2, mem_mb: 2048, ..Spec::default() };
+    let lab = Lab::boot_as(&out, spec).unwrap();
+    let version = lab.host.kernel().to_owned();
+    assert!(at_least(&version, least), "{version} is {}", kernel.name());
+    // BPF qdiscs came with Linux 6.16.
+    let has_bpf_qdiscs = kernel == Kernel::Newest;
+    assert_eq!(at_least(&version, [6, 16]), has_bpf_qdiscs, "{version} is {}", kernel.name());
+    the_verifier_accepts_every_program(&lab, &version, has_bpf_qdiscs);
+    doctor_says_what_the_kernel_lacks(&lab, has_bpf_qdiscs);
+    lab.host.power_off();
 }
 
 fn at_least(version: &str, least: [u32; 2]) -> bool {

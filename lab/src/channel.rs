@@ -8,19 +8,22 @@ use std::{
     path::Path,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use crate::{
     error::{Doing, Error, Result},
     host::Output,
     machine::PORTS,
+    patience::Patience,
     proto::{self, End, FromAgent, Request, Size, ToAgent},
 };
 
-/// How much longer than its limit a command is waited for: the agent kills it, this side only notices if the
-/// whole machine hangs.
+/// How long the lab host's agent may take to start a command, and to say that one that was killed has ended: it does so
+/// at once unless the whole machine hangs.
 const GRACE: Duration = Duration::from_secs(60);
+/// How often it is looked whether a limit is over.
+const LOOK: Duration = Duration::from_millis(200);
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
@@ -30,11 +33,13 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Pool {
     free: Mutex<Vec<UnixStream>>,
     returned: Condvar,
+    /// Process id of the emulator.
+    pid: u32,
 }
 
 impl Pool {
-    /// Connects to all ports whose sockets are in `folder`.
-    pub(crate) fn connect(folder: &Path) -> Result<Pool> {
+    /// Connects to all ports whose sockets are in `folder`, of the emulator with this process id.
+    pub(crate) fn connect(folder: &Path, pid: u32) -> Result<Pool> {
         let dir = File::open(folder).doing(|| format!("open {}", folder.display()))?;
         let mut free = Vec::new();
         for n in (0..PORTS).rev() {
@@ -42,17 +47,24 @@ impl Pool {
             let path = format!("/proc/self/fd/{}/p{n}.sock", dir.as_raw_fd());
             free.push(UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))?);
         }
-        Ok(Pool { free: Mutex::new(free), returned: Condvar::new() })
+        Ok(Pool { free: Mutex::new(free), returned: Condvar::new(), pid })
     }
 
-    /// Asks the agent whether it is there; fails if it does not answer in `limit`.
+    /// Asks the agent whether it is there; fails if it does not answer in `limit` (see [`Patience`]).
     pub(crate) fn ping(&self, limit: Duration) -> Result<String> {
+        let doing = || "reach the lab host's agent".to_owned();
+        let patience = Patience::begin(self.pid);
         let mut port = self.take();
+        proto::send(&mut port, &ToAgent::Ping).doing(doing)?;
+        while !readable(&port, LOOK).doing(doing)? {
+            if patience.over(limit) {
+                return Err(Error::Protocol(format!("did not answer within {limit:?}")));
+            }
+        }
         let answer = port
-            .set_read_timeout(Some(limit))
-            .and_then(|()| proto::send(&mut port, &ToAgent::Ping))
+            .set_read_timeout(Some(GRACE))
             .and_then(|()| proto::receive::<FromAgent>(&mut port))
-            .doing(|| "reach the lab host's agent".into())?;
+            .doing(doing)?;
         port.set_read_timeout(None).doing(|| "set a port up".into())?;
         match answer {
             Some(FromAgent::Pong { version: proto::VERSION, kernel }) => {
@@ -82,10 +94,15 @@ impl Pool {
         self.returned.notify_one();
     }
 
-    /// Starts a command; its output goes to `sink` as it comes, from another thread.
-    pub(crate) fn start(self: &Arc<Pool>, request: Request, mut sink: Sink) -> Result<Child> {
+    /// Starts a command; its output goes to `sink` as it comes, from another thread. [`Child::wait`] waits for it at
+    /// most `limit`.
+    pub(crate) fn start(
+        self: &Arc<Pool>,
+        request: Request,
+        limit: Option<Duration>,
+        mut sink: Sink,
+    ) -> Result<Child> {
         let shown = show(&request);
-        let limit = request.limit_ms.map(Duration::from_millis);
         let mut port = self.take();
         let mut port_in = port.try_clone().doing(|| "share a port".into())?;
         let shared = Arc::new(Shared::default());
@@ -95,7 +112,8 @@ impl Pool {
             writer: Mutex::new(port),
             command: shown,
             limit,
-            begun: Instant::now(),
+            patience: Patience::begin(self.pid),
+            pid: self.pid,
         };
         let pool = self.clone();
         thread::spawn(move || {
@@ -179,7 +197,8 @@ pub struct Child {
     writer: Mutex<UnixStream>,
     command: String,
     limit: Option<Duration>,
-    begun: Instant,
+    patience: Patience,
+    pid: u32,
 }
 
 impl Child {
@@ -188,7 +207,7 @@ impl Child {
     /// # Errors
     /// If it could not be started.
     pub fn id(&self) -> Result<u32> {
-        let deadline = Instant::now() + GRACE;
+        let patience = Patience::begin(self.pid);
         let mut state = lock(&self.shared.state);
         loop {
             match (&state.pid, &state.result) {
@@ -197,7 +216,7 @@ impl Child {
                 (None, Some(Ok(_))) => {
                     return Err(Error::Protocol("never said which process it started".into()));
                 }
-                (None, None) => state = self.wait_change(state, deadline)?,
+                (None, None) => state = self.wait_change(state, &patience, Some(GRACE))?,
             }
         }
     }
@@ -207,7 +226,7 @@ impl Child {
     /// # Errors
     /// If it ends first, or `limit` is over.
     pub fn wait_for(&self, text: &str, limit: Duration) -> Result<String> {
-        let deadline = Instant::now() + limit;
+        let patience = Patience::begin(self.pid);
         let mut state = lock(&self.shared.state);
         loop {
             let said = String::from_utf8_lossy(&state.stdout);
@@ -224,22 +243,33 @@ impl Child {
                     },
                 });
             }
-            state = self.wait_change(state, deadline)?;
+            state = self.wait_change(state, &patience, Some(limit))?;
         }
     }
 
     /// Waits until it has ended and returns what it wrote.
     ///
     /// # Errors
-    /// If its limit was over, it could not be started, or the lab host is gone.
+    /// If its limit was over (it is killed then, with all that it started), it could not be started, or the lab host is
+    /// gone.
     pub fn wait(self) -> Result<Output> {
-        let deadline = self.limit.map(|l| self.begun + l + GRACE);
+        let (patience, limit) = (self.patience, self.limit);
+        self.wait_as(&patience, limit)
+    }
+
+    /// The same, at most for so long from now.
+    ///
+    /// # Errors
+    /// As [`Child::wait`].
+    pub fn wait_within(self, limit: Duration) -> Result<Output> {
+        let patience = Patience::begin(self.pid);
+        self.wait_as(&patience, Some(limit))
+    }
+
+    fn wait_as(self, patience: &Patience, limit: Option<Duration>) -> Result<Output> {
         let mut state = lock(&self.shared.state);
         loop {
             match &state.result {
-                Some(Ok(end)) if end.timed_out => {
-                    return Err(self.timeout(&state));
-                }
                 Some(Ok(end)) => {
                     return Ok(Output {
                         code: end.code,
@@ -249,12 +279,26 @@ impl Child {
                     });
                 }
                 Some(Err(b)) => return Err(self.broken(b)),
-                None => {
-                    let far = Instant::now() + Duration::from_secs(86_400);
-                    state = self.wait_change(state, deadline.unwrap_or(far))?;
-                }
+                None => match self.wait_change(state, patience, limit) {
+                    Ok(changed) => state = changed,
+                    Err(late) => {
+                        self.end()?;
+                        return Err(late);
+                    }
+                },
             }
         }
+    }
+
+    /// Kills it, and waits until that is done: what comes after it finds nothing of it.
+    fn end(&self) -> Result<()> {
+        self.kill()?;
+        let patience = Patience::begin(self.pid);
+        let mut state = lock(&self.shared.state);
+        while state.result.is_none() {
+            state = self.wait_change(state, &patience, Some(GRACE))?;
+        }
+        Ok(())
     }
 
     /// Whether it has ended.
@@ -313,19 +357,19 @@ impl Child {
     fn wait_change<'a>(
         &self,
         state: MutexGuard<'a, State>,
-        deadline: Instant,
+        patience: &Patience,
+        limit: Option<Duration>,
     ) -> Result<MutexGuard<'a, State>> {
-        let rest = deadline.saturating_duration_since(Instant::now());
-        if rest.is_zero() {
-            return Err(self.timeout(&state));
+        if let Some(limit) = limit.filter(|l| patience.over(*l)) {
+            return Err(self.timeout(&state, limit));
         }
-        Ok(self.shared.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0)
+        Ok(self.shared.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0)
     }
 
-    fn timeout(&self, state: &State) -> Error {
+    fn timeout(&self, state: &State, limit: Duration) -> Error {
         Error::Timeout {
             command: self.command.clone(),
-            limit: self.limit.unwrap_or_else(|| self.begun.elapsed()),
+            limit,
             said: format!("{}{}", tail(&state.stdout), tail(&state.stderr)),
         }
     }
@@ -343,6 +387,18 @@ impl Drop for Child {
         if !self.ended() {
             let _ = self.kill();
         }
+    }
+}
+
+/// Whether a port can be read, after waiting for that at most so long.
+fn readable(port: &UnixStream, limit: Duration) -> nix::Result<bool> {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
+    let mut fds = [PollFd::new(port.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut fds, PollTimeout::try_from(limit.as_millis()).unwrap_or(PollTimeout::MAX)) {
+        Ok(n) => Ok(n > 0),
+        Err(nix::Error::EINTR) => Ok(false),
+        Err(e) => Err(e),
     }
 }
 

@@ -38,7 +38,7 @@ pub struct GuestSpec {
     pub vhost_cpu: Option<u32>,
     /// More arguments for its QEMU.
     pub qemu_args: Vec<String>,
-    /// How long it may take to boot.
+    /// How long it may take to boot, in three attempts. See [`USUAL_LIMIT`].
     pub limit: Duration,
 }
 
@@ -177,14 +177,14 @@ impl<'h> Guest<'h> {
     }
 
     fn wait_up(&self, limit: Duration) -> Result<()> {
-        let script = format!(
-            "teiji-lab call --wait {} vsock:{} -- true || {{ tail -n 20 /run/teiji/guests/{}/console.log >&2; exit 1; }}",
-            limit.as_secs(),
-            self.cid(),
-            self.name
-        );
-        let answer = self.host.run_for(&script, limit + Duration::from_secs(30))?;
-        answer.ok().map(drop).map_err(|e| self.fault(format!("{SILENT}: {e}")))
+        // It asks again and again, for longer than the limit, which is not a matter of the lab host's own clock.
+        let call = format!("teiji-lab call --wait 86400 vsock:{} -- true", self.cid());
+        let answer = self.host.run_for(&call, limit).and_then(Output::ok);
+        answer.map(drop).map_err(|e| {
+            let console = format!("tail -n 20 /run/teiji/guests/{}/console.log", self.name);
+            let console = self.host.run(&console).map_or_else(|e| e.to_string(), |o| o.text());
+            self.fault(format!("{SILENT}: {e}; its console: {console}"))
+        })
     }
 
     fn fault(&self, why: String) -> Error {
@@ -204,7 +204,7 @@ impl<'h> Guest<'h> {
     /// # Errors
     /// If it takes longer than `limit`, or guest or lab host are gone.
     pub fn run_for(&self, sh: &str, limit: Duration) -> Result<Output> {
-        self.host.start(self.request(sh, Some(limit)))?.wait()
+        self.host.start(self.request(sh), Some(limit))?.wait()
     }
 
     /// Starts `sh` by bash in the guest, without a limit.
@@ -212,11 +212,11 @@ impl<'h> Guest<'h> {
     /// # Errors
     /// If the lab host is gone.
     pub fn spawn(&self, sh: &str) -> Result<Child> {
-        self.host.start(self.request(sh, None))
+        self.host.start(self.request(sh), None)
     }
 
-    fn request(&self, sh: &str, limit: Option<Duration>) -> Request {
-        Request { guest: Some(self.cid()), ..shell(sh, limit) }
+    fn request(&self, sh: &str) -> Request {
+        Request { guest: Some(self.cid()), ..shell(sh) }
     }
 
     /// Its name.

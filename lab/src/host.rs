@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     thread,
@@ -21,6 +21,7 @@ use crate::{
     guest::{Guest, GuestSpec},
     initramfs,
     machine::{Accel, Machine, PORTS},
+    patience::Patience,
     priority::Preference,
     progress::Step,
     proto::{Request, Size},
@@ -110,12 +111,17 @@ impl Output {
     }
 }
 
-/// Limit of [`Host::run`] and [`Guest::run`].
+/// Limit of [`Host::run`] and [`Guest::run`]. Of this limit, as of all limits of the lab, what the emulator waits for a CPU
+/// of this machine is not a part (up to five sixths of the time): a busy machine takes longer and still gets there.
 pub const USUAL_LIMIT: Duration = Duration::from_secs(300);
-/// How long one boot may take.
+/// How long one boot may take; usual are 5 s. See [`USUAL_LIMIT`].
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
+/// How long the emulator may take until it offers its ports.
+const START_LIMIT: Duration = Duration::from_secs(60);
 /// How often it is tried.
 const BOOTS: u32 = 3;
+/// How long it may take to end in an orderly way.
+const END_LIMIT: Duration = Duration::from_secs(15);
 
 /// A running lab host. It ends with this value and with this process, whatever ends that.
 pub struct Host {
@@ -125,16 +131,12 @@ pub struct Host {
     version: String,
     accelerated: bool,
     guests: AtomicU32,
-    _lock: Lock,
+    lock: Mutex<Option<Lock>>,
 }
 
 /// A request that runs `sh` by the shell.
-pub(crate) fn shell(sh: &str, limit: Option<Duration>) -> Request {
-    Request {
-        argv: vec!["/bin/bash".into(), "-c".into(), sh.into()],
-        limit_ms: limit.map(|l| l.as_millis() as u64),
-        ..Request::default()
-    }
+pub(crate) fn shell(sh: &str) -> Request {
+    Request { argv: vec!["/bin/bash".into(), "-c".into(), sh.into()], ..Request::default() }
 }
 
 impl Host {
@@ -142,7 +144,8 @@ impl Host {
     /// this machine.
     ///
     /// # Errors
-    /// If preparation fails, or the machine does not come up in 3 minutes; the error holds its last words.
+    /// If preparation fails, or the machine does not come up though it is booted three times; the error holds its last
+    /// words.
     pub fn boot(spec: &Spec) -> Result<Host> {
         let prepared = rootfs::prepare()?;
         let agent = agent_program()?;
@@ -168,7 +171,7 @@ impl Host {
         let mut boots = 1;
         let (machine, pool, version) = loop {
             let machine = Machine::start(spec, accel, &prepared, &folder)?;
-            let pool = Host::wait_up(&machine, &step)?;
+            let pool = Host::wait_up(&machine)?;
             match pool.ping(BOOT_LIMIT) {
                 Ok(version) => break (machine, pool, version),
                 Err(e) if boots == BOOTS => {
@@ -194,14 +197,15 @@ impl Host {
             version,
             accelerated: accel == Accel::Kvm,
             guests: AtomicU32::new(0),
-            _lock: lock,
+            lock: Mutex::new(Some(lock)),
         })
     }
 
-    fn wait_up(machine: &Machine, step: &Step) -> Result<Pool> {
-        while machine.running() && step.seconds() < 30.0 {
+    fn wait_up(machine: &Machine) -> Result<Pool> {
+        let patience = Patience::begin(machine.pid());
+        while machine.running() && !patience.over(START_LIMIT) {
             if (0..PORTS).all(|n| machine.folder.join(format!("p{n}.sock")).exists()) {
-                return Pool::connect(&machine.folder);
+                return Pool::connect(&machine.folder, machine.pid());
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -221,7 +225,7 @@ impl Host {
     /// # Errors
     /// If it takes longer than `limit`: it is killed then, with all that it started. If the lab host is gone.
     pub fn run_for(&self, sh: &str, limit: Duration) -> Result<Output> {
-        self.start(shell(sh, Some(limit)))?.wait()
+        self.start(shell(sh), Some(limit))?.wait()
     }
 
     /// Starts `sh` by bash in `/root`, without a limit.
@@ -229,7 +233,7 @@ impl Host {
     /// # Errors
     /// If the lab host is gone.
     pub fn spawn(&self, sh: &str) -> Result<Child> {
-        self.start(shell(sh, None))
+        self.start(shell(sh), None)
     }
 
     /// Writes a file in the lab host.
@@ -237,9 +241,9 @@ impl Host {
     /// # Errors
     /// If the file cannot be written there.
     pub fn put(&self, path: &str, content: &[u8]) -> Result<()> {
-        let mut request = shell("cat > \"$teiji_path\"", Some(USUAL_LIMIT));
+        let mut request = shell("cat > \"$teiji_path\"");
         request.env.push(("teiji_path".into(), path.into()));
-        let child = self.start(request)?;
+        let child = self.start(request, Some(USUAL_LIMIT))?;
         child.write(content)?;
         child.close_input()?;
         child.wait()?.ok().map(drop)
@@ -250,17 +254,17 @@ impl Host {
     /// # Errors
     /// If the file cannot be read there.
     pub fn get(&self, path: &str) -> Result<Vec<u8>> {
-        let mut request = shell("cat -- \"$teiji_path\"", Some(USUAL_LIMIT));
+        let mut request = shell("cat -- \"$teiji_path\"");
         request.env.push(("teiji_path".into(), path.into()));
-        let output = self.start(request)?.wait()?;
+        let output = self.start(request, Some(USUAL_LIMIT))?.wait()?;
         match output.code {
             0 => Ok(output.stdout),
             _ => output.ok().map(String::into_bytes),
         }
     }
 
-    pub(crate) fn start(&self, request: Request) -> Result<Child> {
-        self.pool.start(request, Sink::Keep)
+    pub(crate) fn start(&self, request: Request, limit: Option<Duration>) -> Result<Child> {
+        self.pool.start(request, limit, Sink::Keep)
     }
 
     /// Runs `sh` with its output passed through to this process's own, as it comes; returns its exit code.
@@ -268,7 +272,7 @@ impl Host {
     /// # Errors
     /// If the lab host is gone.
     pub fn run_through(&self, sh: &str) -> Result<i32> {
-        Ok(self.pool.start(shell(sh, None), Sink::Through)?.wait()?.code)
+        Ok(self.pool.start(shell(sh), None, Sink::Through)?.wait()?.code)
     }
 
     /// Starts `sh` on a terminal of `rows` × `columns` characters; what it writes goes to this process's
@@ -277,10 +281,10 @@ impl Host {
     /// # Errors
     /// If the lab host is gone.
     pub fn spawn_on_terminal(&self, sh: &str, rows: u16, columns: u16) -> Result<Child> {
-        let mut request = shell(sh, None);
+        let mut request = shell(sh);
         request.terminal = Some(Size { rows, columns });
         request.env.push(("TERM".into(), std::env::var("TERM").unwrap_or_else(|_| "linux".into())));
-        self.pool.start(request, Sink::Through)
+        self.pool.start(request, None, Sink::Through)
     }
 
     /// Starts a nested guest and waits until commands can be run in it.
@@ -294,6 +298,11 @@ impl Host {
     /// Version of the kernel that runs, such as `7.2.12+deb13-amd64`.
     pub fn kernel(&self) -> &str {
         &self.version
+    }
+
+    /// Process id of the emulator on this machine.
+    pub fn pid(&self) -> u32 {
+        self.machine.pid()
     }
 
     /// Which one of the lab's list that is.
@@ -332,11 +341,20 @@ impl Host {
 
     /// Ends the lab host in an orderly way: what was written to `/mnt/out` is complete.
     pub fn power_off(self) {
+        self.end();
+    }
+
+    /// [`Host::power_off`] where others still refer to it: no command can be run in it from then on, and another lab host
+    /// may boot.
+    pub fn end(&self) {
         // The port closes while this runs: there is no answer.
         if let Ok(child) = self.spawn("sync; echo o > /proc/sysrq-trigger") {
-            self.machine.wait(Duration::from_secs(15));
+            let patience = Patience::begin(self.machine.pid());
+            while !self.machine.wait(Duration::from_secs(1)) && !patience.over(END_LIMIT) {}
             drop(child);
         }
+        self.machine.kill();
+        *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -367,7 +385,7 @@ fn agent_program() -> Result<PathBuf> {
     }
     if let Some(cargo) = std::env::var_os("CARGO") {
         let built = Command::new(&cargo)
-            .args(["build", "--quiet", "--package", "teiji-lab", "--bin", "teiji-lab", "--manifest-path"])
+            .args(["build", "--package", "teiji-lab", "--bin", "teiji-lab", "--manifest-path"])
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))
             .status()
             .doing(|| format!("run {}", cargo.display()))?;

@@ -39,12 +39,15 @@ mod image;
 mod initramfs;
 mod kernel;
 mod machine;
+mod patience;
 mod priority;
 pub mod progress;
 mod proto;
 mod recipe;
 pub mod rootfs;
+pub mod suite;
 pub mod tools;
+mod tsc;
 
 pub use channel::Child;
 pub use error::{Error, Result};

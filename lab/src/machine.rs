@@ -23,6 +23,7 @@ use crate::{
     host::{Mode, Spec},
     recipe::{IMAGE, Kernel},
     rootfs::Prepared,
+    tsc,
 };
 
 /// Ports for commands; so many commands can run at a time.
@@ -116,6 +117,9 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
         "console=ttyS0 loglevel=4 tsc=reliable no_timer_check panic=-1 mitigations=off random.trust_cpu=on teiji.level=1 teiji.name=lab teiji.shares={}",
         shares.iter().map(|(n, _)| format!(",{n}")).collect::<String>() + ","
     );
+    if let (Mode::Wall, Accel::Tcg, Some(khz)) = (spec.mode, accel, tsc::khz()) {
+        line += &format!(" tsc_early_khz={khz}");
+    }
     if spec.sriov {
         add("-device pcie-root-port,id=nicport,chassis=1,slot=1 -netdev user,id=nic,restrict=on".into());
         add("-device igb,bus=nicport,netdev=nic,mac=52:54:00:77:01:01".into());

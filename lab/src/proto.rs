@@ -17,7 +17,7 @@ use std::io::{self, Read, Write};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Raised with every change of these types; both sides must have the same.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// vsock port that a guest's agent listens on.
 pub(crate) const VSOCK_PORT: u32 = 5000;
@@ -79,8 +79,6 @@ pub(crate) struct Request {
     pub env: Vec<(String, String)>,
     /// Working folder; `/root` if not given.
     pub cwd: Option<String>,
-    /// Killed after so many milliseconds.
-    pub limit_ms: Option<u64>,
     /// Give it a terminal of this size.
     pub terminal: Option<Size>,
     /// Run it in the guest with this context id instead (asked of the lab host's agent).
@@ -99,8 +97,6 @@ pub(crate) struct Size {
 pub(crate) struct End {
     /// Exit code; 128 + n if signal n ended it.
     pub code: i32,
-    /// It was killed because of its limit.
-    pub timed_out: bool,
 }
 
 /// Writes one frame.
@@ -162,7 +158,7 @@ mod tests {
     fn frames_survive_being_cut_anywhere() {
         let mut bytes = Vec::new();
         send(&mut bytes, &FromAgent::Stdout(vec![7; 1000])).unwrap();
-        send(&mut bytes, &FromAgent::Done(End { code: 3, timed_out: false })).unwrap();
+        send(&mut bytes, &FromAgent::Done(End { code: 3 })).unwrap();
         let mut buffer = Vec::new();
         let mut seen = Vec::new();
         for b in bytes {
@@ -172,7 +168,7 @@ mod tests {
             }
         }
         assert!(matches!(&seen[0], FromAgent::Stdout(v) if v.len() == 1000));
-        assert!(matches!(seen[1], FromAgent::Done(End { code: 3, timed_out: false })));
+        assert!(matches!(seen[1], FromAgent::Done(End { code: 3 })));
         assert_eq!(seen.len(), 2);
     }
 

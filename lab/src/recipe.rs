@@ -16,17 +16,20 @@ pub enum Kernel {
     Newest,
     /// Debian's stable one, Linux 6.12, which many hosts run: without BPF qdiscs and sched_ext
     Stable,
+    /// That of the release before (Debian 12, Linux 6.1), the oldest that teiji supports
+    Oldstable,
 }
 
 impl Kernel {
     /// All of them, the default first.
-    pub const ALL: [Kernel; 2] = [Kernel::Newest, Kernel::Stable];
+    pub const ALL: [Kernel; 3] = [Kernel::Newest, Kernel::Stable, Kernel::Oldstable];
 
     /// Its name in commands and files.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Newest => "newest",
             Kernel::Stable => "stable",
+            Kernel::Oldstable => "oldstable",
         }
     }
 
@@ -35,6 +38,7 @@ impl Kernel {
         match self {
             Kernel::Newest => "trixie-backports",
             Kernel::Stable => SUITE,
+            Kernel::Oldstable => "bookworm",
         }
     }
 
@@ -43,7 +47,7 @@ impl Kernel {
         match self {
             Kernel::Newest => &[],
             // BPF qdiscs came with Linux 6.16; sched_ext came with 6.12, where Debian left it out.
-            Kernel::Stable => &["NET_SCH_BPF", "SCHED_CLASS_EXT"],
+            Kernel::Stable | Kernel::Oldstable => &["NET_SCH_BPF", "SCHED_CLASS_EXT"],
         }
     }
 
@@ -113,9 +117,18 @@ pub(crate) const IMAGE: &str = "root.erofs";
 
 /// Modules that the initial RAM file system loads: what reaches the root file system, and what every guest needs
 /// (loading these from the root file system costs a guest seconds). `erofs` of Linux 6.12 asks the cryptographic
-/// interface for `crc32c`, which its dependencies do not tell.
-pub(crate) const BOOT_MODULES: &[&str] =
-    &["virtio_blk", "crc32c_generic", "erofs", "overlay", "virtio_net", "vmw_vsock_virtio_transport"];
+/// interface for `crc32c`, which its dependencies do not tell. The first two are built into newer kernels, 6.1 has them
+/// as modules.
+pub(crate) const BOOT_MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_console",
+    "virtio_blk",
+    "crc32c_generic",
+    "erofs",
+    "overlay",
+    "virtio_net",
+    "vmw_vsock_virtio_transport",
+];
 
 /// Kernel options that the lab relies on, each with what needs it.
 pub(crate) const KERNEL_OPTIONS: &[(&str, &str)] = &[

@@ -1,8 +1,9 @@
 //! `apply --confirm-within`: undone unless somebody confirms.
 
-use super::{POLICY, Stage, State, has, said};
+use super::{POLICY, State, has, said, stage};
 
-pub fn unconfirmed_it_undoes_itself(stage: &Stage<'_>) {
+pub fn unconfirmed_it_undoes_itself() {
+    let stage = stage();
     let text = stage.teiji(&format!("apply {POLICY} --confirm-within 2s"), 1);
     has(&text, &["nobody confirmed within 2s", "what was done has been undone"]);
     assert_eq!(stage.state(), State::Original);
@@ -15,7 +16,8 @@ pub fn unconfirmed_it_undoes_itself(stage: &Stage<'_>) {
     has(&stage.teiji("confirm", 1), &["nothing to confirm"]);
 }
 
-pub fn confirmed_it_stays(stage: &Stage<'_>) {
+pub fn confirmed_it_stays() {
+    let stage = stage();
     let child = stage.waiting(POLICY, "60s");
     assert_eq!(stage.state(), State::Applied);
     has(&stage.teiji("status", 0), &["waits for `teiji confirm`"]);
@@ -28,7 +30,8 @@ pub fn confirmed_it_stays(stage: &Stage<'_>) {
     assert_eq!(stage.state(), State::Original);
 }
 
-pub fn killed_while_it_waits_the_next_command_undoes(stage: &Stage<'_>) {
+pub fn killed_while_it_waits_the_next_command_undoes() {
+    let stage = stage();
     for next in ["rollback --unfinished", "rollback"] {
         let child = stage.waiting(POLICY, "60s");
         let pid = child.id().unwrap();

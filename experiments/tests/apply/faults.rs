@@ -1,6 +1,6 @@
 //! What goes wrong without anybody killing teiji.
 
-use super::{PATIENCE, POLICY, Stage, State, has, said};
+use super::{PATIENCE, POLICY, State, has, said, stage};
 use teiji_experiments::apply::kills::{self, Vanishings};
 use teiji_experiments::apply::place::{STATE, TEIJI};
 use teiji_experiments::apply::{SHORT, seed};
@@ -8,7 +8,8 @@ use teiji_experiments::apply::{SHORT, seed};
 const FULL_DISK: &str = "/root/tiny";
 
 /// `plan` knows the VMs' threads. Deadline bandwidth that other processes have taken only the kernel knows.
-pub fn a_step_that_the_kernel_refuses_undoes_all(stage: &Stage<'_>) {
+pub fn a_step_that_the_kernel_refuses_undoes_all() {
+    let stage = stage();
     let policy = "[host]\nhalt_poll = \"30us\"\n[vm.vm1]\nweight = 50\nclass = \"deadline\"\nruntime = \"4ms\"\n\
                   period = \"10ms\"\n";
     stage.place.lab.host.put("/root/deadline.toml", policy.as_bytes()).unwrap();
@@ -28,10 +29,11 @@ pub fn a_step_that_the_kernel_refuses_undoes_all(stage: &Stage<'_>) {
     assert_eq!(stage.state(), State::Original);
 }
 
-pub fn a_vm_that_vanishes_is_missed(stage: &Stage<'_>) {
+pub fn a_vm_that_vanishes_is_missed() {
+    let stage = stage();
     let seed = seed();
     eprintln!("seed {seed}");
-    let rounds = kills::vanish(&stage.place, SHORT.vanish, seed).unwrap();
+    let rounds = kills::vanish(stage.place, SHORT.vanish, seed).unwrap();
     for round in &rounds {
         assert!(round.well(), "seed {seed}: {round:#?}");
     }
@@ -52,7 +54,8 @@ pub fn a_vm_that_vanishes_is_missed(stage: &Stage<'_>) {
 }
 
 /// With every amount of room between none and enough.
-pub fn a_full_disk_undoes_or_changes_nothing(stage: &Stage<'_>) {
+pub fn a_full_disk_undoes_or_changes_nothing() {
+    let stage = stage();
     let state = format!("--state {FULL_DISK}/state");
     let mut refused = [0, 0];
     let mut kb = 4;
@@ -100,7 +103,8 @@ pub fn a_full_disk_undoes_or_changes_nothing(stage: &Stage<'_>) {
     stage.sh(&format!("umount {FULL_DISK}"));
 }
 
-pub fn one_at_a_time_changes_settings(stage: &Stage<'_>) {
+pub fn one_at_a_time_changes_settings() {
+    let stage = stage();
     let first = stage.waiting(POLICY, "60s");
     let pid = format!("pid {}", first.id().unwrap());
     let journal = stage.sh(&format!("cat {STATE}/transaction"));
@@ -134,7 +138,8 @@ pub fn one_at_a_time_changes_settings(stage: &Stage<'_>) {
     assert!(refused > 0, "they never met");
 }
 
-pub fn without_root_it_says_what_it_needs(stage: &Stage<'_>) {
+pub fn without_root_it_says_what_it_needs() {
+    let stage = stage();
     stage.sh(&format!(
         "cp {POLICY} /tmp/policy.toml; printf '[host]\\nhalt_poll = \"50us\"\\n' >/tmp/host.toml"
     ));
@@ -153,7 +158,8 @@ pub fn without_root_it_says_what_it_needs(stage: &Stage<'_>) {
     assert_eq!(stage.state(), State::Original);
 }
 
-pub fn what_others_change_is_told_and_left_alone(stage: &Stage<'_>) {
+pub fn what_others_change_is_told_and_left_alone() {
+    let stage = stage();
     const HALT_POLL: &str = "/sys/module/kvm/parameters/halt_poll_ns";
     stage.teiji(&format!("apply {POLICY}"), 0);
     has(&stage.teiji("status", 0), &["teiji holds"]);

@@ -1,5 +1,5 @@
-//! Runs one command: its output goes to the caller as it comes, and when the caller goes away, asks for it, or
-//! the time is over, the command and all that it started are killed as a group.
+//! Runs one command: its output goes to the caller as it comes, and when the caller goes away or asks for it, the
+//! command and all that it started are killed as a group.
 
 use std::{
     fs::File,
@@ -11,7 +11,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::mpsc::{Sender, channel},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nix::{
@@ -52,7 +52,7 @@ pub(super) fn run(stream: &mut File, request: &Request) -> Result<(), Failure> {
     let mut running = start(request).map_err(|e| {
         Failure::Start(format!("cannot start {}: {e}", request.argv.first().map_or("", String::as_str)))
     })?;
-    let result = attend(stream, request, &mut running);
+    let result = attend(stream, &mut running);
     if result.is_err() {
         running.kill();
         let _ = running.child.wait();
@@ -143,19 +143,16 @@ impl Running {
     }
 }
 
-fn attend(stream: &mut File, request: &Request, running: &mut Running) -> Result<(), Failure> {
+fn attend(stream: &mut File, running: &mut Running) -> Result<(), Failure> {
     proto::send(stream, &FromAgent::Started { pid: running.group.as_raw() as u32 })?;
-    let deadline = request.limit_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
     let ended = pidfd(running.group)?;
-    let mut timed_out = false;
     let mut incoming = Vec::new();
     let mut chunk = vec![0; proto::CHUNK];
     loop {
-        let rest = deadline.filter(|_| !timed_out).map(|d| d.saturating_duration_since(Instant::now()));
         let (caller, end, out, err) = {
             let mut fds = vec![watch(stream), watch(&ended)];
             fds.extend([&running.out, &running.err].into_iter().flatten().map(watch));
-            wait_readable(&mut fds, rest)?;
+            wait_readable(&mut fds, None)?;
             let mut at = fds[2..].iter().map(readable);
             let out = running.out.is_some() && at.next().unwrap_or(false);
             let err = running.err.is_some() && at.next().unwrap_or(false);
@@ -171,16 +168,9 @@ fn attend(stream: &mut File, request: &Request, running: &mut Running) -> Result
             // All that the command itself wrote is there to be read; what others that it left behind still
             // write is not waited for.
             drain(running, &mut chunk, stream)?;
-            if timed_out {
-                running.kill();
-            }
             let status = running.child.wait()?;
             let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
-            return Ok(proto::send(stream, &FromAgent::Done(End { code, timed_out }))?);
-        }
-        if !timed_out && deadline.is_some_and(|d| Instant::now() >= d) {
-            timed_out = true;
-            running.kill();
+            return Ok(proto::send(stream, &FromAgent::Done(End { code }))?);
         }
         if caller {
             obey(stream, &mut incoming, &mut chunk, running)?;

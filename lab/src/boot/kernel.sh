@@ -29,10 +29,19 @@ done
 version=$(echo $packages | sed 's/^linux-[a-z]*-\([^ ]*\).*/\1/')
 cd /tmp
 apt-get -q download -t "$suite" $packages >&2
+# Older packages have their modules in /lib, which is a link here: unpacked over it, a folder would take its place.
+mkdir unpacked
 for deb in *.deb; do
-	dpkg-deb --extract "$deb" /
+	dpkg-deb --extract "$deb" unpacked
 	rm "$deb"
 done
+if [ -d unpacked/lib ]; then
+	mkdir -p unpacked/usr/lib
+	cp -a unpacked/lib/. unpacked/usr/lib/
+	rm -r unpacked/lib
+fi
+cp -a unpacked/. /
+rm -r unpacked
 # Split packages keep these beside the modules, older ones in /boot.
 for file in vmlinuz config System.map; do
 	[ -e "/usr/lib/modules/$version/$file" ] || mv "/boot/$file-$version" "/usr/lib/modules/$version/$file"
