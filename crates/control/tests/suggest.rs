@@ -134,11 +134,11 @@ fn polling_covers_the_gap_between_requests() {
         assert_eq!(lines(&text), ["[host]", &format!("halt_poll = \"{value}\"")]);
         assert!(gap > MAX_HALT_POLL || policy.host.halt_poll.unwrap().value >= gap);
     }
-    says(&parsed(&asleep(3 * MS), None).0, &["come 3 ms apart", "up to 5 ms of a CPU's time"]);
+    says(&parsed(&asleep(3 * MS), None).0, &["come 3.00 ms apart", "up to 5.00 ms of a CPU's time"]);
     says(&parsed(&asleep(15 * MS), None).0, &["polling will not bridge that", "49 % of them"]);
     let (text, _) = parsed(&asleep(250 * MS), None);
     assert_eq!(lines(&text), [""; 0]);
-    says(&text, &["250 ms apart", "polling will not bridge that", "10ms at most", "cpu_latency"]);
+    says(&text, &["250 ms apart", "polling will not bridge that", "10.0 ms at most", "cpu_latency"]);
     let mut unseen = asleep(MS);
     unseen.vms[0].requests = Default::default();
     says(&parsed(&unseen, None).0, &["no request was seen"]);
@@ -148,7 +148,7 @@ fn polling_covers_the_gap_between_requests() {
     observed.settings.insert(Setting::HaltPoll, Value::Nanoseconds(5 * MS));
     let (text, _) = planned(&asleep(3 * MS), &observed);
     assert_eq!(lines(&text), [""; 0], "it is never shortened");
-    says(&text, &["KVM polls for 5ms already"]);
+    says(&text, &["KVM polls for 5.00 ms already"]);
     observed.settings.remove(&Setting::HaltPoll);
     observed.unreadable = vec!["kvm is not loaded, so kvm.halt_poll_ns is not there".into()];
     let (text, _) = planned(&asleep(3 * MS), &observed);

@@ -214,3 +214,18 @@ fn only_a_terminal_gets_colours() {
         assert!(!file.is_empty() && !file.contains('\x1b'), "{file:?}");
     }
 }
+
+#[test]
+fn manual_pages_and_completions_have_every_command() {
+    let dir = tempfile::tempdir().unwrap();
+    let (code, _, err) = run(&["man", "--out", dir.path().to_str().unwrap()]);
+    assert_eq!(code, 0, "{err}");
+    let page = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
+    assert!(page("teiji-observe.1").contains("Write what this host is like"));
+    assert!(page("teiji-plan.1").contains("\\-\\-host"));
+    // Hidden there, because it is refused.
+    assert!(!page("teiji-apply.1").contains("\\-\\-host"));
+    let (_, script, _) = run(&["completions", "bash"]);
+    assert!(script.contains("teiji__observe") || script.contains("teiji__subcmd__observe"), "{script}");
+    assert!(script.contains("--host"), "{script}");
+}

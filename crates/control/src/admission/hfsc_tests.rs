@@ -48,7 +48,7 @@ fn a_refusal_names_the_excess_and_the_least_changes() {
     let refused = refusal(&link(), &set);
     let text = refused.to_string();
     assert!(text.starts_with(
-        "HFSC reserves each channel's burst within its deadline all the time, and that is 2400016bit more than the \
+        "HFSC reserves each channel's burst within its deadline all the time, and that is 2.400016mbit more than the \
          link sends (2 channels: `b\\u{1b}`, `a`); what would do: "
     ), "{text}");
     assert!(!text.chars().any(char::is_control));

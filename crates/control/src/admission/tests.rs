@@ -65,7 +65,7 @@ fn a_deadline_that_just_fits() {
         "{text}"
     );
     assert!(
-        text.contains("a deadline of 1500us for channel `a`") && text.contains("a link of 8001kbit"),
+        text.contains("a deadline of 1.5ms for channel `a`") && text.contains("a link of 8.001mbit"),
         "{text}"
     );
 }

@@ -14,6 +14,7 @@ use crate::spare;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm};
 use teiji_model::policy::MAX_HALT_POLL;
+use teiji_model::policy::units::DURATION;
 use teiji_model::report::{Report, VmReport};
 use teiji_model::setting::{Latency, Setting, Value};
 
@@ -86,7 +87,7 @@ pub(super) fn poll(
         Some(_) => Ok((wanted, said)),
         None => Err(format!(
             "halt_poll = \"{}\" would help, but it cannot be read, so it could not be put back: {}",
-            time(wanted),
+            DURATION.write(wanted),
             reason(&Setting::HaltPoll, observed)
         )),
     }

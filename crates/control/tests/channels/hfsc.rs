@@ -68,7 +68,7 @@ fn hfsc_refuses_where_edf_does_not() {
         &channels(vec![channel("a", 20, 1, 90_000, MBIT)]),
         &old(one()),
         "21:1",
-        &["eth0: the deadlines cannot all be kept: within 90us", "a deadline of "],
+        &["eth0: the deadlines cannot all be kept: within 90.0 µs", "a deadline of "],
     );
 }
 

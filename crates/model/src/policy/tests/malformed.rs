@@ -102,7 +102,7 @@ fn values() {
             &[(
                 2,
                 15,
-                "out of range; write a time with its unit and in quotes, as in \"3ms\", from 1us to 2147483646us, or \"any\" or \"none\"",
+                "out of range; write a time with its unit and in quotes, as in \"3ms\", from 1us to 2147.483646s, or \"any\" or \"none\"",
             )],
         ),
         ("[host]\ncpu_latency_cpus = \"1\"", &[(2, 1, "where `cpu_latency` holds, which is missing")]),
@@ -221,7 +221,7 @@ fn contradictions() {
             "[vm.a]\nclass = \"deadline\"\nruntime = \"3ms\"\ndeadline = \"9ms\"\nperiod = \"5ms\"",
             &[(4, 1, "`deadline` is longer than `period`")],
         ),
-        ("[vm.a]\nclass = \"deadline\"\nruntime = \"1us\"\nperiod = \"5ms\"", &[(3, 11, "from 1024ns")]),
+        ("[vm.a]\nclass = \"deadline\"\nruntime = \"1us\"\nperiod = \"5ms\"", &[(3, 11, "from 1.024us")]),
         (
             "[vm.a]\nclass = \"deadline\"\nruntime = \"1ms\"\nperiod = \"5ms\"\nvcpu_cpus = \"1\"\nworker_cpus = \"2\"",
             &[
