@@ -69,5 +69,20 @@ fn main() -> Result<()> {
             made.with_context(|| format!("compiling {program}"))?;
         }
     }
+    // for kernels that do not keep the names of their data
+    SkeletonBuilder::new()
+        .source("src/path_trace/path_trace.bpf.c")
+        .obj(out.join("path_trace_plain.bpf.o"))
+        .clang(&clang)
+        .clang_args([
+            "-DNO_PREEMPT_COUNT",
+            "-D__TARGET_ARCH_x86",
+            "-Wall",
+            "-Werror",
+            "-I/usr/include/x86_64-linux-gnu",
+            &headers,
+        ])
+        .build()
+        .context("compiling path_trace without the count of preemption")?;
     Ok(())
 }

@@ -164,8 +164,11 @@ fn four_queues_are_followed_on_each(lab: &Lab) {
     other.wait().unwrap().ok().unwrap();
     let traced = trace.stop().unwrap();
     let counts = only(&traced.report).unwrap().requests;
-    eprintln!("{counts:?}, {figures:?}");
-    assert_eq!(counts.complete, figures.received, "{counts:?}");
+    // Workers that are preempted within a probe, on a CPU that they share, cost each other runs of it: those are counted.
+    let gone = traced.report.counters.gone();
+    eprintln!("{counts:?}, {gone} events lost or missed, {figures:?}");
+    assert_eq!(counts.complete + counts.incomplete, figures.received, "{counts:?}");
+    assert!(counts.incomplete == 0 || gone > 0, "incomplete without a loss: {counts:?}");
     let recording = traced.recording.unwrap();
     let (kicked, sent) = queues(&recording);
     eprintln!("queues kicked {kicked:?}, of frames {sent:?}");

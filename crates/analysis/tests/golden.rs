@@ -251,7 +251,6 @@ fn frames_of_another_queue_leave_a_queues_kick_alone() {
     h.0.sort_by_key(|e| e.ts);
     let o = h.run();
     assert_eq!(o.stages()[5..7], [50, 10]);
-    // Each frame of the outbound packets has the kick of its own queue: 10 us and 2 us after it.
     let vhost_tx = o.report.vms[0].outbound.stages[0].1;
     assert_eq!(vhost_tx.count, 1, "the frame of the other queue went nowhere");
 }

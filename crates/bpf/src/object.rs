@@ -2,6 +2,7 @@
 use crate::Error;
 use libbpf_rs::libbpf_sys as sys;
 use libbpf_rs::{MapCore, MapHandle, Object};
+use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd};
 
 /// What the verifier said of a program.
@@ -46,6 +47,16 @@ pub(crate) fn verified(object: &Object) -> Result<Vec<Verified>, Error> {
 /// The instructions that the verifier walked, from the text of a program's fdinfo.
 fn instructions(fdinfo: &str) -> Option<u32> {
     fdinfo.lines().find_map(|l| l.strip_prefix("verified_insns:"))?.trim().parse().ok()
+}
+
+/// Whether the kernel's table of symbols has one of these, its own and not a module's.
+pub(crate) fn has_symbol(names: &[&str]) -> bool {
+    let Ok(file) = std::fs::File::open("/proc/kallsyms") else { return false };
+    // address, type, name, and for a module's its name
+    BufReader::new(file)
+        .lines()
+        .map_while(Result::ok)
+        .any(|line| line.splitn(3, ' ').nth(2).is_some_and(|name| names.contains(&name)))
 }
 
 /// How often the kernel left out a run of a loaded program, because the same program was at work on that CPU already: all
@@ -106,6 +117,12 @@ mod tests {
             let found = missed(&object).unwrap();
             assert!(found >= runs, "{runs} runs, {found} missed");
         }
+    }
+
+    #[test]
+    fn symbols_are_found_by_their_whole_name() {
+        assert!(has_symbol(&["no_such_symbol", "schedule"]));
+        assert!(!has_symbol(&["no_such_symbol", "schedul"]));
     }
 
     #[test]

@@ -27,25 +27,29 @@ static __always_inline bool is_vq(struct vhost_virtqueue *vq, int index)
 	return at == vq;
 }
 
+#ifndef NO_PREEMPT_COUNT
 extern const int __preempt_count __ksym __weak;
 extern const struct pcpu_hot pcpu_hot __ksym __weak;
+#endif
 
 #define SERVING_SOFTIRQ (1u << 8)
 /* hardware interrupts and NMIs, by include/linux/preempt.h; the top bit is not a count */
 #define IN_INTERRUPT 0x7fff0000u
 
 /*
- * Whether the current thread is interrupted: what happens is then not its own doing. Where a kernel does not
- * tell, it is taken to be the thread's.
+ * Whether the current thread is interrupted: what happens is then not its own doing. A kernel that does not
+ * keep the names of its data (CONFIG_KALLSYMS_ALL) does not tell; it is taken to be the thread's there.
  */
 static __always_inline bool interrupted(void)
 {
 	u32 count = 0;
 
+#ifndef NO_PREEMPT_COUNT
 	if (&__preempt_count)
 		count = *(const int *)bpf_this_cpu_ptr(&__preempt_count);
 	else if (&pcpu_hot)
 		count = ((const struct pcpu_hot *)bpf_this_cpu_ptr(&pcpu_hot))->preempt_count;
+#endif
 	return count & (IN_INTERRUPT | SERVING_SOFTIRQ);
 }
 

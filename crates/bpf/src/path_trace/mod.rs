@@ -27,12 +27,20 @@ use libbpf_rs::{
 };
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::OnceLock;
 use teiji_model::event::Event;
 use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
 
 /// The compiled programs.
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/path_trace.bpf.o"));
+
+/// The same for kernels that do not tell whether a thread is interrupted: BPF programs find the kernel's data by
+/// `/proc/kallsyms`, which holds it only with CONFIG_KALLSYMS_ALL.
+static PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/path_trace_plain.bpf.o"));
+
+/// Where kernels keep the count of preemption and interrupts: before 6.2 and from 6.15 on, and in between.
+const PREEMPT_COUNT: [&str; 2] = ["__preempt_count", "pcpu_hot"];
 
 /// Records taken from the kernel before they are handed on. Bounds the memory of a drain.
 const BATCH: usize = 4096;
@@ -132,10 +140,12 @@ fn leave_out(object: &mut OpenObject, hooks: &[Hook]) {
 }
 
 fn open() -> Result<OpenObject, Error> {
+    static TELLS: OnceLock<bool> = OnceLock::new();
     crate::quiet();
+    let tells = *TELLS.get_or_init(|| object::has_symbol(&PREEMPT_COUNT));
     ObjectBuilder::default()
         .name("path_trace")
-        .and_then(|b| b.open_memory(OBJECT))
+        .and_then(|b| b.open_memory(if tells { OBJECT } else { PLAIN }))
         .map_err(|e| Error::kernel("open the packet probes", e))
 }
 
