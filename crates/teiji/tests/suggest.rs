@@ -64,6 +64,7 @@ fn events() -> Vec<Event> {
                 len: 100,
                 tid: WORKER,
                 depth: 0,
+                queue: Some(0),
                 worker: None,
                 behind: 0,
             })
@@ -81,17 +82,25 @@ fn events() -> Vec<Event> {
             delivery: Delivery::Accepted,
             vm: PID,
             vcpu: 1,
+            index: Some(1),
             vector: 40,
             state: Some(ThreadState::Ready),
             clock: waited,
         };
         at(40, Kind::Interrupt(interrupt));
         waited.0[ThreadState::Ready as usize] += 2_000_000;
-        let entry =
-            GuestEntry { vm: PID, vcpu: 1, vector: 40, upto: begin + 45_000, clock: waited, behind: 31 };
+        let entry = GuestEntry {
+            vm: PID,
+            vcpu: 1,
+            index: 1,
+            vector: 40,
+            upto: begin + 45_000,
+            clock: waited,
+            behind: 31,
+        };
         at(2040, Kind::GuestEntry(entry));
         waited.0[ThreadState::Guest as usize] += 50_000;
-        let kick = Kick { ifindex: TAP, vm: PID, vcpu: 1, clock: waited, worker: None, behind: 0 };
+        let kick = Kick { ifindex: TAP, queue: 0, vm: PID, vcpu: 1, clock: waited, worker: None, behind: 0 };
         at(2090, Kind::Kick(kick));
         at(2100, packet(Point::TapSend, response, TAP, matching(Role::Final)));
         at(2110, packet(Point::DevQueue, response, NIC, None));
