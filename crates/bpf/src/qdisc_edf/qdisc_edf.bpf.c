@@ -350,8 +350,8 @@ drop:
 }
 
 /*
- * Counts a real-time packet that is given to the link now. What is guaranteed is its last bit on the wire, so that
- * its delay ends there, and it is late if that is after its deadline.
+ * Counts a real-time packet that is given to the link now. What is guaranteed is its last bit on the wire,
+ * so that its delay ends there, and it is late if that is after its deadline.
  */
 static __always_inline void left(const struct queued *is, u64 now)
 {
