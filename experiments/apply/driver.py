@@ -107,7 +107,9 @@ def as_wanted(before, config):
         if kind and name.endswith(" cpus"):
             after[name] = cpus(want[kind])
         if kind and name.endswith(" class"):
-            after[name] = [os.SCHED_FIFO, want["priority"], 0]
+            # Workers go above vCPUs.
+            above = 1 if kind == "worker_cpus" else 0
+            after[name] = [os.SCHED_FIFO, want["priority"] + above, 0]
     return after
 
 

@@ -1,8 +1,10 @@
-//! Whether real-time threads leave the host a CPU: the one rule that a plan refuses by and a suggestion pins by.
+//! Whether real-time threads leave the host a CPU, and each other: the rules that a plan refuses by and a suggestion
+//! pins by.
 //!
 //! `SCHED_FIFO` and `SCHED_RR` threads run as long as they like (sched(7)). Each can hold one CPU, and only one that it
 //! may run on: `n` of them take at most `n` CPUs, out of those that any of them may run on.
 
+use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::cpus::CpuSet;
 use teiji_model::setting::Scheduling;
 
@@ -20,4 +22,62 @@ pub(crate) fn reach<'a>(threads: impl IntoIterator<Item = &'a CpuSet>, online: &
 /// Whether unbounded threads, given by the CPUs they may run on, could take every online CPU at once.
 pub(crate) fn none_left(threads: &[&CpuSet], online: &CpuSet) -> bool {
     threads.len().min(reach(threads.iter().copied(), online).len()) >= online.len()
+}
+
+/// Whether threads that may run on these CPUs can all run at once.
+pub(crate) fn one_each(threads: &[CpuSet]) -> bool {
+    at_once(threads) == threads.len()
+}
+
+/// Whether threads that may run on these CPUs can hold all of `cpus` at once.
+pub(crate) fn all_taken(threads: &[CpuSet], cpus: &CpuSet) -> bool {
+    threads.len() >= cpus.len() && at_once(threads) >= cpus.len()
+}
+
+/// How many of these threads can run at once, each on a CPU of its own that it may run on: the size of the greatest
+/// matching, found by augmenting paths.
+fn at_once(threads: &[CpuSet]) -> usize {
+    let mut runs: BTreeMap<u32, usize> = BTreeMap::new();
+    (0..threads.len()).filter(|thread| place(*thread, threads, &mut runs, &mut BTreeSet::new())).count()
+}
+
+/// Finds a CPU for a thread, moving others if need be.
+fn place(
+    thread: usize,
+    threads: &[CpuSet],
+    runs: &mut BTreeMap<u32, usize>,
+    tried: &mut BTreeSet<u32>,
+) -> bool {
+    for cpu in threads[thread].iter() {
+        if !tried.insert(cpu) {
+            continue;
+        }
+        let free = match runs.get(&cpu) {
+            None => true,
+            Some(&other) => place(other, threads, runs, tried),
+        };
+        if free {
+            runs.insert(cpu, thread);
+            return true;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_find_cpus_of_their_own_if_there_are() {
+        let sets = |all: &[&[u32]]| -> Vec<CpuSet> {
+            all.iter().map(|cpus| cpus.iter().copied().collect()).collect()
+        };
+        // The second has to move for the third, and the first for it.
+        assert!(one_each(&sets(&[&[0, 1], &[0, 2], &[0]])));
+        assert!(!one_each(&sets(&[&[0, 1], &[0, 1], &[0]])) && !one_each(&sets(&[&[]])) && one_each(&[]));
+        let two = CpuSet::from_iter([0, 1]);
+        assert!(all_taken(&sets(&[&[0], &[], &[0, 1]]), &two));
+        assert!(!all_taken(&sets(&[&[0], &[0]]), &two));
+    }
 }

@@ -11,6 +11,7 @@
 //! | `cgroup` | the cgroup v2 hierarchy: where it is mounted, who is in which group |
 //! | `cmdline` | a VMM's command line: name, memory, MAC addresses |
 //! | `hfsc` | channels with deadlines as qdiscs, classes and filters of the kernel's own |
+//! | `identity` | whose process a VM is, and who says what it is called |
 //! | `net` | taps, bridges, queues |
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `observe` | the host as a plan needs to know it |
@@ -27,6 +28,7 @@ pub mod capability;
 mod cgroup;
 mod cmdline;
 mod hfsc;
+mod identity;
 mod net;
 mod numa;
 mod observe;

@@ -22,7 +22,7 @@ use crate::task::task;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use teiji_model::cpus::CpuSet;
-use teiji_model::host::Vm;
+use teiji_model::host::{Identity, VM_USERS, Vm};
 use teiji_model::plan::{Observed, ObservedLink, ObservedVm, own_group};
 use teiji_model::setting::{Setting, SettingError, Task, Value};
 
@@ -34,13 +34,17 @@ impl Root {
     pub fn observe(&self) -> Result<Observed, Error> {
         let cpus = self.online().ok_or_else(|| Error::Cpus { path: self.path(ONLINE) })?;
         let hierarchy = Hierarchy::find(self).ok();
-        let vms: Vec<ObservedVm> =
-            self.vms()?.into_iter().filter_map(|vm| observe(self, hierarchy.as_ref(), vm)).collect();
-        let links = links::links(self, vms.iter().map(|vm| &vm.vm));
+        let vms: Vec<ObservedVm> = self
+            .identified_vms()?
+            .into_iter()
+            .filter_map(|vm| observe(self, hierarchy.as_ref(), vm))
+            .collect();
+        let links = links::links(self);
         let mut found = Found::new(self);
-        for vm in &vms {
-            found.vm(vm);
-        }
+        // What keeps an impostor's settings from being read is not what is said of the others'.
+        let (doubtful, genuine): (Vec<_>, Vec<_>) =
+            vms.iter().partition(|vm| vm.identity.doubt(&VM_USERS).is_some());
+        genuine.iter().for_each(|vm| found.vm(vm));
         links.iter().flat_map(|link| &link.irqs).for_each(|irq| found.read(Setting::IrqCpus(*irq)));
         for device in links.iter().map(ObservedLink::device) {
             found.read(Setting::Queue(device.clone()));
@@ -49,6 +53,7 @@ impl Root {
         found.read(Setting::HaltPoll);
         cpus.iter().for_each(|cpu| found.read(Setting::CpuLatency(cpu)));
         let unreadable = found.unreadable();
+        doubtful.iter().for_each(|vm| found.vm(vm));
         let managers = managers::managers(self, hierarchy.as_ref(), &cpus, &vms);
         let realtime_guard = guard::realtime(self, &cpus);
         Ok(Observed {
@@ -72,7 +77,11 @@ impl Root {
 const ONLINE: &str = "sys/devices/system/cpu/online";
 
 /// A VM with its tasks; those that have vanished are left out of both. `None` if the VM has.
-fn observe(root: &Root, hierarchy: Option<&Hierarchy>, mut vm: Vm) -> Option<ObservedVm> {
+fn observe(
+    root: &Root,
+    hierarchy: Option<&Hierarchy>,
+    (mut vm, identity): (Vm, Identity),
+) -> Option<ObservedVm> {
     let process = task(root, vm.pid)?;
     let (kept, vcpus) = with_tasks(root, mem::take(&mut vm.vcpus), |v| v.tid);
     vm.vcpus = kept;
@@ -85,7 +94,7 @@ fn observe(root: &Root, hierarchy: Option<&Hierarchy>, mut vm: Vm) -> Option<Obs
     let own: BTreeSet<u32> = workers.iter().map(|w| w.id).chain([vm.pid]).collect();
     let members = group.as_deref().filter(|g| *g != "/").zip(hierarchy).and_then(|(g, h)| h.members(g));
     let group_shared = members.is_none_or(|all| all.iter().any(|pid| !own.contains(pid)));
-    Some(ObservedVm { vm, process, vcpus, workers, group, group_shared })
+    Some(ObservedVm { vm, identity, process, vcpus, workers, group, group_shared })
 }
 
 fn with_tasks<T>(root: &Root, all: Vec<T>, id: impl Fn(&T) -> u32) -> (Vec<T>, Vec<Task>) {

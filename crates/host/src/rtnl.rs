@@ -1,6 +1,7 @@
 //! rtnetlink (rtnetlink(7), net/sched/sch_api.c, net/core/rtnetlink.c): a device's qdiscs, and how large packets it
 //! takes. Asks and changes; what may be changed is not decided here.
 
+mod dump;
 mod message;
 
 use message::{answers, errno_of, ifinfomsg, messages};
@@ -91,15 +92,7 @@ pub(crate) struct Rtnl {
 
 impl Rtnl {
     pub(crate) fn open() -> nix::Result<Rtnl> {
-        let socket = socket(
-            AddressFamily::Netlink,
-            SockType::Raw,
-            SockFlag::SOCK_CLOEXEC,
-            SockProtocol::NetlinkRoute,
-        )?;
-        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(PATIENCE_S, 0))?;
-        connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
-        Ok(Rtnl { socket, sequence: 0 })
+        Ok(Rtnl { socket: connected()?, sequence: 0 })
     }
 
     /// All qdiscs of a device that the kernel lists.
@@ -109,27 +102,12 @@ impl Rtnl {
     }
 
     /// What the kernel lists in answer to such a message, each without its netlink header.
+    ///
+    /// # Errors
+    /// What the kernel answers; `EINTR` if what it lists did not stay the same while it was listed, however often it was
+    /// asked.
     pub(crate) fn dump(&mut self, kind: u16, head: &[u8]) -> nix::Result<Vec<Vec<u8>>> {
-        let flags = libc::NLM_F_REQUEST | libc::NLM_F_DUMP;
-        self.ask(kind, flags, head, &[])?;
-        let mut found = Vec::new();
-        loop {
-            let buffer = self.receive()?;
-            let mut ended = false;
-            for (kind, body) in messages(&buffer) {
-                match i32::from(kind) {
-                    libc::NLMSG_DONE => ended = true,
-                    libc::NLMSG_ERROR => {
-                        errno_of(body)?;
-                        ended = true;
-                    }
-                    _ => found.push(body.to_vec()),
-                }
-            }
-            if ended {
-                return Ok(found);
-            }
-        }
+        dump::whole(&mut Listing { rtnl: self, kind, head })
     }
 
     /// Sends all these requests by one system call, within which the kernel carries out each of them
@@ -247,8 +225,17 @@ impl Rtnl {
     fn receive(&self) -> nix::Result<Vec<u8>> {
         // netlink(7): no message of a dump is larger
         let mut buffer = vec![0; 32 << 10];
-        let n = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-        buffer.truncate(n);
+        let length = loop {
+            // With a limit of time it is not begun again by itself after a signal (signal(7)).
+            match recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_TRUNC) {
+                Err(Errno::EINTR) => {}
+                length => break length?,
+            }
+        };
+        if length > buffer.len() {
+            return Err(Errno::EMSGSIZE);
+        }
+        buffer.truncate(length);
         Ok(buffer)
     }
 
@@ -261,6 +248,38 @@ impl Rtnl {
                 }
             }
         }
+    }
+}
+
+/// A socket that asks the kernel.
+fn connected() -> nix::Result<OwnedFd> {
+    let socket =
+        socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
+    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(PATIENCE_S, 0))?;
+    connect(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+    Ok(socket)
+}
+
+/// A request for a list, and the socket that it goes by.
+struct Listing<'a> {
+    rtnl: &'a mut Rtnl,
+    kind: u16,
+    head: &'a [u8],
+}
+
+impl dump::Wire for Listing<'_> {
+    fn ask(&mut self) -> nix::Result<u32> {
+        self.rtnl.ask(self.kind, libc::NLM_F_REQUEST | libc::NLM_F_DUMP, self.head, &[])?;
+        Ok(self.rtnl.sequence)
+    }
+
+    fn receive(&mut self) -> nix::Result<Vec<u8>> {
+        self.rtnl.receive()
+    }
+
+    fn renew(&mut self) -> nix::Result<()> {
+        self.rtnl.socket = connected()?;
+        Ok(())
     }
 }
 

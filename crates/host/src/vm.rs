@@ -1,9 +1,11 @@
-//! Which processes are VMs: those that hold a descriptor of a KVM virtual machine and of its vCPUs.
+//! Which processes are VMs: those that hold a descriptor of a KVM virtual machine and of its vCPUs. Whether their names
+//! can be trusted says [`Identity`].
 
 use crate::cmdline::CommandLine;
+use crate::identity::Domains;
 use crate::root::{self, Root};
 use crate::{Error, net, numa, thread};
-use teiji_model::host::{Vm, Worker};
+use teiji_model::host::{Identity, Vm, Worker};
 
 impl Root {
     /// The VMs of this host, by process id. A process that vanishes meanwhile, or that the caller may
@@ -12,6 +14,14 @@ impl Root {
     /// # Errors
     /// If `/proc` cannot be listed.
     pub fn vms(&self) -> Result<Vec<Vm>, Error> {
+        Ok(self.identified_vms()?.into_iter().map(|(vm, _)| vm).collect())
+    }
+
+    /// The same, each with whose process it is and who says that it is called so.
+    ///
+    /// # Errors
+    /// If `/proc` cannot be listed.
+    pub fn identified_vms(&self) -> Result<Vec<(Vm, Identity)>, Error> {
         let path = self.path("proc");
         let names = root::list(&path).map_err(|source| Error::Processes { path, source })?;
         let mut pids: Vec<u32> = names.iter().filter_map(|n| n.parse().ok()).collect();
@@ -21,7 +31,8 @@ impl Root {
             return Ok(Vec::new());
         }
         let workers: Vec<Worker> = pids.iter().filter_map(|&pid| thread::kernel_worker(self, pid)).collect();
-        Ok(found.iter().filter_map(|(pid, open)| vm(self, *pid, open, &workers)).collect())
+        let domains = Domains::find(self);
+        Ok(found.iter().filter_map(|(pid, open)| vm(self, *pid, open, &workers, &domains)).collect())
     }
 }
 
@@ -50,7 +61,13 @@ fn open(root: &Root, pid: u32) -> Option<Open> {
 }
 
 /// The VM of a VMM; `None` if it is gone.
-fn vm(root: &Root, pid: u32, open: &Open, kernel_threads: &[Worker]) -> Option<Vm> {
+fn vm(
+    root: &Root,
+    pid: u32,
+    open: &Open,
+    kernel_threads: &[Worker],
+    domains: &Domains,
+) -> Option<(Vm, Identity)> {
     let line = CommandLine::new(&root.bytes(&format!("proc/{pid}/cmdline"))?);
     let vcpus = thread::vcpus(root, pid, &open.vm_fds);
     let workers = thread::workers(root, pid, kernel_threads);
@@ -59,6 +76,9 @@ fn vm(root: &Root, pid: u32, open: &Open, kernel_threads: &[Worker]) -> Option<V
     if !root.exists(&format!("proc/{pid}/task")) {
         return None;
     }
-    let name = line.name().unwrap_or_else(|| format!("pid:{pid}"));
-    Some(Vm { name, pid, vcpus, workers, nics, memory: line.memory(), memory_nodes })
+    let own = line.name();
+    let (identity, named) = domains.identify(root, pid, own.as_deref());
+    let name = named.or(own).unwrap_or_else(|| format!("pid:{pid}"));
+    let vm = Vm { name, pid, vcpus, workers, nics, memory: line.memory(), memory_nodes };
+    Some((vm, identity))
 }

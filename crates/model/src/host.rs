@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// A virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vm {
-    /// QEMU's `-name` (`guest=`), else `pid:N`. Untrusted text: escape when printing.
+    /// libvirt's name, else QEMU's `-name` (`guest=`), else `pid:N`; whether to trust it says [`Identity`]. Untrusted text: escape when printing.
     pub name: String,
     /// The VMM's process id.
     pub pid: u32,
@@ -19,6 +19,50 @@ pub struct Vm {
     pub memory: Option<u64>,
     /// Resident memory of the VMM by NUMA node, bytes.
     pub memory_nodes: Vec<u64>,
+}
+
+/// Users whose VMs are taken to be called what they say, unless the policy names others: root, and those that packages
+/// of QEMU and libvirt make.
+pub const VM_USERS: [&str; 3] = ["root", "libvirt-qemu", "qemu"];
+
+/// Whose process a VM is, and who says that it is called so.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// The VMM's user as this host counts users; `None` if it cannot be told.
+    pub uid: Option<u32>,
+    /// That user's name, if the host has one for it. Untrusted text.
+    pub user: Option<String>,
+    /// Who says what the VM is called.
+    pub named_by: NamedBy,
+}
+
+/// Who says what a VM is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NamedBy {
+    /// libvirt, which started it.
+    Libvirt,
+    /// Its own command line, where any process may write any name.
+    Itself,
+}
+
+impl Identity {
+    /// Whether it is a process of this user, by name or number.
+    pub fn is_of(&self, user: &str) -> bool {
+        let number = self.uid.is_some_and(|uid| user.parse() == Ok(uid));
+        number || self.user.as_deref() == Some(user) || (user == "root" && self.uid == Some(0))
+    }
+
+    /// Why the VM may not be what its name says, if so: it named itself, and is of none of these users. Printable but
+    /// for the user's name.
+    pub fn doubt<U: AsRef<str>>(&self, users: &[U]) -> Option<String> {
+        let trusted = self.named_by == NamedBy::Libvirt || users.iter().any(|user| self.is_of(user.as_ref()));
+        (!trusted).then(|| match (&self.user, self.uid) {
+            (Some(user), _) => format!("user {user}"),
+            (None, Some(uid)) => format!("user {uid}"),
+            (None, None) => "a user that cannot be told".to_owned(),
+        })
+    }
 }
 
 /// A vCPU thread.

@@ -4,8 +4,10 @@
 //! (Policy, Observed) ── control::plan ──► Plan ── agent::apply ──► the host, journalled step by step
 //! ```
 
+mod order;
+
 use crate::cpus::CpuSet;
-use crate::host::Vm;
+use crate::host::{Identity, Vm};
 use crate::queue::{Device, Scheduler};
 use crate::setting::{Setting, Task, Value};
 use serde::{Deserialize, Serialize};
@@ -59,6 +61,8 @@ impl Default for DeadlineSupport {
 pub struct ObservedVm {
     /// As discovery found it.
     pub vm: Vm,
+    /// Whose it is, and who says that it is called so.
+    pub identity: Identity,
     /// The VMM's process.
     pub process: Task,
     /// vCPU threads by index.
@@ -123,6 +127,9 @@ pub struct Manager {
     pub advice: String,
     /// Which kinds of settings.
     pub touches: Vec<Kind>,
+    /// The process of the VM that it does so to; `None`: to all.
+    #[serde(default)]
+    pub vm: Option<Task>,
 }
 
 /// A kind of setting.

@@ -100,7 +100,7 @@ pub struct Channel {
     pub to: Option<Endpoint>,
     /// IP protocol: 6 TCP, 17 UDP; `None`: any.
     pub proto: Option<u8>,
-    /// From a packet's arrival in the queue until it has left it, ns. With HFSC what its [`Curve`] has to keep, whole µs:
+    /// From a packet's arrival in the queue until its last bit is on the wire, ns. With HFSC what its [`Curve`] has to keep, whole µs:
     /// what the link itself adds is taken off.
     pub deadline: u64,
     /// Guaranteed rate, bit/s; a multiple of [`RATE_STEP`].

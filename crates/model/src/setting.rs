@@ -137,6 +137,28 @@ pub enum Scheduling {
     },
 }
 
+impl Scheduling {
+    /// Whether such a thread keeps ordinary ones from its CPU.
+    pub fn is_real_time(&self) -> bool {
+        self.priority() > 0
+    }
+
+    /// Whether it is `SCHED_DEADLINE`, whose threads Linux lets run on every CPU only.
+    pub fn is_deadline(&self) -> bool {
+        matches!(self, Scheduling::Deadline { .. })
+    }
+
+    /// Which of two real-time threads goes first: the one with the greater number. 0: not real-time; 100:
+    /// `SCHED_DEADLINE`, which goes before every priority.
+    pub fn priority(&self) -> u8 {
+        match self {
+            Scheduling::Fifo { priority } | Scheduling::RoundRobin { priority } => *priority,
+            Scheduling::Deadline { .. } => 100,
+            _ => 0,
+        }
+    }
+}
+
 impl fmt::Display for Setting {
     /// As a plan shows it; who the thread is, the plan says beside it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,7 +8,7 @@ use std::path::Path;
 use teiji::command::{doctor_table, plan_table, vms_table};
 use teiji::terminal::Style;
 use teiji::text::{WIDTH, cells, report};
-use teiji_model::host::Capability;
+use teiji_model::host::{Capability, Identity, NamedBy};
 use teiji_model::plan::{
     ChannelGuarantee, DeadlineSupport, Held, LinkGuarantee, LinkKind, Observed, ObservedLink, Plan, Step,
 };
@@ -54,7 +54,10 @@ fn vms() {
     let mut other = common::vm("büro\x1b[31m", 77);
     other.nics.clear();
     other.vcpus.clear();
-    golden("vms.txt", &vms_table(&[common::vm("sip1", 4240), other], &UNICODE));
+    let identity =
+        |uid, user: &str| Identity { uid: Some(uid), user: Some(user.into()), named_by: NamedBy::Itself };
+    let vms = [(common::vm("sip1", 4240), identity(0, "root")), (other, identity(1000, "e\x1bve"))];
+    golden("vms.txt", &vms_table(&vms, &UNICODE));
 }
 
 #[test]

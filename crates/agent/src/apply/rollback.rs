@@ -1,8 +1,8 @@
 //! Putting back everything that teiji holds.
 //!
-//! The other way round in which it was changed: the last change first, and of those made at once weights before
-//! the groups they are of and scheduling before affinity, which is the order of [`Setting`] reversed. A setting
-//! that someone else has changed since stays held, so that `force` can still put it back.
+//! Each setting before those that need it, whichever was changed first ([`Step::turn`]): a thread is let onto all CPUs
+//! before it is `SCHED_DEADLINE` again, and `gso_max_size` grows when the queue that counts on it is gone. Otherwise the
+//! last change first. A setting that someone else has changed since stays held, so that `force` can still put it back.
 
 use super::error::{Error, Note};
 use super::journal::Direction;
@@ -41,7 +41,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         let mut notes = self.recover_locked()?;
         let mut held: Vec<(Setting, Hold)> = self.held()?.settings.into_iter().collect();
         held.sort_by_key(|(setting, hold)| Reverse((hold.since, setting.clone())));
-        let steps: Vec<Step> = held.into_iter().map(|(setting, hold)| step(setting, hold)).collect();
+        let mut steps: Vec<Step> = held.into_iter().map(|(setting, hold)| step(setting, hold)).collect();
+        steps.sort_by_key(|step| step.turn(true));
         if steps.is_empty() {
             return Ok(RolledBack { restored: 0, notes });
         }

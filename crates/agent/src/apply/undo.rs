@@ -19,7 +19,8 @@ pub(super) struct Outcome {
 }
 
 impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
-    /// Undoes the steps of a transaction that have begun, the last first.
+    /// Undoes the steps of a transaction that have begun, the last first: each then finds the host as its step left it,
+    /// so that an order that the kernel took forward it takes back as well.
     pub(super) fn undo(&self, journal: &Journal) -> Outcome {
         let mut outcome = Outcome::default();
         for (i, step) in journal.header.steps.iter().enumerate().take(journal.begun).rev() {

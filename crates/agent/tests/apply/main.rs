@@ -5,6 +5,7 @@
 mod common;
 mod engine;
 mod kill;
+mod order;
 mod properties;
 mod real;
 mod sim;

@@ -7,15 +7,35 @@ use proptest::prelude::*;
 use std::time::Duration;
 use teiji_agent::apply::Rollback;
 use teiji_control::plan::plan;
-use teiji_model::plan::Held;
+use teiji_model::plan::{Held, Plan};
+use teiji_model::queue::Queue;
+use teiji_model::setting::{Setting, Value};
+
+/// Notes of each new queue how large segments may be once the plan is carried out.
+fn counts_on(sim: &Sim, plan: &Plan) {
+    let after = |setting: &Setting| {
+        let step = plan.steps.iter().find(|s| s.setting == *setting);
+        step.map(|s| s.wanted.clone()).or_else(|| sim.settings().get(setting).cloned())
+    };
+    for step in &plan.steps {
+        let (Setting::Queue(device), Value::Queue(Queue::Deadlines(_))) = (&step.setting, &step.wanted)
+        else {
+            continue;
+        };
+        let Some(Value::Bytes(size)) = after(&Setting::SegmentSize(device.clone())) else { continue };
+        sim.count_on(device, &step.wanted, size);
+    }
+}
 
 proptest! {
     #[test]
     fn an_applied_plan_is_enough_and_is_undone(observed in any_host(), policies in vec(any_policy(), 1..4), kill in vec(1..60u64, 4)) {
         let sim = Sim::new(observed.settings.clone());
+        *sim.0.online.borrow_mut() = observed.cpus.clone();
         for (policy, kill) in policies.iter().zip(kill) {
             let now = observe_again(&observed, &sim.settings());
             let Ok(steps) = plan(policy, &now, &sim.held()) else { continue };
+            counts_on(&sim, &steps);
             // Some processes are killed on the way, and the plan is made again.
             if sim.killed_at(kill, |s| s.apply(&steps).map(drop)).is_none() {
                 sim.engine().recover(Duration::ZERO).unwrap();

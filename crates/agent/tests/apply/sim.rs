@@ -13,7 +13,9 @@ use std::time::Duration;
 use teiji_agent::apply::clock::Clock;
 use teiji_agent::apply::store::{CONFIRMED, HELD_NEXT, Store, TRANSACTION};
 use teiji_agent::apply::{Applied, Engine, Error, Host, Options, Progress};
+use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Held, Hold, Plan, Step};
+use teiji_model::queue::Device;
 use teiji_model::setting::{Setting, SettingError, Value};
 
 pub type Settings = BTreeMap<Setting, Value>;
@@ -50,6 +52,10 @@ pub struct World {
     pub refused: RefCell<Vec<Value>>,
     /// What the kernel makes of such a value.
     pub normalised: RefCell<Vec<(Value, Value)>>,
+    /// CPUs that are online: `SCHED_DEADLINE` threads have to be allowed on all of them.
+    pub online: RefCell<CpuSet>,
+    /// The largest segments that a device's queue counts on.
+    pub counts_on: RefCell<Vec<((Device, Value), u32)>>,
 }
 
 #[derive(Clone)]
@@ -78,6 +84,8 @@ impl Sim {
             disk: Cell::new(Disk::Fine),
             refused: RefCell::default(),
             normalised: RefCell::default(),
+            online: RefCell::default(),
+            counts_on: RefCell::default(),
         }))
     }
 
@@ -87,6 +95,8 @@ impl Sim {
         *copy.0.files.borrow_mut() = self.0.files.borrow().clone();
         *copy.0.made.borrow_mut() = self.0.made.borrow().clone();
         *copy.0.normalised.borrow_mut() = self.0.normalised.borrow().clone();
+        *copy.0.online.borrow_mut() = self.0.online.borrow().clone();
+        *copy.0.counts_on.borrow_mut() = self.0.counts_on.borrow().clone();
         copy.0.now.set(self.0.now.get());
         copy
     }
@@ -152,6 +162,47 @@ impl Sim {
         }
     }
 
+    /// From now on such a queue of this device counts on segments of at most so many bytes.
+    pub fn count_on(&self, device: &Device, queue: &Value, most: u32) {
+        let mut all = self.0.counts_on.borrow_mut();
+        match all.iter_mut().find(|((d, q), _)| d == device && q == queue) {
+            Some((_, known)) => *known = most.max(*known),
+            None => all.push(((device.clone(), queue.clone()), most)),
+        }
+    }
+
+    /// What the kernel says of a thread of `SCHED_DEADLINE` that may not run on every CPU, or shall not.
+    fn refusal(&self, setting: &Setting, value: &Value) -> Option<SettingError> {
+        let settings = self.0.settings.borrow();
+        let online = self.0.online.borrow();
+        let not_all = |cpus: &Value| matches!(cpus, Value::Cpus(c) if !online.without(c).is_empty());
+        let deadline = |v: &Value| matches!(v, Value::Scheduling(s) if s.is_deadline());
+        let refused = |why: &str| Some(SettingError::Refused(why.into()));
+        match setting {
+            Setting::ThreadCpus(task) => {
+                let is = settings.get(&Setting::ThreadScheduling(*task)).is_some_and(deadline);
+                if is && not_all(value) { refused("EBUSY: it has a deadline") } else { None }
+            }
+            Setting::ThreadScheduling(task) => {
+                let kept = settings.get(&Setting::ThreadCpus(*task)).is_some_and(not_all);
+                if deadline(value) && kept { refused("EPERM: it may not run on every CPU") } else { None }
+            }
+            _ => None,
+        }
+    }
+
+    /// No queue ever has to send larger segments than it counts on.
+    fn guarantees_hold(&self) {
+        let settings = self.0.settings.borrow();
+        for ((device, queue), most) in &*self.0.counts_on.borrow() {
+            if settings.get(&Setting::Queue(device.clone())) == Some(queue)
+                && let Some(Value::Bytes(size)) = settings.get(&Setting::SegmentSize(device.clone()))
+            {
+                assert!(size <= most, "{device} has segments of {size} bytes, its queue counts on {most}");
+            }
+        }
+    }
+
     fn point(&self) {
         let n = self.0.points.get() + 1;
         self.0.points.set(n);
@@ -197,6 +248,9 @@ impl Host for Sim {
         if self.0.refused.borrow().contains(value) {
             return Err(SettingError::Refused("EINVAL: no".into()));
         }
+        if let Some(refusal) = self.refusal(setting, value) {
+            return Err(refusal);
+        }
         if let Value::Group(group) = value
             && group.starts_with("/teiji/")
         {
@@ -207,6 +261,7 @@ impl Host for Sim {
         let normalised = self.0.normalised.borrow();
         let made = normalised.iter().find(|(from, _)| from == value).map_or(value, |(_, to)| to);
         self.set(setting.clone(), made.clone());
+        self.guarantees_hold();
         self.point();
         Ok(())
     }

@@ -92,9 +92,9 @@ struct channel_settings {
 struct channel_stats {
 	__u64 packets; /* sent by their deadline's order */
 	__u64 bytes;
-	__u64 delay_max;
+	__u64 delay_max; /* delays: from arrival to the last bit */
 	__u64 delay_sum;
-	__u64 misses; /* taken from the queue after the deadline */
+	__u64 misses; /* whose last bit, at the link's rate, was sent after the deadline */
 	__u64 excess; /* packets that exceeded the rate, sent as best effort */
 	__u64 excess_bytes;
 	__u64 drops;

@@ -34,7 +34,8 @@
  *
  * Limits: root qdisc of Ethernet devices only, not below mq; one lock for all of a device's transmit
  * queues; a GSO packet is one packet, and blocks the link for as long as all of it takes; the deadline is
- * that of leaving this queue, not of having left the device. Packets of one flow are reordered when some of
+ * that of the last bit at the link's rate, as if the device sent at once what it is given. Where no rate is
+ * set it is that of leaving this queue. Packets of one flow are reordered when some of
  * them exceed the channel's rate, and when it falls back to FIFO or returns. A changed rate or slack
  * counts for packets that arrive afterwards, but that there is no rate any more, at once. Bounds of the
  * tables are in intf.h.
@@ -348,20 +349,26 @@ drop:
 	return NET_XMIT_DROP;
 }
 
-/* Counts a real-time packet that leaves the queue. */
-static __always_inline void left(u32 id, u32 len, u64 arrival, u64 deadline, u64 now)
+/*
+ * Counts a real-time packet that is given to the link now. What is guaranteed is its last bit on the wire,
+ * so that its delay ends there, and it is late if that is after its deadline.
+ */
+static __always_inline void left(const struct queued *is, u64 now)
 {
+	u32 id = is->channel, bucket;
 	struct channel_state *cs = bpf_map_lookup_elem(&channels, &id);
-	u64 delay = now - arrival;
-	u32 bucket = bucket_of(delay);
+	u64 end = now + is->tx, delay;
 
 	if (!cs)
 		return;
+	/* the clock of the CPU that it arrived on may be a little ahead of this one's */
+	delay = end > is->arrival ? end - is->arrival : 0;
+	bucket = bucket_of(delay);
 	cs->stats.packets++;
-	cs->stats.bytes += len;
+	cs->stats.bytes += is->len;
 	cs->stats.delay_sum += delay;
 	cs->stats.delay_max = max(cs->stats.delay_max, delay);
-	cs->stats.misses += now > deadline;
+	cs->stats.misses += end > is->key;
 	if (bucket < DELAY_BUCKETS)
 		cs->stats.delay[bucket]++;
 }
@@ -438,7 +445,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 		st->stats.rt_queued--;
 		st->stats.rt_packets++;
 		st->stats.rt_bytes += is.len;
-		left(is.channel, is.len, is.arrival, is.key, now);
+		left(&is, now);
 	} else {
 		st->flow[is.flow & (FLOWS - 1)].bytes -= is.len;
 		st->be_bytes -= is.len;

@@ -9,11 +9,11 @@ pub struct ChannelStats {
     pub packets: u64,
     /// Their bytes on the wire.
     pub bytes: u64,
-    /// The longest time that one of them was queued, ns.
+    /// The longest delay of one of them, from its arrival to its last bit at the link's rate, ns.
     pub delay_max: u64,
     /// All of them together, ns.
     pub delay_sum: u64,
-    /// How many were taken from the queue after their deadline.
+    /// How many had their last bit sent, at the link's rate, after their deadline.
     pub misses: u64,
     /// Packets over the rate, which were sent as best effort.
     pub excess: u64,
@@ -21,7 +21,7 @@ pub struct ChannelStats {
     pub excess_bytes: u64,
     /// Packets that did not fit into the queue.
     pub drops: u64,
-    /// How many were queued for 2^i up to 2^(i+1) ns.
+    /// How many had a delay of 2^i up to 2^(i+1) ns.
     pub delay: Vec<u64>,
 }
 

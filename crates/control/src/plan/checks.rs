@@ -3,7 +3,8 @@
 //! What counts is the host after the plan: what is wanted, where nothing is wanted what it goes back to, else
 //! what it is now.
 
-use super::{Draft, Want, steps};
+use super::names::shown;
+use super::{Draft, Want, starve, steps, wants};
 use crate::spare;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
@@ -22,6 +23,7 @@ pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
     let threads = threads(observed, held, draft);
     spare_cpu(observed, &threads, draft);
     deadlines(observed, &threads, draft);
+    starve::check(observed, &threads, draft);
 }
 
 /// What cannot be read cannot be put back, so it is not changed.
@@ -72,7 +74,7 @@ fn first_with(draft: &Draft, is: fn(&Scheduling) -> bool) -> Option<&Want> {
 }
 
 fn guard(observed: &Observed, draft: &mut Draft) {
-    let Some(place) = first_with(draft, steps::real_time).map(|w| w.place.clone()) else { return };
+    let Some(place) = first_with(draft, Scheduling::is_real_time).map(|w| w.place.clone()) else { return };
     if observed.realtime_guard.is_none() {
         let message = "a real-time thread that never sleeps would starve the host: set \
                        kernel.sched_rt_runtime_us to 950000 (sysctl), or remove the class";
@@ -81,27 +83,36 @@ fn guard(observed: &Observed, draft: &mut Draft) {
 }
 
 /// A VM's thread after the plan.
-struct Thread {
-    task: Task,
-    scheduling: Scheduling,
+pub(super) struct Thread {
+    pub task: Task,
+    /// `vCPU 0 of sip1`; printable.
+    pub name: String,
+    /// The process of its VM.
+    pub vm: Task,
+    /// A vCPU rather than a vhost worker.
+    pub vcpu: bool,
+    pub scheduling: Scheduling,
     /// All online CPUs if it is not known.
-    cpus: CpuSet,
+    pub cpus: CpuSet,
 }
 
 fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
     let after = |setting: &Setting| {
         draft.wanted(setting).cloned().or_else(|| steps::unwanted(setting, observed, held).cloned())
     };
-    let tasks = observed.vms.iter().flat_map(|vm| vm.vcpus.iter().chain(&vm.workers));
-    let thread = |task: &Task| {
-        let Some(Value::Scheduling(scheduling)) = after(&Setting::ThreadScheduling(*task)) else {
+    let tasks = observed.vms.iter().flat_map(|vm| {
+        let all = wants::tasks(vm, &shown(&vm.vm.name));
+        all.into_iter().map(move |(task, name, vcpu)| (task, name, vcpu, vm.process))
+    });
+    let thread = |(task, name, vcpu, vm): (Task, String, bool, Task)| {
+        let Some(Value::Scheduling(scheduling)) = after(&Setting::ThreadScheduling(task)) else {
             return None;
         };
-        let cpus = match after(&Setting::ThreadCpus(*task)) {
+        let cpus = match after(&Setting::ThreadCpus(task)) {
             Some(Value::Cpus(cpus)) => cpus,
             _ => observed.cpus.clone(),
         };
-        Some(Thread { task: *task, scheduling, cpus })
+        Some(Thread { task, name, vm, vcpu, scheduling, cpus })
     };
     tasks.filter_map(thread).collect()
 }
@@ -127,8 +138,8 @@ fn spare_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
 /// What the kernel would refuse (`sched_setattr(2)`), said beforehand: `SCHED_DEADLINE` threads are admitted as
 /// long as their bandwidth fits (kernel/sched/deadline.c), and only if they may run on every CPU.
 fn deadlines(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
-    let deadline = |s: &Scheduling| matches!(s, Scheduling::Deadline { .. });
-    let Some(place) = first_with(draft, deadline).map(|w| w.place.clone()) else { return };
+    pinned(observed, threads, draft);
+    let Some(place) = first_with(draft, Scheduling::is_deadline).map(|w| w.place.clone()) else { return };
     let asked: u128 = threads
         .iter()
         .filter_map(|t| match t.scheduling {
@@ -153,10 +164,17 @@ fn deadlines(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
             ),
         );
     }
+}
+
+/// Threads that have a deadline after the plan, though they may not run on every CPU.
+fn pinned(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     let mut pinned: BTreeMap<(String, usize, usize), (Place, Vec<String>)> = BTreeMap::new();
-    for want in draft.wants.iter().filter(|w| matches!(&w.wanted, Value::Scheduling(s) if deadline(s))) {
-        let thread = threads.iter().find(|t| want.setting == Setting::ThreadScheduling(t.task));
-        let Some(thread) = thread.filter(|t| !observed.cpus.without(&t.cpus).is_empty()) else { continue };
+    let narrow = |t: &&Thread| t.scheduling.is_deadline() && !observed.cpus.without(&t.cpus).is_empty();
+    for thread in threads.iter().filter(narrow) {
+        let of = |setting: Setting| draft.wants.iter().find(|w| w.setting == setting);
+        let want =
+            of(Setting::ThreadScheduling(thread.task)).or_else(|| of(Setting::ThreadCpus(thread.task)));
+        let Some(want) = want else { continue };
         let key = (want.place.file.clone(), want.place.line, want.place.column);
         let (_, names) = pinned.entry(key).or_insert_with(|| (want.place.clone(), Vec::new()));
         names.push(format!("{} to {}", want.whose, thread.cpus));

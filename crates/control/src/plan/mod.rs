@@ -10,6 +10,7 @@
 //! | `wants` | which settings a section asks for, and their values |
 //! | `channels` | what the channels ask of their links: queues, segments, and what is guaranteed |
 //! | `checks` | whether this host can bear them |
+//! | `starve` | whether real-time threads would keep each other from running |
 //! | `steps` | which of them differ, and in which order they are changed |
 //!
 //! A setting that teiji does not hold and that is as wanted already is left alone: it is somebody else's, and
@@ -19,6 +20,7 @@
 mod channels;
 mod checks;
 mod names;
+mod starve;
 mod steps;
 mod wants;
 
@@ -26,7 +28,7 @@ pub(crate) use checks::reason;
 pub(crate) use names::shown;
 pub(crate) use wants::time;
 
-use teiji_model::plan::{Held, LinkGuarantee, Observed, Plan};
+use teiji_model::plan::{Held, LinkGuarantee, Observed, ObservedVm, Plan};
 use teiji_model::policy::{Place, Policy, Problem};
 use teiji_model::setting::{Setting, Value};
 use teiji_model::text::printable;
@@ -37,7 +39,9 @@ use teiji_model::text::printable;
 /// Everything in the policy that this host cannot keep, with place and cure; never empty.
 pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, Vec<Problem>> {
     let mut draft = Draft::default();
-    wants::collect(policy, Host { observed, held }, &mut draft);
+    let (genuine, impostors) = names::genuine(policy, observed);
+    let observed = &genuine;
+    wants::collect(policy, Host { observed, held, impostors: &impostors }, &mut draft);
     checks::check(observed, held, &mut draft);
     if !draft.problems.is_empty() {
         // Sections are read kind by kind, people read from the top.
@@ -57,6 +61,8 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
 struct Host<'a> {
     observed: &'a Observed,
     held: &'a Held,
+    /// VMs that may not be what they call themselves; they are not among those observed.
+    impostors: &'a [ObservedVm],
 }
 
 /// Something is wrong, and is among the problems already.

@@ -1,8 +1,12 @@
 //! Which VM or link a section means. The names on both sides are untrusted and are shown as escapes.
+//!
+//! A process may call itself what it likes. One whose name nobody vouches for is nobody's VM as far as a plan goes: it is
+//! not meant by `[vm.NAME]`, and nothing of it counts in what is planned for others. `[vm."pid:N"]` means it all the same.
 
-use super::Draft;
+use super::{Draft, Host};
+use teiji_model::host::VM_USERS;
 use teiji_model::plan::{Observed, ObservedLink, ObservedVm};
-use teiji_model::policy::{At, VmPolicy};
+use teiji_model::policy::{At, Policy, VmPolicy};
 use teiji_model::text::printable;
 
 /// Names that a message lists; more are counted.
@@ -19,17 +23,60 @@ pub(crate) fn shown(name: &str) -> String {
     printable(&text)
 }
 
+/// The host without VMs that may not be what they call themselves, and those.
+pub(super) fn genuine(policy: &Policy, observed: &Observed) -> (Observed, Vec<ObservedVm>) {
+    let users: Vec<&str> = match &policy.host.vm_users {
+        Some(users) => users.value.iter().map(String::as_str).collect(),
+        None => VM_USERS.to_vec(),
+    };
+    let named = |vm: &ObservedVm| {
+        let name = format!("pid:{}", vm.vm.pid);
+        policy.vms.iter().any(|section| section.name.value == name)
+    };
+    let is_genuine = |vm: &&ObservedVm| named(vm) || vm.identity.doubt(&users).is_none();
+    let (vms, impostors): (Vec<_>, Vec<_>) = observed.vms.iter().partition(is_genuine);
+    let impostors: Vec<ObservedVm> = impostors.into_iter().cloned().collect();
+    let mut genuine = Observed { vms: vms.into_iter().cloned().collect(), ..observed.clone() };
+    genuine.managers.retain(|m| m.vm.is_none_or(|vm| impostors.iter().all(|o| o.process != vm)));
+    (genuine, impostors)
+}
+
+/// Who else calls itself so, for people.
+fn others(name: &str, host: Host<'_>) -> Vec<String> {
+    let called_so = host.impostors.iter().filter(|o| o.vm.name == name);
+    called_so
+        .map(|o| {
+            // Those that are listed here are in doubt whoever is trusted.
+            let whose = o.identity.doubt::<&str>(&[]).unwrap_or_default();
+            format!("pid {}, {}", o.vm.pid, shown(&whose))
+        })
+        .collect()
+}
+
 /// The policy's sections with the VM that each means, in the order of the policy; a section that means none, or
 /// one that another section means too, is a problem.
 pub(super) fn vms<'a>(
     sections: &'a [VmPolicy],
-    observed: &'a Observed,
+    host: Host<'a>,
     draft: &mut Draft,
 ) -> Vec<(&'a VmPolicy, &'a ObservedVm)> {
     let mut found: Vec<(&VmPolicy, &ObservedVm)> = Vec::new();
     for section in sections {
-        let vm = match vm(&section.name.value, observed) {
-            Ok(vm) => vm,
+        let vm = match vm(&section.name.value, host) {
+            Ok(vm) => {
+                let others = others(&section.name.value, host);
+                if !others.is_empty() {
+                    let processes =
+                        if others.len() == 1 { "another process calls" } else { "other processes call" };
+                    let reflexive = if others.len() == 1 { "itself" } else { "themselves" };
+                    draft.warnings.push(format!(
+                        "{processes} {reflexive} {}: {}; ignored",
+                        shown(&section.name.value),
+                        others.join("; ")
+                    ));
+                }
+                vm
+            }
             Err(message) => {
                 draft.problem(&section.name.place, message);
                 continue;
@@ -54,7 +101,8 @@ pub(super) fn vms<'a>(
 
 /// `pid:N` is a process id whatever a VM may call itself: nothing else stops a VM named so from being taken for
 /// another.
-fn vm<'a>(name: &str, observed: &'a Observed) -> Result<&'a ObservedVm, String> {
+fn vm<'a>(name: &str, host: Host<'a>) -> Result<&'a ObservedVm, String> {
+    let observed = host.observed;
     let by_pid = name.strip_prefix("pid:");
     let found: Vec<&ObservedVm> = observed
         .vms
@@ -66,6 +114,12 @@ fn vm<'a>(name: &str, observed: &'a Observed) -> Result<&'a ObservedVm, String> 
         .collect();
     match found[..] {
         [one] => Ok(one),
+        [] if by_pid.is_none() && !others(name, host).is_empty() => Err(format!(
+            "a process calls itself `{}` whose name nobody vouches for: {}; if that is the VM you mean, write its user \
+             into `vm_users` of [host], or name it by its process id, as in [vm.\"pid:1234\"]",
+            shown(name),
+            others(name, host).join("; ")
+        )),
         [] => {
             let names = observed.vms.iter().map(|o| o.vm.name.as_str());
             Err(format!("there is no VM `{}`; {}", shown(name), there_is("VM", name, names)))

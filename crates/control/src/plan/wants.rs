@@ -16,7 +16,7 @@ const LEAST_QUOTA: u32 = 10;
 /// Adds every setting that the policy asks for, and the problems met on the way.
 pub(super) fn collect(policy: &Policy, at: Host<'_>, draft: &mut Draft) {
     let observed = at.observed;
-    for (section, vm) in names::vms(&policy.vms, observed, draft) {
+    for (section, vm) in names::vms(&policy.vms, at, draft) {
         self::vm(section, vm, observed, draft);
     }
     host(&policy.host, observed, draft);
@@ -47,10 +47,7 @@ impl Key<'_> {
 
 fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draft) {
     let name = shown(&section.name.value);
-    let vcpus: Vec<(Task, String)> =
-        vm.vcpus.iter().enumerate().map(|(i, t)| (*t, format!("vCPU {i} of {name}"))).collect();
-    let workers: Vec<(Task, String)> =
-        vm.workers.iter().map(|t| (*t, format!("vhost worker of {name}"))).collect();
+    let (vcpus, workers): (Vec<_>, Vec<_>) = tasks(vm, &name).into_iter().partition(|(_, _, vcpu)| *vcpu);
     let reason = |key: &str| format!("vm.{name}.{key}");
 
     for (wanted, tasks, key, noun) in [
@@ -64,18 +61,35 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draf
         if tasks.is_empty() {
             draft.warnings.push(format!("`{}` has no effect: {name} has no {noun}", key.reason));
         }
-        for (task, whose) in tasks {
+        for (task, whose, _) in tasks {
             key.want(draft, Setting::ThreadCpus(*task), Value::Cpus(value.clone()), whose.clone());
         }
     }
 
     if let Some(At { value, place }) = &section.class {
         let key = Key { place, reason: reason("class"), cost: class_cost(value) };
-        for (task, whose) in vcpus.iter().chain(&workers) {
-            key.want(draft, Setting::ThreadScheduling(*task), Value::Scheduling(*value), whose.clone());
+        for (task, whose, vcpu) in vcpus.iter().chain(&workers) {
+            let class = if *vcpu { *value } else { of_workers(value) };
+            key.want(draft, Setting::ThreadScheduling(*task), Value::Scheduling(class), whose.clone());
         }
     }
     group(section, vm, &name, draft);
+}
+
+/// The class of vhost workers where the vCPUs have this one. A real-time vCPU runs until its guest is idle, and a worker
+/// of the same priority would wait for that while packets wait for the worker.
+fn of_workers(class: &Scheduling) -> Scheduling {
+    match class {
+        Scheduling::Fifo { priority } => Scheduling::Fifo { priority: priority.saturating_add(1).min(99) },
+        other => *other,
+    }
+}
+
+/// The threads of a VM called `name` (printable): each with what people call it, and whether it is a vCPU.
+pub(super) fn tasks(vm: &ObservedVm, name: &str) -> Vec<(Task, String, bool)> {
+    let vcpus = vm.vcpus.iter().enumerate().map(|(i, t)| (*t, format!("vCPU {i} of {name}"), true));
+    let workers = vm.workers.iter().map(|t| (*t, format!("vhost worker of {name}"), false));
+    vcpus.chain(workers).collect()
 }
 
 fn class_cost(class: &Scheduling) -> String {

@@ -37,6 +37,8 @@ pub(super) struct Class {
 
 /// `SCHED_FIFO` priority of `class = "realtime"` alone.
 const PRIORITY: u8 = 10;
+/// The greatest that a policy can ask for: workers have one more.
+const MOST: u8 = 98;
 
 /// Decides for all VMs; in their order, each with why not if not.
 pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Class, String>> {
@@ -57,8 +59,10 @@ pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Cla
         }
     };
     for i in chosen {
-        if let Ok(class) = &mut all[i] {
-            pin(class, wishes[i].vm, spare, observed);
+        let Ok(class) = &mut all[i] else { continue };
+        pin(class, wishes[i].vm, spare, observed);
+        if let Some(why) = would_stand_still(class, wishes[i].vm, observed) {
+            all[i] = Err(why);
         }
     }
     all
@@ -93,7 +97,9 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
                     );
                 }
                 Scheduling::Fifo { priority } | Scheduling::RoundRobin { priority } => {
-                    highest = highest.max(*priority);
+                    // A worker's is one more than what the policy says.
+                    let asked = if actor == Actor::Worker { priority.saturating_sub(1) } else { *priority };
+                    highest = highest.max(asked.min(MOST));
                 }
                 _ => {}
             }
@@ -168,6 +174,25 @@ fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
         (only, last.iter().filter(|l| **l == cpu).count(), cpu)
     };
     free.iter().min_by_key(|cpu| driven(*cpu)).map(Some)
+}
+
+/// Why the plan would refuse the class, if the VM's vCPUs cannot each have a CPU of their own.
+fn would_stand_still(class: &Class, vm: &ObservedVm, observed: &Observed) -> Option<String> {
+    let online = &observed.cpus;
+    let own = |task: &Task| {
+        let pinned = class.vcpu_cpus.clone().or_else(|| affinity(task, observed));
+        spare::reach([&pinned.unwrap_or_else(|| online.clone())], online)
+    };
+    let may: Vec<CpuSet> = vm.vcpus.iter().map(own).collect();
+    (!spare::one_each(&may)).then(|| {
+        format!(
+            "class = \"realtime\" would let its {} vCPUs share fewer CPUs than they are ({}), and those of one guest \
+             wait for each other in loops: one that loops would never let the other run; give the guest fewer vCPUs, or \
+             more CPUs with vcpu_cpus",
+            may.len(),
+            spare::reach(&may, online)
+        )
+    })
 }
 
 /// Keeps a VM's threads off the spare CPU.

@@ -2,6 +2,7 @@
 
 use super::write;
 use std::collections::BTreeSet;
+use teiji_model::host::VM_USERS;
 use teiji_model::plan::{Observed, ObservedVm};
 use teiji_model::policy::MAX_PID;
 use teiji_model::report::{Report, VmReport};
@@ -43,7 +44,7 @@ pub(super) fn all<'a>(
         let by_name = write::key(&vm.name);
         let unique = report.vms.iter().filter(|v| v.name == vm.name).count() == 1
             && observed.is_none_or(|o| o.vms.iter().filter(|v| v.vm.name == vm.name).count() == 1)
-            && found.is_none_or(|f| f.vm.name == vm.name);
+            && found.is_none_or(|f| f.vm.name == vm.name && f.identity.doubt(&VM_USERS).is_none());
         // What `policy::parse` takes for a name, and `plan` for that of this VM.
         let writable = !vm.name.trim().is_empty()
             && !vm.name.chars().any(char::is_control)

@@ -7,7 +7,7 @@ use proptest::option::{of, weighted};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
-use teiji_model::host::Vm;
+use teiji_model::host::{Identity, NamedBy, Vm};
 use teiji_model::plan::{DeadlineSupport, LinkKind, Observed, ObservedLink, ObservedVm, own_group};
 use teiji_model::policy::{
     At, Auto, ChannelPolicy, Endpoint, HostPolicy, LinkPolicy, Place, Policy, VmPolicy,
@@ -42,12 +42,18 @@ pub fn vm(name: &str, pid: u32, vcpus: u32, workers: u32, group: Option<&str>, s
             memory: None,
             memory_nodes: Vec::new(),
         },
+        identity: of_user("root", 0),
         process: task(pid),
         vcpus: (pid + 1..=pid + vcpus).map(task).collect(),
         workers: (pid + vcpus + 1..=pid + vcpus + workers).map(task).collect(),
         group: group.map(str::to_owned),
         group_shared: shared,
     }
+}
+
+/// The identity of a VM that names itself.
+pub fn of_user(user: &str, uid: u32) -> Identity {
+    Identity { uid: Some(uid), user: Some(user.into()), named_by: NamedBy::Itself }
 }
 
 /// A NIC with these interrupts.
@@ -202,6 +208,17 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
                     (Setting::Group(_) | Setting::Queue(_), _) => {}
                 }
             }
+            // The kernel has no thread with a deadline that may not run on every CPU.
+            let deadline = |v: &Value| matches!(v, Value::Scheduling(s) if s.is_deadline());
+            let of = |s: &Setting| match s {
+                Setting::ThreadScheduling(task) => Some(Setting::ThreadCpus(*task)),
+                _ => None,
+            };
+            let all: Vec<Setting> =
+                host.settings.iter().filter(|(_, v)| deadline(v)).filter_map(|(s, _)| of(s)).collect();
+            for setting in all {
+                host.settings.insert(setting, Value::Cpus(host.cpus.clone()));
+            }
             host
         })
 }
@@ -230,6 +247,7 @@ pub fn any_policy() -> impl Strategy<Value = Policy> {
     let host = (of((0..1_000_000u64).prop_map(|n| at(n, 6))), of(latency.prop_map(|l| at(l, 7))), set())
         .prop_map(|(halt_poll, cpu_latency, cpus)| HostPolicy {
             cpu_latency_cpus: cpus.filter(|_| cpu_latency.is_some()),
+            vm_users: None,
             halt_poll,
             cpu_latency,
         });

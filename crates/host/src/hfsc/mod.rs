@@ -193,6 +193,10 @@ fn describe(errno: Errno) -> String {
         Errno::EPERM => {
             "that needs root, or CAP_NET_ADMIN and CAP_SYS_ADMIN (EPERM); run teiji as root".into()
         }
+        Errno::EINTR | Errno::ENOBUFS => format!(
+            "the kernel's list of qdiscs changed, or was cut off, each time that it was read ({errno:?}); try again when \
+             no devices come and go"
+        ),
         other => format!("{} ({other:?})", other.desc().to_lowercase()),
     }
 }

@@ -4,13 +4,13 @@
 //! and lo do not have. Its interrupts are the device's message-signalled ones; those of a virtio NIC are its bus
 //! device's. A device without such interrupts is looked for by its name in `/proc/interrupts`.
 //!
-//! Guests' packets leave by a VM's tap, by the ports of a bridge that has one, and by what such ports are made of:
-//! the NICs of a bond, the NIC below a VLAN.
+//! Guests' packets leave by taps, by the ports of a bridge that has one, and by what such ports are made of: the NICs of
+//! a bond, the NIC below a VLAN. Whose taps these are is not asked: what a process says of its descriptors proves
+//! nothing, for a tap of another network namespace may have the same name.
 
 use crate::net;
 use crate::root::Root;
 use std::collections::BTreeSet;
-use teiji_model::host::Vm;
 use teiji_model::plan::{LinkKind, ObservedLink};
 
 /// `ARPHRD_ETHER` of linux/if_arp.h.
@@ -21,14 +21,14 @@ const UNKNOWN: u64 = 0xffff_ffff;
 const DEPTH: usize = 6;
 
 /// Ethernet devices, by name.
-pub(super) fn links<'a>(root: &Root, vms: impl Iterator<Item = &'a Vm>) -> Vec<ObservedLink> {
-    let mut guests = Guests::default();
-    for nic in vms.flat_map(|vm| &vm.nics) {
-        guests.bridges.extend(nic.bridge.clone());
-        guests.taps.insert(nic.tap.clone());
-    }
+pub(super) fn links(root: &Root) -> Vec<ObservedLink> {
     let mut names = root.names("sys/class/net");
     names.sort_unstable();
+    let mut guests = Guests::default();
+    for tap in names.iter().filter(|name| kind(root, name) == LinkKind::Tap) {
+        guests.bridges.extend(net::master(root, tap));
+        guests.taps.insert(tap.clone());
+    }
     names.into_iter().filter_map(|name| link(root, &guests, name)).collect()
 }
 
@@ -68,7 +68,7 @@ fn kind(root: &Root, name: &str) -> LinkKind {
     }
 }
 
-/// Taps of VMs, and bridges that have one.
+/// Taps, and bridges that have one.
 #[derive(Default)]
 struct Guests {
     taps: BTreeSet<String>,

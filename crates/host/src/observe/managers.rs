@@ -18,17 +18,22 @@ pub(super) fn managers(
     vms: &[ObservedVm],
 ) -> Vec<Manager> {
     let mut all = daemons(root);
-    all.extend(vms.iter().filter_map(|vm| libvirt(root, vm)));
+    all.extend(vms.iter().filter_map(|vm| of_vm(vm, libvirt(root, vm))));
     all.extend(system_conf(root));
-    all.extend(vms.iter().filter_map(|vm| unit(root, vm)));
+    all.extend(vms.iter().filter_map(|vm| of_vm(vm, unit(root, vm))));
     if let Some(hierarchy) = hierarchy {
-        all.extend(vms.iter().filter_map(|vm| cpuset(hierarchy, online, vm)));
+        all.extend(vms.iter().filter_map(|vm| of_vm(vm, cpuset(hierarchy, online, vm))));
     }
     all
 }
 
 fn manager(name: &str, touches: &[Kind], advice: String) -> Manager {
-    Manager { name: name.to_owned(), advice, touches: touches.to_vec() }
+    Manager { name: name.to_owned(), advice, touches: touches.to_vec(), vm: None }
+}
+
+/// One that changes settings of this VM only.
+fn of_vm(vm: &ObservedVm, manager: Option<Manager>) -> Option<Manager> {
+    manager.map(|manager| Manager { vm: Some(vm.process), ..manager })
 }
 
 /// Daemons by the names of their processes.

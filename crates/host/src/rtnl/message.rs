@@ -3,18 +3,13 @@
 use super::{HEADER, IFINFOMSG, NLA_TYPE_MASK, TCMSG};
 use nix::errno::Errno;
 
+/// `NLM_F_DUMP_INTR`: what is listed has changed since the list was begun.
+pub(crate) const DUMP_INTR: u16 = libc::NLM_F_DUMP_INTR as u16;
+
 /// Sequence number and body of each answer to a request.
-pub(crate) fn answers(mut rest: &[u8]) -> Vec<(u32, &[u8])> {
-    let mut all = Vec::new();
-    while let (Some(length), Some(kind), Some(sequence)) = (u32_at(rest, 0), u16_at(rest, 4), u32_at(rest, 8))
-    {
-        let Some(body) = rest.get(HEADER..length as usize) else { break };
-        if i32::from(kind) == libc::NLMSG_ERROR {
-            all.push((sequence, body));
-        }
-        rest = rest.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
-    }
-    all
+pub(crate) fn answers(datagram: &[u8]) -> Vec<(u32, &[u8])> {
+    let answers = each(datagram).into_iter().filter(|m| i32::from(m.kind) == libc::NLMSG_ERROR);
+    answers.map(|m| (m.sequence, m.body)).collect()
 }
 
 /// `struct tcmsg`: family and padding, ifindex, handle, parent, info.
@@ -50,15 +45,33 @@ pub(crate) fn u32_at(b: &[u8], at: usize) -> Option<u32> {
     b.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// Type and body of each message of a datagram.
-pub(crate) fn messages(mut rest: &[u8]) -> Vec<(u16, &[u8])> {
+/// A message of a datagram.
+pub(crate) struct Message<'a> {
+    /// `NLMSG_DONE`, `RTM_NEWQDISC` and the like.
+    pub kind: u16,
+    /// `NLM_F_MULTI`, [`DUMP_INTR`] and the like.
+    pub flags: u16,
+    /// That of the request that it answers.
+    pub sequence: u32,
+    pub body: &'a [u8],
+}
+
+/// Each message of a datagram.
+pub(crate) fn each(mut rest: &[u8]) -> Vec<Message<'_>> {
     let mut all = Vec::new();
-    while let (Some(length), Some(kind)) = (u32_at(rest, 0), u16_at(rest, 4)) {
+    while let (Some(length), Some(kind), Some(flags), Some(sequence)) =
+        (u32_at(rest, 0), u16_at(rest, 4), u16_at(rest, 6), u32_at(rest, 8))
+    {
         let Some(body) = rest.get(HEADER..length as usize) else { break };
-        all.push((kind, body));
+        all.push(Message { kind, flags, sequence, body });
         rest = rest.get((length as usize).next_multiple_of(4)..).unwrap_or_default();
     }
     all
+}
+
+/// Type and body of each message of a datagram.
+pub(crate) fn messages(datagram: &[u8]) -> Vec<(u16, &[u8])> {
+    each(datagram).into_iter().map(|m| (m.kind, m.body)).collect()
 }
 
 /// Type and value of each attribute.

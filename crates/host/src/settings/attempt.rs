@@ -73,6 +73,11 @@ impl<'a> Attempt<'a> {
             Errno::EINVAL | Errno::ERANGE | Errno::EOVERFLOW => {
                 self.refused(errno, "the kernel does not accept that value", "ask for one within its range")
             }
+            Errno::EINTR | Errno::ENOBUFS => self.refused(
+                errno,
+                "the kernel's list of devices and qdiscs changed, or was cut off, each time that it was read",
+                "try again when no devices come and go",
+            ),
             other => SettingError::Refused(self.says(&format!("{} ({other:?})", other.desc().to_lowercase()))),
         }
     }

@@ -44,7 +44,7 @@ impl Host {
         self.file(&format!("{dir}/comm"), format!("{comm}\n"));
         self.file(
             &format!("{dir}/status"),
-            format!("Name:\t{comm}\nVmRSS:\t   2048 kB\nCpus_allowed_list:\t{cpus}\n"),
+            format!("Name:\t{comm}\nUid:\t0\t0\t0\t0\nVmRSS:\t   2048 kB\nCpus_allowed_list:\t{cpus}\n"),
         );
         let zeros = "0 ".repeat(29);
         self.file(&format!("{dir}/stat"), format!("1 ({comm}) S 1 1 1 0 -1 {flags} {zeros}{last} 0 0\n"));

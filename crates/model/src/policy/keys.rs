@@ -21,6 +21,8 @@ pub(super) enum Kind {
     Endpoint,
     /// Text: the name of a network device.
     Device,
+    /// Text: names or numbers of users, not empty.
+    Users,
 }
 
 /// A key.
@@ -127,6 +129,16 @@ pub(super) const SECTIONS: &[Section] = &[
                 example: "\"2-5\"",
                 doc: "The CPUs that `cpu_latency` is for.",
             },
+            Key {
+                name: "vm_users",
+                kind: Kind::Users,
+                required: false,
+                default: "`\"root,libvirt-qemu,qemu\"`",
+                example: "\"root,nova\"",
+                doc: "Users whose VMs are taken to be called what their command lines say. Any process may call itself \
+                      what it likes: one of another user takes no part in `[vm.NAME]`, unless libvirt says that it has \
+                      this name.",
+            },
         ],
         strays: &[],
     },
@@ -202,11 +214,13 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "priority",
-                kind: Kind::Integer { min: 1, max: 99 },
+                // The kernel's greatest is 99, which is the workers' then.
+                kind: Kind::Integer { min: 1, max: 98 },
                 required: false,
                 default: "10",
                 example: "20",
-                doc: "Priority in `SCHED_FIFO`; with `class = \"realtime\"` only. The greatest goes first.",
+                doc: "Priority of its vCPU threads in `SCHED_FIFO`; with `class = \"realtime\"` only. The greatest \
+                      goes first. Its vhost workers have one more: a busy guest would keep them from running otherwise.",
             },
             Key {
                 name: "runtime",

@@ -47,7 +47,11 @@ pub(super) fn host(keys: &mut Keys<'_, '_>) -> HostPolicy {
         let message = "`cpu_latency_cpus` says where `cpu_latency` holds, which is missing; write that too";
         keys.report("cpu_latency_cpus", message.to_owned());
     }
-    HostPolicy { halt_poll, cpu_latency, cpu_latency_cpus: cpus(keys, "cpu_latency_cpus") }
+    let vm_users = keys.get("vm_users", |value| match value {
+        Value::Users(users) => Some(users),
+        _ => None,
+    });
+    HostPolicy { halt_poll, cpu_latency, cpu_latency_cpus: cpus(keys, "cpu_latency_cpus"), vm_users }
 }
 
 /// `[link.NAME]`.

@@ -108,6 +108,8 @@ pub struct HostPolicy {
     pub cpu_latency: Option<At<Latency>>,
     /// `cpu_latency_cpus`: which CPUs; all if absent.
     pub cpu_latency_cpus: Option<At<CpuSet>>,
+    /// `vm_users`: users whose VMs may name themselves; [`VM_USERS`](crate::host::VM_USERS) if absent.
+    pub vm_users: Option<At<Vec<String>>>,
 }
 
 /// `[link.NAME]`: a host NIC.
@@ -142,7 +144,7 @@ pub struct VmPolicy {
     /// The VM.
     pub name: At<String>,
     /// `class`, with `priority` or `runtime`, `deadline` and `period`: how its vCPU threads and vhost workers are
-    /// scheduled. `"fair"` is the default scheduler, `"realtime"` is `SCHED_FIFO` with `priority` (default 10),
+    /// scheduled. `"fair"` is the default scheduler, `"realtime"` is `SCHED_FIFO` with `priority` (default 10; workers one more),
     /// `"deadline"` is `SCHED_DEADLINE` with `runtime` and `period` (`deadline` defaults to `period`).
     pub class: Option<At<Scheduling>>,
     /// `vcpu_cpus`: CPUs for its vCPU threads.

@@ -67,6 +67,7 @@ fn kind(kind: &Kind) -> Value {
         Kind::Integer { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
         Kind::Cpus => json!({ "type": "string", "pattern": format!("^{CPUS}$") }),
         Kind::Word(words) => json!({ "type": "string", "enum": words }),
+        Kind::Users => json!({ "type": "string", "pattern": format!("^{USERS}$") }),
         Kind::Endpoint => json!({ "type": "string", "minLength": 1 }),
         Kind::Device => json!({ "type": "string", "pattern": DEVICE }),
     }
@@ -77,6 +78,9 @@ const DEVICE: &str = r"^[^/:\s]{1,15}$";
 
 /// A list of CPUs; spaces as the parser allows them.
 pub(super) const CPUS: &str = r"\s*[0-9]+\s*(-\s*[0-9]+\s*)?(,\s*[0-9]+\s*(-\s*[0-9]+\s*)?)*";
+
+/// Names or numbers of users.
+const USERS: &str = r"\s*[A-Za-z0-9_.$@-]{1,255}\s*(,\s*[A-Za-z0-9_.$@-]{1,255}\s*)*";
 
 /// What [`Quantity::parse`] reads, or one of the words.
 pub(super) fn amount(of: &Quantity, or: &[&str]) -> String {

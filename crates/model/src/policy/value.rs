@@ -8,6 +8,8 @@ use crate::flow::{bits, masked};
 use std::net::IpAddr;
 use toml::de::DeValue;
 
+/// Longest name of a user, bytes: `LOGIN_NAME_MAX` less the final NUL.
+const MAX_USER: usize = 255;
 /// Longest name of a network device, bytes: `IFNAMSIZ` less the final NUL (include/uapi/linux/if.h).
 const MAX_DEVICE: usize = 15;
 
@@ -24,6 +26,8 @@ pub(super) enum Value {
     Endpoint(Endpoint),
     /// A name that a device can have.
     Device(String),
+    /// Not empty.
+    Users(Vec<String>),
 }
 
 impl Kind {
@@ -62,6 +66,9 @@ impl Kind {
                 Some(wrong) => Err(wrong),
                 None => Ok(Value::Device(text.clone().into_owned())),
             },
+            Kind::Users => users(text)
+                .map(Value::Users)
+                .ok_or_else(|| format!("{} is not a list of users; {}", quote(text), self.cure())),
             Kind::Integer { .. } => Err(self.cure()),
         }
     }
@@ -84,6 +91,7 @@ impl Kind {
                                \"10.0.1.0/24\" or \"[fd00::2]:5060\""
                 .to_owned(),
             Kind::Device => "write the name of a device in quotes, as in \"eth0\"".to_owned(),
+            Kind::Users => "write names of users in quotes, as in \"root,qemu\"".to_owned(),
         }
     }
 }
@@ -131,6 +139,17 @@ fn cpus(text: &str) -> Result<CpuSet, String> {
         short.to_string()
     })?;
     if set.is_empty() { Err("no CPU is named".to_owned()) } else { Ok(set) }
+}
+
+/// Names or numbers of users, with commas between.
+fn users(text: &str) -> Option<Vec<String>> {
+    let word = |word: &str| {
+        let word = word.trim();
+        let sane = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '$' | '@');
+        let right = (1..=MAX_USER).contains(&word.len()) && word.chars().all(sane);
+        right.then(|| word.to_owned())
+    };
+    text.split(',').map(word).collect()
 }
 
 /// Reads `10.0.0.2`, `10.0.0.2:5060`, `10.0.1.0/24`, `10.0.1.0/24:5060`, `fd00::2`, `fd00::/64`, `[fd00::2]:5060`

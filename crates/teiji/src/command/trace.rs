@@ -9,18 +9,22 @@ use anyhow::{Context, Result, bail};
 use teiji_agent::trace;
 use teiji_host::Root;
 use teiji_model::flow::{Flow, Watch};
-use teiji_model::host::Vm;
+use teiji_model::host::{Identity, VM_USERS, Vm};
 
 /// Traces and prints the report.
 pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
     format::check(&args.report)?;
     let flow = Flow::parse(&args.flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?;
     let vms = if args.taps.is_empty() {
-        let found = root.vms()?;
+        let found = root.identified_vms()?;
         if found.is_empty() {
             bail!("{}", vms::nothing(root));
         }
-        select(&found, &args.vms)?
+        let (vms, notes) = select(&found, &args.vms)?;
+        for note in notes {
+            eprintln!("{note}");
+        }
+        vms
     } else {
         args.taps.iter().map(|tap| root.tap(tap)).collect::<Result<_, _>>()?
     };
@@ -72,23 +76,29 @@ pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
     Ok(())
 }
 
-/// The VMs that `wanted` names, by name or as `pid:N`; all if it names none.
+/// The VMs that `wanted` names, by name or as `pid:N`; all if it names none. Of several of a name those are meant whose
+/// name somebody vouches for; what is said of the others comes with them.
 ///
 /// # Errors
 /// If a name is that of no VM or of several.
-pub fn select(found: &[Vm], wanted: &[String]) -> Result<Vec<Vm>> {
+pub fn select(found: &[(Vm, Identity)], wanted: &[String]) -> Result<(Vec<Vm>, Vec<String>)> {
     if wanted.is_empty() {
-        return Ok(found.to_vec());
+        return Ok((found.iter().map(|(vm, _)| vm.clone()).collect(), Vec::new()));
     }
     let mut selected: Vec<Vm> = Vec::new();
+    let mut notes = Vec::new();
     for name in wanted {
         let by_pid = name.strip_prefix("pid:").and_then(|n| n.parse::<u32>().ok());
         let matching: Vec<&Vm> = match by_pid {
-            Some(pid) => found.iter().filter(|vm| vm.pid == pid).collect(),
-            None => found.iter().filter(|vm| vm.name == *name).collect(),
+            Some(pid) => found.iter().map(|(vm, _)| vm).filter(|vm| vm.pid == pid).collect(),
+            None => called(name, found, &mut notes),
         };
         match matching[..] {
-            [] => bail!("there is no VM `{}`; there are: {}", printable(name), list(found.iter())),
+            [] => bail!(
+                "there is no VM `{}`; there are: {}",
+                printable(name),
+                list(found.iter().map(|(vm, _)| vm))
+            ),
             [vm] if selected.iter().any(|s| s.pid == vm.pid) => {}
             [vm] => selected.push(vm.clone()),
             _ => bail!(
@@ -99,7 +109,25 @@ pub fn select(found: &[Vm], wanted: &[String]) -> Result<Vec<Vm>> {
             ),
         }
     }
-    Ok(selected)
+    Ok((selected, notes))
+}
+
+/// The VMs of a name; without those that only call themselves so, if there are others.
+fn called<'a>(name: &str, found: &'a [(Vm, Identity)], notes: &mut Vec<String>) -> Vec<&'a Vm> {
+    let all = found.iter().filter(|(vm, _)| vm.name == *name);
+    let (genuine, doubtful): (Vec<_>, Vec<_>) =
+        all.partition(|(_, identity)| identity.doubt(&VM_USERS).is_none());
+    if genuine.is_empty() {
+        return doubtful.into_iter().map(|(vm, _)| vm).collect();
+    }
+    for (vm, identity) in doubtful {
+        let whose = identity.doubt(&VM_USERS).unwrap_or_default();
+        notes.push(printable(&format!(
+            "another process calls itself {name}: pid {}, {whose}; it is not traced (--vm pid:{} does)",
+            vm.pid, vm.pid
+        )));
+    }
+    genuine.into_iter().map(|(vm, _)| vm).collect()
 }
 
 /// Names for an error message; a long list is cut.
@@ -122,6 +150,7 @@ fn list<'a>(vms: impl Iterator<Item = &'a Vm>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use teiji_model::host::NamedBy;
 
     fn vm(name: &str, pid: u32) -> Vm {
         Vm {
@@ -135,11 +164,29 @@ mod tests {
         }
     }
 
+    fn of(uid: u32) -> Identity {
+        Identity { uid: Some(uid), user: None, named_by: NamedBy::Itself }
+    }
+
     fn pids(wanted: &[&str]) -> Result<Vec<u32>, String> {
-        let found = [vm("a", 1), vm("b", 2), vm("b", 3), vm("pid:4", 4)];
+        let found = [vm("a", 1), vm("b", 2), vm("b", 3), vm("pid:4", 4)].map(|vm| (vm, of(0)));
         let wanted: Vec<String> = wanted.iter().map(|&w| w.into()).collect();
-        let selected = select(&found, &wanted).map_err(|e| e.to_string())?;
+        let (selected, notes) = select(&found, &wanted).map_err(|e| e.to_string())?;
+        assert_eq!(notes, Vec::<String>::new());
         Ok(selected.iter().map(|vm| vm.pid).collect())
+    }
+
+    #[test]
+    fn the_genuine_one_is_preferred() {
+        let found = [(vm("a", 1), of(1000)), (vm("a", 2), of(0)), (vm("c", 3), of(1000))];
+        let (selected, notes) = select(&found, &["a".into()]).unwrap();
+        assert_eq!((selected.len(), selected[0].pid), (1, 2));
+        assert_eq!(
+            notes,
+            ["another process calls itself a: pid 1, user 1000; it is not traced (--vm pid:1 does)"]
+        );
+        // Who is alone is meant, and so is a process id.
+        assert_eq!(select(&found, &["c".into(), "pid:1".into()]).unwrap().0.len(), 2);
     }
 
     #[test]

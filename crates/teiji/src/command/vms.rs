@@ -8,20 +8,38 @@ use crate::units;
 use anyhow::Result;
 use serde::Serialize;
 use teiji_host::Root;
-use teiji_model::host::{DataPlane, Nic, Vm};
+use teiji_model::host::{DataPlane, Identity, Nic, VM_USERS, Vm};
 
 /// What `--json` prints.
 #[derive(Serialize)]
 struct Json<'a> {
     schema: u32,
-    vms: &'a [Vm],
+    vms: Vec<JsonVm<'a>>,
+}
+
+/// A VM as `--json` prints it.
+#[derive(Serialize)]
+struct JsonVm<'a> {
+    #[serde(flatten)]
+    vm: &'a Vm,
+    identity: &'a Identity,
+    /// Why its name is not to be relied on; not there if it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    doubt: Option<String>,
+}
+
+/// Why a policy does not take the VM for what it calls itself, if so. Untrusted text.
+fn doubt(vm: &Vm, identity: &Identity) -> Option<String> {
+    let whose = identity.doubt(&VM_USERS).filter(|_| vm.name != format!("pid:{}", vm.pid))?;
+    Some(format!("named by itself, {whose}: a policy does not mean it by this name"))
 }
 
 /// Finds and prints them.
 pub(super) fn run(print: &Print, root: &Root) -> Result<()> {
-    let vms = root.vms()?;
+    let vms = root.identified_vms()?;
     if print.json {
-        let json = Json { schema: 1, vms: &vms };
+        let vms = vms.iter().map(|(vm, identity)| JsonVm { vm, identity, doubt: doubt(vm, identity) });
+        let json = Json { schema: 1, vms: vms.collect() };
         return output::stdout(&(serde_json::to_string_pretty(&json)? + "\n"));
     }
     if vms.is_empty() {
@@ -41,12 +59,12 @@ pub(super) fn nothing(root: &Root) -> String {
 }
 
 /// The VMs as text of at most 100 columns.
-pub fn table(vms: &[Vm], style: &Style) -> String {
-    let blocks: Vec<String> = vms.iter().map(|vm| block(vm, style)).collect();
+pub fn table(vms: &[(Vm, Identity)], style: &Style) -> String {
+    let blocks: Vec<String> = vms.iter().map(|(vm, identity)| block(vm, identity, style)).collect();
     blocks.join("\n")
 }
 
-fn block(vm: &Vm, style: &Style) -> String {
+fn block(vm: &Vm, identity: &Identity, style: &Style) -> String {
     let mut head = format!("  pid {}, {}", vm.pid, units::count(vm.vcpus.len() as u64, "vCPU"));
     if let Some(memory) = vm.memory {
         head += &format!(", {}", units::bytes(memory));
@@ -63,6 +81,10 @@ fn block(vm: &Vm, style: &Style) -> String {
     let name = style.ascii(&shorten(&printable(&vm.name), 40));
     let mut out =
         format!("{}{}\n", style.paint(Tone::Strong, &name), shorten(&head, 98 - name.chars().count()));
+
+    if let Some(doubt) = doubt(vm, identity) {
+        out += &format!("  {}\n", style.paint(Tone::Bad, &style.ascii(&shorten(&printable(&doubt), 96))));
+    }
 
     let mut threads = Table::indented(2);
     for v in &vm.vcpus {

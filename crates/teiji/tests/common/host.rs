@@ -33,7 +33,7 @@ pub fn made_up(names: &[&str]) -> tempfile::TempDir {
             let mut fields = vec!["0"; 50];
             (fields[0], fields[15], fields[19]) = ("S", "20", "4242");
             put(&format!("{at}/comm"), &format!("{comm}\n"));
-            put(&format!("{at}/status"), "Cpus_allowed_list:\t0-3\n");
+            put(&format!("{at}/status"), "Uid:\t0\t0\t0\t0\nCpus_allowed_list:\t0-3\n");
             put(&format!("{at}/stat"), &format!("1 ({comm}) {}\n", fields.join(" ")));
         }
         let fds = dir.path().join(format!("{proc}/fd"));

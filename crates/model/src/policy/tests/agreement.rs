@@ -81,6 +81,10 @@ fn the_words_and_bounds_of_the_table_are_accepted_and_no_more() {
                 }
                 Kind::Cpus => (vec!["\"0-8191\"".into()], vec!["\"8192\"".into()]),
                 Kind::Endpoint => (vec!["\"::/0\"".into()], vec!["\"::/129\"".into()]),
+                Kind::Users => (
+                    vec!["\"root\"".into(), "\"root, 64055,libvirt-qemu\"".into()],
+                    vec!["\"\"".into(), "\"root,\"".into(), "\"a b\"".into(), "[\"root\"]".into()],
+                ),
                 Kind::Device => (
                     vec!["\"123456789012345\"".into(), "\"eth0.5\"".into()],
                     vec!["\"1234567890123456\"".into(), "\"a b\"".into(), "\"\"".into(), "\"..\"".into()],
@@ -153,6 +157,7 @@ fn documented(section: &Section) -> String {
             Kind::Word(words) => words.iter().map(|w| format!("`\"{w}\"`")).collect::<Vec<_>>().join(", "),
             Kind::Endpoint => "address or prefix".to_owned(),
             Kind::Device => "device".to_owned(),
+            Kind::Users => "users".to_owned(),
         };
         let default = if key.required { "required" } else { key.default };
         out += &format!("| `{}` | {value}, as in `{}` | {default} | {} |\n", key.name, key.example, key.doc);

@@ -38,6 +38,7 @@ prop_compose! {
         halt in prop::option::of(0u64..=10_000_000),
         latency in prop::option::of(prop_oneof![Just(Latency::Any), Just(Latency::None), (1u32..i32::MAX as u32).prop_map(Latency::AtMost)]),
         on in prop::option::of(cpus()),
+        users in prop::option::of(prop::collection::vec("[a-z][a-z0-9_-]{0,9}|[0-9]{1,6}", 1..4)),
         unit in 0usize..9,
     ) -> Written<HostPolicy> {
         let on = on.filter(|_| latency.is_some());
@@ -49,7 +50,8 @@ prop_compose! {
             Latency::AtMost(us) => amount(&units::DURATION, u64::from(*us) * 1000, unit),
         });
         line(&mut lines, "cpu_latency_cpus", &on, |on| format!("\"{on}\""));
-        Written { lines, means: HostPolicy { halt_poll: halt.map(at), cpu_latency: latency.map(at), cpu_latency_cpus: on.map(at) } }
+        line(&mut lines, "vm_users", &users, |users| format!("\"{}\"", users.join(", ")));
+        Written { lines, means: HostPolicy { halt_poll: halt.map(at), cpu_latency: latency.map(at), cpu_latency_cpus: on.map(at), vm_users: users.map(at) } }
     }
 }
 
@@ -89,7 +91,7 @@ fn scheduling() -> impl Strategy<Value = Scheduling> {
         times.sort_unstable();
         Scheduling::Deadline { runtime: times[0], deadline: times[1], period: times[2] }
     });
-    let fifo = (1u8..=99).prop_map(|priority| Scheduling::Fifo { priority });
+    let fifo = (1u8..=98).prop_map(|priority| Scheduling::Fifo { priority });
     prop_oneof![Just(Scheduling::Other { nice: 0 }), fifo, deadline]
 }
 

@@ -1,0 +1,97 @@
+//! Each setting goes back before those that need it: after a failure, and in a rollback.
+
+use crate::common::{cpus, stock, task};
+use crate::sim::{Settings, Sim, plan};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use teiji_agent::apply::{Error, Rollback};
+use teiji_model::plan::Held;
+use teiji_model::queue::{Deadlines, Device, Queue, Scheduler};
+use teiji_model::setting::{Scheduling, Setting, Value};
+
+const DEADLINE: Value =
+    Value::Scheduling(Scheduling::Deadline { runtime: 1_000_000, deadline: 10_000_000, period: 10_000_000 });
+const FIFO: Value = Value::Scheduling(Scheduling::Fifo { priority: 10 });
+const DEFAULT: Value = Value::Scheduling(Scheduling::Other { nice: 0 });
+
+fn may_run() -> Setting {
+    Setting::ThreadCpus(task(1))
+}
+
+fn scheduling() -> Setting {
+    Setting::ThreadScheduling(task(1))
+}
+
+fn device() -> Device {
+    Device { name: "eth0".into(), index: 2 }
+}
+
+fn deadlines() -> Value {
+    let channels = BTreeMap::new();
+    let deadlines =
+        Deadlines { scheduler: Scheduler::Edf, rate: 1_000_000_000, slack: 0, realtime_max: 0, channels };
+    Value::Queue(Queue::Deadlines(Box::new(deadlines)))
+}
+
+/// Applies the changes one by one, seconds apart if asked to, and takes them back by a rollback and by a failure.
+fn there_and_back(before: &Settings, changes: &[(Setting, Value)]) {
+    let new = || {
+        let sim = Sim::new(before.clone());
+        *sim.0.online.borrow_mut() = cpus("0-3");
+        sim.count_on(&device(), &deadlines(), 4096);
+        sim
+    };
+    for apart in [false, true] {
+        let sim = new();
+        let parts = if apart { 1 } else { changes.len() };
+        for part in changes.chunks(parts) {
+            sim.apply(&plan(&sim.settings(), part)).unwrap();
+            sim.0.now.set(sim.0.now.get() + Duration::from_secs(5));
+        }
+        let done = sim.engine().rollback(&Rollback::default()).unwrap();
+        assert_eq!((done.restored, done.notes), (changes.len(), Vec::new()));
+        assert_eq!((&sim.settings(), sim.held()), (before, Held::default()));
+    }
+
+    let sim = new();
+    let last = (Setting::HaltPoll, Value::Nanoseconds(2));
+    sim.0.refused.borrow_mut().push(last.1.clone());
+    let all: Vec<(Setting, Value)> = changes.iter().cloned().chain([last]).collect();
+    let error = sim.apply(&plan(before, &all)).unwrap_err();
+    assert!(matches!(error, Error::Undone { .. }), "{error:?}");
+    assert_eq!(sim.settings(), *before);
+}
+
+fn thread(scheduling_is: Value, cpus_are: &str) -> Settings {
+    BTreeMap::from([
+        (Setting::HaltPoll, Value::Nanoseconds(1)),
+        (scheduling(), scheduling_is),
+        (may_run(), Value::Cpus(cpus(cpus_are))),
+    ])
+}
+
+#[test]
+fn a_thread_is_let_onto_all_cpus_before_it_has_a_deadline_again() {
+    let changes = [(scheduling(), FIFO), (may_run(), Value::Cpus(cpus("2")))];
+    there_and_back(&thread(DEADLINE, "0-3"), &changes);
+}
+
+#[test]
+fn a_thread_loses_its_deadline_before_it_is_pinned_again() {
+    for before in [DEFAULT, FIFO] {
+        let changes = [(may_run(), Value::Cpus(cpus("0-3"))), (scheduling(), DEADLINE)];
+        there_and_back(&thread(before, "1"), &changes);
+    }
+}
+
+#[test]
+fn segments_grow_when_the_queue_that_counts_on_them_is_gone() {
+    let before = BTreeMap::from([
+        (Setting::HaltPoll, Value::Nanoseconds(1)),
+        (Setting::Queue(device()), Value::Queue(stock())),
+        (Setting::SegmentSize(device()), Value::Bytes(65_536)),
+    ]);
+    let changes =
+        [(Setting::SegmentSize(device()), Value::Bytes(4096)), (Setting::Queue(device()), deadlines())];
+    there_and_back(&before, &changes);
+}

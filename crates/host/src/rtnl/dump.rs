@@ -1,0 +1,166 @@
+//! A list that the kernel gives in several messages, whole or not at all.
+//!
+//! What is listed may change meanwhile. The kernel then says so in a flag of a message (`NLM_F_DUMP_INTR`), and
+//! something may be missing from the list or in it twice. A socket whose buffer is full loses messages (`ENOBUFS`, or
+//! `NLMSG_OVERRUN`). In both cases the list is asked for again.
+
+use super::message::{DUMP_INTR, each, errno_of};
+use nix::errno::Errno;
+
+/// How often a list is asked for.
+const ATTEMPTS: usize = 16;
+
+/// Where a list is asked for.
+pub(super) trait Wire {
+    /// Asks for it; the sequence number of the request.
+    fn ask(&mut self) -> nix::Result<u32>;
+
+    /// The next datagram.
+    fn receive(&mut self) -> nix::Result<Vec<u8>>;
+
+    /// Forgets what is still to come of lists that were asked for.
+    fn renew(&mut self) -> nix::Result<()>;
+}
+
+/// The bodies of the messages of a list.
+///
+/// # Errors
+/// What the kernel answers; `EINTR` if it changed, `ENOBUFS` if messages were lost, each time that it was asked for.
+pub(super) fn whole(wire: &mut impl Wire) -> nix::Result<Vec<Vec<u8>>> {
+    let mut why = Errno::EINTR;
+    for _ in 0..ATTEMPTS {
+        match once(wire) {
+            Err(Errno::EINTR) => why = Errno::EINTR,
+            Err(Errno::ENOBUFS) => {
+                why = Errno::ENOBUFS;
+                wire.renew()?;
+            }
+            result => return result,
+        }
+    }
+    Err(why)
+}
+
+/// One attempt, with the same errors.
+fn once(wire: &mut impl Wire) -> nix::Result<Vec<Vec<u8>>> {
+    let asked = wire.ask()?;
+    let mut found = Vec::new();
+    let mut interrupted = false;
+    loop {
+        let datagram = wire.receive()?;
+        let mut ended = false;
+        for message in each(&datagram).into_iter().filter(|m| m.sequence == asked) {
+            interrupted |= message.flags & DUMP_INTR != 0;
+            match i32::from(message.kind) {
+                libc::NLMSG_DONE => ended = true,
+                libc::NLMSG_OVERRUN => return Err(Errno::ENOBUFS),
+                libc::NLMSG_NOOP => {}
+                libc::NLMSG_ERROR => {
+                    errno_of(message.body)?;
+                    ended = true;
+                }
+                _ => found.push(message.body.to_vec()),
+            }
+        }
+        if ended {
+            // The rest of an interrupted list has been read, so that the next one begins with its own messages.
+            return if interrupted { Err(Errno::EINTR) } else { Ok(found) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QDISC: i32 = libc::RTM_NEWQDISC as i32;
+
+    /// What the kernel answers to each request in turn; the last one's answer to all that follow.
+    struct Script {
+        answers: Vec<Vec<nix::Result<Vec<u8>>>>,
+        asked: usize,
+        read: usize,
+        renewed: usize,
+    }
+
+    impl Script {
+        fn new(answers: Vec<Vec<nix::Result<Vec<u8>>>>) -> Self {
+            Script { answers, asked: 0, read: 0, renewed: 0 }
+        }
+    }
+
+    impl Wire for Script {
+        fn ask(&mut self) -> nix::Result<u32> {
+            (self.asked, self.read) = (self.asked + 1, 0);
+            Ok(7)
+        }
+
+        fn receive(&mut self) -> nix::Result<Vec<u8>> {
+            let answer = &self.answers[(self.asked - 1).min(self.answers.len() - 1)];
+            self.read += 1;
+            answer[self.read - 1].clone()
+        }
+
+        fn renew(&mut self) -> nix::Result<()> {
+            self.renewed += 1;
+            Ok(())
+        }
+    }
+
+    fn message(kind: i32, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
+        let mut m = (16 + body.len() as u32).to_ne_bytes().to_vec();
+        m.extend((kind as u16).to_ne_bytes());
+        m.extend(flags.to_ne_bytes());
+        m.extend(sequence.to_ne_bytes());
+        m.extend([0; 4]);
+        m.extend(body);
+        m
+    }
+
+    fn one(name: &[u8; 4], flags: u16) -> nix::Result<Vec<u8>> {
+        Ok(message(QDISC, flags, 7, name))
+    }
+
+    fn done(flags: u16) -> nix::Result<Vec<u8>> {
+        Ok(message(libc::NLMSG_DONE, flags, 7, &[0; 4]))
+    }
+
+    #[test]
+    fn an_interrupted_list_is_asked_for_again() {
+        // Told in the midst, and at the end, where the kernel says it if nothing more is to be listed.
+        for broken in
+            [vec![one(b"eth0", DUMP_INTR), one(b"eth1", 0), done(0)], vec![one(b"eth0", 0), done(DUMP_INTR)]]
+        {
+            let mut wire = Script::new(vec![broken, vec![one(b"eth0", 0), one(b"eth1", 0), done(0)]]);
+            assert_eq!(whole(&mut wire), Ok(vec![b"eth0".to_vec(), b"eth1".to_vec()]));
+            assert_eq!((wire.asked, wire.read, wire.renewed), (2, 3, 0));
+        }
+    }
+
+    #[test]
+    fn a_list_that_never_stays_the_same_is_an_error() {
+        let mut wire = Script::new(vec![vec![one(b"eth0", DUMP_INTR), done(0)]]);
+        assert_eq!((whole(&mut wire), wire.asked), (Err(Errno::EINTR), ATTEMPTS));
+    }
+
+    #[test]
+    fn lost_messages_are_asked_for_again_by_another_socket() {
+        let overrun = Ok(message(libc::NLMSG_OVERRUN, 0, 7, &[]));
+        for lost in [vec![one(b"eth0", 0), Err(Errno::ENOBUFS)], vec![overrun]] {
+            let mut wire = Script::new(vec![lost.clone(), vec![one(b"eth1", 0), done(0)]]);
+            assert_eq!(whole(&mut wire), Ok(vec![b"eth1".to_vec()]));
+            assert_eq!((wire.asked, wire.renewed), (2, 1));
+            assert_eq!(whole(&mut Script::new(vec![lost])), Err(Errno::ENOBUFS));
+        }
+    }
+
+    #[test]
+    fn answers_to_others_and_refusals() {
+        let other = Ok(message(QDISC, DUMP_INTR, 6, b"old "));
+        let mut wire = Script::new(vec![vec![other, one(b"eth0", 0), done(0)]]);
+        assert_eq!((whole(&mut wire), wire.asked), (Ok(vec![b"eth0".to_vec()]), 1));
+        let refusal = Ok(message(libc::NLMSG_ERROR, 0, 7, &(-libc::EPERM).to_ne_bytes()));
+        let mut wire = Script::new(vec![vec![refusal]]);
+        assert_eq!((whole(&mut wire), wire.asked), (Err(Errno::EPERM), 1));
+    }
+}

@@ -1,0 +1,120 @@
+//! Whose VM it is and who says what it is called, on made-up trees.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Host, KVM};
+use teiji_model::host::{Identity, NamedBy, VM_USERS, Vm};
+
+const SIP1: &str = "qemu -name guest=sip1,debug-threads=on";
+
+/// A host with a VM that calls itself sip1, of this user.
+fn host(pid: u32, uid: u32) -> Host {
+    let host = Host::new();
+    host.file(
+        "etc/passwd",
+        "root:x:0:0::/root:/bin/sh\nlibvirt-qemu:x:64055:64055::/:/bin/false\neve:x:1000:1000::/:/bin/sh\n",
+    );
+    add(&host, pid, uid);
+    host
+}
+
+fn add(host: &Host, pid: u32, uid: u32) {
+    host.vmm(pid, SIP1, &KVM);
+    host.file(&format!("proc/{pid}/status"), format!("Name:\tqemu\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"));
+}
+
+fn found(host: &Host) -> Vec<(Vm, Identity)> {
+    host.root().identified_vms().unwrap()
+}
+
+fn told(host: &Host) -> Vec<(u32, String, NamedBy, Option<String>)> {
+    let one = |(vm, of): (Vm, Identity)| (vm.pid, vm.name, of.named_by, of.doubt(&VM_USERS));
+    found(host).into_iter().map(one).collect()
+}
+
+fn state(host: &Host, name: &str, pid: u32) {
+    host.file(
+        &format!("run/libvirt/qemu/{name}.xml"),
+        format!("<!--\nWARNING\n-->\n<domstatus state='running' reason='booted' pid='{pid}'>\n<domain/></domstatus>\n"),
+    );
+}
+
+#[test]
+fn an_ordinary_users_vm_is_doubted() {
+    let host = host(700, 0);
+    add(&host, 800, 1000);
+    add(&host, 900, 4321);
+    let sip1 = || "sip1".to_owned();
+    let expected = [
+        (700, sip1(), NamedBy::Itself, None),
+        (800, sip1(), NamedBy::Itself, Some("user eve".to_owned())),
+        (900, sip1(), NamedBy::Itself, Some("user 4321".to_owned())),
+    ];
+    assert_eq!(told(&host), expected);
+    let eve = &found(&host)[1].1;
+    assert_eq!((eve.doubt(&["eve"]), eve.doubt(&["1000"])), (None, None));
+    assert!(eve.doubt::<&str>(&[]).is_some() && eve.doubt(&["ev", "100"]).is_some());
+}
+
+#[test]
+fn one_that_has_anothers_rights_is_not_that_one() {
+    let host = host(700, 1000);
+    host.file("proc/700/status", "Uid:\t1000\t0\t0\t0\n");
+    assert_eq!(told(&host)[0].3.as_deref(), Some("user eve"));
+    host.file("proc/700/status", "Uid:\t0\t1000\t0\t0\n");
+    assert!(told(&host)[0].3.is_some());
+    host.file("proc/700/status", "Name:\tqemu\n");
+    assert_eq!(told(&host)[0].3.as_deref(), Some("a user that cannot be told"));
+}
+
+#[test]
+fn libvirts_name_counts_whatever_the_process_says() {
+    let host = host(700, 64055);
+    assert_eq!(told(&host)[0].2, NamedBy::Itself);
+    state(&host, "db", 700);
+    assert_eq!(told(&host), [(700, "db".to_owned(), NamedBy::Libvirt, None)]);
+    // What a domain that has ended leaves names whoever has its process id now: not if it is where no VM of libvirt's is.
+    add(&host, 800, 1000);
+    state(&host, "web", 800);
+    assert_eq!(told(&host)[1], (800, "sip1".to_owned(), NamedBy::Itself, Some("user eve".to_owned())));
+    // Of any user, in the place that libvirt runs its VMs in.
+    host.file("proc/800/cgroup", "0::/machine.slice/machine-qemu\\x2d3\\x2dweb.scope/libvirt/emulator\n");
+    assert_eq!(told(&host)[1], (800, "web".to_owned(), NamedBy::Libvirt, None));
+}
+
+#[test]
+fn a_group_of_libvirts_vouches_for_a_name_where_its_state_cannot_be_read() {
+    let host = host(700, 4321);
+    let group = |name: &str| host.file("proc/700/cgroup", format!("0::{name}\n"));
+    group("/machine.slice/machine-qemu\\x2d3\\x2dsip1.scope");
+    assert_eq!(told(&host)[0].2, NamedBy::Libvirt);
+    for other in [
+        "/machine.slice/machine-qemu\\x2d3\\x2dsip2.scope",
+        "/user.slice/user-4321.slice/machine-qemu\\x2d3\\x2dsip1.scope",
+    ] {
+        group(other);
+        assert_eq!(told(&host)[0].2, NamedBy::Itself, "{other}");
+    }
+}
+
+#[test]
+fn what_a_process_says_of_its_taps_is_not_believed() {
+    let host = host(700, 0);
+    for (name, index) in [("eth0", 2), ("tap9", 3)] {
+        for (file, text) in
+            [("ifindex", format!("{index}\n")), ("type", "1\n".into()), ("mtu", "1500\n".into())]
+        {
+            host.file(&format!("sys/class/net/{name}/{file}"), text);
+        }
+    }
+    host.file("sys/class/net/tap9/tun_flags", "0x1002\n");
+    host.file("sys/devices/system/cpu/online", "0-3\n");
+    let links = || host.root().observe().unwrap().links;
+    let before = links();
+    assert_eq!(before.iter().map(|l| l.guests).collect::<Vec<_>>(), [false, true]);
+    // Its own tap, in its own network namespace, may be called like the host's NIC.
+    add(&host, 800, 1000);
+    host.tap(800, 20, "eth0", 2);
+    assert_eq!(links(), before);
+}
