@@ -236,9 +236,9 @@ impl<'a> Watch<'a> {
                     );
                     None
                 }
-                Err(error) => {
-                    Some(format!("what the agent had pinned in {pins} is gone: {meanwhile}; {error}; it tries again"))
-                }
+                Err(error) => Some(format!(
+                    "what the agent had pinned in {pins} is gone: {meanwhile}; {error}; it tries again"
+                )),
             },
             Ok(Pinned::Others) if keep.users() == 0 => return Err(Error::Replaced(self.pins.to_owned())),
             Ok(Pinned::Others) => Some(format!(

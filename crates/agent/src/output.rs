@@ -92,7 +92,9 @@ impl Output {
         match what_is(&folder, &name, path)? {
             There::Nothing | There::Replaceable => {}
             There::Folder => return Err(ErrorKind::IsADirectory.into()),
-            There::Special(_) => return Err(io::Error::new(ErrorKind::InvalidInput, "it is no regular file")),
+            There::Special(_) => {
+                return Err(io::Error::new(ErrorKind::InvalidInput, "it is no regular file"));
+            }
         }
         let (file, partial) = new_file(&folder, &name)?;
         let names = Names { folder, partial, name };
@@ -111,7 +113,9 @@ impl Output {
     /// trap.
     pub fn create_or_open(path: &Path, rights: Rights) -> io::Result<Output> {
         let (folder, name) = folder_of(path)?;
-        let There::Special(flags) = what_is(&folder, &name, path)? else { return Output::create(path, rights) };
+        let There::Special(flags) = what_is(&folder, &name, path)? else {
+            return Output::create(path, rights);
+        };
         let flags = flags | OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
         let file = File::from(openat(&folder, name.as_c_str(), flags, Mode::empty())?);
         // What was looked at may be something else by now.
@@ -188,7 +192,9 @@ fn what_is(folder: &impl AsFd, name: &CStr, path: &Path) -> io::Result<There> {
         SFlag::S_IFREG => Ok(There::Replaceable),
         SFlag::S_IFLNK if of_the_system(path) => Ok(There::Special(OFlag::empty())),
         SFlag::S_IFLNK => Ok(There::Replaceable),
-        _ if found.st_uid == geteuid().as_raw() || only_ours(folder)? => Ok(There::Special(OFlag::O_NOFOLLOW)),
+        _ if found.st_uid == geteuid().as_raw() || only_ours(folder)? => {
+            Ok(There::Special(OFlag::O_NOFOLLOW))
+        }
         _ => Err(io::Error::new(ErrorKind::PermissionDenied, trap)),
     }
 }

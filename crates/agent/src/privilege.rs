@@ -12,8 +12,9 @@
 use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, geteuid, getuid, setgroups, setresgid, setresuid};
 use rustix::thread::{
-    CapabilitiesSecureBits as Bits, CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
-    remove_capability_from_bounding_set, set_capabilities, set_capabilities_secure_bits,
+    CapabilitiesSecureBits as Bits, CapabilitySet, CapabilitySets, capabilities,
+    clear_ambient_capability_set, remove_capability_from_bounding_set, set_capabilities,
+    set_capabilities_secure_bits,
 };
 use std::io;
 use std::path::{Path, PathBuf};

@@ -35,8 +35,15 @@ fn a_file_has_its_name_only_once_it_is_whole_and_is_for_its_maker_alone() {
         assert_eq!(unfinished.mode() & 0o7777, 0o600, "the tests run as root");
         assert_eq!(read_to_string(&path).unwrap(), "old");
         output.keep().unwrap();
-        assert_eq!((read_to_string(&path).unwrap().as_str(), names(dir.path()).len()), ("new", 1), "{rights:?}");
-        assert_eq!((path.metadata().unwrap().mode() & 0o7777, path.metadata().unwrap().ino()), (0o600, unfinished.ino()));
+        assert_eq!(
+            (read_to_string(&path).unwrap().as_str(), names(dir.path()).len()),
+            ("new", 1),
+            "{rights:?}"
+        );
+        assert_eq!(
+            (path.metadata().unwrap().mode() & 0o7777, path.metadata().unwrap().ino()),
+            (0o600, unfinished.ino())
+        );
     }
 }
 
@@ -127,7 +134,9 @@ fn devices_and_pipes_are_written_to_as_they_are_if_nobody_else_can_have_put_them
 #[test]
 fn what_names_no_file_is_refused_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    for path in [dir.path().to_owned(), dir.path().join("a/"), dir.path().join(".."), dir.path().join("no/such")] {
+    for path in
+        [dir.path().to_owned(), dir.path().join("a/"), dir.path().join(".."), dir.path().join("no/such")]
+    {
         assert!(Output::create(&path, Rights::Kept).is_err(), "{}", path.display());
     }
     let long = dir.path().join("n".repeat(255));

@@ -7,7 +7,9 @@
 #![allow(clippy::unwrap_used)]
 
 use nix::unistd::{Uid, geteuid, getuid, setresuid};
-use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_capabilities_secure_bits};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_capabilities_secure_bits,
+};
 use std::fs::{File, Permissions, copy, create_dir, read_to_string, set_permissions};
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -51,7 +53,8 @@ fn regain(dir: &Path) {
     got("raise", set_capabilities(None, sets).is_ok());
     let permitted = capabilities(None).unwrap().permitted;
     let each = (0..41).map(|n| CapabilitySet::from_bits_retain(1 << n));
-    let inherits = |one| set_capabilities(None, CapabilitySets { effective: permitted, permitted, inheritable: one });
+    let inherits =
+        |one| set_capabilities(None, CapabilitySets { effective: permitted, permitted, inheritable: one });
     got("inherit", each.map(inherits).any(|done| done.is_ok()));
     got("securebits", set_capabilities_secure_bits(rustix::thread::CapabilitiesSecureBits::empty()).is_ok());
     let root = Uid::from_raw(0);
@@ -68,7 +71,8 @@ fn regain(dir: &Path) {
 
 fn said(command: &mut Command) -> String {
     let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {text}");
     text
 }
@@ -125,13 +129,16 @@ fn check() {
     for way in ["nobody", "agent"] {
         for program in [&plain, &setuid, &with_file_caps] {
             let begin = Command::new(&plain).arg(way).arg(program).arg("regain").arg(dir).output().unwrap();
-            let text = String::from_utf8_lossy(&begin.stdout).into_owned() + &String::from_utf8_lossy(&begin.stderr);
+            let text =
+                String::from_utf8_lossy(&begin.stdout).into_owned() + &String::from_utf8_lossy(&begin.stderr);
             let what = format!("{way}, {}:\n{text}", program.display());
             assert!(begin.status.success(), "{what}");
             let mut left: Vec<&str> = text.lines().filter(|l| l.ends_with(" got")).collect();
             if way == "agent" {
                 // The pins are root's, so the agent stays that user, and has what is his by name.
-                left.retain(|l| !["root got", "roots-file got", "roots-folder got", "signal got"].contains(l));
+                left.retain(|l| {
+                    !["root got", "roots-file got", "roots-folder got", "signal got"].contains(l)
+                });
             }
             assert_eq!(left, [""; 0], "{what}");
             for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {

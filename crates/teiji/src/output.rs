@@ -116,7 +116,8 @@ mod tests {
 
     #[test]
     fn no_directory_is_said() {
-        let error = Report::to(Some(&tempfile::tempdir().unwrap().path().join("no/such")), Rights::Kept).unwrap_err();
+        let error =
+            Report::to(Some(&tempfile::tempdir().unwrap().path().join("no/such")), Rights::Kept).unwrap_err();
         assert!(format!("{error:#}").contains("there is no directory"), "{error:#}");
     }
 

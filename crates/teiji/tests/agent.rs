@@ -77,7 +77,8 @@ impl Drop for World {
 
 fn mount(at: &Path) {
     let flags = nix::mount::MsFlags::empty();
-    nix::mount::mount(Some("bpf"), at, Some("bpf"), flags, None::<&str>).expect("needs root and a BPF file system");
+    nix::mount::mount(Some("bpf"), at, Some("bpf"), flags, None::<&str>)
+        .expect("needs root and a BPF file system");
 }
 
 fn number(bytes: &[u8]) -> u64 {
@@ -156,10 +157,13 @@ impl Drop for Agent {
     }
 }
 
+/// What is done to `held.json`.
+type Damage = dyn Fn(&Path);
+
 /// Whatever the state directory is like, deadlines are kept, and what is wrong is said and left alone.
 #[test]
 fn the_heart_beats_whatever_the_state_is_like() {
-    let damages: [(&str, &dyn Fn(&Path)); 7] = [
+    let damages: [(&str, &Damage); 7] = [
         ("missing", &|_| ()),
         ("damaged", &|held| fs::write(held, "{\"version\":1,\"bo").unwrap()),
         ("huge", &|held| fs::File::create(held).unwrap().set_len(1 << 40).unwrap()),
@@ -210,10 +214,9 @@ fn one_agent_keeps_a_folder_of_pins_whatever_their_state_directories() {
     let world = World::new(1);
     let mut first = Agent::start(&world, &world.state());
     first.says("the agent keeps deadlines");
-    let second = world.command("agent", &world.dir.path().join("other")).output().unwrap();
-    let said = String::from_utf8(second.stderr).unwrap();
-    assert_eq!(second.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("another teiji agent is running (pid {})", first.process.id())), "{said}");
+    let mut second = Agent::start(&world, &world.dir.path().join("other"));
+    second.says(&format!("another teiji agent is running (pid {})", first.process.id()));
+    assert_eq!(second.process.wait().unwrap().code(), Some(1));
     assert!(!world.dir.path().join("other").join(LOCK).exists());
     assert_eq!(first.end(), 0);
     // Its lock is gone with it.
@@ -231,15 +234,18 @@ fn pins_that_somebody_removes_are_pinned_again() {
     let before = ids();
     assert!(before.iter().all(Option::is_some));
     for remove in [world.pins(), edf.clone(), edf.join("users")] {
-        if remove.is_dir() { fs::remove_dir_all(&remove).unwrap() } else { fs::remove_file(&remove).unwrap() }
+        if remove.is_dir() {
+            fs::remove_dir_all(&remove).unwrap()
+        } else {
+            fs::remove_file(&remove).unwrap()
+        }
         let said = agent.says("it is pinned again");
         assert!(said.contains("somebody removed") && said.contains(world.pins().to_str().unwrap()), "{said}");
         assert_eq!(ids(), before, "{}", remove.display());
         assert!(world.beats());
     }
     // Its lock came with the pins.
-    let second = world.command("agent", &world.dir.path().join("other")).output().unwrap();
-    assert!(String::from_utf8(second.stderr).unwrap().contains("another teiji agent is running"));
+    Agent::start(&world, &world.dir.path().join("other")).says("another teiji agent is running");
 
     // The file system itself: nothing can be pinned until there is one again.
     let bpf = world.dir.path().join("bpf");

@@ -121,7 +121,10 @@ impl Store for Directory {
             Err(e) => return Err(e),
         };
         if !file.metadata()?.is_file() {
-            return Err(io::Error::new(ErrorKind::InvalidData, "it is no regular file, so teiji did not write it"));
+            return Err(io::Error::new(
+                ErrorKind::InvalidData,
+                "it is no regular file, so teiji did not write it",
+            ));
         }
         let mut content = Vec::new();
         if file.take(LARGEST + 1).read_to_end(&mut content)? as u64 > LARGEST {

@@ -49,7 +49,9 @@ impl Keeper {
         let Some(orders) = &mut self.orders else { return Err(io::ErrorKind::NotConnected.into()) };
         orders.write_all(&[KEEP])?;
         orders.read_exact(&mut answer).map_err(|e| match e.kind() {
-            io::ErrorKind::UnexpectedEof => io::Error::other("the process that was to name the file was killed"),
+            io::ErrorKind::UnexpectedEof => {
+                io::Error::other("the process that was to name the file was killed")
+            }
             _ => e,
         })?;
         match i32::from_ne_bytes(answer) {
@@ -103,7 +105,8 @@ fn close_others(one: u32, other: u32) -> nix::Result<()> {
     for range in [0..low, low + 1..high, high + 1..u32::MAX] {
         if !range.is_empty() {
             // SAFETY: takes numbers only, of descriptors that nothing in this process uses any more.
-            let closed = unsafe { nix::libc::syscall(nix::libc::SYS_close_range, range.start, range.end - 1, 0) };
+            let closed =
+                unsafe { nix::libc::syscall(nix::libc::SYS_close_range, range.start, range.end - 1, 0) };
             Errno::result(closed)?;
         }
     }

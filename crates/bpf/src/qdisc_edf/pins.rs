@@ -130,7 +130,8 @@ impl Pins {
     fn owned(&self, pins: &str) -> Result<Flock<File>, Error> {
         let folder = self.0.join(pins);
         let dir = File::open(&folder).map_err(|e| self.failed("open", &e))?;
-        let identity = (dir.metadata()).map(|m| (m.dev(), m.ino())).map_err(|e| self.failed("look into", &e))?;
+        let identity =
+            (dir.metadata()).map(|m| (m.dev(), m.ino())).map_err(|e| self.failed("look into", &e))?;
         Flock::lock(dir, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| match e {
             Errno::EWOULDBLOCK => Error::Refused {
                 doing: format!("keep the links of {}", self.0.display()),
