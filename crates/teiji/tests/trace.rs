@@ -68,6 +68,13 @@ impl Trace {
     }
 }
 
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 fn names(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
