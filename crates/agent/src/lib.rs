@@ -7,19 +7,22 @@
 //! | [`keeper`] | keeps deadlines going: `teiji agent` |
 //! | [`machine`] | the settings of this host, from files to BPF maps |
 //! | [`observation`] | hosts as files: this one, and others |
+//! | [`output`] | reports and recordings as files that appear whole, written after privileges were given up |
 //! | [`policy`] | reads policies, plans what they mean on this host |
+//! | [`privilege`] | gives up what a trace and the agent do not need any more |
 //! | [`trace`] | a trace from start to report, live or from a recording |
 //! | [`capabilities`] | what this host can do |
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod apply;
 mod capability;
 pub mod keeper;
 pub mod machine;
 pub mod observation;
+pub mod output;
 mod pace;
 pub mod policy;
-mod privilege;
+pub mod privilege;
 mod recorder;
 pub mod trace;
 

@@ -1,30 +1,23 @@
 //! Writing a recording to disk so that a half-written one is never taken for a whole one.
-use std::ffi::OsString;
+use crate::output::Output;
 use std::fs::File;
 use std::io::BufWriter;
-use std::path::{Path, PathBuf};
 use teiji_model::event::Event;
 use teiji_model::recording::{Error, Writer};
 use teiji_model::report::{Counters, Meta};
 
-/// A recording being written, as `<name>.partial` until it is complete.
+/// A recording being written.
 pub(crate) struct Recorder {
     writer: Writer<BufWriter<File>>,
-    partial: PathBuf,
-    path: PathBuf,
+    output: Output,
 }
 
 impl Recorder {
     /// Begins.
-    pub(crate) fn create(path: &Path, meta: &Meta) -> Result<Self, Error> {
-        let mut name: OsString = path.as_os_str().to_owned();
-        name.push(".partial");
-        let partial = PathBuf::from(name);
-        let file = File::create(&partial).map_err(io)?;
-        let writer = Writer::new(BufWriter::with_capacity(1 << 18, file), meta).inspect_err(|_| {
-            let _ = std::fs::remove_file(&partial);
-        })?;
-        Ok(Recorder { writer, partial, path: path.to_owned() })
+    pub(crate) fn begin(output: Output, meta: &Meta) -> Result<Self, Error> {
+        let file = output.file().try_clone().map_err(io)?;
+        let writer = Writer::new(BufWriter::with_capacity(1 << 18, file), meta)?;
+        Ok(Recorder { writer, output })
     }
 
     /// Adds an event.
@@ -32,22 +25,10 @@ impl Recorder {
         self.writer.push(event)
     }
 
-    /// Completes the recording and gives it its name.
+    /// Completes the recording and gives it its name. Dropped instead, it is removed.
     pub(crate) fn finish(self, counters: &Counters) -> Result<(), Error> {
-        let Recorder { writer, partial, path } = self;
-        let done = writer.finish(counters).and_then(|buffered| {
-            let file = buffered.into_inner().map_err(|e| io(e.into_error()))?;
-            file.sync_all().map_err(io)?;
-            std::fs::rename(&partial, &path).map_err(io)
-        });
-        done.inspect_err(|_| {
-            let _ = std::fs::remove_file(&partial);
-        })
-    }
-
-    /// Gives up: removes what was written.
-    pub(crate) fn abandon(self) {
-        let _ = std::fs::remove_file(&self.partial);
+        self.writer.finish(counters)?.into_inner().map_err(|e| io(e.into_error()))?;
+        self.output.keep().map_err(io)
     }
 }
 

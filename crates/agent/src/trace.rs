@@ -9,6 +9,7 @@
 //! replay ─► the same events from a file ─► the same report
 //! ```
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
+use crate::output::{Output, Rights};
 use crate::pace::Pace;
 use crate::privilege;
 use crate::recorder::Recorder;
@@ -17,6 +18,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::BufReader;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -48,7 +50,7 @@ pub struct Spec {
     pub record: Option<PathBuf>,
     /// Size of the kernel's record buffer, bytes; see [`DEFAULT_BUFFER`].
     pub buffer_bytes: usize,
-    /// Give up the process's capabilities, for good, once the probes are attached.
+    /// Give up all privileges of this process, for good, once the probes are attached; see [`crate::privilege`].
     pub confine: bool,
 }
 
@@ -102,8 +104,8 @@ pub enum Error {
         source: teiji_model::recording::Error,
     },
     /// Privileges could not be given up.
-    #[error("{0}: not tracing with more rights than are needed")]
-    Privilege(String),
+    #[error("not tracing with more rights than are needed")]
+    Privilege(#[from] privilege::Error),
 }
 
 /// The host's `CLOCK_MONOTONIC`, ns: the clock of the events.
@@ -192,9 +194,7 @@ impl Session<'_> {
     }
 
     fn give_up_recording(&mut self, source: teiji_model::recording::Error) {
-        if let Some(recorder) = self.recorder.take() {
-            recorder.abandon();
-        }
+        self.recorder = None;
         let path = self.record_path.clone().unwrap_or_default();
         let error = Error::Record { path, source };
         tracing::warn!("{error}");
@@ -236,22 +236,18 @@ pub fn run(
     if spec.vms.iter().all(|v| v.nics.is_empty()) {
         return Err(Error::NoVm("none of them has a tap".into()));
     }
+    let unwritten = |source| Error::Record { path: spec.record.clone().unwrap_or_default(), source };
+    // Before the probes are there: what makes its name has nothing to do with them.
+    let rights = if spec.confine { Rights::GivenUp } else { Rights::Kept };
+    let output = spec.record.as_ref().map(|path| Output::create(path, rights)).transpose();
+    let output = output.map_err(|source| unwritten(teiji_model::recording::Error::Io { at: 0, source }))?;
     let setup = Setup { watch: &spec.watch, vms: &spec.vms, buffer_bytes: spec.buffer_bytes };
     let mut tracer = Tracer::start(&setup)?;
     let meta = meta(&spec);
-    let recorder = match &spec.record {
-        None => None,
-        Some(path) => Some(
-            Recorder::create(path, &meta).map_err(|source| Error::Record { path: path.clone(), source })?,
-        ),
-    };
-    if spec.confine
-        && let Err(error) = privilege::drop_all()
-    {
-        if let Some(recorder) = recorder {
-            recorder.abandon();
-        }
-        return Err(Error::Privilege(error));
+    let recorder = output.map(|output| Recorder::begin(output, &meta)).transpose().map_err(unwritten)?;
+    let mut alive = Alive::of(&spec.vms);
+    if spec.confine {
+        privilege::become_nobody()?;
     }
     let begun = Instant::now();
     let seed = RandomState::new().hash_one(meta.started);
@@ -288,7 +284,7 @@ pub fn run(
                 complete: session.complete,
                 lost: counters.gone(),
             });
-            note_vanished(&spec.vms, &mut counters);
+            alive.look(&mut counters);
             if counters.vanished.len() == spec.vms.len() {
                 tracing::warn!("every traced VM has ended: ending the trace");
                 stop.store(true, Ordering::Relaxed);
@@ -328,12 +324,26 @@ fn take_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost> 
     (count > 0).then_some(Lost { since, count })
 }
 
-fn note_vanished(vms: &[Vm], counters: &mut Counters) {
-    for vm in vms.iter().filter(|v| v.pid != 0) {
-        if !counters.vanished.contains(&vm.pid) && !Path::new("/proc").join(vm.pid.to_string()).exists() {
-            tracing::warn!("VM {:?} (pid {}) has ended", vm.name, vm.pid);
-            counters.vanished.push(vm.pid);
-        }
+/// The VMs that have not ended yet, each with a file of its process: who has opened it is told the truth whatever he may
+/// see in `/proc` later (`hidepid`), and never about another process of the same number.
+struct Alive(Vec<(Vm, Option<File>)>);
+
+impl Alive {
+    fn of(vms: &[Vm]) -> Alive {
+        let open = |vm: &Vm| File::open(format!("/proc/{}/comm", vm.pid)).ok();
+        Alive(vms.iter().filter(|vm| vm.pid != 0).map(|vm| (vm.clone(), open(vm))).collect())
+    }
+
+    /// Notes those that have ended since.
+    fn look(&mut self, counters: &mut Counters) {
+        self.0.retain(|(vm, file)| {
+            let there = file.as_ref().is_some_and(|file| file.read_at(&mut [0; 1], 0).is_ok());
+            if !there {
+                tracing::warn!("VM {:?} (pid {}) has ended", vm.name, vm.pid);
+                counters.vanished.push(vm.pid);
+            }
+            there
+        });
     }
 }
 

@@ -47,15 +47,14 @@ pub fn check(args: &ReportArgs) -> Result<()> {
     Ok(())
 }
 
-/// Prints the reports, each with its label.
+/// Prints the reports, each with its label, to where [`output::Report`] says.
 ///
 /// # Errors
 /// If it cannot be written.
-pub fn print(args: &ReportArgs, reports: &[(String, Report)], kept: &Kept) -> Result<()> {
-    let out = args.out.as_deref();
+pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)], kept: &Kept) -> Result<()> {
     let content = |w: &mut dyn Write| match args.format() {
         Format::Text => {
-            let style = if out.is_some() { Style::file() } else { Style::stdout() };
+            let style = if args.out.is_some() { Style::file() } else { Style::stdout() };
             w.write_all(in_text(reports, &style).as_bytes())
         }
         Format::Json => {
@@ -79,7 +78,7 @@ pub fn print(args: &ReportArgs, reports: &[(String, Report)], kept: &Kept) -> Re
             kept.left_out
         );
     }
-    output::write(out, &content, || in_text(reports, &Style::stdout()))
+    to.write(&content, || in_text(reports, &Style::stdout()))
 }
 
 /// Prints what would help as a policy, and the report as text to standard error. `observed` is the host, if it is the

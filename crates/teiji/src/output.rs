@@ -2,25 +2,55 @@
 
 use anyhow::{Context, Result};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use teiji_agent::output::{Output, Rights};
 
 /// Writes what is to be written.
 pub type Content<'a> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'a;
 
-/// Writes a report to `out`, or to standard output.
-///
-/// A file appears whole or not at all: it is written beside its place and renamed. If that fails,
-/// `fallback`, which is text that a person can read, goes to standard output: the work is not lost.
-///
-/// # Errors
-/// If it cannot be written. See [`reader_left`] for standard output that nobody reads any more.
-pub fn write(out: Option<&Path>, content: &Content<'_>, fallback: impl FnOnce() -> String) -> Result<()> {
-    let Some(path) = out else { return to_stdout(content) };
-    let result = file(path, content);
-    if result.is_err() {
-        let _ = stdout(&fallback());
+/// Where a report goes. Made before the work whose report it is, which gives up the rights that this takes, and which
+/// nobody wants to lose to a misspelt folder.
+#[derive(Debug)]
+pub struct Report(Option<(PathBuf, Output)>);
+
+impl Report {
+    /// To `out`, or to standard output. A file appears whole or not at all ([`teiji_agent::output`]); what is not a regular
+    /// file (`/dev/stdout`, a pipe) is written to as it is.
+    ///
+    /// # Errors
+    /// If it cannot be written there.
+    pub fn to(out: Option<&Path>, rights: Rights) -> Result<Report> {
+        let open = |path: &Path| {
+            let output = Output::create_or_open(path, rights).map_err(|e| hint(path, e));
+            output.with_context(|| what(path)).map(|output| (path.to_owned(), output))
+        };
+        out.map(open).transpose().map(Report)
     }
-    result
+
+    /// Writes what is to be written. If that fails, `fallback`, which is text that a person can read, goes to standard
+    /// output: the work is not lost.
+    ///
+    /// # Errors
+    /// If it cannot be written. See [`reader_left`] for standard output that nobody reads any more.
+    pub fn write(self, content: &Content<'_>, fallback: impl FnOnce() -> String) -> Result<()> {
+        let Some((path, output)) = self.0 else { return to_stdout(content) };
+        let write = || -> io::Result<()> {
+            let mut buffer = io::BufWriter::new(output.file());
+            content(&mut buffer)?;
+            buffer.flush()?;
+            drop(buffer);
+            output.keep()
+        };
+        let result = write().map_err(|e| hint(&path, e)).with_context(|| what(&path));
+        if result.is_err() {
+            let _ = stdout(&fallback());
+        }
+        result
+    }
+}
+
+fn what(path: &Path) -> String {
+    format!("cannot write the report to {}", path.display())
 }
 
 /// Writes to standard output.
@@ -28,7 +58,15 @@ pub fn write(out: Option<&Path>, content: &Content<'_>, fallback: impl FnOnce() 
 /// # Errors
 /// If it cannot be written.
 pub fn stdout(text: &str) -> Result<()> {
-    to_stdout(&|w| w.write_all(text.as_bytes()))
+    bytes(text.as_bytes())
+}
+
+/// The same of what need not be text.
+///
+/// # Errors
+/// As [`stdout`].
+pub fn bytes(content: &[u8]) -> Result<()> {
+    to_stdout(&|w| w.write_all(content))
 }
 
 fn to_stdout(content: &Content<'_>) -> Result<()> {
@@ -43,36 +81,9 @@ pub fn reader_left(error: &anyhow::Error) -> bool {
         .any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
 }
 
-/// Writes a file beside its place and renames it. What is not a regular file (`/dev/stdout`, a pipe)
-/// is written to as it is.
-fn file(path: &Path, content: &Content<'_>) -> Result<()> {
-    let what = || format!("cannot write the report to {}", path.display());
-    if path.exists() && !path.is_file() {
-        let write = || -> io::Result<()> {
-            let mut file = io::BufWriter::new(std::fs::OpenOptions::new().write(true).open(path)?);
-            content(&mut file)?;
-            file.flush()
-        };
-        return write().map_err(|e| hint(path, e)).with_context(what);
-    }
-    let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || -> io::Result<()> {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = std::fs::Permissions::from_mode(0o666); // the umask takes its part
-        let mut temporary = tempfile::Builder::new().prefix(".teiji-").permissions(mode).tempfile_in(dir)?;
-        let mut buffer = io::BufWriter::new(&mut temporary);
-        content(&mut buffer)?;
-        buffer.flush()?;
-        drop(buffer);
-        temporary.as_file().sync_all()?;
-        temporary.persist(path)?;
-        Ok(())
-    };
-    write().map_err(|e| hint(dir, e)).with_context(what)
-}
-
 /// Says what to do about the errors that people meet.
-fn hint(dir: &Path, error: io::Error) -> anyhow::Error {
+fn hint(path: &Path, error: io::Error) -> anyhow::Error {
+    let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let dir = dir.display();
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -87,20 +98,26 @@ fn hint(dir: &Path, error: io::Error) -> anyhow::Error {
 mod tests {
     use super::*;
 
+    fn file(path: &Path, content: &Content<'_>) -> Result<()> {
+        Report::to(Some(path), Rights::Kept)?.write(content, String::new)
+    }
+
     #[test]
     fn a_file_is_replaced_whole() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report");
         std::fs::write(&path, "old and longer").unwrap();
-        write(Some(&path), &|w| w.write_all(b"new"), String::new).unwrap();
+        let report = Report::to(Some(&path), Rights::Kept).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old and longer");
+        report.write(&|w| w.write_all(b"new"), String::new).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
     fn no_directory_is_said() {
-        let dir = tempfile::tempdir().unwrap();
-        let error = file(&dir.path().join("no/such"), &|_| Ok(())).unwrap_err();
+        let error =
+            Report::to(Some(&tempfile::tempdir().unwrap().path().join("no/such")), Rights::Kept).unwrap_err();
         assert!(format!("{error:#}").contains("there is no directory"), "{error:#}");
     }
 

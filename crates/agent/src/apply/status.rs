@@ -24,6 +24,8 @@ pub struct Status {
     pub other_boot: bool,
     /// What the caller may not see.
     pub hidden: Option<String>,
+    /// Why it is not known what teiji holds, and what to do about it: its files are damaged or cannot be read.
+    pub damaged: Option<String>,
 }
 
 /// A setting that teiji holds, and what it is now.
@@ -59,6 +61,14 @@ pub struct Unfinished {
 }
 
 impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+    /// The same where a file that cannot be read is part of the answer.
+    pub fn status_or_damage(&self) -> Status {
+        self.status().unwrap_or_else(|error| {
+            let cause = std::error::Error::source(&error).map(|c| format!(": {c}")).unwrap_or_default();
+            Status { damaged: Some(format!("{error}{cause}")), ..Status::default() }
+        })
+    }
+
     /// What teiji holds and does. Changes nothing; without root it says what it cannot see.
     ///
     /// # Errors

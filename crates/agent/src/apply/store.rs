@@ -21,6 +21,8 @@ pub const HELD: &str = "held.json";
 pub const HELD_NEXT: &str = "held.json.next";
 /// Holds the id of the transaction that the operator has confirmed.
 pub const CONFIRMED: &str = "confirmed";
+/// The most that is read of a file, bytes: ten times what thousands of VMs with every setting take.
+const LARGEST: u64 = 64 << 20;
 /// A file being written, before it gets its name.
 const NEW: &str = "new";
 
@@ -86,7 +88,9 @@ impl Directory {
     }
 
     fn open(&self, name: &str, options: &mut OpenOptions) -> io::Result<File> {
-        options.mode(0o600).custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC).open(self.path(name))
+        // Nobody waits for the other end of a pipe that somebody has put there.
+        let flags = nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC | nix::libc::O_NONBLOCK;
+        options.mode(0o600).custom_flags(flags).open(self.path(name))
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -111,12 +115,23 @@ impl Directory {
 
 impl Store for Directory {
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        let mut content = Vec::new();
-        match self.open(name, OpenOptions::new().read(true)) {
-            Ok(mut file) => file.read_to_end(&mut content).map(|_| Some(content)),
-            Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(e),
+        let file = match self.open(name, OpenOptions::new().read(true)) {
+            Ok(file) => file,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(
+                ErrorKind::InvalidData,
+                "it is no regular file, so teiji did not write it",
+            ));
         }
+        let mut content = Vec::new();
+        if file.take(LARGEST + 1).read_to_end(&mut content)? as u64 > LARGEST {
+            let message = format!("it has more than {LARGEST} bytes, so teiji did not write it");
+            return Err(io::Error::new(ErrorKind::FileTooLarge, message));
+        }
+        Ok(Some(content))
     }
 
     fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {

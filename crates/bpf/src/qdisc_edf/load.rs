@@ -25,14 +25,7 @@ impl Edf {
     pub fn load(folder: &Path) -> Result<(Edf, Vec<Verified>), Error> {
         supported()?;
         let pins = Pins::new(folder);
-        if pins.are_there()? {
-            return Err(Error::Refused {
-                doing: format!("load the qdisc {KIND}"),
-                reason: format!("{} has one already", folder.display()),
-            });
-        }
-        pins.prepare()?;
-        let _lock = pins.lock()?;
+        let _lock = pins.prepare()?;
         let mut object = open()?.load().map_err(|e| Error::kernel("load the deadline qdisc", e))?;
         for name in maps::NAMES {
             let mut map = object.maps_mut().find(|m| m.name() == name).ok_or_else(|| lacks(name))?;

@@ -20,12 +20,14 @@
 //! | --- | --- |
 //! | `shape`, `link` | channels in the form of the kernel half, and back |
 //! | `load` | verifies, registers and pins the programs |
+//! | `keep` | one agent owns them, and pins again what somebody removes |
 //! | `slots` | links: their settings, state and who has them |
 //! | `maps` | the maps by their types |
 //! | `netns` | which network namespace links are of |
 //! | `pins` | the folder that keeps them |
 //! | `pulse` | the agent's beat |
 //! | `stats` | what has become of packets |
+mod keep;
 mod link;
 mod load;
 mod maps;
@@ -43,6 +45,7 @@ mod skeleton {
 }
 use skeleton::types;
 
+pub use keep::{Keep, Pinned};
 pub use load::supported;
 pub use pins::{PINS, unpin};
 pub use pulse::Pulse;

@@ -7,11 +7,14 @@
 //! left in the other two, the next one removes.
 use super::{KIND, Pulse};
 use crate::Error;
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// Where pins are unless the caller names another folder.
@@ -34,13 +37,18 @@ impl Pins {
         Pins(folder.to_owned())
     }
 
+    /// The folder itself.
+    pub(super) fn folder(&self) -> &Path {
+        &self.0
+    }
+
     /// Where a pin in use is.
-    pub(super) fn current(&self, name: &str) -> PathBuf {
+    pub(super) fn current(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.join(CURRENT).join(name)
     }
 
     /// Where a pin is put first.
-    pub(super) fn new_one(&self, name: &str) -> PathBuf {
+    pub(super) fn new_one(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.join(NEW).join(name)
     }
 
@@ -50,21 +58,29 @@ impl Pins {
         path.try_exists().map_err(|e| self.failed("look into", &e))
     }
 
-    /// Makes an empty folder for new pins.
-    pub(super) fn prepare(&self) -> Result<(), Error> {
+    /// Makes an empty folder for new pins, with the writers' lock held from then on.
+    pub(super) fn prepare(&self) -> Result<Flock<File>, Error> {
+        let refuse = |reason: String| Error::Refused { doing: format!("keep the qdisc {KIND}"), reason };
+        let at = self.0.display();
+        if self.are_there()? {
+            return Err(refuse(format!("{at} has one already")));
+        }
         let there = self.0.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
         if !statfs(there).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC) {
-            return Err(Error::Refused {
-                doing: format!("keep the qdisc {KIND} in {}", self.0.display()),
-                reason: "there is no BPF file system, so no channel can have a deadline; \
-                         run `mount -t bpf bpf /sys/fs/bpf`"
-                    .into(),
-            });
+            return Err(refuse(format!(
+                "{at} is in no BPF file system, so no channel can have a deadline; run `mount -t bpf bpf /sys/fs/bpf`"
+            )));
         }
         let make = |path: &Path| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
         make(&self.0).map_err(|e| self.failed("make", &e))?;
+        let lock = self.lock()?;
+        // Another may have filled it meanwhile.
+        if self.are_there()? {
+            return Err(refuse(format!("{at} has one already")));
+        }
         self.sweep().map_err(|e| self.failed("clear", &e))?;
-        make(&self.0.join(NEW)).map_err(|e| self.failed("make", &e))
+        make(&self.0.join(NEW)).map_err(|e| self.failed("make", &e))?;
+        Ok(lock)
     }
 
     /// Puts the new pins into use.
@@ -98,12 +114,81 @@ impl Pins {
         Flock::lock(dir, FlockArg::LockExclusive).map_err(|(_, e)| self.failed("lock", &e.into()))
     }
 
+    /// Becomes the owner of the pins in use: the one process that beats for them. It is until the file is closed.
+    ///
+    /// The lock is on the folder of the pins in use itself, so that there is one owner for each set of pins whatever
+    /// becomes of their names.
+    pub(super) fn own(&self) -> Result<Flock<File>, Error> {
+        self.owned(CURRENT)
+    }
+
+    /// The same of pins that are about to be put into use.
+    pub(super) fn own_new(&self) -> Result<Flock<File>, Error> {
+        self.owned(NEW)
+    }
+
+    fn owned(&self, pins: &str) -> Result<Flock<File>, Error> {
+        let folder = self.0.join(pins);
+        let dir = File::open(&folder).map_err(|e| self.failed("open", &e))?;
+        let identity =
+            (dir.metadata()).map(|m| (m.dev(), m.ino())).map_err(|e| self.failed("look into", &e))?;
+        Flock::lock(dir, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| match e {
+            Errno::EWOULDBLOCK => Error::Refused {
+                doing: format!("keep the links of {}", self.0.display()),
+                reason: format!("another teiji agent is running{}: one keeps all links", holder(identity)),
+            },
+            e => self.failed("lock", &e.into()),
+        })
+    }
+
+    /// Whether the pins in use are those whose owner has this lock; `None` if there are none.
+    pub(super) fn are_of(&self, owner: &Flock<File>) -> io::Result<Option<bool>> {
+        let ours = owner.metadata()?;
+        match self.0.join(CURRENT).symlink_metadata() {
+            Ok(found) => Ok(Some((found.dev(), found.ino()) == (ours.dev(), ours.ino()))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Whether a pin is in use.
+    pub(super) fn has(&self, name: &OsString) -> bool {
+        self.current(name).symlink_metadata().is_ok()
+    }
+
+    /// Names of the pins in use.
+    pub(super) fn names(&self) -> Result<Vec<OsString>, Error> {
+        let failed = |e| self.failed("look into", &e);
+        let entries = std::fs::read_dir(self.0.join(CURRENT)).map_err(failed)?;
+        entries.map(|entry| entry.map(|e| e.file_name()).map_err(failed)).collect()
+    }
+
+    /// Takes pins out of use, to be replaced.
+    pub(super) fn retire(&self) -> io::Result<()> {
+        self.sweep()?;
+        std::fs::rename(self.0.join(CURRENT), self.0.join(OLD))
+    }
+
     pub(super) fn failed(&self, what: &str, e: &io::Error) -> Error {
         match e.kind() {
             io::ErrorKind::PermissionDenied => Error::NotPermitted,
             _ => Error::Kernel { doing: format!("{what} {}", self.0.display()), reason: e.to_string() },
         }
     }
+}
+
+/// The process that has a lock (flock) on a file, for a message: empty if the kernel does not say.
+fn holder((dev, ino): (u64, u64)) -> String {
+    // Major and minor in hexadecimal, the inode in decimal.
+    let file = format!("{:02x}:{:02x}:{ino}", major(dev), minor(dev));
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let of = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|word| *word == file)?;
+        let pid: u32 = words.get(at.checked_sub(1)?)?.parse().ok()?;
+        words.contains(&"FLOCK").then(|| format!(" (pid {pid})"))
+    };
+    locks.lines().find_map(of).unwrap_or_default()
 }
 
 /// Removes the pins of any version. The kind is no longer registered then; links that have the qdisc keep it, without

@@ -9,5 +9,5 @@ use clap::CommandFactory;
 pub(super) fn run(args: &Completions) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Args::command(), "teiji", &mut script);
-    output::write(None, &|w| w.write_all(&script), String::new)
+    output::bytes(&script)
 }

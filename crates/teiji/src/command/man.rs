@@ -15,5 +15,5 @@ pub(super) fn run(args: &Man) -> Result<()> {
     }
     let mut page = Vec::new();
     clap_mangen::Man::new(command).render(&mut page).context("cannot make the manual page")?;
-    output::write(None, &|w| w.write_all(&page), String::new)
+    output::bytes(&page)
 }

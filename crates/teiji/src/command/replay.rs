@@ -2,7 +2,9 @@
 
 use crate::args::{Format, Replay, Usage};
 use crate::format::{self, Kept};
+use crate::output;
 use anyhow::Result;
+use teiji_agent::output::Rights;
 use teiji_agent::trace;
 
 /// Reads the recordings and prints their reports.
@@ -19,6 +21,7 @@ pub(super) fn run(args: &Replay) -> Result<()> {
         let text = format!("{} labels for {} recordings", args.labels.len(), args.files.len());
         return Err(Usage(text).into());
     }
+    let out = output::Report::to(args.report.out.as_deref(), Rights::Kept)?;
     let mut kept = Kept::new(args.report.format());
     let mut reports = Vec::new();
     for (i, file) in args.files.iter().enumerate() {
@@ -31,6 +34,6 @@ pub(super) fn run(args: &Replay) -> Result<()> {
     }
     match &reports[..] {
         [(_, report)] if args.report.suggest => format::suggest(report, None),
-        _ => format::print(&args.report, &reports, &kept),
+        _ => format::print(&args.report, out, &reports, &kept),
     }
 }

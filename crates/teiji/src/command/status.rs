@@ -27,13 +27,13 @@ struct Json<'a> {
 /// The exit code is 1 if something is not as teiji left it.
 pub(super) fn run(args: &Arguments) -> Result<ExitCode> {
     let engine = open(&args.state)?;
-    let mut status = engine.status()?;
+    let mut status = engine.status_or_damage();
     let orphan = |t: &teiji_agent::apply::Unfinished| !(t.applied && t.confirm_left.is_some_and(|ms| ms > 0));
     if !status.busy && status.transaction.as_ref().is_some_and(orphan) {
         match engine.recover(Duration::ZERO) {
             Ok(notes) => {
                 tell(&notes);
-                status = engine.status()?;
+                status = engine.status_or_damage();
             }
             // Somebody else is about to, or this is not root: the status says what there is.
             Err(Error::Busy(_) | Error::State { .. }) => {}
@@ -50,15 +50,15 @@ pub(super) fn run(args: &Arguments) -> Result<ExitCode> {
         output::stdout(&(table(&status, now, &style) + &super::links_table(&links, &style)))?;
     }
     let well = status.held.iter().all(|h| !h.changed) && (status.transaction.is_none() || status.busy);
-    let well = well && links.trouble.is_none();
+    let well = well && links.trouble.is_none() && status.damaged.is_none();
     Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The status as text of at most 100 columns; `now` in seconds since 1970.
 pub fn table(status: &Status, now: u64, style: &Style) -> String {
     let mut out = String::new();
-    if let Some(hidden) = &status.hidden {
-        return wrap(&printable(hidden), 100).join("\n") + "\n";
+    if let Some(why) = status.hidden.as_ref().or(status.damaged.as_ref()) {
+        return wrap(&printable(why), 100).join("\n") + "\n";
     }
     if let Some(t) = &status.transaction {
         let what = if t.rollback { "rollback" } else { "apply" };

@@ -3,9 +3,11 @@
 use super::{signals, vms};
 use crate::args::{Trace, Usage};
 use crate::format::{self, Kept};
+use crate::output;
 use crate::progress::Line;
 use crate::terminal::printable;
 use anyhow::{Context, Result, bail};
+use teiji_agent::output::Rights;
 use teiji_agent::trace;
 use teiji_host::Root;
 use teiji_model::flow::{Flow, Watch};
@@ -53,7 +55,8 @@ pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
         buffer_bytes: args.buffer,
         confine: true,
     };
-    // Before the trace gives up the rights that this takes.
+    // Both before the trace gives up the rights that this takes.
+    let out = output::Report::to(args.report.out.as_deref(), Rights::GivenUp)?;
     let observed = args.report.suggest.then(|| root.observe()).transpose()?;
     let stop = signals::stop_flag()?;
     let mut kept = Kept::new(args.report.format());
@@ -65,7 +68,7 @@ pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
     if args.report.suggest {
         format::suggest(&outcome.report, observed.as_ref())?;
     } else {
-        format::print(&args.report, &[(String::new(), outcome.report)], &kept)?;
+        format::print(&args.report, out, &[(String::new(), outcome.report)], &kept)?;
     }
     if let Some(error) = outcome.recording_failed {
         return Err(error.into());

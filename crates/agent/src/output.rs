@@ -1,0 +1,239 @@
+//! Files that appear whole or not at all: reports and recordings.
+//!
+//! ```text
+//!  create ──► NAME.<random>.partial ──(keep)──► NAME
+//!                    │ dropped, or its process is killed
+//!                    └──► removed
+//! ```
+//! teiji runs as root, and the folder may be one that others write to, such as `/tmp`. So the folder is opened once
+//! and everything else goes by its descriptor; the file is a new one (`O_EXCL`), and a symbolic link in its place is
+//! replaced, never followed. What root writes, only root can read (mode 0600); files of other users have the mode that
+//! their umask leaves.
+//!
+//! A trace gives up its privileges before it is done, and the name is given at the end. Where [`Output::create`] is told
+//! so, a process of its own keeps what that needs. It has one file, and obeys one order:
+//!
+//! ```text
+//!  trace (nobody)                         keeper of the name (root: DAC_OVERRIDE, FOWNER)
+//!    │ ── keep: one byte ──────────────►  rename, answer, end
+//!    │ ── socket closed, however ──────►  remove what was written, end
+//! ```
+
+mod keeper;
+
+use keeper::Keeper;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, open, openat, renameat};
+use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
+use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Bytes of a name that the name of the unfinished file begins with: with the rest it stays below the 255 that file
+/// systems take.
+const STEM: usize = 200;
+/// How many names are tried for the unfinished file.
+const TRIES: usize = 16;
+
+/// Who gives the file its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rights {
+    /// This process, which keeps its rights.
+    Kept,
+    /// A process of its own, made by fork(2): this one gives up its rights before the file is complete.
+    GivenUp,
+}
+
+/// A file being written.
+#[derive(Debug)]
+pub struct Output {
+    file: File,
+    /// `None` once it has its name, and for what is no regular file.
+    pending: Option<Pending>,
+}
+
+/// How the file gets its name.
+#[derive(Debug)]
+enum Pending {
+    Here(Names),
+    There(Keeper),
+}
+
+/// The two names of a file, in their folder.
+#[derive(Debug)]
+struct Names {
+    folder: OwnedFd,
+    partial: CString,
+    name: CString,
+}
+
+impl Names {
+    fn give(&self) -> nix::Result<()> {
+        renameat(&self.folder, self.partial.as_c_str(), &self.folder, self.name.as_c_str())
+    }
+
+    fn remove(&self) -> nix::Result<()> {
+        unlinkat(&self.folder, self.partial.as_c_str(), UnlinkatFlags::NoRemoveDir)
+    }
+}
+
+impl Output {
+    /// Begins a file that is to be at `path`; nothing is there under that name until [`Output::keep`].
+    ///
+    /// # Errors
+    /// If the folder cannot be written to, or what is there is no regular file nor a symbolic link to replace.
+    pub fn create(path: &Path, rights: Rights) -> io::Result<Output> {
+        let (folder, name) = folder_of(path)?;
+        match what_is(&folder, &name, path)? {
+            There::Nothing | There::Replaceable => {}
+            There::Folder => return Err(ErrorKind::IsADirectory.into()),
+            There::Special(_) => {
+                return Err(io::Error::new(ErrorKind::InvalidInput, "it is no regular file"));
+            }
+        }
+        let (file, partial) = new_file(&folder, &name)?;
+        let names = Names { folder, partial, name };
+        let pending = match rights {
+            Rights::Kept => Pending::Here(names),
+            Rights::GivenUp => Pending::There(Keeper::start(names)?),
+        };
+        Ok(Output { file, pending: Some(pending) })
+    }
+
+    /// The same for what may be no regular file, such as `/dev/stdout` or a named pipe: that is opened and written to as
+    /// it is.
+    ///
+    /// # Errors
+    /// As [`Output::create`]; also if it belongs to somebody else and lies where others may write, so that it may be a
+    /// trap.
+    pub fn create_or_open(path: &Path, rights: Rights) -> io::Result<Output> {
+        let (folder, name) = folder_of(path)?;
+        let There::Special(flags) = what_is(&folder, &name, path)? else {
+            return Output::create(path, rights);
+        };
+        let flags = flags | OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
+        let file = File::from(openat(&folder, name.as_c_str(), flags, Mode::empty())?);
+        // What was looked at may be something else by now.
+        if flags.contains(OFlag::O_NOFOLLOW) && kind(fstat(&file)?.st_mode) == SFlag::S_IFREG {
+            return Err(io::Error::other("somebody has put a regular file in its place"));
+        }
+        Ok(Output { file, pending: None })
+    }
+
+    /// What to write to.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives the file its name, once it is on the disk.
+    ///
+    /// # Errors
+    /// If that fails. What was written is removed then.
+    pub fn keep(mut self) -> io::Result<()> {
+        match self.pending.take() {
+            None => Ok(()),
+            Some(Pending::Here(names)) => {
+                let done = self.file.sync_all().and_then(|()| names.give().map_err(io::Error::from));
+                done.inspect_err(|_| {
+                    let _ = names.remove();
+                })
+            }
+            // Dropped without its order it removes the file.
+            Some(Pending::There(keeper)) => self.file.sync_all().and_then(|()| keeper.keep()),
+        }
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Some(Pending::Here(names)) = &self.pending {
+            let _ = names.remove();
+        }
+    }
+}
+
+/// The folder of a path, opened, and the name in it.
+fn folder_of(path: &Path) -> io::Result<(OwnedFd, CString)> {
+    let names_none = || io::Error::new(ErrorKind::InvalidInput, "this names no file");
+    if path.as_os_str().as_bytes().ends_with(b"/") {
+        return Err(names_none());
+    }
+    let name = path.file_name().ok_or_else(names_none)?;
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    Ok((open(folder, flags, Mode::empty())?, c_string(name)?))
+}
+
+/// What is at a path.
+enum There {
+    Nothing,
+    Folder,
+    /// A regular file, or a symbolic link that could lead anywhere.
+    Replaceable,
+    /// A device, pipe or socket, or a link of the kernel's to one of this process's files; and how to open it.
+    Special(OFlag),
+}
+
+fn what_is(folder: &impl AsFd, name: &CStr, path: &Path) -> io::Result<There> {
+    let found = match fstatat(folder, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+        Ok(found) => found,
+        Err(Errno::ENOENT) => return Ok(There::Nothing),
+        Err(e) => return Err(e.into()),
+    };
+    let trap = "it is no regular file, belongs to somebody else, and others may write to its folder; use --out \
+                /dev/stdout and have the shell redirect that";
+    match kind(found.st_mode) {
+        SFlag::S_IFDIR => Ok(There::Folder),
+        SFlag::S_IFREG => Ok(There::Replaceable),
+        SFlag::S_IFLNK if of_the_system(path) => Ok(There::Special(OFlag::empty())),
+        SFlag::S_IFLNK => Ok(There::Replaceable),
+        _ if found.st_uid == geteuid().as_raw() || only_ours(folder)? => {
+            Ok(There::Special(OFlag::O_NOFOLLOW))
+        }
+        _ => Err(io::Error::new(ErrorKind::PermissionDenied, trap)),
+    }
+}
+
+/// Whether a symbolic link is one such as `/dev/stdout` or `/proc/self/fd/1`.
+fn of_the_system(link: &Path) -> bool {
+    let folder = link.parent().and_then(|folder| folder.canonicalize().ok());
+    folder.is_some_and(|folder| folder == Path::new("/dev") || folder.starts_with("/proc"))
+}
+
+/// A new file beside where `name` is to be.
+fn new_file(folder: &impl AsFd, name: &CStr) -> io::Result<(File, CString)> {
+    let mode = if geteuid().is_root() { 0o600 } else { 0o666 };
+    let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+    let random = RandomState::new();
+    let stem = &name.to_bytes()[..name.to_bytes().len().min(STEM)];
+    let mut last = Errno::EEXIST;
+    for n in 0..TRIES {
+        let ending = format!(".{:016x}.partial", random.hash_one((std::process::id(), n)));
+        let partial = c_string(OsStr::from_bytes(&[stem, ending.as_bytes()].concat()))?;
+        match openat(folder, partial.as_c_str(), flags, Mode::from_bits_truncate(mode)) {
+            Ok(file) => return Ok((File::from(file), partial)),
+            Err(Errno::EEXIST) => last = Errno::EEXIST,
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Err(last.into())
+}
+
+/// Whether nobody but root and this user may put something into a folder.
+fn only_ours(folder: &impl AsFd) -> nix::Result<bool> {
+    let found = fstat(folder)?;
+    Ok((found.st_uid == 0 || found.st_uid == geteuid().as_raw()) && found.st_mode & 0o022 == 0)
+}
+
+fn kind(mode: nix::libc::mode_t) -> SFlag {
+    SFlag::from_bits_truncate(mode & SFlag::S_IFMT.bits())
+}
+
+fn c_string(name: &OsStr) -> io::Result<CString> {
+    CString::new(name.as_bytes()).map_err(|_| ErrorKind::InvalidInput.into())
+}

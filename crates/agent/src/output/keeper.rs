@@ -1,0 +1,114 @@
+//! The process that gives a file its name after the one that writes it has given up its rights.
+
+use super::Names;
+use crate::privilege;
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork};
+use rustix::thread::CapabilitySet;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+
+/// The order.
+const KEEP: u8 = b'k';
+/// Writing to a folder of somebody else, and replacing a file of somebody else in one where only owners may.
+const NEEDED: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER);
+
+/// The process, as the one that writes the file sees it.
+#[derive(Debug)]
+pub(super) struct Keeper {
+    /// Closed before the process is waited for.
+    orders: Option<UnixStream>,
+    process: Pid,
+}
+
+impl Keeper {
+    /// Starts it.
+    #[allow(unsafe_code)]
+    pub(super) fn start(names: Names) -> io::Result<Keeper> {
+        let (orders, there) = UnixStream::pair()?;
+        // SAFETY: the child goes on in a copy of this thread alone. It takes no lock that another thread may have held,
+        // and returns to none of the callers: system calls and short-lived memory are all that it uses, and glibc's
+        // allocator can be used in the child of a process with several threads.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => Ok(Keeper { orders: Some(orders), process: child }),
+            ForkResult::Child => {
+                drop(orders);
+                let code = obey(&names, there);
+                // SAFETY: ends the process at once, without what is to be done at the end of the other one.
+                unsafe { nix::libc::_exit(code) }
+            }
+        }
+    }
+
+    /// Has the file named.
+    pub(super) fn keep(mut self) -> io::Result<()> {
+        let mut answer = [0; 4];
+        let Some(orders) = &mut self.orders else { return Err(io::ErrorKind::NotConnected.into()) };
+        orders.write_all(&[KEEP])?;
+        orders.read_exact(&mut answer).map_err(|e| match e.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                io::Error::other("the process that was to name the file was killed")
+            }
+            _ => e,
+        })?;
+        match i32::from_ne_bytes(answer) {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.orders = None;
+        let _ = waitpid(self.process, None);
+    }
+}
+
+/// The life of the process; returns its exit code.
+fn obey(names: &Names, mut orders: UnixStream) -> i32 {
+    // Ctrl-C is for the other one, which says what becomes of the file.
+    let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
+    let _ = nix::sys::prctl::set_name(c"teiji-rename");
+    let others = close_others(names.folder.as_raw_fd() as u32, orders.as_raw_fd() as u32);
+    if others.is_err() || privilege::keep_only(NEEDED).is_err() {
+        let _ = names.remove();
+        return 1;
+    }
+    let mut order = [0];
+    let told = loop {
+        match orders.read(&mut order) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            told => break told,
+        }
+    };
+    if !matches!(told, Ok(1)) || order[0] != KEEP {
+        let _ = names.remove();
+        return 0;
+    }
+    let done = names.give();
+    if done.is_err() {
+        let _ = names.remove();
+    }
+    let answer = done.err().map_or(0, |e: Errno| e as i32);
+    let _ = orders.write_all(&answer.to_ne_bytes());
+    0
+}
+
+/// Closes every descriptor but the two, so that no terminal, pipe or BPF program waits for this process to end.
+#[allow(unsafe_code)]
+fn close_others(one: u32, other: u32) -> nix::Result<()> {
+    let (low, high) = (one.min(other), one.max(other));
+    for range in [0..low, low + 1..high, high + 1..u32::MAX] {
+        if !range.is_empty() {
+            // SAFETY: takes numbers only, of descriptors that nothing in this process uses any more.
+            let closed =
+                unsafe { nix::libc::syscall(nix::libc::SYS_close_range, range.start, range.end - 1, 0) };
+            Errno::result(closed)?;
+        }
+    }
+    Ok(())
+}

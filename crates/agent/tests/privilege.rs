@@ -1,0 +1,157 @@
+//! Privileges that were given up cannot be had back: each way is really tried. Needs root. Without the harness, as what is
+//! tried is a program's own process, with one thread.
+//!
+//! ```text
+//! this program ── "nobody" or "agent": gives up, writes what was prepared ──exec──► "regain": tries, prints what it got
+//! ```
+#![allow(clippy::unwrap_used)]
+
+use nix::unistd::{Uid, geteuid, getuid, setresuid};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_capabilities_secure_bits,
+};
+use std::fs::{File, Permissions, copy, create_dir, read_to_string, set_permissions};
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use teiji_agent::output::{Output, Rights};
+use teiji_agent::privilege;
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    match args.get(1).map(String::as_str) {
+        Some("nobody") => confined(&args[2..], privilege::become_nobody),
+        Some("agent") => confined(&args[2..], || privilege::give_up().and_then(|()| privilege::confirm())),
+        Some("regain") => regain(Path::new(&args[2])),
+        _ => check(),
+    }
+}
+
+/// Gives up, finishes the file that it had begun, and executes `program` with what follows it.
+fn confined(args: &[String], give_up: impl FnOnce() -> Result<(), privilege::Error>) {
+    let [program, rest @ ..] = args else { panic!("a program is missing") };
+    let output = Output::create(&Path::new(&rest[1]).join("theirs/report"), Rights::GivenUp).unwrap();
+    give_up().unwrap();
+    output.file().write_all(b"whole").unwrap();
+    output.keep().unwrap();
+    panic!("{}", Command::new(program).args(rest).exec());
+}
+
+/// Tries everything, and prints a line for each thing that it got.
+fn regain(dir: &Path) {
+    let status = read_to_string("/proc/self/status").unwrap();
+    for field in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs"] {
+        let line = status.lines().find(|l| l.starts_with(field)).unwrap();
+        println!("{}", line.split_whitespace().collect::<Vec<_>>().join(" "));
+    }
+    println!("uid {} {}", getuid(), geteuid());
+    let got = |what: &str, done: bool| println!("{what} {}", if done { "got" } else { "refused" });
+    let all = CapabilitySet::from_bits_retain((1 << 41) - 1);
+    let sets = CapabilitySets { effective: all, permitted: all, inheritable: CapabilitySet::empty() };
+    got("raise", set_capabilities(None, sets).is_ok());
+    let permitted = capabilities(None).unwrap().permitted;
+    let each = (0..41).map(|n| CapabilitySet::from_bits_retain(1 << n));
+    let inherits =
+        |one| set_capabilities(None, CapabilitySets { effective: permitted, permitted, inheritable: one });
+    got("inherit", each.map(inherits).any(|done| done.is_ok()));
+    got("securebits", set_capabilities_secure_bits(rustix::thread::CapabilitiesSecureBits::empty()).is_ok());
+    let root = Uid::from_raw(0);
+    got("root", setresuid(root, root, root).is_ok() && geteuid().is_root());
+    got("roots-file", File::open(dir.join("roots")).is_ok());
+    got("roots-folder", File::create(dir.join("new")).is_ok());
+    got("somebodys-file", File::open(dir.join("theirs/secret")).is_ok());
+    got("signal", nix::sys::signal::kill(nix::unistd::Pid::from_raw(1), None).is_ok());
+    got("environment", std::fs::read("/proc/1/environ").is_ok());
+    got("namespace", nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).is_ok());
+    let other = Uid::from_raw(1235);
+    got("other-user", setresuid(other, other, other).is_ok());
+}
+
+fn said(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {text}");
+    text
+}
+
+/// A folder that everybody may pass, and where setuid programs count.
+fn place() -> tempfile::TempDir {
+    let everybody = |dir: &Path| {
+        let open = |p: &Path| p.metadata().is_ok_and(|m| m.permissions().mode() & 1 != 0);
+        dir.ancestors().all(open)
+    };
+    let places = [PathBuf::from(env!("CARGO_TARGET_TMPDIR")), std::env::temp_dir(), "/var/tmp".into()];
+    for place in places.iter().filter(|p| everybody(p)) {
+        let dir = tempfile::tempdir_in(place).unwrap();
+        set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let setuid = program(dir.path(), "probe", 0o4755);
+        let alone = Command::new(&setuid).args(["regain", "/"]).uid(1234).output();
+        if alone.is_ok_and(|o| String::from_utf8_lossy(&o.stdout).contains("uid 1234 0\n")) {
+            return dir;
+        }
+    }
+    panic!("no place for setuid programs: mount one of {places:?} without nosuid");
+}
+
+/// A copy of this program.
+fn program(dir: &Path, name: &str, mode: u32) -> PathBuf {
+    let path = dir.join(name);
+    copy(std::env::current_exe().unwrap(), &path).unwrap();
+    set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+fn check() {
+    assert!(geteuid().is_root(), "needs root");
+    let place = place();
+    let dir = place.path();
+    std::fs::write(dir.join("roots"), "secret").unwrap();
+    set_permissions(dir.join("roots"), Permissions::from_mode(0o600)).unwrap();
+    create_dir(dir.join("theirs")).unwrap();
+    std::fs::write(dir.join("theirs/secret"), "secret").unwrap();
+    for (name, mode) in [("theirs/secret", 0o600), ("theirs", 0o755)] {
+        chown(dir.join(name), Some(1234), Some(1234)).unwrap();
+        set_permissions(dir.join(name), Permissions::from_mode(mode)).unwrap();
+    }
+    let plain = program(dir, "plain", 0o755);
+    let setuid = program(dir, "setuid", 0o4755);
+    let with_file_caps = program(dir, "file-capabilities", 0o755);
+    // Without the effective bit, with which a program does not start at all if it does not get all of them.
+    said(Command::new("setcap").arg("cap_dac_override,cap_kill=p").arg(&with_file_caps));
+    // They do give something to whoever has given up nothing.
+    let try_of = |program: &Path| said(Command::new(program).arg("regain").arg(dir).uid(1234));
+    assert!(try_of(&setuid).contains("roots-file got"));
+    assert!(try_of(&with_file_caps).contains("CapPrm: 0000000000000022\n"));
+
+    for way in ["nobody", "agent"] {
+        for program in [&plain, &setuid, &with_file_caps] {
+            let begin = Command::new(&plain).arg(way).arg(program).arg("regain").arg(dir).output().unwrap();
+            let text =
+                String::from_utf8_lossy(&begin.stdout).into_owned() + &String::from_utf8_lossy(&begin.stderr);
+            let what = format!("{way}, {}:\n{text}", program.display());
+            assert!(begin.status.success(), "{what}");
+            let mut left: Vec<&str> = text.lines().filter(|l| l.ends_with(" got")).collect();
+            if way == "agent" {
+                // The pins are root's, so the agent stays that user, and has what is his by name.
+                left.retain(|l| {
+                    !["root got", "roots-file got", "roots-folder got", "signal got"].contains(l)
+                });
+            }
+            assert_eq!(left, [""; 0], "{what}");
+            for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+                assert!(text.contains(&format!("{set}: 0000000000000000\n")), "{what}");
+            }
+            assert!(text.contains("NoNewPrivs: 1\n"), "{what}");
+            assert!(text.contains(if way == "nobody" { "uid 65534 65534\n" } else { "uid 0 0\n" }), "{what}");
+            // What was prepared could be finished, in a folder that is not root's.
+            let report = dir.join("theirs/report");
+            assert_eq!(read_to_string(&report).unwrap(), "whole");
+            std::fs::remove_file(report).unwrap();
+            assert_eq!(std::fs::read_dir(dir.join("theirs")).unwrap().count(), 1, "{what}");
+        }
+        println!("{way}: nothing can be had back");
+    }
+}

@@ -1,0 +1,188 @@
+//! The qdisc in the hands of its owner: the one agent that beats for it.
+//!
+//! ```text
+//!           nothing pinned, or another version's that no link has
+//!  take ──────────────────────► load, register, pin ──┐
+//!    │ pinned                                         ▼
+//!    └──────────► lock of the owner, on the folder of the pins itself ──► Keep ──► unpin
+//!                   │ held by another: refused, with his pid               │ ▲
+//!                                                      pins are removed by ▼ │ pin_again
+//!                                                      somebody          orphan
+//! ```
+//! The owner holds a descriptor of each pin, the link that registers the kind among them. Whoever removes the pins thus
+//! ends nothing: links keep their qdisc and its maps as long as the owner lives, no other agent can register the kind,
+//! and the owner can pin the same maps again. Without pins no other process can see or change channels.
+use super::pins::Pins;
+use super::{Edf, KIND, Opened, Pulse, unpin};
+use crate::Error;
+use libbpf_rs::{MapCore, MapHandle};
+use nix::fcntl::Flock;
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// How often [`Keep::take`] looks again if the pins are replaced while it looks.
+const TRIES: usize = 5;
+
+/// The pinned qdisc, and that this process is the one that keeps it.
+pub struct Keep {
+    pins: Pins,
+    owner: Flock<File>,
+    pulse: Arc<Pulse>,
+    held: Vec<(OsString, OwnedFd)>,
+    beat: u32,
+    current: bool,
+}
+
+/// What is in the folder of the pins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pinned {
+    /// All of this process's maps.
+    Ours,
+    /// Not all of them, and nobody else's.
+    Missing,
+    /// Another process's.
+    Others,
+}
+
+impl Keep {
+    /// Becomes the owner of the qdisc pinned in `folder`, which it loads and pins if there is none, or one of another
+    /// version that no link has. Beats for it once.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if another process is the owner; those of [`Edf::load`].
+    pub fn take(folder: &Path) -> Result<Keep, Error> {
+        let pins = Pins::new(folder);
+        for _ in 0..TRIES {
+            if !pins.are_there()? {
+                Edf::load(folder)?;
+            }
+            let owner = pins.own()?;
+            let (pulse, current) = match Opened::of(folder)? {
+                Opened::Current(edf) => (edf.into_pulse(), true),
+                Opened::Other(pulse) => (pulse, false),
+                Opened::Absent => continue,
+            };
+            // The folder may have been replaced between its being opened and being locked.
+            if pins.are_of(&owner).map_err(|e| pins.failed("look into", &e))? != Some(true) {
+                continue;
+            }
+            if !current && pulse.users() == 0 {
+                unpin(folder)?;
+                continue;
+            }
+            pulse.beat();
+            let held = pins.names()?.into_iter().map(|name| Ok((name.clone(), open(&pins, &name)?)));
+            let held = held.collect::<Result<Vec<_>, Error>>()?;
+            let beat = beat_id(&pins)?;
+            return Ok(Keep { pins, owner, pulse: Arc::new(pulse), held, beat, current });
+        }
+        Err(Error::Refused {
+            doing: format!("keep the links of {}", folder.display()),
+            reason: "others replace what is pinned there all the time; end them".into(),
+        })
+    }
+
+    /// What to beat with.
+    pub fn pulse(&self) -> Arc<Pulse> {
+        Arc::clone(&self.pulse)
+    }
+
+    /// Whether it is of this very version of teiji.
+    pub fn is_current(&self) -> bool {
+        self.current
+    }
+
+    /// How many links have the qdisc, of all network namespaces.
+    pub fn users(&self) -> u64 {
+        self.pulse.users()
+    }
+
+    /// Whether what other processes find in the folder is what this one keeps. Needs no capability.
+    ///
+    /// # Errors
+    /// If the folder cannot be looked into.
+    pub fn look(&self) -> Result<Pinned, Error> {
+        match self.pins.are_of(&self.owner).map_err(|e| self.pins.failed("look into", &e))? {
+            None => Ok(Pinned::Missing),
+            Some(false) => Ok(Pinned::Others),
+            Some(true) => {
+                let there = |(name, _): &(OsString, OwnedFd)| self.pins.has(name);
+                let whole = self.held.iter().all(there) && beat_id(&self.pins)? == self.beat;
+                Ok(if whole { Pinned::Ours } else { Pinned::Missing })
+            }
+        }
+    }
+
+    /// Pins again what this process keeps, after somebody has removed all or some of it. Needs no capability, but to be
+    /// the owner of the folder.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if the folder has another process's pins, or is in no BPF file system; [`Error::Kernel`].
+    pub fn pin_again(&mut self) -> Result<(), Error> {
+        if self.look()? == Pinned::Missing && self.pins.are_there()? {
+            self.pins.retire().map_err(|e| self.pins.failed("clear", &e))?;
+        }
+        let _lock = self.pins.prepare()?;
+        for (name, fd) in &self.held {
+            pin(&self.pins, name, fd)?;
+        }
+        // Before it has its name, so that nobody else comes to own it.
+        let owner = self.pins.own_new()?;
+        self.pins.adopt()?;
+        self.owner = owner;
+        Ok(())
+    }
+
+    /// Removes the pins, and with them the kind; see [`unpin`]. Leaves alone what is not this process's.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] if a link has the qdisc; [`Error::Kernel`].
+    pub fn unpin(self) -> Result<(), Error> {
+        match self.look()? {
+            Pinned::Others => Ok(()),
+            Pinned::Missing if self.users() > 0 => Err(Error::Refused {
+                doing: format!("remove the qdisc {KIND} from the kernel"),
+                reason: "links have it; `teiji rollback` removes it from those".into(),
+            }),
+            Pinned::Ours | Pinned::Missing => unpin(self.pins.folder()),
+        }
+    }
+}
+
+/// Opens a pin of any kind.
+fn open(pins: &Pins, name: &OsString) -> Result<OwnedFd, Error> {
+    let path = pins.current(name);
+    let failed = |e: io::Error| pins.failed("open a pin of", &e);
+    let c_path = CString::new(path.as_os_str().as_bytes()).map_err(|e| failed(e.into()))?;
+    // SAFETY: the string ends with a zero and is there until the call returns.
+    let fd = unsafe { libbpf_sys::bpf_obj_get(c_path.as_ptr()) };
+    if fd < 0 {
+        return Err(failed(io::Error::from_raw_os_error(-fd)));
+    }
+    // SAFETY: a new descriptor that nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes a pin of any kind, among the new ones.
+fn pin(pins: &Pins, name: &OsString, fd: &OwnedFd) -> Result<(), Error> {
+    let path = pins.new_one(name);
+    let failed = |e: io::Error| pins.failed("pin a map in", &e);
+    let c_path = CString::new(path.as_os_str().as_bytes()).map_err(|e| failed(e.into()))?;
+    // SAFETY: the string ends with a zero and is there until the call returns; the descriptor is open.
+    match unsafe { libbpf_sys::bpf_obj_pin(fd.as_raw_fd(), c_path.as_ptr()) } {
+        0 => Ok(()),
+        e => Err(failed(io::Error::from_raw_os_error(-e))),
+    }
+}
+
+/// The kernel's number of the map with the heartbeat: another map has another one.
+fn beat_id(pins: &Pins) -> Result<u32, Error> {
+    let path = pins.current("beat");
+    let map = MapHandle::from_pinned_path(&path).and_then(|map| map.info());
+    map.map(|map| map.info.id).map_err(|e| Error::kernel(format!("open {}", path.display()), e))
+}

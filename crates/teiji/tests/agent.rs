@@ -1,0 +1,283 @@
+//! `teiji agent` as a process, on pins of another version of the qdisc: maps made here, so that no kernel with BPF qdiscs is
+//! needed. Needs root; each test has a BPF file system of its own.
+#![allow(clippy::unwrap_used)]
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use teiji_agent::apply::store::LOCK;
+
+/// Long on any machine: what is waited for does not depend on time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct World {
+    dir: tempfile::TempDir,
+    maps: Vec<(&'static str, MapHandle)>,
+}
+
+impl World {
+    /// A BPF file system with the pins of a qdisc that as many links have.
+    fn new(links: u64) -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let bpf = dir.path().join("bpf");
+        fs::create_dir(&bpf).unwrap();
+        mount(&bpf);
+        let mut world = World { dir, maps: Vec::new() };
+        fs::create_dir_all(world.pins().join("edf")).unwrap();
+        world.maps = pinned(&world.pins().join("edf"), links);
+        world
+    }
+
+    fn pins(&self) -> PathBuf {
+        self.dir.path().join("bpf/teiji")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    fn command(&self, verb: &str, state: &Path) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_teiji"));
+        command.arg(verb).arg("--state").arg(state).arg("--pins").arg(self.pins()).env("NO_COLOR", "1");
+        command
+    }
+
+    /// The number that the heartbeat writes.
+    fn beat(&self) -> u64 {
+        number(&self.map("beat").lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap())
+    }
+
+    fn map(&self, name: &str) -> &MapHandle {
+        &self.maps.iter().find(|(n, _)| *n == name).unwrap().1
+    }
+
+    /// Waits until the heart has beaten twice from now on.
+    fn beats(&self) -> bool {
+        let mut last = self.beat();
+        (0..2).all(|_| {
+            let before = last;
+            within(|| {
+                last = self.beat();
+                last != before
+            })
+        })
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(&self.dir.path().join("bpf"), nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
+fn mount(at: &Path) {
+    let flags = nix::mount::MsFlags::empty();
+    nix::mount::mount(Some("bpf"), at, Some("bpf"), flags, None::<&str>)
+        .expect("needs root and a BPF file system");
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    u64::from_ne_bytes(bytes[..8].try_into().unwrap())
+}
+
+/// Maps such as the agent looks at, pinned in a folder: `registry` begins with the version, which is nobody's.
+fn pinned(folder: &Path, links: u64) -> Vec<(&'static str, MapHandle)> {
+    let maps = ["registry", "beat", "users"].map(|name| {
+        let flags = if name == "registry" { 0 } else { libbpf_sys::BPF_F_MMAPABLE };
+        let options = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+            map_flags: flags,
+            ..Default::default()
+        };
+        let mut map = MapHandle::create(MapType::Array, Some(name), 4, 64, 1, &options).unwrap();
+        map.pin(folder.join(name)).unwrap();
+        (name, map)
+    });
+    let mut value = [0; 64];
+    value[..8].copy_from_slice(&links.to_ne_bytes());
+    maps[2].1.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY).unwrap();
+    maps.into()
+}
+
+fn within(mut done: impl FnMut() -> bool) -> bool {
+    let until = std::time::Instant::now() + PATIENCE;
+    while std::time::Instant::now() < until {
+        if done() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    false
+}
+
+/// A running agent; killed when it is dropped.
+struct Agent {
+    process: Child,
+    lines: Receiver<String>,
+}
+
+impl Agent {
+    fn start(world: &World, state: &Path) -> Agent {
+        let mut process =
+            world.command("agent", state).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let (sender, lines) = channel();
+        let log = BufReader::new(process.stderr.take().unwrap());
+        std::thread::spawn(move || log.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        Agent { process, lines }
+    }
+
+    /// The first line from now on that has this in it, with those before it.
+    fn says(&self, wanted: &str) -> String {
+        let mut all = String::new();
+        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+            all += &(line + "\n");
+            if all.contains(wanted) {
+                return all;
+            }
+        }
+        panic!("it did not say {wanted:?}: {all}");
+    }
+
+    fn end(&mut self) -> i32 {
+        let pid = nix::unistd::Pid::from_raw(self.process.id() as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        self.process.wait().unwrap().code().unwrap()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What is done to `held.json`.
+type Damage = dyn Fn(&Path);
+
+/// Whatever the state directory is like, deadlines are kept, and what is wrong is said and left alone.
+#[test]
+fn the_heart_beats_whatever_the_state_is_like() {
+    let damages: [(&str, &Damage); 7] = [
+        ("missing", &|_| ()),
+        ("damaged", &|held| fs::write(held, "{\"version\":1,\"bo").unwrap()),
+        ("huge", &|held| fs::File::create(held).unwrap().set_len(1 << 40).unwrap()),
+        ("a folder", &|held| fs::create_dir(held).unwrap()),
+        ("a link to itself", &|held| symlink(held, held).unwrap()),
+        ("a pipe", &|held| nix::unistd::mkfifo(held, nix::sys::stat::Mode::S_IRUSR).unwrap()),
+        ("no folder", &|held| {
+            fs::remove_dir_all(held.parent().unwrap()).unwrap();
+            fs::write(held.parent().unwrap(), "").unwrap();
+        }),
+    ];
+    for (name, damage) in damages {
+        let world = World::new(1);
+        fs::create_dir(world.state()).unwrap();
+        nix::sys::stat::fchmodat(
+            nix::fcntl::AT_FDCWD,
+            &world.state(),
+            nix::sys::stat::Mode::S_IRWXU,
+            nix::sys::stat::FchmodatFlags::FollowSymlink,
+        )
+        .unwrap();
+        let held = world.state().join("held.json");
+        damage(&held);
+        let before = held.symlink_metadata().map(|m| (m.file_type(), m.len())).ok();
+        let mut agent = Agent::start(&world, &world.state());
+        let log = agent.says("the agent keeps deadlines; 1 links have channels");
+        assert!(world.beats(), "{name}: {log}");
+        assert_eq!(log.contains("held.json") || name == "no folder", name != "missing", "{name}: {log}");
+        assert_eq!(log.contains("see `teiji status`"), name != "missing", "{name}: {log}");
+        assert_eq!(held.symlink_metadata().map(|m| (m.file_type(), m.len())).ok(), before, "{name}");
+
+        let status = world.command("status", &world.state()).output().unwrap();
+        let said = String::from_utf8(status.stdout).unwrap() + &String::from_utf8(status.stderr).unwrap();
+        if name != "missing" {
+            assert_eq!(status.status.code(), Some(1), "{name}: {said}");
+            assert!(said.replace('\n', " ").contains(world.state().to_str().unwrap()), "{name}: {said}");
+        }
+        if name == "damaged" {
+            assert!(said.replace('\n', " ").contains("move the file away"), "{said}");
+        }
+        assert_eq!(agent.end(), 0, "{name}");
+        assert!(world.pins().join("edf/beat").exists(), "{name}: a link has it");
+    }
+}
+
+#[test]
+fn one_agent_keeps_a_folder_of_pins_whatever_their_state_directories() {
+    let world = World::new(1);
+    let mut first = Agent::start(&world, &world.state());
+    first.says("the agent keeps deadlines");
+    let mut second = Agent::start(&world, &world.dir.path().join("other"));
+    second.says(&format!("another teiji agent is running (pid {})", first.process.id()));
+    assert_eq!(second.process.wait().unwrap().code(), Some(1));
+    assert!(!world.dir.path().join("other").join(LOCK).exists());
+    assert_eq!(first.end(), 0);
+    // Its lock is gone with it.
+    Agent::start(&world, &world.dir.path().join("other")).says("the agent keeps deadlines");
+}
+
+#[test]
+fn pins_that_somebody_removes_are_pinned_again() {
+    let world = World::new(1);
+    let agent = Agent::start(&world, &world.state());
+    agent.says("the agent keeps deadlines");
+    let id = |path: &Path| MapHandle::from_pinned_path(path).map(|map| map.info().unwrap().info.id).ok();
+    let edf = world.pins().join("edf");
+    let ids = || ["registry", "beat", "users"].map(|name| id(&edf.join(name)));
+    let before = ids();
+    assert!(before.iter().all(Option::is_some));
+    for remove in [world.pins(), edf.clone(), edf.join("users")] {
+        if remove.is_dir() {
+            fs::remove_dir_all(&remove).unwrap()
+        } else {
+            fs::remove_file(&remove).unwrap()
+        }
+        let said = agent.says("it is pinned again");
+        assert!(said.contains("somebody removed") && said.contains(world.pins().to_str().unwrap()), "{said}");
+        assert_eq!(ids(), before, "{}", remove.display());
+        assert!(world.beats());
+    }
+    // Its lock came with the pins.
+    Agent::start(&world, &world.dir.path().join("other")).says("another teiji agent is running");
+
+    // The file system itself: nothing can be pinned until there is one again.
+    let bpf = world.dir.path().join("bpf");
+    nix::mount::umount2(&bpf, nix::mount::MntFlags::MNT_DETACH).unwrap();
+    let said = agent.says("mount -t bpf");
+    assert!(said.contains("is gone") && world.beats(), "{said}");
+    mount(&bpf);
+    agent.says("it is pinned again");
+    assert_eq!(ids(), before);
+
+    // Another process's pins are left alone, and the orphan is kept alive.
+    fs::remove_dir_all(world.pins()).unwrap();
+    let elsewhere = bpf.join("elsewhere");
+    fs::create_dir_all(elsewhere.join("edf")).unwrap();
+    let others = pinned(&elsewhere.join("edf"), 1);
+    within(|| world.pins().exists());
+    fs::rename(world.pins(), bpf.join("ours")).unwrap();
+    fs::rename(&elsewhere, world.pins()).unwrap();
+    let said = agent.says("has the pins of another process");
+    assert!(said.contains("1 links") && world.beats(), "{said}");
+    let theirs = others[1].1.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+    assert_eq!(number(&theirs), 0, "it beats for the other one");
+}
+
+/// Of the unit file: systemd must never give up to start the agent.
+#[test]
+fn systemd_starts_the_agent_however_often_it_ends() {
+    let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/teiji-agent.service");
+    let text = fs::read_to_string(unit).unwrap();
+    let (general, service) = text.split_once("[Service]").unwrap();
+    assert!(general.lines().any(|l| l == "StartLimitIntervalSec=0"), "{general}");
+    for line in ["Restart=always", "RestartSec=100ms", "RestartSteps=10", "RestartMaxDelaySec=10s"] {
+        assert!(service.lines().any(|l| l == line), "{line} is missing in {service}");
+    }
+}
