@@ -294,8 +294,9 @@ int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 	/* only a vCPU thread kicks; vhost also polls the tap's socket, in whoever's context */
 	if (!c || c->actor != ACTOR_VCPU || !(settings.directions & DIR_OUT))
 		return 0;
-	vq = BPF_CORE_READ(poll, vq);
-	if (!vq || (void *)poll != (void *)vq + bpf_core_field_offset(struct vhost_virtqueue, poll))
+	/* a queue's poll is in the queue; before Linux 6.5 a poll does not tell which, and is_vq has to do */
+	vq = (void *)poll - bpf_core_field_offset(struct vhost_virtqueue, poll);
+	if (bpf_core_field_exists(poll->vq) && BPF_CORE_READ(poll, vq) != vq)
 		return 0;
 	if (!is_vq(vq, 1) || !queue_of(vq, &q))
 		return 0;
