@@ -29,6 +29,7 @@ enum record_type {
 	REC_IRQ,
 	REC_ENTRY,
 	REC_KICK,
+	REC_DROP,
 };
 
 /* The order is that of model::event::Point. */
@@ -84,6 +85,8 @@ enum counter {
 #define MAX_PORTS 2
 #define MAX_CPUS 1024
 #define SIP_SNAP 512 /* bytes of a SIP message that are copied when the operator asks for SIP */
+
+#define DROP_PLACE 64 /* bytes of the name of the function that dropped a packet */
 
 /* Starts every record. */
 struct rec_head {
@@ -150,6 +153,24 @@ struct rec_kick {
 	__u8 pad[5];
 	__u64 clock[STATES];
 	__u64 worker[STATES];
+};
+
+/* The kernel dropped a packet. */
+struct rec_drop {
+	struct rec_packet packet;
+	__u64 key;
+	__u32 why;  /* enum skb_drop_reason of the running kernel */
+	__u32 tap;  /* that of the guest to which it was addressed, 0 if not known */
+	__u8 role;  /* enum role */
+	__u8 vague; /* the kernel gave no reason */
+	__u16 snap; /* bytes of payload that follow */
+	__u32 pad;
+	char place[DROP_PLACE]; /* function+offset/size [module] */
+};
+
+struct rec_drop_sip {
+	struct rec_drop drop;
+	__u8 payload[SIP_SNAP];
 };
 
 /* A prefix of a filter; addresses in network order, IPv4 in the first word. */
