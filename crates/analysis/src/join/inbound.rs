@@ -17,7 +17,7 @@
 
 use super::delivery::{Delivery, Leg};
 use super::request::Requests;
-use super::{Cause, Common, Fate};
+use super::{Cause, Common, Fate, Tap};
 use crate::aged::{Id, Table};
 use crate::hash::Seeded;
 use crate::usual::Usual;
@@ -152,10 +152,13 @@ impl Inbound {
     /// Books a packet that was dropped before it came to its tap.
     fn book_drop(now: u64, m: Missed, start: u64, c: &mut Common, requests: &mut Requests) {
         let Some(tap) = c.tap(m.tap) else { return };
-        let vm = c.taps[tap].vm;
+        let Tap { vm, unseen, .. } = c.taps[tap];
         let book = &mut c.books[vm as usize].inbound;
         book.incomplete += 1;
         book.dropped += 1;
+        if unseen {
+            return; // Nothing is known there of requests.
+        }
         requests.dropped_before(now, vm, m.matching.as_ref(), start, m.cause, c);
     }
 
