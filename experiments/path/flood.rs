@@ -27,6 +27,9 @@ pub struct Flood {
     pub sent: u64,
     /// Packets that came to the tap, by its own counters: those that were dropped there for lack of room too.
     pub on_tap: u64,
+    /// Of these, packets that the tap dropped: each is an event more.
+    #[serde(default)]
+    pub dropped: u64,
     /// Packets that were read from the tap.
     pub drained: u64,
     /// Events that teiji took in.
@@ -43,12 +46,12 @@ pub struct Flood {
 impl Flood {
     /// Events taken in and lost for each packet on the tap.
     pub fn per_packet(&self) -> f64 {
-        (self.events + self.lost) as f64 / self.on_tap.max(1) as f64
+        (self.events + self.lost).saturating_sub(self.dropped) as f64 / self.on_tap.max(1) as f64
     }
 
     /// Whether every event was taken in or counted as lost.
     pub fn exact(&self) -> bool {
-        self.on_tap > 0 && self.events + self.lost == self.points * self.on_tap
+        self.on_tap > 0 && self.events + self.lost == self.points * self.on_tap + self.dropped
     }
 }
 
@@ -60,6 +63,7 @@ pub fn run(programs: &Path, count: u64) -> Result<Flood> {
     let trickle = once(programs, TRICKLE.0, TRICKLE.1)?;
     if trickle.lost != 0
         || trickle.on_tap != TRICKLE.0
+        || trickle.dropped != 0
         || trickle.events % TRICKLE.0 != 0
         || trickle.events == 0
     {

@@ -70,7 +70,7 @@ fn run(args: &Args) -> Result<()> {
     let folder = Folder::make()?;
     let report = folder.0.join("report.json");
     let mut teiji = start_teiji(&args.teiji, &report)?;
-    let on_tap_before = on_tap()?;
+    let before = on_tap()?;
     let stop = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let stop = stop.clone();
@@ -81,7 +81,8 @@ fn run(args: &Args) -> Result<()> {
     std::thread::sleep(Duration::from_millis(500));
     stop.store(true, Ordering::Relaxed);
     let (drained, _tap) = reader.join().map_err(|_| anyhow::anyhow!("the tap's reader failed"))?;
-    let on_tap = on_tap()? - on_tap_before;
+    let after = on_tap()?;
+    let (on_tap, dropped) = (after.0 - before.0, after.1 - before.1);
     let peak_kb = end_teiji(&mut teiji)?;
     let report: Report = serde_json::from_reader(File::open(&report).context("teiji left no report")?)?;
     let flood = Flood {
@@ -90,6 +91,7 @@ fn run(args: &Args) -> Result<()> {
         rate: sent as f64 / seconds.max(1e-9),
         sent,
         on_tap,
+        dropped,
         drained,
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
@@ -177,14 +179,15 @@ fn drain(mut tap: &File, stop: &AtomicBool) -> u64 {
     }
 }
 
-/// Packets that were handed to the tap, dropped there or not.
-fn on_tap() -> Result<u64> {
+/// Packets that were handed to the tap, dropped there or not; and those that were.
+fn on_tap() -> Result<(u64, u64)> {
     let read = |counter: &str| -> Result<u64> {
         let path = format!("/sys/class/net/tap0/statistics/{counter}");
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
         text.trim().parse().with_context(|| format!("{path} is no number"))
     };
-    Ok(read("tx_packets")? + read("tx_dropped")?)
+    let dropped = read("tx_dropped")?;
+    Ok((read("tx_packets")? + dropped, dropped))
 }
 
 /// Starts teiji and waits until it traces.

@@ -66,7 +66,7 @@ fn flood_part(found: &mut Found, summary: &mut Summary, extent: &Extent) -> Resu
             flood.rate,
             flood.events,
             flood.lost,
-            flood.points * flood.on_tap,
+            flood.points * flood.on_tap + flood.dropped,
             flood.on_tap
         ),
     );

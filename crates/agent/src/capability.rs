@@ -21,6 +21,7 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ("kvm_exit", "guest time and exits cannot be told apart", true),
     ("kvm_arch_no_poll", "polling and sleeping of a halted vCPU cannot be told apart", false),
     ("vhost_poll_wakeup", "kicks are not seen: guest and vhost_tx cannot be told apart", true),
+    ("kfree_skb", "a request that the kernel drops has no place and reason of the drop", false),
     ("sched_switch", "what vCPU threads and vhost workers wait for is not seen", true),
     ("sched_wakeup", "waiting for a CPU cannot be told from sleeping", true),
 ];

@@ -14,7 +14,7 @@ use crate::pace::Pace;
 use crate::privilege;
 use crate::recorder::Recorder;
 use nix::time::{ClockId, clock_gettime};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::BufReader;
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_analysis::{Analyzer, Options, sip};
 use teiji_bpf::path_trace::{Counts, Item, Setup, Tracer};
-use teiji_model::event::{Event, Kind, Lost, Packet, Task};
+use teiji_model::event::{DropName, Event, Kind, Lost, Packet, Task, padded};
 use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
 use teiji_model::recording::Reader;
@@ -34,6 +34,8 @@ use teiji_model::report::{Counters, Joined, Meta, Report};
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Threads whose names are learnt in one trace.
 const MAX_TASKS: usize = 4096;
+/// Reasons of the kernel to drop packets that are named in one trace.
+const MAX_DROP_NAMES: usize = 4096;
 /// Size of the record buffer unless the caller asks for another, bytes.
 pub const DEFAULT_BUFFER: usize = 8 << 20;
 
@@ -150,6 +152,8 @@ struct Session<'a> {
     record_path: Option<PathBuf>,
     sip_key: u64,
     named: HashSet<u32>,
+    /// Reasons for which the kernel has dropped packets.
+    drop_reasons: BTreeSet<u32>,
     events: u64,
     complete: u64,
     joined: &'a mut dyn FnMut(&Joined),
@@ -158,10 +162,19 @@ struct Session<'a> {
 impl Session<'_> {
     /// An event as it came from the kernel.
     fn take(&mut self, item: &mut Item) {
-        if !item.payload.is_empty()
-            && let Kind::Packet(packet) = &mut item.event.kind
-        {
-            packet.matching = sip::parse(&item.payload, self.sip_key);
+        match &mut item.event.kind {
+            Kind::Packet(packet) if !item.payload.is_empty() => {
+                packet.matching = sip::parse(&item.payload, self.sip_key);
+            }
+            Kind::Dropped(dropped) => {
+                if !item.payload.is_empty() {
+                    dropped.matching = sip::parse(&item.payload, self.sip_key);
+                }
+                if self.drop_reasons.len() < MAX_DROP_NAMES {
+                    self.drop_reasons.insert(dropped.why);
+                }
+            }
+            _ => {}
         }
         let behind = match &item.event.kind {
             Kind::Packet(Packet { behind, .. }) => *behind,
@@ -191,6 +204,14 @@ impl Session<'_> {
             *complete += 1;
             joined(j);
         });
+    }
+
+    /// Tells the names of the reasons for which packets were dropped, as a replay has no kernel to ask.
+    fn name_drops(&mut self, ts: u64, name: &dyn Fn(u32) -> String) {
+        for why in std::mem::take(&mut self.drop_reasons) {
+            let name = padded(&name(why));
+            self.push(Event { ts, cpu: 0, kind: Kind::DropName(DropName { why, name }) });
+        }
     }
 
     fn give_up_recording(&mut self, source: teiji_model::recording::Error) {
@@ -258,6 +279,7 @@ pub fn run(
         record_path: spec.record.clone(),
         sip_key: seed,
         named: HashSet::new(),
+        drop_reasons: BTreeSet::new(),
         events: 0,
         complete: 0,
         joined,
@@ -294,6 +316,7 @@ pub fn run(
         std::thread::sleep(pace.next(taken));
     }
     counters.ended = now();
+    session.name_drops(counters.ended, &|why| tracer.drop_name(why));
     counters.events = session.events;
     Ok(session.finish(counters))
 }

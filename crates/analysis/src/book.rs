@@ -1,10 +1,14 @@
 //! What is kept of one VM's packets and requests: counts, distributions, shares, the slowest.
 
 use crate::hash::{Map, Seeded};
+use crate::join::Cause;
 use crate::stats::{Series, Shares};
 use crate::verdict;
+use std::collections::BTreeMap;
 use teiji_model::host::Vm;
-use teiji_model::report::{Groups, Joined, Leg, PartReport, Request, Requests, StageReport, VmReport};
+use teiji_model::report::{
+    DropPlace, Groups, Joined, LeftOut, Leg, Outcome, PartReport, Request, Requests, StageReport, VmReport,
+};
 use teiji_model::stage::{Stage, ThreadState};
 
 /// How many of the slowest requests are kept.
@@ -23,6 +27,7 @@ const OUTBOUND: [Stage; 4] = [Stage::VhostTx, Stage::SwitchOut, Stage::Qdisc, St
 pub(crate) struct LegBook {
     pub(crate) packets: u64,
     pub(crate) incomplete: u64,
+    pub(crate) dropped: u64,
     /// In the order of the leg's stages.
     pub(crate) stages: [Series; 5],
 }
@@ -33,6 +38,7 @@ impl LegBook {
         Leg {
             packets: self.packets,
             incomplete: self.incomplete,
+            dropped: self.dropped,
             stages: with_values.map(|(stage, s)| (*stage, s.dist())).collect(),
         }
     }
@@ -41,6 +47,8 @@ impl LegBook {
 /// See the module.
 pub(crate) struct Book {
     pub(crate) requests: Requests,
+    /// Why requests are not complete. There are few: reasons times places of drops.
+    left_out: BTreeMap<(Outcome, Cause), u64>,
     pub(crate) inbound: LegBook,
     pub(crate) outbound: LegBook,
     pub(crate) depth: Series,
@@ -63,6 +71,7 @@ impl Book {
     pub(crate) fn new(hasher: Seeded) -> Self {
         Book {
             requests: Requests::default(),
+            left_out: BTreeMap::new(),
             inbound: LegBook::default(),
             outbound: LegBook::default(),
             depth: Series::default(),
@@ -77,6 +86,16 @@ impl Book {
             slowest: Vec::new(),
             waits: Map::with_hasher(hasher),
         }
+    }
+
+    /// Adds a request that is not complete.
+    pub(crate) fn leave_out(&mut self, outcome: Outcome, cause: Cause) {
+        *match outcome {
+            Outcome::Incomplete => &mut self.requests.incomplete,
+            Outcome::Ambiguous => &mut self.requests.ambiguous,
+            Outcome::Unanswered => &mut self.requests.unanswered,
+        } += 1;
+        *self.left_out.entry((outcome, cause)).or_default() += 1;
     }
 
     /// Adds a complete request.
@@ -141,8 +160,20 @@ impl Book {
         Stage::ALL.into_iter().enumerate().map(stage).collect()
     }
 
-    /// What was found, for `vm`. `name` gives a thread's name.
-    pub(crate) fn report(self, vm: &Vm, name: &dyn Fn(u32) -> String) -> VmReport {
+    /// What was found, for `vm`. `name` gives a thread's name, `place` that of a drop by its number.
+    pub(crate) fn report(
+        self,
+        vm: &Vm,
+        name: &dyn Fn(u32) -> String,
+        place: &dyn Fn(u16) -> Option<DropPlace>,
+    ) -> VmReport {
+        let each = |((outcome, cause), n): (&(Outcome, Cause), &u64)| {
+            LeftOut::new(*outcome, cause.reason, place(cause.drop), *n)
+        };
+        let mut left_out: Vec<LeftOut> = self.left_out.iter().map(each).collect();
+        // By number a drop means nothing outside of this trace: equal counts are in the order of their words.
+        left_out
+            .sort_by(|a, b| (a.outcome, b.count, &a.explanation).cmp(&(b.outcome, a.count, &b.explanation)));
         let any = self.total.count() > 0;
         let total = any.then(|| self.total.dist());
         let stages = if any { self.stage_reports() } else { Vec::new() };
@@ -159,6 +190,7 @@ impl Book {
             name: vm.name.clone(),
             pid: vm.pid,
             requests: self.requests,
+            left_out,
             total,
             stages,
             slowest: self.slowest,

@@ -33,13 +33,16 @@ pub mod verdict;
 
 use hash::{Map, Seeded};
 use sort::Sorter;
-use teiji_model::event::{Event, Kind, Task};
-use teiji_model::report::{Counters, Joined, Meta, Report, SCHEMA};
+use teiji_model::event::{self, Event, Kind, Task};
+use teiji_model::report::{Counters, DropPlace, Joined, Meta, Report, SCHEMA};
 
 /// Events that wait to be put in order; some 40 MB.
 const MAX_WAITING: usize = 1 << 18;
 /// Threads whose names are remembered.
 const MAX_NAMES: usize = 1 << 16;
+
+/// Reasons of the kernel to drop packets whose names are remembered.
+const MAX_DROP_NAMES: usize = 4096;
 
 /// Settings of an [`Analyzer`]. The defaults suit a live trace; take them with `..Options::default()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +92,7 @@ pub struct Analyzer {
     sorter: Sorter,
     joiner: join::Joiner,
     names: Map<u32, Task>,
+    drop_names: Map<u32, [u8; 32]>,
 }
 
 impl Analyzer {
@@ -99,6 +103,7 @@ impl Analyzer {
             sorter: Sorter::new(options.reorder, MAX_WAITING),
             joiner: join::Joiner::new(meta, &options),
             names: Map::with_hasher(Seeded::new(options.seed)),
+            drop_names: Map::with_hasher(Seeded::new(options.seed)),
         }
     }
 
@@ -111,6 +116,11 @@ impl Analyzer {
             Kind::Task(task) => {
                 if self.names.len() < MAX_NAMES || self.names.contains_key(&task.tid) {
                     self.names.insert(task.tid, task);
+                }
+            }
+            Kind::DropName(d) => {
+                if self.drop_names.len() < MAX_DROP_NAMES || self.drop_names.contains_key(&d.why) {
+                    self.drop_names.insert(d.why, d.name);
                 }
             }
             _ => {
@@ -138,11 +148,33 @@ impl Analyzer {
         while let Some(event) = self.sorter.flush() {
             self.joiner.event(&event, joined);
         }
-        self.joiner.finish(joined);
+        self.joiner.finish(counters.ended, joined);
         let names = self.names;
         let name = |tid: u32| names.get(&tid).map(Task::name).unwrap_or_default();
-        let books = self.joiner.common.books;
-        let vms = books.into_iter().zip(&self.meta.vms).map(|(book, vm)| book.report(vm, &name)).collect();
+        let common = self.joiner.common;
+        let (meta, drops, drop_names) = (&self.meta, common.drops, self.drop_names);
+        let device = |index: u32| {
+            let nics = meta.vms.iter().flat_map(|v| &v.nics).map(|n| (n.ifindex, &n.tap));
+            let mut all = meta.devices.iter().map(|(i, name)| (*i, name)).chain(nics);
+            let found = all.find(|(i, _)| *i == index).map(|(_, name)| name.clone());
+            found.unwrap_or_else(|| if index == 0 { String::new() } else { format!("device {index}") })
+        };
+        let place = |number: u16| {
+            let (place, why, index) = drops.get(number)?;
+            if number == join::MANY {
+                return Some(DropPlace {
+                    why: "more kinds of drops than are told apart".into(),
+                    ..DropPlace::default()
+                });
+            }
+            Some(DropPlace {
+                place: event::name(place),
+                why: drop_names.get(why).map_or_else(|| format!("reason {why}"), |n| event::name(n)),
+                device: device(*index),
+            })
+        };
+        let books = common.books.into_iter().zip(&meta.vms);
+        let vms = books.map(|(book, vm)| book.report(vm, &name, &place)).collect();
         Report { schema: SCHEMA, meta: self.meta, counters, vms }
     }
 }

@@ -8,6 +8,7 @@
 use crate::hash::{Map, Seeded};
 use crate::join::Fate;
 use std::cmp::Ordering;
+use teiji_model::report::Reason;
 
 /// Devices remembered.
 const MAX_DEVICES: usize = 4096;
@@ -40,8 +41,8 @@ impl Usual {
     /// What a packet of `device` with `n` of them is.
     pub(crate) fn compare(&self, device: u64, n: u16) -> Fate {
         match self.get(device).map(|usual| n.min(7).cmp(&usual)) {
-            Some(Ordering::Greater) => Fate::Ambiguous,
-            Some(Ordering::Less) => Fate::Hole,
+            Some(Ordering::Greater) => Fate::ambiguous(Reason::Alike),
+            Some(Ordering::Less) => Fate::hole(Reason::FewerReports),
             Some(Ordering::Equal) | None => Fate::Sound,
         }
     }

@@ -146,7 +146,7 @@ fn an_entry_must_be_of_the_vcpu_and_vector_and_cover_the_interrupt() {
     assert_eq!(h.run().stages(), TENS);
 }
 
-fn delivered(delivery: Delivery, state: ThreadState, entry: Option<u8>) -> Outcome {
+fn delivered(delivery: Delivery, state: ThreadState, entry: Option<u8>) -> Run {
     let mut h = whole();
     h.0.retain(|e| !matches!(e.kind, Kind::Interrupt(_) | Kind::GuestEntry(_)));
     h.at(40_000, Kind::Interrupt(Interrupt { delivery, state: Some(state), ..interrupt(30_000) }));

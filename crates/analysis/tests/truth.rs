@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use teiji_model::event::*;
 use teiji_model::flow::Matching;
+use teiji_model::report::Reason;
 use teiji_model::stage::{Split, Stage, ThreadState};
 
 /// How unkind the simulation is; chances in 1000.
@@ -116,6 +117,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
     let mut events = Vec::new();
     let mut put = |ts: u64, cpu: u16, kind: Kind| events.push(Event { ts, cpu, kind });
     let mut truths: Vec<Truth> = Vec::new();
+    let mut drops = Vec::new();
     let (mut dropped_in, mut dropped_out) = (HashMap::new(), HashMap::new());
     let mut t = T;
 
@@ -141,6 +143,8 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
             let enqueued = reports_over + r.delay();
             if r.chance(u.dropped) {
                 dropped_in.insert(truths.len(), ());
+                // On the tap's queue, before or after it is put on the tap, or of a copy.
+                drops.push((enqueued, fp_in, key));
             }
             truths.push(Truth {
                 key,
@@ -171,6 +175,16 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
                 }
             }
         }
+    }
+
+    // The kernel tells of drops; some come after the packet was put on the tap, some before.
+    for (ts, fp, key) in drops {
+        let matching = m(key, Role::Request);
+        if r.chance(500) {
+            let e = Packet { matching, ..packet(Point::TapEnqueue, fp, TAP) };
+            put(ts - 1, 6, Kind::Packet(e));
+        }
+        put(ts, 6, Kind::Dropped(Dropped { matching, ..dropped(fp, TAP) }));
     }
 
     // The worker: takes what is on the tap, signals, sleeps if nothing more is there.
@@ -333,7 +347,7 @@ fn drain(mut events: Vec<Event>, r: &mut Rng) -> Vec<Event> {
 }
 
 /// A request that is reported with a history that none has had.
-fn wrong(outcome: &Outcome, truths: &[Truth]) -> Option<String> {
+fn wrong(outcome: &Run, truths: &[Truth]) -> Option<String> {
     let mut by_key: BTreeMap<u64, Vec<&Truth>> = BTreeMap::new();
     for t in truths {
         by_key.entry(t.key).or_default().push(t);
@@ -356,7 +370,7 @@ fn wrong(outcome: &Outcome, truths: &[Truth]) -> Option<String> {
     bad.first().map(|j| format!("{j:?}, but true: {:?}", by_key.get(&j.request.key)))
 }
 
-fn play(world: &World) -> Outcome {
+fn play(world: &World) -> Run {
     run(&meta(Matching::Echo), &world.events)
 }
 
@@ -404,6 +418,21 @@ proptest! {
     }
 
     #[test]
+    fn a_drop_that_is_told_is_the_reason(seed in any::<u64>(), n in 30usize..300, dropped in 0u64..300, vlan in any::<bool>()) {
+        let u = Unkind { dropped, vlan, gap: (1_000, 60_000), ..Unkind::default() };
+        let world = simulate(seed, n, u);
+        let told = world.events.iter().filter(|e| matches!(e.kind, Kind::Dropped(_))).count() as u64;
+        let outcome = play(&world);
+        let of = |reason| -> u64 {
+            outcome.report.vms[0].left_out.iter().filter(|l| l.reason == reason).map(|l| l.count).sum()
+        };
+        prop_assert_eq!(of(Reason::DroppedIn), told);
+        prop_assert_eq!(outcome.counts()[0], n as u64);
+        prop_assert_eq!(outcome.report.vms[0].inbound.dropped, told);
+        prop_assert_eq!(wrong(&outcome, &world.truths), None);
+    }
+
+    #[test]
     fn a_loss_that_is_told_pairs_nothing_wrongly(
         seed in any::<u64>(), n in 30usize..400, u in unkind(), lose in prop::collection::vec((0u64..1000, 1u64..5_000_000), 1..4)) {
         // Events are lost in some windows of time after the calm beginning, on a CPU each.
@@ -448,7 +477,7 @@ proptest! {
 }
 
 prop_compose! {
-    fn anything()(ts in prop_oneof![0u64..50, any::<u64>()], cpu in 0u16..4, what in 0u8..13, fp in 0u64..4, a in 0u64..60, queue in prop::option::of(any::<u16>()),
+    fn anything()(ts in prop_oneof![0u64..50, any::<u64>()], cpu in 0u16..4, what in 0u8..14, fp in 0u64..4, a in 0u64..60, queue in prop::option::of(any::<u16>()),
                   ifindex in prop_oneof![Just(TAP), Just(TAP2), Just(NIC), 0u32..9], b in any::<[u64; 5]>(), flag in any::<bool>()) -> Event {
         let point = [Point::HostRx, Point::TapEnqueue, Point::TapDequeue, Point::TapSend, Point::DevQueue, Point::QdiscDequeue, Point::DevXmit];
         let role = [Role::Either, Role::Request, Role::Provisional, Role::Final, Role::OneWay][a as usize % 5];
@@ -469,6 +498,10 @@ prop_compose! {
                 ..interrupt(0)
             }),
             9 | 10 => Kind::GuestEntry(GuestEntry { vm, clock, upto: b[0], ..entry(0) }),
+            12 => Kind::Dropped(Dropped {
+                matching: Some(Match { key: fp, role, group: a % 3, step }), tap: if flag { TAP } else { ifindex },
+                why: a as u32, vague: b[1] % 2 == 0, ..dropped(fp, ifindex)
+            }),
             11 => Kind::Kick(Kick { ifindex, queue: queue.unwrap_or(0), vm, clock, worker: Some(clock), ..kick() }),
             _ => Kind::Lost(Lost { since: b[0], count: a }),
         };

@@ -5,7 +5,7 @@
 //! `vhost_net` appears with the first VM that uses it.
 use crate::Error;
 use libbpf_rs::libbpf_sys as sys;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::path::Path;
 
 /// Modules whose functions are probed, when they are not built in.
@@ -77,6 +77,36 @@ impl KernelTypes {
     /// Whether the kernel lets BPF programs be its `operations`, a struct such as `Qdisc_ops`.
     pub fn has_struct_ops(&self, operations: &str) -> bool {
         self.find(&format!("bpf_struct_ops_{operations}"), sys::BTF_KIND_STRUCT).is_some()
+    }
+
+    /// The names of an enum of the kernel itself, by value; none if it does not have that enum.
+    pub(crate) fn enumerators(&self, name: &str) -> Vec<(u32, String)> {
+        let Ok(c_name) = CString::new(name) else { return Vec::new() };
+        // SAFETY: `base` is valid while self lives, the name is a C string.
+        let id = unsafe { sys::btf__find_by_name_kind(self.base, c_name.as_ptr(), sys::BTF_KIND_ENUM) };
+        if id <= 0 {
+            return Vec::new();
+        }
+        // SAFETY: `id` is a type of `base`.
+        let described = unsafe { sys::btf__type_by_id(self.base, id as u32) };
+        if described.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: libbpf has checked the BTF: an enum's description is followed by as many enumerators as the low 16 bits
+        // of `info` say (`btf_vlen`); they live as long as `base`.
+        let all = unsafe {
+            let count = (*described).info & 0xffff;
+            std::slice::from_raw_parts(described.add(1).cast::<sys::btf_enum>(), count as usize)
+        };
+        all.iter()
+            .filter_map(|e| {
+                // SAFETY: the offset is one into `base`'s strings; what is returned lives as long as `base`.
+                let text = unsafe { sys::btf__name_by_offset(self.base, e.name_off) };
+                // SAFETY: not null, and a C string.
+                let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })?;
+                Some((e.val as u32, text.to_string_lossy().into_owned()))
+            })
+            .collect()
     }
 
     /// Where the target of a program's section is; `None` also for sections of other kinds.

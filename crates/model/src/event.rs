@@ -35,6 +35,10 @@ pub enum Kind {
     Task(Task),
     /// Events are missing here.
     Lost(Lost),
+    /// The kernel dropped a packet.
+    Dropped(Dropped),
+    /// What a number in [`Dropped::why`] means.
+    DropName(DropName),
 }
 
 /// Where on the path a packet was seen.
@@ -232,13 +236,57 @@ pub struct Lost {
     pub count: u64,
 }
 
+/// The kernel dropped a packet (`kfree_skb`).
+///
+/// The kernel drops copies as well, such as those that a sniffer had no room for, while the packet itself goes on:
+/// only what is seen afterwards tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dropped {
+    /// As in [`Packet`].
+    pub fingerprint: u64,
+    /// As in [`Packet`], whatever the packet's way.
+    pub matching: Option<Match>,
+    /// The device that the packet was at, 0 if none.
+    pub ifindex: u32,
+    /// The traced tap that it was meant for, 0 if it is not known to be meant for a traced guest.
+    pub tap: u32,
+    /// The kernel's reason: a number of this kernel's `enum skb_drop_reason`; [`DropName`] names it.
+    pub why: u32,
+    /// The kernel gave no reason of its own for it. Drivers also free packets so that they have sent.
+    pub vague: bool,
+    /// The function that dropped it, zero-padded; empty if it is not known.
+    pub place: [u8; 32],
+}
+
+/// The kernel's name for a reason to drop packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropName {
+    /// The number.
+    pub why: u32,
+    /// The name without `SKB_DROP_REASON_`, zero-padded.
+    pub name: [u8; 32],
+}
+
+/// A zero-padded name as text; bytes that are not printable ASCII become `?` (names are untrusted).
+pub fn name(padded: &[u8]) -> String {
+    padded
+        .iter()
+        .take_while(|&&b| b != 0)
+        .map(|&b| if b.is_ascii_graphic() || b == b' ' { b as char } else { '?' })
+        .collect()
+}
+
+/// A name, cut and zero-padded.
+pub fn padded(name: &str) -> [u8; 32] {
+    let mut out = [0; 32];
+    let n = name.len().min(out.len());
+    out[..n].copy_from_slice(&name.as_bytes()[..n]);
+    out
+}
+
 impl Task {
     /// The name as text; bytes that are not printable ASCII become `?` (names are untrusted).
     pub fn name(&self) -> String {
-        self.comm
-            .iter()
-            .take_while(|&&b| b != 0)
-            .map(|&b| if b.is_ascii_graphic() || b == b' ' { b as char } else { '?' })
-            .collect()
+        name(&self.comm)
     }
 }

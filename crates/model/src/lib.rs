@@ -15,6 +15,7 @@
 //! | [`observation`] | a host at one instant, as a file that can be planned for elsewhere |
 //! | [`plan`] | a host as a plan sees it, the plan, and what teiji holds |
 //! | [`queue`] | how packets wait for a link: channels with deadlines, or what was there before |
+//! | [`reason`] | why a request is in no figure |
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
 //! | [`text`] | untrusted text made safe to print, measured times as text |
@@ -31,6 +32,7 @@ pub mod observation;
 pub mod plan;
 pub mod policy;
 pub mod queue;
+pub mod reason;
 pub mod recording;
 pub mod report;
 pub mod setting;

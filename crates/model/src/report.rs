@@ -2,6 +2,7 @@
 use crate::event::Role;
 use crate::flow::Watch;
 use crate::host::Vm;
+pub use crate::reason::{Blame, DropPlace, LeftOut, Outcome, Reason};
 use crate::stage::{Split, Stage, ThreadState};
 use serde::{Deserialize, Serialize};
 
@@ -77,6 +78,10 @@ pub struct VmReport {
     pub pid: u32,
     /// How many requests of which kind.
     pub requests: Requests,
+    /// Why requests are not complete: by outcome, most frequent first. The counts of an outcome add up to that in
+    /// `requests`.
+    #[serde(default)]
+    pub left_out: Vec<LeftOut>,
     /// Response time: request received by the host → response handed to the NIC. `None` without a
     /// complete request.
     pub total: Option<Dist>,
@@ -99,15 +104,16 @@ pub struct VmReport {
 /// Counts of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requests {
-    /// Requests seen to reach the tap.
+    /// Requests seen to reach the tap, or to be dropped by the host on their way to it.
     pub seen: u64,
     /// Matched with a response, every stage known.
     pub complete: u64,
-    /// Matched, but with a stage missing: not in any figure.
+    /// Dropped by the host, or matched with a stage missing: not in any figure.
     pub incomplete: u64,
-    /// Dropped because two packets alike were on the path at once.
+    /// Given up because two packets alike were on the path at once.
     pub ambiguous: u64,
-    /// No response until the trace ended or the time allowed for one had passed.
+    /// Not known to be dropped by the host, and no response until the trace ended or the time allowed for one had
+    /// passed.
     pub unanswered: u64,
     /// Requests that came again (SIP over UDP), not counted in `seen`: the first to come is the one followed.
     #[serde(default)]
@@ -254,6 +260,9 @@ pub struct Leg {
     pub packets: u64,
     /// Packets with a missing point.
     pub incomplete: u64,
+    /// Packets that the kernel dropped; all of these are in `incomplete`.
+    #[serde(default)]
+    pub dropped: u64,
     /// The leg's stages.
     pub stages: Vec<(Stage, Dist)>,
 }

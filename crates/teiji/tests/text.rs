@@ -115,6 +115,11 @@ fn no_request_is_explained() {
     said(explanation(|_| ()), "choose another matching");
     said(explanation(|r| r.vms[0].requests.seen = 3), "sent nothing back");
     said(explanation(|r| r.vms[0].requests.incomplete = 3), "a point of the path was not seen");
+    let dropped = |r: &mut Report| {
+        r.vms[0].requests.incomplete = 3;
+        r.vms[0].left_out = common::contended().vms[0].left_out[..1].to_vec();
+    };
+    said(explanation(dropped), "The host dropped the requests or their responses");
     said(explanation(|r| r.vms[0].requests.ambiguous = 3), "alike");
     said(explanation(|r| r.meta.vms[0].nics.clear()), "has no tap");
     let userspace =
@@ -136,6 +141,20 @@ fn missed_runs_of_probes_are_told_in_a_line_if_there_are_any() {
     assert!(!explanation(|_| ()).contains("missed"));
     let json = serde_json::to_value(common::contended()).unwrap();
     assert_eq!(json["counters"]["missed"], 0);
+}
+
+#[test]
+fn the_most_frequent_reasons_are_printed_and_the_rest_is_counted() {
+    use teiji_model::report::{LeftOut, Outcome, Reason};
+    let mut made_up = common::contended();
+    let each = |(reason, n)| LeftOut::new(Outcome::Incomplete, reason, None, n);
+    made_up.vms[0].left_out = Reason::ALL.iter().copied().zip(1..).map(each).collect();
+    let text = report(&made_up, &UNICODE);
+    let printed = text.lines().filter(|l| l.starts_with("           ") && l.contains(" incomplete: "));
+    assert_eq!(printed.count(), 6, "{text}");
+    let rest = Reason::ALL.len() as u64 - 6;
+    let counted = format!("{} for {rest} other reasons", (1..=rest).sum::<u64>());
+    assert!(text.contains(&counted) && text.contains(Reason::TraceEnded.text()), "{text}");
 }
 
 #[test]

@@ -12,10 +12,11 @@
 //! An entry covers the interrupts of its vector accepted up to [`GuestEntry::upto`].
 
 use super::request::Requests;
-use super::{Common, Fate};
+use super::{Cause, Common, Fate};
 use crate::aged::{Aged, Id};
 use crate::hash::{Map, Seeded};
 use teiji_model::event::{Delivery as Became, GuestEntry, Interrupt, Packet};
+use teiji_model::report::Reason;
 use teiji_model::stage::{Split, ThreadState};
 
 /// Legs followed at once.
@@ -30,6 +31,10 @@ const MAX_IN_HAND: usize = 4096;
 pub(super) struct Leg {
     pub(super) vm: u32,
     pub(super) fate: Fate,
+    /// Why it was followed no further; `None` if it came into the guest.
+    pub(super) stop: Option<Cause>,
+    /// A drop that may be its own or that of a copy.
+    pub(super) drop: Option<Cause>,
     pub(super) request: Option<Id>,
     pub(super) start: u64,
     pub(super) enqueued: u64,
@@ -52,10 +57,22 @@ pub(super) struct Leg {
 }
 
 impl Leg {
-    /// The same with a fate no better than `fate`.
-    fn spoilt(mut self, fate: Fate) -> Leg {
-        self.fate = self.fate.max(fate);
+    /// The same, followed no further.
+    fn stopped(mut self, cause: Cause) -> Leg {
+        self.fate = self.fate.or(Fate::Hole(cause));
+        self.stop = Some(cause);
         self
+    }
+
+    /// The last that was seen of it, and what is missing after that.
+    fn missing(&self) -> (u64, Cause) {
+        if self.accepted > 0 {
+            (self.accepted, Reason::NotEntered.into())
+        } else if self.dequeued > 0 {
+            (self.dequeued, Reason::NotSignalled.into())
+        } else {
+            (self.enqueued, self.drop.unwrap_or(Reason::NotTaken.into()))
+        }
     }
 }
 
@@ -94,7 +111,7 @@ impl Delivery {
             && let Some(oldest) = self.legs.pop_oldest()
         {
             c.evicted += 1;
-            Self::done(oldest.spoilt(Fate::Hole), c, requests);
+            Self::done(oldest.stopped(Reason::Evicted.into()), c, requests);
         }
         self.legs.insert(leg, now)
     }
@@ -102,9 +119,36 @@ impl Delivery {
     /// A packet on a tap is one of several alike.
     pub(super) fn spoil(&mut self, id: Id, requests: &mut Requests) {
         if let Some(leg) = self.legs.get_mut(id) {
-            leg.fate = Fate::Ambiguous;
-            requests.mark(leg.request, Fate::Ambiguous);
+            leg.fate = leg.fate.or(Fate::ambiguous(Reason::Alike));
+            requests.mark(leg.request, leg.fate);
         }
+    }
+
+    /// A packet on a tap is no longer followed.
+    pub(super) fn evict(&mut self, id: Id, c: &mut Common, requests: &mut Requests) {
+        Self::give_up(&mut self.legs, id, Reason::Evicted, c, requests);
+    }
+
+    /// A packet on a tap is dropped there. Where that is not `sure` it is so only if no worker takes it.
+    pub(super) fn dropped(
+        &mut self,
+        now: u64,
+        id: Id,
+        cause: Cause,
+        sure: bool,
+        c: &mut Common,
+        requests: &mut Requests,
+    ) {
+        if !sure {
+            if let Some(leg) = self.legs.get_mut(id) {
+                leg.drop = Some(cause);
+            }
+            return;
+        }
+        let Some(leg) = self.legs.remove(id) else { return };
+        let request = leg.request;
+        Self::done(leg.stopped(cause), c, requests);
+        requests.dropped(now, request, cause, c);
     }
 
     /// A packet is taken off a tap. Returns whether it was followed still.
@@ -118,6 +162,8 @@ impl Delivery {
     ) -> bool {
         let Some(leg) = self.legs.get_mut(id) else { return false };
         leg.dequeued = now;
+        leg.drop = None; // It was that of a copy.
+        requests.progress(leg.request, now, Reason::NotSignalled);
         leg.depth = p.depth;
         leg.tap_behind = p.behind;
         leg.taken_clock = p.worker;
@@ -132,7 +178,7 @@ impl Delivery {
                 return true;
             }
         }
-        Self::give_up(&mut self.legs, id, c, requests);
+        Self::give_up(&mut self.legs, id, Reason::Evicted, c, requests);
         true
     }
 
@@ -145,7 +191,7 @@ impl Delivery {
         let asleep = |clock: &Split| clock.get(ThreadState::Asleep);
         if leg.taken_clock.is_some_and(|then| asleep(&clock) > asleep(&then)) {
             for id in ids.drain(..) {
-                Self::give_up(&mut self.legs, id, c, requests);
+                Self::give_up(&mut self.legs, id, Reason::NotSignalled, c, requests);
             }
         }
     }
@@ -167,8 +213,15 @@ impl Delivery {
         for id in ids.drain(..covered) {
             let Some(leg) = legs.get_mut(id) else { continue };
             let of_vm = c.pids[leg.vm as usize] == i.vm;
-            if i.delivery == Became::Unknown || i.signalled > now || !of_vm || !roomy {
-                Self::give_up(legs, id, c, requests);
+            let reason = if i.delivery == Became::Unknown || !of_vm {
+                Some(Reason::NoInterrupt)
+            } else if i.signalled > now {
+                Some(Reason::OutOfOrder)
+            } else {
+                (!roomy).then_some(Reason::Evicted)
+            };
+            if let Some(reason) = reason {
+                Self::give_up(legs, id, reason, c, requests);
                 continue;
             }
             leg.signalled = i.signalled;
@@ -187,8 +240,9 @@ impl Delivery {
             let list = self.awaited.entry(waits).or_default();
             if list.len() < MAX_IN_HAND {
                 list.push(Awaited { vector, accepted: now, leg: id });
+                requests.progress(leg.request, now, Reason::NotEntered);
             } else {
-                Self::give_up(legs, id, c, requests);
+                Self::give_up(legs, id, Reason::Evicted, c, requests);
             }
         }
     }
@@ -211,19 +265,19 @@ impl Delivery {
         });
     }
 
-    fn give_up(legs: &mut Aged<Leg>, id: Id, c: &mut Common, requests: &mut Requests) {
+    fn give_up(legs: &mut Aged<Leg>, id: Id, reason: Reason, c: &mut Common, requests: &mut Requests) {
         if let Some(leg) = legs.remove(id) {
-            Self::done(leg.spoilt(Fate::Hole), c, requests);
+            Self::done(leg.stopped(reason.into()), c, requests);
         }
     }
 
     /// Books a leg that has come to its end, and hands it to its request.
     fn done(mut leg: Leg, c: &mut Common, requests: &mut Requests) {
-        if leg.fate == Fate::Sound && c.lost.touches(leg.start, leg.entered) {
-            leg.fate = Fate::Hole;
+        if leg.fate.sound() && c.lost.touches(leg.start, leg.entered) {
+            leg.fate = Fate::hole(Reason::EventsLost);
         }
         let book = &mut c.books[leg.vm as usize].inbound;
-        if leg.fate == Fate::Sound {
+        if leg.fate.sound() {
             book.packets += 1;
             let times = [leg.start, leg.enqueued, leg.dequeued, leg.signalled, leg.accepted, leg.entered];
             for (series, t) in book.stages.iter_mut().zip(times.windows(2)) {
@@ -231,13 +285,16 @@ impl Delivery {
             }
         } else {
             book.incomplete += 1;
+            book.dropped += u64::from(leg.stop.is_some_and(|cause| cause.reason == Reason::DroppedIn));
         }
         requests.arrived(leg);
     }
 
     pub(super) fn expire(&mut self, then: u64, c: &mut Common, requests: &mut Requests) {
         while let Some(leg) = self.legs.pop_until(then) {
-            Self::done(leg.spoilt(Fate::Hole), c, requests);
+            let (last, missing) = leg.missing();
+            let cause = c.unless_ended(missing, last);
+            Self::done(leg.stopped(cause), c, requests);
         }
     }
 

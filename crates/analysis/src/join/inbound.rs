@@ -17,11 +17,12 @@
 
 use super::delivery::{Delivery, Leg};
 use super::request::Requests;
-use super::{Common, Fate};
+use super::{Cause, Common, Fate, Tap};
 use crate::aged::{Id, Table};
 use crate::hash::Seeded;
 use crate::usual::Usual;
-use teiji_model::event::{GuestEntry, Interrupt, Packet};
+use teiji_model::event::{Dropped, GuestEntry, Interrupt, Match, Packet};
+use teiji_model::report::Reason;
 
 /// Fingerprints followed at once.
 const MAX_RECORDS: usize = 1 << 16;
@@ -43,6 +44,15 @@ pub(super) struct Origin {
     pub(super) fate: Fate,
 }
 
+/// A drop before any tap that may be a packet's or a copy's.
+#[derive(Clone, Copy)]
+struct Missed {
+    cause: Cause,
+    /// The tap that the packet was meant for.
+    tap: u32,
+    matching: Option<Match>,
+}
+
 /// Packets of one fingerprint between the host's edge and the worker.
 #[derive(Default)]
 struct Record {
@@ -56,6 +66,9 @@ struct Record {
     spoilt: bool,
     /// Whether a guest has sent one of them.
     sent: bool,
+    /// Its packet was dropped for sure before this tap: what comes next to it is another.
+    over: Option<u32>,
+    missed: Option<Missed>,
     on_taps: [Option<(u32, Id)>; MAX_TAPS],
 }
 
@@ -85,7 +98,9 @@ impl Inbound {
     }
 
     pub(super) fn host_rx(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut Requests) {
-        if let Some(r) = self.records.get_mut(&p.fingerprint) {
+        if let Some(r) = self.records.get_mut(&p.fingerprint)
+            && !(r.over.is_some() && p.ifindex == r.first_if && !r.open() && !r.spoilt)
+        {
             if r.enqueued > 0 && !r.spoilt {
                 Self::spoil(r, &mut self.delivery, requests);
             }
@@ -103,7 +118,7 @@ impl Inbound {
             return;
         }
         let record = Record { first: now, first_if: p.ifindex, reports: 1, ..Record::default() };
-        self.insert(p.fingerprint, record, now, c);
+        self.insert(p.fingerprint, record, now, c, requests);
     }
 
     /// Whether the host has received packets of this fingerprint that are not on a tap yet.
@@ -111,9 +126,95 @@ impl Inbound {
         self.records.get_mut(&fingerprint).is_some_and(|r| r.reports > 0)
     }
 
-    fn insert(&mut self, fingerprint: u64, record: Record, now: u64, c: &mut Common) {
-        if self.records.insert(fingerprint, record, now).is_some_and(|(_, r)| r.open() || r.spoilt) {
-            c.evicted += 1;
+    fn insert(
+        &mut self,
+        fingerprint: u64,
+        record: Record,
+        now: u64,
+        c: &mut Common,
+        requests: &mut Requests,
+    ) {
+        let Some((_, old)) = self.records.insert(fingerprint, record, now) else { return };
+        c.evicted += u64::from(old.open() || old.spoilt);
+        self.forget(old, now, c, requests);
+    }
+
+    /// Books what is left of a record that goes.
+    fn forget(&mut self, r: Record, now: u64, c: &mut Common, requests: &mut Requests) {
+        for (_, id) in r.on_taps.into_iter().flatten() {
+            self.delivery.evict(id, c, requests);
+        }
+        if let Some(m) = r.missed.filter(|_| r.enqueued == 0 && r.over.is_none()) {
+            Self::book_drop(now, m, r.first, c, requests);
+        }
+    }
+
+    /// Books a packet that was dropped before it came to its tap.
+    fn book_drop(now: u64, m: Missed, start: u64, c: &mut Common, requests: &mut Requests) {
+        let Some(tap) = c.tap(m.tap) else { return };
+        let Tap { vm, unseen, .. } = c.taps[tap];
+        let book = &mut c.books[vm as usize].inbound;
+        book.incomplete += 1;
+        book.dropped += 1;
+        if unseen {
+            return; // Nothing is known there of requests.
+        }
+        requests.dropped_before(now, vm, m.matching.as_ref(), start, m.cause, c);
+    }
+
+    /// The kernel has dropped a packet that may be on its way to a guest.
+    pub(super) fn dropped(&mut self, now: u64, d: &Dropped, c: &mut Common, requests: &mut Requests) {
+        let cause = Cause { reason: Reason::DroppedIn, drop: c.drops.number(d) };
+        let missed = Missed { cause, tap: d.tap, matching: d.matching };
+        let at_its_tap = d.tap == d.ifindex && c.tap(d.tap).is_some();
+        let Some(r) = self.records.get_mut(&d.fingerprint) else {
+            if at_its_tap && !d.vague {
+                Self::book_drop(now, missed, now, c, requests);
+            } else if c.tap(d.tap).is_some() && c.tap(d.ifindex).is_none() {
+                let record = Record { first: now, missed: Some(missed), ..Record::default() };
+                self.insert(d.fingerprint, record, now, c, requests);
+            }
+            return;
+        };
+        if let Some(slot) = r.on_taps.iter_mut().find(|t| t.is_some_and(|(ifindex, _)| ifindex == d.ifindex))
+        {
+            let id = if d.vague { *slot } else { slot.take() };
+            if let Some((_, id)) = id {
+                self.delivery.dropped(now, id, cause, !d.vague, c, requests);
+            }
+            if !d.vague && !r.open() {
+                self.records.remove(&d.fingerprint);
+            }
+        } else if r.spoilt {
+            if at_its_tap && !d.vague {
+                // Which of those alike it was does not matter: its own record is the drop.
+                let before = r.enqueued == r.dequeued;
+                r.dequeued = r.dequeued.saturating_add(1);
+                if before {
+                    r.enqueued = r.enqueued.saturating_add(1);
+                    let start = r.first;
+                    Self::book_drop(now, missed, start, c, requests);
+                }
+            }
+        } else if r.enqueued == 0 && r.over.is_none() {
+            let start = if r.reports > 0 { r.first } else { now };
+            if !d.vague && (at_its_tap || r.reports > 0 && d.ifindex == r.first_if) {
+                let device = u64::from(r.first_if);
+                let usual = |key, n| self.usual.get(key).unwrap_or(n);
+                if r.reports > usual(device, 1) || r.others > usual(device | OTHERS, 0) {
+                    // Another like it was received as well, and which report was whose is not known.
+                    r.spoilt = true;
+                    (r.enqueued, r.dequeued) = (1, 1);
+                } else {
+                    r.over = Some(d.tap);
+                }
+                Self::book_drop(now, missed, start, c, requests);
+            } else if c.tap(d.ifindex).is_none()
+                && c.tap(d.tap).is_some()
+                && r.missed.is_none_or(|_| !d.vague)
+            {
+                r.missed = Some(missed);
+            }
         }
     }
 
@@ -136,15 +237,16 @@ impl Inbound {
     ) {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm;
-        if self.records.id(&p.fingerprint).is_none() {
-            self.insert(p.fingerprint, Record::default(), now, c);
+        let over = |r: &mut Record| r.over == Some(p.ifindex) && !r.open() && !r.spoilt;
+        if self.records.get_mut(&p.fingerprint).is_none_or(over) {
+            self.insert(p.fingerprint, Record::default(), now, c, requests);
         }
         let Some(r) = self.records.get_mut(&p.fingerprint) else { return };
         r.sent |= from.is_some();
         let (start, fate) = Self::start(r, now, tap, from, &mut self.usual, &mut self.reported);
         if c.taps[tap].unseen {
             let book = &mut c.books[vm as usize].inbound;
-            if fate == Fate::Sound && !c.lost.touches(start, now) {
+            if fate.sound() && !c.lost.touches(start, now) {
                 book.packets += 1;
                 book.stages[0].record(now.saturating_sub(start));
             } else {
@@ -157,12 +259,15 @@ impl Inbound {
         let again = r.on_taps.iter().flatten().any(|(ifindex, _)| *ifindex == p.ifindex);
         let room = r.on_taps.iter().position(Option::is_none);
         let slot = match room {
-            Some(slot) if !r.spoilt && !again && fate != Fate::Ambiguous => slot,
+            Some(slot) if !r.spoilt && !again && !matches!(fate, Fate::Ambiguous(_)) => slot,
             _ => {
+                let alike = r.spoilt || again;
+                let reason = if room.is_none() && !alike { Reason::TooManyTaps } else { Reason::Alike };
+                let fate = Fate::ambiguous(reason).or(fate);
                 Self::spoil(r, &mut self.delivery, requests);
                 self.records.touch(&p.fingerprint, now);
                 c.books[vm as usize].inbound.incomplete += 1;
-                requests.open(now, vm, p.matching.as_ref(), start, Fate::Ambiguous, c);
+                requests.open(now, vm, p.matching.as_ref(), start, fate, c);
                 return;
             }
         };
@@ -187,7 +292,9 @@ impl Inbound {
         }
         match from {
             // What was received besides it is another packet.
-            Some(from) if from.transit != r.reports.saturating_add(r.others) => (from.sent, Fate::Ambiguous),
+            Some(from) if from.transit != r.reports.saturating_add(r.others) => {
+                (from.sent, Fate::ambiguous(Reason::Alike))
+            }
             Some(from) => (from.sent, from.fate),
             None if r.reports > 0 => {
                 let device = u64::from(r.first_if);
@@ -198,11 +305,11 @@ impl Inbound {
                 }
                 if !known && r.others > 0 {
                     // The others' may be another packet's; whether they are the next one will tell.
-                    return (r.first, Fate::Hole);
+                    return (r.first, Fate::hole(Reason::NotLearnt));
                 }
-                (r.first, usual.compare(device, r.reports).max(usual.compare(device | OTHERS, r.others)))
+                (r.first, usual.compare(device, r.reports).or(usual.compare(device | OTHERS, r.others)))
             }
-            None => (now, if share > REPORTED { Fate::Hole } else { Fate::Sound }),
+            None => (now, if share > REPORTED { Fate::hole(Reason::NotReceived) } else { Fate::Sound }),
         }
     }
 
@@ -248,11 +355,19 @@ impl Inbound {
     pub(super) fn expire(&mut self, now: u64, c: &mut Common, requests: &mut Requests) {
         let Some(then) = now.checked_sub(c.ttl) else { return };
         // A spoilt record's packets are booked; others' are followed on.
-        while self.records.pop_until(then).is_some() {}
+        while let Some((_, mut r)) = self.records.pop_until(then) {
+            r.on_taps = Default::default();
+            self.forget(r, now, c, requests);
+        }
         self.delivery.expire(then, c, requests);
     }
 
     pub(super) fn finish(&mut self, c: &mut Common, requests: &mut Requests) {
+        let now = c.ended.unwrap_or_default();
+        while let Some((_, mut r)) = self.records.pop_oldest() {
+            r.on_taps = Default::default();
+            self.forget(r, now, c, requests);
+        }
         self.delivery.finish(c, requests);
     }
 }

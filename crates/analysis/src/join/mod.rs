@@ -17,13 +17,20 @@
 //! | [`request`] | key, within a VM |
 //! | [`group`] | SIP call |
 //! | [`waterfall`] | nothing: it lays the stages of a joined request side by side |
+//! | [`fate`] | nothing: why a packet or request is not sound |
 //!
 //! What makes a pairing certain is that nothing else could be meant. So whenever two packets that look
 //! alike could be on the same part of the path, both are dropped and counted as ambiguous, until the path
 //! is known to be free of them again; and whenever a point is missing, the packet is counted as
-//! incomplete. Neither is in any figure.
+//! incomplete. Neither is in any figure. Each has a [`Reason`](teiji_model::report::Reason), that of the first thing
+//! that went wrong with it.
+//!
+//! Packets that the kernel drops are told too. A drop ends a packet at once if the kernel gives a reason for it and it
+//! happens at the device where the packet is next; any other may be that of a copy, and counts only if nothing
+//! more is seen of the packet.
 
 mod delivery;
+mod fate;
 mod group;
 mod inbound;
 mod outbound;
@@ -34,25 +41,17 @@ use crate::Options;
 use crate::book::Book;
 use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
+pub(crate) use fate::{Cause, Drops, Fate, MANY};
 use teiji_model::event::{Event, Kick, Kind, Point};
 use teiji_model::flow::Matching;
 use teiji_model::host::DataPlane;
-use teiji_model::report::{Joined, Meta};
+use teiji_model::report::{Joined, Meta, Reason};
 
 /// Called with each complete request.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&Joined);
 
-/// What became of a packet or request. The greater one prevails.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Fate {
-    /// Nothing is wrong with it.
-    #[default]
-    Sound,
-    /// A point is missing.
-    Hole,
-    /// Another one like it was about.
-    Ambiguous,
-}
+/// How long before the end of a trace something must have been quiet to count as stuck, not as still on its way, ns.
+const STUCK: u64 = 1_000_000_000;
 
 /// Queues that a tap may have (`MAX_TAP_QUEUES` of the tun driver).
 const MAX_QUEUES: usize = 256;
@@ -99,6 +98,9 @@ pub(crate) struct Common {
     by_ifindex: Map<u32, u32>,
     pids: Vec<u32>,
     lost: LostWindows,
+    pub(crate) drops: Drops,
+    /// When the trace ended; `None` while it goes on.
+    ended: Option<u64>,
     /// By VM, in the order of `Meta::vms`.
     pub(crate) books: Vec<Book>,
     /// Splits that did not fit their stage.
@@ -111,6 +113,14 @@ impl Common {
     fn tap(&self, ifindex: u32) -> Option<usize> {
         self.by_ifindex.get(&ifindex).map(|i| *i as usize)
     }
+
+    /// The cause `cause` of what was last seen at `last`, unless the trace ended soon after.
+    fn unless_ended(&self, cause: Cause, last: u64) -> Cause {
+        match self.ended {
+            Some(end) if cause.drop == 0 && last.saturating_add(STUCK) > end => Reason::TraceEnded.into(),
+            _ => cause,
+        }
+    }
 }
 
 /// See the module.
@@ -119,6 +129,8 @@ pub(crate) struct Joiner {
     inbound: inbound::Inbound,
     outbound: outbound::Outbound,
     requests: request::Requests,
+    /// The time of the last event.
+    now: u64,
 }
 
 impl Joiner {
@@ -131,6 +143,8 @@ impl Joiner {
             by_ifindex: Map::with_hasher(hasher),
             pids: meta.vms.iter().map(|v| v.pid).collect(),
             lost: LostWindows::default(),
+            drops: Drops::new(hasher),
+            ended: None,
             books: meta.vms.iter().map(|_| Book::new(hasher)).collect(),
             splits_dropped: 0,
             evicted: 0,
@@ -152,6 +166,7 @@ impl Joiner {
             outbound: outbound::Outbound::new(hasher),
             requests: request::Requests::new(hasher, ttl, sip),
             common,
+            now: 0,
         }
     }
 
@@ -163,6 +178,7 @@ impl Joiner {
     /// Takes an event; they come in order of time.
     pub(crate) fn event(&mut self, event: &Event, sink: Sink) {
         let now = event.ts;
+        self.now = now;
         self.expire(now, sink);
         let (c, requests) = (&mut self.common, &mut self.requests);
         match &event.kind {
@@ -198,7 +214,12 @@ impl Joiner {
                     }
                 }
             }
-            Kind::Task(_) | Kind::Lost(_) => {}
+            Kind::Dropped(d) => {
+                if !self.outbound.dropped(now, d, c, requests) {
+                    self.inbound.dropped(now, d, c, requests);
+                }
+            }
+            Kind::Task(_) | Kind::DropName(_) | Kind::Lost(_) => {}
         }
     }
 
@@ -212,8 +233,9 @@ impl Joiner {
     }
 
     /// Ends the trace: what was handed to a device is gone, what else is open stays open.
-    pub(crate) fn finish(&mut self, sink: Sink) {
+    pub(crate) fn finish(&mut self, ended: u64, sink: Sink) {
         let (c, requests) = (&mut self.common, &mut self.requests);
+        c.ended = Some(ended.max(self.now));
         self.outbound.finish(c, requests, sink);
         self.inbound.finish(c, requests);
         requests.finish(c);

@@ -15,12 +15,13 @@
 
 use super::inbound::Origin;
 use super::request::Requests;
-use super::{Common, Fate, Sink};
+use super::{Cause, Common, Fate, Sink};
 use crate::aged::{Id, Table};
 use crate::hash::Seeded;
 use crate::usual::Usual;
 use std::collections::VecDeque;
-use teiji_model::event::{Packet, Point};
+use teiji_model::event::{Dropped, Packet, Point};
+use teiji_model::report::Reason;
 
 /// Fingerprints followed at once.
 const MAX_RECORDS: usize = 1 << 15;
@@ -54,12 +55,33 @@ pub(super) struct Sent {
     xmit_cpu: u16,
     /// When it was put on another traced tap, and how often.
     tapped: u64,
+    tapped_if: u32,
     taps: u16,
+    /// A drop that may be its own or that of a copy.
+    drop: Option<Cause>,
 }
 
 impl Sent {
     fn over(&self) -> bool {
         self.xmit != 0 || self.chain == 0 && self.tapped != 0
+    }
+
+    /// The last that was seen of it, and what is missing after that.
+    fn missing(&self) -> (u64, Cause) {
+        let (last, reason) = match self.chain {
+            0 => (self.sent, Reason::NotForwarded),
+            _ => (self.queued.max(self.dequeued), Reason::NotHandedOver),
+        };
+        (last, self.drop.unwrap_or(reason.into()))
+    }
+
+    /// Whether a packet that is dropped at the device `at` for a reason can only be this one.
+    fn is_at(&self, at: u32) -> bool {
+        match (self.taps, self.chain) {
+            (0, 0) => at == self.tap,
+            (0, _) => at == self.link,
+            (taps, chain) => taps == 1 && chain == 0 && at == self.tapped_if,
+        }
     }
 
     /// When it left.
@@ -126,14 +148,46 @@ impl Outbound {
         }
         if s.taps == 0 {
             s.tapped = now;
+            s.tapped_if = p.ifindex;
             self.usual.learn(TRANSIT | u64::from(s.tap), s.transit);
         }
         s.taps = s.taps.saturating_add(1);
         let usual = self.usual.compare(TRANSIT | u64::from(s.tap), s.transit);
-        let fate = if s.spoilt { Fate::Ambiguous } else { usual };
+        let fate = if s.spoilt { Fate::ambiguous(Reason::Alike) } else { usual };
         let origin = Origin { sent: s.sent, transit: s.transit, fate };
         self.settling.push_back((now, p.fingerprint, id));
         Some(origin)
+    }
+
+    /// The kernel has dropped a packet that may be one from a guest. Returns whether it cannot be on its way to one.
+    pub(super) fn dropped(&mut self, now: u64, d: &Dropped, c: &mut Common, requests: &mut Requests) -> bool {
+        let cause = Cause { reason: Reason::DroppedOut, drop: c.drops.number(d) };
+        let Some(s) = self.records.get_mut(&d.fingerprint) else {
+            if d.vague || d.tap == d.ifindex {
+                return false;
+            }
+            let Some(tap) = c.tap(d.ifindex) else { return false };
+            // Before the host stack had it.
+            let vm = c.taps[tap].vm;
+            return requests.answer_dropped(now, vm, d.matching.as_ref(), cause, c);
+        };
+        if s.spoilt {
+            // Booked when it was.
+        } else if !d.vague && s.is_at(d.ifindex) {
+            if let Some(s) = self.records.remove(&d.fingerprint) {
+                Self::book_drop(&s, cause, c, requests);
+            }
+        } else if !s.over() {
+            s.drop = Some(cause);
+        }
+        d.tap == 0
+    }
+
+    fn book_drop(s: &Sent, cause: Cause, c: &mut Common, requests: &mut Requests) {
+        let book = &mut c.books[s.vm as usize].outbound;
+        book.incomplete += 1;
+        book.dropped += 1;
+        requests.close(s.request, Fate::Hole(cause), c);
     }
 
     pub(super) fn tap_send(
@@ -159,11 +213,11 @@ impl Outbound {
                 if !s.spoilt {
                     s.spoilt = true;
                     c.books[s.vm as usize].outbound.incomplete += 1;
-                    requests.close(s.request.take(), Fate::Ambiguous, c);
+                    requests.close(s.request.take(), Fate::ambiguous(Reason::Alike), c);
                 }
                 s.sends = s.sends.saturating_add(1);
                 c.books[vm as usize].outbound.incomplete += 1;
-                requests.close(request, Fate::Ambiguous, c);
+                requests.close(request, Fate::ambiguous(Reason::Alike), c);
                 self.records.touch(&p.fingerprint, now);
                 return;
             }
@@ -179,7 +233,7 @@ impl Outbound {
     /// Whether a packet is known to have left although its quiet time is not over.
     fn gone(&mut self, id: Id) -> bool {
         let Some((_, s)) = self.records.by_id(id) else { return false };
-        let whole = s.chain == 0 || self.usual.compare(u64::from(s.first_if), s.chain) == Fate::Sound;
+        let whole = s.chain == 0 || self.usual.compare(u64::from(s.first_if), s.chain).sound();
         !s.spoilt && s.over() && whole
     }
 
@@ -237,15 +291,27 @@ impl Outbound {
         if s.spoilt {
             return; // Booked when it was.
         }
-        let mut fate = if s.over() { Fate::Sound } else { Fate::Hole };
+        if !s.over() {
+            let (last, missing) = s.missing();
+            let cause = c.unless_ended(missing, last);
+            if cause.reason == Reason::DroppedOut {
+                return Self::book_drop(&s, cause, c, requests);
+            }
+            c.books[s.vm as usize].outbound.incomplete += 1;
+            return requests.close(s.request, Fate::Hole(cause), c);
+        }
+        let mut fate = Fate::Sound;
         if s.chain > 0 {
             let first = u64::from(s.first_if);
             self.usual.learn(first, s.chain);
-            fate = fate.max(self.usual.compare(first, s.chain));
+            fate = fate.or(self.usual.compare(first, s.chain));
         }
         let stages = s.stages();
-        if stages.is_none() || c.lost.touches(s.sent, s.end()) {
-            fate = fate.max(Fate::Hole);
+        if c.lost.touches(s.sent, s.end()) {
+            fate = fate.or(Fate::hole(Reason::EventsLost));
+        }
+        if stages.is_none() {
+            fate = fate.or(Fate::hole(Reason::OutOfOrder));
         }
         let book = &mut c.books[s.vm as usize].outbound;
         match (fate, stages) {
@@ -272,7 +338,7 @@ impl Outbound {
     fn give_up(&mut self, s: Sent, c: &mut Common, requests: &mut Requests) {
         if !s.spoilt {
             c.books[s.vm as usize].outbound.incomplete += 1;
-            requests.close(s.request, Fate::Hole, c);
+            requests.close(s.request, Fate::hole(Reason::Evicted), c);
         }
     }
 

@@ -25,12 +25,12 @@
 use super::delivery::Leg;
 use super::group::Groups;
 use super::outbound::Sent;
-use super::{Common, Fate, Sink, waterfall};
+use super::{Cause, Common, Fate, STUCK, Sink, waterfall};
 use crate::aged::{Aged, Id};
 use crate::hash::{Map, Seeded};
 use std::hash::BuildHasher;
 use teiji_model::event::{Kick, Match, Packet, Role};
-use teiji_model::report::Joined;
+use teiji_model::report::{Joined, Outcome, Reason};
 use teiji_model::stage::Split;
 
 /// Requests open at once.
@@ -43,6 +43,12 @@ pub(super) struct Open {
     pub(super) vm: u32,
     pub(super) matching: Match,
     pub(super) fate: Fate,
+    start: u64,
+    /// The last that was seen of its packet, and why it is incomplete or unanswered if nothing more is seen.
+    last: u64,
+    at: Cause,
+    /// It was sent again.
+    again: bool,
     /// Requests and responses of this key.
     copies: u32,
     answers: u32,
@@ -126,13 +132,16 @@ impl Requests {
         let counts = &mut c.books[vm as usize].requests;
         if self.sip && (recent.is_some() || self.index.contains_key(&(vm, m.key))) {
             counts.retransmitted += 1;
+            if let Some(open) = self.index.get(&(vm, m.key)).and_then(|id| self.open.get_mut(*id)) {
+                open.again = true;
+            }
             return None;
         }
         counts.seen += 1;
         if let Some(id) = self.index.get(&(vm, m.key)).copied() {
-            counts.ambiguous += 1;
+            c.books[vm as usize].leave_out(Outcome::Ambiguous, Reason::SameKey.into());
             if let Some(open) = self.open.get_mut(id) {
-                open.fate = Fate::Ambiguous;
+                open.fate = open.fate.or(Fate::ambiguous(Reason::SameKey));
                 open.copies = open.copies.saturating_add(1);
             }
             self.open.touch(id, now);
@@ -142,13 +151,17 @@ impl Requests {
             && let Some(open) = self.open.pop_oldest()
         {
             c.evicted += 1;
-            self.unanswered(open, c);
+            self.unanswered(open, Some(Reason::Evicted.into()), c);
         }
         let grouped = self.groups.begin(now, vm, &m, start, c);
         let open = Open {
             vm,
             matching: m,
             fate,
+            start,
+            last: now,
+            at: Reason::NotTaken.into(),
+            again: false,
             copies: 1,
             answers: 0,
             indexed: true,
@@ -167,14 +180,84 @@ impl Requests {
     /// A request is no better than `fate`.
     pub(super) fn mark(&mut self, request: Option<Id>, fate: Fate) {
         if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
-            open.fate = open.fate.max(fate);
+            open.fate = open.fate.or(fate);
         }
+    }
+
+    /// A request's packet was seen at a point; `next` is what is wrong if it is not seen at the next.
+    pub(super) fn progress(&mut self, request: Option<Id>, now: u64, next: Reason) {
+        if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
+            (open.last, open.at) = (now, next.into());
+        }
+    }
+
+    /// A request's packet was dropped on its way to the guest. One that may be sent again stays open, so that the
+    /// response to another copy is known for what it is.
+    pub(super) fn dropped(&mut self, now: u64, request: Option<Id>, cause: Cause, c: &mut Common) {
+        let Some((id, open)) = request.and_then(|id| Some((id, self.open.get_mut(id)?))) else { return };
+        (open.last, open.at) = (now, cause);
+        if self.sip || open.copies > 1 {
+            open.fate = open.fate.or(Fate::Hole(cause));
+            return;
+        }
+        let key = (open.vm, open.matching.key);
+        if open.indexed {
+            self.index.remove(&key);
+        }
+        if open.matching.role == Role::Either {
+            self.remember(now, key.0, key.1, true);
+        }
+        self.close(Some(id), Fate::Hole(cause), c);
+    }
+
+    /// A packet for `vm`, received at `start`, was dropped before it came to a tap.
+    pub(super) fn dropped_before(
+        &mut self,
+        now: u64,
+        vm: u32,
+        matching: Option<&Match>,
+        start: u64,
+        cause: Cause,
+        c: &mut Common,
+    ) {
+        if self.sip {
+            let id = self.open(now, vm, matching, start, Fate::Hole(cause), c);
+            return self.dropped(now, id, cause, c);
+        }
+        let Some(m) = matching.filter(|m| matches!(m.role, Role::Request | Role::Either)) else { return };
+        let recent = self.recall(now, vm, m.key);
+        if m.role == Role::Either {
+            if recent.is_some_and(|r| !r.inward) {
+                return; // The response to a request of the guest's own.
+            }
+            self.remember(now, vm, m.key, true);
+        }
+        let book = &mut c.books[vm as usize];
+        book.requests.seen += 1;
+        book.leave_out(Outcome::Incomplete, cause);
+    }
+
+    /// A response was dropped before the host stack had it. Returns whether it was one.
+    pub(super) fn answer_dropped(
+        &mut self,
+        now: u64,
+        vm: u32,
+        matching: Option<&Match>,
+        cause: Cause,
+        c: &mut Common,
+    ) -> bool {
+        let Some(m) = matching.filter(|m| matches!(m.role, Role::Final | Role::Either)) else { return false };
+        let Some(id) = self.index.get(&(vm, m.key)).copied() else { return false };
+        self.dropped(now, Some(id), cause, c);
+        true
     }
 
     /// A packet has come to the end of its way to the guest.
     pub(super) fn arrived(&mut self, leg: Leg) {
         if let Some(open) = leg.request.and_then(|id| self.open.get_mut(id)) {
-            open.fate = open.fate.max(leg.fate);
+            open.fate = open.fate.or(leg.fate);
+            open.at = leg.stop.unwrap_or(Reason::NoAnswer.into());
+            open.last = open.last.max(leg.entered);
             open.leg = Some(leg);
         }
     }
@@ -207,6 +290,7 @@ impl Requests {
             return None;
         }
         open.indexed = false;
+        open.last = now;
         open.answered_by = m.role;
         open.worker = p.worker;
         open.behind = p.behind;
@@ -214,11 +298,13 @@ impl Requests {
         open.kick = kick.filter(|(ts, _)| *ts >= entered);
         let ambiguous = open.copies > 1;
         self.index.remove(&(vm, m.key));
+        // It must not grow too old before its response has left.
+        self.open.touch(id, now);
         if m.role == Role::Either || self.sip {
             self.remember(now, vm, m.key, true);
         }
         if ambiguous {
-            self.close(Some(id), Fate::Ambiguous, c);
+            self.close(Some(id), Fate::ambiguous(Reason::SameKey), c);
             return None;
         }
         Some(id)
@@ -227,11 +313,13 @@ impl Requests {
     /// Closes a request that has a response but cannot be completed.
     pub(super) fn close(&mut self, request: Option<Id>, fate: Fate, c: &mut Common) {
         let Some(open) = request.and_then(|id| self.open.remove(id)) else { return };
-        let counts = &mut c.books[open.vm as usize].requests;
-        match open.fate.max(fate) {
-            Fate::Ambiguous => counts.ambiguous += 1,
-            Fate::Hole | Fate::Sound => counts.incomplete += 1,
-        }
+        let (outcome, cause) = match open.fate.or(fate) {
+            Fate::Ambiguous(cause) => (Outcome::Ambiguous, cause),
+            Fate::Hole(cause) => (Outcome::Incomplete, lost_or(cause, &open, STUCK, c)),
+            // A request is closed for a reason.
+            Fate::Sound => (Outcome::Incomplete, open.at),
+        };
+        c.books[open.vm as usize].leave_out(outcome, cause);
         self.groups.broken(&open, c);
     }
 
@@ -240,12 +328,19 @@ impl Requests {
         let Some(id) = sent.request() else { return };
         let Some(open) = self.open.get(id) else { return };
         let start = open.leg.as_ref().map_or(0, |leg| leg.start);
-        let hole = open.fate == Fate::Sound && c.lost.touches(start, sent.end());
-        let whole = open.fate == Fate::Sound
-            && !hole
-            && waterfall::lay(open, sent, &mut self.joined, &mut c.splits_dropped).is_some();
-        if !whole {
-            self.close(Some(id), Fate::Hole, c);
+        let fate = if !open.fate.sound() {
+            open.fate
+        } else if c.lost.touches(start, sent.end()) {
+            Fate::hole(Reason::EventsLost)
+        } else if open.leg.is_none() {
+            Fate::Hole(if open.again { Reason::OtherCopy.into() } else { open.at })
+        } else if waterfall::lay(open, sent, &mut self.joined, &mut c.splits_dropped).is_none() {
+            Fate::hole(Reason::OutOfOrder)
+        } else {
+            Fate::Sound
+        };
+        if !fate.sound() {
+            self.close(Some(id), fate, c);
             return;
         }
         let Some(open) = self.open.remove(id) else { return };
@@ -256,31 +351,56 @@ impl Requests {
         sink(&self.joined);
     }
 
-    /// A request without a response.
-    fn unanswered(&mut self, open: Open, c: &mut Common) {
+    /// A request without a response. `cause` is why it ends, if not for what is known of it.
+    fn unanswered(&mut self, open: Open, cause: Option<Cause>, c: &mut Common) {
         if open.indexed {
             self.index.remove(&(open.vm, open.matching.key));
         }
-        let counts = &mut c.books[open.vm as usize].requests;
-        match (open.fate, open.indexed) {
-            (Fate::Ambiguous, _) => counts.ambiguous += 1,
-            (_, true) => counts.unanswered += 1,
-            (_, false) => counts.incomplete += 1,
-        }
+        let known = cause.filter(|_| open.at.drop == 0).unwrap_or(c.unless_ended(open.at, open.last));
+        let (outcome, cause) = match (open.fate, open.indexed) {
+            (Fate::Ambiguous(cause), _) => (Outcome::Ambiguous, cause),
+            (_, true) if known.drop > 0 => (Outcome::Incomplete, known),
+            (_, true) => (Outcome::Unanswered, lost_or(known, &open, self.ttl, c)),
+            (Fate::Hole(cause), false) => (Outcome::Incomplete, lost_or(cause, &open, STUCK, c)),
+            (Fate::Sound, false) => (Outcome::Incomplete, known),
+        };
+        c.books[open.vm as usize].leave_out(outcome, cause);
         self.groups.broken(&open, c);
     }
 
     pub(super) fn expire(&mut self, now: u64, c: &mut Common) {
         let Some(then) = now.checked_sub(self.ttl) else { return };
         while let Some(open) = self.open.pop_until(then) {
-            self.unanswered(open, c);
+            self.unanswered(open, None, c);
         }
     }
 
     pub(super) fn finish(&mut self, c: &mut Common) {
         while let Some(open) = self.open.pop_oldest() {
-            self.unanswered(open, c);
+            self.unanswered(open, None, c);
         }
         self.groups.finish(c);
+    }
+}
+
+/// `cause`, unless events that were lost until `within` ns after the request's last point explain what was not seen.
+fn lost_or(cause: Cause, open: &Open, within: u64, c: &Common) -> Cause {
+    let unseen = matches!(
+        cause.reason,
+        Reason::NotTaken
+            | Reason::NotSignalled
+            | Reason::NotEntered
+            | Reason::NoAnswer
+            | Reason::NotForwarded
+            | Reason::NotHandedOver
+            | Reason::NotReceived
+            | Reason::FewerReports
+            | Reason::OutOfOrder
+            | Reason::OtherCopy
+    );
+    if unseen && c.lost.touches(open.start, open.last.saturating_add(within)) {
+        Reason::EventsLost.into()
+    } else {
+        cause
     }
 }

@@ -5,7 +5,7 @@ use teiji_analysis::{Analyzer, Options, Tally};
 use teiji_model::event::*;
 use teiji_model::flow::{Matching, Watch};
 use teiji_model::host::{DataPlane, Nic, Vm};
-use teiji_model::report::{Counters, Joined, Meta, Report};
+use teiji_model::report::{Counters, Joined, Meta, Outcome, Reason, Report};
 use teiji_model::stage::{Split, Stage, ThreadState};
 
 /// Taps of VM 0 and VM 1, and other devices.
@@ -127,7 +127,18 @@ impl History {
             .packet(t + 40_000, Point::DevXmit, fp, NIC)
     }
 
-    pub fn run(&self) -> Outcome {
+    /// The kernel drops a packet that is for or from VM 0.
+    pub fn dropped(
+        &mut self,
+        after: u64,
+        fingerprint: u64,
+        ifindex: u32,
+        matching: Option<Match>,
+    ) -> &mut Self {
+        self.at(after, Kind::Dropped(Dropped { matching, ..dropped(fingerprint, ifindex) }))
+    }
+
+    pub fn run(&self) -> Run {
         run(&meta(Matching::Echo), &self.0)
     }
 }
@@ -155,13 +166,19 @@ pub fn kick() -> Kick {
     Kick { ifindex: TAP, queue: 0, vm: VM, vcpu: 1, clock: Split::default(), worker: None, behind: 0 }
 }
 
-pub struct Outcome {
+/// A drop of a packet for VM 0, for a reason.
+pub fn dropped(fingerprint: u64, ifindex: u32) -> Dropped {
+    let place = padded("tun_net_xmit");
+    Dropped { fingerprint, matching: None, ifindex, tap: TAP, why: 9, vague: false, place }
+}
+
+pub struct Run {
     pub joined: Vec<Joined>,
     pub report: Report,
     pub tally: Tally,
 }
 
-impl Outcome {
+impl Run {
     /// Durations of the only request's stages, in path order, µs.
     pub fn stages(&self) -> Vec<u64> {
         assert_eq!(self.joined.len(), 1, "{:?}", self.report.vms);
@@ -172,6 +189,13 @@ impl Outcome {
         self.joined[0].request.stages[stage as usize].split
     }
 
+    /// The only reason for which a request of VM 0 is not complete.
+    pub fn reason(&self) -> (Outcome, Reason) {
+        let all = &self.report.vms[0].left_out;
+        assert_eq!(all.len(), 1, "{all:?}");
+        (all[0].outcome, all[0].reason)
+    }
+
     /// seen, complete, incomplete, ambiguous, unanswered of VM 0.
     pub fn counts(&self) -> [u64; 5] {
         let r = self.report.vms[0].requests;
@@ -179,7 +203,7 @@ impl Outcome {
     }
 }
 
-pub fn run(meta: &Meta, events: &[Event]) -> Outcome {
+pub fn run(meta: &Meta, events: &[Event]) -> Run {
     let mut joined = Vec::new();
     let mut analyzer = Analyzer::new(meta, Options { seed: 1, ..Options::default() });
     for e in events {
@@ -197,6 +221,17 @@ pub fn run(meta: &Meta, events: &[Event]) -> Outcome {
     for vm in &report.vms {
         let r = vm.requests;
         assert_eq!(r.seen, r.complete + r.incomplete + r.ambiguous + r.unanswered, "{r:?}");
+        for (outcome, n) in [
+            (Outcome::Incomplete, r.incomplete),
+            (Outcome::Ambiguous, r.ambiguous),
+            (Outcome::Unanswered, r.unanswered),
+        ] {
+            let of = vm.left_out.iter().filter(|l| l.outcome == outcome);
+            assert_eq!(of.map(|l| l.count).sum::<u64>(), n, "{outcome:?} of {:?}", vm.left_out);
+        }
+        let all = || vm.left_out.iter();
+        assert!(all().all(|l| l.count > 0 && l.dropped.is_some() == l.reason.is_drop()), "{:?}", vm.left_out);
+        assert!(vm.inbound.dropped <= vm.inbound.incomplete && vm.outbound.dropped <= vm.outbound.incomplete);
     }
-    Outcome { joined, report, tally }
+    Run { joined, report, tally }
 }

@@ -2,7 +2,7 @@
 use super::Item;
 use super::types::{self, delivery, point, record_type, role, thread_state, unknown};
 use teiji_model::event::{
-    Delivery, Event, GuestEntry, Interrupt, Kick, Kind, Match, Packet, Point, Role, Step,
+    Delivery, Dropped, Event, GuestEntry, Interrupt, Kick, Kind, Match, Packet, Point, Role, Step, padded,
 };
 use teiji_model::stage::{Split, ThreadState};
 
@@ -67,6 +67,22 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
                 behind: r.behind,
             })
         }
+        record_type::REC_DROP => {
+            let r: types::rec_drop = read(bytes)?;
+            let at = std::mem::offset_of!(types::rec_drop_sip, payload);
+            if r.snap > 0 {
+                payload = bytes.get(at..)?.get(..usize::from(r.snap))?.to_vec();
+            }
+            Kind::Dropped(Dropped {
+                fingerprint: r.packet.fingerprint,
+                matching: matched(r.key, r.role),
+                ifindex: head.ifindex,
+                tap: r.tap,
+                why: r.why,
+                vague: r.vague != 0,
+                place: padded(&function(&r.place.map(|c| c as u8))),
+            })
+        }
         _ => return None,
     };
     Some(Item { event: Event { ts: head.ts, cpu: head.cpu, kind }, payload })
@@ -97,15 +113,9 @@ fn packet(r: &types::rec_packet) -> Option<Packet> {
 }
 
 fn tap(r: &types::rec_tap) -> Option<Packet> {
-    let matching = |part| Some(Match { key: r.key, role: part, group: 0, step: Step::Within });
     Some(Packet {
-        matching: match role(r.role.into()) {
-            role::ROLE_EITHER => matching(Role::Either),
-            role::ROLE_REQUEST => matching(Role::Request),
-            role::ROLE_FINAL => matching(Role::Final),
-            _ => None,
-        },
         queue: known(r.queue).filter(|_| r.packet.head.sub == point::POINT_TAP_SEND.0 as u8),
+        matching: matched(r.key, r.role),
         depth: r.depth,
         worker: state(r.worker_state).map(|_| Split(r.worker)),
         behind: r.behind,
@@ -116,6 +126,24 @@ fn tap(r: &types::rec_tap) -> Option<Packet> {
 /// A number of 16 bits, of which one stands for none.
 fn known(n: u16) -> Option<u16> {
     (u32::from(n) != unknown::NOT_KNOWN.0).then_some(n)
+}
+
+fn matched(key: u64, part: u8) -> Option<Match> {
+    let part = match role(part.into()) {
+        role::ROLE_EITHER => Role::Either,
+        role::ROLE_REQUEST => Role::Request,
+        role::ROLE_FINAL => Role::Final,
+        _ => return None,
+    };
+    Some(Match { key, role: part, group: 0, step: Step::Within })
+}
+
+/// The function's name in a symbol as the kernel prints it: `function.constprop.0+0x12/0x340 [module]`. Empty for an
+/// address without a name.
+fn function(symbol: &[u8]) -> String {
+    let text = String::from_utf8_lossy(symbol);
+    let name = text.split(['+', '.', ' ', '\0']).next().unwrap_or_default();
+    if name.starts_with("0x") { String::new() } else { name.to_owned() }
 }
 
 fn state(s: u8) -> Option<ThreadState> {
@@ -153,9 +181,18 @@ mod tests {
     }
 
     #[test]
+    fn a_functions_name_is_what_precedes_its_offset() {
+        let name = |s: &str| function(s.as_bytes());
+        assert_eq!(name("tun_net_xmit+0x1b2/0x3c0 [tun]\0\0"), "tun_net_xmit");
+        assert_eq!(name("__netif_receive_skb_core.constprop.0+0x2/0x9"), "__netif_receive_skb_core");
+        assert_eq!(name("0xffffffffc0a81234\0"), "");
+        assert_eq!(name(""), "");
+    }
+
+    #[test]
     fn short_and_strange_records_are_none() {
         for n in 0..size_of::<types::rec_sip>() {
-            for t in 0..=6u8 {
+            for t in 0..=7u8 {
                 let mut bytes = vec![0xff; n];
                 if n > 11 {
                     bytes[10] = t;

@@ -29,6 +29,7 @@ enum record_type {
 	REC_IRQ,
 	REC_ENTRY,
 	REC_KICK,
+	REC_DROP,
 };
 
 /* The order is that of model::event::Point. */
@@ -101,6 +102,8 @@ enum hint {
 	HINT_MAC = 4, /* a traced guest's, by the last two bytes */
 };
 
+#define DROP_PLACE 64 /* bytes of the name of the function that dropped a packet */
+
 /* Starts every record. */
 struct rec_head {
 	__u64 ts; /* bpf_ktime_get_ns() */
@@ -170,6 +173,24 @@ struct rec_kick {
 	__u8 pad;
 	__u64 clock[STATES];
 	__u64 worker[STATES];
+};
+
+/* The kernel dropped a packet. */
+struct rec_drop {
+	struct rec_packet packet;
+	__u64 key;
+	__u32 why;  /* enum skb_drop_reason of the running kernel */
+	__u32 tap;  /* that of the guest to which it was addressed, 0 if not known */
+	__u8 role;  /* enum role */
+	__u8 vague; /* the kernel gave no reason */
+	__u16 snap; /* bytes of payload that follow */
+	__u32 pad;
+	char place[DROP_PLACE]; /* function+offset/size [module] */
+};
+
+struct rec_drop_sip {
+	struct rec_drop drop;
+	__u8 payload[SIP_SNAP];
 };
 
 /* A prefix of a filter; addresses in network order, IPv4 in the first word. */

@@ -30,6 +30,7 @@ struct sk_buff {
 	unsigned int data_len;
 	u16 queue_mapping;
 	u16 mac_header;
+	u8 pkt_type : 3;
 	unsigned char *head;
 	unsigned char *data;
 };

@@ -15,6 +15,8 @@ struct {
 	struct rec_irq irq;
 	struct rec_entry entry;
 	struct rec_kick kick;
+	struct rec_drop drop;
+	struct rec_drop_sip drop_sip;
 	struct tap_queue tap_queue;
 	struct vcpu_key vcpu_key;
 	struct mac mac;

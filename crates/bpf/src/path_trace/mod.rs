@@ -9,6 +9,7 @@
 #[cfg(test)]
 mod check;
 mod convert;
+mod reasons;
 mod settings;
 
 /// Types shared with the C half, generated from the compiled object.
@@ -86,6 +87,7 @@ pub struct Tracer {
     counters: MapHandle,
     hooks: Vec<Hook>,
     object: Object,
+    drop_names: reasons::Names,
 }
 
 /// The hooks of all programs, and whether this kernel has them.
@@ -169,6 +171,7 @@ impl Tracer {
         let kernel = KernelTypes::load()?;
         let mut object = open()?;
         let mut hooks = find_hooks(&object, &kernel);
+        let drop_names = reasons::Names::read(&kernel);
         drop(kernel);
         drop_forbidden(&mut hooks)?;
         if let Some(hook) = hooks.iter().find(|h| h.found.is_none() && ESSENTIAL.contains(&h.target.as_str()))
@@ -220,7 +223,7 @@ impl Tracer {
             let name = program.name().to_string_lossy().into_owned();
             links.push(program.attach().map_err(|e| Error::kernel(format!("attach {name}"), e))?);
         }
-        Ok(Tracer { links, ring, batch, counters, hooks, object })
+        Ok(Tracer { links, ring, batch, counters, hooks, object, drop_names })
     }
 
     /// What the programs are attached to, and what was left out.
@@ -259,6 +262,11 @@ impl Tracer {
                 return Ok(total);
             }
         }
+    }
+
+    /// The kernel's name for a reason to drop packets.
+    pub fn drop_name(&self, why: u32) -> String {
+        self.drop_names.name(why)
     }
 
     /// Detaches all programs; events that are in the buffer can still be drained.

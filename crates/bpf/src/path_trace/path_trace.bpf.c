@@ -18,6 +18,7 @@
  *   tun_sendmsg                     vhost takes the guest's frame off its ring; which queue, which worker
  *   netif_receive_skb (on a tap)    handed to the host stack        TAP_SEND
  *   net_dev_queue, qdisc_dequeue, dev_hard_start_xmit               DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
+ *   kfree_skb                       dropped by the kernel, anywhere DROP
  *
  * What a vCPU thread or vhost worker does meanwhile is kept as a clock that cumulates the time spent in
  * each state (struct clock), driven by kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and
@@ -58,6 +59,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #include "packet.bpf.h"
 #include "threads.bpf.h"
 #include "interrupts.bpf.h"
+#include "drops.bpf.h"
 
 /* ---- packets ---- */
 

@@ -46,6 +46,7 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
         name: name.into(),
         pid,
         requests: Requests { seen: requests, complete: requests, ..Requests::default() },
+        left_out: Vec::new(),
         total: None,
         stages: Vec::new(),
         slowest: Vec::new(),

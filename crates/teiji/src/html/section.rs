@@ -4,7 +4,7 @@ use super::{chart, escape, percentiles};
 use crate::text;
 use crate::units::{count, ns, percent};
 use std::fmt::Write;
-use teiji_model::report::{Leg, Report, StageReport, VmReport};
+use teiji_model::report::{Blame, Leg, Report, StageReport, VmReport};
 
 /// Where a report comes from, in a line, and what it lost.
 pub(super) fn provenance(label: &str, report: &Report) -> String {
@@ -40,6 +40,7 @@ pub(super) fn vm(label: &str, report: &Report, vm: &VmReport) -> String {
         }
     }
     out += &tiles(vm);
+    out += &reasons(vm);
     if let Some(total) = &vm.total {
         let stages = || vm.stages.iter().map(|s| s.stage);
         let time: Vec<_> = vm.stages.iter().map(|s| (s.stage, s.time_share)).collect();
@@ -96,6 +97,29 @@ fn tiles(vm: &VmReport) -> String {
     }
     let tile = |(value, what)| format!("<div class=\"tile\"><b>{value}</b><span>{what}</span></div>");
     format!("<div class=\"tiles\">{}</div>\n", tiles.into_iter().map(tile).collect::<String>())
+}
+
+/// Why requests are not complete.
+fn reasons(vm: &VmReport) -> String {
+    if vm.left_out.is_empty() {
+        return String::new();
+    }
+    let mut out = String::from(
+        "<h3>Requests that are in no figure</h3>\n<div class=\"scroll\"><table><tr><th>why</th><th>outcome</th>\
+         <th>to blame</th><th>requests</th></tr>\n",
+    );
+    for l in &vm.left_out {
+        let blame = match l.blame {
+            Blame::Host => "the host",
+            Blame::Guest => "the guest",
+            Blame::Teiji => "teiji",
+            Blame::Nobody => "nobody",
+        };
+        let (why, outcome) = (escape(&l.explanation), l.outcome.name());
+        let _ =
+            writeln!(out, "<tr><td>{why}</td><td>{outcome}</td><td>{blame}</td><td>{}</td></tr>", l.count);
+    }
+    out + "</table></div>\n"
 }
 
 fn table(vm: &VmReport) -> String {

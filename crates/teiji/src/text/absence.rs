@@ -18,11 +18,14 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
     );
     let mut why = vec![seen];
     let r = &vm.requests;
+    let dropped: u64 = vm.left_out.iter().filter(|l| l.dropped.is_some()).map(|l| l.count).sum();
     let lost = report.counters.gone() > 0;
     if watch.matching == Matching::None {
         why.push("Requests were not looked for (--match none): packets were followed one way.".into());
     } else if watch.direction != Direction::Both {
         why.push("Requests need --direction both: one direction never shows a response.".into());
+    } else if r.incomplete > 0 && dropped == r.incomplete {
+        why.push("The host dropped the requests or their responses: where and why is said above.".into());
     } else if r.incomplete > 0 && lost {
         why.push("Events were lost, so stages are missing: narrow --flow, or raise --buffer.".into());
     } else if r.incomplete > 0 {

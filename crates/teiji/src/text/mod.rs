@@ -10,7 +10,7 @@ pub use waterfall::{cells, dominant, letter};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units::{count, ns, percent};
 use teiji_control::suggest::suggest;
-use teiji_model::report::{Behind, Dist, Groups, Report, Requests, Verdict, VmReport};
+use teiji_model::report::{Behind, Dist, Groups, LeftOut, Report, Requests, Verdict, VmReport};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
@@ -90,6 +90,7 @@ fn section(report: &Report, vm: &VmReport, help: &[String], style: &Style) -> Ve
     let name = shorten(&printable(&vm.name), 40);
     let mut lines = vec![format!("{}  pid {}", style.paint(Tone::Strong, &name), vm.pid)];
     lines.push(requests(&vm.requests));
+    lines.extend(reasons(vm));
     match &vm.total {
         None => {
             lines.push(String::new());
@@ -140,6 +141,26 @@ fn requests(r: &Requests) -> String {
         text += &format!(", {n} {what}");
     }
     text
+}
+
+/// Reasons that are printed; JSON and HTML have all of them.
+const MAX_REASONS: usize = 6;
+
+/// Why requests are not complete, most frequent first.
+fn reasons(vm: &VmReport) -> Vec<String> {
+    let mut all: Vec<&LeftOut> = vm.left_out.iter().collect();
+    all.sort_by_key(|l| std::cmp::Reverse(l.count));
+    let line = |l: &&LeftOut| {
+        let text = format!("{} {}: {}", l.count, l.outcome.name(), printable(&l.explanation));
+        wrap(&text, WIDTH - 11).into_iter().map(|l| format!("           {l}")).collect::<Vec<_>>()
+    };
+    let mut lines: Vec<String> = all.iter().take(MAX_REASONS).flat_map(line).collect();
+    if all.len() > MAX_REASONS {
+        let rest: u64 = all[MAX_REASONS..].iter().map(|l| l.count).sum();
+        lines
+            .push(format!("           {rest} for {} other reasons: --json has all", all.len() - MAX_REASONS));
+    }
+    lines
 }
 
 fn calls(g: &Groups) -> Vec<String> {

@@ -145,6 +145,21 @@ pub fn contended() -> Report {
             unanswered: 5,
             retransmitted: 0,
         },
+        left_out: vec![
+            LeftOut::new(
+                Outcome::Incomplete,
+                Reason::DroppedIn,
+                Some(DropPlace {
+                    place: "tun_net_xmit".into(),
+                    why: "FULL_RING".into(),
+                    device: "tap<0>".into(),
+                }),
+                3,
+            ),
+            LeftOut::new(Outcome::Incomplete, Reason::NotSignalled, None, 1),
+            LeftOut::new(Outcome::Ambiguous, Reason::Alike, None, 1),
+            LeftOut::new(Outcome::Unanswered, Reason::NoAnswer, None, 5),
+        ],
         total: Some(dist(990, [700, 1_180, 5_200, 10_900, 15_000])),
         stages: vec![
             stage(Stage::SwitchIn, [4, 9, 15, 40, 88], 0.01, 0.0),
@@ -170,8 +185,8 @@ pub fn contended() -> Report {
             total: dist(164, [90_000, 101_000, 110_000, 131_000, 140_000]),
             outside: dist(164, [88_000, 93_000, 95_000, 99_000, 101_000]),
         }),
-        inbound: Leg { packets: 1330, incomplete: 2, stages: vec![] },
-        outbound: Leg { packets: 1320, incomplete: 0, stages: vec![] },
+        inbound: Leg { packets: 1330, incomplete: 2, dropped: 0, stages: vec![] },
+        outbound: Leg { packets: 1320, incomplete: 0, dropped: 0, stages: vec![] },
         depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),
         verdict: Verdict {
             headline: "vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation".into(),
@@ -198,6 +213,7 @@ pub fn quiet() -> Report {
     let vm = &mut report.vms[0];
     vm.total = Some(dist(1000, [620, 840, 1_100, 1_700, 2_900]));
     vm.requests = Requests { seen: 1000, complete: 1000, ..Requests::default() };
+    vm.left_out.clear();
     let queue = &mut vm.stages[1];
     *queue = stage(Stage::TapQueue, [3, 20, 40, 90, 200], 0.03, 0.02);
     vm.stages[5].time_share = 0.82;
@@ -222,6 +238,7 @@ pub fn one_way() -> Report {
     report.counters.lost.clear();
     let vm = &mut report.vms[0];
     vm.requests = Requests::default();
+    vm.left_out.clear();
     vm.total = None;
     vm.stages.clear();
     vm.slowest.clear();

@@ -1,0 +1,308 @@
+//! One history for each reason for which a request is not complete.
+
+mod common;
+
+use common::*;
+use teiji_analysis::{Analyzer, Options};
+use teiji_model::event::*;
+use teiji_model::flow::Matching;
+use teiji_model::report::{Counters, Outcome, Reason};
+use teiji_model::stage::{Split, ThreadState};
+
+const REQ: Option<Match> = Some(Match { key: 1, role: Role::Request, group: 0, step: Step::Within });
+const FIN: Option<Match> = Some(Match { key: 1, role: Role::Final, group: 0, step: Step::Within });
+const S: u64 = 1_000_000_000;
+
+fn whole() -> History {
+    let mut h = History::default();
+    h.request(0, 7, REQ).response(100_000, 8, FIN);
+    h
+}
+
+/// The history goes on for long enough that nothing of it is on its way any more.
+fn long_after(mut h: History) -> History {
+    h.packet(20 * S, Point::HostRx, 99, NIC).packet(40 * S, Point::HostRx, 98, NIC);
+    h
+}
+
+/// The first `n` events of a request and its response, and then nothing.
+fn first(n: usize) -> Run {
+    let mut h = whole();
+    h.0.truncate(n);
+    long_after(h).run()
+}
+
+fn without(gone: impl Fn(&Kind) -> bool) -> Run {
+    let mut h = whole();
+    h.0.retain(|e| !gone(&e.kind));
+    long_after(h).run()
+}
+
+fn at(point: Point) -> impl Fn(&Kind) -> bool {
+    move |k| matches!(k, Kind::Packet(p) if p.point == point)
+}
+
+#[test]
+fn a_request_that_ends_on_its_way_says_where() {
+    use Outcome::{Incomplete, Unanswered};
+    assert_eq!(first(2).reason(), (Unanswered, Reason::NotTaken));
+    assert_eq!(first(3).reason(), (Unanswered, Reason::NotSignalled));
+    assert_eq!(first(4).reason(), (Unanswered, Reason::NotEntered));
+    assert_eq!(first(5).reason(), (Unanswered, Reason::NoAnswer));
+    assert_eq!(first(7).reason(), (Incomplete, Reason::NotForwarded));
+    assert_eq!(first(8).reason(), (Incomplete, Reason::NotHandedOver));
+    assert_eq!(first(9).reason(), (Incomplete, Reason::NotHandedOver));
+}
+
+#[test]
+fn an_answered_request_names_the_point_that_is_missing() {
+    use Outcome::Incomplete;
+    assert_eq!(without(at(Point::TapDequeue)).reason(), (Incomplete, Reason::NotTaken));
+    assert_eq!(without(|k| matches!(k, Kind::Interrupt(_))).reason(), (Incomplete, Reason::NotSignalled));
+    assert_eq!(without(|k| matches!(k, Kind::GuestEntry(_))).reason(), (Incomplete, Reason::NotEntered));
+    assert_eq!(without(at(Point::DevQueue)).reason(), (Incomplete, Reason::NotForwarded));
+    assert_eq!(without(at(Point::DevXmit)).reason(), (Incomplete, Reason::NotHandedOver));
+}
+
+#[test]
+fn an_interrupt_that_no_vcpu_took_is_said_so() {
+    for (delivery, vm, signalled, reason) in [
+        (Delivery::Unknown, VM, 30_000, Reason::NoInterrupt),
+        (Delivery::Accepted, VM2, 30_000, Reason::NoInterrupt),
+        (Delivery::Accepted, VM, 41_000, Reason::OutOfOrder),
+    ] {
+        let mut h = whole();
+        for e in &mut h.0 {
+            if let Kind::Interrupt(i) = &mut e.kind {
+                *i = Interrupt { delivery, vm, ..interrupt(signalled) };
+            }
+        }
+        assert_eq!(h.run().reason(), (Outcome::Incomplete, reason));
+    }
+    // Taken, and the worker slept before it took the next: its signal was not seen.
+    let mut h = History::default();
+    for (i, t) in [(1u64, 0u64), (2, 500_000)] {
+        h.request(t, i, m(i, Role::Request)).response(t + 100_000, 10 + i, m(i, Role::Final));
+    }
+    h.0.retain(|e| !(e.ts < T + 100_000 && matches!(e.kind, Kind::Interrupt(_))));
+    for (e, asleep) in h.0.iter_mut().filter(|e| e.ts % 500_000 == 20_000).zip([1000, 2000]) {
+        let Kind::Packet(p) = &mut e.kind else { panic!() };
+        p.worker = Some(Split([0, 0, asleep, 0, 0]));
+        assert_eq!(p.worker.unwrap().get(ThreadState::Asleep), asleep);
+    }
+    assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::NotSignalled));
+}
+
+#[test]
+fn what_is_usual_and_missing_is_said_so() {
+    let mut h = History::default();
+    for i in 0..20 {
+        let t = i * 1_000_000;
+        h.request(t, 100 + i, m(i, Role::Request)).response(t + 100_000, 200 + i, m(i, Role::Final));
+    }
+    h.0.remove(19 * 10); // The last one's reception.
+    assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::NotReceived));
+
+    let mut h = History::default();
+    for i in 0..4u64 {
+        let (t, fp) = (i * 1_000_000, 100 + i);
+        if i < 3 {
+            h.packet(t, Point::HostRx, fp, NIC);
+        }
+        h.request(t + 1000, fp, m(i, Role::Request)).response(t + 100_000, 200 + i, m(i, Role::Final));
+    }
+    assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::FewerReports));
+
+    let mut h = whole();
+    h.packet(5_000, Point::HostRx, 7, VETH);
+    h.0.sort_by_key(|e| e.ts);
+    assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::NotLearnt));
+}
+
+#[test]
+fn what_is_alike_is_told_from_requests_with_one_key() {
+    let mut h = whole();
+    h.packet(11_000, Point::HostRx, 7, NIC).matched(12_000, Point::TapEnqueue, 7, TAP, m(2, Role::Request));
+    h.packet(21_000, Point::TapDequeue, 7, TAP).response(200_000, 9, m(2, Role::Final));
+    h.0.sort_by_key(|e| e.ts);
+    assert_eq!(h.run().reason(), (Outcome::Ambiguous, Reason::Alike));
+    let mut h = whole();
+    h.request(60_000, 6, REQ).response(150_000, 9, FIN);
+    h.0.sort_by_key(|e| e.ts);
+    assert_eq!(h.run().reason(), (Outcome::Ambiguous, Reason::SameKey));
+}
+
+#[test]
+fn a_packet_on_too_many_taps_is_said_so() {
+    let mut m = meta(Matching::Echo);
+    m.vms.extend((0..4).map(|i| vm(80 + i, 50 + i)));
+    let mut h = History::default();
+    h.packet(0, Point::HostRx, 7, NIC);
+    for (i, tap) in [TAP2, 50, 51, 52, TAP].into_iter().enumerate() {
+        h.matched(1000 + i as u64, Point::TapEnqueue, 7, tap, REQ);
+    }
+    let report = run(&m, &h.0).report;
+    assert_eq!(report.vms[0].left_out[0].reason, Reason::TooManyTaps);
+    assert_eq!(report.vms[1].left_out[0].reason, Reason::Alike, "the others can no longer be told apart");
+}
+
+#[test]
+fn what_was_lost_explains_what_was_not_seen() {
+    let lost = |h: &mut History, after: u64| {
+        h.at(after, Kind::Lost(Lost { since: T + after - 1, count: 1 }));
+        h.0.sort_by_key(|e| e.ts);
+    };
+    let mut h = whole();
+    lost(&mut h, 45_000);
+    assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::EventsLost));
+    let mut h = whole();
+    h.0.retain(|e| !matches!(e.kind, Kind::Interrupt(_)));
+    lost(&mut h, 200_000);
+    assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::EventsLost));
+    // The answer may be what was lost, at any time until one would have been taken for one.
+    let mut h = whole();
+    h.0.truncate(5);
+    let mut h = long_after(h);
+    lost(&mut h, 3 * S);
+    assert_eq!(h.run().reason(), (Outcome::Unanswered, Reason::EventsLost));
+}
+
+#[test]
+fn what_is_on_its_way_when_the_trace_ends_is_nobodys_fault() {
+    let mut h = whole();
+    h.0.truncate(5);
+    assert_eq!(h.run().reason(), (Outcome::Unanswered, Reason::TraceEnded));
+    h.0.push(Event { ts: T + 110_000, cpu: 2, kind: whole().0[6].kind });
+    assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::TraceEnded));
+    // The trace goes on for longer than its events do.
+    h.0.truncate(5);
+    let mut analyzer = Analyzer::new(&meta(Matching::Echo), Options::default());
+    h.0.iter().for_each(|e| analyzer.push(*e, &mut |_| ()));
+    let counters = Counters { ended: T + 2 * S, ..Counters::default() };
+    assert_eq!(analyzer.finish(counters, &mut |_| ()).vms[0].left_out[0].reason, Reason::NoAnswer);
+}
+
+#[test]
+fn what_had_to_make_room_is_said_so() {
+    let mut h = History::default();
+    for i in 0..70_000 {
+        h.request(i, 1000 + i, m(i, Role::Request));
+    }
+    h.0.retain(|e| matches!(e.kind, Kind::Packet(p) if p.point == Point::TapEnqueue));
+    h.0.sort_by_key(|e| e.ts);
+    let o = h.run();
+    let evicted = o.report.vms[0].left_out.iter().find(|l| l.reason == Reason::Evicted).unwrap();
+    assert!(evicted.count >= 70_000 - (1 << 16), "{:?}", o.report.vms[0].left_out);
+}
+
+#[test]
+fn a_sip_request_answered_by_another_copy_says_so() {
+    let mut h = History::default();
+    h.packet(0, Point::HostRx, 1, NIC).matched(10_000, Point::TapEnqueue, 1, TAP, REQ);
+    h.request(500_000_000, 2, REQ).response(500_100_000, 8, FIN);
+    let o = run(&meta(Matching::Sip), &h.0);
+    assert_eq!(o.reason(), (Outcome::Incomplete, Reason::OtherCopy));
+    // The first copy was dropped, which says more.
+    h.dropped(11_000, 1, TAP, REQ);
+    h.0.sort_by_key(|e| e.ts);
+    let o = run(&meta(Matching::Sip), &h.0);
+    assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedIn));
+    assert_eq!((o.counts(), o.report.vms[0].requests.retransmitted), ([1, 0, 1, 0, 0], 1));
+}
+
+/// What is dropped at a tap, before or after it is put on it, and then a request just like it that is not.
+#[test]
+fn a_dropped_request_ends_at_once_and_is_not_taken_for_its_twin() {
+    for (when, after_the_tap) in [(10_500, true), (9_500, false)] {
+        let mut h = History::default();
+        h.packet(0, Point::HostRx, 7, NIC);
+        if after_the_tap {
+            h.matched(10_000, Point::TapEnqueue, 7, TAP, REQ);
+        }
+        h.dropped(when, 7, TAP, REQ).at(when, Kind::DropName(DropName { why: 9, name: padded("FULL_RING") }));
+        h.request(60_000, 7, REQ).response(200_000, 8, FIN);
+        let o = h.run();
+        assert_eq!(o.counts(), [2, 1, 1, 0, 0]);
+        assert_eq!(o.stages()[..5], [10; 5]);
+        assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedIn));
+        let vm = &o.report.vms[0];
+        assert_eq!((vm.inbound.packets, vm.inbound.incomplete, vm.inbound.dropped), (1, 1, 1));
+        assert_eq!(vm.left_out[0].explanation, "dropped by the host at tun_net_xmit (FULL_RING) on tap5");
+    }
+}
+
+#[test]
+fn a_drop_before_the_bridge_or_without_any_report_counts_when_nothing_more_is_seen() {
+    // At the first device for a reason: at once.
+    let mut h = History::default();
+    h.packet(0, Point::HostRx, 7, NIC).dropped(5_000, 7, NIC, REQ);
+    h.request(60_000, 7, REQ).response(200_000, 8, FIN);
+    assert_eq!(h.run().counts(), [2, 1, 1, 0, 0]);
+    // Elsewhere, and without a reception: when it has grown old.
+    for received in [true, false] {
+        let mut h = History::default();
+        if received {
+            h.packet(0, Point::HostRx, 7, NIC);
+        }
+        h.dropped(5_000, 7, VLAN, REQ);
+        let o = long_after(h).run();
+        assert_eq!(o.counts(), [1, 0, 1, 0, 0]);
+        assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedIn));
+    }
+}
+
+#[test]
+fn a_dropped_copy_harms_nothing() {
+    for (when, ifindex, vague) in
+        [(5_000, VLAN, false), (5_000, NIC, true), (11_000, TAP, true), (11_000, NIC, false)]
+    {
+        let mut h = whole();
+        h.at(when, Kind::Dropped(Dropped { vague, matching: REQ, ..dropped(7, ifindex) }));
+        h.0.sort_by_key(|e| e.ts);
+        let o = h.run();
+        assert_eq!(o.counts(), [1, 1, 0, 0, 0], "at {when} on {ifindex}");
+        assert_eq!(o.report.vms[0].inbound.dropped, 0);
+    }
+    // Of the response: flooded to another tap; and what the driver frees when it has sent it.
+    for (when, ifindex, vague) in [(115_000, VETH, false), (141_000, NIC, true)] {
+        let mut h = whole();
+        h.at(when, Kind::Dropped(Dropped { vague, tap: 0, matching: FIN, ..dropped(8, ifindex) }));
+        h.0.sort_by_key(|e| e.ts);
+        assert_eq!(h.run().counts(), [1, 1, 0, 0, 0], "at {when} on {ifindex}");
+    }
+}
+
+#[test]
+fn a_drop_without_a_reason_counts_when_no_worker_takes_the_packet() {
+    let mut h = History::default();
+    h.packet(0, Point::HostRx, 7, NIC).matched(10_000, Point::TapEnqueue, 7, TAP, REQ);
+    h.at(11_000, Kind::Dropped(Dropped { vague: true, matching: REQ, ..dropped(7, TAP) }));
+    assert_eq!(long_after(h).run().reason(), (Outcome::Incomplete, Reason::DroppedIn));
+}
+
+#[test]
+fn a_dropped_response_says_where() {
+    // Before the host stack has it; on the tap's way in; in the link's queue; by the driver; anywhere else.
+    for (events, when, ifindex) in
+        [(6, 105_000, TAP), (7, 111_000, TAP), (8, 125_000, NIC), (10, 141_000, NIC), (7, 115_000, VETH)]
+    {
+        let mut h = whole();
+        h.0.truncate(events);
+        h.at(when, Kind::Dropped(Dropped { tap: 0, matching: FIN, ..dropped(8, ifindex) }));
+        let o = long_after(h).run();
+        assert_eq!(o.counts(), [1, 0, 1, 0, 0], "after {events} events");
+        assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedOut), "after {events} events");
+    }
+}
+
+#[test]
+fn a_response_between_two_vms_that_is_dropped_at_the_others_tap_is_dropped() {
+    let mut h = whole();
+    h.0[0].kind = Kind::Packet(Packet { matching: REQ, ..packet(Point::TapSend, 7, TAP2) });
+    h.0.truncate(7);
+    h.matched(120_000, Point::TapEnqueue, 8, TAP2, FIN);
+    h.at(121_000, Kind::Dropped(Dropped { tap: TAP2, matching: FIN, ..dropped(8, TAP2) }));
+    let o = h.run();
+    assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedOut));
+    assert_eq!((o.report.vms[0].outbound.dropped, o.report.vms[1].inbound.dropped), (1, 1));
+}

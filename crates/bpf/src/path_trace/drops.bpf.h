@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Packets that the kernel drops: kfree_skb, which is not called for packets that have served their purpose.
+ * It is called for copies as well; those that sniffers had no use for are left out here, the analysis sees to
+ * the rest.
+ */
+#ifndef TEIJI_DROPS_BPF_H
+#define TEIJI_DROPS_BPF_H
+
+/* Only the names matter: the values are those of the running kernel. */
+enum skb_drop_reason {
+	SKB_DROP_REASON_NOT_SPECIFIED,
+	SKB_DROP_REASON_OTHERHOST,
+	SKB_DROP_REASON_PACKET_SOCK_ERROR,
+	SKB_DROP_REASON_QUEUE_PURGE,
+};
+
+#define PACKET_OUTGOING 4 /* linux/if_packet.h: a sniffer's copy of a packet that is sent */
+#define NO_MAC_HEADER 0xffff
+
+#define IS_REASON(reason, which)                                                                             \
+	(bpf_core_enum_value_exists(enum skb_drop_reason, which) &&                                          \
+	 (reason) == (u32)bpf_core_enum_value(enum skb_drop_reason, which))
+
+/* The function around a return address, offset and module. Not among the settings, which are .rodata. */
+static const char return_address[] SEC(".rodata.formats") = "%pB";
+
+/* Names of places by address: to look one up in the kernel's symbols for each packet of a flood would cost
+ * too much. */
+struct drop_place {
+	char name[DROP_PLACE];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 256);
+	__type(key, u64);
+	__type(value, struct drop_place);
+} drop_places SEC(".maps");
+
+/* The traced tap to whose guest a frame is addressed, 0 if there is none. */
+static __always_inline u32 tap_of(const unsigned char *l2)
+{
+	struct mac m = {};
+	u32 *tap;
+
+	if (bpf_probe_read_kernel(m.addr, 6, l2))
+		return 0;
+	tap = bpf_map_lookup_elem(&macs, &m);
+	return tap ? *tap : 0;
+}
+
+static __always_inline void fill_drop(struct rec_drop *r, struct packet *p, u64 now, u32 ifindex, u32 tap,
+				      u32 why, void *location)
+{
+	u64 at = (u64)location;
+	struct drop_place *known;
+
+	fill_head(&r->packet.head, now, REC_DROP, 0, ifindex);
+	r->packet.fingerprint = p->fingerprint;
+	r->packet.len = p->len;
+	r->packet.tid = current_tid();
+	r->key = p->key;
+	r->role = p->role;
+	r->vague = IS_REASON(why, SKB_DROP_REASON_NOT_SPECIFIED);
+	r->pad = 0;
+	r->snap = 0;
+	r->why = why;
+	r->tap = tap;
+	known = bpf_map_lookup_elem(&drop_places, &at);
+	if (known) {
+		__builtin_memcpy(r->place, known->name, sizeof(r->place));
+	} else {
+		struct drop_place fresh = {};
+
+		bpf_snprintf(fresh.name, sizeof(fresh.name), return_address, &at, sizeof(at));
+		bpf_map_update_elem(&drop_places, &at, &fresh, BPF_ANY);
+		__builtin_memcpy(r->place, fresh.name, sizeof(r->place));
+	}
+}
+
+/* Linux 5.17 added the reason; later ones have more arguments behind it. */
+SEC("tp_btf/kfree_skb")
+int BPF_PROG(on_drop, struct sk_buff *skb, void *location, u32 why)
+{
+	struct net_device *dev = BPF_CORE_READ(skb, dev);
+	u16 mac_header = BPF_CORE_READ(skb, mac_header);
+	struct packet p = {};
+	const unsigned char *l2, *data;
+	u32 ifindex, tap;
+	u64 now, n;
+
+	if (!dev || mac_header == NO_MAC_HEADER)
+		return 0;
+	/* what lies in a socket's queue keeps something else in the place of its device: no index is read
+	 * then */
+	ifindex = BPF_CORE_READ(dev, ifindex);
+	if (!ifindex || BPF_CORE_READ_BITFIELD_PROBED(skb, pkt_type) == PACKET_OUTGOING)
+		return 0;
+	if (IS_REASON(why, SKB_DROP_REASON_OTHERHOST) || IS_REASON(why, SKB_DROP_REASON_PACKET_SOCK_ERROR) ||
+	    IS_REASON(why, SKB_DROP_REASON_QUEUE_PURGE))
+		return 0;
+	now = bpf_ktime_get_ns();
+	l2 = BPF_CORE_READ(skb, head) + mac_header;
+	data = BPF_CORE_READ(skb, data);
+	n = BPF_CORE_READ(skb, len);
+	p.len = n + (data - l2);
+	n -= BPF_CORE_READ(skb, data_len);
+	if (!parse(l2, data + n, false, true, &p) && !parse(l2, data + n, false, false, &p))
+		return 0;
+	tap = settings.by_mac ? p.to_guest ? tap_of(l2) : 0 : 0;
+
+	if (settings.matching == MATCH_SIP && p.proto == PROTO_UDP) {
+		struct rec_drop_sip *r = reserve(sizeof(*r));
+
+		if (!r)
+			return 0;
+		fill_drop(&r->drop, &p, now, ifindex, tap, why, location);
+		n = at_most(p.payload_len, SIP_SNAP);
+		if (bpf_probe_read_kernel(r->payload, n, p.payload))
+			n = 0;
+		r->drop.snap = n;
+		submit(r);
+	} else {
+		struct rec_drop *r = reserve(sizeof(*r));
+
+		if (!r)
+			return 0;
+		fill_drop(r, &p, now, ifindex, tap, why, location);
+		submit(r);
+	}
+	return 0;
+}
+
+#endif

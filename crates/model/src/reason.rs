@@ -1,0 +1,196 @@
+//! Why a request is in no figure: one table of reasons, each with its name, its explanation and who is to blame.
+//!
+//! A request that is not complete has exactly one reason, so the counts of the reasons of an [`Outcome`] add up
+//! to that outcome's count in [`Requests`](crate::report::Requests).
+
+use serde::{Deserialize, Serialize};
+
+/// What became of a request that is not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// Dropped by the host, or answered with a point of its way missing.
+    Incomplete,
+    /// It may be another one.
+    Ambiguous,
+    /// No response was seen.
+    Unanswered,
+}
+
+impl Outcome {
+    /// As it is printed and written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Incomplete => "incomplete",
+            Outcome::Ambiguous => "ambiguous",
+            Outcome::Unanswered => "unanswered",
+        }
+    }
+}
+
+/// Who is to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Blame {
+    /// The host: its kernel, its devices, its load.
+    Host,
+    /// What runs in the guest.
+    Guest,
+    /// teiji: the probes or the analysis missed something.
+    Teiji,
+    /// Nobody: it is in the nature of what was sent, or of when the trace began and ended.
+    Nobody,
+}
+
+/// Makes the enum and its table from one list.
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $reason:ident, $name:literal, $blame:ident, $text:literal;)*) => {
+        /// Why a request is not complete.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum Reason { $($(#[$doc])* $reason,)* }
+
+        impl Reason {
+            /// All of them.
+            pub const ALL: &'static [Reason] = &[$(Reason::$reason,)*];
+
+            /// As it is written in JSON.
+            pub fn name(self) -> &'static str {
+                match self { $(Reason::$reason => $name,)* }
+            }
+
+            /// What it means, as the end of a sentence about a request.
+            pub fn text(self) -> &'static str {
+                match self { $(Reason::$reason => $text,)* }
+            }
+
+            /// Who is to blame.
+            pub fn blame(self) -> Blame {
+                match self { $(Reason::$reason => Blame::$blame,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The kernel dropped its packet before the guest had it.
+    DroppedIn, "dropped_in", Host, "dropped by the host";
+    /// The kernel dropped its response.
+    DroppedOut, "dropped_out", Host, "its response was dropped by the host";
+    /// No vhost worker took it off the tap.
+    NotTaken, "not_taken", Host, "put on the tap, and never taken by a vhost worker";
+    /// The worker took it, and did not signal.
+    NotSignalled, "not_signalled", Teiji, "taken by the vhost worker, whose signal to the guest was not seen";
+    /// The worker signalled, and no vCPU of the VM was seen to accept the interrupt.
+    NoInterrupt, "no_interrupt", Teiji, "signalled to the guest, and no vCPU of it was seen to accept the interrupt";
+    /// The interrupt was accepted, and the vCPU was not seen to enter the guest with it.
+    NotEntered, "not_entered", Host, "its interrupt was accepted, and the vCPU was not seen to enter the guest with it";
+    /// The guest had it, and no response came.
+    NoAnswer, "no_answer", Guest, "reached the guest, and no answer was seen in the time allowed";
+    /// The response left the guest and came to no link.
+    NotForwarded, "not_forwarded", Host, "its answer left the guest, and was not seen at a link";
+    /// The response waited for a link's device.
+    NotHandedOver, "not_handed_over", Host, "its answer came to a link's queue, and was not seen to be handed to the device";
+    /// Where it came from was not seen.
+    NotReceived, "not_received", Teiji, "its reception by the host was not seen, as that of others is";
+    /// Fewer reports than packets of its kind have.
+    FewerReports, "fewer_reports", Teiji, "seen at fewer places on its way than packets of its kind usually are";
+    /// What is usual was not known yet.
+    NotLearnt, "not_learnt", Teiji, "the first of its kind: at how many places such a packet is seen was not known yet";
+    /// Another packet with the same fingerprint was on the path.
+    Alike, "alike", Nobody, "another packet just like it was on the way at the same time";
+    /// Another request with the same key was open.
+    SameKey, "same_key", Nobody, "another request just like it was open at the same time";
+    /// More copies of its packet than can be followed.
+    TooManyTaps, "too_many_taps", Teiji, "its packet was put on more taps at once than are followed";
+    /// A copy that was sent again may have been answered.
+    OtherCopy, "other_copy", Nobody, "sent again before it was answered; its first copy was not seen to reach the guest";
+    /// Events did not fit the buffer about then.
+    EventsLost, "events_lost", Teiji, "events were lost at that time";
+    /// It had to make room.
+    Evicted, "evicted", Teiji, "given up for lack of room: too many were followed at once";
+    /// The points contradict each other.
+    OutOfOrder, "out_of_order", Teiji, "the times of its points are not in the order of its way";
+    /// The trace was over.
+    TraceEnded, "trace_ended", Nobody, "still on its way when the trace ended";
+}
+
+impl Reason {
+    /// The kernel dropped a packet of it.
+    pub fn is_drop(self) -> bool {
+        matches!(self, Reason::DroppedIn | Reason::DroppedOut)
+    }
+}
+
+/// How many requests had an outcome for a reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    /// What became of them.
+    pub outcome: Outcome,
+    /// Why.
+    pub reason: Reason,
+    /// Who is to blame.
+    pub blame: Blame,
+    /// In words.
+    pub explanation: String,
+    /// Where the kernel dropped them, if it did.
+    pub dropped: Option<DropPlace>,
+    /// How many.
+    pub count: u64,
+}
+
+/// Where and why the kernel dropped packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DropPlace {
+    /// The kernel's function; empty if it is not known.
+    pub place: String,
+    /// The kernel's word for why (`enum skb_drop_reason`, without its prefix), or its number.
+    pub why: String,
+    /// The device that the packet was at; empty if it is not known.
+    pub device: String,
+}
+
+impl LeftOut {
+    /// One of `count` requests.
+    pub fn new(outcome: Outcome, reason: Reason, dropped: Option<DropPlace>, count: u64) -> LeftOut {
+        let mut explanation = reason.text().to_owned();
+        if let Some(d) = &dropped {
+            explanation += &if d.place.is_empty() {
+                format!(" ({}; the place is not known)", d.why)
+            } else {
+                format!(" at {} ({})", d.place, d.why)
+            };
+            if !d.device.is_empty() {
+                explanation += &format!(" on {}", d.device);
+            }
+        }
+        LeftOut { outcome, reason, blame: reason.blame(), explanation, dropped, count }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_json_and_all_differ() {
+        let mut names = std::collections::BTreeSet::new();
+        for reason in Reason::ALL {
+            assert_eq!(serde_json::to_string(reason).unwrap(), format!("\"{}\"", reason.name()));
+            assert!(names.insert(reason.name()) && !reason.text().is_empty(), "{reason:?}");
+        }
+        for outcome in [Outcome::Incomplete, Outcome::Ambiguous, Outcome::Unanswered] {
+            assert_eq!(serde_json::to_string(&outcome).unwrap(), format!("\"{}\"", outcome.name()));
+        }
+    }
+
+    #[test]
+    fn a_drop_is_explained_with_what_is_known_of_it() {
+        let of = |place: &str, device: &str| {
+            let d = DropPlace { place: place.into(), why: "FULL_RING".into(), device: device.into() };
+            LeftOut::new(Outcome::Incomplete, Reason::DroppedIn, Some(d), 1).explanation
+        };
+        assert_eq!(of("tun_net_xmit", "tap0"), "dropped by the host at tun_net_xmit (FULL_RING) on tap0");
+        assert_eq!(of("", ""), "dropped by the host (FULL_RING; the place is not known)");
+    }
+}

@@ -1,0 +1,161 @@
+//! Why requests are not complete, where it is known: teiji's counts against those of the kernel that dropped the
+//! packets, and of the guest that did not answer. Needs root and the lab.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use teiji_experiments::load;
+use teiji_experiments::path::{lost, only};
+use teiji_experiments::tracing::{Lab, Trace, Traced, requests};
+use teiji_lab::{Child, Guest};
+use teiji_model::report::{Blame, LeftOut, Outcome, Reason};
+
+const ECHO: &str = "--vm vm1 --flow 'udp port 7'";
+
+#[test]
+fn each_request_that_is_not_complete_has_its_reason() {
+    let begun = Instant::now();
+    let done = |what: &str| eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
+    let lab = Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("reasons")).unwrap();
+    let guest = lab.host.guest(&load::placed("vm1")).unwrap();
+    let echo = load::echo_server(&lab.host, &guest).unwrap();
+    // Nothing but what the tests send shall be dropped beside it.
+    lab.host.run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1").unwrap().ok().unwrap();
+    done("a guest");
+    what_a_filter_drops_on_the_way_in_is_counted_with_its_place(&lab, &guest);
+    done("dropped on the way in");
+    what_a_filter_drops_on_the_way_out_is_counted_with_its_place(&lab, &guest);
+    done("dropped on the way out");
+    what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it(&lab, &guest);
+    done("the tap was full");
+    every_answered_request_is_complete(&lab, &guest);
+    done("every answered request is complete");
+    what_the_guest_does_not_answer_is_the_guests(&lab, &guest, echo);
+    done("not answered");
+    drop(guest);
+    let Lab { host, .. } = lab;
+    host.power_off();
+}
+
+fn of(traced: &Traced, reason: Reason) -> Vec<LeftOut> {
+    let vm = only(&traced.report).unwrap();
+    vm.left_out.iter().filter(|l| l.reason == reason).cloned().collect()
+}
+
+fn sum(all: &[LeftOut]) -> u64 {
+    all.iter().map(|l| l.count).sum()
+}
+
+/// Sends 300 requests through a filter at the guest's tap that drops each tenth packet it matches; what teiji and
+/// the filter itself counted.
+fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u64) {
+    let tap = &guest.taps()[0];
+    let add = format!(
+        "tc qdisc add dev {tap} clsact && tc filter add dev {tap} {hook} protocol ip flower ip_proto udp \
+         {port} 7 action gact pass random determ drop 10"
+    );
+    lab.host.run(&add).unwrap().ok().unwrap();
+    let trace = Trace::start(lab, &format!("filter-{hook}"), ECHO, true).unwrap();
+    let figures = load::echo(&lab.host, guest, 100.0, 300).unwrap();
+    let traced = trace.stop().unwrap();
+    let shown = lab.host.run(&format!("tc -s -j filter show dev {tap} {hook}")).unwrap().ok().unwrap();
+    lab.host.run(&format!("tc qdisc delete dev {tap} clsact")).unwrap().ok().unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let actions = shown.as_array().unwrap().iter().find_map(|f| f["options"]["actions"].as_array()).unwrap();
+    let dropped = actions[0]["stats"]["drops"].as_u64().unwrap();
+    eprintln!(
+        "{hook}: {figures:?}, the filter dropped {dropped}, {:?}",
+        only(&traced.report).unwrap().left_out
+    );
+    assert!(dropped > 0 && lost(&traced.report) == 0, "{shown}");
+    let r = only(&traced.report).unwrap().requests;
+    assert_eq!((r.seen, r.complete), (300, figures.received), "{r:?}");
+    (traced, dropped)
+}
+
+fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place(lab: &Lab, guest: &Guest<'_>) {
+    let (traced, dropped) = filtered(lab, guest, "egress", "dst_port");
+    let found = of(&traced, Reason::DroppedIn);
+    assert_eq!((found.len(), sum(&found)), (1, dropped), "{found:?}");
+    let place = found[0].dropped.as_ref().unwrap();
+    assert_eq!((place.why.as_str(), place.device.as_str()), ("TC_EGRESS", guest.taps()[0].as_str()));
+    assert!(!place.place.is_empty(), "{place:?}");
+    assert_eq!((found[0].outcome, found[0].blame), (Outcome::Incomplete, Blame::Host));
+    // Who replays the recording has no kernel to ask.
+    let (_, replayed) = requests(traced.recording.as_deref().unwrap()).unwrap();
+    assert_eq!(replayed, traced.report);
+}
+
+fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place(lab: &Lab, guest: &Guest<'_>) {
+    let (traced, dropped) = filtered(lab, guest, "ingress", "src_port");
+    let found = of(&traced, Reason::DroppedOut);
+    assert_eq!((found.len(), sum(&found)), (1, dropped), "{found:?}");
+    assert_eq!(found[0].dropped.as_ref().unwrap().why, "TC_INGRESS");
+}
+
+/// Packets that the tap and its qdisc have dropped.
+fn dropped_at(lab: &Lab, tap: &str) -> u64 {
+    let read = |command: String| -> serde_json::Value {
+        serde_json::from_str(&lab.host.run(&command).unwrap().ok().unwrap()).unwrap()
+    };
+    let link = read(format!("ip -s -j link show {tap}"));
+    let qdisc = read(format!("tc -s -j qdisc show dev {tap}"));
+    let queued = qdisc.as_array().unwrap().iter().filter_map(|q| q["drops"].as_u64()).sum::<u64>();
+    link[0]["stats64"]["tx"]["dropped"].as_u64().unwrap() + queued
+}
+
+/// While the guest stands still its receive ring fills up, then the tap's ring.
+fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it(lab: &Lab, guest: &Guest<'_>) {
+    let tap = &guest.taps()[0];
+    lab.host.run(&format!("ip link set {tap} txqueuelen 16")).unwrap().ok().unwrap();
+    let before = dropped_at(lab, tap);
+    let trace = Trace::start(lab, "full-tap", ECHO, false).unwrap();
+    lab.host.run(&format!("kill -STOP {}", guest.pid())).unwrap().ok().unwrap();
+    let sent = load::echo(&lab.host, guest, 500.0, 1000);
+    lab.host.run(&format!("kill -CONT {}", guest.pid())).unwrap().ok().unwrap();
+    let sent = sent.unwrap();
+    // It answers what it has; what it does not is known a second after that.
+    std::thread::sleep(Duration::from_secs(3));
+    let traced = trace.stop().unwrap();
+    let dropped = dropped_at(lab, tap) - before;
+    lab.host.run(&format!("ip link set {tap} txqueuelen 1000")).unwrap().ok().unwrap();
+    let vm = only(&traced.report).unwrap();
+    eprintln!("{sent:?}, dropped {dropped}, {:?} {:?}", vm.requests, vm.left_out);
+    assert!(dropped > 0 && lost(&traced.report) == 0);
+    assert_eq!((vm.requests.seen, sum(&of(&traced, Reason::DroppedIn))), (1000, dropped));
+}
+
+/// Where nothing is dropped, only the guest can keep a request from being complete.
+fn every_answered_request_is_complete(lab: &Lab, guest: &Guest<'_>) {
+    for round in 0..5 {
+        let trace = Trace::start(lab, "answered", ECHO, false).unwrap();
+        let figures = load::echo(&lab.host, guest, 100.0, 300).unwrap();
+        let traced = trace.stop().unwrap();
+        let vm = only(&traced.report).unwrap();
+        eprintln!("round {round}: {figures:?} {:?} {:?}", vm.requests, vm.left_out);
+        assert_eq!((vm.requests.seen, vm.requests.complete), (300, figures.received), "{:?}", vm.left_out);
+    }
+}
+
+fn what_the_guest_does_not_answer_is_the_guests(lab: &Lab, guest: &Guest<'_>, server: Child) {
+    drop(server);
+    let no_port = || -> u64 {
+        let count = "awk '/^Udp:/ { if (n++) print $3 }' /proc/net/snmp";
+        guest.run(count).unwrap().ok().unwrap().parse().unwrap()
+    };
+    guest.run("while grep -qi ':0007 ' /proc/net/udp; do sleep 0.1; done").unwrap().ok().unwrap();
+    let before = no_port();
+    let trace = Trace::start(lab, "no-server", ECHO, false).unwrap();
+    let sent = load::echo(&lab.host, guest, 50.0, 60).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let traced = trace.stop().unwrap();
+    let refused = no_port() - before;
+    let found = of(&traced, Reason::NoAnswer);
+    eprintln!("{sent:?}, the guest refused {refused}, {found:?}");
+    // A sender that was told of it may send fewer than it was asked to.
+    assert!(refused > 0, "the guest refused nothing");
+    assert_eq!((found.len(), sum(&found)), (1, refused), "{found:?}");
+    assert_eq!(only(&traced.report).unwrap().requests.seen, refused);
+    assert_eq!((found[0].outcome, found[0].blame), (Outcome::Unanswered, Blame::Guest));
+}
