@@ -70,6 +70,18 @@ static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, 
 	return r;
 }
 
+/*
+ * Whether KVM leaves a vCPU's interrupts to the hardware. It may change its mind at any time, so it is asked
+ * at each interrupt; an entry only tells where to look. Not directly: in Linux 6.12 only the module knows the
+ * type.
+ */
+static __always_inline bool delivered_by_hardware(const struct clock *vcpu)
+{
+	struct kvm_lapic *apic = (void *)vcpu->apic;
+
+	return apic && BPF_CORE_READ(apic, apicv_active);
+}
+
 SEC("tp_btf/kvm_apic_accept_irq")
 int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 vector)
 {
@@ -93,7 +105,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	tid = bpf_map_lookup_elem(&vcpus, &taker);
 	c = tid ? clock_of(*tid) : NULL;
 	state = clock_read_of(tid, now, spent);
-	if (c && c->apicv) {
+	if (c && delivered_by_hardware(c)) {
 		/* no injection will be seen: in guest mode it arrives at once, else with the next entry */
 		vector = 0;
 		if (state == STATE_GUEST)
@@ -199,7 +211,6 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 	u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), spent[STATES], upto;
 	u32 tid = id, vm = id >> 32;
 	struct clock *c = clock_of(tid);
-	struct kvm_lapic *apic;
 
 	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
 		return 0;
@@ -221,9 +232,7 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 			return 0;
 		bpf_map_update_elem(&vcpus, &key, &tid, BPF_ANY);
 	}
-	/* in Linux 6.12 it points to a type that only the module knows: not to be followed directly */
-	apic = vcpu->arch.apic;
-	c->apicv = apic && BPF_CORE_READ(apic, apicv_active);
+	c->apic = (u64)vcpu->arch.apic;
 	clock_set(c, now, STATE_GUEST);
 	if (!c->injected_upto && !c->announced)
 		return 0;

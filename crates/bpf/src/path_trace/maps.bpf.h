@@ -71,8 +71,8 @@ struct clock {
 	u8 state;		   /* enum thread_state */
 	u8 resume;		   /* state to go on with when it gets a CPU */
 	u8 actor;		   /* enum actor */
-	u8 apicv;		   /* vCPU: interrupts are delivered by hardware */
-	u32 behind;		   /* who last kept it from a CPU */
+	u8 pad0;
+	u32 behind; /* who last kept it from a CPU */
 	u64 since;
 	u64 spent[STATES];
 
@@ -87,7 +87,8 @@ struct clock {
 	struct tap_queue signal_queue;
 	u32 signal_sent;
 	u32 pad;
-	u64 net; /* worker: the vhost_net it receives for */
+	u64 apic; /* vCPU: its kvm_lapic, known from the first entry on; 0: none */
+	u64 net;  /* worker: the vhost_net it receives for */
 	/* vCPU: packets were published without an interrupt; written by workers, taken by kvm_entry */
 	u64 announced;
 };
