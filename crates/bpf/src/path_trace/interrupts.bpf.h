@@ -225,7 +225,7 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 		    .vcpu = vcpu->vcpu_id,
 		};
 
-		if (!bpf_map_lookup_elem(&vms, &vm))
+		if (!hinted(vm, HINT_VM) || !bpf_map_lookup_elem(&vms, &vm))
 			return 0;
 		c = clock_new(tid, &fresh);
 		if (!c)

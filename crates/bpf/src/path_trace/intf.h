@@ -85,7 +85,14 @@ enum counter {
 #define MAX_CPUS 1024
 #define MAX_CLOCKS 8192 /* traced threads */
 #define PLACES 65536	/* a power of two: see struct places */
-#define SIP_SNAP 512	/* bytes of a SIP message that are copied when the operator asks for SIP */
+
+/* What may have a number: see struct places. */
+enum hint {
+	HINT_TAP = 1, /* traced, by ifindex */
+	HINT_VM = 2,  /* traced, by process id */
+	HINT_MAC = 4, /* a traced guest's, by the last two bytes */
+};
+#define SIP_SNAP 512 /* bytes of a SIP message that are copied when the operator asks for SIP */
 
 /* Starts every record. */
 struct rec_head {

@@ -28,6 +28,7 @@ struct {
 	enum direction direction;
 	enum matching matching;
 	enum counter counter;
+	enum hint hint;
 } layouts SEC(".data.layouts");
 
 struct {
@@ -110,6 +111,7 @@ struct places {
 	u64 by_tid[PLACES]; /* at the thread id modulo PLACES: thread id << 32 | index of its clock */
 	u32 used;	    /* clocks that threads have */
 	u32 pad;
+	u8 hints[PLACES]; /* at a number modulo PLACES: enum hint, or-ed, of all that have it */
 } places;
 
 /* Thread id → index of its clock, of threads whose place another traced thread has. */
@@ -161,9 +163,16 @@ struct {
 	u8 pad[60];
 } running[MAX_CPUS] SEC(".bss.running");
 
+/* Whether to look this number up at all: most packets of a host are neither on a traced tap nor for a traced
+ * guest. */
+static __always_inline bool hinted(u32 number, u8 hint)
+{
+	return places.hints[number % PLACES] & hint;
+}
+
 static __always_inline bool is_tap(u32 ifindex)
 {
-	return bpf_map_lookup_elem(&taps, &ifindex);
+	return hinted(ifindex, HINT_TAP) && bpf_map_lookup_elem(&taps, &ifindex);
 }
 
 static __always_inline void count(u32 which)

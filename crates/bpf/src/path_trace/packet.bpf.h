@@ -109,13 +109,16 @@ static __always_inline bool is_guest_mac(const u8 *addr)
 {
 	struct mac m = {};
 
+	if (!hinted((u32)addr[4] << 8 | addr[5], HINT_MAC))
+		return false;
 	__builtin_memcpy(m.addr, addr, 6);
 	return bpf_map_lookup_elem(&macs, &m);
 }
 
 /*
- * Identifies a packet that starts at l2 and whose linear part ends at end. known: the direction is known
- * from the point (a tap's), to_guest holds it; otherwise the MAC addresses tell, if they can.
+ * Identifies a packet that starts at l2 and whose linear part ends at end. known: the point is a tap's, so
+ * that the direction is to_guest; otherwise it is wanted to be to_guest, and the MAC addresses tell, if they
+ * can.
  *
  * The fingerprint covers what neither forwarding nor checksum offload changes: addresses, protocol,
  * ports, IP id, length, and for UDP the first 64 bytes of payload, for TCP sequence, acknowledgement and
@@ -143,8 +146,9 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		goto unidentified;
 	if (!known) {
 		if (settings.by_mac) {
-			to_guest = is_guest_mac(eth.dst);
-			if (!to_guest && !is_guest_mac(eth.src))
+			/* towards a guest if it is the destination, from one if only the source is */
+			if (to_guest ? !is_guest_mac(eth.dst)
+				     : !is_guest_mac(eth.src) || is_guest_mac(eth.dst))
 				return false;
 		}
 	}

@@ -1,5 +1,5 @@
 //! What the operator asked for, in the form that the kernel half reads.
-use super::types::{self, direction, end, matching, thread_state};
+use super::types::{self, direction, end, hint, matching, thread_state};
 use super::{Setup, bytes_of, map};
 use crate::Error;
 use libbpf_rs::{MapCore, MapFlags, Object};
@@ -109,10 +109,13 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
     let mut places = Places::default();
     for vm in setup.vms {
         let pid = vm.pid.to_ne_bytes();
+        places.hint(vm.pid, hint::HINT_VM);
         put("vms", &pid, &pid)?;
         for nic in &vm.nics {
+            places.hint(nic.ifindex, hint::HINT_TAP);
             put("taps", &nic.ifindex.to_ne_bytes(), &pid)?;
             if let Some(addr) = nic.mac {
+                places.hint(u16::from_be_bytes([addr[4], addr[5]]).into(), hint::HINT_MAC);
                 put(
                     "macs",
                     bytes_of(&types::mac { addr, ..Default::default() }),
@@ -165,6 +168,12 @@ impl Places {
         }
         index
     }
+
+    /// Notes that something with this number is traced.
+    fn hint(&mut self, number: u32, what: hint) {
+        let places = self.image.hints.len();
+        self.image.hints[number as usize % places] |= what.0 as u8;
+    }
 }
 
 #[cfg(test)]
@@ -193,6 +202,15 @@ mod tests {
         assert_eq!((places.image.by_tid[7], places.image.by_tid[8]), (7 << 32, 8 << 32 | 2));
         assert_eq!(places.displaced, [(65536 + 7, 1), (2 * 65536 + 7, 3)]);
         assert_eq!(places.image.used, 4);
+    }
+
+    #[test]
+    fn hints_of_several_kinds_share_a_place() {
+        let mut places = Places::default();
+        places.hint(65536 + 9, hint::HINT_TAP);
+        places.hint(9, hint::HINT_VM);
+        assert_eq!(u32::from(places.image.hints[9]), hint::HINT_TAP.0 | hint::HINT_VM.0);
+        assert_eq!(places.image.hints.iter().filter(|h| **h != 0).count(), 1);
     }
 
     #[test]
