@@ -71,19 +71,23 @@ static __always_inline bool parse_skb(struct sk_buff *skb, bool received, bool k
 		     to_guest, p);
 }
 
-/* now is 0 to stamp the packet last of all. */
-static __always_inline void emit_packet(struct packet *p, u64 now, u8 point, u32 ifindex)
+/*
+ * Packets are stamped when the filter has let them pass, not before: the others, most of a host's, cost no
+ * reading of the clock. A packet goes on only after the probe has returned, so that what the filter takes,
+ * some hundred ns, is in the stage before the point instead of the one after it; at the first point of all it
+ * is in neither.
+ */
+static __always_inline void emit_packet(struct packet *p, u8 point, u32 ifindex)
 {
 	struct rec_packet *r = reserve(sizeof(*r));
 
 	if (!r)
 		return;
-	fill_head(&r->head, now, REC_PACKET, point, ifindex);
+	fill_head(&r->head, 0, REC_PACKET, point, ifindex);
 	r->fingerprint = p->fingerprint;
 	r->len = p->len;
 	r->tid = current_tid();
-	if (!now)
-		r->head.ts = bpf_ktime_get_ns();
+	r->head.ts = bpf_ktime_get_ns();
 	submit(r);
 }
 
@@ -130,20 +134,18 @@ static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 if
 SEC("tp_btf/netif_rx")
 int BPF_PROG(on_netif_rx, struct sk_buff *skb)
 {
-	u64 now = bpf_ktime_get_ns();
 	struct packet p = {};
 	u32 ifindex = skb->dev->ifindex;
 
 	/* a tap's frames are taken in netif_receive_skb */
 	if (!is_tap(ifindex) && parse_skb(skb, true, false, true, &p) && p.to_guest)
-		emit_packet(&p, now, POINT_HOST_RX, ifindex);
+		emit_packet(&p, POINT_HOST_RX, ifindex);
 	return 0;
 }
 
 SEC("tp_btf/netif_receive_skb")
 int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 {
-	u64 now = bpf_ktime_get_ns();
 	struct packet p = {};
 	u32 ifindex = skb->dev->ifindex;
 
@@ -151,9 +153,9 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 		u32 tid = current_tid();
 
 		if (parse_skb(skb, true, true, false, &p))
-			emit_tap(&p, now, POINT_TAP_SEND, ifindex, &tid, 0);
+			emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_SEND, ifindex, &tid, 0);
 	} else if (parse_skb(skb, true, false, true, &p) && p.to_guest) {
-		emit_packet(&p, now, POINT_HOST_RX, ifindex);
+		emit_packet(&p, POINT_HOST_RX, ifindex);
 	}
 	return 0;
 }
@@ -231,12 +233,12 @@ int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
 SEC("fentry/vhost_poll_wakeup")
 int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 {
-	u64 now = bpf_ktime_get_ns();
 	struct vhost_poll *poll = (void *)wait - bpf_core_field_offset(struct vhost_poll, wait);
 	struct clock *c = clock_of(current_tid());
 	struct vhost_virtqueue *vq;
 	struct rec_kick *r;
 	struct tap_queue q;
+	u64 now;
 
 	/* only a vCPU thread kicks; vhost also polls the tap's socket, in whoever's context */
 	if (!c || c->actor != ACTOR_VCPU || !(settings.directions & DIR_OUT))
@@ -249,6 +251,7 @@ int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 	r = reserve(sizeof(*r));
 	if (!r)
 		return 0;
+	now = bpf_ktime_get_ns();
 	fill_head(&r->head, now, REC_KICK, 0, q.ifindex);
 	r->vm = c->vm;
 	r->vcpu = c->vcpu;
@@ -262,17 +265,16 @@ int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 SEC("tp_btf/net_dev_queue")
 int BPF_PROG(on_dev_queue, struct sk_buff *skb)
 {
-	u64 now = bpf_ktime_get_ns();
 	struct packet p = {};
 	u32 ifindex = skb->dev->ifindex;
 
 	if (!is_tap(ifindex) && parse_skb(skb, false, false, false, &p) && !p.to_guest)
-		emit_packet(&p, now, POINT_DEV_QUEUE, ifindex);
+		emit_packet(&p, POINT_DEV_QUEUE, ifindex);
 	return 0;
 }
 
 /* Reports a chain of packets that are handed over together. */
-static __always_inline int emit_chain(struct sk_buff *skb, u64 now, u8 point)
+static __always_inline int emit_chain(struct sk_buff *skb, u8 point)
 {
 	struct sk_buff *at = skb;
 	int i;
@@ -286,7 +288,7 @@ static __always_inline int emit_chain(struct sk_buff *skb, u64 now, u8 point)
 			return 0;
 		p.len = len;
 		if (parse(data, data + (len - BPF_CORE_READ(at, data_len)), false, false, &p) && !p.to_guest)
-			emit_packet(&p, now, point, ifindex);
+			emit_packet(&p, point, ifindex);
 		at = BPF_CORE_READ(at, next);
 	}
 	return 0;
@@ -295,18 +297,18 @@ static __always_inline int emit_chain(struct sk_buff *skb, u64 now, u8 point)
 SEC("tp_btf/qdisc_dequeue")
 int BPF_PROG(on_qdisc_dequeue, void *qdisc, void *txq, int packets, struct sk_buff *skb)
 {
-	return emit_chain(skb, bpf_ktime_get_ns(), POINT_QDISC_DEQUEUE);
+	return emit_chain(skb, POINT_QDISC_DEQUEUE);
 }
 
 /*
  * The stack hands packets to a driver. The tracepoint below comes only after packet sockets have taken their
  * copies: with it, whoever runs tcpdump beside teiji would see the sniffer's work in the response time, and
- * another time than tcpdump shows. Stamped last, because a packet is not on its way before this has returned.
+ * another time than tcpdump shows.
  */
 SEC("fentry/dev_hard_start_xmit")
 int BPF_PROG(on_hand_over, struct sk_buff *first)
 {
-	return emit_chain(first, 0, POINT_DEV_XMIT);
+	return emit_chain(first, POINT_DEV_XMIT);
 }
 
 /*
@@ -316,15 +318,15 @@ int BPF_PROG(on_hand_over, struct sk_buff *first)
 SEC("tp_btf/net_dev_start_xmit")
 int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 {
-	u64 now = bpf_ktime_get_ns();
 	struct packet p = {};
 	struct tap_queue q = {.ifindex = dev->ifindex, .queue = skb->queue_mapping};
 
 	if (is_tap(q.ifindex)) {
 		if (parse_skb(skb, false, true, true, &p))
-			emit_tap(&p, now, POINT_TAP_ENQUEUE, q.ifindex, bpf_map_lookup_elem(&workers, &q), 0);
+			emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_ENQUEUE, q.ifindex,
+				 bpf_map_lookup_elem(&workers, &q), 0);
 	} else if (!settings.hand_over && parse_skb(skb, false, false, false, &p) && !p.to_guest) {
-		emit_packet(&p, now, POINT_DEV_XMIT, q.ifindex);
+		emit_packet(&p, POINT_DEV_XMIT, q.ifindex);
 	}
 	return 0;
 }
