@@ -274,16 +274,28 @@ int BPF_PROG(on_dev_queue, struct sk_buff *skb)
 }
 
 /* Reports a chain of packets that are handed over together. */
-static __always_inline int emit_chain(struct sk_buff *skb, u8 point)
+static __always_inline int emit_chain(struct sk_buff *first, u8 point)
 {
-	struct sk_buff *at = skb;
+	struct packet p = {};
+	struct sk_buff *at;
+	u32 ifindex;
 	int i;
 
-	for (i = 0; i < BULK_MAX && at; i++) {
-		struct packet p = {};
+	/* nearly always the only one; the verifier trusts it, so it is read without a call for each field */
+	if (!first)
+		return 0;
+	ifindex = first->dev->ifindex;
+	if (is_tap(ifindex))
+		return 0;
+	if (parse_skb(first, false, false, false, &p) && !p.to_guest)
+		emit_packet(&p, point, ifindex);
+	at = first->next;
+	for (i = 1; i < BULK_MAX && at; i++) {
 		const unsigned char *data = BPF_CORE_READ(at, data);
-		u32 ifindex = BPF_CORE_READ(at, dev, ifindex), len = BPF_CORE_READ(at, len);
+		u32 len = BPF_CORE_READ(at, len);
 
+		__builtin_memset(&p, 0, sizeof(p));
+		ifindex = BPF_CORE_READ(at, dev, ifindex);
 		if (is_tap(ifindex))
 			return 0;
 		p.len = len;
