@@ -208,12 +208,15 @@ static __always_inline void emit_entry(struct clock *c, u64 now, u64 upto, u8 ve
 SEC("tp_btf/kvm_entry")
 int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 {
-	u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid(), spent[STATES], upto;
+	u64 now, id = bpf_get_current_pid_tgid(), spent[STATES], upto;
 	u32 tid = id, vm = id >> 32;
 	struct clock *c = clock_of(tid);
 
 	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
 		return 0;
+	if (!c && (!hinted(vm, HINT_VM) || !bpf_map_lookup_elem(&vms, &vm)))
+		return 0;
+	now = bpf_ktime_get_ns();
 	if (!c) {
 		struct vcpu_key key = {.vm = vm, .vcpu = vcpu->vcpu_id};
 		struct clock fresh = {
@@ -225,8 +228,6 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 		    .vcpu = vcpu->vcpu_id,
 		};
 
-		if (!hinted(vm, HINT_VM) || !bpf_map_lookup_elem(&vms, &vm))
-			return 0;
 		c = clock_new(tid, &fresh);
 		if (!c)
 			return 0;
