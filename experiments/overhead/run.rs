@@ -15,10 +15,10 @@ const LIMIT: Duration = Duration::from_secs(86_400);
 
 /// What a trace may add at most, ns of virtual time: a tenth above what it adds.
 const BOUNDS: [(Load, Trace, f64); 4] = [
-    (Load::Switch, Trace::Other, 500.0),
-    (Load::Exit, Trace::Other, 700.0),
-    (Load::PacketIn, Trace::Other, 3000.0),
-    (Load::PacketOut, Trace::Other, 3000.0),
+    (Load::Switch, Trace::Other, 700.0),
+    (Load::Exit, Trace::Other, 720.0),
+    (Load::PacketIn, Trace::Other, 2750.0),
+    (Load::PacketOut, Trace::Other, 3050.0),
 ];
 
 /// What the probes of a trace add to packets, context switches, exits and entries
