@@ -4,27 +4,30 @@
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use teiji_experiments::load::{self, VCPU_CPU};
 use teiji_experiments::tracing::Lab;
-use teiji_lab::{Guest, GuestSpec};
+use teiji_lab::GuestSpec;
+use teiji_lab::suite::{self, Shared};
 
 const POLICY: &str = "/tmp/realtime.toml";
 const STATE: &str = "--state /tmp/realtime-state";
 const REQUESTS: u64 = 120;
 
-#[test]
-fn real_time_vms_in_the_lab() {
-    let lab = Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("realtime")).unwrap();
-    let one_cpu = GuestSpec { vhost_cpu: Some(VCPU_CPU), ..load::placed("vm1") };
-    let guest = lab.host.guest(&one_cpu).unwrap();
-    a_busy_guest_on_one_cpu_answers_all(&lab, &guest);
-    drop(guest);
-    lab.host.power_off();
+static LAB: Shared<Lab> = Shared::new("the lab", || {
+    Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("realtime")).unwrap()
+});
+
+fn main() -> ExitCode {
+    suite::run(&teiji_lab::tests![a_busy_guest_on_one_cpu_answers_all], || LAB.if_made(|lab| lab.host.end()))
 }
 
 /// vCPU and vhost worker share a CPU, and a busy loop in the guest keeps the vCPU from ever sleeping. With the same
 /// priority the worker never ran again: none of 120 requests was answered.
-fn a_busy_guest_on_one_cpu_answers_all(lab: &Lab, guest: &Guest<'_>) {
+fn a_busy_guest_on_one_cpu_answers_all() {
+    let lab: &Lab = &LAB;
+    let one_cpu = GuestSpec { vhost_cpu: Some(VCPU_CPU), ..load::placed("vm1") };
+    let guest = &lab.host.guest(&one_cpu).unwrap();
     let sh = |script: &str| lab.host.run(script).unwrap().ok().unwrap();
     let server = load::echo_server(&lab.host, guest).unwrap();
     let busy = guest.spawn("exec teiji-lab hog --cpu 0 --threads 1").unwrap();

@@ -4,38 +4,40 @@
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::Duration;
 use teiji_experiments::load;
 use teiji_experiments::path::{lost, only};
 use teiji_experiments::tracing::{Lab, Trace, Traced, requests};
+use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Child, Guest};
 use teiji_model::report::{Blame, LeftOut, Outcome, Reason};
 
 const ECHO: &str = "--vm vm1 --flow 'udp port 7'";
 
-#[test]
-fn each_request_that_is_not_complete_has_its_reason() {
-    let begun = Instant::now();
-    let done = |what: &str| eprintln!("lab {:6.1} s  holds: {what}", begun.elapsed().as_secs_f64());
+static LAB: Shared<Lab> = Shared::new("the lab", || {
     let lab = Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("reasons")).unwrap();
-    let guest = lab.host.guest(&load::placed("vm1")).unwrap();
-    let echo = load::echo_server(&lab.host, &guest).unwrap();
     // Nothing but what the tests send shall be dropped beside it.
     lab.host.run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1").unwrap().ok().unwrap();
-    done("a guest");
-    what_a_filter_drops_on_the_way_in_is_counted_with_its_place(&lab, &guest);
-    done("dropped on the way in");
-    what_a_filter_drops_on_the_way_out_is_counted_with_its_place(&lab, &guest);
-    done("dropped on the way out");
-    what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it(&lab, &guest);
-    done("the tap was full");
-    every_answered_request_is_complete(&lab, &guest);
-    done("every answered request is complete");
-    what_the_guest_does_not_answer_is_the_guests(&lab, &guest, echo);
-    done("not answered");
-    drop(guest);
-    let Lab { host, .. } = lab;
-    host.power_off();
+    lab
+});
+/// A guest, and the echo server in it until a test ends that.
+static VM1: Shared<(Guest<'static>, Mutex<Option<Child>>)> = Shared::new("the guest vm1", || {
+    let guest = LAB.host.guest(&load::placed("vm1")).unwrap();
+    let server = load::echo_server(&LAB.host, &guest).unwrap();
+    (guest, Mutex::new(Some(server)))
+});
+
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![
+        what_a_filter_drops_on_the_way_in_is_counted_with_its_place,
+        what_a_filter_drops_on_the_way_out_is_counted_with_its_place,
+        what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it,
+        every_answered_request_is_complete,
+        what_the_guest_does_not_answer_is_the_guests,
+    ];
+    suite::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
 fn of(traced: &Traced, reason: Reason) -> Vec<LeftOut> {
@@ -74,7 +76,8 @@ fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u6
     (traced, dropped)
 }
 
-fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place(lab: &Lab, guest: &Guest<'_>) {
+fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
+    let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
     let (traced, dropped) = filtered(lab, guest, "egress", "dst_port");
     let found = of(&traced, Reason::DroppedIn);
     assert_eq!((found.len(), sum(&found)), (1, dropped), "{found:?}");
@@ -87,7 +90,8 @@ fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place(lab: &Lab, guest:
     assert_eq!(replayed, traced.report);
 }
 
-fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place(lab: &Lab, guest: &Guest<'_>) {
+fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place() {
+    let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
     let (traced, dropped) = filtered(lab, guest, "ingress", "src_port");
     let found = of(&traced, Reason::DroppedOut);
     assert_eq!((found.len(), sum(&found)), (1, dropped), "{found:?}");
@@ -106,7 +110,8 @@ fn dropped_at(lab: &Lab, tap: &str) -> u64 {
 }
 
 /// While the guest stands still its receive ring fills up, then the tap's ring.
-fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it(lab: &Lab, guest: &Guest<'_>) {
+fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
+    let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
     let tap = &guest.taps()[0];
     lab.host.run(&format!("ip link set {tap} txqueuelen 16")).unwrap().ok().unwrap();
     let before = dropped_at(lab, tap);
@@ -127,7 +132,8 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it(lab: &Lab, guest: &
 }
 
 /// Where nothing is dropped, only the guest can keep a request from being complete.
-fn every_answered_request_is_complete(lab: &Lab, guest: &Guest<'_>) {
+fn every_answered_request_is_complete() {
+    let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
     for round in 0..5 {
         let trace = Trace::start(lab, "answered", ECHO, false).unwrap();
         let figures = load::echo(&lab.host, guest, 100.0, 300).unwrap();
@@ -138,8 +144,9 @@ fn every_answered_request_is_complete(lab: &Lab, guest: &Guest<'_>) {
     }
 }
 
-fn what_the_guest_does_not_answer_is_the_guests(lab: &Lab, guest: &Guest<'_>, server: Child) {
-    drop(server);
+fn what_the_guest_does_not_answer_is_the_guests() {
+    let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
+    drop(VM1.1.lock().unwrap().take());
     let no_port = || -> u64 {
         let count = "awk '/^Udp:/ { if (n++) print $3 }' /proc/net/snmp";
         guest.run(count).unwrap().ok().unwrap().parse().unwrap()

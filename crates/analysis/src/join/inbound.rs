@@ -99,7 +99,7 @@ impl Inbound {
 
     pub(super) fn host_rx(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut Requests) {
         if let Some(r) = self.records.get_mut(&p.fingerprint)
-            && !(r.over.is_some() && p.ifindex == r.first_if && !r.open() && !r.spoilt)
+            && (r.over.is_none() || p.ifindex != r.first_if || r.open() || r.spoilt)
         {
             if r.enqueued > 0 && !r.spoilt {
                 Self::spoil(r, &mut self.delivery, requests);
