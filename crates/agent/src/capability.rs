@@ -12,6 +12,11 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ("net_dev_queue", "the stages switch_out and qdisc cannot be told apart", true),
     ("qdisc_dequeue", "waiting in a qdisc cannot be told from handing to the NIC", false),
     ("tun_recvmsg", "the stages tap_queue and vhost_rx cannot be told apart; requests are incomplete", true),
+    (
+        "tun_sendmsg",
+        "whose work a guest's frame is, is not known: vhost_tx is not split by what the worker did",
+        false,
+    ),
     ("handle_rx", "queue depths leave out the packets that vhost has batched", false),
     ("vhost_add_used_and_signal_n", "the stages vhost_rx and irq cannot be told apart", true),
     ("kvm_arch_set_irq_inatomic", "an interrupt's VM is not known", true),
@@ -112,7 +117,7 @@ fn remedy(target: &str, forbidden: bool) -> &'static str {
     match target {
         "handle_rx" | "vhost_add_used_and_signal_n" | "vhost_poll_wakeup" => "modprobe vhost_net",
         t if t.starts_with("kvm") => "modprobe kvm_intel or kvm_amd",
-        "tun_recvmsg" => "modprobe tun",
+        "tun_recvmsg" | "tun_sendmsg" => "modprobe tun",
         _ => "use a distribution's kernel of Linux 6.1 or newer",
     }
 }

@@ -25,6 +25,20 @@ fn probes_load_on_this_kernel() {
     tracer.stop();
 }
 
+/// With settings that exclude every packet the verifier would skip nearly all of the code, and take what it refuses in a
+/// trace.
+#[test]
+fn the_trial_has_the_kernel_look_at_what_a_trace_loads() {
+    let tried = path_trace::try_load().unwrap_or_else(|e| panic!("{e}"));
+    let watch = Watch::default();
+    let tracer = Tracer::start(&Setup { watch: &watch, vms: &[], buffer_bytes: 1 << 16 }).unwrap();
+    for traced in tracer.verified().unwrap() {
+        let trial = tried.iter().find(|t| t.program == traced.program);
+        let walked = trial.map_or(0, |t| t.instructions);
+        assert!(walked >= traced.instructions, "{traced:?}, tried {trial:?}");
+    }
+}
+
 /// Either the kernel takes the deadline qdisc, or the error says what is missing and what would do.
 #[test]
 fn the_deadline_qdisc_loads_or_says_what_is_missing() {

@@ -30,7 +30,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::OnceLock;
 use teiji_model::event::Event;
-use teiji_model::flow::Watch;
+use teiji_model::flow::{Matching, Watch};
 use teiji_model::host::Vm;
 
 /// The compiled programs.
@@ -122,15 +122,43 @@ fn drop_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Tries whether the kernel takes the programs whose targets it has; nothing is attached, nothing stays loaded.
+/// Tries whether the kernel takes the programs whose targets it has, with settings that make it look at all of their
+/// code; nothing is attached, nothing stays loaded. Returns how much work that was for its verifier.
 ///
 /// # Errors
 /// [`Error::NoBtf`], [`Error::NotPermitted`], [`Error::Kernel`] if it refuses one.
-pub fn try_load() -> Result<(), Error> {
+pub fn try_load() -> Result<Vec<Verified>, Error> {
     let hooks = hooks()?;
-    let mut object = open()?;
-    leave_out(&mut object, &hooks);
-    object.load().map(drop).map_err(|e| Error::kernel("load the packet probes", e))
+    let mut walked = Vec::new();
+    for matching in [Matching::Sip, Matching::Echo] {
+        let watch = Watch { matching, ..Watch::default() };
+        let mut object = open()?;
+        prepare(&mut object, &Setup { watch: &watch, vms: &[], buffer_bytes: 0 }, &hooks)?;
+        let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
+        walked = object::verified(&object)?;
+    }
+    Ok(walked)
+}
+
+/// Leaves out the programs whose targets this kernel lacks, and makes the settings, which the verifier takes for constants.
+fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook]) -> Result<(), Error> {
+    leave_out(object, hooks);
+    let hand_over = hooks.iter().any(|h| h.target == "dev_hard_start_xmit" && h.found.is_some());
+    let bytes = setup.buffer_bytes.max(1 << 16).checked_next_power_of_two().unwrap_or(1 << 30);
+    for mut map in object.maps_mut() {
+        let name = map.name().to_string_lossy().into_owned();
+        if name == "records" {
+            let size = u32::try_from(bytes).unwrap_or(1 << 30);
+            map.set_max_entries(size).map_err(|e| Error::kernel("size the record buffer", e))?;
+        } else if name.ends_with(".rodata") {
+            let image = map.initial_value_mut().ok_or_else(|| Error::Kernel {
+                doing: "set the packet probes".into(),
+                reason: "their settings have no place".into(),
+            })?;
+            settings::fill(image, setup, hand_over)?;
+        }
+    }
+    Ok(())
 }
 
 /// Leaves out the programs whose targets this kernel lacks.
@@ -182,22 +210,7 @@ impl Tracer {
                     .into(),
             });
         }
-        leave_out(&mut object, &hooks);
-        let hand_over = hooks.iter().any(|h| h.target == "dev_hard_start_xmit" && h.found.is_some());
-        let bytes = setup.buffer_bytes.max(1 << 16).checked_next_power_of_two().unwrap_or(1 << 30);
-        for mut map in object.maps_mut() {
-            let name = map.name().to_string_lossy().into_owned();
-            if name == "records" {
-                let size = u32::try_from(bytes).unwrap_or(1 << 30);
-                map.set_max_entries(size).map_err(|e| Error::kernel("size the record buffer", e))?;
-            } else if name.ends_with(".rodata") {
-                let image = map.initial_value_mut().ok_or_else(|| Error::Kernel {
-                    doing: "set the packet probes".into(),
-                    reason: "their settings have no place".into(),
-                })?;
-                settings::fill(image, setup, hand_over)?;
-            }
-        }
+        prepare(&mut object, setup, &hooks)?;
         let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
         settings::fill_maps(&object, setup)?;
 
