@@ -58,7 +58,7 @@ fn the_verifier_accepts_every_program(lab: &Lab, version: &str, has_bpf_qdiscs: 
     let said = lab.host.run("/mnt/bin/verify").unwrap().ok().unwrap();
     let all: Value = serde_json::from_str(&said).unwrap();
     eprintln!("instructions that the verifier of {version} walked: {said}");
-    let mut expected = vec![("path_trace", 20)];
+    let mut expected = vec![("path_trace", 22)];
     if has_bpf_qdiscs {
         expected.push(("qdisc_edf", 5));
     } else {

@@ -88,6 +88,7 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
     for (vcpu, took) in took.iter().enumerate() {
         let all: u64 = took.iter().sum();
         let others = all - took[vcpu];
+        assert!(took[vcpu] > others, "vCPU {vcpu} did not take the interrupts: {took:?}");
         let wanted = EACH - others.min(EACH);
         assert!(shown[vcpu] as u64 + 2 >= wanted, "vCPU {vcpu}: {} shown, {took:?}", shown[vcpu]);
     }
@@ -169,6 +170,7 @@ fn four_queues_are_followed_on_each() {
     let left_out = &only(&traced.report).unwrap().left_out;
     let by_loss: u64 = left_out.iter().filter(|l| l.reason == Reason::EventsLost).map(|l| l.count).sum();
     assert_eq!(by_loss, counts.incomplete, "incomplete without a loss: {left_out:?}");
+    assert!(counts.complete > 0, "{counts:?}");
     assert!(gone > 0 || by_loss == 0, "{gone} events lost or missed: {left_out:?}");
     let recording = traced.recording.unwrap();
     let (kicked, sent) = queues(&recording);
