@@ -57,7 +57,7 @@ pub fn only(report: &Report) -> anyhow::Result<&VmReport> {
     }
 }
 
-/// Events that a trace lost.
+/// Events that a trace lost, and runs of its probes that the kernel left out.
 pub fn lost(report: &Report) -> u64 {
-    report.counters.lost.iter().sum()
+    report.counters.gone()
 }

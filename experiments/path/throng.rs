@@ -1,12 +1,13 @@
 //! c. Several VMs traced at once, at rates that are raised until the lab bears no more.
 
-use super::{Extent, lost};
+use super::Extent;
 use crate::load;
 use crate::tracing::{Lab, Trace};
 use anyhow::Result;
 use serde::Serialize;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
+use teiji_model::report::{Reason, VmReport};
 
 /// Share of the requests that must be answered, and of the rate that the load must reach.
 const BORNE: f64 = 0.95;
@@ -38,8 +39,10 @@ pub struct Throng {
     pub limit: &'static str,
     /// Events that teiji took in.
     pub events: u64,
-    /// Events that it lost, over all rates.
+    /// Events that did not fit its buffer, over all rates.
     pub lost: u64,
+    /// Runs of its probes that the kernel left out, and the requests that are incomplete for that.
+    pub missed: [u64; 2],
     /// Requests by the load: sent, and answered.
     pub called: [u64; 2],
     /// Requests by teiji: seen, and complete.
@@ -87,13 +90,19 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<Throng> 
         borne,
         limit,
         events: report.counters.events,
-        lost: lost(report),
+        lost: report.counters.lost.iter().sum(),
+        missed: [report.counters.missed, report.vms.iter().map(spoilt).sum()],
         requests: [
             report.vms.iter().map(|v| v.requests.seen).sum(),
             report.vms.iter().map(|v| v.requests.complete).sum(),
         ],
         peak_kb: traced.peak_kb,
     })
+}
+
+/// Requests that are left out because events of their time are missing.
+pub fn spoilt(vm: &VmReport) -> u64 {
+    vm.left_out.iter().filter(|l| l.reason == Reason::EventsLost).map(|l| l.count).sum()
 }
 
 fn level(lab: &Lab, guests: &[&Guest<'_>], rate: f64, seconds: u64) -> Result<Level> {

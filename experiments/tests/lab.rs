@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use teiji_experiments::load::{self, Figures};
-use teiji_experiments::path::{SHORT, accuracy, blame, flood, lost, only, throng};
+use teiji_experiments::path::{SHORT, accuracy, blame, flood, only, throng};
 use teiji_experiments::programs;
 use teiji_experiments::tracing::{Lab, Trace};
 use teiji_lab::suite::{self, Shared};
@@ -66,10 +66,18 @@ fn echo(guest: &Guest<'_>, rate: f64, count: u64) -> Figures {
 }
 
 /// What the trace of one VM counted is what the load counted: as many complete as were answered, the rest unanswered.
+/// Where threads share a CPU the kernel may leave out runs of a probe: those are counted, and what they may cost is bounded.
 #[track_caller]
 fn all_are_accounted_for(report: &Report, called: &Figures) {
-    let r = only(report).unwrap().requests;
-    assert_eq!(lost(report), 0, "events lost: {:?}", report.counters);
+    let vm = only(report).unwrap();
+    let (r, missed) = (vm.requests, report.counters.missed);
+    assert_eq!(report.counters.lost.iter().sum::<u64>(), 0, "events lost: {:?}", report.counters);
+    if missed > 0 {
+        let spoilt = throng::spoilt(vm);
+        assert!(called.sent - r.seen <= missed && r.complete <= called.received, "{called:?}, {r:?}");
+        assert!(called.received - r.complete <= spoilt + missed, "{called:?}, {:?}", vm.left_out);
+        return;
+    }
     assert_eq!(
         (r.seen, r.complete, r.unanswered),
         (called.sent, called.received, called.sent - called.received),
@@ -103,7 +111,7 @@ fn times_agree(case: &accuracy::Case) {
     eprintln!("{}", serde_json::to_string(&a).unwrap());
     assert_eq!(a.requests as u64, SHORT.requests, "{}: by the capture", a.case);
     assert_eq!((a.sums_wrong, a.invented, a.lost, a.capture_dropped), (0, 0, 0, 0), "{}", a.case);
-    assert!(a.matched_share >= 0.99, "{}: {} of {} followed", a.case, a.matched, a.answered);
+    assert!(a.matched_share >= 0.999, "{}: {} of {} followed", a.case, a.matched, a.answered);
     assert_eq!(a.not_between, 0, "{}: of {} that were followed", a.case, a.matched);
     let (off, total) = (a.off_p50_us.abs(), a.total_p50_us);
     assert!(off <= (0.02 * total).max(50.0), "{}: typically {off} µs off in {total} µs", a.case);
@@ -268,9 +276,12 @@ fn several_vms_are_traced_at_once() {
     let t = throng::run(&LAB, &[vm1(), &vm2], &SHORT).unwrap();
     eprintln!("{}", serde_json::to_string(&t).unwrap());
     assert_eq!((t.vms, t.lost), (2, 0));
-    let [sent, answered] = t.called;
-    assert!(answered > 0);
-    assert_eq!(t.requests, [sent, answered], "requests seen and complete, of those sent and answered");
+    let ([sent, answered], [seen, complete], [missed, spoilt]) = (t.called, t.requests, t.missed);
+    assert!(answered > 0 && complete > answered / 2);
+    // The two workers may share a CPU, and one be preempted within a probe that the other then misses.
+    assert!(seen <= sent && sent - seen <= missed, "{sent} sent, {seen} seen, {missed} runs missed");
+    assert!(complete <= answered && answered - complete <= spoilt + missed, "{t:?}");
+    assert!(missed > 0 || spoilt == 0, "{spoilt} incomplete without a loss");
     assert!(t.peak_kb < MEMORY_KB, "{} kB", t.peak_kb);
     a_vm_that_dies_ends_the_trace(&vm2);
 }

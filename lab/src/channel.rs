@@ -31,30 +31,39 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The ports to the lab host that are free.
 pub(crate) struct Pool {
-    free: Mutex<Vec<UnixStream>>,
+    free: Mutex<Free>,
     returned: Condvar,
     /// Process id of the emulator.
     pid: u32,
+}
+
+#[derive(Default)]
+struct Free {
+    ports: Vec<UnixStream>,
+    /// How many are in use and may come back.
+    used: usize,
 }
 
 impl Pool {
     /// Connects to all ports whose sockets are in `folder`, of the emulator with this process id.
     pub(crate) fn connect(folder: &Path, pid: u32) -> Result<Pool> {
         let dir = File::open(folder).doing(|| format!("open {}", folder.display()))?;
-        let mut free = Vec::new();
+        let mut ports = Vec::new();
         for n in (0..PORTS).rev() {
             // By descriptor, as the path of a socket is limited to 107 bytes.
             let path = format!("/proc/self/fd/{}/p{n}.sock", dir.as_raw_fd());
-            free.push(UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))?);
+            ports.push(UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))?);
         }
-        Ok(Pool { free: Mutex::new(free), returned: Condvar::new(), pid })
+        Ok(Pool { free: Mutex::new(Free { ports, used: 0 }), returned: Condvar::new(), pid })
     }
 
     /// Asks the agent whether it is there; fails if it does not answer in `limit` (see [`Patience`]).
     pub(crate) fn ping(&self, limit: Duration) -> Result<String> {
         let doing = || "reach the lab host's agent".to_owned();
         let patience = Patience::begin(self.pid);
-        let mut port = self.take();
+        let mut port = self.take()?;
+        // One that was not answered by is never used again.
+        let lost = Lost(self);
         proto::send(&mut port, &ToAgent::Ping).doing(doing)?;
         while !readable(&port, LOOK).doing(doing)? {
             if patience.over(limit) {
@@ -68,6 +77,7 @@ impl Pool {
         port.set_read_timeout(None).doing(|| "set a port up".into())?;
         match answer {
             Some(FromAgent::Pong { version: proto::VERSION, kernel }) => {
+                std::mem::forget(lost);
                 self.give(port);
                 Ok(kernel)
             }
@@ -79,19 +89,34 @@ impl Pool {
         }
     }
 
-    fn take(&self) -> UnixStream {
+    /// Waits for a port that is free.
+    ///
+    /// # Errors
+    /// If none is left: each was lost with a command that the lab host did not answer.
+    fn take(&self) -> Result<UnixStream> {
         let mut free = lock(&self.free);
         loop {
-            match free.pop() {
-                Some(port) => return port,
-                None => free = self.returned.wait(free).unwrap_or_else(PoisonError::into_inner),
+            if let Some(port) = free.ports.pop() {
+                free.used += 1;
+                return Ok(port);
             }
+            if free.used == 0 {
+                return Err(Error::Host("answers no more: every port to it is lost".into()));
+            }
+            free = self.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn give(&self, port: UnixStream) {
-        lock(&self.free).push(port);
+        let mut free = lock(&self.free);
+        free.used -= 1;
+        free.ports.push(port);
         self.returned.notify_one();
+    }
+
+    fn lose(&self) {
+        lock(&self.free).used -= 1;
+        self.returned.notify_all();
     }
 
     /// Starts a command; its output goes to `sink` as it comes, from another thread. [`Child::wait`] waits for it at
@@ -103,7 +128,8 @@ impl Pool {
         mut sink: Sink,
     ) -> Result<Child> {
         let shown = show(&request);
-        let mut port = self.take();
+        let mut port = self.take()?;
+        let lost = Lost(self);
         let mut port_in = port.try_clone().doing(|| "share a port".into())?;
         let shared = Arc::new(Shared::default());
         proto::send(&mut port, &ToAgent::Run(request)).doing(|| format!("send `{shown}` to the lab host"))?;
@@ -115,6 +141,7 @@ impl Pool {
             patience: Patience::begin(self.pid),
             pid: self.pid,
         };
+        std::mem::forget(lost);
         let pool = self.clone();
         thread::spawn(move || {
             let result = loop {
@@ -137,9 +164,20 @@ impl Pool {
             shared.changed.notify_all();
             if usable {
                 pool.give(port_in);
+            } else {
+                pool.lose();
             }
         });
         Ok(child)
+    }
+}
+
+/// Counts a port that is in use as lost, when it is dropped.
+struct Lost<'p>(&'p Pool);
+
+impl Drop for Lost<'_> {
+    fn drop(&mut self) {
+        self.0.lose();
     }
 }
 
@@ -255,15 +293,6 @@ impl Child {
     pub fn wait(self) -> Result<Output> {
         let (patience, limit) = (self.patience, self.limit);
         self.wait_as(&patience, limit)
-    }
-
-    /// The same, at most for so long from now.
-    ///
-    /// # Errors
-    /// As [`Child::wait`].
-    pub fn wait_within(self, limit: Duration) -> Result<Output> {
-        let patience = Patience::begin(self.pid);
-        self.wait_as(&patience, Some(limit))
     }
 
     fn wait_as(self, patience: &Patience, limit: Option<Duration>) -> Result<Output> {
@@ -416,4 +445,22 @@ fn show(request: &Request) -> String {
         s.push('…');
     }
     s
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More commands than there are ports, to a lab host that has died: each is an error, and none waits for ever.
+    #[test]
+    fn a_dead_lab_host_is_an_error_each_time() {
+        let pairs = (0..PORTS).map(|_| UnixStream::pair().unwrap());
+        let (ports, _): (Vec<_>, Vec<_>) = pairs.unzip();
+        let free = Mutex::new(Free { ports, used: 0 });
+        let pool = Arc::new(Pool { free, returned: Condvar::new(), pid: std::process::id() });
+        for _ in 0..PORTS + 2 {
+            let started = pool.start(crate::host::shell("true"), None, Sink::Keep);
+            assert!(started.and_then(Child::wait).is_err());
+        }
+    }
 }

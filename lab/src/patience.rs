@@ -69,6 +69,11 @@ mod tests {
     #[test]
     fn a_process_that_sleeps_has_no_excuse() {
         let mut sleeps = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        // What it waits for a CPU until it sleeps is an excuse.
+        let stat = format!("/proc/{}/stat", sleeps.id());
+        while !fs::read_to_string(&stat).unwrap().contains("(sleep) S") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let patience = Patience::begin(sleeps.id());
         std::thread::sleep(Duration::from_millis(200));
         let spent = patience.spent();

@@ -56,6 +56,13 @@ pub enum Error {
     Replaced(PathBuf),
 }
 
+impl Error {
+    /// Whether it would be the same if the agent were started again: the kernel lacks what it needs, or another one runs.
+    pub fn lasts(&self) -> bool {
+        matches!(self, Error::Qdisc(teiji_bpf::Error::Missing { .. } | teiji_bpf::Error::Refused { .. }))
+    }
+}
+
 /// Keeps deadlines going until `stop`. Needs root for the start only; no capability is kept, but root's user, to whom the
 /// pins belong.
 ///

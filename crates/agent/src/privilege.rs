@@ -70,7 +70,8 @@ pub fn give_up() -> Result<(), Error> {
     keep_only(CapabilitySet::empty())
 }
 
-/// Gives up all privileges of a process with a single thread: those of [`give_up`] and, if the user is root, that.
+/// Gives up all privileges of a process with a single thread: those of [`give_up`] and, if the user is root, that, unless
+/// it lacks the capabilities for it, as root of a container may.
 ///
 /// Others who run as "nobody" can send signals to it then, but neither trace it nor read its memory.
 ///
@@ -78,7 +79,13 @@ pub fn give_up() -> Result<(), Error> {
 /// If something is still there, in any thread.
 pub fn become_nobody() -> Result<(), Error> {
     close_ways_back()?;
-    if geteuid().is_root() || getuid().is_root() {
+    let may = capabilities(None).map_err(refused("capabilities"))?.effective;
+    let root = geteuid().is_root() || getuid().is_root();
+    if root && !may.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) {
+        tracing::warn!(
+            "without CAP_SETUID and CAP_SETGID the trace stays user 0, without any capability: it can write what belongs to root"
+        );
+    } else if root {
         let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
         setgroups(&[]).map_err(refused("supplementary groups"))?;
         setresgid(gid, gid, gid).map_err(refused("the group root"))?;

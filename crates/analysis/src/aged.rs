@@ -153,6 +153,11 @@ impl<K: Hash + Eq + Copy, V> Table<K, V> {
         self.store.get_mut(id)
     }
 
+    pub(crate) fn get(&self, key: &K) -> Option<&V> {
+        let id = *self.index.get(key)?;
+        self.store.get(id).map(|(_, v)| v)
+    }
+
     pub(crate) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         let id = *self.index.get(key)?;
         self.store.get_mut(id).map(|(_, v)| v)

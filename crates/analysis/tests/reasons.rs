@@ -306,3 +306,18 @@ fn a_response_between_two_vms_that_is_dropped_at_the_others_tap_is_dropped() {
     assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedOut));
     assert_eq!((o.report.vms[0].outbound.dropped, o.report.vms[1].inbound.dropped), (1, 1));
 }
+
+/// A host that routes to its taps does not tell guests by their addresses, so that a drop names no guest's tap.
+#[test]
+fn a_drop_at_a_full_tap_of_a_routing_host_is_one_on_the_way_in() {
+    let either = m(1, Role::Either);
+    for tap in [0, TAP] {
+        let mut h = History::default();
+        h.packet(0, Point::HostRx, 7, NIC).matched(10_000, Point::TapEnqueue, 7, TAP, either);
+        h.at(11_000, Kind::Dropped(Dropped { matching: either, tap, ..dropped(7, TAP) }));
+        let run = long_after(h).run();
+        assert_eq!(run.reason(), (Outcome::Incomplete, Reason::DroppedIn), "tap {tap}");
+        let vm = &run.report.vms[0];
+        assert_eq!((vm.inbound.dropped, vm.outbound.dropped), (1, 0), "tap {tap}");
+    }
+}

@@ -154,9 +154,9 @@ fn what_nothing_wants_any_more_goes_back_first_but_into_real_time() {
         settings(&plan),
         [
             "scheduling of thread 101: FIFO 10 -> default",
-            "CPUs of thread 101: 2 -> 0-3",
             "cpu.weight of /teiji/vm-100: 9 -> 100",
             "control group of process 100: /teiji/vm-100 -> /machine.slice/sip1.scope",
+            "CPUs of thread 101: 2 -> 0-3",
             "kvm.halt_poll_ns: 200 µs -> 0 ns",
             "scheduling of thread 102: idle -> FIFO 10",
         ]

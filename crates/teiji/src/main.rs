@@ -3,6 +3,10 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+/// Exit code of an agent that would end in the same way if it were started again: EX_CONFIG of sysexits(3). The systemd
+/// unit does not start it again then.
+const LASTS: u8 = 78;
+
 fn main() -> ExitCode {
     let args = <teiji::args::Args as clap::Parser>::parse();
     // Who runs in the background says what it does; systemd adds the time.
@@ -10,14 +14,19 @@ fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| level.into());
     // The library would colour whatever it writes to, files and the journal as well.
     let colour = teiji::terminal::Style::stderr().colour;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour);
+    // Where nobody reads it, the library would panic for want of a place to say so.
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour).log_internal_errors(false);
     log.with_writer(std::io::stderr).without_time().init();
     tracing::debug!("teiji {}", env!("CARGO_PKG_VERSION"));
     match teiji::command::run(&args) {
         Ok(code) => code,
         Err(error) if teiji::output::reader_left(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let code = if error.is::<teiji::args::Usage>() { 2 } else { 1 };
+            let code = match error.downcast_ref::<teiji_agent::keeper::Error>() {
+                Some(error) if error.lasts() => LASTS,
+                _ if error.is::<teiji::args::Usage>() => 2,
+                _ => 1,
+            };
             let text = teiji::terminal::printable_lines(&format!("{error:#}"));
             let _ = writeln!(std::io::stderr(), "teiji: {text}");
             ExitCode::from(code)

@@ -216,7 +216,7 @@ fn one_agent_keeps_a_folder_of_pins_whatever_their_state_directories() {
     first.says("the agent keeps deadlines");
     let mut second = Agent::start(&world, &world.dir.path().join("other"));
     second.says(&format!("another teiji agent is running (pid {})", first.process.id()));
-    assert_eq!(second.process.wait().unwrap().code(), Some(1));
+    assert_eq!(second.process.wait().unwrap().code(), Some(78));
     assert!(!world.dir.path().join("other").join(LOCK).exists());
     assert_eq!(first.end(), 0);
     // Its lock is gone with it.
@@ -270,14 +270,14 @@ fn pins_that_somebody_removes_are_pinned_again() {
     assert_eq!(number(&theirs), 0, "it beats for the other one");
 }
 
-/// Of the unit file: systemd must never give up to start the agent.
+/// Of the unit file: systemd must never give up to start the agent, nor start it where that cannot help.
 #[test]
 fn systemd_starts_the_agent_however_often_it_ends() {
     let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/teiji-agent.service");
     let text = fs::read_to_string(unit).unwrap();
     let (general, service) = text.split_once("[Service]").unwrap();
     assert!(general.lines().any(|l| l == "StartLimitIntervalSec=0"), "{general}");
-    for line in ["Restart=always", "RestartSec=100ms", "RestartSteps=10", "RestartMaxDelaySec=10s"] {
+    for line in ["Restart=always", "RestartSec=500ms", "RestartPreventExitStatus=78"] {
         assert!(service.lines().any(|l| l == line), "{line} is missing in {service}");
     }
 }

@@ -153,6 +153,16 @@ fn a_closed_pipe_is_no_panic() {
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
 }
 
+/// `teiji agent 2>&1 | tee log`, and tee ends: an agent that goes on does more good than one that panics.
+#[test]
+fn a_log_that_nobody_reads_ends_nothing() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(TEIJI);
+    command.args(["completions", "zsh"]).env("TEIJI_LOG", "debug").stderr(writer);
+    assert_eq!(command.output().unwrap().status.code(), Some(0));
+}
+
 #[test]
 fn a_full_disk_is_an_error() {
     let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();

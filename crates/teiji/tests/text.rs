@@ -108,30 +108,32 @@ fn explanation(change: impl FnOnce(&mut Report)) -> String {
 #[test]
 fn no_request_is_explained() {
     use teiji_model::flow::Direction;
+    use teiji_model::report::{LeftOut, Outcome, Reason};
     let silent = |r: &mut Report| r.vms[0].inbound = Default::default();
     let said = |text: String, what: &str| assert!(text.contains(what), "{text}");
     said(explanation(silent), "No packet that fits `udp port 5060` passed its taps");
     said(explanation(|r| r.meta.watch.direction = Direction::In), "need --direction both");
     said(explanation(|_| ()), "choose another matching");
-    said(explanation(|r| r.vms[0].requests.seen = 3), "sent nothing back");
-    said(explanation(|r| r.vms[0].requests.incomplete = 3), "a point of the path was not seen");
-    let dropped = |r: &mut Report| {
-        r.vms[0].requests.incomplete = 3;
-        r.vms[0].left_out = common::contended().vms[0].left_out[..1].to_vec();
+    // The paragraph is about the reason for which most were left out, whatever else there is.
+    let mostly = |reason, counters: fn(&mut Report)| {
+        explanation(move |r| {
+            let left_out = |reason, n| LeftOut::new(Outcome::Incomplete, reason, None, n);
+            r.vms[0].left_out = vec![left_out(Reason::EventsLost, 1), left_out(reason, 3)];
+            counters(r);
+        })
     };
-    said(explanation(dropped), "The host dropped the requests or their responses");
-    said(explanation(|r| r.vms[0].requests.ambiguous = 3), "alike");
+    said(mostly(Reason::NoAnswer, |_| ()), "sent nothing back");
+    said(mostly(Reason::NoInterrupt, |_| ()), "A point of the path was not seen");
+    said(mostly(Reason::DroppedIn, |r| r.counters.lost = vec![1]), "The host dropped the requests");
+    said(mostly(Reason::NotEntered, |r| r.counters.lost = vec![1]), "is the VM paused");
+    said(mostly(Reason::Alike, |_| ()), "alike");
+    said(mostly(Reason::EventsLost, |r| r.counters.lost = vec![4]), "raise --buffer");
+    let missed = mostly(Reason::EventsLost, |r| r.counters.missed = 4);
+    assert!(missed.contains("left out runs of probes") && !missed.contains("--buffer"), "{missed}");
     said(explanation(|r| r.meta.vms[0].nics.clear()), "has no tap");
     let userspace =
         |r: &mut Report| r.meta.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
     said(explanation(userspace), "vhost=on");
-    said(
-        explanation(|r| {
-            r.vms[0].requests.incomplete = 1;
-            r.counters.lost = vec![4];
-        }),
-        "raise --buffer",
-    );
 }
 
 #[test]

@@ -162,6 +162,12 @@ impl Inbound {
         requests.dropped_before(now, vm, m.matching.as_ref(), start, m.cause, c);
     }
 
+    /// Whether a packet with this fingerprint is on that tap.
+    pub(super) fn waits_on(&self, ifindex: u32, fingerprint: u64) -> bool {
+        let on = |r: &Record| r.on_taps.iter().flatten().any(|(tap, _)| *tap == ifindex);
+        self.records.get(&fingerprint).is_some_and(on)
+    }
+
     /// The kernel has dropped a packet that may be on its way to a guest.
     pub(super) fn dropped(&mut self, now: u64, d: &Dropped, c: &mut Common, requests: &mut Requests) {
         let cause = Cause { reason: Reason::DroppedIn, drop: c.drops.number(d) };

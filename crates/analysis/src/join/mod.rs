@@ -215,7 +215,8 @@ impl Joiner {
                 }
             }
             Kind::Dropped(d) => {
-                if !self.outbound.dropped(now, d, c, requests) {
+                let waits = self.inbound.waits_on(d.ifindex, d.fingerprint);
+                if !self.outbound.dropped(now, d, waits, c, requests) {
                     self.inbound.dropped(now, d, c, requests);
                 }
             }

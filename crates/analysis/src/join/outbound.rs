@@ -160,10 +160,19 @@ impl Outbound {
     }
 
     /// The kernel has dropped a packet that may be one from a guest. Returns whether it cannot be on its way to one.
-    pub(super) fn dropped(&mut self, now: u64, d: &Dropped, c: &mut Common, requests: &mut Requests) -> bool {
+    /// `waits`: one like it is on the tap where that happened. It may be a request's, for all that is known where guests
+    /// are not told by their addresses.
+    pub(super) fn dropped(
+        &mut self,
+        now: u64,
+        d: &Dropped,
+        waits: bool,
+        c: &mut Common,
+        requests: &mut Requests,
+    ) -> bool {
         let cause = Cause { reason: Reason::DroppedOut, drop: c.drops.number(d) };
         let Some(s) = self.records.get_mut(&d.fingerprint) else {
-            if d.vague || d.tap == d.ifindex {
+            if d.vague || d.tap == d.ifindex || waits {
                 return false;
             }
             let Some(tap) = c.tap(d.ifindex) else { return false };

@@ -79,9 +79,9 @@ static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 	return state;
 }
 
-static __always_inline u8 clock_read_of(const u32 *tid, u64 now, u64 *spent)
+/* The same, zeros if there is no clock. */
+static __always_inline u8 clock_read_or_zeros(struct clock *c, u64 now, u64 *spent)
 {
-	struct clock *c = tid ? clock_of(*tid) : NULL;
 	int i;
 
 	if (c)
@@ -89,6 +89,11 @@ static __always_inline u8 clock_read_of(const u32 *tid, u64 now, u64 *spent)
 	for (i = 0; i < STATES; i++)
 		spent[i] = 0;
 	return STATE_UNKNOWN;
+}
+
+static __always_inline u8 clock_read_of(const u32 *tid, u64 now, u64 *spent)
+{
+	return clock_read_or_zeros(tid ? clock_of(*tid) : NULL, now, spent);
 }
 
 /* The clock of the vhost worker that runs this, made when it is first met. */

@@ -72,8 +72,11 @@ static __always_inline void fill_drop(struct rec_drop *r, struct packet *p, u64 
 		__builtin_memcpy(r->place, known->name, sizeof(r->place));
 	} else {
 		struct drop_place fresh = {};
+		/* %pB looks up the byte before; net_tx_action() gives its own first byte for a return address
+		 */
+		u64 after = at + 1;
 
-		bpf_snprintf(fresh.name, sizeof(fresh.name), return_address, &at, sizeof(at));
+		bpf_snprintf(fresh.name, sizeof(fresh.name), return_address, &after, sizeof(after));
 		bpf_map_update_elem(&drop_places, &at, &fresh, BPF_ANY);
 		__builtin_memcpy(r->place, fresh.name, sizeof(r->place));
 	}

@@ -62,18 +62,6 @@ static __always_inline struct clock *vcpu_clock(const struct vcpu_key *vcpu)
 	return c && c->vm == vcpu->vm && c->vcpu == vcpu->vcpu ? c : NULL;
 }
 
-/* Copies a vCPU's clock, zeros if there is none; returns the state it is in. */
-static __always_inline u8 vcpu_read(struct clock *c, u64 now, u64 *spent)
-{
-	int i;
-
-	if (c)
-		return clock_read(c, now, spent);
-	for (i = 0; i < STATES; i++)
-		spent[i] = 0;
-	return STATE_UNKNOWN;
-}
-
 static __always_inline u16 vcpu_index(const struct clock *c)
 {
 	return c && c->index < NOT_KNOWN ? c->index : NOT_KNOWN;
@@ -142,6 +130,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	struct tap_queue q;
 	struct rec_irq *r;
 	u64 now, spent[STATES];
+	u16 index;
 	u8 state, delivery = DELIVERY_ACCEPTED;
 
 	/* an interrupt of the host may come in between, and bring a guest one that is not the worker's */
@@ -155,17 +144,24 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	bpf_map_update_elem(&takers, &q, &taker, BPF_ANY);
 
 	c = vcpu_clock(&taker);
-	state = vcpu_read(c, now, spent);
-	if (c && delivered_by_hardware(c)) {
-		/* no injection will be seen: in guest mode it arrives at once, else with the next entry */
+	index = vcpu_index(c);
+	if (c && (!c->apic || delivered_by_hardware(c))) {
+		/*
+		 * No injection will be seen, or it is not known whether one will, as no entry of the vCPU has
+		 * been seen yet: in guest mode it arrives at once, else with the next entry. Announced before
+		 * the state is read: an entry in between is seen by one or the other.
+		 */
 		vector = 0;
-		if (state == STATE_GUEST)
+		c->announced = now;
+		state = clock_read_or_zeros(c, now, spent);
+		if (state == STATE_GUEST) {
 			delivery = DELIVERY_POSTED;
-		else
-			c->announced = now;
+			__sync_val_compare_and_swap(&c->announced, now, 0);
+		}
 	} else {
 		struct vector_key key = {.vm = taker.vm, .vcpu = taker.vcpu, .vector = vector};
 
+		state = clock_read_or_zeros(c, now, spent);
 		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
 	}
 
@@ -174,7 +170,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 		return 0;
 	r->vm = taker.vm;
 	r->vcpu = taker.vcpu;
-	r->index = vcpu_index(c);
+	r->index = index;
 	r->vector = vector;
 	r->state = state;
 	__builtin_memcpy(r->clock, spent, sizeof(spent));
@@ -209,7 +205,7 @@ int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
 			 */
 			if (c)
 				c->announced = now;
-			r->state = vcpu_read(c, now, r->clock);
+			r->state = clock_read_or_zeros(c, now, r->clock);
 			submit(r);
 		}
 	}
@@ -262,6 +258,12 @@ static __always_inline void learn_vcpu(struct clock *c, u32 tid, u32 vm, u32 vcp
 {
 	struct vcpu_key key = {.vm = vm, .vcpu = vcpu};
 
+	if (c->actor != ACTOR_VCPU || c->vm != vm) {
+		/* the thread id was another thread's before */
+		c->actor = ACTOR_VCPU;
+		c->index = vcpu;
+		c->injected_upto = 0;
+	}
 	c->vm = vm;
 	c->vcpu = vcpu;
 	bpf_map_update_elem(&vcpus, &key, &tid, BPF_ANY);
@@ -305,8 +307,8 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 		c->injected_upto = 0;
 	}
 	upto = __sync_lock_test_and_set(&c->announced, 0);
-	if (upto)
-		emit_entry(c, now, upto, 0, spent);
+	if (upto) /* announced since `now` was read, perhaps: no entry comes before what it is for */
+		emit_entry(c, now > upto ? now : upto + 1, upto, 0, spent);
 	return 0;
 }
 

@@ -39,7 +39,7 @@
  * stamps of different CPUs are comparable (bpf_ktime_get_ns). Programs whose target a kernel lacks are
  * left out by the Rust half.
  *
- * Needs Linux 5.11 (ring buffer 5.8, spin locks in tracing programs 5.11). To look at it by hand:
+ * Needs Linux 6.1. To look at it by hand:
  *   bpftool prog load path_trace.bpf.o /sys/fs/bpf/t autoattach; bpftool map dump name counters
  */
 #include "kernel.h"

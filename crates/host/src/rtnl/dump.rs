@@ -1,8 +1,9 @@
 //! A list that the kernel gives in several messages, whole or not at all.
 //!
-//! What is listed may change meanwhile. The kernel then says so in a flag of a message (`NLM_F_DUMP_INTR`), and
-//! something may be missing from the list or in it twice. A socket whose buffer is full loses messages (`ENOBUFS`, or
-//! `NLMSG_OVERRUN`). In both cases the list is asked for again.
+//! What is listed may change meanwhile, so that something is missing from the list or in it twice. Of some lists the kernel
+//! says so in a flag of a message (`NLM_F_DUMP_INTR`); of qdiscs it does not, and goes by the place in its table, where
+//! what follows a deleted device is one place earlier (`tc_dump_qdisc()`, net/sched/sch_api.c). A socket whose buffer is
+//! full loses messages (`ENOBUFS`, or `NLMSG_OVERRUN`). So a list is asked for until two in a row are of the same things.
 
 use super::message::{DUMP_INTR, each, errno_of};
 use nix::errno::Errno;
@@ -28,8 +29,16 @@ pub(super) trait Wire {
 /// What the kernel answers; `EINTR` if it changed, `ENOBUFS` if messages were lost, each time that it was asked for.
 pub(super) fn whole(wire: &mut impl Wire) -> nix::Result<Vec<Vec<u8>>> {
     let mut why = Errno::EINTR;
+    let mut before = None;
     for _ in 0..ATTEMPTS {
         match once(wire) {
+            Ok(list) => {
+                let things: Vec<Vec<u8>> = list.iter().map(|body| thing(body).to_vec()).collect();
+                if before.as_ref() == Some(&things) {
+                    return Ok(list);
+                }
+                (before, why) = (Some(things), Errno::EINTR);
+            }
             Err(Errno::EINTR) => why = Errno::EINTR,
             Err(Errno::ENOBUFS) => {
                 why = Errno::ENOBUFS;
@@ -39,6 +48,11 @@ pub(super) fn whole(wire: &mut impl Wire) -> nix::Result<Vec<Vec<u8>>> {
         }
     }
     Err(why)
+}
+
+/// What tells a thing of a list from others: `struct tcmsg`. Its attributes have counters, which change all the time.
+fn thing(body: &[u8]) -> &[u8] {
+    body.get(..size_of::<[u32; 5]>()).unwrap_or(body)
 }
 
 /// One attempt, with the same errors.
@@ -133,8 +147,21 @@ mod tests {
         {
             let mut wire = Script::new(vec![broken, vec![one(b"eth0", 0), one(b"eth1", 0), done(0)]]);
             assert_eq!(whole(&mut wire), Ok(vec![b"eth0".to_vec(), b"eth1".to_vec()]));
-            assert_eq!((wire.asked, wire.read, wire.renewed), (2, 3, 0));
+            assert_eq!((wire.asked, wire.read, wire.renewed), (3, 3, 0));
         }
+    }
+
+    /// A device before it in the table was deleted meanwhile, which the kernel does not say of qdiscs.
+    #[test]
+    fn what_one_list_lacks_is_in_the_next() {
+        let whole_list = || vec![one(b"eth1", 0), one(b"eth2", 0), done(0)];
+        let lacking = vec![one(b"eth0", 0), one(b"eth2", 0), done(0)];
+        let mut wire = Script::new(vec![lacking, whole_list()]);
+        assert_eq!(whole(&mut wire), Ok(vec![b"eth1".to_vec(), b"eth2".to_vec()]));
+        assert_eq!(wire.asked, 3);
+        let mut changing =
+            Script::new((0..20u8).map(|i| vec![one(&[b'e', b't', b'h', i], 0), done(0)]).collect());
+        assert_eq!((whole(&mut changing), changing.asked), (Err(Errno::EINTR), ATTEMPTS));
     }
 
     #[test]
@@ -149,7 +176,7 @@ mod tests {
         for lost in [vec![one(b"eth0", 0), Err(Errno::ENOBUFS)], vec![overrun]] {
             let mut wire = Script::new(vec![lost.clone(), vec![one(b"eth1", 0), done(0)]]);
             assert_eq!(whole(&mut wire), Ok(vec![b"eth1".to_vec()]));
-            assert_eq!((wire.asked, wire.renewed), (2, 1));
+            assert_eq!((wire.asked, wire.renewed), (3, 1));
             assert_eq!(whole(&mut Script::new(vec![lost])), Err(Errno::ENOBUFS));
         }
     }
@@ -158,7 +185,7 @@ mod tests {
     fn answers_to_others_and_refusals() {
         let other = Ok(message(QDISC, DUMP_INTR, 6, b"old "));
         let mut wire = Script::new(vec![vec![other, one(b"eth0", 0), done(0)]]);
-        assert_eq!((whole(&mut wire), wire.asked), (Ok(vec![b"eth0".to_vec()]), 1));
+        assert_eq!((whole(&mut wire), wire.asked), (Ok(vec![b"eth0".to_vec()]), 2));
         let refusal = Ok(message(libc::NLMSG_ERROR, 0, 7, &(-libc::EPERM).to_ne_bytes()));
         let mut wire = Script::new(vec![vec![refusal]]);
         assert_eq!((whole(&mut wire), wire.asked), (Err(Errno::EPERM), 1));

@@ -31,7 +31,7 @@ struct JsonVm<'a> {
 /// Why a policy does not take the VM for what it calls itself, if so. Untrusted text.
 fn doubt(vm: &Vm, identity: &Identity) -> Option<String> {
     let whose = identity.doubt(&VM_USERS).filter(|_| vm.name != format!("pid:{}", vm.pid))?;
-    Some(format!("named by itself, {whose}: a policy does not mean it by this name"))
+    Some(format!("named by itself, {whose}: [vm.NAME] means it only if vm_users has that user"))
 }
 
 /// Finds and prints them.

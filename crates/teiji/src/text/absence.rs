@@ -4,7 +4,7 @@ use crate::terminal::printable;
 use crate::units::count;
 use teiji_model::flow::{Direction, Matching};
 use teiji_model::host::DataPlane;
-use teiji_model::report::{Report, VmReport};
+use teiji_model::report::{Reason, Report, VmReport};
 
 /// What was seen, and why there may be no complete request: paragraphs.
 pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
@@ -17,28 +17,12 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
         count(report.counters.events, "event")
     );
     let mut why = vec![seen];
-    let r = &vm.requests;
-    let dropped: u64 = vm.left_out.iter().filter(|l| l.dropped.is_some()).map(|l| l.count).sum();
-    let lost = report.counters.gone() > 0;
     if watch.matching == Matching::None {
         why.push("Requests were not looked for (--match none): packets were followed one way.".into());
     } else if watch.direction != Direction::Both {
         why.push("Requests need --direction both: one direction never shows a response.".into());
-    } else if r.incomplete > 0 && dropped == r.incomplete {
-        why.push("The host dropped the requests or their responses: where and why is said above.".into());
-    } else if r.incomplete > 0 && lost {
-        why.push("Events were lost, so stages are missing: narrow --flow, or raise --buffer.".into());
-    } else if r.incomplete > 0 {
-        why.push("Requests were answered, but a point of the path was not seen: packets may take another way through this host (XDP, another bridge, hardware offload).".into());
-    } else if r.ambiguous > 0 {
-        why.push("Packets alike were on the path at once, so responses cannot be told apart.".into());
-    } else if r.seen > 0 && outbound == 0 {
-        why.push("Requests reached the guest and it sent nothing back: look for the service, or a firewall, in the guest.".into());
-    } else if r.seen > 0 {
-        why.push(format!(
-            "Requests reached the guest, and no packet from it answers one by --match {}: if another protocol is spoken, choose another matching; if responses take longer than the trace did, trace longer with --for.",
-            name(watch.matching)
-        ));
+    } else if let Some(most) = vm.left_out.iter().max_by_key(|l| l.count) {
+        why.push(advice(most.reason, report, outbound));
     } else if inbound > 0 {
         why.push(format!(
             "Packets passed, and none of them is a request for --match {}: choose another matching, or follow packets one way with --match none.",
@@ -56,6 +40,43 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
     }
     why.extend(taps(report, vm));
     why
+}
+
+/// What follows for the operator from the reason for which most requests were left out.
+fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
+    let lost: u64 = report.counters.lost.iter().sum();
+    let matching = name(report.meta.watch.matching);
+    match reason {
+        Reason::DroppedIn | Reason::DroppedOut => {
+            "The host dropped the requests or their responses: where and why is said above.".into()
+        }
+        Reason::NotTaken | Reason::NotEntered => {
+            "The requests waited on the host for the guest: is the VM paused, or without CPU time?".into()
+        }
+        Reason::EventsLost if lost > 0 => {
+            "Events were lost, so stages are missing: narrow --flow, or raise --buffer.".into()
+        }
+        Reason::EventsLost => {
+            "The kernel left out runs of probes, so stages are missing: trace again, for longer.".into()
+        }
+        Reason::NoAnswer if outbound == 0 => "Requests reached the guest and it sent nothing back: look for the service, or a firewall, in the guest.".into(),
+        Reason::NoAnswer => format!(
+            "Requests reached the guest, and no packet from it answers one by --match {matching}: if another protocol is spoken, choose another matching; if responses take longer than the trace did, trace longer with --for."
+        ),
+        Reason::Alike | Reason::SameKey | Reason::OtherCopy => {
+            "Packets alike were on the path at once, so responses cannot be told apart.".into()
+        }
+        Reason::TraceEnded => "The trace ended before the requests did: trace longer with --for.".into(),
+        Reason::Evicted | Reason::TooManyTaps => "More was on its way at once than is followed: narrow --flow.".into(),
+        Reason::NotSignalled
+        | Reason::NoInterrupt
+        | Reason::NotForwarded
+        | Reason::NotHandedOver
+        | Reason::NotReceived
+        | Reason::FewerReports
+        | Reason::NotLearnt
+        | Reason::OutOfOrder => "A point of the path was not seen: packets may take another way through this host (XDP, another bridge, hardware offload).".into(),
+    }
 }
 
 /// What its NICs have to do with it.
