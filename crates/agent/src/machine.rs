@@ -117,7 +117,7 @@ impl Machine {
             Ok(Opened::Other(_)) => return DeadlineSupport::None(OTHER.into()),
             Ok(Opened::Absent) => {
                 return or_hfsc(format!(
-                    "{START}; no agent is running, and only while one is are deadlines kept"
+                    "{START}; no agent is running; deadlines are kept only while one runs"
                 ));
             }
             Err(teiji_bpf::Error::NotPermitted) => {
@@ -135,7 +135,7 @@ impl Machine {
         match silence(beaten) {
             None => DeadlineSupport::Edf,
             Some(why) => DeadlineSupport::NoAgent(format!(
-                "{START}; {why}, and only while one is running are deadlines kept"
+                "{START}; {why}; deadlines are kept only while one runs"
             )),
         }
     }

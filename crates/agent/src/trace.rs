@@ -347,8 +347,8 @@ fn take_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost> 
     (count > 0).then_some(Lost { since, count })
 }
 
-/// The VMs that have not ended yet, each with a file of its process: who has opened it is told the truth whatever he may
-/// see in `/proc` later (`hidepid`), and never about another process of the same number.
+/// The VMs that have not ended yet, each with an open file of its process: that stays readable under `hidepid`, and never
+/// refers to a later process of the same number.
 struct Alive(Vec<(Vm, Option<File>)>);
 
 impl Alive {
@@ -373,7 +373,7 @@ impl Alive {
 /// Makes the report of a recording; needs no rights.
 ///
 /// # Errors
-/// [`Error::Replay`] if the file cannot be read or is not a whole recording of this version.
+/// [`Error::Replay`] if the file cannot be read or is not a whole recording of a version that is known.
 pub fn replay(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Error> {
     let fail = |source| Error::Replay { path: path.to_owned(), source };
     let file = File::open(path).map_err(|e| fail(teiji_model::recording::Error::Io { at: 0, source: e }))?;

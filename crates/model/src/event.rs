@@ -151,7 +151,8 @@ pub struct Interrupt {
     pub vm: u32,
     /// The vCPU by KVM's number (its APIC id), valid unless `delivery` is [`Delivery::Unknown`].
     pub vcpu: u32,
-    /// The same vCPU by its index in the VM; `None` if its thread is not known yet, as may be until its first entry.
+    /// The same vCPU by its index in the VM; `None` if its thread is not known yet, as may be until its first
+    /// entry; KVM's number if the thread was first met then.
     pub index: Option<u16>,
     /// The guest's interrupt vector, 0 if none.
     pub vector: u8,

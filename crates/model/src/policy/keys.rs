@@ -135,9 +135,8 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "`\"root,libvirt-qemu,qemu\"`",
                 example: "\"root,nova\"",
-                doc: "Users whose VMs are taken to be called what their command lines say. Any process may call itself \
-                      what it likes: one of another user takes no part in `[vm.NAME]`, unless libvirt says that it has \
-                      this name.",
+                doc: "Users whose VMs may name themselves (QEMU's `-name`). `[vm.NAME]` ignores a VM of any other user, \
+                      unless libvirt confirms its name.",
             },
         ],
         strays: &[],

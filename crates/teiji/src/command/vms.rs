@@ -23,8 +23,7 @@ struct JsonVm<'a> {
     #[serde(flatten)]
     vm: &'a Vm,
     identity: &'a Identity,
-    /// Why its name is not to be relied on; not there if it is.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Why its name is not to be relied on, if so.
     doubt: Option<String>,
 }
 
