@@ -134,9 +134,9 @@ impl Machine {
         };
         match silence(beaten) {
             None => DeadlineSupport::Edf,
-            Some(why) => DeadlineSupport::NoAgent(format!(
-                "{START}; {why}; deadlines are kept only while one runs"
-            )),
+            Some(why) => {
+                DeadlineSupport::NoAgent(format!("{START}; {why}; deadlines are kept only while one runs"))
+            }
         }
     }
 
