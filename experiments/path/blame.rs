@@ -6,7 +6,7 @@ use crate::tracing::{Lab, Trace};
 use anyhow::Result;
 use serde::Serialize;
 use teiji_lab::{Child, Guest, Preference};
-use teiji_model::report::VmReport;
+use teiji_model::report::{PartReport, StageReport, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 
 /// Busy loops that keep a CPU from others.
@@ -97,6 +97,9 @@ pub struct Judged {
     pub run: u32,
     /// Whether the verdict is right.
     pub right: bool,
+    /// Whether the cause is the greatest of what the host's threads did, whatever became of the guest: where the lab is
+    /// emulated and this machine is busy, the guest's own time fluctuates with that, and the verdict may rightly say so.
+    pub right_of_host: bool,
     /// It in one line.
     pub sentence: String,
     /// What it blames.
@@ -158,6 +161,20 @@ fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
     }
 }
 
+/// Whether the part that a situation is about is greater than every other of the vCPUs and the vhost workers.
+fn greatest_of_host(vm: &VmReport, s: &Situation) -> bool {
+    let part = |stages: &[Stage], state: ThreadState| -> f64 {
+        let of_stage = |stage: &&StageReport| stages.contains(&stage.stage);
+        let parts = vm.stages.iter().filter(of_stage).flat_map(|stage| &stage.parts);
+        let share = |p: &PartReport| if vm.verdict.fluctuation { p.fluctuation_share } else { p.time_share };
+        parts.filter(|p| p.state == state).map(share).sum()
+    };
+    let wanted = part(s.stages, s.state);
+    let actors: [&[Stage]; 2] = [&[Stage::VcpuWake], &[Stage::TapQueue, Stage::VhostTx]];
+    wanted > 0.0
+        && actors.iter().all(|stages| ThreadState::ALL.iter().all(|state| part(stages, *state) <= wanted))
+}
+
 /// Induces a situation and asks teiji, with an echo server in a guest that [`load::placed`] describes.
 ///
 /// # Errors
@@ -190,6 +207,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         situation: s.name,
         run,
         right,
+        right_of_host: greatest_of_host(&vm, s),
         sentence: v.line(),
         stage: v.stage,
         state: v.state,

@@ -130,16 +130,17 @@ fn the_wake_up_of_an_idle_guest_is_blamed() {
     is_blamed(&blame::SITUATIONS[2]);
 }
 
-/// Every time, and behind the very threads that were in the way.
+/// Every time, of what the host's threads did; and behind the very threads that were in the way, if the verdict is about
+/// them. That the verdict itself names it, the experiment `path` claims, on a machine that does nothing else.
 fn is_blamed(s: &blame::Situation) {
     for run in 1..=SHORT.runs {
         let judged = blame::run(&LAB, vm1(), s, run, &SHORT).unwrap();
         eprintln!("{} {}: {}", s.name, judged.right, judged.sentence);
         assert_eq!(judged.lost, 0);
-        assert!(judged.right, "{} of run {run}: {:#?}", s.name, judged.report);
+        assert!(judged.right_of_host, "{} of run {run}: {:#?}", s.name, judged.report);
         let behind = judged.behind_hogs.unwrap_or(1.0);
         assert!(
-            behind >= 0.9,
+            !judged.right || behind >= 0.9,
             "{} of run {run}: {behind} of the waits were behind the hogs: {judged:?}",
             s.name
         );
@@ -190,6 +191,8 @@ fn every_probe_runs() {
     lab.host.run("sysctl -q kernel.bpf_stats_enabled=1").unwrap().ok().unwrap();
     let trace = Trace::start(lab, "probes", ECHO, false).unwrap();
     load::echo(&lab.host, guest, 50.0, 50).unwrap();
+    // The kernel drops what nobody listens for.
+    lab.host.run("echo dropped > /dev/udp/127.0.0.1/9").unwrap();
     let shown = lab.host.run("bpftool prog show --json").unwrap().ok().unwrap();
     lab.host.run("sysctl -q kernel.bpf_stats_enabled=0").unwrap().ok().unwrap();
     trace.stop().unwrap();

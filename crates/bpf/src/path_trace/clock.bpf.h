@@ -74,8 +74,10 @@ static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 	state = c->state;
 	current = now > c->since ? now - c->since : 0;
 	bpf_spin_unlock(&c->lock);
-	if (state < STATES)
-		spent[state] += current;
+	/* by constant places: Linux 6.1 refuses others where `spent` is on the stack */
+	for (i = 0; i < STATES; i++)
+		if (i == state)
+			spent[i] += current;
 	return state;
 }
 

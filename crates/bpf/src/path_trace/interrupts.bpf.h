@@ -131,6 +131,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	struct rec_irq *r;
 	u64 now, spent[STATES];
 	u16 index;
+	bool unseen;
 	u8 state, delivery = DELIVERY_ACCEPTED;
 
 	/* an interrupt of the host may come in between, and bring a guest one that is not the worker's */
@@ -145,15 +146,17 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 
 	c = vcpu_clock(&taker);
 	index = vcpu_index(c);
-	if (c && (!c->apic || delivered_by_hardware(c))) {
-		/*
-		 * No injection will be seen, or it is not known whether one will, as no entry of the vCPU has
-		 * been seen yet: in guest mode it arrives at once, else with the next entry. Announced before
-		 * the state is read: an entry in between is seen by one or the other.
-		 */
-		vector = 0;
+	/*
+	 * By hardware no injection will be seen, and it is not known whether one will before the first entry
+	 * of the vCPU: in guest mode the interrupt arrives at once, else with the next entry. Announced
+	 * before the state is read: an entry in between is seen by one or the other.
+	 */
+	unseen = c && (!c->apic || delivered_by_hardware(c));
+	if (unseen)
 		c->announced = now;
-		state = clock_read_or_zeros(c, now, spent);
+	state = clock_read_or_zeros(c, now, spent);
+	if (unseen) {
+		vector = 0;
 		if (state == STATE_GUEST) {
 			delivery = DELIVERY_POSTED;
 			__sync_val_compare_and_swap(&c->announced, now, 0);
@@ -161,7 +164,6 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	} else {
 		struct vector_key key = {.vm = taker.vm, .vcpu = taker.vcpu, .vector = vector};
 
-		state = clock_read_or_zeros(c, now, spent);
 		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
 	}
 

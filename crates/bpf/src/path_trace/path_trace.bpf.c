@@ -116,11 +116,13 @@ static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 if
 {
 	if (settings.matching == MATCH_SIP && p->proto == PROTO_UDP && point != POINT_TAP_DEQUEUE) {
 		struct rec_sip *r = reserve(sizeof(*r));
-		u64 n = at_most(p->payload_len, SIP_SNAP);
+		u64 n;
 
 		if (!r)
 			return;
 		fill_tap(&r->tap, p, now, REC_SIP, point, ifindex, worker, depth, queue);
+		/* bounded here: Linux 6.1 does not remember a bound across calls, nor that r was asked for */
+		n = at_most(p->payload_len, SIP_SNAP);
 		if (bpf_probe_read_kernel(r->payload, n, p->payload))
 			n = 0;
 		r->snap = n;
