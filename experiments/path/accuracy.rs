@@ -127,6 +127,8 @@ pub struct Agreement {
     pub unattributed: f64,
     /// Events that teiji lost.
     pub lost: u64,
+    /// Requests that are left out because the kernel left out runs of probes.
+    pub spoilt: u64,
     /// Packets that the captures lost.
     pub capture_dropped: u64,
     /// teiji's own counts: seen, complete, incomplete, ambiguous, unanswered.
@@ -221,6 +223,7 @@ pub fn run_under(
         sums_wrong: joined.iter().filter(|j| sum(j) != j.request.total).count(),
         unattributed: unattributed.map_or(0.0, |s| s.time_share),
         lost: lost(&traced.report),
+        spoilt: super::throng::spoilt(vm),
         capture_dropped: counts.dropped + drops_inside.dropped + drops_outside.dropped,
         counts: [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered],
         pairs,

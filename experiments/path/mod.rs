@@ -57,7 +57,7 @@ pub fn only(report: &Report) -> anyhow::Result<&VmReport> {
     }
 }
 
-/// Events that a trace lost, and runs of its probes that the kernel left out.
+/// Events of a trace that did not fit its buffer.
 pub fn lost(report: &Report) -> u64 {
-    report.counters.gone()
+    report.counters.lost.iter().sum()
 }
