@@ -98,26 +98,31 @@ impl Inbound {
     }
 
     pub(super) fn host_rx(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut Requests) {
-        if let Some(r) = self.records.get_mut(&p.fingerprint)
-            && (r.over.is_none() || p.ifindex != r.first_if || r.open() || r.spoilt)
-        {
-            if r.enqueued > 0 && !r.spoilt {
-                Self::spoil(r, &mut self.delivery, requests);
+        let mut unsure = false;
+        if let Some(r) = self.records.get_mut(&p.fingerprint) {
+            if r.over.is_none() || r.open() || r.spoilt {
+                if r.enqueued > 0 && !r.spoilt {
+                    Self::spoil(r, &mut self.delivery, requests);
+                }
+                if r.reports == 0 {
+                    (r.first, r.first_if) = (now, p.ifindex);
+                }
+                if p.ifindex == r.first_if {
+                    r.reports = r.reports.saturating_add(1);
+                } else {
+                    r.others = r.others.saturating_add(1);
+                }
+                if r.spoilt {
+                    self.records.touch(&p.fingerprint, now);
+                }
+                return;
             }
-            if r.reports == 0 {
-                (r.first, r.first_if) = (now, p.ifindex);
-            }
-            if p.ifindex == r.first_if {
-                r.reports = r.reports.saturating_add(1);
-            } else {
-                r.others = r.others.saturating_add(1);
-            }
-            if r.spoilt {
-                self.records.touch(&p.fingerprint, now);
-            }
-            return;
+            // Another packet, unless it was flooded: then its copy may be received by further devices after the drop.
+            let others = self.usual.get(u64::from(r.first_if) | OTHERS).unwrap_or(0);
+            unsure = p.ifindex != r.first_if && r.others < others;
         }
-        let record = Record { first: now, first_if: p.ifindex, reports: 1, ..Record::default() };
+        let record =
+            Record { first: now, first_if: p.ifindex, reports: 1, spoilt: unsure, ..Record::default() };
         self.insert(p.fingerprint, record, now, c, requests);
     }
 
@@ -169,7 +174,15 @@ impl Inbound {
     }
 
     /// The kernel has dropped a packet that may be on its way to a guest.
-    pub(super) fn dropped(&mut self, now: u64, d: &Dropped, c: &mut Common, requests: &mut Requests) {
+    /// `sent`: another guest has sent one like it, and the host stack has received that so often since.
+    pub(super) fn dropped(
+        &mut self,
+        now: u64,
+        d: &Dropped,
+        sent: Option<u16>,
+        c: &mut Common,
+        requests: &mut Requests,
+    ) {
         let cause = Cause { reason: Reason::DroppedIn, drop: c.drops.number(d) };
         let missed = Missed { cause, tap: d.tap, matching: d.matching };
         let at_its_tap = d.tap == d.ifindex && c.tap(d.tap).is_some();
@@ -207,7 +220,11 @@ impl Inbound {
             if !d.vague && (at_its_tap || r.reports > 0 && d.ifindex == r.first_if) {
                 let device = u64::from(r.first_if);
                 let usual = |key, n| self.usual.get(key).unwrap_or(n);
-                if r.reports > usual(device, 1) || r.others > usual(device | OTHERS, 0) {
+                let more = match sent {
+                    Some(transit) => r.reports.saturating_add(r.others) != transit,
+                    None => r.reports > usual(device, 1) || r.others > usual(device | OTHERS, 0),
+                };
+                if more {
                     // Another like it was received as well, and which report was whose is not known.
                     r.spoilt = true;
                     (r.enqueued, r.dequeued) = (1, 1);

@@ -217,7 +217,8 @@ impl Joiner {
             Kind::Dropped(d) => {
                 let waits = self.inbound.waits_on(d.ifindex, d.fingerprint);
                 if !self.outbound.dropped(now, d, waits, c, requests) {
-                    self.inbound.dropped(now, d, c, requests);
+                    let sent = self.outbound.under_way(d.fingerprint, d.tap);
+                    self.inbound.dropped(now, d, sent, c, requests);
                 }
             }
             Kind::Task(_) | Kind::DropName(_) | Kind::Lost(_) => {}

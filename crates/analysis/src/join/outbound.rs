@@ -159,6 +159,12 @@ impl Outbound {
         Some(origin)
     }
 
+    /// If a guest has sent a packet like this that may be on its way to the tap: how often the host stack has received it.
+    pub(super) fn under_way(&mut self, fingerprint: u64, tap: u32) -> Option<u16> {
+        let s = self.records.get_mut(&fingerprint)?;
+        (s.tap != tap && (s.xmit == 0 || s.spoilt)).then_some(s.transit)
+    }
+
     /// The kernel has dropped a packet that may be one from a guest. Returns whether it cannot be on its way to one.
     /// `waits`: one like it is on the tap where that happened. It may be a request's, for all that is known where guests
     /// are not told by their addresses.
