@@ -29,7 +29,7 @@ test: deps ## check the format, lint, and run every test, those in the lab too (
 	@CARGO="$(CARGO)" .ci/test
 
 soak: deps ## the property and fuzz tests with 20,000 cases each (half an hour); CASES=2000 takes 3 minutes
-	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-model -p teiji-analysis
+	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-model -p teiji-policy -p teiji-analysis
 
 bench: ## measure the join and the admission test
 	$(CARGO) bench -p teiji-analysis -p teiji-control

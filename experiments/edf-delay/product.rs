@@ -101,7 +101,7 @@ mod tests {
     fn the_policies_are_ones() {
         for plan in [six(1), many(1)] {
             let source = teiji_model::policy::Source { name: "p.toml".into(), text: policy(&plan) };
-            let parsed = teiji_model::policy::parse(&[source]).unwrap();
+            let parsed = teiji_policy::parse(&[source]).unwrap();
             assert_eq!(parsed.channels.len(), plan.channels.len());
         }
     }

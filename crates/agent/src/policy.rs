@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use teiji_host::Root;
 use teiji_model::observation::Observation;
 use teiji_model::plan::Plan;
-use teiji_model::policy::{self, MAX_BYTES, Policy, Problem, Source};
+use teiji_model::policy::{MAX_BYTES, Policy, Problem, Source};
 use teiji_model::text::printable;
 
 /// The policy of a host, where the operator names none.
@@ -95,7 +95,7 @@ pub fn load(named: Option<&Path>) -> Result<Loaded, Error> {
         return Err(Error::None);
     }
     let sources = paths.iter().map(|path| source(path)).collect::<Result<Vec<_>, _>>()?;
-    match policy::parse(&sources) {
+    match teiji_policy::parse(&sources) {
         Ok(policy) => Ok(Loaded { policy, sources }),
         Err(problems) => Err(Error::Wrong { problems, sources }),
     }

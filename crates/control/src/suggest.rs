@@ -28,9 +28,9 @@ use std::fmt;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::Observed;
 use teiji_model::policy::MAX_BYTES;
-use teiji_model::policy::units::DURATION;
 use teiji_model::report::{Report, VmReport};
 use teiji_model::stage::Actor;
+use teiji_model::units::DURATION;
 
 /// VMs that a comment names; more are counted.
 const NAMED: usize = 4;

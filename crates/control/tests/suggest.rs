@@ -10,7 +10,7 @@ use reports::{MS, US, any_report, blamed, named, of, on, part, report, sleeping}
 use teiji_control::plan::plan;
 use teiji_control::suggest::suggest;
 use teiji_model::plan::{Held, Observed};
-use teiji_model::policy::{self, MAX_BYTES, MAX_HALT_POLL, Policy, Source};
+use teiji_model::policy::{MAX_BYTES, MAX_HALT_POLL, Policy, Source};
 use teiji_model::report::{Behind, Report};
 use teiji_model::setting::{Latency, Scheduling, Setting, Value};
 use teiji_model::stage::{Stage, ThreadState};
@@ -23,7 +23,7 @@ use ThreadState::{Asleep, Ready};
 fn parsed(report: &Report, observed: Option<&Observed>) -> (String, Policy) {
     let text = suggest(report, observed).to_string();
     assert!(!text.replace('\n', "").chars().any(char::is_control), "{text:?}");
-    match policy::parse(&[Source { name: "fix.toml".into(), text: text.clone() }]) {
+    match teiji_policy::parse(&[Source { name: "fix.toml".into(), text: text.clone() }]) {
         Ok(policy) => (text, policy),
         Err(problems) => panic!("{problems:#?} in\n{text}"),
     }
@@ -158,8 +158,9 @@ fn polling_covers_the_gap_between_requests() {
 
 #[test]
 fn the_longest_polling_is_the_longest_that_a_policy_takes() {
-    let parse =
-        |ns| policy::parse(&[Source { name: "p".into(), text: format!("[host]\nhalt_poll = \"{ns}ns\"") }]);
+    let parse = |ns| {
+        teiji_policy::parse(&[Source { name: "p".into(), text: format!("[host]\nhalt_poll = \"{ns}ns\"") }])
+    };
     assert!(parse(MAX_HALT_POLL).is_ok() && parse(MAX_HALT_POLL + 1).is_err());
 }
 

@@ -20,7 +20,7 @@ mod parse;
 
 pub use matches::Headers;
 pub use parse::FlowError;
-pub(crate) use parse::{bits, masked};
+pub use parse::{bits, masked};
 
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;

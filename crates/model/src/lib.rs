@@ -9,7 +9,7 @@
 //! | [`stage`] | the path's stages and the states of the threads on it |
 //! | [`flow`] | the filter language of `--flow`, and what a trace is asked to watch |
 //! | [`host`] | virtual machines, vCPU threads, vhost workers, taps, NUMA nodes; what a kernel can do |
-//! | [`policy`] | what the operator wants: TOML with units, and errors that name place and cure |
+//! | [`policy`] | what the operator wants, with the place of each value; problems, which name place and cure |
 //! | [`setting`] | what can be changed on a host, and to what |
 //! | [`cpus`] | sets of CPUs |
 //! | [`observation`] | a host at one instant, as a file that can be planned for elsewhere |
@@ -19,6 +19,7 @@
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
 //! | [`text`] | untrusted text made safe to print, measured times as text |
+//! | [`units`] | times, rates and sizes as people write them |
 //!
 //! Units: time stamps and durations are nanoseconds of the host's `CLOCK_MONOTONIC` unless a name
 //! says otherwise; lengths are bytes; rates are bit/s.
@@ -38,3 +39,4 @@ pub mod report;
 pub mod setting;
 pub mod stage;
 pub mod text;
+pub mod units;

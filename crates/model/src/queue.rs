@@ -142,7 +142,7 @@ impl fmt::Display for Queue {
             Queue::Stock(stock) => f.write_str(&stock.kind),
             Queue::Deadlines(d) => {
                 let noun = if d.channels.len() == 1 { "channel" } else { "channels" };
-                let rate = crate::policy::units::RATE.write(d.rate);
+                let rate = crate::units::RATE.write(d.rate);
                 write!(f, "{}, {} {noun}, {rate}", d.scheduler, d.channels.len())?;
                 match d.scheduler {
                     Scheduler::Edf => write!(f, ", slack {}", duration(d.slack as f64)),

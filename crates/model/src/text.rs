@@ -11,6 +11,27 @@ pub fn printable(text: &str) -> String {
     out
 }
 
+/// Longest quotation in a message, characters.
+const MAX_QUOTE: usize = 60;
+
+/// The beginning of `text`, printable and at most [`MAX_QUOTE`] characters long.
+pub fn cut(text: &str) -> String {
+    // Only what can be shown is escaped: the text may be a megabyte.
+    let head: String = text.chars().take(MAX_QUOTE + 1).collect();
+    let shown = printable(&head);
+    if shown.chars().count() <= MAX_QUOTE {
+        return shown;
+    }
+    let mut shown: String = shown.chars().take(MAX_QUOTE - 1).collect();
+    shown.push('…');
+    shown
+}
+
+/// `text` as a message quotes it.
+pub fn quote(text: &str) -> String {
+    format!("`{}`", cut(text))
+}
+
 fn hidden(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
@@ -30,4 +51,17 @@ pub fn duration(ns: f64) -> String {
         _ => 0,
     };
     format!("{value:.decimals$} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotations_are_short_and_printable() {
+        assert_eq!(quote("a\u{1b}[31m\n\u{202e}b"), "`a\\u{1b}[31m\\n\\u{202e}b`");
+        assert_eq!(cut(&"é".repeat(60)), "é".repeat(60));
+        assert_eq!(cut(&"é".repeat(61)), "é".repeat(59) + "…");
+        assert_eq!(cut(&"\0".repeat(1 << 20)).chars().count(), 60);
+    }
 }

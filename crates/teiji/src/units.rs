@@ -1,8 +1,8 @@
 //! Durations, sizes and shares as people write them.
 
 use std::time::Duration;
-use teiji_model::policy::units::LONG_DURATION;
 pub use teiji_model::text::duration as ns;
+use teiji_model::units::LONG_DURATION;
 
 /// Reads a duration such as `500us`, `3ms`, `1.5s`, `2m` or `1h`.
 ///

@@ -6,11 +6,12 @@ use std::process::Command;
 use teiji_model::event::*;
 use teiji_model::flow::{Matching, Watch};
 use teiji_model::host::{DataPlane, Nic, Vm};
-use teiji_model::policy::{Source, parse};
+use teiji_model::policy::Source;
 use teiji_model::recording::Writer;
 use teiji_model::report::{Counters, Meta};
 use teiji_model::setting::Scheduling;
 use teiji_model::stage::{Split, ThreadState};
+use teiji_policy::parse;
 
 const TAP: u32 = 5;
 const NIC: u32 = 2;

@@ -12,10 +12,11 @@ use teiji_model::host::{Capability, Identity, NamedBy};
 use teiji_model::plan::{
     ChannelGuarantee, DeadlineSupport, Held, LinkGuarantee, LinkKind, Observed, ObservedLink, Plan, Step,
 };
-use teiji_model::policy::{Source, parse};
+use teiji_model::policy::Source;
 use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
 use teiji_model::report::Report;
 use teiji_model::setting::{Setting, Value};
+use teiji_policy::parse;
 
 const UNICODE: Style = Style { colour: false, unicode: true };
 

@@ -6,14 +6,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// Which of the workspace's crates each may depend on. Tests may use any of them, experiments too.
-const MAY: [(&str, &[&str]); 8] = [
+const MAY: [(&str, &[&str]); 9] = [
     ("teiji-model", &[]),
+    ("teiji-policy", &["teiji-model"]),
     ("teiji-bpf", &["teiji-model"]),
     ("teiji-host", &["teiji-model"]),
     ("teiji-analysis", &["teiji-model"]),
     ("teiji-control", &["teiji-model"]),
-    ("teiji-agent", &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-control"]),
-    ("teiji", &["teiji-model", "teiji-agent", "teiji-host", "teiji-analysis", "teiji-control"]),
+    (
+        "teiji-agent",
+        &["teiji-model", "teiji-policy", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-control"],
+    ),
+    (
+        "teiji",
+        &["teiji-model", "teiji-policy", "teiji-agent", "teiji-host", "teiji-analysis", "teiji-control"],
+    ),
     ("teiji-lab", &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-agent", "teiji"]),
 ];
 

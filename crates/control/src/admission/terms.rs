@@ -159,7 +159,7 @@ struct Time(u64);
 
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        teiji_model::policy::units::DURATION.write(self.0).fmt(f)
+        teiji_model::units::DURATION.write(self.0).fmt(f)
     }
 }
 
@@ -168,7 +168,7 @@ struct Rate(u64);
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        teiji_model::policy::units::RATE.write(self.0).fmt(f)
+        teiji_model::units::RATE.write(self.0).fmt(f)
     }
 }
 

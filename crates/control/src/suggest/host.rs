@@ -14,9 +14,9 @@ use crate::spare;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm};
 use teiji_model::policy::MAX_HALT_POLL;
-use teiji_model::policy::units::DURATION;
 use teiji_model::report::{Report, VmReport};
 use teiji_model::setting::{Latency, Setting, Value};
+use teiji_model::units::DURATION;
 
 /// Least polling that is suggested, ns: the kernel's default on x86 (`KVM_HALT_POLL_NS_DEFAULT`).
 const LEAST_POLL: u64 = 200_000;

@@ -286,12 +286,13 @@ fn family(addr: IpAddr) -> u8 {
     if addr.is_ipv4() { 4 } else { 6 }
 }
 
-pub(crate) fn bits(addr: IpAddr) -> u8 {
+/// How many bits an address has.
+pub fn bits(addr: IpAddr) -> u8 {
     if addr.is_ipv4() { 32 } else { 128 }
 }
 
 /// `addr` with the bits after `prefix` cleared.
-pub(crate) fn masked(addr: IpAddr, prefix: u8) -> IpAddr {
+pub fn masked(addr: IpAddr, prefix: u8) -> IpAddr {
     match addr {
         IpAddr::V4(a) => {
             let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);

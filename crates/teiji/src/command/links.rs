@@ -4,7 +4,7 @@ use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
 use teiji_agent::machine::{LinkNow, LinksNow};
-use teiji_model::policy::units::RATE;
+use teiji_model::units::RATE;
 
 /// Longest name of a channel that is shown whole, columns.
 const NAME: usize = 24;

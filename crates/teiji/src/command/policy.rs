@@ -5,7 +5,7 @@ use crate::args::Policy;
 use crate::{output, units};
 use anyhow::Result;
 use teiji_agent::policy::load;
-use teiji_model::policy::schema;
+use teiji_policy::schema;
 
 pub(super) fn run(what: &Policy) -> Result<()> {
     match what {

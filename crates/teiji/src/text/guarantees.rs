@@ -4,8 +4,8 @@ use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
 use teiji_model::plan::{ChannelGuarantee, LinkGuarantee};
-use teiji_model::policy::units::{RATE, SIZE};
 use teiji_model::queue::Scheduler;
+use teiji_model::units::{RATE, SIZE};
 
 /// So many channels of a link are shown.
 const SHOWN: usize = 40;

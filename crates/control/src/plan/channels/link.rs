@@ -7,13 +7,13 @@ use crate::admission::{self, Admission, Denied, Reason, Refusal, hfsc};
 use frames::Largest;
 use std::collections::BTreeMap;
 use teiji_model::plan::{ChannelGuarantee, LinkGuarantee, LinkKind, ObservedLink};
-use teiji_model::policy::units::RATE;
 use teiji_model::policy::{At, Auto, ChannelPolicy, LinkPolicy, Place};
 use teiji_model::queue::frame;
 use teiji_model::queue::{
     Channel, Deadlines, MAX_RATE, MIN_FRAME, OVERHEAD, Queue, RATE_STEP, Scheduler, TIMER_ERROR,
 };
 use teiji_model::setting::{Setting, Value};
+use teiji_model::units::RATE;
 
 /// A device sends so many thousandths less than it says, so that its own queue does not grow: clocks of Ethernet
 /// differ by up to 100 ppm each (IEEE 802.3), and the host's own by about as much.

@@ -1,30 +1,4 @@
-//! What the operator wants: the policy, a TOML file or several.
-//!
-//! ```text
-//! texts ── parse: TOML, keys, units, contradictions within ──► Policy ── control::plan: against a host ──► Plan
-//! ```
-//! Whatever is wrong with a text is found here and reported with its place and what to write instead, all of it
-//! at once ([`Problem`]). What needs a host to be judged (a VM of that name, a CPU of that number) is the plan's.
-//!
-//! Sections: `[host]`, `[link.NAME]`, `[vm.NAME]`, `[channel.NAME]`, `[vf.LINK.N]`; docs/policy.md describes
-//! them, [`schema`] is the same for editors. Drop-in files are read in the order of their names; each section
-//! may be in one file only.
-
-mod file;
-mod keys;
-mod meaning;
-mod parse;
-mod schema;
-mod section;
-mod text;
-pub mod units;
-mod value;
-
-#[cfg(test)]
-mod tests;
-
-pub use parse::{MAX_PID, parse};
-pub use schema::schema;
+//! What the operator wants: the policy, with the place of each value in its file. `teiji-policy` reads it from TOML.
 
 use crate::cpus::CpuSet;
 use crate::setting::{Latency, Scheduling};
@@ -36,8 +10,8 @@ use std::net::IpAddr;
 pub const MAX_BYTES: usize = 1 << 20;
 /// Longest `halt_poll`, ns: 10 ms of polling at each halt is a CPU given away; more is a slip of the unit.
 pub const MAX_HALT_POLL: u64 = 10_000_000;
-/// Deepest nesting of tables and arrays in a policy file.
-pub const MAX_DEPTH: usize = 8;
+/// Greatest process id that a policy can name: `PID_MAX_LIMIT` (include/linux/threads.h).
+pub const MAX_PID: u32 = 1 << 22;
 
 /// A policy file.
 #[derive(Clone, Debug)]

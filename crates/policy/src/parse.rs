@@ -5,16 +5,16 @@
 
 use super::file::{Entry, File, entries};
 use super::keys::{self, Naming, SECTIONS, Section};
+use super::meaning;
 use super::section::{Keys, nearest};
-use super::text::{key, quote};
+use super::text::key;
 use super::value::{decimal, wrong_device};
-use super::{Place, Policy, Problem, Source, VfPolicy, meaning};
 use std::collections::BTreeMap;
+use teiji_model::policy::{MAX_PID, Place, Policy, Problem, Source, VfPolicy};
+use teiji_model::text::quote;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Greatest process id: `PID_MAX_LIMIT` (include/linux/threads.h).
-pub const MAX_PID: u32 = 1 << 22;
 /// Most virtual functions: `TotalVFs` of the SR-IOV capability has 16 bits.
 const MAX_VFS: u32 = u16::MAX as u32;
 

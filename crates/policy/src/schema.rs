@@ -4,8 +4,8 @@
 //! goes with which key): what parses is valid by the schema, but not the other way round.
 
 use super::keys::{Key, Kind, Naming, SECTIONS, Section};
-use super::units::Quantity;
 use serde_json::{Map, Value, json};
+use teiji_model::units::Quantity;
 
 /// A JSON Schema (draft 2020-12) of a policy file: every section and key with its description, nothing else
 /// allowed. Ends with a newline.

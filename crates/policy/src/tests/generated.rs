@@ -26,7 +26,8 @@ fn amount(of: &units::Quantity, value: u64, which: usize) -> String {
 }
 
 fn cpus() -> impl Strategy<Value = CpuSet> {
-    prop::collection::btree_set(0u32..crate::cpus::MAX_CPUS, 1..6).prop_map(|set| set.into_iter().collect())
+    prop::collection::btree_set(0u32..teiji_model::cpus::MAX_CPUS, 1..6)
+        .prop_map(|set| set.into_iter().collect())
 }
 
 fn line<T>(lines: &mut Vec<String>, key: &str, value: &Option<T>, text: impl Fn(&T) -> String) {
@@ -58,10 +59,10 @@ prop_compose! {
 prop_compose! {
     fn link()(
         irq in prop::option::of(cpus()),
-        rate in prop::option::of(1000u64..=crate::queue::MAX_RATE),
+        rate in prop::option::of(1000u64..=teiji_model::queue::MAX_RATE),
         slack in prop::option::of(prop::option::of(0u64..=3_600_000_000_000)),
         max_packet in prop::option::of(60u32..=65_550),
-        realtime_max in prop::option::of(1000u64..=crate::queue::MAX_RATE),
+        realtime_max in prop::option::of(1000u64..=teiji_model::queue::MAX_RATE),
         unit in 0usize..9,
     ) -> Written<LinkPolicy> {
         let slack = slack.map(|slack| slack.map_or(Auto::Auto, Auto::Nanoseconds));
@@ -148,13 +149,13 @@ fn endpoint(v6: bool) -> impl Strategy<Value = Endpoint> {
         } else {
             (IpAddr::V4((bits as u32).into()), prefix % 33)
         };
-        Endpoint { address: crate::flow::masked(address, prefix), prefix, port }
+        Endpoint { address: teiji_model::flow::masked(address, prefix), prefix, port }
     })
 }
 
 fn written(endpoint: &Endpoint) -> String {
     let Endpoint { address, prefix, port } = endpoint;
-    let net = match *prefix == crate::flow::bits(*address) {
+    let net = match *prefix == teiji_model::flow::bits(*address) {
         true => address.to_string(),
         false => format!("{address}/{prefix}"),
     };
@@ -170,8 +171,8 @@ prop_compose! {
         from in prop::option::of(endpoint(v6)),
         to in prop::option::of(endpoint(v6)),
         proto in prop::option::of(prop::sample::select(vec![6u8, 17])),
-        deadline in 1u64..=crate::queue::MAX_DEADLINE,
-        min_rate in 1u64..=crate::queue::MAX_RATE,
+        deadline in 1u64..=teiji_model::queue::MAX_DEADLINE,
+        min_rate in 1u64..=teiji_model::queue::MAX_RATE,
         burst in prop::option::of(84u64..=1 << 30),
         link in prop::option::of("[a-z][a-z0-9.]{0,14}"),
         unit in 0usize..9,

@@ -1,28 +1,7 @@
-//! Places in a file, and pieces of it that are safe to show.
+//! Places in a file, and names as it writes them.
 
-use super::Place;
-use crate::text::printable;
-
-/// Longest quotation in a message, characters.
-const MAX_QUOTE: usize = 60;
-
-/// The beginning of `text`, printable and at most [`MAX_QUOTE`] characters long.
-pub(super) fn cut(text: &str) -> String {
-    // Only what can be shown is escaped: the text may be a megabyte.
-    let head: String = text.chars().take(MAX_QUOTE + 1).collect();
-    let shown = printable(&head);
-    if shown.chars().count() <= MAX_QUOTE {
-        return shown;
-    }
-    let mut shown: String = shown.chars().take(MAX_QUOTE - 1).collect();
-    shown.push('…');
-    shown
-}
-
-/// `text` as a message quotes it.
-pub(super) fn quote(text: &str) -> String {
-    format!("`{}`", cut(text))
-}
+use teiji_model::policy::Place;
+use teiji_model::text::cut;
 
 /// A name as a TOML header writes it: bare if it may be, else in quotes.
 pub(super) fn key(name: &str) -> String {
@@ -102,11 +81,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn quotations_are_short_and_printable() {
-        assert_eq!(quote("a\u{1b}[31m\n\u{202e}b"), "`a\\u{1b}[31m\\n\\u{202e}b`");
-        assert_eq!(cut(&"é".repeat(60)), "é".repeat(60));
-        assert_eq!(cut(&"é".repeat(61)), "é".repeat(59) + "…");
-        assert_eq!(cut(&"\0".repeat(1 << 20)).chars().count(), 60);
+    fn names_are_bare_or_in_quotes() {
         assert_eq!((key("a-b_1"), key("a.b"), key("")), ("a-b_1".into(), "\"a.b\"".into(), "\"\"".into()));
     }
 

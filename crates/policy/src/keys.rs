@@ -1,10 +1,10 @@
 //! Every section and key of a policy: the one table that the parser, its messages, the schema and docs/policy.md
 //! are made from.
 
-use super::MAX_HALT_POLL;
-use super::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
-use crate::cpus::MAX_CPUS;
-use crate::queue::{MAX_DEADLINE, MAX_RATE, MIN_FRAME, OVERHEAD};
+use teiji_model::cpus::MAX_CPUS;
+use teiji_model::policy::MAX_HALT_POLL;
+use teiji_model::queue::{MAX_DEADLINE, MAX_RATE, MIN_FRAME, OVERHEAD};
+use teiji_model::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
 
 /// What a key's value may be.
 #[derive(Debug)]

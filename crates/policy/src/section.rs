@@ -1,11 +1,12 @@
 //! The keys of one section, checked against the table.
 
-use super::At;
 use super::file::{File, entries};
 use super::keys::Section;
-use super::text::{key, quote};
+use super::text::key;
 use super::value::Value;
 use std::collections::BTreeMap;
+use teiji_model::policy::At;
+use teiji_model::text::quote;
 use toml::de::{DeTable, DeValue};
 
 /// Longest name that a nearer one is looked for, bytes.

@@ -7,6 +7,11 @@ mod hostile;
 mod malformed;
 
 use super::*;
+use std::net::IpAddr;
+use teiji_model::cpus::CpuSet;
+use teiji_model::policy::*;
+use teiji_model::setting::{Latency, Scheduling};
+use teiji_model::units;
 
 /// Reads one file, `p.toml`.
 fn read(text: &str) -> Result<Policy, Vec<Problem>> {
@@ -23,7 +28,7 @@ fn meaning(policy: &Policy) -> String {
 
 /// The example of docs/policy.md.
 fn example() -> &'static str {
-    let doc = include_str!("../../../../../docs/policy.md");
+    let doc = include_str!("../../../../docs/policy.md");
     let (_, rest) = doc.split_once("```toml\n").unwrap();
     rest.split_once("```").unwrap().0
 }

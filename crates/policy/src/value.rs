@@ -1,11 +1,11 @@
 //! One value of a policy, by its kind.
 
-use super::Endpoint;
 use super::keys::Kind;
-use super::text::{cut, quote};
-use crate::cpus::{CpuSet, CpuSetError};
-use crate::flow::{bits, masked};
 use std::net::IpAddr;
+use teiji_model::cpus::{CpuSet, CpuSetError};
+use teiji_model::flow::{bits, masked};
+use teiji_model::policy::Endpoint;
+use teiji_model::text::{cut, quote};
 use toml::de::DeValue;
 
 /// Longest name of a user, bytes: `LOGIN_NAME_MAX` less the final NUL.

@@ -1,10 +1,10 @@
 //! Durations, rates, sizes and shares as people write them: a number and its unit, `1.5ms`.
 //!
 //! Read in whole numbers of a base unit and exactly: `0.1us` is 100 ns, and `0.5ns` is an error rather than 0.
-//! The tables are the one definition of the units: the parser, the messages, [`schema`](super::schema()) and the
+//! The tables are the one definition of the units: the parser, the messages, a policy's schema and the
 //! command line use them.
 
-use super::text::quote;
+use crate::text::quote;
 
 /// What is measured, and in which units.
 #[derive(Debug)]
@@ -134,12 +134,12 @@ impl Quantity {
     }
 
     /// What to write, as the second half of a message.
-    pub(super) fn cure(&self) -> String {
+    pub fn cure(&self) -> String {
         format!("write {} with its unit, as in {}", self.noun, self.example)
     }
 
     /// The units that can be typed everywhere.
-    pub(super) fn names(&self) -> String {
+    pub fn names(&self) -> String {
         let names: Vec<&str> = self.units.iter().map(|(name, _)| *name).filter(|n| n.is_ascii()).collect();
         names.join(", ")
     }

@@ -2,9 +2,9 @@
 
 use super::section::Keys;
 use super::value::Value;
-use super::{At, Auto, ChannelPolicy, Endpoint, HostPolicy, LinkPolicy, VmPolicy};
-use crate::cpus::CpuSet;
-use crate::setting::{Latency, Scheduling};
+use teiji_model::cpus::CpuSet;
+use teiji_model::policy::{At, Auto, ChannelPolicy, Endpoint, HostPolicy, LinkPolicy, VmPolicy};
+use teiji_model::setting::{Latency, Scheduling};
 
 /// `SCHED_FIFO` priority if none is written: above 1, so that something can go below, and below the kernel's own
 /// interrupt threads at 50.

@@ -6,10 +6,12 @@
 //! The table after a syntax error is a guess. What would only be wrong because of that guess is not reported:
 //! see [`File::report`] and [`File::sound`].
 
-use super::text::{Lines, key, quote};
-use super::{At, MAX_BYTES, MAX_DEPTH, Place, Problem, Source};
-use crate::text::printable;
+use super::MAX_DEPTH;
+use super::text::{Lines, key};
 use std::ops::Range;
+use teiji_model::policy::{At, MAX_BYTES, Place, Problem, Source};
+use teiji_model::text::printable;
+use teiji_model::text::quote;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use toml_parser::lexer::TokenKind;
@@ -185,7 +187,7 @@ impl<'t> File<'t> {
 }
 
 fn key_quoted(value: &str) -> String {
-    format!("\"{}\"", super::text::cut(value))
+    format!("\"{}\"", teiji_model::text::cut(value))
 }
 
 /// Where tables and lists are nested deeper than [`MAX_DEPTH`]. toml's parser and its tables are recursive, so

@@ -1,0 +1,31 @@
+//! From TOML to a policy.
+//!
+//! ```text
+//! texts ── parse: TOML, keys, units, contradictions within ──► Policy ── control::plan: against a host ──► Plan
+//! ```
+//! Whatever is wrong with a text is found here and reported with its place and what to write instead, all of it
+//! at once ([`Problem`](teiji_model::policy::Problem)). What needs a host to be judged (a VM of that name, a CPU of that
+//! number) is the plan's. Nothing is read but the texts that are given.
+//!
+//! Sections: `[host]`, `[link.NAME]`, `[vm.NAME]`, `[channel.NAME]`, `[vf.LINK.N]`; docs/policy.md describes
+//! them, [`schema`] is the same for editors. Drop-in files are read in the order of their names; each section
+//! may be in one file only.
+#![forbid(unsafe_code)]
+
+mod file;
+mod keys;
+mod meaning;
+mod parse;
+mod schema;
+mod section;
+mod text;
+mod value;
+
+#[cfg(test)]
+mod tests;
+
+pub use parse::parse;
+pub use schema::schema;
+
+/// Deepest nesting of tables and arrays in a policy file.
+pub const MAX_DEPTH: usize = 8;
