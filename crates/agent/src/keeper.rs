@@ -33,6 +33,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use teiji_bpf::qdisc_edf::{Keep, Pinned, Pulse};
 use teiji_host::Root;
+use teiji_model::status::Unfinished;
 
 /// Between two beats: a fraction of what is safe ([`teiji_bpf::qdisc_edf::BEAT_EVERY`]), and how long a signal may wait.
 const BEAT: Duration = Duration::from_millis(250);
@@ -200,7 +201,7 @@ fn recover(state: &Path, pins: &Path) -> Result<Receiver<()>, Error> {
 fn clear_up(state: &Path, pins: &Path) -> Result<(), apply::Error> {
     let engine = Engine::open(state, Machine::new(Root::default(), pins, state))?;
     let status = engine.status()?;
-    let waits = |t: &apply::Unfinished| t.applied && t.confirm_left.is_some_and(|ms| ms > 0);
+    let waits = |t: &Unfinished| t.applied && t.confirm_left.is_some_and(|ms| ms > 0);
     if status.busy || status.transaction.as_ref().is_some_and(waits) {
         return Ok(());
     }

@@ -16,11 +16,12 @@
 use crate::apply;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use teiji_bpf::qdisc_edf::{self as edf, ChannelStats, Edf, KIND, LinkStats, Opened};
+use teiji_bpf::qdisc_edf::{self as edf, Edf, KIND, Opened};
 use teiji_host::{Hfsc, Root, Settings};
 use teiji_model::plan::{DeadlineSupport, Observed};
 use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
 use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::status::{LinkNow, LinksNow};
 use teiji_model::text::printable;
 
 /// Where the qdisc is pinned unless the caller names another folder.
@@ -38,32 +39,6 @@ pub struct Machine {
     hfsc: Hfsc,
     pins: PathBuf,
     real: bool,
-}
-
-/// A link with channels, and what has become of its packets.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct LinkNow {
-    /// The link's name. Untrusted text.
-    pub link: String,
-    /// Its interface index.
-    pub index: u32,
-    /// Its settings and channels.
-    pub settings: Deadlines,
-    /// What has become of all packets.
-    pub stats: LinkStats,
-    /// What has become of each channel's, by name. Untrusted text.
-    pub channels: std::collections::BTreeMap<String, ChannelStats>,
-}
-
-/// Links with channels.
-#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
-pub struct LinksNow {
-    /// By index.
-    pub links: Vec<LinkNow>,
-    /// Why their deadlines are not kept, or not known; `None` if all is well, or there are none.
-    pub trouble: Option<String>,
-    /// What the caller may not see.
-    pub hidden: Option<String>,
 }
 
 impl Machine {

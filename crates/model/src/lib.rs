@@ -18,6 +18,7 @@
 //! | [`reason`] | why a request is in no figure |
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
+//! | [`status`] | what teiji holds and does, what has become of packets with deadlines |
 //! | [`text`] | untrusted text made safe to print, measured times as text |
 //! | [`units`] | times, rates and sizes as people write them |
 //!
@@ -38,5 +39,6 @@ pub mod recording;
 pub mod report;
 pub mod setting;
 pub mod stage;
+pub mod status;
 pub mod text;
 pub mod units;

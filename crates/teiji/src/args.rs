@@ -1,6 +1,8 @@
 //! The command line.
 
-use crate::units;
+mod amount;
+
+use amount::{parse_duration, parse_size};
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -80,13 +82,13 @@ pub struct Trace {
     #[arg(long = "match", value_enum, default_value_t)]
     pub matching: MatchingArg,
     /// How long to trace, such as 500ms, 10s or 2m [default: until Ctrl-C].
-    #[arg(long = "for", value_name = "TIME", value_parser = units::parse_duration)]
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// Keep the events in this file, for `replay`.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Size of the kernel's event buffer, such as 16M; raise it if events are lost.
-    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = units::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = parse_size)]
     pub buffer: usize,
     /// How to print the report.
     #[command(flatten)]
@@ -194,10 +196,10 @@ pub struct Apply {
     pub host: Option<PathBuf>,
     /// Undo everything unless it is confirmed within this time, such as 60s: by Enter on the terminal, or by
     /// `teiji confirm`.
-    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub confirm_within: Option<Duration>,
     /// How long to wait for another teiji that changes settings [default: not at all].
-    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub wait: Option<Duration>,
     /// Where the state is.
     #[command(flatten)]
@@ -214,7 +216,7 @@ pub struct Rollback {
     #[arg(long, conflicts_with = "force")]
     pub unfinished: bool,
     /// How long to wait for another teiji that changes settings [default: not at all].
-    #[arg(long, value_name = "TIME", value_parser = units::parse_duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub wait: Option<Duration>,
     /// Where the state is.
     #[command(flatten)]

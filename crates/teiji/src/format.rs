@@ -1,12 +1,13 @@
 //! A report in the format asked for.
 
 use crate::args::{Format, ReportArgs, Usage};
-use crate::terminal::{Style, printable};
-use crate::{html, output, perfetto, text};
+use crate::{output, terminal};
 use anyhow::Result;
 use std::io::{self, IsTerminal, Write};
 use teiji_model::plan::Observed;
 use teiji_model::report::{Joined, Report};
+use teiji_render::terminal::{Style, printable};
+use teiji_render::{html, perfetto, text};
 
 /// The requests that are kept for formats that show every one.
 pub struct Kept {
@@ -54,7 +55,7 @@ pub fn check(args: &ReportArgs) -> Result<()> {
 pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)], kept: &Kept) -> Result<()> {
     let content = |w: &mut dyn Write| match args.format() {
         Format::Text => {
-            let style = if args.out.is_some() { Style::file() } else { Style::stdout() };
+            let style = if args.out.is_some() { terminal::file() } else { terminal::stdout() };
             w.write_all(in_text(reports, &style).as_bytes())
         }
         Format::Json => {
@@ -78,7 +79,7 @@ pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)]
             kept.left_out
         );
     }
-    to.write(&content, || in_text(reports, &Style::stdout()))
+    to.write(&content, || in_text(reports, &terminal::stdout()))
 }
 
 /// Prints what would help as a policy, and the report as text to standard error. `observed` is the host, if it is the
@@ -88,16 +89,22 @@ pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)]
 /// If the policy cannot be written.
 pub fn suggest(report: &Report, observed: Option<&Observed>) -> Result<()> {
     // The policy is what was asked for: it does not fail with the report.
-    let _ = io::stderr().write_all(text::report(report, &Style::stderr()).as_bytes());
+    let _ = io::stderr().write_all(text::report(report, &help(report), &terminal::stderr()).as_bytes());
     output::stdout(&teiji_control::suggest::suggest(report, observed).to_string())
 }
 
 fn in_text(reports: &[(String, Report)], style: &Style) -> String {
     let one = |(label, report): &(String, Report)| {
         let heading = if label.is_empty() { String::new() } else { format!("== {} ==\n", printable(label)) };
-        heading + &text::report(report, style)
+        heading + &text::report(report, &help(report), style)
     };
     reports.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+/// For each VM, the lines of a policy that would help it.
+fn help(report: &Report) -> Vec<Vec<String>> {
+    let suggestion = teiji_control::suggest::suggest(report, None);
+    suggestion.vms.iter().map(|vm| suggestion.of(vm)).collect()
 }
 
 fn in_html(reports: &[(String, Report)]) -> String {

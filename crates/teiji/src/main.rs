@@ -13,12 +13,12 @@ fn main() -> ExitCode {
     let level = if matches!(args.command, teiji::args::Command::Agent(_)) { "info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| level.into());
     // The library would colour whatever it writes to, files and the journal as well.
-    let colour = teiji::terminal::Style::stderr().colour;
+    let colour = teiji::terminal::stderr().colour;
     // Where nobody reads it, the library would panic for want of a place to say so.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour).log_internal_errors(false);
     log.with_writer(std::io::stderr).without_time().init();
     tracing::debug!("teiji {}", env!("CARGO_PKG_VERSION"));
-    match teiji::command::run(&args) {
+    match teiji::subcommand::run(&args) {
         Ok(code) => code,
         Err(error) if teiji::output::reader_left(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
                 _ if error.is::<teiji::args::Usage>() => 2,
                 _ => 1,
             };
-            let text = teiji::terminal::printable_lines(&format!("{error:#}"));
+            let text = teiji_render::terminal::printable_lines(&format!("{error:#}"));
             let _ = writeln!(std::io::stderr(), "teiji: {text}");
             ExitCode::from(code)
         }

@@ -1,9 +1,9 @@
 //! The line on standard error while a trace runs.
 
-use crate::units;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use teiji_agent::trace::Progress;
+use teiji_render::units;
 
 /// Prints progress: on a terminal one line that is written over, else a line every two seconds.
 pub struct Line {

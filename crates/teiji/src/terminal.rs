@@ -1,88 +1,29 @@
-//! What the terminal can show, and text that must not reach it as it is.
+//! What standard output, standard error and files can show.
 
 use std::io::IsTerminal;
-pub use teiji_model::text::printable;
+use teiji_render::terminal::Style;
 
-/// What may be used in text output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Style {
-    /// ANSI colours.
-    pub colour: bool,
-    /// Characters outside ASCII.
-    pub unicode: bool,
+/// What standard output can show: colour on a terminal unless `NO_COLOR` is set, and more than
+/// ASCII if the locale is UTF-8.
+pub fn stdout() -> Style {
+    of(&std::io::stdout())
 }
 
-/// A meaning that is shown as colour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tone {
-    /// As it is.
-    Plain,
-    /// What to look at first.
-    Strong,
-    /// What is to blame, or missing.
-    Bad,
-    /// What is as it should be.
-    Good,
-    /// What may be skipped.
-    Faint,
-    /// One of the colours that tell stages apart, by the stage's place on the path.
-    Stage(usize),
+/// The same of standard error.
+pub fn stderr() -> Style {
+    of(&std::io::stderr())
 }
 
-impl Style {
-    /// ASCII without colour.
-    pub const PLAIN: Style = Style { colour: false, unicode: false };
+fn of(stream: &impl IsTerminal) -> Style {
+    let set = |name| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+    let dumb = std::env::var_os("TERM").is_none_or(|t| t == "dumb");
+    let colour = stream.is_terminal() && !set("NO_COLOR") && !dumb;
+    Style { colour, unicode: utf8_locale() }
+}
 
-    /// What standard output can show: colour on a terminal unless `NO_COLOR` is set, and more than
-    /// ASCII if the locale is UTF-8.
-    pub fn stdout() -> Self {
-        Self::of(&std::io::stdout())
-    }
-
-    /// The same of standard error.
-    pub fn stderr() -> Self {
-        Self::of(&std::io::stderr())
-    }
-
-    fn of(stream: &impl IsTerminal) -> Self {
-        let set = |name| std::env::var_os(name).is_some_and(|v| !v.is_empty());
-        let dumb = std::env::var_os("TERM").is_none_or(|t| t == "dumb");
-        let colour = stream.is_terminal() && !set("NO_COLOR") && !dumb;
-        Style { colour, unicode: utf8_locale() }
-    }
-
-    /// What a file gets.
-    pub fn file() -> Self {
-        Style { colour: false, unicode: utf8_locale() }
-    }
-
-    /// `text` in a tone.
-    pub fn paint(&self, tone: Tone, text: &str) -> String {
-        /// Of the 256-colour palette: distinct beside each other, readable on dark and on light.
-        const STAGES: [u8; 11] = [67, 172, 137, 133, 167, 71, 178, 73, 103, 66, 244];
-        if !self.colour || text.is_empty() {
-            return text.to_owned();
-        }
-        let code = match tone {
-            Tone::Plain => return text.to_owned(),
-            Tone::Strong => "1".to_owned(),
-            Tone::Bad => "1;31".to_owned(),
-            Tone::Good => "32".to_owned(),
-            Tone::Faint => "2".to_owned(),
-            Tone::Stage(i) => format!("38;5;{}", STAGES[i % STAGES.len()]),
-        };
-        format!("\x1b[{code}m{text}\x1b[0m")
-    }
-
-    /// `text` without characters that this terminal may not have.
-    pub fn ascii(&self, text: &str) -> String {
-        if self.unicode {
-            return text.to_owned();
-        }
-        let replaced =
-            text.replace('µ', "u").replace('·', "-").replace('±', "+-").replace('→', "->").replace('×', "x");
-        replaced.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect()
-    }
+/// What a file gets.
+pub fn file() -> Style {
+    Style { colour: false, unicode: utf8_locale() }
 }
 
 /// Whether the locale's characters are UTF-8: the first of `LC_ALL`, `LC_CTYPE` and `LANG` that is set.
@@ -94,60 +35,4 @@ fn utf8_locale() -> bool {
         .unwrap_or_default()
         .to_ascii_lowercase();
     locale.contains("utf-8") || locale.contains("utf8")
-}
-
-/// [`printable`] for a message of several lines.
-pub fn printable_lines(text: &str) -> String {
-    text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
-}
-
-/// At most `width` characters of `text`; what is cut off is shown by `~`.
-pub fn shorten(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    text.chars().take(width.saturating_sub(1)).chain(['~']).collect()
-}
-
-/// `text` in lines of at most `width` characters, broken at spaces.
-pub fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let last = lines.len() - 1;
-        let length = lines[last].chars().count();
-        if length == 0 {
-            lines[last].push_str(word);
-        } else if length + 1 + word.chars().count() <= width {
-            lines[last].push(' ');
-            lines[last].push_str(word);
-        } else {
-            lines.push(word.to_owned());
-        }
-    }
-    lines
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_cannot_drive_the_terminal() {
-        assert_eq!(printable("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
-        assert_eq!(printable("a\u{202e}b\u{9b}31m"), "a\\u{202e}b\\u{9b}31m");
-        assert_eq!(printable("büro-1"), "büro-1");
-        assert_eq!(printable_lines("a\nb\r"), "a\nb\\r");
-    }
-
-    #[test]
-    fn wrapping_keeps_every_word() {
-        assert_eq!(wrap("aa bb cc", 5), ["aa bb", "cc"]);
-        assert_eq!(wrap("toolongword b", 5), ["toolongword", "b"]);
-        assert_eq!(wrap("", 5), [""]);
-    }
-
-    #[test]
-    fn cut_text_shows_it() {
-        assert_eq!((shorten("abcdef", 4), shorten("abcd", 4)), ("abc~".to_owned(), "abcd".to_owned()));
-    }
 }

@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 /// Which of the workspace's crates each may depend on. Tests may use any of them, experiments too.
-const MAY: [(&str, &[&str]); 9] = [
+const MAY: [(&str, &[&str]); 10] = [
     ("teiji-model", &[]),
     ("teiji-policy", &["teiji-model"]),
+    ("teiji-render", &["teiji-model"]),
     ("teiji-bpf", &["teiji-model"]),
     ("teiji-host", &["teiji-model"]),
     ("teiji-analysis", &["teiji-model"]),
@@ -19,7 +20,15 @@ const MAY: [(&str, &[&str]); 9] = [
     ),
     (
         "teiji",
-        &["teiji-model", "teiji-policy", "teiji-agent", "teiji-host", "teiji-analysis", "teiji-control"],
+        &[
+            "teiji-model",
+            "teiji-policy",
+            "teiji-render",
+            "teiji-agent",
+            "teiji-host",
+            "teiji-analysis",
+            "teiji-control",
+        ],
     ),
     ("teiji-lab", &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-agent", "teiji"]),
 ];

@@ -46,7 +46,6 @@ mod undo;
 
 pub use error::{Error, Failed, Failure, Note};
 pub use rollback::{Rollback, RolledBack};
-pub use status::{HeldNow, Status, Unfinished};
 
 use clock::{Clock, SystemClock};
 use error::what;

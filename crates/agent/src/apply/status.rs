@@ -4,61 +4,8 @@ use super::error::Error;
 use super::journal::Direction;
 use super::store::{LOCK, Store};
 use super::{Clock, Engine, Host};
-use serde::Serialize;
 use std::io::ErrorKind;
-use teiji_model::plan::{Hold, Step};
-use teiji_model::setting::{Setting, SettingError, Value};
-
-/// What teiji holds and does.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Status {
-    /// What it holds, in the order of the settings.
-    pub held: Vec<HeldNow>,
-    /// A transaction under way, or whose process ended.
-    pub transaction: Option<Unfinished>,
-    /// Whether a teiji is changing settings now.
-    pub busy: bool,
-    /// Its process id, if it is known.
-    pub pid: Option<u32>,
-    /// Whether there is state of another boot, which the next command that changes settings removes.
-    pub other_boot: bool,
-    /// What the caller may not see.
-    pub hidden: Option<String>,
-    /// Why it is not known what teiji holds, and what to do about it: its files are damaged or cannot be read.
-    pub damaged: Option<String>,
-}
-
-/// A setting that teiji holds, and what it is now.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct HeldNow {
-    /// The setting.
-    pub setting: Setting,
-    /// What teiji remembers of it.
-    pub hold: Hold,
-    /// What it is.
-    pub present: Result<Value, SettingError>,
-    /// Whether someone else has changed it.
-    pub changed: bool,
-}
-
-/// A transaction that is not at its end.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Unfinished {
-    /// Who began it.
-    pub pid: u32,
-    /// When, seconds since 1970.
-    pub time: u64,
-    /// Whether it is a rollback.
-    pub rollback: bool,
-    /// Its steps.
-    pub steps: Vec<Step>,
-    /// How many of an apply's steps have begun.
-    pub begun: usize,
-    /// Whether all of an apply's steps are done.
-    pub applied: bool,
-    /// How much time is left to confirm it, ms; 0: too late. `None`: it does not wait for that.
-    pub confirm_left: Option<u64>,
-}
+use teiji_model::status::{HeldNow, Status, Unfinished};
 
 impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
     /// The same where a file that cannot be read is part of the answer.

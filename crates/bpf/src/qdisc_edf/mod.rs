@@ -49,7 +49,6 @@ pub use keep::{Keep, Pinned};
 pub use load::supported;
 pub use pins::{PINS, unpin};
 pub use pulse::Pulse;
-pub use stats::{ChannelStats, LinkStats};
 
 use crate::Error;
 use crate::object::{bytes_of, value_of};
@@ -60,6 +59,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 use teiji_model::queue::{Deadlines, MAX_CHANNELS, MAX_LINKS};
+use teiji_model::status::{ChannelStats, LinkStats};
 
 /// Name of the qdisc kind, as `tc qdisc` shows it.
 pub const KIND: &str = "teiji_edf";

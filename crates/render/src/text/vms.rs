@@ -1,60 +1,14 @@
-//! `teiji vms`: the VMs of this host with their threads and NICs.
+//! The VMs of a host with their threads and NICs.
 
-use crate::args::Print;
-use crate::output;
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten};
 use crate::units;
-use anyhow::Result;
-use serde::Serialize;
-use teiji_host::Root;
 use teiji_model::host::{DataPlane, Identity, Nic, VM_USERS, Vm};
 
-/// What `--json` prints.
-#[derive(Serialize)]
-struct Json<'a> {
-    schema: u32,
-    vms: Vec<JsonVm<'a>>,
-}
-
-/// A VM as `--json` prints it.
-#[derive(Serialize)]
-struct JsonVm<'a> {
-    #[serde(flatten)]
-    vm: &'a Vm,
-    identity: &'a Identity,
-    /// Why its name is not to be relied on, if so.
-    doubt: Option<String>,
-}
-
 /// Why a policy does not take the VM for what it calls itself, if so. Untrusted text.
-fn doubt(vm: &Vm, identity: &Identity) -> Option<String> {
+pub fn doubt(vm: &Vm, identity: &Identity) -> Option<String> {
     let whose = identity.doubt(&VM_USERS).filter(|_| vm.name != format!("pid:{}", vm.pid))?;
     Some(format!("named by itself, {whose}: [vm.NAME] means it only if vm_users has that user"))
-}
-
-/// Finds and prints them.
-pub(super) fn run(print: &Print, root: &Root) -> Result<()> {
-    let vms = root.identified_vms()?;
-    if print.json {
-        let vms = vms.iter().map(|(vm, identity)| JsonVm { vm, identity, doubt: doubt(vm, identity) });
-        let json = Json { schema: 1, vms: vms.collect() };
-        return output::stdout(&(serde_json::to_string_pretty(&json)? + "\n"));
-    }
-    if vms.is_empty() {
-        return output::stdout(&(nothing(root) + "\n"));
-    }
-    output::stdout(&table(&vms, &Style::stdout()))
-}
-
-/// Says that there are no VMs, and why that may not be so.
-pub(super) fn nothing(root: &Root) -> String {
-    let lacking = root.lacking();
-    if lacking.contains(&"CAP_SYS_PTRACE") || lacking.contains(&"CAP_DAC_READ_SEARCH") {
-        "no VM is to be seen; without root only your own processes are looked into: try sudo".to_owned()
-    } else {
-        "no VM runs on this host: no process holds a KVM virtual machine".to_owned()
-    }
 }
 
 /// The VMs as text of at most 100 columns.

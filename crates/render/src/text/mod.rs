@@ -1,31 +1,34 @@
-//! Reports as text, at most [`WIDTH`] columns wide.
+//! Reports, plans and hosts as text, at most [`WIDTH`] columns wide.
 
 pub mod absence;
+pub mod doctor;
 pub mod guarantees;
+pub mod links;
+pub mod plan;
 mod stages;
+pub mod status;
+pub mod vms;
 mod waterfall;
 
 pub use waterfall::{cells, dominant, letter};
 
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units::{count, ns, percent};
-use teiji_control::suggest::suggest;
 use teiji_model::report::{Behind, Dist, Groups, LeftOut, Report, Requests, Verdict, VmReport};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
 
-/// A report as text.
-pub fn report(report: &Report, style: &Style) -> String {
+/// A report as text. `help`: for each VM, the lines of a policy that would help it, with their comments.
+pub fn report(report: &Report, help: &[Vec<String>], style: &Style) -> String {
     let mut lines = vec![heading(report)];
     lines.extend(lost(report).iter().map(|l| style.paint(Tone::Bad, l)));
     if report.vms.is_empty() {
         lines.push("no VM was traced".to_owned());
     }
-    let suggestion = suggest(report, None);
-    for (vm, advice) in report.vms.iter().zip(&suggestion.vms) {
+    for (i, vm) in report.vms.iter().enumerate() {
         lines.push(String::new());
-        lines.extend(section(report, vm, &suggestion.of(advice), style));
+        lines.extend(section(report, vm, help.get(i).map_or(&[], Vec::as_slice), style));
     }
     let mut out = String::new();
     for line in lines {

@@ -2,10 +2,11 @@
 
 use super::plan;
 use crate::args::Policy;
-use crate::{output, units};
+use crate::output;
 use anyhow::Result;
 use teiji_agent::policy::load;
 use teiji_policy::schema;
+use teiji_render::units;
 
 pub(super) fn run(what: &Policy) -> Result<()> {
     match what {

@@ -4,7 +4,6 @@ mod agent;
 mod apply;
 mod completions;
 mod doctor;
-mod links;
 mod man;
 mod observe;
 mod plan;
@@ -15,12 +14,7 @@ mod status;
 mod trace;
 mod vms;
 
-pub use doctor::table as doctor_table;
-pub use links::table as links_table;
-pub use plan::{problems as policy_problems, table as plan_table};
-pub use status::table as status_table;
 pub use trace::select;
-pub use vms::table as vms_table;
 
 use crate::args::{Args, Command};
 use anyhow::Result;

@@ -5,9 +5,6 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use teiji::command::{doctor_table, plan_table, vms_table};
-use teiji::terminal::Style;
-use teiji::text::{WIDTH, cells, report};
 use teiji_model::host::{Capability, Identity, NamedBy};
 use teiji_model::plan::{
     ChannelGuarantee, DeadlineSupport, Held, LinkGuarantee, LinkKind, Observed, ObservedLink, Plan, Step,
@@ -17,8 +14,20 @@ use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
 use teiji_model::report::Report;
 use teiji_model::setting::{Setting, Value};
 use teiji_policy::parse;
+use teiji_render::terminal::Style;
+use teiji_render::text::doctor::table as doctor_table;
+use teiji_render::text::plan::table as plan_table;
+use teiji_render::text::vms::table as vms_table;
+use teiji_render::text::{WIDTH, cells, guarantees};
 
 const UNICODE: Style = Style { colour: false, unicode: true };
+
+/// A report as the command prints it, with what would help.
+fn report(report: &Report, style: &Style) -> String {
+    let suggestion = teiji_control::suggest::suggest(report, None);
+    let help: Vec<_> = suggestion.vms.iter().map(|vm| suggestion.of(vm)).collect();
+    teiji_render::text::report(report, &help, style)
+}
 
 fn golden(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
@@ -288,12 +297,12 @@ fn the_policys_document_shows_what_is_printed() {
     let observed =
         Observed { links: vec![link], settings, deadlines: DeadlineSupport::Edf, ..Observed::default() };
     let plan = teiji_control::plan::plan(&policy, &observed, &Held::default()).unwrap();
-    let shown = teiji::text::guarantees::link(&plan.links[0], &UNICODE);
+    let shown = guarantees::link(&plan.links[0], &UNICODE);
     let document = include_str!("../../../docs/policy.md");
     assert!(document.contains(&shown), "docs/policy.md lacks:\n{shown}");
     // HFSC has no slack.
     let observed = Observed { deadlines: DeadlineSupport::Hfsc("it is old".into()), ..observed };
     let plan = teiji_control::plan::plan(&policy, &observed, &Held::default()).unwrap();
-    let shown = teiji::text::guarantees::link(&plan.links[0], &UNICODE);
+    let shown = guarantees::link(&plan.links[0], &UNICODE);
     assert!(shown.starts_with("eth0: HFSC, 999mbit, 0 % reserved, frames up to "), "{shown}");
 }

@@ -5,13 +5,13 @@ use crate::args::{Trace, Usage};
 use crate::format::{self, Kept};
 use crate::output;
 use crate::progress::Line;
-use crate::terminal::printable;
 use anyhow::{Context, Result, bail};
 use teiji_agent::output::Rights;
 use teiji_agent::trace;
 use teiji_host::Root;
 use teiji_model::flow::{Flow, Watch};
 use teiji_model::host::{Identity, VM_USERS, Vm};
+use teiji_render::terminal::printable;
 
 /// Traces and prints the report.
 pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {

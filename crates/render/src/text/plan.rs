@@ -1,17 +1,9 @@
-//! `teiji plan`: what would be changed to keep a policy, or why it cannot be kept.
+//! What would be changed to keep a policy, or why it cannot be kept.
 
-use crate::args::Plan as Arguments;
+use super::guarantees;
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
-use crate::text::guarantees;
-use crate::{output, units};
-use anyhow::Result;
-use serde::Serialize;
+use crate::units;
 use std::fmt::Write;
-use teiji_agent::apply::Engine;
-use teiji_agent::machine::Machine;
-use teiji_agent::observation;
-use teiji_agent::policy::{self, Error};
-use teiji_host::Root;
 use teiji_model::plan::{Plan, Step};
 use teiji_model::policy::{Problem, Source};
 use teiji_model::setting::Value;
@@ -19,42 +11,6 @@ use teiji_model::units::DURATION;
 
 /// Longest part of a policy's line that is shown under a problem.
 const SHOWN: usize = 80;
-
-/// What `--json` prints.
-#[derive(Serialize)]
-struct Json<'a> {
-    schema: u32,
-    #[serde(flatten)]
-    plan: &'a Plan,
-}
-
-pub(super) fn run(args: &Arguments, root: &Root) -> Result<()> {
-    let loaded = policy::load(args.policy.file.as_deref()).map_err(explain)?;
-    let plan = match &args.host {
-        Some(file) => policy::plan_for(&loaded, &observation::read(file).map_err(explain)?),
-        None => {
-            let machine = Machine::new(root.clone(), &args.state.pins, &args.state.dir);
-            policy::plan(&loaded, root, &Engine::open(&args.state.dir, machine)?)
-        }
-    };
-    let plan = plan.map_err(explain)?;
-    if args.print.json {
-        let json = Json { schema: 1, plan: &plan };
-        return output::stdout(&(serde_json::to_string_pretty(&json)? + "\n"));
-    }
-    output::stdout(&table(&plan, &Style::stdout()))
-}
-
-/// What is wrong with a policy, with the lines that it is in.
-pub(super) fn explain(error: Error) -> anyhow::Error {
-    match error {
-        Error::Wrong { problems: all, sources } => {
-            let what = units::count(all.len() as u64, "problem");
-            anyhow::anyhow!("{what}, so nothing is changed\n{}", problems(&all, &sources).trim_end())
-        }
-        other => other.into(),
-    }
-}
 
 /// Each problem under its place, with the line of the policy and a mark where it is.
 pub fn problems(problems: &[Problem], sources: &[Source]) -> String {
@@ -117,7 +73,7 @@ pub fn table(plan: &Plan, style: &Style) -> String {
 }
 
 /// One step: whose, what, from and to.
-pub(super) fn step(mark: &str, step: &Step, style: &Style) -> String {
+pub fn step(mark: &str, step: &Step, style: &Style) -> String {
     let text =
         |value: &dyn std::fmt::Display, width| shorten(&style.ascii(&printable(&value.to_string())), width);
     let (whose, what) = (text(&step.whose, 24), text(&step.setting, 30));

@@ -1,7 +1,6 @@
-//! Durations, sizes and shares as people write them.
+//! Times and sizes on the command line.
 
 use std::time::Duration;
-pub use teiji_model::text::duration as ns;
 use teiji_model::units::LONG_DURATION;
 
 /// Reads a duration such as `500us`, `3ms`, `1.5s`, `2m` or `1h`.
@@ -41,35 +40,6 @@ fn split(text: &str) -> (&str, &str) {
     (&text[..end], text[end..].trim_start())
 }
 
-/// A share as a whole percentage.
-pub fn percent(share: f64) -> String {
-    let percent = (share * 100.0).round();
-    if !percent.is_finite() {
-        return "-".to_owned();
-    }
-    // `+ 0.0` so that nothing is ever `-0 %`.
-    format!("{:.0} %", percent + 0.0)
-}
-
-/// A number of bytes: `512 MiB`.
-pub fn bytes(bytes: u64) -> String {
-    let (shift, unit) = match bytes {
-        b if b < 1 << 10 => return format!("{b} B"),
-        b if b < 1 << 20 => (10, "KiB"),
-        b if b < 1 << 30 => (20, "MiB"),
-        b if b < 1 << 40 => (30, "GiB"),
-        _ => (40, "TiB"),
-    };
-    let value = bytes as f64 / (1u64 << shift) as f64;
-    let decimals = usize::from(value < 9.95 && value.fract() > 0.05);
-    format!("{value:.decimals$} {unit}")
-}
-
-/// `1 event`, `2 events`.
-pub fn count(n: u64, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,27 +63,5 @@ mod tests {
         for wrong in ["", "1", "2G", "-1M", "16X", "99999999999999999999G"] {
             assert!(parse_size(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn three_digits_and_never_a_thousand_of_a_unit() {
-        let all: Vec<String> =
-            [0.0, 812.0, 999.6, 1230.0, 999_400.0, 999_600.0, 12_345_678.0, 2.35e9, 1.5e11].map(ns).into();
-        assert_eq!(
-            all,
-            ["0 ns", "812 ns", "1.00 µs", "1.23 µs", "999 µs", "1.00 ms", "12.3 ms", "2.35 s", "150 s"]
-        );
-    }
-
-    #[test]
-    fn shares_and_bytes() {
-        assert_eq!(
-            (percent(0.456), percent(-0.001), percent(f64::NAN)),
-            ("46 %".into(), "0 %".into(), "-".into())
-        );
-        assert_eq!(
-            (bytes(512 << 20), bytes(3 << 29), bytes(7)),
-            ("512 MiB".into(), "1.5 GiB".into(), "7 B".into())
-        );
     }
 }

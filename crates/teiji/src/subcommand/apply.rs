@@ -2,8 +2,7 @@
 
 use super::{plan, signals};
 use crate::args::{Apply, Rollback, State, Usage};
-use crate::terminal::{Style, printable};
-use crate::units;
+use crate::{output, terminal};
 use anyhow::{Result, bail};
 use std::io::{BufRead, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
@@ -12,6 +11,8 @@ use teiji_agent::apply::{self, Engine, Note, Options, Progress};
 use teiji_agent::machine::Machine;
 use teiji_agent::policy;
 use teiji_host::Root;
+use teiji_render::terminal::printable;
+use teiji_render::{text, units};
 
 /// Plans, shows the plan, carries it out.
 pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
@@ -35,12 +36,12 @@ pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
     // First, so that the plan starts from where the host is then.
     tell(&engine.recover(wait)?);
     let plan = policy::plan(&loaded, root, &engine).map_err(plan::explain)?;
-    let style = Style::stdout();
+    let style = terminal::stdout();
     if !plan.first.is_empty() {
         bail!("something else has to be done first, so nothing is changed: {}", plan.first.join("; "));
     }
     if plan.steps.is_empty() {
-        return crate::output::stdout(&plan::table(&plan, &style));
+        return output::stdout(&text::plan::table(&plan, &style));
     }
     for warning in &plan.warnings {
         say(&format!("warning: {warning}"));
@@ -54,9 +55,9 @@ pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
         &mut |progress| match progress {
             Progress::Step { index, of, step } => {
                 let width = of.to_string().len();
-                let text = plan::step(&format!("{:>width$}/{of}", index + 1), step, &style);
+                let line = text::plan::step(&format!("{:>width$}/{of}", index + 1), step, &style);
                 // A reader that left must not end the apply halfway.
-                let _ = crate::output::stdout(&text);
+                let _ = output::stdout(&line);
             }
             Progress::Waiting { left } => waiting.show(left),
             Progress::Undoing => {

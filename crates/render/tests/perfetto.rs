@@ -5,9 +5,9 @@ mod common;
 
 use prost::Message;
 use std::collections::BTreeMap;
-use teiji::perfetto::proto::{CLOCK_MONOTONIC, SLICE_BEGIN, SLICE_END, Trace, TrackEvent};
-use teiji::perfetto::write;
 use teiji_model::report::Joined;
+use teiji_render::perfetto::proto::{CLOCK_MONOTONIC, SLICE_BEGIN, SLICE_END, Trace, TrackEvent};
+use teiji_render::perfetto::write;
 
 fn decode(requests: &[Joined]) -> Trace {
     let mut bytes = Vec::new();
@@ -146,7 +146,7 @@ fn field_numbers_are_perfettos() {
     assert_eq!(event.encode_to_vec(), [0x48, 2, 0x58, 3]);
     let flow = TrackEvent { flow_ids: vec![1], ..TrackEvent::default() };
     assert_eq!(flow.encode_to_vec(), [0xf9, 0x02, 1, 0, 0, 0, 0, 0, 0, 0], "fixed64, not packed");
-    let packet = teiji::perfetto::proto::TracePacket {
+    let packet = teiji_render::perfetto::proto::TracePacket {
         timestamp: Some(1),
         timestamp_clock_id: Some(3),
         trusted_packet_sequence_id: Some(1),

@@ -3,8 +3,8 @@
 
 mod common;
 
-use teiji::html::page;
 use teiji_model::report::Report;
+use teiji_render::html::page;
 
 /// Checks that elements are closed in the order in which they were opened.
 fn well_formed(html: &str) {

@@ -1,9 +1,9 @@
-//! What `teiji status` says of links with channels: what is set, and what has become of their packets.
+//! Links with channels: what is set, and what has become of their packets.
 
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
-use teiji_agent::machine::{LinkNow, LinksNow};
+use teiji_model::status::{LinkNow, LinksNow};
 use teiji_model::units::RATE;
 
 /// Longest name of a channel that is shown whole, columns.
@@ -92,6 +92,8 @@ mod tests {
     use super::*;
     use teiji_model::queue::{Channel, Deadlines, Scheduler};
 
+    const UNICODE: Style = Style { colour: false, unicode: true };
+
     #[test]
     fn a_link_with_channels() {
         let channel =
@@ -119,7 +121,7 @@ mod tests {
         now.stats.fallbacks = 1;
         let trouble = Some("deadlines are not kept".to_owned());
         let links = LinksNow { links: vec![now], trouble, hidden: None };
-        let text = table(&links, &Style::file());
+        let text = table(&links, &UNICODE);
         let wanted = "\
 eth0  EDF, 1gbit, slack 2.00 ms, 4mbit reserved by 2 channels
   sent 0 packets with a deadline (0 B) and 0 without (0 B); 0 dropped; 1 time without an agent: 0
@@ -130,6 +132,6 @@ eth0  EDF, 1gbit, slack 2.00 ms, 4mbit reserved by 2 channels
 deadlines are not kept
 ";
         assert_eq!(text, wanted);
-        assert_eq!(table(&LinksNow::default(), &Style::file()), "");
+        assert_eq!(table(&LinksNow::default(), &UNICODE), "");
     }
 }
