@@ -8,6 +8,7 @@ mod order;
 
 use crate::cpus::CpuSet;
 use crate::host::{Identity, Vm};
+use crate::policy::{Overridden, Place};
 use crate::queue::{Device, Scheduler};
 use crate::setting::{Setting, Task, Value};
 use serde::{Deserialize, Serialize};
@@ -200,6 +201,12 @@ pub struct Plan {
     /// What is guaranteed on each link that has channels, once the plan is carried out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkGuarantee>,
+    /// Where the policy asks for what: each [`Step::reason`] that is a line of it, with its place.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub asked: BTreeMap<String, Place>,
+    /// Lines of the policy that do not hold, since a later file has others in their place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub overridden: Vec<Overridden>,
 }
 
 /// What a link's channels are guaranteed.

@@ -71,6 +71,28 @@ pub struct Policy {
     pub channels: Vec<ChannelPolicy>,
     /// Virtual functions.
     pub vfs: Vec<VfPolicy>,
+    /// Lines that do not hold, since a later file has others in their place; in the order of the sections.
+    pub overridden: Vec<Overridden>,
+}
+
+/// A line of a policy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Line {
+    /// What it says, as `weight = 200`; cut if it is long, printable.
+    pub text: String,
+    /// Where its value is.
+    pub place: Place,
+}
+
+/// A line that holds, and those of earlier files that do not hold because of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overridden {
+    /// The section, as `vm.sip1`; printable.
+    pub section: String,
+    /// What holds.
+    pub holds: Line,
+    /// What does not, in the order of the files; never empty.
+    pub over: Vec<Line>,
 }
 
 /// `[host]`.

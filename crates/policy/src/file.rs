@@ -107,6 +107,11 @@ impl<'t> File<'t> {
         self.lines.place(&self.name, at)
     }
 
+    /// What is written there.
+    pub(super) fn written(&self, span: Range<usize>) -> &'t str {
+        self.text.get(span).unwrap_or_default().trim()
+    }
+
     /// A value with its place.
     pub(super) fn at<T>(&self, at: usize, value: T) -> At<T> {
         At { value, place: self.place(at) }

@@ -65,6 +65,9 @@ pub(super) struct Section {
     pub naming: Naming,
     pub doc: &'static str,
     pub keys: &'static [Key],
+    /// Keys that only have a meaning beside another, each group with that other first: a file that writes the first
+    /// anew does away with what earlier files say of the rest.
+    pub groups: &'static [&'static [&'static str]],
     /// Keys that people will look for here and that are not, each with why; follows "`KEY` ".
     pub strays: &'static [(&'static str, &'static str)],
 }
@@ -139,6 +142,7 @@ pub(super) const SECTIONS: &[Section] = &[
                       unless libvirt confirms its name.",
             },
         ],
+        groups: &[&["cpu_latency", "cpu_latency_cpus"]],
         strays: &[],
     },
     Section {
@@ -194,6 +198,7 @@ pub(super) const SECTIONS: &[Section] = &[
                 doc: "Most that the link's channels may have together.",
             },
         ],
+        groups: &[],
         strays: &[],
     },
     Section {
@@ -282,6 +287,7 @@ pub(super) const SECTIONS: &[Section] = &[
                       limit away.",
             },
         ],
+        groups: &[&["class", "priority", "runtime", "deadline", "period"]],
         strays: &[
             ("halt_poll", "is host-wide; write it in [host]"),
             ("cpu_latency", "is the CPUs', not a VM's; write it in [host]"),
@@ -353,6 +359,7 @@ pub(super) const SECTIONS: &[Section] = &[
                       60 bytes, and 24 more for each.",
             },
         ],
+        groups: &[],
         strays: &[("mark", NOT_YET), ("dscp", NOT_YET), ("on_miss", NOT_YET)],
     },
     Section {
@@ -379,6 +386,7 @@ pub(super) const SECTIONS: &[Section] = &[
                 doc: "Share of the link against the NIC's other functions.",
             },
         ],
+        groups: &[],
         strays: &[],
     },
 ];

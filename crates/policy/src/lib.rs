@@ -8,12 +8,13 @@
 //! number) is the plan's. Nothing is read but the texts that are given.
 //!
 //! Sections: `[host]`, `[link.NAME]`, `[vm.NAME]`, `[channel.NAME]`, `[vf.LINK.N]`; docs/policy.md describes
-//! them, [`schema`] is the same for editors. Drop-in files are read in the order of their names; each section
-//! may be in one file only.
+//! them, [`schema`] is the same for editors. Several files may speak of one thing: `layers` says which line
+//! holds.
 #![forbid(unsafe_code)]
 
 mod file;
 mod keys;
+mod layers;
 mod meaning;
 mod parse;
 mod schema;

@@ -1,16 +1,20 @@
 //! From files to a policy: sections, their names and keys, and what contradicts what.
 //!
+//! ```text
+//! each file ── its sections and keys ──► per section the lines of all files ── layers: one holds ──► meaning ──► Policy
+//! ```
 //! Everything that is wrong is collected, nothing ends the reading early. A key that is wrong counts as written:
 //! that it is missing or contradicts another is then not reported as well.
 
 use super::file::{Entry, File, entries};
 use super::keys::{self, Naming, SECTIONS, Section};
+use super::layers::Layered;
 use super::meaning;
-use super::section::{Keys, nearest};
+use super::section::{self, Keys, nearest};
 use super::text::key;
 use super::value::{decimal, wrong_device};
 use std::collections::BTreeMap;
-use teiji_model::policy::{MAX_PID, Place, Policy, Problem, Source, VfPolicy};
+use teiji_model::policy::{At, MAX_PID, Policy, Problem, Source, VfPolicy};
 use teiji_model::text::quote;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -24,22 +28,25 @@ const MAX_VFS: u32 = u16::MAX as u32;
 /// Everything that is wrong, in the order of files and lines; never empty.
 pub fn parse(sources: &[Source]) -> Result<Policy, Vec<Problem>> {
     let mut reader = Reader::default();
-    let mut problems = Vec::new();
-    for source in sources {
+    let mut files = Vec::new();
+    for (index, source) in sources.iter().enumerate() {
         let (mut file, table) = File::read(source);
         if let Some(table) = table {
-            reader.file(&mut file, &table);
+            reader.file((index, &mut file), &table);
         }
-        problems.extend(file.into_problems());
+        files.push(file);
     }
-    if problems.is_empty() { Ok(reader.policy) } else { Err(problems) }
+    let policy = reader.policy(&mut files);
+    let problems: Vec<Problem> = files.into_iter().flat_map(File::into_problems).collect();
+    if problems.is_empty() { Ok(policy) } else { Err(problems) }
 }
 
 #[derive(Default)]
 struct Reader {
-    policy: Policy,
-    /// Where each section is, by its header.
-    seen: BTreeMap<String, Place>,
+    /// In the order in which they are first spoken of.
+    sections: Vec<Layered>,
+    /// Where each is in that list, by its header.
+    seen: BTreeMap<String, usize>,
 }
 
 /// A section's table and where it begins.
@@ -54,7 +61,7 @@ struct Found<'e, 't> {
 }
 
 impl Reader {
-    fn file(&mut self, file: &mut File<'_>, root: &DeTable<'_>) {
+    fn file(&mut self, (index, file): (usize, &mut File<'_>), root: &DeTable<'_>) {
         for (word, value) in entries(root) {
             match keys::section(word.get_ref()) {
                 Some(section) => {
@@ -62,7 +69,7 @@ impl Reader {
                     find(file, section, (word, value), &mut found);
                     found.sort_by_key(|found| found.at);
                     for found in found {
-                        self.section(file, section, &found);
+                        self.section((index, &mut *file), section, &found);
                     }
                 }
                 None => unknown_section(file, word, value),
@@ -70,7 +77,12 @@ impl Reader {
         }
     }
 
-    fn section(&mut self, file: &mut File<'_>, section: &'static Section, found: &Found<'_, '_>) {
+    fn section(
+        &mut self,
+        (index, file): (usize, &mut File<'_>),
+        section: &'static Section,
+        found: &Found<'_, '_>,
+    ) {
         if let Some(message) = wrong_name(section.naming, &found.names) {
             file.report(found.at, message);
         }
@@ -78,33 +90,43 @@ impl Reader {
             std::iter::once(section.name).chain(found.names.iter().copied()).map(key).collect();
         // The names whole, as `path` may be cut.
         let id = format!("{}\n{}", section.name, found.names.join("\n"));
-        let place = file.place(found.at);
+        let path = path.join(".");
+        let written = section::read((index, file), section, &path, found.table);
         match self.seen.get(&id) {
-            // In another file, maybe of the same name: within one TOML itself forbids it.
-            Some(first) => {
-                let message =
-                    format!("[{}] is at {first} already; put all of it into one file", path.join("."));
-                file.report(found.at, message);
-            }
+            Some(at) => self.sections[*at].written.extend(written),
             None => {
-                self.seen.insert(id, place);
+                self.seen.insert(id, self.sections.len());
+                let names = found.names.iter().map(|name| (*name).to_owned()).collect();
+                let (at, header) = ((index, found.at), found.header);
+                self.sections.push(Layered { section, names, path, at, header, written });
             }
         }
-        let mut keys = Keys::read(file, section, found.at, &path.join("."), found.table);
-        let name = |index: usize| found.names.get(index).copied().unwrap_or_default().to_owned();
-        match section.naming {
-            Naming::One => self.policy.host = meaning::host(&mut keys),
-            Naming::Link => self.policy.links.push(meaning::link(&mut keys, name(0))),
-            Naming::Vm => self.policy.vms.push(meaning::vm(&mut keys, name(0))),
-            Naming::Channel => self.policy.channels.extend(meaning::channel(&mut keys, name(0))),
-            Naming::Vf => {
-                let index = keys.name(decimal(&name(1)).unwrap_or_default());
-                let (hard, weight) = meaning::vf(&mut keys);
-                // TOML's parser keeps the place of a NIC's first function only.
-                let link = file.at(found.header, name(0));
-                self.policy.vfs.push(VfPolicy { link, index, hard, weight });
+    }
+
+    /// What all files together ask for.
+    fn policy(self, files: &mut [File<'_>]) -> Policy {
+        let mut policy = Policy::default();
+        for Layered { section, names, path, at, header, written } in self.sections {
+            let (holding, overridden) = Layered::decide(written, section, &path);
+            policy.overridden.extend(overridden);
+            // TOML's parser keeps the place of a NIC's first function only.
+            let device = files[at.0].place(header);
+            let mut keys = Keys::new(files, section, at, &path, holding);
+            let name = |index: usize| names.get(index).cloned().unwrap_or_default();
+            match section.naming {
+                Naming::One => policy.host = meaning::host(&mut keys),
+                Naming::Link => policy.links.push(meaning::link(&mut keys, name(0))),
+                Naming::Vm => policy.vms.push(meaning::vm(&mut keys, name(0))),
+                Naming::Channel => policy.channels.extend(meaning::channel(&mut keys, name(0))),
+                Naming::Vf => {
+                    let index = keys.name(decimal(&name(1)).unwrap_or_default());
+                    let (hard, weight) = meaning::vf(&mut keys);
+                    let link = At { value: name(0), place: device };
+                    policy.vfs.push(VfPolicy { link, index, hard, weight });
+                }
             }
         }
+        policy
     }
 }
 

@@ -5,73 +5,94 @@ use super::keys::Section;
 use super::text::key;
 use super::value::Value;
 use std::collections::BTreeMap;
-use teiji_model::policy::At;
-use teiji_model::text::quote;
+use teiji_model::policy::{At, Line};
+use teiji_model::text::{cut, quote};
 use toml::de::{DeTable, DeValue};
 
 /// Longest name that a nearer one is looked for, bytes.
 const MAX_WORD: usize = 40;
 
-/// A section's keys that are being made into settings.
-pub(super) struct Keys<'f, 't> {
-    file: &'f mut File<'t>,
-    section: &'static Section,
-    /// Where the section begins.
-    pub at: usize,
-    written: BTreeMap<&'static str, Written>,
-}
-
-/// A key that is written.
-struct Written {
+/// A key that is written in a file.
+pub(super) struct Written {
+    pub name: &'static str,
+    /// Which file.
+    pub file: usize,
+    /// Where in it.
     key: usize,
+    /// Where its value is, and what the line says.
+    pub line: Line,
     /// `None` if it is wrong, which is reported.
     value: Option<At<Value>>,
 }
 
-impl<'f, 't> Keys<'f, 't> {
-    /// Reads the keys of `table`, whose header is `path`.
-    pub(super) fn read(
-        file: &'f mut File<'t>,
-        section: &'static Section,
-        at: usize,
-        path: &str,
-        table: &DeTable<'_>,
-    ) -> Self {
-        let mut written = BTreeMap::new();
-        for (word, value) in entries(table) {
-            let name: &str = word.get_ref();
-            let place = word.span().start;
-            let Some(known) = section.key(name) else {
-                let header = file.header(place, value);
-                let message = match value.get_ref() {
-                    // `[link.eth0.100]`: a name with a dot in it.
-                    DeValue::Table(_) if header != place => {
-                        let cure = "if the name has a dot, put it in quotes, as in [link.\"eth0.100\"]";
-                        format!("[{path}] has no section {} in it; {cure}", quote(name))
-                    }
-                    _ => unknown(section, path, name),
-                };
-                file.report(header, message);
-                continue;
-            };
-            // A value that could not be read has no place of its own, and a table's is its header's.
-            let start = value.span().start.max(place);
-            let value = match known.kind.read(value.get_ref()) {
-                Ok(value) => Some(file.at(start, value)),
-                Err(message) => {
-                    file.report(start, format!("`{}`: {message}", known.name));
-                    None
+/// Reads the keys of `table`, whose header is `path`, in the file of number `index`.
+pub(super) fn read(
+    (index, file): (usize, &mut File<'_>),
+    section: &'static Section,
+    path: &str,
+    table: &DeTable<'_>,
+) -> Vec<Written> {
+    let mut written = Vec::new();
+    for (word, value) in entries(table) {
+        let name: &str = word.get_ref();
+        let place = word.span().start;
+        let Some(known) = section.key(name) else {
+            let header = file.header(place, value);
+            let message = match value.get_ref() {
+                // `[link.eth0.100]`: a name with a dot in it.
+                DeValue::Table(_) if header != place => {
+                    let cure = "if the name has a dot, put it in quotes, as in [link.\"eth0.100\"]";
+                    format!("[{path}] has no section {} in it; {cure}", quote(name))
                 }
+                _ => unknown(section, path, name),
             };
-            written.insert(known.name, Written { key: place, value });
-        }
-        if file.sound {
-            for missing in section.keys.iter().filter(|k| k.required && !written.contains_key(k.name)) {
+            file.report(header, message);
+            continue;
+        };
+        // A value that could not be read has no place of its own, and a table's is its header's.
+        let start = value.span().start.max(place);
+        let line = Line {
+            text: format!("{name} = {}", cut(file.written(start..value.span().end))),
+            place: file.place(start),
+        };
+        let value = match known.kind.read(value.get_ref()) {
+            Ok(value) => Some(file.at(start, value)),
+            Err(message) => {
+                file.report(start, format!("`{}`: {message}", known.name));
+                None
+            }
+        };
+        written.push(Written { name: known.name, file: index, key: place, line, value });
+    }
+    written
+}
+
+/// A section's keys that are being made into settings: of each the one that holds.
+pub(super) struct Keys<'f, 't> {
+    files: &'f mut [File<'t>],
+    section: &'static Section,
+    /// The file that the section is in first, and where it begins there.
+    at: (usize, usize),
+    written: BTreeMap<&'static str, Written>,
+}
+
+impl<'f, 't> Keys<'f, 't> {
+    /// The keys of the section `path` that hold; one that is needed and missing is reported.
+    pub(super) fn new(
+        files: &'f mut [File<'t>],
+        section: &'static Section,
+        at: (usize, usize),
+        path: &str,
+        written: BTreeMap<&'static str, Written>,
+    ) -> Self {
+        let keys = Keys { files, section, at, written };
+        if keys.sound() {
+            for missing in section.keys.iter().filter(|k| k.required && !keys.written.contains_key(k.name)) {
                 let message = format!("[{path}] needs `{}`; {}", missing.name, missing.kind.cure());
-                file.report(at, message);
+                keys.files[at.0].report(at.1, message);
             }
         }
-        Keys { file, section, at, written }
+        keys
     }
 
     /// Where a key is written, whether its value is right or not.
@@ -100,21 +121,22 @@ impl<'f, 't> Keys<'f, 't> {
         })
     }
 
-    /// Whether all keys that were written are known.
+    /// Whether all keys that were written are known, in whichever file.
     pub(super) fn sound(&self) -> bool {
-        self.file.sound
+        self.files.iter().all(|file| file.sound)
     }
 
     /// Notes what is wrong with a key; nothing if it is not written.
     pub(super) fn report(&mut self, name: &str, message: String) {
         if let Some(at) = self.key(name) {
-            self.file.report(at, message);
+            let file = self.written.get(name).map_or(self.at.0, |written| written.file);
+            self.files[file].report(at, message);
         }
     }
 
     /// A name with the section's place.
     pub(super) fn name<T>(&self, name: T) -> At<T> {
-        self.file.at(self.at, name)
+        self.files[self.at.0].at(self.at.1, name)
     }
 }
 

@@ -53,7 +53,9 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
         return Err(draft.problems);
     }
     let plan = steps::between(&draft.wants, draft.warnings, observed, held);
-    Ok(Plan { links: draft.links, first: draft.first, ..plan })
+    let asked = draft.wants.iter().map(|want| (want.reason.clone(), want.place.clone())).collect();
+    let overridden = policy.overridden.clone();
+    Ok(Plan { links: draft.links, first: draft.first, asked, overridden, ..plan })
 }
 
 /// A host and what teiji holds of it.

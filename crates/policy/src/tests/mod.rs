@@ -4,6 +4,7 @@
 mod agreement;
 mod generated;
 mod hostile;
+mod layers;
 mod malformed;
 
 use super::*;
@@ -95,28 +96,4 @@ fn sections_keep_their_order_across_files() {
     let vfs: Vec<(&str, u32)> =
         policy.vfs.iter().map(|vf| (vf.link.value.as_str(), vf.index.value)).collect();
     assert_eq!(vfs, [("b", 1), ("a", 0), ("b", 0), ("a", 1)]);
-}
-
-#[test]
-fn a_section_in_two_files_names_the_other_place() {
-    let file = |name: &str, text: &str| Source { name: name.into(), text: text.into() };
-    let problems = parse(&[
-        file("a.toml", "[host]\nhalt_poll = \"off\"\n[vm.\"x.y\"]\nweight = 1\n"),
-        file("b.toml", "[vm.\"x.y\"]\nclass = \"fair\"\n[host]\n[vm.z]\nweigth = 1\n"),
-    ])
-    .unwrap_err();
-    let said: Vec<String> = problems.iter().map(Problem::to_string).collect();
-    assert_eq!(
-        said,
-        [
-            "b.toml:1:5: [vm.\"x.y\"] is at a.toml:3:5 already; put all of it into one file",
-            "b.toml:3:2: [host] is at a.toml:1:2 already; put all of it into one file",
-            "b.toml:5:1: unknown key `weigth`; did you mean `weight`?",
-        ]
-    );
-    let alike = parse(&[file("a.toml", "[vm.a]"), file("a.toml", "[vm.a]")]).unwrap_err();
-    assert_eq!(
-        alike[0].to_string(),
-        "a.toml:1:5: [vm.a] is at a.toml:1:5 already; put all of it into one file"
-    );
 }

@@ -1,0 +1,119 @@
+//! Several files that speak of one thing: the last holds, key by key, and it is said what does not.
+
+use super::*;
+
+fn file(name: &str, text: &str) -> Source {
+    Source { name: name.into(), text: text.into() }
+}
+
+/// What does not hold, as `section: line (file:line) over …`.
+fn overridden(policy: &Policy) -> Vec<String> {
+    let line = |l: &Line| format!("{} ({}:{})", l.text, l.place.file, l.place.line);
+    let one = |o: &Overridden| {
+        format!(
+            "{}: {} over {}",
+            o.section,
+            line(&o.holds),
+            o.over.iter().map(line).collect::<Vec<_>>().join(", ")
+        )
+    };
+    policy.overridden.iter().map(one).collect()
+}
+
+#[test]
+fn the_last_file_holds_key_by_key() {
+    let policy = parse(&[
+        file("a.toml", "[host]\nhalt_poll = \"off\"\n[vm.\"x.y\"]\nweight = 1\nquota = \"50%\"\n"),
+        file("b.toml", "[vm.\"x.y\"]\nweight = 2\n[vm.z]\nweight = 9\n"),
+        file("c.toml", "[vm.\"x.y\"]\nweight = 3\n[host]\nvm_users = \"nova\"\n"),
+    ])
+    .unwrap();
+    let names: Vec<String> =
+        policy.vms.iter().map(|vm| format!("{} {}", vm.name.value, vm.name.place)).collect();
+    assert_eq!(names, ["x.y a.toml:3:5", "z b.toml:3:5"]);
+    let vm = &policy.vms[0];
+    assert_eq!(
+        vm.weight.as_ref().map(|at| (at.value, at.place.to_string())),
+        Some((3, "c.toml:2:10".into()))
+    );
+    assert_eq!(vm.quota.as_ref().unwrap().value, Some(500));
+    assert_eq!(policy.host.halt_poll.unwrap().value, 0);
+    assert_eq!(policy.host.vm_users.unwrap().value, ["nova"]);
+    assert_eq!(
+        overridden(
+            &parse(&[file("a", "[vm.\"x.y\"]\nweight = 1"), file("b", "[vm.\"x.y\"]\nweight=2")]).unwrap()
+        ),
+        ["vm.\"x.y\": weight = 2 (b:2) over weight = 1 (a:2)"]
+    );
+}
+
+#[test]
+fn a_class_comes_with_what_belongs_to_it() {
+    let base = file("a", "[vm.v]\nclass = \"realtime\"\npriority = 20\nweight = 5\n");
+    let policy = parse(&[base.clone(), file("b", "[vm.v]\nclass = \"fair\"\n")]).unwrap();
+    assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Other { nice: 0 });
+    assert_eq!(policy.vms[0].weight.as_ref().unwrap().value, 5);
+    assert_eq!(
+        overridden(&policy),
+        ["vm.v: class = \"fair\" (b:2) over class = \"realtime\" (a:2), priority = 20 (a:3)"]
+    );
+    // The same class anew: its priority is the default again.
+    let policy = parse(&[base.clone(), file("b", "[vm.v]\nclass = \"realtime\"\n")]).unwrap();
+    assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Fifo { priority: 10 });
+    // A later file may speak of the priority alone; a file after that may do away with both.
+    let third = file("b", "[vm.v]\npriority = 30\n");
+    let policy = parse(&[base.clone(), third.clone()]).unwrap();
+    assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Fifo { priority: 30 });
+    let policy = parse(&[base, third, file("c", "[vm.v]\nclass = \"fair\"\n")]).unwrap();
+    assert_eq!(
+        overridden(&policy),
+        [
+            "vm.v: class = \"fair\" (c:2) over class = \"realtime\" (a:2), priority = 20 (a:3), priority = 30 (b:2)"
+        ]
+    );
+}
+
+#[test]
+fn files_together_are_checked_as_one() {
+    let said = |files: &[Source]| -> Vec<String> {
+        parse(files).unwrap_err().iter().map(Problem::to_string).collect()
+    };
+    // What is required may be in any of them.
+    let half = file("a", "[channel.c]\ndeadline = \"3ms\"\n");
+    assert!(parse(&[half.clone(), file("b", "[channel.c]\nmin_rate = \"2mbit\"\n")]).is_ok());
+    assert_eq!(said(std::slice::from_ref(&half)).len(), 1);
+    assert!(
+        said(&[half, file("b", "[channel.d]\ndeadline = \"3ms\"\n")])[1]
+            .starts_with("b:1:10: [channel.d] needs")
+    );
+    // What contradicts each other is told where the later line is.
+    let deadline = "[vm.v]\nclass = \"deadline\"\nruntime = \"2ms\"\nperiod = \"10ms\"\n";
+    let problems = said(&[file("a", deadline), file("b", "[vm.v]\nvcpu_cpus = \"2\"\n")]);
+    assert_eq!(problems.len(), 1);
+    assert!(problems[0].starts_with("b:2:1: `vcpu_cpus` cannot be kept with class"), "{problems:?}");
+    // Each file has to be right, also where another line holds.
+    let problems = said(&[file("a", "[vm.v]\nweight = 0\n"), file("b", "[vm.v]\nweight = 1\nweigth = 2\n")]);
+    assert_eq!(problems.len(), 2);
+    assert!(problems[0].starts_with("a:2:10: ") && problems[1].starts_with("b:3:1: unknown key `weigth`"));
+    // Within one file TOML itself forbids it.
+    assert!(said(&[file("a", "[vm.v]\nweight = 1\n[vm.v]\nweight = 2\n")])[0].contains("is written twice"));
+}
+
+/// A file that cannot be read to its end may have what is missed in another.
+#[test]
+fn what_a_broken_file_may_have_said_is_not_missed_in_another() {
+    let problems = parse(&[
+        file("a", "[channel.c]\ndeadline = \"3ms\"\n"),
+        file("b", "[channel.c]\nmin_rate = 2mbit\n"),
+    ])
+    .unwrap_err();
+    assert!(problems.iter().all(|p| p.place.file == "b"), "{problems:?}");
+}
+
+#[test]
+fn the_same_line_twice_is_no_news() {
+    let text = "[vm.v]\nweight = 1\n";
+    let policy = parse(&[file("a", text), file("b", text)]).unwrap();
+    assert_eq!(policy.vms[0].weight.as_ref().unwrap().place.file, "b");
+    assert_eq!(overridden(&policy), Vec::<String>::new());
+}
