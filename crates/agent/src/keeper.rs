@@ -23,7 +23,6 @@
 
 use crate::apply::{self, Engine};
 use crate::machine::Machine;
-use crate::privilege;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,7 +31,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use teiji_bpf::qdisc_edf::{Keep, Pinned, Pulse};
-use teiji_host::Root;
+use teiji_host::{Root, privilege};
 use teiji_model::status::Unfinished;
 
 /// Between two beats: a fraction of what is safe ([`teiji_bpf::qdisc_edf::BEAT_EVERY`]), and how long a signal may wait.

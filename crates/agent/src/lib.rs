@@ -9,7 +9,7 @@
 //! | [`observation`] | hosts as files: this one, and others |
 //! | [`output`] | reports and recordings as files that appear whole, written after privileges were given up |
 //! | [`policy`] | reads policies, plans what they mean on this host |
-//! | [`privilege`] | gives up what a trace and the agent do not need any more |
+//! | [`service`] | what teiji can do, in one interface for the command line, an API and tests |
 //! | [`trace`] | a trace from start to report, live or from a recording |
 //! | [`capabilities`] | what this host can do |
 #![deny(unsafe_code)]
@@ -22,8 +22,8 @@ pub mod observation;
 pub mod output;
 mod pace;
 pub mod policy;
-pub mod privilege;
 mod recorder;
+pub mod service;
 pub mod trace;
 
 pub use capability::capabilities;

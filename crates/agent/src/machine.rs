@@ -17,6 +17,7 @@ use crate::apply;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use teiji_bpf::qdisc_edf::{self as edf, Edf, KIND, Opened};
+use teiji_control::admission::curve;
 use teiji_host::{Hfsc, Root, Settings};
 use teiji_model::plan::{DeadlineSupport, Observed};
 use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
@@ -47,7 +48,7 @@ impl Machine {
     pub fn new(root: Root, pins: &Path, state: &Path) -> Self {
         let real = root.is_real();
         let settings = Settings::new(root);
-        Machine { real, hfsc: Hfsc::new(settings.clone(), state), settings, pins: pins.to_owned() }
+        Machine { real, hfsc: Hfsc::new(settings.clone(), state, curve::of), settings, pins: pins.to_owned() }
     }
 
     /// Adds to what was observed what only the pinned programs tell: whether packets can have deadlines, and those

@@ -8,7 +8,7 @@ use crate::policy::Error;
 use std::io::{self, Read};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
-use teiji_host::Root;
+use teiji_host::{Root, kernel};
 use teiji_model::observation::{self, KIND, MAX_BYTES, Observation, SCHEMA};
 use teiji_model::plan::Held;
 
@@ -31,16 +31,12 @@ pub fn take<S: Store, C: Clock>(root: &Root, engine: &Engine<Machine, S, C>) -> 
         }
         Err(e) => return Err(e.into()),
     };
-    let kernel = |file: &str| {
-        let text = std::fs::read_to_string(Path::new("/proc/sys/kernel").join(file));
-        text.map(|text| text.trim().to_owned()).unwrap_or_default()
-    };
     Ok(Observation {
         kind: KIND.to_owned(),
         schema: SCHEMA,
         teiji: env!("CARGO_PKG_VERSION").to_owned(),
-        host: kernel("hostname"),
-        kernel: kernel("osrelease"),
+        host: kernel::name(),
+        kernel: kernel::release(),
         taken: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
         observed,
         held,

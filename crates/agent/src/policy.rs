@@ -78,19 +78,24 @@ pub struct Loaded {
     pub sources: Vec<Source>,
 }
 
-/// Reads a policy: the file named, all `*.toml` of the directory named, or the host's own.
+/// Reads a policy: the files named in their order, of a directory all `*.toml`; without any name the host's own. Where
+/// several speak of the same thing, the last holds ([`teiji_policy`]).
 ///
 /// # Errors
 /// [`Error::None`], [`Error::Read`] or [`Error::Wrong`].
-pub fn load(named: Option<&Path>) -> Result<Loaded, Error> {
-    let paths = match named {
-        Some(path) if path.is_dir() => drop_ins(path)?,
-        Some(path) => vec![path.to_owned()],
-        None => {
-            let own = Some(PathBuf::from(FILE)).filter(|p| p.exists());
-            own.into_iter().chain(drop_ins(Path::new(DROP_INS))?).collect()
+pub fn load(named: &[PathBuf]) -> Result<Loaded, Error> {
+    let mut paths = Vec::new();
+    for path in named {
+        if path.is_dir() {
+            paths.extend(drop_ins(path)?);
+        } else {
+            paths.push(path.clone());
         }
-    };
+    }
+    if named.is_empty() {
+        paths.extend(Some(PathBuf::from(FILE)).filter(|p| p.exists()));
+        paths.extend(drop_ins(Path::new(DROP_INS))?);
+    }
     if paths.is_empty() {
         return Err(Error::None);
     }
@@ -181,12 +186,31 @@ mod tests {
         ] {
             std::fs::write(dir.path().join(name), text).unwrap();
         }
-        let loaded = load(Some(dir.path())).unwrap();
+        let loaded = load(&[dir.path().to_owned()]).unwrap();
         let names: Vec<&str> = loaded.policy.vms.iter().map(|vm| vm.name.value.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
-        assert!(matches!(load(Some(&dir.path().join("none"))), Err(Error::Read { .. })));
+        assert!(matches!(load(&[dir.path().join("none")]), Err(Error::Read { .. })));
         let empty = tempfile::tempdir().unwrap();
-        assert!(matches!(load(Some(empty.path())), Err(Error::None)));
+        assert!(matches!(load(&[empty.path().to_owned()]), Err(Error::None)));
+    }
+
+    #[test]
+    fn the_file_named_last_holds_whatever_it_is_called() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, weight: u32| {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, format!("[vm.a]\nweight = {weight}\n")).unwrap();
+            path
+        };
+        let (base, site) = (write("z.toml", 1), write("a.toml", 2));
+        let (folder, _) =
+            (dir.path().join("policy.d"), (write("policy.d/1.toml", 3), write("policy.d/2.toml", 4)));
+        let weight = |named: &[PathBuf]| load(named).unwrap().policy.vms[0].weight.as_ref().unwrap().value;
+        assert_eq!(weight(&[base.clone(), site.clone()]), 2);
+        assert_eq!(weight(&[site.clone(), base.clone()]), 1);
+        assert_eq!(weight(&[base.clone(), folder.clone()]), 4);
+        assert_eq!(weight(&[folder, base]), 1);
     }
 
     #[test]
@@ -194,10 +218,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.toml");
         std::fs::write(&path, "# é\n".repeat(3 << 20)).unwrap();
-        let Err(Error::Wrong { problems, .. }) = load(Some(&path)) else { panic!("12 MiB were taken") };
+        let Err(Error::Wrong { problems, .. }) = load(&[path.clone()]) else { panic!("12 MiB were taken") };
         assert!(problems[0].to_string().contains("p.toml"), "{problems:?}");
         std::fs::write(&path, b"[host]\n# \xff\n").unwrap();
-        let Err(Error::Read { source, .. }) = load(Some(&path)) else { panic!("that is no text") };
+        let Err(Error::Read { source, .. }) = load(&[path.clone()]) else { panic!("that is no text") };
         assert!(source.to_string().contains("line 2"), "{source}");
     }
 }

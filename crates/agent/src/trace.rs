@@ -11,19 +11,18 @@
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
 use crate::output::{Output, Rights};
 use crate::pace::Pace;
-use crate::privilege;
 use crate::recorder::Recorder;
 use nix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::BufReader;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_analysis::{Analyzer, Options, sip};
 use teiji_bpf::path_trace::{Counts, Item, Setup, Tracer};
+use teiji_host::{kernel, privilege};
 use teiji_model::event::{DropName, Event, Kind, Lost, Packet, Task, padded};
 use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
@@ -52,7 +51,7 @@ pub struct Spec {
     pub record: Option<PathBuf>,
     /// Size of the kernel's record buffer, bytes; see [`DEFAULT_BUFFER`].
     pub buffer_bytes: usize,
-    /// Give up all privileges of this process, for good, once the probes are attached; see [`crate::privilege`].
+    /// Give up all privileges of this process, for good, once the probes are attached; see [`teiji_host::privilege`].
     pub confine: bool,
 }
 
@@ -117,31 +116,16 @@ fn now() -> u64 {
 }
 
 fn meta(spec: &Spec) -> Meta {
-    let read = |path: &str| std::fs::read_to_string(path).map(|s| s.trim().to_string()).unwrap_or_default();
     Meta {
         teiji: env!("CARGO_PKG_VERSION").into(),
-        host: read("/proc/sys/kernel/hostname"),
-        kernel: read("/proc/sys/kernel/osrelease"),
+        host: kernel::name(),
+        kernel: kernel::release(),
         started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         started: now(),
         watch: spec.watch.clone(),
         vms: spec.vms.clone(),
-        devices: devices(),
+        devices: kernel::devices(),
     }
-}
-
-/// Network devices by index.
-fn devices() -> Vec<(u32, String)> {
-    let Ok(entries) = std::fs::read_dir("/sys/class/net") else { return Vec::new() };
-    let mut all: Vec<_> = entries
-        .flatten()
-        .filter_map(|e| {
-            let index = std::fs::read_to_string(e.path().join("ifindex")).ok()?.trim().parse().ok()?;
-            Some((index, e.file_name().to_string_lossy().into_owned()))
-        })
-        .collect();
-    all.sort();
-    all
 }
 
 /// What takes in the events of a live trace.
@@ -235,10 +219,9 @@ impl Session<'_> {
 
 /// A thread's name, if it still has one.
 fn task(tid: u32) -> Option<Task> {
-    let name = std::fs::read(format!("/proc/{tid}/comm")).ok()?;
+    let name = kernel::thread_name(tid)?;
     let mut comm = [0; 16];
-    let n = name.iter().take(15).take_while(|&&b| b != b'\n').count();
-    comm[..n].copy_from_slice(&name[..n]);
+    comm[..name.len()].copy_from_slice(&name);
     Some(Task { tid, comm })
 }
 
@@ -349,18 +332,18 @@ fn take_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost> 
 
 /// The VMs that have not ended yet, each with an open file of its process: that stays readable under `hidepid`, and never
 /// refers to a later process of the same number.
-struct Alive(Vec<(Vm, Option<File>)>);
+struct Alive(Vec<(Vm, kernel::Process)>);
 
 impl Alive {
     fn of(vms: &[Vm]) -> Alive {
-        let open = |vm: &Vm| File::open(format!("/proc/{}/comm", vm.pid)).ok();
-        Alive(vms.iter().filter(|vm| vm.pid != 0).map(|vm| (vm.clone(), open(vm))).collect())
+        let watched = |vm: &Vm| (vm.clone(), kernel::Process::of(vm.pid));
+        Alive(vms.iter().filter(|vm| vm.pid != 0).map(watched).collect())
     }
 
     /// Notes those that have ended since.
     fn look(&mut self, counters: &mut Counters) {
-        self.0.retain(|(vm, file)| {
-            let there = file.as_ref().is_some_and(|file| file.read_at(&mut [0; 1], 0).is_ok());
+        self.0.retain(|(vm, process)| {
+            let there = process.there();
             if !there {
                 tracing::warn!("VM {:?} (pid {}) has ended", vm.name, vm.pid);
                 counters.vanished.push(vm.pid);

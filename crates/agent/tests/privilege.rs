@@ -17,7 +17,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use teiji_agent::output::{Output, Rights};
-use teiji_agent::privilege;
+use teiji_host::privilege;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();

@@ -1,10 +1,9 @@
 //! Why a report has no request, as far as what was seen tells.
 
-use crate::terminal::printable;
-use crate::units::count;
 use teiji_model::flow::{Direction, Matching};
 use teiji_model::host::DataPlane;
 use teiji_model::report::{Reason, Report, VmReport};
+use teiji_model::text::{count, printable};
 
 /// What was seen, and why there may be no complete request: paragraphs.
 pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {

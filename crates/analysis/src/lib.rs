@@ -13,6 +13,7 @@
 //! | `join` | joins events into packets, packets into requests, requests into calls |
 //! | `book`, `stats` | keep what is found, in bounded memory |
 //! | [`verdict`] | names what to blame; its documentation is the rule |
+//! | [`absence`] | why there is no complete request |
 //! | [`sip`] | finds in a SIP message what requests are matched by |
 //!
 //! There is no I/O and no clock: time is what the events say. Memory is bounded however long the trace
@@ -20,6 +21,7 @@
 //! certain is not made: see the counts of [`Requests`](teiji_model::report::Requests).
 #![forbid(unsafe_code)]
 
+pub mod absence;
 mod aged;
 mod book;
 mod hash;

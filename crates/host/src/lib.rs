@@ -12,9 +12,11 @@
 //! | `cmdline` | a VMM's command line: name, memory, MAC addresses |
 //! | `hfsc` | channels with deadlines as qdiscs, classes and filters of the kernel's own |
 //! | `identity` | whose process a VM is, and who says what it is called |
+//! | [`kernel`] | what the kernel tells of itself and of single threads |
 //! | `net` | taps, bridges, queues |
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `observe` | the host as a plan needs to know it |
+//! | [`privilege`] | gives up what a process does not need any more |
 //! | `root` | reading below a prefix |
 //! | `rtnl` | what the kernel tells of devices by rtnetlink |
 //! | [`settings`] | reads and changes one setting |
@@ -29,9 +31,11 @@ mod cgroup;
 mod cmdline;
 mod hfsc;
 mod identity;
+pub mod kernel;
 mod net;
 mod numa;
 mod observe;
+pub mod privilege;
 mod root;
 mod rtnl;
 pub mod settings;
@@ -40,7 +44,7 @@ mod task;
 mod thread;
 mod vm;
 
-pub use hfsc::Hfsc;
+pub use hfsc::{CurveOf, Hfsc};
 pub use root::Root;
 pub use settings::Settings;
 pub use task::task;

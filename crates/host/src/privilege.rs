@@ -98,7 +98,10 @@ pub fn become_nobody() -> Result<(), Error> {
 }
 
 /// Gives up all but these capabilities of the calling thread, and every way of getting one back.
-pub(crate) fn keep_only(kept: CapabilitySet) -> Result<(), Error> {
+///
+/// # Errors
+/// [`Error::Refused`].
+pub fn keep_only(kept: CapabilitySet) -> Result<(), Error> {
     close_ways_back()?;
     keep_of_permitted(kept)
 }

@@ -140,3 +140,10 @@ pub struct Capability {
     /// How to get it; empty if present.
     pub remedy: String,
 }
+
+impl Capability {
+    /// Whether it is missing and nothing works without it.
+    pub fn is_lacking(&self) -> bool {
+        !self.present && self.essential
+    }
+}

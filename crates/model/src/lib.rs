@@ -5,6 +5,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | [`advice`] | what a person is told beside a report's figures |
 //! | [`event`] | what the kernel probes report: packets at points, interrupts, guest entries, kicks |
 //! | [`stage`] | the path's stages and the states of the threads on it |
 //! | [`flow`] | the filter language of `--flow`, and what a trace is asked to watch |
@@ -26,6 +27,7 @@
 //! says otherwise; lengths are bytes; rates are bit/s.
 #![forbid(unsafe_code)]
 
+pub mod advice;
 pub mod cpus;
 pub mod event;
 pub mod flow;

@@ -3,10 +3,7 @@
 //! Bytes are counted on the wire: a frame, padded to [`MIN_FRAME`], and [`OVERHEAD`]. The kernel half charges the
 //! token buckets so, and admission counts so.
 
-mod curve;
 pub mod frame;
-
-pub use curve::{Curve, HFSC_MAX_RATE};
 
 use crate::policy::Endpoint;
 use crate::text::duration;
@@ -34,6 +31,17 @@ pub const MAX_DEADLINE: u64 = 60_000_000_000;
 pub const MAX_RATE: u64 = 1_000_000_000_000;
 /// Rates are kept in whole bytes a second: bit/s are multiples of this.
 pub const RATE_STEP: u64 = 8;
+
+/// A service curve, as `struct tc_service_curve` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Curve {
+    /// Rate of the first piece, bytes a second.
+    pub m1: u32,
+    /// Length of the first piece, µs.
+    pub d: u32,
+    /// Rate of the second piece, bytes a second; at most `m1`.
+    pub m2: u32,
+}
 
 /// A network device that is not mistaken for a later one of the same name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

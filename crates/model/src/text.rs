@@ -37,6 +37,11 @@ fn hidden(c: char) -> bool {
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
 }
 
+/// `1 event`, `2 events`.
+pub fn count(n: u64, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}
+
 /// A duration with three significant digits: `812 ns`, `12.3 µs`, `1.23 ms`, `2.35 s`.
 pub fn duration(ns: f64) -> String {
     let (value, unit) = match ns.abs() {

@@ -6,6 +6,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`html`] | reports as one web page |
+//! | [`json`] | what `--json` prints of everything but reports |
 //! | [`perfetto`] | requests as a trace for the Perfetto viewer |
 //! | [`table`] | columns |
 //! | [`terminal`] | what a terminal can show; untrusted text |
@@ -14,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod html;
+pub mod json;
 pub mod perfetto;
 pub mod table;
 pub mod terminal;

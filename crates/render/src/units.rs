@@ -1,6 +1,6 @@
 //! Durations, sizes and shares as people write them.
 
-pub use teiji_model::text::duration as ns;
+pub use teiji_model::text::{count, duration as ns};
 
 /// A share as a whole percentage.
 pub fn percent(share: f64) -> String {
@@ -24,11 +24,6 @@ pub fn bytes(bytes: u64) -> String {
     let value = bytes as f64 / (1u64 << shift) as f64;
     let decimals = usize::from(value < 9.95 && value.fract() > 0.05);
     format!("{value:.decimals$} {unit}")
-}
-
-/// `1 event`, `2 events`.
-pub fn count(n: u64, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

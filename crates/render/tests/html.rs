@@ -4,7 +4,18 @@
 mod common;
 
 use teiji_model::report::Report;
-use teiji_render::html::page;
+use teiji_render::html::Shown;
+
+/// A page as the command makes it.
+fn page(title: &str, reports: &[(&str, &Report)]) -> String {
+    let advice: Vec<_> = reports.iter().map(|(_, report)| common::advice(report)).collect();
+    let shown: Vec<Shown<'_>> = reports
+        .iter()
+        .zip(&advice)
+        .map(|((label, report), advice)| Shown { label, report, advice })
+        .collect();
+    teiji_render::html::page(title, &shown)
+}
 
 /// Checks that elements are closed in the order in which they were opened.
 fn well_formed(html: &str) {

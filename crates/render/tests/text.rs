@@ -24,9 +24,7 @@ const UNICODE: Style = Style { colour: false, unicode: true };
 
 /// A report as the command prints it, with what would help.
 fn report(report: &Report, style: &Style) -> String {
-    let suggestion = teiji_control::suggest::suggest(report, None);
-    let help: Vec<_> = suggestion.vms.iter().map(|vm| suggestion.of(vm)).collect();
-    teiji_render::text::report(report, &help, style)
+    teiji_render::text::report(report, &common::advice(report), style)
 }
 
 fn golden(name: &str, text: &str) {
@@ -217,7 +215,6 @@ fn channels(n: u64) -> Plan {
         cost: cost.into(),
     };
     Plan {
-        first: Vec::new(),
         steps: vec![
             step(
                 Setting::SegmentSize(eth0.clone()),
@@ -242,6 +239,7 @@ fn channels(n: u64) -> Plan {
             reserved: 450_000_000,
             channels: (1..=n).map(channel).collect(),
         }],
+        ..Plan::default()
     }
 }
 

@@ -150,10 +150,10 @@ pub enum Format {
 /// Which policy.
 #[derive(Debug, clap::Args)]
 pub struct PolicyFile {
-    /// The policy, a file or a directory of *.toml files [default: /etc/teiji/policy.toml and
-    /// /etc/teiji/policy.d/*.toml].
+    /// The policy: files, or directories of *.toml files, which are read in the order of their names. Where several
+    /// speak of the same thing, the last holds [default: /etc/teiji/policy.toml, then /etc/teiji/policy.d/*.toml].
     #[arg(value_name = "POLICY")]
-    pub file: Option<PathBuf>,
+    pub files: Vec<PathBuf>,
 }
 
 /// Where teiji keeps its state.

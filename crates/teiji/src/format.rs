@@ -4,8 +4,10 @@ use crate::args::{Format, ReportArgs, Usage};
 use crate::{output, terminal};
 use anyhow::Result;
 use std::io::{self, IsTerminal, Write};
+use teiji_agent::service::advice;
 use teiji_model::plan::Observed;
 use teiji_model::report::{Joined, Report};
+use teiji_render::html::Shown;
 use teiji_render::terminal::{Style, printable};
 use teiji_render::{html, perfetto, text};
 
@@ -89,26 +91,24 @@ pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)]
 /// If the policy cannot be written.
 pub fn suggest(report: &Report, observed: Option<&Observed>) -> Result<()> {
     // The policy is what was asked for: it does not fail with the report.
-    let _ = io::stderr().write_all(text::report(report, &help(report), &terminal::stderr()).as_bytes());
-    output::stdout(&teiji_control::suggest::suggest(report, observed).to_string())
+    let _ = io::stderr().write_all(text::report(report, &advice::of(report), &terminal::stderr()).as_bytes());
+    output::stdout(&advice::as_policy(report, observed))
 }
 
 fn in_text(reports: &[(String, Report)], style: &Style) -> String {
     let one = |(label, report): &(String, Report)| {
         let heading = if label.is_empty() { String::new() } else { format!("== {} ==\n", printable(label)) };
-        heading + &text::report(report, &help(report), style)
+        heading + &text::report(report, &advice::of(report), style)
     };
     reports.iter().map(one).collect::<Vec<_>>().join("\n")
 }
 
-/// For each VM, the lines of a policy that would help it.
-fn help(report: &Report) -> Vec<Vec<String>> {
-    let suggestion = teiji_control::suggest::suggest(report, None);
-    suggestion.vms.iter().map(|vm| suggestion.of(vm)).collect()
-}
-
 fn in_html(reports: &[(String, Report)]) -> String {
-    let labelled: Vec<(&str, &Report)> =
-        reports.iter().map(|(label, report)| (label.as_str(), report)).collect();
-    html::page("teiji report", &labelled)
+    let advice: Vec<_> = reports.iter().map(|(_, report)| advice::of(report)).collect();
+    let shown: Vec<Shown<'_>> = reports
+        .iter()
+        .zip(&advice)
+        .map(|((label, report), advice)| Shown { label, report, advice })
+        .collect();
+    html::page("teiji report", &shown)
 }

@@ -22,7 +22,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if teiji::output::reader_left(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let code = match error.downcast_ref::<teiji_agent::keeper::Error>() {
+            let code = match error.downcast_ref::<teiji_agent::service::Error>() {
                 Some(error) if error.lasts() => LASTS,
                 _ if error.is::<teiji::args::Usage>() => 2,
                 _ => 1,

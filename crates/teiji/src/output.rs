@@ -61,6 +61,14 @@ pub fn stdout(text: &str) -> Result<()> {
     bytes(text.as_bytes())
 }
 
+/// Writes a value as JSON to standard output.
+///
+/// # Errors
+/// As [`stdout`].
+pub fn json(value: &impl serde::Serialize) -> Result<()> {
+    stdout(&(serde_json::to_string_pretty(value)? + "\n"))
+}
+
 /// The same of what need not be text.
 ///
 /// # Errors

@@ -139,13 +139,9 @@ impl<H: Host> Engine<H> {
     /// # Errors
     /// If the kernel does not tell its boot id.
     pub fn open(directory: &Path, host: H) -> Result<Self, Error> {
-        let path = Path::new("/proc/sys/kernel/random/boot_id");
-        let boot = std::fs::read_to_string(path).map_err(|source| Error::State {
-            what: "read",
-            path: path.to_owned(),
-            source,
-        })?;
-        Ok(Engine::with(host, Directory::new(directory), SystemClock, boot.trim()))
+        let boot = teiji_host::kernel::boot_id();
+        let boot = boot.map_err(|(path, source)| Error::State { what: "read", path, source })?;
+        Ok(Engine::with(host, Directory::new(directory), SystemClock, &boot))
     }
 }
 

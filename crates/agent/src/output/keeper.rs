@@ -1,7 +1,6 @@
 //! The process that gives a file its name after the one that writes it has given up its rights.
 
 use super::Names;
-use crate::privilege;
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::wait::waitpid;
@@ -10,6 +9,7 @@ use rustix::thread::CapabilitySet;
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
+use teiji_host::privilege;
 
 /// The order.
 const KEEP: u8 = b'k';

@@ -16,45 +16,32 @@
 //! 100 Mbit/s it serves noticeably less than it was told. The rates of a curve are those that it has to be told to serve
 //! no less than is wanted.
 
-use super::{Channel, RATE_STEP};
+use teiji_model::queue::{Channel, Curve, RATE_STEP};
 
 /// Highest rate that HFSC can be told, bit/s: 2³² − 1 bytes a second (`struct tc_service_curve`).
 pub const HFSC_MAX_RATE: u64 = u32::MAX as u64 * 8;
 /// Clock ticks of a second, times 2¹⁴ (`PSCHED_TICKS_PER_SEC << ISM_SHIFT`): what the kernel divides by a rate.
 const SCALE: u64 = 15_625_000 << 14;
 
-/// A service curve, as `struct tc_service_curve` has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Curve {
-    /// Rate of the first piece, bytes a second.
-    pub m1: u32,
-    /// Length of the first piece, µs.
-    pub d: u32,
-    /// Rate of the second piece, bytes a second; at most `m1`.
-    pub m2: u32,
+/// The smallest curve that serves `burst` bytes within `within` ns, in whole µs rounded down, and `rate` bit/s in the
+/// long run; `None` if that is no time, or more than the kernel can be told.
+pub fn smallest(burst: u64, within: u64, rate: u64) -> Option<Curve> {
+    let d = u32::try_from(within / 1000).ok().filter(|d| *d > 0)?;
+    let m2 = told(rate.div_ceil(RATE_STEP))?;
+    let first = (u128::from(burst) * 1_000_000).div_ceil(u128::from(d));
+    let m1 = told(u64::try_from(first).ok()?)?.max(m2);
+    Some(Curve { m1, d, m2 })
 }
 
-impl Curve {
-    /// The smallest curve that serves `burst` bytes within `within` ns, in whole µs rounded down, and `rate` bit/s in the
-    /// long run; `None` if that is no time, or more than the kernel can be told.
-    pub fn new(burst: u64, within: u64, rate: u64) -> Option<Curve> {
-        let d = u32::try_from(within / 1000).ok().filter(|d| *d > 0)?;
-        let m2 = told(rate.div_ceil(RATE_STEP))?;
-        let first = (u128::from(burst) * 1_000_000).div_ceil(u128::from(d));
-        let m1 = told(u64::try_from(first).ok()?)?.max(m2);
-        Some(Curve { m1, d, m2 })
-    }
+/// The curve of a channel whose deadline is what HFSC has to keep; `None` as for [`smallest`].
+pub fn of(channel: &Channel) -> Option<Curve> {
+    smallest(channel.burst, channel.deadline, channel.rate)
+}
 
-    /// The curve of a channel whose deadline is what HFSC has to keep; `None` as for [`new`](Self::new).
-    pub fn of(channel: &Channel) -> Option<Curve> {
-        Curve::new(channel.burst, channel.deadline, channel.rate)
-    }
-
-    /// What it may take of the link, bit/s: a little more than it was told, for the kernel rounds up what it adds
-    /// (`m2sm()`), by less than a byte a second.
-    pub fn reserves(&self) -> u64 {
-        (u64::from(self.m1) + 1) * 8
-    }
+/// What a curve may take of the link, bit/s: a little more than was told, for the kernel rounds up what it adds
+/// (`m2sm()`), by less than a byte a second.
+pub fn reserves(curve: &Curve) -> u64 {
+    (u64::from(curve.m1) + 1) * 8
 }
 
 /// The rate to tell, so that no less than `wanted` bytes a second are served.
@@ -80,22 +67,22 @@ mod tests {
             assert!(factor(m) * bytes <= SCALE, "{bytes} {m}");
             assert!(u64::from(m) <= bytes + bytes / 50 + 1, "{bytes} {m}");
         }
-        let curve = Curve::new(1000, 2_000_999, 8_000).unwrap();
+        let curve = smallest(1000, 2_000_999, 8_000).unwrap();
         assert_eq!(curve, Curve { m1: 500_000, d: 2000, m2: 1000 });
-        assert_eq!(curve.reserves(), 4_000_008);
+        assert_eq!(reserves(&curve), 4_000_008);
         // A rate that serves the burst sooner than it has to be served.
         assert_eq!(
-            Curve::new(100, 1_000_000, 8_000_000).unwrap(),
+            smallest(100, 1_000_000, 8_000_000).unwrap(),
             Curve { m1: 1_000_000, d: 1000, m2: 1_000_000 }
         );
     }
 
     #[test]
     fn what_the_kernel_cannot_be_told_has_no_curve() {
-        assert_eq!(Curve::new(1000, 999, 8), None);
-        assert_eq!(Curve::new(1 << 30, 1000, 8), None);
-        assert_eq!(Curve::new(1000, 1_000_000, HFSC_MAX_RATE + 8), None);
-        assert_eq!(Curve::new(u64::MAX, u64::MAX, u64::MAX), None);
-        assert!(Curve::new(1000, 1_000_000, 30_000_000_000).is_some());
+        assert_eq!(smallest(1000, 999, 8), None);
+        assert_eq!(smallest(1 << 30, 1000, 8), None);
+        assert_eq!(smallest(1000, 1_000_000, HFSC_MAX_RATE + 8), None);
+        assert_eq!(smallest(u64::MAX, u64::MAX, u64::MAX), None);
+        assert!(smallest(1000, 1_000_000, 30_000_000_000).is_some());
     }
 }

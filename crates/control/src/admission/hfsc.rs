@@ -23,10 +23,10 @@
 //! d′_j  =  d_j − a, in whole µs rounded down,  a = (ring + largest frame) / C + ε,  delay_j = d′_j + a
 //! ```
 
+use super::curve::{self, HFSC_MAX_RATE};
 use super::demand::{BYTE, div_ceil};
 use super::terms::{Admission, Channel, Denied, FASTEST, Guarantee, LONGEST, Link, Reason, Refusal, Remedy};
 use super::{remedy, terms};
-use teiji_model::queue::{Curve, HFSC_MAX_RATE};
 
 /// Whether HFSC can keep the deadlines of all these channels on the link, whose slack does not matter.
 ///
@@ -68,8 +68,8 @@ fn blocking(link: &Link) -> u64 {
 
 /// What a channel reserves, bit/s. Without time to do it in, and beyond what HFSC can be told, more than any link has.
 fn reserves(link: &Link, channel: &Channel) -> u128 {
-    let curve = within(link, channel).and_then(|within| Curve::new(channel.burst, within, channel.rate));
-    curve.map_or(u128::from(FASTEST), |curve| curve.reserves().into())
+    let curve = within(link, channel).and_then(|within| curve::smallest(channel.burst, within, channel.rate));
+    curve.map_or(u128::from(FASTEST), |curve| curve::reserves(&curve).into())
 }
 
 /// The channels of a link, and what they reserve of it.

@@ -179,7 +179,7 @@ proptest! {
         let link = Link { ring_bytes: 0, ..link };
         let Ok(admitted) = hfsc::admit(&link, &set) else { return Ok(()) };
         let curves: Vec<Curve> = set.iter()
-            .map(|c| Curve::new(c.burst, hfsc::within(&link, c).unwrap(), c.rate).unwrap())
+            .map(|c| super::curve::smallest(c.burst, hfsc::within(&link, c).unwrap(), c.rate).unwrap())
             .collect();
         let frame = u64::from(link.max_frame + link.overhead);
         let greedy = |(i, c)| {

@@ -6,6 +6,7 @@
 //! | `terms` | link, channel, admission, refusal |
 //! | `demand` | the test itself: demand of the channels against what the link can send |
 //! | `bound` | the delay that each channel is guaranteed |
+//! | [`curve`] | a channel as HFSC is told it |
 //! | `remedy` | the smallest single changes that make a refused set fit |
 //! | [`hfsc`] | the test for links whose deadlines HFSC keeps, which admits less |
 //!
@@ -53,6 +54,7 @@
 //! All arithmetic is exact, in units of 1/10⁹ bit: rate × ns. The cost is that of sorting the channels.
 
 mod bound;
+pub mod curve;
 mod demand;
 pub mod hfsc;
 #[cfg(test)]

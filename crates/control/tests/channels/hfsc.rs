@@ -1,7 +1,7 @@
 //! Channels on a kernel without BPF qdiscs, which HFSC keeps.
 
 use super::*;
-use teiji_model::queue::Curve;
+use teiji_control::admission::curve;
 
 fn old(mut observed: Observed) -> Observed {
     observed.deadlines = DeadlineSupport::Hfsc("its BTF has no Qdisc_ops\u{1b}".into());
@@ -24,7 +24,7 @@ fn hfsc_is_the_queue_of_older_kernels() {
     assert_eq!(sip.deadline, (3 * MS - off) / 1000 * 1000);
     assert_eq!(plan.links[0].channels[0].deadline, 3 * MS);
     assert_eq!(plan.links[0].channels[0].bound, sip.deadline + off);
-    assert!(Curve::of(sip).is_some());
+    assert!(curve::of(sip).is_some());
 }
 
 #[test]

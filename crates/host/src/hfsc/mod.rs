@@ -37,6 +37,8 @@ use teiji_model::setting::{Setting, SettingError, Value};
 use teiji_model::text::printable;
 use tree::{OUTER, Part, Tree};
 
+pub use tree::CurveOf;
+
 /// Kinds of the best-effort class's qdisc, the better first; the last is always there.
 const LEAVES: [&str; 2] = ["fq_codel", "pfifo"];
 /// The index of `lo`, which each network namespace has.
@@ -47,12 +49,14 @@ const LOOPBACK: u32 = 1;
 pub struct Hfsc {
     settings: Settings,
     notes: PathBuf,
+    curve: CurveOf,
 }
 
 impl Hfsc {
-    /// Whose notes lie in `notes`: the state directory. `settings` are those of the same host.
-    pub fn new(settings: Settings, notes: &Path) -> Self {
-        Hfsc { settings, notes: notes.to_owned() }
+    /// Whose notes lie in `notes`: the state directory. `settings` are those of the same host. `curve` tells what HFSC has
+    /// to be told of a channel: admission has counted with just that.
+    pub fn new(settings: Settings, notes: &Path, curve: CurveOf) -> Self {
+        Hfsc { settings, notes: notes.to_owned(), curve }
     }
 
     /// What the root qdisc of a device is, if it has teiji's handle: its channels, or a qdisc that somebody has changed.
@@ -67,7 +71,7 @@ impl Hfsc {
             self.notes(device).read().map_err(|why| SettingError::NotPermitted(says(device, &why)))?;
         let outer = (root.handle >> 16) as u16;
         if let Some(tree) = noted.into_iter().find(|tree| tree.outer == outer)
-            && let Ok(parts) = tree.parts(device.index)
+            && let Ok(parts) = tree.parts(device.index, self.curve)
             && facts::present(&tree, &mut rtnl, device.index).map_err(failed)? == facts::wanted(&tree, &parts)
         {
             return Ok(Some(Queue::Deadlines(Box::new(tree.keeps))));
@@ -90,9 +94,9 @@ impl Hfsc {
         let present = own_root(&mut rtnl, device.index).map_err(failed)?.map(|q| (q.handle >> 16) as u16);
         let mtu = rtnl.mtu(device.index).map_err(failed)?;
         let outer = OUTER.into_iter().find(|outer| Some(*outer) != present).unwrap_or(OUTER[0]);
-        let tree = rehearsed(|leaf| Tree { outer, mtu, leaf: leaf.into(), keeps: wanted.clone() })
-            .map_err(refused)?;
-        let parts = tree.parts(device.index).map_err(refused)?;
+        let tree = |leaf: &str| Tree { outer, mtu, leaf: leaf.into(), keeps: wanted.clone() };
+        let tree = rehearsed(tree, self.curve).map_err(refused)?;
+        let parts = tree.parts(device.index, self.curve).map_err(refused)?;
         let notes = self.notes(device);
         let stays = notes.read().map_err(refused)?.into_iter().filter(|t| Some(t.outer) == present);
         let all: Vec<Tree> = stays.chain([tree]).collect();
@@ -131,7 +135,7 @@ impl Hfsc {
                 }
                 // The same handle must not be there for it to be made anew.
                 let _ = rtnl.delete_root(device.index);
-                send(rtnl, &tree.parts(device.index)?)
+                send(rtnl, &tree.parts(device.index, self.curve)?)
             }
             (former, _) => {
                 self.settings.write(&Setting::Queue(device.clone()), former).map_err(|e| e.to_string())
@@ -151,11 +155,11 @@ fn own_root(rtnl: &mut Rtnl, index: u32) -> nix::Result<Option<Qdisc>> {
 ///
 /// # Errors
 /// What the kernel refuses, or that it could not be tried.
-fn rehearsed(with: impl Fn(&str) -> Tree) -> Result<Tree, String> {
+fn rehearsed(with: impl Fn(&str) -> Tree, curve: CurveOf) -> Result<Tree, String> {
     let mut said = String::new();
     for leaf in LEAVES {
         let tree = with(leaf);
-        let parts = tree.parts(LOOPBACK)?;
+        let parts = tree.parts(LOOPBACK, curve)?;
         // A thread of its own, for it goes to a namespace that ends with it.
         let tried = std::thread::scope(|scope| {
             let trial = scope.spawn(|| {

@@ -3,6 +3,7 @@
 use super::*;
 use crate::rtnl::{TCA_OPTIONS, attributes, u32_at};
 use std::collections::{BTreeMap, BTreeSet};
+use teiji_control::admission::curve;
 use teiji_model::policy::Endpoint;
 use teiji_model::queue::{Channel, Scheduler};
 
@@ -35,7 +36,7 @@ fn options(part: &Part) -> BTreeMap<u16, Vec<u8>> {
 #[test]
 fn a_channel_is_a_class_a_queue_and_filters() {
     let tree = tree(&[("sip", sip())]);
-    let parts = tree.parts(7).unwrap();
+    let parts = tree.parts(7, curve::of).unwrap();
     let names: Vec<&str> = parts.iter().map(|(what, _)| what.as_str()).collect();
     assert_eq!(
         names,
@@ -67,7 +68,7 @@ fn a_channel_is_a_class_a_queue_and_filters() {
 
 #[test]
 fn the_size_table_counts_bytes_on_the_wire() {
-    let parts = tree(&[]).parts(1).unwrap();
+    let parts = tree(&[]).parts(1, curve::of).unwrap();
     let all = attributes(&parts[0].1.attributes);
     let stab = attributes(all.iter().find(|(k, _)| *k == 8).unwrap().1);
     let table: Vec<u16> =
@@ -89,7 +90,7 @@ fn the_size_table_counts_bytes_on_the_wire() {
 
 #[test]
 fn open_ports_and_ends_are_several_filters() {
-    let filters = |c: Channel| tree(&[("c", c)]).parts(1).map(|parts| parts.len() - 7);
+    let filters = |c: Channel| tree(&[("c", c)]).parts(1, curve::of).map(|parts| parts.len() - 7);
     assert_eq!(filters(channel(None, None, None)), Ok(4));
     assert_eq!(filters(channel(None, None, Some(1))), Ok(4));
     // UDP, TCP and SCTP, tagged and not.
@@ -102,7 +103,7 @@ fn open_ports_and_ends_are_several_filters() {
 #[test]
 fn the_more_specific_channel_has_the_packet() {
     let any = channel(None, end("10.0.1.0", 24, Some(5060)), None);
-    let parts = tree(&[("any", any), ("sip", sip())]).parts(1).unwrap();
+    let parts = tree(&[("any", any), ("sip", sip())]).parts(1, curve::of).unwrap();
     let filters: Vec<&str> =
         parts.iter().filter(|(_, r)| r.kind == libc::RTM_NEWTFILTER).map(|(what, _)| what.as_str()).collect();
     // UDP is `sip`'s; TCP and SCTP are left for `any`.
@@ -113,14 +114,14 @@ fn the_more_specific_channel_has_the_packet() {
 #[test]
 fn what_was_changed_is_told() {
     let whole = tree(&[("sip", sip())]);
-    let parts = whole.parts(7).unwrap();
+    let parts = whole.parts(7, curve::of).unwrap();
     let facts = facts::wanted(&whole, &parts);
     assert_eq!(facts.len(), parts.len());
     let other = |change: fn(&mut Channel)| {
         let mut c = sip();
         change(&mut c);
         let tree = tree(&[("sip", c)]);
-        facts::wanted(&tree, &tree.parts(7).unwrap())
+        facts::wanted(&tree, &tree.parts(7, curve::of).unwrap())
     };
     assert_eq!(other(|_| {}), facts);
     for change in [
@@ -136,10 +137,10 @@ fn what_was_changed_is_told() {
     }
     let mut faster = whole.clone();
     faster.keeps.rate += 8;
-    assert_ne!(facts::wanted(&faster, &faster.parts(7).unwrap()), facts);
+    assert_ne!(facts::wanted(&faster, &faster.parts(7, curve::of).unwrap()), facts);
     let mut jumbo = whole.clone();
     jumbo.mtu = 9000;
-    assert_ne!(facts::wanted(&jumbo, &jumbo.parts(7).unwrap()), facts);
+    assert_ne!(facts::wanted(&jumbo, &jumbo.parts(7, curve::of).unwrap()), facts);
     // Part of it only, and nothing of another handle.
     let less: BTreeSet<_> = facts::wanted(&whole, &parts[..parts.len() - 1]);
     assert!(less.is_subset(&facts) && less != facts);
@@ -168,7 +169,7 @@ fn notes_are_read_as_they_are_written() {
 #[test]
 fn another_s_root_is_not_read() {
     let dir = tempfile::tempdir().unwrap();
-    let hfsc = Hfsc::new(Settings::default(), dir.path());
+    let hfsc = Hfsc::new(Settings::default(), dir.path(), curve::of);
     assert_eq!(hfsc.read(&Device { name: "lo".into(), index: 1 }), Ok(None));
     // With neither, nothing has changed.
     let bad = Deadlines { rate: 0, ..tree(&[("c", Channel { deadline: 0, ..sip() })]).keeps };

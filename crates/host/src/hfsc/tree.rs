@@ -18,7 +18,7 @@ use super::filter;
 use crate::rtnl::{ROOT, Request, TCA_KIND, TCA_OPTIONS, TCMSG, attribute, tcmsg};
 use serde::{Deserialize, Serialize};
 use teiji_model::queue::frame::{full, on_wire};
-use teiji_model::queue::{Curve, Deadlines, MIN_FRAME, OVERHEAD, TIMER_ERROR};
+use teiji_model::queue::{Channel, Curve, Deadlines, MIN_FRAME, OVERHEAD, TIMER_ERROR};
 
 /// Handles (major numbers) of the outer qdisc; the inner's is the next. Two, so that a change makes a new tree beside
 /// the old one and not within it, and so that a tree tells which of two values it is.
@@ -62,6 +62,9 @@ pub(super) struct Tree {
     pub keeps: Deadlines,
 }
 
+/// What HFSC has to be told of a channel; `None` if it cannot be.
+pub type CurveOf = fn(&Channel) -> Option<Curve>;
+
 /// A request, and what it makes, for people.
 pub(super) type Part = (String, Request);
 
@@ -78,7 +81,7 @@ impl Tree {
     ///
     /// # Errors
     /// What of the channels HFSC cannot keep.
-    pub fn parts(&self, ifindex: u32) -> Result<Vec<Part>, String> {
+    pub fn parts(&self, ifindex: u32, curve: CurveOf) -> Result<Vec<Part>, String> {
         let (outer, inner) = (self.outer_handle(), self.inner());
         let qdisc = |what: &str, parent, handle, kind: &str, options: &[u8], more: &[u8]| {
             let mut attributes = named(kind);
@@ -105,7 +108,7 @@ impl Tree {
             qdisc(&format!("qdisc {}", self.leaf), inner | DEFAULT, 0, &self.leaf, &[], &[]),
         ];
         for (n, (name, channel)) in (FIRST..).zip(&self.keeps.channels) {
-            let curve = Curve::of(channel)
+            let curve = curve(channel)
                 .ok_or_else(|| format!("HFSC cannot count the burst and deadline of channel `{name}`"))?;
             let options = [
                 attribute(TCA_HFSC_RSC, &service(curve)),

@@ -10,22 +10,36 @@ mod percentiles;
 mod section;
 
 use crate::terminal::printable;
+use teiji_model::advice::Advice;
 use teiji_model::report::Report;
 
-/// A page about `reports`, each with a label. With several, the first is what the others are compared
+/// A report on a page.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<'a> {
+    /// What it is called; may be empty if it is the only one.
+    pub label: &'a str,
+    /// The report.
+    pub report: &'a Report,
+    /// For each of its VMs, in their order.
+    pub advice: &'a [Advice],
+}
+
+/// A page about reports, each with a label. With several, the first is what the others are compared
 /// with; with one, its label may be empty.
-pub fn page(title: &str, reports: &[(&str, &Report)]) -> String {
+pub fn page(title: &str, shown: &[Shown<'_>]) -> String {
+    let reports: Vec<(&str, &Report)> = shown.iter().map(|s| (s.label, s.report)).collect();
     let title = escape(title);
     let mut body = format!("<h1>{title}</h1>\n");
-    for (label, report) in reports {
+    for (label, report) in &reports {
         body += &section::provenance(label, report);
     }
     if reports.len() > 1 {
-        body += &compare::all(reports);
+        body += &compare::all(&reports);
     }
-    for (label, report) in reports {
-        for vm in &report.vms {
-            body += &section::vm(label, report, vm);
+    let none = Advice::default();
+    for Shown { label, report, advice } in shown {
+        for (i, vm) in report.vms.iter().enumerate() {
+            body += &section::vm(label, advice.get(i).unwrap_or(&none), vm);
         }
         if report.vms.is_empty() {
             body += "<p>No VM was traced.</p>\n";

@@ -4,6 +4,7 @@ use super::{chart, escape, percentiles};
 use crate::text;
 use crate::units::{count, ns, percent};
 use std::fmt::Write;
+use teiji_model::advice::Advice;
 use teiji_model::report::{Blame, Leg, Report, StageReport, VmReport};
 
 /// Where a report comes from, in a line, and what it lost.
@@ -27,14 +28,14 @@ pub(super) fn provenance(label: &str, report: &Report) -> String {
 }
 
 /// Everything about a VM.
-pub(super) fn vm(label: &str, report: &Report, vm: &VmReport) -> String {
+pub(super) fn vm(label: &str, advice: &Advice, vm: &VmReport) -> String {
     let label = if label.is_empty() { String::new() } else { format!(": {}", escape(label)) };
     let mut out = format!("<h2>{}{label}</h2>\n<p class=\"soft\">pid {}</p>\n", escape(&vm.name), vm.pid);
     if vm.total.is_some() {
         let _ = writeln!(out, "<p class=\"verdict\">{}</p>", escape(&vm.verdict.headline));
         out += &details(vm);
     } else {
-        for (i, paragraph) in text::absence::why(report, vm).iter().enumerate() {
+        for (i, paragraph) in advice.absence.iter().enumerate() {
             let class = if i == 0 { "verdict" } else { "" };
             let _ = writeln!(out, "<p class=\"{class}\">{}</p>", escape(paragraph));
         }

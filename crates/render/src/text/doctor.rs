@@ -27,8 +27,7 @@ pub fn table(all: &[Capability], style: &Style) -> String {
             out += &format!("{:left$}{}\n", "", style.paint(Tone::Faint, line));
         }
     }
-    let missing: Vec<&str> =
-        all.iter().filter(|c| !c.present && c.essential).map(|c| c.name.as_str()).collect();
+    let missing: Vec<&str> = all.iter().filter(|c| c.is_lacking()).map(|c| c.name.as_str()).collect();
     let verdict = if missing.is_empty() {
         style.paint(Tone::Good, "VMs with vhost-net NICs can be traced here.")
     } else {

@@ -1,10 +1,10 @@
 //! Reports, plans and hosts as text, at most [`WIDTH`] columns wide.
 
-pub mod absence;
 pub mod doctor;
 pub mod guarantees;
 pub mod links;
 pub mod plan;
+pub mod policy;
 mod stages;
 pub mod status;
 pub mod vms;
@@ -14,21 +14,23 @@ pub use waterfall::{cells, dominant, letter};
 
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units::{count, ns, percent};
+use teiji_model::advice::Advice;
 use teiji_model::report::{Behind, Dist, Groups, LeftOut, Report, Requests, Verdict, VmReport};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
 
-/// A report as text. `help`: for each VM, the lines of a policy that would help it, with their comments.
-pub fn report(report: &Report, help: &[Vec<String>], style: &Style) -> String {
+/// A report as text; `advice` is for each of its VMs, in their order.
+pub fn report(report: &Report, advice: &[Advice], style: &Style) -> String {
     let mut lines = vec![heading(report)];
     lines.extend(lost(report).iter().map(|l| style.paint(Tone::Bad, l)));
     if report.vms.is_empty() {
         lines.push("no VM was traced".to_owned());
     }
+    let none = Advice::default();
     for (i, vm) in report.vms.iter().enumerate() {
         lines.push(String::new());
-        lines.extend(section(report, vm, help.get(i).map_or(&[], Vec::as_slice), style));
+        lines.extend(section(vm, advice.get(i).unwrap_or(&none), style));
     }
     let mut out = String::new();
     for line in lines {
@@ -89,7 +91,7 @@ pub fn lost(report: &Report) -> Vec<String> {
     lines
 }
 
-fn section(report: &Report, vm: &VmReport, help: &[String], style: &Style) -> Vec<String> {
+fn section(vm: &VmReport, advice: &Advice, style: &Style) -> Vec<String> {
     let name = shorten(&printable(&vm.name), 40);
     let mut lines = vec![format!("{}  pid {}", style.paint(Tone::Strong, &name), vm.pid)];
     lines.push(requests(&vm.requests));
@@ -97,8 +99,8 @@ fn section(report: &Report, vm: &VmReport, help: &[String], style: &Style) -> Ve
     match &vm.total {
         None => {
             lines.push(String::new());
-            for paragraph in absence::why(report, vm) {
-                lines.extend(wrap(&paragraph, WIDTH));
+            for paragraph in &advice.absence {
+                lines.extend(wrap(paragraph, WIDTH));
             }
             lines.extend(stages::legs(vm, style));
         }
@@ -118,7 +120,7 @@ fn section(report: &Report, vm: &VmReport, help: &[String], style: &Style) -> Ve
             lines.push(String::new());
             lines.extend(verdict(&vm.verdict, style));
             lines.push(String::new());
-            lines.extend(what_would_help(help, style));
+            lines.extend(what_would_help(&advice.help, style));
             lines.push(String::new());
             lines.extend(stages::table(vm, style));
             lines.extend(waterfall::lines(vm, style));

@@ -5,7 +5,7 @@ use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
 use std::fmt::Write;
 use teiji_model::plan::{Plan, Step};
-use teiji_model::policy::{Problem, Source};
+use teiji_model::policy::{Line, Overridden, Place, Problem, Source};
 use teiji_model::setting::Value;
 use teiji_model::units::DURATION;
 
@@ -47,12 +47,13 @@ pub fn table(plan: &Plan, style: &Style) -> String {
         // What several steps in a row have in common is said once.
         let next = plan.steps.get(i + 1);
         if next.is_none_or(|next| (&next.reason, &next.cost) != (&step.reason, &step.cost)) {
-            out += &because(step, style);
+            out += &because(step, plan.asked.get(&step.reason), style);
         }
     }
     if !out.is_empty() {
         out.push('\n');
     }
+    out += &overridden(&plan.overridden, style);
     for link in &plan.links {
         out += &(guarantees::link(link, style) + "\n");
     }
@@ -96,15 +97,56 @@ pub fn step(mark: &str, step: &Step, style: &Style) -> String {
     out
 }
 
-/// Why, and at which cost.
-fn because(step: &Step, style: &Style) -> String {
+/// Why, where that is written, and at which cost.
+fn because(step: &Step, place: Option<&Place>, style: &Style) -> String {
     let mut out = String::new();
+    let place = place.map_or_else(String::new, |place| format!(" ({}:{})", place.file, place.line));
     let because = match step.cost.as_str() {
-        "" => format!("because of {}", step.reason),
-        cost => format!("because of {}; cost: {cost}", step.reason),
+        "" => format!("because of {}{place}", step.reason),
+        cost => format!("because of {}{place}; cost: {cost}", step.reason),
     };
     for line in wrap(&style.ascii(&printable(&because)), 93) {
         out += &format!("       {}\n", style.paint(Tone::Faint, &line));
     }
     out
+}
+
+/// What several files say differently, and which line holds; empty if there is none.
+pub fn overridden(all: &[Overridden], style: &Style) -> String {
+    let mut out = String::new();
+    let line = |line: &Line| format!("{} ({}:{})", line.text, line.place.file, line.place.line);
+    for one in all {
+        let over: Vec<String> = one.over.iter().map(line).collect();
+        let text = format!("[{}] {} holds, not {}", one.section, line(&one.holds), over.join(", "));
+        for (i, line) in wrap(&style.ascii(&printable(&text)), 92).iter().enumerate() {
+            let head = if i == 0 { "policy: " } else { "        " };
+            out += &format!("{}{line}\n", style.paint(Tone::Faint, head));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_that_holds_is_named_with_those_that_do_not() {
+        let line = |text: &str, file: &str, line| Line {
+            text: text.into(),
+            place: Place { file: file.into(), line, column: 1 },
+        };
+        let all = [Overridden {
+            section: "vm.sip1".into(),
+            holds: line("class = \"fair\"", "20-site.toml", 3),
+            over: vec![
+                line("class = \"realtime\"", "10-base.toml", 2),
+                line("priority = 20", "10-base.toml", 4),
+            ],
+        }];
+        let text = "policy: [vm.sip1] class = \"fair\" (20-site.toml:3) holds, not class = \"realtime\"\n        \
+                    (10-base.toml:2), priority = 20 (10-base.toml:4)\n";
+        assert_eq!(overridden(&all, &Style::PLAIN), text);
+        assert_eq!(overridden(&[], &Style::PLAIN), "");
+    }
 }

@@ -9,6 +9,16 @@ use teiji_model::stage::{Split, Stage, ThreadState};
 
 const US: u64 = 1_000;
 
+/// What the command says beside a report.
+pub fn advice(report: &Report) -> Vec<teiji_model::advice::Advice> {
+    let suggestion = teiji_control::suggest::suggest(report, None);
+    let one = |(vm, advice): (&VmReport, _)| teiji_model::advice::Advice {
+        absence: if vm.total.is_none() { teiji_analysis::absence::why(report, vm) } else { Vec::new() },
+        help: suggestion.of(advice),
+    };
+    report.vms.iter().zip(&suggestion.vms).map(one).collect()
+}
+
 pub fn vm(name: &str, pid: u32) -> Vm {
     let vcpu =
         |index, tid| Vcpu { index, kvm_id: Some(u32::from(index)), tid, cpus: "0-3".into(), last_cpu: 1 };

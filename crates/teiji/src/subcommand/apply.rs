@@ -1,21 +1,18 @@
 //! `teiji apply`, `confirm`, `rollback`: what changes the host, and changes it back.
 
 use super::{plan, signals};
-use crate::args::{Apply, Rollback, State, Usage};
+use crate::args::{Apply, Rollback, Usage};
 use crate::{output, terminal};
 use anyhow::{Result, bail};
 use std::io::{BufRead, IsTerminal, Write};
-use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
-use teiji_agent::apply::{self, Engine, Note, Options, Progress};
-use teiji_agent::machine::Machine;
-use teiji_agent::policy;
-use teiji_host::Root;
+use teiji_agent::apply::{self, Note, Options, Progress};
+use teiji_agent::service::Service;
 use teiji_render::terminal::printable;
 use teiji_render::{text, units};
 
 /// Plans, shows the plan, carries it out.
-pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
+pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
     if let Some(file) = &args.host {
         return Err(Usage(format!(
             "apply changes the host that it runs on, so it takes no --host: `teiji plan --host {}` shows what it would \
@@ -24,33 +21,20 @@ pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
         ))
         .into());
     }
-    let loaded = policy::load(args.policy.file.as_deref()).map_err(plan::explain)?;
-    if made_up {
-        bail!("what is below --root is not this machine, so it cannot be changed; `teiji plan` reads it");
-    }
-    needs_root(
-        "apply changes threads, interrupts, control groups and qdiscs; `teiji plan` shows what it would do",
-    )?;
     let wait = args.wait.unwrap_or_default();
-    let engine = open(&args.state)?;
-    // First, so that the plan starts from where the host is then.
-    tell(&engine.recover(wait)?);
-    let plan = policy::plan(&loaded, root, &engine).map_err(plan::explain)?;
-    let style = terminal::stdout();
-    if !plan.first.is_empty() {
-        bail!("something else has to be done first, so nothing is changed: {}", plan.first.join("; "));
-    }
+    let prepared =
+        service.prepare(&args.policy.files, wait, &mut |notes| tell(notes)).map_err(plan::explain)?;
+    let (plan, style) = (prepared.plan(), terminal::stdout());
     if plan.steps.is_empty() {
-        return output::stdout(&text::plan::table(&plan, &style));
+        return output::stdout(&text::plan::table(plan, &style));
     }
     for warning in &plan.warnings {
         say(&format!("warning: {warning}"));
     }
     let stop = signals::stop_flag()?;
     let options = Options { confirm_within: args.confirm_within, wait };
-    let mut waiting = Waiting::new(&args.state);
-    let applied = engine.apply(
-        &plan,
+    let mut waiting = Waiting::new(service);
+    let applied = prepared.apply(
         &options,
         &mut |progress| match progress {
             Progress::Step { index, of, step } => {
@@ -78,28 +62,25 @@ pub(super) fn run(args: &Apply, root: &Root, made_up: bool) -> Result<()> {
 }
 
 /// Confirms what waits for it.
-pub(super) fn confirm(state: &State) -> Result<()> {
-    needs_root("confirm writes to the state directory")?;
-    let notes = open(state)?.confirm()?;
+pub(super) fn confirm(service: &Service) -> Result<()> {
+    let notes = service.confirm()?;
     tell(&notes);
     say("confirmed: the changes stay");
     Ok(())
 }
 
 /// Puts everything back, or clears up after a killed process.
-pub(super) fn rollback(args: &Rollback) -> Result<()> {
-    needs_root("rollback changes threads, interrupts, control groups and qdiscs")?;
-    let engine = open(&args.state)?;
+pub(super) fn rollback(args: &Rollback, service: &Service) -> Result<()> {
     let wait = args.wait.unwrap_or_default();
     if args.unfinished {
-        let notes = engine.recover(wait)?;
+        let notes = service.clear_up(wait)?;
         tell(&notes);
         if notes.is_empty() {
             say("nothing was left unfinished");
         }
         return Ok(());
     }
-    let done = engine.rollback(&apply::Rollback { force: args.force, wait })?;
+    let done = service.rollback(&apply::Rollback { force: args.force, wait })?;
     tell(&done.notes);
     say(&match done.restored {
         0 => "nothing to put back".to_owned(),
@@ -113,20 +94,6 @@ pub(super) fn rollback(args: &Rollback) -> Result<()> {
     Ok(())
 }
 
-/// Who changes this machine's settings.
-pub(super) fn open(state: &State) -> Result<Engine<Machine>, apply::Error> {
-    Engine::open(&state.dir, Machine::new(Root::default(), &state.pins, &state.dir))
-}
-
-/// Fails with what root is needed for.
-pub(super) fn needs_root(what: &str) -> Result<()> {
-    // The owner of /proc/self is the effective user.
-    if std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0) {
-        return Ok(());
-    }
-    bail!("root is needed and this process does not have it: {what}; run it with sudo")
-}
-
 /// Prints what was met with on the way.
 pub(super) fn tell(notes: &[Note]) {
     notes.iter().for_each(|note| say(&note.to_string()));
@@ -138,15 +105,15 @@ fn say(text: &str) {
 
 /// The countdown on standard error, and Enter on the terminal as a confirmation.
 struct Waiting<'a> {
-    state: &'a State,
+    service: &'a Service,
     begun: bool,
     last: Option<u64>,
     terminal: bool,
 }
 
 impl<'a> Waiting<'a> {
-    fn new(state: &'a State) -> Self {
-        Waiting { state, begun: false, last: None, terminal: std::io::stderr().is_terminal() }
+    fn new(service: &'a Service) -> Self {
+        Waiting { service, begun: false, last: None, terminal: std::io::stderr().is_terminal() }
     }
 
     fn show(&mut self, left: Duration) {
@@ -180,12 +147,12 @@ impl<'a> Waiting<'a> {
         if !std::io::stdin().is_terminal() {
             return;
         }
-        let state = self.state.clone();
+        let service = self.service.clone();
         std::thread::spawn(move || {
             let mut line = String::new();
             if std::io::stdin().lock().read_line(&mut line).is_ok_and(|n| n > 0) {
                 // The waiting thread tells what became of it.
-                let _ = open(&state).and_then(|engine| engine.confirm());
+                let _ = service.confirm();
             }
         });
     }

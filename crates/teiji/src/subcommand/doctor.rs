@@ -3,34 +3,18 @@
 use crate::args::Print;
 use crate::{output, terminal};
 use anyhow::Result;
-use serde::Serialize;
 use std::process::ExitCode;
-use teiji_host::Root;
-use teiji_model::host::Capability;
+use teiji_agent::service::Service;
+use teiji_render::json;
 use teiji_render::text::doctor::table;
 
-/// What `--json` prints.
-#[derive(Serialize)]
-struct Json<'a> {
-    schema: u32,
-    works: bool,
-    capabilities: &'a [Capability],
-}
-
 /// Looks and prints; the exit code is 0 if a VM with vhost-net NICs can be traced.
-pub(super) fn run(print: &Print, root: &Root, made_up: bool) -> Result<ExitCode> {
-    let all = if made_up { root.capabilities() } else { teiji_agent::capabilities() };
-    let works = works(&all);
+pub(super) fn run(print: &Print, service: &Service) -> Result<ExitCode> {
+    let found = service.doctor();
     if print.json {
-        let json = Json { schema: 1, works, capabilities: &all };
-        output::stdout(&(serde_json::to_string_pretty(&json)? + "\n"))?;
+        output::json(&json::Doctor::new(&found.capabilities, found.works))?;
     } else {
-        output::stdout(&table(&all, &terminal::stdout()))?;
+        output::stdout(&table(&found.capabilities, &terminal::stdout()))?;
     }
-    Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// Whether a VM with vhost-net NICs can be traced.
-fn works(all: &[Capability]) -> bool {
-    all.iter().all(|c| c.present || !c.essential)
+    Ok(if found.works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

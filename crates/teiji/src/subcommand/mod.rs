@@ -14,32 +14,32 @@ mod status;
 mod trace;
 mod vms;
 
-pub use trace::select;
-
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, State};
 use anyhow::Result;
 use std::process::ExitCode;
-use teiji_host::Root;
+use teiji_agent::service::Service;
 
 /// Does what was asked; the exit code says whether all is well.
 ///
 /// # Errors
 /// What went wrong; [`crate::args::Usage`] if it is how the command was used.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let root = args.root.as_ref().map_or_else(Root::default, Root::new);
-    let made_up = args.root.is_some();
+    let here = Service::new(args.root.as_deref());
+    let with = |state: &State| here.clone().with(&state.dir, &state.pins);
+    // What teiji holds is of this machine, whatever is looked at.
+    let this = |state: &State| Service::new(None).with(&state.dir, &state.pins);
     match &args.command {
-        Command::Doctor(print) => return doctor::run(print, &root, made_up),
-        Command::Vms(print) => vms::run(print, &root)?,
-        Command::Trace(trace) => trace::run(trace, &root, made_up)?,
+        Command::Doctor(print) => return doctor::run(print, &here),
+        Command::Vms(print) => vms::run(print, &here)?,
+        Command::Trace(trace) => trace::run(trace, &here)?,
         Command::Replay(replay) => replay::run(replay)?,
-        Command::Plan(args) => plan::run(args, &root)?,
-        Command::Observe(state) => observe::run(state, &root)?,
-        Command::Apply(args) => apply::run(args, &root, made_up)?,
-        Command::Confirm(state) => apply::confirm(state)?,
-        Command::Rollback(args) => apply::rollback(args)?,
-        Command::Status(args) => return status::run(args),
-        Command::Agent(state) => agent::run(state, made_up)?,
+        Command::Plan(args) => plan::run(args, &with(&args.state))?,
+        Command::Observe(state) => observe::run(&with(state))?,
+        Command::Apply(args) => apply::run(args, &with(&args.state))?,
+        Command::Confirm(state) => apply::confirm(&this(state))?,
+        Command::Rollback(args) => apply::rollback(args, &this(&args.state))?,
+        Command::Status(args) => return status::run(args, &this(&args.state)),
+        Command::Agent(state) => agent::run(&with(state))?,
         Command::Policy(what) => policy::run(what)?,
         Command::Completions(completions) => completions::run(completions)?,
         Command::Man(man) => man::run(man)?,

@@ -2,30 +2,18 @@
 
 use super::plan;
 use crate::args::Policy;
-use crate::output;
+use crate::{output, terminal};
 use anyhow::Result;
-use teiji_agent::policy::load;
-use teiji_policy::schema;
-use teiji_render::units;
+use teiji_agent::service::Service;
+use teiji_render::text::policy::checked;
 
+/// Prints what is asked for.
 pub(super) fn run(what: &Policy) -> Result<()> {
     match what {
-        Policy::Schema => output::stdout(&(schema().trim_end().to_owned() + "\n")),
+        Policy::Schema => output::stdout(&(teiji_policy::schema().trim_end().to_owned() + "\n")),
         Policy::Check(named) => {
-            let loaded = load(named.file.as_deref()).map_err(plan::explain)?;
-            let policy = &loaded.policy;
-            let parts = [
-                (policy.vms.len(), "VM"),
-                (policy.links.len(), "link"),
-                (policy.channels.len(), "channel"),
-                (policy.vfs.len(), "virtual function"),
-            ];
-            let parts: Vec<String> = parts.iter().map(|(n, what)| units::count(*n as u64, what)).collect();
-            output::stdout(&format!(
-                "{} read, nothing wrong: {}; `teiji plan` says whether this host can keep it\n",
-                units::count(loaded.sources.len() as u64, "file"),
-                parts.join(", ")
-            ))
+            let loaded = Service::policy(&named.files).map_err(plan::explain)?;
+            output::stdout(&checked(&loaded.policy, loaded.sources.len(), &terminal::stdout()))
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::format::{self, Kept};
 use crate::output;
 use anyhow::Result;
 use teiji_agent::output::Rights;
-use teiji_agent::trace;
+use teiji_agent::service::Service;
 
 /// Reads the recordings and prints their reports.
 pub(super) fn run(args: &Replay) -> Result<()> {
@@ -30,7 +30,7 @@ pub(super) fn run(args: &Replay) -> Result<()> {
             None if several => file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             None => String::new(),
         };
-        reports.push((label, trace::replay(file, &mut |joined| kept.keep(joined))?));
+        reports.push((label, Service::replay(file, &mut |joined| kept.keep(joined))?));
     }
     match &reports[..] {
         [(_, report)] if args.report.suggest => format::suggest(report, None),

@@ -1,55 +1,34 @@
 //! `teiji trace`: follows packets until told to stop, then reports.
 
-use super::{signals, vms};
+use super::signals;
 use crate::args::{Trace, Usage};
 use crate::format::{self, Kept};
 use crate::output;
 use crate::progress::Line;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use teiji_agent::output::Rights;
-use teiji_agent::trace;
-use teiji_host::Root;
+use teiji_agent::service::Service;
+use teiji_agent::trace::Spec;
 use teiji_model::flow::{Flow, Watch};
-use teiji_model::host::{Identity, VM_USERS, Vm};
-use teiji_render::terminal::printable;
 
 /// Traces and prints the report.
-pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
+pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     format::check(&args.report)?;
     let flow = Flow::parse(&args.flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?;
-    let vms = if args.taps.is_empty() {
-        let found = root.identified_vms()?;
-        if found.is_empty() {
-            bail!("{}", vms::nothing(root));
-        }
-        let (vms, notes) = select(&found, &args.vms)?;
-        for note in notes {
-            eprintln!("{note}");
-        }
-        vms
-    } else {
-        args.taps.iter().map(|tap| root.tap(tap)).collect::<Result<_, _>>()?
-    };
-    let lacking = root.lacking();
-    if !lacking.is_empty() {
-        bail!(
-            "tracing needs privileges that this process lacks ({}), so no probe can be attached: \
-             run it with sudo, or see `teiji doctor`; `teiji replay` needs none",
-            lacking.join(", ")
-        );
+    let selected = service.select(&args.vms, &args.taps)?;
+    for note in &selected.notes {
+        eprintln!("{note}");
     }
-    if made_up {
-        bail!("VMs below --root are not those of this machine, so they cannot be traced");
-    }
+    service.may_trace()?;
     let watch = Watch {
         flow,
         flow_text: args.flow.trim().to_owned(),
         direction: args.direction.into(),
         matching: args.matching.into(),
     };
-    let spec = trace::Spec {
+    let spec = Spec {
         watch,
-        vms,
+        vms: selected.vms,
         duration: args.duration,
         record: args.record.clone(),
         buffer_bytes: args.buffer,
@@ -57,157 +36,23 @@ pub(super) fn run(args: &Trace, root: &Root, made_up: bool) -> Result<()> {
     };
     // Both before the trace gives up the rights that this takes.
     let out = output::Report::to(args.report.out.as_deref(), Rights::GivenUp)?;
-    let observed = args.report.suggest.then(|| root.observe()).transpose()?;
+    let observed = args.report.suggest.then(|| service.observed()).transpose()?;
     let stop = signals::stop_flag()?;
     let mut kept = Kept::new(args.report.format());
     let mut line = Line::new(args.duration);
-    let outcome = trace::run(spec, &stop, &mut |p| line.show(p), &mut |joined| kept.keep(joined));
+    let traced = Service::trace(spec, &stop, &mut |p| line.show(p), &mut |joined| kept.keep(joined));
     line.clear();
-    let outcome = outcome.context("cannot trace")?;
-    let vanished = !outcome.report.counters.vanished.is_empty();
+    let traced = traced?;
     if args.report.suggest {
-        format::suggest(&outcome.report, observed.as_ref())?;
+        format::suggest(&traced.outcome.report, observed.as_ref())?;
     } else {
-        format::print(&args.report, out, &[(String::new(), outcome.report)], &kept)?;
+        format::print(&args.report, out, &[(String::new(), traced.outcome.report)], &kept)?;
     }
-    if let Some(error) = outcome.recording_failed {
+    if let Some(error) = traced.outcome.recording_failed {
         return Err(error.into());
     }
-    if vanished {
+    if traced.vanished {
         bail!("a traced VM ended before the trace did: the report shows what was seen until then");
     }
     Ok(())
-}
-
-/// The VMs that `wanted` names, by name or as `pid:N`; all if it names none. Of several of a name those are meant whose
-/// name somebody vouches for; what is said of the others comes with them.
-///
-/// # Errors
-/// If a name is that of no VM or of several.
-pub fn select(found: &[(Vm, Identity)], wanted: &[String]) -> Result<(Vec<Vm>, Vec<String>)> {
-    if wanted.is_empty() {
-        return Ok((found.iter().map(|(vm, _)| vm.clone()).collect(), Vec::new()));
-    }
-    let mut selected: Vec<Vm> = Vec::new();
-    let mut notes = Vec::new();
-    for name in wanted {
-        let by_pid = name.strip_prefix("pid:").and_then(|n| n.parse::<u32>().ok());
-        let matching: Vec<&Vm> = match by_pid {
-            Some(pid) => found.iter().map(|(vm, _)| vm).filter(|vm| vm.pid == pid).collect(),
-            None => called(name, found, &mut notes),
-        };
-        match matching[..] {
-            [] => bail!(
-                "there is no VM `{}`; there are: {}",
-                printable(name),
-                list(found.iter().map(|(vm, _)| vm))
-            ),
-            [vm] if selected.iter().any(|s| s.pid == vm.pid) => {}
-            [vm] => selected.push(vm.clone()),
-            _ => bail!(
-                "{} VMs are called `{}`; say which by its process id: {}",
-                matching.len(),
-                printable(name),
-                matching.iter().map(|vm| format!("--vm pid:{}", vm.pid)).collect::<Vec<_>>().join(" or ")
-            ),
-        }
-    }
-    Ok((selected, notes))
-}
-
-/// The VMs of a name; without those that only call themselves so, if there are others.
-fn called<'a>(name: &str, found: &'a [(Vm, Identity)], notes: &mut Vec<String>) -> Vec<&'a Vm> {
-    let all = found.iter().filter(|(vm, _)| vm.name == *name);
-    let (genuine, doubtful): (Vec<_>, Vec<_>) =
-        all.partition(|(_, identity)| identity.doubt(&VM_USERS).is_none());
-    if genuine.is_empty() {
-        return doubtful.into_iter().map(|(vm, _)| vm).collect();
-    }
-    for (vm, identity) in doubtful {
-        let whose = identity.doubt(&VM_USERS).unwrap_or_default();
-        notes.push(printable(&format!(
-            "another process calls itself {name}: pid {}, {whose}; it is not traced (--vm pid:{} does)",
-            vm.pid, vm.pid
-        )));
-    }
-    genuine.into_iter().map(|(vm, _)| vm).collect()
-}
-
-/// Names for an error message; a long list is cut.
-fn list<'a>(vms: impl Iterator<Item = &'a Vm>) -> String {
-    const MOST: usize = 20;
-    let mut names: Vec<String> = vms
-        .map(|vm| {
-            let own = format!("pid:{}", vm.pid);
-            if vm.name == own { own } else { format!("{} ({own})", printable(&vm.name)) }
-        })
-        .collect();
-    let more = names.len().saturating_sub(MOST);
-    names.truncate(MOST);
-    if more > 0 {
-        names.push(format!("and {more} more, see `teiji vms`"));
-    }
-    names.join(", ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use teiji_model::host::NamedBy;
-
-    fn vm(name: &str, pid: u32) -> Vm {
-        Vm {
-            name: name.into(),
-            pid,
-            vcpus: vec![],
-            workers: vec![],
-            nics: vec![],
-            memory: None,
-            memory_nodes: vec![],
-        }
-    }
-
-    fn of(uid: u32) -> Identity {
-        Identity { uid: Some(uid), user: None, named_by: NamedBy::Itself }
-    }
-
-    fn pids(wanted: &[&str]) -> Result<Vec<u32>, String> {
-        let found = [vm("a", 1), vm("b", 2), vm("b", 3), vm("pid:4", 4)].map(|vm| (vm, of(0)));
-        let wanted: Vec<String> = wanted.iter().map(|&w| w.into()).collect();
-        let (selected, notes) = select(&found, &wanted).map_err(|e| e.to_string())?;
-        assert_eq!(notes, Vec::<String>::new());
-        Ok(selected.iter().map(|vm| vm.pid).collect())
-    }
-
-    #[test]
-    fn the_genuine_one_is_preferred() {
-        let found = [(vm("a", 1), of(1000)), (vm("a", 2), of(0)), (vm("c", 3), of(1000))];
-        let (selected, notes) = select(&found, &["a".into()]).unwrap();
-        assert_eq!((selected.len(), selected[0].pid), (1, 2));
-        assert_eq!(
-            notes,
-            ["another process calls itself a: pid 1, user 1000; it is not traced (--vm pid:1 does)"]
-        );
-        // Who is alone is meant, and so is a process id.
-        assert_eq!(select(&found, &["c".into(), "pid:1".into()]).unwrap().0.len(), 2);
-    }
-
-    #[test]
-    fn by_name_or_pid() {
-        assert_eq!(pids(&[]), Ok(vec![1, 2, 3, 4]));
-        assert_eq!(pids(&["pid:3", "a", "a", "pid:4"]), Ok(vec![3, 1, 4]));
-    }
-
-    #[test]
-    fn errors_say_what_there_is() {
-        assert_eq!(
-            pids(&["c\x1b"]).unwrap_err(),
-            "there is no VM `c\\u{1b}`; there are: a (pid:1), b (pid:2), b (pid:3), pid:4"
-        );
-        assert_eq!(
-            pids(&["b"]).unwrap_err(),
-            "2 VMs are called `b`; say which by its process id: --vm pid:2 or --vm pid:3"
-        );
-        assert!(pids(&["pid:9"]).is_err());
-    }
 }

@@ -1,0 +1,175 @@
+//! Policy, plan, apply, confirm, rollback, status, and the agent.
+
+use super::{Error, Service};
+use crate::apply::{self, Applied, Engine, Note, Options, Progress, Rollback, RolledBack};
+use crate::machine::Machine;
+use crate::policy::{self, Loaded};
+use crate::{keeper, observation};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use teiji_model::observation::Observation;
+use teiji_model::plan::Plan;
+use teiji_model::status::{LinksNow, Status, Unfinished};
+
+/// What teiji holds and whether all is well.
+#[derive(Clone, Debug)]
+pub struct StatusNow {
+    /// What it holds and does.
+    pub status: Status,
+    /// Links with channels.
+    pub deadlines: LinksNow,
+    /// What was cleared up after a teiji that was killed.
+    pub notes: Vec<Note>,
+    /// Whether everything is as teiji left it.
+    pub well: bool,
+}
+
+/// A plan that can be carried out.
+pub struct Prepared {
+    engine: Engine<Machine>,
+    plan: Plan,
+}
+
+impl Prepared {
+    /// What would be done.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Carries it out.
+    ///
+    /// # Errors
+    /// Why it was undone, or could not be.
+    pub fn apply(
+        &self,
+        options: &Options,
+        progress: &mut dyn FnMut(Progress<'_>),
+        stop: &AtomicBool,
+    ) -> Result<Applied, Error> {
+        Ok(self.engine.apply(&self.plan, options, progress, stop)?)
+    }
+}
+
+impl Service {
+    /// Reads a policy ([`policy::load`]); looks at nothing else.
+    ///
+    /// # Errors
+    /// [`Error::Policy`].
+    pub fn policy(files: &[PathBuf]) -> Result<Loaded, Error> {
+        Ok(policy::load(files)?)
+    }
+
+    /// What would be changed to keep a policy, here or on the host that was observed in `host`. Changes nothing.
+    ///
+    /// # Errors
+    /// If there is no policy, or the host cannot keep it or be looked at.
+    pub fn plan(&self, files: &[PathBuf], host: Option<&Path>) -> Result<Plan, Error> {
+        let loaded = policy::load(files)?;
+        match host {
+            Some(file) => Ok(policy::plan_for(&loaded, &observation::read(file)?)?),
+            None => Ok(policy::plan(&loaded, &self.root, &self.engine()?)?),
+        }
+    }
+
+    /// What this host is like, for a plan on any machine. Changes nothing.
+    ///
+    /// # Errors
+    /// If the host or the state cannot be read.
+    pub fn observe(&self) -> Result<Observation, Error> {
+        Ok(observation::take(&self.root, &self.engine()?)?)
+    }
+
+    /// Clears up after a teiji that was killed, which `tell` is told, and plans what has to be changed to keep a policy.
+    ///
+    /// # Errors
+    /// As [`Service::plan`]; if this process may not change anything; [`Error::First`].
+    pub fn prepare(
+        &self,
+        files: &[PathBuf],
+        wait: Duration,
+        tell: &mut dyn FnMut(&[Note]),
+    ) -> Result<Prepared, Error> {
+        let loaded = policy::load(files)?;
+        self.real(
+            "what is below --root is not this machine, so it cannot be changed; `teiji plan` reads it",
+        )?;
+        Self::needs_root(
+            "apply changes threads, interrupts, control groups and qdiscs; `teiji plan` shows what it would do",
+        )?;
+        let engine = self.engine()?;
+        // First, so that the plan starts from where the host is then.
+        tell(&engine.recover(wait)?);
+        let plan = policy::plan(&loaded, &self.root, &engine)?;
+        if plan.first.is_empty() { Ok(Prepared { engine, plan }) } else { Err(Error::First(plan.first)) }
+    }
+
+    /// Confirms what waits for it.
+    ///
+    /// # Errors
+    /// If nothing does, or it is too late.
+    pub fn confirm(&self) -> Result<Vec<Note>, Error> {
+        Self::needs_root("confirm writes to the state directory")?;
+        Ok(self.engine()?.confirm()?)
+    }
+
+    /// Puts back everything that teiji holds.
+    ///
+    /// # Errors
+    /// If something cannot be put back.
+    pub fn rollback(&self, how: &Rollback) -> Result<RolledBack, Error> {
+        Self::needs_root(CHANGES_BACK)?;
+        Ok(self.engine()?.rollback(how)?)
+    }
+
+    /// Clears up after a teiji that was killed.
+    ///
+    /// # Errors
+    /// If something cannot be put back.
+    pub fn clear_up(&self, wait: Duration) -> Result<Vec<Note>, Error> {
+        Self::needs_root(CHANGES_BACK)?;
+        Ok(self.engine()?.recover(wait)?)
+    }
+
+    /// What teiji holds, and what has become of packets with deadlines. Clears up after a teiji that was killed, unless
+    /// what that has applied can still be confirmed.
+    ///
+    /// # Errors
+    /// If what was left cannot be cleared up.
+    pub fn status(&self) -> Result<StatusNow, Error> {
+        let engine = self.engine()?;
+        let mut status = engine.status_or_damage();
+        let mut notes = Vec::new();
+        let orphan = |t: &Unfinished| !(t.applied && t.confirm_left.is_some_and(|ms| ms > 0));
+        if !status.busy && status.transaction.as_ref().is_some_and(orphan) {
+            match engine.recover(Duration::ZERO) {
+                Ok(all) => {
+                    notes = all;
+                    status = engine.status_or_damage();
+                }
+                // Somebody else is about to, or this is not root: the status says what there is.
+                Err(apply::Error::Busy(_) | apply::Error::State { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let deadlines = engine.host().links();
+        let held = status.held.iter().all(|h| !h.changed) && (status.transaction.is_none() || status.busy);
+        let well = held && deadlines.trouble.is_none() && status.damaged.is_none();
+        Ok(StatusNow { status, deadlines, notes, well })
+    }
+
+    /// Keeps deadlines going until `stop` is set.
+    ///
+    /// # Errors
+    /// If it may not, or cannot any more; see [`Error::lasts`].
+    pub fn keep(&self, stop: &AtomicBool) -> Result<(), Error> {
+        self.real("what is below --root is not this machine, so there is nothing that an agent could keep")?;
+        Self::needs_root(
+            "agent loads a queueing discipline into the kernel; what it does not need it gives up then",
+        )?;
+        Ok(keeper::run(&self.state, &self.pins, stop)?)
+    }
+}
+
+/// What root is needed for to put settings back.
+const CHANGES_BACK: &str = "rollback changes threads, interrupts, control groups and qdiscs";

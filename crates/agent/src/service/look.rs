@@ -1,0 +1,115 @@
+//! VMs, capabilities, traces and recordings.
+
+use super::select::{Selection, select};
+use super::{Error, Service};
+use crate::trace::{self, Outcome, Progress, Spec};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use teiji_model::host::{Capability, Identity, Vm};
+use teiji_model::plan::Observed;
+use teiji_model::report::{Joined, Report};
+
+/// What a host can do.
+#[derive(Clone, Debug)]
+pub struct Doctor {
+    /// Everything that teiji needs, and whether it is there.
+    pub capabilities: Vec<Capability>,
+    /// Whether a VM with vhost-net NICs can be traced.
+    pub works: bool,
+}
+
+/// What came of a trace.
+#[derive(Debug)]
+pub struct Traced {
+    /// The report, and whether there is a recording.
+    pub outcome: Outcome,
+    /// Whether a traced VM ended before the trace did.
+    pub vanished: bool,
+}
+
+impl Service {
+    /// What this host can do.
+    pub fn doctor(&self) -> Doctor {
+        let real = self.root.is_real();
+        let capabilities = if real { crate::capabilities() } else { self.root.capabilities() };
+        let works = capabilities.iter().all(|c| !c.is_lacking());
+        Doctor { capabilities, works }
+    }
+
+    /// The VMs of the host, and who says that they are called so.
+    ///
+    /// # Errors
+    /// If processes cannot be listed.
+    pub fn vms(&self) -> Result<Vec<(Vm, Identity)>, Error> {
+        Ok(self.root.identified_vms()?)
+    }
+
+    /// Why there is no VM, or why none is to be seen.
+    pub fn no_vm(&self) -> &'static str {
+        let lacking = self.root.lacking();
+        if lacking.contains(&"CAP_SYS_PTRACE") || lacking.contains(&"CAP_DAC_READ_SEARCH") {
+            "no VM is to be seen; without root only your own processes are looked into: try sudo"
+        } else {
+            "no VM runs on this host: no process holds a KVM virtual machine"
+        }
+    }
+
+    /// The VMs that the names mean, all of them without any; or whoever serves these taps.
+    ///
+    /// # Errors
+    /// If a name is that of no VM or of several, or there is no such tap.
+    pub fn select(&self, names: &[String], taps: &[String]) -> Result<Selection, Error> {
+        if !taps.is_empty() {
+            let vms = taps.iter().map(|tap| self.root.tap(tap)).collect::<Result<_, _>>()?;
+            return Ok(Selection { vms, notes: Vec::new() });
+        }
+        let found = self.vms()?;
+        if found.is_empty() {
+            return Err(Error::Selection(self.no_vm().to_owned()));
+        }
+        select(&found, names).map_err(Error::Selection)
+    }
+
+    /// Whether VMs can be traced by this process.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn may_trace(&self) -> Result<(), Error> {
+        let lacking = self.root.lacking();
+        if !lacking.is_empty() {
+            return Err(Error::NotPermitted(lacking));
+        }
+        self.real("VMs below --root are not those of this machine, so they cannot be traced")
+    }
+
+    /// What the host is like, as far as advice has to know it. To be asked before a trace, which gives up the rights.
+    ///
+    /// # Errors
+    /// If the host cannot be observed.
+    pub fn observed(&self) -> Result<Observed, Error> {
+        Ok(self.root.observe()?)
+    }
+
+    /// Traces until the time is over, `stop` is set or every VM is gone; see [`trace::run`].
+    ///
+    /// # Errors
+    /// If nothing could be traced.
+    pub fn trace(
+        spec: Spec,
+        stop: &AtomicBool,
+        progress: &mut dyn FnMut(&Progress),
+        joined: &mut dyn FnMut(&Joined),
+    ) -> Result<Traced, Error> {
+        let outcome = trace::run(spec, stop, progress, joined).map_err(Error::Trace)?;
+        let vanished = !outcome.report.counters.vanished.is_empty();
+        Ok(Traced { outcome, vanished })
+    }
+
+    /// The report of a recording.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn replay(file: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Error> {
+        trace::replay(file, joined).map_err(Error::Replay)
+    }
+}

@@ -1,0 +1,107 @@
+//! What teiji can do on a host, in one interface for the command line, an API and tests: who calls it asks and shows, and
+//! decides nothing.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | `change` | policy, plan, apply, confirm, rollback, status, the agent |
+//! | `look` | VMs, capabilities, traces, recordings |
+//! | [`select`] | which VMs a name means |
+//! | [`mod@advice`] | what is said beside a report |
+
+pub mod advice;
+mod change;
+mod look;
+pub mod select;
+
+pub use change::{Prepared, StatusNow};
+pub use look::{Doctor, Traced};
+
+use crate::apply::{self, Engine, STATE_DIRECTORY};
+use crate::machine::{Machine, PINS};
+use crate::{keeper, policy, trace};
+use std::path::{Path, PathBuf};
+use teiji_host::Root;
+
+/// A host, and where teiji keeps its state of it.
+#[derive(Clone, Debug)]
+pub struct Service {
+    root: Root,
+    state: PathBuf,
+    pins: PathBuf,
+}
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Only root may.
+    #[error("root is needed and this process does not have it: {0}; run it with sudo")]
+    NotRoot(&'static str),
+    /// What is asked for makes sense on this machine only.
+    #[error("{0}")]
+    Elsewhere(&'static str),
+    /// There is no such VM, or there are several.
+    #[error("{0}")]
+    Selection(String),
+    /// Probes cannot be attached.
+    #[error(
+        "tracing needs privileges that this process lacks ({}), so no probe can be attached: run it with sudo, or see \
+         `teiji doctor`; `teiji replay` needs none",
+        .0.join(", ")
+    )]
+    NotPermitted(Vec<&'static str>),
+    /// The operator has to do something before.
+    #[error("something else has to be done first, so nothing is changed: {}", .0.join("; "))]
+    First(Vec<String>),
+    /// There is no policy or no plan.
+    #[error(transparent)]
+    Policy(#[from] policy::Error),
+    /// A change failed.
+    #[error(transparent)]
+    Apply(#[from] apply::Error),
+    /// The host cannot be looked at.
+    #[error(transparent)]
+    Host(#[from] teiji_host::Error),
+    /// A trace failed.
+    #[error("cannot trace")]
+    Trace(#[source] trace::Error),
+    /// A recording cannot be read.
+    #[error(transparent)]
+    Replay(trace::Error),
+    /// The agent ended.
+    #[error(transparent)]
+    Agent(#[from] keeper::Error),
+}
+
+impl Error {
+    /// Whether it would be the same if the agent were started again.
+    pub fn lasts(&self) -> bool {
+        matches!(self, Error::Agent(error) if error.lasts())
+    }
+}
+
+impl Service {
+    /// This machine, or the host whose files are below `root`, with its state where it is kept by default.
+    pub fn new(root: Option<&Path>) -> Service {
+        let root = root.map_or_else(Root::default, Root::new);
+        Service { root, state: STATE_DIRECTORY.into(), pins: PINS.into() }
+    }
+
+    /// The same with its state in other places.
+    pub fn with(self, state: &Path, pins: &Path) -> Service {
+        Service { state: state.to_owned(), pins: pins.to_owned(), ..self }
+    }
+
+    fn engine(&self) -> Result<Engine<Machine>, apply::Error> {
+        Engine::open(&self.state, Machine::new(self.root.clone(), &self.pins, &self.state))
+    }
+
+    /// Fails with `why` if this is not the machine that the kernel runs on.
+    fn real(&self, why: &'static str) -> Result<(), Error> {
+        if self.root.is_real() { Ok(()) } else { Err(Error::Elsewhere(why)) }
+    }
+
+    /// Fails with what root is needed for.
+    fn needs_root(what: &'static str) -> Result<(), Error> {
+        if nix::unistd::geteuid().is_root() { Ok(()) } else { Err(Error::NotRoot(what)) }
+    }
+}

@@ -1,0 +1,149 @@
+//! Which VMs a name means.
+
+use teiji_model::host::{Identity, VM_USERS, Vm};
+use teiji_model::text::printable;
+
+/// VMs that were asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// The VMs.
+    pub vms: Vec<Vm>,
+    /// What is to be said of others of the same names; printable.
+    pub notes: Vec<String>,
+}
+
+/// The VMs that `wanted` names, by name or as `pid:N`; all if it names none. Of several of a name those are meant whose
+/// name somebody vouches for; what is said of the others comes with them.
+///
+/// # Errors
+/// If a name is that of no VM or of several.
+pub fn select(found: &[(Vm, Identity)], wanted: &[String]) -> Result<Selection, String> {
+    if wanted.is_empty() {
+        let vms = found.iter().map(|(vm, _)| vm.clone()).collect();
+        return Ok(Selection { vms, notes: Vec::new() });
+    }
+    let mut selected: Vec<Vm> = Vec::new();
+    let mut notes = Vec::new();
+    for name in wanted {
+        let by_pid = name.strip_prefix("pid:").and_then(|n| n.parse::<u32>().ok());
+        let matching: Vec<&Vm> = match by_pid {
+            Some(pid) => found.iter().map(|(vm, _)| vm).filter(|vm| vm.pid == pid).collect(),
+            None => called(name, found, &mut notes),
+        };
+        match matching[..] {
+            [] => {
+                let there_are = list(found.iter().map(|(vm, _)| vm));
+                return Err(format!("there is no VM `{}`; there are: {there_are}", printable(name)));
+            }
+            [vm] if selected.iter().any(|s| s.pid == vm.pid) => {}
+            [vm] => selected.push(vm.clone()),
+            _ => {
+                let which: Vec<String> = matching.iter().map(|vm| format!("--vm pid:{}", vm.pid)).collect();
+                return Err(format!(
+                    "{} VMs are called `{}`; say which by its process id: {}",
+                    matching.len(),
+                    printable(name),
+                    which.join(" or ")
+                ));
+            }
+        }
+    }
+    Ok(Selection { vms: selected, notes })
+}
+
+/// The VMs of a name; without those that only call themselves so, if there are others.
+fn called<'a>(name: &str, found: &'a [(Vm, Identity)], notes: &mut Vec<String>) -> Vec<&'a Vm> {
+    let all = found.iter().filter(|(vm, _)| vm.name == *name);
+    let (genuine, doubtful): (Vec<_>, Vec<_>) =
+        all.partition(|(_, identity)| identity.doubt(&VM_USERS).is_none());
+    if genuine.is_empty() {
+        return doubtful.into_iter().map(|(vm, _)| vm).collect();
+    }
+    for (vm, identity) in doubtful {
+        let whose = identity.doubt(&VM_USERS).unwrap_or_default();
+        notes.push(printable(&format!(
+            "another process calls itself {name}: pid {}, {whose}; it is not traced (--vm pid:{} does)",
+            vm.pid, vm.pid
+        )));
+    }
+    genuine.into_iter().map(|(vm, _)| vm).collect()
+}
+
+/// Names for an error message; a long list is cut.
+fn list<'a>(vms: impl Iterator<Item = &'a Vm>) -> String {
+    const MOST: usize = 20;
+    let mut names: Vec<String> = vms
+        .map(|vm| {
+            let own = format!("pid:{}", vm.pid);
+            if vm.name == own { own } else { format!("{} ({own})", printable(&vm.name)) }
+        })
+        .collect();
+    let more = names.len().saturating_sub(MOST);
+    names.truncate(MOST);
+    if more > 0 {
+        names.push(format!("and {more} more, see `teiji vms`"));
+    }
+    names.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use teiji_model::host::NamedBy;
+
+    fn vm(name: &str, pid: u32) -> Vm {
+        Vm {
+            name: name.into(),
+            pid,
+            vcpus: vec![],
+            workers: vec![],
+            nics: vec![],
+            memory: None,
+            memory_nodes: vec![],
+        }
+    }
+
+    fn of(uid: u32) -> Identity {
+        Identity { uid: Some(uid), user: None, named_by: NamedBy::Itself }
+    }
+
+    fn pids(wanted: &[&str]) -> Result<Vec<u32>, String> {
+        let found = [vm("a", 1), vm("b", 2), vm("b", 3), vm("pid:4", 4)].map(|vm| (vm, of(0)));
+        let wanted: Vec<String> = wanted.iter().map(|&w| w.into()).collect();
+        let Selection { vms, notes } = select(&found, &wanted)?;
+        assert_eq!(notes, Vec::<String>::new());
+        Ok(vms.iter().map(|vm| vm.pid).collect())
+    }
+
+    #[test]
+    fn the_genuine_one_is_preferred() {
+        let found = [(vm("a", 1), of(1000)), (vm("a", 2), of(0)), (vm("c", 3), of(1000))];
+        let Selection { vms, notes } = select(&found, &["a".into()]).unwrap();
+        assert_eq!((vms.len(), vms[0].pid), (1, 2));
+        assert_eq!(
+            notes,
+            ["another process calls itself a: pid 1, user 1000; it is not traced (--vm pid:1 does)"]
+        );
+        // Who is alone is meant, and so is a process id.
+        assert_eq!(select(&found, &["c".into(), "pid:1".into()]).unwrap().vms.len(), 2);
+    }
+
+    #[test]
+    fn by_name_or_pid() {
+        assert_eq!(pids(&[]), Ok(vec![1, 2, 3, 4]));
+        assert_eq!(pids(&["pid:3", "a", "a", "pid:4"]), Ok(vec![3, 1, 4]));
+    }
+
+    #[test]
+    fn errors_say_what_there_is() {
+        assert_eq!(
+            pids(&["c\x1b"]).unwrap_err(),
+            "there is no VM `c\\u{1b}`; there are: a (pid:1), b (pid:2), b (pid:3), pid:4"
+        );
+        assert_eq!(
+            pids(&["b"]).unwrap_err(),
+            "2 VMs are called `b`; say which by its process id: --vm pid:2 or --vm pid:3"
+        );
+        assert!(pids(&["pid:9"]).is_err());
+    }
+}

@@ -1,0 +1,91 @@
+//! What the running kernel tells of itself and of single threads: names, its boot, devices by index, whether a process is
+//! still the one that was looked at.
+
+use crate::Root;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+/// Tells this boot from every other.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The host's name; empty if it cannot be read.
+pub fn name() -> String {
+    told("hostname")
+}
+
+/// The kernel's release, as `uname -r` prints it; empty if it cannot be read.
+pub fn release() -> String {
+    told("osrelease")
+}
+
+fn told(file: &str) -> String {
+    let text = Root::default().text(&format!("proc/sys/kernel/{file}"));
+    text.map(|text| text.trim().to_owned()).unwrap_or_default()
+}
+
+/// What tells this boot from every other.
+///
+/// # Errors
+/// The file that cannot be read, and why not.
+pub fn boot_id() -> Result<String, (PathBuf, io::Error)> {
+    let read = std::fs::read_to_string(BOOT_ID);
+    read.map(|text| text.trim().to_owned()).map_err(|why| (PathBuf::from(BOOT_ID), why))
+}
+
+/// Network devices of this network namespace by interface index, ascending.
+pub fn devices() -> Vec<(u32, String)> {
+    let root = Root::default();
+    let index = |name: &String| root.number(&format!("sys/class/net/{name}/ifindex"));
+    let names = root.names("sys/class/net").into_iter();
+    let mut all: Vec<_> = names.filter_map(|name| Some((u32::try_from(index(&name)?).ok()?, name))).collect();
+    all.sort();
+    all
+}
+
+/// A thread's name, at most 15 bytes, if the thread is still there. Untrusted.
+pub fn thread_name(tid: u32) -> Option<Vec<u8>> {
+    let name = Root::default().bytes(&format!("proc/{tid}/comm"))?;
+    Some(name.into_iter().take(15).take_while(|&b| b != b'\n').collect())
+}
+
+/// A process that is watched. An open file of its folder in `/proc` fails once it has ended, and never refers to a later
+/// process of the same number.
+#[derive(Debug)]
+pub struct Process(Option<File>);
+
+impl Process {
+    /// The process of that number, if there is one.
+    pub fn of(pid: u32) -> Process {
+        Process(File::open(format!("/proc/{pid}/comm")).ok())
+    }
+
+    /// Whether it is still there.
+    pub fn there(&self) -> bool {
+        self.0.as_ref().is_some_and(|file| file.read_at(&mut [0; 1], 0).is_ok())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_there_until_it_ends() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = Process::of(child.id());
+        assert!(process.there());
+        assert_eq!(thread_name(std::process::id()).map(|name| name.len() <= 15), Some(true));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!process.there());
+        assert!(!Process::of(u32::MAX).there() && thread_name(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn the_kernel_tells_its_release_and_boot() {
+        assert!(release().contains('.') && boot_id().unwrap().len() == 36);
+        assert!(devices().iter().any(|(index, name)| *index == 1 && name == "lo"));
+    }
+}

@@ -1,0 +1,80 @@
+//! What `--json` prints of everything but reports, whose format is [`Report`](teiji_model::report::Report) itself.
+//!
+//! Each has a number that is raised when a field changes its meaning or goes away (docs/decisions/0008).
+
+use crate::text::vms::doubt;
+use serde::Serialize;
+use teiji_model::host::{self, Capability, Identity};
+use teiji_model::{plan, status};
+
+/// `teiji plan --json`.
+#[derive(Debug, Serialize)]
+pub struct Plan<'a> {
+    schema: u32,
+    #[serde(flatten)]
+    plan: &'a plan::Plan,
+}
+
+impl<'a> Plan<'a> {
+    /// A plan.
+    pub fn new(plan: &'a plan::Plan) -> Self {
+        Plan { schema: 1, plan }
+    }
+}
+
+/// `teiji status --json`.
+#[derive(Debug, Serialize)]
+pub struct Status<'a> {
+    schema: u32,
+    #[serde(flatten)]
+    status: &'a status::Status,
+    /// Links with channels.
+    deadlines: &'a status::LinksNow,
+}
+
+impl<'a> Status<'a> {
+    /// What teiji holds, and links with channels.
+    pub fn new(status: &'a status::Status, deadlines: &'a status::LinksNow) -> Self {
+        Status { schema: 1, status, deadlines }
+    }
+}
+
+/// `teiji doctor --json`.
+#[derive(Debug, Serialize)]
+pub struct Doctor<'a> {
+    schema: u32,
+    works: bool,
+    capabilities: &'a [Capability],
+}
+
+impl<'a> Doctor<'a> {
+    /// What a host can do, and whether VMs can be traced.
+    pub fn new(capabilities: &'a [Capability], works: bool) -> Self {
+        Doctor { schema: 1, works, capabilities }
+    }
+}
+
+/// `teiji vms --json`.
+#[derive(Debug, Serialize)]
+pub struct Vms<'a> {
+    schema: u32,
+    vms: Vec<Vm<'a>>,
+}
+
+/// A VM of [`Vms`].
+#[derive(Debug, Serialize)]
+struct Vm<'a> {
+    #[serde(flatten)]
+    vm: &'a host::Vm,
+    identity: &'a Identity,
+    /// Why its name is not to be relied on, if so.
+    doubt: Option<String>,
+}
+
+impl<'a> Vms<'a> {
+    /// VMs, and who says that they are called so.
+    pub fn new(vms: &'a [(host::Vm, Identity)]) -> Self {
+        let vms = vms.iter().map(|(vm, identity)| Vm { vm, identity, doubt: doubt(vm, identity) });
+        Vms { schema: 1, vms: vms.collect() }
+    }
+}
