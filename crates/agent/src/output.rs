@@ -202,7 +202,7 @@ fn what_is(folder: &impl AsFd, name: &CStr, path: &Path) -> io::Result<There> {
 /// Whether a symbolic link is one such as `/dev/stdout` or `/proc/self/fd/1`.
 fn of_the_system(link: &Path) -> bool {
     let folder = link.parent().and_then(|folder| folder.canonicalize().ok());
-    folder.is_some_and(|folder| folder == Path::new("/dev") || folder.starts_with("/proc"))
+    folder.is_some_and(|folder| teiji_host::kernel::names_open_files(&folder))
 }
 
 /// A new file beside where `name` is to be.

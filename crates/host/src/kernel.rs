@@ -5,7 +5,7 @@ use crate::Root;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Tells this boot from every other.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -48,6 +48,11 @@ pub fn devices() -> Vec<(u32, String)> {
 pub fn thread_name(tid: u32) -> Option<Vec<u8>> {
     let name = Root::default().bytes(&format!("proc/{tid}/comm"))?;
     Some(name.into_iter().take(15).take_while(|&b| b != b'\n').collect())
+}
+
+/// Whether the links of a folder are the kernel's names for open files, such as `/dev/stdout` and `/proc/self/fd/1`.
+pub fn names_open_files(folder: &Path) -> bool {
+    folder == Path::new("/dev") || folder.starts_with("/proc")
 }
 
 /// A process that is watched. An open file of its folder in `/proc` fails once it has ended, and never refers to a later

@@ -58,7 +58,7 @@ fn remedy(stage: Stage, state: Option<ThreadState>) -> Remedy {
             Remedy::Elsewhere("what the vhost worker did was not seen: trace again, with a larger --buffer")
         }
         (Stage::SwitchIn | Stage::SwitchOut, _) => Remedy::Elsewhere(
-            "look at the host's bridge, firewall rules and softirqs: nft list ruleset, /proc/net/softnet_stat",
+            "look at the host's bridge, firewall rules (nft list ruleset) and softirqs (softnet_stat)",
         ),
         (Stage::Qdisc, _) => Remedy::Elsewhere("look at what else leaves by the link: tc -s qdisc show"),
         (Stage::WireOut, _) => Remedy::Elsewhere("look at the NIC and its driver: ethtool -S"),

@@ -1,14 +1,14 @@
-//! `teiji apply`, `confirm`, `rollback`: what changes the host, and changes it back.
+//! `teiji apply`: shows the plan and has it carried out.
 
+use super::notes::{say, tell};
 use super::{plan, signals};
-use crate::args::{Apply, Rollback, Usage};
+use crate::args::{Apply, Usage};
 use crate::{output, terminal};
-use anyhow::{Result, bail};
+use anyhow::Result;
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::Duration;
-use teiji_agent::apply::{self, Note, Options, Progress};
+use teiji_agent::apply::{Options, Progress};
 use teiji_agent::service::Service;
-use teiji_render::terminal::printable;
 use teiji_render::{text, units};
 
 /// Plans, shows the plan, carries it out.
@@ -59,48 +59,6 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
         units::count(applied.changed as u64, "setting")
     ));
     Ok(())
-}
-
-/// Confirms what waits for it.
-pub(super) fn confirm(service: &Service) -> Result<()> {
-    let notes = service.confirm()?;
-    tell(&notes);
-    say("confirmed: the changes stay");
-    Ok(())
-}
-
-/// Puts everything back, or clears up after a killed process.
-pub(super) fn rollback(args: &Rollback, service: &Service) -> Result<()> {
-    let wait = args.wait.unwrap_or_default();
-    if args.unfinished {
-        let notes = service.clear_up(wait)?;
-        tell(&notes);
-        if notes.is_empty() {
-            say("nothing was left unfinished");
-        }
-        return Ok(());
-    }
-    let done = service.rollback(&apply::Rollback { force: args.force, wait })?;
-    tell(&done.notes);
-    say(&match done.restored {
-        0 => "nothing to put back".to_owned(),
-        n => format!("put back: {}", units::count(n as u64, "setting")),
-    });
-    if done.notes.iter().any(|n| matches!(n, Note::Foreign { .. })) {
-        bail!(
-            "what someone else has changed was left alone; `teiji rollback --force` puts that back as well"
-        );
-    }
-    Ok(())
-}
-
-/// Prints what was met with on the way.
-pub(super) fn tell(notes: &[Note]) {
-    notes.iter().for_each(|note| say(&note.to_string()));
-}
-
-fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "teiji: {}", printable(text));
 }
 
 /// The countdown on standard error, and Enter on the terminal as a confirmation.

@@ -3,12 +3,15 @@
 mod agent;
 mod apply;
 mod completions;
+mod confirm;
 mod doctor;
 mod man;
+mod notes;
 mod observe;
 mod plan;
 mod policy;
 mod replay;
+mod rollback;
 mod signals;
 mod status;
 mod trace;
@@ -36,8 +39,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Command::Plan(args) => plan::run(args, &with(&args.state))?,
         Command::Observe(state) => observe::run(&with(state))?,
         Command::Apply(args) => apply::run(args, &with(&args.state))?,
-        Command::Confirm(state) => apply::confirm(&this(state))?,
-        Command::Rollback(args) => apply::rollback(args, &this(&args.state))?,
+        Command::Confirm(state) => confirm::run(&this(state))?,
+        Command::Rollback(args) => rollback::run(args, &this(&args.state))?,
         Command::Status(args) => return status::run(args, &this(&args.state)),
         Command::Agent(state) => agent::run(&with(state))?,
         Command::Policy(what) => policy::run(what)?,

@@ -1,7 +1,7 @@
 //! `teiji status`: what teiji holds, since when, what someone else has changed since, and what has become of the
 //! packets of links with channels.
 
-use super::apply::tell;
+use super::notes::tell;
 use crate::args::Status as Arguments;
 use crate::{output, terminal};
 use anyhow::Result;

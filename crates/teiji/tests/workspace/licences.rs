@@ -1,37 +1,7 @@
-//! Rules about dependencies, checked against `cargo metadata`.
-#![allow(clippy::unwrap_used)]
+//! Licences of what is linked, and versions.
 
-use serde_json::Value;
+use super::{members, metadata, text};
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
-
-/// Which of the workspace's crates each may depend on. Tests may use any of them, experiments too.
-const MAY: [(&str, &[&str]); 10] = [
-    ("teiji-model", &[]),
-    ("teiji-policy", &["teiji-model"]),
-    ("teiji-render", &["teiji-model"]),
-    ("teiji-bpf", &["teiji-model"]),
-    ("teiji-host", &["teiji-model"]),
-    ("teiji-analysis", &["teiji-model"]),
-    ("teiji-control", &["teiji-model"]),
-    (
-        "teiji-agent",
-        &["teiji-model", "teiji-policy", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-control"],
-    ),
-    (
-        "teiji",
-        &[
-            "teiji-model",
-            "teiji-policy",
-            "teiji-render",
-            "teiji-agent",
-            "teiji-host",
-            "teiji-analysis",
-            "teiji-control",
-        ],
-    ),
-    ("teiji-lab", &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-agent", "teiji"]),
-];
 
 /// Licences that code linked into the product may be under.
 const LICENCES: [&str; 8] = [
@@ -44,49 +14,6 @@ const LICENCES: [&str; 8] = [
     "Zlib",
     "Apache-2.0 WITH LLVM-exception",
 ];
-
-fn metadata() -> Value {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["metadata", "--offline", "--locked", "--format-version", "1"])
-        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
-        .args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")])
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn text<'a>(value: &'a Value, key: &str) -> &'a str {
-    value[key].as_str().unwrap_or_default()
-}
-
-/// The workspace's own packages.
-fn members(metadata: &Value) -> Vec<&Value> {
-    let ids: BTreeSet<&str> =
-        metadata["workspace_members"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
-    metadata["packages"].as_array().unwrap().iter().filter(|p| ids.contains(text(p, "id"))).collect()
-}
-
-#[test]
-fn dependencies_point_towards_the_model() {
-    let metadata = metadata();
-    let members = members(&metadata);
-    let own: BTreeSet<&str> = members.iter().map(|p| text(p, "name")).collect();
-    for package in &members {
-        let name = text(package, "name");
-        let may = MAY.iter().find(|(n, _)| *n == name).map(|(_, may)| *may);
-        let is_experiment = text(package, "manifest_path").contains("/experiments/");
-        for dependency in package["dependencies"].as_array().unwrap() {
-            let on = text(dependency, "name");
-            if !own.contains(on) || is_experiment || dependency["kind"] == "dev" {
-                continue;
-            }
-            let may = may.unwrap_or_else(|| panic!("{name} is not in the table of this test"));
-            assert!(may.contains(&on), "{name} must not depend on {on}");
-        }
-    }
-}
 
 /// Whether an SPDX expression can be met with [`LICENCES`]. Parentheses bind first, then `AND`, then
 /// `OR`; `/` is the old way to write `OR`.

@@ -1,0 +1,33 @@
+//! `teiji rollback`: puts everything back, or clears up after a teiji that was killed.
+
+use super::notes::{say, tell};
+use crate::args::Rollback;
+use anyhow::{Result, bail};
+use teiji_agent::apply::{self, Note};
+use teiji_agent::service::Service;
+use teiji_render::units;
+
+/// Puts everything back, or clears up after a killed process.
+pub(super) fn run(args: &Rollback, service: &Service) -> Result<()> {
+    let wait = args.wait.unwrap_or_default();
+    if args.unfinished {
+        let notes = service.clear_up(wait)?;
+        tell(&notes);
+        if notes.is_empty() {
+            say("nothing was left unfinished");
+        }
+        return Ok(());
+    }
+    let done = service.rollback(&apply::Rollback { force: args.force, wait })?;
+    tell(&done.notes);
+    say(&match done.restored {
+        0 => "nothing to put back".to_owned(),
+        n => format!("put back: {}", units::count(n as u64, "setting")),
+    });
+    if done.notes.iter().any(|n| matches!(n, Note::Foreign { .. })) {
+        bail!(
+            "what someone else has changed was left alone; `teiji rollback --force` puts that back as well"
+        );
+    }
+    Ok(())
+}

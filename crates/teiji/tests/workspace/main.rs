@@ -1,0 +1,339 @@
+//! What each crate may depend on and what its code may not do: the table of ARCHITECTURE.md, checked against
+//! `cargo metadata` and the syntax of the sources.
+#![allow(clippy::unwrap_used)]
+
+mod licences;
+mod sources;
+
+use serde_json::Value;
+use sources::{Forbidden, of_crate, violations};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// A crate: which of the workspace's crates and which others it may depend on. Tests may use any.
+struct Crate {
+    name: &'static str,
+    on: &'static [&'static str],
+    /// `None`: any.
+    others: Option<&'static [&'static str]>,
+}
+
+/// The table of ARCHITECTURE.md.
+const CRATES: [Crate; 11] = [
+    Crate {
+        name: "teiji-model",
+        on: &[],
+        others: Some(&["crc32fast", "postcard", "serde", "serde_json", "strsim", "thiserror"]),
+    },
+    Crate {
+        name: "teiji-policy",
+        on: &["teiji-model"],
+        others: Some(&["serde_json", "strsim", "toml", "toml_parser"]),
+    },
+    Crate { name: "teiji-analysis", on: &["teiji-model"], others: Some(&["hdrhistogram"]) },
+    Crate { name: "teiji-control", on: &["teiji-model"], others: Some(&["strsim", "thiserror"]) },
+    Crate { name: "teiji-render", on: &["teiji-model"], others: Some(&["prost", "serde"]) },
+    Crate { name: "teiji-bpf", on: &["teiji-model"], others: None },
+    Crate { name: "teiji-host", on: &["teiji-model"], others: None },
+    Crate {
+        name: "teiji-agent",
+        on: &["teiji-model", "teiji-policy", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-control"],
+        others: None,
+    },
+    // Neither what decides nor what touches the machine: it asks the agent's service and has it shown.
+    Crate {
+        name: "teiji",
+        on: &["teiji-model", "teiji-policy", "teiji-render", "teiji-agent"],
+        others: None,
+    },
+    Crate {
+        name: "teiji-lab",
+        on: &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-agent", "teiji"],
+        others: None,
+    },
+    Crate { name: "teiji-experiments", on: &EVERYTHING, others: None },
+];
+
+const EVERYTHING: [&str; 10] = [
+    "teiji-model",
+    "teiji-policy",
+    "teiji-bpf",
+    "teiji-host",
+    "teiji-analysis",
+    "teiji-control",
+    "teiji-agent",
+    "teiji-render",
+    "teiji",
+    "teiji-lab",
+];
+
+/// Crates that only think: everything that they know is given to them.
+const PURE: [&str; 5] = ["model", "policy", "analysis", "control", "render"];
+
+/// Input, output and clocks.
+const MACHINE: Forbidden = Forbidden {
+    paths: &[
+        "std::env",
+        "std::fs",
+        "std::io::Stderr",
+        "std::io::Stdin",
+        "std::io::Stdout",
+        "std::io::stderr",
+        "std::io::stdin",
+        "std::io::stdout",
+        "std::net::TcpListener",
+        "std::net::TcpStream",
+        "std::net::ToSocketAddrs",
+        "std::net::UdpSocket",
+        "std::os",
+        // A `Path` can be asked what is there.
+        "std::path",
+        "std::process",
+        "std::thread",
+        "std::time::Instant",
+        "std::time::SystemTime",
+        "std::time::UNIX_EPOCH",
+    ],
+    macros: &["dbg", "eprint", "eprintln", "print", "println"],
+    strings: &[],
+    made: &[],
+    only: None,
+    unsafety: true,
+};
+
+/// Kernel interfaces, which host names and nobody else.
+const KERNEL: Forbidden = Forbidden {
+    paths: &[],
+    macros: &[],
+    strings: &[
+        "/proc",
+        "/sys",
+        "netlink",
+        "cgroup.",
+        "cpu.max",
+        "cpu.weight",
+        "cpuset.",
+        "ioctl",
+        "sched_set",
+        "TCA_",
+        "pm_qos",
+        "smp_affinity",
+        "halt_poll_ns",
+    ],
+    made: &[],
+    only: None,
+    unsafety: false,
+};
+
+/// What is decided: findings, plans, problems. Who renders is given it.
+const DECISIONS: &[&str] =
+    &["Verdict", "Finding", "Step", "Problem", "Suggestion", "LinkGuarantee", "Admission"];
+
+/// What the command line may name of the agent: its service, and nouns that the service takes or gives. Neither the engine
+/// that changes settings nor a backend, nor what plans or traces.
+const OF_THE_AGENT: &[&str] = &[
+    "teiji_agent::service",
+    "teiji_agent::output",
+    "teiji_agent::apply::Note",
+    "teiji_agent::apply::Options",
+    "teiji_agent::apply::Progress",
+    "teiji_agent::apply::Rollback",
+    "teiji_agent::apply::STATE_DIRECTORY",
+    "teiji_agent::machine::PINS",
+    "teiji_agent::policy::Error",
+    "teiji_agent::trace::Progress",
+    "teiji_agent::trace::Spec",
+];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+}
+
+#[track_caller]
+fn none(found: &[String], what: &str) {
+    assert!(found.is_empty(), "{what}:\n{}", found.join("\n"));
+}
+
+#[test]
+fn what_thinks_neither_reads_nor_asks_the_time() {
+    for name in PURE {
+        none(&of_crate(&folder(name), &MACHINE), &format!("crates/{name} does no I/O and reads no clock"));
+        let root = std::fs::read_to_string(folder(name).join("src/lib.rs")).unwrap();
+        assert!(root.contains("#![forbid(unsafe_code)]"), "crates/{name} forbids unsafe");
+    }
+}
+
+#[test]
+fn control_names_no_kernel_interface() {
+    none(&of_crate(&folder("control"), &KERNEL), "crates/control names no kernel interface");
+}
+
+/// The agent asks host what the kernel tells in files.
+#[test]
+fn only_host_knows_where_the_kernel_tells_what() {
+    let forbidden =
+        Forbidden { strings: &["\"/proc", "\"/sys", "\"proc/", "\"sys/"], ..Forbidden::default() };
+    for name in ["agent", "teiji", "model", "policy", "analysis", "render"] {
+        none(
+            &of_crate(&folder(name), &forbidden),
+            &format!("crates/{name} leaves /proc and /sys to crates/host"),
+        );
+    }
+}
+
+/// What cannot be checked: that no `if` weighs causes. What can: neither crate reaches what decides, nor makes a decision's
+/// noun; and the command line has everything done by the service.
+#[test]
+fn renderers_and_the_command_line_decide_nothing() {
+    let made = Forbidden { made: DECISIONS, ..Forbidden::default() };
+    for name in ["render", "teiji"] {
+        none(&of_crate(&folder(name), &made), &format!("crates/{name} decides nothing"));
+    }
+    let only = Forbidden { only: Some(("teiji_agent", OF_THE_AGENT)), ..Forbidden::default() };
+    none(&of_crate(&folder("teiji"), &only), "crates/teiji has everything done by teiji_agent::service");
+}
+
+#[test]
+fn each_subcommand_is_a_file() {
+    let args = std::fs::read_to_string(folder("teiji").join("src/args.rs")).unwrap();
+    let (_, commands) = args.split_once("pub enum Command {").unwrap();
+    let (commands, _) = commands.split_once("\n}").unwrap();
+    let names = commands.lines().filter_map(|line| {
+        let name = line.trim().split(['(', ',']).next()?;
+        name.starts_with(char::is_uppercase).then(|| name.to_lowercase())
+    });
+    let names: Vec<String> = names.collect();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        let file = folder("teiji").join("src/subcommand").join(format!("{name}.rs"));
+        let text = std::fs::read_to_string(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        assert!(text.contains(&format!("//! `teiji {name}`")), "{} does not say what it is", file.display());
+    }
+}
+
+/// What the rules are for is found, however it is written; what only looks like it is not.
+#[test]
+fn violations_are_found() {
+    for text in [
+        "use std::fs; fn a() { fs::read(\"x\"); }",
+        "use std::{collections::BTreeMap, fs as files};",
+        "fn a() { std::fs::read(\"x\"); }",
+        "fn a() { ::std::fs::read(\"x\"); }",
+        "use std::time::{Duration, Instant as T};",
+        "use std::time; fn a() { time::Instant::now(); }",
+        "use std as s; fn a() { s::process::exit(1); }",
+        "use std::io::{self, Write}; fn a() { io::stdout().flush(); }",
+        "use std::io::*;",
+        "fn a() { use std::time::SystemTime; SystemTime::now(); }",
+        "mod inner { pub fn a() { println!(\"x\"); } }",
+        "fn a(p: *const u8) -> u8 { unsafe { *p } }",
+        "#[cfg(test)] mod tests; fn a() { std::process::id(); }",
+        "fn a() { let _ = std::path::PathBuf::new(); }",
+    ] {
+        assert!(!violations(text, &MACHINE).is_empty(), "{text}");
+    }
+    for text in [
+        "use std::time::Duration; use std::net::IpAddr; fn a(d: Duration) {}",
+        "// std::fs::read\n/// std::fs::read\nfn a() {}",
+        "fn a() -> &'static str { \"std::fs::read\" }",
+        "#[cfg(test)] mod tests { fn a() { std::fs::read(\"x\"); println!(\"x\"); } }",
+        "#[cfg(test)] #[allow(dead_code)] fn a() { std::fs::read(\"x\"); } fn b() {}",
+        "use std::io::{Read, Write}; fn a(w: &mut dyn Write) -> std::io::Result<()> { w.flush() }",
+        "use crate::fs; fn a() { fs::stage(); } fn b(std: u8) -> u8 { std }",
+    ] {
+        assert_eq!(violations(text, &MACHINE), Vec::<String>::new(), "{text}");
+    }
+    let wrong = |text| violations(text, &KERNEL).len();
+    assert_eq!(wrong("fn a() { x(\"/proc/self\"); y(\"cpu.max\"); }"), 1, "one line");
+    assert_eq!(wrong("fn a() { x(\"/proc/self\");\n y(\"cpu.max\"); }"), 2);
+    assert_eq!(wrong("/// `/proc/self`\nfn a() { x(\"the process\"); }"), 0);
+    let made = Forbidden { made: DECISIONS, ..Forbidden::default() };
+    let makes = |text| violations(text, &made).len();
+    assert_eq!(makes("fn a() -> Verdict { report::Verdict { stage: None } }"), 1);
+    assert_eq!(
+        makes("fn a(v: &Verdict) -> &Verdict { let Verdict { stage, .. } = v; v } impl X for Step {}"),
+        0
+    );
+    let only = Forbidden { only: Some(("teiji_agent", OF_THE_AGENT)), ..Forbidden::default() };
+    let reaches = |text| violations(text, &only).len();
+    assert_eq!(reaches("use teiji_agent::apply::{self, Engine};"), 1);
+    assert_eq!(reaches("use teiji_agent::apply; fn a() { apply::Engine::open(); }"), 1);
+    assert_eq!(reaches("fn a() { teiji_agent::trace::run(); }"), 1);
+    assert_eq!(reaches("use teiji_agent::apply::{self, Note}; fn a(r: apply::Rollback, n: Note) {}"), 0);
+}
+
+fn metadata() -> Value {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--offline", "--locked", "--format-version", "1"])
+        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+        .args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_default()
+}
+
+/// The workspace's own packages.
+fn members(metadata: &Value) -> Vec<&Value> {
+    let ids: BTreeSet<&str> =
+        metadata["workspace_members"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    metadata["packages"].as_array().unwrap().iter().filter(|p| ids.contains(text(p, "id"))).collect()
+}
+
+#[test]
+fn dependencies_are_those_of_the_table() {
+    let metadata = metadata();
+    let members = members(&metadata);
+    let own: BTreeSet<&str> = members.iter().map(|p| text(p, "name")).collect();
+    for package in &members {
+        let name = text(package, "name");
+        let may = CRATES.iter().find(|c| c.name == name);
+        let may = may.unwrap_or_else(|| panic!("{name} is not in the table of this test"));
+        for dependency in package["dependencies"].as_array().unwrap() {
+            let on = text(dependency, "name");
+            if dependency["kind"] == "dev" {
+                continue;
+            }
+            let allowed = if own.contains(on) {
+                may.on.contains(&on)
+            } else {
+                may.others.is_none_or(|others| others.contains(&on))
+            };
+            assert!(allowed, "{name} must not depend on {on}");
+        }
+    }
+}
+
+/// libbpf's types leave `crates/bpf` only as the types of teiji.
+#[test]
+fn only_bpf_links_libbpf() {
+    let metadata = metadata();
+    for package in members(&metadata).iter().filter(|p| text(p, "name") != "teiji-bpf") {
+        let links = package["dependencies"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|d| text(d, "name").starts_with("libbpf") && d["kind"] != "dev");
+        assert!(!links, "{} links libbpf", text(package, "name"));
+    }
+}
+
+/// ARCHITECTURE.md has the same crates.
+#[test]
+fn the_document_has_the_table() {
+    let document = include_str!("../../../../ARCHITECTURE.md");
+    for c in &CRATES {
+        let folder = match c.name {
+            "teiji-lab" => "lab/".to_owned(),
+            "teiji-experiments" => "experiments/".to_owned(),
+            name => format!("crates/{}", name.trim_start_matches("teiji-")),
+        };
+        assert!(document.contains(&format!("| `{folder}` |")), "ARCHITECTURE.md lacks {folder}");
+    }
+}
