@@ -1,7 +1,7 @@
 # teiji: what can be done here. `make` alone lists it.
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test soak bench lab lab-prepare demo experiment experiments
+.PHONY: help deps build check test soak bench lab lab-prepare demo experiment experiments
 
 CARGO ?= cargo
 # Options of `make lab`, for example: make lab LAB="--kernel stable --guests 2 --sriov"
@@ -24,6 +24,9 @@ deps: ## install what building and testing need, if it is missing (root)
 
 build: deps ## build everything
 	$(CARGO) build --workspace
+
+check: ## format, lint, unit and property tests: no lab, no root (3 minutes once it is compiled)
+	@CARGO="$(CARGO)" .ci/check
 
 test: deps ## check the format, lint, and run every test, those in the lab too (root, 20 minutes)
 	@CARGO="$(CARGO)" .ci/test

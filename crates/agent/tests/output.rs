@@ -1,4 +1,4 @@
-//! Files that appear whole, in folders that others write to.
+//! Files that appear whole, in folders that others write to. Needs root.
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{File, read_dir, read_to_string, write};

@@ -1,6 +1,6 @@
 //! What `--json` prints of everything but reports, whose format is [`Report`](teiji_model::report::Report) itself.
 //!
-//! Each has a number that is raised when a field changes its meaning or goes away (docs/decisions/0008).
+//! Each has a number that is raised when a field changes its meaning or goes away (docs/decisions/0010).
 
 use crate::text::vms::doubt;
 use serde::Serialize;

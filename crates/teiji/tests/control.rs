@@ -127,6 +127,52 @@ fn what_a_host_cannot_keep_is_said_with_its_place() {
 }
 
 #[test]
+fn a_plan_says_which_file_and_line_holds() {
+    let host = Host::new(&["sip1"]);
+    let write = |name: &str, text: &str| {
+        let path = host.0.path().join(name);
+        fs::write(&path, text).unwrap();
+        path
+    };
+    let base = write("20-base.toml", "[host]\nhalt_poll = \"500us\"\n[vm.sip1]\nvcpu_cpus = \"1\"\n");
+    let site = write("10-site.toml", "[vm.sip1]\n# here\nvcpu_cpus = \"2\"\n");
+    let plan = |files: &[&PathBuf], json: bool| {
+        let mut command = host.command("plan", None);
+        command.args(files).args(json.then_some("--json"));
+        run(&mut command)
+    };
+    let shown = plan(&[&base, &site], false);
+    assert_eq!(shown.code, 0, "{}", shown.err);
+    let text = shown.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    let (base_path, site_path) = (base.display(), site.display());
+    for part in [
+        "0-3 → 2",
+        &format!("because of vm.sip1.vcpu_cpus ({site_path}:3)"),
+        &format!("because of host.halt_poll ({base_path}:2)"),
+        &format!("[vm.sip1] vcpu_cpus = \"2\" ({site_path}:3) holds, not vcpu_cpus = \"1\" ({base_path}:4)"),
+    ] {
+        assert!(text.contains(part), "{part}: {}", shown.out);
+    }
+    let json: serde_json::Value = serde_json::from_str(&plan(&[&base, &site], true).out).unwrap();
+    assert_eq!(json["asked"]["vm.sip1.vcpu_cpus"]["line"], 3);
+    assert_eq!(json["asked"]["vm.sip1.vcpu_cpus"]["file"], site.to_str().unwrap());
+    let overridden = &json["overridden"][0];
+    assert_eq!(overridden["section"], "vm.sip1");
+    assert_eq!(overridden["holds"]["text"], "vcpu_cpus = \"2\"");
+    assert_eq!(overridden["over"][0]["place"]["file"], base.to_str().unwrap());
+    // The other way round; and a directory by the names of its files, of which the base is the last.
+    assert!(plan(&[&site, &base], false).out.contains("0-3 → 1"));
+    let folder = host.0.path().join("policy.d");
+    fs::create_dir(&folder).unwrap();
+    for path in [&base, &site] {
+        fs::copy(path, folder.join(path.file_name().unwrap())).unwrap();
+    }
+    assert!(plan(&[&folder], false).out.contains("0-3 → 1"));
+    let check = run(Command::new(TEIJI).args(["policy", "check"]).args([&base, &site]));
+    assert!(check.code == 0 && check.out.contains("holds, not"), "{} {}", check.out, check.err);
+}
+
+#[test]
 fn policies_are_checked_without_a_host() {
     let host = Host::new(&[]);
     let path = host.policy("[vm.a]\nclass = \"fiar\"\n[hots]\n");
