@@ -118,7 +118,7 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
     if waiting.iter().all(spare::unbounded) {
         return Err(format!(
             "the threads that wait are real-time already ({}): what they wait behind is so too, or a limit holds \
-             them back (cpu.max of their control group); give them CPUs of their own with vcpu_cpus and worker_cpus",
+             them back (the quota of their control group); give them CPUs of their own with vcpu_cpus and worker_cpus",
             waiting[0]
         ));
     }

@@ -144,8 +144,8 @@ mod tests {
                 line("priority = 20", "10-base.toml", 4),
             ],
         }];
-        let text = "policy: [vm.sip1] class = \"fair\" (20-site.toml:3) holds, not class = \"realtime\"\n        \
-                    (10-base.toml:2), priority = 20 (10-base.toml:4)\n";
+        let text = "policy: [vm.sip1] class = \"fair\" (20-site.toml:3) holds, not class = \"realtime\" \
+                    (10-base.toml:2),\n        priority = 20 (10-base.toml:4)\n";
         assert_eq!(overridden(&all, &Style::PLAIN), text);
         assert_eq!(overridden(&[], &Style::PLAIN), "");
     }

@@ -263,7 +263,9 @@ impl File<'_> {
         let declared = matches!(before, Some(TokenTree::Ident(word))
             if ["struct", "enum", "impl", "for", "union", "trait", "mod", "let"].contains(&word.to_string().as_str()))
             || matches!(before.and_then(punct), Some('>' | '&'));
-        if is_body && !declared && self.forbidden.made.contains(&last.as_str()) {
+        // A variant of an enumeration may have the same name.
+        let variant = path.len() > 1 && path[path.len() - 2].starts_with(char::is_uppercase);
+        if is_body && !declared && !variant && self.forbidden.made.contains(&last.as_str()) {
             self.tell(token, &format!("makes a {last}"));
         }
     }
