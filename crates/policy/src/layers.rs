@@ -47,7 +47,7 @@ impl Layered {
                 }
             }
         }
-        beaten.sort_by_key(|(_, line)| line.file);
+        beaten.sort_by_key(|(_, line)| (line.file, line.key));
         let mut overridden = Vec::new();
         for (name, line) in &holding {
             let same = |l: &&Written| l.name == *name && l.line.text == line.line.text;

@@ -18,7 +18,7 @@ pub(super) struct Written {
     /// Which file.
     pub file: usize,
     /// Where in it.
-    key: usize,
+    pub key: usize,
     /// Where its value is, and what the line says.
     pub line: Line,
     /// `None` if it is wrong, which is reported.

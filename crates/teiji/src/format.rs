@@ -1,7 +1,7 @@
 //! A report in the format asked for.
 
 use crate::args::{Format, ReportArgs, Usage};
-use crate::{output, terminal};
+use crate::{output, style};
 use anyhow::Result;
 use std::io::{self, IsTerminal, Write};
 use teiji_agent::service::advice;
@@ -57,7 +57,7 @@ pub fn check(args: &ReportArgs) -> Result<()> {
 pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)], kept: &Kept) -> Result<()> {
     let content = |w: &mut dyn Write| match args.format() {
         Format::Text => {
-            let style = if args.out.is_some() { terminal::file() } else { terminal::stdout() };
+            let style = if args.out.is_some() { style::file() } else { style::stdout() };
             w.write_all(in_text(reports, &style).as_bytes())
         }
         Format::Json => {
@@ -81,7 +81,7 @@ pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)]
             kept.left_out
         );
     }
-    to.write(&content, || in_text(reports, &terminal::stdout()))
+    to.write(&content, || in_text(reports, &style::stdout()))
 }
 
 /// Prints what would help as a policy, and the report as text to standard error. `observed` is the host, if it is the
@@ -91,7 +91,7 @@ pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)]
 /// If the policy cannot be written.
 pub fn suggest(report: &Report, observed: Option<&Observed>) -> Result<()> {
     // The policy is what was asked for: it does not fail with the report.
-    let _ = io::stderr().write_all(text::report(report, &advice::of(report), &terminal::stderr()).as_bytes());
+    let _ = io::stderr().write_all(text::report(report, &advice::of(report), &style::stderr()).as_bytes());
     output::stdout(&advice::as_policy(report, observed))
 }
 

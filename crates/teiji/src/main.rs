@@ -13,7 +13,7 @@ fn main() -> ExitCode {
     let level = if matches!(args.command, teiji::args::Command::Agent(_)) { "info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| level.into());
     // The library would colour whatever it writes to, files and the journal as well.
-    let colour = teiji::terminal::stderr().colour;
+    let colour = teiji::style::stderr().colour;
     // Where nobody reads it, the library would panic for want of a place to say so.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour).log_internal_errors(false);
     log.with_writer(std::io::stderr).without_time().init();

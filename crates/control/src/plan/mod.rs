@@ -28,6 +28,7 @@ pub(crate) use checks::reason;
 pub(crate) use names::shown;
 pub(crate) use wants::time;
 
+use std::collections::BTreeSet;
 use teiji_model::plan::{Held, LinkGuarantee, Observed, ObservedVm, Plan};
 use teiji_model::policy::{Place, Policy, Problem};
 use teiji_model::setting::{Setting, Value};
@@ -53,7 +54,9 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
         return Err(draft.problems);
     }
     let plan = steps::between(&draft.wants, draft.warnings, observed, held);
-    let asked = draft.wants.iter().map(|want| (want.reason.clone(), want.place.clone())).collect();
+    let reasons: BTreeSet<&str> = plan.steps.iter().map(|step| step.reason.as_str()).collect();
+    let asking = draft.wants.iter().filter(|want| reasons.contains(want.reason.as_str()));
+    let asked = asking.map(|want| (want.reason.clone(), want.place.clone())).collect();
     let overridden = policy.overridden.clone();
     Ok(Plan { links: draft.links, first: draft.first, asked, overridden, ..plan })
 }

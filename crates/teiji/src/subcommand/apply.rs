@@ -3,7 +3,7 @@
 use super::notes::{say, tell};
 use super::{plan, signals};
 use crate::args::{Apply, Usage};
-use crate::{output, terminal};
+use crate::{output, style};
 use anyhow::Result;
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
     let wait = args.wait.unwrap_or_default();
     let prepared =
         service.prepare(&args.policy.files, wait, &mut |notes| tell(notes)).map_err(plan::explain)?;
-    let (plan, style) = (prepared.plan(), terminal::stdout());
+    let (plan, style) = (prepared.plan(), style::stdout());
     if plan.steps.is_empty() {
         return output::stdout(&text::plan::table(plan, &style));
     }

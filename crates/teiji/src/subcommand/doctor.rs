@@ -1,7 +1,7 @@
 //! `teiji doctor`: what this host can do, what is missing, and what therefore does not work.
 
 use crate::args::Print;
-use crate::{output, terminal};
+use crate::{output, style};
 use anyhow::Result;
 use std::process::ExitCode;
 use teiji_agent::service::Service;
@@ -14,7 +14,7 @@ pub(super) fn run(print: &Print, service: &Service) -> Result<ExitCode> {
     if print.json {
         output::json(&json::Doctor::new(&found.capabilities, found.works))?;
     } else {
-        output::stdout(&table(&found.capabilities, &terminal::stdout()))?;
+        output::stdout(&table(&found.capabilities, &style::stdout()))?;
     }
     Ok(if found.works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,7 +1,7 @@
 //! `teiji plan`: what would be changed to keep a policy, or why it cannot be kept.
 
 use crate::args::Plan as Arguments;
-use crate::{output, terminal};
+use crate::{output, style};
 use anyhow::Result;
 use teiji_agent::policy;
 use teiji_agent::service::{Error, Service};
@@ -15,7 +15,7 @@ pub(super) fn run(args: &Arguments, service: &Service) -> Result<()> {
     if args.print.json {
         return output::json(&json::Plan::new(&plan));
     }
-    output::stdout(&table(&plan, &terminal::stdout()))
+    output::stdout(&table(&plan, &style::stdout()))
 }
 
 /// What is wrong with a policy, with the lines that it is in.

@@ -2,7 +2,7 @@
 
 use super::plan;
 use crate::args::Policy;
-use crate::{output, terminal};
+use crate::{output, style};
 use anyhow::Result;
 use teiji_agent::service::Service;
 use teiji_render::text::policy::checked;
@@ -13,7 +13,7 @@ pub(super) fn run(what: &Policy) -> Result<()> {
         Policy::Schema => output::stdout(&(teiji_policy::schema().trim_end().to_owned() + "\n")),
         Policy::Check(named) => {
             let loaded = Service::policy(&named.files).map_err(plan::explain)?;
-            output::stdout(&checked(&loaded.policy, loaded.sources.len(), &terminal::stdout()))
+            output::stdout(&checked(&loaded.policy, loaded.sources.len(), &style::stdout()))
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use super::notes::tell;
 use crate::args::Status as Arguments;
-use crate::{output, terminal};
+use crate::{output, style};
 use anyhow::Result;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,7 +19,7 @@ pub(super) fn run(args: &Arguments, service: &Service) -> Result<ExitCode> {
         output::json(&json::Status::new(&found.status, &found.deadlines))?;
     } else {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let style = terminal::stdout();
+        let style = style::stdout();
         output::stdout(&(table(&found.status, now, &style) + &links::table(&found.deadlines, &style)))?;
     }
     Ok(if found.well { ExitCode::SUCCESS } else { ExitCode::FAILURE })

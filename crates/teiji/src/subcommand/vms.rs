@@ -1,7 +1,7 @@
 //! `teiji vms`: the VMs of this host with their threads and NICs.
 
 use crate::args::Print;
-use crate::{output, terminal};
+use crate::{output, style};
 use anyhow::Result;
 use teiji_agent::service::Service;
 use teiji_render::json;
@@ -16,5 +16,5 @@ pub(super) fn run(print: &Print, service: &Service) -> Result<()> {
     if vms.is_empty() {
         return output::stdout(&format!("{}\n", service.no_vm()));
     }
-    output::stdout(&table(&vms, &terminal::stdout()))
+    output::stdout(&table(&vms, &style::stdout()))
 }
