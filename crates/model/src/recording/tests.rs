@@ -133,6 +133,29 @@ fn other_versions_are_named() {
     assert!(fuzz(&file).unwrap_err().to_string().contains("older"));
 }
 
+/// The format is made of the nouns' own serialization: whoever changes one of them changes the format, has to raise
+/// [`VERSION`] and to keep the former shapes as those of version 1 are kept.
+#[test]
+fn what_is_written_has_not_changed_without_a_new_version() {
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    let mut version_1 = Reader::new(VERSION_1).unwrap();
+    // Events of each kind, as they are today.
+    while let Some(event) = version_1.next().unwrap() {
+        w.push(event).unwrap();
+    }
+    w.push(packet(100)).unwrap();
+    let counters =
+        Counters { ended: 9, events: 7, lost: vec![0, 4], missed: 3, unidentified: 1, vanished: vec![7] };
+    let file = w.finish(&counters).unwrap();
+    let kept: &[u8] = include_bytes!("data/version-2.teiji");
+    assert_eq!(kept[8..10], VERSION.to_le_bytes(), "keep a file of the new version");
+    assert!(file == kept, "version {VERSION} is no longer written as it was: {}", hex(&file));
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
 /// A file that the teiji of format version 1 wrote, with an event of each kind.
 const VERSION_1: &[u8] = include_bytes!("data/version-1.teiji");
 
