@@ -218,10 +218,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.toml");
         std::fs::write(&path, "# é\n".repeat(3 << 20)).unwrap();
-        let Err(Error::Wrong { problems, .. }) = load(&[path.clone()]) else { panic!("12 MiB were taken") };
+        let Err(Error::Wrong { problems, .. }) = load(std::slice::from_ref(&path)) else {
+            panic!("12 MiB were taken")
+        };
         assert!(problems[0].to_string().contains("p.toml"), "{problems:?}");
         std::fs::write(&path, b"[host]\n# \xff\n").unwrap();
-        let Err(Error::Read { source, .. }) = load(&[path.clone()]) else { panic!("that is no text") };
+        let Err(Error::Read { source, .. }) = load(std::slice::from_ref(&path)) else {
+            panic!("that is no text")
+        };
         assert!(source.to_string().contains("line 2"), "{source}");
     }
 }
