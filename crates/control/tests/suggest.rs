@@ -354,6 +354,19 @@ fn sections_mean_the_vm_whatever_it_is_called() {
     assert_eq!(lines(&planned(&on(&[("a", 100)]), &host("0-7", swapped, Vec::new())).0), wanted[..2]);
 }
 
+/// A VM that cannot have the class is not pinned either, and what real-time threads it has already may take the CPU that was
+/// to be left.
+#[test]
+fn a_vm_that_is_left_as_it_is_counts_with_the_cpus_that_it_has() {
+    let mut observed =
+        host("0-1", vec![vm("a", 100, 2, 0, None, false), vm("b", 300, 1, 1, None, false)], Vec::new());
+    let fifo = Value::Scheduling(Scheduling::Fifo { priority: 10 });
+    observed.settings.insert(Setting::ThreadScheduling(task(101)), fifo);
+    let (text, policy) = planned(&on(&[("a", 100), ("b", 300)]), &observed);
+    assert!(policy.vms.is_empty(), "{text}");
+    says(&text, &["share fewer CPUs than they are (1)", "every online CPU (0-1) at once"]);
+}
+
 #[test]
 fn what_has_no_section_has_a_reason() {
     let mut ended = on(&[("sip1", 100)]);
