@@ -5,7 +5,6 @@ use std::{
     fs::File,
     io::Write,
     os::{fd::AsRawFd, unix::net::UnixStream},
-    path::Path,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
@@ -14,7 +13,7 @@ use std::{
 use crate::{
     error::{Doing, Error, Result},
     host::Output,
-    machine::PORTS,
+    machine::{Emulator, PORTS},
     patience::Patience,
     proto::{self, End, FromAgent, Request, Size, ToAgent},
 };
@@ -22,6 +21,8 @@ use crate::{
 /// How long the lab host's agent may take to start a command, and to say that one that was killed has ended: it does so
 /// at once unless the whole machine hangs.
 const GRACE: Duration = Duration::from_secs(60);
+/// How long it may take until an emulator that has closed its ports has ended.
+const END_GRACE: Duration = Duration::from_secs(2);
 /// How often it is looked whether a limit is over.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -33,8 +34,7 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct Pool {
     free: Mutex<Free>,
     returned: Condvar,
-    /// Process id of the emulator.
-    pid: u32,
+    emulator: Arc<Emulator>,
 }
 
 #[derive(Default)]
@@ -42,11 +42,14 @@ struct Free {
     ports: Vec<UnixStream>,
     /// How many are in use and may come back.
     used: usize,
+    /// It did not even answer that a command was killed: it will not do anything else.
+    hangs: bool,
 }
 
 impl Pool {
-    /// Connects to all ports whose sockets are in `folder`, of the emulator with this process id.
-    pub(crate) fn connect(folder: &Path, pid: u32) -> Result<Pool> {
+    /// Connects to all ports of the emulator, whose sockets are in its folder.
+    pub(crate) fn connect(emulator: &Arc<Emulator>) -> Result<Pool> {
+        let folder = emulator.folder();
         let dir = File::open(folder).doing(|| format!("open {}", folder.display()))?;
         let mut ports = Vec::new();
         for n in (0..PORTS).rev() {
@@ -54,13 +57,14 @@ impl Pool {
             let path = format!("/proc/self/fd/{}/p{n}.sock", dir.as_raw_fd());
             ports.push(UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))?);
         }
-        Ok(Pool { free: Mutex::new(Free { ports, used: 0 }), returned: Condvar::new(), pid })
+        let free = Mutex::new(Free { ports, used: 0, hangs: false });
+        Ok(Pool { free, returned: Condvar::new(), emulator: emulator.clone() })
     }
 
     /// Asks the agent whether it is there; fails if it does not answer in `limit` (see [`Patience`]).
     pub(crate) fn ping(&self, limit: Duration) -> Result<String> {
         let doing = || "reach the lab host's agent".to_owned();
-        let patience = Patience::begin(self.pid);
+        let patience = Patience::begin(&self.emulator);
         let mut port = self.take()?;
         // One that was not answered by is never used again.
         let lost = Lost(self);
@@ -92,10 +96,13 @@ impl Pool {
     /// Waits for a port that is free.
     ///
     /// # Errors
-    /// If none is left: each was lost with a command that the lab host did not answer.
+    /// If none is left: each was lost with a command that the lab host did not answer. If it hangs.
     fn take(&self) -> Result<UnixStream> {
         let mut free = lock(&self.free);
         loop {
+            if free.hangs {
+                return Err(Error::Host(format!("hangs: {}", self.emulator.last_words())));
+            }
             if let Some(port) = free.ports.pop() {
                 free.used += 1;
                 return Ok(port);
@@ -119,6 +126,12 @@ impl Pool {
         self.returned.notify_all();
     }
 
+    /// Every command from now on is an error at once, and not after its limit.
+    fn hangs(&self) {
+        lock(&self.free).hangs = true;
+        self.returned.notify_all();
+    }
+
     /// Starts a command; its output goes to `sink` as it comes, from another thread. [`Child::wait`] waits for it at
     /// most `limit`.
     pub(crate) fn start(
@@ -138,8 +151,8 @@ impl Pool {
             writer: Mutex::new(port),
             command: shown,
             limit,
-            patience: Patience::begin(self.pid),
-            pid: self.pid,
+            patience: Patience::begin(&self.emulator),
+            pool: self.clone(),
         };
         std::mem::forget(lost);
         let pool = self.clone();
@@ -236,7 +249,7 @@ pub struct Child {
     command: String,
     limit: Option<Duration>,
     patience: Patience,
-    pid: u32,
+    pool: Arc<Pool>,
 }
 
 impl Child {
@@ -245,7 +258,7 @@ impl Child {
     /// # Errors
     /// If it could not be started.
     pub fn id(&self) -> Result<u32> {
-        let patience = Patience::begin(self.pid);
+        let patience = Patience::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         loop {
             match (&state.pid, &state.result) {
@@ -264,7 +277,7 @@ impl Child {
     /// # Errors
     /// If it ends first, or `limit` is over.
     pub fn wait_for(&self, text: &str, limit: Duration) -> Result<String> {
-        let patience = Patience::begin(self.pid);
+        let patience = Patience::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         loop {
             let said = String::from_utf8_lossy(&state.stdout);
@@ -291,7 +304,7 @@ impl Child {
     /// If its limit was over (it is killed then, with all that it started), it could not be started, or the lab host is
     /// gone.
     pub fn wait(self) -> Result<Output> {
-        let (patience, limit) = (self.patience, self.limit);
+        let (patience, limit) = (self.patience.clone(), self.limit);
         self.wait_as(&patience, limit)
     }
 
@@ -322,10 +335,17 @@ impl Child {
     /// Kills it, and waits until that is done: what comes after it finds nothing of it.
     fn end(&self) -> Result<()> {
         self.kill()?;
-        let patience = Patience::begin(self.pid);
+        let patience = Patience::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         while state.result.is_none() {
-            state = self.wait_change(state, &patience, Some(GRACE))?;
+            match self.wait_change(state, &patience, Some(GRACE)) {
+                Ok(changed) => state = changed,
+                Err(_) => {
+                    self.pool.hangs();
+                    let said = self.pool.emulator.last_words();
+                    return Err(Error::Host(format!("hangs: `{}` cannot be killed; {said}", self.command)));
+                }
+            }
         }
         Ok(())
     }
@@ -406,7 +426,12 @@ impl Child {
     fn broken(&self, b: &Broken) -> Error {
         match b {
             Broken::Refused(why) => Error::Protocol(format!("refused `{}`: {why}", self.command)),
-            Broken::Lost(why) => Error::Host(format!("was lost while `{}` ran: {why}", self.command)),
+            Broken::Lost(why) => {
+                // Its ports close before its process can be waited for.
+                self.pool.emulator.wait(END_GRACE);
+                let said = self.pool.emulator.last_words();
+                Error::Host(format!("was lost while `{}` ran: {why}; {said}", self.command))
+            }
         }
     }
 }
@@ -450,14 +475,16 @@ fn show(request: &Request) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     /// More commands than there are ports, to a lab host that has died: each is an error, and none waits for ever.
     #[test]
     fn a_dead_lab_host_is_an_error_each_time() {
         let pairs = (0..PORTS).map(|_| UnixStream::pair().unwrap());
         let (ports, _): (Vec<_>, Vec<_>) = pairs.unzip();
-        let free = Mutex::new(Free { ports, used: 0 });
-        let pool = Arc::new(Pool { free, returned: Condvar::new(), pid: std::process::id() });
+        let free = Mutex::new(Free { ports, used: 0, hangs: false });
+        let emulator = Arc::new(Emulator::new(std::process::id(), Path::new("/nonexistent")));
+        let pool = Arc::new(Pool { free, returned: Condvar::new(), emulator });
         for _ in 0..PORTS + 2 {
             let started = pool.start(crate::host::shell("true"), None, Sink::Keep);
             assert!(started.and_then(Child::wait).is_err());

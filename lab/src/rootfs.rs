@@ -193,7 +193,11 @@ fn bootstrap(building: &Path, step: &Step) -> Result<()> {
     let emulator = format!("{} {}", recipe::EMULATOR_SUITE, recipe::EMULATOR.join(" "));
     let mut hooks = vec![hook("emulator.sh", recipe::EMULATOR_SCRIPT, emulator)?];
     for kernel in Kernel::ALL {
-        hooks.push(hook("kernel.sh", recipe::KERNEL_SCRIPT, format!("{} {}", kernel.suite(), kernel.name()))?);
+        hooks.push(hook(
+            "kernel.sh",
+            recipe::KERNEL_SCRIPT,
+            format!("{} {}", kernel.suite(), kernel.name()),
+        )?);
     }
     // A mount namespace of its own: whatever happens, nothing stays mounted.
     let mut command = Command::new("unshare");
