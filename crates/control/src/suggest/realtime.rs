@@ -5,6 +5,7 @@
 //!                         ──► together: is a CPU left?  yes: no pins
 //!                               │ no: is there one that nobody else's real-time threads may take? pin to the others
 //!                               └ no: do without the last of them, and again
+//!                         ──► pinned so, would one's vCPUs wait for each other? do without it, and again
 //! ```
 //! The rule is the plan's ([`spare`]), over all VMs at once: a class that fits each VM alone may not fit them together.
 
@@ -44,28 +45,37 @@ const MOST: u8 = 98;
 pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Class, String>> {
     let mut all: Vec<Result<Class, String>> = wishes.iter().map(|wish| alone(wish, observed)).collect();
     let mut chosen: Vec<usize> = (0..all.len()).filter(|i| all[*i].is_ok()).collect();
-    let spare = loop {
+    loop {
         let vms: Vec<&ObservedVm> = chosen.iter().map(|i| wishes[*i].vm).collect();
-        match together(&vms, observed) {
-            Some(spare) => break spare,
-            None => {
-                let Some(last) = chosen.pop() else { break None };
-                all[last] = Err(format!(
-                    "class = \"realtime\" would let real-time threads take every online CPU ({}) at once, and \
-                     pinning this VM's leaves none: take work off this host, or real-time classes off others",
-                    observed.cpus
-                ));
+        let Some(spare) = together(&vms, observed) else {
+            let Some(last) = chosen.pop() else { return all };
+            all[last] = Err(format!(
+                "class = \"realtime\" would let real-time threads take every online CPU ({}) at once, and \
+                 pinning this VM's leaves none: take work off this host, or real-time classes off others",
+                observed.cpus
+            ));
+            continue;
+        };
+        let mut pinned = Vec::new();
+        let mut refused = None;
+        for (at, i) in chosen.iter().enumerate() {
+            let Ok(mut class) = all[*i].clone() else { continue };
+            pin(&mut class, wishes[*i].vm, spare, observed);
+            match would_stand_still(&class, wishes[*i].vm, observed) {
+                None => pinned.push((*i, class)),
+                Some(why) => refused = Some((at, why)),
             }
         }
-    };
-    for i in chosen {
-        let Ok(class) = &mut all[i] else { continue };
-        pin(class, wishes[i].vm, spare, observed);
-        if let Some(why) = would_stand_still(class, wishes[i].vm, observed) {
-            all[i] = Err(why);
+        // What it has of real-time threads already stays where it is, which the others have to leave a CPU free of.
+        if let Some((at, why)) = refused {
+            all[chosen.remove(at)] = Err(why);
+            continue;
         }
+        for (i, class) in pinned {
+            all[i] = Ok(class);
+        }
+        return all;
     }
-    all
 }
 
 /// Whether and how a VM can be real-time as far as others do not matter.
