@@ -21,6 +21,8 @@ use crate::{
 /// How long the lab host's agent may take to start a command, and to say that one that was killed has ended: it does so
 /// at once unless the whole machine hangs.
 const GRACE: Duration = Duration::from_secs(60);
+/// How long a port of a lab host whose agent answers at another may take to answer before it is connected again.
+const REST: Duration = Duration::from_secs(5);
 /// How long it may take until an emulator that has closed its ports has ended.
 const END_GRACE: Duration = Duration::from_secs(2);
 /// How often it is looked whether a limit is over.
@@ -28,6 +30,38 @@ const LOOK: Duration = Duration::from_millis(200);
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn reach() -> String {
+    "reach the lab host's agent".to_owned()
+}
+
+/// Connects to port `n` of the emulator.
+fn connect(emulator: &Emulator, n: usize) -> Result<UnixStream> {
+    let folder = emulator.folder();
+    let dir = File::open(folder).doing(|| format!("open {}", folder.display()))?;
+    // By descriptor, as the path of a socket is limited to 107 bytes.
+    let path = format!("/proc/self/fd/{}/p{n}.sock", dir.as_raw_fd());
+    UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))
+}
+
+fn send_ping(port: &mut UnixStream) -> Result<()> {
+    proto::send(port, &ToAgent::Ping).doing(reach)
+}
+
+/// Reads the answer to a ping: the version of the agent's kernel.
+fn pong(port: &mut UnixStream) -> Result<String> {
+    port.set_read_timeout(Some(GRACE)).doing(reach)?;
+    let answer = proto::receive::<FromAgent>(port).doing(reach)?;
+    port.set_read_timeout(None).doing(reach)?;
+    match answer {
+        Some(FromAgent::Pong { version: proto::VERSION, kernel }) => Ok(kernel),
+        Some(FromAgent::Pong { version, .. }) => Err(Error::Protocol(format!(
+            "speaks version {version}, not {}: build teiji-lab again",
+            proto::VERSION
+        ))),
+        other => Err(Error::Protocol(format!("answered a ping with {other:?}"))),
+    }
 }
 
 /// The ports to the lab host that are free.
@@ -49,47 +83,47 @@ struct Free {
 impl Pool {
     /// Connects to all ports of the emulator, whose sockets are in its folder.
     pub(crate) fn connect(emulator: &Arc<Emulator>) -> Result<Pool> {
-        let folder = emulator.folder();
-        let dir = File::open(folder).doing(|| format!("open {}", folder.display()))?;
-        let mut ports = Vec::new();
-        for n in (0..PORTS).rev() {
-            // By descriptor, as the path of a socket is limited to 107 bytes.
-            let path = format!("/proc/self/fd/{}/p{n}.sock", dir.as_raw_fd());
-            ports.push(UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))?);
-        }
+        let ports = (0..PORTS).rev().map(|n| connect(emulator, n)).collect::<Result<_>>()?;
         let free = Mutex::new(Free { ports, used: 0, hangs: false });
         Ok(Pool { free, returned: Condvar::new(), emulator: emulator.clone() })
     }
 
-    /// Asks the agent whether it is there; fails if it does not answer in `limit` (see [`Patience`]).
-    pub(crate) fn ping(&self, limit: Duration) -> Result<String> {
-        let doing = || "reach the lab host's agent".to_owned();
-        let patience = Patience::begin(&self.emulator);
-        let mut port = self.take()?;
-        // One that was not answered by is never used again.
-        let lost = Lost(self);
-        proto::send(&mut port, &ToAgent::Ping).doing(doing)?;
-        while !readable(&port, LOOK).doing(doing)? {
-            if patience.over(limit) {
-                return Err(Error::Protocol(format!("did not answer within {limit:?}")));
+    /// Asks the agent whether it is there, by each port; fails if one does not answer in `limit` (see [`Patience`]).
+    /// Returns the version of its kernel and how many ports had to be connected again.
+    ///
+    /// The lab host's kernel is told which ports are connected by messages on a queue of 32 places. Where it is slow the
+    /// message of one of the last ports can find no place, and the agent then waits for ever until its answer can be
+    /// written. A new connection is a new message.
+    pub(crate) fn ping(&self, limit: Duration) -> Result<(String, usize)> {
+        let mut ports = std::mem::take(&mut lock(&self.free).ports);
+        let mut answer = None;
+        let mut again = 0;
+        // The first one used answers when the lab host has booted.
+        for (n, port) in ports.iter_mut().rev().enumerate() {
+            send_ping(port)?;
+            if n > 0 && !self.answers(port, REST)? {
+                *port = connect(&self.emulator, n)?;
+                again += 1;
             }
+            if !self.answers(port, limit)? {
+                return Err(Error::Protocol(format!("did not answer at port {n} within {limit:?}")));
+            }
+            answer = Some(pong(port)?);
         }
-        let answer = port
-            .set_read_timeout(Some(GRACE))
-            .and_then(|()| proto::receive::<FromAgent>(&mut port))
-            .doing(doing)?;
-        port.set_read_timeout(None).doing(|| "set a port up".into())?;
-        match answer {
-            Some(FromAgent::Pong { version: proto::VERSION, kernel }) => {
-                std::mem::forget(lost);
-                self.give(port);
-                Ok(kernel)
+        lock(&self.free).ports = ports;
+        answer.map(|kernel| (kernel, again)).ok_or_else(|| Error::Protocol("has no port".into()))
+    }
+
+    /// Whether something can be read from a port within `limit`.
+    fn answers(&self, port: &UnixStream, limit: Duration) -> Result<bool> {
+        let patience = Patience::begin(&self.emulator);
+        loop {
+            if readable(port, LOOK).doing(reach)? {
+                return Ok(true);
             }
-            Some(FromAgent::Pong { version, .. }) => Err(Error::Protocol(format!(
-                "speaks version {version}, not {}: build teiji-lab again",
-                proto::VERSION
-            ))),
-            other => Err(Error::Protocol(format!("answered a ping with {other:?}"))),
+            if patience.over(limit) {
+                return Ok(false);
+            }
         }
     }
 

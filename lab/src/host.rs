@@ -175,7 +175,14 @@ impl Host {
             let machine = Machine::start(spec, accel, &prepared, &folder)?;
             let pool = Host::wait_up(&machine)?;
             match pool.ping(BOOT_LIMIT) {
-                Ok(version) => break (machine, pool, version),
+                Ok((version, again)) => {
+                    if again > 0 {
+                        step.say(&format!(
+                            "{again} of {PORTS} ports did not answer and were connected again"
+                        ));
+                    }
+                    break (machine, pool, version);
+                }
                 Err(e) if boots == BOOTS => {
                     return Err(Error::Host(format!(
                         "did not come up ({e}); {}",
