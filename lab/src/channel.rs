@@ -91,9 +91,9 @@ impl Pool {
     /// Asks the agent whether it is there, by each port; fails if one does not answer in `limit` (see [`Patience`]).
     /// Returns the version of its kernel and how many ports had to be connected again.
     ///
-    /// The lab host's kernel is told which ports are connected by messages on a queue of 32 places. Where it is slow the
-    /// message of one of the last ports can find no place, and the agent then waits for ever until its answer can be
-    /// written. A new connection is a new message.
+    /// The lab host's kernel is told by a message each which ports are connected. With QEMU 11.1 that of one port does not
+    /// arrive, at every boot, and the agent then waits for ever until its answer can be written there. (Probably it finds
+    /// no place: QEMU drops a message while the queue of 32 is full.) A new connection is a new message.
     pub(crate) fn ping(&self, limit: Duration) -> Result<(String, usize)> {
         let mut ports = std::mem::take(&mut lock(&self.free).ports);
         let mut answer = None;
