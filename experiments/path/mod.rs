@@ -61,3 +61,14 @@ pub fn only(report: &Report) -> anyhow::Result<&VmReport> {
 pub fn lost(report: &Report) -> u64 {
     report.counters.lost.iter().sum()
 }
+
+/// How many requests of the only VM the runs of probes may have cost that the kernel left out; none if there were none.
+///
+/// # Errors
+/// If the report is not of one VM.
+pub fn excused(report: &Report) -> anyhow::Result<u64> {
+    match report.counters.missed {
+        0 => Ok(0),
+        missed => Ok(missed + throng::spoilt(only(report)?)),
+    }
+}

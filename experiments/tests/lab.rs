@@ -136,14 +136,15 @@ fn the_wake_up_of_an_idle_guest_is_blamed() {
     is_blamed(&blame::SITUATIONS[2]);
 }
 
-/// Every time, of what the host's threads did; and behind the very threads that were in the way, if the verdict is about
-/// them. That the verdict itself names it, the experiment `path` claims, on a machine that does nothing else.
+/// In every run the verdict names the cause, or names the guest and the cause is the greatest of the host's: the emulated
+/// guest's own time fluctuates with what else this machine does. Waits for a CPU are behind the very threads that had it.
+/// That the verdict itself names the cause, the experiment `path` claims, on a machine that does nothing else.
 fn is_blamed(s: &blame::Situation) {
     for run in 1..=SHORT.runs {
         let judged = blame::run(&LAB, vm1(), s, run, &SHORT).unwrap();
         eprintln!("{} {}: {}", s.name, judged.right, judged.sentence);
         assert_eq!(judged.lost, 0);
-        assert!(judged.right_of_host, "{} of run {run}: {:#?}", s.name, judged.report);
+        assert!(judged.right || judged.right_of_host, "{} of run {run}: {:#?}", s.name, judged.report);
         let behind = judged.behind_hogs.unwrap_or(1.0);
         assert!(
             !judged.right || behind >= 0.9,

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::Duration;
 use teiji_experiments::load;
-use teiji_experiments::path::{lost, only};
+use teiji_experiments::path::{excused, lost, only};
 use teiji_experiments::tracing::{Lab, Trace, Traced, requests};
 use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Child, Guest};
@@ -49,6 +49,15 @@ fn sum(all: &[LeftOut]) -> u64 {
     all.iter().map(|l| l.count).sum()
 }
 
+/// What teiji told is what was counted elsewhere, or up to `excused` less.
+#[track_caller]
+fn agrees(what: &str, told: u64, counted: u64, excused: u64) {
+    assert!(
+        told <= counted && told + excused >= counted,
+        "{what}: {told} of {counted}, at most {excused} excused"
+    );
+}
+
 /// Sends 300 requests through a filter at the guest's tap that drops each tenth packet it matches; what teiji and
 /// the filter itself counted.
 fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u64) {
@@ -74,7 +83,8 @@ fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u6
     );
     assert!(dropped > 0 && lost(&traced.report) == 0, "{shown}");
     let r = only(&traced.report).unwrap().requests;
-    assert_eq!((r.seen, r.complete), (300, figures.received), "{r:?}");
+    agrees("seen", r.seen, 300, excused(&traced.report).unwrap());
+    agrees("complete", r.complete, figures.received, excused(&traced.report).unwrap());
     (traced, dropped)
 }
 
@@ -82,7 +92,8 @@ fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
     let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
     let (traced, dropped) = filtered(lab, guest, "egress", "dst_port");
     let found = of(&traced, Reason::DroppedIn);
-    assert_eq!((found.len(), sum(&found)), (1, dropped), "{found:?}");
+    assert_eq!(found.len(), 1, "{found:?}");
+    agrees("dropped", sum(&found), dropped, excused(&traced.report).unwrap());
     let place = found[0].dropped.as_ref().unwrap();
     assert_eq!((place.why.as_str(), place.device.as_str()), ("TC_EGRESS", guest.taps()[0].as_str()));
     assert!(!place.place.is_empty(), "{place:?}");
@@ -98,19 +109,22 @@ fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place() {
     let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
     let (traced, dropped) = filtered(lab, guest, "ingress", "src_port");
     let found = of(&traced, Reason::DroppedOut);
-    assert_eq!((found.len(), sum(&found)), (1, dropped), "{found:?}");
+    assert_eq!(found.len(), 1, "{found:?}");
+    agrees("dropped", sum(&found), dropped, excused(&traced.report).unwrap());
     assert_eq!(found[0].dropped.as_ref().unwrap().why, "TC_INGRESS");
 }
 
-/// Packets that the tap and its qdisc have dropped.
-fn dropped_at(lab: &Lab, tap: &str) -> u64 {
+/// Frames that were to be put on the tap so far: all, and those that it and its qdisc have dropped.
+fn offered(lab: &Lab, tap: &str) -> (u64, u64) {
     let read = |command: String| -> serde_json::Value {
         serde_json::from_str(&lab.host.run(&command).unwrap().ok().unwrap()).unwrap()
     };
     let link = read(format!("ip -s -j link show {tap}"));
     let qdisc = read(format!("tc -s -j qdisc show dev {tap}"));
     let queued = qdisc.as_array().unwrap().iter().filter_map(|q| q["drops"].as_u64()).sum::<u64>();
-    link[0]["stats64"]["tx"]["dropped"].as_u64().unwrap() + queued
+    let of_link = |what: &str| link[0]["stats64"]["tx"][what].as_u64().unwrap();
+    let dropped = of_link("dropped") + queued;
+    (of_link("packets") + dropped, dropped)
 }
 
 /// While the guest stands still its receive ring fills up, then the tap's ring.
@@ -118,7 +132,7 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
     let tap = &guest.taps()[0];
     lab.host.run(&format!("ip link set {tap} txqueuelen 16")).unwrap().ok().unwrap();
-    let before = dropped_at(lab, tap);
+    let before = offered(lab, tap);
     let trace = Trace::start(lab, "full-tap", ECHO, false).unwrap();
     lab.host.run(&format!("kill -STOP {}", guest.pid())).unwrap().ok().unwrap();
     let sent = load::echo(&lab.host, guest, 500.0, 1000);
@@ -127,12 +141,26 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     // It answers what it has; what it does not is known a second after that.
     std::thread::sleep(Duration::from_secs(3));
     let traced = trace.stop().unwrap();
-    let dropped = dropped_at(lab, tap) - before;
+    let after = offered(lab, tap);
+    let (all, dropped) = (after.0 - before.0, after.1 - before.1);
     lab.host.run(&format!("ip link set {tap} txqueuelen 1000")).unwrap().ok().unwrap();
     let vm = only(&traced.report).unwrap();
-    eprintln!("{sent:?}, dropped {dropped}, {:?} {:?}", vm.requests, vm.left_out);
+    let missed = traced.report.counters.missed;
+    eprintln!(
+        "{sent:?}, {all} frames, dropped {dropped}, missed {missed}, {:?} {:?}",
+        vm.requests, vm.left_out
+    );
     assert!(dropped > 0 && lost(&traced.report) == 0);
-    assert_eq!((vm.requests.seen, sum(&of(&traced, Reason::DroppedIn))), (1000, dropped));
+    // Frames of no request may be among those that were dropped.
+    let others = all.saturating_sub(sent.sent);
+    assert!(others < 20, "{others} frames of {all} were none of the test's: it says little");
+    agrees("seen", vm.requests.seen, sent.sent, excused(&traced.report).unwrap());
+    agrees(
+        "dropped",
+        sum(&of(&traced, Reason::DroppedIn)),
+        dropped,
+        others + excused(&traced.report).unwrap(),
+    );
 }
 
 /// Where nothing is dropped, only the guest can keep a request from being complete.
@@ -144,7 +172,8 @@ fn every_answered_request_is_complete() {
         let traced = trace.stop().unwrap();
         let vm = only(&traced.report).unwrap();
         eprintln!("round {round}: {figures:?} {:?} {:?}", vm.requests, vm.left_out);
-        assert_eq!((vm.requests.seen, vm.requests.complete), (300, figures.received), "{:?}", vm.left_out);
+        agrees("seen", vm.requests.seen, 300, excused(&traced.report).unwrap());
+        agrees("complete", vm.requests.complete, figures.received, excused(&traced.report).unwrap());
     }
 }
 
@@ -166,7 +195,8 @@ fn what_the_guest_does_not_answer_is_the_guests() {
     eprintln!("{sent:?}, the guest refused {refused}, {found:?}");
     // A sender that was told of it may send fewer than it was asked to.
     assert!(refused > 0, "the guest refused nothing");
-    assert_eq!((found.len(), sum(&found)), (1, refused), "{found:?}");
-    assert_eq!(only(&traced.report).unwrap().requests.seen, refused);
+    assert_eq!(found.len(), 1, "{found:?}");
+    agrees("refused", sum(&found), refused, excused(&traced.report).unwrap());
+    agrees("seen", only(&traced.report).unwrap().requests.seen, refused, excused(&traced.report).unwrap());
     assert_eq!((found[0].outcome, found[0].blame), (Outcome::Unanswered, Blame::Guest));
 }

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use teiji_experiments::load;
-use teiji_experiments::path::{accuracy, only};
+use teiji_experiments::path::{accuracy, excused, only};
 use teiji_experiments::tracing::{Lab, Trace, requests};
 use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
@@ -210,7 +210,8 @@ fn frames_that_another_thread_takes_up_are_nobodys_work() {
         let figures = load::echo(&lab.host, &guest, 50.0, 100).unwrap();
         let traced = trace.stop().unwrap();
         let counts = only(&traced.report).unwrap().requests;
-        assert_eq!(counts.complete, figures.received, "steered {steered}: {counts:?}");
+        let least = figures.received.saturating_sub(excused(&traced.report).unwrap());
+        assert!((least..=figures.received).contains(&counts.complete), "steered {steered}: {counts:?}");
         let (all, _) = requests(&traced.recording.unwrap()).unwrap();
         shares.push((with_worker(&all), all.len()));
     }

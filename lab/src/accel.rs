@@ -54,7 +54,7 @@ fn probe(prepared: &Prepared) -> Result<bool> {
     fs::create_dir_all(&folder).doing(|| format!("make {}", folder.display()))?;
     initramfs::write(prepared, Kernel::default(), &[], &folder.join("initrd"))?;
     let machine = Machine::start_probe(prepared, &folder)?;
-    machine.wait(LIMIT);
+    machine.emulator().wait(LIMIT);
     machine.kill();
     let said = fs::read_to_string(folder.join("console.log")).unwrap_or_default();
     let _ = fs::remove_dir_all(&folder);

@@ -5,7 +5,6 @@ use std::{
     fs::File,
     io::Write,
     os::{fd::AsRawFd, unix::net::UnixStream},
-    path::Path,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
@@ -14,7 +13,7 @@ use std::{
 use crate::{
     error::{Doing, Error, Result},
     host::Output,
-    machine::PORTS,
+    machine::{Emulator, PORTS},
     patience::Patience,
     proto::{self, End, FromAgent, Request, Size, ToAgent},
 };
@@ -22,6 +21,10 @@ use crate::{
 /// How long the lab host's agent may take to start a command, and to say that one that was killed has ended: it does so
 /// at once unless the whole machine hangs.
 const GRACE: Duration = Duration::from_secs(60);
+/// How long a port of a lab host whose agent answers at another may take to answer before it is connected again.
+const REST: Duration = Duration::from_secs(5);
+/// How long it may take until an emulator that has closed its ports has ended.
+const END_GRACE: Duration = Duration::from_secs(2);
 /// How often it is looked whether a limit is over.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -29,12 +32,43 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn reach() -> String {
+    "reach the lab host's agent".to_owned()
+}
+
+/// Connects to port `n` of the emulator.
+fn connect(emulator: &Emulator, n: usize) -> Result<UnixStream> {
+    let folder = emulator.folder();
+    let dir = File::open(folder).doing(|| format!("open {}", folder.display()))?;
+    // By descriptor, as the path of a socket is limited to 107 bytes.
+    let path = format!("/proc/self/fd/{}/p{n}.sock", dir.as_raw_fd());
+    UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))
+}
+
+fn send_ping(port: &mut UnixStream) -> Result<()> {
+    proto::send(port, &ToAgent::Ping).doing(reach)
+}
+
+/// Reads the answer to a ping: the version of the agent's kernel.
+fn pong(port: &mut UnixStream) -> Result<String> {
+    port.set_read_timeout(Some(GRACE)).doing(reach)?;
+    let answer = proto::receive::<FromAgent>(port).doing(reach)?;
+    port.set_read_timeout(None).doing(reach)?;
+    match answer {
+        Some(FromAgent::Pong { version: proto::VERSION, kernel }) => Ok(kernel),
+        Some(FromAgent::Pong { version, .. }) => Err(Error::Protocol(format!(
+            "speaks version {version}, not {}: build teiji-lab again",
+            proto::VERSION
+        ))),
+        other => Err(Error::Protocol(format!("answered a ping with {other:?}"))),
+    }
+}
+
 /// The ports to the lab host that are free.
 pub(crate) struct Pool {
     free: Mutex<Free>,
     returned: Condvar,
-    /// Process id of the emulator.
-    pid: u32,
+    emulator: Arc<Emulator>,
 }
 
 #[derive(Default)]
@@ -42,60 +76,67 @@ struct Free {
     ports: Vec<UnixStream>,
     /// How many are in use and may come back.
     used: usize,
+    /// It did not even answer that a command was killed: it will not do anything else.
+    hangs: bool,
 }
 
 impl Pool {
-    /// Connects to all ports whose sockets are in `folder`, of the emulator with this process id.
-    pub(crate) fn connect(folder: &Path, pid: u32) -> Result<Pool> {
-        let dir = File::open(folder).doing(|| format!("open {}", folder.display()))?;
-        let mut ports = Vec::new();
-        for n in (0..PORTS).rev() {
-            // By descriptor, as the path of a socket is limited to 107 bytes.
-            let path = format!("/proc/self/fd/{}/p{n}.sock", dir.as_raw_fd());
-            ports.push(UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))?);
-        }
-        Ok(Pool { free: Mutex::new(Free { ports, used: 0 }), returned: Condvar::new(), pid })
+    /// Connects to all ports of the emulator, whose sockets are in its folder.
+    pub(crate) fn connect(emulator: &Arc<Emulator>) -> Result<Pool> {
+        let ports = (0..PORTS).rev().map(|n| connect(emulator, n)).collect::<Result<_>>()?;
+        let free = Mutex::new(Free { ports, used: 0, hangs: false });
+        Ok(Pool { free, returned: Condvar::new(), emulator: emulator.clone() })
     }
 
-    /// Asks the agent whether it is there; fails if it does not answer in `limit` (see [`Patience`]).
-    pub(crate) fn ping(&self, limit: Duration) -> Result<String> {
-        let doing = || "reach the lab host's agent".to_owned();
-        let patience = Patience::begin(self.pid);
-        let mut port = self.take()?;
-        // One that was not answered by is never used again.
-        let lost = Lost(self);
-        proto::send(&mut port, &ToAgent::Ping).doing(doing)?;
-        while !readable(&port, LOOK).doing(doing)? {
-            if patience.over(limit) {
-                return Err(Error::Protocol(format!("did not answer within {limit:?}")));
+    /// Asks the agent whether it is there, by each port; fails if one does not answer in `limit` (see [`Patience`]).
+    /// Returns the version of its kernel and how many ports had to be connected again.
+    ///
+    /// The lab host's kernel is told by a message each which ports are connected. With QEMU 11.1 that of one port does not
+    /// arrive, at every boot, and the agent then waits for ever until its answer can be written there. (Probably it finds
+    /// no place: QEMU drops a message while the queue of 32 is full.) A new connection is a new message.
+    pub(crate) fn ping(&self, limit: Duration) -> Result<(String, usize)> {
+        let mut ports = std::mem::take(&mut lock(&self.free).ports);
+        let mut answer = None;
+        let mut again = 0;
+        // The first one used answers when the lab host has booted.
+        for (n, port) in ports.iter_mut().rev().enumerate() {
+            send_ping(port)?;
+            if n > 0 && !self.answers(port, REST)? {
+                *port = connect(&self.emulator, n)?;
+                again += 1;
             }
+            if !self.answers(port, limit)? {
+                return Err(Error::Protocol(format!("did not answer at port {n} within {limit:?}")));
+            }
+            answer = Some(pong(port)?);
         }
-        let answer = port
-            .set_read_timeout(Some(GRACE))
-            .and_then(|()| proto::receive::<FromAgent>(&mut port))
-            .doing(doing)?;
-        port.set_read_timeout(None).doing(|| "set a port up".into())?;
-        match answer {
-            Some(FromAgent::Pong { version: proto::VERSION, kernel }) => {
-                std::mem::forget(lost);
-                self.give(port);
-                Ok(kernel)
+        lock(&self.free).ports = ports;
+        answer.map(|kernel| (kernel, again)).ok_or_else(|| Error::Protocol("has no port".into()))
+    }
+
+    /// Whether something can be read from a port within `limit`.
+    fn answers(&self, port: &UnixStream, limit: Duration) -> Result<bool> {
+        let patience = Patience::begin(&self.emulator);
+        loop {
+            if readable(port, LOOK).doing(reach)? {
+                return Ok(true);
             }
-            Some(FromAgent::Pong { version, .. }) => Err(Error::Protocol(format!(
-                "speaks version {version}, not {}: build teiji-lab again",
-                proto::VERSION
-            ))),
-            other => Err(Error::Protocol(format!("answered a ping with {other:?}"))),
+            if patience.over(limit) {
+                return Ok(false);
+            }
         }
     }
 
     /// Waits for a port that is free.
     ///
     /// # Errors
-    /// If none is left: each was lost with a command that the lab host did not answer.
+    /// If none is left: each was lost with a command that the lab host did not answer. If it hangs.
     fn take(&self) -> Result<UnixStream> {
         let mut free = lock(&self.free);
         loop {
+            if free.hangs {
+                return Err(Error::Host(format!("hangs: {}", self.emulator.last_words())));
+            }
             if let Some(port) = free.ports.pop() {
                 free.used += 1;
                 return Ok(port);
@@ -119,6 +160,12 @@ impl Pool {
         self.returned.notify_all();
     }
 
+    /// Every command from now on is an error at once, and not after its limit.
+    fn hangs(&self) {
+        lock(&self.free).hangs = true;
+        self.returned.notify_all();
+    }
+
     /// Starts a command; its output goes to `sink` as it comes, from another thread. [`Child::wait`] waits for it at
     /// most `limit`.
     pub(crate) fn start(
@@ -138,8 +185,8 @@ impl Pool {
             writer: Mutex::new(port),
             command: shown,
             limit,
-            patience: Patience::begin(self.pid),
-            pid: self.pid,
+            patience: Patience::begin(&self.emulator),
+            pool: self.clone(),
         };
         std::mem::forget(lost);
         let pool = self.clone();
@@ -236,7 +283,7 @@ pub struct Child {
     command: String,
     limit: Option<Duration>,
     patience: Patience,
-    pid: u32,
+    pool: Arc<Pool>,
 }
 
 impl Child {
@@ -245,7 +292,7 @@ impl Child {
     /// # Errors
     /// If it could not be started.
     pub fn id(&self) -> Result<u32> {
-        let patience = Patience::begin(self.pid);
+        let patience = Patience::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         loop {
             match (&state.pid, &state.result) {
@@ -264,7 +311,7 @@ impl Child {
     /// # Errors
     /// If it ends first, or `limit` is over.
     pub fn wait_for(&self, text: &str, limit: Duration) -> Result<String> {
-        let patience = Patience::begin(self.pid);
+        let patience = Patience::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         loop {
             let said = String::from_utf8_lossy(&state.stdout);
@@ -291,7 +338,7 @@ impl Child {
     /// If its limit was over (it is killed then, with all that it started), it could not be started, or the lab host is
     /// gone.
     pub fn wait(self) -> Result<Output> {
-        let (patience, limit) = (self.patience, self.limit);
+        let (patience, limit) = (self.patience.clone(), self.limit);
         self.wait_as(&patience, limit)
     }
 
@@ -322,10 +369,17 @@ impl Child {
     /// Kills it, and waits until that is done: what comes after it finds nothing of it.
     fn end(&self) -> Result<()> {
         self.kill()?;
-        let patience = Patience::begin(self.pid);
+        let patience = Patience::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         while state.result.is_none() {
-            state = self.wait_change(state, &patience, Some(GRACE))?;
+            match self.wait_change(state, &patience, Some(GRACE)) {
+                Ok(changed) => state = changed,
+                Err(_) => {
+                    self.pool.hangs();
+                    let said = self.pool.emulator.last_words();
+                    return Err(Error::Host(format!("hangs: `{}` cannot be killed; {said}", self.command)));
+                }
+            }
         }
         Ok(())
     }
@@ -406,7 +460,12 @@ impl Child {
     fn broken(&self, b: &Broken) -> Error {
         match b {
             Broken::Refused(why) => Error::Protocol(format!("refused `{}`: {why}", self.command)),
-            Broken::Lost(why) => Error::Host(format!("was lost while `{}` ran: {why}", self.command)),
+            Broken::Lost(why) => {
+                // Its ports close before its process can be waited for.
+                self.pool.emulator.wait(END_GRACE);
+                let said = self.pool.emulator.last_words();
+                Error::Host(format!("was lost while `{}` ran: {why}; {said}", self.command))
+            }
         }
     }
 }
@@ -450,14 +509,16 @@ fn show(request: &Request) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     /// More commands than there are ports, to a lab host that has died: each is an error, and none waits for ever.
     #[test]
     fn a_dead_lab_host_is_an_error_each_time() {
         let pairs = (0..PORTS).map(|_| UnixStream::pair().unwrap());
         let (ports, _): (Vec<_>, Vec<_>) = pairs.unzip();
-        let free = Mutex::new(Free { ports, used: 0 });
-        let pool = Arc::new(Pool { free, returned: Condvar::new(), pid: std::process::id() });
+        let free = Mutex::new(Free { ports, used: 0, hangs: false });
+        let emulator = Arc::new(Emulator::new(std::process::id(), Path::new("/nonexistent")));
+        let pool = Arc::new(Pool { free, returned: Condvar::new(), emulator });
         for _ in 0..PORTS + 2 {
             let started = pool.start(crate::host::shell("true"), None, Sink::Keep);
             assert!(started.and_then(Child::wait).is_err());

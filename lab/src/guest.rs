@@ -311,7 +311,7 @@ impl<'h> Guest<'h> {
 
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
-        if self.host.machine().running() {
+        if self.host.machine().emulator().running() {
             // Nothing to do about an error; the guest ends with the lab host at the latest.
             let _ = self.clean_up();
         }

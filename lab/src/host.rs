@@ -155,9 +155,11 @@ impl Host {
             Mode::Wall => accel::choose(&prepared)?,
             Mode::Virtual => Accel::Tcg,
         };
-        // Nobody else uses the folder while the lock is held; a lab that was killed may have left something.
-        let folder = cache.join("run");
-        let _ = fs::remove_dir_all(&folder);
+        // Nobody else uses the folder while the lock is held. What the lab host before this left is kept beside it: its
+        // console tells why it ended.
+        let (folder, before) = (cache.join("run"), cache.join("run.before"));
+        let _ = fs::remove_dir_all(&before);
+        let _ = fs::rename(&folder, &before);
         fs::create_dir_all(folder.join("boot")).doing(|| format!("make {}", folder.display()))?;
         let program = fs::read(&agent).doing(|| format!("read {}", agent.display()))?;
         initramfs::write(&prepared, spec.kernel, &program, &folder.join("boot/initrd"))?;
@@ -173,11 +175,18 @@ impl Host {
             let machine = Machine::start(spec, accel, &prepared, &folder)?;
             let pool = Host::wait_up(&machine)?;
             match pool.ping(BOOT_LIMIT) {
-                Ok(version) => break (machine, pool, version),
+                Ok((version, again)) => {
+                    if again > 0 {
+                        step.say(&format!(
+                            "{again} of {PORTS} ports did not answer and were connected again"
+                        ));
+                    }
+                    break (machine, pool, version);
+                }
                 Err(e) if boots == BOOTS => {
                     return Err(Error::Host(format!(
-                        "did not come up ({e}); its last words:{}",
-                        machine.last_words()
+                        "did not come up ({e}); {}",
+                        machine.emulator().last_words()
                     )));
                 }
                 // Emulated CPUs were seen to lose a timer and hang on a loaded machine.
@@ -202,14 +211,15 @@ impl Host {
     }
 
     fn wait_up(machine: &Machine) -> Result<Pool> {
-        let patience = Patience::begin(machine.pid());
-        while machine.running() && !patience.over(START_LIMIT) {
-            if (0..PORTS).all(|n| machine.folder.join(format!("p{n}.sock")).exists()) {
-                return Pool::connect(&machine.folder, machine.pid());
+        let emulator = machine.emulator();
+        let patience = Patience::begin(emulator);
+        while emulator.running() && !patience.over(START_LIMIT) {
+            if (0..PORTS).all(|n| emulator.folder().join(format!("p{n}.sock")).exists()) {
+                return Pool::connect(emulator);
             }
             thread::sleep(Duration::from_millis(20));
         }
-        Err(Error::Host(format!("could not be started:{}", machine.last_words())))
+        Err(Error::Host(format!("could not be started: {}", emulator.last_words())))
     }
 
     /// Runs `sh` by bash in `/root`, at most [`USUAL_LIMIT`].
@@ -302,7 +312,7 @@ impl Host {
 
     /// Process id of the emulator on this machine.
     pub fn pid(&self) -> u32 {
-        self.machine.pid()
+        self.machine.emulator().pid()
     }
 
     /// Which one of the lab's list that is.
@@ -322,7 +332,7 @@ impl Host {
 
     /// Console log of the lab host.
     pub fn console(&self) -> PathBuf {
-        self.machine.folder.join("console.log")
+        self.machine.emulator().folder().join("console.log")
     }
 
     /// Has the emulator go before everything else of this machine while what is returned lives; for measurements
@@ -331,7 +341,7 @@ impl Host {
     /// # Errors
     /// Without root.
     pub fn prefer(&self) -> Result<Preference> {
-        Preference::of(self.machine.pid())
+        Preference::of(self.machine.emulator().pid())
     }
 
     /// The machine that it is.
@@ -349,8 +359,9 @@ impl Host {
     pub fn end(&self) {
         // The port closes while this runs: there is no answer.
         if let Ok(child) = self.spawn("sync; echo o > /proc/sysrq-trigger") {
-            let patience = Patience::begin(self.machine.pid());
-            while !self.machine.wait(Duration::from_secs(1)) && !patience.over(END_LIMIT) {}
+            let emulator = self.machine.emulator();
+            let patience = Patience::begin(emulator);
+            while !emulator.wait(Duration::from_secs(1)) && !patience.over(END_LIMIT) {}
             drop(child);
         }
         self.machine.kill();

@@ -40,26 +40,97 @@ pub(crate) enum Accel {
     Tcg,
 }
 
-/// A running emulator.
+/// A running emulator. It ends with this value.
 pub(crate) struct Machine {
-    state: Arc<State>,
-    /// Sockets, console log, initial RAM disk.
-    pub(crate) folder: PathBuf,
-    keeper: Option<thread::JoinHandle<()>>,
-    pid: u32,
+    emulator: Arc<Emulator>,
+    waiter: Option<thread::JoinHandle<()>>,
 }
 
-#[derive(Default)]
-struct State {
+/// The emulator's process, for those who wait for what runs in it.
+pub(crate) struct Emulator {
+    pid: u32,
+    /// Sockets, console log, initial RAM disk.
+    folder: PathBuf,
     ended: Mutex<Option<io::Result<ExitStatus>>>,
     changed: Condvar,
     kill: AtomicBool,
 }
 
-impl State {
+impl Emulator {
+    pub(crate) fn new(pid: u32, folder: &Path) -> Emulator {
+        Emulator {
+            pid,
+            folder: folder.to_owned(),
+            ended: Mutex::default(),
+            changed: Condvar::new(),
+            kill: AtomicBool::new(false),
+        }
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Sockets, console log, initial RAM disk.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     fn ended(&self) -> MutexGuard<'_, Option<io::Result<ExitStatus>>> {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Whether it still runs.
+    pub(crate) fn running(&self) -> bool {
+        self.ended().is_none()
+    }
+
+    /// Waits until it has ended, at most `limit`; says whether it has.
+    pub(crate) fn wait(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let mut ended = self.ended();
+        while ended.is_none() {
+            let rest = deadline.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return false;
+            }
+            ended = self.changed.wait_timeout(ended, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// How it ended, if it has, and the last lines of its console and of its own messages.
+    pub(crate) fn last_words(&self) -> String {
+        let mut said = match &*self.ended() {
+            None => String::from("the emulator runs"),
+            Some(Ok(status)) => format!("the emulator ended ({status})"),
+            Some(Err(e)) => format!("the emulator could not be waited for ({e})"),
+        };
+        for file in ["qemu.log", "console.log"] {
+            let text = fs::read(self.folder.join(file)).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text);
+            let lines: Vec<_> = text.lines().collect();
+            for l in &lines[lines.len().saturating_sub(15)..] {
+                said += &format!("\n  {file}: {l}");
+            }
+        }
+        said
+    }
+
+    /// Whether its kernel has said that a CPU was stuck for so long, in its own time.
+    pub(crate) fn stuck(&self, at_least: Duration) -> bool {
+        let text = fs::read(self.folder.join("console.log")).unwrap_or_default();
+        String::from_utf8_lossy(&text).lines().any(|l| stuck_for(l).is_some_and(|t| t >= at_least))
+    }
+}
+
+/// The time in a line such as `watchdog: BUG: soft lockup - CPU#1 stuck for 104s! [CPU 3/KVM:344]`.
+fn stuck_for(line: &str) -> Option<Duration> {
+    let (_, rest) = line.split_once("soft lockup")?;
+    let (_, rest) = rest.split_once("stuck for ")?;
+    let (seconds, _) = rest.split_once("s!")?;
+    seconds.parse().ok().map(Duration::from_secs)
 }
 
 /// Arguments that every machine of the lab has.
@@ -169,13 +240,12 @@ impl Machine {
             .stdin(Stdio::null())
             .stdout(log.try_clone().doing(|| "share the emulator's log".into())?)
             .stderr(log);
-        let state = Arc::new(State::default());
         let (started, has_started) = mpsc::channel();
         // The emulator dies with the thread that started it, so that thread stays until it has ended.
-        let keeper = thread::Builder::new()
-            .name("lab-keeper".into())
+        let waiter = thread::Builder::new()
+            .name("lab-emulator".into())
             .spawn({
-                let state = state.clone();
+                let folder = folder.to_owned();
                 move || {
                     let mut child = match command.spawn() {
                         Ok(child) => child,
@@ -184,9 +254,10 @@ impl Machine {
                             return;
                         }
                     };
-                    let _ = started.send(Ok(child.id()));
+                    let emulator = Arc::new(Emulator::new(child.id(), &folder));
+                    let _ = started.send(Ok(emulator.clone()));
                     let end = loop {
-                        if state.kill.load(Ordering::Relaxed) {
+                        if emulator.kill.load(Ordering::Relaxed) {
                             // It fails only if the emulator has ended by itself.
                             let _ = child.kill();
                             break child.wait();
@@ -197,68 +268,48 @@ impl Machine {
                             Err(e) => break Err(e),
                         }
                     };
-                    *state.ended() = Some(end);
-                    state.changed.notify_all();
+                    *emulator.ended() = Some(end);
+                    emulator.changed.notify_all();
                 }
             })
             .doing(|| "start a thread".into())?;
-        let pid = has_started
+        let emulator = has_started
             .recv()
             .map_err(|_| Error::Host("could not be started".into()))?
             .doing(|| format!("start {QEMU} in the lab's root file system (is this root?)"))?;
-        Ok(Machine { state, folder: folder.to_owned(), keeper: Some(keeper), pid })
+        Ok(Machine { emulator, waiter: Some(waiter) })
     }
 
     /// The emulator's process.
-    pub(crate) fn pid(&self) -> u32 {
-        self.pid
-    }
-
-    /// Whether the emulator still runs.
-    pub(crate) fn running(&self) -> bool {
-        self.state.ended().is_none()
-    }
-
-    /// Waits until it has ended, at most `limit`; says whether it has.
-    pub(crate) fn wait(&self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
-        let mut ended = self.state.ended();
-        while ended.is_none() {
-            let rest = deadline.saturating_duration_since(Instant::now());
-            if rest.is_zero() {
-                return false;
-            }
-            ended = self.state.changed.wait_timeout(ended, rest).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
+    pub(crate) fn emulator(&self) -> &Arc<Emulator> {
+        &self.emulator
     }
 
     /// Ends it at once.
     pub(crate) fn kill(&self) {
-        self.state.kill.store(true, Ordering::Relaxed);
-        self.wait(Duration::from_secs(10));
-    }
-
-    /// The last lines of its console and of the emulator's own messages.
-    pub(crate) fn last_words(&self) -> String {
-        let mut said = String::new();
-        for file in ["qemu.log", "console.log"] {
-            let text = fs::read(self.folder.join(file)).unwrap_or_default();
-            let text = String::from_utf8_lossy(&text);
-            let lines: Vec<_> = text.lines().collect();
-            for l in &lines[lines.len().saturating_sub(15)..] {
-                said += &format!("\n  {file}: {l}");
-            }
-        }
-        said
+        self.emulator.kill.store(true, Ordering::Relaxed);
+        self.emulator.wait(Duration::from_secs(10));
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
         self.kill();
-        if let Some(k) = self.keeper.take() {
+        if let Some(k) = self.waiter.take() {
             let _ = k.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stuck_cpu_is_read_from_the_console() {
+        let line = "[  214.270170] watchdog: BUG: soft lockup - CPU#1 stuck for 104s! [CPU 3/KVM:344]";
+        assert_eq!(stuck_for(line), Some(Duration::from_secs(104)));
+        assert_eq!(stuck_for("[  1.0] systemd: stuck for 104s!"), None);
+        assert_eq!(stuck_for("soft lockup stuck for s!"), None);
     }
 }

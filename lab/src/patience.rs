@@ -4,38 +4,45 @@
 //! of the time and everything in the lab takes a multiple of its usual time without hanging. So the time that the
 //! emulator's threads spent waiting for a CPU of this machine (the kernel's own account, `/proc/<pid>/task/*/schedstat`)
 //! does not count. Threads wait at the same time, so the sum of their waits can be longer than the time itself; a
-//! [`LEAST`] part of that counts in any case, so that every limit ends.
+//! [`LEAST`] part of that counts in any case, so that every limit ends. And all of it counts once the lab host's own
+//! kernel has said that a CPU of it is [`STUCK`]: emulated CPUs that wait for each other in a loop keep this machine's
+//! busy too.
 
+use crate::machine::Emulator;
 use std::{
     fs,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 /// One part in so many of the time on the wall counts whatever the emulator waited for.
 const LEAST: u32 = 6;
+/// A CPU of the lab host that was stuck for so long will not come back. On a busy machine the kernel there tells of 20 s
+/// and somewhat more.
+const STUCK: Duration = Duration::from_secs(60);
 
 /// The instant from which a limit counts.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct Patience {
-    pid: u32,
+    emulator: Arc<Emulator>,
     begun: Instant,
     waited: Duration,
 }
 
 impl Patience {
-    /// Begins now, for the emulator of this process id.
-    pub(crate) fn begin(pid: u32) -> Patience {
-        Patience { pid, begun: Instant::now(), waited: waited(pid) }
+    /// Begins now.
+    pub(crate) fn begin(emulator: &Arc<Emulator>) -> Patience {
+        Patience { emulator: emulator.clone(), begun: Instant::now(), waited: waited(emulator.pid()) }
     }
 
     /// What has passed since, and counts.
     pub(crate) fn spent(&self) -> Duration {
-        counts(self.begun.elapsed(), waited(self.pid).saturating_sub(self.waited))
+        counts(self.begun.elapsed(), waited(self.emulator.pid()).saturating_sub(self.waited))
     }
 
     /// Whether `limit` is over. It cannot be before that much time has passed.
     pub(crate) fn over(&self, limit: Duration) -> bool {
-        self.begun.elapsed() >= limit && self.spent() >= limit
+        self.begun.elapsed() >= limit && (self.spent() >= limit || self.emulator.stuck(STUCK))
     }
 }
 
@@ -74,12 +81,31 @@ mod tests {
         while !fs::read_to_string(&stat).unwrap().contains("(sleep) S") {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let patience = Patience::begin(sleeps.id());
+        let folder = std::env::temp_dir().join(format!("teiji-lab-patience-{}", sleeps.id()));
+        fs::create_dir(&folder).unwrap();
+        let patience = Patience::begin(&Arc::new(Emulator::new(sleeps.id(), &folder)));
         std::thread::sleep(Duration::from_millis(200));
         let spent = patience.spent();
         sleeps.kill().unwrap();
         sleeps.wait().unwrap();
         assert!(spent >= Duration::from_millis(150), "{spent:?}");
         assert!(!patience.over(Duration::from_secs(3600)));
+        fs::remove_dir(&folder).unwrap();
+    }
+
+    /// Emulated CPUs that wait for each other in a loop keep the machine's busy, and so wait for them.
+    #[test]
+    fn a_lab_host_that_is_stuck_has_no_excuse() {
+        let folder = std::env::temp_dir().join(format!("teiji-lab-stuck-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let mut patience = Patience::begin(&Arc::new(Emulator::new(std::process::id(), &folder)));
+        patience.begun = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
+        let limit = Duration::from_secs(90);
+        let console = |said: &str| fs::write(folder.join("console.log"), said).unwrap();
+        console("[ 21.1] watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [CPU 3/KVM:344]\n");
+        assert!(!patience.emulator.stuck(STUCK));
+        console("[ 81.1] watchdog: BUG: soft lockup - CPU#1 stuck for 78s! [CPU 3/KVM:344]\n");
+        assert!(patience.over(limit) && !patience.over(Duration::from_secs(200)));
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -61,14 +61,25 @@ impl Kernel {
 pub(crate) const DISK_NEEDED: u64 = 4 << 30;
 
 /// Raise when the steps change in a way that the other inputs of [`key`] do not show.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
-/// Packages beside Debian's minimal set.
+/// The suite of the Debian archive that the emulator and its firmware come from.
+///
+/// Not [`SUITE`]: QEMU before 10.2 loses interrupts where a CPU of several runs guests. `helper_vmrun` and `do_vmexit`
+/// (target/i386/tcg/system/svm_helper.c) set and clear a bit of `interrupt_request` there without an atomic operation,
+/// which undoes what another CPU's thread sets at that moment. A CPU that halts then sleeps for ever, and the others
+/// wait for it (on their consoles: soft lockups, stalls of RCU).
+pub(crate) const EMULATOR_SUITE: &str = "trixie-backports";
+
+/// The emulator, of that suite.
+pub(crate) const EMULATOR: &[&str] = &["qemu-system-x86", "seabios", "ipxe-qemu"];
+
+/// Run inside the new root file system: installs them.
+pub(crate) const EMULATOR_SCRIPT: &str = include_str!("boot/emulator.sh");
+
+/// Packages of [`SUITE`] beside Debian's minimal set.
 pub(crate) const PACKAGES: &[&str] = &[
-    // The machine: emulator, firmware, modules, network and process tools.
-    "qemu-system-x86",
-    "seabios",
-    "ipxe-qemu",
+    // The machine: modules, network and process tools.
     "busybox-static",
     "kmod",
     "udev",
@@ -159,8 +170,10 @@ pub(crate) fn key() -> String {
     };
     add(&VERSION.to_string());
     add(SUITE);
+    add(EMULATOR_SUITE);
+    add(EMULATOR_SCRIPT);
     add(KERNEL_SCRIPT);
     Kernel::ALL.iter().flat_map(|k| [k.name(), k.suite()]).for_each(&mut add);
-    PACKAGES.iter().chain(BOOT_MODULES).for_each(|s| add(s));
+    PACKAGES.iter().chain(EMULATOR).chain(BOOT_MODULES).for_each(|s| add(s));
     hash.finalize()[..8].iter().map(|b| format!("{b:02x}")).collect()
 }

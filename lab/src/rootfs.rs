@@ -185,12 +185,20 @@ fn mirror() -> Option<String> {
 }
 
 fn bootstrap(building: &Path, step: &Step) -> Result<()> {
-    let script = building.join("kernel.sh");
-    fs::write(&script, recipe::KERNEL_SCRIPT).doing(|| format!("write {}", script.display()))?;
-    let hooks = Kernel::ALL.map(|kernel| {
-        let (suite, name) = (kernel.suite(), kernel.name());
-        format!("--customize-hook=chroot \"$1\" sh -s {suite} {name} < '{}'", script.display())
-    });
+    let hook = |name: &str, script: &str, arguments: String| {
+        let path = building.join(name);
+        fs::write(&path, script).doing(|| format!("write {}", path.display()))?;
+        Ok(format!("--customize-hook=chroot \"$1\" sh -s {arguments} < '{}'", path.display()))
+    };
+    let emulator = format!("{} {}", recipe::EMULATOR_SUITE, recipe::EMULATOR.join(" "));
+    let mut hooks = vec![hook("emulator.sh", recipe::EMULATOR_SCRIPT, emulator)?];
+    for kernel in Kernel::ALL {
+        hooks.push(hook(
+            "kernel.sh",
+            recipe::KERNEL_SCRIPT,
+            format!("{} {}", kernel.suite(), kernel.name()),
+        )?);
+    }
     // A mount namespace of its own: whatever happens, nothing stays mounted.
     let mut command = Command::new("unshare");
     command
@@ -199,7 +207,7 @@ fn bootstrap(building: &Path, step: &Step) -> Result<()> {
         .args(["--aptopt=Acquire::Retries \"3\"", "--dpkgopt=path-exclude=/usr/share/man/*"])
         .args(["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/locale/*"])
         .arg(format!("--include={}", recipe::PACKAGES.join(",")))
-        .args(hooks)
+        .args(&hooks)
         .arg(recipe::SUITE)
         .arg(building.join("root"))
         .env("TMPDIR", building)
@@ -231,5 +239,9 @@ fn bootstrap(building: &Path, step: &Step) -> Result<()> {
             stderr: last.join("\n"),
         });
     }
-    fs::remove_file(&script).doing(|| format!("remove {}", script.display()))
+    for script in ["emulator.sh", "kernel.sh"] {
+        let path = building.join(script);
+        fs::remove_file(&path).doing(|| format!("remove {}", path.display()))?;
+    }
+    Ok(())
 }

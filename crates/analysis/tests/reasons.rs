@@ -231,6 +231,60 @@ fn a_dropped_request_ends_at_once_and_is_not_taken_for_its_twin() {
     }
 }
 
+/// Another guest sends a packet, and perhaps once more; one of them is dropped at the tap, where the first waits.
+#[test]
+fn a_drop_at_a_tap_where_another_one_like_it_waits_may_be_of_either() {
+    for again in [false, true] {
+        let mut h = History::default();
+        h.matched(0, Point::TapSend, 7, TAP2, REQ).matched(10_000, Point::TapEnqueue, 7, TAP, REQ);
+        if again {
+            h.matched(12_000, Point::TapSend, 7, TAP2, REQ);
+        }
+        h.dropped(13_000, 7, TAP, REQ);
+        // A second request has the same key. If the first was not dropped, the first response is for that one.
+        h.packet(14_000, Point::HostRx, 6, NIC).matched(15_000, Point::TapEnqueue, 6, TAP, REQ);
+        if again {
+            h.packet(19_000, Point::TapDequeue, 7, TAP);
+        }
+        h.packet(20_000, Point::TapDequeue, 6, TAP).interrupt(40_000, 30_000, Delivery::Accepted);
+        h.entry(50_000, 45_000, 40).response(100_000, 8, FIN);
+        let o = long_after(h).run();
+        if again {
+            assert_eq!(o.counts(), [2, 0, 0, 2, 0]);
+        } else {
+            assert_eq!(o.counts(), [2, 1, 1, 0, 0], "only one was sent, and that was dropped");
+            assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedIn));
+            assert_eq!(o.joined[0].request.start, T + 14_000);
+        }
+    }
+}
+
+/// As above, and the one that waits was received from the network.
+#[test]
+fn a_drop_at_a_tap_while_another_guest_sends_one_like_that_on_it_may_be_of_either() {
+    let mut h = History::default();
+    h.packet(0, Point::HostRx, 7, NIC).matched(10_000, Point::TapEnqueue, 7, TAP, REQ);
+    h.matched(12_000, Point::TapSend, 7, TAP2, REQ).dropped(13_000, 7, TAP, REQ);
+    h.packet(14_000, Point::HostRx, 6, NIC).matched(15_000, Point::TapEnqueue, 6, TAP, REQ);
+    h.packet(19_000, Point::TapDequeue, 7, TAP).packet(20_000, Point::TapDequeue, 6, TAP);
+    h.interrupt(40_000, 30_000, Delivery::Accepted).entry(50_000, 45_000, 40).response(100_000, 8, FIN);
+    assert_eq!(long_after(h).run().counts(), [2, 0, 0, 2, 0]);
+}
+
+/// What another guest sent has left by the link, and a router has sent it back: it is the one on the tap.
+#[test]
+fn a_packet_that_came_back_by_a_router_is_the_one_that_is_dropped_at_its_tap() {
+    let mut h = History::default();
+    h.matched(0, Point::TapSend, 7, TAP2, REQ);
+    h.packet(1000, Point::DevQueue, 7, NIC).packet(2000, Point::DevXmit, 7, NIC);
+    h.packet(5000, Point::HostRx, 7, NIC).matched(10_000, Point::TapEnqueue, 7, TAP, REQ);
+    h.dropped(13_000, 7, TAP, REQ);
+    h.request(60_000, 6, REQ).response(200_000, 8, FIN);
+    let o = long_after(h).run();
+    assert_eq!(o.counts(), [2, 1, 1, 0, 0]);
+    assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedIn));
+}
+
 #[test]
 fn a_drop_before_the_bridge_or_without_any_report_counts_when_nothing_more_is_seen() {
     // At the first device for a reason: at once.

@@ -275,6 +275,24 @@ fn vms_that_do_not_fit_together_are_left_out() {
     assert_eq!(lines(&planned(&on(&[("sip1", 100)]), &host).0), [""; 0]);
 }
 
+/// A VM that is left out keeps the real-time threads that it has, wherever they may run.
+#[test]
+fn a_vm_that_would_stand_still_still_counts_for_the_others() {
+    let waits = on(&[("a", 100), ("big", 300)]);
+    let vms = vec![vm("a", 100, 2, 1, None, false), vm("big", 300, 3, 0, None, false)];
+    let mut host = host("0-2", vms, Vec::new());
+    let fifo = Value::Scheduling(Scheduling::Fifo { priority: 1 });
+    host.settings.insert(Setting::ThreadScheduling(task(303)), fifo);
+    let (text, _) = planned(&waits, &host);
+    assert_eq!(lines(&text), [""; 0]);
+    says(&text, &["a (pid 100)", "would let its 3 vCPUs share fewer CPUs", "every online CPU (0-2) at once"]);
+    // Where it is put on a CPU of its own, the other has the rest.
+    host.settings.insert(Setting::ThreadCpus(task(303)), Value::Cpus(cpus("2")));
+    host.settings.insert(Setting::ThreadCpus(task(301)), Value::Cpus(cpus("2")));
+    let (text, _) = planned(&waits, &host);
+    assert!(text.contains("[vm.a]") && !text.contains("[vm.big]"), "{text}");
+}
+
 fn host_of_two() -> Observed {
     host("0-1", vec![vm("sip1", 100, 1, 1, None, false)], Vec::new())
 }

@@ -44,6 +44,15 @@ pub(super) struct Origin {
     pub(super) fate: Fate,
 }
 
+/// What another guest has sent that is like a packet which is dropped.
+#[derive(Clone, Copy)]
+pub(super) struct Other {
+    /// If one may be on its way to the tap: how often the host stack has received it.
+    pub(super) sent: Option<u16>,
+    /// One is on the tap, and another one may come after it.
+    pub(super) follows: bool,
+}
+
 /// A drop before any tap that may be a packet's or a copy's.
 #[derive(Clone, Copy)]
 struct Missed {
@@ -174,12 +183,11 @@ impl Inbound {
     }
 
     /// The kernel has dropped a packet that may be on its way to a guest.
-    /// `sent`: another guest has sent one like it, and the host stack has received that so often since.
     pub(super) fn dropped(
         &mut self,
         now: u64,
         d: &Dropped,
-        sent: Option<u16>,
+        other: Other,
         c: &mut Common,
         requests: &mut Requests,
     ) {
@@ -197,6 +205,14 @@ impl Inbound {
         };
         if let Some(slot) = r.on_taps.iter_mut().find(|t| t.is_some_and(|(ifindex, _)| ifindex == d.ifindex))
         {
+            if other.follows && !d.vague {
+                // Either of the two.
+                Self::spoil(r, &mut self.delivery, requests);
+                r.sent = true;
+                r.dequeued = r.dequeued.saturating_add(1);
+                self.records.touch(&d.fingerprint, now);
+                return;
+            }
             let id = if d.vague { *slot } else { slot.take() };
             if let Some((_, id)) = id {
                 self.delivery.dropped(now, id, cause, !d.vague, c, requests);
@@ -220,7 +236,7 @@ impl Inbound {
             if !d.vague && (at_its_tap || r.reports > 0 && d.ifindex == r.first_if) {
                 let device = u64::from(r.first_if);
                 let usual = |key, n| self.usual.get(key).unwrap_or(n);
-                let more = match sent {
+                let more = match other.sent {
                     Some(transit) => r.reports.saturating_add(r.others) != transit,
                     None => r.reports > usual(device, 1) || r.others > usual(device | OTHERS, 0),
                 };

@@ -42,6 +42,7 @@ use crate::book::Book;
 use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
 pub(crate) use fate::{Cause, Drops, Fate, MANY};
+use inbound::Other;
 use teiji_model::event::{Event, Kick, Kind, Point};
 use teiji_model::flow::Matching;
 use teiji_model::host::DataPlane;
@@ -217,8 +218,12 @@ impl Joiner {
             Kind::Dropped(d) => {
                 let waits = self.inbound.waits_on(d.ifindex, d.fingerprint);
                 if !self.outbound.dropped(now, d, waits, c, requests) {
-                    let sent = self.outbound.under_way(d.fingerprint, d.tap);
-                    self.inbound.dropped(now, d, sent, c, requests);
+                    let received = self.inbound.received(d.fingerprint);
+                    let other = Other {
+                        sent: self.outbound.under_way(d.fingerprint, d.tap),
+                        follows: waits && self.outbound.follows(d.fingerprint, d.ifindex, received),
+                    };
+                    self.inbound.dropped(now, d, other, c, requests);
                 }
             }
             Kind::Task(_) | Kind::DropName(_) | Kind::Lost(_) => {}

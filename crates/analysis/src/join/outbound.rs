@@ -165,6 +165,14 @@ impl Outbound {
         (s.tap != tap && (s.xmit == 0 || s.spoilt)).then_some(s.transit)
     }
 
+    /// Whether a packet like the one on this tap may be on its way to it from another guest. `received` as in [`Self::at_tap`].
+    pub(super) fn follows(&self, fingerprint: u64, tap: u32, received: bool) -> bool {
+        self.records.get(&fingerprint).is_some_and(|s| {
+            let came_back = received && s.transit == 0 && s.xmit != 0;
+            s.tap != tap && (s.spoilt || s.taps == 0 && !came_back)
+        })
+    }
+
     /// The kernel has dropped a packet that may be one from a guest. Returns whether it cannot be on its way to one.
     /// `waits`: one like it is on the tap where that happened. It may be a request's, for all that is known where guests
     /// are not told by their addresses.

@@ -82,7 +82,7 @@ pub(super) struct Requests {
     sip: bool,
     index: Map<(u32, u64), Id>,
     open: Aged<Open>,
-    /// Placed by hash; a later key takes an earlier one's place.
+    /// Placed by hash; a later key takes an earlier one's place. Empty until there is one.
     recent: Vec<Recent>,
     groups: Groups,
     /// Filled anew for each complete request.
@@ -97,7 +97,7 @@ impl Requests {
             sip,
             index: Map::with_hasher(hasher),
             open: Aged::new(MAX_OPEN),
-            recent: vec![Recent::default(); MAX_RECENT],
+            recent: Vec::new(),
             groups: Groups::new(hasher),
             joined: waterfall::blank(),
         }
@@ -105,12 +105,13 @@ impl Requests {
 
     fn recall(&self, now: u64, vm: u32, key: u64) -> Option<Recent> {
         let tag = self.hasher.hash_one((vm, key));
-        let recent = self.recent[tag as usize % MAX_RECENT];
+        let recent = *self.recent.get(tag as usize % MAX_RECENT)?;
         (recent.tag == tag && recent.until > now).then_some(recent)
     }
 
     fn remember(&mut self, now: u64, vm: u32, key: u64, inward: bool) {
         let tag = self.hasher.hash_one((vm, key));
+        self.recent.resize(MAX_RECENT, Recent::default());
         self.recent[tag as usize % MAX_RECENT] = Recent { tag, until: now.saturating_add(self.ttl), inward };
     }
 

@@ -5,7 +5,7 @@
 //!                         ──► together: is a CPU left?  yes: no pins
 //!                               │ no: is there one that nobody else's real-time threads may take? pin to the others
 //!                               └ no: do without the last of them, and again
-//!                         ──► pinned so, would one's vCPUs stand still? do without it, and again
+//!                         ──► pinned so, would one's vCPUs wait for each other? do without it, and again
 //! ```
 //! The rule is the plan's ([`spare`]), over all VMs at once: a class that fits each VM alone may not fit them together.
 
@@ -56,24 +56,25 @@ pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Cla
             ));
             continue;
         };
-        let pinned = |&i: &usize| {
-            let mut class = all[i].clone().ok()?;
-            pin(&mut class, wishes[i].vm, spare, observed);
-            Some((i, class))
-        };
-        let classes: Vec<(usize, Class)> = chosen.iter().filter_map(pinned).collect();
-        let stands_still = |(i, class): &(usize, Class)| {
-            would_stand_still(class, wishes[*i].vm, observed).map(|why| (*i, why))
-        };
-        let Some((i, why)) = classes.iter().find_map(stands_still) else {
-            for (i, class) in classes {
-                all[i] = Ok(class);
+        let mut pinned = Vec::new();
+        let mut refused = None;
+        for (at, i) in chosen.iter().enumerate() {
+            let Ok(mut class) = all[*i].clone() else { continue };
+            pin(&mut class, wishes[*i].vm, spare, observed);
+            match would_stand_still(&class, wishes[*i].vm, observed) {
+                None => pinned.push((*i, class)),
+                Some(why) => refused = Some((at, why)),
             }
-            return all;
-        };
-        // It stays as it is, and is not pinned: the others have to do with what its real-time threads leave.
-        all[i] = Err(why);
-        chosen.retain(|&other| other != i);
+        }
+        // What it has of real-time threads already stays where it is, which the others have to leave a CPU free of.
+        if let Some((at, why)) = refused {
+            all[chosen.remove(at)] = Err(why);
+            continue;
+        }
+        for (i, class) in pinned {
+            all[i] = Ok(class);
+        }
+        return all;
     }
 }
 
