@@ -94,7 +94,8 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
         let all: u64 = took.iter().sum();
         let others = all - took[vcpu];
         assert!(took[vcpu] > others, "vCPU {vcpu} did not take the interrupts: {took:?}");
-        let wanted = EACH - others.min(EACH);
+        // Those that missed runs of probes cost may all be of one vCPU.
+        let wanted = EACH.saturating_sub(others + agreement.spoilt);
         assert!(shown[vcpu] as u64 + 2 >= wanted, "vCPU {vcpu}: {} shown, {took:?}", shown[vcpu]);
     }
     assert_eq!(shown.iter().sum::<usize>(), agreement.joined.len());
