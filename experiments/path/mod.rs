@@ -6,6 +6,7 @@ pub mod flood;
 pub mod table;
 pub mod throng;
 
+use anyhow::ensure;
 use teiji_model::report::{Report, VmReport};
 
 /// How much of the experiment is run.
@@ -65,10 +66,26 @@ pub fn lost(report: &Report) -> u64 {
 /// How many requests of the only VM the runs of probes may have cost that the kernel left out; none if there were none.
 ///
 /// # Errors
-/// If the report is not of one VM.
+/// If the report is not of one VM, or if they are so many that it says little.
 pub fn excused(report: &Report) -> anyhow::Result<u64> {
-    match report.counters.missed {
-        0 => Ok(0),
-        missed => Ok(missed + throng::spoilt(only(report)?)),
+    let missed = report.counters.missed;
+    if missed == 0 {
+        return Ok(0);
     }
+    let vm = only(report)?;
+    let excused = missed + throng::spoilt(vm);
+    ensure!(excused * 4 <= vm.requests.seen, "{missed} missed runs of probes excuse {excused} requests");
+    Ok(excused)
+}
+
+/// Whether what teiji told is what was counted elsewhere, or at most `excused` less.
+///
+/// # Errors
+/// If it is not.
+pub fn agrees(what: &str, told: u64, counted: u64, excused: u64) -> anyhow::Result<()> {
+    ensure!(
+        told <= counted && told + excused >= counted,
+        "{what}: {told} of {counted}, at most {excused} excused"
+    );
+    Ok(())
 }

@@ -110,7 +110,9 @@ impl Emulator {
         for file in ["qemu.log", "console.log"] {
             let text = fs::read(self.folder.join(file)).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
-            let lines: Vec<_> = text.lines().collect();
+            // The emulator says this of several features at every start.
+            let lines: Vec<_> =
+                text.lines().filter(|l| !l.contains("doesn't support requested feature")).collect();
             for l in &lines[lines.len().saturating_sub(15)..] {
                 said += &format!("\n  {file}: {l}");
             }
