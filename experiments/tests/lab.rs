@@ -132,7 +132,8 @@ fn the_wake_up_of_an_idle_guest_is_blamed() {
 
 /// In every run the verdict names the cause, or the cause is the greatest of what the host's threads did: the emulated
 /// guest's own time fluctuates with what else this machine does, and the verdict may rightly say so. Waits for a CPU are
-/// behind the very threads that had it. That the verdict itself names the cause, the experiment `path` claims, on a machine that does nothing else.
+/// behind the very threads that had it. That the verdict itself names the cause, the experiment `path` claims, on a
+/// machine that does nothing else.
 fn is_blamed(s: &blame::Situation) {
     for run in 1..=SHORT.runs {
         let judged = blame::run(&LAB, vm1(), s, run, &SHORT).unwrap();
