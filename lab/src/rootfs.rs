@@ -187,7 +187,8 @@ fn mirror() -> Option<String> {
 fn bootstrap(building: &Path, step: &Step) -> Result<()> {
     let hook = |name: &str, script: &str, arguments: String| {
         let path = building.join(name);
-        fs::write(&path, script).doing(|| format!("write {}", path.display()))?;
+        fs::write(&path, format!("{}{script}", recipe::SUITE_SCRIPT))
+            .doing(|| format!("write {}", path.display()))?;
         Ok(format!("--customize-hook=chroot \"$1\" sh -s {arguments} < '{}'", path.display()))
     };
     let emulator = format!("{} {}", recipe::EMULATOR_SUITE, recipe::EMULATOR.join(" "));
