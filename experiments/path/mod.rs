@@ -66,15 +66,21 @@ pub fn lost(report: &Report) -> u64 {
 /// How many requests of the only VM the runs of probes may have cost that the kernel left out; none if there were none.
 ///
 /// # Errors
-/// If the report is not of one VM, or if they are so many that it says little.
+/// If the report is not of one VM.
+pub fn cost_of_missed(report: &Report) -> anyhow::Result<u64> {
+    Ok(match report.counters.missed {
+        0 => 0,
+        missed => missed + throng::spoilt(only(report)?),
+    })
+}
+
+/// [`cost_of_missed`] as an excuse.
+///
+/// # Errors
+/// If they are so many that it says little: more than a quarter of what was seen.
 pub fn excused(report: &Report) -> anyhow::Result<u64> {
-    let missed = report.counters.missed;
-    if missed == 0 {
-        return Ok(0);
-    }
-    let vm = only(report)?;
-    let excused = missed + throng::spoilt(vm);
-    ensure!(excused * 4 <= vm.requests.seen, "{missed} missed runs of probes excuse {excused} requests");
+    let (excused, seen) = (cost_of_missed(report)?, only(report)?.requests.seen);
+    ensure!(excused * 4 <= seen, "missed runs of probes excuse {excused} of {seen} requests");
     Ok(excused)
 }
 

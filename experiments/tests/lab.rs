@@ -105,6 +105,7 @@ fn times_agree(case: &accuracy::Case) {
     eprintln!("{}", serde_json::to_string(&a).unwrap());
     assert_eq!(a.requests as u64, SHORT.requests, "{}: by the capture", a.case);
     assert_eq!((a.sums_wrong, a.invented, a.lost, a.capture_dropped), (0, 0, 0, 0), "{}", a.case);
+    assert!(a.spoilt * 4 <= a.answered as u64, "{}: {} excused by missed runs of probes", a.case, a.spoilt);
     assert!(
         (a.matched as u64 + a.spoilt) as f64 >= 0.999 * a.answered as f64,
         "{}: {} of {} followed",

@@ -101,7 +101,12 @@ pub fn prepare() -> Result<Prepared> {
         recipe::PACKAGES.len(),
         cache.display()
     ));
-    step.say(&format!("packages: {}", recipe::PACKAGES.join(" ")));
+    step.say(&format!(
+        "packages: {}, and from {} {}",
+        recipe::PACKAGES.join(" "),
+        recipe::EMULATOR_SUITE,
+        recipe::EMULATOR.join(" ")
+    ));
     remove_others(&cache, "");
     let building = cache.join(format!("{name}.building"));
     fs::create_dir_all(&building).doing(|| format!("make {}", building.display()))?;

@@ -161,11 +161,11 @@ fn what_was_lost_explains_what_was_not_seen() {
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::EventsLost));
     // What the probe of its acceptance would have noted was lost, and the report of the signal says so.
     let mut h = whole();
-    let unknown = |kind: &mut Kind| match kind {
-        Kind::Interrupt(i) => i.delivery = Delivery::Unknown,
-        _ => {}
-    };
-    h.0.iter_mut().for_each(|e| unknown(&mut e.kind));
+    for e in &mut h.0 {
+        if let Kind::Interrupt(i) = &mut e.kind {
+            i.delivery = Delivery::Unknown;
+        }
+    }
     lost(&mut h, 45_000);
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::EventsLost));
     // The answer may be what was lost, at any time until one would have been taken for one.

@@ -4,5 +4,5 @@ set -eu
 suite=$1
 shift
 know_suite "$suite"
-apt-get -q -y install -t "$suite" "$@" >&2
+apt-get -q -y install -t "$suite" "$@" >&2 </dev/null
 forget_suite
