@@ -16,7 +16,7 @@
 //! aside and for how long. So each request's time by teiji has to be between its time inside and its time outside; that
 //! is compared without any tolerance for noise.
 
-use super::{Extent, lost, only};
+use super::{Extent, cost_of_missed, lost, only};
 use crate::load;
 use crate::numbers::{quantile, share};
 use crate::pcap::{self, Exchange, Pairing, Side};
@@ -127,7 +127,7 @@ pub struct Agreement {
     pub unattributed: f64,
     /// Events that teiji lost.
     pub lost: u64,
-    /// Requests that are left out because the kernel left out runs of probes.
+    /// Requests that the runs of probes may have cost that the kernel left out.
     pub spoilt: u64,
     /// Packets that the captures lost.
     pub capture_dropped: u64,
@@ -223,7 +223,7 @@ pub fn run_under(
         sums_wrong: joined.iter().filter(|j| sum(j) != j.request.total).count(),
         unattributed: unattributed.map_or(0.0, |s| s.time_share),
         lost: lost(&traced.report),
-        spoilt: super::throng::spoilt(vm),
+        spoilt: cost_of_missed(&traced.report)?,
         capture_dropped: counts.dropped + drops_inside.dropped + drops_outside.dropped,
         counts: [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered],
         pairs,

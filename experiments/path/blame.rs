@@ -162,7 +162,7 @@ fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
 }
 
 /// Whether the part that a situation is about is the greatest of the vCPUs' and the vhost workers', each by its greatest
-/// stage, as the verdict ranks them.
+/// stage: by its share of the fluctuation, as the verdict ranks them, or by its median.
 fn greatest_of_host(vm: &VmReport, s: &Situation) -> bool {
     // A wake-up takes every request alike, and its median is not moved by what else this machine does now and then. Waits
     // behind busy loops make the response time fluctuate; then it is the verdict's measure.

@@ -6,6 +6,7 @@ pub mod flood;
 pub mod table;
 pub mod throng;
 
+use anyhow::ensure;
 use teiji_model::report::{Report, VmReport};
 
 /// How much of the experiment is run.
@@ -66,9 +67,31 @@ pub fn lost(report: &Report) -> u64 {
 ///
 /// # Errors
 /// If the report is not of one VM.
+pub fn cost_of_missed(report: &Report) -> anyhow::Result<u64> {
+    Ok(match report.counters.missed {
+        0 => 0,
+        missed => missed + throng::spoilt(only(report)?),
+    })
+}
+
+/// [`cost_of_missed`] as an excuse.
+///
+/// # Errors
+/// If they are so many that it says little: more than a quarter of what was seen.
 pub fn excused(report: &Report) -> anyhow::Result<u64> {
-    match report.counters.missed {
-        0 => Ok(0),
-        missed => Ok(missed + throng::spoilt(only(report)?)),
-    }
+    let (excused, seen) = (cost_of_missed(report)?, only(report)?.requests.seen);
+    ensure!(excused * 4 <= seen, "missed runs of probes excuse {excused} of {seen} requests");
+    Ok(excused)
+}
+
+/// Whether what teiji told is what was counted elsewhere, or at most `excused` less.
+///
+/// # Errors
+/// If it is not.
+pub fn agrees(what: &str, told: u64, counted: u64, excused: u64) -> anyhow::Result<()> {
+    ensure!(
+        told <= counted && told + excused >= counted,
+        "{what}: {told} of {counted}, at most {excused} excused"
+    );
+    Ok(())
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use teiji_experiments::load::{self, Figures};
-use teiji_experiments::path::{SHORT, accuracy, blame, flood, only, throng};
+use teiji_experiments::path::{SHORT, accuracy, agrees, blame, excused, flood, lost, only, throng};
 use teiji_experiments::programs;
 use teiji_experiments::tracing::{Lab, Trace};
 use teiji_lab::suite::{self, Shared};
@@ -71,18 +71,12 @@ fn echo(guest: &Guest<'_>, rate: f64, count: u64) -> Figures {
 fn all_are_accounted_for(report: &Report, called: &Figures) {
     let vm = only(report).unwrap();
     let (r, missed) = (vm.requests, report.counters.missed);
-    assert_eq!(report.counters.lost.iter().sum::<u64>(), 0, "events lost: {:?}", report.counters);
-    if missed > 0 {
-        let spoilt = throng::spoilt(vm);
-        assert!(called.sent - r.seen <= missed && r.complete <= called.received, "{called:?}, {r:?}");
-        assert!(called.received - r.complete <= spoilt + missed, "{called:?}, {:?}", vm.left_out);
-        return;
+    assert_eq!(lost(report), 0, "events lost: {:?}", report.counters);
+    agrees("seen", r.seen, called.sent, missed).unwrap();
+    agrees("complete", r.complete, called.received, excused(report).unwrap()).unwrap();
+    if missed == 0 {
+        assert_eq!(r.unanswered, called.sent - called.received, "the load {called:?}, the trace {r:?}");
     }
-    assert_eq!(
-        (r.seen, r.complete, r.unanswered),
-        (called.sent, called.received, called.sent - called.received),
-        "the load {called:?}, the trace {r:?}"
-    );
 }
 
 fn doctor_says_that_vms_can_be_traced() {
@@ -111,6 +105,7 @@ fn times_agree(case: &accuracy::Case) {
     eprintln!("{}", serde_json::to_string(&a).unwrap());
     assert_eq!(a.requests as u64, SHORT.requests, "{}: by the capture", a.case);
     assert_eq!((a.sums_wrong, a.invented, a.lost, a.capture_dropped), (0, 0, 0, 0), "{}", a.case);
+    assert!(a.spoilt * 4 <= a.answered as u64, "{}: {} excused by missed runs of probes", a.case, a.spoilt);
     assert!(
         (a.matched as u64 + a.spoilt) as f64 >= 0.999 * a.answered as f64,
         "{}: {} of {} followed",
@@ -136,9 +131,10 @@ fn the_wake_up_of_an_idle_guest_is_blamed() {
     is_blamed(&blame::SITUATIONS[2]);
 }
 
-/// In every run the verdict names the cause, or names the guest and the cause is the greatest of the host's: the emulated
-/// guest's own time fluctuates with what else this machine does. Waits for a CPU are behind the very threads that had it.
-/// That the verdict itself names the cause, the experiment `path` claims, on a machine that does nothing else.
+/// In every run the verdict names the cause, or the cause is the greatest of what the host's threads did: the emulated
+/// guest's own time fluctuates with what else this machine does, and the verdict may rightly say so. Waits for a CPU are
+/// behind the very threads that had it. That the verdict itself names the cause, the experiment `path` claims, on a
+/// machine that does nothing else.
 fn is_blamed(s: &blame::Situation) {
     for run in 1..=SHORT.runs {
         let judged = blame::run(&LAB, vm1(), s, run, &SHORT).unwrap();

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::Duration;
 use teiji_experiments::load;
-use teiji_experiments::path::{excused, lost, only};
+use teiji_experiments::path::{agrees, excused, lost, only};
 use teiji_experiments::tracing::{Lab, Trace, Traced, requests};
 use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Child, Guest};
@@ -49,15 +49,6 @@ fn sum(all: &[LeftOut]) -> u64 {
     all.iter().map(|l| l.count).sum()
 }
 
-/// What teiji told is what was counted elsewhere, or up to `excused` less.
-#[track_caller]
-fn agrees(what: &str, told: u64, counted: u64, excused: u64) {
-    assert!(
-        told <= counted && told + excused >= counted,
-        "{what}: {told} of {counted}, at most {excused} excused"
-    );
-}
-
 /// Sends 300 requests through a filter at the guest's tap that drops each tenth packet it matches; what teiji and
 /// the filter itself counted.
 fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u64) {
@@ -83,8 +74,8 @@ fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u6
     );
     assert!(dropped > 0 && lost(&traced.report) == 0, "{shown}");
     let r = only(&traced.report).unwrap().requests;
-    agrees("seen", r.seen, 300, excused(&traced.report).unwrap());
-    agrees("complete", r.complete, figures.received, excused(&traced.report).unwrap());
+    agrees("seen", r.seen, 300, traced.report.counters.missed).unwrap();
+    agrees("complete", r.complete, figures.received, excused(&traced.report).unwrap()).unwrap();
     (traced, dropped)
 }
 
@@ -93,7 +84,7 @@ fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
     let (traced, dropped) = filtered(lab, guest, "egress", "dst_port");
     let found = of(&traced, Reason::DroppedIn);
     assert_eq!(found.len(), 1, "{found:?}");
-    agrees("dropped", sum(&found), dropped, excused(&traced.report).unwrap());
+    agrees("dropped", sum(&found), dropped, excused(&traced.report).unwrap()).unwrap();
     let place = found[0].dropped.as_ref().unwrap();
     assert_eq!((place.why.as_str(), place.device.as_str()), ("TC_EGRESS", guest.taps()[0].as_str()));
     assert!(!place.place.is_empty(), "{place:?}");
@@ -110,7 +101,7 @@ fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place() {
     let (traced, dropped) = filtered(lab, guest, "ingress", "src_port");
     let found = of(&traced, Reason::DroppedOut);
     assert_eq!(found.len(), 1, "{found:?}");
-    agrees("dropped", sum(&found), dropped, excused(&traced.report).unwrap());
+    agrees("dropped", sum(&found), dropped, excused(&traced.report).unwrap()).unwrap();
     assert_eq!(found[0].dropped.as_ref().unwrap().why, "TC_INGRESS");
 }
 
@@ -154,13 +145,14 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     // Frames of no request may be among those that were dropped.
     let others = all.saturating_sub(sent.sent);
     assert!(others < 20, "{others} frames of {all} were none of the test's: it says little");
-    agrees("seen", vm.requests.seen, sent.sent, excused(&traced.report).unwrap());
+    agrees("seen", vm.requests.seen, sent.sent, traced.report.counters.missed).unwrap();
     agrees(
         "dropped",
         sum(&of(&traced, Reason::DroppedIn)),
         dropped,
         others + excused(&traced.report).unwrap(),
-    );
+    )
+    .unwrap();
 }
 
 /// Where nothing is dropped, only the guest can keep a request from being complete.
@@ -172,8 +164,8 @@ fn every_answered_request_is_complete() {
         let traced = trace.stop().unwrap();
         let vm = only(&traced.report).unwrap();
         eprintln!("round {round}: {figures:?} {:?} {:?}", vm.requests, vm.left_out);
-        agrees("seen", vm.requests.seen, 300, excused(&traced.report).unwrap());
-        agrees("complete", vm.requests.complete, figures.received, excused(&traced.report).unwrap());
+        agrees("seen", vm.requests.seen, 300, traced.report.counters.missed).unwrap();
+        agrees("complete", vm.requests.complete, figures.received, excused(&traced.report).unwrap()).unwrap();
     }
 }
 
@@ -196,7 +188,8 @@ fn what_the_guest_does_not_answer_is_the_guests() {
     // A sender that was told of it may send fewer than it was asked to.
     assert!(refused > 0, "the guest refused nothing");
     assert_eq!(found.len(), 1, "{found:?}");
-    agrees("refused", sum(&found), refused, excused(&traced.report).unwrap());
-    agrees("seen", only(&traced.report).unwrap().requests.seen, refused, excused(&traced.report).unwrap());
+    agrees("refused", sum(&found), refused, excused(&traced.report).unwrap()).unwrap();
+    agrees("seen", only(&traced.report).unwrap().requests.seen, refused, traced.report.counters.missed)
+        .unwrap();
     assert_eq!((found[0].outcome, found[0].blame), (Outcome::Unanswered, Blame::Guest));
 }

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use teiji_experiments::load;
-use teiji_experiments::path::{accuracy, excused, only};
+use teiji_experiments::path::{accuracy, agrees, excused, only};
 use teiji_experiments::tracing::{Lab, Trace, requests};
 use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
@@ -82,6 +82,10 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
 
     assert!(agreement.answered as u64 >= u64::from(vcpus) * EACH * 9 / 10, "{agreement:?}");
     assert!(
+        agreement.spoilt * 4 <= agreement.answered as u64,
+        "excused by missed runs of probes: {agreement:?}"
+    );
+    assert!(
         (agreement.matched as u64 + agreement.spoilt) as f64 >= 0.999 * agreement.answered as f64,
         "{} of {} followed",
         agreement.matched,
@@ -94,7 +98,9 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
         let all: u64 = took.iter().sum();
         let others = all - took[vcpu];
         assert!(took[vcpu] > others, "vCPU {vcpu} did not take the interrupts: {took:?}");
-        let wanted = EACH - others.min(EACH);
+        assert!(shown[vcpu] > 0, "vCPU {vcpu}: none shown, {took:?}");
+        // Those that missed runs of probes cost may all be of one vCPU.
+        let wanted = EACH.saturating_sub(others + agreement.spoilt);
         assert!(shown[vcpu] as u64 + 2 >= wanted, "vCPU {vcpu}: {} shown, {took:?}", shown[vcpu]);
     }
     assert_eq!(shown.iter().sum::<usize>(), agreement.joined.len());
@@ -199,7 +205,7 @@ fn frames_that_another_thread_takes_up_are_nobodys_work() {
     let lab: &Lab = &LAB;
     let (guest, server) = guest(lab, &load::placed("vm4"));
     let mut shares = Vec::new();
-    for (steered, cpus) in [(false, "0"), (true, "8")] {
+    for cpus in ["0", "8"] {
         let taps = guest.taps();
         lab.host
             .run(&format!("echo {cpus} > /sys/class/net/{}/queues/rx-0/rps_cpus", taps[0]))
@@ -210,8 +216,7 @@ fn frames_that_another_thread_takes_up_are_nobodys_work() {
         let figures = load::echo(&lab.host, &guest, 50.0, 100).unwrap();
         let traced = trace.stop().unwrap();
         let counts = only(&traced.report).unwrap().requests;
-        let least = figures.received.saturating_sub(excused(&traced.report).unwrap());
-        assert!((least..=figures.received).contains(&counts.complete), "steered {steered}: {counts:?}");
+        agrees("complete", counts.complete, figures.received, excused(&traced.report).unwrap()).unwrap();
         let (all, _) = requests(&traced.recording.unwrap()).unwrap();
         shares.push((with_worker(&all), all.len()));
     }

@@ -6,6 +6,7 @@
 //! <cache>/lab-<key>/       one per recipe: root/ (file system), root.erofs (its image),
 //!                          initramfs-<kernel>.cpio
 //! <cache>/run/             sockets, console log and initial RAM disk of the running lab host
+//! <cache>/run.before/      what the lab host before that one left: its console tells why it ended
 //! ```
 
 use std::{

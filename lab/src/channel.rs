@@ -22,7 +22,7 @@ use crate::{
 /// at once unless the whole machine hangs.
 const GRACE: Duration = Duration::from_secs(60);
 /// How long a port of a lab host whose agent answers at another may take to answer before it is connected again.
-const REST: Duration = Duration::from_secs(5);
+const REST: Duration = Duration::from_secs(1);
 /// How long it may take until an emulator that has closed its ports has ended.
 const END_GRACE: Duration = Duration::from_secs(2);
 /// How often it is looked whether a limit is over.
@@ -69,6 +69,8 @@ pub(crate) struct Pool {
     free: Mutex<Free>,
     returned: Condvar,
     emulator: Arc<Emulator>,
+    /// See [`GRACE`].
+    grace: Duration,
 }
 
 #[derive(Default)]
@@ -76,7 +78,7 @@ struct Free {
     ports: Vec<UnixStream>,
     /// How many are in use and may come back.
     used: usize,
-    /// It did not even answer that a command was killed: it will not do anything else.
+    /// It answered neither a kill nor a ping: it will not do anything else.
     hangs: bool,
 }
 
@@ -84,8 +86,12 @@ impl Pool {
     /// Connects to all ports of the emulator, whose sockets are in its folder.
     pub(crate) fn connect(emulator: &Arc<Emulator>) -> Result<Pool> {
         let ports = (0..PORTS).rev().map(|n| connect(emulator, n)).collect::<Result<_>>()?;
-        let free = Mutex::new(Free { ports, used: 0, hangs: false });
-        Ok(Pool { free, returned: Condvar::new(), emulator: emulator.clone() })
+        Ok(Pool::of(ports, emulator.clone(), GRACE))
+    }
+
+    fn of(ports: Vec<UnixStream>, emulator: Arc<Emulator>, grace: Duration) -> Pool {
+        let free = Mutex::new(Free { ports, ..Free::default() });
+        Pool { free, returned: Condvar::new(), emulator, grace }
     }
 
     /// Asks the agent whether it is there, by each port; fails if one does not answer in `limit` (see [`Patience`]).
@@ -103,6 +109,8 @@ impl Pool {
             send_ping(port)?;
             if n > 0 && !self.answers(port, REST)? {
                 *port = connect(&self.emulator, n)?;
+                // The first one may be lost, or answered too: the second answer is passed over when it comes.
+                send_ping(port)?;
                 again += 1;
             }
             if !self.answers(port, limit)? {
@@ -142,7 +150,7 @@ impl Pool {
                 return Ok(port);
             }
             if free.used == 0 {
-                return Err(Error::Host("answers no more: every port to it is lost".into()));
+                return Err(self.gone("run a command", &"every port to it is lost"));
             }
             free = self.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
@@ -160,10 +168,28 @@ impl Pool {
         self.returned.notify_all();
     }
 
-    /// Every command from now on is an error at once, and not after its limit.
-    fn hangs(&self) {
-        lock(&self.free).hangs = true;
+    /// Whether the agent answers at a port that is free; if none is, it is not asked. If it does not, every command from
+    /// now on is an error at once, and not after its limit.
+    fn hangs(&self) -> bool {
+        let Some(mut port) = lock(&self.free).ports.pop() else { return false };
+        let answers = send_ping(&mut port).is_ok()
+            && self.answers(&port, self.grace).unwrap_or(false)
+            && pong(&mut port).is_ok();
+        let mut free = lock(&self.free);
+        if answers {
+            free.ports.push(port);
+        } else {
+            free.hangs = true;
+        }
         self.returned.notify_all();
+        !answers
+    }
+
+    /// What was being done when a port to the lab host closed.
+    fn gone(&self, doing: &str, why: &dyn std::fmt::Display) -> Error {
+        // Its ports close before its process can be waited for.
+        self.emulator.wait(END_GRACE);
+        Error::Host(format!("was lost: cannot {doing}: {why}; {}", self.emulator.last_words()))
     }
 
     /// Starts a command; its output goes to `sink` as it comes, from another thread. [`Child::wait`] waits for it at
@@ -179,7 +205,8 @@ impl Pool {
         let lost = Lost(self);
         let mut port_in = port.try_clone().doing(|| "share a port".into())?;
         let shared = Arc::new(Shared::default());
-        proto::send(&mut port, &ToAgent::Run(request)).doing(|| format!("send `{shown}` to the lab host"))?;
+        proto::send(&mut port, &ToAgent::Run(request))
+            .map_err(|e| self.gone(&format!("send it `{shown}`"), &e))?;
         let child = Child {
             shared: shared.clone(),
             writer: Mutex::new(port),
@@ -200,8 +227,9 @@ impl Pool {
                     Ok(Some(FromAgent::Stdout(b))) => shared.output(&mut sink, b, true),
                     Ok(Some(FromAgent::Stderr(b))) => shared.output(&mut sink, b, false),
                     Ok(Some(FromAgent::Done(end))) => break Ok(end),
+                    // To a ping that was sent twice.
+                    Ok(Some(FromAgent::Pong { .. })) => {}
                     Ok(Some(FromAgent::Refused(why))) => break Err(Broken::Refused(why)),
-                    Ok(Some(other)) => break Err(Broken::Lost(format!("unexpected {other:?}"))),
                     Ok(None) => break Err(Broken::Lost("it closed the port".into())),
                     Err(e) => break Err(Broken::Lost(e.to_string())),
                 }
@@ -301,7 +329,7 @@ impl Child {
                 (None, Some(Ok(_))) => {
                     return Err(Error::Protocol("never said which process it started".into()));
                 }
-                (None, None) => state = self.wait_change(state, &patience, Some(GRACE))?,
+                (None, None) => state = self.wait_change(state, &patience, Some(self.pool.grace))?,
             }
         }
     }
@@ -358,7 +386,7 @@ impl Child {
                 None => match self.wait_change(state, patience, limit) {
                     Ok(changed) => state = changed,
                     Err(late) => {
-                        self.end()?;
+                        self.end(&late)?;
                         return Err(late);
                     }
                 },
@@ -366,22 +394,26 @@ impl Child {
         }
     }
 
-    /// Kills it, and waits until that is done: what comes after it finds nothing of it.
-    fn end(&self) -> Result<()> {
+    /// Kills it as it is late, and waits until that is done: what comes after it finds nothing of it.
+    fn end(&self, late: &Error) -> Result<()> {
         self.kill()?;
         let patience = Patience::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         while state.result.is_none() {
-            match self.wait_change(state, &patience, Some(GRACE)) {
+            match self.wait_change(state, &patience, Some(self.pool.grace)) {
                 Ok(changed) => state = changed,
-                Err(_) => {
-                    self.pool.hangs();
-                    let said = self.pool.emulator.last_words();
-                    return Err(Error::Host(format!("hangs: `{}` cannot be killed; {said}", self.command)));
-                }
+                Err(_) => return Err(self.unkilled(late)),
             }
         }
         Ok(())
+    }
+
+    /// The lab host hangs, or only this: a process that waits in the kernel, the guest that it runs in.
+    fn unkilled(&self, late: &Error) -> Error {
+        if self.pool.hangs() {
+            return Error::Host(format!("hangs: {late}; {}", self.pool.emulator.last_words()));
+        }
+        Error::Protocol(format!("has not said since that it has ended, so it may still run: {late}"))
     }
 
     /// Whether it has ended.
@@ -434,7 +466,8 @@ impl Child {
         if self.ended() {
             return Ok(());
         }
-        proto::send(&mut *port, message).doing(|| format!("reach `{}` in the lab", self.command))
+        let reach = || format!("reach `{}`", self.command);
+        proto::send(&mut *port, message).map_err(|e| self.pool.gone(&reach(), &e))
     }
 
     fn wait_change<'a>(
@@ -460,12 +493,7 @@ impl Child {
     fn broken(&self, b: &Broken) -> Error {
         match b {
             Broken::Refused(why) => Error::Protocol(format!("refused `{}`: {why}", self.command)),
-            Broken::Lost(why) => {
-                // Its ports close before its process can be waited for.
-                self.pool.emulator.wait(END_GRACE);
-                let said = self.pool.emulator.last_words();
-                Error::Host(format!("was lost while `{}` ran: {why}; {said}", self.command))
-            }
+            Broken::Lost(why) => self.pool.gone(&format!("wait for `{}`", self.command), why),
         }
     }
 }
@@ -514,14 +542,66 @@ mod tests {
     /// More commands than there are ports, to a lab host that has died: each is an error, and none waits for ever.
     #[test]
     fn a_dead_lab_host_is_an_error_each_time() {
-        let pairs = (0..PORTS).map(|_| UnixStream::pair().unwrap());
-        let (ports, _): (Vec<_>, Vec<_>) = pairs.unzip();
-        let free = Mutex::new(Free { ports, used: 0, hangs: false });
-        let emulator = Arc::new(Emulator::new(std::process::id(), Path::new("/nonexistent")));
-        let pool = Arc::new(Pool { free, returned: Condvar::new(), emulator });
+        let (pool, others) = pool(PORTS);
+        drop(others);
         for _ in 0..PORTS + 2 {
             let started = pool.start(crate::host::shell("true"), None, Sink::Keep);
-            assert!(started.and_then(Child::wait).is_err());
+            let why = started.and_then(Child::wait).unwrap_err().to_string();
+            assert!(why.contains("the emulator ended"), "{why}");
         }
+    }
+
+    fn pool(ports: usize) -> (Arc<Pool>, Vec<UnixStream>) {
+        let (ports, others) = (0..ports).map(|_| UnixStream::pair().unwrap()).unzip();
+        let emulator = Arc::new(Emulator::new(std::process::id(), Path::new("/nonexistent")));
+        emulator.has_ended(Ok(std::os::unix::process::ExitStatusExt::from_raw(0)));
+        (Arc::new(Pool::of(ports, emulator, Duration::from_millis(300))), others)
+    }
+
+    /// An agent at the other end of a port: says that what it was told has been started, or a ping's answer, and no more.
+    fn starts_only(mut port: UnixStream) {
+        thread::spawn(move || {
+            while let Ok(Some(message)) = proto::receive::<ToAgent>(&mut port) {
+                let kernel = String::from("7");
+                let _ = match message {
+                    ToAgent::Ping => {
+                        proto::send(&mut port, &FromAgent::Pong { version: proto::VERSION, kernel })
+                    }
+                    ToAgent::Run(_) => proto::send(&mut port, &FromAgent::Started { pid: 7 }),
+                    _ => Ok(()),
+                };
+            }
+        });
+    }
+
+    /// A process that cannot be killed, or a guest that hangs, is not a lab host that hangs.
+    #[test]
+    fn what_cannot_be_killed_is_told_from_a_lab_host_that_hangs() {
+        let late = || Some(Duration::from_millis(1));
+        let command = || crate::host::shell("true");
+        let (pool, others) = pool(3);
+        others.into_iter().for_each(starts_only);
+        for _ in 0..2 {
+            let why = pool.start(command(), late(), Sink::Keep).unwrap().wait().unwrap_err().to_string();
+            assert!(why.contains("may still run") && why.contains("within 1ms"), "{why}");
+        }
+        assert!(!lock(&pool.free).hangs);
+
+        let (pool, _silent) = self::pool(3);
+        let why = pool.start(command(), late(), Sink::Keep).unwrap().wait().unwrap_err().to_string();
+        assert!(why.contains("the lab host hangs") && why.contains("within 1ms"), "{why}");
+        assert!(pool.start(command(), None, Sink::Keep).is_err());
+    }
+
+    /// An answer to a second ping may come when a command runs at that port already.
+    #[test]
+    fn a_late_answer_to_a_ping_is_passed_over() {
+        let (pool, mut others) = pool(1);
+        let kernel = String::from("7");
+        let mut other = others.remove(0);
+        proto::send(&mut other, &FromAgent::Pong { version: proto::VERSION, kernel }).unwrap();
+        let child = pool.start(crate::host::shell("true"), None, Sink::Keep).unwrap();
+        proto::send(&mut other, &FromAgent::Started { pid: 7 }).unwrap();
+        assert_eq!(child.id().unwrap(), 7);
     }
 }

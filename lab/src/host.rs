@@ -159,7 +159,9 @@ impl Host {
         // console tells why it ended.
         let (folder, before) = (cache.join("run"), cache.join("run.before"));
         let _ = fs::remove_dir_all(&before);
-        let _ = fs::rename(&folder, &before);
+        if fs::rename(&folder, &before).is_err() {
+            let _ = fs::remove_dir_all(&folder);
+        }
         fs::create_dir_all(folder.join("boot")).doing(|| format!("make {}", folder.display()))?;
         let program = fs::read(&agent).doing(|| format!("read {}", agent.display()))?;
         initramfs::write(&prepared, spec.kernel, &program, &folder.join("boot/initrd"))?;
@@ -190,7 +192,10 @@ impl Host {
                     )));
                 }
                 // Emulated CPUs were seen to lose a timer and hang on a loaded machine.
-                Err(_) => step.say("the lab host hangs: booting it again"),
+                Err(e) => step.say(&format!(
+                    "the lab host hangs ({e}), booting it again: {}",
+                    machine.emulator().last_words()
+                )),
             }
             boots += 1;
             machine.kill();

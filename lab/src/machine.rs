@@ -81,6 +81,12 @@ impl Emulator {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes how.
+    pub(crate) fn has_ended(&self, how: io::Result<ExitStatus>) {
+        *self.ended() = Some(how);
+        self.changed.notify_all();
+    }
+
     /// Whether it still runs.
     pub(crate) fn running(&self) -> bool {
         self.ended().is_none()
@@ -110,7 +116,9 @@ impl Emulator {
         for file in ["qemu.log", "console.log"] {
             let text = fs::read(self.folder.join(file)).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
-            let lines: Vec<_> = text.lines().collect();
+            // The emulator says this of several features at every start.
+            let lines: Vec<_> =
+                text.lines().filter(|l| !l.contains("doesn't support requested feature")).collect();
             for l in &lines[lines.len().saturating_sub(15)..] {
                 said += &format!("\n  {file}: {l}");
             }
@@ -118,10 +126,18 @@ impl Emulator {
         said
     }
 
-    /// Whether its kernel has said that a CPU was stuck for so long, in its own time.
-    pub(crate) fn stuck(&self, at_least: Duration) -> bool {
+    /// How much has been said on its console, in bytes.
+    pub(crate) fn said(&self) -> usize {
+        let length = fs::metadata(self.folder.join("console.log")).map_or(0, |m| m.len());
+        usize::try_from(length).unwrap_or(usize::MAX)
+    }
+
+    /// Whether its kernel has said, after the first `said` bytes, that a CPU was stuck for so long, in its own time.
+    pub(crate) fn stuck(&self, said: usize, at_least: Duration) -> bool {
         let text = fs::read(self.folder.join("console.log")).unwrap_or_default();
-        String::from_utf8_lossy(&text).lines().any(|l| stuck_for(l).is_some_and(|t| t >= at_least))
+        String::from_utf8_lossy(text.get(said..).unwrap_or_default())
+            .lines()
+            .any(|l| stuck_for(l).is_some_and(|t| t >= at_least))
     }
 }
 
@@ -268,8 +284,7 @@ impl Machine {
                             Err(e) => break Err(e),
                         }
                     };
-                    *emulator.ended() = Some(end);
-                    emulator.changed.notify_all();
+                    emulator.has_ended(end);
                 }
             })
             .doing(|| "start a thread".into())?;

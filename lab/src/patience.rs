@@ -27,12 +27,19 @@ pub(crate) struct Patience {
     emulator: Arc<Emulator>,
     begun: Instant,
     waited: Duration,
+    /// How much its console had said: a CPU that was stuck before came back.
+    said: usize,
 }
 
 impl Patience {
     /// Begins now.
     pub(crate) fn begin(emulator: &Arc<Emulator>) -> Patience {
-        Patience { emulator: emulator.clone(), begun: Instant::now(), waited: waited(emulator.pid()) }
+        Patience {
+            emulator: emulator.clone(),
+            begun: Instant::now(),
+            waited: waited(emulator.pid()),
+            said: emulator.said(),
+        }
     }
 
     /// What has passed since, and counts.
@@ -42,7 +49,7 @@ impl Patience {
 
     /// Whether `limit` is over. It cannot be before that much time has passed.
     pub(crate) fn over(&self, limit: Duration) -> bool {
-        self.begun.elapsed() >= limit && (self.spent() >= limit || self.emulator.stuck(STUCK))
+        self.begun.elapsed() >= limit && (self.spent() >= limit || self.emulator.stuck(self.said, STUCK))
     }
 }
 
@@ -98,14 +105,26 @@ mod tests {
     fn a_lab_host_that_is_stuck_has_no_excuse() {
         let folder = std::env::temp_dir().join(format!("teiji-lab-stuck-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
-        let mut patience = Patience::begin(&Arc::new(Emulator::new(std::process::id(), &folder)));
+        let console = folder.join("console.log");
+        let mut said = String::new();
+        let mut says = |line: &str| {
+            said += line;
+            fs::write(&console, &said).unwrap();
+        };
+        let begin = || Patience::begin(&Arc::new(Emulator::new(std::process::id(), &folder)));
+        let mut patience = begin();
         patience.begun = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
         let limit = Duration::from_secs(90);
-        let console = |said: &str| fs::write(folder.join("console.log"), said).unwrap();
-        console("[ 21.1] watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [CPU 3/KVM:344]\n");
-        assert!(!patience.emulator.stuck(STUCK));
-        console("[ 81.1] watchdog: BUG: soft lockup - CPU#1 stuck for 78s! [CPU 3/KVM:344]\n");
+        let stuck = |p: &Patience| p.emulator.stuck(p.said, STUCK);
+        says("[ 21.1] watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [CPU 3/KVM:344]\n");
+        assert!(!stuck(&patience));
+        says("[ 81.1] watchdog: BUG: soft lockup - CPU#1 stuck for 78s! [CPU 3/KVM:344]\n");
         assert!(patience.over(limit) && !patience.over(Duration::from_secs(200)));
+        // It came back, as something else begins.
+        let patience = begin();
+        assert!(!stuck(&patience));
+        says("[ 581.1] watchdog: BUG: soft lockup - CPU#1 stuck for 78s! [CPU 3/KVM:344]\n");
+        assert!(stuck(&patience));
         fs::remove_dir_all(&folder).unwrap();
     }
 }

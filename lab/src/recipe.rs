@@ -74,6 +74,9 @@ pub(crate) const EMULATOR_SUITE: &str = "trixie-backports";
 /// The emulator, of that suite.
 pub(crate) const EMULATOR: &[&str] = &["qemu-system-x86", "seabios", "ipxe-qemu"];
 
+/// Comes before the scripts that take packages of another suite than [`SUITE`].
+pub(crate) const SUITE_SCRIPT: &str = include_str!("boot/suite.sh");
+
 /// Run inside the new root file system: installs them.
 pub(crate) const EMULATOR_SCRIPT: &str = include_str!("boot/emulator.sh");
 
@@ -171,6 +174,7 @@ pub(crate) fn key() -> String {
     add(&VERSION.to_string());
     add(SUITE);
     add(EMULATOR_SUITE);
+    add(SUITE_SCRIPT);
     add(EMULATOR_SCRIPT);
     add(KERNEL_SCRIPT);
     Kernel::ALL.iter().flat_map(|k| [k.name(), k.suite()]).for_each(&mut add);

@@ -101,7 +101,12 @@ pub fn prepare() -> Result<Prepared> {
         recipe::PACKAGES.len(),
         cache.display()
     ));
-    step.say(&format!("packages: {}", recipe::PACKAGES.join(" ")));
+    step.say(&format!(
+        "packages: {}, and from {} {}",
+        recipe::PACKAGES.join(" "),
+        recipe::EMULATOR_SUITE,
+        recipe::EMULATOR.join(" ")
+    ));
     remove_others(&cache, "");
     let building = cache.join(format!("{name}.building"));
     fs::create_dir_all(&building).doing(|| format!("make {}", building.display()))?;
@@ -187,7 +192,8 @@ fn mirror() -> Option<String> {
 fn bootstrap(building: &Path, step: &Step) -> Result<()> {
     let hook = |name: &str, script: &str, arguments: String| {
         let path = building.join(name);
-        fs::write(&path, script).doing(|| format!("write {}", path.display()))?;
+        fs::write(&path, format!("{}{script}", recipe::SUITE_SCRIPT))
+            .doing(|| format!("write {}", path.display()))?;
         Ok(format!("--customize-hook=chroot \"$1\" sh -s {arguments} < '{}'", path.display()))
     };
     let emulator = format!("{} {}", recipe::EMULATOR_SUITE, recipe::EMULATOR.join(" "));

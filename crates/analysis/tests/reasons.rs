@@ -159,6 +159,15 @@ fn what_was_lost_explains_what_was_not_seen() {
     h.0.retain(|e| !matches!(e.kind, Kind::Interrupt(_)));
     lost(&mut h, 200_000);
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::EventsLost));
+    // What the probe of its acceptance would have noted was lost, and the report of the signal says so.
+    let mut h = whole();
+    for e in &mut h.0 {
+        if let Kind::Interrupt(i) = &mut e.kind {
+            i.delivery = Delivery::Unknown;
+        }
+    }
+    lost(&mut h, 45_000);
+    assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::EventsLost));
     // The answer may be what was lost, at any time until one would have been taken for one.
     let mut h = whole();
     h.0.truncate(5);
@@ -257,6 +266,46 @@ fn a_drop_at_a_tap_where_another_one_like_it_waits_may_be_of_either() {
             assert_eq!(o.joined[0].request.start, T + 14_000);
         }
     }
+}
+
+/// Another guest's packet waits at the link; of two like it from the network one is dropped, and the other is put on the tap.
+/// Where the host sends packets of its own to the tap, one without a report would start there.
+#[test]
+fn of_two_received_the_dropped_one_is_not_known_though_a_guest_has_sent_one_before() {
+    let mut h = History::default();
+    for i in 0..40 {
+        h.matched(i * 1000, Point::TapEnqueue, 100 + i, TAP, None).packet(
+            i * 1000 + 500,
+            Point::TapDequeue,
+            100 + i,
+            TAP,
+        );
+    }
+    h.packet(50_000, Point::HostRx, 6, NIC).matched(51_000, Point::TapEnqueue, 6, TAP, None);
+    h.packet(52_000, Point::TapDequeue, 6, TAP);
+    h.matched(60_000, Point::TapSend, 7, TAP2, None).packet(61_000, Point::DevQueue, 7, NIC);
+    h.packet(70_000, Point::HostRx, 7, NIC)
+        .packet(71_000, Point::HostRx, 7, NIC)
+        .dropped(72_000, 7, TAP, REQ)
+        .packet(73_000, Point::DevXmit, 7, NIC);
+    // Long after, when the guest's has left.
+    let t = 50_000_000;
+    h.matched(t, Point::TapEnqueue, 7, TAP, REQ).packet(t + 10_000, Point::TapDequeue, 7, TAP);
+    h.interrupt(t + 30_000, t + 20_000, Delivery::Accepted).entry(t + 40_000, t + 35_000, 40);
+    h.response(t + 100_000, 8, FIN);
+    let o = long_after(h).run();
+    assert!(o.joined.is_empty(), "starts at {}", o.joined[0].request.start - T);
+    assert_eq!(o.counts(), [2, 0, 1, 1, 0]);
+}
+
+/// A packet was dropped at its tap; one like it comes in by another device: a copy of it, or another packet.
+#[test]
+fn what_another_device_receives_after_a_drop_may_be_a_copy_of_the_dropped_one() {
+    let mut h = History::default();
+    h.packet(0, Point::HostRx, 7, NIC).dropped(5_000, 7, TAP, REQ).packet(6_000, Point::HostRx, 7, VETH);
+    h.request(60_000, 7, REQ).response(200_000, 8, FIN);
+    let o = long_after(h).run();
+    assert_eq!(o.counts(), [2, 0, 1, 1, 0]);
 }
 
 /// As above, and the one that waits was received from the network.

@@ -1,16 +1,11 @@
-# Runs as root inside the new root file system, once for each kernel: unpacks the newest linux-image-amd64 of $1 (a
-# suite of the Debian archive that the release itself comes from) and writes its version to
-# /etc/teiji-lab-kernel-$2. Newer kernels are split into linux-image, -binary, -modules and -base packages, older ones
-# are one package: take whatever the image depends on. The packages are unpacked, not installed: nobody here needs a
-# boot loader or an initial RAM disk generator.
+# Runs as root inside the new root file system, once for each kernel: unpacks the newest linux-image-amd64 of the suite
+# $1 and writes its version to /etc/teiji-lab-kernel-$2. Newer kernels are split into linux-image, -binary, -modules and
+# -base packages, older ones are one package: take whatever the image depends on. The packages are unpacked, not
+# installed: nobody here needs a boot loader or an initial RAM disk generator.
 set -eu
 suite=$1
 name=$2
-list=/etc/apt/sources.list.d/kernel-$name.list
-sed -n 's/^deb \(\[[^]]*\] \)\{0,1\}\([^ ]*\) [^ ]* main.*/deb \1\2 '"$suite"' main/p' /etc/apt/sources.list \
-	/etc/apt/sources.list.d/*.list 2>/dev/null | head -n 1 >"$list"
-[ -s "$list" ]
-apt-get -q update >&2
+know_suite "$suite"
 
 needs() {
 	apt-cache -t "$suite" show --no-all-versions "$1" | sed -n 's/^Depends: //p' | tr ',|' '\n\n' |
@@ -52,4 +47,4 @@ rm -rf sound drivers/accel drivers/comedi drivers/gpu drivers/iio drivers/infini
 	drivers/net/wireless drivers/staging
 depmod "$version"
 echo "$version" >"/etc/teiji-lab-kernel-$name"
-rm "$list"
+forget_suite

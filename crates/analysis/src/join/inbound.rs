@@ -47,8 +47,8 @@ pub(super) struct Origin {
 /// What another guest has sent that is like a packet which is dropped.
 #[derive(Clone, Copy)]
 pub(super) struct Other {
-    /// If one may be on its way to the tap: how often the host stack has received it.
-    pub(super) sent: Option<u16>,
+    /// If one may be on its way to the tap: whether what the host stack has received may be more than that one.
+    pub(super) sent: Option<bool>,
     /// One is on the tap, and another one may come after it.
     pub(super) follows: bool,
 }
@@ -107,37 +107,33 @@ impl Inbound {
     }
 
     pub(super) fn host_rx(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut Requests) {
-        let mut unsure = false;
-        if let Some(r) = self.records.get_mut(&p.fingerprint) {
-            if r.over.is_none() || r.open() || r.spoilt {
-                if r.enqueued > 0 && !r.spoilt {
-                    Self::spoil(r, &mut self.delivery, requests);
-                }
-                if r.reports == 0 {
-                    (r.first, r.first_if) = (now, p.ifindex);
-                }
-                if p.ifindex == r.first_if {
-                    r.reports = r.reports.saturating_add(1);
-                } else {
-                    r.others = r.others.saturating_add(1);
-                }
-                if r.spoilt {
-                    self.records.touch(&p.fingerprint, now);
-                }
-                return;
+        if let Some(r) = self.records.get_mut(&p.fingerprint)
+            && (r.over.is_none() || p.ifindex != r.first_if || r.open() || r.spoilt)
+        {
+            // After a drop it may be another packet, or a copy of the dropped one, which was flooded.
+            if !r.spoilt && (r.enqueued > 0 || r.over.is_some()) {
+                Self::spoil(r, &mut self.delivery, requests);
             }
-            // Another packet, unless it was flooded: then its copy may be received by further devices after the drop.
-            let others = self.usual.get(u64::from(r.first_if) | OTHERS).unwrap_or(0);
-            unsure = p.ifindex != r.first_if && r.others < others;
+            if r.reports == 0 {
+                (r.first, r.first_if) = (now, p.ifindex);
+            }
+            if p.ifindex == r.first_if {
+                r.reports = r.reports.saturating_add(1);
+            } else {
+                r.others = r.others.saturating_add(1);
+            }
+            if r.spoilt {
+                self.records.touch(&p.fingerprint, now);
+            }
+            return;
         }
-        let record =
-            Record { first: now, first_if: p.ifindex, reports: 1, spoilt: unsure, ..Record::default() };
+        let record = Record { first: now, first_if: p.ifindex, reports: 1, ..Record::default() };
         self.insert(p.fingerprint, record, now, c, requests);
     }
 
-    /// Whether the host has received packets of this fingerprint that are not on a tap yet.
-    pub(super) fn received(&mut self, fingerprint: u64) -> bool {
-        self.records.get_mut(&fingerprint).is_some_and(|r| r.reports > 0)
+    /// How often the host has received packets of this fingerprint that are not on a tap yet.
+    pub(super) fn received(&self, fingerprint: u64) -> u16 {
+        self.records.get(&fingerprint).map_or(0, |r| r.reports.saturating_add(r.others))
     }
 
     fn insert(
@@ -236,11 +232,8 @@ impl Inbound {
             if !d.vague && (at_its_tap || r.reports > 0 && d.ifindex == r.first_if) {
                 let device = u64::from(r.first_if);
                 let usual = |key, n| self.usual.get(key).unwrap_or(n);
-                let more = match other.sent {
-                    Some(transit) => r.reports.saturating_add(r.others) != transit,
-                    None => r.reports > usual(device, 1) || r.others > usual(device | OTHERS, 0),
-                };
-                if more {
+                let usually = r.reports <= usual(device, 1) && r.others <= usual(device | OTHERS, 0);
+                if other.sent.unwrap_or(!usually) {
                     // Another like it was received as well, and which report was whose is not known.
                     r.spoilt = true;
                     (r.enqueued, r.dequeued) = (1, 1);

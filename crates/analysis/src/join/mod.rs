@@ -192,7 +192,7 @@ impl Joiner {
                 }
                 Point::TapEnqueue => {
                     let received = self.inbound.received(p.fingerprint);
-                    let from = self.outbound.at_tap(now, p, received, c);
+                    let from = self.outbound.at_tap(now, p, received > 0, c);
                     self.inbound.tap_enqueue(now, p, from, c, requests);
                 }
                 Point::TapDequeue => self.inbound.tap_dequeue(now, p, c, requests),
@@ -220,8 +220,8 @@ impl Joiner {
                 if !self.outbound.dropped(now, d, waits, c, requests) {
                     let received = self.inbound.received(d.fingerprint);
                     let other = Other {
-                        sent: self.outbound.under_way(d.fingerprint, d.tap),
-                        follows: waits && self.outbound.follows(d.fingerprint, d.ifindex, received),
+                        sent: self.outbound.under_way(d.fingerprint, d.tap, received),
+                        follows: waits && self.outbound.follows(d.fingerprint, d.ifindex, received > 0),
                     };
                     self.inbound.dropped(now, d, other, c, requests);
                 }

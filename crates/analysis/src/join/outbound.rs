@@ -159,10 +159,13 @@ impl Outbound {
         Some(origin)
     }
 
-    /// If a guest has sent a packet like this that may be on its way to the tap: how often the host stack has received it.
-    pub(super) fn under_way(&mut self, fingerprint: u64, tap: u32) -> Option<u16> {
-        let s = self.records.get_mut(&fingerprint)?;
-        (s.tap != tap && (s.xmit == 0 || s.spoilt)).then_some(s.transit)
+    /// If a guest has sent a packet like this that may be on its way to the tap: whether the host stack has received more
+    /// than that one, which usually passes it as often as others from there. `received`: how often it has.
+    pub(super) fn under_way(&self, fingerprint: u64, tap: u32, received: u16) -> Option<bool> {
+        let s = self.records.get(&fingerprint)?;
+        let may_be = s.tap != tap && (s.spoilt || s.taps == 0 && s.chain == 0);
+        let transit = self.usual.get(TRANSIT | u64::from(s.tap)).unwrap_or(0);
+        may_be.then_some(s.spoilt || received != transit)
     }
 
     /// Whether a packet like the one on this tap may be on its way to it from another guest. `received` as in [`Self::at_tap`].

@@ -386,19 +386,29 @@ impl Requests {
 
 /// `cause`, unless events that were lost until `within` ns after the request's last point explain what was not seen.
 fn lost_or(cause: Cause, open: &Open, within: u64, c: &Common) -> Cause {
-    let unseen = matches!(
-        cause.reason,
+    let unseen = match cause.reason {
         Reason::NotTaken
-            | Reason::NotSignalled
-            | Reason::NotEntered
-            | Reason::NoAnswer
-            | Reason::NotForwarded
-            | Reason::NotHandedOver
-            | Reason::NotReceived
-            | Reason::FewerReports
-            | Reason::OutOfOrder
-            | Reason::OtherCopy
-    );
+        | Reason::NotSignalled
+        | Reason::NoInterrupt
+        | Reason::NotEntered
+        | Reason::NoAnswer
+        | Reason::NotForwarded
+        | Reason::NotHandedOver
+        | Reason::NotReceived
+        | Reason::FewerReports
+        | Reason::OtherCopy
+        | Reason::OutOfOrder => true,
+        // What was seen, or what there was no room for.
+        Reason::DroppedIn
+        | Reason::DroppedOut
+        | Reason::NotLearnt
+        | Reason::Alike
+        | Reason::SameKey
+        | Reason::TooManyTaps
+        | Reason::EventsLost
+        | Reason::Evicted
+        | Reason::TraceEnded => false,
+    };
     if unseen && c.lost.touches(open.start, open.last.saturating_add(within)) {
         Reason::EventsLost.into()
     } else {

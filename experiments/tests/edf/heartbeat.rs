@@ -1,0 +1,125 @@
+//! What the queue does without the agent that keeps it.
+
+use super::*;
+
+/// First by silence, so that it comes back; then by death, so that nobody is there to ask.
+pub fn without_a_beat_it_is_a_fifo() {
+    let host = CONCURRENT.without_driver();
+    let driver = Driver::start(host).unwrap();
+    driver.line("link va rate=2000000").unwrap();
+    driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=5000 rate=1000000 burst=1700").unwrap();
+    driver.line("silence").unwrap();
+    let before = received(host);
+    // 8 Mbit/s for 4 s into a link of 2: what has piled up after 2 s is sent, and the rest as it comes.
+    let sent = send(host, 4.0, "--flow 10.88.0.2:7000,rate=7000000 --flow 10.88.0.2:6000,rate=990000");
+    host.run("sleep 1").unwrap().ok().unwrap();
+    let stats = driver.stats("va").unwrap();
+    assert_eq!(stats["fallbacks"], 1, "{stats}");
+    assert_eq!(
+        (&stats["be_drops"], &stats["be_queued"], &stats["rt_queued"]),
+        (&0.into(), &0.into(), &0.into())
+    );
+    assert!(stats["fallback_packets"].as_u64().unwrap() > 1000, "{stats}");
+    assert!(received(host) - before >= sent.iter().sum::<u64>(), "packets were lost: {stats}");
+    driver.line("speak").unwrap();
+    host.run("sleep 1").unwrap().ok().unwrap();
+    let kept = of(&driver.stats("va").unwrap(), "c", "packets");
+    send(host, 1.0, "--flow 10.88.0.2:6000,rate=990000");
+    let stats = driver.stats("va").unwrap();
+    assert!(of(&stats, "c", "packets") > kept + 50, "no deadlines after the return: {stats}");
+
+    driver.kill().unwrap();
+    let before = received(host);
+    let sent = send(host, 4.0, "--flow 10.88.0.2:7000,rate=7000000");
+    host.run("sleep 1").unwrap().ok().unwrap();
+    assert!(received(host) - before >= sent[0], "packets were lost when the agent died");
+    // Another one takes over where it was: the same channels, whose token buckets and statistics go on.
+    let second = Driver::start(host).unwrap();
+    let again = of(&second.stats("va").unwrap(), "c", "packets");
+    assert!(again > kept, "{again} packets of {kept}");
+    host.run("sleep 1").unwrap().ok().unwrap();
+    send(host, 1.0, "--flow 10.88.0.2:6000,rate=990000");
+    let stats = second.stats("va").unwrap();
+    assert!(of(&stats, "c", "packets") > again + 50, "no deadlines with the next agent: {stats}");
+    second.line("detach va").unwrap();
+    let all = "bpftool map dump pinned /tmp/bpf/driver/edf/matches | grep -c '\"key\"\\|^key'";
+    assert_eq!(host.run(all).unwrap().text(), "0", "matches of a link that has no channels any more");
+    second.kill().unwrap();
+    host.run("rm -r /tmp/bpf/driver").unwrap().ok().unwrap();
+    // Nothing is left in the kernel, which frees it in its own time.
+    let maps = "for i in $(seq 60); do n=$(bpftool map show | grep -c 'name states'); [ $n = 0 ] && break; sleep 1; done; \
+                echo $n";
+    assert_eq!(host.run(maps).unwrap().text(), "0");
+}
+
+/// The product: `teiji agent` under load.
+pub fn the_agent_may_die() {
+    let host = CONCURRENT.without_driver();
+    // In one script, for the lab's clock runs ahead while it waits for this machine.
+    let script = r#"
+        T="ip netns exec a /tmp/teiji"; P="--state /tmp/state --pins /tmp/bpf/teiji"
+        once() { ip netns exec a /tmp/edf /tmp/bpf/teiji once "$@"; }
+        up() {
+          $T agent $P >/tmp/agent 2>&1 & agent=$!
+          until grep -q "the agent keeps deadlines" /tmp/agent; do sleep 0.01; done
+        }
+        told() { name=$1; shift; said=$("$@" 2>&1); echo "$name $? $(echo $said)"; }
+        up
+        told other $T agent $P
+        told caps grep -hE '^(Cap|NoNewPrivs)' /proc/$agent/task/*/status
+        once link va rate=4000000 slack_us=4000
+        once channel va c to=10.88.0.2/32:6000 deadline_us=10000 rate=1000000 burst=3200
+        ip netns exec a /tmp/teiji-lab udp-flows --for 9 --flow 10.88.0.2:6000,rate=900000,size=1470 \
+          --flow 10.88.0.2:7000,rate=2000000,size=1470 >/tmp/sent & load=$!
+        sleep 1; told alive once stats va
+        kill -9 $agent; sleep 2.5
+        told dead once stats va; told silent $T status $P
+        up; sleep 1
+        told back once stats va
+        wait $load; sleep 0.5
+        told end once stats va; told sent tail -n 1 /tmp/sent; told status $T status $P
+        # Asked to end, it leaves links as they are; the last one out clears up.
+        kill -TERM $agent; wait $agent; echo "ended $?"
+        told stays ls /tmp/bpf/teiji/edf
+        up; once detach va; kill -TERM $agent; wait $agent; echo "ended again $?"
+        told cleared ls /tmp/bpf/teiji"#;
+    let before = received(host);
+    let said = host.run(script).unwrap().text();
+    let line = |name: &str| {
+        let found = said.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+        let (code, rest) = found.and_then(|l| l.split_once(' ')).unwrap_or_else(|| panic!("{name}: {said}"));
+        (code.parse::<i32>().unwrap(), rest.to_owned())
+    };
+    let stats = |name: &str| serde_json::from_str::<Value>(&line(name).1).unwrap();
+    let other = line("other");
+    assert!(other.0 == 78 && other.1.contains("another teiji agent is running"), "{other:?}");
+    // Both threads: none of five sets has anything.
+    let caps = line("caps").1;
+    let count = |value: &str| caps.split_whitespace().filter(|word| *word == value).count();
+    assert_eq!((count("0000000000000000"), count("1")), (10, 2), "it keeps privileges: {caps}");
+
+    let [alive, dead, back, end] = ["alive", "dead", "back", "end"].map(stats);
+    assert!(of(&alive, "c", "packets") > 50 && alive["fallbacks"] == 0, "{alive}");
+    assert_eq!(dead["fallbacks"], 1, "{dead}");
+    assert!(dead["fallback_packets"].as_u64().unwrap() > 20, "{dead}");
+    let silent = line("silent");
+    assert!(silent.0 == 1 && silent.1.contains("deadlines are not kept"), "{silent:?}");
+
+    let fifo = |s: &Value| s["fallback_packets"].as_u64().unwrap();
+    assert!(
+        of(&back, "c", "packets") > of(&dead, "c", "packets") + 50,
+        "no deadlines within 1 s: {dead} {back}"
+    );
+    assert!(of(&end, "c", "packets") > of(&back, "c", "packets") + 50, "no deadlines again: {back} {end}");
+    assert_eq!((fifo(&end), &end["fallbacks"]), (fifo(&back), &dead["fallbacks"]), "{back} {end}");
+    assert_eq!(of(&end, "c", "misses"), 0, "{end}");
+    assert_eq!((&end["rt_drops"], &end["be_drops"]), (&0.into(), &0.into()), "{end}");
+    let sent: Vec<Value> = serde_json::from_str(&line("sent").1).unwrap();
+    let sent: u64 = sent.iter().map(|s| s["sent"].as_u64().unwrap()).sum();
+    assert!(received(host) - before >= sent, "packets were lost: {sent} sent, {end}");
+    let status = line("status");
+    assert!(status.0 == 0 && status.1.contains("EDF, 4mbit, slack 4.00 ms"), "{status:?}");
+    assert!(said.contains("ended 0") && said.contains("ended again 0"), "{said}");
+    assert_eq!(line("stays").0, 0, "a link has it: {said}");
+    assert_ne!(line("cleared").0, 0, "{said}");
+}
