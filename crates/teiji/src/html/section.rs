@@ -134,7 +134,7 @@ fn table(vm: &VmReport) -> String {
             out,
             "<tr{}><td title=\"{}\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
             if blamed { " class=\"blamed\"" } else { "" },
-            escape(chart::meaning(stage.stage)),
+            escape(&chart::meaning(stage.stage)),
             stage.stage.name(),
             ns(d.mean),
             ns(d.p50 as f64),
@@ -177,7 +177,7 @@ fn legs(title: &str, leg: &Leg) -> String {
         let _ = writeln!(
             out,
             "<tr><td title=\"{}\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            escape(chart::meaning(*stage)),
+            escape(&chart::meaning(*stage)),
             stage.name(),
             ns(d.mean),
             ns(d.p50 as f64),

@@ -5,7 +5,7 @@ pub mod guarantees;
 mod stages;
 mod waterfall;
 
-pub use waterfall::{cells, dominant, letter};
+pub use waterfall::{cells, dominant};
 
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units::{count, ns, percent};
