@@ -84,7 +84,7 @@ fn untrusted_text_is_escaped() {
     report.vms[0].name = EVIL.into();
     report.vms[0].verdict.headline = EVIL.into();
     report.vms[0].verdict.details[0].text = EVIL.into();
-    report.vms[0].verdict.behind[0].name = EVIL.into();
+    report.vms[0].findings[0].preempted_by[0].name = EVIL.into();
     let other = report.clone();
     let html = page(EVIL, &[(EVIL, &report), (EVIL, &other)]);
     well_formed(&html);

@@ -68,7 +68,7 @@ pub(super) fn vm(label: &str, report: &Report, vm: &VmReport) -> String {
 /// The figures below the verdict's headline.
 fn details(vm: &VmReport) -> String {
     let mut out = String::from("<dl>");
-    for (label, text) in text::details(&vm.verdict) {
+    for (label, text) in text::details(vm) {
         let _ = write!(out, "<dt>{}</dt><dd>{}</dd>", escape(&label), escape(&text));
     }
     out + "</dl>\n"
@@ -128,7 +128,7 @@ fn table(vm: &VmReport) -> String {
          <th>of time</th><th>of fluctuation</th></tr>\n",
     );
     for stage in &vm.stages {
-        let blamed = vm.verdict.stage == Some(stage.stage);
+        let blamed = vm.blamed_stage() == Some(stage.stage);
         let d = &stage.dist;
         let _ = writeln!(
             out,
