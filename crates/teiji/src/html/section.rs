@@ -68,7 +68,10 @@ pub(super) fn vm(label: &str, report: &Report, vm: &VmReport) -> String {
 /// The figures below the verdict's headline.
 fn details(vm: &VmReport) -> String {
     let mut out = String::from("<dl>");
-    for (label, text) in text::details(vm) {
+    let blamed = vm.blamed().map(|f| ("what it means".to_owned(), f.explanation.clone()));
+    let doubts =
+        vm.blamed().filter(|f| !f.doubts.is_empty()).map(|f| ("doubts".to_owned(), f.doubts.join("; ")));
+    for (label, text) in text::details(vm).into_iter().chain(blamed).chain(doubts) {
         let _ = write!(out, "<dt>{}</dt><dd>{}</dd>", escape(&label), escape(&text));
     }
     out + "</dl>\n"
