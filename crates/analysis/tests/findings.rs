@@ -18,8 +18,11 @@ const LONG: u64 = 4_000_000;
 const SHORT: u64 = 5_000;
 const REQUESTS: u64 = 60;
 
+/// A part of the path: a stage, and what its thread does, if that is known.
+type Part = (Stage, Option<ThreadState>);
+
 /// Every cause but `unattributed` (stages made of events add up), with all parts that it can be seen in.
-const CAUSES: [(Cause, &[(Stage, Option<ThreadState>)]); Cause::ALL.len() - 1] = [
+const CAUSES: [(Cause, &[Part]); Cause::ALL.len() - 1] = [
     (Cause::VcpuWaitsForCpu, &[(VcpuWake, Some(Ready)), (Guest, Some(Ready))]),
     (Cause::VcpuExits, &[(VcpuWake, Some(Run)), (Guest, Some(Run))]),
     (Cause::VcpuWakeUp, &[(VcpuWake, Some(Asleep))]),
@@ -43,7 +46,7 @@ const CAUSES: [(Cause, &[(Stage, Option<ThreadState>)]); Cause::ALL.len() - 1] =
 ];
 
 /// Requests that spend [`LONG`] in one part: all of them, or every fifth.
-fn history(part: (Stage, Option<ThreadState>), all: bool) -> History {
+fn history(part: Part, all: bool) -> History {
     let mut h = History::default();
     let (mut vcpu, mut worker) = (Split::default(), Split::default());
     for i in 0..REQUESTS {
