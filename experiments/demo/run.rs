@@ -152,13 +152,13 @@ fn table(vms: &[&VmReport]) -> String {
     add("response time, 99 %", &|vm| vm.total.map(|t| t.p99 as f64));
     add("call, median", &|vm| vm.groups.map(|g| g.total.p50 as f64));
     add("waiting for a CPU, mean", &|vm| Some(ready(vm)));
-    let blamed = |vm: &VmReport| vm.verdict.stage.map_or("-".to_owned(), |s| s.name().to_owned());
+    let blamed = |vm: &VmReport| vm.blamed_stage().map_or("-".to_owned(), |s| s.name().to_owned());
     rows.push(row("blamed stage", vms.iter().map(|vm| blamed(vm))));
-    let share = |vm: &VmReport| format!("{:.0} %", vm.verdict.share * 100.0);
+    let share = |vm: &VmReport| format!("{:.0} %", vm.blamed().map_or(0.0, |f| f.share) * 100.0);
     rows.push(row("its cause's share", vms.iter().map(|vm| share(vm))));
     let mut text = format!("\n{}\n\n", rows.join("\n"));
     for ((_, label), vm) in SITUATIONS.iter().zip(vms) {
-        text += &format!("{label}: {}\n", vm.verdict.line());
+        text += &format!("{label}: {}\n", vm.line());
     }
     let p99 = |n: usize| vms.get(n).and_then(|vm| vm.total).map(|t| t.p99 as f64);
     if let (Some(hogs), Some(applied), Some(back)) = (p99(1), p99(2), p99(3)) {

@@ -6,7 +6,7 @@ use crate::tracing::{Lab, Trace};
 use anyhow::Result;
 use serde::Serialize;
 use teiji_lab::{Child, Guest, Preference};
-use teiji_model::report::{PartReport, StageReport, VmReport};
+use teiji_model::report::{PartReport, Preemptor, StageReport, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 
 /// Busy loops that keep a CPU from others.
@@ -200,23 +200,24 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let traced = trace.stop()?;
     let lost = lost(&traced.report);
     let vm = only(&traced.report)?.clone();
-    let v = &vm.verdict;
-    let right = v.stage.is_some_and(|stage| s.stages.contains(&stage)) && v.state == Some(s.state);
+    let (stage, state) = (vm.blamed_stage(), vm.blamed_state());
+    let right = stage.is_some_and(|stage| s.stages.contains(&stage)) && state == Some(s.state);
+    let preempted_by: Vec<Preemptor> = vm.blamed().map(|f| f.preempted_by.clone()).unwrap_or_default();
     let us = |ns: u64| ns as f64 / 1e3;
     let behind_hogs =
-        hogs.map(|tids| v.behind.iter().filter(|b| tids.contains(&b.tid)).map(|b| b.share).sum());
+        hogs.map(|tids| preempted_by.iter().filter(|b| tids.contains(&b.tid)).map(|b| b.share).sum());
     Ok(Judged {
         situation: s.name,
         run,
         right,
         right_of_host: greatest_of_host(&vm, s),
-        sentence: v.line(),
-        stage: v.stage,
-        state: v.state,
+        sentence: vm.line(),
+        stage,
+        state,
         complete: vm.requests.complete,
         lost,
         behind_hogs,
-        behind: v.behind.first().map(|b| b.name.clone()),
+        behind: preempted_by.first().map(|b| b.name.clone()),
         total_us: vm.total.map_or([0.0; 2], |t| [us(t.p50), us(t.p99)]),
         stages: vm.stages.iter().map(|s| (s.stage, s.dist.mean / 1e3)).collect(),
         report: vm,

@@ -66,7 +66,8 @@ pub fn stages(file: &Path, judged: &[Judged]) -> Result<()> {
             .y_desc("ms")
             .draw()?;
         for stage in teiji_model::stage::Stage::ALL {
-            let color = Palette99::pick(stage as usize).to_rgba();
+            let [_, r, g, b] = stage.about().colour.light.to_be_bytes();
+            let color = RGBColor(r, g, b);
             let bars = judged.iter().enumerate().filter_map(|(i, j)| {
                 let at = j.stages.iter().position(|(s, _)| *s == stage)?;
                 let below: f64 = j.stages[..at].iter().map(|(_, us)| us / 1e3).sum();

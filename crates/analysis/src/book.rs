@@ -1,5 +1,6 @@
 //! What is kept of one VM's packets and requests: counts, distributions, shares, the slowest.
 
+use crate::finding::Seen;
 use crate::hash::{Map, Seeded};
 use crate::join::Cause;
 use crate::stats::{Series, Shares};
@@ -160,10 +161,11 @@ impl Book {
         Stage::ALL.into_iter().enumerate().map(stage).collect()
     }
 
-    /// What was found, for `vm`. `name` gives a thread's name, `place` that of a drop by its number.
+    /// What was found, for `vm`, in a trace of `length` ns. `name` gives a thread's name, `place` that of a drop by its number.
     pub(crate) fn report(
         self,
         vm: &Vm,
+        length: u64,
         name: &dyn Fn(u32) -> String,
         place: &dyn Fn(u16) -> Option<DropPlace>,
     ) -> VmReport {
@@ -185,7 +187,15 @@ impl Book {
         });
         let mut waits: Vec<_> = self.waits.into_iter().map(|((stage, tid), ns)| (stage, tid, ns)).collect();
         waits.sort_unstable_by_key(|(stage, tid, _)| (*stage, *tid));
-        let verdict = verdict::judge(&self.requests, total.as_ref(), &stages, &waits, name);
+        let seen = Seen {
+            requests: &self.requests,
+            total: total.as_ref(),
+            stages: &stages,
+            length,
+            waits: &waits,
+            name,
+        };
+        let (verdict, findings) = verdict::rank(&seen);
         VmReport {
             name: vm.name.clone(),
             pid: vm.pid,
@@ -199,6 +209,7 @@ impl Book {
             outbound: self.outbound.report(&OUTBOUND),
             depth: self.depth.depth(),
             verdict,
+            findings,
         }
     }
 }

@@ -4,7 +4,7 @@
 //!  Event ─► sort ─► join ─► Joined ─► (waterfall, Perfetto)
 //!                    │
 //!                    ▼
-//!                  book ─► stats, verdict ─► Report
+//!                  book ─► stats, finding, verdict ─► Report
 //! ```
 //!
 //! | module | does |
@@ -12,7 +12,8 @@
 //! | [`sort`] | puts the events of several CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
 //! | `book`, `stats` | keep what is found, in bounded memory |
-//! | [`verdict`] | names what to blame; its documentation is the rule |
+//! | [`finding`] | what makes requests slow: a file for each cause, and the table of them |
+//! | [`verdict`] | ranks the causes, and names the first; its documentation is the rule |
 //! | [`absence`] | why there is no complete request |
 //! | [`sip`] | finds in a SIP message what requests are matched by |
 //!
@@ -24,6 +25,7 @@
 pub mod absence;
 mod aged;
 mod book;
+pub mod finding;
 mod hash;
 mod join;
 mod lost;
@@ -176,7 +178,8 @@ impl Analyzer {
             })
         };
         let books = common.books.into_iter().zip(&meta.vms);
-        let vms = books.map(|(book, vm)| book.report(vm, &name, &place)).collect();
+        let length = counters.ended.saturating_sub(meta.started);
+        let vms = books.map(|(book, vm)| book.report(vm, length, &name, &place)).collect();
         Report { schema: SCHEMA, meta: self.meta, counters, vms }
     }
 }

@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`admission`] | whether a link can keep the deadlines of its channels, and what each is guaranteed |
 //! | [`plan`] | the policy against the host: ordered steps, or why there is no such plan |
-//! | [`suggest`] | the policy lines that a trace's verdict calls for |
+//! | [`suggest`] | the policy lines that a trace's findings call for, fitted to a host |
 #![forbid(unsafe_code)]
 
 pub mod admission;

@@ -1,39 +1,40 @@
-//! The policy lines that a trace's verdicts call for.
+//! The policy lines that a trace's findings call for.
 //!
 //! ```text
-//! Report ── causes ──► remedies ── realtime, host: what this host bears ──► lines and comments ──► TOML
+//! Report ──► findings, each with its remedy ── realtime, host: what this host bears ──► lines and comments ──► TOML
 //! ```
+//! Which remedy belongs to which cause is the findings' own ([`teiji_model::finding`]); here it is fitted to the host.
+//!
 //! A suggestion is a policy: [`Suggestion`] prints as TOML that `policy::parse` takes and that `plan` takes on the host
 //! that was observed. What would help and cannot be had there, and what no key of a policy helps, is a comment that says
 //! so. Without an observed host it is not known what fits; the plan will tell.
 //!
 //! | module | decides |
 //! | --- | --- |
-//! | `causes` | what counts as a cause, and its remedy |
 //! | `realtime` | which VMs can be real-time together, and on which CPUs |
-//! | `host` | how long KVM should poll, and which CPUs should stay awake |
+//! | `host` | whether polling is new to this host, and which CPUs should stay awake |
 //! | `section` | by which name a VM's section goes |
 //! | `write` | names and comments as TOML |
 
-mod causes;
 mod host;
 mod realtime;
 mod section;
 mod write;
 
 use crate::plan::{shown, time};
-use causes::{Cause, MUCH, Remedy, causes, percent};
 use realtime::{Class, Wish};
 use std::fmt;
 use teiji_model::cpus::CpuSet;
+use teiji_model::finding::{Change, Evidence, Finding, PolicyLine};
 use teiji_model::plan::Observed;
 use teiji_model::policy::MAX_BYTES;
 use teiji_model::report::{Report, VmReport};
 use teiji_model::stage::Actor;
-use teiji_model::units::DURATION;
 
 /// VMs that a comment names; more are counted.
 const NAMED: usize = 4;
+/// Share of the time, of the fluctuation or of the waits from which a part is told: an eighth, as in the findings.
+const MUCH: f64 = 0.125;
 /// Characters of a verdict's headline that a comment repeats.
 const HEADLINE: usize = 600;
 
@@ -58,7 +59,7 @@ pub struct Advice {
     /// Lines below that.
     pub lines: Vec<Line>,
     /// Keys of [`Suggestion::host`] that this VM calls for.
-    pub host: Vec<&'static str>,
+    pub host: Vec<String>,
     /// What to know besides: a sentence for each cause.
     pub notes: Vec<String>,
 }
@@ -67,7 +68,7 @@ pub struct Advice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     /// The key.
-    pub key: &'static str,
+    pub key: String,
     /// Its value, as TOML.
     pub value: String,
     /// What it does and what it costs; may be empty.
@@ -75,11 +76,16 @@ pub struct Line {
 }
 
 impl Line {
-    fn new(key: &'static str, value: String, comment: impl Into<String>) -> Line {
+    fn new(key: &str, value: String, comment: impl Into<String>) -> Line {
+        Line { key: key.to_owned(), value, comment: comment.into() }
+    }
+
+    fn of(change: &Change, comment: impl Into<String>) -> Line {
+        let PolicyLine { key, value, .. } = change.line();
         Line { key, value, comment: comment.into() }
     }
 
-    fn cpus(key: &'static str, cpus: &CpuSet, comment: impl Into<String>) -> Line {
+    fn cpus(key: &str, cpus: &CpuSet, comment: impl Into<String>) -> Line {
         Line::new(key, format!("\"{cpus}\""), comment)
     }
 }
@@ -89,8 +95,7 @@ impl Line {
 /// Pure: the same arguments give the same suggestion.
 pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
     let sections = section::all(report, observed);
-    let causes: Vec<Vec<Cause>> = report.vms.iter().map(causes).collect();
-    let classes = classes(&causes, &sections, observed);
+    let classes = classes(report, &sections, observed);
     let mut needs = Needs::default();
     let mut vms = Vec::new();
     for (i, vm) in report.vms.iter().enumerate() {
@@ -101,18 +106,22 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
             host: Vec::new(),
             notes: Vec::new(),
         };
-        if causes[i].is_empty() {
+        if vm.findings.is_empty() {
             advice.notes.push("nothing to judge by, so nothing to suggest".to_owned());
         }
-        for cause in &causes[i] {
-            let note = match cause.remedy {
-                Remedy::Elsewhere(look) => format!("the policy has no remedy: {look}"),
-                Remedy::Class(_) => match (&sections[i], &classes[i]) {
+        for finding in &vm.findings {
+            let remedy = &finding.remedy;
+            let Some(change) = &remedy.change else {
+                advice.note(finding, remedy.text.clone());
+                continue;
+            };
+            let note = match change {
+                Change::Realtime { .. } => match (&sections[i], &classes[i]) {
                     (Ok(section), Some(Ok(class))) => {
                         // Both kinds of threads may wait; the lines are the same.
                         if advice.lines.is_empty() {
                             advice.header = format!("[vm.{}]", section.key);
-                            advice.lines = lines(class);
+                            advice.lines = lines(class, Line::of(change, &remedy.text));
                         }
                         "its class, below".to_owned()
                     }
@@ -120,33 +129,28 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
                     (Err(why), _) => format!("class = \"realtime\" would help, but {why}"),
                     (Ok(_), None) => continue,
                 },
-                Remedy::Poll => match host::poll(report, vm, observed) {
-                    Ok((ns, said)) => {
-                        needs.poll(ns, vm);
-                        advice.host.push("halt_poll");
-                        said
+                Change::HaltPoll { ns, gap } => match host::poll(*ns, *gap, remedy, observed) {
+                    Ok(()) => {
+                        needs.poll(*ns, change, vm);
+                        advice.host.push("halt_poll".to_owned());
+                        remedy.text.clone()
                     }
                     Err(why) => why,
                 },
-                Remedy::Awake => {
+                Change::CpuLatency { us } => {
                     let class = classes[i].as_ref().and_then(|class| class.as_ref().ok());
                     let found = sections[i].as_ref().ok().and_then(|section| section.vm);
-                    match host::awake(cause.length, class, found, observed) {
+                    match host::awake(*us, remedy, class, found, observed) {
                         Ok(cpus) => {
-                            needs.awake(cpus, vm);
-                            advice.host.push("cpu_latency");
-                            let length = time(cause.length.unwrap_or(0));
-                            format!(
-                                "a wake-up of {length} may be the way out of a deep idle state: cpu_latency in [host]"
-                            )
+                            needs.awake(*us, change, cpus, vm);
+                            advice.host.push("cpu_latency".to_owned());
+                            remedy.text.clone()
                         }
                         Err(why) => why,
                     }
                 }
             };
-            let told = advice.notes.iter().any(|earlier| earlier.ends_with(&note));
-            let note = if told { "as above".to_owned() } else { note };
-            advice.notes.push(format!("{}: {note}", cause.places));
+            advice.note(finding, note);
         }
         if let Some(Ok(class)) = classes[i].as_ref().filter(|_| !advice.lines.is_empty()) {
             advice.notes.extend(doubts(report, vm, class));
@@ -176,20 +180,53 @@ fn headline(vm: &VmReport) -> String {
     teiji_model::text::printable(&cut)
 }
 
+impl Advice {
+    /// Says something about a finding, once.
+    fn note(&mut self, finding: &Finding, note: String) {
+        let told = self.notes.iter().any(|earlier| earlier.ends_with(&note));
+        let note = if told { "as above".to_owned() } else { note };
+        self.notes.push(format!("{}: {note}", places(finding)));
+    }
+}
+
+/// Where a cause is seen: its greatest part, and what else counts.
+fn places(finding: &Finding) -> String {
+    let much = |e: &Evidence| e.time_share >= MUCH || e.fluctuation_share >= MUCH;
+    let some = finding.evidence.iter().enumerate().filter(|(i, e)| *i == 0 || much(e));
+    some.map(|(_, e)| place(e)).collect::<Vec<_>>().join("; ")
+}
+
+/// `vcpu_wake, asleep (79 % of the time, 80 % of the fluctuation)`.
+fn place(e: &Evidence) -> String {
+    let mut text = e.stage.name().to_owned();
+    if let (Some(state), Some(actor)) = (e.state, e.stage.actor()) {
+        text += &format!(", {}", state.name(actor));
+    }
+    let (time, fluctuation) = (percent(e.time_share), percent(e.fluctuation_share));
+    text + &format!(" ({time} of the time, {fluctuation} of the fluctuation)")
+}
+
+/// A share as a whole percentage.
+fn percent(share: f64) -> String {
+    // A report may be read from a file; `as` saturates, and takes what is no number for 0.
+    format!("{} %", (share * 100.0).round() as i32)
+}
+
 /// Which VMs get a class; `None` for one that does not call for it, or that has no section.
 fn classes(
-    causes: &[Vec<Cause>],
+    report: &Report,
     sections: &[Result<section::Section<'_>, &'static str>],
     observed: Option<&Observed>,
 ) -> Vec<Option<Result<Class, String>>> {
-    let mut all = vec![None; causes.len()];
+    let mut all = vec![None; report.vms.len()];
     let mut asked = Vec::new();
     let mut wishes = Vec::new();
-    for (i, (causes, section)) in causes.iter().zip(sections).enumerate() {
-        let of: Vec<Actor> = causes
+    for (i, (vm, section)) in report.vms.iter().zip(sections).enumerate() {
+        let of: Vec<Actor> = vm
+            .findings
             .iter()
-            .filter_map(|c| match c.remedy {
-                Remedy::Class(actor) => Some(actor),
+            .filter_map(|f| match f.remedy.change {
+                Some(Change::Realtime { threads }) => Some(threads),
                 _ => None,
             })
             .collect();
@@ -211,10 +248,8 @@ fn classes(
     all
 }
 
-fn lines(class: &Class) -> Vec<Line> {
-    let comment = "vCPU threads and vhost workers before all ordinary threads (SCHED_FIFO). Costs: those on the same \
-                   CPUs wait while they run";
-    let mut lines = vec![Line::new("class", "\"realtime\"".to_owned(), comment)];
+fn lines(class: &Class, first: Line) -> Vec<Line> {
+    let mut lines = vec![first];
     if let Some(priority) = class.priority {
         lines.push(Line::new("priority", priority.to_string(), "as some of its threads have already"));
     }
@@ -240,8 +275,10 @@ fn doubts(report: &Report, vm: &VmReport, class: &Class) -> Vec<String> {
     let own = report.meta.vms.iter().filter(|v| v.pid == vm.pid);
     let own: Vec<u32> =
         own.flat_map(|v| v.vcpus.iter().map(|v| v.tid).chain(v.workers.iter().map(|w| w.tid))).collect();
-    let share: f64 = vm.verdict.behind.iter().filter(|b| own.contains(&b.tid)).map(|b| b.share).sum();
-    if share >= MUCH {
+    let of_own = |f: &Finding| -> f64 {
+        f.preempted_by.iter().filter(|p| own.contains(&p.tid)).map(|p| p.share).sum()
+    };
+    if let Some(share) = vm.findings.iter().map(of_own).find(|share| *share >= MUCH) {
         doubts.push(format!(
             "{} of the waits were behind threads of its own, which a class does not part: give them different CPUs \
              (vcpu_cpus, worker_cpus)",
@@ -255,42 +292,48 @@ fn doubts(report: &Report, vm: &VmReport, class: &Class) -> Vec<String> {
 #[derive(Default)]
 struct Needs {
     /// The longest, ns, and who asks.
-    poll: Option<(u64, Vec<String>)>,
-    /// The CPUs, `None` inside for all, and who asks.
-    awake: Option<(Option<CpuSet>, Vec<String>)>,
+    poll: Option<(u64, Change, Vec<String>)>,
+    /// The shallowest, µs, the CPUs, `None` inside for all, and who asks.
+    awake: Option<(u32, Change, Option<CpuSet>, Vec<String>)>,
 }
 
 impl Needs {
-    fn poll(&mut self, ns: u64, vm: &VmReport) {
-        let (longest, who) = self.poll.get_or_insert_default();
-        *longest = ns.max(*longest);
+    fn poll(&mut self, ns: u64, change: &Change, vm: &VmReport) {
+        let (longest, of, who) = self.poll.get_or_insert_with(|| (ns, *change, Vec::new()));
+        if ns > *longest {
+            (*longest, *of) = (ns, *change);
+        }
         who.push(shown(&vm.name));
     }
 
-    fn awake(&mut self, cpus: Option<CpuSet>, vm: &VmReport) {
-        let (all, who) = self.awake.get_or_insert_with(|| (Some(CpuSet::default()), Vec::new()));
+    fn awake(&mut self, us: u32, change: &Change, cpus: Option<CpuSet>, vm: &VmReport) {
+        let first = || (us, *change, Some(CpuSet::default()), Vec::new());
+        let (least, of, all, who) = self.awake.get_or_insert_with(first);
+        if us < *least {
+            (*least, *of) = (us, *change);
+        }
         *all = all.take().zip(cpus).map(|(all, cpus)| all.union(&cpus));
         who.push(shown(&vm.name));
     }
 
     fn lines(self, observed: Option<&Observed>) -> Vec<Line> {
         let mut lines = Vec::new();
-        if let Some((ns, who)) = self.poll {
+        if let Some((ns, change, who)) = self.poll {
             let comment = format!(
                 "for {}: a vCPU that halts is polled for that long, so that a request finds it awake. Costs: up to {} \
                  of a CPU's time at each halt of every VM's vCPUs",
                 names(&who),
                 time(ns)
             );
-            lines.push(Line::new("halt_poll", format!("\"{}\"", DURATION.write(ns)), comment));
+            lines.push(Line::of(&change, comment));
         }
-        if let Some((cpus, who)) = self.awake {
+        if let Some((_, change, cpus, who)) = self.awake {
             let comment = format!(
                 "for {}: idle CPUs stay where a vhost worker wakes up at once. Helps only if they sleep deeper now \
                  (cpupower idle-info). Costs: power, and boost of the other CPUs; \"none\" costs most",
                 names(&who)
             );
-            lines.push(Line::new("cpu_latency", format!("\"{}\"", host::latency()), comment));
+            lines.push(Line::of(&change, comment));
             if let Some(cpus) = cpus.filter(|cpus| observed.is_some_and(|o| *cpus != o.cpus)) {
                 lines.push(Line::cpus("cpu_latency_cpus", &cpus, "where these workers may run"));
             }
@@ -315,7 +358,7 @@ impl Suggestion {
             advice
                 .host
                 .iter()
-                .any(|key| line.key == *key || (line.key == "cpu_latency_cpus" && *key == "cpu_latency"))
+                .any(|key| line.key == *key || (line.key == "cpu_latency_cpus" && key == "cpu_latency"))
         });
         let mut out = notes(advice);
         out.extend(table("[host]", host, true));

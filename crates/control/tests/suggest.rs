@@ -6,14 +6,15 @@ mod reports;
 
 use common::{cpus, host, task, vm};
 use proptest::prelude::*;
-use reports::{MS, US, any_report, blamed, named, of, on, part, report, sleeping};
+use reports::{MS, US, any_report, blamed, find, named, of, on, part, report, sleeping};
 use teiji_control::plan::plan;
 use teiji_control::suggest::suggest;
+use teiji_model::finding::{Change, PolicyLine};
 use teiji_model::plan::{Held, Observed};
 use teiji_model::policy::{MAX_BYTES, MAX_HALT_POLL, Policy, Source};
-use teiji_model::report::{Behind, Report};
+use teiji_model::report::{Preemptor, Report};
 use teiji_model::setting::{Latency, Scheduling, Setting, Value};
-use teiji_model::stage::{Stage, ThreadState};
+use teiji_model::stage::{Actor, Stage, ThreadState};
 
 use Stage::{Guest, Irq, Qdisc, TapQueue, VcpuWake, VhostRx, VhostTx};
 use ThreadState::{Asleep, Ready};
@@ -89,7 +90,7 @@ fn every_cause_has_its_lines_or_a_reason_for_none() {
 #[test]
 fn without_a_verdict_there_is_nothing() {
     let mut vm = blamed("sip1", 100, VcpuWake, Some(Ready));
-    vm.verdict.stage = None;
+    vm.total = None;
     let (text, _) = parsed(&report(vec![vm]), None);
     assert_eq!(lines(&text), [""; 0]);
     says(&text, &["nothing to judge by"]);
@@ -141,6 +142,7 @@ fn polling_covers_the_gap_between_requests() {
     says(&text, &["250 ms apart", "polling will not bridge that", "10.0 ms at most", "cpu_latency"]);
     let mut unseen = asleep(MS);
     unseen.vms[0].requests = Default::default();
+    find(&mut unseen);
     says(&parsed(&unseen, None).0, &["no request was seen"]);
 
     let mut observed = host("0-3", vec![vm("sip1", 100, 1, 1, None, false)], Vec::new());
@@ -157,7 +159,23 @@ fn polling_covers_the_gap_between_requests() {
 }
 
 #[test]
+fn every_change_is_a_line_that_a_policy_takes() {
+    for change in [
+        Change::Realtime { threads: Actor::Worker },
+        Change::HaltPoll { ns: Change::LONGEST_HALT_POLL, gap: 1 },
+        Change::CpuLatency { us: 2 },
+    ] {
+        let PolicyLine { section, key, value } = change.line();
+        let header = if section == "vm" { "[vm.a]" } else { "[host]" };
+        let text = format!("{header}\n{key} = {value}\n");
+        let policy = teiji_policy::parse(&[Source { name: "p".into(), text }]).unwrap();
+        assert!(policy.vms.iter().any(|vm| vm.class.is_some()) || policy.host != Default::default());
+    }
+}
+
+#[test]
 fn the_longest_polling_is_the_longest_that_a_policy_takes() {
+    assert_eq!(Change::LONGEST_HALT_POLL, MAX_HALT_POLL);
     let parse = |ns| {
         teiji_policy::parse(&[Source { name: "p".into(), text: format!("[host]\nhalt_poll = \"{ns}ns\"") }])
     };
@@ -172,6 +190,7 @@ fn the_host_gets_what_its_most_demanding_vm_needs() {
     second.requests.seen /= 4;
     second.requests.complete = 0;
     both.vms.push(second);
+    find(&mut both);
     let suggestion = suggest(&both, None);
     assert_eq!(lines(&suggestion.to_string()), ["[host]", "halt_poll = \"5ms\""]);
     says(&suggestion.to_string(), &["for a, b: a vCPU that halts"]);
@@ -333,10 +352,10 @@ fn a_class_that_cannot_be_had_is_explained() {
 fn waits_behind_its_own_threads_are_told() {
     let mut report = on(&[("sip1", 100)]);
     report.meta.vms[0].workers = vec![reports::worker(102, 0)];
-    let behind = |tid, share| Behind { tid, name: "x".into(), share };
-    report.vms[0].verdict.behind = vec![behind(7, 0.7), behind(102, 0.3)];
+    let preemptor = |tid, share| Preemptor { tid, name: "x".into(), share };
+    report.vms[0].findings[0].preempted_by = vec![preemptor(7, 0.7), preemptor(102, 0.3)];
     says(&parsed(&report, None).0, &["30 % of the waits were behind threads of its own"]);
-    report.vms[0].verdict.behind = vec![behind(7, 0.9), behind(102, 0.1)];
+    report.vms[0].findings[0].preempted_by = vec![preemptor(7, 0.9), preemptor(102, 0.1)];
     assert!(!parsed(&report, None).0.contains("of its own"));
 }
 

@@ -8,6 +8,7 @@
 //! | [`advice`] | what a person is told beside a report's figures |
 //! | [`event`] | what the kernel probes report: packets at points, interrupts, guest entries, kicks |
 //! | [`stage`] | the path's stages and the states of the threads on it |
+//! | [`finding`] | what makes requests slow: causes with evidence, and what shortens them |
 //! | [`flow`] | the filter language of `--flow`, and what a trace is asked to watch |
 //! | [`host`] | virtual machines, vCPU threads, vhost workers, taps, NUMA nodes; what a kernel can do |
 //! | [`policy`] | what the operator wants, with the place of each value; problems, which name place and cure |
@@ -30,6 +31,7 @@
 pub mod advice;
 pub mod cpus;
 pub mod event;
+pub mod finding;
 pub mod flow;
 pub mod host;
 pub mod observation;

@@ -1,5 +1,6 @@
 //! What a trace found. This is what `--json` prints; [`SCHEMA`] is its version.
 use crate::event::Role;
+pub use crate::finding::{Confidence, Evidence, Finding, Preemptor};
 use crate::flow::Watch;
 use crate::host::Vm;
 pub use crate::reason::{Blame, DropPlace, LeftOut, Outcome, Reason};
@@ -7,7 +8,7 @@ use crate::stage::{Split, Stage, ThreadState};
 use serde::{Deserialize, Serialize};
 
 /// Version of the report's shape. Raised when a field changes its meaning or goes.
-pub const SCHEMA: u32 = 2;
+pub const SCHEMA: u32 = 3;
 
 /// How a trace was made: written into recordings, repeated in reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +100,36 @@ pub struct VmReport {
     pub depth: Option<DepthDist>,
     /// What to blame.
     pub verdict: Verdict,
+    /// What makes its requests slow, by rank: the first is what the verdict names. Empty without a complete request.
+    #[serde(default)]
+    pub findings: Vec<Finding>,
+}
+
+impl VmReport {
+    /// The finding that the verdict names; `None` if there is nothing to judge by.
+    pub fn blamed(&self) -> Option<&Finding> {
+        self.findings.first()
+    }
+
+    /// The stage that the verdict names.
+    pub fn blamed_stage(&self) -> Option<Stage> {
+        self.blamed().and_then(Finding::stage)
+    }
+
+    /// What that stage's thread was doing.
+    pub fn blamed_state(&self) -> Option<ThreadState> {
+        self.blamed().and_then(Finding::state)
+    }
+
+    /// The verdict in one line, for logs; of the threads that preempted others, the first.
+    pub fn line(&self) -> String {
+        let details = self.verdict.details.iter().map(|d| format!("; {}: {}", d.label, d.text));
+        let preempted_by = self.blamed().and_then(|f| f.preempted_by.first()).map(|p| {
+            let name = if p.name.is_empty() { "a thread" } else { &p.name };
+            format!("; preempted by: {name} ({}) {:.0} %", p.tid, p.share * 100.0)
+        });
+        std::iter::once(self.verdict.headline.clone()).chain(details).chain(preempted_by).collect()
+    }
 }
 
 /// Counts of requests.
@@ -267,35 +298,15 @@ pub struct Leg {
     pub stages: Vec<(Stage, Dist)>,
 }
 
-/// What to blame for the response time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// What to blame for the response time, for people. What it rests on is the first of the VM's findings.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// The cause, in at most 12 words. Has nothing in it that somebody else wrote.
     pub headline: String,
-    /// The figures that it rests on, but for those of `behind`.
+    /// The figures that it rests on, but for the threads that preempted others.
     pub details: Vec<Detail>,
-    /// The stage to blame, `None` if there is nothing to judge by.
-    pub stage: Option<Stage>,
-    /// What its thread was doing.
-    pub state: Option<ThreadState>,
     /// Whether the blame is for fluctuation (else for the time itself).
     pub fluctuation: bool,
-    /// The blamed part's share, 0 to 1.
-    pub share: f64,
-    /// Threads that it waited behind: name, thread id, and share of the waits.
-    pub behind: Vec<Behind>,
-}
-
-impl Verdict {
-    /// All of it in one line, for logs; `behind` by the first thread only.
-    pub fn line(&self) -> String {
-        let details = self.details.iter().map(|d| format!("; {}: {}", d.label, d.text));
-        let behind = self.behind.first().map(|b| {
-            let name = if b.name.is_empty() { "a thread" } else { &b.name };
-            format!("; preempted by: {name} ({}) {:.0} %", b.tid, b.share * 100.0)
-        });
-        std::iter::once(self.headline.clone()).chain(details).chain(behind).collect()
-    }
 }
 
 /// Figures below a headline, for people.
@@ -305,17 +316,6 @@ pub struct Detail {
     pub label: String,
     /// The figures: `fluctuates: median 200 µs, 99th percentile 8.00 ms`.
     pub text: String,
-}
-
-/// A thread that kept another from its CPU.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Behind {
-    /// Thread id.
-    pub tid: u32,
-    /// Its name, empty if it was not learnt.
-    pub name: String,
-    /// Share of the waits, 0 to 1.
-    pub share: f64,
 }
 
 /// A complete request as the join hands it on, before it is folded into a report. The CLI's Perfetto

@@ -9,6 +9,10 @@
 //!  nic ─wire_out─ dequeue ─qdisc─ link ─switch_out─ host stack ─────vhost_tx───────────── kick
 //! ```
 
+mod table;
+
+pub use table::{About, Colour, TABLE, Track};
+
 use serde::{Deserialize, Serialize};
 
 /// One stage of the path. The order is that of the path.
@@ -59,30 +63,19 @@ impl Stage {
         Stage::Unattributed,
     ];
 
+    /// Its line of the table.
+    pub fn about(self) -> &'static About {
+        &TABLE[self as usize]
+    }
+
     /// The name used in every output.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Stage::SwitchIn => "switch_in",
-            Stage::TapQueue => "tap_queue",
-            Stage::VhostRx => "vhost_rx",
-            Stage::Irq => "irq",
-            Stage::VcpuWake => "vcpu_wake",
-            Stage::Guest => "guest",
-            Stage::VhostTx => "vhost_tx",
-            Stage::SwitchOut => "switch_out",
-            Stage::Qdisc => "qdisc",
-            Stage::WireOut => "wire_out",
-            Stage::Unattributed => "unattributed",
-        }
+    pub fn name(self) -> &'static str {
+        self.about().name
     }
 
     /// Whose thread the stage's time is split by, if any.
-    pub const fn actor(self) -> Option<Actor> {
-        match self {
-            Stage::TapQueue | Stage::VhostTx => Some(Actor::Worker),
-            Stage::VcpuWake | Stage::Guest => Some(Actor::Vcpu),
-            _ => None,
-        }
+    pub fn actor(self) -> Option<Actor> {
+        self.about().actor
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a terminal can show, and text that must not reach it as it is.
 
+use teiji_model::stage::Stage;
 pub use teiji_model::text::printable;
 
 /// What may be used in text output.
@@ -24,8 +25,8 @@ pub enum Tone {
     Good,
     /// What may be skipped.
     Faint,
-    /// One of the colours that tell stages apart, by the stage's place on the path.
-    Stage(usize),
+    /// The colour of a stage.
+    Stage(Stage),
 }
 
 impl Style {
@@ -34,8 +35,6 @@ impl Style {
 
     /// `text` in a tone.
     pub fn paint(&self, tone: Tone, text: &str) -> String {
-        /// Of the 256-colour palette: distinct beside each other, readable on dark and on light.
-        const STAGES: [u8; 11] = [67, 172, 137, 133, 167, 71, 178, 73, 103, 66, 244];
         if !self.colour || text.is_empty() {
             return text.to_owned();
         }
@@ -45,7 +44,7 @@ impl Style {
             Tone::Bad => "1;31".to_owned(),
             Tone::Good => "32".to_owned(),
             Tone::Faint => "2".to_owned(),
-            Tone::Stage(i) => format!("38;5;{}", STAGES[i % STAGES.len()]),
+            Tone::Stage(stage) => format!("38;5;{}", stage.about().colour.terminal),
         };
         format!("\x1b[{code}m{text}\x1b[0m")
     }

@@ -50,6 +50,7 @@ fn a_report() {
     for wanted in [
         "<p class=\"verdict\">vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation</p>",
         "<dt>preempted by</dt>",
+        "<dt>what it means</dt><dd>Made up.</dd>",
         "stress-ng-cpu",
         "13.2 ms",
         "93 %",
@@ -95,7 +96,9 @@ fn untrusted_text_is_escaped() {
     report.vms[0].name = EVIL.into();
     report.vms[0].verdict.headline = EVIL.into();
     report.vms[0].verdict.details[0].text = EVIL.into();
-    report.vms[0].verdict.behind[0].name = EVIL.into();
+    report.vms[0].findings[0].preempted_by[0].name = EVIL.into();
+    report.vms[0].findings[0].explanation = EVIL.into();
+    report.vms[0].findings[0].doubts = vec![EVIL.into()];
     let other = report.clone();
     let html = page(EVIL, &[(EVIL, &report), (EVIL, &other)]);
     well_formed(&html);

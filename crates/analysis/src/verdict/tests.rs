@@ -1,5 +1,7 @@
 use super::*;
-use teiji_model::report::PartReport;
+use teiji_model::finding::Preemptor;
+use teiji_model::report::{PartReport, StageReport};
+use teiji_model::stage::{Stage, ThreadState};
 
 /// Builds reports from a mean time (µs) and a share of the fluctuation for each cell.
 struct Case {
@@ -54,14 +56,45 @@ fn case(p50: u64, p99: u64, cells: &[(Stage, Option<ThreadState>, f64, f64)]) ->
     Case { total, stages: Stage::ALL.into_iter().map(stage).collect() }
 }
 
-fn verdict(c: &Case, waits: &[(Stage, u32, u64)]) -> Verdict {
-    let name = |tid: u32| if tid == 31 { "stress-ng".into() } else { String::new() };
-    let v = judge(&Requests::default(), Some(&c.total), &c.stages, waits, &name);
-    println!("{}", v.line());
-    v
+/// What was said, and the finding that it is about.
+struct Said {
+    headline: String,
+    details: Vec<Detail>,
+    fluctuation: bool,
+    stage: Option<Stage>,
+    state: Option<ThreadState>,
+    share: f64,
+    preempted_by: Vec<Preemptor>,
 }
 
-fn details(v: &Verdict) -> Vec<String> {
+fn judge(
+    requests: &Requests,
+    total: Option<&Dist>,
+    stages: &[StageReport],
+    waits: &[(Stage, u32, u64)],
+    name: &dyn Fn(u32) -> String,
+) -> Said {
+    let (verdict, findings) = rank(&Seen { requests, total, stages, length: 1_000_000_000, waits, name });
+    let Verdict { headline, details, fluctuation } = verdict;
+    println!("{headline} {details:?}");
+    let first = findings.first();
+    Said {
+        headline,
+        details,
+        fluctuation,
+        stage: first.and_then(Finding::stage),
+        state: first.and_then(Finding::state),
+        share: first.map_or(0.0, |f| f.share),
+        preempted_by: first.map(|f| f.preempted_by.clone()).unwrap_or_default(),
+    }
+}
+
+fn verdict(c: &Case, waits: &[(Stage, u32, u64)]) -> Said {
+    let name = |tid: u32| if tid == 31 { "stress-ng".into() } else { String::new() };
+    judge(&Requests::default(), Some(&c.total), &c.stages, waits, &name)
+}
+
+fn details(v: &Said) -> Vec<String> {
     v.details.iter().map(|d| format!("{}: {}", d.label, d.text)).collect()
 }
 
@@ -70,7 +103,7 @@ fn details(v: &Verdict) -> Vec<String> {
 #[test]
 fn no_headline_has_more_than_12_words() {
     let mut headlines = std::collections::BTreeSet::new();
-    let mut say = |v: Verdict| {
+    let mut say = |v: Said| {
         let words = v.headline.split_whitespace().count();
         assert!(words <= 12, "{words} words: {}", v.headline);
         headlines.insert(v.headline);
@@ -122,8 +155,8 @@ fn hogs_on_the_vcpus_core() {
     let v = verdict(&c, &[(VcpuWake, 31, 800), (Guest, 31, 100), (VcpuWake, 32, 100), (TapQueue, 33, 5000)]);
     assert_eq!((v.stage, v.state, v.fluctuation), (Some(VcpuWake), Some(S::Ready), true));
     assert!((v.share - 0.9).abs() < 1e-9);
-    assert_eq!(v.behind[0], Behind { tid: 31, name: "stress-ng".into(), share: 0.9 });
-    assert_eq!(v.behind.len(), 2);
+    assert_eq!(v.preempted_by[0], Preemptor { tid: 31, name: "stress-ng".into(), share: 0.9 });
+    assert_eq!(v.preempted_by.len(), 2);
     assert_eq!(v.headline, "vCPU waits for a CPU (vcpu_wake): 90 % of the fluctuation");
     assert_eq!(
         details(&v),
@@ -132,7 +165,6 @@ fn hogs_on_the_vcpus_core() {
             "share: 90 % of the fluctuation: vcpu_wake 70 %, guest 20 %"
         ]
     );
-    assert!(v.line().ends_with("guest 20 %; preempted by: stress-ng (31) 90 %"), "{}", v.line());
 }
 
 #[test]
@@ -244,5 +276,5 @@ fn when_many_causes_make_the_fluctuation_the_typical_time_is_judged() {
     );
     let v = verdict(&c, &[]);
     assert_eq!((v.stage, v.state, v.fluctuation), (Some(VcpuWake), Some(S::Asleep), false));
-    assert!(details(&v)[0].contains("fluctuates by many causes"), "{v:?}");
+    assert!(details(&v)[0].contains("fluctuates by many causes"), "{}", v.headline);
 }

@@ -5,6 +5,8 @@ use super::common::{any_host, vm as observed_vm};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
+use teiji_analysis::finding::Seen;
+use teiji_analysis::verdict::rank;
 use teiji_model::host::{Vcpu, Vm, Worker};
 use teiji_model::plan::Observed;
 use teiji_model::report::*;
@@ -27,7 +29,7 @@ fn traced(name: &str, pid: u32) -> Vm {
     Vm { pid, ..observed_vm(name, 0, 0, 0, None, false).vm }
 }
 
-/// A trace in which these VMs were seen.
+/// A trace in which these VMs were seen, with what the analysis finds in their stages.
 pub fn report(vms: Vec<VmReport>) -> Report {
     let meta = Meta {
         host: "lab1".into(),
@@ -36,10 +38,27 @@ pub fn report(vms: Vec<VmReport>) -> Report {
         ..Meta::default()
     };
     let counters = Counters { ended: meta.started + LENGTH, ..Counters::default() };
-    Report { schema: SCHEMA, meta, counters, vms }
+    let mut report = Report { schema: SCHEMA, meta, counters, vms };
+    find(&mut report);
+    report
 }
 
-/// A VM whose verdict blames this, with a request each millisecond and 50 µs in the blamed part.
+/// Finds again what makes the VMs slow, after a change of their figures.
+pub fn find(report: &mut Report) {
+    for vm in &mut report.vms {
+        let seen = Seen {
+            requests: &vm.requests,
+            total: vm.total.as_ref(),
+            stages: &vm.stages,
+            length: report.counters.ended.saturating_sub(report.meta.started),
+            waits: &[],
+            name: &|_| String::new(),
+        };
+        vm.findings = rank(&seen).1;
+    }
+}
+
+/// A VM in which this makes the fluctuation, with a request each millisecond and 50 µs in that part.
 pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) -> VmReport {
     let requests = LENGTH / MS;
     let mut vm = VmReport {
@@ -47,25 +66,25 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
         pid,
         requests: Requests { seen: requests, complete: requests, ..Requests::default() },
         left_out: Vec::new(),
-        total: None,
+        total: Some(Dist { count: requests, p50: 100 * US, p99: MS, ..Dist::default() }),
         stages: Vec::new(),
         slowest: Vec::new(),
         groups: None,
         inbound: Leg::default(),
         outbound: Leg::default(),
         depth: None,
-        verdict: Verdict {
-            headline: "it is slow".into(),
-            details: Vec::new(),
-            stage: Some(stage),
-            state,
-            fluctuation: true,
-            share: 0.9,
-            behind: Vec::new(),
-        },
+        verdict: Verdict { headline: "it is slow".into(), details: Vec::new(), fluctuation: true },
+        findings: Vec::new(),
     };
-    if let Some(state) = state {
-        part(&mut vm, stage, state, 50 * US, 0.8, 0.9);
+    match state {
+        Some(state) => part(&mut vm, stage, state, 50 * US, 0.8, 0.9),
+        None => vm.stages.push(StageReport {
+            stage,
+            dist: Dist { p50: 50 * US, ..Dist::default() },
+            time_share: 0.8,
+            fluctuation_share: 0.9,
+            parts: Vec::new(),
+        }),
     }
     vm
 }
@@ -167,12 +186,13 @@ fn any_vm() -> impl Strategy<Value = VmReport> {
     let cause =
         prop_oneof![6 => select(&CAUSES[..]).prop_map(Some), 3 => other.prop_map(Some), 1 => Just(None)];
     let pid = prop_oneof![5 => select(&[100, 200, 300][..]), 1 => any::<u32>(), 1 => Just(0)];
-    (name(), pid, cause, vec(any_stage(), 0..6), 0..100_000u64, any::<String>(), share()).prop_map(
-        |(name, pid, cause, stages, seen, sentence, share)| {
+    (name(), pid, cause, vec(any_stage(), 0..6), 0..100_000u64, any::<String>()).prop_map(
+        |(name, pid, cause, stages, seen, sentence)| {
             let (stage, state) = cause.unwrap_or((Stage::Irq, None));
             let mut vm = blamed(&name, pid, stage, state);
-            vm.verdict.stage = cause.map(|(stage, _)| stage);
-            vm.verdict.behind = vec![Behind { tid: pid.wrapping_add(1), name: sentence.clone(), share }];
+            if cause.is_none() {
+                vm.total = None;
+            }
             vm.verdict.headline = sentence;
             vm.requests.seen = seen;
             vm.requests.complete = seen / 3;
@@ -184,12 +204,17 @@ fn any_vm() -> impl Strategy<Value = VmReport> {
 
 /// Any report, also such as no trace makes.
 pub fn any_report() -> impl Strategy<Value = Report> {
-    let rest = (name(), any::<String>(), figure(), vec(select(&[100u32, 200, 300][..]), 0..2));
-    (vec(any_vm(), 0..5), rest).prop_map(|(vms, (host, flow, ended, vanished))| {
+    let rest = (name(), any::<String>(), figure(), vec(select(&[100u32, 200, 300][..]), 0..2), share());
+    (vec(any_vm(), 0..5), rest).prop_map(|(vms, (host, flow, ended, vanished, share))| {
         let mut report = report(vms);
         report.meta.host = host;
         report.meta.watch.flow_text = flow;
         report.counters.ended = ended;
+        find(&mut report);
+        for vm in &mut report.vms {
+            let preemptor = Preemptor { tid: vm.pid.wrapping_add(1), name: report.meta.host.clone(), share };
+            vm.findings.iter_mut().take(1).for_each(|f| f.preempted_by = vec![preemptor.clone()]);
+        }
         report.counters.vanished = vanished;
         for vm in &mut report.meta.vms {
             vm.vcpus = vec![vcpu(vm.pid.wrapping_add(1), 0)];

@@ -4,30 +4,29 @@ use super::escape;
 use crate::units::{ns, percent};
 use std::fmt::Write;
 use teiji_model::report::Request;
-use teiji_model::stage::Stage;
+use teiji_model::stage::{Colour, Stage, TABLE};
 
 /// Width of every chart, in its own units.
 pub(super) const W: f64 = 1000.0;
 /// Where bars begin.
 pub(super) const LEFT: f64 = 120.0;
 
-/// What a stage's length means, for tooltips.
-pub(super) const fn meaning(stage: Stage) -> &'static str {
-    match stage {
-        Stage::SwitchIn => "received by the host → put on the tap: bridge, firewall",
-        Stage::TapQueue => {
-            "on the tap → taken by the vhost worker: worker asleep, waiting for a CPU, or behind"
-        }
-        Stage::VhostRx => "taken → written to the guest's ring and signalled",
-        Stage::Irq => "signalled → interrupt accepted for a vCPU",
-        Stage::VcpuWake => "accepted → the vCPU enters guest mode with it",
-        Stage::Guest => "guest entry → the guest kicks its transmit queue",
-        Stage::VhostTx => "kick → frame handed to the host stack by the vhost worker",
-        Stage::SwitchOut => "host stack → queued on the link",
-        Stage::Qdisc => "queued → dequeued from the link's qdisc",
-        Stage::WireOut => "dequeued → handed to the NIC",
-        Stage::Unattributed => "what no stage accounts for",
-    }
+/// What a stage is, for tooltips.
+pub(super) fn meaning(stage: Stage) -> String {
+    let about = stage.about();
+    format!("{}: {}", about.meaning, about.explanation)
+}
+
+/// The stages' colours as variables of the style sheet.
+pub(super) fn colours() -> String {
+    let set = |colour: fn(&Colour) -> u32| -> String {
+        TABLE.iter().enumerate().map(|(i, s)| format!(" --s{i}: #{:06x};", colour(&s.colour))).collect()
+    };
+    format!(
+        ":root {{{} }}\n@media (prefers-color-scheme: dark) {{ :root {{{} }} }}\n",
+        set(|c| c.light),
+        set(|c| c.dark)
+    )
 }
 
 /// The colours of the stages.
@@ -37,7 +36,7 @@ pub(super) fn legend(stages: impl IntoIterator<Item = Stage>) -> String {
         let _ = write!(
             out,
             "<span title=\"{}\"><i style=\"background:var(--s{})\"></i>{}</span>",
-            escape(meaning(stage)),
+            escape(&meaning(stage)),
             stage as usize,
             stage.name()
         );

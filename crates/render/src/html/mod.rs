@@ -49,8 +49,9 @@ pub fn page(title: &str, shown: &[Shown<'_>]) -> String {
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\
-         <title>{title}</title>\n<style>\n{}</style></head>\n<body>\n{body}\
+         <title>{title}</title>\n<style>\n{}{}</style></head>\n<body>\n{body}\
          <footer>Made by teiji {}. Stages are explained by hovering over them.</footer>\n</body></html>\n",
+        chart::colours(),
         include_str!("style.css"),
         env!("CARGO_PKG_VERSION")
     )

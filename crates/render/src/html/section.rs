@@ -69,7 +69,10 @@ pub(super) fn vm(label: &str, advice: &Advice, vm: &VmReport) -> String {
 /// The figures below the verdict's headline.
 fn details(vm: &VmReport) -> String {
     let mut out = String::from("<dl>");
-    for (label, text) in text::details(&vm.verdict) {
+    let blamed = vm.blamed().map(|f| ("what it means".to_owned(), f.explanation.clone()));
+    let doubts =
+        vm.blamed().filter(|f| !f.doubts.is_empty()).map(|f| ("doubts".to_owned(), f.doubts.join("; ")));
+    for (label, text) in text::details(vm).into_iter().chain(blamed).chain(doubts) {
         let _ = write!(out, "<dt>{}</dt><dd>{}</dd>", escape(&label), escape(&text));
     }
     out + "</dl>\n"
@@ -129,13 +132,13 @@ fn table(vm: &VmReport) -> String {
          <th>of time</th><th>of fluctuation</th></tr>\n",
     );
     for stage in &vm.stages {
-        let blamed = vm.verdict.stage == Some(stage.stage);
+        let blamed = vm.blamed_stage() == Some(stage.stage);
         let d = &stage.dist;
         let _ = writeln!(
             out,
             "<tr{}><td title=\"{}\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
             if blamed { " class=\"blamed\"" } else { "" },
-            escape(chart::meaning(stage.stage)),
+            escape(&chart::meaning(stage.stage)),
             stage.stage.name(),
             ns(d.mean),
             ns(d.p50 as f64),
@@ -178,7 +181,7 @@ fn legs(title: &str, leg: &Leg) -> String {
         let _ = writeln!(
             out,
             "<tr><td title=\"{}\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            escape(chart::meaning(*stage)),
+            escape(&chart::meaning(*stage)),
             stage.name(),
             ns(d.mean),
             ns(d.p50 as f64),

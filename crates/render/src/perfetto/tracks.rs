@@ -6,44 +6,28 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use teiji_model::host::Vm;
 use teiji_model::report::Joined;
-use teiji_model::stage::Stage;
+use teiji_model::stage::{self, Stage};
 
-/// What carries a stage. The order is that in which tracks are shown.
+/// A track below a VM. The order is that in which tracks are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Track {
     /// Whole requests.
     Requests,
-    /// The host's receive path.
-    Receive,
-    /// The vhost worker.
-    Worker,
-    /// A vCPU.
-    Vcpu(u16),
-    /// The host's transmit path.
-    Transmit,
-    /// Nothing known.
-    Unattributed,
+    /// What carries stages; of vCPUs, which one.
+    Stages(stage::Track, Option<u16>),
 }
 
 impl Track {
     fn of(stage: Stage, vcpu: u16) -> Self {
-        match stage {
-            Stage::SwitchIn => Track::Receive,
-            Stage::TapQueue | Stage::VhostRx | Stage::VhostTx => Track::Worker,
-            Stage::Irq | Stage::VcpuWake | Stage::Guest => Track::Vcpu(vcpu),
-            Stage::SwitchOut | Stage::Qdisc | Stage::WireOut => Track::Transmit,
-            Stage::Unattributed => Track::Unattributed,
-        }
+        let track = stage.about().track;
+        Track::Stages(track, (track == stage::Track::Vcpu).then_some(vcpu))
     }
 
     fn name(self) -> String {
         match self {
             Track::Requests => "requests".to_owned(),
-            Track::Receive => "host receive path".to_owned(),
-            Track::Worker => "vhost worker".to_owned(),
-            Track::Vcpu(index) => format!("vCPU {index}"),
-            Track::Transmit => "host transmit path".to_owned(),
-            Track::Unattributed => "unattributed".to_owned(),
+            Track::Stages(track, None) => track.name().to_owned(),
+            Track::Stages(track, Some(vcpu)) => format!("{} {vcpu}", track.name()),
         }
     }
 }

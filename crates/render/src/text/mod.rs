@@ -10,12 +10,12 @@ pub mod status;
 pub mod vms;
 mod waterfall;
 
-pub use waterfall::{cells, dominant, letter};
+pub use waterfall::{cells, dominant};
 
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units::{count, ns, percent};
 use teiji_model::advice::Advice;
-use teiji_model::report::{Behind, Dist, Groups, LeftOut, Report, Requests, Verdict, VmReport};
+use teiji_model::report::{Dist, Groups, LeftOut, Preemptor, Report, Requests, VmReport};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
@@ -118,7 +118,7 @@ fn section(vm: &VmReport, advice: &Advice, style: &Style) -> Vec<String> {
                 lines.extend(calls(groups));
             }
             lines.push(String::new());
-            lines.extend(verdict(&vm.verdict, style));
+            lines.extend(verdict(vm, style));
             lines.push(String::new());
             lines.extend(what_would_help(&advice.help, style));
             lines.push(String::new());
@@ -185,13 +185,13 @@ fn calls(g: &Groups) -> Vec<String> {
 }
 
 /// The verdict's headline, and its figures below it.
-fn verdict(v: &Verdict, style: &Style) -> Vec<String> {
-    let mut lines: Vec<String> = wrap(&printable(&v.headline), WIDTH - 4)
+fn verdict(vm: &VmReport, style: &Style) -> Vec<String> {
+    let mut lines: Vec<String> = wrap(&printable(&vm.verdict.headline), WIDTH - 4)
         .iter()
         .enumerate()
         .map(|(i, l)| style.paint(Tone::Strong, &format!("{} {l}", if i == 0 { "=>" } else { "  " })))
         .collect();
-    let details = details(v);
+    let details = details(vm);
     let width = details.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
     for (label, text) in &details {
         for (i, line) in wrap(text, WIDTH.saturating_sub(width + 5)).iter().enumerate() {
@@ -212,16 +212,18 @@ fn what_would_help(help: &[String], style: &Style) -> Vec<String> {
     lines
 }
 
-/// The figures below a verdict's headline, each with what it is; the threads that were waited for last.
-pub fn details(v: &Verdict) -> Vec<(String, String)> {
-    let each = |b: &Behind| {
-        let name = if b.name.is_empty() { "a thread" } else { &b.name };
-        format!("{} (thread {}) {}", printable(name), b.tid, percent(b.share))
+/// The figures below a verdict's headline, each with what it is; the threads that preempted others last.
+pub fn details(vm: &VmReport) -> Vec<(String, String)> {
+    let each = |p: &Preemptor| {
+        let name = if p.name.is_empty() { "a thread" } else { &p.name };
+        format!("{} (thread {}) {}", printable(name), p.tid, percent(p.share))
     };
-    let mut all: Vec<_> = v.details.iter().map(|d| (printable(&d.label), printable(&d.text))).collect();
-    let behind: Vec<String> = v.behind.iter().take(5).map(each).collect();
-    if !behind.is_empty() {
-        all.push(("preempted by".to_owned(), behind.join(", ")));
+    let mut all: Vec<_> =
+        vm.verdict.details.iter().map(|d| (printable(&d.label), printable(&d.text))).collect();
+    let preempted_by: Vec<String> =
+        vm.blamed().iter().flat_map(|f| &f.preempted_by).take(5).map(each).collect();
+    if !preempted_by.is_empty() {
+        all.push(("preempted by".to_owned(), preempted_by.join(", ")));
     }
     all
 }

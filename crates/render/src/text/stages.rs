@@ -27,14 +27,14 @@ pub(super) fn table(vm: &VmReport, style: &Style) -> Vec<String> {
         if stage.stage == Stage::Unattributed && stage.dist.max == 0 {
             continue;
         }
-        let blamed = vm.verdict.stage == Some(stage.stage);
+        let blamed = vm.blamed_stage() == Some(stage.stage);
         table.row(stage_row(stage, blamed, style));
         let Some(actor) = stage.stage.actor() else { continue };
         for part in &stage.parts {
             if part.time_share.abs() < FAINT && part.fluctuation_share.abs() < FAINT {
                 continue;
             }
-            let tone = if blamed && vm.verdict.state == Some(part.state) { Tone::Bad } else { Tone::Faint };
+            let tone = if blamed && vm.blamed_state() == Some(part.state) { Tone::Bad } else { Tone::Faint };
             let mut row = vec![
                 Cell::from(format!("  {}", part.state.name(actor))).tone(tone),
                 Cell::right(ns(part.mean)).tone(tone),

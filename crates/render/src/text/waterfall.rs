@@ -4,27 +4,10 @@ use super::WIDTH;
 use crate::terminal::{Style, Tone};
 use crate::units::ns;
 use teiji_model::report::{Request, VmReport};
-use teiji_model::stage::{Stage, ThreadState};
+use teiji_model::stage::{Stage, TABLE, ThreadState};
 
 /// Columns of the slowest request's bar.
 const BAR: usize = 46;
-
-/// The letter that stands for a stage.
-pub const fn letter(stage: Stage) -> char {
-    match stage {
-        Stage::SwitchIn => 's',
-        Stage::TapQueue => 'q',
-        Stage::VhostRx => 'r',
-        Stage::Irq => 'i',
-        Stage::VcpuWake => 'w',
-        Stage::Guest => 'g',
-        Stage::VhostTx => 't',
-        Stage::SwitchOut => 'o',
-        Stage::Qdisc => 'd',
-        Stage::WireOut => 'x',
-        Stage::Unattributed => '?',
-    }
-}
 
 /// The legend and a line for each of the slowest requests.
 pub(super) fn lines(vm: &VmReport, style: &Style) -> Vec<String> {
@@ -36,27 +19,22 @@ pub(super) fn lines(vm: &VmReport, style: &Style) -> Vec<String> {
         let mut bar = String::new();
         for (stage, n) in cells(request, width.max(1)) {
             used[stage as usize] |= n > 0;
-            bar += &style.paint(Tone::Stage(stage as usize), &letter(stage).to_string().repeat(n));
+            bar += &style.paint(Tone::Stage(stage), &stage.about().letter.to_string().repeat(n));
         }
         let pad = BAR.saturating_sub(width.max(1));
         let why = dominant(request).unwrap_or_default();
         lines.push(format!("{:>8}  {bar}{:pad$}  {why}", style.ascii(&ns(request.total as f64)), ""));
     }
-    let legend: Vec<(String, String)> = Stage::ALL
-        .iter()
-        .filter(|s| used[**s as usize])
-        .map(|s| (letter(*s).to_string(), s.name().to_owned()))
-        .collect();
     let mut line = " ".repeat(8);
     let mut width = 8;
-    for (letter, name) in legend {
-        if width + 4 + name.len() > WIDTH {
+    for about in TABLE.iter().filter(|about| used[about.stage as usize]) {
+        if width + 4 + about.name.len() > WIDTH {
             lines.push(std::mem::replace(&mut line, " ".repeat(8)));
             width = 8;
         }
-        width += 4 + name.len();
-        let stage = Stage::ALL.iter().position(|s| s.name() == name).unwrap_or(0);
-        line += &format!("  {} {}", style.paint(Tone::Stage(stage), &letter), name);
+        width += 4 + about.name.len();
+        let letter = style.paint(Tone::Stage(about.stage), &about.letter.to_string());
+        line += &format!("  {letter} {}", about.name);
     }
     lines.push(line);
     lines

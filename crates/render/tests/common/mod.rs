@@ -2,10 +2,11 @@
 #![allow(dead_code)]
 
 use teiji_model::event::Role;
+use teiji_model::finding::{Cause, Change, Remedy};
 use teiji_model::flow::{Matching, Watch};
 use teiji_model::host::{DataPlane, Nic, Vcpu, Vm, Worker};
 use teiji_model::report::*;
-use teiji_model::stage::{Split, Stage, ThreadState};
+use teiji_model::stage::{Actor, Split, Stage, ThreadState};
 
 const US: u64 = 1_000;
 
@@ -130,6 +131,30 @@ pub fn joined(key: u64, start: u64, queue_us: u64) -> Joined {
     }
 }
 
+fn finding(cause: Cause, part: (Stage, ThreadState), shares: [f64; 3], remedy: Remedy) -> Finding {
+    let [share, time_share, fluctuation_share] = shares;
+    let (stage, state) = (part.0, Some(part.1));
+    Finding {
+        cause,
+        title: cause.name().replace('_', " "),
+        blame: Blame::Host,
+        share,
+        evidence: vec![Evidence {
+            stage,
+            state,
+            share,
+            time_share,
+            fluctuation_share,
+            length: Some(1_050_000),
+        }],
+        preempted_by: vec![],
+        confidence: Confidence::High,
+        doubts: vec![],
+        explanation: "Made up.".into(),
+        remedy,
+    }
+}
+
 /// A VM whose vhost worker waits for a CPU.
 pub fn contended() -> Report {
     let mut queue = stage(Stage::TapQueue, [4, 210, 3_900, 9_200, 12_100], 0.58, 0.93);
@@ -201,15 +226,33 @@ pub fn contended() -> Report {
         verdict: Verdict {
             headline: "vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation".into(),
             details: vec![detail("response time", "fluctuates: median 1.18 ms, 99th percentile 10.9 ms")],
-            stage: Some(Stage::TapQueue),
-            state: Some(ThreadState::Ready),
             fluctuation: true,
-            share: 0.92,
-            behind: vec![
-                Behind { tid: 812, name: "stress-ng-cpu".into(), share: 0.71 },
-                Behind { tid: 4242, name: "CPU 0/KVM".into(), share: 0.2 },
-            ],
         },
+        findings: vec![
+            Finding {
+                preempted_by: vec![
+                    Preemptor { tid: 812, name: "stress-ng-cpu".into(), share: 0.71 },
+                    Preemptor { tid: 4242, name: "CPU 0/KVM".into(), share: 0.2 },
+                ],
+                ..finding(
+                    Cause::WorkerWaitsForCpu,
+                    (Stage::TapQueue, ThreadState::Ready),
+                    [0.92, 0.53, 0.92],
+                    Remedy::change(
+                        Change::Realtime { threads: Actor::Worker },
+                        "vCPU threads and vhost workers before all ordinary threads (SCHED_FIFO). Costs: those on the \
+                         same CPUs wait while they run",
+                        "",
+                    ),
+                )
+            },
+            finding(
+                Cause::GuestRuns,
+                (Stage::Guest, ThreadState::Guest),
+                [0.05, 0.29, 0.05],
+                Remedy::elsewhere("profile the service in the guest: perf record, there"),
+            ),
+        ],
     };
     let counters =
         Counters { ended: 11_000_000_000, events: 18_220, lost: vec![0, 0, 17, 0], ..Counters::default() };
@@ -232,12 +275,14 @@ pub fn quiet() -> Report {
     vm.verdict = Verdict {
         headline: "nothing stands out; most time in guest (82 %)".into(),
         details: vec![detail("response time", "is steady: median 840 µs, 99th percentile 1.70 ms")],
-        stage: Some(Stage::Guest),
-        state: Some(ThreadState::Guest),
         fluctuation: false,
-        share: 0.82,
-        behind: vec![],
     };
+    vm.findings = vec![finding(
+        Cause::GuestRuns,
+        (Stage::Guest, ThreadState::Guest),
+        [0.82, 0.82, 0.9],
+        Remedy::elsewhere("profile the service in the guest: perf record, there"),
+    )];
     report
 }
 
@@ -261,11 +306,8 @@ pub fn one_way() -> Report {
     vm.verdict = Verdict {
         headline: "nothing to judge by: no request was seen".into(),
         details: vec![],
-        stage: None,
-        state: None,
         fluctuation: false,
-        share: 0.0,
-        behind: vec![],
     };
+    vm.findings.clear();
     report
 }

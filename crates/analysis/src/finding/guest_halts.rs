@@ -1,0 +1,18 @@
+//! The guest is idle between the interrupt and its answer, so the service waits for something else.
+
+use super::{Rule, State};
+use teiji_model::finding::{Cause, Remedy};
+use teiji_model::reason::Blame;
+use teiji_model::stage::Stage;
+
+pub(super) const RULE: Rule = Rule {
+    cause: Cause::GuestHalts,
+    title: "guest halts during the request",
+    blame: Blame::Guest,
+    parts: &[(Stage::Guest, Some(State::Asleep)), (Stage::Guest, Some(State::Poll))],
+    explanation: "The guest had nothing to run between the interrupt and its answer: the service waited for a timer, a \
+                  disk, a lock or another service.",
+    remedy: |_, _| {
+        Remedy::elsewhere("look in the guest for what the service waits for: a disk, a lock, another service")
+    },
+};

@@ -1,0 +1,16 @@
+//! The guest computes: its kernel, its service, or whatever else runs on the vCPU.
+
+use super::{PROFILE_GUEST, Rule, State};
+use teiji_model::finding::{Cause, Remedy};
+use teiji_model::reason::Blame;
+use teiji_model::stage::Stage;
+
+pub(super) const RULE: Rule = Rule {
+    cause: Cause::GuestRuns,
+    title: "guest itself runs",
+    blame: Blame::Guest,
+    parts: &[(Stage::Guest, Some(State::Guest))],
+    explanation: "The guest had its CPU and used it, from the interrupt to its answer: its kernel, the service, or other \
+                  programs in the guest that ran instead.",
+    remedy: |_, _| Remedy::elsewhere(PROFILE_GUEST),
+};

@@ -1,0 +1,15 @@
+//! Time in the guest of which it was not seen what the vCPU did.
+
+use super::{PROFILE_GUEST, Rule};
+use teiji_model::finding::{Cause, Remedy};
+use teiji_model::reason::Blame;
+use teiji_model::stage::Stage;
+
+pub(super) const RULE: Rule = Rule {
+    cause: Cause::GuestTime,
+    title: "time in the guest",
+    blame: Blame::Guest,
+    parts: &[(Stage::Guest, None)],
+    explanation: "The time from the interrupt to the guest's answer; what the vCPU's thread did meanwhile was not seen.",
+    remedy: |_, _| Remedy::elsewhere(PROFILE_GUEST),
+};

@@ -1,0 +1,16 @@
+//! The interrupt takes long from vhost's signal to its acceptance for a vCPU.
+
+use super::{HARDWARE_INTERRUPTS, Rule};
+use teiji_model::finding::{Cause, Remedy};
+use teiji_model::reason::Blame;
+use teiji_model::stage::Stage;
+
+pub(super) const RULE: Rule = Rule {
+    cause: Cause::InterruptDelivery,
+    title: "delivery of the interrupt",
+    blame: Blame::Host,
+    parts: &[(Stage::Irq, None)],
+    explanation: "vhost had signalled the packet, and KVM took long to find the vCPU that the interrupt is for and to accept \
+                  it there.",
+    remedy: |_, _| Remedy::elsewhere(HARDWARE_INTERRUPTS),
+};

@@ -1,0 +1,17 @@
+//! The vCPU is in guest mode while an accepted interrupt waits for it: the guest has interrupts off, or has not been made
+//! to leave guest mode for it yet.
+
+use super::{Rule, State};
+use teiji_model::finding::{Cause, Remedy};
+use teiji_model::reason::Blame;
+use teiji_model::stage::Stage;
+
+pub(super) const RULE: Rule = Rule {
+    cause: Cause::InterruptNotTaken,
+    title: "vCPU runs before taking the interrupt",
+    blame: Blame::Host,
+    parts: &[(Stage::VcpuWake, Some(State::Guest))],
+    explanation: "The vCPU was in guest mode, and went on with something else before it took the packet's interrupt: \
+                  guests keep interrupts off while they handle others.",
+    remedy: |_, _| Remedy::elsewhere("look in the guest for what runs with interrupts off"),
+};

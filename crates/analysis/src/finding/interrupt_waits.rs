@@ -1,0 +1,16 @@
+//! An accepted interrupt waits for its vCPU, and it was not seen what that was doing.
+
+use super::{HARDWARE_INTERRUPTS, Rule};
+use teiji_model::finding::{Cause, Remedy};
+use teiji_model::reason::Blame;
+use teiji_model::stage::Stage;
+
+pub(super) const RULE: Rule = Rule {
+    cause: Cause::InterruptWaits,
+    title: "interrupt waits for the vCPU",
+    blame: Blame::Host,
+    parts: &[(Stage::VcpuWake, None)],
+    explanation: "The interrupt was accepted for the vCPU and took long to reach it; what the vCPU's thread did meanwhile \
+                  was not seen.",
+    remedy: |_, _| Remedy::elsewhere(HARDWARE_INTERRUPTS),
+};

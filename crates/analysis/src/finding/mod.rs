@@ -1,0 +1,284 @@
+//! What makes requests slow: one file for each cause, and the table of them.
+//!
+//! ```text
+//!  stages, states ─► rule: whose part is it ─► candidate: shares, places ─► rank ─► Finding: doubts, remedy
+//! ```
+//! A [`Rule`] says which parts of the path are its evidence, what they mean for a person, and what shortens them. Every
+//! part of a stage belongs to exactly one cause, so that the causes' shares add up as the stages' do: the time of a stage,
+//! or the part of it that its thread spent in one state. What a split leaves over belongs to the stage without a state.
+//! The same cause in several stages is one: a vhost worker that waits for its CPU does so in `tap_queue` and `vhost_tx`.
+//!
+//! [`rank`](crate::verdict) puts them in order. A finding is what the verdict names, and every other cause that has a part
+//! with at least [`MUCH`] of the time or of the fluctuation.
+//!
+//! # Confidence
+//! Shares are measured, so a finding is certain but for what was not measured. Each of these is a doubt:
+//! fewer than [`FEW`] complete requests; more than a tenth of the requests in no figure; a part of which it is not known
+//! what its thread did. None: high; one: medium; more: low.
+
+mod driver_hand_over;
+mod frames_wait_for_worker;
+mod guest_halts;
+mod guest_runs;
+mod guest_time;
+mod interrupt_delivery;
+mod interrupt_not_taken;
+mod interrupt_waits;
+mod link_queue;
+mod packets_wait_for_worker;
+mod receive_path;
+mod ring_fill;
+mod transmit_path;
+mod unattributed;
+mod vcpu_exits;
+mod vcpu_polls;
+mod vcpu_waits_for_cpu;
+mod vcpu_wake_up;
+mod worker_busy;
+mod worker_waits_for_cpu;
+mod worker_wake_up;
+
+use teiji_model::finding::{Cause, Change, Confidence, Evidence, Finding, Preemptor, Remedy};
+use teiji_model::reason::Blame;
+use teiji_model::report::{Dist, Requests, StageReport};
+use teiji_model::stage::{Actor, Stage, ThreadState as State};
+
+/// Requests below which fluctuation is not judged.
+pub const FEW: u64 = 20;
+/// Share of the time or of the fluctuation from which a part of a cause counts: an eighth.
+pub const MUCH: f64 = 0.125;
+/// Share of the requests that may be in no figure without a doubt: a tenth.
+const LEFT_OUT: f64 = 0.1;
+/// Preempting threads that are named.
+const MAX_PREEMPTORS: usize = 5;
+/// Share below which a part is no evidence beside a greater one.
+const TRIFLE: f64 = 0.01;
+
+/// A cause: where it is seen, what it means, what shortens it.
+pub(crate) struct Rule {
+    pub(crate) cause: Cause,
+    /// In at most six words.
+    pub(crate) title: &'static str,
+    /// Whose it is.
+    pub(crate) blame: Blame,
+    /// The parts of the path that are its evidence. A stage that no thread carries has no state.
+    parts: &'static [(Stage, Option<State>)],
+    /// For people.
+    explanation: &'static str,
+    remedy: fn(&Seen<'_>, &[Evidence]) -> Remedy,
+}
+
+/// Every cause, in the order of [`Cause::ALL`].
+static RULES: [Rule; Cause::ALL.len()] = [
+    vcpu_waits_for_cpu::RULE,
+    vcpu_exits::RULE,
+    vcpu_wake_up::RULE,
+    vcpu_polls::RULE,
+    interrupt_not_taken::RULE,
+    interrupt_waits::RULE,
+    guest_runs::RULE,
+    guest_halts::RULE,
+    guest_time::RULE,
+    worker_waits_for_cpu::RULE,
+    worker_wake_up::RULE,
+    worker_busy::RULE,
+    packets_wait_for_worker::RULE,
+    frames_wait_for_worker::RULE,
+    receive_path::RULE,
+    ring_fill::RULE,
+    interrupt_delivery::RULE,
+    transmit_path::RULE,
+    link_queue::RULE,
+    driver_hand_over::RULE,
+    unattributed::RULE,
+];
+
+// What several causes have in common.
+const HARDWARE_INTERRUPTS: &str =
+    "see whether interrupts are delivered by hardware: enable_apicv of kvm_intel, avic of kvm_amd";
+const PROFILE_GUEST: &str = "profile the service in the guest: perf record, there";
+const BUSY_WORKER: &str = "the vhost worker has too much to do: give the VM's NIC more queues (queues=N of QEMU's netdev, \
+                           ethtool -L in the guest) or fewer packets";
+const UNSEEN_WORKER: &str = "what the vhost worker did was not seen: trace again, with a larger --buffer";
+const HOST_STACK: &str =
+    "look at the host's bridge, firewall rules and softirqs: nft list ruleset, /proc/net/softnet_stat";
+
+fn realtime(threads: Actor) -> Remedy {
+    let text = "vCPU threads and vhost workers before all ordinary threads (SCHED_FIFO). Costs: those on the same CPUs \
+                wait while they run";
+    Remedy::change(Change::Realtime { threads }, text, "")
+}
+
+/// The rule that a part of the path belongs to.
+fn rule(stage: Stage, state: Option<State>) -> &'static Rule {
+    // A stage that no thread carries is one part, whatever is said of its states.
+    let part = (stage, state.filter(|_| stage.actor().is_some()));
+    RULES.iter().find(|rule| rule.parts.contains(&part)).unwrap_or(&unattributed::RULE)
+}
+
+/// What the rules go by: what a trace saw of one VM.
+#[derive(Clone, Copy)]
+pub struct Seen<'a> {
+    /// Counts of its requests.
+    pub requests: &'a Requests,
+    /// Their response time.
+    pub total: Option<&'a Dist>,
+    /// Their stages.
+    pub stages: &'a [StageReport],
+    /// Length of the trace, ns.
+    pub length: u64,
+    /// Threads that had the CPU while another waited: in which stage, thread id, for how long (ns).
+    pub waits: &'a [(Stage, u32, u64)],
+    /// Names of threads, empty if not known.
+    pub name: &'a dyn Fn(u32) -> String,
+}
+
+impl Seen<'_> {
+    /// The mean time from one request to the next, ns.
+    fn gap(&self) -> Option<u64> {
+        let seen = self.requests.seen.max(self.requests.complete);
+        self.length.checked_div(seen).filter(|gap| *gap > 0)
+    }
+}
+
+/// A cause and its part in what is judged.
+pub(crate) struct Candidate {
+    pub(crate) rule: &'static Rule,
+    /// All of its evidence together.
+    pub(crate) share: f64,
+    /// Greatest part first.
+    pub(crate) evidence: Vec<Evidence>,
+}
+
+impl Candidate {
+    /// The share of its greatest part.
+    pub(crate) fn greatest(&self) -> f64 {
+        self.evidence.first().map_or(0.0, |e| e.share)
+    }
+
+    pub(crate) fn is_of_host(&self) -> bool {
+        self.rule.blame == Blame::Host
+    }
+
+    /// Whether it is worth a finding although it is not what the verdict names.
+    pub(crate) fn matters(&self) -> bool {
+        self.evidence.iter().any(|e| e.time_share >= MUCH || e.fluctuation_share >= MUCH)
+    }
+}
+
+/// All causes by their shares of the fluctuation or of a typical request's time, the one with the greatest part first.
+pub(crate) fn candidates(stages: &[StageReport], fluctuation: bool) -> Vec<Candidate> {
+    let mut all: Vec<Candidate> = Vec::new();
+    let typical =
+        |s: &StageReport| s.parts.iter().map(|p| p.p50).fold(0, u64::saturating_add).max(s.dist.p50) as f64;
+    let sum = stages.iter().map(typical).sum::<f64>().max(1.0);
+    // A report may be read from a file: what is no number is no share.
+    let number = |share: f64| if share.is_finite() { share } else { 0.0 };
+    let mut add = |mut e: Evidence| {
+        e.share = number(e.share);
+        let rule = rule(e.stage, e.state);
+        match all.iter_mut().find(|c| c.rule.cause == rule.cause) {
+            Some(c) => {
+                c.share += e.share;
+                c.evidence.push(e);
+            }
+            None => all.push(Candidate { rule, share: e.share, evidence: vec![e] }),
+        }
+    };
+    for s in stages {
+        let mut rest = Evidence {
+            stage: s.stage,
+            state: None,
+            share: if fluctuation { s.fluctuation_share } else { typical(s) / sum },
+            time_share: s.time_share,
+            fluctuation_share: s.fluctuation_share,
+            length: Some(s.dist.mean.max(s.dist.p50 as f64) as u64),
+        };
+        for p in &s.parts {
+            let part = Evidence {
+                stage: s.stage,
+                state: Some(p.state),
+                share: if fluctuation { p.fluctuation_share } else { p.p50 as f64 / sum },
+                time_share: p.time_share,
+                fluctuation_share: p.fluctuation_share,
+                length: Some(p.mean.max(p.p50 as f64) as u64),
+            };
+            rest.share -= number(part.share);
+            rest.time_share -= part.time_share;
+            rest.fluctuation_share -= part.fluctuation_share;
+            rest.length = None;
+            add(part);
+        }
+        add(rest);
+    }
+    for c in &mut all {
+        c.evidence.sort_by(|a, b| b.share.total_cmp(&a.share));
+    }
+    all.sort_by(|a, b| b.greatest().total_cmp(&a.greatest()));
+    all
+}
+
+/// What a candidate comes to.
+pub(crate) fn finding(candidate: &Candidate, seen: &Seen<'_>) -> Finding {
+    let rule = candidate.rule;
+    let small = |e: &Evidence| e.share.max(e.time_share).max(e.fluctuation_share) < TRIFLE;
+    let some = candidate.evidence.iter().enumerate().filter(|(i, e)| *i == 0 || !small(e));
+    let evidence: Vec<Evidence> = some.map(|(_, e)| *e).collect();
+    let doubts = doubts(seen, &evidence);
+    Finding {
+        cause: rule.cause,
+        title: rule.title.to_owned(),
+        blame: rule.blame,
+        share: candidate.share.clamp(0.0, 1.0),
+        preempted_by: preemptors(&evidence, seen),
+        confidence: Confidence::of(doubts.len()),
+        doubts,
+        explanation: rule.explanation.to_owned(),
+        remedy: (rule.remedy)(seen, &evidence),
+        evidence,
+    }
+}
+
+/// See the module.
+fn doubts(seen: &Seen<'_>, evidence: &[Evidence]) -> Vec<String> {
+    let Requests { seen: all, complete, .. } = *seen.requests;
+    let mut doubts = Vec::new();
+    if complete < FEW {
+        doubts.push(format!("only {complete} requests are complete"));
+    }
+    let left_out = all.saturating_sub(complete) as f64 / all.max(1) as f64;
+    if left_out > LEFT_OUT {
+        doubts.push(format!("{} of the requests are in no figure", percent(left_out)));
+    }
+    if let Some(e) = evidence.iter().find(|e| e.state.is_none() && e.stage.actor().is_some()) {
+        doubts.push(format!("what the thread did in {} was not seen", e.stage.name()));
+    }
+    doubts
+}
+
+/// The threads that preempted those of a cause, by the time that these waited.
+fn preemptors(evidence: &[Evidence], seen: &Seen<'_>) -> Vec<Preemptor> {
+    if !evidence.iter().all(|e| e.state == Some(State::Ready)) {
+        return Vec::new();
+    }
+    let mut by_tid: Vec<(u32, u64)> = Vec::new();
+    for (stage, tid, ns) in seen.waits {
+        if evidence.iter().any(|e| e.stage == *stage) {
+            match by_tid.iter_mut().find(|(t, _)| t == tid) {
+                Some((_, sum)) => *sum = sum.saturating_add(*ns),
+                None => by_tid.push((*tid, *ns)),
+            }
+        }
+    }
+    by_tid.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+    let all = by_tid.iter().fold(0u64, |a, (_, ns)| a.saturating_add(*ns)).max(1) as f64;
+    let named = by_tid.into_iter().take(MAX_PREEMPTORS);
+    named.map(|(tid, ns)| Preemptor { tid, name: (seen.name)(tid), share: ns as f64 / all }).collect()
+}
+
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests;

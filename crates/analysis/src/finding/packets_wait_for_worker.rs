@@ -1,0 +1,15 @@
+//! Packets wait on the tap, and it was not seen what the vhost worker did.
+
+use super::{Rule, UNSEEN_WORKER};
+use teiji_model::finding::{Cause, Remedy};
+use teiji_model::reason::Blame;
+use teiji_model::stage::Stage;
+
+pub(super) const RULE: Rule = Rule {
+    cause: Cause::PacketsWaitForWorker,
+    title: "packets wait for the vhost worker",
+    blame: Blame::Host,
+    parts: &[(Stage::TapQueue, None)],
+    explanation: "Packets lay on the tap until the vhost worker took them; what the worker did meanwhile was not seen.",
+    remedy: |_, _| Remedy::elsewhere(UNSEEN_WORKER),
+};

@@ -1,0 +1,17 @@
+//! A vCPU thread is runnable while another thread has its CPU: hogs on the same CPU, too few CPUs for the VMs, or a
+//! `cpu.max` that is used up.
+
+use super::{Rule, State, realtime};
+use teiji_model::finding::Cause;
+use teiji_model::reason::Blame;
+use teiji_model::stage::{Actor, Stage};
+
+pub(super) const RULE: Rule = Rule {
+    cause: Cause::VcpuWaitsForCpu,
+    title: "vCPU waits for a CPU",
+    blame: Blame::Host,
+    parts: &[(Stage::VcpuWake, Some(State::Ready)), (Stage::Guest, Some(State::Ready))],
+    explanation: "The vCPU's thread could run, and the host's scheduler ran another thread on its CPU. The guest stands \
+                  still meanwhile and cannot tell.",
+    remedy: |_, _| realtime(Actor::Vcpu),
+};

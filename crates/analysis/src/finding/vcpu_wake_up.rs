@@ -1,0 +1,87 @@
+//! A halted vCPU is woken up: the interrupt to its CPU, the way out of the CPU's idle state, the scheduler, the way back
+//! to guest mode.
+//!
+//! Polling ends a halt at once if the wake-up comes while KVM polls. KVM adapts each vCPU's polling time below
+//! `halt_poll_ns`, and shortens it whenever a halt outlasts that (virt/kvm/kvm_main.c, `kvm_vcpu_halt()`): polling that is
+//! shorter than the usual gap between requests is not half as good, it stops. So the remedy goes by that gap.
+
+use super::{Rule, Seen, State, percent};
+use teiji_model::finding::{Cause, Change, Remedy};
+use teiji_model::reason::Blame;
+use teiji_model::stage::Stage;
+use teiji_model::text::duration;
+
+/// Least polling that is suggested, ns: the kernel's default on x86 (`KVM_HALT_POLL_NS_DEFAULT`).
+const LEAST: u64 = 200_000;
+/// The longest, ns.
+const LONGEST: u64 = Change::LONGEST_HALT_POLL;
+
+pub(super) const RULE: Rule = Rule {
+    cause: Cause::VcpuWakeUp,
+    title: "wake-up of the halted vCPU",
+    blame: Blame::Host,
+    parts: &[(Stage::VcpuWake, Some(State::Asleep))],
+    explanation: "The guest was idle, so its vCPU had halted and its thread slept. The interrupt had to wake the CPU up, \
+                  then the thread, then bring the vCPU back to guest mode.",
+    remedy: |seen, _| remedy(seen),
+};
+
+fn remedy(seen: &Seen<'_>) -> Remedy {
+    let Some(gap) = seen.gap() else {
+        return Remedy::none("how long to poll for cannot be told, as no request was seen: trace longer");
+    };
+    let (apart, longest) = (duration(gap as f64), duration(LONGEST as f64));
+    let otherwise = "it then is the way out of the CPU's idle state that can be shortened (cpu_latency in [host], which \
+                     costs power)";
+    if gap > 2 * LONGEST {
+        return Remedy::none(format!(
+            "requests come {apart} apart: polling will not bridge that (a policy allows {longest} at most), and KVM \
+             stops polling where halts are longer; {otherwise}"
+        ));
+    }
+    // Of requests that come at random, the share that comes within the longest polling.
+    let within = 1.0 - (-(LONGEST as f64) / gap as f64).exp();
+    let text = if gap > LONGEST {
+        format!(
+            "requests come {apart} apart: polling will not bridge that, as a policy allows {longest} at most; it helps \
+             those that come sooner, {} of them if they come at random",
+            percent(within)
+        )
+    } else {
+        format!("requests come {apart} apart, which halt_poll in [host] bridges")
+    };
+    Remedy::change(Change::HaltPoll { ns: round(gap), gap }, text, otherwise)
+}
+
+/// The next of 1, 2, 5, 10, … that is not below `ns`; at least [`LEAST`], at most [`LONGEST`].
+fn round(ns: u64) -> u64 {
+    let mut power = 100_000;
+    while power < LONGEST {
+        if let Some(step) = [1, 2, 5].map(|n| n * power).into_iter().find(|step| *step >= ns.max(LEAST)) {
+            return step;
+        }
+        power *= 10;
+    }
+    LONGEST
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polling_is_a_round_time_that_covers_the_gap() {
+        let ms = 1_000_000;
+        for (gap, wanted) in [
+            (0, LEAST),
+            (LEAST, LEAST),
+            (LEAST + 1, 500_000),
+            (ms, ms),
+            (ms + 1, 2 * ms),
+            (5 * ms + 1, 10 * ms),
+            (u64::MAX, LONGEST),
+        ] {
+            assert_eq!(round(gap), wanted, "{gap}");
+        }
+    }
+}
