@@ -7,9 +7,9 @@ use common::{DEFAULT, at, cpus, host, observe_again, task, vm};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_control::plan::plan;
-use teiji_model::plan::{Held, Hold, Kind, Manager, Observed, Plan, own_group};
+use teiji_model::plan::{Held, Hold, Manager, Observed, Plan, own_group};
 use teiji_model::policy::{LinkPolicy, Policy, VfPolicy, VmPolicy};
-use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Value};
+use teiji_model::resource::{Kind, Latency, Quota, Resource, ResourceError, Scheduling, Value};
 
 const FIFO: Scheduling = Scheduling::Fifo { priority: 10 };
 
@@ -38,7 +38,7 @@ fn hold(original: Value, value: Value) -> Hold {
     Hold { whose: "x".into(), original, value, since: 1, reason: "vm.sip1.class".into() }
 }
 
-fn held(holds: impl IntoIterator<Item = (Setting, Hold)>) -> Held {
+fn held(holds: impl IntoIterator<Item = (Resource, Hold)>) -> Held {
     Held { settings: holds.into_iter().collect() }
 }
 
@@ -119,9 +119,9 @@ fn a_group_of_its_own_is_used_as_it_is() {
     assert_eq!(settings(&plan), ["cpu.weight of /machine.slice/sip1.scope: 100 -> 7"]);
     // Once it has been moved it stays so, held or not.
     let mut moved = host("0-3", vec![vm("sip1", 100, 2, 1, Some("/teiji/vm-100"), false)], Vec::new());
-    moved.settings.insert(Setting::GroupWeight(own_group(100)), Value::Weight(7));
+    moved.settings.insert(Resource::GroupWeight(own_group(100)), Value::Weight(7));
     let move_hold = hold(Value::Group("/user.slice".into()), Value::Group(own_group(100)));
-    let held = held([(Setting::Group(task(100)), move_hold)]);
+    let held = held([(Resource::Group(task(100)), move_hold)]);
     assert_eq!(ok(&policy, &moved, &held), Plan::default());
 }
 
@@ -130,11 +130,11 @@ fn what_nothing_wants_any_more_goes_back_first_but_into_real_time() {
     let mut observed = one();
     let own = own_group(100);
     let changes = [
-        (Setting::ThreadCpus(task(101)), Value::Cpus(cpus("2"))),
-        (Setting::ThreadScheduling(task(101)), Value::Scheduling(FIFO)),
-        (Setting::ThreadScheduling(task(102)), Value::Scheduling(Scheduling::Idle)),
-        (Setting::Group(task(100)), Value::Group(own.clone())),
-        (Setting::GroupWeight(own.clone()), Value::Weight(9)),
+        (Resource::ThreadCpus(task(101)), Value::Cpus(cpus("2"))),
+        (Resource::ThreadScheduling(task(101)), Value::Scheduling(FIFO)),
+        (Resource::ThreadScheduling(task(102)), Value::Scheduling(Scheduling::Idle)),
+        (Resource::Group(task(100)), Value::Group(own.clone())),
+        (Resource::GroupWeight(own.clone()), Value::Weight(9)),
     ];
     let mut holds = Vec::new();
     for (setting, value) in changes {
@@ -144,7 +144,7 @@ fn what_nothing_wants_any_more_goes_back_first_but_into_real_time() {
     // Was FIFO before teiji made it default: goes back last of all.
     holds[2].1.original = Value::Scheduling(FIFO);
     // Its task is gone.
-    holds.push((Setting::ThreadCpus(task(9)), hold(Value::Cpus(cpus("0")), Value::Cpus(cpus("1")))));
+    holds.push((Resource::ThreadCpus(task(9)), hold(Value::Cpus(cpus("0")), Value::Cpus(cpus("1")))));
     let policy = Policy {
         host: teiji_model::policy::HostPolicy { halt_poll: Some(at(0, 2)), ..Default::default() },
         ..Policy::default()
@@ -169,23 +169,23 @@ fn what_nothing_wants_any_more_goes_back_first_but_into_real_time() {
 fn a_thread_leaves_the_deadline_class_before_it_is_pinned() {
     let mut observed = one();
     let deadline = Scheduling::Deadline { runtime: 1, deadline: 10, period: 10 };
-    observed.settings.insert(Setting::ThreadScheduling(task(101)), Value::Scheduling(deadline));
+    observed.settings.insert(Resource::ThreadScheduling(task(101)), Value::Scheduling(deadline));
     let policy = vms(vec![VmPolicy {
         class: Some(at(FIFO, 2)),
         vcpu_cpus: Some(at(cpus("2-3"), 3)),
         ..section("sip1")
     }]);
-    let order: Vec<Setting> =
+    let order: Vec<Resource> =
         ok(&policy, &observed, &Held::default()).steps.into_iter().map(|s| s.setting).collect();
     let place = |setting| order.iter().position(|s| *s == setting).unwrap();
-    assert!(place(Setting::ThreadScheduling(task(101))) < place(Setting::ThreadCpus(task(101))));
-    assert!(place(Setting::ThreadScheduling(task(102))) > place(Setting::ThreadCpus(task(102))));
+    assert!(place(Resource::ThreadScheduling(task(101))) < place(Resource::ThreadCpus(task(101))));
+    assert!(place(Resource::ThreadScheduling(task(102))) > place(Resource::ThreadCpus(task(102))));
 }
 
 #[test]
 fn changes_of_others_are_told() {
     let mut observed = one();
-    let setting = Setting::HaltPoll;
+    let setting = Resource::HaltPoll;
     observed.settings.insert(setting.clone(), Value::Nanoseconds(7));
     let held = held([(setting, hold(Value::Nanoseconds(200_000), Value::Nanoseconds(50_000)))]);
     let mut policy = Policy::default();
@@ -199,7 +199,7 @@ fn changes_of_others_are_told() {
     assert_eq!(settings(&plan), ["kvm.halt_poll_ns: 7 ns -> 50.0 µs"]);
     assert!(plan.warnings[0].contains("was changed by someone else from 50.0 µs to 7 ns"), "{plan:?}");
     // What another has put back is no matter.
-    observed.settings.insert(Setting::HaltPoll, Value::Nanoseconds(200_000));
+    observed.settings.insert(Resource::HaltPoll, Value::Nanoseconds(200_000));
     assert_eq!(ok(&Policy::default(), &observed, &held), Plan::default());
 }
 
@@ -246,8 +246,9 @@ fn names_that_mean_no_vm_or_several() {
 #[test]
 fn what_the_host_does_not_have() {
     let mut observed = one();
-    observed.settings.remove(&Setting::HaltPoll);
-    observed.unreadable.push("kvm is not loaded, so halt_poll_ns cannot be read: modprobe kvm".into());
+    observed.settings.remove(&Resource::HaltPoll);
+    let why = ResourceError::Unsupported("kvm is not loaded: modprobe kvm".into());
+    observed.settings.note(Resource::HaltPoll, Err(why));
     let mut policy = vms(vec![VmPolicy {
         vcpu_cpus: Some(at(cpus("3-5"), 2)),
         worker_cpus: Some(at(cpus(""), 3)),
@@ -320,7 +321,7 @@ fn real_time_threads_leave_the_host_alive() {
     let mut two =
         host("0-2", vec![vm("sip1", 100, 2, 0, None, false), vm("b", 200, 1, 0, None, false)], Vec::new());
     assert!(plan(&wish(FIFO, None, None), &two, &Held::default()).is_ok());
-    two.settings.insert(Setting::ThreadScheduling(task(201)), Value::Scheduling(FIFO));
+    two.settings.insert(Resource::ThreadScheduling(task(201)), Value::Scheduling(FIFO));
     assert!(plan(&wish(FIFO, None, None), &two, &Held::default()).is_err());
 }
 
@@ -336,7 +337,7 @@ fn deadline_threads_fit_the_cpus() {
         &problems(&wish(96), &observed),
         &["p.toml:2:1: the deadline threads ask for 1.92 CPUs", "1.90 at most"],
     );
-    observed.settings.insert(Setting::ThreadCpus(task(102)), Value::Cpus(cpus("1")));
+    observed.settings.insert(Resource::ThreadCpus(task(102)), Value::Cpus(cpus("1")));
     let text = problems(&wish(10), &observed);
     says(
         &text,
@@ -344,9 +345,9 @@ fn deadline_threads_fit_the_cpus() {
     );
     // Pinned by a line that is dropped in the same go.
     let pinned =
-        held([(Setting::ThreadCpus(task(102)), hold(Value::Cpus(cpus("0-1")), Value::Cpus(cpus("1"))))]);
+        held([(Resource::ThreadCpus(task(102)), hold(Value::Cpus(cpus("0-1")), Value::Cpus(cpus("1"))))]);
     let plan = plan(&wish(10), &observed, &pinned).unwrap();
-    assert_eq!(plan.steps[0].setting, Setting::ThreadCpus(task(102)));
+    assert_eq!(plan.steps[0].setting, Resource::ThreadCpus(task(102)));
 }
 
 #[test]
@@ -365,7 +366,7 @@ fn quotas_are_thousandths_of_a_cpu() {
 }
 
 /// What is held and what the host is like once a plan has been carried out.
-fn carried_out(plan: &Plan, settings: &mut BTreeMap<Setting, Value>, held: &mut Held) {
+fn carried_out(plan: &Plan, settings: &mut BTreeMap<Resource, Value>, held: &mut Held) {
     for step in &plan.steps {
         assert_eq!(settings.insert(step.setting.clone(), step.wanted.clone()), Some(step.present.clone()));
         let original =
@@ -380,7 +381,7 @@ proptest! {
     /// Planning again after a plan was carried out finds nothing to do; dropping the policy puts everything back.
     #[test]
     fn a_plan_is_enough(observed in common::any_host(), policies in proptest::collection::vec(prop_oneof![common::any_policy(), common::any_channels()], 1..4)) {
-        let (mut settings, mut held) = (observed.settings.clone(), Held::default());
+        let (mut settings, mut held) = (observed.settings.values(), Held::default());
         for policy in &policies {
             let now = observe_again(&observed, &settings);
             let Ok(first) = plan(policy, &now, &held) else { continue };
@@ -391,7 +392,7 @@ proptest! {
         }
         let none = plan(&Policy::default(), &observe_again(&observed, &settings), &held).unwrap();
         carried_out(&none, &mut settings, &mut held);
-        prop_assert_eq!(&settings, &observed.settings);
+        prop_assert_eq!(&settings, &observed.settings.values());
         prop_assert_eq!(held, Held::default());
     }
 }

@@ -7,7 +7,7 @@ use super::{Clock, Engine, Host};
 use serde::Serialize;
 use std::io::ErrorKind;
 use teiji_model::plan::{Hold, Step};
-use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::resource::{Class, Resource, ResourceError, Value};
 
 /// What teiji holds and does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -32,11 +32,11 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HeldNow {
     /// The setting.
-    pub setting: Setting,
+    pub setting: Resource,
     /// What teiji remembers of it.
     pub hold: Hold,
     /// What it is.
-    pub present: Result<Value, SettingError>,
+    pub present: Result<Value, ResourceError>,
     /// Whether someone else has changed it.
     pub changed: bool,
 }
@@ -111,7 +111,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             .into_iter()
             .map(|(setting, hold)| {
                 let present = self.host.read(&setting);
-                let changed = present.as_ref().is_ok_and(|found| *found != hold.value);
+                let atomic = self.host.class(&setting) == Class::Atomic;
+                let changed = atomic && present.as_ref().is_ok_and(|found| *found != hold.value);
                 HeldNow { setting, hold, present, changed }
             })
             .collect();

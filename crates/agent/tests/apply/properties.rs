@@ -9,20 +9,20 @@ use teiji_agent::apply::Rollback;
 use teiji_control::plan::plan;
 use teiji_model::plan::{Held, Plan};
 use teiji_model::queue::Queue;
-use teiji_model::setting::{Setting, Value};
+use teiji_model::resource::{Resource, Value};
 
 /// Notes of each new queue how large segments may be once the plan is carried out.
 fn counts_on(sim: &Sim, plan: &Plan) {
-    let after = |setting: &Setting| {
+    let after = |setting: &Resource| {
         let step = plan.steps.iter().find(|s| s.setting == *setting);
         step.map(|s| s.wanted.clone()).or_else(|| sim.settings().get(setting).cloned())
     };
     for step in &plan.steps {
-        let (Setting::Queue(device), Value::Queue(Queue::Deadlines(_))) = (&step.setting, &step.wanted)
+        let (Resource::Queue(device), Value::Queue(Queue::Deadlines(_))) = (&step.setting, &step.wanted)
         else {
             continue;
         };
-        let Some(Value::Bytes(size)) = after(&Setting::SegmentSize(device.clone())) else { continue };
+        let Some(Value::Bytes(size)) = after(&Resource::SegmentSize(device.clone())) else { continue };
         sim.count_on(device, &step.wanted, size);
     }
 }
@@ -30,7 +30,7 @@ fn counts_on(sim: &Sim, plan: &Plan) {
 proptest! {
     #[test]
     fn an_applied_plan_is_enough_and_is_undone(observed in any_host(), policies in vec(any_policy(), 1..4), kill in vec(1..60u64, 4)) {
-        let sim = Sim::new(observed.settings.clone());
+        let sim = Sim::new(observed.settings.values());
         *sim.0.online.borrow_mut() = observed.cpus.clone();
         for (policy, kill) in policies.iter().zip(kill) {
             let now = observe_again(&observed, &sim.settings());
@@ -49,7 +49,7 @@ proptest! {
         }
         let done = sim.engine().rollback(&Rollback::default()).unwrap();
         prop_assert_eq!(done.notes, []);
-        prop_assert_eq!(sim.settings(), observed.settings);
+        prop_assert_eq!(sim.settings(), observed.settings.values());
         prop_assert_eq!(sim.held(), Held::default());
         prop_assert!(sim.is_clean());
     }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm, own_group};
 use teiji_model::policy::{At, HostPolicy, LinkPolicy, Place, Policy, VmPolicy};
-use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Task, Value};
+use teiji_model::resource::{Latency, Quota, Resource, Scheduling, Task, Value};
 
 /// Length of the period of a quota that teiji sets, µs: the kernel's default (`default_cfs_period`).
 const PERIOD_US: u64 = 100_000;
@@ -39,7 +39,7 @@ struct Key<'a> {
 }
 
 impl Key<'_> {
-    fn want(&self, draft: &mut Draft, setting: Setting, wanted: Value, whose: String) {
+    fn want(&self, draft: &mut Draft, setting: Resource, wanted: Value, whose: String) {
         let (reason, cost) = (self.reason.clone(), self.cost.clone());
         draft.wants.push(Want { setting, wanted, whose, reason, place: self.place.clone(), cost });
     }
@@ -62,7 +62,7 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draf
             draft.warnings.push(format!("`{}` has no effect: {name} has no {noun}", key.reason));
         }
         for (task, whose, _) in tasks {
-            key.want(draft, Setting::ThreadCpus(*task), Value::Cpus(value.clone()), whose.clone());
+            key.want(draft, Resource::ThreadCpus(*task), Value::Cpus(value.clone()), whose.clone());
         }
     }
 
@@ -70,7 +70,7 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draf
         let key = Key { place, reason: reason("class"), cost: class_cost(value) };
         for (task, whose, vcpu) in vcpus.iter().chain(&workers) {
             let class = if *vcpu { *value } else { of_workers(value) };
-            key.want(draft, Setting::ThreadScheduling(*task), Value::Scheduling(class), whose.clone());
+            key.want(draft, Resource::ThreadScheduling(*task), Value::Scheduling(class), whose.clone());
         }
     }
     group(section, vm, &name, draft);
@@ -132,13 +132,13 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
             String::new()
         };
         let move_to = Value::Group(own.clone());
-        key(first, place, cost).want(draft, Setting::Group(vm.process), move_to, whose);
+        key(first, place, cost).want(draft, Resource::Group(vm.process), move_to, whose);
         own
     } else {
         present.clone()
     };
     if let Some(At { value, place }) = &section.weight {
-        let setting = Setting::GroupWeight(group.clone());
+        let setting = Resource::GroupWeight(group.clone());
         key("weight", place, String::new()).want(draft, setting, Value::Weight(*value), name.to_owned());
     }
     if let Some(At { value, place }) = &section.quota {
@@ -153,7 +153,7 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
         });
         key("quota", place, cost).want(
             draft,
-            Setting::GroupQuota(group),
+            Resource::GroupQuota(group),
             Value::Quota(quota),
             name.to_owned(),
         );
@@ -169,7 +169,7 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
             }
         };
         let key = Key { place, reason: "host.halt_poll".to_owned(), cost };
-        key.want(draft, Setting::HaltPoll, Value::Nanoseconds(*value), "the host".to_owned());
+        key.want(draft, Resource::HaltPoll, Value::Nanoseconds(*value), "the host".to_owned());
     }
     match (&section.cpu_latency, &section.cpu_latency_cpus) {
         (Some(At { value, place }), cpus) => {
@@ -186,7 +186,7 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
             }
             for cpu in cpus.value.iter() {
                 let whose = format!("CPU {cpu}");
-                key.want(draft, Setting::CpuLatency(cpu), Value::Latency(*value), whose);
+                key.want(draft, Resource::CpuLatency(cpu), Value::Latency(*value), whose);
             }
         }
         (None, Some(cpus)) => {
@@ -209,7 +209,7 @@ fn link(section: &LinkPolicy, observed: &Observed, draft: &mut Draft) {
         }
         Ok(link) => {
             for irq in &link.irqs {
-                key.want(draft, Setting::IrqCpus(*irq), Value::Cpus(value.clone()), name.clone());
+                key.want(draft, Resource::IrqCpus(*irq), Value::Cpus(value.clone()), name.clone());
             }
         }
         Err(message) => draft.problem(&section.name.place, message),
@@ -233,7 +233,7 @@ fn usable(cpus: &At<CpuSet>, observed: &Observed, draft: &mut Draft) -> bool {
 
 /// Each setting once: two devices may share an interrupt.
 fn contradictions(draft: &mut Draft) {
-    let mut first: BTreeMap<Setting, (Value, String)> = BTreeMap::new();
+    let mut first: BTreeMap<Resource, (Value, String)> = BTreeMap::new();
     let mut problems = Vec::new();
     draft.wants.retain(|want| {
         let Some((value, reason)) = first.get(&want.setting) else {

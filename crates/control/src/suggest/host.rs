@@ -16,7 +16,7 @@ use teiji_model::plan::{Observed, ObservedVm};
 use teiji_model::policy::MAX_HALT_POLL;
 use teiji_model::policy::units::DURATION;
 use teiji_model::report::{Report, VmReport};
-use teiji_model::setting::{Latency, Setting, Value};
+use teiji_model::resource::{Latency, Resource, Value};
 
 /// Least polling that is suggested, ns: the kernel's default on x86 (`KVM_HALT_POLL_NS_DEFAULT`).
 const LEAST_POLL: u64 = 200_000;
@@ -78,7 +78,7 @@ pub(super) fn poll(
         format!("requests come {apart} apart, which halt_poll in [host] bridges")
     };
     let Some(observed) = observed else { return Ok((wanted, said)) };
-    match observed.settings.get(&Setting::HaltPoll) {
+    match observed.settings.get(&Resource::HaltPoll) {
         Some(Value::Nanoseconds(present)) if *present >= wanted => Err(format!(
             "requests come {apart} apart, and KVM polls for {} already: the guest may have turned that off \
              (its cpuidle-haltpoll), or requests come in bursts with longer gaps between; {rest}",
@@ -88,7 +88,7 @@ pub(super) fn poll(
         None => Err(format!(
             "halt_poll = \"{}\" would help, but it cannot be read, so it could not be put back: {}",
             DURATION.write(wanted),
-            reason(&Setting::HaltPoll, observed)
+            reason(&Resource::HaltPoll, observed)
         )),
     }
 }
@@ -121,7 +121,7 @@ pub(super) fn awake(
     let Some(observed) = observed else { return Ok(None) };
     let workers = vm.map_or(&[][..], |vm| &vm.workers);
     let pinned = class.and_then(|class| class.worker_cpus.clone());
-    let present = workers.iter().map(|task| match observed.settings.get(&Setting::ThreadCpus(*task)) {
+    let present = workers.iter().map(|task| match observed.settings.get(&Resource::ThreadCpus(*task)) {
         Some(Value::Cpus(cpus)) => cpus.clone(),
         _ => observed.cpus.clone(),
     });
@@ -132,7 +132,7 @@ pub(super) fn awake(
     }
     let mut asleep = CpuSet::default();
     for cpu in cpus.iter() {
-        let setting = Setting::CpuLatency(cpu);
+        let setting = Resource::CpuLatency(cpu);
         match observed.settings.get(&setting) {
             Some(Value::Latency(Latency::None)) => {}
             Some(Value::Latency(Latency::AtMost(us))) if *us <= AWAKE_US => {}

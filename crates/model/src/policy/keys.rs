@@ -3,8 +3,10 @@
 
 use super::MAX_HALT_POLL;
 use super::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
+use super::value::Value;
 use crate::cpus::MAX_CPUS;
 use crate::queue::{MAX_DEADLINE, MAX_RATE, MIN_FRAME, OVERHEAD};
+use crate::resource;
 
 /// What a key's value may be.
 #[derive(Debug)]
@@ -86,6 +88,23 @@ const HOUR: u64 = 3_600_000_000_000;
 const DEADLINE: Kind =
     Kind::Amount { of: &DURATION, min: 1024, max: i64::MAX as u64 / 1_000_000_000 * 1_000_000_000, or: &[] };
 const NOT_YET: &str = "cannot be kept yet by this version; take it out";
+
+/// A key that sets resources as they are.
+#[derive(Debug)]
+pub(super) struct Sets {
+    /// Its section's first word.
+    pub section: &'static str,
+    pub key: &'static str,
+    /// What it sets: every resource of that kind that the section speaks of.
+    pub kind: resource::Kind,
+    /// What the resource's value is for the key's.
+    pub value: fn(Value) -> Option<resource::Value>,
+    /// What it costs, for people; empty if nothing worth saying.
+    pub cost: &'static str,
+}
+
+/// All keys that need no more than that: the parser and the plan know them from here only.
+pub(super) const SETS: &[Sets] = &[];
 
 /// All sections.
 pub(super) const SECTIONS: &[Section] = &[

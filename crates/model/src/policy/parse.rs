@@ -8,7 +8,7 @@ use super::keys::{self, Naming, SECTIONS, Section};
 use super::section::{Keys, nearest};
 use super::text::{key, quote};
 use super::value::{decimal, wrong_device};
-use super::{Place, Policy, Problem, Source, VfPolicy, meaning};
+use super::{Place, Policy, Problem, Source, Subject, VfPolicy, meaning};
 use std::collections::BTreeMap;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -92,6 +92,14 @@ impl Reader {
         }
         let mut keys = Keys::read(file, section, found.at, &path.join("."), found.table);
         let name = |index: usize| found.names.get(index).copied().unwrap_or_default().to_owned();
+        let subject = match section.naming {
+            Naming::One => Some(Subject::Host),
+            Naming::Link => Some(Subject::Link(keys.name(name(0)))),
+            Naming::Vm => Some(Subject::Vm(keys.name(name(0)))),
+            Naming::Channel | Naming::Vf => None,
+        };
+        let direct = subject.iter().flat_map(|subject| meaning::direct(&keys, section, subject));
+        self.policy.direct.extend(direct);
         match section.naming {
             Naming::One => self.policy.host = meaning::host(&mut keys),
             Naming::Link => self.policy.links.push(meaning::link(&mut keys, name(0))),

@@ -15,7 +15,7 @@ use teiji_host::Root;
 use teiji_model::plan::{Plan, Step};
 use teiji_model::policy::units::DURATION;
 use teiji_model::policy::{Problem, Source};
-use teiji_model::setting::Value;
+use teiji_model::resource::Value;
 
 /// Longest part of a policy's line that is shown under a problem.
 const SHOWN: usize = 80;

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use teiji_agent::apply::{Error, Status};
 use teiji_agent::machine::LinksNow;
+use teiji_model::resource::ResourceError;
 
 /// What `--json` prints.
 #[derive(Serialize)]
@@ -104,7 +105,8 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
         let trouble = match &held.present {
             Ok(found) if held.changed => Some(format!("changed by someone else to {found}")),
             Ok(_) => None,
-            Err(why) => Some(why.to_string()),
+            Err(why @ ResourceError::Gone(_)) => Some(why.to_string()),
+            Err(why) => Some(format!("cannot be read: {why}")),
         };
         for line in trouble.iter().flat_map(|t| wrap(&style.ascii(&printable(t)), 96)) {
             out += &format!("    {}\n", style.paint(Tone::Bad, &line));
