@@ -155,6 +155,48 @@ fn a_host_with_a_vm_and_two_nics() {
     assert!(observed.realtime_guard.unwrap().contains("950000"));
 }
 
+/// A host with so many VMs in one control group, each with a tap on one bridge, and as many links with interrupts.
+fn crowded(size: u32) -> Host {
+    let host = host();
+    for i in 0..size {
+        let (pid, tap) = (10_000 + 10 * i, format!("vmtap{i}"));
+        host.vmm(pid, &format!("qemu -name guest=v{i}"), &KVM);
+        host.tap(pid, 20, &tap, 1000 + i);
+        host.task(pid, pid + 1, "CPU 0/KVM", "1", 1);
+        host.thread(&format!("proc/{}", pid + 1), "CPU 0/KVM", "1", 1, 0);
+        for tid in [pid, pid + 1] {
+            host.file(&format!("proc/{pid}/task/{tid}/cgroup"), "0::/user.slice\n");
+        }
+        for (name, index) in [(tap.clone(), 1000 + i), (format!("link{i}"), 5000 + i)] {
+            for (file, text) in [("ifindex", index.to_string()), ("type", "1".into()), ("mtu", "1500".into())]
+            {
+                host.file(&format!("sys/class/net/{name}/{file}"), text);
+            }
+        }
+        host.file(&format!("sys/class/net/{tap}/tun_flags"), "0x1002\n");
+        host.file(&format!("sys/class/net/{tap}/brport/port_no"), format!("{i:#x}\n"));
+        host.link(&format!("sys/class/net/{tap}/master"), "../../devices/virtual/net/br0");
+        nic(&host, &format!("link{i}"), "pci", &format!("sys/devices/pci/0000:{i:02x}:01.0"), &[]);
+    }
+    host.file(&format!("{CGROUP}/user.slice/cgroup.procs"), "1\n");
+    for below in 0..4 {
+        host.file(&format!("{CGROUP}/user.slice/{below}/cgroup.procs"), "2\n");
+    }
+    host
+}
+
+#[test]
+fn what_is_read_is_in_proportion_to_what_there_is() {
+    let reads = |size| {
+        let root = crowded(size).root();
+        let observed = root.observe().unwrap();
+        assert_eq!((observed.vms.len(), observed.links.len()), (size as usize + 1, 2 * size as usize + 7));
+        root.reads()
+    };
+    let [few, some, many] = [4, 8, 12].map(reads);
+    assert_eq!(many - some, some - few, "the third four cost as much as the second");
+}
+
 #[test]
 fn a_group_with_strangers_is_shared() {
     let host = host();

@@ -5,8 +5,8 @@ use super::{Draft, Host, Want, channels};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm, own_group};
-use teiji_model::policy::{At, HostPolicy, LinkPolicy, Place, Policy, VmPolicy};
-use teiji_model::resource::{Latency, Quota, Resource, Scheduling, Task, Value};
+use teiji_model::policy::{At, Direct, HostPolicy, LinkPolicy, Place, Policy, Subject, VmPolicy};
+use teiji_model::resource::{Latency, Owner, Quota, Resource, Scheduling, Task, Value};
 
 /// Length of the period of a quota that teiji sets, µs: the kernel's default (`default_cfs_period`).
 const PERIOD_US: u64 = 100_000;
@@ -16,12 +16,16 @@ const LEAST_QUOTA: u32 = 10;
 /// Adds every setting that the policy asks for, and the problems met on the way.
 pub(super) fn collect(policy: &Policy, at: Host<'_>, draft: &mut Draft) {
     let observed = at.observed;
-    for (section, vm) in names::vms(&policy.vms, at, draft) {
+    let vms = names::vms(&policy.vms, at, draft);
+    for (section, vm) in &vms {
         self::vm(section, vm, observed, draft);
     }
     host(&policy.host, observed, draft);
     for section in &policy.links {
         link(section, observed, draft);
+    }
+    for key in &policy.direct {
+        direct(key, &vms, observed, draft);
     }
     channels::collect(policy, at, draft);
     for vf in &policy.vfs {
@@ -213,6 +217,47 @@ fn link(section: &LinkPolicy, observed: &Observed, draft: &mut Draft) {
             }
         }
         Err(message) => draft.problem(&section.name.place, message),
+    }
+}
+
+/// A key that sets every resource of a kind which its section speaks of.
+fn direct(direct: &Direct, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed, draft: &mut Draft) {
+    let At { value, place } = &direct.value;
+    if let Value::Cpus(cpus) = value
+        && !usable(&At { value: cpus.clone(), place: place.clone() }, observed, draft)
+    {
+        return;
+    }
+    let (section, whose, devices) = match &direct.subject {
+        Subject::Host => ("host".to_owned(), "the host".to_owned(), None),
+        Subject::Link(name) => match names::link(name, observed) {
+            Ok(link) => {
+                (format!("link.{}", shown(&name.value)), shown(&name.value), Some(vec![link.name.as_str()]))
+            }
+            Err(message) => return draft.problem(&name.place, message),
+        },
+        Subject::Vm(name) => {
+            // A section that means no VM is a problem already.
+            let Some((_, vm)) = vms.iter().find(|(section, _)| section.name.value == name.value) else {
+                return;
+            };
+            let taps = vm.vm.nics.iter().map(|nic| nic.tap.as_str()).collect();
+            (format!("vm.{}", shown(&name.value)), shown(&name.value), Some(taps))
+        }
+    };
+    let is_meant = |resource: &&Resource| match (resource.owner(), &devices) {
+        _ if resource.kind() != direct.kind => false,
+        (_, None) => true,
+        (Owner::Device(device), Some(devices)) => devices.contains(&device.name.as_str()),
+        _ => false,
+    };
+    let key = Key { place, reason: format!("{section}.{}", direct.key), cost: direct.cost.to_owned() };
+    let all: Vec<Resource> = observed.settings.all().filter(is_meant).cloned().collect();
+    if all.is_empty() {
+        draft.warnings.push(format!("`{}` has no effect: {whose} has nothing that it sets", key.reason));
+    }
+    for resource in all {
+        key.want(draft, resource, value.clone(), whose.clone());
     }
 }
 
