@@ -7,8 +7,10 @@ use common::{DEFAULT, at, cpus, host, observe_again, task, vm};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_control::plan::plan;
+use teiji_model::host::{DataPlane, Nic};
 use teiji_model::plan::{Held, Hold, Manager, Observed, Plan, own_group};
-use teiji_model::policy::{LinkPolicy, Policy, VfPolicy, VmPolicy};
+use teiji_model::policy::{LinkPolicy, Policy, Source, VfPolicy, VmPolicy};
+use teiji_model::queue::Device;
 use teiji_model::resource::{Kind, Latency, Quota, Resource, ResourceError, Scheduling, Value};
 
 const FIFO: Scheduling = Scheduling::Fifo { priority: 10 };
@@ -274,6 +276,63 @@ fn what_the_host_does_not_have() {
     let weight = vms(vec![VmPolicy { weight: Some(at(5, 2)), ..section("a") }]);
     let text = problems(&weight, &host("0", vec![vm("a", 1, 1, 0, None, false)], Vec::new()));
     says(&text, &["p.toml:2:1: weight and quota need control groups of version 2"]);
+}
+
+#[test]
+fn packets_of_links_and_taps_are_steered() {
+    let queue = |name: &str, n| Resource::ReceiveCpus(Device { name: name.into(), index: 2 }, n);
+    let mut sip1 = vm("sip1", 100, 1, 0, None, false);
+    sip1.vm.nics = vec![Nic {
+        tap: "tap0".into(),
+        ifindex: 2,
+        mac: None,
+        bridge: None,
+        data_plane: DataPlane::VhostNet,
+        queues: 1,
+    }];
+    let mut observed =
+        host("0-3", vec![sip1], vec![common::nic("eth0", vec![]), common::nic("tap0", vec![])]);
+    for resource in [queue("eth0", 0), queue("eth0", 1), queue("tap0", 0)] {
+        observed.settings.insert(resource, Value::Cpus(cpus("")));
+    }
+    let text = "[link.eth0]\nrps_cpus = \"2-3\"\n[vm.sip1]\nrps_cpus = \"1\"\n";
+    let plan = ok(&parsed(text), &observed, &Held::default());
+    assert_eq!(
+        settings(&plan),
+        [
+            "rps_cpus of eth0 queue 0: none -> 2-3",
+            "rps_cpus of eth0 queue 1: none -> 2-3",
+            "rps_cpus of tap0 queue 0: none -> 1",
+        ]
+    );
+    let told: Vec<_> = plan.steps.iter().map(|s| (s.whose.as_str(), s.reason.as_str())).collect();
+    assert_eq!((told[0], told[2]), (("eth0", "link.eth0.rps_cpus"), ("sip1", "vm.sip1.rps_cpus")));
+    assert!(plan.steps[0].cost.contains("interrupt between CPUs"));
+    // Back where it was, once no line asks for it.
+    let (mut now, mut held) = (observed.settings.values(), Held::default());
+    carried_out(&plan, &mut now, &mut held);
+    let back = ok(&Policy::default(), &observe_again(&observed, &now), &held);
+    assert_eq!(settings(&back)[0], "rps_cpus of eth0 queue 0: 2-3 -> none");
+
+    let text = "[link.eth0]\nrps_cpus = \"9\"\n[link.eth1]\nrps_cpus = \"1\"\n[vm.b]\nrps_cpus = \"1\"\n";
+    let text = problems(&parsed(text), &observed);
+    says(
+        &text,
+        &["p.toml:2:12: CPU 9 is not online", "p.toml:3:7: there is no link `eth1`", "there is no VM `b`"],
+    );
+    let why = ResourceError::NotPermitted("that needs root".into());
+    observed.settings.note(queue("eth0", 1), Err(why));
+    let text = problems(&parsed("[link.eth0]\nrps_cpus = \"2-3\"\n"), &observed);
+    says(&text, &["rps_cpus of eth0 queue 1 (eth0) cannot be read", "that needs root"]);
+    let none = host("0-3", Vec::new(), vec![common::nic("eth0", vec![])]);
+    let plan = ok(&parsed("[link.eth0]\nrps_cpus = \"2-3\"\n"), &none, &Held::default());
+    assert_eq!(plan.warnings, ["`link.eth0.rps_cpus` has no effect: eth0 has nothing that it sets"]);
+}
+
+/// A policy as its file says it.
+fn parsed(text: &str) -> Policy {
+    let source = Source { name: "p.toml".into(), text: text.into() };
+    teiji_model::policy::parse(&[source]).unwrap()
 }
 
 #[test]

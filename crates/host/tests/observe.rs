@@ -65,6 +65,10 @@ fn host() -> Host {
     host.file("sys/class/net/br0/bridge/bridge_id", "8000.525400880001\n");
     host.file("sys/class/net/bond0/bonding/mode", "802.3ad 4\n");
     host.file("sys/class/net/tap0/tun_flags", "0x1002\n");
+    for (device, queue) in [("tap0", 0), ("ens3", 0), ("ens3", 1)] {
+        host.file(&format!("sys/class/net/{device}/queues/rx-{queue}/rps_cpus"), format!("{queue:x}\n"));
+        host.file(&format!("sys/class/net/{device}/queues/tx-{queue}/xps_cpus"), "0\n");
+    }
     for (name, mbit) in
         [("tap0", "10"), ("eth0", "25000"), ("ens3", "-1"), ("bond0", "2000"), ("br0", "25000")]
     {
@@ -147,6 +151,11 @@ fn a_host_with_a_vm_and_two_nics() {
     assert_eq!(read(Resource::GroupWeight(own_group(700))), "100");
     assert_eq!(read(Resource::GroupQuota(own_group(700))), "no limit");
     assert_eq!(read(Resource::IrqCpus(51)), "3");
+    let steering = observed.settings.iter().filter(|(r, _)| r.kind() == Kind::ReceiveCpus);
+    let steering: Vec<String> = steering.map(|(resource, cpus)| format!("{resource}: {cpus}")).collect();
+    let wanted =
+        ["rps_cpus of ens3 queue 0: none", "rps_cpus of ens3 queue 1: 0", "rps_cpus of tap0 queue 0: none"];
+    assert_eq!(steering, wanted);
     assert_eq!(read(Resource::HaltPoll), "200 µs");
     assert_eq!(observed.settings[&Resource::CpuLatency(3)], Value::Latency(Latency::Any));
     let asks_the_kernel = |(_, why): (_, &ResourceError)| why.to_string().contains("below --root");

@@ -10,6 +10,7 @@ use std::process::{Child, Command};
 use teiji_host::{Root, Settings, task};
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::own_group;
+use teiji_model::queue::Device;
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, Task, Value};
 
 /// A setting that gets its value back at the end, whatever happens.
@@ -92,6 +93,33 @@ fn a_made_up_interrupt_is_moved() {
         error.contains("answers `\x1b[2Jno list`"),
         "as it is: it is escaped where it is printed: {error:?}"
     );
+}
+
+#[test]
+fn receive_packet_steering() {
+    let host = Host::new();
+    let device = |index| Device { name: "eth0".into(), index };
+    let queue = |n| Resource::ReceiveCpus(device(7), n);
+    let file = "sys/class/net/eth0/queues/rx-1/rps_cpus";
+    host.file("sys/class/net/eth0/ifindex", "7\n");
+    host.file(file, "00000000,00000005\n");
+    let settings = Settings::new(host.root());
+    assert_eq!(settings.read(&queue(1)), Ok(Value::Cpus("0,2".parse().unwrap())));
+    for (cpus, text) in [("1,33", "2,00000002"), ("", "0")] {
+        let value = Value::Cpus(cpus.parse().unwrap_or_default());
+        settings.write(&queue(1), &value).unwrap();
+        assert_eq!((host.text(file), settings.read(&queue(1))), (text.to_owned(), Ok(value)));
+    }
+    assert_eq!(settings.read(&queue(0)), Err(ResourceError::Gone("receive queue 0 of eth0".into())));
+    let other = settings.write(&Resource::ReceiveCpus(device(8), 1), &Value::Cpus(CpuSet::default()));
+    assert_eq!(other, Err(ResourceError::Gone("device eth0".into())), "a later one of the same name");
+
+    // This machine's loopback takes packets in on the CPU that sends them, which may be told otherwise.
+    let lo = Resource::ReceiveCpus(Device { name: "lo".into(), index: 1 }, 0);
+    match Restored::new(lo) {
+        Ok(restored) => restored.try_with(&Value::Cpus("0".parse().unwrap())),
+        Err(e) => eprintln!("this machine has no receive packet steering: {e}"),
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | `thread_cpus`, `thread_scheduling` | a thread's CPUs and its scheduling: `sched_setaffinity(2)`, `sched_setattr(2)` |
 //! | `irq_cpus` | an interrupt's CPUs: `/proc/irq/<n>/smp_affinity_list` |
+//! | `receive_cpus` | the CPUs that packets of a receive queue are handed to: `rps_cpus` |
 //! | `group` | which control group a process is in |
 //! | `group_weight`, `group_quota` | `cpu.weight` and `cpu.max` of a control group |
 //! | `halt_poll` | KVM's halt polling |
@@ -39,6 +40,7 @@ mod group_weight;
 mod halt_poll;
 mod irq_cpus;
 mod queue;
+mod receive_cpus;
 mod segment_size;
 mod share;
 mod thread;
@@ -88,8 +90,9 @@ pub(crate) trait Access: Sync {
 }
 
 /// Every kind.
-static KINDS: [&dyn Access; 10] = [
+static KINDS: [&dyn Access; 11] = [
     &irq_cpus::IrqCpus,
+    &receive_cpus::ReceiveCpus,
     &cpu_latency::CpuLatency,
     &halt_poll::HaltPoll,
     &segment_size::SegmentSize,

@@ -104,7 +104,19 @@ pub(super) struct Sets {
 }
 
 /// All keys that need no more than that: the parser and the plan know them from here only.
-pub(super) const SETS: &[Sets] = &[];
+pub(super) const SETS: &[Sets] = &[
+    Sets { section: "link", key: "rps_cpus", kind: resource::Kind::ReceiveCpus, value: cpus, cost: STEERING },
+    Sets { section: "vm", key: "rps_cpus", kind: resource::Kind::ReceiveCpus, value: cpus, cost: STEERING },
+];
+
+const STEERING: &str = "each packet is handed on by an interrupt between CPUs, unless it was taken in there";
+
+fn cpus(value: Value) -> Option<resource::Value> {
+    match value {
+        Value::Cpus(cpus) => Some(resource::Value::Cpus(cpus)),
+        _ => None,
+    }
+}
 
 /// All sections.
 pub(super) const SECTIONS: &[Section] = &[
@@ -173,6 +185,14 @@ pub(super) const SECTIONS: &[Section] = &[
                 default: "as it is",
                 example: "\"0-1\"",
                 doc: "CPUs that handle the NIC's interrupts.",
+            },
+            Key {
+                name: "rps_cpus",
+                kind: Kind::Cpus,
+                required: false,
+                default: "as it is",
+                example: "\"2-3\"",
+                doc: "CPUs that packets from the NIC's receive queues are handed to (receive packet steering), whichever CPU took them in.",
             },
             Key {
                 name: "rate",
@@ -281,6 +301,14 @@ pub(super) const SECTIONS: &[Section] = &[
                 default: "as it is",
                 example: "\"4\"",
                 doc: "CPUs for its vhost workers. Not with `class = \"deadline\"`.",
+            },
+            Key {
+                name: "rps_cpus",
+                kind: Kind::Cpus,
+                required: false,
+                default: "as it is",
+                example: "\"2-3\"",
+                doc: "CPUs that packets from its taps are handed to (receive packet steering): the host's part of the way out.",
             },
             Key {
                 name: "weight",

@@ -64,6 +64,9 @@ pub enum Resource {
     /// The largest packet that the host's own stack hands to a device for it to split: `gso_max_size`, bytes of IP
     /// packet ([`Value::Bytes`]).
     SegmentSize(Device),
+    /// CPUs that packets of a device's receive queue, by its number, are handed to: `rps_cpus` ([`Value::Cpus`], where
+    /// none is the CPU that took them in).
+    ReceiveCpus(Device, u32),
 }
 
 /// A kind of resource. Names of variants are part of an observation's format.
@@ -72,6 +75,8 @@ pub enum Resource {
 pub enum Kind {
     /// [`Resource::IrqCpus`].
     IrqCpus,
+    /// [`Resource::ReceiveCpus`].
+    ReceiveCpus,
     /// [`Resource::CpuLatency`].
     CpuLatency,
     /// [`Resource::HaltPoll`].
@@ -93,8 +98,9 @@ pub enum Kind {
 }
 
 /// Every kind, in the order in which a plan shows changes that do not depend on one another.
-pub const KINDS: [Kind; 10] = [
+pub const KINDS: [Kind; 11] = [
     Kind::IrqCpus,
+    Kind::ReceiveCpus,
     Kind::CpuLatency,
     Kind::HaltPoll,
     Kind::SegmentSize,
@@ -152,6 +158,7 @@ impl Resource {
             Resource::CpuLatency(_) => Kind::CpuLatency,
             Resource::Queue(_) => Kind::Queue,
             Resource::SegmentSize(_) => Kind::SegmentSize,
+            Resource::ReceiveCpus(..) => Kind::ReceiveCpus,
         }
     }
 
@@ -165,7 +172,9 @@ impl Resource {
             Resource::GroupWeight(path) | Resource::GroupQuota(path) => Owner::Group(path),
             Resource::HaltPoll => Owner::Host,
             Resource::CpuLatency(cpu) => Owner::Cpu(*cpu),
-            Resource::Queue(device) | Resource::SegmentSize(device) => Owner::Device(device),
+            Resource::Queue(device) | Resource::SegmentSize(device) | Resource::ReceiveCpus(device, _) => {
+                Owner::Device(device)
+            }
         }
     }
 }
@@ -184,6 +193,7 @@ impl fmt::Display for Resource {
             Resource::CpuLatency(cpu) => write!(f, "wake-up latency of CPU {cpu}"),
             Resource::Queue(device) => write!(f, "root qdisc of {device}"),
             Resource::SegmentSize(device) => write!(f, "gso_max_size of {device}"),
+            Resource::ReceiveCpus(device, queue) => write!(f, "rps_cpus of {device} queue {queue}"),
         }
     }
 }
@@ -193,6 +203,7 @@ impl Kind {
     pub fn class(self) -> Class {
         match self {
             Kind::IrqCpus
+            | Kind::ReceiveCpus
             | Kind::CpuLatency
             | Kind::HaltPoll
             | Kind::SegmentSize
@@ -239,6 +250,7 @@ impl fmt::Display for Value {
     /// Paths of groups and kinds of qdiscs are untrusted text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Value::Cpus(cpus) if cpus.is_empty() => f.write_str("none"),
             Value::Cpus(cpus) => write!(f, "{cpus}"),
             Value::Scheduling(s) => write!(f, "{s}"),
             Value::Group(path) => f.write_str(path),
