@@ -329,6 +329,20 @@ fn packets_of_links_and_taps_are_steered() {
     assert_eq!(plan.warnings, ["`link.eth0.rps_cpus` has no effect: eth0 has nothing that it sets"]);
 }
 
+#[test]
+fn the_governor_is_that_of_every_frequency_policy() {
+    let mut observed = one();
+    for (policy, word) in [(0, "schedutil"), (2, "performance")] {
+        observed.settings.insert(Resource::Governor(policy), Value::Word(word.into()));
+    }
+    let policy = parsed("[host]\ngovernor = \"performance\"\n");
+    let plan = ok(&policy, &observed, &Held::default());
+    assert_eq!(settings(&plan), ["governor of frequency policy 0: schedutil -> performance"]);
+    assert_eq!((plan.steps[0].whose.as_str(), plan.steps[0].reason.as_str()), ("the host", "host.governor"));
+    let plan = ok(&policy, &one(), &Held::default());
+    assert_eq!(plan.warnings, ["`host.governor` has no effect: the host has nothing that it sets"]);
+}
+
 /// A policy as its file says it.
 fn parsed(text: &str) -> Policy {
     let source = Source { name: "p.toml".into(), text: text.into() };

@@ -146,6 +146,7 @@ fn what_is_missing_says_what_it_costs_and_how_to_get_it() {
         "tracefs",
         "debugfs",
         "receive packet steering",
+        "CPU frequency governors",
     ] {
         let it = all.iter().find(|c| c.name == missing).unwrap();
         assert!(!it.present && !it.consequence.is_empty() && !it.remedy.is_empty(), "{it:?}");
@@ -163,6 +164,10 @@ fn what_is_there_says_no_more() {
     host.file("dev/kvm", "");
     host.file("dev/net/tun", "");
     host.file("sys/class/net/lo/queues/rx-0/rps_cpus", "0\n");
+    host.file(
+        "sys/devices/system/cpu/cpufreq/policy0/scaling_available_governors",
+        "performance schedutil \n",
+    );
     let all = host.root().capabilities();
     assert!(all.iter().all(|c| c.present && c.consequence.is_empty() && c.remedy.is_empty()), "{all:#?}");
 }

@@ -65,6 +65,9 @@ fn host() -> Host {
     host.file("sys/class/net/br0/bridge/bridge_id", "8000.525400880001\n");
     host.file("sys/class/net/bond0/bonding/mode", "802.3ad 4\n");
     host.file("sys/class/net/tap0/tun_flags", "0x1002\n");
+    for policy in [0, 2] {
+        host.file(&format!("sys/devices/system/cpu/cpufreq/policy{policy}/scaling_governor"), "schedutil\n");
+    }
     for (device, queue) in [("tap0", 0), ("ens3", 0), ("ens3", 1)] {
         host.file(&format!("sys/class/net/{device}/queues/rx-{queue}/rps_cpus"), format!("{queue:x}\n"));
         host.file(&format!("sys/class/net/{device}/queues/tx-{queue}/xps_cpus"), "0\n");
@@ -151,6 +154,9 @@ fn a_host_with_a_vm_and_two_nics() {
     assert_eq!(read(Resource::GroupWeight(own_group(700))), "100");
     assert_eq!(read(Resource::GroupQuota(own_group(700))), "no limit");
     assert_eq!(read(Resource::IrqCpus(51)), "3");
+    let governors = observed.settings.iter().filter(|(r, _)| r.kind() == Kind::Governor);
+    let governors: Vec<String> = governors.map(|(resource, word)| format!("{resource}: {word}")).collect();
+    assert_eq!(governors, [0, 2].map(|policy| format!("governor of frequency policy {policy}: schedutil")));
     let steering = observed.settings.iter().filter(|(r, _)| r.kind() == Kind::ReceiveCpus);
     let steering: Vec<String> = steering.map(|(resource, cpus)| format!("{resource}: {cpus}")).collect();
     let wanted =

@@ -123,6 +123,28 @@ fn receive_packet_steering() {
 }
 
 #[test]
+fn frequency_governors() {
+    let host = Host::new();
+    let file = "sys/devices/system/cpu/cpufreq/policy4/scaling_governor";
+    let (settings, resource) = (Settings::new(host.root()), Resource::Governor(4));
+    assert_eq!(settings.read(&resource), Err(ResourceError::Gone("frequency policy 4".into())));
+    host.file(file, "schedutil\n");
+    let word = |word: &str| Value::Word(word.into());
+    assert_eq!(settings.read(&resource), Ok(word("schedutil")));
+    settings.write(&resource, &word("performance")).unwrap();
+    assert_eq!(host.text(file), "performance");
+    for odd in ["", "two words", "\x1b[2J", "a-name-that-is-longer-than-the-kernels"] {
+        host.file(file, odd);
+        assert!(matches!(settings.read(&resource), Err(ResourceError::Unsupported(_))), "{odd:?}");
+    }
+    if let Ok(restored) = Restored::new(Resource::Governor(0)) {
+        restored.try_with(&restored.1);
+        let none = Settings::default().write(&restored.0, &word("no-such")).unwrap_err();
+        assert!(matches!(&none, ResourceError::Refused(why) if why.contains("it has")), "{none:?}");
+    }
+}
+
+#[test]
 fn halt_polling() {
     let host = Host::new();
     let settings = Settings::new(host.root());

@@ -10,10 +10,10 @@ use teiji_model::cpus::CpuSet;
 use teiji_model::host::{Identity, NamedBy, Vm};
 use teiji_model::plan::{DeadlineSupport, LinkKind, Observed, ObservedLink, ObservedVm, own_group};
 use teiji_model::policy::{
-    At, Auto, ChannelPolicy, Endpoint, HostPolicy, LinkPolicy, Place, Policy, VmPolicy,
+    At, Auto, ChannelPolicy, Direct, Endpoint, HostPolicy, LinkPolicy, Place, Policy, Subject, VmPolicy,
 };
 use teiji_model::queue::{Queue, Stock};
-use teiji_model::resource::{Latency, Quota, Resource, Scheduling, Task, Value};
+use teiji_model::resource::{Kind, Latency, Quota, Resource, Scheduling, Task, Value};
 
 /// A place in a policy file.
 pub fn at<T>(value: T, line: usize) -> At<T> {
@@ -99,7 +99,9 @@ pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Obs
     let online = cpus(online);
     let mut settings = BTreeMap::from([(Resource::HaltPoll, Value::Nanoseconds(200_000))]);
     settings.extend(online.iter().map(|cpu| (Resource::CpuLatency(cpu), Value::Latency(Latency::Any))));
+    settings.insert(Resource::Governor(0), Value::Word("schedutil".into()));
     for link in &links {
+        settings.insert(Resource::ReceiveCpus(link.device(), 0), Value::Cpus(CpuSet::default()));
         settings.insert(Resource::Queue(link.device()), Value::Queue(stock()));
         settings.insert(Resource::SegmentSize(link.device()), Value::Bytes(65_536));
     }
@@ -204,7 +206,8 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
                         }));
                     }
                     (Resource::SegmentSize(_), value) => *value = Value::Bytes(number * 8),
-                    (Resource::Group(_) | Resource::Queue(_), _) => {}
+                    (Resource::ReceiveCpus(..), value) => *value = Value::Cpus(cpus),
+                    (Resource::Group(_) | Resource::Queue(_) | Resource::Governor(_), _) => {}
                 }
             }
             // The kernel has no thread with a deadline that may not run on every CPU.
@@ -250,12 +253,37 @@ pub fn any_policy() -> impl Strategy<Value = Policy> {
             halt_poll,
             cpu_latency,
         });
-    (host, vec(vm, 0..3), any_channels(), any::<bool>()).prop_map(|(host, mut vms, of_links, with)| {
-        vms.sort_by(|a, b| a.name.value.cmp(&b.name.value));
-        vms.dedup_by(|a, b| a.name.value == b.name.value);
-        let channels = if with { of_links.channels } else { Vec::new() };
-        Policy { host, vms, channels, ..of_links }
-    })
+    (host, vec(vm, 0..3), any_channels(), any::<bool>(), any_direct()).prop_map(
+        |(host, mut vms, of_links, with, direct)| {
+            vms.sort_by(|a, b| a.name.value.cmp(&b.name.value));
+            vms.dedup_by(|a, b| a.name.value == b.name.value);
+            let channels = if with { of_links.channels } else { Vec::new() };
+            Policy { host, vms, channels, direct, ..of_links }
+        },
+    )
+}
+
+/// Keys that set resources as they are.
+fn any_direct() -> impl Strategy<Value = Vec<Direct>> {
+    let steering = weighted(0.4, some_cpus(3)).prop_map(|cpus| {
+        cpus.map(|cpus| Direct {
+            subject: Subject::Link(at("eth0".to_owned(), 30)),
+            key: "rps_cpus",
+            kind: Kind::ReceiveCpus,
+            value: at(Value::Cpus(cpus), 31),
+            cost: "",
+        })
+    });
+    let governor = weighted(0.4, Just("performance")).prop_map(|word| {
+        word.map(|word| Direct {
+            subject: Subject::Host,
+            key: "governor",
+            kind: Kind::Governor,
+            value: at(Value::Word(word.to_owned()), 32),
+            cost: "",
+        })
+    });
+    (steering, governor).prop_map(|(steering, governor)| steering.into_iter().chain(governor).collect())
 }
 
 /// Links and channels that often fit [`any_host`]; their links may not be there.

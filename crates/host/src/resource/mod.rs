@@ -11,6 +11,7 @@
 //! | `receive_cpus` | the CPUs that packets of a receive queue are handed to: `rps_cpus` |
 //! | `group` | which control group a process is in |
 //! | `group_weight`, `group_quota` | `cpu.weight` and `cpu.max` of a control group |
+//! | `governor` | what chooses the frequency of CPUs: `scaling_governor` |
 //! | `halt_poll` | KVM's halt polling |
 //! | `cpu_latency` | the wake-up latency of a CPU's idle states |
 //! | `queue` | a device's root qdisc that is not teiji's |
@@ -34,6 +35,7 @@ mod answer;
 mod cpu_latency;
 mod device;
 mod file;
+mod governor;
 mod group;
 mod group_quota;
 mod group_weight;
@@ -90,10 +92,11 @@ pub(crate) trait Access: Sync {
 }
 
 /// Every kind.
-static KINDS: [&dyn Access; 11] = [
+static KINDS: [&dyn Access; 12] = [
     &irq_cpus::IrqCpus,
     &receive_cpus::ReceiveCpus,
     &cpu_latency::CpuLatency,
+    &governor::Governor,
     &halt_poll::HaltPoll,
     &segment_size::SegmentSize,
     &group::Group,

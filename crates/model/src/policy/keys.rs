@@ -105,6 +105,16 @@ pub(super) struct Sets {
 
 /// All keys that need no more than that: the parser and the plan know them from here only.
 pub(super) const SETS: &[Sets] = &[
+    Sets {
+        section: "host",
+        key: "governor",
+        kind: resource::Kind::Governor,
+        value: |value| match value {
+            Value::Word(word) => Some(resource::Value::Word(word.to_owned())),
+            _ => None,
+        },
+        cost: "",
+    },
     Sets { section: "link", key: "rps_cpus", kind: resource::Kind::ReceiveCpus, value: cpus, cost: STEERING },
     Sets { section: "vm", key: "rps_cpus", kind: resource::Kind::ReceiveCpus, value: cpus, cost: STEERING },
 ];
@@ -159,6 +169,14 @@ pub(super) const SECTIONS: &[Section] = &[
                 default: "all CPUs",
                 example: "\"2-5\"",
                 doc: "The CPUs that `cpu_latency` is for.",
+            },
+            Key {
+                name: "governor",
+                kind: Kind::Word(&["performance", "schedutil", "ondemand", "conservative", "powersave"]),
+                required: false,
+                default: "as it is",
+                example: "\"performance\"",
+                doc: "What chooses the CPUs' frequency (cpufreq), for all of them; `teiji doctor` says which governors there are.",
             },
             Key {
                 name: "vm_users",

@@ -67,6 +67,8 @@ pub enum Resource {
     /// CPUs that packets of a device's receive queue, by its number, are handed to: `rps_cpus` ([`Value::Cpus`], where
     /// none is the CPU that took them in).
     ReceiveCpus(Device, u32),
+    /// What chooses the frequency of a group of CPUs, by the number of its policy: `scaling_governor` ([`Value::Word`]).
+    Governor(u32),
 }
 
 /// A kind of resource. Names of variants are part of an observation's format.
@@ -79,6 +81,8 @@ pub enum Kind {
     ReceiveCpus,
     /// [`Resource::CpuLatency`].
     CpuLatency,
+    /// [`Resource::Governor`].
+    Governor,
     /// [`Resource::HaltPoll`].
     HaltPoll,
     /// [`Resource::SegmentSize`].
@@ -98,10 +102,11 @@ pub enum Kind {
 }
 
 /// Every kind, in the order in which a plan shows changes that do not depend on one another.
-pub const KINDS: [Kind; 11] = [
+pub const KINDS: [Kind; 12] = [
     Kind::IrqCpus,
     Kind::ReceiveCpus,
     Kind::CpuLatency,
+    Kind::Governor,
     Kind::HaltPoll,
     Kind::SegmentSize,
     Kind::Group,
@@ -159,6 +164,7 @@ impl Resource {
             Resource::Queue(_) => Kind::Queue,
             Resource::SegmentSize(_) => Kind::SegmentSize,
             Resource::ReceiveCpus(..) => Kind::ReceiveCpus,
+            Resource::Governor(_) => Kind::Governor,
         }
     }
 
@@ -171,7 +177,7 @@ impl Resource {
             Resource::IrqCpus(irq) => Owner::Interrupt(*irq),
             Resource::GroupWeight(path) | Resource::GroupQuota(path) => Owner::Group(path),
             Resource::HaltPoll => Owner::Host,
-            Resource::CpuLatency(cpu) => Owner::Cpu(*cpu),
+            Resource::CpuLatency(cpu) | Resource::Governor(cpu) => Owner::Cpu(*cpu),
             Resource::Queue(device) | Resource::SegmentSize(device) | Resource::ReceiveCpus(device, _) => {
                 Owner::Device(device)
             }
@@ -193,6 +199,7 @@ impl fmt::Display for Resource {
             Resource::CpuLatency(cpu) => write!(f, "wake-up latency of CPU {cpu}"),
             Resource::Queue(device) => write!(f, "root qdisc of {device}"),
             Resource::SegmentSize(device) => write!(f, "gso_max_size of {device}"),
+            Resource::Governor(policy) => write!(f, "governor of frequency policy {policy}"),
             Resource::ReceiveCpus(device, queue) => write!(f, "rps_cpus of {device} queue {queue}"),
         }
     }
@@ -205,6 +212,7 @@ impl Kind {
             Kind::IrqCpus
             | Kind::ReceiveCpus
             | Kind::CpuLatency
+            | Kind::Governor
             | Kind::HaltPoll
             | Kind::SegmentSize
             | Kind::Group
@@ -244,6 +252,8 @@ pub enum Value {
     Queue(Queue),
     /// A size.
     Bytes(u32),
+    /// A name that the kernel has for it.
+    Word(String),
 }
 
 impl fmt::Display for Value {
@@ -253,7 +263,7 @@ impl fmt::Display for Value {
             Value::Cpus(cpus) if cpus.is_empty() => f.write_str("none"),
             Value::Cpus(cpus) => write!(f, "{cpus}"),
             Value::Scheduling(s) => write!(f, "{s}"),
-            Value::Group(path) => f.write_str(path),
+            Value::Group(text) | Value::Word(text) => f.write_str(text),
             Value::Weight(weight) => write!(f, "{weight}"),
             Value::Quota(None) => f.write_str("no limit"),
             Value::Quota(Some(q)) => write!(f, "{} of every {}", micros(q.quota_us), micros(q.period_us)),
