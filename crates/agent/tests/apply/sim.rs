@@ -51,6 +51,8 @@ pub struct World {
     pub disk: Cell<Disk>,
     /// Writing such a value fails.
     pub refused: RefCell<Vec<Value>>,
+    /// The next change of this resource fails.
+    pub fails: RefCell<Option<Resource>>,
     /// What the kernel makes of such a value.
     pub normalised: RefCell<Vec<(Value, Value)>>,
     /// CPUs that are online: `SCHED_DEADLINE` threads have to be allowed on all of them.
@@ -90,6 +92,7 @@ impl Sim {
             operations: Cell::new(0),
             disk: Cell::new(Disk::Fine),
             refused: RefCell::default(),
+            fails: RefCell::default(),
             normalised: RefCell::default(),
             online: RefCell::default(),
             counts_on: RefCell::default(),
@@ -292,6 +295,9 @@ impl Host for Sim {
         Host::read(self, setting)?;
         if self.0.refused.borrow().contains(value) {
             return Err(ResourceError::Refused("EINVAL: no".into()));
+        }
+        if self.0.fails.borrow_mut().take_if(|fails| fails == setting).is_some() {
+            return Err(ResourceError::Refused("EBUSY: not now".into()));
         }
         if let Some(refusal) = self.refusal(setting, value) {
             return Err(refusal);
