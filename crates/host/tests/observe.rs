@@ -203,7 +203,8 @@ fn crowded(size: u32) -> Host {
 #[test]
 fn what_is_read_is_in_proportion_to_what_there_is() {
     let reads = |size| {
-        let root = crowded(size).root();
+        let host = crowded(size);
+        let root = host.root();
         let observed = root.observe().unwrap();
         assert_eq!((observed.vms.len(), observed.links.len()), (size as usize + 1, 2 * size as usize + 7));
         root.reads()
