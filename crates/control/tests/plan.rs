@@ -324,7 +324,8 @@ fn packets_of_links_and_taps_are_steered() {
     observed.settings.note(queue("eth0", 1), Err(why));
     let text = problems(&parsed("[link.eth0]\nrps_cpus = \"2-3\"\n"), &observed);
     says(&text, &["rps_cpus of eth0 queue 1 (eth0) cannot be read", "that needs root"]);
-    let none = host("0-3", Vec::new(), vec![common::nic("eth0", vec![])]);
+    let mut none = host("0-3", Vec::new(), vec![common::nic("eth0", vec![])]);
+    none.settings.remove(&queue("eth0", 0));
     let plan = ok(&parsed("[link.eth0]\nrps_cpus = \"2-3\"\n"), &none, &Held::default());
     assert_eq!(plan.warnings, ["`link.eth0.rps_cpus` has no effect: eth0 has nothing that it sets"]);
 }
@@ -339,7 +340,9 @@ fn the_governor_is_that_of_every_frequency_policy() {
     let plan = ok(&policy, &observed, &Held::default());
     assert_eq!(settings(&plan), ["governor of frequency policy 0: schedutil -> performance"]);
     assert_eq!((plan.steps[0].whose.as_str(), plan.steps[0].reason.as_str()), ("the host", "host.governor"));
-    let plan = ok(&policy, &one(), &Held::default());
+    let mut none = one();
+    none.settings.remove(&Resource::Governor(0));
+    let plan = ok(&policy, &none, &Held::default());
     assert_eq!(plan.warnings, ["`host.governor` has no effect: the host has nothing that it sets"]);
 }
 

@@ -1,10 +1,11 @@
 //! State directories as teiji 0.1.0 left them (`tests/former`, each with what the host was like then): held settings, and
-//! transactions whose process ended while it applied, committed, waited for a confirmation or rolled back.
+//! transactions whose process ended while it applied, committed, was about to wait for a confirmation or rolled back.
 
 use crate::common::cpus;
 use crate::sim::{Settings, Sim};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use teiji_agent::apply::store::TRANSACTION;
 use teiji_agent::apply::{Note, Rollback};
 use teiji_model::observation::{Observation, SCHEMA};
 use teiji_model::plan::Held;
@@ -60,6 +61,12 @@ fn what_it_had_begun_is_undone() {
 #[test]
 fn what_it_had_applied_can_be_confirmed() {
     let sim = left("awaiting");
+    // It was ended while it wrote the last line, which whole is this.
+    let mut journal = sim.0.files.borrow()[TRANSACTION].clone();
+    let torn = journal.iter().rposition(|b| *b == b'\n').unwrap() + 1;
+    assert_eq!(&journal[torn..], b"{\"applied\":true,");
+    journal.extend(b"\"until\":1060000}\n");
+    sim.0.files.borrow_mut().insert(TRANSACTION.into(), journal);
     assert_eq!(sim.engine().confirm().unwrap(), []);
     assert_eq!(sim.held().settings.len(), 16);
     rolled_back(&sim);
