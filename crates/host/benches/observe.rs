@@ -32,8 +32,9 @@ fn main() {
     for (taps, vms) in SIZES {
         let namespace = Namespace::new(taps);
         let program = std::env::current_exe().unwrap();
-        let run = Command::new("ip").args(["netns", "exec", &namespace.0]).arg(program);
-        let run = { run }.args(["--inside", &taps.to_string(), &vms.to_string()]).output().unwrap();
+        let mut run = Command::new("ip");
+        run.args(["netns", "exec", &namespace.0]).arg(program);
+        let run = run.args(["--inside", &taps.to_string(), &vms.to_string()]).output().unwrap();
         let text = String::from_utf8_lossy(&run.stdout).into_owned();
         let ns: Option<u64> = text.trim().parse().ok();
         let took = Duration::from_nanos(

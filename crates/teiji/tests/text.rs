@@ -284,8 +284,12 @@ fn the_policys_document_shows_what_is_printed() {
         (Resource::Queue(link.device()), Value::Queue(stock)),
         (Resource::SegmentSize(link.device()), Value::Bytes(65_536)),
     ]);
-    let observed =
-        Observed { links: vec![link], settings, deadlines: DeadlineSupport::Edf, ..Observed::default() };
+    let observed = Observed {
+        links: vec![link],
+        settings: settings.into(),
+        deadlines: DeadlineSupport::Edf,
+        ..Observed::default()
+    };
     let plan = teiji_control::plan::plan(&policy, &observed, &Held::default()).unwrap();
     let shown = teiji::text::guarantees::link(&plan.links[0], &UNICODE);
     let document = include_str!("../../../docs/policy.md");
