@@ -34,8 +34,8 @@ use teiji_bpf::qdisc_edf::{Edf, Opened};
 use teiji_host::Root;
 use teiji_model::policy::Endpoint;
 use teiji_model::queue::{Channel, Deadlines, Device, Queue, RATE_STEP, Scheduler, Stock};
-use teiji_model::setting;
-use teiji_model::setting::Setting;
+use teiji_model::resource;
+use teiji_model::resource::Resource;
 
 /// Half of what is the longest safe time.
 const BEAT: Duration = Duration::from_millis(500);
@@ -67,7 +67,7 @@ struct State {
     machine: Machine,
     verified: Vec<Verified>,
     /// What links had before, by index.
-    before: BTreeMap<u32, setting::Value>,
+    before: BTreeMap<u32, resource::Value>,
     silent: bool,
 }
 
@@ -86,15 +86,15 @@ impl State {
 
     /// What a link has; nothing, if that is not channels.
     fn deadlines(&self, device: &Device) -> Result<Option<Deadlines>> {
-        match self.machine.read(&Setting::Queue(device.clone()))? {
-            setting::Value::Queue(Queue::Deadlines(d)) => Ok(Some(*d)),
+        match self.machine.read(&Resource::Queue(device.clone()))? {
+            resource::Value::Queue(Queue::Deadlines(d)) => Ok(Some(*d)),
             _ => Ok(None),
         }
     }
 
     fn put(&self, device: &Device, d: Deadlines) -> Result<()> {
-        let setting = Setting::Queue(device.clone());
-        let wanted = setting::Value::Queue(Queue::Deadlines(Box::new(d)));
+        let setting = Resource::Queue(device.clone());
+        let wanted = resource::Value::Queue(Queue::Deadlines(Box::new(d)));
         self.machine.write(&setting, &wanted)?;
         let got = self.machine.read(&setting)?;
         if got != wanted {
@@ -116,9 +116,9 @@ impl State {
         match &words[..] {
             ["link", dev, settings @ ..] => {
                 let device = device(dev)?;
-                let present = self.machine.read(&Setting::Queue(device.clone()))?;
+                let present = self.machine.read(&Resource::Queue(device.clone()))?;
                 let had = match &present {
-                    setting::Value::Queue(Queue::Deadlines(d)) => Some((**d).clone()),
+                    resource::Value::Queue(Queue::Deadlines(d)) => Some((**d).clone()),
                     _ => None,
                 };
                 let attach = had.is_none();
@@ -141,7 +141,7 @@ impl State {
             ["detach", dev] => {
                 let device = device(dev)?;
                 let before = self.before.remove(&device.index).unwrap_or_else(default_queue);
-                self.machine.write(&Setting::Queue(device), &before)?;
+                self.machine.write(&Resource::Queue(device), &before)?;
             }
             ["swap", dev, times] => {
                 let device = device(dev)?;
@@ -155,15 +155,15 @@ impl State {
                     if n % 2 == 0 {
                         self.put(&device, swapped(true)?)?;
                     } else {
-                        self.machine.write(&Setting::Queue(device.clone()), &default_queue())?;
+                        self.machine.write(&Resource::Queue(device.clone()), &default_queue())?;
                     }
                 }
             }
             ["tidy"] => self.machine.tidy(),
             ["gso", dev, size] => {
-                let setting = Setting::SegmentSize(device(dev)?);
+                let setting = Resource::SegmentSize(device(dev)?);
                 let before = self.machine.read(&setting)?;
-                self.machine.write(&setting, &setting::Value::Bytes(size.parse()?))?;
+                self.machine.write(&setting, &resource::Value::Bytes(size.parse()?))?;
                 return Ok(before.to_string());
             }
             ["silence"] => self.silent = true,
@@ -189,9 +189,9 @@ impl State {
 }
 
 /// What the kernel gives a veth.
-fn default_queue() -> setting::Value {
+fn default_queue() -> resource::Value {
     let stock = Stock { kind: "noqueue".into(), chosen: false, options: Vec::new() };
-    setting::Value::Queue(Queue::Stock(Box::new(stock)))
+    resource::Value::Queue(Queue::Stock(Box::new(stock)))
 }
 
 /// One of two sets of channels that share but one.

@@ -21,7 +21,7 @@ use teiji_control::admission::curve;
 use teiji_host::{Hfsc, Root, Settings};
 use teiji_model::plan::{DeadlineSupport, Observed};
 use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
-use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::resource::{Resource, ResourceError, Value};
 use teiji_model::status::{LinkNow, LinksNow};
 use teiji_model::text::printable;
 
@@ -55,28 +55,18 @@ impl Machine {
     /// that they have.
     pub fn complete(&self, observed: &mut Observed) {
         observed.deadlines = self.support();
-        let unread = |setting: &Setting| match observed.settings.get(setting) {
-            // HFSC has classes, so that it is not read as just a qdisc.
-            None => self.real,
-            Some(Value::Queue(Queue::Stock(stock))) => stock.kind == KIND,
-            Some(_) => false,
-        };
-        let all = observed.links.iter().map(|link| Setting::Queue(link.device()));
-        let queues: Vec<Setting> = all.filter(unread).collect();
-        for setting in queues {
-            match apply::Host::read(self, &setting) {
-                Ok(value) => {
-                    let failed = format!("cannot read {}: ", printable(&setting.to_string()));
-                    observed.unreadable.retain(|why| !why.starts_with(&failed));
-                    observed.settings.insert(setting, value);
-                }
-                Err(why) => {
-                    observed.settings.remove(&setting);
-                    let why = why.to_string();
-                    if !observed.unreadable.contains(&why) {
-                        observed.unreadable.push(why);
-                    }
-                }
+        if !self.real {
+            return;
+        }
+        // HFSC has classes, so that it is not read as just a qdisc.
+        let hfsc = self.hfsc.links().unwrap_or_default();
+        for device in observed.links.iter().map(|link| link.device()) {
+            let index = device.index;
+            let resource = Resource::Queue(device);
+            let edf = matches!(observed.settings.get(&resource), Some(Value::Queue(Queue::Stock(s))) if s.kind == KIND);
+            if edf || hfsc.contains(&index) {
+                let read = apply::Host::read(self, &resource);
+                observed.settings.note(resource, read);
             }
         }
     }
@@ -155,14 +145,14 @@ impl Machine {
         }
     }
 
-    fn read_queue(&self, device: &Device, root: Queue) -> Result<Queue, SettingError> {
+    fn read_queue(&self, device: &Device, root: Queue) -> Result<Queue, ResourceError> {
         let is_teijis = matches!(&root, Queue::Stock(stock) if stock.kind == KIND);
         if !is_teijis {
             return Ok(root);
         }
         let failed = |why: String| {
-            let name = printable(&device.name);
-            SettingError::Unsupported(format!("cannot read the channels of {name}: {why}"))
+            let name = &device.name;
+            ResourceError::Unsupported(format!("cannot read the channels of {name}: {why}"))
         };
         let Some(edf) = self.edf().map_err(failed)? else { return Ok(root) };
         // One of a process whose pins are gone, or elsewhere, is a qdisc like any other.
@@ -172,12 +162,12 @@ impl Machine {
         }
     }
 
-    fn write_deadlines(&self, device: &Device, wanted: &Deadlines) -> Result<(), SettingError> {
+    fn write_deadlines(&self, device: &Device, wanted: &Deadlines) -> Result<(), ResourceError> {
         let refused = |why: String| {
-            let name = printable(&device.name);
-            SettingError::Refused(format!("cannot give packets deadlines on {name}: {why}"))
+            let name = &device.name;
+            ResourceError::Refused(format!("cannot give packets deadlines on {name}: {why}"))
         };
-        let setting = Setting::Queue(device.clone());
+        let setting = Resource::Queue(device.clone());
         let root = self.settings.read(&setting)?;
         let edf = self.edf().map_err(refused)?.ok_or_else(|| match self.support() {
             DeadlineSupport::None(why) | DeadlineSupport::Hfsc(why) | DeadlineSupport::NoAgent(why) => {
@@ -193,7 +183,7 @@ impl Machine {
         if matches!(&root, Value::Queue(Queue::Stock(stock)) if stock.kind == KIND) {
             return Err(refused(format!(
                 "it has a {KIND} of another process; `tc qdisc del dev {} root` removes that",
-                printable(&device.name)
+                device.name
             )));
         }
         // What one that was killed has left: its statistics are not these.
@@ -209,18 +199,18 @@ impl Machine {
         })
     }
 
-    fn write_hfsc(&self, device: &Device, wanted: &Deadlines) -> Result<(), SettingError> {
+    fn write_hfsc(&self, device: &Device, wanted: &Deadlines) -> Result<(), ResourceError> {
         if !self.real {
-            return Err(SettingError::Unsupported(
+            return Err(ResourceError::Unsupported(
                 "what is below --root is not the machine that the kernel runs on".into(),
             ));
         }
         self.hfsc.write(device, wanted)
     }
 
-    fn write_stock(&self, device: &Device, wanted: &Stock) -> Result<(), SettingError> {
+    fn write_stock(&self, device: &Device, wanted: &Stock) -> Result<(), ResourceError> {
         let hfsc = self.real && matches!(self.hfsc.read(device), Ok(Some(_)));
-        let setting = Setting::Queue(device.clone());
+        let setting = Resource::Queue(device.clone());
         let value = Value::Queue(Queue::Stock(Box::new(wanted.clone())));
         // That it cannot be drained is no reason to keep it.
         let edf = self.edf().ok().flatten().filter(|edf| edf.has(device.index).unwrap_or(false));
@@ -302,26 +292,26 @@ fn drain(edf: &Edf, index: u32) {
 }
 
 impl apply::Host for Machine {
-    fn read(&self, setting: &Setting) -> Result<Value, SettingError> {
-        if let Setting::Queue(device) = setting
+    fn read(&self, setting: &Resource) -> Result<Value, ResourceError> {
+        if let Resource::Queue(device) = setting
             && self.real
             && let Some(queue) = self.hfsc.read(device)?
         {
             return Ok(Value::Queue(queue));
         }
         match (setting, self.settings.read(setting)?) {
-            (Setting::Queue(device), Value::Queue(root)) => self.read_queue(device, root).map(Value::Queue),
+            (Resource::Queue(device), Value::Queue(root)) => self.read_queue(device, root).map(Value::Queue),
             (_, value) => Ok(value),
         }
     }
 
-    fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError> {
+    fn write(&self, setting: &Resource, value: &Value) -> Result<(), ResourceError> {
         match (setting, value) {
-            (Setting::Queue(device), Value::Queue(Queue::Deadlines(wanted))) => match wanted.scheduler {
+            (Resource::Queue(device), Value::Queue(Queue::Deadlines(wanted))) => match wanted.scheduler {
                 Scheduler::Edf => self.write_deadlines(device, wanted),
                 Scheduler::Hfsc => self.write_hfsc(device, wanted),
             },
-            (Setting::Queue(device), Value::Queue(Queue::Stock(wanted))) => self.write_stock(device, wanted),
+            (Resource::Queue(device), Value::Queue(Queue::Stock(wanted))) => self.write_stock(device, wanted),
             _ => self.settings.write(setting, value),
         }
     }

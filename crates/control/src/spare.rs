@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::cpus::CpuSet;
-use teiji_model::setting::Scheduling;
+use teiji_model::resource::Scheduling;
 
 /// Whether such a thread runs as long as it likes.
 pub(crate) fn unbounded(scheduling: &Scheduling) -> bool {

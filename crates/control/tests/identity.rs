@@ -7,9 +7,9 @@ use common::{any_channels, any_host, any_policy, at, cpus, host, of_user, vm};
 use proptest::prelude::*;
 use teiji_control::plan::plan;
 use teiji_model::host::{Identity, NamedBy};
-use teiji_model::plan::{Held, Kind, Manager, Observed, ObservedVm};
+use teiji_model::plan::{Held, Manager, Observed, ObservedVm};
 use teiji_model::policy::{HostPolicy, Policy, VmPolicy};
-use teiji_model::setting::{Scheduling, Setting, Value};
+use teiji_model::resource::{Kind, Resource, Scheduling, Value};
 
 fn policy(name: &str) -> Policy {
     let vm = VmPolicy {
@@ -93,13 +93,13 @@ prop_compose! {
         threads in (0..4u32, 0..3u32),
         priority in prop::option::of(1..=99u8),
         cpu in 0..6u32,
-    ) -> (ObservedVm, Vec<(Setting, Value)>) {
+    ) -> (ObservedVm, Vec<(Resource, Value)>) {
         let identity = Identity { uid, user: uid.map(|uid| format!("u{uid}")), named_by: NamedBy::Itself };
         let made = ObservedVm { identity, ..vm(name, 5000, threads.0, threads.1, None, false) };
         let scheduling = priority.map_or(common::DEFAULT, |priority| Scheduling::Fifo { priority });
         let of = |task| [
-            (Setting::ThreadScheduling(task), Value::Scheduling(scheduling)),
-            (Setting::ThreadCpus(task), Value::Cpus([cpu].into_iter().collect())),
+            (Resource::ThreadScheduling(task), Value::Scheduling(scheduling)),
+            (Resource::ThreadCpus(task), Value::Cpus([cpu].into_iter().collect())),
         ];
         let settings = made.vcpus.iter().chain(&made.workers).flat_map(|task| of(*task)).collect();
         (made, settings)

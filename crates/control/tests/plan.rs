@@ -7,9 +7,11 @@ use common::{DEFAULT, at, cpus, host, observe_again, task, vm};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_control::plan::plan;
-use teiji_model::plan::{Held, Hold, Kind, Manager, Observed, Plan, own_group};
-use teiji_model::policy::{LinkPolicy, Policy, VfPolicy, VmPolicy};
-use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Value};
+use teiji_model::host::{DataPlane, Nic};
+use teiji_model::plan::{Held, Hold, Manager, Observed, Plan, own_group};
+use teiji_model::policy::{LinkPolicy, Policy, Source, VfPolicy, VmPolicy};
+use teiji_model::queue::Device;
+use teiji_model::resource::{Kind, Latency, Quota, Resource, ResourceError, Scheduling, Value};
 
 const FIFO: Scheduling = Scheduling::Fifo { priority: 10 };
 
@@ -38,7 +40,7 @@ fn hold(original: Value, value: Value) -> Hold {
     Hold { whose: "x".into(), original, value, since: 1, reason: "vm.sip1.class".into() }
 }
 
-fn held(holds: impl IntoIterator<Item = (Setting, Hold)>) -> Held {
+fn held(holds: impl IntoIterator<Item = (Resource, Hold)>) -> Held {
     Held { settings: holds.into_iter().collect() }
 }
 
@@ -119,9 +121,9 @@ fn a_group_of_its_own_is_used_as_it_is() {
     assert_eq!(settings(&plan), ["cpu.weight of /machine.slice/sip1.scope: 100 -> 7"]);
     // Once it has been moved it stays so, held or not.
     let mut moved = host("0-3", vec![vm("sip1", 100, 2, 1, Some("/teiji/vm-100"), false)], Vec::new());
-    moved.settings.insert(Setting::GroupWeight(own_group(100)), Value::Weight(7));
+    moved.settings.insert(Resource::GroupWeight(own_group(100)), Value::Weight(7));
     let move_hold = hold(Value::Group("/user.slice".into()), Value::Group(own_group(100)));
-    let held = held([(Setting::Group(task(100)), move_hold)]);
+    let held = held([(Resource::Group(task(100)), move_hold)]);
     assert_eq!(ok(&policy, &moved, &held), Plan::default());
 }
 
@@ -130,11 +132,11 @@ fn what_nothing_wants_any_more_goes_back_first_but_into_real_time() {
     let mut observed = one();
     let own = own_group(100);
     let changes = [
-        (Setting::ThreadCpus(task(101)), Value::Cpus(cpus("2"))),
-        (Setting::ThreadScheduling(task(101)), Value::Scheduling(FIFO)),
-        (Setting::ThreadScheduling(task(102)), Value::Scheduling(Scheduling::Idle)),
-        (Setting::Group(task(100)), Value::Group(own.clone())),
-        (Setting::GroupWeight(own.clone()), Value::Weight(9)),
+        (Resource::ThreadCpus(task(101)), Value::Cpus(cpus("2"))),
+        (Resource::ThreadScheduling(task(101)), Value::Scheduling(FIFO)),
+        (Resource::ThreadScheduling(task(102)), Value::Scheduling(Scheduling::Idle)),
+        (Resource::Group(task(100)), Value::Group(own.clone())),
+        (Resource::GroupWeight(own.clone()), Value::Weight(9)),
     ];
     let mut holds = Vec::new();
     for (setting, value) in changes {
@@ -144,7 +146,7 @@ fn what_nothing_wants_any_more_goes_back_first_but_into_real_time() {
     // Was FIFO before teiji made it default: goes back last of all.
     holds[2].1.original = Value::Scheduling(FIFO);
     // Its task is gone.
-    holds.push((Setting::ThreadCpus(task(9)), hold(Value::Cpus(cpus("0")), Value::Cpus(cpus("1")))));
+    holds.push((Resource::ThreadCpus(task(9)), hold(Value::Cpus(cpus("0")), Value::Cpus(cpus("1")))));
     let policy = Policy {
         host: teiji_model::policy::HostPolicy { halt_poll: Some(at(0, 2)), ..Default::default() },
         ..Policy::default()
@@ -169,23 +171,23 @@ fn what_nothing_wants_any_more_goes_back_first_but_into_real_time() {
 fn a_thread_leaves_the_deadline_class_before_it_is_pinned() {
     let mut observed = one();
     let deadline = Scheduling::Deadline { runtime: 1, deadline: 10, period: 10 };
-    observed.settings.insert(Setting::ThreadScheduling(task(101)), Value::Scheduling(deadline));
+    observed.settings.insert(Resource::ThreadScheduling(task(101)), Value::Scheduling(deadline));
     let policy = vms(vec![VmPolicy {
         class: Some(at(FIFO, 2)),
         vcpu_cpus: Some(at(cpus("2-3"), 3)),
         ..section("sip1")
     }]);
-    let order: Vec<Setting> =
+    let order: Vec<Resource> =
         ok(&policy, &observed, &Held::default()).steps.into_iter().map(|s| s.setting).collect();
     let place = |setting| order.iter().position(|s| *s == setting).unwrap();
-    assert!(place(Setting::ThreadScheduling(task(101))) < place(Setting::ThreadCpus(task(101))));
-    assert!(place(Setting::ThreadScheduling(task(102))) > place(Setting::ThreadCpus(task(102))));
+    assert!(place(Resource::ThreadScheduling(task(101))) < place(Resource::ThreadCpus(task(101))));
+    assert!(place(Resource::ThreadScheduling(task(102))) > place(Resource::ThreadCpus(task(102))));
 }
 
 #[test]
 fn changes_of_others_are_told() {
     let mut observed = one();
-    let setting = Setting::HaltPoll;
+    let setting = Resource::HaltPoll;
     observed.settings.insert(setting.clone(), Value::Nanoseconds(7));
     let held = held([(setting, hold(Value::Nanoseconds(200_000), Value::Nanoseconds(50_000)))]);
     let mut policy = Policy::default();
@@ -199,7 +201,7 @@ fn changes_of_others_are_told() {
     assert_eq!(settings(&plan), ["kvm.halt_poll_ns: 7 ns -> 50.0 µs"]);
     assert!(plan.warnings[0].contains("was changed by someone else from 50.0 µs to 7 ns"), "{plan:?}");
     // What another has put back is no matter.
-    observed.settings.insert(Setting::HaltPoll, Value::Nanoseconds(200_000));
+    observed.settings.insert(Resource::HaltPoll, Value::Nanoseconds(200_000));
     assert_eq!(ok(&Policy::default(), &observed, &held), Plan::default());
 }
 
@@ -246,8 +248,9 @@ fn names_that_mean_no_vm_or_several() {
 #[test]
 fn what_the_host_does_not_have() {
     let mut observed = one();
-    observed.settings.remove(&Setting::HaltPoll);
-    observed.unreadable.push("kvm is not loaded, so halt_poll_ns cannot be read: modprobe kvm".into());
+    observed.settings.remove(&Resource::HaltPoll);
+    let why = ResourceError::Unsupported("kvm is not loaded: modprobe kvm".into());
+    observed.settings.note(Resource::HaltPoll, Err(why));
     let mut policy = vms(vec![VmPolicy {
         vcpu_cpus: Some(at(cpus("3-5"), 2)),
         worker_cpus: Some(at(cpus(""), 3)),
@@ -273,6 +276,80 @@ fn what_the_host_does_not_have() {
     let weight = vms(vec![VmPolicy { weight: Some(at(5, 2)), ..section("a") }]);
     let text = problems(&weight, &host("0", vec![vm("a", 1, 1, 0, None, false)], Vec::new()));
     says(&text, &["p.toml:2:1: weight and quota need control groups of version 2"]);
+}
+
+#[test]
+fn packets_of_links_and_taps_are_steered() {
+    let queue = |name: &str, n| Resource::ReceiveCpus(Device { name: name.into(), index: 2 }, n);
+    let mut sip1 = vm("sip1", 100, 1, 0, None, false);
+    sip1.vm.nics = vec![Nic {
+        tap: "tap0".into(),
+        ifindex: 2,
+        mac: None,
+        bridge: None,
+        data_plane: DataPlane::VhostNet,
+        queues: 1,
+    }];
+    let mut observed =
+        host("0-3", vec![sip1], vec![common::nic("eth0", vec![]), common::nic("tap0", vec![])]);
+    for resource in [queue("eth0", 0), queue("eth0", 1), queue("tap0", 0)] {
+        observed.settings.insert(resource, Value::Cpus(cpus("")));
+    }
+    let text = "[link.eth0]\nrps_cpus = \"2-3\"\n[vm.sip1]\nrps_cpus = \"1\"\n";
+    let plan = ok(&parsed(text), &observed, &Held::default());
+    assert_eq!(
+        settings(&plan),
+        [
+            "rps_cpus of eth0 queue 0: none -> 2-3",
+            "rps_cpus of eth0 queue 1: none -> 2-3",
+            "rps_cpus of tap0 queue 0: none -> 1",
+        ]
+    );
+    let told: Vec<_> = plan.steps.iter().map(|s| (s.whose.as_str(), s.reason.as_str())).collect();
+    assert_eq!((told[0], told[2]), (("eth0", "link.eth0.rps_cpus"), ("sip1", "vm.sip1.rps_cpus")));
+    assert!(plan.steps[0].cost.contains("interrupt between CPUs"));
+    // Back where it was, once no line asks for it.
+    let (mut now, mut held) = (observed.settings.values(), Held::default());
+    carried_out(&plan, &mut now, &mut held);
+    let back = ok(&Policy::default(), &observe_again(&observed, &now), &held);
+    assert_eq!(settings(&back)[0], "rps_cpus of eth0 queue 0: 2-3 -> none");
+
+    let text = "[link.eth0]\nrps_cpus = \"9\"\n[link.eth1]\nrps_cpus = \"1\"\n[vm.b]\nrps_cpus = \"1\"\n";
+    let text = problems(&parsed(text), &observed);
+    says(
+        &text,
+        &["p.toml:2:12: CPU 9 is not online", "p.toml:3:7: there is no link `eth1`", "there is no VM `b`"],
+    );
+    let why = ResourceError::NotPermitted("that needs root".into());
+    observed.settings.note(queue("eth0", 1), Err(why));
+    let text = problems(&parsed("[link.eth0]\nrps_cpus = \"2-3\"\n"), &observed);
+    says(&text, &["rps_cpus of eth0 queue 1 (eth0) cannot be read", "that needs root"]);
+    let mut none = host("0-3", Vec::new(), vec![common::nic("eth0", vec![])]);
+    none.settings.remove(&queue("eth0", 0));
+    let plan = ok(&parsed("[link.eth0]\nrps_cpus = \"2-3\"\n"), &none, &Held::default());
+    assert_eq!(plan.warnings, ["`link.eth0.rps_cpus` has no effect: eth0 has nothing that it sets"]);
+}
+
+#[test]
+fn the_governor_is_that_of_every_frequency_policy() {
+    let mut observed = one();
+    for (policy, word) in [(0, "schedutil"), (2, "performance")] {
+        observed.settings.insert(Resource::Governor(policy), Value::Word(word.into()));
+    }
+    let policy = parsed("[host]\ngovernor = \"performance\"\n");
+    let plan = ok(&policy, &observed, &Held::default());
+    assert_eq!(settings(&plan), ["governor of frequency policy 0: schedutil -> performance"]);
+    assert_eq!((plan.steps[0].whose.as_str(), plan.steps[0].reason.as_str()), ("the host", "host.governor"));
+    let mut none = one();
+    none.settings.remove(&Resource::Governor(0));
+    let plan = ok(&policy, &none, &Held::default());
+    assert_eq!(plan.warnings, ["`host.governor` has no effect: the host has nothing that it sets"]);
+}
+
+/// A policy as its file says it.
+fn parsed(text: &str) -> Policy {
+    let source = Source { name: "p.toml".into(), text: text.into() };
+    teiji_policy::parse(&[source]).unwrap()
 }
 
 #[test]
@@ -320,7 +397,7 @@ fn real_time_threads_leave_the_host_alive() {
     let mut two =
         host("0-2", vec![vm("sip1", 100, 2, 0, None, false), vm("b", 200, 1, 0, None, false)], Vec::new());
     assert!(plan(&wish(FIFO, None, None), &two, &Held::default()).is_ok());
-    two.settings.insert(Setting::ThreadScheduling(task(201)), Value::Scheduling(FIFO));
+    two.settings.insert(Resource::ThreadScheduling(task(201)), Value::Scheduling(FIFO));
     assert!(plan(&wish(FIFO, None, None), &two, &Held::default()).is_err());
 }
 
@@ -336,7 +413,7 @@ fn deadline_threads_fit_the_cpus() {
         &problems(&wish(96), &observed),
         &["p.toml:2:1: the deadline threads ask for 1.92 CPUs", "1.90 at most"],
     );
-    observed.settings.insert(Setting::ThreadCpus(task(102)), Value::Cpus(cpus("1")));
+    observed.settings.insert(Resource::ThreadCpus(task(102)), Value::Cpus(cpus("1")));
     let text = problems(&wish(10), &observed);
     says(
         &text,
@@ -344,9 +421,9 @@ fn deadline_threads_fit_the_cpus() {
     );
     // Pinned by a line that is dropped in the same go.
     let pinned =
-        held([(Setting::ThreadCpus(task(102)), hold(Value::Cpus(cpus("0-1")), Value::Cpus(cpus("1"))))]);
+        held([(Resource::ThreadCpus(task(102)), hold(Value::Cpus(cpus("0-1")), Value::Cpus(cpus("1"))))]);
     let plan = plan(&wish(10), &observed, &pinned).unwrap();
-    assert_eq!(plan.steps[0].setting, Setting::ThreadCpus(task(102)));
+    assert_eq!(plan.steps[0].setting, Resource::ThreadCpus(task(102)));
 }
 
 #[test]
@@ -365,7 +442,7 @@ fn quotas_are_thousandths_of_a_cpu() {
 }
 
 /// What is held and what the host is like once a plan has been carried out.
-fn carried_out(plan: &Plan, settings: &mut BTreeMap<Setting, Value>, held: &mut Held) {
+fn carried_out(plan: &Plan, settings: &mut BTreeMap<Resource, Value>, held: &mut Held) {
     for step in &plan.steps {
         assert_eq!(settings.insert(step.setting.clone(), step.wanted.clone()), Some(step.present.clone()));
         let original =
@@ -380,7 +457,7 @@ proptest! {
     /// Planning again after a plan was carried out finds nothing to do; dropping the policy puts everything back.
     #[test]
     fn a_plan_is_enough(observed in common::any_host(), policies in proptest::collection::vec(prop_oneof![common::any_policy(), common::any_channels()], 1..4)) {
-        let (mut settings, mut held) = (observed.settings.clone(), Held::default());
+        let (mut settings, mut held) = (observed.settings.values(), Held::default());
         for policy in &policies {
             let now = observe_again(&observed, &settings);
             let Ok(first) = plan(policy, &now, &held) else { continue };
@@ -391,7 +468,7 @@ proptest! {
         }
         let none = plan(&Policy::default(), &observe_again(&observed, &settings), &held).unwrap();
         carried_out(&none, &mut settings, &mut held);
-        prop_assert_eq!(&settings, &observed.settings);
+        prop_assert_eq!(&settings, &observed.settings.values());
         prop_assert_eq!(held, Held::default());
     }
 }

@@ -7,7 +7,7 @@ use common::{at, cpus, host, task, vm};
 use teiji_control::plan::plan;
 use teiji_model::plan::{Held, Observed, Plan};
 use teiji_model::policy::{Policy, Problem, VmPolicy};
-use teiji_model::setting::{Scheduling, Setting, Value};
+use teiji_model::resource::{Resource, Scheduling, Value};
 
 fn section(name: &str, priority: u8, vcpus: &str, workers: &str) -> VmPolicy {
     VmPolicy {
@@ -33,7 +33,7 @@ fn planned(sections: Vec<VmPolicy>) -> Result<Plan, Vec<Problem>> {
 fn workers_go_above_vcpus() {
     let plan = planned(vec![section("a", 10, "1-2", "1-2")]).unwrap();
     let class = |id: u32| {
-        let step = plan.steps.iter().position(|s| s.setting == Setting::ThreadScheduling(task(id)));
+        let step = plan.steps.iter().position(|s| s.setting == Resource::ThreadScheduling(task(id)));
         let step = step.unwrap();
         (step, plan.steps[step].wanted.clone())
     };

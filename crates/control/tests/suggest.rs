@@ -13,7 +13,7 @@ use teiji_model::finding::{Change, PolicyLine};
 use teiji_model::plan::{Held, Observed};
 use teiji_model::policy::{MAX_BYTES, MAX_HALT_POLL, Policy, Source};
 use teiji_model::report::{Preemptor, Report};
-use teiji_model::setting::{Latency, Scheduling, Setting, Value};
+use teiji_model::resource::{Latency, Resource, ResourceError, Scheduling, Value};
 use teiji_model::stage::{Actor, Stage, ThreadState};
 
 use Stage::{Guest, Irq, Qdisc, TapQueue, VcpuWake, VhostRx, VhostTx};
@@ -147,12 +147,12 @@ fn polling_covers_the_gap_between_requests() {
 
     let mut observed = host("0-3", vec![vm("sip1", 100, 1, 1, None, false)], Vec::new());
     assert_eq!(lines(&planned(&asleep(3 * MS), &observed).0), ["[host]", "halt_poll = \"5ms\""]);
-    observed.settings.insert(Setting::HaltPoll, Value::Nanoseconds(5 * MS));
+    observed.settings.insert(Resource::HaltPoll, Value::Nanoseconds(5 * MS));
     let (text, _) = planned(&asleep(3 * MS), &observed);
     assert_eq!(lines(&text), [""; 0], "it is never shortened");
     says(&text, &["KVM polls for 5.00 ms already"]);
-    observed.settings.remove(&Setting::HaltPoll);
-    observed.unreadable = vec!["kvm is not loaded, so kvm.halt_poll_ns is not there".into()];
+    let why = ResourceError::Unsupported("kvm is not loaded".into());
+    observed.settings.note(Resource::HaltPoll, Err(why));
     let (text, _) = planned(&asleep(3 * MS), &observed);
     assert_eq!(lines(&text), [""; 0]);
     says(&text, &["halt_poll = \"5ms\" would help", "cannot be read", "kvm is not loaded"]);
@@ -215,15 +215,15 @@ fn cpus_are_kept_awake_where_workers_wake_up_from_deep_sleep() {
     }
     let mut observed = host("0-3", vec![vm("sip1", 100, 1, 1, None, false)], Vec::new());
     assert_eq!(lines(&planned(&asleep(70 * US), &observed).0), ["[host]", "cpu_latency = \"2us\""]);
-    observed.settings.insert(Setting::ThreadCpus(task(102)), Value::Cpus(cpus("1-2")));
-    observed.settings.insert(Setting::CpuLatency(1), Value::Latency(Latency::None));
+    observed.settings.insert(Resource::ThreadCpus(task(102)), Value::Cpus(cpus("1-2")));
+    observed.settings.insert(Resource::CpuLatency(1), Value::Latency(Latency::None));
     let (text, _) = planned(&asleep(70 * US), &observed);
     assert_eq!(lines(&text), ["[host]", "cpu_latency = \"2us\"", "cpu_latency_cpus = \"2\""]);
-    observed.settings.insert(Setting::CpuLatency(2), Value::Latency(Latency::AtMost(2)));
+    observed.settings.insert(Resource::CpuLatency(2), Value::Latency(Latency::AtMost(2)));
     let (text, _) = planned(&asleep(70 * US), &observed);
     assert_eq!(lines(&text), [""; 0]);
     says(&text, &["do not sleep deeply as it is", "poll-us"]);
-    observed.settings.remove(&Setting::CpuLatency(2));
+    observed.settings.remove(&Resource::CpuLatency(2));
     says(&planned(&asleep(70 * US), &observed).0, &["wake-up latency of CPU 2 cannot be read"]);
 }
 
@@ -240,14 +240,14 @@ fn threads_are_pinned_only_if_they_could_take_every_cpu() {
     assert_eq!(lines(&text), ["[vm.sip1]", CLASS, "vcpu_cpus = \"1-2\"", "worker_cpus = \"1-2\""]);
     says(&text, &["a CPU is left for the host", "its 3 real-time threads share 2 CPUs"]);
     // Where the threads are is theirs: CPU 2 is free of them.
-    few.settings.insert(Setting::ThreadCpus(task(101)), Value::Cpus(cpus("0")));
-    few.settings.insert(Setting::ThreadCpus(task(102)), Value::Cpus(cpus("1")));
+    few.settings.insert(Resource::ThreadCpus(task(101)), Value::Cpus(cpus("0")));
+    few.settings.insert(Resource::ThreadCpus(task(102)), Value::Cpus(cpus("1")));
     few.vms[0].vm.vcpus = vec![reports::vcpu(101, 0), reports::vcpu(102, 1)];
     assert_eq!(lines(&planned(&waits, &few).0), ["[vm.sip1]", CLASS, "worker_cpus = \"0-1\""]);
     // All on one CPU, as they were put there: nobody can take the other.
     let mut two = host("0-1", vec![vm("sip1", 100, 1, 1, None, false)], Vec::new());
     for id in [101, 102] {
-        two.settings.insert(Setting::ThreadCpus(task(id)), Value::Cpus(cpus("1")));
+        two.settings.insert(Resource::ThreadCpus(task(id)), Value::Cpus(cpus("1")));
     }
     let (text, _) = planned(&waits, &two);
     assert_eq!(lines(&text), ["[vm.sip1]", CLASS]);
@@ -275,14 +275,14 @@ fn vms_that_do_not_fit_together_are_left_out() {
         all.push(vm("other", 300, 1, 0, None, false));
         let mut host = host(online, all, Vec::new());
         let fifo = Value::Scheduling(Scheduling::Fifo { priority: 1 });
-        host.settings.insert(Setting::ThreadScheduling(task(301)), fifo);
+        host.settings.insert(Resource::ThreadScheduling(task(301)), fifo);
         host
     };
     let (text, _) = planned(&waits, &with_stranger("0-2"));
     assert_eq!(lines(&text), ["[vm.a]", CLASS]);
     says(&text, &["b (pid 200)", "every online CPU (0-2) at once"]);
     let mut host = with_stranger("0-2");
-    host.settings.insert(Setting::ThreadCpus(task(301)), Value::Cpus(cpus("0")));
+    host.settings.insert(Resource::ThreadCpus(task(301)), Value::Cpus(cpus("0")));
     let (text, _) = planned(&waits, &host);
     assert_eq!(
         lines(&text),
@@ -290,7 +290,7 @@ fn vms_that_do_not_fit_together_are_left_out() {
     );
     // Nor one of its own whose CPUs could not be put back.
     let mut host = host_of_two();
-    host.settings.remove(&Setting::ThreadCpus(task(101)));
+    host.settings.remove(&Resource::ThreadCpus(task(101)));
     assert_eq!(lines(&planned(&on(&[("sip1", 100)]), &host).0), [""; 0]);
 }
 
@@ -301,13 +301,13 @@ fn a_vm_that_would_stand_still_still_counts_for_the_others() {
     let vms = vec![vm("a", 100, 2, 1, None, false), vm("big", 300, 3, 0, None, false)];
     let mut host = host("0-2", vms, Vec::new());
     let fifo = Value::Scheduling(Scheduling::Fifo { priority: 1 });
-    host.settings.insert(Setting::ThreadScheduling(task(303)), fifo);
+    host.settings.insert(Resource::ThreadScheduling(task(303)), fifo);
     let (text, _) = planned(&waits, &host);
     assert_eq!(lines(&text), [""; 0]);
     says(&text, &["a (pid 100)", "would let its 3 vCPUs share fewer CPUs", "every online CPU (0-2) at once"]);
     // Where it is put on a CPU of its own, the other has the rest.
-    host.settings.insert(Setting::ThreadCpus(task(303)), Value::Cpus(cpus("2")));
-    host.settings.insert(Setting::ThreadCpus(task(301)), Value::Cpus(cpus("2")));
+    host.settings.insert(Resource::ThreadCpus(task(303)), Value::Cpus(cpus("2")));
+    host.settings.insert(Resource::ThreadCpus(task(301)), Value::Cpus(cpus("2")));
     let (text, _) = planned(&waits, &host);
     assert!(text.contains("[vm.a]") && !text.contains("[vm.big]"), "{text}");
 }
@@ -328,12 +328,12 @@ fn a_class_that_cannot_be_had_is_explained() {
         says(&text, &[part]);
     };
     let set = |o: &mut Observed, id, s| {
-        o.settings.insert(Setting::ThreadScheduling(task(id)), Value::Scheduling(s))
+        o.settings.insert(Resource::ThreadScheduling(task(id)), Value::Scheduling(s))
     };
     let fifo = Scheduling::Fifo { priority: 50 };
     said(&|o| o.realtime_guard = None, "set kernel.sched_rt_runtime_us to 950000");
     said(
-        &|o| drop(o.settings.remove(&Setting::ThreadScheduling(task(102)))),
+        &|o| drop(o.settings.remove(&Resource::ThreadScheduling(task(102)))),
         "scheduling of thread 102 cannot be read",
     );
     said(&|o| o.vms[0].vcpus.clear(), "debug-threads=on");
@@ -398,7 +398,7 @@ fn a_vm_that_is_left_as_it_is_counts_with_the_cpus_that_it_has() {
     let mut observed =
         host("0-1", vec![vm("a", 100, 2, 0, None, false), vm("b", 300, 1, 1, None, false)], Vec::new());
     let fifo = Value::Scheduling(Scheduling::Fifo { priority: 10 });
-    observed.settings.insert(Setting::ThreadScheduling(task(101)), fifo);
+    observed.settings.insert(Resource::ThreadScheduling(task(101)), fifo);
     let (text, policy) = planned(&on(&[("a", 100), ("b", 300)]), &observed);
     assert!(policy.vms.is_empty(), "{text}");
     says(&text, &["share fewer CPUs than they are (1)", "every online CPU (0-1) at once"]);

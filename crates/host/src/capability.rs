@@ -2,6 +2,7 @@
 //!
 //! Least privilege: the capabilities in [`NEEDED`] are enough, root is not needed for its own sake.
 
+use crate::resource;
 use crate::root::Root;
 use teiji_model::host::Capability;
 
@@ -78,6 +79,7 @@ impl Root {
             "vCPU threads are found by their names only (QEMU: -name guest=N,debug-threads=on)",
             "mount -t debugfs none /sys/kernel/debug",
         ));
+        all.extend(resource::capabilities(self));
         all
     }
 
@@ -176,7 +178,7 @@ impl Root {
 }
 
 /// Leaves out what is to be said only of something missing.
-trait Settled {
+pub(crate) trait Settled {
     fn settled(self) -> Self;
 }
 

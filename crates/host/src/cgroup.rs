@@ -5,6 +5,7 @@
 //! the root group.
 
 use crate::root::Root;
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::fs;
 
@@ -16,6 +17,8 @@ pub(crate) struct Hierarchy<'a> {
     root: &'a Root,
     /// Where it is mounted, relative to the root, without `/` at either end.
     mount: String,
+    /// Whether it has the CPU controller, once that was asked.
+    has_cpu: OnceCell<bool>,
 }
 
 impl<'a> Hierarchy<'a> {
@@ -33,7 +36,8 @@ impl<'a> Hierarchy<'a> {
             let (Some(top), Some(point)) = (fields.next(), fields.next()) else { continue };
             match (after.split(' ').next(), top) {
                 (Some("cgroup2"), "/") => {
-                    return Ok(Hierarchy { root, mount: unescape(point).trim_matches('/').to_owned() });
+                    let mount = unescape(point).trim_matches('/').to_owned();
+                    return Ok(Hierarchy { root, mount, has_cpu: OnceCell::new() });
                 }
                 (Some("cgroup2"), _) => partial = true,
                 _ => {}
@@ -64,8 +68,10 @@ impl<'a> Hierarchy<'a> {
 
     /// Whether CPU time can be shared out by groups of this hierarchy at all.
     pub(crate) fn has_cpu(&self) -> bool {
-        let all = self.root.text(&self.path("/", "cgroup.controllers")).unwrap_or_default();
-        all.split_whitespace().any(|c| c == "cpu")
+        *self.has_cpu.get_or_init(|| {
+            let all = self.root.text(&self.path("/", "cgroup.controllers")).unwrap_or_default();
+            all.split_whitespace().any(|c| c == "cpu")
+        })
     }
 
     /// The groups that the threads of a process are in; more than one for a VM that libvirt started. Empty if the

@@ -1,7 +1,7 @@
 //! What a host has: its VMs with their threads and NICs, what its kernel lets teiji do, and the settings that
 //! can be changed.
 //!
-//! Everything is read from procfs, sysfs, the cgroup file system and rtnetlink. Only [`settings`] and `hfsc` change
+//! Everything is read from procfs, sysfs, the cgroup file system and rtnetlink. Only `resource` and `hfsc` change
 //! anything, and only in `Settings::write` and `Hfsc::write`. All paths go through [`Root`], so a made-up tree can stand
 //! in for a host.
 //!
@@ -17,9 +17,9 @@
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `observe` | the host as a plan needs to know it |
 //! | [`privilege`] | gives up what a process does not need any more |
+//! | `resource` | observes, reads and changes resources, a file for each kind |
 //! | `root` | reading below a prefix |
 //! | `rtnl` | what the kernel tells of devices by rtnetlink |
-//! | [`settings`] | reads and changes one setting |
 //! | `sys` | system calls; the only module with `unsafe` |
 //! | `task` | threads that are not mistaken for later ones of the same id |
 //! | `thread` | vCPU threads and vhost workers |
@@ -36,17 +36,17 @@ mod net;
 mod numa;
 mod observe;
 pub mod privilege;
+mod resource;
 mod root;
 mod rtnl;
-pub mod settings;
 mod sys;
 mod task;
 mod thread;
 mod vm;
 
 pub use hfsc::{CurveOf, Hfsc};
+pub use resource::Settings;
 pub use root::Root;
-pub use settings::Settings;
 pub use task::task;
 
 use std::path::PathBuf;

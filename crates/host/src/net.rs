@@ -2,6 +2,7 @@
 
 use crate::cmdline::NetDev;
 use crate::root::Root;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use teiji_model::host::{DataPlane, Nic, Vm};
 
@@ -22,7 +23,7 @@ pub(crate) fn tap(root: &Root, pid: u32, fd: u32) -> Option<String> {
 }
 
 /// The VM's NICs, in the order of their descriptors.
-pub(crate) fn nics(root: &Root, open: &Descriptors, netdevs: &[NetDev]) -> Vec<Nic> {
+pub(crate) fn nics(root: &Root, open: &Descriptors, netdevs: &[NetDev], learnt: &Learnt) -> Vec<Nic> {
     let mut order: Vec<&str> = Vec::new();
     let mut fds: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
     for (fd, tap) in &open.taps {
@@ -44,7 +45,7 @@ pub(crate) fn nics(root: &Root, open: &Descriptors, netdevs: &[NetDev]) -> Vec<N
             Nic {
                 tap: tap.to_owned(),
                 ifindex: ifindex(root, tap),
-                mac: netdev.and_then(|n| n.mac).or_else(|| learnt_mac(root, tap)),
+                mac: netdev.and_then(|n| n.mac).or_else(|| learnt.mac(root, tap)),
                 bridge: master(root, tap),
                 data_plane: if vhost { DataPlane::VhostNet } else { DataPlane::Userspace },
                 queues: u32::try_from(held.len()).unwrap_or(u32::MAX),
@@ -66,7 +67,7 @@ impl Root {
         let nic = Nic {
             tap: name.to_owned(),
             ifindex: ifindex(self, name),
-            mac: learnt_mac(self, name),
+            mac: Learnt::default().mac(self, name),
             bridge: master(self, name),
             data_plane: DataPlane::Userspace,
             queues: u32::try_from(
@@ -100,19 +101,45 @@ pub(crate) fn master(root: &Root, device: &str) -> Option<String> {
     link.rsplit('/').next().map(str::to_owned)
 }
 
-/// The one address that the bridge has learnt on the tap's port; `None` if it knows none or several.
-///
-/// `brforward` is an array of `struct __fdb_entry` of `include/uapi/linux/if_bridge.h`: address,
+/// What bridges have learnt. The table of each is read once, however many taps are its ports.
+#[derive(Default)]
+pub(crate) struct Learnt(RefCell<BTreeMap<String, BTreeMap<u64, Port>>>);
+
+/// What a bridge has learnt on a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Port {
+    /// One address.
+    One([u8; 6]),
+    /// Several.
+    Several,
+}
+
+impl Learnt {
+    /// The one address that the bridge has learnt on the tap's port; `None` if it knows none or several.
+    fn mac(&self, root: &Root, tap: &str) -> Option<[u8; 6]> {
+        let bridge = master(root, tap)?;
+        let port = root.number(&format!("sys/class/net/{tap}/brport/port_no"))?;
+        let mut tables = self.0.borrow_mut();
+        let table = tables.entry(bridge).or_insert_with_key(|bridge| {
+            learnt(&root.bytes(&format!("sys/class/net/{bridge}/brforward")).unwrap_or_default())
+        });
+        match table.get(&port)? {
+            Port::One(mac) => Some(*mac),
+            Port::Several => None,
+        }
+    }
+}
+
+/// By port. `brforward` is an array of `struct __fdb_entry` of `include/uapi/linux/if_bridge.h`: address,
 /// port (low byte), is_local, ageing timer, port (high byte), 3 bytes of padding.
-fn learnt_mac(root: &Root, tap: &str) -> Option<[u8; 6]> {
-    let bridge = master(root, tap)?;
-    let port = root.number(&format!("sys/class/net/{tap}/brport/port_no"))?;
-    let table = root.bytes(&format!("sys/class/net/{bridge}/brforward"))?;
-    let mut learnt = table.chunks_exact(16).filter_map(|entry| {
-        let is_port = u64::from(entry[6]) | u64::from(entry[12]) << 8 == port;
-        let mac: [u8; 6] = entry[..6].try_into().ok()?;
-        (is_port && entry[7] == 0).then_some(mac)
-    });
-    let mac = learnt.next()?;
-    learnt.all(|other| other == mac).then_some(mac)
+fn learnt(table: &[u8]) -> BTreeMap<u64, Port> {
+    let mut ports = BTreeMap::new();
+    for entry in table.chunks_exact(16).filter(|entry| entry[7] == 0) {
+        let Ok(mac) = <[u8; 6]>::try_from(&entry[..6]) else { continue };
+        let port = ports.entry(u64::from(entry[6]) | u64::from(entry[12]) << 8).or_insert(Port::One(mac));
+        if *port != Port::One(mac) {
+            *port = Port::Several;
+        }
+    }
+    ports
 }

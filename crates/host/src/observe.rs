@@ -6,9 +6,9 @@
 //! | `links` | network devices, their interrupts, and whether guests' packets leave by them |
 //! | `managers` | other programs that change the same settings, and cpusets that limit them |
 //!
-//! What vanishes while it is looked at is left out. What is there but cannot be read, or
-//! never changed, is named in `Observed::unreadable`, once for each kind of setting; once for each device that has
-//! reasons of its own.
+//! What vanishes while it is looked at is left out. What each kind of resource is like, its own module in
+//! [`resource`](crate::resource) finds out. The kernel is asked for all devices and for all qdiscs at once, so that the time
+//! an observation takes is in proportion to what there is.
 
 mod guard;
 mod links;
@@ -16,15 +16,15 @@ mod managers;
 
 use crate::Error;
 use crate::cgroup::{self, Hierarchy};
+use crate::resource::{self, Devices, Facts};
 use crate::root::Root;
-use crate::settings::Settings;
 use crate::task::task;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use teiji_model::cpus::CpuSet;
-use teiji_model::host::{Identity, VM_USERS, Vm};
-use teiji_model::plan::{Observed, ObservedLink, ObservedVm, own_group};
-use teiji_model::setting::{Setting, SettingError, Task, Value};
+use teiji_model::host::{Identity, Vm};
+use teiji_model::plan::{Observed, ObservedVm};
+use teiji_model::resource::Task;
 
 impl Root {
     /// The host as it is now: CPUs, VMs, NICs, every setting of theirs that can be read, and who else changes them.
@@ -33,39 +33,25 @@ impl Root {
     /// If `/proc` cannot be listed, or the list of online CPUs not be read.
     pub fn observe(&self) -> Result<Observed, Error> {
         let cpus = self.online().ok_or_else(|| Error::Cpus { path: self.path(ONLINE) })?;
-        let hierarchy = Hierarchy::find(self).ok();
-        let vms: Vec<ObservedVm> = self
-            .identified_vms()?
-            .into_iter()
-            .filter_map(|vm| observe(self, hierarchy.as_ref(), vm))
-            .collect();
-        let links = links::links(self);
-        let mut found = Found::new(self);
-        // What keeps an impostor's settings from being read is not what is said of the others'.
-        let (doubtful, genuine): (Vec<_>, Vec<_>) =
-            vms.iter().partition(|vm| vm.identity.doubt(&VM_USERS).is_some());
-        genuine.iter().for_each(|vm| found.vm(vm));
-        links.iter().flat_map(|link| &link.irqs).for_each(|irq| found.read(Setting::IrqCpus(*irq)));
-        for device in links.iter().map(ObservedLink::device) {
-            found.read(Setting::Queue(device.clone()));
-            found.read(Setting::SegmentSize(device));
-        }
-        found.read(Setting::HaltPoll);
-        cpus.iter().for_each(|cpu| found.read(Setting::CpuLatency(cpu)));
-        let unreadable = found.unreadable();
-        doubtful.iter().for_each(|vm| found.vm(vm));
-        let managers = managers::managers(self, hierarchy.as_ref(), &cpus, &vms);
+        let hierarchy = Hierarchy::find(self);
+        let mut members = Members::new(hierarchy.as_ref().ok());
+        let vms: Vec<ObservedVm> =
+            self.identified_vms()?.into_iter().filter_map(|vm| observe(self, &mut members, vm)).collect();
+        let devices = Devices::of(self);
+        let links = links::links(self, &devices);
+        let hierarchy_or_why = hierarchy.as_ref().map_err(|why| *why);
+        let facts = Facts {
+            root: self,
+            cpus: &cpus,
+            vms: &vms,
+            links: &links,
+            hierarchy: hierarchy_or_why,
+            devices: &devices,
+        };
+        let settings = resource::observe(&facts);
+        let managers = managers::managers(self, hierarchy.as_ref().ok(), &cpus, &vms);
         let realtime_guard = guard::realtime(self, &cpus);
-        Ok(Observed {
-            cpus,
-            vms,
-            links,
-            settings: found.settings,
-            unreadable,
-            realtime_guard,
-            managers,
-            deadlines: Default::default(),
-        })
+        Ok(Observed { cpus, vms, links, settings, realtime_guard, managers, deadlines: Default::default() })
     }
 
     /// CPUs that are online.
@@ -77,87 +63,41 @@ impl Root {
 const ONLINE: &str = "sys/devices/system/cpu/online";
 
 /// A VM with its tasks; those that have vanished are left out of both. `None` if the VM has.
-fn observe(
-    root: &Root,
-    hierarchy: Option<&Hierarchy>,
-    (mut vm, identity): (Vm, Identity),
-) -> Option<ObservedVm> {
+fn observe(root: &Root, groups: &mut Members<'_>, (mut vm, identity): (Vm, Identity)) -> Option<ObservedVm> {
     let process = task(root, vm.pid)?;
     let (kept, vcpus) = with_tasks(root, mem::take(&mut vm.vcpus), |v| v.tid);
     vm.vcpus = kept;
     let (kept, workers) = with_tasks(root, mem::take(&mut vm.workers), |w| w.tid);
     vm.workers = kept;
-    let group = hierarchy
+    let group = groups
+        .hierarchy
         .and_then(|h| cgroup::common(&h.of_threads(vm.pid)))
         .filter(|g| cgroup::is_group(g) && !g.ends_with(" (deleted)"));
     // A vhost worker that is a kernel thread is listed as a process of its own.
     let own: BTreeSet<u32> = workers.iter().map(|w| w.id).chain([vm.pid]).collect();
-    let members = group.as_deref().filter(|g| *g != "/").zip(hierarchy).and_then(|(g, h)| h.members(g));
+    let members = group.as_deref().filter(|g| *g != "/").and_then(|g| groups.of(g));
     let group_shared = members.is_none_or(|all| all.iter().any(|pid| !own.contains(pid)));
     Some(ObservedVm { vm, identity, process, vcpus, workers, group, group_shared })
 }
 
+/// Who is in which group: each is looked at once, however many VMs share it.
+struct Members<'a> {
+    hierarchy: Option<&'a Hierarchy<'a>>,
+    known: BTreeMap<String, Option<BTreeSet<u32>>>,
+}
+
+impl<'a> Members<'a> {
+    fn new(hierarchy: Option<&'a Hierarchy<'a>>) -> Self {
+        Members { hierarchy, known: BTreeMap::new() }
+    }
+
+    /// The processes in a group and in those below it; `None` if they cannot be told.
+    fn of(&mut self, group: &str) -> Option<&BTreeSet<u32>> {
+        let hierarchy = self.hierarchy?;
+        self.known.entry(group.to_owned()).or_insert_with(|| hierarchy.members(group)).as_ref()
+    }
+}
+
 fn with_tasks<T>(root: &Root, all: Vec<T>, id: impl Fn(&T) -> u32) -> (Vec<T>, Vec<Task>) {
     all.into_iter().filter_map(|one| task(root, id(&one)).map(|task| (one, task))).unzip()
-}
-
-/// Settings that were read, and why others could not be.
-struct Found {
-    from: Settings,
-    settings: BTreeMap<Setting, Value>,
-    /// By kind of setting: the first reason, and how many more there were.
-    failures: Vec<(mem::Discriminant<Setting>, String, usize)>,
-    /// Whether the kernel is asked, which has a reason for each device.
-    real: bool,
-}
-
-impl Found {
-    fn new(root: &Root) -> Self {
-        Found {
-            from: Settings::new(root.clone()),
-            settings: BTreeMap::new(),
-            failures: Vec::new(),
-            real: root.is_real(),
-        }
-    }
-
-    fn read(&mut self, setting: Setting) {
-        match self.from.fixed(&setting).map_or_else(|| self.from.read(&setting), Err) {
-            Ok(value) => {
-                self.settings.insert(setting, value);
-            }
-            Err(SettingError::Gone(_)) => {}
-            Err(why) => self.failed(&setting, why.to_string()),
-        }
-    }
-
-    fn failed(&mut self, setting: &Setting, why: String) {
-        let kind = mem::discriminant(setting);
-        let own = self.real && matches!(setting, Setting::Queue(_) | Setting::SegmentSize(_));
-        match self.failures.iter_mut().find(|(of, ..)| *of == kind && !own) {
-            Some((.., more)) => *more += 1,
-            None => self.failures.push((kind, why, 0)),
-        }
-    }
-
-    fn vm(&mut self, vm: &ObservedVm) {
-        for task in vm.vcpus.iter().chain(&vm.workers) {
-            self.read(Setting::ThreadCpus(*task));
-            self.read(Setting::ThreadScheduling(*task));
-        }
-        self.read(Setting::Group(vm.process));
-        let present = vm.group.clone().filter(|_| !vm.group_shared);
-        for group in present.into_iter().chain([own_group(vm.vm.pid)]) {
-            self.read(Setting::GroupWeight(group.clone()));
-            self.read(Setting::GroupQuota(group));
-        }
-    }
-
-    fn unreadable(&self) -> Vec<String> {
-        let line = |(_, why, more): &(_, String, usize)| match more {
-            0 => why.clone(),
-            more => format!("{why} (and {more} more of its kind)"),
-        };
-        self.failures.iter().map(line).collect()
-    }
 }

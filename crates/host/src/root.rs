@@ -2,31 +2,51 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The directory that stands for `/`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Root(PathBuf);
+/// The directory that stands for `/`, and how much was read below it.
+#[derive(Clone, Debug)]
+pub struct Root {
+    dir: PathBuf,
+    reads: Arc<AtomicU64>,
+}
+
+impl PartialEq for Root {
+    fn eq(&self, other: &Self) -> bool {
+        self.dir == other.dir
+    }
+}
+
+impl Eq for Root {}
 
 impl Default for Root {
     fn default() -> Self {
-        Root(PathBuf::from("/"))
+        Root::new("/")
     }
 }
 
 impl Root {
     /// A host whose `/proc`, `/sys` and `/dev` are below `dir`.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Root(dir.into())
+        Root { dir: dir.into(), reads: Arc::default() }
     }
 
     /// Whether this is the machine that the program runs on, so that ids found here mean something to its kernel.
     pub fn is_real(&self) -> bool {
-        self.0 == Path::new("/")
+        self.dir == Path::new("/")
+    }
+
+    /// How many files, links and directories were looked at below this root or a clone of it: what an observation costs,
+    /// without a clock.
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
     }
 
     /// `path`, which is relative to `/`, on this host.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
-        self.0.join(path)
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.dir.join(path)
     }
 
     /// A file as text; bytes that are not UTF-8 become U+FFFD.

@@ -12,6 +12,7 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 use nix::sys::time::TimeVal;
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// The kernel answers at once; this bounds a wait for a lock that somebody else holds.
@@ -26,7 +27,14 @@ pub(crate) const TCMSG: usize = 20;
 const IFINFOMSG: usize = 16;
 pub(crate) const TCA_KIND: u16 = 1;
 pub(crate) const TCA_OPTIONS: u16 = 2;
+const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_MASTER: u16 = 10;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_EXT_MASK: u16 = 29;
+/// `RTEXT_FILTER_SKIP_STATS`: half of what there would be to read.
+const SKIP_STATS: u32 = 8;
 const IFLA_GSO_MAX_SIZE: u16 = 41;
 /// Linux 6.3.
 const IFLA_GSO_IPV4_MAX_SIZE: u16 = 63;
@@ -60,6 +68,25 @@ impl Qdisc {
     pub(crate) fn ingress(&self) -> bool {
         self.parent == INGRESS
     }
+}
+
+/// A network device as the kernel lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// Its interface index.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// `ARPHRD_ETHER` and the like.
+    pub hardware: u16,
+    /// What kind of virtual device it is, such as `tun`; empty if it is none.
+    pub kind: String,
+    /// Largest IP packet, bytes.
+    pub mtu: u32,
+    /// The device that it is a port or slave of, by its index.
+    pub master: Option<u32>,
+    /// How large packets it takes; `None` if this kernel does not tell.
+    pub sizes: Option<SegmentSizes>,
 }
 
 /// How large packets a device takes from the host's own stack, bytes of IP packet.
@@ -99,6 +126,26 @@ impl Rtnl {
     pub(crate) fn qdiscs(&mut self, ifindex: u32) -> nix::Result<Vec<Qdisc>> {
         let all = self.dump(libc::RTM_GETQDISC, &tcmsg(ifindex, 0))?;
         Ok(all.iter().filter_map(|body| qdisc_of(body, ifindex)).collect())
+    }
+
+    /// All qdiscs of all devices, by the devices' indices.
+    pub(crate) fn all_qdiscs(&mut self) -> nix::Result<BTreeMap<u32, Vec<Qdisc>>> {
+        let mut all: BTreeMap<u32, Vec<Qdisc>> = BTreeMap::new();
+        for body in self.dump(libc::RTM_GETQDISC, &tcmsg(0, 0))? {
+            let index = u32_at(&body, 4);
+            if let Some((index, qdisc)) = index.and_then(|index| Some((index, qdisc_of(&body, index)?))) {
+                all.entry(index).or_default().push(qdisc);
+            }
+        }
+        Ok(all)
+    }
+
+    /// All devices of the network namespace.
+    pub(crate) fn links(&mut self) -> nix::Result<Vec<Link>> {
+        let mut head = ifinfomsg(0).to_vec();
+        head.extend(attribute(IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes()));
+        let all = self.dump(libc::RTM_GETLINK, &head)?;
+        Ok(all.iter().filter_map(|body| link_of(body)).collect())
     }
 
     /// What the kernel lists in answer to such a message, each without its netlink header.
@@ -299,6 +346,23 @@ fn qdisc_of(body: &[u8], ifindex: u32) -> Option<Qdisc> {
     })
 }
 
+/// The device that a message is about.
+fn link_of(body: &[u8]) -> Option<Link> {
+    let all = attributes(body.get(IFINFOMSG..)?);
+    let of = |wanted| all.iter().find(|(k, _)| *k == wanted).map(|(_, v)| *v);
+    let text = |b: &[u8]| String::from_utf8_lossy(b.strip_suffix(&[0]).unwrap_or(b)).into_owned();
+    let info = of(IFLA_LINKINFO).map(attributes).unwrap_or_default();
+    Some(Link {
+        index: u32_at(body, 4)?,
+        name: text(of(IFLA_IFNAME)?),
+        hardware: u16::from_ne_bytes(body.get(2..4)?.try_into().ok()?),
+        kind: info.iter().find(|(k, _)| *k == IFLA_INFO_KIND).map(|(_, v)| text(v)).unwrap_or_default(),
+        mtu: u32_at(of(IFLA_MTU)?, 0)?,
+        master: of(IFLA_MASTER).and_then(|v| u32_at(v, 0)),
+        sizes: segment_sizes_of(body),
+    })
+}
+
 fn segment_sizes_of(body: &[u8]) -> Option<SegmentSizes> {
     let all = attributes(body.get(IFINFOMSG..)?);
     let of = |wanted| all.iter().find(|(k, _)| *k == wanted).and_then(|(_, v)| u32_at(v, 0));
@@ -355,5 +419,10 @@ mod tests {
         assert!(all.iter().all(|q| !q.kind.is_empty()));
         assert!(rtnl.segment_sizes(1).unwrap().all > 1000);
         assert_eq!(rtnl.segment_sizes(0x7fff_ffff), Err(Errno::ENODEV));
+        assert_eq!(rtnl.all_qdiscs().unwrap().get(&1), (!all.is_empty()).then_some(&all));
+        let links = rtnl.links().unwrap();
+        let lo = links.iter().find(|link| link.index == 1).unwrap();
+        assert_eq!((lo.name.as_str(), lo.hardware, lo.kind.as_str(), lo.master), ("lo", 772, "", None));
+        assert_eq!((lo.sizes, lo.mtu), (rtnl.segment_sizes(1).ok(), rtnl.mtu(1).unwrap()));
     }
 }

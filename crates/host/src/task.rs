@@ -5,7 +5,7 @@
 //! follows is not enough for an id to change its owner.
 
 use crate::root::Root;
-use teiji_model::setting::{SettingError, Task};
+use teiji_model::resource::{ResourceError, Task};
 
 /// `PF_EXITING` of `include/linux/sched.h`: the thread is on its way out and takes part in nothing any more. A move of
 /// its process into another control group leaves it where it is, without an error (`cgroup_migrate_add_task`).
@@ -26,7 +26,7 @@ pub(crate) fn falls_apart(root: &Root, process: u32) -> bool {
 }
 
 /// Ok if the thread is still the one that was meant.
-pub(crate) fn alive(root: &Root, wanted: Task) -> Result<(), SettingError> {
+pub(crate) fn alive(root: &Root, wanted: Task) -> Result<(), ResourceError> {
     match task(root, wanted.id) {
         Some(found) if found == wanted => Ok(()),
         _ => Err(gone(wanted)),
@@ -34,8 +34,8 @@ pub(crate) fn alive(root: &Root, wanted: Task) -> Result<(), SettingError> {
 }
 
 /// The error for a thread that is not there any more.
-pub(crate) fn gone(task: Task) -> SettingError {
-    SettingError::Gone(format!("thread {}", task.id))
+pub(crate) fn gone(task: Task) -> ResourceError {
+    ResourceError::Gone(format!("thread {}", task.id))
 }
 
 /// `/proc/<id>/stat`.

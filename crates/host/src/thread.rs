@@ -1,6 +1,7 @@
 //! vCPU threads and vhost workers.
 
 use crate::root::Root;
+use std::collections::BTreeMap;
 use teiji_model::host::{Vcpu, Worker};
 
 /// `PF_KTHREAD` of `include/linux/sched.h`: the task is a kernel thread.
@@ -81,8 +82,8 @@ fn from_debugfs(root: &Root, pid: u32, fd: u32, tids: &[u32]) -> Vec<(u32, Optio
 }
 
 /// The vhost workers that serve a VMM, by thread id: threads of the VMM itself (Linux 6.4 on) and
-/// those of `kernel_threads` whose owner is one of its threads.
-pub(crate) fn workers(root: &Root, pid: u32, kernel_threads: &[Worker]) -> Vec<Worker> {
+/// those of `kernel_threads`, by owner, whose owner is one of its threads.
+pub(crate) fn workers(root: &Root, pid: u32, kernel_threads: &BTreeMap<u32, Vec<Worker>>) -> Vec<Worker> {
     let tids = root.numbers(&format!("proc/{pid}/task"));
     let own = tids.iter().filter_map(|tid| {
         let dir = format!("proc/{pid}/task/{tid}");
@@ -91,12 +92,23 @@ pub(crate) fn workers(root: &Root, pid: u32, kernel_threads: &[Worker]) -> Vec<W
         let at = placement(root, &dir)?;
         Some(Worker { tid: *tid, comm, kernel_thread: false, cpus: at.cpus, last_cpu: at.last_cpu })
     });
-    let kernel = kernel_threads.iter().filter(|w| owner(&w.comm).is_some_and(|o| tids.contains(&o))).cloned();
+    let mut kernel: Vec<Worker> =
+        tids.iter().filter_map(|tid| kernel_threads.get(tid)).flatten().cloned().collect();
+    kernel.sort_unstable_by_key(|worker| worker.tid);
     own.chain(kernel).collect()
 }
 
+/// The vhost workers among these processes that are kernel threads, by the thread that each was made for.
+pub(crate) fn kernel_workers(root: &Root, pids: &[u32]) -> BTreeMap<u32, Vec<Worker>> {
+    let mut all: BTreeMap<u32, Vec<Worker>> = BTreeMap::new();
+    for worker in pids.iter().filter_map(|pid| kernel_worker(root, *pid)) {
+        all.entry(owner(&worker.comm).unwrap_or_default()).or_default().push(worker);
+    }
+    all
+}
+
 /// The vhost worker that process `pid` is, if it is a kernel thread of that kind.
-pub(crate) fn kernel_worker(root: &Root, pid: u32) -> Option<Worker> {
+fn kernel_worker(root: &Root, pid: u32) -> Option<Worker> {
     let dir = format!("proc/{pid}");
     let comm = comm(root, &dir)?;
     owner(&comm)?;

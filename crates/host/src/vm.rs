@@ -5,6 +5,7 @@ use crate::cmdline::CommandLine;
 use crate::identity::Domains;
 use crate::root::{self, Root};
 use crate::{Error, net, numa, thread};
+use std::collections::BTreeMap;
 use teiji_model::host::{Identity, Vm, Worker};
 
 impl Root {
@@ -30,9 +31,12 @@ impl Root {
         if found.is_empty() {
             return Ok(Vec::new());
         }
-        let workers: Vec<Worker> = pids.iter().filter_map(|&pid| thread::kernel_worker(self, pid)).collect();
-        let domains = Domains::find(self);
-        Ok(found.iter().filter_map(|(pid, open)| vm(self, *pid, open, &workers, &domains)).collect())
+        let shared = Shared {
+            workers: thread::kernel_workers(self, &pids),
+            domains: Domains::find(self),
+            learnt: net::Learnt::default(),
+        };
+        Ok(found.iter().filter_map(|(pid, open)| vm(self, *pid, open, &shared)).collect())
     }
 }
 
@@ -60,24 +64,26 @@ fn open(root: &Root, pid: u32) -> Option<Open> {
     (!open.vm_fds.is_empty() && open.vcpus > 0).then_some(open)
 }
 
+/// What is found out once for all VMs.
+struct Shared {
+    /// vhost workers that are kernel threads, by the thread that each was made for.
+    workers: BTreeMap<u32, Vec<Worker>>,
+    domains: Domains,
+    learnt: net::Learnt,
+}
+
 /// The VM of a VMM; `None` if it is gone.
-fn vm(
-    root: &Root,
-    pid: u32,
-    open: &Open,
-    kernel_threads: &[Worker],
-    domains: &Domains,
-) -> Option<(Vm, Identity)> {
+fn vm(root: &Root, pid: u32, open: &Open, shared: &Shared) -> Option<(Vm, Identity)> {
     let line = CommandLine::new(&root.bytes(&format!("proc/{pid}/cmdline"))?);
     let vcpus = thread::vcpus(root, pid, &open.vm_fds);
-    let workers = thread::workers(root, pid, kernel_threads);
-    let nics = net::nics(root, &open.net, &line.netdevs());
+    let workers = thread::workers(root, pid, &shared.workers);
+    let nics = net::nics(root, &open.net, &line.netdevs(), &shared.learnt);
     let memory_nodes = numa::resident(root, pid);
     if !root.exists(&format!("proc/{pid}/task")) {
         return None;
     }
     let own = line.name();
-    let (identity, named) = domains.identify(root, pid, own.as_deref());
+    let (identity, named) = shared.domains.identify(root, pid, own.as_deref());
     let name = named.or(own).unwrap_or_else(|| format!("pid:{pid}"));
     let vm = Vm { name, pid, vcpus, workers, nics, memory: line.memory(), memory_nodes };
     Some((vm, identity))

@@ -135,8 +135,19 @@ fn what_is_missing_says_what_it_costs_and_how_to_get_it() {
     host.file("proc/self/status", "CapEff:\t0000000000000000\n");
     host.file("sys/kernel/security/lockdown", "none integrity [confidentiality]\n");
     let all = host.root().capabilities();
-    for missing in ["kernel", "privilege", "lockdown", "btf", "kvm", "tun", "vhost_net", "tracefs", "debugfs"]
-    {
+    for missing in [
+        "kernel",
+        "privilege",
+        "lockdown",
+        "btf",
+        "kvm",
+        "tun",
+        "vhost_net",
+        "tracefs",
+        "debugfs",
+        "receive packet steering",
+        "CPU frequency governors",
+    ] {
         let it = all.iter().find(|c| c.name == missing).unwrap();
         assert!(!it.present && !it.consequence.is_empty() && !it.remedy.is_empty(), "{it:?}");
     }
@@ -152,6 +163,11 @@ fn what_is_there_says_no_more() {
     }
     host.file("dev/kvm", "");
     host.file("dev/net/tun", "");
+    host.file("sys/class/net/lo/queues/rx-0/rps_cpus", "0\n");
+    host.file(
+        "sys/devices/system/cpu/cpufreq/policy0/scaling_available_governors",
+        "performance schedutil \n",
+    );
     let all = host.root().capabilities();
     assert!(all.iter().all(|c| c.present && c.consequence.is_empty() && c.remedy.is_empty()), "{all:#?}");
 }

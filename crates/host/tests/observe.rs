@@ -6,8 +6,8 @@ mod common;
 use common::{Host, KVM};
 use std::os::unix::fs::PermissionsExt;
 use teiji_host::Root;
-use teiji_model::plan::{Kind, LinkKind, Observed, own_group};
-use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Task, Value};
+use teiji_model::plan::{LinkKind, Observed, own_group};
+use teiji_model::resource::{Kind, Latency, Quota, Resource, ResourceError, Scheduling, Task, Value};
 
 const CGROUP: &str = "sys/fs/cgroup";
 const GROUP: &str = "/machine.slice/a.service";
@@ -65,6 +65,13 @@ fn host() -> Host {
     host.file("sys/class/net/br0/bridge/bridge_id", "8000.525400880001\n");
     host.file("sys/class/net/bond0/bonding/mode", "802.3ad 4\n");
     host.file("sys/class/net/tap0/tun_flags", "0x1002\n");
+    for policy in [0, 2] {
+        host.file(&format!("sys/devices/system/cpu/cpufreq/policy{policy}/scaling_governor"), "schedutil\n");
+    }
+    for (device, queue) in [("tap0", 0), ("ens3", 0), ("ens3", 1)] {
+        host.file(&format!("sys/class/net/{device}/queues/rx-{queue}/rps_cpus"), format!("{queue:x}\n"));
+        host.file(&format!("sys/class/net/{device}/queues/tx-{queue}/xps_cpus"), "0\n");
+    }
     for (name, mbit) in
         [("tap0", "10"), ("eth0", "25000"), ("ens3", "-1"), ("bond0", "2000"), ("br0", "25000")]
     {
@@ -100,7 +107,7 @@ fn stat(id: u32, nice: i32, priority: u32, policy: u32) -> String {
     format!("{id} (x) {}\n", fields.join(" "))
 }
 
-fn get(observed: &Observed, setting: &Setting) -> Option<String> {
+fn get(observed: &Observed, setting: &Resource) -> Option<String> {
     observed.settings.get(setting).map(ToString::to_string)
 }
 
@@ -130,29 +137,80 @@ fn a_host_with_a_vm_and_two_nics() {
         ("tap0", 3, LinkKind::Tap, none, None, true),
     ];
     assert_eq!(links, wanted, "41 has no handler");
-    let qdiscs: Vec<_> = observed.unreadable.iter().filter(|why| why.contains("root qdisc")).collect();
-    assert!(qdiscs.len() == 1 && qdiscs[0].contains("and 6 more"), "{qdiscs:?}");
+    let queues = observed.settings.errors().filter(|(resource, _)| resource.kind() == Kind::Queue);
+    assert_eq!(queues.count(), 7, "each device's is there, and cannot be read");
 
     let read = |setting| get(&observed, &setting).unwrap();
-    assert_eq!(read(Setting::ThreadCpus(vm.vcpus[0])), "1");
-    assert_eq!(read(Setting::ThreadCpus(vm.vcpus[1])), "2-3", "CPUs that are offline are left out");
-    assert_eq!(observed.settings[&Setting::ThreadScheduling(vm.vcpus[0])], {
+    assert_eq!(read(Resource::ThreadCpus(vm.vcpus[0])), "1");
+    assert_eq!(read(Resource::ThreadCpus(vm.vcpus[1])), "2-3", "CPUs that are offline are left out");
+    assert_eq!(observed.settings[&Resource::ThreadScheduling(vm.vcpus[0])], {
         Value::Scheduling(Scheduling::Fifo { priority: 10 })
     });
-    assert_eq!(read(Setting::ThreadScheduling(vm.workers[0])), "default");
-    assert_eq!(read(Setting::Group(vm.process)), GROUP);
-    assert_eq!(read(Setting::GroupWeight(GROUP.into())), "200");
+    assert_eq!(read(Resource::ThreadScheduling(vm.workers[0])), "default");
+    assert_eq!(read(Resource::Group(vm.process)), GROUP);
+    assert_eq!(read(Resource::GroupWeight(GROUP.into())), "200");
     let quota = Quota { quota_us: 50_000, period_us: 100_000 };
-    assert_eq!(observed.settings[&Setting::GroupQuota(GROUP.into())], Value::Quota(Some(quota)));
-    assert_eq!(read(Setting::GroupWeight(own_group(700))), "100");
-    assert_eq!(read(Setting::GroupQuota(own_group(700))), "no limit");
-    assert_eq!(read(Setting::IrqCpus(51)), "3");
-    assert_eq!(read(Setting::HaltPoll), "200 µs");
-    assert_eq!(observed.settings[&Setting::CpuLatency(3)], Value::Latency(Latency::Any));
-    let asks_the_kernel = |why: &String| why.contains("below --root");
-    assert!(observed.unreadable.iter().all(asks_the_kernel), "{:#?}", observed.unreadable);
+    assert_eq!(observed.settings[&Resource::GroupQuota(GROUP.into())], Value::Quota(Some(quota)));
+    assert_eq!(read(Resource::GroupWeight(own_group(700))), "100");
+    assert_eq!(read(Resource::GroupQuota(own_group(700))), "no limit");
+    assert_eq!(read(Resource::IrqCpus(51)), "3");
+    let governors = observed.settings.iter().filter(|(r, _)| r.kind() == Kind::Governor);
+    let governors: Vec<String> = governors.map(|(resource, word)| format!("{resource}: {word}")).collect();
+    assert_eq!(governors, [0, 2].map(|policy| format!("governor of frequency policy {policy}: schedutil")));
+    let steering = observed.settings.iter().filter(|(r, _)| r.kind() == Kind::ReceiveCpus);
+    let steering: Vec<String> = steering.map(|(resource, cpus)| format!("{resource}: {cpus}")).collect();
+    let wanted =
+        ["rps_cpus of ens3 queue 0: none", "rps_cpus of ens3 queue 1: 0", "rps_cpus of tap0 queue 0: none"];
+    assert_eq!(steering, wanted);
+    assert_eq!(read(Resource::HaltPoll), "200 µs");
+    assert_eq!(observed.settings[&Resource::CpuLatency(3)], Value::Latency(Latency::Any));
+    let asks_the_kernel = |(_, why): (_, &ResourceError)| why.to_string().contains("below --root");
+    assert!(observed.settings.errors().all(asks_the_kernel), "{:#?}", observed.settings);
     assert!(observed.managers.is_empty(), "{observed:#?}");
     assert!(observed.realtime_guard.unwrap().contains("950000"));
+}
+
+/// A host with so many VMs in one control group, each with a tap on one bridge, and as many links with interrupts.
+fn crowded(size: u32) -> Host {
+    let host = host();
+    for i in 0..size {
+        let (pid, tap) = (10_000 + 10 * i, format!("vmtap{i}"));
+        host.vmm(pid, &format!("qemu -name guest=v{i}"), &KVM);
+        host.tap(pid, 20, &tap, 1000 + i);
+        host.task(pid, pid + 1, "CPU 0/KVM", "1", 1);
+        host.thread(&format!("proc/{}", pid + 1), "CPU 0/KVM", "1", 1, 0);
+        for tid in [pid, pid + 1] {
+            host.file(&format!("proc/{pid}/task/{tid}/cgroup"), "0::/user.slice\n");
+        }
+        for (name, index) in [(tap.clone(), 1000 + i), (format!("link{i}"), 5000 + i)] {
+            for (file, text) in [("ifindex", index.to_string()), ("type", "1".into()), ("mtu", "1500".into())]
+            {
+                host.file(&format!("sys/class/net/{name}/{file}"), text);
+            }
+        }
+        host.file(&format!("sys/class/net/{tap}/tun_flags"), "0x1002\n");
+        host.file(&format!("sys/class/net/{tap}/brport/port_no"), format!("{i:#x}\n"));
+        host.link(&format!("sys/class/net/{tap}/master"), "../../devices/virtual/net/br0");
+        nic(&host, &format!("link{i}"), "pci", &format!("sys/devices/pci/0000:{i:02x}:01.0"), &[]);
+    }
+    host.file(&format!("{CGROUP}/user.slice/cgroup.procs"), "1\n");
+    for below in 0..4 {
+        host.file(&format!("{CGROUP}/user.slice/{below}/cgroup.procs"), "2\n");
+    }
+    host
+}
+
+#[test]
+fn what_is_read_is_in_proportion_to_what_there_is() {
+    let reads = |size| {
+        let host = crowded(size);
+        let root = host.root();
+        let observed = root.observe().unwrap();
+        assert_eq!((observed.vms.len(), observed.links.len()), (size as usize + 1, 2 * size as usize + 7));
+        root.reads()
+    };
+    let [few, some, many] = [4, 8, 12].map(reads);
+    assert_eq!(many - some, some - few, "the third four cost as much as the second");
 }
 
 #[test]
@@ -164,15 +222,15 @@ fn a_group_with_strangers_is_shared() {
     assert!(shared(&host));
     let observed = host.root().observe().unwrap();
     assert_eq!(
-        get(&observed, &Setting::GroupWeight(GROUP.into())),
+        get(&observed, &Resource::GroupWeight(GROUP.into())),
         None,
         "a stranger's weight is not the VM's"
     );
-    assert_eq!(get(&observed, &Setting::GroupWeight(own_group(700))).as_deref(), Some("100"));
+    assert_eq!(get(&observed, &Resource::GroupWeight(own_group(700))).as_deref(), Some("100"));
 }
 
 #[test]
-fn what_cannot_be_read_or_changed_is_named_once() {
+fn what_cannot_be_read_or_changed_says_why() {
     let host = host();
     std::fs::remove_file(host.root_path("sys/module/kvm/parameters/halt_poll_ns")).unwrap();
     for irq in [50, 51] {
@@ -182,13 +240,16 @@ fn what_cannot_be_read_or_changed_is_named_once() {
     host.file("proc/self/mountinfo", "");
     let observed = host.root().observe().unwrap();
     assert_eq!((observed.vms[0].group.as_deref(), observed.vms[0].group_shared), (None, true));
-    for absent in [Setting::HaltPoll, Setting::IrqCpus(50), Setting::Group(observed.vms[0].process)] {
+    for absent in [Resource::HaltPoll, Resource::IrqCpus(50), Resource::Group(observed.vms[0].process)] {
         assert_eq!(get(&observed, &absent), None);
     }
-    let has = |text: &str| observed.unreadable.iter().filter(|why| why.contains(text)).count();
-    assert_eq!((has("kvm is not loaded"), has("interrupt 50"), has("interrupt 51")), (1, 1, 0));
-    assert!(observed.unreadable.iter().any(|why| why.contains("managed") && why.contains("1 more")));
-    assert!(has("cgroup v2 is not mounted") > 0, "{:#?}", observed.unreadable);
+    let why = |resource| observed.settings.error(&resource).map(ToString::to_string).unwrap_or_default();
+    assert!(why(Resource::HaltPoll).contains("kvm is not loaded"));
+    for irq in [50, 51] {
+        assert!(why(Resource::IrqCpus(irq)).contains("managed"), "each says why itself");
+    }
+    assert_eq!(why(Resource::IrqCpus(40)), "");
+    assert!(why(Resource::Group(observed.vms[0].process)).contains("cgroup v2 is not mounted"));
 }
 
 #[test]
@@ -282,8 +343,9 @@ fn this_machine() {
     assert_eq!(observed.cpus.to_string(), online.trim());
     let irqs: Vec<u32> = observed.links.iter().flat_map(|l| l.irqs.clone()).collect();
     for irq in &irqs {
-        let known = observed.settings.contains_key(&Setting::IrqCpus(*irq));
-        assert!(known || observed.unreadable.iter().any(|why| why.contains("interrupt")), "{irq}");
+        let resource = Resource::IrqCpus(*irq);
+        let known = observed.settings.contains_key(&resource);
+        assert!(known || observed.settings.error(&resource).is_some(), "{irq}");
     }
     for vm in &observed.vms {
         assert_eq!(vm.vm.vcpus.len(), vm.vcpus.len());

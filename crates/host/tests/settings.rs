@@ -10,13 +10,14 @@ use std::process::{Child, Command};
 use teiji_host::{Root, Settings, task};
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::own_group;
-use teiji_model::setting::{Latency, Quota, Setting, SettingError, Task, Value};
+use teiji_model::queue::Device;
+use teiji_model::resource::{Latency, Quota, Resource, ResourceError, Task, Value};
 
 /// A setting that gets its value back at the end, whatever happens.
-struct Restored(Setting, Value);
+struct Restored(Resource, Value);
 
 impl Restored {
-    fn new(setting: Setting) -> Result<Self, SettingError> {
+    fn new(setting: Resource) -> Result<Self, ResourceError> {
         let value = Settings::default().read(&setting)?;
         Ok(Restored(setting, value))
     }
@@ -50,7 +51,7 @@ fn idle_interrupt() -> Option<u32> {
         let (irq, rest) = line.split_once(':')?;
         let counts: Vec<u64> = rest.split_whitespace().map_while(|w| w.parse().ok()).collect();
         let irq = irq.trim().parse().ok()?;
-        let Ok(Value::Cpus(cpus)) = Settings::default().read(&Setting::IrqCpus(irq)) else { return None };
+        let Ok(Value::Cpus(cpus)) = Settings::default().read(&Resource::IrqCpus(irq)) else { return None };
         let mode =
             std::fs::metadata(format!("/proc/irq/{irq}/smp_affinity_list")).unwrap().permissions().mode();
         (counts.iter().all(|n| *n == 0) && cpus.len() > 1 && mode & 0o222 != 0).then_some(irq)
@@ -63,59 +64,111 @@ fn an_idle_interrupt_of_this_machine_is_moved_and_moved_back() {
         eprintln!("this machine has no interrupt that never came: only made-up ones are tried");
         return a_made_up_interrupt_is_moved();
     };
-    let restored = Restored::new(Setting::IrqCpus(irq)).unwrap();
+    let restored = Restored::new(Resource::IrqCpus(irq)).unwrap();
     let Value::Cpus(cpus) = &restored.1 else { panic!() };
     restored.try_with(&Value::Cpus(cpus.iter().take(1).collect()));
     let error = Settings::default().write(&restored.0, &Value::Cpus(CpuSet::from_iter([8191]))).unwrap_err();
-    assert!(matches!(&error, SettingError::Refused(_)), "{error:?}");
+    assert!(matches!(&error, ResourceError::Refused(_)), "{error:?}");
 }
 
 #[test]
 fn a_made_up_interrupt_is_moved() {
     let host = Host::new();
     host.file("proc/irq/38/smp_affinity_list", "0-3,8\n");
-    let (settings, setting) = (Settings::new(host.root()), Setting::IrqCpus(38));
+    let (settings, setting) = (Settings::new(host.root()), Resource::IrqCpus(38));
     assert_eq!(settings.read(&setting).unwrap().to_string(), "0-3,8");
     settings.write(&setting, &Value::Cpus("2".parse().unwrap())).unwrap();
     assert_eq!(host.text("proc/irq/38/smp_affinity_list"), "2");
     let none = settings.write(&setting, &Value::Cpus(CpuSet::default()));
-    assert!(matches!(none, Err(SettingError::Refused(_))));
+    assert!(matches!(none, Err(ResourceError::Refused(_))));
     for result in [
-        settings.read(&Setting::IrqCpus(39)).map(|_| ()),
-        settings.write(&Setting::IrqCpus(39), &Value::Cpus("2".parse().unwrap())),
+        settings.read(&Resource::IrqCpus(39)).map(|_| ()),
+        settings.write(&Resource::IrqCpus(39), &Value::Cpus("2".parse().unwrap())),
     ] {
-        assert_eq!(result, Err(SettingError::Gone("interrupt 39".into())));
+        assert_eq!(result, Err(ResourceError::Gone("interrupt 39".into())));
     }
     host.file("proc/irq/40/smp_affinity_list", "\x1b[2Jno list");
-    let error = settings.read(&Setting::IrqCpus(40)).unwrap_err().to_string();
-    assert!(!error.contains('\x1b') && error.contains("no list"), "{error:?}");
+    let error = settings.read(&Resource::IrqCpus(40)).unwrap_err().to_string();
+    assert!(
+        error.contains("answers `\x1b[2Jno list`"),
+        "as it is: it is escaped where it is printed: {error:?}"
+    );
+}
+
+#[test]
+fn receive_packet_steering() {
+    let host = Host::new();
+    let device = |index| Device { name: "eth0".into(), index };
+    let queue = |n| Resource::ReceiveCpus(device(7), n);
+    let file = "sys/class/net/eth0/queues/rx-1/rps_cpus";
+    host.file("sys/class/net/eth0/ifindex", "7\n");
+    host.file(file, "00000000,00000005\n");
+    let settings = Settings::new(host.root());
+    assert_eq!(settings.read(&queue(1)), Ok(Value::Cpus("0,2".parse().unwrap())));
+    for (cpus, text) in [("1,33", "2,00000002"), ("", "0")] {
+        let value = Value::Cpus(cpus.parse().unwrap_or_default());
+        settings.write(&queue(1), &value).unwrap();
+        assert_eq!((host.text(file), settings.read(&queue(1))), (text.to_owned(), Ok(value)));
+    }
+    assert_eq!(settings.read(&queue(0)), Err(ResourceError::Gone("receive queue 0 of eth0".into())));
+    let other = settings.write(&Resource::ReceiveCpus(device(8), 1), &Value::Cpus(CpuSet::default()));
+    assert_eq!(other, Err(ResourceError::Gone("device eth0".into())), "a later one of the same name");
+
+    // This machine's loopback takes packets in on the CPU that sends them, which may be told otherwise.
+    let lo = Resource::ReceiveCpus(Device { name: "lo".into(), index: 1 }, 0);
+    match Restored::new(lo) {
+        Ok(restored) => restored.try_with(&Value::Cpus("0".parse().unwrap())),
+        Err(e) => eprintln!("this machine has no receive packet steering: {e}"),
+    }
+}
+
+#[test]
+fn frequency_governors() {
+    let host = Host::new();
+    let file = "sys/devices/system/cpu/cpufreq/policy4/scaling_governor";
+    let (settings, resource) = (Settings::new(host.root()), Resource::Governor(4));
+    assert_eq!(settings.read(&resource), Err(ResourceError::Gone("frequency policy 4".into())));
+    host.file(file, "schedutil\n");
+    let word = |word: &str| Value::Word(word.into());
+    assert_eq!(settings.read(&resource), Ok(word("schedutil")));
+    settings.write(&resource, &word("performance")).unwrap();
+    assert_eq!(host.text(file), "performance");
+    for odd in ["", "two words", "\x1b[2J", "a-name-that-is-longer-than-the-kernels"] {
+        host.file(file, odd);
+        assert!(matches!(settings.read(&resource), Err(ResourceError::Unsupported(_))), "{odd:?}");
+    }
+    if let Ok(restored) = Restored::new(Resource::Governor(0)) {
+        restored.try_with(&restored.1);
+        let none = Settings::default().write(&restored.0, &word("no-such")).unwrap_err();
+        assert!(matches!(&none, ResourceError::Refused(why) if why.contains("it has")), "{none:?}");
+    }
 }
 
 #[test]
 fn halt_polling() {
     let host = Host::new();
     let settings = Settings::new(host.root());
-    let error = settings.read(&Setting::HaltPoll).unwrap_err();
-    assert!(matches!(&error, SettingError::Unsupported(why) if why.contains("kvm")), "{error:?}");
+    let error = settings.read(&Resource::HaltPoll).unwrap_err();
+    assert!(matches!(&error, ResourceError::Unsupported(why) if why.contains("kvm")), "{error:?}");
     host.file("sys/module/kvm/parameters/halt_poll_ns", "200000\n");
-    assert_eq!(settings.read(&Setting::HaltPoll), Ok(Value::Nanoseconds(200_000)));
-    settings.write(&Setting::HaltPoll, &Value::Nanoseconds(0)).unwrap();
+    assert_eq!(settings.read(&Resource::HaltPoll), Ok(Value::Nanoseconds(200_000)));
+    settings.write(&Resource::HaltPoll, &Value::Nanoseconds(0)).unwrap();
     assert_eq!(host.text("sys/module/kvm/parameters/halt_poll_ns"), "0");
 
     // This machine's is set to what it is: VMs of others may be running.
     let mode = std::fs::metadata("/sys/module/kvm/parameters/halt_poll_ns").map(|m| m.permissions().mode());
-    match Restored::new(Setting::HaltPoll) {
+    match Restored::new(Resource::HaltPoll) {
         Ok(restored) if mode.unwrap() & 0o222 == 0 => {
             eprintln!("this machine's kernel does not let halt polling be changed");
             let error = Settings::default().write(&restored.0, &restored.1).unwrap_err();
-            assert!(matches!(&error, SettingError::Unsupported(_)), "{error:?}");
+            assert!(matches!(&error, ResourceError::Unsupported(_)), "{error:?}");
         }
         Ok(restored) => {
             restored.try_with(&restored.1);
             let error = Settings::default().write(&restored.0, &Value::Nanoseconds(1 << 40)).unwrap_err();
-            assert!(matches!(&error, SettingError::Refused(why) if why.contains("ERANGE")), "{error:?}");
+            assert!(matches!(&error, ResourceError::Refused(why) if why.contains("ERANGE")), "{error:?}");
         }
-        Err(e) => assert!(matches!(&e, SettingError::Unsupported(_)), "{e:?}"),
+        Err(e) => assert!(matches!(&e, ResourceError::Unsupported(_)), "{e:?}"),
     }
 }
 
@@ -124,14 +177,14 @@ fn what_the_kernel_makes_read_only_is_left_alone() {
     let host = Host::new();
     let settings = Settings::new(host.root());
     for (setting, path, value) in [
-        (Setting::HaltPoll, "sys/module/kvm/parameters/halt_poll_ns", Value::Nanoseconds(0)),
-        (Setting::IrqCpus(38), "proc/irq/38/smp_affinity_list", Value::Cpus("0".parse().unwrap())),
+        (Resource::HaltPoll, "sys/module/kvm/parameters/halt_poll_ns", Value::Nanoseconds(0)),
+        (Resource::IrqCpus(38), "proc/irq/38/smp_affinity_list", Value::Cpus("0".parse().unwrap())),
     ] {
         host.file(path, "5\n");
         std::fs::set_permissions(host.root_path(path), PermissionsExt::from_mode(0o444)).unwrap();
         assert!(settings.read(&setting).is_ok());
         let why = settings.write(&setting, &value).unwrap_err();
-        assert!(matches!(&why, SettingError::Unsupported(t) if t.contains("cannot be changed")), "{why:?}");
+        assert!(matches!(&why, ResourceError::Unsupported(t) if t.contains("cannot be changed")), "{why:?}");
         assert_eq!(host.text(path), "5\n");
     }
 }
@@ -140,8 +193,8 @@ fn what_the_kernel_makes_read_only_is_left_alone() {
 fn wake_up_latency() {
     let host = Host::new();
     let file = "sys/devices/system/cpu/cpu3/power/pm_qos_resume_latency_us";
-    let (settings, setting) = (Settings::new(host.root()), Setting::CpuLatency(3));
-    assert_eq!(settings.read(&setting), Err(SettingError::Gone("CPU 3".into())));
+    let (settings, setting) = (Settings::new(host.root()), Resource::CpuLatency(3));
+    assert_eq!(settings.read(&setting), Err(ResourceError::Gone("CPU 3".into())));
     for (text, latency) in [("0", Latency::Any), ("n/a", Latency::None), ("20", Latency::AtMost(20))] {
         host.file(file, format!("{text}\n"));
         assert_eq!(settings.read(&setting), Ok(Value::Latency(latency)));
@@ -149,9 +202,9 @@ fn wake_up_latency() {
         assert_eq!(host.text(file), text);
     }
     let zero = settings.write(&setting, &Value::Latency(Latency::AtMost(0)));
-    assert!(matches!(zero, Err(SettingError::Refused(_))), "the kernel would take it for any");
+    assert!(matches!(zero, Err(ResourceError::Refused(_))), "the kernel would take it for any");
 
-    match Restored::new(Setting::CpuLatency(0)) {
+    match Restored::new(Resource::CpuLatency(0)) {
         Ok(restored) => {
             restored.try_with(&Value::Latency(Latency::AtMost(2000)));
             restored.try_with(&Value::Latency(Latency::Any));
@@ -180,8 +233,8 @@ fn grouped() -> Host {
 fn shares_of_a_group() {
     let host = grouped();
     let settings = Settings::new(host.root());
-    let weight = |group: &str| Setting::GroupWeight(group.into());
-    let limit = |group: &str| Setting::GroupQuota(group.into());
+    let weight = |group: &str| Resource::GroupWeight(group.into());
+    let limit = |group: &str| Resource::GroupQuota(group.into());
     let (group, own) = ("/machine.slice/a.service", own_group(7));
 
     // Without the controller groups have the defaults, those that are yet to be made as well.
@@ -192,12 +245,12 @@ fn shares_of_a_group() {
         settings.write(&limit(path), &Value::Quota(None)).unwrap();
     }
     assert_eq!(host.text(&format!("{CGROUP}/cgroup.subtree_control")), "memory\n", "nothing was to be done");
-    let gone = Err(SettingError::Gone("control group /nowhere".into()));
+    let gone = Err(ResourceError::Gone("control group /nowhere".into()));
     assert_eq!(settings.read(&weight("/nowhere")), gone);
     assert_eq!(settings.write(&weight("/nowhere"), &Value::Weight(3)).map(|()| Value::Weight(0)), gone);
-    assert!(matches!(settings.write(&weight(&own), &Value::Weight(3)), Err(SettingError::Gone(_))));
+    assert!(matches!(settings.write(&weight(&own), &Value::Weight(3)), Err(ResourceError::Gone(_))));
     for bad in ["/", "/../etc", "etc"] {
-        assert!(matches!(settings.read(&weight(bad)), Err(SettingError::Unsupported(_))), "{bad}");
+        assert!(matches!(settings.read(&weight(bad)), Err(ResourceError::Unsupported(_))), "{bad}");
     }
 
     // Another value switches it on for the groups above. In this tree no files appear from that.
@@ -226,17 +279,17 @@ fn shares_of_a_group() {
 fn without_the_controller_or_the_hierarchy_it_says_so() {
     let host = grouped();
     let settings = Settings::new(host.root());
-    let setting = Setting::GroupWeight("/machine.slice".into());
+    let setting = Resource::GroupWeight("/machine.slice".into());
     host.file(&format!("{CGROUP}/cgroup.controllers"), "memory\n");
     let why = settings.read(&setting).unwrap_err();
-    assert!(matches!(&why, SettingError::Unsupported(t) if t.contains("CPU controller")), "{why:?}");
+    assert!(matches!(&why, ResourceError::Unsupported(t) if t.contains("CPU controller")), "{why:?}");
     for (mounts, says) in [
         ("", "not mounted"),
         ("31 23 0:28 /docker/a /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n", "only a part"),
     ] {
         host.file("proc/self/mountinfo", mounts);
         let why = settings.read(&setting).unwrap_err();
-        assert!(matches!(&why, SettingError::Unsupported(t) if t.contains(says)), "{why:?}");
+        assert!(matches!(&why, ResourceError::Unsupported(t) if t.contains(says)), "{why:?}");
     }
 }
 
@@ -247,7 +300,7 @@ fn a_process_that_could_not_return_is_not_moved() {
     let settings = Settings::new(host.root());
     host.vmm(700, "qemu", &[]);
     host.task(700, 701, "CPU 0/KVM", "0", 0);
-    let process = Setting::Group(Task { id: 700, started: 0 });
+    let process = Resource::Group(Task { id: 700, started: 0 });
     let own = Value::Group(own_group(700));
     let place =
         |tid: u32, group: &str| host.file(&format!("proc/700/task/{tid}/cgroup"), format!("0::{group}\n"));
@@ -256,7 +309,7 @@ fn a_process_that_could_not_return_is_not_moved() {
     place(700, &format!("{scope}/libvirt/emulator"));
     place(701, &format!("{scope}/libvirt/vcpu0"));
     let why = settings.read(&process).unwrap_err();
-    assert!(matches!(&why, SettingError::Unsupported(t) if t.contains("several groups")), "{why:?}");
+    assert!(matches!(&why, ResourceError::Unsupported(t) if t.contains("several groups")), "{why:?}");
     assert!(settings.write(&process, &own).is_err());
 
     // alone in a scope
@@ -265,24 +318,24 @@ fn a_process_that_could_not_return_is_not_moved() {
     host.file(&format!("{CGROUP}{scope}/cgroup.procs"), "700\n");
     assert_eq!(settings.read(&process), Ok(Value::Group(scope.into())));
     let why = settings.write(&process, &own).unwrap_err();
-    assert!(matches!(&why, SettingError::Refused(t) if t.contains("scope that becomes empty")), "{why:?}");
+    assert!(matches!(&why, ResourceError::Refused(t) if t.contains("scope that becomes empty")), "{why:?}");
     assert!(!host.root_path(&format!("{CGROUP}/teiji")).exists(), "a refused move leaves nothing behind");
 
     for bad in ["", "machine.slice", "/machine.slice/../..", "/teiji", "/teiji/../x"] {
         let refused = settings.write(&process, &Value::Group(bad.into()));
-        assert!(matches!(refused, Err(SettingError::Refused(_))), "{bad}");
+        assert!(matches!(refused, Err(ResourceError::Refused(_))), "{bad}");
     }
     // killed: some threads were moved, others were on their way out and stayed behind
     place(700, "/machine.slice");
     place(701, &own_group(700));
     host.thread("proc/700/task/701", "CPU 0/KVM", "0", 0, 0x4);
-    assert_eq!(settings.read(&process), Err(SettingError::Gone("thread 700".into())));
+    assert_eq!(settings.read(&process), Err(ResourceError::Gone("thread 700".into())));
     host.thread("proc/700/task/701", "CPU 0/KVM", "0", 0, 0);
     for (group, says) in [("/a (deleted)", "removed"), ("/../b", "namespace")] {
         place(700, group);
         place(701, group);
         let why = settings.read(&process).unwrap_err();
-        assert!(matches!(&why, SettingError::Unsupported(t) if t.contains(says)), "{why:?}");
+        assert!(matches!(&why, ResourceError::Unsupported(t) if t.contains(says)), "{why:?}");
     }
 }
 
@@ -319,8 +372,8 @@ fn mount() -> Option<std::path::PathBuf> {
 #[test]
 fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
     let Some(mount) = mount() else {
-        let error = Settings::default().read(&Setting::GroupWeight("/a".into())).unwrap_err();
-        assert!(matches!(error, SettingError::Unsupported(_)), "{error:?}");
+        let error = Settings::default().read(&Resource::GroupWeight("/a".into())).unwrap_err();
+        assert!(matches!(error, ResourceError::Unsupported(_)), "{error:?}");
         return eprintln!("this machine has no cgroup v2: groups are tried on made-up trees only");
     };
     let child = Command::new("sleep").arg("1000").spawn().unwrap();
@@ -328,7 +381,7 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
     let directory = mount.join(own.trim_start_matches('/'));
     let sleep = Sleep { child, directory: Some(directory.clone()) };
     let (settings, pid) = (Settings::default(), sleep.child.id());
-    let process = Setting::Group(task(&Root::default(), pid).unwrap());
+    let process = Resource::Group(task(&Root::default(), pid).unwrap());
     let before = settings.read(&process).unwrap();
 
     // Twice: the second time the group is there already. In between, the way back is gone as well.
@@ -338,7 +391,7 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
         assert_eq!(std::fs::read_to_string(directory.join("cgroup.procs")).unwrap(), format!("{pid}\n"));
         settings.write(&process, &Value::Group(own.clone())).unwrap();
         let nowhere = settings.write(&process, &Value::Group("/no-such-group".into()));
-        assert_eq!(nowhere, Err(SettingError::Gone("control group /no-such-group".into())));
+        assert_eq!(nowhere, Err(ResourceError::Gone("control group /no-such-group".into())));
         assert_eq!(settings.read(&process), Ok(Value::Group(own.clone())));
         shares(&own);
         settings.write(&process, &before).unwrap();
@@ -355,7 +408,7 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
     settings.write(&process, &Value::Group(own)).unwrap();
     drop(sleep);
     std::fs::create_dir_all(&directory).unwrap();
-    assert!(matches!(settings.write(&process, &before), Err(SettingError::Gone(_))));
+    assert!(matches!(settings.write(&process, &before), Err(ResourceError::Gone(_))));
     assert!(!directory.exists(), "the group of a process that ended is removed");
 
     // Killed so that nobody has anything to write any more, but the group is left.
@@ -373,7 +426,7 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
 /// Weight and limit of a real group, if this machine's hierarchy has the controller.
 fn shares(group: &str) {
     let settings = Settings::default();
-    let (weight, limit) = (Setting::GroupWeight(group.into()), Setting::GroupQuota(group.into()));
+    let (weight, limit) = (Resource::GroupWeight(group.into()), Resource::GroupQuota(group.into()));
     match settings.read(&weight) {
         Ok(value) => {
             assert_eq!((value, settings.read(&limit)), (Value::Weight(100), Ok(Value::Quota(None))));
@@ -382,12 +435,12 @@ fn shares(group: &str) {
             Restored::new(limit).unwrap().try_with(&Value::Quota(Some(quota)));
             let refused = settings.write(&weight, &Value::Weight(10_001));
             assert!(
-                matches!(&refused, Err(SettingError::Refused(why)) if why.contains("ERANGE")),
+                matches!(&refused, Err(ResourceError::Refused(why)) if why.contains("ERANGE")),
                 "{refused:?}"
             );
         }
         Err(e) => {
-            assert!(matches!(&e, SettingError::Unsupported(why) if why.contains("controller")), "{e:?}");
+            assert!(matches!(&e, ResourceError::Unsupported(why) if why.contains("controller")), "{e:?}");
             eprintln!("weight and limit are tried on made-up trees only: {e}");
         }
     }

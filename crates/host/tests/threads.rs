@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use teiji_host::{Root, Settings, task};
 use teiji_model::cpus::CpuSet;
-use teiji_model::setting::{Scheduling, Setting, SettingError, Task, Value};
+use teiji_model::resource::{Resource, ResourceError, Scheduling, Task, Value};
 
 /// Deadline threads share the CPUs' real-time bandwidth: one test at a time asks for it.
 static BANDWIDTH: Mutex<()> = Mutex::new(());
@@ -30,12 +30,12 @@ impl Sleeper {
         Sleeper { task, wake: Some(wake), thread: Some(thread) }
     }
 
-    fn cpus(&self) -> Setting {
-        Setting::ThreadCpus(self.task)
+    fn cpus(&self) -> Resource {
+        Resource::ThreadCpus(self.task)
     }
 
-    fn scheduling(&self) -> Setting {
-        Setting::ThreadScheduling(self.task)
+    fn scheduling(&self) -> Resource {
+        Resource::ThreadScheduling(self.task)
     }
 
     fn end(&mut self) {
@@ -86,7 +86,7 @@ fn cpus_that_are_not_there_are_refused_or_taken_away() {
     let (sleeper, settings) = (Sleeper::new(), settings());
     for none in [CpuSet::default(), CpuSet::from_iter([8191]), CpuSet::from_iter([9999])] {
         let error = settings.write(&sleeper.cpus(), &Value::Cpus(none)).unwrap_err();
-        assert!(matches!(&error, SettingError::Refused(why) if why.contains("EINVAL")), "{error}");
+        assert!(matches!(&error, ResourceError::Refused(why) if why.contains("EINVAL")), "{error}");
     }
     let all = allowed();
     let more = all.union(&CpuSet::from_iter([8190, 8191]));
@@ -123,7 +123,7 @@ fn a_deadline_thread_is_refused_with_the_reason() {
         |runtime, period| Value::Scheduling(Scheduling::Deadline { runtime, deadline: period, period });
     let refusal = |sleeper: &Sleeper, value: &Value| {
         let error = settings.write(&sleeper.scheduling(), value).unwrap_err();
-        let SettingError::Refused(why) = error else { panic!("{error:?}") };
+        let ResourceError::Refused(why) = error else { panic!("{error:?}") };
         why
     };
 
@@ -166,12 +166,13 @@ fn a_thread_that_ended_or_is_another_is_gone() {
     let fifo = Value::Scheduling(Scheduling::Fifo { priority: 1 });
     let check = |task: Task| {
         let cpus = Value::Cpus(CpuSet::from_iter([0]));
-        for (setting, value) in [(Setting::ThreadScheduling(task), &fifo), (Setting::ThreadCpus(task), &cpus)]
+        for (setting, value) in
+            [(Resource::ThreadScheduling(task), &fifo), (Resource::ThreadCpus(task), &cpus)]
         {
-            assert!(matches!(settings.read(&setting), Err(SettingError::Gone(_))));
-            assert!(matches!(settings.write(&setting, value), Err(SettingError::Gone(_))));
+            assert!(matches!(settings.read(&setting), Err(ResourceError::Gone(_))));
+            assert!(matches!(settings.write(&setting, value), Err(ResourceError::Gone(_))));
         }
-        assert!(matches!(settings.read(&Setting::Group(task)), Err(SettingError::Gone(_))));
+        assert!(matches!(settings.read(&Resource::Group(task)), Err(ResourceError::Gone(_))));
     };
     check(stranger);
     let mine = settings.read(&sleeper.scheduling()).unwrap();
@@ -203,7 +204,7 @@ fn a_missing_capability_is_named() {
         settings().write(&setting, &Value::Scheduling(Scheduling::Fifo { priority: 1 })).unwrap_err()
     });
     let error = error.join().unwrap();
-    assert!(matches!(&error, SettingError::NotPermitted(why) if why.contains("CAP_SYS_NICE")), "{error:?}");
+    assert!(matches!(&error, ResourceError::NotPermitted(why) if why.contains("CAP_SYS_NICE")), "{error:?}");
     assert!(error.to_string().contains("EPERM"), "{error}");
 }
 
@@ -211,7 +212,7 @@ fn a_missing_capability_is_named() {
 fn a_value_of_another_kind_is_refused() {
     let sleeper = Sleeper::new();
     let error = settings().write(&sleeper.cpus(), &Value::Weight(3)).unwrap_err();
-    assert!(matches!(error, SettingError::Refused(_)), "{error:?}");
+    assert!(matches!(error, ResourceError::Refused(_)), "{error:?}");
 }
 
 #[test]
@@ -227,6 +228,6 @@ fn threads_of_a_copied_tree_are_not_this_machines() {
     for setting in [sleeper.cpus(), sleeper.scheduling()] {
         let value = settings().read(&setting).unwrap();
         assert_eq!(copy.read(&setting).unwrap(), value);
-        assert!(matches!(copy.write(&setting, &value), Err(SettingError::Unsupported(_))));
+        assert!(matches!(copy.write(&setting, &value), Err(ResourceError::Unsupported(_))));
     }
 }

@@ -12,7 +12,7 @@
 //! | [`flow`] | the filter language of `--flow`, and what a trace is asked to watch |
 //! | [`host`] | virtual machines, vCPU threads, vhost workers, taps, NUMA nodes; what a kernel can do |
 //! | [`policy`] | what the operator wants, with the place of each value; problems, which name place and cure |
-//! | [`setting`] | what can be changed on a host, and to what |
+//! | [`resource`] | what can be changed on a host, to what, and what comes before what |
 //! | [`cpus`] | sets of CPUs |
 //! | [`observation`] | a host at one instant, as a file that can be planned for elsewhere |
 //! | [`plan`] | a host as a plan sees it, the plan, and what teiji holds |
@@ -41,7 +41,8 @@ pub mod queue;
 pub mod reason;
 pub mod recording;
 pub mod report;
-pub mod setting;
+pub mod resource;
+
 pub mod stage;
 pub mod status;
 pub mod text;

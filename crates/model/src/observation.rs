@@ -2,12 +2,18 @@
 //!
 //! It is JSON, so that it can be looked at and changed for a what-if. It holds names, ids and settings of VMs, threads
 //! and devices; no command lines, no environments, nothing of the guests' memory or packets.
+//!
+//! Form 1 said why settings cannot be read in sentences that named no setting. They become part of what could not be
+//! found out.
 
 use crate::plan::{Held, Observed};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 /// Version of the file's form. Raised when a field changes its meaning or goes.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
+/// The form before, which is read as well.
+const FORMER: u64 = 1;
 /// What the file says it is.
 pub const KIND: &str = "teiji-host";
 /// Longest file that is read, bytes.
@@ -49,7 +55,7 @@ pub enum Error {
     Damaged(String),
     /// From a later version.
     #[error(
-        "it is of form {schema}, written by teiji {teiji:?}, and this teiji ({}) reads form {SCHEMA} only: plan with \
+        "it is of form {schema}, written by teiji {teiji:?}, and this teiji ({}) reads forms up to {SCHEMA}: plan with \
          that version, or observe the host with this one",
         env!("CARGO_PKG_VERSION")
     )]
@@ -102,12 +108,25 @@ impl Observation {
                 teiji: header.teiji.chars().take(40).collect(),
             });
         }
-        let observation: Observation = serde_json::from_str(text).map_err(|why| damaged(&why))?;
+        let observation: Observation = match header.schema {
+            FORMER => former(text).map_err(|why| damaged(&why))?,
+            _ => serde_json::from_str(text).map_err(|why| damaged(&why))?,
+        };
         if observation.observed.cpus.is_empty() {
             return Err(Error::Damaged("it has no CPU".to_owned()));
         }
         Ok(observation)
     }
+}
+
+/// An observation of form 1.
+fn former(text: &str) -> serde_json::Result<Observation> {
+    let mut file: Value = serde_json::from_str(text)?;
+    let sentences = file.pointer_mut("/observed/unreadable").map(|list| std::mem::replace(list, json!([])));
+    let mut observation: Observation = serde_json::from_value(file)?;
+    observation.unseen.extend(serde_json::from_value::<Vec<String>>(sentences.unwrap_or_else(|| json!([])))?);
+    observation.schema = SCHEMA;
+    Ok(observation)
 }
 
 #[cfg(test)]
@@ -149,9 +168,9 @@ mod tests {
         let none = whole.replace("0-1", "");
         let said = Observation::parse(&none).unwrap_err().to_string();
         assert!(said.contains("no CPU") && said.contains("teiji observe"), "{said}");
-        let newer = whole.replace("\"schema\": 1", "\"schema\": 2").replace("\"cpus\"", "\"processors\"");
+        let newer = whole.replace("\"schema\": 2", "\"schema\": 3").replace("\"cpus\"", "\"processors\"");
         let said = Observation::parse(&newer).unwrap_err().to_string();
-        assert!(said.contains("form 2") && said.contains("or observe the host with this one"), "{said}");
+        assert!(said.contains("form 3") && said.contains("or observe the host with this one"), "{said}");
         assert_eq!(Observation::parse(&" ".repeat(MAX_BYTES + 1)), Err(Error::TooLong));
     }
 }

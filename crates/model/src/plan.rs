@@ -4,13 +4,12 @@
 //! (Policy, Observed) ── control::plan ──► Plan ── agent::apply ──► the host, journalled step by step
 //! ```
 
-mod order;
-
 use crate::cpus::CpuSet;
 use crate::host::{Identity, Vm};
 use crate::policy::{Overridden, Place};
 use crate::queue::{Device, Scheduler};
-use crate::setting::{Setting, Task, Value};
+use crate::resource::dependency::{self, Change};
+use crate::resource::{Kind, Resource, Resources, Task, Value};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -23,11 +22,9 @@ pub struct Observed {
     pub vms: Vec<ObservedVm>,
     /// Ethernet devices, those of guests too.
     pub links: Vec<ObservedLink>,
-    /// What each setting is now. What is not in here cannot be changed.
-    #[serde(with = "pairs")]
-    pub settings: BTreeMap<Setting, Value>,
-    /// Why settings of a kind are not in `settings`, for people: missing privilege, kernel feature, file.
-    pub unreadable: Vec<String>,
+    /// The resources of all these, each with its value or why it has none.
+    #[serde(flatten)]
+    pub settings: Resources,
     /// What keeps a real-time thread that never sleeps from starving the others of its CPU; `None`: nothing.
     pub realtime_guard: Option<String>,
     /// Others that change the same settings.
@@ -126,56 +123,18 @@ pub struct Manager {
     pub name: String,
     /// Settings that it may change back, and what to do about it; one sentence.
     pub advice: String,
-    /// Which kinds of settings.
+    /// Which kinds of resources.
     pub touches: Vec<Kind>,
     /// The process of the VM that it does so to; `None`: to all.
     #[serde(default)]
     pub vm: Option<Task>,
 }
 
-/// A kind of setting.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Kind {
-    /// [`Setting::ThreadCpus`].
-    ThreadCpus,
-    /// [`Setting::ThreadScheduling`].
-    ThreadScheduling,
-    /// [`Setting::IrqCpus`].
-    IrqCpus,
-    /// [`Setting::Group`], [`Setting::GroupWeight`], [`Setting::GroupQuota`].
-    Group,
-    /// [`Setting::HaltPoll`].
-    HaltPoll,
-    /// [`Setting::CpuLatency`].
-    CpuLatency,
-    /// [`Setting::Queue`].
-    Queue,
-    /// [`Setting::SegmentSize`].
-    SegmentSize,
-}
-
-impl Setting {
-    /// Its kind.
-    pub fn kind(&self) -> Kind {
-        match self {
-            Setting::ThreadCpus(_) => Kind::ThreadCpus,
-            Setting::ThreadScheduling(_) => Kind::ThreadScheduling,
-            Setting::IrqCpus(_) => Kind::IrqCpus,
-            Setting::Group(_) | Setting::GroupWeight(_) | Setting::GroupQuota(_) => Kind::Group,
-            Setting::HaltPoll => Kind::HaltPoll,
-            Setting::CpuLatency(_) => Kind::CpuLatency,
-            Setting::Queue(_) => Kind::Queue,
-            Setting::SegmentSize(_) => Kind::SegmentSize,
-        }
-    }
-}
-
 /// One reversible change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     /// What is changed.
-    pub setting: Setting,
+    pub setting: Resource,
     /// Whose it is, for people: `vCPU 0 of sip1`. Escaped, safe to print.
     pub whose: String,
     /// What it is now.
@@ -186,6 +145,28 @@ pub struct Step {
     pub reason: String,
     /// What it costs, for people; empty if nothing worth saying.
     pub cost: String,
+}
+
+impl Step {
+    /// The change that it makes.
+    pub fn change(&self) -> Change<'_> {
+        Change { resource: &self.setting, from: &self.present, to: &self.wanted }
+    }
+
+    /// The change that takes it back.
+    pub fn undoing(&self) -> Change<'_> {
+        Change { resource: &self.setting, from: &self.wanted, to: &self.present }
+    }
+}
+
+/// Puts `steps` into an order that obeys all dependencies of the changes that they make. Those that do not depend on one
+/// another come by `preference`, and then as they are; into real-time classes last.
+pub fn ordered<P: Ord + Copy>(steps: Vec<Step>, preference: impl Fn(&Step) -> P) -> Vec<Step> {
+    let changes: Vec<Change<'_>> = steps.iter().map(Step::change).collect();
+    let key = |i: usize| (dependency::is_into_real_time(&changes[i]), preference(&steps[i]));
+    let order = dependency::order(&changes, key);
+    let mut steps: Vec<Option<Step>> = steps.into_iter().map(Some).collect();
+    order.into_iter().filter_map(|i| steps[i].take()).collect()
 }
 
 /// Ordered steps; empty if the host is as the policy asks.
@@ -248,7 +229,7 @@ pub struct ChannelGuarantee {
 pub struct Held {
     /// By setting.
     #[serde(with = "pairs")]
-    pub settings: BTreeMap<Setting, Hold>,
+    pub settings: BTreeMap<Resource, Hold>,
 }
 
 /// One setting that teiji holds.

@@ -1,7 +1,7 @@
 //! What the operator wants: the policy, with the place of each value in its file. `teiji-policy` reads it from TOML.
 
 use crate::cpus::CpuSet;
-use crate::setting::{Latency, Scheduling};
+use crate::resource::{self, Latency, Scheduling};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::IpAddr;
@@ -71,8 +71,36 @@ pub struct Policy {
     pub channels: Vec<ChannelPolicy>,
     /// Virtual functions.
     pub vfs: Vec<VfPolicy>,
+    /// Keys of any section that set resources as they are, in the order written.
+    pub direct: Vec<Direct>,
     /// Lines that do not hold, since a later file has others in their place; in the order of the sections.
     pub overridden: Vec<Overridden>,
+}
+
+/// A key whose value is that of every resource of a kind that its section speaks of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Direct {
+    /// What its section speaks of.
+    pub subject: Subject,
+    /// The key.
+    pub key: &'static str,
+    /// The kind of resource.
+    pub kind: resource::Kind,
+    /// What each shall be.
+    pub value: At<resource::Value>,
+    /// What that costs, for people; empty if nothing worth saying.
+    pub cost: &'static str,
+}
+
+/// What a section speaks of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// `[host]`: all that the host has.
+    Host,
+    /// `[link.NAME]`: what the device has.
+    Link(At<String>),
+    /// `[vm.NAME]`: what the VM's threads and taps have.
+    Vm(At<String>),
 }
 
 /// A line of a policy.

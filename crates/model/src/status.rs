@@ -2,7 +2,7 @@
 
 use crate::plan::{Hold, Step};
 use crate::queue::Deadlines;
-use crate::setting::{Setting, SettingError, Value};
+use crate::resource::{Resource, ResourceError, Value};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -29,11 +29,11 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HeldNow {
     /// The setting.
-    pub setting: Setting,
+    pub setting: Resource,
     /// What teiji remembers of it.
     pub hold: Hold,
     /// What it is.
-    pub present: Result<Value, SettingError>,
+    pub present: Result<Value, ResourceError>,
     /// Whether someone else has changed it.
     pub changed: bool,
 }

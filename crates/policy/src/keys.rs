@@ -1,9 +1,11 @@
 //! Every section and key of a policy: the one table that the parser, its messages, the schema and docs/policy.md
 //! are made from.
 
+use super::value::Value;
 use teiji_model::cpus::MAX_CPUS;
 use teiji_model::policy::MAX_HALT_POLL;
 use teiji_model::queue::{MAX_DEADLINE, MAX_RATE, MIN_FRAME, OVERHEAD};
+use teiji_model::resource;
 use teiji_model::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
 
 /// What a key's value may be.
@@ -90,6 +92,45 @@ const DEADLINE: Kind =
     Kind::Amount { of: &DURATION, min: 1024, max: i64::MAX as u64 / 1_000_000_000 * 1_000_000_000, or: &[] };
 const NOT_YET: &str = "cannot be kept yet by this version; take it out";
 
+/// A key that sets resources as they are.
+#[derive(Debug)]
+pub(super) struct Sets {
+    /// Its section's first word.
+    pub section: &'static str,
+    pub key: &'static str,
+    /// What it sets: every resource of that kind that the section speaks of.
+    pub kind: resource::Kind,
+    /// What the resource's value is for the key's.
+    pub value: fn(Value) -> Option<resource::Value>,
+    /// What it costs, for people; empty if nothing worth saying.
+    pub cost: &'static str,
+}
+
+/// All keys that need no more than that: the parser and the plan know them from here only.
+pub(super) const SETS: &[Sets] = &[
+    Sets {
+        section: "host",
+        key: "governor",
+        kind: resource::Kind::Governor,
+        value: |value| match value {
+            Value::Word(word) => Some(resource::Value::Word(word.to_owned())),
+            _ => None,
+        },
+        cost: "",
+    },
+    Sets { section: "link", key: "rps_cpus", kind: resource::Kind::ReceiveCpus, value: cpus, cost: STEERING },
+    Sets { section: "vm", key: "rps_cpus", kind: resource::Kind::ReceiveCpus, value: cpus, cost: STEERING },
+];
+
+const STEERING: &str = "each packet is handed on by an interrupt between CPUs, unless it was taken in there";
+
+fn cpus(value: Value) -> Option<resource::Value> {
+    match value {
+        Value::Cpus(cpus) => Some(resource::Value::Cpus(cpus)),
+        _ => None,
+    }
+}
+
 /// All sections.
 pub(super) const SECTIONS: &[Section] = &[
     Section {
@@ -133,6 +174,14 @@ pub(super) const SECTIONS: &[Section] = &[
                 doc: "The CPUs that `cpu_latency` is for.",
             },
             Key {
+                name: "governor",
+                kind: Kind::Word(&["performance", "schedutil", "ondemand", "conservative", "powersave"]),
+                required: false,
+                default: "as it is",
+                example: "\"performance\"",
+                doc: "What chooses the CPUs' frequency (cpufreq), for all of them; `teiji doctor` says which governors there are.",
+            },
+            Key {
                 name: "vm_users",
                 kind: Kind::Users,
                 required: false,
@@ -158,6 +207,14 @@ pub(super) const SECTIONS: &[Section] = &[
                 default: "as it is",
                 example: "\"0-1\"",
                 doc: "CPUs that handle the NIC's interrupts.",
+            },
+            Key {
+                name: "rps_cpus",
+                kind: Kind::Cpus,
+                required: false,
+                default: "as it is",
+                example: "\"2-3\"",
+                doc: "CPUs that packets from the NIC's receive queues are handed to (receive packet steering), whichever CPU took them in.",
             },
             Key {
                 name: "rate",
@@ -267,6 +324,14 @@ pub(super) const SECTIONS: &[Section] = &[
                 default: "as it is",
                 example: "\"4\"",
                 doc: "CPUs for its vhost workers. Not with `class = \"deadline\"`.",
+            },
+            Key {
+                name: "rps_cpus",
+                kind: Kind::Cpus,
+                required: false,
+                default: "as it is",
+                example: "\"2-3\"",
+                doc: "CPUs that packets from its taps are handed to (receive packet steering): the host's part of the way out.",
             },
             Key {
                 name: "weight",

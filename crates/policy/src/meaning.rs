@@ -1,10 +1,13 @@
 //! The keys of a section as its part of the policy, and what contradicts what within it.
 
+use super::keys::{SETS, Section};
 use super::section::Keys;
 use super::value::Value;
 use teiji_model::cpus::CpuSet;
-use teiji_model::policy::{At, Auto, ChannelPolicy, Endpoint, HostPolicy, LinkPolicy, VmPolicy};
-use teiji_model::setting::{Latency, Scheduling};
+use teiji_model::policy::{
+    At, Auto, ChannelPolicy, Direct, Endpoint, HostPolicy, LinkPolicy, Subject, VmPolicy,
+};
+use teiji_model::resource::{Latency, Scheduling};
 
 /// `SCHED_FIFO` priority if none is written: above 1, so that something can go below, and below the kernel's own
 /// interrupt threads at 50.
@@ -22,6 +25,15 @@ fn endpoint(keys: &Keys<'_, '_>, name: &str) -> Option<At<Endpoint>> {
         Value::Endpoint(endpoint) => Some(endpoint),
         _ => None,
     })
+}
+
+/// The keys of a section that set resources as they are.
+pub(super) fn direct(keys: &Keys<'_, '_>, section: &Section, subject: &Subject) -> Vec<Direct> {
+    let written = SETS.iter().filter(|sets| sets.section == section.name).filter_map(|sets| {
+        let value = keys.get(sets.key, sets.value)?;
+        Some(Direct { subject: subject.clone(), key: sets.key, kind: sets.kind, value, cost: sets.cost })
+    });
+    written.collect()
 }
 
 /// `[host]`.

@@ -14,7 +14,7 @@ use super::section::{self, Keys, nearest};
 use super::text::key;
 use super::value::{decimal, wrong_device};
 use std::collections::BTreeMap;
-use teiji_model::policy::{At, MAX_PID, Policy, Problem, Source, VfPolicy};
+use teiji_model::policy::{At, MAX_PID, Policy, Problem, Source, Subject, VfPolicy};
 use teiji_model::text::quote;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -113,6 +113,14 @@ impl Reader {
             let device = files[at.0].place(header);
             let mut keys = Keys::new(files, section, at, &path, holding);
             let name = |index: usize| names.get(index).cloned().unwrap_or_default();
+            let subject = match section.naming {
+                Naming::One => Some(Subject::Host),
+                Naming::Link => Some(Subject::Link(keys.name(name(0)))),
+                Naming::Vm => Some(Subject::Vm(keys.name(name(0)))),
+                Naming::Channel | Naming::Vf => None,
+            };
+            let direct = subject.iter().flat_map(|subject| meaning::direct(&keys, section, subject));
+            policy.direct.extend(direct);
             match section.naming {
                 Naming::One => policy.host = meaning::host(&mut keys),
                 Naming::Link => policy.links.push(meaning::link(&mut keys, name(0))),

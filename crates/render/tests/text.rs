@@ -12,7 +12,7 @@ use teiji_model::plan::{
 use teiji_model::policy::Source;
 use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
 use teiji_model::report::Report;
-use teiji_model::setting::{Setting, Value};
+use teiji_model::resource::{Resource, Value};
 use teiji_policy::parse;
 use teiji_render::terminal::Style;
 use teiji_render::text::doctor::table as doctor_table;
@@ -217,13 +217,13 @@ fn channels(n: u64) -> Plan {
     Plan {
         steps: vec![
             step(
-                Setting::SegmentSize(eth0.clone()),
+                Resource::SegmentSize(eth0.clone()),
                 Value::Bytes(65_536),
                 Value::Bytes(32_768),
                 "more CPU time per byte",
             ),
             step(
-                Setting::Queue(eth0),
+                Resource::Queue(eth0),
                 Value::Queue(stock),
                 Value::Queue(Queue::Deadlines(Box::new(deadlines))),
                 "what waits in the old queue at that instant may be lost; the link sends at most 999mbit",
@@ -289,11 +289,15 @@ fn the_policys_document_shows_what_is_printed() {
     };
     let stock = Queue::Stock(Box::new(Stock { kind: "mq".into(), chosen: false, options: Vec::new() }));
     let settings = BTreeMap::from([
-        (Setting::Queue(link.device()), Value::Queue(stock)),
-        (Setting::SegmentSize(link.device()), Value::Bytes(65_536)),
+        (Resource::Queue(link.device()), Value::Queue(stock)),
+        (Resource::SegmentSize(link.device()), Value::Bytes(65_536)),
     ]);
-    let observed =
-        Observed { links: vec![link], settings, deadlines: DeadlineSupport::Edf, ..Observed::default() };
+    let observed = Observed {
+        links: vec![link],
+        settings: settings.into(),
+        deadlines: DeadlineSupport::Edf,
+        ..Observed::default()
+    };
     let plan = teiji_control::plan::plan(&policy, &observed, &Held::default()).unwrap();
     let shown = guarantees::link(&plan.links[0], &UNICODE);
     let document = include_str!("../../../docs/policy.md");

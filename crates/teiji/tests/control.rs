@@ -323,7 +323,7 @@ fn an_observation_holds_no_command_lines() {
     let (_keep, file) = observe(&host);
     let text = fs::read_to_string(file).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((json["kind"].as_str(), json["schema"].as_u64()), (Some("teiji-host"), Some(1)));
+    assert_eq!((json["kind"].as_str(), json["schema"].as_u64()), (Some("teiji-host"), Some(2)));
     assert!(text.contains("sip1") && !text.contains("hunter2") && !text.contains("qemu-system"), "{text}");
 }
 
@@ -342,7 +342,7 @@ fn a_file_that_is_no_observation_is_refused_with_what_to_do() {
         (whole[..whole.len() / 2].to_owned(), ["it is damaged (EOF", "on the host again"]),
         (whole.replace("\"0-3\"", "\"3-0\""), ["it is damaged (the range", "on the host again"]),
         (
-            whole.replace("\"schema\": 1", "\"schema\": 7"),
+            whole.replace("\"schema\": 2", "\"schema\": 7"),
             ["it is of form 7", "observe the host with this one"],
         ),
     ] {

@@ -9,7 +9,7 @@ use teiji_model::host::{DataPlane, Nic, Vm};
 use teiji_model::policy::Source;
 use teiji_model::recording::Writer;
 use teiji_model::report::{Counters, Meta};
-use teiji_model::setting::Scheduling;
+use teiji_model::resource::Scheduling;
 use teiji_model::stage::{Split, ThreadState};
 use teiji_policy::parse;
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use teiji_model::plan::Step;
-use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::resource::{Resource, ResourceError, Value};
 use teiji_model::text::printable;
 
 /// Why an operation failed, and what the host is like now.
@@ -74,7 +74,7 @@ pub enum Error {
         /// The setting and whose it is.
         what: String,
         /// Why.
-        why: SettingError,
+        why: ResourceError,
     },
     /// The plan was not carried out, and the host is as it was before.
     #[error("{why}; what was done has been undone{}", listed(.notes))]
@@ -142,7 +142,7 @@ pub enum Failure {
         /// What it should have been.
         wanted: Value,
         /// Why not.
-        why: SettingError,
+        why: ResourceError,
     },
     /// The kernel accepted a value and made another of it.
     #[error("{what} should be {}, but the kernel made it {}", shown(.wanted), shown(.got))]
@@ -178,7 +178,7 @@ pub struct Failed {
     /// The setting and whose it is; printable.
     pub what: String,
     /// Why not.
-    pub why: SettingError,
+    pub why: ResourceError,
 }
 
 /// What an operation met with on its way.
@@ -216,6 +216,13 @@ pub enum Note {
         /// What it is.
         found: Value,
     },
+    /// An operation could not be taken back, and was left where it is consistent.
+    Stopped {
+        /// The setting and whose it is.
+        what: String,
+        /// Why not.
+        why: String,
+    },
 }
 
 impl fmt::Display for Note {
@@ -234,6 +241,9 @@ impl fmt::Display for Note {
                 write!(f, "teiji (pid {pid}) had ended just after it was done: its changes stay")
             }
             Note::Gone { what } => write!(f, "{what} is gone, and with it what was to be put back"),
+            Note::Stopped { what, why } => {
+                write!(f, "{what} could not be taken back ({why}), and was left where it is consistent")
+            }
             Note::Foreign { what, ours, found } => f.write_str(&printable(&format!(
                 "{what} was changed by someone else from {ours} to {found}, and was left alone"
             ))),
@@ -242,12 +252,12 @@ impl fmt::Display for Note {
 }
 
 /// A setting and whose it is, to print.
-pub(super) fn what(setting: &Setting, whose: &str) -> String {
+pub(super) fn what(setting: &Resource, whose: &str) -> String {
     printable(&format!("{setting} ({whose})"))
 }
 
 impl Failed {
-    pub(super) fn new(step: &Step, why: SettingError) -> Self {
+    pub(super) fn new(step: &Step, why: ResourceError) -> Self {
         Failed { what: what(&step.setting, &step.whose), why }
     }
 }

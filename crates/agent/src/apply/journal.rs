@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 use teiji_model::plan::{Held, Step};
-use teiji_model::setting::Value;
+use teiji_model::resource::Value;
 
 /// Version of both files.
 pub(super) const VERSION: u32 = 1;

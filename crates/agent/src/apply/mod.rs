@@ -57,7 +57,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use store::{CONFIRMED, Directory, Store, TRANSACTION};
 use teiji_model::plan::{Hold, Plan, Step};
-use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::resource::{Class, Resource, ResourceError, Value};
 
 /// Where the state is kept unless the caller names another place.
 pub const STATE_DIRECTORY: &str = "/var/lib/teiji";
@@ -73,13 +73,18 @@ pub trait Host {
     ///
     /// # Errors
     /// If it is gone, or cannot be read.
-    fn read(&self, setting: &Setting) -> Result<Value, SettingError>;
+    fn read(&self, setting: &Resource) -> Result<Value, ResourceError>;
 
     /// Changes a setting. The kernel may make something else of it: read it back.
     ///
     /// # Errors
     /// If it is gone, or the kernel refuses it.
-    fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError>;
+    fn write(&self, setting: &Resource, value: &Value) -> Result<(), ResourceError>;
+
+    /// How a resource is changed, journalled and undone.
+    fn class(&self, resource: &Resource) -> Class {
+        resource.kind().class()
+    }
 
     /// Removes what writes that were cut off, and tasks that have ended, left behind and that is no setting. Called
     /// with the lock held. That it cannot is no failure: it is called again.
@@ -285,6 +290,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             let got = self.host.write(&step.setting, &wanted).and_then(|()| self.host.read(&step.setting));
             match got {
                 Ok(got) if got == wanted => {}
+                // A controller starts from what was wanted and goes where it likes; an operation goes on.
+                Ok(_) if self.host.class(&step.setting) != Class::Atomic => {}
                 Ok(got) => {
                     // For those who come after a kill; if it cannot be written, this process still knows.
                     let _ = self.note(journal, Line::Done { step: index, value: got.clone() });
@@ -352,7 +359,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             }
         }
         held.retain(|setting, hold| match self.host.read(setting) {
-            Err(SettingError::Gone(_)) => false,
+            Err(ResourceError::Gone(_)) => false,
             Ok(found) => found != hold.original,
             Err(_) => true,
         });

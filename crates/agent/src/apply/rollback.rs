@@ -1,6 +1,6 @@
 //! Putting back everything that teiji holds.
 //!
-//! Each setting before those that need it, whichever was changed first ([`Step::turn`]): a thread is let onto all CPUs
+//! Each setting before those that depend on it, whichever was changed first ([`ordered`]): a thread is let onto all CPUs
 //! before it is `SCHED_DEADLINE` again, and `gso_max_size` grows when the queue that counts on it is gone. Otherwise the
 //! last change first. A setting that someone else has changed since stays held, so that `force` can still put it back.
 
@@ -10,8 +10,8 @@ use super::store::Store;
 use super::{Clock, Engine, Host};
 use std::cmp::Reverse;
 use std::time::Duration;
-use teiji_model::plan::{Hold, Step};
-use teiji_model::setting::Setting;
+use teiji_model::plan::{Hold, Step, ordered};
+use teiji_model::resource::Resource;
 
 /// How to roll back.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,10 +39,9 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
     pub fn rollback(&self, options: &Rollback) -> Result<RolledBack, Error> {
         let _lock = self.locked(options.wait)?;
         let mut notes = self.recover_locked()?;
-        let mut held: Vec<(Setting, Hold)> = self.held()?.settings.into_iter().collect();
+        let mut held: Vec<(Resource, Hold)> = self.held()?.settings.into_iter().collect();
         held.sort_by_key(|(setting, hold)| Reverse((hold.since, setting.clone())));
-        let mut steps: Vec<Step> = held.into_iter().map(|(setting, hold)| step(setting, hold)).collect();
-        steps.sort_by_key(|step| step.turn(true));
+        let steps = ordered(held.into_iter().map(|(setting, hold)| step(setting, hold)).collect(), |_| ());
         if steps.is_empty() {
             return Ok(RolledBack { restored: 0, notes });
         }
@@ -53,7 +52,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
     }
 }
 
-fn step(setting: Setting, hold: Hold) -> Step {
+fn step(setting: Resource, hold: Hold) -> Step {
     Step {
         setting,
         whose: hold.whose,

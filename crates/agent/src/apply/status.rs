@@ -5,6 +5,7 @@ use super::journal::Direction;
 use super::store::{LOCK, Store};
 use super::{Clock, Engine, Host};
 use std::io::ErrorKind;
+use teiji_model::resource::Class;
 use teiji_model::status::{HeldNow, Status, Unfinished};
 
 impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
@@ -58,7 +59,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             .into_iter()
             .map(|(setting, hold)| {
                 let present = self.host.read(&setting);
-                let changed = present.as_ref().is_ok_and(|found| *found != hold.value);
+                let atomic = self.host.class(&setting) == Class::Atomic;
+                let changed = atomic && present.as_ref().is_ok_and(|found| *found != hold.value);
                 HeldNow { setting, hold, present, changed }
             })
             .collect();

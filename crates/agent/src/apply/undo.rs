@@ -5,7 +5,8 @@ use super::error::{Failed, Note, what};
 use super::journal::{Direction, Journal};
 use super::{Clock, Engine, Host, Store};
 use teiji_model::plan::Step;
-use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::resource::dependency::{self, Change};
+use teiji_model::resource::{Class, Resource, ResourceError, Value};
 
 /// What came of it.
 #[derive(Debug, Default)]
@@ -13,58 +14,105 @@ pub(super) struct Outcome {
     /// How many settings were put back.
     pub restored: usize,
     /// Settings that are as they should be, or gone.
-    pub settled: Vec<Setting>,
+    pub settled: Vec<Resource>,
     pub notes: Vec<Note>,
     pub failed: Vec<Failed>,
 }
 
+/// A resource that is to be put back.
+struct Put<'a> {
+    step: &'a Step,
+    target: &'a Value,
+    /// What teiji made it.
+    made: &'a Value,
+    /// Whether such a value is teiji's doing.
+    ours: Box<dyn Fn(&Value) -> bool + 'a>,
+}
+
+impl Put<'_> {
+    fn change(&self) -> Change<'_> {
+        Change { resource: &self.step.setting, from: self.made, to: self.target }
+    }
+}
+
 impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
-    /// Undoes the steps of a transaction that have begun, the last first: each then finds the host as its step left it,
-    /// so that an order that the kernel took forward it takes back as well.
+    /// Undoes the steps of a transaction that have begun, in an order that obeys all dependencies; otherwise the last first.
     pub(super) fn undo(&self, journal: &Journal) -> Outcome {
+        let begun: Vec<(usize, &Step)> =
+            journal.header.steps.iter().enumerate().take(journal.begun).rev().collect();
+        let changes: Vec<Change<'_>> = begun.iter().map(|(_, step)| step.undoing()).collect();
+        let order = dependency::order(&changes, |i| dependency::is_into_real_time(&changes[i]));
+        let puts = order.into_iter().map(|i| {
+            let (place, step) = begun[i];
+            let ours: Box<dyn Fn(&Value) -> bool + '_> = Box::new(move |found| journal.ours(place, found));
+            Put { step, target: &step.present, made: &step.wanted, ours }
+        });
+        self.put_all(puts.collect())
+    }
+
+    /// Does the steps of a rollback, or what is left to do of them, in their order.
+    pub(super) fn roll_back(&self, journal: &Journal) -> Outcome {
+        let force = journal.header.direction == Direction::Back { force: true };
+        let puts = journal.header.steps.iter().map(|step| {
+            let ours: Box<dyn Fn(&Value) -> bool + '_> =
+                Box::new(move |found| force || *found == step.present);
+            Put { step, target: &step.wanted, made: &step.present, ours }
+        });
+        self.put_all(puts.collect())
+    }
+
+    /// What is found is judged before anything is put back: putting one back may disturb another (a move into another
+    /// control group resets affinity before Linux 6.2), which would then look like somebody else's change.
+    fn put_all(&self, puts: Vec<Put<'_>>) -> Outcome {
         let mut outcome = Outcome::default();
-        for (i, step) in journal.header.steps.iter().enumerate().take(journal.begun).rev() {
-            self.put(step, &step.present, &step.wanted, |found| journal.ours(i, found), &mut outcome);
+        let judged: Vec<_> = puts
+            .into_iter()
+            .map(|put| {
+                let found = self.host.read(&put.step.setting);
+                (put, found)
+            })
+            .collect();
+        let mut made: Vec<Change<'_>> = Vec::new();
+        for (put, found) in &judged {
+            let before = outcome.restored;
+            self.put(put, found, &made, &mut outcome);
+            if outcome.restored > before {
+                made.push(put.change());
+            }
         }
         // What is as it should be, or gone, was not written, and may have left something behind.
         self.host.tidy();
         outcome
     }
 
-    /// Does the steps of a rollback, or what is left to do of them.
-    pub(super) fn roll_back(&self, journal: &Journal) -> Outcome {
-        let force = journal.header.direction == Direction::Back { force: true };
-        let mut outcome = Outcome::default();
-        for step in &journal.header.steps {
-            let ours = |found: &Value| force || *found == step.present;
-            self.put(step, &step.wanted, &step.present, ours, &mut outcome);
-        }
-        self.host.tidy();
-        outcome
-    }
-
-    /// Makes a setting `target`, if what it is at present is ours.
+    /// Makes a resource what it should be again, if what it was found to be is ours.
     fn put(
         &self,
-        step: &Step,
-        target: &Value,
-        made: &Value,
-        ours: impl FnOnce(&Value) -> bool,
+        put: &Put<'_>,
+        judged: &Result<Value, ResourceError>,
+        made: &[Change<'_>],
         outcome: &mut Outcome,
     ) {
-        let result = self.host.read(&step.setting).and_then(|found| {
+        let (step, target) = (put.step, put.target);
+        let class = self.host.class(&step.setting);
+        let result = judged.clone().and_then(|judged| {
+            let found = self.host.read(&step.setting)?;
+            // What has been disturbed meanwhile is whose it was before.
+            let whose = if dependency::disturbed(made, &put.change()) { &judged } else { &found };
+            let ours = class != Class::Atomic || *whose == *target || (put.ours)(whose);
             if found == *target {
                 return Ok(true);
             }
-            if !ours(&found) {
+            if !ours {
                 let what = what(&step.setting, &step.whose);
-                outcome.notes.push(Note::Foreign { what, ours: made.clone(), found });
+                outcome.notes.push(Note::Foreign { what, ours: put.made.clone(), found });
                 return Ok(false);
             }
             self.host.write(&step.setting, target)?;
             let got = self.host.read(&step.setting)?;
-            if got != *target {
-                return Err(SettingError::Refused(format!(
+            // A controller that still runs may have changed it again, and an operation may go on for long.
+            if got != *target && class == Class::Atomic {
+                return Err(ResourceError::Refused(format!(
                     "should be {target} again, but the kernel made it {got}"
                 )));
             }
@@ -74,9 +122,13 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         match result {
             Ok(true) => outcome.settled.push(step.setting.clone()),
             Ok(false) => {}
-            Err(SettingError::Gone(_)) => {
+            Err(ResourceError::Gone(_)) => {
                 outcome.settled.push(step.setting.clone());
                 outcome.notes.push(Note::Gone { what: what(&step.setting, &step.whose) });
+            }
+            Err(ResourceError::Refused(why)) if class == Class::Operation => {
+                outcome.settled.push(step.setting.clone());
+                outcome.notes.push(Note::Stopped { what: what(&step.setting, &step.whose), why });
             }
             Err(why) => outcome.failed.push(Failed::new(step, why)),
         }

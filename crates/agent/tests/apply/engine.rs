@@ -8,23 +8,23 @@ use std::time::Duration;
 use teiji_agent::apply::store::{CONFIRMED, HELD, Store, TRANSACTION};
 use teiji_agent::apply::{Applied, Error, Failure, Note, Options, Progress, Rollback};
 use teiji_model::plan::{Held, Plan};
-use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::resource::{Resource, ResourceError, Value};
 
-const POLL: Setting = Setting::HaltPoll;
+const POLL: Resource = Resource::HaltPoll;
 
 fn ns(ns: u64) -> Value {
     Value::Nanoseconds(ns)
 }
 
-fn threads() -> Setting {
-    Setting::ThreadCpus(task(1))
+fn threads() -> Resource {
+    Resource::ThreadCpus(task(1))
 }
 
 fn before() -> Settings {
     BTreeMap::from([(POLL, ns(1)), (threads(), Value::Cpus(cpus("0-3")))])
 }
 
-fn both() -> [(Setting, Value); 2] {
+fn both() -> [(Resource, Value); 2] {
     [(POLL, ns(2)), (threads(), Value::Cpus(cpus("2")))]
 }
 
@@ -87,13 +87,13 @@ fn a_plan_that_is_out_of_date_is_refused() {
     );
     sim.0.settings.borrow_mut().remove(&POLL);
     let error = sim.apply(&plan(&before(), &both())).unwrap_err();
-    assert!(matches!(error, Error::Unreadable { why: SettingError::Gone(_), .. }), "{error}");
+    assert!(matches!(error, Error::Unreadable { why: ResourceError::Gone(_), .. }), "{error}");
     assert!(sim.is_clean());
 }
 
 #[test]
 fn untrusted_names_are_escaped() {
-    let group = Setting::Group(task(1));
+    let group = Resource::Group(task(1));
     let sim = Sim::new(BTreeMap::from([(group.clone(), Value::Group("/now\x1b[2J".into()))]));
     let planned = plan(
         &BTreeMap::from([(group.clone(), Value::Group("/x\x1b".into()))]),
@@ -236,7 +236,7 @@ fn a_task_that_vanishes_meanwhile_undoes_the_rest() {
         }
     });
     let Err(Error::Undone { why, notes }) = error else { panic!("{error:?}") };
-    assert!(matches!(*why, Failure::Step { why: SettingError::Gone(_), .. }));
+    assert!(matches!(*why, Failure::Step { why: ResourceError::Gone(_), .. }));
     assert!(matches!(&notes[..], [Note::Gone { .. }]));
     assert_eq!(sim.settings(), BTreeMap::from([(POLL, ns(1))]));
 }

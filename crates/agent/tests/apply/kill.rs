@@ -6,17 +6,17 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use teiji_agent::apply::{Applied, Error, Progress, Rollback};
 use teiji_model::plan::Plan;
-use teiji_model::setting::{Scheduling, Setting, Value};
+use teiji_model::resource::{Resource, Scheduling, Value};
 
-type Holds = BTreeMap<Setting, (Value, Value)>;
+type Holds = BTreeMap<Resource, (Value, Value)>;
 
 fn original() -> Settings {
     BTreeMap::from([
-        (Setting::ThreadCpus(task(1)), Value::Cpus(cpus("0-3"))),
-        (Setting::ThreadScheduling(task(1)), Value::Scheduling(Scheduling::Other { nice: 0 })),
-        (Setting::Group(task(1)), Value::Group("/a".into())),
-        (Setting::GroupWeight("/teiji/vm-1".into()), Value::Weight(100)),
-        (Setting::HaltPoll, Value::Nanoseconds(200_000)),
+        (Resource::ThreadCpus(task(1)), Value::Cpus(cpus("0-3"))),
+        (Resource::ThreadScheduling(task(1)), Value::Scheduling(Scheduling::Other { nice: 0 })),
+        (Resource::Group(task(1)), Value::Group("/a".into())),
+        (Resource::GroupWeight("/teiji/vm-1".into()), Value::Weight(100)),
+        (Resource::HaltPoll, Value::Nanoseconds(200_000)),
     ])
 }
 
@@ -32,16 +32,16 @@ struct Case {
 fn case() -> Case {
     let sim = Sim::new(original());
     let first = [
-        (Setting::HaltPoll, Value::Nanoseconds(0)),
-        (Setting::GroupWeight("/teiji/vm-1".into()), Value::Weight(7)),
+        (Resource::HaltPoll, Value::Nanoseconds(0)),
+        (Resource::GroupWeight("/teiji/vm-1".into()), Value::Weight(7)),
     ];
     sim.apply(&plan(&original(), &first)).unwrap();
     let before = (sim.settings(), timeless(&sim.held()));
     let second = [
-        (Setting::GroupWeight("/teiji/vm-1".into()), Value::Weight(100)),
-        (Setting::HaltPoll, Value::Nanoseconds(50_000)),
-        (Setting::ThreadCpus(task(1)), Value::Cpus(cpus("2-3"))),
-        (Setting::ThreadScheduling(task(1)), Value::Scheduling(Scheduling::Fifo { priority: 1 })),
+        (Resource::GroupWeight("/teiji/vm-1".into()), Value::Weight(100)),
+        (Resource::HaltPoll, Value::Nanoseconds(50_000)),
+        (Resource::ThreadCpus(task(1)), Value::Cpus(cpus("2-3"))),
+        (Resource::ThreadScheduling(task(1)), Value::Scheduling(Scheduling::Fifo { priority: 1 })),
     ];
     let mut holds: Holds =
         second[1..].iter().map(|(s, v)| (s.clone(), (original()[s].clone(), v.clone()))).collect();
@@ -177,7 +177,7 @@ fn killed_anywhere_in_rollback() {
 /// A group is made before a process is moved into it, and removed after it has left: two changes each.
 #[test]
 fn killed_anywhere_around_a_move_no_empty_group_is_left() {
-    let group = Setting::Group(task(1));
+    let group = Resource::Group(task(1));
     let own = Value::Group("/teiji/vm-1".into());
     let after = with(&original(), &[(group.clone(), own.clone())]);
     let moves = plan(&original(), &[(group.clone(), own.clone())]);
@@ -207,9 +207,9 @@ fn killed_anywhere_around_a_move_no_empty_group_is_left() {
 /// Nothing is left to be put back then, but the group is there.
 #[test]
 fn the_group_of_a_vm_that_ended_is_removed() {
-    let group = Setting::Group(task(1));
+    let group = Resource::Group(task(1));
     let wanted =
-        [(group.clone(), Value::Group("/teiji/vm-1".into())), (Setting::HaltPoll, Value::Nanoseconds(0))];
+        [(group.clone(), Value::Group("/teiji/vm-1".into())), (Resource::HaltPoll, Value::Nanoseconds(0))];
     let moves = plan(&original(), &wanted);
     // While it is applied to.
     let sim = Sim::new(original());

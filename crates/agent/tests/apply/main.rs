@@ -1,9 +1,11 @@
 //! The engine: nothing is lost whatever happens between any two of its instructions.
 #![allow(clippy::unwrap_used)]
 
+mod classes;
 #[path = "../../../control/tests/common/mod.rs"]
 mod common;
 mod engine;
+mod former;
 mod kill;
 mod order;
 mod properties;

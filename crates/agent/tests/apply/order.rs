@@ -7,19 +7,19 @@ use std::time::Duration;
 use teiji_agent::apply::{Error, Rollback};
 use teiji_model::plan::Held;
 use teiji_model::queue::{Deadlines, Device, Queue, Scheduler};
-use teiji_model::setting::{Scheduling, Setting, Value};
+use teiji_model::resource::{Resource, Scheduling, Value};
 
 const DEADLINE: Value =
     Value::Scheduling(Scheduling::Deadline { runtime: 1_000_000, deadline: 10_000_000, period: 10_000_000 });
 const FIFO: Value = Value::Scheduling(Scheduling::Fifo { priority: 10 });
 const DEFAULT: Value = Value::Scheduling(Scheduling::Other { nice: 0 });
 
-fn may_run() -> Setting {
-    Setting::ThreadCpus(task(1))
+fn may_run() -> Resource {
+    Resource::ThreadCpus(task(1))
 }
 
-fn scheduling() -> Setting {
-    Setting::ThreadScheduling(task(1))
+fn scheduling() -> Resource {
+    Resource::ThreadScheduling(task(1))
 }
 
 fn device() -> Device {
@@ -34,7 +34,7 @@ fn deadlines() -> Value {
 }
 
 /// Applies the changes one by one, seconds apart if asked to, and takes them back by a rollback and by a failure.
-fn there_and_back(before: &Settings, changes: &[(Setting, Value)]) {
+fn there_and_back(before: &Settings, changes: &[(Resource, Value)]) {
     let new = || {
         let sim = Sim::new(before.clone());
         *sim.0.online.borrow_mut() = cpus("0-3");
@@ -54,9 +54,9 @@ fn there_and_back(before: &Settings, changes: &[(Setting, Value)]) {
     }
 
     let sim = new();
-    let last = (Setting::HaltPoll, Value::Nanoseconds(2));
+    let last = (Resource::HaltPoll, Value::Nanoseconds(2));
     sim.0.refused.borrow_mut().push(last.1.clone());
-    let all: Vec<(Setting, Value)> = changes.iter().cloned().chain([last]).collect();
+    let all: Vec<(Resource, Value)> = changes.iter().cloned().chain([last]).collect();
     let error = sim.apply(&plan(before, &all)).unwrap_err();
     assert!(matches!(error, Error::Undone { .. }), "{error:?}");
     assert_eq!(sim.settings(), *before);
@@ -64,7 +64,7 @@ fn there_and_back(before: &Settings, changes: &[(Setting, Value)]) {
 
 fn thread(scheduling_is: Value, cpus_are: &str) -> Settings {
     BTreeMap::from([
-        (Setting::HaltPoll, Value::Nanoseconds(1)),
+        (Resource::HaltPoll, Value::Nanoseconds(1)),
         (scheduling(), scheduling_is),
         (may_run(), Value::Cpus(cpus(cpus_are))),
     ])
@@ -87,11 +87,11 @@ fn a_thread_loses_its_deadline_before_it_is_pinned_again() {
 #[test]
 fn segments_grow_when_the_queue_that_counts_on_them_is_gone() {
     let before = BTreeMap::from([
-        (Setting::HaltPoll, Value::Nanoseconds(1)),
-        (Setting::Queue(device()), Value::Queue(stock())),
-        (Setting::SegmentSize(device()), Value::Bytes(65_536)),
+        (Resource::HaltPoll, Value::Nanoseconds(1)),
+        (Resource::Queue(device()), Value::Queue(stock())),
+        (Resource::SegmentSize(device()), Value::Bytes(65_536)),
     ]);
     let changes =
-        [(Setting::SegmentSize(device()), Value::Bytes(4096)), (Setting::Queue(device()), deadlines())];
+        [(Resource::SegmentSize(device()), Value::Bytes(4096)), (Resource::Queue(device()), deadlines())];
     there_and_back(&before, &changes);
 }

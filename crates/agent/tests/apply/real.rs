@@ -10,25 +10,25 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use teiji_agent::apply::store::{Directory, LOCK, Store, TRANSACTION};
 use teiji_agent::apply::{Engine, Error, Host, Options, Rollback};
-use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::resource::{Resource, ResourceError, Value};
 
 /// Settings that are files, each changed by one rename: seen by all processes.
 #[derive(Clone)]
 struct Files(PathBuf);
 
 impl Files {
-    fn path(&self, setting: &Setting) -> PathBuf {
+    fn path(&self, setting: &Resource) -> PathBuf {
         self.0.join(setting.to_string())
     }
 }
 
 impl Host for Files {
-    fn read(&self, setting: &Setting) -> Result<Value, SettingError> {
-        let text = std::fs::read(self.path(setting)).map_err(|_| SettingError::Gone(setting.to_string()))?;
+    fn read(&self, setting: &Resource) -> Result<Value, ResourceError> {
+        let text = std::fs::read(self.path(setting)).map_err(|_| ResourceError::Gone(setting.to_string()))?;
         Ok(serde_json::from_slice(&text).unwrap())
     }
 
-    fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError> {
+    fn write(&self, setting: &Resource, value: &Value) -> Result<(), ResourceError> {
         let new = self.0.join("new");
         std::fs::write(&new, serde_json::to_vec(value).unwrap()).unwrap();
         std::fs::rename(new, self.path(setting)).unwrap();
@@ -38,17 +38,17 @@ impl Host for Files {
     fn tidy(&self) {}
 }
 
-fn before() -> BTreeMap<Setting, Value> {
-    let mut settings: BTreeMap<Setting, Value> =
-        (1..6).map(|n| (Setting::ThreadCpus(task(n)), Value::Cpus(cpus("0-3")))).collect();
-    settings.insert(Setting::HaltPoll, Value::Nanoseconds(1));
+fn before() -> BTreeMap<Resource, Value> {
+    let mut settings: BTreeMap<Resource, Value> =
+        (1..6).map(|n| (Resource::ThreadCpus(task(n)), Value::Cpus(cpus("0-3")))).collect();
+    settings.insert(Resource::HaltPoll, Value::Nanoseconds(1));
     settings
 }
 
-fn after() -> BTreeMap<Setting, Value> {
-    let mut settings: BTreeMap<Setting, Value> =
-        (1..6).map(|n| (Setting::ThreadCpus(task(n)), Value::Cpus(cpus("2")))).collect();
-    settings.insert(Setting::HaltPoll, Value::Nanoseconds(2));
+fn after() -> BTreeMap<Resource, Value> {
+    let mut settings: BTreeMap<Resource, Value> =
+        (1..6).map(|n| (Resource::ThreadCpus(task(n)), Value::Cpus(cpus("2")))).collect();
+    settings.insert(Resource::HaltPoll, Value::Nanoseconds(2));
     settings
 }
 
@@ -64,7 +64,7 @@ fn engine(dir: &Path) -> (Files, Engine<Files>) {
     (host.clone(), Engine::open(&dir.join("state"), host).unwrap())
 }
 
-fn settings(host: &Files) -> BTreeMap<Setting, Value> {
+fn settings(host: &Files) -> BTreeMap<Resource, Value> {
     before().into_keys().map(|s| (s.clone(), host.read(&s).unwrap())).collect()
 }
 

@@ -16,9 +16,10 @@ use teiji_agent::apply::{Applied, Engine, Error, Host, Options, Progress};
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Held, Hold, Plan, Step};
 use teiji_model::queue::Device;
-use teiji_model::setting::{Setting, SettingError, Value};
+use teiji_model::resource::dependency::{self, Change};
+use teiji_model::resource::{Class, Kind, Resource, ResourceError, Value};
 
-pub type Settings = BTreeMap<Setting, Value>;
+pub type Settings = BTreeMap<Resource, Value>;
 
 /// How the disk fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +51,20 @@ pub struct World {
     pub disk: Cell<Disk>,
     /// Writing such a value fails.
     pub refused: RefCell<Vec<Value>>,
+    /// The next change of this resource fails.
+    pub fails: RefCell<Option<Resource>>,
     /// What the kernel makes of such a value.
     pub normalised: RefCell<Vec<(Value, Value)>>,
     /// CPUs that are online: `SCHED_DEADLINE` threads have to be allowed on all of them.
     pub online: RefCell<CpuSet>,
     /// The largest segments that a device's queue counts on.
     pub counts_on: RefCell<Vec<((Device, Value), u32)>>,
+    /// Changes since the process began what it does: each has to come where the dependencies have it.
+    changes: RefCell<Vec<(Resource, Value, Value)>>,
+    /// Whether a move into another control group lets threads run on all CPUs, as before Linux 6.2.
+    pub resets_cpus: Cell<bool>,
+    /// Kinds that are not changed by one write.
+    pub classes: RefCell<BTreeMap<Kind, Class>>,
 }
 
 #[derive(Clone)]
@@ -83,9 +92,13 @@ impl Sim {
             operations: Cell::new(0),
             disk: Cell::new(Disk::Fine),
             refused: RefCell::default(),
+            fails: RefCell::default(),
             normalised: RefCell::default(),
             online: RefCell::default(),
             counts_on: RefCell::default(),
+            changes: RefCell::default(),
+            resets_cpus: Cell::new(false),
+            classes: RefCell::default(),
         }))
     }
 
@@ -97,6 +110,8 @@ impl Sim {
         *copy.0.normalised.borrow_mut() = self.0.normalised.borrow().clone();
         *copy.0.online.borrow_mut() = self.0.online.borrow().clone();
         *copy.0.counts_on.borrow_mut() = self.0.counts_on.borrow().clone();
+        *copy.0.classes.borrow_mut() = self.0.classes.borrow().clone();
+        copy.0.resets_cpus.set(self.0.resets_cpus.get());
         copy.0.now.set(self.0.now.get());
         copy
     }
@@ -105,7 +120,7 @@ impl Sim {
         self.0.settings.borrow().clone()
     }
 
-    pub fn set(&self, setting: Setting, value: Value) {
+    pub fn set(&self, setting: Resource, value: Value) {
         self.0.settings.borrow_mut().insert(setting, value);
     }
 
@@ -172,22 +187,55 @@ impl Sim {
     }
 
     /// What the kernel says of a thread of `SCHED_DEADLINE` that may not run on every CPU, or shall not.
-    fn refusal(&self, setting: &Setting, value: &Value) -> Option<SettingError> {
+    fn refusal(&self, setting: &Resource, value: &Value) -> Option<ResourceError> {
         let settings = self.0.settings.borrow();
         let online = self.0.online.borrow();
         let not_all = |cpus: &Value| matches!(cpus, Value::Cpus(c) if !online.without(c).is_empty());
         let deadline = |v: &Value| matches!(v, Value::Scheduling(s) if s.is_deadline());
-        let refused = |why: &str| Some(SettingError::Refused(why.into()));
+        let refused = |why: &str| Some(ResourceError::Refused(why.into()));
         match setting {
-            Setting::ThreadCpus(task) => {
-                let is = settings.get(&Setting::ThreadScheduling(*task)).is_some_and(deadline);
+            Resource::ThreadCpus(task) => {
+                let is = settings.get(&Resource::ThreadScheduling(*task)).is_some_and(deadline);
                 if is && not_all(value) { refused("EBUSY: it has a deadline") } else { None }
             }
-            Setting::ThreadScheduling(task) => {
-                let kept = settings.get(&Setting::ThreadCpus(*task)).is_some_and(not_all);
+            Resource::ThreadScheduling(task) => {
+                let kept = settings.get(&Resource::ThreadCpus(*task)).is_some_and(not_all);
                 if deadline(value) && kept { refused("EPERM: it may not run on every CPU") } else { None }
             }
             _ => None,
+        }
+    }
+
+    /// A process begins something, or ends it: what comes next need not come before what was done.
+    fn another(&self) {
+        self.0.changes.borrow_mut().clear();
+    }
+
+    /// Every change comes after those that it depends on. An undo, which changes what was changed before, begins anew.
+    fn obeys(&self, resource: &Resource, from: Value, to: &Value) {
+        let mut changes = self.0.changes.borrow_mut();
+        if changes.iter().any(|(r, ..)| r == resource) {
+            changes.clear();
+        }
+        let now = Change { resource, from: &from, to };
+        for (resource, from, to) in &*changes {
+            let earlier = Change { resource, from, to };
+            if let Some(why) = dependency::violation(&earlier, &now) {
+                panic!("{resource} was changed before {}: {why}", now.resource);
+            }
+        }
+        changes.push((resource.clone(), from, to.clone()));
+    }
+
+    /// What the kernel does to threads whose process is moved. All of the host, for simplicity.
+    fn moved(&self, resource: &Resource) {
+        if self.0.resets_cpus.get() && matches!(resource, Resource::Group(_)) {
+            let online = self.0.online.borrow();
+            for (resource, value) in self.0.settings.borrow_mut().iter_mut() {
+                if matches!(resource, Resource::ThreadCpus(_)) {
+                    *value = Value::Cpus(online.clone());
+                }
+            }
         }
     }
 
@@ -195,8 +243,8 @@ impl Sim {
     fn guarantees_hold(&self) {
         let settings = self.0.settings.borrow();
         for ((device, queue), most) in &*self.0.counts_on.borrow() {
-            if settings.get(&Setting::Queue(device.clone())) == Some(queue)
-                && let Some(Value::Bytes(size)) = settings.get(&Setting::SegmentSize(device.clone()))
+            if settings.get(&Resource::Queue(device.clone())) == Some(queue)
+                && let Some(Value::Bytes(size)) = settings.get(&Resource::SegmentSize(device.clone()))
             {
                 assert!(size <= most, "{device} has segments of {size} bytes, its queue counts on {most}");
             }
@@ -239,14 +287,17 @@ impl Sim {
 }
 
 impl Host for Sim {
-    fn read(&self, setting: &Setting) -> Result<Value, SettingError> {
-        self.0.settings.borrow().get(setting).cloned().ok_or_else(|| SettingError::Gone(setting.to_string()))
+    fn read(&self, setting: &Resource) -> Result<Value, ResourceError> {
+        self.0.settings.borrow().get(setting).cloned().ok_or_else(|| ResourceError::Gone(setting.to_string()))
     }
 
-    fn write(&self, setting: &Setting, value: &Value) -> Result<(), SettingError> {
+    fn write(&self, setting: &Resource, value: &Value) -> Result<(), ResourceError> {
         Host::read(self, setting)?;
         if self.0.refused.borrow().contains(value) {
-            return Err(SettingError::Refused("EINVAL: no".into()));
+            return Err(ResourceError::Refused("EINVAL: no".into()));
+        }
+        if self.0.fails.borrow_mut().take_if(|fails| fails == setting).is_some() {
+            return Err(ResourceError::Refused("EBUSY: not now".into()));
         }
         if let Some(refusal) = self.refusal(setting, value) {
             return Err(refusal);
@@ -258,15 +309,23 @@ impl Host for Sim {
             self.0.made.borrow_mut().insert(group.clone());
         }
         self.point();
+        self.obeys(setting, Host::read(self, setting)?, value);
         let normalised = self.0.normalised.borrow();
         let made = normalised.iter().find(|(from, _)| from == value).map_or(value, |(_, to)| to);
         self.set(setting.clone(), made.clone());
+        self.moved(setting);
         self.guarantees_hold();
         self.point();
         Ok(())
     }
 
+    fn class(&self, resource: &Resource) -> Class {
+        let classes = self.0.classes.borrow();
+        classes.get(&resource.kind()).copied().unwrap_or_else(|| resource.kind().class())
+    }
+
     fn tidy(&self) {
+        self.another();
         while let Some(group) = self.empty_groups().pop_first() {
             self.point();
             self.0.made.borrow_mut().remove(&group);
@@ -312,6 +371,7 @@ impl Store for Sim {
     }
 
     fn lock(&self) -> io::Result<Option<Box<dyn Any>>> {
+        self.another();
         let taken = self.0.locked.replace(true);
         Ok((!taken).then(|| Box::new(Lock(Rc::clone(&self.0))) as Box<dyn Any>))
     }
@@ -342,25 +402,25 @@ impl Clock for Sim {
     }
 }
 
-pub fn step(setting: Setting, present: Value, wanted: Value) -> Step {
+pub fn step(setting: Resource, present: Value, wanted: Value) -> Step {
     Step { setting, whose: "sip1".into(), present, wanted, reason: "vm.sip1".into(), cost: String::new() }
 }
 
 /// The plan that makes `settings` so.
-pub fn plan(before: &Settings, wanted: &[(Setting, Value)]) -> Plan {
+pub fn plan(before: &Settings, wanted: &[(Resource, Value)]) -> Plan {
     let steps = wanted.iter().map(|(s, v)| step(s.clone(), before[s].clone(), v.clone())).collect();
     Plan { steps, ..Plan::default() }
 }
 
 /// `settings` with these put in.
-pub fn with(settings: &Settings, changes: &[(Setting, Value)]) -> Settings {
+pub fn with(settings: &Settings, changes: &[(Resource, Value)]) -> Settings {
     let mut settings = settings.clone();
     settings.extend(changes.iter().cloned());
     settings
 }
 
 /// Held settings without what depends on time.
-pub fn timeless(held: &Held) -> BTreeMap<Setting, (Value, Value)> {
+pub fn timeless(held: &Held) -> BTreeMap<Resource, (Value, Value)> {
     let pair = |h: &Hold| (h.original.clone(), h.value.clone());
     held.settings.iter().map(|(s, h)| (s.clone(), pair(h))).collect()
 }

@@ -8,9 +8,9 @@ use super::{Draft, Want, starve, steps, wants};
 use crate::spare;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
-use teiji_model::plan::{Held, Kind, Observed};
+use teiji_model::plan::{Held, Observed};
 use teiji_model::policy::Place;
-use teiji_model::setting::{Scheduling, Setting, Task, Value};
+use teiji_model::resource::{Resource, Scheduling, Task, Value};
 
 /// Share of the CPUs that `SCHED_DEADLINE` threads may have together, millionths: the kernel's default
 /// `sched_rt_runtime_us` / `sched_rt_period_us`.
@@ -47,24 +47,11 @@ fn readable(observed: &Observed, draft: &mut Draft) {
     }
 }
 
-/// Why a setting cannot be read, as far as the observation says.
-pub(crate) fn reason(setting: &Setting, observed: &Observed) -> String {
-    let words: &[&str] = match setting.kind() {
-        Kind::ThreadCpus => &["affinity", "cpus of thread"],
-        Kind::ThreadScheduling => &["scheduling", "sched_getattr"],
-        Kind::IrqCpus => &["interrupt", "irq"],
-        Kind::Group => &["control group", "cgroup"],
-        Kind::HaltPoll => &["halt_poll"],
-        Kind::CpuLatency => &["latency"],
-        Kind::Queue => &["qdisc"],
-        Kind::SegmentSize => &["gso_max_size"],
-    };
-    let exact = setting.to_string();
-    let fits = |text: &&String| words.iter().any(|w| text.to_lowercase().contains(w));
-    let unreadable = &observed.unreadable;
-    unreadable.iter().find(|text| text.contains(&exact)).or_else(|| unreadable.iter().find(fits)).map_or_else(
+/// Why a resource has no value, as far as the observation says.
+pub(crate) fn reason(resource: &Resource, observed: &Observed) -> String {
+    observed.settings.error(resource).map_or_else(
         || "this host does not show it; `teiji doctor` says what is missing".to_owned(),
-        |text| text.trim_end_matches('.').to_owned(),
+        |why| why.to_string().trim_end_matches('.').to_owned(),
     )
 }
 
@@ -97,7 +84,7 @@ pub(super) struct Thread {
 }
 
 fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
-    let after = |setting: &Setting| {
+    let after = |setting: &Resource| {
         draft.wanted(setting).cloned().or_else(|| steps::unwanted(setting, observed, held).cloned())
     };
     let tasks = observed.vms.iter().flat_map(|vm| {
@@ -105,10 +92,10 @@ fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
         all.into_iter().map(move |(task, name, vcpu)| (task, name, vcpu, vm.process))
     });
     let thread = |(task, name, vcpu, vm): (Task, String, bool, Task)| {
-        let Some(Value::Scheduling(scheduling)) = after(&Setting::ThreadScheduling(task)) else {
+        let Some(Value::Scheduling(scheduling)) = after(&Resource::ThreadScheduling(task)) else {
             return None;
         };
-        let cpus = match after(&Setting::ThreadCpus(task)) {
+        let cpus = match after(&Resource::ThreadCpus(task)) {
             Some(Value::Cpus(cpus)) => cpus,
             _ => observed.cpus.clone(),
         };
@@ -171,9 +158,9 @@ fn pinned(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     let mut pinned: BTreeMap<(String, usize, usize), (Place, Vec<String>)> = BTreeMap::new();
     let narrow = |t: &&Thread| t.scheduling.is_deadline() && !observed.cpus.without(&t.cpus).is_empty();
     for thread in threads.iter().filter(narrow) {
-        let of = |setting: Setting| draft.wants.iter().find(|w| w.setting == setting);
+        let of = |setting: Resource| draft.wants.iter().find(|w| w.setting == setting);
         let want =
-            of(Setting::ThreadScheduling(thread.task)).or_else(|| of(Setting::ThreadCpus(thread.task)));
+            of(Resource::ThreadScheduling(thread.task)).or_else(|| of(Resource::ThreadCpus(thread.task)));
         let Some(want) = want else { continue };
         let key = (want.place.file.clone(), want.place.line, want.place.column);
         let (_, names) = pinned.entry(key).or_insert_with(|| (want.place.clone(), Vec::new()));

@@ -31,7 +31,7 @@ pub(crate) use wants::time;
 use std::collections::BTreeSet;
 use teiji_model::plan::{Held, LinkGuarantee, Observed, ObservedVm, Plan};
 use teiji_model::policy::{Place, Policy, Problem};
-use teiji_model::setting::{Setting, Value};
+use teiji_model::resource::{Resource, Value};
 use teiji_model::text::printable;
 
 /// The steps that make the host what the policy asks for. The same arguments give the same steps.
@@ -88,7 +88,7 @@ struct Draft {
 
 /// A setting that a line of the policy asks for.
 struct Want {
-    setting: Setting,
+    setting: Resource,
     wanted: Value,
     whose: String,
     /// The line, as `vm.sip1.class`; printable.
@@ -103,7 +103,7 @@ impl Draft {
     }
 
     /// The wanted value of a setting, if one is wanted.
-    fn wanted(&self, setting: &Setting) -> Option<&Value> {
+    fn wanted(&self, setting: &Resource) -> Option<&Value> {
         self.wants.iter().find(|w| w.setting == *setting).map(|w| &w.wanted)
     }
 }

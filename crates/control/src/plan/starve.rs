@@ -17,7 +17,7 @@ use crate::spare;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::Observed;
-use teiji_model::setting::{Scheduling, Setting};
+use teiji_model::resource::{Resource, Scheduling};
 
 /// Names that a message lists; more are counted.
 const LISTED: usize = 4;
@@ -99,8 +99,8 @@ fn fifo(scheduling: &Scheduling) -> bool {
 
 /// The part that the policy has in how and where a thread runs.
 fn want<'d>(thread: &Thread, draft: &'d Draft) -> Option<&'d Want> {
-    let of = |setting: Setting| draft.wants.iter().find(|w| w.setting == setting);
-    of(Setting::ThreadCpus(thread.task)).or_else(|| of(Setting::ThreadScheduling(thread.task)))
+    let of = |setting: Resource| draft.wants.iter().find(|w| w.setting == setting);
+    of(Resource::ThreadCpus(thread.task)).or_else(|| of(Resource::ThreadScheduling(thread.task)))
 }
 
 fn named(thread: &Thread) -> String {

@@ -1,17 +1,17 @@
 //! Which settings differ, and in which order they are changed.
 //!
-//! Returning steps come first: what a dropped line of the policy did may stand in the way of a new one. Forward:
-//! settings of the host, groups, their weights, affinity, and scheduling with the real-time classes last; then links'
-//! queues. Why so, and the exceptions: [`Step::turn`].
+//! The order obeys what depends on what ([`teiji_model::resource::dependency`]). Of steps that do not depend on one another
+//! returning ones come first, for what a dropped line of the policy did may stand in the way of a new one, and real-time
+//! classes last.
 
 use super::Want;
-use std::collections::BTreeSet;
-use teiji_model::plan::{Held, Hold, Observed, Plan, Step};
-use teiji_model::setting::{Setting, Value};
+use std::collections::{BTreeMap, BTreeSet};
+use teiji_model::plan::{Held, Hold, Observed, Plan, Step, ordered};
+use teiji_model::resource::{KINDS, Resource, Value};
 use teiji_model::text::printable;
 
 /// What a setting that the policy does not name is after the plan; `None` if it cannot be read.
-pub(super) fn unwanted<'a>(setting: &Setting, observed: &'a Observed, held: &'a Held) -> Option<&'a Value> {
+pub(super) fn unwanted<'a>(setting: &Resource, observed: &'a Observed, held: &'a Held) -> Option<&'a Value> {
     let present = observed.settings.get(setting)?;
     match held.settings.get(setting) {
         Some(hold) if hold.value == *present => Some(&hold.original),
@@ -21,16 +21,15 @@ pub(super) fn unwanted<'a>(setting: &Setting, observed: &'a Observed, held: &'a 
 
 /// The plan; every wanted setting can be read.
 pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Observed, held: &Held) -> Plan {
-    let wanted: BTreeSet<&Setting> = wants.iter().map(|w| &w.setting).collect();
-    let mut turns: Vec<((u8, u8), Step)> = Vec::new();
+    let wanted: BTreeSet<&Resource> = wants.iter().map(|w| &w.setting).collect();
+    let (mut returning, mut forward) = (Vec::new(), Vec::new());
     for (setting, hold) in held.settings.iter().filter(|(s, _)| !wanted.contains(s)) {
         // A task that is gone took its settings along.
         let Some(present) = observed.settings.get(setting) else { continue };
         if *present == hold.original {
             // Put back already; nothing is left to do and nothing to say.
         } else if *present == hold.value {
-            let step = back(setting, hold);
-            turns.push((step.turn(true), step));
+            returning.push(back(setting, hold));
         } else {
             let changed = changed(setting, hold, present);
             warnings.push(format!("{changed}; it is no longer in the policy and is left as it is"));
@@ -53,11 +52,12 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
             reason: want.reason.clone(),
             cost: want.cost.clone(),
         };
-        turns.push((step.turn(false), step));
+        forward.push(step);
     }
-    // Stable: those of the same turn as the policy has them.
-    turns.sort_by_key(|(turn, _)| *turn);
-    let steps: Vec<Step> = turns.into_iter().map(|(_, step)| step).collect();
+    // Those of a kind as the policy has them.
+    let all: Vec<(bool, Step)> =
+        returning.into_iter().map(|s| (false, s)).chain(forward.into_iter().map(|s| (true, s))).collect();
+    let steps = sorted(all);
 
     for manager in &observed.managers {
         if steps.iter().any(|s| manager.touches.contains(&s.setting.kind())) {
@@ -67,11 +67,22 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
     Plan { steps, warnings: warnings.iter().map(|w| printable(w)).collect(), ..Plan::default() }
 }
 
-fn changed(setting: &Setting, hold: &Hold, present: &Value) -> String {
+/// Returning steps (`false`) undo in the reverse order of kinds what forward ones do in the order of them.
+fn sorted(all: Vec<(bool, Step)>) -> Vec<Step> {
+    let rank = |(forward, step): &(bool, Step)| {
+        let rank = step.setting.kind().rank();
+        (*forward, if *forward { rank } else { KINDS.len() - rank })
+    };
+    let ranks: BTreeMap<Resource, (bool, usize)> =
+        all.iter().map(|one| (one.1.setting.clone(), rank(one))).collect();
+    ordered(all.into_iter().map(|(_, step)| step).collect(), |step| ranks.get(&step.setting).copied())
+}
+
+fn changed(setting: &Resource, hold: &Hold, present: &Value) -> String {
     format!("{setting} ({}) was changed by someone else from {} to {present}", hold.whose, hold.value)
 }
 
-fn back(setting: &Setting, hold: &Hold) -> Step {
+fn back(setting: &Resource, hold: &Hold) -> Step {
     Step {
         setting: setting.clone(),
         whose: hold.whose.clone(),

@@ -5,8 +5,8 @@ use super::{Draft, Host, Want, channels};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm, own_group};
-use teiji_model::policy::{At, HostPolicy, LinkPolicy, Place, Policy, VmPolicy};
-use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Task, Value};
+use teiji_model::policy::{At, Direct, HostPolicy, LinkPolicy, Place, Policy, Subject, VmPolicy};
+use teiji_model::resource::{Latency, Owner, Quota, Resource, Scheduling, Task, Value};
 
 /// Length of the period of a quota that teiji sets, µs: the kernel's default (`default_cfs_period`).
 const PERIOD_US: u64 = 100_000;
@@ -16,12 +16,16 @@ const LEAST_QUOTA: u32 = 10;
 /// Adds every setting that the policy asks for, and the problems met on the way.
 pub(super) fn collect(policy: &Policy, at: Host<'_>, draft: &mut Draft) {
     let observed = at.observed;
-    for (section, vm) in names::vms(&policy.vms, at, draft) {
+    let vms = names::vms(&policy.vms, at, draft);
+    for (section, vm) in &vms {
         self::vm(section, vm, observed, draft);
     }
     host(&policy.host, observed, draft);
     for section in &policy.links {
         link(section, observed, draft);
+    }
+    for key in &policy.direct {
+        direct(key, &vms, observed, draft);
     }
     channels::collect(policy, at, draft);
     for vf in &policy.vfs {
@@ -39,7 +43,7 @@ struct Key<'a> {
 }
 
 impl Key<'_> {
-    fn want(&self, draft: &mut Draft, setting: Setting, wanted: Value, whose: String) {
+    fn want(&self, draft: &mut Draft, setting: Resource, wanted: Value, whose: String) {
         let (reason, cost) = (self.reason.clone(), self.cost.clone());
         draft.wants.push(Want { setting, wanted, whose, reason, place: self.place.clone(), cost });
     }
@@ -62,7 +66,7 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draf
             draft.warnings.push(format!("`{}` has no effect: {name} has no {noun}", key.reason));
         }
         for (task, whose, _) in tasks {
-            key.want(draft, Setting::ThreadCpus(*task), Value::Cpus(value.clone()), whose.clone());
+            key.want(draft, Resource::ThreadCpus(*task), Value::Cpus(value.clone()), whose.clone());
         }
     }
 
@@ -70,7 +74,7 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draf
         let key = Key { place, reason: reason("class"), cost: class_cost(value) };
         for (task, whose, vcpu) in vcpus.iter().chain(&workers) {
             let class = if *vcpu { *value } else { of_workers(value) };
-            key.want(draft, Setting::ThreadScheduling(*task), Value::Scheduling(class), whose.clone());
+            key.want(draft, Resource::ThreadScheduling(*task), Value::Scheduling(class), whose.clone());
         }
     }
     group(section, vm, &name, draft);
@@ -132,13 +136,13 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
             String::new()
         };
         let move_to = Value::Group(own.clone());
-        key(first, place, cost).want(draft, Setting::Group(vm.process), move_to, whose);
+        key(first, place, cost).want(draft, Resource::Group(vm.process), move_to, whose);
         own
     } else {
         present.clone()
     };
     if let Some(At { value, place }) = &section.weight {
-        let setting = Setting::GroupWeight(group.clone());
+        let setting = Resource::GroupWeight(group.clone());
         key("weight", place, String::new()).want(draft, setting, Value::Weight(*value), name.to_owned());
     }
     if let Some(At { value, place }) = &section.quota {
@@ -153,7 +157,7 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
         });
         key("quota", place, cost).want(
             draft,
-            Setting::GroupQuota(group),
+            Resource::GroupQuota(group),
             Value::Quota(quota),
             name.to_owned(),
         );
@@ -169,7 +173,7 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
             }
         };
         let key = Key { place, reason: "host.halt_poll".to_owned(), cost };
-        key.want(draft, Setting::HaltPoll, Value::Nanoseconds(*value), "the host".to_owned());
+        key.want(draft, Resource::HaltPoll, Value::Nanoseconds(*value), "the host".to_owned());
     }
     match (&section.cpu_latency, &section.cpu_latency_cpus) {
         (Some(At { value, place }), cpus) => {
@@ -186,7 +190,7 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
             }
             for cpu in cpus.value.iter() {
                 let whose = format!("CPU {cpu}");
-                key.want(draft, Setting::CpuLatency(cpu), Value::Latency(*value), whose);
+                key.want(draft, Resource::CpuLatency(cpu), Value::Latency(*value), whose);
             }
         }
         (None, Some(cpus)) => {
@@ -209,10 +213,51 @@ fn link(section: &LinkPolicy, observed: &Observed, draft: &mut Draft) {
         }
         Ok(link) => {
             for irq in &link.irqs {
-                key.want(draft, Setting::IrqCpus(*irq), Value::Cpus(value.clone()), name.clone());
+                key.want(draft, Resource::IrqCpus(*irq), Value::Cpus(value.clone()), name.clone());
             }
         }
         Err(message) => draft.problem(&section.name.place, message),
+    }
+}
+
+/// A key that sets every resource of a kind which its section speaks of.
+fn direct(direct: &Direct, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed, draft: &mut Draft) {
+    let At { value, place } = &direct.value;
+    if let Value::Cpus(cpus) = value
+        && !usable(&At { value: cpus.clone(), place: place.clone() }, observed, draft)
+    {
+        return;
+    }
+    let (section, whose, devices) = match &direct.subject {
+        Subject::Host => ("host".to_owned(), "the host".to_owned(), None),
+        Subject::Link(name) => match names::link(name, observed) {
+            Ok(link) => {
+                (format!("link.{}", shown(&name.value)), shown(&name.value), Some(vec![link.name.as_str()]))
+            }
+            Err(message) => return draft.problem(&name.place, message),
+        },
+        Subject::Vm(name) => {
+            // A section that means no VM is a problem already.
+            let Some((_, vm)) = vms.iter().find(|(section, _)| section.name.value == name.value) else {
+                return;
+            };
+            let taps = vm.vm.nics.iter().map(|nic| nic.tap.as_str()).collect();
+            (format!("vm.{}", shown(&name.value)), shown(&name.value), Some(taps))
+        }
+    };
+    let is_meant = |resource: &&Resource| match (resource.owner(), &devices) {
+        _ if resource.kind() != direct.kind => false,
+        (_, None) => true,
+        (Owner::Device(device), Some(devices)) => devices.contains(&device.name.as_str()),
+        _ => false,
+    };
+    let key = Key { place, reason: format!("{section}.{}", direct.key), cost: direct.cost.to_owned() };
+    let all: Vec<Resource> = observed.settings.all().filter(is_meant).cloned().collect();
+    if all.is_empty() {
+        draft.warnings.push(format!("`{}` has no effect: {whose} has nothing that it sets", key.reason));
+    }
+    for resource in all {
+        key.want(draft, resource, value.clone(), whose.clone());
     }
 }
 
@@ -233,7 +278,7 @@ fn usable(cpus: &At<CpuSet>, observed: &Observed, draft: &mut Draft) -> bool {
 
 /// Each setting once: two devices may share an interrupt.
 fn contradictions(draft: &mut Draft) {
-    let mut first: BTreeMap<Setting, (Value, String)> = BTreeMap::new();
+    let mut first: BTreeMap<Resource, (Value, String)> = BTreeMap::new();
     let mut problems = Vec::new();
     draft.wants.retain(|want| {
         let Some((value, reason)) = first.get(&want.setting) else {

@@ -6,7 +6,7 @@ use crate::spare;
 use teiji_model::cpus::CpuSet;
 use teiji_model::finding::Remedy;
 use teiji_model::plan::{Observed, ObservedVm};
-use teiji_model::setting::{Latency, Setting, Value};
+use teiji_model::resource::{Latency, Resource, Value};
 
 /// Whether to poll for `wanted` ns, where requests come `gap` ns apart; or why that cannot be had or is so already.
 pub(super) fn poll(
@@ -16,7 +16,7 @@ pub(super) fn poll(
     observed: Option<&Observed>,
 ) -> Result<(), String> {
     let Some(observed) = observed else { return Ok(()) };
-    match observed.settings.get(&Setting::HaltPoll) {
+    match observed.settings.get(&Resource::HaltPoll) {
         Some(Value::Nanoseconds(present)) if *present >= wanted => Err(format!(
             "requests come {} apart, and KVM polls for {} already: the guest may have turned that off (its \
              cpuidle-haltpoll), or requests come in bursts with longer gaps between; {}",
@@ -28,7 +28,7 @@ pub(super) fn poll(
         None => Err(format!(
             "{} would help, but it cannot be read, so it could not be put back: {}",
             remedy.lines.iter().map(|l| format!("{} = {}", l.key, l.value)).collect::<String>(),
-            reason(&Setting::HaltPoll, observed)
+            reason(&Resource::HaltPoll, observed)
         )),
     }
 }
@@ -45,7 +45,7 @@ pub(super) fn awake(
     let Some(observed) = observed else { return Ok(None) };
     let workers = vm.map_or(&[][..], |vm| &vm.workers);
     let pinned = class.and_then(|class| class.worker_cpus.clone());
-    let present = workers.iter().map(|task| match observed.settings.get(&Setting::ThreadCpus(*task)) {
+    let present = workers.iter().map(|task| match observed.settings.get(&Resource::ThreadCpus(*task)) {
         Some(Value::Cpus(cpus)) => cpus.clone(),
         _ => observed.cpus.clone(),
     });
@@ -56,7 +56,7 @@ pub(super) fn awake(
     }
     let mut asleep = CpuSet::default();
     for cpu in cpus.iter() {
-        let setting = Setting::CpuLatency(cpu);
+        let setting = Resource::CpuLatency(cpu);
         match observed.settings.get(&setting) {
             Some(Value::Latency(Latency::None)) => {}
             Some(Value::Latency(Latency::AtMost(present))) if *present <= us => {}

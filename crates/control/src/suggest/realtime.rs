@@ -13,7 +13,7 @@ use crate::plan::reason;
 use crate::spare;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm};
-use teiji_model::setting::{Scheduling, Setting, Task, Value};
+use teiji_model::resource::{Resource, Scheduling, Task, Value};
 use teiji_model::stage::Actor;
 
 /// A VM some of whose threads wait for a CPU.
@@ -91,7 +91,7 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
     let mut highest = 0;
     for (actor, tasks) in [(Actor::Vcpu, &wish.vm.vcpus), (Actor::Worker, &wish.vm.workers)] {
         for task in tasks {
-            let setting = Setting::ThreadScheduling(*task);
+            let setting = Resource::ThreadScheduling(*task);
             let Some(Value::Scheduling(scheduling)) = observed.settings.get(&setting) else {
                 return Err(format!(
                     "class = \"realtime\" would help, but {setting} cannot be read, so it could not be put back: {}",
@@ -137,7 +137,7 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
 
 /// The CPUs that a thread may run on, if it can be read.
 fn affinity(task: &Task, observed: &Observed) -> Option<CpuSet> {
-    match observed.settings.get(&Setting::ThreadCpus(*task)) {
+    match observed.settings.get(&Resource::ThreadCpus(*task)) {
         Some(Value::Cpus(cpus)) => Some(cpus.clone()),
         _ => None,
     }
@@ -155,7 +155,7 @@ fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
         return Some(None);
     }
     let chosen = |vm: &ObservedVm| vms.iter().any(|v| v.process == vm.process);
-    let real_time = |task: &Task| match observed.settings.get(&Setting::ThreadScheduling(*task)) {
+    let real_time = |task: &Task| match observed.settings.get(&Resource::ThreadScheduling(*task)) {
         Some(Value::Scheduling(scheduling)) => spare::unbounded(scheduling),
         _ => false,
     };

@@ -72,13 +72,12 @@ fn segments_are_as_large_as_the_deadlines_let_them_be() {
     // No smaller than two frames of the MTU, whatever the deadline.
     assert_eq!(of(MS / 4, &observed), Some(3000));
     let mut small = one();
-    let setting = Setting::SegmentSize(Device { name: "eth0".into(), index: 2 });
+    let setting = Resource::SegmentSize(Device { name: "eth0".into(), index: 2 });
     small.settings.insert(setting.clone(), Value::Bytes(2000));
     let plan = ok(&channels(vec![channel("a", 20, 1, MS / 2, MBIT)]), &small);
     assert_eq!((segment(&plan), plan.links[0].largest), (None, 3018));
     // What cannot be read is taken for the kernel's default, and said.
-    small.settings.remove(&setting);
-    small.unreadable.push("gso_max_size of eth0 needs CAP_X".into());
+    small.settings.note(setting.clone(), Err(ResourceError::NotPermitted("it needs CAP_X".into())));
     let plan = ok(&channels(vec![sip()]), &small);
     assert_eq!((segment(&plan), plan.links[0].largest), (None, 65_554));
     let [warning] = &plan.warnings[..] else { panic!("{plan:#?}") };
@@ -90,7 +89,7 @@ fn segments_are_as_large_as_the_deadlines_let_them_be() {
 
 #[test]
 fn segments_become_larger_only_after_the_queue_allows_for_them() {
-    let setting = Setting::SegmentSize(Device { name: "eth0".into(), index: 2 });
+    let setting = Resource::SegmentSize(Device { name: "eth0".into(), index: 2 });
     let mut observed = one();
     observed.settings.insert(setting.clone(), Value::Bytes(8192));
     let hold = Hold {
@@ -108,7 +107,7 @@ fn segments_become_larger_only_after_the_queue_allows_for_them() {
     assert_eq!(kinds(after), ["root qdisc of eth0", "gso_max_size of eth0"]);
     // And back: the queue first.
     let queue = queue(&plan(&policy, &observed, &held).unwrap());
-    let setting = Setting::Queue(Device { name: "eth0".into(), index: 2 });
+    let setting = Resource::Queue(Device { name: "eth0".into(), index: 2 });
     let value = Value::Queue(Queue::Deadlines(Box::new(queue)));
     observed.settings.insert(setting.clone(), value.clone());
     let mut held = held;
@@ -134,7 +133,7 @@ fn guests_packets_are_as_large_as_guests_like() {
     );
     // A link that allows the host more than 64 KiB is kept to that.
     let mut big = with(|l| l.guests = true);
-    big.settings.insert(Setting::SegmentSize(big.links[0].device()), Value::Bytes(200_000));
+    big.settings.insert(Resource::SegmentSize(big.links[0].device()), Value::Bytes(200_000));
     let plan = ok(&channels(vec![channel("a", 20, 1, 10 * MS, MBIT)]), &big);
     assert_eq!(segment(&plan), Some(65_536));
 }
@@ -160,7 +159,7 @@ fn a_step_from_queue_to_queue_says_what_changes() {
     }
     let cost = |policy: &Policy| {
         let plan = ok(policy, &observed);
-        plan.steps.iter().find(|s| matches!(s.setting, Setting::Queue(_))).unwrap().cost.clone()
+        plan.steps.iter().find(|s| matches!(s.setting, Resource::Queue(_))).unwrap().cost.clone()
     };
     let other = ChannelPolicy { min_rate: at(3 * MBIT, 22), ..sip() };
     assert_eq!(

@@ -79,7 +79,7 @@ fn a_change_under_hfsc_loses_what_waits() {
         observed.settings.insert(step.setting, step.wanted);
     }
     let steps = ok(&channels(vec![sip(), channel("b", 30, 7, 9 * MS, MBIT)]), &observed).steps;
-    let step = steps.iter().find(|s| matches!(s.setting, Setting::Queue(_))).unwrap();
+    let step = steps.iter().find(|s| matches!(s.setting, Resource::Queue(_))).unwrap();
     assert_eq!(
         step.cost,
         "channels: 1 new; what waits in the queue at that instant is lost; the link sends at most 999mbit"

@@ -14,7 +14,7 @@ use teiji_control::plan::plan;
 use teiji_model::plan::{DeadlineSupport, Held, Hold, LinkGuarantee, LinkKind, Observed, ObservedLink, Plan};
 use teiji_model::policy::{Auto, ChannelPolicy, Endpoint, LinkPolicy, Policy, Problem};
 use teiji_model::queue::{Deadlines, Device, MAX_CHANNELS, MAX_NAME, MAX_SHAPES, Queue, Scheduler};
-use teiji_model::setting::{Setting, Value};
+use teiji_model::resource::{Resource, ResourceError, Value};
 
 const MS: u64 = 1_000_000;
 const MBIT: u64 = 1_000_000;
@@ -116,7 +116,7 @@ fn kept(link: &LinkGuarantee, plan: &Plan, observed: &Observed) -> Result<(), Te
     let device = observed.links.iter().find(|l| l.name == link.link).unwrap();
     prop_assert!(device.speed.is_none_or(|speed| link.rate <= speed));
     prop_assert!(link.largest >= device.mtu + 14);
-    let wanted = plan.steps.iter().find(|s| s.setting == Setting::Queue(device.device()));
+    let wanted = plan.steps.iter().find(|s| s.setting == Resource::Queue(device.device()));
     let Some(Value::Queue(Queue::Deadlines(queue))) = wanted.map(|s| &s.wanted) else {
         return Err(TestCaseError::fail(format!("no queue for {link:?}")));
     };

@@ -62,13 +62,13 @@ fn links_that_cannot_have_deadlines() {
     // Nothing of it matters to a policy without channels.
     assert!(plan(&Policy { channels: Vec::new(), ..policy.clone() }, &observed, &Held::default()).is_ok());
     let mut observed = one();
-    observed.settings.remove(&Setting::Queue(Device { name: "eth0".into(), index: 2 }));
-    observed.unreadable.push("root qdisc of eth0 is htb, which may hold classes".into());
+    let why = ResourceError::Unsupported("it is htb, which may hold classes".into());
+    observed.settings.note(Resource::Queue(Device { name: "eth0".into(), index: 2 }), Err(why));
     refused(
         &policy,
         &observed,
         "20:1",
-        &["root qdisc of eth0 (eth0) cannot be read, so it could not be put back", "is htb"],
+        &["root qdisc of eth0 (eth0) cannot be read, so it could not be put back", "it is htb"],
     );
 }
 

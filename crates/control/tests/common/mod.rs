@@ -10,10 +10,10 @@ use teiji_model::cpus::CpuSet;
 use teiji_model::host::{Identity, NamedBy, Vm};
 use teiji_model::plan::{DeadlineSupport, LinkKind, Observed, ObservedLink, ObservedVm, own_group};
 use teiji_model::policy::{
-    At, Auto, ChannelPolicy, Endpoint, HostPolicy, LinkPolicy, Place, Policy, VmPolicy,
+    At, Auto, ChannelPolicy, Direct, Endpoint, HostPolicy, LinkPolicy, Place, Policy, Subject, VmPolicy,
 };
 use teiji_model::queue::{Queue, Stock};
-use teiji_model::setting::{Latency, Quota, Scheduling, Setting, Task, Value};
+use teiji_model::resource::{Kind, Latency, Quota, Resource, Scheduling, Task, Value};
 
 /// A place in a policy file.
 pub fn at<T>(value: T, line: usize) -> At<T> {
@@ -97,25 +97,27 @@ pub fn channel(name: &str, line: usize, port: u16, deadline: u64, rate: u64) -> 
 /// A host with these VMs and links, every setting as the kernel starts with.
 pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Observed {
     let online = cpus(online);
-    let mut settings = BTreeMap::from([(Setting::HaltPoll, Value::Nanoseconds(200_000))]);
-    settings.extend(online.iter().map(|cpu| (Setting::CpuLatency(cpu), Value::Latency(Latency::Any))));
+    let mut settings = BTreeMap::from([(Resource::HaltPoll, Value::Nanoseconds(200_000))]);
+    settings.extend(online.iter().map(|cpu| (Resource::CpuLatency(cpu), Value::Latency(Latency::Any))));
+    settings.insert(Resource::Governor(0), Value::Word("schedutil".into()));
     for link in &links {
-        settings.insert(Setting::Queue(link.device()), Value::Queue(stock()));
-        settings.insert(Setting::SegmentSize(link.device()), Value::Bytes(65_536));
+        settings.insert(Resource::ReceiveCpus(link.device(), 0), Value::Cpus(CpuSet::default()));
+        settings.insert(Resource::Queue(link.device()), Value::Queue(stock()));
+        settings.insert(Resource::SegmentSize(link.device()), Value::Bytes(65_536));
     }
     let irqs = links.iter().flat_map(|l| &l.irqs);
-    settings.extend(irqs.map(|irq| (Setting::IrqCpus(*irq), Value::Cpus(online.clone()))));
+    settings.extend(irqs.map(|irq| (Resource::IrqCpus(*irq), Value::Cpus(online.clone()))));
     for vm in &vms {
         for task in vm.vcpus.iter().chain(&vm.workers) {
-            settings.insert(Setting::ThreadCpus(*task), Value::Cpus(online.clone()));
-            settings.insert(Setting::ThreadScheduling(*task), Value::Scheduling(DEFAULT));
+            settings.insert(Resource::ThreadCpus(*task), Value::Cpus(online.clone()));
+            settings.insert(Resource::ThreadScheduling(*task), Value::Scheduling(DEFAULT));
         }
         if let Some(group) = &vm.group {
-            settings.insert(Setting::Group(vm.process), Value::Group(group.clone()));
+            settings.insert(Resource::Group(vm.process), Value::Group(group.clone()));
             let own = own_group(vm.vm.pid);
             for group in [Some(&own), (!vm.group_shared).then_some(group)].into_iter().flatten() {
-                settings.insert(Setting::GroupWeight(group.clone()), Value::Weight(100));
-                settings.insert(Setting::GroupQuota(group.clone()), Value::Quota(None));
+                settings.insert(Resource::GroupWeight(group.clone()), Value::Weight(100));
+                settings.insert(Resource::GroupQuota(group.clone()), Value::Quota(None));
             }
         }
     }
@@ -124,8 +126,7 @@ pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Obs
         cpus: online,
         vms,
         links,
-        settings,
-        unreadable: Vec::new(),
+        settings: settings.into(),
         realtime_guard,
         managers: Vec::new(),
         deadlines: DeadlineSupport::Edf,
@@ -133,10 +134,10 @@ pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Obs
 }
 
 /// The host as it is observed once its settings are these.
-pub fn observe_again(before: &Observed, settings: &BTreeMap<Setting, Value>) -> Observed {
-    let mut now = Observed { settings: settings.clone(), ..before.clone() };
+pub fn observe_again(before: &Observed, settings: &BTreeMap<Resource, Value>) -> Observed {
+    let mut now = Observed { settings: settings.clone().into(), ..before.clone() };
     for vm in &mut now.vms {
-        let Some(Value::Group(group)) = settings.get(&Setting::Group(vm.process)) else { continue };
+        let Some(Value::Group(group)) = settings.get(&Resource::Group(vm.process)) else { continue };
         if vm.group.as_ref() != Some(group) {
             // Moved by a plan, into a group of its own, or back from there into one that it shares.
             vm.group_shared = *group != own_group(vm.vm.pid);
@@ -186,35 +187,36 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
                 ..nic(&format!("eth{i}"), irqs)
             });
             let host = host(&format!("0-{}", online - 1), vms, links.collect());
-            let size = host.settings.len();
+            let size = host.settings.iter().count();
             (Just(host), vec(weighted(0.2, (some_cpus(online), 1..=10_000u32, scheduling())), size))
         })
         .prop_map(|(mut host, foreign)| {
             for ((setting, value), foreign) in host.settings.iter_mut().zip(foreign) {
                 let Some((cpus, number, scheduling)) = foreign else { continue };
                 match (setting, value) {
-                    (Setting::ThreadCpus(_) | Setting::IrqCpus(_), value) => *value = Value::Cpus(cpus),
-                    (Setting::ThreadScheduling(_), value) => *value = Value::Scheduling(scheduling),
-                    (Setting::GroupWeight(_), value) => *value = Value::Weight(number),
-                    (Setting::HaltPoll, value) => *value = Value::Nanoseconds(u64::from(number)),
-                    (Setting::CpuLatency(_), value) => *value = Value::Latency(Latency::AtMost(number)),
-                    (Setting::GroupQuota(_), value) => {
+                    (Resource::ThreadCpus(_) | Resource::IrqCpus(_), value) => *value = Value::Cpus(cpus),
+                    (Resource::ThreadScheduling(_), value) => *value = Value::Scheduling(scheduling),
+                    (Resource::GroupWeight(_), value) => *value = Value::Weight(number),
+                    (Resource::HaltPoll, value) => *value = Value::Nanoseconds(u64::from(number)),
+                    (Resource::CpuLatency(_), value) => *value = Value::Latency(Latency::AtMost(number)),
+                    (Resource::GroupQuota(_), value) => {
                         *value = Value::Quota(Some(Quota {
                             quota_us: u64::from(number) + 1000,
                             period_us: 50_000,
                         }));
                     }
-                    (Setting::SegmentSize(_), value) => *value = Value::Bytes(number * 8),
-                    (Setting::Group(_) | Setting::Queue(_), _) => {}
+                    (Resource::SegmentSize(_), value) => *value = Value::Bytes(number * 8),
+                    (Resource::ReceiveCpus(..), value) => *value = Value::Cpus(cpus),
+                    (Resource::Group(_) | Resource::Queue(_) | Resource::Governor(_), _) => {}
                 }
             }
             // The kernel has no thread with a deadline that may not run on every CPU.
             let deadline = |v: &Value| matches!(v, Value::Scheduling(s) if s.is_deadline());
-            let of = |s: &Setting| match s {
-                Setting::ThreadScheduling(task) => Some(Setting::ThreadCpus(*task)),
+            let of = |s: &Resource| match s {
+                Resource::ThreadScheduling(task) => Some(Resource::ThreadCpus(*task)),
                 _ => None,
             };
-            let all: Vec<Setting> =
+            let all: Vec<Resource> =
                 host.settings.iter().filter(|(_, v)| deadline(v)).filter_map(|(s, _)| of(s)).collect();
             for setting in all {
                 host.settings.insert(setting, Value::Cpus(host.cpus.clone()));
@@ -251,12 +253,37 @@ pub fn any_policy() -> impl Strategy<Value = Policy> {
             halt_poll,
             cpu_latency,
         });
-    (host, vec(vm, 0..3), any_channels(), any::<bool>()).prop_map(|(host, mut vms, of_links, with)| {
-        vms.sort_by(|a, b| a.name.value.cmp(&b.name.value));
-        vms.dedup_by(|a, b| a.name.value == b.name.value);
-        let channels = if with { of_links.channels } else { Vec::new() };
-        Policy { host, vms, channels, ..of_links }
-    })
+    (host, vec(vm, 0..3), any_channels(), any::<bool>(), any_direct()).prop_map(
+        |(host, mut vms, of_links, with, direct)| {
+            vms.sort_by(|a, b| a.name.value.cmp(&b.name.value));
+            vms.dedup_by(|a, b| a.name.value == b.name.value);
+            let channels = if with { of_links.channels } else { Vec::new() };
+            Policy { host, vms, channels, direct, ..of_links }
+        },
+    )
+}
+
+/// Keys that set resources as they are.
+fn any_direct() -> impl Strategy<Value = Vec<Direct>> {
+    let steering = weighted(0.4, some_cpus(3)).prop_map(|cpus| {
+        cpus.map(|cpus| Direct {
+            subject: Subject::Link(at("eth0".to_owned(), 30)),
+            key: "rps_cpus",
+            kind: Kind::ReceiveCpus,
+            value: at(Value::Cpus(cpus), 31),
+            cost: "",
+        })
+    });
+    let governor = weighted(0.4, Just("performance")).prop_map(|word| {
+        word.map(|word| Direct {
+            subject: Subject::Host,
+            key: "governor",
+            kind: Kind::Governor,
+            value: at(Value::Word(word.to_owned()), 32),
+            cost: "",
+        })
+    });
+    (steering, governor).prop_map(|(steering, governor)| steering.into_iter().chain(governor).collect())
 }
 
 /// Links and channels that often fit [`any_host`]; their links may not be there.

@@ -240,7 +240,8 @@ pub fn named() -> impl Strategy<Value = (Report, Observed)> {
                 vm.vm.workers = vm.workers.iter().map(|task| worker(task.id, last)).collect();
             }
             for index in unreadable {
-                let setting = index.get(&host.settings.keys().cloned().collect::<Vec<_>>()).clone();
+                let setting =
+                    index.get(&host.settings.iter().map(|(s, _)| s.clone()).collect::<Vec<_>>()).clone();
                 host.settings.remove(&setting);
             }
             if !guarded {

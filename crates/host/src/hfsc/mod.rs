@@ -31,10 +31,10 @@ use crate::rtnl::{Qdisc, ROOT, Rtnl};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use notes::Notes;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use teiji_model::queue::{Deadlines, Device, Queue, Stock};
-use teiji_model::setting::{Setting, SettingError, Value};
-use teiji_model::text::printable;
+use teiji_model::resource::{Resource, ResourceError, Value};
 use tree::{OUTER, Part, Tree};
 
 pub use tree::CurveOf;
@@ -63,12 +63,12 @@ impl Hfsc {
     ///
     /// # Errors
     /// If the kernel does not tell, or the notes cannot be read.
-    pub fn read(&self, device: &Device) -> Result<Option<Queue>, SettingError> {
-        let failed = |e: Errno| SettingError::Refused(says(device, &describe(e)));
+    pub fn read(&self, device: &Device) -> Result<Option<Queue>, ResourceError> {
+        let failed = |e: Errno| ResourceError::Refused(says(device, &describe(e)));
         let mut rtnl = Rtnl::open().map_err(failed)?;
         let Some(root) = own_root(&mut rtnl, device.index).map_err(failed)? else { return Ok(None) };
         let noted =
-            self.notes(device).read().map_err(|why| SettingError::NotPermitted(says(device, &why)))?;
+            self.notes(device).read().map_err(|why| ResourceError::NotPermitted(says(device, &why)))?;
         let outer = (root.handle >> 16) as u16;
         if let Some(tree) = noted.into_iter().find(|tree| tree.outer == outer)
             && let Ok(parts) = tree.parts(device.index, self.curve)
@@ -79,16 +79,27 @@ impl Hfsc {
         Ok(Some(Queue::Stock(Box::new(Stock { kind: root.kind, chosen: true, options: Vec::new() }))))
     }
 
+    /// Indices of the devices whose root qdisc has teiji's handle, from one list of all qdiscs.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn links(&self) -> Result<BTreeSet<u32>, ResourceError> {
+        let failed = |e: Errno| ResourceError::Refused(describe(e));
+        let all = Rtnl::open().and_then(|mut rtnl| rtnl.all_qdiscs()).map_err(failed)?;
+        let own = |qdiscs: &Vec<Qdisc>| root_of(qdiscs.iter()).is_some();
+        Ok(all.into_iter().filter(|(_, qdiscs)| own(qdiscs)).map(|(index, _)| index).collect())
+    }
+
     /// Makes the channels those of a device. What waits in its queue is lost.
     ///
     /// # Errors
     /// If HFSC cannot keep them or the kernel refuses them; then the former root is there (again).
-    pub fn write(&self, device: &Device, wanted: &Deadlines) -> Result<(), SettingError> {
-        let refused = |why: String| SettingError::Refused(says(device, &why));
+    pub fn write(&self, device: &Device, wanted: &Deadlines) -> Result<(), ResourceError> {
+        let refused = |why: String| ResourceError::Refused(says(device, &why));
         let failed = |e: Errno| refused(describe(e));
         let former = match self.read(device)? {
             Some(queue) => Value::Queue(queue),
-            None => self.settings.read(&Setting::Queue(device.clone()))?,
+            None => self.settings.read(&Resource::Queue(device.clone()))?,
         };
         let mut rtnl = Rtnl::open().map_err(failed)?;
         let present = own_root(&mut rtnl, device.index).map_err(failed)?.map(|q| (q.handle >> 16) as u16);
@@ -138,7 +149,7 @@ impl Hfsc {
                 send(rtnl, &tree.parts(device.index, self.curve)?)
             }
             (former, _) => {
-                self.settings.write(&Setting::Queue(device.clone()), former).map_err(|e| e.to_string())
+                self.settings.write(&Resource::Queue(device.clone()), former).map_err(|e| e.to_string())
             }
         }
     }
@@ -146,8 +157,11 @@ impl Hfsc {
 
 /// The root qdisc, if it has one of teiji's handles.
 fn own_root(rtnl: &mut Rtnl, index: u32) -> nix::Result<Option<Qdisc>> {
-    let root = rtnl.qdiscs(index)?.into_iter().find(|q| q.parent == ROOT);
-    Ok(root.filter(|q| OUTER.contains(&((q.handle >> 16) as u16))))
+    Ok(root_of(rtnl.qdiscs(index)?.iter()).cloned())
+}
+
+fn root_of<'a>(mut qdiscs: impl Iterator<Item = &'a Qdisc>) -> Option<&'a Qdisc> {
+    qdiscs.find(|q| q.parent == ROOT).filter(|q| OUTER.contains(&((q.handle >> 16) as u16)))
 }
 
 /// The tree with the best leaf that this kernel takes, made for trial where it is in nobody's way: the kernel's modules
@@ -182,7 +196,7 @@ fn rehearsed(with: impl Fn(&str) -> Tree, curve: CurveOf) -> Result<Tree, String
 fn send(rtnl: &mut Rtnl, parts: &[Part]) -> Result<(), String> {
     let requests: Vec<_> = parts.iter().map(|(_, request)| request.clone()).collect();
     rtnl.together(&requests).map_err(|(place, errno)| match place.and_then(|n| parts.get(n)) {
-        Some((what, _)) => format!("the kernel refuses the {}: {}", printable(what), describe(errno)),
+        Some((what, _)) => format!("the kernel refuses the {}: {}", what, describe(errno)),
         None => describe(errno),
     })
 }
@@ -206,5 +220,5 @@ fn describe(errno: Errno) -> String {
 }
 
 fn says(device: &Device, why: &str) -> String {
-    format!("HFSC on {}: {}", printable(&device.name), why)
+    format!("HFSC on {}: {}", device.name, why)
 }

@@ -9,8 +9,11 @@
 //! nothing, for a tap of another network namespace may have the same name.
 
 use crate::net;
+use crate::resource::Devices;
 use crate::root::Root;
-use std::collections::BTreeSet;
+use crate::rtnl::Link;
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::plan::{LinkKind, ObservedLink};
 
 /// `ARPHRD_ETHER` of linux/if_arp.h.
@@ -20,37 +23,94 @@ const UNKNOWN: u64 = 0xffff_ffff;
 /// Devices on one another that are followed up to a bridge: slave, bond, VLAN, bridge, and room.
 const DEPTH: usize = 6;
 
-/// Ethernet devices, by name.
-pub(super) fn links(root: &Root) -> Vec<ObservedLink> {
-    let mut names = root.names("sys/class/net");
-    names.sort_unstable();
+/// Ethernet devices, by name: from the kernel's list of them, or where the kernel is not asked from sysfs.
+pub(super) fn links(root: &Root, devices: &Devices) -> Vec<ObservedLink> {
+    let mut all = match devices.links() {
+        Some(listed) => listed.values().filter_map(|link| Ethernet::listed(root, listed, link)).collect(),
+        None => root
+            .names("sys/class/net")
+            .into_iter()
+            .filter_map(|name| Ethernet::found(root, name))
+            .collect::<Vec<_>>(),
+    };
+    all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     let mut guests = Guests::default();
-    for tap in names.iter().filter(|name| kind(root, name) == LinkKind::Tap) {
-        guests.bridges.extend(net::master(root, tap));
-        guests.taps.insert(tap.clone());
+    for tap in all.iter().filter(|device| device.kind == LinkKind::Tap) {
+        guests.bridges.extend(tap.master.clone());
+        guests.taps.insert(tap.name.clone());
     }
-    names.into_iter().filter_map(|name| link(root, &guests, name)).collect()
+    let interrupts = Interrupts::new(root);
+    all.into_iter().map(|device| device.observed(root, &guests, &interrupts)).collect()
 }
 
-/// `None` if it is no Ethernet device, or has vanished.
-fn link(root: &Root, guests: &Guests, name: String) -> Option<ObservedLink> {
-    let number = |file: &str| root.number(&format!("sys/class/net/{name}/{file}"));
-    if name == "lo" || number("type") != Some(ETHERNET) {
-        return None;
+/// An Ethernet device.
+struct Ethernet {
+    name: String,
+    index: u32,
+    kind: LinkKind,
+    mtu: u32,
+    master: Option<String>,
+}
+
+impl Ethernet {
+    /// `None` if it is no Ethernet device.
+    fn listed(root: &Root, all: &BTreeMap<u32, Link>, link: &Link) -> Option<Self> {
+        if link.name == "lo" || u64::from(link.hardware) != ETHERNET {
+            return None;
+        }
+        let kind = match link.kind.as_str() {
+            "tun" => LinkKind::Tap,
+            "bridge" => LinkKind::Bridge,
+            "bond" => LinkKind::Bond,
+            _ if root.exists(&format!("sys/class/net/{}/device", link.name)) => LinkKind::Nic,
+            _ => LinkKind::Virtual,
+        };
+        let master = link.master.and_then(|index| all.get(&index)).map(|master| master.name.clone());
+        Some(Ethernet { name: link.name.clone(), index: link.index, kind, mtu: link.mtu, master })
     }
-    let index = Some(net::ifindex(root, &name)).filter(|index| *index > 0)?;
-    let kind = kind(root, &name);
-    // What a virtual device says (a tap: 10 Mbit/s) is nobody's rate.
-    let speed = matches!(kind, LinkKind::Nic | LinkKind::Bond).then(|| number("speed")).flatten();
-    Some(ObservedLink {
-        irqs: irqs(root, &name),
-        guests: guests.leave_by(root, &name, DEPTH),
-        speed: speed.filter(|mbit| (1..UNKNOWN).contains(mbit)).map(|mbit| mbit * 1_000_000),
-        mtu: number("mtu").and_then(|mtu| mtu.try_into().ok())?,
-        index,
-        kind,
-        name,
-    })
+
+    /// `None` if it is no Ethernet device, or has vanished.
+    fn found(root: &Root, name: String) -> Option<Self> {
+        let number = |file: &str| root.number(&format!("sys/class/net/{name}/{file}"));
+        if name == "lo" || number("type") != Some(ETHERNET) {
+            return None;
+        }
+        let index = Some(net::ifindex(root, &name)).filter(|index| *index > 0)?;
+        let mtu = number("mtu").and_then(|mtu| mtu.try_into().ok())?;
+        Some(Ethernet { index, kind: kind(root, &name), mtu, master: net::master(root, &name), name })
+    }
+
+    fn observed(self, root: &Root, guests: &Guests, interrupts: &Interrupts<'_>) -> ObservedLink {
+        let Ethernet { name, index, kind, mtu, .. } = self;
+        let speed = || root.number(&format!("sys/class/net/{name}/speed"));
+        // What a virtual device says (a tap: 10 Mbit/s) is nobody's rate.
+        let speed = matches!(kind, LinkKind::Nic | LinkKind::Bond).then(speed).flatten();
+        ObservedLink {
+            irqs: if kind == LinkKind::Tap { Vec::new() } else { irqs(root, &name, interrupts) },
+            guests: guests.leave_by(root, &name, DEPTH),
+            speed: speed.filter(|mbit| (1..UNKNOWN).contains(mbit)).map(|mbit| mbit * 1_000_000),
+            index,
+            kind,
+            mtu,
+            name,
+        }
+    }
+}
+
+/// The text of `/proc/interrupts`, which is read once, and only if a device needs it.
+struct Interrupts<'a> {
+    root: &'a Root,
+    text: OnceCell<String>,
+}
+
+impl<'a> Interrupts<'a> {
+    fn new(root: &'a Root) -> Self {
+        Interrupts { root, text: OnceCell::new() }
+    }
+
+    fn text(&self) -> &str {
+        self.text.get_or_init(|| self.root.text("proc/interrupts").unwrap_or_default())
+    }
 }
 
 fn kind(root: &Root, name: &str) -> LinkKind {
@@ -89,7 +149,7 @@ impl Guests {
     }
 }
 
-fn irqs(root: &Root, name: &str) -> Vec<u32> {
+fn irqs(root: &Root, name: &str, interrupts: &Interrupts<'_>) -> Vec<u32> {
     let device = format!("sys/class/net/{name}/device");
     let Some(target) = root.link(&device) else { return Vec::new() };
     let bus = target.rsplit('/').next().unwrap_or_default();
@@ -99,7 +159,7 @@ fn irqs(root: &Root, name: &str) -> Vec<u32> {
         irqs = root.numbers(&format!("{device}/../msi_irqs"));
     }
     if irqs.is_empty() {
-        irqs = by_name(&root.text("proc/interrupts").unwrap_or_default(), name, bus);
+        irqs = by_name(interrupts.text(), name, bus);
     }
     // A vector that the driver does not use has no directory.
     irqs.retain(|irq| root.exists(&format!("proc/irq/{irq}/smp_affinity_list")));

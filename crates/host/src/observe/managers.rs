@@ -5,7 +5,8 @@
 use crate::cgroup::Hierarchy;
 use crate::root::Root;
 use teiji_model::cpus::CpuSet;
-use teiji_model::plan::{Kind, Manager, ObservedVm};
+use teiji_model::plan::{Manager, ObservedVm};
+use teiji_model::resource::Kind;
 use teiji_model::text::printable;
 
 /// Where systemd looks for its files, strongest first (systemd.unit(5)).
@@ -79,7 +80,7 @@ fn libvirt(root: &Root, vm: &ObservedVm) -> Option<Manager> {
         return in_slice.then(|| {
             manager(
                 "libvirt",
-                &[Kind::ThreadCpus, Kind::ThreadScheduling, Kind::Group],
+                &[Kind::ThreadCpus, Kind::ThreadScheduling, Kind::Group, Kind::GroupWeight, Kind::GroupQuota],
                 format!(
                     "{name} is libvirt's, and whether libvirt pins it cannot be told, as its state in \
                      /run/libvirt/qemu cannot be read: look with virsh vcpupin, and change it there"
@@ -99,7 +100,7 @@ fn libvirt(root: &Root, vm: &ObservedVm) -> Option<Manager> {
         how.push("virsh edit");
     }
     if has(&["shares>", "quota>", "period>", "emulator_quota", "global_quota"]) {
-        touches.push(Kind::Group);
+        touches.extend([Kind::Group, Kind::GroupWeight, Kind::GroupQuota]);
         how.push("virsh schedinfo");
     }
     (!touches.is_empty()).then(|| {

@@ -117,3 +117,27 @@ fn the_same_line_twice_is_no_news() {
     assert_eq!(policy.vms[0].weight.as_ref().unwrap().place.file, "b");
     assert_eq!(overridden(&policy), Vec::<String>::new());
 }
+
+/// Keys that set resources as they are know of layers no less than others.
+#[test]
+fn keys_that_set_resources_as_they_are_come_from_the_last_file() {
+    let policy = parse(&[
+        file("a", "[vm.v]\nrps_cpus = \"1\"\n[host]\ngovernor = \"powersave\"\n"),
+        file("b", "[vm.v]\nrps_cpus = \"2-3\"\n[link.eth0]\nrps_cpus = \"0\"\n"),
+    ])
+    .unwrap();
+    let direct: Vec<String> = policy
+        .direct
+        .iter()
+        .map(|d| format!("{:?} {} {} {}", d.kind, d.key, d.value.value, d.value.place))
+        .collect();
+    assert_eq!(
+        direct,
+        [
+            "ReceiveCpus rps_cpus 2-3 b:2:12",
+            "Governor governor powersave a:4:12",
+            "ReceiveCpus rps_cpus 0 b:4:12"
+        ]
+    );
+    assert_eq!(overridden(&policy), ["vm.v: rps_cpus = \"2-3\" (b:2) over rps_cpus = \"1\" (a:2)"]);
+}

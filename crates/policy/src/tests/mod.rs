@@ -11,7 +11,7 @@ use super::*;
 use std::net::IpAddr;
 use teiji_model::cpus::CpuSet;
 use teiji_model::policy::*;
-use teiji_model::setting::{Latency, Scheduling};
+use teiji_model::resource::{Latency, Scheduling};
 use teiji_model::units;
 
 /// Reads one file, `p.toml`.

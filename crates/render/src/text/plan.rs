@@ -6,7 +6,7 @@ use crate::units;
 use std::fmt::Write;
 use teiji_model::plan::{Plan, Step};
 use teiji_model::policy::{Line, Overridden, Place, Problem, Source};
-use teiji_model::setting::Value;
+use teiji_model::resource::Value;
 use teiji_model::units::DURATION;
 
 /// Longest part of a policy's line that is shown under a problem.

@@ -2,6 +2,7 @@
 
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
+use teiji_model::resource::ResourceError;
 use teiji_model::status::Status;
 
 /// The status as text of at most 100 columns; `now` in seconds since 1970.
@@ -54,7 +55,8 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
         let trouble = match &held.present {
             Ok(found) if held.changed => Some(format!("changed by someone else to {found}")),
             Ok(_) => None,
-            Err(why) => Some(why.to_string()),
+            Err(why @ ResourceError::Gone(_)) => Some(why.to_string()),
+            Err(why) => Some(format!("cannot be read: {why}")),
         };
         for line in trouble.iter().flat_map(|t| wrap(&style.ascii(&printable(t)), 96)) {
             out += &format!("    {}\n", style.paint(Tone::Bad, &line));

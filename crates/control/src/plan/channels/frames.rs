@@ -8,7 +8,7 @@ use super::super::{Draft, Host, Noted, steps};
 use teiji_model::plan::ObservedLink;
 use teiji_model::policy::{At, LinkPolicy};
 use teiji_model::queue::frame::{self, HEADER, TAG, full};
-use teiji_model::setting::{Setting, Value};
+use teiji_model::resource::{Resource, Value};
 
 /// Largest segment, bytes of IP packet, unless somebody has raised it: the kernel's `GSO_LEGACY_MAX_SIZE`.
 const SEGMENT: u32 = 65_536;
@@ -45,7 +45,7 @@ pub(super) fn choices(
     draft: &mut Draft,
 ) -> Result<Vec<Largest>, Noted> {
     let (name, mtu) = (shown(&device.name), device.mtu);
-    let setting = Setting::SegmentSize(device.device());
+    let setting = Resource::SegmentSize(device.device());
     // What it is without teiji, so that a choice does not depend on those before it.
     let own = match steps::unwanted(&setting, host.observed, host.held) {
         Some(Value::Bytes(bytes)) => Ok(*bytes),

@@ -12,7 +12,7 @@ use teiji_model::queue::frame;
 use teiji_model::queue::{
     Channel, Deadlines, MAX_RATE, MIN_FRAME, OVERHEAD, Queue, RATE_STEP, Scheduler, TIMER_ERROR,
 };
-use teiji_model::setting::{Setting, Value};
+use teiji_model::resource::{Resource, Value};
 use teiji_model::units::RATE;
 
 /// A device sends so many thousandths less than it says, so that its own queue does not grow: clocks of Ethernet
@@ -270,7 +270,7 @@ fn settings(
         2 => format!("{first} and 1 other"),
         n => format!("{first} and {} others", n - 1),
     };
-    let mut want = |setting: Setting, wanted: Value, cost: String| {
+    let mut want = |setting: Resource, wanted: Value, cost: String| {
         let whose = shown(&device.name);
         let place = group.place.clone();
         draft.wants.push(Want { setting, wanted, whose, reason: reason.clone(), place, cost });
@@ -285,9 +285,9 @@ fn settings(
         } else {
             format!("TCP hands over segments of at most {segment} bytes: more CPU time per byte")
         };
-        want(Setting::SegmentSize(device.clone()), Value::Bytes(segment), cost);
+        want(Resource::SegmentSize(device.clone()), Value::Bytes(segment), cost);
     }
-    let setting = Setting::Queue(device.clone());
+    let setting = Resource::Queue(device.clone());
     let cost = cost(host.observed.settings.get(&setting), &queue);
     want(setting, Value::Queue(Queue::Deadlines(Box::new(queue))), cost);
 }

@@ -1,116 +1,102 @@
-//! A thread's CPUs and how it is scheduled: `sched_setaffinity(2)`, `sched_setattr(2)`, sched(7),
-//! kernel/sched/syscalls.c.
+//! How a thread is scheduled: `sched_setattr(2)`, sched(7), kernel/sched/syscalls.c.
 //!
 //! Flags of `sched_attr` are neither kept nor set: a thread that had `SCHED_FLAG_RESET_ON_FORK` or a time slice of
 //! its own has the default after a change of its scheduling, and after its undo. VMMs use neither.
 
-use super::attempt::{Attempt, CAP_SYS_NICE};
+use super::answer::{self, CAP_SYS_NICE};
+use super::thread::{self, changeable, failed};
+use super::{Access, Facts};
 use crate::root::Root;
 use crate::sys;
 use crate::task::{Stat, alive, gone};
 use nix::errno::Errno;
 use teiji_model::cpus::CpuSet;
-use teiji_model::setting::{Scheduling, SettingError, Task};
+use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Scheduling, Task, Value};
 
 /// `include/uapi/linux/sched.h`.
 const POLICY_EXT: i32 = 7;
 
-/// CPUs that a thread is allowed on and that are online.
-pub(super) fn read_cpus(root: &Root, task: Task, attempt: &Attempt) -> Result<CpuSet, SettingError> {
-    alive(root, task)?;
-    if !root.is_real() {
-        return listed_cpus(root, task).ok_or_else(|| gone(task));
+pub(super) struct ThreadScheduling;
+
+impl Access for ThreadScheduling {
+    fn kind(&self) -> Kind {
+        Kind::ThreadScheduling
     }
-    let cpus = sys::affinity(task.id).map_err(|errno| failed(task, attempt, errno))?;
-    alive(root, task)?;
-    Ok(cpus)
+
+    fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
+        for task in thread::of_vms(facts.vms) {
+            let read = present(facts.root, task).map(Value::Scheduling);
+            found.note(Resource::ThreadScheduling(task), read);
+        }
+    }
+
+    fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
+        let Resource::ThreadScheduling(task) = resource else { return Err(answer::no_such_value()) };
+        alive(root, *task)?;
+        present(root, *task).map(Value::Scheduling)
+    }
+
+    fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
+        let (Resource::ThreadScheduling(task), Value::Scheduling(wanted)) = (resource, value) else {
+            return Err(answer::no_such_value());
+        };
+        write(root, *task, *wanted)
+    }
 }
 
-/// # Errors
-/// `Refused` if none of the CPUs is allowed, or the thread is a deadline one.
-pub(super) fn write_cpus(
-    root: &Root,
-    task: Task,
-    cpus: &CpuSet,
-    attempt: &Attempt,
-) -> Result<(), SettingError> {
-    changeable(root, task, attempt)?;
-    sys::set_affinity(task.id, cpus).map_err(|errno| match errno {
-        Errno::EINVAL => attempt.refused(
-            errno,
-            "none of those CPUs is online and in the cpuset of the thread's control group, or the kernel keeps this \
-             thread where it is",
-            "name others, or widen the cpuset (systemctl set-property UNIT AllowedCPUs=, or libvirt's vcpupin)",
-        ),
-        Errno::EBUSY => attempt.refused(
-            errno,
-            "a deadline thread must be allowed on all CPUs of its root domain",
-            "give it another class first",
-        ),
-        other => failed(task, attempt, other),
-    })
-}
-
-pub(super) fn read_scheduling(
-    root: &Root,
-    task: Task,
-    attempt: &Attempt,
-) -> Result<Scheduling, SettingError> {
-    alive(root, task)?;
+/// How a thread, which was there just now, is scheduled.
+fn present(root: &Root, task: Task) -> Result<Scheduling, ResourceError> {
     let attr = match root.is_real() {
-        true => sys::scheduling(task.id).map_err(|errno| failed(task, attempt, errno))?,
+        true => sys::scheduling(task.id).map_err(|errno| failed(task, errno))?,
         false => listed_scheduling(root, task).ok_or_else(|| gone(task))?,
     };
     alive(root, task)?;
     if !root.is_real() && attr.sched_policy == libc::SCHED_DEADLINE as u32 {
-        return Err(attempt.unsupported("a copy of procfs does not have the parameters of a deadline thread"));
+        return Err(answer::unsupported(
+            "a copy of procfs does not have the parameters of a deadline thread",
+        ));
     }
     from_attr(&attr).ok_or_else(|| {
-        attempt.unsupported(&format!("teiji does not know scheduling policy {}", attr.sched_policy))
+        answer::unsupported(format!("teiji does not know scheduling policy {}", attr.sched_policy))
     })
 }
 
 /// # Errors
 /// `Refused` if the kernel does not admit a deadline thread, or the thread's group has no real-time time.
-pub(super) fn write_scheduling(
-    root: &Root,
-    task: Task,
-    wanted: Scheduling,
-    attempt: &Attempt,
-) -> Result<(), SettingError> {
-    changeable(root, task, attempt)?;
+fn write(root: &Root, task: Task, wanted: Scheduling) -> Result<(), ResourceError> {
+    changeable(root, task)?;
     sys::set_scheduling(task.id, &to_attr(wanted)).map_err(|errno| match (errno, wanted) {
-        (Errno::EPERM, _) if !root.may(CAP_SYS_NICE) => failed(task, attempt, errno),
+        (Errno::EPERM, _) if !root.may(CAP_SYS_NICE) => failed(task, errno),
         (Errno::EPERM, Scheduling::Deadline { .. }) => {
             let (why, cure) = deadline_not_permitted(root, task);
-            attempt.refused(errno, why, cure)
+            answer::refused(errno, why, cure)
         }
-        (Errno::EPERM, Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. }) => attempt.refused(
+        (Errno::EPERM, Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. }) => answer::refused(
             errno,
             "the thread's control group has no time for real-time threads",
             "write cpu.rt_runtime_us of its group in the cgroup v1 cpu hierarchy, or boot without that hierarchy",
         ),
-        (Errno::EBUSY, Scheduling::Deadline { .. }) => attempt.refused(
+        (Errno::EBUSY, Scheduling::Deadline { .. }) => answer::refused(
             errno,
             "the kernel's admission control refuses it: the CPUs' real-time bandwidth (kernel.sched_rt_runtime_us of \
              kernel.sched_rt_period_us) is taken by this and other deadline threads",
             "ask for less runtime or a longer period, or end other deadline threads",
         ),
-        (Errno::EINVAL, Scheduling::Deadline { .. }) => attempt.refused(
+        (Errno::EINVAL, Scheduling::Deadline { .. }) => answer::refused(
             errno,
             "the kernel wants 1024 ns <= runtime <= deadline <= period, and a period between \
              kernel.sched_deadline_period_min_us and kernel.sched_deadline_period_max_us",
             "choose others",
         ),
         (Errno::EINVAL, Scheduling::Ext { .. }) => {
-            attempt.refused(errno, "this kernel has no sched_ext", "run one with CONFIG_SCHED_CLASS_EXT")
+            answer::refused(errno, "this kernel has no sched_ext", "run one with CONFIG_SCHED_CLASS_EXT")
         }
-        (Errno::EACCES, Scheduling::Ext { .. }) => attempt.refused(
+        (Errno::EACCES, Scheduling::Ext { .. }) => answer::refused(
             errno,
             "the BPF scheduler that is loaded does not take this thread",
             "look at that scheduler's options",
         ),
-        (other, _) => failed(task, attempt, other),
+        (other, _) => failed(task, other),
     })
 }
 
@@ -135,25 +121,6 @@ fn deadline_not_permitted(root: &Root, task: Task) -> (&'static str, &'static st
              than the thread",
             "look at cpuset.cpus of its control group, or use class = \"realtime\"",
         ),
-    }
-}
-
-/// Ok if this is a thread that a system call would mean.
-fn changeable(root: &Root, task: Task, attempt: &Attempt) -> Result<(), SettingError> {
-    alive(root, task)?;
-    match root.is_real() {
-        true => Ok(()),
-        false => {
-            Err(attempt.unsupported("it is not a thread of the running kernel but of a copy of its files"))
-        }
-    }
-}
-
-fn failed(task: Task, attempt: &Attempt, errno: Errno) -> SettingError {
-    match errno {
-        Errno::ESRCH => gone(task),
-        Errno::EPERM | Errno::EACCES => attempt.not_permitted(errno, "CAP_SYS_NICE"),
-        other => attempt.failed(other, &format!("thread {}", task.id)),
     }
 }
 
@@ -200,18 +167,6 @@ fn from_attr(attr: &libc::sched_attr) -> Option<Scheduling> {
         },
         POLICY_EXT => Scheduling::Ext { nice },
         _ => return None,
-    })
-}
-
-/// As the copy of a procfs says: allowed, and online.
-fn listed_cpus(root: &Root, task: Task) -> Option<CpuSet> {
-    let status = root.text(&format!("proc/{}/status", task.id))?;
-    let allowed: CpuSet =
-        status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()?;
-    let online = root.text("sys/devices/system/cpu/online").and_then(|t| t.parse::<CpuSet>().ok());
-    Some(match online {
-        Some(online) => allowed.iter().filter(|cpu| online.contains(*cpu)).collect(),
-        None => allowed,
     })
 }
 

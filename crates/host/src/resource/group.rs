@@ -12,33 +12,55 @@
 //! All threads of a process move with it. A vhost worker that is a kernel thread is no thread of it and stays
 //! (before Linux 6.4).
 
-use super::attempt::Attempt;
-use super::file;
+use super::{Access, Facts, answer, file};
 use crate::cgroup::{self, Hierarchy, OWN};
 use crate::root::Root;
 use crate::task::{alive, falls_apart, gone};
 use nix::errno::Errno;
 use std::fs;
-use teiji_model::setting::{SettingError, Task};
+use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Task, Value};
 
-/// The group that all threads of a process are in.
+pub(super) struct Group;
+
+impl Access for Group {
+    fn kind(&self) -> Kind {
+        Kind::Group
+    }
+
+    fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
+        for vm in facts.vms {
+            let hierarchy = facts.hierarchy.map_err(answer::unsupported);
+            let read = hierarchy.and_then(|h| read(facts.root, h, vm.process));
+            found.note(Resource::Group(vm.process), read.map(Value::Group));
+        }
+    }
+
+    fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
+        let Resource::Group(task) = resource else { return Err(answer::no_such_value()) };
+        alive(root, *task)?;
+        let hierarchy = Hierarchy::find(root).map_err(answer::unsupported)?;
+        read(root, &hierarchy, *task).map(Value::Group)
+    }
+
+    fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
+        let (Resource::Group(task), Value::Group(group)) = (resource, value) else {
+            return Err(answer::no_such_value());
+        };
+        write(root, *task, group)
+    }
+}
+
+/// The group that all threads of a process are in, which was there just now.
 ///
 /// # Errors
 /// `Unsupported` if they are in several: moving the process would move them into one, which could not be undone.
-pub(super) fn read(root: &Root, task: Task, attempt: &Attempt) -> Result<String, SettingError> {
-    alive(root, task)?;
-    let hierarchy = Hierarchy::find(root).map_err(|why| attempt.unsupported(why))?;
-    let group = present(root, &hierarchy, task, attempt)?;
+fn read(root: &Root, hierarchy: &Hierarchy<'_>, task: Task) -> Result<String, ResourceError> {
+    let group = present(root, hierarchy, task)?;
     alive(root, task)?;
     Ok(group)
 }
 
-fn present(
-    root: &Root,
-    hierarchy: &Hierarchy,
-    task: Task,
-    attempt: &Attempt,
-) -> Result<String, SettingError> {
+fn present(root: &Root, hierarchy: &Hierarchy, task: Task) -> Result<String, ResourceError> {
     let mut groups = hierarchy.of_threads(task.id).into_iter();
     let group = groups.next().ok_or_else(|| gone(task))?;
     if groups.next().is_some() {
@@ -46,17 +68,18 @@ fn present(
             // A move takes those of its threads along that are not ending yet.
             return Err(gone(task));
         }
-        return Err(attempt.unsupported(
+        return Err(answer::unsupported(
             "its threads are in several groups, as those of libvirt's VMs are, and would not return to them; use \
              virsh schedinfo instead",
         ));
     }
     if group.ends_with(" (deleted)") {
-        return Err(attempt.unsupported("its group has been removed"));
+        return Err(answer::unsupported("its group has been removed"));
     }
     if !cgroup::is_group(&group) {
-        return Err(attempt
-            .unsupported("its group is outside of this cgroup namespace; run teiji on the host itself"));
+        return Err(answer::unsupported(
+            "its group is outside of this cgroup namespace; run teiji on the host itself",
+        ));
     }
     Ok(group)
 }
@@ -66,137 +89,114 @@ fn present(
 ///
 /// # Errors
 /// `Refused` if the group cannot be one's own, or if the move could not be undone.
-pub(super) fn write(root: &Root, task: Task, group: &str, attempt: &Attempt) -> Result<(), SettingError> {
+fn write(root: &Root, task: Task, group: &str) -> Result<(), ResourceError> {
     if !cgroup::is_group(group) || group == OWN {
-        return Err(attempt.impossible("that is no path of a control group that can hold a process"));
+        return Err(answer::impossible("that is no path of a control group that can hold a process"));
     }
-    let hierarchy = Hierarchy::find(root).map_err(|why| attempt.unsupported(why))?;
+    let hierarchy = Hierarchy::find(root).map_err(answer::unsupported)?;
     if cgroup::is_own(group) {
-        return enter(root, &hierarchy, task, group, attempt).inspect_err(|_| sweep(root, &hierarchy));
+        return enter(root, &hierarchy, task, group).inspect_err(|_| sweep(root, &hierarchy));
     }
-    let result = leave(root, &hierarchy, task, group, attempt);
+    let result = leave(root, &hierarchy, task, group);
     // Also when the process has ended, or was killed between the making of the group and the move.
     sweep(root, &hierarchy);
     result
 }
 
 /// Into a group of teiji's own.
-fn enter(
-    root: &Root,
-    hierarchy: &Hierarchy,
-    task: Task,
-    group: &str,
-    attempt: &Attempt,
-) -> Result<(), SettingError> {
+fn enter(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<(), ResourceError> {
     alive(root, task)?;
-    let before = present(root, hierarchy, task, attempt)?;
+    let before = present(root, hierarchy, task)?;
     if before == group {
         return Ok(());
     }
     let alone = hierarchy.members(&before).is_none_or(|all| all.iter().all(|pid| *pid == task.id));
     if before.ends_with(".scope") && alone {
-        return Err(attempt.impossible(
+        return Err(answer::impossible(
             "the process is the only one of its scope; systemd removes a scope that becomes empty, so the process \
              could not return to it; set weight and limit of that scope itself",
         ));
     }
-    make(root, hierarchy, group, attempt)?;
-    migrate(root, hierarchy, task, group, attempt)
+    make(root, hierarchy, group)?;
+    migrate(root, hierarchy, task, group)
 }
 
 /// Back into a group that others made.
-fn leave(
-    root: &Root,
-    hierarchy: &Hierarchy,
-    task: Task,
-    group: &str,
-    attempt: &Attempt,
-) -> Result<(), SettingError> {
+fn leave(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<(), ResourceError> {
     alive(root, task)?;
     if !hierarchy.exists(group) {
-        return Err(attempt.failed(Errno::ENOENT, &format!("control group {group}")));
+        return Err(answer::failed(Errno::ENOENT, &format!("control group {group}")));
     }
-    match present(root, hierarchy, task, attempt)? == group {
+    match present(root, hierarchy, task)? == group {
         true => Ok(()),
-        false => migrate(root, hierarchy, task, group, attempt),
+        false => migrate(root, hierarchy, task, group),
     }
 }
 
 /// The move itself: one write, which takes all threads of the process or none.
-fn migrate(
-    root: &Root,
-    hierarchy: &Hierarchy,
-    task: Task,
-    group: &str,
-    attempt: &Attempt,
-) -> Result<(), SettingError> {
+fn migrate(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<(), ResourceError> {
     let file = hierarchy.path(group, "cgroup.procs");
     file::write(root, &file, &task.id.to_string()).map_err(|errno| match errno {
         Errno::ESRCH => gone(task),
-        Errno::EBUSY | Errno::EOPNOTSUPP => attempt.refused(
+        Errno::EBUSY | Errno::EOPNOTSUPP => answer::refused(
             errno,
             "that group may hold no processes, because it hands controllers on to the groups below it",
             "name one of those",
         ),
-        Errno::EINVAL => attempt.refused(
+        Errno::EINVAL => answer::refused(
             errno,
             "the process cannot be moved: it is a kernel thread, or has real-time threads and the group no time for \
              them (CONFIG_RT_GROUP_SCHED)",
             "take the real-time class away first",
         ),
-        other => attempt.failed(other, &format!("control group {group}")),
+        other => answer::failed(other, &format!("control group {group}")),
     })
 }
 
 /// A group of teiji's own with the CPU controller, as far as the hierarchy has that.
-fn make(root: &Root, hierarchy: &Hierarchy, group: &str, attempt: &Attempt) -> Result<(), SettingError> {
+fn make(root: &Root, hierarchy: &Hierarchy, group: &str) -> Result<(), ResourceError> {
     let mut made = String::new();
     for part in group.trim_matches('/').split('/') {
         if hierarchy.has_cpu() {
-            enable_cpu(root, hierarchy, if made.is_empty() { "/" } else { &made }, attempt)?;
+            enable_cpu(root, hierarchy, if made.is_empty() { "/" } else { &made })?;
         }
         made = format!("{made}/{part}");
         match fs::create_dir(root.path(&hierarchy.path(&made, ""))).map_err(file::number) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno @ (Errno::EAGAIN | Errno::ENOMEM)) => {
-                return Err(attempt.refused(
+                return Err(answer::refused(
                     errno,
                     "the hierarchy may have no more groups",
                     "raise cgroup.max.descendants and cgroup.max.depth",
                 ));
             }
-            Err(other) => return Err(attempt.failed(other, "cgroup v2 hierarchy")),
+            Err(other) => return Err(answer::failed(other, "cgroup v2 hierarchy")),
         }
     }
     Ok(())
 }
 
 /// Gives the groups below `group` the CPU controller, if they do not have it.
-pub(super) fn enable_cpu(
-    root: &Root,
-    hierarchy: &Hierarchy,
-    group: &str,
-    attempt: &Attempt,
-) -> Result<(), SettingError> {
+pub(super) fn enable_cpu(root: &Root, hierarchy: &Hierarchy, group: &str) -> Result<(), ResourceError> {
     let file = hierarchy.path(group, "cgroup.subtree_control");
     let enabled =
-        file::read(root, &file).map_err(|e| attempt.failed(e, &format!("control group {group}")))?;
+        file::read(root, &file).map_err(|e| answer::failed(e, &format!("control group {group}")))?;
     if enabled.split_whitespace().any(|c| c == "cpu") {
         return Ok(());
     }
     file::write(root, &file, "+cpu").map_err(|errno| match errno {
-        Errno::EBUSY => attempt.refused(
+        Errno::EBUSY => answer::refused(
             errno,
             &format!("control group {group} holds processes itself and so cannot share CPU time out below it"),
             "move those into a group below it",
         ),
-        Errno::EINVAL => attempt.refused(
+        Errno::EINVAL => answer::refused(
             errno,
             "the CPU controller cannot be switched on while real-time threads are in groups (CONFIG_RT_GROUP_SCHED)",
             "end those or move them into the root group",
         ),
-        Errno::ENOENT => attempt.unsupported(&format!("control group {group} does not have the CPU controller")),
-        other => attempt.failed(other, &format!("control group {group}")),
+        Errno::ENOENT => answer::unsupported(format!("control group {group} does not have the CPU controller")),
+        other => answer::failed(other, &format!("control group {group}")),
     })
 }
 

@@ -1,0 +1,168 @@
+//! What it takes to observe a host: 500 and 1,000 taps of a bridge and 100 other links in a network namespace of its own, and 100 and
+//! 200 VMs whose `/proc` is made up around threads of this process.
+//!
+//! ```text
+//! cargo bench -p teiji-host --bench observe          (root; ip from iproute2)
+//! ```
+//! Fails if the largest takes more than 300 ms, or twice as much takes more than 2.5 times as long.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use nix::mount::{MsFlags, mount};
+use nix::time::{ClockId, clock_gettime};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
+use teiji_host::Root;
+
+const LINKS: usize = 100;
+const VCPUS: usize = 4;
+const SIZES: [(usize, usize); 3] = [(500, 100), (1000, 100), (1000, 200)];
+const LIMIT: Duration = Duration::from_millis(300);
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    if let Some(at) = args.iter().position(|arg| arg == "--inside") {
+        return inside(args[at + 1].parse().unwrap(), args[at + 2].parse().unwrap());
+    }
+    let mut all = Vec::new();
+    for (taps, vms) in SIZES {
+        let namespace = Namespace::new(taps);
+        let program = std::env::current_exe().unwrap();
+        let mut run = Command::new("ip");
+        run.args(["netns", "exec", &namespace.0]).arg(program);
+        let run = run.args(["--inside", &taps.to_string(), &vms.to_string()]).output().unwrap();
+        let text = String::from_utf8_lossy(&run.stdout).into_owned();
+        let ns: Option<u64> = text.trim().parse().ok();
+        let took = Duration::from_nanos(
+            ns.unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&run.stderr))),
+        );
+        println!("{taps:>5} taps {LINKS:>4} links {vms:>4} VMs  {took:>10.1?}");
+        all.push(took);
+    }
+    let taps = all[1].as_secs_f64() / all[0].as_secs_f64();
+    println!(
+        "twice the taps: {taps:.2} times as long; twice the VMs: {:.2}",
+        all[2].as_secs_f64() / all[1].as_secs_f64()
+    );
+    let well = all[2] <= LIMIT && taps <= 2.5 && all[2] <= all[1].mul_f64(2.5);
+    println!("{}", if well { "within the limit" } else { "NOT within the limit" });
+    std::process::exit(i32::from(!well));
+}
+
+/// A network namespace that goes with the value.
+struct Namespace(String);
+
+impl Namespace {
+    fn new(taps: usize) -> Self {
+        let name = format!("teiji-bench-{}", std::process::id());
+        assert!(Command::new("ip").args(["netns", "add", &name]).status().unwrap().success());
+        let mut batch = String::from("link add br0 type bridge\n");
+        for i in 0..taps {
+            let _ = write!(batch, "tuntap add dev tap{i} mode tap\nlink set tap{i} master br0\n");
+        }
+        for i in 0..LINKS / 2 {
+            let _ = writeln!(batch, "link add eth{i} type veth peer name peer{i}");
+        }
+        let namespace = Namespace(name);
+        let ip = Command::new("ip").args(["-n", &namespace.0, "-batch", "-"]).stdin(Stdio::piped()).spawn();
+        let mut ip = ip.unwrap();
+        ip.stdin.take().unwrap().write_all(batch.as_bytes()).unwrap();
+        assert!(ip.wait().unwrap().success());
+        namespace
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).status();
+    }
+}
+
+/// In the namespace, whose `/sys` `ip netns exec` has mounted: the median CPU time of an observation, ns.
+fn inside(taps: usize, vms: usize) {
+    let barrier = Arc::new(Barrier::new(vms * (VCPUS + 1) + 1));
+    let ids: Arc<std::sync::Mutex<Vec<i32>>> = Arc::default();
+    for _ in 0..vms * (VCPUS + 1) {
+        let (barrier, ids) = (Arc::clone(&barrier), Arc::clone(&ids));
+        std::thread::Builder::new()
+            .stack_size(64 << 10)
+            .spawn(move || {
+                ids.lock().unwrap().push(nix::unistd::gettid().as_raw());
+                barrier.wait();
+                loop {
+                    std::thread::park();
+                }
+            })
+            .unwrap();
+    }
+    barrier.wait();
+    let ids = ids.lock().unwrap().clone();
+    let dir = tempfile::tempdir().unwrap();
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    write(&dir.path().join("self/mountinfo"), &mounts);
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    write(&dir.path().join("sys/kernel/osrelease"), &release);
+    for (i, threads) in ids.chunks(VCPUS + 1).enumerate() {
+        vm(dir.path(), threads, (i * taps / vms..(i + 1) * taps / vms).collect());
+    }
+    mount(Some(dir.path()), "/proc", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+    let mut times: Vec<Duration> = (0..9)
+        .map(|_| {
+            let begun = cpu_time();
+            let observed = Root::default().observe().unwrap();
+            let took = cpu_time() - begun;
+            assert_eq!((observed.vms.len(), observed.links.len()), (vms, taps + 1 + LINKS));
+            assert!(observed.settings.iter().count() >= 2 * (taps + LINKS + vms * VCPUS));
+            took
+        })
+        .collect();
+    times.sort_unstable();
+    nix::mount::umount("/proc").unwrap();
+    println!("{}", times[times.len() / 2].as_nanos());
+}
+
+/// CPU time of this thread, user's and kernel's: others that share the machine's CPUs do not count.
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
+}
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+/// A VM: a process, which is the first of these threads, its vCPUs, and its taps.
+fn vm(proc: &Path, threads: &[i32], taps: Vec<usize>) {
+    let pid = threads[0];
+    let own: PathBuf = proc.join(pid.to_string());
+    for (i, tid) in threads.iter().enumerate() {
+        let name = if i == 0 { "qemu-system-x86".to_owned() } else { format!("CPU {}/KVM", i - 1) };
+        let stat =
+            format!("{tid} ({name}) S 1 1 1 0 -1 0 {}100 {}1 0 0 0\n", "0 ".repeat(12), "0 ".repeat(16));
+        let mut places = vec![own.join(format!("task/{tid}"))];
+        // Also as /proc has threads that it does not list; here it would, so that only the first is a process.
+        places.push(proc.join(tid.to_string()));
+        for place in places {
+            write(&place.join("comm"), &format!("{name}\n"));
+            write(&place.join("stat"), &stat);
+            write(
+                &place.join("status"),
+                &format!("Name:\t{name}\nUid:\t0\t0\t0\t0\nCpus_allowed_list:\t0-1\n"),
+            );
+            write(&place.join("cgroup"), "0::/user.slice\n");
+        }
+    }
+    write(&own.join("cmdline"), &format!("qemu\0-name\0guest=vm{pid}\0"));
+    fs::create_dir_all(own.join("fd")).unwrap();
+    symlink("anon_inode:kvm-vm", own.join("fd/9")).unwrap();
+    symlink("anon_inode:kvm-vcpu:0", own.join("fd/10")).unwrap();
+    for (fd, tap) in (20..).zip(taps) {
+        symlink("/dev/net/tun", own.join(format!("fd/{fd}"))).unwrap();
+        write(&own.join(format!("fdinfo/{fd}")), &format!("pos:\t0\niff:\ttap{tap}\n"));
+    }
+}

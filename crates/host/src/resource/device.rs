@@ -1,0 +1,75 @@
+//! What network devices' resources share: a socket of rtnetlink, what its errors mean, and lists of all devices.
+
+use super::answer;
+use crate::root::Root;
+use crate::rtnl::{Link, Qdisc, Rtnl, SegmentSizes};
+use nix::errno::Errno;
+use std::collections::BTreeMap;
+use teiji_model::queue::Device;
+use teiji_model::resource::ResourceError;
+
+const NEEDS: &str = "root, or CAP_NET_ADMIN";
+const NOT_HERE: &str =
+    "only the kernel tells that, and what is below --root is not the machine that it runs on";
+
+/// A socket, if `device` is one of this machine's; it is then there.
+///
+/// Its index decides: that does not change, and is not used again until the kernel has counted through all.
+pub(super) fn open(root: &Root, device: &Device) -> Result<Rtnl, ResourceError> {
+    if !root.is_real() {
+        return Err(answer::unsupported(NOT_HERE));
+    }
+    let mut rtnl = Rtnl::open().map_err(|e| failed(e, device))?;
+    rtnl.segment_sizes(device.index).map_err(|e| failed(e, device))?;
+    Ok(rtnl)
+}
+
+pub(super) fn failed(errno: Errno, device: &Device) -> ResourceError {
+    match errno {
+        Errno::EPERM | Errno::EACCES => answer::not_permitted(errno, NEEDS),
+        Errno::EOPNOTSUPP => answer::refused(
+            errno,
+            "the device does not take that",
+            "use another device, or leave it as it is",
+        ),
+        errno => answer::failed(errno, &format!("device {device}")),
+    }
+}
+
+/// All devices and qdiscs of the network namespace, each from one list; `None` where the kernel is not asked.
+pub(crate) struct Devices {
+    links: Option<nix::Result<BTreeMap<u32, Link>>>,
+    qdiscs: Option<nix::Result<BTreeMap<u32, Vec<Qdisc>>>>,
+}
+
+impl Devices {
+    /// Asks the kernel, if `root` is the machine that it runs on.
+    pub(crate) fn of(root: &Root) -> Devices {
+        if !root.is_real() {
+            return Devices { links: None, qdiscs: None };
+        }
+        let links = Rtnl::open().and_then(|mut rtnl| rtnl.links());
+        let by_index = |links: Vec<Link>| links.into_iter().map(|link| (link.index, link)).collect();
+        let qdiscs = Rtnl::open().and_then(|mut rtnl| rtnl.all_qdiscs());
+        Devices { links: Some(links.map(by_index)), qdiscs: Some(qdiscs) }
+    }
+
+    /// Those that the kernel lists; `None` if it was not asked or did not tell.
+    pub(crate) fn links(&self) -> Option<&BTreeMap<u32, Link>> {
+        self.links.as_ref()?.as_ref().ok()
+    }
+
+    /// All qdiscs of a device.
+    pub(super) fn qdiscs(&self, device: &Device) -> Result<&[Qdisc], ResourceError> {
+        let all = self.qdiscs.as_ref().ok_or_else(|| answer::unsupported(NOT_HERE))?;
+        let all = all.as_ref().map_err(|e| failed(*e, device))?;
+        Ok(all.get(&device.index).map_or(&[], Vec::as_slice))
+    }
+
+    /// How large packets a device takes.
+    pub(super) fn sizes(&self, device: &Device) -> Result<SegmentSizes, ResourceError> {
+        let all = self.links.as_ref().ok_or_else(|| answer::unsupported(NOT_HERE))?;
+        let all = all.as_ref().map_err(|e| failed(*e, device))?;
+        all.get(&device.index).and_then(|link| link.sizes).ok_or_else(|| failed(Errno::ENODEV, device))
+    }
+}

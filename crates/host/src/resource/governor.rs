@@ -1,0 +1,96 @@
+//! What chooses the frequency of a group of CPUs: `/sys/devices/system/cpu/cpufreq/policy<n>/scaling_governor`
+//! (Documentation/admin-guide/pm/cpufreq.rst, drivers/cpufreq/cpufreq.c).
+
+use super::{Access, Facts, answer, file};
+use crate::root::Root;
+use nix::errno::Errno;
+use teiji_model::host::Capability;
+use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+
+const POLICIES: &str = "sys/devices/system/cpu/cpufreq";
+/// Longest name of a governor (`CPUFREQ_NAME_LEN`).
+const LONGEST: usize = 16;
+
+pub(super) struct Governor;
+
+impl Access for Governor {
+    fn kind(&self) -> Kind {
+        Kind::Governor
+    }
+
+    fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
+        facts.read_each(self, policies(facts.root).into_iter().map(Resource::Governor), found);
+    }
+
+    fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
+        let Resource::Governor(policy) = resource else { return Err(answer::no_such_value()) };
+        let text = file::read(root, &path(*policy)).map_err(|errno| failed(errno, *policy))?;
+        let is_name = (1..LONGEST).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic());
+        if is_name { Ok(Value::Word(text)) } else { Err(answer::unexpected(&text)) }
+    }
+
+    fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
+        let (Resource::Governor(policy), Value::Word(wanted)) = (resource, value) else {
+            return Err(answer::no_such_value());
+        };
+        file::write(root, &path(*policy), wanted).map_err(|errno| match errno {
+            Errno::EINVAL => {
+                let there = available(root, *policy);
+                answer::refused(
+                    errno,
+                    "the CPU's frequency driver has no such governor",
+                    &format!("it has {there}"),
+                )
+            }
+            other => failed(other, *policy),
+        })
+    }
+
+    fn capability(&self, root: &Root) -> Option<Capability> {
+        let first = policies(root).first().copied();
+        let missing = |text: &str| if first.is_none() { text.to_owned() } else { String::new() };
+        Some(Capability {
+            name: "CPU frequency governors".into(),
+            present: first.is_some(),
+            essential: false,
+            found: first.map_or_else(|| format!("no policy in /{POLICIES}"), |first| available(root, first)),
+            consequence: missing(
+                "`governor` of [host] has no effect: the firmware or a hypervisor chooses frequencies",
+            ),
+            remedy: missing(
+                "let the operating system control the CPUs' frequency in the firmware's settings",
+            ),
+        })
+    }
+}
+
+/// Groups of CPUs that have one frequency, each by its number.
+fn policies(root: &Root) -> Vec<u32> {
+    let names = root.names(POLICIES);
+    let mut all: Vec<u32> =
+        names.iter().filter_map(|name| name.strip_prefix("policy")?.parse().ok()).collect();
+    all.sort_unstable();
+    all
+}
+
+/// The governors that there are, as the kernel lists them.
+fn available(root: &Root, policy: u32) -> String {
+    let text =
+        root.text(&format!("{POLICIES}/policy{policy}/scaling_available_governors")).unwrap_or_default();
+    let names: Vec<&str> = text.split_whitespace().collect();
+    if names.is_empty() { "no governors".to_owned() } else { names.join(", ") }
+}
+
+fn path(policy: u32) -> String {
+    format!("{POLICIES}/policy{policy}/scaling_governor")
+}
+
+fn failed(errno: Errno, policy: u32) -> ResourceError {
+    match errno {
+        // A driver of its own kind (setpolicy) is switched off, or the policy's CPUs are offline.
+        Errno::EBUSY | Errno::EIO => {
+            answer::refused(errno, "the policy is not in use", "bring one of its CPUs online first")
+        }
+        other => answer::failed(other, &format!("frequency policy {policy}")),
+    }
+}

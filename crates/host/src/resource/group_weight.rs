@@ -1,0 +1,50 @@
+//! A control group's share of CPU time against others: `cpu.weight`.
+
+use super::{Access, Facts, answer, share};
+use crate::cgroup::Hierarchy;
+use crate::root::Root;
+use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+
+const FILE: &str = "cpu.weight";
+/// The kernel's default.
+const DEFAULT: u32 = 100;
+
+pub(super) struct GroupWeight;
+
+impl Access for GroupWeight {
+    fn kind(&self) -> Kind {
+        Kind::GroupWeight
+    }
+
+    fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
+        for group in share::groups(facts.vms) {
+            let read = read(facts.root, facts.hierarchy, &group);
+            found.note(Resource::GroupWeight(group), read);
+        }
+    }
+
+    fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
+        let Resource::GroupWeight(group) = resource else { return Err(answer::no_such_value()) };
+        let hierarchy = Hierarchy::find(root);
+        read(root, hierarchy.as_ref().map_err(|why| *why), group)
+    }
+
+    fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
+        let (Resource::GroupWeight(group), Value::Weight(weight)) = (resource, value) else {
+            return Err(answer::no_such_value());
+        };
+        share::write(root, group, FILE, &weight.to_string(), *weight == DEFAULT)
+    }
+}
+
+/// 1 to 10,000.
+fn read(
+    root: &Root,
+    hierarchy: Result<&Hierarchy<'_>, &'static str>,
+    group: &str,
+) -> Result<Value, ResourceError> {
+    match share::read(root, hierarchy, group, FILE)? {
+        None => Ok(Value::Weight(DEFAULT)),
+        Some(text) => text.parse().map(Value::Weight).map_err(|_| answer::unexpected(&text)),
+    }
+}

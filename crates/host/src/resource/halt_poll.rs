@@ -1,0 +1,51 @@
+//! How long KVM polls before it lets a halted vCPU sleep, host-wide: `/sys/module/kvm/parameters/halt_poll_ns`
+//! (Documentation/virt/kvm/halt-polling.rst). Up to Linux 6.1 a VM takes the value over when it is made; since, it holds
+//! for all VMs at once.
+
+use super::{Access, Facts, answer, file};
+use crate::root::Root;
+use nix::errno::Errno;
+use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+
+/// The parameter.
+const HALT_POLL: &str = "sys/module/kvm/parameters/halt_poll_ns";
+/// Why it may not be changed.
+const READ_ONLY: &str =
+    "this kernel makes the parameter read-only; boot with kvm.halt_poll_ns=N on its command line instead";
+
+pub(super) struct HaltPoll;
+
+impl Access for HaltPoll {
+    fn kind(&self) -> Kind {
+        Kind::HaltPoll
+    }
+
+    fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
+        facts.read_each(self, [Resource::HaltPoll], found);
+    }
+
+    /// ns; 0 is off.
+    fn read(&self, root: &Root, _: &Resource) -> Result<Value, ResourceError> {
+        let text = file::read(root, HALT_POLL).map_err(failed)?;
+        text.parse().map(Value::Nanoseconds).map_err(|_| answer::unexpected(&text))
+    }
+
+    /// At most 4,294,967,295 ns.
+    fn write(&self, root: &Root, _: &Resource, value: &Value) -> Result<(), ResourceError> {
+        let Value::Nanoseconds(ns) = value else { return Err(answer::no_such_value()) };
+        file::write(root, HALT_POLL, &ns.to_string()).map_err(failed)
+    }
+
+    fn fixed(&self, root: &Root, _: &Resource) -> Option<ResourceError> {
+        file::is_read_only(root, HALT_POLL).then(|| answer::fixed(READ_ONLY))
+    }
+}
+
+fn failed(errno: Errno) -> ResourceError {
+    match errno {
+        Errno::ENOENT => {
+            answer::unsupported("the kernel module kvm is not loaded; load kvm_intel or kvm_amd")
+        }
+        other => answer::failed(other, HALT_POLL),
+    }
+}

@@ -1,0 +1,219 @@
+//! The resources of a host: observes, reads and changes them. Whether, what for and in which order is not decided here.
+//!
+//! One file for each kind, which is one row of [`KINDS`]: what of the kind there is and what it is like ([`Access::observe`],
+//! which asks for all of a kind at once where the kernel has a list), reading and writing one, and what this host can do
+//! with the kind. What depends on what is in `teiji_model::resource::dependency`.
+//!
+//! | module | resource |
+//! | --- | --- |
+//! | `thread_cpus`, `thread_scheduling` | a thread's CPUs and its scheduling: `sched_setaffinity(2)`, `sched_setattr(2)` |
+//! | `irq_cpus` | an interrupt's CPUs: `/proc/irq/<n>/smp_affinity_list` |
+//! | `receive_cpus` | the CPUs that packets of a receive queue are handed to: `rps_cpus` |
+//! | `group` | which control group a process is in |
+//! | `group_weight`, `group_quota` | `cpu.weight` and `cpu.max` of a control group |
+//! | `governor` | what chooses the frequency of CPUs: `scaling_governor` |
+//! | `halt_poll` | KVM's halt polling |
+//! | `cpu_latency` | the wake-up latency of a CPU's idle states |
+//! | `queue` | a device's root qdisc that is not teiji's |
+//! | `segment_size` | a device's `gso_max_size` |
+//!
+//! | module | what several kinds share |
+//! | --- | --- |
+//! | `thread`, `share`, `device` | threads, files of control groups, devices by rtnetlink |
+//! | `answer` | what the kernel's answers mean, in the operator's words |
+//! | `file` | reading and writing a kernel file by one system call |
+//!
+//! Each change is one system call that the kernel does wholly or not at all: whoever is killed meanwhile leaves
+//! the old value or the new one. The exception is moving a process into a group of teiji's own, which is made
+//! first, and taken away after the process has left: what may remain of it is an empty group, which
+//! [`Settings::tidy`] removes.
+//!
+//! The kernel may make of a value something else than was asked for (it intersects CPUs with those that are
+//! online and in the cpuset): the caller reads back and compares.
+
+mod answer;
+mod cpu_latency;
+mod device;
+mod file;
+mod governor;
+mod group;
+mod group_quota;
+mod group_weight;
+mod halt_poll;
+mod irq_cpus;
+mod queue;
+mod receive_cpus;
+mod segment_size;
+mod share;
+mod thread;
+mod thread_cpus;
+mod thread_scheduling;
+
+pub(crate) use device::Devices;
+
+use crate::cgroup::Hierarchy;
+use crate::root::Root;
+use teiji_model::cpus::CpuSet;
+use teiji_model::host::Capability;
+use teiji_model::plan::{ObservedLink, ObservedVm};
+use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+
+/// A kind of resource of a host.
+pub(crate) trait Access: Sync {
+    /// Which.
+    fn kind(&self) -> Kind;
+
+    /// Notes those that the VMs, devices and CPUs among the facts have, each with its value or why it has none or cannot
+    /// be changed. Takes time in proportion to how many there are.
+    fn observe(&self, facts: &Facts<'_>, found: &mut Resources);
+
+    /// What one is now.
+    ///
+    /// # Errors
+    /// As [`Settings::read`].
+    fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError>;
+
+    /// Makes one so.
+    ///
+    /// # Errors
+    /// As [`Settings::write`].
+    fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError>;
+
+    /// Why one that can be read cannot be changed on this host. The kernel tells by a file that nobody may write, which
+    /// neither root nor `chmod` should get around.
+    fn fixed(&self, _root: &Root, _resource: &Resource) -> Option<ResourceError> {
+        None
+    }
+
+    /// What this host can do with the kind, for `teiji doctor`; `None` where there is nothing to tell.
+    fn capability(&self, _root: &Root) -> Option<Capability> {
+        None
+    }
+}
+
+/// Every kind.
+static KINDS: [&dyn Access; 12] = [
+    &irq_cpus::IrqCpus,
+    &receive_cpus::ReceiveCpus,
+    &cpu_latency::CpuLatency,
+    &governor::Governor,
+    &halt_poll::HaltPoll,
+    &segment_size::SegmentSize,
+    &group::Group,
+    &group_weight::GroupWeight,
+    &group_quota::GroupQuota,
+    &thread_cpus::ThreadCpus,
+    &thread_scheduling::ThreadScheduling,
+    &queue::Queue,
+];
+
+/// What has been found out about a host before its resources are looked at.
+pub(crate) struct Facts<'a> {
+    pub root: &'a Root,
+    /// Those online.
+    pub cpus: &'a CpuSet,
+    pub vms: &'a [ObservedVm],
+    pub links: &'a [ObservedLink],
+    /// The hierarchy of control groups, or why there is none.
+    pub hierarchy: Result<&'a Hierarchy<'a>, &'static str>,
+    /// What the kernel lists of devices.
+    pub devices: &'a Devices,
+}
+
+impl Facts<'_> {
+    /// Notes what reading each of these gives.
+    fn read_each(
+        &self,
+        access: &dyn Access,
+        resources: impl IntoIterator<Item = Resource>,
+        found: &mut Resources,
+    ) {
+        for resource in resources {
+            let read =
+                access.fixed(self.root, &resource).map_or_else(|| access.read(self.root, &resource), Err);
+            found.note(resource, read);
+        }
+    }
+}
+
+/// All resources of a host.
+pub(crate) fn observe(facts: &Facts<'_>) -> Resources {
+    let mut found = Resources::default();
+    KINDS.iter().for_each(|kind| kind.observe(facts, &mut found));
+    found
+}
+
+/// What this host can do with its resources.
+pub(crate) fn capabilities(root: &Root) -> Vec<Capability> {
+    KINDS.iter().filter_map(|kind| kind.capability(root)).collect()
+}
+
+fn access(kind: Kind) -> Result<&'static dyn Access, ResourceError> {
+    let found = KINDS.iter().find(|access| access.kind() == kind).copied();
+    found.ok_or_else(|| answer::unsupported("this version of teiji cannot change it"))
+}
+
+/// The settings of a host: reads and changes its resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    root: Root,
+}
+
+impl Settings {
+    /// Of the host whose files are below `root`.
+    ///
+    /// Threads are changed by system calls, which know only those of the running kernel: below another directory
+    /// than `/` they are read from procfs and cannot be changed.
+    pub fn new(root: Root) -> Self {
+        Settings { root }
+    }
+
+    /// What a resource is now. A root qdisc of teiji's is named as any other: what it keeps, its maps tell. Needs no
+    /// privilege but that of reading the file in question.
+    ///
+    /// # Errors
+    /// [`ResourceError::Gone`] if the thread, interrupt or group is not there (any more), another if this host
+    /// does not have such a resource or the caller may not read it.
+    pub fn read(&self, resource: &Resource) -> Result<Value, ResourceError> {
+        access(resource.kind())?.read(&self.root, resource)
+    }
+
+    /// Makes a resource so. What needs which privilege: threads `CAP_SYS_NICE`, devices
+    /// `CAP_NET_ADMIN`, the rest root's right to write the file.
+    ///
+    /// # Errors
+    /// If the kernel refuses it, and then nothing has changed.
+    pub fn write(&self, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
+        let access = access(resource.kind())?;
+        match access.fixed(&self.root, resource) {
+            Some(why) => Err(why),
+            None => access.write(&self.root, resource, value),
+        }
+    }
+
+    /// Removes what changes that were interrupted, and VMs that have ended, left behind: empty groups of teiji's own.
+    ///
+    /// That of a VM that is still ending cannot be removed yet. For who has the lock only: a group that another teiji is
+    /// about to use is empty as well.
+    pub fn tidy(&self) {
+        group::tidy(&self.root);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_can_be_changed_and_has_one_row() {
+        let kinds: Vec<Kind> = KINDS.iter().map(|access| access.kind()).collect();
+        assert_eq!(kinds, teiji_model::resource::KINDS);
+    }
+
+    #[test]
+    fn a_resource_takes_values_of_its_kind_only() {
+        let settings = Settings::new(Root::new("/nowhere"));
+        let wrong = settings.write(&Resource::HaltPoll, &Value::Weight(3)).unwrap_err();
+        assert!(matches!(&wrong, ResourceError::Refused(why) if why.contains("not a value")), "{wrong:?}");
+    }
+}

@@ -1,0 +1,129 @@
+//! A device's root qdisc.
+//!
+//! A qdisc that somebody chose is put back as the kernel described it: most kinds take the options that they report.
+//! What classes, filters and inner qdiscs it had could not be put back, so that one which may have such is not read
+//! as a resource at all, and thus never replaced.
+
+use super::device::{failed, open};
+use super::{Access, Facts, answer};
+use crate::root::Root;
+use crate::rtnl::{Qdisc, ROOT};
+use nix::errno::Errno;
+use teiji_model::queue::{self, Device, Stock};
+use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+
+/// Kinds that hold classes or other qdiscs, whose inner life the root's options do not tell.
+const CLASSFUL: [&str; 13] =
+    ["htb", "hfsc", "prio", "drr", "qfq", "ets", "cbs", "mqprio", "taprio", "multiq", "red", "tbf", "netem"];
+/// What a device has that was never up, and that the kernel does not list.
+const NOOP: &str = "noop";
+
+pub(super) struct Queue;
+
+impl Access for Queue {
+    fn kind(&self) -> Kind {
+        Kind::Queue
+    }
+
+    fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
+        for device in facts.links.iter().map(|link| link.device()) {
+            let read = facts.devices.qdiscs(&device).and_then(present);
+            found.note(Resource::Queue(device), read);
+        }
+    }
+
+    fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
+        let Resource::Queue(device) = resource else { return Err(answer::no_such_value()) };
+        present(&open(root, device)?.qdiscs(device.index).map_err(|e| failed(e, device))?)
+    }
+
+    fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
+        let (Resource::Queue(device), Value::Queue(queue::Queue::Stock(wanted))) = (resource, value) else {
+            return Err(answer::no_such_value());
+        };
+        write(root, device, wanted)
+    }
+}
+
+/// What the root is, if all qdiscs of the device are these.
+fn present(all: &[Qdisc]) -> Result<Value, ResourceError> {
+    if let Some(why) = irreplaceable(all) {
+        return Err(answer::unsupported(why));
+    }
+    let stock = match all.iter().find(|q| q.parent == ROOT) {
+        Some(q) if q.chosen() => Stock { kind: q.kind.clone(), chosen: true, options: q.options.clone() },
+        // What the kernel gives it, it gives it again; its options are not anybody's choice.
+        Some(q) => Stock { kind: q.kind.clone(), chosen: false, options: Vec::new() },
+        None => Stock { kind: NOOP.into(), chosen: false, options: Vec::new() },
+    };
+    Ok(Value::Queue(queue::Queue::Stock(Box::new(stock))))
+}
+
+/// Why the qdiscs of a device could not be put back, if so.
+fn irreplaceable(all: &[Qdisc]) -> Option<String> {
+    let root = all.iter().find(|q| q.parent == ROOT && q.chosen());
+    let inner = all.iter().find(|q| q.parent != ROOT && q.chosen() && !q.ingress());
+    let holds = |q: &&Qdisc| CLASSFUL.contains(&q.kind.as_str()) || q.kind.starts_with("bpf_");
+    root.filter(holds).or(inner).map(|q| {
+        format!(
+            "its qdisc {} may hold classes, qdiscs or filters, which could not be put back; remove it first (`tc qdisc del dev … root`)",
+            q.kind
+        )
+    })
+}
+
+fn write(root: &Root, device: &Device, wanted: &Stock) -> Result<(), ResourceError> {
+    let mut rtnl = open(root, device)?;
+    if wanted.chosen {
+        return rtnl.replace_root(device.index, &wanted.kind, &wanted.options).map_err(|e| match e {
+            // Not the device, which was there just now.
+            Errno::ENOENT => answer::refused(e, "the kernel does not know that qdisc", "load its module"),
+            // Nor here: the qdisc says so of a device that it was not prepared for.
+            Errno::ENODEV if rtnl.segment_sizes(device.index).is_ok() => {
+                answer::refused(e, "the qdisc does not take that device", "try again")
+            }
+            e => failed(e, device),
+        });
+    }
+    let all = rtnl.qdiscs(device.index).map_err(|e| failed(e, device))?;
+    if all.iter().any(|q| q.parent == ROOT && q.chosen()) {
+        rtnl.delete_root(device.index).map_err(|e| failed(e, device))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resource::segment_size::SegmentSize;
+
+    fn qdisc(kind: &str, parent: u32, handle: u32) -> Qdisc {
+        Qdisc::new(kind, parent, handle)
+    }
+
+    #[test]
+    fn qdiscs_with_an_inner_life_are_not_replaced() {
+        let why = |all: &[Qdisc]| irreplaceable(all);
+        assert_eq!(why(&[qdisc("fq_codel", ROOT, 0)]), None);
+        assert_eq!(why(&[qdisc("pfifo", ROOT, 0x8001_0000)]), None);
+        assert!(why(&[qdisc("htb", ROOT, 0x1_0000)]).unwrap().contains("classes"));
+        assert!(why(&[qdisc("bpf_fq", ROOT, 0x1_0000)]).is_some());
+        // mq with the kernel's own children, and with one that somebody has put there.
+        let mq = qdisc("mq", ROOT, 0);
+        assert_eq!(why(&[mq.clone(), qdisc("fq_codel", 1, 0), qdisc("fq_codel", 2, 0)]), None);
+        assert!(why(&[mq.clone(), qdisc("fq", 1, 0x8002_0000)]).unwrap().contains("fq"));
+        // What packets arrive by is another matter.
+        assert_eq!(why(&[mq, qdisc("clsact", 0xffff_fff1, 0xffff_0000)]), None);
+    }
+
+    #[test]
+    fn a_device_that_is_gone_is_said_to_be() {
+        let device = Device { name: "eth9".into(), index: 0x7fff_ffff };
+        let gone = Err(ResourceError::Gone("device eth9".into()));
+        assert_eq!(super::Queue.read(&Root::default(), &Resource::Queue(device.clone())), gone);
+        let size = Resource::SegmentSize(device);
+        assert_eq!(SegmentSize.read(&Root::default(), &size), gone);
+        let below = SegmentSize.read(&Root::new("/nowhere"), &size).unwrap_err();
+        assert!(below.to_string().contains("--root"), "{below}");
+    }
+}

@@ -1,0 +1,132 @@
+//! The CPUs that packets of a device's receive queue are handed to, receive packet steering:
+//! `/sys/class/net/<device>/queues/rx-<n>/rps_cpus` (Documentation/networking/scaling.rst, net/core/net-sysfs.c). None:
+//! the CPU that takes a packet in goes on with it. A tap's packets come from its VM.
+
+use super::{Access, Facts, answer, file};
+use crate::net;
+use crate::root::Root;
+use nix::errno::Errno;
+use std::fmt::Write;
+use teiji_model::cpus::{CpuSet, MAX_CPUS};
+use teiji_model::host::Capability;
+use teiji_model::queue::Device;
+use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+
+pub(super) struct ReceiveCpus;
+
+impl Access for ReceiveCpus {
+    fn kind(&self) -> Kind {
+        Kind::ReceiveCpus
+    }
+
+    fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
+        for device in facts.links.iter().map(|link| link.device()) {
+            let queues = facts.root.names(&format!("sys/class/net/{}/queues", device.name));
+            for queue in queues.iter().filter_map(|name| name.strip_prefix("rx-")?.parse().ok()) {
+                let read = present(facts.root, &device, queue);
+                found.note(Resource::ReceiveCpus(device.clone(), queue), read);
+            }
+        }
+    }
+
+    fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
+        let Resource::ReceiveCpus(device, queue) = resource else { return Err(answer::no_such_value()) };
+        is_there(root, device)?;
+        present(root, device, *queue)
+    }
+
+    fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
+        let (Resource::ReceiveCpus(device, queue), Value::Cpus(cpus)) = (resource, value) else {
+            return Err(answer::no_such_value());
+        };
+        is_there(root, device)?;
+        file::write(root, &path(device, *queue), &mask(cpus)).map_err(|errno| match errno {
+            Errno::EINVAL | Errno::EOVERFLOW => answer::refused(
+                errno,
+                "one of those CPUs does not exist, or the kernel keeps such work from all of them (isolcpus=, nohz_full=)",
+                "name others",
+            ),
+            other => failed(other, device, *queue),
+        })
+    }
+
+    fn capability(&self, root: &Root) -> Option<Capability> {
+        let present = root.exists("sys/class/net/lo/queues/rx-0/rps_cpus");
+        let missing = |text: &str| if present { String::new() } else { text.to_owned() };
+        Some(Capability {
+            name: "receive packet steering".into(),
+            present,
+            essential: false,
+            found: if present { "there" } else { "no rps_cpus in /sys/class/net/lo/queues/rx-0" }.into(),
+            consequence: missing("`rps_cpus` of links and VMs has no effect"),
+            remedy: missing("run a kernel with CONFIG_RPS=y and CONFIG_SYSFS=y, as distributions' are"),
+        })
+    }
+}
+
+/// The name alone could be another device's by now.
+fn is_there(root: &Root, device: &Device) -> Result<(), ResourceError> {
+    match net::ifindex(root, &device.name) == device.index {
+        true => Ok(()),
+        false => Err(ResourceError::Gone(format!("device {device}"))),
+    }
+}
+
+fn present(root: &Root, device: &Device, queue: u32) -> Result<Value, ResourceError> {
+    let text = file::read(root, &path(device, queue)).map_err(|errno| failed(errno, device, queue))?;
+    parse(&text).map(Value::Cpus).ok_or_else(|| answer::unexpected(&text))
+}
+
+fn failed(errno: Errno, device: &Device, queue: u32) -> ResourceError {
+    answer::failed(errno, &format!("receive queue {queue} of {device}"))
+}
+
+fn path(device: &Device, queue: u32) -> String {
+    format!("sys/class/net/{}/queues/rx-{queue}/rps_cpus", device.name)
+}
+
+/// Reads `00000001,00000003`: words of 32 bits, the highest CPUs first.
+fn parse(text: &str) -> Option<CpuSet> {
+    let mut cpus = Vec::new();
+    for (word, text) in (0u32..).zip(text.trim().rsplit(',')) {
+        let bits = u32::from_str_radix(text, 16).ok()?;
+        let first = word.checked_mul(32).filter(|first| *first < MAX_CPUS)?;
+        cpus.extend((0..32).filter(|bit| bits >> bit & 1 == 1).map(|bit| first + bit));
+    }
+    Some(cpus.into_iter().collect())
+}
+
+/// The same the other way.
+fn mask(cpus: &CpuSet) -> String {
+    let mut words = vec![0u32; cpus.iter().max().map_or(1, |last| last as usize / 32 + 1)];
+    for cpu in cpus.iter() {
+        words[cpu as usize / 32] |= 1 << (cpu % 32);
+    }
+    words.iter().rev().enumerate().fold(String::new(), |mut text, (i, word)| {
+        // Writing to a String cannot fail.
+        let _ = if i == 0 { write!(text, "{word:x}") } else { write!(text, ",{word:08x}") };
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_are_read_and_written_as_the_kernel_does() {
+        for (text, cpus, written) in [
+            ("0", "", "0"),
+            ("00000000,0000000f", "0-3", "f"),
+            ("1,00000000", "32", "1,00000000"),
+            ("80000001,00000000,00000100", "8,64,95", "80000001,00000000,00000100"),
+        ] {
+            let set = parse(text).unwrap();
+            assert_eq!((set.to_string(), mask(&set)), (cpus.to_owned(), written.to_owned()));
+            assert_eq!(parse(&mask(&set)), Some(set));
+        }
+        for wrong in ["", "x", "1,,1", "100000000", &"1,".repeat(300)] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+    }
+}

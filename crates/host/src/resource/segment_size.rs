@@ -1,0 +1,51 @@
+//! How large packets the host's own stack hands to a device for it to split: `gso_max_size`.
+
+use super::device::{failed, open};
+use super::{Access, Facts, answer};
+use crate::root::Root;
+use crate::rtnl::SegmentSizes;
+use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+
+/// `GSO_LEGACY_MAX_SIZE`: the most that IPv4 is given unless somebody sets a size of its own for it.
+const LEGACY: u32 = 65_536;
+
+pub(super) struct SegmentSize;
+
+impl Access for SegmentSize {
+    fn kind(&self) -> Kind {
+        Kind::SegmentSize
+    }
+
+    fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
+        for device in facts.links.iter().map(|link| link.device()) {
+            let read = facts.devices.sizes(&device).and_then(present);
+            found.note(Resource::SegmentSize(device), read);
+        }
+    }
+
+    fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
+        let Resource::SegmentSize(device) = resource else { return Err(answer::no_such_value()) };
+        present(open(root, device)?.segment_sizes(device.index).map_err(|e| failed(e, device))?)
+    }
+
+    fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
+        let (Resource::SegmentSize(device), Value::Bytes(size)) = (resource, value) else {
+            return Err(answer::no_such_value());
+        };
+        let mut rtnl = open(root, device)?;
+        let present = rtnl.segment_sizes(device.index).map_err(|e| failed(e, device))?;
+        let sizes = SegmentSizes { all: *size, v4: present.v4.map(|_| (*size).min(LEGACY)) };
+        rtnl.set_segment_sizes(device.index, sizes).map_err(|e| failed(e, device))
+    }
+}
+
+fn present(sizes: SegmentSizes) -> Result<Value, ResourceError> {
+    match sizes.v4 {
+        // Setting the one sets the other, which could not be put back.
+        Some(v4) if v4 != sizes.all.min(LEGACY) => Err(answer::unsupported(format!(
+            "it has a gso_ipv4_max_size of its own ({v4}), which could not be put back; make both {v4} first \
+             (`ip link set … gso_max_size {v4}`)"
+        ))),
+        _ => Ok(Value::Bytes(sizes.all)),
+    }
+}

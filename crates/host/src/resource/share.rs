@@ -1,0 +1,87 @@
+//! Files of a control group that share CPU time out (cgroup-v2.rst, "CPU Interface Files").
+//!
+//! A group has these files only if the group above hands the CPU controller on. Where it does not, the group gets
+//! what the defaults would give it, and so that is what is read; the controller is switched on when another value
+//! is written, from the root group down, and stays on. A group of teiji's own that is yet to be made has the
+//! defaults as well.
+
+use super::{answer, file, group};
+use crate::cgroup::{self, Hierarchy};
+use crate::root::Root;
+use nix::errno::Errno;
+use teiji_model::plan::{ObservedVm, own_group};
+use teiji_model::resource::ResourceError;
+
+/// The groups that VMs have to themselves, or could have.
+pub(super) fn groups(vms: &[ObservedVm]) -> impl Iterator<Item = String> {
+    vms.iter().flat_map(|vm| {
+        let present = vm.group.clone().filter(|_| !vm.group_shared);
+        present.into_iter().chain([own_group(vm.vm.pid)])
+    })
+}
+
+/// Ok if groups of the hierarchy can share CPU time and this is a group that can.
+fn usable(hierarchy: &Hierarchy<'_>, group: &str) -> Result<(), ResourceError> {
+    if !cgroup::is_group(group) || group == "/" {
+        let why = "the root group has neither weight nor limit, and no other path is a group";
+        return Err(answer::unsupported(why));
+    }
+    match hierarchy.has_cpu() {
+        true => Ok(()),
+        false => Err(answer::unsupported(
+            "the CPU controller is not in the cgroup v2 hierarchy: a cgroup v1 hierarchy has it, or the kernel lacks \
+             CONFIG_CGROUP_SCHED; boot with systemd.unified_cgroup_hierarchy=1",
+        )),
+    }
+}
+
+/// `None`: the kernel's default, for there is no such file.
+pub(super) fn read(
+    root: &Root,
+    hierarchy: Result<&Hierarchy<'_>, &'static str>,
+    group: &str,
+    name: &str,
+) -> Result<Option<String>, ResourceError> {
+    let hierarchy = hierarchy.map_err(answer::unsupported)?;
+    usable(hierarchy, group)?;
+    match file::read(root, &hierarchy.path(group, name)) {
+        Ok(text) => Ok(Some(text)),
+        Err(Errno::ENOENT) if hierarchy.exists(group) || cgroup::is_own(group) => Ok(None),
+        // ENODEV: the group was removed while its file was open
+        Err(errno) => Err(answer::failed(errno, &format!("control group {group}"))),
+    }
+}
+
+pub(super) fn write(
+    root: &Root,
+    group: &str,
+    name: &str,
+    text: &str,
+    is_default: bool,
+) -> Result<(), ResourceError> {
+    let hierarchy = Hierarchy::find(root).map_err(answer::unsupported)?;
+    usable(&hierarchy, group)?;
+    let file = hierarchy.path(group, name);
+    if !root.exists(&file) {
+        if is_default && (hierarchy.exists(group) || cgroup::is_own(group)) {
+            return Ok(()); // it is so already
+        }
+        if !hierarchy.exists(group) {
+            return Err(answer::failed(Errno::ENOENT, &format!("control group {group}")));
+        }
+        let mut above: Vec<&str> =
+            std::iter::successors(cgroup::parent(group), |g| cgroup::parent(g)).collect();
+        above.reverse();
+        for parent in above {
+            group::enable_cpu(root, &hierarchy, parent)?;
+        }
+    }
+    file::write(root, &file, text).map_err(|errno| match errno {
+        Errno::EINVAL | Errno::ERANGE => answer::refused(
+            errno,
+            "the kernel does not accept that value",
+            "a weight is 1 to 10000; a limit is at least 1000 µs in a period of 1000 to 1000000 µs",
+        ),
+        other => answer::failed(other, &format!("control group {group}")),
+    })
+}

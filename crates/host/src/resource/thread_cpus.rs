@@ -1,0 +1,79 @@
+//! CPUs that a thread may run on: `sched_setaffinity(2)`, kernel/sched/syscalls.c.
+
+use super::thread::{self, changeable, failed};
+use super::{Access, Facts, answer};
+use crate::root::Root;
+use crate::sys;
+use crate::task::{alive, gone};
+use nix::errno::Errno;
+use teiji_model::cpus::CpuSet;
+use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Task, Value};
+
+pub(super) struct ThreadCpus;
+
+impl Access for ThreadCpus {
+    fn kind(&self) -> Kind {
+        Kind::ThreadCpus
+    }
+
+    fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
+        for task in thread::of_vms(facts.vms) {
+            found.note(Resource::ThreadCpus(task), present(facts.root, task).map(Value::Cpus));
+        }
+    }
+
+    fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
+        let Resource::ThreadCpus(task) = resource else { return Err(answer::no_such_value()) };
+        alive(root, *task)?;
+        present(root, *task).map(Value::Cpus)
+    }
+
+    fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
+        let (Resource::ThreadCpus(task), Value::Cpus(cpus)) = (resource, value) else {
+            return Err(answer::no_such_value());
+        };
+        write(root, *task, cpus)
+    }
+}
+
+/// CPUs that a thread, which was there just now, is allowed on and that are online.
+fn present(root: &Root, task: Task) -> Result<CpuSet, ResourceError> {
+    if !root.is_real() {
+        return listed_cpus(root, task).ok_or_else(|| gone(task));
+    }
+    let cpus = sys::affinity(task.id).map_err(|errno| failed(task, errno))?;
+    alive(root, task)?;
+    Ok(cpus)
+}
+
+/// # Errors
+/// `Refused` if none of the CPUs is allowed, or the thread is a deadline one.
+fn write(root: &Root, task: Task, cpus: &CpuSet) -> Result<(), ResourceError> {
+    changeable(root, task)?;
+    sys::set_affinity(task.id, cpus).map_err(|errno| match errno {
+        Errno::EINVAL => answer::refused(
+            errno,
+            "none of those CPUs is online and in the cpuset of the thread's control group, or the kernel keeps this \
+             thread where it is",
+            "name others, or widen the cpuset (systemctl set-property UNIT AllowedCPUs=, or libvirt's vcpupin)",
+        ),
+        Errno::EBUSY => answer::refused(
+            errno,
+            "a deadline thread must be allowed on all CPUs of its root domain",
+            "give it another class first",
+        ),
+        other => failed(task, other),
+    })
+}
+
+/// As the copy of a procfs says: allowed, and online.
+fn listed_cpus(root: &Root, task: Task) -> Option<CpuSet> {
+    let status = root.text(&format!("proc/{}/status", task.id))?;
+    let allowed: CpuSet =
+        status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()?;
+    let online = root.text("sys/devices/system/cpu/online").and_then(|t| t.parse::<CpuSet>().ok());
+    Some(match online {
+        Some(online) => allowed.iter().filter(|cpu| online.contains(*cpu)).collect(),
+        None => allowed,
+    })
+}

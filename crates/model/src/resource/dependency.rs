@@ -1,0 +1,315 @@
+//! Which change comes before which: data that the plan, the undo and the rollback all obey, each by [`order`].
+//!
+//! A [`Dependency`] says that changes of one sort come before changes of another where both have a [`Tie`] in common. It
+//! looks at the change that is made, not at who makes it or whether it goes forward or back. So the way back obeys the
+//! same table: a thread leaves `SCHED_DEADLINE` before it is pinned, and is let onto all CPUs before it returns there.
+//!
+//! Most dependencies hold on the way back by going back in reverse. Where one change disturbs what another has made
+//! (a move into another control group may reset affinity), reverse is wrong, and only the table is right.
+
+use super::{Resource, Scheduling, Task, Value};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+/// A change of a resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change<'a> {
+    /// Of which.
+    pub resource: &'a Resource,
+    /// From.
+    pub from: &'a Value,
+    /// To.
+    pub to: &'a Value,
+}
+
+/// What changes that depend on one another have in common.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tie<'a> {
+    /// The host.
+    Host,
+    /// A thread.
+    Thread(Task),
+    /// A network device, by its index.
+    Device(u32),
+    /// A control group.
+    Group(&'a str),
+}
+
+/// Changes with a tie of `first` come before those with the same tie of `then`.
+#[derive(Debug)]
+pub struct Dependency {
+    /// What would go wrong otherwise.
+    pub why: &'static str,
+    /// The tie of a change that comes before, if it is one.
+    pub first: for<'a> fn(&Change<'a>) -> Option<Tie<'a>>,
+    /// The tie of a change that comes after, if it is one.
+    pub then: for<'a> fn(&Change<'a>) -> Option<Tie<'a>>,
+    /// Whether the first may change the other's resource along with its own.
+    pub disturbs: bool,
+}
+
+/// Changes of a lower level come before those of a higher one.
+#[derive(Debug)]
+pub struct Levels {
+    /// What would go wrong otherwise.
+    pub why: &'static str,
+    /// The level of a change, if it has one.
+    pub of: fn(&Change<'_>) -> Option<u16>,
+}
+
+/// All dependencies.
+pub static DEPENDENCIES: [Dependency; 7] = [
+    Dependency {
+        why: "a thread of SCHED_DEADLINE may not be kept from any CPU (EBUSY, dl_task_check_affinity()); one of another \
+              real-time class would hold CPUs that it is about to leave",
+        first: leaves_real_time,
+        then: affinity,
+        disturbs: false,
+    },
+    Dependency {
+        why: "a thread that is kept from some CPU cannot become one of SCHED_DEADLINE (EPERM, __sched_setscheduler()); \
+              one of another real-time class would hold the wrong CPUs",
+        first: affinity,
+        then: enters_real_time,
+        disturbs: false,
+    },
+    Dependency {
+        why: "what a link's queue guarantees counts on the size of segments: they become smaller before it is there",
+        first: |c| segments(c, |from, to| to < from),
+        then: queue,
+        disturbs: false,
+    },
+    Dependency {
+        why: "what a link's queue guarantees counts on the size of segments: they become larger when it is gone",
+        first: queue,
+        then: |c| segments(c, |from, to| to > from),
+        disturbs: false,
+    },
+    Dependency {
+        why: "a group of teiji's own is made when it is entered, and has weight and quota from then on",
+        first: entered_group,
+        then: share,
+        disturbs: false,
+    },
+    Dependency {
+        why: "a group of teiji's own goes when it is left, and weight and quota with it",
+        first: share,
+        then: left_group,
+        disturbs: false,
+    },
+    Dependency {
+        why: "before Linux 6.2 a thread that is moved into a group may run on all CPUs of that (cpuset_attach())",
+        first: moved,
+        then: |c| matches!(c.resource, Resource::ThreadCpus(_)).then_some(Tie::Host),
+        disturbs: true,
+    },
+];
+
+/// All levels.
+pub static LEVELS: [Levels; 1] = [Levels {
+    why: "a VM's vhost worker has a higher priority than its vCPUs, which could keep it from running for good: the highest \
+          priority is given first and taken last, and priorities are lowered before others are raised",
+    of: priority,
+}];
+
+fn scheduling(change: &Change<'_>) -> Option<(Task, Scheduling, Scheduling)> {
+    match (change.resource, change.from, change.to) {
+        (Resource::ThreadScheduling(task), Value::Scheduling(from), Value::Scheduling(to)) => {
+            Some((*task, *from, *to))
+        }
+        _ => None,
+    }
+}
+
+/// Out of the real-time classes, or from a deadline to a mere priority.
+fn leaves_real_time<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
+    let (task, from, to) = scheduling(change)?;
+    let leaves =
+        if from.is_deadline() { !to.is_deadline() } else { from.is_real_time() && !to.is_real_time() };
+    leaves.then_some(Tie::Thread(task))
+}
+
+/// Into the real-time classes, or from a mere priority to a deadline.
+fn enters_real_time<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
+    let (task, from, to) = scheduling(change)?;
+    let enters =
+        if to.is_deadline() { !from.is_deadline() } else { to.is_real_time() && !from.is_real_time() };
+    enters.then_some(Tie::Thread(task))
+}
+
+fn affinity<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
+    match change.resource {
+        Resource::ThreadCpus(task) => Some(Tie::Thread(*task)),
+        _ => None,
+    }
+}
+
+fn queue<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
+    match change.resource {
+        Resource::Queue(device) => Some(Tie::Device(device.index)),
+        _ => None,
+    }
+}
+
+fn segments<'a>(change: &Change<'a>, is: fn(u32, u32) -> bool) -> Option<Tie<'a>> {
+    match (change.resource, change.from, change.to) {
+        (Resource::SegmentSize(device), Value::Bytes(from), Value::Bytes(to)) if is(*from, *to) => {
+            Some(Tie::Device(device.index))
+        }
+        _ => None,
+    }
+}
+
+fn share<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
+    match change.resource {
+        Resource::GroupWeight(group) | Resource::GroupQuota(group) => Some(Tie::Group(group)),
+        _ => None,
+    }
+}
+
+fn entered_group<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
+    match (change.resource, change.to) {
+        (Resource::Group(_), Value::Group(group)) => Some(Tie::Group(group)),
+        _ => None,
+    }
+}
+
+fn left_group<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
+    match (change.resource, change.from) {
+        (Resource::Group(_), Value::Group(group)) => Some(Tie::Group(group)),
+        _ => None,
+    }
+}
+
+fn moved<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
+    matches!(change.resource, Resource::Group(_)).then_some(Tie::Host)
+}
+
+/// Lowered priorities from the lowest, then raised ones from the highest.
+fn priority(change: &Change<'_>) -> Option<u16> {
+    let (_, from, to) = scheduling(change)?;
+    let (from, to) = (u16::from(from.priority()), u16::from(to.priority()));
+    match from.cmp(&to) {
+        std::cmp::Ordering::Greater => Some(from),
+        std::cmp::Ordering::Less => Some(1000 - to),
+        std::cmp::Ordering::Equal => None,
+    }
+}
+
+/// Whether a change gives a thread a real-time class: among changes that do not depend on one another these come last,
+/// as other threads may still have to leave the CPUs that it takes.
+pub fn is_into_real_time(change: &Change<'_>) -> bool {
+    enters_real_time(change).is_some()
+}
+
+/// The order of `changes` that obeys all dependencies, as places among them. Of those that may come next, the one of the
+/// least preference does; of equal ones the first. Changes that depend on each other in a circle, which no plan has, come
+/// by preference as well.
+pub fn order<P: Ord + Copy>(changes: &[Change<'_>], preference: impl Fn(usize) -> P) -> Vec<usize> {
+    let graph = Graph::new(changes);
+    let mut waits_for = graph.waits_for;
+    let mut ready = BinaryHeap::new();
+    let mut left: BTreeMap<(P, usize), ()> = (0..changes.len()).map(|i| ((preference(i), i), ())).collect();
+    // Nodes that are no changes but joints between them are passed at once.
+    let mut passed: Vec<usize> = (0..waits_for.len()).filter(|node| waits_for[*node] == 0).collect();
+    let mut order = Vec::with_capacity(changes.len());
+    loop {
+        while let Some(node) = passed.pop() {
+            if node < changes.len() {
+                ready.push(Reverse((preference(node), node)));
+                continue;
+            }
+            for next in &graph.before[node] {
+                waits_for[*next] -= 1;
+                if waits_for[*next] == 0 {
+                    passed.push(*next);
+                }
+            }
+        }
+        let next = match ready.pop() {
+            Some(Reverse(next)) if left.remove(&next).is_some() => next.1,
+            Some(_) => continue,
+            None => match left.pop_first() {
+                Some(((_, stuck), ())) => stuck,
+                None => return order,
+            },
+        };
+        order.push(next);
+        for node in &graph.before[next] {
+            waits_for[*node] = waits_for[*node].saturating_sub(1);
+            if waits_for[*node] == 0 {
+                passed.push(*node);
+            }
+        }
+    }
+}
+
+/// Changes, and joints between them so that n changes before m others take n + m edges.
+struct Graph {
+    /// The nodes that each node comes before.
+    before: Vec<Vec<usize>>,
+    /// How many nodes come before each.
+    waits_for: Vec<usize>,
+}
+
+impl Graph {
+    fn new(changes: &[Change<'_>]) -> Graph {
+        let mut graph = Graph { before: vec![Vec::new(); changes.len()], waits_for: vec![0; changes.len()] };
+        for dependency in &DEPENDENCIES {
+            let mut ties: BTreeMap<Tie<'_>, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+            for (i, change) in changes.iter().enumerate() {
+                if let Some(tie) = (dependency.first)(change) {
+                    ties.entry(tie).or_default().0.push(i);
+                }
+                if let Some(tie) = (dependency.then)(change) {
+                    ties.entry(tie).or_default().1.push(i);
+                }
+            }
+            ties.into_values().for_each(|(first, then)| graph.join(&first, &then));
+        }
+        for levels in &LEVELS {
+            let mut all: BTreeMap<u16, Vec<usize>> = BTreeMap::new();
+            for (i, change) in changes.iter().enumerate() {
+                if let Some(level) = (levels.of)(change) {
+                    all.entry(level).or_default().push(i);
+                }
+            }
+            let all: Vec<Vec<usize>> = all.into_values().collect();
+            all.windows(2).for_each(|pair| graph.join(&pair[0], &pair[1]));
+        }
+        graph
+    }
+
+    fn join(&mut self, first: &[usize], then: &[usize]) {
+        if first.is_empty() || then.is_empty() {
+            return;
+        }
+        let joint = self.before.len();
+        self.before.push(then.to_vec());
+        self.waits_for.push(first.len());
+        first.iter().for_each(|i| self.before[*i].push(joint));
+        then.iter().for_each(|i| self.waits_for[*i] += 1);
+    }
+}
+
+/// Why the second of two changes should have come first; `None` if it need not.
+pub fn violation(earlier: &Change<'_>, later: &Change<'_>) -> Option<&'static str> {
+    let tied = |d: &&Dependency| {
+        let first = (d.first)(later);
+        first.is_some() && first == (d.then)(earlier)
+    };
+    let above = |l: &&Levels| (l.of)(earlier).zip((l.of)(later)).is_some_and(|(e, l)| l < e);
+    let dependency = DEPENDENCIES.iter().find(tied).map(|d| d.why);
+    dependency.or_else(|| LEVELS.iter().find(above).map(|l| l.why))
+}
+
+/// Whether one of the changes that were `made` may have changed the resource of another along with its own.
+pub fn disturbed(made: &[Change<'_>], change: &Change<'_>) -> bool {
+    DEPENDENCIES.iter().filter(|d| d.disturbs).any(|d| {
+        let tie = (d.then)(change);
+        tie.is_some() && made.iter().any(|made| (d.first)(made) == tie)
+    })
+}
+
+#[cfg(test)]
+mod tests;

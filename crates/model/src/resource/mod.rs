@@ -1,0 +1,306 @@
+//! Resources: what teiji can change on a host, and to what.
+//!
+//! A [`Resource`] names one thing so exactly that it cannot be taken for another: a thread by its id *and* the
+//! instant it started, so that a change meant for a VM that has ended never meets a stranger. A [`Value`] is
+//! what it can be. Whoever knows a resource's value before a change can undo it: that is all that the plan, the
+//! journal and the rollback are made of.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | here | identity, [`Kind`], [`Class`] and [`Value`]: a new kind of resource is added in this file |
+//! | [`dependency`] | which change comes before which, and the order that follows |
+//! | [`observed`] | the resources of a host, each with its value or why it has none |
+//! | `value` | the types that values are made of |
+//!
+//! How a kind is read and written is in `teiji-host`, one file each.
+
+pub mod dependency;
+pub mod observed;
+mod value;
+
+pub use observed::Resources;
+pub use value::{Latency, Quota, Scheduling};
+
+use crate::cpus::CpuSet;
+use crate::queue::{Device, Queue};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use value::{micros, nanos};
+
+/// A thread or process that is not mistaken for a later one with the same id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Task {
+    /// Its id.
+    pub id: u32,
+    /// When it started, in clock ticks since boot: field 22 of `/proc/<id>/stat`.
+    pub started: u64,
+}
+
+/// One thing that can be changed. Names of variants are part of the journal's format.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Resource {
+    /// CPUs that a thread may run on ([`Value::Cpus`]).
+    ThreadCpus(Task),
+    /// How a thread is scheduled ([`Value::Scheduling`]).
+    ThreadScheduling(Task),
+    /// CPUs that an interrupt may be delivered to: `/proc/irq/<n>/smp_affinity_list` ([`Value::Cpus`]).
+    IrqCpus(u32),
+    /// The control group that a process is in, as a path below the cgroup v2 mount such as
+    /// `/machine.slice/x.scope` ([`Value::Group`]).
+    Group(Task),
+    /// `cpu.weight` of a control group ([`Value::Weight`]).
+    GroupWeight(String),
+    /// `cpu.max` of a control group ([`Value::Quota`]).
+    GroupQuota(String),
+    /// How long KVM polls before it lets a halted vCPU sleep, host-wide: the module parameter
+    /// `kvm.halt_poll_ns` ([`Value::Nanoseconds`]).
+    HaltPoll,
+    /// The longest wake-up that a CPU's idle states may have: `power/pm_qos_resume_latency_us` of the CPU
+    /// ([`Value::Latency`]).
+    CpuLatency(u32),
+    /// A device's root qdisc ([`Value::Queue`]).
+    Queue(Device),
+    /// The largest packet that the host's own stack hands to a device for it to split: `gso_max_size`, bytes of IP
+    /// packet ([`Value::Bytes`]).
+    SegmentSize(Device),
+    /// CPUs that packets of a device's receive queue, by its number, are handed to: `rps_cpus` ([`Value::Cpus`], where
+    /// none is the CPU that took them in).
+    ReceiveCpus(Device, u32),
+    /// What chooses the frequency of a group of CPUs, by the number of its policy: `scaling_governor` ([`Value::Word`]).
+    Governor(u32),
+}
+
+/// A kind of resource. Names of variants are part of an observation's format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// [`Resource::IrqCpus`].
+    IrqCpus,
+    /// [`Resource::ReceiveCpus`].
+    ReceiveCpus,
+    /// [`Resource::CpuLatency`].
+    CpuLatency,
+    /// [`Resource::Governor`].
+    Governor,
+    /// [`Resource::HaltPoll`].
+    HaltPoll,
+    /// [`Resource::SegmentSize`].
+    SegmentSize,
+    /// [`Resource::Group`].
+    Group,
+    /// [`Resource::GroupWeight`].
+    GroupWeight,
+    /// [`Resource::GroupQuota`].
+    GroupQuota,
+    /// [`Resource::ThreadCpus`].
+    ThreadCpus,
+    /// [`Resource::ThreadScheduling`].
+    ThreadScheduling,
+    /// [`Resource::Queue`].
+    Queue,
+}
+
+/// Every kind, in the order in which a plan shows changes that do not depend on one another.
+pub const KINDS: [Kind; 12] = [
+    Kind::IrqCpus,
+    Kind::ReceiveCpus,
+    Kind::CpuLatency,
+    Kind::Governor,
+    Kind::HaltPoll,
+    Kind::SegmentSize,
+    Kind::Group,
+    Kind::GroupWeight,
+    Kind::GroupQuota,
+    Kind::ThreadCpus,
+    Kind::ThreadScheduling,
+    Kind::Queue,
+];
+
+/// How a resource is changed, journalled and undone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// One write, which is done wholly or not at all. Journalled before each; undone by writing the former value, unless
+    /// somebody else has changed it since.
+    Atomic,
+    /// A controller writes to it freely, within bounds of its own. Only the original is journalled; whatever is found is
+    /// taken for the controller's, and undone by writing the original.
+    Controlled,
+    /// Takes time, and can stop halfway where it is consistent. What is found between the two ends is this change's; it is
+    /// undone by going back, or, where there is no way back, left where it has stopped.
+    Operation,
+}
+
+/// What a resource belongs to: what a section of a policy speaks of.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Owner<'a> {
+    /// The host as a whole.
+    Host,
+    /// A CPU, by its number.
+    Cpu(u32),
+    /// An interrupt, by its number.
+    Interrupt(u32),
+    /// A thread or process.
+    Task(Task),
+    /// A control group.
+    Group(&'a str),
+    /// A network device.
+    Device(&'a Device),
+}
+
+impl Resource {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Resource::ThreadCpus(_) => Kind::ThreadCpus,
+            Resource::ThreadScheduling(_) => Kind::ThreadScheduling,
+            Resource::IrqCpus(_) => Kind::IrqCpus,
+            Resource::Group(_) => Kind::Group,
+            Resource::GroupWeight(_) => Kind::GroupWeight,
+            Resource::GroupQuota(_) => Kind::GroupQuota,
+            Resource::HaltPoll => Kind::HaltPoll,
+            Resource::CpuLatency(_) => Kind::CpuLatency,
+            Resource::Queue(_) => Kind::Queue,
+            Resource::SegmentSize(_) => Kind::SegmentSize,
+            Resource::ReceiveCpus(..) => Kind::ReceiveCpus,
+            Resource::Governor(_) => Kind::Governor,
+        }
+    }
+
+    /// What it belongs to.
+    pub fn owner(&self) -> Owner<'_> {
+        match self {
+            Resource::ThreadCpus(task) | Resource::ThreadScheduling(task) | Resource::Group(task) => {
+                Owner::Task(*task)
+            }
+            Resource::IrqCpus(irq) => Owner::Interrupt(*irq),
+            Resource::GroupWeight(path) | Resource::GroupQuota(path) => Owner::Group(path),
+            Resource::HaltPoll => Owner::Host,
+            Resource::CpuLatency(cpu) | Resource::Governor(cpu) => Owner::Cpu(*cpu),
+            Resource::Queue(device) | Resource::SegmentSize(device) | Resource::ReceiveCpus(device, _) => {
+                Owner::Device(device)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Resource {
+    /// As a plan shows it; who the thread is, the plan says beside it. Names of devices and groups are untrusted text.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Resource::ThreadCpus(t) => write!(f, "CPUs of thread {}", t.id),
+            Resource::ThreadScheduling(t) => write!(f, "scheduling of thread {}", t.id),
+            Resource::IrqCpus(n) => write!(f, "CPUs of interrupt {n}"),
+            Resource::Group(t) => write!(f, "control group of process {}", t.id),
+            Resource::GroupWeight(path) => write!(f, "cpu.weight of {path}"),
+            Resource::GroupQuota(path) => write!(f, "cpu.max of {path}"),
+            Resource::HaltPoll => f.write_str("kvm.halt_poll_ns"),
+            Resource::CpuLatency(cpu) => write!(f, "wake-up latency of CPU {cpu}"),
+            Resource::Queue(device) => write!(f, "root qdisc of {device}"),
+            Resource::SegmentSize(device) => write!(f, "gso_max_size of {device}"),
+            Resource::Governor(policy) => write!(f, "governor of frequency policy {policy}"),
+            Resource::ReceiveCpus(device, queue) => write!(f, "rps_cpus of {device} queue {queue}"),
+        }
+    }
+}
+
+impl Kind {
+    /// How resources of this kind are changed.
+    pub fn class(self) -> Class {
+        match self {
+            Kind::IrqCpus
+            | Kind::ReceiveCpus
+            | Kind::CpuLatency
+            | Kind::Governor
+            | Kind::HaltPoll
+            | Kind::SegmentSize
+            | Kind::Group
+            | Kind::GroupWeight
+            | Kind::GroupQuota
+            | Kind::ThreadCpus
+            | Kind::ThreadScheduling
+            | Kind::Queue => Class::Atomic,
+        }
+    }
+
+    /// Its place in [`KINDS`].
+    pub fn rank(self) -> usize {
+        KINDS.iter().position(|kind| *kind == self).unwrap_or(KINDS.len())
+    }
+}
+
+/// What a resource is, or should be. Names of variants are part of the journal's format.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Value {
+    /// CPUs.
+    Cpus(CpuSet),
+    /// Scheduling class and its parameters.
+    Scheduling(Scheduling),
+    /// A control group's path.
+    Group(String),
+    /// 1 to 10,000; 100 is the kernel's default.
+    Weight(u32),
+    /// CPU time in each period, `None`: no limit.
+    Quota(Option<Quota>),
+    /// A time.
+    Nanoseconds(u64),
+    /// Wake-up latency of a CPU.
+    Latency(Latency),
+    /// A root qdisc.
+    Queue(Queue),
+    /// A size.
+    Bytes(u32),
+    /// A name that the kernel has for it.
+    Word(String),
+}
+
+impl fmt::Display for Value {
+    /// Paths of groups and kinds of qdiscs are untrusted text.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Cpus(cpus) if cpus.is_empty() => f.write_str("none"),
+            Value::Cpus(cpus) => write!(f, "{cpus}"),
+            Value::Scheduling(s) => write!(f, "{s}"),
+            Value::Group(text) | Value::Word(text) => f.write_str(text),
+            Value::Weight(weight) => write!(f, "{weight}"),
+            Value::Quota(None) => f.write_str("no limit"),
+            Value::Quota(Some(q)) => write!(f, "{} of every {}", micros(q.quota_us), micros(q.period_us)),
+            Value::Nanoseconds(ns) => f.write_str(&nanos(*ns)),
+            Value::Latency(latency) => write!(f, "{latency}"),
+            Value::Queue(queue) => write!(f, "{queue}"),
+            Value::Bytes(bytes) => write!(f, "{bytes} bytes"),
+        }
+    }
+}
+
+/// Why a resource has no value or was not changed. Says the reason only: which resource, and what was tried, is known to
+/// who asked. May contain untrusted text; it is made printable where it is printed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ResourceError {
+    /// The thread, interrupt, group or device is not there any more.
+    #[error("{0} is gone")]
+    Gone(String),
+    /// This kernel or host does not have it.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A privilege is missing; says which.
+    #[error("{0}")]
+    NotPermitted(String),
+    /// The kernel refused the value; says why in the operator's words, with the error number's name.
+    #[error("{0}")]
+    Refused(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_a_place() {
+        let ranks: Vec<usize> = KINDS.iter().map(|kind| kind.rank()).collect();
+        assert_eq!(ranks, (0..KINDS.len()).collect::<Vec<_>>());
+    }
+}
