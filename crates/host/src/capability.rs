@@ -85,14 +85,13 @@ impl Root {
 
     /// The kernel's release, its first two numbers; zeros if it is unknown.
     pub(crate) fn kernel_version(&self) -> (u32, u32) {
-        let release = self.text("proc/sys/kernel/osrelease").unwrap_or_default();
-        let mut numbers = release.trim().split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
+        let release = self.release();
+        let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
     fn kernel(&self) -> Capability {
-        let release = self.text("proc/sys/kernel/osrelease").unwrap_or_default();
-        let release = release.trim();
+        let release = self.release();
         Capability {
             name: "kernel".into(),
             present: self.kernel_version() >= OLDEST,

@@ -12,16 +12,23 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The host's name; empty if it cannot be read.
 pub fn name() -> String {
-    told("hostname")
+    told(&Root::default(), "hostname")
 }
 
 /// The kernel's release, as `uname -r` prints it; empty if it cannot be read.
 pub fn release() -> String {
-    told("osrelease")
+    Root::default().release()
 }
 
-fn told(file: &str) -> String {
-    let text = Root::default().text(&format!("proc/sys/kernel/{file}"));
+impl Root {
+    /// The kernel's release; empty if it cannot be read.
+    pub(crate) fn release(&self) -> String {
+        told(self, "osrelease")
+    }
+}
+
+fn told(root: &Root, file: &str) -> String {
+    let text = root.text(&format!("proc/sys/kernel/{file}"));
     text.map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 

@@ -54,8 +54,8 @@ impl Root {
         Ok(Observed { cpus, vms, links, settings, realtime_guard, managers, deadlines: Default::default() })
     }
 
-    /// CPUs that are online.
-    fn online(&self) -> Option<CpuSet> {
+    /// CPUs that are online; `None` if that cannot be read.
+    pub(crate) fn online(&self) -> Option<CpuSet> {
         self.text(ONLINE)?.parse().ok().filter(|cpus: &CpuSet| !cpus.is_empty())
     }
 }

@@ -71,8 +71,7 @@ fn listed_cpus(root: &Root, task: Task) -> Option<CpuSet> {
     let status = root.text(&format!("proc/{}/status", task.id))?;
     let allowed: CpuSet =
         status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()?;
-    let online = root.text("sys/devices/system/cpu/online").and_then(|t| t.parse::<CpuSet>().ok());
-    Some(match online {
+    Some(match root.online() {
         Some(online) => allowed.iter().filter(|cpu| online.contains(*cpu)).collect(),
         None => allowed,
     })

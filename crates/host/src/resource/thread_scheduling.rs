@@ -10,7 +10,6 @@ use crate::root::Root;
 use crate::sys;
 use crate::task::{Stat, alive, gone};
 use nix::errno::Errno;
-use teiji_model::cpus::CpuSet;
 use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Scheduling, Task, Value};
 
 /// `include/uapi/linux/sched.h`.
@@ -102,8 +101,7 @@ fn write(root: &Root, task: Task, wanted: Scheduling) -> Result<(), ResourceErro
 
 /// Why a caller that may change scheduling may not make this thread a deadline one, and the cure.
 fn deadline_not_permitted(root: &Root, task: Task) -> (&'static str, &'static str) {
-    let online: CpuSet =
-        root.text("sys/devices/system/cpu/online").and_then(|t| t.parse().ok()).unwrap_or_default();
+    let online = root.online().unwrap_or_default();
     if root.number("proc/sys/kernel/sched_rt_runtime_us") == Some(0) {
         return (
             "kernel.sched_rt_runtime_us is 0, which leaves no time for real-time threads",
