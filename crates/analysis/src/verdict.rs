@@ -23,10 +23,10 @@
 //! [`Verdict::headline`] says the cause and its share in at most 12 words; the figures are [`Verdict::details`]. The
 //! blamed cause is the first of the findings; the others follow by their greatest part.
 
-use crate::finding::{Candidate, FEW, MUCH, Seen, candidates, finding, percent};
-use teiji_model::finding::{Evidence, Finding};
+use crate::finding::{Candidate, FEW, Seen, candidates, finding};
+use teiji_model::finding::{Evidence, Finding, MUCH};
 use teiji_model::report::{Detail, Dist, Requests, Verdict};
-use teiji_model::text::duration;
+use teiji_model::text::{duration, percent};
 
 /// Least distance of the 99th percentile from the median that matters, ns.
 pub const MATTERS: u64 = 100_000;

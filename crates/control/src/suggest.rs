@@ -25,16 +25,15 @@ use crate::plan::{shown, time};
 use realtime::{Class, Wish};
 use std::fmt;
 use teiji_model::cpus::CpuSet;
-use teiji_model::finding::{Change, Evidence, Finding, PolicyLine};
+use teiji_model::finding::{Change, Evidence, Finding, MUCH, PolicyLine};
 use teiji_model::plan::Observed;
 use teiji_model::policy::MAX_BYTES;
 use teiji_model::report::{Report, VmReport};
 use teiji_model::stage::Actor;
+use teiji_model::text::percent;
 
 /// VMs that a comment names; more are counted.
 const NAMED: usize = 4;
-/// Share of the time, of the fluctuation or of the waits from which a part is told: an eighth, as in the findings.
-const MUCH: f64 = 0.125;
 /// Characters of a verdict's headline that a comment repeats.
 const HEADLINE: usize = 600;
 
@@ -191,8 +190,7 @@ impl Advice {
 
 /// Where a cause is seen: its greatest part, and what else counts.
 fn places(finding: &Finding) -> String {
-    let much = |e: &Evidence| e.time_share >= MUCH || e.fluctuation_share >= MUCH;
-    let some = finding.evidence.iter().enumerate().filter(|(i, e)| *i == 0 || much(e));
+    let some = finding.evidence.iter().enumerate().filter(|(i, e)| *i == 0 || e.counts());
     some.map(|(_, e)| place(e)).collect::<Vec<_>>().join("; ")
 }
 
@@ -204,12 +202,6 @@ fn place(e: &Evidence) -> String {
     }
     let (time, fluctuation) = (percent(e.time_share), percent(e.fluctuation_share));
     text + &format!(" ({time} of the time, {fluctuation} of the fluctuation)")
-}
-
-/// A share as a whole percentage.
-fn percent(share: f64) -> String {
-    // A report may be read from a file; `as` saturates, and takes what is no number for 0.
-    format!("{} %", (share * 100.0).round() as i32)
 }
 
 /// Which VMs get a class; `None` for one that does not call for it, or that has no section.

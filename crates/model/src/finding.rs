@@ -7,7 +7,11 @@
 
 use crate::reason::Blame;
 use crate::stage::{Actor, Stage, ThreadState};
+use crate::units::DURATION;
 use serde::{Deserialize, Serialize};
+
+/// Share of the time or of the fluctuation from which a part of a cause counts: an eighth.
+pub const MUCH: f64 = 0.125;
 
 /// Makes the enum and its list from one table.
 macro_rules! causes {
@@ -128,6 +132,13 @@ pub struct Evidence {
     pub length: Option<u64>,
 }
 
+impl Evidence {
+    /// Whether it is much of the time or of the fluctuation.
+    pub fn counts(&self) -> bool {
+        self.time_share >= MUCH || self.fluctuation_share >= MUCH
+    }
+}
+
 /// A thread that kept another from its CPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Preemptor {
@@ -217,26 +228,14 @@ pub enum Change {
 }
 
 impl Change {
-    /// The longest polling that a policy takes, ns.
-    pub const LONGEST_HALT_POLL: u64 = 10_000_000;
-
     /// The line of a policy.
     pub fn line(&self) -> PolicyLine {
         let (section, key, value) = match self {
             Change::Realtime { .. } => ("vm", "class", "realtime".to_owned()),
-            Change::HaltPoll { ns, .. } => ("host", "halt_poll", duration(*ns)),
+            Change::HaltPoll { ns, .. } => ("host", "halt_poll", DURATION.write(*ns)),
             Change::CpuLatency { us } => ("host", "cpu_latency", format!("{us}us")),
         };
         PolicyLine { section: section.to_owned(), key: key.to_owned(), value: format!("\"{value}\"") }
-    }
-}
-
-/// An exact duration as policies have them.
-fn duration(ns: u64) -> String {
-    match ns {
-        _ if ns.is_multiple_of(1_000_000) => format!("{}ms", ns / 1_000_000),
-        _ if ns.is_multiple_of(1000) => format!("{}us", ns / 1000),
-        _ => format!("{ns}ns"),
     }
 }
 
@@ -263,11 +262,33 @@ mod tests {
     }
 
     #[test]
-    fn durations_of_policies_are_exact() {
-        for (ns, wanted) in
-            [(5_000_000, "5ms"), (200_000, "200us"), (1_000_000_001, "1000000001ns"), (0, "0ms")]
+    fn lines_of_a_policy_have_units() {
+        let line = |change: Change| {
+            let PolicyLine { section, key, value } = change.line();
+            format!("{section}.{key} = {value}")
+        };
+        assert_eq!(line(Change::Realtime { threads: Actor::Vcpu }), "vm.class = \"realtime\"");
+        for (ns, wanted) in [(5_000_000, "5ms"), (200_000, "200us"), (1_000_001, "1.000001ms")] {
+            let poll = Change::HaltPoll { ns, gap: 1 };
+            assert_eq!(line(poll), format!("host.halt_poll = \"{wanted}\""));
+        }
+        assert_eq!(line(Change::CpuLatency { us: 2 }), "host.cpu_latency = \"2us\"");
+    }
+
+    #[test]
+    fn a_part_counts_by_its_time_or_by_its_fluctuation() {
+        for (time_share, fluctuation_share, counts) in
+            [(MUCH, 0.0, true), (0.0, MUCH, true), (0.124, 0.124, false), (f64::NAN, f64::NAN, false)]
         {
-            assert_eq!(duration(ns), wanted);
+            let part = Evidence {
+                stage: Stage::Irq,
+                state: None,
+                share: 1.0,
+                time_share,
+                fluctuation_share,
+                length: None,
+            };
+            assert_eq!(part.counts(), counts, "{time_share} {fluctuation_share}");
         }
     }
 }

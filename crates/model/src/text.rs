@@ -58,9 +58,22 @@ pub fn duration(ns: f64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
+/// A share as a whole percentage: `46 %`; `-` if it is no number.
+pub fn percent(share: f64) -> String {
+    let percent = (share * 100.0).round();
+    // A report may be read from a file: `as` saturates, and makes `0` of `-0`.
+    if percent.is_finite() { format!("{} %", percent as i32) } else { "-".to_owned() }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shares_are_whole_percentages_of_any_number() {
+        let all = [0.456, 0.125, 1.0, -0.001, -0.5, 1e300, f64::NAN, f64::INFINITY].map(percent);
+        assert_eq!(all, ["46 %", "13 %", "100 %", "0 %", "-50 %", "2147483647 %", "-", "-"]);
+    }
 
     #[test]
     fn quotations_are_short_and_printable() {

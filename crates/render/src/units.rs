@@ -1,16 +1,6 @@
 //! Durations, sizes and shares as people write them.
 
-pub use teiji_model::text::{count, duration as ns};
-
-/// A share as a whole percentage.
-pub fn percent(share: f64) -> String {
-    let percent = (share * 100.0).round();
-    if !percent.is_finite() {
-        return "-".to_owned();
-    }
-    // `+ 0.0` so that nothing is ever `-0 %`.
-    format!("{:.0} %", percent + 0.0)
-}
+pub use teiji_model::text::{count, duration as ns, percent};
 
 /// A number of bytes: `512 MiB`.
 pub fn bytes(bytes: u64) -> String {
@@ -41,11 +31,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_and_bytes() {
-        assert_eq!(
-            (percent(0.456), percent(-0.001), percent(f64::NAN)),
-            ("46 %".into(), "0 %".into(), "-".into())
-        );
+    fn bytes_have_binary_units() {
         assert_eq!(
             (bytes(512 << 20), bytes(3 << 29), bytes(7)),
             ("512 MiB".into(), "1.5 GiB".into(), "7 B".into())

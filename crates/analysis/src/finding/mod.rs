@@ -9,7 +9,7 @@
 //! The same cause in several stages is one: a vhost worker that waits for its CPU does so in `tap_queue` and `vhost_tx`.
 //!
 //! [`rank`](crate::verdict) puts them in order. A finding is what the verdict names, and every other cause that has a part
-//! with at least [`MUCH`] of the time or of the fluctuation.
+//! with at least [`MUCH`](teiji_model::finding::MUCH) of the time or of the fluctuation.
 //!
 //! # Confidence
 //! Shares are measured, so a finding is certain but for what was not measured. Each of these is a doubt:
@@ -42,11 +42,10 @@ use teiji_model::finding::{Cause, Change, Confidence, Evidence, Finding, Preempt
 use teiji_model::reason::Blame;
 use teiji_model::report::{Dist, Requests, StageReport};
 use teiji_model::stage::{Actor, Stage, ThreadState as State};
+use teiji_model::text::percent;
 
 /// Requests below which fluctuation is not judged.
 pub const FEW: u64 = 20;
-/// Share of the time or of the fluctuation from which a part of a cause counts: an eighth.
-pub const MUCH: f64 = 0.125;
 /// Share of the requests that may be in no figure without a doubt: a tenth.
 const LEFT_OUT: f64 = 0.1;
 /// Preempting threads that are named.
@@ -162,7 +161,7 @@ impl Candidate {
 
     /// Whether it is worth a finding although it is not what the verdict names.
     pub(crate) fn matters(&self) -> bool {
-        self.evidence.iter().any(|e| e.time_share >= MUCH || e.fluctuation_share >= MUCH)
+        self.evidence.iter().any(Evidence::counts)
     }
 }
 
@@ -274,10 +273,6 @@ fn preemptors(evidence: &[Evidence], seen: &Seen<'_>) -> Vec<Preemptor> {
     let all = by_tid.iter().fold(0u64, |a, (_, ns)| a.saturating_add(*ns)).max(1) as f64;
     let named = by_tid.into_iter().take(MAX_PREEMPTORS);
     named.map(|(tid, ns)| Preemptor { tid, name: (seen.name)(tid), share: ns as f64 / all }).collect()
-}
-
-pub(crate) fn percent(share: f64) -> String {
-    format!("{:.0} %", share * 100.0)
 }
 
 #[cfg(test)]

@@ -5,16 +5,15 @@
 //! `halt_poll_ns`, and shortens it whenever a halt outlasts that (virt/kvm/kvm_main.c, `kvm_vcpu_halt()`): polling that is
 //! shorter than the usual gap between requests is not half as good, it stops. So the remedy goes by that gap.
 
-use super::{Rule, Seen, State, percent};
+use super::{Rule, Seen, State};
 use teiji_model::finding::{Cause, Change, Remedy};
+use teiji_model::policy::MAX_HALT_POLL;
 use teiji_model::reason::Blame;
 use teiji_model::stage::Stage;
-use teiji_model::text::duration;
+use teiji_model::text::{duration, percent};
 
 /// Least polling that is suggested, ns: the kernel's default on x86 (`KVM_HALT_POLL_NS_DEFAULT`).
 const LEAST: u64 = 200_000;
-/// The longest, ns.
-const LONGEST: u64 = Change::LONGEST_HALT_POLL;
 
 pub(super) const RULE: Rule = Rule {
     cause: Cause::VcpuWakeUp,
@@ -30,18 +29,18 @@ fn remedy(seen: &Seen<'_>) -> Remedy {
     let Some(gap) = seen.gap() else {
         return Remedy::none("how long to poll for cannot be told, as no request was seen: trace longer");
     };
-    let (apart, longest) = (duration(gap as f64), duration(LONGEST as f64));
+    let (apart, longest) = (duration(gap as f64), duration(MAX_HALT_POLL as f64));
     let otherwise = "it then is the way out of the CPU's idle state that can be shortened (cpu_latency in [host], which \
                      costs power)";
-    if gap > 2 * LONGEST {
+    if gap > 2 * MAX_HALT_POLL {
         return Remedy::none(format!(
             "requests come {apart} apart: polling will not bridge that (a policy allows {longest} at most), and KVM \
              stops polling where halts are longer; {otherwise}"
         ));
     }
     // Of requests that come at random, the share that comes within the longest polling.
-    let within = 1.0 - (-(LONGEST as f64) / gap as f64).exp();
-    let text = if gap > LONGEST {
+    let within = 1.0 - (-(MAX_HALT_POLL as f64) / gap as f64).exp();
+    let text = if gap > MAX_HALT_POLL {
         format!(
             "requests come {apart} apart: polling will not bridge that, as a policy allows {longest} at most; it helps \
              those that come sooner, {} of them if they come at random",
@@ -53,16 +52,16 @@ fn remedy(seen: &Seen<'_>) -> Remedy {
     Remedy::change(Change::HaltPoll { ns: round(gap), gap }, text, otherwise)
 }
 
-/// The next of 1, 2, 5, 10, … that is not below `ns`; at least [`LEAST`], at most [`LONGEST`].
+/// The next of 1, 2, 5, 10, … that is not below `ns`; at least [`LEAST`], at most [`MAX_HALT_POLL`].
 fn round(ns: u64) -> u64 {
     let mut power = 100_000;
-    while power < LONGEST {
+    while power < MAX_HALT_POLL {
         if let Some(step) = [1, 2, 5].map(|n| n * power).into_iter().find(|step| *step >= ns.max(LEAST)) {
             return step;
         }
         power *= 10;
     }
-    LONGEST
+    MAX_HALT_POLL
 }
 
 #[cfg(test)]
@@ -79,7 +78,7 @@ mod tests {
             (ms, ms),
             (ms + 1, 2 * ms),
             (5 * ms + 1, 10 * ms),
-            (u64::MAX, LONGEST),
+            (u64::MAX, MAX_HALT_POLL),
         ] {
             assert_eq!(round(gap), wanted, "{gap}");
         }
