@@ -28,6 +28,19 @@ fn every_field_is_documented() {
 }
 
 #[test]
+fn every_stage_and_every_reason_is_documented() {
+    let docs = include_str!("../../../docs/report-json.md");
+    for stage in teiji_model::stage::Stage::ALL {
+        assert!(docs.contains(&format!("| `{}` | ", stage.name())), "{}", stage.name());
+    }
+    for reason in teiji_model::report::Reason::ALL {
+        let blame = serde_json::to_value(reason.blame()).unwrap();
+        let row = format!("| `{}` | {} | {} |", reason.name(), blame.as_str().unwrap(), reason.text());
+        assert!(docs.contains(&row), "{row}");
+    }
+}
+
+#[test]
 fn a_report_survives_json() {
     let report = common::contended();
     let text = serde_json::to_string(&report).unwrap();
