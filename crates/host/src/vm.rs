@@ -71,7 +71,7 @@ fn vm(
     let line = CommandLine::new(&root.bytes(&format!("proc/{pid}/cmdline"))?);
     let vcpus = thread::vcpus(root, pid, &open.vm_fds);
     let workers = thread::workers(root, pid, kernel_threads);
-    let nics = net::nics(root, &open.net, &line.netdevs());
+    let nics = net::nics(root, pid, &open.net, &line.netdevs());
     let memory_nodes = numa::resident(root, pid);
     if !root.exists(&format!("proc/{pid}/task")) {
         return None;
