@@ -46,7 +46,9 @@ pub enum Error {
     #[error(transparent)]
     Qdisc(#[from] teiji_bpf::Error),
     /// Privileges that it does not need would stay.
-    #[error("the agent ends, as it could not give up its privileges: deadlines are not kept; start it by the systemd unit, or as root with all capabilities")]
+    #[error(
+        "the agent ends, as it could not give up its privileges: deadlines are not kept; start it by the systemd unit, or as root with all capabilities"
+    )]
     Privilege(#[from] privilege::Error),
     /// There is no thread to beat in.
     #[error("cannot start a thread, so nobody would keep deadlines")]
@@ -57,9 +59,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether it would be the same if the agent were started again: the kernel lacks what it needs, or another one runs.
+    /// Whether it would be the same if the agent were started again: the kernel lacks what it needs. Another agent that
+    /// runs may end.
     pub fn lasts(&self) -> bool {
-        matches!(self, Error::Qdisc(teiji_bpf::Error::Missing { .. } | teiji_bpf::Error::Refused { .. }))
+        matches!(self, Error::Qdisc(teiji_bpf::Error::Missing { .. } | teiji_bpf::Error::NoBtf))
     }
 }
 
