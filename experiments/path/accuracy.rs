@@ -26,7 +26,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
-use teiji_model::report::Joined;
+use teiji_model::report::{Joined, StageTime};
+use teiji_model::stage::Stage;
 
 /// A request may be off by this share of its time, or by [`OFF_NS`].
 const OFF_SHARE: f64 = 0.02;
@@ -37,6 +38,10 @@ const START_OFF: i64 = 3_000_000;
 
 /// Two readings of the kernel's clocks, on CPUs that have just been told the time, may differ by so much, ns.
 const CLOCKS_OFF: u64 = 1_000;
+
+/// The stages from a request's way onto the tap to its response's way off it.
+const BEHIND_THE_TAP: [Stage; 6] =
+    [Stage::TapQueue, Stage::VhostRx, Stage::Irq, Stage::VcpuWake, Stage::Guest, Stage::VhostTx];
 
 /// A protocol to try.
 #[derive(Clone, Copy, Debug)]
@@ -69,6 +74,8 @@ pub struct Pair {
     pub teiji: u64,
     /// Its time by the captures nearer to the guest and farther from it, ns; `None` if one does not have it.
     pub around: Option<[u64; 2]>,
+    /// Its stages between the tap and the tap by teiji, and those between the tap and the uplink, ns.
+    pub stages: [u64; 2],
 }
 
 impl Pair {
@@ -87,6 +94,14 @@ impl Pair {
         self.around.is_some_and(|[inside, outside]| {
             inside <= self.teiji + CLOCKS_OFF && self.teiji <= outside + CLOCKS_OFF
         })
+    }
+
+    /// Whether teiji divides the time at the tap as the capture there does. The capture sees the request just before
+    /// teiji does and the response just after, and both between the tap and the uplink.
+    pub fn divides(&self) -> bool {
+        let [guest, bridge] = self.stages;
+        self.around
+            .is_some_and(|[inside, _]| guest <= inside + CLOCKS_OFF && inside <= guest + bridge + CLOCKS_OFF)
     }
 }
 
@@ -109,6 +124,8 @@ pub struct Agreement {
     pub agree_share: f64,
     /// How many of them have not a time between that inside and that outside.
     pub not_between: usize,
+    /// How many of them are divided at the tap in another way than by the capture there.
+    pub divided_wrongly: usize,
     /// Median of the difference of the two, µs.
     pub around_p50_us: f64,
     /// Median of the differences, µs.
@@ -204,7 +221,7 @@ pub fn run_under(
     let total: Vec<f64> = found.exchanges.iter().map(|e| e.total as f64 / 1e3).collect();
     let vm = only(&traced.report)?;
     let r = vm.requests;
-    let unattributed = vm.stages.iter().find(|s| s.stage == teiji_model::stage::Stage::Unattributed);
+    let unattributed = vm.stages.iter().find(|s| s.stage == Stage::Unattributed);
     Ok(Agreement {
         case: case.name,
         requests: found.requests,
@@ -214,6 +231,7 @@ pub fn run_under(
         matched_share: share(pairs.len(), found.exchanges.len()),
         agree_share: share(pairs.iter().filter(|p| p.agrees()).count(), pairs.len()),
         not_between: pairs.iter().filter(|p| !p.between()).count(),
+        divided_wrongly: pairs.iter().filter(|p| !p.divides()).count(),
         around_p50_us: quantile(&apart, 0.5),
         off_p50_us: quantile(&off, 0.5),
         off_p99_us: quantile(&size, 0.99),
@@ -283,7 +301,12 @@ fn align(
         }
         if let Some(e) = capture.get(at).filter(|e| distance(e) <= START_OFF) {
             let (start, capture, teiji) = (e.start, e.total, j.request.total);
-            pairs.push(Pair { start, capture, teiji, around: around(e) });
+            let of = |stages: &[Stage]| {
+                let in_them = |s: &&StageTime| stages.contains(&s.stage);
+                j.request.stages.iter().filter(in_them).map(|s| s.ns).sum()
+            };
+            let stages = [of(&BEHIND_THE_TAP), of(&[Stage::SwitchIn, Stage::SwitchOut])];
+            pairs.push(Pair { start, capture, teiji, around: around(e), stages });
             at += 1;
         }
     }
@@ -328,17 +351,31 @@ mod tests {
 
     #[test]
     fn two_percent_or_fifty_microseconds_are_allowed() {
-        let pair = |capture, teiji| Pair { start: 0, capture, teiji, around: None };
+        let pair = |capture, teiji| Pair { start: 0, capture, teiji, around: None, stages: [0; 2] };
         assert!(pair(1_000_000, 1_050_000).agrees() && !pair(1_000_000, 1_050_001).agrees());
         assert!(pair(10_000_000, 9_800_000).agrees() && !pair(10_000_000, 9_799_999).agrees());
     }
 
     #[test]
     fn a_time_is_between_those_inside_and_outside() {
-        let pair = |teiji, around| Pair { start: 0, capture: 0, teiji, around };
+        let pair = |teiji, around| Pair { start: 0, capture: 0, teiji, around, stages: [0; 2] };
         let around = Some([1_000_000, 1_200_000]);
         assert!(pair(1_000_000, around).between() && pair(1_200_000, around).between());
         assert!(!pair(998_999, around).between() && !pair(1_201_001, around).between());
         assert!(!pair(1_100_000, None).between());
+    }
+
+    #[test]
+    fn the_capture_at_the_tap_tells_what_is_on_either_side_of_it() {
+        let pair = |guest, bridge| Pair {
+            start: 0,
+            capture: 0,
+            teiji: 0,
+            around: Some([1_000_000, 0]),
+            stages: [guest, bridge],
+        };
+        assert!(pair(1_000_000, 0).divides() && pair(900_000, 100_000).divides());
+        // A stage of the guest's that is longer than what is behind the tap, and one that is missing.
+        assert!(!pair(1_001_001, 100_000).divides() && !pair(890_000, 100_000).divides());
     }
 }

@@ -177,6 +177,14 @@ fn greatest_of_host(vm: &VmReport, s: &Situation) -> bool {
     wanted > 0.0 && wanted >= greatest(&[Stage::VcpuWake, Stage::TapQueue, Stage::VhostTx], &|_| true)
 }
 
+/// Whether what the verdict names instead of the part that a situation is about has a greater share than that.
+fn greater_is_named(vm: &VmReport, s: &Situation) -> bool {
+    let share = |p: &PartReport| if vm.verdict.fluctuation { p.fluctuation_share } else { p.time_share };
+    let of_situation = vm.stages.iter().filter(|stage| s.stages.contains(&stage.stage));
+    let parts = of_situation.flat_map(|stage| &stage.parts).filter(|p| p.state == s.state);
+    vm.verdict.stage.is_some() && parts.map(share).fold(0.0, f64::max) <= vm.verdict.share
+}
+
 /// Induces a situation and asks teiji, with an echo server in a guest that [`load::placed`] describes.
 ///
 /// # Errors
@@ -209,7 +217,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         situation: s.name,
         run,
         right,
-        right_of_host: greatest_of_host(&vm, s),
+        right_of_host: greatest_of_host(&vm, s) && greater_is_named(&vm, s),
         sentence: v.line(),
         stage: v.stage,
         state: v.state,

@@ -199,6 +199,13 @@ fn judge_accuracy(summary: &mut Summary, a: &accuracy::Agreement) {
         ),
     );
     summary.claim(
+        a.divided_wrongly == 0,
+        &format!(
+            "{case}: {} of {} not divided at the tap as by the capture there",
+            a.divided_wrongly, a.matched
+        ),
+    );
+    summary.claim(
         a.sums_wrong == 0 && a.unattributed <= 0.01,
         &format!("{case}: stages add up, {:.3} % unattributed", a.unattributed * 100.0),
     );

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use teiji_experiments::load::{self, Figures};
-use teiji_experiments::path::{MEMORY_KB, SHORT, accuracy, agrees, blame, excused, flood, lost, only, throng};
+use teiji_experiments::path::{
+    MEMORY_KB, SHORT, accuracy, agrees, blame, excused, flood, lost, only, throng,
+};
 use teiji_experiments::programs;
 use teiji_experiments::tracing::{Lab, Trace};
 use teiji_lab::suite::{self, Shared};
@@ -112,6 +114,7 @@ fn times_agree(case: &accuracy::Case) {
         a.answered
     );
     assert_eq!(a.not_between, 0, "{}: of {} that were followed", a.case, a.matched);
+    assert_eq!(a.divided_wrongly, 0, "{}: of {} that were followed", a.case, a.matched);
     let (off, total) = (a.off_p50_us.abs(), a.total_p50_us);
     assert!(off <= (0.02 * total).max(50.0), "{}: typically {off} µs off in {total} µs", a.case);
     assert!(a.unattributed <= 0.01, "{}: {} unattributed", a.case, a.unattributed);
