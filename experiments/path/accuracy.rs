@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
-use teiji_model::report::{Joined, StageTime};
+use teiji_model::report::{Joined, Request};
 use teiji_model::stage::Stage;
 
 /// A request may be off by this share of its time, or by [`OFF_NS`].
@@ -38,10 +38,6 @@ const START_OFF: i64 = 3_000_000;
 
 /// Two readings of the kernel's clocks, on CPUs that have just been told the time, may differ by so much, ns.
 const CLOCKS_OFF: u64 = 1_000;
-
-/// The stages from a request's way onto the tap to its response's way off it.
-const BEHIND_THE_TAP: [Stage; 6] =
-    [Stage::TapQueue, Stage::VhostRx, Stage::Irq, Stage::VcpuWake, Stage::Guest, Stage::VhostTx];
 
 /// A protocol to try.
 #[derive(Clone, Copy, Debug)]
@@ -74,8 +70,8 @@ pub struct Pair {
     pub teiji: u64,
     /// Its time by the captures nearer to the guest and farther from it, ns; `None` if one does not have it.
     pub around: Option<[u64; 2]>,
-    /// Its stages between the tap and the tap by teiji, and those between the tap and the uplink, ns.
-    pub stages: [u64; 2],
+    /// By teiji's stages the least and the most that the capture at the tap can have between request and response, ns.
+    pub behind_tap: [u64; 2],
 }
 
 impl Pair {
@@ -96,12 +92,11 @@ impl Pair {
         })
     }
 
-    /// Whether teiji divides the time at the tap as the capture there does. The capture sees the request just before
-    /// teiji does and the response just after, and both between the tap and the uplink.
+    /// Whether teiji divides the time at the tap as the capture there does, which sees the request after `switch_in` has
+    /// begun and before it ends, and the response after the guest's kick and before `vhost_tx` ends.
     pub fn divides(&self) -> bool {
-        let [guest, bridge] = self.stages;
-        self.around
-            .is_some_and(|[inside, _]| guest <= inside + CLOCKS_OFF && inside <= guest + bridge + CLOCKS_OFF)
+        let [least, most] = self.behind_tap;
+        self.around.is_some_and(|[inside, _]| least <= inside + CLOCKS_OFF && inside <= most + CLOCKS_OFF)
     }
 }
 
@@ -283,6 +278,15 @@ fn sum(joined: &Joined) -> u64 {
     joined.request.stages.iter().map(|s| s.ns).sum()
 }
 
+/// See [`Pair::behind_tap`]. Without a kick of its own `guest` lasts until the frame is handed over.
+fn behind_tap(request: &Request) -> [u64; 2] {
+    let of = |from: Stage, to: Stage| -> u64 {
+        request.stages.iter().filter(|s| from <= s.stage && s.stage <= to).map(|s| s.ns).sum()
+    };
+    let kicked = if request.coalesced_kick { Stage::VcpuWake } else { Stage::Guest };
+    [of(Stage::TapQueue, kicked), of(Stage::SwitchIn, Stage::VhostTx)]
+}
+
 /// Pairs the requests of both, each used once, in the order of their starts: every one of teiji's with the nearest
 /// of the capture's.
 fn align(
@@ -301,12 +305,7 @@ fn align(
         }
         if let Some(e) = capture.get(at).filter(|e| distance(e) <= START_OFF) {
             let (start, capture, teiji) = (e.start, e.total, j.request.total);
-            let of = |stages: &[Stage]| {
-                let in_them = |s: &&StageTime| stages.contains(&s.stage);
-                j.request.stages.iter().filter(in_them).map(|s| s.ns).sum()
-            };
-            let stages = [of(&BEHIND_THE_TAP), of(&[Stage::SwitchIn, Stage::SwitchOut])];
-            pairs.push(Pair { start, capture, teiji, around: around(e), stages });
+            pairs.push(Pair { start, capture, teiji, around: around(e), behind_tap: behind_tap(&j.request) });
             at += 1;
         }
     }
@@ -317,7 +316,7 @@ fn align(
 mod tests {
     use super::*;
     use teiji_model::event::Role;
-    use teiji_model::report::Request;
+    use teiji_model::report::StageTime;
 
     fn joined(start: u64, total: u64) -> Joined {
         let request = Request {
@@ -351,14 +350,14 @@ mod tests {
 
     #[test]
     fn two_percent_or_fifty_microseconds_are_allowed() {
-        let pair = |capture, teiji| Pair { start: 0, capture, teiji, around: None, stages: [0; 2] };
+        let pair = |capture, teiji| Pair { start: 0, capture, teiji, around: None, behind_tap: [0; 2] };
         assert!(pair(1_000_000, 1_050_000).agrees() && !pair(1_000_000, 1_050_001).agrees());
         assert!(pair(10_000_000, 9_800_000).agrees() && !pair(10_000_000, 9_799_999).agrees());
     }
 
     #[test]
     fn a_time_is_between_those_inside_and_outside() {
-        let pair = |teiji, around| Pair { start: 0, capture: 0, teiji, around, stages: [0; 2] };
+        let pair = |teiji, around| Pair { start: 0, capture: 0, teiji, around, behind_tap: [0; 2] };
         let around = Some([1_000_000, 1_200_000]);
         assert!(pair(1_000_000, around).between() && pair(1_200_000, around).between());
         assert!(!pair(998_999, around).between() && !pair(1_201_001, around).between());
@@ -367,15 +366,22 @@ mod tests {
 
     #[test]
     fn the_capture_at_the_tap_tells_what_is_on_either_side_of_it() {
-        let pair = |guest, bridge| Pair {
-            start: 0,
-            capture: 0,
-            teiji: 0,
-            around: Some([1_000_000, 0]),
-            stages: [guest, bridge],
+        let divides = |stages: [u64; 4], coalesced_kick| {
+            let names = [Stage::SwitchIn, Stage::TapQueue, Stage::Guest, Stage::VhostTx];
+            let stage = |(stage, ns)| StageTime { stage, ns, split: None };
+            let request = Request {
+                stages: names.into_iter().zip(stages).map(stage).collect(),
+                coalesced_kick,
+                ..joined(0, 0).request
+            };
+            let around = Some([1_000_000, 0]);
+            Pair { start: 0, capture: 0, teiji: 0, around, behind_tap: behind_tap(&request) }.divides()
         };
-        assert!(pair(1_000_000, 0).divides() && pair(900_000, 100_000).divides());
-        // A stage of the guest's that is longer than what is behind the tap, and one that is missing.
-        assert!(!pair(1_001_001, 100_000).divides() && !pair(890_000, 100_000).divides());
+        assert!(divides([50_000, 400_000, 600_000, 0], false));
+        assert!(divides([50_000, 400_000, 500_000, 50_000], false));
+        // A kick that comes after the frame, unless it was none of its own; and a stage that is too short.
+        assert!(!divides([50_000, 400_000, 601_001, 0], false));
+        assert!(divides([50_000, 400_000, 601_001, 0], true));
+        assert!(!divides([50_000, 300_000, 600_000, 48_000], false));
     }
 }
