@@ -31,7 +31,7 @@ check: ## format, lint, unit and property tests: no lab, no root (3 minutes once
 test: deps ## check the format, lint, and run every test, those in the lab too (root, 20 minutes)
 	@CARGO="$(CARGO)" .ci/test
 
-soak: deps ## the property and fuzz tests with 20,000 cases each (half an hour); CASES=2000 takes 3 minutes
+soak: deps ## the property and fuzz tests with 20,000 cases each (half an hour); more than the 4,000 of `make test`
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-model -p teiji-policy -p teiji-analysis
 
 bench: ## measure the join and the admission test

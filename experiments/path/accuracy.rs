@@ -26,7 +26,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
-use teiji_model::report::Joined;
+use teiji_model::report::{Joined, Request};
+use teiji_model::stage::Stage;
 
 /// A request may be off by this share of its time, or by [`OFF_NS`].
 const OFF_SHARE: f64 = 0.02;
@@ -69,6 +70,8 @@ pub struct Pair {
     pub teiji: u64,
     /// Its time by the captures nearer to the guest and farther from it, ns; `None` if one does not have it.
     pub around: Option<[u64; 2]>,
+    /// By teiji's stages the least and the most that the capture at the tap can have between request and response, ns.
+    pub behind_tap: [u64; 2],
 }
 
 impl Pair {
@@ -87,6 +90,13 @@ impl Pair {
         self.around.is_some_and(|[inside, outside]| {
             inside <= self.teiji + CLOCKS_OFF && self.teiji <= outside + CLOCKS_OFF
         })
+    }
+
+    /// Whether teiji divides the time at the tap as the capture there does, which sees the request after `switch_in` has
+    /// begun and before it ends, and the response after the guest's kick and before `vhost_tx` ends.
+    pub fn divides(&self) -> bool {
+        let [least, most] = self.behind_tap;
+        self.around.is_some_and(|[inside, _]| least <= inside + CLOCKS_OFF && inside <= most + CLOCKS_OFF)
     }
 }
 
@@ -109,6 +119,8 @@ pub struct Agreement {
     pub agree_share: f64,
     /// How many of them have not a time between that inside and that outside.
     pub not_between: usize,
+    /// How many of them are divided at the tap in another way than by the capture there.
+    pub divided_wrongly: usize,
     /// Median of the difference of the two, µs.
     pub around_p50_us: f64,
     /// Median of the differences, µs.
@@ -204,7 +216,7 @@ pub fn run_under(
     let total: Vec<f64> = found.exchanges.iter().map(|e| e.total as f64 / 1e3).collect();
     let vm = only(&traced.report)?;
     let r = vm.requests;
-    let unattributed = vm.stages.iter().find(|s| s.stage == teiji_model::stage::Stage::Unattributed);
+    let unattributed = vm.stages.iter().find(|s| s.stage == Stage::Unattributed);
     Ok(Agreement {
         case: case.name,
         requests: found.requests,
@@ -214,6 +226,7 @@ pub fn run_under(
         matched_share: share(pairs.len(), found.exchanges.len()),
         agree_share: share(pairs.iter().filter(|p| p.agrees()).count(), pairs.len()),
         not_between: pairs.iter().filter(|p| !p.between()).count(),
+        divided_wrongly: pairs.iter().filter(|p| !p.divides()).count(),
         around_p50_us: quantile(&apart, 0.5),
         off_p50_us: quantile(&off, 0.5),
         off_p99_us: quantile(&size, 0.99),
@@ -265,6 +278,15 @@ fn sum(joined: &Joined) -> u64 {
     joined.request.stages.iter().map(|s| s.ns).sum()
 }
 
+/// See [`Pair::behind_tap`]. Without a kick of its own `guest` lasts until the frame is handed over.
+fn behind_tap(request: &Request) -> [u64; 2] {
+    let of = |from: Stage, to: Stage| -> u64 {
+        request.stages.iter().filter(|s| from <= s.stage && s.stage <= to).map(|s| s.ns).sum()
+    };
+    let kicked = if request.coalesced_kick { Stage::VcpuWake } else { Stage::Guest };
+    [of(Stage::TapQueue, kicked), of(Stage::SwitchIn, Stage::VhostTx)]
+}
+
 /// Pairs the requests of both, each used once, in the order of their starts: every one of teiji's with the nearest
 /// of the capture's.
 fn align(
@@ -283,7 +305,7 @@ fn align(
         }
         if let Some(e) = capture.get(at).filter(|e| distance(e) <= START_OFF) {
             let (start, capture, teiji) = (e.start, e.total, j.request.total);
-            pairs.push(Pair { start, capture, teiji, around: around(e) });
+            pairs.push(Pair { start, capture, teiji, around: around(e), behind_tap: behind_tap(&j.request) });
             at += 1;
         }
     }
@@ -294,7 +316,7 @@ fn align(
 mod tests {
     use super::*;
     use teiji_model::event::Role;
-    use teiji_model::report::Request;
+    use teiji_model::report::StageTime;
 
     fn joined(start: u64, total: u64) -> Joined {
         let request = Request {
@@ -328,17 +350,38 @@ mod tests {
 
     #[test]
     fn two_percent_or_fifty_microseconds_are_allowed() {
-        let pair = |capture, teiji| Pair { start: 0, capture, teiji, around: None };
+        let pair = |capture, teiji| Pair { start: 0, capture, teiji, around: None, behind_tap: [0; 2] };
         assert!(pair(1_000_000, 1_050_000).agrees() && !pair(1_000_000, 1_050_001).agrees());
         assert!(pair(10_000_000, 9_800_000).agrees() && !pair(10_000_000, 9_799_999).agrees());
     }
 
     #[test]
     fn a_time_is_between_those_inside_and_outside() {
-        let pair = |teiji, around| Pair { start: 0, capture: 0, teiji, around };
+        let pair = |teiji, around| Pair { start: 0, capture: 0, teiji, around, behind_tap: [0; 2] };
         let around = Some([1_000_000, 1_200_000]);
         assert!(pair(1_000_000, around).between() && pair(1_200_000, around).between());
         assert!(!pair(998_999, around).between() && !pair(1_201_001, around).between());
         assert!(!pair(1_100_000, None).between());
+    }
+
+    #[test]
+    fn the_capture_at_the_tap_tells_what_is_on_either_side_of_it() {
+        let divides = |stages: [u64; 4], coalesced_kick| {
+            let names = [Stage::SwitchIn, Stage::TapQueue, Stage::Guest, Stage::VhostTx];
+            let stage = |(stage, ns)| StageTime { stage, ns, split: None };
+            let request = Request {
+                stages: names.into_iter().zip(stages).map(stage).collect(),
+                coalesced_kick,
+                ..joined(0, 0).request
+            };
+            let around = Some([1_000_000, 0]);
+            Pair { start: 0, capture: 0, teiji: 0, around, behind_tap: behind_tap(&request) }.divides()
+        };
+        assert!(divides([50_000, 400_000, 600_000, 0], false));
+        assert!(divides([50_000, 400_000, 500_000, 50_000], false));
+        // A kick that comes after the frame, unless it was none of its own; and a stage that is too short.
+        assert!(!divides([50_000, 400_000, 601_001, 0], false));
+        assert!(divides([50_000, 400_000, 601_001, 0], true));
+        assert!(!divides([50_000, 300_000, 600_000, 48_000], false));
     }
 }

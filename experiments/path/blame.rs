@@ -177,6 +177,23 @@ fn greatest_of_host(vm: &VmReport, s: &Situation) -> bool {
     wanted > 0.0 && wanted >= greatest(&[Stage::VcpuWake, Stage::TapQueue, Stage::VhostTx], &|_| true)
 }
 
+/// Whether what is named instead of the part that a situation is about is greater than that, by the verdict's measure.
+fn greater_is_named(vm: &VmReport, s: &Situation, named: &[(Stage, Option<ThreadState>)]) -> bool {
+    let fluctuation = vm.verdict.fluctuation;
+    let measure = |stage: Stage, state: Option<ThreadState>| {
+        let of_stage = vm.stages.iter().find(|r| r.stage == stage)?;
+        let part = of_stage.parts.iter().find(|p| Some(p.state) == state);
+        Some(match (part, fluctuation) {
+            (Some(p), true) => p.fluctuation_share,
+            (Some(p), false) => p.p50 as f64,
+            (None, true) => of_stage.fluctuation_share,
+            (None, false) => of_stage.dist.p50 as f64,
+        })
+    };
+    let wanted = s.stages.iter().filter_map(|&stage| measure(stage, Some(s.state))).fold(0.0, f64::max);
+    named.iter().filter_map(|&(stage, state)| measure(stage, state)).sum::<f64>() >= wanted
+}
+
 /// Induces a situation and asks teiji, with an echo server in a guest that [`load::placed`] describes.
 ///
 /// # Errors
@@ -202,6 +219,8 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let vm = only(&traced.report)?.clone();
     let (stage, state) = (vm.blamed_stage(), vm.blamed_state());
     let right = stage.is_some_and(|stage| s.stages.contains(&stage)) && state == Some(s.state);
+    let evidence = vm.blamed().map(|f| f.evidence.as_slice()).unwrap_or_default();
+    let named: Vec<_> = evidence.iter().map(|e| (e.stage, e.state)).collect();
     let preempted_by: Vec<Preemptor> = vm.blamed().map(|f| f.preempted_by.clone()).unwrap_or_default();
     let us = |ns: u64| ns as f64 / 1e3;
     let behind_hogs =
@@ -210,7 +229,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         situation: s.name,
         run,
         right,
-        right_of_host: greatest_of_host(&vm, s),
+        right_of_host: greatest_of_host(&vm, s) && greater_is_named(&vm, s, &named),
         sentence: vm.line(),
         stage,
         state,

@@ -58,6 +58,9 @@ pub fn only(report: &Report) -> anyhow::Result<&VmReport> {
     }
 }
 
+/// Most memory that teiji may use, kB.
+pub const MEMORY_KB: u64 = 100_000;
+
 /// Events of a trace that did not fit its buffer.
 pub fn lost(report: &Report) -> u64 {
     report.counters.lost.iter().sum()

@@ -7,14 +7,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 use teiji_experiments::numbers::quantile;
 use teiji_experiments::path::table::{self, Found};
-use teiji_experiments::path::{Extent, FULL, SHORT, accuracy, blame, flood, throng};
+use teiji_experiments::path::{Extent, FULL, MEMORY_KB, SHORT, accuracy, blame, flood, throng};
 use teiji_experiments::summary::{self, Summary};
 use teiji_experiments::tracing::Lab;
 use teiji_experiments::{load, plot, programs, say};
 use teiji_lab::GuestSpec;
-
-/// Most memory that teiji may use, kB.
-const MEMORY_KB: u64 = 100_000;
 
 /// Stages against an independent capture; the right stage blamed under contention
 #[derive(Parser)]
@@ -199,6 +196,13 @@ fn judge_accuracy(summary: &mut Summary, a: &accuracy::Agreement) {
         &format!(
             "{case}: {} of {} not between the captures inside and outside (typically {:.0} µs apart)",
             a.not_between, a.matched, a.around_p50_us
+        ),
+    );
+    summary.claim(
+        a.divided_wrongly == 0,
+        &format!(
+            "{case}: {} of {} not divided at the tap as by the capture there",
+            a.divided_wrongly, a.matched
         ),
     );
     summary.claim(

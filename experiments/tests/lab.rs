@@ -10,15 +10,15 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use teiji_experiments::load::{self, Figures};
-use teiji_experiments::path::{SHORT, accuracy, agrees, blame, excused, flood, lost, only, throng};
+use teiji_experiments::path::{
+    MEMORY_KB, SHORT, accuracy, agrees, blame, excused, flood, lost, only, throng,
+};
 use teiji_experiments::programs;
 use teiji_experiments::tracing::{Lab, Trace};
 use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
 use teiji_model::report::Report;
 
-/// Most memory that teiji may use, kB.
-const MEMORY_KB: u64 = 100_000;
 const ECHO: &str = "--vm vm1 --flow 'udp port 7'";
 
 static LAB: Shared<Lab> =
@@ -56,8 +56,8 @@ fn vm1() -> &'static Guest<'static> {
     &VM1.0
 }
 
-/// Calls the guest that a trace watches, and sees to it that every request is one of the trace's, and complete if it was
-/// answered.
+/// Sends requests to the guest that a trace watches; fails unless all were sent and one at least was answered. What the
+/// trace made of them: [`all_are_accounted_for`].
 fn echo(guest: &Guest<'_>, rate: f64, count: u64) -> Figures {
     let called = load::echo(&LAB.host, guest, rate, count).unwrap();
     assert_eq!((called.sent, called.strange), (count, 0), "{called:?}");
@@ -114,6 +114,7 @@ fn times_agree(case: &accuracy::Case) {
         a.answered
     );
     assert_eq!(a.not_between, 0, "{}: of {} that were followed", a.case, a.matched);
+    assert_eq!(a.divided_wrongly, 0, "{}: of {} that were followed", a.case, a.matched);
     let (off, total) = (a.off_p50_us.abs(), a.total_p50_us);
     assert!(off <= (0.02 * total).max(50.0), "{}: typically {off} µs off in {total} µs", a.case);
     assert!(a.unattributed <= 0.01, "{}: {} unattributed", a.case, a.unattributed);

@@ -1,6 +1,7 @@
 //! What can go wrong in the lab.
 //!
-//! Every message says what is missing, what therefore does not work and what to do about it.
+//! A message about what this machine lacks says what therefore does not work and what to do about it. One about the lab host
+//! has its last words with it, and its console stays in the cache (see [`crate::cache`]).
 
 use std::{io, time::Duration};
 

@@ -79,7 +79,7 @@ fn version(root: &Path, kernel: Kernel) -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
-/// Finds the prepared root file system of this recipe, or makes it (about a minute, 1 GB to download).
+/// Finds the prepared root file system of this recipe, or makes it (some minutes, 1 GB to download).
 ///
 /// # Errors
 /// If `mmdebstrap`, root rights, network or disk space are missing, or the kernel lacks an option.

@@ -46,20 +46,23 @@ pub enum Error {
     #[error(transparent)]
     Qdisc(#[from] teiji_bpf::Error),
     /// Privileges that it does not need would stay.
-    #[error("the agent does not run with more privileges than it needs")]
+    #[error(
+        "the agent ends, as it could not give up its privileges: deadlines are not kept; start it by the systemd unit, or as root with all capabilities"
+    )]
     Privilege(#[from] privilege::Error),
     /// There is no thread to beat in.
     #[error("cannot start a thread, so nobody would keep deadlines")]
     Thread(#[source] std::io::Error),
     /// The pins are another process's, and no link has the qdisc of this one.
-    #[error("{} has the pins of another process, and no link has the qdisc of this agent: it ends", .0.display())]
+    #[error("{} has the pins of another process, and no link has the qdisc of this agent: it ends; end the other process, or start this one with another --pins", .0.display())]
     Replaced(PathBuf),
 }
 
 impl Error {
-    /// Whether it would be the same if the agent were started again: the kernel lacks what it needs, or another one runs.
+    /// Whether it would be the same if the agent were started again: the kernel lacks what it needs. Another agent that
+    /// runs may end.
     pub fn lasts(&self) -> bool {
-        matches!(self, Error::Qdisc(teiji_bpf::Error::Missing { .. } | teiji_bpf::Error::Refused { .. }))
+        matches!(self, Error::Qdisc(teiji_bpf::Error::Missing { .. } | teiji_bpf::Error::NoBtf))
     }
 }
 
@@ -107,8 +110,9 @@ pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
     match keep.unpin() {
         Ok(()) => tracing::info!("no link has channels; the qdisc is unregistered"),
         Err(teiji_bpf::Error::Refused { .. }) => tracing::warn!(
-            "{users} links still have channels, which leave in the order of their arrival from 2 s on; start the agent \
-             again, or `teiji rollback`"
+            "{users} links still have channels; {} s from now their packets leave in the order of arrival: start the agent \
+             again, or remove the channels by `teiji rollback`",
+            teiji_bpf::qdisc_edf::BEAT_LIMIT.as_secs()
         ),
         Err(error) => return Err(error.into()),
     }

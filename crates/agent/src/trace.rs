@@ -166,7 +166,7 @@ impl Session<'_> {
             Kind::Kick(k) => k.behind,
             _ => 0,
         };
-        self.events += 1;
+        self.events += u64::from(!matches!(item.event.kind, Kind::Lost(_)));
         if behind != 0
             && self.named.len() < MAX_TASKS
             && self.named.insert(behind)
@@ -237,8 +237,8 @@ pub fn run(
     progress: &mut dyn FnMut(&Progress),
     joined: &mut dyn FnMut(&Joined),
 ) -> Result<Outcome, Error> {
-    if spec.vms.iter().all(|v| v.nics.is_empty()) {
-        return Err(Error::NoVm("none of them has a tap".into()));
+    if spec.vms.iter().flat_map(|v| &v.nics).all(|nic| nic.ifindex == 0) {
+        return Err(Error::NoVm("none of them has a tap in this network namespace".into()));
     }
     let unwritten = |source| Error::Record { path: spec.record.clone().unwrap_or_default(), source };
     // Before the probes are there: what makes its name has nothing to do with them.
@@ -276,8 +276,7 @@ pub fn run(
         if done {
             tracer.stop();
         }
-        let taken = tracer.drain(&mut |item| session.take(item))?;
-        counted_at = note_lost(&tracer, &mut counters, counted_at, &mut session)?;
+        let taken = take_in(&mut tracer, &mut counters, &mut counted_at, &mut |item| session.take(item))?;
         if done {
             break;
         }
@@ -304,24 +303,62 @@ pub fn run(
     Ok(session.finish(counters))
 }
 
-/// Reads the counters; reports losses where they happened in the stream.
-fn note_lost(
-    tracer: &Tracer,
-    counters: &mut Counters,
-    counted_at: u64,
-    session: &mut Session<'_>,
-) -> Result<u64, Error> {
-    let at = now();
-    let counts = tracer.counts()?;
-    if let Some(lost) = take_in(counters, counts, counted_at) {
-        session.push(Event { ts: at, cpu: 0, kind: Kind::Lost(lost) });
+/// Where events come from: the tracer, and in tests a script.
+trait Source {
+    /// Takes events out of the buffer; whether there may be more.
+    fn fetch(&mut self) -> Result<bool, Error>;
+    /// What the probes have counted so far.
+    fn counts(&self) -> Result<Counts, Error>;
+    /// Hands on the events that were taken out last; how many.
+    fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize;
+}
+
+impl Source for Tracer {
+    fn fetch(&mut self) -> Result<bool, Error> {
+        Ok(Tracer::fetch(self)?)
     }
-    Ok(at)
+
+    fn counts(&self) -> Result<Counts, Error> {
+        Ok(Tracer::counts(self)?)
+    }
+
+    fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize {
+        Tracer::hand_on(self, each)
+    }
+}
+
+/// Takes in all events that are there, and how many; a loss before any event that is younger than its beginning.
+///
+/// What the analysis concludes from an event it cannot take back. So what was lost is counted after events have been
+/// taken out of the buffer and before they are handed on: none of them is younger than that count. `counted_at` is the
+/// time of the last count.
+fn take_in(
+    source: &mut impl Source,
+    counters: &mut Counters,
+    counted_at: &mut u64,
+    each: &mut dyn FnMut(&mut Item),
+) -> Result<usize, Error> {
+    let mut taken = 0;
+    loop {
+        let more = source.fetch()?;
+        let at = now();
+        let counts = source.counts()?;
+        if let Some(lost) = count_in(counters, counts, *counted_at) {
+            let event = Event { ts: now(), cpu: 0, kind: Kind::Lost(lost) };
+            each(&mut Item { event, payload: Vec::new() });
+        }
+        // What is lost while the counters are read may be in this count or in the next.
+        *counted_at = at;
+        taken += source.hand_on(each);
+        if !more {
+            return Ok(taken);
+        }
+    }
 }
 
 /// Takes in what the probes have counted; tells what was lost since `since`. A run of a probe that was left out is taken
 /// for an event: what it would have seen is not known.
-fn take_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost> {
+fn count_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost> {
     let before = counters.gone();
     counters.lost = counts.lost;
     counters.missed = counts.missed;
@@ -373,12 +410,50 @@ pub fn replay(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Er
 mod tests {
     use super::*;
 
+    /// A buffer that is read late: batches of events, and what has been lost when each is read.
+    struct Late(Vec<(Vec<u64>, u64)>, Vec<u64>, u64);
+
+    impl Source for Late {
+        fn fetch(&mut self) -> Result<bool, Error> {
+            (self.1, self.2) = self.0.remove(0);
+            Ok(!self.0.is_empty())
+        }
+
+        fn counts(&self) -> Result<Counts, Error> {
+            Ok(Counts { lost: vec![self.2], ..Counts::default() })
+        }
+
+        fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize {
+            for &ts in &self.1 {
+                let kind = Kind::Task(Task { tid: 1, comm: [0; 16] });
+                each(&mut Item { event: Event { ts, cpu: 0, kind }, payload: Vec::new() });
+            }
+            self.1.len()
+        }
+    }
+
+    #[test]
+    fn a_loss_is_told_before_any_event_that_is_younger() {
+        let mut late = Late(vec![(vec![10, 400], 0), (vec![500, 900], 3), (vec![950], 3)], Vec::new(), 0);
+        let (mut counters, mut counted_at, mut told) = (Counters::default(), 5, Vec::new());
+        let taken = take_in(&mut late, &mut counters, &mut counted_at, &mut |item| {
+            told.push(match item.event.kind {
+                Kind::Lost(lost) => (lost.count, lost.since <= item.event.ts),
+                _ => (0, item.event.ts >= 500),
+            });
+        });
+        assert_eq!((taken.unwrap(), counters.lost), (5, vec![3]));
+        // Two events from before the count in which the loss is not yet, the loss, and the others.
+        let event = |young| (0, young);
+        assert_eq!(told, [event(false), event(false), (3, true), event(true), event(true), event(true)]);
+    }
+
     #[test]
     fn missed_runs_of_probes_are_losses() {
         let mut counters = Counters::default();
         let mut take = |lost: &[u64], missed| {
             let counts = Counts { lost: lost.to_vec(), missed, ..Counts::default() };
-            take_in(&mut counters, counts, 5)
+            count_in(&mut counters, counts, 5)
         };
         assert_eq!(take(&[0, 0], 0), None);
         assert_eq!(take(&[0, 0], 2), Some(Lost { since: 5, count: 2 }));

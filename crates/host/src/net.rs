@@ -22,8 +22,14 @@ pub(crate) fn tap(root: &Root, pid: u32, fd: u32) -> Option<String> {
     (!name.is_empty() && !name.contains('/') && name != "..").then(|| name.to_owned())
 }
 
-/// The VM's NICs, in the order of their descriptors.
-pub(crate) fn nics(root: &Root, open: &Descriptors, netdevs: &[NetDev], learnt: &Learnt) -> Vec<Nic> {
+/// The VM's NICs, in the order of their descriptors. Of taps in another network namespace than this process's only what the
+/// VMM says of them is known: a device of the same name here is another one.
+pub(crate) fn nics(root: &Root, pid: u32, open: &Descriptors, netdevs: &[NetDev], learnt: &Learnt) -> Vec<Nic> {
+    let namespace = |of: &str| root.link(&format!("proc/{of}/ns/net"));
+    let here = match (namespace("self"), namespace(&pid.to_string())) {
+        (Some(ours), Some(theirs)) => ours == theirs,
+        _ => true,
+    };
     let mut order: Vec<&str> = Vec::new();
     let mut fds: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
     for (fd, tap) in &open.taps {
@@ -44,9 +50,9 @@ pub(crate) fn nics(root: &Root, open: &Descriptors, netdevs: &[NetDev], learnt: 
             let vhost = open.vhost_net > 0 && netdev.and_then(|n| n.vhost).unwrap_or(true);
             Nic {
                 tap: tap.to_owned(),
-                ifindex: ifindex(root, tap),
-                mac: netdev.and_then(|n| n.mac).or_else(|| learnt.mac(root, tap)),
-                bridge: master(root, tap),
+                ifindex: if here { ifindex(root, tap) } else { 0 },
+                mac: netdev.and_then(|n| n.mac).or_else(|| learnt.mac(root, tap).filter(|_| here)),
+                bridge: master(root, tap).filter(|_| here),
                 data_plane: if vhost { DataPlane::VhostNet } else { DataPlane::Userspace },
                 queues: u32::try_from(held.len()).unwrap_or(u32::MAX),
             }

@@ -77,7 +77,7 @@ fn vm(root: &Root, pid: u32, open: &Open, shared: &Shared) -> Option<(Vm, Identi
     let line = CommandLine::new(&root.bytes(&format!("proc/{pid}/cmdline"))?);
     let vcpus = thread::vcpus(root, pid, &open.vm_fds);
     let workers = thread::workers(root, pid, &shared.workers);
-    let nics = net::nics(root, &open.net, &line.netdevs(), &shared.learnt);
+    let nics = net::nics(root, pid, &open.net, &line.netdevs(), &shared.learnt);
     let memory_nodes = numa::resident(root, pid);
     if !root.exists(&format!("proc/{pid}/task")) {
         return None;

@@ -49,6 +49,23 @@ fn a_qemu_with_two_nics_and_two_queues() {
     assert_eq!(b.mac, Some([0x52, 0x54, 0, 0, 0, 2]), "learnt from the bridge, the tap's own left out");
 }
 
+/// Whoever may make a network namespace may give a tap there any name.
+#[test]
+fn a_tap_of_another_network_namespace_is_not_the_one_of_that_name_here() {
+    let host = Host::new();
+    for (pid, fd) in [(700, 20), (800, 21)] {
+        host.vmm(pid, "qemu -name a", &KVM);
+        host.tap(pid, fd, "tap0", 5);
+    }
+    host.link("sys/class/net/tap0/master", "../br0");
+    host.link("proc/self/ns/net", "net:[4026531840]");
+    host.link("proc/700/ns/net", "net:[4026531840]");
+    host.link("proc/800/ns/net", "net:[4026532999]");
+    let vms = host.root().vms().unwrap();
+    let nics: Vec<_> = vms.iter().map(|vm| (vm.nics[0].ifindex, vm.nics[0].bridge.as_deref())).collect();
+    assert_eq!(nics, [(5, Some("br0")), (0, None)]);
+}
+
 #[test]
 fn workers_that_are_kernel_threads_belong_to_their_owner() {
     let host = Host::new();
@@ -131,7 +148,7 @@ fn no_procfs_is_an_error_that_says_so() {
 #[test]
 fn what_is_missing_says_what_it_costs_and_how_to_get_it() {
     let host = Host::new();
-    host.file("proc/sys/kernel/osrelease", "5.10.0-8-amd64\n");
+    host.file("proc/sys/kernel/osrelease", "6.0.19-amd64\n");
     host.file("proc/self/status", "CapEff:\t0000000000000000\n");
     host.file("sys/kernel/security/lockdown", "none integrity [confidentiality]\n");
     let all = host.root().capabilities();
@@ -150,13 +167,14 @@ fn what_is_missing_says_what_it_costs_and_how_to_get_it() {
     ] {
         let it = all.iter().find(|c| c.name == missing).unwrap();
         assert!(!it.present && !it.consequence.is_empty() && !it.remedy.is_empty(), "{it:?}");
+        assert!(missing != "kernel" || it.remedy == "run Linux 6.1 or later", "{it:?}");
     }
 }
 
 #[test]
 fn what_is_there_says_no_more() {
     let host = Host::new();
-    host.file("proc/sys/kernel/osrelease", "7.2.12+deb14-amd64\n");
+    host.file("proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
     host.file("proc/self/status", "CapEff:\t000001ffffffffff\n");
     for path in ["btf/vmlinux", "btf/vhost_net", "tracing/events/sched/sched_switch/id", "debug/kvm/x"] {
         host.file(&format!("sys/kernel/{path}"), "");

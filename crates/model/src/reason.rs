@@ -106,7 +106,7 @@ reasons! {
     /// A copy that was sent again may have been answered.
     OtherCopy, "other_copy", Nobody, "sent again before it was answered; its first copy was not seen to reach the guest";
     /// Events did not fit the buffer about then.
-    EventsLost, "events_lost", Teiji, "events were lost at that time";
+    EventsLost, "events_lost", Teiji, "events were lost, or runs of probes missed, at that time";
     /// It had to make room.
     Evicted, "evicted", Teiji, "given up for lack of room: too many were followed at once";
     /// The points contradict each other.

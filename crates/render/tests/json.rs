@@ -57,6 +57,16 @@ fn a_report_of_before_is_still_read() {
 }
 
 #[test]
+fn every_reason_is_documented() {
+    let docs = include_str!("../../../docs/report-json.md");
+    for reason in teiji_model::report::Reason::ALL {
+        let blame = serde_json::to_value(reason.blame()).unwrap();
+        let row = format!("| `{}` | {} | {} |", reason.name(), blame.as_str().unwrap(), reason.text());
+        assert!(docs.contains(&row), "{row}");
+    }
+}
+
+#[test]
 fn a_report_survives_json() {
     let report = common::contended();
     let text = serde_json::to_string(&report).unwrap();

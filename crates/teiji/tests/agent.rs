@@ -216,7 +216,8 @@ fn one_agent_keeps_a_folder_of_pins_whatever_their_state_directories() {
     first.says("the agent keeps deadlines");
     let mut second = Agent::start(&world, &world.dir.path().join("other"));
     second.says(&format!("another teiji agent is running (pid {})", first.process.id()));
-    assert_eq!(second.process.wait().unwrap().code(), Some(78));
+    // Not the code after which systemd gives up: the first one may end.
+    assert_eq!(second.process.wait().unwrap().code(), Some(1));
     assert!(!world.dir.path().join("other").join(LOCK).exists());
     assert_eq!(first.end(), 0);
     // Its lock is gone with it.
@@ -277,7 +278,8 @@ fn systemd_starts_the_agent_however_often_it_ends() {
     let text = fs::read_to_string(unit).unwrap();
     let (general, service) = text.split_once("[Service]").unwrap();
     assert!(general.lines().any(|l| l == "StartLimitIntervalSec=0"), "{general}");
-    for line in ["Restart=always", "RestartSec=500ms", "RestartPreventExitStatus=78"] {
+    let kept = ["Restart=always", "RestartSec=500ms", "RestartPreventExitStatus=78", "ProtectSystem=strict"];
+    for line in kept {
         assert!(service.lines().any(|l| l == line), "{line} is missing in {service}");
     }
 }

@@ -12,15 +12,14 @@ pub struct Selection {
     pub notes: Vec<String>,
 }
 
-/// The VMs that `wanted` names, by name or as `pid:N`; all if it names none. Of several of a name those are meant whose
-/// name somebody vouches for; what is said of the others comes with them.
+/// The VMs that `wanted` names, by name or as `pid:N`; if it names none, all whose names somebody vouches for. Of several of
+/// a name those are meant whose name somebody vouches for; what is said of the others comes with them.
 ///
 /// # Errors
 /// If a name is that of no VM or of several.
 pub fn select(found: &[(Vm, Identity)], wanted: &[String]) -> Result<Selection, String> {
     if wanted.is_empty() {
-        let vms = found.iter().map(|(vm, _)| vm.clone()).collect();
-        return Ok(Selection { vms, notes: Vec::new() });
+        return Ok(all(found));
     }
     let mut selected: Vec<Vm> = Vec::new();
     let mut notes = Vec::new();
@@ -49,6 +48,24 @@ pub fn select(found: &[(Vm, Identity)], wanted: &[String]) -> Result<Selection, 
         }
     }
     Ok(Selection { vms: selected, notes })
+}
+
+/// All VMs; without those that only call themselves so, if there are others: what such a process says of its taps may be
+/// aimed at another VM's trace.
+fn all(found: &[(Vm, Identity)]) -> Selection {
+    let doubt = |identity: &Identity| identity.doubt(&VM_USERS);
+    let some_genuine = found.iter().any(|(_, identity)| doubt(identity).is_none());
+    let (mut selected, mut notes) = (Vec::new(), Vec::new());
+    for (vm, identity) in found {
+        match doubt(identity).filter(|_| some_genuine) {
+            None => selected.push(vm.clone()),
+            Some(whose) => notes.push(printable(&format!(
+                "a process calls itself {}: pid {}, {whose}; it is not traced (--vm pid:{} does)",
+                vm.name, vm.pid, vm.pid
+            ))),
+        }
+    }
+    Selection { vms: selected, notes }
 }
 
 /// The VMs of a name; without those that only call themselves so, if there are others.
@@ -126,6 +143,21 @@ mod tests {
         );
         // Who is alone is meant, and so is a process id.
         assert_eq!(select(&found, &["c".into(), "pid:1".into()]).unwrap().vms.len(), 2);
+    }
+
+    #[test]
+    fn who_is_in_doubt_is_not_among_all() {
+        let found = [(vm("a", 1), of(1000)), (vm("a", 2), of(0)), (vm("c", 3), of(1000))];
+        let Selection { vms, notes } = select(&found, &[]).unwrap();
+        assert_eq!(vms.iter().map(|vm| vm.pid).collect::<Vec<_>>(), [2]);
+        assert_eq!(notes.len(), 2);
+        assert_eq!(
+            notes[1],
+            "a process calls itself c: pid 3, user 1000; it is not traced (--vm pid:3 does)"
+        );
+        // A user's own VMs, where there are no others.
+        let Selection { vms, notes } = select(&found[2..], &[]).unwrap();
+        assert_eq!((vms.len(), notes.len()), (1, 0));
     }
 
     #[test]

@@ -152,7 +152,9 @@ impl Joiner {
         };
         for (vm, v) in meta.vms.iter().enumerate() {
             for nic in &v.nics {
-                common.by_ifindex.insert(nic.ifindex, common.taps.len() as u32);
+                if nic.ifindex != 0 {
+                    common.by_ifindex.insert(nic.ifindex, common.taps.len() as u32);
+                }
                 common.taps.push(Tap {
                     vm: vm as u32,
                     queues: Vec::new(),

@@ -252,26 +252,41 @@ impl Tracer {
         object::verified(&self.object)
     }
 
-    /// Hands on what the probes have reported since the last call; returns how many events.
+    /// Takes what the probes have reported out of the buffer, 4,096 events at most, for [`Tracer::hand_on`]; returns
+    /// whether there may be more.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the buffer cannot be read.
+    pub fn fetch(&mut self) -> Result<bool, Error> {
+        let taken = self.ring.consume_raw_n(BATCH);
+        if taken < 0 {
+            return Err(Error::Kernel {
+                doing: "read the record buffer".into(),
+                reason: std::io::Error::from_raw_os_error(-taken).to_string(),
+            });
+        }
+        Ok(taken as usize >= BATCH)
+    }
+
+    /// Hands on what was taken out; returns how many events.
+    pub fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize {
+        let mut batch = self.batch.borrow_mut();
+        batch.iter_mut().for_each(each);
+        let taken = batch.len();
+        batch.clear();
+        taken
+    }
+
+    /// Takes out and hands on all that there is; returns how many events.
+    ///
+    /// # Errors
+    /// As [`Tracer::fetch`].
     pub fn drain(&mut self, each: &mut dyn FnMut(&mut Item)) -> Result<usize, Error> {
         let mut total = 0;
         loop {
-            let taken = self.ring.consume_raw_n(BATCH);
-            if taken < 0 {
-                return Err(Error::Kernel {
-                    doing: "read the record buffer".into(),
-                    reason: std::io::Error::from_raw_os_error(-taken).to_string(),
-                });
-            }
-            for item in self.batch.borrow_mut().iter_mut() {
-                each(item);
-            }
-            self.batch.borrow_mut().clear();
-            total += taken as usize;
-            if (taken as usize) < BATCH {
+            let more = self.fetch()?;
+            total += self.hand_on(each);
+            if !more {
                 return Ok(total);
             }
         }

@@ -120,7 +120,8 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
         let pid = vm.pid.to_ne_bytes();
         places.hint(vm.pid, hint::HINT_VM);
         put("vms", &pid, &pid)?;
-        for nic in &vm.nics {
+        // A tap of another network namespace has no index here.
+        for nic in vm.nics.iter().filter(|nic| nic.ifindex != 0) {
             places.hint(nic.ifindex, hint::HINT_TAP);
             put("taps", &nic.ifindex.to_ne_bytes(), &pid)?;
             if let Some(addr) = nic.mac {

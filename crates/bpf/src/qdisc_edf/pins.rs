@@ -171,7 +171,8 @@ impl Pins {
 
     pub(super) fn failed(&self, what: &str, e: &io::Error) -> Error {
         match e.kind() {
-            io::ErrorKind::PermissionDenied => Error::NotPermitted,
+            // Root is not told to become root: a security module or the owner of the folder is in the way.
+            io::ErrorKind::PermissionDenied if !nix::unistd::geteuid().is_root() => Error::NotPermitted,
             _ => Error::Kernel { doing: format!("{what} {}", self.0.display()), reason: e.to_string() },
         }
     }

@@ -77,8 +77,8 @@ pub fn lost(report: &Report) -> Vec<String> {
     }
     if counters.missed > 0 {
         let text = format!(
-            "missed {} of probes, which the kernel leaves out while the same probe is at work; requests of that \
-             time are left out",
+            "missed {} of probes, which the kernel leaves out while the same probe is at work on that CPU; requests of that \
+             time are left out: trace fewer VMs, or give their vhost workers CPUs of their own",
             count(counters.missed, "run")
         );
         lines.extend(wrap(&text, WIDTH));
