@@ -177,12 +177,21 @@ fn greatest_of_host(vm: &VmReport, s: &Situation) -> bool {
     wanted > 0.0 && wanted >= greatest(&[Stage::VcpuWake, Stage::TapQueue, Stage::VhostTx], &|_| true)
 }
 
-/// Whether what the verdict names instead of the part that a situation is about has a greater share than that.
-fn greater_is_named(vm: &VmReport, s: &Situation) -> bool {
-    let share = |p: &PartReport| if vm.verdict.fluctuation { p.fluctuation_share } else { p.time_share };
-    let of_situation = vm.stages.iter().filter(|stage| s.stages.contains(&stage.stage));
-    let parts = of_situation.flat_map(|stage| &stage.parts).filter(|p| p.state == s.state);
-    vm.verdict.stage.is_some() && parts.map(share).fold(0.0, f64::max) <= vm.verdict.share
+/// Whether what is named instead of the part that a situation is about is greater than that, by the verdict's measure.
+fn greater_is_named(vm: &VmReport, s: &Situation, named: &[(Stage, Option<ThreadState>)]) -> bool {
+    let fluctuation = vm.verdict.fluctuation;
+    let measure = |stage: Stage, state: Option<ThreadState>| {
+        let of_stage = vm.stages.iter().find(|r| r.stage == stage)?;
+        let part = of_stage.parts.iter().find(|p| Some(p.state) == state);
+        Some(match (part, fluctuation) {
+            (Some(p), true) => p.fluctuation_share,
+            (Some(p), false) => p.p50 as f64,
+            (None, true) => of_stage.fluctuation_share,
+            (None, false) => of_stage.dist.p50 as f64,
+        })
+    };
+    let wanted = s.stages.iter().filter_map(|&stage| measure(stage, Some(s.state))).fold(0.0, f64::max);
+    named.iter().filter_map(|&(stage, state)| measure(stage, state)).sum::<f64>() >= wanted
 }
 
 /// Induces a situation and asks teiji, with an echo server in a guest that [`load::placed`] describes.
@@ -217,7 +226,12 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         situation: s.name,
         run,
         right,
-        right_of_host: greatest_of_host(&vm, s) && greater_is_named(&vm, s),
+        right_of_host: greatest_of_host(&vm, s)
+            && greater_is_named(
+                &vm,
+                s,
+                &v.stage.map(|stage| (stage, v.state)).into_iter().collect::<Vec<_>>(),
+            ),
         sentence: v.line(),
         stage: v.stage,
         state: v.state,
