@@ -33,8 +33,8 @@ use teiji_model::stage::Stage;
 const OFF_SHARE: f64 = 0.02;
 /// See [`OFF_SHARE`], ns.
 const OFF_NS: f64 = 50_000.0;
-/// Starts of one request on the two clocks differ by no more than this, ns.
-const START_OFF: i64 = 3_000_000;
+/// The difference of the two clocks is known to so much, ns.
+const START_OFF: i64 = 20_000;
 
 /// Two readings of the kernel's clocks, on CPUs that have just been told the time, may differ by so much, ns.
 const CLOCKS_OFF: u64 = 1_000;
@@ -287,8 +287,9 @@ fn behind_tap(request: &Request) -> [u64; 2] {
     [of(Stage::TapQueue, kicked), of(Stage::SwitchIn, Stage::VhostTx)]
 }
 
-/// Pairs the requests of both, each used once, in the order of their starts: every one of teiji's with the nearest
-/// of the capture's.
+/// Pairs the requests of both, each used once, in the order of their starts. The capture stamps a packet before teiji does
+/// and both before the next packet comes, however long the CPU is put aside in between: so the last one that the capture
+/// has stamped by then is teiji's, if its response had not left yet.
 fn align(
     capture: &[Exchange],
     teiji: &[Joined],
@@ -299,11 +300,12 @@ fn align(
     let mut at = 0;
     for j in teiji {
         let start = j.request.start as i64 + realtime_minus_monotonic;
-        let distance = |e: &Exchange| (e.start as i64 - start).abs();
-        while capture.get(at + 1).is_some_and(|next| distance(next) < distance(&capture[at])) {
+        let stamped = |e: &Exchange| e.start as i64 <= start + START_OFF;
+        while capture.get(at + 1).is_some_and(stamped) {
             at += 1;
         }
-        if let Some(e) = capture.get(at).filter(|e| distance(e) <= START_OFF) {
+        let under_way = |e: &&Exchange| stamped(e) && start <= e.start as i64 + e.total as i64;
+        if let Some(e) = capture.get(at).filter(under_way) {
             let (start, capture, teiji) = (e.start, e.total, j.request.total);
             pairs.push(Pair { start, capture, teiji, around: around(e), behind_tap: behind_tap(&j.request) });
             at += 1;
@@ -337,14 +339,16 @@ mod tests {
     #[test]
     fn requests_are_told_by_their_starts() {
         let capture: Vec<Exchange> = (1..=4)
-            .map(|i| Exchange { id: i, start: 10_000_000_000 + i * 5_000_000, total: 100 + i })
+            .map(|i| Exchange { id: i, start: 10_000_000_000 + i * 5_000_000, total: 6_000_000 + i })
             .collect();
-        // The second is missing; clocks 10 s apart, stamps 3 µs apart; the last was never captured.
-        let teiji: Vec<Joined> =
-            [1, 3, 4, 9].into_iter().map(|i| joined(i * 5_000_000 + 3_000, 200 + i)).collect();
+        // The second is missing; clocks 10 s apart; stamps up to 4 ms apart, as CPUs are put aside; the last was never captured.
+        let teiji: Vec<Joined> = [(1, 3_000), (3, 4_000_000), (4, 3_000), (9, 3_000)]
+            .into_iter()
+            .map(|(i, late)| joined(i * 5_000_000 + late, 200 + i))
+            .collect();
         let pairs = align(&capture, &teiji, 10_000_000_000, |e| Some([e.id, e.id]));
         let totals: Vec<_> = pairs.iter().map(|p| (p.capture, p.teiji)).collect();
-        assert_eq!(totals, [(101, 201), (103, 203), (104, 204)]);
+        assert_eq!(totals, [(6_000_001, 201), (6_000_003, 203), (6_000_004, 204)]);
         assert_eq!(pairs[1].around, Some([3, 3]));
     }
 
