@@ -24,7 +24,13 @@ pub(crate) fn tap(root: &Root, pid: u32, fd: u32) -> Option<String> {
 
 /// The VM's NICs, in the order of their descriptors. Of taps in another network namespace than this process's only what the
 /// VMM says of them is known: a device of the same name here is another one.
-pub(crate) fn nics(root: &Root, pid: u32, open: &Descriptors, netdevs: &[NetDev], learnt: &Learnt) -> Vec<Nic> {
+pub(crate) fn nics(
+    root: &Root,
+    pid: u32,
+    open: &Descriptors,
+    netdevs: &[NetDev],
+    learnt: &Learnt,
+) -> Vec<Nic> {
     let namespace = |of: &str| root.link(&format!("proc/{of}/ns/net"));
     let here = match (namespace("self"), namespace(&pid.to_string())) {
         (Some(ours), Some(theirs)) => ours == theirs,
