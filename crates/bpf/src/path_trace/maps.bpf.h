@@ -103,7 +103,8 @@ struct clock {
 /*
  * Clocks, in the order in which their threads were first seen; clock_of() finds that of a thread. The probes
  * of the scheduler look up every thread of the host, and those of KVM do so at each exit. So this is an
- * array, and clock_of() first reads one word of memory, which is 0 for almost every thread that is not traced.
+ * array, and clock_of() first reads one word of memory, which is 0 for almost every thread that is not
+ * traced.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -67,8 +67,8 @@ struct sums {
 /*
  * Adds two words to a hash: the secret of its place is added to each word, and the two are multiplied
  * ("pair-multiply-shift", Thorup, High Speed Hashing for Integers and Strings, 2015, section 3.5). For any
- * two different packets the upper 32 bits of one sum are equal for one in 2^32 choices of the secrets, and those
- * of both sums for one in 2^64: nobody can construct packets that collide more often.
+ * two different packets the upper 32 bits of one sum are equal for one in 2^32 choices of the secrets, and
+ * those of both sums for one in 2^64: nobody can construct packets that collide more often.
  */
 static __always_inline void add_pair(struct sums *s, int place, u32 even, u32 odd)
 {
