@@ -252,7 +252,7 @@ impl Tracer {
         object::verified(&self.object)
     }
 
-    /// Takes at most 4,096 events out of the buffer, for [`Tracer::hand_on`]; returns whether there may be more.
+    /// Takes at most 4,096 records out of the buffer, for [`Tracer::hand_on`]; returns whether there may be more.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the buffer cannot be read.
