@@ -13,8 +13,8 @@ pub struct Selection {
 }
 
 /// The VMs that `wanted` names, by name or as `pid:N`; if it is empty, all VMs with trusted names. If several VMs have
-/// one name, those whose name is trusted are selected, with notes about the others. If no name is trusted, all are
-/// selected.
+/// one name, those whose name is trusted are selected, with notes about the others; if it is trusted for none of them,
+/// all of them count.
 ///
 /// # Errors
 /// If a name is that of no VM or of several.
