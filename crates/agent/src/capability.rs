@@ -1,4 +1,4 @@
-//! What this host can do: discovery's findings and the kernel's hooks, in one list.
+//! What this host supports: the capabilities that `teiji-host` finds, and the kernel's hooks, in one list.
 use teiji_bpf::hooks::KernelTypes;
 use teiji_bpf::path_trace;
 use teiji_model::host::Capability;
@@ -31,7 +31,7 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ("sched_wakeup", "waiting for a CPU cannot be told from sleeping", true),
 ];
 
-/// Everything that teiji needs, and whether it is there; in the order in which to mend it.
+/// Everything that teiji needs, and whether it is present; in the order in which an operator should fix it.
 pub fn capabilities() -> Vec<Capability> {
     let mut all = teiji_host::capabilities();
     let hooks = match path_trace::hooks() {
@@ -78,8 +78,7 @@ pub fn capabilities() -> Vec<Capability> {
     all
 }
 
-/// Whether the kernel takes the probes: that their targets are there does not say that its verifier lets them look
-/// at what they find.
+/// Whether the kernel accepts the probes: even if their targets exist, the verifier may refuse the programs.
 fn packet_probes(refused: Option<teiji_bpf::Error>) -> Capability {
     let missing = |text: &str| if refused.is_none() { String::new() } else { text.into() };
     Capability {
@@ -94,7 +93,7 @@ fn packet_probes(refused: Option<teiji_bpf::Error>) -> Capability {
     }
 }
 
-/// Whether a qdisc may be a BPF program, which deadlines on a link rest on. Tracing does without.
+/// Whether the kernel supports qdiscs made of BPF programs, which deadlines on a link need. Tracing does not need them.
 fn bpf_qdiscs(present: bool) -> Capability {
     let missing = |text: &str| if present { String::new() } else { text.into() };
     Capability {

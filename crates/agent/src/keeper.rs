@@ -1,4 +1,4 @@
-//! `teiji agent`: registers teiji's qdisc and says four times a second that somebody looks after it.
+//! `teiji agent`: registers teiji's qdisc and sends a heartbeat to it four times a second.
 //!
 //! ```text
 //!          nothing pinned                            this version's, or loaded
@@ -6,20 +6,20 @@
 //!    │      another version's, no link has it ▲                                       last one out: unpin
 //!    └── another version's, links have it ──► beat for it ──(no link has it any more)─┘
 //! ```
-//! Channels live in the kernel, not here: whoever kills the agent has links fall back to FIFO after 2 s, and the next
-//! agent has them keep deadlines again, at once.
+//! (`beat`: send the heartbeat.) Channels live in the kernel, not here: if the agent is killed, links fall back to FIFO
+//! after 2 s; when the next agent starts, they keep deadlines again at once.
 //!
 //! | thread | does |
 //! | --- | --- |
-//! | heartbeat | begins first, writes to a mapped page, depends on no file and waits for nobody |
-//! | recovery | clears up after a killed apply, and ends; what it cannot read it reports and leaves to the operator |
-//! | main | waits for the signal; looks once a second whether the pins are still there |
+//! | heartbeat | starts first, writes to a mapped page, depends on no file and waits for nothing |
+//! | recovery | recovers from a killed apply, and ends; reports a file that it cannot read, for the operator |
+//! | main | waits for the signal; checks once a second whether the pins are still there |
 //!
 //! ## Pins that somebody removes
-//! Links keep their qdisc and the maps, and the heartbeat in these goes on, so no deadline is missed. But commands find no
-//! channels any more. The agent holds all that was pinned and pins it again, if the folder is free: a kernel whose
-//! channels nobody can change or remove is of no use to anyone, and whoever wants them gone has `teiji rollback`. If the
-//! folder has another process's pins it says so, and goes on for the links that have its own qdisc.
+//! Links keep their qdisc and the maps, and the heartbeat in these continues, so no deadline is missed. But commands
+//! find no channels any more. The agent holds everything that was pinned and pins it again if the folder is free:
+//! channels that nobody can change or remove are of no use, and `teiji rollback` is the way to remove them. If the
+//! folder has pins of another process, the agent says so and continues for the links that have its own qdisc.
 
 use crate::apply::{self, Engine};
 use crate::machine::Machine;
@@ -34,43 +34,44 @@ use teiji_bpf::qdisc_edf::{Keep, Pinned, Pulse};
 use teiji_host::{Root, privilege};
 use teiji_model::status::Unfinished;
 
-/// Between two beats: a fraction of what is safe ([`teiji_bpf::qdisc_edf::BEAT_EVERY`]), and how long a signal may wait.
+/// Time between two heartbeats, a fraction of what is safe ([`teiji_bpf::qdisc_edf::BEAT_EVERY`]). A signal may have to
+/// wait for as long.
 const BEAT: Duration = Duration::from_millis(250);
-/// Between two looks at the pins.
+/// Time between two checks of the pins.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Why there is no agent.
+/// Why the agent cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The qdisc; also if another agent keeps it.
     #[error(transparent)]
     Qdisc(#[from] teiji_bpf::Error),
-    /// Privileges that it does not need would stay.
+    /// It cannot give up privileges that it does not need.
     #[error(
         "the agent ends, as it could not give up its privileges: deadlines are not kept; start it by the systemd unit, or as root with all capabilities"
     )]
     Privilege(#[from] privilege::Error),
-    /// There is no thread to beat in.
+    /// No thread can be started for the heartbeat.
     #[error("cannot start a thread, so nobody would keep deadlines")]
     Thread(#[source] std::io::Error),
-    /// The pins are another process's, and no link has the qdisc of this one.
+    /// The pins belong to another process, and no link has the qdisc of this one.
     #[error("{} has the pins of another process, and no link has the qdisc of this agent: it ends; end the other process, or start this one with another --pins", .0.display())]
     Replaced(PathBuf),
 }
 
 impl Error {
-    /// Whether it would be the same if the agent were started again: the kernel lacks what it needs. Another agent that
-    /// runs may end.
+    /// Whether a restart of the agent would fail in the same way, because the kernel lacks what it needs. (If another
+    /// agent runs, that one may end.)
     pub fn lasts(&self) -> bool {
         matches!(self, Error::Qdisc(teiji_bpf::Error::Missing { .. } | teiji_bpf::Error::NoBtf))
     }
 }
 
-/// Keeps deadlines going until `stop`. Needs root for the start only; no capability is kept, but root's user, to whom the
-/// pins belong.
+/// Keeps deadlines until `stop` is set. Needs root for the start only; it then keeps no capability, but stays user
+/// root, who owns the pins.
 ///
 /// # Errors
-/// If another one runs, or the kernel does not take the qdisc. What is wrong in the state directory is logged.
+/// If another agent runs, or the kernel does not accept the qdisc. Errors in the state directory are logged.
 pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
     let mut keep = Keep::take(pins)?;
     let mut heart = Heart::start(keep.pulse())?;
@@ -86,7 +87,7 @@ pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
         }
         if recovery.is_none() {
             if !keep.is_current() && keep.users() == 0 {
-                // The lock of the former goes with it; its heartbeat goes on until there is another.
+                // This releases the lock on the former qdisc; its heartbeat continues until the new one starts.
                 drop(keep);
                 keep = Keep::take(pins)?;
                 heart = Heart::start(keep.pulse())?;
@@ -106,7 +107,7 @@ pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
         watch.look(&mut keep)?;
     }
     let users = keep.users();
-    // Between the look and the removal a link may get the qdisc: `unpin` looks again, under the writers' lock.
+    // A link may get the qdisc before the pins are removed: `unpin` checks again, under the writers' lock.
     match keep.unpin() {
         Ok(()) => tracing::info!("no link has channels; the qdisc is unregistered"),
         Err(teiji_bpf::Error::Refused { .. }) => tracing::warn!(
@@ -130,10 +131,10 @@ fn warn_of_other(keep: &Keep) {
     }
 }
 
-/// The heartbeat: a thread without privileges that beats until this is dropped.
+/// The heartbeat: a thread without privileges that sends it until this value is dropped.
 struct Heart {
     stop: Arc<AtomicBool>,
-    /// Disconnected once its privileges are gone.
+    /// Disconnected once the thread has given up its privileges.
     confined: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
@@ -146,7 +147,7 @@ impl Heart {
         let beat = move || {
             pulse.beat();
             if let Err(error) = privilege::give_up() {
-                // `confirm` says it again; meanwhile deadlines are kept.
+                // `confirm` reports it again; meanwhile deadlines are kept.
                 tracing::error!("the heartbeat: {error}");
             }
             drop(done);
@@ -175,8 +176,8 @@ impl Drop for Heart {
     }
 }
 
-/// Clears up after an apply or a rollback that was killed, as `teiji status` does, in a thread of its own. What is returned
-/// is disconnected when it is done, and the thread has no privileges any more then.
+/// Recovers from an apply or a rollback that was killed, as `teiji status` does, in a thread of its own. The returned
+/// channel is disconnected when that is done; the thread has no privileges any more then.
 fn recover(state: &Path, pins: &Path) -> Result<Receiver<()>, Error> {
     let (done, end) = channel();
     let (state, pins) = (state.to_owned(), pins.to_owned());
@@ -210,18 +211,18 @@ fn clear_up(state: &Path, pins: &Path) -> Result<(), apply::Error> {
     }
     match engine.recover(Duration::ZERO) {
         Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{note}")),
-        // Somebody is at it.
+        // Another command is doing it.
         Err(apply::Error::Busy(_)) => {}
         Err(error) => return Err(error),
     }
     Ok(())
 }
 
-/// Looks whether commands find what the agent keeps.
+/// Checks whether commands find the pins of this agent.
 struct Watch<'a> {
     pins: &'a Path,
     last: Instant,
-    /// What is wrong, as it was told.
+    /// The problem that was reported last.
     trouble: Option<String>,
 }
 

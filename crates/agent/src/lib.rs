@@ -1,17 +1,17 @@
-//! teiji's runtime: joins the kernel's side (`teiji-bpf`), the host's (`teiji-host`) and the thinking
-//! (`teiji-analysis`, `teiji-control`). Holds no algorithm of its own.
+//! teiji's runtime: joins the BPF programs (`teiji-bpf`), access to the host (`teiji-host`) and the pure crates
+//! (`teiji-analysis`, `teiji-control`). Contains no algorithm of its own.
 //!
 //! | module | does |
 //! | --- | --- |
 //! | [`apply`] | carries out a plan, journalled so that it can be undone whatever happens |
-//! | [`keeper`] | keeps deadlines going: `teiji agent` |
+//! | [`keeper`] | the daemon that keeps deadlines: `teiji agent` |
 //! | [`machine`] | the settings of this host, from files to BPF maps |
 //! | [`observation`] | hosts as files: this one, and others |
-//! | [`output`] | reports and recordings as files that appear whole, written after privileges were given up |
-//! | [`policy`] | reads policies, plans what they mean on this host |
+//! | [`output`] | reports and recordings as files that appear only when complete, even after privileges were given up |
+//! | [`policy`] | reads policies, plans the changes that they need on this host |
 //! | [`service`] | what teiji can do, in one interface for the command line, an API and tests |
 //! | [`trace`] | a trace from start to report, live or from a recording |
-//! | [`capabilities`] | what this host can do |
+//! | [`capabilities`] | what this host supports |
 #![deny(unsafe_code)]
 
 pub mod apply;

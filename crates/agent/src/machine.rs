@@ -2,8 +2,8 @@
 //! ([`teiji_host::Settings`]) and channels with deadlines as one, which teiji's own qdisc keeps
 //! ([`teiji_bpf::qdisc_edf`]) or, on kernels without BPF qdiscs, HFSC ([`teiji_host::Hfsc`]).
 //!
-//! A link's queue is two things: what its root qdisc is, which rtnetlink tells, and if that is teiji's what the
-//! pinned maps say. Each change of it is wholly done by one system call, whatever else has to be prepared:
+//! A link's queue has two parts: its root qdisc, which rtnetlink shows, and, if that is teiji's, the content of the
+//! pinned maps. Each change of it is done completely by one system call, whatever else has to be prepared:
 //!
 //! ```text
 //!  Stock ── maps are filled (nothing looks at them) ──► root qdisc replaced ──► Deadlines
@@ -11,7 +11,8 @@
 //!  any ── one sendmsg ──► Deadlines of HFSC
 //!  Deadlines ── what is queued leaves (does not show) ──► root qdisc replaced ──► Stock; maps are cleared
 //! ```
-//! Whoever is killed on the way leaves one of the two ends, and what [`Machine::tidy`] removes.
+//! (`Stock`: an existing qdisc that is not teiji's.) A process that is killed in between leaves the former or the new
+//! queue, and leftovers that [`Machine::tidy`] removes.
 
 use crate::apply;
 use std::path::{Path, PathBuf};
@@ -28,9 +29,9 @@ use teiji_model::text::printable;
 /// Where the qdisc is pinned unless the caller names another folder.
 pub use teiji_bpf::qdisc_edf::PINS;
 
-/// How long what is queued may take to leave before the kernel drops it with its qdisc.
+/// How long queued packets may take to leave before the kernel drops them with their qdisc.
 const DRAIN: Duration = Duration::from_millis(100);
-/// How an operator starts what keeps deadlines.
+/// How an operator starts the agent.
 const START: &str = "start the agent: `systemctl start teiji-agent`, or `teiji agent`";
 
 /// A host, and where its qdisc is pinned.
@@ -43,7 +44,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The host whose files are below `root`, whose qdisc is pinned in `pins`, and about whose channels of HFSC there are
+    /// The host whose files are below `root`, whose qdisc is pinned in `pins`, and whose HFSC channels are described by
     /// notes in `state`. The kernel is asked only if `root` is `/`.
     pub fn new(root: Root, pins: &Path, state: &Path) -> Self {
         let real = root.is_real();
@@ -51,8 +52,7 @@ impl Machine {
         Machine { real, hfsc: Hfsc::new(settings.clone(), state, curve::of), settings, pins: pins.to_owned() }
     }
 
-    /// Adds to what was observed what only the pinned programs tell: whether packets can have deadlines, and those
-    /// that they have.
+    /// Adds what only the pinned programs show: whether packets can have deadlines, and the channels that exist.
     pub fn complete(&self, observed: &mut Observed) {
         observed.deadlines = self.support();
         if !self.real {
@@ -106,7 +106,7 @@ impl Machine {
         }
     }
 
-    /// Links with channels as they are now, those of this network namespace.
+    /// The links of this network namespace that have channels, as they are now.
     pub fn links(&self) -> LinksNow {
         let edf = match Opened::of(&self.pins) {
             Ok(Opened::Current(edf)) => edf,
@@ -155,7 +155,7 @@ impl Machine {
             ResourceError::Unsupported(format!("cannot read the channels of {name}: {why}"))
         };
         let Some(edf) = self.edf().map_err(failed)? else { return Ok(root) };
-        // One of a process whose pins are gone, or elsewhere, is a qdisc like any other.
+        // A teiji qdisc whose pins are gone or in another folder is treated like any other qdisc.
         match edf.has(device.index).and_then(|has| if has { edf.link(device.index) } else { Ok(None) }) {
             Ok(found) => Ok(found.map_or(root, |d| Queue::Deadlines(Box::new(d)))),
             Err(why) => Err(failed(why.to_string())),
@@ -173,7 +173,7 @@ impl Machine {
             DeadlineSupport::None(why) | DeadlineSupport::Hfsc(why) | DeadlineSupport::NoAgent(why) => {
                 refused(why)
             }
-            // It has come meanwhile.
+            // An agent was started meanwhile.
             DeadlineSupport::Edf => refused("no teiji agent kept them just now; try again".into()),
         })?;
         let kernel = |e: teiji_bpf::Error| refused(e.to_string());
@@ -186,7 +186,7 @@ impl Machine {
                 device.name
             )));
         }
-        // What one that was killed has left: its statistics are not these.
+        // A killed process may have left an entry, whose statistics must not be taken over.
         edf.remove_link(device.index).map_err(kernel)?;
         let teijis = Stock { kind: KIND.into(), chosen: true, options: Vec::new() };
         let done = edf
@@ -212,7 +212,7 @@ impl Machine {
         let hfsc = self.real && matches!(self.hfsc.read(device), Ok(Some(_)));
         let setting = Resource::Queue(device.clone());
         let value = Value::Queue(Queue::Stock(Box::new(wanted.clone())));
-        // That it cannot be drained is no reason to keep it.
+        // If it cannot be drained, it is removed all the same.
         let edf = self.edf().ok().flatten().filter(|edf| edf.has(device.index).unwrap_or(false));
         if let Some(edf) = &edf {
             drain(edf, device.index);
@@ -227,7 +227,7 @@ impl Machine {
         if let Some(edf) = &edf {
             let cleared = match done {
                 Ok(()) => edf.remove_link(device.index),
-                // It keeps its pace again.
+                // Turns pacing on again.
                 Err(_) => edf.tidy(),
             };
             if let Err(why) = cleared {
@@ -238,22 +238,22 @@ impl Machine {
     }
 }
 
-/// What an operator does about pins of another version.
+/// What an operator should do about pins of another version.
 const OTHER: &str = "links have channels of another version of teiji, which this one cannot read: \
                      `teiji rollback --force` removes them, and the agent then keeps new ones";
 
-/// What there is without an agent: teiji's qdisc, once `first` is done, or the kernel's own where it does not take
-/// teiji's.
+/// What can keep deadlines if no agent runs: teiji's qdisc, once `first` is done, or the kernel's HFSC where the kernel
+/// does not accept teiji's.
 fn or_hfsc(first: String) -> DeadlineSupport {
     match edf::supported() {
         Ok(()) => DeadlineSupport::NoAgent(first),
-        // What the error says to follow does not, where there is HFSC.
+        // The consequence that the error names does not apply where HFSC can be used.
         Err(teiji_bpf::Error::Missing { .. }) => DeadlineSupport::Hfsc("no struct_ops Qdisc_ops".into()),
         Err(why) => DeadlineSupport::Hfsc(why.to_string()),
     }
 }
 
-/// What is wrong if the agent's last heartbeat was so long ago; `None`: nothing.
+/// What is wrong if the agent's last heartbeat was this long ago; `None`: nothing.
 fn silence(beaten: Option<Duration>) -> Option<String> {
     match beaten {
         Some(age) if age < edf::BEAT_LIMIT => None,
@@ -278,7 +278,7 @@ fn links_of(edf: &Edf) -> Result<Vec<LinkNow>, teiji_bpf::Error> {
     Ok(all)
 }
 
-/// Has what is queued leave as fast as the device takes it, for a while.
+/// Lets queued packets leave as fast as the device accepts them, for a while.
 fn drain(edf: &Edf, index: u32) {
     let begun = Instant::now();
     let queued = || {
@@ -318,7 +318,7 @@ impl apply::Host for Machine {
 
     fn tidy(&self) {
         self.settings.tidy();
-        // Without the right to look there is nothing of this process's making.
+        // Without the permission to look, this process cannot have made anything.
         let tidied = self.edf().map(|edf| edf.map_or(Ok(()), |edf| edf.tidy()));
         if let Ok(Err(why)) = tidied {
             tracing::warn!("what was left of links is not cleared yet: {why}");

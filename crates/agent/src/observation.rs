@@ -1,4 +1,4 @@
-//! Hosts as files: what this one is like, and what another one was like.
+//! Observations of hosts as files: writes the state of this host, and reads that of another.
 
 use crate::apply::clock::Clock;
 use crate::apply::store::Store;
@@ -12,7 +12,7 @@ use teiji_host::{Root, kernel};
 use teiji_model::observation::{self, KIND, MAX_BYTES, Observation, SCHEMA};
 use teiji_model::plan::Held;
 
-/// This host as it is now, and what teiji holds of it. Changes nothing.
+/// The present state of this host, and what teiji has changed on it. Changes nothing.
 ///
 /// # Errors
 /// If the host or the state cannot be read.
@@ -44,7 +44,7 @@ pub fn take<S: Store, C: Clock>(root: &Root, engine: &Engine<Machine, S, C>) -> 
     })
 }
 
-/// A host that was observed before. Reads this file and nothing else.
+/// The state of a host that was observed before. Reads this file and nothing else.
 ///
 /// # Errors
 /// [`Error::Observation`] if it cannot be read, or is no observation that this version knows.
@@ -52,7 +52,7 @@ pub fn read(path: &Path) -> Result<Observation, Error> {
     let failed = |source| Error::Observation { path: path.to_owned(), source };
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path).map_err(|e| failed(e.into()))?;
-    // One more than is allowed, so that it is seen to be too long; no more of a file of any size.
+    // At most one byte more than is allowed, which is enough to see that the file is too long.
     file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|e| failed(e.into()))?;
     let text = String::from_utf8(bytes).map_err(|_| failed(observation::Error::Other.into()))?;
     Observation::parse(&text).map_err(|e| failed(e.into()))

@@ -1,17 +1,17 @@
-//! Files that appear whole or not at all: reports and recordings.
+//! Files that appear complete or not at all: reports and recordings.
 //!
 //! ```text
 //!  create ──► NAME.<random>.partial ──(keep)──► NAME
 //!                    │ dropped, or its process is killed
 //!                    └──► removed
 //! ```
-//! teiji runs as root, and the folder may be one that others write to, such as `/tmp`. So the folder is opened once
-//! and everything else goes by its descriptor; the file is a new one (`O_EXCL`), and a symbolic link in its place is
-//! replaced, never followed. What root writes, only root can read (mode 0600); files of other users have the mode that
-//! their umask leaves.
+//! teiji runs as root, and others may be able to write to the folder, such as `/tmp`. So the folder is opened once and
+//! everything else uses its descriptor; the file is a new one (`O_EXCL`), and a symbolic link in its place is replaced,
+//! never followed. Only root can read what root writes (mode 0600); files of other users have the mode that their umask
+//! leaves.
 //!
-//! A trace gives up its privileges before it is done, and the name is given at the end. Where [`Output::create`] is told
-//! so, a process of its own keeps what that needs. It has one file, and obeys one order:
+//! A trace gives up its privileges before it ends, and the file gets its name at the end. If [`Output::create`] is told
+//! so, a separate process keeps the privileges that this needs. It has one file, and accepts one command:
 //!
 //! ```text
 //!  trace (nobody)                         keeper of the name (root: DAC_OVERRIDE, FOWNER)
@@ -34,8 +34,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Bytes of a name that the name of the unfinished file begins with: with the rest it stays below the 255 that file
-/// systems take.
+/// How many bytes of the name the name of the unfinished file begins with; its total length stays below the limit of
+/// file systems, 255.
 const STEM: usize = 200;
 /// How many names are tried for the unfinished file.
 const TRIES: usize = 16;
@@ -43,9 +43,9 @@ const TRIES: usize = 16;
 /// Who gives the file its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
-    /// This process, which keeps its rights.
+    /// This process, which keeps its privileges.
     Kept,
-    /// A process of its own, made by fork(2): this one gives up its rights before the file is complete.
+    /// A separate process, made by fork(2): this one gives up its privileges before the file is complete.
     GivenUp,
 }
 
@@ -53,7 +53,7 @@ pub enum Rights {
 #[derive(Debug)]
 pub struct Output {
     file: File,
-    /// `None` once it has its name, and for what is no regular file.
+    /// `None` once it has its name, and for anything but a regular file.
     pending: Option<Pending>,
 }
 
@@ -83,10 +83,11 @@ impl Names {
 }
 
 impl Output {
-    /// Begins a file that is to be at `path`; nothing is there under that name until [`Output::keep`].
+    /// Begins a file for `path`; it gets that name only by [`Output::keep`].
     ///
     /// # Errors
-    /// If the folder cannot be written to, or what is there is no regular file nor a symbolic link to replace.
+    /// If the folder cannot be written to, or `path` exists and is neither a regular file nor a symbolic link to
+    /// replace.
     pub fn create(path: &Path, rights: Rights) -> io::Result<Output> {
         let (folder, name) = folder_of(path)?;
         match what_is(&folder, &name, path)? {
@@ -105,12 +106,12 @@ impl Output {
         Ok(Output { file, pending: Some(pending) })
     }
 
-    /// The same for what may be no regular file, such as `/dev/stdout` or a named pipe: that is opened and written to as
-    /// it is.
+    /// The same for a path that may be no regular file, such as `/dev/stdout` or a named pipe: that is opened and
+    /// written to directly.
     ///
     /// # Errors
-    /// As [`Output::create`]; also if it belongs to somebody else and lies where others may write, so that it may be a
-    /// trap.
+    /// As [`Output::create`]; also if it belongs to somebody else and is in a folder that others may write to, so that
+    /// it may be a trap.
     pub fn create_or_open(path: &Path, rights: Rights) -> io::Result<Output> {
         let (folder, name) = folder_of(path)?;
         let There::Special(flags) = what_is(&folder, &name, path)? else {
@@ -118,14 +119,14 @@ impl Output {
         };
         let flags = flags | OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
         let file = File::from(openat(&folder, name.as_c_str(), flags, Mode::empty())?);
-        // What was looked at may be something else by now.
+        // The file may have been replaced since it was checked.
         if flags.contains(OFlag::O_NOFOLLOW) && kind(fstat(&file)?.st_mode) == SFlag::S_IFREG {
             return Err(io::Error::other("somebody has put a regular file in its place"));
         }
         Ok(Output { file, pending: None })
     }
 
-    /// What to write to.
+    /// The file to write to.
     pub fn file(&self) -> &File {
         &self.file
     }
@@ -133,7 +134,7 @@ impl Output {
     /// Gives the file its name, once it is on the disk.
     ///
     /// # Errors
-    /// If that fails. What was written is removed then.
+    /// If that fails. The file is removed then.
     pub fn keep(mut self) -> io::Result<()> {
         match self.pending.take() {
             None => Ok(()),
@@ -143,7 +144,7 @@ impl Output {
                     let _ = names.remove();
                 })
             }
-            // Dropped without its order it removes the file.
+            // If it is dropped without the command, it removes the file.
             Some(Pending::There(keeper)) => self.file.sync_all().and_then(|()| keeper.keep()),
         }
     }
@@ -173,9 +174,9 @@ fn folder_of(path: &Path) -> io::Result<(OwnedFd, CString)> {
 enum There {
     Nothing,
     Folder,
-    /// A regular file, or a symbolic link that could lead anywhere.
+    /// A regular file, or a symbolic link that may point anywhere.
     Replaceable,
-    /// A device, pipe or socket, or a link of the kernel's to one of this process's files; and how to open it.
+    /// A device, pipe or socket, or a kernel-provided link to one of this process's files; and how to open it.
     Special(OFlag),
 }
 
@@ -205,7 +206,7 @@ fn of_the_system(link: &Path) -> bool {
     folder.is_some_and(|folder| teiji_host::kernel::names_open_files(&folder))
 }
 
-/// A new file beside where `name` is to be.
+/// A new file in the folder in which `name` will be.
 fn new_file(folder: &impl AsFd, name: &CStr) -> io::Result<(File, CString)> {
     let mode = if geteuid().is_root() { 0o600 } else { 0o666 };
     let flags = OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_WRONLY | OFlag::O_CLOEXEC;

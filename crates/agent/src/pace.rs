@@ -1,20 +1,20 @@
 //! How often the kernel's record buffer is emptied.
 //!
-//! Every look takes a CPU away from what is measured, so it is as seldom as the buffer allows: the pause doubles while
-//! little has gathered and falls to the shortest at once when much has.
+//! Reading takes CPU time from what is measured, so it happens as seldom as the buffer allows: the pause doubles while
+//! there are few records, and falls to the shortest at once when there are many.
 
 use std::time::Duration;
 
-/// At a million records of 64 bytes a second, 320 kB gather.
+/// At a million records of 64 bytes a second, 320 kB accumulate in this time.
 const SHORTEST: Duration = Duration::from_millis(5);
-/// At such a rate, all of a sudden, 3.2 MB gather.
+/// If such a rate begins suddenly, 3.2 MB accumulate in this time.
 const LONGEST: Duration = Duration::from_millis(50);
-/// Least size of a buffer that bears the longest pause, bytes.
+/// Smallest size of a buffer for which the longest pause is allowed, bytes.
 const ROOMY: usize = 4 << 20;
 /// Length of most records, bytes.
 const RECORD: usize = 64;
 
-/// The pause between two looks.
+/// The pause between two reads of the buffer.
 pub(crate) struct Pace {
     pause: Duration,
     longest: Duration,
@@ -22,13 +22,13 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// For a buffer of so many bytes.
+    /// For a buffer of this many bytes.
     pub(crate) fn new(buffer: usize) -> Pace {
         let longest = if buffer < ROOMY { SHORTEST } else { LONGEST };
         Pace { pause: SHORTEST, longest, much: buffer / 32 / RECORD }
     }
 
-    /// How long to wait after so many records were taken.
+    /// How long to wait after this many records were taken.
     pub(crate) fn next(&mut self, taken: usize) -> Duration {
         if taken > self.much {
             self.pause = SHORTEST;
@@ -55,7 +55,7 @@ mod tests {
     fn what_gathers_in_the_longest_pause_fits() {
         for buffer in [64 << 10, 1 << 20, ROOMY, 8 << 20] {
             let longest = Pace::new(buffer).longest;
-            // The most that fentry probes were seen to bear is below a million records a second and CPU.
+            // The highest rate that fentry probes were seen to reach is below a million records per second and CPU.
             let most = 1_000_000.0 * longest.as_secs_f64() * RECORD as f64;
             assert!(buffer < ROOMY || most < buffer as f64, "{buffer}");
             assert!(buffer >= ROOMY || longest == SHORTEST);

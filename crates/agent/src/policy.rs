@@ -1,4 +1,4 @@
-//! Policies as files, and what carrying them out on this host would mean.
+//! Policies as files, and the changes that they need on this host.
 //!
 //! ```text
 //! files ── load ──► Policy ── plan: observe the host, see what is held ──► Plan ── apply::Engine::apply ──► the host
@@ -18,9 +18,9 @@ use teiji_model::plan::Plan;
 use teiji_model::policy::{MAX_BYTES, Policy, Problem, Source};
 use teiji_model::text::printable;
 
-/// The policy of a host, where the operator names none.
+/// The policy of a host if the operator names none.
 pub const FILE: &str = "/etc/teiji/policy.toml";
-/// Further files, in the order of their names.
+/// The folder of further files, which are read in the order of their names.
 pub const DROP_INS: &str = "/etc/teiji/policy.d";
 
 /// Why there is no policy or no plan.
@@ -40,18 +40,18 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// What the files say is wrong, or cannot be kept on this host.
+    /// The files have errors, or the policy cannot be kept on this host.
     #[error("{}", listed(.problems))]
     Wrong {
-        /// Everything; never empty.
+        /// All problems; never empty.
         problems: Vec<Problem>,
-        /// The files, for whoever shows the lines.
+        /// The files, for showing their lines.
         sources: Vec<Source>,
     },
     /// The host cannot be observed.
     #[error(transparent)]
     Host(#[from] teiji_host::Error),
-    /// What was observed of another host cannot be read.
+    /// The observation of another host cannot be read.
     #[error("cannot plan for the host in {path}")]
     Observation {
         /// The file.
@@ -60,7 +60,7 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// What teiji holds cannot be told.
+    /// It cannot be read what teiji has changed.
     #[error(transparent)]
     State(#[from] apply::Error),
 }
@@ -69,7 +69,7 @@ fn listed(problems: &[Problem]) -> String {
     problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// A policy and the files that it is in.
+/// A policy and its files.
 #[derive(Clone, Debug)]
 pub struct Loaded {
     /// What they say.
@@ -78,8 +78,8 @@ pub struct Loaded {
     pub sources: Vec<Source>,
 }
 
-/// Reads a policy: the files named in their order, of a directory all `*.toml`; without any name the host's own. Where
-/// several speak of the same thing, the last holds ([`teiji_policy`]).
+/// Reads a policy: the named files in this order, and of a directory all `*.toml`; without any name, the host's own
+/// policy. Where several files set the same thing, the last one holds ([`teiji_policy`]).
 ///
 /// # Errors
 /// [`Error::None`], [`Error::Read`] or [`Error::Wrong`].
@@ -129,7 +129,7 @@ fn drop_ins(dir: &Path) -> Result<Vec<PathBuf>, Error> {
 fn source(path: &Path) -> Result<Source, Error> {
     let read = |source| Error::Read { path: path.to_owned(), source };
     let mut bytes = Vec::new();
-    // One more than is allowed, so that the parser sees that it is too long; no more of a file of any size.
+    // At most one byte more than is allowed, which is enough for the parser to see that the file is too long.
     let file = std::fs::File::open(path).map_err(read)?;
     file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(read)?;
     let text = match String::from_utf8(bytes) {
@@ -160,7 +160,7 @@ pub fn plan<S: Store, C: Clock>(
     plan_for(loaded, &observation::take(root, engine)?)
 }
 
-/// What would have to be changed on a host that was observed, maybe elsewhere. Looks at nothing of this one.
+/// What would have to be changed on a host that was observed, perhaps on another machine. Reads nothing of this host.
 ///
 /// # Errors
 /// [`Error::Wrong`] if that host cannot keep the policy.

@@ -1,4 +1,4 @@
-//! Writing a recording to disk so that a half-written one is never taken for a whole one.
+//! Writes a recording to disk so that an unfinished one is never taken for a complete one.
 use crate::output::Output;
 use std::fs::File;
 use std::io::BufWriter;
@@ -25,7 +25,7 @@ impl Recorder {
         self.writer.push(event)
     }
 
-    /// Completes the recording and gives it its name. Dropped instead, it is removed.
+    /// Completes the recording and gives it its name. If it is dropped instead, the file is removed.
     pub(crate) fn finish(self, counters: &Counters) -> Result<(), Error> {
         self.writer.finish(counters)?.into_inner().map_err(|e| io(e.into_error()))?;
         self.output.keep().map_err(io)

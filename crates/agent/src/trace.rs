@@ -29,11 +29,11 @@ use teiji_model::host::Vm;
 use teiji_model::recording::Reader;
 use teiji_model::report::{Counters, Joined, Meta, Report};
 
-/// How often it is looked whether the VMs are still there, and the progress is told.
+/// How often the VMs are checked to be still there, and progress is reported.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Threads whose names are learnt in one trace.
+/// Most threads whose names are looked up in one trace.
 const MAX_TASKS: usize = 4096;
-/// Reasons of the kernel to drop packets that are named in one trace.
+/// Most of the kernel's drop reasons that are named in one trace.
 const MAX_DROP_NAMES: usize = 4096;
 /// Size of the record buffer unless the caller asks for another, bytes.
 pub const DEFAULT_BUFFER: usize = 8 << 20;
@@ -45,7 +45,7 @@ pub struct Spec {
     pub watch: Watch,
     /// The VMs.
     pub vms: Vec<Vm>,
-    /// Until when, `None`: until the stop flag is set.
+    /// How long to trace; `None`: until the stop flag is set.
     pub duration: Option<Duration>,
     /// Where to write a recording, if anywhere.
     pub record: Option<PathBuf>,
@@ -68,12 +68,12 @@ pub struct Progress {
     pub lost: u64,
 }
 
-/// What came of a trace.
+/// The result of a trace.
 #[derive(Debug)]
 pub struct Outcome {
     /// What was seen.
     pub report: Report,
-    /// Why there is no recording although one was asked for. The trace itself is not harmed.
+    /// Why there is no recording although one was requested. The trace itself is not affected.
     pub recording_failed: Option<Error>,
 }
 
@@ -83,7 +83,7 @@ pub enum Error {
     /// Nothing to trace.
     #[error("no VM to trace: {0}")]
     NoVm(String),
-    /// The probes could not be set.
+    /// The probes could not be attached.
     #[error(transparent)]
     Probes(#[from] teiji_bpf::Error),
     /// The recording could not be written.
@@ -128,7 +128,7 @@ fn meta(spec: &Spec) -> Meta {
     }
 }
 
-/// What takes in the events of a live trace.
+/// Consumes the events of a live trace.
 struct Session<'a> {
     analyzer: Analyzer,
     recorder: Option<Recorder>,
@@ -190,7 +190,7 @@ impl Session<'_> {
         });
     }
 
-    /// Tells the names of the reasons for which packets were dropped, as a replay has no kernel to ask.
+    /// Adds the names of the drop reasons that occurred, as a replay cannot ask the kernel for them.
     fn name_drops(&mut self, ts: u64, name: &dyn Fn(u32) -> String) {
         for why in std::mem::take(&mut self.drop_reasons) {
             let name = padded(&name(why));
@@ -241,7 +241,7 @@ pub fn run(
         return Err(Error::NoVm("none of them has a tap in this network namespace".into()));
     }
     let unwritten = |source| Error::Record { path: spec.record.clone().unwrap_or_default(), source };
-    // Before the probes are there: what makes its name has nothing to do with them.
+    // Before the probes are attached: the process that gives the file its name must not inherit them.
     let rights = if spec.confine { Rights::GivenUp } else { Rights::Kept };
     let output = spec.record.as_ref().map(|path| Output::create(path, rights)).transpose();
     let output = output.map_err(|source| unwritten(teiji_model::recording::Error::Io { at: 0, source }))?;
@@ -303,13 +303,13 @@ pub fn run(
     Ok(session.finish(counters))
 }
 
-/// Where events come from: the tracer, and in tests a script.
+/// The source of events: the tracer, or a script in tests.
 trait Source {
-    /// Takes events out of the buffer; whether there may be more.
+    /// Takes events out of the buffer; returns whether there may be more.
     fn fetch(&mut self) -> Result<bool, Error>;
-    /// What the probes have counted so far.
+    /// The counters of the probes so far.
     fn counts(&self) -> Result<Counts, Error>;
-    /// Hands on the events that were taken out last; how many.
+    /// Hands on the events that were taken out last; returns how many.
     fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize;
 }
 
@@ -327,11 +327,12 @@ impl Source for Tracer {
     }
 }
 
-/// Takes in all events that are there, and how many; a loss before any event that is younger than its beginning.
+/// Passes on all events that are in the buffer; returns how many. A loss is passed on before any event that is younger
+/// than the beginning of the loss.
 ///
-/// What the analysis concludes from an event it cannot take back. So what was lost is counted after events have been
-/// taken out of the buffer and before they are handed on: none of them is younger than that count. `counted_at` is the
-/// time of the last count.
+/// The analysis cannot take back what it has concluded from an event. So losses are counted after events have been
+/// taken out of the buffer and before they are handed on: none of these events is younger than that count.
+/// `counted_at` is the time of the last count.
 fn take_in(
     source: &mut impl Source,
     counters: &mut Counters,
@@ -347,7 +348,7 @@ fn take_in(
             let event = Event { ts: now(), cpu: 0, kind: Kind::Lost(lost) };
             each(&mut Item { event, payload: Vec::new() });
         }
-        // What is lost while the counters are read may be in this count or in the next.
+        // An event that is lost while the counters are read may be in this count or in the next one.
         *counted_at = at;
         taken += source.hand_on(each);
         if !more {
@@ -356,8 +357,8 @@ fn take_in(
     }
 }
 
-/// Takes in what the probes have counted; tells what was lost since `since`. A run of a probe that was left out is taken
-/// for an event: what it would have seen is not known.
+/// Stores the counters of the probes; returns what was lost since `since`. A run of a probe that the kernel skipped
+/// counts as a lost event, as it is not known what it would have seen.
 fn count_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost> {
     let before = counters.gone();
     counters.lost = counts.lost;
@@ -367,8 +368,8 @@ fn count_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost>
     (count > 0).then_some(Lost { since, count })
 }
 
-/// The VMs that have not ended yet, each with an open file of its process: that stays readable under `hidepid`, and never
-/// refers to a later process of the same number.
+/// The VMs that have not ended yet, each with an open file of its process: it stays readable under `hidepid`, and never
+/// refers to a later process with the same id.
 struct Alive(Vec<(Vm, kernel::Process)>);
 
 impl Alive {
@@ -377,7 +378,7 @@ impl Alive {
         Alive(vms.iter().filter(|vm| vm.pid != 0).map(watched).collect())
     }
 
-    /// Notes those that have ended since.
+    /// Finds those that have ended since the last call.
     fn look(&mut self, counters: &mut Counters) {
         self.0.retain(|(vm, process)| {
             let there = process.there();
@@ -390,10 +391,10 @@ impl Alive {
     }
 }
 
-/// Makes the report of a recording; needs no rights.
+/// Makes the report of a recording; needs no privileges.
 ///
 /// # Errors
-/// [`Error::Replay`] if the file cannot be read or is not a whole recording of a version that is known.
+/// [`Error::Replay`] if the file cannot be read or is not a complete recording of a known version.
 pub fn replay(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Error> {
     let fail = |source| Error::Replay { path: path.to_owned(), source };
     let file = File::open(path).map_err(|e| fail(teiji_model::recording::Error::Io { at: 0, source: e }))?;

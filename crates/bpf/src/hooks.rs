@@ -1,8 +1,8 @@
-//! What the running kernel offers to attach to.
+//! Which functions and tracepoints of the running kernel programs can be attached to.
 //!
-//! A program's section names its target (`fentry/tun_net_xmit`, `tp_btf/kvm_entry`); the kernel's BTF,
-//! its own and its modules', tells whether the target is there. A module that is not loaded has none:
-//! `vhost_net` appears with the first VM that uses it.
+//! A program's section names its target (`fentry/tun_net_xmit`, `tp_btf/kvm_entry`); the BTF of the kernel and of its
+//! modules says whether the target exists. A module that is not loaded has no BTF: `vhost_net` appears with the first
+//! VM that uses it.
 use crate::Error;
 use libbpf_rs::libbpf_sys as sys;
 use std::ffi::{CStr, CString};
@@ -22,7 +22,7 @@ pub struct Hook {
     pub target: String,
     /// Where the target is, `None` if the running kernel has none: `kernel`, or a module's name.
     pub found: Option<String>,
-    /// The target is there, but the kernel refuses to have functions probed.
+    /// The target exists, but the kernel does not allow functions to be probed.
     pub forbidden: bool,
 }
 

@@ -6,8 +6,8 @@
 //! | [`path_trace`] | follows packets between NIC and guest |
 //! | [`qdisc_edf`] | sends packets by their deadlines |
 //!
-//! This crate touches the kernel and interprets nothing: it hands out [`teiji_model::event::Event`]s.
-//! No type of libbpf leaves it.
+//! This crate accesses the kernel and interprets nothing: it returns [`teiji_model::event::Event`]s. It exposes no type
+//! of libbpf.
 pub mod hooks;
 mod object;
 pub mod path_trace;
@@ -36,7 +36,7 @@ pub enum Error {
         /// libbpf's words.
         reason: String,
     },
-    /// Something that the work cannot do without is not there.
+    /// The kernel lacks something that is needed.
     #[error("the kernel lacks {what}: {consequence}")]
     Missing {
         /// What.
@@ -49,16 +49,16 @@ pub enum Error {
     Refused {
         /// What was asked for.
         doing: String,
-        /// Why, and what would do.
+        /// Why, and what would work instead.
         reason: String,
     },
 }
 
 impl Error {
-    /// Wraps an error of libbpf, telling a lack of permission from the rest.
+    /// Wraps an error of libbpf; a lack of permission becomes an error of its own.
     pub(crate) fn kernel(doing: impl Into<String>, error: libbpf_rs::Error) -> Error {
         match error.kind() {
-            // the verifier's refusal looks the same, so see whether anything is lacking
+            // A refusal by the verifier has the same code, so check whether a capability is missing.
             libbpf_rs::ErrorKind::PermissionDenied if !permitted() => Error::NotPermitted,
             libbpf_rs::ErrorKind::PermissionDenied => Error::Kernel {
                 doing: doing.into(),
@@ -82,8 +82,8 @@ fn permitted() -> bool {
         .is_some_and(|caps| caps & NEEDED == NEEDED)
 }
 
-/// Sends libbpf's own words to the log instead of the standard error: at debug level, as the errors that
-/// callers get say what went wrong.
+/// Sends the messages of libbpf to the log instead of standard error. They have debug level, as the errors that callers
+/// get say what went wrong.
 pub(crate) fn quiet() {
     libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
         tracing::debug!(target: "libbpf", "{}", text.trim_end());

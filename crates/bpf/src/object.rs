@@ -1,16 +1,16 @@
-//! Maps and programs of loaded objects, and values as the kernel half lays them out.
+//! Maps and programs of loaded objects, and conversion of values that are laid out by the kernel half.
 use crate::Error;
 use libbpf_rs::libbpf_sys as sys;
 use libbpf_rs::{MapCore, MapHandle, Object};
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// What the verifier said of a program.
+/// What the kernel says about the verification of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// Its name.
     pub program: String,
-    /// Instructions that the verifier walked through.
+    /// How many instructions the verifier processed.
     pub instructions: u32,
 }
 
@@ -23,8 +23,8 @@ pub(crate) fn map(object: &Object, name: &str) -> Result<MapHandle, Error> {
     MapHandle::try_from(&found).map_err(|e| Error::kernel(format!("open the map {name}"), e))
 }
 
-/// How much work the programs of a loaded object were for the kernel's verifier; those that were not loaded are left
-/// out. The kernel tells it of every open program in `/proc/self/fdinfo`, since Linux 5.16.
+/// How many instructions the kernel's verifier processed for each program of a loaded object, without those that were
+/// not loaded. Since Linux 5.16 `/proc/self/fdinfo` has this number for every open program.
 pub(crate) fn verified(object: &Object) -> Result<Vec<Verified>, Error> {
     let of = |fd: i32| -> Result<u32, String> {
         let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).map_err(|e| e.to_string())?;
@@ -44,30 +44,30 @@ pub(crate) fn verified(object: &Object) -> Result<Vec<Verified>, Error> {
         .collect()
 }
 
-/// The instructions that the verifier walked, from the text of a program's fdinfo.
+/// The number of instructions that the verifier processed, from the text of a program's fdinfo.
 fn instructions(fdinfo: &str) -> Option<u32> {
     fdinfo.lines().find_map(|l| l.strip_prefix("verified_insns:"))?.trim().parse().ok()
 }
 
-/// Whether the kernel's table of symbols has one of these, its own and not a module's.
+/// Whether the kernel's symbol table has one of these symbols. Symbols of modules do not count.
 pub(crate) fn has_symbol(names: &[&str]) -> bool {
     let Ok(file) = std::fs::File::open("/proc/kallsyms") else { return false };
-    // address, type, name, and for a module's its name
+    // A line has address, type and name, and for symbols of modules the name of the module.
     BufReader::new(file)
         .lines()
         .map_while(Result::ok)
         .any(|line| line.splitn(3, ' ').nth(2).is_some_and(|name| names.contains(&name)))
 }
 
-/// How often the kernel left out a run of a loaded program, because the same program was at work on that CPU already: all
-/// programs of the object together. Linux counts it since 5.12; needs no right.
+/// How often the kernel skipped a run of a loaded program because the same program was already running on that CPU, for
+/// all programs of the object together. Linux counts this since 5.12; reading it needs no privilege.
 pub(crate) fn missed(object: &Object) -> Result<u64, Error> {
     let mut missed = 0u64;
     for program in object.progs().filter(|p| p.autoload()) {
         let mut info = sys::bpf_prog_info::default();
         let mut len = size_of_val(&info) as u32;
-        // SAFETY: the descriptor is open while `program` lives; `info` is valid for writing `len` bytes, and asks by its
-        // zeros for nothing to be written elsewhere.
+        // SAFETY: the descriptor is open while `program` lives; `info` is valid for writing `len` bytes; as it is all
+        // zeros, the kernel writes to no other address.
         let done = unsafe { sys::bpf_prog_get_info_by_fd(program.as_fd().as_raw_fd(), &mut info, &mut len) };
         if done != 0 {
             return Err(Error::Kernel {
@@ -87,9 +87,9 @@ pub(crate) fn bytes_of<T: Copy>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// The value that these bytes are; zeros stand for bytes that are missing.
+/// The value that these bytes represent; missing bytes are taken as zeros.
 ///
-/// `T` has to be a generated `repr(C)` type of integers only, for which every pattern of bits is a value.
+/// `T` has to be a generated `repr(C)` type of integers only, for which every bit pattern is a value.
 pub(crate) fn value_of<T: Copy + Default>(bytes: &[u8]) -> T {
     let mut value = T::default();
     let n = bytes.len().min(size_of::<T>());
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use libbpf_rs::{Link, ObjectBuilder, ProgramInput};
 
-    /// A program at a tracepoint that it passes itself. Needs root, as loading programs does.
+    /// A program at a tracepoint that it triggers itself. Needs root, as loading programs does.
     #[test]
     fn runs_that_the_kernel_leaves_out_are_counted() {
         let bytes = include_bytes!(concat!(env!("OUT_DIR"), "/recurse.bpf.o"));

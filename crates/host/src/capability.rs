@@ -1,6 +1,6 @@
-//! What teiji needs of a host, and whether it is there. The kernel hooks are not looked at here.
+//! What teiji needs of a host, and whether it is present. The kernel hooks are not checked here.
 //!
-//! Least privilege: the capabilities in [`NEEDED`] are enough, root is not needed for its own sake.
+//! Least privilege: the capabilities in [`NEEDED`] are enough; being root is not needed in addition.
 
 use crate::resource;
 use crate::root::Root;
@@ -15,7 +15,7 @@ pub const NEEDED: [(u8, &str, &str); 5] = [
     (2, "CAP_DAC_READ_SEARCH", "look into other users' /proc and into debugfs"),
 ];
 
-/// The oldest kernel on which every probe was loaded and seen to work. Probes of modules need 5.11, reasons of drops 5.17.
+/// The oldest kernel on which every probe was loaded and seen to work. Probes of modules need 5.11, drop reasons 5.17.
 const OLDEST: (u32, u32) = (6, 1);
 
 impl Root {
@@ -83,7 +83,7 @@ impl Root {
         all
     }
 
-    /// The kernel's release, its first two numbers; zeros if it is unknown.
+    /// The first two numbers of the kernel's release; zeros if it is unknown.
     pub(crate) fn kernel_version(&self) -> (u32, u32) {
         let release = self.release();
         let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
@@ -176,7 +176,7 @@ impl Root {
     }
 }
 
-/// Leaves out what is to be said only of something missing.
+/// Leaves out the parts that apply only to something missing.
 pub(crate) trait Settled {
     fn settled(self) -> Self;
 }

@@ -1,4 +1,4 @@
-//! The cgroup v2 hierarchy: where it is mounted, which group a process is in, who else is
+//! The cgroup v2 hierarchy: where it is mounted, which group a process is in, and which other processes are
 //! (Documentation/admin-guide/cgroup-v2.rst).
 //!
 //! Groups are named by their path below the mount, as in `/proc/<pid>/cgroup`: `/machine.slice/x.scope`, `/` being
@@ -17,7 +17,7 @@ pub(crate) struct Hierarchy<'a> {
     root: &'a Root,
     /// Where it is mounted, relative to the root, without `/` at either end.
     mount: String,
-    /// Whether it has the CPU controller, once that was asked.
+    /// Whether it has the CPU controller; set at the first query.
     has_cpu: OnceCell<bool>,
 }
 
@@ -66,7 +66,7 @@ impl<'a> Hierarchy<'a> {
         self.root.exists(&self.path(group, "cgroup.procs"))
     }
 
-    /// Whether CPU time can be shared out by groups of this hierarchy at all.
+    /// Whether groups of this hierarchy can control CPU time at all.
     pub(crate) fn has_cpu(&self) -> bool {
         *self.has_cpu.get_or_init(|| {
             let all = self.root.text(&self.path("/", "cgroup.controllers")).unwrap_or_default();
@@ -82,14 +82,14 @@ impl<'a> Hierarchy<'a> {
         tids.iter().filter_map(|tid| group_in(&self.root.text(&format!("{dir}/{tid}/cgroup"))?)).collect()
     }
 
-    /// The processes in a group and in those below it; `None` if they cannot be told.
+    /// The processes in a group and in those below it; `None` if they cannot be listed.
     pub(crate) fn members(&self, group: &str) -> Option<BTreeSet<u32>> {
         let text = fs::read(self.root.path(&self.path(group, "cgroup.procs"))).ok()?;
         let mut all: BTreeSet<u32> =
             String::from_utf8_lossy(&text).split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
         for name in self.children(group) {
-            // A threaded group does not list its processes (EOPNOTSUPP): the group above it, which is no thread's,
-            // does. A group that has just been removed has none.
+            // A threaded group does not list its processes (EOPNOTSUPP); the nearest group above it that is not
+            // threaded does. A group that has just been removed has none.
             all.extend(self.members(&format!("{}/{name}", group.trim_end_matches('/'))).unwrap_or_default());
         }
         Some(all)
@@ -103,7 +103,7 @@ impl<'a> Hierarchy<'a> {
         names
     }
 
-    /// A file of the nearest group, from `group` upwards, that has it, without blanks around.
+    /// A file of the nearest group, from `group` upwards, that has this file, without surrounding blanks.
     pub(crate) fn nearest(&self, group: &str, file: &str) -> Option<String> {
         let mut group = group;
         loop {
@@ -134,17 +134,17 @@ pub(crate) fn is_own(group: &str) -> bool {
     group.strip_prefix(OWN).is_some_and(|rest| rest.len() > 1 && rest.starts_with('/'))
 }
 
-/// Whether a path names a group: from `/`, each part a name. What is not one could lead out of the mount.
+/// Whether a path names a group: from `/`, each part a name. Any other path could lead out of the mount.
 pub(crate) fn is_group(path: &str) -> bool {
     let name = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\0', '\n']);
     path == "/" || path.strip_prefix('/').is_some_and(|rest| rest.split('/').all(name))
 }
 
-/// The deepest group that all of these are in or below; for libvirt's VMs the scope, because those between it and
-/// the threads have nothing beside them to share with.
+/// The deepest group that all of these are in or below. For libvirt's VMs that is the scope: the groups between it and
+/// the threads have no siblings to share CPU time with.
 pub(crate) fn common(groups: &BTreeSet<String>) -> Option<String> {
     let (first, last) = (groups.first()?, groups.last()?);
-    // The set is sorted, so that what its first and last have in common all have.
+    // The set is sorted, so a prefix that its first and last element share is shared by all.
     let parts = first.split('/').zip(last.split('/')).take_while(|(a, b)| a == b).map(|(a, _)| a);
     let path = parts.collect::<Vec<_>>().join("/");
     let path = path.strip_suffix(".scope/libvirt").map(|scope| format!("{scope}.scope")).unwrap_or(path);

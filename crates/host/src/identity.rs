@@ -1,9 +1,10 @@
-//! Who says that a VM is called what it is called.
+//! Where the name of a VM comes from, and so whether it can be trusted.
 //!
-//! Any process may hold a descriptor of a KVM virtual machine and write any name on its command line. What it cannot
-//! choose is its user, the control group that libvirt put it into, and what libvirt writes in its own directory, which
-//! only root may change. A name is libvirt's if libvirt's state names the process and the process is in a place that
-//! libvirt runs VMs in, or if its control group is named after it; libvirt's name then counts, whatever the process says.
+//! Any process may hold a descriptor of a KVM virtual machine and have any name on its command line. It cannot choose
+//! its user, the control group that libvirt put it into, or the files in libvirt's own directory, which only root may
+//! change. libvirt confirms a name if its state has the id of the process and the process is in a place where libvirt
+//! runs VMs, or if the process is in a control group with that name. libvirt's name then counts, whatever the process
+//! says.
 
 use crate::cgroup::group_in;
 use crate::root::Root;
@@ -13,7 +14,7 @@ use teiji_model::host::{Identity, NamedBy, VM_USERS};
 /// Where libvirt's system daemon keeps the state of running VMs: `NAME.xml` and `NAME.pid` of each.
 const STATE: &str = "run/libvirt/qemu";
 
-/// The VMs that libvirt says it runs: their names by process id. Empty if there are none or only root may look.
+/// The VMs that libvirt runs by its own state: names by process id. Empty if there are none or only root may read it.
 pub(crate) struct Domains(BTreeMap<u32, String>);
 
 impl Domains {
@@ -34,7 +35,7 @@ impl Domains {
         let user = uid.and_then(|uid| user(root, uid));
         let mut identity = Identity { uid, user, named_by: NamedBy::Itself };
         if uid != effective {
-            // One that runs with another's rights is whose it was.
+            // A process whose real and effective user differ does not count as that of root or of a trusted user.
             identity.user = identity.user.filter(|name| !VM_USERS.contains(&name.as_str()));
             identity.uid = identity.uid.filter(|uid| *uid != 0);
         }
@@ -42,7 +43,7 @@ impl Domains {
         let trusted = || VM_USERS.iter().any(|name| identity.is_of(name));
         let named = match self.0.get(&pid) {
             Some(name) if scope.is_some() || trusted() => Some(name.clone()),
-            // Its state may only be read by root, or be another version's.
+            // libvirt's state may be readable by root only, or be of another version.
             _ => scope.filter(|name| own == Some(name.as_str())),
         };
         if named.is_some() {
@@ -52,8 +53,8 @@ impl Domains {
     }
 }
 
-/// The process id in the first tag of libvirt's state of a VM: `<domstatus state='running' … pid='4711'>`. What is
-/// below that tag holds text of whoever described the VM.
+/// The process id in the first tag of libvirt's state of a VM: `<domstatus state='running' … pid='4711'>`. The content
+/// below that tag has untrusted text from the definition of the VM.
 fn pid_of(xml: &str) -> Option<u32> {
     let (_, rest) = xml.split_once("<domstatus ")?;
     let (tag, _) = rest.split_once('>')?;

@@ -1,5 +1,5 @@
-//! What the running kernel tells of itself and of single threads: names, its boot, devices by index, whether a process is
-//! still the one that was looked at.
+//! Information of the running kernel about itself and single threads: names, the boot, devices by index, and whether a
+//! process is still the same as before.
 
 use crate::Root;
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Tells this boot from every other.
+/// The file with the id of this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The host's name; empty if it cannot be read.
@@ -32,7 +32,7 @@ fn told(root: &Root, file: &str) -> String {
     text.map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
-/// What tells this boot from every other.
+/// The id of this boot, which differs from that of every other boot.
 ///
 /// # Errors
 /// The file that cannot be read, and why not.
@@ -62,13 +62,13 @@ pub fn names_open_files(folder: &Path) -> bool {
     folder == Path::new("/dev") || folder.starts_with("/proc")
 }
 
-/// A process that is watched. An open file of its folder in `/proc` fails once it has ended, and never refers to a later
-/// process of the same number.
+/// A process that is watched. An open file of its folder in `/proc` fails once the process has ended, and never refers
+/// to a later process with the same id.
 #[derive(Debug)]
 pub struct Process(Option<File>);
 
 impl Process {
-    /// The process of that number, if there is one.
+    /// The process with this id, if there is one.
     pub fn of(pid: u32) -> Process {
         Process(File::open(format!("/proc/{pid}/comm")).ok())
     }

@@ -1,25 +1,25 @@
-//! What a host has: its VMs with their threads and NICs, what its kernel lets teiji do, and the settings that
-//! can be changed.
+//! The host: its VMs with their threads and NICs, what its kernel allows teiji to do, and the settings that can be
+//! changed.
 //!
 //! Everything is read from procfs, sysfs, the cgroup file system and rtnetlink. Only `resource` and `hfsc` change
-//! anything, and only in `Settings::write` and `Hfsc::write`. All paths go through [`Root`], so a made-up tree can stand
-//! in for a host.
+//! anything, and only in `Settings::write` and `Hfsc::write`. All paths go through [`Root`], so a directory tree of a
+//! test can take the place of a host.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`capability`] | what teiji needs of a host, and whether it is there |
-//! | `cgroup` | the cgroup v2 hierarchy: where it is mounted, who is in which group |
+//! | [`capability`] | what teiji needs of a host, and whether it is present |
+//! | `cgroup` | the cgroup v2 hierarchy: where it is mounted, which processes are in which group |
 //! | `cmdline` | a VMM's command line: name, memory, MAC addresses |
 //! | `hfsc` | channels with deadlines as qdiscs, classes and filters of the kernel's own |
-//! | `identity` | whose process a VM is, and who says what it is called |
-//! | [`kernel`] | what the kernel tells of itself and of single threads |
+//! | `identity` | the user of a VM's process, and where its name comes from |
+//! | [`kernel`] | information of the kernel about itself and single threads |
 //! | `net` | taps, bridges, queues |
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `observe` | the host as a plan needs to know it |
-//! | [`privilege`] | gives up what a process does not need any more |
-//! | `resource` | observes, reads and changes resources, a file for each kind |
-//! | `root` | reading below a prefix |
-//! | `rtnl` | what the kernel tells of devices by rtnetlink |
+//! | [`privilege`] | gives up privileges that a process no longer needs |
+//! | `resource` | observes, reads and changes resources, one file for each kind |
+//! | `root` | reads files below a prefix |
+//! | `rtnl` | devices and qdiscs by rtnetlink |
 //! | `sys` | system calls; the only module with `unsafe` |
 //! | `task` | threads that are not mistaken for later ones of the same id |
 //! | `thread` | vCPU threads and vhost workers |

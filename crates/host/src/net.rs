@@ -1,4 +1,4 @@
-//! A VM's taps: which they are, how they are served, and where they lead.
+//! A VM's taps: which they are, who serves them, and which bridge they belong to.
 
 use crate::cmdline::NetDev;
 use crate::root::Root;
@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use teiji_model::host::{DataPlane, Nic, Vm};
 
-/// The open descriptors of a VMM that say something about its network.
+/// The open descriptors of a VMM that concern its network.
 #[derive(Default)]
 pub(crate) struct Descriptors {
     /// Of `/dev/net/tun`: descriptor and the tap's name.
@@ -22,8 +22,8 @@ pub(crate) fn tap(root: &Root, pid: u32, fd: u32) -> Option<String> {
     (!name.is_empty() && !name.contains('/') && name != "..").then(|| name.to_owned())
 }
 
-/// The VM's NICs, in the order of their descriptors. Of taps in another network namespace than this process's only what the
-/// VMM says of them is known: a device of the same name here is another one.
+/// The VM's NICs, in the order of their descriptors. A tap in another network namespace than that of this process is
+/// known only by what the VMM says: a device with the same name here is a different one.
 pub(crate) fn nics(
     root: &Root,
     pid: u32,
@@ -113,11 +113,11 @@ pub(crate) fn master(root: &Root, device: &str) -> Option<String> {
     link.rsplit('/').next().map(str::to_owned)
 }
 
-/// What bridges have learnt. The table of each is read once, however many taps are its ports.
+/// The addresses that bridges have learnt. The table of each is read once, however many taps are its ports.
 #[derive(Default)]
 pub(crate) struct Learnt(RefCell<BTreeMap<String, BTreeMap<u64, Port>>>);
 
-/// What a bridge has learnt on a port.
+/// The addresses that a bridge has learnt on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Port {
     /// One address.

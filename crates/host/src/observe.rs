@@ -6,9 +6,9 @@
 //! | `links` | network devices, their interrupts, and whether guests' packets leave by them |
 //! | `managers` | other programs that change the same settings, and cpusets that limit them |
 //!
-//! What vanishes while it is looked at is left out. What each kind of resource is like, its own module in
-//! [`resource`](crate::resource) finds out. The kernel is asked for all devices and for all qdiscs at once, so that the time
-//! an observation takes is in proportion to what there is.
+//! Anything that vanishes during the observation is left out. Each kind of resource is observed by its own module in
+//! [`resource`](crate::resource). The kernel is asked for all devices and for all qdiscs at once, so the time of an
+//! observation is linear in their number.
 
 mod guard;
 mod links;
@@ -80,7 +80,7 @@ fn observe(root: &Root, groups: &mut Members<'_>, (mut vm, identity): (Vm, Ident
     Some(ObservedVm { vm, identity, process, vcpus, workers, group, group_shared })
 }
 
-/// Who is in which group: each is looked at once, however many VMs share it.
+/// The processes in each group. A group is read once, however many VMs share it.
 struct Members<'a> {
     hierarchy: Option<&'a Hierarchy<'a>>,
     known: BTreeMap<String, Option<BTreeSet<u32>>>,

@@ -1,4 +1,4 @@
-//! Giving up privileges for good: what a trace does once its probes are attached, and the agent once its qdisc is
+//! Gives up privileges for good. A trace does this once its probes are attached, the agent once its qdisc is
 //! registered.
 //!
 //! | what is given up | so that |
@@ -7,7 +7,8 @@
 //! | bounding set; securebits, locked; `no_new_privs` | no program that it executes gets one: not as user 0, not setuid, not by file capabilities |
 //! | user, group and supplementary groups ([`become_nobody`]) | files and processes of root are out of reach |
 //!
-//! The kernel keeps capabilities for each thread, so each thread gives up its own, and [`confirm`] looks at all of them.
+//! The kernel keeps capabilities for each thread, so each thread gives up its own, and [`confirm`] looks at all of
+//! them.
 
 use nix::sys::prctl;
 use nix::unistd::{Gid, Uid, geteuid, getuid, setgroups, setresgid, setresuid};
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 /// The user and group "nobody" of Linux: it owns no file.
 const NOBODY: u32 = 65534;
-/// What `execve` and `setuid` do for root, switched off.
+/// Securebits that disable the special treatment of root by `execve` and `setuid`.
 const BITS: Bits = Bits::NO_ROOT
     .union(Bits::NO_ROOT_LOCKED)
     .union(Bits::NO_SETUID_FIXUP)
@@ -42,7 +43,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// What the kernel says of a thread afterwards.
+    /// A thread still has privileges afterwards.
     #[error("thread {thread} still has privileges ({line}) after they were given up")]
     Kept {
         /// Its id.
@@ -50,7 +51,7 @@ pub enum Error {
         /// The line of its `status` file.
         line: String,
     },
-    /// The kernel does not say what threads have.
+    /// It cannot be read which privileges threads have.
     #[error("cannot read {path}, so it is not known whether privileges were given up")]
     Unknown {
         /// The file.
@@ -70,13 +71,13 @@ pub fn give_up() -> Result<(), Error> {
     keep_only(CapabilitySet::empty())
 }
 
-/// Gives up all privileges of a process with a single thread: those of [`give_up`] and, if the user is root, that, unless
-/// it lacks the capabilities for it, as root of a container may.
+/// Gives up all privileges of a process with a single thread: those of [`give_up`] and, if it is root, also the user.
+/// It keeps the user if it lacks the capabilities to change it, as root in a container may.
 ///
-/// Others who run as "nobody" can send signals to it then, but neither trace it nor read its memory.
+/// Other processes of "nobody" can then send signals to it, but can neither trace it nor read its memory.
 ///
 /// # Errors
-/// If something is still there, in any thread.
+/// If any thread still has a privilege.
 pub fn become_nobody() -> Result<(), Error> {
     close_ways_back()?;
     let may = capabilities(None).map_err(refused("capabilities"))?.effective;
@@ -92,7 +93,7 @@ pub fn become_nobody() -> Result<(), Error> {
         setresuid(uid, uid, uid).map_err(refused("the user root"))?;
     }
     keep_of_permitted(CapabilitySet::empty())?;
-    // After the last change of what it may do, which the kernel takes as a reason to set it anew.
+    // After the last change of credentials, as the kernel resets this value at each such change.
     prctl::set_dumpable(false).map_err(refused("being traced by others of the same user"))?;
     confirm()
 }
@@ -106,10 +107,10 @@ pub fn keep_only(kept: CapabilitySet) -> Result<(), Error> {
     keep_of_permitted(kept)
 }
 
-/// Has no program that the calling thread executes get a privilege, and no change of the user.
+/// Prevents programs that the calling thread executes, and changes of the user, from gaining a privilege.
 fn close_ways_back() -> Result<(), Error> {
     let now = capabilities(None).map_err(refused("capabilities"))?;
-    // Without it the bounding set and the securebits stay as they are; no_new_privs is enough then.
+    // Without this capability the bounding set and the securebits stay as they are; no_new_privs is enough then.
     if now.effective.contains(CapabilitySet::SETPCAP) {
         empty_bounding_set().map_err(refused("the capability bounding set"))?;
         set_capabilities_secure_bits(BITS).map_err(refused("the privileges of user 0 (securebits)"))?;
@@ -147,7 +148,7 @@ pub fn confirm() -> Result<(), Error> {
         let path = entry.map_err(|e| unknown(tasks, e))?.path().join("status");
         let status = match std::fs::read_to_string(&path) {
             Ok(status) => status,
-            // It has ended meanwhile.
+            // The thread has ended meanwhile.
             Err(e) if matches!(e.raw_os_error(), Some(nix::libc::ENOENT | nix::libc::ESRCH)) => continue,
             Err(e) => return Err(unknown(&path, e)),
         };
@@ -159,7 +160,7 @@ pub fn confirm() -> Result<(), Error> {
     Ok(())
 }
 
-/// The first line of a `status` file that speaks of privileges.
+/// The first line of a `status` file that shows a privilege.
 fn kept(status: &str) -> Option<String> {
     let told = |field: &str| {
         let line = status.lines().find(|line| line.split(':').next() == Some(field))?;

@@ -1,4 +1,4 @@
-//! Reading below a prefix. Whatever cannot be read is `None`: a process may vanish at any moment.
+//! Reads files below a prefix. A file that cannot be read is `None`: a process may vanish at any moment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,8 +37,8 @@ impl Root {
         self.dir == Path::new("/")
     }
 
-    /// How many files, links and directories were looked at below this root or a clone of it: what an observation costs,
-    /// without a clock.
+    /// How many files, links and directories were read below this root or a clone of it: a measure of the cost of an
+    /// observation that needs no clock.
     pub fn reads(&self) -> u64 {
         self.reads.load(Ordering::Relaxed)
     }
@@ -59,7 +59,7 @@ impl Root {
         fs::read(self.path(path)).ok()
     }
 
-    /// A number that is all there is in a file; hexadecimal with `0x`.
+    /// The number in a file that has nothing else; hexadecimal with `0x`.
     pub(crate) fn number(&self, path: &str) -> Option<u64> {
         let text = self.text(path)?;
         let text = text.trim();
@@ -69,7 +69,7 @@ impl Root {
         }
     }
 
-    /// Where a symbolic link points, unresolved.
+    /// The target of a symbolic link, unresolved.
     pub(crate) fn link(&self, path: &str) -> Option<String> {
         fs::read_link(self.path(path)).ok().map(|p| p.to_string_lossy().into_owned())
     }

@@ -1,5 +1,5 @@
-//! rtnetlink (rtnetlink(7), net/sched/sch_api.c, net/core/rtnetlink.c): a device's qdiscs, and how large packets it
-//! takes. Asks and changes; what may be changed is not decided here.
+//! rtnetlink (rtnetlink(7), net/sched/sch_api.c, net/core/rtnetlink.c): the qdiscs of a device, and how large packets
+//! it accepts. Reads and changes them; what may be changed is not decided here.
 
 mod dump;
 mod message;
@@ -151,8 +151,7 @@ impl Rtnl {
     /// What the kernel lists in answer to such a message, each without its netlink header.
     ///
     /// # Errors
-    /// What the kernel answers; `EINTR` if what it lists did not stay the same while it was listed, however often it was
-    /// asked.
+    /// The kernel's error; `EINTR` if the list kept changing while it was read, in all attempts.
     pub(crate) fn dump(&mut self, kind: u16, head: &[u8]) -> nix::Result<Vec<Vec<u8>>> {
         dump::whole(&mut Listing { rtnl: self, kind, head })
     }
@@ -161,14 +160,14 @@ impl Rtnl {
     /// (`netlink_rcv_skb()`, net/netlink/af_netlink.c), whatever becomes of this process meanwhile.
     ///
     /// # Errors
-    /// The first one that the kernel refused, by its place, and why; the others are carried out nevertheless. Without a
-    /// place nothing was carried out, or the answers were lost.
+    /// The index of the first request that the kernel refused, and why; the others are carried out nevertheless.
+    /// Without an index nothing was carried out, or the answers were lost.
     pub(crate) fn together(&mut self, requests: &[Request]) -> Result<(), (Option<usize>, Errno)> {
         let whole = |errno| (None, errno);
         let first = self.sequence + 1;
         let mut all = Vec::new();
         for (i, request) in requests.iter().enumerate() {
-            // A refusal is always told, and the answer to the last one comes after all others.
+            // The kernel reports every refusal, and the answer to the last request comes after all others.
             let last = if i + 1 == requests.len() { libc::NLM_F_ACK } else { 0 };
             let flags = libc::NLM_F_REQUEST | last | request.flags;
             all.extend(self.message(request.kind, flags, &request.head, &request.attributes));
@@ -199,7 +198,7 @@ impl Rtnl {
         })
     }
 
-    /// Makes a qdisc of this kind the root, whatever is there.
+    /// Makes a qdisc of this kind the root, in place of any other.
     pub(crate) fn replace_root(&mut self, ifindex: u32, kind: &str, options: &[u8]) -> nix::Result<()> {
         let mut name = kind.as_bytes().to_vec();
         name.push(0);

@@ -1,18 +1,18 @@
-//! Threads and processes that are not mistaken for later ones of the same id.
+//! Identifies threads and processes so that they are not mistaken for later ones with the same id.
 //!
-//! A thread is known by its id and the tick at which it started. The kernel gives an id again only after it has
-//! gone through all others, so that the instant between looking at the start time and the system call that
-//! follows is not enough for an id to change its owner.
+//! A thread is identified by its id and the tick at which it started. The kernel reuses an id only after it has used
+//! all others, so the time between reading the start time and the system call that follows is too short for an id to
+//! be reused.
 
 use crate::root::Root;
 use teiji_model::resource::{ResourceError, Task};
 
-/// `PF_EXITING` of `include/linux/sched.h`: the thread is on its way out and takes part in nothing any more. A move of
-/// its process into another control group leaves it where it is, without an error (`cgroup_migrate_add_task`).
+/// `PF_EXITING` of `include/linux/sched.h`: the thread is ending. When its process is moved into another control group,
+/// it stays where it is, without an error (`cgroup_migrate_add_task`).
 const PF_EXITING: u64 = 0x4;
 
-/// The thread or process that has this id now; `None` if there is none, or only one that is ending, or has ended
-/// and has not been waited for. `/proc/<id>/stat` is there for threads too, though `/proc` does not list them (proc(5)).
+/// The thread or process that has this id now; `None` if there is none, or only one that is ending, or has ended and
+/// has not been waited for. `/proc/<id>/stat` is there for threads too, though `/proc` does not list them (proc(5)).
 pub fn task(root: &Root, id: u32) -> Option<Task> {
     let stat = Stat::read(root, id)?;
     (!stat.ending()).then(|| Some(Task { id, started: stat.number(22)? })).flatten()
@@ -25,7 +25,7 @@ pub(crate) fn falls_apart(root: &Root, process: u32) -> bool {
     root.numbers(&dir).into_iter().any(|tid| stat(tid).is_none_or(|stat| stat.ending()))
 }
 
-/// Ok if the thread is still the one that was meant.
+/// Ok if the thread is still the same one.
 pub(crate) fn alive(root: &Root, wanted: Task) -> Result<(), ResourceError> {
     match task(root, wanted.id) {
         Some(found) if found == wanted => Ok(()),
@@ -46,7 +46,7 @@ impl Stat {
         root.text(&format!("proc/{id}/stat")).map(Stat)
     }
 
-    /// Whether it is on its way out, or has ended and has not been waited for.
+    /// Whether it is ending, or has ended and has not been waited for.
     fn ending(&self) -> bool {
         self.field(3).is_none_or(|state| matches!(state, "Z" | "X" | "x"))
             || self.number::<u64>(9).is_some_and(|flags| flags & PF_EXITING != 0)

@@ -7,7 +7,7 @@ use teiji_model::host::{Vcpu, Worker};
 /// `PF_KTHREAD` of `include/linux/sched.h`: the task is a kernel thread.
 const PF_KTHREAD: u64 = 0x0020_0000;
 
-/// Where a thread may run and where it did.
+/// The CPUs that a thread may run on, and the last one that it ran on.
 struct Placement {
     cpus: String,
     last_cpu: u32,
@@ -43,10 +43,10 @@ fn vcpu_index(comm: &str) -> Option<u16> {
 
 /// The vCPU threads of a VMM, by index. `vm_fds` are its descriptors of KVM VMs.
 ///
-/// A thread's name tells the index, KVM's debugfs the number that KVM knows the vCPU by (the APIC id, which is another
-/// where sockets or cores are not powers of two). Where threads have no names (QEMU without `debug-threads=on`), the
-/// order of KVM's numbers is that of the indices. Where debugfs does not tell (before Linux 5.19, or locked down), KVM's
-/// numbers stay unknown.
+/// The name of a thread has the index; KVM's debugfs has KVM's number of the vCPU (the APIC id, which differs from the
+/// index if the number of sockets or cores is not a power of two). If threads have no names (QEMU without
+/// `debug-threads=on`), the order of KVM's numbers is that of the indices. If debugfs does not have them (before Linux
+/// 5.19, or with lockdown), KVM's numbers stay unknown.
 pub(crate) fn vcpus(root: &Root, pid: u32, vm_fds: &[u32]) -> Vec<Vcpu> {
     let tids = root.numbers(&format!("proc/{pid}/task"));
     let mut named: Vec<(u16, u32)> = tids
@@ -81,8 +81,8 @@ fn from_debugfs(root: &Root, pid: u32, fd: u32, tids: &[u32]) -> Vec<(u32, Optio
     root.names(&dir).iter().filter_map(vcpu).collect()
 }
 
-/// The vhost workers that serve a VMM, by thread id: threads of the VMM itself (Linux 6.4 on) and
-/// those of `kernel_threads`, by owner, whose owner is one of its threads.
+/// The vhost workers that serve a VMM, by thread id: threads of the VMM itself (from Linux 6.4 on), and kernel threads
+/// of `kernel_threads` whose owner is one of its threads.
 pub(crate) fn workers(root: &Root, pid: u32, kernel_threads: &BTreeMap<u32, Vec<Worker>>) -> Vec<Worker> {
     let tids = root.numbers(&format!("proc/{pid}/task"));
     let own = tids.iter().filter_map(|tid| {

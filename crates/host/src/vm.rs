@@ -1,5 +1,5 @@
-//! Which processes are VMs: those that hold a descriptor of a KVM virtual machine and of its vCPUs. Whether their names
-//! can be trusted says [`Identity`].
+//! Which processes are VMs: those that hold descriptors of a KVM virtual machine and of its vCPUs. [`Identity`] says
+//! whether their names can be trusted.
 
 use crate::cmdline::CommandLine;
 use crate::identity::Domains;
@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use teiji_model::host::{Identity, Vm, Worker};
 
 impl Root {
-    /// The VMs of this host, by process id. A process that vanishes meanwhile, or that the caller may
-    /// not look into, is left out.
+    /// The VMs of this host, by process id. A process that vanishes meanwhile, or that the caller may not inspect, is
+    /// left out.
     ///
     /// # Errors
     /// If `/proc` cannot be listed.
@@ -18,7 +18,7 @@ impl Root {
         Ok(self.identified_vms()?.into_iter().map(|(vm, _)| vm).collect())
     }
 
-    /// The same, each with whose process it is and who says that it is called so.
+    /// The same, each with the user of its process and the origin of its name.
     ///
     /// # Errors
     /// If `/proc` cannot be listed.
@@ -64,7 +64,7 @@ fn open(root: &Root, pid: u32) -> Option<Open> {
     (!open.vm_fds.is_empty() && open.vcpus > 0).then_some(open)
 }
 
-/// What is found out once for all VMs.
+/// What is read once for all VMs.
 struct Shared {
     /// vhost workers that are kernel threads, by the thread that each was made for.
     workers: BTreeMap<u32, Vec<Worker>>,

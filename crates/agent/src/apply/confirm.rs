@@ -1,8 +1,8 @@
-//! Confirming an apply that waits for it, from another process.
+//! Confirms an apply that waits for it, from another process.
 //!
-//! The waiting process has the lock, so `confirm` leaves it a file with the transaction's id and watches what
-//! becomes of the transaction. If that process has ended, `confirm` has the lock itself, and commits in its place
-//! as long as there is time and every setting is still as applied: it may have ended while it was undoing.
+//! The waiting process holds the lock, so `confirm` writes a file with the transaction's id for it, and watches the
+//! transaction. If that process has ended, `confirm` takes the lock, and commits in its place if there is still time
+//! and every setting is still as applied: the process may have ended while it was undoing.
 
 use super::error::{Error, Note};
 use super::journal::{Direction, Journal};
@@ -41,7 +41,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         }
     }
 
-    /// The same by who has the lock, which the process that began the transaction then has not.
+    /// The same with the lock held, which means that the process that began the transaction has ended.
     fn confirm_locked(&self, seen: &Journal) -> Result<Vec<Note>, Error> {
         let found = self.transaction()?.filter(|now| now.header.id == seen.header.id);
         if let Some(mut journal) = found.filter(|journal| self.still_applied(journal)) {
@@ -57,7 +57,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         self.ended(seen, notes)
     }
 
-    /// Whether a transaction without its process can be committed.
+    /// Whether a transaction whose process has ended can be committed.
     fn still_applied(&self, journal: &Journal) -> bool {
         let header = &journal.header;
         let in_time = journal.until.is_some_and(|ms| self.clock.since_boot() < Duration::from_millis(ms));
@@ -69,12 +69,12 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             && header.steps.iter().all(|step| self.host.read(&step.setting).as_ref() == Ok(&step.wanted))
     }
 
-    /// What became of a transaction that is not there any more.
+    /// The outcome of a transaction that no longer exists.
     fn ended(&self, journal: &Journal, notes: Vec<Note>) -> Result<Vec<Note>, Error> {
         if self.held_file()?.is_some_and(|file| file.last == journal.header.id) {
             return Ok(notes);
         }
-        // Ours may have come after the process had removed it.
+        // This process may have written the file after the other one had removed it.
         let _ = self.store.remove(CONFIRMED);
         Err(Error::TooLate(notes))
     }

@@ -1,4 +1,4 @@
-//! What can go wrong, and what there is to tell when it does not.
+//! The errors of an operation, and the notes of one that succeeds.
 
 use serde::Serialize;
 use std::fmt;
@@ -8,7 +8,7 @@ use teiji_model::plan::Step;
 use teiji_model::resource::{Resource, ResourceError, Value};
 use teiji_model::text::printable;
 
-/// Why an operation failed, and what the host is like now.
+/// Why an operation failed, and the state of the host after that.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Another teiji has the lock.
@@ -17,7 +17,7 @@ pub enum Error {
          SIGTERM, which undoes what is not confirmed", pid(.0)
     )]
     Busy(Option<u32>),
-    /// The state directory does not work.
+    /// The state directory cannot be used.
     #[error("cannot {what} {path}, so nothing was changed: mend that and run the command again")]
     State {
         /// What was to be done with it.
@@ -68,7 +68,7 @@ pub enum Error {
         /// What it is.
         found: Value,
     },
-    /// A setting cannot be read, so it could not be put back.
+    /// A setting cannot be read, so it could not be restored later.
     #[error("{what} cannot be read ({}), so nothing was changed: plan again", shown(.why))]
     Unreadable {
         /// The setting and whose it is.
@@ -81,7 +81,7 @@ pub enum Error {
     Undone {
         /// Why.
         why: Box<Failure>,
-        /// What could not be undone because it is not ours any more.
+        /// What was not undone because someone else has changed it.
         notes: Vec<Note>,
     },
     /// The plan was not carried out, and the host is not as it was before.
@@ -96,7 +96,7 @@ pub enum Error {
         /// The journal that remembers it.
         path: PathBuf,
     },
-    /// Settings could not be put back.
+    /// Settings could not be restored.
     #[error("{}", unrestored(.failed, .path, .notes))]
     Unrestored {
         /// Which and why.
@@ -106,7 +106,7 @@ pub enum Error {
         /// The journal that remembers it.
         path: PathBuf,
     },
-    /// All is done, but that it is could not be written down to the end.
+    /// Everything is done, but the state directory could not be updated completely.
     #[error(
         "all settings are as asked for, but {path} could not be put in order: make room or mend the disk; the next \
          command that changes settings completes it"
@@ -144,7 +144,7 @@ pub enum Failure {
         /// Why not.
         why: ResourceError,
     },
-    /// The kernel accepted a value and made another of it.
+    /// The kernel accepted a value and stored another one.
     #[error("{what} should be {}, but the kernel made it {}", shown(.wanted), shown(.got))]
     Mismatch {
         /// The setting and whose it is.
@@ -167,12 +167,12 @@ pub enum Failure {
     /// Nobody confirmed in time.
     #[error("nobody confirmed within {0:?}")]
     NotConfirmed(std::time::Duration),
-    /// The operator, or the system, asked for the end.
+    /// The operator or the system requested the end.
     #[error("it was interrupted")]
     Stopped,
 }
 
-/// A setting that could not be put back.
+/// A setting that could not be restored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Failed {
     /// The setting and whose it is; printable.
@@ -181,11 +181,11 @@ pub struct Failed {
     pub why: ResourceError,
 }
 
-/// What an operation met with on its way.
+/// Something that happened during an operation and is no error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Note {
-    /// A transaction or held settings of another boot were dropped.
+    /// A transaction or held settings of another boot were discarded.
     OtherBoot,
     /// A transaction whose process had ended was undone.
     Undone {
@@ -202,7 +202,7 @@ pub enum Note {
         /// Whose it was.
         pid: u32,
     },
-    /// A setting is gone with its task, and need not be put back.
+    /// A setting is gone with its task, and need not be restored.
     Gone {
         /// The setting and whose it is; printable.
         what: String,
@@ -211,12 +211,12 @@ pub enum Note {
     Foreign {
         /// The setting and whose it is; printable.
         what: String,
-        /// What teiji made it.
+        /// The value that teiji set.
         ours: Value,
         /// What it is.
         found: Value,
     },
-    /// An operation could not be taken back, and was left where it is consistent.
+    /// An operation could not be reversed, and was left in a consistent state.
     Stopped {
         /// The setting and whose it is.
         what: String,
@@ -262,7 +262,7 @@ impl Failed {
     }
 }
 
-/// Values hold paths of control groups, which are untrusted text.
+/// Values contain paths of control groups, which are untrusted text.
 fn shown(value: &impl fmt::Display) -> String {
     printable(&value.to_string())
 }

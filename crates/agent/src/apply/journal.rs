@@ -1,9 +1,9 @@
-//! The journal's format: what `transaction` and `held.json` say, and reading them again.
+//! The journal's format: the content of `transaction` and `held.json`, and how they are read.
 //!
-//! `transaction` is lines of JSON: a [`Header`], then [`Line`]s, each appended and on the disk before what it
-//! announces is done. A last line without its newline was being written when the process ended: what it would
-//! have announced had not begun, so it is passed over. Anything else that is not as it should be is damage, and an
-//! error: guessing could put a wrong value back.
+//! `transaction` consists of lines of JSON: a [`Header`], then [`Line`]s, each of which is appended and on the disk
+//! before the action that it announces begins. A last line without its newline was being written when the process
+//! ended: its action had not begun, so the line is ignored. Anything else that is not valid is damage, and an error: a
+//! guess could restore a wrong value.
 
 use serde::{Deserialize, Serialize};
 use teiji_model::plan::{Held, Step};
@@ -16,27 +16,27 @@ pub(super) const VERSION: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Header {
     pub version: u32,
-    /// `/proc/sys/kernel/random/boot_id`: what was changed in another boot, the kernel has forgotten.
+    /// `/proc/sys/kernel/random/boot_id`: the kernel has forgotten what was changed in another boot.
     pub boot: String,
-    /// Not used again in one boot.
+    /// Unique within one boot.
     pub id: String,
     /// Who began it.
     pub pid: u32,
     /// When it began, seconds since 1970.
     pub time: u64,
     pub direction: Direction,
-    /// How long the operator has to confirm once all is applied, ms; `None`: need not.
+    /// How much time the operator has to confirm once all is applied, ms; `None`: no confirmation is needed.
     pub confirm_within: Option<u64>,
     pub steps: Vec<Step>,
 }
 
-/// What becomes of a transaction whose process ended.
+/// What the next command does with a transaction whose process has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Direction {
     /// A plan: undone.
     Forward,
-    /// A rollback: completed. Who may be overwritten is part of what was asked for.
+    /// A rollback: completed. `force`: also overwrite what others have changed.
     Back { force: bool },
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Line {
         #[serde(rename = "do")]
         step: usize,
     },
-    /// The kernel made something else of a step's value.
+    /// The kernel stored another value than that of the step.
     Done {
         #[serde(rename = "done")]
         step: usize,
@@ -57,20 +57,20 @@ pub(super) enum Line {
     },
     /// All steps are done and read back as wanted; to be confirmed before `until`, ms since boot.
     Applied { applied: bool, until: Option<u64> },
-    /// `held.json.next` holds; nothing is undone any more.
+    /// Committed: `held.json.next` is valid; nothing is undone any more.
     Commit { commit: bool },
 }
 
-/// A transaction as its file tells it.
+/// A transaction as read from its file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Journal {
     pub header: Header,
     /// How many steps have begun.
     pub begun: usize,
-    /// What the kernel made of steps, where that is not what was wanted.
+    /// The values that the kernel stored, where they are not the wanted ones.
     pub made: Vec<(usize, Value)>,
     pub applied: bool,
-    /// Until when to confirm, ms since boot.
+    /// Deadline for the confirmation, ms since boot.
     pub until: Option<u64>,
     pub committed: bool,
     /// Bytes that are valid; the next line goes there.
@@ -88,13 +88,13 @@ pub(super) enum Damage {
 
 /// A line as it is written.
 pub(super) fn line(content: &impl Serialize) -> Vec<u8> {
-    // Plain structs without maps of other than text keys: serde_json has nothing to refuse.
+    // Plain structs whose maps have text keys: serde_json cannot fail.
     let mut line = serde_json::to_vec(content).unwrap_or_default();
     line.push(b'\n');
     line
 }
 
-/// Only the version: the rest of another version's file may be of any shape.
+/// Only the version: the rest of a file of another version may have any structure.
 #[derive(Deserialize)]
 struct Versioned {
     version: u32,
@@ -117,10 +117,10 @@ impl Journal {
         Journal { header, begun, made, applied: false, until: None, committed: false, length }
     }
 
-    /// Reads a transaction; of one of another boot than `boot` only the header, the rest being void.
+    /// Reads a transaction. If it is of another boot than `boot`, only the header is read; the rest is void.
     pub fn parse(content: &[u8], boot: &str) -> Result<Self, Damage> {
         let end = content.iter().position(|b| *b == b'\n');
-        // The header was renamed into place whole, so a torn one is damage.
+        // The header was renamed into place when complete, so a truncated one is damage.
         let end = end.ok_or_else(|| Damage::Line(1, "it ends early".to_owned()))?;
         let mut journal = Journal::new(versioned(&content[..end])?);
         journal.length = end as u64 + 1;
@@ -137,7 +137,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Notes a line, which has to be one that may follow.
+    /// Applies a line; it has to be one that may come next.
     pub fn take(&mut self, line: Line) -> Result<(), &'static str> {
         let steps = self.header.steps.len();
         if self.committed {
@@ -160,21 +160,21 @@ impl Journal {
         Ok(())
     }
 
-    /// Takes back a commit line that was written although writing it failed.
+    /// Withdraws a commit line that is in the file although writing it failed.
     pub fn withdraw(&mut self) {
         if std::mem::take(&mut self.committed) {
             self.length -= line(&Line::Commit { commit: true }).len() as u64;
         }
     }
 
-    /// Whether `value` is what this transaction made of a step that has begun, rather than someone else.
+    /// Whether `value` was set by this transaction in a step that has begun, and not by someone else.
     pub fn ours(&self, step: usize, value: &Value) -> bool {
         let wanted = &self.header.steps[step].wanted;
         if value == wanted || self.made.iter().any(|(s, made)| *s == step && made == value) {
             return true;
         }
-        // Ended between the write and the note of what became of it: the kernel makes less of a set of CPUs
-        // (cpuset_cpus_allowed, irq_do_set_affinity), and nothing of other values.
+        // The process may have ended after the write and before the line about its result: the kernel may reduce a set
+        // of CPUs (cpuset_cpus_allowed, irq_do_set_affinity); it does not change other values.
         let interrupted = step + 1 == self.begun && !self.applied;
         match (value, wanted) {
             (Value::Cpus(value), Value::Cpus(wanted)) => interrupted && value.without(wanted).is_empty(),

@@ -1,4 +1,4 @@
-//! Carrying out a plan so that the host is either as it was or as was asked for, whatever happens meanwhile.
+//! Carries out a plan so that the host is in the end either as before or as wanted, whatever happens meanwhile.
 //!
 //! ```text
 //!                        all applied,
@@ -11,25 +11,25 @@
 //!  none ──► rolling back ──► committed ──► none        its process ended: the next command completes it
 //! ```
 //!
-//! Files of the state directory, each change of them on the disk before what depends on it:
+//! Files of the state directory. Each change of them is on the disk before anything that depends on it happens:
 //!
 //! | file | says |
 //! | --- | --- |
-//! | `lock` | `flock(2)`: one at a time changes settings; its text is the pid, for messages |
-//! | `transaction` | the plan with each value before; then a line before each step begins, when all are applied, and at the commit. Present exactly while a transaction is under way |
+//! | `lock` | `flock(2)`: only one process at a time changes settings; its text is the pid, for messages |
+//! | `transaction` | the plan with all original values; then a line before each step begins, when all are applied, and at the commit. Exists exactly while a transaction is in progress |
 //! | `held.json.next` | `held.json` after the commit, so that the commit is one appended line |
-//! | `held.json` | what teiji changed for good, and what it was before |
+//! | `held.json` | the settings that teiji has changed, with the original values |
 //! | `confirmed` | the id of the transaction that the operator has confirmed |
 //!
-//! What to do about a transaction whose process ended follows from its lines alone, and undoing goes by the values
-//! that are found: it may be ended and begun again at any instant. It needs no room on the disk. All of it is void
-//! after a boot, because the kernel forgets every setting then.
+//! The lines of a transaction alone decide what to do if its process has ended. Undoing depends only on the values
+//! that are found, so it may be interrupted and started again at any instant, and it needs no space on the disk. After
+//! a boot all of this is void, because the kernel forgets every setting.
 //!
 //! | module | does |
 //! | --- | --- |
 //! | `apply` (here) | from plan to commit |
-//! | `recover` | what the process before left behind |
-//! | `undo` | puts values back |
+//! | `recover` | handles what an ended process left behind |
+//! | `undo` | restores values |
 //! | `rollback`, `confirm`, `status` | the operations of that name |
 //! | `journal` | the files' format |
 //! | [`store`], [`clock`] | the disk and time |
@@ -61,13 +61,13 @@ use teiji_model::resource::{Class, Resource, ResourceError, Value};
 
 /// Where the state is kept unless the caller names another place.
 pub const STATE_DIRECTORY: &str = "/var/lib/teiji";
-/// How often waiting looks again.
+/// How often a waiting process checks again.
 const POLL: Duration = Duration::from_millis(50);
-/// How long the lock is tried for at least: `status` takes it for an instant to see whether it is free.
+/// The shortest time for which the lock is tried: `status` takes it for an instant to see whether it is free.
 const INSTANT: Duration = Duration::from_millis(200);
 
-/// The settings of a host. A write is whole or not at all, even if its process is killed; what such a one may leave
-/// beside the settings, [`Host::tidy`] removes.
+/// The settings of a host. A write happens completely or not at all, even if its process is killed; [`Host::tidy`]
+/// removes leftovers of killed processes that are not settings.
 pub trait Host {
     /// What a setting is.
     ///
@@ -86,8 +86,8 @@ pub trait Host {
         resource.kind().class()
     }
 
-    /// Removes what writes that were cut off, and tasks that have ended, left behind and that is no setting. Called
-    /// with the lock held. That it cannot is no failure: it is called again.
+    /// Removes leftovers of interrupted writes and of tasks that have ended, as far as they are not settings. Called
+    /// with the lock held. Errors are ignored: it is called again later.
     fn tidy(&self);
 }
 
@@ -102,7 +102,7 @@ pub struct Engine<H, S = Directory, C = SystemClock> {
 /// How to apply a plan.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// Undo everything unless the operator confirms within this time of all being applied.
+    /// Undo everything unless the operator confirms within this time after the last step.
     pub confirm_within: Option<Duration>,
     /// How long to wait for another teiji to finish; zero: refuse at once.
     pub wait: Duration,
@@ -120,7 +120,7 @@ pub enum Progress<'a> {
         /// The step.
         step: &'a Step,
     },
-    /// All is applied; waits for the confirmation.
+    /// Everything is applied; waits for the confirmation.
     Waiting {
         /// How much time is left.
         left: Duration,
@@ -134,7 +134,7 @@ pub enum Progress<'a> {
 pub struct Applied {
     /// Settings changed.
     pub changed: usize,
-    /// What was met with on the way.
+    /// What else happened.
     pub notes: Vec<Note>,
 }
 
@@ -191,7 +191,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         if let Err(why) = committed {
             progress(Progress::Undoing);
             let why = Box::new(why);
-            // Withdraws a commit whose line may be on the disk although writing it failed.
+            // Withdraws a commit whose line may be on the disk although the write returned an error.
             let _ = self.store.remove(store::HELD_NEXT);
             let outcome = self.undo(&journal);
             notes.extend(outcome.notes);
@@ -199,7 +199,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             if !outcome.failed.is_empty() {
                 return Err(Error::NotUndone { why, failed: outcome.failed, notes, path });
             }
-            // What cannot be removed says nothing any more: the next command finds all as it was.
+            // A journal that cannot be removed does no harm: the next command finds everything restored.
             let _ = self.clear();
             return Err(Error::Undone { why, notes });
         }
@@ -221,7 +221,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         }
     }
 
-    /// Refuses a plan whose starting point is not the present one.
+    /// Refuses a plan if the present values are not those that it starts from.
     fn unchanged(&self, plan: &Plan) -> Result<(), Error> {
         for step in &plan.steps {
             let what = || what(&step.setting, &step.whose);
@@ -256,7 +256,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         };
         let journal = Journal::new(header);
         if let Err(source) = self.store.write(TRANSACTION, &journal::line(&journal.header)) {
-            // It may be there all the same; without a step begun it says nothing.
+            // The file may exist all the same; it has no effect, as no step has begun.
             let _ = self.store.remove(TRANSACTION);
             return Err(self.state("write", TRANSACTION, source));
         }
@@ -272,7 +272,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         journal.take(line).map_err(|e| failure(io::Error::other(e)))
     }
 
-    /// Does the steps and reads each back.
+    /// Takes the steps and reads each value back.
     fn run(
         &self,
         journal: &mut Journal,
@@ -290,10 +290,10 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             let got = self.host.write(&step.setting, &wanted).and_then(|()| self.host.read(&step.setting));
             match got {
                 Ok(got) if got == wanted => {}
-                // A controller starts from what was wanted and goes where it likes; an operation goes on.
+                // A controller may change the wanted value at once, and an operation may still be in progress.
                 Ok(_) if self.host.class(&step.setting) != Class::Atomic => {}
                 Ok(got) => {
-                    // For those who come after a kill; if it cannot be written, this process still knows.
+                    // Recorded for the case that this process is killed; if that fails, this process still knows it.
                     let _ = self.note(journal, Line::Done { step: index, value: got.clone() });
                     if !journal.ours(index, &got) {
                         journal.made.push((index, got.clone()));
@@ -318,7 +318,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         let Some(until) = journal.until.map(Duration::from_millis) else { return Ok(()) };
         loop {
             let left = until.saturating_sub(self.clock.since_boot());
-            // Too late is too late, also for a confirmation that came while this process was stopped.
+            // After the deadline no confirmation counts, not even one that came while this process was stopped.
             if left.is_zero() {
                 let within = journal.header.confirm_within.unwrap_or_default();
                 return Err(Failure::NotConfirmed(Duration::from_millis(within)));
@@ -334,8 +334,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         }
     }
 
-    /// What is held once this plan is committed. Settings that are gone, or
-    /// that someone has put back, are forgotten.
+    /// The content of `held.json` once this plan is committed. Settings that are gone, or that someone has restored,
+    /// are forgotten.
     fn held_after(&self, journal: &Journal) -> Result<journal::HeldFile, Failure> {
         let path = || self.store.path(store::HELD);
         let mut file = self

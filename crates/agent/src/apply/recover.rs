@@ -1,4 +1,4 @@
-//! What a process that ended left behind, and the end of every transaction.
+//! Handles what an ended process left behind, and ends transactions.
 
 use super::error::{Error, Failure, Note};
 use super::journal::{Damage, Direction, HeldFile, Journal, Line, VERSION, line};
@@ -10,11 +10,11 @@ use std::time::Duration;
 use teiji_model::plan::Held;
 
 impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
-    /// Undoes or completes what a process that ended left behind; nothing if there is none. Every operation that
-    /// changes settings does so first. Waits so long for another teiji to finish.
+    /// Undoes or completes the transaction that an ended process left behind, if there is one. Every operation that
+    /// changes settings does so first. Waits for at most this time for another teiji to finish.
     ///
     /// # Errors
-    /// If another process is at work, a file is damaged, or a setting cannot be put back.
+    /// If another process is changing settings, a file is damaged, or a setting cannot be restored.
     pub fn recover(&self, wait: Duration) -> Result<Vec<Note>, Error> {
         let _lock = self.locked(wait)?;
         self.recover_locked()
@@ -28,7 +28,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         Ok(self.held_file()?.map(|file| file.held).unwrap_or_default())
     }
 
-    /// [`Engine::recover`] by who has the lock.
+    /// [`Engine::recover`] with the lock held.
     pub(super) fn recover_locked(&self) -> Result<Vec<Note>, Error> {
         let mut notes = Vec::new();
         if let Some(mut journal) = self.transaction()? {
@@ -57,12 +57,12 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
                 notes.push(Note::OtherBoot);
             }
         }
-        // Of VMs that have ended since.
+        // Removes what is left of VMs that have ended since.
         self.host.tidy();
         Ok(notes)
     }
 
-    /// Does what is left of a rollback, and ends it.
+    /// Takes the remaining steps of a rollback, and ends it.
     pub(super) fn complete(&self, journal: &mut Journal) -> Result<Outcome, Error> {
         let outcome = self.restored(self.roll_back(journal))?;
         let mut file = self.held_file()?.unwrap_or_else(|| HeldFile::none(&self.boot));
@@ -78,7 +78,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         Ok(outcome)
     }
 
-    /// The outcome, if everything was put back.
+    /// The outcome, if everything was restored.
     fn restored(&self, outcome: Outcome) -> Result<Outcome, Error> {
         if outcome.failed.is_empty() {
             return Ok(outcome);
@@ -87,7 +87,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         Err(Error::Unrestored { failed: outcome.failed, notes: outcome.notes, path })
     }
 
-    /// Commits: from here on nothing is undone.
+    /// Commits: after this nothing is undone.
     pub(super) fn commit(&self, journal: &mut Journal, held: &HeldFile) -> Result<(), Failure> {
         self.store
             .write(HELD_NEXT, &line(held))
@@ -112,7 +112,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         self.store.remove(TRANSACTION)
     }
 
-    /// Removes a transaction of which nothing is left.
+    /// Removes a transaction that is finished.
     pub(super) fn clear(&self) -> Result<(), Error> {
         for name in [HELD_NEXT, CONFIRMED, TRANSACTION] {
             self.store.remove(name).map_err(|e| self.state("remove", name, e))?;
@@ -120,7 +120,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         Ok(())
     }
 
-    /// The transaction under way, if any.
+    /// The transaction in progress, if any.
     pub(super) fn transaction(&self) -> Result<Option<Journal>, Error> {
         let content = self.store.read(TRANSACTION).map_err(|e| self.state("read", TRANSACTION, e))?;
         let parse = |c: Vec<u8>| Journal::parse(&c, &self.boot).map_err(|d| self.damaged(TRANSACTION, d));

@@ -1,8 +1,9 @@
-//! Putting back everything that teiji holds.
+//! Restores everything that teiji has changed.
 //!
-//! Each setting before those that depend on it, whichever was changed first ([`ordered`]): a thread is let onto all CPUs
-//! before it is `SCHED_DEADLINE` again, and `gso_max_size` grows when the queue that counts on it is gone. Otherwise the
-//! last change first. A setting that someone else has changed since stays held, so that `force` can still put it back.
+//! Each setting is restored before those that depend on it, whichever was changed first ([`ordered`]): a thread may
+//! run on all CPUs before it becomes `SCHED_DEADLINE` again, and `gso_max_size` grows after the queue that relies on
+//! it is gone. Otherwise the last change is undone first. A setting that someone else has changed since stays held, so
+//! that `force` can still restore it.
 
 use super::error::{Error, Note};
 use super::journal::Direction;
@@ -16,7 +17,7 @@ use teiji_model::resource::Resource;
 /// How to roll back.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rollback {
-    /// Put back also what someone else has changed since.
+    /// Also restore what someone else has changed since.
     pub force: bool,
     /// How long to wait for another teiji to finish; zero: refuse at once.
     pub wait: Duration,
@@ -25,17 +26,17 @@ pub struct Rollback {
 /// What a rollback did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RolledBack {
-    /// Settings put back.
+    /// How many settings were restored.
     pub restored: usize,
-    /// What was met with on the way; what was not put back is in here.
+    /// What else happened, including the settings that were not restored.
     pub notes: Vec<Note>,
 }
 
 impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
-    /// Puts back everything that teiji holds. If it is killed, the next operation completes it.
+    /// Restores everything that teiji has changed. If it is killed, the next operation completes it.
     ///
     /// # Errors
-    /// If a setting cannot be put back: the others are, and the next operation tries again.
+    /// If a setting cannot be restored: the others are, and the next operation tries again.
     pub fn rollback(&self, options: &Rollback) -> Result<RolledBack, Error> {
         let _lock = self.locked(options.wait)?;
         let mut notes = self.recover_locked()?;

@@ -1,4 +1,4 @@
-//! What teiji holds and does, without changing anything.
+//! Shows what teiji has changed and is doing, without changing anything.
 
 use super::error::Error;
 use super::journal::Direction;
@@ -9,7 +9,7 @@ use teiji_model::resource::Class;
 use teiji_model::status::{HeldNow, Status, Unfinished};
 
 impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
-    /// The same where a file that cannot be read is part of the answer.
+    /// The same, but a file that cannot be read becomes part of the answer.
     pub fn status_or_damage(&self) -> Status {
         self.status().unwrap_or_else(|error| {
             let cause = std::error::Error::source(&error).map(|c| format!(": {c}")).unwrap_or_default();
@@ -37,7 +37,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             }
             Err(e) => return Err(self.state("open", LOCK, e)),
         }
-        // An apply that commits meanwhile moves from one file to the other: this order misses nothing.
+        // An apply that commits meanwhile moves from one file to the other: in this order it is always seen.
         if let Some(journal) = self.transaction()? {
             status.other_boot |= journal.header.boot != self.boot;
             let now = self.clock.since_boot().as_millis() as u64;

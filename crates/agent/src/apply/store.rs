@@ -1,7 +1,6 @@
-//! The state directory: the file operations that the journal is made of, each of which is on the disk when it
-//! returns.
+//! The state directory: the file operations that the journal uses. The effect of each is on the disk when it returns.
 //!
-//! They are a trait so that a test can end the "process" between any two of them, and fill the disk.
+//! They are a trait, so that a test can end the "process" between any two of them, and fill the disk.
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::geteuid;
@@ -11,7 +10,7 @@ use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The lock: held by whoever changes settings, from before it looks until it is done.
+/// The lock: a process that changes settings holds it from before it reads them until it has finished.
 pub const LOCK: &str = "lock";
 /// The journal of the transaction under way.
 pub const TRANSACTION: &str = "transaction";
@@ -21,13 +20,13 @@ pub const HELD: &str = "held.json";
 pub const HELD_NEXT: &str = "held.json.next";
 /// Holds the id of the transaction that the operator has confirmed.
 pub const CONFIRMED: &str = "confirmed";
-/// The most that is read of a file, bytes: ten times what thousands of VMs with every setting take.
+/// The most that is read of a file, bytes: ten times the size for thousands of VMs with every setting.
 const LARGEST: u64 = 64 << 20;
 /// A file being written, before it gets its name.
 const NEW: &str = "new";
 
-/// The file operations. Names are those above. What they do is durable when they return `Ok`; if they return
-/// `Err`, or do not return, it may have happened nevertheless; in part only with [`Store::append`].
+/// The file operations. Names are those above. Their effect is durable when they return `Ok`. If they return `Err`, or
+/// do not return, it may have happened all the same; only that of [`Store::append`] may have happened in part.
 pub trait Store {
     /// The whole content of a file; `None` if there is none.
     ///
@@ -35,16 +34,16 @@ pub trait Store {
     /// If it cannot be read.
     fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>>;
 
-    /// Puts a new file in the place of the old one, whole.
+    /// Replaces a file by a new one, atomically.
     ///
     /// # Errors
     /// If it cannot be written.
     fn write(&self, name: &str, content: &[u8]) -> io::Result<()>;
 
-    /// Makes `line` what follows the first `at` bytes of a file.
+    /// Cuts a file to its first `at` bytes and appends `line`.
     ///
     /// # Errors
-    /// If it cannot be written; what follows is then undone if the disk lets it be.
+    /// If it cannot be written; the file is then cut to `at` bytes if the disk allows it.
     fn append(&self, name: &str, at: u64, line: &[u8]) -> io::Result<()>;
 
     /// Gives a file the name of another, which it replaces.
@@ -88,7 +87,7 @@ impl Directory {
     }
 
     fn open(&self, name: &str, options: &mut OpenOptions) -> io::Result<File> {
-        // Nobody waits for the other end of a pipe that somebody has put there.
+        // Never waits for the other end of a pipe that somebody has put there.
         let flags = nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC | nix::libc::O_NONBLOCK;
         options.mode(0o600).custom_flags(flags).open(self.path(name))
     }
@@ -97,7 +96,7 @@ impl Directory {
         File::open(&self.path)?.sync_all()
     }
 
-    /// Makes the directory. Whoever else may write to it could have root change what they like.
+    /// Makes the directory. If another user could write to it, that user could make root change any setting.
     fn prepare(&self) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.path)?;
         let found = self.path.metadata()?;
@@ -135,7 +134,8 @@ impl Store for Directory {
     }
 
     fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
-        // One name for all: who writes has the lock, apart from `confirm`, which has a file of its own.
+        // Each file has one name for its unfinished form. That is enough: writers hold the lock, except `confirm`,
+        // which writes a file of its own.
         let new = format!("{name}.{NEW}");
         let written = self
             .open(&new, OpenOptions::new().write(true).create(true).truncate(true))
@@ -151,7 +151,7 @@ impl Store for Directory {
         file.set_len(at)?;
         file.seek(SeekFrom::Start(at))?;
         file.write_all(line).and_then(|()| file.sync_data()).inspect_err(|_| {
-            // Half a line is harmless; a whole one of which we say that it is not there is not.
+            // Half a line does no harm, but a complete line must not stay after an error was returned for it.
             let _ = file.set_len(at).and_then(|()| file.sync_data());
         })
     }
@@ -174,7 +174,7 @@ impl Store for Directory {
         let file = self.open(LOCK, OpenOptions::new().read(true).write(true).create(true).truncate(false))?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(held) => {
-                // For messages only, and of one length so that a full disk bears it from the second time on.
+                // For messages only. Always of the same length, so that it also works on a full disk once it exists.
                 let _ = held.write_all_at(format!("{:<10}\n", std::process::id()).as_bytes(), 0);
                 Ok(Some(Box::new(held)))
             }
@@ -191,7 +191,7 @@ impl Store for Directory {
         };
         let mut text = String::new();
         let pid = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
-        // Held for an instant; takers try again for longer than that.
+        // Held for an instant only; others that want it try for longer than that.
         match Flock::lock(file, FlockArg::LockSharedNonblock) {
             Ok(_) => Ok(None),
             Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(Some(pid)),

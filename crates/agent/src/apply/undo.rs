@@ -1,5 +1,5 @@
-//! Putting values back. Everything here goes by the values that are found, so that it may be ended at any
-//! instant and begun again; it writes no file.
+//! Restores values. Everything here depends only on the values that are found, so it may be interrupted at any instant
+//! and started again; it writes no file.
 
 use super::error::{Failed, Note, what};
 use super::journal::{Direction, Journal};
@@ -8,10 +8,10 @@ use teiji_model::plan::Step;
 use teiji_model::resource::dependency::{self, Change};
 use teiji_model::resource::{Class, Resource, ResourceError, Value};
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// How many settings were put back.
+    /// How many settings were restored.
     pub restored: usize,
     /// Settings that are as they should be, or gone.
     pub settled: Vec<Resource>,
@@ -19,13 +19,13 @@ pub(super) struct Outcome {
     pub failed: Vec<Failed>,
 }
 
-/// A resource that is to be put back.
+/// A resource that is to be restored.
 struct Put<'a> {
     step: &'a Step,
     target: &'a Value,
-    /// What teiji made it.
+    /// The value that teiji set.
     made: &'a Value,
-    /// Whether such a value is teiji's doing.
+    /// Whether teiji has set such a value.
     ours: Box<dyn Fn(&Value) -> bool + 'a>,
 }
 
@@ -36,7 +36,8 @@ impl Put<'_> {
 }
 
 impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
-    /// Undoes the steps of a transaction that have begun, in an order that obeys all dependencies; otherwise the last first.
+    /// Undoes the steps of a transaction that have begun, in an order that follows all dependencies, else last step
+    /// first.
     pub(super) fn undo(&self, journal: &Journal) -> Outcome {
         let begun: Vec<(usize, &Step)> =
             journal.header.steps.iter().enumerate().take(journal.begun).rev().collect();
@@ -50,7 +51,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         self.put_all(puts.collect())
     }
 
-    /// Does the steps of a rollback, or what is left to do of them, in their order.
+    /// Takes the steps of a rollback, or those that are left, in their order.
     pub(super) fn roll_back(&self, journal: &Journal) -> Outcome {
         let force = journal.header.direction == Direction::Back { force: true };
         let puts = journal.header.steps.iter().map(|step| {
@@ -61,8 +62,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         self.put_all(puts.collect())
     }
 
-    /// What is found is judged before anything is put back: putting one back may disturb another (a move into another
-    /// control group resets affinity before Linux 6.2), which would then look like somebody else's change.
+    /// All present values are read before any value is restored: restoring one may disturb another (before Linux 6.2 a
+    /// move into another control group resets affinity), which would then look like a change by somebody else.
     fn put_all(&self, puts: Vec<Put<'_>>) -> Outcome {
         let mut outcome = Outcome::default();
         let judged: Vec<_> = puts
@@ -80,12 +81,12 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
                 made.push(put.change());
             }
         }
-        // What is as it should be, or gone, was not written, and may have left something behind.
+        // Settings that are right already, or gone, were not written, and may have left something behind.
         self.host.tidy();
         outcome
     }
 
-    /// Makes a resource what it should be again, if what it was found to be is ours.
+    /// Restores a resource, if its present value was set by teiji.
     fn put(
         &self,
         put: &Put<'_>,
@@ -97,7 +98,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         let class = self.host.class(&step.setting);
         let result = judged.clone().and_then(|judged| {
             let found = self.host.read(&step.setting)?;
-            // What has been disturbed meanwhile is whose it was before.
+            // If a restored change may have disturbed this value, the value read before that decides.
             let whose = if dependency::disturbed(made, &put.change()) { &judged } else { &found };
             let ours = class != Class::Atomic || *whose == *target || (put.ours)(whose);
             if found == *target {

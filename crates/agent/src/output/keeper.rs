@@ -1,4 +1,4 @@
-//! The process that gives a file its name after the one that writes it has given up its rights.
+//! The process that gives a file its name after the process that writes the file has given up its privileges.
 
 use super::Names;
 use nix::errno::Errno;
@@ -11,12 +11,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use teiji_host::privilege;
 
-/// The order.
+/// The only command.
 const KEEP: u8 = b'k';
-/// Writing to a folder of somebody else, and replacing a file of somebody else in one where only owners may.
+/// To write to a folder of another user, and to replace a file of another user in a sticky folder.
 const NEEDED: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER);
 
-/// The process, as the one that writes the file sees it.
+/// Handle of the process, for the process that writes the file.
 #[derive(Debug)]
 pub(super) struct Keeper {
     /// Closed before the process is waited for.
@@ -43,7 +43,7 @@ impl Keeper {
         }
     }
 
-    /// Has the file named.
+    /// Lets it give the file its name.
     pub(super) fn keep(mut self) -> io::Result<()> {
         let mut answer = [0; 4];
         let Some(orders) = &mut self.orders else { return Err(io::ErrorKind::NotConnected.into()) };
@@ -70,7 +70,7 @@ impl Drop for Keeper {
 
 /// The life of the process; returns its exit code.
 fn obey(names: &Names, mut orders: UnixStream) -> i32 {
-    // Ctrl-C is for the other one, which says what becomes of the file.
+    // Ctrl-C is meant for the other process, which decides what happens to the file.
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
     let _ = nix::sys::prctl::set_name(c"teiji-rename");
     let others = close_others(names.folder.as_raw_fd() as u32, orders.as_raw_fd() as u32);
@@ -98,7 +98,7 @@ fn obey(names: &Names, mut orders: UnixStream) -> i32 {
     0
 }
 
-/// Closes every descriptor but the two, so that no terminal, pipe or BPF program waits for this process to end.
+/// Closes all other descriptors, so that no terminal, pipe or BPF program stays open until this process ends.
 #[allow(unsafe_code)]
 fn close_others(one: u32, other: u32) -> nix::Result<()> {
     let (low, high) = (one.min(other), one.max(other));

@@ -1,4 +1,4 @@
-//! What is said beside a report: why there is no request, and what would help.
+//! Advice beside a report: why there is no request, and what would help.
 
 use teiji_analysis::absence;
 use teiji_control::suggest;

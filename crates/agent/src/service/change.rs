@@ -12,14 +12,14 @@ use teiji_model::observation::Observation;
 use teiji_model::plan::Plan;
 use teiji_model::status::{LinksNow, Status, Unfinished};
 
-/// What teiji holds and whether all is well.
+/// What teiji has changed, and whether everything is in order.
 #[derive(Clone, Debug)]
 pub struct StatusNow {
-    /// What it holds and does.
+    /// What it has changed and is doing.
     pub status: Status,
     /// Links with channels.
     pub deadlines: LinksNow,
-    /// What was cleared up after a teiji that was killed.
+    /// What was recovered after a teiji that was killed.
     pub notes: Vec<Note>,
     /// Whether everything is as teiji left it.
     pub well: bool,
@@ -63,7 +63,7 @@ impl Service {
     /// What would be changed to keep a policy, here or on the host that was observed in `host`. Changes nothing.
     ///
     /// # Errors
-    /// If there is no policy, or the host cannot keep it or be looked at.
+    /// If there is no policy, the host cannot keep it, or the host cannot be observed.
     pub fn plan(&self, files: &[PathBuf], host: Option<&Path>) -> Result<Plan, Error> {
         let loaded = policy::load(files)?;
         match host {
@@ -72,7 +72,7 @@ impl Service {
         }
     }
 
-    /// What this host is like, for a plan on any machine. Changes nothing.
+    /// The state of this host, for a plan on any machine. Changes nothing.
     ///
     /// # Errors
     /// If the host or the state cannot be read.
@@ -80,7 +80,7 @@ impl Service {
         Ok(observation::take(&self.root, &self.engine()?)?)
     }
 
-    /// Clears up after a teiji that was killed, which `tell` is told, and plans what has to be changed to keep a policy.
+    /// Recovers from a teiji that was killed, reports that by `tell`, and plans the changes that a policy needs.
     ///
     /// # Errors
     /// As [`Service::plan`]; if this process may not change anything; [`Error::First`].
@@ -98,44 +98,44 @@ impl Service {
             "apply changes threads, interrupts, control groups and qdiscs; `teiji plan` shows what it would do",
         )?;
         let engine = self.engine()?;
-        // First, so that the plan starts from where the host is then.
+        // First, so that the plan starts from the recovered state of the host.
         tell(&engine.recover(wait)?);
         let plan = policy::plan(&loaded, &self.root, &engine)?;
         if plan.first.is_empty() { Ok(Prepared { engine, plan }) } else { Err(Error::First(plan.first)) }
     }
 
-    /// Confirms what waits for it.
+    /// Confirms the apply that waits for it.
     ///
     /// # Errors
-    /// If nothing does, or it is too late.
+    /// If no apply waits, or it is too late.
     pub fn confirm(&self) -> Result<Vec<Note>, Error> {
         Self::needs_root("confirm writes to the state directory")?;
         Ok(self.engine()?.confirm()?)
     }
 
-    /// Puts back everything that teiji holds.
+    /// Restores everything that teiji has changed.
     ///
     /// # Errors
-    /// If something cannot be put back.
+    /// If something cannot be restored.
     pub fn rollback(&self, how: &Rollback) -> Result<RolledBack, Error> {
         Self::needs_root(CHANGES_BACK)?;
         Ok(self.engine()?.rollback(how)?)
     }
 
-    /// Clears up after a teiji that was killed.
+    /// Recovers from a teiji that was killed.
     ///
     /// # Errors
-    /// If something cannot be put back.
+    /// If something cannot be restored.
     pub fn clear_up(&self, wait: Duration) -> Result<Vec<Note>, Error> {
         Self::needs_root(CHANGES_BACK)?;
         Ok(self.engine()?.recover(wait)?)
     }
 
-    /// What teiji holds, and what has become of packets with deadlines. Clears up after a teiji that was killed, unless
-    /// what that has applied can still be confirmed.
+    /// What teiji has changed, and the statistics of packets with deadlines. Recovers from a teiji that was killed,
+    /// unless its apply can still be confirmed.
     ///
     /// # Errors
-    /// If what was left cannot be cleared up.
+    /// If recovery fails.
     pub fn status(&self) -> Result<StatusNow, Error> {
         let engine = self.engine()?;
         let mut status = engine.status_or_damage();
@@ -147,7 +147,7 @@ impl Service {
                     notes = all;
                     status = engine.status_or_damage();
                 }
-                // Somebody else is about to, or this is not root: the status says what there is.
+                // Another process does it, or this one is not root: the status shows what is there.
                 Err(apply::Error::Busy(_) | apply::Error::State { .. }) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -158,10 +158,10 @@ impl Service {
         Ok(StatusNow { status, deadlines, notes, well })
     }
 
-    /// Keeps deadlines going until `stop` is set.
+    /// Keeps deadlines until `stop` is set.
     ///
     /// # Errors
-    /// If it may not, or cannot any more; see [`Error::lasts`].
+    /// If it is not permitted to, or can no longer do so; see [`Error::lasts`].
     pub fn keep(&self, stop: &AtomicBool) -> Result<(), Error> {
         self.real("what is below --root is not this machine, so there is nothing that an agent could keep")?;
         Self::needs_root(
@@ -171,5 +171,5 @@ impl Service {
     }
 }
 
-/// What root is needed for to put settings back.
+/// Why root is needed to restore settings.
 const CHANGES_BACK: &str = "rollback changes threads, interrupts, control groups and qdiscs";

@@ -9,16 +9,16 @@ use teiji_model::host::{Capability, Identity, Vm};
 use teiji_model::plan::Observed;
 use teiji_model::report::{Joined, Report};
 
-/// What a host can do.
+/// What a host supports.
 #[derive(Clone, Debug)]
 pub struct Doctor {
-    /// Everything that teiji needs, and whether it is there.
+    /// Everything that teiji needs, and whether it is present.
     pub capabilities: Vec<Capability>,
     /// Whether a VM with vhost-net NICs can be traced.
     pub works: bool,
 }
 
-/// What came of a trace.
+/// The result of a trace.
 #[derive(Debug)]
 pub struct Traced {
     /// The report, and whether there is a recording.
@@ -28,7 +28,7 @@ pub struct Traced {
 }
 
 impl Service {
-    /// What this host can do.
+    /// What this host supports.
     pub fn doctor(&self) -> Doctor {
         let real = self.root.is_real();
         let capabilities = if real { crate::capabilities() } else { self.root.capabilities() };
@@ -36,7 +36,7 @@ impl Service {
         Doctor { capabilities, works }
     }
 
-    /// The VMs of the host, and who says that they are called so.
+    /// The VMs of the host, and where their names come from.
     ///
     /// # Errors
     /// If processes cannot be listed.
@@ -44,7 +44,7 @@ impl Service {
         Ok(self.root.identified_vms()?)
     }
 
-    /// Why there is no VM, or why none is to be seen.
+    /// Why there is no VM, or why none can be seen.
     pub fn no_vm(&self) -> &'static str {
         let lacking = self.root.lacking();
         if lacking.contains(&"CAP_SYS_PTRACE") || lacking.contains(&"CAP_DAC_READ_SEARCH") {
@@ -54,7 +54,7 @@ impl Service {
         }
     }
 
-    /// The VMs that the names mean, all of them without any; or whoever serves these taps.
+    /// The VMs with these names, or all VMs without any name; or the processes that serve these taps.
     ///
     /// # Errors
     /// If a name is that of no VM or of several, or there is no such tap.
@@ -82,7 +82,7 @@ impl Service {
         self.real("VMs below --root are not those of this machine, so they cannot be traced")
     }
 
-    /// What the host is like, as far as advice has to know it. To be asked before a trace, which gives up the rights.
+    /// The state of the host, as far as advice needs it. To be called before a trace, which gives up privileges.
     ///
     /// # Errors
     /// If the host cannot be observed.

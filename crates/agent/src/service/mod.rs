@@ -1,12 +1,12 @@
-//! What teiji can do on a host, in one interface for the command line, an API and tests: who calls it asks and shows, and
-//! decides nothing.
+//! Everything that teiji can do on a host, in one interface for the command line, an API and tests. Callers make
+//! requests and show answers; they make no decisions.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | `change` | policy, plan, apply, confirm, rollback, status, the agent |
 //! | `look` | VMs, capabilities, traces, recordings |
 //! | [`select`] | which VMs a name means |
-//! | [`mod@advice`] | what is said beside a report |
+//! | [`mod@advice`] | advice beside a report |
 
 pub mod advice;
 mod change;
@@ -36,7 +36,7 @@ pub enum Error {
     /// Only root may.
     #[error("root is needed and this process does not have it: {0}; run it with sudo")]
     NotRoot(&'static str),
-    /// What is asked for makes sense on this machine only.
+    /// The request makes sense on this machine only.
     #[error("{0}")]
     Elsewhere(&'static str),
     /// There is no such VM, or there are several.
@@ -49,7 +49,7 @@ pub enum Error {
         .0.join(", ")
     )]
     NotPermitted(Vec<&'static str>),
-    /// The operator has to do something before.
+    /// The operator has to do something first.
     #[error("something else has to be done first, so nothing is changed: {}", .0.join("; "))]
     First(Vec<String>),
     /// There is no policy or no plan.
@@ -58,7 +58,7 @@ pub enum Error {
     /// A change failed.
     #[error(transparent)]
     Apply(#[from] apply::Error),
-    /// The host cannot be looked at.
+    /// The host cannot be observed.
     #[error(transparent)]
     Host(#[from] teiji_host::Error),
     /// A trace failed.
@@ -73,7 +73,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether it would be the same if the agent were started again.
+    /// Whether a restart of the agent would fail in the same way.
     pub fn lasts(&self) -> bool {
         matches!(self, Error::Agent(error) if error.lasts())
     }
@@ -100,7 +100,7 @@ impl Service {
         if self.root.is_real() { Ok(()) } else { Err(Error::Elsewhere(why)) }
     }
 
-    /// Fails with what root is needed for.
+    /// Fails with the reason why root is needed.
     fn needs_root(what: &'static str) -> Result<(), Error> {
         if nix::unistd::geteuid().is_root() { Ok(()) } else { Err(Error::NotRoot(what)) }
     }

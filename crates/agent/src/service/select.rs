@@ -8,12 +8,13 @@ use teiji_model::text::printable;
 pub struct Selection {
     /// The VMs.
     pub vms: Vec<Vm>,
-    /// What is to be said of others of the same names; printable.
+    /// Notes about other VMs with the same names; printable.
     pub notes: Vec<String>,
 }
 
-/// The VMs that `wanted` names, by name or as `pid:N`; if it names none, all whose names somebody vouches for. Of several of
-/// a name those are meant whose name somebody vouches for; what is said of the others comes with them.
+/// The VMs that `wanted` names, by name or as `pid:N`; if it is empty, all VMs with trusted names. If several VMs have
+/// one name, those whose name is trusted are selected, with notes about the others; if it is trusted for none of them,
+/// all of them count.
 ///
 /// # Errors
 /// If a name is that of no VM or of several.
@@ -50,8 +51,8 @@ pub fn select(found: &[(Vm, Identity)], wanted: &[String]) -> Result<Selection, 
     Ok(Selection { vms: selected, notes })
 }
 
-/// All VMs; without those that only call themselves so, if there are others: what such a process says of its taps may be
-/// aimed at another VM's trace.
+/// All VMs with trusted names, or all VMs if no name is trusted. What a process with an untrusted name claims about its
+/// taps may be an attack on the trace of another VM.
 fn all(found: &[(Vm, Identity)]) -> Selection {
     let doubt = |identity: &Identity| identity.doubt(&VM_USERS);
     let some_genuine = found.iter().any(|(_, identity)| doubt(identity).is_none());
@@ -68,7 +69,7 @@ fn all(found: &[(Vm, Identity)]) -> Selection {
     Selection { vms: selected, notes }
 }
 
-/// The VMs of a name; without those that only call themselves so, if there are others.
+/// The VMs of a name whose name is trusted, or all of them if it is trusted for none.
 fn called<'a>(name: &str, found: &'a [(Vm, Identity)], notes: &mut Vec<String>) -> Vec<&'a Vm> {
     let all = found.iter().filter(|(vm, _)| vm.name == *name);
     let (genuine, doubtful): (Vec<_>, Vec<_>) =
@@ -141,7 +142,7 @@ mod tests {
             notes,
             ["another process calls itself a: pid 1, user 1000; it is not traced (--vm pid:1 does)"]
         );
-        // Who is alone is meant, and so is a process id.
+        // A VM that is the only one with its name is selected, and so is a process id.
         assert_eq!(select(&found, &["c".into(), "pid:1".into()]).unwrap().vms.len(), 2);
     }
 

@@ -7,9 +7,9 @@
 //!                         │ its worker slept: the signal was lost ─► done, with a hole
 //! ```
 //!
-//! A signal covers what its worker has taken off the tap until it began to signal. A worker does not sleep
-//! before it has signalled; if its clock says that it slept with packets in hand, their signal was lost.
-//! An entry covers the interrupts of its vector accepted up to [`GuestEntry::upto`].
+//! A signal covers the packets that its worker took off the tap before it began to signal. A worker does not sleep
+//! before it has signalled; if its clock shows that it slept while it held packets, the event of their signal was
+//! lost. A guest entry covers the interrupts of its vector that were accepted up to [`GuestEntry::upto`].
 
 use super::request::Requests;
 use super::{Cause, Common, Fate};
@@ -21,9 +21,9 @@ use teiji_model::stage::{Split, ThreadState};
 
 /// Legs followed at once.
 const MAX_LEGS: usize = 1 << 15;
-/// Workers and vCPUs with packets in hand.
+/// Workers and vCPUs that hold packets.
 const MAX_THREADS: usize = 4096;
-/// Packets in hand of one worker or vCPU.
+/// Packets that one worker or vCPU holds.
 const MAX_IN_HAND: usize = 4096;
 
 /// A packet on its way to a guest.
@@ -31,9 +31,9 @@ const MAX_IN_HAND: usize = 4096;
 pub(super) struct Leg {
     pub(super) vm: u32,
     pub(super) fate: Fate,
-    /// Why it was followed no further; `None` if it came into the guest.
+    /// Why it was followed no further; `None` if it reached the guest.
     pub(super) stop: Option<Cause>,
-    /// A drop that may be its own or that of a copy.
+    /// A drop that may be that of this packet or of a copy of it.
     pub(super) drop: Option<Cause>,
     pub(super) request: Option<Id>,
     pub(super) start: u64,
@@ -57,14 +57,14 @@ pub(super) struct Leg {
 }
 
 impl Leg {
-    /// The same, followed no further.
+    /// This leg, followed no further because of `cause`.
     fn stopped(mut self, cause: Cause) -> Leg {
         self.fate = self.fate.or(Fate::Hole(cause));
         self.stop = Some(cause);
         self
     }
 
-    /// The last that was seen of it, and what is missing after that.
+    /// When it was last seen, and which point is missing after that.
     fn missing(&self) -> (u64, Cause) {
         if self.accepted > 0 {
             (self.accepted, Reason::NotEntered.into())
@@ -86,9 +86,9 @@ struct Awaited {
 /// See the module.
 pub(super) struct Delivery {
     legs: Aged<Leg>,
-    /// Taken and not signalled, by worker and tap.
+    /// Packets that were taken off a tap and not signalled yet, by worker and tap.
     taken: Map<u64, Vec<Id>>,
-    /// Accepted and not entered, by VM and vCPU.
+    /// Packets whose interrupt was accepted and whose guest entry has not come yet, by VM and vCPU.
     awaited: Map<u64, Vec<Awaited>>,
 }
 
@@ -116,7 +116,7 @@ impl Delivery {
         self.legs.insert(leg, now)
     }
 
-    /// A packet on a tap is one of several alike.
+    /// Another packet identical to one on a tap was seen: it is ambiguous.
     pub(super) fn spoil(&mut self, id: Id, requests: &mut Requests) {
         if let Some(leg) = self.legs.get_mut(id) {
             leg.fate = leg.fate.or(Fate::ambiguous(Reason::Alike));
@@ -129,7 +129,7 @@ impl Delivery {
         Self::give_up(&mut self.legs, id, Reason::Evicted, c, requests);
     }
 
-    /// A packet on a tap is dropped there. Where that is not `sure` it is so only if no worker takes it.
+    /// A packet on a tap is dropped there. If that is not `sure`, it counts as dropped only if no worker takes it.
     pub(super) fn dropped(
         &mut self,
         now: u64,
@@ -162,7 +162,7 @@ impl Delivery {
     ) -> bool {
         let Some(leg) = self.legs.get_mut(id) else { return false };
         leg.dequeued = now;
-        leg.drop = None; // It was that of a copy.
+        leg.drop = None; // The drop was that of a copy.
         requests.progress(leg.request, now, Reason::NotSignalled);
         leg.depth = p.depth;
         leg.tap_behind = p.behind;
@@ -182,7 +182,7 @@ impl Delivery {
         true
     }
 
-    /// Gives up what the worker had in hand if it has slept since: the signal for it was not seen.
+    /// Ends the packets that the worker holds if it has slept since it took them: their signal was not seen.
     pub(super) fn check_slept(&mut self, p: &Packet, c: &mut Common, requests: &mut Requests) {
         let (Some(ids), Some(clock)) = (self.taken.get_mut(&pair(p.tid, p.ifindex)), p.worker) else {
             return;
@@ -271,7 +271,7 @@ impl Delivery {
         }
     }
 
-    /// Books a leg that has come to its end, and hands it to its request.
+    /// Counts a leg that has ended, and hands it to its request.
     fn done(mut leg: Leg, c: &mut Common, requests: &mut Requests) {
         if leg.fate.sound() && c.lost.touches(leg.start, leg.entered) {
             leg.fate = Fate::hole(Reason::EventsLost);

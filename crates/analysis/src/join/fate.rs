@@ -1,15 +1,15 @@
-//! What becomes of packets and requests, and why.
+//! Whether packets and requests can be used for figures, and if not, why.
 
 use crate::hash::{Map, Seeded};
 use teiji_model::event::Dropped;
 use teiji_model::report::Reason;
 
-/// Places, reasons and devices of drops that are told apart.
+/// How many combinations of place, reason and device of drops are told apart.
 const MAX_DROPS: usize = 1024;
-/// The number of drops beyond those.
+/// The number that all further combinations share.
 pub(crate) const MANY: u16 = 1;
 
-/// Why something is not sound.
+/// Why a packet or request cannot be used for figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cause {
     pub(crate) reason: Reason,
@@ -23,15 +23,15 @@ impl From<Reason> for Cause {
     }
 }
 
-/// What became of a packet or request.
+/// Whether a packet or request can be used for figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// Nothing is wrong with it.
+    /// It can: nothing is wrong with it.
     #[default]
     Sound,
     /// A point is missing.
     Hole(Cause),
-    /// Another one like it was about.
+    /// An identical one was in flight at the same time.
     Ambiguous(Cause),
 }
 
@@ -56,16 +56,16 @@ impl Fate {
         }
     }
 
-    /// The graver of two; of two alike the first, which came first.
+    /// The worse of two; if they are equally bad `self`, which happened first.
     pub(crate) fn or(self, other: Fate) -> Fate {
         if other.gravity() > self.gravity() { other } else { self }
     }
 }
 
-/// Where and why the kernel dropped packets: numbered, so that a packet need not carry it.
+/// Where and why the kernel dropped packets. Each combination has a number, so that a packet stores only the number.
 pub(crate) struct Drops {
     numbers: Map<([u8; 32], u32, u32), u16>,
-    /// Place, reason, device. The first stands for none, the second ([`MANY`]) for those that are not told apart.
+    /// Place, reason, device. Number 0 stands for no drop, number 1 ([`MANY`]) for those that are not told apart.
     all: Vec<([u8; 32], u32, u32)>,
 }
 

@@ -8,8 +8,8 @@
 //!                            request complete: the pause before it was spent outside
 //! ```
 //!
-//! A group of which the beginning was not seen does not count. One may go on for any time; at most
-//! [`MAX_GROUPS`] are followed.
+//! A group whose beginning was not seen does not count. A group may last for any time; at most [`MAX_GROUPS`] are
+//! followed.
 
 use super::Common;
 use super::request::Open;
@@ -27,7 +27,7 @@ struct Group {
     last: u64,
     /// Time outside the host so far.
     outside: u64,
-    /// Requests without a response as yet.
+    /// Requests that have no response yet.
     open: u32,
     broken: bool,
 }
@@ -87,7 +87,7 @@ impl Groups {
         }
     }
 
-    /// A request of a group is over and not complete.
+    /// A request of a group has ended and is not complete.
     pub(super) fn broken(&mut self, open: &Open, c: &mut Common) {
         if !open.grouped {
             return;

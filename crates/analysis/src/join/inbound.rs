@@ -9,11 +9,12 @@
 //!  [on the tap]     [spoilt] ◄─────────────────┘
 //! ```
 //!
-//! A record whose reports do not come to one packet is spoilt: all its packets are ambiguous, and so are
-//! those that follow with its fingerprint, until the reports of all have been accounted for or none was
-//! seen for the time a packet may live. Fewer reports than usual, or none on a tap whose packets have
-//! them, are a hole: the start of the packet is not known. On a tap that is fed by the host itself too, a
-//! packet without reports starts at the tap. On a tap that no vhost worker serves, its way ends there too.
+//! A record covers all packets of one fingerprint. If its reports cannot be those of a single packet it is *spoilt*:
+//! all its packets are ambiguous, and so are later ones with the same fingerprint, until the reports of all of them
+//! are accounted for, or no report was seen for the longest time that a packet is followed. A packet with fewer
+//! reports than usual, or without any on a tap whose packets usually have some, is incomplete, as its start is not
+//! known. On a tap that also gets packets from the host itself, a packet without reports starts at the tap. On a tap
+//! that no vhost worker serves, the path ends at the tap.
 
 use super::delivery::{Delivery, Leg};
 use super::request::Requests;
@@ -26,34 +27,35 @@ use teiji_model::report::Reason;
 
 /// Fingerprints followed at once.
 const MAX_RECORDS: usize = 1 << 16;
-/// Taps that one packet may be flooded to.
+/// Taps that a bridge may flood one packet to.
 const MAX_TAPS: usize = 4;
 /// Set in a key of [`Usual`] that counts the reports by other devices than the first.
 const OTHERS: u64 = 1 << 33;
-/// Share of a tap's packets with a report before the tap, above which one without has lost it.
+/// If more than this share of a tap's packets are reported before the tap, the report of a packet without one was lost.
 const REPORTED: f32 = 0.9;
 
-/// Where a packet comes from that another traced VM has sent.
+/// The origin of a packet that another traced VM has sent.
 #[derive(Clone, Copy)]
 pub(super) struct Origin {
     /// When it was sent, ns.
     pub(super) sent: u64,
     /// How often the host stack has received it since.
     pub(super) transit: u16,
-    /// How sure that is.
+    /// Whether that is certain.
     pub(super) fate: Fate,
 }
 
-/// What another guest has sent that is like a packet which is dropped.
+/// Whether another guest has sent packets identical to one that is dropped.
 #[derive(Clone, Copy)]
 pub(super) struct Other {
-    /// If one may be on its way to the tap: whether what the host stack has received may be more than that one.
+    /// `Some` if such a packet may be on its way to the tap; true if the host stack may have received more packets
+    /// than that one.
     pub(super) sent: Option<bool>,
-    /// One is on the tap, and another one may come after it.
+    /// One identical packet is on the tap, and another one may follow it.
     pub(super) follows: bool,
 }
 
-/// A drop before any tap that may be a packet's or a copy's.
+/// A drop before any tap that may be that of a packet or of a copy of it.
 #[derive(Clone, Copy)]
 struct Missed {
     cause: Cause,
@@ -67,7 +69,7 @@ struct Missed {
 struct Record {
     first: u64,
     first_if: u32,
-    /// Reports by the first device, and by others.
+    /// Reports by the first device, and by all others.
     reports: u16,
     others: u16,
     enqueued: u16,
@@ -75,7 +77,7 @@ struct Record {
     spoilt: bool,
     /// Whether a guest has sent one of them.
     sent: bool,
-    /// Its packet was dropped for sure before this tap: what comes next to it is another.
+    /// The tap before which its packet was certainly dropped: the next packet for that tap is another one.
     over: Option<u32>,
     missed: Option<Missed>,
     on_taps: [Option<(u32, Id)>; MAX_TAPS],
@@ -92,7 +94,7 @@ pub(super) struct Inbound {
     records: Table<u64, Record>,
     delivery: Delivery,
     usual: Usual,
-    /// By tap: share of recent packets that were reported before the tap.
+    /// By tap: the share of recent packets that were reported before the tap.
     reported: Vec<Option<f32>>,
 }
 
@@ -110,7 +112,7 @@ impl Inbound {
         if let Some(r) = self.records.get_mut(&p.fingerprint)
             && (r.over.is_none() || p.ifindex != r.first_if || r.open() || r.spoilt)
         {
-            // After a drop it may be another packet, or a copy of the dropped one, which was flooded.
+            // After a drop it may be another packet, or a copy of the dropped one that a bridge flooded.
             if !r.spoilt && (r.enqueued > 0 || r.over.is_some()) {
                 Self::spoil(r, &mut self.delivery, requests);
             }
@@ -149,7 +151,7 @@ impl Inbound {
         self.forget(old, now, c, requests);
     }
 
-    /// Books what is left of a record that goes.
+    /// Counts what is left of a record that is removed.
     fn forget(&mut self, r: Record, now: u64, c: &mut Common, requests: &mut Requests) {
         for (_, id) in r.on_taps.into_iter().flatten() {
             self.delivery.evict(id, c, requests);
@@ -159,7 +161,7 @@ impl Inbound {
         }
     }
 
-    /// Books a packet that was dropped before it came to its tap.
+    /// Counts a packet that was dropped before it reached its tap.
     fn book_drop(now: u64, m: Missed, start: u64, c: &mut Common, requests: &mut Requests) {
         let Some(tap) = c.tap(m.tap) else { return };
         let Tap { vm, unseen, .. } = c.taps[tap];
@@ -167,7 +169,7 @@ impl Inbound {
         book.incomplete += 1;
         book.dropped += 1;
         if unseen {
-            return; // Nothing is known there of requests.
+            return; // On such a tap requests are not followed.
         }
         requests.dropped_before(now, vm, m.matching.as_ref(), start, m.cause, c);
     }
@@ -202,7 +204,7 @@ impl Inbound {
         if let Some(slot) = r.on_taps.iter_mut().find(|t| t.is_some_and(|(ifindex, _)| ifindex == d.ifindex))
         {
             if other.follows && !d.vague {
-                // Either of the two.
+                // It is not known which of the two was dropped.
                 Self::spoil(r, &mut self.delivery, requests);
                 r.sent = true;
                 r.dequeued = r.dequeued.saturating_add(1);
@@ -218,7 +220,8 @@ impl Inbound {
             }
         } else if r.spoilt {
             if at_its_tap && !d.vague {
-                // Which of those alike it was does not matter: its own record is the drop.
+                // It does not matter which of the identical packets it was. The drop takes the place of its dequeue,
+                // and of its enqueue if it had none.
                 let before = r.enqueued == r.dequeued;
                 r.dequeued = r.dequeued.saturating_add(1);
                 if before {
@@ -234,7 +237,7 @@ impl Inbound {
                 let usual = |key, n| self.usual.get(key).unwrap_or(n);
                 let usually = r.reports <= usual(device, 1) && r.others <= usual(device | OTHERS, 0);
                 if other.sent.unwrap_or(!usually) {
-                    // Another like it was received as well, and which report was whose is not known.
+                    // An identical packet was received as well, and it is not known which report belongs to which.
                     r.spoilt = true;
                     (r.enqueued, r.dequeued) = (1, 1);
                 } else {
@@ -258,7 +261,7 @@ impl Inbound {
         }
     }
 
-    /// `from`: another traced VM's packet like it, if there is one.
+    /// `from`: the identical packet that another traced VM has sent, if there is one.
     pub(super) fn tap_enqueue(
         &mut self,
         now: u64,
@@ -308,7 +311,7 @@ impl Inbound {
         r.on_taps[slot] = Some((p.ifindex, self.delivery.begin(leg, now, c, requests)));
     }
 
-    /// When the packet that is being put on a tap was received, and how sure that is.
+    /// When the packet that is being put on a tap was received, and whether that is certain.
     fn start(
         r: &Record,
         now: u64,
@@ -323,7 +326,7 @@ impl Inbound {
             reported[tap] = Some(share + (f32::from(u8::from(present)) - share) / 64.0);
         }
         match from {
-            // What was received besides it is another packet.
+            // The host stack has received more or fewer packets than this one: there is another packet.
             Some(from) if from.transit != r.reports.saturating_add(r.others) => {
                 (from.sent, Fate::ambiguous(Reason::Alike))
             }
@@ -336,7 +339,7 @@ impl Inbound {
                     usual.learn(device | OTHERS, r.others);
                 }
                 if !known && r.others > 0 {
-                    // The others' may be another packet's; whether they are the next one will tell.
+                    // The reports by other devices may be those of another packet; the next packet will tell.
                     return (r.first, Fate::hole(Reason::NotLearnt));
                 }
                 (r.first, usual.compare(device, r.reports).or(usual.compare(device | OTHERS, r.others)))
@@ -386,7 +389,7 @@ impl Inbound {
 
     pub(super) fn expire(&mut self, now: u64, c: &mut Common, requests: &mut Requests) {
         let Some(then) = now.checked_sub(c.ttl) else { return };
-        // A spoilt record's packets are booked; others' are followed on.
+        // Packets of a spoilt record are counted already; those of other records are still followed by `delivery`.
         while let Some((_, mut r)) = self.records.pop_until(then) {
             r.on_taps = Default::default();
             self.forget(r, now, c, requests);

@@ -1,4 +1,4 @@
-//! Joins events into packets' legs, and legs into requests.
+//! Joins the events of a packet into a leg, and legs into requests.
 //!
 //! ```text
 //!  inbound leg    HostRx* ─► TapEnqueue ─► TapDequeue ─► Interrupt ─► GuestEntry
@@ -16,18 +16,17 @@
 //! | [`outbound`] | fingerprint |
 //! | [`request`] | key, within a VM |
 //! | [`group`] | SIP call |
-//! | [`waterfall`] | nothing: it lays the stages of a joined request side by side |
-//! | [`fate`] | nothing: why a packet or request is not sound |
+//! | [`waterfall`] | nothing: it computes the stages of a joined request |
+//! | [`fate`] | nothing: it says why a packet or request cannot be used |
 //!
-//! What makes a pairing certain is that nothing else could be meant. So whenever two packets that look
-//! alike could be on the same part of the path, both are dropped and counted as ambiguous, until the path
-//! is known to be free of them again; and whenever a point is missing, the packet is counted as
-//! incomplete. Neither is in any figure. Each has a [`Reason`](teiji_model::report::Reason), that of the first thing
-//! that went wrong with it.
+//! A pairing is certain if no other pairing is possible. So if two identical packets could be on the same part of
+//! the path at once, both are left out and counted as ambiguous, until the path is known to be free of them again.
+//! If a point of a packet was not seen, the packet is counted as incomplete. Neither is in any figure. Each has a
+//! [`Reason`](teiji_model::report::Reason), that of the first thing that went wrong with it.
 //!
-//! Packets that the kernel drops are told too. A drop ends a packet at once if the kernel gives a reason for it and it
-//! happens at the device where the packet is next; any other may be that of a copy, and counts only if nothing
-//! more is seen of the packet.
+//! Drops by the kernel are events, too. A drop ends a packet at once if the kernel gives a reason for it and it
+//! happens at the device where the packet is expected next. Any other drop may be that of a copy, and counts only if
+//! nothing more is seen of the packet.
 
 mod delivery;
 mod fate;
@@ -51,7 +50,7 @@ use teiji_model::report::{Joined, Meta, Reason};
 /// Called with each complete request.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&Joined);
 
-/// How long before the end of a trace something must have been quiet to count as stuck, not as still on its way, ns.
+/// A packet of which nothing was seen for this long before the end of a trace counts as stuck, not as in flight, ns.
 const STUCK: u64 = 1_000_000_000;
 
 /// Queues that a tap may have (`MAX_TAP_QUEUES` of the tun driver).
@@ -72,7 +71,7 @@ struct Tap {
     vm: u32,
     /// Its queues by number, as far as they have been used.
     queues: Vec<(u16, TapQueue)>,
-    /// The VMM takes its packets itself, unseen: a packet's way ends on the tap.
+    /// The VMM reads its packets itself, which no probe sees: the path of a packet ends on the tap.
     unseen: bool,
 }
 
@@ -104,9 +103,9 @@ pub(crate) struct Common {
     ended: Option<u64>,
     /// By VM, in the order of `Meta::vms`.
     pub(crate) books: Vec<Book>,
-    /// Splits that did not fit their stage.
+    /// Splits that were discarded because they did not fit their stage.
     pub(crate) splits_dropped: u64,
-    /// Records that had to go for others before their time.
+    /// Records that were removed early because there was no room for others.
     pub(crate) evicted: u64,
 }
 
@@ -115,7 +114,7 @@ impl Common {
         self.by_ifindex.get(&ifindex).map(|i| *i as usize)
     }
 
-    /// The cause `cause` of what was last seen at `last`, unless the trace ended soon after.
+    /// `cause`, unless the trace ended within [`STUCK`] after `last`, when the packet or request was last seen.
     fn unless_ended(&self, cause: Cause, last: u64) -> Cause {
         match self.ended {
             Some(end) if cause.drop == 0 && last.saturating_add(STUCK) > end => Reason::TraceEnded.into(),
@@ -173,7 +172,7 @@ impl Joiner {
         }
     }
 
-    /// Events between `since` and `until` are missing. To be told before anything of that time is joined.
+    /// Events between `since` and `until` are missing. To be called before any event of that time is joined.
     pub(crate) fn lost(&mut self, since: u64, until: u64) {
         self.common.lost.add(since, until);
     }
@@ -232,7 +231,7 @@ impl Joiner {
         }
     }
 
-    /// Gives up what is too old at `now`.
+    /// Ends packets and requests that are too old at `now`.
     fn expire(&mut self, now: u64, sink: Sink) {
         let (c, requests) = (&mut self.common, &mut self.requests);
         self.outbound.settle(now, c, requests, sink);
@@ -241,7 +240,7 @@ impl Joiner {
         requests.expire(now, c);
     }
 
-    /// Ends the trace: what was handed to a device is gone, what else is open stays open.
+    /// Ends the trace: packets that were handed to a device have left; no more is expected of all others.
     pub(crate) fn finish(&mut self, ended: u64, sink: Sink) {
         let (c, requests) = (&mut self.common, &mut self.requests);
         c.ended = Some(ended.max(self.now));

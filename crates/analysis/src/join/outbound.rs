@@ -8,10 +8,10 @@
 //!                     └──────────────► [at another VM] ── quiet ──► done
 //! ```
 //!
-//! A packet may pass several devices, such as a VLAN over a bond over a NIC: the last one that it was
-//! queued on before nothing more was seen for [`Options::quiet`](crate::Options::quiet) is the link. How
-//! many there are is learnt by the first device; fewer are a hole, more are two packets.
-//! A packet sent to another traced VM ends where it is put on that VM's tap.
+//! A packet may pass several devices, such as a VLAN over a bond over a NIC. The link is the last device that it was
+//! queued on before nothing more was seen for [`Options::quiet`](crate::Options::quiet). The usual number of devices
+//! is learnt for each first device: a packet with fewer has a missing point, and more mean two packets.
+//! A packet to another traced VM ends where it is put on that VM's tap.
 
 use super::inbound::Origin;
 use super::request::Requests;
@@ -25,7 +25,7 @@ use teiji_model::report::Reason;
 
 /// Fingerprints followed at once.
 const MAX_RECORDS: usize = 1 << 15;
-/// Set in a key of [`Usual`] that counts host-stack reports on the way from a tap to another.
+/// Set in a key of [`Usual`] that counts reports by the host stack on the way from one tap to another.
 const TRANSIT: u64 = 1 << 32;
 
 /// A packet between a guest and the link.
@@ -34,7 +34,7 @@ pub(super) struct Sent {
     pub(super) vm: u32,
     tap: u32,
     pub(super) sent: u64,
-    /// Time since the kick that it was sent for, if it has one of its own.
+    /// Time since its kick, if it has one of its own.
     vhost_tx: Option<u64>,
     request: Option<Id>,
     spoilt: bool,
@@ -42,7 +42,7 @@ pub(super) struct Sent {
     /// Reports by the host stack on the way.
     transit: u16,
     first_if: u32,
-    /// Devices it was queued on, and handed to.
+    /// How many devices it was queued on, and how many it was handed to.
     chain: u16,
     handed: u16,
     link: u32,
@@ -53,11 +53,11 @@ pub(super) struct Sent {
     /// 0 until it is handed to the last device that it was queued on.
     pub(super) xmit: u64,
     xmit_cpu: u16,
-    /// When it was put on another traced tap, and how often.
+    /// When it was first put on another traced tap, on which, and how often.
     tapped: u64,
     tapped_if: u32,
     taps: u16,
-    /// A drop that may be its own or that of a copy.
+    /// A drop that may be that of this packet or of a copy of it.
     drop: Option<Cause>,
 }
 
@@ -66,7 +66,7 @@ impl Sent {
         self.xmit != 0 || self.chain == 0 && self.tapped != 0
     }
 
-    /// The last that was seen of it, and what is missing after that.
+    /// When it was last seen, and which point is missing after that.
     fn missing(&self) -> (u64, Cause) {
         let (last, reason) = match self.chain {
             0 => (self.sent, Reason::NotForwarded),
@@ -89,9 +89,9 @@ impl Sent {
         if self.xmit != 0 { self.xmit } else { self.tapped }
     }
 
-    /// `switch_out`, `qdisc` and `wire_out`, ns; `None` for those of which it is not known how the time
-    /// divides. A bypassed qdisc hands on from where it was queued, on the same CPU; a packet handed on
-    /// from another one has been in a queue whose dequeue was not seen.
+    /// `switch_out`, `qdisc` and `wire_out`, ns; `None` for those of which it is not known how the time divides. If
+    /// the qdisc was bypassed, a packet is handed to the device on the CPU that queued it. One that is handed over on
+    /// another CPU has waited in a queue whose dequeue was not seen.
     pub(super) fn stages(&self) -> Option<(u64, Option<(u64, u64)>)> {
         if self.xmit == 0 {
             return Some((self.tapped.checked_sub(self.sent)?, Some((0, 0))));
@@ -110,7 +110,7 @@ impl Sent {
 pub(super) struct Outbound {
     records: Table<u64, Sent>,
     usual: Usual,
-    /// Records that may be over at a time plus `quiet`, in order of time.
+    /// Records that may be complete `quiet` after the given time, in order of time.
     settling: VecDeque<(u64, u64, Id)>,
 }
 
@@ -123,8 +123,8 @@ impl Outbound {
         }
     }
 
-    /// A packet is received by the host stack: perhaps one that a traced guest has sent and that is on
-    /// its way, for instance from a bridge to the routing table.
+    /// A packet is received by the host stack. It may be one that a traced guest has sent and that is in flight, for
+    /// instance from a bridge to the routing table.
     pub(super) fn host_rx(&mut self, fingerprint: u64) {
         if let Some(s) = self.records.get_mut(&fingerprint)
             && s.xmit == 0
@@ -133,8 +133,8 @@ impl Outbound {
         }
     }
 
-    /// A packet is put on a tap: where it comes from if another guest sent it.
-    /// `received` says that the host has received it: it may have left and come back by a router.
+    /// A packet is put on a tap. Returns its origin if another guest sent it.
+    /// `received` says that the host has received it: it may have left the host and come back by a router.
     pub(super) fn at_tap(&mut self, now: u64, p: &Packet, received: bool, c: &Common) -> Option<Origin> {
         c.tap(p.ifindex)?;
         let id = self.records.id(&p.fingerprint)?;
@@ -143,7 +143,7 @@ impl Outbound {
             return None;
         }
         if s.tap == p.ifindex {
-            // A guest's packet does not come back to it: this is another one.
+            // A packet does not come back to the guest that sent it: this is another one.
             return None;
         }
         if s.taps == 0 {
@@ -159,8 +159,9 @@ impl Outbound {
         Some(origin)
     }
 
-    /// If a guest has sent a packet like this that may be on its way to the tap: whether the host stack has received more
-    /// than that one, which usually passes it as often as others from there. `received`: how often it has.
+    /// `Some` if a guest has sent an identical packet that may be on its way to the tap. True if the host stack has
+    /// received more than that packet, judged by how often it usually receives a packet from there. `received`: how
+    /// often it has received packets with this fingerprint.
     pub(super) fn under_way(&self, fingerprint: u64, tap: u32, received: u16) -> Option<bool> {
         let s = self.records.get(&fingerprint)?;
         let may_be = s.tap != tap && (s.spoilt || s.taps == 0 && s.chain == 0);
@@ -168,7 +169,8 @@ impl Outbound {
         may_be.then_some(s.spoilt || received != transit)
     }
 
-    /// Whether a packet like the one on this tap may be on its way to it from another guest. `received` as in [`Self::at_tap`].
+    /// Whether a packet identical to the one on this tap may be on its way to it from another guest. `received` is as
+    /// in [`Self::at_tap`].
     pub(super) fn follows(&self, fingerprint: u64, tap: u32, received: bool) -> bool {
         self.records.get(&fingerprint).is_some_and(|s| {
             let came_back = received && s.transit == 0 && s.xmit != 0;
@@ -176,9 +178,9 @@ impl Outbound {
         })
     }
 
-    /// The kernel has dropped a packet that may be one from a guest. Returns whether it cannot be on its way to one.
-    /// `waits`: one like it is on the tap where that happened. It may be a request's, for all that is known where guests
-    /// are not told by their addresses.
+    /// The kernel has dropped a packet that may come from a guest. Returns whether it cannot have been on its way to a
+    /// guest. `waits`: an identical packet is on the tap where the drop happened. The dropped packet may then be a
+    /// request, if guests cannot be recognised by their MAC addresses.
     pub(super) fn dropped(
         &mut self,
         now: u64,
@@ -193,12 +195,12 @@ impl Outbound {
                 return false;
             }
             let Some(tap) = c.tap(d.ifindex) else { return false };
-            // Before the host stack had it.
+            // Dropped before the host stack received it.
             let vm = c.taps[tap].vm;
             return requests.answer_dropped(now, vm, d.matching.as_ref(), cause, c);
         };
         if s.spoilt {
-            // Booked when it was.
+            // Counted when it became ambiguous.
         } else if !d.vague && s.is_at(d.ifindex) {
             if let Some(s) = self.records.remove(&d.fingerprint) {
                 Self::book_drop(&s, cause, c, requests);
@@ -226,7 +228,7 @@ impl Outbound {
     ) {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm;
-        // A frame whose queue is not known has no kick of its own: another queue's says nothing of it.
+        // A frame whose queue is not known has no kick of its own: the kick of another queue says nothing about it.
         let queue = p.queue.and_then(|queue| c.taps[tap].queue(queue));
         let (kick, before) = queue.map_or((None, 0), |q| (q.kick, std::mem::replace(&mut q.sent, now)));
         let request = requests.answer(now, vm, p, kick, c);
@@ -256,14 +258,14 @@ impl Outbound {
         }
     }
 
-    /// Whether a packet is known to have left although its quiet time is not over.
+    /// Whether a packet is known to have left before the quiet time is over.
     fn gone(&mut self, id: Id) -> bool {
         let Some((_, s)) = self.records.by_id(id) else { return false };
         let whole = s.chain == 0 || self.usual.compare(u64::from(s.first_if), s.chain).sound();
         !s.spoilt && s.over() && whole
     }
 
-    /// A packet passes a link's queue. Packets that no traced guest has sent are none of ours.
+    /// A packet passes a link's queue. Packets that no traced guest has sent are ignored.
     pub(super) fn device(&mut self, now: u64, cpu: u16, p: &Packet) {
         let Some(id) = self.records.id(&p.fingerprint) else { return };
         let Some((_, s)) = self.records.by_id(id) else { return };
@@ -277,7 +279,7 @@ impl Outbound {
                 (s.dequeued, s.xmit) = (0, 0);
             }
             Point::QdiscDequeue if p.ifindex == s.link && s.chain > 0 => {
-                // After a hand-over that the driver refused it is dequeued anew.
+                // If the driver refuses a packet, it is dequeued again.
                 (s.dequeued, s.xmit) = (now, 0);
             }
             Point::DevXmit if p.ifindex == s.link && s.chain > 0 => {
@@ -289,7 +291,7 @@ impl Outbound {
         }
     }
 
-    /// Finishes what has been quiet for long enough.
+    /// Ends packets of which nothing was seen for long enough.
     pub(super) fn settle(&mut self, now: u64, c: &mut Common, requests: &mut Requests, sink: Sink) {
         while let Some((then, fingerprint, id)) = self.settling.front().copied() {
             if then.saturating_add(c.quiet) > now {
@@ -312,10 +314,10 @@ impl Outbound {
         }
     }
 
-    /// Books a packet that has left.
+    /// Counts a packet that has left.
     fn done(&mut self, s: Sent, c: &mut Common, requests: &mut Requests, sink: Sink) {
         if s.spoilt {
-            return; // Booked when it was.
+            return; // Counted when it became ambiguous.
         }
         if !s.over() {
             let (last, missing) = s.missing();
@@ -360,7 +362,7 @@ impl Outbound {
         }
     }
 
-    /// Books a packet of which no more is expected.
+    /// Counts a packet that is removed because there is no room.
     fn give_up(&mut self, s: Sent, c: &mut Common, requests: &mut Requests) {
         if !s.spoilt {
             c.books[s.vm as usize].outbound.incomplete += 1;

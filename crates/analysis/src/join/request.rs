@@ -9,18 +9,17 @@
 //!         open or ambiguous for the time allowed: unanswered, or ambiguous
 //! ```
 //!
-//! The key is looked up within one VM. Requests that the guest itself sends, and the responses to them,
-//! are none of ours.
+//! The key is looked up within one VM. Requests that the guest itself sends, and the responses to them, are ignored.
 //!
-//! Where a protocol does not tell a request from a response ([`Role::Either`]), the first packet of a key
-//! says which way its requests go; that holds until the key has been silent for the time allowed, so that
-//! a lost event does not exchange the two. A trace that begins between a guest's own request and its
-//! response can be misled; a filter with `dst port` prevents that.
+//! Where a request cannot be told from a response ([`Role::Either`]), the first packet of a key decides which
+//! direction its requests have. That holds until no packet of the key was seen for the time allowed, so that a lost
+//! event does not swap the two. A trace that begins between a guest's own request and its response may decide wrongly;
+//! a filter with `dst port` prevents that.
 //!
-//! In SIP a key names a transaction: a request that comes again is a retransmission (RFC 3261, 17.1), and whichever
-//! copy the guest answers, the response is that to all. The first copy is followed, up to the first response; if it
-//! does not reach the guest, the request is incomplete. A key that was answered is remembered as long, so that a
-//! retransmission that comes after is not taken for a request.
+//! In SIP a key identifies a transaction: a further copy of a request is a retransmission (RFC 3261, 17.1), and the
+//! response to any copy answers all. The first copy is followed, up to the first response; if it does not reach the
+//! guest, the request is incomplete. An answered key is remembered for the time allowed, so that a later
+//! retransmission is not taken for a new request.
 
 use super::delivery::Leg;
 use super::group::Groups;
@@ -44,34 +43,34 @@ pub(super) struct Open {
     pub(super) matching: Match,
     pub(super) fate: Fate,
     start: u64,
-    /// The last that was seen of its packet, and why it is incomplete or unanswered if nothing more is seen.
+    /// When its packet was last seen, and why it is incomplete or unanswered if nothing more is seen.
     last: u64,
     at: Cause,
     /// It was sent again.
     again: bool,
-    /// Requests and responses of this key.
+    /// How many requests, and how many responses, of this key were seen.
     copies: u32,
     answers: u32,
     /// Whether it is still found by its key.
     indexed: bool,
     /// Whether its group counts it.
     pub(super) grouped: bool,
-    /// Its packet's way to the guest, once it is there.
+    /// The leg of its packet, once that has ended.
     pub(super) leg: Option<Leg>,
     pub(super) answered_by: Role,
-    /// The kick that its response was sent for, if it has one of its own.
+    /// The kick of its response, if it has one of its own.
     pub(super) kick: Option<(u64, Kick)>,
     /// The worker's clock when the response was sent.
     pub(super) worker: Option<Split>,
     pub(super) behind: u32,
 }
 
-/// A key's past.
+/// What is remembered of a key.
 #[derive(Clone, Copy, Default)]
 struct Recent {
     tag: u64,
     until: u64,
-    /// Its requests come from outside; else the guest sends them.
+    /// True: its requests come from outside; false: the guest sends them.
     inward: bool,
 }
 
@@ -82,10 +81,10 @@ pub(super) struct Requests {
     sip: bool,
     index: Map<(u32, u64), Id>,
     open: Aged<Open>,
-    /// Placed by hash; a later key takes an earlier one's place. Empty until there is one.
+    /// Indexed by hash; a later key overwrites an earlier one. Empty until there is a first one.
     recent: Vec<Recent>,
     groups: Groups,
-    /// Filled anew for each complete request.
+    /// Reused for each complete request.
     joined: Joined,
 }
 
@@ -128,7 +127,7 @@ impl Requests {
         let m = *matching.filter(|m| matches!(m.role, Role::Request | Role::Either))?;
         let recent = self.recall(now, vm, m.key);
         if m.role == Role::Either && recent.is_some_and(|r| !r.inward) {
-            return None; // The response to a request of the guest's own.
+            return None; // The response to a request that the guest itself sent.
         }
         let counts = &mut c.books[vm as usize].requests;
         if self.sip && (recent.is_some() || self.index.contains_key(&(vm, m.key))) {
@@ -178,22 +177,22 @@ impl Requests {
         Some(id)
     }
 
-    /// A request is no better than `fate`.
+    /// Makes a request's fate at least as bad as `fate`.
     pub(super) fn mark(&mut self, request: Option<Id>, fate: Fate) {
         if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
             open.fate = open.fate.or(fate);
         }
     }
 
-    /// A request's packet was seen at a point; `next` is what is wrong if it is not seen at the next.
+    /// A request's packet was seen at a point; `next` is the reason if it is not seen at the next point.
     pub(super) fn progress(&mut self, request: Option<Id>, now: u64, next: Reason) {
         if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
             (open.last, open.at) = (now, next.into());
         }
     }
 
-    /// A request's packet was dropped on its way to the guest. One that may be sent again stays open, so that the
-    /// response to another copy is known for what it is.
+    /// A request's packet was dropped on its way to the guest. A request that may be retransmitted stays open, so that
+    /// the response to another copy is recognised.
     pub(super) fn dropped(&mut self, now: u64, request: Option<Id>, cause: Cause, c: &mut Common) {
         let Some((id, open)) = request.and_then(|id| Some((id, self.open.get_mut(id)?))) else { return };
         (open.last, open.at) = (now, cause);
@@ -238,7 +237,7 @@ impl Requests {
         book.leave_out(Outcome::Incomplete, cause);
     }
 
-    /// A response was dropped before the host stack had it. Returns whether it was one.
+    /// A packet was dropped before the host stack received it. Returns whether it was a response.
     pub(super) fn answer_dropped(
         &mut self,
         now: u64,
@@ -253,7 +252,7 @@ impl Requests {
         true
     }
 
-    /// A packet has come to the end of its way to the guest.
+    /// The leg of a packet to the guest has ended.
     pub(super) fn arrived(&mut self, leg: Leg) {
         if let Some(open) = leg.request.and_then(|id| self.open.get_mut(id)) {
             open.fate = open.fate.or(leg.fate);
@@ -263,8 +262,8 @@ impl Requests {
         }
     }
 
-    /// A guest's frame reaches the host stack. Returns the request that it answers, which is then to be
-    /// closed or completed.
+    /// A guest's frame reaches the host stack. Returns the request that it answers; the caller has to close or complete
+    /// it.
     pub(super) fn answer(
         &mut self,
         now: u64,
@@ -275,7 +274,7 @@ impl Requests {
     ) -> Option<Id> {
         let m = p.matching.filter(|m| matches!(m.role, Role::Final | Role::Either))?;
         let Some(id) = self.index.get(&(vm, m.key)).copied() else {
-            // The guest's own request, or a response again or to a request that was not seen.
+            // A request that the guest itself sends, a repeated response, or one to a request that was not seen.
             let recent = self.recall(now, vm, m.key);
             let inward = m.role == Role::Final || recent.is_some_and(|r| r.inward);
             if m.role == Role::Either || self.sip {
@@ -299,7 +298,7 @@ impl Requests {
         open.kick = kick.filter(|(ts, _)| *ts >= entered);
         let ambiguous = open.copies > 1;
         self.index.remove(&(vm, m.key));
-        // It must not grow too old before its response has left.
+        // It must not expire before its response has left.
         self.open.touch(id, now);
         if m.role == Role::Either || self.sip {
             self.remember(now, vm, m.key, true);
@@ -352,7 +351,7 @@ impl Requests {
         sink(&self.joined);
     }
 
-    /// A request without a response. `cause` is why it ends, if not for what is known of it.
+    /// A request ends without a response. `cause` is the reason, unless a drop is known; without it `open.at` is.
     fn unanswered(&mut self, open: Open, cause: Option<Cause>, c: &mut Common) {
         if open.indexed {
             self.index.remove(&(open.vm, open.matching.key));
@@ -398,7 +397,7 @@ fn lost_or(cause: Cause, open: &Open, within: u64, c: &Common) -> Cause {
         | Reason::FewerReports
         | Reason::OtherCopy
         | Reason::OutOfOrder => true,
-        // What was seen, or what there was no room for.
+        // These were seen, or are due to lack of room.
         Reason::DroppedIn
         | Reason::DroppedOut
         | Reason::NotLearnt

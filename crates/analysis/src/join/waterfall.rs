@@ -1,17 +1,17 @@
-//! Lays the stages of a joined request side by side.
+//! Computes the stages of a joined request.
 //!
-//! Each stage ends where the next begins, so that they add up to the total; what no stage accounts for is
-//! `unattributed`. Where the guest's part ends is the last kick of the tap's queue that its response was sent by,
-//! not before the guest entry and not after the frame was sent. Without one, a worker that was running
-//! already took the frame: then `guest` lasts until it was sent, and the request says so.
+//! Each stage ends where the next begins, so that they add up to the total; time that no stage accounts for is
+//! `unattributed`. `guest` ends at the last kick of the tap queue that carried the response, not before the guest
+//! entry and not after the frame was sent. If there is no such kick, a worker that was already running took the
+//! frame: then `guest` lasts until the frame was sent, and the request is marked (`coalesced_kick`).
 //!
-//! While the guest works on a request, its vCPU may lose its CPU to another thread. Those waits are the
-//! host's: they are taken out of `guest` and added to `vcpu_wake`, where the request's other waits for the
-//! vCPU are (docs/decisions/0004).
+//! While the guest works on a request, its vCPU may be preempted by another thread. The host causes these waits, so
+//! they are subtracted from `guest` and added to `vcpu_wake`, which has the request's other waits for the vCPU
+//! (docs/decisions/0004).
 //!
-//! A stage is split by the difference of its thread's clocks at both ends. The clocks are read a little
-//! apart from the time stamps, so the sum may be off by [`SLACK`] or 2 %: the greatest part makes up for
-//! that. A split that is off by more is dropped.
+//! A stage is split by the difference of its thread's clock readings at both ends. The clocks are not read at exactly
+//! the instant of the time stamps, so the sum may be off by [`SLACK`] or 2 %, whichever is more: the largest part is
+//! adjusted. A split that is off by more is discarded.
 
 use super::outbound::Sent;
 use super::request::Open;
@@ -19,7 +19,7 @@ use teiji_model::event::Role;
 use teiji_model::report::{Joined, Request, StageTime};
 use teiji_model::stage::{Split, Stage, ThreadState};
 
-/// How much a split may differ from its stage whatever the length, ns.
+/// How much a split may always differ from its stage, ns.
 const SLACK: u64 = 2000;
 
 /// An empty request, to be filled by [`lay`].
@@ -82,7 +82,7 @@ pub(super) fn lay(open: &Open, sent: &Sent, joined: &mut Joined, dropped: &mut u
     let kick = open.kick.map(|(_, k)| k);
     let same_vcpu = kick.filter(|k| k.vcpu == leg.vcpu);
     for (stage, ns) in Stage::ALL.into_iter().zip(ns) {
-        // Both readings of the thread's clock, and who kept it from its CPU.
+        // Both readings of the thread's clock, and the thread that preempted it.
         let (clocks, behind) = match stage {
             Stage::TapQueue => (leg.put_clock.zip(leg.taken_clock), leg.tap_behind),
             Stage::VcpuWake => {
@@ -108,8 +108,8 @@ pub(super) fn lay(open: &Open, sent: &Sent, joined: &mut Joined, dropped: &mut u
     Some(())
 }
 
-/// Moves what the vCPU waited for a CPU within `guest` to `vcpu_wake`: the guest had begun, but keeping it
-/// running is the host's part. Returns how much.
+/// Moves the time that the vCPU waited for a CPU within `guest` to `vcpu_wake`: the guest had begun, but it is the host
+/// that has to keep it running. Returns that time, ns.
 fn return_waits(stages: &mut [StageTime], behind: &mut Vec<(Stage, u32)>) -> u64 {
     const READY: usize = ThreadState::Ready as usize;
     let (before, after) = stages.split_at_mut(Stage::Guest as usize);
@@ -119,7 +119,7 @@ fn return_waits(stages: &mut [StageTime], behind: &mut Vec<(Stage, u32)>) -> u64
     if waited == 0 {
         return 0;
     }
-    // One thread answers for the whole wait: the one behind which the vCPU waited longer.
+    // Only one preempting thread is kept for the whole wait: that of the longer part.
     let (less, more) = if waited > in_wake.0[READY] {
         (Stage::VcpuWake, Stage::Guest)
     } else {
@@ -149,7 +149,7 @@ fn fit(split: Split, ns: u64) -> Option<Split> {
     let mut parts = split.0;
     let greatest = parts.iter_mut().max()?;
     if total <= ns {
-        // A clock that did not move says nothing of what the thread did.
+        // A clock that did not advance says nothing about what the thread did.
         if total == 0 && ns > 0 {
             return None;
         }

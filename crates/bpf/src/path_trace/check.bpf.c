@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Lets tests ask the packet half of path_trace about made-up frames: bpf_prog_run on check(), with the frame
- * in the map; and about the clocks of made-up threads. Not part of the product.
+ * Lets tests run the packet code of path_trace on generated frames (bpf_prog_run on check(), with the frame
+ * in the map), and its clock code on generated threads. Not part of the product.
  */
 #include "kernel.h"
 #include "intf.h"
@@ -59,7 +59,7 @@ struct thread {
 	u32 vcpu;
 };
 
-/* Returns the vCPU that the thread's clock is of, and 1; or 0 if it has none. */
+/* Returns one more than the vCPU of the thread's clock; 0 if the thread has no clock. */
 SEC("syscall")
 int find(struct thread *t)
 {

@@ -1,5 +1,5 @@
-//! The kernel's filter against its reference, [`Flow::matches`], and its hashes against theirs, on made-up frames. Needs
-//! root, as loading programs does.
+//! Compares the kernel's filter with its reference, [`Flow::matches`], and its hashes with theirs, on generated frames.
+//! Needs root, as loading programs does.
 
 mod hash;
 
@@ -13,7 +13,7 @@ use teiji_model::host::{Vcpu, Vm};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/check.bpf.o"));
 
-/// A frame as it is written, in fields.
+/// The fields of a generated frame.
 #[derive(Clone, Debug)]
 struct Frame {
     vlans: u8,
@@ -23,14 +23,14 @@ struct Frame {
     proto: u8,
     sport: u16,
     dport: u16,
-    /// Of IPv4: words of options, and the place of the fragment.
+    /// IPv4 only: words of options, and the fragment offset.
     options: u8,
     fragment: u16,
     payload: u8,
     to_guest: bool,
 }
 
-/// Few addresses, so that filters meet them: 10.0.0.n and 10.0.1.n, 2001:db8::n and 2001:db8:1::n.
+/// Few addresses, so that filters often match: 10.0.0.n and 10.0.1.n, 2001:db8::n and 2001:db8:1::n.
 fn address(v6: bool, n: u8) -> IpAddr {
     let (net, host) = (n >> 2 & 1, n & 3);
     if v6 {
@@ -222,7 +222,7 @@ fn each_thread_finds_its_own_clock() {
     for stranger in [0, 6, 3 * 65536 + 7, 65536 + 8] {
         assert_eq!(find(stranger), None, "{stranger}");
     }
-    // Threads that are met while the trace runs: one has its place to itself, one does not.
+    // Threads that are first seen during the trace: one has a place of its own, one does not.
     for (tid, vcpu) in [(9, 90), (65536 + 8, 91)] {
         assert_eq!(clock(&object, "meet", tid, vcpu), Some(vcpu));
         assert_eq!(find(tid), Some(vcpu));
@@ -230,7 +230,7 @@ fn each_thread_finds_its_own_clock() {
     assert_eq!(known(), [Some(0), Some(1), Some(2), Some(3)]);
 }
 
-/// As many threads as there are clocks, and not one more: nobody gets another's.
+/// There are clocks for a fixed number of threads; a further thread gets none, not that of another.
 #[test]
 fn threads_beyond_the_last_clock_have_none() {
     let object = load(&Flow::default());
@@ -243,7 +243,7 @@ fn threads_beyond_the_last_clock_have_none() {
     assert_eq!(clock(&object, "find", 1000 + most - 1, 0), Some(most - 1));
 }
 
-/// What the kernel says of a packet that passes.
+/// What the kernel half returns for a packet that passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     fingerprint: u64,
@@ -251,7 +251,7 @@ struct Identity {
     key: u64,
 }
 
-/// The kernel's answer: what a packet that passes is known by.
+/// The answer of the kernel half; `None` if the packet does not pass.
 fn ask(object: &Object, bytes: &[u8], to_guest: bool) -> Option<Identity> {
     const HEAD: usize = 32;
     let frames = super::map(object, "frames").unwrap();

@@ -27,12 +27,12 @@ static __always_inline struct clock *clock_of(u32 tid)
 	return bpf_map_lookup_elem(&thread_clocks, &index);
 }
 
-/* Gives the current thread, which has none, a clock that starts like this. Only a thread itself does that. */
+/* Gives the current thread, which has no clock, a copy of `fresh`. Only the thread itself may do this. */
 static __always_inline struct clock *clock_new(u32 tid, const struct clock *fresh)
 {
 	u32 index;
 
-	if (places.used >= MAX_CLOCKS) /* first, so that the count cannot come round to 0 */
+	if (places.used >= MAX_CLOCKS) /* checked first, so that the count cannot wrap around */
 		return NULL;
 	index = __sync_fetch_and_add(&places.used, 1);
 	if (bpf_map_update_elem(&thread_clocks, &index, fresh, BPF_ANY))
@@ -42,7 +42,7 @@ static __always_inline struct clock *clock_new(u32 tid, const struct clock *fres
 	return bpf_map_lookup_elem(&thread_clocks, &index);
 }
 
-/* Adds the time since the last change to the state that ends; under the lock. */
+/* Adds the time since the last change to the state that ends. The caller holds the lock. */
 static __always_inline void clock_settle(struct clock *c, u64 now)
 {
 	u64 spent = now > c->since ? now - c->since : 0;
@@ -74,7 +74,7 @@ static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 	state = c->state;
 	current = now > c->since ? now - c->since : 0;
 	bpf_spin_unlock(&c->lock);
-	/* by constant places: Linux 6.1 refuses others where `spent` is on the stack */
+	/* by constant indices: Linux 6.1 refuses variable ones if `spent` is on the stack */
 	for (i = 0; i < STATES; i++)
 		if (i == state)
 			spent[i] += current;

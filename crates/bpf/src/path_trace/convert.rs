@@ -1,4 +1,4 @@
-//! Records of the ring buffer → events of the model.
+//! Converts records of the ring buffer into events of the model.
 use super::Item;
 use super::types::{self, delivery, point, record_type, role, thread_state, unknown};
 use teiji_model::event::{
@@ -6,7 +6,7 @@ use teiji_model::event::{
 };
 use teiji_model::stage::{Split, ThreadState};
 
-/// A record as an event; `None` if it is not one that this version knows.
+/// A record as an event; `None` if this version does not know its type.
 pub(super) fn item(bytes: &[u8]) -> Option<Item> {
     let head: types::rec_head = read(bytes)?;
     let mut payload = Vec::new();
@@ -123,7 +123,7 @@ fn tap(r: &types::rec_tap) -> Option<Packet> {
     })
 }
 
-/// A number of 16 bits, of which one stands for none.
+/// A number of 16 bits; one value stands for none.
 fn known(n: u16) -> Option<u16> {
     (u32::from(n) != unknown::NOT_KNOWN.0).then_some(n)
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Packets that the kernel drops: kfree_skb, which is not called for packets that have served their purpose.
- * It is called for copies as well; those that sniffers had no use for are left out here, the analysis sees to
- * the rest.
+ * Packets that the kernel drops: kfree_skb, which is not called for packets that were consumed normally. It
+ * is called for copies as well. Copies that packet sockets discard are left out here; the analysis handles
+ * all others.
  */
 #ifndef TEIJI_DROPS_BPF_H
 #define TEIJI_DROPS_BPF_H
@@ -25,7 +25,7 @@ enum skb_drop_reason {
 /* The function around a return address, offset and module. Not among the settings, which are .rodata. */
 static const char return_address[] SEC(".rodata.formats") = "%pB";
 
-/* Names of places by address: to look one up in the kernel's symbols for each packet of a flood would cost
+/* Names of places by address: looking one up in the kernel's symbols for each packet of a flood would cost
  * too much. */
 struct drop_place {
 	char name[DROP_PLACE];
@@ -72,7 +72,7 @@ static __always_inline void fill_drop(struct rec_drop *r, struct packet *p, u64 
 		__builtin_memcpy(r->place, known->name, sizeof(r->place));
 	} else {
 		struct drop_place fresh = {};
-		/* %pB looks up the byte before; net_tx_action() gives its own first byte for a return address
+		/* %pB looks up the byte before; net_tx_action() passes its own first byte as return address
 		 */
 		u64 after = at + 1;
 
@@ -82,7 +82,7 @@ static __always_inline void fill_drop(struct rec_drop *r, struct packet *p, u64 
 	}
 }
 
-/* Linux 5.17 added the reason; later ones have more arguments behind it. */
+/* Linux 5.17 added the reason; later kernels have more arguments after it. */
 SEC("tp_btf/kfree_skb")
 int BPF_PROG(on_drop, struct sk_buff *skb, void *location, u32 why)
 {
@@ -95,7 +95,7 @@ int BPF_PROG(on_drop, struct sk_buff *skb, void *location, u32 why)
 
 	if (!dev || mac_header == NO_MAC_HEADER)
 		return 0;
-	/* what lies in a socket's queue keeps something else in the place of its device: no index is read
+	/* for an skb in a socket's queue, `dev` shares its place with other data: no index can be read
 	 * then */
 	ifindex = BPF_CORE_READ(dev, ifindex);
 	if (!ifindex || BPF_CORE_READ_BITFIELD_PROBED(skb, pkt_type) == PACKET_OUTGOING)

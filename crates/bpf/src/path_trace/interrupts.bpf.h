@@ -37,8 +37,8 @@ extern const struct pcpu_hot pcpu_hot __ksym __weak;
 #define IN_INTERRUPT 0x7fff0000u
 
 /*
- * Whether the current thread is interrupted: what happens is then not its own doing. A kernel that does not
- * keep the names of its data (CONFIG_KALLSYMS_ALL) does not tell; it is taken to be the thread's there.
+ * Whether the current thread is interrupted: then it is not the thread that causes what happens. This cannot
+ * be read on a kernel without the symbols of its data (CONFIG_KALLSYMS_ALL); false there.
  */
 static __always_inline bool interrupted(void)
 {
@@ -53,7 +53,7 @@ static __always_inline bool interrupted(void)
 	return count & (IN_INTERRUPT | SERVING_SOFTIRQ);
 }
 
-/* The clock of a vCPU; none if its thread is not known, or has turned out to be another's. */
+/* The clock of a vCPU; NULL if its thread is not known, or turned out to run another vCPU. */
 static __always_inline struct clock *vcpu_clock(const struct vcpu_key *vcpu)
 {
 	u32 *tid = bpf_map_lookup_elem(&vcpus, vcpu);
@@ -85,14 +85,14 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 /*
  * The interrupt goes through an irqfd, in the worker's context. (irqfd_wakeup, its caller, and kvm_vcpu_halt,
  * the caller of kvm_arch_no_poll, would be the obvious places; on Linux 7.2 an fentry on them attaches and
- * never fires.)
+ * never runs.)
  */
 SEC("fentry/kvm_arch_set_irq_inatomic")
 int BPF_PROG(on_irqfd, void *entry, struct kvm *kvm)
 {
 	struct clock *c = clock_of(current_tid());
 
-	/* not kvm->userspace_pid: in Linux 6.12 it is further into struct kvm than a load reaches */
+	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
 	if (c && c->signalled && !interrupted())
 		c->signal_vm = BPF_CORE_READ(kvm, userspace_pid);
 	return 0;
@@ -111,9 +111,9 @@ static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, 
 }
 
 /*
- * Whether KVM leaves a vCPU's interrupts to the hardware. It may change its mind at any time, so it is asked
- * at each interrupt; an entry only tells where to look. Not directly: in Linux 6.12 only the module knows the
- * type.
+ * Whether KVM lets the hardware deliver a vCPU's interrupts. KVM may change this at any time, so it is read
+ * at each interrupt; an entry only records the address. Not read directly: in Linux 6.12 only the BTF of the
+ * module has the type.
  */
 static __always_inline bool delivered_by_hardware(const struct clock *vcpu)
 {
@@ -134,7 +134,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	bool unseen;
 	u8 state, delivery = DELIVERY_ACCEPTED;
 
-	/* an interrupt of the host may come in between, and bring a guest one that is not the worker's */
+	/* a host interrupt may come in between, and send a guest an interrupt that is not the worker's */
 	if (!worker || !worker->signalled || !worker->signal_vm || interrupted())
 		return 0;
 	now = bpf_ktime_get_ns();
@@ -147,9 +147,9 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	c = vcpu_clock(&taker);
 	index = vcpu_index(c);
 	/*
-	 * By hardware no injection will be seen, and it is not known whether one will before the first entry
-	 * of the vCPU: in guest mode the interrupt arrives at once, else with the next entry. Announced
-	 * before the state is read: an entry in between is seen by one or the other.
+	 * If hardware delivers the interrupt, no injection will be seen; before the first entry of the vCPU
+	 * it is not known whether it does. In guest mode the interrupt arrives at once, else with the next
+	 * entry. It is announced before the state is read: an entry in between is seen by one or the other.
 	 */
 	unseen = c && (!c->apic || delivered_by_hardware(c));
 	if (unseen)
@@ -193,7 +193,7 @@ int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
 		return 0;
 	q = worker->signal_queue;
 	if (!worker->signal_sent) {
-		/* the guest has interrupts of this queue off: it polls, or will poll when it runs */
+		/* the guest has disabled interrupts of this queue: it polls, or will poll when it runs */
 		taker = worker->signal_vm ? NULL : bpf_map_lookup_elem(&takers, &q);
 		now = bpf_ktime_get_ns();
 		r = start_irq(worker, now, taker ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
@@ -255,13 +255,13 @@ static __always_inline void emit_entry(struct clock *c, u64 now, u64 upto, u8 ve
 	submit(r);
 }
 
-/* The vCPU that a thread turns out to run. */
+/* Stores which vCPU a thread runs, as its guest entry shows. */
 static __always_inline void learn_vcpu(struct clock *c, u32 tid, u32 vm, u32 vcpu)
 {
 	struct vcpu_key key = {.vm = vm, .vcpu = vcpu};
 
 	if (c->actor != ACTOR_VCPU || c->vm != vm) {
-		/* the thread id was another thread's before */
+		/* the thread id belonged to another thread before */
 		c->actor = ACTOR_VCPU;
 		c->index = vcpu;
 		c->injected_upto = 0;
@@ -309,7 +309,7 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 		c->injected_upto = 0;
 	}
 	upto = __sync_lock_test_and_set(&c->announced, 0);
-	if (upto) /* announced since `now` was read, perhaps: no entry comes before what it is for */
+	if (upto) /* perhaps announced after `now` was read: an entry must not be earlier than that */
 		emit_entry(c, now > upto ? now : upto + 1, upto, 0, spent);
 	return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What path_trace and its Rust half say to each other. The Rust side of every type here is generated
- * from the object's BTF at build time (build.rs); nothing is written down twice.
+ * The interface between path_trace and its Rust half. The Rust side of every type here is generated from
+ * the object's BTF at build time (build.rs), so no type is written twice.
  */
 #ifndef TEIJI_PATH_TRACE_INTF_H
 #define TEIJI_PATH_TRACE_INTF_H
@@ -75,7 +75,7 @@ enum matching {
 	MATCH_SIP,
 };
 
-/* What stands for a number that is not known. */
+/* Values that stand for an unknown number. */
 enum unknown {
 	NOT_KNOWN = 0xffff,	   /* of 16 bits */
 	VCPU_UNKNOWN = 0xffffffff, /* KVM's of a vCPU */
@@ -95,7 +95,7 @@ enum counter {
 #define MAX_CLOCKS 8192 /* traced threads */
 #define PLACES 65536	/* a power of two: see struct places */
 
-/* What may have a number: see struct places. */
+/* What a number may identify: see struct places. */
 enum hint {
 	HINT_TAP = 1, /* traced, by ifindex */
 	HINT_VM = 2,  /* traced, by process id */
@@ -208,7 +208,7 @@ struct filter_port {
 	__u8 pad;
 };
 
-/* Fixed before the programs are loaded: what cannot match is pruned by the verifier. */
+/* Set before the programs are loaded: the verifier removes code that these values make unreachable. */
 struct settings {
 	__u64 secret[2][HASH_WORDS]; /* of the fingerprints' two halves: random, and no one else's */
 	__u8 version;		     /* 0: any */

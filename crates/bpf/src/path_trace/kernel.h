@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The few kernel types that path_trace looks into, trimmed to the members it reads. libbpf relocates
+ * The few kernel types that path_trace reads, reduced to the members that it needs. libbpf relocates
  * every access to the running kernel's layout (CO-RE), so the order and offsets here mean nothing and
  * no vmlinux.h is needed to build.
  */
@@ -96,7 +96,7 @@ struct vhost_virtqueue {
 	void *private_data;
 };
 
-/* Where Linux 6.2 to 6.14 has the count of preemption. */
+/* Contains the preemption count in Linux 6.2 to 6.14. */
 struct pcpu_hot {
 	int preempt_count;
 };

@@ -101,9 +101,10 @@ struct clock {
 };
 
 /*
- * Clocks, in the order in which their threads were met; clock_of() finds a thread's. The scheduler's probes
- * ask for every thread of the host and KVM's at each exit, so this is an array and the first thing asked is
- * one word of memory: 0 for almost every thread that is not traced.
+ * Clocks, in the order in which their threads were first seen; clock_of() finds that of a thread. The probes
+ * of the scheduler look up every thread of the host, and those of KVM do so at each exit. So this is an
+ * array, and clock_of() first reads one word of memory, which is 0 for almost every thread that is not
+ * traced.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -112,7 +113,7 @@ struct {
 	__type(value, struct clock);
 } thread_clocks SEC(".maps");
 
-/* Starts as zeros, and with the threads that the Rust half knows. */
+/* All zeros at first, except for the threads that the Rust half knows. */
 struct places {
 	u64 by_tid[PLACES]; /* at the thread id modulo PLACES: thread id << 32 | index of its clock */
 	u32 used;	    /* clocks that threads have */
@@ -120,7 +121,7 @@ struct places {
 	u8 hints[PLACES]; /* at a number modulo PLACES: enum hint, or-ed, of all that have it */
 } places;
 
-/* Thread id → index of its clock, of threads whose place another traced thread has. */
+/* Thread id → index of its clock, for threads whose place in by_tid another traced thread has. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MAX_CLOCKS);
@@ -177,8 +178,8 @@ struct {
 	u8 pad[60];
 } running[MAX_CPUS] SEC(".bss.running");
 
-/* Whether to look this number up at all: most packets of a host are neither on a traced tap nor for a traced
- * guest. */
+/* Whether it is worth looking this number up: most packets of a host are neither on a traced tap nor for a
+ * traced guest. */
 static __always_inline bool hinted(u32 number, u8 hint)
 {
 	return places.hints[number % PLACES] & hint;
@@ -207,7 +208,7 @@ static __always_inline void *reserve(u64 size)
 }
 
 /*
- * Records wait for the reader's next look, every few milliseconds: waking it for each would cost more than
+ * The reader polls every few milliseconds and is not woken up: a wake-up for each record would cost more than
  * the record.
  */
 static __always_inline void submit(void *r)

@@ -5,7 +5,7 @@
 //! Tracer::drain ── records of the ring buffer become events ──► the caller
 //! Tracer::stop  ── detach; what is in the buffer can still be drained
 //! ```
-//! Dropping a [`Tracer`] detaches it; so does the end of the process, however it comes.
+//! Dropping a [`Tracer`] detaches it; so does any end of the process.
 #[cfg(test)]
 mod check;
 mod convert;
@@ -36,14 +36,14 @@ use teiji_model::host::Vm;
 /// The compiled programs.
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/path_trace.bpf.o"));
 
-/// The same for kernels that do not tell whether a thread is interrupted: BPF programs find the kernel's data by
-/// `/proc/kallsyms`, which holds it only with CONFIG_KALLSYMS_ALL.
+/// The same for kernels where a program cannot find out whether a thread is interrupted: BPF programs find the kernel's
+/// data by `/proc/kallsyms`, which lists it only with CONFIG_KALLSYMS_ALL.
 static PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/path_trace_plain.bpf.o"));
 
-/// Where kernels keep the count of preemption and interrupts: before 6.2 and from 6.15 on, and in between.
+/// Symbols of the preemption count, which includes interrupts: before 6.2 and from 6.15 on, and in between.
 const PREEMPT_COUNT: [&str; 2] = ["__preempt_count", "pcpu_hot"];
 
-/// Records taken from the kernel before they are handed on. Bounds the memory of a drain.
+/// Most records that are taken from the kernel before they are handed on. Bounds the memory of a drain.
 const BATCH: usize = 4096;
 
 /// Hooks without which no packet can be followed at all.
@@ -60,11 +60,11 @@ pub struct Setup<'a> {
     pub buffer_bytes: usize,
 }
 
-/// An event, and where the matching asks for it the first bytes of its payload.
+/// An event, and the first bytes of its payload if the matching needs them.
 pub struct Item {
-    /// The event. Its `matching` is empty if there is a payload: the caller reads that and fills it in.
+    /// The event. Its `matching` is empty if there is a payload: the caller parses the payload and fills it in.
     pub event: Event,
-    /// First bytes of a UDP payload, empty unless SIP was asked for.
+    /// First bytes of a UDP payload, empty unless SIP was requested.
     pub payload: Vec<u8>,
 }
 
@@ -73,7 +73,7 @@ pub struct Item {
 pub struct Counts {
     /// Records that did not fit into the buffer, by CPU.
     pub lost: Vec<u64>,
-    /// Runs of probes that the kernel left out, because the same probe was at work on that CPU already.
+    /// Runs of probes that the kernel skipped because the same probe was already running on that CPU.
     pub missed: u64,
     /// Packets that could not be identified.
     pub unidentified: u64,
@@ -101,8 +101,8 @@ pub fn hooks() -> Result<Vec<Hook>, Error> {
     Ok(hooks)
 }
 
-/// Marks the functions as not found if this kernel does not let functions be probed (fentry), although it
-/// has them: some hosting providers' kernels allow tracepoints only.
+/// Marks functions as not found if this kernel has them but does not allow them to be probed (fentry): kernels of some
+/// hosting providers allow tracepoints only.
 fn drop_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
     let on_function = |h: &Hook| h.found.is_some() && h.kind != "tp_btf";
     let Some(sample) = hooks.iter().find(|h| on_function(h)).map(|h| h.program.clone()) else {
@@ -122,8 +122,8 @@ fn drop_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Tries whether the kernel takes the programs whose targets it has, with settings that make it look at all of their
-/// code; nothing is attached, nothing stays loaded. Returns how much work that was for its verifier.
+/// Tests whether the kernel accepts the programs whose targets it has, with settings that make the verifier process all
+/// of their code; nothing is attached, nothing stays loaded. Returns how many instructions the verifier processed.
 ///
 /// # Errors
 /// [`Error::NoBtf`], [`Error::NotPermitted`], [`Error::Kernel`] if it refuses one.
@@ -140,7 +140,7 @@ pub fn try_load() -> Result<Vec<Verified>, Error> {
     Ok(walked)
 }
 
-/// Leaves out the programs whose targets this kernel lacks, and makes the settings, which the verifier takes for constants.
+/// Leaves out the programs whose targets this kernel lacks, and writes the settings, constants to the verifier.
 fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook]) -> Result<(), Error> {
     leave_out(object, hooks);
     let hand_over = hooks.iter().any(|h| h.target == "dev_hard_start_xmit" && h.found.is_some());
@@ -189,7 +189,7 @@ fn find_hooks(object: &OpenObject, kernel: &KernelTypes) -> Vec<Hook> {
 impl Tracer {
     /// Loads and attaches the probes.
     ///
-    /// Programs whose target the kernel lacks are left out: [`Tracer::hooks`] tells which.
+    /// Programs whose target the kernel lacks are left out: [`Tracer::hooks`] says which.
     ///
     /// # Errors
     /// [`Error::NoBtf`], [`Error::NotPermitted`], [`Error::Missing`] if a hook is lacking without which
@@ -244,16 +244,15 @@ impl Tracer {
         &self.hooks
     }
 
-    /// How much work the programs were for the kernel's verifier; those that were left out are not in it.
+    /// How many instructions the kernel's verifier processed for each program, without those that were left out.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the kernel does not tell: it does since Linux 5.16.
+    /// [`Error::Kernel`] if the kernel does not report it (before Linux 5.16).
     pub fn verified(&self) -> Result<Vec<Verified>, Error> {
         object::verified(&self.object)
     }
 
-    /// Takes what the probes have reported out of the buffer, 4,096 events at most, for [`Tracer::hand_on`]; returns
-    /// whether there may be more.
+    /// Takes at most 4,096 records out of the buffer, for [`Tracer::hand_on`]; returns whether there may be more.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the buffer cannot be read.
@@ -268,7 +267,7 @@ impl Tracer {
         Ok(taken as usize >= BATCH)
     }
 
-    /// Hands on what was taken out; returns how many events.
+    /// Hands on the events that were taken out; returns how many.
     pub fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize {
         let mut batch = self.batch.borrow_mut();
         batch.iter_mut().for_each(each);
@@ -277,7 +276,7 @@ impl Tracer {
         taken
     }
 
-    /// Takes out and hands on all that there is; returns how many events.
+    /// Takes out and hands on all events; returns how many.
     ///
     /// # Errors
     /// As [`Tracer::fetch`].
@@ -302,7 +301,7 @@ impl Tracer {
         self.links.clear();
     }
 
-    /// What was counted so far.
+    /// The counters so far.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the counters cannot be read.

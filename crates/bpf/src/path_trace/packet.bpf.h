@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Recognising a packet: its fingerprint, its part in a request, whose it is, and whether the operator's
- * filter lets it pass.
+ * Identifies a packet: its fingerprint, its role in a request, which guest it belongs to, and whether it
+ * passes the operator's filter.
  */
 #ifndef TEIJI_PACKET_BPF_H
 #define TEIJI_PACKET_BPF_H
@@ -38,7 +38,7 @@ struct endpoints {
 	u8 version, proto;
 };
 
-/* The lesser of two, in a form that no compiler takes apart and the verifier therefore understands. */
+/* The smaller of two, in a form that the compiler does not transform, so that the verifier sees the bound. */
 static __always_inline u64 at_most(u64 n, u64 most)
 {
 	barrier_var(n);
@@ -49,8 +49,8 @@ static __always_inline u64 at_most(u64 n, u64 most)
 }
 
 /*
- * What is hashed of a packet: words of 32 bits, each in its place, two and two. Whatever two packets may
- * differ in lies in a place of its own, so that different packets are different words.
+ * What is hashed of a packet: words of 32 bits in pairs, each word at its own place. Every field in which two
+ * packets may differ has a place of its own, so different packets have different words.
  */
 enum place {
 	PLACE_ENDS,	 /* IPv4: two addresses; IPv6: two of four words */
@@ -65,16 +65,16 @@ struct sums {
 };
 
 /*
- * Adds two words to a hash: each with a secret of its own place, multiplied ("pair-multiply-shift", Thorup,
- * High Speed Hashing for Integers and Strings, 2015, section 3.5). For any two different packets the upper 32
- * bits of a sum are equal for one in 2^32 choices of the secrets, so that those of both sums are for one in
- * 2^64: no two packets can be made that collide more often.
+ * Adds two words to a hash: the secret of its place is added to each word, and the two are multiplied
+ * ("pair-multiply-shift", Thorup, High Speed Hashing for Integers and Strings, 2015, section 3.5). For any
+ * two different packets the upper 32 bits of one sum are equal for one in 2^32 choices of the secrets, and
+ * those of both sums for one in 2^64: nobody can construct packets that collide more often.
  */
 static __always_inline void add_pair(struct sums *s, int place, u32 even, u32 odd)
 {
 	s->a += (settings.secret[0][place] + odd) * (settings.secret[0][place + 1] + even);
 	s->b += (settings.secret[1][place] + odd) * (settings.secret[1][place + 1] + even);
-	/* or the compiler keeps more sums than there are registers */
+	/* without this the compiler keeps more sums than there are registers */
 	barrier_var(s->a);
 	barrier_var(s->b);
 }
@@ -97,7 +97,7 @@ static __always_inline void add_ends(struct sums *s, u8 version, const struct ad
 	add_pair(s, PLACE_ENDS + 6, last->word[2], last->word[3]);
 }
 
-/* Whether the source comes before the destination, in an order of ends: a response's is its request's. */
+/* Whether the source sorts before the destination; this makes the key of a response that of its request. */
 static __always_inline bool src_is_less(const struct endpoints *e)
 {
 	int i;
@@ -109,7 +109,7 @@ static __always_inline bool src_is_less(const struct endpoints *e)
 	return e->sport < e->dport;
 }
 
-/* What a request and its response have in common: ends, what, id, and the body's part of the hash. */
+/* Hash of what a request and its response have in common: both ends, what, id, and the body's part. */
 static __always_inline u64 match_key(const struct endpoints *e, u32 what, u32 id, struct sums s)
 {
 	u32 ports;
@@ -132,7 +132,7 @@ static __always_inline bool in_net(const volatile struct filter_net *n, const st
 	       (a->word[2] & n->mask[2]) == n->addr[2] && (a->word[3] & n->mask[3]) == n->addr[3];
 }
 
-/* The operator's filter. "src" is the requester, whichever way the packet goes. */
+/* The operator's filter. "src" is the requester, whatever the direction of the packet. */
 static __always_inline bool passes(const struct endpoints *e, bool to_guest)
 {
 	int i;
@@ -180,19 +180,20 @@ static __always_inline bool is_guest_mac(const u8 *addr)
 }
 
 /*
- * Identifies a packet that starts at l2 and whose linear part ends at end. known: the point is a tap's, so
- * that the direction is to_guest; otherwise it is wanted to be to_guest, and the MAC addresses tell, if they
- * can.
+ * Identifies a packet that starts at l2 and whose linear part ends at end. known: the point is at a tap, so
+ * to_guest is the direction of the packet. Otherwise only packets of the direction to_guest are accepted,
+ * which the MAC addresses decide if they can.
  *
  * The fingerprint covers what neither forwarding nor checksum offload changes: addresses, protocol,
  * ports, IP id or flow label, length, and for UDP the first 64 bytes of payload, for TCP sequence,
  * acknowledgement and flags, for ICMP the message's header. The UDP checksum is left out: a guest that
- * offloads it sends the pseudo-header's sum, which is alike for all its packets, and the host may complete it
- * on the way. The payload takes its place, because UDP senders commonly leave the IP id 0 (ip_select_ident
- * with DF set). The traffic class (DSCP, ECN) is left out too: queues and policers mark packets on the way.
+ * offloads it sends the sum of the pseudo-header, which is equal for all its packets of one length, and the
+ * host may complete it on the way. The payload takes its place, because UDP senders commonly leave the IP id
+ * 0 (ip_select_ident with DF set). The traffic class (DSCP, ECN) is left out too: queues and policers mark
+ * packets on the way.
  *
- * Returns false for packets that are not the traced guests', that the filter turns down, or that cannot
- * be identified (counted).
+ * Returns false for packets that do not belong to traced guests, that do not pass the filter, or that cannot
+ * be identified (these are counted).
  */
 static __always_inline bool parse(const unsigned char *l2, const unsigned char *end, bool known,
 				  bool to_guest, struct packet *p)
@@ -276,7 +277,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 		id = ip.flow & bpf_htonl(0x000fffff); /* the flow label, not the traffic class */
 		at += sizeof(ip);
 	} else {
-		return false; /* ARP and the like belong to no request */
+		return false; /* ARP and others are part of no request */
 	}
 
 	if (e.proto == PROTO_UDP) {

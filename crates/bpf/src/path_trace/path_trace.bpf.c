@@ -20,10 +20,10 @@
  *   net_dev_queue, qdisc_dequeue, dev_hard_start_xmit               DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
  *   kfree_skb                       dropped by the kernel, anywhere DROP
  *
- * What a vCPU thread or vhost worker does meanwhile is kept as a clock that cumulates the time spent in
- * each state (struct clock), driven by kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and
- * sched_wakeup. Records carry readings of the clocks; the difference of two readings tells how the time
- * between them was spent, and no record is needed for the thousands of exits and switches in between.
+ * Each vCPU thread and vhost worker has a clock (struct clock), which accumulates the time spent in each
+ * state. kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and sched_wakeup advance it. Records carry
+ * readings of the clocks; the difference of two readings says how the time between them was spent, and no
+ * record is needed for the thousands of exits and context switches in between.
  *
  *            kvm_entry            kvm_exit             halt, polling
  *    RUN ─────────────► GUEST ─────────────► RUN ───────────────────► POLL
@@ -32,8 +32,8 @@
  *   READY ◄── woken, its CPU is busy ───── ASLEEP ◄─────────────────────┘
  *             (preempted: READY from any state, and back to it)
  *
- * A wake-up on an idle CPU stays ASLEEP until the switch: nobody else had the CPU. A halted vCPU stays
- * ASLEEP or POLL up to its next kvm_entry.
+ * A thread that is woken on an idle CPU stays ASLEEP until the switch: no other thread had the CPU. A halted
+ * vCPU stays ASLEEP or POLL until its next kvm_entry.
  *
  * Assumptions: taps of the tun driver; vhost workers are threads, of the VMM or of the kernel; time
  * stamps of different CPUs are comparable (bpf_ktime_get_ns). Programs whose target a kernel lacks are
@@ -75,10 +75,10 @@ static __always_inline bool parse_skb(struct sk_buff *skb, bool received, bool k
 }
 
 /*
- * Packets are stamped when the filter has let them pass, not before: the others, most of a host's, cost no
- * reading of the clock. A packet goes on only after the probe has returned, so that what the filter takes,
- * some hundred ns, is in the stage before the point instead of the one after it; at the first point of all it
- * is in neither.
+ * Packets are stamped after they have passed the filter, so that the others, which are most packets of a
+ * host, cost no reading of the clock. A packet continues only after the probe has returned, so the time of
+ * the filter, some hundred ns, is in the stage before the point instead of the one after it; at the first
+ * point of the path it is in neither.
  */
 static __always_inline void emit_packet(struct packet *p, u8 point, u32 ifindex)
 {
@@ -121,7 +121,7 @@ static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 if
 		if (!r)
 			return;
 		fill_tap(&r->tap, p, now, REC_SIP, point, ifindex, worker, depth, queue);
-		/* bounded here: Linux 6.1 does not remember a bound across calls, nor that r was asked for */
+		/* bounded here: Linux 6.1 forgets a bound across calls, and that r was reserved */
 		n = at_most(p->payload_len, SIP_SNAP);
 		if (bpf_probe_read_kernel(r->payload, n, p->payload))
 			n = 0;
@@ -139,8 +139,8 @@ static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 if
 
 /*
  * Whether the current thread is the worker that is handing over this queue's frames. With receive packet
- * steering a frame passes the stack on another CPU, with NAPI on the tap in a softirq, sooner or later, in
- * whoever's context: that thread's clock says nothing of the frame's way.
+ * steering a frame passes the stack on another CPU; with NAPI on the tap it does so later, in a softirq in
+ * the context of any thread. The clock of that thread says nothing about the frame.
  */
 static __always_inline bool hands_over(u32 ifindex, u16 queue)
 {
@@ -251,7 +251,7 @@ int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
 
 /* ---- the way out ---- */
 
-/* vhost hands a guest's frames over: until it returns, what reaches the stack is of this worker and queue. */
+/* vhost hands over a guest's frames: until it returns, frames in the stack are from this worker and queue. */
 SEC("fentry/tun_sendmsg")
 int BPF_PROG(on_tun_sendmsg, struct socket *sock)
 {
@@ -295,10 +295,10 @@ int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 	struct tap_queue q;
 	u64 now;
 
-	/* only a vCPU thread kicks; vhost also polls the tap's socket, in whoever's context */
+	/* only a vCPU thread kicks; vhost also polls the tap's socket, in the context of any thread */
 	if (!c || c->actor != ACTOR_VCPU || !(settings.directions & DIR_OUT))
 		return 0;
-	/* a queue's poll is in the queue; before Linux 6.5 a poll does not tell which, and is_vq has to do */
+	/* a queue's poll is inside the queue; before Linux 6.5 a poll does not say which queue: see is_vq */
 	vq = (void *)poll - bpf_core_field_offset(struct vhost_virtqueue, poll);
 	if (bpf_core_field_exists(poll->vq) && BPF_CORE_READ(poll, vq) != vq)
 		return 0;
@@ -338,7 +338,7 @@ static __always_inline int emit_chain(struct sk_buff *first, u8 point)
 	u32 ifindex;
 	int i;
 
-	/* nearly always the only one; the verifier trusts it, so it is read without a call for each field */
+	/* nearly always the only one; the verifier trusts it, so its fields are read without a call each */
 	if (!first)
 		return 0;
 	ifindex = first->dev->ifindex;
@@ -371,8 +371,8 @@ int BPF_PROG(on_qdisc_dequeue, void *qdisc, void *txq, int packets, struct sk_bu
 
 /*
  * The stack hands packets to a driver. The tracepoint below comes only after packet sockets have taken their
- * copies: with it, whoever runs tcpdump beside teiji would see the sniffer's work in the response time, and
- * another time than tcpdump shows.
+ * copies: with it, a tcpdump running beside teiji would add its own work to the response time, and the result
+ * would differ from the times of tcpdump.
  */
 SEC("fentry/dev_hard_start_xmit")
 int BPF_PROG(on_hand_over, struct sk_buff *first)
@@ -381,8 +381,8 @@ int BPF_PROG(on_hand_over, struct sk_buff *first)
 }
 
 /*
- * A tap's driver is tun_net_xmit: handing it a packet is putting it on the tap's ring. Other devices only
- * where functions cannot be probed.
+ * The driver of a tap is tun_net_xmit: handing it a packet puts the packet on the tap's ring. Other devices
+ * are followed here only where functions cannot be probed.
  */
 SEC("tp_btf/net_dev_start_xmit")
 int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)

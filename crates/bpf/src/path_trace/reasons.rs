@@ -1,8 +1,8 @@
 //! The kernel's names for its reasons to drop packets.
 //!
-//! `enum skb_drop_reason` has other values in each kernel, so the names are those of the running one. The upper half of
-//! a reason is the subsystem that has given it; only the kernel's own reasons (subsystem 0) are in that enum, of others
-//! the subsystem is named and the number kept.
+//! `enum skb_drop_reason` has different values in each kernel, so the names are read from the running one. The upper
+//! half of a reason is the subsystem that defines it. Only the reasons of the core (subsystem 0) are in that enum; for
+//! others the name has the subsystem and the number.
 use crate::hooks::KernelTypes;
 use std::collections::HashMap;
 

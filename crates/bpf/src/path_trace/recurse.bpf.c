@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A program that runs into itself, so that a test can see the kernel count the runs that it leaves out
- * (recursion_misses): again() is attached to the tracepoint of bpf_trace_printk(), and calls that. Not part
- * of the product.
+ * A program that triggers itself, so that a test can check that the kernel counts the runs that it skips
+ * (recursion_misses): again() is attached to the tracepoint of bpf_trace_printk(), and calls that function.
+ * Not part of the product.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>

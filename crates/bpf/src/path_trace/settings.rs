@@ -1,4 +1,4 @@
-//! What the operator asked for, in the form that the kernel half reads.
+//! The operator's request, in the form that the kernel half reads.
 use super::types::{self, direction, end, hint, matching, thread_state};
 use super::{Setup, bytes_of, map};
 use crate::Error;
@@ -7,11 +7,11 @@ use std::net::IpAddr;
 use teiji_model::flow::{Direction, End, Flow, Matching, Proto};
 use teiji_model::host::Vm;
 
-/// Writes the settings into the image of the object's constants. `hand_over`: that of packets to a driver is
+/// Writes the settings into the image of the object's constants. `hand_over`: the hand-over of packets to a driver is
 /// probed before packet sockets take their copies.
 ///
 /// # Errors
-/// [`Error::Kernel`] if it gives no random numbers.
+/// [`Error::Kernel`] if the kernel provides no random numbers.
 pub(super) fn fill(image: &mut [u8], setup: &Setup<'_>, hand_over: bool) -> Result<(), Error> {
     let mut settings = types::settings { hand_over: hand_over.into(), ..settings(setup) };
     keep_secret(&mut settings)?;
@@ -21,7 +21,7 @@ pub(super) fn fill(image: &mut [u8], setup: &Setup<'_>, hand_over: bool) -> Resu
     Ok(())
 }
 
-/// Fills in numbers that nobody else knows, of the kernel's generator.
+/// Fills in secret random numbers from the kernel.
 fn keep_secret(settings: &mut types::settings) -> Result<(), Error> {
     for word in settings.secret.iter_mut().flatten() {
         *word = getrandom::u64().map_err(|e| Error::Kernel {
@@ -69,8 +69,8 @@ fn settings(setup: &Setup<'_>) -> types::settings {
     s
 }
 
-/// Whether the guests' packets can be told by MAC address everywhere on the host: all taps are ports of a
-/// bridge (the host does not route for them) and every address is known.
+/// Whether the guests' packets can be recognised by MAC address everywhere on the host: all taps are ports of a bridge
+/// (the host does not route for them) and every address is known.
 fn by_mac(vms: &[Vm]) -> bool {
     let mut nics = vms.iter().flat_map(|v| &v.nics).peekable();
     nics.peek().is_some() && nics.all(|n| n.bridge.is_some() && n.mac.is_some())
@@ -85,7 +85,7 @@ fn end_of(e: End) -> u8 {
     .0 as u8
 }
 
-/// Address and mask in network order, as they lie in a packet.
+/// Address and mask in network order, as in a packet.
 fn prefix(addr: IpAddr, bits: u8) -> ([u32; 4], [u32; 4]) {
     let (octets, width) = match addr {
         IpAddr::V4(a) => {
@@ -146,7 +146,7 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
             };
             let index = places.add(vcpu.tid);
             put("thread_clocks", &index.to_ne_bytes(), bytes_of(&clock))?;
-            // What is not known now, its next entry tells.
+            // If KVM's number is not known now, the next guest entry of the vCPU shows it.
             if let Some(id) = vcpu.kvm_id {
                 let key = types::vcpu_key { vm: vm.pid, vcpu: id };
                 put("vcpus", bytes_of(&key), &vcpu.tid.to_ne_bytes())?;
@@ -160,11 +160,11 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
     put(name.as_deref().unwrap_or(".bss"), &0u32.to_ne_bytes(), bytes_of(places.image.as_ref()))
 }
 
-/// Which clock is whose: what `clock_of()` of the kernel half looks into.
+/// Which thread has which clock: the tables that `clock_of()` of the kernel half reads.
 #[derive(Default)]
 struct Places {
     image: Box<types::places>,
-    /// Threads whose place another one has, and their clocks' indices.
+    /// Threads whose place is taken by another thread, and the indices of their clocks.
     displaced: Vec<(u32, u32)>,
 }
 
@@ -183,7 +183,7 @@ impl Places {
         index
     }
 
-    /// Notes that something with this number is traced.
+    /// Marks that something with this number is traced.
     fn hint(&mut self, number: u32, what: hint) {
         let places = self.image.hints.len();
         self.image.hints[number as usize % places] |= what.0 as u8;

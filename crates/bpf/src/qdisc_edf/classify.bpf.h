@@ -84,7 +84,7 @@ static __always_inline bool read_headers(struct bpf_dynptr *frame, struct header
 	u16 type;
 	int i;
 
-	/* most frames: neither tags nor options, so that one look is enough */
+	/* most frames have neither tags nor options: one slice is enough */
 	plain = bpf_dynptr_slice(frame, 0, &room, PLAIN);
 	if (plain) {
 		struct ipv4 *ip = plain + sizeof(*eth);
@@ -178,7 +178,7 @@ static __always_inline struct channel_settings *classify(const struct link_setti
 	struct channel_settings *found = NULL;
 	u32 i;
 
-	/* not bpf_for, each turn of which is a call */
+	/* not bpf_for: it makes a call for each iteration */
 	for (i = 0; i < MAX_SHAPES; i++) {
 		const struct shape *s;
 		struct match_key key = {};

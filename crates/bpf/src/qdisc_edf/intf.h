@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * What qdisc_edf and its Rust half say to each other. The Rust side of every type here is generated
- * from the object's BTF at build time (build.rs); nothing is written down twice.
+ * The interface between qdisc_edf and its Rust half. The Rust side of every type here is generated from
+ * the object's BTF at build time (build.rs), so no type is written twice.
  *
  * Times are nanoseconds of CLOCK_MONOTONIC, sizes bytes on the wire (frame, and per frame the link's
  * overhead), rates bytes per second.
@@ -26,7 +26,7 @@ struct link_key {
 	__u32 pad;
 };
 
-/* What a packet is compared by; addresses and ports in network order, IPv4 in the first word. */
+/* Key of a packet's channel; addresses and ports in network order, IPv4 in the first word. */
 struct match_key {
 	__u32 link;  /* link_settings.id */
 	__u32 shape; /* shape.tag */
@@ -39,7 +39,7 @@ struct match_key {
 	__be32 dst[4];
 };
 
-/* Fields that some channels look at: a packet's fields under this mask, with the tag, are looked up. */
+/* Fields that some channels compare: a packet's fields under this mask, with the tag, are looked up. */
 struct shape {
 	__u32 tag;    /* not 0; one for each distinct mask */
 	__u8 version; /* 4 or 6 */
@@ -69,12 +69,12 @@ struct link_settings {
 	struct shape shape[MAX_SHAPES]; /* the first that matches decides */
 };
 
-/* A channel's name. The programs do not look at it. */
+/* A channel's name. The programs do not read it. */
 struct label {
 	__u8 name[LABEL];
 };
 
-/* What the processes that write settings tell each other. The programs do not look at it. */
+/* Shared by the processes that write settings. The programs do not read it. */
 struct registry {
 	__u64 version;	  /* of the programs; first in every version */
 	__u32 generation; /* link_settings.id that was used last */

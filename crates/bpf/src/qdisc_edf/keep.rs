@@ -1,4 +1,4 @@
-//! The qdisc in the hands of its owner: the one agent that beats for it.
+//! The qdisc and its owner: the only agent that sends the heartbeat for it.
 //!
 //! ```text
 //!           nothing pinned, or another version's that no link has
@@ -9,9 +9,9 @@
 //!                                                      pins are removed by ▼ │ pin_again
 //!                                                      somebody          orphan
 //! ```
-//! The owner holds a descriptor of each pin, the link that registers the kind among them. Whoever removes the pins thus
-//! ends nothing: links keep their qdisc and its maps as long as the owner lives, no other agent can register the kind,
-//! and the owner can pin the same maps again. Without pins no other process can see or change channels.
+//! The owner holds a descriptor of each pin, including the link that registers the kind. So removing the pins ends
+//! nothing: links keep their qdisc and its maps as long as the owner runs, no other agent can register the kind, and
+//! the owner can pin the same maps again. Without pins no other process can see or change channels.
 use super::pins::Pins;
 use super::{Edf, KIND, Opened, Pulse, unpin};
 use crate::Error;
@@ -25,10 +25,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How often [`Keep::take`] looks again if the pins are replaced while it looks.
+/// How often [`Keep::take`] tries if the pins are replaced meanwhile.
 const TRIES: usize = 5;
 
-/// The pinned qdisc, and that this process is the one that keeps it.
+/// The pinned qdisc, owned by this process.
 pub struct Keep {
     pins: Pins,
     owner: Flock<File>,
@@ -41,17 +41,17 @@ pub struct Keep {
 /// What is in the folder of the pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pinned {
-    /// All of this process's maps.
+    /// All maps of this process.
     Ours,
-    /// Not all of them, and nobody else's.
+    /// Not all maps of this process, and none of another.
     Missing,
-    /// Another process's.
+    /// Maps of another process.
     Others,
 }
 
 impl Keep {
-    /// Becomes the owner of the qdisc pinned in `folder`, which it loads and pins if there is none, or one of another
-    /// version that no link has. Beats for it once.
+    /// Becomes the owner of the qdisc pinned in `folder`. Loads and pins the qdisc first if there is none, or one of
+    /// another version that no link has. Sends one heartbeat.
     ///
     /// # Errors
     /// [`Error::Refused`] if another process is the owner; those of [`Edf::load`].
@@ -67,7 +67,7 @@ impl Keep {
                 Opened::Other(pulse) => (pulse, false),
                 Opened::Absent => continue,
             };
-            // The folder may have been replaced between its being opened and being locked.
+            // The folder may have been replaced after it was opened and before it was locked.
             if pins.are_of(&owner).map_err(|e| pins.failed("look into", &e))? != Some(true) {
                 continue;
             }
@@ -87,12 +87,12 @@ impl Keep {
         })
     }
 
-    /// What to beat with.
+    /// For sending the heartbeat.
     pub fn pulse(&self) -> Arc<Pulse> {
         Arc::clone(&self.pulse)
     }
 
-    /// Whether it is of this very version of teiji.
+    /// Whether the qdisc is of exactly this version of teiji.
     pub fn is_current(&self) -> bool {
         self.current
     }
@@ -102,7 +102,7 @@ impl Keep {
         self.pulse.users()
     }
 
-    /// Whether what other processes find in the folder is what this one keeps. Needs no capability.
+    /// Whether the pins in the folder are those of this process. Needs no capability.
     ///
     /// # Errors
     /// If the folder cannot be looked into.
@@ -118,8 +118,8 @@ impl Keep {
         }
     }
 
-    /// Pins again what this process keeps, after somebody has removed all or some of it. Needs no capability, but to be
-    /// the owner of the folder.
+    /// Pins the maps of this process again after somebody has removed some or all of the pins. Needs no capability, but
+    /// the process has to be the user who owns the folder.
     ///
     /// # Errors
     /// [`Error::Refused`] if the folder has another process's pins, or is in no BPF file system; [`Error::Kernel`].
@@ -131,14 +131,14 @@ impl Keep {
         for (name, fd) in &self.held {
             pin(&self.pins, name, fd)?;
         }
-        // Before it has its name, so that nobody else comes to own it.
+        // Locked before the folder gets its name, so that no other process can become the owner.
         let owner = self.pins.own_new()?;
         self.pins.adopt()?;
         self.owner = owner;
         Ok(())
     }
 
-    /// Removes the pins, and with them the kind; see [`unpin`]. Leaves alone what is not this process's.
+    /// Removes the pins, and with them the kind; see [`unpin`]. Leaves pins of other processes alone.
     ///
     /// # Errors
     /// [`Error::Refused`] if a link has the qdisc; [`Error::Kernel`].
@@ -164,11 +164,11 @@ fn open(pins: &Pins, name: &OsString) -> Result<OwnedFd, Error> {
     if fd < 0 {
         return Err(failed(io::Error::from_raw_os_error(-fd)));
     }
-    // SAFETY: a new descriptor that nobody else has.
+    // SAFETY: a new descriptor that nothing else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Makes a pin of any kind, among the new ones.
+/// Makes a pin of any kind in the folder of the new pins.
 fn pin(pins: &Pins, name: &OsString, fd: &OwnedFd) -> Result<(), Error> {
     let path = pins.new_one(name);
     let failed = |e: io::Error| pins.failed("pin a map in", &e);
@@ -180,7 +180,7 @@ fn pin(pins: &Pins, name: &OsString, fd: &OwnedFd) -> Result<(), Error> {
     }
 }
 
-/// The kernel's number of the map with the heartbeat: another map has another one.
+/// The kernel's id of the map with the heartbeat; each map has a different id.
 fn beat_id(pins: &Pins) -> Result<u32, Error> {
     let path = pins.current("beat");
     let map = MapHandle::from_pinned_path(&path).and_then(|map| map.info());

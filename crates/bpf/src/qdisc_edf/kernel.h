@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The kernel types and functions that qdisc_edf uses, trimmed to what it uses of them. libbpf relocates
+ * The kernel types and functions that qdisc_edf uses, reduced to the members that it needs. libbpf relocates
  * every access to the running kernel's layout (CO-RE) and finds the members of Qdisc_ops by name, so
  * neither vmlinux.h nor a header of a recent kernel is needed to build.
  */
@@ -122,7 +122,7 @@ struct skb_shared_info {
 struct nlattr;
 struct netlink_ext_ack;
 
-/* never looked into; libbpf compares declarations of kernel functions by the kind of their types */
+/* never read; libbpf compares declarations of kernel functions by the kind of their types */
 struct bpf_sk_buff_ptr {
 	struct sk_buff *skb;
 };

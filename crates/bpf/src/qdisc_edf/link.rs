@@ -1,4 +1,4 @@
-//! A link's channels as a whole: what is checked before anything is written, and the values that are.
+//! All channels of a link together: the checks before anything is written, and the values that are written.
 use super::shape::{self, Shapes};
 use super::types;
 use std::collections::BTreeMap;
@@ -7,9 +7,9 @@ use teiji_model::queue::{
     Scheduler, TIMER_ERROR,
 };
 
-/// Bytes that are queued at most of best effort, and as many of real time.
+/// Most bytes that are queued of best effort, and the same of real time.
 const LIMIT_BYTES: u32 = 4 << 20;
-/// Packets that are queued at most of best effort, and as many of real time.
+/// Most packets that are queued of best effort, and the same of real time.
 const LIMIT_PACKETS: u32 = 10_000;
 /// Longest slack, ns: as in a policy.
 const MAX_SLACK: u64 = 3_600_000_000_000;
@@ -21,7 +21,7 @@ pub(super) struct Written {
     pub(super) entries: BTreeMap<String, Vec<types::match_key>>,
 }
 
-/// A link's channels in the form of the kernel half; what is wrong with them, and what would do.
+/// A link's channels in the form of the kernel half. The error says what is wrong with them, and what would work.
 pub(super) fn written(d: &Deadlines, generation: u32) -> Result<Written, String> {
     if d.scheduler != Scheduler::Edf {
         return Err(format!("{} is not this qdisc's", d.scheduler));
@@ -102,7 +102,7 @@ pub(super) fn channel_settings(c: &Channel, id: u32) -> types::channel_settings 
     }
 }
 
-/// What a link's settings and its channels' say; `name` knows those of indices.
+/// The channels that a link's settings and matches describe; `name` returns the name of a channel's index.
 pub(super) fn read(
     settings: &types::link_settings,
     matches: &[(types::match_key, types::channel_settings)],
@@ -123,14 +123,14 @@ pub(super) fn read(
     })
 }
 
-/// A name as the map `labels` has it.
+/// A name as it is stored in the map `labels`.
 pub(super) fn label(name: &str) -> types::label {
     let mut label = types::label { name: [0; MAX_NAME + 1] };
     label.name[..name.len()].copy_from_slice(name.as_bytes());
     label
 }
 
-/// The name that a label holds.
+/// The name in a label.
 pub(super) fn name(label: &types::label) -> String {
     let end = label.name.iter().position(|b| *b == 0).unwrap_or(label.name.len());
     String::from_utf8_lossy(&label.name[..end]).into_owned()

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// The compiled programs.
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qdisc_edf.bpf.o"));
 
-/// How long the kernel may take to let go of a kind that is registered no more.
+/// How long the kernel may take to release a kind that is no longer registered.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Edf {
@@ -62,7 +62,7 @@ pub fn supported() -> Result<(), Error> {
     })
 }
 
-/// Tells this version of the programs from others: FNV-1a of the compiled object.
+/// Identifies this version of the programs: FNV-1a of the compiled object.
 pub(super) fn version() -> u64 {
     OBJECT.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -77,7 +77,7 @@ pub(super) fn open() -> Result<OpenObject, Error> {
         .map_err(|e| Error::kernel("open the deadline qdisc", e))
 }
 
-/// Registers the kind. The kernel lets go of one that was registered before in its own time.
+/// Registers the kind. The kernel may take a while to release one that was registered before.
 fn register(object: &mut Object) -> Result<Link, Error> {
     let mut operations = object.maps_mut().find(|m| m.name() == "edf").ok_or_else(|| lacks("edf"))?;
     let begun = std::time::Instant::now();

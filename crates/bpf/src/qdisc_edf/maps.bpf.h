@@ -10,17 +10,17 @@
  *   beat                         users
  *   labels, registry             (not read by the programs)
  *
- * A link is looked up once, when it gets the qdisc: a hash costs more than all else that a packet needs of
- * these maps, and what is in arrays the compiler of the kernel finds without a call.
+ * A link is looked up once, when it gets the qdisc: a hash look-up costs more than everything else that a
+ * packet needs of these maps, and the kernel inlines look-ups in arrays.
  *
- * A link's settings are never written while a program may read them. New ones are written beside those
- * that count, where those of the fourth change before this one were, and then `current` names them; it is
- * below 256, so that a change of it is a change of one byte. The programs see the old or the new ones and
- * never a mixture; the state, and with it every queued packet, stays where it is. The matches of the new
- * ones are written beside the old under an id of their own, which the new settings name: one write changes
- * a link's settings and all of its channels.
+ * A link's settings are never written while a program may read them. New settings are written beside those
+ * in use, in the place of those of the fourth change before this one, and then `current` names them. It is
+ * below 256, so a change of it is a change of one byte. The programs see the old or the new settings, never
+ * a mixture; the state, and with it every queued packet, stays where it is. The matches of the new settings
+ * are written beside the old ones, under an id that the new settings name: one write changes a link's
+ * settings and all of its channels.
  *
- * A slot is given to a link while no qdisc has it (link_state.owner): zeros are then written over its state.
+ * A slot is given to a link while no qdisc has it (link_state.owner): its state is then zeroed.
  */
 #ifndef TEIJI_QDISC_EDF_MAPS_H
 #define TEIJI_QDISC_EDF_MAPS_H
@@ -28,8 +28,8 @@
 #define NO_CHANNEL 0xffffffffU
 
 /*
- * What is known of a queued packet. Words of 64 bits throughout: copied as a whole, narrower ones would be
- * joined by the compiler, and the verifier knows no such access.
+ * What is known of a queued packet. All members have 64 bits: the struct is copied as a whole, and the
+ * compiler would merge narrower members into accesses that the verifier refuses.
  */
 struct queued {
 	u64 key; /* real time: its deadline; best effort: where it starts in its flow's service */
@@ -147,8 +147,8 @@ struct {
 	__type(value, struct registry);
 } registry SEC(".maps");
 
-/* When the agent last said that it lives. Mapped into the agent, which thus needs no privilege to beat; the
- * same in every version, so that an agent can beat for the programs of another. */
+/* Time of the agent's last heartbeat. Mapped into the agent, which so needs no privilege to send it; the same
+ * in every version, so that an agent can send the heartbeat for the programs of another version. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

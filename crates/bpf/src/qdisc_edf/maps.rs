@@ -1,4 +1,4 @@
-//! The maps by their types.
+//! Typed access to the maps.
 use super::types;
 use crate::Error;
 use crate::object::{bytes_of, value_of};
@@ -78,10 +78,10 @@ impl Registry {
     }
 }
 
-/// Waits until no program uses what was in the maps before this call.
+/// Waits until no program uses values that were in the maps before this call.
 ///
-/// Programs run under RCU, and membarrier(2) with this command returns after every such reader has left. Where the
-/// kernel does not offer it (`nohz_full`), the wait is for longer than a program can run.
+/// Programs run under RCU, and membarrier(2) with this command returns after every present RCU reader has ended. Where
+/// the kernel does not offer it (`nohz_full`), this waits for longer than a program can run.
 pub(super) fn wait_for_programs() {
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
     // SAFETY: takes numbers only.

@@ -4,29 +4,29 @@
 //! Edf::load ── verify the programs, register the qdisc kind `teiji_edf`, pin both ──► Edf     (the agent)
 //! Opened::of ── what is pinned ──► Edf                                                       (any process)
 //! Edf::put_link ── settings and channels of a link, at once; then the caller makes it the root qdisc
-//! Edf::beat ── at least every second; the kernel half falls back to FIFO 2 s after the last
+//! Edf::beat ── the heartbeat, at least every second; the kernel half falls back to FIFO 2 s after the last one
 //! unpin ── the kind is gone once no link has it
 //! ```
-//! Nothing of it lives in a process: whoever opens the pins sees and changes what others have written, and links go
-//! on when all of them are gone.
+//! No state lives in a process: every process that opens the pins sees and changes what others have written, and links
+//! keep working when all these processes have ended.
 //!
 //! ## One change, one write
-//! `link_settings.id` names a *generation* of a link's matches. [`Edf::put_link`] writes all matches under a new one
-//! and the settings that name it last (`slots`), so that whoever is killed on the way leaves what was or what shall
-//! be, and beside it matches that nothing names, which [`Edf::tidy`] removes. Writers exclude each other by flock(2)
-//! on the folder of the pins.
+//! `link_settings.id` names a *generation* of a link's matches. [`Edf::put_link`] writes all matches under a new
+//! generation, and last the settings that name it (`slots`). So a writer that is killed leaves the former channels or
+//! the new ones, and perhaps matches that no settings name, which [`Edf::tidy`] removes. Writers exclude each other by
+//! flock(2) on the folder of the pins.
 //!
 //! | module | does |
 //! | --- | --- |
 //! | `shape`, `link` | channels in the form of the kernel half, and back |
 //! | `load` | verifies, registers and pins the programs |
 //! | `keep` | one agent owns them, and pins again what somebody removes |
-//! | `slots` | links: their settings, state and who has them |
-//! | `maps` | the maps by their types |
-//! | `netns` | which network namespace links are of |
-//! | `pins` | the folder that keeps them |
-//! | `pulse` | the agent's beat |
-//! | `stats` | what has become of packets |
+//! | `slots` | links: their settings and state, and which qdisc has them |
+//! | `maps` | typed access to the maps |
+//! | `netns` | the network namespace of links |
+//! | `pins` | the folder that has the pins |
+//! | `pulse` | the agent's heartbeat |
+//! | `stats` | packet statistics |
 mod keep;
 mod link;
 mod load;
@@ -63,9 +63,9 @@ use teiji_model::status::{ChannelStats, LinkStats};
 
 /// Name of the qdisc kind, as `tc qdisc` shows it.
 pub const KIND: &str = "teiji_edf";
-/// The longest time between two beats that is safe: half of what the kernel half bears.
+/// The longest safe time between two heartbeats: half of what the kernel half tolerates.
 pub const BEAT_EVERY: Duration = Duration::from_secs(1);
-/// Without a beat for so long the kernel half sends without deadlines (`BEAT_LIMIT` in `intf.h`).
+/// After this time without a heartbeat the kernel half sends without deadlines (`BEAT_LIMIT` in `intf.h`).
 pub const BEAT_LIMIT: Duration = Duration::from_secs(2);
 
 /// The pinned programs' settings and state.
@@ -84,9 +84,9 @@ pub struct Edf {
 pub enum Opened {
     /// Nothing.
     Absent,
-    /// The qdisc of this very version.
+    /// The qdisc of exactly this version.
     Current(Box<Edf>),
-    /// That of another version of teiji, for which one can only beat.
+    /// The qdisc of another version of teiji: only the heartbeat can be sent.
     Other(Pulse),
 }
 
@@ -94,7 +94,7 @@ impl Opened {
     /// What is pinned in `folder`.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`] without the right to look; [`Error::Kernel`] if the kernel refuses.
+    /// [`Error::NotPermitted`] without the permission to open pins; [`Error::Kernel`] if the kernel refuses.
     pub fn of(folder: &Path) -> Result<Opened, Error> {
         crate::quiet();
         let pins = Pins::new(folder);
@@ -125,17 +125,17 @@ impl Edf {
         })
     }
 
-    /// Says that this process lives. To be called at least every [`BEAT_EVERY`].
+    /// Sends the heartbeat. To be called at least every [`BEAT_EVERY`].
     pub fn beat(&self) {
         self.pulse.beat();
     }
 
-    /// What is left for a process that only beats.
+    /// What a process needs that only sends the heartbeat.
     pub fn into_pulse(self) -> Pulse {
         self.pulse
     }
 
-    /// How long ago the last beat was; `None` if there was none.
+    /// How long ago the last heartbeat was; `None` if there was none.
     pub fn beaten(&self) -> Option<Duration> {
         self.pulse.beaten()
     }
@@ -145,10 +145,10 @@ impl Edf {
         self.pulse.users()
     }
 
-    /// Makes these the settings and channels of a link, all of them at once, whether it has the qdisc or is about to
-    /// get it. Channels whose names stay keep their token buckets and statistics, and queued packets their deadlines.
+    /// Sets the settings and channels of a link, all of them at once. The link has the qdisc or is about to get it.
+    /// Channels whose names do not change keep their token buckets and statistics; queued packets keep their deadlines.
     ///
-    /// `wanted` has to be normal ([`teiji_model::queue::Channel::normal`]) for [`Edf::link`] to return the same.
+    /// `wanted` has to be normalised ([`teiji_model::queue::Channel::normal`]) for [`Edf::link`] to return the same.
     /// Links are those of the network namespace of the thread that opened this.
     ///
     /// # Errors
@@ -173,7 +173,7 @@ impl Edf {
             Some(_) => self.slots.put(slot, &written.settings),
             None => self.slots.give(slot, &self.key(ifindex), &written.settings),
         });
-        // The former generation's, or if that failed the new one's.
+        // Removes the matches of the former generation, or of the new one if writing it failed.
         let tidied = self.collect();
         done.and(tidied)
     }
@@ -202,7 +202,7 @@ impl Edf {
         link::read(&settings, &self.matches.entries()?, |id| self.name(id)).map(Some)
     }
 
-    /// Lets go of a link that does not have the qdisc any more.
+    /// Removes a link that no longer has the qdisc.
     ///
     /// # Errors
     /// [`Error::Refused`] if it has it; [`Error::Kernel`].
@@ -222,8 +222,8 @@ impl Edf {
         self.collect()
     }
 
-    /// Lets a link send whatever is queued as fast as the device takes it, until [`Edf::put_link`] or [`Edf::tidy`].
-    /// It does not show in [`Edf::link`].
+    /// Lets a link send queued packets as fast as the device accepts them, until [`Edf::put_link`] or [`Edf::tidy`].
+    /// [`Edf::link`] does not show this.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -236,7 +236,7 @@ impl Edf {
         Ok(())
     }
 
-    /// Whether a link has the qdisc, and by these programs.
+    /// Whether a link has the qdisc of these programs.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -260,7 +260,7 @@ impl Edf {
         Ok(links)
     }
 
-    /// Removes what writers that were killed, and links that are gone, left behind; links keep their pace again.
+    /// Removes what killed writers and removed links left behind, and turns pacing on again.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -281,7 +281,7 @@ impl Edf {
         self.collect()
     }
 
-    /// What has become of the packets of a link's channels, by their names, since these were added.
+    /// Packet statistics of a link's channels, by name, since each was added.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -296,7 +296,7 @@ impl Edf {
         Ok(all)
     }
 
-    /// What has become of all packets of a link since its first channels; `None` if it has none.
+    /// Packet statistics of a link since it got its first channels; `None` if it has none.
     ///
     /// # Errors
     /// [`Error::Kernel`].
@@ -320,7 +320,7 @@ impl Edf {
         Ok(link::name(&label))
     }
 
-    /// A number that no matches are written under.
+    /// The number of a generation that no settings name.
     fn next_generation(&self) -> Result<u32, Error> {
         let mut registry = self.registry.read()?;
         let used = self.generations()?;
@@ -342,9 +342,9 @@ impl Edf {
         Ok(all.into_iter().filter(|(key, _)| wanted(key.link)).map(|(_, c)| c.id).collect())
     }
 
-    /// An index for each channel: the one that it has, or a new one, with its state zeroed. Indices go round, so that
-    /// a packet of a channel that was removed has long left the queue when its index is used again. `None` if there
-    /// are not enough.
+    /// An index for each channel: its present one, or a new one with zeroed state. New indices are taken in turn, so
+    /// that the packets of a removed channel have long left the queue when its index is used again. `None` if there are
+    /// not enough.
     fn claim(&self, ifindex: u32, wanted: &Deadlines) -> Result<Option<BTreeMap<String, u32>>, Error> {
         let own = self.settings_of(ifindex)?.map(|settings| settings.id);
         let mut present = BTreeMap::new();

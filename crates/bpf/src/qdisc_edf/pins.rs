@@ -3,8 +3,8 @@
 //! ```text
 //!  absent ──► edf-new: filled ──(rename)──► edf: in use ──(rename)──► edf-old: emptied ──► absent
 //! ```
-//! Names change by one rename(2), so that `edf` is complete whenever it is there. What a process that was killed
-//! left in the other two, the next one removes.
+//! Names change by one rename(2), so `edf` is complete whenever it exists. What a killed process left in the other two
+//! folders, the next process removes.
 use super::{KIND, Pulse};
 use crate::Error;
 use nix::errno::Errno;
@@ -17,15 +17,15 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Where pins are unless the caller names another folder.
+/// The folder of the pins unless the caller names another one.
 pub const PINS: &str = "/sys/fs/bpf/teiji";
 
 const CURRENT: &str = "edf";
-// No dots: the BPF file system keeps such names for the kernel.
+// No dots: the BPF file system reserves names with dots for the kernel.
 const NEW: &str = "edf-new";
 const OLD: &str = "edf-old";
 
-/// The link that keeps the kind registered, among the maps.
+/// Name of the pinned link that keeps the kind registered; it is beside the maps.
 pub(super) const REGISTERED: &str = "registered";
 
 /// The folder.
@@ -42,12 +42,12 @@ impl Pins {
         &self.0
     }
 
-    /// Where a pin in use is.
+    /// The path of a pin in use.
     pub(super) fn current(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.join(CURRENT).join(name)
     }
 
-    /// Where a pin is put first.
+    /// The path of a new pin.
     pub(super) fn new_one(&self, name: impl AsRef<Path>) -> PathBuf {
         self.0.join(NEW).join(name)
     }
@@ -74,7 +74,7 @@ impl Pins {
         let make = |path: &Path| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
         make(&self.0).map_err(|e| self.failed("make", &e))?;
         let lock = self.lock()?;
-        // Another may have filled it meanwhile.
+        // Another process may have filled it meanwhile.
         if self.are_there()? {
             return Err(refuse(format!("{at} has one already")));
         }
@@ -88,7 +88,7 @@ impl Pins {
         std::fs::rename(self.0.join(NEW), self.0.join(CURRENT)).map_err(|e| self.failed("fill", &e))
     }
 
-    /// Removes what was left halfway, and nothing that is in use.
+    /// Removes unfinished and retired pins; nothing that is in use.
     pub(super) fn sweep(&self) -> io::Result<()> {
         [NEW, OLD].iter().try_for_each(|name| match std::fs::remove_dir_all(self.0.join(name)) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -103,26 +103,26 @@ impl Pins {
             _ => self.sweep(),
         };
         done.map_err(|e| self.failed("remove pins from", &e))?;
-        // Not empty: somebody else's.
+        // Fails if the folder is not empty: then it has files of somebody else.
         let _ = std::fs::remove_dir(&self.0);
         Ok(())
     }
 
-    /// Waits until nobody else writes; until what is returned is dropped nobody else does.
+    /// Waits until no other process writes; none does until the returned lock is dropped.
     pub(super) fn lock(&self) -> Result<Flock<File>, Error> {
         let dir = File::open(&self.0).map_err(|e| self.failed("open", &e))?;
         Flock::lock(dir, FlockArg::LockExclusive).map_err(|(_, e)| self.failed("lock", &e.into()))
     }
 
-    /// Becomes the owner of the pins in use: the one process that beats for them. It is until the file is closed.
+    /// Becomes the owner of the pins in use, until the file is closed: the only process that sends their heartbeat.
     ///
-    /// The lock is on the folder of the pins in use itself, so that there is one owner for each set of pins whatever
-    /// becomes of their names.
+    /// The lock is on the folder of the pins in use itself, so that each set of pins has one owner even if it is
+    /// renamed.
     pub(super) fn own(&self) -> Result<Flock<File>, Error> {
         self.owned(CURRENT)
     }
 
-    /// The same of pins that are about to be put into use.
+    /// The same for pins that are about to be put into use.
     pub(super) fn own_new(&self) -> Result<Flock<File>, Error> {
         self.owned(NEW)
     }
@@ -141,7 +141,7 @@ impl Pins {
         })
     }
 
-    /// Whether the pins in use are those whose owner has this lock; `None` if there are none.
+    /// Whether this lock is that of the owner of the pins in use; `None` if there are none.
     pub(super) fn are_of(&self, owner: &Flock<File>) -> io::Result<Option<bool>> {
         let ours = owner.metadata()?;
         match self.0.join(CURRENT).symlink_metadata() {
@@ -171,7 +171,7 @@ impl Pins {
 
     pub(super) fn failed(&self, what: &str, e: &io::Error) -> Error {
         match e.kind() {
-            // Root is not told to become root: a security module or the owner of the folder is in the way.
+            // For root another privilege would not help: a security module or the owner of the folder forbids it.
             io::ErrorKind::PermissionDenied if !nix::unistd::geteuid().is_root() => Error::NotPermitted,
             _ => Error::Kernel { doing: format!("{what} {}", self.0.display()), reason: e.to_string() },
         }
@@ -192,8 +192,7 @@ fn holder((dev, ino): (u64, u64)) -> String {
     locks.lines().find_map(of).unwrap_or_default()
 }
 
-/// Removes the pins of any version. The kind is no longer registered then; links that have the qdisc keep it, without
-/// anybody who could change or beat for it.
+/// Removes the pins of any version, if no link has the qdisc. The kind is no longer registered then.
 ///
 /// # Errors
 /// [`Error::Refused`] if a link has it; [`Error::Kernel`] if the file system refuses.

@@ -1,5 +1,6 @@
-//! Two numbers that programs and processes share by mapped memory: the agent's beat, and how many links use the
-//! qdisc. They lie the same in every version of the programs, so that an agent can beat for those of another.
+//! Two numbers that programs and processes share by mapped memory: the time of the agent's heartbeat, and how many
+//! links use the qdisc. Their layout is the same in every version of the programs, so that an agent can send the
+//! heartbeat for the programs of another version.
 use super::pins::Pins;
 use crate::Error;
 use libbpf_rs::MapHandle;
@@ -42,8 +43,8 @@ impl Shared {
     }
 
     fn number(&self) -> &AtomicU64 {
-        // SAFETY: the mapping is of a page, aligned, writable, and there until `self` is dropped; the programs
-        // access it by whole words.
+        // SAFETY: the mapping is a page, aligned, writable, and valid until `self` is dropped; the programs access it
+        // by whole words.
         unsafe { AtomicU64::from_ptr(self.0.cast()) }
     }
 }
@@ -55,7 +56,7 @@ impl Drop for Shared {
     }
 }
 
-/// The beat of the qdisc that is pinned in a folder, of any version.
+/// The heartbeat of the qdisc that is pinned in a folder, of any version.
 pub struct Pulse {
     beat: Shared,
     users: Shared,
@@ -75,13 +76,12 @@ impl Pulse {
         pins.are_there()?.then(|| Pulse::open(&pins)).transpose()
     }
 
-    /// Says that somebody looks after the qdisc. To be called at least every [`super::BEAT_EVERY`]. Needs no system
-    /// call and no privilege.
+    /// Sends the heartbeat. To be called at least every [`super::BEAT_EVERY`]. Needs no system call and no privilege.
     pub fn beat(&self) {
         self.beat.number().store(now(), Ordering::Relaxed);
     }
 
-    /// How long ago the last beat was; `None` if there was none.
+    /// How long ago the last heartbeat was; `None` if there was none.
     pub fn beaten(&self) -> Option<Duration> {
         let at = self.beat.number().load(Ordering::Relaxed);
         (at > 0).then(|| Duration::from_nanos(now().saturating_sub(at)))

@@ -8,37 +8,37 @@
  *                 └─────────────────────────►
  *
  * A packet's deadline is its arrival plus its channel's deadline. Of the packets within their channel's
- * token bucket (and within that of all channels, where the link has a bound) the one with the earliest
+ * token bucket (and within the bucket of all channels, if the link has one) the packet with the earliest
  * deadline is sent first. Best effort goes before it while there is slack: while the earliest deadline,
- * less the time that all queued real-time packets take, is further away than the link's setting.
+ * minus the time that all queued real-time packets take, is further away than the link's slack.
  *
- * What exceeds a token bucket is counted and sent as best effort, so it delays no other channel.
+ * Packets that exceed a token bucket are counted and sent as best effort, so they delay no other channel.
  *
  * Best effort is shared by start-time fair queueing (Goyal, Vin, Cheng 1997): a packet starts where the
- * last one of its flow ends, or where service is now, and the earliest start goes first. One tree does
- * it, and flows get equal bytes. A flow is dropped from while it holds as many bytes as are still free
- * (dynamic thresholds, Choudhury and Hahne 1998): nobody fills the queue alone, and no search for the
- * longest one is needed.
+ * last one of its flow ends, or at the current service, and the earliest start goes first. One tree is
+ * enough, and flows get equal bytes. A packet of a flow is dropped if the flow already holds as many bytes
+ * as are still free (dynamic thresholds, Choudhury and Hahne 1998): no flow fills the queue alone, and no
+ * search for the longest flow is needed.
  *
- * A packet that finds the queue empty is kept beside the trees, and is filed only if another one comes
- * before it has left: on a link that is not overloaded hardly any is.
+ * A packet that finds the queue empty is kept outside the trees, and is inserted only if another one
+ * arrives before it has left: on a link that is not overloaded this is rare.
  *
- * The link is paced: a frame takes (length + overhead) / rate, and the next one leaves after that; a
- * link that was idle, or a timer that was late, is made up for by at most `credit`.
+ * The link is paced: a frame takes (length + overhead) / rate, and the next one leaves after that. If the
+ * link was idle or a timer was late, at most `credit` of that time is made up for.
  *
- * The agent renews `beat`. Without it for 2 s:
+ * The agent's heartbeat is in `beat`. Without a heartbeat for 2 s:
  *
  *   deadlines ──(beat is 2 s old)──► FIFO: what is queued goes first, deadlines before best effort, then
  *       ▲                            arrivals in their order; neither paced nor bounded by channels
  *       └─────────(beat)─────────────┘
  *
  * Limits: root qdisc of Ethernet devices only, not below mq; one lock for all of a device's transmit
- * queues; a GSO packet is one packet, and blocks the link for as long as all of it takes; the deadline is
- * that of the last bit at the link's rate, as if the device sent at once what it is given. Where no rate is
- * set it is that of leaving this queue. Packets of one flow are reordered when some of
- * them exceed the channel's rate, and when it falls back to FIFO or returns. A changed rate or slack
- * counts for packets that arrive afterwards, but that there is no rate any more, at once. Bounds of the
- * tables are in intf.h.
+ * queues; a GSO packet is one packet, and blocks the link for as long as all of it takes. A deadline
+ * applies to the last bit at the link's rate, as if the device sent at once what it is given; if no rate
+ * is set it applies to leaving this queue. Packets of one flow are reordered when some of them exceed the
+ * channel's rate, and when the qdisc falls back to FIFO or returns from it. A changed rate or slack applies
+ * to packets that arrive afterwards; a rate that was removed takes effect at once. The bounds of the tables
+ * are in intf.h.
  *
  * Assumes: the kernel calls every program under the qdisc's lock, so that a link's state has one writer.
  *
@@ -56,15 +56,15 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define QUEUED_MAX (1 << 23) /* loops end; limit_packets is far below */
 
 /*
- * The qdisc's slot, which it keeps in Qdisc.limit plus one; 0 there: it has none. A qdisc of BPF has no data
- * of its own, and this is the one field that it may write and that means nothing to the kernel.
+ * The qdisc's slot. Qdisc.limit holds the slot plus one, or 0 if there is none. A BPF qdisc has no private
+ * data, and this is the only field that it may write and that the kernel does not use.
  */
 static __always_inline u32 slot_of(struct Qdisc *sch)
 {
 	return sch->limit - 1;
 }
 
-/* The state of the link; NULL if the qdisc has no slot, since no map is so large. */
+/* The state of the link; NULL if the qdisc has no slot, as slot_of() is then beyond the end of the map. */
 static __always_inline struct link_state *state_of(struct Qdisc *sch)
 {
 	u32 slot = slot_of(sch);
@@ -72,7 +72,7 @@ static __always_inline struct link_state *state_of(struct Qdisc *sch)
 	return bpf_map_lookup_elem(&states, &slot);
 }
 
-/* The settings of the link that count now. */
+/* The settings of the link that are in use now. */
 static __always_inline struct link_settings *settings_of(struct Qdisc *sch)
 {
 	u32 slot = slot_of(sch), *which = bpf_map_lookup_elem(&current, &slot);
@@ -93,7 +93,7 @@ static __always_inline bool without_beat(u64 now)
 	u32 zero = 0;
 	u64 *at = bpf_map_lookup_elem(&beat, &zero);
 
-	/* a beat of another CPU may be a little ahead of this one's clock */
+	/* a heartbeat written on another CPU may be slightly ahead of this CPU's clock */
 	return !at || (s64)(now - *at) > (s64)BEAT_LIMIT;
 }
 
@@ -148,8 +148,8 @@ static __always_inline u32 segments(struct sk_buff *skb, struct qdisc_skb_cb *cb
 }
 
 /*
- * A token bucket as a virtual clock: `due` is when it will be full again. Says when it would be after
- * `len` bytes, 0 if they exceed it.
+ * A token bucket as a virtual clock: `due` is when it will be full again. Returns when it would be full after
+ * taking `len` bytes, 0 if they exceed it.
  */
 static __always_inline u64 conform(u64 due, u64 now, u64 rate, u64 burst, u32 len)
 {
@@ -161,7 +161,7 @@ static __always_inline u64 conform(u64 due, u64 now, u64 rate, u64 burst, u32 le
 	return then - now <= burst * SECOND / rate ? then : 0;
 }
 
-/* Whether the packet is within its channel's rate and that of all; takes the tokens if it is. */
+/* Whether the packet is within its channel's rate and the rate of all channels; takes the tokens if it is. */
 static __always_inline bool admit(const struct link_settings *link, struct link_state *st,
 				  const struct channel_settings *channel, struct channel_state *cs, u64 now,
 				  u32 len)
@@ -188,7 +188,7 @@ static __always_inline bool admit(const struct link_settings *link, struct link_
 	return true;
 }
 
-/* Puts a packet into its tree, which has it from then on. */
+/* Inserts a packet into its tree, which owns it from then on. */
 static __always_inline void file(struct link_state *st, struct packet *p)
 {
 	if (p->is.channel != NO_CHANNEL) {
@@ -202,7 +202,7 @@ static __always_inline void file(struct link_state *st, struct packet *p)
 	}
 }
 
-/* Puts the packet that is in no tree into its own; false if there is no memory for it. */
+/* Inserts the packet that is in no tree (`only`) into the tree it belongs to; false without memory for it. */
 static __always_inline bool file_only(struct link_state *st, struct bpf_sk_buff_ptr *to_free)
 {
 	struct packet *p = bpf_obj_new_impl(bpf_core_type_id_local(struct packet), NULL);
@@ -253,7 +253,7 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 
 	kernel_len = cb->pkt_len;
 	segs = segments(skb, cb);
-	/* a tag that the device will add is not counted by the kernel */
+	/* the kernel does not count a VLAN tag that the device will add */
 	len = max(kernel_len + (skb->vlan_all ? 4 * segs : 0), (u64)link->min_frame) + segs * link->overhead;
 	tx = link->rate ? len * SECOND / link->rate : 0;
 
@@ -279,7 +279,7 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 	} else {
 		hash = bpf_skb_get_hash(skb) & (FLOWS - 1);
 		flow = &st->flow[hash];
-		/* at most what is free, so that there is always room for others */
+		/* a flow may hold at most as much as is free, so there is always room for others */
 		if (st->be_bytes + len > link->limit_bytes || st->stats.be_queued >= link->limit_packets ||
 		    (!fallback && flow->bytes + st->be_bytes > link->limit_bytes)) {
 			st->stats.be_drops++;
@@ -350,8 +350,8 @@ drop:
 }
 
 /*
- * Counts a real-time packet that is given to the link now. What is guaranteed is its last bit on the wire,
- * so that its delay ends there, and it is late if that is after its deadline.
+ * Counts a real-time packet that is given to the link now. The guarantee covers the last bit on the wire, so
+ * the delay ends there, and the packet is late if that is after its deadline.
  */
 static __always_inline void left(const struct queued *is, u64 now)
 {
@@ -361,7 +361,7 @@ static __always_inline void left(const struct queued *is, u64 now)
 
 	if (!cs)
 		return;
-	/* the clock of the CPU that it arrived on may be a little ahead of this one's */
+	/* the clock of the CPU that it arrived on may be slightly ahead of this CPU's clock */
 	delay = end > is->arrival ? end - is->arrival : 0;
 	bucket = bucket_of(delay);
 	cs->stats.packets++;
@@ -396,7 +396,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 		st->stats.fallbacks++;
 	st->fallback = fallback;
 	if (!fallback && st->rate && now < st->next_free) {
-		/* who changed the rate to none does not wait for an arrival */
+		/* a rate that was removed takes effect at once, without waiting for an arrival */
 		link = settings_of(sch);
 		if (!link || (link->rate && !link->unpaced)) {
 			bpf_qdisc_watchdog_schedule(sch, st->next_free, 0);
@@ -410,7 +410,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 		is = st->only_is;
 		skb = bpf_kptr_xchg(&st->only, NULL);
 	} else {
-		/* the earliest deadline may be so far away at most that real time goes first */
+		/* real time goes first if its earliest deadline is not after this */
 		spare = now + st->rt_time + st->slack;
 		be_first = !fallback && st->stats.be_queued;
 
@@ -455,7 +455,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 		st->service = max(st->service, is.key);
 	}
 	if (fallback) {
-		/* not paced, so nothing adds up for when it is again */
+		/* not paced: no time is owed or saved up for when pacing starts again */
 		st->stats.fallback_packets++;
 		st->next_free = now + is.tx;
 	} else {
@@ -466,7 +466,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	return skb;
 }
 
-/* One link more or less has the qdisc. */
+/* Changes the number of links that have the qdisc. */
 static __always_inline void count_user(s64 by)
 {
 	u32 zero = 0;
@@ -484,7 +484,7 @@ int BPF_PROG(edf_init, struct Qdisc *sch, struct nlattr *opt, struct netlink_ext
 	struct link_state *st;
 	u32 *slot;
 
-	/* the kernel destroys what could not be initialised: it has no slot then */
+	/* if this fails the kernel calls edf_destroy: the qdisc has no slot then */
 	if (sch->parent != TC_H_ROOT)
 		return -EOPNOTSUPP;
 	if (dev->type != ARPHRD_ETHER)
@@ -534,7 +534,7 @@ void BPF_PROG(edf_reset, struct Qdisc *sch)
 		bpf_spin_unlock(&st->lock);
 		if (!node)
 			break;
-		/* the packet's skb goes with it */
+		/* this frees the packet's skb, too */
 		bpf_obj_drop_impl(container_of(node, struct packet, node), NULL);
 	}
 	bpf_for(i, 0, FLOWS)

@@ -1,28 +1,29 @@
-//! Channels in the form that the kernel half looks them up by, and back.
+//! Converts channels to and from the form in which the kernel half looks them up.
 //!
-//! A *shape* is the set of fields that a channel looks at: how much of each address, which ports, whether the
-//! protocol. The kernel half looks a packet up once for each shape that the link's channels have, the most
-//! specific first, so what a packet costs depends on the number of shapes and not on that of channels.
+//! A *shape* is the set of fields that a channel compares: the prefix length of each address, which ports, and whether
+//! the protocol. The kernel half looks a packet up once for each shape of the link's channels, the most specific first,
+//! so the cost of a packet depends on the number of shapes and not on that of channels.
 //!
-//! A shape's tag says all of it (but for the IP version, which stands beside it), so that a channel is read back
+//! A shape's tag describes all of it (except the IP version, which is stored beside it), so a channel can be read back
 //! from what the kernel half uses.
 use super::types;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use teiji_model::policy::Endpoint;
 use teiji_model::queue::{Channel, MAX_SHAPES};
 
-/// Bits of a tag: the prefixes' lengths are in the first two bytes.
+/// Bits of a tag: the prefix lengths are in the lowest two bytes.
 const FROM_PORT: u32 = 1 << 16;
 const TO_PORT: u32 = 1 << 17;
 const PROTO: u32 = 1 << 18;
-/// So that no tag is 0.
+/// Set in every tag, so that none is 0.
 const TAG: u32 = 1 << 31;
 
-/// What a channel's packets look like, for each IP version that it is for: the fields that it looks at, and what
-/// they hold. `generation` is the id of the link's settings.
+/// The packets of a channel, for each IP version that it applies to: the fields that are compared, and their values.
+/// `generation` is the id of the link's settings.
 ///
 /// # Errors
-/// If the ends are of different versions, or a prefix is longer than the address or shorter than what it says.
+/// If the two endpoints have different IP versions, a prefix is longer than the address, or the address has bits
+/// beyond its prefix.
 pub(super) fn entries(
     channel: &Channel,
     generation: u32,
@@ -32,7 +33,7 @@ pub(super) fn entries(
     if let Some(e) = ends.into_iter().flatten().find(|e| e.prefix > widest(e)) {
         return Err(format!("{}/{} has a prefix longer than {}", e.address, e.prefix, widest(e)));
     }
-    // Read back they would be missing.
+    // These bits would be missing when the channel is read back.
     let beyond = |e: &&Endpoint| (0..4).any(|i| words(e.address)[i] & !mask(e.prefix)[i] != 0);
     if let Some(e) = ends.into_iter().flatten().find(beyond) {
         return Err(format!("{}/{} has bits beyond its prefix, which have to be 0", e.address, e.prefix));
@@ -125,7 +126,7 @@ pub(super) fn ends(key: &types::match_key) -> (Option<Endpoint>, Option<Endpoint
 pub(super) struct Shapes(Vec<types::shape>);
 
 impl Shapes {
-    /// Adds a shape, if it is not there yet; what is wrong if there are too many.
+    /// Adds a shape if it is not there yet. The error says what is wrong if there are too many.
     pub(super) fn add(&mut self, shape: types::shape) -> Result<(), String> {
         if self.0.iter().any(|s| s.tag == shape.tag && s.version == shape.version) {
             return Ok(());
@@ -142,7 +143,7 @@ impl Shapes {
 
     /// How many there are, and as the kernel half has them.
     pub(super) fn in_kernel(mut self) -> (u32, [types::shape; MAX_SHAPES]) {
-        // What comes second does not depend on the order in which the channels were added.
+        // The order of equally specific shapes does not depend on the order in which the channels were added.
         self.0.sort_by_key(|s| (std::cmp::Reverse(fields(s)), s.tag, s.version));
         let mut all = [types::shape::default(); MAX_SHAPES];
         all[..self.0.len()].copy_from_slice(&self.0);
@@ -150,7 +151,7 @@ impl Shapes {
     }
 }
 
-/// How many bits a shape looks at.
+/// How many bits a shape compares.
 fn fields(s: &types::shape) -> u32 {
     s.src.iter().chain(&s.dst).map(|w| w.count_ones()).sum::<u32>()
         + s.sport.count_ones()
@@ -166,7 +167,7 @@ fn mask(prefix: u8) -> [u32; 4] {
     })
 }
 
-/// An address as it lies in a packet.
+/// An address as it is laid out in a packet.
 fn words(address: IpAddr) -> [u32; 4] {
     let mut octets = [0u8; 16];
     match address {
@@ -178,7 +179,7 @@ fn words(address: IpAddr) -> [u32; 4] {
     })
 }
 
-/// The address that lies so in a packet.
+/// The address with this layout in a packet.
 fn address(words: [u32; 4], v4: bool) -> IpAddr {
     if v4 {
         return Ipv4Addr::from(words[0].to_ne_bytes()).into();

@@ -1,16 +1,17 @@
-//! Links by their slots: what their qdiscs look up, and how it is replaced.
+//! Links and their slots: the settings and state that a link's qdisc looks up, and how these are replaced.
 //!
 //! ```text
 //!  free ──(state zeroed, settings written, named in `slots`)──► given to a link ◄──(init, destroy)──► a qdisc has it
 //!   ▲                                                             │
 //!   └────────────────(removed from `slots`)───────────────────────┘
 //! ```
-//! A slot has a ring of settings, of which `current` names one. The next one is written, and then `current`: programs see
-//! the former or the new ones whole, and so does whoever comes after a writer that was killed. A program that has looked
-//! up the former ones may go on reading them: they are written again by the fourth change from now, and whoever changes
-//! settings waits for all programs ([`wait_for_programs`]) before he lets another do so.
+//! A slot has a ring of settings, and `current` says which of them are in use. The next place is written first, and
+//! then `current`: programs see either the former or the new settings, never a mixture, even if the writer is killed.
+//! A program that has looked up the former settings may continue to read them: their place is written again only by
+//! the fourth change from now, and each writer waits for all programs ([`wait_for_programs`]) before it lets another
+//! process write.
 //!
-//! All that writes is to be called by one process at a time (`pins::Pins::lock`).
+//! Only one process at a time may call the functions that write (`pins::Pins::lock`).
 use super::maps::{Map, wait_for_programs};
 use super::pins::Pins;
 use super::types;
@@ -32,7 +33,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The pinned ones.
+    /// Opens the pinned maps.
     pub(super) fn open(pins: &Pins) -> Result<Slots, Error> {
         let map = |name| Map::open(&pins.current(name), name);
         Ok(Slots {
@@ -64,13 +65,13 @@ impl Slots {
         Ok(None)
     }
 
-    /// A slot's settings that count.
+    /// The settings of a slot that are in use.
     pub(super) fn settings(&self, slot: u32) -> Result<types::link_settings, Error> {
         let at = slot * SETTINGS_PER_LINK + self.current(slot)?;
         Ok(value_of(&self.settings.get(&at.to_ne_bytes())?.unwrap_or_default()))
     }
 
-    /// Replaces a slot's settings, at once. The caller waits for the programs before he unlocks the pins.
+    /// Replaces a slot's settings at once. The caller has to wait for the programs before it unlocks the pins.
     pub(super) fn put(&self, slot: u32, settings: &types::link_settings) -> Result<(), Error> {
         let next = (self.current(slot)? + 1) % SETTINGS_PER_LINK;
         let at = slot * SETTINGS_PER_LINK + next;
@@ -78,7 +79,7 @@ impl Slots {
         self.current.put(&slot.to_ne_bytes(), &next.to_ne_bytes())
     }
 
-    /// Gives a free slot to a link. Packets that its state still held are freed.
+    /// Gives a free slot to a link. Packets that the slot's state still holds are freed.
     pub(super) fn give(
         &self,
         slot: u32,
@@ -90,13 +91,13 @@ impl Slots {
         self.slots.put(bytes_of(key), &slot.to_ne_bytes())
     }
 
-    /// Takes the slots of links that no qdisc has from them.
+    /// Takes the slots away from these links, unless a qdisc has them.
     pub(super) fn take(&self, links: &[(types::link_key, u32)]) -> Result<(), Error> {
         for (key, _) in links {
             self.slots.delete(bytes_of(key))?;
         }
         wait_for_programs();
-        // A qdisc that was made meanwhile keeps it.
+        // A qdisc that was created meanwhile keeps its slot.
         for (key, slot) in links {
             if self.owner(*slot)? != 0 {
                 self.slots.put(bytes_of(key), &slot.to_ne_bytes())?;
@@ -111,7 +112,7 @@ impl Slots {
         Ok(value_of(bytes.get(offset_of!(types::link_state, owner)..).unwrap_or_default()))
     }
 
-    /// What has become of a slot's packets.
+    /// The packet statistics of a slot.
     pub(super) fn stats(&self, slot: u32) -> Result<types::link_stats, Error> {
         let bytes = self.states.get(&slot.to_ne_bytes())?.unwrap_or_default();
         Ok(value_of(bytes.get(offset_of!(types::link_state, stats)..).unwrap_or_default()))

@@ -1,4 +1,4 @@
-//! What has become of packets, as the kernel half counts it.
+//! Packet statistics, as the kernel half counts them.
 use super::types;
 use teiji_model::status::{ChannelStats, LinkStats};
 

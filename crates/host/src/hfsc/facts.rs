@@ -1,5 +1,5 @@
-//! What a tree of qdiscs, classes and filters is, as far as it is teiji's to say: the same whether it is taken from the
-//! requests that make it or from what the kernel lists.
+//! The facts of a tree of qdiscs, classes and filters that teiji sets: they are the same whether they are taken from
+//! the requests that make the tree or from what the kernel lists.
 
 use super::filter::{CLASSID, IP_PROTO, IPV4_SRC, IPV6_SRC, PORTS, VLAN_ETH_TYPE};
 use super::tree::{Part, TCA_HFSC_FSC, TCA_HFSC_RSC, Tree};
@@ -21,14 +21,14 @@ pub(super) struct Fact {
     /// `htb`, `hfsc`, `flower`, … with its terminating 0.
     kind: Vec<u8>,
     parent: u32,
-    /// 0 if the kernel has chosen it.
+    /// 0 if the kernel chose it.
     handle: u32,
     info: u32,
-    /// Attributes that say what it does.
+    /// Attributes that define what it does.
     options: BTreeMap<u16, Vec<u8>>,
 }
 
-/// What the requests make.
+/// The facts of the tree that the requests make.
 pub(super) fn wanted(tree: &Tree, parts: &[Part]) -> BTreeSet<Fact> {
     let of = |(_, request): &Part| {
         let body = [&request.head[..], &request.attributes].concat();
@@ -37,7 +37,7 @@ pub(super) fn wanted(tree: &Tree, parts: &[Part]) -> BTreeSet<Fact> {
     parts.iter().filter_map(of).collect()
 }
 
-/// What the kernel lists of a tree with this handle.
+/// The facts of the tree with this handle that the kernel lists.
 ///
 /// # Errors
 /// What the kernel answers.
@@ -56,7 +56,7 @@ pub(super) fn present(tree: &Tree, rtnl: &mut Rtnl, ifindex: u32) -> nix::Result
     Ok(all)
 }
 
-/// What a message is about, if it is part of a tree with these handles.
+/// The fact in a message, if it belongs to a tree with these handles.
 fn fact(tree: &Tree, what: u16, body: &[u8]) -> Option<Fact> {
     let (handle, parent, info) = (u32_at(body, 8)?, u32_at(body, 12)?, u32_at(body, 16)?);
     let all = attributes(body.get(TCMSG..)?);
@@ -84,7 +84,7 @@ fn fact(tree: &Tree, what: u16, body: &[u8]) -> Option<Fact> {
             _ => {}
         }
     } else if what == libc::RTM_NEWTCLASS {
-        // HFSC lists itself as a class, and other qdiscs their queues.
+        // HFSC lists itself as a class, and other qdiscs list their queues as classes.
         if !own(handle) || handle & 0xffff == 0 {
             return None;
         }
@@ -100,12 +100,12 @@ fn fact(tree: &Tree, what: u16, body: &[u8]) -> Option<Fact> {
             fact.options = picked(&[TCA_HFSC_RSC, TCA_HFSC_FSC], options);
         }
     } else {
-        // One that leads nowhere is the head of a list.
+        // An entry without a handle is the head of a list.
         if handle == 0 {
             return None;
         }
         fact.info = info;
-        // The list says the frame's own type; kernels differ in what they list of it where there is a VLAN tag.
+        // The protocol of the list already has the frame's type; kernels differ in what they return for VLAN tags.
         let mut ids = vec![CLASSID, IP_PROTO, VLAN_ETH_TYPE];
         ids.extend((IPV4_SRC..IPV4_SRC + 4).chain(IPV6_SRC..IPV6_SRC + 4));
         ids.extend(PORTS.iter().flat_map(|(_, ids)| ids));

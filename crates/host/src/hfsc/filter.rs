@@ -1,8 +1,9 @@
-//! Which packets are a channel's, as filters of the kernel's `flower` (net/sched/cls_flower.c).
+//! The packets of each channel, as filters of the kernel's `flower` (net/sched/cls_flower.c).
 //!
-//! The most specific channel has a packet, as in teiji's own queue: flower tries masks in the order in which they came.
-//! There is one list of filters for IPv4, one for IPv6 and one for both within a VLAN tag. Ports have a meaning with TCP,
-//! UDP and SCTP only, so that a channel with ports and without a protocol is a filter for each of the three.
+//! A packet belongs to the most specific channel that matches, as in teiji's own queue: flower tries masks in the
+//! order in which they were added. There is one list of filters for IPv4, one for IPv6 and one for both within a VLAN
+//! tag. Ports exist only with TCP, UDP and SCTP, so a channel with ports and without a protocol becomes one filter for
+//! each of these.
 
 use super::tree::{FIRST, Part, head, named};
 use crate::rtnl::{Request, TCA_OPTIONS, attribute};
@@ -18,7 +19,7 @@ pub(super) const IPV4_SRC: u16 = 10;
 pub(super) const IPV6_SRC: u16 = 14;
 const FLAGS: u16 = 22;
 pub(super) const VLAN_ETH_TYPE: u16 = 25;
-/// `TCA_CLS_FLAGS_SKIP_HW`: NICs do not send by these.
+/// `TCA_CLS_FLAGS_SKIP_HW`: the filters are not offloaded to the NIC.
 const SKIP_HW: u32 = 1;
 
 /// Protocol number, then the attributes of the sender's port, its mask, the receiver's port, its mask.
@@ -29,15 +30,15 @@ const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const VLAN: u16 = 0x8100;
 
-/// One filter: its list, and its attributes but for the class.
+/// One filter: its list, and its attributes except the class.
 type Key = (u16, Vec<u8>);
 
 /// The filters of all channels.
 ///
 /// # Errors
-/// Which channel has ends that no filter can tell.
+/// The channel whose endpoints no filter can match.
 pub(super) fn parts(keeps: &Deadlines, inner: u32, ifindex: u32) -> Result<Vec<Part>, String> {
-    // By how many bits they look at, then in the order of names.
+    // Sorted by the number of bits that they compare, then by name.
     let mut order: Vec<(u32, &String, &Channel)> =
         (FIRST..).zip(&keeps.channels).map(|(n, (name, channel))| (n, name, channel)).collect();
     order.sort_by_key(|(_, _, channel)| std::cmp::Reverse(bits(channel)));
@@ -45,7 +46,7 @@ pub(super) fn parts(keeps: &Deadlines, inner: u32, ifindex: u32) -> Result<Vec<P
     let mut parts = Vec::new();
     for (n, name, channel) in order {
         for key in keys(channel).map_err(|why| format!("channel `{name}` {why}"))? {
-            // One with a protocol comes before one that is for any, and has those packets.
+            // A channel with a protocol comes before one for any protocol, and gets the packets of its protocol.
             if !known.insert(key.clone()) {
                 continue;
             }
@@ -80,7 +81,7 @@ fn info(list: u16) -> u32 {
     priority << 16 | u32::from(list.to_be())
 }
 
-/// How many bits a channel looks at.
+/// How many bits a channel compares.
 fn bits(channel: &Channel) -> u32 {
     let end = |e: &Option<teiji_model::policy::Endpoint>| {
         e.as_ref().map_or(0, |e| u32::from(e.prefix) + if e.port.is_some() { 16 } else { 0 })
@@ -145,7 +146,7 @@ fn fields(channel: &Channel, v4: bool, proto: Option<u8>) -> Vec<u8> {
     keys
 }
 
-/// The first `prefix` bits of so many bytes.
+/// A mask of the first `prefix` bits, of this many bytes.
 fn mask(prefix: u8, bytes: usize) -> Vec<u8> {
     let here = |i: usize| usize::from(prefix).saturating_sub(8 * i).min(8) as u32;
     (0..bytes).map(|i| u8::MAX.checked_shl(8 - here(i)).unwrap_or(0)).collect()

@@ -1,23 +1,23 @@
-//! Channels with deadlines kept by the kernel's own HFSC, for kernels without BPF qdiscs. No agent is needed: the kernel
-//! keeps them.
+//! Channels with deadlines kept by the kernel's own HFSC, for kernels without BPF qdiscs. No agent is needed: the
+//! kernel keeps them.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | `tree` | the qdiscs and classes that channels become |
-//! | `filter` | the filters that tell their packets |
-//! | `facts` | whether what the kernel has is just that |
-//! | `notes` | what the kernel cannot tell: the channels' names, exact deadlines and bursts |
+//! | `filter` | the filters that classify their packets |
+//! | `facts` | compares a tree with what the kernel lists |
+//! | `notes` | what the kernel does not store: the channels' names, exact deadlines and bursts |
 //!
-//! A tree is made by requests that go to the kernel together, in one system call that no signal interrupts, so that
-//! whoever is killed leaves the former root or the wanted one:
+//! A tree is made by requests that go to the kernel together, in one system call that no signal interrupts. So a
+//! process that is killed leaves either the former root or the wanted one:
 //!
 //! ```text
 //!  rehearsed in a network namespace of its own (loads modules, shows refusals)
 //!    └─► note of the wanted tree written beside that of the present one ──► one sendmsg: root, classes, filters
 //!                                                                              └─ refused after all: the former root again
 //! ```
-//! A tree's handle says which note is its. If the note and what the kernel has agree, that is what the link keeps;
-//! otherwise somebody has changed it, and it is a qdisc like any other.
+//! The handle of a tree says which note belongs to it. If the note agrees with what the kernel lists, the link keeps
+//! the channels of the note; otherwise somebody has changed the tree, and it is treated like any other qdisc.
 
 mod facts;
 mod filter;
@@ -39,7 +39,7 @@ use tree::{OUTER, Part, Tree};
 
 pub use tree::CurveOf;
 
-/// Kinds of the best-effort class's qdisc, the better first; the last is always there.
+/// Kinds of qdisc for the best-effort class, the better one first; the last one always exists.
 const LEAVES: [&str; 2] = ["fq_codel", "pfifo"];
 /// The index of `lo`, which each network namespace has.
 const LOOPBACK: u32 = 1;
@@ -53,13 +53,14 @@ pub struct Hfsc {
 }
 
 impl Hfsc {
-    /// Whose notes lie in `notes`: the state directory. `settings` are those of the same host. `curve` tells what HFSC has
-    /// to be told of a channel: admission has counted with just that.
+    /// `notes` is the folder of the notes: the state directory. `settings` are those of the same host. `curve` returns
+    /// the parameters of HFSC for a channel, exactly those that admission has calculated with.
     pub fn new(settings: Settings, notes: &Path, curve: CurveOf) -> Self {
         Hfsc { settings, notes: notes.to_owned(), curve }
     }
 
-    /// What the root qdisc of a device is, if it has teiji's handle: its channels, or a qdisc that somebody has changed.
+    /// What the root qdisc of a device is, if it has teiji's handle: its channels, or a qdisc that somebody has
+    /// changed.
     ///
     /// # Errors
     /// If the kernel does not tell, or the notes cannot be read.
@@ -90,10 +91,10 @@ impl Hfsc {
         Ok(all.into_iter().filter(|(_, qdiscs)| own(qdiscs)).map(|(index, _)| index).collect())
     }
 
-    /// Makes the channels those of a device. What waits in its queue is lost.
+    /// Gives a device these channels. Packets that wait in its queue are lost.
     ///
     /// # Errors
-    /// If HFSC cannot keep them or the kernel refuses them; then the former root is there (again).
+    /// If HFSC cannot keep them or the kernel refuses them; the device then has the former root (again).
     pub fn write(&self, device: &Device, wanted: &Deadlines) -> Result<(), ResourceError> {
         let refused = |why: String| ResourceError::Refused(says(device, &why));
         let failed = |e: Errno| refused(describe(e));
@@ -119,10 +120,10 @@ impl Hfsc {
         }
     }
 
-    /// Forgets what a device kept, once it has another root.
+    /// Removes the notes of a device that has another root.
     ///
     /// # Errors
-    /// If the note cannot be removed. It then says nothing, for no root has its handle.
+    /// If the note cannot be removed. It then has no effect, as no root has its handle.
     pub fn forget(&self, device: &Device) -> Result<(), String> {
         self.notes(device).remove()
     }
@@ -140,11 +141,11 @@ impl Hfsc {
     ) -> Result<(), String> {
         match (former, noted) {
             (Value::Queue(Queue::Deadlines(keeps)), [tree, ..]) => {
-                // Nothing of it may have been carried out.
+                // Perhaps none of the requests was carried out.
                 if self.read(device) == Ok(Some(Queue::Deadlines(keeps.clone()))) {
                     return Ok(());
                 }
-                // The same handle must not be there for it to be made anew.
+                // To make the former tree again, its handle must not be in use.
                 let _ = rtnl.delete_root(device.index);
                 send(rtnl, &tree.parts(device.index, self.curve)?)
             }
@@ -164,17 +165,17 @@ fn root_of<'a>(mut qdiscs: impl Iterator<Item = &'a Qdisc>) -> Option<&'a Qdisc>
     qdiscs.find(|q| q.parent == ROOT).filter(|q| OUTER.contains(&((q.handle >> 16) as u16)))
 }
 
-/// The tree with the best leaf that this kernel takes, made for trial where it is in nobody's way: the kernel's modules
-/// are then loaded, and what it refuses is known.
+/// The tree with the best leaf that this kernel accepts. It is made once in a separate network namespace: this loads
+/// the kernel modules and shows what the kernel refuses.
 ///
 /// # Errors
-/// What the kernel refuses, or that it could not be tried.
+/// If the kernel refuses the tree, or it could not be tried.
 fn rehearsed(with: impl Fn(&str) -> Tree, curve: CurveOf) -> Result<Tree, String> {
     let mut said = String::new();
     for leaf in LEAVES {
         let tree = with(leaf);
         let parts = tree.parts(LOOPBACK, curve)?;
-        // A thread of its own, for it goes to a namespace that ends with it.
+        // A separate thread, because it enters a namespace that ends with the thread.
         let tried = std::thread::scope(|scope| {
             let trial = scope.spawn(|| {
                 unshare(CloneFlags::CLONE_NEWNET)

@@ -1,4 +1,5 @@
-//! What the trees of a device keep, in a file: the present one's, and while it changes the next one's as well.
+//! The channels of a device's trees, in a file: those of the present tree, and during a change those of the next one,
+//! too.
 
 use super::tree::Tree;
 use std::fs::{File, OpenOptions};
@@ -17,23 +18,23 @@ impl Notes {
         Notes { dir: dir.to_owned(), path: dir.join(format!("hfsc-{index}.json")) }
     }
 
-    /// By handle; none if there is no such file, or if it was not written by this version.
+    /// Notes by handle; empty if there is no such file, or if this version did not write it.
     ///
     /// # Errors
     /// If the file cannot be read.
     pub fn read(&self) -> Result<Vec<Tree>, String> {
         match std::fs::read(&self.path) {
-            // What it does not say cannot agree with the kernel.
+            // A note that is missing cannot agree with the kernel.
             Ok(text) => Ok(serde_json::from_slice(&text).unwrap_or_default()),
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(Vec::new()),
             Err(e) => Err(self.failed("read", &e)),
         }
     }
 
-    /// Puts these in the place of the former ones; they are on the disk when it returns.
+    /// Replaces the former notes by these; they are on the disk when it returns.
     ///
     /// # Errors
-    /// If the file cannot be written; the former one is then there.
+    /// If the file cannot be written; the former one then still exists.
     pub fn write(&self, trees: &[Tree]) -> Result<(), String> {
         let text = serde_json::to_vec(trees).map_err(|e| e.to_string())?;
         let new = self.path.with_extension("new");

@@ -8,11 +8,11 @@
 //!       ├─ INNER:10    channel: its curve, and its rate of what is left ──── pfifo
 //!       └─ INNER:11    …
 //! ```
-//! HFSC alone would not do: what its real-time criterion sends is not paced, so that channels of which each may send at
-//! once would fill the device's own queue, where the most urgent packet waits behind all of them. HTB with a bucket of
-//! [`TIMER_ERROR`] hands over one packet at a time, but for what a late timer has missed. Every class has a share of
-//! link-sharing, so that HFSC always has a packet for HTB to take; what exceeds a channel's rate so is sent as its share
-//! of best effort.
+//! HFSC alone is not enough: packets that its real-time criterion sends are not paced, so channels that may all send
+//! at once would fill the device's own queue, where the most urgent packet waits behind all others. HTB with a bucket
+//! of [`TIMER_ERROR`] hands over one packet at a time, except to make up for a late timer. Every class has a share of
+//! link-sharing, so that HFSC always has a packet for HTB to take; packets that exceed a channel's rate are sent by
+//! this share.
 
 use super::filter;
 use crate::rtnl::{ROOT, Request, TCA_KIND, TCA_OPTIONS, TCMSG, attribute, tcmsg};
@@ -20,8 +20,9 @@ use serde::{Deserialize, Serialize};
 use teiji_model::queue::frame::{full, on_wire};
 use teiji_model::queue::{Channel, Curve, Deadlines, MIN_FRAME, OVERHEAD, TIMER_ERROR};
 
-/// Handles (major numbers) of the outer qdisc; the inner's is the next. Two, so that a change makes a new tree beside
-/// the old one and not within it, and so that a tree tells which of two values it is.
+/// Handles (major numbers) of the outer qdisc; that of the inner one is the next number. There are two, so that a
+/// change makes a new tree and does not modify the old one, and so that the handle says which of two notes belongs to
+/// a tree.
 pub(super) const OUTER: [u16; 2] = [0x7e13, 0x7e15];
 /// Minor number of the best-effort class, and of HTB's only one.
 const DEFAULT: u32 = 1;
@@ -43,13 +44,13 @@ const ETHERNET: u8 = 1;
 const HTB_VERSION: u32 = 3;
 /// The kernel counts burst in clock ticks of 2⁶ ns (`PSCHED_SHIFT`).
 const TICK_SHIFT: u32 = 6;
-/// Entries of the size table. What is longer the kernel puts together from parts of this size; twice as many would not
-/// fit an attribute.
+/// Entries of the size table. For longer packets the kernel adds up parts of this size; twice as many entries would not
+/// fit into an attribute.
 const SIZES: usize = 16_384;
-/// A frame's headers and framing, which parts of a segment may have more than their share.
+/// Headers and framing of one frame: a part of a long packet may contain more of these than its share.
 const ROUNDING: u32 = 200;
 
-/// A tree, but for the device.
+/// A tree, without its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tree {
     /// One of [`OUTER`].
@@ -58,14 +59,14 @@ pub(super) struct Tree {
     pub mtu: u32,
     /// Kind of the best-effort class's qdisc.
     pub leaf: String,
-    /// What it keeps.
+    /// The channels that it keeps.
     pub keeps: Deadlines,
 }
 
-/// What HFSC has to be told of a channel; `None` if it cannot be.
+/// The parameters of HFSC for a channel; `None` if HFSC cannot keep it.
 pub type CurveOf = fn(&Channel) -> Option<Curve>;
 
-/// A request, and what it makes, for people.
+/// A request, and a description for people of what it makes.
 pub(super) type Part = (String, Request);
 
 impl Tree {
@@ -77,10 +78,10 @@ impl Tree {
         u32::from(self.outer) << 16
     }
 
-    /// The requests that make it the device's root, whatever is there.
+    /// The requests that make it the device's root, in place of any other.
     ///
     /// # Errors
-    /// What of the channels HFSC cannot keep.
+    /// Which of the channels HFSC cannot keep, and why.
     pub fn parts(&self, ifindex: u32, curve: CurveOf) -> Result<Vec<Part>, String> {
         let (outer, inner) = (self.outer_handle(), self.inner());
         let qdisc = |what: &str, parent, handle, kind: &str, options: &[u8], more: &[u8]| {
@@ -124,7 +125,7 @@ impl Tree {
         Ok(parts)
     }
 
-    /// Share of what the channels leave: the rest of the link, at least a hundredth.
+    /// The rate of best effort: what the channels leave of the link, at least one hundredth of it.
     fn best_effort(&self) -> Vec<u8> {
         let reserved = self.keeps.channels.values().fold(0_u64, |sum, c| sum.saturating_add(c.rate));
         let rest = self.keeps.rate.saturating_sub(reserved).max(self.keeps.rate / 100) / 8;
@@ -132,14 +133,14 @@ impl Tree {
         attribute(TCA_HFSC_FSC, &service(Curve { m1: 0, d: 0, m2 }))
     }
 
-    /// What frames take on the wire, by their length with [`OVERHEAD`] (`__qdisc_calculate_pkt_len()`,
+    /// Bytes that frames take on the wire, by their length with [`OVERHEAD`] (`__qdisc_calculate_pkt_len()`,
     /// net/sched/sch_api.c).
     fn sizes(&self) -> Vec<u8> {
         let wire = |counted: usize| {
             let frame = u32::try_from(counted).unwrap_or(u32::MAX).saturating_sub(OVERHEAD).max(MIN_FRAME);
             on_wire(frame, self.mtu).saturating_add(OVERHEAD)
         };
-        // What is longer the kernel takes for so many times the last entry and one of the others.
+        // The kernel counts a longer packet as a multiple of the last entry plus one of the others.
         let part = (wire(9 * SIZES) - wire(SIZES)).div_ceil(8) + ROUNDING;
         let table = (0..SIZES).map(|n| if n + 1 == SIZES { part } else { wire(n) });
         let table = table.map(|bytes| u16::try_from(bytes).unwrap_or(u16::MAX));
@@ -170,7 +171,7 @@ fn service(curve: Curve) -> Vec<u8> {
     [curve.m1, curve.d, curve.m2].into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
-/// Packets that a channel's queue holds: twice its burst in the shortest frames.
+/// How many packets a channel's queue holds: twice its burst in the shortest frames.
 fn packets(burst: u64) -> u32 {
     let frames = burst / u64::from(MIN_FRAME + OVERHEAD) * 2;
     u32::try_from(frames).unwrap_or(u32::MAX).clamp(128, 65_536)
@@ -189,7 +190,7 @@ fn htb_class(rate: u64) -> Vec<u8> {
     spec.extend(u32::try_from(bytes).unwrap_or(u32::MAX).to_ne_bytes());
     let mut parms = [spec.clone(), spec].concat();
     let burst = (TIMER_ERROR >> TICK_SHIFT) as u32;
-    // The quantum is for sharing among classes, of which there is but one.
+    // The quantum is for sharing among classes; there is only one class.
     for word in [burst, burst, 16_384, 0, 0_u32] {
         parms.extend(word.to_ne_bytes());
     }

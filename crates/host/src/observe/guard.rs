@@ -1,11 +1,11 @@
-//! What keeps a real-time thread that never sleeps from starving the others of its CPU.
+//! What keeps a real-time thread that never sleeps from starving the other threads on its CPU.
 //!
 //! - Up to Linux 6.11 the throttling of real-time classes: `kernel.sched_rt_runtime_us` in each
 //!   `kernel.sched_rt_period_us` (Documentation/scheduler/sched-rt-group.rst).
 //! - From Linux 6.12 a deadline server for ordinary threads, whose time is in
 //!   `/sys/kernel/debug/sched/fair_server/cpu<n>/runtime` (kernel/sched/debug.c), by default 50 ms of each second. It
-//!   is on unless somebody switched it off there. Where debugfs cannot be read, the sysctl stands for it: who
-//!   switched that off meant both.
+//!   is on unless somebody has switched it off there. If debugfs cannot be read, the sysctl is used instead, on the
+//!   assumption that whoever switches off the sysctl switches off both.
 
 use crate::root::Root;
 use teiji_model::cpus::CpuSet;

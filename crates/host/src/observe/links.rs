@@ -1,12 +1,12 @@
-//! Network devices that packets leave the host by, their interrupts, and whose packets these are.
+//! Network devices that packets leave the host by, their interrupts, and whether guests' packets leave by them.
 //!
 //! A NIC is a network device with a piece of hardware (physical or emulated) behind it, which taps, bridges, bonds
 //! and lo do not have. Its interrupts are the device's message-signalled ones; those of a virtio NIC are its bus
 //! device's. A device without such interrupts is looked for by its name in `/proc/interrupts`.
 //!
-//! Guests' packets leave by taps, by the ports of a bridge that has one, and by what such ports are made of: the NICs of
-//! a bond, the NIC below a VLAN. Whose taps these are is not asked: what a process says of its descriptors proves
-//! nothing, for a tap of another network namespace may have the same name.
+//! Guests' packets leave by taps, by the ports of a bridge that has a tap, and by the devices below such ports: the
+//! NICs of a bond, the NIC below a VLAN. All taps count, whichever process they belong to: what a process says about
+//! its descriptors proves nothing, as a tap of another network namespace may have the same name.
 
 use crate::net;
 use crate::resource::Devices;
@@ -18,9 +18,9 @@ use teiji_model::plan::{LinkKind, ObservedLink};
 
 /// `ARPHRD_ETHER` of linux/if_arp.h.
 const ETHERNET: u64 = 1;
-/// What a device says whose speed nobody knows (`SPEED_UNKNOWN`), where the driver takes it for a number.
+/// The value that a device reports for an unknown speed (`SPEED_UNKNOWN`) if its driver treats that as a number.
 const UNKNOWN: u64 = 0xffff_ffff;
-/// Devices on one another that are followed up to a bridge: slave, bond, VLAN, bridge, and room.
+/// How many stacked devices are followed up to a bridge: slave, bond, VLAN, bridge, and some more.
 const DEPTH: usize = 6;
 
 /// Ethernet devices, by name: from the kernel's list of them, or where the kernel is not asked from sysfs.
@@ -83,7 +83,7 @@ impl Ethernet {
     fn observed(self, root: &Root, guests: &Guests, interrupts: &Interrupts<'_>) -> ObservedLink {
         let Ethernet { name, index, kind, mtu, .. } = self;
         let speed = || root.number(&format!("sys/class/net/{name}/speed"));
-        // What a virtual device says (a tap: 10 Mbit/s) is nobody's rate.
+        // The speed that a virtual device reports (a tap: 10 Mbit/s) is not a real rate.
         let speed = matches!(kind, LinkKind::Nic | LinkKind::Bond).then(speed).flatten();
         ObservedLink {
             irqs: if kind == LinkKind::Tap { Vec::new() } else { irqs(root, &name, interrupts) },

@@ -1,6 +1,6 @@
 //! Other programs that change the settings that teiji changes, and cpusets that limit them.
 //!
-//! Files of others are only searched for the words that matter; what they mean in full is theirs to say.
+//! Files of other programs are only searched for the relevant keywords, and not interpreted completely.
 
 use crate::cgroup::Hierarchy;
 use crate::root::Root;
@@ -66,13 +66,13 @@ fn daemons(root: &Root) -> Vec<Manager> {
 
 /// A VM that libvirt started, and whose threads it pins or schedules.
 ///
-/// The state of a running domain is in `/run/libvirt/qemu/<name>.xml`. libvirt changes a running VM's threads only
-/// when it is told to; at the VM's next start, though, it does what this says.
+/// The state of a running domain is in `/run/libvirt/qemu/<name>.xml`. libvirt changes the threads of a running VM only
+/// when it is told to, but at the next start of the VM it applies these settings.
 fn libvirt(root: &Root, vm: &ObservedVm) -> Option<Manager> {
     let name = &vm.vm.name;
     let sane = !name.contains('/') && !name.starts_with('.');
     let state = sane.then(|| root.text(&format!("run/libvirt/qemu/{name}.xml"))).flatten();
-    // A guest may be called like another's domain.
+    // A guest may have the same name as the domain of another VM.
     let state = state.filter(|xml| xml.contains(&format!(" pid='{}'", vm.vm.pid)));
     let name = printable(name);
     let Some(xml) = state else {

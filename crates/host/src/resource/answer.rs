@@ -1,4 +1,4 @@
-//! What the kernel's answers mean in the operator's words: the reason alone, for who asked knows what was tried.
+//! What the kernel's answers mean, in the operator's words: only the reason, as the caller knows what was tried.
 
 use nix::errno::Errno;
 use teiji_model::resource::ResourceError;
@@ -36,14 +36,13 @@ pub(super) fn not_permitted(errno: Errno, needs: &str) -> ResourceError {
     ResourceError::NotPermitted(format!("that needs {needs} ({errno:?}); run teiji as root"))
 }
 
-/// A file holds what teiji does not understand.
+/// A file has content that teiji does not understand.
 pub(super) fn unexpected(text: &str) -> ResourceError {
     let start: String = text.trim().chars().take(60).collect();
     unsupported(format!("this kernel answers `{start}`, which teiji does not understand"))
 }
 
-/// What an error number means where the resource has no meaning of its own for it; `gone` is what is not there if it is
-/// not there.
+/// What an error number means if the resource has no special meaning for it; `gone` names the thing that may be gone.
 pub(super) fn failed(errno: Errno, gone: &str) -> ResourceError {
     match errno {
         Errno::ESRCH | Errno::ENOENT | Errno::ENODEV => ResourceError::Gone(gone.to_owned()),

@@ -1,4 +1,5 @@
-//! What network devices' resources share: a socket of rtnetlink, what its errors mean, and lists of all devices.
+//! Shared by the resources of network devices: an rtnetlink socket, the meaning of its errors, and lists of all
+//! devices.
 
 use super::answer;
 use crate::root::Root;
@@ -14,7 +15,7 @@ const NOT_HERE: &str =
 
 /// A socket, if `device` is one of this machine's; it is then there.
 ///
-/// Its index decides: that does not change, and is not used again until the kernel has counted through all.
+/// The device is identified by its index, which does not change and is not reused until the kernel has used all others.
 pub(super) fn open(root: &Root, device: &Device) -> Result<Rtnl, ResourceError> {
     if !root.is_real() {
         return Err(answer::unsupported(NOT_HERE));
@@ -54,7 +55,7 @@ impl Devices {
         Devices { links: Some(links.map(by_index)), qdiscs: Some(qdiscs) }
     }
 
-    /// Those that the kernel lists; `None` if it was not asked or did not tell.
+    /// The devices that the kernel lists; `None` if it was not asked or returned an error.
     pub(crate) fn links(&self) -> Option<&BTreeMap<u32, Link>> {
         self.links.as_ref()?.as_ref().ok()
     }

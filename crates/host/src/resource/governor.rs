@@ -1,4 +1,4 @@
-//! What chooses the frequency of a group of CPUs: `/sys/devices/system/cpu/cpufreq/policy<n>/scaling_governor`
+//! The frequency governor of a group of CPUs: `/sys/devices/system/cpu/cpufreq/policy<n>/scaling_governor`
 //! (Documentation/admin-guide/pm/cpufreq.rst, drivers/cpufreq/cpufreq.c).
 
 use super::{Access, Facts, answer, file};
@@ -64,7 +64,7 @@ impl Access for Governor {
     }
 }
 
-/// Groups of CPUs that have one frequency, each by its number.
+/// Groups of CPUs with a common frequency, by their numbers.
 fn policies(root: &Root) -> Vec<u32> {
     let names = root.names(POLICIES);
     let mut all: Vec<u32> =
@@ -73,7 +73,7 @@ fn policies(root: &Root) -> Vec<u32> {
     all
 }
 
-/// The governors that there are, as the kernel lists them.
+/// The available governors, as the kernel lists them.
 fn available(root: &Root, policy: u32) -> String {
     let text =
         root.text(&format!("{POLICIES}/policy{policy}/scaling_available_governors")).unwrap_or_default();

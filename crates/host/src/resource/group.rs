@@ -6,8 +6,8 @@
 //! └── teiji                +cpu in cgroup.subtree_control
 //!     └── vm-<pid>         made for it; removed when it has left, and teiji with the last of them
 //! ```
-//! A controller that was switched on for the groups below one stays so: for groups whose weight and limit nobody
-//! set, it means equal shares among neighbours, and others may have begun to rely on it.
+//! A controller that was switched on for the children of a group stays on: for children whose weight and limit nobody
+//! set it means equal shares, and others may have begun to rely on it.
 //!
 //! All threads of a process move with it. A vhost worker that is a kernel thread is no thread of it and stays
 //! (before Linux 6.4).
@@ -65,7 +65,7 @@ fn present(root: &Root, hierarchy: &Hierarchy, task: Task) -> Result<String, Res
     let group = groups.next().ok_or_else(|| gone(task))?;
     if groups.next().is_some() {
         if falls_apart(root, task.id) {
-            // A move takes those of its threads along that are not ending yet.
+            // A move only takes those of its threads along that are not ending yet.
             return Err(gone(task));
         }
         return Err(answer::unsupported(

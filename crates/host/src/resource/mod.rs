@@ -1,8 +1,8 @@
-//! The resources of a host: observes, reads and changes them. Whether, what for and in which order is not decided here.
+//! The resources of a host: observes, reads and changes them. What is changed, and in which order, is not decided here.
 //!
-//! One file for each kind, which is one row of [`KINDS`]: what of the kind there is and what it is like ([`Access::observe`],
-//! which asks for all of a kind at once where the kernel has a list), reading and writing one, and what this host can do
-//! with the kind. What depends on what is in `teiji_model::resource::dependency`.
+//! Each kind has one file and one row of [`KINDS`]: which resources of the kind exist, with their values
+//! ([`Access::observe`], which reads all of a kind at once where the kernel has a list), reading and writing one, and
+//! what this host supports of the kind. The dependencies are in `teiji_model::resource::dependency`.
 //!
 //! | module | resource |
 //! | --- | --- |
@@ -11,7 +11,7 @@
 //! | `receive_cpus` | the CPUs that packets of a receive queue are handed to: `rps_cpus` |
 //! | `group` | which control group a process is in |
 //! | `group_weight`, `group_quota` | `cpu.weight` and `cpu.max` of a control group |
-//! | `governor` | what chooses the frequency of CPUs: `scaling_governor` |
+//! | `governor` | the frequency governor of CPUs: `scaling_governor` |
 //! | `halt_poll` | KVM's halt polling |
 //! | `cpu_latency` | the wake-up latency of a CPU's idle states |
 //! | `queue` | a device's root qdisc that is not teiji's |
@@ -23,13 +23,13 @@
 //! | `answer` | what the kernel's answers mean, in the operator's words |
 //! | `file` | reading and writing a kernel file by one system call |
 //!
-//! Each change is one system call that the kernel does wholly or not at all: whoever is killed meanwhile leaves
-//! the old value or the new one. The exception is moving a process into a group of teiji's own, which is made
-//! first, and taken away after the process has left: what may remain of it is an empty group, which
+//! Each change is one system call that the kernel carries out completely or not at all: a process that is killed
+//! meanwhile leaves the old value or the new one. The exception is a move of a process into one of teiji's own groups,
+//! which is made before the move, and removed after the process has left: an empty group may remain, which
 //! [`Settings::tidy`] removes.
 //!
-//! The kernel may make of a value something else than was asked for (it intersects CPUs with those that are
-//! online and in the cpuset): the caller reads back and compares.
+//! The kernel may store another value than the requested one (it intersects CPUs with those that are online and in the
+//! cpuset): the caller reads back and compares.
 
 mod answer;
 mod cpu_latency;
@@ -63,29 +63,29 @@ pub(crate) trait Access: Sync {
     /// Which.
     fn kind(&self) -> Kind;
 
-    /// Notes those that the VMs, devices and CPUs among the facts have, each with its value or why it has none or cannot
-    /// be changed. Takes time in proportion to how many there are.
+    /// Records the resources of the VMs, devices and CPUs among the facts, each with its value or the reason why it has
+    /// none or cannot be changed. Takes time linear in their number.
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources);
 
-    /// What one is now.
+    /// The present value of one resource.
     ///
     /// # Errors
     /// As [`Settings::read`].
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError>;
 
-    /// Makes one so.
+    /// Sets the value of one resource.
     ///
     /// # Errors
     /// As [`Settings::write`].
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError>;
 
-    /// Why one that can be read cannot be changed on this host. The kernel tells by a file that nobody may write, which
-    /// neither root nor `chmod` should get around.
+    /// Why a resource that can be read cannot be changed on this host. The kernel shows this by a file that nobody may
+    /// write; root should not circumvent that, not even by `chmod`.
     fn fixed(&self, _root: &Root, _resource: &Resource) -> Option<ResourceError> {
         None
     }
 
-    /// What this host can do with the kind, for `teiji doctor`; `None` where there is nothing to tell.
+    /// What this host supports of the kind, for `teiji doctor`; `None` if there is nothing to report.
     fn capability(&self, _root: &Root) -> Option<Capability> {
         None
     }
@@ -107,7 +107,7 @@ static KINDS: [&dyn Access; 12] = [
     &queue::Queue,
 ];
 
-/// What has been found out about a host before its resources are looked at.
+/// The facts of a host that are known before its resources are observed.
 pub(crate) struct Facts<'a> {
     pub root: &'a Root,
     /// Those online.
@@ -121,7 +121,7 @@ pub(crate) struct Facts<'a> {
 }
 
 impl Facts<'_> {
-    /// Notes what reading each of these gives.
+    /// Records the result of reading each of these.
     fn read_each(
         &self,
         access: &dyn Access,
@@ -168,8 +168,8 @@ impl Settings {
         Settings { root }
     }
 
-    /// What a resource is now. A root qdisc of teiji's is named as any other: what it keeps, its maps tell. Needs no
-    /// privilege but that of reading the file in question.
+    /// The present value of a resource. teiji's root qdisc is reported like any other: its channels are in its maps.
+    /// Needs no privilege but that of reading the file in question.
     ///
     /// # Errors
     /// [`ResourceError::Gone`] if the thread, interrupt or group is not there (any more), another if this host
@@ -178,8 +178,8 @@ impl Settings {
         access(resource.kind())?.read(&self.root, resource)
     }
 
-    /// Makes a resource so. What needs which privilege: threads `CAP_SYS_NICE`, devices
-    /// `CAP_NET_ADMIN`, the rest root's right to write the file.
+    /// Sets the value of a resource. Privileges: threads need `CAP_SYS_NICE`, devices `CAP_NET_ADMIN`, all others
+    /// root's permission to write the file.
     ///
     /// # Errors
     /// If the kernel refuses it, and then nothing has changed.
@@ -191,10 +191,10 @@ impl Settings {
         }
     }
 
-    /// Removes what changes that were interrupted, and VMs that have ended, left behind: empty groups of teiji's own.
+    /// Removes what interrupted changes and ended VMs left behind: empty groups of teiji's own.
     ///
-    /// That of a VM that is still ending cannot be removed yet. For who has the lock only: a group that another teiji is
-    /// about to use is empty as well.
+    /// The group of a VM that is still ending cannot be removed yet. To be called with the lock held: a group that
+    /// another teiji is about to use is empty as well.
     pub fn tidy(&self) {
         group::tidy(&self.root);
     }

@@ -1,8 +1,8 @@
 //! A device's root qdisc.
 //!
-//! A qdisc that somebody chose is put back as the kernel described it: most kinds take the options that they report.
-//! What classes, filters and inner qdiscs it had could not be put back, so that one which may have such is not read
-//! as a resource at all, and thus never replaced.
+//! A qdisc that somebody chose is restored as the kernel described it: most kinds accept the options that they report.
+//! Classes, filters and inner qdiscs could not be restored, so a qdisc that may have some is not read as a resource at
+//! all, and is never replaced.
 
 use super::device::{failed, open};
 use super::{Access, Facts, answer};
@@ -12,10 +12,10 @@ use nix::errno::Errno;
 use teiji_model::queue::{self, Device, Stock};
 use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
 
-/// Kinds that hold classes or other qdiscs, whose inner life the root's options do not tell.
+/// Kinds that have classes or other qdiscs, which the options of the root do not describe.
 const CLASSFUL: [&str; 13] =
     ["htb", "hfsc", "prio", "drr", "qfq", "ets", "cbs", "mqprio", "taprio", "multiq", "red", "tbf", "netem"];
-/// What a device has that was never up, and that the kernel does not list.
+/// The qdisc of a device that was never up; the kernel does not list it.
 const NOOP: &str = "noop";
 
 pub(super) struct Queue;
@@ -45,21 +45,21 @@ impl Access for Queue {
     }
 }
 
-/// What the root is, if all qdiscs of the device are these.
+/// The root qdisc, if these are all qdiscs of the device.
 fn present(all: &[Qdisc]) -> Result<Value, ResourceError> {
     if let Some(why) = irreplaceable(all) {
         return Err(answer::unsupported(why));
     }
     let stock = match all.iter().find(|q| q.parent == ROOT) {
         Some(q) if q.chosen() => Stock { kind: q.kind.clone(), chosen: true, options: q.options.clone() },
-        // What the kernel gives it, it gives it again; its options are not anybody's choice.
+        // The kernel's default, which the kernel sets again; nobody chose its options.
         Some(q) => Stock { kind: q.kind.clone(), chosen: false, options: Vec::new() },
         None => Stock { kind: NOOP.into(), chosen: false, options: Vec::new() },
     };
     Ok(Value::Queue(queue::Queue::Stock(Box::new(stock))))
 }
 
-/// Why the qdiscs of a device could not be put back, if so.
+/// Why the qdiscs of a device could not be restored, if that is so.
 fn irreplaceable(all: &[Qdisc]) -> Option<String> {
     let root = all.iter().find(|q| q.parent == ROOT && q.chosen());
     let inner = all.iter().find(|q| q.parent != ROOT && q.chosen() && !q.ingress());

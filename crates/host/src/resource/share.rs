@@ -1,9 +1,8 @@
 //! Files of a control group that share CPU time out (cgroup-v2.rst, "CPU Interface Files").
 //!
-//! A group has these files only if the group above hands the CPU controller on. Where it does not, the group gets
-//! what the defaults would give it, and so that is what is read; the controller is switched on when another value
-//! is written, from the root group down, and stays on. A group of teiji's own that is yet to be made has the
-//! defaults as well.
+//! A group has these files only if its parent enables the CPU controller for its children. Otherwise the group behaves
+//! as with the defaults, so these are read. When another value is written, the controller is switched on from the root
+//! group down, and stays on. One of teiji's own groups that does not exist yet also has the defaults.
 
 use super::{answer, file, group};
 use crate::cgroup::{self, Hierarchy};

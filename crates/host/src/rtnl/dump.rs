@@ -1,9 +1,10 @@
-//! A list that the kernel gives in several messages, whole or not at all.
+//! Reads a list that the kernel returns in several messages, completely or not at all.
 //!
-//! What is listed may change meanwhile, so that something is missing from the list or in it twice. Of some lists the kernel
-//! says so in a flag of a message (`NLM_F_DUMP_INTR`); of qdiscs it does not, and goes by the place in its table, where
-//! what follows a deleted device is one place earlier (`tc_dump_qdisc()`, net/sched/sch_api.c). A socket whose buffer is
-//! full loses messages (`ENOBUFS`, or `NLMSG_OVERRUN`). So a list is asked for until two in a row are of the same things.
+//! The listed objects may change meanwhile, so that one is missing from the list or in it twice. For some lists the
+//! kernel reports this by a flag in a message (`NLM_F_DUMP_INTR`), but not for qdiscs: there it continues at an index
+//! of its table, and the entries after a deleted device move down by one (`tc_dump_qdisc()`, net/sched/sch_api.c). A
+//! socket whose buffer is full loses messages (`ENOBUFS`, or `NLMSG_OVERRUN`). So a list is read until two in a row
+//! have the same entries.
 
 use super::message::{DUMP_INTR, each, errno_of};
 use nix::errno::Errno;
@@ -50,8 +51,8 @@ pub(super) fn whole(wire: &mut impl Wire) -> nix::Result<Vec<Vec<u8>>> {
     Err(why)
 }
 
-/// What tells a thing of a list from others: `struct tcmsg`, but for its last field, `tcm_info`. That is how many refer to a
-/// qdisc (`tc_fill_qdisc()`), and the attributes have counters: these change all the time.
+/// What tells a thing of a list from others: `struct tcmsg`, but for its last field, `tcm_info`. That is how many
+/// refer to a qdisc (`tc_fill_qdisc()`), and the attributes have counters: these change all the time.
 fn thing(body: &[u8]) -> &[u8] {
     body.get(..size_of::<[u32; 4]>()).unwrap_or(body)
 }
