@@ -186,6 +186,8 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
     add(format!("-drive if=none,id=root,format=raw,readonly=on,cache=unsafe,file={INSIDE}/lab/{IMAGE}"));
     add("-device virtio-blk-pci,drive=root,serial=root".into());
     add(format!("-serial file:{INSIDE}/run/console.log"));
+    // A machine that resets itself (a triple fault) ends without a word otherwise; into `qemu.log`.
+    add("-d cpu_reset".into());
     add("-device virtio-rng-pci".into());
     add(format!("-device virtio-serial-pci,max_ports={}", PORTS + 1));
     for n in 0..PORTS {
