@@ -40,6 +40,7 @@ mod initramfs;
 mod kernel;
 mod machine;
 mod patience;
+mod ports;
 mod priority;
 pub mod progress;
 mod proto;

@@ -1,0 +1,215 @@
+//! The ports to the lab host: which are free, and whether its agent answers.
+//!
+//! ```text
+//! free --(take)--> in use by a command --(give)--> free
+//!                          |
+//!                          +--(lose: it closed, or its command was never said to have ended)--> lost
+//! ```
+
+use std::{
+    fs::File,
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use crate::{
+    channel::LOOK,
+    error::{Doing, Error, Result},
+    machine::{Emulator, PORTS},
+    patience::Patience,
+    proto::{self, FromAgent, ToAgent},
+};
+
+/// How long the lab host's agent may take to start a command, and to say that one that was killed has ended: it does so
+/// at once unless the whole machine hangs.
+const GRACE: Duration = Duration::from_secs(60);
+/// How long a port of a lab host whose agent answers at another may take to answer before it is connected again.
+const REST: Duration = Duration::from_secs(1);
+/// How long it may take until an emulator that has closed its ports has ended.
+const END_GRACE: Duration = Duration::from_secs(2);
+pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn reach() -> String {
+    "reach the lab host's agent".to_owned()
+}
+
+/// Connects to port `n` of the emulator.
+fn connect(emulator: &Emulator, n: usize) -> Result<UnixStream> {
+    let folder = emulator.folder();
+    let dir = File::open(folder).doing(|| format!("open {}", folder.display()))?;
+    // By descriptor, as the path of a socket is limited to 107 bytes.
+    let path = format!("/proc/self/fd/{}/p{n}.sock", dir.as_raw_fd());
+    UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))
+}
+
+fn send_ping(port: &mut UnixStream) -> Result<()> {
+    proto::send(port, &ToAgent::Ping).doing(reach)
+}
+
+/// Reads the answer to a ping: the version of the agent's kernel.
+fn pong(port: &mut UnixStream) -> Result<String> {
+    port.set_read_timeout(Some(GRACE)).doing(reach)?;
+    let answer = proto::receive::<FromAgent>(port).doing(reach)?;
+    port.set_read_timeout(None).doing(reach)?;
+    match answer {
+        Some(FromAgent::Pong { version: proto::VERSION, kernel }) => Ok(kernel),
+        Some(FromAgent::Pong { version, .. }) => Err(Error::Protocol(format!(
+            "speaks version {version}, not {}: build teiji-lab again",
+            proto::VERSION
+        ))),
+        other => Err(Error::Protocol(format!("answered a ping with {other:?}"))),
+    }
+}
+
+/// The ports to the lab host that are free.
+pub(crate) struct Pool {
+    free: Mutex<Free>,
+    returned: Condvar,
+    pub(crate) emulator: Arc<Emulator>,
+    /// How long the agent may take for what it does at once unless the whole machine hangs.
+    pub(crate) grace: Duration,
+}
+
+#[derive(Default)]
+struct Free {
+    ports: Vec<UnixStream>,
+    /// How many are in use and may come back.
+    used: usize,
+    /// It answered neither a kill nor a ping: it will not do anything else.
+    hangs: bool,
+}
+
+impl Pool {
+    /// Connects to all ports of the emulator, whose sockets are in its folder.
+    pub(crate) fn connect(emulator: &Arc<Emulator>) -> Result<Pool> {
+        let ports = (0..PORTS).rev().map(|n| connect(emulator, n)).collect::<Result<_>>()?;
+        Ok(Pool::of(ports, emulator.clone(), GRACE))
+    }
+
+    pub(crate) fn of(ports: Vec<UnixStream>, emulator: Arc<Emulator>, grace: Duration) -> Pool {
+        let free = Mutex::new(Free { ports, ..Free::default() });
+        Pool { free, returned: Condvar::new(), emulator, grace }
+    }
+
+    /// Asks the agent whether it is there, by each port; fails if one does not answer in `limit` (see [`Patience`]).
+    /// Returns the version of its kernel and how many ports had to be connected again.
+    ///
+    /// The lab host's kernel is told by a message each which ports are connected. With QEMU 11.1 that of one port does not
+    /// arrive, at every boot, and the agent then waits for ever until its answer can be written there. (Probably it finds
+    /// no place: QEMU drops a message while the queue of 32 is full.) A new connection is a new message.
+    pub(crate) fn ping(&self, limit: Duration) -> Result<(String, usize)> {
+        let mut ports = std::mem::take(&mut lock(&self.free).ports);
+        let mut answer = None;
+        let mut again = 0;
+        // The first one used answers when the lab host has booted.
+        for (n, port) in ports.iter_mut().rev().enumerate() {
+            send_ping(port)?;
+            if n > 0 && !self.answers(port, REST)? {
+                *port = connect(&self.emulator, n)?;
+                // The first one may be lost, or answered too: the second answer is passed over when it comes.
+                send_ping(port)?;
+                again += 1;
+            }
+            if !self.answers(port, limit)? {
+                return Err(Error::Protocol(format!("did not answer at port {n} within {limit:?}")));
+            }
+            answer = Some(pong(port)?);
+        }
+        lock(&self.free).ports = ports;
+        answer.map(|kernel| (kernel, again)).ok_or_else(|| Error::Protocol("has no port".into()))
+    }
+
+    /// Whether something can be read from a port within `limit`.
+    fn answers(&self, port: &UnixStream, limit: Duration) -> Result<bool> {
+        let patience = Patience::begin(&self.emulator);
+        loop {
+            if readable(port, LOOK).doing(reach)? {
+                return Ok(true);
+            }
+            if patience.over(limit) {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Waits for a port that is free.
+    ///
+    /// # Errors
+    /// If none is left: each was lost with a command that the lab host did not answer. If it hangs.
+    pub(crate) fn take(&self) -> Result<UnixStream> {
+        let mut free = lock(&self.free);
+        loop {
+            if free.hangs {
+                return Err(Error::Host(format!("hangs: {}", self.emulator.last_words())));
+            }
+            if let Some(port) = free.ports.pop() {
+                free.used += 1;
+                return Ok(port);
+            }
+            if free.used == 0 {
+                return Err(self.gone("run a command", &"every port to it is lost"));
+            }
+            free = self.returned.wait(free).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub(crate) fn give(&self, port: UnixStream) {
+        let mut free = lock(&self.free);
+        free.used -= 1;
+        free.ports.push(port);
+        self.returned.notify_one();
+    }
+
+    pub(crate) fn lose(&self) {
+        lock(&self.free).used -= 1;
+        self.returned.notify_all();
+    }
+
+    /// Whether the agent answers at a port that is free; if none is, it is not asked. If it does not, every command from
+    /// now on is an error at once, and not after its limit.
+    pub(crate) fn hangs(&self) -> bool {
+        let Some(mut port) = lock(&self.free).ports.pop() else { return false };
+        let answers = send_ping(&mut port).is_ok()
+            && self.answers(&port, self.grace).unwrap_or(false)
+            && pong(&mut port).is_ok();
+        let mut free = lock(&self.free);
+        if answers {
+            free.ports.push(port);
+        } else {
+            free.hangs = true;
+        }
+        self.returned.notify_all();
+        !answers
+    }
+
+    /// What was being done when a port to the lab host closed.
+    pub(crate) fn gone(&self, doing: &str, why: &dyn std::fmt::Display) -> Error {
+        // Its ports close before its process can be waited for.
+        self.emulator.wait(END_GRACE);
+        Error::Host(format!("was lost: cannot {doing}: {why}; {}", self.emulator.last_words()))
+    }
+}
+
+/// Counts a port that is in use as lost, when it is dropped.
+pub(crate) struct Lost<'p>(pub(crate) &'p Pool);
+
+impl Drop for Lost<'_> {
+    fn drop(&mut self) {
+        self.0.lose();
+    }
+}
+
+/// Whether a port can be read, after waiting for that at most so long.
+fn readable(port: &UnixStream, limit: Duration) -> nix::Result<bool> {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
+    let mut fds = [PollFd::new(port.as_fd(), PollFlags::POLLIN)];
+    match poll(&mut fds, PollTimeout::try_from(limit.as_millis()).unwrap_or(PollTimeout::MAX)) {
+        Ok(n) => Ok(n > 0),
+        Err(nix::Error::EINTR) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
