@@ -108,7 +108,9 @@ impl<'h> Guest<'h> {
         loop {
             match Guest::boot(host, spec, number) {
                 // An emulated guest can hang as the lab host can.
-                Err(Error::Guest { why, .. }) if boots < BOOTS && why.starts_with(SILENT) => {
+                Err(Error::Guest { why, .. })
+                    if boots < BOOTS && why.starts_with(SILENT) && host.machine().emulator().running() =>
+                {
                     step.say(&format!("guest {} hangs: booting it again", spec.name));
                     boots += 1;
                 }

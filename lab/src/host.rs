@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
     thread,
@@ -132,7 +132,6 @@ pub struct Host {
     version: String,
     accelerated: bool,
     guests: AtomicU32,
-    lock: Mutex<Option<Lock>>,
 }
 
 /// A request that runs `sh` by the shell.
@@ -204,6 +203,7 @@ impl Host {
                 let _ = fs::remove_file(folder.join(format!("p{n}.sock")));
             }
         };
+        machine.emulator().is_up(lock);
         step.say("the lab host is up");
         Ok(Host {
             pool: Arc::new(pool),
@@ -212,7 +212,6 @@ impl Host {
             version,
             accelerated: accel == Accel::Kvm,
             guests: AtomicU32::new(0),
-            lock: Mutex::new(Some(lock)),
         })
     }
 
@@ -363,6 +362,7 @@ impl Host {
     /// [`Host::power_off`] where others still refer to it: no command can be run in it from then on, and another lab host
     /// may boot.
     pub fn end(&self) {
+        self.machine.emulator().may_end();
         // The port closes while this runs: there is no answer.
         if let Ok(child) = self.spawn("sync; echo o > /proc/sysrq-trigger") {
             let emulator = self.machine.emulator();
@@ -371,7 +371,6 @@ impl Host {
             drop(child);
         }
         self.machine.kill();
-        *self.lock.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
     process::{ExitStatus, Stdio},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
         mpsc,
     },
     thread,
@@ -18,6 +18,7 @@ use std::{
 };
 
 use crate::{
+    cache::Lock,
     confine::{Confine, INSIDE},
     error::{Doing, Error, Result},
     host::{Mode, Spec},
@@ -46,6 +47,14 @@ pub(crate) struct Machine {
     waiter: Option<thread::JoinHandle<()>>,
 }
 
+/// Emulators of this process that failed: see [`Emulator::has_failed`].
+static FAILED: AtomicU32 = AtomicU32::new(0);
+
+/// How many emulators of this process have failed after their machine had come up.
+pub(crate) fn failed() -> u32 {
+    FAILED.load(Ordering::Relaxed)
+}
+
 /// The emulator's process, for those who wait for what runs in it.
 pub(crate) struct Emulator {
     pid: u32,
@@ -53,7 +62,11 @@ pub(crate) struct Emulator {
     folder: PathBuf,
     ended: Mutex<Option<io::Result<ExitStatus>>>,
     changed: Condvar,
+    /// It has been asked to end.
+    ending: AtomicBool,
     kill: AtomicBool,
+    /// Held from when the machine is up until the emulator has ended.
+    lock: Mutex<Option<Lock>>,
 }
 
 impl Emulator {
@@ -63,7 +76,9 @@ impl Emulator {
             folder: folder.to_owned(),
             ended: Mutex::default(),
             changed: Condvar::new(),
+            ending: AtomicBool::new(false),
             kill: AtomicBool::new(false),
+            lock: Mutex::default(),
         }
     }
 
@@ -83,8 +98,35 @@ impl Emulator {
 
     /// Notes how.
     pub(crate) fn has_ended(&self, how: io::Result<ExitStatus>) {
-        *self.ended() = Some(how);
+        // Whoever sees that it has ended sees whether it failed.
+        let mut ended = self.ended();
+        if self.lock().take().is_some() && self.has_failed() {
+            FAILED.fetch_add(1, Ordering::Relaxed);
+        }
+        *ended = Some(how);
         self.changed.notify_all();
+    }
+
+    /// Whether its end, which has come, is a fault of the emulator: nobody asked for it, and the kernel in it did not panic.
+    fn has_failed(&self) -> bool {
+        let console = fs::read(self.folder.join("console.log")).unwrap_or_default();
+        !self.ending.load(Ordering::Relaxed) && !String::from_utf8_lossy(&console).contains("Kernel panic")
+    }
+
+    /// Its end is no fault from now on.
+    pub(crate) fn may_end(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+    }
+
+    /// The machine in it has come up; `lock` is held until it has ended.
+    pub(crate) fn is_up(&self, lock: Lock) {
+        if self.ended().is_none() {
+            *self.lock() = Some(lock);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Lock>> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether it still runs.
@@ -304,6 +346,7 @@ impl Machine {
 
     /// Ends it at once.
     pub(crate) fn kill(&self) {
+        self.emulator.may_end();
         self.emulator.kill.store(true, Ordering::Relaxed);
         self.emulator.wait(Duration::from_secs(10));
     }

@@ -25,6 +25,10 @@
 //! }
 //! ```
 //!
+//! An emulator that fails takes its lab host along (QEMU, translating nested virtualisation, does so about once in forty
+//! boots), which is no test's result: everything shared is made again and the test begins anew. That is said, and done
+//! once in a program, so that a test which ends the lab host each time fails.
+//!
 //! `cargo test --test NAME -- the_guest` runs those whose names contain that, `-- --list` lists them.
 
 use std::{
@@ -32,11 +36,21 @@ use std::{
     ops::Deref,
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
-    sync::OnceLock,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Instant,
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
+
+use crate::machine;
+
+/// How often what is shared was given up, as the emulator had failed.
+static GIVEN_UP: AtomicU32 = AtomicU32::new(0);
+/// How often that may be.
+const GIVE_UP_LIMIT: u32 = 1;
 
 /// A test: its name and what it runs, which panics if it fails.
 pub type Test = (&'static str, fn());
@@ -54,7 +68,10 @@ macro_rules! tests {
 pub fn run(tests: &[Test], end: fn()) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let trials = tests.iter().map(|&(name, test)| Trial::test(name, move || attempt(name, test))).collect();
+    let trials = tests
+        .iter()
+        .map(|&(name, test)| Trial::test(name, move || attempt(name, test, machine::failed)))
+        .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     let ended = catch_unwind(end);
     if ended.is_err() {
@@ -63,9 +80,20 @@ pub fn run(tests: &[Test], end: fn()) -> ExitCode {
     if conclusion.has_failed() || ended.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-fn attempt(name: &str, test: fn()) -> Result<(), Failed> {
+/// Runs a test, and again if it failed when the emulator did; `failed` tells how often the emulator has.
+fn attempt(name: &str, test: fn(), failed: impl Fn() -> u32) -> Result<(), Failed> {
     let begun = Instant::now();
-    let result = catch_unwind(test);
+    let mut result = catch_unwind(test);
+    let given_up = GIVEN_UP.load(Ordering::Relaxed);
+    if let Err(panic) = &result
+        && failed() > given_up
+        && given_up < GIVE_UP_LIMIT
+    {
+        let why = reason(panic.as_ref());
+        eprintln!("lab          {name}: the emulator failed, so another lab host is booted for it ({why})");
+        GIVEN_UP.store(given_up + 1, Ordering::Relaxed);
+        result = catch_unwind(test);
+    }
     eprintln!("lab {:6.1} s  {name}", begun.elapsed().as_secs_f64());
     result.map_err(|panic| reason(panic.as_ref()).into())
 }
@@ -76,31 +104,51 @@ fn reason(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
 }
 
-/// What several tests use, made when the first of them needs it. It lives until the program ends.
-pub struct Shared<T> {
+/// What several tests use, made when the first of them needs it. It lives until the program ends, also where it was given
+/// up and made again.
+pub struct Shared<T: 'static> {
     name: &'static str,
     make: fn() -> T,
-    made: OnceLock<Result<T, String>>,
+    made: Mutex<Option<Made<T>>>,
+}
+
+struct Made<T: 'static> {
+    /// [`GIVEN_UP`] when it was made.
+    given_up: u32,
+    result: &'static Result<T, String>,
 }
 
 impl<T> Shared<T> {
     /// What `make` makes; it panics if it cannot.
     pub const fn new(name: &'static str, make: fn() -> T) -> Shared<T> {
-        Shared { name, make, made: OnceLock::new() }
+        Shared { name, make, made: Mutex::new(None) }
     }
 
     /// It, or why it could not be made.
     ///
     /// # Errors
     /// The same reason each time: it is tried once.
-    pub fn get(&self) -> Result<&T, &str> {
-        let make = || catch_unwind(AssertUnwindSafe(self.make)).map_err(|panic| reason(panic.as_ref()));
-        self.made.get_or_init(make).as_ref().map_err(String::as_str)
+    pub fn get(&self) -> Result<&'static T, &'static str> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let given_up = GIVEN_UP.load(Ordering::Relaxed);
+        let result = match &*made {
+            Some(made) if made.given_up == given_up => made.result,
+            _ => {
+                let result =
+                    catch_unwind(AssertUnwindSafe(self.make)).map_err(|panic| reason(panic.as_ref()));
+                let result = Box::leak(Box::new(result));
+                *made = Some(Made { given_up, result });
+                result
+            }
+        };
+        result.as_ref().map_err(String::as_str)
     }
 
     /// Has `act` done with it if it has been made.
     pub fn if_made(&self, act: impl FnOnce(&T)) {
-        if let Some(Ok(made)) = self.made.get() {
+        if let Some(Made { result: Ok(made), .. }) =
+            &*self.made.lock().unwrap_or_else(PoisonError::into_inner)
+        {
             act(made);
         }
     }
@@ -123,10 +171,13 @@ impl<T> Deref for Shared<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// Tests of what is made once, and that of what is made again.
+    static ONE: Mutex<()> = Mutex::new(());
 
     #[test]
     fn what_is_shared_is_made_once() {
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         static MADE: AtomicU32 = AtomicU32::new(0);
         static SHARED: Shared<u32> = Shared::new("a number", || MADE.fetch_add(1, Ordering::Relaxed) + 7);
         SHARED.if_made(|_| panic!("made before it was needed"));
@@ -138,6 +189,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_made_is_tried_once_and_says_why_each_time() {
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         static TRIED: AtomicU32 = AtomicU32::new(0);
         static SHARED: Shared<u32> =
             Shared::new("a number", || panic!("attempt {}", TRIED.fetch_add(1, Ordering::Relaxed)));
@@ -151,5 +203,32 @@ mod tests {
             );
         }
         SHARED.if_made(|_| panic!("it was not made"));
+    }
+
+    /// Where the emulator failed, a test begins anew with another lab host, once; one that fails by itself does not.
+    #[test]
+    fn a_failed_emulator_is_no_tests_result_but_only_once() {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        static LAB: Shared<u32> = Shared::new("the lab", || MADE.fetch_add(1, Ordering::Relaxed));
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let runs = || RUNS.swap(0, Ordering::Relaxed);
+        let in_the_second = || {
+            RUNS.fetch_add(1, Ordering::Relaxed);
+            assert!(*LAB >= 1, "in lab host {}", *LAB);
+        };
+        let never = || {
+            RUNS.fetch_add(1, Ordering::Relaxed);
+            panic!("in lab host {}", *LAB);
+        };
+        let why = |result: Result<(), Failed>| result.unwrap_err().message().unwrap_or_default().to_owned();
+
+        assert_eq!((why(attempt("a", in_the_second, || 0)), runs()), ("in lab host 0".into(), 1));
+        attempt("b", in_the_second, || 1).unwrap();
+        assert_eq!(runs(), 2);
+        // The failure that was told already is not told again, and a second one is not excused.
+        for failures in [1, 2] {
+            assert_eq!((why(attempt("c", never, || failures)), runs()), ("in lab host 1".into(), 1));
+        }
     }
 }

@@ -7,10 +7,15 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use teiji_lab::{
     Error, Guest, GuestSpec, Host, Kernel, Spec, rootfs,
     suite::{self, Shared},
@@ -34,6 +39,7 @@ fn main() -> ExitCode {
         guests_run_commands,
         the_capture_agrees_with_the_load,
         guests_reach_each_other_and_leave_nothing,
+        an_emulator_that_fails_is_replaced_by_another,
         nothing_is_left_at_the_end,
     ];
     suite::run(&tests, || HOST.if_made(Host::end))
@@ -227,6 +233,18 @@ fn guests_reach_each_other_and_leave_nothing() {
         assert_ne!(host.run(&format!("test -d /proc/{pid}")).unwrap().code, 0, "a guest was left");
     }
     assert_eq!(host.run("ls /sys/class/net").unwrap().ok().unwrap(), "br0\nfirst-n0\nlo\nuplink0");
+}
+
+/// It ends the emulator by force, and finds another lab host when it is run again for that.
+fn an_emulator_that_fails_is_replaced_by_another() {
+    static KILLED: AtomicU32 = AtomicU32::new(0);
+    let killed = KILLED.swap(HOST.pid(), Ordering::Relaxed);
+    if killed == 0 {
+        kill(Pid::from_raw(HOST.pid().cast_signed()), Signal::SIGKILL).unwrap();
+        HOST.run("true").unwrap();
+    }
+    assert_ne!(killed, HOST.pid());
+    HOST.run("true").unwrap().ok().unwrap();
 }
 
 /// Of the whole lab; whatever is tested comes before.
