@@ -136,7 +136,7 @@ impl<T> Shared<T> {
             _ => {
                 let result =
                     catch_unwind(AssertUnwindSafe(self.make)).map_err(|panic| reason(panic.as_ref()));
-                let result = Box::leak(Box::new(result));
+                let result: &'static _ = Box::leak(Box::new(result));
                 *made = Some(Made { given_up, result });
                 result
             }
