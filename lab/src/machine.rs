@@ -372,4 +372,20 @@ mod tests {
         assert_eq!(stuck_for("[  1.0] systemd: stuck for 104s!"), None);
         assert_eq!(stuck_for("soft lockup stuck for s!"), None);
     }
+
+    #[test]
+    fn an_end_that_was_asked_for_and_a_kernel_that_panics_are_no_faults_of_the_emulator() {
+        let folder = std::env::temp_dir().join(format!("teiji-emulator-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let emulator = || Emulator::new(0, &folder);
+        let says = |text: &str| fs::write(folder.join("console.log"), text).unwrap();
+        says("[    1.0] teiji-lab: ready\n");
+        assert!(emulator().has_failed());
+        let asked = emulator();
+        asked.may_end();
+        assert!(!asked.has_failed());
+        says("[    1.0] Kernel panic - not syncing: Fatal exception in interrupt\n");
+        assert!(!emulator().has_failed());
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }
