@@ -55,7 +55,8 @@ impl Default for GuestSpec {
             pins: Vec::new(),
             vhost_cpu: None,
             qemu_args: Vec::new(),
-            limit: Duration::from_secs(180),
+            // With 6 vCPUs on 4 emulated CPUs a boot takes 60 s, and 120 s if this machine is busy as well.
+            limit: Duration::from_secs(540),
         }
     }
 }
@@ -111,7 +112,7 @@ impl<'h> Guest<'h> {
                 Err(Error::Guest { why, .. })
                     if boots < BOOTS && why.starts_with(SILENT) && host.machine().emulator().running() =>
                 {
-                    step.say(&format!("guest {} hangs: booting it again", spec.name));
+                    step.say(&format!("guest {} hangs, booting it again: {why}", spec.name));
                     boots += 1;
                 }
                 Err(e) => return Err(e),
