@@ -39,6 +39,7 @@ fn main() -> ExitCode {
         times_of_pings_agree_with_captures,
         times_of_sip_calls_agree_with_captures,
         hogs_on_the_vcpus_cpu_are_blamed,
+        a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait,
         hogs_on_the_vhost_workers_cpu_are_blamed,
         the_wake_up_of_an_idle_guest_is_blamed,
         ctrl_c_ends_in_a_report_that_replay_repeats,
@@ -122,6 +123,27 @@ fn times_agree(case: &accuracy::Case) {
 
 fn hogs_on_the_vcpus_cpu_are_blamed() {
     is_blamed(&blame::SITUATIONS[0]);
+}
+
+/// A thread that goes before all others of the CPU, and sleeps every few µs: the scheduler chooses anew then, so that it is
+/// often the last that the vCPU waits for. Its part of the waits is that of the CPU's time, by the kernel's account.
+fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
+    let ticks =
+        "exec chrt -f 50 perl -e '$| = 1; print \"ticks\\n\"; select(undef, undef, undef, 0.005) while 1'";
+    let ticks = LAB.host.spawn(&format!("taskset -cp {} $$; {ticks}", load::VCPU_CPU)).unwrap();
+    ticks.wait_for("ticks\n", Duration::from_secs(60)).unwrap();
+    let ran = || -> u64 {
+        let path = format!("/proc/{}/schedstat", ticks.id().unwrap());
+        let text = LAB.host.run(&format!("cat {path}")).unwrap().ok().unwrap();
+        text.split(' ').next().unwrap().parse().unwrap()
+    };
+    let (before, begun) = (ran(), Instant::now());
+    let judged = blame::run(&LAB, vm1(), &blame::SITUATIONS[0], 1, &SHORT).unwrap();
+    let of_all = (ran() - before) as f64 / begun.elapsed().as_nanos() as f64;
+    let behind = judged.behind_hogs.unwrap();
+    eprintln!("the short task had {of_all:.3} of the CPU; {behind:.3} of the waits were behind the hogs");
+    assert!(judged.right || judged.right_of_host, "{:#?}", judged.report);
+    assert!(behind >= 0.9 - 2.0 * of_all, "{behind} of the waits, {of_all} of the CPU: {judged:?}");
 }
 
 fn hogs_on_the_vhost_workers_cpu_are_blamed() {

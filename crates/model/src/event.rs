@@ -87,8 +87,8 @@ pub struct Packet {
     /// if that worker itself handed the frame over: with receive packet steering or NAPI on the tap another thread may,
     /// at another time.
     pub worker: Option<Split>,
-    /// At [`Point::TapDequeue`] and [`Point::TapSend`]: the thread that last kept the worker from its
-    /// CPU, 0 if none.
+    /// At [`Point::TapDequeue`] and [`Point::TapSend`]: the thread that kept the worker from its CPU in its last
+    /// wait for one, 0 if none. Of several, one is chosen with a probability in proportion to the time that it had.
     pub behind: u32,
 }
 
@@ -192,7 +192,7 @@ pub struct GuestEntry {
     pub upto: u64,
     /// The vCPU thread's clock at [`Event::ts`].
     pub clock: Split,
-    /// The thread that last kept the vCPU thread from its CPU, 0 if none.
+    /// The thread that kept the vCPU thread from its CPU; see [`Packet::behind`].
     pub behind: u32,
 }
 
@@ -211,7 +211,7 @@ pub struct Kick {
     pub clock: Split,
     /// The clock of the vhost worker that the kick wakes, if it is known.
     pub worker: Option<Split>,
-    /// The thread that last kept the vCPU thread from its CPU, 0 if none.
+    /// The thread that kept the vCPU thread from its CPU; see [`Packet::behind`].
     pub behind: u32,
 }
 

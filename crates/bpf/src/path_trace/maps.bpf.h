@@ -76,7 +76,8 @@ struct clock {
 	u8 resume;		   /* state to go on with when it gets a CPU */
 	u8 actor;		   /* enum actor */
 	u8 pad0;
-	u32 behind; /* who last kept it from a CPU */
+	u32 behind;   /* a thread that kept it from a CPU in its last wait */
+	u32 waits_on; /* the CPU that it began to wait for */
 	u64 since;
 	u64 spent[STATES];
 
@@ -170,12 +171,17 @@ struct {
 } accepted SEC(".maps");
 
 /*
- * What runs on each CPU: a thread id, or 0 when idle. Written at every context switch of the host, so each
- * has a cache line of its own.
+ * What runs on each CPU, and who keeps a traced thread from it. Written at every context switch of the host,
+ * so each has a cache line of its own. Only the probes of the scheduler write it, and the kernel calls these
+ * for a CPU with its runqueue locked; the exception is a thread that waited here and got another CPU.
  */
-struct {
-	u32 tid;
-	u8 pad[60];
+struct cpu {
+	u32 tid;    /* the thread that runs, or IDLE */
+	u32 waiter; /* the traced thread that was the last to begin a wait for this CPU; 0: none */
+	u64 since;  /* when the wait began, or what runs got the CPU in the meantime */
+	u64 held;   /* ns that other threads have had the CPU in that wait */
+	u32 holder; /* one of these threads: see held() */
+	u8 pad[36];
 } running[MAX_CPUS] SEC(".bss.running");
 
 /* Whether it is worth looking this number up: most packets of a host are neither on a traced tap nor for a
