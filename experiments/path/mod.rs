@@ -66,14 +66,20 @@ pub fn lost(report: &Report) -> u64 {
     report.counters.lost.iter().sum()
 }
 
-/// How many requests of the only VM the runs of probes may have cost that the kernel left out; none if there were none.
+/// Events that the trace may lack though its buffer lost none: runs of probes that the kernel left out, and events that
+/// came too late.
+pub fn unseen(report: &Report) -> u64 {
+    report.counters.missed + report.late
+}
+
+/// How many requests of the only VM the events may have cost that are [`unseen`]; none if there were none.
 ///
 /// # Errors
 /// If the report is not of one VM.
 pub fn cost_of_missed(report: &Report) -> anyhow::Result<u64> {
-    Ok(match report.counters.missed {
+    Ok(match unseen(report) {
         0 => 0,
-        missed => missed + throng::spoilt(only(report)?),
+        unseen => unseen + throng::spoilt(only(report)?),
     })
 }
 
@@ -83,7 +89,7 @@ pub fn cost_of_missed(report: &Report) -> anyhow::Result<u64> {
 /// If they are so many that it says little: more than a quarter of what was seen.
 pub fn excused(report: &Report) -> anyhow::Result<u64> {
     let (excused, seen) = (cost_of_missed(report)?, only(report)?.requests.seen);
-    ensure!(excused * 4 <= seen, "missed runs of probes excuse {excused} of {seen} requests");
+    ensure!(excused * 4 <= seen, "missed runs of probes and late events excuse {excused} of {seen} requests");
     Ok(excused)
 }
 

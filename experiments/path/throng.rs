@@ -1,6 +1,6 @@
 //! c. Several VMs traced at once, at rates that are raised until the lab bears no more.
 
-use super::Extent;
+use super::{Extent, unseen};
 use crate::load;
 use crate::tracing::{Lab, Trace};
 use anyhow::Result;
@@ -41,7 +41,7 @@ pub struct Throng {
     pub events: u64,
     /// Events that did not fit its buffer, over all rates.
     pub lost: u64,
-    /// Runs of its probes that the kernel left out, and the requests that are incomplete for that.
+    /// Events that are [`unseen`], and the requests that are incomplete for that.
     pub missed: [u64; 2],
     /// Requests by the load: sent, and answered.
     pub called: [u64; 2],
@@ -91,7 +91,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<Throng> 
         limit,
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
-        missed: [report.counters.missed, report.vms.iter().map(spoilt).sum()],
+        missed: [unseen(report), report.vms.iter().map(spoilt).sum()],
         requests: [
             report.vms.iter().map(|v| v.requests.seen).sum(),
             report.vms.iter().map(|v| v.requests.complete).sum(),

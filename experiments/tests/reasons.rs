@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::Duration;
 use teiji_experiments::load;
-use teiji_experiments::path::{agrees, excused, lost, only};
+use teiji_experiments::path::{agrees, excused, lost, only, unseen};
 use teiji_experiments::tracing::{Lab, Trace, Traced, requests};
 use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Child, Guest};
@@ -74,7 +74,7 @@ fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u6
     );
     assert!(dropped > 0 && lost(&traced.report) == 0, "{shown}");
     let r = only(&traced.report).unwrap().requests;
-    agrees("seen", r.seen, 300, traced.report.counters.missed).unwrap();
+    agrees("seen", r.seen, 300, unseen(&traced.report)).unwrap();
     agrees("complete", r.complete, figures.received, excused(&traced.report).unwrap()).unwrap();
     (traced, dropped)
 }
@@ -136,7 +136,7 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     let (all, dropped) = (after.0 - before.0, after.1 - before.1);
     lab.host.run(&format!("ip link set {tap} txqueuelen 1000")).unwrap().ok().unwrap();
     let vm = only(&traced.report).unwrap();
-    let missed = traced.report.counters.missed;
+    let missed = unseen(&traced.report);
     eprintln!(
         "{sent:?}, {all} frames, dropped {dropped}, missed {missed}, {:?} {:?}",
         vm.requests, vm.left_out
@@ -145,7 +145,7 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     // Frames of no request may be among those that were dropped.
     let others = all.saturating_sub(sent.sent);
     assert!(others < 20, "{others} frames of {all} were none of the test's: it says little");
-    agrees("seen", vm.requests.seen, sent.sent, traced.report.counters.missed).unwrap();
+    agrees("seen", vm.requests.seen, sent.sent, unseen(&traced.report)).unwrap();
     agrees(
         "dropped",
         sum(&of(&traced, Reason::DroppedIn)),
@@ -164,7 +164,7 @@ fn every_answered_request_is_complete() {
         let traced = trace.stop().unwrap();
         let vm = only(&traced.report).unwrap();
         eprintln!("round {round}: {figures:?} {:?} {:?}", vm.requests, vm.left_out);
-        agrees("seen", vm.requests.seen, 300, traced.report.counters.missed).unwrap();
+        agrees("seen", vm.requests.seen, 300, unseen(&traced.report)).unwrap();
         agrees("complete", vm.requests.complete, figures.received, excused(&traced.report).unwrap()).unwrap();
     }
 }
@@ -189,7 +189,6 @@ fn what_the_guest_does_not_answer_is_the_guests() {
     assert!(refused > 0, "the guest refused nothing");
     assert_eq!(found.len(), 1, "{found:?}");
     agrees("refused", sum(&found), refused, excused(&traced.report).unwrap()).unwrap();
-    agrees("seen", only(&traced.report).unwrap().requests.seen, refused, traced.report.counters.missed)
-        .unwrap();
+    agrees("seen", only(&traced.report).unwrap().requests.seen, refused, unseen(&traced.report)).unwrap();
     assert_eq!((found[0].outcome, found[0].blame), (Outcome::Unanswered, Blame::Guest));
 }

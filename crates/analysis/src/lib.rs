@@ -53,7 +53,8 @@ const MAX_DROP_NAMES: usize = 4096;
 pub struct Options {
     /// Per-run secret that keeps guests from choosing where their packets land in tables.
     pub seed: u64,
-    /// How far events of different CPUs may be out of order, ns.
+    /// How far events of different CPUs may be out of order, ns. A CPU takes the time of an event before it hands the event
+    /// over. A hypervisor below the host can stop it in between, for some 100 ms if that is busy.
     pub reorder: u64,
     /// How long a packet may be on its way, ns.
     pub packet_ttl: u64,
@@ -68,7 +69,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             seed: 0,
-            reorder: 100_000_000,
+            reorder: 500_000_000,
             packet_ttl: 5_000_000_000,
             request_ttl: None,
             quiet: 10_000_000,
@@ -179,7 +180,8 @@ impl Analyzer {
         };
         let books = common.books.into_iter().zip(&meta.vms);
         let length = counters.ended.saturating_sub(meta.started);
+        let late = self.sorter.late();
         let vms = books.map(|(book, vm)| book.report(vm, length, &name, &place)).collect();
-        Report { schema: SCHEMA, meta: self.meta, counters, vms }
+        Report { schema: SCHEMA, meta: self.meta, counters, late, vms }
     }
 }

@@ -176,6 +176,39 @@ fn what_was_lost_explains_what_was_not_seen() {
     assert_eq!(h.run().reason(), (Outcome::Unanswered, Reason::EventsLost));
 }
 
+/// A CPU took the time of an event and was stopped before it handed the event over.
+#[test]
+fn what_comes_too_late_is_waited_for_and_then_counted() {
+    const MS: u64 = 1_000_000;
+    for (behind, late) in [(400, 0), (600, 1)] {
+        let mut h = History::default();
+        for i in 0..100 {
+            let (key, t) = (i + 1, 10 * i * MS);
+            h.request(t, 1000 + i, m(key, Role::Request)).response(t + MS, 5000 + i, m(key, Role::Final));
+        }
+        h.0.sort_by_key(|e| e.ts);
+        let after = |h: &History, ts| h.0.iter().position(|e| e.ts > ts).unwrap();
+        let mut stopped = h.0.remove(after(&h, T + 100 * MS + 30_000));
+        assert!(matches!(stopped.kind, Kind::Interrupt(_)));
+        stopped.cpu = 1;
+        let handed_over = after(&h, stopped.ts + behind * MS);
+        h.0.insert(handed_over, stopped);
+        let o = h.run();
+        assert_eq!((o.report.late, o.report.gone()), (late, late));
+        if late == 0 {
+            assert_eq!(o.counts(), [100, 100, 0, 0, 0]);
+        } else {
+            // The one whose event it is was joined without it; and those of the 100 ms for which it was not waited.
+            let of = |lost: bool| {
+                let all = o.report.vms[0].left_out.iter();
+                all.filter(|l| (l.reason == Reason::EventsLost) == lost).map(|l| l.count).sum::<u64>()
+            };
+            assert_eq!(of(false), 1, "{:?}", o.report.vms[0].left_out);
+            assert!((1..=12).contains(&of(true)), "{:?}", o.report.vms[0].left_out);
+        }
+    }
+}
+
 #[test]
 fn what_is_on_its_way_when_the_trace_ends_is_nobodys_fault() {
     let mut h = whole();

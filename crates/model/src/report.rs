@@ -66,8 +66,19 @@ pub struct Report {
     pub meta: Meta,
     /// What the tracer counted.
     pub counters: Counters,
+    /// Events that came after later ones had been analysed, and could not be used: their CPU had taken the time, and was
+    /// stopped for longer than the analysis waits before it handed them over.
+    #[serde(default)]
+    pub late: u64,
     /// One for each VM that was watched, in the order of `meta.vms`.
     pub vms: Vec<VmReport>,
+}
+
+impl Report {
+    /// Events that the analysis did not have though they happened, as far as it is known; saturates.
+    pub fn gone(&self) -> u64 {
+        self.counters.gone().saturating_add(self.late)
+    }
 }
 
 /// What was found for one VM.

@@ -149,6 +149,8 @@ fn missed_runs_of_probes_are_told_in_a_line_if_there_are_any() {
     let told = explanation(|r| r.counters.missed = 3);
     assert!(told.contains("missed 3 runs of probes") && told.contains("requests of that time"), "{told}");
     assert!(!explanation(|_| ()).contains("missed"));
+    let told = explanation(|r| r.late = 2);
+    assert!(told.contains("2 events came too late") && !explanation(|_| ()).contains("too late"), "{told}");
     let json = serde_json::to_value(common::contended()).unwrap();
     assert_eq!(json["counters"]["missed"], 0);
 }

@@ -83,6 +83,14 @@ pub fn lost(report: &Report) -> Vec<String> {
         );
         lines.extend(wrap(&text, WIDTH));
     }
+    if report.late > 0 {
+        let text = format!(
+            "{} came too late to be used, as their CPU was stopped before it handed them over (by a hypervisor below this \
+             host, or by firmware); requests of that time are left out",
+            count(report.late, "event")
+        );
+        lines.extend(wrap(&text, WIDTH));
+    }
     if counters.unidentified > 0 {
         let text =
             format!("{} could not be identified (not IP, or XDP)", count(counters.unidentified, "packet"));
