@@ -1,10 +1,11 @@
-//! What it takes to observe a host: 500 and 1,000 taps of a bridge and 100 other links in a network namespace of its own, and 100 and
-//! 200 VMs whose `/proc` is made up around threads of this process.
+//! The time of observing a host: 500 and 1,000 taps of a bridge and 100 other links in a separate network namespace,
+//! and 100 and 200 VMs, whose `/proc` is generated around threads of this process.
 //!
 //! ```text
 //! cargo bench -p teiji-host --bench observe          (root; ip from iproute2)
 //! ```
-//! Fails if the largest takes more than 300 ms, or twice as much takes more than 2.5 times as long.
+//! Fails if the largest host takes more than 300 ms, or if twice as many devices or VMs take more than 2.5 times as
+//! long.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use nix::mount::{MsFlags, mount};
@@ -54,7 +55,7 @@ fn main() {
     std::process::exit(i32::from(!well));
 }
 
-/// A network namespace that goes with the value.
+/// A network namespace that exists as long as the value.
 struct Namespace(String);
 
 impl Namespace {
@@ -83,7 +84,7 @@ impl Drop for Namespace {
     }
 }
 
-/// In the namespace, whose `/sys` `ip netns exec` has mounted: the median CPU time of an observation, ns.
+/// In the namespace, where `ip netns exec` has mounted its `/sys`: the median CPU time of an observation, ns.
 fn inside(taps: usize, vms: usize) {
     let barrier = Arc::new(Barrier::new(vms * (VCPUS + 1) + 1));
     let ids: Arc<std::sync::Mutex<Vec<i32>>> = Arc::default();
@@ -126,7 +127,7 @@ fn inside(taps: usize, vms: usize) {
     println!("{}", times[times.len() / 2].as_nanos());
 }
 
-/// CPU time of this thread, user's and kernel's: others that share the machine's CPUs do not count.
+/// CPU time of this thread, in user and kernel mode: other users of the CPUs do not count.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
 }
@@ -136,7 +137,7 @@ fn write(path: &Path, text: &str) {
     fs::write(path, text).unwrap();
 }
 
-/// A VM: a process, which is the first of these threads, its vCPUs, and its taps.
+/// A VM: its process (the first of these threads), its vCPUs, and its taps.
 fn vm(proc: &Path, threads: &[i32], taps: Vec<usize>) {
     let pid = threads[0];
     let own: PathBuf = proc.join(pid.to_string());
@@ -145,7 +146,8 @@ fn vm(proc: &Path, threads: &[i32], taps: Vec<usize>) {
         let stat =
             format!("{tid} ({name}) S 1 1 1 0 -1 0 {}100 {}1 0 0 0\n", "0 ".repeat(12), "0 ".repeat(16));
         let mut places = vec![own.join(format!("task/{tid}"))];
-        // Also as /proc has threads that it does not list; here it would, so that only the first is a process.
+        // The kernel also has a directory of `/proc` for each thread, which it does not list. Here all of them are
+        // listed, but only the first has open files, so only the first is a process.
         places.push(proc.join(tid.to_string()));
         for place in places {
             write(&place.join("comm"), &format!("{name}\n"));

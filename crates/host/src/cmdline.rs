@@ -1,19 +1,19 @@
-//! A VMM's command line. QEMU writes an option as `key=value,key=value` in which `,,` stands for a
-//! comma, or as a JSON object; the first word may lack its key.
+//! A VMM's command line. QEMU writes an option as `key=value,key=value`, in which `,,` stands for a comma, or as a JSON
+//! object; the key of the first value may be omitted.
 
 use std::collections::BTreeMap;
 
-/// A command line, word by word.
+/// A command line, split into words.
 pub(crate) struct CommandLine(Vec<String>);
 
-/// A network back end and what its front end says about it.
+/// A network back end and the options of its front end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NetDev {
     /// The tap, if it is named.
     pub ifname: Option<String>,
-    /// File descriptors of the tap, if they were handed over.
+    /// File descriptors of the tap, if they were passed.
     pub fds: Vec<u32>,
-    /// Whether vhost is asked for; `None` if the command line does not say.
+    /// Whether vhost is requested; `None` if the command line does not say.
     pub vhost: Option<bool>,
     /// The guest's MAC address.
     pub mac: Option<[u8; 6]>,
@@ -26,7 +26,7 @@ impl CommandLine {
         CommandLine(words.collect())
     }
 
-    /// Values of every `-option`; `--option` and `--option=value` are the same.
+    /// The value of each `-option`; `--option` and `--option=value` are the same.
     fn values<'a>(&'a self, option: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.iter().enumerate().filter_map(move |(i, word)| {
             let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
@@ -51,7 +51,7 @@ impl CommandLine {
         name.or_else(|| if self.is_qemu() { None } else { id() }).filter(|n| !n.is_empty())
     }
 
-    /// Memory, bytes: `-m`, else the memory back ends', else QEMU's default.
+    /// Memory, bytes: `-m`, else the sum of the memory back ends, else QEMU's default.
     pub(crate) fn memory(&self) -> Option<u64> {
         if let Some(m) = self.values("m").last() {
             return size(&Options::parse(m, "size").take("size")?, 1 << 20);
@@ -67,7 +67,7 @@ impl CommandLine {
         backends.or(self.is_qemu().then_some(128 << 20))
     }
 
-    /// Its tap back ends, in order.
+    /// The tap back ends, in order.
     pub(crate) fn netdevs(&self) -> Vec<NetDev> {
         let macs: BTreeMap<String, [u8; 6]> = self
             .values("device")
@@ -92,11 +92,11 @@ impl CommandLine {
     }
 }
 
-/// One option's keys and values.
+/// The keys and values of one option.
 struct Options(BTreeMap<String, String>);
 
 impl Options {
-    /// Of `key=value,…` whose first word may lack `first=`, or of JSON.
+    /// Parses `key=value,…`, whose first word may lack `first=`, or JSON.
     fn parse(text: &str, first: &str) -> Self {
         if text.starts_with('{') {
             return Self::json(text);
@@ -145,7 +145,7 @@ impl Options {
     }
 }
 
-/// Splits at commas; two of them are one that does not split.
+/// Splits at commas; two commas stand for one that does not split.
 fn split_commas(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut chars = text.chars().peekable();
@@ -162,7 +162,7 @@ fn split_commas(text: &str) -> Vec<String> {
     words
 }
 
-/// A size as QEMU reads it; `unit` is what a bare number counts.
+/// A size in QEMU's format; `unit` is the unit of a number without suffix.
 fn size(text: &str, unit: u64) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits);

@@ -73,7 +73,7 @@ impl Process {
         Process(File::open(format!("/proc/{pid}/comm")).ok())
     }
 
-    /// Whether it is still there.
+    /// Whether the process still exists.
     pub fn there(&self) -> bool {
         self.0.as_ref().is_some_and(|file| file.read_at(&mut [0; 1], 0).is_ok())
     }

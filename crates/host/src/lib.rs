@@ -70,7 +70,7 @@ pub enum Error {
         /// What was to be read.
         path: PathBuf,
     },
-    /// A tap that is not there.
+    /// A tap that does not exist.
     #[error(
         "there is no tap {name:?} in this network namespace, so it cannot be traced; `ip -d link show type tun` lists those there are"
     )]

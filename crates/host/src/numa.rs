@@ -2,11 +2,11 @@
 
 use crate::root::Root;
 
-/// Above this much resident memory `numa_maps` is not read: the kernel walks every page table for it
-/// while it holds the VMM's memory map, which could itself make the VM late.
+/// Above this much resident memory (bytes) `numa_maps` is not read: for it the kernel walks every page table while it
+/// holds the VMM's memory map lock, which could itself delay the VM.
 const CHEAP: u64 = 4 << 30;
 
-/// Resident bytes by node; empty if finding out is not cheap.
+/// Resident bytes by node; empty if reading them would be expensive.
 pub(crate) fn resident(root: &Root, pid: u32) -> Vec<u64> {
     let Some(rss) = rss(root, pid) else { return Vec::new() };
     let nodes = root.names("sys/devices/system/node");

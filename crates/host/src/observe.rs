@@ -27,10 +27,11 @@ use teiji_model::plan::{Observed, ObservedVm};
 use teiji_model::resource::Task;
 
 impl Root {
-    /// The host as it is now: CPUs, VMs, NICs, every setting of theirs that can be read, and who else changes them.
+    /// The state of the host: CPUs, VMs, NICs, every setting of these that can be read, and other programs that change
+    /// them.
     ///
     /// # Errors
-    /// If `/proc` cannot be listed, or the list of online CPUs not be read.
+    /// If `/proc` or the list of online CPUs cannot be read.
     pub fn observe(&self) -> Result<Observed, Error> {
         let cpus = self.online().ok_or_else(|| Error::Cpus { path: self.path(ONLINE) })?;
         let hierarchy = Hierarchy::find(self);
@@ -62,7 +63,7 @@ impl Root {
 
 const ONLINE: &str = "sys/devices/system/cpu/online";
 
-/// A VM with its tasks; those that have vanished are left out of both. `None` if the VM has.
+/// A VM with its tasks; those that have vanished are left out. `None` if the VM has vanished.
 fn observe(root: &Root, groups: &mut Members<'_>, (mut vm, identity): (Vm, Identity)) -> Option<ObservedVm> {
     let process = task(root, vm.pid)?;
     let (kept, vcpus) = with_tasks(root, mem::take(&mut vm.vcpus), |v| v.tid);

@@ -31,7 +31,7 @@ const BITS: Bits = Bits::NO_ROOT
     .union(Bits::NO_CAP_AMBIENT_RAISE)
     .union(Bits::NO_CAP_AMBIENT_RAISE_LOCKED);
 
-/// Why privileges are still there.
+/// Why privileges remain.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The kernel refused a step.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The directory that stands for `/`, and how much was read below it.
+/// The directory that stands for `/`, and a count of the reads below it.
 #[derive(Clone, Debug)]
 pub struct Root {
     dir: PathBuf,
@@ -43,7 +43,7 @@ impl Root {
         self.reads.load(Ordering::Relaxed)
     }
 
-    /// `path`, which is relative to `/`, on this host.
+    /// `path`, relative to `/`, on this host.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.reads.fetch_add(1, Ordering::Relaxed);
         self.dir.join(path)
@@ -74,7 +74,7 @@ impl Root {
         fs::read_link(self.path(path)).ok().map(|p| p.to_string_lossy().into_owned())
     }
 
-    /// Whether there is such a file or directory.
+    /// Whether such a file or directory exists.
     pub(crate) fn exists(&self, path: &str) -> bool {
         self.path(path).exists()
     }

@@ -15,11 +15,11 @@ use nix::sys::time::TimeVal;
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// The kernel answers at once; this bounds a wait for a lock that somebody else holds.
+/// The kernel answers at once; this bounds the wait for a lock that another process holds.
 const PATIENCE_S: i64 = 10;
 /// `TC_H_ROOT` in linux/pkt_sched.h.
 pub(crate) const ROOT: u32 = 0xffff_ffff;
-/// `TC_H_INGRESS`, which `clsact` is below as well.
+/// `TC_H_INGRESS`, also the parent of `clsact`.
 const INGRESS: u32 = 0xffff_fff1;
 /// `sizeof(struct nlmsghdr)`, of `struct tcmsg` and of `struct ifinfomsg`.
 const HEADER: usize = 16;
@@ -33,7 +33,7 @@ const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_EXT_MASK: u16 = 29;
-/// `RTEXT_FILTER_SKIP_STATS`: half of what there would be to read.
+/// `RTEXT_FILTER_SKIP_STATS`: leaves out statistics, half of the list.
 const SKIP_STATS: u32 = 8;
 const IFLA_GSO_MAX_SIZE: u16 = 41;
 /// Linux 6.3.
@@ -45,11 +45,11 @@ const NLA_TYPE_MASK: u16 = 0x3fff;
 pub(crate) struct Qdisc {
     /// Its kind, such as `fq_codel`.
     pub kind: String,
-    /// Its options, as they go into a message.
+    /// Its options, in the format of a message.
     pub options: Vec<u8>,
     /// Where it is: [`ROOT`], or below another.
     pub parent: u32,
-    /// Its own; 0 if it is the kernel's default.
+    /// Its own handle; 0 if it is the kernel's default.
     pub handle: u32,
 }
 
@@ -64,7 +64,7 @@ impl Qdisc {
         self.handle != 0
     }
 
-    /// Whether it is for packets that arrive.
+    /// Whether it handles arriving packets.
     pub(crate) fn ingress(&self) -> bool {
         self.parent == INGRESS
     }
@@ -79,22 +79,22 @@ pub(crate) struct Link {
     pub name: String,
     /// `ARPHRD_ETHER` and the like.
     pub hardware: u16,
-    /// What kind of virtual device it is, such as `tun`; empty if it is none.
+    /// The kind of virtual device, such as `tun`; empty for a physical one.
     pub kind: String,
     /// Largest IP packet, bytes.
     pub mtu: u32,
     /// The device that it is a port or slave of, by its index.
     pub master: Option<u32>,
-    /// How large packets it takes; `None` if this kernel does not tell.
+    /// How large packets it accepts; `None` if this kernel does not report it.
     pub sizes: Option<SegmentSizes>,
 }
 
-/// How large packets a device takes from the host's own stack, bytes of IP packet.
+/// How large packets a device accepts from the host's own stack, in bytes of the IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentSizes {
     /// `gso_max_size`.
     pub all: u32,
-    /// `gso_ipv4_max_size`; `None` on kernels that have but one.
+    /// `gso_ipv4_max_size`; `None` on kernels that do not have it.
     pub v4: Option<u32>,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct SegmentSizes {
 pub(crate) struct Request {
     /// `RTM_NEWQDISC` and the like.
     pub kind: u16,
-    /// Beside `NLM_F_REQUEST`.
+    /// In addition to `NLM_F_REQUEST`.
     pub flags: i32,
     /// `struct tcmsg`.
     pub head: [u8; TCMSG],
@@ -148,7 +148,7 @@ impl Rtnl {
         Ok(all.iter().filter_map(|body| link_of(body)).collect())
     }
 
-    /// What the kernel lists in answer to such a message, each without its netlink header.
+    /// The messages that the kernel lists in answer to such a request, each without its netlink header.
     ///
     /// # Errors
     /// The kernel's error; `EINTR` if the list kept changing while it was read, in all attempts.
@@ -157,7 +157,7 @@ impl Rtnl {
     }
 
     /// Sends all these requests by one system call, within which the kernel carries out each of them
-    /// (`netlink_rcv_skb()`, net/netlink/af_netlink.c), whatever becomes of this process meanwhile.
+    /// (`netlink_rcv_skb()`, net/netlink/af_netlink.c), even if this process is killed meanwhile.
     ///
     /// # Errors
     /// The index of the first request that the kernel refused, and why; the others are carried out nevertheless.
@@ -190,7 +190,7 @@ impl Rtnl {
         }
     }
 
-    /// Largest IP packet of a device, bytes; `ENODEV` if it is not there.
+    /// The device's largest IP packet, bytes; `ENODEV` if the device does not exist.
     pub(crate) fn mtu(&mut self, ifindex: u32) -> nix::Result<u32> {
         self.link(ifindex, |body| {
             let all = attributes(body.get(IFINFOMSG..)?);
@@ -198,7 +198,7 @@ impl Rtnl {
         })
     }
 
-    /// Makes a qdisc of this kind the root, in place of any other.
+    /// Makes a qdisc of this kind the root, in place of the present one.
     pub(crate) fn replace_root(&mut self, ifindex: u32, kind: &str, options: &[u8]) -> nix::Result<()> {
         let mut name = kind.as_bytes().to_vec();
         name.push(0);
@@ -211,14 +211,14 @@ impl Rtnl {
         self.acknowledged()
     }
 
-    /// Deletes the root qdisc: the kernel puts its default there.
+    /// Deletes the root qdisc: the kernel replaces it by its default.
     pub(crate) fn delete_root(&mut self, ifindex: u32) -> nix::Result<()> {
         let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK;
         self.ask(libc::RTM_DELQDISC, flags, &tcmsg(ifindex, ROOT), &[])?;
         self.acknowledged()
     }
 
-    /// How large packets a device takes; `ENODEV` if it is not there.
+    /// How large packets a device accepts; `ENODEV` if the device does not exist.
     pub(crate) fn segment_sizes(&mut self, ifindex: u32) -> nix::Result<SegmentSizes> {
         self.link(ifindex, segment_sizes_of)
     }
@@ -236,7 +236,7 @@ impl Rtnl {
         Err(Errno::EBADMSG)
     }
 
-    /// Sets how large packets a device takes.
+    /// Sets how large packets a device accepts.
     pub(crate) fn set_segment_sizes(&mut self, ifindex: u32, sizes: SegmentSizes) -> nix::Result<()> {
         let mut attributes = attribute(IFLA_GSO_MAX_SIZE, &sizes.all.to_ne_bytes());
         if let Some(v4) = sizes.v4 {
@@ -272,7 +272,7 @@ impl Rtnl {
         // netlink(7): no message of a dump is larger
         let mut buffer = vec![0; 32 << 10];
         let length = loop {
-            // With a limit of time it is not begun again by itself after a signal (signal(7)).
+            // With a timeout set, the call is not restarted after a signal (signal(7)).
             match recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_TRUNC) {
                 Err(Errno::EINTR) => {}
                 length => break length?,
@@ -297,7 +297,7 @@ impl Rtnl {
     }
 }
 
-/// A socket that asks the kernel.
+/// A socket connected to the kernel.
 fn connected() -> nix::Result<OwnedFd> {
     let socket =
         socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
@@ -306,7 +306,7 @@ fn connected() -> nix::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A request for a list, and the socket that it goes by.
+/// A request for a list, and the socket for it.
 struct Listing<'a> {
     rtnl: &'a mut Rtnl,
     kind: u16,
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!((q.kind.as_str(), &q.options[..], q.chosen()), ("fq", &[1, 2, 3, 4, 5][..], true));
         assert_eq!((q.parent, q.ingress()), (ROOT, false));
         assert_eq!(qdisc_of(read[0].1, 4), None);
-        // Cut off anywhere, nothing is invented.
+        // A datagram that is cut off anywhere returns no message.
         for n in 0..datagram.len() {
             assert_eq!(messages(&datagram[..n]).len(), 0);
         }
@@ -410,7 +410,7 @@ mod tests {
         }
     }
 
-    /// Of this machine: loopback is interface 1 and has a root qdisc that nobody chose.
+    /// On this machine: loopback is interface 1 and has a root qdisc that nobody chose.
     #[test]
     fn the_kernel_answers() {
         let mut rtnl = Rtnl::open().unwrap();

@@ -1,69 +1,68 @@
-//! System calls that nix lacks or bounds at 1024 CPUs: affinity and scheduling of a thread, by its id.
+//! System calls that nix lacks or limits to 1024 CPUs: affinity and scheduling of a thread, by its id.
 //!
-//! The only module of the crate with `unsafe`. Nothing here decides anything: arguments in, result or error
-//! number out. An id that is no thread is `ESRCH`; 0, which the kernel takes for the calling thread, as well.
+//! The only module of the crate with `unsafe`. It makes no decisions. An id that is no thread returns `ESRCH`; so does
+//! 0, which the kernel would take for the calling thread.
 #![allow(unsafe_code)]
 
 use nix::errno::Errno;
 use teiji_model::cpus::{CpuSet, MAX_CPUS};
 
-/// A mask of CPUs as the kernel reads it: `unsigned long[]`, the least significant bit first.
+/// A mask of CPUs in the kernel's format: `unsigned long[]`, the least significant bit first.
 type Mask = [libc::c_ulong; MAX_CPUS as usize / BITS];
 const BITS: usize = libc::c_ulong::BITS as usize;
 
-/// CPUs that a thread may run on: those allowed that are active (`sched_getaffinity(2)`).
+/// CPUs that a thread may run on: the allowed ones that are active (`sched_getaffinity(2)`).
 pub(crate) fn affinity(thread: u32) -> Result<CpuSet, Errno> {
     let mut mask: Mask = [0; MAX_CPUS as usize / BITS];
-    // SAFETY: the kernel writes at most the given number of bytes to `mask`, which is that long, aligned and
-    // outlives the call; any bit pattern is valid for integers.
+    // SAFETY: the kernel writes at most the given number of bytes, the size of `mask`, which is aligned and outlives
+    // the call; any bit pattern is valid for integers.
     let written = Errno::result(unsafe {
         libc::syscall(libc::SYS_sched_getaffinity, id(thread)?, size_of::<Mask>(), mask.as_mut_ptr())
     })?;
-    // The raw call returns how many bytes it wrote; what is behind them stays 0.
+    // The raw call returns the number of bytes written; the rest of the mask stays 0.
     let bits = usize::try_from(written).map_err(|_| Errno::EIO)?.min(size_of::<Mask>()) * 8;
     let set =
         (0..MAX_CPUS).take(bits).filter(|&cpu| mask[cpu as usize / BITS] >> (cpu as usize % BITS) & 1 == 1);
     Ok(set.collect())
 }
 
-/// Lets a thread run on these CPUs only (`sched_setaffinity(2)`).
+/// Restricts a thread to these CPUs (`sched_setaffinity(2)`).
 pub(crate) fn set_affinity(thread: u32, cpus: &CpuSet) -> Result<(), Errno> {
     let mut mask: Mask = [0; MAX_CPUS as usize / BITS];
     for cpu in cpus.iter() {
         *mask.get_mut(cpu as usize / BITS).ok_or(Errno::EINVAL)? |= 1 << (cpu as usize % BITS);
     }
-    // SAFETY: the kernel only reads the given number of bytes from `mask`, which is that long and outlives the
-    // call.
+    // SAFETY: the kernel only reads the given number of bytes, the size of `mask`, which outlives the call.
     Errno::result(unsafe {
         libc::syscall(libc::SYS_sched_setaffinity, id(thread)?, size_of::<Mask>(), mask.as_ptr())
     })?;
     Ok(())
 }
 
-/// `struct sched_attr` of a thread (`sched_getattr(2)`), as much of it as Linux 3.14 had.
+/// `struct sched_attr` of a thread (`sched_getattr(2)`), with the fields that Linux 3.14 had.
 pub(crate) fn scheduling(thread: u32) -> Result<libc::sched_attr, Errno> {
     let mut attr = empty_attr();
     // SAFETY: the kernel writes at most `attr.size` bytes, the size of the structure, to `attr`, whose fields are
-    // integers; it outlives the call.
+    // integers and which outlives the call.
     Errno::result(unsafe {
         libc::syscall(libc::SYS_sched_getattr, id(thread)?, &raw mut attr, attr.size, 0 as libc::c_uint)
     })?;
     Ok(attr)
 }
 
-/// Schedules a thread so (`sched_setattr(2)`). `attr` is made by [`empty_attr`].
+/// Sets the scheduling of a thread (`sched_setattr(2)`). `attr` is made by [`empty_attr`].
 pub(crate) fn set_scheduling(thread: u32, attr: &libc::sched_attr) -> Result<(), Errno> {
     debug_assert_eq!(attr.size as usize, size_of::<libc::sched_attr>());
     let mut attr = *attr;
-    // SAFETY: the kernel reads `attr.size` bytes from `attr`, the size of the structure; it writes only that
-    // field, and only when the size is one that it does not know, which the first size that there was is not.
+    // SAFETY: the kernel reads `attr.size` bytes, the size of the structure, from `attr`. It writes only the field
+    // `size`, and only if it does not know that size; every kernel knows this one, the first that there was.
     Errno::result(unsafe {
         libc::syscall(libc::SYS_sched_setattr, id(thread)?, &raw mut attr, 0 as libc::c_uint)
     })?;
     Ok(())
 }
 
-/// Parameters of which none is set, with the size filled in.
+/// All parameters zero, with the size filled in.
 pub(crate) fn empty_attr() -> libc::sched_attr {
     libc::sched_attr {
         size: size_of::<libc::sched_attr>() as u32,

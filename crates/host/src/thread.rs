@@ -28,13 +28,12 @@ fn placement(root: &Root, dir: &str) -> Option<Placement> {
     })
 }
 
-/// A thread's name.
+/// The name of a thread.
 fn comm(root: &Root, dir: &str) -> Option<String> {
     root.text(&format!("{dir}/comm")).map(|c| c.trim_end_matches('\n').to_owned())
 }
 
-/// The vCPU that a thread of this name runs: QEMU's `CPU 3/KVM`, cloud-hypervisor's `vcpu3`,
-/// Firecracker's `fc_vcpu 3`.
+/// The vCPU whose thread has this name: QEMU's `CPU 3/KVM`, cloud-hypervisor's `vcpu3`, Firecracker's `fc_vcpu 3`.
 fn vcpu_index(comm: &str) -> Option<u16> {
     let qemu = comm.strip_prefix("CPU ").and_then(|c| c.strip_suffix("/KVM"));
     let other = || comm.strip_prefix("fc_vcpu ").or_else(|| comm.strip_prefix("vcpu"));

@@ -1,4 +1,4 @@
-//! Discovery on made-up trees, and once on the machine that runs the test.
+//! Discovery on generated trees, and once on the machine that runs the test.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -49,7 +49,7 @@ fn a_qemu_with_two_nics_and_two_queues() {
     assert_eq!(b.mac, Some([0x52, 0x54, 0, 0, 0, 2]), "learnt from the bridge, the tap's own left out");
 }
 
-/// Whoever may make a network namespace may give a tap there any name.
+/// Whoever may create a network namespace may give a tap there any name.
 #[test]
 fn a_tap_of_another_network_namespace_is_not_the_one_of_that_name_here() {
     let host = Host::new();
@@ -73,7 +73,7 @@ fn workers_that_are_kernel_threads_belong_to_their_owner() {
     host.vmm(800, "qemu -name b", &KVM);
     host.thread("proc/60", "vhost-700", "0-3", 1, 0x0020_0040);
     host.thread("proc/61", "vhost-800", "0-3", 1, 0x0020_0040);
-    host.thread("proc/62", "vhost-800", "0-3", 1, 0); // an ordinary process that calls itself so
+    host.thread("proc/62", "vhost-800", "0-3", 1, 0); // an ordinary process with this name
     let vms = host.root().vms().unwrap();
     let workers: Vec<Vec<u32>> = vms.iter().map(|vm| vm.workers.iter().map(|w| w.tid).collect()).collect();
     assert_eq!(workers, [vec![60], vec![61]]);
@@ -120,7 +120,7 @@ fn a_vcpus_index_and_kvms_number_of_it_are_told_apart() {
     }
     ids(&host, [Some(0), Some(1), Some(2), Some(4), Some(5), Some(6)]);
 
-    // Without debugfs names tell the index, and nothing KVM's number.
+    // Without debugfs, names give the index, and KVM's number is unknown.
     for index in 0..6 {
         host.task(700, 710 - index, &format!("CPU {index}/KVM"), "0-3", 1);
     }
@@ -133,7 +133,7 @@ fn only_vmms_are_vms() {
     let host = Host::new();
     host.vmm(1, "init", &[(3, "socket:[1]")]);
     host.vmm(2, "qemu -M none", &[(3, "anon_inode:kvm-vm")]);
-    host.file("proc/3/cmdline", "gone"); // vanished: no fd directory any more
+    host.file("proc/3/cmdline", "gone"); // vanished: it has no fd directory any more
     host.file("proc/cpuinfo", "");
     assert_eq!(host.root().vms().unwrap(), []);
 }

@@ -1,4 +1,4 @@
-//! Whose VM it is and who says what it is called, on made-up trees.
+//! The user of a VM's process, and the origin of its name, on generated trees.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,7 @@ use teiji_model::host::{Identity, NamedBy, VM_USERS, Vm};
 
 const SIP1: &str = "qemu -name guest=sip1,debug-threads=on";
 
-/// A host with a VM that calls itself sip1, of this user.
+/// A host with a VM of this user that calls itself sip1.
 fn host(pid: u32, uid: u32) -> Host {
     let host = Host::new();
     host.file(
@@ -74,11 +74,12 @@ fn libvirts_name_counts_whatever_the_process_says() {
     assert_eq!(told(&host)[0].2, NamedBy::Itself);
     state(&host, "db", 700);
     assert_eq!(told(&host), [(700, "db".to_owned(), NamedBy::Libvirt, None)]);
-    // What a domain that has ended leaves names whoever has its process id now: not if it is where no VM of libvirt's is.
+    // The state of a domain that has ended may have the id of a later process: it does not count if libvirt runs no VM
+    // there.
     add(&host, 800, 1000);
     state(&host, "web", 800);
     assert_eq!(told(&host)[1], (800, "sip1".to_owned(), NamedBy::Itself, Some("user eve".to_owned())));
-    // Of any user, in the place that libvirt runs its VMs in.
+    // A process of any user counts, in the place where libvirt runs its VMs.
     host.file("proc/800/cgroup", "0::/machine.slice/machine-qemu\\x2d3\\x2dweb.scope/libvirt/emulator\n");
     assert_eq!(told(&host)[1], (800, "web".to_owned(), NamedBy::Libvirt, None));
 }
@@ -113,7 +114,7 @@ fn what_a_process_says_of_its_taps_is_not_believed() {
     let links = || host.root().observe().unwrap().links;
     let before = links();
     assert_eq!(before.iter().map(|l| l.guests).collect::<Vec<_>>(), [false, true]);
-    // Its own tap, in its own network namespace, may be called like the host's NIC.
+    // A VM's tap in its own network namespace may have the name of the host's NIC.
     add(&host, 800, 1000);
     host.tap(800, 20, "eth0", 2);
     assert_eq!(links(), before);

@@ -1,4 +1,4 @@
-//! Observation on made-up trees, and once on the machine that runs the test.
+//! Observation on generated trees, and once on the machine that runs the test.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -12,7 +12,7 @@ use teiji_model::resource::{Kind, Latency, Quota, Resource, ResourceError, Sched
 const CGROUP: &str = "sys/fs/cgroup";
 const GROUP: &str = "/machine.slice/a.service";
 
-/// Four CPUs, one VM with two vCPUs and a worker in a group of its own, a NIC on PCI and a virtio one, a tap, a
+/// Four CPUs, one VM with two vCPUs and a worker in a control group of its own, a NIC on PCI and a virtio NIC, a tap, a
 /// bridge.
 fn host() -> Host {
     let host = Host::new();
@@ -77,7 +77,7 @@ fn host() -> Host {
     {
         host.file(&format!("sys/class/net/{name}/speed"), format!("{mbit}\n"));
     }
-    // The VM's bridge has a VLAN of a bond as its uplink; eth2 is on its own.
+    // The uplink of the VM's bridge is a VLAN of a bond; eth2 belongs to no bridge.
     host.link("sys/class/net/tap0/master", "../../devices/virtual/net/br0");
     host.link("sys/class/net/eth1/master", "../../devices/virtual/net/bond0");
     host.link("sys/class/net/bond0/upper_bond0.7", "../../devices/virtual/net/bond0.7");
@@ -85,7 +85,7 @@ fn host() -> Host {
     host
 }
 
-/// A device whose `device` leads into `dir`, with these message-signalled interrupts.
+/// A device whose `device` link leads to `dir`, with these message-signalled interrupts.
 fn nic(host: &Host, name: &str, bus: &str, dir: &str, irqs: &[u32]) {
     host.file(&format!("{dir}/vendor"), "0x1\n");
     host.link(&format!("{dir}/subsystem"), &format!("../../bus/{bus}"));
@@ -170,7 +170,7 @@ fn a_host_with_a_vm_and_two_nics() {
     assert!(observed.realtime_guard.unwrap().contains("950000"));
 }
 
-/// A host with so many VMs in one control group, each with a tap on one bridge, and as many links with interrupts.
+/// A host with `size` VMs in one control group, each with a tap on one bridge, and `size` links with interrupts.
 fn crowded(size: u32) -> Host {
     let host = host();
     for i in 0..size {

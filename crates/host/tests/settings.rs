@@ -1,5 +1,5 @@
-//! Interrupts, control groups, halt polling and idle states: on the machine that runs the test as far as it has
-//! them, restoring what was changed also when the test fails, and on made-up trees. Needs root.
+//! Interrupts, control groups, halt polling and idle states: on the machine that runs the test if it has them (what was
+//! changed is restored even if the test fails), and on generated trees. Needs root.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -13,7 +13,7 @@ use teiji_model::plan::own_group;
 use teiji_model::queue::Device;
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, Task, Value};
 
-/// A setting that gets its value back at the end, whatever happens.
+/// A setting whose value is restored when this is dropped.
 struct Restored(Resource, Value);
 
 impl Restored {
@@ -22,7 +22,7 @@ impl Restored {
         Ok(Restored(setting, value))
     }
 
-    /// Sets another value, checks it, and the old one again.
+    /// Sets another value, then the old one, and checks each.
     fn try_with(&self, other: &Value) {
         let settings = Settings::default();
         for value in [other, &self.1] {
@@ -44,7 +44,7 @@ impl Drop for Restored {
     }
 }
 
-/// An interrupt of this machine that has never come and may be moved.
+/// An interrupt of this machine that has never occurred and may be moved.
 fn idle_interrupt() -> Option<u32> {
     let text = std::fs::read_to_string("/proc/interrupts").unwrap();
     text.lines().find_map(|line| {
@@ -114,7 +114,7 @@ fn receive_packet_steering() {
     let other = settings.write(&Resource::ReceiveCpus(device(8), 1), &Value::Cpus(CpuSet::default()));
     assert_eq!(other, Err(ResourceError::Gone("device eth0".into())), "a later one of the same name");
 
-    // This machine's loopback takes packets in on the CPU that sends them, which may be told otherwise.
+    // On this machine's loopback the CPU that sends a packet also receives it; this can be changed.
     let lo = Resource::ReceiveCpus(Device { name: "lo".into(), index: 1 }, 0);
     match Restored::new(lo) {
         Ok(restored) => restored.try_with(&Value::Cpus("0".parse().unwrap())),
@@ -155,7 +155,7 @@ fn halt_polling() {
     settings.write(&Resource::HaltPoll, &Value::Nanoseconds(0)).unwrap();
     assert_eq!(host.text("sys/module/kvm/parameters/halt_poll_ns"), "0");
 
-    // This machine's is set to what it is: VMs of others may be running.
+    // On this machine the value is set to what it is: other VMs may be running.
     let mode = std::fs::metadata("/sys/module/kvm/parameters/halt_poll_ns").map(|m| m.permissions().mode());
     match Restored::new(Resource::HaltPoll) {
         Ok(restored) if mode.unwrap() & 0o222 == 0 => {
@@ -217,7 +217,7 @@ const MOUNTS: &str = "23 1 0:21 / /proc rw - proc proc rw\n\
                       31 23 0:28 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";
 const CGROUP: &str = "sys/fs/cgroup";
 
-/// A made-up host with cgroup v2 and the groups `/`, `/machine.slice` and `/machine.slice/a.service`.
+/// A generated host with cgroup v2 and the groups `/`, `/machine.slice` and `/machine.slice/a.service`.
 fn grouped() -> Host {
     let host = Host::new();
     host.file("proc/self/mountinfo", MOUNTS);
@@ -237,7 +237,7 @@ fn shares_of_a_group() {
     let limit = |group: &str| Resource::GroupQuota(group.into());
     let (group, own) = ("/machine.slice/a.service", own_group(7));
 
-    // Without the controller groups have the defaults, those that are yet to be made as well.
+    // Without the controller all groups have the defaults, including those that do not exist yet.
     for path in [group, &own] {
         assert_eq!(settings.read(&weight(path)), Ok(Value::Weight(100)));
         assert_eq!(settings.read(&limit(path)), Ok(Value::Quota(None)));
@@ -253,7 +253,7 @@ fn shares_of_a_group() {
         assert!(matches!(settings.read(&weight(bad)), Err(ResourceError::Unsupported(_))), "{bad}");
     }
 
-    // Another value switches it on for the groups above. In this tree no files appear from that.
+    // Another value switches the controller on in the groups above. In this tree no files appear in consequence.
     assert!(settings.write(&weight(group), &Value::Weight(300)).is_err());
     for above in ["", "/machine.slice"] {
         assert_eq!(host.text(&format!("{CGROUP}{above}/cgroup.subtree_control")), "+cpu");
@@ -305,14 +305,14 @@ fn a_process_that_could_not_return_is_not_moved() {
     let place =
         |tid: u32, group: &str| host.file(&format!("proc/700/task/{tid}/cgroup"), format!("0::{group}\n"));
 
-    // libvirt's: threads in groups of their own
+    // libvirt's VMs: threads in several groups
     place(700, &format!("{scope}/libvirt/emulator"));
     place(701, &format!("{scope}/libvirt/vcpu0"));
     let why = settings.read(&process).unwrap_err();
     assert!(matches!(&why, ResourceError::Unsupported(t) if t.contains("several groups")), "{why:?}");
     assert!(settings.write(&process, &own).is_err());
 
-    // alone in a scope
+    // the only process of a scope
     place(700, scope);
     place(701, scope);
     host.file(&format!("{CGROUP}{scope}/cgroup.procs"), "700\n");
@@ -325,7 +325,7 @@ fn a_process_that_could_not_return_is_not_moved() {
         let refused = settings.write(&process, &Value::Group(bad.into()));
         assert!(matches!(refused, Err(ResourceError::Refused(_))), "{bad}");
     }
-    // killed: some threads were moved, others were on their way out and stayed behind
+    // killed: some threads were moved, others were ending and stayed
     place(700, "/machine.slice");
     place(701, &own_group(700));
     host.thread("proc/700/task/701", "CPU 0/KVM", "0", 0, 0x4);
@@ -350,7 +350,7 @@ impl Drop for Sleep {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if let Some(group) = &self.directory {
-            // An ended process may hold its group for an instant.
+            // A process that has ended may remain in its group for an instant.
             for _ in 0..100 {
                 if !group.exists() || std::fs::remove_dir(group).is_ok() {
                     break;
@@ -362,7 +362,7 @@ impl Drop for Sleep {
     }
 }
 
-/// Where this machine has cgroup v2.
+/// Where cgroup v2 is mounted on this machine.
 fn mount() -> Option<std::path::PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let line = mounts.lines().find(|l| l.contains(" - cgroup2 ") && l.split(' ').nth(3) == Some("/"))?;
@@ -384,7 +384,7 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
     let process = Resource::Group(task(&Root::default(), pid).unwrap());
     let before = settings.read(&process).unwrap();
 
-    // Twice: the second time the group is there already. In between, the way back is gone as well.
+    // Twice: the second time the group exists already. In between, it was removed.
     for _ in 0..2 {
         settings.write(&process, &Value::Group(own.clone())).unwrap();
         assert_eq!(settings.read(&process), Ok(Value::Group(own.clone())));
@@ -399,7 +399,7 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
         assert!(!directory.exists(), "the emptied group is removed");
     }
 
-    // Killed after the group was made and before the move.
+    // As after a kill between the creation of the group and the move.
     std::fs::create_dir_all(&directory).unwrap();
     settings.write(&process, &before).unwrap();
     assert!(!directory.exists(), "a group that was never used is removed");
@@ -411,7 +411,7 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
     assert!(matches!(settings.write(&process, &before), Err(ResourceError::Gone(_))));
     assert!(!directory.exists(), "the group of a process that ended is removed");
 
-    // Killed so that nobody has anything to write any more, but the group is left.
+    // As after a kill, when only the group is left and no process.
     std::fs::create_dir_all(&directory).unwrap();
     let others = directory.with_file_name("not-of-teiji");
     std::fs::create_dir_all(&others).unwrap();
@@ -423,7 +423,7 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
     assert!(!directory.parent().unwrap().exists());
 }
 
-/// Weight and limit of a real group, if this machine's hierarchy has the controller.
+/// Weight and limit of a real group, if the hierarchy of this machine has the controller.
 fn shares(group: &str) {
     let settings = Settings::default();
     let (weight, limit) = (Resource::GroupWeight(group.into()), Resource::GroupQuota(group.into()));

@@ -1,4 +1,4 @@
-//! Threads' CPUs and scheduling, by real system calls on threads of this test. Needs root, as `make test` does.
+//! CPUs and scheduling of threads, by real system calls on threads of this test. Needs root, as `make test` does.
 #![allow(clippy::unwrap_used)]
 
 use nix::unistd::gettid;
@@ -8,10 +8,10 @@ use teiji_host::{Root, Settings, task};
 use teiji_model::cpus::CpuSet;
 use teiji_model::resource::{Resource, ResourceError, Scheduling, Task, Value};
 
-/// Deadline threads share the CPUs' real-time bandwidth: one test at a time asks for it.
+/// Deadline threads share the CPUs' real-time bandwidth: only one test at a time requests it.
 static BANDWIDTH: Mutex<()> = Mutex::new(());
 
-/// A thread that sleeps until it is dropped; what is done to it ends with it.
+/// A thread that sleeps until it is dropped; changes made to it end with it.
 struct Sleeper {
     task: Task,
     wake: Option<mpsc::Sender<()>>,
@@ -56,7 +56,7 @@ fn settings() -> Settings {
     Settings::new(Root::default())
 }
 
-/// CPUs that this test may use.
+/// The CPUs that this test may use.
 fn allowed() -> CpuSet {
     let sleeper = Sleeper::new();
     let Value::Cpus(cpus) = settings().read(&sleeper.cpus()).unwrap() else { panic!() };
@@ -131,7 +131,7 @@ fn a_deadline_thread_is_refused_with_the_reason() {
     let why = refusal(&sleeper, &deadline(2_000_000, 1_000_000));
     assert!(why.contains("runtime <= deadline") && why.contains("EINVAL"), "{why}");
 
-    // Each asks for a CPU of its own, which is more than is left of the last.
+    // Each thread requests a whole CPU; the last request exceeds what is left.
     let mut admitted = Vec::new();
     let why = loop {
         let sleeper = Sleeper::new();
@@ -198,7 +198,7 @@ fn a_process_that_ended_but_was_not_waited_for_is_gone() {
 fn a_missing_capability_is_named() {
     let sleeper = Sleeper::new();
     let setting = sleeper.scheduling();
-    // Capabilities are each thread's own.
+    // Each thread has its own capabilities.
     let error = std::thread::spawn(move || {
         caps::drop(None, caps::CapSet::Effective, caps::Capability::CAP_SYS_NICE).unwrap();
         settings().write(&setting, &Value::Scheduling(Scheduling::Fifo { priority: 1 })).unwrap_err()

@@ -6,7 +6,7 @@ use super::tree::{Part, TCA_HFSC_FSC, TCA_HFSC_RSC, Tree};
 use crate::rtnl::{Rtnl, TCA_KIND, TCA_OPTIONS, TCMSG, attributes, tcmsg, u32_at};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// `TCA_STAB`, and `TCA_STAB_BASE` in it, which alone is listed.
+/// `TCA_STAB`, and `TCA_STAB_BASE` in it, the only part that the kernel lists.
 const STAB: u16 = 8;
 const STAB_BASE: u16 = 1;
 /// `TCA_HTB_PARMS`, `TCA_HTB_RATE64`, `TCA_HTB_CEIL64`.
@@ -78,7 +78,7 @@ fn fact(tree: &Tree, what: u16, body: &[u8]) -> Option<Fact> {
         }
         match name {
             b"htb" => fact.options = picked(&[STAB_BASE], value(STAB).unwrap_or_default()),
-            // struct tc_hfsc_qopt, and struct tc_fifo_qopt, as they are.
+            // struct tc_hfsc_qopt, and struct tc_fifo_qopt, are not split into attributes.
             b"hfsc" => drop(fact.options.insert(0, options.get(..2)?.to_vec())),
             b"pfifo" => drop(fact.options.insert(0, options.get(..4).unwrap_or_default().to_vec())),
             _ => {}
@@ -88,12 +88,12 @@ fn fact(tree: &Tree, what: u16, body: &[u8]) -> Option<Fact> {
         if !own(handle) || handle & 0xffff == 0 {
             return None;
         }
-        // HTB's root class says that it has no parent.
+        // HTB lists its root class without a parent.
         if name == b"htb" {
             fact.parent = 0;
             fact.options = picked(&HTB_64, options);
             let parms = attributes(options).into_iter().find(|(k, _)| *k == HTB_PARMS)?.1;
-            // Two struct tc_ratespec, buffer, cbuffer, quantum; of the rates the number alone.
+            // Two struct tc_ratespec, buffer, cbuffer, quantum; of each tc_ratespec only the rate is compared.
             let told = [parms.get(8..12)?, parms.get(20..24)?, parms.get(24..36)?].concat();
             fact.options.insert(HTB_PARMS, told);
         } else {

@@ -14,7 +14,7 @@ use teiji_model::queue::{Channel, Deadlines};
 pub(super) const CLASSID: u16 = 1;
 const ETH_TYPE: u16 = 8;
 pub(super) const IP_PROTO: u16 = 9;
-/// Key of the sender's address, and one more its mask, two more the receiver's.
+/// The sender's IPv4 address. The next numbers are its mask, the receiver's address and its mask.
 pub(super) const IPV4_SRC: u16 = 10;
 pub(super) const IPV6_SRC: u16 = 14;
 const FLAGS: u16 = 22;
@@ -92,7 +92,7 @@ fn bits(channel: &Channel) -> u32 {
 fn keys(channel: &Channel) -> Result<Vec<Key>, String> {
     let ends = [&channel.from, &channel.to];
     let families = match ends.map(|e| e.as_ref().map(|e| e.address.is_ipv4())) {
-        [Some(a), Some(b)] if a != b => return Err("has an end of IPv4 and one of IPv6".into()),
+        [Some(a), Some(b)] if a != b => return Err("has one IPv4 and one IPv6 endpoint".into()),
         [Some(v4), _] | [None, Some(v4)] => vec![v4],
         [None, None] => vec![true, false],
     };

@@ -91,7 +91,7 @@ impl Hfsc {
         Ok(all.into_iter().filter(|(_, qdiscs)| own(qdiscs)).map(|(index, _)| index).collect())
     }
 
-    /// Gives a device these channels. Packets that wait in its queue are lost.
+    /// Makes a device keep these channels. Packets that wait in its queue are lost.
     ///
     /// # Errors
     /// If HFSC cannot keep them or the kernel refuses them; the device then has the former root (again).
@@ -116,7 +116,7 @@ impl Hfsc {
         let Err(why) = send(&mut rtnl, &parts) else { return Ok(()) };
         match self.put_back(device, &former, &all[..all.len() - 1], &mut rtnl) {
             Ok(()) => Err(refused(why)),
-            Err(again) => Err(refused(format!("{why}; and the former qdisc could not be put back: {again}"))),
+            Err(again) => Err(refused(format!("{why}; and the former qdisc could not be restored: {again}"))),
         }
     }
 

@@ -53,11 +53,11 @@ fn a_channel_is_a_class_a_queue_and_filters() {
         ]
     );
     assert!(parts.iter().all(|(_, r)| u32_at(&r.head, 4) == Some(7)));
-    // 3,084 bytes within 2 ms, then a megabyte a second, both here and of what is left.
+    // The real-time curve: 3,084 bytes within 2 ms, then 1 MB/s. The link-sharing curve: 1 MB/s.
     let words = |v: &[u8]| [0, 4, 8].map(|i| u32_at(v, i).unwrap());
     let class = options(&parts[5]);
     assert_eq!([&class[&1], &class[&2]].map(|v| words(v)), [[1_542_002, 2000, 1_000_000], [0, 0, 1_000_000]]);
-    // Best effort has what is left of 50 Mbit/s.
+    // Best effort gets what the channels leave of 50 Mbit/s.
     assert_eq!(words(&options(&parts[3])[&2]), [0, 0, 5_250_000]);
     let filter = options(&parts[7]);
     assert_eq!(filter[&filter::IP_PROTO], [17]);
@@ -73,7 +73,7 @@ fn the_size_table_counts_bytes_on_the_wire() {
     let stab = attributes(all.iter().find(|(k, _)| *k == 8).unwrap().1);
     let table: Vec<u16> =
         stab[1].1.chunks_exact(2).map(|two| u16::from_ne_bytes(two.try_into().unwrap())).collect();
-    // As `__qdisc_calculate_pkt_len()` does.
+    // Like `__qdisc_calculate_pkt_len()`.
     let counted = |frame: usize| {
         let slot = frame + 24;
         if slot < table.len() {
@@ -93,11 +93,11 @@ fn open_ports_and_ends_are_several_filters() {
     let filters = |c: Channel| tree(&[("c", c)]).parts(1, curve::of).map(|parts| parts.len() - 7);
     assert_eq!(filters(channel(None, None, None)), Ok(4));
     assert_eq!(filters(channel(None, None, Some(1))), Ok(4));
-    // UDP, TCP and SCTP, tagged and not.
+    // UDP, TCP and SCTP, each with and without a VLAN tag.
     assert_eq!(filters(channel(None, end("fd00::1", 128, Some(5)), None)), Ok(6));
     assert!(filters(channel(end("::", 0, Some(1)), None, Some(33))).unwrap_err().contains("protocol 33"));
     let two = channel(end("10.0.0.1", 32, None), end("fd00::1", 128, None), None);
-    assert!(filters(two).unwrap_err().contains("one of IPv6"));
+    assert!(filters(two).unwrap_err().contains("one IPv6"));
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn the_more_specific_channel_has_the_packet() {
     let parts = tree(&[("any", any), ("sip", sip())]).parts(1, curve::of).unwrap();
     let filters: Vec<&str> =
         parts.iter().filter(|(_, r)| r.kind == libc::RTM_NEWTFILTER).map(|(what, _)| what.as_str()).collect();
-    // UDP is `sip`'s; TCP and SCTP are left for `any`.
+    // UDP packets belong to `sip`; TCP and SCTP are left for `any`.
     assert_eq!(filters[..2], ["filter of channel `sip`"; 2]);
     assert_eq!(filters[2..], ["filter of channel `any`"; 4]);
 }
@@ -141,7 +141,7 @@ fn what_was_changed_is_told() {
     let mut jumbo = whole.clone();
     jumbo.mtu = 9000;
     assert_ne!(facts::wanted(&jumbo, &jumbo.parts(7, curve::of).unwrap()), facts);
-    // Part of it only, and nothing of another handle.
+    // Only a part of the tree, and nothing of another handle.
     let less: BTreeSet<_> = facts::wanted(&whole, &parts[..parts.len() - 1]);
     assert!(less.is_subset(&facts) && less != facts);
     assert_eq!(facts::wanted(&Tree { outer: OUTER[1], ..whole }, &parts[..7]).len(), 0);
@@ -155,7 +155,7 @@ fn notes_are_read_as_they_are_written() {
     let two = [tree(&[("sip", sip())]), Tree { outer: OUTER[1], ..tree(&[]) }];
     notes.write(&two).unwrap();
     assert_eq!(notes.read(), Ok(two.to_vec()));
-    // Another device's are others.
+    // Each device has its own notes.
     assert_eq!(Notes::new(dir.path(), 4).read(), Ok(Vec::new()));
     std::fs::write(dir.path().join("hfsc-3.json"), "[{\"outer\":32").unwrap();
     assert_eq!(notes.read(), Ok(Vec::new()));
@@ -165,13 +165,13 @@ fn notes_are_read_as_they_are_written() {
     assert!(nowhere.contains("cannot write") && nowhere.contains("hfsc-3.json"), "{nowhere}");
 }
 
-/// Of this machine: loopback's root is not teiji's.
+/// On this machine: the root qdisc of loopback is not teiji's.
 #[test]
 fn another_s_root_is_not_read() {
     let dir = tempfile::tempdir().unwrap();
     let hfsc = Hfsc::new(Settings::default(), dir.path(), curve::of);
     assert_eq!(hfsc.read(&Device { name: "lo".into(), index: 1 }), Ok(None));
-    // With neither, nothing has changed.
+    // A channel that HFSC cannot keep: nothing has changed.
     let bad = Deadlines { rate: 0, ..tree(&[("c", Channel { deadline: 0, ..sip() })]).keeps };
     let why = hfsc.write(&Device { name: "lo".into(), index: 1 }, &bad).unwrap_err().to_string();
     assert!(why.starts_with("HFSC on lo: ") && why.contains("channel `c`"), "{why}");

@@ -23,7 +23,7 @@ const UNKNOWN: u64 = 0xffff_ffff;
 /// How many stacked devices are followed up to a bridge: slave, bond, VLAN, bridge, and some more.
 const DEPTH: usize = 6;
 
-/// Ethernet devices, by name: from the kernel's list of them, or where the kernel is not asked from sysfs.
+/// Ethernet devices, by name: from the kernel's list of them, or from sysfs if the kernel was not asked.
 pub(super) fn links(root: &Root, devices: &Devices) -> Vec<ObservedLink> {
     let mut all = match devices.links() {
         Some(listed) => listed.values().filter_map(|link| Ethernet::listed(root, listed, link)).collect(),
@@ -155,7 +155,7 @@ fn irqs(root: &Root, name: &str, interrupts: &Interrupts<'_>) -> Vec<u32> {
     let bus = target.rsplit('/').next().unwrap_or_default();
     let mut irqs = root.numbers(&format!("{device}/msi_irqs"));
     if irqs.is_empty() && is_virtio(root, &device) {
-        // the kernel resolves `device` before it goes up, so that this is the PCI device
+        // the kernel resolves `device` before `..`, so this is the PCI device
         irqs = root.numbers(&format!("{device}/../msi_irqs"));
     }
     if irqs.is_empty() {

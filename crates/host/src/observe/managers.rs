@@ -32,7 +32,7 @@ fn manager(name: &str, touches: &[Kind], advice: String) -> Manager {
     Manager { name: name.to_owned(), advice, touches: touches.to_vec(), vm: None }
 }
 
-/// One that changes settings of this VM only.
+/// A manager that changes settings of this VM only.
 fn of_vm(vm: &ObservedVm, manager: Option<Manager>) -> Option<Manager> {
     manager.map(|manager| Manager { vm: Some(vm.process), ..manager })
 }

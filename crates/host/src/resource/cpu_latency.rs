@@ -1,6 +1,6 @@
-//! The longest wake-up that a CPU's idle states may have:
-//! `/sys/devices/system/cpu/cpu<n>/power/pm_qos_resume_latency_us` (Documentation/ABI/testing/sysfs-devices-power): `0` is
-//! any latency, `n/a` none at all.
+//! The longest wake-up latency that a CPU's idle states may have, µs:
+//! `/sys/devices/system/cpu/cpu<n>/power/pm_qos_resume_latency_us` (Documentation/ABI/testing/sysfs-devices-power). `0`
+//! means any latency, `n/a` no latency at all.
 
 use super::{Access, Facts, answer, file};
 use crate::root::Root;
@@ -44,7 +44,7 @@ fn write(root: &Root, cpu: u32, latency: Latency) -> Result<(), ResourceError> {
     let text = match latency {
         Latency::Any => "0".to_owned(),
         Latency::None => "n/a".to_owned(),
-        // The kernel would take it for "any".
+        // The kernel would take 0 for "any".
         Latency::AtMost(0) => return Err(answer::impossible("a wake-up takes time; ask for none instead")),
         Latency::AtMost(us) => us.to_string(),
     };

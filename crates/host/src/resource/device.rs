@@ -11,7 +11,7 @@ use teiji_model::resource::ResourceError;
 
 const NEEDS: &str = "root, or CAP_NET_ADMIN";
 const NOT_HERE: &str =
-    "only the kernel tells that, and what is below --root is not the machine that it runs on";
+    "only the running kernel has this value, and the files below --root are those of another host";
 
 /// A socket, if `device` is one of this machine's; it is then there.
 ///
@@ -30,7 +30,7 @@ pub(super) fn failed(errno: Errno, device: &Device) -> ResourceError {
         Errno::EPERM | Errno::EACCES => answer::not_permitted(errno, NEEDS),
         Errno::EOPNOTSUPP => answer::refused(
             errno,
-            "the device does not take that",
+            "the device does not accept that value",
             "use another device, or leave it as it is",
         ),
         errno => answer::failed(errno, &format!("device {device}")),
@@ -67,7 +67,7 @@ impl Devices {
         Ok(all.get(&device.index).map_or(&[], Vec::as_slice))
     }
 
-    /// How large packets a device takes.
+    /// The largest packets that a device accepts.
     pub(super) fn sizes(&self, device: &Device) -> Result<SegmentSizes, ResourceError> {
         let all = self.links.as_ref().ok_or_else(|| answer::unsupported(NOT_HERE))?;
         let all = all.as_ref().map_err(|e| failed(*e, device))?;

@@ -1,4 +1,4 @@
-//! Kernel files: read whole, written by a single `write(2)`.
+//! Kernel files: read completely, written by a single `write(2)`.
 
 use crate::root::Root;
 use nix::errno::Errno;
@@ -6,13 +6,13 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 
-/// A file as text without blanks around it.
+/// A file as text, without surrounding blanks.
 pub(super) fn read(root: &Root, path: &str) -> Result<String, Errno> {
     let bytes = fs::read(root.path(path)).map_err(number)?;
     Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
 }
 
-/// Writes a file that is there already. The kernel sees the text at once or not at all.
+/// Writes a file that exists. The kernel gets the whole text at once or nothing.
 pub(super) fn write(root: &Root, path: &str, text: &str) -> Result<(), Errno> {
     let mut file = fs::OpenOptions::new().write(true).truncate(true).open(root.path(path)).map_err(number)?;
     let written = loop {
@@ -24,12 +24,12 @@ pub(super) fn write(root: &Root, path: &str, text: &str) -> Result<(), Errno> {
     if written == text.len() { Ok(()) } else { Err(Errno::EIO) }
 }
 
-/// Whether the kernel offers a file to nobody for writing.
+/// Whether the kernel lets nobody write a file.
 pub(super) fn is_read_only(root: &Root, path: &str) -> bool {
     fs::metadata(root.path(path)).is_ok_and(|data| data.permissions().mode() & 0o222 == 0)
 }
 
-/// An I/O error's number.
+/// The error number of an I/O error.
 pub(super) fn number(error: io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }

@@ -87,7 +87,7 @@ fn path(policy: u32) -> String {
 
 fn failed(errno: Errno, policy: u32) -> ResourceError {
     match errno {
-        // A driver of its own kind (setpolicy) is switched off, or the policy's CPUs are offline.
+        // The driver chooses frequencies itself (setpolicy) and is switched off, or the policy's CPUs are offline.
         Errno::EBUSY | Errno::EIO => {
             answer::refused(errno, "the policy is not in use", "bring one of its CPUs online first")
         }

@@ -4,13 +4,13 @@
 //! /                        +cpu in cgroup.subtree_control
 //! ├── machine.slice/…      where the process was
 //! └── teiji                +cpu in cgroup.subtree_control
-//!     └── vm-<pid>         made for it; removed when it has left, and teiji with the last of them
+//!     └── vm-<pid>         made for the process; removed once it has left, `teiji` with the last one
 //! ```
-//! A controller that was switched on for the children of a group stays on: for children whose weight and limit nobody
-//! set it means equal shares, and others may have begun to rely on it.
+//! A controller that was switched on for the children of a group stays on: for children with the default weight and
+//! limit it means equal shares, and others may rely on it by now.
 //!
-//! All threads of a process move with it. A vhost worker that is a kernel thread is no thread of it and stays
-//! (before Linux 6.4).
+//! All threads of a process move with it. A vhost worker that is a kernel thread (before Linux 6.4) is not one of them
+//! and stays.
 
 use super::{Access, Facts, answer, file};
 use crate::cgroup::{self, Hierarchy, OWN};
@@ -50,7 +50,7 @@ impl Access for Group {
     }
 }
 
-/// The group that all threads of a process are in, which was there just now.
+/// The group that all threads of a process are in.
 ///
 /// # Errors
 /// `Unsupported` if they are in several: moving the process would move them into one, which could not be undone.
@@ -65,7 +65,7 @@ fn present(root: &Root, hierarchy: &Hierarchy, task: Task) -> Result<String, Res
     let group = groups.next().ok_or_else(|| gone(task))?;
     if groups.next().is_some() {
         if falls_apart(root, task.id) {
-            // A move only takes those of its threads along that are not ending yet.
+            // Only threads that are not yet ending have moved with their process.
             return Err(gone(task));
         }
         return Err(answer::unsupported(
@@ -84,11 +84,11 @@ fn present(root: &Root, hierarchy: &Hierarchy, task: Task) -> Result<String, Res
     Ok(group)
 }
 
-/// Moves a process. A group below `/teiji/` is made for it; any other must be there. Groups of teiji's own that are
-/// empty then are removed.
+/// Moves a process. A group below `/teiji/` is made for it; any other group must exist. teiji's own groups that are
+/// then empty are removed.
 ///
 /// # Errors
-/// `Refused` if the group cannot be one's own, or if the move could not be undone.
+/// `Refused` if teiji cannot use the group, or if the move could not be undone.
 fn write(root: &Root, task: Task, group: &str) -> Result<(), ResourceError> {
     if !cgroup::is_group(group) || group == OWN {
         return Err(answer::impossible("that is no path of a control group that can hold a process"));
@@ -98,12 +98,12 @@ fn write(root: &Root, task: Task, group: &str) -> Result<(), ResourceError> {
         return enter(root, &hierarchy, task, group).inspect_err(|_| sweep(root, &hierarchy));
     }
     let result = leave(root, &hierarchy, task, group);
-    // Also when the process has ended, or was killed between the making of the group and the move.
+    // Also if the process has ended, or was killed between the creation of the group and the move.
     sweep(root, &hierarchy);
     result
 }
 
-/// Into a group of teiji's own.
+/// Moves a process into one of teiji's own groups.
 fn enter(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<(), ResourceError> {
     alive(root, task)?;
     let before = present(root, hierarchy, task)?;
@@ -121,7 +121,7 @@ fn enter(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<
     migrate(root, hierarchy, task, group)
 }
 
-/// Back into a group that others made.
+/// Moves a process back into a group that others made.
 fn leave(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<(), ResourceError> {
     alive(root, task)?;
     if !hierarchy.exists(group) {
@@ -133,14 +133,14 @@ fn leave(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<
     }
 }
 
-/// The move itself: one write, which takes all threads of the process or none.
+/// Moves a process by one write, which moves all of its threads or none.
 fn migrate(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<(), ResourceError> {
     let file = hierarchy.path(group, "cgroup.procs");
     file::write(root, &file, &task.id.to_string()).map_err(|errno| match errno {
         Errno::ESRCH => gone(task),
         Errno::EBUSY | Errno::EOPNOTSUPP => answer::refused(
             errno,
-            "that group may hold no processes, because it hands controllers on to the groups below it",
+            "that group may not hold processes, because it enables controllers for the groups below it",
             "name one of those",
         ),
         Errno::EINVAL => answer::refused(
@@ -153,7 +153,7 @@ fn migrate(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Resul
     })
 }
 
-/// A group of teiji's own with the CPU controller, as far as the hierarchy has that.
+/// Makes one of teiji's own groups, with the CPU controller if the hierarchy has it.
 fn make(root: &Root, hierarchy: &Hierarchy, group: &str) -> Result<(), ResourceError> {
     let mut made = String::new();
     for part in group.trim_matches('/').split('/') {
@@ -176,7 +176,7 @@ fn make(root: &Root, hierarchy: &Hierarchy, group: &str) -> Result<(), ResourceE
     Ok(())
 }
 
-/// Gives the groups below `group` the CPU controller, if they do not have it.
+/// Switches the CPU controller on for the groups below `group`, if it is off.
 pub(super) fn enable_cpu(root: &Root, hierarchy: &Hierarchy, group: &str) -> Result<(), ResourceError> {
     let file = hierarchy.path(group, "cgroup.subtree_control");
     let enabled =
@@ -187,7 +187,7 @@ pub(super) fn enable_cpu(root: &Root, hierarchy: &Hierarchy, group: &str) -> Res
     file::write(root, &file, "+cpu").map_err(|errno| match errno {
         Errno::EBUSY => answer::refused(
             errno,
-            &format!("control group {group} holds processes itself and so cannot share CPU time out below it"),
+            &format!("control group {group} holds processes itself, so groups below it cannot have CPU weights"),
             "move those into a group below it",
         ),
         Errno::EINVAL => answer::refused(
@@ -200,8 +200,8 @@ pub(super) fn enable_cpu(root: &Root, hierarchy: &Hierarchy, group: &str) -> Res
     })
 }
 
-/// Removes groups of teiji's own that are empty: of VMs that have left, that have ended, or that were never moved
-/// because a teiji was killed between the making of the group and the move.
+/// Removes teiji's own groups that are empty: those of VMs that have left or ended, and those into which no VM was
+/// moved because teiji was killed after it had made the group.
 pub(super) fn tidy(root: &Root) {
     if let Ok(hierarchy) = Hierarchy::find(root) {
         sweep(root, &hierarchy);
@@ -211,7 +211,7 @@ pub(super) fn tidy(root: &Root) {
 fn sweep(root: &Root, hierarchy: &Hierarchy) {
     let made = hierarchy.children(OWN).into_iter().filter(|name| name.starts_with("vm-"));
     for group in made.map(|name| format!("{OWN}/{name}")).chain([OWN.to_owned()]) {
-        // rmdir takes no group that has processes or groups in it, and that is no failure
+        // rmdir fails for a group that has processes or groups in it, as intended
         let _ = fs::remove_dir(root.path(&hierarchy.path(&group, "")));
     }
 }

@@ -1,4 +1,4 @@
-//! A control group's share of CPU time against others: `cpu.weight`.
+//! A control group's share of CPU time relative to its siblings: `cpu.weight`.
 
 use super::{Access, Facts, answer, share};
 use crate::cgroup::Hierarchy;
@@ -37,7 +37,7 @@ impl Access for GroupWeight {
     }
 }
 
-/// 1 to 10,000.
+/// The weight, 1 to 10,000.
 fn read(
     root: &Root,
     hierarchy: Result<&Hierarchy<'_>, &'static str>,

@@ -1,6 +1,6 @@
-//! How long KVM polls before it lets a halted vCPU sleep, host-wide: `/sys/module/kvm/parameters/halt_poll_ns`
-//! (Documentation/virt/kvm/halt-polling.rst). Up to Linux 6.1 a VM takes the value over when it is made; since, it holds
-//! for all VMs at once.
+//! How long KVM polls before it lets a halted vCPU sleep, host-wide, ns: `/sys/module/kvm/parameters/halt_poll_ns`
+//! (Documentation/virt/kvm/halt-polling.rst). Up to Linux 6.1 a VM keeps the value from when it was made; from 6.2 on a
+//! change applies to all VMs at once.
 
 use super::{Access, Facts, answer, file};
 use crate::root::Root;
@@ -9,7 +9,7 @@ use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
 
 /// The parameter.
 const HALT_POLL: &str = "sys/module/kvm/parameters/halt_poll_ns";
-/// Why it may not be changed.
+/// Why the parameter cannot be changed.
 const READ_ONLY: &str =
     "this kernel makes the parameter read-only; boot with kvm.halt_poll_ns=N on its command line instead";
 
@@ -24,7 +24,7 @@ impl Access for HaltPoll {
         facts.read_each(self, [Resource::HaltPoll], found);
     }
 
-    /// ns; 0 is off.
+    /// In ns; 0 is off.
     fn read(&self, root: &Root, _: &Resource) -> Result<Value, ResourceError> {
         let text = file::read(root, HALT_POLL).map_err(failed)?;
         text.parse().map(Value::Nanoseconds).map_err(|_| answer::unexpected(&text))

@@ -1,7 +1,7 @@
 //! CPUs that an interrupt may be delivered to: `/proc/irq/<n>/smp_affinity_list`
 //! (Documentation/core-api/irq/irq-affinity.rst, kernel/irq/proc.c).
 //!
-//! The file holds the CPUs asked for; the one that the interrupt goes to now is in `effective_affinity_list`.
+//! The file has the requested CPUs; the CPU that the interrupt goes to now is in `effective_affinity_list`.
 
 use super::{Access, Facts, answer, file};
 use crate::root::Root;
@@ -9,8 +9,8 @@ use nix::errno::Errno;
 use teiji_model::cpus::CpuSet;
 use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
 
-/// Why an interrupt cannot be moved. Newer kernels take the right to write from its file (`register_irq_proc`), older
-/// ones refuse the write.
+/// Why an interrupt cannot be moved. Newer kernels make its file read-only (`register_irq_proc`), older ones refuse the
+/// write.
 const MANAGED: &str = "the kernel distributes this interrupt itself (a managed interrupt: the driver's \
                                   options or isolcpus=managed_irq decide), or its controller cannot move it";
 
@@ -58,7 +58,7 @@ fn write(root: &Root, irq: u32, cpus: &CpuSet) -> Result<(), ResourceError> {
         return Err(answer::impossible("an interrupt needs a CPU"));
     }
     file::write(root, &path(irq), &cpus.to_string()).map_err(|errno| match errno {
-        // EIO in older kernels, EPERM since (write_irq_affinity)
+        // EIO in older kernels, EPERM in newer ones (write_irq_affinity)
         Errno::EIO | Errno::EPERM => answer::refused(errno, MANAGED, "leave it where it is"),
         Errno::ENOSPC => answer::refused(
             errno,

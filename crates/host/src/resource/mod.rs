@@ -24,9 +24,9 @@
 //! | `file` | reading and writing a kernel file by one system call |
 //!
 //! Each change is one system call that the kernel carries out completely or not at all: a process that is killed
-//! meanwhile leaves the old value or the new one. The exception is a move of a process into one of teiji's own groups,
-//! which is made before the move, and removed after the process has left: an empty group may remain, which
-//! [`Settings::tidy`] removes.
+//! meanwhile leaves the old value or the new one. The exception is a move of a process into one of teiji's own groups.
+//! The group is made before the move, and removed after the process has left it. If teiji is killed in between, an
+//! empty group remains, which [`Settings::tidy`] removes.
 //!
 //! The kernel may store another value than the requested one (it intersects CPUs with those that are online and in the
 //! cpuset): the caller reads back and compares.
@@ -110,13 +110,13 @@ static KINDS: [&dyn Access; 12] = [
 /// The facts of a host that are known before its resources are observed.
 pub(crate) struct Facts<'a> {
     pub root: &'a Root,
-    /// Those online.
+    /// The CPUs that are online.
     pub cpus: &'a CpuSet,
     pub vms: &'a [ObservedVm],
     pub links: &'a [ObservedLink],
     /// The hierarchy of control groups, or why there is none.
     pub hierarchy: Result<&'a Hierarchy<'a>, &'static str>,
-    /// What the kernel lists of devices.
+    /// The kernel's list of devices.
     pub devices: &'a Devices,
 }
 
@@ -143,7 +143,7 @@ pub(crate) fn observe(facts: &Facts<'_>) -> Resources {
     found
 }
 
-/// What this host can do with its resources.
+/// What this host supports of its resources.
 pub(crate) fn capabilities(root: &Root) -> Vec<Capability> {
     KINDS.iter().filter_map(|kind| kind.capability(root)).collect()
 }
@@ -160,10 +160,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Of the host whose files are below `root`.
+    /// The settings of the host whose files are below `root`.
     ///
-    /// Threads are changed by system calls, which know only those of the running kernel: below another directory
-    /// than `/` they are read from procfs and cannot be changed.
+    /// Threads are changed by system calls, which reach only those of the running kernel: below another directory than
+    /// `/` they are read from procfs and cannot be changed.
     pub fn new(root: Root) -> Self {
         Settings { root }
     }
@@ -172,7 +172,7 @@ impl Settings {
     /// Needs no privilege but that of reading the file in question.
     ///
     /// # Errors
-    /// [`ResourceError::Gone`] if the thread, interrupt or group is not there (any more), another if this host
+    /// [`ResourceError::Gone`] if the thread, interrupt or group does not exist (any more), another error if this host
     /// does not have such a resource or the caller may not read it.
     pub fn read(&self, resource: &Resource) -> Result<Value, ResourceError> {
         access(resource.kind())?.read(&self.root, resource)

@@ -66,7 +66,7 @@ fn irreplaceable(all: &[Qdisc]) -> Option<String> {
     let holds = |q: &&Qdisc| CLASSFUL.contains(&q.kind.as_str()) || q.kind.starts_with("bpf_");
     root.filter(holds).or(inner).map(|q| {
         format!(
-            "its qdisc {} may hold classes, qdiscs or filters, which could not be put back; remove it first (`tc qdisc del dev … root`)",
+            "its qdisc {} may hold classes, qdiscs or filters, which could not be restored; remove it first (`tc qdisc del dev … root`)",
             q.kind
         )
     })
@@ -76,11 +76,11 @@ fn write(root: &Root, device: &Device, wanted: &Stock) -> Result<(), ResourceErr
     let mut rtnl = open(root, device)?;
     if wanted.chosen {
         return rtnl.replace_root(device.index, &wanted.kind, &wanted.options).map_err(|e| match e {
-            // Not the device, which was there just now.
+            // ENOENT is not about the device, which existed just now.
             Errno::ENOENT => answer::refused(e, "the kernel does not know that qdisc", "load its module"),
-            // Nor here: the qdisc says so of a device that it was not prepared for.
+            // Nor is this ENODEV: the qdisc returns it for a device that it was not prepared for.
             Errno::ENODEV if rtnl.segment_sizes(device.index).is_ok() => {
-                answer::refused(e, "the qdisc does not take that device", "try again")
+                answer::refused(e, "the qdisc does not accept that device", "try again")
             }
             e => failed(e, device),
         });
@@ -108,11 +108,11 @@ mod tests {
         assert_eq!(why(&[qdisc("pfifo", ROOT, 0x8001_0000)]), None);
         assert!(why(&[qdisc("htb", ROOT, 0x1_0000)]).unwrap().contains("classes"));
         assert!(why(&[qdisc("bpf_fq", ROOT, 0x1_0000)]).is_some());
-        // mq with the kernel's own children, and with one that somebody has put there.
+        // mq with the kernel's own children, and with a child that somebody has set.
         let mq = qdisc("mq", ROOT, 0);
         assert_eq!(why(&[mq.clone(), qdisc("fq_codel", 1, 0), qdisc("fq_codel", 2, 0)]), None);
         assert!(why(&[mq.clone(), qdisc("fq", 1, 0x8002_0000)]).unwrap().contains("fq"));
-        // What packets arrive by is another matter.
+        // Qdiscs for arriving packets do not matter.
         assert_eq!(why(&[mq, qdisc("clsact", 0xffff_fff1, 0xffff_0000)]), None);
     }
 

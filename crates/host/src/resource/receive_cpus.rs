@@ -1,6 +1,7 @@
-//! The CPUs that packets of a device's receive queue are handed to, receive packet steering:
-//! `/sys/class/net/<device>/queues/rx-<n>/rps_cpus` (Documentation/networking/scaling.rst, net/core/net-sysfs.c). None:
-//! the CPU that takes a packet in goes on with it. A tap's packets come from its VM.
+//! Receive packet steering: the CPUs that process the packets of a device's receive queue,
+//! `/sys/class/net/<device>/queues/rx-<n>/rps_cpus` (Documentation/networking/scaling.rst, net/core/net-sysfs.c). If
+//! the set is empty, the CPU that receives a packet also processes it. The packets that a tap receives come from its
+//! VM.
 
 use super::{Access, Facts, answer, file};
 use crate::net;
@@ -43,7 +44,7 @@ impl Access for ReceiveCpus {
         file::write(root, &path(device, *queue), &mask(cpus)).map_err(|errno| match errno {
             Errno::EINVAL | Errno::EOVERFLOW => answer::refused(
                 errno,
-                "one of those CPUs does not exist, or the kernel keeps such work from all of them (isolcpus=, nohz_full=)",
+                "one of those CPUs does not exist, or isolcpus= or nohz_full= excludes all of them",
                 "name others",
             ),
             other => failed(other, device, *queue),
@@ -64,7 +65,7 @@ impl Access for ReceiveCpus {
     }
 }
 
-/// The name alone could be another device's by now.
+/// Ok if the device still has this index. A later device may have the same name.
 fn is_there(root: &Root, device: &Device) -> Result<(), ResourceError> {
     match net::ifindex(root, &device.name) == device.index {
         true => Ok(()),
@@ -85,7 +86,7 @@ fn path(device: &Device, queue: u32) -> String {
     format!("sys/class/net/{}/queues/rx-{queue}/rps_cpus", device.name)
 }
 
-/// Reads `00000001,00000003`: words of 32 bits, the highest CPUs first.
+/// Parses `00000001,00000003`: words of 32 bits, the highest CPUs first.
 fn parse(text: &str) -> Option<CpuSet> {
     let mut cpus = Vec::new();
     for (word, text) in (0u32..).zip(text.trim().rsplit(',')) {
@@ -96,7 +97,7 @@ fn parse(text: &str) -> Option<CpuSet> {
     Some(cpus.into_iter().collect())
 }
 
-/// The same the other way.
+/// The mask of these CPUs in the same format.
 fn mask(cpus: &CpuSet) -> String {
     let mut words = vec![0u32; cpus.iter().max().map_or(1, |last| last as usize / 32 + 1)];
     for cpu in cpus.iter() {

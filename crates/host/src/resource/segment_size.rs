@@ -1,4 +1,4 @@
-//! How large packets the host's own stack hands to a device for it to split: `gso_max_size`.
+//! How large packets the host's own stack hands to a device, which splits them: `gso_max_size`, bytes.
 
 use super::device::{failed, open};
 use super::{Access, Facts, answer};
@@ -6,7 +6,7 @@ use crate::root::Root;
 use crate::rtnl::SegmentSizes;
 use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
 
-/// `GSO_LEGACY_MAX_SIZE`: the most that IPv4 is given unless somebody sets a size of its own for it.
+/// `GSO_LEGACY_MAX_SIZE`: the kernel's limit for IPv4 packets, unless somebody sets `gso_ipv4_max_size`.
 const LEGACY: u32 = 65_536;
 
 pub(super) struct SegmentSize;
@@ -41,9 +41,9 @@ impl Access for SegmentSize {
 
 fn present(sizes: SegmentSizes) -> Result<Value, ResourceError> {
     match sizes.v4 {
-        // Setting the one sets the other, which could not be put back.
+        // Setting one sets the other, which could not be restored.
         Some(v4) if v4 != sizes.all.min(LEGACY) => Err(answer::unsupported(format!(
-            "it has a gso_ipv4_max_size of its own ({v4}), which could not be put back; make both {v4} first \
+            "its gso_ipv4_max_size of {v4} differs from its gso_max_size and could not be restored; set both first \
              (`ip link set … gso_max_size {v4}`)"
         ))),
         _ => Ok(Value::Bytes(sizes.all)),

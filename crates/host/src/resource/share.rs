@@ -11,7 +11,8 @@ use nix::errno::Errno;
 use teiji_model::plan::{ObservedVm, own_group};
 use teiji_model::resource::ResourceError;
 
-/// The groups that VMs have to themselves, or could have.
+/// The groups that belong to one VM only: its present one, if no other process is in it, and the one that teiji would
+/// make.
 pub(super) fn groups(vms: &[ObservedVm]) -> impl Iterator<Item = String> {
     vms.iter().flat_map(|vm| {
         let present = vm.group.clone().filter(|_| !vm.group_shared);
@@ -19,7 +20,7 @@ pub(super) fn groups(vms: &[ObservedVm]) -> impl Iterator<Item = String> {
     })
 }
 
-/// Ok if groups of the hierarchy can share CPU time and this is a group that can.
+/// Ok if groups of the hierarchy can share CPU time and this group can.
 fn usable(hierarchy: &Hierarchy<'_>, group: &str) -> Result<(), ResourceError> {
     if !cgroup::is_group(group) || group == "/" {
         let why = "the root group has neither weight nor limit, and no other path is a group";
@@ -34,7 +35,7 @@ fn usable(hierarchy: &Hierarchy<'_>, group: &str) -> Result<(), ResourceError> {
     }
 }
 
-/// `None`: the kernel's default, for there is no such file.
+/// `None` if there is no such file: the kernel's default applies.
 pub(super) fn read(
     root: &Root,
     hierarchy: Result<&Hierarchy<'_>, &'static str>,
@@ -63,7 +64,7 @@ pub(super) fn write(
     let file = hierarchy.path(group, name);
     if !root.exists(&file) {
         if is_default && (hierarchy.exists(group) || cgroup::is_own(group)) {
-            return Ok(()); // it is so already
+            return Ok(()); // it already is the default
         }
         if !hierarchy.exists(group) {
             return Err(answer::failed(Errno::ENOENT, &format!("control group {group}")));

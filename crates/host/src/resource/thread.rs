@@ -1,4 +1,4 @@
-//! What changes of threads share.
+//! Shared by the resources of threads.
 
 use super::answer;
 use crate::root::Root;
@@ -12,7 +12,7 @@ pub(super) fn of_vms(vms: &[ObservedVm]) -> impl Iterator<Item = Task> {
     vms.iter().flat_map(|vm| vm.vcpus.iter().chain(&vm.workers)).copied()
 }
 
-/// Ok if this is a thread that a system call would mean.
+/// Ok if the thread is alive, and if system calls can reach it.
 pub(super) fn changeable(root: &Root, task: Task) -> Result<(), ResourceError> {
     alive(root, task)?;
     match root.is_real() {

@@ -36,7 +36,7 @@ impl Access for ThreadCpus {
     }
 }
 
-/// CPUs that a thread, which was there just now, is allowed on and that are online.
+/// CPUs that a thread is allowed on and that are online.
 fn present(root: &Root, task: Task) -> Result<CpuSet, ResourceError> {
     if !root.is_real() {
         return listed_cpus(root, task).ok_or_else(|| gone(task));
@@ -53,8 +53,8 @@ fn write(root: &Root, task: Task, cpus: &CpuSet) -> Result<(), ResourceError> {
     sys::set_affinity(task.id, cpus).map_err(|errno| match errno {
         Errno::EINVAL => answer::refused(
             errno,
-            "none of those CPUs is online and in the cpuset of the thread's control group, or the kernel keeps this \
-             thread where it is",
+            "none of those CPUs is online and in the cpuset of the thread's control group, or the kernel does not let \
+             this thread be moved",
             "name others, or widen the cpuset (systemctl set-property UNIT AllowedCPUs=, or libvirt's vcpupin)",
         ),
         Errno::EBUSY => answer::refused(
@@ -66,7 +66,7 @@ fn write(root: &Root, task: Task, cpus: &CpuSet) -> Result<(), ResourceError> {
     })
 }
 
-/// As the copy of a procfs says: allowed, and online.
+/// The CPUs according to a copy of procfs: allowed, and online.
 fn listed_cpus(root: &Root, task: Task) -> Option<CpuSet> {
     let status = root.text(&format!("proc/{}/status", task.id))?;
     let allowed: CpuSet =

@@ -1,7 +1,7 @@
 //! How a thread is scheduled: `sched_setattr(2)`, sched(7), kernel/sched/syscalls.c.
 //!
-//! Flags of `sched_attr` are neither kept nor set: a thread that had `SCHED_FLAG_RESET_ON_FORK` or a time slice of
-//! its own has the default after a change of its scheduling, and after its undo. VMMs use neither.
+//! Flags of `sched_attr` are neither kept nor set: a thread with `SCHED_FLAG_RESET_ON_FORK` or its own time slice has
+//! the defaults after a change of its scheduling, also after the undo. VMMs use neither.
 
 use super::answer::{self, CAP_SYS_NICE};
 use super::thread::{self, changeable, failed};
@@ -43,7 +43,7 @@ impl Access for ThreadScheduling {
     }
 }
 
-/// How a thread, which was there just now, is scheduled.
+/// How a thread is scheduled.
 fn present(root: &Root, task: Task) -> Result<Scheduling, ResourceError> {
     let attr = match root.is_real() {
         true => sys::scheduling(task.id).map_err(|errno| failed(task, errno))?,
@@ -92,14 +92,14 @@ fn write(root: &Root, task: Task, wanted: Scheduling) -> Result<(), ResourceErro
         }
         (Errno::EACCES, Scheduling::Ext { .. }) => answer::refused(
             errno,
-            "the BPF scheduler that is loaded does not take this thread",
+            "the BPF scheduler that is loaded does not accept this thread",
             "look at that scheduler's options",
         ),
         (other, _) => failed(task, other),
     })
 }
 
-/// Why a caller that may change scheduling may not make this thread a deadline one, and the cure.
+/// Why a caller with `CAP_SYS_NICE` may not make this thread a deadline thread, and what to do about it.
 fn deadline_not_permitted(root: &Root, task: Task) -> (&'static str, &'static str) {
     let online = root.online().unwrap_or_default();
     if root.number("proc/sys/kernel/sched_rt_runtime_us") == Some(0) {
@@ -111,12 +111,12 @@ fn deadline_not_permitted(root: &Root, task: Task) -> (&'static str, &'static st
     match sys::affinity(task.id) {
         Ok(cpus) if !online.without(&cpus).is_empty() => (
             "the thread is pinned, and a deadline thread must be allowed on all CPUs of its root domain",
-            "take its pinning away (vcpu_cpus, worker_cpus, libvirt's vcpupin, the group's cpuset), or use \
+            "remove its pinning (vcpu_cpus, worker_cpus, libvirt's vcpupin, the group's cpuset), or use \
              class = \"realtime\"",
         ),
         _ => (
-            "a deadline thread must be allowed on all CPUs of its root domain; a cpuset may have made that wider \
-             than the thread",
+            "a deadline thread must be allowed on all CPUs of its root domain; a cpuset may have made that root \
+             domain wider than the CPUs of the thread",
             "look at cpuset.cpus of its control group, or use class = \"realtime\"",
         ),
     }
@@ -148,7 +148,7 @@ fn to_attr(scheduling: Scheduling) -> libc::sched_attr {
     attr
 }
 
-/// `None` for a policy that is not known.
+/// `None` for an unknown policy.
 fn from_attr(attr: &libc::sched_attr) -> Option<Scheduling> {
     let nice = i8::try_from(attr.sched_nice).ok()?;
     let priority = u8::try_from(attr.sched_priority).ok()?;
@@ -168,7 +168,7 @@ fn from_attr(attr: &libc::sched_attr) -> Option<Scheduling> {
     })
 }
 
-/// As the copy of a procfs says; of a deadline thread it does not have the parameters.
+/// The scheduling according to a copy of procfs, which does not have the parameters of a deadline thread.
 fn listed_scheduling(root: &Root, task: Task) -> Option<libc::sched_attr> {
     let stat = Stat::read(root, task.id)?;
     let mut attr = sys::empty_attr();

@@ -9,25 +9,25 @@
 use super::message::{DUMP_INTR, each, errno_of};
 use nix::errno::Errno;
 
-/// How often a list is asked for.
+/// How many times a list is requested.
 const ATTEMPTS: usize = 16;
 
-/// Where a list is asked for.
+/// Where lists are requested.
 pub(super) trait Wire {
-    /// Asks for it; the sequence number of the request.
+    /// Requests the list; returns the sequence number of the request.
     fn ask(&mut self) -> nix::Result<u32>;
 
     /// The next datagram.
     fn receive(&mut self) -> nix::Result<Vec<u8>>;
 
-    /// Forgets what is still to come of lists that were asked for.
+    /// Discards the remaining messages of the lists requested so far.
     fn renew(&mut self) -> nix::Result<()>;
 }
 
 /// The bodies of the messages of a list.
 ///
 /// # Errors
-/// What the kernel answers; `EINTR` if it changed, `ENOBUFS` if messages were lost, each time that it was asked for.
+/// The kernel's error; `EINTR` if the list changed, `ENOBUFS` if messages were lost, in every attempt.
 pub(super) fn whole(wire: &mut impl Wire) -> nix::Result<Vec<Vec<u8>>> {
     let mut why = Errno::EINTR;
     let mut before = None;
@@ -51,13 +51,13 @@ pub(super) fn whole(wire: &mut impl Wire) -> nix::Result<Vec<Vec<u8>>> {
     Err(why)
 }
 
-/// What tells a thing of a list from others: `struct tcmsg`, but for its last field, `tcm_info`. That is how many
-/// refer to a qdisc (`tc_fill_qdisc()`), and the attributes have counters: these change all the time.
+/// The part of an entry that identifies its object: `struct tcmsg` without its last field `tcm_info`. For a qdisc that
+/// field is a reference count (`tc_fill_qdisc()`), and the attributes have counters: these change all the time.
 fn thing(body: &[u8]) -> &[u8] {
     body.get(..size_of::<[u32; 4]>()).unwrap_or(body)
 }
 
-/// One attempt, with the same errors.
+/// One attempt, with the errors of [`whole`].
 fn once(wire: &mut impl Wire) -> nix::Result<Vec<Vec<u8>>> {
     let asked = wire.ask()?;
     let mut found = Vec::new();
@@ -91,7 +91,7 @@ mod tests {
 
     const QDISC: i32 = libc::RTM_NEWQDISC as i32;
 
-    /// What the kernel answers to each request in turn; the last one's answer to all that follow.
+    /// The kernel's answers to the requests, in order; later requests get the last answer again.
     struct Script {
         answers: Vec<Vec<nix::Result<Vec<u8>>>>,
         asked: usize,
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn an_interrupted_list_is_asked_for_again() {
-        // Told in the midst, and at the end, where the kernel says it if nothing more is to be listed.
+        // Reported in the middle, and at the end, where the kernel reports it if nothing more is listed.
         for broken in
             [vec![one(b"eth0", DUMP_INTR), one(b"eth1", 0), done(0)], vec![one(b"eth0", 0), done(DUMP_INTR)]]
         {
@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// A device before it in the table was deleted meanwhile, which the kernel does not say of qdiscs.
+    /// A device before it in the table was deleted meanwhile, which the kernel does not report for qdiscs.
     #[test]
     fn what_one_list_lacks_is_in_the_next() {
         let whole_list = || vec![one(b"eth1", 0), one(b"eth2", 0), done(0)];
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!((whole(&mut wire), wire.asked), (Err(Errno::EPERM), 1));
     }
 
-    /// How many refer to a qdisc changes all the time on a host whose filters change.
+    /// The reference count of a qdisc changes all the time on a host whose filters change.
     #[test]
     fn a_list_in_which_only_counters_change_is_whole() {
         let qdisc = |info: u8, counter: u8| {

@@ -1,9 +1,9 @@
-//! How rtnetlink's messages are made of bytes (netlink(7), include/uapi/linux/netlink.h), all in the machine's own order.
+//! The byte format of rtnetlink messages (netlink(7), include/uapi/linux/netlink.h), in native byte order.
 
 use super::{HEADER, IFINFOMSG, NLA_TYPE_MASK, TCMSG};
 use nix::errno::Errno;
 
-/// `NLM_F_DUMP_INTR`: what is listed has changed since the list was begun.
+/// `NLM_F_DUMP_INTR`: the listed objects have changed since the list was begun.
 pub(crate) const DUMP_INTR: u16 = libc::NLM_F_DUMP_INTR as u16;
 
 /// Sequence number and body of each answer to a request.
@@ -51,7 +51,7 @@ pub(crate) struct Message<'a> {
     pub kind: u16,
     /// `NLM_F_MULTI`, [`DUMP_INTR`] and the like.
     pub flags: u16,
-    /// That of the request that it answers.
+    /// The sequence number of the request that this message answers.
     pub sequence: u32,
     pub body: &'a [u8],
 }
@@ -85,7 +85,7 @@ pub(crate) fn attributes(mut rest: &[u8]) -> Vec<(u16, &[u8])> {
     all
 }
 
-/// The body of an NLMSG_ERROR: 0 is an acknowledgement.
+/// The error in the body of an NLMSG_ERROR; 0 is an acknowledgement.
 pub(crate) fn errno_of(body: &[u8]) -> nix::Result<()> {
     match u32_at(body, 0).map(|e| e as i32) {
         Some(0) => Ok(()),

@@ -1,4 +1,4 @@
-//! A made-up host: a tree of files that stands for `/`.
+//! A generated host: a tree of files that stands for `/`.
 #![allow(dead_code, missing_docs, clippy::unwrap_used)] // each test file uses a part of it
 
 use std::fs;
@@ -70,6 +70,6 @@ impl Host {
     }
 }
 
-/// What a VMM with two vCPUs has open.
+/// The open files of a VMM with two vCPUs.
 pub const KVM: [(u32, &str); 3] =
     [(9, "anon_inode:kvm-vm"), (10, "anon_inode:kvm-vcpu:0"), (11, "anon_inode:kvm-vcpu:1")];
