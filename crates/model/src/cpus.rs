@@ -1,11 +1,11 @@
-//! Sets of CPUs, written as the kernel writes them: `0-3,8`.
+//! Sets of CPUs, in the kernel's format: `0-3,8`.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// Most CPUs that a kernel can be built for on x86-64 (`NR_CPUS`).
+/// The greatest number of CPUs that an x86-64 kernel can be built for (`NR_CPUS`).
 pub const MAX_CPUS: u32 = 8192;
 
 /// A set of CPUs; may be empty.
@@ -14,32 +14,32 @@ pub const MAX_CPUS: u32 = 8192;
 pub struct CpuSet(BTreeSet<u32>);
 
 impl CpuSet {
-    /// Whether there is none.
+    /// Whether the set has no CPU.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many.
+    /// The number of CPUs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether `cpu` is one of them.
+    /// Whether `cpu` is in the set.
     pub fn contains(&self, cpu: u32) -> bool {
         self.0.contains(&cpu)
     }
 
-    /// Ascending.
+    /// The CPUs, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().copied()
     }
 
-    /// Those that `other` does not have.
+    /// The CPUs of this set that are not in `other`.
     pub fn without(&self, other: &CpuSet) -> CpuSet {
         CpuSet(self.0.difference(&other.0).copied().collect())
     }
 
-    /// Those of either.
+    /// The CPUs that are in either set.
     pub fn union(&self, other: &CpuSet) -> CpuSet {
         CpuSet(self.0.union(&other.0).copied().collect())
     }
@@ -60,7 +60,7 @@ pub enum CpuSetError {
     /// A range from high to low.
     #[error("the range `{0}` ends before it begins")]
     Backwards(String),
-    /// A CPU that no kernel can have.
+    /// A CPU number that no kernel can have.
     #[error("no x86 kernel has a CPU {0}; the greatest is {max}", max = MAX_CPUS - 1)]
     TooGreat(String),
 }
@@ -73,7 +73,7 @@ impl FromStr for CpuSet {
         if text.trim().is_empty() {
             return Ok(CpuSet::default());
         }
-        // A table, so that a long list of overlapping ranges costs no more than reading it.
+        // A table, so that a long list of overlapping ranges takes no more time than reading it.
         let mut listed = vec![false; MAX_CPUS as usize];
         for part in text.trim().split(',') {
             let part = part.trim();

@@ -1,10 +1,10 @@
-//! What the probes report, one event for each time a packet, an interrupt or a thread passes a point.
+//! What the probes report: one event each time a packet, an interrupt or a thread passes a point.
 //!
-//! Events of one CPU arrive in order; events of different CPUs may be out of order by the time that
-//! it takes to drain the buffers, so consumers sort by [`Event::ts`] within a window.
+//! Events of one CPU arrive in order. Events of different CPUs may be out of order by as much as the time it takes to
+//! drain the buffer, so consumers sort by [`Event::ts`] within a window.
 //!
-//! Thread clocks ([`Split`]) are cumulative. The difference between two events' clocks of the same
-//! thread says how that thread spent the time between them; no per-transition events are needed.
+//! Thread clocks ([`Split`]) are cumulative. The difference between the clocks of one thread in two events says how
+//! that thread spent the time between them; no event per transition is needed.
 
 use crate::stage::{Split, ThreadState};
 use serde::{Deserialize, Serialize};
@@ -31,9 +31,9 @@ pub enum Kind {
     GuestEntry(GuestEntry),
     /// A guest told the host that a transmit queue has packets.
     Kick(Kick),
-    /// The name of a thread that others refer to by id.
+    /// The name of a thread that other events refer to by id.
     Task(Task),
-    /// Events are missing here.
+    /// Events were lost.
     Lost(Lost),
     /// The kernel dropped a packet.
     Dropped(Dropped),
@@ -44,21 +44,21 @@ pub enum Kind {
 /// Where on the path a packet was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Point {
-    /// Received by the host stack from a device that is not a traced tap (`netif_rx`,
-    /// `netif_receive_skb`). May be reported more than
-    /// once for one packet; the first counts.
+    /// Received by the host stack from a device that is not a traced tap (`netif_rx`, `netif_receive_skb`). May be
+    /// reported more than once for one packet; the first report counts.
     HostRx,
     /// Put on a traced tap's ring (`tun_net_xmit`).
     TapEnqueue,
-    /// Taken off it by the vhost worker (`tun_recvmsg`).
+    /// Taken off the tap's ring by the vhost worker (`tun_recvmsg`).
     TapDequeue,
     /// A guest's frame handed to the host stack (`netif_receive_skb` on a traced tap).
     TapSend,
-    /// Given to a link's queue (`net_dev_queue`).
+    /// Put into a link's queue (`net_dev_queue`).
     DevQueue,
-    /// Taken off a link's qdisc (`qdisc_dequeue`); absent where the qdisc was bypassed.
+    /// Taken off a link's qdisc (`qdisc_dequeue`); absent if the packet bypassed the qdisc.
     QdiscDequeue,
-    /// Handed to the device (`dev_hard_start_xmit`, where functions cannot be probed `net_dev_start_xmit`).
+    /// Handed to the device (`dev_hard_start_xmit`, or `net_dev_start_xmit` on kernels whose functions cannot be
+    /// probed).
     DevXmit,
 }
 
@@ -75,20 +75,20 @@ pub struct Packet {
     pub ifindex: u32,
     /// Length of the frame, bytes.
     pub len: u32,
-    /// The thread in whose context it happened: at [`Point::TapDequeue`] the vhost worker, and at
-    /// [`Point::TapSend`] if `worker` is known; else whoever ran the host stack.
+    /// The thread in whose context it happened: the vhost worker at [`Point::TapDequeue`], and at [`Point::TapSend`] if
+    /// `worker` is known; otherwise the thread that ran the host stack.
     pub tid: u32,
-    /// At [`Point::TapSend`]: the tap's queue, if it is known.
+    /// At [`Point::TapSend`]: the tap's queue, if known.
     pub queue: Option<u16>,
-    /// At [`Point::TapDequeue`]: packets still waiting behind this one, in the tap's ring and in the
-    /// worker's batch.
+    /// At [`Point::TapDequeue`]: how many packets still wait behind this one, in the tap's ring and in the worker's
+    /// batch.
     pub depth: u16,
-    /// At tap points: the clock of the vhost worker that serves the queue, if it is known. At [`Point::TapSend`] only
-    /// if that worker itself handed the frame over: with receive packet steering or NAPI on the tap another thread may,
-    /// at another time.
+    /// At tap points: the clock of the vhost worker that serves the queue, if known. At [`Point::TapSend`] only if that
+    /// worker handed the frame over itself: with receive packet steering, or NAPI on the tap, another thread may do so
+    /// later.
     pub worker: Option<Split>,
-    /// At [`Point::TapDequeue`] and [`Point::TapSend`]: the thread that kept the worker from its CPU in its last
-    /// wait for one, 0 if none. Of several, one is chosen with a probability in proportion to the time that it had.
+    /// At [`Point::TapDequeue`] and [`Point::TapSend`]: the thread that had the worker's CPU in the worker's last
+    /// wait for it, 0 if none. If several had it, one is chosen with a probability in proportion to its time.
     pub behind: u32,
 }
 
@@ -97,11 +97,11 @@ pub struct Packet {
 pub struct Match {
     /// Equal for a request and its responses. A keyed hash, not payload.
     pub key: u64,
-    /// Which of them this is.
+    /// The packet's part in the request.
     pub role: Role,
-    /// Groups requests that belong together (a SIP call: hash of its Call-ID); 0 if nothing does.
+    /// Identifies requests that belong together (a SIP call: hash of its Call-ID); 0 if the packet is in no group.
     pub group: u64,
-    /// Which part of its group this is; of no meaning without one.
+    /// The packet's part in its group; has no meaning if `group` is 0.
     pub step: Step,
 }
 
@@ -120,98 +120,98 @@ pub enum Step {
 /// A packet's part in a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Role {
-    /// The protocol does not tell: the first packet of a key is the request, the next in the other
-    /// direction its response (UDP echo).
+    /// The protocol does not say: the first packet with a key is the request, the next one in the other direction its
+    /// response (UDP echo).
     Either,
     /// A request.
     Request,
-    /// A response after which another follows (SIP 1xx).
+    /// A response that another one follows (SIP 1xx).
     Provisional,
     /// The response that ends the request.
     Final,
-    /// Belongs to a group but is neither answered nor an answer (SIP ACK).
+    /// Belongs to a group but is neither a request with a response nor a response (SIP ACK).
     OneWay,
 }
 
 /// A vhost worker signalled a receive queue.
 ///
-/// The packets concerned are those that `tid` has taken off `ifindex` since its last signal.
+/// It covers the packets that `tid` has taken off `ifindex` since its last signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupt {
-    /// When the worker began to signal; [`Event::ts`] is when a vCPU's interrupt controller accepted
-    /// (the same instant if nothing was sent).
+    /// When the worker began to signal. [`Event::ts`] is when a vCPU's interrupt controller accepted the interrupt, or
+    /// the same instant if none was sent.
     pub signalled: u64,
-    /// The tap whose receive queue it is.
+    /// The tap whose receive queue was signalled.
     pub ifindex: u32,
-    /// The worker.
+    /// The worker's thread id.
     pub tid: u32,
-    /// What became of it.
+    /// The outcome of the signal.
     pub delivery: Delivery,
     /// The VMM's process id.
     pub vm: u32,
-    /// The vCPU by KVM's number (its APIC id), valid unless `delivery` is [`Delivery::Unknown`].
+    /// The vCPU by KVM's number (its APIC id); has no meaning if `delivery` is [`Delivery::Unknown`].
     pub vcpu: u32,
-    /// The same vCPU by its index in the VM; `None` if its thread is not known yet, as may be until its first
-    /// entry; KVM's number if the thread was first met then.
+    /// The same vCPU by its index in the VM. `None` if its thread is not known yet, as before its first guest entry;
+    /// KVM's number if the thread was first seen at that entry.
     pub index: Option<u16>,
     /// The guest's interrupt vector, 0 if none.
     pub vector: u8,
-    /// What that vCPU's thread was doing at [`Event::ts`]; `None` if not known.
+    /// What the vCPU's thread was doing at [`Event::ts`]; `None` if not known.
     pub state: Option<ThreadState>,
-    /// That thread's clock at [`Event::ts`]; of no meaning if `state` is not known.
+    /// The clock of the vCPU's thread at [`Event::ts`]; has no meaning if `state` is `None`.
     pub clock: Split,
 }
 
-/// What became of a signal.
+/// The outcome of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Delivery {
     /// Accepted by the vCPU's emulated interrupt controller; a [`GuestEntry`] follows.
     Accepted,
     /// Posted by hardware (APICv, AVIC) into a vCPU that was in guest mode: no entry follows.
     Posted,
-    /// The guest had interrupts of the queue off, as it does while it polls the ring; `vcpu` is the
-    /// one that last took them. If `state` is [`ThreadState::Guest`] the guest sees the packets at
-    /// once, else a [`GuestEntry`] with vector 0 follows.
+    /// The guest had switched off interrupts of the queue, as it does while it polls the ring; `vcpu` is the vCPU that
+    /// accepted the last interrupt. If `state` is [`ThreadState::Guest`], the guest sees the packets at once; otherwise
+    /// a [`GuestEntry`] with vector 0 follows.
     Suppressed,
-    /// No vCPU was seen to take it.
+    /// No vCPU was seen to accept an interrupt.
     Unknown,
 }
 
-/// A vCPU entered guest mode with interrupts that [`Interrupt`] announced.
+/// A vCPU entered guest mode with interrupts that [`Interrupt`] events announced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestEntry {
     /// The VMM's process id.
     pub vm: u32,
     /// The vCPU by KVM's number.
     pub vcpu: u32,
-    /// The same vCPU by its index in the VM; KVM's number where that is not known.
+    /// The same vCPU by its index in the VM; KVM's number if the index is not known.
     pub index: u16,
-    /// The vector injected; 0 for an entry that answers [`Delivery::Suppressed`].
+    /// The injected vector; 0 for an entry after [`Delivery::Suppressed`].
     pub vector: u8,
-    /// It covers every interrupt of this vector that was accepted up to this instant.
+    /// The entry covers every interrupt of this vector that was accepted up to this instant, ns.
     pub upto: u64,
     /// The vCPU thread's clock at [`Event::ts`].
     pub clock: Split,
-    /// The thread that kept the vCPU thread from its CPU; see [`Packet::behind`].
+    /// The thread that had the vCPU thread's CPU in that thread's last wait for it; see [`Packet::behind`].
     pub behind: u32,
 }
 
 /// A guest kicked a transmit queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kick {
-    /// The tap whose transmit queue it is.
+    /// The tap whose transmit queue was kicked.
     pub ifindex: u32,
-    /// Which of the tap's queues.
+    /// The number of the tap's queue.
     pub queue: u16,
     /// The VMM's process id.
     pub vm: u32,
     /// The vCPU that kicked, by KVM's number.
     pub vcpu: u32,
-    /// Its thread's clock.
+    /// The clock of the vCPU's thread.
     pub clock: Split,
-    /// The clock of the vhost worker that the kick wakes, if it is known.
+    /// The clock of the vhost worker that the kick wakes, if known.
     pub worker: Option<Split>,
-    /// The thread that kept the vCPU thread from its CPU; see [`Packet::behind`].
+    /// The thread that had the vCPU thread's CPU in that thread's last wait for it; see [`Packet::behind`].
     pub behind: u32,
 }
 
@@ -224,36 +224,35 @@ pub struct Task {
     pub comm: [u8; 16],
 }
 
-/// Events of some CPU did not fit into its buffer.
+/// Events were lost: records did not fit into the buffer, or the kernel skipped runs of probes.
 ///
-/// Reported by whoever drains the buffers, when it finds that the count of lost events has grown since
-/// it last looked. What was on its way then cannot be told apart from what it seems to be, so consumers
-/// count it as incomplete.
+/// The tracer reports it when it drains the buffer and finds that the counts have grown since it last read them.
+/// Packets that were on their way at that time may seem to be something else, so consumers count them as incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lost {
-    /// When the count was last known to be right, ns; [`Event::ts`] is when it no longer was.
+    /// The events were lost after this instant, ns, and before [`Event::ts`].
     pub since: u64,
-    /// How many events.
+    /// How many records did not fit, plus how many runs of probes were skipped.
     pub count: u64,
 }
 
 /// The kernel dropped a packet (`kfree_skb`).
 ///
-/// The kernel drops copies as well, such as those that a sniffer had no room for, while the packet itself goes on:
-/// only what is seen afterwards tells.
+/// The kernel also drops copies, such as those for which a packet socket had no room, while the packet itself goes on.
+/// Only later events show which one was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dropped {
     /// As in [`Packet`].
     pub fingerprint: u64,
-    /// As in [`Packet`], whatever the packet's way.
+    /// As in [`Packet`], whatever the direction of the packet.
     pub matching: Option<Match>,
     /// The device that the packet was at, 0 if none.
     pub ifindex: u32,
-    /// The traced tap that it was meant for, 0 if it is not known to be meant for a traced guest.
+    /// The traced tap that it was addressed to, 0 if it is not known to be addressed to a traced guest.
     pub tap: u32,
-    /// The kernel's reason: a number of this kernel's `enum skb_drop_reason`; [`DropName`] names it.
+    /// The kernel's reason: a number of the running kernel's `enum skb_drop_reason`; [`DropName`] names it.
     pub why: u32,
-    /// The kernel gave no reason of its own for it. Drivers also free packets so that they have sent.
+    /// The kernel gave no specific reason. Drivers also free packets that they have sent in this way.
     pub vague: bool,
     /// The function that dropped it, zero-padded; empty if it is not known.
     pub place: [u8; 32],
@@ -277,7 +276,7 @@ pub fn name(padded: &[u8]) -> String {
         .collect()
 }
 
-/// A name, cut and zero-padded.
+/// A name, truncated and zero-padded.
 pub fn padded(name: &str) -> [u8; 32] {
     let mut out = [0; 32];
     let n = name.len().min(out.len());

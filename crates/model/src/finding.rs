@@ -1,16 +1,16 @@
-//! What a trace found to make requests slow: named causes with their evidence.
+//! What a trace has found to make requests slow: named causes with their evidence.
 //!
-//! A [`Finding`] says one cause, which parts of the path it is seen in and how much these take, how far that can be relied
-//! on, what it means, and what shortens it. Whoever finds causes ranks them: the first of a VM's findings is the one that
-//! its verdict names. A remedy is said once, here, as data: [`Change`] for what a policy can change, which planning then
-//! fits to a host, or a text that says where else to look.
+//! A [`Finding`] names one cause. It says in which parts of the path the cause is seen and how long these take, how
+//! reliable this is, what the cause means, and what shortens it. Findings are ranked: the VM's verdict names the first
+//! one. The remedy is data: a [`Change`] that a policy can make, which planning fits to a host, or a text that says
+//! where else to look.
 
 use crate::reason::Blame;
 use crate::stage::{Actor, Stage, ThreadState};
 use crate::units::DURATION;
 use serde::{Deserialize, Serialize};
 
-/// Share of the time or of the fluctuation from which a part of a cause counts: an eighth.
+/// From this share of the time or of the fluctuation on, a part counts: an eighth.
 pub const MUCH: f64 = 0.125;
 
 /// Makes the enum and its list from one table.
@@ -22,10 +22,10 @@ macro_rules! causes {
         pub enum Cause { $($(#[$doc])* $cause,)* }
 
         impl Cause {
-            /// All of them.
+            /// All causes.
             pub const ALL: &'static [Cause] = &[$(Cause::$cause,)*];
 
-            /// As it is written in JSON.
+            /// The name in JSON.
             pub const fn name(self) -> &'static str {
                 match self { $(Cause::$cause => $name,)* }
             }
@@ -44,23 +44,23 @@ causes! {
     VcpuPolls, "vcpu_polls";
     /// The vCPU is in guest mode and does not take the interrupt.
     InterruptNotTaken, "interrupt_not_taken";
-    /// An accepted interrupt waits for its vCPU, of which nothing more is known.
+    /// An accepted interrupt waits for its vCPU; what the vCPU does is not known.
     InterruptWaits, "interrupt_waits";
-    /// The guest computes.
+    /// The guest uses its vCPU.
     GuestRuns, "guest_runs";
-    /// The guest is idle while it works on the request.
+    /// The guest is idle while the request is in it.
     GuestHalts, "guest_halts";
-    /// Time in the guest, of which nothing more is known.
+    /// Time in the guest; what the vCPU does is not known.
     GuestTime, "guest_time";
     /// A vhost worker is runnable while another thread has its CPU.
     WorkerWaitsForCpu, "worker_waits_for_cpu";
     /// A sleeping vhost worker is woken up.
     WorkerWakeUp, "worker_wake_up";
-    /// The vhost worker is at work on something earlier.
+    /// The vhost worker is busy with earlier packets.
     WorkerBusy, "worker_busy";
-    /// Packets wait for a vhost worker of which nothing more is known.
+    /// Packets wait for a vhost worker; what the worker does is not known.
     PacketsWaitForWorker, "packets_wait_for_worker";
-    /// The guest's frames wait for a vhost worker of which nothing more is known.
+    /// The guest's frames wait for a vhost worker; what the worker does is not known.
     FramesWaitForWorker, "frames_wait_for_worker";
     /// The host's bridge, firewall and softirqs, toward the guest.
     ReceivePath, "receive_path";
@@ -81,76 +81,76 @@ causes! {
 /// A cause that was found for one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
-    /// Which.
+    /// The cause.
     pub cause: Cause,
-    /// The same in at most six words.
+    /// The cause in at most six words, for people.
     pub title: String,
-    /// Whose it is.
+    /// Who is to blame.
     pub blame: Blame,
-    /// Its share of what was judged, 0 to 1: of the fluctuation, or of a typical request's time.
+    /// Its share, 0 to 1, of what was judged: the fluctuation, or the time of a typical request.
     pub share: f64,
-    /// Where it is seen, greatest part first; never empty.
+    /// Where the cause is seen, largest part first; never empty.
     pub evidence: Vec<Evidence>,
-    /// Threads that had the CPU instead, greatest share first; empty unless a thread waits for a CPU.
+    /// Threads that had the CPU instead, largest share first; empty unless a thread waits for a CPU.
     pub preempted_by: Vec<Preemptor>,
-    /// How far it can be relied on: less with each of `doubts`.
+    /// How reliable the finding is: each entry of `doubts` lowers it.
     pub confidence: Confidence,
-    /// What makes it less certain, for people.
+    /// What makes the finding less certain, for people.
     pub doubts: Vec<String>,
-    /// What it means, for people.
+    /// What the cause means, for people.
     pub explanation: String,
-    /// What shortens it.
+    /// What shortens the time.
     pub remedy: Remedy,
 }
 
 impl Finding {
-    /// The stage of its greatest part.
+    /// The stage of the largest part.
     pub fn stage(&self) -> Option<Stage> {
         self.evidence.first().map(|e| e.stage)
     }
 
-    /// What that stage's thread was doing.
+    /// What the thread of that stage was doing.
     pub fn state(&self) -> Option<ThreadState> {
         self.evidence.first().and_then(|e| e.state)
     }
 }
 
-/// A part of the path that a cause is seen in: a stage, or what its thread spent of it in one state.
+/// A part of the path in which a cause is seen: a stage, or the part of it that its thread spent in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
     /// Which stage.
     pub stage: Stage,
-    /// What its thread was doing; `None` where that is not known or no thread carries the stage.
+    /// What the stage's thread was doing; `None` if that is not known or no thread carries the stage.
     pub state: Option<ThreadState>,
-    /// Its share of what was judged, as of the finding.
+    /// The part's share of what was judged, like [`Finding::share`].
     pub share: f64,
-    /// Its share of the mean time.
+    /// The part's share of the mean time.
     pub time_share: f64,
-    /// Its share of the fluctuation.
+    /// The part's share of the fluctuation.
     pub fluctuation_share: f64,
-    /// How long it takes, ns: its mean or its median, whichever is longer; `None` if only shares are known.
+    /// How long the part takes, ns: the mean or the median, whichever is longer; `None` if only shares are known.
     pub length: Option<u64>,
 }
 
 impl Evidence {
-    /// Whether it is much of the time or of the fluctuation.
+    /// Whether the part has at least [`MUCH`] of the time or of the fluctuation.
     pub fn counts(&self) -> bool {
         self.time_share >= MUCH || self.fluctuation_share >= MUCH
     }
 }
 
-/// A thread that kept another from its CPU.
+/// A thread that preempted another one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Preemptor {
     /// Thread id.
     pub tid: u32,
-    /// Its name, empty if it was not learnt.
+    /// Its name; empty if not known.
     pub name: String,
-    /// Share of the time waited, 0 to 1.
+    /// Its share of the time waited, 0 to 1.
     pub share: f64,
 }
 
-/// How far a finding can be relied on.
+/// How reliable a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {
@@ -163,7 +163,7 @@ pub enum Confidence {
 }
 
 impl Confidence {
-    /// By the number of doubts.
+    /// From the number of doubts.
     pub const fn of(doubts: usize) -> Self {
         match doubts {
             0 => Confidence::High,
@@ -176,29 +176,29 @@ impl Confidence {
 /// What shortens a wait.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remedy {
-    /// What a policy changes, `None` if no key of a policy helps.
+    /// What a policy can change; `None` if no key of a policy helps.
     pub change: Option<Change>,
-    /// The lines of a policy that `change` is, whatever the host; empty without one.
+    /// The policy lines of `change`, the same for every host; empty without a change.
     pub lines: Vec<PolicyLine>,
-    /// Why that helps, or where else to look.
+    /// Why the change helps, or where else to look.
     pub text: String,
-    /// What is left to do where the host is so already; may be empty.
+    /// What is left to do if the host already has that value; may be empty.
     pub otherwise: String,
 }
 
 impl Remedy {
-    /// What a policy changes.
+    /// A remedy that a policy can set.
     pub fn change(change: Change, text: impl Into<String>, otherwise: impl Into<String>) -> Self {
         let lines = vec![change.line()];
         Remedy { change: Some(change), lines, text: text.into(), otherwise: otherwise.into() }
     }
 
-    /// Nothing that a policy changes; the text says why.
+    /// A remedy that no policy can set; the text says why.
     pub fn none(text: impl Into<String>) -> Self {
         Remedy { change: None, lines: Vec::new(), text: text.into(), otherwise: String::new() }
     }
 
-    /// Nothing that a policy changes; where to look.
+    /// A remedy that no policy can set; `look` says where to look.
     pub fn elsewhere(look: &str) -> Self {
         Self::none(format!("the policy has no remedy: {look}"))
     }
@@ -208,27 +208,27 @@ impl Remedy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// The VM's threads go before all ordinary ones, as those of this kind wait.
+    /// The VM's threads run before all ordinary threads, because threads of this kind wait for a CPU.
     Realtime {
-        /// Which wait.
+        /// Which threads wait.
         threads: Actor,
     },
-    /// KVM polls halted vCPUs before they sleep.
+    /// KVM polls before it lets a halted vCPU sleep.
     HaltPoll {
-        /// For how long, ns.
+        /// For how long it polls, ns.
         ns: u64,
-        /// From one request to the next, on average, ns.
+        /// The mean time from one request to the next, ns.
         gap: u64,
     },
-    /// The CPUs that vhost workers run on do not sleep deeply.
+    /// The CPUs that vhost workers run on do not enter deep idle states.
     CpuLatency {
-        /// The longest that a CPU may take to wake up, µs.
+        /// The longest time that a CPU may take to wake up, µs.
         us: u32,
     },
 }
 
 impl Change {
-    /// The line of a policy.
+    /// The policy line that makes this change.
     pub fn line(&self) -> PolicyLine {
         let (section, key, value) = match self {
             Change::Realtime { .. } => ("vm", "class", "realtime".to_owned()),
@@ -242,11 +242,11 @@ impl Change {
 /// A line of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyLine {
-    /// `vm`: the section of the VM that was traced; `host`: that of the host.
+    /// `vm`: the section of the traced VM; `host`: the section of the host.
     pub section: String,
     /// The key.
     pub key: String,
-    /// Its value, as TOML.
+    /// The value, as TOML.
     pub value: String,
 }
 

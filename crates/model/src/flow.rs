@@ -1,7 +1,6 @@
 //! What a trace watches: the flow filter, the direction and how requests are matched.
 //!
-//! The filter's language is a subset of pcap's: conditions that all must hold, joined by `and` or merely
-//! put side by side.
+//! The filter language is a subset of pcap's: conditions that all must hold, joined by `and` or written side by side.
 //!
 //! ```text
 //! flow = [ term { ["and"] term } ]
@@ -12,8 +11,8 @@
 //!      | ["src" | "dst"] "port" NUMBER
 //! ```
 //!
-//! `src` and `dst` speak of the *request*: `dst port 53` takes DNS requests and their responses.
-//! [`Flow::parse`] turns text into a [`Flow`], [`Flow::matches`] says what a flow means.
+//! `src` and `dst` refer to the *request*: `dst port 53` selects DNS requests and their responses. [`Flow::parse`]
+//! turns text into a [`Flow`]; [`Flow::matches`] defines what a flow selects.
 
 mod matches;
 mod parse;
@@ -37,7 +36,7 @@ pub enum Proto {
     Icmp,
 }
 
-/// Which end of a *request* a condition speaks of; a response is matched with the ends exchanged.
+/// Which end of a *request* a condition refers to; for a response the ends are exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum End {
@@ -49,18 +48,18 @@ pub enum End {
     Dst,
 }
 
-/// An address prefix at an end.
+/// An address prefix of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Net {
     /// Which end.
     pub end: End,
-    /// Address, host bits zero.
+    /// The address; its host bits are 0.
     pub addr: IpAddr,
     /// Prefix length, bits.
     pub prefix: u8,
 }
 
-/// A port at an end.
+/// A port of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
     /// Which end.
@@ -69,7 +68,7 @@ pub struct Port {
     pub port: u16,
 }
 
-/// A conjunction of conditions, evaluated in the kernel. The default lets everything pass.
+/// Conditions that all must hold, evaluated in the kernel. The default selects everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flow {
     /// IP version, 4 or 6.
@@ -83,9 +82,9 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Address conditions in one filter.
+    /// The greatest number of address conditions.
     pub const MAX_NETS: usize = 2;
-    /// Port conditions in one filter.
+    /// The greatest number of port conditions.
     pub const MAX_PORTS: usize = 2;
 }
 
@@ -97,7 +96,7 @@ pub enum Direction {
     In,
     /// From the guest only.
     Out,
-    /// Both; needed for requests.
+    /// Both directions; needed for requests.
     #[default]
     Both,
 }
@@ -106,14 +105,13 @@ pub enum Direction {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Matching {
-    /// ICMP echo by identifier and sequence, UDP by equal payload (echo): hashed in the kernel, no
-    /// payload leaves it.
+    /// ICMP echo by identifier and sequence number, UDP by equal payload (echo): hashed in the kernel, so no payload
+    /// leaves it.
     #[default]
     Echo,
-    /// SIP over UDP by Call-ID and CSeq: the first bytes of each message are read by teiji, hashed and
-    /// forgotten.
+    /// SIP over UDP by Call-ID and CSeq: teiji reads the first bytes of each message, hashes them and discards them.
     Sip,
-    /// None: packets are followed one way.
+    /// No matching: packets are followed in one direction.
     None,
 }
 
@@ -122,7 +120,7 @@ pub enum Matching {
 pub struct Watch {
     /// The flow.
     pub flow: Flow,
-    /// The text the flow was written as.
+    /// The text of the flow, as it was written.
     pub flow_text: String,
     /// The direction.
     pub direction: Direction,

@@ -1,11 +1,12 @@
-//! What a host has and can do, as discovery found it.
+//! What discovery has found on a host.
 
 use serde::{Deserialize, Serialize};
 
 /// A virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vm {
-    /// libvirt's name, else QEMU's `-name` (`guest=`), else `pid:N`; whether to trust it says [`Identity`]. Untrusted text: escape when printing.
+    /// libvirt's name, else QEMU's `-name` (`guest=`), else `pid:N`; [`Identity`] says whether to trust it. Untrusted
+    /// text: escape it when printing.
     pub name: String,
     /// The VMM's process id.
     pub pid: u32,
@@ -15,46 +16,46 @@ pub struct Vm {
     pub workers: Vec<Worker>,
     /// Its network interfaces.
     pub nics: Vec<Nic>,
-    /// Memory that the VM was given, bytes, if it is known.
+    /// The VM's memory, bytes, if known.
     pub memory: Option<u64>,
     /// Resident memory of the VMM by NUMA node, bytes.
     pub memory_nodes: Vec<u64>,
 }
 
-/// Users whose VMs are taken to be called what they say, unless the policy names others: root, and those that packages
-/// of QEMU and libvirt make.
+/// Users whose VMs may name themselves, unless the policy lists others: root, and the users that packages of QEMU and
+/// libvirt create.
 pub const VM_USERS: [&str; 3] = ["root", "libvirt-qemu", "qemu"];
 
-/// Whose process a VM is, and who says that it is called so.
+/// The user of a VM's process, and the origin of the VM's name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// The VMM's user as this host counts users; `None` if it cannot be told.
+    /// The VMM's user id on this host; `None` if it is not known.
     pub uid: Option<u32>,
-    /// That user's name, if the host has one for it. Untrusted text.
+    /// The user's name, if the host has one. Untrusted text.
     pub user: Option<String>,
-    /// Who says what the VM is called.
+    /// The origin of the VM's name.
     pub named_by: NamedBy,
 }
 
-/// Who says what a VM is called.
+/// The origin of a VM's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NamedBy {
     /// libvirt, which started it.
     Libvirt,
-    /// Its own command line, where any process may write any name.
+    /// Its own command line, which any process can choose.
     Itself,
 }
 
 impl Identity {
-    /// Whether it is a process of this user, by name or number.
+    /// Whether the process belongs to this user, by name or number.
     pub fn is_of(&self, user: &str) -> bool {
         let number = self.uid.is_some_and(|uid| user.parse() == Ok(uid));
         number || self.user.as_deref() == Some(user) || (user == "root" && self.uid == Some(0))
     }
 
-    /// Why the VM may not be what its name says, if so: it named itself, and is of none of these users. Printable but
-    /// for the user's name.
+    /// Why the VM may not be what its name says: it has named itself and belongs to none of these users. `None` if its
+    /// name can be trusted. Printable, except for the user's name.
     pub fn doubt<U: AsRef<str>>(&self, users: &[U]) -> Option<String> {
         let trusted = self.named_by == NamedBy::Libvirt || users.iter().any(|user| self.is_of(user.as_ref()));
         (!trusted).then(|| match (&self.user, self.uid) {
@@ -68,17 +69,17 @@ impl Identity {
 /// A vCPU thread.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vcpu {
-    /// Index in the VM, as the VMM counts: what `virsh vcpupin` and people mean by a vCPU's number.
+    /// The VMM's index of the vCPU: the number that `virsh vcpupin` uses.
     pub index: u16,
-    /// KVM's number of it, if it can be told from outside: the vCPU's APIC id, which skips numbers where a socket or core
-    /// is not a power of two wide (`-smp 6,sockets=2,cores=3`: 0, 1, 2, 4, 5, 6).
+    /// KVM's number of the vCPU, if known: its APIC id, which skips numbers if the number of sockets or cores is not a
+    /// power of two (`-smp 6,sockets=2,cores=3`: 0, 1, 2, 4, 5, 6).
     #[serde(default)]
     pub kvm_id: Option<u32>,
     /// Thread id.
     pub tid: u32,
-    /// CPUs it may run on, as a list such as `0-3,8`.
+    /// The CPUs that it may run on, as a list such as `0-3,8`.
     pub cpus: String,
-    /// The CPU it last ran on.
+    /// The CPU that it last ran on.
     pub last_cpu: u32,
 }
 
@@ -91,9 +92,9 @@ pub struct Worker {
     pub comm: String,
     /// Whether it is a kernel thread rather than a thread of the VMM.
     pub kernel_thread: bool,
-    /// CPUs it may run on.
+    /// The CPUs that it may run on, as a list.
     pub cpus: String,
-    /// The CPU it last ran on.
+    /// The CPU that it last ran on.
     pub last_cpu: u32,
 }
 
@@ -114,22 +115,22 @@ pub struct Nic {
     pub tap: String,
     /// The tap's index.
     pub ifindex: u32,
-    /// The guest's MAC address, if it is known.
+    /// The guest's MAC address, if known.
     pub mac: Option<[u8; 6]>,
     /// The bridge or OVS port master, if any.
     pub bridge: Option<String>,
-    /// How it is served.
+    /// What serves it.
     pub data_plane: DataPlane,
-    /// Queue pairs.
+    /// Number of queue pairs.
     pub queues: u32,
 }
 
-/// What one need of teiji comes to on this host.
+/// One requirement of teiji, and whether this host meets it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capability {
     /// Short name, such as `btf` or `tun_net_xmit`.
     pub name: String,
-    /// Whether it is there.
+    /// Whether it is present.
     pub present: bool,
     /// Whether a VM with vhost-net NICs cannot be traced at all without it.
     pub essential: bool,
@@ -142,7 +143,7 @@ pub struct Capability {
 }
 
 impl Capability {
-    /// Whether it is missing and nothing works without it.
+    /// Whether it is missing and essential.
     pub fn is_lacking(&self) -> bool {
         !self.present && self.essential
     }

@@ -1,27 +1,27 @@
-//! The nouns of teiji: what is traced, what is seen, what is reported.
+//! The data types of teiji: what is traced, what is seen, what is reported.
 //!
-//! Every other crate depends on this one and it depends on none of them. It does no I/O, reads no
-//! clock and has no `unsafe`: it can be used on any machine, on recordings from any other.
+//! Every other crate depends on this one, and it depends on none of them. It does no I/O, reads no clock and has no
+//! `unsafe`, so it works on any machine, with recordings from any other.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`advice`] | what a person is told beside a report's figures |
+//! | [`advice`] | what people are told in addition to a report's figures |
 //! | [`event`] | what the kernel probes report: packets at points, interrupts, guest entries, kicks |
 //! | [`stage`] | the path's stages and the states of the threads on it |
 //! | [`finding`] | what makes requests slow: causes with evidence, and what shortens them |
 //! | [`flow`] | the filter language of `--flow`, and what a trace is asked to watch |
 //! | [`host`] | virtual machines, vCPU threads, vhost workers, taps, NUMA nodes; what a kernel can do |
-//! | [`policy`] | what the operator wants, with the place of each value; problems, which name place and cure |
-//! | [`resource`] | what can be changed on a host, to what, and what comes before what |
+//! | [`policy`] | what the operator wants, with the place of each value; problems, each with place and cure |
+//! | [`resource`] | what can be changed on a host, its values, and the dependencies between changes |
 //! | [`cpus`] | sets of CPUs |
-//! | [`observation`] | a host at one instant, as a file that can be planned for elsewhere |
-//! | [`plan`] | a host as a plan sees it, the plan, and what teiji holds |
-//! | [`queue`] | how packets wait for a link: channels with deadlines, or what was there before |
+//! | [`observation`] | the state of a host as a file, for planning on another machine |
+//! | [`plan`] | the state of a host, the plan, and what teiji holds |
+//! | [`queue`] | the root qdisc of a link: channels with deadlines, or another qdisc |
 //! | [`reason`] | why a request is in no figure |
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
-//! | [`status`] | what teiji holds and does, what has become of packets with deadlines |
-//! | [`text`] | untrusted text made safe to print, measured times as text |
+//! | [`status`] | what teiji holds and does, and packet statistics of links with channels |
+//! | [`text`] | makes untrusted text safe to print; measured times as text |
 //! | [`units`] | times, rates and sizes as people write them |
 //!
 //! Units: time stamps and durations are nanoseconds of the host's `CLOCK_MONOTONIC` unless a name

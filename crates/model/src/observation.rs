@@ -1,25 +1,25 @@
-//! What a host was like, as a file: `teiji observe` writes it, `teiji plan --host` reads it, on any machine.
+//! The state of a host, as a file: `teiji observe` writes it, `teiji plan --host` reads it on any machine.
 //!
-//! It is JSON, so that it can be looked at and changed for a what-if. It holds names, ids and settings of VMs, threads
-//! and devices; no command lines, no environments, nothing of the guests' memory or packets.
+//! It is JSON, so people can read it, and change it to plan for another state. It has names, ids and settings of VMs,
+//! threads and devices; it has no command lines, no environments, and nothing of the guests' memory or packets.
 //!
-//! Form 1 said why settings cannot be read in sentences that named no setting. They become part of what could not be
-//! found out.
+//! Form 1 had sentences, which did not name a setting, for the settings that cannot be read. They become part of
+//! `unseen`.
 
 use crate::plan::{Held, Observed};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// Version of the file's form. Raised when a field changes its meaning or goes.
+/// Version of the file's form. Incremented when a field changes its meaning or is removed.
 pub const SCHEMA: u32 = 2;
-/// The form before, which is read as well.
+/// The former form, which can still be read.
 const FORMER: u64 = 1;
-/// What the file says it is.
+/// The value of the field `kind`.
 pub const KIND: &str = "teiji-host";
-/// Longest file that is read, bytes.
+/// The longest file that is read, bytes.
 pub const MAX_BYTES: usize = 64 << 20;
 
-/// A host at one instant.
+/// The state of a host at one instant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observation {
     /// [`KIND`].
@@ -28,32 +28,32 @@ pub struct Observation {
     pub schema: u32,
     /// teiji's version.
     pub teiji: String,
-    /// The host's name. Untrusted text, as all text in here.
+    /// The host's name. Untrusted, like all text in an observation.
     pub host: String,
-    /// Its kernel release.
+    /// The host's kernel release.
     pub kernel: String,
-    /// When, seconds since 1970.
+    /// When it was taken, seconds since 1970.
     pub taken: u64,
-    /// What it was like.
+    /// The state of the host.
     pub observed: Observed,
-    /// What teiji held of it.
+    /// The settings that teiji held.
     pub held: Held,
-    /// What could not be found out, for people.
+    /// What could not be determined, for people.
     pub unseen: Vec<String>,
 }
 
-/// Why a file is no observation that can be planned for.
+/// Why a text is not an observation that can be planned for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Something else.
+    /// It is something else.
     #[error("it is not what `teiji observe` writes; make one on the host with `teiji observe > FILE`")]
     Other,
-    /// Cut off, or changed by hand into something that cannot be.
+    /// Truncated, or changed into something invalid.
     #[error(
         "it is damaged ({0}), so nothing can be planned from it; run `teiji observe > FILE` on the host again"
     )]
     Damaged(String),
-    /// From a later version.
+    /// Written by a later version.
     #[error(
         "it is of form {schema}, written by teiji {teiji:?}, and this teiji ({}) reads forms up to {SCHEMA}: plan with \
          that version, or observe the host with this one",
@@ -66,11 +66,11 @@ pub enum Error {
         teiji: String,
     },
     /// Longer than [`MAX_BYTES`].
-    #[error("it is longer than {} MiB, which no observation is", MAX_BYTES >> 20)]
+    #[error("it is longer than {} MiB; observations are shorter", MAX_BYTES >> 20)]
     TooLong,
 }
 
-/// As much as every version has.
+/// The fields that every version has.
 #[derive(Deserialize)]
 struct Header {
     #[serde(default)]
@@ -85,14 +85,14 @@ impl Observation {
     /// Reads a file's text.
     ///
     /// # Errors
-    /// [`Error`]: whatever is not a whole observation of this form.
+    /// [`Error`], unless the text is a complete observation of a known form.
     pub fn parse(text: &str) -> Result<Observation, Error> {
         if text.len() > MAX_BYTES {
             return Err(Error::TooLong);
         }
         let damaged = |why: &serde_json::Error| Error::Damaged(why.to_string());
         let header: Header = serde_json::from_str(text).map_err(|why| {
-            // One that is cut off still says what it was.
+            // A file that was cut off still has its kind at the beginning.
             if text.chars().take(200).collect::<String>().contains(KIND) {
                 damaged(&why)
             } else {

@@ -1,4 +1,4 @@
-//! What a host is like, and the ordered changes that would make it what a policy asks for.
+//! The state of a host, and the ordered changes that give it the state that a policy asks for.
 //!
 //! ```text
 //! (Policy, Observed) ── control::plan ──► Plan ── agent::apply ──► the host, journalled step by step
@@ -13,21 +13,22 @@ use crate::resource::{Kind, Resource, Resources, Task, Value};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A host as far as a plan has to know it.
+/// The state of a host, as far as a plan needs it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Observed {
     /// CPUs that are online.
     pub cpus: CpuSet,
-    /// The VMs with the tasks that they consist of.
+    /// The VMs with their tasks.
     pub vms: Vec<ObservedVm>,
-    /// Ethernet devices, those of guests too.
+    /// Ethernet devices, including those of guests.
     pub links: Vec<ObservedLink>,
-    /// The resources of all these, each with its value or why it has none.
+    /// The resources of all these, each with its value or the reason why it has none.
     #[serde(flatten)]
     pub settings: Resources,
-    /// What keeps a real-time thread that never sleeps from starving the others of its CPU; `None`: nothing.
+    /// What prevents a real-time thread that never sleeps from starving the other threads of its CPU; `None` if nothing
+    /// does.
     pub realtime_guard: Option<String>,
-    /// Others that change the same settings.
+    /// Other programs that change the same settings.
     pub managers: Vec<Manager>,
     /// Whether packets can have deadlines here.
     pub deadlines: DeadlineSupport,
@@ -37,14 +38,14 @@ pub struct Observed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeadlineSupport {
-    /// teiji's qdisc is registered, and an agent keeps it going.
+    /// teiji's qdisc is registered, and an agent keeps it alive by its heartbeat.
     Edf,
-    /// teiji's qdisc would keep them, but no agent keeps it going, or whether one does is not known; says what has to be
-    /// done first.
+    /// teiji's qdisc would keep them, but no agent is running, or it is not known whether one is. The text says what
+    /// has to be done first.
     NoAgent(String),
-    /// This kernel has no BPF qdiscs, but HFSC; says what is missing.
+    /// This kernel has HFSC but no BPF qdiscs. The text says what is missing.
     Hfsc(String),
-    /// Not now; says why, and what to do about it.
+    /// Not now. The text says why, and what to do about it.
     None(String),
 }
 
@@ -59,7 +60,7 @@ impl Default for DeadlineSupport {
 pub struct ObservedVm {
     /// As discovery found it.
     pub vm: Vm,
-    /// Whose it is, and who says that it is called so.
+    /// The user of its process, and the origin of its name.
     pub identity: Identity,
     /// The VMM's process.
     pub process: Task,
@@ -67,9 +68,9 @@ pub struct ObservedVm {
     pub vcpus: Vec<Task>,
     /// vhost workers.
     pub workers: Vec<Task>,
-    /// Its control group below the cgroup v2 mount; `None` where there is no cgroup v2.
+    /// Its control group below the cgroup v2 mount; `None` if the host has no cgroup v2.
     pub group: Option<String>,
-    /// Whether other processes than this VMM's are in that group.
+    /// Whether processes other than this VMM are in that group.
     pub group_shared: bool,
 }
 
@@ -80,33 +81,33 @@ pub struct ObservedLink {
     pub name: String,
     /// Its interface index.
     pub index: u32,
-    /// What it is.
+    /// Its kind.
     pub kind: LinkKind,
     /// Its interrupts.
     pub irqs: Vec<u32>,
-    /// What it says it sends, bit/s; `None` if it says nothing, as virtual devices do.
+    /// The rate that the device reports, bit/s; `None` if it reports none, as virtual devices do.
     pub speed: Option<u64>,
     /// Largest IP packet, bytes.
     pub mtu: u32,
-    /// Whether guests' packets leave by it: it is a VM's tap, or a port of a bridge that has one.
+    /// Whether guests' packets leave by it: it is a VM's tap, or a port of a bridge that has a tap as a port.
     pub guests: bool,
 }
 
 impl ObservedLink {
-    /// What settings of it are named by.
+    /// The device as resources name it.
     pub fn device(&self) -> Device {
         Device { name: self.name.clone(), index: self.index }
     }
 }
 
-/// What a network device is.
+/// The kind of a network device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkKind {
     /// A device with hardware (physical or emulated) behind it.
     #[default]
     Nic,
-    /// A bridge: what it forwards does not pass its own queue.
+    /// A bridge: packets that it forwards do not pass its own queue.
     Bridge,
     /// A bond or team of others.
     Bond,
@@ -116,16 +117,16 @@ pub enum LinkKind {
     Virtual,
 }
 
-/// Another program that changes what teiji changes.
+/// Another program that changes settings that teiji changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manager {
-    /// Which: `irqbalance`, `tuned`, `libvirt`, `systemd`, `cpuset`.
+    /// Its name: `irqbalance`, `tuned`, `libvirt`, `systemd`, `cpuset`.
     pub name: String,
-    /// Settings that it may change back, and what to do about it; one sentence.
+    /// Which settings it may change back, and what to do about it; one sentence.
     pub advice: String,
-    /// Which kinds of resources.
+    /// The kinds of resources that it changes.
     pub touches: Vec<Kind>,
-    /// The process of the VM that it does so to; `None`: to all.
+    /// The process of the VM whose settings it changes; `None` if it changes those of all VMs.
     #[serde(default)]
     pub vm: Option<Task>,
 }
@@ -135,15 +136,15 @@ pub struct Manager {
 pub struct Step {
     /// What is changed.
     pub setting: Resource,
-    /// Whose it is, for people: `vCPU 0 of sip1`. Escaped, safe to print.
+    /// What the setting belongs to, for people: `vCPU 0 of sip1`. Escaped, safe to print.
     pub whose: String,
-    /// What it is now.
+    /// The value now.
     pub present: Value,
-    /// What it shall be.
+    /// The value after the step.
     pub wanted: Value,
-    /// Why: the line of the policy that asks for it, as `vm.sip1.class`, or that nothing asks for it any more.
+    /// Why: the line of the policy that asks for it, such as `vm.sip1.class`, or that no line asks for it any more.
     pub reason: String,
-    /// What it costs, for people; empty if nothing worth saying.
+    /// What it costs, for people; empty if there is nothing worth mentioning.
     pub cost: String,
 }
 
@@ -153,14 +154,14 @@ impl Step {
         Change { resource: &self.setting, from: &self.present, to: &self.wanted }
     }
 
-    /// The change that takes it back.
+    /// The change that undoes it.
     pub fn undoing(&self) -> Change<'_> {
         Change { resource: &self.setting, from: &self.wanted, to: &self.present }
     }
 }
 
-/// Puts `steps` into an order that obeys all dependencies of the changes that they make. Those that do not depend on one
-/// another come by `preference`, and then as they are; into real-time classes last.
+/// Puts `steps` into an order that obeys all dependencies between their changes. Steps that do not depend on one
+/// another are sorted by `preference`, then by their present order; changes into real-time classes come last.
 pub fn ordered<P: Ord + Copy>(steps: Vec<Step>, preference: impl Fn(&Step) -> P) -> Vec<Step> {
     let changes: Vec<Change<'_>> = steps.iter().map(Step::change).collect();
     let key = |i: usize| (dependency::is_into_real_time(&changes[i]), preference(&steps[i]));
@@ -169,39 +170,39 @@ pub fn ordered<P: Ord + Copy>(steps: Vec<Step>, preference: impl Fn(&Step) -> P)
     order.into_iter().filter_map(|i| steps[i].take()).collect()
 }
 
-/// Ordered steps; empty if the host is as the policy asks.
+/// Ordered steps; empty if the host has the state that the policy asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// What somebody has to do before the steps can be taken, in this order: sentences for people.
+    /// What somebody has to do before the steps can be taken, in order: sentences for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub first: Vec<String>,
-    /// In this order.
+    /// The steps, in order.
     pub steps: Vec<Step>,
-    /// What the operator should know first: other managers, what has no effect here.
+    /// What the operator should know first: other managers, settings that have no effect here.
     pub warnings: Vec<String>,
-    /// What is guaranteed on each link that has channels, once the plan is carried out.
+    /// What each link with channels guarantees once the plan is carried out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkGuarantee>,
-    /// Where the policy asks for what: each [`Step::reason`] that is a line of it, with its place.
+    /// The place in the policy of each [`Step::reason`] that is one of its lines.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub asked: BTreeMap<String, Place>,
-    /// Lines of the policy that do not hold, since a later file has others in their place.
+    /// Policy lines that are overridden by a later file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overridden: Vec<Overridden>,
 }
 
-/// What a link's channels are guaranteed.
+/// What a link guarantees to its channels.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkGuarantee {
     /// The link's name.
     pub link: String,
     /// What keeps the deadlines.
     pub scheduler: Scheduler,
-    /// What it sends, bit/s on the wire.
+    /// The rate of the link, bit/s on the wire.
     pub rate: u64,
-    /// Its slack, ns.
+    /// The slack, ns.
     pub slack: u64,
-    /// The largest frame that the guarantees allow for, bytes.
+    /// The largest frame that the guarantees are calculated with, bytes.
     pub largest: u32,
     /// Sum of the channels' rates, bit/s.
     pub reserved: u64,
@@ -216,18 +217,18 @@ pub struct ChannelGuarantee {
     pub name: String,
     /// Its rate, bit/s on the wire.
     pub rate: u64,
-    /// What may come at once, bytes on the wire.
+    /// The burst: how much may come at once, bytes on the wire.
     pub burst: u64,
-    /// What was asked for, ns.
+    /// The deadline that the policy asks for, ns.
     pub deadline: u64,
-    /// The longest delay of its packets within rate and burst, ns.
+    /// The longest delay of a packet within the rate and burst, ns.
     pub bound: u64,
 }
 
-/// What teiji changed and holds, setting by setting.
+/// The settings that teiji has changed and holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
-    /// By setting.
+    /// By resource.
     #[serde(with = "pairs")]
     pub settings: BTreeMap<Resource, Hold>,
 }
@@ -235,26 +236,26 @@ pub struct Held {
 /// One setting that teiji holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
-    /// Whose it is, for people.
+    /// What the setting belongs to, for people.
     pub whose: String,
-    /// What it was before teiji changed it for the first time.
+    /// The value before teiji changed it for the first time.
     pub original: Value,
-    /// What teiji made it.
+    /// The value that teiji has set.
     pub value: Value,
-    /// When, seconds since 1970.
+    /// When it was set, seconds since 1970.
     pub since: u64,
-    /// Why.
+    /// Why it was set.
     pub reason: String,
 }
 
-/// The control group that teiji makes for a VM that shares its group with others; below the cgroup v2 mount.
+/// The control group that teiji makes for a VM that shares its group with others, below the cgroup v2 mount.
 ///
-/// Named by the process id, not by the VM's name, which is untrusted text.
+/// Named after the process id, as the VM's name is untrusted text.
 pub fn own_group(pid: u32) -> String {
     format!("/teiji/vm-{pid}")
 }
 
-/// Maps whose keys are not text, as JSON lists of pairs.
+/// Serializes maps whose keys are not text as lists of pairs.
 mod pairs {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! What the operator wants: the policy, with the place of each value in its file. `teiji-policy` reads it from TOML.
+//! The policy: what the operator wants, with the place of each value in its file. `teiji-policy` parses it from TOML.
 
 use crate::cpus::CpuSet;
 use crate::resource::{self, Latency, Scheduling};
@@ -8,9 +8,10 @@ use std::net::IpAddr;
 
 /// Longest policy file, bytes.
 pub const MAX_BYTES: usize = 1 << 20;
-/// Longest `halt_poll`, ns: 10 ms of polling at each halt is a CPU given away; more is a slip of the unit.
+/// Longest `halt_poll`, ns. Polling for 10 ms at each halt already uses up a CPU; a longer time is probably a wrong
+/// unit.
 pub const MAX_HALT_POLL: u64 = 10_000_000;
-/// Greatest process id that a policy can name: `PID_MAX_LIMIT` (include/linux/threads.h).
+/// The greatest process id that a policy can name: `PID_MAX_LIMIT` (include/linux/threads.h).
 pub const MAX_PID: u32 = 1 << 22;
 
 /// A policy file.
@@ -22,14 +23,14 @@ pub struct Source {
     pub text: String,
 }
 
-/// Where something is written.
+/// A place in a policy file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// The file.
+    /// The file's name.
     pub file: String,
-    /// From 1.
+    /// The line, from 1.
     pub line: usize,
-    /// From 1, in characters.
+    /// The column in characters, from 1.
     pub column: usize,
 }
 
@@ -39,87 +40,87 @@ impl fmt::Display for Place {
     }
 }
 
-/// A value and where it is written.
+/// A value and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct At<T> {
     /// The value.
     pub value: T,
-    /// Where.
+    /// The place.
     pub place: Place,
 }
 
-/// What is wrong with a policy, and the cure.
+/// A problem of a policy, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {message}")]
 pub struct Problem {
-    /// Where.
+    /// Where it is.
     pub place: Place,
-    /// What is wrong and what to write instead; ends without a full stop. Printable.
+    /// What is wrong and what to write instead; without a full stop. Printable.
     pub message: String,
 }
 
 /// What the operator wants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
-    /// Of the host as a whole.
+    /// `[host]`.
     pub host: HostPolicy,
-    /// By device name, in the order written.
+    /// `[link.NAME]`, in the order of their first mention.
     pub links: Vec<LinkPolicy>,
-    /// By name.
+    /// `[vm.NAME]`, in the order of their first mention.
     pub vms: Vec<VmPolicy>,
-    /// By name.
+    /// `[channel.NAME]`, in the order of their first mention.
     pub channels: Vec<ChannelPolicy>,
-    /// Virtual functions.
+    /// `[vf.LINK.N]`: virtual functions.
     pub vfs: Vec<VfPolicy>,
-    /// Keys of any section that set resources as they are, in the order written.
+    /// Keys of any section that set resources to the value written, in the order of the sections.
     pub direct: Vec<Direct>,
-    /// Lines that do not hold, since a later file has others in their place; in the order of the sections.
+    /// Lines that a later file overrides, in the order of the sections.
     pub overridden: Vec<Overridden>,
 }
 
-/// A key whose value is that of every resource of a kind that its section speaks of.
+/// A key that sets all resources of one kind that its section covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Direct {
-    /// What its section speaks of.
+    /// The section.
     pub subject: Subject,
     /// The key.
     pub key: &'static str,
-    /// The kind of resource.
+    /// The kind of the resources.
     pub kind: resource::Kind,
-    /// What each shall be.
+    /// The value that each of them gets.
     pub value: At<resource::Value>,
-    /// What that costs, for people; empty if nothing worth saying.
+    /// What it costs, for people; empty if there is nothing worth mentioning.
     pub cost: &'static str,
 }
 
-/// What a section speaks of.
+/// What a section covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// `[host]`: all that the host has.
+    /// `[host]`: the resources of the host as a whole.
     Host,
-    /// `[link.NAME]`: what the device has.
+    /// `[link.NAME]`: the resources of the device.
     Link(At<String>),
-    /// `[vm.NAME]`: what the VM's threads and taps have.
+    /// `[vm.NAME]`: the resources of the VM's threads and taps.
     Vm(At<String>),
 }
 
 /// A line of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line {
-    /// What it says, as `weight = 200`; cut if it is long, printable.
+    /// The text, such as `weight = 200`; truncated if it is long, printable.
     pub text: String,
-    /// Where its value is.
+    /// The place of its value.
     pub place: Place,
 }
 
-/// A line that holds, and those of earlier files that do not hold because of it.
+/// A line that holds, and the lines of earlier files that it overrides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overridden {
-    /// The section, as `vm.sip1`; printable.
+    /// The section, such as `vm.sip1`; printable.
     pub section: String,
-    /// What holds.
+    /// The line that holds.
     pub holds: Line,
-    /// What does not, in the order of the files; never empty.
+    /// The overridden lines, in the order of the files; never empty.
     pub over: Vec<Line>,
 }
 
@@ -130,9 +131,9 @@ pub struct HostPolicy {
     pub halt_poll: Option<At<u64>>,
     /// `cpu_latency`: longest wake-up of the CPUs' idle states: `"any"`, `"none"` or a time in whole µs.
     pub cpu_latency: Option<At<Latency>>,
-    /// `cpu_latency_cpus`: which CPUs; all if absent.
+    /// `cpu_latency_cpus`: the CPUs that it applies to; all if absent.
     pub cpu_latency_cpus: Option<At<CpuSet>>,
-    /// `vm_users`: users whose VMs may name themselves; [`VM_USERS`](crate::host::VM_USERS) if absent.
+    /// `vm_users`: the users whose VMs may name themselves; [`VM_USERS`](crate::host::VM_USERS) if absent.
     pub vm_users: Option<At<Vec<String>>>,
 }
 
@@ -141,24 +142,24 @@ pub struct HostPolicy {
 pub struct LinkPolicy {
     /// The device.
     pub name: At<String>,
-    /// `irq_cpus`: CPUs for its interrupts.
+    /// `irq_cpus`: the CPUs for its interrupts.
     pub irq_cpus: Option<At<CpuSet>>,
-    /// `rate`: bit/s.
+    /// `rate`, bit/s.
     pub rate: Option<At<u64>>,
-    /// `slack`: `"auto"` is `Auto::Auto`, else a time in ns.
+    /// `slack`: a time in ns; `"auto"` is `Auto::Auto`.
     pub slack: Option<At<Auto>>,
-    /// `max_packet`: largest Ethernet frame that comes to its queue, bytes.
+    /// `max_packet`: the largest Ethernet frame that enters its queue, bytes.
     pub max_packet: Option<At<u32>>,
-    /// `realtime_max`: most that its channels may have together, bit/s.
+    /// `realtime_max`: the highest rate of all its channels together, bit/s.
     pub realtime_max: Option<At<u64>>,
 }
 
-/// A time, or for teiji to choose.
+/// A time, or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auto {
     /// teiji chooses.
     Auto,
-    /// ns.
+    /// In ns.
     Nanoseconds(u64),
 }
 
@@ -168,16 +169,16 @@ pub struct VmPolicy {
     /// The VM.
     pub name: At<String>,
     /// `class`, with `priority` or `runtime`, `deadline` and `period`: how its vCPU threads and vhost workers are
-    /// scheduled. `"fair"` is the default scheduler, `"realtime"` is `SCHED_FIFO` with `priority` (default 10; workers one more),
-    /// `"deadline"` is `SCHED_DEADLINE` with `runtime` and `period` (`deadline` defaults to `period`).
+    /// scheduled. `"fair"` is the default scheduler. `"realtime"` is `SCHED_FIFO` with `priority` (default 10; workers
+    /// one higher). `"deadline"` is `SCHED_DEADLINE` with `runtime` and `period` (`deadline` defaults to `period`).
     pub class: Option<At<Scheduling>>,
-    /// `vcpu_cpus`: CPUs for its vCPU threads.
+    /// `vcpu_cpus`: the CPUs for its vCPU threads.
     pub vcpu_cpus: Option<At<CpuSet>>,
-    /// `worker_cpus`: CPUs for its vhost workers.
+    /// `worker_cpus`: the CPUs for its vhost workers.
     pub worker_cpus: Option<At<CpuSet>>,
-    /// `weight`: share of the CPU against other groups, 1 to 10,000, the default being 100.
+    /// `weight`: its share of CPU time relative to other groups, 1 to 10,000; the default is 100.
     pub weight: Option<At<u32>>,
-    /// `quota`: most CPU time, in thousandths of a CPU: `"150%"` is 1500; `"none"` is `None` inside.
+    /// `quota`: the greatest CPU time, in thousandths of a CPU: `"150%"` is 1500; `"none"` is an inner `None`.
     pub quota: Option<At<Option<u32>>>,
 }
 
@@ -186,11 +187,11 @@ pub struct VmPolicy {
 pub struct ChannelPolicy {
     /// Its name.
     pub name: At<String>,
-    /// `link`: the device that its packets leave by; if absent that of the only `[link.NAME]`.
+    /// `link`: the device that its packets leave by; if absent, the device of the only `[link.NAME]`.
     pub link: Option<At<String>>,
-    /// `from`.
+    /// `from`: the sender.
     pub from: Option<At<Endpoint>>,
-    /// `to`.
+    /// `to`: the receiver.
     pub to: Option<At<Endpoint>>,
     /// `proto`: `"udp"` is 17, `"tcp"` 6.
     pub proto: Option<At<u8>>,
@@ -202,7 +203,7 @@ pub struct ChannelPolicy {
     pub burst: Option<At<u64>>,
 }
 
-/// An address or prefix with a port or without.
+/// An address or prefix, with or without a port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Address; the bits beyond the prefix are 0.
@@ -218,10 +219,10 @@ pub struct Endpoint {
 pub struct VfPolicy {
     /// The NIC.
     pub link: At<String>,
-    /// Which function.
+    /// The number of the function.
     pub index: At<u32>,
-    /// `hard`: most that it may send, bit/s.
+    /// `hard`: the highest rate at which it may send, bit/s.
     pub hard: Option<At<u64>>,
-    /// `weight`: share against other functions, 1 to 100.
+    /// `weight`: its share relative to other functions, 1 to 100.
     pub weight: Option<At<u32>>,
 }

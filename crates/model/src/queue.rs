@@ -1,7 +1,8 @@
-//! How packets wait for a link: its root qdisc, as far as teiji puts one there or puts one back.
+//! The root qdisc of a link, which decides how packets wait for it: the one that teiji sets, or the one that it
+//! restores.
 //!
-//! Bytes are counted on the wire: a frame, padded to [`MIN_FRAME`], and [`OVERHEAD`]. The kernel half charges the
-//! token buckets so, and admission counts so.
+//! Bytes are counted on the wire: a frame, padded to [`MIN_FRAME`], plus [`OVERHEAD`]. Admission control and the token
+//! buckets of the BPF qdisc count in the same way.
 
 pub mod frame;
 
@@ -11,42 +12,44 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Bytes that an Ethernet frame takes on the wire beside those that the kernel counts: check sequence, preamble, gap.
+/// Bytes that an Ethernet frame takes on the wire in addition to those that the kernel counts: check sequence,
+/// preamble, gap.
 pub const OVERHEAD: u32 = 24;
 /// The shortest Ethernet frame, as the kernel counts it, bytes.
 pub const MIN_FRAME: u32 = 60;
-/// How much later than asked a link's timer may fire, and so how much lost time is made up for, ns.
+/// How late a link's timer may fire, and therefore how much lost time the link makes up for, ns.
 pub const TIMER_ERROR: u64 = 100_000;
 /// Longest name of a channel, bytes.
 pub const MAX_NAME: usize = 63;
-/// Most distinct sets of fields that the channels of a link look at: lengths of prefixes, ports, protocol.
+/// The greatest number of distinct sets of fields that the channels of a link compare: lengths of prefixes, ports,
+/// protocol.
 pub const MAX_SHAPES: usize = 16;
-/// Most channels of a host.
+/// The greatest number of channels of a host.
 pub const MAX_CHANNELS: usize = 4096;
-/// Most links of a host that have channels.
+/// The greatest number of links of a host that have channels.
 pub const MAX_LINKS: usize = 64;
 /// Longest deadline, ns.
 pub const MAX_DEADLINE: u64 = 60_000_000_000;
-/// Highest rate, bit/s: above it a frame takes less than can be counted in ns.
+/// Highest rate, bit/s: above it a frame takes less time than can be counted in ns.
 pub const MAX_RATE: u64 = 1_000_000_000_000;
-/// Rates are kept in whole bytes a second: bit/s are multiples of this.
+/// Rates are whole bytes per second: bit/s are multiples of this.
 pub const RATE_STEP: u64 = 8;
 
-/// A service curve, as `struct tc_service_curve` has it.
+/// A service curve, like `struct tc_service_curve`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Curve {
-    /// Rate of the first piece, bytes a second.
+    /// Rate of the first piece, bytes per second.
     pub m1: u32,
     /// Length of the first piece, µs.
     pub d: u32,
-    /// Rate of the second piece, bytes a second; at most `m1`.
+    /// Rate of the second piece, bytes per second; at most `m1`.
     pub m2: u32,
 }
 
-/// A network device that is not mistaken for a later one of the same name.
+/// A network device, identified so that it is not mistaken for a later one with the same name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Device {
-    /// Its name when it was looked at.
+    /// Its name when it was observed.
     pub name: String,
     /// Its interface index.
     pub index: u32,
@@ -67,9 +70,9 @@ pub enum Queue {
 pub struct Stock {
     /// Its kind, such as `fq_codel`. Untrusted: a module's text.
     pub kind: String,
-    /// Whether somebody chose it; otherwise it is the kernel's default, which comes back by itself.
+    /// Whether somebody chose it; otherwise it is the kernel's default, which the kernel sets by itself.
     pub chosen: bool,
-    /// Its options (`TCA_OPTIONS`), as they go into a message that makes such a one.
+    /// Its options (`TCA_OPTIONS`), in the format of a message that creates such a qdisc.
     pub options: Vec<u8>,
 }
 
@@ -77,9 +80,9 @@ pub struct Stock {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheduler {
-    /// Earliest deadline first: teiji's BPF qdisc, Linux 6.16.
+    /// Earliest deadline first: teiji's BPF qdisc, from Linux 6.16 on.
     Edf,
-    /// The kernel's own HFSC, on older kernels: weaker bounds.
+    /// The kernel's own HFSC, on older kernels: weaker guarantees.
     Hfsc,
 }
 
@@ -88,28 +91,29 @@ pub enum Scheduler {
 pub struct Deadlines {
     /// What keeps them.
     pub scheduler: Scheduler,
-    /// What the link sends, bit/s on the wire; a multiple of [`RATE_STEP`].
+    /// The rate of the link, bit/s on the wire; a multiple of [`RATE_STEP`].
     pub rate: u64,
     /// Best effort goes first while the earliest deadline is further away than this, ns; 0 with HFSC, which has no such
     /// rule.
     pub slack: u64,
-    /// Most bit/s of all channels together, a multiple of [`RATE_STEP`]; 0: no bound but their own, as always with HFSC.
+    /// The highest rate of all channels together, bit/s, a multiple of [`RATE_STEP`]; 0 means that only each channel's
+    /// own rate limits it, as always with HFSC.
     pub realtime_max: u64,
-    /// By name, of at most [`MAX_NAME`] bytes.
+    /// By name; a name has at most [`MAX_NAME`] bytes.
     pub channels: BTreeMap<String, Channel>,
 }
 
 /// A one-way flow with a deadline.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Channel {
-    /// Sender; `None`: anyone.
+    /// The sender; `None` for any.
     pub from: Option<Endpoint>,
-    /// Receiver; `None`: anyone.
+    /// The receiver; `None` for any.
     pub to: Option<Endpoint>,
-    /// IP protocol: 6 TCP, 17 UDP; `None`: any.
+    /// IP protocol: 6 TCP, 17 UDP; `None` for any.
     pub proto: Option<u8>,
-    /// From a packet's arrival in the queue until its last bit is on the wire, ns. With HFSC what its [`Curve`] has to keep, whole µs:
-    /// what the link itself adds is taken off.
+    /// The time from a packet's arrival in the queue until its last bit is on the wire, ns. With HFSC the time that its
+    /// [`Curve`] has to keep, in whole µs: without the delay that the link itself adds.
     pub deadline: u64,
     /// Guaranteed rate, bit/s; a multiple of [`RATE_STEP`].
     pub rate: u64,
@@ -118,7 +122,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// The same, as it is read back from the kernel: an end that leaves everything open is none.
+    /// The channel as it is read back from the kernel: an endpoint that matches everything becomes `None`.
     pub fn normal(mut self) -> Channel {
         for end in [&mut self.from, &mut self.to] {
             if end.as_ref().is_some_and(|e| e.prefix == 0 && e.port.is_none()) {

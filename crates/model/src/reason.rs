@@ -1,24 +1,24 @@
-//! Why a request is in no figure: one table of reasons, each with its name, its explanation and who is to blame.
+//! Why a request is in no figure: one table of reasons, each with its name, its explanation and the party to blame.
 //!
-//! A request that is not complete has exactly one reason, so the counts of the reasons of an [`Outcome`] add up
-//! to that outcome's count in [`Requests`](crate::report::Requests).
+//! A request that is not complete has exactly one reason, so the counts of the reasons of an [`Outcome`] add up to the
+//! count of that outcome in [`Requests`](crate::report::Requests).
 
 use serde::{Deserialize, Serialize};
 
-/// What became of a request that is not complete.
+/// The outcome of a request that is not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Dropped by the host, or answered with a point of its way missing.
+    /// Dropped by the host, or answered with a point of its path missing.
     Incomplete,
-    /// It may be another one.
+    /// It may be confused with another request.
     Ambiguous,
     /// No response was seen.
     Unanswered,
 }
 
 impl Outcome {
-    /// As it is printed and written.
+    /// The name in reports and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Outcome::Incomplete => "incomplete",
@@ -34,11 +34,11 @@ impl Outcome {
 pub enum Blame {
     /// The host: its kernel, its devices, its load.
     Host,
-    /// What runs in the guest.
+    /// The programs and the kernel in the guest.
     Guest,
     /// teiji: the probes or the analysis missed something.
     Teiji,
-    /// Nobody: it is in the nature of what was sent, or of when the trace began and ended.
+    /// Nobody: the cause is what was sent, or when the trace began and ended.
     Nobody,
 }
 
@@ -51,15 +51,15 @@ macro_rules! reasons {
         pub enum Reason { $($(#[$doc])* $reason,)* }
 
         impl Reason {
-            /// All of them.
+            /// All reasons.
             pub const ALL: &'static [Reason] = &[$(Reason::$reason,)*];
 
-            /// As it is written in JSON.
+            /// The name in JSON.
             pub fn name(self) -> &'static str {
                 match self { $(Reason::$reason => $name,)* }
             }
 
-            /// What it means, as the end of a sentence about a request.
+            /// The explanation, as the end of a sentence about a request.
             pub fn text(self) -> &'static str {
                 match self { $(Reason::$reason => $text,)* }
             }
@@ -73,50 +73,50 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// The kernel dropped its packet before the guest had it.
+    /// The kernel dropped its packet before it reached the guest.
     DroppedIn, "dropped_in", Host, "dropped by the host";
     /// The kernel dropped its response.
     DroppedOut, "dropped_out", Host, "its response was dropped by the host";
-    /// No vhost worker took it off the tap.
+    /// No vhost worker took its packet off the tap.
     NotTaken, "not_taken", Host, "put on the tap, and never taken by a vhost worker";
-    /// The worker took it, and did not signal.
+    /// The worker took its packet, but no signal was seen.
     NotSignalled, "not_signalled", Teiji, "taken by the vhost worker, whose signal to the guest was not seen";
-    /// The worker signalled, and no vCPU of the VM was seen to accept the interrupt.
-    NoInterrupt, "no_interrupt", Teiji, "signalled to the guest, and no vCPU of it was seen to accept the interrupt";
-    /// The interrupt was accepted, and the vCPU was not seen to enter the guest with it.
-    NotEntered, "not_entered", Host, "its interrupt was accepted, and the vCPU was not seen to enter the guest with it";
-    /// The guest had it, and no response came.
-    NoAnswer, "no_answer", Guest, "reached the guest, and no answer was seen in the time allowed";
-    /// The response left the guest and came to no link.
-    NotForwarded, "not_forwarded", Host, "its answer left the guest, and was not seen at a link";
-    /// The response waited for a link's device.
-    NotHandedOver, "not_handed_over", Host, "its answer came to a link's queue, and was not seen to be handed to the device";
-    /// Where it came from was not seen.
-    NotReceived, "not_received", Teiji, "its reception by the host was not seen, as that of others is";
-    /// Fewer reports than packets of its kind have.
+    /// The worker signalled, but no vCPU of the VM was seen to accept the interrupt.
+    NoInterrupt, "no_interrupt", Teiji, "signalled to the guest, but no vCPU was seen to accept the interrupt";
+    /// The interrupt was accepted, but the vCPU was not seen to enter the guest with it.
+    NotEntered, "not_entered", Host, "its interrupt was accepted, but the vCPU was not seen to enter the guest with it";
+    /// The packet reached the guest, but no response came.
+    NoAnswer, "no_answer", Guest, "reached the guest, but no answer was seen in the time allowed";
+    /// The response left the guest, but did not reach a link.
+    NotForwarded, "not_forwarded", Host, "its answer left the guest, but was not seen at a link";
+    /// The response did not get from the link's queue to the device.
+    NotHandedOver, "not_handed_over", Host, "its answer came to a link's queue, but was not seen to be handed to the device";
+    /// Its reception by the host was not seen.
+    NotReceived, "not_received", Teiji, "its reception by the host was not seen, unlike that of other requests";
+    /// It has fewer reports than packets of its kind usually have.
     FewerReports, "fewer_reports", Teiji, "seen at fewer places on its way than packets of its kind usually are";
-    /// What is usual was not known yet.
-    NotLearnt, "not_learnt", Teiji, "the first of its kind: at how many places such a packet is seen was not known yet";
+    /// The usual number of reports was not known yet.
+    NotLearnt, "not_learnt", Teiji, "the first of its kind: the usual number of reports was not known yet";
     /// Another packet with the same fingerprint was on the path.
-    Alike, "alike", Nobody, "another packet just like it was on the way at the same time";
+    Alike, "alike", Nobody, "an identical packet was on the way at the same time";
     /// Another request with the same key was open.
-    SameKey, "same_key", Nobody, "another request just like it was open at the same time";
-    /// More copies of its packet than can be followed.
+    SameKey, "same_key", Nobody, "another request with the same key was open at the same time";
+    /// It has more copies of its packet than can be followed.
     TooManyTaps, "too_many_taps", Teiji, "its packet was put on more taps at once than are followed";
-    /// A copy that was sent again may have been answered.
+    /// It was sent again, and the response may be to another copy.
     OtherCopy, "other_copy", Nobody, "sent again before it was answered; its first copy was not seen to reach the guest";
-    /// Events did not fit the buffer about then.
+    /// Events were lost at about that time.
     EventsLost, "events_lost", Teiji, "events were lost, or runs of probes missed, at that time";
-    /// It had to make room.
+    /// It was given up to make room for others.
     Evicted, "evicted", Teiji, "given up for lack of room: too many were followed at once";
-    /// The points contradict each other.
-    OutOfOrder, "out_of_order", Teiji, "the times of its points are not in the order of its way";
-    /// The trace was over.
+    /// The times of its points contradict each other.
+    OutOfOrder, "out_of_order", Teiji, "the times of its points are not in the order of its path";
+    /// The trace ended before the request did.
     TraceEnded, "trace_ended", Nobody, "still on its way when the trace ended";
 }
 
 impl Reason {
-    /// The kernel dropped a packet of it.
+    /// Whether the kernel dropped a packet of the request.
     pub fn is_drop(self) -> bool {
         matches!(self, Reason::DroppedIn | Reason::DroppedOut)
     }
@@ -125,33 +125,33 @@ impl Reason {
 /// How many requests had an outcome for a reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
-    /// What became of them.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
     /// Who is to blame.
     pub blame: Blame,
-    /// In words.
+    /// The explanation, for people.
     pub explanation: String,
     /// Where the kernel dropped them, if it did.
     pub dropped: Option<DropPlace>,
-    /// How many.
+    /// How many requests.
     pub count: u64,
 }
 
 /// Where and why the kernel dropped packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DropPlace {
-    /// The kernel's function; empty if it is not known.
+    /// The kernel's function; empty if not known.
     pub place: String,
-    /// The kernel's word for why (`enum skb_drop_reason`, without its prefix), or its number.
+    /// The kernel's reason (`enum skb_drop_reason`, without its prefix), or its number.
     pub why: String,
-    /// The device that the packet was at; empty if it is not known.
+    /// The device that the packet was at; empty if not known.
     pub device: String,
 }
 
 impl LeftOut {
-    /// One of `count` requests.
+    /// An entry for `count` requests.
     pub fn new(outcome: Outcome, reason: Reason, dropped: Option<DropPlace>, count: u64) -> LeftOut {
         let mut explanation = reason.text().to_owned();
         if let Some(d) = &dropped {

@@ -11,12 +11,12 @@
 //!                          └─────────────────┘
 //! ```
 //!
-//! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`], End the [`Counters`]; each in
-//! postcard's encoding. A file without its End frame was cut off, and says so.
+//! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`], End the [`Counters`]; each in postcard's encoding.
+//! A file without an End frame was cut off, and reading it returns that error.
 //!
-//! Recordings come from other machines and are not trusted: nothing is allocated by a length that the
-//! file claims beyond [`MAX_FRAME`], every list and text is bounded, and no input makes a reader panic.
-//! Nothing is opened here; callers bring a [`Read`] or [`Write`].
+//! Recordings may come from other machines and are not trusted: memory is never allocated by a claimed length beyond
+//! [`MAX_FRAME`], every list and text is bounded, and no input makes a reader panic. This module opens no files:
+//! callers pass a [`Read`] or [`Write`].
 
 mod check;
 mod read;
@@ -37,7 +37,7 @@ use std::io::{Read, Write};
 /// The first eight bytes of a recording.
 pub const MAGIC: &[u8; 8] = b"TEIJIREC";
 
-/// The version that is written. Raised when the format, or the shape of anything in it, changes.
+/// The version that is written. Incremented when the format, or the shape of anything in it, changes.
 pub const VERSION: u16 = 2;
 
 /// The oldest version that is read.
@@ -46,14 +46,14 @@ pub const OLDEST: u16 = 1;
 /// The longest payload of a frame, bytes.
 pub const MAX_FRAME: u32 = 4 << 20;
 
-/// The longest payload of a Header or End frame, bytes. Small, because a few bytes of it become many in
-/// memory.
+/// The longest payload of a Header or End frame, bytes. It is small, because a few bytes of it can take much memory
+/// when decoded.
 pub const MAX_HEADER: u32 = 1 << 20;
 
 /// The most events in a frame.
 pub const MAX_EVENTS: u32 = 4096;
 
-/// The fewest bytes that an event takes.
+/// The smallest number of bytes that an event takes.
 const MIN_EVENT: usize = 5;
 
 /// Bytes of a frame before its payload.
@@ -64,13 +64,13 @@ const HEADER: u8 = 1;
 const EVENTS: u8 = 2;
 const END: u8 = 3;
 
-/// Why a recording cannot be read or written. Positions are byte offsets in the file.
+/// Why a recording cannot be read or written. Positions are offsets in the file, bytes.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file does not begin with [`MAGIC`].
     #[error("not a teiji recording: it does not begin with TEIJIREC")]
     NotARecording,
-    /// Written by an older or newer teiji.
+    /// It has a version that this teiji does not read.
     #[error("the recording has format version {found}; this teiji reads versions {OLDEST} to {VERSION}: use {} teiji",
         if *found > VERSION { "a newer" } else { "an older" })]
     Version {
@@ -83,23 +83,23 @@ pub enum Error {
         /// Where it ends.
         at: u64,
     },
-    /// A frame was altered.
-    #[error("the frame at byte {at} does not fit its checksum")]
+    /// A frame does not match its checksum.
+    #[error("the frame at byte {at} does not match its checksum")]
     Checksum {
         /// Where the frame begins.
         at: u64,
     },
-    /// A frame claims to be longer than any may be.
+    /// A frame claims a length beyond the limit.
     #[error("the frame at byte {at} claims {len} bytes; at most {max} are allowed")]
     TooLarge {
         /// Where the frame begins.
         at: u64,
-        /// What it claims.
+        /// The claimed length, bytes.
         len: u32,
-        /// What is allowed.
+        /// The limit, bytes.
         max: u32,
     },
-    /// A frame's contents are not what they must be.
+    /// The content of a frame is invalid.
     #[error("the frame at byte {at} is malformed: {what}")]
     Malformed {
         /// Where the frame begins.
@@ -107,7 +107,7 @@ pub enum Error {
         /// What is wrong.
         what: &'static str,
     },
-    /// There is something after the End frame.
+    /// The file continues after the End frame.
     #[error("there are bytes after the End frame, at byte {at}")]
     Trailing {
         /// Where they begin.
@@ -116,7 +116,7 @@ pub enum Error {
     /// The underlying reader or writer failed.
     #[error("input or output failed at byte {at} of the recording")]
     Io {
-        /// How far it had come.
+        /// The offset at that time.
         at: u64,
         /// Why.
         source: std::io::Error,

@@ -1,4 +1,4 @@
-//! What a trace found. This is what `--json` prints; [`SCHEMA`] is its version.
+//! The report: what a trace found. `--json` prints it; [`SCHEMA`] is its version.
 use crate::event::Role;
 pub use crate::finding::{Confidence, Evidence, Finding, Preemptor};
 use crate::flow::Watch;
@@ -7,10 +7,10 @@ pub use crate::reason::{Blame, DropPlace, LeftOut, Outcome, Reason};
 use crate::stage::{Split, Stage, ThreadState};
 use serde::{Deserialize, Serialize};
 
-/// Version of the report's shape. Raised when a field changes its meaning or goes.
+/// Version of the report's form. Incremented when a field changes its meaning or is removed.
 pub const SCHEMA: u32 = 3;
 
-/// How a trace was made: written into recordings, repeated in reports.
+/// How a trace was made. It is stored in recordings and repeated in reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Meta {
     /// teiji's version.
@@ -19,39 +19,39 @@ pub struct Meta {
     pub host: String,
     /// Kernel release.
     pub kernel: String,
-    /// Start: seconds since 1970 of the host's clock.
+    /// Start of the trace, seconds since 1970 on the host's clock.
     pub started_unix: u64,
-    /// Start on the clock of the events, ns.
+    /// Start of the trace on the clock of the events, ns.
     pub started: u64,
-    /// What was watched.
+    /// What was traced.
     pub watch: Watch,
-    /// The VMs that were watched, as they were at the start.
+    /// The VMs that were traced, in their state at the start.
     pub vms: Vec<Vm>,
-    /// Names of devices by index, for those that events may name.
+    /// Names of devices by index, for the devices that events may refer to.
     pub devices: Vec<(u32, String)>,
 }
 
-/// What the tracer itself counted.
+/// The tracer's counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// End of the trace on the clock of the events, ns.
     pub ended: u64,
-    /// Events taken from the kernel.
+    /// Events that were received from the kernel.
     pub events: u64,
-    /// Events that did not fit into the buffer, by CPU.
+    /// Records that did not fit into the buffer, by CPU; each is one event.
     pub lost: Vec<u64>,
-    /// Runs of probes that the kernel left out, because the same probe was at work on that CPU already
-    /// (`bpf_prog_info.recursion_misses`). Each may have been an event.
+    /// Runs of probes that the kernel skipped because the same probe was already running on that CPU
+    /// (`bpf_prog_info.recursion_misses`). Each of them may have been an event.
     #[serde(default)]
     pub missed: u64,
     /// Packets that a probe could not identify (not IP, headers outside the linear part, XDP frames).
     pub unidentified: u64,
-    /// Process ids of watched VMs that ended before the trace did.
+    /// Process ids of traced VMs that ended before the trace did.
     pub vanished: Vec<u32>,
 }
 
 impl Counters {
-    /// Events lost, and runs of probes missed, each of which may have been an event; saturates.
+    /// Lost events plus skipped runs of probes, each of which may have been an event; saturates.
     pub fn gone(&self) -> u64 {
         self.lost.iter().fold(self.missed, |a, &n| a.saturating_add(n))
     }
@@ -64,13 +64,13 @@ pub struct Report {
     pub schema: u32,
     /// How the trace was made.
     pub meta: Meta,
-    /// What the tracer counted.
+    /// The tracer's counters.
     pub counters: Counters,
-    /// Events that came after later ones had been analysed, and could not be used: their CPU had taken the time, and was
-    /// stopped for longer than the analysis waits before it handed them over.
+    /// Events that arrived after later ones had been analysed, and could not be used: their CPU was stopped between the
+    /// time stamp and the hand-over, for longer than the analysis waits.
     #[serde(default)]
     pub late: u64,
-    /// One for each VM that was watched, in the order of `meta.vms`.
+    /// One for each traced VM, in the order of `meta.vms`.
     pub vms: Vec<VmReport>,
 }
 
@@ -86,38 +86,38 @@ impl Report {
 pub struct VmReport {
     /// Its name.
     pub name: String,
-    /// Its VMM's process id.
+    /// The VMM's process id.
     pub pid: u32,
-    /// How many requests of which kind.
+    /// Counts of requests by outcome.
     pub requests: Requests,
-    /// Why requests are not complete: by outcome, most frequent first. The counts of an outcome add up to that in
-    /// `requests`.
+    /// Why requests are not complete: by outcome, most frequent reason first. The counts of an outcome add up to that
+    /// in `requests`.
     #[serde(default)]
     pub left_out: Vec<LeftOut>,
-    /// Response time: request received by the host → response handed to the NIC. `None` without a
-    /// complete request.
+    /// Response time: request received by the host → response handed to the NIC. `None` if there is no complete
+    /// request.
     pub total: Option<Dist>,
-    /// By stage, in path order; empty without a complete request.
+    /// By stage, in the order of the path; empty if there is no complete request.
     pub stages: Vec<StageReport>,
     /// The slowest requests, slowest first; at most 10.
     pub slowest: Vec<Request>,
-    /// Groups of requests (SIP calls), if the matching has such.
+    /// Groups of requests (SIP calls), if the matching has groups.
     pub groups: Option<Groups>,
-    /// Packets toward the guest, whether or not they belong to a request.
+    /// Packets towards the guest, whether or not they belong to a request.
     pub inbound: Leg,
-    /// Packets from the guest.
+    /// Packets from the guest, whether or not they belong to a request.
     pub outbound: Leg,
-    /// Packets found waiting behind the one taken, at each dequeue from the tap.
+    /// How many packets waited behind each packet when it was dequeued from the tap.
     pub depth: Option<DepthDist>,
-    /// What to blame.
+    /// The largest cause, for people.
     pub verdict: Verdict,
-    /// What makes its requests slow, by rank: the first is what the verdict names. Empty without a complete request.
+    /// What makes requests slow, ranked: the verdict names the first. Empty if there is no complete request.
     #[serde(default)]
     pub findings: Vec<Finding>,
 }
 
 impl VmReport {
-    /// The finding that the verdict names; `None` if there is nothing to judge by.
+    /// The finding that the verdict names; `None` if there is nothing to judge.
     pub fn blamed(&self) -> Option<&Finding> {
         self.findings.first()
     }
@@ -127,12 +127,12 @@ impl VmReport {
         self.blamed().and_then(Finding::stage)
     }
 
-    /// What that stage's thread was doing.
+    /// What the thread of that stage was doing.
     pub fn blamed_state(&self) -> Option<ThreadState> {
         self.blamed().and_then(Finding::state)
     }
 
-    /// The verdict in one line, for logs; of the threads that preempted others, the first.
+    /// The verdict in one line, for logs; it names only the first of the threads that preempted others.
     pub fn line(&self) -> String {
         let details = self.verdict.details.iter().map(|d| format!("; {}: {}", d.label, d.text));
         let preempted_by = self.blamed().and_then(|f| f.preempted_by.first()).map(|p| {
@@ -146,24 +146,24 @@ impl VmReport {
 /// Counts of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requests {
-    /// Requests seen to reach the tap, or to be dropped by the host on their way to it.
+    /// Requests that were seen to reach the tap, or to be dropped by the host on their way to it.
     pub seen: u64,
-    /// Matched with a response, every stage known.
+    /// Requests matched with a response, with every stage known.
     pub complete: u64,
-    /// Dropped by the host, or matched with a stage missing: not in any figure.
+    /// Requests that were dropped by the host, or matched with a stage missing: they are in no figure.
     pub incomplete: u64,
-    /// Given up because two packets alike were on the path at once.
+    /// Requests that were given up because they may be confused with others.
     pub ambiguous: u64,
-    /// Not known to be dropped by the host, and no response until the trace ended or the time allowed for one had
-    /// passed.
+    /// Requests that are not known to be dropped by the host, and had no response until the trace ended or the time
+    /// allowed for a response had passed.
     pub unanswered: u64,
-    /// Requests that came again (SIP over UDP), not counted in `seen`: the first to come is the one followed.
+    /// Requests that were sent again (SIP over UDP), not counted in `seen`: the first copy is followed.
     #[serde(default)]
     pub retransmitted: u64,
 }
 
 impl Requests {
-    /// Those that are in no figure, and why; empty if there are none.
+    /// The counts of requests that are in no figure, each with its name; empty if there are none.
     pub fn left_out(&self) -> impl Iterator<Item = (u64, &'static str)> {
         let all = [
             (self.unanswered, "unanswered"),
@@ -178,13 +178,13 @@ impl Requests {
 /// A distribution of durations, ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Dist {
-    /// How many.
+    /// The number of durations.
     pub count: u64,
     /// Mean.
     pub mean: f64,
     /// Standard deviation.
     pub stddev: f64,
-    /// Least.
+    /// The shortest.
     pub min: u64,
     /// Median.
     pub p50: u64,
@@ -194,14 +194,14 @@ pub struct Dist {
     pub p99: u64,
     /// 99.9th percentile.
     pub p999: u64,
-    /// Greatest.
+    /// The longest.
     pub max: u64,
 }
 
 /// A distribution of queue depths, packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DepthDist {
-    /// How many dequeues.
+    /// The number of dequeues.
     pub count: u64,
     /// Mean.
     pub mean: f64,
@@ -209,89 +209,88 @@ pub struct DepthDist {
     pub p50: u64,
     /// 99th percentile.
     pub p99: u64,
-    /// Greatest.
+    /// The greatest.
     pub max: u64,
 }
 
 /// One stage over all complete requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StageReport {
-    /// Which.
+    /// The stage.
     pub stage: Stage,
     /// Its durations.
     pub dist: Dist,
     /// Its share of the time, 0 to 1: mean of the stage over mean of the total.
     pub time_share: f64,
-    /// Its share of the fluctuation: covariance with the total over the total's variance. The stages'
-    /// shares add up to 1; one below 0 works against the rest.
+    /// Its share of the fluctuation: the covariance with the total divided by the variance of the total. The shares of
+    /// all stages add up to 1; a negative share reduces the fluctuation.
     pub fluctuation_share: f64,
-    /// The same by what the stage's thread was doing; empty for a stage that no thread carries.
+    /// The same by the state of the stage's thread; empty for a stage that no thread carries.
     pub parts: Vec<PartReport>,
 }
 
 /// The part of a stage that its thread spent in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PartReport {
-    /// Which state.
+    /// The state.
     pub state: ThreadState,
     /// Mean, ns.
     pub mean: f64,
     /// Median, ns.
     pub p50: u64,
-    /// Share of the time, 0 to 1.
+    /// Its share of the time, 0 to 1.
     pub time_share: f64,
-    /// Share of the fluctuation.
+    /// Its share of the fluctuation.
     pub fluctuation_share: f64,
 }
 
-/// One request and where its time went.
+/// One request, and how its time was spent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
-    /// Match key.
+    /// The key by which request and response are matched.
     pub key: u64,
-    /// Group, 0 if none.
+    /// The group, 0 if none.
     pub group: u64,
-    /// When the host received it, ns on the clock of the events.
+    /// When the host received the request, ns on the clock of the events.
     pub start: u64,
     /// Response time, ns.
     pub total: u64,
-    /// Its stages, in path order, all of them; their `ns` add up to `total`.
+    /// All stages, in the order of the path; their `ns` add up to `total`.
     pub stages: Vec<StageTime>,
-    /// Packets behind it when the worker took it off the tap.
+    /// How many packets were behind it when the worker took it off the tap.
     pub depth: u16,
-    /// vCPU that took its interrupt: its index in the VM.
+    /// The vCPU that accepted its interrupt: its index in the VM.
     pub vcpu: u16,
     /// What that vCPU was doing when the interrupt was accepted.
     pub vcpu_state: Option<ThreadState>,
-    /// How much of `vcpu_wake` came after the first guest entry, ns: the vCPU lost its CPU to another thread
-    /// while the guest was at work, and had to be brought back.
+    /// How much of `vcpu_wake` came after the first guest entry, ns: another thread preempted the vCPU while the
+    /// request was in the guest.
     pub preempted: u64,
-    /// Whether its response went out without a kick of its own, so that `guest` holds time that may be
-    /// `vhost_tx`'s.
+    /// Whether its response was sent without its own kick: then `guest` contains time that may belong to `vhost_tx`.
     pub coalesced_kick: bool,
 }
 
 /// How long a request was in one stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageTime {
-    /// Which.
+    /// The stage.
     pub stage: Stage,
-    /// How long, ns.
+    /// The time, ns.
     pub ns: u64,
-    /// What the stage's thread was doing; adds up to `ns` or is absent.
+    /// How the stage's thread spent the time; the parts add up to `ns`. `None` if not known.
     pub split: Option<Split>,
 }
 
-/// Groups of requests: for SIP, calls from the first INVITE to the response to BYE (P0's round trip).
+/// Groups of requests: for SIP, calls from the first INVITE to the response to BYE (the round trip of paper P0).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Groups {
-    /// Completed.
+    /// Groups that were completed.
     pub complete: u64,
-    /// Begun and not completed.
+    /// Groups that began and were not completed.
     pub incomplete: u64,
-    /// Time from the first request to the last response.
+    /// Time from the first request to the last response, ns.
     pub total: Dist,
-    /// Of that, the time spent outside this host: waiting for the other side's next message.
+    /// The part of that time outside this host: waiting for the other side's next message.
     pub outside: Dist,
 }
 
@@ -300,45 +299,45 @@ pub struct Groups {
 pub struct Leg {
     /// Packets followed from one end of the leg to the other.
     pub packets: u64,
-    /// Packets with a missing point.
+    /// Packets of which a point is missing.
     pub incomplete: u64,
-    /// Packets that the kernel dropped; all of these are in `incomplete`.
+    /// Packets that the kernel dropped; they are also counted in `incomplete`.
     #[serde(default)]
     pub dropped: u64,
-    /// The leg's stages.
+    /// The stages of this direction.
     pub stages: Vec<(Stage, Dist)>,
 }
 
-/// What to blame for the response time, for people. What it rests on is the first of the VM's findings.
+/// The largest cause of the response time, for people. It is based on the first of the VM's findings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// The cause, in at most 12 words. Has nothing in it that somebody else wrote.
+    /// The cause, in at most 12 words. Has no untrusted text.
     pub headline: String,
-    /// The figures that it rests on, but for the threads that preempted others.
+    /// The figures that the verdict is based on, without the threads that preempted others.
     pub details: Vec<Detail>,
-    /// Whether the blame is for fluctuation (else for the time itself).
+    /// Whether it is about fluctuation; otherwise it is about the time itself.
     pub fluctuation: bool,
 }
 
-/// Figures below a headline, for people.
+/// Figures below the headline, for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Detail {
-    /// What they are: `response time`.
+    /// What the figures are: `response time`.
     pub label: String,
     /// The figures: `fluctuates: median 200 µs, 99th percentile 8.00 ms`.
     pub text: String,
 }
 
-/// A complete request as the join hands it on, before it is folded into a report. The CLI's Perfetto
-/// and waterfall writers take these.
+/// A complete request as the analysis returns it, before it is added to a report. The writers of waterfalls and of
+/// Perfetto traces use these.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
     /// The VM, as an index into `Meta::vms`.
     pub vm: usize,
     /// The request.
     pub request: Request,
-    /// Role of the response that ended it.
+    /// The role of the response that ended it.
     pub ended_by: Role,
-    /// Threads it waited behind, by stage: (stage, thread id).
+    /// The threads that preempted the thread of a stage: (stage, thread id).
     pub behind: Vec<(Stage, u32)>,
 }

@@ -1,7 +1,7 @@
-//! The stages of a packet's path through a KVM host, and the states of the threads that carry it.
+//! The stages of a packet's path through a KVM host, and the states of the threads that process it.
 //!
-//! A request enters at the host's NIC (or bridge port) and its response leaves there. The stages
-//! partition the time between those two instants: each ends where the next begins.
+//! A request enters at the host's NIC (or bridge port), and its response leaves there. The stages divide the time
+//! between these two instants: each ends where the next one begins.
 //!
 //! ```text
 //!  host_rx ─switch_in─ tap ─tap_queue─ worker ─vhost_rx─ signal ─irq─ accept ─vcpu_wake─ guest entry
@@ -15,7 +15,7 @@ pub use table::{About, Colour, TABLE, Track};
 
 use serde::{Deserialize, Serialize};
 
-/// One stage of the path. The order is that of the path.
+/// One stage of the path. The variants are in the order of the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
@@ -27,25 +27,25 @@ pub enum Stage {
     VhostRx,
     /// Signalled → interrupt accepted for a vCPU (`kvm_apic_accept_irq`).
     Irq,
-    /// Accepted → that vCPU enters guest mode with it (`kvm_inj_virq`, `kvm_entry`); and each time that the vCPU
-    /// loses its CPU to another thread before the kick, the wait until it is back.
+    /// Accepted → that vCPU enters guest mode with it (`kvm_inj_virq`, `kvm_entry`). Also, each time that the vCPU
+    /// loses its CPU to another thread before the kick, the wait until it is back on a CPU.
     VcpuWake,
-    /// Guest entry → the guest kicks its transmit queue, without the waits that are the host's (`vcpu_wake`).
+    /// Guest entry → the guest kicks its transmit queue, without the waits for a CPU, which belong to `vcpu_wake`.
     Guest,
     /// Kick → frame handed to the host stack.
     VhostTx,
     /// Host stack → queued on the link (`net_dev_queue`).
     SwitchOut,
-    /// Queued on the link → dequeued from its qdisc; zero where the link has no queue.
+    /// Queued on the link → dequeued from its qdisc; zero if the link has no queue.
     Qdisc,
-    /// Dequeued → handed to the NIC (`dev_hard_start_xmit`; its driver or, before that, a packet socket).
+    /// Dequeued → handed to the NIC (`dev_hard_start_xmit`; to its driver or, before that, to a packet socket).
     WireOut,
-    /// What no stage accounts for. At most 1 % by design; printed, never hidden.
+    /// Time that no stage accounts for. At most 1 % by design; printed, never hidden.
     Unattributed,
 }
 
 impl Stage {
-    /// How many there are.
+    /// The number of stages.
     pub const COUNT: usize = 11;
 
     /// All stages, in path order.
@@ -63,7 +63,7 @@ impl Stage {
         Stage::Unattributed,
     ];
 
-    /// Its line of the table.
+    /// The stage's line of the table.
     pub fn about(self) -> &'static About {
         &TABLE[self as usize]
     }
@@ -73,46 +73,46 @@ impl Stage {
         self.about().name
     }
 
-    /// Whose thread the stage's time is split by, if any.
+    /// The kind of thread whose states divide the stage's time, if any.
     pub fn actor(self) -> Option<Actor> {
         self.about().actor
     }
 }
 
-/// The kind of thread that a stage waits for.
+/// A kind of thread that a stage waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Actor {
-    /// A vhost worker: thread of the VMM (`vhost-<pid>`) or kernel thread.
+    /// A vhost worker: a thread of the VMM (`vhost-<pid>`) or a kernel thread.
     Worker,
     /// A vCPU thread of the VMM.
     Vcpu,
 }
 
-/// What a vCPU thread or vhost worker is doing. Exactly one at a time.
+/// What a vCPU thread or vhost worker is doing: exactly one state at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ThreadState {
     /// vCPU only: in guest mode.
     Guest,
-    /// vCPU only: the guest halted and KVM polls for its next wake-up (`halt_poll_ns`).
+    /// vCPU only: the guest has halted, and KVM polls for its next wake-up (`halt_poll_ns`).
     Poll,
-    /// Blocked, including the wake-up of an idle CPU and, for a halted vCPU, the way back to guest mode.
+    /// Blocked. Includes the wake-up of an idle CPU and, for a halted vCPU, the way back to guest mode.
     Asleep,
     /// Runnable while another thread has the CPU.
     Ready,
-    /// On a CPU in host code: a vCPU's exit being handled, or a worker at work.
+    /// On a CPU in host code: a vCPU's exit is handled, or a worker is busy.
     Run,
 }
 
 impl ThreadState {
-    /// How many there are.
+    /// The number of states.
     pub const COUNT: usize = 5;
     /// All states, in the order of [`Split`].
     pub const ALL: [ThreadState; Self::COUNT] =
         [ThreadState::Guest, ThreadState::Poll, ThreadState::Asleep, ThreadState::Ready, ThreadState::Run];
 
-    /// Short name for tables, by whose state it is.
+    /// Short name for tables, which depends on the kind of thread.
     pub const fn name(self, actor: Actor) -> &'static str {
         match (self, actor) {
             (ThreadState::Guest, _) => "in guest",
@@ -127,8 +127,7 @@ impl ThreadState {
 
 /// Nanoseconds by [`ThreadState`], in the order of [`ThreadState::ALL`].
 ///
-/// As a clock: cumulated since the thread was first seen. As a difference of two clocks: how an
-/// interval was spent.
+/// As a clock: time since the thread was first seen. As the difference of two clocks: how an interval was spent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Split(pub [u64; ThreadState::COUNT]);
 
@@ -143,8 +142,8 @@ impl Split {
         self.0.iter().fold(0, |a, &b| a.saturating_add(b))
     }
 
-    /// As [`Split::since`], but `None` if a state's clock went backwards, so that these are not two
-    /// readings of one clock.
+    /// Like [`Split::since`], but `None` if the clock of a state went backwards: then these are not two readings of one
+    /// clock.
     pub fn checked_since(&self, earlier: &Split) -> Option<Split> {
         let forwards = self.0.iter().zip(earlier.0).all(|(now, then)| *now >= then);
         forwards.then(|| self.since(earlier))

@@ -1,4 +1,4 @@
-//! What teiji holds and does, and what has become of the packets of links with channels, at one instant.
+//! What teiji holds and does at one instant, and the packet statistics of links with channels.
 
 use crate::plan::{Hold, Step};
 use crate::queue::Deadlines;
@@ -9,41 +9,41 @@ use std::collections::BTreeMap;
 /// What teiji holds and does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
-    /// What it holds, in the order of the settings.
+    /// The settings that it holds, in the order of the resources.
     pub held: Vec<HeldNow>,
-    /// A transaction under way, or whose process ended.
+    /// A transaction that is in progress, or whose process has ended.
     pub transaction: Option<Unfinished>,
     /// Whether a teiji is changing settings now.
     pub busy: bool,
-    /// Its process id, if it is known.
+    /// The process id of that teiji, if known.
     pub pid: Option<u32>,
-    /// Whether there is state of another boot, which the next command that changes settings removes.
+    /// Whether there is state from another boot, which the next command that changes settings removes.
     pub other_boot: bool,
-    /// What the caller may not see.
+    /// What the caller may not see, for people.
     pub hidden: Option<String>,
     /// Why it is not known what teiji holds, and what to do about it: its files are damaged or cannot be read.
     pub damaged: Option<String>,
 }
 
-/// A setting that teiji holds, and what it is now.
+/// A setting that teiji holds, and its present value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HeldNow {
     /// The setting.
     pub setting: Resource,
-    /// What teiji remembers of it.
+    /// What teiji has stored about it.
     pub hold: Hold,
-    /// What it is.
+    /// The present value.
     pub present: Result<Value, ResourceError>,
     /// Whether someone else has changed it.
     pub changed: bool,
 }
 
-/// A transaction that is not at its end.
+/// A transaction that has not ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unfinished {
-    /// Who began it.
+    /// The process id of the teiji that began it.
     pub pid: u32,
-    /// When, seconds since 1970.
+    /// When it began, seconds since 1970.
     pub time: u64,
     /// Whether it is a rollback.
     pub rollback: bool,
@@ -53,11 +53,11 @@ pub struct Unfinished {
     pub begun: usize,
     /// Whether all of an apply's steps are done.
     pub applied: bool,
-    /// How much time is left to confirm it, ms; 0: too late. `None`: it does not wait for that.
+    /// How much time is left to confirm it, ms; 0 means too late. `None` if it does not wait for a confirmation.
     pub confirm_left: Option<u64>,
 }
 
-/// A link with channels, and what has become of its packets.
+/// A link with channels, and its packet statistics.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkNow {
     /// The link's name. Untrusted text.
@@ -66,9 +66,9 @@ pub struct LinkNow {
     pub index: u32,
     /// Its settings and channels.
     pub settings: Deadlines,
-    /// What has become of all packets.
+    /// The statistics of all packets.
     pub stats: LinkStats,
-    /// What has become of each channel's, by name. Untrusted text.
+    /// The statistics of each channel, by name. Names are untrusted text.
     pub channels: BTreeMap<String, ChannelStats>,
 }
 
@@ -77,38 +77,38 @@ pub struct LinkNow {
 pub struct LinksNow {
     /// By index.
     pub links: Vec<LinkNow>,
-    /// Why their deadlines are not kept, or not known; `None` if all is well, or there are none.
+    /// Why the deadlines of links are not kept, or are not known to be; `None` if all is well, or there are no links.
     pub trouble: Option<String>,
-    /// What the caller may not see.
+    /// What the caller may not see, for people.
     pub hidden: Option<String>,
 }
 
-/// What has become of a channel's packets.
+/// The packet statistics of a channel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ChannelStats {
     /// Sent in the order of deadlines.
     pub packets: u64,
     /// Their bytes on the wire.
     pub bytes: u64,
-    /// The longest delay of one of them, from its arrival to its last bit at the link's rate, ns.
+    /// The longest delay of a packet, from its arrival to its last bit at the link's rate, ns.
     pub delay_max: u64,
-    /// All of them together, ns.
+    /// The sum of all delays, ns.
     pub delay_sum: u64,
-    /// How many had their last bit sent, at the link's rate, after their deadline.
+    /// How many packets had their last bit sent, at the link's rate, after their deadline.
     pub misses: u64,
-    /// Packets over the rate, which were sent as best effort.
+    /// Packets above the channel's rate, which were sent as best effort.
     pub excess: u64,
     /// Their bytes on the wire.
     pub excess_bytes: u64,
     /// Packets that did not fit into the queue.
     pub drops: u64,
-    /// How many had a delay of 2^i up to 2^(i+1) ns.
+    /// How many packets had a delay from 2^i up to 2^(i+1) ns, by i.
     pub delay: Vec<u64>,
 }
 
 impl ChannelStats {
-    /// The delay that a share of the packets did not exceed, ns, from the histogram: its buckets double, so it is up
-    /// to twice the true one, and never above the longest. `None` if there was no packet.
+    /// The delay that a share of the packets did not exceed, ns, from the histogram. Its buckets double, so the result
+    /// is up to twice the true delay, but never above the longest. `None` if there was no packet.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let all: u64 = self.delay.iter().sum();
         let wanted = ((all as f64 * share).ceil() as u64).clamp(1, all.max(1));
@@ -120,7 +120,7 @@ impl ChannelStats {
     }
 }
 
-/// What has become of a link's packets.
+/// The packet statistics of a link.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LinkStats {
     /// Real-time packets that were sent.
@@ -135,17 +135,17 @@ pub struct LinkStats {
     pub rt_drops: u64,
     /// Best-effort packets that did not fit into the queue.
     pub be_drops: u64,
-    /// Packets of channels that exceeded the bound of all of them.
+    /// Packets above the common bound of all channels (`realtime_max`), which were sent as best effort.
     pub capped: u64,
-    /// Packets that were sent without deadlines, since nobody had said that he lives.
+    /// Packets that were sent without deadlines, because the agent's heartbeat was missing.
     pub fallback_packets: u64,
-    /// How often that began.
+    /// How many times the link fell back to that.
     pub fallbacks: u64,
-    /// Largest best-effort packet, bytes on the wire: the packet with the earliest deadline may have to wait for it.
+    /// Largest best-effort packet, bytes on the wire: a packet with a deadline may have to wait for one of that size.
     pub largest: u64,
-    /// Real-time packets that are queued.
+    /// Real-time packets that are in the queue now.
     pub rt_queued: u32,
-    /// Best-effort packets that are queued.
+    /// Best-effort packets that are in the queue now.
     pub be_queued: u32,
 }
 

@@ -1,8 +1,8 @@
-//! Text for people: untrusted text made safe to print (names come from guests, processes and files), and measured
-//! times.
+//! Text for people: makes untrusted text safe to print (names come from guests, processes and files), and formats
+//! measured times.
 
-/// Untrusted text in one line: control characters, and those that change the direction or are not
-/// seen, are shown as escapes.
+/// Untrusted text in one line: control characters, invisible characters and those that change the direction are shown
+/// as escapes.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -16,7 +16,7 @@ const MAX_QUOTE: usize = 60;
 
 /// The beginning of `text`, printable and at most [`MAX_QUOTE`] characters long.
 pub fn cut(text: &str) -> String {
-    // Only what can be shown is escaped: the text may be a megabyte.
+    // Only the part that is shown is escaped: the text may have a megabyte.
     let head: String = text.chars().take(MAX_QUOTE + 1).collect();
     let shown = printable(&head);
     if shown.chars().count() <= MAX_QUOTE {
@@ -27,7 +27,7 @@ pub fn cut(text: &str) -> String {
     shown
 }
 
-/// `text` as a message quotes it.
+/// `text` in the form in which a message quotes it.
 pub fn quote(text: &str) -> String {
     format!("`{}`", cut(text))
 }
@@ -58,10 +58,10 @@ pub fn duration(ns: f64) -> String {
     format!("{value:.decimals$} {unit}")
 }
 
-/// A share as a whole percentage: `46 %`; `-` if it is no number.
+/// A share as a whole percentage: `46 %`; `-` if it is not a number.
 pub fn percent(share: f64) -> String {
     let percent = (share * 100.0).round();
-    // A report may be read from a file: `as` saturates, and makes `0` of `-0`.
+    // A report may come from a file with any numbers: `as` saturates, and turns `-0` into `0`.
     if percent.is_finite() { format!("{} %", percent as i32) } else { "-".to_owned() }
 }
 

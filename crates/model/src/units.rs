@@ -1,23 +1,24 @@
-//! Durations, rates, sizes and shares as people write them: a number and its unit, `1.5ms`.
+//! Durations, rates, sizes and percentages as people write them: a number and its unit, `1.5ms`.
 //!
-//! Read in whole numbers of a base unit and exactly: `0.1us` is 100 ns, and `0.5ns` is an error rather than 0.
-//! The tables are the one definition of the units: the parser, the messages, a policy's schema and the
+//! They are parsed exactly, into whole numbers of a base unit: `0.1us` is 100 ns, and `0.5ns` is an error rather than
+//! 0. The tables here are the only definition of the units: the parser, the messages, the policy's schema and the
 //! command line use them.
 
 use crate::text::quote;
 
-/// What is measured, and in which units.
+/// A measured quantity, and its units.
 #[derive(Debug)]
 pub struct Quantity {
-    /// With its article: `a time`.
+    /// The noun with its article: `a time`.
     pub noun: &'static str,
-    /// Units by name, each with its multiple of the base unit; ascending, several names of one unit side by side.
+    /// Units by name, each with its multiple of the base unit; ascending, several names of one unit next to each other.
     pub units: &'static [(&'static str, u64)],
-    /// How it may look: `3ms`.
+    /// An example: `3ms`.
     pub example: &'static str,
-    /// The smallest amount that can be told apart: `1ns`.
+    /// The smallest amount that can be distinguished: `1ns`.
     pub finest: &'static str,
-    /// Whether [`Quantity::write`] writes fractions, as in `3.7304ms`; otherwise whole numbers, as in `1514b`.
+    /// Whether [`Quantity::write`] writes fractions, as in `3.7304ms`; otherwise it writes whole numbers, as in
+    /// `1514b`.
     pub fractions: bool,
 }
 
@@ -32,7 +33,7 @@ pub const DURATION: Quantity = Quantity {
     fractions: true,
 };
 
-/// Durations that may be long, ns: for how long to do something. In a policy `3m` would more likely be a `3ms`
+/// Durations that may be long, ns: how long to do something. Policies do not use it, as `3m` there is probably a `3ms`
 /// that lost a letter.
 pub const LONG_DURATION: Quantity = Quantity {
     noun: "a time",
@@ -70,16 +71,16 @@ pub const SIZE: Quantity = Quantity {
     fractions: false,
 };
 
-/// Shares of a whole, thousandths.
+/// Shares of a whole, in thousandths.
 pub const PERCENT: Quantity =
     Quantity { noun: "a percentage", units: &[("%", 10)], example: "150%", finest: "0.1%", fractions: true };
 
 impl Quantity {
-    /// Reads a number and its unit, in base units. Spaces around both are ignored.
+    /// Parses a number and its unit; returns base units. Spaces around both are ignored.
     ///
     /// # Errors
-    /// If the number or the unit is missing or unknown, if the amount is no whole number of base units, or if it
-    /// does not fit. Names the cure; printable.
+    /// If the number or the unit is missing or unknown, if the amount is not a whole number of base units, or if it is
+    /// too large. Says what to write instead; printable.
     pub fn parse(&self, text: &str) -> Result<u64, String> {
         let text = text.trim();
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -99,7 +100,7 @@ impl Quantity {
             return Err(format!("{} is not a number; {}", quote(number), self.cure()));
         }
         let fraction = fraction.trim_end_matches('0');
-        let too_great = || format!("{} is too great to be counted", quote(text));
+        let too_great = || format!("{} is too large", quote(text));
         let too_fine = || format!("{} is finer than {}; write a multiple of that", quote(text), self.finest);
         let scale =
             u32::try_from(fraction.len()).ok().and_then(|n| 10u128.checked_pow(n)).ok_or_else(too_fine)?;
@@ -115,8 +116,8 @@ impl Quantity {
         u64::try_from(amount / scale).map_err(|_| too_great())
     }
 
-    /// Text that [`Quantity::parse`] reads as exactly `amount`: in the greatest unit that is not above it and in which
-    /// its digits end, `3.7304ms`; of sizes in the greatest of which it is a whole number.
+    /// Text that [`Quantity::parse`] reads as exactly `amount`. Its unit is the largest that is not above `amount` and
+    /// in which the decimal digits end, `3.7304ms`; for sizes, the largest of which `amount` is a whole number.
     pub fn write(&self, amount: u64) -> String {
         let in_unit = |(_, factor): &&(&str, u64)| match self.fractions {
             true => *factor <= amount && decimals(amount % factor, *factor).is_some(),
@@ -124,7 +125,7 @@ impl Quantity {
         };
         let fitting = self.units.iter().filter(in_unit).map(|(_, factor)| *factor).filter(|_| amount > 0);
         let factor = fitting.max().unwrap_or(self.units[0].1);
-        // Of several names of one unit the first, which can be typed everywhere.
+        // The first of several names of one unit, which can be typed on every keyboard.
         let name = self.units.iter().find(|(_, f)| *f == factor).map_or("", |(name, _)| name);
         let (whole, part) = (amount / factor, amount % factor);
         match decimals(part, factor).filter(|digits| !digits.is_empty()) {
@@ -133,19 +134,19 @@ impl Quantity {
         }
     }
 
-    /// What to write, as the second half of a message.
+    /// What to write instead, as the second half of a message.
     pub fn cure(&self) -> String {
         format!("write {} with its unit, as in {}", self.noun, self.example)
     }
 
-    /// The units that can be typed everywhere.
+    /// The names of units that can be typed on every keyboard.
     pub fn names(&self) -> String {
         let names: Vec<&str> = self.units.iter().map(|(name, _)| *name).filter(|n| n.is_ascii()).collect();
         names.join(", ")
     }
 }
 
-/// The digits of `part`/`of` behind the point, without zeros at their end; `None` if they do not end within 20.
+/// The decimal digits of `part`/`of`, without zeros at their end; `None` if they do not end within 20 digits.
 fn decimals(part: u64, of: u64) -> Option<String> {
     let (mut rest, of, mut digits) = (u128::from(part), u128::from(of), String::new());
     while rest > 0 {
@@ -202,8 +203,8 @@ mod tests {
             (&DURATION, "1e3s", "`e3s` is not a unit"),
             (&DURATION, "0.5ns", "finer than 1ns"),
             (&DURATION, "0.0000000000000000000000000000000000000000001s", "finer than 1ns"),
-            (&DURATION, "18446744073709551616ns", "too great"),
-            (&DURATION, "999999999999999999999999999999999999999999s", "too great"),
+            (&DURATION, "18446744073709551616ns", "too large"),
+            (&DURATION, "999999999999999999999999999999999999999999s", "too large"),
             (&RATE, "1gbps", "`gbps` is not a unit of rate; write a rate with its unit, as in 2mbit"),
             (&SIZE, "3k", "write a size with its unit, as in 3kb (b, kb, kib, mb, mib)"),
             (&PERCENT, "0.05%", "finer than 0.1%"),

@@ -1,20 +1,20 @@
-//! What a filter means: the reference that the kernel's filter is tested against.
+//! The meaning of a filter: the reference that the kernel's filter is tested against.
 
 use super::{End, Flow, Net, Proto};
 use std::net::IpAddr;
 
-/// What a filter looks at in a packet.
+/// The fields of a packet that a filter compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
-    /// Transport protocol, `None` if it is none that a filter can name.
+    /// Transport protocol, `None` if no filter can name it.
     pub proto: Option<Proto>,
     /// Source address.
     pub src: IpAddr,
     /// Destination address.
     pub dst: IpAddr,
-    /// Source port, 0 without one.
+    /// Source port, 0 if there is none.
     pub sport: u16,
-    /// Destination port, 0 without one.
+    /// Destination port, 0 if there is none.
     pub dport: u16,
 }
 
@@ -43,9 +43,9 @@ impl Net {
 }
 
 impl Flow {
-    /// Whether a packet passes. `request` says that it goes the way of requests; of a packet that goes
-    /// the way of responses, source and destination are exchanged first. A condition on
-    /// [`End::Any`] holds if either end meets it.
+    /// Whether the filter selects a packet. `request` says that the packet travels in the direction of requests; for a
+    /// packet in the direction of responses, source and destination are exchanged first. A condition on [`End::Any`]
+    /// holds if either end meets it.
     pub fn matches(&self, packet: &Headers, request: bool) -> bool {
         let h = if request { *packet } else { packet.reversed() };
         let ends = |end: End, src: bool, dst: bool| match end {

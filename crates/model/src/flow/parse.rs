@@ -1,4 +1,4 @@
-//! From text to a filter and back.
+//! Parses and writes filters.
 
 use super::{End, Flow, Net, Port, Proto};
 use std::fmt;
@@ -10,17 +10,16 @@ const MAX_TEXT: usize = 1024;
 
 const WORDS: [&str; 11] = ["ip", "ip6", "udp", "tcp", "icmp", "src", "dst", "host", "net", "port", "and"];
 
-/// Why a filter is wrong, and where. Displays as the message, the filter, and a line of carets under the
-/// words that are to blame.
+/// Why a filter is wrong, and where. Displays the message, the filter, and a line of carets under the wrong words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowError {
-    /// What is wrong, and what would be right if that can be told.
+    /// What is wrong and, if it can be told, what would be right.
     pub message: String,
     /// The filter as it was written.
     pub text: String,
-    /// Where, bytes from the start of `text`; its length if something is missing at the end.
+    /// Where, in bytes from the start of `text`; the length of `text` if something is missing at the end.
     pub at: usize,
-    /// How much of it, bytes; 0 at the end.
+    /// How many bytes are wrong; 0 at the end.
     pub len: usize,
 }
 
@@ -54,11 +53,11 @@ struct Parser<'a> {
 type Parsed<T> = Result<T, FlowError>;
 
 impl Flow {
-    /// Reads a filter. An empty text lets everything pass.
+    /// Parses a filter. An empty text selects everything.
     ///
     /// # Errors
-    /// Says what is wrong at which byte: an unknown word (with the nearest right one), a missing or
-    /// malformed operand, or conditions that no packet can meet together.
+    /// What is wrong at which byte: an unknown word (with the nearest right one), a missing or malformed operand, or
+    /// conditions that no packet can meet together.
     pub fn parse(text: &str) -> Result<Flow, FlowError> {
         let mut p = Parser { text, words: Vec::new(), next: 0, flow: Flow::default() };
         if text.len() > MAX_TEXT {
@@ -66,7 +65,7 @@ impl Flow {
             return Err(FlowError { message, text: String::new(), at: 0, len: 0 });
         }
         for word in text.split_whitespace() {
-            // `word` is a part of `text`, so the difference of their addresses is its place in it.
+            // `word` is a part of `text`, so the difference of their addresses is its offset.
             let at = word.as_ptr() as usize - text.as_ptr() as usize;
             p.words.push(Word { text: word, at });
         }
@@ -164,7 +163,7 @@ impl<'a> Parser<'a> {
             Some((_, right)) => format!("did you mean `{right}`?"),
             None if lower.parse::<IpAddr>().is_ok() => format!("an address is written `host {lower}`"),
             None if lower.parse::<u16>().is_ok() => format!("a port is written `port {lower}`"),
-            None => format!("what may stand here: {}", allowed.join(", ")),
+            None => format!("expected one of: {}", allowed.join(", ")),
         };
         self.fail(word, format!("unknown word `{}`; {help}", word.text))
     }
@@ -291,7 +290,7 @@ pub fn bits(addr: IpAddr) -> u8 {
     if addr.is_ipv4() { 32 } else { 128 }
 }
 
-/// `addr` with the bits after `prefix` cleared.
+/// `addr` with the bits after the first `prefix` cleared.
 pub fn masked(addr: IpAddr, prefix: u8) -> IpAddr {
     match addr {
         IpAddr::V4(a) => {
@@ -315,7 +314,7 @@ impl fmt::Display for Proto {
     }
 }
 
-/// The filter as [`Flow::parse`] reads it; empty if everything passes.
+/// The filter in the form that [`Flow::parse`] reads; empty if it selects everything.
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let side = |end: End| match end {

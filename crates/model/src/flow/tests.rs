@@ -54,7 +54,7 @@ fn what_no_packet_can_meet_is_an_error() {
         ("port 0", "from 1 to 65535"),
         ("port 65536", "from 1 to 65535"),
         ("port sip", "from 1 to 65535"),
-        ("src udp", "what may stand here: host, net, port"),
+        ("src udp", "expected one of: host, net, port"),
         ("port 1 port 2 port 3", "at most 2 ports"),
         ("and udp", "no condition before"),
         ("udp and", "missing after `and`"),
@@ -117,7 +117,7 @@ fn flow() -> impl Strategy<Value = Flow> {
 proptest! {
     #[test]
     fn display_is_read_back(flow in flow()) {
-        // A flow that contradicts itself cannot be written; every other comes back as it was.
+        // A flow that contradicts itself cannot be written; every other one is read back unchanged.
         if let Ok(read) = Flow::parse(&flow.to_string()) {
             prop_assert_eq!(Flow::parse(&read.to_string()), Ok(read.clone()));
             let mut nets = flow.nets.clone();

@@ -1,7 +1,7 @@
-//! What a packet takes of a link, framing and all.
+//! How many bytes a packet takes on a link, including framing.
 //!
-//! A packet larger than a frame of the MTU is one that the NIC splits (GSO), and each of its frames has headers and
-//! framing of its own. Admission counts so, and so does a qdisc that has to be told by a table.
+//! A packet larger than a frame of the MTU is split by the NIC (GSO), and each of its frames has its own headers and
+//! framing. Admission control counts in this way, and so does HFSC, by a size table.
 
 use super::OVERHEAD;
 
@@ -9,16 +9,16 @@ use super::OVERHEAD;
 pub const HEADER: u32 = 14;
 /// A VLAN tag, bytes.
 pub const TAG: u32 = 4;
-/// Longest IP and TCP headers, which the NIC repeats in every frame of a segment: IPv6's 40 and TCP's 60.
+/// The longest IP and TCP headers, which the NIC repeats in every frame of a segment: 40 bytes of IPv6 and 60 of TCP.
 const REPEATED: u32 = 100;
 
-/// Largest frame of the MTU, bytes, without the link's overhead.
+/// The largest frame of the MTU, bytes, without the link's overhead.
 pub fn full(mtu: u32) -> u32 {
     mtu.saturating_add(HEADER + TAG)
 }
 
-/// Bytes that a frame takes on the wire, without the overhead of its last one: if it is longer than the MTU allows, full
-/// segments of the MTU, each with headers of its own.
+/// Bytes that a frame takes on the wire, without the overhead of its last frame on the wire. If it is longer than the
+/// MTU allows, it becomes full segments of the MTU, each with its own headers.
 pub fn on_wire(frame: u32, mtu: u32) -> u32 {
     if frame <= full(mtu) {
         return frame;
@@ -36,11 +36,12 @@ mod tests {
     fn a_segment_takes_more_than_its_bytes() {
         assert_eq!(on_wire(1514, 1500), 1514);
         assert_eq!(on_wire(1518, 1500), 1518);
-        // 64 KiB of IPv4 with TCP's timestamps: 46 frames of 1,448 bytes of payload, 90 bytes of headers and framing each.
+        // 64 KiB of IPv4 with TCP's timestamps: 46 frames with 1,448 bytes of payload and 90 bytes of headers and
+        // framing each.
         let usual = 65_536 + 14 + 45 * (52 + 14 + 24);
         let allowed = on_wire(65_550, 1500);
         assert!((usual..usual + usual / 20).contains(&allowed), "{allowed}");
-        // No MTU is too small or too large to be counted with.
+        // Any MTU can be calculated with.
         for mtu in [0, 68, 100, 9000, u32::MAX] {
             assert!(on_wire(65_550, mtu) >= 65_550);
         }

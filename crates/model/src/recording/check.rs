@@ -1,5 +1,5 @@
-//! What a header may hold. Decoding checks types; this checks sizes and sense, so that what reads a
-//! recording need not.
+//! Limits on what a header may have. Decoding checks types; this checks sizes and consistency, so that the code that
+//! uses a recording need not.
 
 use crate::flow::Flow;
 use crate::host::Vm;

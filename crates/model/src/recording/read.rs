@@ -9,17 +9,17 @@ use crate::report::{Counters, Meta};
 use serde::de::DeserializeOwned;
 use std::io::{ErrorKind, Read};
 
-/// Reads a recording, an event at a time; holds one frame in memory.
+/// Reads a recording, one event at a time; keeps one frame in memory.
 pub struct Reader<R: Read> {
     input: R,
     /// Bytes read so far.
     at: u64,
-    /// Where the present frame begins.
+    /// Where the current frame begins.
     frame_at: u64,
     version: u16,
     meta: Meta,
     payload: Vec<u8>,
-    /// How much of `payload` is decoded, and how many events are not yet.
+    /// How many bytes of `payload` are decoded, and how many of its events are not.
     used: usize,
     left: u32,
     counters: Option<Counters>,
@@ -71,22 +71,22 @@ impl<R: Read> Reader<R> {
         &self.meta
     }
 
-    /// The next event, `None` after the last one. Only then has the End frame been seen and is the
-    /// recording known to be whole.
+    /// The next event, `None` after the last one. Only then has the End frame been read, and the recording is known to
+    /// be complete.
     ///
     /// # Errors
     /// Any of [`Error`]; nothing can be read after one.
     #[allow(clippy::should_implement_trait)] // an iterator of results would hide that `None` vouches for the End frame
     pub fn next(&mut self) -> Result<Option<Event>, Error> {
         if self.failed {
-            return Err(self.malformed("reading goes on after an error"));
+            return Err(self.malformed("reading continues after an error"));
         }
         let result = self.advance();
         self.failed = result.is_err();
         result
     }
 
-    /// What the tracer counted; `None` until [`Reader::next`] has given `None`.
+    /// The counters of the tracer; `None` until [`Reader::next`] has returned `None`.
     pub fn counters(&self) -> Option<&Counters> {
         self.counters.as_ref()
     }
@@ -175,7 +175,7 @@ impl<R: Read> Reader<R> {
         Ok(kind)
     }
 
-    /// Decodes the whole payload, which in a recording of version 1 is an `Old`.
+    /// Decodes the whole payload, which has the type `Old` in a recording of version 1.
     fn decode_as<T: DeserializeOwned, Old: DeserializeOwned + Into<T>>(&self) -> Result<T, Error> {
         if self.version == 1 { self.decode::<Old>().map(Into::into) } else { self.decode() }
     }
@@ -193,7 +193,7 @@ impl<R: Read> Reader<R> {
         Error::Malformed { at: self.frame_at, what }
     }
 
-    /// Fills `buf` as far as the input goes; returns how far.
+    /// Fills `buf` until the input ends; returns how many bytes were read.
     fn fill(&mut self, buf: &mut [u8]) -> Result<usize, Error> {
         let mut done = 0;
         while done < buf.len() {
@@ -211,10 +211,10 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// Reads all of `data` as a recording: the entry for fuzzing. Never panics.
+/// Reads all of `data` as a recording: the entry point for fuzzing. Never panics.
 ///
 /// # Errors
-/// Any of [`Error`]; else how many events there were.
+/// Any of [`Error`]; otherwise returns the number of events.
 pub fn fuzz(data: &[u8]) -> Result<u64, Error> {
     let mut reader = Reader::new(data)?;
     let mut events = 0;

@@ -133,13 +133,13 @@ fn other_versions_are_named() {
     assert!(fuzz(&file).unwrap_err().to_string().contains("older"));
 }
 
-/// The format is made of the nouns' own serialization: whoever changes one of them changes the format, has to raise
-/// [`VERSION`] and to keep the former shapes as those of version 1 are kept.
+/// The format consists of the serialized data types: a change of a type changes the format. [`VERSION`] then has to be
+/// incremented, and the former types kept, as those of version 1 are.
 #[test]
 fn what_is_written_has_not_changed_without_a_new_version() {
     let mut w = Writer::new(Vec::new(), &meta()).unwrap();
     let mut version_1 = Reader::new(VERSION_1).unwrap();
-    // Events of each kind, as they are today.
+    // Events of each kind, as version 1 has them.
     while let Some(event) = version_1.next().unwrap() {
         w.push(event).unwrap();
     }
@@ -156,7 +156,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// A file that the teiji of format version 1 wrote, with an event of each kind.
+/// A file that a teiji of format version 1 wrote, with an event of each kind.
 const VERSION_1: &[u8] = include_bytes!("data/version-1.teiji");
 
 #[test]
@@ -231,7 +231,7 @@ fn bytes_after_the_end_are_refused() {
     assert!(matches!(fuzz(&file), Err(Error::Trailing { at: a }) if a == at));
 }
 
-/// A file with a header, then `frames`, each with a right checksum.
+/// A file with a header, then `frames`, each with a correct checksum.
 fn forged(frames: &[(u8, Vec<u8>)]) -> Vec<u8> {
     let mut file = MAGIC.to_vec();
     file.extend(VERSION.to_le_bytes());
@@ -320,7 +320,7 @@ proptest! {
 
     #[test]
     fn mutations_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20)) {
-        // The checksums are made right again, so that the decoder sees the mutations.
+        // The checksums are corrected afterwards, so that the decoder sees the mutations.
         let mut m = postcard::to_stdvec(&meta()).unwrap();
         let mut e = postcard::to_stdvec(&vec![packet(1), packet(1 << 40), packet(77)]).unwrap();
         for (i, b) in edits {

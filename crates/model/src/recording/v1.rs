@@ -1,8 +1,8 @@
-//! The shapes of format version 1, and what they are today.
+//! The types of format version 1, and their conversion into the present ones.
 //!
-//! Version 1 knew one number of a vCPU, the VMM's index for threads and KVM's for what the kernel reported; it had no
-//! queues and did not count missed runs of probes. Its events are read as if every tap had one queue, and its vCPUs as if
-//! both numbers were the same: that is what the teiji of its time did.
+//! Version 1 had one number for a vCPU: the VMM's index for threads, and KVM's number in the kernel's reports. It had
+//! no queues and did not count missed runs of probes. Its events are read as if every tap had one queue and both
+//! numbers of a vCPU were equal, as the teiji of that version assumed.
 
 use crate::event::{self, Delivery, Lost, Match, Point, Task};
 use crate::flow::Watch;

@@ -6,14 +6,14 @@ use crate::report::{Counters, Meta};
 use serde::Serialize;
 use std::io::Write;
 
-/// Payload at which a frame of events is written, bytes.
+/// The size of encoded events at which a frame is written, bytes.
 const FLUSH: usize = 1 << 20;
 
-/// Writes a recording. Without [`Writer::finish`] the file has no End frame and reads as cut off.
+/// Writes a recording. Without [`Writer::finish`] the file has no End frame and counts as cut off.
 pub struct Writer<W: Write> {
     out: W,
     at: u64,
-    /// Encoded events of the frame to come, and how many.
+    /// The encoded events of the next frame, and their number.
     buf: Vec<u8>,
     count: u32,
 }
@@ -33,7 +33,7 @@ impl<W: Write> Writer<W> {
         Ok(w)
     }
 
-    /// Adds an event; it is written with the frame that it belongs to.
+    /// Adds an event; it is written with its frame.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -46,7 +46,7 @@ impl<W: Write> Writer<W> {
         if self.count == MAX_EVENTS || self.buf.len() >= FLUSH { self.flush() } else { Ok(()) }
     }
 
-    /// Writes what is left and the End frame, and hands the writer back, flushed.
+    /// Writes the remaining events and the End frame, and returns the underlying writer, flushed.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Malformed`] if a reader would refuse `counters`.

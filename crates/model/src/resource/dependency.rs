@@ -1,11 +1,12 @@
-//! Which change comes before which: data that the plan, the undo and the rollback all obey, each by [`order`].
+//! Which change comes before which. Plan, undo and rollback all obey these dependencies by calling [`order`].
 //!
-//! A [`Dependency`] says that changes of one sort come before changes of another where both have a [`Tie`] in common. It
-//! looks at the change that is made, not at who makes it or whether it goes forward or back. So the way back obeys the
-//! same table: a thread leaves `SCHED_DEADLINE` before it is pinned, and is let onto all CPUs before it returns there.
+//! A [`Dependency`] says that changes of one sort come before changes of another sort that have the same [`Tie`]. It
+//! depends on the change only, not on who makes it or whether it goes forward or back. So undo and rollback obey the
+//! same table: a thread leaves `SCHED_DEADLINE` before it is pinned, and is allowed on all CPUs before it returns to
+//! `SCHED_DEADLINE`.
 //!
-//! Most dependencies hold on the way back by going back in reverse. Where one change disturbs what another has made
-//! (a move into another control group may reset affinity), reverse is wrong, and only the table is right.
+//! Most dependencies would also hold if a rollback just reversed the order. But if one change disturbs the result of
+//! another (a move into another control group may reset affinity), the reverse order is wrong.
 
 use super::{Resource, Scheduling, Task, Value};
 use std::cmp::Reverse;
@@ -14,15 +15,15 @@ use std::collections::{BTreeMap, BinaryHeap};
 /// A change of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change<'a> {
-    /// Of which.
+    /// The resource.
     pub resource: &'a Resource,
-    /// From.
+    /// The value before.
     pub from: &'a Value,
-    /// To.
+    /// The value after.
     pub to: &'a Value,
 }
 
-/// What changes that depend on one another have in common.
+/// What two changes have in common that depend on each other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tie<'a> {
     /// The host.
@@ -40,11 +41,11 @@ pub enum Tie<'a> {
 pub struct Dependency {
     /// What would go wrong otherwise.
     pub why: &'static str,
-    /// The tie of a change that comes before, if it is one.
+    /// The tie of a change that has to come first; `None` for other changes.
     pub first: for<'a> fn(&Change<'a>) -> Option<Tie<'a>>,
-    /// The tie of a change that comes after, if it is one.
+    /// The tie of a change that has to come later; `None` for other changes.
     pub then: for<'a> fn(&Change<'a>) -> Option<Tie<'a>>,
-    /// Whether the first may change the other's resource along with its own.
+    /// Whether the first change may also change the resource of the other.
     pub disturbs: bool,
 }
 
@@ -53,52 +54,52 @@ pub struct Dependency {
 pub struct Levels {
     /// What would go wrong otherwise.
     pub why: &'static str,
-    /// The level of a change, if it has one.
+    /// The level of a change; `None` for changes without a level.
     pub of: fn(&Change<'_>) -> Option<u16>,
 }
 
 /// All dependencies.
 pub static DEPENDENCIES: [Dependency; 7] = [
     Dependency {
-        why: "a thread of SCHED_DEADLINE may not be kept from any CPU (EBUSY, dl_task_check_affinity()); one of another \
-              real-time class would hold CPUs that it is about to leave",
+        why: "a thread of SCHED_DEADLINE must be allowed on all CPUs (EBUSY, dl_task_check_affinity()); one of another \
+              real-time class would use CPUs that it is about to leave",
         first: leaves_real_time,
         then: affinity,
         disturbs: false,
     },
     Dependency {
-        why: "a thread that is kept from some CPU cannot become one of SCHED_DEADLINE (EPERM, __sched_setscheduler()); \
-              one of another real-time class would hold the wrong CPUs",
+        why: "a thread that is not allowed on all CPUs cannot enter SCHED_DEADLINE (EPERM, __sched_setscheduler()); \
+              a thread of another real-time class would use the wrong CPUs",
         first: affinity,
         then: enters_real_time,
         disturbs: false,
     },
     Dependency {
-        why: "what a link's queue guarantees counts on the size of segments: they become smaller before it is there",
+        why: "the guarantees of a link's queue depend on the size of segments: it is lowered before the queue is set",
         first: |c| segments(c, |from, to| to < from),
         then: queue,
         disturbs: false,
     },
     Dependency {
-        why: "what a link's queue guarantees counts on the size of segments: they become larger when it is gone",
+        why: "the guarantees of a link's queue depend on the size of segments: it is raised after the queue is removed",
         first: queue,
         then: |c| segments(c, |from, to| to > from),
         disturbs: false,
     },
     Dependency {
-        why: "a group of teiji's own is made when it is entered, and has weight and quota from then on",
+        why: "a group of teiji's own is made when a VM enters it, and has weight and quota from then on",
         first: entered_group,
         then: share,
         disturbs: false,
     },
     Dependency {
-        why: "a group of teiji's own goes when it is left, and weight and quota with it",
+        why: "a group of teiji's own is removed when the VM leaves it, and weight and quota with it",
         first: share,
         then: left_group,
         disturbs: false,
     },
     Dependency {
-        why: "before Linux 6.2 a thread that is moved into a group may run on all CPUs of that (cpuset_attach())",
+        why: "before Linux 6.2 a thread that is moved into a group may run on all CPUs of that group (cpuset_attach())",
         first: moved,
         then: |c| matches!(c.resource, Resource::ThreadCpus(_)).then_some(Tie::Host),
         disturbs: true,
@@ -107,7 +108,7 @@ pub static DEPENDENCIES: [Dependency; 7] = [
 
 /// All levels.
 pub static LEVELS: [Levels; 1] = [Levels {
-    why: "a VM's vhost worker has a higher priority than its vCPUs, which could keep it from running for good: the highest \
+    why: "a VM's vhost worker has a higher priority than its vCPUs, which could otherwise starve it: the highest \
           priority is given first and taken last, and priorities are lowered before others are raised",
     of: priority,
 }];
@@ -121,7 +122,7 @@ fn scheduling(change: &Change<'_>) -> Option<(Task, Scheduling, Scheduling)> {
     }
 }
 
-/// Out of the real-time classes, or from a deadline to a mere priority.
+/// A change out of the real-time classes, or from `SCHED_DEADLINE` to `SCHED_FIFO` or `SCHED_RR`.
 fn leaves_real_time<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
     let (task, from, to) = scheduling(change)?;
     let leaves =
@@ -129,7 +130,7 @@ fn leaves_real_time<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
     leaves.then_some(Tie::Thread(task))
 }
 
-/// Into the real-time classes, or from a mere priority to a deadline.
+/// A change into the real-time classes, or from `SCHED_FIFO` or `SCHED_RR` to `SCHED_DEADLINE`.
 fn enters_real_time<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
     let (task, from, to) = scheduling(change)?;
     let enters =
@@ -185,7 +186,7 @@ fn moved<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
     matches!(change.resource, Resource::Group(_)).then_some(Tie::Host)
 }
 
-/// Lowered priorities from the lowest, then raised ones from the highest.
+/// Lowered priorities come first, from the lowest up; then raised ones, from the highest down.
 fn priority(change: &Change<'_>) -> Option<u16> {
     let (_, from, to) = scheduling(change)?;
     let (from, to) = (u16::from(from.priority()), u16::from(to.priority()));
@@ -196,21 +197,21 @@ fn priority(change: &Change<'_>) -> Option<u16> {
     }
 }
 
-/// Whether a change gives a thread a real-time class: among changes that do not depend on one another these come last,
-/// as other threads may still have to leave the CPUs that it takes.
+/// Whether a change gives a thread a real-time class. Such changes come last among changes that do not depend on one
+/// another, as other threads may first have to leave the CPUs that the thread will use.
 pub fn is_into_real_time(change: &Change<'_>) -> bool {
     enters_real_time(change).is_some()
 }
 
-/// The order of `changes` that obeys all dependencies, as places among them. Of those that may come next, the one of the
-/// least preference does; of equal ones the first. Changes that depend on each other in a circle, which no plan has, come
-/// by preference as well.
+/// The order of `changes` that obeys all dependencies, as indices. Of the changes that may come next, the one with the
+/// lowest preference does; of equal ones the first. If changes depend on each other in a circle, which does not occur
+/// in plans, these are ordered by preference.
 pub fn order<P: Ord + Copy>(changes: &[Change<'_>], preference: impl Fn(usize) -> P) -> Vec<usize> {
     let graph = Graph::new(changes);
     let mut waits_for = graph.waits_for;
     let mut ready = BinaryHeap::new();
     let mut left: BTreeMap<(P, usize), ()> = (0..changes.len()).map(|i| ((preference(i), i), ())).collect();
-    // Nodes that are no changes but joints between them are passed at once.
+    // Nodes that are joints, not changes, are passed at once.
     let mut passed: Vec<usize> = (0..waits_for.len()).filter(|node| waits_for[*node] == 0).collect();
     let mut order = Vec::with_capacity(changes.len());
     loop {
@@ -244,11 +245,11 @@ pub fn order<P: Ord + Copy>(changes: &[Change<'_>], preference: impl Fn(usize) -
     }
 }
 
-/// Changes, and joints between them so that n changes before m others take n + m edges.
+/// The changes, with joints between them, so that n changes before m others need n + m edges.
 struct Graph {
-    /// The nodes that each node comes before.
+    /// The nodes that come after each node.
     before: Vec<Vec<usize>>,
-    /// How many nodes come before each.
+    /// How many nodes have to come before each node.
     waits_for: Vec<usize>,
 }
 
@@ -292,7 +293,7 @@ impl Graph {
     }
 }
 
-/// Why the second of two changes should have come first; `None` if it need not.
+/// Why the second of two changes has to come first; `None` if it need not.
 pub fn violation(earlier: &Change<'_>, later: &Change<'_>) -> Option<&'static str> {
     let tied = |d: &&Dependency| {
         let first = (d.first)(later);
@@ -303,7 +304,7 @@ pub fn violation(earlier: &Change<'_>, later: &Change<'_>) -> Option<&'static st
     dependency.or_else(|| LEVELS.iter().find(above).map(|l| l.why))
 }
 
-/// Whether one of the changes that were `made` may have changed the resource of another along with its own.
+/// Whether one of the changes `made` may also have changed the resource of `change`.
 pub fn disturbed(made: &[Change<'_>], change: &Change<'_>) -> bool {
     DEPENDENCIES.iter().filter(|d| d.disturbs).any(|d| {
         let tie = (d.then)(change);

@@ -1,18 +1,18 @@
-//! Resources: what teiji can change on a host, and to what.
+//! Resources: what teiji can change on a host.
 //!
-//! A [`Resource`] names one thing so exactly that it cannot be taken for another: a thread by its id *and* the
-//! instant it started, so that a change meant for a VM that has ended never meets a stranger. A [`Value`] is
-//! what it can be. Whoever knows a resource's value before a change can undo it: that is all that the plan, the
-//! journal and the rollback are made of.
+//! A [`Resource`] identifies one thing so that it cannot be mistaken for another: a thread by its id *and* the time
+//! when it started, so a change for a VM that has ended never affects another process. A [`Value`] is a value that a
+//! resource can have. A change can be undone by whoever knows the resource's value before it, so the plan, the journal
+//! and the rollback consist of resources and values only.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | here | identity, [`Kind`], [`Class`] and [`Value`]: a new kind of resource is added in this file |
-//! | [`dependency`] | which change comes before which, and the order that follows |
-//! | [`observed`] | the resources of a host, each with its value or why it has none |
-//! | `value` | the types that values are made of |
+//! | here | identity, [`Kind`], [`Class`] and [`Value`]: a new kind of resource is added here |
+//! | [`dependency`] | which change comes before which, and the resulting order |
+//! | [`observed`] | the resources of a host, each with its value or the reason why it has none |
+//! | `value` | the types of values |
 //!
-//! How a kind is read and written is in `teiji-host`, one file each.
+//! `teiji-host` reads and writes resources, each kind in its own file.
 
 pub mod dependency;
 pub mod observed;
@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use value::{micros, nanos};
 
-/// A thread or process that is not mistaken for a later one with the same id.
+/// A thread or process, identified so that it is not mistaken for a later one with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Task {
     /// Its id.
@@ -56,18 +56,19 @@ pub enum Resource {
     /// How long KVM polls before it lets a halted vCPU sleep, host-wide: the module parameter
     /// `kvm.halt_poll_ns` ([`Value::Nanoseconds`]).
     HaltPoll,
-    /// The longest wake-up that a CPU's idle states may have: `power/pm_qos_resume_latency_us` of the CPU
+    /// The longest wake-up latency that a CPU's idle states may have: `power/pm_qos_resume_latency_us` of the CPU
     /// ([`Value::Latency`]).
     CpuLatency(u32),
     /// A device's root qdisc ([`Value::Queue`]).
     Queue(Device),
-    /// The largest packet that the host's own stack hands to a device for it to split: `gso_max_size`, bytes of IP
+    /// The largest packet that the host's own stack hands to a device, which splits it: `gso_max_size`, bytes of the IP
     /// packet ([`Value::Bytes`]).
     SegmentSize(Device),
-    /// CPUs that packets of a device's receive queue, by its number, are handed to: `rps_cpus` ([`Value::Cpus`], where
-    /// none is the CPU that took them in).
+    /// CPUs that process the packets of a device's receive queue, given by its number: `rps_cpus` ([`Value::Cpus`]; if
+    /// empty, the CPU that receives a packet processes it).
     ReceiveCpus(Device, u32),
-    /// What chooses the frequency of a group of CPUs, by the number of its policy: `scaling_governor` ([`Value::Word`]).
+    /// The frequency governor of a group of CPUs, given by the number of its policy: `scaling_governor`
+    /// ([`Value::Word`]).
     Governor(u32),
 }
 
@@ -121,18 +122,18 @@ pub const KINDS: [Kind; 12] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// One write, which is done wholly or not at all. Journalled before each; undone by writing the former value, unless
-    /// somebody else has changed it since.
+    /// One write, which is carried out completely or not at all. Each write is journalled before it; it is undone by
+    /// writing the former value, unless somebody else has changed the value since.
     Atomic,
-    /// A controller writes to it freely, within bounds of its own. Only the original is journalled; whatever is found is
-    /// taken for the controller's, and undone by writing the original.
+    /// A controller writes values within its bounds whenever it needs to. Only the original value is journalled; any
+    /// later value counts as the controller's, and is undone by writing the original value.
     Controlled,
-    /// Takes time, and can stop halfway where it is consistent. What is found between the two ends is this change's; it is
-    /// undone by going back, or, where there is no way back, left where it has stopped.
+    /// A change that takes time, and can stop halfway in a consistent state. Any value between the two ends counts as
+    /// part of this change. It is undone by going back or, if that is impossible, left where it has stopped.
     Operation,
 }
 
-/// What a resource belongs to: what a section of a policy speaks of.
+/// What a resource belongs to: what a section of a policy covers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner<'a> {
     /// The host as a whole.
@@ -186,7 +187,8 @@ impl Resource {
 }
 
 impl fmt::Display for Resource {
-    /// As a plan shows it; who the thread is, the plan says beside it. Names of devices and groups are untrusted text.
+    /// In the form that a plan shows; the plan names the thread's VM next to it. Names of devices and groups are
+    /// untrusted text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Resource::ThreadCpus(t) => write!(f, "CPUs of thread {}", t.id),
@@ -230,7 +232,7 @@ impl Kind {
     }
 }
 
-/// What a resource is, or should be. Names of variants are part of the journal's format.
+/// A value of a resource. Names of variants are part of the journal's format.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Value {
@@ -240,19 +242,19 @@ pub enum Value {
     Scheduling(Scheduling),
     /// A control group's path.
     Group(String),
-    /// 1 to 10,000; 100 is the kernel's default.
+    /// 1 to 10,000; the kernel's default is 100.
     Weight(u32),
-    /// CPU time in each period, `None`: no limit.
+    /// CPU time in each period; `None` means no limit.
     Quota(Option<Quota>),
-    /// A time.
+    /// A time, ns.
     Nanoseconds(u64),
     /// Wake-up latency of a CPU.
     Latency(Latency),
     /// A root qdisc.
     Queue(Queue),
-    /// A size.
+    /// A size, bytes.
     Bytes(u32),
-    /// A name that the kernel has for it.
+    /// A word that the kernel defines.
     Word(String),
 }
 
@@ -275,21 +277,21 @@ impl fmt::Display for Value {
     }
 }
 
-/// Why a resource has no value or was not changed. Says the reason only: which resource, and what was tried, is known to
-/// who asked. May contain untrusted text; it is made printable where it is printed.
+/// Why a resource has no value or was not changed. It is the reason only: the caller knows the resource and what was
+/// tried. May contain untrusted text, which is made printable where it is printed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResourceError {
-    /// The thread, interrupt, group or device is not there any more.
+    /// The thread, interrupt, group or device does not exist any more.
     #[error("{0} is gone")]
     Gone(String),
     /// This kernel or host does not have it.
     #[error("{0}")]
     Unsupported(String),
-    /// A privilege is missing; says which.
+    /// A privilege is missing; the text says which.
     #[error("{0}")]
     NotPermitted(String),
-    /// The kernel refused the value; says why in the operator's words, with the error number's name.
+    /// The kernel refused the value; the text says why in the operator's words, with the name of the error number.
     #[error("{0}")]
     Refused(String),
 }

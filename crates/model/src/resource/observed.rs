@@ -1,19 +1,19 @@
-//! The resources of a host as they were observed: each with its value, or with why it has none.
+//! The observed resources of a host, each with its value or the reason why it has none.
 //!
-//! What is not in here is not on the host, or was not looked for. What has an error is there, but cannot be read, or
-//! never changed, and so is not changed.
+//! A resource that is missing here does not exist on the host, or was not looked for. A resource with an error exists,
+//! but it cannot be read or can never be changed, and so it is not changed.
 
 use super::{Resource, ResourceError, Value};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::Index;
 
-/// Resources, each with its value or why it has none.
+/// Resources, each with its value or the reason why it has none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Lists", into = "Lists")]
 pub struct Resources(BTreeMap<Resource, Result<Value, ResourceError>>);
 
-/// As they are written to a file.
+/// The form in a file.
 #[derive(Serialize, Deserialize)]
 struct Lists {
     settings: Vec<(Resource, Value)>,
@@ -21,12 +21,12 @@ struct Lists {
 }
 
 impl Resources {
-    /// The value of a resource; `None` if it is not there or has none.
+    /// The value of a resource; `None` if the resource does not exist or has none.
     pub fn get(&self, resource: &Resource) -> Option<&Value> {
         self.0.get(resource)?.as_ref().ok()
     }
 
-    /// Why a resource that is there has no value.
+    /// Why a resource that exists has no value.
     pub fn error(&self, resource: &Resource) -> Option<&ResourceError> {
         self.0.get(resource)?.as_ref().err()
     }
@@ -36,7 +36,7 @@ impl Resources {
         self.get(resource).is_some()
     }
 
-    /// Notes what reading a resource gave. One that is gone is not there.
+    /// Records the result of reading a resource. A resource that is gone is left out.
     pub fn note(&mut self, resource: Resource, read: Result<Value, ResourceError>) {
         match read {
             Err(ResourceError::Gone(_)) => drop(self.0.remove(&resource)),
@@ -44,37 +44,37 @@ impl Resources {
         }
     }
 
-    /// Gives a resource a value; the one before, if it had one.
+    /// Gives a resource a value; returns its former value, if it had one.
     pub fn insert(&mut self, resource: Resource, value: Value) -> Option<Value> {
         self.0.insert(resource, Ok(value))?.ok()
     }
 
-    /// Takes a resource out; its value, if it had one.
+    /// Removes a resource; returns its value, if it had one.
     pub fn remove(&mut self, resource: &Resource) -> Option<Value> {
         self.0.remove(resource)?.ok()
     }
 
-    /// All of them, whether they have a value or not.
+    /// All resources, whether they have a value or not.
     pub fn all(&self) -> impl Iterator<Item = &Resource> {
         self.0.keys()
     }
 
-    /// Those that have a value.
+    /// The resources that have a value.
     pub fn iter(&self) -> impl Iterator<Item = (&Resource, &Value)> {
         self.0.iter().filter_map(|(resource, read)| Some((resource, read.as_ref().ok()?)))
     }
 
-    /// Those that have a value, to change it.
+    /// The resources that have a value, which can be changed.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&Resource, &mut Value)> {
         self.0.iter_mut().filter_map(|(resource, read)| Some((resource, read.as_mut().ok()?)))
     }
 
-    /// Those that have none, each with why.
+    /// The resources that have no value, each with the reason.
     pub fn errors(&self) -> impl Iterator<Item = (&Resource, &ResourceError)> {
         self.0.iter().filter_map(|(resource, read)| Some((resource, read.as_ref().err()?)))
     }
 
-    /// Those that have a value, as a map.
+    /// The resources that have a value, as a map.
     pub fn values(&self) -> BTreeMap<Resource, Value> {
         self.iter().map(|(resource, value)| (resource.clone(), value.clone())).collect()
     }
@@ -84,7 +84,7 @@ impl Index<&Resource> for Resources {
     type Output = Value;
 
     /// # Panics
-    /// If it has no value.
+    /// If the resource has no value.
     #[allow(clippy::expect_used)]
     fn index(&self, resource: &Resource) -> &Value {
         self.get(resource).expect("a resource that has a value")

@@ -1,4 +1,4 @@
-//! The types that values of resources are made of.
+//! The types of values of resources.
 
 use crate::text::duration;
 use serde::{Deserialize, Serialize};
@@ -17,11 +17,11 @@ pub struct Quota {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Latency {
-    /// Whatever saves most power; the kernel's `0`.
+    /// Any latency, which saves most power; the kernel's `0`.
     Any,
-    /// At most so many µs.
+    /// At most this many µs.
     AtMost(u32),
-    /// No idle state that has to be woken from (the CPU spins): the kernel's `n/a`.
+    /// No idle state with a wake-up latency (the CPU spins): the kernel's `n/a`.
     None,
 }
 
@@ -55,7 +55,7 @@ pub enum Scheduling {
     Deadline {
         /// CPU time in each period, ns.
         runtime: u64,
-        /// Within how long of the period's start, ns.
+        /// The time from the start of a period within which the thread gets its runtime, ns.
         deadline: u64,
         /// Period, ns.
         period: u64,
@@ -68,18 +68,18 @@ pub enum Scheduling {
 }
 
 impl Scheduling {
-    /// Whether such a thread keeps ordinary ones from its CPU.
+    /// Whether threads with this scheduling preempt ordinary threads.
     pub fn is_real_time(&self) -> bool {
         self.priority() > 0
     }
 
-    /// Whether it is `SCHED_DEADLINE`, whose threads Linux lets run on every CPU only.
+    /// Whether it is `SCHED_DEADLINE`; Linux requires that its threads may run on every CPU.
     pub fn is_deadline(&self) -> bool {
         matches!(self, Scheduling::Deadline { .. })
     }
 
-    /// Which of two real-time threads goes first: the one with the greater number. 0: not real-time; 100:
-    /// `SCHED_DEADLINE`, which goes before every priority.
+    /// The priority: of two real-time threads the one with the greater number runs first. 0 means not real-time; 100
+    /// means `SCHED_DEADLINE`, which precedes every priority.
     pub fn priority(&self) -> u8 {
         match self {
             Scheduling::Fifo { priority } | Scheduling::RoundRobin { priority } => *priority,
@@ -89,7 +89,7 @@ impl Scheduling {
     }
 }
 
-/// A time with three digits: what is shown is for people, and need not be read back.
+/// A time with three digits: it is for people, and is never parsed.
 pub(super) fn nanos(ns: u64) -> String {
     duration(ns as f64)
 }

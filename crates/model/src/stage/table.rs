@@ -1,30 +1,30 @@
-//! The one table of stages. Text, HTML, terminal and Perfetto read it, so a stage is described and shown alike
-//! everywhere, and a new one is a line here.
+//! The table of stages. Text, HTML, terminal and Perfetto output read it, so that a stage is described and shown in the
+//! same way everywhere.
 
 use super::{Actor, Stage};
 
-/// What there is to say of a stage, and how it is shown.
+/// What a stage means, and how it is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct About {
-    /// Which.
+    /// The stage.
     pub stage: Stage,
-    /// Its name in every output, as in JSON.
+    /// Its name in every output, including JSON.
     pub name: &'static str,
-    /// Stands for it where a stage has one column.
+    /// Its letter, where a stage has only one column.
     pub letter: char,
-    /// The instants that it begins and ends at.
+    /// The instants at which it begins and ends.
     pub meaning: &'static str,
     /// What makes it long.
     pub explanation: &'static str,
-    /// Whose thread its time is split by, if any.
+    /// The kind of thread whose states divide its time, if any.
     pub actor: Option<Actor>,
-    /// Where it is shown in a view by what carries it.
+    /// The track that it is shown on in a view with tracks.
     pub track: Track,
     /// Its colour.
     pub colour: Colour,
 }
 
-/// What carries a stage. The order is that in which tracks are shown.
+/// What carries a stage. Tracks are shown in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Track {
     /// The host's receive path.
@@ -35,12 +35,12 @@ pub enum Track {
     Vcpu,
     /// The host's transmit path.
     Transmit,
-    /// Nothing known.
+    /// Not known.
     Unattributed,
 }
 
 impl Track {
-    /// For people.
+    /// The name for people.
     pub const fn name(self) -> &'static str {
         match self {
             Track::Receive => "host receive path",
@@ -52,14 +52,14 @@ impl Track {
     }
 }
 
-/// One colour where it is shown: all stages are distinct beside each other, and readable on their background.
+/// The colour of a stage: all stages are distinct from each other, and readable on the background.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Colour {
     /// On a light background, 0xRRGGBB.
     pub light: u32,
     /// On a dark background, 0xRRGGBB.
     pub dark: u32,
-    /// Of the 256-colour palette of terminals, on either.
+    /// In the 256-colour palette of terminals, on any background.
     pub terminal: u8,
 }
 

@@ -95,7 +95,7 @@ fn values() {
             &[(2, 13, "`adaptive` is not a time; write a time with its unit, as in 3ms, or \"off\"")],
         ),
         ("[host]\nhalt_poll = \"\"", &[(2, 13, "`` is not a time; write a time with its unit, as in 3ms")]),
-        ("[host]\nhalt_poll = \"99999999999999999999s\"", &[(2, 13, "too great")]),
+        ("[host]\nhalt_poll = \"99999999999999999999s\"", &[(2, 13, "too large")]),
         ("[host]\ncpu_latency = \"1500ns\"", &[(2, 1, "in whole µs; write 2us")]),
         (
             "[host]\ncpu_latency = \"0us\"",

@@ -3,7 +3,7 @@ use crate::queue::Device;
 use crate::resource::Quota;
 use proptest::prelude::*;
 
-/// A change that owns what it is of.
+/// A change that owns its resource and values.
 type Owned = (Resource, Value, Value);
 
 fn changes(all: &[Owned]) -> Vec<Change<'_>> {
@@ -14,7 +14,7 @@ fn back(all: &[Owned]) -> Vec<Owned> {
     all.iter().rev().map(|(r, from, to)| (r.clone(), to.clone(), from.clone())).collect()
 }
 
-/// Every pair of changes that is in the wrong order.
+/// The reason for each pair of changes that is in the wrong order.
 fn wrong(all: &[Owned], order: &[usize]) -> Vec<&'static str> {
     let all = changes(all);
     let later = |i: usize| order[i + 1..].iter();
@@ -93,8 +93,8 @@ fn any_scheduling() -> impl Strategy<Value = Value> {
     class.prop_map(Value::Scheduling)
 }
 
-/// Changes of few threads, devices and groups, so that many depend on one another; each resource once. Every process has
-/// a group of its own, as in every plan, so that there is no circle.
+/// Changes of a few threads, devices and groups, so that many depend on one another; each resource occurs once. Every
+/// process has its own group, as in every plan, so there is no circle.
 fn any_changes() -> impl Strategy<Value = Vec<Owned>> {
     let cpus = |n: u32| Value::Cpus([n].into_iter().collect());
     let device = |n: u32| Device { name: format!("eth{n}"), index: n };
@@ -128,7 +128,7 @@ fn any_changes() -> impl Strategy<Value = Vec<Owned>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever depends on whatever: forward, after a failure at any step, and all the way back.
+    /// For any dependencies: forward, after a failure at any step, and all the way back.
     #[test]
     fn every_order_obeys_every_dependency(all in any_changes(), done in any::<prop::sample::Index>()) {
         let order = super::order(&changes(&all), |i| i % 3);
