@@ -1,10 +1,10 @@
-//! One file of a policy: its TOML, the places in it, and what is wrong with it so far.
+//! One policy file: its TOML, the places in it, and the problems found so far.
 //!
 //! ```text
-//! text ── length, nesting ──► toml's parser, which goes on after an error ──► table + syntax errors
+//! text ── length, nesting ──► toml's parser, which continues after an error ──► table + syntax errors
 //! ```
-//! The table after a syntax error is a guess. What would only be wrong because of that guess is not reported:
-//! see [`File::report`] and [`File::sound`].
+//! The table after a syntax error is a guess. Problems that may exist only because of that guess are not reported: see
+//! [`File::report`] and [`File::sound`].
 
 use super::MAX_DEPTH;
 use super::text::{Lines, key};
@@ -16,39 +16,40 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use toml_parser::lexer::TokenKind;
 
-/// Longest line that is looked at for the cure of a syntax error, bytes.
+/// The longest line that is examined for the fix of a syntax error, bytes.
 const MAX_LINE: usize = 1000;
 
-/// A key with its value, as toml's parser gives them.
+/// A key with its value, as toml's parser returns them.
 pub(super) type Entry<'e, 't> = (&'e Spanned<std::borrow::Cow<'t, str>>, &'e Spanned<DeValue<'t>>);
 
-/// A table's entries in the order they are written.
+/// The entries of a table, in the order in which they are written.
 pub(super) fn entries<'e, 't>(table: &'e DeTable<'t>) -> Vec<Entry<'e, 't>> {
     let mut entries: Vec<_> = table.iter().collect();
     entries.sort_by_key(|(key, _)| key.span().start);
     entries
 }
 
-/// A file that is being read.
+/// A file that is being parsed.
 pub(super) struct File<'t> {
-    /// Printable.
+    /// Its name, printable.
     name: String,
     text: &'t str,
     lines: Lines<'t>,
-    /// By offset.
+    /// Offset in bytes, and message.
     problems: Vec<(usize, String)>,
-    /// By line, from 0: whether its keys and values are guesses.
+    /// For each line, from 0: whether its keys and values are guesses.
     guessed: Vec<bool>,
-    /// Whether all keys that were written are in the table: only then can one be missing.
+    /// Whether the table has all keys of the text, which is not known after a syntax error: only then can a key be
+    /// reported as missing.
     pub sound: bool,
 }
 
 impl<'t> File<'t> {
-    /// Reads the TOML of `source`; `None` if it is not even looked at.
+    /// Parses the TOML of `source`; `None` if the text is too long or nested too deeply.
     pub(super) fn read(source: &'t Source) -> (File<'t>, Option<DeTable<'t>>) {
-        // Before anything else: the rest keeps tables of the text's size.
+        // Before anything else, as the rest allocates tables of the text's size.
         let too_long = source.text.len() > MAX_BYTES;
-        // toml's parser would skip a byte order mark; without it the columns are right.
+        // toml's parser would skip a byte order mark; without it the columns are correct.
         let text = source.text.strip_prefix('\u{feff}').unwrap_or(&source.text);
         let text = if too_long { "" } else { text };
         let mut file = File {
@@ -88,12 +89,13 @@ impl<'t> File<'t> {
         (file, Some(table.into_inner()))
     }
 
-    /// Marks what a syntax error at byte `at` spoils: its line; after a broken header all up to the next one.
+    /// Marks the lines that a syntax error at byte `at` makes unreliable: its line; after a broken header all lines up
+    /// to the next header.
     fn guess(&mut self, at: usize) {
         let header = |line: usize| self.lines.text(line).trim_start().starts_with('[');
         let line = self.lines.line(at);
         self.guessed.resize(self.lines.count(), false);
-        // Once for all errors of a line: there may be a million.
+        // Only once for all errors of a line: there may be a million.
         if std::mem::replace(&mut self.guessed[line], true) || !header(line) {
             return;
         }
@@ -107,7 +109,7 @@ impl<'t> File<'t> {
         self.lines.place(&self.name, at)
     }
 
-    /// What is written there.
+    /// The text at that place.
     pub(super) fn written(&self, span: Range<usize>) -> &'t str {
         self.text.get(span).unwrap_or_default().trim()
     }
@@ -117,8 +119,8 @@ impl<'t> File<'t> {
         At { value, place: self.place(at) }
     }
 
-    /// Where the name of a section begins that is written as `value`: after its header's brackets if it has a
-    /// header, else at `key`.
+    /// Where the name of the section with this `value` begins: after the brackets of its header if it has a header,
+    /// otherwise at `key`.
     pub(super) fn header(&self, key: usize, value: &Spanned<DeValue<'_>>) -> usize {
         let start = value.span().start;
         let is_header = matches!(value.get_ref(), DeValue::Table(_)) && self.text[start..].starts_with('[');
@@ -129,7 +131,7 @@ impl<'t> File<'t> {
         self.text.len() - name.len()
     }
 
-    /// Notes what is wrong at byte `at`, unless what is there is only a guess.
+    /// Records a problem at byte `at`, unless the text there is only a guess.
     pub(super) fn report(&mut self, at: usize, message: String) {
         let guessed = self.guessed.get(self.lines.line(at)).copied().unwrap_or(false);
         if !guessed {
@@ -137,7 +139,7 @@ impl<'t> File<'t> {
         }
     }
 
-    /// All that is wrong, as written.
+    /// All problems, in the order of the text.
     pub(super) fn into_problems(mut self) -> Vec<Problem> {
         let mut problems = std::mem::take(&mut self.problems);
         problems.sort_by_key(|(at, _)| *at);
@@ -147,10 +149,10 @@ impl<'t> File<'t> {
         problems.into_iter().map(problem).collect()
     }
 
-    /// A syntax error with its cure.
+    /// A syntax error, and what to do about it.
     fn explain(&self, message: &str, span: Range<usize>) -> (usize, String) {
         let line = self.lines.line(span.start);
-        // A line of a megabyte may have a million errors: what it says is not looked at for each.
+        // A line of a megabyte may have a million errors, so long lines are not examined for each error.
         let whole = Some(self.lines.text(line)).filter(|text| text.len() <= MAX_LINE).unwrap_or_default();
         let written = self.text.get(span.clone()).unwrap_or("");
         if message == "duplicate key" {
@@ -160,7 +162,7 @@ impl<'t> File<'t> {
         }
         if message.starts_with("cannot extend value") {
             let message = format!("{} has a value already and cannot be a section as well", quote(written));
-            return (span.start, format!("{message}; take one of the two out"));
+            return (span.start, format!("{message}; remove one of the two"));
         }
         if message.starts_with("key with no value") {
             let key = key(whole.split_whitespace().next().unwrap_or_default());
@@ -172,7 +174,7 @@ impl<'t> File<'t> {
         if message.starts_with("unclosed table") {
             return (span.start, "the header is not closed; write `]` after the section's name".to_owned());
         }
-        // Text without its quotes: toml's parser takes it for whatever its first character could begin.
+        // Text without quotes: toml's parser takes it for any value that can begin with its first character.
         let start = self.lines.start(line);
         let value = whole.split_once('=').map(|(before, value)| (start + before.len() + 1, value));
         if let Some((after, value)) = value.filter(|(after, _)| *after <= span.start) {
@@ -195,8 +197,8 @@ fn key_quoted(value: &str) -> String {
     format!("\"{}\"", teiji_model::text::cut(value))
 }
 
-/// Where tables and lists are nested deeper than [`MAX_DEPTH`]. toml's parser and its tables are recursive, so
-/// this goes by the tokens alone: a header's keys, a dotted key's and the brackets that are open.
+/// Where tables and lists are nested deeper than [`MAX_DEPTH`]. toml's parser and its tables are recursive, so this
+/// uses the tokens only: the keys of a header and of dotted keys, and the open brackets.
 fn too_deep(text: &str) -> Option<usize> {
     let mut header = 0;
     let mut in_header = false;

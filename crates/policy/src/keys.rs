@@ -1,5 +1,5 @@
-//! Every section and key of a policy: the one table that the parser, its messages, the schema and docs/policy.md
-//! are made from.
+//! Every section and key of a policy: the table that the parser, its messages, the schema and docs/policy.md are based
+//! on.
 
 use super::value::Value;
 use teiji_model::cpus::MAX_CPUS;
@@ -8,10 +8,10 @@ use teiji_model::queue::{MAX_DEADLINE, MAX_RATE, MIN_FRAME, OVERHEAD};
 use teiji_model::resource;
 use teiji_model::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
 
-/// What a key's value may be.
+/// The kind of value of a key.
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// Text: an amount between two others, in the quantity's base unit, or one of some words.
+    /// Text: an amount between two others, in the quantity's base unit, or one of these words.
     Amount { of: &'static Quantity, min: u64, max: u64, or: &'static [&'static str] },
     /// A whole number between two others.
     Integer { min: u64, max: u64 },
@@ -19,7 +19,7 @@ pub(super) enum Kind {
     Cpus,
     /// Text: one of these words.
     Word(&'static [&'static str]),
-    /// Text: an address or prefix, with a port or without.
+    /// Text: an address or prefix, with or without a port.
     Endpoint,
     /// Text: the name of a network device.
     Device,
@@ -34,15 +34,15 @@ pub(super) struct Key {
     pub kind: Kind,
     /// Whether its section needs it.
     pub required: bool,
-    /// What holds without it; empty if it is required.
+    /// What holds if the key is not written; empty if it is required.
     pub default: &'static str,
-    /// A value, as TOML and as JSON.
+    /// An example of a value, valid as TOML and as JSON.
     pub example: &'static str,
-    /// What it means; sentences.
+    /// What the key means, in sentences.
     pub doc: &'static str,
 }
 
-/// What the part of a header after the section's own word names.
+/// What the part of a header after the section's word names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
     /// Nothing: there is one such section.
@@ -62,15 +62,15 @@ pub(super) enum Naming {
 pub(super) struct Section {
     /// Its first word.
     pub name: &'static str,
-    /// How its header looks.
+    /// The form of its header.
     pub form: &'static str,
     pub naming: Naming,
     pub doc: &'static str,
     pub keys: &'static [Key],
-    /// Keys that only have a meaning beside another, each group with that other first: a file that writes the first
-    /// anew does away with what earlier files say of the rest.
+    /// Keys that only have a meaning together with another key. Each group has that other key first: a file that sets
+    /// it discards what earlier files say about the rest.
     pub groups: &'static [&'static [&'static str]],
-    /// Keys that people will look for here and that are not, each with why; follows "`KEY` ".
+    /// Keys that people may look for here but that do not exist, each with the reason, which follows "`KEY` ".
     pub strays: &'static [(&'static str, &'static str)],
 }
 
@@ -80,33 +80,33 @@ impl Section {
     }
 }
 
-/// The section of that name.
+/// The section with this name.
 pub(super) fn section(name: &str) -> Option<&'static Section> {
     SECTIONS.iter().find(|section| section.name == name)
 }
 
 const HOUR: u64 = 3_600_000_000_000;
-/// `SCHED_DEADLINE` counts in units of 1,024 ns and in 63 bits (`__checkparam_dl()`, kernel/sched/deadline.c);
-/// whole seconds, so that the bound can be read.
+/// `SCHED_DEADLINE` counts in units of 1,024 ns and in 63 bits (`__checkparam_dl()`, kernel/sched/deadline.c). The
+/// limit is rounded to whole seconds, so that it can be read.
 const DEADLINE: Kind =
     Kind::Amount { of: &DURATION, min: 1024, max: i64::MAX as u64 / 1_000_000_000 * 1_000_000_000, or: &[] };
-const NOT_YET: &str = "cannot be kept yet by this version; take it out";
+const NOT_YET: &str = "is not supported by this version yet; remove it";
 
-/// A key that sets resources as they are.
+/// A key that sets resources to the value written.
 #[derive(Debug)]
 pub(super) struct Sets {
-    /// Its section's first word.
+    /// The section's word.
     pub section: &'static str,
     pub key: &'static str,
-    /// What it sets: every resource of that kind that the section speaks of.
+    /// What it sets: every resource of this kind that the section covers.
     pub kind: resource::Kind,
-    /// What the resource's value is for the key's.
+    /// Converts the key's value into the resource's value.
     pub value: fn(Value) -> Option<resource::Value>,
-    /// What it costs, for people; empty if nothing worth saying.
+    /// What it costs, for people; empty if there is nothing worth mentioning.
     pub cost: &'static str,
 }
 
-/// All keys that need no more than that: the parser and the plan know them from here only.
+/// All keys of this sort. The parser and the plan know them only from this table.
 pub(super) const SETS: &[Sets] = &[
     Sets {
         section: "host",
@@ -122,7 +122,8 @@ pub(super) const SETS: &[Sets] = &[
     Sets { section: "vm", key: "rps_cpus", kind: resource::Kind::ReceiveCpus, value: cpus, cost: STEERING },
 ];
 
-const STEERING: &str = "each packet is handed on by an interrupt between CPUs, unless it was taken in there";
+const STEERING: &str =
+    "each packet costs an interrupt between CPUs, unless one of these CPUs has received it";
 
 fn cpus(value: Value) -> Option<resource::Value> {
     match value {
@@ -145,12 +146,12 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "as it is",
                 example: "\"50us\"",
-                doc: "How long KVM polls before it lets a halted vCPU sleep (`kvm.halt_poll_ns`). Longer wakes up \
-                      sooner and burns more CPU. `\"off\"` never polls.",
+                doc: "How long KVM polls before it lets a halted vCPU sleep (`kvm.halt_poll_ns`). Longer polling \
+                      wakes vCPUs up sooner and uses more CPU time. `\"off\"` never polls.",
             },
             Key {
                 name: "cpu_latency",
-                // The kernel keeps a signed 32-bit number of µs whose greatest means "no limit"
+                // The kernel stores a signed 32-bit number of µs, and its greatest value means "no limit"
                 // (PM_QOS_RESUME_LATENCY_NO_CONSTRAINT, include/linux/pm_qos.h).
                 kind: Kind::Amount {
                     of: &DURATION,
@@ -161,9 +162,9 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "as it is",
                 example: "\"20us\"",
-                doc: "Longest wake-up that the CPUs' idle states may have (`power/pm_qos_resume_latency_us`), in \
-                      whole µs. `\"any\"` lets the CPU save what it can; `\"none\"` keeps it awake, which costs \
-                      most power.",
+                doc: "Longest wake-up latency that the CPUs' idle states may have \
+                      (`power/pm_qos_resume_latency_us`), in whole µs. `\"any\"` allows all idle states; \
+                      `\"none\"` keeps the CPU awake, which costs most power.",
             },
             Key {
                 name: "cpu_latency_cpus",
@@ -171,7 +172,7 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "all CPUs",
                 example: "\"2-5\"",
-                doc: "The CPUs that `cpu_latency` is for.",
+                doc: "The CPUs that `cpu_latency` applies to.",
             },
             Key {
                 name: "governor",
@@ -179,7 +180,7 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "as it is",
                 example: "\"performance\"",
-                doc: "What chooses the CPUs' frequency (cpufreq), for all of them; `teiji doctor` says which governors there are.",
+                doc: "The frequency governor of all CPUs (cpufreq); `teiji doctor` lists the available ones.",
             },
             Key {
                 name: "vm_users",
@@ -187,8 +188,8 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "`\"root,libvirt-qemu,qemu\"`",
                 example: "\"root,nova\"",
-                doc: "Users whose VMs may name themselves (QEMU's `-name`). `[vm.NAME]` ignores a VM of any other user, \
-                      unless libvirt confirms its name.",
+                doc: "Users whose VMs may name themselves (QEMU's `-name`). `[vm.NAME]` ignores a VM of any other \
+                      user, unless libvirt confirms its name.",
             },
         ],
         groups: &[&["cpu_latency", "cpu_latency_cpus"]],
@@ -214,16 +215,17 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "as it is",
                 example: "\"2-3\"",
-                doc: "CPUs that packets from the NIC's receive queues are handed to (receive packet steering), whichever CPU took them in.",
+                doc: "CPUs that process the packets of the NIC's receive queues (receive packet steering), \
+                      whichever CPU receives them.",
             },
             Key {
                 name: "rate",
                 kind: Kind::Amount { of: &RATE, min: 1000, max: MAX_RATE, or: &[] },
                 required: false,
-                default: "the device's own speed less 0.1 %",
+                default: "the device's speed minus 0.1 %",
                 example: "\"1gbit\"",
-                doc: "How much the link sends once channels leave by it, counted on the wire. At most the device's \
-                      speed; a little less keeps its own queue empty although clocks differ.",
+                doc: "Rate of the link once channels leave by it, counted on the wire. At most the device's \
+                      speed; a little less keeps the device's own queue empty although clocks differ.",
             },
             Key {
                 name: "slack",
@@ -231,8 +233,8 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "`\"auto\"`",
                 example: "\"2ms\"",
-                doc: "Best effort goes first while the earliest deadline is further away than this. `\"auto\"` is \
-                      the smallest that keeps every deadline.",
+                doc: "Best effort goes first while the earliest deadline is further away than this. `\"auto\"` \
+                      is the smallest value that keeps every deadline.",
             },
             Key {
                 name: "max_packet",
@@ -242,17 +244,18 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "what the device allows",
                 example: "\"1514b\"",
-                doc: "Largest Ethernet frame that comes to the link's queue, unsplit: what a deadline may have to \
-                      wait for. The host's own stack is kept to it (`gso_max_size`); guests are not, so turn their \
-                      `host_tso4`, `host_tso6`, `host_ufo` and `gso` off first.",
+                doc: "Largest Ethernet frame that enters the link's queue, before it is split: a packet with a \
+                      deadline may have to wait for one. teiji limits the packets of the host's own stack to \
+                      this size (`gso_max_size`), but not those of guests: turn off their `host_tso4`, \
+                      `host_tso6`, `host_ufo` and `gso` first.",
             },
             Key {
                 name: "realtime_max",
                 kind: Kind::Amount { of: &RATE, min: 1000, max: MAX_RATE, or: &[] },
                 required: false,
-                default: "no bound but the link",
+                default: "limited only by the link",
                 example: "\"900mbit\"",
-                doc: "Most that the link's channels may have together.",
+                doc: "Highest rate of all the link's channels together.",
             },
         ],
         groups: &[],
@@ -275,13 +278,14 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "priority",
-                // The kernel's greatest is 99, which is the workers' then.
+                // The kernel's greatest is 99, which the workers then have.
                 kind: Kind::Integer { min: 1, max: 98 },
                 required: false,
                 default: "10",
                 example: "20",
-                doc: "Priority of its vCPU threads in `SCHED_FIFO`; with `class = \"realtime\"` only. The greatest \
-                      goes first. Its vhost workers have one more: a busy guest would keep them from running otherwise.",
+                doc: "Priority of its vCPU threads in `SCHED_FIFO`; with `class = \"realtime\"` only. The thread \
+                      with the greatest priority runs first. The priority of its vhost workers is one higher, as \
+                      a busy guest would starve them otherwise.",
             },
             Key {
                 name: "runtime",
@@ -297,8 +301,8 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "`period`",
                 example: "\"5ms\"",
-                doc: "How long after the period's start a thread has had its `runtime`, between `runtime` and \
-                      `period`; with `class = \"deadline\"` only.",
+                doc: "The time from the start of a period within which a thread gets its `runtime`, between \
+                      `runtime` and `period`; with `class = \"deadline\"` only.",
             },
             Key {
                 name: "period",
@@ -331,7 +335,7 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "as it is",
                 example: "\"2-3\"",
-                doc: "CPUs that packets from its taps are handed to (receive packet steering): the host's part of the way out.",
+                doc: "CPUs that process the packets from its taps (receive packet steering) on the host.",
             },
             Key {
                 name: "weight",
@@ -339,17 +343,17 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "as it is; the kernel's is 100",
                 example: "200",
-                doc: "Share of the CPU against other control groups (`cpu.weight`).",
+                doc: "Share of CPU time relative to other control groups (`cpu.weight`).",
             },
             Key {
                 name: "quota",
-                // One tenth of a percent is 1 ms, the least that `cpu.max` takes, in its longest period of 1 s.
+                // One tenth of a percent is 1 ms, the minimum of `cpu.max`, in its longest period of 1 s.
                 kind: Kind::Amount { of: &PERCENT, min: 1, max: MAX_CPUS as u64 * 1000, or: &["none"] },
                 required: false,
                 default: "as it is",
                 example: "\"150%\"",
-                doc: "Most CPU time that it may use (`cpu.max`); `\"100%\"` is one whole CPU. `\"none\"` takes a \
-                      limit away.",
+                doc: "Limit on its CPU time (`cpu.max`); `\"100%\"` is one whole CPU. `\"none\"` removes a \
+                      limit.",
             },
         ],
         groups: &[&["class", "priority", "runtime", "deadline", "period"]],
@@ -411,7 +415,7 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: true,
                 default: "",
                 example: "\"2mbit\"",
-                doc: "Rate that is guaranteed, counted on the wire; what exceeds it goes as best effort.",
+                doc: "Guaranteed rate, counted on the wire; packets above it are sent as best effort.",
             },
             Key {
                 name: "burst",
@@ -420,8 +424,8 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "two frames of the link's MTU",
                 example: "\"3kb\"",
-                doc: "How much may come at once and still be guaranteed, counted on the wire: a frame of at least \
-                      60 bytes, and 24 more for each.",
+                doc: "How much may come at once and still be guaranteed, counted on the wire: for each frame at \
+                      least 60 bytes, plus 24.",
             },
         ],
         groups: &[],
@@ -440,15 +444,15 @@ pub(super) const SECTIONS: &[Section] = &[
                 required: false,
                 default: "no limit",
                 example: "\"400mbit\"",
-                doc: "Most that it may send.",
+                doc: "Highest rate at which it may send.",
             },
             Key {
                 name: "weight",
                 kind: Kind::Integer { min: 1, max: 100 },
                 required: false,
-                default: "the same as the others",
+                default: "the same as the other functions",
                 example: "2",
-                doc: "Share of the link against the NIC's other functions.",
+                doc: "Share of the link relative to the NIC's other functions.",
             },
         ],
         groups: &[],

@@ -1,30 +1,31 @@
-//! Which line holds where several files speak of the same thing.
+//! Decides which line holds if several files set the same key.
 //!
-//! Files have an order; the last file that writes a key decides it, key by key. Keys that only have a meaning beside
-//! another (`priority` beside `class`) come with it: a file that writes `class` anew does away with what earlier files
-//! say of `priority`. Nothing is decided silently: what does not hold, and because of which line, is kept for the plan.
+//! The files have an order: for each key, the last file that sets it decides. Keys that only have a meaning together
+//! with another (`priority` with `class`) are decided with it: a file that sets `class` discards what earlier files say
+//! about `priority`. Each overridden line, and the line that overrides it, is kept for the plan.
 
 use super::keys::Section;
 use super::section::Written;
 use std::collections::BTreeMap;
 use teiji_model::policy::{Line, Overridden};
 
-/// A section, from all files that speak of it.
+/// A section, from all files that have it.
 pub(super) struct Layered {
     pub section: &'static Section,
     /// The names in its header after the section's own word.
     pub names: Vec<String>,
-    /// As headers write it: `vm.sip1`; names are cut.
+    /// In the form of a header: `vm.sip1`; long names are truncated.
     pub path: String,
-    /// The file that it is in first, where its last name is there, and where its header begins.
+    /// The first file that has the section, and the offset of its last name there, bytes. `header` is where its header
+    /// begins.
     pub at: (usize, usize),
     pub header: usize,
-    /// In the order of the files.
+    /// Its lines, in the order of the files.
     pub written: Vec<Written>,
 }
 
 impl Layered {
-    /// Of each key the line that holds, and what does not hold because of it.
+    /// The line that holds for each key, and the lines that it overrides.
     pub(super) fn decide(written: Vec<Written>, section: &Section, path: &str) -> (Holding, Vec<Overridden>) {
         let mut holding: Holding = BTreeMap::new();
         let mut beaten: Vec<(&str, Written)> = Vec::new();
@@ -41,7 +42,7 @@ impl Layered {
                 }
             }
             for (by, line) in &mut beaten {
-                // Of what held in an earlier file all lines have gone for the same reason.
+                // All lines that held in an earlier file are overridden for the same reason.
                 if rest.contains(&line.name) && line.file < since && !holding.contains_key(line.name) {
                     *by = first;
                 }
@@ -64,5 +65,5 @@ impl Layered {
     }
 }
 
-/// Of each key the line that holds.
+/// The line that holds for each key.
 pub(super) type Holding = BTreeMap<&'static str, Written>;

@@ -1,15 +1,14 @@
-//! From TOML to a policy.
+//! Parses TOML into a policy.
 //!
 //! ```text
-//! texts ── parse: TOML, keys, units, contradictions within ──► Policy ── control::plan: against a host ──► Plan
+//! texts ── parse: TOML, keys, units, contradictions ──► Policy ── control::plan: against a host ──► Plan
 //! ```
-//! Whatever is wrong with a text is found here and reported with its place and what to write instead, all of it
-//! at once ([`Problem`](teiji_model::policy::Problem)). What needs a host to be judged (a VM of that name, a CPU of that
-//! number) is the plan's. Nothing is read but the texts that are given.
+//! All problems of a text are found here and reported at once, each with its place and what to write instead
+//! ([`Problem`](teiji_model::policy::Problem)). Problems that depend on a host (whether it has a VM of that name or a
+//! CPU of that number) are found by the plan. This crate reads only the texts that it is given.
 //!
-//! Sections: `[host]`, `[link.NAME]`, `[vm.NAME]`, `[channel.NAME]`, `[vf.LINK.N]`; docs/policy.md describes
-//! them, [`schema`] is the same for editors. Several files may speak of one thing: `layers` says which line
-//! holds.
+//! Sections: `[host]`, `[link.NAME]`, `[vm.NAME]`, `[channel.NAME]`, `[vf.LINK.N]`; docs/policy.md describes them,
+//! [`schema`] describes them for editors. If several files set one thing, `layers` decides which line holds.
 #![forbid(unsafe_code)]
 
 mod file;
@@ -28,5 +27,5 @@ mod tests;
 pub use parse::parse;
 pub use schema::schema;
 
-/// Deepest nesting of tables and arrays in a policy file.
+/// The deepest nesting of tables and arrays in a policy file.
 pub const MAX_DEPTH: usize = 8;

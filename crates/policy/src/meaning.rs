@@ -1,4 +1,4 @@
-//! The keys of a section as its part of the policy, and what contradicts what within it.
+//! Turns the keys of a section into its part of the policy, and finds contradictions between them.
 
 use super::keys::{SETS, Section};
 use super::section::Keys;
@@ -9,8 +9,8 @@ use teiji_model::policy::{
 };
 use teiji_model::resource::{Latency, Scheduling};
 
-/// `SCHED_FIFO` priority if none is written: above 1, so that something can go below, and below the kernel's own
-/// interrupt threads at 50.
+/// `SCHED_FIFO` priority if none is written: above 1, so that other threads can have a lower one, and below the
+/// kernel's own interrupt threads at 50.
 const PRIORITY: u8 = 10;
 
 fn cpus(keys: &Keys<'_, '_>, name: &str) -> Option<At<CpuSet>> {
@@ -27,7 +27,7 @@ fn endpoint(keys: &Keys<'_, '_>, name: &str) -> Option<At<Endpoint>> {
     })
 }
 
-/// The keys of a section that set resources as they are.
+/// The keys of a section that set resources to the value written.
 pub(super) fn direct(keys: &Keys<'_, '_>, section: &Section, subject: &Subject) -> Vec<Direct> {
     let written = SETS.iter().filter(|sets| sets.section == section.name).filter_map(|sets| {
         let value = keys.get(sets.key, sets.value)?;
@@ -56,7 +56,7 @@ pub(super) fn host(keys: &mut Keys<'_, '_>) -> HostPolicy {
         _ => None,
     });
     if keys.sound() && keys.key("cpu_latency").is_none() {
-        let message = "`cpu_latency_cpus` says where `cpu_latency` holds, which is missing; write that too";
+        let message = "`cpu_latency_cpus` needs `cpu_latency`, which is missing; write that too";
         keys.report("cpu_latency_cpus", message.to_owned());
     }
     let vm_users = keys.get("vm_users", |value| match value {
@@ -99,14 +99,14 @@ pub(super) fn vm(keys: &mut Keys<'_, '_>, name: String) -> VmPolicy {
     }
 }
 
-/// `class` with the keys that go with it.
+/// `class`, with the keys that belong to it.
 fn class(keys: &mut Keys<'_, '_>) -> Option<At<Scheduling>> {
     let class = keys.get("class", |value| match value {
         Value::Word(word) => Some(word),
         _ => None,
     });
     let word = class.as_ref().map(|class| class.value);
-    // A class that is wrong is reported, and one on a line that could not be read may be any.
+    // A wrong class is reported elsewhere, and a class on a line that could not be parsed may be any.
     if word.is_some() || (keys.sound() && keys.key("class").is_none()) {
         for (key, of) in [
             ("priority", "realtime"),
@@ -116,7 +116,7 @@ fn class(keys: &mut Keys<'_, '_>) -> Option<At<Scheduling>> {
         ] {
             if word != Some(of) {
                 let message =
-                    format!("`{key}` goes with class = \"{of}\" only; write that, or take `{key}` out");
+                    format!("`{key}` is only valid with class = \"{of}\"; write that, or remove `{key}`");
                 keys.report(key, message);
             }
         }
@@ -138,7 +138,7 @@ fn deadline(keys: &mut Keys<'_, '_>) -> Option<Scheduling> {
     for key in ["vcpu_cpus", "worker_cpus"] {
         // sched_setattr(2), EPERM; Documentation/scheduler/sched-deadline.rst, section 5.
         let why = "with class = \"deadline\": Linux does not pin such threads to CPUs";
-        keys.report(key, format!("`{key}` cannot be kept {why}; take it out, or write class = \"realtime\""));
+        keys.report(key, format!("`{key}` cannot be used {why}; remove it, or write class = \"realtime\""));
     }
     for key in ["runtime", "period"] {
         if keys.sound() && keys.key(key).is_none() {
@@ -167,13 +167,14 @@ fn deadline(keys: &mut Keys<'_, '_>) -> Option<Scheduling> {
     Some(Scheduling::Deadline { runtime: runtime?, deadline: deadline?, period: period? })
 }
 
-/// `[channel.NAME]`; `None` if a key that it needs is missing or wrong.
+/// `[channel.NAME]`; `None` if a required key is missing or wrong.
 pub(super) fn channel(keys: &mut Keys<'_, '_>, name: String) -> Option<ChannelPolicy> {
     let (from, to) = (endpoint(keys, "from"), endpoint(keys, "to"));
     if let (Some(from), Some(to)) = (&from, &to)
         && from.value.address.is_ipv4() != to.value.address.is_ipv4()
     {
-        let message = "one of `from` and `to` is IPv4 and the other IPv6, as no packet is; write both alike";
+        let message = "one of `from` and `to` is IPv4 and the other IPv6, which no packet matches; write both in \
+                       one IP version";
         keys.report("to", message.to_owned());
     }
     let link = keys.get("link", |value| match value {
@@ -197,7 +198,7 @@ pub(super) fn channel(keys: &mut Keys<'_, '_>, name: String) -> Option<ChannelPo
     })
 }
 
-/// Rate and weight of `[vf.LINK.N]`.
+/// `hard` and `weight` of `[vf.LINK.N]`.
 pub(super) fn vf(keys: &mut Keys<'_, '_>) -> (Option<At<u64>>, Option<At<u32>>) {
     (keys.number("hard"), keys.number("weight"))
 }

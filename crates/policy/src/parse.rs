@@ -1,10 +1,10 @@
-//! From files to a policy: sections, their names and keys, and what contradicts what.
+//! Parses files into a policy: sections, their names and keys, and contradictions.
 //!
 //! ```text
-//! each file ── its sections and keys ──► per section the lines of all files ── layers: one holds ──► meaning ──► Policy
+//! each file ── its sections and keys ──► per section, lines of all files ── layers: one holds ──► meaning ──► Policy
 //! ```
-//! Everything that is wrong is collected, nothing ends the reading early. A key that is wrong counts as written:
-//! that it is missing or contradicts another is then not reported as well.
+//! All problems are collected; none ends the parsing early. A key with a wrong value counts as written, so it is not
+//! also reported as missing or as contradicting another key.
 
 use super::file::{Entry, File, entries};
 use super::keys::{self, Naming, SECTIONS, Section};
@@ -19,13 +19,13 @@ use teiji_model::text::quote;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// Most virtual functions: `TotalVFs` of the SR-IOV capability has 16 bits.
+/// The greatest number of virtual functions: `TotalVFs` of the SR-IOV capability has 16 bits.
 const MAX_VFS: u32 = u16::MAX as u32;
 
-/// Reads a policy from its files.
+/// Parses the files of a policy.
 ///
 /// # Errors
-/// Everything that is wrong, in the order of files and lines; never empty.
+/// All problems, in the order of files and lines; never empty.
 pub fn parse(sources: &[Source]) -> Result<Policy, Vec<Problem>> {
     let mut reader = Reader::default();
     let mut files = Vec::new();
@@ -43,19 +43,19 @@ pub fn parse(sources: &[Source]) -> Result<Policy, Vec<Problem>> {
 
 #[derive(Default)]
 struct Reader {
-    /// In the order in which they are first spoken of.
+    /// In the order of their first mention.
     sections: Vec<Layered>,
-    /// Where each is in that list, by its header.
+    /// The index of each section in that list, by the names in its header.
     seen: BTreeMap<String, usize>,
 }
 
-/// A section's table and where it begins.
+/// The table of a section, and where it begins.
 struct Found<'e, 't> {
     /// The names in its header after the section's own word.
     names: Vec<&'e str>,
-    /// Where the last of them is, or the section's word.
+    /// The offset of the last of these names, or of the section's word.
     at: usize,
-    /// Where its header begins, after the bracket.
+    /// The offset of the header, after the bracket.
     header: usize,
     table: &'e DeTable<'t>,
 }
@@ -88,7 +88,7 @@ impl Reader {
         }
         let path: Vec<String> =
             std::iter::once(section.name).chain(found.names.iter().copied()).map(key).collect();
-        // The names whole, as `path` may be cut.
+        // The complete names, as `path` may be truncated.
         let id = format!("{}\n{}", section.name, found.names.join("\n"));
         let path = path.join(".");
         let written = section::read((index, file), section, &path, found.table);
@@ -103,7 +103,7 @@ impl Reader {
         }
     }
 
-    /// What all files together ask for.
+    /// The policy of all files together.
     fn policy(self, files: &mut [File<'_>]) -> Policy {
         let mut policy = Policy::default();
         for Layered { section, names, path, at, header, written } in self.sections {
@@ -138,7 +138,7 @@ impl Reader {
     }
 }
 
-/// Collects the sections below the word of `entry`: one, or one for each name, or for each two names.
+/// Collects the sections below the word of `entry`: one, or one for each name, or one for each pair of names.
 fn find<'e, 't>(
     file: &mut File<'_>,
     section: &'static Section,
@@ -174,7 +174,7 @@ fn find<'e, 't>(
     }
 }
 
-/// `value` as the table that its place asks for.
+/// `value` as a table; a value that is not a table is reported.
 fn table<'e, 't>(
     file: &mut File<'_>,
     section: &Section,
@@ -218,7 +218,7 @@ fn unknown_section(
         Some(right) => format!("did you mean `{right}`?"),
         None => format!("sections are {}", forms()),
     };
-    // Its first mention, and each further header.
+    // Its first mention, and each later header.
     let mut places = vec![file.header(word.span().start, value)];
     places.extend(table.iter().map(|(_, below)| file.header(word.span().start, below)));
     places.sort_unstable();
@@ -232,7 +232,7 @@ fn forms() -> String {
     SECTIONS.iter().map(|s| s.form).collect::<Vec<_>>().join(", ")
 }
 
-/// Why nothing can have these names.
+/// Why nothing can have these names; `None` if they are valid.
 fn wrong_name(naming: Naming, names: &[&str]) -> Option<String> {
     if names.iter().any(|name| name.trim().is_empty()) {
         return Some("the name is empty; write the name between the quotes".to_owned());

@@ -1,13 +1,13 @@
-//! The policy's shape for editors.
+//! The form of a policy for editors.
 //!
-//! A schema cannot say everything that [`parse`](super::parse()) checks (ranges of amounts with units, which class
-//! goes with which key): what parses is valid by the schema, but not the other way round.
+//! A schema cannot express everything that [`parse`](super::parse()) checks (ranges of amounts with units, which class
+//! a key belongs to): text that parses is valid by the schema, but not the other way round.
 
 use super::keys::{Key, Kind, Naming, SECTIONS, Section};
 use serde_json::{Map, Value, json};
 use teiji_model::units::Quantity;
 
-/// A JSON Schema (draft 2020-12) of a policy file: every section and key with its description, nothing else
+/// A JSON Schema (draft 2020-12) of a policy file: every section and key with its description, and nothing else is
 /// allowed. Ends with a newline.
 pub fn schema() -> String {
     let properties: Map<String, Value> = SECTIONS.iter().map(|s| (s.name.to_owned(), section(s))).collect();
@@ -82,7 +82,7 @@ pub(super) const CPUS: &str = r"\s*[0-9]+\s*(-\s*[0-9]+\s*)?(,\s*[0-9]+\s*(-\s*[
 /// Names or numbers of users.
 const USERS: &str = r"\s*[A-Za-z0-9_.$@-]{1,255}\s*(,\s*[A-Za-z0-9_.$@-]{1,255}\s*)*";
 
-/// What [`Quantity::parse`] reads, or one of the words.
+/// The texts that [`Quantity::parse`] accepts, or one of the words.
 pub(super) fn amount(of: &Quantity, or: &[&str]) -> String {
     let units: Vec<&str> = of.units.iter().map(|(name, _)| *name).collect();
     let words: String = or.iter().map(|word| format!("|{word}")).collect();

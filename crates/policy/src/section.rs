@@ -9,23 +9,23 @@ use teiji_model::policy::{At, Line};
 use teiji_model::text::{cut, quote};
 use toml::de::{DeTable, DeValue};
 
-/// Longest name that a nearer one is looked for, bytes.
+/// The longest unknown name for which a similar one is searched, bytes.
 const MAX_WORD: usize = 40;
 
 /// A key that is written in a file.
 pub(super) struct Written {
     pub name: &'static str,
-    /// Which file.
+    /// The index of the file.
     pub file: usize,
-    /// Where in it.
+    /// The offset of the key, bytes.
     pub key: usize,
-    /// Where its value is, and what the line says.
+    /// The text of the line, and the place of its value.
     pub line: Line,
-    /// `None` if it is wrong, which is reported.
+    /// `None` if the value is wrong, which has been reported.
     value: Option<At<Value>>,
 }
 
-/// Reads the keys of `table`, whose header is `path`, in the file of number `index`.
+/// Parses the keys of `table`, whose header is `path`, in the file with this index.
 pub(super) fn read(
     (index, file): (usize, &mut File<'_>),
     section: &'static Section,
@@ -49,7 +49,7 @@ pub(super) fn read(
             file.report(header, message);
             continue;
         };
-        // A value that could not be read has no place of its own, and a table's is its header's.
+        // A value that could not be parsed has no place, and a table has that of its header.
         let start = value.span().start.max(place);
         let line = Line {
             text: format!("{name} = {}", cut(file.written(start..value.span().end))),
@@ -67,17 +67,17 @@ pub(super) fn read(
     written
 }
 
-/// A section's keys that are being made into settings: of each the one that holds.
+/// The keys of a section that hold, while they are turned into a policy.
 pub(super) struct Keys<'f, 't> {
     files: &'f mut [File<'t>],
     section: &'static Section,
-    /// The file that the section is in first, and where it begins there.
+    /// The first file that has the section, and the offset of the section there.
     at: (usize, usize),
     written: BTreeMap<&'static str, Written>,
 }
 
 impl<'f, 't> Keys<'f, 't> {
-    /// The keys of the section `path` that hold; one that is needed and missing is reported.
+    /// The keys that hold in the section `path`; a required key that is missing is reported.
     pub(super) fn new(
         files: &'f mut [File<'t>],
         section: &'static Section,
@@ -95,19 +95,19 @@ impl<'f, 't> Keys<'f, 't> {
         keys
     }
 
-    /// Where a key is written, whether its value is right or not.
+    /// The offset of a key, whether its value is valid or not.
     pub(super) fn key(&self, name: &str) -> Option<usize> {
         debug_assert!(self.section.key(name).is_some(), "{name} is not in the table");
         self.written.get(name).map(|written| written.key)
     }
 
-    /// The value of a key if it is written and right.
+    /// The value of a key, if it is written and valid.
     pub(super) fn value(&self, name: &str) -> Option<At<Value>> {
         debug_assert!(self.section.key(name).is_some(), "{name} is not in the table");
         self.written.get(name)?.value.clone()
     }
 
-    /// The value of a key as what `read` makes of it.
+    /// The value of a key, converted by `read`.
     pub(super) fn get<T>(&self, name: &str, read: impl Fn(Value) -> Option<T>) -> Option<At<T>> {
         let At { value, place } = self.value(name)?;
         Some(At { value: read(value)?, place })
@@ -121,12 +121,12 @@ impl<'f, 't> Keys<'f, 't> {
         })
     }
 
-    /// Whether all keys that were written are known, in whichever file.
+    /// Whether all keys in all files are known.
     pub(super) fn sound(&self) -> bool {
         self.files.iter().all(|file| file.sound)
     }
 
-    /// Notes what is wrong with a key; nothing if it is not written.
+    /// Records a problem of a key; does nothing if the key is not written.
     pub(super) fn report(&mut self, name: &str, message: String) {
         if let Some(at) = self.key(name) {
             let file = self.written.get(name).map_or(self.at.0, |written| written.file);
@@ -134,7 +134,7 @@ impl<'f, 't> Keys<'f, 't> {
         }
     }
 
-    /// A name with the section's place.
+    /// A name, with the section's place.
     pub(super) fn name<T>(&self, name: T) -> At<T> {
         self.files[self.at.0].at(self.at.1, name)
     }
@@ -156,7 +156,7 @@ fn unknown(section: &Section, path: &str, name: &str) -> String {
     format!("unknown key {}; {} has {}", quote(name), section.form, names.join(", "))
 }
 
-/// The word that `name` is most likely meant to be.
+/// The word that `name` was most likely meant to be.
 pub(super) fn nearest<'w>(name: &str, words: impl Iterator<Item = &'w str>) -> Option<&'w str> {
     if name.len() > MAX_WORD {
         return None;

@@ -1,20 +1,20 @@
-//! Places in a file, and names as it writes them.
+//! Places in a file, and names in its form.
 
 use teiji_model::policy::Place;
 use teiji_model::text::cut;
 
-/// A name as a TOML header writes it: bare if it may be, else in quotes.
+/// A name in the form of a TOML header: bare if possible, otherwise in quotes.
 pub(super) fn key(name: &str) -> String {
     let bare = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
     if bare { cut(name) } else { format!("\"{}\"", cut(name)) }
 }
 
-/// Finds lines and columns of a text, each in about the same time wherever it is.
+/// Finds lines and columns in a text, in nearly constant time.
 pub(super) struct Lines<'t> {
     text: &'t str,
     /// Where each line begins, bytes.
     starts: Vec<usize>,
-    /// Characters before each block of [`Lines::BLOCK`] bytes.
+    /// The number of characters before each block of [`Lines::BLOCK`] bytes.
     before: Vec<usize>,
 }
 
@@ -33,30 +33,30 @@ impl<'t> Lines<'t> {
         Lines { text, starts, before }
     }
 
-    /// Characters before `at`.
+    /// The number of characters before byte `at`.
     fn characters(&self, at: usize) -> usize {
         let block = at / Self::BLOCK;
         self.before[block] + characters(&self.text.as_bytes()[block * Self::BLOCK..at])
     }
 
-    /// The line, from 0, that byte `at` is on.
+    /// The line, from 0, that has byte `at`.
     pub(super) fn line(&self, at: usize) -> usize {
         self.starts.partition_point(|start| *start <= at).saturating_sub(1)
     }
 
-    /// Text of a line, from 0; empty after the last.
+    /// The text of a line, from 0; empty after the last.
     pub(super) fn text(&self, line: usize) -> &'t str {
         let Some(start) = self.starts.get(line) else { return "" };
         let end = self.starts.get(line + 1).copied().unwrap_or(self.text.len());
         self.text[*start..end].trim_end_matches(['\r', '\n'])
     }
 
-    /// Where a line, from 0, begins; bytes.
+    /// The offset of a line, from 0; bytes.
     pub(super) fn start(&self, line: usize) -> usize {
         self.starts.get(line).copied().unwrap_or(self.text.len())
     }
 
-    /// How many lines.
+    /// The number of lines.
     pub(super) fn count(&self) -> usize {
         self.starts.len()
     }

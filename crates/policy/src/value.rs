@@ -1,4 +1,4 @@
-//! One value of a policy, by its kind.
+//! One value of a policy, parsed according to its kind.
 
 use super::keys::Kind;
 use std::net::IpAddr;
@@ -8,9 +8,9 @@ use teiji_model::policy::Endpoint;
 use teiji_model::text::{cut, quote};
 use toml::de::DeValue;
 
-/// Longest name of a user, bytes: `LOGIN_NAME_MAX` less the final NUL.
+/// The longest user name, bytes: `LOGIN_NAME_MAX` minus the final NUL.
 const MAX_USER: usize = 255;
-/// Longest name of a network device, bytes: `IFNAMSIZ` less the final NUL (include/uapi/linux/if.h).
+/// The longest name of a network device, bytes: `IFNAMSIZ` minus the final NUL (include/uapi/linux/if.h).
 const MAX_DEVICE: usize = 15;
 
 /// A value that its [`Kind`] allows.
@@ -31,14 +31,14 @@ pub(super) enum Value {
 }
 
 impl Kind {
-    /// Reads a value.
+    /// Parses a value.
     ///
     /// # Errors
-    /// What is wrong and what to write; names are cut, characters not all printable.
+    /// What is wrong and what to write; long names are truncated, and characters may not be printable.
     pub(super) fn read(&self, value: &DeValue<'_>) -> Result<Value, String> {
         if let Kind::Integer { min, max } = self {
             return integer(value, *min, *max)
-                .ok_or_else(|| format!("{} is not one; {}", shown(value), self.cure()))
+                .ok_or_else(|| format!("{} is not a valid value; {}", shown(value), self.cure()))
                 .map(Value::Number);
         }
         let DeValue::String(text) = value else {
@@ -73,7 +73,7 @@ impl Kind {
         }
     }
 
-    /// What to write, as the second half of a message.
+    /// What to write instead, as the second half of a message.
     pub(super) fn cure(&self) -> String {
         match self {
             Kind::Amount { of, min, max, or } => format!(
@@ -111,7 +111,7 @@ fn any_of(words: &[&str]) -> String {
     }
 }
 
-/// A value as a message shows it.
+/// A value in the form in which a message shows it.
 fn shown(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => format!("\"{}\"", cut(text)),
@@ -141,7 +141,7 @@ fn cpus(text: &str) -> Result<CpuSet, String> {
     if set.is_empty() { Err("no CPU is named".to_owned()) } else { Ok(set) }
 }
 
-/// Names or numbers of users, with commas between.
+/// Names or numbers of users, separated by commas.
 fn users(text: &str) -> Option<Vec<String>> {
     let word = |word: &str| {
         let word = word.trim();
@@ -152,8 +152,8 @@ fn users(text: &str) -> Option<Vec<String>> {
     text.split(',').map(word).collect()
 }
 
-/// Reads `10.0.0.2`, `10.0.0.2:5060`, `10.0.1.0/24`, `10.0.1.0/24:5060`, `fd00::2`, `fd00::/64`, `[fd00::2]:5060`
-/// or `[fd00::/64]:5060`.
+/// Parses `10.0.0.2`, `10.0.0.2:5060`, `10.0.1.0/24`, `10.0.1.0/24:5060`, `fd00::2`, `fd00::/64`, `[fd00::2]:5060` or
+/// `[fd00::/64]:5060`.
 fn endpoint(text: &str) -> Result<Endpoint, String> {
     let cure = Kind::Endpoint.cure();
     let not = |what: &str| format!("{} is not {what}; {cure}", quote(text));
@@ -163,7 +163,7 @@ fn endpoint(text: &str) -> Result<Endpoint, String> {
             Some((net, port)) => (net, Some(port.strip_prefix(':').ok_or_else(|| not("an address"))?)),
             None => return Err(not("closed by `]`")),
         },
-        // An IPv6 address has several colons; a port after it needs the brackets.
+        // An IPv6 address has several colons; a port after it requires brackets.
         None if text.matches(':').count() > 1 => (text, None),
         None => text.split_once(':').map_or((text, None), |(net, port)| (net, Some(port))),
     };
@@ -204,7 +204,7 @@ pub(super) fn decimal(text: &str) -> Option<u32> {
     if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
 }
 
-/// Why no device can have such a name: the rules of `dev_valid_name()`, net/core/dev.c.
+/// Why no device can have this name, by the rules of `dev_valid_name()`, net/core/dev.c.
 pub(super) fn wrong_device(name: &str) -> Option<String> {
     if name.len() > MAX_DEVICE {
         return Some(format!(

@@ -102,7 +102,7 @@ fn what_a_host_cannot_keep_is_said_with_its_place() {
         ("[host]\ncpu_latency = \"1us\"\ncpu_latency_cpus = \"7\"\n", ":3:20: ", &["7 is not online"]),
         ("[link.eth9]\nirq_cpus = \"1\"\n", ":1:7: ", &["no link `eth9`"]),
         ("[vm.\"pid:700\"]\nweight = 5\n", ":2:10: ", &["control group", "cgroup"]),
-        ("[vf.eth0.1]\nweight = 2\n", ":1:2: ", &["cannot be kept yet"]),
+        ("[vf.eth0.1]\nweight = 2\n", ":1:2: ", &["is not supported by this version yet"]),
         (
             "[channel.a]\ndeadline = \"3ms\"\nmin_rate = \"1mbit\"\n",
             ":1:10: ",

@@ -1,4 +1,4 @@
-//! The table of keys against everything that is made from it or describes it.
+//! Compares the table of keys with everything that is generated from it or describes it.
 
 use super::super::keys::{Key, Kind, Naming, SECTIONS, Section};
 use super::*;
@@ -16,7 +16,7 @@ fn header(section: &Section) -> &'static str {
     }
 }
 
-/// What has to be written beside a key for it to make sense.
+/// The keys that a key requires.
 fn companions(section: &Section, key: &Key) -> &'static str {
     match (section.name, key.name) {
         ("host", "cpu_latency_cpus") => "cpu_latency = \"any\"\n",
@@ -135,7 +135,7 @@ fn the_schema_has_every_key_and_allows_no_other() {
     }
 }
 
-/// The table of a section as docs/policy.md has it.
+/// The table of a section, in the form of docs/policy.md.
 fn documented(section: &Section) -> String {
     let mut out = format!(
         "## `{}`\n\n{}\n\n| key | value | without it | meaning |\n| --- | --- | --- | --- |\n",

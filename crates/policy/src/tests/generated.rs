@@ -1,11 +1,11 @@
-//! Random policies: written and read back, broken in all ways, and text that never was one.
+//! Random policies: written and parsed again, broken in all ways, and random text.
 
 use super::hostile::decent;
 use super::*;
 use proptest::prelude::*;
 use std::fmt::Write as _;
 
-/// Lines of one section, each with the key first, and what the section then means.
+/// Lines of one section, each with the key first, and the part of the policy that they become.
 #[derive(Clone, Debug)]
 struct Written<T> {
     lines: Vec<String>,
@@ -16,7 +16,7 @@ fn at<T>(value: T) -> At<T> {
     At { value, place: Place::default() }
 }
 
-/// `value` in the unit that `which` chooses among those that divide it.
+/// `value` in one of the units that divide it, chosen by `which`.
 fn amount(of: &units::Quantity, value: u64, which: usize) -> String {
     let fits: Vec<_> = of.units.iter().filter(|(_, factor)| value.is_multiple_of(*factor)).collect();
     match fits.get(which % fits.len().max(1)) {
@@ -111,7 +111,7 @@ prop_compose! {
         match &class {
             Some(Scheduling::Fifo { priority }) => {
                 lines.push("class = \"realtime\"".to_owned());
-                // 10 is what holds if nothing is written.
+                // 10 is the default.
                 lines.extend((*priority != 10).then(|| format!("priority = {priority}")));
             }
             Some(Scheduling::Deadline { runtime, deadline, period }) => {
@@ -211,7 +211,7 @@ prop_compose! {
     }
 }
 
-/// Names of anything, some of them needing quotes and escapes.
+/// Names, some of which need quotes and escapes.
 fn names(pattern: &'static str) -> impl Strategy<Value = Vec<String>> {
     prop::collection::btree_set(pattern, 0..4).prop_map(|names| {
         let names: Vec<String> = names.into_iter().filter(|n| !n.starts_with("pid:")).collect();
@@ -220,7 +220,7 @@ fn names(pattern: &'static str) -> impl Strategy<Value = Vec<String>> {
     })
 }
 
-/// A name as a header has it.
+/// A name in the form of a header.
 fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('\\', "\\\\").replace('"', "\\\""))
 }
@@ -230,7 +230,7 @@ fn put<T>(text: &mut String, header: &str, written: &Written<T>) {
 }
 
 prop_compose! {
-    /// A policy as text and what it means.
+    /// A policy as text, and its meaning.
     fn policy()(
         host in prop::option::of(host()),
         links in names("[a-zA-Z0-9._\"\\\\-]{3,15}").prop_flat_map(|n| n.into_iter().map(|n| link().prop_map(move |w| (n.clone(), w))).collect::<Vec<_>>()),
@@ -267,7 +267,7 @@ prop_compose! {
     }
 }
 
-/// Pieces that a policy is made of, and that break one.
+/// Pieces that policies consist of, and pieces that break them.
 const PIECES: &[&str] = &[
     "[",
     "]",
@@ -349,9 +349,9 @@ proptest! {
         let file = |(at, (text, _)): (usize, (String, Policy))| Source { name: format!("{at}.toml"), text };
         let sources: Vec<Source> = texts.into_iter().enumerate().map(file).collect();
         if let Err(problems) = parse(&sources) {
-            // Each is right by itself: what one says may contradict what another does, and nothing else can be wrong.
+            // Each section is valid on its own, but two of them may contradict each other; nothing else can be wrong.
             let contradicts = |p: &Problem| {
-                ["cannot be kept", "one of `from` and `to`", "goes with", "is longer than"]
+                ["cannot be used", "one of `from` and `to`", "is only valid with", "is longer than"]
                     .iter()
                     .any(|what| p.message.contains(what))
             };

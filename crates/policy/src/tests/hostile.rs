@@ -1,10 +1,10 @@
-//! Files that were made to hurt: long, deep, full of control characters, or wrong in every line.
+//! Files that are meant to do harm: long, deeply nested, full of control characters, or wrong in every line.
 
 use super::*;
 use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// What every answer has to keep to, whatever the text.
+/// What holds for every answer, for any text.
 pub(super) fn decent(text: &str) {
     let Err(problems) = read(text) else { return };
     assert!(!problems.is_empty());
@@ -108,7 +108,7 @@ fn long_quotations_are_cut() {
     }
 }
 
-/// What this thread has used of a CPU.
+/// The CPU time that this thread has used.
 fn cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into()
 }
@@ -152,8 +152,8 @@ fn a_megabyte_of_mistakes_is_read_in_time() {
         assert!(text.len() <= MAX_BYTES);
         let started = cpu_time();
         let _ = read(&text);
-        // Not a measurement: what grows with the square of the length takes minutes. Time for which this thread waited
-        // on a busy machine is not in it.
+        // Not a measurement: an algorithm that is quadratic in the length takes minutes. Time for which this thread
+        // waited on a busy machine does not count.
         let took = cpu_time() - started;
         let begin: String = text.chars().take(40).collect();
         assert!(took < Duration::from_secs(20), "{took:?} for {begin:?}");

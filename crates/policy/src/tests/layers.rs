@@ -1,4 +1,4 @@
-//! Several files that speak of one thing: the last holds, key by key, and it is said what does not.
+//! Several files that set one thing: the last one holds, key by key, and the overridden lines are reported.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn file(name: &str, text: &str) -> Source {
     Source { name: name.into(), text: text.into() }
 }
 
-/// What does not hold, as `section: line (file:line) over …`.
+/// The overridden lines, as `section: line (file:line) over …`.
 fn overridden(policy: &Policy) -> Vec<String> {
     let line = |l: &Line| format!("{} ({}:{})", l.text, l.place.file, l.place.line);
     let one = |o: &Overridden| {
@@ -57,10 +57,10 @@ fn a_class_comes_with_what_belongs_to_it() {
         overridden(&policy),
         ["vm.v: class = \"fair\" (b:2) over class = \"realtime\" (a:2), priority = 20 (a:3)"]
     );
-    // The same class anew: its priority is the default again.
+    // The same class again: its priority is the default again.
     let policy = parse(&[base.clone(), file("b", "[vm.v]\nclass = \"realtime\"\n")]).unwrap();
     assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Fifo { priority: 10 });
-    // A later file may speak of the priority alone; a file after that may do away with both.
+    // A later file may set only the priority; a file after that may discard both.
     let third = file("b", "[vm.v]\npriority = 30\n");
     let policy = parse(&[base.clone(), third.clone()]).unwrap();
     assert_eq!(policy.vms[0].class.as_ref().unwrap().value, Scheduling::Fifo { priority: 30 });
@@ -78,7 +78,7 @@ fn files_together_are_checked_as_one() {
     let said = |files: &[Source]| -> Vec<String> {
         parse(files).unwrap_err().iter().map(Problem::to_string).collect()
     };
-    // What is required may be in any of them.
+    // A required key may be in any of the files.
     let half = file("a", "[channel.c]\ndeadline = \"3ms\"\n");
     assert!(parse(&[half.clone(), file("b", "[channel.c]\nmin_rate = \"2mbit\"\n")]).is_ok());
     assert_eq!(said(std::slice::from_ref(&half)).len(), 1);
@@ -86,20 +86,20 @@ fn files_together_are_checked_as_one() {
         said(&[half, file("b", "[channel.d]\ndeadline = \"3ms\"\n")])[1]
             .starts_with("b:1:10: [channel.d] needs")
     );
-    // What contradicts each other is told where the later line is.
+    // A contradiction is reported at the later line.
     let deadline = "[vm.v]\nclass = \"deadline\"\nruntime = \"2ms\"\nperiod = \"10ms\"\n";
     let problems = said(&[file("a", deadline), file("b", "[vm.v]\nvcpu_cpus = \"2\"\n")]);
     assert_eq!(problems.len(), 1);
-    assert!(problems[0].starts_with("b:2:1: `vcpu_cpus` cannot be kept with class"), "{problems:?}");
-    // Each file has to be right, also where another line holds.
+    assert!(problems[0].starts_with("b:2:1: `vcpu_cpus` cannot be used with class"), "{problems:?}");
+    // Each file has to be valid, even where another file's line holds.
     let problems = said(&[file("a", "[vm.v]\nweight = 0\n"), file("b", "[vm.v]\nweight = 1\nweigth = 2\n")]);
     assert_eq!(problems.len(), 2);
     assert!(problems[0].starts_with("a:2:10: ") && problems[1].starts_with("b:3:1: unknown key `weigth`"));
-    // Within one file TOML itself forbids it.
+    // Within one file, TOML itself forbids it.
     assert!(said(&[file("a", "[vm.v]\nweight = 1\n[vm.v]\nweight = 2\n")])[0].contains("is written twice"));
 }
 
-/// A file that cannot be read to its end may have what is missed in another.
+/// A file that cannot be parsed completely may have a key that is missing in another.
 #[test]
 fn what_a_broken_file_may_have_said_is_not_missed_in_another() {
     let problems = parse(&[
@@ -118,7 +118,7 @@ fn the_same_line_twice_is_no_news() {
     assert_eq!(overridden(&policy), Vec::<String>::new());
 }
 
-/// Keys that set resources as they are know of layers no less than others.
+/// Layers apply to keys that set resources to the value written, too.
 #[test]
 fn keys_that_set_resources_as_they_are_come_from_the_last_file() {
     let policy = parse(&[

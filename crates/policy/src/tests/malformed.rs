@@ -1,8 +1,8 @@
-//! Policies that are wrong, each with every place and a phrase of every cure.
+//! Wrong policies, each with all places of its problems and a phrase of each message.
 
 use super::*;
 
-/// A policy and all that is said about it, in order: line, column, phrase.
+/// A policy and all of its problems, in order: line, column, phrase.
 type Case = (&'static str, &'static [(usize, usize, &'static str)]);
 
 fn check(cases: &[Case]) {
@@ -58,13 +58,13 @@ fn what_is_not_kept_or_kept_elsewhere() {
     check(&[
         ("[vm.a]\nhalt_poll = \"adaptive\"", &[(2, 1, "`halt_poll` is host-wide; write it in [host]")]),
         ("[vm.a]\ncpu_latency = \"1us\"", &[(2, 1, "write it in [host]")]),
-        ("[vm.a]\nnuma = \"auto\"", &[(2, 1, "`numa` cannot be kept yet by this version")]),
+        ("[vm.a]\nnuma = \"auto\"", &[(2, 1, "`numa` is not supported by this version yet")]),
         (
             CHANNEL,
             &[
-                (4, 1, "`mark` cannot be kept yet by this version"),
-                (5, 1, "`dscp` cannot be kept yet by this version"),
-                (6, 1, "`on_miss` cannot be kept yet by this version"),
+                (4, 1, "`mark` is not supported by this version yet"),
+                (5, 1, "`dscp` is not supported by this version yet"),
+                (6, 1, "`on_miss` is not supported by this version yet"),
             ],
         ),
     ]);
@@ -105,7 +105,7 @@ fn values() {
                 "out of range; write a time with its unit and in quotes, as in \"3ms\", from 1us to 2147.483646s, or \"any\" or \"none\"",
             )],
         ),
-        ("[host]\ncpu_latency_cpus = \"1\"", &[(2, 1, "where `cpu_latency` holds, which is missing")]),
+        ("[host]\ncpu_latency_cpus = \"1\"", &[(2, 1, "needs `cpu_latency`, which is missing")]),
         (
             "[link.e]\nirq_cpus = \"\"",
             &[(2, 12, "no CPU is named; write a list of CPUs in quotes, as in \"0-3,8\"")],
@@ -134,11 +134,11 @@ fn values() {
         ("[vm.a]\nweight = \"100\"", &[(2, 10, "write a whole number without quotes, from 1 to 10000")]),
         (
             "[vm.a]\nweight = 0",
-            &[(2, 10, "`0` is not one; write a whole number without quotes, from 1 to 10000")],
+            &[(2, 10, "`0` is not a valid value; write a whole number without quotes, from 1 to 10000")],
         ),
         ("[vm.a]\nweight = -1", &[(2, 10, "from 1 to 10000")]),
         ("[vm.a]\nweight = 99999999999999999999999", &[(2, 10, "from 1 to 10000")]),
-        ("[vm.a]\nweight = 1.5", &[(2, 10, "`1.5` is not one")]),
+        ("[vm.a]\nweight = 1.5", &[(2, 10, "`1.5` is not a valid value")]),
         ("[vm.a]\nquota = \"0%\"", &[(2, 9, "from 0.1% to 819200%, or \"none\"")]),
         ("[vm.a]\nquota = \"0.05%\"", &[(2, 9, "finer than 0.1%")]),
         ("[vm.a]\nquota = 1979-05-27", &[(2, 9, "a date or time is not text in quotes; write a percentage")]),
@@ -157,7 +157,7 @@ fn channels() {
         ("link = \"a/b\"", 8, "no device can be called `a/b`"),
         ("link = \"1234567890123456\"", 8, "longer than the 15 bytes of a device's name"),
         ("link = 3", 8, "`3` is not text in quotes; write the name of a device in quotes, as in \"eth0\""),
-        ("dscp = \"EF\"", 1, "`dscp` cannot be kept yet by this version"),
+        ("dscp = \"EF\"", 1, "`dscp` is not supported by this version yet"),
         ("burst = \"3kbit\"", 9, "`kbit` is not a unit of size; write a size with its unit, as in 3kb"),
         ("proto = \"sctp\"", 9, "write \"udp\" or \"tcp\""),
         (
@@ -194,11 +194,11 @@ fn channels() {
 #[test]
 fn contradictions() {
     check(&[
-        ("[vm.a]\npriority = 3", &[(2, 1, "`priority` goes with class = \"realtime\" only; write that")]),
+        ("[vm.a]\npriority = 3", &[(2, 1, "`priority` is only valid with class = \"realtime\"; write that")]),
         ("[vm.a]\nclass = \"fair\"\npriority = 3", &[(3, 1, "or take `priority` out")]),
         (
             "[vm.a]\nclass = \"realtime\"\nperiod = \"9ms\"",
-            &[(3, 1, "`period` goes with class = \"deadline\" only")],
+            &[(3, 1, "`period` is only valid with class = \"deadline\"")],
         ),
         (
             "[vm.a]\nruntime = \"1ms\"\nperiod = \"9ms\"",
@@ -224,10 +224,7 @@ fn contradictions() {
         ("[vm.a]\nclass = \"deadline\"\nruntime = \"1us\"\nperiod = \"5ms\"", &[(3, 11, "from 1.024us")]),
         (
             "[vm.a]\nclass = \"deadline\"\nruntime = \"1ms\"\nperiod = \"5ms\"\nvcpu_cpus = \"1\"\nworker_cpus = \"2\"",
-            &[
-                (5, 1, "Linux does not pin such threads"),
-                (6, 1, "take it out, or write class = \"realtime\""),
-            ],
+            &[(5, 1, "Linux does not pin such threads"), (6, 1, "remove it, or write class = \"realtime\"")],
         ),
     ]);
 }
@@ -260,7 +257,7 @@ fn what_is_not_toml() {
             "[vm.a]\nweight = 1\n[vm.a]\nquota = 1",
             &[(3, 5, "the section `a` is written twice; keep one"), (4, 9, "percentage")],
         ),
-        ("vm = 3\n[vm.a]", &[(1, 1, "is not a section"), (2, 2, "take one of the two out")]),
+        ("vm = 3\n[vm.a]", &[(1, 1, "is not a section"), (2, 2, "remove one of the two")]),
         ("= 3\n", &[(1, 1, "keys cannot be empty")]),
         ("é = 3\n", &[(1, 1, "invalid unquoted key")]),
         (
@@ -281,6 +278,6 @@ fn all_that_is_wrong_is_said_in_order() {
     let text = "[vf.e.0]\nweight = 0\n[vm.a]\nclass = slow\nwight = 1\n[host]\nhalt_poll = \"1h\"\n[vm.b]\npriority = 1\n";
     let problems = read(text).unwrap_err();
     let lines: Vec<usize> = problems.iter().map(|p| p.place.line).collect();
-    // The priority could belong to a class on a line that was not understood: nothing is said of it.
+    // The priority could belong to a class on the line that was not understood, so it is not reported.
     assert_eq!(lines, [2, 4, 5, 7], "{problems:#?}");
 }

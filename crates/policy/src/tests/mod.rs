@@ -1,5 +1,5 @@
-//! Tests of the policy: what is wrong and where, what is right and what it means, and that the table of keys, the
-//! schema and docs/policy.md say the same.
+//! Tests of the policy: problems and their places, the meaning of valid policies, and that the table of keys, the
+//! schema and docs/policy.md agree.
 
 mod agreement;
 mod generated;
@@ -14,12 +14,12 @@ use teiji_model::policy::*;
 use teiji_model::resource::{Latency, Scheduling};
 use teiji_model::units;
 
-/// Reads one file, `p.toml`.
+/// Parses one file, `p.toml`.
 fn read(text: &str) -> Result<Policy, Vec<Problem>> {
     parse(&[Source { name: "p.toml".into(), text: text.into() }])
 }
 
-/// A policy as text without the places in it, for comparing what two mean.
+/// A policy as text without its places, to compare the meaning of two.
 fn meaning(policy: &Policy) -> String {
     let text = format!("{policy:?}");
     let mut parts = text.split(", place: Place {");
