@@ -1,5 +1,5 @@
-//! How long an admission takes: 1,000 channels that fit, 1,000 that do not by a byte each, so that a refusal finds many
-//! remedies and has to compare them, and 1,000 that do not by far.
+//! The time of an admission: 1,000 channels that fit; 1,000 that do not fit by one byte each, so that a refusal finds
+//! many remedies and has to compare them; and 1,000 that are far from fitting.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -15,7 +15,7 @@ const LINK: Link = Link {
     slack: Auto::Auto,
 };
 
-/// Deadlines from 4 to 24 ms, all different, in no order.
+/// Deadlines from 4 to 24 ms, all different, unordered.
 fn channels(burst: u64) -> Vec<Channel> {
     (0..1000_u64)
         .map(|i| Channel {
@@ -30,7 +30,7 @@ fn channels(burst: u64) -> Vec<Channel> {
 
 fn admission(c: &mut Criterion) {
     let (fit, far) = (channels(3_076), channels(20_000));
-    // A byte more for each than they may have.
+    // One byte more for each than is admitted.
     let near = (3_076..20_000).map(channels).find(|c| admit(&LINK, c).is_err()).unwrap_or_default();
     for refused in [&near, &far] {
         assert!(matches!(admit(&LINK, refused), Err(Denied::Refused(_))));

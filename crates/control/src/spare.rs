@@ -1,25 +1,25 @@
-//! Whether real-time threads leave the host a CPU, and each other: the rules that a plan refuses by and a suggestion
-//! pins by.
+//! Whether real-time threads leave a CPU to the host and to each other: the plan refuses by these rules, and
+//! suggestions pin threads by them.
 //!
-//! `SCHED_FIFO` and `SCHED_RR` threads run as long as they like (sched(7)). Each can hold one CPU, and only one that it
-//! may run on: `n` of them take at most `n` CPUs, out of those that any of them may run on.
+//! `SCHED_FIFO` and `SCHED_RR` threads run as long as they like (sched(7)). Each uses at most one CPU, and only one
+//! that it may run on: `n` of them use at most `n` CPUs, out of those that any of them may run on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::cpus::CpuSet;
 use teiji_model::resource::Scheduling;
 
-/// Whether such a thread runs as long as it likes.
+/// Whether a thread with this scheduling may run as long as it likes.
 pub(crate) fn unbounded(scheduling: &Scheduling) -> bool {
     matches!(scheduling, Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. })
 }
 
-/// The online CPUs that any of these threads, given by the CPUs they may run on, may take.
+/// The online CPUs that any of these threads may use; each thread is given by the CPUs that it may run on.
 pub(crate) fn reach<'a>(threads: impl IntoIterator<Item = &'a CpuSet>, online: &CpuSet) -> CpuSet {
     let all: CpuSet = threads.into_iter().flat_map(CpuSet::iter).collect();
     all.iter().filter(|cpu| online.contains(*cpu)).collect()
 }
 
-/// Whether unbounded threads, given by the CPUs they may run on, could take every online CPU at once.
+/// Whether unbounded threads, given by the CPUs that they may run on, could use every online CPU at once.
 pub(crate) fn none_left(threads: &[&CpuSet], online: &CpuSet) -> bool {
     threads.len().min(reach(threads.iter().copied(), online).len()) >= online.len()
 }
@@ -29,19 +29,19 @@ pub(crate) fn one_each(threads: &[CpuSet]) -> bool {
     at_once(threads) == threads.len()
 }
 
-/// Whether threads that may run on these CPUs can hold all of `cpus` at once.
+/// Whether threads that may run on these CPUs can use all of `cpus` at once.
 pub(crate) fn all_taken(threads: &[CpuSet], cpus: &CpuSet) -> bool {
     threads.len() >= cpus.len() && at_once(threads) >= cpus.len()
 }
 
-/// How many of these threads can run at once, each on a CPU of its own that it may run on: the size of the greatest
-/// matching, found by augmenting paths.
+/// How many of these threads can run at once, each on its own CPU out of those that it may run on: the size of the
+/// maximum matching, found by augmenting paths.
 fn at_once(threads: &[CpuSet]) -> usize {
     let mut runs: BTreeMap<u32, usize> = BTreeMap::new();
     (0..threads.len()).filter(|thread| place(*thread, threads, &mut runs, &mut BTreeSet::new())).count()
 }
 
-/// Finds a CPU for a thread, moving others if need be.
+/// Finds a CPU for a thread; moves others if necessary.
 fn place(
     thread: usize,
     threads: &[CpuSet],
@@ -73,7 +73,7 @@ mod tests {
         let sets = |all: &[&[u32]]| -> Vec<CpuSet> {
             all.iter().map(|cpus| cpus.iter().copied().collect()).collect()
         };
-        // The second has to move for the third, and the first for it.
+        // The second has to move for the third, and the first for the second.
         assert!(one_each(&sets(&[&[0, 1], &[0, 2], &[0]])));
         assert!(!one_each(&sets(&[&[0, 1], &[0, 1], &[0]])) && !one_each(&sets(&[&[]])) && one_each(&[]));
         let two = CpuSet::from_iter([0, 1]);

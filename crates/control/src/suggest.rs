@@ -1,19 +1,19 @@
 //! The policy lines that a trace's findings call for.
 //!
 //! ```text
-//! Report ──► findings, each with its remedy ── realtime, host: what this host bears ──► lines and comments ──► TOML
+//! Report ──► findings, each with its remedy ── realtime, host: what is possible here ──► lines and comments ──► TOML
 //! ```
-//! Which remedy belongs to which cause is the findings' own ([`teiji_model::finding`]); here it is fitted to the host.
+//! The findings have the remedy of each cause ([`teiji_model::finding`]); this module fits it to the host.
 //!
-//! A suggestion is a policy: [`Suggestion`] prints as TOML that `policy::parse` takes and that `plan` takes on the host
-//! that was observed. What would help and cannot be had there, and what no key of a policy helps, is a comment that says
-//! so. Without an observed host it is not known what fits; the plan will tell.
+//! A suggestion is a policy: [`Suggestion`] prints as TOML that `policy::parse` accepts and that `plan` accepts on the
+//! observed host. Comments say what would help but is not possible there, and which causes no key of a policy can
+//! change. Without an observed host it is not known what is possible; the plan will tell.
 //!
 //! | module | decides |
 //! | --- | --- |
 //! | `realtime` | which VMs can be real-time together, and on which CPUs |
-//! | `host` | whether polling is new to this host, and which CPUs should stay awake |
-//! | `section` | by which name a VM's section goes |
+//! | `host` | whether this host already polls, and which CPUs should stay in shallow idle states |
+//! | `section` | the name of a VM's section |
 //! | `write` | names and comments as TOML |
 
 mod host;
@@ -32,15 +32,15 @@ use teiji_model::report::{Report, VmReport};
 use teiji_model::stage::Actor;
 use teiji_model::text::percent;
 
-/// VMs that a comment names; more are counted.
+/// How many VMs a comment names; further VMs are counted.
 const NAMED: usize = 4;
-/// Characters of a verdict's headline that a comment repeats.
+/// How many characters of a verdict's headline a comment repeats.
 const HEADLINE: usize = 600;
 
-/// What would help. Prints as a policy; everything in it is safe to print.
+/// What would help. Displays as a policy; everything in it is safe to print.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suggestion {
-    /// What it is, for the head of the file: sentences.
+    /// What it is, as sentences for the head of the file.
     pub about: Vec<String>,
     /// Lines of `[host]`.
     pub host: Vec<Line>,
@@ -53,13 +53,13 @@ pub struct Suggestion {
 pub struct Advice {
     /// The VM and its verdict: a sentence.
     pub about: String,
-    /// Its header, as `[vm.sip1]`; empty without `lines`.
+    /// Its header, such as `[vm.sip1]`; empty without `lines`.
     pub header: String,
-    /// Lines below that.
+    /// The lines below the header.
     pub lines: Vec<Line>,
-    /// Keys of [`Suggestion::host`] that this VM calls for.
+    /// The keys of [`Suggestion::host`] that this VM needs.
     pub host: Vec<String>,
-    /// What to know besides: a sentence for each cause.
+    /// Further notes: one sentence for each cause.
     pub notes: Vec<String>,
 }
 
@@ -89,7 +89,7 @@ impl Line {
     }
 }
 
-/// What would help the VMs of a report, on the host as it was observed, if it was.
+/// What would help the VMs of a report, on the observed host if there is one.
 ///
 /// Pure: the same arguments give the same suggestion.
 pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
@@ -117,7 +117,7 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
             let note = match change {
                 Change::Realtime { .. } => match (&sections[i], &classes[i]) {
                     (Ok(section), Some(Ok(class))) => {
-                        // Both kinds of threads may wait; the lines are the same.
+                        // Both kinds of threads may wait for a CPU; the lines are the same.
                         if advice.lines.is_empty() {
                             advice.header = format!("[vm.{}]", section.key);
                             advice.lines = lines(class, Line::of(change, &remedy.text));
@@ -165,7 +165,7 @@ fn about(report: &Report, observed: Option<&Observed>) -> Vec<String> {
     let on = shown(&report.meta.host);
     let mut about = vec![
         format!("What would help, by a trace of {flow} on {on}. See what it would change: teiji plan FILE"),
-        "This is a whole policy: what another one has changed goes back when this is applied in its place."
+        "This is a complete policy: applying it in place of another one undoes the changes of that one."
             .to_owned(),
     ];
     if observed.is_none() {
@@ -180,7 +180,7 @@ fn headline(vm: &VmReport) -> String {
 }
 
 impl Advice {
-    /// Says something about a finding, once.
+    /// Adds a note about a finding; the same text is not repeated.
     fn note(&mut self, finding: &Finding, note: String) {
         let told = self.notes.iter().any(|earlier| earlier.ends_with(&note));
         let note = if told { "as above".to_owned() } else { note };
@@ -188,7 +188,7 @@ impl Advice {
     }
 }
 
-/// Where a cause is seen: its greatest part, and what else counts.
+/// Where a cause is seen: its largest part, and the other parts that count.
 fn places(finding: &Finding) -> String {
     let some = finding.evidence.iter().enumerate().filter(|(i, e)| *i == 0 || e.counts());
     some.map(|(_, e)| place(e)).collect::<Vec<_>>().join("; ")
@@ -204,7 +204,7 @@ fn place(e: &Evidence) -> String {
     text + &format!(" ({time} of the time, {fluctuation} of the fluctuation)")
 }
 
-/// Which VMs get a class; `None` for one that does not call for it, or that has no section.
+/// Which VMs get a class; `None` for a VM that does not need one, or that has no section.
 fn classes(
     report: &Report,
     sections: &[Result<section::Section<'_>, &'static str>],
@@ -254,14 +254,14 @@ fn lines(class: &Class, first: Line) -> Vec<Line> {
     lines
 }
 
-/// What a class does not mend, or may make worse.
+/// What a class does not improve, or may make worse.
 fn doubts(report: &Report, vm: &VmReport, class: &Class) -> Vec<String> {
     let mut doubts = Vec::new();
     if let Some((threads, cpus)) = class.crowded {
         let noun = if cpus == 1 { "CPU" } else { "CPUs" };
         doubts.push(format!(
-            "its {threads} real-time threads share {cpus} {noun}: one that never sleeps keeps the others waiting; give \
-             it more CPUs or fewer vCPUs if the guest is busy"
+            "its {threads} real-time threads share {cpus} {noun}: one that never sleeps keeps the others waiting; \
+             give it more CPUs or fewer vCPUs if the guest is busy"
         ));
     }
     let own = report.meta.vms.iter().filter(|v| v.pid == vm.pid);
@@ -272,20 +272,20 @@ fn doubts(report: &Report, vm: &VmReport, class: &Class) -> Vec<String> {
     };
     if let Some(share) = vm.findings.iter().map(of_own).find(|share| *share >= MUCH) {
         doubts.push(format!(
-            "{} of the waits were behind threads of its own, which a class does not part: give them different CPUs \
-             (vcpu_cpus, worker_cpus)",
+            "{} of the waits were caused by threads of its own, which a class does not change: give them different \
+             CPUs (vcpu_cpus, worker_cpus)",
             percent(share)
         ));
     }
     doubts
 }
 
-/// What the VMs ask of the host together.
+/// What all VMs together need of the host.
 #[derive(Default)]
 struct Needs {
-    /// The longest, ns, and who asks.
+    /// The longest polling, ns, and the VMs that need it.
     poll: Option<(u64, Change, Vec<String>)>,
-    /// The shallowest, µs, the CPUs, `None` inside for all, and who asks.
+    /// The shortest wake-up latency, µs, its CPUs (inner `None` for all), and the VMs that need it.
     awake: Option<(u32, Change, Option<CpuSet>, Vec<String>)>,
 }
 
@@ -312,8 +312,8 @@ impl Needs {
         let mut lines = Vec::new();
         if let Some((ns, change, who)) = self.poll {
             let comment = format!(
-                "for {}: a vCPU that halts is polled for that long, so that a request finds it awake. Costs: up to {} \
-                 of a CPU's time at each halt of every VM's vCPUs",
+                "for {}: KVM polls for that long before it lets a halted vCPU sleep, so that a request finds it \
+                 awake. Costs: up to {} of CPU time at each halt of every VM's vCPUs",
                 names(&who),
                 time(ns)
             );
@@ -321,8 +321,9 @@ impl Needs {
         }
         if let Some((_, change, cpus, who)) = self.awake {
             let comment = format!(
-                "for {}: idle CPUs stay where a vhost worker wakes up at once. Helps only if they sleep deeper now \
-                 (cpupower idle-info). Costs: power, and boost of the other CPUs; \"none\" costs most",
+                "for {}: idle CPUs stay in shallow idle states, so a vhost worker wakes up at once. Helps only if \
+                 they use deeper ones now (cpupower idle-info). Costs: power, and the boost of other CPUs; \"none\" \
+                 costs most",
                 names(&who)
             );
             lines.push(Line::of(&change, comment));
@@ -343,8 +344,8 @@ fn names(who: &[String]) -> String {
 }
 
 impl Suggestion {
-    /// What would help a VM, as lines of a policy with comments; without its verdict. `[host]` is all that the VM calls
-    /// for there.
+    /// What would help a VM, as lines of a policy with comments; without its verdict. The part of `[host]` is what this
+    /// VM needs there.
     pub fn of(&self, advice: &Advice) -> Vec<String> {
         let host = self.host.iter().filter(|line| {
             advice
@@ -358,7 +359,7 @@ impl Suggestion {
         out
     }
 
-    /// All of it, with comments or without.
+    /// All of it, with or without comments.
     fn text(&self, comments: bool) -> String {
         let mut blocks = Vec::new();
         let about = self.about.iter().flat_map(|a| write::comment(a)).collect();
@@ -398,7 +399,7 @@ fn table<'a>(header: &str, lines: impl Iterator<Item = &'a Line>, comments: bool
 }
 
 impl fmt::Display for Suggestion {
-    /// The policy. Without most of its comments if it would be longer than a policy may be: hundreds of VMs.
+    /// The policy. Without most of its comments if it would be longer than a policy may be, as for hundreds of VMs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.text(true);
         f.write_str(&if text.len() > MAX_BYTES { self.text(false) } else { text })

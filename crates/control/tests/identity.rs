@@ -1,4 +1,4 @@
-//! Processes that call themselves like a VM: they are not meant, and change nothing for the one that is.
+//! Processes that use the name of a VM: a section does not mean them, and they change nothing for the real VM.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -51,20 +51,20 @@ fn a_name_that_nobody_vouches_for_is_refused_unless_its_user_is_allowed() {
     for part in ["calls itself `web`", "pid 200, user eve", "vm_users", "[vm.\"pid:"] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
-    // By its process id it is meant all the same.
+    // Its process id means it nevertheless.
     assert_eq!(plan(&policy("pid:200"), &observed, &Held::default()).unwrap().steps.len(), 1);
     for users in ["eve", "1000"] {
         let host = HostPolicy { vm_users: Some(at(vec![users.to_owned()], 9)), ..HostPolicy::default() };
         let allowed = Policy { host, ..policy("web") };
         assert_eq!(plan(&allowed, &observed, &Held::default()).unwrap().steps.len(), 1);
-        // The list is all: root's VM is then no longer one of them.
+        // The list is complete: root's VM is then no longer trusted.
         assert!(refusal(&Policy { vms: policy("sip1").vms, ..allowed }, &observed).contains("user root"));
     }
-    // libvirt's word counts whoever's process it is.
+    // libvirt's confirmation counts, whatever the user of the process.
     let mut known = impostor("web", 200);
     known.identity.named_by = NamedBy::Libvirt;
     assert_eq!(plan(&policy("web"), &with(vec![known]), &Held::default()).unwrap().steps.len(), 1);
-    // Nor is it listed among those that there are.
+    // Nor is it listed among those that exist.
     let text = refusal(&policy("webb"), &observed);
     assert!(text.contains("there is `sip1`") && !text.contains("`web`"), "{text}");
 }
@@ -86,7 +86,7 @@ fn names_of_users_reach_no_terminal() {
 }
 
 prop_compose! {
-    /// A process that may call itself like any VM of [`any_host`], with real-time threads on any CPUs, and a manager.
+    /// A process that may have the name of any VM of [`any_host`], with real-time threads on any CPUs, and a manager.
     fn any_impostor()(
         name in prop::sample::select(vec!["vm0", "vm1", "vm2", "pid:300", "x"]),
         uid in prop::option::of(1000..1003u32),
@@ -129,7 +129,7 @@ proptest! {
                 prop_assert_eq!(alone, beside);
             }
             (Err(alone), Err(beside)) => {
-                // That there is such a process may be said instead of there being none.
+                // The message may say that there is such a process, instead of that there is none.
                 let places = |all: &[teiji_model::policy::Problem]| -> Vec<_> {
                     all.iter().map(|p| p.place.clone()).collect()
                 };

@@ -1,4 +1,4 @@
-//! What a plan is, and why there is none.
+//! What a plan contains, and why there is none.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -30,7 +30,7 @@ fn vms(vms: Vec<VmPolicy>) -> Policy {
     Policy { vms, ..Policy::default() }
 }
 
-/// Four CPUs, `sip1` (pid 100; vCPUs 101, 102; worker 103) in a group of its own.
+/// Four CPUs, and `sip1` (pid 100; vCPUs 101, 102; worker 103) in its own control group.
 fn one() -> Observed {
     let link = common::nic("eth0", vec![30, 31]);
     host("0-3", vec![vm("sip1", 100, 2, 1, Some("/machine.slice/sip1.scope"), false)], vec![link])
@@ -106,7 +106,7 @@ fn everything_at_once_in_the_right_order() {
     let told: Vec<_> =
         plan.steps.iter().map(|s| (s.whose.as_str(), s.reason.as_str(), s.cost.as_str())).collect();
     assert_eq!(told[2].1, "host.halt_poll");
-    assert!(told[2].2.contains("up to 50.0 µs of a CPU's time per idle vCPU"), "{}", told[2].2);
+    assert!(told[2].2.contains("up to 50.0 µs of CPU time per idle vCPU"), "{}", told[2].2);
     assert!(told[1].2.contains("power"));
     assert!(told[5].2.contains("throttled"), "{}", told[5].2);
     assert_eq!((told[6].0, told[6].1), ("vCPU 0 of sip1", "vm.sip1.vcpu_cpus"));
@@ -119,7 +119,7 @@ fn a_group_of_its_own_is_used_as_it_is() {
     let policy = vms(vec![VmPolicy { quota: Some(at(None, 2)), weight: Some(at(7, 3)), ..section("sip1") }]);
     let plan = ok(&policy, &one(), &Held::default());
     assert_eq!(settings(&plan), ["cpu.weight of /machine.slice/sip1.scope: 100 -> 7"]);
-    // Once it has been moved it stays so, held or not.
+    // Once it has been moved, it stays there, held or not.
     let mut moved = host("0-3", vec![vm("sip1", 100, 2, 1, Some("/teiji/vm-100"), false)], Vec::new());
     moved.settings.insert(Resource::GroupWeight(own_group(100)), Value::Weight(7));
     let move_hold = hold(Value::Group("/user.slice".into()), Value::Group(own_group(100)));
@@ -143,9 +143,9 @@ fn what_nothing_wants_any_more_goes_back_first_but_into_real_time() {
         let original = observed.settings.insert(setting.clone(), value.clone()).unwrap();
         holds.push((setting, hold(original, value)));
     }
-    // Was FIFO before teiji made it default: goes back last of all.
+    // It was FIFO before teiji set the default: it returns last of all.
     holds[2].1.original = Value::Scheduling(FIFO);
-    // Its task is gone.
+    // Its task has ended.
     holds.push((Resource::ThreadCpus(task(9)), hold(Value::Cpus(cpus("0")), Value::Cpus(cpus("1")))));
     let policy = Policy {
         host: teiji_model::policy::HostPolicy { halt_poll: Some(at(0, 2)), ..Default::default() },
@@ -195,12 +195,12 @@ fn changes_of_others_are_told() {
     let plan = ok(&policy, &observed, &held);
     assert!(plan.steps.is_empty());
     assert!(plan.warnings[0].contains("was changed by someone else from 50.0 µs to 7 ns"), "{plan:?}");
-    // Still wanted: made so again.
+    // Still wanted: set again.
     policy.host.halt_poll = Some(at(50_000, 2));
     let plan = ok(&policy, &observed, &held);
     assert_eq!(settings(&plan), ["kvm.halt_poll_ns: 7 ns -> 50.0 µs"]);
     assert!(plan.warnings[0].contains("was changed by someone else from 50.0 µs to 7 ns"), "{plan:?}");
-    // What another has put back is no matter.
+    // A setting that somebody else has restored does not matter.
     observed.settings.insert(Resource::HaltPoll, Value::Nanoseconds(200_000));
     assert_eq!(ok(&Policy::default(), &observed, &held), Plan::default());
 }
@@ -239,7 +239,7 @@ fn names_that_mean_no_vm_or_several() {
     says(&text, &["`pid:2` and `sip1` (p.toml:1:1) are the same VM (pid 2)"]);
     let text = problems(&vms(vec![section("x\n")]), &host("0", Vec::new(), Vec::new()));
     says(&text, &["`x\\n`; this host has no VM"]);
-    // A VM may call itself what it likes.
+    // A VM may choose any name.
     let liar = host("0-3", vec![named("pid:2", 1), named("sip1", 2)], Vec::new());
     let pin = VmPolicy { vcpu_cpus: Some(at(cpus("0"), 2)), ..section("pid:2") };
     assert_eq!(settings(&ok(&vms(vec![pin]), &liar, &Held::default())), ["CPUs of thread 3: 0-3 -> 0"]);
@@ -266,10 +266,10 @@ fn what_the_host_does_not_have() {
         &[
             "p.toml:2:1: CPUs 4-5 are not online; online are 0-3",
             "p.toml:3:1: no CPU is named",
-            "p.toml:4:1: the kernel takes no quota below 1 %",
-            "p.toml:5:1: kvm.halt_poll_ns (the host) cannot be read, so it could not be put back: kvm is not loaded",
+            "p.toml:4:1: the kernel accepts no quota below 1 %",
+            "p.toml:5:1: kvm.halt_poll_ns (the host) cannot be read, so it could not be restored: kvm is not loaded",
             "p.toml:6:1: there is no link `eth1`; there is `eth0`",
-            "p.toml:14:1: `vf.eth0.3` cannot be kept yet",
+            "p.toml:14:1: `vf.eth0.3` is not supported by this version yet",
         ],
     );
     assert_eq!(text.lines().count(), 6, "{text}");
@@ -308,7 +308,7 @@ fn packets_of_links_and_taps_are_steered() {
     let told: Vec<_> = plan.steps.iter().map(|s| (s.whose.as_str(), s.reason.as_str())).collect();
     assert_eq!((told[0], told[2]), (("eth0", "link.eth0.rps_cpus"), ("sip1", "vm.sip1.rps_cpus")));
     assert!(plan.steps[0].cost.contains("interrupt between CPUs"));
-    // Back where it was, once no line asks for it.
+    // Back to the original value, once no line asks for it.
     let (mut now, mut held) = (observed.settings.values(), Held::default());
     carried_out(&plan, &mut now, &mut held);
     let back = ok(&Policy::default(), &observe_again(&observed, &now), &held);
@@ -346,7 +346,7 @@ fn the_governor_is_that_of_every_frequency_policy() {
     assert_eq!(plan.warnings, ["`host.governor` has no effect: the host has nothing that it sets"]);
 }
 
-/// A policy as its file says it.
+/// A policy, parsed from its text.
 fn parsed(text: &str) -> Policy {
     let source = Source { name: "p.toml".into(), text: text.into() };
     teiji_policy::parse(&[source]).unwrap()
@@ -393,7 +393,7 @@ fn real_time_threads_leave_the_host_alive() {
     );
     assert!(plan(&wish(FIFO, Some("1-2"), None), &small, &Held::default()).is_err());
     assert!(plan(&wish(FIFO, Some("1-2"), Some("1")), &small, &Held::default()).is_ok());
-    // Those that are real-time already count as well.
+    // Threads that are real-time already count, too.
     let mut two =
         host("0-2", vec![vm("sip1", 100, 2, 0, None, false), vm("b", 200, 1, 0, None, false)], Vec::new());
     assert!(plan(&wish(FIFO, None, None), &two, &Held::default()).is_ok());
@@ -417,9 +417,13 @@ fn deadline_threads_fit_the_cpus() {
     let text = problems(&wish(10), &observed);
     says(
         &text,
-        &["p.toml:2:1: the kernel takes no deadline thread", "vCPU 1 of sip1 to 1", "let them run on 0-1"],
+        &[
+            "p.toml:2:1: a deadline thread must be allowed to run on every CPU",
+            "vCPU 1 of sip1 to 1",
+            "allow them on 0-1",
+        ],
     );
-    // Pinned by a line that is dropped in the same go.
+    // Pinned by a line that is removed in the same plan.
     let pinned =
         held([(Resource::ThreadCpus(task(102)), hold(Value::Cpus(cpus("0-1")), Value::Cpus(cpus("1"))))]);
     let plan = plan(&wish(10), &observed, &pinned).unwrap();
@@ -441,7 +445,7 @@ fn quotas_are_thousandths_of_a_cpu() {
     assert_eq!(plan.steps[0].wanted, Value::Quota(Some(Quota { quota_us: 25_000, period_us: 100_000 })));
 }
 
-/// What is held and what the host is like once a plan has been carried out.
+/// The held settings and the state of the host once a plan has been carried out.
 fn carried_out(plan: &Plan, settings: &mut BTreeMap<Resource, Value>, held: &mut Held) {
     for step in &plan.steps {
         assert_eq!(settings.insert(step.setting.clone(), step.wanted.clone()), Some(step.present.clone()));
@@ -454,7 +458,7 @@ fn carried_out(plan: &Plan, settings: &mut BTreeMap<Resource, Value>, held: &mut
 }
 
 proptest! {
-    /// Planning again after a plan was carried out finds nothing to do; dropping the policy puts everything back.
+    /// Planning again after a plan was carried out finds nothing to do; dropping the policy restores everything.
     #[test]
     fn a_plan_is_enough(observed in common::any_host(), policies in proptest::collection::vec(prop_oneof![common::any_policy(), common::any_channels()], 1..4)) {
         let (mut settings, mut held) = (observed.settings.values(), Held::default());
@@ -473,7 +477,7 @@ proptest! {
     }
 }
 
-/// A value somewhere in a JSON text becomes another one.
+/// Replaces one value in a JSON text by another.
 fn mutated(value: &mut serde_json::Value, at: usize, with: &serde_json::Value) -> usize {
     use serde_json::Value as Json;
     if at == 0 {
@@ -508,7 +512,7 @@ fn any_json() -> impl Strategy<Value = serde_json::Value> {
 }
 
 proptest! {
-    /// A host's file may be changed by hand, for a what-if, into anything.
+    /// A host's file may be changed by hand in any way, to plan for another state.
     #[test]
     fn no_observed_host_makes_a_plan_panic(
         observed in common::any_host(),

@@ -1,4 +1,4 @@
-//! Real-time threads that could keep each other from running: what is refused, what is warned of, what is well.
+//! Real-time threads that could starve each other: what is refused, what is warned of, and what is accepted.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -41,9 +41,9 @@ fn workers_go_above_vcpus() {
     let ([a, b], (worker, above)) = ([101, 102].map(class), class(103));
     assert_eq!((a.1, b.1, above), (fifo(10), fifo(10), fifo(11)));
     assert!(worker < a.0.min(b.0), "no vCPU may hold the worker's CPU before it has its priority");
-    // Sharing CPUs with its own vCPUs is what the higher priority is for.
+    // The higher priority is there so that a worker can share CPUs with its own vCPUs.
     assert_eq!(plan.warnings, Vec::<String>::new());
-    // The greatest priority that there is is the workers'.
+    // The greatest possible priority is that of the workers.
     let most = planned(vec![section("a", 98, "1-2", "1-2")]).unwrap();
     assert!(most.steps.iter().any(|s| s.wanted == fifo(99)));
 }
@@ -52,13 +52,13 @@ fn workers_go_above_vcpus() {
 fn vcpus_of_one_vm_that_share_a_cpu_are_refused() {
     let problems = planned(vec![section("a", 10, "2", "3")]).unwrap_err();
     let text = problems[0].to_string();
-    for part in ["p.toml:3:1: ", "2 real-time vCPUs of a", "(2 in all)", "vcpu_cpus"] {
+    for part in ["p.toml:3:1: ", "2 real-time vCPUs of a", "fewer CPUs (2)", "vcpu_cpus"] {
         assert!(text.contains(part), "{part:?} is not in {text}");
     }
     assert_eq!(problems.len(), 1);
-    // One vCPU has nobody to wait for.
+    // A single vCPU has no other to wait for.
     assert_eq!(planned(vec![section("b", 10, "2", "2")]).unwrap().warnings, Vec::<String>::new());
-    // Nor do ordinary ones.
+    // Ordinary threads do not starve each other.
     let mut fair = section("a", 10, "2", "3");
     fair.class = None;
     assert!(planned(vec![fair]).is_ok());
@@ -67,25 +67,26 @@ fn vcpus_of_one_vm_that_share_a_cpu_are_refused() {
 #[test]
 fn vms_that_may_starve_each_other_are_warned_of() {
     let warned = |a: VmPolicy, b: VmPolicy| planned(vec![a, b]).unwrap().warnings;
-    // b's vCPU shares CPU 1 with one of a's, of the same priority: each of the three may starve.
+    // b's vCPU shares CPU 1 with one of a's vCPUs and has the same priority: each of the three may starve.
     let same = warned(section("a", 10, "1-2", "3"), section("b", 10, "1", "4"));
     assert_eq!(
         same,
         [
             "on CPU 1 vCPU 0 of b (FIFO 10) may get no CPU time at all while these are busy: vCPU 0 of a (FIFO 10), \
              vCPU 1 of a (FIFO 10); give them CPUs of their own with vcpu_cpus and worker_cpus",
-            "on CPUs 1-2 vCPU 0 of a (FIFO 10), vCPU 1 of a (FIFO 10) may get no CPU time at all while these are busy: \
-             vCPU 1 of a (FIFO 10), vCPU 0 of b (FIFO 10), vCPU 0 of a (FIFO 10); give them CPUs of their own with \
-             vcpu_cpus and worker_cpus",
+            "on CPUs 1-2 vCPU 0 of a (FIFO 10), vCPU 1 of a (FIFO 10) may get no CPU time at all while these are \
+             busy: vCPU 1 of a (FIFO 10), vCPU 0 of b (FIFO 10), vCPU 0 of a (FIFO 10); give them CPUs of their own \
+             with vcpu_cpus and worker_cpus",
         ]
     );
-    // A worker below another VM's vCPU on the same CPU: its packets may wait for good.
+    // A worker with a lower priority than another VM's vCPU on the same CPU: its packets may wait for ever.
     let below = warned(section("a", 20, "1-2", "3"), section("b", 10, "4", "1"));
     assert!(below.len() == 1 && below[0].contains("on CPU 1 vhost worker of b (FIFO 11)"), "{below:?}");
-    // With the same priority of VMs all workers are above all vCPUs: those starve if another VM's worker never sleeps.
+    // If VMs have the same priority, all workers are above all vCPUs: the vCPUs starve if another VM's worker never
+    // sleeps.
     let above = warned(section("a", 10, "1-2", "3"), section("b", 10, "4", "1"));
     assert!(above.len() == 1 && above[0].starts_with("on CPUs 1-2 vCPU 0 of a"), "{above:?}");
-    // A CPU that is left to a is enough.
+    // One CPU that is left to a is enough.
     assert_eq!(warned(section("a", 10, "1-3", "5"), section("b", 10, "4", "1")), Vec::<String>::new());
     let apart = warned(section("a", 10, "1-2", "1-2"), section("b", 20, "3", "3"));
     assert_eq!(apart, Vec::<String>::new());

@@ -1,4 +1,4 @@
-//! What is suggested for which cause, on which host.
+//! What is suggested for each cause, on each host.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -19,7 +19,7 @@ use teiji_model::stage::{Actor, Stage, ThreadState};
 use Stage::{Guest, Irq, Qdisc, TapQueue, VcpuWake, VhostRx, VhostTx};
 use ThreadState::{Asleep, Ready};
 
-/// The text, which may only hold what a terminal can be shown, and the policy that it is.
+/// The text, which has only printable characters, and the policy that it parses to.
 #[track_caller]
 fn parsed(report: &Report, observed: Option<&Observed>) -> (String, Policy) {
     let text = suggest(report, observed).to_string();
@@ -30,7 +30,7 @@ fn parsed(report: &Report, observed: Option<&Observed>) -> (String, Policy) {
     }
 }
 
-/// As [`parsed`], and planned for the host.
+/// Like [`parsed`], and planned for the host.
 #[track_caller]
 fn planned(report: &Report, observed: &Observed) -> (String, Policy) {
     let (text, policy) = parsed(report, Some(observed));
@@ -114,7 +114,7 @@ fn parts_with_an_eighth_count_as_well() {
         assert_eq!(lines(&text), if counts { &all[..] } else { &[] }, "{time} {fluctuation}");
         says(&text, &["qdisc"]);
     }
-    // Both kinds of threads wait: one section.
+    // Both kinds of threads wait: there is one section.
     let mut vm = blamed("sip1", 100, VhostTx, Some(Ready));
     part(&mut vm, VcpuWake, Ready, 50 * US, 0.4, 0.4);
     assert_eq!(lines(&parsed(&report(vec![vm]), None).0), ["[vm.sip1]", "class = \"realtime\""]);
@@ -135,7 +135,7 @@ fn polling_covers_the_gap_between_requests() {
         assert_eq!(lines(&text), ["[host]", &format!("halt_poll = \"{value}\"")]);
         assert!(gap > MAX_HALT_POLL || policy.host.halt_poll.unwrap().value >= gap);
     }
-    says(&parsed(&asleep(3 * MS), None).0, &["come 3.00 ms apart", "up to 5.00 ms of a CPU's time"]);
+    says(&parsed(&asleep(3 * MS), None).0, &["come 3.00 ms apart", "up to 5.00 ms of CPU time"]);
     says(&parsed(&asleep(15 * MS), None).0, &["polling will not bridge that", "49 % of them"]);
     let (text, _) = parsed(&asleep(250 * MS), None);
     assert_eq!(lines(&text), [""; 0]);
@@ -192,7 +192,7 @@ fn the_host_gets_what_its_most_demanding_vm_needs() {
     find(&mut both);
     let suggestion = suggest(&both, None);
     assert_eq!(lines(&suggestion.to_string()), ["[host]", "halt_poll = \"5ms\""]);
-    says(&suggestion.to_string(), &["for a, b: a vCPU that halts"]);
+    says(&suggestion.to_string(), &["for a, b: KVM polls"]);
     for advice in &suggestion.vms {
         assert!(suggestion.of(advice).contains(&"halt_poll = \"5ms\"".to_owned()));
     }
@@ -221,7 +221,7 @@ fn cpus_are_kept_awake_where_workers_wake_up_from_deep_sleep() {
     observed.settings.insert(Resource::CpuLatency(2), Value::Latency(Latency::AtMost(2)));
     let (text, _) = planned(&asleep(70 * US), &observed);
     assert_eq!(lines(&text), [""; 0]);
-    says(&text, &["do not sleep deeply as it is", "poll-us"]);
+    says(&text, &["do not enter deep idle states now", "poll-us"]);
     observed.settings.remove(&Resource::CpuLatency(2));
     says(&planned(&asleep(70 * US), &observed).0, &["wake-up latency of CPU 2 cannot be read"]);
 }
@@ -238,12 +238,12 @@ fn threads_are_pinned_only_if_they_could_take_every_cpu() {
     let (text, _) = planned(&waits, &few);
     assert_eq!(lines(&text), ["[vm.sip1]", CLASS, "vcpu_cpus = \"1-2\"", "worker_cpus = \"1-2\""]);
     says(&text, &["a CPU is left for the host", "its 3 real-time threads share 2 CPUs"]);
-    // Where the threads are is theirs: CPU 2 is free of them.
+    // Here the pinning of threads is kept: they do not use CPU 2.
     few.settings.insert(Resource::ThreadCpus(task(101)), Value::Cpus(cpus("0")));
     few.settings.insert(Resource::ThreadCpus(task(102)), Value::Cpus(cpus("1")));
     few.vms[0].vm.vcpus = vec![reports::vcpu(101, 0), reports::vcpu(102, 1)];
     assert_eq!(lines(&planned(&waits, &few).0), ["[vm.sip1]", CLASS, "worker_cpus = \"0-1\""]);
-    // All on one CPU, as they were put there: nobody can take the other.
+    // All are on one CPU, where someone has put them: nobody can take the other.
     let mut two = host("0-1", vec![vm("sip1", 100, 1, 1, None, false)], Vec::new());
     for id in [101, 102] {
         two.settings.insert(Resource::ThreadCpus(task(id)), Value::Cpus(cpus("1")));
@@ -268,7 +268,7 @@ fn vms_that_do_not_fit_together_are_left_out() {
         ["[vm.a]", CLASS, "vcpu_cpus = \"1\"", "[vm.b]", CLASS, "vcpu_cpus = \"1\""],
         "each is pinned, although each alone would leave a CPU"
     );
-    // A stranger that is real-time and may run everywhere cannot be pinned for it.
+    // A real-time thread of another VM that may run on every CPU cannot be pinned.
     let with_stranger = |online| {
         let mut all = vms();
         all.push(vm("other", 300, 1, 0, None, false));
@@ -287,13 +287,13 @@ fn vms_that_do_not_fit_together_are_left_out() {
         lines(&text),
         ["[vm.a]", CLASS, "vcpu_cpus = \"0,2\"", "[vm.b]", CLASS, "vcpu_cpus = \"0,2\""]
     );
-    // Nor one of its own whose CPUs could not be put back.
+    // Nor can a thread of its own whose CPUs could not be restored.
     let mut host = host_of_two();
     host.settings.remove(&Resource::ThreadCpus(task(101)));
     assert_eq!(lines(&planned(&on(&[("sip1", 100)]), &host).0), [""; 0]);
 }
 
-/// A VM that is left out keeps the real-time threads that it has, wherever they may run.
+/// A VM that is left out keeps its present real-time threads, wherever they may run.
 #[test]
 fn a_vm_that_would_stand_still_still_counts_for_the_others() {
     let waits = on(&[("a", 100), ("big", 300)]);
@@ -304,7 +304,7 @@ fn a_vm_that_would_stand_still_still_counts_for_the_others() {
     let (text, _) = planned(&waits, &host);
     assert_eq!(lines(&text), [""; 0]);
     says(&text, &["a (pid 100)", "would let its 3 vCPUs share fewer CPUs", "every online CPU (0-2) at once"]);
-    // Where it is put on a CPU of its own, the other has the rest.
+    // If it is pinned to a CPU of its own, the other VM has the rest.
     host.settings.insert(Resource::ThreadCpus(task(303)), Value::Cpus(cpus("2")));
     host.settings.insert(Resource::ThreadCpus(task(301)), Value::Cpus(cpus("2")));
     let (text, _) = planned(&waits, &host);
@@ -340,8 +340,8 @@ fn a_class_that_cannot_be_had_is_explained() {
     said(&|o| drop(set(o, 101, fifo)), "real-time already (FIFO 50)");
     let deadline = Scheduling::Deadline { runtime: 1, deadline: 2, period: 2 };
     said(&|o| drop(set(o, 102, deadline)), "deadlines already");
-    // The other threads of the VM are real-time, those that wait are not: nothing is lowered. A worker has one more than
-    // what is written.
+    // The other threads of the VM are real-time, those that wait are not: no priority is lowered. That of a worker is
+    // one higher than in the policy.
     let mut observed = base.clone();
     set(&mut observed, 102, fifo);
     assert_eq!(lines(&planned(&waits, &observed).0), ["[vm.sip1]", CLASS, "priority = 49"]);
@@ -353,7 +353,7 @@ fn waits_behind_its_own_threads_are_told() {
     report.meta.vms[0].workers = vec![reports::worker(102, 0)];
     let preemptor = |tid, share| Preemptor { tid, name: "x".into(), share };
     report.vms[0].findings[0].preempted_by = vec![preemptor(7, 0.7), preemptor(102, 0.3)];
-    says(&parsed(&report, None).0, &["30 % of the waits were behind threads of its own"]);
+    says(&parsed(&report, None).0, &["30 % of the waits were caused by threads of its own"]);
     report.vms[0].findings[0].preempted_by = vec![preemptor(7, 0.9), preemptor(102, 0.1)];
     assert!(!parsed(&report, None).0.contains("of its own"));
 }
@@ -382,16 +382,16 @@ fn sections_mean_the_vm_whatever_it_is_called() {
     let twins = on(&[("twin", 100), ("twin", 200)]);
     let wanted = ["[vm.\"pid:100\"]", CLASS, "[vm.\"pid:200\"]", CLASS];
     assert_eq!(lines(&parsed(&twins, None).0), wanted);
-    // The other is on the host and was not traced.
+    // The other VM is on the host and was not traced.
     let two = vec![vm("twin", 100, 1, 1, None, false), vm("twin", 200, 1, 1, None, false)];
     assert_eq!(lines(&planned(&on(&[("twin", 100)]), &host("0-7", two, Vec::new())).0), wanted[..2]);
-    // The name is another's by now.
+    // The name belongs to another VM by now.
     let swapped = vec![vm("b", 100, 1, 1, None, false), vm("a", 200, 1, 1, None, false)];
     assert_eq!(lines(&planned(&on(&[("a", 100)]), &host("0-7", swapped, Vec::new())).0), wanted[..2]);
 }
 
-/// A VM that cannot have the class is not pinned either, and what real-time threads it has already may take the CPU that was
-/// to be left.
+/// A VM that cannot have the class is not pinned either, and its present real-time threads may take the CPU that was to
+/// be left free.
 #[test]
 fn a_vm_that_is_left_as_it_is_counts_with_the_cpus_that_it_has() {
     let mut observed =
@@ -400,7 +400,7 @@ fn a_vm_that_is_left_as_it_is_counts_with_the_cpus_that_it_has() {
     observed.settings.insert(Resource::ThreadScheduling(task(101)), fifo);
     let (text, policy) = planned(&on(&[("a", 100), ("b", 300)]), &observed);
     assert!(policy.vms.is_empty(), "{text}");
-    says(&text, &["share fewer CPUs than they are (1)", "every online CPU (0-1) at once"]);
+    says(&text, &["share fewer CPUs (1)", "every online CPU (0-1) at once"]);
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub fn the_former_qdisc_is_put_back(host: &Host, driver: &Driver) {
     }
     tc("qdisc replace dev va root handle 1: htb default 1").ok().unwrap();
     let refused = driver.try_line("link va rate=50000000").unwrap();
-    assert!(refused.contains("could not be put back"), "{refused}");
+    assert!(refused.contains("could not be restored"), "{refused}");
     assert!(root(host, "va").contains("htb"));
     tc("qdisc del dev va root").ok().unwrap();
     // By hand it is refused where nobody has set it up, and below another qdisc.
@@ -82,11 +82,11 @@ pub fn devices_are_put_back(host: &Host, driver: &Driver) {
     assert_eq!(kinds(), ["qdisc teiji_edf"]);
     driver.line("detach qa").unwrap();
     assert_eq!(kinds(), before);
-    // A child that somebody has chosen could not be put back.
+    // A child that somebody has chosen could not be restored.
     let handle = run("tc qdisc show dev qa root").text().split_whitespace().nth(2).unwrap().to_owned();
     run(&format!("tc qdisc replace dev qa parent {handle}2 pfifo limit 7")).ok().unwrap();
     let refused = driver.try_line("link qa rate=50000000").unwrap();
-    assert!(refused.contains("could not be put back"), "{refused}");
+    assert!(refused.contains("could not be restored"), "{refused}");
     let size = || {
         let shown = run("ip -d -o link show qa").text();
         let mut words = shown.split_whitespace().skip_while(|w| *w != "gso_max_size");

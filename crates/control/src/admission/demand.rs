@@ -1,12 +1,12 @@
-//! What the channels may have to send by an instant, against what the link can have sent by then.
+//! What the channels may have to send by an instant, compared with what the link can have sent by then.
 //!
-//! Amounts are in 1/10⁹ bit, the product of bit/s and ns, so that nothing is rounded. With the ranges of `terms` no
+//! Amounts are in units of 1/10⁹ bit, the product of bit/s and ns, so nothing is rounded. With the ranges of `terms` no
 //! sum exceeds 2¹¹⁰ (2²⁰ channels × 10¹³ bit/s × 3.6·10¹² ns).
 
 use super::terms::{Channel, Link};
 use teiji_model::policy::Auto;
 
-/// A byte.
+/// One byte.
 pub(super) const BYTE: i128 = 8_000_000_000;
 
 /// `a / b` rounded up, `b` positive.
@@ -17,7 +17,7 @@ pub(super) fn div_ceil(a: i128, b: i128) -> i128 {
 /// A channel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
-    /// Where in the operator's list.
+    /// The index in the operator's list.
     pub index: usize,
     /// d, ns.
     pub deadline: i128,
@@ -34,7 +34,7 @@ impl Item {
     }
 }
 
-/// Sums over channels whose deadlines are not after some instant.
+/// Sums over the channels whose deadlines are at most some instant.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sum {
     /// Σ σ.
@@ -58,18 +58,18 @@ impl Sum {
     }
 }
 
-/// The channels of a link, and what they have to share it with.
+/// The channels of a link, and the link.
 #[derive(Clone, Debug)]
 pub(super) struct Load {
-    /// By deadline.
+    /// Sorted by deadline.
     pub items: Vec<Item>,
     /// C, bit/s.
     pub rate: i128,
-    /// Ring and largest frame, 1/10⁹ bit.
+    /// Ring and largest frame, in 1/10⁹ bit.
     pub blocking: i128,
     /// ε, ns.
     pub timer: i128,
-    /// S, ns, if it was set.
+    /// S, ns, if the operator has set it.
     pub slack: Option<i128>,
 }
 
@@ -100,13 +100,13 @@ impl Load {
         self.items.iter().take_while(move |i| i.deadline <= t)
     }
 
-    /// What `demand` and what blocks it need of the link by `t` more than it can send.
+    /// By how much `demand` and what blocks it exceed what the link can send by `t`.
     pub fn excess(&self, demand: i128, t: i128) -> i128 {
         demand + self.blocking - self.rate * (t - self.timer)
     }
 
-    /// Each deadline with the sums up to it and the excess there, without the slack rule. Of channels with the same
-    /// deadline only the last has them all; the others' excess is smaller.
+    /// Each deadline with the sums up to it and the excess there, without the slack rule. Of channels with equal
+    /// deadlines only the last one's sum includes them all; the excess of the others is smaller.
     pub fn steps(&self) -> impl Iterator<Item = (i128, Sum, i128)> {
         let mut sum = Sum::default();
         self.items.iter().map(move |item| {
@@ -116,12 +116,13 @@ impl Load {
         })
     }
 
-    /// The instant at which the excess is largest, and it; the first if there are several. `None` without channels.
+    /// The instant at which the excess is largest, and that excess; the first such instant if there are several. `None`
+    /// without channels.
     pub fn tightest(&self) -> Option<(i128, i128)> {
         self.steps().map(|(t, _, excess)| (t, excess)).reduce(|a, b| if b.1 > a.1 { b } else { a })
     }
 
-    /// G(S) of the module's introduction. Beyond the last deadline it says no more than the test there.
+    /// G(S) of the introduction of [`admission`](super). Beyond the last deadline it equals the test at that deadline.
     pub fn excess_with_slack(&self, slack: i128) -> i128 {
         self.excess(at_once(&self.items, slack), slack)
     }
@@ -132,7 +133,7 @@ impl Load {
         let all: i128 = self.items.iter().map(|i| i.burst).sum();
         let mut sum = Sum::default();
         for next in &self.items {
-            // Up to this deadline G is a line: it has a root there if it is not above 0 at the end.
+            // Up to this deadline G is a straight line: it has a root there if it is at most 0 at the end.
             let end = next.deadline;
             if self.excess(all + sum.rate * end - sum.before, end) <= 0 {
                 let fixed = all - sum.before + self.blocking + self.rate * self.timer;
@@ -145,7 +146,8 @@ impl Load {
         self.items.last().map_or(0, |i| i.deadline)
     }
 
-    /// Whether all deadlines are kept, with the slack that was set or for some slack, with one channel other than it is.
+    /// Whether all deadlines are kept if one channel is replaced by `changed`, with the slack that was set or, if none
+    /// was, with some slack.
     pub fn fits_with(&self, changed: &Item) -> bool {
         let others = || self.items.iter().filter(|i| i.index != changed.index);
         if let Some(slack) = self.slack {
@@ -174,7 +176,8 @@ impl Load {
     }
 }
 
-/// What is due by `slack` if best effort goes first until then: every burst, and more of those with earlier deadlines.
+/// What is due by `slack` if best effort goes first until then: every burst, and the rate of those with earlier
+/// deadlines.
 pub(super) fn at_once<'a>(items: impl IntoIterator<Item = &'a Item>, slack: i128) -> i128 {
     items.into_iter().map(|i| i.burst + i.rate * (slack - i.deadline).max(0)).sum()
 }

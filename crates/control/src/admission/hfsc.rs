@@ -1,23 +1,23 @@
-//! The test for links whose deadlines the kernel's HFSC keeps (Stoica, Zhang, Ng: A Hierarchical Fair Service Curve
-//! Algorithm, SIGCOMM 1997), and what it guarantees.
+//! The admission test for links whose deadlines the kernel's HFSC keeps (Stoica, Zhang, Ng: A Hierarchical Fair Service
+//! Curve Algorithm, SIGCOMM 1997), and its guarantees.
 //!
-//! Channel j is given a service curve S_j: its burst σ_j within d′_j, then its rate ρ_j. What keeps to burst and rate is
-//! then served within d′_j of its arrival, but for one frame that is being sent (theorem 2 of the paper), if the curves
-//! together are no more than the link serves: Σ S_j(t) ≤ C t for all t.
+//! Channel j is given a service curve S_j: its burst σ_j within d′_j, then its rate ρ_j. Packets within burst and rate
+//! are then served within d′_j of their arrival, plus the time of one frame that is being sent (theorem 2 of the
+//! paper), if all curves together are at most what the link serves: Σ S_j(t) ≤ C t for all t.
 //!
-//! A curve starts with slope m1_j = max(σ_j / d′_j, ρ_j) and goes on with ρ_j ≤ m1_j: all are concave, so is their sum,
-//! and it stays below C t if and only if it starts so:
+//! A curve starts with slope m1_j = max(σ_j / d′_j, ρ_j) and continues with ρ_j ≤ m1_j: all curves are concave, and so
+//! is their sum. It stays below C t if and only if it does so at the start:
 //!
 //! ```text
 //! Σ max(σ_j / d′_j, ρ_j)  ≤  C
 //! ```
 //!
-//! That is more than earliest deadline first asks for: a burst is reserved within its deadline all the time, as if it came
-//! again and again. What fits here fits there: S_j(t − a) ≥ σ_j + ρ_j (t − a − d′_j), so the sum at t − a is at most
-//! C (t − a), with a what is taken off the deadlines below.
+//! This requires more than earliest deadline first: a burst is reserved within its deadline all the time, as if it came
+//! again and again. A set that passes this test also passes that one: S_j(t − a) ≥ σ_j + ρ_j (t − a − d′_j), so the sum
+//! at t − a is at most C (t − a), where a is subtracted from the deadlines below.
 //!
-//! Before a packet may be, at the pace of the limiter, the frame that is being sent, and what the limiter has handed over
-//! too early to make up for a timer that fires late by ε: C ε at most. So
+//! A packet may have to wait for the frame that is being sent, and for what the rate limiter has handed over too early
+//! to make up for a timer that fires late by ε: at most C ε. So
 //!
 //! ```text
 //! d′_j  =  d_j − a, in whole µs rounded down,  a = (ring + largest frame) / C + ε,  delay_j = d′_j + a
@@ -28,7 +28,7 @@ use super::demand::{BYTE, div_ceil};
 use super::terms::{Admission, Channel, Denied, FASTEST, Guarantee, LONGEST, Link, Reason, Refusal, Remedy};
 use super::{remedy, terms};
 
-/// Whether HFSC can keep the deadlines of all these channels on the link, whose slack does not matter.
+/// Whether HFSC can keep the deadlines of all these channels on the link. The link's slack is not used.
 ///
 /// # Errors
 /// [`Denied::Malformed`] if a value is out of its range, [`Denied::Refused`] if the channels do not fit.
@@ -52,21 +52,22 @@ pub fn admit(link: &Link, channels: &[Channel]) -> Result<Admission, Denied> {
     })
 }
 
-/// What HFSC itself has to keep of a channel's deadline, ns in whole µs; `None` if what the link adds leaves less than
-/// a µs.
+/// The part of a channel's deadline that HFSC itself has to keep, ns in whole µs; `None` if what the link adds leaves
+/// less than 1 µs.
 pub fn within(link: &Link, channel: &Channel) -> Option<u64> {
     let whole = channel.deadline.checked_sub(blocking(link))? / 1000 * 1000;
     (whole > 0).then_some(whole)
 }
 
-/// What the link adds to every delay, ns, rounded up.
+/// The delay that the link adds to every packet, ns, rounded up.
 fn blocking(link: &Link) -> u64 {
     let bytes = u64::from(link.max_frame) + u64::from(link.overhead) + link.ring_bytes;
     let sent = div_ceil(i128::from(bytes) * BYTE, link.rate.max(1).into());
     u64::try_from(sent).unwrap_or(LONGEST).saturating_add(link.timer_error)
 }
 
-/// What a channel reserves, bit/s. Without time to do it in, and beyond what HFSC can be told, more than any link has.
+/// What a channel reserves, bit/s. More than any link has, if its deadline leaves no time, or if the rates exceed
+/// HFSC's limits.
 fn reserves(link: &Link, channel: &Channel) -> u128 {
     let curve = within(link, channel).and_then(|within| curve::smallest(channel.burst, within, channel.rate));
     curve.map_or(u128::from(FASTEST), |curve| curve::reserves(&curve).into())
@@ -86,9 +87,9 @@ impl<'a> Load<'a> {
         Load { link, channels, total }
     }
 
-    /// What can be reserved, bit/s.
+    /// How much can be reserved, bit/s.
     fn most(link: &Link) -> u128 {
-        // Beyond it there are no curves; nothing is lost by the sum's being bounded too.
+        // Above it there are no curves, so limiting the sum excludes no set.
         link.rate.min(HFSC_MAX_RATE).into()
     }
 
@@ -96,7 +97,7 @@ impl<'a> Load<'a> {
         self.total <= Self::most(self.link)
     }
 
-    /// Whether the set fits with one channel other than it is.
+    /// Whether the set fits if the channel `was` is replaced by `changed`.
     fn fits_with(&self, was: &Channel, changed: &Channel) -> bool {
         self.total - reserves(self.link, was) + reserves(self.link, changed) <= Self::most(self.link)
     }
@@ -104,7 +105,7 @@ impl<'a> Load<'a> {
     fn free_burst(&self) -> Option<u64> {
         let room = |c: &Channel| {
             let grown = |by: u64| self.fits_with(c, &Channel { burst: c.burst + by, ..c.clone() });
-            // The least that is too much.
+            // The smallest increase that is too much.
             remedy::least(1, terms::LARGEST.into(), |by| !grown(u64::try_from(by).unwrap_or(0)))
                 .map_or(terms::LARGEST, |by| u64::try_from(by - 1).unwrap_or(0))
         };
@@ -115,7 +116,7 @@ impl<'a> Load<'a> {
         let (link, most) = (self.link, Self::most(self.link));
         let late = self.channels.iter().filter(|c| within(link, c).is_none()).min_by_key(|c| c.deadline);
         if let Some(late) = late {
-            // Even alone it would have to wait for longer.
+            // Even alone, this channel would wait longer than its deadline.
             let needs = blocking(link).saturating_add(1000) - late.deadline;
             let excess = u128::from(needs) * u128::from(link.rate) / 8_000_000_000 + u128::from(late.burst);
             let (reason, at) = (Reason::Deadline, late.deadline);
@@ -134,7 +135,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// The least change of each kind that does: of the channel that reserves most, or of the link.
+    /// The smallest sufficient change of each kind: of the channel that reserves most, or of the link.
     fn remedies(&self) -> Vec<Remedy> {
         let mut found: Vec<(i128, Remedy)> = Vec::new();
         let mut add = |from: u64, to: Option<u64>, remedy: fn(String, u64) -> Remedy, name: &str| {
@@ -163,7 +164,7 @@ impl<'a> Load<'a> {
             );
             add(c.rate, rate.map(|less| c.rate - less), |channel, to| Remedy::Rate { channel, to }, &c.name);
         }
-        // A faster link blocks for less, too.
+        // A faster link also has a shorter blocking time.
         let faster = least(self.link.rate, HFSC_MAX_RATE.max(self.link.rate), |rate| {
             Load::new(&Link { rate, ..self.link.clone() }, self.channels).fits()
         });
@@ -173,7 +174,7 @@ impl<'a> Load<'a> {
     }
 }
 
-/// The least value of a range that does, if all above it do.
+/// The smallest value of a range that is sufficient, if all greater values are, too.
 fn least(from: u64, to: u64, mut does: impl FnMut(u64) -> bool) -> Option<u64> {
     let found = remedy::least(from.into(), to.into(), |v| does(u64::try_from(v).unwrap_or(u64::MAX)));
     found.and_then(|v| u64::try_from(v).ok())

@@ -1,4 +1,5 @@
-//! HFSC's test against earliest deadline first's, and its bounds against a link that is served packet by packet.
+//! Compares HFSC's test with that of earliest deadline first, and its bounds with a link that is simulated packet by
+//! packet.
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
 use super::tests::{MS, channel, link, refused};
@@ -13,17 +14,17 @@ fn refusal(link: &Link, channels: &[Channel]) -> Refusal {
 
 #[test]
 fn a_burst_is_reserved_within_what_the_frame_leaves_of_the_deadline() {
-    // 1 ms for the frame, 9 ms for 4,500 bytes: 500,000 bytes a second.
+    // 1 ms for the frame, 9 ms for 4,500 bytes: 500,000 bytes per second.
     let set = [channel("a", 10 * MS, 800_000, 4500)];
     assert_eq!(hfsc::within(&link(), &set[0]), Some(9 * MS));
     let admitted = hfsc::admit(&link(), &set).unwrap();
     assert_eq!((admitted.slack, admitted.guarantees[0].delay), (0, 10 * MS));
-    // 999,999 bytes a second are left for it: HFSC may take one more than it was told.
+    // 999,999 bytes per second are left for it: HFSC may use one more than it is configured with.
     assert_eq!(admitted.free_burst, Some(4499));
     assert!(hfsc::admit(&link(), &[channel("a", 10 * MS, 800_000, 8999)]).is_ok());
     let refused = refusal(&link(), &[channel("a", 10 * MS, 800_000, 9000)]);
     assert_eq!((refused.reason, refused.excess), (Reason::Curves, 1));
-    // Part of a µs is not counted on.
+    // A fraction of a µs does not count.
     let odd = Link { timer_error: 1, ..link() };
     assert_eq!(hfsc::admit(&odd, &set).unwrap().guarantees[0].delay, 9_999_001);
 }
@@ -52,7 +53,7 @@ fn a_refusal_names_the_excess_and_the_least_changes() {
          link sends (2 channels: `b\\u{1b}`, `a`); what would do: "
     ), "{text}");
     assert!(!text.chars().any(char::is_control));
-    // 4,000 bytes at the 499,998 bytes a second that `a` leaves.
+    // 4,000 bytes at the 499,998 bytes per second that `a` leaves.
     let deadline = refused.remedies.iter().find_map(|r| match r {
         Remedy::Deadline { to, .. } => Some(*to),
         _ => None,
@@ -62,7 +63,7 @@ fn a_refusal_names_the_excess_and_the_least_changes() {
     assert!(matches!(malformed, Denied::Malformed(_)));
 }
 
-/// Sets near what a link can reserve, of 8 to 800 Mbit/s.
+/// Sets near the limit of what a link of 8 to 800 Mbit/s can reserve.
 fn some_set() -> impl Strategy<Value = (Link, Vec<Channel>)> {
     let link = (1_000_000..100_000_000_u64, 60..2000_u32, 0..3000_u64, 0..200_000_u64).prop_map(
         |(bytes, max_frame, ring_bytes, timer_error)| Link {
@@ -83,8 +84,8 @@ fn some_set() -> impl Strategy<Value = (Link, Vec<Channel>)> {
     })
 }
 
-/// A class of HFSC under the real-time criterion: its deadline curve as the least of those since each time that its queue
-/// filled.
+/// A class of HFSC under the real-time criterion: its deadline curve is the minimum of those since each time that its
+/// queue filled.
 struct Class {
     curve: Curve,
     /// (ns, bytes served by then).
@@ -94,7 +95,7 @@ struct Class {
 }
 
 impl Class {
-    /// When the deadline curve has served so many bytes, ns rounded up.
+    /// When the deadline curve has served this many bytes, ns rounded up.
     fn by(&self, bytes: u64) -> u64 {
         let after = |(start, served): &(u64, u64)| {
             let left = u128::from(bytes.saturating_sub(*served));
@@ -111,7 +112,8 @@ impl Class {
     }
 }
 
-/// Sends what arrives (class, ns, bytes; by time) with best effort always waiting; the longest delay of each class.
+/// Sends the arrivals (class, ns, bytes; by time) while best effort is always waiting; returns the longest delay of
+/// each class.
 fn serve(link: &Link, curves: &[Curve], arrivals: &[(usize, u64, u64)]) -> Vec<u64> {
     let class = |curve: &Curve| Class { curve: *curve, starts: vec![], served: 0, queue: Default::default() };
     let mut classes: Vec<Class> = curves.iter().map(class).collect();
@@ -144,7 +146,7 @@ fn serve(link: &Link, curves: &[Curve], arrivals: &[(usize, u64, u64)]) -> Vec<u
     worst
 }
 
-/// Packets of a channel within its token bucket: bursts as soon as they may be, of packets of this size.
+/// Packets of a channel within its token bucket: bursts as soon as possible, with packets of this size.
 fn greedy(i: usize, c: &Channel, start: u64, packet: u64, pause: u64) -> Vec<(usize, u64, u64)> {
     let packet = packet.min(c.burst);
     let (mut now, mut tokens, mut sent) = (start, c.burst * 8_000_000_000, Vec::new());
@@ -190,7 +192,7 @@ proptest! {
         arrivals.sort_by_key(|a| a.1);
         let delays = serve(&link, &curves, &arrivals);
         for (delay, guarantee) in delays.iter().zip(&admitted.guarantees) {
-            // A ns of each packet is rounded up.
+            // One ns of each packet is rounded up.
             let bound = guarantee.delay - link.timer_error + arrivals.len() as u64;
             prop_assert!(*delay <= bound, "{}: {} > {}", guarantee.name, delay, bound);
         }

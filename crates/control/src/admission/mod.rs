@@ -1,55 +1,57 @@
-//! Admission control: whether a link can keep the deadlines of a set of channels, how late each channel's packets may
-//! become, and if the set does not fit, at which instant, by how much, and what would make it fit.
+//! Admission control: whether a link can keep the deadlines of a set of channels, the delay that each channel is
+//! guaranteed and, if the set does not fit, at which instant, by how much, and what would make it fit.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | `terms` | link, channel, admission, refusal |
-//! | `demand` | the test itself: demand of the channels against what the link can send |
+//! | `demand` | the test: the demand of the channels compared with what the link can send |
 //! | `bound` | the delay that each channel is guaranteed |
-//! | [`curve`] | a channel as HFSC is told it |
+//! | [`curve`] | the service curve of a channel for HFSC |
 //! | `remedy` | the smallest single changes that make a refused set fit |
 //! | [`hfsc`] | the test for links whose deadlines HFSC keeps, which admits less |
 //!
 //! # Model
 //! A link sends C bit/s. Channel j has a token bucket (burst σ_j, rate ρ_j) and a relative deadline d_j, which is kept
-//! when the last bit of a packet is on the wire by its arrival + d_j. The link sends the packet with the earliest deadline
-//! first and does not interrupt one that it sends. Best effort goes first while the earliest deadline is further
-//! away than the *slack* S. Not in the model: whatever delays a packet before the link's queue.
+//! if the last bit of a packet is on the wire by its arrival + d_j. The link sends the packet with the earliest
+//! deadline first and does not interrupt a packet that it sends. Best effort goes first while the earliest deadline is
+//! further away than the *slack* S. The model does not include delays before the link's queue.
 //!
-//! **Bytes are bytes on the wire.** A packet takes its frame (padded to 60 bytes on Ethernet) and the link's overhead;
-//! the token buckets have to charge just that, or many small packets would take more of the link than was admitted.
+//! **Bytes are bytes on the wire.** A packet takes its frame (padded to 60 bytes on Ethernet) and the link's overhead.
+//! The token buckets have to charge exactly that; otherwise many small packets would use more of the link than was
+//! admitted.
 //!
 //! # The test
-//! A packet is *eligible* once its deadline is at most S away, which is e = arrival + d_j − d′_j with d′_j = min(d_j, S).
-//! Take one with deadline D, and the last instant s, at most its e, before which no eligible packet with a deadline up to
-//! D was waiting. From s until it is handed to the NIC the link is never without such a packet. What is sent
-//! between s and its last bit is therefore:
+//! A packet is *eligible* once its deadline is at most S away, which is e = arrival + d_j − d′_j with d′_j = min(d_j,
+//! S). Consider a packet with deadline D, and the last instant s, at most its e, before which no eligible packet with a
+//! deadline up to D was waiting. From s until the packet is handed to the NIC, the link always has such a packet. What
+//! is sent between s and the packet's last bit is therefore:
 //!
 //! - what was in the driver's ring at s: at most the ring's bytes and one largest frame (best effort, or a packet that
-//!   was sent before its time because no best effort was waiting);
-//! - packets that became eligible at or after s with deadlines up to D. Eligibility is arrival moved by a constant, so of
-//!   channel j these are at most σ_j + ρ_j (D − s − d′_j) bytes, and none if D − s < d′_j.
+//!   was sent before it was eligible because no best effort was waiting);
+//! - packets that became eligible at or after s, with deadlines up to D. Eligibility is arrival shifted by a constant,
+//!   so for channel j these are at most σ_j + ρ_j (D − s − d′_j) bytes, and none if D − s < d′_j.
 //!
-//! A rate limiter whose timer fires late by ε but then catches up has the link idle for at most ε of that time. So with
-//! t = D − s all deadlines are kept if Σ ρ_j ≤ C and for all t ≥ min d′
+//! If a rate limiter's timer fires late by ε, and the limiter then catches up, the link is idle for at most ε of that
+//! time. So with t = D − s all deadlines are kept if Σ ρ_j ≤ C and for all t ≥ min d′
 //!
 //! ```text
 //! Σ_{d′_j ≤ t} [σ_j + ρ_j (t − d′_j)] + ring + largest frame  ≤  C (t − ε)
 //! ```
 //!
 //! This is the condition of Liebeherr, Wrege and Ferrari (Exact admission control for networks with a bounded delay
-//! service, IEEE/ACM Transactions on Networking 4(6), 1996) with the slack rule counted in. Their largest packet of
-//! later deadlines is never larger than best effort's largest frame: a channel's largest packet must be a frame.
-//! It is necessary too, but for the rounding of bursts to whole packets: let every burst become eligible at s, just
-//! after the ring was filled, with best effort always waiting.
+//! service, IEEE/ACM Transactions on Networking 4(6), 1996) with the slack rule added. Their largest packet with a
+//! later deadline is never larger than the largest best-effort frame: a channel's largest packet must fit into a frame.
+//! The condition is also necessary, except for the rounding of bursts to whole packets: let every burst become eligible
+//! at s, just after the ring was filled, while best effort is always waiting.
 //!
-//! Left less right falls (Σ ρ ≤ C) except where a channel comes in: only the instants t = d′_j have to be tried.
+//! The left side minus the right side falls (Σ ρ ≤ C) except where a channel begins to count: only the instants t =
+//! d′_j have to be tried.
 //!
 //! # Slack
-//! With S in place of the deadlines above it the test at t = S says G(S) ≤ 0, where
-//! G(S) = Σ_j σ_j + Σ_{d_j < S} ρ_j (S − d_j) + ring + frame − C (S − ε). G falls in S, and G(S) ≤ 0 implies the tests at
-//! all later deadlines; the tests at earlier ones do not have S in them. So a set fits for some slack if and only if it
-//! fits without the rule (S above all deadlines), and the smallest slack that will do is the root of G.
+//! With S in place of the deadlines above it, the test at t = S says G(S) ≤ 0, where G(S) = Σ_j σ_j + Σ_{d_j < S} ρ_j
+//! (S − d_j) + ring + frame − C (S − ε). G falls in S, and G(S) ≤ 0 implies the tests at all later deadlines; the tests
+//! at earlier ones do not contain S. So a set fits for some slack if and only if it fits without the rule (S above all
+//! deadlines), and the smallest sufficient slack is the root of G.
 //!
 //! All arithmetic is exact, in units of 1/10⁹ bit: rate × ns. The cost is that of sorting the channels.
 
@@ -68,7 +70,7 @@ pub use terms::{Admission, Channel, Denied, Guarantee, Link, Reason, Refusal, Re
 
 use demand::{BYTE, Load, div_ceil};
 
-/// Whether the link can keep the deadlines of all these channels, in whatever way they use their token buckets.
+/// Whether the link can keep the deadlines of all these channels, however they use their token buckets.
 ///
 /// # Errors
 /// [`Denied::Malformed`] if a value is out of its range, [`Denied::Refused`] if the channels do not fit.
@@ -85,7 +87,7 @@ pub fn admit(link: &Link, channels: &[Channel]) -> Result<Admission, Denied> {
         Err(Denied::Refused(Box::new(Refusal { reason, at, excess, offending, remedies })))
     };
     if load.reserved() > load.rate {
-        // No instant is the first: the backlog grows for ever. Said for the first second.
+        // There is no first instant: the backlog grows without end. The excess is that of the first second.
         let excess = (load.reserved() - load.rate) * 1_000_000_000;
         return refuse(Reason::Rate, terms::LONGEST.into(), excess);
     }

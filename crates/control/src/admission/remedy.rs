@@ -1,21 +1,22 @@
-//! What would make a refused set fit: the smallest change of each kind.
+//! The smallest change of each kind that makes a refused set fit.
 //!
-//! Demand at every instant only falls if a deadline grows or a burst or rate shrinks, so the least change of one value
-//! is found by bisection, each try being the whole test of the changed set: the answers are exact. Only the channels
-//! with the greatest part in the excess are tried, which bounds the work at [`TRIED`] × 3 × 42 passes over the channels.
+//! Demand at every instant only falls if a deadline grows or a burst or rate shrinks. So the smallest change of one
+//! value is found by bisection, and each try is the whole test of the changed set: the results are exact. Only the
+//! channels with the greatest part in the excess are tried, which limits the work to [`TRIED`] × 3 × 42 passes over the
+//! channels.
 
 use super::demand::{BYTE, Item, Load, at_once, div_ceil};
 use super::terms::{Channel, FASTEST, LONGEST, Link, Reason, Remedy};
 
-/// So many channels are tried.
+/// How many channels are tried.
 const TRIED: usize = 16;
 
-/// Single changes that make the set fit, the smallest in proportion first.
+/// Single changes that make the set fit; the smallest relative change first.
 pub(super) fn remedies(load: &Load, link: &Link, channels: &[Channel], reason: &Reason) -> Vec<Remedy> {
     if let Reason::Slack { least } = reason {
         return vec![Remedy::Slack { to: *least }];
     }
-    // (change in millionths of the value, remedy); the change is only for the order.
+    // (change in millionths of the value, remedy); the change is used only for the order.
     let mut found: Vec<(i128, Remedy)> = Vec::new();
     let mut best: [Option<(i128, Remedy)>; 3] = [const { None }; 3];
     for item in candidates(load, reason) {
@@ -54,16 +55,16 @@ pub(super) fn remedies(load: &Load, link: &Link, channels: &[Channel], reason: &
     found.into_iter().map(|(_, remedy)| remedy).collect()
 }
 
-/// A change in millionths of the value; only for the order.
+/// A change in millionths of the value; used only for the order.
 pub(super) fn part(change: i128, of: i128) -> i128 {
     change.saturating_mul(1_000_000) / of.max(1)
 }
 
-/// The channels that have most to do with the excess, the first of them most.
+/// The channels with the greatest part in the excess, greatest first.
 fn candidates<'a>(load: &'a Load, reason: &Reason) -> Vec<&'a Item> {
     let at = match reason {
         Reason::Rate => LONGEST.into(),
-        // A change that does has to do so where the excess is largest.
+        // A sufficient change has to be sufficient where the excess is largest.
         _ => load.tightest().map_or(0, |(t, _)| t),
     };
     let mut items: Vec<&Item> = load.up_to(at).collect();
@@ -72,7 +73,7 @@ fn candidates<'a>(load: &'a Load, reason: &Reason) -> Vec<&'a Item> {
     items
 }
 
-/// The least value from `from` up to `to` that does, if one does and if all above it do.
+/// The smallest value from `from` to `to` that is sufficient, if one is, and if all greater values are, too.
 pub(super) fn least(from: i128, to: i128, mut does: impl FnMut(i128) -> bool) -> Option<i128> {
     if from > to || !does(to) {
         return None;
@@ -89,7 +90,7 @@ fn deadline(load: &Load, item: &Item) -> Option<i128> {
     least(item.deadline, LONGEST.into(), |to| load.fits_with(&Item { deadline: to, ..*item }))
 }
 
-/// Bytes. Not below the largest packet.
+/// In bytes. Not below the largest packet.
 fn burst(load: &Load, link: &Link, item: &Item, channel: &Channel) -> Option<i128> {
     let (now, one) = (item.burst / BYTE, i128::from(channel.max_packet) + i128::from(link.overhead));
     least(0, now - one, |less| load.fits_with(&Item { burst: (now - less) * BYTE, ..*item }))
@@ -101,7 +102,7 @@ fn rate(load: &Load, item: &Item) -> Option<i128> {
         .map(|less| item.rate - less)
 }
 
-/// Each deadline asks for its own rate; the greatest does for all.
+/// Each deadline requires a rate; the greatest of these is sufficient for all.
 fn link_rate(load: &Load) -> Option<i128> {
     let mut to = load.reserved();
     let by_slack = load.slack.map(|s| (s, at_once(&load.items, s)));

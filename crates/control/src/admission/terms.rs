@@ -1,70 +1,70 @@
-//! What is asked for, and what the answer says.
+//! The arguments and results of admission control.
 
 use std::fmt;
 use teiji_model::policy::Auto;
 use teiji_model::text::{duration, printable};
 
-/// Longest time in an admission, ns: an hour, as in a policy.
+/// The longest time in an admission, ns: one hour, as in a policy.
 pub(super) const LONGEST: u64 = 3_600_000_000_000;
-/// Fastest link, bit/s: as in a policy.
+/// The fastest link, bit/s: as in a policy.
 pub(super) const FASTEST: u64 = 10_000_000_000_000;
-/// Largest burst or ring, bytes: as in a policy.
+/// The largest burst or ring, bytes: as in a policy.
 pub(super) const LARGEST: u64 = 1 << 30;
-/// Most channels of a link.
+/// The greatest number of channels of a link.
 pub(super) const MOST: usize = 1 << 20;
 
-/// A link, as the packets that leave by it see it.
+/// A link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// What it sends, bit/s on the wire, 1 to 10 Tbit/s. If a rate limiter sits before it, the limiter's rate.
+    /// Its rate, bit/s on the wire, 1 to 10 Tbit/s; with a rate limiter before it, the limiter's rate.
     pub rate: u64,
-    /// Largest frame that best effort or a channel hands over, bytes: MTU, 14 for the Ethernet header, 4 per VLAN
-    /// tag. Where the stack hands over segments that the NIC splits (TSO, `gso_max_size`), the largest of those.
+    /// The largest frame that best effort or a channel hands over, bytes: MTU, 14 for the Ethernet header, 4 per VLAN
+    /// tag. If the stack hands over segments that the NIC splits (TSO, `gso_max_size`), the largest of these.
     pub max_frame: u32,
-    /// What a frame takes on the wire besides its own bytes: 24 on Ethernet (preamble, FCS, gap).
+    /// What a frame takes on the wire in addition to its own bytes: 24 on Ethernet (preamble, FCS, gap).
     pub overhead: u32,
-    /// A packet is handed to the NIC while at most so many bytes are there and not sent, counted on the wire: the
-    /// driver's ring, or the limit of byte queue limits (`queues/tx-*/byte_queue_limits/limit`; lib/dynamic_queue_limits.c).
-    /// 0 if the rate limiter hands over one packet at a time.
+    /// A packet is handed to the NIC while at most this many bytes, counted on the wire, are there and not sent: the
+    /// driver's ring, or the limit of byte queue limits (`queues/tx-*/byte_queue_limits/limit`;
+    /// lib/dynamic_queue_limits.c). 0 if the rate limiter hands over one packet at a time.
     pub ring_bytes: u64,
-    /// How much later than asked the limiter's timer may fire, ns. What it misses by that it has to make up for.
+    /// How late the limiter's timer may fire, ns. The limiter has to make up for that time.
     pub timer_error: u64,
     /// Best effort goes first while the earliest deadline is further away than this, ns.
     pub slack: Auto,
 }
 
-/// A real-time channel. Bytes are counted on the wire, the link's overhead included.
+/// A real-time channel. Bytes are counted on the wire, including the link's overhead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Channel {
-    /// For messages; may come from anywhere.
+    /// Its name, for messages; untrusted text.
     pub name: String,
-    /// From a packet's arrival in the link's queue to its last bit on the wire, ns, 1 ns to an hour.
+    /// The time from a packet's arrival in the link's queue to its last bit on the wire, ns, 1 ns to one hour.
     pub deadline: u64,
     /// The token bucket's rate, bit/s, at least 1.
     pub rate: u64,
-    /// The token bucket's depth, bytes; holds at least the largest packet with its overhead, at most 1 GiB.
+    /// The token bucket's depth, bytes: at least the largest packet with its overhead, at most 1 GiB.
     pub burst: u64,
-    /// Largest packet, bytes of the frame, without the link's overhead; at most the link's `max_frame`.
+    /// The largest packet, bytes of the frame without the link's overhead; at most the link's `max_frame`.
     pub max_packet: u32,
 }
 
-/// The channels fit: every packet within its token bucket leaves in time.
+/// The channels fit: every packet within its token bucket leaves by its deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
-    /// The slack that the link has to use, ns: the one that was set, or the smallest that will do.
+    /// The slack that the link has to use, ns: the one that was set, or the smallest sufficient one.
     pub slack: u64,
-    /// What each channel is guaranteed, in the order of the channels.
+    /// The guarantee of each channel, in the order of the channels.
     pub guarantees: Vec<Guarantee>,
     /// Sum of the channels' rates, bit/s.
     pub reserved_rate: u64,
-    /// What of the link's rate is not reserved, bit/s.
+    /// The part of the link's rate that is not reserved, bit/s.
     pub free_rate: u64,
-    /// How many bytes the burst of any one channel could grow by with every deadline still kept (the slack, if chosen
-    /// automatically, grows too). `None` without channels.
+    /// By how many bytes the burst of any one channel could grow with every deadline still kept (the slack, if it is
+    /// automatic, grows, too). `None` without channels.
     pub free_burst: Option<u64>,
 }
 
-/// What one channel is guaranteed.
+/// The guarantee of one channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Guarantee {
     /// The channel's name.
@@ -76,7 +76,7 @@ pub struct Guarantee {
 /// Why there is no admission.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// A value is out of range: nothing was decided. Printable.
+    /// A value is out of range, so nothing was decided. Printable.
     #[error("{0}")]
     Malformed(String),
     /// The channels do not fit.
@@ -89,31 +89,31 @@ pub enum Denied {
 pub struct Refusal {
     /// What does not fit.
     pub reason: Reason,
-    /// So long after a moment when every burst comes at once, ns, demand exceeds the link most. For [`Reason::Rate`] and
-    /// [`Reason::Curves`] the longest time there is.
+    /// The time after a moment when every burst comes at once, ns, at which demand exceeds the link most. The longest
+    /// time for [`Reason::Rate`] and [`Reason::Curves`].
     pub at: u64,
-    /// By so many bytes, rounded up. For [`Reason::Rate`] and [`Reason::Curves`] in each second.
+    /// By how many bytes, rounded up; per second for [`Reason::Rate`] and [`Reason::Curves`].
     pub excess: u128,
     /// The channels whose packets make up that demand, by deadline; for [`Reason::Curves`] by what they reserve.
     pub offending: Vec<String>,
-    /// Single changes each of which makes the set fit, the best of each kind, the smallest change (in proportion to
-    /// what is changed) first. Each is exact: a step less does not do (as text they have four digits, rounded so that
-    /// they do). Empty if no single change does.
+    /// Single changes, each of which makes the set fit: the smallest of each kind, and the smallest relative change
+    /// first. Each is exact: one step less is not sufficient (the text has four digits, rounded so that they are
+    /// sufficient). Empty if no single change is sufficient.
     pub remedies: Vec<Remedy>,
 }
 
 /// What does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The rates together exceed the link's.
+    /// The channels' rates together exceed the link's rate.
     Rate,
-    /// A deadline comes too early for what has to be sent by then.
+    /// A deadline is too early for what has to be sent by then.
     Deadline,
-    /// What HFSC reserves for the bursts and their deadlines exceeds the link.
+    /// What HFSC reserves for bursts and deadlines exceeds the link's rate.
     Curves,
     /// Best effort goes first for too long.
     Slack {
-        /// The smallest slack that will do, ns.
+        /// The smallest sufficient slack, ns.
         least: u64,
     },
 }
@@ -154,7 +154,7 @@ pub enum Remedy {
     },
 }
 
-/// A time as it is written in a policy.
+/// A time in the form of a policy.
 struct Time(u64);
 
 impl fmt::Display for Time {
@@ -163,7 +163,7 @@ impl fmt::Display for Time {
     }
 }
 
-/// A rate as it is written in a policy.
+/// A rate in the form of a policy.
 struct Rate(u64);
 
 impl fmt::Display for Rate {
@@ -172,12 +172,13 @@ impl fmt::Display for Rate {
     }
 }
 
-/// Four digits are enough to read. A later deadline, a longer slack and a faster link do as well, so these go up.
+/// Rounds up to four digits, which are enough to read: a later deadline, a longer slack and a faster link are
+/// sufficient, too.
 fn up(value: u64) -> u64 {
     value.next_multiple_of(step(value))
 }
 
-/// A lower rate does as well.
+/// Rounds down to four digits: a lower rate is sufficient, too.
 fn down(value: u64) -> u64 {
     value - value % step(value)
 }
@@ -204,7 +205,7 @@ impl fmt::Display for Remedy {
     }
 }
 
-/// How many channels, and the last of them.
+/// The number of channels, and the last of them.
 struct Last<'a>(&'a [String]);
 
 impl fmt::Display for Last<'_> {
@@ -234,29 +235,29 @@ impl fmt::Display for Refusal {
             }
             Reason::Curves => write!(
                 f,
-                "HFSC reserves each channel's burst within its deadline all the time, and that is {} more than the link \
-                 sends ({})",
+                "HFSC reserves each channel's burst within its deadline all the time, and that is {} more than the \
+                 link sends ({})",
                 Rate(u64::try_from(self.excess * 8).unwrap_or(u64::MAX)),
                 Last(&self.offending)
             )?,
             Reason::Slack { .. } => write!(
                 f,
-                // Exactly, as it was written: the one that would do may be close to it.
+                // Exactly, in the form of the policy: a sufficient slack may be close to it.
                 "with a slack of {} best effort goes first for too long: {excess} could not be sent in time",
                 Time(self.at)
             )?,
         }
         for (i, remedy) in self.remedies.iter().enumerate() {
-            write!(f, "{} {remedy}", if i == 0 { "; what would do:" } else { ", or" })?;
+            write!(f, "{} {remedy}", if i == 0 { "; the channels would fit with" } else { ", or" })?;
         }
         if self.remedies.is_empty() {
-            f.write_str("; no single change would do, take out a channel")?;
+            f.write_str("; no single change is enough: remove a channel")?;
         }
         Ok(())
     }
 }
 
-/// Refuses what is out of range, so that no sum can overflow.
+/// Refuses values out of range, so that no sum can overflow.
 pub(super) fn check(link: &Link, channels: &[Channel]) -> Result<(), Denied> {
     let range = |what: &str, value: u64, from: u64, to: u64| {
         if (from..=to).contains(&value) {
@@ -269,7 +270,7 @@ pub(super) fn check(link: &Link, channels: &[Channel]) -> Result<(), Denied> {
     };
     if channels.len() > MOST {
         return Err(Denied::Malformed(format!(
-            "{} channels are more than {MOST}, the most of a link",
+            "{} channels are more than {MOST}, the limit of a link",
             channels.len()
         )));
     }

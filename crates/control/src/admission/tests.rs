@@ -37,10 +37,10 @@ fn one_channel_waits_for_one_frame() {
     assert_eq!(admitted.free_burst, Some(8_500));
     // Without the slack rule it leaves at once.
     let eager = Link { slack: Auto::Nanoseconds(10 * MS), ..link() };
-    // Its own 500 bytes; what comes while they wait adds a tenth of that time: 1,500 / (1 - 0.1) µs at most.
+    // Its own 500 bytes; what comes while they wait adds a tenth of that time: at most 1,500 / (1 - 0.1) µs.
     let bound = admit(&eager, &one).unwrap().guarantees[0].delay;
     assert_eq!(bound, 1_500_000);
-    // The ring and the timer come on top.
+    // The ring and the timer are added.
     let slow = Link { ring_bytes: 2_000, timer_error: 250_000, ..link() };
     assert_eq!(admit(&slow, &one).unwrap().slack, 3_750_000);
 }
@@ -72,7 +72,7 @@ fn a_deadline_that_just_fits() {
 
 #[test]
 fn a_channel_far_behind_waits_for_the_busy_period_only() {
-    // a takes half the link for ever; b's deadline is 100 ms away, but the bursts are through within 4 ms.
+    // a uses half of the link all the time; b's deadline is 100 ms away, but the bursts are sent within 4 ms.
     let link = Link { slack: Auto::Nanoseconds(1_000 * MS), ..link() };
     let set = [channel("a", 2 * MS, 4_000_000, 500), channel("b", 100 * MS, 8_000, 400)];
     let bounds = admit(&link, &set).unwrap().guarantees;
@@ -152,7 +152,7 @@ fn the_largest_values_do_not_overflow() {
     assert_eq!(refusal(&small, &set).reason, Reason::Rate);
 }
 
-/// The condition as it is printed in the paper, with the slack rule, tried at every ns.
+/// The condition in the form of the paper, with the slack rule, tried at every ns.
 fn holds(link: &Link, slack: u64, set: &[Channel]) -> bool {
     let nano = |bytes: u64| i128::from(bytes) * 8_000_000_000;
     let usable = |c: &Channel| c.deadline.min(slack);
@@ -170,7 +170,7 @@ fn holds(link: &Link, slack: u64, set: &[Channel]) -> bool {
         })
 }
 
-/// f(t) of `bound`, by steps of a ns.
+/// f(t) of `bound`, in steps of 1 ns.
 fn leaves_by(link: &Link, slack: u64, set: &[Channel], t: u64) -> u64 {
     let nano = |bytes: u64| i128::from(bytes) * 8_000_000_000;
     let blocking = nano(u64::from(link.max_frame) + u64::from(link.overhead) + link.ring_bytes);
@@ -186,7 +186,7 @@ fn leaves_by(link: &Link, slack: u64, set: &[Channel], t: u64) -> u64 {
         .unwrap()
 }
 
-/// Sets near what a link of 8 Gbit/s (a byte in a ns) can do, small enough to be tried ns by ns.
+/// Sets near the limit of a link of 8 Gbit/s (one byte per ns), small enough to be tried ns by ns.
 fn some_set() -> impl Strategy<Value = (Link, Vec<Channel>)> {
     let link = (1..40_u32, 0..30_u64, 0..20_u64).prop_map(|(max_frame, ring_bytes, timer_error)| Link {
         rate: 8_000_000_000,
@@ -224,7 +224,7 @@ proptest! {
                 let spare = admitted.free_burst.unwrap();
                 prop_assert!((0..set.len()).all(|i| grow(i, spare, u64::MAX)));
                 prop_assert!((0..set.len()).any(|i| !grow(i, spare + 1, u64::MAX)));
-                // Any slack: the decision, and each channel's bound.
+                // With any slack: the decision, and each channel's bound.
                 let slack = admitted.slack * share / 100;
                 let chosen = Link { slack: Auto::Nanoseconds(slack), ..link.clone() };
                 let admitted = admit(&chosen, &set);
@@ -256,7 +256,7 @@ proptest! {
         for remedy in &refused.remedies {
             for (less, does) in [(0, true), (1, false)] {
                 let (mut link, mut set) = (link.clone(), set.clone());
-                // Names may be there twice; one of them it is.
+                // Several channels may have the same name; the remedy is for one of them.
                 let mut any = false;
                 for i in 0..set.len() {
                     let was = set[i].clone();

@@ -1,7 +1,7 @@
-//! What the channels of a policy ask of the links that they leave by.
+//! What the channels of a policy require of the links that they leave by.
 //!
 //! ```text
-//! channels ── by link ──► rate, ends, bursts ── frames ──► admission ──► root qdisc wanted, delays guaranteed
+//! channels ── by link ──► rate, endpoints, bursts ── frames ──► admission ──► root qdisc wanted, delays guaranteed
 //! ```
 //!
 //! | module | decides |
@@ -9,7 +9,7 @@
 //! | here | which link a channel leaves by, and whether that can have deadlines |
 //! | `flows` | whether a link's channels can be told apart, and their rates and bursts |
 //! | `frames` | the largest packet that a deadline may have to wait for |
-//! | `link` | what a link sends, whether its deadlines can all be kept, and which settings that takes |
+//! | `link` | the rate of a link, whether its deadlines can all be kept, and the settings for that |
 
 mod flows;
 mod frames;
@@ -23,12 +23,13 @@ use teiji_model::policy::{At, ChannelPolicy, LinkPolicy, Place, Policy};
 use teiji_model::queue::{MAX_CHANNELS, MAX_LINKS, Scheduler};
 use teiji_model::text::printable;
 
-/// Adds the settings and guarantees that the channels ask for, and the problems met on the way.
+/// Adds the settings and guarantees that the channels require, and the problems.
 pub(super) fn collect(policy: &Policy, host: Host<'_>, draft: &mut Draft) {
     if let Some(first) = policy.channels.get(MAX_CHANNELS) {
         let count = policy.channels.len();
-        let message =
-            format!("{count} channels are more than the {MAX_CHANNELS} of a host: make prefixes of some");
+        let message = format!(
+            "{count} channels are more than the limit of {MAX_CHANNELS} per host: combine some by prefixes"
+        );
         return draft.problem(&first.name.place, message);
     }
     let groups = groups(policy, draft);
@@ -40,14 +41,12 @@ pub(super) fn collect(policy: &Policy, host: Host<'_>, draft: &mut Draft) {
     let Some((_, _, first)) = groups.first() else { return };
     let scheduler = match scheduler(&host.observed.deadlines, draft) {
         Ok(scheduler) => scheduler,
-        // Once, and nothing else of the channels can be judged without it.
+        // Reported only once: without it nothing else of the channels can be judged.
         Err(why) => return draft.problem(&first[0].name.place, why),
     };
     if let Some((name, place, _)) = groups.get(MAX_LINKS) {
-        let message = format!(
-            "`{}` is one link more than the {MAX_LINKS} of a host that can have channels",
-            shown(name)
-        );
+        let message =
+            format!("`{}` exceeds the limit of {MAX_LINKS} links with channels per host", shown(name));
         return draft.problem(place, message);
     }
     for (name, place, channels) in groups {
@@ -64,10 +63,10 @@ pub(super) fn collect(policy: &Policy, host: Host<'_>, draft: &mut Draft) {
     }
 }
 
-/// What keeps deadlines on this host, once what has to be done first is done. Warns if it is not teiji's own.
+/// What keeps deadlines on this host, once the preparations are done. Warns if it is not teiji's own qdisc.
 ///
 /// # Errors
-/// Why nothing does, and the cure.
+/// Why nothing can keep deadlines, and what to do about it.
 fn scheduler(support: &DeadlineSupport, draft: &mut Draft) -> Result<Scheduler, String> {
     match support {
         DeadlineSupport::Edf => Ok(Scheduler::Edf),
@@ -79,7 +78,7 @@ fn scheduler(support: &DeadlineSupport, draft: &mut Draft) -> Result<Scheduler, 
             draft.warnings.push(format!(
                 "this kernel has no BPF qdiscs ({missing}), so its own HFSC keeps the deadlines: it reserves each \
                  channel's burst within its deadline all the time, which admits fewer channels, and a change of \
-                 channels loses what waits; Linux 6.16 or newer with CONFIG_NET_SCH_BPF does better"
+                 channels loses the packets in the queue; Linux 6.16 or newer with CONFIG_NET_SCH_BPF avoids both"
             ));
             Ok(Scheduler::Hfsc)
         }
@@ -87,10 +86,10 @@ fn scheduler(support: &DeadlineSupport, draft: &mut Draft) -> Result<Scheduler, 
     }
 }
 
-/// A link's name, where it is named first, and its channels.
+/// The name of a link, where it is named first, and its channels.
 type Named<'a> = (&'a str, &'a Place, Vec<&'a ChannelPolicy>);
 
-/// The channels by the link that they leave by, in the order of the policy.
+/// The channels, grouped by the link that they leave by, in the order of the policy.
 fn groups<'a>(policy: &'a Policy, draft: &mut Draft) -> Vec<Named<'a>> {
     let mut groups: Vec<Named<'a>> = Vec::new();
     for channel in &policy.channels {
@@ -116,7 +115,7 @@ fn groups<'a>(policy: &'a Policy, draft: &mut Draft) -> Vec<Named<'a>> {
     groups
 }
 
-/// Whether channels can leave by it.
+/// Whether channels can leave by this device.
 fn usable(device: &ObservedLink) -> Result<&ObservedLink, String> {
     match device.kind {
         LinkKind::Bridge => Err(format!(
@@ -128,7 +127,7 @@ fn usable(device: &ObservedLink) -> Result<&ObservedLink, String> {
     }
 }
 
-/// Says which keys of a link say nothing without channels.
+/// Warns of keys of a link that have no effect without channels.
 fn without_effect(section: &LinkPolicy, draft: &mut Draft) {
     let name = shown(&section.name.value);
     let keys = [

@@ -1,7 +1,7 @@
-//! Whether this host can bear what is wanted.
+//! Whether the wanted settings are acceptable on this host.
 //!
-//! What counts is the host after the plan: what is wanted, where nothing is wanted what it goes back to, else
-//! what it is now.
+//! The checks are about the host after the plan. Its settings are the wanted ones; the others have the value to which
+//! they return, or their present value.
 
 use super::names::shown;
 use super::{Draft, Want, starve, steps, wants};
@@ -12,11 +12,11 @@ use teiji_model::plan::{Held, Observed};
 use teiji_model::policy::Place;
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
 
-/// Share of the CPUs that `SCHED_DEADLINE` threads may have together, millionths: the kernel's default
+/// The share of the CPUs that all `SCHED_DEADLINE` threads may have together, millionths: the kernel's default of
 /// `sched_rt_runtime_us` / `sched_rt_period_us`.
 const DEADLINE_SHARE: u128 = 950_000;
 
-/// Adds every problem that this host has with what is wanted.
+/// Adds every problem of the wanted settings on this host.
 pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
     readable(observed, draft);
     guard(observed, draft);
@@ -26,7 +26,7 @@ pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
     starve::check(observed, &threads, draft);
 }
 
-/// What cannot be read cannot be put back, so it is not changed.
+/// A setting that cannot be read could not be restored, so it is not changed.
 fn readable(observed: &Observed, draft: &mut Draft) {
     let mut missing: Vec<(Place, String, Vec<String>)> = Vec::new();
     for want in draft.wants.iter().filter(|w| !observed.settings.contains_key(&w.setting)) {
@@ -43,11 +43,11 @@ fn readable(observed: &Observed, draft: &mut Draft) {
             n => format!(" and {} more like it", n - 1),
         };
         let name = &names[0];
-        draft.problem(&place, format!("{name}{more} cannot be read, so it could not be put back: {why}"));
+        draft.problem(&place, format!("{name}{more} cannot be read, so it could not be restored: {why}"));
     }
 }
 
-/// Why a resource has no value, as far as the observation says.
+/// Why a resource has no value, if the observation says so.
 pub(crate) fn reason(resource: &Resource, observed: &Observed) -> String {
     observed.settings.error(resource).map_or_else(
         || "this host does not show it; `teiji doctor` says what is missing".to_owned(),
@@ -55,7 +55,7 @@ pub(crate) fn reason(resource: &Resource, observed: &Observed) -> String {
     )
 }
 
-/// The first of the wanted settings that gives a thread such a class.
+/// The first wanted setting that gives a thread such a class.
 fn first_with(draft: &Draft, is: fn(&Scheduling) -> bool) -> Option<&Want> {
     draft.wants.iter().find(|w| matches!(&w.wanted, Value::Scheduling(s) if is(s)))
 }
@@ -76,10 +76,10 @@ pub(super) struct Thread {
     pub name: String,
     /// The process of its VM.
     pub vm: Task,
-    /// A vCPU rather than a vhost worker.
+    /// Whether it is a vCPU thread rather than a vhost worker.
     pub vcpu: bool,
     pub scheduling: Scheduling,
-    /// All online CPUs if it is not known.
+    /// All online CPUs if not known.
     pub cpus: CpuSet,
 }
 
@@ -104,8 +104,8 @@ fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
     tasks.filter_map(thread).collect()
 }
 
-/// Threads of `SCHED_FIFO` and `SCHED_RR` run as long as they like: they must not be able to take every CPU at
-/// once. (`SCHED_DEADLINE` is bounded by [`deadlines`].)
+/// Threads of `SCHED_FIFO` and `SCHED_RR` run as long as they like, so they must not be able to take every CPU at once.
+/// ([`deadlines`] limits `SCHED_DEADLINE`.)
 fn spare_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     let Some(place) = first_with(draft, spare::unbounded).map(|w| w.place.clone()) else { return };
     let real_time: Vec<&CpuSet> =
@@ -122,15 +122,15 @@ fn spare_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     }
 }
 
-/// What the kernel would refuse (`sched_setattr(2)`), said beforehand: `SCHED_DEADLINE` threads are admitted as
-/// long as their bandwidth fits (kernel/sched/deadline.c), and only if they may run on every CPU.
+/// Reports in advance what the kernel would refuse (`sched_setattr(2)`): it admits `SCHED_DEADLINE` threads only if
+/// their bandwidth fits (kernel/sched/deadline.c) and if they may run on every CPU.
 fn deadlines(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     pinned(observed, threads, draft);
     let Some(place) = first_with(draft, Scheduling::is_deadline).map(|w| w.place.clone()) else { return };
     let asked: u128 = threads
         .iter()
         .filter_map(|t| match t.scheduling {
-            // A period of 0 means that of the deadline.
+            // A period of 0 stands for the deadline.
             Scheduling::Deadline { runtime, deadline, period } => {
                 let period = u128::from(if period == 0 { deadline } else { period }).max(1);
                 Some((u128::from(runtime) * 1_000_000).div_ceil(period))
@@ -153,7 +153,7 @@ fn deadlines(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     }
 }
 
-/// Threads that have a deadline after the plan, though they may not run on every CPU.
+/// Threads that are `SCHED_DEADLINE` after the plan, although they may not run on every CPU.
 fn pinned(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     let mut pinned: BTreeMap<(String, usize, usize), (Place, Vec<String>)> = BTreeMap::new();
     let narrow = |t: &&Thread| t.scheduling.is_deadline() && !observed.cpus.without(&t.cpus).is_empty();
@@ -168,8 +168,8 @@ fn pinned(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     }
     for (place, names) in pinned.into_values() {
         let message = format!(
-            "the kernel takes no deadline thread that may not run on every CPU (sched(7)), and these are pinned: \
-             {}: let them run on {} first, or use class = \"realtime\"",
+            "a deadline thread must be allowed to run on every CPU (sched(7)), but these are pinned: \
+             {}: allow them on {} first, or use class = \"realtime\"",
             names.join(", "),
             observed.cpus
         );

@@ -1,21 +1,21 @@
-//! From what is wanted and what is, the steps between.
+//! Finds the steps from the present state to the wanted one.
 //!
 //! ```text
-//! policy ── names ──► wanted settings ── checks ──► against present and held values ── order ──► Plan
+//! policy ── names ──► wanted settings ── checks ──► compared with present and held values ── order ──► Plan
 //! ```
 //!
 //! | module | decides |
 //! | --- | --- |
 //! | `names` | which VM and which link a section means |
 //! | `wants` | which settings a section asks for, and their values |
-//! | `channels` | what the channels ask of their links: queues, segments, and what is guaranteed |
-//! | `checks` | whether this host can bear them |
-//! | `starve` | whether real-time threads would keep each other from running |
-//! | `steps` | which of them differ, and in which order they are changed |
+//! | `channels` | what the channels require of their links: queues, segments, and the guarantees |
+//! | `checks` | whether they are acceptable on this host |
+//! | `starve` | whether real-time threads would starve each other |
+//! | `steps` | which of them differ, and the order of the changes |
 //!
-//! A setting that teiji does not hold and that is as wanted already is left alone: it is somebody else's, and
-//! stays so. One that teiji holds and nothing wants any more goes back to what it was, unless somebody else has
-//! changed it since.
+//! A setting that teiji does not hold and that already has the wanted value is left alone: somebody else has set it. A
+//! setting that teiji holds and that no line of the policy asks for any more returns to its original value, unless
+//! somebody else has changed it since.
 
 mod channels;
 mod checks;
@@ -34,10 +34,10 @@ use teiji_model::policy::{Place, Policy, Problem};
 use teiji_model::resource::{Resource, Value};
 use teiji_model::text::printable;
 
-/// The steps that make the host what the policy asks for. The same arguments give the same steps.
+/// The steps that give the host the state that the policy asks for. The same arguments give the same steps.
 ///
 /// # Errors
-/// Everything in the policy that this host cannot keep, with place and cure; never empty.
+/// All problems of the policy on this host, each with its place and what to do about it; never empty.
 pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, Vec<Problem>> {
     let mut draft = Draft::default();
     let (genuine, impostors) = names::genuine(policy, observed);
@@ -45,7 +45,7 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
     wants::collect(policy, Host { observed, held, impostors: &impostors }, &mut draft);
     checks::check(observed, held, &mut draft);
     if !draft.problems.is_empty() {
-        // Sections are read kind by kind, people read from the top.
+        // The problems are found kind by kind, but people read from the top.
         draft.problems.sort_by(|a, b| {
             let key = |p: &Problem| (p.place.file.clone(), p.place.line, p.place.column);
             key(a).cmp(&key(b))
@@ -61,27 +61,27 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
     Ok(Plan { links: draft.links, first: draft.first, asked, overridden, ..plan })
 }
 
-/// A host and what teiji holds of it.
+/// A host and what teiji holds on it.
 #[derive(Clone, Copy)]
 struct Host<'a> {
     observed: &'a Observed,
     held: &'a Held,
-    /// VMs that may not be what they call themselves; they are not among those observed.
+    /// VMs that may not be what their names say; they are not in `observed`.
     impostors: &'a [ObservedVm],
 }
 
-/// Something is wrong, and is among the problems already.
+/// Something is wrong, and has been recorded as a problem.
 #[derive(Debug)]
 struct Noted;
 
-/// What is known of a plan while it is being made.
+/// A plan while it is being made.
 #[derive(Default)]
 struct Draft {
-    /// In the order of the policy, each setting once.
+    /// In the order of the policy; each setting occurs once.
     wants: Vec<Want>,
     problems: Vec<Problem>,
     warnings: Vec<String>,
-    /// What has to be done before; printable.
+    /// What has to be done before the steps; printable.
     first: Vec<String>,
     links: Vec<LinkGuarantee>,
 }
@@ -91,7 +91,7 @@ struct Want {
     setting: Resource,
     wanted: Value,
     whose: String,
-    /// The line, as `vm.sip1.class`; printable.
+    /// The line, such as `vm.sip1.class`; printable.
     reason: String,
     place: Place,
     cost: String,
@@ -102,7 +102,7 @@ impl Draft {
         self.problems.push(Problem { place: place.clone(), message: printable(&message.into()) });
     }
 
-    /// The wanted value of a setting, if one is wanted.
+    /// The wanted value of a setting, if a line asks for one.
     fn wanted(&self, setting: &Resource) -> Option<&Value> {
         self.wants.iter().find(|w| w.setting == *setting).map(|w| &w.wanted)
     }

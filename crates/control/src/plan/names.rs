@@ -1,7 +1,7 @@
-//! Which VM or link a section means. The names on both sides are untrusted and are shown as escapes.
+//! Which VM or link a section means. The names in the policy and on the host are untrusted and are shown with escapes.
 //!
-//! A process may call itself what it likes. One whose name nobody vouches for is nobody's VM as far as a plan goes: it is
-//! not meant by `[vm.NAME]`, and nothing of it counts in what is planned for others. `[vm."pid:N"]` means it all the same.
+//! A process may choose any name. If nothing confirms its name, `[vm.NAME]` does not mean that process, and its threads
+//! do not count in what is planned for others. `[vm."pid:N"]` means it nevertheless.
 
 use super::{Draft, Host};
 use teiji_model::host::VM_USERS;
@@ -9,12 +9,12 @@ use teiji_model::plan::{Observed, ObservedLink, ObservedVm};
 use teiji_model::policy::{At, Policy, VmPolicy};
 use teiji_model::text::printable;
 
-/// Names that a message lists; more are counted.
+/// How many names a message lists; further names are counted.
 const LISTED: usize = 8;
-/// Characters of a name that a message shows.
+/// How many characters of a name a message shows.
 const SHOWN: usize = 60;
 
-/// A name that may be printed: escaped, and cut if it is long.
+/// A name that may be printed: escaped, and truncated if it is long.
 pub(crate) fn shown(name: &str) -> String {
     let mut text: String = name.chars().take(SHOWN).collect();
     if text.len() < name.len() {
@@ -23,7 +23,7 @@ pub(crate) fn shown(name: &str) -> String {
     printable(&text)
 }
 
-/// The host without VMs that may not be what they call themselves, and those.
+/// The host without VMs that may not be what their names say, and those VMs.
 pub(super) fn genuine(policy: &Policy, observed: &Observed) -> (Observed, Vec<ObservedVm>) {
     let users: Vec<&str> = match &policy.host.vm_users {
         Some(users) => users.value.iter().map(String::as_str).collect(),
@@ -41,20 +41,20 @@ pub(super) fn genuine(policy: &Policy, observed: &Observed) -> (Observed, Vec<Ob
     (genuine, impostors)
 }
 
-/// Who else calls itself so, for people.
+/// The other processes with this name, for people.
 fn others(name: &str, host: Host<'_>) -> Vec<String> {
     let called_so = host.impostors.iter().filter(|o| o.vm.name == name);
     called_so
         .map(|o| {
-            // Those that are listed here are in doubt whoever is trusted.
+            // Processes listed here are in doubt, whichever users are trusted.
             let whose = o.identity.doubt::<&str>(&[]).unwrap_or_default();
             format!("pid {}, {}", o.vm.pid, shown(&whose))
         })
         .collect()
 }
 
-/// The policy's sections with the VM that each means, in the order of the policy; a section that means none, or
-/// one that another section means too, is a problem.
+/// The policy's sections with the VM that each means, in the order of the policy. A section that means no VM, or a VM
+/// that another section means, too, is a problem.
 pub(super) fn vms<'a>(
     sections: &'a [VmPolicy],
     host: Host<'a>,
@@ -99,7 +99,7 @@ pub(super) fn vms<'a>(
     found
 }
 
-/// `pid:N` is a process id whatever a VM may call itself: nothing else stops a VM named so from being taken for
+/// The VM that a section means. `pid:N` is always a process id: otherwise a VM with such a name could be mistaken for
 /// another.
 fn vm<'a>(name: &str, host: Host<'a>) -> Result<&'a ObservedVm, String> {
     let observed = host.observed;
@@ -115,8 +115,8 @@ fn vm<'a>(name: &str, host: Host<'a>) -> Result<&'a ObservedVm, String> {
     match found[..] {
         [one] => Ok(one),
         [] if by_pid.is_none() && !others(name, host).is_empty() => Err(format!(
-            "a process calls itself `{}` whose name nobody vouches for: {}; if that is the VM you mean, write its user \
-             into `vm_users` of [host], or name it by its process id, as in [vm.\"pid:1234\"]",
+            "a process calls itself `{}`, but nothing confirms that name: {}; if that is the VM you mean, add its \
+             user to `vm_users` of [host], or name it by its process id, as in [vm.\"pid:1234\"]",
             shown(name),
             others(name, host).join("; ")
         )),
@@ -134,7 +134,7 @@ fn vm<'a>(name: &str, host: Host<'a>) -> Result<&'a ObservedVm, String> {
     }
 }
 
-/// The device of that name.
+/// The device with this name.
 pub(super) fn link<'a>(name: &At<String>, observed: &'a Observed) -> Result<&'a ObservedLink, String> {
     observed.links.iter().find(|l| l.name == name.value).ok_or_else(|| {
         let names = observed.links.iter().map(|l| l.name.as_str());
@@ -143,7 +143,7 @@ pub(super) fn link<'a>(name: &At<String>, observed: &'a Observed) -> Result<&'a 
     })
 }
 
-/// What there is instead, the most alike first.
+/// The names that exist, the most similar first.
 fn there_is<'a>(noun: &str, name: &str, names: impl Iterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = names.collect();
     names.sort_unstable();

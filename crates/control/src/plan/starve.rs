@@ -1,14 +1,16 @@
-//! Real-time threads that share CPUs in such a way that one may keep another from running for good.
+//! Real-time threads that share CPUs in such a way that one may starve another.
 //!
-//! A `SCHED_FIFO` thread runs until it sleeps or one of a higher priority comes (sched(7)). A vCPU does not sleep while
-//! its guest is busy. A vhost worker does not sleep while there are packets and the guest makes room for them.
+//! A `SCHED_FIFO` thread runs until it sleeps or a thread of a higher priority becomes runnable (sched(7)). A vCPU does
+//! not sleep while its guest is busy. A vhost worker does not sleep while there are packets and the guest has room for
+//! them.
 //!
-//! - A thread *can starve* if others that need not give way to it may be busy on all of its CPUs at once. That depends
-//!   on the load, and is a warning. A worker is not counted as in the way of its own VM's vCPUs: without them it has
-//!   nothing to do for long.
-//! - vCPUs of one VM that are more than the CPUs they may run on *will*: a guest's vCPUs wait for each other in loops
-//!   (interrupts between them, locks), and the one that loops keeps the one it waits for from running. Such a guest
-//!   stands still for good, and the plan is refused.
+//! - A thread *can starve* if threads that it does not preempt may be busy on all of its CPUs at once. That depends on
+//!   the load, and is a warning. A worker does not count as an obstacle for the vCPUs of its own VM: without them it
+//! soon
+//!   has nothing to do.
+//! - The vCPUs of one VM *will starve* if there are more of them than CPUs that they may run on: a guest's vCPUs wait
+//!   for each other in loops (interrupts between them, locks), and a vCPU that loops does not let the one that it waits
+//!   for run. Such a guest hangs for ever, so the plan is refused.
 
 use super::checks::Thread;
 use super::names::shown;
@@ -19,10 +21,10 @@ use teiji_model::cpus::CpuSet;
 use teiji_model::plan::Observed;
 use teiji_model::resource::{Resource, Scheduling};
 
-/// Names that a message lists; more are counted.
+/// How many names a message lists; further names are counted.
 const LISTED: usize = 4;
 
-/// Refuses what would stand still, and warns of what may starve, where the policy has a part in it.
+/// Refuses plans in which a guest would hang, and warns of threads that may starve, if the policy is part of the cause.
 pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     let unbounded: Vec<&Thread> = threads.iter().filter(|t| spare::unbounded(&t.scheduling)).collect();
     let mut problems = Vec::new();
@@ -38,9 +40,9 @@ pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
         problems.push((
             want.place.clone(),
             format!(
-                "the {} real-time vCPUs of {name} would share fewer CPUs than they are ({all} in all): they wait for \
-                 each other in loops, and the one that loops never lets the other run: give each a CPU of its own with \
-                 vcpu_cpus, or leave the class out",
+                "the {} real-time vCPUs of {name} would share fewer CPUs ({all}): a guest's vCPUs wait for \
+                 each other in loops, and one that loops never lets the other run: give each its own CPU with \
+                 vcpu_cpus, or remove the class",
                 vcpus.len()
             ),
         ));
@@ -53,7 +55,7 @@ pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
     }
 }
 
-/// Who can starve on which CPUs, and who is in the way there.
+/// Warns of the threads that can starve, with their CPUs and the threads that can be busy there.
 fn warn(observed: &Observed, unbounded: &[&Thread], draft: &mut Draft) {
     let mut found: BTreeMap<String, (Vec<String>, Vec<String>)> = BTreeMap::new();
     for victim in unbounded {
@@ -77,15 +79,15 @@ fn warn(observed: &Observed, unbounded: &[&Thread], draft: &mut Draft) {
     for (cpus, (victims, others)) in found {
         let noun = if cpus.parse::<u32>().is_ok() { "CPU" } else { "CPUs" };
         draft.warnings.push(format!(
-            "on {noun} {cpus} {} may get no CPU time at all while these are busy: {}; give them CPUs of their own with \
-             vcpu_cpus and worker_cpus",
+            "on {noun} {cpus} {} may get no CPU time at all while these are busy: {}; give them CPUs of their own \
+             with vcpu_cpus and worker_cpus",
             listed(&victims),
             listed(&others)
         ));
     }
 }
 
-/// Whether `other`, once it runs, need not give way to `victim`, and may be busy for as long as it likes.
+/// Whether `victim` does not preempt `other` once that runs, and `other` may be busy for as long as it likes.
 fn stays(other: &Thread, victim: &Thread) -> bool {
     let (its, wanted) = (other.scheduling.priority(), victim.scheduling.priority());
     let not_preempted = its > wanted || (its == wanted && fifo(&other.scheduling));
@@ -97,7 +99,7 @@ fn fifo(scheduling: &Scheduling) -> bool {
     matches!(scheduling, Scheduling::Fifo { .. })
 }
 
-/// The part that the policy has in how and where a thread runs.
+/// The line of the policy that decides how or where a thread runs, if any.
 fn want<'d>(thread: &Thread, draft: &'d Draft) -> Option<&'d Want> {
     let of = |setting: Resource| draft.wants.iter().find(|w| w.setting == setting);
     of(Resource::ThreadCpus(thread.task)).or_else(|| of(Resource::ThreadScheduling(thread.task)))

@@ -1,8 +1,8 @@
 //! Which settings differ, and in which order they are changed.
 //!
-//! The order obeys what depends on what ([`teiji_model::resource::dependency`]). Of steps that do not depend on one another
-//! returning ones come first, for what a dropped line of the policy did may stand in the way of a new one, and real-time
-//! classes last.
+//! The order obeys the dependencies ([`teiji_model::resource::dependency`]). Of steps that do not depend on one
+//! another, returning ones come first, as the effect of a removed line of the policy may conflict with a new one;
+//! real-time classes come last.
 
 use super::Want;
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,7 +10,7 @@ use teiji_model::plan::{Held, Hold, Observed, Plan, Step, ordered};
 use teiji_model::resource::{KINDS, Resource, Value};
 use teiji_model::text::printable;
 
-/// What a setting that the policy does not name is after the plan; `None` if it cannot be read.
+/// The value after the plan of a setting that the policy does not name; `None` if it cannot be read.
 pub(super) fn unwanted<'a>(setting: &Resource, observed: &'a Observed, held: &'a Held) -> Option<&'a Value> {
     let present = observed.settings.get(setting)?;
     match held.settings.get(setting) {
@@ -19,15 +19,15 @@ pub(super) fn unwanted<'a>(setting: &Resource, observed: &'a Observed, held: &'a
     }
 }
 
-/// The plan; every wanted setting can be read.
+/// The plan, if every wanted setting can be read.
 pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Observed, held: &Held) -> Plan {
     let wanted: BTreeSet<&Resource> = wants.iter().map(|w| &w.setting).collect();
     let (mut returning, mut forward) = (Vec::new(), Vec::new());
     for (setting, hold) in held.settings.iter().filter(|(s, _)| !wanted.contains(s)) {
-        // A task that is gone took its settings along.
+        // A task that has ended has no settings any more.
         let Some(present) = observed.settings.get(setting) else { continue };
         if *present == hold.original {
-            // Put back already; nothing is left to do and nothing to say.
+            // Already restored: there is nothing to do and nothing to report.
         } else if *present == hold.value {
             returning.push(back(setting, hold));
         } else {
@@ -54,7 +54,7 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
         };
         forward.push(step);
     }
-    // Those of a kind as the policy has them.
+    // Steps of one kind stay in the order of the policy.
     let all: Vec<(bool, Step)> =
         returning.into_iter().map(|s| (false, s)).chain(forward.into_iter().map(|s| (true, s))).collect();
     let steps = sorted(all);
@@ -67,7 +67,7 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
     Plan { steps, warnings: warnings.iter().map(|w| printable(w)).collect(), ..Plan::default() }
 }
 
-/// Returning steps (`false`) undo in the reverse order of kinds what forward ones do in the order of them.
+/// Returning steps (`false`) are in the reverse order of kinds, forward steps in the order of kinds.
 fn sorted(all: Vec<(bool, Step)>) -> Vec<Step> {
     let rank = |(forward, step): &(bool, Step)| {
         let rank = step.setting.kind().rank();

@@ -1,4 +1,4 @@
-//! Which settings each section of a policy asks for.
+//! The settings that each section of a policy asks for.
 
 use super::names::{self, shown};
 use super::{Draft, Host, Want, channels};
@@ -8,12 +8,12 @@ use teiji_model::plan::{Observed, ObservedVm, own_group};
 use teiji_model::policy::{At, Direct, HostPolicy, LinkPolicy, Place, Policy, Subject, VmPolicy};
 use teiji_model::resource::{Latency, Owner, Quota, Resource, Scheduling, Task, Value};
 
-/// Length of the period of a quota that teiji sets, µs: the kernel's default (`default_cfs_period`).
+/// The period of a quota that teiji sets, µs: the kernel's default (`default_cfs_period`).
 const PERIOD_US: u64 = 100_000;
-/// Least quota, thousandths of a CPU: the kernel refuses less than 1 ms in a period (`min_cfs_quota_period`).
+/// The smallest quota, thousandths of a CPU: the kernel refuses less than 1 ms in a period (`min_cfs_quota_period`).
 const LEAST_QUOTA: u32 = 10;
 
-/// Adds every setting that the policy asks for, and the problems met on the way.
+/// Adds every setting that the policy asks for, and the problems.
 pub(super) fn collect(policy: &Policy, at: Host<'_>, draft: &mut Draft) {
     let observed = at.observed;
     let vms = names::vms(&policy.vms, at, draft);
@@ -30,12 +30,12 @@ pub(super) fn collect(policy: &Policy, at: Host<'_>, draft: &mut Draft) {
     channels::collect(policy, at, draft);
     for vf in &policy.vfs {
         let section = format!("vf.{}.{}", shown(&vf.link.value), vf.index.value);
-        draft.problem(&vf.link.place, format!("`{section}` cannot be kept yet by this version: remove it"));
+        draft.problem(&vf.link.place, format!("`{section}` is not supported by this version yet: remove it"));
     }
     contradictions(draft);
 }
 
-/// A key with what its settings have in common.
+/// A key, with what all its settings have in common.
 struct Key<'a> {
     place: &'a Place,
     reason: String,
@@ -80,8 +80,8 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draf
     group(section, vm, &name, draft);
 }
 
-/// The class of vhost workers where the vCPUs have this one. A real-time vCPU runs until its guest is idle, and a worker
-/// of the same priority would wait for that while packets wait for the worker.
+/// The class of vhost workers if the vCPUs have this one. A real-time vCPU runs until its guest is idle, and a worker
+/// of the same priority would have to wait for that, while packets wait for the worker.
 fn of_workers(class: &Scheduling) -> Scheduling {
     match class {
         Scheduling::Fifo { priority } => Scheduling::Fifo { priority: priority.saturating_add(1).min(99) },
@@ -89,7 +89,7 @@ fn of_workers(class: &Scheduling) -> Scheduling {
     }
 }
 
-/// The threads of a VM called `name` (printable): each with what people call it, and whether it is a vCPU.
+/// The threads of a VM called `name` (printable), each with its name for people, and whether it is a vCPU.
 pub(super) fn tasks(vm: &ObservedVm, name: &str) -> Vec<(Task, String, bool)> {
     let vcpus = vm.vcpus.iter().enumerate().map(|(i, t)| (*t, format!("vCPU {i} of {name}"), true));
     let workers = vm.workers.iter().map(|t| (*t, format!("vhost worker of {name}"), false));
@@ -112,7 +112,7 @@ fn class_cost(class: &Scheduling) -> String {
     }
 }
 
-/// Weight and quota, and before them a group that is the VM's alone.
+/// Weight and quota, and before them a group that belongs to the VM only.
 fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
     let place = match (&section.weight, &section.quota) {
         (Some(weight), _) => &weight.place,
@@ -126,12 +126,12 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
         return draft.problem(place, message);
     };
     let own = own_group(vm.vm.pid);
-    // Also where it has been moved already: the move stays wanted as long as the weight does.
+    // Also if the VM has been moved already: the move is wanted as long as the weight is.
     let group = if vm.group_shared || *present == own {
         let first = if section.weight.is_some() { "weight" } else { "quota" };
         let whose = name.to_owned();
         let cost = if vm.group_shared && *present != own {
-            "leaves the limits of the group it shares".to_owned()
+            "the limits of the group that it shares no longer apply".to_owned()
         } else {
             String::new()
         };
@@ -148,12 +148,12 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
     if let Some(At { value, place }) = &section.quota {
         if value.is_some_and(|n| n < LEAST_QUOTA) {
             return draft
-                .problem(place, "the kernel takes no quota below 1 % of a CPU: write \"1%\" or more");
+                .problem(place, "the kernel accepts no quota below 1 % of a CPU: write \"1%\" or more");
         }
         let quota = value.map(|n| Quota { quota_us: u64::from(n) * PERIOD_US / 1000, period_us: PERIOD_US });
         let cost = quota.map_or_else(String::new, |q| {
             let (used, period) = (time(q.quota_us * 1000), time(q.period_us * 1000));
-            format!("throttled: stands still once it has used {used} of CPU time in {period}")
+            format!("throttled: it does not run once it has used {used} of CPU time in {period}")
         });
         key("quota", place, cost).want(
             draft,
@@ -169,7 +169,7 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
         let cost = match value {
             0 => String::new(),
             ns => {
-                format!("up to {} of a CPU's time per idle vCPU is burnt in polling at each halt", time(*ns))
+                format!("up to {} of CPU time per idle vCPU is used for polling at each halt", time(*ns))
             }
         };
         let key = Key { place, reason: "host.halt_poll".to_owned(), cost };
@@ -179,7 +179,7 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
         (Some(At { value, place }), cpus) => {
             let cost = match value {
                 Latency::Any => "",
-                Latency::AtMost(_) => "power: the CPU may not sleep deeply",
+                Latency::AtMost(_) => "power: the CPU may not enter deep idle states",
                 Latency::None => "power: the CPU spins when it is idle",
             };
             let key = Key { place, reason: "host.cpu_latency".to_owned(), cost: cost.to_owned() };
@@ -194,7 +194,7 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
             }
         }
         (None, Some(cpus)) => {
-            draft.problem(&cpus.place, "`cpu_latency_cpus` without `cpu_latency` says nothing: write both")
+            draft.problem(&cpus.place, "`cpu_latency_cpus` without `cpu_latency` has no effect: write both")
         }
         (None, None) => {}
     }
@@ -220,7 +220,7 @@ fn link(section: &LinkPolicy, observed: &Observed, draft: &mut Draft) {
     }
 }
 
-/// A key that sets every resource of a kind which its section speaks of.
+/// A key that sets all resources of one kind that its section covers.
 fn direct(direct: &Direct, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed, draft: &mut Draft) {
     let At { value, place } = &direct.value;
     if let Value::Cpus(cpus) = value
@@ -237,7 +237,7 @@ fn direct(direct: &Direct, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed
             Err(message) => return draft.problem(&name.place, message),
         },
         Subject::Vm(name) => {
-            // A section that means no VM is a problem already.
+            // A section that means no VM has been reported already.
             let Some((_, vm)) = vms.iter().find(|(section, _)| section.name.value == name.value) else {
                 return;
             };
@@ -261,7 +261,7 @@ fn direct(direct: &Direct, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed
     }
 }
 
-/// Whether the CPUs are there; if not, says so.
+/// Whether the CPUs are online; if not, this is reported.
 fn usable(cpus: &At<CpuSet>, observed: &Observed, draft: &mut Draft) -> bool {
     let absent = cpus.value.without(&observed.cpus);
     if cpus.value.is_empty() {
@@ -276,7 +276,7 @@ fn usable(cpus: &At<CpuSet>, observed: &Observed, draft: &mut Draft) -> bool {
     false
 }
 
-/// Each setting once: two devices may share an interrupt.
+/// Each setting occurs once: two devices may share an interrupt.
 fn contradictions(draft: &mut Draft) {
     let mut first: BTreeMap<Resource, (Value, String)> = BTreeMap::new();
     let mut problems = Vec::new();
@@ -299,7 +299,7 @@ fn contradictions(draft: &mut Draft) {
     }
 }
 
-/// A time as people write it; ns in.
+/// A time as people write it; `ns` is in ns.
 pub(crate) fn time(ns: u64) -> String {
     teiji_model::text::duration(ns as f64)
 }

@@ -1,4 +1,5 @@
-//! Sleep: whether polling halted vCPUs is new to this host, and which of its CPUs the vhost workers need awake.
+//! Idle states: whether this host already polls halted vCPUs, and which of its CPUs the vhost workers need in shallow
+//! idle states.
 
 use super::realtime::Class;
 use crate::plan::{reason, time};
@@ -8,7 +9,7 @@ use teiji_model::finding::Remedy;
 use teiji_model::plan::{Observed, ObservedVm};
 use teiji_model::resource::{Latency, Resource, Value};
 
-/// Whether to poll for `wanted` ns, where requests come `gap` ns apart; or why that cannot be had or is so already.
+/// Whether to poll for `wanted` ns if requests come `gap` ns apart; or why that is impossible or already so.
 pub(super) fn poll(
     wanted: u64,
     gap: u64,
@@ -26,15 +27,15 @@ pub(super) fn poll(
         )),
         Some(_) => Ok(()),
         None => Err(format!(
-            "{} would help, but it cannot be read, so it could not be put back: {}",
+            "{} would help, but it cannot be read, so it could not be restored: {}",
             remedy.lines.iter().map(|l| format!("{} = {}", l.key, l.value)).collect::<String>(),
             reason(&Resource::HaltPoll, observed)
         )),
     }
 }
 
-/// The CPUs that are to wake up within `us` µs for a VM's vhost workers, `None` for all; or why that cannot be had or is so
-/// already. `class` tells where the workers will be pinned to.
+/// The CPUs that have to wake up within `us` µs for a VM's vhost workers, `None` for all; or why that is impossible or
+/// already so. `class` says where the workers will be pinned.
 pub(super) fn awake(
     us: u32,
     remedy: &Remedy,
@@ -63,7 +64,7 @@ pub(super) fn awake(
             Some(_) => asleep = asleep.union(&CpuSet::from_iter([cpu])),
             None => {
                 return Err(format!(
-                    "cpu_latency would help, but {setting} cannot be read, so it could not be put back: {}",
+                    "cpu_latency would help, but {setting} cannot be read, so it could not be restored: {}",
                     reason(&setting, observed)
                 ));
             }
@@ -71,7 +72,7 @@ pub(super) fn awake(
     }
     if asleep.is_empty() {
         return Err(format!(
-            "the CPUs of its workers do not sleep deeply as it is, so that {}",
+            "the CPUs of its workers do not enter deep idle states now, so {}",
             remedy.otherwise
         ));
     }

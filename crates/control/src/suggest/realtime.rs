@@ -2,12 +2,13 @@
 //!
 //! ```text
 //! VMs that wait for a CPU ──► each for itself: readable, guarded, not real-time yet
-//!                         ──► together: is a CPU left?  yes: no pins
-//!                               │ no: is there one that nobody else's real-time threads may take? pin to the others
-//!                               └ no: do without the last of them, and again
-//!                         ──► pinned so, would one's vCPUs wait for each other? do without it, and again
+//!                         ──► together: is a CPU left?  yes: no pinning
+//!                               │ no: is there a CPU that no other real-time thread may use? pin to the others
+//!                               └ no: leave out the last VM, and repeat
+//!                         ──► would the vCPUs of a VM then wait for each other? leave it out, and repeat
 //! ```
-//! The rule is the plan's ([`spare`]), over all VMs at once: a class that fits each VM alone may not fit them together.
+//! The rules are those of the plan ([`spare`]), for all VMs at once: a class may be possible for each VM alone, but not
+//! for all together.
 
 use crate::plan::reason;
 use crate::spare;
@@ -19,29 +20,29 @@ use teiji_model::stage::Actor;
 /// A VM some of whose threads wait for a CPU.
 pub(super) struct Wish<'a> {
     pub vm: &'a ObservedVm,
-    /// Whose threads.
+    /// The kinds of threads that wait.
     pub of: Vec<Actor>,
 }
 
-/// What a VM needs beside `class = "realtime"`.
+/// What a VM needs in addition to `class = "realtime"`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Class {
-    /// `priority`, if some of its threads have a higher one than the default already.
+    /// `priority`, if some of its threads already have a higher one than the default.
     pub priority: Option<u8>,
     /// `vcpu_cpus`.
     pub vcpu_cpus: Option<CpuSet>,
     /// `worker_cpus`.
     pub worker_cpus: Option<CpuSet>,
-    /// How many threads share how many CPUs, if these are fewer.
+    /// The number of threads and of the CPUs that they share, if there are fewer CPUs.
     pub crowded: Option<(usize, usize)>,
 }
 
-/// `SCHED_FIFO` priority of `class = "realtime"` alone.
+/// The `SCHED_FIFO` priority of `class = "realtime"` without `priority`.
 const PRIORITY: u8 = 10;
-/// The greatest that a policy can ask for: workers have one more.
+/// The greatest priority that a policy can ask for: that of workers is one higher.
 const MOST: u8 = 98;
 
-/// Decides for all VMs; in their order, each with why not if not.
+/// Decides for all VMs; the results are in their order, each with the reason if the VM gets no class.
 pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Class, String>> {
     let mut all: Vec<Result<Class, String>> = wishes.iter().map(|wish| alone(wish, observed)).collect();
     let mut chosen: Vec<usize> = (0..all.len()).filter(|i| all[*i].is_ok()).collect();
@@ -51,7 +52,7 @@ pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Cla
             let Some(last) = chosen.pop() else { return all };
             all[last] = Err(format!(
                 "class = \"realtime\" would let real-time threads take every online CPU ({}) at once, and \
-                 pinning this VM's leaves none: take work off this host, or real-time classes off others",
+                 pinning this VM's threads leaves none free: move work to another host, or remove real-time classes",
                 observed.cpus
             ));
             continue;
@@ -66,7 +67,8 @@ pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Cla
                 Some(why) => refused = Some((at, why)),
             }
         }
-        // What it has of real-time threads already stays where it is, which the others have to leave a CPU free of.
+        // The real-time threads that this VM already has stay where they are, and the other VMs have to leave a CPU
+        // free of them, too.
         if let Some((at, why)) = refused {
             all[chosen.remove(at)] = Err(why);
             continue;
@@ -78,7 +80,7 @@ pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Cla
     }
 }
 
-/// Whether and how a VM can be real-time as far as others do not matter.
+/// Whether and how a VM can be real-time, without regard to other VMs.
 fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
     if observed.realtime_guard.is_none() {
         return Err(
@@ -94,7 +96,7 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
             let setting = Resource::ThreadScheduling(*task);
             let Some(Value::Scheduling(scheduling)) = observed.settings.get(&setting) else {
                 return Err(format!(
-                    "class = \"realtime\" would help, but {setting} cannot be read, so it could not be put back: {}",
+                    "class = \"realtime\" would help, but {setting} cannot be read, so it could not be restored: {}",
                     reason(&setting, observed)
                 ));
             };
@@ -107,7 +109,7 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
                     );
                 }
                 Scheduling::Fifo { priority } | Scheduling::RoundRobin { priority } => {
-                    // A worker's is one more than what the policy says.
+                    // A worker's priority is one higher than that in the policy.
                     let asked = if actor == Actor::Worker { priority.saturating_sub(1) } else { *priority };
                     highest = highest.max(asked.min(MOST));
                 }
@@ -119,23 +121,21 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
         }
     }
     if waiting.is_empty() {
-        return Err(
-            "which threads wait for a CPU cannot be told, so there is none to prefer: start QEMU with \
+        return Err("it is not known which threads are the vCPUs that wait for a CPU: start QEMU with \
                     -name guest=NAME,debug-threads=on"
-                .to_owned(),
-        );
+            .to_owned());
     }
     if waiting.iter().all(spare::unbounded) {
         return Err(format!(
-            "the threads that wait are real-time already ({}): what they wait behind is so too, or a limit holds \
-             them back (the quota of their control group); give them CPUs of their own with vcpu_cpus and worker_cpus",
+            "the waiting threads are real-time already ({}): so are the threads that they wait for, or a limit stops \
+             them (the quota of their control group); give them CPUs of their own with vcpu_cpus and worker_cpus",
             waiting[0]
         ));
     }
     Ok(Class { priority: Some(highest).filter(|p| *p > PRIORITY), ..Class::default() })
 }
 
-/// The CPUs that a thread may run on, if it can be read.
+/// The CPUs that a thread may run on, if that can be read.
 fn affinity(task: &Task, observed: &Observed) -> Option<CpuSet> {
     match observed.settings.get(&Resource::ThreadCpus(*task)) {
         Some(Value::Cpus(cpus)) => Some(cpus.clone()),
@@ -147,8 +147,8 @@ fn tasks(vm: &ObservedVm) -> impl Iterator<Item = &Task> {
     vm.vcpus.iter().chain(&vm.workers)
 }
 
-/// Whether these VMs' threads can all be real-time: `Some(None)` as they are, `Some(Some(cpu))` if `cpu` is kept free of
-/// them, `None` not at all.
+/// Whether the threads of these VMs can all be real-time: `Some(None)` without pinning, `Some(Some(cpu))` if `cpu` is
+/// kept free of them, `None` if not.
 fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
     let online = &observed.cpus;
     if vms.is_empty() {
@@ -168,7 +168,7 @@ fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
     if !spare::none_left(&all, online) {
         return Some(None);
     }
-    // Neither others' threads are pinned here, nor those whose CPUs could not be put back.
+    // Threads of other VMs are not pinned here, nor are those whose CPUs could not be restored.
     let unmoved = own.iter().filter(|task| affinity(task, observed).is_none()).map(|_| online);
     let free = online.without(&spare::reach(others.iter().chain(unmoved), online));
     if online.len() < 2 {
@@ -178,7 +178,7 @@ fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
         .iter()
         .flat_map(|vm| vm.vm.vcpus.iter().map(|v| v.last_cpu).chain(vm.vm.workers.iter().map(|w| w.last_cpu)))
         .collect();
-    // The CPU that drives the fewest threads away from where they are.
+    // The CPU from which the fewest threads have to move away.
     let driven = |cpu: u32| {
         let only = present.iter().filter(|cpus| cpus.iter().all(|c| c == cpu)).count();
         (only, last.iter().filter(|l| **l == cpu).count(), cpu)
@@ -186,7 +186,7 @@ fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
     free.iter().min_by_key(|cpu| driven(*cpu)).map(Some)
 }
 
-/// Why the plan would refuse the class, if the VM's vCPUs cannot each have a CPU of their own.
+/// Why the plan would refuse the class, if the VM's vCPUs cannot each have their own CPU.
 fn would_stand_still(class: &Class, vm: &ObservedVm, observed: &Observed) -> Option<String> {
     let online = &observed.cpus;
     let own = |task: &Task| {
@@ -196,8 +196,8 @@ fn would_stand_still(class: &Class, vm: &ObservedVm, observed: &Observed) -> Opt
     let may: Vec<CpuSet> = vm.vcpus.iter().map(own).collect();
     (!spare::one_each(&may)).then(|| {
         format!(
-            "class = \"realtime\" would let its {} vCPUs share fewer CPUs than they are ({}), and those of one guest \
-             wait for each other in loops: one that loops would never let the other run; give the guest fewer vCPUs, or \
+            "class = \"realtime\" would let its {} vCPUs share fewer CPUs ({}), and the vCPUs of a guest \
+             wait for each other in loops: one that loops would never let another run; give the guest fewer vCPUs, or \
              more CPUs with vcpu_cpus",
             may.len(),
             spare::reach(&may, online)
@@ -205,7 +205,7 @@ fn would_stand_still(class: &Class, vm: &ObservedVm, observed: &Observed) -> Opt
     })
 }
 
-/// Keeps a VM's threads off the spare CPU.
+/// Pins a VM's threads to CPUs other than the spare one.
 fn pin(class: &mut Class, vm: &ObservedVm, spare: Option<u32>, observed: &Observed) {
     let online = &observed.cpus;
     let mut reach = CpuSet::default();

@@ -1,4 +1,4 @@
-//! Which section of a policy a traced VM's lines go into.
+//! The section of a policy for each traced VM.
 
 use super::write;
 use std::collections::BTreeSet;
@@ -7,14 +7,14 @@ use teiji_model::plan::{Observed, ObservedVm};
 use teiji_model::policy::MAX_PID;
 use teiji_model::report::{Report, VmReport};
 
-/// Longest header of a section by a VM's name, bytes; above, the process id is shorter and as good.
+/// The longest header of a section with a VM's name, bytes; instead of a longer one the process id is used.
 const LONGEST: usize = 256;
 
 /// A VM's section.
 pub(super) struct Section<'a> {
-    /// What stands in its header after `vm.`.
+    /// The text after `vm.` in its header.
     pub key: String,
-    /// The VM on the host, if that was looked at.
+    /// The VM on the host, if the host was observed.
     pub vm: Option<&'a ObservedVm>,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn all<'a>(
         let unique = report.vms.iter().filter(|v| v.name == vm.name).count() == 1
             && observed.is_none_or(|o| o.vms.iter().filter(|v| v.vm.name == vm.name).count() == 1)
             && found.is_none_or(|f| f.vm.name == vm.name && f.identity.doubt(&VM_USERS).is_none());
-        // What `policy::parse` takes for a name, and `plan` for that of this VM.
+        // What `policy::parse` accepts as a name, and `plan` as the name of this VM.
         let writable = !vm.name.trim().is_empty()
             && !vm.name.chars().any(char::is_control)
             && !vm.name.starts_with("pid:")

@@ -1,17 +1,18 @@
-//! Policies as TOML that any VM's name can stand in.
+//! Writes policies as TOML, with any VM names.
 //!
-//! Names come from guests' command lines. A header quotes them as TOML's basic strings in ASCII, so that no terminal and
-//! no editor shows another name than the one that is meant; a comment shows them as [`printable`] does.
+//! Names come from the command lines of VMs. A header quotes them as TOML's basic strings in ASCII, so that no terminal
+//! and no editor shows a different name; a comment shows them like [`printable`] does.
 
 use std::fmt::Write;
 use teiji_model::text::printable;
 
-/// Columns of the widest comment, unless a word is longer.
+/// The width of comments in columns, unless a word is longer.
 pub(super) const WIDTH: usize = 97;
 
-/// A name as a key of TOML: bare if it may be, else quoted, with escapes for all that is not printable ASCII.
+/// A name as a key of TOML: bare if possible, otherwise quoted, with escapes for all characters that are not printable
+/// ASCII.
 ///
-/// The name has no control characters: a policy takes none.
+/// The name has no control characters: a policy accepts none.
 pub(super) fn key(name: &str) -> String {
     let bare = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if !name.is_empty() && name.chars().all(bare) {

@@ -1,4 +1,4 @@
-//! Channels that a link can bear: settings, segments, guarantees.
+//! Channels that a link can keep: settings, segments, guarantees.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn a_channel_is_a_queue_and_a_guarantee() {
     let plan = ok(&channels(vec![sip()]), &one());
     let text: Vec<String> =
         plan.steps.iter().map(|s| format!("{}: {} -> {}", s.setting, s.present, s.wanted)).collect();
-    // A tenth of 3 ms is 300 µs: 37 kB at a gigabit, and 32,768 bytes in frames of the MTU are less.
+    // A tenth of 3 ms is 300 µs: 37 kB at 1 Gbit/s, and 32,768 bytes in frames of the MTU are less.
     assert_eq!(text[0], "gso_max_size of eth0: 65536 bytes -> 32768 bytes");
     assert!(
         text[1].starts_with("root qdisc of eth0: fq_codel -> EDF, 1 channel, 999mbit, slack "),
@@ -33,7 +33,7 @@ fn a_channel_is_a_queue_and_a_guarantee() {
     assert_eq!((guarantee.link.as_str(), guarantee.largest, guarantee.reserved), ("eth0", 32_786, 2 * MBIT));
     assert_eq!((guarantee.rate, guarantee.slack), (queue.rate, queue.slack));
     let bound = guarantee.channels[0].bound;
-    // Slack is what it takes; the rest of the deadline may be best effort's.
+    // The slack is the smallest sufficient one; the rest of the deadline may be used by best effort.
     assert!(bound <= 3 * MS && bound > 0, "{bound}");
 }
 
@@ -53,11 +53,8 @@ fn what_is_written_of_the_link_holds() {
     assert_eq!((queue.rate, queue.slack, queue.realtime_max), (500 * MBIT, 2 * MS, 100 * MBIT));
     assert_eq!((queue.channels["sip"].rate, queue.channels["sip"].burst), (1008, 3000));
     assert_eq!((plan.links[0].largest, segment(&plan)), (1514, Some(1500)));
-    // TCP of the host may put two frames into one packet, whatever it is told.
-    assert!(
-        plan.warnings[0].contains("`ip link set dev eth0 gso_max_segs 1` keeps it from that"),
-        "{plan:#?}"
-    );
+    // The host's TCP may put two frames into one packet, whatever its limit is.
+    assert!(plan.warnings[0].contains("`ip link set dev eth0 gso_max_segs 1` prevents that"), "{plan:#?}");
 }
 
 #[test]
@@ -69,20 +66,20 @@ fn segments_are_as_large_as_the_deadlines_let_them_be() {
     // 65,536 bytes take 580 µs: a tenth of 6 ms.
     assert_eq!(of(6 * MS, &observed), None);
     assert_eq!([3, 2, 1].map(|ms| of(ms * MS, &observed)), [Some(32_768), Some(16_384), Some(8192)]);
-    // No smaller than two frames of the MTU, whatever the deadline.
+    // Not smaller than two frames of the MTU, whatever the deadline.
     assert_eq!(of(MS / 4, &observed), Some(3000));
     let mut small = one();
     let setting = Resource::SegmentSize(Device { name: "eth0".into(), index: 2 });
     small.settings.insert(setting.clone(), Value::Bytes(2000));
     let plan = ok(&channels(vec![channel("a", 20, 1, MS / 2, MBIT)]), &small);
     assert_eq!((segment(&plan), plan.links[0].largest), (None, 3018));
-    // What cannot be read is taken for the kernel's default, and said.
+    // If the value cannot be read, the kernel's default is assumed, with a warning.
     small.settings.note(setting.clone(), Err(ResourceError::NotPermitted("it needs CAP_X".into())));
     let plan = ok(&channels(vec![sip()]), &small);
     assert_eq!((segment(&plan), plan.links[0].largest), (None, 65_554));
     let [warning] = &plan.warnings[..] else { panic!("{plan:#?}") };
     assert!(
-        warning.contains("needs CAP_X") && warning.contains("so segments of 64 KiB are allowed for"),
+        warning.contains("needs CAP_X") && warning.contains("so segments of 64 KiB are assumed"),
         "{warning}"
     );
 }
@@ -105,7 +102,7 @@ fn segments_become_larger_only_after_the_queue_allows_for_them() {
     let after = plan(&policy, &observed, &held).unwrap();
     assert_eq!(segment(&after), Some(65_536));
     assert_eq!(kinds(after), ["root qdisc of eth0", "gso_max_size of eth0"]);
-    // And back: the queue first.
+    // And back: the queue comes first.
     let queue = queue(&plan(&policy, &observed, &held).unwrap());
     let setting = Resource::Queue(Device { name: "eth0".into(), index: 2 });
     let value = Value::Queue(Queue::Deadlines(Box::new(queue)));
@@ -131,7 +128,7 @@ fn guests_packets_are_as_large_as_guests_like() {
         "21:1",
         &["eth0: the deadlines cannot all be kept: within 500 µs", "`max_packet`", "host_tso4"],
     );
-    // A link that allows the host more than 64 KiB is kept to that.
+    // A link whose limit for the host is above 64 KiB is limited to 64 KiB.
     let mut big = with(|l| l.guests = true);
     big.settings.insert(Resource::SegmentSize(big.links[0].device()), Value::Bytes(200_000));
     let plan = ok(&channels(vec![channel("a", 20, 1, 10 * MS, MBIT)]), &big);

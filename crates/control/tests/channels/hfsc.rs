@@ -17,7 +17,7 @@ fn hfsc_is_the_queue_of_older_kernels() {
     assert!(warning.contains("no BPF qdiscs (its BTF has no Qdisc_ops\\u{1b})"), "{warning}");
     assert!(warning.contains("admits fewer channels") && warning.contains("Linux 6.16"), "{warning}");
     assert_eq!(plan.steps[1].wanted.to_string(), "HFSC, 1 channel, 999mbit");
-    // What the frame and the timer take is taken off: 32,786 bytes in frames take 283.6 µs.
+    // The time of the frame and of the timer is subtracted: 32,786 bytes in frames take 283.6 µs.
     let sip = &queue.channels["sip"];
     let frame = teiji_model::queue::frame::on_wire(32_786, 1500) + 24;
     let off = (u64::from(frame) * 8_000).div_ceil(999) + 100_000;
@@ -40,7 +40,7 @@ fn slack_says_nothing_to_hfsc() {
 
 #[test]
 fn hfsc_refuses_where_edf_does_not() {
-    // Each 100 kB within 20 ms: 40 Mbit/s reserved for 1 Mbit/s. The last one has half the time.
+    // Each has 100 kB within 20 ms: 40 Mbit/s are reserved for 1 Mbit/s. The last one has half the time.
     let mut policy = channels(
         (0..26_u16)
             .map(|i| ChannelPolicy {
@@ -60,7 +60,7 @@ fn hfsc_refuses_where_edf_does_not() {
         &[
             "eth0: HFSC reserves each channel's burst within its deadline all the time, and that is ",
             "more than the link sends (26 channels: `c25`, ",
-            "what would do: ",
+            "the channels would fit with ",
             "a link of ",
         ],
     );
@@ -80,8 +80,5 @@ fn a_change_under_hfsc_loses_what_waits() {
     }
     let steps = ok(&channels(vec![sip(), channel("b", 30, 7, 9 * MS, MBIT)]), &observed).steps;
     let step = steps.iter().find(|s| matches!(s.setting, Resource::Queue(_))).unwrap();
-    assert_eq!(
-        step.cost,
-        "channels: 1 new; what waits in the queue at that instant is lost; the link sends at most 999mbit"
-    );
+    assert_eq!(step.cost, "channels: 1 new; packets in the queue are lost; the link sends at most 999mbit");
 }

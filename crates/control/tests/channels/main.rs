@@ -1,4 +1,4 @@
-//! What a plan does with channels: the queue and segments that it wants, what it guarantees, and why it refuses.
+//! How a plan handles channels: the queue and segments that it wants, its guarantees, and why it refuses.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]
@@ -19,7 +19,7 @@ use teiji_model::resource::{Resource, ResourceError, Value};
 const MS: u64 = 1_000_000;
 const MBIT: u64 = 1_000_000;
 
-/// eth0 with 1 Gbit/s and an MTU of 1,500, the host's own.
+/// eth0 with 1 Gbit/s and an MTU of 1,500, used by the host only.
 fn one() -> Observed {
     host("0-3", Vec::new(), vec![nic("eth0", Vec::new())])
 }
@@ -55,7 +55,7 @@ fn refused(policy: &Policy, observed: &Observed, place: &str, parts: &[&str]) {
     assert!(!text[0].chars().any(char::is_control), "{text:?}");
 }
 
-/// The wanted queue of the only step that is one.
+/// The wanted queue, of the only step for a queue.
 fn queue(plan: &Plan) -> Deadlines {
     let wanted = plan.steps.iter().filter_map(|s| match &s.wanted {
         Value::Queue(Queue::Deadlines(d)) => Some((**d).clone()),
@@ -72,8 +72,8 @@ fn segment(plan: &Plan) -> Option<u32> {
     })
 }
 
-/// Whatever is asked of whatever host: what is admitted is guaranteed in time, and all that is wanted of a queue is
-/// what it can keep; what is not admitted is refused with a reason and its place. Both happen.
+/// For any policy and host: admitted channels are guaranteed in time, and the wanted queue is one that can keep them;
+/// other channels are refused with a reason and its place. Both cases occur.
 #[test]
 fn admitted_channels_are_guaranteed() {
     let (mut admitted, mut refused, mut none) = (0, 0, 0);
@@ -108,7 +108,7 @@ fn admitted_channels_are_guaranteed() {
     assert!(admitted * 10 > all && refused * 10 > all, "{admitted} admitted, {refused} refused of {all}");
 }
 
-/// Whether the link's queue is wanted as it was guaranteed, in the bounds of the device.
+/// Whether the link's wanted queue has the settings of the guarantee, within the limits of the device.
 fn kept(link: &LinkGuarantee, plan: &Plan, observed: &Observed) -> Result<(), TestCaseError> {
     prop_assert!(link.channels.iter().all(|c| 0 < c.bound && c.bound <= c.deadline), "{:?}", link);
     prop_assert!(link.reserved <= link.rate && link.rate.is_multiple_of(8));

@@ -1,4 +1,4 @@
-//! What a plan with channels is refused for, and where that is said.
+//! Why a plan with channels is refused, and at which place this is reported.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn links_that_cannot_have_deadlines() {
         &policy,
         &with(|l| l.speed = None),
         "20:1",
-        &["eth0 says no speed", "rate = \"1gbit\" below [link.eth0]"],
+        &["eth0 reports no speed", "rate = \"1gbit\" below [link.eth0]"],
     );
     for kind in [LinkKind::Tap, LinkKind::Nic] {
         assert!(ok(&policy, &with(|l| l.kind = kind)).warnings.is_empty());
@@ -59,7 +59,7 @@ fn links_that_cannot_have_deadlines() {
         "20:1",
         &["deadlines cannot be kept: no teiji agent keeps them: start one\\u{1b}"],
     );
-    // Nothing of it matters to a policy without channels.
+    // None of this matters to a policy without channels.
     assert!(plan(&Policy { channels: Vec::new(), ..policy.clone() }, &observed, &Held::default()).is_ok());
     let mut observed = one();
     let why = ResourceError::Unsupported("it is htb, which may hold classes".into());
@@ -68,7 +68,7 @@ fn links_that_cannot_have_deadlines() {
         &policy,
         &observed,
         "20:1",
-        &["root qdisc of eth0 (eth0) cannot be read, so it could not be put back", "it is htb"],
+        &["root qdisc of eth0 (eth0) cannot be read, so it could not be restored", "it is htb"],
     );
 }
 
@@ -82,12 +82,12 @@ fn rates_that_the_device_does_not_send() {
         &policy(1001 * MBIT),
         &one(),
         "2:1",
-        &["eth0 says that it sends 1gbit only", "write \"999mbit\" or less"],
+        &["eth0 reports a speed of only 1gbit", "write \"999mbit\" or less"],
     );
     let warned = |rate| ok(&policy(rate), &one()).warnings;
-    assert!(warned(1000 * MBIT)[0].contains("leaves no room for clocks that differ"));
+    assert!(warned(1000 * MBIT)[0].contains("leaves no margin for clocks that differ"));
     assert!(warned(999 * MBIT).is_empty());
-    // Of a device that says nothing what is written is believed.
+    // For a device that reports no speed, the policy's rate is used.
     let silent = with(|l| l.speed = None);
     let sent = |rate| queue(&ok(&policy(rate), &silent)).rate;
     assert_eq!([sent(300 * MBIT + 1), sent(5000 * MBIT)], [300 * MBIT, 5000 * MBIT]);
@@ -108,11 +108,11 @@ fn channels_that_do_not_fit() {
         "26:1",
         &[
             "eth0: the deadlines cannot all be kept: within 120 µs the link would have to send ",
-            "what would do: a link of ",
+            "the channels would fit with a link of ",
             "up to 3000 bytes",
         ],
     );
-    // Of several deadlines that one is named at which the demand exceeds the link most.
+    // Of several deadlines, the one is named at which the demand exceeds the link most.
     let mut policy = many(3, 10 * MS, MBIT);
     policy.channels[1].deadline.value = 120_000;
     refused(&policy, &one(), "26:1", &["within 120 µs"]);
@@ -148,13 +148,16 @@ fn channels_that_cannot_be_told_apart_or_named() {
         &channels(vec![sip(), twin]),
         &one(),
         "30:1",
-        &["`twin\\u{202e}` has the same ends and protocol as `sip` (p.toml:20:1)", "make their ends differ"],
+        &[
+            "`twin\\u{202e}` has the same endpoints and protocol as `sip` (p.toml:20:1)",
+            "make their endpoints differ",
+        ],
     );
-    // An end that is open is no end.
+    // An endpoint that matches everything counts as none.
     let open = Endpoint { address: [0, 0, 0, 0].into(), prefix: 0, port: None };
     let a = ChannelPolicy { from: Some(at(open, 24)), ..sip() };
     let b = ChannelPolicy { name: at("b".into(), 30), ..sip() };
-    refused(&channels(vec![a, b]), &one(), "30:1", &["the same ends"]);
+    refused(&channels(vec![a, b]), &one(), "30:1", &["the same endpoints"]);
     let long = ChannelPolicy { name: at("é".repeat(MAX_NAME / 2 + 1), 20), ..sip() };
     refused(&channels(vec![long]), &one(), "20:1", &["name has 64 bytes; give it one of at most 63"]);
     let tight = ChannelPolicy { burst: Some(at(30, 23)), ..sip() };
@@ -162,7 +165,7 @@ fn channels_that_cannot_be_told_apart_or_named() {
         &channels(vec![tight]),
         &one(),
         "23:1",
-        &["a burst of 30b holds no frame: write \"84b\" or more"],
+        &["a burst of 30b is less than one frame: write \"84b\" or more"],
     );
     let small = Policy {
         links: vec![LinkPolicy { max_packet: Some(at(1513, 2)), ..link("eth0", 1) }],
@@ -188,11 +191,11 @@ fn kinds_of_ends_and_channels_are_bounded() {
         "36:1",
         &["with `c16` the channels of eth0 have more than 16 kinds"],
     );
-    // One whose ends are open is of IPv4 and of IPv6.
+    // A channel with open endpoints counts for IPv4 and for IPv6.
     let open = ChannelPolicy { to: None, ..channel("open", 90, 1, 50 * MS, 1000) };
     let mut all = most;
     all[15] = open;
-    refused(&channels(all), &one(), "90:1", &["kinds of ends"]);
+    refused(&channels(all), &one(), "90:1", &["kinds of endpoints"]);
     let many = |n: usize| {
         let one = |i: usize| ChannelPolicy {
             burst: Some(at(84, 20)),
@@ -201,5 +204,10 @@ fn kinds_of_ends_and_channels_are_bounded() {
         channels((1..=n).map(one).collect())
     };
     assert_eq!(ok(&many(MAX_CHANNELS), &one()).links[0].channels.len(), MAX_CHANNELS);
-    refused(&many(MAX_CHANNELS + 1), &one(), "4097:1", &["4097 channels are more than the 4096 of a host"]);
+    refused(
+        &many(MAX_CHANNELS + 1),
+        &one(),
+        "4097:1",
+        &["4097 channels are more than the limit of 4096 per host"],
+    );
 }

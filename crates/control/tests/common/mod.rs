@@ -1,5 +1,5 @@
-//! Hosts and policies made up by chance, and what a host looks like after settings have changed. The engine's
-//! tests use them as well.
+//! Random hosts and policies, and the state of a host after settings have changed. The tests of the engine use them,
+//! too.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use proptest::collection::vec;
@@ -67,7 +67,7 @@ pub fn stock() -> Queue {
     Queue::Stock(Box::new(Stock { kind: "fq_codel".into(), chosen: false, options: Vec::new() }))
 }
 
-/// A section about a link that asks for nothing.
+/// A section of a link that asks for nothing.
 pub fn link(name: &str, line: usize) -> LinkPolicy {
     LinkPolicy {
         name: at(name.to_owned(), line),
@@ -94,7 +94,7 @@ pub fn channel(name: &str, line: usize, port: u16, deadline: u64, rate: u64) -> 
     }
 }
 
-/// A host with these VMs and links, every setting as the kernel starts with.
+/// A host with these VMs and links, and with the kernel's default settings.
 pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Observed {
     let online = cpus(online);
     let mut settings = BTreeMap::from([(Resource::HaltPoll, Value::Nanoseconds(200_000))]);
@@ -133,13 +133,13 @@ pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Obs
     }
 }
 
-/// The host as it is observed once its settings are these.
+/// The observation of the host once it has these settings.
 pub fn observe_again(before: &Observed, settings: &BTreeMap<Resource, Value>) -> Observed {
     let mut now = Observed { settings: settings.clone().into(), ..before.clone() };
     for vm in &mut now.vms {
         let Some(Value::Group(group)) = settings.get(&Resource::Group(vm.process)) else { continue };
         if vm.group.as_ref() != Some(group) {
-            // Moved by a plan, into a group of its own, or back from there into one that it shares.
+            // Moved by a plan into a group of its own, or back from there into one that it shares.
             vm.group_shared = *group != own_group(vm.vm.pid);
             vm.group = Some(group.clone());
         }
@@ -163,7 +163,7 @@ fn scheduling() -> impl Strategy<Value = Scheduling> {
     ]
 }
 
-/// Any host: up to three VMs, some settings already changed by someone.
+/// Any host: up to three VMs, with some settings already changed by someone.
 pub fn any_host() -> impl Strategy<Value = Observed> {
     let one = (0..4u32, 0..3u32, prop_oneof![Just(0), Just(1), Just(2)]);
     let wire = (weighted(0.8, 10_000_000..2_000_000_000u64), 68..9_001u32, any::<bool>());
@@ -210,7 +210,7 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
                     (Resource::Group(_) | Resource::Queue(_) | Resource::Governor(_), _) => {}
                 }
             }
-            // The kernel has no thread with a deadline that may not run on every CPU.
+            // The kernel allows no deadline thread that may not run on every CPU.
             let deadline = |v: &Value| matches!(v, Value::Scheduling(s) if s.is_deadline());
             let of = |s: &Resource| match s {
                 Resource::ThreadScheduling(task) => Some(Resource::ThreadCpus(*task)),
@@ -225,7 +225,7 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
         })
 }
 
-/// Any policy that fits [`any_host`]: names that may be there, CPUs that are mostly online.
+/// Any policy for [`any_host`]: names that may exist, CPUs that are mostly online.
 pub fn any_policy() -> impl Strategy<Value = Policy> {
     let set = || weighted(0.4, some_cpus(3).prop_map(|c| at(c, 2)));
     let vm = (
@@ -263,7 +263,7 @@ pub fn any_policy() -> impl Strategy<Value = Policy> {
     )
 }
 
-/// Keys that set resources as they are.
+/// Keys that set resources to the value written.
 fn any_direct() -> impl Strategy<Value = Vec<Direct>> {
     let steering = weighted(0.4, some_cpus(3)).prop_map(|cpus| {
         cpus.map(|cpus| Direct {
@@ -286,7 +286,7 @@ fn any_direct() -> impl Strategy<Value = Vec<Direct>> {
     (steering, governor).prop_map(|(steering, governor)| steering.into_iter().chain(governor).collect())
 }
 
-/// Links and channels that often fit [`any_host`]; their links may not be there.
+/// Links and channels that often fit [`any_host`]; their links may not exist.
 pub fn any_channels() -> impl Strategy<Value = Policy> {
     let slack = prop_oneof![Just(Auto::Auto), (0..100 * 1_000_000u64).prop_map(Auto::Nanoseconds)];
     let link = (

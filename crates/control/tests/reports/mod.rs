@@ -1,4 +1,4 @@
-//! Reports made up by hand and by chance.
+//! Reports made by hand, and random reports.
 #![allow(clippy::unwrap_used)]
 
 use super::common::{any_host, vm as observed_vm};
@@ -14,7 +14,7 @@ use teiji_model::stage::{Stage, ThreadState};
 
 pub const US: u64 = 1_000;
 pub const MS: u64 = 1_000_000;
-/// Length of every trace that is made up by hand, ns.
+/// The length of every trace that is made by hand, ns.
 const LENGTH: u64 = 10_000 * MS;
 
 pub fn vcpu(tid: u32, last_cpu: u32) -> Vcpu {
@@ -29,7 +29,7 @@ fn traced(name: &str, pid: u32) -> Vm {
     Vm { pid, ..observed_vm(name, 0, 0, 0, None, false).vm }
 }
 
-/// A trace in which these VMs were seen, with what the analysis finds in their stages.
+/// A trace of these VMs, with the findings of the analysis.
 pub fn report(vms: Vec<VmReport>) -> Report {
     let meta = Meta {
         host: "lab1".into(),
@@ -43,7 +43,7 @@ pub fn report(vms: Vec<VmReport>) -> Report {
     report
 }
 
-/// Finds again what makes the VMs slow, after a change of their figures.
+/// Computes the findings again, after the figures of the VMs have changed.
 pub fn find(report: &mut Report) {
     for vm in &mut report.vms {
         let seen = Seen {
@@ -58,7 +58,7 @@ pub fn find(report: &mut Report) {
     }
 }
 
-/// A VM in which this makes the fluctuation, with a request each millisecond and 50 µs in that part.
+/// A VM whose fluctuation is caused by this part, with a request each millisecond and 50 µs in that part.
 pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) -> VmReport {
     let requests = LENGTH / MS;
     let mut vm = VmReport {
@@ -89,7 +89,7 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
     vm
 }
 
-/// Adds a stage with this part alone.
+/// Adds a stage with only this part.
 pub fn part(vm: &mut VmReport, stage: Stage, state: ThreadState, ns: u64, time: f64, fluctuation: f64) {
     let part =
         PartReport { state, mean: ns as f64, p50: ns, time_share: time, fluctuation_share: fluctuation };
@@ -108,12 +108,12 @@ pub fn on(vms: &[(&str, u32)]) -> Report {
     report(vms.iter().map(waits).collect())
 }
 
-/// VMs by the stages that are blamed.
+/// VMs, each with the stage that is blamed.
 pub fn of(stages: Vec<(&str, Stage)>) -> Report {
     report(stages.iter().zip(1..).map(|((name, stage), pid)| blamed(name, pid, *stage, None)).collect())
 }
 
-/// A VM whose vCPU is asleep when requests come, this long after one another.
+/// A VM whose vCPU is asleep when requests come, with this time between requests.
 pub fn sleeping(name: &str, pid: u32, gap: u64) -> Report {
     let mut vm = blamed(name, pid, Stage::VcpuWake, Some(ThreadState::Asleep));
     vm.requests.seen = LENGTH / gap;
@@ -175,7 +175,7 @@ fn any_stage() -> impl Strategy<Value = StageReport> {
 }
 
 fn any_vm() -> impl Strategy<Value = VmReport> {
-    // What has a remedy, most of the time.
+    // Parts that mostly have a remedy.
     const CAUSES: [(Stage, Option<ThreadState>); 4] = [
         (Stage::VcpuWake, Some(ThreadState::Ready)),
         (Stage::TapQueue, Some(ThreadState::Ready)),
@@ -202,7 +202,7 @@ fn any_vm() -> impl Strategy<Value = VmReport> {
     )
 }
 
-/// Any report, also such as no trace makes.
+/// Any report, including those that no trace produces.
 pub fn any_report() -> impl Strategy<Value = Report> {
     let rest = (name(), any::<String>(), figure(), vec(select(&[100u32, 200, 300][..]), 0..2), share());
     (vec(any_vm(), 0..5), rest).prop_map(|(vms, (host, flow, ended, vanished, share))| {
@@ -223,8 +223,8 @@ pub fn any_report() -> impl Strategy<Value = Report> {
     })
 }
 
-/// A host whose VMs have any names and last ran anywhere, some of whose settings cannot be read, and a report of some of
-/// these VMs, of others, or of such as are called differently now.
+/// A host whose VMs have any names and last ran on any CPUs, with some settings that cannot be read; and a report of
+/// some of these VMs, of other VMs, or of VMs that have other names now.
 pub fn named() -> impl Strategy<Value = (Report, Observed)> {
     let changes = (
         vec((name(), 0..6u32), 3),

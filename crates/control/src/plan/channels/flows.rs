@@ -1,4 +1,4 @@
-//! The channels of one link: their ends, rates and bursts.
+//! The channels of one link: their endpoints, rates and bursts.
 
 use super::super::Draft;
 use super::super::names::shown;
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use teiji_model::policy::{ChannelPolicy, Endpoint};
 use teiji_model::queue::{Channel, MAX_NAME, MAX_SHAPES, MIN_FRAME, OVERHEAD, RATE_STEP, frame};
 
-/// The channels as the link's queue keeps them, by name; what is wrong with them is noted.
+/// The channels in the form that the link's queue has, by name; their problems are recorded.
 pub(super) fn channels(
     policies: &[&ChannelPolicy],
     mtu: u32,
@@ -28,14 +28,15 @@ pub(super) fn channels(
         let channel = channel(policy, mtu);
         let least = u64::from(MIN_FRAME + OVERHEAD);
         if let Some(burst) = policy.burst.as_ref().filter(|burst| burst.value < least) {
-            let message = format!("a burst of {}b holds no frame: write \"{least}b\" or more", burst.value);
+            let message =
+                format!("a burst of {}b is less than one frame: write \"{least}b\" or more", burst.value);
             draft.problem(&burst.place, message);
         }
         let key = (channel.from.clone(), channel.to.clone(), channel.proto);
         if let Some(first) = ends.insert(key, *policy) {
             let message = format!(
-                "`{}` has the same ends and protocol as `{}` ({}), so no packet could be told to be its: write one \
-                 channel for both, or make their ends differ",
+                "`{}` has the same endpoints and protocol as `{}` ({}), so their packets cannot be told apart: write \
+                 one channel for both, or make their endpoints differ",
                 shown(&name.value),
                 shown(&first.name.value),
                 first.name.place
@@ -46,8 +47,9 @@ pub(super) fn channels(
         shapes.extend(self::shapes(&channel));
         if before <= MAX_SHAPES && shapes.len() > MAX_SHAPES {
             let message = format!(
-                "with `{}` the channels of {link} have more than {MAX_SHAPES} kinds of ends (lengths of prefixes, \
-                 with or without ports and protocol): give some of them ends of the same kind, or another link",
+                "with `{}` the channels of {link} have more than {MAX_SHAPES} kinds of endpoints (lengths of \
+                 prefixes, with or without ports and protocol): give some of them endpoints of the same kind, or \
+                 another link",
                 shown(&name.value)
             );
             draft.problem(&name.place, message);
@@ -71,7 +73,7 @@ fn channel(policy: &ChannelPolicy, mtu: u32) -> Channel {
     .normal()
 }
 
-/// The sets of fields that a channel looks at: one, or for a channel whose ends are open one of each IP version.
+/// The sets of fields that a channel compares: one, or one for each IP version if both endpoints are open.
 fn shapes(channel: &Channel) -> impl Iterator<Item = (bool, [(u8, bool); 2], bool)> {
     let ends = [&channel.from, &channel.to];
     let versions = match ends.iter().find_map(|end| end.as_ref()) {

@@ -1,7 +1,7 @@
-//! The largest packet that comes to a link's queue unsplit: what a deadline may have to wait for.
+//! The largest packet that enters a link's queue before it is split: a packet with a deadline may have to wait for one.
 //!
-//! A TCP stack hands over segments of up to 64 KiB that only the NIC splits (GSO), and a queue cannot. Those of the
-//! host's own stack are bounded by the device's `gso_max_size`, those of guests by nothing that the host can set.
+//! A TCP stack hands over segments of up to 64 KiB (GSO), which only the NIC splits, not a queue. The device's
+//! `gso_max_size` limits those of the host's own stack; nothing on the host limits those of guests.
 
 use super::super::names::shown;
 use super::super::{Draft, Host, Noted, steps};
@@ -10,19 +10,19 @@ use teiji_model::policy::{At, LinkPolicy};
 use teiji_model::queue::frame::{self, HEADER, TAG, full};
 use teiji_model::resource::{Resource, Value};
 
-/// Largest segment, bytes of IP packet, unless somebody has raised it: the kernel's `GSO_LEGACY_MAX_SIZE`.
+/// The largest segment, bytes of the IP packet, unless somebody has raised it: the kernel's `GSO_LEGACY_MAX_SIZE`.
 const SEGMENT: u32 = 65_536;
-/// Sizes that segments are reduced to.
+/// Sizes to which segments may be reduced.
 const SMALLER: [u32; 4] = [32_768, 16_384, 8192, 4096];
 
-/// The largest packet that comes to a link's queue.
+/// The largest packet that enters a link's queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Largest {
-    /// Bytes of the frame, before anything splits it.
+    /// Bytes of the frame, before it is split.
     pub frame: u32,
-    /// `gso_max_size` that makes it so; `None` if it is not to be set.
+    /// The `gso_max_size` that limits it; `None` if teiji does not set that.
     pub segment: Option<u32>,
-    /// Why it is so large, for whom it is too large; empty if that was written.
+    /// Why it is so large, for people who need a smaller one; empty if the policy sets it.
     pub why: String,
 }
 
@@ -33,11 +33,11 @@ impl Largest {
     }
 }
 
-/// What may be, the largest first; never empty. Where there are several, the host's own stack can be kept to each.
-/// Warns of what cannot be kept to them.
+/// The possible sizes, largest first; never empty. If there are several, the host's own stack can be limited to each.
+/// Warns of packets that cannot be limited.
 ///
 /// # Errors
-/// If `max_packet` is less than what the device's MTU allows, which is noted.
+/// If `max_packet` is less than what the device's MTU allows; the problem is recorded.
 pub(super) fn choices(
     device: &ObservedLink,
     section: Option<&LinkPolicy>,
@@ -46,7 +46,7 @@ pub(super) fn choices(
 ) -> Result<Vec<Largest>, Noted> {
     let (name, mtu) = (shown(&device.name), device.mtu);
     let setting = Resource::SegmentSize(device.device());
-    // What it is without teiji, so that a choice does not depend on those before it.
+    // The value without teiji, so that a choice does not depend on earlier ones.
     let own = match steps::unwanted(&setting, host.observed, host.held) {
         Some(Value::Bytes(bytes)) => Ok(*bytes),
         _ => Err(format!("{setting} cannot be read ({})", super::super::reason(&setting, host.observed))),
@@ -64,21 +64,21 @@ pub(super) fn choices(
         if *most < two(mtu).saturating_add(HEADER) {
             draft.warnings.push(format!(
                 "TCP of this host makes packets of two frames, more than {name}'s `max_packet`: `ip link set dev \
-                 {name} gso_max_segs 1` keeps it from that"
+                 {name} gso_max_segs 1` prevents that"
             ));
         }
         if let Err(why) = &own {
             draft
                 .warnings
-                .push(format!("{why}, so this host's own TCP is not kept to {name}'s `max_packet`"));
+                .push(format!("{why}, so this host's own TCP is not limited to {name}'s `max_packet`"));
         }
         let segment = own.ok().map(|own| own.min((most - HEADER).max(mtu)));
         return Ok(vec![Largest { frame: *most, segment, why: String::new() }]);
     }
     if device.guests {
         let why = format!(
-            "guests hand over packets of up to 64 KiB by {name}, which the queue cannot split: turn host_tso4, \
-             host_tso6, host_ufo and gso of their NICs off and write `max_packet`, and shorter delays are guaranteed"
+            "guests send packets of up to 64 KiB by {name}, which the queue cannot split: turn host_tso4, \
+             host_tso6, host_ufo and gso of their NICs off and write `max_packet` to get shorter guaranteed delays"
         );
         draft.warnings.push(why.clone());
         let segment = own.ok().map(|own| own.min(SEGMENT));
@@ -88,7 +88,7 @@ pub(super) fn choices(
     let own = match own {
         Ok(own) => own,
         Err(why) => {
-            let why = format!("{why}, so segments of 64 KiB are allowed for");
+            let why = format!("{why}, so segments of 64 KiB are assumed");
             draft.warnings.push(why.clone());
             return Ok(vec![Largest { frame: framed(SEGMENT), segment: None, why }]);
         }
@@ -102,7 +102,7 @@ pub(super) fn choices(
     Ok(std::iter::once(own).chain(smaller).map(largest).collect())
 }
 
-/// The least that segments can be kept to, bytes of IP packet: TCP puts two frames of the MTU into one, whatever
+/// The smallest limit for segments, bytes of the IP packet: TCP puts two frames of the MTU into one packet, whatever
 /// `gso_max_size` is (`tcp_tso_autosize()`, net/ipv4/tcp_output.c; `net.ipv4.tcp_min_tso_segs`).
 fn two(mtu: u32) -> u32 {
     mtu.saturating_mul(2)

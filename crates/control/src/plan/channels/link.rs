@@ -1,4 +1,4 @@
-//! One link with its channels: what it sends, whether it can keep their deadlines, and which settings that takes.
+//! One link with its channels: its rate, whether it can keep their deadlines, and the settings for that.
 
 use super::super::names::shown;
 use super::super::{Draft, Host, Noted, Want, time};
@@ -15,25 +15,25 @@ use teiji_model::queue::{
 use teiji_model::resource::{Resource, Value};
 use teiji_model::units::RATE;
 
-/// A device sends so many thousandths less than it says, so that its own queue does not grow: clocks of Ethernet
-/// differ by up to 100 ppm each (IEEE 802.3), and the host's own by about as much.
+/// The rate is lower than the device's speed by one part in this many, so that the device's own queue does not grow:
+/// clocks of Ethernet differ by up to 100 ppm each (IEEE 802.3), and the host's own clock by about as much.
 const MARGIN: u64 = 1000;
-/// The longest packet takes at most this part of the shortest deadline, where that can be chosen.
+/// The longest packet takes at most one part in this many of the shortest deadline, if the size can be chosen.
 const SHARE: u64 = 10;
 
-/// A link and what leaves by it.
+/// A link and its channels.
 pub(super) struct Group<'a> {
     pub device: &'a ObservedLink,
-    /// Its section, if it has one.
+    /// The section of the link, if the policy has one.
     pub section: Option<&'a LinkPolicy>,
     /// Not empty.
     pub channels: &'a [&'a ChannelPolicy],
-    /// Where it is named.
+    /// Where the policy names the link.
     pub place: &'a Place,
     pub scheduler: Scheduler,
 }
 
-/// Adds the settings of the link and what they guarantee, or why there is no guarantee.
+/// Adds the settings of the link and its guarantees, or the reason why there is no guarantee.
 pub(super) fn collect(group: &Group<'_>, host: Host<'_>, draft: &mut Draft) {
     let name = shown(&group.device.name);
     let before = draft.problems.len();
@@ -57,14 +57,14 @@ pub(super) fn collect(group: &Group<'_>, host: Host<'_>, draft: &mut Draft) {
     }
 }
 
-/// What the link sends, bit/s on the wire.
+/// The rate of the link, bit/s.
 fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, Noted> {
     let name = shown(&group.device.name);
     let below = |speed: u64| ((speed - speed / MARGIN) / RATE_STEP * RATE_STEP).min(MAX_RATE);
     match (group.section.and_then(|s| s.rate.as_ref()), group.device.speed.filter(|speed| *speed > 0)) {
         (None, None) => {
             let message = format!(
-                "{name} says no speed: write how much it sends, as in rate = \"1gbit\" below [link.{name}]"
+                "{name} reports no speed: write its rate, as in rate = \"1gbit\" below [link.{name}]"
             );
             draft.problem(group.place, message);
             Err(Noted)
@@ -72,7 +72,7 @@ fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, Noted> {
         (None, Some(speed)) => Ok(below(speed)),
         (Some(At { value, place }), Some(speed)) if *value > speed => {
             let message = format!(
-                "{name} says that it sends {} only, so its own queue would grow and no delay could be guaranteed: \
+                "{name} reports a speed of only {}, so its own queue would grow and no delay could be guaranteed: \
                  write \"{}\" or less",
                 RATE.write(speed),
                 RATE.write(below(speed))
@@ -83,8 +83,8 @@ fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, Noted> {
         (Some(At { value, .. }), speed) => {
             if let Some(speed) = speed.filter(|speed| *value > below(*speed)) {
                 draft.warnings.push(format!(
-                    "`link.{name}.rate` leaves no room for clocks that differ: what may come to wait in the queue of \
-                     {name} itself is not in the guarantees; \"{}\" or less keeps that empty",
+                    "`link.{name}.rate` leaves no margin for clocks that differ: the guarantees do not include waits \
+                     in the queue of {name} itself; \"{}\" or less keeps that queue empty",
                     RATE.write(below(speed))
                 ));
             }
@@ -93,14 +93,14 @@ fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, Noted> {
     }
 }
 
-/// The bound on all channels together.
+/// Checks the limit on the rate of all channels together.
 fn realtime_max(group: &Group<'_>, channels: &BTreeMap<String, Channel>, draft: &mut Draft) {
     let Some(At { value: most, place }) = group.section.and_then(|s| s.realtime_max.as_ref()) else { return };
     let sum = channels.values().fold(0_u64, |sum, c| sum.saturating_add(c.rate));
     if sum > most / RATE_STEP * RATE_STEP {
         let message = format!(
-            "the channels of {} are guaranteed {} together, more than `realtime_max`: raise it, or make their \
-             min_rate lower",
+            "the channels of {} are guaranteed {} together, more than `realtime_max`: raise it, or lower their \
+             min_rate",
             shown(&group.device.name),
             RATE.write(sum)
         );
@@ -108,33 +108,34 @@ fn realtime_max(group: &Group<'_>, channels: &BTreeMap<String, Channel>, draft: 
     }
 }
 
-/// What the kind of device means for its guarantees.
+/// Warns of what the kind of device means for the guarantees.
 fn kind(group: &Group<'_>, draft: &mut Draft) {
     let name = shown(&group.device.name);
     match group.device.kind {
         LinkKind::Bond => draft.warnings.push(format!(
-            "{name} is a bond, and one flow leaves by one of its devices: the guarantees hold as long as each of them \
-             sends what the link's rate says"
+            "{name} is a bond, and one flow leaves by one of its devices: the guarantees hold only if each of them \
+             sends at the link's rate"
         )),
         LinkKind::Virtual => draft.warnings.push(format!(
-            "{name} is a virtual device: what else leaves by the device below it is not in the guarantees"
+            "{name} is a virtual device: the guarantees do not include other packets of the device below it"
         )),
         LinkKind::Nic | LinkKind::Tap | LinkKind::Bridge => {}
     }
 }
 
-/// Says that a slack which was written says nothing to HFSC.
+/// Warns that a slack in the policy has no effect with HFSC.
 fn no_slack(group: &Group<'_>, draft: &mut Draft) {
     let written = group.section.and_then(|s| s.slack.as_ref());
     if group.scheduler == Scheduler::Hfsc && written.is_some_and(|at| at.value != Auto::Auto) {
         let name = shown(&group.device.name);
         draft.warnings.push(format!(
-            "`link.{name}.slack` has no effect: HFSC sends what is due within its curve before best effort"
+            "`link.{name}.slack` has no effect: HFSC sends packets that are due before best effort"
         ));
     }
 }
 
-/// The largest packets for which the channels are admitted without waiting for them for long, or else the smallest.
+/// The largest packet size with which the channels are admitted and do not wait long for such a packet; if there is
+/// none, the smallest.
 fn choose<'l>(
     group: &Group<'_>,
     channels: &BTreeMap<String, Channel>,
@@ -150,7 +151,7 @@ fn choose<'l>(
             Ok(admission) => Ok((largest, admission)),
             Err(denied) => Err((Some(largest), denied)),
         };
-        // ns × bit/s on both sides: bits of a second's 10⁹.
+        // Both sides are ns × bit/s: bits times 10⁹.
         let takes = framed(on_wire) * 8_000_000_000 * u128::from(SHARE);
         if last.is_ok() && takes <= u128::from(shortest) * u128::from(rate) {
             break;
@@ -159,7 +160,7 @@ fn choose<'l>(
     last
 }
 
-/// With the overhead of its last frame, bytes.
+/// With the overhead of the last frame, bytes.
 fn framed(on_wire: u32) -> u128 {
     u128::from(on_wire) + u128::from(OVERHEAD)
 }
@@ -178,7 +179,7 @@ fn admit(
     }
 }
 
-/// The link as admission sees it.
+/// The link, for admission control.
 fn terms(group: &Group<'_>, rate: u64, largest: u32) -> admission::Link {
     admission::Link {
         rate,
@@ -191,7 +192,7 @@ fn terms(group: &Group<'_>, rate: u64, largest: u32) -> admission::Link {
     }
 }
 
-/// A channel as admission sees it.
+/// A channel, for admission control.
 fn term(group: &Group<'_>, link: &admission::Link, name: &str, c: &Channel) -> admission::Channel {
     let frame = u64::from(frame::full(group.device.mtu).clamp(MIN_FRAME, link.max_frame));
     admission::Channel {
@@ -203,7 +204,7 @@ fn term(group: &Group<'_>, link: &admission::Link, name: &str, c: &Channel) -> a
     }
 }
 
-/// Says why the channels do not fit, where that is written which the reason is about.
+/// Reports why the channels do not fit, at the place in the policy that the reason is about.
 fn refused(group: &Group<'_>, largest: Option<&Largest>, denied: Denied, draft: &mut Draft) {
     let name = shown(&group.device.name);
     let why = largest.map(|l| l.why.as_str()).filter(|why| !why.is_empty());
@@ -222,18 +223,18 @@ fn refused(group: &Group<'_>, largest: Option<&Largest>, denied: Denied, draft: 
 
 fn refusal_place<'a>(group: &Group<'a>, refusal: &Refusal) -> &'a Place {
     let named = |name: &String| group.channels.iter().find(|c| c.name.value == *name);
-    // The one whose deadline is the instant that is said.
+    // The channel whose deadline is the reported instant.
     let tightest = refusal.offending.last().and_then(named);
     match refusal.reason {
         Reason::Slack { .. } => group.section.and_then(|s| s.slack.as_ref()).map(|slack| &slack.place),
         Reason::Rate => group.section.and_then(|s| s.rate.as_ref()).map(|rate| &rate.place),
-        // Or the one that reserves most.
+        // Or the channel that reserves most.
         Reason::Deadline | Reason::Curves => tightest.map(|c| &c.deadline.place),
     }
     .unwrap_or(group.place)
 }
 
-/// The queue that keeps them; they were admitted.
+/// The queue that keeps the channels, which were admitted.
 fn queue(
     group: &Group<'_>,
     channels: &BTreeMap<String, Channel>,
@@ -248,13 +249,13 @@ fn queue(
         for (name, c) in &mut channels {
             c.deadline = hfsc::within(&link, &term(group, &link, name, c)).unwrap_or(c.deadline);
         }
-        // That the channels together do not exceed it was checked, and each is kept to its own.
+        // It was checked that the channels together do not exceed it, and each is limited to its own rate.
         realtime_max = 0;
     }
     Deadlines { scheduler: group.scheduler, rate, slack, realtime_max, channels }
 }
 
-/// Wants the settings that the guarantees rest on.
+/// Adds the settings that the guarantees are based on.
 fn settings(
     group: &Group<'_>,
     queue: Deadlines,
@@ -292,12 +293,12 @@ fn settings(
     want(setting, Value::Queue(Queue::Deadlines(Box::new(queue))), cost);
 }
 
-/// What the change of the queue costs; from one of teiji's own to another, what it changes.
+/// The cost of the change of the queue; between two of teiji's own, what the change is.
 fn cost(present: Option<&Value>, wanted: &Deadlines) -> String {
     let at_most = format!("the link sends at most {}", RATE.write(wanted.rate));
     let present = match present {
         Some(Value::Queue(Queue::Deadlines(present))) if present.scheduler == wanted.scheduler => present,
-        _ => return format!("what waits in the old queue at that instant may be lost; {at_most}"),
+        _ => return format!("packets in the old queue may be lost; {at_most}"),
     };
     let new = wanted.channels.keys().filter(|name| !present.channels.contains_key(*name)).count();
     let gone = present.channels.keys().filter(|name| !wanted.channels.contains_key(*name)).count();
@@ -310,7 +311,7 @@ fn cost(present: Option<&Value>, wanted: &Deadlines) -> String {
         counts => {
             let lost = match wanted.scheduler {
                 Scheduler::Edf => "no packet is lost",
-                Scheduler::Hfsc => "what waits in the queue at that instant is lost",
+                Scheduler::Hfsc => "packets in the queue are lost",
             };
             format!("channels: {counts}; {lost}; {at_most}")
         }
@@ -324,7 +325,7 @@ fn guarantee(
     admitted: &Admission,
     largest: &Largest,
 ) -> LinkGuarantee {
-    // The admission has them in the order of the map.
+    // The guarantees are in the order of the map.
     let channel = |((name, c), guarantee): ((&String, &Channel), &admission::Guarantee)| ChannelGuarantee {
         name: name.clone(),
         rate: c.rate,
