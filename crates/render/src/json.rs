@@ -1,6 +1,6 @@
-//! What `--json` prints of everything but reports, whose format is [`Report`](teiji_model::report::Report) itself.
+//! The formats of `--json`, except that of reports, which is [`Report`](teiji_model::report::Report).
 //!
-//! Each has a number that is raised when a field changes its meaning or goes away (docs/decisions/0010).
+//! Each has a version number that is incremented when a field changes its meaning or is removed (docs/decisions/0010).
 
 use crate::text::vms::doubt;
 use serde::Serialize;
@@ -67,12 +67,12 @@ struct Vm<'a> {
     #[serde(flatten)]
     vm: &'a host::Vm,
     identity: &'a Identity,
-    /// Why its name is not to be relied on, if so.
+    /// Why its name cannot be relied on; `None` if it can.
     doubt: Option<String>,
 }
 
 impl<'a> Vms<'a> {
-    /// VMs, and who says that they are called so.
+    /// VMs, and the origin of their names.
     pub fn new(vms: &'a [(host::Vm, Identity)]) -> Self {
         let vms = vms.iter().map(|(vm, identity)| Vm { vm, identity, doubt: doubt(vm, identity) });
         Vms { schema: 1, vms: vms.collect() }

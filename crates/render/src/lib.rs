@@ -1,15 +1,16 @@
-//! What teiji found, plans and holds, as text, as a web page, as JSON and as a trace for the Perfetto viewer.
+//! Shows what teiji has found, plans and holds: as text, as a web page, as JSON, and as a trace for the Perfetto
+//! viewer.
 //!
-//! Everything that is shown is given: nothing is read, looked up or decided here, so the same input is the same output
-//! on any machine.
+//! Everything that is shown is passed as an argument: this crate reads nothing and makes no decisions, so the same
+//! input gives the same output on any machine.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`html`] | reports as one web page |
-//! | [`json`] | what `--json` prints of everything but reports |
+//! | [`json`] | the formats of `--json`, except that of reports |
 //! | [`perfetto`] | requests as a trace for the Perfetto viewer |
 //! | [`table`] | columns |
-//! | [`terminal`] | what a terminal can show; untrusted text |
+//! | [`terminal`] | what a terminal can show; makes untrusted text safe |
 //! | [`text`] | reports, plans, hosts as text |
 //! | [`units`] | durations, sizes and shares as people write them |
 #![forbid(unsafe_code)]

@@ -5,11 +5,11 @@ use crate::terminal::{Style, Tone};
 /// One cell.
 #[derive(Clone, Debug)]
 pub struct Cell {
-    /// What it says; one line.
+    /// Its text; one line.
     pub text: String,
-    /// How it is shown.
+    /// Its tone.
     pub tone: Tone,
-    /// Whether it is set to the right of its column.
+    /// Whether it is right-aligned.
     pub right: bool,
 }
 
@@ -26,12 +26,12 @@ impl From<String> for Cell {
 }
 
 impl Cell {
-    /// Set to the right.
+    /// A right-aligned cell.
     pub fn right(text: impl Into<String>) -> Self {
         Cell { right: true, ..Cell::from(text.into()) }
     }
 
-    /// In a tone.
+    /// This cell in another tone.
     pub fn tone(mut self, tone: Tone) -> Self {
         self.tone = tone;
         self
@@ -46,7 +46,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// Indented by so many spaces.
+    /// A table that is indented by this many spaces.
     pub fn indented(indent: usize) -> Self {
         Table { rows: Vec::new(), indent }
     }
@@ -71,7 +71,7 @@ impl Table {
 
     fn line(&self, style: &Style, row: &[Cell], widths: &[usize]) -> String {
         let mut line = " ".repeat(self.indent);
-        let mut pending = 0; // spaces that only count if something follows
+        let mut pending = 0; // spaces that are written only if text follows
         for (cell, &width) in row.iter().zip(widths) {
             let text = style.ascii(&cell.text);
             let pad = width - text.chars().count();

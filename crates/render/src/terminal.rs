@@ -1,9 +1,9 @@
-//! What a terminal can show, and text that must not reach it as it is.
+//! What a terminal can show; makes untrusted text safe to print.
 
 use teiji_model::stage::Stage;
 pub use teiji_model::text::printable;
 
-/// What may be used in text output.
+/// What text output may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Style {
     /// ANSI colours.
@@ -12,16 +12,16 @@ pub struct Style {
     pub unicode: bool,
 }
 
-/// A meaning that is shown as colour.
+/// A meaning that is shown as a colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
-    /// As it is.
+    /// Normal text.
     Plain,
-    /// What to look at first.
+    /// What to read first.
     Strong,
-    /// What is to blame, or missing.
+    /// What is to blame or missing.
     Bad,
-    /// What is as it should be.
+    /// What is fine.
     Good,
     /// What may be skipped.
     Faint,
@@ -49,7 +49,7 @@ impl Style {
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 
-    /// `text` without characters that this terminal may not have.
+    /// `text` without characters that this terminal may not be able to show.
     pub fn ascii(&self, text: &str) -> String {
         if self.unicode {
             return text.to_owned();
@@ -65,7 +65,7 @@ pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// At most `width` characters of `text`; what is cut off is shown by `~`.
+/// At most `width` characters of `text`; `~` at the end shows that it was truncated.
 pub fn shorten(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

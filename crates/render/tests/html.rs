@@ -6,7 +6,7 @@ mod common;
 use teiji_model::report::Report;
 use teiji_render::html::Shown;
 
-/// A page as the command makes it.
+/// A page as the command writes it.
 fn page(title: &str, reports: &[(&str, &Report)]) -> String {
     let advice: Vec<_> = reports.iter().map(|(_, report)| common::advice(report)).collect();
     let shown: Vec<Shown<'_>> = reports
@@ -17,7 +17,7 @@ fn page(title: &str, reports: &[(&str, &Report)]) -> String {
     teiji_render::html::page(title, &shown)
 }
 
-/// Checks that elements are closed in the order in which they were opened.
+/// Checks that elements are closed in the right order.
 fn well_formed(html: &str) {
     const VOID: [&str; 2] = ["meta", "!doctype"];
     let mut open: Vec<&str> = Vec::new();
@@ -37,7 +37,7 @@ fn well_formed(html: &str) {
     assert!(open.is_empty(), "{open:?}");
 }
 
-/// Keeps a page so that it can be looked at, below `target/`.
+/// Keeps a page below `target/`, for people to look at.
 fn keep(name: &str, html: &str) {
     std::fs::write(std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name), html).unwrap();
 }
@@ -121,7 +121,7 @@ fn odd_figures_do_no_harm() {
     well_formed(&page("t", &[]));
 }
 
-/// Response times of four situations, orders of magnitude apart, as the demo has them.
+/// Response times of four situations that differ by orders of magnitude, as in the demo.
 fn four_situations() -> Vec<(&'static str, Report)> {
     let situation = |us: [u64; 5]| {
         let mut report = common::quiet();
@@ -147,20 +147,20 @@ fn curves_that_are_orders_of_magnitude_apart_are_told_apart() {
     let lines: Vec<Vec<f64>> = chart.split("<polyline points=\"").skip(1).map(heights).collect();
     let axis = chart.split("y1=\"").skip(1).map(number).fold(0.0, f64::max);
     assert_eq!(lines.len(), 4);
-    // Every point but the least is well above the axis, and 7 ms are far from 133 ms.
+    // Every point except the lowest is well above the axis, and 7 ms are far from 133 ms.
     for line in &lines {
         assert!(line[1..].iter().all(|y| axis - y > 20.0), "{axis}: {lines:?}");
     }
     assert!(lines[0][1] - lines[1][1] > 50.0, "{lines:?}");
-    assert!(html.contains("each bar is the whole of its mean"), "one mean is 75 times another");
+    assert!(html.contains("each bar is 100 % of its mean"), "one mean is 75 times another");
 }
 
-/// The number that an attribute begins with.
+/// The number at the beginning of an attribute.
 fn number(attribute: &str) -> f64 {
     attribute.split_once('"').unwrap().0.parse().unwrap()
 }
 
-/// The second coordinates of the points that an attribute lists.
+/// The second coordinates of the points in an attribute.
 fn heights(attribute: &str) -> Vec<f64> {
     let points = attribute.split_once('"').unwrap().0;
     points.split(' ').map(|point| point.split_once(',').unwrap().1.parse().unwrap()).collect()

@@ -38,7 +38,7 @@ fn every_cause_is_documented() {
     assert!(docs.contains(&schema), "{schema}");
 }
 
-/// A report of schema 2: its verdict said what the first finding says now.
+/// A report of schema 2: its verdict contained what the first finding contains now.
 #[test]
 fn a_report_of_before_is_still_read() {
     let mut old = serde_json::to_value(common::contended()).unwrap();

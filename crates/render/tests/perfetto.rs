@@ -15,7 +15,7 @@ fn decode(requests: &[Joined]) -> Trace {
     Trace::decode(&bytes[..]).unwrap()
 }
 
-/// Events by track, in the order of the file.
+/// The events by track, in the order of the file.
 fn events(trace: &Trace) -> BTreeMap<u64, Vec<(u64, TrackEvent)>> {
     let mut tracks: BTreeMap<u64, Vec<(u64, TrackEvent)>> = BTreeMap::new();
     for packet in &trace.packet {
@@ -29,7 +29,7 @@ fn events(trace: &Trace) -> BTreeMap<u64, Vec<(u64, TrackEvent)>> {
     tracks
 }
 
-/// 40 requests that overlap a great deal.
+/// 40 requests that overlap considerably.
 fn overlapping() -> Vec<Joined> {
     (0..40).map(|i| common::joined(i, 2_000_000_000 + i * 300_000, 100 + (i * 37 % 11) * 400)).collect()
 }
@@ -37,7 +37,7 @@ fn overlapping() -> Vec<Joined> {
 #[test]
 fn slices_are_balanced_and_never_overlap_on_a_track() {
     let trace = decode(&overlapping());
-    // Kept so that it can be opened in the viewer.
+    // Kept for people to open in the viewer.
     std::fs::write(concat!(env!("CARGO_TARGET_TMPDIR"), "/requests.perfetto-trace"), trace.encode_to_vec())
         .unwrap();
     let tracks = events(&trace);

@@ -1,4 +1,4 @@
-//! Text reports of made-up data against files in `golden/`. `UPDATE_GOLDEN=1` writes the files.
+//! Compares text reports of data made by hand with the files in `golden/`. `UPDATE_GOLDEN=1` writes these files.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -22,7 +22,7 @@ use teiji_render::text::{WIDTH, cells, guarantees};
 
 const UNICODE: Style = Style { colour: false, unicode: true };
 
-/// A report as the command prints it, with what would help.
+/// A report as the command prints it, with advice.
 fn report(report: &Report, style: &Style) -> String {
     teiji_render::text::report(report, &common::advice(report), style)
 }
@@ -105,7 +105,7 @@ fn colour_changes_no_text() {
     assert_eq!(trimmed(&stripped), trimmed(&plain));
 }
 
-/// What a report without requests says.
+/// The explanation in a report without requests.
 fn explanation(change: impl FnOnce(&mut Report)) -> String {
     let mut made_up = common::one_way();
     made_up.meta.watch.matching = teiji_model::flow::Matching::Echo;
@@ -122,7 +122,7 @@ fn no_request_is_explained() {
     said(explanation(silent), "No packet that fits `udp port 5060` passed its taps");
     said(explanation(|r| r.meta.watch.direction = Direction::In), "need --direction both");
     said(explanation(|_| ()), "choose another matching");
-    // The paragraph is about the reason for which most were left out, whatever else there is.
+    // The paragraph is about the reason for which most requests were left out, whatever other reasons there are.
     let mostly = |reason, counters: fn(&mut Report)| {
         explanation(move |r| {
             let left_out = |reason, n| LeftOut::new(Outcome::Incomplete, reason, None, n);
@@ -182,7 +182,7 @@ fn a_waterfall_loses_no_column() {
     assert!(cells(&empty, 5).is_empty());
 }
 
-/// Keeps what a terminal gets, below `target/`, so that it can be looked at.
+/// Keeps the text for a terminal below `target/`, for people to look at.
 #[test]
 fn a_terminal_gets_colour() {
     let text = report(&common::contended(), &Style { colour: true, unicode: true });
@@ -190,7 +190,7 @@ fn a_terminal_gets_colour() {
     std::fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join("contended.ansi"), text).unwrap();
 }
 
-/// A plan with a queue of `n` channels, of which the later ones have less room.
+/// A plan with a queue of `n` channels; the later ones have less time left.
 fn channels(n: u64) -> Plan {
     let eth0 = Device { name: "eth0".into(), index: 2 };
     let channel = |i: u64| ChannelGuarantee {
@@ -228,7 +228,7 @@ fn channels(n: u64) -> Plan {
                 Resource::Queue(eth0),
                 Value::Queue(stock),
                 Value::Queue(Queue::Deadlines(Box::new(deadlines))),
-                "what waits in the old queue at that instant may be lost; the link sends at most 999mbit",
+                "packets in the old queue may be lost; the link sends at most 999mbit",
             ),
         ],
         warnings: vec!["`link.eth1.rate` has no effect: no channel leaves by eth1".into()],
@@ -262,7 +262,7 @@ fn of_many_channels_those_with_the_least_room_are_shown() {
     assert!(shown.contains(&"sip-06") && shown.contains(&"sip-45") && !shown.contains(&"sip-05"), "{text}");
     assert!(text.contains("and 5 more with more room (--json lists all)"), "{text}");
     assert!(!plan_table(&channels(40), &UNICODE).contains("more with more room"));
-    // The widest that there can be.
+    // The widest possible values.
     let mut wide = channels(3);
     for channel in &mut wide.links[0].channels {
         (channel.rate, channel.burst) = (999_999_999_992, (1 << 30) - 1);

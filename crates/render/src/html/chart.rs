@@ -11,13 +11,13 @@ pub(super) const W: f64 = 1000.0;
 /// Where bars begin.
 pub(super) const LEFT: f64 = 120.0;
 
-/// What a stage is, for tooltips.
+/// The meaning of a stage, for tooltips.
 pub(super) fn meaning(stage: Stage) -> String {
     let about = stage.about();
     format!("{}: {}", about.meaning, about.explanation)
 }
 
-/// The stages' colours as variables of the style sheet.
+/// The colours of the stages, as variables of the style sheet.
 pub(super) fn colours() -> String {
     let set = |colour: fn(&Colour) -> u32| -> String {
         TABLE.iter().enumerate().map(|(i, s)| format!(" --s{i}: #{:06x};", colour(&s.colour))).collect()
@@ -44,17 +44,17 @@ pub(super) fn legend(stages: impl IntoIterator<Item = Stage>) -> String {
     out + "</div>\n"
 }
 
-/// A bar of stages.
+/// A bar that is divided into stages.
 pub(super) struct Row {
-    /// Left of it.
+    /// The text to the left.
     pub label: String,
-    /// Length of each stage, as a part of the chart's width, and its tooltip.
+    /// The length of each stage, as a part of the chart's width, and its tooltip.
     pub parts: Vec<(Stage, f64, String)>,
-    /// Right of it.
+    /// The text to the right.
     pub note: String,
 }
 
-/// Bars of stages, one below the other. `right` is the room for notes.
+/// Bars of stages, one below the other. `right` is the width reserved for notes.
 pub(super) fn stacked(rows: &[Row], right: f64) -> String {
     const STEP: f64 = 30.0;
     let room = W - LEFT - right;
@@ -95,8 +95,8 @@ pub(super) fn stacked(rows: &[Row], right: f64) -> String {
     out + "</svg>\n"
 }
 
-/// One row of [`stacked`]: shares of a whole. Those below 0 have no length; the whole is then more
-/// than 1 and is scaled to fit.
+/// One row of [`stacked`]: shares of a whole. Shares below 0 have no length; the others then add up to more than 1 and
+/// are scaled to fit.
 pub(super) fn shares(label: &str, shares: &[(Stage, f64)]) -> Row {
     let whole = shares.iter().map(|s| s.1.max(0.0)).filter(|s| s.is_finite()).sum::<f64>().max(1e-12);
     let part = |&(stage, share): &(Stage, f64)| {
@@ -106,7 +106,7 @@ pub(super) fn shares(label: &str, shares: &[(Stage, f64)]) -> Row {
     Row { label: escape(label), parts: shares.iter().map(part).collect(), note: String::new() }
 }
 
-/// The slowest requests, as long as they took.
+/// The slowest requests, with bars as long as their response times.
 pub(super) fn waterfalls(requests: &[Request]) -> String {
     let most = requests.iter().map(|r| r.total).max().unwrap_or(0).max(1) as f64;
     let row = |r: &Request| Row {

@@ -6,11 +6,11 @@ use std::fmt::Write;
 use teiji_model::report::{Report, VmReport};
 use teiji_model::stage::Stage;
 
-/// Bars whose lengths differ by more than this factor are no longer drawn to one scale.
+/// Bars whose lengths differ by more than this factor are not drawn to the same scale.
 const LONGEST: f64 = 8.0;
 
-/// For every VM that at least two reports have requests of: charts and a table, the first report being
-/// what the others are compared with.
+/// Charts and a table for every VM that has requests in at least two reports. The other reports are compared with the
+/// first.
 pub(super) fn all(reports: &[(&str, &Report)]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for vm in reports.iter().flat_map(|(_, r)| &r.vms) {
@@ -39,13 +39,13 @@ fn one(name: &str, reports: &[(&str, &Report)]) -> String {
     out + &table(&vms)
 }
 
-/// Bars as long as the mean response times; if nothing could be seen in the shortest, all of one length.
+/// Bars as long as the mean response times; if the shortest would be invisible, all bars have the same length.
 fn means(vms: &[(&str, &VmReport)]) -> String {
     let total = |vm: &VmReport| vm.total.as_ref().map_or(0.0, |t| t.mean);
     let most = vms.iter().map(|(_, vm)| total(vm)).fold(1.0, f64::max);
     let alike = vms.iter().any(|(_, vm)| total(vm) < most / LONGEST);
     let heading =
-        if alike { "Mean time by stage; each bar is the whole of its mean" } else { "Mean time by stage" };
+        if alike { "Mean time by stage; each bar is 100 % of its mean" } else { "Mean time by stage" };
     let row = |(label, vm): &(&str, &VmReport)| {
         let whole = if alike { vm.stages.iter().map(|s| s.dist.mean).sum::<f64>().max(1.0) } else { most };
         chart::Row {
@@ -100,7 +100,7 @@ fn row(name: &str, values: &[Option<f64>]) -> String {
     out + "</tr>\n"
 }
 
-/// By what factor it is shorter or longer; less than 5 % is the same.
+/// The factor by which it is shorter or longer; a change of less than 5 % counts as the same.
 fn change(before: Option<f64>, after: Option<f64>) -> (&'static str, String) {
     let (Some(before), Some(after)) = (before, after) else { return ("", "-".to_owned()) };
     if before <= 0.0 || after <= 0.0 {
@@ -114,7 +114,7 @@ fn change(before: Option<f64>, after: Option<f64>) -> (&'static str, String) {
     }
 }
 
-/// At most three digits, at most one of them behind the point.
+/// At most three digits, at most one of them after the point.
 fn factor(ratio: f64) -> String {
     let decimals = usize::from(ratio < 99.95);
     format!("{ratio:.decimals$}")

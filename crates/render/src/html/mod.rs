@@ -1,8 +1,7 @@
-//! Reports as one self-contained web page: nothing is loaded, no script runs. Several reports are set
-//! side by side.
+//! Reports as one self-contained web page: it loads nothing and runs no script. Several reports are shown side by side.
 //!
-//! Names come from guests and users: everything that is not a number or a word of this program goes
-//! through [`escape`].
+//! Names come from guests and users: [`escape`] is applied to everything that is not a number or a word of this
+//! program.
 
 mod chart;
 mod compare;
@@ -16,16 +15,16 @@ use teiji_model::report::Report;
 /// A report on a page.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
-    /// What it is called; may be empty if it is the only one.
+    /// Its label; may be empty if it is the only report.
     pub label: &'a str,
     /// The report.
     pub report: &'a Report,
-    /// For each of its VMs, in their order.
+    /// The advice for each of its VMs, in their order.
     pub advice: &'a [Advice],
 }
 
-/// A page about reports, each with a label. With several, the first is what the others are compared
-/// with; with one, its label may be empty.
+/// A page with reports, each with a label. If there are several, the others are compared with the first; if there is
+/// one, its label may be empty.
 pub fn page(title: &str, shown: &[Shown<'_>]) -> String {
     let reports: Vec<(&str, &Report)> = shown.iter().map(|s| (s.label, s.report)).collect();
     let title = escape(title);

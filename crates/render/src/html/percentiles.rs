@@ -1,7 +1,7 @@
 //! Response times by percentile, as SVG.
 //!
-//! Both axes are logarithmic. Upwards is time: what a disturbed host takes may be a thousand times what an undisturbed
-//! one does, and both have to be read from one chart. To the right is rarity, in nines.
+//! Both axes are logarithmic. The vertical axis is time: a response of a disturbed host may take a thousand times
+//! longer than one of an undisturbed host, and one chart has to show both. The horizontal axis is rarity, in nines.
 
 use super::chart::{LEFT, W};
 use super::escape;
@@ -13,10 +13,10 @@ use teiji_model::report::Dist;
 const H: f64 = 280.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = H - 34.0;
-/// Lines across the chart, at most.
+/// The greatest number of horizontal lines.
 const TICKS: usize = 8;
-/// Percentiles and their places in nines: the median at 0.3, 90 % at 1, 99 % at 2, 99.9 % at 3; the maximum stands after
-/// them.
+/// Percentiles and their places in nines: the median at 0.3, 90 % at 1, 99 % at 2, 99.9 % at 3; the maximum is after
+/// these.
 const NINES: [(&str, f64); 6] =
     [("min", 0.0), ("p50", 0.301), ("p90", 1.0), ("p99", 2.0), ("p99.9", 3.0), ("max", 3.6)];
 
@@ -52,7 +52,7 @@ pub(super) fn chart(lines: &[(&str, &Dist)]) -> String {
         let places: Vec<(f64, f64)> =
             values(d).iter().zip(NINES).map(|(v, (_, nines))| (x(nines), y(*v as f64))).collect();
         let points: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        // Those below are wider, so that a line on another one does not hide it.
+        // The earlier lines are wider, so that a line on top does not hide them.
         let width = 2.5 + 1.5 * lines.len().saturating_sub(i + 1).min(4) as f64;
         let _ = write!(
             out,
@@ -83,20 +83,20 @@ pub(super) fn chart(lines: &[(&str, &Dist)]) -> String {
     out
 }
 
-/// Which of the style sheet's four colours a line has; the first of several is grey.
+/// Which of the style sheet's four colours a line has; the first of several lines is grey.
 fn colour(i: usize, of: usize) -> usize {
     if of == 1 { 1 } else { i % 4 }
 }
 
-/// Round times from below the least value to above the greatest, ns, ascending, at least two: 1, 2, 5, 10 … or, if these
-/// are too many, powers of ten.
+/// Round times from below the least value to above the greatest, ns, ascending, at least two: 1, 2, 5, 10 …, or powers
+/// of ten if these are too many.
 fn ticks(values: impl Iterator<Item = u64>) -> Vec<f64> {
-    // 0 has no place on such an axis; it stands at its lower end.
+    // 0 has no place on a logarithmic axis; it is shown at the lower end.
     let (least, most) =
         values.filter(|v| *v > 0).fold((u64::MAX, 0), |(least, most), v| (least.min(v), most.max(v)));
     let (least, most) = if most == 0 { (1.0, 1.0) } else { (least as f64, most as f64) };
     let between = |steps: &'static [f64]| {
-        // 10²⁰ is more than can be counted.
+        // 10²⁰ is more than any value.
         let all = (0..=20).flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)));
         let all: Vec<f64> = all.collect();
         let first = all.iter().rposition(|tick| *tick <= least).unwrap_or(0);

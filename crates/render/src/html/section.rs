@@ -7,7 +7,7 @@ use std::fmt::Write;
 use teiji_model::advice::Advice;
 use teiji_model::report::{Blame, Leg, Report, StageReport, VmReport};
 
-/// Where a report comes from, in a line, and what it lost.
+/// One line about the origin of a report, and what the tracer lost.
 pub(super) fn provenance(label: &str, report: &Report) -> String {
     let meta = &report.meta;
     let flow = if meta.watch.flow_text.is_empty() { "all packets" } else { &meta.watch.flow_text };

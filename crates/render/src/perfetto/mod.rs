@@ -1,9 +1,9 @@
 //! Requests as a trace for the Perfetto viewer (ui.perfetto.dev).
 //!
-//! Each VM is a process. Below it are tracks for whole requests and for what carries them: the host's
-//! receive path, the vhost worker, each vCPU, the host's transmit path. Requests overlap, slices of one
-//! track may not; so each of these has as many lanes of one name as it needs, which the viewer shows as
-//! one. A flow joins the slices of a request. Times are ns of `CLOCK_MONOTONIC`.
+//! Each VM is a process. Below it are tracks for whole requests and for what carries their stages: the host's receive
+//! path, the vhost worker, each vCPU, the host's transmit path. Requests overlap, but slices on one track must not, so
+//! each of these has as many tracks (lanes) of the same name as it needs; the viewer shows them as one. A flow connects
+//! the slices of a request. Times are ns of `CLOCK_MONOTONIC`.
 
 pub mod proto;
 mod tracks;
@@ -18,7 +18,7 @@ use tracks::{Slice, Track};
 /// Writes the trace of `requests`.
 ///
 /// # Errors
-/// If `out` does.
+/// If `out` returns one.
 pub fn write(out: &mut dyn Write, meta: &Meta, requests: &[Joined]) -> io::Result<()> {
     let mut out = Packets { out, first: true };
     out.put(TracePacket {

@@ -1,9 +1,9 @@
-//! The few messages of Perfetto's trace format that are written, with its own field numbers
-//! (`protos/perfetto/trace/` of Perfetto's source).
+//! The messages of Perfetto's trace format that teiji writes, with their field numbers (`protos/perfetto/trace/` of
+//! Perfetto's source).
 
 use prost::Message;
 
-/// A whole trace; written packet by packet.
+/// A whole trace; it is written packet by packet.
 #[derive(Clone, PartialEq, Message)]
 pub struct Trace {
     /// Its packets.
@@ -17,19 +17,19 @@ pub struct TracePacket {
     /// When, ns of the clock below.
     #[prost(uint64, optional, tag = "8")]
     pub timestamp: Option<u64>,
-    /// A [`CLOCK_MONOTONIC`].
+    /// The clock of `timestamp`: [`CLOCK_MONOTONIC`].
     #[prost(uint32, optional, tag = "58")]
     pub timestamp_clock_id: Option<u32>,
-    /// Who wrote it; not 0.
+    /// The writer of the packet; not 0.
     #[prost(uint32, optional, tag = "10")]
     pub trusted_packet_sequence_id: Option<u32>,
-    /// 1 on a sequence's first packet.
+    /// 1 in the first packet of a sequence.
     #[prost(uint32, optional, tag = "13")]
     pub sequence_flags: Option<u32>,
-    /// How clocks relate.
+    /// Readings of clocks that relate them to each other.
     #[prost(message, optional, tag = "6")]
     pub clock_snapshot: Option<ClockSnapshot>,
-    /// A slice begins or ends.
+    /// The beginning or end of a slice.
     #[prost(message, optional, tag = "11")]
     pub track_event: Option<TrackEvent>,
     /// A track.
@@ -59,30 +59,30 @@ pub struct Clock {
     /// Which clock.
     #[prost(uint32, optional, tag = "1")]
     pub clock_id: Option<u32>,
-    /// ns.
+    /// The reading, ns.
     #[prost(uint64, optional, tag = "2")]
     pub timestamp: Option<u64>,
 }
 
-/// A line of the trace.
+/// A track of the trace.
 #[derive(Clone, PartialEq, Message)]
 pub struct TrackDescriptor {
     /// Its number.
     #[prost(uint64, optional, tag = "1")]
     pub uuid: Option<u64>,
-    /// The track that it belongs to.
+    /// The parent track.
     #[prost(uint64, optional, tag = "5")]
     pub parent_uuid: Option<u64>,
     /// Its name.
     #[prost(string, optional, tag = "2")]
     pub name: Option<String>,
-    /// For a track that stands for a process.
+    /// For a track of a process.
     #[prost(message, optional, tag = "3")]
     pub process: Option<ProcessDescriptor>,
-    /// 3: children in the order of their rank.
+    /// 3: children are in the order of their rank.
     #[prost(int32, optional, tag = "11")]
     pub child_ordering: Option<i32>,
-    /// Its place among its parent's children.
+    /// Its rank among its parent's children.
     #[prost(int32, optional, tag = "12")]
     pub sibling_order_rank: Option<i32>,
 }
@@ -103,7 +103,7 @@ pub const SLICE_BEGIN: i32 = 1;
 /// `TYPE_SLICE_END`.
 pub const SLICE_END: i32 = 2;
 
-/// A slice begins or ends on a track.
+/// The beginning or end of a slice on a track.
 #[derive(Clone, PartialEq, Message)]
 pub struct TrackEvent {
     /// [`SLICE_BEGIN`] or [`SLICE_END`].
@@ -115,13 +115,13 @@ pub struct TrackEvent {
     /// The slice's name.
     #[prost(string, optional, tag = "23")]
     pub name: Option<String>,
-    /// What else is known of it.
+    /// Further values.
     #[prost(message, repeated, tag = "4")]
     pub debug_annotations: Vec<DebugAnnotation>,
-    /// Slices of the same flow are joined by arrows.
+    /// The viewer connects slices of the same flow by arrows.
     #[prost(fixed64, repeated, packed = "false", tag = "47")]
     pub flow_ids: Vec<u64>,
-    /// The flow's last slice.
+    /// Flows that end with this slice.
     #[prost(fixed64, repeated, packed = "false", tag = "48")]
     pub terminating_flow_ids: Vec<u64>,
 }

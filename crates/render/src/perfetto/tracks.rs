@@ -1,4 +1,4 @@
-//! Which track a stage is shown on, and lanes on which slices do not overlap.
+//! Assigns stages to tracks, and slices to lanes in which they do not overlap.
 
 use super::proto::{ProcessDescriptor, TrackDescriptor};
 use crate::terminal::printable;
@@ -8,12 +8,12 @@ use teiji_model::host::Vm;
 use teiji_model::report::Joined;
 use teiji_model::stage::{self, Stage};
 
-/// A track below a VM. The order is that in which tracks are shown.
+/// A track below a VM. Tracks are shown in the order of the variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Track {
     /// Whole requests.
     Requests,
-    /// What carries stages; of vCPUs, which one.
+    /// What carries stages; for vCPUs with the index of the vCPU.
     Stages(stage::Track, Option<u16>),
 }
 
@@ -32,23 +32,22 @@ impl Track {
     }
 }
 
-/// A stage of a request, or all of one.
+/// A stage of a request, or a whole request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slice {
-    /// ns.
+    /// When it begins, ns.
     pub start: u64,
-    /// ns.
+    /// When it ends, ns.
     pub end: u64,
     /// Index of the request.
     pub request: usize,
-    /// Index of the stage in the request; `None` for the whole.
+    /// Index of the stage in the request; `None` for the whole request.
     pub stage: Option<usize>,
-    /// Whether it is the request's last.
+    /// Whether it is the last slice of the request.
     pub last: bool,
 }
 
-/// The slices of a VM's requests by track, in lanes of slices that follow one another. Stages of no
-/// length have none.
+/// The slices of a VM's requests by track, in lanes of slices that do not overlap. Stages of length 0 have no slice.
 pub(super) fn lanes(requests: &[Joined], vm: usize) -> Vec<(Track, Vec<Vec<Slice>>)> {
     let mut tracks: BTreeMap<Track, Vec<Slice>> = BTreeMap::new();
     for (index, joined) in requests.iter().enumerate().filter(|(_, j)| j.vm == vm) {
@@ -75,7 +74,7 @@ pub(super) fn lanes(requests: &[Joined], vm: usize) -> Vec<(Track, Vec<Vec<Slice
     tracks.into_iter().map(|(track, slices)| (track, spread(slices))).collect()
 }
 
-/// Each slice goes to the lane that has been free for longest, or to a new one.
+/// Each slice goes to the lane that has been free for the longest time, or to a new one.
 fn spread(mut slices: Vec<Slice>) -> Vec<Vec<Slice>> {
     slices.sort_by_key(|s| (s.start, s.end));
     let mut lanes: Vec<Vec<Slice>> = Vec::new();
@@ -98,7 +97,7 @@ fn spread(mut slices: Vec<Slice>) -> Vec<Vec<Slice>> {
     lanes
 }
 
-/// The track that stands for a VM.
+/// The track of a VM.
 pub(super) fn process(uuid: u64, vm: &Vm) -> TrackDescriptor {
     TrackDescriptor {
         uuid: Some(uuid),

@@ -1,4 +1,4 @@
-//! What a host can do, what is missing, and what therefore does not work.
+//! The capabilities of a host: what is missing, and what does not work without it.
 
 use crate::terminal::{Style, Tone, printable, wrap};
 use teiji_model::host::Capability;
@@ -31,7 +31,7 @@ pub fn table(all: &[Capability], style: &Style) -> String {
     let verdict = if missing.is_empty() {
         style.paint(Tone::Good, "VMs with vhost-net NICs can be traced here.")
     } else {
-        let text = format!("VMs cannot be traced here, for want of: {}.", printable(&missing.join(", ")));
+        let text = format!("VMs cannot be traced here; missing: {}.", printable(&missing.join(", ")));
         wrap(&text, 100).iter().map(|l| style.paint(Tone::Bad, l)).collect::<Vec<_>>().join("\n")
     };
     out + "\n" + &verdict + "\n"

@@ -1,4 +1,4 @@
-//! What a link's channels are guaranteed, as text.
+//! The guarantees of a link's channels, as text.
 
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
@@ -7,13 +7,14 @@ use teiji_model::plan::{ChannelGuarantee, LinkGuarantee};
 use teiji_model::queue::Scheduler;
 use teiji_model::units::{RATE, SIZE};
 
-/// So many channels of a link are shown.
+/// How many channels of a link are shown.
 const SHOWN: usize = 40;
-/// Characters of a channel's name that are shown, and of the bar of its deadline.
+/// How many characters of a channel's name are shown, and the width of the bar of its deadline.
 const NAME: usize = 24;
 const BAR: usize = 10;
 
-/// A headline, and a line for each channel: of many those with the least room between bound and deadline.
+/// A headline, and a line for each channel; of many channels, those with the least time between guaranteed delay and
+/// deadline.
 pub fn link(link: &LinkGuarantee, style: &Style) -> String {
     let reserved = link.reserved as f64 / link.rate.max(1) as f64;
     let slack = match link.scheduler {
@@ -34,7 +35,7 @@ pub fn link(link: &LinkGuarantee, style: &Style) -> String {
     }
     let mut channels: Vec<&ChannelGuarantee> = link.channels.iter().collect();
     if channels.len() > SHOWN {
-        // Those with the least room stay, in the order of their names.
+        // These stay, in the order of their names.
         channels.sort_by_key(|c| (c.deadline.saturating_sub(c.bound), &c.name));
         channels.truncate(SHOWN);
         channels.sort_by_key(|c| &c.name);

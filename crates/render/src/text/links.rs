@@ -1,4 +1,4 @@
-//! Links with channels: what is set, and what has become of their packets.
+//! Links with channels: their settings and packet statistics.
 
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
@@ -6,10 +6,10 @@ use crate::units;
 use teiji_model::status::{LinkNow, LinksNow};
 use teiji_model::units::RATE;
 
-/// Longest name of a channel that is shown whole, columns.
+/// The longest name of a channel that is shown completely, columns.
 const NAME: usize = 24;
 
-/// The links as text of at most 100 columns; empty if there are none, nothing is wrong and nothing hidden.
+/// The links as text of at most 100 columns; empty if there are no links, no problems and nothing hidden.
 pub fn table(now: &LinksNow, style: &Style) -> String {
     let mut out = String::new();
     for link in &now.links {

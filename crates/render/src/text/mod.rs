@@ -20,7 +20,7 @@ use teiji_model::report::{Dist, Groups, LeftOut, Preemptor, Report, Requests, Vm
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
 
-/// A report as text; `advice` is for each of its VMs, in their order.
+/// A report as text; `advice` has an entry for each of its VMs, in their order.
 pub fn report(report: &Report, advice: &[Advice], style: &Style) -> String {
     let mut lines = vec![heading(report)];
     lines.extend(lost(report).iter().map(|l| style.paint(Tone::Bad, l)));
@@ -54,7 +54,7 @@ fn heading(report: &Report) -> String {
     shorten(&text, WIDTH)
 }
 
-/// What the tracer itself lost, if anything.
+/// What the tracer lost, if anything.
 pub fn lost(report: &Report) -> Vec<String> {
     let counters = &report.counters;
     let by_cpu: Vec<String> = counters
@@ -68,7 +68,7 @@ pub fn lost(report: &Report) -> Vec<String> {
     if !by_cpu.is_empty() {
         let total = counters.lost.iter().fold(0u64, |a, &n| a.saturating_add(n));
         let text = format!(
-            "lost {} of {} ({}); requests with a hole are left out: trace less with --flow, or raise --buffer",
+            "lost {} of {} ({}); requests with a missing point are left out: trace less with --flow, or raise --buffer",
             count(total, "event"),
             total.saturating_add(counters.events),
             by_cpu.join(", ")
@@ -77,8 +77,8 @@ pub fn lost(report: &Report) -> Vec<String> {
     }
     if counters.missed > 0 {
         let text = format!(
-            "missed {} of probes, which the kernel leaves out while the same probe is at work on that CPU; requests of that \
-             time are left out: trace fewer VMs, or give their vhost workers CPUs of their own",
+            "missed {} of probes, which the kernel skips while the same probe is running on that CPU; requests of \
+             that time are left out: trace fewer VMs, or give their vhost workers CPUs of their own",
             count(counters.missed, "run")
         );
         lines.extend(wrap(&text, WIDTH));
@@ -156,7 +156,7 @@ fn requests(r: &Requests) -> String {
     text
 }
 
-/// Reasons that are printed; JSON and HTML have all of them.
+/// How many reasons are printed; JSON and HTML have all of them.
 const MAX_REASONS: usize = 6;
 
 /// Why requests are not complete, most frequent first.
@@ -192,7 +192,7 @@ fn calls(g: &Groups) -> Vec<String> {
     ]
 }
 
-/// The verdict's headline, and its figures below it.
+/// The verdict's headline, with its figures below.
 fn verdict(vm: &VmReport, style: &Style) -> Vec<String> {
     let mut lines: Vec<String> = wrap(&printable(&vm.verdict.headline), WIDTH - 4)
         .iter()
@@ -210,7 +210,7 @@ fn verdict(vm: &VmReport, style: &Style) -> Vec<String> {
     lines
 }
 
-/// The lines of a policy that would help, with their comments.
+/// Policy lines that would help, with comments.
 fn what_would_help(help: &[String], style: &Style) -> Vec<String> {
     let mut lines = vec!["what would help (--suggest prints it as a policy)".to_owned()];
     lines.extend(help.iter().map(|line| {
@@ -220,7 +220,7 @@ fn what_would_help(help: &[String], style: &Style) -> Vec<String> {
     lines
 }
 
-/// The figures below a verdict's headline, each with what it is; the threads that preempted others last.
+/// The figures below a verdict's headline, each with its label; the threads that preempted others come last.
 pub fn details(vm: &VmReport) -> Vec<(String, String)> {
     let each = |p: &Preemptor| {
         let name = if p.name.is_empty() { "a thread" } else { &p.name };

@@ -1,4 +1,4 @@
-//! What would be changed to keep a policy, or why it cannot be kept.
+//! What a plan would change, or why there is no plan.
 
 use super::guarantees;
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
@@ -9,10 +9,10 @@ use teiji_model::policy::{Line, Overridden, Place, Problem, Source};
 use teiji_model::resource::Value;
 use teiji_model::units::DURATION;
 
-/// Longest part of a policy's line that is shown under a problem.
+/// The longest part of a policy's line that is shown below a problem.
 const SHOWN: usize = 80;
 
-/// Each problem under its place, with the line of the policy and a mark where it is.
+/// Each problem with its place, the line of the policy and a mark below it.
 pub fn problems(problems: &[Problem], sources: &[Source]) -> String {
     let mut out = String::new();
     for problem in problems {
@@ -25,7 +25,7 @@ pub fn problems(problems: &[Problem], sources: &[Source]) -> String {
         };
         let (before, shown) = (place.column.saturating_sub(1), printable(&shorten(line, SHOWN)));
         if before < SHOWN && !shown.trim().is_empty() {
-            // What is before the mark may have become longer: tabs are shown as escapes.
+            // The text before the mark may have become longer: tabs are shown as escapes.
             let before = printable(&line.chars().take(before).collect::<String>()).chars().count();
             let _ = writeln!(out, "  {shown}\n  {:before$}^", "");
         }
@@ -44,7 +44,7 @@ pub fn table(plan: &Plan, style: &Style) -> String {
     }
     for (i, step) in plan.steps.iter().enumerate() {
         out += &self::step(&format!("{:>3}", i + 1), step, style);
-        // What several steps in a row have in common is said once.
+        // Text that successive steps have in common is printed once.
         let next = plan.steps.get(i + 1);
         if next.is_none_or(|next| (&next.reason, &next.cost) != (&step.reason, &step.cost)) {
             out += &because(step, plan.asked.get(&step.reason), style);
@@ -64,7 +64,7 @@ pub fn table(plan: &Plan, style: &Style) -> String {
         }
     }
     out + &match plan.steps.len() {
-        0 if !plan.first.is_empty() => "nothing to change beside that\n".to_owned(),
+        0 if !plan.first.is_empty() => "nothing else to change\n".to_owned(),
         0 => "nothing to change: the host is as the policy asks\n".to_owned(),
         n => format!(
             "{} to take; `teiji apply` takes them, or none if one fails\n",
@@ -73,7 +73,7 @@ pub fn table(plan: &Plan, style: &Style) -> String {
     }
 }
 
-/// One step: whose, what, from and to.
+/// One step: what it belongs to, the setting, the present and the wanted value.
 pub fn step(mark: &str, step: &Step, style: &Style) -> String {
     let text =
         |value: &dyn std::fmt::Display, width| shorten(&style.ascii(&printable(&value.to_string())), width);
@@ -83,7 +83,7 @@ pub fn step(mark: &str, step: &Step, style: &Style) -> String {
     if let (Value::Nanoseconds(from), Value::Nanoseconds(to)) = (&step.present, &step.wanted)
         && present == wanted
     {
-        // Three digits do not tell them apart.
+        // Three digits do not distinguish them.
         (present, wanted) = (DURATION.write(*from), DURATION.write(*to));
     }
     let change = format!("{present} {arrow} {wanted}");
@@ -97,7 +97,7 @@ pub fn step(mark: &str, step: &Step, style: &Style) -> String {
     out
 }
 
-/// Why, where that is written, and at which cost.
+/// Why a step is taken, where the policy says so, and what it costs.
 fn because(step: &Step, place: Option<&Place>, style: &Style) -> String {
     let mut out = String::new();
     let place = place.map_or_else(String::new, |place| format!(" ({}:{})", place.file, place.line));
@@ -111,7 +111,7 @@ fn because(step: &Step, place: Option<&Place>, style: &Style) -> String {
     out
 }
 
-/// What several files say differently, and which line holds; empty if there is none.
+/// Lines that several files write differently, and which one holds; empty if there is none.
 pub fn overridden(all: &[Overridden], style: &Style) -> String {
     let mut out = String::new();
     let line = |line: &Line| format!("{} ({}:{})", line.text, line.place.file, line.place.line);

@@ -1,11 +1,11 @@
-//! What a policy has in it, in a line, and which lines of it do not hold.
+//! A summary of a policy in one line, and its overridden lines.
 
 use super::plan::overridden;
 use crate::terminal::Style;
 use crate::units::count;
 use teiji_model::policy::Policy;
 
-/// A policy in which nothing is wrong.
+/// The result of checking a policy without errors.
 pub fn checked(policy: &Policy, files: usize, style: &Style) -> String {
     let parts = [
         (policy.vms.len(), "VM"),

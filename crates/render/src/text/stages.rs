@@ -1,4 +1,4 @@
-//! The table of stages, and that of one-way legs.
+//! The table of stages, and the tables of one direction.
 
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone};
@@ -6,10 +6,10 @@ use crate::units::{count, ns, percent};
 use teiji_model::report::{Leg, StageReport, VmReport};
 use teiji_model::stage::Stage;
 
-/// Columns of a bar of 100 %.
+/// The width of a bar for 100 %, columns.
 const BAR: usize = 13;
 
-/// Parts below this share of both time and fluctuation are left out.
+/// Parts below this share of both the time and the fluctuation are left out.
 const FAINT: f64 = 0.005;
 
 /// Every stage with its parts: durations, share of the time and of the fluctuation.
@@ -62,7 +62,7 @@ fn shares(time: f64, fluctuation: f64, tone: Tone, style: &Style) -> Vec<Cell> {
     vec![cell(time).tone(tone), cell(fluctuation).tone(tone)]
 }
 
-/// A bar of `share` of `width` columns; none below 0. With unicode it has eighths of a column.
+/// A bar of `share` of `width` columns; none below 0. With Unicode it has a resolution of one eighth of a column.
 pub(crate) fn bar(share: f64, width: usize, style: &Style) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let share = if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 };
@@ -74,7 +74,7 @@ pub(crate) fn bar(share: f64, width: usize, style: &Style) -> String {
     }
 }
 
-/// Packets one way, for a report without requests.
+/// Packets in one direction, for a report without requests.
 pub(super) fn legs(vm: &VmReport, style: &Style) -> Vec<String> {
     let mut lines = Vec::new();
     for (title, leg) in [("toward the guest", &vm.inbound), ("from the guest", &vm.outbound)] {

@@ -1,4 +1,4 @@
-//! What teiji holds, since when, and what someone else has changed since.
+//! The settings that teiji holds, since when, and which of them someone else has changed since.
 
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
@@ -24,7 +24,7 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
                 "ended while it waited; `teiji confirm` keeps it within {}, any other change undoes it",
                 units::count(ms.div_ceil(1000), "second")
             ),
-            (false, _) => "ended before it was done; `teiji rollback --unfinished` clears it up".to_owned(),
+            (false, _) => "was interrupted; `teiji rollback --unfinished` undoes or completes it".to_owned(),
         };
         let text = format!("{what} (pid {}, {} ago) {state}", t.pid, age(now, t.time));
         out +=
@@ -34,10 +34,10 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
         out += "another teiji is changing settings\n";
     }
     if status.other_boot {
-        out += "what teiji held before the last boot is void, because the kernel has forgotten it\n";
+        out += "teiji no longer holds settings from before the last boot, which has reset them\n";
     }
     if status.held.is_empty() {
-        return out + "teiji holds nothing: every setting is somebody else's\n";
+        return out + "teiji holds nothing: it has changed no setting\n";
     }
     out += &format!("teiji holds {}\n", units::count(status.held.len() as u64, "setting"));
     let text =
@@ -65,7 +65,7 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
     out
 }
 
-/// How long ago, in the greatest unit that fits.
+/// How long ago, in the largest unit that fits.
 fn age(now: u64, then: u64) -> String {
     let seconds = now.saturating_sub(then);
     let (n, unit) = match seconds {

@@ -5,7 +5,7 @@ use crate::terminal::{Style, Tone, printable, shorten};
 use crate::units;
 use teiji_model::host::{DataPlane, Identity, Nic, VM_USERS, Vm};
 
-/// Why a policy does not take the VM for what it calls itself, if so. Untrusted text.
+/// Why a policy would not mean this VM by its name; `None` if it would. Untrusted text.
 pub fn doubt(vm: &Vm, identity: &Identity) -> Option<String> {
     let whose = identity.doubt(&VM_USERS).filter(|_| vm.name != format!("pid:{}", vm.pid))?;
     Some(format!("named by itself, {whose}: [vm.NAME] means it only if vm_users has that user"))
@@ -56,7 +56,7 @@ fn block(vm: &Vm, identity: &Identity, style: &Style) -> String {
         out.push('\n');
     }
     if vm.vcpus.is_empty() {
-        out += "  its vCPU threads cannot be told: start QEMU with -name guest=NAME,debug-threads=on\n";
+        out += "  its vCPU threads cannot be identified: start QEMU with -name guest=NAME,debug-threads=on\n";
     }
     if vm.nics.is_empty() {
         out += "  no tap: packets cannot be followed to it\n";

@@ -1,4 +1,4 @@
-//! The slowest requests, a line each: how long each was in which stage.
+//! The slowest requests, one line each: how long each was in which stage.
 
 use super::WIDTH;
 use crate::terminal::{Style, Tone};
@@ -6,7 +6,7 @@ use crate::units::ns;
 use teiji_model::report::{Request, VmReport};
 use teiji_model::stage::{Stage, TABLE, ThreadState};
 
-/// Columns of the slowest request's bar.
+/// The width of the slowest request's bar, columns.
 const BAR: usize = 46;
 
 /// The legend and a line for each of the slowest requests.
@@ -40,8 +40,8 @@ pub(super) fn lines(vm: &VmReport, style: &Style) -> Vec<String> {
     lines
 }
 
-/// `width` columns shared among a request's stages by their length, so that none is lost: each gets
-/// what fits, and those with the greatest remainders one more.
+/// Divides `width` columns among a request's stages by their lengths, so that none is lost: each stage gets the whole
+/// columns that fit, and those with the greatest remainders get one more.
 pub fn cells(request: &Request, width: usize) -> Vec<(Stage, usize)> {
     let total: u128 = request.stages.iter().map(|s| u128::from(s.ns)).sum::<u128>().max(1);
     let exact = |ns: u64| u128::from(ns) * width as u128;
@@ -56,7 +56,7 @@ pub fn cells(request: &Request, width: usize) -> Vec<(Stage, usize)> {
     cells
 }
 
-/// The longest stage, and what its thread was doing for most of it.
+/// The longest stage, and what its thread was doing for most of that time.
 pub fn dominant(request: &Request) -> Option<String> {
     let longest = request.stages.iter().max_by_key(|s| s.ns)?;
     let state = longest.split.and_then(|split| {

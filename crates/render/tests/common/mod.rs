@@ -1,4 +1,4 @@
-//! Made-up reports.
+//! Reports made by hand.
 #![allow(dead_code)]
 
 use teiji_model::event::Role;
@@ -10,7 +10,7 @@ use teiji_model::stage::{Actor, Split, Stage, ThreadState};
 
 const US: u64 = 1_000;
 
-/// What the command says beside a report.
+/// The advice that the command gives in addition to a report.
 pub fn advice(report: &Report) -> Vec<teiji_model::advice::Advice> {
     let suggestion = teiji_control::suggest::suggest(report, None);
     let one = |(vm, advice): (&VmReport, _)| teiji_model::advice::Advice {
@@ -87,7 +87,7 @@ fn part(state: ThreadState, us: u64, time_share: f64, fluctuation_share: f64) ->
     PartReport { state, mean: (us * US) as f64, p50: us * US, time_share, fluctuation_share }
 }
 
-/// A request whose `tap_queue` takes `queue_us` and is spent waiting for a CPU.
+/// A request whose `tap_queue` takes `queue_us`, all of it waiting for a CPU.
 pub fn request(key: u64, start: u64, queue_us: u64) -> Request {
     let split = |state: ThreadState, us: u64| {
         let mut split = Split::default();
@@ -259,7 +259,7 @@ pub fn contended() -> Report {
     Report { schema: SCHEMA, meta: meta(), counters, late: 0, vms: vec![vm] }
 }
 
-/// The same VM when nothing else wants its CPU.
+/// The same VM when no other thread wants its CPU.
 pub fn quiet() -> Report {
     let mut report = contended();
     report.counters.lost.clear();
@@ -286,7 +286,7 @@ pub fn quiet() -> Report {
     report
 }
 
-/// A report without requests: packets went one way.
+/// A report without requests: packets went in one direction.
 pub fn one_way() -> Report {
     let mut report = contended();
     report.meta.watch.matching = Matching::None;
