@@ -1,7 +1,7 @@
-//! Events per second through `Analyzer::push`, end to end: sorting, joining, statistics.
+//! Events per second through `Analyzer::push`: sorting, joining and statistics together.
 //!
-//! A stream as a busy host makes it: 20,000 requests a second of one VM, ten events each, from four CPUs
-//! whose buffers are drained in turn every 10 ms.
+//! A stream like that of a busy host: 20,000 requests per second of one VM, ten events each, from four CPUs whose
+//! buffers are drained in turn every 10 ms.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
@@ -103,7 +103,7 @@ fn stream() -> Vec<Event> {
             events.push(Event { ts: t + after, cpu, kind });
         }
     }
-    // As drained: by 10 ms, then by CPU, then by time.
+    // In the order of draining: by 10 ms, then by CPU, then by time.
     events.sort_by_key(|e| (e.ts / 10_000_000, e.cpu, e.ts));
     events
 }

@@ -1,11 +1,11 @@
-//! Why a report has no request, as far as what was seen tells.
+//! Why a report has no complete request, concluded from what was seen.
 
 use teiji_model::flow::{Direction, Matching};
 use teiji_model::host::DataPlane;
 use teiji_model::report::{Reason, Report, VmReport};
 use teiji_model::text::{count, printable};
 
-/// What was seen, and why there may be no complete request: paragraphs.
+/// What was seen, and why there may be no complete request, in paragraphs.
 pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
     let watch = &report.meta.watch;
     let (inbound, outbound) = (packets(&vm.inbound), packets(&vm.outbound));
@@ -28,7 +28,7 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
             name(watch.matching)
         ));
     } else if outbound > 0 {
-        why.push("The guest only sends; requests to it are what is measured.".into());
+        why.push("The guest only sends packets; teiji measures requests to it.".into());
     } else if watch.flow_text.is_empty() {
         why.push("No packet passed its taps: is there traffic?".into());
     } else {
@@ -41,13 +41,13 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
     why
 }
 
-/// What follows for the operator from the reason for which most requests were left out.
+/// What the operator can do about the reason for which most requests were left out.
 fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
     let lost: u64 = report.counters.lost.iter().sum();
     let matching = name(report.meta.watch.matching);
     match reason {
         Reason::DroppedIn | Reason::DroppedOut => {
-            "The host dropped the requests or their responses: where and why is said above.".into()
+            "The host dropped the requests or their responses: see above where and why.".into()
         }
         Reason::NotTaken | Reason::NotEntered => {
             "The requests waited on the host for the guest: is the VM paused, or without CPU time?".into()
@@ -56,17 +56,20 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
             "Events were lost, so stages are missing: narrow --flow, or raise --buffer.".into()
         }
         Reason::EventsLost => {
-            "The kernel left out runs of probes, so stages are missing: trace again, for longer.".into()
+            "The kernel skipped runs of probes, so stages are missing: trace again, for longer.".into()
         }
         Reason::NoAnswer if outbound == 0 => "Requests reached the guest and it sent nothing back: look for the service, or a firewall, in the guest.".into(),
         Reason::NoAnswer => format!(
-            "Requests reached the guest, and no packet from it answers one by --match {matching}: if another protocol is spoken, choose another matching; if responses take longer than the trace did, trace longer with --for."
+            "Requests reached the guest, but --match {matching} finds no response to them: if the service uses another \
+             protocol, choose another matching; if responses take longer than the trace did, trace longer with --for."
         ),
         Reason::Alike | Reason::SameKey | Reason::OtherCopy => {
-            "Packets alike were on the path at once, so responses cannot be told apart.".into()
+            "Identical packets were on the path at once, so responses cannot be told apart.".into()
         }
         Reason::TraceEnded => "The trace ended before the requests did: trace longer with --for.".into(),
-        Reason::Evicted | Reason::TooManyTaps => "More was on its way at once than is followed: narrow --flow.".into(),
+        Reason::Evicted | Reason::TooManyTaps => {
+            "More packets were on the path at once than teiji follows: narrow --flow.".into()
+        }
         Reason::NotSignalled
         | Reason::NoInterrupt
         | Reason::NotForwarded
@@ -78,7 +81,7 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
     }
 }
 
-/// What its NICs have to do with it.
+/// What the VM's NICs contribute.
 fn taps(report: &Report, vm: &VmReport) -> Option<String> {
     let vm = report.meta.vms.iter().find(|v| v.pid == vm.pid)?;
     let userspace: Vec<&str> =

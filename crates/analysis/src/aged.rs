@@ -1,15 +1,15 @@
-//! Bounded stores that forget the oldest.
+//! Bounded stores that remove the oldest entries.
 //!
-//! [`Aged`] is a slab whose entries hang in a list by when they were last touched. Inserting, touching,
-//! removing and taking the oldest are O(1) and allocate only while the slab grows. [`Table`] adds an
-//! index by key. An [`Id`] that outlives its entry finds nothing: slots count their generations.
+//! [`Aged`] is a slab whose entries are also in a list, ordered by the time when they were last touched. Inserting,
+//! touching, removing and taking the oldest are O(1) and allocate only while the slab grows. [`Table`] adds an index by
+//! key. An [`Id`] of a removed entry finds nothing: each slot counts its generations.
 
 use crate::hash::{Map, Seeded};
 use std::hash::Hash;
 
 const NONE: u32 = u32::MAX;
 
-/// Names an entry.
+/// Identifies an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Id {
     slot: u32,
@@ -35,17 +35,17 @@ pub(crate) struct Aged<V> {
 }
 
 impl<V> Aged<V> {
-    /// Holds up to `cap` entries.
+    /// A store of up to `cap` entries.
     pub(crate) fn new(cap: usize) -> Self {
         Aged { slots: Vec::new(), free: Vec::new(), oldest: NONE, newest: NONE, len: 0, cap }
     }
 
-    /// Whether the next insertion must be preceded by [`Aged::pop_oldest`].
+    /// Whether [`Aged::pop_oldest`] must be called before the next insertion.
     pub(crate) fn full(&self) -> bool {
         self.len >= self.cap
     }
 
-    /// Adds an entry. The caller has made room.
+    /// Adds an entry. The caller has made room for it.
     pub(crate) fn insert(&mut self, value: V, now: u64) -> Id {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, prev: NONE, next: NONE, touched: 0, value: None });
@@ -68,7 +68,7 @@ impl<V> Aged<V> {
         self.slots.get_mut(id.slot as usize).filter(|s| s.generation == id.generation)?.value.as_mut()
     }
 
-    /// Makes an entry the youngest.
+    /// Makes an entry the newest.
     pub(crate) fn touch(&mut self, id: Id, now: u64) {
         if self.get(id).is_some() {
             self.unlink(id.slot);
@@ -87,13 +87,13 @@ impl<V> Aged<V> {
         slot.value.take()
     }
 
-    /// Takes the entry that was not touched for longest.
+    /// Removes the entry that has not been touched for the longest time.
     pub(crate) fn pop_oldest(&mut self) -> Option<V> {
         let slot = self.slots.get(self.oldest as usize)?;
         self.remove(Id { slot: self.oldest, generation: slot.generation })
     }
 
-    /// Takes an entry that was last touched at or before `then`, oldest first.
+    /// Removes an entry that was last touched at or before `then`, oldest first; `None` if there is none.
     pub(crate) fn pop_until(&mut self, then: u64) -> Option<V> {
         let slot = self.slots.get(self.oldest as usize)?;
         if slot.touched <= then { self.pop_oldest() } else { None }
@@ -134,7 +134,7 @@ impl<K: Hash + Eq + Copy, V> Table<K, V> {
         Table { index: Map::with_hasher(hasher), store: Aged::new(cap) }
     }
 
-    /// Adds an entry; returns what had to go for it: its predecessor of the same key, or the oldest.
+    /// Adds an entry; returns the entry that was removed for it: the previous one with the same key, or the oldest.
     pub(crate) fn insert(&mut self, key: K, value: V, now: u64) -> Option<(K, V)> {
         let mut gone = self.remove(&key).map(|v| (key, v));
         if self.store.full() {

@@ -1,4 +1,4 @@
-//! What is kept of one VM's packets and requests: counts, distributions, shares, the slowest.
+//! The statistics of one VM's packets and requests: counts, distributions, shares, the slowest requests.
 
 use crate::finding::Seen;
 use crate::hash::{Map, Seeded};
@@ -14,12 +14,12 @@ use teiji_model::stage::{Stage, ThreadState};
 
 /// How many of the slowest requests are kept.
 const SLOWEST: usize = 10;
-/// Threads remembered that others waited behind.
+/// The greatest number of preempting threads that are recorded.
 const MAX_WAITS: usize = 4096;
 const STATES: usize = ThreadState::COUNT;
 const CELLS: usize = Stage::COUNT * STATES;
 
-/// Stages of a packet toward the guest, and from it.
+/// The stages of packets towards the guest, and from it.
 const INBOUND: [Stage; 5] = [Stage::SwitchIn, Stage::TapQueue, Stage::VhostRx, Stage::Irq, Stage::VcpuWake];
 const OUTBOUND: [Stage; 4] = [Stage::VhostTx, Stage::SwitchOut, Stage::Qdisc, Stage::WireOut];
 
@@ -29,7 +29,7 @@ pub(crate) struct LegBook {
     pub(crate) packets: u64,
     pub(crate) incomplete: u64,
     pub(crate) dropped: u64,
-    /// In the order of the leg's stages.
+    /// In the order of the direction's stages.
     pub(crate) stages: [Series; 5],
 }
 
@@ -48,7 +48,7 @@ impl LegBook {
 /// See the module.
 pub(crate) struct Book {
     pub(crate) requests: Requests,
-    /// Why requests are not complete. There are few: reasons times places of drops.
+    /// Why requests are not complete. There are few combinations: reasons times places of drops.
     left_out: BTreeMap<(Outcome, Cause), u64>,
     pub(crate) inbound: LegBook,
     pub(crate) outbound: LegBook,
@@ -59,12 +59,12 @@ pub(crate) struct Book {
     total: Series,
     stages: [Series; Stage::COUNT],
     shares: Shares<{ Stage::COUNT }>,
-    /// By stage and state.
+    /// Shares by stage and state.
     cells: Shares<CELLS>,
-    /// By stage and state, for stages that a thread carries.
+    /// Durations by stage and state, for stages with a split.
     cell_series: Vec<Series>,
     slowest: Vec<Request>,
-    /// How long was waited behind a thread in a stage, ns.
+    /// How long others waited while a thread had their CPU, ns, by stage and thread.
     waits: Map<(Stage, u32), u64>,
 }
 
@@ -133,7 +133,7 @@ impl Book {
         }
     }
 
-    /// Adds a complete group that took `total` ns, `outside` of them outside the host.
+    /// Adds a complete group that took `total` ns, of which `outside` ns were outside the host.
     pub(crate) fn group(&mut self, total: u64, outside: u64) {
         self.group_total.record(total);
         self.group_outside.record(outside);
@@ -161,7 +161,8 @@ impl Book {
         Stage::ALL.into_iter().enumerate().map(stage).collect()
     }
 
-    /// What was found, for `vm`, in a trace of `length` ns. `name` gives a thread's name, `place` that of a drop by its number.
+    /// The report for `vm`, after a trace of `length` ns. `name` returns a thread's name, `place` the place of a drop
+    /// by its number.
     pub(crate) fn report(
         self,
         vm: &Vm,
@@ -173,7 +174,7 @@ impl Book {
             LeftOut::new(*outcome, cause.reason, place(cause.drop), *n)
         };
         let mut left_out: Vec<LeftOut> = self.left_out.iter().map(each).collect();
-        // By number a drop means nothing outside of this trace: equal counts are in the order of their words.
+        // The number of a drop has no meaning outside of this trace, so equal counts are sorted by their text.
         left_out
             .sort_by(|a, b| (a.outcome, b.count, &a.explanation).cmp(&(b.outcome, a.count, &b.explanation)));
         let any = self.total.count() > 0;

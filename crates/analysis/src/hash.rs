@@ -1,16 +1,16 @@
 //! A fast keyed hash for tables whose keys come from guests' packets.
 //!
-//! A multiplication folded to 64 bits per word, with a secret from
-//! [`Options::seed`](crate::Options::seed): whoever does not know it cannot choose colliding keys.
-//! Tables are bounded besides, so that even one who does can only slow himself.
+//! Each word is multiplied and the product folded to 64 bits, with a secret from
+//! [`Options::seed`](crate::Options::seed): someone who does not know it cannot choose colliding keys. Tables are also
+//! bounded, so someone who does know it can only slow their own trace.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 
-/// A hash map under the run's secret.
+/// A hash map with the secret of the run.
 pub(crate) type Map<K, V> = HashMap<K, V, Seeded>;
 
-/// Makes hashers with the run's secret.
+/// Makes hashers with the secret of the run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seeded {
     a: u64,
@@ -65,8 +65,8 @@ impl Hasher for Mix {
     }
 }
 
-/// The 64-bit hash of some bytes under `key`. Not a cryptographic one: it keeps payload out of
-/// recordings and keys apart, no more.
+/// The 64-bit hash of some bytes under `key`. Not a cryptographic hash: it only keeps payload out of recordings and
+/// distinguishes keys.
 pub(crate) fn bytes(key: u64, parts: &[&[u8]]) -> u64 {
     let mut hasher = Seeded::new(key).build_hasher();
     for part in parts {

@@ -1,4 +1,4 @@
-//! From a stream of events to a report: joining, statistics, blame.
+//! Turns a stream of events into a report: joining, statistics, causes.
 //!
 //! ```text
 //!  Event ─► sort ─► join ─► Joined ─► (waterfall, Perfetto)
@@ -11,15 +11,15 @@
 //! | --- | --- |
 //! | [`sort`] | puts the events of several CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
-//! | `book`, `stats` | keep what is found, in bounded memory |
-//! | [`finding`] | what makes requests slow: a file for each cause, and the table of them |
-//! | [`verdict`] | ranks the causes, and names the first; its documentation is the rule |
+//! | `book`, `stats` | statistics in bounded memory |
+//! | [`finding`] | what makes requests slow: one file for each cause, and their table |
+//! | [`verdict`] | ranks the causes and names the first; its documentation defines the rule |
 //! | [`absence`] | why there is no complete request |
-//! | [`sip`] | finds in a SIP message what requests are matched by |
+//! | [`sip`] | finds the fields of a SIP message by which requests are matched |
 //!
-//! There is no I/O and no clock: time is what the events say. Memory is bounded however long the trace
-//! and whatever is in it; what had to go for lack of room is counted ([`Tally`]). A pairing that is not
-//! certain is not made: see the counts of [`Requests`](teiji_model::report::Requests).
+//! There is no I/O and no clock: the time is that of the events. Memory is bounded for any length and content of the
+//! trace; what is given up for lack of room is counted ([`Tally`]). Uncertain pairs are not joined: see the counts of
+//! [`Requests`](teiji_model::report::Requests).
 #![forbid(unsafe_code)]
 
 pub mod absence;
@@ -40,28 +40,27 @@ use sort::Sorter;
 use teiji_model::event::{self, Event, Kind, Task};
 use teiji_model::report::{Counters, DropPlace, Joined, Meta, Report, SCHEMA};
 
-/// Events that wait to be put in order; some 40 MB.
+/// The greatest number of events that wait to be sorted; about 40 MB.
 const MAX_WAITING: usize = 1 << 18;
-/// Threads whose names are remembered.
+/// The greatest number of threads whose names are stored.
 const MAX_NAMES: usize = 1 << 16;
 
-/// Reasons of the kernel to drop packets whose names are remembered.
+/// The greatest number of drop reasons whose names are stored.
 const MAX_DROP_NAMES: usize = 4096;
 
-/// Settings of an [`Analyzer`]. The defaults suit a live trace; take them with `..Options::default()`.
+/// Settings of an [`Analyzer`]. The defaults suit a live trace; use them with `..Options::default()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Per-run secret that keeps guests from choosing where their packets land in tables.
+    /// A secret for each run, so that guests cannot choose where their packets are stored in tables.
     pub seed: u64,
     /// How far events of different CPUs may be out of order, ns. A CPU takes the time of an event before it hands the event
     /// over. A hypervisor below the host can stop it in between, for some 100 ms if that is busy.
     pub reorder: u64,
-    /// How long a packet may be on its way, ns.
+    /// How long a packet may be on its path, ns.
     pub packet_ttl: u64,
-    /// How long a request may be without its response, ns; `None`: 32 s for SIP (64 T1), else 5 s.
+    /// How long a request may wait for its response, ns; `None` means 32 s for SIP (64 T1), otherwise 5 s.
     pub request_ttl: Option<u64>,
-    /// How long a packet must have been handed to a device with nothing more seen of it before it counts
-    /// as gone, ns.
+    /// How long after its last event a packet that was handed to a device counts as on its path, ns.
     pub quiet: u64,
 }
 
@@ -77,21 +76,20 @@ impl Default for Options {
     }
 }
 
-/// What the analysis itself had to leave out. Zero, all of it, in a trace that went well.
+/// What the analysis had to leave out; all zero if the trace went well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Events that came after others of their time had been joined; treated as lost.
+    /// Events that came after later events had been joined; they count as lost.
     pub late: u64,
     /// Packets, requests and calls given up early because too many were followed at once.
     pub evicted: u64,
-    /// Splits by state that did not add up to their stage, and were left out.
+    /// Splits by state that did not add up to their stage, and were dropped.
     pub splits_dropped: u64,
 }
 
-/// Turns events into requests and, at the end, into a report.
+/// Joins events into requests and, at the end, makes a report.
 ///
-/// Events of one CPU are to be pushed in their order, those of different CPUs within
-/// [`Options::reorder`] of each other.
+/// Events of one CPU have to be pushed in order, events of different CPUs within [`Options::reorder`] of each other.
 pub struct Analyzer {
     meta: Meta,
     sorter: Sorter,
@@ -112,11 +110,11 @@ impl Analyzer {
         }
     }
 
-    /// Takes an event; calls `joined` for every request that can now be completed, which is one of about
-    /// [`Options::reorder`] earlier. The [`Joined`] is used again: clone what is to be kept.
+    /// Adds an event, and calls `joined` for every request that can now be completed: those of about
+    /// [`Options::reorder`] earlier. The [`Joined`] is reused: clone it to keep it.
     pub fn push(&mut self, event: Event, joined: &mut dyn FnMut(&Joined)) {
         match event.kind {
-            // At once, since requests of that time may be completed before it would be its turn.
+            // Immediately, because requests of that time may be completed before this event would be its turn.
             Kind::Lost(lost) => self.joiner.lost(lost.since, event.ts),
             Kind::Task(task) => {
                 if self.names.len() < MAX_NAMES || self.names.contains_key(&task.tid) {
@@ -148,7 +146,7 @@ impl Analyzer {
         }
     }
 
-    /// Ends the trace: completes what can be and reports. `counters` are repeated in the report.
+    /// Ends the trace: completes the requests that can be completed, and makes the report. It repeats `counters`.
     pub fn finish(mut self, counters: Counters, joined: &mut dyn FnMut(&Joined)) -> Report {
         while let Some(event) = self.sorter.flush() {
             self.joiner.event(&event, joined);

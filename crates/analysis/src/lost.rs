@@ -1,11 +1,11 @@
-//! When events went missing.
+//! The times at which events were lost.
 //!
-//! A packet that was on its way while events were lost may look complete and yet be joined with another
-//! one's events. Whatever overlaps such a time, or follows it closely, is counted as incomplete.
+//! A packet that was on its path while events were lost may look complete, although it was joined with events of
+//! another packet. Packets and requests that overlap such a time, or follow it closely, are counted as incomplete.
 
-/// Windows remembered; beyond that the two oldest become one.
+/// The greatest number of windows; above it the two oldest become one.
 const MAX_WINDOWS: usize = 256;
-/// How long after a loss what begins is still in doubt, ns: its first report may be what was lost.
+/// How long after a loss new packets are still in doubt, ns: their first report may have been lost.
 const MARGIN: u64 = 100_000_000;
 
 /// See the module.
@@ -33,7 +33,7 @@ impl LostWindows {
         }
     }
 
-    /// Whether what was on its way from `start` to `end` may lack events.
+    /// Whether events may be missing of something that was on its path from `start` to `end`.
     pub(crate) fn touches(&self, start: u64, end: u64) -> bool {
         self.windows.iter().any(|w| w.0 <= end && w.1.saturating_add(MARGIN) >= start)
     }

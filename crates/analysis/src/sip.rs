@@ -1,4 +1,4 @@
-//! Finds in a SIP message what matches requests with responses (RFC 3261).
+//! Finds the fields of a SIP message by which requests and responses are matched (RFC 3261).
 //!
 //! ```text
 //!  INVITE sip:bob@example.com SIP/2.0      a request, or  SIP/2.0 200 OK  a response
@@ -7,26 +7,26 @@
 //!  CSeq: 314159 INVITE
 //! ```
 //!
-//! The key is a hash of Call-ID and CSeq, the group one of the Call-ID. A message that is cut off will do
-//! if both are inside. Only the parts that are hashed are looked at, in one pass, and nothing is kept.
+//! The key is a hash of Call-ID and CSeq, the group is a hash of the Call-ID. A truncated message is sufficient if it
+//! contains both headers. Only the fields that are hashed are examined, in one pass, and nothing is stored.
 
 use crate::hash::bytes;
 use teiji_model::event::{Match, Role, Step};
 
-/// The longest part of a message that is looked at, bytes: a UDP payload.
+/// The longest part of a message that is examined, bytes: a UDP payload.
 const MAX_MESSAGE: usize = 65_535;
 
-/// What `message`, the payload of a datagram or its beginning, is a part of. `hash_key` is the run's
-/// secret. `None` if it is not SIP, or one of the two headers is not inside.
+/// The part of `message`, the payload of a datagram or its beginning, in a request. `hash_key` is the secret of the
+/// run. `None` if it is not SIP, or if one of the two headers is missing.
 ///
 /// | message | role |
 /// | --- | --- |
-/// | a request but ACK | [`Role::Request`] |
+/// | a request other than ACK | [`Role::Request`] |
 /// | ACK | [`Role::OneWay`] |
 /// | a 1xx response | [`Role::Provisional`] |
 /// | another response | [`Role::Final`] |
 ///
-/// A group begins with an INVITE that is not within a dialogue (its To has no tag; not if To is cut off)
+/// A group begins with an INVITE outside a dialogue (its To has no tag; if To is truncated, the group does not begin)
 /// and ends with BYE.
 pub fn parse(message: &[u8], hash_key: u64) -> Option<Match> {
     let message = &message[..message.len().min(MAX_MESSAGE)];
@@ -70,15 +70,15 @@ pub fn parse(message: &[u8], hash_key: u64) -> Option<Match> {
         b"BYE" => Step::Ends,
         _ => Step::Within,
     };
-    // 0 stands for no group.
+    // 0 means no group.
     let group = bytes(hash_key, &[b"call", call_id]).max(1);
     let key = bytes(hash_key, &[b"request", call_id, &number.to_le_bytes(), method]);
     Some(Match { key, role, group, step })
 }
 
-/// Lines that are ended; one that the message is cut off in is not a line. A line that begins with
-/// white space goes on with the one before, which of the headers of interest only a peculiar sender does:
-/// it is taken as a line without a name.
+/// Complete lines; a truncated line at the end is left out. A line that begins with white space continues the one
+/// before. Of the headers used here only unusual senders split lines in this way: such a line counts as one without a
+/// name.
 struct Lines<'a> {
     rest: &'a [u8],
 }

@@ -1,7 +1,7 @@
-//! Puts the events of several CPUs into one order.
+//! Sorts the events of several CPUs by time.
 //!
-//! Events of one CPU come in order, those of different CPUs do not. Each CPU has its own queue; the
-//! queues are merged by time, and an event is let go once one younger by the window has been seen:
+//! Events of one CPU come in order, those of different CPUs do not. Each CPU has its own queue. The queues are merged
+//! by time, and an event is released once an event has come that is newer by the length of the window:
 //!
 //! ```text
 //!  push ─► cpu 0: ▒▒▒▒▒▒
@@ -9,8 +9,8 @@
 //!          cpu 2: ▒▒▒▒▒▒▒▒▒
 //! ```
 //!
-//! An event older than one that was let go is late: it is counted and refused, since what was concluded
-//! without it cannot be taken back. At most `cap` events wait; beyond that the oldest go early.
+//! An event that is older than one already released is late: it is counted and refused, as conclusions made without it
+//! cannot be taken back. At most `cap` events wait; above that number the oldest are released early.
 
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
@@ -22,7 +22,7 @@ pub struct Sorter {
     window: u64,
     cap: usize,
     queues: Vec<VecDeque<Event>>,
-    /// The heads' times. An entry that is not its queue's head is out of date.
+    /// The times of the heads. An entry that is not the head of its queue is outdated.
     heads: BinaryHeap<Reverse<(u64, u16)>>,
     newest: u64,
     released: u64,
@@ -31,7 +31,7 @@ pub struct Sorter {
 }
 
 impl Sorter {
-    /// Waits `window` ns for stragglers, with at most `cap` events.
+    /// Waits `window` ns for late events, with at most `cap` events.
     pub fn new(window: u64, cap: usize) -> Self {
         Sorter {
             window,
@@ -45,10 +45,10 @@ impl Sorter {
         }
     }
 
-    /// Takes an event.
+    /// Adds an event.
     ///
     /// # Errors
-    /// The time up to which events have been let go, ns, if the event comes too late.
+    /// If the event comes too late: the time up to which events have been released, ns.
     pub fn push(&mut self, event: Event) -> Result<(), u64> {
         if event.ts < self.released {
             self.late += 1;
@@ -84,12 +84,12 @@ impl Sorter {
         self.pop_until(then)
     }
 
-    /// The next event in order whether or not others may come.
+    /// The next event in order, even if others may still come.
     pub fn flush(&mut self) -> Option<Event> {
         self.pop_until(u64::MAX)
     }
 
-    /// Events that came too late.
+    /// The number of events that came too late.
     pub fn late(&self) -> u64 {
         self.late
     }
@@ -145,7 +145,7 @@ mod tests {
             prop_assert_eq!(refused as u64, s.late());
             prop_assert!(out.windows(2).all(|w| w[0].ts <= w[1].ts));
             if window >= 1000 { prop_assert_eq!(refused, 0) }
-            // One CPU's events of one instant keep their order.
+            // Events of one CPU at the same instant keep their order.
             for w in out.windows(2) {
                 if let (Kind::Task(a), Kind::Task(b)) = (w[0].kind, w[1].kind)
                     && w[0].ts == w[1].ts && w[0].cpu == w[1].cpu { prop_assert!(a.tid < b.tid) }

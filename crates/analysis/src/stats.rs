@@ -1,15 +1,14 @@
 //! Running statistics in bounded memory.
 //!
-//! [`Series`] holds a distribution of durations: a histogram (two significant digits, up to an hour) for
-//! the percentiles, and exact count, mean, spread, least and greatest by Welford's method. [`Shares`]
-//! holds how each of some parts varies with their total: the covariance of a part with the total over the
-//! variance of the total is the part's share of the fluctuation, and shares of parts that add up to the
-//! total add up to 1.
+//! [`Series`] is a distribution of durations: a histogram (two significant digits, up to one hour) for the percentiles,
+//! and exact count, mean, standard deviation (by Welford's method), minimum and maximum. [`Shares`] measures how each
+//! of several parts varies with their total: the covariance of a part with the total, divided by the variance of the
+//! total, is the part's share of the fluctuation. The shares of parts that add up to the total add up to 1.
 
 use hdrhistogram::Histogram;
 use teiji_model::report::{DepthDist, Dist};
 
-/// The longest duration that is told apart, ns: an hour.
+/// The longest duration that the histogram distinguishes, ns: one hour.
 const LONGEST: u64 = 3_600_000_000_000;
 
 /// See the module.
@@ -24,7 +23,7 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// Adds a value, ns or packets.
+    /// Adds a value, in ns or packets.
     pub(crate) fn record(&mut self, value: u64) {
         self.min = if self.count == 0 { value } else { self.min.min(value) };
         self.max = self.max.max(value);
@@ -48,7 +47,7 @@ impl Series {
         self.count
     }
 
-    /// The distribution; all zero without a value.
+    /// The distribution; all zero if there is no value.
     pub(crate) fn dist(&self) -> Dist {
         if self.count == 0 {
             return Dist::default();
@@ -66,7 +65,7 @@ impl Series {
         }
     }
 
-    /// The distribution of queue depths; `None` without a value.
+    /// The distribution of queue depths; `None` if there is no value.
     pub(crate) fn depth(&self) -> Option<DepthDist> {
         let d = self.dist();
         (d.count > 0).then_some(DepthDist {
@@ -108,12 +107,12 @@ impl<const N: usize> Shares<N> {
         }
     }
 
-    /// Mean of a part.
+    /// The mean of a part.
     pub(crate) fn mean(&self, part: usize) -> f64 {
         self.means[part]
     }
 
-    /// A part's share of the time, 0 to 1; 0 if the total is.
+    /// A part's share of the time, 0 to 1; 0 if the total is 0.
     pub(crate) fn of_time(&self, part: usize) -> f64 {
         if self.total_mean > 0.0 { self.means[part] / self.total_mean } else { 0.0 }
     }

@@ -1,18 +1,18 @@
-//! What a device usually does: how often it reports one packet, how many queues follow it.
+//! What is usual for a device: how many times it reports one packet, and how many queues follow it.
 //!
-//! A packet that a device reports twice and two packets that look alike are the same to a probe. What
-//! tells them apart is that a device reports each of its packets equally often. The usual number is the
-//! commonest so far (of equals the least); a packet with more reports than usual is two packets, one
-//! with fewer has lost some. Until a device is known, the first packet says what is usual.
+//! A probe cannot distinguish a packet that a device reports twice from two identical packets. But a device reports
+//! each of its packets equally often. The usual number is the most frequent one so far (of equally frequent ones the
+//! smallest). A packet with more reports than usual is two packets; one with fewer has lost some. The first packet of a
+//! device defines what is usual.
 
 use crate::hash::{Map, Seeded};
 use crate::join::Fate;
 use std::cmp::Ordering;
 use teiji_model::report::Reason;
 
-/// Devices remembered.
+/// The greatest number of devices.
 const MAX_DEVICES: usize = 4096;
-/// Counts are halved beyond this, so that a device may change its ways.
+/// All counts of a device are halved when one reaches this number, so that a change of the device is noticed.
 const MAX_COUNT: u16 = 1024;
 
 /// See the module.
@@ -25,7 +25,7 @@ impl Usual {
         Usual { counts: Map::with_hasher(hasher) }
     }
 
-    /// Learns that a packet of `device` had `n` of them.
+    /// Records that a packet of `device` had this number of reports or queues.
     pub(crate) fn learn(&mut self, device: u64, n: u16) {
         if self.counts.len() >= MAX_DEVICES && !self.counts.contains_key(&device) {
             return;
@@ -38,7 +38,7 @@ impl Usual {
         }
     }
 
-    /// What a packet of `device` with `n` of them is.
+    /// Compares a packet of `device` that has this number of reports or queues with the usual number.
     pub(crate) fn compare(&self, device: u64, n: u16) -> Fate {
         match self.get(device).map(|usual| n.min(7).cmp(&usual)) {
             Some(Ordering::Greater) => Fate::ambiguous(Reason::Alike),
@@ -47,7 +47,7 @@ impl Usual {
         }
     }
 
-    /// The usual number; `None` if nothing was learnt.
+    /// The usual number; `None` if no packet was recorded.
     pub(crate) fn get(&self, device: u64) -> Option<u16> {
         let counts = self.counts.get(&device)?;
         let mut best = 0;

@@ -1,38 +1,37 @@
-//! What to blame for the response time.
+//! What is to blame for the response time.
 //!
 //! The rule, in order:
 //!
-//! 1. Without a complete request there is nothing to judge by.
-//! 2. Fluctuation matters if there are at least [`FEW`] requests, the 99th percentile is at least
-//!    [`MATTERS`] above the median, and at least [`SPREAD`] times the median. (The paper's quiet case has a
-//!    worst request 3.8 times the mean, the one that it analyses 43 times the least.) Then the shares of the
-//!    fluctuation are judged, else the shares of the typical request's time: medians, so that a few outliers
-//!    do not make a cause.
-//! 3. Every part of a stage belongs to one cause ([`finding`](crate::finding)). Causes are ranked by their
-//!    greatest part: two small waits do not outweigh a great one.
-//! 4. A cause is the host's unless it is the guest's own running, the guest's halting while it works on
-//!    the request, a part of `guest` of which nothing more is known, or `unattributed`.
-//! 5. Of fluctuation, the greatest cause is blamed; the guest only if its share is above the host's
-//!    greatest. If the greatest cause has less than [`LITTLE`], many small ones make the fluctuation, and
-//!    the typical request's time is judged as if it were steady.
-//! 6. Of steady time, the host's greatest cause is blamed if one of its stages has at least [`MUCH`], however
-//!    much the guest has: it is what can be changed. Else nothing stands out, and the headline says where
-//!    the time goes.
-//! 7. When the guest is greatest, the details name the host's greatest cause as well.
-//!
-//! [`Verdict::headline`] says the cause and its share in at most 12 words; the figures are [`Verdict::details`]. The
-//! blamed cause is the first of the findings; the others follow by their greatest part.
+//! 1. Without a complete request there is nothing to judge.
+//! 2. Fluctuation matters if there are at least [`FEW`] requests, the 99th percentile is at least [`MATTERS`] above the
+//!    median, and at least [`SPREAD`] times the median. (In paper P0, the worst request of the quiet case takes 3.8
+//!    times the mean, and that of the case which it analyses 43 times the shortest.) If fluctuation matters, the shares
+//!    of the fluctuation are judged, otherwise the shares of a typical request's time. These are medians, so that a few
+//!    outliers do not decide.
+//! 3. Every part of a stage belongs to one cause ([`finding`](crate::finding)). Causes are ranked by their largest
+//!    part: two small waits do not outweigh a large one.
+//! 4. A cause belongs to the host, with these exceptions: the guest runs, the guest halts during the request, a part of
+//!    `guest` without a known state, and `unattributed`.
+//! 5. For fluctuation, the largest cause is blamed; the guest only if its share is above the largest share of the host.
+//!    If the largest cause has less than [`LITTLE`], many small causes make the fluctuation, and the typical request's
+//!    time is judged as if it were steady.
+//! 6. For steady time, the largest cause of the host is blamed if one of its parts has at least [`MUCH`], even if the
+//!    guest has more: it is what can be changed. Otherwise nothing stands out, and the headline says where most time is
+//!    spent.
+//! 7. If the largest cause belongs to the guest, the details also name the largest cause of the host.
+//! [`Verdict::headline`] has the cause and its share in at most 12 words; [`Verdict::details`] has the figures. The
+//! blamed cause is the first of the findings; the others follow, sorted by their largest part.
 
 use crate::finding::{Candidate, FEW, Seen, candidates, finding};
 use teiji_model::finding::{Evidence, Finding, MUCH};
 use teiji_model::report::{Detail, Dist, Requests, Verdict};
 use teiji_model::text::{duration, percent};
 
-/// Least distance of the 99th percentile from the median that matters, ns.
+/// The smallest distance of the 99th percentile from the median that matters, ns.
 pub const MATTERS: u64 = 100_000;
-/// Least ratio of the 99th percentile to the median that matters.
+/// The smallest ratio of the 99th percentile to the median that matters.
 pub const SPREAD: f64 = 4.0;
-/// Share of the fluctuation below which a cause is not the cause of it: a third.
+/// The share of the fluctuation below which no cause is blamed for it: a third.
 pub const LITTLE: f64 = 1.0 / 3.0;
 
 /// Whether the fluctuation matters.
@@ -40,7 +39,7 @@ fn fluctuates(d: &Dist) -> bool {
     d.count >= FEW && d.p99.saturating_sub(d.p50) >= MATTERS && d.p99 as f64 >= SPREAD * d.p50 as f64
 }
 
-/// The verdict on one VM, and its findings by rank: the first is what the verdict names.
+/// The verdict on one VM, and its ranked findings: the verdict names the first.
 pub fn rank(seen: &Seen<'_>) -> (Verdict, Vec<Finding>) {
     let Some(total) = seen.total.filter(|d| d.count > 0) else { return (nothing(seen.requests), Vec::new()) };
     let varies = fluctuates(total);
@@ -63,10 +62,10 @@ pub fn rank(seen: &Seen<'_>) -> (Verdict, Vec<Finding>) {
     if !blamed.is_of_host() {
         if let Some(host) = host.filter(|host| host.share >= 0.01) {
             let text = format!("{}, {}{}", host.rule.title, percent(host.share), places(host));
-            details.push(detail("greatest of the host's", text));
+            details.push(detail("largest cause of the host", text));
         }
     } else if !first.is_of_host() {
-        details.push(detail("besides", format!("{}, {} of {of}", first.rule.title, percent(first.share))));
+        details.push(detail("also", format!("{}, {} of {of}", first.rule.title, percent(first.share))));
     }
     let verdict = Verdict { headline: headline(blamed, stands_out, fluctuation), details, fluctuation };
     let rest = all.iter().filter(|c| c.rule.cause != blamed.rule.cause && c.matters());
@@ -109,7 +108,7 @@ fn nothing(requests: &Requests) -> Verdict {
     Verdict { headline: format!("nothing to judge by: {why}"), details, fluctuation: false }
 }
 
-/// The stages in which a cause acts, if it is several: `: vcpu_wake 60 %, guest 11 %`.
+/// The stages in which a cause is seen, if there are several: `: vcpu_wake 60 %, guest 11 %`.
 fn places(cause: &Candidate) -> String {
     let much: Vec<_> = cause.evidence.iter().filter(|e| e.share >= 0.01).collect();
     let each = |e: &&Evidence| format!("{} {}", e.stage.name(), percent(e.share));

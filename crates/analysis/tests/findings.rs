@@ -1,4 +1,4 @@
-//! Each cause is found from a history that was made for it, and from no other.
+//! Each cause is found in a history that was made for it, and in no other.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -11,17 +11,17 @@ use teiji_model::stage::{Split, Stage, ThreadState};
 use Stage::{Guest, Irq, Qdisc, SwitchIn, SwitchOut, TapQueue, VcpuWake, VhostRx, VhostTx, WireOut};
 use ThreadState::{Asleep, Poll, Ready, Run};
 
-/// A thread that has the CPU while others wait.
+/// A thread that has the CPU while other threads wait.
 const HOG: u32 = 31;
-/// How long the part takes that a history is about, ns; every other stage takes [`SHORT`].
+/// The length of the part that a history is about, ns; every other stage takes [`SHORT`].
 const LONG: u64 = 4_000_000;
 const SHORT: u64 = 5_000;
 const REQUESTS: u64 = 60;
 
-/// A part of the path: a stage, and what its thread does, if that is known.
+/// A part of the path: a stage, and the state of its thread, if known.
 type Part = (Stage, Option<ThreadState>);
 
-/// Every cause but `unattributed` (stages made of events add up), with all parts that it can be seen in.
+/// Every cause except `unattributed` (stages made from events add up), with all parts in which it can be seen.
 const CAUSES: [(Cause, &[Part]); Cause::ALL.len() - 1] = [
     (Cause::VcpuWaitsForCpu, &[(VcpuWake, Some(Ready)), (Guest, Some(Ready))]),
     (Cause::VcpuExits, &[(VcpuWake, Some(Run)), (Guest, Some(Run))]),
@@ -59,7 +59,7 @@ fn history(part: Part, all: bool) -> History {
                 VcpuWake => Asleep,
                 _ => Run,
             };
-            // Of a part whose state is not known, the clock does not move.
+            // For a part without a known state the clock does not move.
             if let (Some(clock), Some(state)) = (clock, if its { part.1 } else { Some(usual) }) {
                 clock.0[state as usize] += ns;
             }
@@ -112,7 +112,7 @@ fn each_cause_is_found_from_its_history_and_from_no_other() {
             assert!(finding.share > 0.9, "{finding:#?}");
             let headline = &vm.verdict.headline;
             let quiet = headline.starts_with("nothing stands out; most time in guest");
-            // Of a guest that is always slow, nothing of the host's stands out.
+            // If the guest is always slow, nothing of the host stands out.
             assert!(
                 headline.starts_with(&finding.title) || (quiet && all && part.0 == Guest),
                 "{of}: {headline}"
@@ -120,7 +120,7 @@ fn each_cause_is_found_from_its_history_and_from_no_other() {
             let preempted_by: Vec<_> = finding.preempted_by.iter().map(|p| (p.tid, p.share)).collect();
             let waits = part.1 == Some(Ready);
             assert_eq!(preempted_by, if waits { vec![(HOG, 1.0)] } else { Vec::new() }, "{of}");
-            // A wait is sure if it was seen what its thread did.
+            // A wait is certain if the state of its thread was seen.
             let unseen = part.1.is_none() && part.0.actor().is_some();
             let confidence = if unseen { Confidence::Medium } else { Confidence::High };
             assert_eq!(finding.confidence, confidence, "{of}: {:?}", finding.doubts);
@@ -135,7 +135,7 @@ fn every_cause_but_what_events_cannot_make_has_a_history() {
     assert_eq!(made, all);
 }
 
-/// A wait for a CPU and a sleep: both are found, the greater first, and what is small is not.
+/// A wait for a CPU and a sleep: both are found, the larger first, and small causes are not.
 #[test]
 fn findings_are_ranked_by_their_greatest_part() {
     let mut h = history((VcpuWake, Some(Ready)), true);
@@ -148,7 +148,7 @@ fn findings_are_ranked_by_their_greatest_part() {
             Kind::Packet(p) => {
                 p.fingerprint += 10_000;
                 p.matching = p.matching.map(|m| Match { key: m.key + 10_000, ..m });
-                // The clocks of another trace mean nothing here.
+                // The clocks of another trace have no meaning here.
                 p.worker = None;
             }
             Kind::Interrupt(i) => i.signalled += later,

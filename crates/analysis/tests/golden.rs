@@ -50,7 +50,7 @@ fn the_first_of_repeated_reports_counts() {
         rest.request(t, fp, m(key, Role::Request)).response(t + 100_000, 200 + i, m(key, Role::Final));
         h.0.extend(&rest.0[1..]);
     }
-    // What is reported by two devices is known for one packet only from the second on.
+    // That two devices report a packet is only known from the second packet on.
     let o = h.run();
     assert_eq!(o.counts(), [3, 2, 1, 0, 0]);
     assert!(o.joined.iter().all(|j| j.request.stages[0].ns == 10_000));
@@ -63,7 +63,7 @@ fn more_reports_than_usual_are_two_packets_and_fewer_a_hole() {
         for i in 0..4u64 {
             let (t, fp) = (i * 1_000_000, 100 + i);
             if i == 3 {
-                // Another packet like it, which is dropped before the tap.
+                // Another identical packet, which is dropped before the tap.
                 for _ in 0..extra {
                     h.packet(t - 900_000, Point::HostRx, fp, device);
                 }
@@ -94,7 +94,7 @@ fn a_local_packet_starts_at_the_tap_but_not_where_all_others_are_received() {
         let t = i * 1_000_000;
         h.request(t, 100 + i, m(i, Role::Request)).response(t + 100_000, 200 + i, m(i, Role::Final));
     }
-    h.0.remove(19 * 10); // The last one's HostRx.
+    h.0.remove(19 * 10); // The HostRx of the last one.
     assert_eq!(h.run().counts(), [20, 19, 1, 0, 0]);
 }
 
@@ -228,7 +228,7 @@ fn another_queues_kick_ends_nothing() {
     h.at(105_000, Kind::Kick(Kick { queue: 3, ..kick() }));
     h.0.sort_by_key(|e| e.ts);
     assert_eq!(h.run().stages()[5..7], [50, 10]);
-    // Nor is it taken for the kick of a frame that has none, or whose queue is not known.
+    // Nor is it used for a frame without a kick, or for one whose queue is not known.
     let mut none = h.clone();
     none.0.retain(|e| !matches!(e.kind, Kind::Kick(k) if k.queue == 0));
     for e in &mut h.0 {
@@ -338,7 +338,7 @@ fn splits_are_differences_of_clocks() {
     assert_eq!(o.split(Stage::Guest), Some(Split([48_000, 0, 0, 0, 2000])));
     assert_eq!(o.split(Stage::VhostTx), Some(Split([0, 0, 0, 0, 10_000])));
     assert_eq!(o.split(Stage::SwitchIn), None);
-    // Who was waited behind counts only where there was a wait.
+    // A preempting thread counts only if there was a wait.
     assert_eq!(o.joined[0].behind, [(Stage::TapQueue, 333), (Stage::VcpuWake, 444)]);
     assert_eq!(o.tally.splits_dropped, 0);
     let wake = &o.report.vms[0].stages[Stage::VcpuWake as usize];
@@ -350,7 +350,7 @@ fn what_a_preempted_guest_waits_for_a_cpu_is_vcpu_wakes() {
     let mut h = clocked(1);
     for e in &mut h.0 {
         if let Kind::Kick(k) = &mut e.kind {
-            // of the guest's 50 us, 30 waiting behind thread 555
+            // of the guest's 50 µs, 30 waiting while thread 555 had the CPU
             k.clock.0[ThreadState::Guest as usize] -= 30_000;
             k.clock.0[ThreadState::Ready as usize] += 30_000;
             k.behind = 555;
@@ -378,7 +378,7 @@ fn a_split_that_does_not_fit_is_dropped_and_counted() {
             g.clock.0[3] += 500_000;
         }
     }
-    // Flush the request through, so that the tally has it.
+    // Later events complete the request, so that the tally includes it.
     h.packet(1_000_000_000, Point::HostRx, 99, NIC);
     h.packet(2_000_000_000, Point::HostRx, 98, NIC);
     let o = h.run();
@@ -400,7 +400,7 @@ fn a_bypassed_qdisc_takes_no_time_but_one_whose_dequeue_is_not_seen_does() {
     let mut h = whole();
     h.0.retain(|e| !matches!(e.kind, Kind::Packet(p) if p.point == Point::QdiscDequeue));
     assert_eq!(h.run().stages()[8..], [0, 20, 0]);
-    h.0.last_mut().unwrap().cpu = 3; // Handed on by another CPU than queued it.
+    h.0.last_mut().unwrap().cpu = 3; // Handed on by another CPU than the one that queued it.
     assert_eq!(h.run().stages()[8..], [0, 0, 20]);
 }
 
@@ -453,7 +453,7 @@ fn a_packet_that_leaves_and_comes_back_by_a_router_starts_where_it_came_back() {
 
 #[test]
 fn two_requests_alike_are_both_ambiguous() {
-    // The same fingerprint on the same tap at once.
+    // The same fingerprint on the same tap at the same time.
     let mut h = whole();
     h.packet(11_000, Point::HostRx, 7, NIC).matched(12_000, Point::TapEnqueue, 7, TAP, m(2, Role::Request));
     h.packet(21_000, Point::TapDequeue, 7, TAP).response(200_000, 9, m(2, Role::Final));
@@ -464,11 +464,11 @@ fn two_requests_alike_are_both_ambiguous() {
     h.request(60_000, 6, REQ).response(150_000, 9, FIN);
     h.0.sort_by_key(|e| e.ts);
     assert_eq!(h.run().counts(), [2, 0, 0, 2, 0]);
-    // Unanswered they are ambiguous all the same.
+    // If they are not answered, they are ambiguous, too.
     let mut none = History::default();
     none.request(0, 7, REQ).request(60_000, 6, REQ);
     assert_eq!(none.run().counts(), [2, 0, 0, 2, 0]);
-    // When both are answered the key is free again.
+    // When both are answered, the key is free again.
     h.request(500_000, 7, REQ).response(600_000, 8, FIN);
     assert_eq!(h.run().counts(), [3, 1, 0, 2, 0]);
 }
@@ -501,7 +501,7 @@ fn either_way_the_first_packet_of_a_key_is_the_request() {
     }
     let o = own.run();
     assert_eq!((o.counts(), o.joined.len()), ([0; 5], 0));
-    // A request whose events are lost does not exchange the two.
+    // A request whose events are lost does not exchange the two roles.
     h.response(1_000_000, 9, echo).request(2_000_000, 7, echo).response(2_100_000, 8, echo);
     assert_eq!(h.run().counts(), [2, 2, 0, 0, 0]);
 }
@@ -512,7 +512,7 @@ fn unanswered_requests_expire() {
     h.request(0, 7, REQ);
     let o = h.run();
     assert_eq!(o.counts(), [1, 0, 0, 0, 1]);
-    // Six seconds on, its response would be another's.
+    // Six seconds later, a response would belong to another request.
     h.packet(6_000_000_000, Point::HostRx, 99, NIC).response(6_100_000_000, 8, FIN);
     assert_eq!(h.run().counts(), [1, 0, 0, 0, 1]);
     let o = run(&meta(Matching::Sip), &h.0);
@@ -533,20 +533,20 @@ fn a_packet_that_is_not_through_all_its_devices_is_not_gone() {
     out(&mut h, 100_000, 200, 0);
     h.packet(104_000, Point::DevQueue, 200, NIC).packet(105_000, Point::DevXmit, 200, NIC);
     out(&mut h, 50_100_000, 201, 1);
-    out(&mut h, 50_110_000, 201, 2); // Its like is still above the NIC.
+    out(&mut h, 50_110_000, 201, 2); // An identical packet is still above the NIC.
     assert_eq!(h.run().counts(), [3, 1, 0, 2, 0]);
 }
 
 #[test]
 fn what_overlaps_a_loss_is_incomplete() {
-    // While the guest is at work: neither leg lacks anything, but the request may.
+    // While the request is in the guest: neither direction lacks an event, but the request may.
     let mut h = History::default();
     h.request(0, 7, REQ).response(300_000_000, 8, FIN);
     h.0.insert(5, Event { ts: T + 61_000, cpu: 9, kind: Kind::Lost(Lost { since: T + 60_000, count: 1 }) });
     let o = h.run();
     assert_eq!(o.counts(), [1, 0, 1, 0, 0]);
     assert_eq!((o.report.vms[0].inbound.packets, o.report.vms[0].outbound.packets), (1, 1));
-    // While the packet is on its way.
+    // While the packet is on its path.
     h.0[5] = Event { ts: T + 46_000, cpu: 9, kind: Kind::Lost(Lost { since: T + 45_000, count: 1 }) };
     assert_eq!(h.run().report.vms[0].inbound.incomplete, 1);
     let mut h = whole();
@@ -562,7 +562,7 @@ fn sip(key: u64, role: Role, step: Step) -> Option<Match> {
     Some(Match { key, role, group: 42, step })
 }
 
-/// A SIP call: INVITE with a provisional response, ACK, BYE; 500 ms of talk.
+/// A SIP call: INVITE with a provisional response, ACK, BYE; a conversation of 500 ms.
 fn call() -> History {
     let mut h = History::default();
     let t = 500_000_000;

@@ -1,4 +1,4 @@
-//! Memory stays bounded at 200,000 packets a second, from well-behaved guests and from hostile ones.
+//! Memory stays bounded at 200,000 packets per second, with well-behaved guests and with hostile ones.
 
 mod common;
 
@@ -8,10 +8,10 @@ use teiji_model::event::*;
 use teiji_model::flow::Matching;
 use teiji_model::report::Counters;
 
-/// What a process may use, kB.
+/// The limit on the memory of a process, kB.
 const LIMIT: u64 = 100_000;
 
-/// The most that this process has used.
+/// The greatest memory that this process has used, kB.
 fn resident_kb() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:")).unwrap_or_default();
@@ -20,12 +20,12 @@ fn resident_kb() -> u64 {
 
 #[test]
 fn memory_is_bounded() {
-    // First as it should be, then with nothing ever answered or taken, then with the same fingerprints.
+    // First regular traffic, then requests that are never answered or never taken off the tap, then equal fingerprints.
     for (what, hostile) in [("answered", 0), ("never answered", 1), ("never taken", 2), ("alike", 3)] {
         let mut analyzer = Analyzer::new(&meta(Matching::Sip), Options { seed: 3, ..Options::default() });
         let (mut joined, mut events) = (0u64, 0u64);
         for i in 0..500_000u64 {
-            // 100,000 requests a second, two packets each, drained every 10 ms CPU by CPU.
+            // 100,000 requests per second, two packets each, drained every 10 ms, CPU by CPU.
             let fp = if hostile == 3 { i % 1000 } else { i.wrapping_mul(0x9e37_79b9_7f4a_7c15) };
             let mut h = History::default();
             let step = Some(Match { key: i, role: Role::Request, group: i + 1, step: Step::Begins });

@@ -19,13 +19,13 @@ fn whole() -> History {
     h
 }
 
-/// The history goes on for long enough that nothing of it is on its way any more.
+/// The history continues for so long that nothing of it is on its path any more.
 fn long_after(mut h: History) -> History {
     h.packet(20 * S, Point::HostRx, 99, NIC).packet(40 * S, Point::HostRx, 98, NIC);
     h
 }
 
-/// The first `n` events of a request and its response, and then nothing.
+/// The first `n` events of a request and its response, and nothing more.
 fn first(n: usize) -> Run {
     let mut h = whole();
     h.0.truncate(n);
@@ -79,7 +79,7 @@ fn an_interrupt_that_no_vcpu_took_is_said_so() {
         }
         assert_eq!(h.run().reason(), (Outcome::Incomplete, reason));
     }
-    // Taken, and the worker slept before it took the next: its signal was not seen.
+    // Taken off the tap, but the worker slept before it took the next one: its signal was not seen.
     let mut h = History::default();
     for (i, t) in [(1u64, 0u64), (2, 500_000)] {
         h.request(t, i, m(i, Role::Request)).response(t + 100_000, 10 + i, m(i, Role::Final));
@@ -100,7 +100,7 @@ fn what_is_usual_and_missing_is_said_so() {
         let t = i * 1_000_000;
         h.request(t, 100 + i, m(i, Role::Request)).response(t + 100_000, 200 + i, m(i, Role::Final));
     }
-    h.0.remove(19 * 10); // The last one's reception.
+    h.0.remove(19 * 10); // The reception of the last one.
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::NotReceived));
 
     let mut h = History::default();
@@ -159,7 +159,7 @@ fn what_was_lost_explains_what_was_not_seen() {
     h.0.retain(|e| !matches!(e.kind, Kind::Interrupt(_)));
     lost(&mut h, 200_000);
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::EventsLost));
-    // What the probe of its acceptance would have noted was lost, and the report of the signal says so.
+    // The event of its acceptance was lost, and the report of the signal says so.
     let mut h = whole();
     for e in &mut h.0 {
         if let Kind::Interrupt(i) = &mut e.kind {
@@ -168,7 +168,7 @@ fn what_was_lost_explains_what_was_not_seen() {
     }
     lost(&mut h, 45_000);
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::EventsLost));
-    // The answer may be what was lost, at any time until one would have been taken for one.
+    // The lost event may be that of the answer, at any time while an answer would have been accepted.
     let mut h = whole();
     h.0.truncate(5);
     let mut h = long_after(h);
@@ -216,7 +216,7 @@ fn what_is_on_its_way_when_the_trace_ends_is_nobodys_fault() {
     assert_eq!(h.run().reason(), (Outcome::Unanswered, Reason::TraceEnded));
     h.0.push(Event { ts: T + 110_000, cpu: 2, kind: whole().0[6].kind });
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::TraceEnded));
-    // The trace goes on for longer than its events do.
+    // The trace continues for longer than its events.
     h.0.truncate(5);
     let mut analyzer = Analyzer::new(&meta(Matching::Echo), Options::default());
     h.0.iter().for_each(|e| analyzer.push(*e, &mut |_| ()));
@@ -244,7 +244,7 @@ fn a_sip_request_answered_by_another_copy_says_so() {
     h.request(500_000_000, 2, REQ).response(500_100_000, 8, FIN);
     let o = run(&meta(Matching::Sip), &h.0);
     assert_eq!(o.reason(), (Outcome::Incomplete, Reason::OtherCopy));
-    // The first copy was dropped, which says more.
+    // The first copy was dropped, which is the more specific reason.
     h.dropped(11_000, 1, TAP, REQ);
     h.0.sort_by_key(|e| e.ts);
     let o = run(&meta(Matching::Sip), &h.0);
@@ -252,7 +252,8 @@ fn a_sip_request_answered_by_another_copy_says_so() {
     assert_eq!((o.counts(), o.report.vms[0].requests.retransmitted), ([1, 0, 1, 0, 0], 1));
 }
 
-/// What is dropped at a tap, before or after it is put on it, and then a request just like it that is not.
+/// A request that is dropped at a tap, before or after it is put on the tap, and then an identical request that is not
+/// dropped.
 #[test]
 fn a_dropped_request_ends_at_once_and_is_not_taken_for_its_twin() {
     for (when, after_the_tap) in [(10_500, true), (9_500, false)] {
@@ -273,7 +274,7 @@ fn a_dropped_request_ends_at_once_and_is_not_taken_for_its_twin() {
     }
 }
 
-/// Another guest sends a packet, and perhaps once more; one of them is dropped at the tap, where the first waits.
+/// Another guest sends a packet, and perhaps a second one; one of them is dropped at the tap on which the first waits.
 #[test]
 fn a_drop_at_a_tap_where_another_one_like_it_waits_may_be_of_either() {
     for again in [false, true] {
@@ -283,7 +284,8 @@ fn a_drop_at_a_tap_where_another_one_like_it_waits_may_be_of_either() {
             h.matched(12_000, Point::TapSend, 7, TAP2, REQ);
         }
         h.dropped(13_000, 7, TAP, REQ);
-        // A second request has the same key. If the first was not dropped, the first response is for that one.
+        // A second request has the same key. If the first was not dropped, the first response is for the second
+        // request.
         h.packet(14_000, Point::HostRx, 6, NIC).matched(15_000, Point::TapEnqueue, 6, TAP, REQ);
         if again {
             h.packet(19_000, Point::TapDequeue, 7, TAP);
@@ -301,8 +303,8 @@ fn a_drop_at_a_tap_where_another_one_like_it_waits_may_be_of_either() {
     }
 }
 
-/// Another guest's packet waits at the link; of two like it from the network one is dropped, and the other is put on the tap.
-/// Where the host sends packets of its own to the tap, one without a report would start there.
+/// Another guest's packet waits at the link. Of two identical packets from the network one is dropped, and the other is
+/// put on the tap. If the host sends its own packets to the tap, a packet without a report would start there.
 #[test]
 fn of_two_received_the_dropped_one_is_not_known_though_a_guest_has_sent_one_before() {
     let mut h = History::default();
@@ -321,7 +323,7 @@ fn of_two_received_the_dropped_one_is_not_known_though_a_guest_has_sent_one_befo
         .packet(71_000, Point::HostRx, 7, NIC)
         .dropped(72_000, 7, TAP, REQ)
         .packet(73_000, Point::DevXmit, 7, NIC);
-    // Long after, when the guest's has left.
+    // Long after the guest's packet has left.
     let t = 50_000_000;
     h.matched(t, Point::TapEnqueue, 7, TAP, REQ).packet(t + 10_000, Point::TapDequeue, 7, TAP);
     h.interrupt(t + 30_000, t + 20_000, Delivery::Accepted).entry(t + 40_000, t + 35_000, 40);
@@ -331,7 +333,7 @@ fn of_two_received_the_dropped_one_is_not_known_though_a_guest_has_sent_one_befo
     assert_eq!(o.counts(), [2, 0, 1, 1, 0]);
 }
 
-/// A packet was dropped at its tap; one like it comes in by another device: a copy of it, or another packet.
+/// A packet was dropped at its tap; an identical one arrives at another device: a copy of it, or another packet.
 #[test]
 fn what_another_device_receives_after_a_drop_may_be_a_copy_of_the_dropped_one() {
     let mut h = History::default();
@@ -341,7 +343,7 @@ fn what_another_device_receives_after_a_drop_may_be_a_copy_of_the_dropped_one() 
     assert_eq!(o.counts(), [2, 0, 1, 1, 0]);
 }
 
-/// As above, and the one that waits was received from the network.
+/// As above, but the packet that waits was received from the network.
 #[test]
 fn a_drop_at_a_tap_while_another_guest_sends_one_like_that_on_it_may_be_of_either() {
     let mut h = History::default();
@@ -353,7 +355,7 @@ fn a_drop_at_a_tap_while_another_guest_sends_one_like_that_on_it_may_be_of_eithe
     assert_eq!(long_after(h).run().counts(), [2, 0, 0, 2, 0]);
 }
 
-/// What another guest sent has left by the link, and a router has sent it back: it is the one on the tap.
+/// Another guest's packet has left by the link, and a router has sent it back: it is the packet on the tap.
 #[test]
 fn a_packet_that_came_back_by_a_router_is_the_one_that_is_dropped_at_its_tap() {
     let mut h = History::default();
@@ -369,12 +371,12 @@ fn a_packet_that_came_back_by_a_router_is_the_one_that_is_dropped_at_its_tap() {
 
 #[test]
 fn a_drop_before_the_bridge_or_without_any_report_counts_when_nothing_more_is_seen() {
-    // At the first device for a reason: at once.
+    // At the first device, with a reason: at once.
     let mut h = History::default();
     h.packet(0, Point::HostRx, 7, NIC).dropped(5_000, 7, NIC, REQ);
     h.request(60_000, 7, REQ).response(200_000, 8, FIN);
     assert_eq!(h.run().counts(), [2, 1, 1, 0, 0]);
-    // Elsewhere, and without a reception: when it has grown old.
+    // Elsewhere, and without a reception: when it has become too old.
     for received in [true, false] {
         let mut h = History::default();
         if received {
@@ -399,7 +401,7 @@ fn a_dropped_copy_harms_nothing() {
         assert_eq!(o.counts(), [1, 1, 0, 0, 0], "at {when} on {ifindex}");
         assert_eq!(o.report.vms[0].inbound.dropped, 0);
     }
-    // Of the response: flooded to another tap; and what the driver frees when it has sent it.
+    // Of the response: a copy that was flooded to another tap; and a packet that the driver frees after it has sent it.
     for (when, ifindex, vague) in [(115_000, VETH, false), (141_000, NIC, true)] {
         let mut h = whole();
         h.at(when, Kind::Dropped(Dropped { vague, tap: 0, matching: FIN, ..dropped(8, ifindex) }));
@@ -418,7 +420,7 @@ fn a_drop_without_a_reason_counts_when_no_worker_takes_the_packet() {
 
 #[test]
 fn a_dropped_response_says_where() {
-    // Before the host stack has it; on the tap's way in; in the link's queue; by the driver; anywhere else.
+    // Before the host stack has it; on its way into the tap; in the link's queue; by the driver; anywhere else.
     for (events, when, ifindex) in
         [(6, 105_000, TAP), (7, 111_000, TAP), (8, 125_000, NIC), (10, 141_000, NIC), (7, 115_000, VETH)]
     {
@@ -443,7 +445,7 @@ fn a_response_between_two_vms_that_is_dropped_at_the_others_tap_is_dropped() {
     assert_eq!((o.report.vms[0].outbound.dropped, o.report.vms[1].inbound.dropped), (1, 1));
 }
 
-/// A host that routes to its taps does not tell guests by their addresses, so that a drop names no guest's tap.
+/// A host that routes to its taps does not identify guests by their addresses, so a drop names no guest's tap.
 #[test]
 fn a_drop_at_a_full_tap_of_a_routing_host_is_one_on_the_way_in() {
     let either = m(1, Role::Either);

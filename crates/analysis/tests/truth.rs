@@ -1,12 +1,12 @@
-//! Simulated hosts whose history is known: every reported pairing is checked against it.
+//! Simulated hosts with a known history: every reported pair is compared with it.
 //!
-//! The simulation keeps to what a real host can do (a worker serves its tap in order and does not sleep
-//! with packets unsignalled; an entry covers what was accepted before it) and is otherwise free: packets
-//! overlap, overtake each other, are dropped, come twice, look alike, ask with equal keys; CPUs' buffers
-//! are drained out of order; events go missing.
+//! The simulation obeys the rules of a real host (a worker serves its tap in order and does not sleep before it has
+//! signalled its packets; an entry covers the interrupts accepted before it) and is otherwise arbitrary: packets
+//! overlap, overtake each other, are dropped, come twice, are identical, have equal keys; CPUs' buffers are drained out
+//! of order; events are lost.
 //!
-//! `PROPTEST_CASES` says how many hosts each test tries; without it, as many as take some seconds. The seed of a host
-//! that fails is kept in `truth.regressions` and tried first from then on: commit it with what mends it.
+//! `PROPTEST_CASES` sets how many hosts each test tries; without it a test takes some seconds. The seed of a host that
+//! fails is stored in `truth.regressions` and tried first from then on: commit it together with the fix.
 
 mod common;
 
@@ -19,24 +19,25 @@ use teiji_model::flow::Matching;
 use teiji_model::report::Reason;
 use teiji_model::stage::{Split, Stage, ThreadState};
 
-/// How unkind the simulation is; chances in 1000.
+/// Probabilities of difficult events, in 1000.
 #[derive(Clone, Copy, Debug, Default)]
 struct Unkind {
-    /// A packet has a fingerprint of a small pool.
+    /// A packet has a fingerprint from a small pool.
     alike: u64,
-    /// A request has a key of a small pool.
+    /// A request has a key from a small pool.
     same_key: u64,
     /// A packet comes twice.
     twice: u64,
     /// A packet is dropped before the tap, after the guest, or not answered.
     dropped: u64,
-    /// Two devices on the way out.
+    /// Whether there are two devices on the way out.
     vlan: bool,
-    /// Least and greatest time between packets, ns.
+    /// The smallest and greatest time between packets, ns.
     gap: (u64, u64),
 }
 
-/// Signalled, accepted, the vCPU (its index; KVM's number is [`kvm_id`]), what became of it, the vCPU's state, the packets that it covers.
+/// When it was signalled and accepted, the vCPU (its index; KVM's number is [`kvm_id`]), the outcome, the vCPU's state,
+/// the packets that it covers.
 type Signal = (u64, u64, u16, Delivery, Option<ThreadState>, Vec<usize>);
 
 struct Rng(u64);
@@ -106,7 +107,7 @@ impl Truth {
     }
 }
 
-/// KVM's number of a vCPU, which is not its index.
+/// KVM's number of a vCPU, which differs from its index.
 fn kvm_id(index: u16) -> u32 {
     u32::from(index) * 4
 }
@@ -125,7 +126,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
     let (mut dropped_in, mut dropped_out) = (HashMap::new(), HashMap::new());
     let mut t = T;
 
-    // Arrivals. The first few are of the kind that devices are learnt by.
+    // Arrivals. What is usual for the devices is learnt from the first few.
     for i in 0..n {
         let calm = i < 24;
         let u = if calm { Unkind { gap: (500_000, 600_000), ..Unkind::default() } } else { u };
@@ -147,7 +148,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
             let enqueued = reports_over + r.delay();
             if r.chance(u.dropped) {
                 dropped_in.insert(truths.len(), ());
-                // On the tap's queue, before or after it is put on the tap, or of a copy.
+                // In the tap's queue, before or after it is put on the tap, or of a copy.
                 drops.push((enqueued, fp_in, key));
             }
             truths.push(Truth {
@@ -181,7 +182,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
         }
     }
 
-    // The kernel tells of drops; some come after the packet was put on the tap, some before.
+    // The kernel reports drops; some come after the packet was put on the tap, some before.
     for (ts, fp, key) in drops {
         let matching = m(key, Role::Request);
         if r.chance(500) {
@@ -191,7 +192,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
         put(ts, 6, Kind::Dropped(Dropped { matching, ..dropped(fp, TAP) }));
     }
 
-    // The worker: takes what is on the tap, signals, sleeps if nothing more is there.
+    // The worker takes packets off the tap, signals, and sleeps if there are no more.
     let mut order: Vec<usize> = (0..truths.len()).filter(|i| !dropped_in.contains_key(i)).collect();
     order.sort_by_key(|i| truths[*i].enqueued);
     let (mut now, mut asleep, mut next) = (T, 0u64, 0);
@@ -245,7 +246,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
         put(truths[*i].enqueued, r.range(0, 2) as u16, Kind::Packet(Packet { matching, worker, ..p }));
     }
 
-    // The vCPUs: an entry takes all interrupts of its vector accepted before it.
+    // The vCPUs: an entry takes all interrupts of its vector that were accepted before it.
     for (signalled, accepted, vcpu, delivery, state, taken) in &signals {
         let vector = if *delivery == Delivery::Suppressed { 0 } else { 40 };
         let i = Interrupt {
@@ -342,7 +343,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
     World { events, truths }
 }
 
-/// Events as they are drained: each CPU's in order, CPU by CPU, every few milliseconds.
+/// Events in the order of draining: the events of each CPU in order, CPU by CPU, every few milliseconds.
 fn drain(mut events: Vec<Event>, r: &mut Rng) -> Vec<Event> {
     let every = r.range(1_000, 40_000_000);
     let turn = r.next() as u16 % 8;
@@ -350,7 +351,7 @@ fn drain(mut events: Vec<Event>, r: &mut Rng) -> Vec<Event> {
     events
 }
 
-/// A request that is reported with a history that none has had.
+/// A request that is reported with a history that no true request has.
 fn wrong(outcome: &Run, truths: &[Truth]) -> Option<String> {
     let mut by_key: BTreeMap<u64, Vec<&Truth>> = BTreeMap::new();
     for t in truths {
@@ -359,7 +360,7 @@ fn wrong(outcome: &Run, truths: &[Truth]) -> Option<String> {
     let right = |j: &teiji_model::report::Joined| {
         let ns: Vec<u64> = j.request.stages.iter().map(|s| s.ns).collect();
         let guest = Stage::Guest as usize;
-        // The simulation's kicks are many; which of them is the boundary is the rule's, tested elsewhere.
+        // The simulation has many kicks; which of them is the boundary of the stages is tested elsewhere.
         let mut got = [0; 9];
         got[..5].copy_from_slice(&ns[..5]);
         got[5] = ns[guest] + ns[guest + 1];
@@ -378,7 +379,7 @@ fn play(world: &World) -> Run {
     run(&meta(Matching::Echo), &world.events)
 }
 
-/// Tries `cases` hosts unless `PROPTEST_CASES` says how many, and keeps the seeds of those that fail beside this file.
+/// Tries `cases` hosts unless `PROPTEST_CASES` is set, and stores the seeds of failures beside this file.
 fn config(cases: u32) -> ProptestConfig {
     let usual = ProptestConfig::default();
     let cases = if std::env::var_os("PROPTEST_CASES").is_some() { usual.cases } else { cases };
@@ -394,7 +395,7 @@ fn unkind() -> impl Strategy<Value = Unkind> {
     )
 }
 
-/// Few packets, of which most may be unkind in one way or another: what goes wrong does so in fewer cases.
+/// Few packets, most of which may be difficult in some way: this makes failing cases short.
 fn harsh() -> impl Strategy<Value = Unkind> {
     let chance = || prop_oneof![Just(0), 0u64..200, 200u64..1000];
     let dropped = prop_oneof![Just(0), 0u64..500];
@@ -404,7 +405,7 @@ fn harsh() -> impl Strategy<Value = Unkind> {
     )
 }
 
-/// Hosts whose requests were paired wrongly once.
+/// Hosts whose requests were once paired wrongly.
 #[test]
 fn what_was_paired_wrongly_once_is_not() {
     for (seed, n, alike, same_key, twice, dropped, vlan, gap) in [
@@ -474,7 +475,7 @@ proptest! {
     #[test]
     fn a_loss_that_is_told_pairs_nothing_wrongly(
         seed in any::<u64>(), n in 30usize..400, u in unkind(), lose in prop::collection::vec((0u64..1000, 1u64..5_000_000), 1..4)) {
-        // Events are lost in some windows of time after the calm beginning, on a CPU each.
+        // Events are lost in some windows of time after the calm beginning, each on one CPU.
         let mut world = simulate(seed, n, Unkind { same_key: 0, alike: u.alike / 4, ..u });
         let from = T + 10_000_000_000;
         let end = world.events.iter().map(|e| e.ts).max().unwrap_or(from).max(from);
@@ -484,7 +485,7 @@ proptest! {
             let before = world.events.len();
             world.events.retain(|e| e.cpu != cpu || e.ts < since || e.ts > until || matches!(e.kind, Kind::Lost(_)));
             let count = (before - world.events.len()) as u64;
-            // Told with the first drain after it, before what came later.
+            // Reported with the first drain after it, before later events.
             let place = world.events.iter().position(|e| e.ts > until).unwrap_or(world.events.len());
             world.events.insert(place, Event { ts: until, cpu, kind: Kind::Lost(Lost { since, count }) });
         }
@@ -502,7 +503,7 @@ proptest! {
         let by_key: HashMap<u64, &Truth> = world.truths.iter().map(|t| (t.key, t)).collect();
         for j in &outcome.joined {
             let t = by_key[&j.request.key];
-            // The start may be the tap if the report before it is lost and the tap is one with such packets.
+            // The start may be the tap, if the report before it is lost and the tap also gets packets without one.
             prop_assert!([t.start, t.enqueued].contains(&j.request.start));
             prop_assert_eq!(j.request.start + j.request.total, t.end);
             prop_assert_eq!(j.request.stages[Stage::TapQueue as usize].ns, t.dequeued - t.enqueued);

@@ -207,7 +207,7 @@ fn cpus_are_kept_awake_where_workers_wake_up_from_deep_sleep() {
         report(vec![vm])
     };
     assert_eq!(lines(&parsed(&asleep(70 * US), None).0), ["[host]", "cpu_latency = \"2us\""]);
-    for (ns, why) in [(3 * US, "price of one on a CPU that is awake"), (5 * MS, "from any idle state")] {
+    for (ns, why) in [(3 * US, "is usual on a CPU that is awake"), (5 * MS, "from any idle state")] {
         let (text, _) = parsed(&asleep(ns), None);
         assert_eq!(lines(&text), [""; 0]);
         says(&text, &[why]);

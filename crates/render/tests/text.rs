@@ -137,7 +137,7 @@ fn no_request_is_explained() {
     said(mostly(Reason::Alike, |_| ()), "alike");
     said(mostly(Reason::EventsLost, |r| r.counters.lost = vec![4]), "raise --buffer");
     let missed = mostly(Reason::EventsLost, |r| r.counters.missed = 4);
-    assert!(missed.contains("left out runs of probes") && !missed.contains("--buffer"), "{missed}");
+    assert!(missed.contains("skipped runs of probes") && !missed.contains("--buffer"), "{missed}");
     said(explanation(|r| r.meta.vms[0].nics.clear()), "has no tap");
     let userspace =
         |r: &mut Report| r.meta.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;

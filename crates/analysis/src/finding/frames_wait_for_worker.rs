@@ -1,4 +1,4 @@
-//! The guest's frames wait in its ring, and it was not seen what the vhost worker did.
+//! The guest's frames wait in its ring; what the vhost worker did was not seen.
 
 use super::{Rule, UNSEEN_WORKER};
 use teiji_model::finding::{Cause, Remedy};
@@ -10,7 +10,7 @@ pub(super) const RULE: Rule = Rule {
     title: "frames wait for the vhost worker",
     blame: Blame::Host,
     parts: &[(Stage::VhostTx, None)],
-    explanation: "The guest's frames lay in its transmit ring until the vhost worker took them; what the worker did \
-                  meanwhile was not seen.",
+    explanation: "The guest's frames waited in its transmit ring until the vhost worker took them; what the worker \
+                  did meanwhile was not seen.",
     remedy: |_, _| Remedy::elsewhere(UNSEEN_WORKER),
 };

@@ -1,4 +1,4 @@
-//! The guest is idle between the interrupt and its answer, so the service waits for something else.
+//! The guest is idle between the interrupt and its answer: the service waits for something else.
 
 use super::{Rule, State};
 use teiji_model::finding::{Cause, Remedy};

@@ -1,4 +1,4 @@
-//! The guest computes: its kernel, its service, or whatever else runs on the vCPU.
+//! The guest uses the vCPU: its kernel, its service, or other programs.
 
 use super::{PROFILE_GUEST, Rule, State};
 use teiji_model::finding::{Cause, Remedy};

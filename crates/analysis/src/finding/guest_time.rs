@@ -1,4 +1,4 @@
-//! Time in the guest of which it was not seen what the vCPU did.
+//! Time in the guest; what the vCPU did was not seen.
 
 use super::{PROFILE_GUEST, Rule};
 use teiji_model::finding::{Cause, Remedy};

@@ -1,4 +1,4 @@
-//! The interrupt takes long from vhost's signal to its acceptance for a vCPU.
+//! The time from vhost's signal until the interrupt is accepted for a vCPU is long.
 
 use super::{HARDWARE_INTERRUPTS, Rule};
 use teiji_model::finding::{Cause, Remedy};

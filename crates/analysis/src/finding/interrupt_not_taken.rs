@@ -1,5 +1,5 @@
-//! The vCPU is in guest mode while an accepted interrupt waits for it: the guest has interrupts off, or has not been made
-//! to leave guest mode for it yet.
+//! The vCPU is in guest mode while an accepted interrupt waits for it: the guest has switched interrupts off, or has
+//! not been made to leave guest mode yet.
 
 use super::{Rule, State};
 use teiji_model::finding::{Cause, Remedy};
@@ -11,7 +11,7 @@ pub(super) const RULE: Rule = Rule {
     title: "vCPU runs before taking the interrupt",
     blame: Blame::Host,
     parts: &[(Stage::VcpuWake, Some(State::Guest))],
-    explanation: "The vCPU was in guest mode, and went on with something else before it took the packet's interrupt: \
-                  guests keep interrupts off while they handle others.",
+    explanation: "The vCPU was in guest mode, and did something else before it took the packet's interrupt: \
+                  guests switch interrupts off while they handle others.",
     remedy: |_, _| Remedy::elsewhere("look in the guest for what runs with interrupts off"),
 };

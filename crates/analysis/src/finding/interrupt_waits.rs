@@ -1,4 +1,4 @@
-//! An accepted interrupt waits for its vCPU, and it was not seen what that was doing.
+//! An accepted interrupt waits for its vCPU; what the vCPU did was not seen.
 
 use super::{HARDWARE_INTERRUPTS, Rule};
 use teiji_model::finding::{Cause, Remedy};

@@ -10,7 +10,7 @@ pub(super) const RULE: Rule = Rule {
     title: "queue of the link",
     blame: Blame::Host,
     parts: &[(Stage::Qdisc, None)],
-    explanation: "The frame waited in the link's qdisc: more was to leave by the link than it carries, or the qdisc kept to a \
-                  rate.",
+    explanation: "The frame waited in the link's qdisc: more packets were to leave by the link than it can send, or \
+                  the qdisc limits the rate.",
     remedy: |_, _| Remedy::elsewhere("look at what else leaves by the link: tc -s qdisc show"),
 };

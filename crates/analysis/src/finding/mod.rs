@@ -1,20 +1,21 @@
 //! What makes requests slow: one file for each cause, and the table of them.
 //!
 //! ```text
-//!  stages, states ─► rule: whose part is it ─► candidate: shares, places ─► rank ─► Finding: doubts, remedy
+//!  stages, states ─► rule: whose evidence is it ─► candidate: shares, places ─► rank ─► Finding: doubts, remedy
 //! ```
-//! A [`Rule`] says which parts of the path are its evidence, what they mean for a person, and what shortens them. Every
-//! part of a stage belongs to exactly one cause, so that the causes' shares add up as the stages' do: the time of a stage,
-//! or the part of it that its thread spent in one state. What a split leaves over belongs to the stage without a state.
-//! The same cause in several stages is one: a vhost worker that waits for its CPU does so in `tap_queue` and `vhost_tx`.
+//! A [`Rule`] says which parts of the path are its evidence, what they mean for people, and what shortens them. Every
+//! part of a stage belongs to exactly one cause, so that the shares of the causes add up like those of the stages. A
+//! part is the time of a stage, or the part of it that its thread spent in one state; the remainder of a split is a
+//! part without a state. Evidence in several stages may belong to one cause: a vhost worker waits for its CPU in
+//! `tap_queue` and in `vhost_tx`.
 //!
-//! [`rank`](crate::verdict) puts them in order. A finding is what the verdict names, and every other cause that has a part
-//! with at least [`MUCH`](teiji_model::finding::MUCH) of the time or of the fluctuation.
+//! [`rank`](crate::verdict) sorts the causes. The findings are the cause that the verdict names, and every other cause
+//! that has a part with at least [`MUCH`](teiji_model::finding::MUCH) of the time or of the fluctuation.
 //!
 //! # Confidence
-//! Shares are measured, so a finding is certain but for what was not measured. Each of these is a doubt:
-//! fewer than [`FEW`] complete requests; more than a tenth of the requests in no figure; a part of which it is not known
-//! what its thread did. None: high; one: medium; more: low.
+//! Shares are measured, so a finding is certain except for what was not measured. Each of these is a doubt: fewer than
+//! [`FEW`] complete requests; more than a tenth of the requests in no figure; a part for which the state of the thread
+//! is not known. No doubt means high confidence, one means medium, more mean low.
 
 mod driver_hand_over;
 mod frames_wait_for_worker;
@@ -44,21 +45,21 @@ use teiji_model::report::{Dist, Requests, StageReport};
 use teiji_model::stage::{Actor, Stage, ThreadState as State};
 use teiji_model::text::percent;
 
-/// Requests below which fluctuation is not judged.
+/// The number of requests below which fluctuation is not judged.
 pub const FEW: u64 = 20;
-/// Share of the requests that may be in no figure without a doubt: a tenth.
+/// The share of requests in no figure above which there is a doubt: a tenth.
 const LEFT_OUT: f64 = 0.1;
-/// Preempting threads that are named.
+/// The greatest number of preempting threads that are named.
 const MAX_PREEMPTORS: usize = 5;
-/// Share below which a part is no evidence beside a greater one.
+/// The share below which a part is left out of the evidence if there is a larger part.
 const TRIFLE: f64 = 0.01;
 
 /// A cause: where it is seen, what it means, what shortens it.
 pub(crate) struct Rule {
     pub(crate) cause: Cause,
-    /// In at most six words.
+    /// The cause in at most six words.
     pub(crate) title: &'static str,
-    /// Whose it is.
+    /// Who is to blame.
     pub(crate) blame: Blame,
     /// The parts of the path that are its evidence. A stage that no thread carries has no state.
     parts: &'static [(Stage, Option<State>)],
@@ -92,10 +93,10 @@ static RULES: [Rule; Cause::ALL.len()] = [
     unattributed::RULE,
 ];
 
-// What several causes have in common.
+// Texts that several causes use.
 const HARDWARE_INTERRUPTS: &str =
     "see whether interrupts are delivered by hardware: enable_apicv of kvm_intel, avic of kvm_amd";
-const PROFILE_GUEST: &str = "profile the service in the guest: perf record, there";
+const PROFILE_GUEST: &str = "profile the service in the guest with perf record";
 const BUSY_WORKER: &str = "the vhost worker has too much to do: give the VM's NIC more queues (queues=N of QEMU's netdev, \
                            ethtool -L in the guest) or fewer packets";
 const UNSEEN_WORKER: &str = "what the vhost worker did was not seen: trace again, with a larger --buffer";
@@ -108,27 +109,27 @@ fn realtime(threads: Actor) -> Remedy {
     Remedy::change(Change::Realtime { threads }, text, "")
 }
 
-/// The rule that a part of the path belongs to.
+/// The rule of a part of the path.
 fn rule(stage: Stage, state: Option<State>) -> &'static Rule {
-    // A stage that no thread carries is one part, whatever is said of its states.
+    // A stage that no thread carries is one part, even if its report has states.
     let part = (stage, state.filter(|_| stage.actor().is_some()));
     RULES.iter().find(|rule| rule.parts.contains(&part)).unwrap_or(&unattributed::RULE)
 }
 
-/// What the rules go by: what a trace saw of one VM.
+/// The input of the rules: what a trace saw of one VM.
 #[derive(Clone, Copy)]
 pub struct Seen<'a> {
-    /// Counts of its requests.
+    /// The counts of its requests.
     pub requests: &'a Requests,
-    /// Their response time.
+    /// The response time.
     pub total: Option<&'a Dist>,
-    /// Their stages.
+    /// The stages.
     pub stages: &'a [StageReport],
-    /// Length of the trace, ns.
+    /// The length of the trace, ns.
     pub length: u64,
-    /// Threads that had the CPU while another waited: in which stage, thread id, for how long (ns).
+    /// Threads that had the CPU while another thread waited: stage, thread id, time waited (ns).
     pub waits: &'a [(Stage, u32, u64)],
-    /// Names of threads, empty if not known.
+    /// Returns the name of a thread, empty if not known.
     pub name: &'a dyn Fn(u32) -> String,
 }
 
@@ -140,17 +141,17 @@ impl Seen<'_> {
     }
 }
 
-/// A cause and its part in what is judged.
+/// A cause and its share of what is judged.
 pub(crate) struct Candidate {
     pub(crate) rule: &'static Rule,
-    /// All of its evidence together.
+    /// The share of all its evidence together.
     pub(crate) share: f64,
-    /// Greatest part first.
+    /// Largest part first.
     pub(crate) evidence: Vec<Evidence>,
 }
 
 impl Candidate {
-    /// The share of its greatest part.
+    /// The share of the largest part.
     pub(crate) fn greatest(&self) -> f64 {
         self.evidence.first().map_or(0.0, |e| e.share)
     }
@@ -159,19 +160,20 @@ impl Candidate {
         self.rule.blame == Blame::Host
     }
 
-    /// Whether it is worth a finding although it is not what the verdict names.
+    /// Whether it becomes a finding even if the verdict does not name it.
     pub(crate) fn matters(&self) -> bool {
         self.evidence.iter().any(Evidence::counts)
     }
 }
 
-/// All causes by their shares of the fluctuation or of a typical request's time, the one with the greatest part first.
+/// All causes by their shares of the fluctuation or of the time of a typical request; the one with the largest part
+/// first.
 pub(crate) fn candidates(stages: &[StageReport], fluctuation: bool) -> Vec<Candidate> {
     let mut all: Vec<Candidate> = Vec::new();
     let typical =
         |s: &StageReport| s.parts.iter().map(|p| p.p50).fold(0, u64::saturating_add).max(s.dist.p50) as f64;
     let sum = stages.iter().map(typical).sum::<f64>().max(1.0);
-    // A report may be read from a file: what is no number is no share.
+    // A report may come from a file: a share that is not a number counts as 0.
     let number = |share: f64| if share.is_finite() { share } else { 0.0 };
     let mut add = |mut e: Evidence| {
         e.share = number(e.share);
@@ -217,7 +219,7 @@ pub(crate) fn candidates(stages: &[StageReport], fluctuation: bool) -> Vec<Candi
     all
 }
 
-/// What a candidate comes to.
+/// The finding of a candidate.
 pub(crate) fn finding(candidate: &Candidate, seen: &Seen<'_>) -> Finding {
     let rule = candidate.rule;
     let small = |e: &Evidence| e.share.max(e.time_share).max(e.fluctuation_share) < TRIFLE;
@@ -238,7 +240,7 @@ pub(crate) fn finding(candidate: &Candidate, seen: &Seen<'_>) -> Finding {
     }
 }
 
-/// See the module.
+/// The doubts about a finding; see the module.
 fn doubts(seen: &Seen<'_>, evidence: &[Evidence]) -> Vec<String> {
     let Requests { seen: all, complete, .. } = *seen.requests;
     let mut doubts = Vec::new();
@@ -255,7 +257,7 @@ fn doubts(seen: &Seen<'_>, evidence: &[Evidence]) -> Vec<String> {
     doubts
 }
 
-/// The threads that preempted those of a cause, by the time that these waited.
+/// The threads that preempted the threads of a cause, sorted by the time that these waited.
 fn preemptors(evidence: &[Evidence], seen: &Seen<'_>) -> Vec<Preemptor> {
     if !evidence.iter().all(|e| e.state == Some(State::Ready)) {
         return Vec::new();

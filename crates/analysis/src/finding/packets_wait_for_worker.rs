@@ -1,4 +1,4 @@
-//! Packets wait on the tap, and it was not seen what the vhost worker did.
+//! Packets wait on the tap; what the vhost worker did was not seen.
 
 use super::{Rule, UNSEEN_WORKER};
 use teiji_model::finding::{Cause, Remedy};
@@ -10,6 +10,7 @@ pub(super) const RULE: Rule = Rule {
     title: "packets wait for the vhost worker",
     blame: Blame::Host,
     parts: &[(Stage::TapQueue, None)],
-    explanation: "Packets lay on the tap until the vhost worker took them; what the worker did meanwhile was not seen.",
+    explanation: "Packets waited on the tap until the vhost worker took them; what the worker did meanwhile was not \
+                  seen.",
     remedy: |_, _| Remedy::elsewhere(UNSEEN_WORKER),
 };

@@ -1,4 +1,4 @@
-//! The host's way from the NIC to the tap takes long.
+//! The host's path from the NIC to the tap takes long.
 
 use super::{HOST_STACK, Rule};
 use teiji_model::finding::{Cause, Remedy};

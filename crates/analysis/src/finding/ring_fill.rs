@@ -1,4 +1,4 @@
-//! The vhost worker takes long from taking the packet to signalling it.
+//! The vhost worker takes long from taking a packet off the tap to signalling it.
 
 use super::{BUSY_WORKER, Rule};
 use teiji_model::finding::{Cause, Remedy};
@@ -10,7 +10,7 @@ pub(super) const RULE: Rule = Rule {
     title: "vhost worker fills the guest's ring",
     blame: Blame::Host,
     parts: &[(Stage::VhostRx, None)],
-    explanation: "The vhost worker copied the packet into the guest's receive ring and signalled it late: it carries many at \
-                  a time, or the ring was full.",
+    explanation: "The vhost worker copied the packet into the guest's receive ring and signalled it late: it handles \
+                  many at a time, or the ring was full.",
     remedy: |_, _| Remedy::elsewhere(BUSY_WORKER),
 };

@@ -20,14 +20,14 @@ fn every_part_of_the_path_belongs_to_exactly_one_cause() {
             let of: Vec<_> = RULES.iter().filter(|r| r.parts.contains(&part)).map(|r| r.cause).collect();
             assert_eq!(of.len(), 1, "{part:?}: {of:?}");
         }
-        // Stages that no thread carries have no states, whatever a report says.
+        // Stages that no thread carries have no states, even if a report has some.
         if stage.actor().is_none() {
             assert_eq!(rule(stage, Some(State::Run)).cause, rule(stage, None).cause);
         }
     }
 }
 
-/// Figures of any kind: nothing panics, shares stay shares.
+/// With any figures nothing panics, and shares stay between 0 and 1.
 #[test]
 fn a_remedy_is_lines_or_a_reason_for_none() {
     let requests = Requests { seen: 100, complete: 100, ..Requests::default() };

@@ -1,4 +1,4 @@
-//! The host's way from the tap to the link's queue takes long.
+//! The host's path from the tap to the link's queue takes long.
 
 use super::{HOST_STACK, Rule};
 use teiji_model::finding::{Cause, Remedy};

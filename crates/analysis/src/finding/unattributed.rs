@@ -1,4 +1,4 @@
-//! Time that no stage accounts for: at most 1 % unless something was missed.
+//! Time that no stage accounts for: at most 1 % unless events were missed.
 
 use super::Rule;
 use teiji_model::finding::{Cause, Remedy};
@@ -10,6 +10,6 @@ pub(super) const RULE: Rule = Rule {
     title: "time that no stage explains",
     blame: Blame::Teiji,
     parts: &[(Stage::Unattributed, None)],
-    explanation: "The stages of these requests do not add up to their time: teiji missed a part of their way.",
+    explanation: "The stages of these requests do not add up to their time: teiji missed a part of their path.",
     remedy: |_, _| Remedy::elsewhere("no stage accounts for it: trace again, with a larger --buffer"),
 };

@@ -1,4 +1,4 @@
-//! The host is at work on the vCPU's behalf: emulated devices, page faults of the guest's memory, timers.
+//! The host works for the vCPU: emulated devices, page faults of the guest's memory, timers.
 
 use super::{Rule, State};
 use teiji_model::finding::{Cause, Remedy};
@@ -10,9 +10,9 @@ pub(super) const RULE: Rule = Rule {
     title: "host handles the vCPU's exits",
     blame: Blame::Host,
     parts: &[(Stage::VcpuWake, Some(State::Run)), (Stage::Guest, Some(State::Run))],
-    explanation: "The vCPU left guest mode and the host worked on what it left for: a device that is emulated, memory \
-                  that is not there yet, a timer.",
+    explanation: "The vCPU left guest mode, and the host handled the exit: an emulated device, guest memory \
+                  that is not present yet, a timer.",
     remedy: |_, _| {
-        Remedy::elsewhere("count the vCPU's exits by their reason: perf kvm stat record, on the host")
+        Remedy::elsewhere("count the vCPU's exits by reason with perf kvm stat record on the host")
     },
 };

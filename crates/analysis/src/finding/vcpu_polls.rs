@@ -1,4 +1,4 @@
-//! A halted vCPU is polled for its wake-up (`halt_poll_ns`), which is the fastest that a halt can end.
+//! KVM polls for the wake-up of a halted vCPU (`halt_poll_ns`), which ends a halt fastest.
 
 use super::{Rule, State};
 use teiji_model::finding::{Cause, Remedy};

@@ -1,5 +1,5 @@
-//! A vCPU thread is runnable while another thread has its CPU: hogs on the same CPU, too few CPUs for the VMs, or a
-//! `cpu.max` that is used up.
+//! A vCPU thread is runnable while another thread has its CPU: a busy program on the same CPU, too few CPUs for the
+//! VMs, or a `cpu.max` that is used up.
 
 use super::{Rule, State, realtime};
 use teiji_model::finding::Cause;
@@ -11,7 +11,7 @@ pub(super) const RULE: Rule = Rule {
     title: "vCPU waits for a CPU",
     blame: Blame::Host,
     parts: &[(Stage::VcpuWake, Some(State::Ready)), (Stage::Guest, Some(State::Ready))],
-    explanation: "The vCPU's thread could run, and the host's scheduler ran another thread on its CPU. The guest stands \
-                  still meanwhile and cannot tell.",
+    explanation: "The vCPU's thread could run, and the host's scheduler ran another thread on its CPU. Meanwhile the \
+                  guest does not run, and does not notice.",
     remedy: |_, _| realtime(Actor::Vcpu),
 };

@@ -1,9 +1,9 @@
-//! A halted vCPU is woken up: the interrupt to its CPU, the way out of the CPU's idle state, the scheduler, the way back
+//! A halted vCPU is woken up: the interrupt to its CPU, the exit from the CPU's idle state, the scheduler, the return
 //! to guest mode.
 //!
 //! Polling ends a halt at once if the wake-up comes while KVM polls. KVM adapts each vCPU's polling time below
-//! `halt_poll_ns`, and shortens it whenever a halt outlasts that (virt/kvm/kvm_main.c, `kvm_vcpu_halt()`): polling that is
-//! shorter than the usual gap between requests is not half as good, it stops. So the remedy goes by that gap.
+//! `halt_poll_ns`, and shortens it whenever a halt lasts longer than that (virt/kvm/kvm_main.c, `kvm_vcpu_halt()`):
+//! polling that is shorter than the usual gap between requests stops altogether. So the remedy depends on that gap.
 
 use super::{Rule, Seen, State};
 use teiji_model::finding::{Cause, Change, Remedy};
@@ -12,7 +12,7 @@ use teiji_model::reason::Blame;
 use teiji_model::stage::Stage;
 use teiji_model::text::{duration, percent};
 
-/// Least polling that is suggested, ns: the kernel's default on x86 (`KVM_HALT_POLL_NS_DEFAULT`).
+/// The shortest polling that is suggested, ns: the kernel's default on x86 (`KVM_HALT_POLL_NS_DEFAULT`).
 const LEAST: u64 = 200_000;
 
 pub(super) const RULE: Rule = Rule {
@@ -27,10 +27,10 @@ pub(super) const RULE: Rule = Rule {
 
 fn remedy(seen: &Seen<'_>) -> Remedy {
     let Some(gap) = seen.gap() else {
-        return Remedy::none("how long to poll for cannot be told, as no request was seen: trace longer");
+        return Remedy::none("the time to poll for is not known, as no request was seen: trace longer");
     };
     let (apart, longest) = (duration(gap as f64), duration(MAX_HALT_POLL as f64));
-    let otherwise = "it then is the way out of the CPU's idle state that can be shortened (cpu_latency in [host], which \
+    let otherwise = "only the exit from the CPU's idle state can be shortened then (cpu_latency in [host], which \
                      costs power)";
     if gap > 2 * MAX_HALT_POLL {
         return Remedy::none(format!(
@@ -38,7 +38,7 @@ fn remedy(seen: &Seen<'_>) -> Remedy {
              stops polling where halts are longer; {otherwise}"
         ));
     }
-    // Of requests that come at random, the share that comes within the longest polling.
+    // If requests come at random times, the share that comes within the longest polling.
     let within = 1.0 - (-(MAX_HALT_POLL as f64) / gap as f64).exp();
     let text = if gap > MAX_HALT_POLL {
         format!(
@@ -52,7 +52,7 @@ fn remedy(seen: &Seen<'_>) -> Remedy {
     Remedy::change(Change::HaltPoll { ns: round(gap), gap }, text, otherwise)
 }
 
-/// The next of 1, 2, 5, 10, … that is not below `ns`; at least [`LEAST`], at most [`MAX_HALT_POLL`].
+/// The smallest of 1, 2, 5, 10, … times 100 µs that is not below `ns`; at least [`LEAST`], at most [`MAX_HALT_POLL`].
 fn round(ns: u64) -> u64 {
     let mut power = 100_000;
     while power < MAX_HALT_POLL {

@@ -1,4 +1,4 @@
-//! The vhost worker is at work on earlier packets, or on another direction's.
+//! The vhost worker is busy with earlier packets, or with those of the other direction.
 
 use super::{BUSY_WORKER, Rule, State};
 use teiji_model::finding::{Cause, Remedy};
@@ -9,7 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::WorkerBusy,
     title: "vhost worker is busy",
     blame: Blame::Host,
-    // A worker is never in guest mode and does not halt; if a clock says so, it was on its CPU.
+    // A worker is never in guest mode and does not halt; if its clock says so, it was on its CPU.
     parts: &[
         (Stage::TapQueue, Some(State::Run)),
         (Stage::VhostTx, Some(State::Run)),
@@ -18,7 +18,7 @@ pub(super) const RULE: Rule = Rule {
         (Stage::TapQueue, Some(State::Poll)),
         (Stage::VhostTx, Some(State::Poll)),
     ],
-    explanation: "The vhost worker had its CPU, and was at work on earlier packets: one thread carries both directions of a \
-                  queue.",
+    explanation: "The vhost worker had its CPU, and was busy with earlier packets: one thread handles both \
+                  directions of a queue.",
     remedy: |_, _| Remedy::elsewhere(BUSY_WORKER),
 };

@@ -1,4 +1,4 @@
-//! A vhost worker is runnable while another thread has its CPU, a vCPU of its own VM perhaps.
+//! A vhost worker is runnable while another thread has its CPU, such as a vCPU of the same VM.
 
 use super::{Rule, State, realtime};
 use teiji_model::finding::Cause;

@@ -1,8 +1,8 @@
 //! A sleeping vhost worker is woken up.
 //!
-//! That has three parts: the interrupt to its CPU, the way out of the CPU's idle state, and the scheduler. A policy changes
-//! only the second. It is told from the length: below [`SHALLOW`] there is nothing of it, above [`DEEP`] it is not what
-//! takes so long.
+//! A wake-up has three parts: the interrupt to the CPU, the exit from the CPU's idle state, and the scheduler. A policy
+//! changes only the second part, which is concluded from the length of the wake-up: below [`SHALLOW`] there is no such
+//! part; above [`DEEP`] another part takes the time.
 
 use super::{Rule, State};
 use teiji_model::finding::{Cause, Change, Evidence, Remedy};
@@ -10,11 +10,11 @@ use teiji_model::reason::Blame;
 use teiji_model::stage::Stage;
 use teiji_model::text::duration;
 
-/// Wake-up that a thread takes on a CPU that is hardly asleep, ns.
+/// The wake-up time of a thread on a CPU in a shallow idle state, ns.
 const SHALLOW: u64 = 10_000;
-/// Longer than any idle state of a server takes to leave, ns (`exit_latency` in drivers/idle/intel_idle.c).
+/// Longer than the exit from any idle state of a server takes, ns (`exit_latency` in drivers/idle/intel_idle.c).
 const DEEP: u64 = 1_000_000;
-/// Idle states that may stay, µs: C1, which servers leave within 2 µs.
+/// The longest exit from idle states that remain allowed, µs: C1, which servers leave within 2 µs.
 const AWAKE_US: u32 = 2;
 
 pub(super) const RULE: Rule = Rule {
@@ -22,19 +22,19 @@ pub(super) const RULE: Rule = Rule {
     title: "wake-up of the vhost worker",
     blame: Blame::Host,
     parts: &[(Stage::TapQueue, Some(State::Asleep)), (Stage::VhostTx, Some(State::Asleep))],
-    explanation: "There was nothing to carry, so the vhost worker slept, and had to be woken up for the packet: an \
-                  interrupt to its CPU, the way out of the CPU's idle state, the scheduler.",
+    explanation: "There were no packets, so the vhost worker slept, and had to be woken up for the packet: an \
+                  interrupt to its CPU, the exit from the CPU's idle state, the scheduler.",
     remedy: |_, evidence| remedy(evidence),
 };
 
 fn remedy(evidence: &[Evidence]) -> Remedy {
     let length = evidence.iter().filter_map(|e| e.length).max().unwrap_or(0);
-    let polling = "what would help is a worker that does not sleep: poll-us=N of QEMU's -netdev tap, outside of what a \
-                   policy sets";
+    let polling = "a worker that does not sleep would help: poll-us=N of QEMU's -netdev tap, which a policy \
+                   cannot set";
     let took = duration(length as f64);
     if length < SHALLOW {
         return Remedy::none(format!(
-            "a wake-up of {took} is the price of one on a CPU that is awake, which no key of a policy lowers; {polling}"
+            "a wake-up of {took} is usual on a CPU that is awake, and no key of a policy shortens it; {polling}"
         ));
     }
     if length > DEEP {
@@ -43,6 +43,6 @@ fn remedy(evidence: &[Evidence]) -> Remedy {
              whether the worker waits for something else (perf sched timehist)"
         ));
     }
-    let text = format!("a wake-up of {took} may be the way out of a deep idle state: cpu_latency in [host]");
+    let text = format!("a wake-up of {took} may be the exit from a deep idle state: cpu_latency in [host]");
     Remedy::change(Change::CpuLatency { us: AWAKE_US }, text, polling)
 }

@@ -56,7 +56,7 @@ fn what_is_cut_off_will_do_if_both_headers_are_inside() {
         let got = read(&INVITE[..cut]);
         assert_eq!(got, if cut >= enough { whole } else { None }, "cut at {cut}");
     }
-    // To comes last and is cut off: whether the INVITE begins a call is not known.
+    // To comes last and is truncated: whether the INVITE begins a call is not known.
     let late = "INVITE sip:b SIP/2.0\r\nCall-ID: x\r\nCSeq: 1 INVITE\r\nTo: <sip:b";
     assert_eq!(read(late).unwrap().step, Step::Within);
 }

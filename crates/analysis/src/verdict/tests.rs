@@ -56,7 +56,7 @@ fn case(p50: u64, p99: u64, cells: &[(Stage, Option<ThreadState>, f64, f64)]) ->
     Case { total, stages: Stage::ALL.into_iter().map(stage).collect() }
 }
 
-/// What was said, and the finding that it is about.
+/// The verdict, and the finding that it is about.
 struct Said {
     headline: String,
     details: Vec<Detail>,
@@ -98,7 +98,7 @@ fn details(v: &Said) -> Vec<String> {
     v.details.iter().map(|d| format!("{}: {}", d.label, d.text)).collect()
 }
 
-/// Every cause there can be, alone and as one of two stages, of fluctuation that matters and of none, standing out or
+/// Every possible cause: alone and as one of two stages, with and without fluctuation that matters, standing out or
 /// not.
 #[test]
 fn no_headline_has_more_than_12_words() {
@@ -114,7 +114,7 @@ fn no_headline_has_more_than_12_words() {
             continue;
         }
         for (p50, p99) in [(1_000, 90_000), (1_000, 1_100)] {
-            // With 100 %, and as small a part of the time as can be the greatest one.
+            // With 100 %, and with the smallest share that can still be the largest.
             say(verdict(&case(p50, p99, &[(stage, state, 900.0, 1.0)]), &[(stage, 31, 100)]));
             let small = Stage::ALL.map(|s| (s, None, if s == stage { 11.0 } else { 9.0 }, 0.09));
             let mut cells: Vec<_> = small.to_vec();
@@ -131,7 +131,7 @@ fn no_headline_has_more_than_12_words() {
     {
         assert!(headlines.iter().any(|h| h.starts_with(part)), "{part}: {headlines:#?}");
     }
-    // 20 causes of the table and one of each of the others.
+    // 20 causes of the table, and one of each of the others.
     assert!(headlines.len() > 60, "{headlines:#?}");
 }
 
@@ -200,7 +200,7 @@ fn an_idle_guest_that_sleeps_is_blamed_for_its_wake_up_even_if_the_guest_takes_l
         [
             "response time: is steady: median 200 µs, 99th percentile 240 µs",
             "share: 40 % of a typical request's time",
-            "besides: guest itself runs, 50 % of a typical request's time"
+            "also: guest itself runs, 50 % of a typical request's time"
         ]
     );
 }
@@ -223,7 +223,7 @@ fn undisturbed_nothing_stands_out() {
     assert_eq!(v.headline, "nothing stands out; most time in guest (61 %)");
     assert_eq!(
         details(&v)[2],
-        "greatest of the host's: wake-up of the vhost worker, 21 %: tap_queue 12 %, vhost_tx 9 %"
+        "largest cause of the host: wake-up of the vhost worker, 21 %: tap_queue 12 %, vhost_tx 9 %"
     );
 }
 
@@ -233,7 +233,7 @@ fn fluctuation_of_the_guests_own_names_the_hosts_part_as_well() {
     let v = verdict(&c, &[]);
     assert_eq!((v.stage, v.state), (Some(Guest), Some(S::Guest)));
     assert_eq!(v.headline, "guest itself runs (guest): 60 % of the fluctuation");
-    assert_eq!(details(&v)[1..], ["greatest of the host's: vCPU waits for a CPU, 40 %"]);
+    assert_eq!(details(&v)[1..], ["largest cause of the host: vCPU waits for a CPU, 40 %"]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Hand-written histories: a trace that is put together event by event.
-#![allow(dead_code)] // Each test file uses its part.
+//! Histories made by hand: traces that are put together event by event.
+#![allow(dead_code)] // Each test file uses a part of it.
 
 use teiji_analysis::{Analyzer, Options, Tally};
 use teiji_model::event::*;
@@ -109,7 +109,7 @@ impl History {
         self.at(after, Kind::Kick(kick()))
     }
 
-    /// A request that arrives at `t`, in 10 µs steps: every stage to the guest takes 10 µs.
+    /// A request that arrives at `t`, in steps of 10 µs: every stage up to the guest takes 10 µs.
     pub fn request(&mut self, t: u64, fp: u64, matching: Option<Match>) -> &mut Self {
         self.packet(t, Point::HostRx, fp, NIC)
             .matched(t + 10_000, Point::TapEnqueue, fp, TAP, matching)
@@ -118,7 +118,7 @@ impl History {
             .entry(t + 50_000, t + 45_000, 40)
     }
 
-    /// Its response, kicked at `t`: every stage takes 10 µs, with a qdisc.
+    /// Its response, with a kick at `t`: every stage takes 10 µs, including a qdisc.
     pub fn response(&mut self, t: u64, fp: u64, matching: Option<Match>) -> &mut Self {
         self.kick(t)
             .matched(t + 10_000, Point::TapSend, fp, TAP, matching)
@@ -127,7 +127,7 @@ impl History {
             .packet(t + 40_000, Point::DevXmit, fp, NIC)
     }
 
-    /// The kernel drops a packet that is for or from VM 0.
+    /// The kernel drops a packet to or from VM 0.
     pub fn dropped(
         &mut self,
         after: u64,
@@ -166,7 +166,7 @@ pub fn kick() -> Kick {
     Kick { ifindex: TAP, queue: 0, vm: VM, vcpu: 1, clock: Split::default(), worker: None, behind: 0 }
 }
 
-/// A drop of a packet for VM 0, for a reason.
+/// A drop of a packet to VM 0, with a reason.
 pub fn dropped(fingerprint: u64, ifindex: u32) -> Dropped {
     let place = padded("tun_net_xmit");
     Dropped { fingerprint, matching: None, ifindex, tap: TAP, why: 9, vague: false, place }
@@ -179,7 +179,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Durations of the only request's stages, in path order, µs.
+    /// The durations of the only request's stages, in the order of the path, µs.
     pub fn stages(&self) -> Vec<u64> {
         assert_eq!(self.joined.len(), 1, "{:?}", self.report.vms);
         self.joined[0].request.stages.iter().map(|s| s.ns / 1000).collect()
@@ -196,7 +196,7 @@ impl Run {
         (all[0].outcome, all[0].reason)
     }
 
-    /// seen, complete, incomplete, ambiguous, unanswered of VM 0.
+    /// The counts of VM 0: seen, complete, incomplete, ambiguous, unanswered.
     pub fn counts(&self) -> [u64; 5] {
         let r = self.report.vms[0].requests;
         [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered]

@@ -250,7 +250,7 @@ pub fn contended() -> Report {
                 Cause::GuestRuns,
                 (Stage::Guest, ThreadState::Guest),
                 [0.05, 0.29, 0.05],
-                Remedy::elsewhere("profile the service in the guest: perf record, there"),
+                Remedy::elsewhere("profile the service in the guest with perf record"),
             ),
         ],
     };
@@ -281,7 +281,7 @@ pub fn quiet() -> Report {
         Cause::GuestRuns,
         (Stage::Guest, ThreadState::Guest),
         [0.82, 0.82, 0.9],
-        Remedy::elsewhere("profile the service in the guest: perf record, there"),
+        Remedy::elsewhere("profile the service in the guest with perf record"),
     )];
     report
 }
