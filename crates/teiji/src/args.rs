@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use teiji_model::flow::{Direction, Matching};
 
-/// Follows every packet through a KVM host and names the cause of response-time fluctuation.
+/// Follows every packet through a KVM host and names the cause of fluctuating response times.
 #[derive(Debug, Parser)]
 #[command(name = "teiji", version, about, max_term_width = 100)]
 pub struct Args {
@@ -23,29 +23,29 @@ pub struct Args {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Say what this host can do, what is missing, and what therefore does not work.
+    /// Show what this host supports, what is missing, and what does not work without it.
     Doctor(Print),
     /// List the VMs of this host with their threads and NICs.
     Vms(Print),
-    /// Follow the packets of VMs and report where their time goes.
+    /// Follow the packets of VMs and report where their time is spent.
     Trace(Trace),
-    /// Report on a recording that `trace --record` made; needs no root.
+    /// Report on a recording made by `trace --record`; needs no root.
     Replay(Replay),
-    /// Show what would be changed to keep a policy; changes nothing.
+    /// Show what a policy would change; changes nothing.
     Plan(Plan),
-    /// Write what this host is like, as a file that `plan --host` plans for on any machine.
+    /// Write the state of this host, for `plan --host` on any machine.
     Observe(State),
     /// Carry out a policy: all of it, or nothing.
     Apply(Apply),
     /// Keep what `apply --confirm-within` has changed.
     Confirm(State),
-    /// Put back everything that teiji holds.
+    /// Restore everything that teiji has changed.
     Rollback(Rollback),
     /// Show what teiji holds, since when, and what someone else has changed since.
     Status(Status),
-    /// Keep deadlines: without it, links with channels send in the order of arrival. For systemd.
+    /// Keep the deadlines of channels; without the agent, packets leave in the order of arrival. For systemd.
     Agent(State),
-    /// Check a policy, or describe what may be in one.
+    /// Check a policy, or print the schema of policies.
     #[command(subcommand)]
     Policy(Policy),
     /// Print the completions for a shell.
@@ -54,7 +54,7 @@ pub enum Command {
     Man(Man),
 }
 
-/// How a list is printed.
+/// The format of a list.
 #[derive(Debug, clap::Args)]
 pub struct Print {
     /// Print JSON.
@@ -68,14 +68,14 @@ pub struct Trace {
     /// A VM by its name or as pid:N; may be given several times [default: all VMs].
     #[arg(long = "vm", value_name = "VM")]
     pub vms: Vec<String>,
-    /// A tap to follow whoever serves it; may be given several times. Without vhost only the host's side is
-    /// seen.
+    /// A tap to follow, whoever serves it; may be given several times. Without vhost only the host's part of the path
+    /// is seen.
     #[arg(long = "tap", value_name = "DEVICE", conflicts_with = "vms")]
     pub taps: Vec<String>,
     /// Which packets to follow, such as 'udp port 5060' [default: all].
     #[arg(long, value_name = "FILTER", default_value = "", hide_default_value = true)]
     pub flow: String,
-    /// Which packets to follow, seen from the guest; requests need both.
+    /// Which direction to follow, seen from the guest; requests need both.
     #[arg(long, value_enum, default_value_t)]
     pub direction: DirectionArg,
     /// How responses are matched with their requests.
@@ -84,7 +84,7 @@ pub struct Trace {
     /// How long to trace, such as 500ms, 10s or 2m [default: until Ctrl-C].
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
-    /// Keep the events in this file, for `replay`.
+    /// Store the events in this file, for `replay`.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Size of the kernel's event buffer, such as 16M; raise it if events are lost.
@@ -98,10 +98,10 @@ pub struct Trace {
 /// Arguments of `replay`.
 #[derive(Debug, clap::Args)]
 pub struct Replay {
-    /// The recording; with several, --format html sets them side by side.
+    /// The recording; --format html shows several side by side.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
-    /// What to call each recording in the report, in their order [default: the file's name].
+    /// A label for each recording in the report, in their order [default: the file's name].
     #[arg(long = "label", value_name = "TEXT")]
     pub labels: Vec<String>,
     /// How to print the report.
@@ -109,10 +109,10 @@ pub struct Replay {
     pub report: ReportArgs,
 }
 
-/// How a report is printed.
+/// The format of a report.
 #[derive(Debug, clap::Args)]
 pub struct ReportArgs {
-    /// Form of the report.
+    /// Format of the report.
     #[arg(long, value_enum, default_value_t)]
     pub format: Format,
     /// The same as --format json.
@@ -121,19 +121,19 @@ pub struct ReportArgs {
     /// Write the report to this file instead of standard output.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Print what would help as a policy, for `plan` and `apply`; the report goes to standard error.
+    /// Print a policy that would help, for `plan` and `apply`; the report goes to standard error.
     #[arg(long, conflicts_with_all = ["format", "json", "out"])]
     pub suggest: bool,
 }
 
 impl ReportArgs {
-    /// The form asked for.
+    /// The requested format.
     pub fn format(&self) -> Format {
         if self.json { Format::Json } else { self.format }
     }
 }
 
-/// Form of a report.
+/// Format of a report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For reading in a terminal.
@@ -147,22 +147,22 @@ pub enum Format {
     Html,
 }
 
-/// Which policy.
+/// The policy.
 #[derive(Debug, clap::Args)]
 pub struct PolicyFile {
-    /// The policy: files, or directories of *.toml files, which are read in the order of their names. Where several
-    /// speak of the same thing, the last holds [default: /etc/teiji/policy.toml, then /etc/teiji/policy.d/*.toml].
+    /// The policy: files, or directories whose *.toml files are read in the order of their names. If several files set
+    /// the same thing, the last one holds [default: /etc/teiji/policy.toml, then /etc/teiji/policy.d/*.toml].
     #[arg(value_name = "POLICY")]
     pub files: Vec<PathBuf>,
 }
 
-/// Where teiji keeps its state.
+/// Where teiji stores its state.
 #[derive(Clone, Debug, clap::Args)]
 pub struct State {
-    /// Directory that remembers what was changed.
+    /// Directory with the record of what was changed.
     #[arg(long = "state", value_name = "DIR", default_value = teiji_agent::apply::STATE_DIRECTORY)]
     pub dir: PathBuf,
-    /// Folder of a BPF file system that the deadline qdisc is kept in.
+    /// Folder of a BPF file system in which the deadline qdisc is pinned.
     #[arg(long, hide = true, value_name = "DIR", default_value = teiji_agent::machine::PINS)]
     pub pins: PathBuf,
 }
@@ -170,17 +170,17 @@ pub struct State {
 /// Arguments of `plan`.
 #[derive(Debug, clap::Args)]
 pub struct Plan {
-    /// Which policy.
+    /// The policy.
     #[command(flatten)]
     pub policy: PolicyFile,
-    /// Plan for the host that `teiji observe` wrote to this file, instead of this one; needs no root and looks at
-    /// nothing of this machine.
+    /// Plan for the host that `teiji observe` wrote to this file, instead of this one; needs no root and reads nothing
+    /// of this machine.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["dir", "pins", "root"])]
     pub host: Option<PathBuf>,
-    /// Where the state is.
+    /// Where teiji stores its state.
     #[command(flatten)]
     pub state: State,
-    /// How it is printed.
+    /// The format of the plan.
     #[command(flatten)]
     pub print: Print,
 }
@@ -188,10 +188,10 @@ pub struct Plan {
 /// Arguments of `apply`.
 #[derive(Debug, clap::Args)]
 pub struct Apply {
-    /// Which policy.
+    /// The policy.
     #[command(flatten)]
     pub policy: PolicyFile,
-    /// Refused: what was observed of another host cannot be changed from here.
+    /// Refused: the host in an observation cannot be changed from here.
     #[arg(long, hide = true, value_name = "FILE")]
     pub host: Option<PathBuf>,
     /// Undo everything unless it is confirmed within this time, such as 60s: by Enter on the terminal, or by
@@ -201,7 +201,7 @@ pub struct Apply {
     /// How long to wait for another teiji that changes settings [default: not at all].
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub wait: Option<Duration>,
-    /// Where the state is.
+    /// Where teiji stores its state.
     #[command(flatten)]
     pub state: State,
 }
@@ -209,16 +209,16 @@ pub struct Apply {
 /// Arguments of `rollback`.
 #[derive(Debug, clap::Args)]
 pub struct Rollback {
-    /// Put back also what someone else has changed since.
+    /// Restore also settings that someone else has changed since.
     #[arg(long)]
     pub force: bool,
-    /// Only clear up after a teiji that was killed: undo an apply, complete a rollback.
+    /// Only clean up after a teiji that was killed: undo an apply, complete a rollback.
     #[arg(long, conflicts_with = "force")]
     pub unfinished: bool,
     /// How long to wait for another teiji that changes settings [default: not at all].
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub wait: Option<Duration>,
-    /// Where the state is.
+    /// Where teiji stores its state.
     #[command(flatten)]
     pub state: State,
 }
@@ -226,10 +226,10 @@ pub struct Rollback {
 /// Arguments of `status`.
 #[derive(Debug, clap::Args)]
 pub struct Status {
-    /// Where the state is.
+    /// Where teiji stores its state.
     #[command(flatten)]
     pub state: State,
-    /// How it is printed.
+    /// The format of the status.
     #[command(flatten)]
     pub print: Print,
 }
@@ -237,7 +237,7 @@ pub struct Status {
 /// What to do with a policy.
 #[derive(Debug, Subcommand)]
 pub enum Policy {
-    /// Read a policy and say what is wrong with it; looks at nothing else of this host.
+    /// Read a policy and report its problems; looks at nothing else of this host.
     Check(PolicyFile),
     /// Print the JSON Schema of a policy file, for editors.
     Schema,
@@ -262,7 +262,7 @@ pub struct Man {
 /// [`Direction`] on the command line.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub enum DirectionArg {
-    /// Toward the guest.
+    /// Towards the guest.
     In,
     /// From the guest.
     Out,
@@ -284,12 +284,12 @@ impl From<DirectionArg> for Direction {
 /// [`Matching`] on the command line.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub enum MatchingArg {
-    /// ICMP echo, and UDP whose response repeats the request.
+    /// ICMP echo, and UDP services that send the payload back.
     #[default]
     Echo,
     /// SIP over UDP by Call-ID and CSeq; reads the first bytes of each message.
     Sip,
-    /// Not at all: packets are followed one way.
+    /// Not at all: packets are followed in one direction.
     None,
 }
 
@@ -303,7 +303,7 @@ impl From<MatchingArg> for Matching {
     }
 }
 
-/// A wrong use of the command that only shows after parsing. Ends it with exit code 2.
+/// A wrong use of the command that only shows after parsing. It ends the command with exit code 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(pub String);

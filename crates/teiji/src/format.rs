@@ -1,4 +1,4 @@
-//! A report in the format asked for.
+//! Prints a report in the requested format.
 
 use crate::args::{Format, ReportArgs, Usage};
 use crate::{output, style};
@@ -11,7 +11,7 @@ use teiji_render::html::Shown;
 use teiji_render::terminal::{Style, printable};
 use teiji_render::{html, perfetto, text};
 
-/// The requests that are kept for formats that show every one.
+/// The requests that are stored for formats that show every request.
 pub struct Kept {
     wanted: bool,
     requests: Vec<Joined>,
@@ -19,15 +19,15 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The most requests that are kept.
+    /// The greatest number of requests that are stored.
     pub const MOST: usize = 100_000;
 
-    /// Keeps requests if the format shows them.
+    /// Stores requests if the format shows them.
     pub fn new(format: Format) -> Self {
         Kept { wanted: format == Format::Perfetto, requests: Vec::new(), left_out: 0 }
     }
 
-    /// Keeps one; from [`Kept::MOST`] on they are only counted.
+    /// Stores a request; above [`Kept::MOST`] requests are only counted.
     pub fn keep(&mut self, joined: &Joined) {
         if !self.wanted {
         } else if self.requests.len() < Self::MOST {
@@ -38,7 +38,7 @@ impl Kept {
     }
 }
 
-/// Whether what was asked can be printed at all.
+/// Checks that the requested format can be printed.
 ///
 /// # Errors
 /// [`Usage`] if binary output would go to a terminal.
@@ -50,10 +50,10 @@ pub fn check(args: &ReportArgs) -> Result<()> {
     Ok(())
 }
 
-/// Prints the reports, each with its label, to where [`output::Report`] says.
+/// Prints the reports, each with its label, to the destination `to`.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If they cannot be written.
 pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)], kept: &Kept) -> Result<()> {
     let content = |w: &mut dyn Write| match args.format() {
         Format::Text => {
@@ -84,13 +84,13 @@ pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)]
     to.write(&content, || in_text(reports, &style::stdout()))
 }
 
-/// Prints what would help as a policy, and the report as text to standard error. `observed` is the host, if it is the
-/// one that was traced.
+/// Prints a policy that would help, and the report as text to standard error. `observed` is the traced host, if this is
+/// it.
 ///
 /// # Errors
 /// If the policy cannot be written.
 pub fn suggest(report: &Report, observed: Option<&Observed>) -> Result<()> {
-    // The policy is what was asked for: it does not fail with the report.
+    // The policy was requested, so an error of the report does not matter.
     let _ = io::stderr().write_all(text::report(report, &advice::of(report), &style::stderr()).as_bytes());
     output::stdout(&advice::as_policy(report, observed))
 }

@@ -1,11 +1,11 @@
-//! The teiji command: parses what the user asks, has it done, prints what came of it.
+//! The teiji command: parses the command line, calls the agent's service, prints the result.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`args`] | the command line |
 //! | [`subcommand`] | one file per subcommand |
-//! | [`format`](mod@format) | a report in the format asked for |
-//! | [`output`] | where reports go: standard output, or a file put in place whole |
+//! | [`format`](mod@format) | prints a report in the requested format |
+//! | [`output`] | the destination of reports: standard output, or a file that appears only when complete |
 //! | [`progress`] | the line on standard error while a trace runs |
 //! | [`style`] | what the terminal can show |
 #![forbid(unsafe_code)]

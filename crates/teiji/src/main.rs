@@ -4,17 +4,17 @@ use std::io::Write;
 use std::process::ExitCode;
 
 /// Exit code of an agent that would end in the same way if it were started again: EX_CONFIG of sysexits(3). The systemd
-/// unit does not start it again then.
+/// unit then does not start it again.
 const LASTS: u8 = 78;
 
 fn main() -> ExitCode {
     let args = <teiji::args::Args as clap::Parser>::parse();
-    // Who runs in the background says what it does; systemd adds the time.
+    // An agent runs in the background, so it logs what it does; systemd adds the time.
     let level = if matches!(args.command, teiji::args::Command::Agent(_)) { "info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| level.into());
-    // The library would colour whatever it writes to, files and the journal as well.
+    // The library would use colour for any destination, including files and the journal.
     let colour = teiji::style::stderr().colour;
-    // Where nobody reads it, the library would panic for want of a place to say so.
+    // If nobody reads the log, the library would panic because it cannot report that.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour).log_internal_errors(false);
     log.with_writer(std::io::stderr).without_time().init();
     tracing::debug!("teiji {}", env!("CARGO_PKG_VERSION"));

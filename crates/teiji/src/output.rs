@@ -1,24 +1,24 @@
-//! Where reports go.
+//! The destination of reports.
 
 use anyhow::{Context, Result};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use teiji_agent::output::{Output, Rights};
 
-/// Writes what is to be written.
+/// Writes the content.
 pub type Content<'a> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'a;
 
-/// Where a report goes. Made before the work whose report it is, which gives up the rights that this takes, and which
-/// nobody wants to lose to a misspelt folder.
+/// The destination of a report. It is made before the work begins, because the work gives up the privileges that this
+/// needs, and should not be lost to a misspelt folder.
 #[derive(Debug)]
 pub struct Report(Option<(PathBuf, Output)>);
 
 impl Report {
-    /// To `out`, or to standard output. A file appears whole or not at all ([`teiji_agent::output`]); what is not a regular
-    /// file (`/dev/stdout`, a pipe) is written to as it is.
+    /// Writes to `out`, or to standard output. A file appears only when it is complete ([`teiji_agent::output`]);
+    /// anything that is not a regular file (`/dev/stdout`, a pipe) is written to directly.
     ///
     /// # Errors
-    /// If it cannot be written there.
+    /// If the destination cannot be written.
     pub fn to(out: Option<&Path>, rights: Rights) -> Result<Report> {
         let open = |path: &Path| {
             let output = Output::create_or_open(path, rights).map_err(|e| hint(path, e));
@@ -27,11 +27,11 @@ impl Report {
         out.map(open).transpose().map(Report)
     }
 
-    /// Writes what is to be written. If that fails, `fallback`, which is text that a person can read, goes to standard
-    /// output: the work is not lost.
+    /// Writes the content. If that fails, `fallback`, a readable text, is written to standard output, so that the work
+    /// is not lost.
     ///
     /// # Errors
-    /// If it cannot be written. See [`reader_left`] for standard output that nobody reads any more.
+    /// If the content cannot be written. [`reader_left`] recognizes a standard output that nobody reads any more.
     pub fn write(self, content: &Content<'_>, fallback: impl FnOnce() -> String) -> Result<()> {
         let Some((path, output)) = self.0 else { return to_stdout(content) };
         let write = || -> io::Result<()> {
@@ -64,15 +64,15 @@ pub fn stdout(text: &str) -> Result<()> {
 /// Writes a value as JSON to standard output.
 ///
 /// # Errors
-/// As [`stdout`].
+/// Like [`stdout`].
 pub fn json(value: &impl serde::Serialize) -> Result<()> {
     stdout(&(serde_json::to_string_pretty(value)? + "\n"))
 }
 
-/// The same of what need not be text.
+/// Writes bytes, which need not be text, to standard output.
 ///
 /// # Errors
-/// As [`stdout`].
+/// Like [`stdout`].
 pub fn bytes(content: &[u8]) -> Result<()> {
     to_stdout(&|w| w.write_all(content))
 }
@@ -82,14 +82,14 @@ fn to_stdout(content: &Content<'_>) -> Result<()> {
     content(&mut stdout).and_then(|()| stdout.flush()).context("cannot write to standard output")
 }
 
-/// Whether the error is that nobody reads the output any more, as with `teiji vms | head -1`.
+/// Whether the error means that nobody reads the output any more, as with `teiji vms | head -1`.
 pub fn reader_left(error: &anyhow::Error) -> bool {
     error
         .chain()
         .any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
 }
 
-/// Says what to do about the errors that people meet.
+/// Adds what to do about common errors.
 fn hint(path: &Path, error: io::Error) -> anyhow::Error {
     let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let dir = dir.display();

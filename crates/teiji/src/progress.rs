@@ -5,7 +5,7 @@ use std::time::Duration;
 use teiji_agent::trace::Progress;
 use teiji_render::units;
 
-/// Prints progress: on a terminal one line that is written over, else a line every two seconds.
+/// Prints progress: on a terminal one line that is overwritten, otherwise one line every two seconds.
 pub struct Line {
     terminal: bool,
     duration: Option<Duration>,
@@ -14,12 +14,12 @@ pub struct Line {
 }
 
 impl Line {
-    /// For a trace of this length.
+    /// A line for a trace of this length.
     pub fn new(duration: Option<Duration>) -> Self {
         Line { terminal: std::io::stderr().is_terminal(), duration, last: None, width: 0 }
     }
 
-    /// Shows how far the trace has come, if it is time to.
+    /// Shows how far the trace has come, if it is time to do so.
     pub fn show(&mut self, progress: &Progress) {
         let every = Duration::from_millis(if self.terminal { 200 } else { 2000 });
         let since = self.last.map_or(progress.elapsed, |last| progress.elapsed.saturating_sub(last));
@@ -37,7 +37,7 @@ impl Line {
         self.width = text.chars().count();
     }
 
-    /// Takes the line off the terminal.
+    /// Removes the line from the terminal.
     pub fn clear(&mut self) {
         if self.terminal && self.width > 0 {
             let _ = write!(std::io::stderr(), "\r{:width$}\r", "", width = self.width);

@@ -3,13 +3,13 @@
 use std::io::IsTerminal;
 use teiji_render::terminal::Style;
 
-/// What standard output can show: colour on a terminal unless `NO_COLOR` is set, and more than
-/// ASCII if the locale is UTF-8.
+/// What standard output can show: colour on a terminal unless `NO_COLOR` is set, and more than ASCII if the locale is
+/// UTF-8.
 pub fn stdout() -> Style {
     of(&std::io::stdout())
 }
 
-/// The same of standard error.
+/// What standard error can show.
 pub fn stderr() -> Style {
     of(&std::io::stderr())
 }
@@ -21,12 +21,12 @@ fn of(stream: &impl IsTerminal) -> Style {
     Style { colour, unicode: utf8_locale() }
 }
 
-/// What a file gets.
+/// The style of files.
 pub fn file() -> Style {
     Style { colour: false, unicode: utf8_locale() }
 }
 
-/// Whether the locale's characters are UTF-8: the first of `LC_ALL`, `LC_CTYPE` and `LANG` that is set.
+/// Whether the encoding of the locale is UTF-8, by the first of `LC_ALL`, `LC_CTYPE` and `LANG` that is set.
 fn utf8_locale() -> bool {
     let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
         .iter()

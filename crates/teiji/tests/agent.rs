@@ -1,5 +1,5 @@
-//! `teiji agent` as a process, on pins of another version of the qdisc: maps made here, so that no kernel with BPF qdiscs is
-//! needed. Needs root; each test has a BPF file system of its own.
+//! `teiji agent` as a process, with the pins of another version of the qdisc: the tests make the maps, so no kernel
+//! with BPF qdiscs is needed. Needs root; each test has its own BPF file system.
 #![allow(clippy::unwrap_used)]
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use teiji_agent::apply::store::LOCK;
 
-/// Long on any machine: what is waited for does not depend on time.
+/// Long on any machine: the tests do not depend on the exact time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct World {
@@ -21,7 +21,7 @@ struct World {
 }
 
 impl World {
-    /// A BPF file system with the pins of a qdisc that as many links have.
+    /// A BPF file system with the pins of a qdisc that this many links use.
     fn new(links: u64) -> World {
         let dir = tempfile::tempdir().unwrap();
         let bpf = dir.path().join("bpf");
@@ -56,7 +56,7 @@ impl World {
         &self.maps.iter().find(|(n, _)| *n == name).unwrap().1
     }
 
-    /// Waits until the heart has beaten twice from now on.
+    /// Waits for two heartbeats from now on.
     fn beats(&self) -> bool {
         let mut last = self.beat();
         (0..2).all(|_| {
@@ -85,7 +85,7 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// Maps such as the agent looks at, pinned in a folder: `registry` begins with the version, which is nobody's.
+/// Maps that the agent uses, pinned in a folder: `registry` begins with a version that no teiji has.
 fn pinned(folder: &Path, links: u64) -> Vec<(&'static str, MapHandle)> {
     let maps = ["registry", "beat", "users"].map(|name| {
         let flags = if name == "registry" { 0 } else { libbpf_sys::BPF_F_MMAPABLE };
@@ -115,7 +115,7 @@ fn within(mut done: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// A running agent; killed when it is dropped.
+/// A running agent; it is killed when this is dropped.
 struct Agent {
     process: Child,
     lines: Receiver<String>,
@@ -131,7 +131,7 @@ impl Agent {
         Agent { process, lines }
     }
 
-    /// The first line from now on that has this in it, with those before it.
+    /// The first line from now on that contains `wanted`, with the lines before it.
     fn says(&self, wanted: &str) -> String {
         let mut all = String::new();
         while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
@@ -157,10 +157,10 @@ impl Drop for Agent {
     }
 }
 
-/// What is done to `held.json`.
+/// A change of `held.json`.
 type Damage = dyn Fn(&Path);
 
-/// Whatever the state directory is like, deadlines are kept, and what is wrong is said and left alone.
+/// Whatever the state directory contains, deadlines are kept, and damaged files are reported and left alone.
 #[test]
 fn the_heart_beats_whatever_the_state_is_like() {
     let damages: [(&str, &Damage); 7] = [
@@ -216,7 +216,7 @@ fn one_agent_keeps_a_folder_of_pins_whatever_their_state_directories() {
     first.says("the agent keeps deadlines");
     let mut second = Agent::start(&world, &world.dir.path().join("other"));
     second.says(&format!("another teiji agent is running (pid {})", first.process.id()));
-    // Not the code after which systemd gives up: the first one may end.
+    // Not the exit code after which systemd gives up: the first agent may end.
     assert_eq!(second.process.wait().unwrap().code(), Some(1));
     assert!(!world.dir.path().join("other").join(LOCK).exists());
     assert_eq!(first.end(), 0);
@@ -245,10 +245,10 @@ fn pins_that_somebody_removes_are_pinned_again() {
         assert_eq!(ids(), before, "{}", remove.display());
         assert!(world.beats());
     }
-    // Its lock came with the pins.
+    // The lock exists again together with the pins.
     Agent::start(&world, &world.dir.path().join("other")).says("another teiji agent is running");
 
-    // The file system itself: nothing can be pinned until there is one again.
+    // The file system itself is removed: nothing can be pinned until there is one again.
     let bpf = world.dir.path().join("bpf");
     nix::mount::umount2(&bpf, nix::mount::MntFlags::MNT_DETACH).unwrap();
     let said = agent.says("mount -t bpf");
@@ -257,7 +257,7 @@ fn pins_that_somebody_removes_are_pinned_again() {
     agent.says("it is pinned again");
     assert_eq!(ids(), before);
 
-    // Another process's pins are left alone, and the orphan is kept alive.
+    // The pins of another process are left alone, and the agent's own unpinned map stays in use.
     fs::remove_dir_all(world.pins()).unwrap();
     let elsewhere = bpf.join("elsewhere");
     fs::create_dir_all(elsewhere.join("edf")).unwrap();
@@ -271,7 +271,7 @@ fn pins_that_somebody_removes_are_pinned_again() {
     assert_eq!(number(&theirs), 0, "it beats for the other one");
 }
 
-/// Of the unit file: systemd must never give up to start the agent, nor start it where that cannot help.
+/// About the unit file: systemd must always start the agent again, except where that cannot help.
 #[test]
 fn systemd_starts_the_agent_however_often_it_ends() {
     let unit = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/teiji-agent.service");

@@ -94,7 +94,7 @@ fn no_vm_is_said() {
     assert!(out.contains("no VM runs on this host"), "{out}");
 }
 
-/// Runs the command as nobody, if the test may.
+/// Runs the command as nobody, if the test may do that.
 fn unprivileged(args: &[&str]) -> (i32, String, String) {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -153,7 +153,7 @@ fn a_closed_pipe_is_no_panic() {
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
 }
 
-/// `teiji agent 2>&1 | tee log`, and tee ends: an agent that goes on does more good than one that panics.
+/// `teiji agent 2>&1 | tee log`, and tee ends: an agent that continues is better than one that panics.
 #[test]
 fn a_log_that_nobody_reads_ends_nothing() {
     let (reader, writer) = std::io::pipe().unwrap();
@@ -185,8 +185,8 @@ fn completions_and_manual_pages() {
     assert!(pages.join("teiji-trace.1").is_file());
 }
 
-/// What `teiji vms` with a log at level debug writes to a terminal that is its standard output, and to the file that is
-/// its standard error; or the other way round.
+/// What `teiji vms` with log level debug writes to a terminal as its standard output and to a file as its standard
+/// error, or the other way round.
 fn terminal_and_file(stderr_is_the_file: bool, no_colour: bool) -> (String, String) {
     let dir = tempfile::tempdir().unwrap();
     let (file, terminal) = (dir.path().join("file"), dir.path().join("terminal"));
@@ -214,7 +214,7 @@ fn only_a_terminal_gets_colours() {
     let (_, out, err) = log("");
     assert!(err.contains("teiji 0.") && out.contains("missing"), "{err}{out}");
     assert!(!err.contains('\x1b') && !out.contains('\x1b'), "{err:?}{out:?}");
-    // Each stream by itself.
+    // Each stream on its own.
     for stderr_is_the_file in [true, false] {
         let (terminal, file) = terminal_and_file(stderr_is_the_file, false);
         assert!(terminal.contains("\x1b[") && !file.contains('\x1b'), "{terminal:?}{file:?}");
@@ -231,7 +231,7 @@ fn manual_pages_and_completions_have_every_command() {
     let (code, _, err) = run(&["man", "--out", dir.path().to_str().unwrap()]);
     assert_eq!(code, 0, "{err}");
     let page = |name: &str| fs::read_to_string(dir.path().join(name)).unwrap();
-    assert!(page("teiji-observe.1").contains("Write what this host is like"));
+    assert!(page("teiji-observe.1").contains("Write the state of this host"));
     assert!(page("teiji-plan.1").contains("\\-\\-host"));
     // Hidden there, because it is refused.
     assert!(!page("teiji-apply.1").contains("\\-\\-host"));

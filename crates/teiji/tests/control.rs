@@ -1,4 +1,5 @@
-//! plan, apply, status, policy as people run them; what changes a host is tried in the lab (experiments/tests).
+//! `plan`, `apply`, `status` and `policy` as people run them. What changes a host is tested in the lab
+//! (experiments/tests).
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/host.rs"]
@@ -23,7 +24,7 @@ fn run(command: &mut Command) -> Ran {
     Ran { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// A made-up host, a policy and a place for state.
+/// A generated host, a policy and a folder for state.
 struct Host(tempfile::TempDir);
 
 impl Host {
@@ -160,7 +161,7 @@ fn a_plan_says_which_file_and_line_holds() {
     assert_eq!(overridden["section"], "vm.sip1");
     assert_eq!(overridden["holds"]["text"], "vcpu_cpus = \"2\"");
     assert_eq!(overridden["over"][0]["place"]["file"], base.to_str().unwrap());
-    // The other way round; and a directory by the names of its files, of which the base is the last.
+    // In the other order; and a directory in the order of its files' names, of which the base is the last.
     assert!(plan(&[&site, &base], false).out.contains("0-3 → 1"));
     let folder = host.0.path().join("policy.d");
     fs::create_dir(&folder).unwrap();
@@ -200,7 +201,7 @@ fn a_made_up_host_is_not_changed() {
 fn without_root_a_plan_is_made_and_an_apply_says_what_it_needs() {
     let host = Host::new(&["sip1"]);
     let path = host.policy("[vm.sip1]\nvcpu_cpus = \"2\"\n");
-    // The program has to be where anybody may run it.
+    // The program has to be in a place where anybody may run it.
     let program = host.0.path().join("teiji");
     fs::copy(TEIJI, &program).unwrap();
     let as_nobody = |args: &[&str]| run(Command::new(&program).args(args).uid(65534).gid(65534));
@@ -231,7 +232,7 @@ fn no_policy_at_all_is_said() {
     );
 }
 
-/// `teiji observe` of a host, in a file outside it.
+/// The output of `teiji observe` for a host, in a file outside it.
 fn observe(host: &Host) -> (tempfile::TempDir, PathBuf) {
     let ran = run(&mut host.command("observe", None));
     assert_eq!(ran.code, 0, "{}", ran.err);
@@ -275,13 +276,13 @@ fn a_plan_for_an_observed_host_is_the_plan_on_that_host() {
     assert_eq!(there.iter().map(|t| t.0).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 0, 1, 1, 1, 1], "{there:#?}");
     assert!(there[0].1.contains("vCPU 0 of sip1"), "{there:#?}");
     let (_keep, file) = observe(&host);
-    // The host need not be there.
+    // The host need not exist any more.
     drop(host);
     let here = policies.iter().flat_map(|p| [false, true].map(|json| parts(plan_for(&file, p, json))));
     assert_eq!(here.collect::<Vec<_>>(), there);
 }
 
-/// Copies a file to the same place below another root, with the libraries that it needs.
+/// Copies a file to the same path below another root, with the libraries that it needs.
 fn into_root(root: &Path, program: &Path) {
     let copy = |from: &Path| {
         let to = root.join(from.strip_prefix("/").unwrap());
@@ -353,7 +354,7 @@ fn a_file_that_is_no_observation_is_refused_with_what_to_do() {
     }
     let ran = plan_for(Path::new("/nonexistent"), &policy, false);
     assert!(ran.code == 1 && ran.err.contains("No such file"), "{}", ran.err);
-    // What belongs to this machine does not go with it, and a plan for elsewhere is not carried out here.
+    // Options for this machine cannot be combined with `--host`, and a plan for another host is not carried out here.
     let other = ["--state", "/var/lib/teiji"];
     let ran = run(Command::new(TEIJI).arg("plan").arg(&policy).arg("--host").arg(&file).args(other));
     assert!(ran.code == 2 && ran.err.contains("--host"), "{}", ran.err);
@@ -361,7 +362,7 @@ fn a_file_that_is_no_observation_is_refused_with_what_to_do() {
     assert!(ran.code == 2 && ran.err.contains("run `teiji apply` on that host"), "{}", ran.err);
 }
 
-/// A host whose kernel takes teiji's qdisc, with one NIC; no agent is running.
+/// A host whose kernel supports teiji's qdisc, with one NIC; no agent is running.
 fn without_an_agent(file: &Path, start: &str) {
     let mut json: serde_json::Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     let device = serde_json::json!({"name": "eth0", "index": 2});
@@ -401,7 +402,7 @@ fn without_an_agent_a_plan_shows_what_channels_would_be_guaranteed() {
     let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     assert!(json["first"][0].as_str().unwrap().starts_with("start the agent"), "{json}");
     assert_eq!(json["links"][0]["channels"][0]["deadline"], 3_000_000, "{json}");
-    // Nothing of that is said of a policy without channels.
+    // None of this is reported for a policy without channels.
     let plan = plan_for(&file, &host.policy("[vm.sip1]\nvcpu_cpus = \"2\"\n"), false);
     assert!(!plan.out.contains("agent"), "{}", plan.out);
 }

@@ -1,4 +1,4 @@
-//! `replay --suggest` as people run it: the policy on standard output, the report beside it.
+//! `replay --suggest` as people run it: the policy on standard output, the report on standard error.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -18,7 +18,7 @@ const NIC: u32 = 2;
 const PID: u32 = 70;
 const WORKER: u32 = 900;
 const REQUESTS: u64 = 30;
-/// From one request to the next, ns.
+/// The time from one request to the next, ns.
 const GAP: u64 = 10_000_000;
 /// When the trace begins, ns.
 const T: u64 = 1_000_000_000;
@@ -49,7 +49,7 @@ fn meta(name: &str) -> Meta {
     }
 }
 
-/// A request each [`GAP`] whose interrupt waits 2 ms until its vCPU has a CPU again.
+/// A request every [`GAP`]; its interrupt waits 2 ms until the vCPU is back on a CPU.
 fn events() -> Vec<Event> {
     let mut events = Vec::new();
     let mut waited = Split::default();

@@ -1,5 +1,5 @@
-//! `teiji trace` as a process, of a tap without traffic on the machine that the test runs on. Needs root, and a kernel that
-//! takes the packet probes. Each test has a network namespace of its own.
+//! `teiji trace` as a process, of a tap without traffic on the machine that runs the test. Needs root, and a kernel
+//! that supports the packet probes. Each test has its own network namespace.
 #![allow(clippy::unwrap_used)]
 
 use nix::sys::signal::{Signal, kill};
@@ -19,7 +19,7 @@ struct Trace {
 }
 
 impl Trace {
-    /// Starts one that writes `r.teiji` and `report.json` in a folder, and waits until its probes are attached.
+    /// Starts a trace that writes `r.teiji` and `report.json` to a folder, and waits until its probes are attached.
     fn start(folder: &Path) -> Trace {
         let mut process = Command::new("unshare")
             .args([
@@ -56,12 +56,12 @@ impl Trace {
     fn end(mut self, signal: Signal) -> Option<i32> {
         kill(Pid::from_raw(self.pid()), signal).unwrap();
         let code = self.process.wait().unwrap().code();
-        // Nobody else has its standard error: whoever reads that is not kept waiting.
+        // Nobody else reads its standard error, so it would block if it is not read here.
         std::io::copy(&mut self.log, &mut std::io::sink()).unwrap();
         code
     }
 
-    /// Processes that it has made: those that are to give its files their names.
+    /// The processes that it has started: those that give its files their names.
     fn children(&self) -> Vec<i32> {
         let text = read_to_string(format!("/proc/{0}/task/{0}/children", self.pid())).unwrap();
         text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 use teiji_model::units::LONG_DURATION;
 
-/// Reads a duration such as `500us`, `3ms`, `1.5s`, `2m` or `1h`.
+/// Parses a duration such as `500us`, `3ms`, `1.5s`, `2m` or `1h`.
 ///
 /// # Errors
 /// If it has no unit, is zero, or is longer than a year.
@@ -11,15 +11,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     const YEAR: Duration = Duration::from_secs(366 * 86400);
     let duration = Duration::from_nanos(LONG_DURATION.parse(text)?);
     if duration.is_zero() || duration > YEAR {
-        return Err("it must be longer than nothing and no longer than a year".to_owned());
+        return Err("it must be longer than 0 and not longer than a year".to_owned());
     }
     Ok(duration)
 }
 
-/// Reads a size such as `65536`, `512K`, `16M` or `1G`, in bytes.
+/// Parses a size such as `65536`, `512K`, `16M` or `1G`; returns bytes.
 ///
 /// # Errors
-/// If it is not one, or is not between 64 KiB and 1 GiB.
+/// If it is not a size, or is not between 64 KiB and 1 GiB.
 pub fn parse_size(text: &str) -> Result<usize, String> {
     let (number, unit) = split(text);
     let shift = match unit.trim_end_matches(['B', 'b']).trim_end_matches('i') {

@@ -1,10 +1,11 @@
-//! `teiji agent`: keeps deadlines going. In the foreground; systemd runs it (dist/teiji-agent.service).
+//! `teiji agent`: keeps the deadlines of channels. It runs in the foreground, started by systemd
+//! (dist/teiji-agent.service).
 
 use super::signals;
 use anyhow::Result;
 use teiji_agent::service::Service;
 
-/// Until SIGTERM or SIGINT, which is no failure.
+/// Runs until SIGTERM or SIGINT, which is not a failure.
 pub(super) fn run(service: &Service) -> Result<()> {
     Ok(service.keep(&*signals::stop_flag()?)?)
 }

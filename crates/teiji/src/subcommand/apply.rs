@@ -1,4 +1,4 @@
-//! `teiji apply`: shows the plan and has it carried out.
+//! `teiji apply`: shows the plan and carries it out.
 
 use super::notes::{say, tell};
 use super::{plan, signals};
@@ -11,7 +11,7 @@ use teiji_agent::apply::{Options, Progress};
 use teiji_agent::service::Service;
 use teiji_render::{text, units};
 
-/// Plans, shows the plan, carries it out.
+/// Plans, shows the plan, and carries it out.
 pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
     if let Some(file) = &args.host {
         return Err(Usage(format!(
@@ -40,13 +40,13 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
             Progress::Step { index, of, step } => {
                 let width = of.to_string().len();
                 let line = text::plan::step(&format!("{:>width$}/{of}", index + 1), step, &style);
-                // A reader that left must not end the apply halfway.
+                // The apply must not end halfway because nobody reads the output any more.
                 let _ = output::stdout(&line);
             }
             Progress::Waiting { left } => waiting.show(left),
             Progress::Undoing => {
                 waiting.clear();
-                say("undoing what was done");
+                say("undoing the changes");
             }
         },
         &stop,
@@ -55,7 +55,7 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
     let applied = applied?;
     tell(&applied.notes);
     say(&format!(
-        "done: {} changed; `teiji rollback` puts them back",
+        "done: {} changed; `teiji rollback` restores them",
         units::count(applied.changed as u64, "setting")
     ));
     Ok(())
@@ -80,7 +80,7 @@ impl<'a> Waiting<'a> {
             self.begun = true;
             self.listen();
         }
-        // Every second on a terminal; else often enough to follow, not so often as to fill a log.
+        // On a terminal every second; otherwise every ten seconds, so that logs stay short.
         let due = match self.last {
             None => true,
             Some(last) if self.terminal => seconds < last,
@@ -100,7 +100,7 @@ impl<'a> Waiting<'a> {
         let _ = if self.terminal { write!(stderr, "\r{text}   ") } else { writeln!(stderr, "{text}") };
     }
 
-    /// Takes Enter for `teiji confirm`, if somebody sits there. Ends with the process.
+    /// Treats Enter as `teiji confirm`, if standard input is a terminal. The thread ends with the process.
     fn listen(&self) {
         if !std::io::stdin().is_terminal() {
             return;
@@ -109,7 +109,7 @@ impl<'a> Waiting<'a> {
         std::thread::spawn(move || {
             let mut line = String::new();
             if std::io::stdin().lock().read_line(&mut line).is_ok_and(|n| n > 0) {
-                // The waiting thread tells what became of it.
+                // The waiting thread reports the result.
                 let _ = service.confirm();
             }
         });

@@ -5,7 +5,7 @@ use crate::output;
 use anyhow::Result;
 use clap::CommandFactory;
 
-/// Prints them.
+/// Prints the completions.
 pub(super) fn run(args: &Completions) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Args::command(), "teiji", &mut script);

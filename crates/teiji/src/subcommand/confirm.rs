@@ -4,7 +4,7 @@ use super::notes::{say, tell};
 use anyhow::Result;
 use teiji_agent::service::Service;
 
-/// Confirms what waits for it.
+/// Confirms an apply that waits for it.
 pub(super) fn run(service: &Service) -> Result<()> {
     let notes = service.confirm()?;
     tell(&notes);

@@ -1,4 +1,4 @@
-//! `teiji doctor`: what this host can do, what is missing, and what therefore does not work.
+//! `teiji doctor`: what this host supports, what is missing, and what does not work without it.
 
 use crate::args::Print;
 use crate::{output, style};
@@ -8,7 +8,7 @@ use teiji_agent::service::Service;
 use teiji_render::json;
 use teiji_render::text::doctor::table;
 
-/// Looks and prints; the exit code is 0 if a VM with vhost-net NICs can be traced.
+/// Prints the capabilities; the exit code is 0 if VMs with vhost-net NICs can be traced.
 pub(super) fn run(print: &Print, service: &Service) -> Result<ExitCode> {
     let found = service.doctor();
     if print.json {

@@ -1,4 +1,4 @@
-//! `teiji man`: the manual pages, made from the definition of the command line.
+//! `teiji man`: the manual pages, generated from the definition of the command line.
 
 use crate::args::{Args, Man};
 use crate::output;

@@ -22,14 +22,14 @@ use anyhow::Result;
 use std::process::ExitCode;
 use teiji_agent::service::Service;
 
-/// Does what was asked; the exit code says whether all is well.
+/// Runs the subcommand; the exit code says whether all is well.
 ///
 /// # Errors
-/// What went wrong; [`crate::args::Usage`] if it is how the command was used.
+/// What went wrong; [`crate::args::Usage`] if the command was used wrongly.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let here = Service::new(args.root.as_deref());
     let with = |state: &State| here.clone().with(&state.dir, &state.pins);
-    // What teiji holds is of this machine, whatever is looked at.
+    // teiji holds settings of this machine only, whatever `root` is.
     let this = |state: &State| Service::new(None).with(&state.dir, &state.pins);
     match &args.command {
         Command::Doctor(print) => return doctor::run(print, &here),

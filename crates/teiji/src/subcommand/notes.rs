@@ -1,15 +1,15 @@
-//! What is said on standard error about changes.
+//! Messages about changes on standard error.
 
 use std::io::Write;
 use teiji_agent::apply::Note;
 use teiji_render::terminal::printable;
 
-/// Prints what was met with on the way.
+/// Prints the notes.
 pub(super) fn tell(notes: &[Note]) {
     notes.iter().for_each(|note| say(&note.to_string()));
 }
 
-/// Says something.
+/// Prints a message.
 pub(super) fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "teiji: {}", printable(text));
 }

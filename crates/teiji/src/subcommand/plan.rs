@@ -1,4 +1,4 @@
-//! `teiji plan`: what would be changed to keep a policy, or why it cannot be kept.
+//! `teiji plan`: what a policy would change, or why there is no plan.
 
 use crate::args::Plan as Arguments;
 use crate::{output, style};
@@ -18,7 +18,7 @@ pub(super) fn run(args: &Arguments, service: &Service) -> Result<()> {
     output::stdout(&table(&plan, &style::stdout()))
 }
 
-/// What is wrong with a policy, with the lines that it is in.
+/// The problems of a policy, each with the line that it is in.
 pub(super) fn explain(error: Error) -> anyhow::Error {
     match error {
         Error::Policy(policy::Error::Wrong { problems: all, sources }) => {

@@ -1,4 +1,4 @@
-//! `teiji policy`: checks a policy by itself, or prints what may be in one.
+//! `teiji policy`: checks a policy on its own, or prints the schema of policies.
 
 use super::plan;
 use crate::args::Policy;
@@ -7,7 +7,7 @@ use anyhow::Result;
 use teiji_agent::service::Service;
 use teiji_render::text::policy::checked;
 
-/// Prints what is asked for.
+/// Prints the result of the check, or the schema.
 pub(super) fn run(what: &Policy) -> Result<()> {
     match what {
         Policy::Schema => output::stdout(&(teiji_policy::schema().trim_end().to_owned() + "\n")),

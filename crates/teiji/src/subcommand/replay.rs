@@ -15,7 +15,7 @@ pub(super) fn run(args: &Replay) -> Result<()> {
         return Err(Usage("a Perfetto trace shows one recording: give one".into()).into());
     }
     if several && args.report.suggest {
-        return Err(Usage("what one recording suggests is no policy for another: give one".into()).into());
+        return Err(Usage("a suggestion is for the host of one recording: give one recording".into()).into());
     }
     if args.labels.len() > args.files.len() {
         let text = format!("{} labels for {} recordings", args.labels.len(), args.files.len());

@@ -1,4 +1,4 @@
-//! `teiji rollback`: puts everything back, or clears up after a teiji that was killed.
+//! `teiji rollback`: restores everything, or cleans up after a teiji that was killed.
 
 use super::notes::{say, tell};
 use crate::args::Rollback;
@@ -7,7 +7,7 @@ use teiji_agent::apply::{self, Note};
 use teiji_agent::service::Service;
 use teiji_render::units;
 
-/// Puts everything back, or clears up after a killed process.
+/// Restores everything, or cleans up after a teiji that was killed.
 pub(super) fn run(args: &Rollback, service: &Service) -> Result<()> {
     let wait = args.wait.unwrap_or_default();
     if args.unfinished {
@@ -21,12 +21,12 @@ pub(super) fn run(args: &Rollback, service: &Service) -> Result<()> {
     let done = service.rollback(&apply::Rollback { force: args.force, wait })?;
     tell(&done.notes);
     say(&match done.restored {
-        0 => "nothing to put back".to_owned(),
-        n => format!("put back: {}", units::count(n as u64, "setting")),
+        0 => "nothing to restore".to_owned(),
+        n => format!("restored: {}", units::count(n as u64, "setting")),
     });
     if done.notes.iter().any(|n| matches!(n, Note::Foreign { .. })) {
         bail!(
-            "what someone else has changed was left alone; `teiji rollback --force` puts that back as well"
+            "settings that someone else has changed were left alone; `teiji rollback --force` restores them, too"
         );
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! SIGINT, SIGTERM and SIGHUP (a lost terminal): the first asks for the end, the second ends at once.
+//! SIGINT, SIGTERM and SIGHUP (the terminal was closed): the first one requests the end, the second one ends the
+//! process at once.
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -10,7 +11,7 @@ use std::sync::atomic::AtomicBool;
 pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
-        // In this order: a signal that finds the flag set ends the process, then sets the flag.
+        // In this order: the first handler ends the process if the flag is set already; the second sets the flag.
         flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))
             .context("cannot catch Ctrl-C")?;

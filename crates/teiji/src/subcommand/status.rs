@@ -1,5 +1,5 @@
-//! `teiji status`: what teiji holds, since when, what someone else has changed since, and what has become of the
-//! packets of links with channels.
+//! `teiji status`: the settings that teiji holds, since when, what someone else has changed since, and the packet
+//! statistics of links with channels.
 
 use super::notes::tell;
 use crate::args::Status as Arguments;
@@ -11,7 +11,7 @@ use teiji_agent::service::Service;
 use teiji_render::json;
 use teiji_render::text::{links, status::table};
 
-/// The exit code is 1 if something is not as teiji left it.
+/// The exit code is 1 if something has changed since teiji set it.
 pub(super) fn run(args: &Arguments, service: &Service) -> Result<ExitCode> {
     let found = service.status()?;
     tell(&found.notes);

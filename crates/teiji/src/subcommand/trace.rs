@@ -34,7 +34,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         buffer_bytes: args.buffer,
         confine: true,
     };
-    // Both before the trace gives up the rights that this takes.
+    // Both are done before the trace gives up the privileges that they need.
     let out = output::Report::to(args.report.out.as_deref(), Rights::GivenUp)?;
     let observed = args.report.suggest.then(|| service.observed()).transpose()?;
     let stop = signals::stop_flag()?;

@@ -7,7 +7,7 @@ use teiji_agent::service::Service;
 use teiji_render::json;
 use teiji_render::text::vms::table;
 
-/// Finds and prints them.
+/// Finds and prints the VMs.
 pub(super) fn run(print: &Print, service: &Service) -> Result<()> {
     let vms = service.vms()?;
     if print.json {

@@ -1,9 +1,9 @@
-//! A made-up host for `--root`.
+//! A generated host for `--root`.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-/// A directory that stands for a host with CPUs 0 to 3 and VMs of these names, process ids from 700 on, of one vCPU
+/// A directory that stands for a host with CPUs 0 to 3 and VMs with these names, process ids from 700 on, and one vCPU
 /// each. Anybody may read it.
 pub fn made_up(names: &[&str]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! Licences of what is linked, and versions.
+//! Licences of the linked crates, and their versions.
 
 use super::{members, metadata, text};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Licences that code linked into the product may be under.
+/// The licences that code linked into the product may have.
 const LICENCES: [&str; 8] = [
     "MIT",
     "Apache-2.0",
@@ -15,8 +15,8 @@ const LICENCES: [&str; 8] = [
     "Apache-2.0 WITH LLVM-exception",
 ];
 
-/// Whether an SPDX expression can be met with [`LICENCES`]. Parentheses bind first, then `AND`, then
-/// `OR`; `/` is the old way to write `OR`.
+/// Whether an SPDX expression can be satisfied with [`LICENCES`]. Parentheses bind first, then `AND`, then `OR`; `/` is
+/// the old form of `OR`.
 fn acceptable(expression: &str) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
@@ -89,7 +89,7 @@ fn licences_are_permissive() {
     assert!(wrong.is_empty(), "licences that are not in the list: {wrong:#?}");
 }
 
-/// The part of a version that tells incompatible ones apart.
+/// The part of a version that differs between incompatible versions.
 fn series(version: &str) -> String {
     let numbers: Vec<&str> = version.split(['.', '-', '+']).collect();
     let significant = numbers.iter().take(3).position(|n| *n != "0").unwrap_or(2);

@@ -1,4 +1,4 @@
-//! What each crate may depend on and what its code may not do: the table of ARCHITECTURE.md, checked against
+//! Which crates each crate may depend on, and what its code may not do: the table of ARCHITECTURE.md, checked with
 //! `cargo metadata` and the syntax of the sources.
 #![allow(clippy::unwrap_used)]
 
@@ -11,11 +11,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A crate: which of the workspace's crates and which others it may depend on. Tests may use any.
+/// A crate: which crates of the workspace and which others it may depend on. Tests may use any.
 struct Crate {
     name: &'static str,
     on: &'static [&'static str],
-    /// `None`: any.
+    /// `None` means any.
     others: Option<&'static [&'static str]>,
 }
 
@@ -41,7 +41,7 @@ const CRATES: [Crate; 11] = [
         on: &["teiji-model", "teiji-policy", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-control"],
         others: None,
     },
-    // Neither what decides nor what touches the machine: it asks the agent's service and has it shown.
+    // Neither crates that decide nor crates that touch the machine: it calls the agent's service and shows the result.
     Crate {
         name: "teiji",
         on: &["teiji-model", "teiji-policy", "teiji-render", "teiji-agent"],
@@ -68,7 +68,7 @@ const EVERYTHING: [&str; 10] = [
     "teiji-lab",
 ];
 
-/// Crates that only think: everything that they know is given to them.
+/// Crates without I/O: everything that they need is passed to them.
 const PURE: [&str; 5] = ["model", "policy", "analysis", "control", "render"];
 
 /// Input, output and clocks.
@@ -87,7 +87,7 @@ const MACHINE: Forbidden = Forbidden {
         "std::net::ToSocketAddrs",
         "std::net::UdpSocket",
         "std::os",
-        // A `Path` can be asked what is there.
+        // A `Path` can be asked whether a file exists.
         "std::path",
         "std::process",
         "std::thread",
@@ -102,7 +102,7 @@ const MACHINE: Forbidden = Forbidden {
     unsafety: true,
 };
 
-/// Kernel interfaces, which host names and nobody else.
+/// Kernel interfaces, which only host may name.
 const KERNEL: Forbidden = Forbidden {
     paths: &[],
     macros: &[],
@@ -126,12 +126,12 @@ const KERNEL: Forbidden = Forbidden {
     unsafety: false,
 };
 
-/// What is decided: findings, plans, problems. Who renders is given it.
+/// Results of decisions: findings, plans, problems. Renderers get them as arguments.
 const DECISIONS: &[&str] =
     &["Verdict", "Finding", "Step", "Problem", "Suggestion", "LinkGuarantee", "Admission"];
 
-/// What the command line may name of the agent: its service, and nouns that the service takes or gives. Neither the engine
-/// that changes settings nor a backend, nor what plans or traces.
+/// What the command line may name of the agent: its service, and the types that the service takes or returns. Not the
+/// engine that changes settings, the backends, the planning or the tracing.
 const OF_THE_AGENT: &[&str] = &[
     "teiji_agent::service",
     "teiji_agent::output",
@@ -169,7 +169,7 @@ fn control_names_no_kernel_interface() {
     none(&of_crate(&folder("control"), &KERNEL), "crates/control names no kernel interface");
 }
 
-/// The agent asks host what the kernel tells in files.
+/// The agent calls host for everything that the kernel shows in files.
 #[test]
 fn only_host_knows_where_the_kernel_tells_what() {
     let forbidden =
@@ -182,8 +182,8 @@ fn only_host_knows_where_the_kernel_tells_what() {
     }
 }
 
-/// What cannot be checked: that no `if` weighs causes. What can: neither crate reaches what decides, nor makes a decision's
-/// noun; and the command line has everything done by the service.
+/// It cannot be checked that no `if` compares causes. It can be checked that neither crate depends on what decides or
+/// makes the result of a decision, and that the command line calls only the service.
 #[test]
 fn renderers_and_the_command_line_decide_nothing() {
     let made = Forbidden { made: DECISIONS, ..Forbidden::default() };
@@ -212,7 +212,7 @@ fn each_subcommand_is_a_file() {
     }
 }
 
-/// What the rules are for is found, however it is written; what only looks like it is not.
+/// Violations are found in every form; code that only looks similar is not reported.
 #[test]
 fn violations_are_found() {
     for text in [
@@ -283,7 +283,7 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value[key].as_str().unwrap_or_default()
 }
 
-/// The workspace's own packages.
+/// The packages of the workspace.
 fn members(metadata: &Value) -> Vec<&Value> {
     let ids: BTreeSet<&str> =
         metadata["workspace_members"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
@@ -314,7 +314,7 @@ fn dependencies_are_those_of_the_table() {
     }
 }
 
-/// libbpf's types leave `crates/bpf` only as the types of teiji.
+/// libbpf's types leave `crates/bpf` only as teiji's own types.
 #[test]
 fn only_bpf_links_libbpf() {
     let metadata = metadata();

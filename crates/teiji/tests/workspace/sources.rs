@@ -1,4 +1,4 @@
-//! What the code of a crate may not name, by the syntax of its sources: paths after `use` declarations are resolved,
+//! What the code of a crate may not name, checked by the syntax of its sources: paths resolved by `use` declarations,
 //! strings, macros and `unsafe`. Comments and code that is only compiled for tests do not count.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// What a crate's code may not name.
+/// What the code of a crate may not name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Forbidden {
-    /// Items, and all below them.
+    /// Items, and everything below them.
     pub paths: &'static [&'static str],
     /// Macros.
     pub macros: &'static [&'static str],
@@ -17,13 +17,13 @@ pub struct Forbidden {
     pub strings: &'static [&'static str],
     /// Types of which no value may be made.
     pub made: &'static [&'static str],
-    /// Of a crate, the only items that may be named; all of others.
+    /// For this crate, the only items that may be named; all items of other crates may be named.
     pub only: Option<(&'static str, &'static [&'static str])>,
-    /// Whether `unsafe` is among it.
+    /// Whether `unsafe` is forbidden.
     pub unsafety: bool,
 }
 
-/// What a file names that it may not, each with its line.
+/// The forbidden names in a file, each with its line.
 pub fn violations(text: &str, forbidden: &Forbidden) -> Vec<String> {
     let mut file = File { forbidden, ..File::default() };
     let tokens = untested(TokenStream::from_str(text).expect("Rust"));
@@ -32,7 +32,7 @@ pub fn violations(text: &str, forbidden: &Forbidden) -> Vec<String> {
     file.found.into_iter().collect()
 }
 
-/// The same of all files of a crate, each with the file's name.
+/// The forbidden names in all files of a crate, each with the file's name.
 pub fn of_crate(crate_folder: &Path, forbidden: &Forbidden) -> Vec<String> {
     let mut all = Vec::new();
     let source = crate_folder.join("src");
@@ -44,7 +44,7 @@ pub fn of_crate(crate_folder: &Path, forbidden: &Forbidden) -> Vec<String> {
     all
 }
 
-/// The files that are compiled into the crate itself: from its root by `mod`, not those that only tests have.
+/// The files that are compiled into the crate: from its root by `mod`, without those that only tests have.
 fn files(source: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     let roots = ["lib.rs", "main.rs"].map(|root| source.join(root));
@@ -64,7 +64,7 @@ fn files(source: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Names of `mod name;`.
+/// The names of `mod name;`.
 fn modules(tokens: &[TokenTree]) -> Vec<String> {
     let named = |window: &[TokenTree]| match window {
         [TokenTree::Ident(word), TokenTree::Ident(name), TokenTree::Punct(end)]
@@ -77,7 +77,7 @@ fn modules(tokens: &[TokenTree]) -> Vec<String> {
     tokens.windows(3).filter_map(named).collect()
 }
 
-/// The tokens without attributes, documentation among them, and without what `#[cfg(test)]` stands before.
+/// The tokens without attributes (including documentation), and without items after `#[cfg(test)]`.
 fn untested(stream: TokenStream) -> Vec<TokenTree> {
     let mut out = Vec::new();
     let mut tokens = stream.into_iter().peekable();
@@ -94,7 +94,7 @@ fn untested(stream: TokenStream) -> Vec<TokenTree> {
             }
             continue;
         }
-        // Up to the end of the item: its body, or a semicolon.
+        // To the end of the item: its body, or a semicolon.
         let ends = matches!(&token, TokenTree::Punct(p) if p.as_char() == ';')
             || matches!(&token, TokenTree::Group(g) if g.delimiter() == Delimiter::Brace);
         if skip {
@@ -117,7 +117,7 @@ fn untested(stream: TokenStream) -> Vec<TokenTree> {
 #[derive(Default)]
 struct File<'a> {
     forbidden: &'a Forbidden,
-    /// What a name stands for after the `use` declarations.
+    /// The path that a name stands for, by the `use` declarations.
     names: BTreeMap<String, Vec<String>>,
     found: BTreeSet<String>,
 }
@@ -135,7 +135,7 @@ impl File<'_> {
         self.found.insert(format!("{}: {what}", at.span().start().line));
     }
 
-    /// Collects the `use` declarations, in blocks as well, and looks at what they name.
+    /// Collects the `use` declarations, also in blocks, and checks what they name.
     fn imports(&mut self, tokens: &[TokenTree]) {
         let mut i = 0;
         while i < tokens.len() {
@@ -186,7 +186,7 @@ impl File<'_> {
         }
     }
 
-    /// Looks at a path. `all`: at everything below it.
+    /// Checks a path; with `all`, everything below it.
     fn judge(&mut self, at: &TokenTree, path: &[String], all: bool) {
         let joined = path.join("::");
         let below = |path: &str, of: &str| {
@@ -206,7 +206,7 @@ impl File<'_> {
         }
     }
 
-    /// Paths in code, macros, strings, `unsafe`, and values that are made.
+    /// Checks paths in code, macros, strings, `unsafe`, and values that are made.
     fn uses(&mut self, tokens: &[TokenTree]) {
         let mut i = 0;
         while i < tokens.len() {
@@ -241,7 +241,7 @@ impl File<'_> {
         }
     }
 
-    /// A path in code, with the tokens after it from `after` on.
+    /// Checks a path in code; the tokens after it begin at `after`.
     fn named(&mut self, token: &TokenTree, mut path: Vec<String>, tokens: &[TokenTree], after: usize) {
         if self.forbidden.unsafety && path == ["unsafe"] {
             self.tell(token, "unsafe");
