@@ -67,9 +67,7 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
             "Identical packets were on the path at once, so responses cannot be told apart.".into()
         }
         Reason::TraceEnded => "The trace ended before the requests did: trace longer with --for.".into(),
-        Reason::Evicted | Reason::TooManyTaps => {
-            "More packets were on the path at once than teiji follows: narrow --flow.".into()
-        }
+        Reason::Evicted | Reason::TooManyTaps => "More packets were on the path at once than teiji follows: narrow --flow.".into(),
         Reason::NotSignalled
         | Reason::NoInterrupt
         | Reason::NotForwarded
