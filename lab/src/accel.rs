@@ -1,6 +1,6 @@
-//! Can this machine's KVM run the lab host? The device node proves nothing (on some machines it is there and
-//! every kernel instruction is emulated), so a kernel is booted under it with a short limit. The answer is
-//! kept in the cache until this machine boots again.
+//! Whether this machine's KVM can run the lab host. The device node alone does not prove it (on some machines it
+//! exists, but every kernel instruction is emulated), so a kernel is booted under KVM with a short limit. The result is
+//! stored in the cache until this machine boots again.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -14,10 +14,10 @@ use crate::{
     rootfs::Prepared,
 };
 
-/// A kernel that needs longer than this to user space is not run by hardware.
+/// A kernel that takes longer than this to reach user space is not run by hardware.
 const LIMIT: Duration = Duration::from_secs(6);
 
-/// The best way to run the lab host here.
+/// The best way to run the lab host on this machine.
 pub(crate) fn choose(prepared: &Prepared) -> Result<Accel> {
     if !Path::new("/dev/kvm").exists() || !nested() {
         return Ok(Accel::Tcg);
@@ -40,7 +40,7 @@ pub(crate) fn choose(prepared: &Prepared) -> Result<Accel> {
     Ok(if works { Accel::Kvm } else { Accel::Tcg })
 }
 
-/// Whether KVM here lets its guests have guests, which the lab is for.
+/// Whether KVM on this machine allows nested guests, which the lab needs.
 fn nested() -> bool {
     ["kvm_intel", "kvm_amd"].iter().any(|m| {
         fs::read_to_string(format!("/sys/module/{m}/parameters/nested"))

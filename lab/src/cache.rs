@@ -1,12 +1,12 @@
-//! Where prepared files are kept: `$TEIJI_CACHE`, else `$XDG_CACHE_HOME/teiji`, else `~/.cache/teiji`.
+//! The folder of prepared files: `$TEIJI_CACHE`, else `$XDG_CACHE_HOME/teiji`, else `~/.cache/teiji`.
 //!
 //! ```text
 //! <cache>/prepare.lock     held while a root file system is made
-//! <cache>/lab.lock         held while a lab host runs: one at a time, so that timings are not disturbed
+//! <cache>/lab.lock         held while a lab host runs: only one at a time, so that measurements are not disturbed
 //! <cache>/lab-<key>/       one per recipe: root/ (file system), root.erofs (its image),
 //!                          initramfs-<kernel>.cpio
 //! <cache>/run/             sockets, console log and initial RAM disk of the running lab host
-//! <cache>/run.before/      what the lab host before that one left: its console tells why it ended
+//! <cache>/run.before/      the same files of the previous lab host: its console log shows why it ended
 //! ```
 
 use std::{
@@ -23,10 +23,10 @@ use crate::{
     progress::Step,
 };
 
-/// The cache folder of this user; it is made if it is not there.
+/// The cache folder of this user; it is created if it does not exist.
 ///
 /// # Errors
-/// If no home folder is known or the folder cannot be made.
+/// If no home folder is known or the folder cannot be created.
 pub fn folder() -> Result<PathBuf> {
     let from = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     let folder = from("TEIJI_CACHE")
@@ -41,17 +41,17 @@ pub fn folder() -> Result<PathBuf> {
     folder.canonicalize().doing(|| format!("find {}", folder.display()))
 }
 
-/// A lock between processes; it goes with the value, or with the process.
+/// A lock between processes; it is released when this is dropped, or when the process ends.
 pub(crate) struct Lock(#[expect(dead_code, reason = "held for its lock")] File);
 
 impl Lock {
-    /// Takes the lock `path` if nobody has it.
+    /// Takes the lock `path` if it is free.
     pub(crate) fn take_if_free(path: &Path) -> Option<Lock> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).ok()?;
         try_lock(&file).unwrap_or(false).then_some(Lock(file))
     }
 
-    /// Takes the lock `path`, waiting for its holder as long as it takes, and says who that is.
+    /// Takes the lock `path`; waits for its holder without a limit, and reports who that is.
     pub(crate) fn take(path: &Path, what: &str) -> Result<Lock> {
         let doing = || format!("lock {}", path.display());
         let mut file =
@@ -81,7 +81,7 @@ impl Lock {
 
 fn try_lock(file: &File) -> nix::Result<bool> {
     use std::os::fd::AsRawFd;
-    // SAFETY: flock only takes the descriptor, which `file` keeps open.
+    // SAFETY: flock only gets the descriptor, which `file` keeps open.
     match unsafe { libc::flock(file.as_fd().as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
         0 => Ok(true),
         _ => match nix::Error::last() {
@@ -91,7 +91,7 @@ fn try_lock(file: &File) -> nix::Result<bool> {
     }
 }
 
-/// Bytes free for this user on the file system of `path`.
+/// Free bytes for this user on the file system of `path`.
 pub(crate) fn free_bytes(path: &Path) -> Result<u64> {
     let s = nix::sys::statvfs::statvfs(path).doing(|| format!("see how full {} is", path.display()))?;
     Ok(s.blocks_available() * s.fragment_size())

@@ -1,4 +1,4 @@
-//! Commands on the lab host, from this side: a [`Child`] per running command, which holds a port of the [`Pool`] until the
+//! Runs commands on the lab host: each running command is a [`Child`], which uses a port of the [`Pool`] until the
 //! command has ended.
 
 use std::{
@@ -17,11 +17,11 @@ use crate::{
     proto::{self, End, FromAgent, Request, Size, ToAgent},
 };
 
-/// How often it is looked whether a limit is over.
+/// How often a limit is checked.
 pub(crate) const LOOK: Duration = Duration::from_millis(200);
 
 impl Pool {
-    /// Starts a command; its output goes to `sink` as it comes, from another thread. [`Child::wait`] waits for it at
+    /// Starts a command; another thread passes its output to `sink` immediately. [`Child::wait`] waits for it for at
     /// most `limit`.
     pub(crate) fn start(
         self: &Arc<Pool>,
@@ -56,7 +56,7 @@ impl Pool {
                     Ok(Some(FromAgent::Stdout(b))) => shared.output(&mut sink, b, true),
                     Ok(Some(FromAgent::Stderr(b))) => shared.output(&mut sink, b, false),
                     Ok(Some(FromAgent::Done(end))) => break Ok(end),
-                    // To a ping that was sent twice.
+                    // The answer to a ping that was sent twice.
                     Ok(Some(FromAgent::Pong { .. })) => {}
                     Ok(Some(FromAgent::Refused(why))) => break Err(Broken::Refused(why)),
                     Ok(None) => break Err(Broken::Lost("it closed the port".into())),
@@ -76,11 +76,11 @@ impl Pool {
     }
 }
 
-/// Where a command's output goes.
+/// The destination of a command's output.
 pub(crate) enum Sink {
-    /// Kept for [`Child::wait`].
+    /// It is kept for [`Child::wait`].
     Keep,
-    /// To this process's own standard output and error.
+    /// This process's standard output and error.
     Through,
 }
 
@@ -112,7 +112,7 @@ impl Shared {
                 to.extend_from_slice(&bytes);
                 self.changed.notify_all();
             }
-            // Nobody is left to be told if these are closed.
+            // If these are closed, nobody can be told.
             (Sink::Through, true) => {
                 let mut o = std::io::stdout().lock();
                 let _ = o.write_all(&bytes).and_then(|()| o.flush());
@@ -124,7 +124,7 @@ impl Shared {
     }
 }
 
-/// A command that runs in the lab host or in a guest. Dropping it kills the command and all that it started.
+/// A command that runs in the lab host or in a guest. Dropping it kills the command and all processes that it started.
 pub struct Child {
     shared: Arc<Shared>,
     writer: Mutex<UnixStream>,
@@ -135,7 +135,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Process id in the machine where it runs; it leads a process group of that number.
+    /// The command's process id in its machine; the process leads the process group of that number.
     ///
     /// # Errors
     /// If it could not be started.
@@ -154,10 +154,10 @@ impl Child {
         }
     }
 
-    /// Waits until its standard output contains `text`; returns all standard output until then.
+    /// Waits until the command's standard output contains `text`; returns all standard output so far.
     ///
     /// # Errors
-    /// If it ends first, or `limit` is over.
+    /// If the command ends first, or `limit` is exceeded.
     pub fn wait_for(&self, text: &str, limit: Duration) -> Result<String> {
         let patience = Patience::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
@@ -180,11 +180,11 @@ impl Child {
         }
     }
 
-    /// Waits until it has ended and returns what it wrote.
+    /// Waits until the command has ended; returns its output.
     ///
     /// # Errors
-    /// If its limit was over (it is killed then, with all that it started), it could not be started, or the lab host is
-    /// gone.
+    /// If the limit is exceeded (then the command and all processes that it started are killed), it could not be
+    /// started, or the lab host has ended.
     pub fn wait(self) -> Result<Output> {
         let (patience, limit) = (self.patience.clone(), self.limit);
         self.wait_as(&patience, limit)
@@ -214,7 +214,7 @@ impl Child {
         }
     }
 
-    /// Kills it as it is late, and waits until that is done: what comes after it finds nothing of it.
+    /// Kills the command because it is late, and waits until that is done, so that nothing of it is left afterwards.
     fn end(&self, late: &Error) -> Result<()> {
         self.kill()?;
         let patience = Patience::begin(&self.pool.emulator);
@@ -228,7 +228,8 @@ impl Child {
         Ok(())
     }
 
-    /// The lab host hangs, or only this: a process that waits in the kernel, the guest that it runs in.
+    /// The error of a command that cannot be killed: either the lab host hangs, or only this command does (a process
+    /// that waits in the kernel, or its guest).
     fn unkilled(&self, late: &Error) -> Error {
         if self.pool.hangs() {
             return Error::Host(format!("hangs: {late}; {}", self.pool.emulator.last_words()));
@@ -236,12 +237,12 @@ impl Child {
         Error::Protocol(format!("has not said since that it has ended, so it may still run: {late}"))
     }
 
-    /// Whether it has ended.
+    /// Whether the command has ended.
     pub fn ended(&self) -> bool {
         lock(&self.shared.state).result.is_some()
     }
 
-    /// Its exit code, once it has ended; 128 + n if signal n ended it.
+    /// The exit code, once the command has ended; 128 + n if signal n ended it.
     pub fn code(&self) -> Option<i32> {
         match &lock(&self.shared.state).result {
             Some(Ok(end)) => Some(end.code),
@@ -249,34 +250,34 @@ impl Child {
         }
     }
 
-    /// Writes to its standard input.
+    /// Writes to the command's standard input.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host has ended.
     pub fn write(&self, bytes: &[u8]) -> Result<()> {
         bytes.chunks(proto::CHUNK).try_for_each(|c| self.tell(&ToAgent::Stdin(c.to_vec())))
     }
 
-    /// Closes its standard input.
+    /// Closes the command's standard input.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host has ended.
     pub fn close_input(&self) -> Result<()> {
         self.tell(&ToAgent::StdinEnd)
     }
 
-    /// Kills it and all that it started (its process group) with SIGKILL.
+    /// Kills the command's process group with SIGKILL.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host has ended.
     pub fn kill(&self) -> Result<()> {
         self.tell(&ToAgent::Kill)
     }
 
-    /// Tells a command on a terminal that this has another size now.
+    /// Changes the size of the command's terminal.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host has ended.
     pub fn resize(&self, rows: u16, columns: u16) -> Result<()> {
         self.tell(&ToAgent::Resize(Size { rows, columns }))
     }
@@ -348,7 +349,7 @@ mod tests {
     use crate::machine::{Emulator, PORTS};
     use std::path::Path;
 
-    /// More commands than there are ports, to a lab host that has died: each is an error, and none waits for ever.
+    /// More commands than there are ports, to a lab host that has ended: each is an error, and none waits for ever.
     #[test]
     fn a_dead_lab_host_is_an_error_each_time() {
         let (pool, others) = pool(PORTS);
@@ -367,7 +368,8 @@ mod tests {
         (Arc::new(Pool::of(ports, emulator, Duration::from_millis(300))), others)
     }
 
-    /// An agent at the other end of a port: says that what it was told has been started, or a ping's answer, and no more.
+    /// An agent at the other end of a port: it reports that commands have started and answers pings, but does nothing
+    /// else.
     fn starts_only(mut port: UnixStream) {
         thread::spawn(move || {
             while let Ok(Some(message)) = proto::receive::<ToAgent>(&mut port) {
@@ -383,7 +385,7 @@ mod tests {
         });
     }
 
-    /// A process that cannot be killed, or a guest that hangs, is not a lab host that hangs.
+    /// A process that cannot be killed, or a guest that hangs, does not mean that the lab host hangs.
     #[test]
     fn what_cannot_be_killed_is_told_from_a_lab_host_that_hangs() {
         let late = || Some(Duration::from_millis(1));
@@ -402,7 +404,7 @@ mod tests {
         assert!(pool.start(command(), None, Sink::Keep).is_err());
     }
 
-    /// An answer to a second ping may come when a command runs at that port already.
+    /// The answer to a second ping may arrive when a command already uses that port.
     #[test]
     fn a_late_answer_to_a_ping_is_passed_over() {
         let (pool, mut others) = pool(1);

@@ -1,5 +1,5 @@
-//! Starts a program inside a root file system, in a mount namespace of its own: nothing stays mounted on this
-//! machine, and no clean-up can reach its real folders. The program dies with the thread that started it.
+//! Starts a program inside a root file system, in a separate mount namespace: nothing stays mounted on this machine,
+//! and no clean-up can reach its real folders. The program dies with the thread that started it.
 
 use std::{
     ffi::{CString, OsStr},
@@ -9,11 +9,11 @@ use std::{
     process::Command,
 };
 
-/// How much the emulator goes before other programs (nice value): an emulated CPU that gets no real one in time loses
-/// timers and has the emulated kernel complain of CPUs that stall.
+/// The nice value of the emulator. If an emulated CPU does not get a real CPU in time, it loses timers, and the
+/// emulated kernel reports stalled CPUs.
 const NICE: libc::c_int = -10;
 
-/// Folder in the confined program's view that holds what was bound for it.
+/// The folder inside the confined program's root file system that has the bound folders.
 pub(crate) const INSIDE: &str = "/run/lab";
 
 enum Op {
@@ -22,40 +22,39 @@ enum Op {
     Enter(CString),
 }
 
-/// What a confined program sees beside the root file system.
+/// What a confined program sees in addition to the root file system.
 pub(crate) struct Confine {
     root: PathBuf,
     binds: Vec<(String, PathBuf, bool)>,
 }
 
 impl Confine {
-    /// The root file system is seen read-only at `/`, and once more, without what is mounted on it, at
-    /// `/run/lab/root`.
+    /// The root file system is visible read-only at `/`, and again, without anything mounted on it, at `/run/lab/root`.
     pub(crate) fn new(root: &Path) -> Confine {
         Confine { root: root.to_owned(), binds: vec![("root".into(), root.to_owned(), false)] }
     }
 
-    /// Shows `folder` at `/run/lab/<name>`.
+    /// Makes `folder` visible at `/run/lab/<name>`.
     pub(crate) fn bind(mut self, name: &str, folder: &Path, writable: bool) -> Confine {
         self.binds.push((name.into(), folder.to_owned(), writable));
         self
     }
 
-    /// A command for `program` (a path inside); spawn it from a thread that outlives the program.
+    /// A command for `program` (a path inside); spawn it from a thread that lives longer than the program.
     pub(crate) fn command(&self, program: &str) -> io::Result<Command> {
         let ops = self.ops()?;
         let owner = std::process::id();
         let mut command = Command::new(program);
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        // SAFETY: after fork only plain system calls are made, on strings made before it; nothing is
-        // allocated and no lock is taken.
+        // SAFETY: after fork only plain system calls are made, on strings made before it; nothing is allocated and no
+        // lock is taken.
         unsafe {
             command.pre_exec(move || {
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                     return Err(io::Error::last_os_error());
                 }
                 if libc::getppid() != owner as i32 {
-                    // The owner died in between.
+                    // The owner has died in between.
                     return Err(io::Error::from_raw_os_error(libc::ESRCH));
                 }
                 if libc::setsid() < 0 {
@@ -75,7 +74,7 @@ impl Confine {
         let root = &self.root;
         let none = || c(OsStr::new("none"));
         let mut ops = vec![
-            // Nothing that is mounted from here on is seen outside.
+            // Later mounts are not visible outside.
             Op::Mount {
                 from: none()?,
                 to: c(OsStr::new("/"))?,
@@ -120,9 +119,9 @@ impl Confine {
     }
 }
 
-/// Has this process, and what it starts, go before ordinary programs of the machine. Where the kernel shares time out
-/// between sessions first (autogroup), a nice value counts within the session only, so the session, which has to be the
-/// process's own, gets one too. Without root neither is allowed, and it runs as others do.
+/// Gives this process and its children priority over ordinary programs of the machine. If the kernel shares CPU time
+/// between sessions first (autogroup), a nice value only counts within the session, so the session, which must be the
+/// process's own, gets one, too. Without root neither is allowed, and the process has the usual priority.
 fn prefer() {
     // SAFETY: plain system calls on constant strings; nothing is allocated.
     unsafe {
@@ -146,7 +145,7 @@ fn c(s: &OsStr) -> io::Result<CString> {
 
 impl Op {
     fn apply(&self) -> io::Result<()> {
-        // SAFETY: every pointer is to a CString that lives in `self`; no other memory is involved.
+        // SAFETY: every pointer refers to a CString that `self` owns; no other memory is used.
         let result = unsafe {
             match self {
                 Op::Mount { from, to, kind, flags } => {

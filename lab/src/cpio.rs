@@ -1,5 +1,5 @@
 //! Writes the archive format of initial RAM file systems ("newc", see the kernel's
-//! `Documentation/driver-api/early-userspace/buffer-format.rst`). Archives may follow one another in a file.
+//! `Documentation/driver-api/early-userspace/buffer-format.rst`). A file may contain several archives in sequence.
 
 /// An archive in memory.
 #[derive(Default)]
@@ -56,7 +56,7 @@ impl Archive {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// Ends the archive; the result can be followed by another one.
+    /// Ends the archive; another one may follow the result.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.inode = 0;
         self.entry("TRAILER!!!", 0, (0, 0), &[]);

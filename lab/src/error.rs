@@ -1,22 +1,22 @@
-//! What can go wrong in the lab.
+//! The errors of the lab.
 //!
-//! A message about what this machine lacks says what therefore does not work and what to do about it. One about the lab host
-//! has its last words with it, and its console stays in the cache (see [`crate::cache`]).
+//! A message about something that this machine lacks says what does not work without it and what to do. A message about
+//! the lab host includes the last lines of its console, whose log stays in the cache (see [`crate::cache`]).
 
 use std::{io, time::Duration};
 
 /// Result with the lab's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A failure of the lab itself (a command that merely exits with another code than 0 is not one).
+/// A failure of the lab itself (a command that exits with a code other than 0 is not one).
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Something that the machine must have is not there.
+    /// Something that the machine must have is missing.
     #[error("{what} is missing: {therefore}; {fix}")]
     Missing {
-        /// The thing that is not there.
+        /// What is missing.
         what: String,
-        /// What therefore does not work.
+        /// What does not work without it.
         therefore: String,
         /// What to do.
         fix: String,
@@ -26,20 +26,20 @@ pub enum Error {
     Io {
         /// What was tried, as a verb phrase.
         doing: String,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
-    /// A command ended with another code than 0 where 0 was needed.
+    /// A command ended with a code other than 0, but had to succeed.
     #[error("`{command}` ended with code {code}: {stderr}")]
     Failed {
         /// The command, as given.
         command: String,
         /// Its exit code; 128 + n if signal n ended it.
         code: i32,
-        /// What it said.
+        /// Its standard error.
         stderr: String,
     },
-    /// A command was killed because it took too long.
+    /// A command was killed because it exceeded its limit.
     #[error(
         "`{command}` did not end within {limit:?} and was killed with all it had started; it had said: {said}"
     )]
@@ -48,13 +48,13 @@ pub enum Error {
         command: String,
         /// The limit it had.
         limit: Duration,
-        /// The end of what it had written.
+        /// The end of its output.
         said: String,
     },
-    /// The lab host did not boot, or ended.
+    /// The lab host did not boot, or has ended.
     #[error("the lab host {0}")]
     Host(String),
-    /// A nested guest did not start, or ended.
+    /// A nested guest did not start, or has ended.
     #[error("guest {name} {why}")]
     Guest {
         /// Its name.
@@ -62,7 +62,7 @@ pub enum Error {
         /// What happened.
         why: String,
     },
-    /// The agent and this program do not understand each other.
+    /// The agent sent something unexpected.
     #[error("the lab's agent {0}")]
     Protocol(String),
 }

@@ -14,31 +14,31 @@ use crate::{
     recipe::Kernel,
 };
 
-/// What guest to start.
+/// The guest to start.
 #[derive(Debug, Clone)]
 pub struct GuestSpec {
-    /// Name: of QEMU's `-name`, of the host name, and of the taps. At most 10 letters, digits or `-`.
+    /// Its name: QEMU's `-name`, the host name, and part of the taps' names. At most 10 letters, digits or `-`.
     pub name: String,
     /// Virtual CPUs.
     pub vcpus: u32,
-    /// How they are arranged: what follows the number in QEMU's `-smp`, such as `sockets=2,cores=3`; empty for QEMU's own.
-    /// KVM's numbers of vCPUs skip some where sockets or cores are not powers of two.
+    /// The topology of the vCPUs: what follows the number in QEMU's `-smp`, such as `sockets=2,cores=3`; empty for
+    /// QEMU's default. KVM's numbers of vCPUs have gaps if the number of sockets or cores is not a power of two.
     pub topology: String,
     /// Memory, MiB.
     pub mem_mb: u32,
-    /// Network cards, 1 to 4.
+    /// Number of NICs, 1 to 4.
     pub nics: u32,
-    /// Queue pairs of each network card, 1 to 16. Each has a vhost worker of its own.
+    /// Queue pairs of each NIC, 1 to 16. Each has its own vhost worker.
     pub queues: u32,
-    /// Have packets carried by vhost-net (else by QEMU's own process).
+    /// Whether vhost-net processes the packets; otherwise QEMU's own process does.
     pub vhost: bool,
     /// Pin vCPU i to the i-th of these host CPUs.
     pub pins: Vec<u32>,
     /// Pin the vhost workers to this host CPU.
     pub vhost_cpu: Option<u32>,
-    /// More arguments for its QEMU.
+    /// Further arguments of its QEMU.
     pub qemu_args: Vec<String>,
-    /// How long it may take to boot, in three attempts. See [`USUAL_LIMIT`].
+    /// The limit for booting, in three attempts together. See [`USUAL_LIMIT`].
     pub limit: Duration,
 }
 
@@ -62,18 +62,18 @@ impl Default for GuestSpec {
 }
 
 impl GuestSpec {
-    /// The default guest with another name.
+    /// The default guest with this name.
     pub fn named(name: &str) -> GuestSpec {
         GuestSpec { name: name.into(), ..GuestSpec::default() }
     }
 }
 
-/// How often a boot is tried, each for its part of the limit.
+/// The number of attempts to boot, each with its part of the limit.
 const BOOTS: u32 = 3;
-/// Why it is tried again.
+/// The error after which another attempt is made.
 const SILENT: &str = "did not answer";
 
-/// A running guest. It ends with this value, and with the lab host.
+/// A running guest. It ends when this is dropped, or when the lab host ends.
 pub struct Guest<'h> {
     host: &'h Host,
     name: String,
@@ -108,7 +108,7 @@ impl<'h> Guest<'h> {
         let mut boots = 1;
         loop {
             match Guest::boot(host, spec, number) {
-                // An emulated guest can hang as the lab host can.
+                // An emulated guest can hang, as the lab host can.
                 Err(Error::Guest { why, .. })
                     if boots < BOOTS && why.starts_with(SILENT) && host.machine().emulator().running() =>
                 {
@@ -151,7 +151,7 @@ impl<'h> Guest<'h> {
         Ok(guest)
     }
 
-    /// vhost workers are threads of QEMU or, on older kernels, threads of the kernel named after QEMU.
+    /// vhost workers are threads of QEMU or, on older kernels, kernel threads named after QEMU's process id.
     fn find_threads(&mut self, spec: &GuestSpec) -> Result<()> {
         let script = format!(
             "grep -H . /proc/{0}/task/*/comm; grep -Hx 'vhost-{0}' /proc/[0-9]*/comm || true",
@@ -170,7 +170,7 @@ impl<'h> Guest<'h> {
         }
         vcpus.sort_unstable();
         self.vcpu_tids = vcpus.into_iter().map(|(_, tid)| tid).collect();
-        // QEMU opens the NICs' vhost devices in their order, and vsock's after them.
+        // QEMU opens the NICs' vhost devices in their order, and the device of vsock after them.
         self.vhost_tids.sort_unstable();
         self.vhost_tids.truncate(if spec.vhost { (spec.nics * spec.queues) as usize } else { 0 });
         if self.vcpu_tids.len() != spec.vcpus as usize {
@@ -180,7 +180,7 @@ impl<'h> Guest<'h> {
     }
 
     fn wait_up(&self, limit: Duration) -> Result<()> {
-        // It asks again and again, for longer than the limit, which is not a matter of the lab host's own clock.
+        // The call retries for longer than the limit, which does not depend on the lab host's own clock.
         let call = format!("teiji-lab call --wait 86400 vsock:{} -- true", self.cid());
         let answer = self.host.run_for(&call, limit).and_then(Output::ok);
         answer.map(drop).map_err(|e| {
@@ -194,26 +194,26 @@ impl<'h> Guest<'h> {
         Error::Guest { name: self.name.clone(), why }
     }
 
-    /// Runs `sh` by bash in the guest, at most [`USUAL_LIMIT`].
+    /// Runs `sh` with bash in the guest, with the limit [`USUAL_LIMIT`].
     ///
     /// # Errors
-    /// As [`Host::run_for`].
+    /// Like [`Host::run_for`].
     pub fn run(&self, sh: &str) -> Result<Output> {
         self.run_for(sh, USUAL_LIMIT)
     }
 
-    /// Runs `sh` by bash in the guest; see [`Host::run_for`].
+    /// Runs `sh` with bash in the guest; see [`Host::run_for`].
     ///
     /// # Errors
-    /// If it takes longer than `limit`, or guest or lab host are gone.
+    /// If it exceeds `limit`, or the guest or the lab host has ended.
     pub fn run_for(&self, sh: &str, limit: Duration) -> Result<Output> {
         self.host.start(self.request(sh), Some(limit))?.wait()
     }
 
-    /// Starts `sh` by bash in the guest, without a limit.
+    /// Starts `sh` with bash in the guest, without a limit.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host has ended.
     pub fn spawn(&self, sh: &str) -> Result<Child> {
         self.host.start(self.request(sh), None)
     }
@@ -257,12 +257,13 @@ impl<'h> Guest<'h> {
         self.vcpu_tids.clone()
     }
 
-    /// Thread ids of its NICs' vhost workers in the lab host, in the order of the NICs and their queues; none without vhost.
+    /// Thread ids of its NICs' vhost workers in the lab host, in the order of the NICs and their queues; empty without
+    /// vhost.
     pub fn vhost_tids(&self) -> Vec<u32> {
         self.vhost_tids.clone()
     }
 
-    /// Lets vCPU `i` run on host CPU `cpu` only.
+    /// Pins vCPU `i` to host CPU `cpu`.
     ///
     /// # Errors
     /// If there is no such vCPU or CPU.
@@ -271,7 +272,7 @@ impl<'h> Guest<'h> {
         self.host.run(&format!("taskset -cp {cpu} {tid}"))?.ok().map(drop)
     }
 
-    /// Lets its vhost workers run on host CPU `cpu` only.
+    /// Pins its vhost workers to host CPU `cpu`.
     ///
     /// # Errors
     /// If there is no such CPU.
@@ -281,20 +282,20 @@ impl<'h> Guest<'h> {
             .try_for_each(|tid| self.host.run(&format!("taskset -cp {cpu} {tid}"))?.ok().map(drop))
     }
 
-    /// Shuts the guest down in an orderly way, and ends it if that takes longer than 20 s.
+    /// Shuts the guest down, and kills it if that takes longer than 20 s.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host has ended.
     pub fn stop(self) -> Result<()> {
-        // The guest ends while this runs, so an error is what to expect.
+        // The guest ends during this command, so an error is expected.
         let _ = self.run_for("sync; echo o > /proc/sysrq-trigger; sleep 20", Duration::from_secs(20));
         self.clean_up()
     }
 
-    /// Ends the guest at once.
+    /// Kills the guest.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host has ended.
     pub fn kill(self) -> Result<()> {
         self.clean_up()
     }
@@ -303,7 +304,7 @@ impl<'h> Guest<'h> {
         let mut script =
             format!("kill -9 {0} 2>/dev/null; while [ -d /proc/{0} ]; do sleep 0.05; done\n", self.pid);
         for t in self.taps() {
-            // Infallible: a String takes all.
+            // Writing to a String cannot fail.
             let _ = writeln!(script, "ip link delete {t} 2>/dev/null");
         }
         let _ = writeln!(script, "ip -n peer neighbour delete {} dev eth0", self.ip());
@@ -315,7 +316,7 @@ impl<'h> Guest<'h> {
 impl Drop for Guest<'_> {
     fn drop(&mut self) {
         if self.host.machine().emulator().running() {
-            // Nothing to do about an error; the guest ends with the lab host at the latest.
+            // Errors do not matter; the guest ends with the lab host at the latest.
             let _ = self.clean_up();
         }
     }
@@ -333,7 +334,7 @@ fn tap(name: &str, nic: u32) -> String {
     format!("{name}-n{nic}")
 }
 
-/// Starts the guest's QEMU in the background and writes its process id.
+/// Starts the guest's QEMU in the background and prints its process id.
 fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
     let name = &spec.name;
     let mut s = format!("set -e\nd=/run/teiji/guests/{name}\nmkdir -p $d\n");
@@ -362,7 +363,7 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
             "ip tuntap add dev {tap} mode tap vnet_hdr{multi_queue}\nip link set {tap} master br0 up"
         );
         let vhost = if spec.vhost { "on" } else { "off" };
-        // A vector for each queue of a pair, for the configuration and for the control queue.
+        // One vector for each queue of a pair, one for the configuration and one for the control queue.
         let (queues, vectors) = if several {
             (format!(",queues={}", spec.queues), format!(",mq=on,vectors={}", 2 * spec.queues + 2))
         } else {

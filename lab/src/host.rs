@@ -1,4 +1,4 @@
-//! The lab host (L1): boots it, runs commands in it, ends it.
+//! The lab host (L1): boots it, runs commands in it, shuts it down.
 
 use std::{
     fs,
@@ -33,29 +33,29 @@ use crate::{
 /// How time passes in the lab host.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// As on the wall: times are real and noisy. Nested guests work.
+    /// Real time: measurements are real and have noise. Nested guests work.
     #[default]
     Wall,
-    /// The clock counts instructions, so results hardly depend on this machine. Nested guests hang in it.
+    /// The clock counts instructions, so results hardly depend on this machine. Nested guests hang in this mode.
     Virtual,
 }
 
-/// What lab host to boot.
+/// The lab host to boot.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// Which kernel it and its guests run.
+    /// The kernel of the lab host and its guests.
     pub kernel: Kernel,
-    /// Processors, on two NUMA nodes.
+    /// Number of processors, on two NUMA nodes.
     pub cpus: u32,
     /// Memory, MiB.
     pub mem_mb: u32,
     /// How time passes.
     pub mode: Mode,
-    /// Folder to see there read-only at `/mnt/bin`.
+    /// A folder that is visible read-only at `/mnt/bin`.
     pub bin_dir: Option<PathBuf>,
-    /// Folder to see there at `/mnt/out`, for results; made if it is not there.
+    /// A folder for results that is visible at `/mnt/out`; it is created if it does not exist.
     pub out_dir: Option<PathBuf>,
-    /// Give it an SR-IOV NIC (Intel 82576, driver igb).
+    /// Whether it has an SR-IOV NIC (Intel 82576, driver igb).
     pub sriov: bool,
 }
 
@@ -73,7 +73,7 @@ impl Default for Spec {
     }
 }
 
-/// What a command wrote, and how it ended.
+/// The output and the exit code of a command.
 #[derive(Debug, Clone)]
 pub struct Output {
     /// Exit code; 128 + n if signal n ended it.
@@ -89,7 +89,7 @@ impl Output {
     /// Standard output as text, without white space at its end.
     ///
     /// # Errors
-    /// If the exit code is not 0; the error holds what it wrote to standard error.
+    /// If the exit code is not 0; the error has the command's standard error.
     pub fn ok(self) -> Result<String> {
         if self.code != 0 {
             let mut said = self.err_text();
@@ -112,19 +112,20 @@ impl Output {
     }
 }
 
-/// Limit of [`Host::run`] and [`Guest::run`]. Of this limit, as of all limits of the lab, what the emulator waits for a CPU
-/// of this machine is not a part (up to five sixths of the time): a busy machine takes longer and still gets there.
+/// The limit of [`Host::run`] and [`Guest::run`]. Time for which the emulator waits for a CPU of this machine does not
+/// count towards this and all other limits of the lab (up to five sixths of the time): on a busy machine everything
+/// takes longer, but it succeeds.
 pub const USUAL_LIMIT: Duration = Duration::from_secs(300);
-/// How long one boot may take; usual are 5 s. See [`USUAL_LIMIT`].
+/// The limit of one boot, which usually takes 5 s. See [`USUAL_LIMIT`].
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
-/// How long the emulator may take until it offers its ports.
+/// How long the emulator may take until its ports exist.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// How often it is tried.
+/// The number of attempts to boot.
 const BOOTS: u32 = 3;
-/// How long it may take to end in an orderly way.
+/// How long the shutdown may take.
 const END_LIMIT: Duration = Duration::from_secs(15);
 
-/// A running lab host. It ends with this value and with this process, whatever ends that.
+/// A running lab host. It ends when this is dropped and when this process ends, for whatever reason.
 pub struct Host {
     pool: Arc<Pool>,
     machine: Machine,
@@ -134,18 +135,18 @@ pub struct Host {
     guests: AtomicU32,
 }
 
-/// A request that runs `sh` by the shell.
+/// A request that runs `sh` with the shell.
 pub(crate) fn shell(sh: &str) -> Request {
     Request { argv: vec!["/bin/bash".into(), "-c".into(), sh.into()], ..Request::default() }
 }
 
 impl Host {
-    /// Boots a lab host, preparing its root file system first if need be. Waits while another one runs on
-    /// this machine.
+    /// Boots a lab host; first prepares its root file system if necessary. Waits while another lab host runs on this
+    /// machine.
     ///
     /// # Errors
-    /// If preparation fails, or the machine does not come up though it is booted three times; the error holds its last
-    /// words.
+    /// If preparation fails, or the machine does not come up in three boots; the error has the last lines of its
+    /// console.
     pub fn boot(spec: &Spec) -> Result<Host> {
         let prepared = rootfs::prepare()?;
         let agent = agent_program()?;
@@ -155,8 +156,8 @@ impl Host {
             Mode::Wall => accel::choose(&prepared)?,
             Mode::Virtual => Accel::Tcg,
         };
-        // Nobody else uses the folder while the lock is held. What the lab host before this left is kept beside it: its
-        // console tells why it ended.
+        // Nobody else uses the folder while the lock is held. The files of the previous lab host are kept beside it:
+        // its console log shows why it ended.
         let (folder, before) = (cache.join("run"), cache.join("run.before"));
         let _ = fs::remove_dir_all(&before);
         if fs::rename(&folder, &before).is_err() {
@@ -227,26 +228,27 @@ impl Host {
         Err(Error::Host(format!("could not be started: {}", emulator.last_words())))
     }
 
-    /// Runs `sh` by bash in `/root`, at most [`USUAL_LIMIT`].
+    /// Runs `sh` with bash in `/root`, with the limit [`USUAL_LIMIT`].
     ///
     /// # Errors
-    /// As [`Host::run_for`].
+    /// Like [`Host::run_for`].
     pub fn run(&self, sh: &str) -> Result<Output> {
         self.run_for(sh, USUAL_LIMIT)
     }
 
-    /// Runs `sh` by bash in `/root`. An exit code other than 0 is not an error: see [`Output::ok`].
+    /// Runs `sh` with bash in `/root`. An exit code other than 0 is not an error: see [`Output::ok`].
     ///
     /// # Errors
-    /// If it takes longer than `limit`: it is killed then, with all that it started. If the lab host is gone.
+    /// If it exceeds `limit` (then it is killed together with all processes that it started), or if the lab host has
+    /// ended.
     pub fn run_for(&self, sh: &str, limit: Duration) -> Result<Output> {
         self.start(shell(sh), Some(limit))?.wait()
     }
 
-    /// Starts `sh` by bash in `/root`, without a limit.
+    /// Starts `sh` with bash in `/root`, without a limit.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host has ended.
     pub fn spawn(&self, sh: &str) -> Result<Child> {
         self.start(shell(sh), None)
     }
@@ -282,19 +284,18 @@ impl Host {
         self.pool.start(request, limit, Sink::Keep)
     }
 
-    /// Runs `sh` with its output passed through to this process's own, as it comes; returns its exit code.
+    /// Runs `sh` and passes its output to this process's output immediately; returns its exit code.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host has ended.
     pub fn run_through(&self, sh: &str) -> Result<i32> {
         Ok(self.pool.start(shell(sh), None, Sink::Through)?.wait()?.code)
     }
 
-    /// Starts `sh` on a terminal of `rows` × `columns` characters; what it writes goes to this process's
-    /// standard output.
+    /// Starts `sh` on a terminal of `rows` × `columns` characters; its output goes to this process's standard output.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host has ended.
     pub fn spawn_on_terminal(&self, sh: &str, rows: u16, columns: u16) -> Result<Child> {
         let mut request = shell(sh);
         request.terminal = Some(Size { rows, columns });
@@ -305,12 +306,12 @@ impl Host {
     /// Starts a nested guest and waits until commands can be run in it.
     ///
     /// # Errors
-    /// If it does not start or does not answer in time.
+    /// If it does not start, or does not answer within its limit.
     pub fn guest(&self, spec: &GuestSpec) -> Result<Guest<'_>> {
         Guest::start(self, spec, self.guests.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Version of the kernel that runs, such as `7.2.12+deb13-amd64`.
+    /// The version of the running kernel, such as `7.2.12+deb13-amd64`.
     pub fn kernel(&self) -> &str {
         &self.version
     }
@@ -320,12 +321,12 @@ impl Host {
         self.machine.emulator().pid()
     }
 
-    /// Which one of the lab's list that is.
+    /// Which kernel of the lab's list is running.
     pub(crate) fn which_kernel(&self) -> Kernel {
         self.kernel
     }
 
-    /// Whether the processor runs the lab host (KVM), or it is emulated.
+    /// Whether the processor runs the lab host (KVM); otherwise it is emulated.
     pub fn accelerated(&self) -> bool {
         self.accelerated
     }
@@ -340,7 +341,7 @@ impl Host {
         self.machine.emulator().folder().join("console.log")
     }
 
-    /// Has the emulator go before everything else of this machine while what is returned lives; for measurements
+    /// Gives the emulator priority over everything else on this machine until the result is dropped; for measurements
     /// without busy loops.
     ///
     /// # Errors
@@ -349,21 +350,21 @@ impl Host {
         Preference::of(self.machine.emulator().pid())
     }
 
-    /// The machine that it is.
+    /// The emulated machine.
     pub(crate) fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// Ends the lab host in an orderly way: what was written to `/mnt/out` is complete.
+    /// Shuts the lab host down: files in `/mnt/out` are then complete.
     pub fn power_off(self) {
         self.end();
     }
 
-    /// [`Host::power_off`] where others still refer to it: no command can be run in it from then on, and another lab host
-    /// may boot.
+    /// Like [`Host::power_off`], for use while others still refer to it: afterwards no command can be run in it, and
+    /// another lab host may boot.
     pub fn end(&self) {
         self.machine.emulator().may_end();
-        // The port closes while this runs: there is no answer.
+        // The port closes during this command: there is no answer.
         if let Ok(child) = self.spawn("sync; echo o > /proc/sysrq-trigger") {
             let emulator = self.machine.emulator();
             let patience = Patience::begin(emulator);
@@ -374,11 +375,11 @@ impl Host {
     }
 }
 
-/// The lab host that all tests of one process share; booted at the first call, ended with the process.
-/// `/mnt/bin` is the folder of the built programs, `/mnt/out` is `lab-out` in it.
+/// The lab host that all tests of one process share; it is booted at the first call and ends with the process.
+/// `/mnt/bin` is the folder of the built programs, `/mnt/out` is the folder `lab-out` in it.
 ///
 /// # Errors
-/// As [`Host::boot`]; every later call tells the same error.
+/// Like [`Host::boot`]; every later call returns the same error.
 pub fn shared() -> Result<&'static Host> {
     static SHARED: OnceLock<Result<Host, String>> = OnceLock::new();
     SHARED
@@ -392,8 +393,8 @@ pub fn shared() -> Result<&'static Host> {
         .map_err(|e| Error::Host(format!("is not there: {e}")))
 }
 
-/// The `teiji-lab` program of this build, which is also the agent. A test of another crate does not have it
-/// built by cargo, so it is built here when run by cargo.
+/// The `teiji-lab` program of this build, which is also the agent. For a test of another crate cargo does not build it,
+/// so it is built here if cargo runs this program.
 fn agent_program() -> Result<PathBuf> {
     let me = std::env::current_exe().doing(|| "find this program".into())?;
     if me.file_stem().is_some_and(|n| n == "teiji-lab") {

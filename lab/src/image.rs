@@ -1,6 +1,6 @@
-//! Makes the image of the root file system: a read-only disk without compression (EROFS), which lab host and
-//! guests have as their root. Reading a disk takes few exits a file, where a shared folder takes several for
-//! every name looked up, and the lab host's page cache serves all its guests.
+//! Makes the image of the root file system: a read-only disk without compression (EROFS), which is the root of the lab
+//! host and its guests. Reading a file from a disk takes few VM exits, whereas a shared folder takes several for every
+//! name looked up; and the lab host's page cache serves all its guests.
 
 use std::{path::Path, process::Stdio};
 
@@ -9,7 +9,7 @@ use crate::{
     error::{Doing, Error, Result},
 };
 
-/// Writes the image of `root` to the file `name` in `folder`, by the root file system's own tool.
+/// Writes the image of `root` to the file `name` in `folder`, with the root file system's own tool.
 pub(crate) fn build(root: &Path, folder: &Path, name: &str) -> Result<()> {
     let out = Confine::new(root)
         .bind("out", folder, true)

@@ -1,7 +1,7 @@
 //! The initial RAM file system: busybox, the few modules that every machine of the lab needs, and a script.
 //!
-//! It comes in two archives one after the other: one that belongs to the kernel and is kept in the cache, and
-//! one with the agent and the init script of this build, made at each start.
+//! It consists of two archives in sequence: one for the kernel, which is stored in the cache, and one with the agent
+//! and the init script of this build, which is made at each start.
 
 use std::{fs, path::Path, process::Command};
 
@@ -13,7 +13,7 @@ use crate::{
     rootfs::Prepared,
 };
 
-/// Writes the part that belongs to kernel `version` in `root` to `file`.
+/// Writes the part for the kernel `version` in `root` to `file`.
 pub(crate) fn build(root: &Path, version: &str, file: &Path) -> Result<()> {
     let modules = root.join("usr/lib/modules").join(version);
     let dep_path = modules.join("modules.dep");
@@ -39,7 +39,7 @@ pub(crate) fn build(root: &Path, version: &str, file: &Path) -> Result<()> {
     fs::write(file, archive.finish()).doing(|| format!("write {}", file.display()))
 }
 
-/// Writes the whole of it, for `kernel`, to `file`.
+/// Writes the complete initial RAM file system for `kernel` to `file`.
 pub(crate) fn write(prepared: &Prepared, kernel: Kernel, agent: &[u8], file: &Path) -> Result<()> {
     let kept = prepared.initramfs(kernel);
     let mut bytes = fs::read(&kept).doing(|| format!("read {}", kept.display()))?;
@@ -47,7 +47,7 @@ pub(crate) fn write(prepared: &Prepared, kernel: Kernel, agent: &[u8], file: &Pa
     fs::write(file, bytes).doing(|| format!("write {}", file.display()))
 }
 
-/// The part that belongs to this build: `agent` is the program, put to `/run/teiji/teiji-lab`.
+/// The part of this build: `agent` is the program, which becomes `/run/teiji/teiji-lab`.
 fn agent_part(agent: &[u8]) -> Vec<u8> {
     let mut archive = Archive::default();
     archive.file("init", 0o755, include_bytes!("boot/initramfs-init.sh"));
@@ -58,7 +58,7 @@ fn agent_part(agent: &[u8]) -> Vec<u8> {
     archive.finish()
 }
 
-/// The module's bytes; unpacked by the root file system's own tool, as this machine may have none.
+/// The module's content, unpacked by the root file system's own tool, as this machine may not have one.
 fn uncompressed(root: &Path, version: &str, module: &str) -> Result<Vec<u8>> {
     let path = format!("usr/lib/modules/{version}/{module}");
     let tool = match path.rsplit('.').next() {

@@ -1,4 +1,4 @@
-//! The lab's kernels: do they have what the lab needs, their unpacking, and which modules does a module need.
+//! The lab's kernels: checks that they have what the lab needs, unpacks them, and finds which modules a module needs.
 
 use std::{
     fs::{self, File},
@@ -11,7 +11,7 @@ use crate::{
     recipe::{KERNEL_OPTIONS, Kernel},
 };
 
-/// Fails unless kernel `version` in `root` has every option that the recipe expects of `kernel`, built in or as a
+/// Fails unless the kernel `version` in `root` has every option that the recipe requires of `kernel`, built in or as a
 /// module.
 pub(crate) fn check(root: &Path, version: &str, kernel: Kernel) -> Result<()> {
     let path = root.join("usr/lib/modules").join(version).join("config");
@@ -41,8 +41,8 @@ fn lacking(config: &str, kernel: Kernel) -> Vec<&'static (&'static str, &'static
     KERNEL_OPTIONS.iter().filter(|(option, _)| !has(option) && !kernel.lacks().contains(option)).collect()
 }
 
-/// Writes the ELF file that kernel `version` is packed from to `to`: QEMU enters it directly (PVH), so that no boot
-/// unpacks it again. The packed one is removed. The layout is in the kernel's `Documentation/arch/x86/boot.rst`.
+/// Writes the ELF file inside the packed kernel `version` to `to`: QEMU enters it directly (PVH), so that no boot has
+/// to unpack it. The packed file is removed. The layout is in the kernel's `Documentation/arch/x86/boot.rst`.
 pub(crate) fn unpack(root: &Path, version: &str, to: &Path) -> Result<()> {
     let path = root.join("usr/lib/modules").join(version).join("vmlinuz");
     let packed = fs::read(&path).doing(|| format!("read {}", path.display()))?;
@@ -78,7 +78,7 @@ fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
     let word = |at: usize| Some(u32::from_le_bytes(image.get(at..at + 4)?.try_into().ok()?) as usize);
     let setup_sectors = usize::from(*image.get(0x1f1)?);
     let start = (setup_sectors + 1) * 512 + word(0x248)?;
-    // The unpacked size follows, which is not the tool's.
+    // After it comes the unpacked size, which is not for the tool.
     let packed = image.get(start..start + word(0x24c)?.checked_sub(4)?)?;
     match packed {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(("zstd", packed)),
@@ -88,8 +88,8 @@ fn payload(image: &[u8]) -> Option<(&'static str, &[u8])> {
     }
 }
 
-/// Files (relative to the modules folder) that must be loaded for `wanted`, in loading order, from the text
-/// of `modules.dep`. Modules that are built in are not listed there and need nothing.
+/// The files (relative to the modules folder) that must be loaded for `wanted`, in loading order, from the text of
+/// `modules.dep`. Built-in modules are not listed there and need nothing.
 pub(crate) fn load_order(dep: &str, wanted: &[&str]) -> Vec<String> {
     let mut order: Vec<String> = Vec::new();
     for name in wanted {
@@ -99,7 +99,7 @@ pub(crate) fn load_order(dep: &str, wanted: &[&str]) -> Vec<String> {
             stem.replace('-', "_") == name.replace('-', "_")
         });
         let Some((file, needs)) = line.and_then(|l| l.split_once(':')) else { continue };
-        // modules.dep lists what must come first last.
+        // modules.dep lists the modules to load first last.
         for f in needs.split_whitespace().rev().chain([file]) {
             if !order.iter().any(|o| o == f) {
                 order.push(f.to_owned());
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(names(&config, Kernel::Newest), [""; 0]);
         config = config.replace("CONFIG_NUMA=m", "# CONFIG_NUMA is not set");
         assert_eq!(names(&config, Kernel::Newest), ["NUMA"]);
-        // What came after a kernel is not asked of it.
+        // Options that are newer than a kernel are not required of it.
         config = config.replace("CONFIG_NET_SCH_BPF=m", "");
         assert_eq!(names(&config, Kernel::Newest), ["NET_SCH_BPF", "NUMA"]);
         assert_eq!(names(&config, Kernel::Stable), ["NUMA"]);

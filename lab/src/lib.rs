@@ -1,15 +1,15 @@
 //! The lab: a KVM host with nested guests, booted in an emulated machine in seconds, for tests and experiments.
 //!
 //! Three levels:
-//! - **L0** is the machine that this runs on.
-//! - **L1** is the lab host ([`Host`]): a stock Debian kernel ([`Kernel`]) in QEMU, with KVM, two NUMA nodes, vhost-net, and a
-//!   bridge whose uplink leads to the network namespace `peer`, the world outside. It is emulated unless this
-//!   machine's KVM is proved to work.
-//! - **L2** are guests ([`Guest`]) under L1's KVM. Their exits, wake-ups and queues are real.
+//! - **L0** is the machine that runs the lab.
+//! - **L1** is the lab host ([`Host`]): a stock Debian kernel ([`Kernel`]) in QEMU, with KVM, two NUMA nodes, vhost-net,
+//!   and a bridge whose uplink leads to the network namespace `peer`, the outside world. It is emulated unless a test
+//!   has shown that this machine's KVM works.
+//! - **L2** are guests ([`Guest`]) of L1's KVM. Their exits, wake-ups and queues are real.
 //!
-//! One Debian root file system ([`rootfs`]), kept in the [`cache`], serves all three: L0's QEMU runs from it, and a
-//! read-only image of it is the disk of L1 and L2, their root under a layer of memory. It has every kernel of the lab's
-//! list ([`Kernel`]); L1 and its guests run the one that [`Spec`] names.
+//! One Debian root file system ([`rootfs`]), stored in the [`cache`], is used on all three levels: L0 runs its QEMU,
+//! and a read-only image of it is the disk of L1 and L2, which is their root below a writable layer in memory. It has
+//! all kernels of the lab's list ([`Kernel`]); L1 and its guests run the kernel that [`Spec`] names.
 //!
 //! ```no_run
 //! use teiji_lab::{GuestSpec, Host, Spec};

@@ -1,4 +1,4 @@
-//! The emulated machine that is the lab host: its arguments and its process.
+//! The emulated machine of the lab host: its arguments and its process.
 //!
 //! ```text
 //! start --> running --(power off, kill, owner dies)--> ended
@@ -27,7 +27,7 @@ use crate::{
     tsc,
 };
 
-/// Ports for commands; so many commands can run at a time.
+/// Ports for commands: this many commands can run at the same time.
 pub(crate) const PORTS: usize = 16;
 
 const QEMU: &str = "/usr/bin/qemu-system-x86_64";
@@ -35,19 +35,19 @@ const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 /// How the machine's instructions are executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Accel {
-    /// By the processor; proved to work on this machine.
+    /// By the processor; shown to work on this machine.
     Kvm,
     /// By translation.
     Tcg,
 }
 
-/// A running emulator. It ends with this value.
+/// A running emulator. It ends when this is dropped.
 pub(crate) struct Machine {
     emulator: Arc<Emulator>,
     waiter: Option<thread::JoinHandle<()>>,
 }
 
-/// Emulators of this process that failed: see [`Emulator::has_failed`].
+/// How many emulators of this process have failed: see [`Emulator::has_failed`].
 static FAILED: AtomicU32 = AtomicU32::new(0);
 
 /// How many emulators of this process have failed after their machine had come up.
@@ -55,17 +55,17 @@ pub(crate) fn failed() -> u32 {
     FAILED.load(Ordering::Relaxed)
 }
 
-/// The emulator's process, for those who wait for what runs in it.
+/// The emulator's process, for code that waits for something in it.
 pub(crate) struct Emulator {
     pid: u32,
     /// Sockets, console log, initial RAM disk.
     folder: PathBuf,
     ended: Mutex<Option<io::Result<ExitStatus>>>,
     changed: Condvar,
-    /// It has been asked to end.
+    /// Whether it has been asked to end.
     ending: AtomicBool,
     kill: AtomicBool,
-    /// Held from when the machine is up until the emulator has ended.
+    /// Held from the time when the machine is up until the emulator has ended.
     lock: Mutex<Option<Lock>>,
 }
 
@@ -96,9 +96,9 @@ impl Emulator {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes how.
+    /// Records how the emulator has ended.
     pub(crate) fn has_ended(&self, how: io::Result<ExitStatus>) {
-        // Whoever sees that it has ended sees whether it failed.
+        // `ended` is set last: code that sees it also sees whether the emulator has failed.
         let mut ended = self.ended();
         if self.lock().take().is_some() && self.has_failed() {
             FAILED.fetch_add(1, Ordering::Relaxed);
@@ -107,18 +107,19 @@ impl Emulator {
         self.changed.notify_all();
     }
 
-    /// Whether its end, which has come, is a fault of the emulator: nobody asked for it, and the kernel in it did not panic.
+    /// Whether the end of the emulator is a failure of it: nobody asked for it, and the kernel in it did not panic. The
+    /// emulator must have ended.
     fn has_failed(&self) -> bool {
         let console = fs::read(self.folder.join("console.log")).unwrap_or_default();
         !self.ending.load(Ordering::Relaxed) && !String::from_utf8_lossy(&console).contains("Kernel panic")
     }
 
-    /// Its end is no fault from now on.
+    /// From now on the end of the emulator is not a failure.
     pub(crate) fn may_end(&self) {
         self.ending.store(true, Ordering::Relaxed);
     }
 
-    /// The machine in it has come up; `lock` is held until it has ended.
+    /// Records that the machine has come up; `lock` is held until the emulator has ended.
     pub(crate) fn is_up(&self, lock: Lock) {
         if self.ended().is_none() {
             *self.lock() = Some(lock);
@@ -129,12 +130,12 @@ impl Emulator {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it still runs.
+    /// Whether it is still running.
     pub(crate) fn running(&self) -> bool {
         self.ended().is_none()
     }
 
-    /// Waits until it has ended, at most `limit`; says whether it has.
+    /// Waits until it has ended, for at most `limit`; returns whether it has.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut ended = self.ended();
@@ -158,7 +159,7 @@ impl Emulator {
         for file in ["qemu.log", "console.log"] {
             let text = fs::read(self.folder.join(file)).unwrap_or_default();
             let text = String::from_utf8_lossy(&text);
-            // The emulator says this of several features at every start.
+            // The emulator prints this for several features at every start.
             let lines: Vec<_> =
                 text.lines().filter(|l| !l.contains("doesn't support requested feature")).collect();
             for l in &lines[lines.len().saturating_sub(15)..] {
@@ -168,13 +169,14 @@ impl Emulator {
         said
     }
 
-    /// How much has been said on its console, in bytes.
+    /// The length of its console log, bytes.
     pub(crate) fn said(&self) -> usize {
         let length = fs::metadata(self.folder.join("console.log")).map_or(0, |m| m.len());
         usize::try_from(length).unwrap_or(usize::MAX)
     }
 
-    /// Whether its kernel has said, after the first `said` bytes, that a CPU was stuck for so long, in its own time.
+    /// Whether its kernel has reported, after the first `said` bytes of the log, that a CPU was stuck for at least this
+    /// long, in its own time.
     pub(crate) fn stuck(&self, said: usize, at_least: Duration) -> bool {
         let text = fs::read(self.folder.join("console.log")).unwrap_or_default();
         String::from_utf8_lossy(text.get(said..).unwrap_or_default())
@@ -191,7 +193,7 @@ fn stuck_for(line: &str) -> Option<Duration> {
     seconds.parse().ok().map(Duration::from_secs)
 }
 
-/// Arguments that every machine of the lab has.
+/// Arguments of every machine of the lab.
 fn base_args(accel: Accel, mode: Mode) -> Vec<String> {
     let mut a = args("-nodefaults -no-user-config -display none -no-reboot -machine q35,hpet=off");
     a.extend(match (mode, accel) {
@@ -228,7 +230,7 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
     add(format!("-drive if=none,id=root,format=raw,readonly=on,cache=unsafe,file={INSIDE}/lab/{IMAGE}"));
     add("-device virtio-blk-pci,drive=root,serial=root".into());
     add(format!("-serial file:{INSIDE}/run/console.log"));
-    // A machine that resets itself (a triple fault) ends without a word otherwise; into `qemu.log`.
+    // A machine that resets itself (a triple fault) would otherwise end without a message; this goes to `qemu.log`.
     add("-d cpu_reset".into());
     add("-device virtio-rng-pci".into());
     add(format!("-device virtio-serial-pci,max_ports={}", PORTS + 1));
@@ -261,7 +263,7 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
 }
 
 impl Machine {
-    /// Starts the lab host; it runs when this returns but has not booted yet.
+    /// Starts the lab host; on return it is running but has not booted yet.
     pub(crate) fn start(spec: &Spec, accel: Accel, prepared: &Prepared, folder: &Path) -> Result<Machine> {
         let mut view = Confine::new(&prepared.root())
             .bind("run", folder, true)
@@ -279,7 +281,7 @@ impl Machine {
         Machine::launch(view, lab_host_args(spec, accel), folder)
     }
 
-    /// Starts a machine that only says that it can run the kernel, for [`crate::accel`].
+    /// Starts a machine that only reports that it can run the kernel, for [`crate::accel`].
     pub(crate) fn start_probe(prepared: &Prepared, folder: &Path) -> Result<Machine> {
         let view = Confine::new(&prepared.root()).bind("run", folder, true);
         let mut a = base_args(Accel::Kvm, Mode::Wall);
@@ -301,7 +303,7 @@ impl Machine {
             .stdout(log.try_clone().doing(|| "share the emulator's log".into())?)
             .stderr(log);
         let (started, has_started) = mpsc::channel();
-        // The emulator dies with the thread that started it, so that thread stays until it has ended.
+        // The emulator dies with the thread that started it, so that thread stays until the emulator has ended.
         let waiter = thread::Builder::new()
             .name("lab-emulator".into())
             .spawn({
@@ -318,7 +320,7 @@ impl Machine {
                     let _ = started.send(Ok(emulator.clone()));
                     let end = loop {
                         if emulator.kill.load(Ordering::Relaxed) {
-                            // It fails only if the emulator has ended by itself.
+                            // It fails only if the emulator has already ended.
                             let _ = child.kill();
                             break child.wait();
                         }
@@ -344,7 +346,7 @@ impl Machine {
         &self.emulator
     }
 
-    /// Ends it at once.
+    /// Kills it.
     pub(crate) fn kill(&self) {
         self.emulator.may_end();
         self.emulator.kill.store(true, Ordering::Relaxed);

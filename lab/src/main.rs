@@ -1,4 +1,4 @@
-//! The command `teiji-lab`: prepares and boots the lab, and is the agent and the load tools in it.
+//! The command `teiji-lab`: prepares and boots the lab; it is also the agent and the load tools inside the lab.
 
 mod shell;
 
@@ -18,17 +18,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make the lab's root file system, if it is not there
+    /// Make the lab's root file system, if it does not exist
     Prepare,
-    /// Boot the lab, run a command in the lab host, end the lab; exits with the command's code
+    /// Boot the lab, run a command in the lab host, shut the lab down; exits with the command's code
     Run {
         #[command(flatten)]
         boot: Boot,
-        /// Command and arguments; one argument alone is run by the shell
+        /// Command and arguments; a single argument is run by the shell
         #[arg(last = true, required = true)]
         command: Vec<String>,
     },
-    /// Run a command in a guest (in the lab host only); exits with its code
+    /// Run a command in a guest (only in the lab host); exits with its code
     Call {
         /// Seconds to wait until the guest can be reached
         #[arg(long, default_value_t = 0)]
@@ -44,11 +44,11 @@ enum Command {
         #[command(flatten)]
         boot: Boot,
     },
-    /// Answer every UDP datagram with itself
+    /// Send every UDP datagram back
     UdpEcho {
         #[arg(long)]
         port: u16,
-        /// Microseconds of work before each answer
+        /// Microseconds of computation before each answer
         #[arg(long, default_value_t = 0)]
         work_us: u64,
     },
@@ -60,13 +60,13 @@ enum Command {
         /// Requests per second
         #[arg(long, default_value_t = 100.0)]
         rate: f64,
-        /// Requests in all
+        /// Number of requests
         #[arg(long, default_value_t = 1000)]
         count: u64,
         /// Payload, bytes
         #[arg(long, default_value_t = 64)]
         size: usize,
-        /// Unanswered requests at most; 0 is no limit
+        /// Greatest number of unanswered requests; 0 is no limit
         #[arg(long, default_value_t = 0)]
         outstanding: usize,
         /// Seconds to wait for answers after the last request
@@ -81,17 +81,17 @@ enum Command {
     },
     /// Send paced flows of stamped datagrams
     UdpFlows {
-        /// address:port,rate=<bit/s on the wire>,size=<payload>,burst=<datagrams at once>; may be given again
+        /// address:port,rate=<bit/s on the wire>,size=<payload>,burst=<datagrams at once>; may be repeated
         #[arg(long = "flow", required = true)]
         flows: Vec<tools::udp_flows::Flow>,
         /// Seconds
         #[arg(long = "for")]
         length: f64,
-        /// Datagrams of each flow at most [default: no limit]
+        /// Greatest number of datagrams of each flow [default: no limit]
         #[arg(long)]
         count: Option<u64>,
     },
-    /// Send bursts as fast as can be, and print how long each took
+    /// Send bursts as fast as possible, and print how long each took
     UdpBurst {
         /// Receiver's address
         #[arg(long)]
@@ -99,34 +99,34 @@ enum Command {
         /// Device by which they leave
         #[arg(long)]
         device: String,
-        /// Senders of channels, to ports from 6000
+        /// Number of senders of channels, to ports from 6000
         #[arg(long)]
         channels: u16,
-        /// Other senders, to ports from 20000
+        /// Number of other senders, to ports from 20000
         #[arg(long, default_value_t = 8)]
         others: u16,
         /// Payload, bytes
         #[arg(long, default_value_t = 100)]
         size: usize,
-        /// Datagrams of each burst
+        /// Datagrams in each burst
         #[arg(long)]
         burst: u32,
-        /// Bursts
+        /// Number of bursts
         #[arg(long)]
         windows: u32,
-        /// Turns of an empty loop after each burst, within its time
+        /// Iterations of an empty loop after each burst, included in its time
         #[arg(long, default_value_t = 0)]
         turns: u64,
-        /// Tell the kernel a deadline, µs, with each datagram; 0: none
+        /// Give the kernel a deadline, µs, with each datagram; 0: none
         #[arg(long, default_value_t = 0)]
         deadline_us: u64,
     },
     /// Receive what `udp-flows` sends, and print the delays
     UdpArrivals {
-        /// Ports to time, separated by commas
+        /// Ports to measure, separated by commas
         #[arg(long, value_delimiter = ',')]
         ports: Vec<u16>,
-        /// Their deadlines, µs, to count what is late
+        /// Their deadlines, µs, to count late datagrams
         #[arg(long, value_delimiter = ',')]
         deadlines_us: Vec<u64>,
         /// Ports whose datagrams are not read
@@ -154,17 +154,17 @@ enum Command {
         /// File to write
         #[arg(long)]
         out: PathBuf,
-        /// Bytes of each packet to keep
+        /// Bytes of each packet to store
         #[arg(long, default_value_t = 128)]
         snap: u32,
         /// Seconds [default: until interrupted]
         #[arg(long = "for")]
         length: Option<f64>,
     },
-    /// Run commands for the lab (in lab machines only)
+    /// Run commands for the lab (only in lab machines)
     #[command(hide = true)]
     Agent {
-        /// Serve vsock connections, not virtio ports
+        /// Serve vsock connections instead of virtio ports
         #[arg(long)]
         vsock: bool,
     },
@@ -176,7 +176,7 @@ struct Boot {
     /// Kernel of the lab host and its guests
     #[arg(long, value_enum, default_value_t)]
     kernel: Kernel,
-    /// Nested guests to start, named vm1, vm2, ...
+    /// Number of nested guests to start, named vm1, vm2, ...
     #[arg(long, default_value_t = 0)]
     guests: u32,
     /// CPUs of the lab host
@@ -191,13 +191,13 @@ struct Boot {
     /// Virtual time: the clock counts instructions (no guests)
     #[arg(long = "virtual", conflicts_with = "guests")]
     virtual_time: bool,
-    /// An SR-IOV NIC
+    /// Add an SR-IOV NIC
     #[arg(long)]
     sriov: bool,
-    /// Folder seen read-only at /mnt/bin [default: the folder of this program]
+    /// Folder visible read-only at /mnt/bin [default: the folder of this program]
     #[arg(long)]
     bin: Option<PathBuf>,
-    /// Folder seen at /mnt/out
+    /// Folder visible at /mnt/out
     #[arg(long)]
     out: Option<PathBuf>,
 }
@@ -322,7 +322,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
     }
 }
 
-/// One argument is a script; several are quoted, so that they arrive as they are.
+/// A single argument is a script; several are quoted, so that they arrive unchanged.
 fn script(command: &[String]) -> String {
     match command {
         [script] => script.clone(),

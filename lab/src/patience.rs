@@ -1,12 +1,12 @@
-//! How long something in the lab host has taken, as far as the lab host is to blame.
+//! How long something in the lab host has taken, without delays that are not caused by the lab host.
 //!
-//! A limit tells what hangs from what works. On a machine that is busy with other work the emulator waits for a CPU most
-//! of the time and everything in the lab takes a multiple of its usual time without hanging. So the time that the
-//! emulator's threads spent waiting for a CPU of this machine (the kernel's own account, `/proc/<pid>/task/*/schedstat`)
-//! does not count. Threads wait at the same time, so the sum of their waits can be longer than the time itself; a
-//! [`LEAST`] part of that counts in any case, so that every limit ends. And all of it counts once the lab host's own
-//! kernel has said that a CPU of it is [`STUCK`]: emulated CPUs that wait for each other in a loop keep this machine's
-//! busy too.
+//! A limit distinguishes something that hangs from something that works. On a machine that is busy with other work, the
+//! emulator waits for a CPU most of the time, and everything in the lab takes several times as long as usual without
+//! hanging. So the time that the emulator's threads spent waiting for a CPU of this machine
+//! (`/proc/<pid>/task/*/schedstat`) does not count. Threads wait at the same time, so the sum of their waits can exceed
+//! the elapsed time. Therefore at least one part in [`LEAST`] of the elapsed time counts, so that every limit ends. All
+//! of the time counts once the lab host's kernel has reported that one of its CPUs is [`STUCK`]: emulated CPUs that
+//! wait for each other in a loop also keep this machine's CPUs busy.
 
 use crate::machine::Emulator;
 use std::{
@@ -15,24 +15,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// One part in so many of the time on the wall counts whatever the emulator waited for.
+/// At least one part in this many of the elapsed time counts.
 const LEAST: u32 = 6;
-/// A CPU of the lab host that was stuck for so long will not come back. On a busy machine the kernel there tells of 20 s
+/// A CPU of the lab host that was stuck for this long will not recover. On a busy machine the kernel there reports 20 s
 /// and somewhat more.
 const STUCK: Duration = Duration::from_secs(60);
 
-/// The instant from which a limit counts.
+/// The start of a limit.
 #[derive(Clone)]
 pub(crate) struct Patience {
     emulator: Arc<Emulator>,
     begun: Instant,
     waited: Duration,
-    /// How much its console had said: a CPU that was stuck before came back.
+    /// The length of the console log at the start: a CPU that was stuck before has recovered.
     said: usize,
 }
 
 impl Patience {
-    /// Begins now.
+    /// Starts now.
     pub(crate) fn begin(emulator: &Arc<Emulator>) -> Patience {
         Patience {
             emulator: emulator.clone(),
@@ -42,12 +42,12 @@ impl Patience {
         }
     }
 
-    /// What has passed since, and counts.
+    /// The elapsed time that counts.
     pub(crate) fn spent(&self) -> Duration {
         counts(self.begun.elapsed(), waited(self.emulator.pid()).saturating_sub(self.waited))
     }
 
-    /// Whether `limit` is over. It cannot be before that much time has passed.
+    /// Whether `limit` is exceeded. It cannot be before that much time has elapsed.
     pub(crate) fn over(&self, limit: Duration) -> bool {
         self.begun.elapsed() >= limit && (self.spent() >= limit || self.emulator.stuck(self.said, STUCK))
     }
@@ -57,8 +57,8 @@ fn counts(passed: Duration, waited: Duration) -> Duration {
     passed.saturating_sub(waited).max(passed / LEAST)
 }
 
-/// How long the threads of a process have waited for a CPU, all together. Nothing of those that have ended, and nothing
-/// where the kernel keeps no such account.
+/// How long all threads of a process together have waited for a CPU. Threads that have ended do not count; 0 if the
+/// kernel does not measure it.
 fn waited(pid: u32) -> Duration {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let ns = tasks.filter_map(|task| {
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_process_that_sleeps_has_no_excuse() {
         let mut sleeps = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        // What it waits for a CPU until it sleeps is an excuse.
+        // Until it sleeps, its waits for a CPU do not count.
         let stat = format!("/proc/{}/stat", sleeps.id());
         while !fs::read_to_string(&stat).unwrap().contains("(sleep) S") {
             std::thread::sleep(Duration::from_millis(1));
@@ -100,7 +100,7 @@ mod tests {
         fs::remove_dir(&folder).unwrap();
     }
 
-    /// Emulated CPUs that wait for each other in a loop keep the machine's busy, and so wait for them.
+    /// Emulated CPUs that wait for each other in a loop keep the machine's CPUs busy, and so wait for them, too.
     #[test]
     fn a_lab_host_that_is_stuck_has_no_excuse() {
         let folder = std::env::temp_dir().join(format!("teiji-lab-stuck-{}", std::process::id()));
@@ -120,7 +120,7 @@ mod tests {
         assert!(!stuck(&patience));
         says("[ 81.1] watchdog: BUG: soft lockup - CPU#1 stuck for 78s! [CPU 3/KVM:344]\n");
         assert!(patience.over(limit) && !patience.over(Duration::from_secs(200)));
-        // It came back, as something else begins.
+        // The CPU has recovered when another limit starts.
         let patience = begin();
         assert!(!stuck(&patience));
         says("[ 581.1] watchdog: BUG: soft lockup - CPU#1 stuck for 78s! [CPU 3/KVM:344]\n");

@@ -3,7 +3,7 @@
 //! ```text
 //! free --(take)--> in use by a command --(give)--> free
 //!                          |
-//!                          +--(lose: it closed, or its command was never said to have ended)--> lost
+//!                          +--(lose: it closed, or the end of its command was not reported)--> lost
 //! ```
 
 use std::{
@@ -21,10 +21,10 @@ use crate::{
     proto::{self, FromAgent, ToAgent},
 };
 
-/// How long the lab host's agent may take to start a command, and to say that one that was killed has ended: it does so
-/// at once unless the whole machine hangs.
+/// How long the lab host's agent may take to start a command, and to report the end of a command that was killed: it
+/// does both immediately, unless the whole machine hangs.
 const GRACE: Duration = Duration::from_secs(60);
-/// How long a port of a lab host whose agent answers at another may take to answer before it is connected again.
+/// How long a port may take to answer, if the agent answers at another port, before it is connected again.
 const REST: Duration = Duration::from_secs(1);
 /// How long it may take until an emulator that has closed its ports has ended.
 const END_GRACE: Duration = Duration::from_secs(2);
@@ -64,21 +64,21 @@ fn pong(port: &mut UnixStream) -> Result<String> {
     }
 }
 
-/// The ports to the lab host that are free.
+/// The free ports to the lab host.
 pub(crate) struct Pool {
     free: Mutex<Free>,
     returned: Condvar,
     pub(crate) emulator: Arc<Emulator>,
-    /// How long the agent may take for what it does at once unless the whole machine hangs.
+    /// How long the agent may take for what it does immediately unless the whole machine hangs.
     pub(crate) grace: Duration,
 }
 
 #[derive(Default)]
 struct Free {
     ports: Vec<UnixStream>,
-    /// How many are in use and may come back.
+    /// How many ports are in use and may come back.
     used: usize,
-    /// It answered neither a kill nor a ping: it will not do anything else.
+    /// Whether the agent answered neither a kill nor a ping: it will not answer anything else.
     hangs: bool,
 }
 
@@ -94,22 +94,22 @@ impl Pool {
         Pool { free, returned: Condvar::new(), emulator, grace }
     }
 
-    /// Asks the agent whether it is there, by each port; fails if one does not answer in `limit` (see [`Patience`]).
-    /// Returns the version of its kernel and how many ports had to be connected again.
+    /// Asks the agent by each port whether it is there; fails if one does not answer within `limit` (see [`Patience`]).
+    /// Returns the version of its kernel, and how many ports had to be connected again.
     ///
-    /// The lab host's kernel is told by a message each which ports are connected. With QEMU 11.1 that of one port does not
-    /// arrive, at every boot, and the agent then waits for ever until its answer can be written there. (Probably it finds
-    /// no place: QEMU drops a message while the queue of 32 is full.) A new connection is a new message.
+    /// The lab host's kernel gets a message for each port that is connected. With QEMU 11.1 one of these messages is
+    /// lost at every boot, and the agent then waits for ever until it can write its answer to that port. (The probable
+    /// cause: QEMU drops a message while the queue of 32 messages is full.) A new connection sends a new message.
     pub(crate) fn ping(&self, limit: Duration) -> Result<(String, usize)> {
         let mut ports = std::mem::take(&mut lock(&self.free).ports);
         let mut answer = None;
         let mut again = 0;
-        // The first one used answers when the lab host has booted.
+        // The first port answers when the lab host has booted.
         for (n, port) in ports.iter_mut().rev().enumerate() {
             send_ping(port)?;
             if n > 0 && !self.answers(port, REST)? {
                 *port = connect(&self.emulator, n)?;
-                // The first one may be lost, or answered too: the second answer is passed over when it comes.
+                // The first ping may be lost, or answered, too: a second answer is ignored when it comes.
                 send_ping(port)?;
                 again += 1;
             }
@@ -135,10 +135,11 @@ impl Pool {
         }
     }
 
-    /// Waits for a port that is free.
+    /// Waits for a free port.
     ///
     /// # Errors
-    /// If none is left: each was lost with a command that the lab host did not answer. If it hangs.
+    /// If no port is left, because each was lost with a command that the lab host did not answer; or if the lab host
+    /// hangs.
     pub(crate) fn take(&self) -> Result<UnixStream> {
         let mut free = lock(&self.free);
         loop {
@@ -168,8 +169,8 @@ impl Pool {
         self.returned.notify_all();
     }
 
-    /// Whether the agent answers at a port that is free; if none is, it is not asked. If it does not, every command from
-    /// now on is an error at once, and not after its limit.
+    /// Whether the lab host hangs: its agent does not answer at a free port. If no port is free, the agent is not
+    /// asked. If it hangs, every later command fails immediately, and not after its limit.
     pub(crate) fn hangs(&self) -> bool {
         let Some(mut port) = lock(&self.free).ports.pop() else { return false };
         let answers = send_ping(&mut port).is_ok()
@@ -185,15 +186,15 @@ impl Pool {
         !answers
     }
 
-    /// What was being done when a port to the lab host closed.
+    /// The error after a port to the lab host has closed, with what was being done.
     pub(crate) fn gone(&self, doing: &str, why: &dyn std::fmt::Display) -> Error {
-        // Its ports close before its process can be waited for.
+        // The emulator's ports close before its process can be waited for.
         self.emulator.wait(END_GRACE);
         Error::Host(format!("was lost: cannot {doing}: {why}; {}", self.emulator.last_words()))
     }
 }
 
-/// Counts a port that is in use as lost, when it is dropped.
+/// When dropped, counts a port that is in use as lost.
 pub(crate) struct Lost<'p>(pub(crate) &'p Pool);
 
 impl Drop for Lost<'_> {
@@ -202,7 +203,7 @@ impl Drop for Lost<'_> {
     }
 }
 
-/// Whether a port can be read, after waiting for that at most so long.
+/// Whether a port can be read; waits for that for at most `limit`.
 fn readable(port: &UnixStream, limit: Duration) -> nix::Result<bool> {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::os::fd::AsFd;

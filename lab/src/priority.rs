@@ -1,18 +1,18 @@
-//! Whether the emulator goes before everything else of this machine.
+//! Gives the emulator priority over everything else on this machine.
 //!
-//! Emulated CPUs are threads of the emulator. Where there are more of them than real CPUs, the scheduler takes turns with
-//! them, and one that is put aside while it holds a lock of the emulator (that of the clock, say) stops the others:
-//! hundreds of microseconds in the middle of nothing. Under `SCHED_FIFO` a thread goes on until it has nothing to do. That
-//! suits what waits most of the time; a busy loop in the lab host would keep a real CPU to itself.
+//! Emulated CPUs are threads of the emulator. If there are more of them than real CPUs, they take turns. If the
+//! scheduler preempts one of them while it holds a lock of the emulator (such as that of the clock), the others stop
+//! for hundreds of microseconds. Under `SCHED_FIFO` a thread runs until it has nothing to do. That suits a lab host
+//! that waits most of the time; a busy loop in the lab host would occupy a real CPU.
 
 use std::{fs, path::PathBuf};
 
 use crate::error::{Doing, Result};
 
-/// Above this machine's ordinary threads, below its interrupts' (50).
+/// Above this machine's ordinary threads, below its interrupt threads (50).
 const PRIORITY: i32 = 10;
 
-/// While it lives, the emulator's threads go before others. From [`crate::Host::prefer`].
+/// While this exists, the emulator's threads have priority over others. See [`crate::Host::prefer`].
 #[must_use = "dropping it ends the preference"]
 pub struct Preference {
     tasks: PathBuf,
@@ -31,7 +31,7 @@ impl Preference {
             let name = entry.doing(doing)?.file_name();
             let Some(tid) = name.to_str().and_then(|n| n.parse().ok()) else { continue };
             let param = libc::sched_param { sched_priority: priority };
-            // SAFETY: `param` is complete and lives through the call.
+            // SAFETY: `param` is complete and outlives the call.
             let r = unsafe { libc::sched_setscheduler(tid, policy, &raw const param) };
             match nix::Error::result(r) {
                 // A thread of the emulator's pool that has ended.

@@ -1,4 +1,4 @@
-//! Progress on stderr, each line with the seconds since its step began.
+//! Progress messages on standard error, each with the seconds since its step began.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -7,7 +7,7 @@ use std::{
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Silences all progress output of this process (`true`), or lets it through again.
+/// Switches all progress messages of this process off (`true`) or on.
 pub fn quiet(on: bool) {
     QUIET.store(on, Ordering::Relaxed);
 }
@@ -18,14 +18,14 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Says that the step begins.
+    /// Reports that the step begins.
     pub(crate) fn begin(what: &str) -> Step {
         let step = Step { begun: Instant::now() };
         step.say(what);
         step
     }
 
-    /// Says how far it is.
+    /// Reports the progress of the step.
     pub(crate) fn say(&self, what: &str) {
         if !QUIET.load(Ordering::Relaxed) {
             eprintln!("lab {:6.1} s  {what}", self.begun.elapsed().as_secs_f64());

@@ -1,6 +1,6 @@
-//! What the lab and its agents say to each other: frames of a length (4 bytes, little endian) and a body
-//! ([`ToAgent`] or [`FromAgent`]) over a byte stream — a virtio-serial port to the lab host, a vsock
-//! connection to a guest. One command at a time runs over a stream.
+//! The messages between the lab and its agents: frames of a length (4 bytes, little endian) and a body ([`ToAgent`] or
+//! [`FromAgent`]) over a byte stream. That is a virtio-serial port to the lab host, or a vsock connection to a guest.
+//! One command at a time runs over a stream.
 //!
 //! ```text
 //! lab                         agent
@@ -16,16 +16,16 @@ use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-/// Raised with every change of these types; both sides must have the same.
+/// Incremented with every change of these types; both sides must have the same version.
 pub(crate) const VERSION: u32 = 2;
 
-/// vsock port that a guest's agent listens on.
+/// The vsock port of a guest's agent.
 pub(crate) const VSOCK_PORT: u32 = 5000;
 
-/// Longest body that is believed, bytes.
+/// The longest body that is accepted, bytes.
 const LONGEST: usize = 16 << 20;
 
-/// Bytes of output or input per frame at most.
+/// The greatest number of bytes of output or input per frame.
 pub(crate) const CHUNK: usize = 64 << 10;
 
 /// From the lab to an agent.
@@ -35,13 +35,13 @@ pub(crate) enum ToAgent {
     Ping,
     /// Starts a command.
     Run(Request),
-    /// Bytes for its standard input.
+    /// Bytes for the command's standard input.
     Stdin(Vec<u8>),
-    /// No more of them.
+    /// The end of the command's standard input.
     StdinEnd,
-    /// Ends it and all that it started.
+    /// Kills the command and all processes that it started.
     Kill,
-    /// The terminal has another size now.
+    /// The terminal has a new size.
     Resize(Size),
 }
 
@@ -52,21 +52,21 @@ pub(crate) enum FromAgent {
     Pong {
         /// [`VERSION`] of its program.
         version: u32,
-        /// `uname -r` there.
+        /// Its kernel, as `uname -r` prints it.
         kernel: String,
     },
     /// The command runs as the leader of process group `pid`.
     Started {
-        /// Process id there.
+        /// The process id in that machine.
         pid: u32,
     },
-    /// What it wrote to its standard output (or terminal).
+    /// Output of the command to its standard output (or terminal).
     Stdout(Vec<u8>),
-    /// What it wrote to its standard error.
+    /// Output of the command to its standard error.
     Stderr(Vec<u8>),
-    /// It has ended.
+    /// The command has ended.
     Done(End),
-    /// It could not be started.
+    /// The command could not be started.
     Refused(String),
 }
 
@@ -75,13 +75,13 @@ pub(crate) enum FromAgent {
 pub(crate) struct Request {
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Added to the agent's environment.
+    /// Variables that are added to the agent's environment.
     pub env: Vec<(String, String)>,
     /// Working folder; `/root` if not given.
     pub cwd: Option<String>,
-    /// Give it a terminal of this size.
+    /// If set, the command gets a terminal of this size.
     pub terminal: Option<Size>,
-    /// Run it in the guest with this context id instead (asked of the lab host's agent).
+    /// If set, the command runs in the guest with this context id (only for the lab host's agent).
     pub guest: Option<u32>,
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn receive<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<O
     decode(&body).map(Some)
 }
 
-/// Takes one frame from the front of `buffer` if it is complete.
+/// Takes one frame from the front of `buffer`, if it is complete.
 pub(crate) fn take<T: DeserializeOwned>(buffer: &mut Vec<u8>) -> io::Result<Option<T>> {
     let Some(head) = buffer.first_chunk::<4>() else { return Ok(None) };
     let end = 4 + length(*head)?;

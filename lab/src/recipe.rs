@@ -1,27 +1,27 @@
-//! What the lab's root file system is made of.
+//! The contents of the lab's root file system.
 //!
-//! The [`key`] is a hash over everything that decides the result, so that a changed recipe makes a new
-//! root file system and an unchanged one is shared by all clones of the project.
+//! The [`key`] is a hash of everything that determines the result, so that a changed recipe makes a new root file
+//! system and an unchanged one is shared by all clones of the project.
 
 use sha2::{Digest, Sha256};
 
 /// Debian release of the root file system.
 pub(crate) const SUITE: &str = "trixie";
 
-/// The lab's list of kernels: which of them a lab host, and its guests, run.
+/// The lab's list of kernels: a lab host and its guests run one of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kernel {
-    /// The newest that Debian has packaged for its stable release: it has everything that teiji uses
+    /// Debian's newest package for its stable release: it has everything that teiji uses
     #[default]
     Newest,
-    /// Debian's stable one, Linux 6.12, which many hosts run: without BPF qdiscs and sched_ext
+    /// Debian's stable kernel, Linux 6.12, which many hosts run: without BPF qdiscs and sched_ext
     Stable,
-    /// That of the release before (Debian 12, Linux 6.1), the oldest that teiji supports
+    /// The kernel of the previous release (Debian 12, Linux 6.1), the oldest that teiji supports
     Oldstable,
 }
 
 impl Kernel {
-    /// All of them, the default first.
+    /// All kernels, the default first.
     pub const ALL: [Kernel; 3] = [Kernel::Newest, Kernel::Stable, Kernel::Oldstable];
 
     /// Its name in commands and files.
@@ -33,7 +33,7 @@ impl Kernel {
         }
     }
 
-    /// The suite of the Debian archive that it comes from; the newest of that suite is taken.
+    /// The suite of the Debian archive that it comes from; the newest kernel of that suite is used.
     pub(crate) fn suite(self) -> &'static str {
         match self {
             Kernel::Newest => "trixie-backports",
@@ -42,7 +42,7 @@ impl Kernel {
         }
     }
 
-    /// What of [`KERNEL_OPTIONS`] it is known not to have.
+    /// Those of [`KERNEL_OPTIONS`] that it does not have.
     pub(crate) fn lacks(self) -> &'static [&'static str] {
         match self {
             Kernel::Newest => &[],
@@ -51,43 +51,43 @@ impl Kernel {
         }
     }
 
-    /// The kernel, unpacked, in the root file system (guests are started with it too).
+    /// The unpacked kernel in the root file system (guests are started with it, too).
     pub(crate) fn vmlinux(self) -> String {
         format!("usr/lib/teiji-lab/vmlinux-{}", self.name())
     }
 }
 
-/// Bytes that must be free before preparation starts: the root file system, its packages and the build beside it.
+/// Bytes that must be free before preparation starts: for the root file system, its packages and the build.
 pub(crate) const DISK_NEEDED: u64 = 4 << 30;
 
-/// Raise when the steps change in a way that the other inputs of [`key`] do not show.
+/// To be incremented when the steps change in a way that does not change the other inputs of [`key`].
 const VERSION: u32 = 4;
 
 /// The suite of the Debian archive that the emulator and its firmware come from.
 ///
-/// Not [`SUITE`]: QEMU before 10.2 loses interrupts where a CPU of several runs guests. `helper_vmrun` and `do_vmexit`
-/// (target/i386/tcg/system/svm_helper.c) set and clear a bit of `interrupt_request` there without an atomic operation,
-/// which undoes what another CPU's thread sets at that moment. A CPU that halts then sleeps for ever, and the others
-/// wait for it (on their consoles: soft lockups, stalls of RCU).
+/// This is not [`SUITE`]: QEMU before 10.2 loses interrupts if one of several CPUs runs guests. `helper_vmrun` and
+/// `do_vmexit` (target/i386/tcg/system/svm_helper.c) set and clear a bit of `interrupt_request` there without an atomic
+/// operation, which undoes a change by the thread of another CPU at that moment. A CPU that halts then sleeps for ever,
+/// and the others wait for it (the consoles show soft lockups and RCU stalls).
 pub(crate) const EMULATOR_SUITE: &str = "trixie-backports";
 
-/// The emulator, of that suite.
+/// The packages of the emulator, from that suite.
 pub(crate) const EMULATOR: &[&str] = &["qemu-system-x86", "seabios", "ipxe-qemu"];
 
-/// Comes before the scripts that take packages of another suite than [`SUITE`].
+/// Comes before the scripts that install packages of another suite than [`SUITE`].
 pub(crate) const SUITE_SCRIPT: &str = include_str!("boot/suite.sh");
 
-/// Run inside the new root file system: installs them.
+/// Runs inside the new root file system: installs the emulator.
 pub(crate) const EMULATOR_SCRIPT: &str = include_str!("boot/emulator.sh");
 
-/// Packages of [`SUITE`] beside Debian's minimal set.
+/// Packages of [`SUITE`] in addition to Debian's minimal set.
 pub(crate) const PACKAGES: &[&str] = &[
     // The machine: modules, network and process tools.
     "busybox-static",
     "kmod",
     "udev",
     "xz-utils",
-    // The image of the root file system and the unpacked kernel are made by these.
+    // Tools that make the image of the root file system and unpack the kernel.
     "erofs-utils",
     "zstd",
     "iproute2",
@@ -105,7 +105,7 @@ pub(crate) const PACKAGES: &[&str] = &[
     // Run-time libraries of the project's own programs.
     "libelf1t64",
     "zlib1g",
-    // Load, peers, rivals to measure against.
+    // Load generators, peers, and tools to compare with.
     "sip-tester",
     "iperf3",
     "stress-ng",
@@ -115,7 +115,7 @@ pub(crate) const PACKAGES: &[&str] = &[
     "bpftrace",
     "trace-cmd",
     "linux-perf",
-    // What operators run.
+    // Software that operators run.
     "libvirt-daemon-system",
     "libvirt-clients",
     "libvirt-daemon-driver-qemu",
@@ -123,16 +123,16 @@ pub(crate) const PACKAGES: &[&str] = &[
     "etcd-client",
 ];
 
-/// Run inside the new root file system for each kernel: fetches and unpacks the newest of its suite.
+/// Runs inside the new root file system for each kernel: fetches and unpacks the newest one of its suite.
 pub(crate) const KERNEL_SCRIPT: &str = include_str!("boot/kernel.sh");
 
 /// Name of the image of the root file system.
 pub(crate) const IMAGE: &str = "root.erofs";
 
-/// Modules that the initial RAM file system loads: what reaches the root file system, and what every guest needs
-/// (loading these from the root file system costs a guest seconds). `erofs` of Linux 6.12 asks the cryptographic
-/// interface for `crc32c`, which its dependencies do not tell. The first two are built into newer kernels, 6.1 has them
-/// as modules.
+/// Modules that the initial RAM file system loads: those that are needed to reach the root file system, and those that
+/// every guest needs (loading these from the root file system takes a guest seconds). `erofs` of Linux 6.12 requests
+/// `crc32c` from the cryptographic interface, which its dependencies do not show. The first two are built into newer
+/// kernels; 6.1 has them as modules.
 pub(crate) const BOOT_MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_console",
@@ -144,7 +144,7 @@ pub(crate) const BOOT_MODULES: &[&str] = &[
     "vmw_vsock_virtio_transport",
 ];
 
-/// Kernel options that the lab relies on, each with what needs it.
+/// Kernel options that the lab needs, each with what needs it.
 pub(crate) const KERNEL_OPTIONS: &[(&str, &str)] = &[
     ("KVM_AMD", "nested guests"),
     ("VHOST_NET", "the guests' network"),
@@ -164,7 +164,7 @@ pub(crate) const KERNEL_OPTIONS: &[(&str, &str)] = &[
     ("EROFS_FS", "the root file system's image"),
 ];
 
-/// Hash that names the result of this recipe, 16 hexadecimal digits.
+/// The hash that names the result of this recipe, 16 hexadecimal digits.
 pub(crate) fn key() -> String {
     let mut hash = Sha256::new();
     let mut add = |s: &str| {

@@ -1,9 +1,7 @@
-//! Makes the root file system that serves three times: the emulator of the lab host runs from it, and an
-//! image of it is the root of the lab host and of every guest. So the lab is the same on every
-//! host distribution.
+//! Makes the root file system, which is used three times: the emulator of the lab host runs from it, and an image of it
+//! is the root of the lab host and of every guest. So the lab is the same on every host distribution.
 //!
-//! It is made in a folder beside its final place and renamed when complete: what is found under the final
-//! name is whole.
+//! It is made in a folder beside its final place and renamed when complete: a folder with the final name is complete.
 
 use std::{
     fs,
@@ -24,7 +22,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct Prepared {
     folder: PathBuf,
-    /// Versions, in the order of [`Kernel::ALL`].
+    /// The versions of the kernels, in the order of [`Kernel::ALL`].
     versions: [String; Kernel::ALL.len()],
 }
 
@@ -34,22 +32,22 @@ impl Prepared {
         self.folder.join("root")
     }
 
-    /// Version of a kernel, such as `7.2.12+deb13-amd64`.
+    /// The version of a kernel, such as `7.2.12+deb13-amd64`.
     pub fn version(&self, kernel: Kernel) -> &str {
         &self.versions[kernel as usize]
     }
 
-    /// A kernel, unpacked: every boot is spared the unpacking.
+    /// An unpacked kernel, so that no boot has to unpack it.
     pub fn vmlinux(&self, kernel: Kernel) -> PathBuf {
         self.root().join(kernel.vmlinux())
     }
 
-    /// The root file system as an image, the disk of lab host and guests.
+    /// The image of the root file system, the disk of the lab host and its guests.
     pub fn image(&self) -> PathBuf {
         self.folder.join(recipe::IMAGE)
     }
 
-    /// The folder of all of it.
+    /// The folder of all these files.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
@@ -72,7 +70,7 @@ impl Prepared {
     }
 }
 
-/// The version of a kernel that was put into `root`; boot/kernel.sh leaves it there.
+/// The version of a kernel that was installed into `root`; boot/kernel.sh stores it there.
 fn version(root: &Path, kernel: Kernel) -> Result<String> {
     let path = root.join(format!("etc/teiji-lab-kernel-{}", kernel.name()));
     let text = fs::read_to_string(&path).doing(|| format!("read {}", path.display()))?;
@@ -82,7 +80,7 @@ fn version(root: &Path, kernel: Kernel) -> Result<String> {
 /// Finds the prepared root file system of this recipe, or makes it (some minutes, 1 GB to download).
 ///
 /// # Errors
-/// If `mmdebstrap`, root rights, network or disk space are missing, or the kernel lacks an option.
+/// If `mmdebstrap`, root privileges, network or disk space are missing, or a kernel lacks an option.
 pub fn prepare() -> Result<Prepared> {
     let cache = cache::folder()?;
     let name = format!("lab-{}", recipe::key());
@@ -156,9 +154,9 @@ pub(crate) fn which(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|d| d.join(name)).find(|p| p.is_file())
 }
 
-/// Removes root file systems of other recipes and what an ended preparation left; `keep` stays.
+/// Removes root file systems of other recipes, and files of an interrupted preparation; `keep` stays.
 fn remove_others(cache: &Path, keep: &str) {
-    // A lab host that runs may be one of another recipe: then the next preparation removes it.
+    // A running lab host may use another recipe: then the next preparation removes its files.
     let nobody_runs = Lock::take_if_free(&cache.join("lab.lock"));
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -169,13 +167,13 @@ fn remove_others(cache: &Path, keep: &str) {
             && (unfinished || !keep.is_empty() && nobody_runs.is_some())
             && *name != *keep
         {
-            // Best effort: a folder that stays costs disk, nothing else.
+            // Best effort: a folder that remains only uses disk space.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// The mirror of the Debian archive that this machine uses itself, if it is a Debian machine.
+/// The mirror of the Debian archive that this machine uses, if it is a Debian machine.
 fn mirror() -> Option<String> {
     if let Some(given) = std::env::var("TEIJI_MIRROR").ok().filter(|m| !m.is_empty()) {
         return Some(given);
@@ -205,7 +203,7 @@ fn bootstrap(building: &Path, step: &Step) -> Result<()> {
             format!("{} {}", kernel.suite(), kernel.name()),
         )?);
     }
-    // A mount namespace of its own: whatever happens, nothing stays mounted.
+    // A separate mount namespace, so that nothing stays mounted in any case.
     let mut command = Command::new("unshare");
     command
         .args(["--mount", "--propagation", "private", "mmdebstrap", "--variant=minbase", "--mode=root"])

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use nix::sys::termios::{self, SetArg, Termios};
 use teiji_lab::Host;
 
-/// The terminal in raw mode; as it was when this goes.
+/// The terminal in raw mode; its former mode is restored when this is dropped.
 struct Raw(Termios);
 
 impl Raw {
@@ -26,14 +26,14 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // Nothing to do about a terminal that is gone.
+        // Nothing can be done if the terminal does not exist any more.
         let _ = termios::tcsetattr(std::io::stdin(), SetArg::TCSADRAIN, &self.0);
     }
 }
 
 fn size() -> (u16, u16) {
     let mut w = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
-    // SAFETY: `w` lives through the call, which fills it or leaves it.
+    // SAFETY: `w` outlives the call, which fills it or does not change it.
     unsafe { libc::ioctl(0, libc::TIOCGWINSZ, &mut w) };
     (w.ws_row.max(1), w.ws_col.max(1))
 }
@@ -51,7 +51,7 @@ pub fn run(host: &Host) -> anyhow::Result<i32> {
     let child = Arc::new(host.spawn_on_terminal("exec bash -i", rows, columns)?);
     let raw = Raw::enter()?;
     let typing = Arc::clone(&child);
-    // It stays in its read when the shell ends, and ends with the process.
+    // The thread stays in its read when the shell ends, and ends with the process.
     thread::spawn(move || {
         let mut keys = [0; 4096];
         while let Ok(n @ 1..) = std::io::stdin().read(&mut keys) {

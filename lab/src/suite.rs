@@ -1,14 +1,14 @@
-//! Tests that share what is slow to make, such as a boot of the lab: each has its own name and its own result, they run
-//! one after the other in the order of their list, and one that fails does not keep the next from running.
+//! Tests that share what takes long to make, such as a boot of the lab. Each test has its own name and result; they run
+//! one after the other in the order of their list, and a test that fails does not stop the next ones.
 //!
-//! A test file of that kind is a program of its own (`harness = false` in the manifest):
+//! Such a test file is a separate program (`harness = false` in the manifest):
 //!
 //! ```no_run
 //! use std::process::ExitCode;
 //! use teiji_lab::suite::{self, Shared};
 //! use teiji_lab::{Guest, GuestSpec, Host, Spec};
 //!
-//! // Made when the first test needs it. What could not be made fails each test that needs it, with the reason.
+//! // Made when the first test needs it. If it cannot be made, each test that needs it fails with the reason.
 //! static LAB: Shared<Host> = Shared::new("the lab", || Host::boot(&Spec::default()).unwrap());
 //! static VM: Shared<Guest<'static>> = Shared::new("vm1", || LAB.guest(&GuestSpec::named("vm1")).unwrap());
 //!
@@ -25,11 +25,11 @@
 //! }
 //! ```
 //!
-//! An emulator that fails takes its lab host along (QEMU, translating nested virtualisation, does so about once in forty
-//! boots), which is no test's result: everything shared is made again and the test begins anew. That is said, and done
-//! once in a program, so that a test which ends the lab host each time fails.
+//! If an emulator fails, its lab host ends (QEMU that translates nested virtualisation fails about once in forty
+//! boots). That is not the result of a test: everything shared is made again, and the test starts again. This is
+//! reported, and done only once in a program, so that a test which ends the lab host each time fails.
 //!
-//! `cargo test --test NAME -- the_guest` runs those whose names contain that, `-- --list` lists them.
+//! `cargo test --test NAME -- the_guest` runs the tests whose names contain `the_guest`; `-- --list` lists all tests.
 
 use std::{
     any::Any,
@@ -47,15 +47,15 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::machine;
 
-/// How often what is shared was given up, as the emulator had failed.
+/// How many times the shared values were given up because the emulator had failed.
 static GIVEN_UP: AtomicU32 = AtomicU32::new(0);
-/// How often that may be.
+/// How many times that may happen.
 const GIVE_UP_LIMIT: u32 = 1;
 
-/// A test: its name and what it runs, which panics if it fails.
+/// A test: its name, and the function that it runs, which panics if the test fails.
 pub type Test = (&'static str, fn());
 
-/// The list of tests that these functions are, each by its name.
+/// The list of these tests, each with the function's name.
 #[macro_export]
 macro_rules! tests {
     ($($test:path),+ $(,)?) => {
@@ -63,8 +63,8 @@ macro_rules! tests {
     };
 }
 
-/// Runs the tests that the command line names (all, if it names none), one after the other, then `end`, whatever came
-/// of them. The exit code says whether all passed.
+/// Runs the tests that the command line names (all, if it names none), one after the other, and then `end`, whatever
+/// the results. The exit code says whether all have passed.
 pub fn run(tests: &[Test], end: fn()) -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
@@ -80,7 +80,8 @@ pub fn run(tests: &[Test], end: fn()) -> ExitCode {
     if conclusion.has_failed() || ended.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Runs a test, and again if it failed when the emulator did; `failed` tells how often the emulator has.
+/// Runs a test, and runs it again if it failed together with the emulator; `failed` returns how many emulators have
+/// failed.
 fn attempt(name: &str, test: fn(), failed: impl Fn() -> u32) -> Result<(), Failed> {
     let begun = Instant::now();
     let mut result = catch_unwind(test);
@@ -98,14 +99,14 @@ fn attempt(name: &str, test: fn(), failed: impl Fn() -> u32) -> Result<(), Faile
     result.map_err(|panic| reason(panic.as_ref()).into())
 }
 
-/// What a panic says.
+/// The message of a panic.
 fn reason(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
 }
 
-/// What several tests use, made when the first of them needs it. It lives until the program ends, also where it was given
-/// up and made again.
+/// A value that several tests use; it is made when the first of them needs it. It lives until the program ends, even if
+/// it was given up and made again.
 pub struct Shared<T: 'static> {
     name: &'static str,
     make: fn() -> T,
@@ -113,21 +114,21 @@ pub struct Shared<T: 'static> {
 }
 
 struct Made<T: 'static> {
-    /// [`GIVEN_UP`] when it was made.
+    /// The value of [`GIVEN_UP`] when it was made.
     given_up: u32,
     result: &'static Result<T, String>,
 }
 
 impl<T> Shared<T> {
-    /// What `make` makes; it panics if it cannot.
+    /// A value that `make` makes; `make` panics if it cannot.
     pub const fn new(name: &'static str, make: fn() -> T) -> Shared<T> {
         Shared { name, make, made: Mutex::new(None) }
     }
 
-    /// It, or why it could not be made.
+    /// The value, or why it could not be made.
     ///
     /// # Errors
-    /// The same reason each time: it is tried once.
+    /// The same reason each time: making it is tried once.
     pub fn get(&self) -> Result<&'static T, &'static str> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let given_up = GIVEN_UP.load(Ordering::Relaxed);
@@ -144,7 +145,7 @@ impl<T> Shared<T> {
         result.as_ref().map_err(String::as_str)
     }
 
-    /// Has `act` done with it if it has been made.
+    /// Calls `act` with the value, if it has been made.
     pub fn if_made(&self, act: impl FnOnce(&T)) {
         if let Some(Made { result: Ok(made), .. }) =
             &*self.made.lock().unwrap_or_else(PoisonError::into_inner)
@@ -157,7 +158,7 @@ impl<T> Shared<T> {
 impl<T> Deref for Shared<T> {
     type Target = T;
 
-    /// Panics if it could not be made.
+    /// Panics if the value could not be made.
     fn deref(&self) -> &T {
         match self.get() {
             Ok(made) => made,
@@ -172,7 +173,7 @@ impl<T> Deref for Shared<T> {
 mod tests {
     use super::*;
 
-    /// Tests of what is made once, and that of what is made again.
+    /// Lets the test of values that are made once and that of values that are made again run one after the other.
     static ONE: Mutex<()> = Mutex::new(());
 
     #[test]
@@ -205,7 +206,8 @@ mod tests {
         SHARED.if_made(|_| panic!("it was not made"));
     }
 
-    /// Where the emulator failed, a test begins anew with another lab host, once; one that fails by itself does not.
+    /// If the emulator has failed, a test starts again with another lab host, once; a test that fails by itself does
+    /// not.
     #[test]
     fn a_failed_emulator_is_no_tests_result_but_only_once() {
         static MADE: AtomicU32 = AtomicU32::new(0);
@@ -226,7 +228,7 @@ mod tests {
         assert_eq!((why(attempt("a", in_the_second, || 0)), runs()), ("in lab host 0".into(), 1));
         attempt("b", in_the_second, || 1).unwrap();
         assert_eq!(runs(), 2);
-        // The failure that was told already is not told again, and a second one is not excused.
+        // A failure that was counted before does not count again, and a second one is not excused.
         for failures in [1, 2] {
             assert_eq!((why(attempt("c", never, || failures)), runs()), ("in lab host 1".into(), 1));
         }

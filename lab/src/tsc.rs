@@ -1,37 +1,37 @@
-//! How fast this machine's time stamp counter counts, which an emulated machine's counts with.
+//! The frequency of this machine's time stamp counter, which an emulated machine's counter follows.
 //!
-//! A kernel that boots finds that out by a timer of the emulator, in a few milliseconds. If the emulator is put aside
-//! just then, it finds something else: the clock of a lab host was seen to run ten times too fast, and its kernel to
-//! complain of CPUs that stall and of timers that do not fire. So the kernel is told (`tsc_early_khz`).
+//! A kernel that boots measures it with a timer of the emulator, within a few milliseconds. If the emulator is
+//! preempted at that time, the result is wrong: the clock of a lab host was seen to run ten times too fast, and its
+//! kernel to report stalled CPUs and timers that do not fire. So the kernel is given the frequency (`tsc_early_khz`).
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// Long enough for an error of some microseconds in two readings to be nothing.
+/// Long enough that an error of some microseconds in two readings does not matter.
 const LENGTH: Duration = Duration::from_millis(100);
 
-/// Counts per second, in thousands; `None` where this machine has no such counter.
+/// The frequency in kHz; `None` if this machine has no such counter.
 #[cfg(target_arch = "x86_64")]
 pub(crate) fn khz() -> Option<u64> {
     let begin = reading()?;
     std::thread::sleep(LENGTH);
     let end = reading()?;
     let (counts, ns) = (end.0.checked_sub(begin.0)?, end.1.checked_sub(begin.1)?);
-    // Counts in a nanosecond are millions of thousands in a second.
+    // 1 count per ns is 10⁶ kHz.
     Some((u128::from(counts) * 1_000_000 / u128::from(ns)) as u64)
 }
 
-/// As on x86-64.
+/// Only x86-64 has the counter.
 #[cfg(not(target_arch = "x86_64"))]
 pub(crate) fn khz() -> Option<u64> {
     None
 }
 
-/// The counter and the time, ns, at one instant: the readings that came closest together.
+/// The counter and the time, ns, at one instant: the pair of readings that were closest together.
 #[cfg(target_arch = "x86_64")]
 fn reading() -> Option<(u64, u64)> {
-    // SAFETY: every x86-64 has the instruction, and Linux lets programs use it.
+    // SAFETY: every x86-64 processor has the instruction, and Linux lets programs use it.
     let counter = || unsafe { core::arch::x86_64::_rdtsc() };
     let tries = (0..100).filter_map(|_| {
         let before = counter();

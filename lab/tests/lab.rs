@@ -1,5 +1,4 @@
-//! The lab does what tests and experiments rely on, in one boot: needs root, takes minutes
-//! where the lab host is emulated.
+//! The lab does what tests and experiments need, in one boot. Needs root; takes minutes if the lab host is emulated.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -75,7 +74,7 @@ fn the_kernel_is_the_prepared_one() {
     assert_eq!(host.run("cat /sys/devices/system/node/node1/distance").unwrap().ok().unwrap(), "21 10");
 }
 
-/// A kernel that boots while the emulator is put aside can take its counter for another.
+/// A kernel that boots while the emulator is preempted can measure a wrong frequency of its counter.
 fn the_clock_runs_as_this_machines() {
     let begun = Instant::now();
     let read = || {
@@ -87,7 +86,7 @@ fn the_clock_runs_as_this_machines() {
     thread::sleep(Duration::from_secs(20));
     let second = read();
     let there = second.1 - first.1;
-    // What it may be at least and at most, as the readings take their time; and it is in hundredths of a second.
+    // The shortest and the longest possible time, as the readings take time; and it is in hundredths of a second.
     let (least, most) = (second.0 - first.2, second.2 - first.0);
     assert!(
         there >= least * 0.98 - 0.02 && there <= most * 1.02 + 0.02,
@@ -110,14 +109,14 @@ fn commands_end_as_they_should() {
     let limit = Duration::from_secs(2);
     let late = host.run_for("echo begun; sleep 1001 & sleep 1002", limit).unwrap_err();
     assert!(matches!(&late, Error::Timeout { said, .. } if said.contains("begun")), "{late}");
-    // The group goes with its leader, and so does that of a command that nobody waits for any more.
+    // The group ends with its leader, and so does the group of a command that nobody waits for any more.
     let child = host.spawn("sleep 1003 & sleep 1004").unwrap();
     assert!(child.id().unwrap() > 1);
     drop(child);
     let gone = "for i in $(seq 50); do pgrep -f '^sleep 100' >/dev/null || exit 0; sleep 0.1; done; exit 1";
     host.run(gone).unwrap().ok().unwrap();
 
-    // What is left in the background on purpose does not hold up the command.
+    // A process left in the background on purpose does not delay the command.
     let quick = Instant::now();
     host.run("sleep 60 & echo done").unwrap().ok().unwrap();
     assert!(quick.elapsed() < Duration::from_secs(30));
@@ -126,7 +125,7 @@ fn commands_end_as_they_should() {
     child.write(b"typed").unwrap();
     child.close_input().unwrap();
     assert_eq!(child.wait().unwrap().ok().unwrap(), "ready\ntyped");
-    // More commands at a time than there are ports.
+    // More commands at the same time than there are ports.
     thread::scope(|s| {
         let many: Vec<_> = (0..24).map(|i| s.spawn(move || host.run(&format!("exit {i}")))).collect();
         for (i, t) in many.into_iter().enumerate() {
@@ -191,7 +190,7 @@ fn the_capture_agrees_with_the_load() {
         let figures = host.run(&format!("ip netns exec peer {tool}")).unwrap().ok().unwrap();
         serde_json::from_str::<serde_json::Value>(&figures).unwrap()
     };
-    // The first packets wait for the guest's programs to be paged in.
+    // The first packets wait until the guest's programs are paged in.
     load(20);
     let capture = host.spawn("teiji-lab capture --if uplink0 --out /mnt/out/echo.pcap").unwrap();
     capture.wait_for("capturing", Duration::from_secs(60)).unwrap();
@@ -206,7 +205,7 @@ fn the_capture_agrees_with_the_load() {
     assert!(received > 0, "nothing was answered");
     assert_eq!(counts["dropped"], 0);
 
-    // Every request is in the capture once into the bridge and every answer once out of it, in that order.
+    // Every request is in the capture once into the bridge, and every answer once out of it, in that order.
     let dump = host.run("tcpdump -nr /mnt/out/echo.pcap udp port 7 2>/dev/null").unwrap().ok().unwrap();
     let (answers, requests): (Vec<_>, Vec<_>) = dump.lines().partition(|l| l.contains(" Out "));
     assert_eq!((requests.len(), answers.len() as u64), (300, received));
@@ -221,7 +220,7 @@ fn guests_reach_each_other_and_leave_nothing() {
     let (host, first) = (&*HOST, &*FIRST);
     let second = host.guest(&GuestSpec::named("second")).unwrap();
     assert_ne!(first.ip(), second.ip());
-    // As long as it takes: what is lost on the way is sent again.
+    // Without a limit: lost packets are sent again.
     let reach = |to: &dyn std::fmt::Display| format!("ping -q -c 1 -w 60 {to}");
     first.run(&reach(&second.ip())).unwrap().ok().unwrap();
     second.run(&reach(&"10.77.0.1")).unwrap().ok().unwrap();
@@ -235,7 +234,7 @@ fn guests_reach_each_other_and_leave_nothing() {
     assert_eq!(host.run("ls /sys/class/net").unwrap().ok().unwrap(), "br0\nfirst-n0\nlo\nuplink0");
 }
 
-/// It ends the emulator by force, and finds another lab host when it is run again for that.
+/// This test kills the emulator, and finds another lab host when it is run again because of that.
 fn an_emulator_that_fails_is_replaced_by_another() {
     static KILLED: AtomicU32 = AtomicU32::new(0);
     let killed = KILLED.swap(HOST.pid(), Ordering::Relaxed);
@@ -247,7 +246,7 @@ fn an_emulator_that_fails_is_replaced_by_another() {
     HOST.run("true").unwrap().ok().unwrap();
 }
 
-/// Of the whole lab; whatever is tested comes before.
+/// This is about the whole lab, so it is the last test.
 fn nothing_is_left_at_the_end() {
     let before = emulators();
     assert!(before.contains(&HOST.pid()), "{before:?}");

@@ -1,4 +1,4 @@
-//! Runs a command in a guest from a shell in the lab host, its input, output and exit code passed on.
+//! Runs a command in a guest from a shell in the lab host, and passes on its input, output and exit code.
 
 use std::{
     io::{self, Read, Write},
@@ -12,10 +12,10 @@ use crate::{
     proto::{self, FromAgent, Request, ToAgent},
 };
 
-/// Runs `argv` in guest `cid`, trying for `wait` to reach it; returns the exit code.
+/// Runs `argv` in guest `cid`; tries to reach the guest for `wait`. Returns the exit code.
 ///
 /// # Errors
-/// If the guest is not reached, or ends meanwhile.
+/// If the guest cannot be reached, or ends during the command.
 pub fn call(cid: u32, argv: Vec<String>, wait: Duration) -> Result<i32> {
     let deadline = Instant::now() + wait;
     let mut stream = loop {
@@ -49,7 +49,7 @@ pub fn call(cid: u32, argv: Vec<String>, wait: Duration) -> Result<i32> {
             Some(FromAgent::Done(end)) => return Ok(end.code),
             Some(FromAgent::Refused(why)) => return Err(Error::Protocol(format!("refused: {why}"))),
             Some(FromAgent::Pong { .. } | FromAgent::Started { .. }) => {}
-            None => return Err(Error::Guest { name: cid.to_string(), why: "has gone meanwhile".into() }),
+            None => return Err(Error::Guest { name: cid.to_string(), why: "ended meanwhile".into() }),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Runs one command: its output goes to the caller as it comes, and when the caller goes away or asks for it, the
-//! command and all that it started are killed as a group.
+//! Runs one command. Its output goes to the caller immediately. When the caller disconnects or asks for it, the command
+//! and all processes that it started are killed as a group.
 
 use std::{
     fs::File,
@@ -24,11 +24,11 @@ use nix::{
 use super::{readable, wait_readable, watch};
 use crate::proto::{self, End, FromAgent, Request, Size, ToAgent};
 
-/// Why a request did not come to its regular end.
+/// Why a request did not end regularly.
 pub(super) enum Failure {
-    /// It did not start; the caller is told.
+    /// The command did not start; the caller is told.
     Start(String),
-    /// The caller is gone or not understood.
+    /// The caller has disconnected, or sent something that cannot be decoded.
     Stream(io::Error),
 }
 
@@ -88,7 +88,7 @@ fn start_on_terminal(mut command: Command, size: Size) -> io::Result<Running> {
     let (ours, theirs) = (File::from(pty.master), File::from(pty.slave));
     fcntl(&ours, FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
     command.stdin(theirs.try_clone()?).stdout(theirs.try_clone()?).stderr(theirs);
-    // SAFETY: only system calls that are safe after fork; they touch nothing of this process's memory.
+    // SAFETY: only system calls that are safe after fork; they do not access this process's memory.
     unsafe {
         command.pre_exec(|| {
             if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
@@ -98,7 +98,7 @@ fn start_on_terminal(mut command: Command, size: Size) -> io::Result<Running> {
         });
     }
     let child = command.spawn()?;
-    // The command keeps copies of the terminal's other end: only its own must stay open.
+    // The command has copies of the terminal's other end: only these must stay open.
     drop(command);
     let stdin = feed(ours.try_clone()?);
     running(child, Some(ours.try_clone()?), None, Some(stdin), Some(ours))
@@ -119,7 +119,7 @@ fn running(
     Ok(Running { group: Pid::from_raw(child.id() as i32), child, out, err, stdin, terminal })
 }
 
-/// Writes to `file` from a thread of its own: a command that does not read must not hold up its output.
+/// Writes to `file` from a separate thread, so that a command that does not read does not block its output.
 fn feed(mut file: File) -> Sender<Option<Vec<u8>>> {
     let (to, from) = channel::<Option<Vec<u8>>>();
     thread::spawn(move || {
@@ -138,7 +138,7 @@ fn winsize(size: Size) -> Winsize {
 
 impl Running {
     fn kill(&self) {
-        // It fails only if all of them have gone.
+        // It fails only if all of the processes have ended.
         let _ = killpg(self.group, Signal::SIGKILL);
     }
 }
@@ -165,8 +165,8 @@ fn attend(stream: &mut File, running: &mut Running) -> Result<(), Failure> {
             running.err = None;
         }
         if end {
-            // All that the command itself wrote is there to be read; what others that it left behind still
-            // write is not waited for.
+            // All that the command itself has written can be read now. Output of processes that it left in the
+            // background is not waited for.
             drain(running, &mut chunk, stream)?;
             let status = running.child.wait()?;
             let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
@@ -178,7 +178,7 @@ fn attend(stream: &mut File, running: &mut Running) -> Result<(), Failure> {
     }
 }
 
-/// Reads what the caller says and does it.
+/// Reads the caller's messages and carries them out.
 fn obey(
     stream: &mut File,
     incoming: &mut Vec<u8>,
@@ -195,7 +195,7 @@ fn obey(
             ToAgent::Kill => running.kill(),
             ToAgent::Stdin(bytes) => {
                 if let Some(to) = &running.stdin {
-                    // The writer has ended if the command has closed its input.
+                    // The writer thread has ended if the command has closed its input.
                     let _ = to.send(Some(bytes));
                 }
             }
@@ -213,7 +213,7 @@ fn obey(
     Ok(())
 }
 
-/// Passes one chunk on; `false` when there is no more and never will be.
+/// Passes on one chunk; `false` if the file has ended.
 fn pass(
     file: &mut Option<File>,
     chunk: &mut [u8],
@@ -225,7 +225,7 @@ fn pass(
         Ok(0) => Ok(false),
         Ok(n) => proto::send(stream, &wrap(chunk[..n].to_vec())).map(|()| true),
         Err(e) if e.kind() == io::ErrorKind::WouldBlock || e.kind() == io::ErrorKind::Interrupted => Ok(true),
-        // A terminal whose other end is closed answers EIO.
+        // A terminal whose other end is closed returns EIO.
         Err(_) => Ok(false),
     }
 }
@@ -235,7 +235,7 @@ fn drain(running: &mut Running, chunk: &mut [u8], stream: &mut File) -> io::Resu
         (&mut running.out, FromAgent::Stdout as fn(Vec<u8>) -> FromAgent),
         (&mut running.err, FromAgent::Stderr),
     ] {
-        // More than this a pipe cannot have held when the command ended.
+        // A pipe cannot have more than this in it when the command ends.
         for _ in 0..(1 << 20) / chunk.len() + 1 {
             let Some(f) = file else { break };
             let mut fds = [watch(f)];
@@ -248,13 +248,13 @@ fn drain(running: &mut Running, chunk: &mut [u8], stream: &mut File) -> io::Resu
     Ok(())
 }
 
-/// A descriptor that becomes readable when `pid`, a child of ours that is not waited for yet, has ended.
+/// A descriptor that becomes readable when `pid`, a child that has not been waited for, has ended.
 fn pidfd(pid: Pid) -> io::Result<OwnedFd> {
-    // SAFETY: pidfd_open takes a number and flags; `pid` is our child and thus not reused.
+    // SAFETY: pidfd_open takes a number and flags; `pid` is a child of this process, so its id is not reused.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid.as_raw(), 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call has just made this descriptor and nothing else owns it; it is close-on-exec.
+    // SAFETY: the call has just made this descriptor, so nothing else owns it; it is close-on-exec.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

@@ -1,8 +1,8 @@
-//! The agent: runs commands in a lab machine on behalf of the lab.
+//! The agent: runs commands in a lab machine for the lab.
 //!
-//! In the lab host it serves every virtio-serial port named `teiji.<n>`, one command at a time each; in a guest it
-//! accepts vsock connections, one command each. A request for a guest that reaches the lab host's agent is
-//! handed on to the guest's.
+//! In the lab host it serves every virtio-serial port named `teiji.<n>`, each with one command at a time. In a guest it
+//! accepts vsock connections with one command each. If the lab host's agent gets a request for a guest, it forwards it
+//! to the guest's agent.
 
 mod call;
 mod command;
@@ -52,7 +52,7 @@ pub fn serve_ports() -> Result<()> {
                     if let Err(e) = serve_port(&path) {
                         eprintln!("agent: {}: {e}", path.display());
                     }
-                    // Nobody has connected to the port on the other side yet, or no longer.
+                    // Nobody is connected to the other side of the port.
                     thread::sleep(Duration::from_millis(20));
                 }
             })
@@ -94,7 +94,7 @@ pub fn serve_vsock() -> Result<()> {
     listen(&listener, backlog).doing(|| "listen on vsock".into())?;
     loop {
         let raw = accept(fd).doing(|| "accept a vsock connection".into())?;
-        // SAFETY: accept has just made this descriptor and nothing else owns it.
+        // SAFETY: accept has just made this descriptor, so nothing else owns it.
         let mut stream = File::from(unsafe { OwnedFd::from_raw_fd(raw) });
         let _ = nix::fcntl::fcntl(&stream, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC));
         thread::spawn(move || {
@@ -113,7 +113,7 @@ pub(crate) fn dial(cid: u32) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(s.into_raw_fd()) })
 }
 
-/// Serves commands one after the other until the other side goes.
+/// Serves commands one after the other until the other side disconnects.
 fn serve(stream: &mut File) -> io::Result<()> {
     while let Some(message) = proto::receive::<ToAgent>(stream)? {
         match message {
@@ -131,7 +131,7 @@ fn serve(stream: &mut File) -> io::Result<()> {
                     Err(command::Failure::Stream(e)) => return Err(e),
                 }
             }
-            // Meant for a command that had ended when this was sent.
+            // Sent for a command that had ended in the meantime.
             ToAgent::Stdin(_) | ToAgent::StdinEnd | ToAgent::Kill | ToAgent::Resize(_) => {}
         }
     }
@@ -142,10 +142,10 @@ fn kernel() -> String {
     nix::sys::utsname::uname().map(|u| u.release().to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// Waits until one of `fds` can be read or has hung up, or until the time is over.
+/// Waits until one of `fds` can be read or has hung up, or until the limit.
 fn wait_readable(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> io::Result<()> {
     let timeout = match limit {
-        // Rounded up, so that a waiter does not spin through its last millisecond.
+        // Rounded up, so that the caller does not spin through its last millisecond.
         Some(d) => PollTimeout::try_from(d.as_millis().saturating_add(1)).unwrap_or(PollTimeout::MAX),
         None => PollTimeout::NONE,
     };

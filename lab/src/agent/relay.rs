@@ -1,4 +1,4 @@
-//! Hands a command on to a guest's agent, frame by frame.
+//! Forwards a command to a guest's agent, frame by frame.
 
 use std::{
     fs::File,
@@ -24,7 +24,7 @@ pub(super) fn run(stream: &mut File, cid: u32, request: Request) -> Result<(), F
         if guest_has {
             let n = guest.read(&mut chunk).unwrap_or(0);
             if n == 0 {
-                return Err(Failure::Start(format!("guest {cid} has gone while the command ran")));
+                return Err(Failure::Start(format!("guest {cid} ended during the command")));
             }
             from_guest.extend_from_slice(&chunk[..n]);
             while let Some(message) = proto::take::<FromAgent>(&mut from_guest).map_err(Failure::Stream)? {
@@ -35,12 +35,12 @@ pub(super) fn run(stream: &mut File, cid: u32, request: Request) -> Result<(), F
             }
         }
         if caller_has {
-            // Closing the guest's connection on return ends the command there.
+            // Closing the connection to the guest on return ends the command there.
             let n = stream.read(&mut chunk).map_err(Failure::Stream)?;
             if n == 0 {
                 return Err(Failure::Stream(io::ErrorKind::UnexpectedEof.into()));
             }
-            // If the guest is gone the next read of it says so.
+            // If the guest has ended, the next read from it reports that.
             let _ = guest.write_all(&chunk[..n]);
         }
     }

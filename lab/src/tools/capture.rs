@@ -1,9 +1,9 @@
 //! `capture`: records the packets of an interface with the kernel's own time stamps.
 //!
-//! It is the independent yardstick for the stages that teiji reports, so its stamps are taken by the kernel
-//! where the packet passes (`PACKET_TIMESTAMP` of a TPACKET_V3 ring, CLOCK_REALTIME), never in user space.
-//! Stamp software, not hardware. Written as nanosecond pcap; the difference of CLOCK_MONOTONIC to it is told
-//! on standard output, to set it against stamps of `bpf_ktime_get_ns`.
+//! It is the independent reference for the stages that teiji reports, so the kernel stamps packets where they pass
+//! (`PACKET_TIMESTAMP` of a TPACKET_V3 ring, CLOCK_REALTIME), not user space. The stamps are software stamps, not those
+//! of hardware. The file is a pcap with nanoseconds; the difference between its clock and CLOCK_MONOTONIC is printed to
+//! standard output, for comparison with stamps of `bpf_ktime_get_ns`.
 
 use std::{
     fs::File,
@@ -22,16 +22,16 @@ use crate::error::{Doing, Result};
 
 const BLOCK: usize = 1 << 20;
 const BLOCKS: usize = 32;
-/// Longest time a packet stays in a block that is not full, ms. Long, so that the capture seldom takes a CPU away from
-/// what it measures.
+/// How long a packet stays in a block that is not full, at most, ms. It is long, so that the capture seldom takes a CPU
+/// away from what it measures.
 const RETIRE_MS: u32 = 500;
 
-/// What was captured.
+/// The result of a capture.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Counts {
     /// Packets written to the file.
     pub packets: u64,
-    /// Packets that the kernel had no room for.
+    /// Packets that the kernel dropped for lack of room.
     pub dropped: u64,
     /// CLOCK_REALTIME minus CLOCK_MONOTONIC at the end, ns.
     pub realtime_minus_monotonic_ns: i64,
@@ -43,11 +43,10 @@ extern "C" fn stop(_: i32) {
     STOP.store(true, Ordering::Relaxed);
 }
 
-/// Captures the first `snap` bytes of every packet of `interface` to `file`, for `length` or until SIGINT or
-/// SIGTERM.
+/// Captures the first `snap` bytes of every packet of `interface` to `file`, for `length` or until SIGINT or SIGTERM.
 ///
 /// # Errors
-/// Without CAP_NET_RAW, without such an interface, or if the file cannot be written.
+/// Without CAP_NET_RAW, if there is no such interface, or if the file cannot be written.
 pub fn run(interface: &str, file: &Path, snap: u32, length: Option<Duration>) -> Result<Counts> {
     for signal in [nix::sys::signal::SIGINT, nix::sys::signal::SIGTERM] {
         // SAFETY: the handler only stores to an atomic.
@@ -75,7 +74,7 @@ pub fn run(interface: &str, file: &Path, snap: u32, length: Option<Duration>) ->
         }
         ring.wait(RETIRE_MS);
         if STOP.load(Ordering::Relaxed) || end.is_some_and(|e| Instant::now() >= e) {
-            // What is in the current block comes when the kernel retires it.
+            // The current block is handed over when the kernel retires it.
             std::thread::sleep(Duration::from_millis(3 * u64::from(RETIRE_MS)));
             last_round = true;
         }
@@ -85,7 +84,7 @@ pub fn run(interface: &str, file: &Path, snap: u32, length: Option<Duration>) ->
     Ok(Counts { packets, dropped, realtime_minus_monotonic_ns: clock_difference() })
 }
 
-/// CLOCK_REALTIME − CLOCK_MONOTONIC, ns, from the tightest of several readings.
+/// CLOCK_REALTIME − CLOCK_MONOTONIC, ns, from the closest of several pairs of readings.
 fn clock_difference() -> i64 {
     let real = || {
         nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME)
@@ -102,7 +101,7 @@ fn clock_difference() -> i64 {
         .map_or(0, |(_, d)| d)
 }
 
-/// A TPACKET_V3 ring, mapped; see the kernel's `Documentation/networking/packet_mmap.rst`.
+/// A mapped TPACKET_V3 ring; see the kernel's `Documentation/networking/packet_mmap.rst`.
 struct Ring {
     socket: OwnedFd,
     map: *mut u8,
@@ -114,17 +113,17 @@ impl Ring {
         // SAFETY: no memory is involved.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         let fd = nix::Error::result(fd)?;
-        // SAFETY: the call has just made this descriptor and nothing else owns it.
+        // SAFETY: the call has just made this descriptor, so nothing else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let option = |name, value: *const libc::c_void, size: usize| {
-            // SAFETY: `value` points to `size` bytes that live through the call.
+            // SAFETY: `value` points to `size` bytes that outlive the call.
             let r = unsafe { libc::setsockopt(fd, libc::SOL_PACKET, name, value, size as libc::socklen_t) };
             nix::Error::result(r).map(drop)
         };
         let version = libc::tpacket_versions::TPACKET_V3 as libc::c_int;
         option(libc::PACKET_VERSION, (&raw const version).cast(), size_of_val(&version))?;
-        // Packets are stamped where they enter the stack only while some socket asks for stamps. The ring's own
-        // option does not count as asking: without this the stamp is that of the copying into the ring.
+        // The kernel stamps packets where they enter the stack only while a socket requests stamps. The ring's own
+        // option does not count as such a request: without this, the stamp is that of copying into the ring.
         nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::ReceiveTimestampns, &true)?;
         let stamp = libc::SOF_TIMESTAMPING_SOFTWARE as libc::c_int;
         option(libc::PACKET_TIMESTAMP, (&raw const stamp).cast(), size_of_val(&stamp))?;
@@ -138,7 +137,7 @@ impl Ring {
             tp_feature_req_word: 0,
         };
         option(libc::PACKET_RX_RING, (&raw const request).cast(), size_of_val(&request))?;
-        // SAFETY: a fresh mapping; nothing is replaced.
+        // SAFETY: a new mapping; it replaces nothing.
         let map = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -153,7 +152,7 @@ impl Ring {
             return Err(nix::Error::last());
         }
         let ring = Ring { socket, map: map.cast() };
-        // Bound last: before, packets of all interfaces would come.
+        // Bound last: before this, packets of all interfaces would be captured.
         let address = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,
             sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
@@ -163,7 +162,7 @@ impl Ring {
             sll_halen: 0,
             sll_addr: [0; 8],
         };
-        // SAFETY: `address` is a complete sockaddr_ll and lives through the call.
+        // SAFETY: `address` is a complete sockaddr_ll and outlives the call.
         let r =
             unsafe { libc::bind(fd, (&raw const address).cast(), size_of_val(&address) as libc::socklen_t) };
         nix::Error::result(r)?;
@@ -176,12 +175,12 @@ impl Ring {
     }
 
     fn status(&self, block: *mut libc::tpacket_block_desc) -> &AtomicU32 {
-        // SAFETY: `block` is in the mapping, which lives as long as `self`; the kernel writes the aligned
-        // word concurrently, which an atomic allows.
+        // SAFETY: `block` is in the mapping, which lives as long as `self`; the kernel writes the aligned word
+        // concurrently, which an atomic allows.
         unsafe { AtomicU32::from_ptr(&raw mut (*block).hdr.bh1.block_status) }
     }
 
-    /// Block `n` if the kernel has handed it over.
+    /// Block `n`, if the kernel has handed it over.
     fn ready(&self, n: usize) -> Option<*mut libc::tpacket_block_desc> {
         let block = self.block(n);
         let ours = self.status(block).load(Ordering::Acquire) & libc::TP_STATUS_USER != 0;
@@ -199,12 +198,12 @@ impl Ring {
         snap: usize,
         out: &mut impl Write,
     ) -> std::io::Result<u64> {
-        // SAFETY: the kernel has handed the block over and leaves it alone until it is given back.
+        // SAFETY: the kernel has handed the block over and does not touch it until it is given back.
         let (count, first) = unsafe { ((*block).hdr.bh1.num_pkts, (*block).hdr.bh1.offset_to_first_pkt) };
         let mut at = block.cast::<u8>().wrapping_add(first as usize);
         for _ in 0..count {
-            // SAFETY: the kernel lays `count` packet headers in the block, each aligned to 16 bytes, followed
-            // by the address at the aligned header size, and the frame at tp_mac with tp_snaplen bytes.
+            // SAFETY: the kernel writes `count` packet headers into the block, each aligned to 16 bytes, followed by
+            // the address at the aligned header size, and the frame at tp_mac with tp_snaplen bytes.
             unsafe {
                 let header = &*at.cast::<libc::tpacket3_hdr>();
                 let address = &*at
@@ -231,14 +230,14 @@ impl Ring {
 
     fn wait(&self, ms: u32) {
         let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)];
-        // A signal or the time ends it: the caller looks anyway.
+        // A signal or the timeout ends it: the caller checks in any case.
         let _ = poll(&mut fds, PollTimeout::from(ms.min(1000) as u16));
     }
 
     fn dropped(&self) -> nix::Result<u64> {
         let mut stats = libc::tpacket_stats_v3 { tp_packets: 0, tp_drops: 0, tp_freeze_q_cnt: 0 };
         let mut size = size_of_val(&stats) as libc::socklen_t;
-        // SAFETY: `stats` and `size` live through the call and `size` is the size of `stats`.
+        // SAFETY: `stats` and `size` outlive the call, and `size` is the size of `stats`.
         let r = unsafe {
             libc::getsockopt(
                 self.socket.as_raw_fd(),
@@ -255,7 +254,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `open` with this size and nothing refers to it any more.
+        // SAFETY: `open` has made the mapping with this size, and nothing refers to it any more.
         unsafe { libc::munmap(self.map.cast(), BLOCK * BLOCKS) };
     }
 }

@@ -20,7 +20,7 @@ pub fn run(cpu: usize, threads: usize, length: Option<Duration>) -> Result<()> {
     let doing = || format!("use CPU {cpu} only");
     let mut set = CpuSet::new();
     set.set(cpu).doing(doing)?;
-    // Threads inherit it.
+    // Threads inherit the affinity.
     sched_setaffinity(Pid::from_raw(0), &set).doing(doing)?;
     println!("{threads} threads keep CPU {cpu} busy");
     let end = length.map(|l| Instant::now() + l);

@@ -1,4 +1,4 @@
-//! Load, noise and an independent yardstick, run in the lab host and in guests.
+//! Load generators and an independent capture, which run in the lab host and in guests.
 
 pub mod capture;
 pub mod hog;
@@ -14,9 +14,9 @@ pub(crate) fn now_ns() -> u64 {
         .map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
 }
 
-/// Has all of this program in memory, its libraries too. A page that is read at its first use takes long by the clock of
-/// virtual mode, which runs ahead while the lab waits for this machine's disk.
+/// Locks all of this program into memory, including its libraries. In virtual mode, reading a page at its first use
+/// takes long by the lab's clock, which runs ahead while the lab waits for this machine's disk.
 pub(crate) fn stay_in_memory() {
-    // SAFETY: no memory of this process is changed. Without the right to it the program is as it was.
+    // SAFETY: no memory of this process is changed. Without the privilege the call has no effect.
     let _ = unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
 }

@@ -1,7 +1,7 @@
 //! pcap files with nanosecond stamps and the direction of each packet.
 //!
-//! Link type LINUX_SLL2 (276): a 20-byte header whose packet type tells the direction (4 is sent by this
-//! machine), then the packet from its network header on. See <https://www.tcpdump.org/linktypes/LINKTYPE_LINUX_SLL2.html>.
+//! Link type LINUX_SLL2 (276): a 20-byte header whose packet type gives the direction (4 is sent by this machine), then
+//! the packet from its network header on. See <https://www.tcpdump.org/linktypes/LINKTYPE_LINUX_SLL2.html>.
 
 use std::io::{self, Write};
 
@@ -11,21 +11,21 @@ const HEADER: usize = 20;
 /// One captured packet.
 #[derive(Debug)]
 pub(crate) struct Packet<'a> {
-    /// Seconds of CLOCK_REALTIME, by the kernel.
+    /// Seconds of CLOCK_REALTIME, stamped by the kernel.
     pub seconds: u32,
-    /// Nanoseconds beside them.
+    /// Nanoseconds in addition to the seconds.
     pub nanoseconds: u32,
-    /// Kernel's `sll_pkttype`.
+    /// The kernel's `sll_pkttype`.
     pub direction: u8,
-    /// Interface.
+    /// The index of the interface.
     pub ifindex: u32,
-    /// Ethernet frame as far as captured.
+    /// The captured part of the Ethernet frame.
     pub frame: &'a [u8],
-    /// Its true length, bytes.
+    /// The full length of the frame, bytes.
     pub length: u32,
 }
 
-/// Writes the file header; `snap` is the longest frame kept, bytes.
+/// Writes the file header; `snap` is the greatest length of a stored frame, bytes.
 pub(crate) fn begin(to: &mut impl Write, snap: u32) -> io::Result<()> {
     for word in [0xa1b2_3c4d_u32, 4 << 16 | 2, 0, 0, snap + HEADER as u32, 276] {
         to.write_all(&word.to_le_bytes())?;

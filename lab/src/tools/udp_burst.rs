@@ -1,13 +1,14 @@
-//! `udp-burst`: what a network device's queue costs per packet, on a machine whose clock counts instructions.
+//! `udp-burst`: measures the cost per packet of a network device's queue, on a machine whose clock counts instructions.
 //!
 //! ```text
-//! window:  burst of datagrams, as fast as they can be sent ── a fixed number of turns of an empty loop
+//! window:  burst of datagrams, as fast as they can be sent ── a fixed number of iterations of an empty loop
 //! ```
-//! On a single CPU whatever the kernel does meanwhile, in timers and softirqs too, makes the window longer. So the
-//! difference of two windows with the same datagrams and turns is exactly what one queue costs more than another. The
-//! loop gives a paced queue the time to empty, in which the CPU would be idle; without pacing it needs no turns.
+//! With a single CPU, everything that the kernel does in the meantime, including timers and softirqs, makes the window
+//! longer. So the difference between two windows with the same datagrams and iterations is exactly the difference in
+//! cost of two queues. The loop gives a paced queue the time to empty, in which the CPU would be idle; without pacing
+//! no iterations are needed.
 //!
-//! Channels and others take turns, one socket each, datagram by datagram.
+//! Channels and other senders take turns, one socket each, datagram by datagram.
 
 use std::{
     fs, io,
@@ -22,11 +23,11 @@ use serde::Serialize;
 use super::{now_ns, udp_flows};
 use crate::error::{Doing, Error, Result};
 
-/// Port of the first channel; the others' first is [`OTHERS`].
+/// The port of the first channel; the first port of other senders is [`OTHERS`].
 pub const CHANNELS: u16 = 6000;
-/// Port of the first of those that are no channel.
+/// The port of the first sender that is not a channel.
 pub const OTHERS: u16 = 20_000;
-/// So much may wait in a queue, bytes: what is measured must not be the socket's own limit.
+/// The size of the send buffer, bytes: the measurement must not be limited by the socket.
 const BUFFER: usize = 64 << 20;
 
 /// What to send.
@@ -34,25 +35,25 @@ const BUFFER: usize = 64 << 20;
 pub struct Load {
     /// Receiver.
     pub to: Ipv4Addr,
-    /// The device by which they leave; it has to send them all within the window.
+    /// The device by which the datagrams leave; it has to send all of them within the window.
     pub device: String,
-    /// How many channels, 1 to 10,000.
+    /// The number of channels, 1 to 10,000.
     pub channels: u16,
-    /// How many senders beside them, 1 to 10,000.
+    /// The number of other senders, 1 to 10,000.
     pub others: u16,
     /// Payload, bytes (1 to 1472).
     pub size: usize,
-    /// Datagrams of a window.
+    /// Datagrams in a window.
     pub burst: u32,
-    /// Windows.
+    /// The number of windows.
     pub windows: u32,
-    /// Turns of the loop.
+    /// Iterations of the loop.
     pub turns: u64,
-    /// Time in which a window's datagrams are to be sent, µs, as in [`udp_flows::Flow`]; 0: the kernel is not told.
+    /// The time in which a window's datagrams have to be sent, µs, as in [`udp_flows::Flow`]; 0: the kernel gets none.
     pub deadline_us: u64,
 }
 
-/// What it took.
+/// The result.
 #[derive(Debug, Clone, Serialize)]
 pub struct Taken {
     /// Length of each window, ns.
@@ -61,7 +62,7 @@ pub struct Taken {
     pub missing: u64,
 }
 
-/// Sends.
+/// Sends the bursts.
 ///
 /// # Errors
 /// If a socket cannot be made, or there is no such device.
@@ -76,7 +77,8 @@ pub fn run(load: &Load) -> Result<Taken> {
     let (channels, others) = (open(CHANNELS, load.channels)?, open(OTHERS, load.others)?);
     let payload = vec![0x5a; load.size];
     let mut taken = Taken { windows: Vec::new(), missing: 0 };
-    // The first datagram of a socket and a queue's first of a flow are not like the others: one round of them is not timed.
+    // The first datagram of a socket, and a queue's first one of a flow, differ from the others: the first round is not
+    // measured.
     let all = u32::from(load.channels.max(load.others)) * 2;
     for window in 0..=load.windows {
         let before = sent_by(&load.device)?;
@@ -87,7 +89,8 @@ pub fn run(load: &Load) -> Result<Taken> {
         for i in 0..count as usize {
             let (turn, other) = (i / 2, i % 2 == 1);
             let from = if other { &others[turn % others.len()] } else { &channels[turn % channels.len()] };
-            // Each a little later than the one before: etf drops what is due before what it sent last.
+            // Each is a little later than the one before: etf drops a packet that is due before the one that it sent
+            // last.
             let by = (load.deadline_us > 0).then_some(due + i as u64);
             refused += u64::from(udp_flows::give(from, &payload, by).is_err());
         }
@@ -118,7 +121,7 @@ fn socket(load: &Load, port: u16) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Packets that the device has sent.
+/// The number of packets that the device has sent.
 fn sent_by(device: &str) -> Result<u64> {
     let path = format!("/sys/class/net/{device}/statistics/tx_packets");
     let doing = || format!("read {path}");

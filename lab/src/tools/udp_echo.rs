@@ -1,11 +1,11 @@
-//! `udp-echo`: answers every datagram with itself, after so many microseconds of work.
+//! `udp-echo`: sends every datagram back, after some computation.
 
 use std::{net::UdpSocket, time::Duration};
 
 use super::now_ns;
 use crate::error::{Doing, Result};
 
-/// Serves `port` for ever; `work` is spent computing before each answer.
+/// Serves `port` for ever; computes for `work` before each answer.
 ///
 /// # Errors
 /// If the port is in use.
@@ -14,7 +14,7 @@ pub fn serve(port: u16, work: Duration) -> Result<()> {
     println!("serving UDP port {port}");
     let mut datagram = [0; 65536];
     loop {
-        // Errors here are of earlier answers that did not arrive.
+        // Errors here are about earlier answers that did not arrive.
         let Ok((n, from)) = socket.recv_from(&mut datagram) else { continue };
         let begun = now_ns();
         while now_ns() - begun < work.as_nanos() as u64 {

@@ -1,10 +1,10 @@
-//! `udp-flows`: sends several paced flows of stamped datagrams, and times them where they arrive.
+//! `udp-flows`: sends several paced flows of stamped datagrams, and measures their delays at the receiver.
 //!
-//! A datagram begins with the CLOCK_MONOTONIC at which it was sent, ns, and its number (8 bytes each, little
-//! endian). Sender and receiver are on one machine, in different network namespaces, so that the clocks are one.
+//! A datagram begins with the time of sending (CLOCK_MONOTONIC, ns) and its number (8 bytes each, little endian).
+//! Sender and receiver are on one machine, in different network namespaces, so they use the same clock.
 //!
-//! A flow keeps to a token bucket: it sends its burst at once, and the next burst not before the bucket is full
-//! again, however late it was. All flows begin together, which is the worst case for a scheduler.
+//! A flow obeys a token bucket: it sends its burst at once, and the next burst not before the bucket is full again,
+//! however late it was. All flows begin at the same time, which is the worst case for a scheduler.
 
 use std::{
     io,
@@ -25,9 +25,10 @@ use serde::Serialize;
 use super::now_ns;
 use crate::error::{Doing, Error, Result};
 
-/// Bytes on an Ethernet wire beside the payload: UDP 8, IPv4 20, Ethernet 14, check sequence 4, preamble 8, gap 12.
+/// Bytes on an Ethernet wire in addition to the payload: UDP 8, IPv4 20, Ethernet 14, check sequence 4, preamble 8, gap
+/// 12.
 pub const FRAMING: usize = 66;
-/// So much may wait in a queue, bytes: what is measured must not be the socket's own limit.
+/// The size of the send buffer, bytes: the measurement must not be limited by the socket.
 const BUFFER: usize = 64 << 20;
 
 /// A flow to send: `address:port,rate=bit/s,size=bytes[,burst=datagrams][,deadline_us=µs]`.
@@ -35,14 +36,14 @@ const BUFFER: usize = 64 << 20;
 pub struct Flow {
     /// Receiver.
     pub to: SocketAddrV4,
-    /// Bit/s on the wire, framing included.
+    /// The rate on the wire, bit/s, including framing.
     pub rate: f64,
     /// Payload, bytes (at least 16).
     pub size: usize,
-    /// Datagrams that are sent at once.
+    /// How many datagrams are sent at once.
     pub burst: u32,
-    /// Time in which they are to be sent, µs, which the kernel is told with each (SO_TXTIME in deadline mode, for
-    /// the qdisc etf); 0: it is not told.
+    /// The time in which they have to be sent, µs. The kernel gets it with each datagram (SO_TXTIME in deadline mode,
+    /// for the qdisc etf); 0: it gets none.
     pub deadline_us: u64,
 }
 
@@ -70,24 +71,24 @@ impl FromStr for Flow {
     }
 }
 
-/// What was sent, flow by flow.
+/// What a flow has sent.
 #[derive(Debug, Clone, Serialize)]
 pub struct Sent {
     /// Receiver's port.
     pub port: u16,
-    /// Datagrams that the kernel took.
+    /// Datagrams that the kernel accepted.
     pub sent: u64,
-    /// Datagrams that it did not take.
+    /// Datagrams that the kernel refused.
     pub refused: u64,
 }
 
-/// Sends for `length`; with `limit`, at most so many datagrams of each flow.
+/// Sends for `length`; with `limit`, at most this many datagrams of each flow.
 ///
 /// # Errors
 /// If a socket cannot be made.
 pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<Sent>> {
     super::stay_in_memory();
-    // Timers that are 50 µs late are of no use here; it fails only for a wrong number.
+    // Timers that are 50 µs late are of no use here; this fails only for an invalid number.
     let _ = nix::sys::prctl::set_timerslack(1);
     let mut open = Vec::new();
     let begun = now_ns() + 1_000_000;
@@ -116,7 +117,7 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
         }
         if *due > now_ns() {
             let until = Duration::from_nanos(*due).into();
-            // Woken early by a signal, it sends early: there are none.
+            // A signal would wake it up early, but there are none.
             let _ = clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::TIMER_ABSTIME, &until);
         }
         *due = now_ns() + *period;
@@ -133,7 +134,7 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
     Ok(open.into_iter().map(|(.., sent)| sent).collect())
 }
 
-/// Has the kernel take a deadline with each datagram (SO_TXTIME in deadline mode, for the qdisc etf).
+/// Makes the kernel accept a deadline with each datagram (SO_TXTIME in deadline mode, for the qdisc etf).
 pub(super) fn tell_deadlines(socket: &UdpSocket) -> io::Result<()> {
     let told = libc::sock_txtime { clockid: libc::CLOCK_TAI, flags: libc::SOF_TXTIME_DEADLINE_MODE };
     Ok(setsockopt(socket, sockopt::TxTime, &told)?)
@@ -142,7 +143,7 @@ pub(super) fn tell_deadlines(socket: &UdpSocket) -> io::Result<()> {
 /// Sends one datagram, with its deadline (ns of CLOCK_TAI) if it has one.
 pub(super) fn give(socket: &UdpSocket, datagram: &[u8], by: Option<u64>) -> io::Result<usize> {
     match give_once(socket, datagram, by) {
-        // Told of an earlier datagram, for which nobody listened (ICMP): this one was not tried.
+        // The error is about an earlier datagram that had no receiver (ICMP): this datagram was not sent yet.
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => give_once(socket, datagram, by),
         done => done,
     }
@@ -156,16 +157,16 @@ fn give_once(socket: &UdpSocket, datagram: &[u8], by: Option<u64>) -> io::Result
     Ok(sendmsg::<()>(socket.as_raw_fd(), &parts, &control, MsgFlags::empty(), None)?)
 }
 
-/// What arrived at a port; times from just before sending, ns.
+/// What arrived at a port; delays are from just before sending, ns.
 #[derive(Debug, Clone, Serialize)]
 pub struct Arrived {
     /// Receiver's port.
     pub port: u16,
     /// Datagrams.
     pub received: u64,
-    /// Datagrams that took longer than the port's deadline; 0 if it has none.
+    /// Datagrams that took longer than the port's deadline; 0 if it has no deadline.
     pub late: u64,
-    /// Datagrams whose number is below that of an earlier one.
+    /// Datagrams whose number is lower than that of an earlier one.
     pub reordered: u64,
     /// Shortest delay.
     pub min_ns: u64,
@@ -179,7 +180,7 @@ pub struct Arrived {
     pub p999_ns: u64,
     /// Longest delay.
     pub max_ns: u64,
-    /// Longest delay up to the receiver's reading it, which includes its waiting for a CPU.
+    /// Longest delay until the receiver reads the datagram, which includes the receiver's wait for a CPU.
     pub read_max_ns: u64,
 }
 
@@ -195,11 +196,12 @@ struct Port {
     read_max: u64,
 }
 
-/// Receives on these ports until nothing has come for `idle` after the first datagram. The delay is up to the
-/// kernel's own stamp of the arrival (SO_TIMESTAMPNS). Each port may have a deadline, µs, to be counted by. Datagrams for `sinks` are let overflow, unread.
+/// Receives on these ports until no datagram has come for `idle` after the first one. The delay ends at the kernel's
+/// stamp of the arrival (SO_TIMESTAMPNS). Each port may have a deadline, µs, for counting late datagrams. Datagrams for
+/// `sinks` are not read and overflow.
 ///
 /// # Errors
-/// If a port cannot be had.
+/// If a port cannot be used.
 pub fn receive(ports: &[u16], deadlines_us: &[u64], sinks: &[u16], idle: Duration) -> Result<Vec<Arrived>> {
     super::stay_in_memory();
     let bind = |port: u16| UdpSocket::bind(("0.0.0.0", port)).doing(|| format!("receive on port {port}"));
@@ -227,7 +229,7 @@ pub fn receive(ports: &[u16], deadlines_us: &[u64], sinks: &[u16], idle: Duratio
             read_max,
         });
     }
-    // The kernel stamps with CLOCK_REALTIME, which nobody sets while this runs.
+    // The kernel stamps with CLOCK_REALTIME, which nobody sets during the measurement.
     let offset = ns_of(ClockId::CLOCK_REALTIME).wrapping_sub(now_ns());
     println!("receiving");
     let mut begun = false;
@@ -270,12 +272,12 @@ pub fn receive(ports: &[u16], deadlines_us: &[u64], sinks: &[u16], idle: Duratio
     Ok(open.into_iter().map(arrived).collect())
 }
 
-/// Now, ns of that clock.
+/// The present time of that clock, ns.
 pub(super) fn ns_of(clock: ClockId) -> u64 {
     nix::time::clock_gettime(clock).map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
 }
 
-/// When the next datagram was sent, its number, and when it arrived, ns of CLOCK_MONOTONIC.
+/// When the next datagram was sent, its number, and when it arrived; times in ns of CLOCK_MONOTONIC.
 fn read(socket: &UdpSocket, offset: u64) -> Option<(u64, u64, u64)> {
     use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
     let mut datagram = [0u8; 2048];

@@ -1,8 +1,8 @@
-//! `udp-load`: sends numbered datagrams to an echo server at an even rate and times the answers.
+//! `udp-load`: sends numbered datagrams to an echo server at a constant rate and measures the round trips.
 //!
-//! Each datagram begins with its number (8 bytes, little endian), then random bytes, so that no two are alike.
-//! Sending keeps to its schedule whatever the answers do (an open loop), unless a limit of outstanding
-//! requests is given.
+//! Each datagram begins with its number (8 bytes, little endian), followed by random bytes, so that no two are equal.
+//! Sending obeys its schedule independently of the answers (an open loop), unless a limit of unanswered requests is
+//! given.
 
 use std::{
     collections::HashMap,
@@ -28,11 +28,12 @@ pub struct Load {
     pub to: SocketAddrV4,
     /// Requests per second.
     pub rate: f64,
-    /// Requests in all.
+    /// Number of requests.
     pub count: u64,
     /// Payload, bytes (at least 8).
     pub size: usize,
-    /// Unanswered requests at most; 0 is no limit. A request that would exceed it is sent when an answer comes.
+    /// Greatest number of unanswered requests; 0 is no limit. A request that would exceed it is sent when an answer
+    /// comes.
     pub outstanding: usize,
     /// How long to wait for answers after the last request.
     pub linger: Duration,
@@ -40,14 +41,14 @@ pub struct Load {
     pub from_port: u16,
 }
 
-/// What came of it; times in nanoseconds from sending to receiving, in user space.
+/// The results; times in ns from sending to receiving, in user space.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figures {
     /// Requests sent.
     pub sent: u64,
     /// Answers received, each counted once.
     pub received: u64,
-    /// Answers to what was not asked, or a second time.
+    /// Answers to unknown requests, and repeated answers.
     pub strange: u64,
     /// Seconds from the first to the last request.
     pub seconds: f64,
@@ -83,7 +84,7 @@ impl std::fmt::Display for Figures {
     }
 }
 
-/// A small generator (xorshift64*): the bytes need only differ.
+/// A small generator (xorshift64*): the bytes only have to differ.
 struct Random(u64);
 
 impl Random {
@@ -103,10 +104,10 @@ struct Shared {
     all_sent: AtomicBool,
 }
 
-/// Sends and receives; returns when all are answered, or `linger` after the last request.
+/// Sends and receives; returns when all requests are answered, or `linger` after the last request.
 ///
 /// # Errors
-/// If the server cannot be sent to at all.
+/// If the server cannot be reached at all.
 pub fn run(load: &Load) -> Result<Figures> {
     let doing = || format!("send to {}", load.to);
     let socket = UdpSocket::bind(("0.0.0.0", load.from_port)).doing(doing)?;
@@ -133,7 +134,7 @@ pub fn run(load: &Load) -> Result<Figures> {
         payload[..8].copy_from_slice(&number.to_le_bytes());
         random.fill(&mut payload[8..]);
         lock(&shared.waiting).insert(number, now_ns());
-        // Refused by the other side: counts as lost.
+        // Refused by the other side: this counts as lost.
         let _ = socket.send(&payload);
     }
     let seconds = (now_ns() - begun) as f64 / 1e9;
