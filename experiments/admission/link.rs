@@ -1,21 +1,20 @@
-//! A link with an earliest-deadline-first queue, packet by packet. Written from the queue's description; shares nothing
-//! with the admission control but the types that say what is asked for.
+//! A link with an earliest-deadline-first queue, simulated packet by packet. Written from the description of the queue;
+//! the only code it shares with the admission control are the types of links and channels.
 //!
-//! Time is counted in ns × the link's bit/s, so that a byte takes exactly 8·10⁹ and nothing is rounded.
+//! Time is counted in ns × the link's rate in bit/s: a byte takes exactly 8·10⁹ and nothing is rounded.
 //!
-//! A run begins at the worst moment: best effort has just filled the driver's ring, and the limiter's timer is about to
-//! be late.
+//! A run begins at the worst moment: best effort has just filled the driver's ring, and the limiter's timer fires late.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// What a byte takes.
+/// Time that one byte takes, ns × bit/s.
 pub const BYTE: i128 = 8_000_000_000;
 
 /// A packet of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Packet {
-    /// Arrival, ns; may be before the run's beginning, 0.
+    /// Arrival, ns; negative: before the run begins.
     pub arrival: i64,
     /// Its channel, from 0.
     pub channel: usize,
@@ -23,29 +22,30 @@ pub struct Packet {
     pub bytes: u64,
 }
 
-/// The link and what it does.
+/// The link and its best-effort traffic.
 #[derive(Clone, Debug)]
 pub struct Wire<'a> {
     /// bit/s.
     pub rate: u64,
-    /// Best effort's packets, bytes on the wire.
+    /// Size of best effort's packets, bytes on the wire.
     pub best_effort: u64,
-    /// A packet is handed over while at most so many bytes are in the ring.
+    /// The next packet is handed over only while at most this many bytes are in the ring.
     pub ring: u64,
-    /// The link stands still for so long at first, ns.
+    /// The link sends nothing for this long at the start, ns.
     pub stall: u64,
-    /// Best effort goes first while the earliest deadline is further away, ns.
+    /// Best effort goes first while the earliest deadline is further away than this, ns.
     pub slack: u64,
     /// Each channel's deadline, ns.
     pub deadlines: &'a [u64],
-    /// Whether the n-th time that best effort could go it has a packet; else the real-time packet goes, or the link waits.
+    /// Whether best effort has a packet the n-th time that it may send; if not, a real-time packet is sent, or the link
+    /// waits.
     pub waiting: fn(u64) -> bool,
 }
 
-/// What became of the packets.
+/// Result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The longest delay of each channel, from arrival to the last bit, ns × bit/s.
+    /// The longest delay of each channel, from arrival to the last bit sent, ns × bit/s.
     pub longest: Vec<i128>,
     /// Packets later than their deadline.
     pub missed: u64,
@@ -53,15 +53,15 @@ pub struct Outcome {
     pub sent: u64,
 }
 
-/// Sends the packets, given in the order of their arrival.
+/// Sends the packets, which must be in the order of their arrival.
 pub fn send(wire: &Wire<'_>, packets: &[Packet]) -> Outcome {
     let rate = i128::from(wire.rate);
     let size = |bytes: u64| i128::from(bytes) * BYTE;
     let mut out = Outcome { longest: vec![0; wire.deadlines.len()], ..Outcome::default() };
-    // By deadline: (deadline, place in `packets`).
+    // By deadline: (deadline, index in `packets`).
     let mut queue: BinaryHeap<Reverse<(i128, usize)>> = BinaryHeap::new();
     let mut arrivals = packets.iter().enumerate().peekable();
-    // In the ring: (last bit sent, bytes).
+    // In the ring: (time at which the last bit is sent, bytes).
     let mut ring: VecDeque<(i128, u64)> = VecDeque::new();
     let (mut held, mut last) = (0, i128::from(wire.stall) * rate);
     let mut push = |ring: &mut VecDeque<(i128, u64)>, held: &mut u64, now: i128, bytes: u64| {
@@ -70,7 +70,7 @@ pub fn send(wire: &Wire<'_>, packets: &[Packet]) -> Outcome {
         *held += bytes;
         last
     };
-    // The ring is as full as it gets.
+    // Best effort fills the ring as far as it can.
     let mut fill = wire.ring + wire.best_effort;
     while fill > 0 {
         let bytes = fill.min(wire.best_effort);
@@ -102,7 +102,7 @@ pub fn send(wire: &Wire<'_>, packets: &[Packet]) -> Outcome {
             }
             if queue.is_empty() {
                 now = now.max(next.unwrap_or(now));
-                // What has been sent meanwhile has left the ring.
+                // What has been sent by now has left the ring.
                 while let Some((_, bytes)) = ring.front().copied().filter(|(end, _)| *end <= now) {
                     ring.pop_front();
                     held -= bytes;
@@ -125,7 +125,7 @@ pub fn send(wire: &Wire<'_>, packets: &[Packet]) -> Outcome {
 mod tests {
     use super::*;
 
-    /// 8 Gbit/s: a byte in a ns.
+    /// 8 Gbit/s: one byte takes 1 ns.
     const WIRE: Wire<'static> = Wire {
         rate: 8_000_000_000,
         best_effort: 100,
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn the_earliest_deadline_goes_first_and_is_not_interrupted() {
-        // b's packet is chosen at 100; a's comes just after, with the earlier deadline, and waits for it.
+        // b's packet is chosen at 100; a's arrives just after, with the earlier deadline, and waits for it.
         let out = send(&WIRE, &[packet(0, 1, 50), packet(101, 0, 20), packet(101, 1, 30)]);
         assert_eq!((ns(&out), out.missed, out.sent), (vec![69, 150], 0, 3));
     }
@@ -156,10 +156,10 @@ mod tests {
         // The deadline is at 300; at 200 it is 100 away.
         let out = send(&Wire { slack: 100, ..WIRE }, &[packet(0, 0, 50)]);
         assert_eq!((ns(&out)[0], out.missed), (250, 0));
-        // At 200 it is one more than the slack away.
+        // At 200 the deadline is further away than the slack by 1.
         let out = send(&Wire { slack: 99, ..WIRE }, &[packet(0, 0, 50)]);
         assert_eq!((ns(&out)[0], out.missed), (350, 1));
-        // Without best effort it goes as soon as it can.
+        // Without best effort the packet is sent as soon as it can be.
         let out =
             send(&Wire { slack: 99, waiting: |_| false, ..WIRE }, &[packet(0, 0, 50), packet(400, 0, 50)]);
         assert_eq!(ns(&out)[0], 150);

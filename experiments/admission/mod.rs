@@ -1,11 +1,12 @@
-//! Experiment `admission`: no admitted set misses; refused sets do. See README.md beside this file.
+//! Experiment `admission`: no admitted set of channels misses a deadline; refused sets do. See README.md beside this
+//! file.
 //!
 //! | module | does |
 //! | --- | --- |
 //! | [`sets`] | draws links and sets of channels, near what the link can carry |
-//! | [`traffic`] | the packets of channels that do their worst, within their token buckets |
-//! | [`link`] | sends them packet by packet |
-//! | [`trial`] | has the admission control decide, and the link show whether it was right |
+//! | [`traffic`] | the channels' packets: the worst that their token buckets allow, or random |
+//! | [`link`] | sends the packets one by one |
+//! | [`trial`] | lets the admission control decide, and checks the decision on the simulated link |
 
 pub mod link;
 pub mod sets;
@@ -17,22 +18,22 @@ pub mod trial;
 pub struct Extent {
     /// Sets of channels.
     pub sets: u64,
-    /// Random traffic for each admitted set, besides the patterns.
+    /// Runs with random traffic for each admitted set, in addition to the patterns.
     pub random: u32,
 }
 
-/// What the claims are made for.
+/// The extent that the README's claims are made for.
 pub const FULL: Extent = Extent { sets: 20_000, random: 16 };
 
 /// The short form that tests run.
 pub const SHORT: Extent = Extent { sets: 400, random: 8 };
 
-/// Random numbers that are the same in each run (splitmix64; Steele, Lea, Flood, OOPSLA 2014).
+/// Random numbers that are the same in each run with the same seed (splitmix64; Steele, Lea, Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// The same seed gives the same numbers.
+    /// A generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
         Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
@@ -44,19 +45,19 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// From `from` up to `to`, both possible.
+    /// A number from `from` to `to`, both included.
     pub fn range(&mut self, from: u64, to: u64) -> u64 {
         from + self.next() % (to.max(from) - from + 1)
     }
 
-    /// From `from` up to `to`, each order of magnitude as likely as another.
+    /// A number from `from` to `to`; each order of magnitude is equally likely.
     pub fn scale(&mut self, from: u64, to: u64) -> u64 {
         let unit = self.next() as f64 / u64::MAX as f64;
         let value = from as f64 * (to as f64 / from as f64).powf(unit);
         (value as u64).clamp(from, to)
     }
 
-    /// Whether a thing of that chance, in percent, happens.
+    /// True with the given probability, percent.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.range(0, 99) < percent
     }

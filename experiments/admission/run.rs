@@ -11,15 +11,15 @@ use teiji_experiments::numbers::{quantile, share};
 use teiji_experiments::summary::{self, Summary};
 use teiji_experiments::{plot, say};
 
-/// A refusal for at most so many bytes is a near one.
+/// A refusal counts as near if at most this many bytes were too many.
 const NEAR: u128 = 100;
 
-/// No admitted set of channels misses; of the refused ones nearly all do
+/// No admitted set of channels misses a deadline; nearly all refused sets do
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
     form: summary::Form,
-    /// Other sets and other traffic
+    /// Seed; another one gives other sets and other traffic
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -32,7 +32,7 @@ fn run(args: &Args) -> Result<bool> {
     let begun = Instant::now();
     let extent = if args.form.short { SHORT } else { FULL };
     let folder = summary::folder("admission")?;
-    // No packet is sent by a kernel: the mode is none of the lab's.
+    // The link is simulated: no lab is started.
     let mut summary = Summary::new("admission", "simulated", "none");
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     say(&format!("{} sets of channels", extent.sets));
@@ -71,7 +71,7 @@ fn judge(found: &Found, summary: &mut Summary) -> Result<()> {
     Ok(())
 }
 
-/// Of each admitted set, the longest delay over the guaranteed one.
+/// Of each admitted set, the ratio of the longest delay seen to the guaranteed delay.
 fn tightness(found: &Found) -> Vec<f64> {
     found.rows.iter().filter_map(|r| r.tightness).collect()
 }

@@ -1,4 +1,4 @@
-//! Draws links, and sets of channels near what the link can carry: far from it any answer is easy.
+//! Draws links and sets of channels that are near what the link can carry: far from it every decision is easy.
 
 use super::Dice;
 use teiji_control::admission::{Channel, Link};
@@ -9,12 +9,12 @@ pub fn draw(dice: &mut Dice) -> (Link, Vec<Channel>) {
     let rate = dice.scale(10_000_000, 10_000_000_000);
     let max_frame = if dice.chance(90) { 1514 } else { 9014 };
     let overhead = 24;
-    // One largest frame takes so long, ns.
+    // Time of the largest frame on the wire, ns.
     let frame = u64::from(max_frame + overhead) * 8_000_000_000 / rate + 1;
     let ring_bytes = if dice.chance(50) { 0 } else { dice.range(0, 8 * u64::from(max_frame)) };
     let timer_error = if dice.chance(50) { 0 } else { dice.range(0, 2 * frame) };
     let n = dice.scale(1, 24);
-    // What the channels reserve together, percent of the link; now and then too much.
+    // What the channels reserve together, percent of the link's rate; in a few cases too much.
     let reserved = if dice.chance(5) { dice.range(100, 110) } else { dice.range(5, 100) };
     let shares: Vec<u64> = (0..n).map(|_| dice.scale(1, 50)).collect();
     let all: u64 = shares.iter().sum();
@@ -37,7 +37,7 @@ pub fn draw(dice: &mut Dice) -> (Link, Vec<Channel>) {
         .collect();
     let blocking = u64::from(max_frame + overhead) + ring_bytes;
     let needed = scale_needed(rate, blocking, timer_error, &channels);
-    // 0.80 to 1.25 of the deadlines that would just do; mostly nearer.
+    // 0.80 to 1.25 of the deadlines that would just fit; mostly closer to 1.
     let spread = if dice.chance(70) { 60 } else { 250 };
     let percent = (1000 - spread * 4 / 5) as f64 + dice.range(0, spread * 9 / 5) as f64;
     for c in &mut channels {
@@ -45,7 +45,7 @@ pub fn draw(dice: &mut Dice) -> (Link, Vec<Channel>) {
     }
     let slack = match dice.range(0, 9) {
         0..6 => Auto::Auto,
-        // 0.3 to 1.5 of the time that all bursts take at once: around the smallest that will do.
+        // 0.3 to 1.5 of the time that all bursts take together: around the smallest slack that is enough.
         6..8 => {
             let bursts: u64 = channels.iter().map(|c| c.burst).sum();
             let once = u128::from(bursts + blocking) * 8_000_000_000 / u128::from(rate);
@@ -56,7 +56,8 @@ pub fn draw(dice: &mut Dice) -> (Link, Vec<Channel>) {
     (Link { rate, max_frame, overhead, ring_bytes, timer_error, slack }, channels)
 }
 
-/// About by how much all deadlines have to be multiplied for the channels just to fit. Floating point: it only aims.
+/// Estimates the factor by which all deadlines must be multiplied for the channels just to fit. Floating point is
+/// enough: the result only sets the range that is drawn from.
 fn scale_needed(rate: u64, blocking: u64, timer_error: u64, channels: &[Channel]) -> f64 {
     let (mut low, mut high) = (0.001_f64, 1000.0_f64);
     let fits = |scale: f64| {

@@ -1,12 +1,13 @@
-//! Packets of channels that do their worst, within their token buckets.
+//! Packets of channels, within the channels' token buckets: the worst case, and random traffic.
 //!
-//! A token bucket of depth σ bytes and rate ρ is full at first. Tokens are counted in 10⁻⁹ bit, time in ns: exact.
+//! A token bucket of depth σ bytes and rate ρ is full at first. Tokens are counted in 10⁻⁹ bit and time in ns, so no
+//! rounding occurs.
 
 use super::Dice;
 use super::link::{BYTE, Packet};
 use teiji_control::admission::Channel;
 
-/// Smallest packet on the wire, bytes: an Ethernet frame of 60 bytes and 24 around it.
+/// Smallest packet on the wire, bytes: an Ethernet frame of 60 bytes and 24 bytes of overhead.
 pub const SMALLEST: u64 = 84;
 
 /// A channel's token bucket.
@@ -28,7 +29,7 @@ impl Bucket {
         self.at = to;
     }
 
-    /// When there will be so many bytes.
+    /// When the bucket will hold this many bytes, ns.
     fn when(&self, bytes: u64) -> i64 {
         let lacking = (i128::from(bytes) * BYTE - self.tokens).max(0);
         self.at.saturating_add(i64::try_from((lacking + self.rate - 1) / self.rate).unwrap_or(i64::MAX))
@@ -49,7 +50,7 @@ fn largest(c: &Channel, overhead: u32) -> u64 {
     u64::from(c.max_packet) + u64::from(overhead)
 }
 
-/// So many bytes at once, in as few packets as may be, of about the same size; none below the smallest.
+/// This many bytes at once, in as few packets as possible, of about the same size; none below the smallest.
 fn at_once(out: &mut Vec<Packet>, bucket: &mut Bucket, channel: usize, bytes: u64, most: u64) {
     let smallest = SMALLEST.min(most);
     let parts = bytes.div_ceil(most).min(bytes / smallest);
@@ -60,12 +61,13 @@ fn at_once(out: &mut Vec<Packet>, bucket: &mut Bucket, channel: usize, bytes: u6
     }
 }
 
-/// From `begin` on the burst, then the largest packets as soon as the bucket lets them, and at `end` whatever it holds, to
-/// the byte: the most that can arrive from `begin` to `end`, and none of it later than need be.
+/// The burst at `begin`, then the largest packets as soon as the bucket allows them, and at `end` all that the bucket
+/// holds, to the byte. This is the most that can arrive from `begin` to `end`, and every packet arrives as early as
+/// possible.
 pub fn greedy(out: &mut Vec<Packet>, channel: usize, c: &Channel, overhead: u32, begin: i64, end: i64) {
     let most = largest(c, overhead);
     let mut bucket = Bucket::new(c, begin);
-    // Kept back, so that the bytes that come in until `end` are enough for a packet.
+    // Bytes kept back, so that what is left at `end` is enough for a packet.
     let back = if end > begin { SMALLEST.min(most) } else { 0 };
     let first = bucket.bytes() - back.min(bucket.bytes());
     at_once(out, &mut bucket, channel, first, most);
@@ -84,7 +86,7 @@ pub fn greedy(out: &mut Vec<Packet>, channel: usize, c: &Channel, overhead: u32,
     at_once(out, &mut bucket, channel, rest, most);
 }
 
-/// Packets of random sizes at random times from `begin` to `end`: now greedy, now saving tokens for a burst.
+/// Packets of random sizes at random times from `begin` to `end`; some wait until there are tokens for a burst.
 pub fn random(
     out: &mut Vec<Packet>,
     channel: usize,

@@ -1,53 +1,54 @@
-//! Has the admission control decide on many sets of channels, and the packet-by-packet link show whether it was right.
+//! Lets the admission control decide on many sets of channels, and checks each decision on the simulated link.
 
 use super::link::{Outcome, Packet, Wire, send};
 use super::{Dice, Extent, sets, traffic};
 use serde::Serialize;
 use teiji_control::admission::{Admission, Channel, Denied, Link, Reason, admit};
 
-/// A run whose traffic is longer than this, packets, is not tried.
+/// Runs with more packets than this are left out.
 const LONGEST_RUN: u128 = 200_000;
 
-/// What was decided on a set, and what the link did.
+/// What was decided on one set, and what happened on the link.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// Which set, from 0.
+    /// Index of the set, from 0.
     pub set: u64,
-    /// How many channels it has.
+    /// Number of channels.
     pub channels: usize,
-    /// `admitted`, or what was exceeded: `deadline`, `slack`, `rate`.
+    /// `admitted`, or what was exceeded: `deadline`, `slack` or `rate`.
     pub decision: &'static str,
-    /// Bytes too many, of a refusal.
+    /// Of a refusal: bytes too many.
     pub excess: u128,
     /// Packets of channels that were sent.
     pub packets: u64,
-    /// Those that came after their deadline.
+    /// Of these, packets sent after their deadline.
     pub missed: u64,
-    /// Of an admitted set: the longest delay seen, over the one guaranteed, of the channel where that is greatest.
+    /// Of an admitted set: ratio of the longest delay seen to the guaranteed delay, of the channel where it is
+    /// greatest.
     pub tightness: Option<f64>,
-    /// The same of the channel where it is least.
+    /// The same, of the channel where it is least.
     pub loosest: Option<f64>,
 }
 
-/// What was found.
+/// Results.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Found {
     /// Sets admitted.
     pub admitted: u64,
     /// Sets refused.
     pub refused: u64,
-    /// Of those, sets that missed a deadline in the traffic that was tried.
+    /// Of the refused sets, those that missed a deadline in the traffic that was tried.
     pub refused_that_missed: u64,
     /// Packets sent in all.
     pub packets: u64,
-    /// Missed deadlines of admitted sets, delays above the guaranteed one, sets that were not decided: in words.
+    /// Errors, for people: missed deadlines of admitted sets, delays above the guaranteed ones, undecided sets.
     pub wrong: Vec<String>,
     /// Each set.
     #[serde(skip)]
     pub rows: Vec<Row>,
 }
 
-/// Tries the sets, on so many threads. The same seed gives the same sets and traffic.
+/// Tries the sets, on this many threads. The same seed gives the same sets and traffic.
 pub fn run(extent: &Extent, seed: u64, threads: u64) -> Found {
     let threads = threads.max(1);
     let part = |first: u64| {
@@ -104,10 +105,10 @@ fn one(set: u64, extent: &Extent, dice: &mut Dice, found: &mut Found) {
                 Reason::Rate => ("rate", 0),
                 Reason::Deadline => ("deadline", 0),
                 Reason::Slack { .. } => ("slack", 0),
-                // What HFSC refuses; this is earliest deadline first.
+                // Only HFSC refuses for this reason; the queue here is earliest deadline first.
                 Reason::Curves => ("curves", 0),
             };
-            // Where no slack is said to do, the one that is best for the channels.
+            // If no slack at all is enough, the one that is best for the channels.
             let slack = match (refusal.reason, link.slack) {
                 (Reason::Slack { .. }, teiji_model::policy::Auto::Nanoseconds(set)) => set,
                 _ => channels.iter().map(|c| c.deadline).max().unwrap_or(0),
@@ -121,7 +122,7 @@ fn one(set: u64, extent: &Extent, dice: &mut Dice, found: &mut Found) {
     found.rows.push(row);
 }
 
-/// The link with this slack and best effort always waiting.
+/// The link with this slack; best effort always has a packet.
 fn wire<'a>(link: &Link, deadlines: &'a [u64], slack: u64) -> Wire<'a> {
     Wire {
         rate: link.rate,
@@ -134,7 +135,7 @@ fn wire<'a>(link: &Link, deadlines: &'a [u64], slack: u64) -> Wire<'a> {
     }
 }
 
-/// Every burst becomes urgent at 0, and each channel goes on until its packets are due at `end`.
+/// Every burst becomes urgent at 0, and each channel goes on sending until its packets are due at `end`.
 fn pattern(link: &Link, channels: &[Channel], slack: u64, end: u64) -> Vec<Packet> {
     let mut packets = Vec::new();
     for (i, c) in channels.iter().enumerate() {
@@ -148,7 +149,7 @@ fn pattern(link: &Link, channels: &[Channel], slack: u64, end: u64) -> Vec<Packe
     packets
 }
 
-/// About how many packets that would be.
+/// Estimate of the number of packets in that pattern.
 fn length(channels: &[Channel], end: u64) -> u128 {
     let one = |c: &Channel| {
         let bytes = u128::from(c.burst) + u128::from(c.rate) * u128::from(end) / 8_000_000_000;
@@ -157,7 +158,7 @@ fn length(channels: &[Channel], end: u64) -> u128 {
     channels.iter().map(one).sum()
 }
 
-/// The instants at which a channel's packets are first due.
+/// The instants at which the first packets of the channels are due.
 fn ends(channels: &[Channel], slack: u64) -> Vec<u64> {
     let mut ends: Vec<u64> = channels.iter().map(|c| c.deadline.min(slack)).collect();
     ends.sort_unstable();
@@ -170,7 +171,7 @@ fn refused(link: &Link, channels: &[Channel], slack: u64, row: &mut Row) {
     let wire = wire(link, &deadlines, slack);
     let first = ends(channels, slack);
     let longest = first.last().copied().unwrap_or(1);
-    // Rates beyond the link's take a while to show.
+    // If the rates exceed the link's, it takes a while until a deadline is missed.
     let later = (1..30).map(|k| longest << k).take_while(|_| row.decision == "rate");
     for end in first.iter().copied().chain(later) {
         if length(channels, end) > LONGEST_RUN {
@@ -214,19 +215,19 @@ fn admitted(
         }
     };
     let mut instants = ends(channels, slack);
-    // And on, for as long again.
+    // And one instant twice as late as the last.
     instants.extend(instants.last().copied().map(|last| last * 2));
     for end in instants {
         let packets = pattern(link, channels, slack, end);
         note(send(&usual, &packets));
-        // The same without best effort but for the first frame: packets go before they are urgent.
+        // The same without best effort after the first frame: packets are sent before they are urgent.
         note(send(&Wire { waiting: |_| false, ..usual.clone() }, &packets));
     }
     let span = deadlines.iter().max().copied().unwrap_or(1) as i64;
     for _ in 0..extent.random {
         let mut packets = Vec::new();
         for (i, c) in channels.iter().enumerate() {
-            // Not before 0 what is urgent: the run begins there, nothing was sent before.
+            // What becomes urgent does so at 0 at the earliest: the run begins there, and nothing was sent before.
             let first = -((c.deadline - c.deadline.min(slack)) as i64);
             let begin = match dice.range(0, 2) {
                 0 => 0,
@@ -259,7 +260,7 @@ fn admitted(
 mod tests {
     use super::*;
 
-    /// Misses of sets that were decided without something that the link has.
+    /// Errors found in sets that were admitted without regard to one property of the link.
     fn deceived(forget: fn(Link) -> Link) -> usize {
         let extent = Extent { sets: 200, random: 0 };
         let mut wrong = Vec::new();

@@ -1,4 +1,4 @@
-//! Rounds with kills, and what came of them.
+//! Rounds in which teiji is killed, and their results.
 
 use super::place::Place;
 use anyhow::{Context, Result};
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
-/// What was running when the kill came, as its journal and its end tell.
+/// How far the run was when the kill came, according to the journal and the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Hit {
@@ -15,136 +15,136 @@ pub enum Hit {
     Before,
     /// There was a transaction.
     While,
-    /// All was done, or it had ended by itself.
+    /// Everything was done, or the process had ended by itself.
     After,
 }
 
-/// One round of apply or rollback.
+/// One round: an apply or a rollback that is killed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Round {
-    /// From 0.
+    /// Number of the round, from 0.
     pub round: u32,
     /// `apply` or `rollback`.
     pub kind: String,
-    /// When the kill came.
+    /// How far the run was when the kill came; none if the apply before a rollback had failed.
     pub hit: Option<Hit>,
-    /// Whether the kill came too late to end it.
+    /// Whether the process had ended before the kill came.
     #[serde(default)]
     pub survived: bool,
-    /// Steps that its journal says had begun.
+    /// Steps that had begun according to the journal.
     pub begun: Option<u32>,
-    /// Whether its journal says that all is committed.
+    /// Whether the apply was committed according to the journal.
     #[serde(default)]
     pub committed: bool,
-    /// Settings that were not as at the start of it when it was dead.
+    /// Settings that the killed process had changed.
     #[serde(default)]
     pub changed: u32,
-    /// Settings that it changes.
+    /// Settings that the policy changes.
     #[serde(default)]
     pub of: u32,
-    /// Whether what it does had to stay done.
+    /// Whether the changes had to remain: those of the apply, or those of the rollback.
     #[serde(default)]
     pub done: bool,
-    /// Kills that met the recovery at work.
+    /// Kills of recoveries at work.
     #[serde(default)]
     pub recovery_kills: u32,
-    /// What went wrong, in words.
+    /// Problems, in words.
     pub problems: Vec<String>,
-    /// Settings that are not as they should be.
+    /// Settings that have a wrong value in the end.
     pub wrong: BTreeMap<String, serde_json::Value>,
 }
 
 impl Round {
-    /// Whether everything was as it should be.
+    /// Whether nothing was wrong.
     pub fn well(&self) -> bool {
         self.problems.is_empty() && self.wrong.is_empty()
     }
 }
 
-/// What the rounds of one kind came to.
+/// Counts of the rounds of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Count {
     /// Rounds.
     pub rounds: u32,
     /// Kills that ended the process.
     pub kills: u32,
-    /// Of these: before it had begun.
+    /// Of these kills: before anything had begun.
     pub before: u32,
-    /// Of these: while there was a transaction.
+    /// Of these kills: while there was a transaction.
     pub at_work: u32,
-    /// Of these: after all was done.
+    /// Of these kills: after everything was done.
     pub after: u32,
-    /// Of these at work: with all done and committed, but the files not in order yet.
+    /// Of the kills at work: everything was committed, but teiji's files were not in order yet.
     pub committed: u32,
-    /// Of these: that left some settings changed and others not.
+    /// Of these kills: some settings were changed and others were not.
     pub between: u32,
     /// Kills of recoveries at work.
     pub recovery_kills: u32,
-    /// Rounds after which all was as it should be.
+    /// Rounds without an error.
     pub well: u32,
 }
 
 /// All rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Kills {
-    /// Of the random moments.
+    /// Seed of the random moments.
     pub seed: u64,
     /// Of applies.
     pub apply: Count,
     /// Of rollbacks.
     pub rollback: Count,
-    /// Usual seconds until it works, and that it works for.
+    /// By command, medians in seconds: until teiji begins to work, and how long it works.
     pub usual_s: BTreeMap<String, (f64, f64)>,
-    /// One by one.
+    /// The rounds one by one.
     #[serde(skip)]
     pub rounds: Vec<Round>,
 }
 
-/// A round in which the VM was killed while it was applied to.
+/// A round in which the VM was killed while a policy was applied to it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Vanished {
-    /// From 0.
+    /// Number of the round, from 0.
     pub round: u32,
-    /// Whether teiji was to be killed as well.
+    /// Whether teiji was to be killed too.
     pub teiji_killed: bool,
-    /// How teiji ended; negative: killed.
+    /// teiji's exit code; negative: the signal that ended it.
     pub code: i32,
-    /// Whether all had been applied before the VM was missed.
+    /// Whether the apply was committed before it noticed that the VM was gone.
     pub committed: bool,
-    /// Whether teiji, its recovery or its rollback said what is gone.
+    /// Whether teiji said what is gone, in the apply, the recovery or the rollback.
     pub said_gone: bool,
-    /// What went wrong, in words.
+    /// Problems, in words.
     pub problems: Vec<String>,
-    /// Settings that are not as they should be.
+    /// Settings that have a wrong value.
     pub wrong: BTreeMap<String, serde_json::Value>,
 }
 
 impl Vanished {
-    /// Whether everything that remains was as it should be.
+    /// Whether nothing was wrong with what remains.
     pub fn well(&self) -> bool {
         self.problems.is_empty() && self.wrong.is_empty()
     }
 }
 
-/// What the rounds with VMs came to.
+/// Counts of the rounds in which a VM was killed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Vanishings {
     /// Rounds.
     pub rounds: u32,
-    /// Applies that missed the VM and undid what they had done.
+    /// Applies that noticed that the VM was gone and undid their changes.
     pub undone: u32,
-    /// Applies that were killed as well, and undone by the recovery.
+    /// Applies that were killed too and were undone by the recovery.
     pub recovered: u32,
-    /// Applies that were committed before they missed the VM, and were rolled back.
+    /// Applies that were committed before they noticed that the VM was gone, and were rolled back.
     pub committed: u32,
-    /// Rounds in which it was said what is gone.
+    /// Rounds in which teiji said what is gone.
     pub said_gone: u32,
-    /// Rounds after which what remained was as it should be.
+    /// Rounds without an error in what remained.
     pub well: u32,
 }
 
 impl Vanishings {
-    /// Counts.
+    /// The counts of these rounds.
     pub fn of(rounds: &[Vanished]) -> Self {
         let mut v = Vanishings::default();
         for round in rounds {
@@ -167,14 +167,14 @@ struct Usual {
     usual_s: BTreeMap<String, (f64, f64)>,
 }
 
-/// What a round may take, an emulated lab included.
+/// Longest time that a round may take, in an emulated lab too.
 const ROUND: Duration = Duration::from_secs(20);
 
-/// Kills `kills` applies and as many rollbacks, in turn. Rounds in which the kill comes too late are looked at as well,
-/// and come on top.
+/// Kills `kills` applies and as many rollbacks, in turn. Rounds in which the kill comes too late are checked too, but
+/// are not counted as kills.
 ///
 /// # Errors
-/// If the driver fails: something does not work even if nobody kills it.
+/// If the driver fails: a command does not work even without a kill.
 pub fn run(place: &Place<'_>, kills: u32, seed: u64) -> Result<Kills> {
     let said = place.driver("kills", kills, seed, ROUND * 2 * (kills + 10))?;
     let (lines, last) = said.rsplit_once('\n').context("the driver said too little")?;
@@ -184,7 +184,8 @@ pub fn run(place: &Place<'_>, kills: u32, seed: u64) -> Result<Kills> {
     Ok(Kills { seed, apply: count("apply"), rollback: count("rollback"), usual_s, rounds })
 }
 
-/// Kills a VM while it is applied to, and teiji half of the time, until `rounds` applies did not come to their end.
+/// Kills a VM while a policy is applied to it, and in half of the rounds teiji too, until `rounds` applies were not
+/// committed.
 ///
 /// # Errors
 /// If the driver fails.
@@ -223,7 +224,7 @@ impl Kills {
         [("apply", &self.apply), ("rollback", &self.rollback)]
     }
 
-    /// The rounds that did not go well, for people.
+    /// The rounds with errors, for people.
     pub fn trouble(&self) -> String {
         self.rounds.iter().filter(|r| !r.well()).map(|r| format!("{r:?}\n")).collect()
     }
@@ -254,7 +255,7 @@ impl Kills {
         t
     }
 
-    /// Every round.
+    /// Every round, as CSV.
     pub fn csv(&self) -> String {
         let mut t =
             String::from("round,kind,hit,survived,begun,committed,changed,of,done,recovery_kills,well\n");

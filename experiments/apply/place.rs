@@ -1,5 +1,5 @@
-//! A KVM host with everything that teiji can change: a VM with vCPUs and a vhost worker, a NIC with interrupts of
-//! its own, control groups that share CPU time out; and the policy that changes all of it.
+//! A KVM host with everything that teiji can change: a VM with vCPUs and a vhost worker, a NIC with its own interrupts,
+//! control groups with the CPU controller; and the policy that changes all of it.
 
 use crate::tracing::Lab;
 use anyhow::{Context, Result, ensure};
@@ -12,12 +12,12 @@ const DRIVER: &str = "/root/driver.py";
 const CONFIG: &str = "/root/driver.json";
 /// Where teiji keeps its state.
 pub const STATE: &str = "/var/lib/teiji";
-/// The copy of teiji that is used: on 9p its start would take most of the time.
+/// The copy of teiji that is run: from 9p, reading the program would take most of its time.
 pub const TEIJI: &str = "/usr/local/bin/teiji";
 /// Name of stand-ins for VMs: QEMU with two vCPUs that never start.
 pub const STAND_IN: &str = "standin";
 
-/// What the policy asks for; `driver.py` knows by it what the settings should be.
+/// What the policy asks for; `driver.py` computes the expected settings from it.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Wanted {
     /// `halt_poll`, ns.
@@ -40,7 +40,7 @@ pub struct Wanted {
     pub quota_us: u32,
 }
 
-/// No value is the kernel's default, nor the one that the lab starts with.
+/// No value is the kernel's default or the value that the lab starts with.
 pub const WANTED: Wanted = Wanted {
     halt_poll_ns: 50_000,
     latency_us: 20,
@@ -54,7 +54,7 @@ pub const WANTED: Wanted = Wanted {
 };
 
 impl Wanted {
-    /// The policy for a VM, and for a NIC if there is one. A VM without vhost workers is not asked to place them.
+    /// The policy for a VM, and for a NIC if there is one. Without vhost workers it does not ask for their CPUs.
     pub fn policy(&self, vm: &str, link: Option<&str>, workers: bool) -> String {
         let link =
             link.map_or_else(String::new, |l| format!("[link.{l}]\nirq_cpus = \"{}\"\n", self.irq_cpus));
@@ -74,7 +74,7 @@ impl Wanted {
     }
 }
 
-/// What `driver.py` is told.
+/// The driver's configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct Config {
     teiji: &'static str,
@@ -88,20 +88,20 @@ pub struct Config {
     stand_in: Vec<String>,
     /// Rounds, or kills of each kind.
     pub rounds: u32,
-    /// Of the random moments.
+    /// Seed of the random moments.
     pub seed: u64,
 }
 
-/// The host, prepared.
+/// The prepared host.
 pub struct Place<'l> {
-    /// The lab that it is in.
+    /// The lab with the host.
     pub lab: &'l Lab,
-    /// Its NIC.
+    /// The NIC.
     pub link: String,
     config: Config,
 }
 
-/// A lab host with a NIC that has interrupts; results go to `out`.
+/// A lab host with a NIC that has interrupts. Results are written to `out`.
 ///
 /// # Errors
 /// As [`Lab::boot_as`].
@@ -127,9 +127,10 @@ impl<'l> Place<'l> {
     /// Prepares the host for a VM.
     ///
     /// # Errors
-    /// If it lacks something that the policy changes.
+    /// If the host lacks something that the policy changes.
     pub fn prepare(lab: &'l Lab, guest: &Guest<'_>) -> Result<Self> {
-        // A host with systemd has the CPU controller on below its root group; teiji would switch it on for good.
+        // On a host with systemd the CPU controller is enabled below the root group. Otherwise teiji would enable it
+        // and leave it so.
         let prepare = format!(
             "set -e; cp /mnt/bin/teiji {TEIJI}; echo +cpu >/sys/fs/cgroup/cgroup.subtree_control\n\
              modprobe igb; until [ -d /sys/bus/pci/drivers/igb/*/net ]; do sleep 0.1; done\n\
@@ -160,10 +161,10 @@ impl<'l> Place<'l> {
         Ok(place)
     }
 
-    /// Runs `driver.py` with so many rounds, or kills of each kind.
+    /// Runs `driver.py` with this many rounds, or kills of each kind.
     ///
     /// # Errors
-    /// If it fails, or takes longer than `limit`.
+    /// If the driver fails or takes longer than `limit`.
     pub fn driver(&self, what: &str, rounds: u32, seed: u64, limit: Duration) -> Result<String> {
         let mut config = Config { rounds, seed, ..self.config.clone() };
         if what == "vanish" {
@@ -173,7 +174,7 @@ impl<'l> Place<'l> {
         Ok(self.lab.host.run_for(&format!("python3 {DRIVER} {CONFIG} {what}"), limit)?.ok()?)
     }
 
-    /// Every setting that `driver.py` looks at.
+    /// Every setting that `driver.py` reads.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -181,10 +182,10 @@ impl<'l> Place<'l> {
         Ok(serde_json::from_str(&self.driver("snapshot", 0, 0, Duration::from_secs(60))?)?)
     }
 
-    /// Starts a stand-in for a VM. It ends with the value.
+    /// Starts a stand-in for a VM. It ends when the value is dropped.
     ///
     /// # Errors
-    /// If its vCPUs are not there in a minute.
+    /// If its vCPU threads do not appear within a minute.
     pub fn stand_in(&self) -> Result<Child> {
         let child = self.lab.host.spawn(&format!("exec {}", self.config.stand_in.join(" ")))?;
         let up = format!(
@@ -195,10 +196,10 @@ impl<'l> Place<'l> {
         Ok(child)
     }
 
-    /// Runs teiji with these arguments, as root.
+    /// Runs teiji as root with these arguments.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host does not answer.
     pub fn teiji(&self, arguments: &str) -> Result<Output> {
         Ok(self.lab.host.run_for(&format!("{TEIJI} {arguments}"), Duration::from_secs(120))?)
     }

@@ -1,4 +1,4 @@
-//! `apply`: runs the experiment of that name; see README.md beside this file.
+//! `apply`: runs the experiment `apply`; see README.md beside this file.
 
 use anyhow::Result;
 use clap::Parser;
@@ -11,12 +11,12 @@ use teiji_experiments::summary::{self, Summary};
 use teiji_experiments::tracing::Lab;
 use teiji_experiments::{plot, say};
 
-/// Whenever teiji is killed, the host is as it was or as the policy asks
+/// Whenever teiji is killed, every setting of the host ends as it was or as the policy asks
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
     form: summary::Form,
-    /// Applies to kill, and as many rollbacks
+    /// Applies to kill; as many rollbacks are killed too
     #[arg(long, default_value_t = FULL.kills, conflicts_with = "short")]
     rounds: u32,
     /// Seed of the random moments [default: another one each time]
@@ -40,7 +40,7 @@ fn run(args: &Args) -> Result<bool> {
     say(&format!("{rounds} applies and {rounds} rollbacks are killed; seed {seed}"));
     let kills = kills::run(&place, rounds, seed)?;
     say(&format!(
-        "VMs are killed while they are applied to, until {vanish} applies did not come to their end"
+        "VMs are killed while a policy is applied to them, until {vanish} applies were not committed"
     ));
     let rounds_vanished = kills::vanish(&place, vanish, seed)?;
     let vanished = Vanishings::of(&rounds_vanished);

@@ -1,10 +1,10 @@
-//! `make demo`: real SIP calls to a VM, undisturbed, with CPU hogs in the vCPU's way, with the policy that teiji
-//! suggests against them, and after its rollback.
+//! `make demo`: traces real SIP calls to a VM in four situations: undisturbed, with CPU hogs on the vCPU's CPU, with
+//! the policy that teiji suggests against the hogs, and after the rollback of that policy.
 //!
 //! ```text
 //! boot ─► VM with sipp's server ─► warm up ─► trace ─► hogs ─► trace ─► suggest, apply ─► trace ─► roll back ─► trace
 //! ```
-//! Leaves `target/demo/`: `report.html`, the policy `fix.toml`, and the recordings, which `teiji replay` reads
+//! Writes to `target/demo/`: `report.html`, the policy `fix.toml`, and the recordings, which `teiji replay` reads
 //! without root.
 
 use anyhow::{Context, Result, bail};
@@ -19,30 +19,30 @@ use teiji_experiments::{programs, say};
 use teiji_model::report::VmReport;
 use teiji_model::stage::{Stage, ThreadState};
 
-/// Shows where the time of SIP calls to a VM goes, undisturbed and with CPU hogs, and what a policy does about it
+/// Shows where the time of SIP calls to a VM goes, undisturbed and with CPU hogs, and what the suggested policy changes
 #[derive(Parser)]
 struct Args {
-    /// Calls a second
+    /// Calls per second
     #[arg(long, default_value_t = 5.0)]
     rate: f64,
-    /// Calls of each trace
+    /// Number of calls in each trace
     #[arg(long, default_value_t = 60)]
     calls: u64,
-    /// Busy loops on the vCPU's CPU
+    /// Number of busy loops on the vCPU's CPU
     #[arg(long, default_value_t = 6)]
     hogs: u32,
 }
 
-/// The situations: the recording's name and what is written in the report.
+/// The situations: name of the recording, label in the report.
 const SITUATIONS: [(&str, &str); 4] = [
     ("undisturbed", "undisturbed"),
     ("hogs", "CPU hogs"),
     ("applied", "policy applied"),
     ("back", "rolled back"),
 ];
-/// What is traced.
+/// Options of `teiji trace`.
 const TRACE: &str = "--vm sip1 --flow 'udp port 5060' --match sip";
-/// In the lab host: the suggested policy, and teiji's state.
+/// Paths in the lab host: the suggested policy, and teiji's state.
 const POLICY: &str = "/tmp/fix.toml";
 const STATE: &str = "/tmp/teiji-state";
 
@@ -85,7 +85,7 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Boots, traces each situation, powers off.
+/// Boots the lab, traces each situation and powers off.
 fn trace_all(folder: &Path, args: &Args) -> Result<Vec<Traced>> {
     let lab = Lab::boot(folder)?;
     let guest = lab.host.guest(&load::placed("sip1"))?;
@@ -140,7 +140,7 @@ fn replay(programs: &Path, files: &[impl AsRef<Path>], options: &[&str]) -> Resu
     Ok(())
 }
 
-/// The situations side by side, and what the policy did.
+/// The situations side by side, and the effect of the policy.
 fn table(vms: &[&VmReport]) -> String {
     let ms = |ns: f64| format!("{:.2} ms", ns / 1e6);
     let mut rows = vec![row("", SITUATIONS.iter().map(|(_, label)| (*label).to_owned()))];
@@ -176,7 +176,7 @@ fn row(name: &str, values: impl Iterator<Item = String>) -> String {
     values.fold(format!("{name:<24}"), |row, value| row + &format!("{value:>17}"))
 }
 
-/// Mean time a request waited for the vCPU to get a CPU, ns.
+/// Mean time for which a request waited until the vCPU got a CPU, ns.
 fn ready(vm: &VmReport) -> f64 {
     vm.stages
         .iter()

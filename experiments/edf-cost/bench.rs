@@ -1,4 +1,4 @@
-//! Sends by each queue in turn, and takes the times.
+//! Sends through each queue in turn and measures the times.
 
 use super::queues::{self, Kind, Queue};
 use super::{Case, SIZE};
@@ -9,49 +9,49 @@ use serde::{Deserialize, Serialize};
 use std::time::Duration;
 use teiji_lab::Host;
 
-/// Of the lab's clock, which runs ahead while the lab waits for the machine.
+/// In the lab's clock, which runs ahead while the lab waits for the machine.
 const LIMIT: Duration = Duration::from_secs(86_400);
 
-/// One window of one queue.
+/// One window on one queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// The queue.
     pub queue: Queue,
-    /// In which round.
+    /// Number of the round.
     pub round: u32,
-    /// ns of virtual time for each packet.
+    /// ns of virtual time per packet.
     pub ns: f64,
 }
 
-/// What a packet costs.
+/// Cost of a packet.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cost {
     /// The qdisc.
     pub qdisc: &'static str,
-    /// How it finds classes; empty if it has none.
+    /// How the qdisc finds classes; empty if it has none.
     pub filters: &'static str,
-    /// Channels.
+    /// Number of channels.
     pub channels: u64,
-    /// ns from the sender's call to the device's having sent it: median of all windows.
+    /// ns from the sender's call until the device has sent the packet: median of all windows.
     pub total_ns: f64,
-    /// The same, less that without any queue.
+    /// `total_ns` minus the same time without a queue.
     pub cost_ns: f64,
-    /// Half of the windows are within so many ns of each other.
+    /// Interquartile range of the windows, ns.
     pub spread_ns: f64,
 }
 
-/// What `teiji-lab udp-burst` prints.
+/// Output of `teiji-lab udp-burst`.
 #[derive(Deserialize)]
 struct Taken {
     windows: Vec<u64>,
     missing: u64,
 }
 
-/// Lays out the devices, has `windows` of each taken in each round, and removes the devices.
+/// Creates the devices, measures `windows` windows of each in each round, and removes the devices.
 ///
 /// # Errors
-/// If a qdisc cannot be set up, or if a packet did not leave in its window: the times would not be those of as many
-/// packets for all.
+/// If a qdisc cannot be set up, or if a packet did not leave in its window: the windows would then be times of
+/// different numbers of packets.
 pub fn run(host: &Host, case: &Case, rounds: u32, windows: u32) -> Result<Vec<Sample>> {
     let queues = queues::all();
     let driver = set_up(host, case, &queues)?;
@@ -118,7 +118,7 @@ fn burst(host: &Host, case: &Case, queue: &Queue, windows: u32) -> Result<Taken>
     serde_json::from_str(&said).with_context(|| format!("the load printed {said:?}"))
 }
 
-/// Every packet of a channel has to have been one of real time, or another path was measured than is claimed.
+/// Fails if a packet of a channel was not sent as real time: another path than the claimed one would be measured.
 fn by_deadline(driver: &Driver, case: &Case, queue: &Queue, windows: u64) -> Result<()> {
     let stats = driver.stats(&queue.device())?;
     let of = |what: &str| stats[what].as_u64().with_context(|| format!("no {what} in {stats}"));
@@ -131,7 +131,7 @@ fn by_deadline(driver: &Driver, case: &Case, queue: &Queue, windows: u64) -> Res
     Ok(())
 }
 
-/// What each queue costs.
+/// The cost of each queue.
 pub fn costs(samples: &[Sample]) -> Vec<Cost> {
     let of = |kind: Kind, channels: u64| -> Vec<f64> {
         let same = |s: &&Sample| s.queue.kind == kind && s.queue.channels == channels;
@@ -158,13 +158,13 @@ pub fn costs(samples: &[Sample]) -> Vec<Cost> {
     queues.iter().map(cost).collect()
 }
 
-/// The cost of a qdisc with so many channels and these filters. NaN if it was not measured.
+/// The cost of a qdisc with this number of channels and these filters; NaN if it was not measured.
 pub fn with(costs: &[Cost], qdisc: &str, filters: &str, channels: u64) -> f64 {
     let same = |c: &&Cost| (c.qdisc, c.filters, c.channels) == (qdisc, filters, channels);
     costs.iter().find(same).map_or(f64::NAN, |c| c.cost_ns)
 }
 
-/// The cost of a qdisc with so many channels, by the faster of its filters. NaN if it was not measured.
+/// The cost of a qdisc with this number of channels, with the faster of its filters; NaN if it was not measured.
 pub fn least(costs: &[Cost], qdisc: &str, channels: u64) -> f64 {
     let of = costs.iter().filter(|c| c.qdisc == qdisc && c.channels == channels);
     of.map(|c| c.cost_ns).fold(f64::NAN, f64::min)

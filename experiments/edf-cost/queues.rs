@@ -3,20 +3,20 @@
 use super::{CHANNELS, Case, DEADLINE_US, WIRE};
 use std::fmt::Write;
 
-/// What leaves a device.
+/// The queue of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// No queue: what is subtracted from the others.
+    /// No queue; subtracted from the others.
     Noqueue,
-    /// The same, for datagrams whose sender tells deadlines: what is subtracted from etf.
+    /// No queue, and the sender passes deadlines; subtracted from etf.
     NoqueueTold,
-    /// This project's.
+    /// teiji_edf.
     Teiji,
     /// One queue.
     Pfifo,
     /// Fair queueing.
     Fq,
-    /// Earliest deadline first by what the sender tells.
+    /// Earliest deadline first, with the deadlines that the sender passes.
     Etf,
     /// Hierarchical token buckets.
     Htb(Filters),
@@ -29,11 +29,11 @@ pub enum Kind {
 pub enum Filters {
     /// cls_flower: a hash table.
     Flower,
-    /// cls_u32, with a table of 256 lists by the port's low byte.
+    /// cls_u32 with a hash table of 256 lists, chosen by the port's low byte.
     U32,
 }
 
-/// All of them.
+/// All kinds.
 pub const KINDS: [Kind; 10] = [
     Kind::Noqueue,
     Kind::NoqueueTold,
@@ -48,7 +48,7 @@ pub const KINDS: [Kind; 10] = [
 ];
 
 impl Kind {
-    /// Its name in tables; that of the qdisc.
+    /// Name in tables: that of the qdisc.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Noqueue => "noqueue",
@@ -62,7 +62,7 @@ impl Kind {
         }
     }
 
-    /// Its way to find classes; empty if it needs none.
+    /// How the qdisc finds classes; empty if it needs no filters.
     pub fn filters(self) -> &'static str {
         match self {
             Kind::Htb(Filters::Flower) | Kind::Hfsc(Filters::Flower) => "flower",
@@ -71,26 +71,26 @@ impl Kind {
         }
     }
 
-    /// What the sender tells the kernel, µs.
+    /// The deadline that the sender passes to the kernel, µs from now; 0: none.
     pub fn told_us(self) -> u64 {
-        // Nothing may be dropped as late: until the window ends is time enough.
+        // The deadline is after the window's end: no packet is dropped as late.
         if matches!(self, Kind::Etf | Kind::NoqueueTold) { 500_000 } else { 0 }
     }
 
-    /// What is subtracted from it.
+    /// What is subtracted from this kind.
     pub fn zero(self) -> Kind {
         if self.told_us() > 0 { Kind::NoqueueTold } else { Kind::Noqueue }
     }
 }
 
-/// A device and what is its root.
+/// A device and its root qdisc.
 #[derive(Clone, Copy, Debug)]
 pub struct Queue {
-    /// Its number.
+    /// Number of the device.
     pub index: usize,
     /// The qdisc.
     pub kind: Kind,
-    /// Channels.
+    /// Number of channels.
     pub channels: u64,
 }
 
@@ -100,9 +100,9 @@ pub fn all() -> Vec<Queue> {
     pairs.enumerate().map(|(index, (kind, channels))| Queue { index, kind, channels }).collect()
 }
 
-/// Counts what a frame takes on the wire beside what the kernel counts: check sequence, preamble, gap.
+/// Counts what a frame takes on the wire in addition to what the kernel counts: check sequence, preamble, gap.
 const STAB: &str = "stab overhead 24 linklayer ethernet";
-/// The class of best effort.
+/// Class of best effort.
 const REST: u64 = 9999;
 
 impl Queue {
@@ -111,12 +111,12 @@ impl Queue {
         format!("e{}", self.index)
     }
 
-    /// Who is at its other end.
+    /// The address at the device's other end.
     pub fn peer(&self) -> String {
         format!("10.100.{}.2", self.index)
     }
 
-    /// Makes the device, of the kind that frees what it is given; for `ip -batch`.
+    /// Commands for `ip -batch` that create the device, of a kind that frees every packet it is given.
     pub fn link(&self) -> String {
         let (dev, n) = (self.device(), self.index);
         format!(
@@ -126,11 +126,11 @@ impl Queue {
         )
     }
 
-    /// Makes the qdisc the root; for `tc -batch`. Empty for teiji_edf.
+    /// Commands for `tc -batch` that make the qdisc the root. Empty for teiji_edf.
     pub fn tc(&self, case: &Case) -> String {
         let dev = self.device();
         let mut t = String::new();
-        // Kinds that do not shape by themselves are put below a token bucket filter where the link is to be the limit.
+        // Kinds that do not shape are put below a token bucket filter if the link is the limit.
         let mut plain = |child: &str| {
             if case.turns == 0 {
                 let _ = writeln!(t, "qdisc add dev {dev} root handle 1: {child}");
@@ -166,7 +166,7 @@ impl Queue {
     fn htb(&self, t: &mut String, case: &Case) {
         let (dev, link) = (self.device(), case.link);
         let rest = link - case.rate(self.channels) * self.channels;
-        // What a shaper may send at once, at least what the link does in the time that a timer takes.
+        // What a shaper may send at once: at least what the link sends while a timer is late.
         let burst = (2 * WIRE).max(link / 8 / 20_000);
         let _ = write!(
             t,
@@ -235,7 +235,7 @@ impl Queue {
         }
     }
 
-    /// The lines that have the driver do the same with teiji_edf; empty for others.
+    /// The lines with which the driver sets up teiji_edf in the same way; empty for others.
     pub fn driver(&self, case: &Case) -> Vec<String> {
         if self.kind != Kind::Teiji {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! `edf-cost`: runs the experiment of that name; see README.md beside this file.
+//! `edf-cost`: runs the experiment `edf-cost`; see README.md beside this file.
 
 use anyhow::Result;
 use clap::Parser;
@@ -8,7 +8,7 @@ use teiji_experiments::edf_cost::{BACKLOGGED, CHANNELS, FREE, bench, table};
 use teiji_experiments::edf_delay::net;
 use teiji_experiments::summary::{self, Summary};
 
-/// What a packet costs in the qdisc, against other qdiscs
+/// What a packet costs in the qdisc, compared with other qdiscs
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -45,7 +45,7 @@ fn run(args: &Args) -> Result<bool> {
     summary.conclude(&folder, &report, args.form.keep.then_some("make experiment NAME=edf-cost KEEP=1"))
 }
 
-/// What is claimed of our own qdisc.
+/// Judges the claims about teiji_edf.
 fn judge(summary: &mut Summary, main: bool, case: &str, costs: &[bench::Cost]) {
     let of = |qdisc: &str, n: u64| bench::least(costs, qdisc, n);
     for n in CHANNELS {

@@ -1,4 +1,4 @@
-//! What the experiment found, as Markdown, CSV and pictures.
+//! The results as Markdown, CSV and pictures.
 
 use super::bench::{self, Cost, Sample};
 use super::{CHANNELS, Case};
@@ -37,7 +37,7 @@ pub fn markdown(case: &Case, costs: &[Cost]) -> String {
     t
 }
 
-/// Every window.
+/// Every window, as CSV.
 pub fn csv(samples: &[(Case, Vec<Sample>)]) -> String {
     let mut t = "case,qdisc,filters,channels,round,ns_per_packet\n".to_owned();
     for (case, samples) in samples {
@@ -57,10 +57,10 @@ pub fn csv(samples: &[(Case, Vec<Sample>)]) -> String {
     t
 }
 
-/// What each qdisc adds over the number of channels, by the faster of its filters.
+/// What each qdisc adds, over the number of channels, with the faster of its filters.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file cannot be written.
 pub fn picture(file: &Path, case: &Case, costs: &[Cost]) -> Result<()> {
     let qdiscs = ["teiji_edf", "pfifo", "fq", "etf", "htb", "hfsc"];
     let most = costs.iter().map(|c| c.cost_ns).fold(1.0, f64::max) * 1.1;

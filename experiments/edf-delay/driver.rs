@@ -1,22 +1,23 @@
-//! `edf`: drives the deadline qdisc by lines on its standard input, in the network namespace that it is started in.
+//! `edf`: drives teiji_edf by lines on its standard input, in the network namespace in which it was started.
 //!
 //! ```text
 //! link DEV key=value ...           attach, or change if attached: rate slack_us rt_rate
 //! channel DEV NAME key=value ...   add or change: from to (address/prefix:port) proto deadline_us rate burst
 //! remove DEV NAME                  remove a channel
-//! detach DEV                       the former root qdisc, or the kernel's default
+//! detach DEV                       restore the former root qdisc, or the kernel's default
 //! swap DEV N                       change between two sets of channels, N times
-//! flip DEV N                       give it channels, and take them away, by turns, N times
-//! gso DEV BYTES                    set gso_max_size; answers what it was
-//! tidy                             as every teiji does before it changes something
-//! silence · speak                  stop telling the kernel half that this process lives, and go on
+//! flip DEV N                       add channels and remove them in turn, N times
+//! gso DEV BYTES                    set gso_max_size; answers the former value
+//! tidy                             remove leftovers, as teiji does before it changes something
+//! silence · speak                  stop the heartbeat to the kernel half; resume it
 //! stats DEV · show DEV · verified  as a line of JSON
 //! ```
-//! Each line is answered by one line, `ok`, JSON, or `error: ...`, and one with `#` and the line's number. It ends
-//! with its input and leaves the links as they are then.
+//! Each line is answered by one line (`ok`, JSON or `error: ...`) and by a line with `#` and the number of the line.
+//! The program ends when its input ends, and leaves the links as they are.
 //!
-//! It is a process that is agent and apply in one. `edf PINS` keeps the qdisc in that folder of a BPF file system,
-//! which it mounts if there is none; `edf PINS once LINE` does one line and ends, without a beat.
+//! The program does the work of both `teiji agent` and `teiji apply`. `edf PINS` keeps the qdisc in that folder of a
+//! BPF file system, which it mounts if there is none; `edf PINS once LINE` executes one line and ends, without a
+//! heartbeat.
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -37,9 +38,9 @@ use teiji_model::queue::{Channel, Deadlines, Device, Queue, RATE_STEP, Scheduler
 use teiji_model::resource;
 use teiji_model::resource::Resource;
 
-/// Half of what is the longest safe time.
+/// Half of the longest safe time between two heartbeats.
 const BEAT: Duration = Duration::from_millis(500);
-/// In the lab's own memory.
+/// A BPF file system in the lab host.
 const PINS: &str = "/tmp/bpf/driver";
 
 fn main() -> ExitCode {
@@ -66,7 +67,7 @@ struct State {
     edf: Edf,
     machine: Machine,
     verified: Vec<Verified>,
-    /// What links had before, by index.
+    /// Root qdisc of each link before its channels, by the link's index.
     before: BTreeMap<u32, resource::Value>,
     silent: bool,
 }
@@ -84,7 +85,7 @@ impl State {
         Ok(State { edf, machine, verified, before: BTreeMap::new(), silent: false })
     }
 
-    /// What a link has; nothing, if that is not channels.
+    /// The channels of a link; none if its qdisc is another one.
     fn deadlines(&self, device: &Device) -> Result<Option<Deadlines>> {
         match self.machine.read(&Resource::Queue(device.clone()))? {
             resource::Value::Queue(Queue::Deadlines(d)) => Ok(Some(*d)),
@@ -188,13 +189,13 @@ impl State {
     }
 }
 
-/// What the kernel gives a veth.
+/// The default root qdisc of a veth.
 fn default_queue() -> resource::Value {
     let stock = Stock { kind: "noqueue".into(), chosen: false, options: Vec::new() };
     resource::Value::Queue(Queue::Stock(Box::new(stock)))
 }
 
-/// One of two sets of channels that share but one.
+/// One of two sets of channels that have one name in common.
 fn swapped(second: bool) -> Result<Deadlines> {
     let (lines, rate) = if second {
         (["b to=10.88.0.2/32:6001", "c to=fd88:0::/64 rate=8000"], "rate=20000000")
@@ -270,7 +271,7 @@ fn end(text: &str) -> Result<Endpoint> {
     let (address, rest) = text.split_once('/').context("an end is address/prefix or address/prefix:port")?;
     let (prefix, port) = rest.split_once(':').map_or((rest, None), |(prefix, port)| (prefix, Some(port)));
     let prefix: u8 = prefix.parse()?;
-    // Bits beyond the prefix are 0, as the policy's parser has them.
+    // Bits beyond the prefix are set to 0, as in the policy's parser.
     let address = match address.parse()? {
         IpAddr::V4(a) => {
             let mask = u32::MAX.checked_shl(32u32.saturating_sub(prefix.into())).unwrap_or(0);
@@ -293,7 +294,7 @@ fn a_channel(words: &[&str]) -> Result<Channel> {
             "to" => c.to = Some(end(value)?),
             "proto" => c.proto = Some(value.parse()?),
             "deadline_us" => c.deadline = value.parse::<u64>()? * 1000,
-            // In whole bytes a second, and no less than asked for.
+            // Rounded up to whole bytes per second.
             "rate" => c.rate = value.parse::<u64>()?.next_multiple_of(RATE_STEP),
             "burst" => c.burst = value.parse()?,
             _ => bail!("`{key}` is no setting of a channel"),

@@ -1,4 +1,4 @@
-//! Experiment `edf-delay`: every packet of a channel within its deadline. See README.md beside this file.
+//! Experiment `edf-delay`: every packet of a channel is sent within its deadline. See README.md beside this file.
 
 pub mod net;
 pub mod product;
@@ -6,35 +6,35 @@ pub mod rivals;
 pub mod table;
 pub mod traffic;
 
-/// Bit/s of the emulated link: what virtual time bears with a flood of twice as much.
+/// Rate of the emulated link, bit/s: the most that virtual time can handle with a flood at twice the rate.
 pub const LINK: u64 = 50_000_000;
 /// Payload of every datagram, bytes, as in the paper.
 pub const SIZE: u64 = 1470;
-/// Its bytes on the wire.
+/// Bytes of such a datagram on the wire.
 pub const WIRE: u64 = SIZE + 66;
-/// What a channel's token bucket holds beyond its burst, bytes: a sender's call may take a little longer than the one
+/// Depth of a channel's token bucket beyond its burst, bytes: a sender's call may take a little longer than the one
 /// before.
 pub const MARGIN: u64 = 164;
 
-/// A channel of the experiment; the sender keeps to it.
+/// A channel of the experiment. The sender stays within it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Channel {
     /// Deadline, µs.
     pub deadline_us: u64,
     /// Bit/s on the wire.
     pub rate: u64,
-    /// Datagrams at once.
+    /// Datagrams sent at once.
     pub burst: u64,
 }
 
-/// What is sent for how long.
+/// What is sent, and for how long.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Name of the case.
     pub name: &'static str,
     /// Channels.
     pub channels: Vec<Channel>,
-    /// The link's slack, µs; `None`: as teiji chooses it.
+    /// The link's slack, µs; `None`: teiji chooses it.
     pub slack_us: Option<u64>,
     /// Seconds of the lab's time.
     pub seconds: u64,
@@ -61,9 +61,9 @@ pub fn many(seconds: u64) -> Plan {
     Plan { name: "32 channels", channels: (0..32).map(channel).collect(), slack_us: None, seconds }
 }
 
-/// The largest share of the link that the channels can demand up to any deadline, a best-effort packet in the way
-/// included: with at most 1, EDF keeps all deadlines (demand bound of token buckets; the rates are below the link's,
-/// so only the deadlines themselves need to be looked at, each once).
+/// The largest share of the link that the channels can demand up to any deadline, including one best-effort packet sent
+/// before them. If it is at most 1, EDF meets all deadlines (demand bound of token buckets; the rates are below the
+/// link's, so it is enough to look at each deadline once).
 pub fn demand(channels: &[Channel]) -> f64 {
     let wire_us = |bytes: u64| bytes as f64 * 8e6 / LINK as f64;
     let up_to = |t: u64| {
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!((deadlines.clone().min(), deadlines.max()), (Some(1000), Some(20_000)));
         assert!(demand(&many.channels) <= 1.0, "{}", demand(&many.channels));
         assert!(demand(&six(1).channels) < 0.3);
-        // Three at once would be too many.
+        // Bursts of two on all channels would be too much.
         let more: Vec<_> = many.channels.iter().map(|c| Channel { burst: 2, ..*c }).collect();
         assert!(demand(&more) > 1.0);
     }

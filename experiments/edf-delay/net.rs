@@ -5,10 +5,10 @@
 //!              wa 10.89.0.1                        ══ veth ══              wb 10.89.0.2
 //! ```
 //!
-//! Delays are measured with one CPU. The emulator runs several by turns in one stream of instructions: a CPU whose
-//! timer is due may have to wait for another's turn to end, which no machine does. With four CPUs some packets in ten
-//! thousand were up to 2 ms late by it, most of them before the qdisc had them; with one there is none, and runs hardly
-//! differ. Half of that CPU's time is left over.
+//! Delays are measured with one CPU. The emulator runs several CPUs in turns, as one stream of instructions: a CPU
+//! whose timer is due may have to wait until the turn of another ends, which does not happen on a real machine. With
+//! four CPUs some packets in ten thousand were up to 2 ms late because of this, most of them before they reached the
+//! qdisc; with one CPU there are none, and runs hardly differ. The CPU is idle for half of the time.
 
 use anyhow::{Context, Result, bail};
 use std::cell::Cell;
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::time::Duration;
 use teiji_lab::{Child, Host, Kernel, Mode, Spec};
 
-/// In the machine's own time; the lab's may be slower.
+/// In real time; the lab's clock may be slower.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const LAYOUT: &str = "
@@ -35,12 +35,12 @@ for n in 0 1; do
   done
 done";
 
-/// The CPUs of a lab that times are measured in: see above.
+/// CPUs of a lab in which times are measured: see above.
 pub const TIMED: u32 = 1;
-/// The CPUs of a lab in which the kernel may do several things at once.
+/// CPUs of a lab in which the kernel may do several things at once.
 pub const CONCURRENT: u32 = 4;
 
-/// Boots the lab in virtual time, with so many CPUs, and lays out the network.
+/// Boots the lab in virtual time, with this number of CPUs, and sets up the network.
 ///
 /// # Errors
 /// If the programs cannot be built or the lab does not boot.
@@ -48,7 +48,7 @@ pub fn boot(out: &Path, cpus: u32) -> Result<Host> {
     boot_kernel(out, cpus, Kernel::default())
 }
 
-/// The same with another kernel.
+/// As [`boot`], with another kernel.
 ///
 /// # Errors
 /// If the programs cannot be built or the lab does not boot.
@@ -70,22 +70,22 @@ pub fn boot_kernel(out: &Path, cpus: u32, kernel: Kernel) -> Result<Host> {
     };
     let host = Host::boot(&spec)?;
     host.run(LAYOUT)?.ok()?;
-    // Programs are paged in through the emulator's file sharing: have them at hand.
+    // Copied into the lab host: programs are read through the emulator's file sharing, which takes long.
     host.run("cp /mnt/bin/edf /mnt/bin/teiji-lab /mnt/bin/teiji /tmp/")?.ok()?;
     Ok(host)
 }
 
-/// The running driver of the qdisc; see driver.rs.
+/// The running driver of the qdisc; see `driver.rs`.
 pub struct Driver {
     child: Child,
     asked: Cell<u32>,
 }
 
 impl Driver {
-    /// Starts it in namespace a; the programs are loaded then.
+    /// Starts the driver in namespace a and waits until it has loaded the qdisc.
     ///
     /// # Errors
-    /// What it says if the kernel refuses.
+    /// What the driver says if the kernel refuses.
     pub fn start(host: &Host) -> Result<Driver> {
         let child = host.spawn("exec ip netns exec a /tmp/edf")?;
         let said = child.wait_for("\n", PATIENCE).context("the driver of the qdisc did not start")?;
@@ -95,10 +95,10 @@ impl Driver {
         Ok(Driver { child, asked: Cell::new(0) })
     }
 
-    /// Gives it a line; returns its answer, errors too.
+    /// Passes a line to the driver; returns the answer, which may be an error.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If the driver has ended.
     pub fn try_line(&self, line: &str) -> Result<String> {
         self.child.write(format!("{line}\n").as_bytes())?;
         let number = self.asked.get() + 1;
@@ -109,10 +109,10 @@ impl Driver {
         Ok(before.lines().last().unwrap_or_default().to_owned())
     }
 
-    /// Gives it a line that has to succeed.
+    /// Passes a line to the driver.
     ///
     /// # Errors
-    /// What it answers otherwise.
+    /// What the driver answers if the line fails.
     pub fn line(&self, line: &str) -> Result<String> {
         let answer = self.try_line(line)?;
         match answer.strip_prefix("error: ") {
@@ -124,15 +124,15 @@ impl Driver {
     /// Statistics of a link and its channels.
     ///
     /// # Errors
-    /// If it has none.
+    /// If the link has no channels.
     pub fn stats(&self, dev: &str) -> Result<serde_json::Value> {
         Ok(serde_json::from_str(&self.line(&format!("stats {dev}"))?)?)
     }
 
-    /// Ends it as a crash would.
+    /// Kills the driver, as a crash would end it.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host does not answer.
     pub fn kill(self) -> Result<()> {
         Ok(self.child.kill()?)
     }

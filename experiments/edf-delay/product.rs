@@ -1,5 +1,5 @@
-//! The experiment's channels by the product, as an operator has them: an agent, a policy, a plan that says what is
-//! guaranteed, an apply, and a rollback.
+//! Sets up the experiment's channels as an operator does: an agent, a policy, a plan with the guarantees, an apply, and
+//! a rollback.
 
 use super::{LINK, MARGIN, Plan, SIZE, WIRE};
 use anyhow::{Context, Result, bail};
@@ -8,25 +8,25 @@ use std::fmt::Write;
 use std::time::Duration;
 use teiji_lab::{Child, Host};
 
-/// In namespace a, with pins in a file system that it sees.
+/// In namespace a; the pins are in a file system that the agent sees.
 const TEIJI: &str = "ip netns exec a /tmp/teiji";
 const PLACE: &str = "--state /tmp/state --pins /tmp/bpf/teiji";
 const POLICY: &str = "/tmp/policy.toml";
 
-/// A link that has channels.
+/// A link with channels.
 pub struct Product<'a> {
     host: &'a Host,
     agent: Child,
-    /// The longest delay that each channel is guaranteed, µs, in the order of the plan's channels.
+    /// The longest delay guaranteed to each channel, µs, in the order of the plan's channels.
     pub bounds_us: Vec<f64>,
 }
 
-/// The policy of a plan: the channels by their ports.
+/// The policy of a plan; channels are told apart by their ports.
 pub fn policy(plan: &Plan) -> String {
     let slack = plan.slack_us.map_or_else(|| "auto".to_owned(), |us| format!("{us}us"));
     let mut t = format!(
         "[link.va]\nrate = \"{LINK}bit\"\nslack = \"{slack}\"\nmax_packet = \"{}b\"\n",
-        // Ethernet, IP and UDP headers; larger packets are not sent here.
+        // Ethernet, IP and UDP headers are 42 bytes; no larger packets are sent here.
         (SIZE + 42).max(1514)
     );
     for (i, c) in plan.channels.iter().enumerate() {
@@ -48,7 +48,7 @@ impl<'a> Product<'a> {
     /// Starts the agent and applies the plan's policy.
     ///
     /// # Errors
-    /// What the product says.
+    /// The product's message if a command fails.
     pub fn apply(host: &'a Host, plan: &Plan) -> Result<Product<'a>> {
         let agent = host.spawn(&format!("exec {TEIJI} agent {PLACE} 2>&1"))?;
         agent.wait_for("the agent keeps deadlines", Duration::from_secs(120))?;
@@ -65,10 +65,10 @@ impl<'a> Product<'a> {
         Ok(Product { host, agent, bounds_us })
     }
 
-    /// What has become of each channel's packets.
+    /// The counts of each channel's packets.
     ///
     /// # Errors
-    /// What the product says.
+    /// The product's message if a command fails.
     pub fn channels(&self) -> Result<Vec<Value>> {
         let said = self.host.run(&format!("{TEIJI} status {PLACE} --json"))?.ok()?;
         let status: Value = serde_json::from_str(&said)?;
@@ -79,7 +79,7 @@ impl<'a> Product<'a> {
     /// Rolls back and ends the agent.
     ///
     /// # Errors
-    /// What the product says, or if the link is not as it was.
+    /// The product's message if a command fails, or if the link still has teiji_edf.
     pub fn end(self) -> Result<()> {
         self.host.run(&format!("{TEIJI} rollback {PLACE}"))?.ok()?;
         self.host.run(&format!("kill -TERM {}", self.agent.id()?))?.ok()?;

@@ -3,22 +3,22 @@
 use super::{LINK, Plan, SIZE, WIRE};
 use std::fmt::Write;
 
-/// All, this project's first.
+/// All qdiscs, this project's first.
 pub const QDISCS: [&str; 6] = ["teiji_edf", "pfifo", "fq", "htb", "hfsc", "etf"];
 
-/// Counts what a frame takes on the wire beside what the kernel counts: check sequence, preamble, gap.
+/// Counts what a frame takes on the wire in addition to what the kernel counts: check sequence, preamble, gap.
 const STAB: &str = "stab overhead 24 linklayer ethernet";
-/// Two full frames: a shaper that may send less stalls.
+/// Two full frames: a shaper with a smaller burst stalls.
 const BURST: u64 = 2 * WIRE + 28;
-/// Packets of a best-effort queue: about as much as teiji_edf's 4 MiB.
+/// Packets in a best-effort queue: about as much as teiji_edf's 4 MiB.
 const QUEUE: u64 = 2700;
 
-/// The tc commands that make a rival the root of `va`, to be run in namespace a.
+/// The tc commands that make a qdisc the root of `va`; they are run in namespace a.
 pub fn setup(qdisc: &str, plan: &Plan) -> String {
     let mut t = String::new();
     let reserved: u64 = plan.channels.iter().map(|c| c.rate).sum();
     let rest = LINK - reserved;
-    // Kinds that do not shape by themselves are put below a token bucket filter.
+    // Kinds that do not shape are put below a token bucket filter.
     let shaped = |child: &str| {
         format!(
             "tc qdisc add dev va root handle 1: {STAB} tbf rate {LINK}bit burst {BURST} limit 8388608\n\
@@ -98,7 +98,7 @@ pub fn setup(qdisc: &str, plan: &Plan) -> String {
     t
 }
 
-/// The flows of the channels as arguments of `teiji-lab udp-flows`. Only etf is told deadlines by the sender.
+/// The flows of the channels as arguments of `teiji-lab udp-flows`. Only for etf does the sender pass deadlines.
 pub fn flows(qdisc: &str, plan: &Plan) -> String {
     let mut t = String::new();
     for (i, c) in plan.channels.iter().enumerate() {
@@ -110,8 +110,8 @@ pub fn flows(qdisc: &str, plan: &Plan) -> String {
     t
 }
 
-/// The flood of best effort at twice the link, as arguments of the same. For etf, which drops what has no deadline, it
-/// has one of a second.
+/// The flood of best effort at twice the link's rate, as arguments of the same program. For etf, which drops packets
+/// without a deadline, the deadline is one second.
 pub fn flood(qdisc: &str) -> String {
     let told = if qdisc == "etf" { ",deadline_us=1000000" } else { "" };
     format!(" --flow 10.88.0.2:7000,rate={},size={SIZE}{told}", 2 * LINK)

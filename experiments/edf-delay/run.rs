@@ -1,4 +1,4 @@
-//! `edf-delay`: runs the experiment of that name; see README.md beside this file.
+//! `edf-delay`: runs the experiment `edf-delay`; see README.md beside this file.
 
 use anyhow::Result;
 use clap::Parser;
@@ -9,7 +9,7 @@ use teiji_experiments::edf_delay::{Plan, demand, many, net, rivals, six, table};
 use teiji_experiments::say;
 use teiji_experiments::summary::{self, Summary};
 
-/// Every packet of a channel within its deadline, against other qdiscs
+/// Every packet of a channel within its deadline; comparison with other qdiscs
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -60,7 +60,7 @@ fn run(args: &Args) -> Result<bool> {
     summary.conclude(&folder, &report, args.form.keep.then_some("make experiment NAME=edf-delay KEEP=1"))
 }
 
-/// What is claimed of our own qdisc.
+/// Judges the claims about teiji_edf.
 fn judge(summary: &mut Summary, plan: &Plan, o: &Outcome) {
     let name = plan.name;
     summary.claim(

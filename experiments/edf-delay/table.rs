@@ -1,4 +1,4 @@
-//! What the experiment found, as Markdown, CSV and a picture.
+//! The results as Markdown, CSV and a picture.
 
 use super::traffic::Outcome;
 use crate::plot::{Drawn, draw, legend};
@@ -18,7 +18,7 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
         let of: Vec<&Outcome> = outcomes.iter().filter(|o| o.plan == case).collect();
         let Some(first) = of.first() else { continue };
         let _ = writeln!(t, "## {case}\n\nLongest delay from sender to receiver, ms\n");
-        // With many channels, every fifth or so says enough.
+        // With many channels, about eight of them are shown.
         let step = first.flows.len().div_ceil(8);
         let shown: Vec<usize> = (0..first.flows.len()).step_by(step).chain([first.flows.len() - 1]).collect();
         let mut shown = shown;
@@ -54,7 +54,7 @@ pub fn markdown(outcomes: &[Outcome]) -> String {
     t
 }
 
-/// Every flow of every run.
+/// Every flow of every run, as CSV.
 pub fn csv(outcomes: &[Outcome]) -> String {
     let mut t =
         "case,qdisc,deadline_us,sent,received,late,p50_us,p999_us,max_us,bound_us,queued_max_us,misses,excess\n"
@@ -84,10 +84,10 @@ pub fn csv(outcomes: &[Outcome]) -> String {
     t
 }
 
-/// The longest delay over the deadline, one line for each qdisc; the deadline itself is the diagonal.
+/// The longest delay over the deadline, one line for each qdisc; the diagonal is the deadline.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file cannot be written.
 pub fn picture(file: &Path, case: &str, outcomes: &[Outcome]) -> Result<()> {
     let of: Vec<&Outcome> = outcomes.iter().filter(|o| o.plan == case).collect();
     if of.is_empty() {

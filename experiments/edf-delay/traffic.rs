@@ -1,4 +1,4 @@
-//! One run: a flood of best effort, the channels' flows above it, and what became of them.
+//! One run: a flood of best effort and the channels' flows, and the delays and losses of the flows.
 
 use super::product::Product;
 use super::{LINK, Plan, rivals};
@@ -8,19 +8,19 @@ use serde_json::Value;
 use std::time::Duration;
 use teiji_lab::Host;
 
-/// In the machine's own time.
+/// In real time.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// A channel's packets in one run.
+/// The packets of a channel in one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Flow {
     /// Deadline, µs.
     pub deadline_us: u64,
-    /// Sent.
+    /// Packets sent.
     pub sent: u64,
-    /// Received.
+    /// Packets received.
     pub received: u64,
-    /// Received after their deadline.
+    /// Packets received after their deadline.
     pub late: u64,
     /// Median delay from the sender's stamp to the receiver's kernel, µs.
     pub p50_us: f64,
@@ -28,15 +28,15 @@ pub struct Flow {
     pub p999_us: f64,
     /// Longest, µs.
     pub max_us: f64,
-    /// What `teiji plan` guarantees, µs; teiji_edf only, as what follows.
+    /// The delay that `teiji plan` guarantees, µs. This and the fields below: teiji_edf only.
     pub bound_us: Option<f64>,
-    /// Longest time in the qdisc, by its own account, µs.
+    /// Longest delay according to the qdisc, µs.
     pub queued_max_us: Option<f64>,
-    /// Misses that it counted.
+    /// Missed deadlines according to the qdisc.
     pub misses: Option<u64>,
-    /// Packets that it sent as best effort.
+    /// Packets that the qdisc sent as best effort.
     pub excess: Option<u64>,
-    /// Its histogram of log2 ns.
+    /// The qdisc's histogram of delays by log2 of ns.
     #[serde(skip)]
     pub histogram: Vec<u64>,
 }
@@ -50,14 +50,14 @@ pub struct Outcome {
     pub qdisc: &'static str,
     /// The channels.
     pub flows: Vec<Flow>,
-    /// What best effort got of what the channels left of the link, by the receiver's counters, 0 to 1.
+    /// What best effort received of the rate that the channels leave, 0 to 1; from the receiver's counters.
     pub best_effort: f64,
-    /// What was sent of the link's rate in all.
+    /// Rate of all traffic divided by the link's rate.
     pub used: f64,
 }
 
 impl Outcome {
-    /// Packets of all channels that came late, or not at all.
+    /// Packets of all channels that were late or lost.
     pub fn failed(&self) -> u64 {
         self.flows.iter().map(|f| f.late + f.sent.saturating_sub(f.received)).sum()
     }
@@ -67,13 +67,13 @@ impl Outcome {
         self.flows.iter().map(|f| f.sent).sum()
     }
 
-    /// The longest delay of a packet as a part of its deadline.
+    /// The longest delay of a packet, divided by its deadline.
     pub fn worst(&self) -> f64 {
         self.flows.iter().map(|f| f.max_us / f.deadline_us as f64).fold(0.0, f64::max)
     }
 }
 
-/// Runs `plan` over `qdisc`, which is the root of `va` meanwhile.
+/// Runs `plan` over `qdisc`, which is the root of `va` during the run.
 ///
 /// # Errors
 /// If a program fails.
@@ -104,7 +104,7 @@ pub fn run(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Runs `plan` over the root that `va` has.
+/// Runs `plan` over the present root of `va`.
 ///
 /// # Errors
 /// If a program fails.

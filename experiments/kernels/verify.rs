@@ -1,12 +1,12 @@
-//! `verify`: loads every BPF program of the product as the product does, and prints as JSON how many instructions of
-//! each the kernel's verifier walked, or why the kernel does not take them.
+//! `verify`: loads every BPF program of the product as the product does. Prints as JSON how many instructions of each
+//! the kernel's verifier walked, or why the kernel refuses them.
 //!
 //! ```text
 //! {"path_trace":{"programs":{"on_kvm_entry":312, …},"absent":["handle_rx", …]},
 //!  "qdisc_edf":{"refused":"the kernel lacks BPF qdiscs: …"}}
 //! ```
-//! `absent` are targets that this kernel does not have. It exits with 0 whatever the kernel says: what is to be
-//! expected of a kernel is the reader's to know.
+//! `absent` are targets that this kernel does not have. The exit code is 0 whatever the kernel answers: the caller
+//! knows what to expect of a kernel.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use teiji_bpf::qdisc_edf::{self, Edf};
 use teiji_bpf::{Error, Verified, hooks};
 use teiji_model::flow::Watch;
 
-/// Where the qdisc is pinned meanwhile.
+/// Where the qdisc is pinned in the meantime.
 const PINS: &str = "/tmp/bpf/verify";
 
 fn main() {
@@ -30,10 +30,10 @@ fn main() {
     println!("{all}");
 }
 
-/// What the verifier said of an object's programs, and which targets of it are not there.
+/// The verifier's results for an object's programs, and the targets that this kernel does not have.
 type Loaded = (Vec<Verified>, Vec<String>);
 
-/// The probes, attached, though there is no VM to trace.
+/// Attaches the probes, without a VM to trace.
 fn path_trace() -> Result<Loaded, Error> {
     let setup = Setup { watch: &Watch::default(), vms: &[], buffer_bytes: 1 << 16 };
     let tracer = Tracer::start(&setup)?;
@@ -42,7 +42,7 @@ fn path_trace() -> Result<Loaded, Error> {
     Ok((tracer.verified()?, absent))
 }
 
-/// The qdisc, registered, though no link has it.
+/// Registers the qdisc; no link has it.
 fn qdisc_edf() -> Result<Loaded, Error> {
     let pins = Path::new(PINS);
     let (_, programs) = Edf::load(pins)?;

@@ -1,10 +1,10 @@
-//! `cost`: the driver of experiment `overhead`, in the lab host. Prints the samples as JSON.
+//! `cost`: the driver of experiment `overhead`. Runs in the lab host and prints the samples as JSON.
 
 use anyhow::Result;
 use clap::Parser;
 use teiji_experiments::overhead::driver::{self, Amount};
 
-/// Time what the probes add to packets, context switches and exits
+/// Measure what the probes add to packets, context switches and exits
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]

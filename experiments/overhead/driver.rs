@@ -1,9 +1,9 @@
-//! Times the loads with and without a trace, in the machine that it runs in.
+//! Measures the loads with and without a trace, on the machine that it runs on.
 //!
 //! ```text
 //! each round:  for each trace (off, other, filtered, this):  attach ─► each load, a few windows ─► detach
 //! ```
-//! The events that the probes report are read between windows: what reading them takes is not in the times.
+//! The events that the probes report are read between windows, so the times do not include reading them.
 
 use super::exits::Guest;
 use super::packets::{Bridge, GUEST, PORT};
@@ -14,19 +14,19 @@ use teiji_bpf::path_trace::{Setup, Tracer};
 use teiji_model::flow::{End, Flow, Port, Watch};
 use teiji_model::host::{DataPlane, Nic, Vcpu, Vm};
 
-/// Bytes of the record buffer: a window's events fit in.
+/// Size of the record buffer, bytes: enough for a window's events.
 const BUFFER: usize = 32 << 20;
 
-/// How much is done.
+/// How much is measured.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Amount {
-    /// Rounds
+    /// Number of rounds
     #[arg(long, default_value_t = 3)]
     pub rounds: u32,
-    /// Windows of each load in a round
+    /// Number of windows of each load in a round
     #[arg(long, default_value_t = 3)]
     pub windows: u32,
-    /// Packets, switches or exits of a window
+    /// Packets, switches or exits in a window
     #[arg(long, default_value_t = 2000)]
     pub count: u32,
 }
@@ -47,7 +47,7 @@ impl Loads {
         }
     }
 
-    /// The VM that these loads are.
+    /// A VM that consists of these loads.
     fn vm(&self) -> Vm {
         let threads = [self.guest.tid, self.pair.tids[0], self.pair.tids[1]];
         vm(std::process::id(), &threads, self.bridge.tap, GUEST)
@@ -75,7 +75,7 @@ fn vm(pid: u32, threads: &[u32], tap: u32, mac: [u8; 6]) -> Vm {
     }
 }
 
-/// Takes the times.
+/// Measures the times.
 ///
 /// # Errors
 /// If a load cannot be set up, the probes cannot be loaded, or an event was lost.
@@ -86,7 +86,7 @@ pub fn run(amount: &Amount) -> Result<Vec<Sample>> {
         for trace in Trace::ALL {
             let mut tracer = start(trace, &loads)?;
             for load in Load::ALL {
-                // The first of a kind are not like the others.
+                // The first packets, switches or exits take longer: they are not counted.
                 loads.run(load, amount.count / 10 + 1)?;
                 drain(&mut tracer)?;
                 for _ in 0..amount.windows {
@@ -112,7 +112,7 @@ fn start(trace: Trace, loads: &Loads) -> Result<Option<Tracer>> {
     let port = |port: u16| Port { end: End::Any, port };
     let (vm, port) = match trace {
         Trace::Off => return Ok(None),
-        // No process and no device has these numbers.
+        // No process or device has these numbers.
         Trace::Other => (vm(u32::MAX, &[], u32::MAX, [0x52, 0x54, 0, 0x67, 0, 1]), port(PORT)),
         Trace::Filtered => (loads.vm(), port(PORT + 1)),
         Trace::This => (loads.vm(), port(PORT)),

@@ -1,5 +1,5 @@
-//! A guest of six instructions: it asks for the processor's features in a loop, for which it leaves guest mode each
-//! time, and KVM answers without going back to user space.
+//! A guest of six instructions. It executes `cpuid` in a loop: each time it leaves guest mode, and KVM answers without
+//! returning to user space.
 
 use anyhow::{Context, Result, bail};
 use kvm_bindings::kvm_userspace_memory_region;
@@ -10,14 +10,14 @@ use std::time::Instant;
 
 use super::switches::tid;
 
-/// Where the guest's code is in its memory.
+/// Address of the code in the guest's memory.
 const START: u64 = 0x1000;
-/// Bytes of its memory.
+/// Size of the guest's memory, bytes.
 const MEMORY: usize = 0x4000;
 /// `loop: xor eax,eax; cpuid; dec esi; jnz loop; out 0x80,al; hlt`, for real mode.
 const CODE: [u8; 12] = [0x66, 0x31, 0xc0, 0x0f, 0xa2, 0x66, 0x4e, 0x75, 0xf7, 0xe6, 0x80, 0xf4];
 
-/// The guest. Its vCPU has a thread, which lives as long as this.
+/// The guest. Its vCPU has a thread that ends with this value.
 pub struct Guest {
     begin: Sender<u32>,
     done: Receiver<Result<f64>>,
@@ -26,10 +26,10 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Makes it.
+    /// Creates the guest.
     ///
     /// # Errors
-    /// If there is no KVM.
+    /// If KVM is not available.
     pub fn new() -> Result<Guest> {
         let (begin, orders) = channel::<u32>();
         let (report, done) = channel();
@@ -48,10 +48,10 @@ impl Guest {
         Ok(Guest { begin, done, tid })
     }
 
-    /// Lets it leave guest mode so many times; ns for each time.
+    /// Lets the guest leave guest mode this many times; returns ns for each time.
     ///
     /// # Errors
-    /// If KVM does not run it.
+    /// If KVM cannot run the guest.
     pub fn exit(&self, count: u32) -> Result<f64> {
         self.begin.send(count).context("the vCPU's thread is gone")?;
         self.done.recv().context("the vCPU's thread is gone")?
@@ -61,10 +61,10 @@ impl Guest {
 fn make() -> Result<(VmFd, VcpuFd)> {
     let kvm = Kvm::new().context("cannot open /dev/kvm")?;
     let vm = kvm.create_vm().context("cannot make a VM")?;
-    // As VMMs do: a vCPU without an interrupt controller of KVM's takes short cuts.
+    // As VMMs do: KVM handles a vCPU without KVM's interrupt controller in a shorter way.
     vm.create_irq_chip().context("cannot make the VM's interrupt controllers")?;
     let length = NonZeroUsize::new(MEMORY).context("memory")?;
-    // SAFETY: new memory, which nothing refers to yet; it is never unmapped, so the VM may keep it.
+    // SAFETY: new memory to which nothing refers yet; it is never unmapped, so the VM may keep it.
     let memory = unsafe {
         nix::sys::mman::mmap_anonymous(
             None,
@@ -75,7 +75,7 @@ fn make() -> Result<(VmFd, VcpuFd)> {
     }
     .context("cannot get the guest's memory")?
     .cast::<u8>();
-    // SAFETY: START and the code are within the mapping, and nobody else uses it yet.
+    // SAFETY: START and the code are within the mapping, and nothing else uses it yet.
     unsafe { std::ptr::copy_nonoverlapping(CODE.as_ptr(), memory.as_ptr().add(START as usize), CODE.len()) };
     let region = kvm_userspace_memory_region {
         slot: 0,

@@ -3,10 +3,10 @@
 //!
 //! | module | does |
 //! | --- | --- |
-//! | [`packets`] | passes packets through two taps of a bridge |
+//! | [`packets`] | passes packets through a bridge with two taps |
 //! | [`switches`] | two threads that wake each other |
 //! | [`exits`] | a guest of a few instructions, which leaves guest mode in a loop |
-//! | [`driver`] | times these loads with and without a trace |
+//! | [`driver`] | measures these loads with and without a trace |
 //! | [`table`] | tables and CSV |
 
 pub mod driver;
@@ -17,7 +17,7 @@ pub mod table;
 
 use serde::{Deserialize, Serialize};
 
-/// What is done over and over.
+/// What is done repeatedly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Load {
@@ -32,10 +32,10 @@ pub enum Load {
 }
 
 impl Load {
-    /// All of them.
+    /// All loads.
     pub const ALL: [Load; 4] = [Load::PacketIn, Load::PacketOut, Load::Switch, Load::Exit];
 
-    /// What one of it is.
+    /// Name of one such operation.
     pub fn name(self) -> &'static str {
         match self {
             Load::PacketIn => "packet to the guest",
@@ -46,22 +46,22 @@ impl Load {
     }
 }
 
-/// Which trace runs meanwhile.
+/// Which trace is active during a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Trace {
-    /// None.
+    /// No trace.
     Off,
-    /// Of another VM: what those pay who are not traced.
+    /// A trace of another VM: its cost for those who are not traced.
     Other,
-    /// Of this VM, whose packets the filter turns down.
+    /// A trace of this VM whose filter rejects the packets.
     Filtered,
-    /// Of this VM and its packets.
+    /// A trace of this VM and its packets.
     This,
 }
 
 impl Trace {
-    /// All of them.
+    /// All traces.
     pub const ALL: [Trace; 4] = [Trace::Off, Trace::Other, Trace::Filtered, Trace::This];
 
     /// What is traced.
@@ -78,14 +78,14 @@ impl Trace {
 /// One window.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Sample {
-    /// What was done.
+    /// The load.
     pub load: Load,
-    /// Under which trace.
+    /// The trace.
     pub trace: Trace,
-    /// In which round.
+    /// Number of the round.
     pub round: u32,
-    /// ns of virtual time for each.
+    /// ns of virtual time per operation.
     pub ns: f64,
-    /// Events that the probes reported, for each.
+    /// Events that the probes reported, per operation.
     pub events: f64,
 }

@@ -1,11 +1,11 @@
-//! Packets through a bridge of two taps: `uplink` stands for the host's NIC, `guest` is a VM's.
+//! Packets through a bridge with two taps: `uplink` takes the place of the host's NIC, `guest` is a VM's.
 //!
 //! ```text
 //! to the guest:    write(uplink) ─► bridge ─► guest's queue and ring ─► read(guest)
 //! from the guest:  write(guest)  ─► bridge ─► uplink's queue and ring ─► read(uplink)
 //! ```
-//! A frame written to a tap is received by the host in the writer's context, so one thread does it all and there is no
-//! sender's stack in the measured time.
+//! A frame written to a tap is received by the host in the writer's context. So one thread does everything, and the
+//! measured time contains no sender's stack.
 
 use anyhow::{Context, Result, bail};
 use std::fs::{File, OpenOptions};
@@ -22,7 +22,7 @@ mod ioctl {
 
 /// The guest's hardware address.
 pub const GUEST: [u8; 6] = [0x52, 0x54, 0, 0x66, 0, 1];
-/// That of a host on the uplink's side.
+/// Hardware address of a host on the uplink's side.
 const PEER: [u8; 6] = [0x52, 0x54, 0, 0x66, 0, 2];
 /// The guest's port.
 pub const PORT: u16 = 6000;
@@ -33,15 +33,15 @@ const SIZE: usize = 100;
 pub struct Bridge {
     uplink: File,
     guest: File,
-    /// The guest's tap.
+    /// Interface index of the guest's tap.
     pub tap: u32,
 }
 
 impl Bridge {
-    /// Makes it. It is gone with the process, but for the bridge itself.
+    /// Creates the bridge and its taps. The taps are removed when the process ends; the bridge remains.
     ///
     /// # Errors
-    /// Without root, or if there is one already.
+    /// Without root, or if the bridge exists already.
     pub fn new() -> Result<Bridge> {
         let (uplink, guest) = (open("cost-up")?, open("cost-vm")?);
         let mac = |m: &[u8; 6]| m.map(|b| format!("{b:02x}")).join(":");
@@ -62,16 +62,16 @@ impl Bridge {
         Ok(Bridge { uplink, guest, tap })
     }
 
-    /// Passes so many packets, to the guest or from it; ns for each.
+    /// Passes this many packets to the guest or from it; returns ns per packet.
     ///
     /// # Errors
-    /// If one does not arrive at once.
+    /// If a packet does not arrive at once.
     pub fn pass(&mut self, to_guest: bool, count: u32) -> Result<f64> {
         let frame = frame(to_guest);
         let (from, to) =
             if to_guest { (&mut self.uplink, &mut self.guest) } else { (&mut self.guest, &mut self.uplink) };
         let mut buffer = [0; 2048];
-        // What the bridge itself had to say.
+        // Packets that the bridge itself has sent.
         while to.read(&mut buffer).is_ok() {}
         let begun = Instant::now();
         for _ in 0..count {
@@ -92,13 +92,13 @@ fn open(name: &str) -> Result<File> {
         .custom_flags(libc::O_NONBLOCK)
         .open("/dev/net/tun")
         .context("cannot open /dev/net/tun")?;
-    // SAFETY: integers and arrays of integers, of which zeros are a value.
+    // SAFETY: the structure consists of integers and arrays of integers; all zeros are a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
-    // SAFETY: the descriptor is open, and the request lives through the call, which reads it.
+    // SAFETY: the descriptor is open, and the request outlives the call, which reads it.
     unsafe { ioctl::set_tap(file.as_raw_fd(), &request) }
         .with_context(|| format!("cannot make the tap {name}"))?;
     Ok(file)

@@ -1,4 +1,4 @@
-//! `overhead`: runs the experiment of that name; see README.md beside this file.
+//! `overhead`: runs the experiment `overhead`; see README.md beside this file.
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -10,10 +10,10 @@ use teiji_experiments::summary::{self, Summary};
 use teiji_experiments::tracing::Lab;
 use teiji_lab::{Mode, Spec};
 
-/// Of the lab's clock, which runs ahead while the lab waits for the machine.
+/// In the lab's clock, which runs ahead while the lab waits for the machine.
 const LIMIT: Duration = Duration::from_secs(86_400);
 
-/// What a trace may add at most, ns of virtual time: a tenth above what it adds.
+/// The most that a trace may add, ns of virtual time: a tenth above the measured values.
 const BOUNDS: [(Load, Trace, f64); 4] = [
     (Load::Switch, Trace::Other, 700.0),
     (Load::Exit, Trace::Other, 720.0),
@@ -40,7 +40,7 @@ fn run(args: &Args) -> Result<bool> {
     }
     let spec = Spec { mode: Mode::Virtual, cpus: 1, mem_mb: 3072, ..Spec::default() };
     let lab = Lab::boot_as(&folder.join("lab"), spec)?;
-    // In the lab's own memory: what is paged in from outside takes the time of this machine.
+    // Copied into the lab host's memory: reading pages from outside takes real time.
     let set_up = "modprobe -a tun vhost_net kvm_amd && cp /mnt/bin/cost /tmp/";
     lab.host.run_for(set_up, LIMIT)?.ok().context("the probed modules could not be loaded")?;
     let amount = if args.form.short { "--rounds 1 --windows 3" } else { "--rounds 3 --windows 5" };

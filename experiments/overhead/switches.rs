@@ -5,19 +5,19 @@ use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
-/// The threads, which live as long as this.
+/// The two threads. They end with this value.
 pub struct Pair {
     begin: Sender<u32>,
     done: Receiver<std::io::Result<f64>>,
-    /// Their thread ids.
+    /// Thread ids.
     pub tids: [u32; 2],
 }
 
 impl Pair {
-    /// Starts them.
+    /// Starts the threads.
     ///
     /// # Errors
-    /// If the machine has no more pipes or threads.
+    /// If no pipe or thread can be created.
     pub fn new() -> Result<Pair> {
         let (near, far_write) = pipe()?;
         let (far, near_write) = pipe()?;
@@ -37,10 +37,10 @@ impl Pair {
         Ok(Pair { begin, done, tids: [tids.recv().context("a thread ended")?, second] })
     }
 
-    /// Lets them take so many turns each; ns for one turn of one.
+    /// Lets each thread take this many turns; returns ns per turn.
     ///
     /// # Errors
-    /// If a thread is gone.
+    /// If a thread has ended.
     pub fn switch(&self, turns: u32) -> Result<f64> {
         self.begin.send(turns).context("the threads are gone")?;
         Ok(self.done.recv().context("the threads are gone")??)

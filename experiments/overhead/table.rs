@@ -1,24 +1,24 @@
-//! What the experiment found, as Markdown and CSV.
+//! The results as Markdown and CSV.
 
 use super::{Load, Sample, Trace};
 use crate::numbers;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// What a trace adds to one of a load.
+/// What a trace adds to one operation of a load.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Cost {
-    /// What was done.
+    /// The load.
     pub load: Load,
-    /// Under which trace.
+    /// The trace.
     pub trace: Trace,
-    /// ns for one without a trace: median of all windows.
+    /// ns per operation without a trace: median of all windows.
     pub without_ns: f64,
-    /// ns that are added: difference of the medians.
+    /// ns that the trace adds: difference of the medians.
     pub added_ns: f64,
-    /// Half of the windows are within so many ns of each other.
+    /// Interquartile range of the windows, ns.
     pub spread_ns: f64,
-    /// Events that one gives.
+    /// Events per operation.
     pub events: f64,
 }
 
@@ -48,7 +48,7 @@ pub fn costs(samples: &[Sample]) -> Vec<Cost> {
     all
 }
 
-/// What a trace adds to one of a load, ns. NaN if it was not measured.
+/// What a trace adds to one operation of a load, ns; NaN if it was not measured.
 pub fn added(costs: &[Cost], load: Load, trace: Trace) -> f64 {
     costs.iter().find(|c| (c.load, c.trace) == (load, trace)).map_or(f64::NAN, |c| c.added_ns)
 }
@@ -72,7 +72,7 @@ pub fn markdown(costs: &[Cost]) -> String {
     t
 }
 
-/// Every window.
+/// Every window, as CSV.
 pub fn csv(samples: &[Sample]) -> String {
     let mut t = "load,trace,round,ns,events\n".to_owned();
     for s in samples {

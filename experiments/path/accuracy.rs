@@ -1,8 +1,8 @@
-//! a. Accuracy: teiji's time of each request against a capture on the same bridge port.
+//! a. Accuracy: teiji's time of each request, compared with a capture on the same bridge port.
 //!
-//! The capture's stamps are the kernel's own for packet sockets, paired by other code than teiji's. The clocks
-//! differ (CLOCK_REALTIME, CLOCK_MONOTONIC), so durations are compared, request by request; which request of teiji's is
-//! which of the capture's is told by their starts, whose clocks' difference is known well enough for that.
+//! The capture's time stamps are the kernel's own for packet sockets, and they are paired by code that is independent
+//! of teiji's. The two clocks differ (CLOCK_REALTIME, CLOCK_MONOTONIC), so durations are compared, request by request.
+//! Requests are matched by their start times, for which the difference of the clocks is known well enough.
 //!
 //! ```text
 //! peer ─ eth0 ══ uplink0 ─ bridge ─ tap ─ guest
@@ -11,10 +11,10 @@
 //!                and teiji
 //! ```
 //!
-//! An emulated CPU may be put aside between teiji's stamp and the capture's, for as long as the machine has other work:
-//! then the two differ though both are right. But every packet passes the three places in one order, whatever is put
-//! aside and for how long. So each request's time by teiji has to be between its time inside and its time outside; that
-//! is compared without any tolerance for noise.
+//! An emulated CPU may be preempted between teiji's time stamp and the capture's, for as long as the machine has other
+//! work. The two times then differ although both are right. But every packet passes the three places in the same order,
+//! whatever is preempted and for how long. So the time of each request by teiji has to be between its time inside and
+//! its time outside; that is checked without a tolerance for noise.
 
 use super::{Extent, cost_of_missed, lost, only};
 use crate::load;
@@ -29,26 +29,26 @@ use teiji_lab::{Child, Guest};
 use teiji_model::report::{Joined, Request};
 use teiji_model::stage::Stage;
 
-/// A request may be off by this share of its time, or by [`OFF_NS`].
+/// A request's time may differ by this share of it, or by [`OFF_NS`].
 const OFF_SHARE: f64 = 0.02;
 /// See [`OFF_SHARE`], ns.
 const OFF_NS: f64 = 50_000.0;
-/// The difference of the two clocks is known to so much, ns.
+/// Uncertainty of the difference of the two clocks, ns.
 const START_OFF: i64 = 20_000;
 
-/// Two readings of the kernel's clocks, on CPUs that have just been told the time, may differ by so much, ns.
+/// Two readings of the kernel's clocks, on CPUs that have just been synchronised, may differ by this much, ns.
 const CLOCKS_OFF: u64 = 1_000;
 
-/// A protocol to try.
+/// A protocol that is tested.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// How the capture is paired.
+    /// How requests and responses in the capture are paired.
     pub pairing: Pairing,
-    /// teiji's arguments.
+    /// Arguments of `teiji trace`.
     pub arguments: &'static str,
-    /// Requests a second; for SIP calls, of two requests each.
+    /// Requests per second; for SIP, each call has two requests.
     pub rate: f64,
 }
 
@@ -59,108 +59,109 @@ pub const CASES: [Case; 3] = [
     Case { name: "sip", pairing: Pairing::Sip, arguments: "--flow 'udp port 5060' --match sip", rate: 20.0 },
 ];
 
-/// One request on both clocks.
+/// One request in the capture and in teiji's recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// Its start, ns of CLOCK_REALTIME.
+    /// Start, ns of CLOCK_REALTIME.
     pub start: u64,
-    /// Its time by the capture, ns.
+    /// Time according to the capture, ns.
     pub capture: u64,
-    /// Its time by teiji, ns.
+    /// Time according to teiji, ns.
     pub teiji: u64,
-    /// Its time by the captures nearer to the guest and farther from it, ns; `None` if one does not have it.
+    /// Times according to the captures inside and outside, ns; `None` if one of them lacks the request.
     pub around: Option<[u64; 2]>,
-    /// By teiji's stages the least and the most that the capture at the tap can have between request and response, ns.
+    /// The least and the most, by teiji's stages, that the capture at the tap can have between request and response,
+    /// ns.
     pub behind_tap: [u64; 2],
 }
 
 impl Pair {
-    /// teiji's time less the capture's, ns.
+    /// teiji's time minus the capture's, ns.
     pub fn off(&self) -> f64 {
         self.teiji as f64 - self.capture as f64
     }
 
-    /// Whether they agree.
+    /// Whether the two times agree.
     pub fn agrees(&self) -> bool {
         self.off().abs() <= (OFF_SHARE * self.capture as f64).max(OFF_NS)
     }
 
-    /// Whether teiji's time is between those inside and outside.
+    /// Whether teiji's time is between the one inside and the one outside.
     pub fn between(&self) -> bool {
         self.around.is_some_and(|[inside, outside]| {
             inside <= self.teiji + CLOCKS_OFF && self.teiji <= outside + CLOCKS_OFF
         })
     }
 
-    /// Whether teiji divides the time at the tap as the capture there does, which sees the request after `switch_in` has
-    /// begun and before it ends, and the response after the guest's kick and before `vhost_tx` ends.
+    /// Whether teiji divides the time at the tap as the capture there does. That capture sees the request after
+    /// `switch_in` has begun and before it ends, and the response after the guest's kick and before `vhost_tx` ends.
     pub fn divides(&self) -> bool {
         let [least, most] = self.behind_tap;
         self.around.is_some_and(|[inside, _]| least <= inside + CLOCKS_OFF && inside <= most + CLOCKS_OFF)
     }
 }
 
-/// What a case came to.
+/// Result of a case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Agreement {
     /// The case.
     pub case: &'static str,
-    /// Requests that came to the bridge port, by the capture.
+    /// Requests at the bridge port, by the capture.
     pub requests: usize,
-    /// Of them, answered, by the capture.
+    /// Of these, answered, by the capture.
     pub answered: usize,
-    /// Of them, followed by teiji from end to end.
+    /// Of these, followed by teiji from end to end.
     pub matched: usize,
-    /// Requests of teiji's that the capture does not have.
+    /// Requests in teiji's recording that the capture does not have.
     pub invented: usize,
     /// Share of the answered requests that teiji followed.
     pub matched_share: f64,
-    /// Share of them whose times agree.
+    /// Share of these whose times agree.
     pub agree_share: f64,
-    /// How many of them have not a time between that inside and that outside.
+    /// How many of these have a time that is not between the one inside and the one outside.
     pub not_between: usize,
-    /// How many of them are divided at the tap in another way than by the capture there.
+    /// How many of these are divided at the tap differently from the capture there.
     pub divided_wrongly: usize,
-    /// Median of the difference of the two, µs.
+    /// Median of the difference between the times outside and inside, µs.
     pub around_p50_us: f64,
-    /// Median of the differences, µs.
+    /// Median of teiji's time minus the capture's, µs.
     pub off_p50_us: f64,
-    /// 99th percentile of their sizes, µs.
+    /// 99th percentile of the absolute values of these differences, µs.
     pub off_p99_us: f64,
-    /// The greatest, µs.
+    /// The greatest absolute value, µs.
     pub off_max_us: f64,
     /// Median time of a request by the capture, µs.
     pub total_p50_us: f64,
-    /// 99th percentile of it, µs.
+    /// 99th percentile of a request's time by the capture, µs.
     pub total_p99_us: f64,
-    /// Requests whose stages do not add up to their total.
+    /// Requests whose stages do not add up to their time.
     pub sums_wrong: usize,
-    /// Share of the whole time that no stage accounts for.
+    /// Share of the total time that no stage accounts for.
     pub unattributed: f64,
     /// Events that teiji lost.
     pub lost: u64,
-    /// Requests that the runs of probes may have cost that the kernel left out.
+    /// Requests that may be missing because the kernel skipped runs of probes.
     pub spoilt: u64,
-    /// Packets that the captures lost.
+    /// Packets that the captures dropped.
     pub capture_dropped: u64,
-    /// teiji's own counts: seen, complete, incomplete, ambiguous, unanswered.
+    /// teiji's counts: seen, complete, incomplete, ambiguous, unanswered.
     pub counts: [u64; 5],
-    /// The requests.
+    /// The requests in both.
     #[serde(skip)]
     pub pairs: Vec<Pair>,
-    /// The requests as teiji has them.
+    /// The requests in teiji's recording.
     #[serde(skip)]
     pub joined: Vec<Joined>,
 }
 
-/// What `teiji-lab capture` prints at its end.
+/// The last line of `teiji-lab capture`.
 #[derive(Deserialize)]
 struct Counts {
     dropped: u64,
     realtime_minus_monotonic_ns: i64,
 }
 
-/// Runs one case against a guest that serves already.
+/// Runs one case with a guest whose server is running.
 ///
 /// # Errors
 /// If a tool fails.
@@ -175,7 +176,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result
     })
 }
 
-/// Runs one case under a load of the caller's own.
+/// Runs one case with the caller's load.
 ///
 /// # Errors
 /// If a tool or the load fails.
@@ -185,7 +186,7 @@ pub fn run_under(
     case: &Case,
     load: impl FnOnce() -> Result<()>,
 ) -> Result<Agreement> {
-    // A polling vCPU reads the clock without pause, and an emulator's CPUs read it one at a time.
+    // A polling vCPU reads the clock continuously, and the CPUs of an emulator read it one at a time.
     let _quiet = load::polling(&lab.host, 0)?;
     let _preferred = lab.host.prefer()?;
     let trace = Trace::start(lab, case.name, &format!("--vm {} {}", guest.name(), case.arguments), true)?;
@@ -244,7 +245,7 @@ pub fn run_under(
     })
 }
 
-/// A capture that runs.
+/// A running capture.
 struct Capture {
     child: Child,
     file: String,
@@ -259,7 +260,7 @@ impl Capture {
         Ok(Capture { child, file })
     }
 
-    /// Ends it: the file, and what the tool counted.
+    /// Ends the capture; returns the file and the tool's counts.
     fn stop(self, lab: &Lab) -> Result<(Vec<u8>, Counts)> {
         lab.host.run(&format!("kill -INT {}", self.child.id()?))?.ok()?;
         let told = self.child.wait()?.ok()?;
@@ -269,7 +270,7 @@ impl Capture {
     }
 }
 
-/// The time of each exchange.
+/// The time of each exchange, by its id.
 fn totals(pairs: pcap::Pairs) -> HashMap<u64, u64> {
     pairs.exchanges.into_iter().map(|e| (e.id, e.total)).collect()
 }
@@ -278,7 +279,7 @@ fn sum(joined: &Joined) -> u64 {
     joined.request.stages.iter().map(|s| s.ns).sum()
 }
 
-/// See [`Pair::behind_tap`]. Without a kick of its own `guest` lasts until the frame is handed over.
+/// See [`Pair::behind_tap`]. If the kick was coalesced, `guest` lasts until the frame is handed over.
 fn behind_tap(request: &Request) -> [u64; 2] {
     let of = |from: Stage, to: Stage| -> u64 {
         request.stages.iter().filter(|s| from <= s.stage && s.stage <= to).map(|s| s.ns).sum()
@@ -287,9 +288,9 @@ fn behind_tap(request: &Request) -> [u64; 2] {
     [of(Stage::TapQueue, kicked), of(Stage::SwitchIn, Stage::VhostTx)]
 }
 
-/// Pairs the requests of both, each used once, in the order of their starts. The capture stamps a packet before teiji does
-/// and both before the next packet comes, however long the CPU is put aside in between: so the last one that the capture
-/// has stamped by then is teiji's, if its response had not left yet.
+/// Matches the requests of both, each used once, in the order of their starts. The capture stamps a packet before teiji
+/// does, and both do so before the next packet arrives, however long the CPU is preempted in between. So teiji's
+/// request is the last one that the capture had stamped by then, if its response had not left yet.
 fn align(
     capture: &[Exchange],
     teiji: &[Joined],
@@ -341,7 +342,8 @@ mod tests {
         let capture: Vec<Exchange> = (1..=4)
             .map(|i| Exchange { id: i, start: 10_000_000_000 + i * 5_000_000, total: 6_000_000 + i })
             .collect();
-        // The second is missing; clocks 10 s apart; stamps up to 4 ms apart, as CPUs are put aside; the last was never captured.
+        // The second is missing; the clocks differ by 10 s; stamps differ by up to 4 ms because of preemption; the last
+        // was never captured.
         let teiji: Vec<Joined> = [(1, 3_000), (3, 4_000_000), (4, 3_000), (9, 3_000)]
             .into_iter()
             .map(|(i, late)| joined(i * 5_000_000 + late, 200 + i))
@@ -383,7 +385,7 @@ mod tests {
         };
         assert!(divides([50_000, 400_000, 600_000, 0], false));
         assert!(divides([50_000, 400_000, 500_000, 50_000], false));
-        // A kick that comes after the frame, unless it was none of its own; and a stage that is too short.
+        // A kick after the frame is wrong unless it was coalesced; so is a stage that is too short.
         assert!(!divides([50_000, 400_000, 601_001, 0], false));
         assert!(divides([50_000, 400_000, 601_001, 0], true));
         assert!(!divides([50_000, 300_000, 600_000, 48_000], false));

@@ -1,4 +1,4 @@
-//! b. Blame: situations whose cause is known, and what teiji's verdict says.
+//! b. Blame: situations with a known cause, and teiji's verdict on them.
 
 use super::{Extent, lost, only};
 use crate::load::{self, Polling, VCPU_CPU, VHOST_CPU};
@@ -9,27 +9,27 @@ use teiji_lab::{Child, Guest, Preference};
 use teiji_model::report::{PartReport, Preemptor, StageReport, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 
-/// Busy loops that keep a CPU from others.
+/// Number of busy loops on a CPU.
 const HOGS: u32 = 4;
 
-/// A cause that is induced.
+/// An induced cause.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
-    /// Its name.
+    /// Name.
     pub name: &'static str,
-    /// What is done.
+    /// What is done, for the report.
     pub what: &'static str,
-    /// Stages of which the verdict is to name one.
+    /// Stages; the verdict must blame one of them.
     pub stages: &'static [Stage],
-    /// The state that it is to name.
+    /// The thread state that the verdict must blame.
     pub state: ThreadState,
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
     load: Load,
     induce: Induce,
 }
 
-/// Who answers in the guest: a program, or its kernel alone, which leaves more of the time to the host.
+/// What answers in the guest: a program, or its kernel, which leaves a larger part of the time to the host.
 #[derive(Clone, Copy, Debug)]
 enum Load {
     Echo,
@@ -39,11 +39,11 @@ enum Load {
 #[derive(Clone, Copy, Debug)]
 enum Induce {
     Hogs(u32),
-    /// KVM polls for so long, ns.
+    /// KVM polls for this long, ns.
     Polling(u64),
 }
 
-/// P0's remedy for the idle guest: polling for longer than it is idle between two requests, ns.
+/// Remedy of paper P0 for the idle guest: KVM polls for longer than the guest is idle between two requests, ns.
 const POLLED: u64 = 60_000_000;
 
 /// The three situations.
@@ -77,7 +77,7 @@ pub const SITUATIONS: [Situation; 3] = [
     },
 ];
 
-/// The idle guest with the cause taken away, which tells a cause from a mere part of the time.
+/// The idle guest without the cause: distinguishes a cause from a part of the time that does not depend on it.
 pub const REMEDY: Situation = Situation {
     name: "idle-polled",
     what: "the same guest, and KVM polls until the next request",
@@ -88,7 +88,7 @@ pub const REMEDY: Situation = Situation {
     induce: Induce::Polling(POLLED),
 };
 
-/// What teiji said of one run.
+/// teiji's verdict on one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Judged {
     /// The situation.
@@ -97,26 +97,26 @@ pub struct Judged {
     pub run: u32,
     /// Whether the verdict is right.
     pub right: bool,
-    /// Whether the cause is the greatest of what the host's threads did, whatever became of the guest: where the lab is
-    /// emulated and this machine is busy, the guest's own time fluctuates with that, and the verdict may rightly say so.
+    /// Whether the cause is the greatest part of what the host's threads did, without regard to the guest. If the lab
+    /// is emulated and this machine is busy, the guest's own time fluctuates, and the verdict may rightly blame that.
     pub right_of_host: bool,
-    /// It in one line.
+    /// The verdict in one line.
     pub sentence: String,
-    /// What it blames.
+    /// The blamed stage.
     pub stage: Option<Stage>,
-    /// In which state.
+    /// The blamed thread state.
     pub state: Option<ThreadState>,
     /// Complete requests.
     pub complete: u64,
-    /// Events lost.
+    /// Events that teiji lost.
     pub lost: u64,
-    /// The first thread that it says was waited behind.
+    /// The first thread that the verdict names as having run instead.
     pub behind: Option<String>,
-    /// Share of the waits that were behind the busy loops, by their thread ids; `None` where there were none.
+    /// Share of the waits behind the busy loops, by their thread ids; `None` in situations without busy loops.
     pub behind_hogs: Option<f64>,
     /// Median and 99th percentile of the response time, µs.
     pub total_us: [f64; 2],
-    /// Mean of each stage, µs.
+    /// Mean time in each stage, µs.
     pub stages: Vec<(Stage, f64)>,
     /// The whole report of the VM.
     #[serde(skip)]
@@ -124,7 +124,7 @@ pub struct Judged {
 }
 
 impl Judged {
-    /// How long the wake-up of the halted vCPU took a typical request, µs.
+    /// Time that the wake-up of the halted vCPU took in a typical request, µs.
     pub fn asleep_us(&self) -> f64 {
         let wake = self.report.stages.iter().filter(|s| s.stage == Stage::VcpuWake);
         let asleep = wake.flat_map(|s| &s.parts).find(|p| p.state == ThreadState::Asleep);
@@ -132,11 +132,11 @@ impl Judged {
     }
 }
 
-/// Undoes what was induced.
+/// Ends the induced cause when dropped.
 enum Undo<'l> {
     Hogs(Child),
-    /// An idle lab host goes before other programs of this machine: nothing is to disturb the guest. (A busy one would
-    /// keep them from running.)
+    /// An idle lab host is preferred to other programs of this machine, so that nothing disturbs the guest. (A busy lab
+    /// host would keep them from running.)
     Quiet(
         #[expect(dead_code, reason = "ends with it")] Polling<'l>,
         #[expect(dead_code, reason = "ends with it")] Preference,
@@ -145,7 +145,7 @@ enum Undo<'l> {
 }
 
 impl Undo<'_> {
-    /// Thread ids of the busy loops, if it is they.
+    /// Thread ids of the busy loops; none if the cause is another.
     fn hogs(&self, lab: &Lab) -> Result<Option<Vec<u32>>> {
         let Undo::Hogs(hogs) = self else { return Ok(None) };
         let listed = lab.host.run(&format!("ls /proc/{}/task", hogs.id()?))?.ok()?;
@@ -161,10 +161,10 @@ fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
     }
 }
 
-/// Whether the part that a situation is about is the greatest of the vCPUs' and the vhost workers', each by its greatest
-/// stage: by its median, or, if it makes the response time fluctuate, by its share of the fluctuation, as the verdict ranks
-/// them. What else this machine does now and then moves the fluctuation (an emulated CPU that is stopped for 300 ms wakes
-/// up its worker that late), and the median hardly.
+/// Whether the situation's part is the greatest of the vCPUs' and the vhost workers' parts, each measured in its greatest
+/// stage: by the median, or, if the part makes the response time fluctuate, by the share of the fluctuation, as in the
+/// verdict. Other work of this machine changes the fluctuation (an emulated CPU that is stopped for 300 ms wakes up its
+/// worker that late), but hardly the median.
 fn greatest_of_host(vm: &VmReport, s: &Situation) -> bool {
     let fluctuates = vm.verdict.fluctuation && s.state == ThreadState::Ready;
     greatest_by(vm, s, false) || fluctuates && greatest_by(vm, s, true)
@@ -181,7 +181,7 @@ fn greatest_by(vm: &VmReport, s: &Situation, fluctuation: bool) -> bool {
     wanted > 0.0 && wanted >= greatest(&[Stage::VcpuWake, Stage::TapQueue, Stage::VhostTx], &|_| true)
 }
 
-/// Whether what is named instead of the part that a situation is about is greater than that, by the verdict's measure.
+/// Whether the parts that the verdict names are at least as great as the situation's part, by the verdict's measure.
 fn greater_is_named(vm: &VmReport, s: &Situation, named: &[(Stage, Option<ThreadState>)]) -> bool {
     let fluctuation = vm.verdict.fluctuation;
     let measure = |stage: Stage, state: Option<ThreadState>| {
@@ -198,13 +198,13 @@ fn greater_is_named(vm: &VmReport, s: &Situation, named: &[(Stage, Option<Thread
     named.iter().filter_map(|&(stage, state)| measure(stage, state)).sum::<f64>() >= wanted
 }
 
-/// Induces a situation and asks teiji, with an echo server in a guest that [`load::placed`] describes.
+/// Induces a situation and reads teiji's verdict, with an echo server in a guest that [`load::placed`] describes.
 ///
 /// # Errors
 /// If a tool fails.
 pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Extent) -> Result<Judged> {
     let stem = format!("{}-{run}", s.name);
-    // Attached before, so that the hogs do not slow the start of the trace.
+    // The trace starts first, so that the busy loops do not slow its start.
     let flow = match s.load {
         Load::Echo => format!("udp port {}", load::ECHO_PORT),
         Load::Ping => "icmp".to_owned(),

@@ -1,50 +1,50 @@
-//! d. Flood: 200,000 packets a second through bridge and tap of the local kernel, every event taken in or counted
-//! as lost.
+//! d. Flood: 200,000 packets per second through a bridge and a tap of the local kernel; every event is taken in or
+//! counted as lost.
 //!
-//! The program `flood` (`generator.rs` beside this file) does it in a network namespace of its own; here it is run,
-//! twice: a trickle first, which tells how many events a packet makes on this kernel, then the flood.
+//! The program `flood` (`generator.rs` beside this file) sends them in a network namespace of its own. It is run twice:
+//! first with a few packets, to find how many events a packet makes on this kernel, then with the flood.
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Packets a second that are asked for.
+/// Requested rate, packets per second.
 pub const RATE: f64 = 200_000.0;
-/// Packets of the trickle, and its rate.
+/// The first run: number of packets, and packets per second.
 const TRICKLE: (u64, f64) = (1_000, 1_000.0);
 
-/// What the program `flood` counted.
+/// Output of the program `flood`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Flood {
-    /// The local kernel.
+    /// Release of the local kernel.
     pub kernel: String,
-    /// Packets a second that were asked for.
+    /// Requested rate, packets per second.
     pub asked: f64,
-    /// Packets a second that were sent.
+    /// Actual rate, packets per second.
     pub rate: f64,
-    /// Packets that were sent.
+    /// Packets sent.
     pub sent: u64,
-    /// Packets that came to the tap, by its own counters: those that were dropped there for lack of room too.
+    /// Packets that reached the tap, by its counters, including those dropped because it was full.
     pub on_tap: u64,
-    /// Of these, packets that the tap dropped: each is an event more.
+    /// Of these, packets that the tap dropped: each makes one more event.
     #[serde(default)]
     pub dropped: u64,
-    /// Packets that were read from the tap.
+    /// Packets read from the tap.
     pub drained: u64,
     /// Events that teiji took in.
     pub events: u64,
-    /// Events that it says it lost.
+    /// Events that teiji counted as lost.
     pub lost: u64,
-    /// Its peak memory, kB, by the kernel's account of the ended process.
+    /// teiji's peak memory, kB, from the kernel's accounting of the ended process.
     pub peak_kb: u64,
-    /// Events that a packet makes; 0 until it is known.
+    /// Events per packet; 0 until it is known.
     #[serde(default)]
     pub points: u64,
 }
 
 impl Flood {
-    /// Events taken in and lost for each packet on the tap.
+    /// Events taken in and lost, per packet on the tap.
     pub fn per_packet(&self) -> f64 {
         (self.events + self.lost).saturating_sub(self.dropped) as f64 / self.on_tap.max(1) as f64
     }
@@ -55,10 +55,10 @@ impl Flood {
     }
 }
 
-/// Sends `count` packets; both programs are in `programs`.
+/// Sends `count` packets. The programs `flood` and `teiji` are in `programs`.
 ///
 /// # Errors
-/// If the flood cannot be run (it needs root), or a packet makes no whole number of events.
+/// If the flood cannot be run (it needs root), or if a packet does not make a whole number of events.
 pub fn run(programs: &Path, count: u64) -> Result<Flood> {
     let trickle = once(programs, TRICKLE.0, TRICKLE.1)?;
     if trickle.lost != 0

@@ -3,9 +3,9 @@
 //! ```text
 //!  sender ─ send0 ══veth══ port0 ─ br0 ─ tap0 ─ reader
 //! ```
-//! All of it is in a network namespace that nobody else is in: it goes, with its devices, when this program ends, whatever
-//! ends it. sysfs is mounted anew in a mount namespace of its own, as it shows the devices of the namespace
-//! that it was mounted in. Needs root.
+//! All devices are in a network namespace of their own, which is removed with them when this program ends, however it
+//! ends. sysfs is mounted anew in a mount namespace of its own, because it shows the devices of the namespace in which
+//! it was mounted. Needs root.
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
@@ -27,22 +27,22 @@ use teiji_model::report::Report;
 /// Sends packets through a bridge to a tap while teiji traces it
 #[derive(Parser)]
 struct Args {
-    /// Packets a second
+    /// Packets per second
     #[arg(long, default_value_t = 200_000.0)]
     rate: f64,
-    /// Packets in all
+    /// Number of packets
     #[arg(long, default_value_t = 2_000_000)]
     count: u64,
-    /// The teiji to run
+    /// The teiji program to run
     #[arg(long)]
     teiji: PathBuf,
 }
 
 /// Packets handed to the kernel in one call.
 const BATCH: usize = 64;
-/// Ethernet, IPv4, UDP, 8 bytes of number, padding.
+/// Size of a frame: Ethernet, IPv4, UDP, a number of 8 bytes, padding.
 const FRAME: usize = 60;
-/// The port that the packets are for; teiji follows no others.
+/// Destination port of the packets; teiji follows no other.
 const PORT: u16 = 9;
 
 fn main() -> ExitCode {
@@ -64,7 +64,7 @@ fn run(args: &Args) -> Result<()> {
     ip("link set port0 master br0 up")?;
     ip("link set send0 up")?;
     ip("link set br0 up")?;
-    // The bridge forwards once its ports are up, which is a moment later.
+    // The bridge forwards shortly after its ports are up.
     std::thread::sleep(Duration::from_millis(300));
 
     let folder = Folder::make()?;
@@ -74,7 +74,7 @@ fn run(args: &Args) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let reader = std::thread::spawn({
         let stop = stop.clone();
-        // The tap goes when its file is closed, and its counters with it.
+        // The tap and its counters are removed when its file is closed.
         move || (drain(&tap, &stop), tap)
     });
     let (sent, seconds) = send("send0", args.rate, args.count)?;
@@ -102,7 +102,7 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// A temporary folder, removed with the value.
+/// A temporary folder, removed when the value is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -115,12 +115,12 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // It is small, and in the folder for temporary files.
+        // If it remains: it is small, and among the temporary files.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Goes into new namespaces for network and mounts.
+/// Enters new namespaces for network and mounts.
 fn isolate() -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
         .context("cannot make namespaces (is this root?), so there is nowhere to put devices")?;
@@ -128,7 +128,7 @@ fn isolate() -> Result<()> {
         .context("cannot keep mounts private")?;
     mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), None::<&str>)
         .context("cannot mount sysfs for the new network namespace")?;
-    // No packets but ours: neighbour discovery is of no use here.
+    // No packets but the flood's: neighbour discovery is not needed here.
     for which in ["all", "default"] {
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{which}/disable_ipv6"), "1");
     }
@@ -144,7 +144,7 @@ fn ip(arguments: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes a tap; it goes with the file.
+/// Creates a tap; it is removed when the file is closed.
 fn make_tap(name: &str) -> Result<File> {
     let file = File::options()
         .read(true)
@@ -164,7 +164,7 @@ fn make_tap(name: &str) -> Result<File> {
     Ok(file)
 }
 
-/// Reads the tap until told to stop; counts the packets of the flood.
+/// Reads the tap until `stop` is set; returns the number of the flood's packets.
 fn drain(mut tap: &File, stop: &AtomicBool) -> u64 {
     let mut frame = [0; 2048];
     let mut count = 0;
@@ -173,13 +173,13 @@ fn drain(mut tap: &File, stop: &AtomicBool) -> u64 {
             Ok(FRAME) => count += 1,
             Ok(_) => {}
             Err(_) if stop.load(Ordering::Relaxed) => return count,
-            // Nothing there: some 20 packets come meanwhile, the tap holds 1000.
+            // Nothing to read: about 20 packets arrive during the pause, and the tap holds 1000.
             Err(_) => std::thread::sleep(Duration::from_micros(100)),
         }
     }
 }
 
-/// Packets that were handed to the tap, dropped there or not; and those that were.
+/// Packets handed to the tap, including dropped ones; and the dropped ones.
 fn on_tap() -> Result<(u64, u64)> {
     let read = |counter: &str| -> Result<u64> {
         let path = format!("/sys/class/net/tap0/statistics/{counter}");
@@ -208,7 +208,7 @@ fn start_teiji(program: &Path, report: &Path) -> Result<Child> {
         .arg(report)
         .stdin(Stdio::null())
         .stderr(Stdio::piped());
-    // SAFETY: prctl is a mere system call and safe after fork.
+    // SAFETY: prctl only makes a system call and is safe after fork.
     unsafe {
         command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
             0 => Ok(()),
@@ -223,7 +223,7 @@ fn start_teiji(program: &Path, report: &Path) -> Result<Child> {
             if !line.starts_with("tracing,") {
                 eprintln!("{line}");
             }
-            // Only the first line is waited for.
+            // The receiver waits for the first line only.
             let _ = tell.send(line.starts_with("tracing,"));
         }
     });
@@ -238,13 +238,13 @@ fn start_teiji(program: &Path, report: &Path) -> Result<Child> {
     bail!("teiji did not begin to trace")
 }
 
-/// Ends teiji as Ctrl-C does; returns its peak memory, kB.
+/// Ends teiji with SIGINT; returns its peak memory, kB.
 fn end_teiji(child: &mut Child) -> Result<u64> {
     let pid = child.id() as libc::pid_t;
     let mut status = 0;
-    // SAFETY: an rusage of zeros is one.
+    // SAFETY: all zeros are a valid rusage.
     let mut usage = unsafe { std::mem::zeroed::<libc::rusage>() };
-    // SAFETY: no memory is involved; the child is not waited for yet, so its id is its own.
+    // SAFETY: no memory is involved; the child has not been waited for, so its process id is still its own.
     unsafe { libc::kill(pid, libc::SIGINT) };
     // SAFETY: both pointers are to live values of the types that wait4 writes.
     let waited = unsafe { libc::wait4(pid, &raw mut status, 0, &raw mut usage) };
@@ -257,7 +257,7 @@ fn end_teiji(child: &mut Child) -> Result<u64> {
     Ok(usage.ru_maxrss as u64)
 }
 
-/// Frames to send, numbered.
+/// Numbered frames to send.
 struct Frames {
     frames: Vec<[u8; FRAME]>,
 }
@@ -297,7 +297,7 @@ impl Frames {
         Frames { frames: vec![frame; BATCH] }
     }
 
-    /// Gives frame `i` a number: its payload, IP identification and checksums are its own then.
+    /// Gives frame `i` a number: payload, IP identification and checksums.
     fn number(&mut self, i: usize, n: u64) {
         let frame = &mut self.frames[i];
         frame[18..20].copy_from_slice(&(n as u16).to_be_bytes());
@@ -322,7 +322,7 @@ fn checksum(bytes: &[u8], start: u32) -> u16 {
     !(sum as u16)
 }
 
-/// Sends `count` frames from `device` at `rate` a second; returns how many, and in how many seconds.
+/// Sends `count` frames from `device` at `rate` per second; returns how many were sent, and in how many seconds.
 fn send(device: &str, rate: f64, count: u64) -> Result<(u64, f64)> {
     let socket = open_packet_socket(device)?;
     let mut frames = Frames::new();
@@ -349,7 +349,7 @@ fn open_packet_socket(device: &str) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(std::io::Error::last_os_error()).context("cannot open a packet socket");
     }
-    // SAFETY: the call has just made this descriptor and nothing else owns it.
+    // SAFETY: the call above has just created this descriptor, and nothing else owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     let address = libc::sockaddr_ll {
         sll_family: libc::AF_PACKET as u16,
@@ -360,7 +360,7 @@ fn open_packet_socket(device: &str) -> Result<OwnedFd> {
         sll_halen: 0,
         sll_addr: [0; 8],
     };
-    // SAFETY: `address` is a complete sockaddr_ll and lives through the call.
+    // SAFETY: `address` is a complete sockaddr_ll and outlives the call.
     let bound =
         unsafe { libc::bind(fd, (&raw const address).cast(), size_of_val(&address) as libc::socklen_t) };
     if bound < 0 {
@@ -369,21 +369,21 @@ fn open_packet_socket(device: &str) -> Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Sends all of `frames`; returns how many the kernel took.
+/// Sends all of `frames`; returns how many the kernel accepted.
 fn send_batch(socket: &OwnedFd, frames: &mut [[u8; FRAME]]) -> Result<usize> {
     let mut parts: Vec<libc::iovec> =
         frames.iter_mut().map(|f| libc::iovec { iov_base: f.as_mut_ptr().cast(), iov_len: FRAME }).collect();
     let mut messages: Vec<libc::mmsghdr> = parts
         .iter_mut()
         .map(|part| {
-            // SAFETY: a message header of zeros is an empty one.
+            // SAFETY: all zeros are a valid, empty message header.
             let mut m = unsafe { std::mem::zeroed::<libc::mmsghdr>() };
             m.msg_hdr.msg_iov = part;
             m.msg_hdr.msg_iovlen = 1;
             m
         })
         .collect();
-    // SAFETY: the headers, the parts they point to, and the frames those point to live through the call.
+    // SAFETY: the headers, the parts they point to, and the frames those point to outlive the call.
     let taken =
         unsafe { libc::sendmmsg(socket.as_raw_fd(), messages.as_mut_ptr(), messages.len() as u32, 0) };
     if taken >= 0 {

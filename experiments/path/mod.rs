@@ -1,4 +1,5 @@
-//! Experiment `path`: every stage right, the right one blamed, nothing lost. See README.md beside this file.
+//! Experiment `path`: every stage is measured correctly, the right one is blamed, and no event is lost uncounted. See
+//! README.md beside this file.
 
 pub mod accuracy;
 pub mod blame;
@@ -14,21 +15,21 @@ use teiji_model::report::{Report, VmReport};
 pub struct Extent {
     /// Requests of each accuracy case.
     pub requests: u64,
-    /// Runs of each induced situation.
+    /// Runs of each situation.
     pub runs: u32,
-    /// Requests in each of them.
+    /// Requests in each run.
     pub situation: u64,
-    /// Seconds at each rate with several VMs.
+    /// Seconds at each rate, with several VMs.
     pub seconds: u64,
-    /// Rates to try, packets a second each way to each VM.
+    /// Rates to try, packets per second in each direction for each VM.
     pub rates: &'static [f64],
-    /// VMs traced at once.
+    /// VMs traced at the same time.
     pub vms: u32,
-    /// Packets sent at the local kernel.
+    /// Packets of the flood.
     pub flood: u64,
 }
 
-/// What the claims are made for.
+/// The extent that the README's claims are made for.
 pub const FULL: Extent = Extent {
     requests: 1200,
     runs: 5,
@@ -58,24 +59,24 @@ pub fn only(report: &Report) -> anyhow::Result<&VmReport> {
     }
 }
 
-/// Most memory that teiji may use, kB.
+/// The most memory that teiji may use, kB.
 pub const MEMORY_KB: u64 = 100_000;
 
-/// Events of a trace that did not fit its buffer.
+/// Events of a trace that did not fit in its buffer.
 pub fn lost(report: &Report) -> u64 {
     report.counters.lost.iter().sum()
 }
 
-/// Events that the trace may lack though its buffer lost none: runs of probes that the kernel left out, and events that
+/// Events that the trace may lack although its buffer lost none: runs of probes that the kernel skipped, and events that
 /// came too late.
 pub fn unseen(report: &Report) -> u64 {
     report.counters.missed + report.late
 }
 
-/// How many requests of the only VM the events may have cost that are [`unseen`]; none if there were none.
+/// How many requests of the only VM may be missing because of [`unseen`] events; 0 without such events.
 ///
 /// # Errors
-/// If the report is not of one VM.
+/// If the report does not have exactly one VM.
 pub fn cost_of_missed(report: &Report) -> anyhow::Result<u64> {
     Ok(match unseen(report) {
         0 => 0,
@@ -83,20 +84,20 @@ pub fn cost_of_missed(report: &Report) -> anyhow::Result<u64> {
     })
 }
 
-/// [`cost_of_missed`] as an excuse.
+/// [`cost_of_missed`], for use as a tolerance.
 ///
 /// # Errors
-/// If they are so many that it says little: more than a quarter of what was seen.
+/// If it is more than a quarter of the requests seen: a comparison would mean little.
 pub fn excused(report: &Report) -> anyhow::Result<u64> {
     let (excused, seen) = (cost_of_missed(report)?, only(report)?.requests.seen);
     ensure!(excused * 4 <= seen, "missed runs of probes and late events excuse {excused} of {seen} requests");
     Ok(excused)
 }
 
-/// Whether what teiji told is what was counted elsewhere, or at most `excused` less.
+/// Checks that a count of teiji's equals a count made elsewhere, or is less by at most `excused`.
 ///
 /// # Errors
-/// If it is not.
+/// If it does not.
 pub fn agrees(what: &str, told: u64, counted: u64, excused: u64) -> anyhow::Result<()> {
     ensure!(
         told <= counted && told + excused >= counted,

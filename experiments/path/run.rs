@@ -1,4 +1,4 @@
-//! `path`: runs the experiment of that name; see README.md beside this file.
+//! `path`: runs the experiment `path`; see README.md beside this file.
 
 use anyhow::Result;
 use clap::Parser;
@@ -13,7 +13,7 @@ use teiji_experiments::tracing::Lab;
 use teiji_experiments::{load, plot, programs, say};
 use teiji_lab::GuestSpec;
 
-/// Stages against an independent capture; the right stage blamed under contention
+/// Compare stages with an independent capture; check which stage is blamed under contention
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]
@@ -40,7 +40,7 @@ fn run(args: &Args) -> Result<bool> {
         lab_parts(args, &folder, &mut found, &mut summary, &extent)?;
     }
     summary.figure("seconds", begun.elapsed().as_secs())?;
-    // Other hardware, other load: for the reader.
+    // Other hardware and load: for the reader to compare.
     summary.rivals.insert("paper".into(), summary::paper(include_str!("paper.csv"))?);
     let report = table::markdown(&found);
     summary::write(&folder.join("requests.csv"), &table::requests_csv(&found))?;
@@ -50,7 +50,7 @@ fn run(args: &Args) -> Result<bool> {
     summary.conclude(&folder, &report, args.form.keep.then_some("make experiment NAME=path KEEP=1"))
 }
 
-/// d, on this machine.
+/// Part d, on this machine.
 fn flood_part(found: &mut Found, summary: &mut Summary, extent: &Extent) -> Result<()> {
     say("d. a flood through this machine's own kernel");
     let flood = flood::run(&programs::folder()?, extent.flood)?;
@@ -76,7 +76,7 @@ fn flood_part(found: &mut Found, summary: &mut Summary, extent: &Extent) -> Resu
     Ok(())
 }
 
-/// a, b and c, in one boot of the lab.
+/// Parts a, b and c, in one boot of the lab.
 fn lab_parts(
     args: &Args,
     folder: &Path,
@@ -144,7 +144,7 @@ fn lab_parts(
     Ok(())
 }
 
-/// That the idle guest's wake-up is a cause: taken away, its part of the time goes.
+/// Shows that the idle guest's wake-up is a cause: without it, its part of the time disappears.
 fn remedy(
     lab: &Lab,
     guest: &teiji_lab::Guest<'_>,

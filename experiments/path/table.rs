@@ -1,4 +1,4 @@
-//! What the experiment found, as Markdown tables and CSV.
+//! The results as Markdown tables and CSV.
 
 use super::accuracy::Agreement;
 use super::blame::{Judged, REMEDY};
@@ -6,16 +6,16 @@ use super::flood::Flood;
 use super::throng::Throng;
 use std::fmt::Write;
 
-/// Everything that was found.
+/// The results of all parts.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// a.
+    /// Part a.
     pub agreements: Vec<Agreement>,
-    /// b.
+    /// Part b.
     pub judged: Vec<Judged>,
-    /// c.
+    /// Part c.
     pub throng: Option<Throng>,
-    /// d.
+    /// Part d.
     pub flood: Option<Flood>,
 }
 
@@ -107,7 +107,7 @@ pub fn markdown(f: &Found) -> String {
     t
 }
 
-/// Every request of the accuracy cases.
+/// Every request of the accuracy cases, as CSV.
 pub fn requests_csv(f: &Found) -> String {
     let mut t = "case,start_ns,capture_ns,teiji_ns\n".to_owned();
     for a in &f.agreements {
@@ -118,7 +118,7 @@ pub fn requests_csv(f: &Found) -> String {
     t
 }
 
-/// Every run's stages and their parts.
+/// The stages of every run and their parts, as CSV.
 pub fn stages_csv(f: &Found) -> String {
     let mut t = "situation,run,stage,state,mean_ns,time_share,fluctuation_share\n".to_owned();
     for j in &f.judged {

@@ -1,4 +1,4 @@
-//! c. Several VMs traced at once, at rates that are raised until the lab bears no more.
+//! c. Several VMs traced at the same time, at rates that increase until the lab cannot keep up.
 
 use super::{Extent, unseen};
 use crate::load;
@@ -9,49 +9,49 @@ use std::time::Duration;
 use teiji_lab::{Child, Guest};
 use teiji_model::report::{Reason, VmReport};
 
-/// Share of the requests that must be answered, and of the rate that the load must reach.
+/// Minimum share of the requests that must be answered, and of the requested rate that must be sent.
 const BORNE: f64 = 0.95;
 
 /// One rate.
 #[derive(Clone, Debug, Serialize)]
 pub struct Level {
-    /// Requests a second that were asked for, to all VMs together.
+    /// Requested rate, requests per second, all VMs together.
     pub asked: f64,
-    /// Requests a second that were sent.
+    /// Actual rate, requests per second.
     pub sent: f64,
-    /// Share of them that were answered.
+    /// Share of these requests that were answered.
     pub answered: f64,
     /// Requests sent, and answered.
     #[serde(skip)]
     pub called: [u64; 2],
 }
 
-/// What the throng came to.
+/// Results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Throng {
-    /// VMs.
+    /// Number of VMs.
     pub vms: usize,
-    /// The rates tried, in their order.
+    /// The rates tried, in order.
     pub levels: Vec<Level>,
-    /// The highest request rate at which the load kept up and was answered, 1/s.
+    /// The highest rate that was sent and answered, requests per second.
     pub borne: f64,
-    /// What gave in at the next: the load generator, the guests, or nothing that was tried.
+    /// What did not keep up at the next rate: the load generator or the guests; or that all rates were reached.
     pub limit: &'static str,
     /// Events that teiji took in.
     pub events: u64,
-    /// Events that did not fit its buffer, over all rates.
+    /// Events that did not fit in the buffer, over all rates.
     pub lost: u64,
-    /// Events that are [`unseen`], and the requests that are incomplete for that.
+    /// Events that are [`unseen`], and the requests that are incomplete because events are missing.
     pub missed: [u64; 2],
-    /// Requests by the load: sent, and answered.
+    /// Requests by the load generator: sent, and answered.
     pub called: [u64; 2],
     /// Requests by teiji: seen, and complete.
     pub requests: [u64; 2],
-    /// Its peak memory, kB.
+    /// teiji's peak memory, kB.
     pub peak_kb: u64,
 }
 
-/// Traces all `guests` while every one of them is called at each rate.
+/// Traces all `guests` while each of them receives requests at each rate.
 ///
 /// # Errors
 /// If a tool fails.
@@ -100,7 +100,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<Throng> 
     })
 }
 
-/// Requests that are left out because events of their time are missing.
+/// Requests that are left out because some of their events are missing.
 pub fn spoilt(vm: &VmReport) -> u64 {
     vm.left_out.iter().filter(|l| l.reason == Reason::EventsLost).map(|l| l.count).sum()
 }

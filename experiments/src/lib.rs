@@ -1,18 +1,18 @@
-//! What experiments share, and the experiments themselves.
+//! The experiments, and what they share.
 //!
-//! An experiment is a claim that runs: one folder each, with a README (claim, paper, method, how to read it), what
-//! runs it, and the paper's figures to set its own against. It needs the lab ([`teiji_lab`]), uses the built `teiji`
-//! as its users do, by the command line, and writes `target/experiments/<name>/`.
+//! An experiment is a claim that can be run. Each has a folder with a README (claim, paper, method, how to read the
+//! results), the code, and the paper's figures for comparison. It needs the lab ([`teiji_lab`]), uses the built `teiji`
+//! as users do, from the command line, and writes `target/experiments/<name>/`.
 //!
 //! | module | does |
 //! | --- | --- |
 //! | [`programs`] | finds the built programs, builds them if they are missing |
-//! | [`summary`] | writes `summary.json`, and copies a run that is to be kept |
-//! | [`numbers`] | quantiles and the like |
-//! | [`plot`] | SVG |
-//! | [`pcap`] | reads captures, and pairs requests with responses in them, independently of teiji |
+//! | [`summary`] | writes `summary.json`, and copies a run that is kept |
+//! | [`numbers`] | quantiles and shares |
+//! | [`plot`] | SVG pictures |
+//! | [`pcap`] | reads captures, and pairs their requests with responses, independently of teiji |
 //! | [`tracing`] | runs `teiji trace` in the lab; reads reports and recordings |
-//! | [`load`] | echo servers, SIP servers, callers, hogs |
+//! | [`load`] | echo servers, SIP servers, callers, busy loops |
 //! | [`admission`], [`apply`], [`edf_cost`], [`edf_delay`], [`overhead`], [`path`] | the experiments of those names |
 
 #[path = "../admission/mod.rs"]
@@ -35,7 +35,7 @@ pub mod programs;
 pub mod summary;
 pub mod tracing;
 
-/// Says on standard error how far a run has come.
+/// Prints to standard error how far a run is.
 pub fn say(what: &str) {
     eprintln!("      {what}");
 }

@@ -1,60 +1,60 @@
-//! Load and noise in the lab: who serves in a guest, who calls from the world outside, and who is in the way.
+//! Load and disturbance in the lab: servers in a guest, callers outside, and busy loops.
 //!
-//! Each has a CPU of the lab host of its own, so that what is in the way of one is not in the way of all:
+//! Each has its own CPU of the lab host, so that a busy loop disturbs only one of them:
 //!
-//! | CPU | has |
+//! | CPU | runs |
 //! | --- | --- |
 //! | [`CALLER_CPU`] | the callers in `peer`, and with them the softirqs of bridge and uplink |
 //! | [`VHOST_CPU`] | the vhost worker |
 //! | [`VCPU_CPU`] | the vCPU |
-//! | 3 | teiji, the capture |
+//! | 3 | teiji, the captures |
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use std::time::Duration;
 use teiji_lab::{Child, Guest, GuestSpec, Host};
 
-/// The CPU of callers.
+/// CPU of the callers.
 pub const CALLER_CPU: u32 = 0;
-/// The CPU of the vhost worker.
+/// CPU of the vhost worker.
 pub const VHOST_CPU: u32 = 1;
-/// The CPU of the vCPU.
+/// CPU of the vCPU.
 pub const VCPU_CPU: u32 = 2;
-/// How long a caller waits for what has not been answered when all is sent, s. It ends as soon as all is.
+/// How long a caller waits at the end for missing responses, s. It ends as soon as there are none.
 const LINGER_S: u32 = 20;
 /// The port of echo servers.
 pub const ECHO_PORT: u16 = 7;
 
-/// Programs come through the network file system of an emulated machine at first.
+/// In an emulated machine, programs are first read over a network file system.
 const START: Duration = Duration::from_secs(120);
 
-/// What `teiji-lab udp-load` counted, and its times in ns.
+/// Counts and times, ns, from `teiji-lab udp-load`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Figures {
     /// Requests sent.
     pub sent: u64,
-    /// Requests that were answered.
+    /// Requests answered.
     pub received: u64,
-    /// Answers to what was not asked, or a second time.
+    /// Responses without a request, or repeated.
     #[serde(default)]
     pub strange: u64,
-    /// From the first to the last request, s.
+    /// Time from the first to the last request, s.
     pub seconds: f64,
-    /// Median.
+    /// Median response time.
     pub p50_ns: u64,
-    /// 99th percentile.
+    /// 99th percentile of the response time.
     pub p99_ns: u64,
 }
 
-/// A guest with one vCPU, whose vCPU and vhost worker have CPUs of their own.
+/// A guest with one vCPU; its vCPU and its vhost worker each have a CPU of their own.
 pub fn placed(name: &str) -> GuestSpec {
     GuestSpec { pins: vec![VCPU_CPU], vhost_cpu: Some(VHOST_CPU), ..GuestSpec::named(name) }
 }
 
-/// Starts an echo server in the guest, and has it used until its programs are in memory.
+/// Starts an echo server in the guest and sends requests until the programs are in memory.
 ///
 /// # Errors
-/// If it does not answer.
+/// If the server does not answer.
 pub fn echo_server(host: &Host, guest: &Guest<'_>) -> Result<Child> {
     let server = guest.spawn(&format!("exec teiji-lab udp-echo --port {ECHO_PORT}"))?;
     server.wait_for("serving", START)?;
@@ -62,7 +62,7 @@ pub fn echo_server(host: &Host, guest: &Guest<'_>) -> Result<Child> {
     Ok(server)
 }
 
-/// The command of an echo client.
+/// The command line of an echo client.
 pub fn echo_command(guest: &Guest<'_>, rate: f64, count: u64) -> String {
     format!(
         "ip netns exec peer taskset -c {CALLER_CPU} teiji-lab udp-load --to {}:{ECHO_PORT} --rate {rate} --count {count} \
@@ -79,10 +79,10 @@ pub fn echo(host: &Host, guest: &Guest<'_>, rate: f64, count: u64) -> Result<Fig
     figures(&host.run(&echo_command(guest, rate, count))?.ok()?)
 }
 
-/// Reads what an echo client printed.
+/// Parses the output of an echo client.
 ///
 /// # Errors
-/// If it is not that.
+/// If it cannot be parsed.
 pub fn figures(text: &str) -> Result<Figures> {
     serde_json::from_str(text).with_context(|| format!("the load printed {text:?}"))
 }
@@ -90,7 +90,7 @@ pub fn figures(text: &str) -> Result<Figures> {
 /// Pings the guest `count` times.
 ///
 /// # Errors
-/// If it is not answered at all.
+/// If no ping is answered.
 pub fn ping(host: &Host, guest: &Guest<'_>, rate: f64, count: u64) -> Result<()> {
     let ping = format!(
         "ip netns exec peer taskset -c {CALLER_CPU} ping -q -W 2 -i {} -c {count} {}",
@@ -101,10 +101,10 @@ pub fn ping(host: &Host, guest: &Guest<'_>, rate: f64, count: u64) -> Result<()>
     Ok(())
 }
 
-/// Starts sipp's server in the guest, and has it called until its programs are in memory.
+/// Starts sipp's server in the guest and calls it until the programs are in memory.
 ///
 /// # Errors
-/// If calls are not answered.
+/// If the server does not start.
 pub fn sip_server(host: &Host, guest: &Guest<'_>) -> Result<Child> {
     let server = guest.spawn(&format!("exec sipp -sn uas -i {} -p 5060 -nostdin >/dev/null", guest.ip()))?;
     guest
@@ -117,7 +117,7 @@ pub fn sip_server(host: &Host, guest: &Guest<'_>) -> Result<Child> {
     Ok(server)
 }
 
-/// The command of a SIP caller: INVITE, ACK, BYE, no talk. Its exit code says whether every call went well.
+/// The command line of a SIP caller: INVITE, ACK, BYE, without media. Its exit code is 0 if every call succeeded.
 pub fn call_command(guest: &Guest<'_>, rate: f64, calls: u64) -> String {
     format!(
         "cd /tmp; ip netns exec peer taskset -c {CALLER_CPU} sipp -sn uac {}:5060 -i 10.77.0.1 -r {rate} -m {calls} -d 0 \
@@ -126,37 +126,37 @@ pub fn call_command(guest: &Guest<'_>, rate: f64, calls: u64) -> String {
     )
 }
 
-/// Makes `calls` calls at `rate` per second; returns whether all went well.
+/// Makes `calls` calls at `rate` per second; returns whether all succeeded.
 ///
 /// # Errors
-/// If the lab host is gone.
+/// If the lab host does not answer.
 pub fn call(host: &Host, guest: &Guest<'_>, rate: f64, calls: u64) -> Result<bool> {
     Ok(host.run(&call_command(guest, rate, calls))?.code == 0)
 }
 
-/// Keeps a CPU busy with `threads` threads until it is dropped.
+/// Keeps a CPU busy with `threads` threads until the value is dropped.
 ///
 /// # Errors
-/// If it does not start.
+/// If the program does not start.
 pub fn hogs(host: &Host, cpu: u32, threads: u32) -> Result<Child> {
     let hogs = host.spawn(&format!("exec teiji-lab hog --cpu {cpu} --threads {threads}"))?;
     hogs.wait_for("busy", START)?;
     Ok(hogs)
 }
 
-/// Where KVM's polling of halted vCPUs is set.
+/// Setting of how long KVM polls for a halted vCPU.
 const POLLING: &str = "/sys/module/kvm/parameters/halt_poll_ns";
 
-/// KVM's polling as it was set, while this lives.
+/// Restores KVM's former polling time when dropped.
 pub struct Polling<'h> {
     host: &'h Host,
     before: String,
 }
 
-/// Has KVM poll for so long, ns, before it lets a halted vCPU sleep.
+/// Sets how long KVM polls, ns, before it lets a halted vCPU sleep.
 ///
 /// # Errors
-/// If the lab host's kernel does not let it be set.
+/// If the lab host's kernel refuses.
 pub fn polling(host: &Host, ns: u64) -> Result<Polling<'_>> {
     let before = host.run(&format!("cat {POLLING}"))?.ok()?;
     host.run(&format!("echo {ns} > {POLLING}"))?.ok()?;
@@ -165,7 +165,7 @@ pub fn polling(host: &Host, ns: u64) -> Result<Polling<'_>> {
 
 impl Drop for Polling<'_> {
     fn drop(&mut self) {
-        // The lab host ends soon if this fails.
+        // If this fails, the lab host ends soon anyway.
         let _ = self.host.run(&format!("echo {} > {POLLING}", self.before));
     }
 }

@@ -1,6 +1,6 @@
 //! Small statistics.
 
-/// The value below which the share `q` (0 to 1) of `values` lies, by the nearest rank. NaN without values.
+/// The value below which the share `q` (0 to 1) of `values` lies, by nearest rank; NaN without values.
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -8,12 +8,12 @@ pub fn quantile(values: &[f64], q: f64) -> f64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
-/// The value in the middle.
+/// The median; NaN without values.
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// `part` of `whole`, 0 to 1; 0 if there is no whole.
+/// `part` divided by `whole`; 0 if `whole` is 0.
 pub fn share(part: usize, whole: usize) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }

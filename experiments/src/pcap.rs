@@ -1,6 +1,6 @@
-//! Reads captures of `teiji-lab capture`, and pairs requests with their responses in them.
+//! Reads captures of `teiji-lab capture`, and pairs their requests with responses.
 //!
-//! This is the yardstick for teiji's own pairing, so nothing of teiji's is used: echoes are recognised by their whole
+//! teiji's pairing is checked against this one, so it shares no code with teiji: echoes are recognised by their whole
 //! payload, ICMP by identifier and sequence number, SIP by the text of Call-ID and CSeq.
 
 use anyhow::{Result, bail};
@@ -9,34 +9,34 @@ use std::collections::hash_map::{DefaultHasher, Entry};
 use std::hash::{Hash, Hasher};
 use std::net::Ipv4Addr;
 
-/// Bytes of the headers of the file, of a record, and of LINUX_SLL2 in it.
+/// Bytes of the file header, of a record header, and of the LINUX_SLL2 header in a record.
 const FILE: usize = 24;
 const RECORD: usize = 16;
 const SLL2: usize = 20;
 /// `sll_pkttype` of a packet that this machine sent.
 const OUTGOING: u8 = 4;
 
-/// An IPv4 packet that was captured.
+/// A captured IPv4 packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen<'a> {
-    /// When, ns of CLOCK_REALTIME.
+    /// Time stamp, ns of CLOCK_REALTIME.
     pub ts: u64,
-    /// Whether it left by the interface (else it came in).
+    /// Whether it left through the interface (otherwise it came in).
     pub out: bool,
-    /// Sender.
+    /// Source address.
     pub from: Ipv4Addr,
-    /// Receiver.
+    /// Destination address.
     pub to: Ipv4Addr,
     /// IP protocol.
     pub proto: u8,
-    /// What follows the IP header, as far as captured.
+    /// The data after the IP header, as far as captured.
     pub data: &'a [u8],
 }
 
-/// What requests are paired by.
+/// How requests and responses are paired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairing {
-    /// UDP whose response repeats the request.
+    /// UDP; the response repeats the request's payload.
     Udp,
     /// ICMP echo.
     Icmp,
@@ -44,41 +44,41 @@ pub enum Pairing {
     Sip,
 }
 
-/// A request that was answered.
+/// An answered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exchange {
-    /// The same in every capture of it.
+    /// Identifies the exchange: the same in every capture.
     pub id: u64,
-    /// When the request came in, ns of CLOCK_REALTIME.
+    /// Time of the request, ns of CLOCK_REALTIME.
     pub start: u64,
-    /// Until its response left, ns.
+    /// Time from the request to its response, ns.
     pub total: u64,
 }
 
-/// What a capture says.
+/// The requests of a capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pairs {
-    /// Requests that were answered, by their start.
+    /// Answered requests, by start time.
     pub exchanges: Vec<Exchange>,
-    /// Requests that came in, each once.
+    /// Requests captured, each counted once.
     pub requests: usize,
-    /// Requests that came in again.
+    /// Requests captured again.
     pub repeated: usize,
 }
 
-/// Where a capture was made, seen from the guest.
+/// Where a capture was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// On an interface by which requests come into the host: the uplink.
+    /// On an interface where requests enter the host: the uplink.
     Uplink,
-    /// On one by which they leave toward the guest: its tap, or the other end of the wire.
+    /// On an interface where requests leave toward the guest: its tap, or the other end of the wire.
     Downlink,
 }
 
 /// The IPv4 packets of a capture.
 ///
 /// # Errors
-/// If it is not a capture of that tool.
+/// If the file is not a capture by that tool.
 pub fn packets(file: &[u8]) -> Result<Vec<Seen<'_>>> {
     let word =
         |b: &[u8], at: usize| b.get(at..at + 4).and_then(|w| w.try_into().ok()).map_or(0, u32::from_le_bytes);
@@ -109,8 +109,8 @@ pub fn packets(file: &[u8]) -> Result<Vec<Seen<'_>>> {
     Ok(seen)
 }
 
-/// Pairs requests to `guest` with their responses: from the first time the request passed to the first final
-/// response that passed back.
+/// Pairs requests to `guest` with their responses. The time is from the first packet of the request to the first packet
+/// of the final response.
 pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing, side: Side) -> Pairs {
     let mut open: HashMap<Vec<u8>, Option<u64>> = HashMap::new();
     let mut found = Pairs::default();
@@ -140,7 +140,7 @@ pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing, side: Side) -> P
     found
 }
 
-/// What pairs this packet, and whether it is a request, if the protocol tells.
+/// The key that pairs this packet, and whether it is a request if the protocol tells.
 fn key(p: &Seen<'_>, by: Pairing) -> Option<(Vec<u8>, Option<bool>)> {
     match by {
         Pairing::Udp if p.proto == 17 => Some((p.data.get(8..)?.to_vec(), None)),
@@ -232,7 +232,7 @@ mod tests {
         let trace = [seen(1, false, 1, &q), seen(2, true, 1, &other), seen(9, true, 1, &r)];
         let pairs = pair(&trace, GUEST, Pairing::Icmp, Side::Uplink);
         assert_eq!(times(&pairs), [(1, 8)]);
-        // On the guest's tap requests leave, and responses come in.
+        // On the guest's tap requests leave and responses come in.
         let tap = trace.map(|p| Seen { out: !p.out, ..p });
         assert_eq!(pair(&tap, GUEST, Pairing::Icmp, Side::Downlink), pairs);
         assert_eq!(pair(&tap, GUEST, Pairing::Icmp, Side::Uplink), Pairs::default());

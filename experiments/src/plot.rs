@@ -9,10 +9,10 @@ use std::path::Path;
 
 const SIZE: (u32, u32) = (900, 420);
 
-/// The distribution of teiji's time less the capture's, one line for each case. Nothing to draw is no error.
+/// The distribution of teiji's time minus the capture's, one line for each case. Draws nothing without data.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file cannot be written.
 pub fn differences(file: &Path, agreements: &[Agreement]) -> Result<()> {
     let most = agreements.iter().map(|a| a.off_p99_us).fold(1.0, f64::max) * 1.5;
     if agreements.is_empty() || !most.is_finite() {
@@ -41,10 +41,10 @@ pub fn differences(file: &Path, agreements: &[Agreement]) -> Result<()> {
     })
 }
 
-/// The mean of each stage in each run of each situation, stacked. Nothing to draw is no error.
+/// The mean of each stage in each run of each situation, stacked. Draws nothing without data.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file cannot be written.
 pub fn stages(file: &Path, judged: &[Judged]) -> Result<()> {
     let sum = |j: &Judged| j.stages.iter().map(|(_, us)| us / 1e3).sum::<f64>();
     let most = judged.iter().map(sum).fold(0.0, f64::max) * 1.1;
@@ -83,11 +83,11 @@ pub fn stages(file: &Path, judged: &[Judged]) -> Result<()> {
     })
 }
 
-/// How many settings were changed when teiji was killed: kills by that, apply and rollback side by side. Nothing to
-/// draw is no error.
+/// Number of kills by how many settings were changed at that time, apply and rollback side by side. Draws nothing
+/// without data.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file cannot be written.
 pub fn kills(file: &Path, kills: &Kills) -> Result<()> {
     let of = kills.rounds.iter().map(|r| r.of).max().unwrap_or(0) as usize;
     let count = |kind: &str| {
@@ -131,7 +131,7 @@ pub fn kills(file: &Path, kills: &Kills) -> Result<()> {
     })
 }
 
-/// A run's label stands below the middle of its bar.
+/// The label of a situation is below the middle of its first run's bar.
 fn label(judged: &[Judged], x: f64) -> String {
     match judged.get(x as usize) {
         Some(j) if (x.fract() - 0.5).abs() < 0.01 && j.run == 1 => j.situation.to_owned(),
@@ -139,10 +139,10 @@ fn label(judged: &[Judged], x: f64) -> String {
     }
 }
 
-/// Where a picture is drawn.
+/// The area of a picture.
 pub(crate) type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Chart<'a, 'b, X, Y> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>;
-/// Whether it could be drawn.
+/// Result of drawing.
 pub(crate) type Drawn = Result<(), DrawingAreaErrorKind<std::io::Error>>;
 
 pub(crate) fn legend<'a, 'b: 'a, X: Ranged, Y: Ranged>(chart: &mut Chart<'a, 'b, X, Y>) -> Drawn {
@@ -154,10 +154,10 @@ pub(crate) fn legend<'a, 'b: 'a, X: Ranged, Y: Ranged>(chart: &mut Chart<'a, 'b,
         .draw()
 }
 
-/// The distribution of the longest delay seen over the one guaranteed. Nothing to draw is no error.
+/// The distribution of the longest delay seen divided by the guaranteed delay. Draws nothing without data.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If the file cannot be written.
 pub fn tightness(file: &Path, ratios: &[f64]) -> Result<()> {
     if ratios.is_empty() {
         return Ok(());
@@ -165,7 +165,7 @@ pub fn tightness(file: &Path, ratios: &[f64]) -> Result<()> {
     let mut sorted = ratios.to_vec();
     sorted.sort_by(f64::total_cmp);
     let n = sorted.len();
-    // A picture needs no more than a point for each pixel.
+    // One point for each pixel is enough.
     let step = n.div_ceil(900);
     let points: Vec<(f64, f64)> =
         sorted.iter().enumerate().step_by(step).map(|(k, x)| (*x, (k + 1) as f64 / n as f64)).collect();

@@ -1,4 +1,4 @@
-//! Finds the programs that experiments run, and builds them if they are missing.
+//! Finds the programs that experiments run, and builds missing ones.
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -6,18 +6,18 @@ use std::process::Command;
 
 /// The project's folder.
 pub fn project() -> &'static Path {
-    // The manifest's folder is one below it.
+    // The folder of Cargo.toml is one level below.
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
 
-/// The folder of the built programs `teiji` and `teiji-lab`, of the profile that this program is built in.
-/// When cargo runs this program, they are built first, so that they are of the present source.
+/// The folder of the programs `teiji` and `teiji-lab`, built in the same profile as this program. If cargo runs this
+/// program, it builds them first, so that they match the present source.
 ///
 /// # Errors
-/// If they cannot be built, or are missing and there is no cargo.
+/// If they cannot be built.
 pub fn folder() -> Result<PathBuf> {
     let me = std::env::current_exe().context("cannot find this program")?;
-    // Tests are in deps/ below the folder.
+    // Test programs are in deps/ below that folder.
     let mut folder = me.parent().context("this program is in no folder")?.to_owned();
     if folder.ends_with("deps") {
         folder.pop();
@@ -50,7 +50,7 @@ pub fn folder() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Mounts a BPF file system above `pins`, if there is none.
+/// Mounts a BPF file system in the parent folder of `pins` if there is none.
 ///
 /// # Errors
 /// Without root.

@@ -1,5 +1,5 @@
-//! What an experiment leaves: `summary.json`, raw data and pictures beside it; and runs that are kept in the
-//! project, so that a later one can be set against them.
+//! What an experiment writes: `summary.json`, raw data and pictures; and runs that are kept in the project for
+//! comparison with later ones.
 
 use crate::programs;
 use anyhow::{Context, Result, bail};
@@ -9,16 +9,16 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// A kept run may take this much room, bytes.
+/// Maximum size of a kept run, bytes.
 const KEPT_AT_MOST: u64 = 2 << 20;
 
-/// What can be asked of every experiment.
+/// Options of every experiment.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Form {
     /// Run the short form
     #[arg(long)]
     pub short: bool,
-    /// Copy the run into experiments/runs/, to be committed
+    /// Copy the run into experiments/runs/ to be committed
     #[arg(long)]
     pub keep: bool,
 }
@@ -26,17 +26,17 @@ pub struct Form {
 /// The result of an experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
-    /// Its name.
+    /// Name of the experiment.
     pub name: String,
-    /// How time passed: `wall` or `virtual`; `wall-emulated` where the lab's processor was emulated.
+    /// How time passed: `wall` or `virtual`; `wall-emulated` if the lab's processor was emulated.
     pub mode: String,
-    /// The kernel that the claim was tried on.
+    /// Release of the kernel on which the claim was tried.
     pub kernel: String,
-    /// Whether the claim held.
+    /// Whether every claim held.
     pub pass: bool,
-    /// What was measured.
+    /// Measurements.
     pub figures: Map<String, Value>,
-    /// What others measured: the paper, other tools.
+    /// Measurements of others: the paper, other tools.
     pub rivals: Map<String, Value>,
     /// The claims that did not hold, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -60,14 +60,14 @@ impl Summary {
     /// Adds a figure.
     ///
     /// # Errors
-    /// If it has no form in JSON.
+    /// If the value has no form in JSON.
     pub fn figure(&mut self, name: &str, value: impl Serialize) -> Result<()> {
         let value = serde_json::to_value(value).with_context(|| format!("cannot write the figure {name}"))?;
         self.figures.insert(name.into(), value);
         Ok(())
     }
 
-    /// Notes whether a claim holds, and says so.
+    /// Records whether a claim holds, and prints it.
     pub fn claim(&mut self, holds: bool, what: &str) {
         crate::say(&format!("{}  {what}", if holds { "holds " } else { "FAILED" }));
         if !holds {
@@ -76,12 +76,12 @@ impl Summary {
         }
     }
 
-    /// Writes `summary.json` and `report.md` beside the data and pictures that are in `folder` already, prints the
-    /// report, and keeps the run in the project if `keep` says by which command it was made. Returns whether the claims
-    /// held.
+    /// Writes `summary.json` and `report.md` beside the data and pictures that are already in `folder`, and prints the
+    /// report. With `keep`, the command that made the run, also keeps the run in the project. Returns whether every
+    /// claim held.
     ///
     /// # Errors
-    /// If something cannot be written.
+    /// If a file cannot be written.
     pub fn conclude(&self, folder: &Path, report: &str, keep: Option<&str>) -> Result<bool> {
         let file = folder.join("summary.json");
         write(&file, &(serde_json::to_string_pretty(self)? + "\n"))?;
@@ -95,10 +95,10 @@ impl Summary {
     }
 }
 
-/// The folder for an experiment's results, emptied.
+/// The folder for an experiment's results; its former contents are deleted.
 ///
 /// # Errors
-/// If it cannot be made.
+/// If it cannot be created.
 pub fn folder(name: &str) -> Result<PathBuf> {
     let folder = programs::project().join("target/experiments").join(name);
     if folder.exists() {
@@ -111,15 +111,15 @@ pub fn folder(name: &str) -> Result<PathBuf> {
 /// Writes a text file.
 ///
 /// # Errors
-/// Says which file could not be written.
+/// If the file cannot be written; the error names it.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A paper's figures, from the text of a `paper.csv`, as one object for each line.
+/// A paper's figures from the text of a `paper.csv`: one object for each line.
 ///
 /// # Errors
-/// If it is empty.
+/// If the text is empty.
 pub fn paper(csv: &str) -> Result<Value> {
     let mut lines = csv.lines();
     let names: Vec<&str> = lines.next().context("paper.csv is empty")?.split(',').collect();
@@ -136,11 +136,11 @@ pub fn paper(csv: &str) -> Result<Value> {
     Ok(serde_json::to_value(rows)?)
 }
 
-/// Keeps a run in the project, as `experiments/runs/<date>-<name>/`: the summary, the tables of `report`, pictures
-/// as they are, CSV files compressed. Returns the folder.
+/// Keeps a run in the project, as `experiments/runs/<date>-<name>/`: the summary, the tables of `report`, the pictures,
+/// and the CSV files compressed. Returns the folder.
 ///
 /// # Errors
-/// If it cannot be written, or would be larger than 2 MB.
+/// If a file cannot be written, or if the run takes more than 2 MiB.
 fn keep(folder: &Path, summary: &Summary, report: &str, command: &str) -> Result<PathBuf> {
     let date = output("date", &["-u", "+%F"])?;
     let to = programs::project().join(format!("experiments/runs/{date}-{}", summary.name));
@@ -203,7 +203,7 @@ pub fn exit(name: &str, run: Result<bool>) -> ExitCode {
     }
 }
 
-/// Processor, memory and kernel of this machine.
+/// Processor, memory and kernel of this machine, for people.
 pub fn machine() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");

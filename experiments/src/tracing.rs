@@ -1,7 +1,7 @@
-//! Runs `teiji trace` in the lab, as a user does, and reads what comes of it.
+//! Runs `teiji trace` in the lab, as a user does, and reads its results.
 //!
 //! ```text
-//! start ──► attached (it says "tracing") ──► load ──► stop (SIGINT) ──► report, recording
+//! start ──► attached (it prints "tracing") ──► load ──► stop (SIGINT) ──► report, recording
 //! ```
 
 use anyhow::{Context, Result, bail};
@@ -14,19 +14,19 @@ use teiji_lab::{Child, Host, Spec};
 use teiji_model::recording::Reader;
 use teiji_model::report::{Joined, Report};
 
-/// How long it may take until the probes are attached, or a report is made, in an emulated lab.
+/// The longest time until the probes are attached or a report is written, in an emulated lab.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A running lab host with the built programs in `/mnt/bin`.
 pub struct Lab {
     /// The host.
     pub host: Host,
-    /// The folder of this machine that the lab host sees as `/mnt/out`.
+    /// The folder on this machine that the lab host has as `/mnt/out`.
     pub out: PathBuf,
 }
 
 impl Lab {
-    /// Boots it; results go to `out`.
+    /// Boots the lab host. Results are written to `out`.
     ///
     /// # Errors
     /// If the programs are missing and cannot be built, or the lab does not boot.
@@ -34,7 +34,7 @@ impl Lab {
         Lab::boot_as(out, Spec::default())
     }
 
-    /// Boots one with other hardware; results go to `out`.
+    /// Boots a lab host with other hardware. Results are written to `out`.
     ///
     /// # Errors
     /// As [`Lab::boot`].
@@ -44,15 +44,15 @@ impl Lab {
         Ok(Lab { host: Host::boot(&spec)?, out: out.to_owned() })
     }
 
-    /// How time passes in it, for a summary.
+    /// How time passes in the lab, for a summary.
     pub fn mode(&self) -> &'static str {
         if self.host.accelerated() { "wall" } else { "wall-emulated" }
     }
 
-    /// Copies a file of the lab host to `out`, and returns where it is.
+    /// Copies a file of the lab host to `out`; returns its path.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If the file does not exist.
     pub fn fetch(&self, path: &str) -> Result<PathBuf> {
         let name = Path::new(path).file_name().context("no file's name")?;
         self.host.run(&format!("cp -- {path} /mnt/out/"))?.ok()?;
@@ -60,7 +60,7 @@ impl Lab {
     }
 }
 
-/// A `teiji trace` that runs.
+/// A running `teiji trace`.
 pub struct Trace<'l> {
     lab: &'l Lab,
     child: Child,
@@ -68,26 +68,27 @@ pub struct Trace<'l> {
     records: bool,
 }
 
-/// What came of a trace.
+/// Result of a trace.
 #[derive(Debug)]
 pub struct Traced {
-    /// Its report.
+    /// The report.
     pub report: Report,
-    /// Its exit code.
+    /// teiji's exit code.
     pub code: i32,
-    /// What it said beside the report.
+    /// Messages that teiji printed beside the report.
     pub said: String,
-    /// The most memory that it had resident until it was told to end, kB.
+    /// Peak resident memory until teiji was stopped, kB; 0 if it ended by itself.
     pub peak_kb: u64,
-    /// Its recording, on this machine.
+    /// The recording, on this machine.
     pub recording: Option<PathBuf>,
 }
 
 impl<'l> Trace<'l> {
-    /// Starts a trace with these arguments and waits until its probes are attached. `stem` names its files.
+    /// Starts a trace with these arguments and waits until its probes are attached. `stem` is the name of its files
+    /// without extension.
     ///
     /// # Errors
-    /// If it ends before that.
+    /// If teiji ends before that.
     pub fn start(lab: &'l Lab, stem: &str, arguments: &str, record: bool) -> Result<Trace<'l>> {
         let record_to = if record { format!("--record /tmp/{stem}.teiji") } else { String::new() };
         let command = format!(
@@ -98,35 +99,35 @@ impl<'l> Trace<'l> {
         Ok(Trace { lab, child, stem: stem.into(), records: record })
     }
 
-    /// Process id of the teiji in the lab host.
+    /// teiji's process id in the lab host.
     ///
     /// # Errors
-    /// If the lab host is gone.
+    /// If the lab host does not answer.
     pub fn pid(&self) -> Result<u32> {
         Ok(self.child.id()?)
     }
 
-    /// Whether it has ended by itself.
+    /// Whether teiji has ended by itself.
     pub fn ended(&self) -> bool {
         self.child.ended()
     }
 
-    /// A field of its `/proc/<pid>/status`, such as `VmHWM`.
+    /// A field of teiji's `/proc/<pid>/status`, such as `VmHWM`.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If teiji has ended.
     pub fn status(&self, field: &str) -> Result<String> {
         let pid = self.pid()?;
         let line = self.lab.host.run(&format!("grep '^{field}:' /proc/{pid}/status"))?.ok()?;
         Ok(line.split(':').nth(1).unwrap_or_default().trim().to_owned())
     }
 
-    /// Ends it as Ctrl-C does, and reads its report.
+    /// Ends teiji with SIGINT, as Ctrl-C does, and reads its report.
     ///
     /// # Errors
     /// If there is no report.
     pub fn stop(self) -> Result<Traced> {
-        // What is in the kernel's buffer and in the window of the analysis is taken in meanwhile.
+        // In this time teiji takes in what is in the kernel's buffer and in the window of the analysis.
         std::thread::sleep(Duration::from_millis(300));
         let peak = self.status("VmHWM")?;
         let peak_kb = peak.split(' ').next().and_then(|n| n.parse().ok()).context("VmHWM is no number")?;
@@ -134,7 +135,7 @@ impl<'l> Trace<'l> {
         self.finish(peak_kb)
     }
 
-    /// Waits until it ends by itself, and reads its report.
+    /// Waits until teiji ends by itself, and reads its report.
     ///
     /// # Errors
     /// If there is no report.
@@ -164,10 +165,10 @@ impl<'l> Trace<'l> {
     }
 }
 
-/// All requests of a recording, by their start, and its report.
+/// All requests of a recording, by start time, and its report.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the recording cannot be read.
 pub fn requests(recording: &Path) -> Result<(Vec<Joined>, Report)> {
     let what = || format!("cannot read the recording {}", recording.display());
     let mut reader =

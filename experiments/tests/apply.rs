@@ -1,5 +1,5 @@
-//! `teiji apply` on a real KVM host: whatever happens, the host is as it was or as the policy asks. In one boot of
-//! the lab. Needs root, takes minutes where the lab host is emulated.
+//! `teiji apply` on a real KVM host: whatever happens, every setting ends as it was or as the policy asks. All tests
+//! use one lab host. Needs root; takes minutes if the lab host is emulated.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -22,14 +22,14 @@ use teiji_lab::{Child, Guest, Output};
 const POLICY: &str = "/root/policy.toml";
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The host, and the two states that it may be in.
+/// The host, and its two valid states.
 struct Stage {
     place: &'static Place<'static>,
     original: Map<String, Value>,
     applied: Map<String, Value>,
 }
 
-/// In which of them it is.
+/// Which of the two states the host has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Original,
@@ -37,7 +37,7 @@ enum State {
 }
 
 impl Stage {
-    /// Whole, or the test ends with what differs.
+    /// The host's state. Panics with the differences if it is neither of the two.
     fn state(&self) -> State {
         let found = self.place.snapshot().unwrap();
         if found == self.original {
@@ -59,7 +59,7 @@ impl Stage {
         State::Applied
     }
 
-    /// Runs teiji, which has to end with `code`; returns what it said on both outputs.
+    /// Runs teiji, which must exit with `code`; returns its output and its messages.
     fn teiji(&self, arguments: &str, code: i32) -> String {
         let output = self.place.teiji(arguments).unwrap();
         said(&output, arguments, code)
@@ -69,7 +69,7 @@ impl Stage {
         self.place.lab.host.run(script).unwrap().ok().unwrap()
     }
 
-    /// Starts an apply that waits for its confirmation, and returns once it waits.
+    /// Starts an apply with confirmation, and returns when it waits for it.
     fn waiting(&self, policy: &str, within: &str) -> Child {
         let command = format!("exec {TEIJI} apply {policy} --confirm-within {within} 2>&1");
         let child = self.place.lab.host.spawn(&command).unwrap();
@@ -84,7 +84,7 @@ fn said(output: &Output, what: &str, code: i32) -> String {
     text
 }
 
-/// Says which of `words` a message lacks.
+/// Checks that a message contains `words`.
 fn has(text: &str, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "{word:?} is not in:\n{text}");
@@ -102,7 +102,7 @@ static STAGE: Shared<Stage> = Shared::new("the two states of the host", || {
     clear(place);
     let original = place.snapshot().unwrap();
     place.teiji(&format!("apply {POLICY}")).unwrap().ok().unwrap();
-    // That this is what the policy asks for, the driver sees.
+    // The driver checks separately that this is what the policy asks for.
     let applied = place.snapshot().unwrap();
     place.teiji("rollback").unwrap().ok().unwrap();
     let stage = Stage { place, original, applied };
@@ -127,14 +127,14 @@ fn main() -> ExitCode {
     suite::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
-/// Ends what a test that failed may have left under way, and takes back what it changed.
+/// Ends what a failed test may have left running, and reverts its changes.
 fn clear(place: &Place<'_>) {
     for command in ["rollback --unfinished", "rollback --force"] {
         place.teiji(command).unwrap();
     }
 }
 
-/// The host as it was, for a test.
+/// The host in its original state, for a test.
 fn stage() -> &'static Stage {
     clear(STAGE.place);
     assert_eq!(STAGE.state(), State::Original, "an earlier test has left something");
@@ -153,7 +153,7 @@ fn killed_at_random_moments() {
     eprintln!("{}", kills.markdown());
     for (kind, c) in kills.counts() {
         assert_eq!((c.kills, c.well), (SHORT.kills, c.rounds), "{kind}, seed {seed}: {}", kills.trouble());
-        // Otherwise the kills have shown nothing.
+        // Otherwise the kills prove nothing.
         assert!(
             c.at_work * 2 > c.kills && c.between > 0 && c.recovery_kills > 0,
             "{kind}, seed {seed}: {c:?}"

@@ -1,5 +1,5 @@
-//! The deadline qdisc in the lab, in virtual time: every promise that is not a figure of the experiment `edf-delay`,
-//! and its short form. Two labs: one of several CPUs, and one of a single CPU for what is timed.
+//! teiji_edf in the lab, in virtual time: every claim that is not a figure of the experiment `edf-delay`, and that
+//! experiment's short form. Two lab hosts: one with several CPUs, and one with a single CPU for measurements of time.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -20,14 +20,14 @@ use teiji_lab::Host;
 use teiji_lab::suite::{self, Shared};
 use teiji_model::queue::MAX_LINKS;
 
-/// A lab host and the driver of the qdisc in it, if one runs.
+/// A lab host and the running driver of the qdisc, if any.
 struct Stage {
     host: Host,
     driver: Mutex<Option<Driver>>,
 }
 
 static CONCURRENT: Shared<Stage> = Shared::new("the lab of several CPUs", || Stage::boot(net::CONCURRENT));
-/// One lab host at a time: the first ends when this one is needed.
+/// Only one lab host at a time: the first one ends when this one is needed.
 static TIMED: Shared<Stage> = Shared::new("the lab of one CPU", || {
     CONCURRENT.if_made(|stage| stage.host.end());
     Stage::boot(net::TIMED)
@@ -43,23 +43,23 @@ impl Stage {
         self.driver.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a driver that runs, and no link with channels: a test that failed may have left some.
+    /// Runs a test with a running driver and without links that have channels, which a failed test may have left.
     fn with_driver(&self, test: impl FnOnce(&Host, &Driver)) {
         let mut driver = self.driver();
-        // It is started again where it has ended, or does not answer.
+        // Starts the driver again if it has ended or does not answer.
         if driver.as_ref().is_none_or(|d| d.try_line("tidy").is_err()) {
             *driver = None;
             *driver = Some(Driver::start(&self.host).unwrap());
         }
         let driver = driver.as_ref().unwrap();
         for dev in ["va", "wa"] {
-            // Refused where there is nothing to detach.
+            // Refused if the link has no channels.
             driver.try_line(&format!("detach {dev}")).unwrap();
         }
         test(&self.host, driver);
     }
 
-    /// Ends the driver and removes what it pinned.
+    /// Ends the driver and removes its pins.
     fn without_driver(&self) -> &Host {
         if let Some(driver) = self.driver().take() {
             driver.kill().unwrap();
@@ -69,7 +69,7 @@ impl Stage {
     }
 }
 
-/// Tests that are given a lab host and a driver that runs there.
+/// Tests that take a lab host and the driver that runs there.
 macro_rules! on {
     ($stage:ident: $($test:path),+ $(,)?) => {
         vec![$((stringify!($test), (|| $stage.with_driver($test)) as fn())),+]
@@ -109,13 +109,13 @@ fn main() -> ExitCode {
     })
 }
 
-/// What the kernel shows as the root of a device of namespace a.
+/// The root qdisc of a device of namespace a, as tc prints it.
 fn root(host: &Host, dev: &str) -> String {
     host.run(&format!("ip netns exec a tc qdisc show dev {dev} root")).unwrap().ok().unwrap()
 }
 
-/// Sends flows from namespace a for some seconds, and waits for what still has a deadline in the queue; returns how many
-/// datagrams of each the kernel took.
+/// Sends flows from namespace a for some seconds, and waits for the packets in the queue that have a deadline. Returns
+/// how many datagrams of each flow the kernel accepted.
 fn send(host: &Host, seconds: f64, flows: &str) -> Vec<u64> {
     let said = host
         .run(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for {seconds} {flows}; sleep 0.1"))

@@ -1,5 +1,5 @@
-//! Channels on a kernel without BPF qdiscs, in the lab and in virtual time: planned, applied, kept, changed, killed and
-//! rolled back by the product. One CPU, so that what is timed is timed.
+//! Channels on a kernel without BPF qdiscs, in the lab in virtual time: planned, applied, changed, killed and rolled
+//! back with teiji, and measured. One CPU, so that times are correct.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     suite::run(&tests, || HOST.if_made(Host::end))
 }
 
-/// The lab host without channels: a test that failed may have left some.
+/// The lab host without channels, which a failed test may have left.
 fn fresh() -> &'static Host {
     let clear = format!("{TEIJI} rollback --force {PLACE}; ip netns exec a tc qdisc del dev va root; true");
     HOST.run(&clear).unwrap();
@@ -70,7 +70,7 @@ fn policy(plan: &Plan) -> String {
     t
 }
 
-/// Channels of every kind of ends.
+/// Channels with every kind of address and port.
 fn kinds() -> String {
     let mut t = LINK_SECTION.to_owned();
     for (name, ends) in [
@@ -88,7 +88,7 @@ fn kinds() -> String {
     t
 }
 
-/// Runs teiji in namespace a; it has to end with this code.
+/// Runs teiji in namespace a; it must exit with this code.
 #[track_caller]
 fn teiji(host: &Host, line: &str, code: i32) -> String {
     let output = host.run(&format!("{TEIJI} {line} {PLACE} 2>&1")).unwrap();
@@ -100,7 +100,7 @@ fn root(host: &Host) -> String {
     host.run("ip netns exec a tc qdisc show dev va root").unwrap().ok().unwrap()
 }
 
-/// What teiji takes for the root qdisc, given that the policy wants another: (kind or number of channels).
+/// The root qdisc as `teiji plan` shows it, for a policy that asks for another one; null if it asks for none.
 fn present(host: &Host, wanting: &str) -> Value {
     let said = host.run(&format!("{TEIJI} plan {wanting} --json {PLACE}")).unwrap().ok().unwrap();
     let plan: Value = serde_json::from_str(&said).unwrap();
@@ -133,7 +133,7 @@ fn the_former_root_is_put_back() {
         teiji(host, "apply /tmp/six.toml", 0);
         assert!(root(host).starts_with("qdisc htb 7e13:"), "{}", root(host));
         assert!(teiji(host, "plan /tmp/six.toml", 0).contains("as the policy asks"), "applied twice");
-        // Other channels, and back.
+        // A policy with other channels, and the first one again.
         teiji(host, "apply /tmp/kinds.toml", 0);
         assert!(root(host).starts_with("qdisc htb 7e15:"), "{}", root(host));
         teiji(host, "apply /tmp/six.toml", 0);
@@ -161,7 +161,7 @@ fn a_missing_module_changes_nothing() {
     host.run("rm /etc/modprobe.d/hfsc.conf").unwrap().ok().unwrap();
 }
 
-/// Packets that the queue of each channel has sent, by name. (As JSON tc prints it wrong.)
+/// Packets that the queue of each channel has sent, in the order of the names. (tc's JSON output of this is wrong.)
 fn sent(host: &Host) -> Vec<u64> {
     let said = host.run("ip netns exec a tc -s qdisc show dev va").unwrap().ok().unwrap();
     let lines: Vec<&str> = said.lines().collect();
@@ -173,7 +173,7 @@ fn sent(host: &Host) -> Vec<u64> {
     let mut all: Vec<(u64, u64)> = lines.windows(2).filter_map(below).collect();
     all.sort_unstable();
     assert_eq!(all.len(), 6, "{said}");
-    // What else the host sends is best effort: ARP, neighbour discovery.
+    // The first class is best effort, with what the host itself sends: ARP, neighbour discovery.
     all.into_iter().skip(1).map(|(_, packets)| packets).collect()
 }
 
@@ -189,7 +189,7 @@ fn packets_find_their_channels() {
     .ok()
     .unwrap();
     teiji(host, "apply /tmp/kinds.toml", 0);
-    // any-port, net, six, tagged, udp-port.
+    // In the order of the names: any-port, net, six, tagged, udp-port.
     let each = |before: &[u64], after: &[u64]| -> Vec<u64> {
         after.iter().zip(before).map(|(a, b)| a - b).collect()
     };
@@ -202,7 +202,7 @@ fn packets_find_their_channels() {
         format!("/tmp/teiji-lab udp-flows --for 1 --flow 10.88.0.2:{port},rate=100000,size=100 >/dev/null")
     };
     assert_eq!(count("ping -c 3 -i 0.1 10.88.0.2"), [0, 3, 0, 0, 0]);
-    // Neighbours are asked for, and answer, by IPv6 as well.
+    // Neighbour discovery also uses IPv6.
     assert!((3..9).contains(&count("ping -c 3 -i 0.1 fd88:0::2")[2]));
     assert_eq!(count("ping -c 3 -i 0.1 10.90.0.2")[3], 3);
     let of_port = |port| count(&udp(port)).iter().map(|n| *n > 20).collect::<Vec<bool>>();
@@ -234,11 +234,11 @@ fn what_others_change_is_told() {
     }
 }
 
-/// Killed at any instant, the link has the former root or the wanted one.
+/// After a kill at any instant the link has the former root or the new one.
 fn a_killed_apply_is_whole() {
     let host = fresh();
     let kill = |policy: &str, round: u32| {
-        // As long as a whole apply takes.
+        // Spread over the time that a whole apply takes.
         let after = 10 + round * 37 % 400;
         let line = format!("timeout -s KILL 0.{after:03} {TEIJI} apply {policy} {PLACE} >/dev/null 2>&1");
         host.run(&line).unwrap();
@@ -257,7 +257,7 @@ fn a_killed_apply_is_whole() {
     for round in 0..10 {
         teiji(host, "apply /tmp/six.toml", 0);
         kill("/tmp/kinds.toml", round);
-        // Seen from either side: what is as wanted needs no step.
+        // Planned for both policies: the one that holds has no step.
         let now = [present(host, "/tmp/kinds.toml"), present(host, "/tmp/six.toml")];
         let changed = now[0].is_null();
         let whole = if changed { channels(&now[1]) == Some(5) } else { channels(&now[0]) == Some(7) };

@@ -1,5 +1,5 @@
-//! Every BPF program on every kernel of the lab's list, and what `teiji doctor` says there. One boot each, without
-//! guests.
+//! Every BPF program on every kernel of the lab's list, and the output of `teiji doctor` there. One boot for each
+//! kernel, without guests.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -10,7 +10,7 @@ use teiji_experiments::tracing::Lab;
 use teiji_lab::suite;
 use teiji_lab::{Kernel, Spec};
 
-/// Instructions of one program that the verifier walks at most before it gives up (BPF_COMPLEXITY_LIMIT_INSNS).
+/// Instructions of one program after which the verifier gives up (BPF_COMPLEXITY_LIMIT_INSNS).
 const VERIFIER_LIMIT: u64 = 1_000_000;
 
 fn main() -> ExitCode {
@@ -34,14 +34,14 @@ fn every_program_loads_on_the_oldstable_kernel() {
     every_program_loads_on(Kernel::Oldstable, [6, 1]);
 }
 
-/// `least` is the version that the kernel has at least.
+/// `least` is the minimum version of the kernel.
 fn every_program_loads_on(kernel: Kernel, least: [u32; 2]) {
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kernels");
     let spec = Spec { kernel, cpus: 2, mem_mb: 2048, ..Spec::default() };
     let lab = Lab::boot_as(&out, spec).unwrap();
     let version = lab.host.kernel().to_owned();
     assert!(at_least(&version, least), "{version} is {}", kernel.name());
-    // BPF qdiscs came with Linux 6.16.
+    // BPF qdiscs exist since Linux 6.16.
     let has_bpf_qdiscs = kernel == Kernel::Newest;
     assert_eq!(at_least(&version, [6, 16]), has_bpf_qdiscs, "{version} is {}", kernel.name());
     the_verifier_accepts_every_program(&lab, &version, has_bpf_qdiscs);
@@ -70,7 +70,7 @@ fn the_verifier_accepts_every_program(lab: &Lab, version: &str, has_bpf_qdiscs: 
         assert_eq!(all[object]["absent"], Value::Array(Vec::new()), "{object}");
         assert_eq!(programs.len(), count, "{object}: {said}");
         for (name, walked) in programs {
-            // A tenth of the limit, so that a kernel that looks harder still takes it.
+            // A tenth of the limit, so that a kernel with a more thorough verifier still accepts the program.
             assert!(
                 (1..VERIFIER_LIMIT / 10).contains(&walked.as_u64().unwrap()),
                 "{object} {name}: {walked}"
@@ -101,7 +101,7 @@ fn doctor_says_what_the_kernel_lacks(lab: &Lab, has_bpf_qdiscs: bool) {
         .filter(|c| c["present"] == false)
         .map(|c| c["name"].as_str().unwrap_or_default())
         .collect();
-    // An emulated machine does not change the frequency of its CPUs.
+    // An emulated machine cannot change the frequency of its CPUs.
     let mut expected = vec!["CPU frequency governors"];
     expected.extend((!has_bpf_qdiscs).then_some("BPF qdiscs"));
     assert_eq!(missing, expected);

@@ -1,8 +1,8 @@
-//! teiji against a real KVM host: everything that needs one, in one boot of the lab. Needs root, takes minutes
-//! where the lab host is emulated.
+//! teiji on a real KVM host: everything that needs one, in one boot of the lab. Needs root; takes minutes if the lab
+//! host is emulated.
 //!
-//! The world may lose a packet or delay it, most of all on a busy machine. So what teiji says is compared with what the
-//! world itself counted (the load, captures), never with a number that a good day has.
+//! Packets may be lost or delayed, above all on a busy machine. So teiji's counts and times are compared with those of
+//! the load generator and the captures, never with fixed numbers.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -23,7 +23,7 @@ const ECHO: &str = "--vm vm1 --flow 'udp port 7'";
 
 static LAB: Shared<Lab> =
     Shared::new("the lab", || Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("teiji")).unwrap());
-/// A guest and the echo server in it.
+/// A guest with a running echo server.
 static VM1: Shared<(Guest<'static>, Child)> = Shared::new("the guest vm1", || {
     let guest = LAB.host.guest(&load::placed("vm1")).unwrap();
     let server = load::echo_server(&LAB.host, &guest).unwrap();
@@ -57,8 +57,8 @@ fn vm1() -> &'static Guest<'static> {
     &VM1.0
 }
 
-/// Sends requests to the guest that a trace watches; fails unless all were sent and one at least was answered. What the
-/// trace made of them: [`all_are_accounted_for`].
+/// Sends requests to the guest that a trace watches. Fails unless all were sent and at least one was answered.
+/// [`all_are_accounted_for`] checks the trace.
 fn echo(guest: &Guest<'_>, rate: f64, count: u64) -> Figures {
     let called = load::echo(&LAB.host, guest, rate, count).unwrap();
     assert_eq!((called.sent, called.strange), (count, 0), "{called:?}");
@@ -66,8 +66,8 @@ fn echo(guest: &Guest<'_>, rate: f64, count: u64) -> Figures {
     called
 }
 
-/// What the trace of one VM counted is what the load counted: as many complete as were answered, the rest unanswered.
-/// Where threads share a CPU the kernel may leave out runs of a probe: those are counted, and what they may cost is bounded.
+/// The counts of the trace equal the load generator's: as many complete as were answered, the rest unanswered. If
+/// threads share a CPU, the kernel may skip runs of a probe; these are counted, and their effect is bounded.
 #[track_caller]
 fn all_are_accounted_for(report: &Report, called: &Figures) {
     let vm = only(report).unwrap();
@@ -101,8 +101,8 @@ fn times_of_sip_calls_agree_with_captures() {
     drop(sip);
 }
 
-/// Every request's time is between those of captures on both sides, whatever else the machine does; and the typical one
-/// is that of the capture in the same place.
+/// The time of every request is between those of the captures on both sides, whatever else the machine does; and the
+/// median agrees with the capture in the same place.
 fn times_agree(case: &accuracy::Case) {
     let a = accuracy::run(&LAB, vm1(), case, &SHORT).unwrap();
     eprintln!("{}", serde_json::to_string(&a).unwrap());
@@ -156,10 +156,10 @@ fn the_wake_up_of_an_idle_guest_is_blamed() {
     is_blamed(&blame::SITUATIONS[2]);
 }
 
-/// In every run the verdict names the cause, or the cause is the greatest of what the host's threads did: the emulated
-/// guest's own time fluctuates with what else this machine does, and the verdict may rightly say so. Waits for a CPU are
-/// behind the very threads that had it. That the verdict itself names the cause, the experiment `path` claims, on a
-/// machine that does nothing else.
+/// In every run the verdict blames the cause, or the cause is the greatest part of what the host's threads did: the
+/// emulated guest's own time fluctuates with other work of this machine, and the verdict may rightly blame that. Waits
+/// for a CPU are behind the threads that had it. That the verdict itself blames the cause is a claim of the experiment
+/// `path`, on an otherwise idle machine.
 fn is_blamed(s: &blame::Situation) {
     for run in 1..=SHORT.runs {
         let judged = blame::run(&LAB, vm1(), s, run, &SHORT).unwrap();
@@ -177,7 +177,7 @@ fn is_blamed(s: &blame::Situation) {
 
 fn ctrl_c_ends_in_a_report_that_replay_repeats() {
     let trace = Trace::start(&LAB, "ctrl-c", ECHO, true).unwrap();
-    // Nothing, and no way back; the report and the recording are named by processes of their own.
+    // No capabilities, and none can be regained. The report and the recording are renamed by processes of their own.
     for set in ["CapEff", "CapPrm", "CapInh", "CapBnd", "CapAmb"] {
         let caps = u64::from_str_radix(&trace.status(set).unwrap(), 16).unwrap();
         assert_eq!(caps, 0, "{set} is {caps:x} once the probes are attached");
@@ -213,13 +213,13 @@ fn a_live_verdict_becomes_a_policy_that_fits_the_host() {
     assert!(plan.text().contains("FIFO"), "{}", plan.text());
 }
 
-/// An attached program proves nothing: on some kernels an fentry on a function attaches and never fires.
+/// That a program is attached is not enough: on some kernels an fentry program attaches to a function but never runs.
 fn every_probe_runs() {
     let (lab, guest) = (&*LAB, vm1());
     lab.host.run("sysctl -q kernel.bpf_stats_enabled=1").unwrap().ok().unwrap();
     let trace = Trace::start(lab, "probes", ECHO, false).unwrap();
     load::echo(&lab.host, guest, 50.0, 50).unwrap();
-    // The kernel drops what nobody listens for.
+    // The kernel drops this packet because no socket receives it.
     lab.host.run("echo dropped > /dev/udp/127.0.0.1/9").unwrap();
     let shown = lab.host.run("bpftool prog show --json").unwrap().ok().unwrap();
     lab.host.run("sysctl -q kernel.bpf_stats_enabled=0").unwrap().ok().unwrap();
@@ -234,7 +234,7 @@ fn every_probe_runs() {
     let doctor = lab.host.run("/mnt/bin/teiji doctor --json").unwrap().ok().unwrap();
     let hooks = doctor.matches("fentry in ").count() + doctor.matches("fexit in ").count();
     assert!(runs.len() > hooks && hooks > 5, "{hooks} functions, {} programs: {runs:?}", runs.len());
-    // The lab's links have no queue. (Names are cut after 15 characters.)
+    // The lab's links have no queue. (Names have at most 15 characters.)
     let idle: Vec<_> = runs.iter().filter(|(name, n)| *n == 0 && !name.starts_with("on_qdisc")).collect();
     assert!(idle.is_empty(), "attached and never run: {idle:?}");
 }
@@ -271,7 +271,7 @@ fn a_full_disk_costs_only_the_recording() {
 }
 
 fn a_vm_that_is_not_there_is_said_so() {
-    // One that is there is named in its place.
+    // The message names a VM that exists.
     vm1();
     let trace = LAB.host.run("/mnt/bin/teiji trace --vm nobody --for 1s").unwrap();
     assert_eq!(trace.code, 1);
@@ -279,7 +279,7 @@ fn a_vm_that_is_not_there_is_said_so() {
     assert!(said.contains("nobody") && said.contains("vm1"), "{said}");
 }
 
-/// The BPF programs and links that are loaded, as many lines of text.
+/// The numbers of BPF programs and links that are loaded, as text.
 fn attached() -> String {
     let list = "bpftool prog list | grep -c '^[0-9]*:'; bpftool link list | grep -c '^[0-9]*:'; true";
     LAB.host.run(list).unwrap().ok().unwrap()
@@ -292,7 +292,7 @@ fn nothing_is_left_attached_after_kill_9() {
     assert_ne!(attached(), before, "no program was attached");
     LAB.host.run(&format!("kill -9 {}", trace.pid().unwrap())).unwrap().ok().unwrap();
     let deadline = Instant::now() + Duration::from_secs(20);
-    // The kernel frees programs a moment after their owner has gone.
+    // The kernel frees programs shortly after their owner has ended.
     while attached() != before {
         assert!(Instant::now() < deadline, "before {before}, after kill -9 {}", attached());
         std::thread::sleep(Duration::from_millis(200));
@@ -300,7 +300,7 @@ fn nothing_is_left_attached_after_kill_9() {
     assert!(trace.ended());
 }
 
-/// And one of them dies: the second guest is made for this, so both are one test.
+/// Also checks that a trace ends when a VM dies: both need the second guest.
 fn several_vms_are_traced_at_once() {
     let vm2 = LAB.host.guest(&GuestSpec::named("vm2")).unwrap();
     let _server = load::echo_server(&LAB.host, &vm2).unwrap();
@@ -309,7 +309,8 @@ fn several_vms_are_traced_at_once() {
     assert_eq!((t.vms, t.lost), (2, 0));
     let ([sent, answered], [seen, complete], [missed, spoilt]) = (t.called, t.requests, t.missed);
     assert!(answered > 0 && complete > answered / 2);
-    // The two workers may share a CPU, and one be preempted within a probe that the other then misses.
+    // The two workers may share a CPU, and if one is preempted within a probe, the other's runs of the probe are
+    // skipped.
     assert!(seen <= sent && sent - seen <= missed, "{sent} sent, {seen} seen, {missed} runs missed");
     assert!(complete <= answered && answered - complete <= spoilt + missed, "{t:?}");
     assert!(missed > 0 || spoilt == 0, "{spoilt} incomplete without a loss");
@@ -328,9 +329,9 @@ fn a_vm_that_dies_ends_the_trace(guest: &Guest<'_>) {
     all_are_accounted_for(&traced.report, &called);
 }
 
-/// On this machine's own kernel.
+/// On the kernel of this machine.
 fn every_event_of_a_flood_is_accounted_for() {
-    // Built here if it is missing; the program `flood` is beside it.
+    // Builds missing programs; `flood` is in the same folder.
     let folder = programs::folder().unwrap();
     assert_eq!(Path::new(env!("CARGO_BIN_EXE_flood")).parent().unwrap(), folder);
     let f = flood::run(&folder, SHORT.flood).unwrap();

@@ -1,5 +1,5 @@
-//! `class = "realtime"` in the lab: the threads of a VM do not keep each other from running. Needs root, takes minutes
-//! where the lab host is emulated.
+//! `class = "realtime"` in the lab: the threads of a VM do not keep each other from running. Needs root; takes minutes
+//! if the lab host is emulated.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -22,8 +22,8 @@ fn main() -> ExitCode {
     suite::run(&teiji_lab::tests![a_busy_guest_on_one_cpu_answers_all], || LAB.if_made(|lab| lab.host.end()))
 }
 
-/// vCPU and vhost worker share a CPU, and a busy loop in the guest keeps the vCPU from ever sleeping. With the same
-/// priority the worker never ran again: none of 120 requests was answered.
+/// vCPU and vhost worker share a CPU, and a busy loop in the guest keeps the vCPU from ever sleeping. With equal
+/// priorities the worker would not run: no request would be answered.
 fn a_busy_guest_on_one_cpu_answers_all() {
     let lab: &Lab = &LAB;
     let one_cpu = GuestSpec { vhost_cpu: Some(VCPU_CPU), ..load::placed("vm1") };
@@ -44,7 +44,7 @@ fn a_busy_guest_on_one_cpu_answers_all() {
     assert_eq!((priority(vcpu).as_str(), priority(worker).as_str()), ("10", "11"));
 
     let applied = load::echo(&lab.host, guest, 20.0, REQUESTS).unwrap();
-    // What it was before: it shows that the guest is busy enough for the answers above to mean something.
+    // With equal priorities some requests are not answered, which shows that the guest is busy enough for this test.
     sh(&format!("chrt -f -p 10 {worker}"));
     let alike = load::echo(&lab.host, guest, 20.0, REQUESTS).unwrap();
     sh(&format!("chrt -f -p 11 {worker}"));

@@ -1,4 +1,4 @@
-//! Why requests are not complete, where it is known: teiji's counts against those of the kernel that dropped the
+//! Known reasons why requests are not complete: teiji's counts compared with those of the kernel that dropped the
 //! packets, and of the guest that did not answer. Needs root and the lab.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
@@ -18,11 +18,11 @@ const ECHO: &str = "--vm vm1 --flow 'udp port 7'";
 
 static LAB: Shared<Lab> = Shared::new("the lab", || {
     let lab = Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("reasons")).unwrap();
-    // Nothing but what the tests send shall be dropped beside it.
+    // Only packets of the tests are to be dropped.
     lab.host.run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1").unwrap().ok().unwrap();
     lab
 });
-/// A guest, and the echo server in it until a test ends that.
+/// A guest with an echo server, which one of the tests ends.
 static VM1: Shared<(Guest<'static>, Mutex<Option<Child>>)> = Shared::new("the guest vm1", || {
     let guest = LAB.host.guest(&load::placed("vm1")).unwrap();
     let server = load::echo_server(&LAB.host, &guest).unwrap();
@@ -49,11 +49,11 @@ fn sum(all: &[LeftOut]) -> u64 {
     all.iter().map(|l| l.count).sum()
 }
 
-/// Sends 300 requests through a filter at the guest's tap that drops each tenth packet it matches; what teiji and
-/// the filter itself counted.
+/// Sends 300 requests through a filter at the guest's tap that drops every tenth matching packet. Returns the trace and
+/// the filter's own count.
 fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u64) {
     let tap = &guest.taps()[0];
-    // What a test that failed may have left.
+    // Removes what a failed test may have left.
     lab.host.run(&format!("tc qdisc delete dev {tap} clsact; ip link set {tap} txqueuelen 1000")).unwrap();
     let add = format!(
         "tc qdisc add dev {tap} clsact && tc filter add dev {tap} {hook} protocol ip flower ip_proto udp \
@@ -89,9 +89,9 @@ fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
     assert_eq!((place.why.as_str(), place.device.as_str()), ("TC_EGRESS", guest.taps()[0].as_str()));
     assert!(!place.place.is_empty(), "{place:?}");
     assert_eq!((found[0].outcome, found[0].blame), (Outcome::Incomplete, Blame::Host));
-    // Who replays the recording has no kernel to ask.
+    // A replay cannot ask the kernel for names of places.
     let (_, replayed) = requests(traced.recording.as_deref().unwrap()).unwrap();
-    // As JSON, in which the other came: its numbers have fewer digits.
+    // Through JSON like the live report, because that shortens the fractions.
     let replayed: Report = serde_json::from_str(&serde_json::to_string(&replayed).unwrap()).unwrap();
     assert_eq!(replayed, traced.report);
 }
@@ -105,7 +105,7 @@ fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place() {
     assert_eq!(found[0].dropped.as_ref().unwrap().why, "TC_INGRESS");
 }
 
-/// Frames that were to be put on the tap so far: all, and those that it and its qdisc have dropped.
+/// Frames sent to the tap so far: all of them, and those that the tap and its qdisc dropped.
 fn offered(lab: &Lab, tap: &str) -> (u64, u64) {
     let read = |command: String| -> serde_json::Value {
         serde_json::from_str(&lab.host.run(&command).unwrap().ok().unwrap()).unwrap()
@@ -118,7 +118,7 @@ fn offered(lab: &Lab, tap: &str) -> (u64, u64) {
     (of_link("packets") + dropped, dropped)
 }
 
-/// While the guest stands still its receive ring fills up, then the tap's ring.
+/// While the guest is stopped, its receive ring fills up, and then the ring of the tap.
 fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
     let tap = &guest.taps()[0];
@@ -129,7 +129,7 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     let sent = load::echo(&lab.host, guest, 500.0, 1000);
     lab.host.run(&format!("kill -CONT {}", guest.pid())).unwrap().ok().unwrap();
     let sent = sent.unwrap();
-    // It answers what it has; what it does not is known a second after that.
+    // The guest now answers what it received. teiji counts the other requests as unanswered after one more second.
     std::thread::sleep(Duration::from_secs(3));
     let traced = trace.stop().unwrap();
     let after = offered(lab, tap);
@@ -142,9 +142,9 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
         vm.requests, vm.left_out
     );
     assert!(dropped > 0 && lost(&traced.report) == 0);
-    // Frames of no request may be among those that were dropped.
+    // Some of the dropped frames may belong to no request.
     let others = all.saturating_sub(sent.sent);
-    assert!(others < 20, "{others} frames of {all} were none of the test's: it says little");
+    assert!(others < 20, "{others} frames of {all} are not from this test: too many to compare");
     agrees("seen", vm.requests.seen, sent.sent, unseen(&traced.report)).unwrap();
     agrees(
         "dropped",
@@ -155,7 +155,7 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     .unwrap();
 }
 
-/// Where nothing is dropped, only the guest can keep a request from being complete.
+/// If nothing is dropped, only the guest can keep a request from being complete.
 fn every_answered_request_is_complete() {
     let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
     for round in 0..5 {
@@ -185,7 +185,7 @@ fn what_the_guest_does_not_answer_is_the_guests() {
     let refused = no_port() - before;
     let found = of(&traced, Reason::NoAnswer);
     eprintln!("{sent:?}, the guest refused {refused}, {found:?}");
-    // A sender that was told of it may send fewer than it was asked to.
+    // A sender that is notified of the refusal may send fewer requests than it was told to.
     assert!(refused > 0, "the guest refused nothing");
     assert_eq!(found.len(), 1, "{found:?}");
     agrees("refused", sum(&found), refused, excused(&traced.report).unwrap()).unwrap();

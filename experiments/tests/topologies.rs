@@ -1,6 +1,6 @@
-//! teiji against guests whose vCPUs and queues are not the plain ones, in one boot of the lab: KVM's numbers of vCPUs that
-//! are not their indices, NICs of several queues, and taps whose frames another thread than the worker's takes up.
-//! Needs root, takes minutes where the lab host is emulated.
+//! teiji with guests whose vCPUs and queues are not the simplest case, in one boot of the lab: vCPUs whose numbers in
+//! KVM are not their indices, NICs with several queues, and taps whose frames are taken up by a thread other than the
+//! worker. Needs root; takes minutes if the lab host is emulated.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -37,7 +37,7 @@ fn guest<'l>(lab: &'l Lab, spec: &GuestSpec) -> (Guest<'l>, Child) {
     (guest, server)
 }
 
-/// Has one vCPU take all interrupts of the guest's receive queues from the next on.
+/// Makes one vCPU handle all interrupts of the guest's receive queues, from the next interrupt on.
 fn receive_on(guest: &Guest<'_>, vcpu: u32) {
     let script = format!(
         "set -e; irqs=$(grep -E 'virtio[0-9]+-input' /proc/interrupts | cut -d: -f1); test -n \"$irqs\"; \
@@ -46,7 +46,7 @@ fn receive_on(guest: &Guest<'_>, vcpu: u32) {
     guest.run(&script).unwrap().ok().unwrap();
 }
 
-/// Interrupts of the guest's receive queues that each vCPU has taken, by the guest's own count.
+/// Interrupts of the guest's receive queues that each vCPU has handled, as the guest counts them.
 fn taken(guest: &Guest<'_>, vcpus: u32) -> Vec<u64> {
     let text = guest.run("grep -E 'virtio[0-9]+-input' /proc/interrupts").unwrap().ok().unwrap();
     let mut sums = vec![0; vcpus as usize];
@@ -58,8 +58,8 @@ fn taken(guest: &Guest<'_>, vcpus: u32) -> Vec<u64> {
     sums
 }
 
-/// Requests with the receive interrupt on each vCPU in turn, against a capture: all that are answered are complete, shown
-/// on the vCPU that took them, and as long as the capture says.
+/// Sends requests with the receive interrupt on each vCPU in turn, and compares the trace with a capture: all answered
+/// requests are complete, attributed to the vCPU that handled them, and have the times of the capture.
 fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::Agreement {
     let mut took = Vec::new();
     let agreement = accuracy::run_under(lab, guest, &accuracy::CASES[0], || {
@@ -98,13 +98,13 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
         agreement.matched
     );
     assert_eq!((agreement.sums_wrong, agreement.invented, agreement.lost), (0, 0, 0));
-    // The guest moves an interrupt with the next that comes, so that a few are taken by the vCPU before.
+    // The guest moves an interrupt only when the next one arrives, so a few are handled by the previous vCPU.
     for (vcpu, took) in took.iter().enumerate() {
         let all: u64 = took.iter().sum();
         let others = all - took[vcpu];
         assert!(took[vcpu] > others, "vCPU {vcpu} did not take the interrupts: {took:?}");
         assert!(shown[vcpu] > 0, "vCPU {vcpu}: none shown, {took:?}");
-        // Those that missed runs of probes cost may all be of one vCPU.
+        // The requests that skipped runs of probes cost may all be on one vCPU.
         let wanted = EACH.saturating_sub(others + agreement.spoilt);
         assert!(shown[vcpu] as u64 + 2 >= wanted, "vCPU {vcpu}: {} shown, {took:?}", shown[vcpu]);
     }
@@ -112,7 +112,7 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
     agreement
 }
 
-/// KVM's numbers of its vCPUs are 0, 1, 2, 4, 5, 6.
+/// The numbers of the vCPUs in KVM are 0, 1, 2, 4, 5, 6.
 fn two_sockets_of_three_cores_are_followed_on_each_vcpu() {
     let lab: &Lab = &LAB;
     let spec = GuestSpec { vcpus: 6, topology: "sockets=2,cores=3".into(), ..GuestSpec::named("vm1") };
@@ -139,7 +139,7 @@ fn events(recording: &std::path::Path) -> Vec<Event> {
     std::iter::from_fn(|| reader.next().unwrap()).collect()
 }
 
-/// Queues of a guest's NIC that have kicked and sent, by a recording's events.
+/// Queues of a guest's NIC with kicks, and those with frames, from the events of a recording.
 fn queues(recording: &std::path::Path) -> (Vec<u16>, Vec<u16>) {
     let (mut kicked, mut sent) = (Vec::new(), Vec::new());
     for event in events(recording) {
@@ -167,9 +167,9 @@ fn four_queues_are_followed_on_each() {
     assert_eq!(shown.trim(), "4", "the guest has not four receive queues");
     followed_on_each_vcpu(lab, &guest, 4);
 
-    // Two servers on vCPUs of their own answer by queues of their own, at the same time: each one's kicks come between the
-    // other's kick and frame.
-    // Workers that share a CPU are preempted by each other within a probe, which costs runs of it.
+    // Two servers on different vCPUs answer through different queues at the same time, so that each one's kicks come
+    // between the other's kick and frame. Each worker has its own CPU: if workers share one, they preempt each other
+    // within a probe, and runs of the probe are skipped.
     let workers = guest.vhost_tids();
     assert_eq!(workers.len(), 4, "one for each queue");
     for (cpu, worker) in workers.iter().enumerate() {
@@ -201,12 +201,12 @@ fn four_queues_are_followed_on_each() {
     let recording = traced.recording.unwrap();
     let (kicked, sent) = queues(&recording);
     eprintln!("queues kicked {kicked:?}, of frames {sent:?}");
-    assert!(kicked.len() > 1, "only the queues {kicked:?} were kicked: the test tests nothing");
+    assert!(kicked.len() > 1, "only the queues {kicked:?} were kicked: this test needs more than one");
     assert!(sent.iter().all(|q| kicked.contains(q)), "frames of {sent:?}, kicks of {kicked:?}");
     drop((server, second));
 }
 
-/// Frames that the guest sent, by a recording's events, and how many of them were credited to a worker.
+/// Frames that the guest sent, from the events of a recording, and how many of these were credited to a worker.
 fn frames(recording: &std::path::Path) -> (usize, usize) {
     let sent = |event: &Event| match event.kind {
         Kind::Packet(p) if p.point == Point::TapSend => Some(p.worker.is_some()),
@@ -216,7 +216,7 @@ fn frames(recording: &std::path::Path) -> (usize, usize) {
     (credited.len(), credited.iter().filter(|c| **c).count())
 }
 
-/// With receive packet steering a guest's frames pass the host's stack in a softirq of another CPU.
+/// With receive packet steering a softirq on another CPU passes a guest's frames through the host's network stack.
 fn frames_that_another_thread_takes_up_are_nobodys_work() {
     let lab: &Lab = &LAB;
     let (guest, server) = guest(lab, &load::placed("vm4"));

@@ -1,4 +1,4 @@
-//! `apply --confirm-within`: undone unless somebody confirms.
+//! `apply --confirm-within`: the changes are undone unless somebody confirms them.
 
 use super::{POLICY, State, has, said, stage};
 
@@ -8,7 +8,7 @@ pub fn unconfirmed_it_undoes_itself() {
     has(&text, &["nobody confirmed within 2s", "what was done has been undone"]);
     assert_eq!(stage.state(), State::Original);
 
-    // So does a signal that asks for the end.
+    // A signal to end undoes the changes too.
     let child = stage.waiting(POLICY, "60s");
     stage.sh(&format!("kill -TERM {}", child.id().unwrap()));
     has(&said(&child.wait().unwrap(), "apply", 1), &["interrupted", "undone"]);
@@ -24,7 +24,7 @@ pub fn confirmed_it_stays() {
     has(&stage.teiji("confirm", 0), &["the changes stay"]);
     said(&child.wait().unwrap(), "apply", 0);
     assert_eq!(stage.state(), State::Applied);
-    // Applied twice changes nothing.
+    // A second apply changes nothing.
     has(&stage.teiji(&format!("apply {POLICY}"), 0), &["nothing to change"]);
     stage.teiji("rollback", 0);
     assert_eq!(stage.state(), State::Original);
@@ -41,7 +41,7 @@ pub fn killed_while_it_waits_the_next_command_undoes() {
         has(&stage.teiji(next, 0), &[&format!("pid {pid}"), "its changes were undone"]);
         assert_eq!(stage.state(), State::Original);
     }
-    // An apply undoes first, and then starts from there.
+    // An apply first undoes those changes and then makes its own.
     let child = stage.waiting(POLICY, "60s");
     stage.sh(&format!("kill -9 {}", child.id().unwrap()));
     child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! What goes wrong without anybody killing teiji.
+//! Faults other than a kill of teiji.
 
 use super::{PATIENCE, POLICY, State, has, said, stage};
 use teiji_experiments::apply::kills::{self, Vanishings};
@@ -7,7 +7,7 @@ use teiji_experiments::apply::{SHORT, seed};
 
 const FULL_DISK: &str = "/root/tiny";
 
-/// `plan` knows the VMs' threads. Deadline bandwidth that other processes have taken only the kernel knows.
+/// `plan` knows the VMs' threads, but only the kernel knows how much deadline bandwidth other processes have taken.
 pub fn a_step_that_the_kernel_refuses_undoes_all() {
     let stage = stage();
     let policy = "[host]\nhalt_poll = \"30us\"\n[vm.vm1]\nweight = 50\nclass = \"deadline\"\nruntime = \"4ms\"\n\
@@ -23,7 +23,7 @@ pub fn a_step_that_the_kernel_refuses_undoes_all() {
     assert_eq!(stage.state(), State::Original);
     others.kill().unwrap();
     others.wait().unwrap();
-    // It was they.
+    // Without the other processes it succeeds.
     stage.teiji("apply /root/deadline.toml", 0);
     stage.teiji("rollback", 0);
     assert_eq!(stage.state(), State::Original);
@@ -42,7 +42,7 @@ pub fn a_vm_that_vanishes_is_missed() {
     assert_eq!(v.undone + v.recovered, SHORT.vanish, "seed {seed}: {rounds:#?}");
     assert!(v.undone > 0 && v.recovered > 0 && v.said_gone > 0, "seed {seed}: {rounds:#?}");
 
-    // After all was applied and teiji itself was killed: every thread of the VM is missed by name.
+    // After everything was applied and teiji itself was killed: each thread of the VM is reported as gone, by name.
     let vm = stage.place.stand_in().unwrap();
     let child = stage.waiting("/root/standin.toml", "60s");
     stage.sh(&format!("kill -9 {} {}", child.id().unwrap(), vm.id().unwrap()));
@@ -53,7 +53,7 @@ pub fn a_vm_that_vanishes_is_missed() {
     assert_eq!(stage.state(), State::Original);
 }
 
-/// With every amount of room between none and enough.
+/// With every amount of room on the disk from none to enough.
 pub fn a_full_disk_undoes_or_changes_nothing() {
     let stage = stage();
     let state = format!("--state {FULL_DISK}/state");
@@ -74,11 +74,11 @@ pub fn a_full_disk_undoes_or_changes_nothing() {
         kb += 4;
         assert!(kb < 200, "there is never enough room");
     }
-    // Before the first step, and in the middle.
+    // Some applies failed before the first step and some after it.
     assert!(refused[0] > 0 && refused[1] > 0, "{refused:?}");
     assert_eq!(stage.state(), State::Applied);
 
-    // Room for a rollback: none, then one page more each time.
+    // Room for a rollback: none at first, then one page more each time.
     let mut failed = 0;
     let fill = format!("cat /dev/zero >{FULL_DISK}/filler 2>/dev/null; stat -c %s {FULL_DISK}/filler");
     stage.sh(&format!("mount -o remount,size={}k {FULL_DISK}", kb + 64));
@@ -117,7 +117,8 @@ pub fn one_at_a_time_changes_settings() {
     said(&first.wait().unwrap(), "apply", 0);
     stage.teiji("rollback", 0);
 
-    // At the same instant: one does it; the other is refused, finds its plan out of date, or finds nothing to do.
+    // Two applies at the same instant: one succeeds; the other is refused, finds its plan out of date, or finds nothing
+    // to do.
     let race = format!(
         "for n in 1 2; do ({TEIJI} apply {POLICY} >/root/race.$n 2>&1; echo $? >>/root/race.$n) & done; wait; \
          tail -qn1 /root/race.1 /root/race.2 | sort | tr '\\n' ' '; cat /root/race.1 /root/race.2"
@@ -135,7 +136,7 @@ pub fn one_at_a_time_changes_settings() {
         stage.teiji("rollback", 0);
         assert_eq!(stage.state(), State::Original);
     }
-    assert!(refused > 0, "they never met");
+    assert!(refused > 0, "the two never ran at the same time");
 }
 
 pub fn without_root_it_says_what_it_needs() {
@@ -149,7 +150,7 @@ pub fn without_root_it_says_what_it_needs() {
         );
         said(&stage.place.lab.host.run(&command).unwrap(), arguments, code)
     };
-    // What the kernel shows to everybody can be planned for. The VM is root's.
+    // What the kernel shows to all users can be planned. The VM belongs to root.
     has(&nobody("plan /tmp/host.toml", 0), &["kvm.halt_poll_ns", "1 step to take"]);
     has(&nobody("plan /tmp/policy.toml", 1), &["no VM `vm1`", "nothing is changed"]);
     for change in ["apply /tmp/host.toml", "rollback", "confirm"] {
@@ -170,7 +171,7 @@ pub fn what_others_change_is_told_and_left_alone() {
     let mut found = stage.place.snapshot().unwrap();
     assert_eq!(found["halt_poll"], "77777");
     found.insert("halt_poll".into(), stage.original["halt_poll"].clone());
-    assert_eq!(found, stage.original, "all else is put back");
+    assert_eq!(found, stage.original, "everything else is restored");
     stage.teiji("rollback --force", 0);
     assert_eq!(stage.state(), State::Original);
 }

@@ -1,8 +1,8 @@
-//! What the queue does without the agent that keeps it.
+//! The queue without its agent.
 
 use super::*;
 
-/// First by silence, so that it comes back; then by death, so that nobody is there to ask.
+/// First the driver stops its heartbeat and resumes it; then it is killed.
 pub fn without_a_beat_it_is_a_fifo() {
     let host = CONCURRENT.without_driver();
     let driver = Driver::start(host).unwrap();
@@ -10,7 +10,8 @@ pub fn without_a_beat_it_is_a_fifo() {
     driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=5000 rate=1000000 burst=1700").unwrap();
     driver.line("silence").unwrap();
     let before = received(host);
-    // 8 Mbit/s for 4 s into a link of 2: what has piled up after 2 s is sent, and the rest as it comes.
+    // 8 Mbit/s for 4 s on a link of 2 Mbit/s. After 2 s the queue falls back: the packets in it are sent, and new ones
+    // as they arrive.
     let sent = send(host, 4.0, "--flow 10.88.0.2:7000,rate=7000000 --flow 10.88.0.2:6000,rate=990000");
     host.run("sleep 1").unwrap().ok().unwrap();
     let stats = driver.stats("va").unwrap();
@@ -33,7 +34,7 @@ pub fn without_a_beat_it_is_a_fifo() {
     let sent = send(host, 4.0, "--flow 10.88.0.2:7000,rate=7000000");
     host.run("sleep 1").unwrap().ok().unwrap();
     assert!(received(host) - before >= sent[0], "packets were lost when the agent died");
-    // Another one takes over where it was: the same channels, whose token buckets and statistics go on.
+    // Another driver continues with the same channels; their token buckets and statistics go on.
     let second = Driver::start(host).unwrap();
     let again = of(&second.stats("va").unwrap(), "c", "packets");
     assert!(again > kept, "{again} packets of {kept}");
@@ -46,16 +47,16 @@ pub fn without_a_beat_it_is_a_fifo() {
     assert_eq!(host.run(all).unwrap().text(), "0", "matches of a link that has no channels any more");
     second.kill().unwrap();
     host.run("rm -r /tmp/bpf/driver").unwrap().ok().unwrap();
-    // Nothing is left in the kernel, which frees it in its own time.
+    // Nothing is left in the kernel, which frees the maps some time later.
     let maps = "for i in $(seq 60); do n=$(bpftool map show | grep -c 'name states'); [ $n = 0 ] && break; sleep 1; done; \
                 echo $n";
     assert_eq!(host.run(maps).unwrap().text(), "0");
 }
 
-/// The product: `teiji agent` under load.
+/// `teiji agent` under load.
 pub fn the_agent_may_die() {
     let host = CONCURRENT.without_driver();
-    // In one script, for the lab's clock runs ahead while it waits for this machine.
+    // All in one script, because the lab's clock runs ahead while it waits for this machine.
     let script = r#"
         T="ip netns exec a /tmp/teiji"; P="--state /tmp/state --pins /tmp/bpf/teiji"
         once() { ip netns exec a /tmp/edf /tmp/bpf/teiji once "$@"; }
@@ -78,7 +79,7 @@ pub fn the_agent_may_die() {
         told back once stats va
         wait $load; sleep 0.5
         told end once stats va; told sent tail -n 1 /tmp/sent; told status $T status $P
-        # Asked to end, it leaves links as they are; the last one out clears up.
+        # On SIGTERM the agent leaves links as they are. Without links it also removes its pins.
         kill -TERM $agent; wait $agent; echo "ended $?"
         told stays ls /tmp/bpf/teiji/edf
         up; once detach va; kill -TERM $agent; wait $agent; echo "ended again $?"
@@ -93,7 +94,7 @@ pub fn the_agent_may_die() {
     let stats = |name: &str| serde_json::from_str::<Value>(&line(name).1).unwrap();
     let other = line("other");
     assert!(other.0 == 1 && other.1.contains("another teiji agent is running"), "{other:?}");
-    // Both threads: none of five sets has anything.
+    // Two threads with five empty capability sets each.
     let caps = line("caps").1;
     let count = |value: &str| caps.split_whitespace().filter(|word| *word == value).count();
     assert_eq!((count("0000000000000000"), count("1")), (10, 2), "it keeps privileges: {caps}");

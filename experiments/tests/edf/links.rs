@@ -1,4 +1,4 @@
-//! Queues of links that come, change and go, whatever becomes of who changes them.
+//! Queues of links that are added, changed and removed, even if the program that changes them is killed.
 
 use super::*;
 
@@ -22,14 +22,14 @@ pub fn the_former_qdisc_is_put_back(host: &Host, driver: &Driver) {
     assert!(refused.contains("could not be restored"), "{refused}");
     assert!(root(host, "va").contains("htb"));
     tc("qdisc del dev va root").ok().unwrap();
-    // By hand it is refused where nobody has set it up, and below another qdisc.
+    // Adding it with tc is refused.
     assert_ne!(tc("qdisc add dev va root teiji_edf").code, 0);
 }
 
 pub fn channels_change_without_a_drop(host: &Host, driver: &Driver) {
     driver.line("link va rate=50000000").unwrap();
     let flow = "--flow 10.88.0.2:6000,rate=4000000,size=1470";
-    // The lab's clock runs ahead while it waits for this machine, so the load goes on until it is told to end.
+    // The lab's clock runs ahead while it waits for this machine, so the load goes on until the test ends it.
     let load = host
         .spawn(&format!(
             "until [ -e /tmp/enough ]; do ip netns exec a /tmp/teiji-lab udp-flows --for 1 {flow} | tail -n 1; done"
@@ -65,7 +65,7 @@ pub fn channels_change_without_a_drop(host: &Host, driver: &Driver) {
     driver.line("detach va").unwrap();
 }
 
-/// What holds of a device besides: qdiscs of its queues, and the size of packets that it takes.
+/// Other state of a device: the qdiscs of its queues, and the size of packets that it accepts.
 pub fn devices_are_put_back(host: &Host, driver: &Driver) {
     let run = |line: &str| host.run(&format!("ip netns exec a {line}")).unwrap();
     run("ip link add qa numtxqueues 4 numrxqueues 4 type veth peer name qb").ok().unwrap();
@@ -82,7 +82,7 @@ pub fn devices_are_put_back(host: &Host, driver: &Driver) {
     assert_eq!(kinds(), ["qdisc teiji_edf"]);
     driver.line("detach qa").unwrap();
     assert_eq!(kinds(), before);
-    // A child that somebody has chosen could not be restored.
+    // A child qdisc that somebody has chosen could not be restored.
     let handle = run("tc qdisc show dev qa root").text().split_whitespace().nth(2).unwrap().to_owned();
     run(&format!("tc qdisc replace dev qa parent {handle}2 pfifo limit 7")).ok().unwrap();
     let refused = driver.try_line("link qa rate=50000000").unwrap();
@@ -99,8 +99,8 @@ pub fn devices_are_put_back(host: &Host, driver: &Driver) {
     assert!(gone.contains("no interface"), "{gone}");
 }
 
-/// What a bridge forwards passes its uplink's queue, what is sent over a bond the bond's. A tap's queue is changed and
-/// put back as any.
+/// Packets that a bridge forwards pass the queue of its uplink, and packets sent over a bond pass the queue of the
+/// bond. The queue of a tap is changed and restored like any other.
 pub fn uplinks_bonds_and_taps_have_channels(host: &Host, driver: &Driver) {
     let layout = "ip netns add c
         ip link add up9 netns a type veth peer name out9 netns b
@@ -142,7 +142,8 @@ pub fn uplinks_bonds_and_taps_have_channels(host: &Host, driver: &Driver) {
     host.run("ip netns del c").unwrap().ok().unwrap();
 }
 
-/// A link more than there are slots is refused, a slot that was left is taken, and nothing in it is its former link's.
+/// One link more than there are slots is refused. A freed slot is used again, and nothing of its former link is left in
+/// it.
 pub fn slots_are_given_anew(host: &Host, driver: &Driver) {
     driver.line("link va rate=0").unwrap();
     driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=5000 rate=40000000 burst=100000").unwrap();
@@ -170,7 +171,7 @@ pub fn slots_are_given_anew(host: &Host, driver: &Driver) {
     }
     driver.line("detach s7").unwrap();
     driver.line(&more).unwrap();
-    // Whose device is gone holds its slot until somebody tidies.
+    // A link whose device is gone keeps its slot until `tidy`.
     devices("ip link del s$i");
     assert!(driver.try_line("link va rate=0").unwrap().contains("which is the most"));
     driver.line("tidy").unwrap();
@@ -179,7 +180,7 @@ pub fn slots_are_given_anew(host: &Host, driver: &Driver) {
     driver.line("detach va").unwrap();
 }
 
-/// Writers killed at any instant leave what was or what was to be, and nothing that stays.
+/// A writer killed at any instant leaves the former channels or the new ones, and no garbage.
 pub fn a_killed_change_is_whole(host: &Host, driver: &Driver) {
     driver.line("link va rate=50000000").unwrap();
     driver.line("swap va 1").unwrap();
@@ -201,7 +202,7 @@ pub fn a_killed_change_is_whole(host: &Host, driver: &Driver) {
     assert_eq!(host.run(entries).unwrap().text(), "2", "matches that no link uses");
     driver.line("detach va").unwrap();
 
-    // The same of channels that come and go, while packets pass.
+    // The same with channels that are added and removed while packets are sent.
     driver.line("swap va 2").unwrap();
     assert_eq!(driver.line("show va").unwrap(), second);
     driver.line("detach va").unwrap();

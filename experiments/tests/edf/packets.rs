@@ -1,4 +1,4 @@
-//! What becomes of packets: their deadlines, their shares, which channel they are of.
+//! Packets: their deadlines, their shares of the link, and the channels they belong to.
 
 use super::*;
 
@@ -10,7 +10,7 @@ pub fn many_channels_keep_their_deadlines() {
     deadlines_are_kept(&many(3));
 }
 
-/// By the product's own agent.
+/// Set up with `teiji agent` and `teiji apply`.
 fn deadlines_are_kept(plan: &Plan) {
     let o = traffic::run(TIMED.without_driver(), "teiji_edf", plan).unwrap();
     assert_eq!(o.flows.iter().filter_map(|f| f.misses).sum::<u64>(), 0, "missed in the queue: {o:?}");
@@ -25,7 +25,7 @@ pub fn excess_is_in_nobodys_way(host: &Host, driver: &Driver) {
     driver.line("link va rate=50000000 slack_us=2000").unwrap();
     driver.line("channel va greedy to=10.88.0.2/32:6000 deadline_us=3000 rate=2000000 burst=1700").unwrap();
     driver.line("channel va modest to=10.88.0.2/32:6001 deadline_us=5000 rate=2000000 burst=1700").unwrap();
-    // Forty times its rate, more than the link.
+    // Forty times the channel's rate, and more than the link's rate.
     let sent = send(
         host,
         2.0,
@@ -86,7 +86,7 @@ pub fn packets_are_told_apart(host: &Host, driver: &Driver) {
 pub fn best_effort_is_shared(host: &Host, driver: &Driver) {
     driver.line("link va rate=20000000").unwrap();
     let before = received(host);
-    // Three flows whose demands differ by a factor of four, each more than its share; and one that is below it.
+    // Three flows whose rates differ by a factor of four, each above its fair share, and one below its share.
     let flows: Vec<String> = [(7001, 40), (7002, 20), (7003, 10), (7004, 2)]
         .iter()
         .map(|(port, mbit)| format!("--flow 10.88.0.2:{port},rate={mbit}000000,size=1470"))
@@ -102,13 +102,14 @@ pub fn best_effort_is_shared(host: &Host, driver: &Driver) {
     assert!(received(host) > before);
     assert_eq!(got[3], sent[3], "a flow below its share lost packets: {got:?} of {sent:?}");
     let (least, most) = (got[..3].iter().min().unwrap(), got[..3].iter().max().unwrap());
-    // What is left in the queue at the end is not equal: a third of the 4 MiB at most.
+    // The queue's contents at the end are not shared equally: one flow may have up to a third of the 4 MiB more than
+    // another.
     assert!(*most as f64 <= *least as f64 * 1.6, "shares {got:?}");
     assert!(got[0] + got[1] + got[2] > 5000, "{got:?}");
     driver.line("detach va").unwrap();
 }
 
-/// On an idle link each packet leaves the queue at once, and its last bit 3.07 ms later.
+/// On an idle link each packet leaves the queue at once, and its last bit is sent 3.07 ms later.
 pub fn the_last_bit_counts(host: &Host, driver: &Driver) {
     driver.line("link va rate=4000000").unwrap();
     driver.line("channel va late to=10.88.0.2/32:6000 deadline_us=2000 rate=1000000 burst=1700").unwrap();
@@ -139,7 +140,7 @@ pub fn two_links_at_once(host: &Host, driver: &Driver) {
         let stats = driver.stats(dev).unwrap();
         assert_eq!((of(&stats, "c", "packets"), of(&stats, "c", "misses")), (n, 0), "{dev}: {stats}");
         let bits = 8.0 * (stats["rt_bytes"].as_f64().unwrap() + stats["be_bytes"].as_f64().unwrap());
-        // Up to the statistics, which are read a little after the last packet was sent.
+        // Not exact, because the statistics are read shortly after the last packet was sent.
         assert!((0.9..=1.6).contains(&(bits / 2.0 / rate)), "{dev} sent {bits} bits in 2 s");
     }
     driver.line("detach va").unwrap();
@@ -148,7 +149,7 @@ pub fn two_links_at_once(host: &Host, driver: &Driver) {
 }
 
 pub fn real_time_is_bounded(host: &Host, driver: &Driver) {
-    // Their bursts together are the burst of all of them.
+    // The bursts of both together are the burst of real time.
     driver.line("link va rate=10000000 rt_rate=4000000").unwrap();
     driver.line("channel va a to=10.88.0.2/32:6000 deadline_us=5000 rate=8000000 burst=3200").unwrap();
     driver.line("channel va b to=10.88.0.2/32:6001 deadline_us=5000 rate=8000000 burst=3200").unwrap();
