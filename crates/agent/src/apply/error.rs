@@ -18,7 +18,7 @@ pub enum Error {
     )]
     Busy(Option<u32>),
     /// The state directory cannot be used.
-    #[error("cannot {what} {path}, so nothing was changed: mend that and run the command again")]
+    #[error("cannot {what} {path}, so nothing was changed: fix that and run the command again")]
     State {
         /// What was to be done with it.
         what: &'static str,
@@ -30,8 +30,8 @@ pub enum Error {
     },
     /// A file of the state directory is not as teiji wrote it.
     #[error(
-        "{path} is damaged at line {line} ({why}), so what it says cannot be put back and nothing is changed: its \
-         lines name each setting with its value before (`present`, `original`); put them back by hand and move \
+        "{path} is damaged at line {line} ({why}), so its settings cannot be restored and nothing is changed: its \
+         lines name each setting with its former value (`present`, `original`); restore them by hand and move \
          the file away"
     )]
     Damaged {
@@ -89,11 +89,11 @@ pub enum Error {
     NotUndone {
         /// Why.
         why: Box<Failure>,
-        /// What could not be put back.
+        /// What could not be restored.
         failed: Vec<Failed>,
         /// What else there is to tell.
         notes: Vec<Note>,
-        /// The journal that remembers it.
+        /// The journal that records them.
         path: PathBuf,
     },
     /// Settings could not be restored.
@@ -103,12 +103,12 @@ pub enum Error {
         failed: Vec<Failed>,
         /// What else there is to tell.
         notes: Vec<Note>,
-        /// The journal that remembers it.
+        /// The journal that records them.
         path: PathBuf,
     },
     /// Everything is done, but the state directory could not be updated completely.
     #[error(
-        "all settings are as asked for, but {path} could not be put in order: make room or mend the disk; the next \
+        "all settings are as asked for, but {path} could not be updated: free space or repair the disk; the next \
          command that changes settings completes it"
     )]
     Unfinished {
@@ -156,7 +156,7 @@ pub enum Failure {
     },
     /// The journal cannot be written, so nothing more may be done.
     #[error(
-        "cannot write {path} ({source}), and no step is begun that is not written down: make room or mend the disk"
+        "cannot write {path} ({source}), and no step may begin before it is recorded: free space or repair the disk"
     )]
     Journal {
         /// The file.
@@ -229,20 +229,20 @@ impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Note::OtherBoot => f.write_str(
-                "the host has booted since teiji changed it, which put everything back: forgotten",
+                "the host has booted since teiji changed it, which reset every setting: the record is removed",
             ),
             Note::Undone { pid } => {
-                write!(f, "teiji (pid {pid}) had ended before it was done: its changes were undone")
+                write!(f, "teiji (pid {pid}) was interrupted: its changes were undone")
             }
             Note::RolledBack { pid } => {
-                write!(f, "a rollback (pid {pid}) had ended before it was done: completed")
+                write!(f, "a rollback (pid {pid}) was interrupted: it has been completed")
             }
             Note::Committed { pid } => {
-                write!(f, "teiji (pid {pid}) had ended just after it was done: its changes stay")
+                write!(f, "teiji (pid {pid}) was interrupted after its last step: its changes stay")
             }
-            Note::Gone { what } => write!(f, "{what} is gone, and with it what was to be put back"),
+            Note::Gone { what } => write!(f, "{what} is gone, so there is nothing to restore"),
             Note::Stopped { what, why } => {
-                write!(f, "{what} could not be taken back ({why}), and was left where it is consistent")
+                write!(f, "{what} could not be undone ({why}), and was left in a consistent state")
             }
             Note::Foreign { what, ours, found } => f.write_str(&printable(&format!(
                 "{what} was changed by someone else from {ours} to {found}, and was left alone"
@@ -278,8 +278,8 @@ fn listed(notes: &[Note]) -> String {
 fn unrestored(failed: &[Failed], path: &std::path::Path, notes: &[Note]) -> String {
     let failed: Vec<String> = failed.iter().map(|f| printable(&format!("{}: {}", f.what, f.why))).collect();
     format!(
-        "not all could be put back: {}; {} remembers it: mend the cause and run the command again, or move that file \
-         away to leave the settings as they are{}",
+        "not all settings could be restored: {}; {} records them: fix the cause and run the command again, or move \
+         that file away to leave the settings as they are{}",
         failed.join("; "),
         path.display(),
         listed(notes)

@@ -165,7 +165,7 @@ impl Service {
     pub fn keep(&self, stop: &AtomicBool) -> Result<(), Error> {
         self.real("what is below --root is not this machine, so there is nothing that an agent could keep")?;
         Self::needs_root(
-            "agent loads a queueing discipline into the kernel; what it does not need it gives up then",
+            "agent loads a queueing discipline into the kernel; it then gives up the privileges that it does not need",
         )?;
         Ok(keeper::run(&self.state, &self.pins, stop)?)
     }

@@ -249,7 +249,7 @@ fn what_cannot_be_put_back_is_remembered_and_tried_again() {
     assert!(matches!(&error, Error::NotUndone { failed, .. } if failed.len() == 1), "{error:?}");
     let text = error.to_string();
     assert!(text.contains(
-        "not all could be put back: kvm.halt_poll_ns (sip1): EINVAL: no; /state/transaction remembers it"
+        "not all settings could be restored: kvm.halt_poll_ns (sip1): EINVAL: no; /state/transaction records them"
     ));
     // Nothing else is done before that is mended.
     let error = sim.apply(&Plan::default()).unwrap_err();

@@ -50,7 +50,7 @@ fn a_refusal_names_the_excess_and_the_least_changes() {
     let text = refused.to_string();
     assert!(text.starts_with(
         "HFSC reserves each channel's burst within its deadline all the time, and that is 2.400016mbit more than the \
-         link sends (2 channels: `b\\u{1b}`, `a`); what would do: "
+         link sends (2 channels: `b\\u{1b}`, `a`); the channels would fit with "
     ), "{text}");
     assert!(!text.chars().any(char::is_control));
     // 4,000 bytes at the 499,998 bytes per second that `a` leaves.
