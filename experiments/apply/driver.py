@@ -1,17 +1,17 @@
-"""Kills teiji at random moments in a KVM host, and sees for itself what becomes of the host's settings.
+"""Kills teiji at random moments on a KVM host, and reads the host's settings afterwards, without teiji.
 
 Run by Python 3 in the lab host, as root:
 
-    driver.py CONFIG snapshot       prints every setting that it looks at, as JSON
-    driver.py CONFIG kills          rounds of apply and of rollback, in turn, until so many of each were killed
+    driver.py CONFIG snapshot       prints every setting that it reads, as JSON
+    driver.py CONFIG kills          rounds of apply and of rollback, in turn, until enough of each were killed
     driver.py CONFIG vanish         rounds of apply to a VM that is killed meanwhile, and teiji every second time, until
-                                    so many did not come to their end
+                                    enough of them were not committed
 
-CONFIG is a file of JSON: see `Config` in mod.rs. One line of JSON is printed for each round, and one at the end.
+CONFIG is a JSON file: see `Config` in place.rs. One line of JSON is printed for each round, and one after `kills`.
 
-It shares no code with teiji. What a setting is it asks the kernel: sched_getaffinity(2), sched_getscheduler(2),
-/proc, /sys, the control groups that there are. Not only what the policy names is looked at but every thread of the
-VM, every interrupt, every CPU and every group, so that a change of something else shows as well.
+It shares no code with teiji. It reads the settings from the kernel: sched_getaffinity(2), sched_getscheduler(2),
+/proc, /sys, the existing control groups. It reads not only what the policy names but every thread of the VM, every
+interrupt, every CPU and every group, so that it notices changes of other settings too.
 """
 
 import json
@@ -26,8 +26,8 @@ import time
 GROUPS = "/sys/fs/cgroup"
 HALT_POLL = "/sys/module/kvm/parameters/halt_poll_ns"
 LATENCY = "/sys/devices/system/cpu/cpu%d/power/pm_qos_resume_latency_us"
-# Shares of the kills that are aimed at the time in which a run works, and at the settings that it changes; the others
-# are spread over all of the run.
+# Shares of the kills that come during a run's working time, and just after one of its settings has changed; the others
+# are spread over the whole run.
 AT_TIME, AT_SETTING = 0.4, 0.45
 PATIENCE_S = 60
 
@@ -47,13 +47,13 @@ def cpus(text):
 
 
 def threads(pid):
-    """Threads of the VM by id, with their names. QEMU's pool of threads for I/O grows and shrinks: not those."""
+    """Names of the VM's threads by id, without QEMU's pool of I/O threads, which grows and shrinks."""
     named = {int(tid): read(f"/proc/{pid}/task/{tid}/comm") for tid in os.listdir(f"/proc/{pid}/task")}
     return {tid: name for tid, name in named.items() if name not in (None, "worker")}
 
 
 def names(config):
-    """Of every setting that is looked at, for people."""
+    """Names of the settings that are read, for people."""
     yield "halt_poll"
     yield from (f"latency {cpu}" for cpu in range(os.cpu_count()))
     yield from (f"irq {irq}" for irq in os.listdir("/proc/irq") if irq.isdigit())
@@ -63,7 +63,7 @@ def names(config):
 
 
 def look(name):
-    """What a setting is now."""
+    """Present value of a setting."""
     kind, _, which = name.partition(" ")
     if kind == "halt_poll":
         return read(HALT_POLL)
@@ -83,12 +83,12 @@ def look(name):
 
 
 def snapshot(config):
-    """Every setting that is looked at."""
+    """Values of all settings that are read."""
     return {name: look(name) for name in names(config)}
 
 
 def as_wanted(before, config):
-    """What a snapshot shall be once the policy is applied."""
+    """The expected snapshot after the policy has been applied."""
     want, after = config["wanted"], dict(before)
     own = f"/teiji/vm-{config['pid']}"
     after["halt_poll"] = str(want["halt_poll_ns"])
@@ -107,7 +107,7 @@ def as_wanted(before, config):
         if kind and name.endswith(" cpus"):
             after[name] = cpus(want[kind])
         if kind and name.endswith(" class"):
-            # Workers go above vCPUs.
+            # Workers have a higher priority than vCPUs.
             above = 1 if kind == "worker_cpus" else 0
             after[name] = [os.SCHED_FIFO, want["priority"] + above, 0]
     return after
@@ -123,7 +123,7 @@ def wrong(found, should):
 
 
 class Teiji:
-    """Runs teiji, to its end or until it is killed, and knows how long that takes."""
+    """Runs teiji to its end or kills it, and measures how long runs take."""
 
     def __init__(self, config, rng):
         self.config, self.rng = config, rng
@@ -140,13 +140,13 @@ class Teiji:
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def works(self, what, process):
-        """Whether it has begun to work: its transaction is there, or, for a recovery, it has the lock."""
+        """Whether the process has begun to work: its transaction exists, or, for a recovery, it has the lock."""
         if what == "recover":
             return (read(f"{self.state}/lock") or "").strip() == str(process.pid)
         return os.path.exists(f"{self.state}/transaction")
 
     def until_it_works(self, what, process):
-        """Waits for that, or for its end; returns the seconds that it took."""
+        """Waits until the process works or has ended; returns how many seconds that took."""
         begun = time.monotonic()
         while not self.works(what, process) and not ended(process):
             if time.monotonic() - begun > PATIENCE_S:
@@ -155,7 +155,7 @@ class Teiji:
         return time.monotonic() - begun
 
     def run(self, what):
-        """To its end. Returns exit code and what it said, and notes how long start and work took."""
+        """Runs teiji to its end. Returns exit code and output, and records how long start and work took."""
         process = self.start(what)
         before = self.until_it_works(what, process)
         begun = time.monotonic()
@@ -164,15 +164,15 @@ class Teiji:
         return process.returncode, said
 
     def usual(self, what):
-        """Medians of the seconds until it works, and that it works for."""
+        """Medians in seconds: until it works, and how long it works."""
         pairs = self.times[what][-9:]
         return tuple(sorted(p[i] for p in pairs)[len(pairs) // 2] for i in (0, 1))
 
     def kill(self, what, changes=None):
-        """Kills it at a random moment. Returns how it ended (negative: by a signal) and what it had said.
+        """Kills teiji at a random moment. Returns its exit code (negative: ended by a signal) and its output.
 
-        `changes` are values that settings will have. Moving a VM into a group takes most of the time, so that kills
-        at random times would meet the other settings too rarely."""
+        `changes` are the settings that change, with their new values. Moving a VM into a group takes most of the time,
+        so kills at random times would meet the other settings too rarely."""
         before, work = self.usual(what)
         process = self.start(what)
         aim = self.rng.random()
@@ -191,16 +191,16 @@ class Teiji:
         return process.returncode, said
 
     def journal(self):
-        """What its transaction says: `None` if there is none, else steps begun and whether it is committed."""
+        """The state of the transaction: `None` if there is none, else the steps begun and whether it is committed."""
         text = read_raw(f"{self.state}/transaction")
         if text is None:
             return None
-        # A last line without its end was being written and does not count.
+        # A last line without a line end is incomplete and does not count.
         lines = [json.loads(line) for line in text.split("\n")[1:-1]]
         return {"begun": sum("do" in line for line in lines), "committed": any("commit" in line for line in lines)}
 
     def held(self):
-        """How many settings it holds."""
+        """How many settings teiji holds."""
         return len(json.loads(read(f"{self.state}/held.json") or '{"held":{"settings":[]}}')["held"]["settings"])
 
 
@@ -213,12 +213,12 @@ def read_raw(path):
 
 
 def ended(process):
-    """Whether it has ended; leaves it to be waited for."""
+    """Whether the process has ended; it can still be waited for."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def recover(teiji, kills_wanted):
-    """Recovers; kills that so many times first. Returns how many kills met it at work, and problems."""
+    """Recovers, after killing this many recoveries. Returns how many of these were killed at work, and problems."""
     met, problems = 0, []
     for _ in range(kills_wanted):
         at_work = teiji.journal() is not None
@@ -233,7 +233,7 @@ def recover(teiji, kills_wanted):
 
 
 def end_with(teiji, original, problems):
-    """Rolls back what is held, after which all must be as it was at first."""
+    """Rolls back what teiji holds. Returns the settings that are not as they were at first."""
     if teiji.held():
         code, said = teiji.run("rollback")
         if code != 0:
@@ -242,7 +242,7 @@ def end_with(teiji, original, problems):
 
 
 def kill_round(teiji, what, original, applied):
-    """One round: kill, recover, compare. What has to come out follows from the journal at the kill."""
+    """One round: kill, recover, compare. The expected result follows from the journal at the kill."""
     if what == "rollback":
         code, said = teiji.run("apply")
         if code != 0 or differ(snapshot(teiji.config), applied):
@@ -257,11 +257,11 @@ def kill_round(teiji, what, original, applied):
         hit, done = "after", True
         problems = [] if code == 0 else [f"{what} ended with {code}: {said}"]
     elif journal is None:
-        # Either nothing has begun, or all is done and put in order.
+        # Either nothing has begun, or everything is done and the files are in order.
         done = (teiji.held() > 0) == (what == "apply")
         hit, problems = "after" if done else "before", []
     else:
-        # An apply counts once it is committed, a rollback as soon as it is written down.
+        # An apply counts once it is committed, a rollback as soon as it is in the journal.
         hit, done, problems = "while", what == "rollback" or journal["committed"], []
     kills = 0
     while teiji.rng.random() < 0.5:
@@ -291,7 +291,7 @@ def kills(config, rng):
     teiji = Teiji(config, rng)
     original = snapshot(config)
     applied = as_wanted(original, config)
-    # How long everything takes, and that it does what it should when nobody kills it.
+    # Measures how long each command takes, and checks its result without a kill.
     for _ in range(3):
         for what, should in (("apply", applied), ("recover", applied), ("rollback", original)):
             code, said = teiji.run(what)
@@ -306,14 +306,14 @@ def kills(config, rng):
         told = {"round": n, "kind": what, **kill_round(teiji, what, original, applied)}
         print(json.dumps(told), flush=True)
         if told["wrong"]:
-            # Nothing that follows would mean anything.
+            # Later rounds would start from a wrong state.
             break
         killed[what] += not told["survived"]
     print(json.dumps({"usual_s": {what: teiji.usual(what) for what in teiji.times}}), flush=True)
 
 
 def stand_in(config):
-    """A VM that stands still: QEMU with vCPUs that never start. It is there within a second or two."""
+    """A VM that does not run: QEMU with vCPUs that never start. It needs a second or two to start."""
     process = subprocess.Popen(config["stand_in"], stdin=subprocess.DEVNULL)
     begun = time.monotonic()
     while sum("/KVM" in name for name in threads(process.pid).values()) < 2:
@@ -324,12 +324,12 @@ def stand_in(config):
 
 
 def vanish_round(teiji, original, kill_teiji):
-    """The VM is killed at a random moment while it is applied to, and maybe teiji as well."""
+    """The VM is killed at a random moment of an apply, and teiji too if `kill_teiji` is true."""
     vm = stand_in(teiji.config)
     _, work = teiji.usual("apply")
     process = teiji.start("apply")
     teiji.until_it_works("apply", process)
-    # Early, for its threads take a while to end.
+    # Early, because its threads take a while to end.
     time.sleep(teiji.rng.uniform(0, work / 2))
     vm.kill()
     if kill_teiji:
@@ -345,7 +345,7 @@ def vanish_round(teiji, original, kill_teiji):
         problems.append(f"apply ended with {code}, {committed=}: {said}")
     gone = "gone" in said
     bad = wrong(snapshot(teiji.config), original) if code > 0 else {}
-    # The VM's group cannot be removed as long as the VM is ending; the next command does that.
+    # The VM's group cannot be removed until the VM has ended; the next command removes it.
     bad = {name: values for name, values in bad.items() if not name.startswith("group /teiji")}
     again, said = teiji.run("recover")
     gone |= "gone" in said
