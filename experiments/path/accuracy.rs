@@ -140,7 +140,7 @@ pub struct Agreement {
     pub unattributed: f64,
     /// Events that teiji lost.
     pub lost: u64,
-    /// Requests that may be missing because the kernel skipped runs of probes.
+    /// Requests that may be missing because of events that are [`unseen`](super::unseen).
     pub spoilt: u64,
     /// Packets that the captures dropped.
     pub capture_dropped: u64,

@@ -127,8 +127,9 @@ fn hogs_on_the_vcpus_cpu_are_blamed() {
     is_blamed(&blame::SITUATIONS[0]);
 }
 
-/// A thread that goes before all others of the CPU, and sleeps every few µs: the scheduler chooses anew then, so that it is
-/// often the last that the vCPU waits for. Its part of the waits is that of the CPU's time, by the kernel's account.
+/// A thread with a higher priority than all others on the CPU runs for some µs every 5 ms. The scheduler then chooses
+/// anew, so this thread is often the last one to run before the vCPU. Its share of the waits must be its share of the CPU
+/// time, which the kernel counts.
 fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
     let ticks =
         "exec chrt -f 50 perl -e '$| = 1; print \"ticks\\n\"; select(undef, undef, undef, 0.005) while 1'";
