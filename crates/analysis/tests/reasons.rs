@@ -198,7 +198,8 @@ fn what_comes_too_late_is_waited_for_and_then_counted() {
         if late == 0 {
             assert_eq!(o.counts(), [100, 100, 0, 0, 0]);
         } else {
-            // The request of that event was joined without it. Requests of the 100 ms by which it is late are left out too.
+            // The request of that event was joined without it. Requests of the 100 ms by which it is late are left out
+            // too.
             let of = |lost: bool| {
                 let all = o.report.vms[0].left_out.iter();
                 all.filter(|l| (l.reason == Reason::EventsLost) == lost).map(|l| l.count).sum::<u64>()
