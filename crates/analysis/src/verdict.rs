@@ -19,6 +19,7 @@
 //!    guest has more: it is what can be changed. Otherwise nothing stands out, and the headline says where most time is
 //!    spent.
 //! 7. If the largest cause belongs to the guest, the details also name the largest cause of the host.
+//!
 //! [`Verdict::headline`] has the cause and its share in at most 12 words; [`Verdict::details`] has the figures. The
 //! blamed cause is the first of the findings; the others follow, sorted by their largest part.
 

@@ -134,7 +134,7 @@ fn no_request_is_explained() {
     said(mostly(Reason::NoInterrupt, |_| ()), "A point of the path was not seen");
     said(mostly(Reason::DroppedIn, |r| r.counters.lost = vec![1]), "The host dropped the requests");
     said(mostly(Reason::NotEntered, |r| r.counters.lost = vec![1]), "is the VM paused");
-    said(mostly(Reason::Alike, |_| ()), "alike");
+    said(mostly(Reason::Alike, |_| ()), "Identical packets");
     said(mostly(Reason::EventsLost, |r| r.counters.lost = vec![4]), "raise --buffer");
     let missed = mostly(Reason::EventsLost, |r| r.counters.missed = 4);
     assert!(missed.contains("skipped runs of probes") && !missed.contains("--buffer"), "{missed}");

@@ -90,8 +90,8 @@ fn too_small_a_slack_is_refused_with_the_one_that_will_do() {
     assert_eq!((refused.excess, refused.offending.len()), (1, 2));
     assert_eq!(
         refused.to_string(),
-        "with a slack of 1.999999ms best effort goes first for too long: 1 byte could not be sent in time; what would \
-         do: a slack of 2ms"
+        "with a slack of 1.999999ms best effort goes first for too long: 1 byte could not be sent in time; the \
+         channels would fit with a slack of 2ms"
     );
     assert!(admit(&Link { slack: Auto::Nanoseconds(2 * MS), ..link() }, &set).is_ok());
 }

@@ -6,8 +6,7 @@
 //!
 //! - A thread *can starve* if threads that it does not preempt may be busy on all of its CPUs at once. That depends on
 //!   the load, and is a warning. A worker does not count as an obstacle for the vCPUs of its own VM: without them it
-//! soon
-//!   has nothing to do.
+//!   soon has nothing to do.
 //! - The vCPUs of one VM *will starve* if there are more of them than CPUs that they may run on: a guest's vCPUs wait
 //!   for each other in loops (interrupts between them, locks), and a vCPU that loops does not let the one that it waits
 //!   for run. Such a guest hangs for ever, so the plan is refused.

@@ -195,7 +195,7 @@ fn channels() {
 fn contradictions() {
     check(&[
         ("[vm.a]\npriority = 3", &[(2, 1, "`priority` is only valid with class = \"realtime\"; write that")]),
-        ("[vm.a]\nclass = \"fair\"\npriority = 3", &[(3, 1, "or take `priority` out")]),
+        ("[vm.a]\nclass = \"fair\"\npriority = 3", &[(3, 1, "or remove `priority`")]),
         (
             "[vm.a]\nclass = \"realtime\"\nperiod = \"9ms\"",
             &[(3, 1, "`period` is only valid with class = \"deadline\"")],
