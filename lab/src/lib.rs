@@ -31,7 +31,6 @@ pub mod agent;
 pub mod cache;
 mod channel;
 mod confine;
-mod cpio;
 mod error;
 mod guest;
 mod host;

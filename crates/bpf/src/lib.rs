@@ -15,6 +15,8 @@ pub mod qdisc_edf;
 
 pub use object::Verified;
 
+use rustix::thread::{CapabilitySet, capabilities};
+
 /// Why a BPF program could not do its work.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -69,17 +71,11 @@ impl Error {
     }
 }
 
-/// Whether this process has the capabilities that loading needs: CAP_SYS_ADMIN (21; to find modules' types),
-/// CAP_PERFMON (38) and CAP_BPF (39).
+/// Whether this thread has the capabilities that loading needs; CAP_SYS_ADMIN is to find modules' types.
 fn permitted() -> bool {
-    const NEEDED: u64 = 1 << 21 | 1 << 38 | 1 << 39;
-    std::fs::read_to_string("/proc/self/status")
-        .ok()
-        .and_then(|s| {
-            let line = s.lines().find_map(|l| l.strip_prefix("CapEff:"))?;
-            u64::from_str_radix(line.trim(), 16).ok()
-        })
-        .is_some_and(|caps| caps & NEEDED == NEEDED)
+    const NEEDED: CapabilitySet =
+        CapabilitySet::SYS_ADMIN.union(CapabilitySet::PERFMON).union(CapabilitySet::BPF);
+    capabilities(None).is_ok_and(|own| own.effective.contains(NEEDED))
 }
 
 /// Sends the messages of libbpf to the log instead of standard error. They have debug level, as the errors that callers

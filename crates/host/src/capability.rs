@@ -4,15 +4,16 @@
 
 use crate::resource;
 use crate::root::Root;
+use rustix::thread::CapabilitySet;
 use teiji_model::host::Capability;
 
-/// Linux capabilities that tracing needs: number in `linux/capability.h`, name, and what it is for.
-pub const NEEDED: [(u8, &str, &str); 5] = [
-    (39, "CAP_BPF", "load BPF programs"),
-    (38, "CAP_PERFMON", "let them read kernel memory"),
-    (21, "CAP_SYS_ADMIN", "read the types of kernel modules (tun, vhost, kvm)"),
-    (19, "CAP_SYS_PTRACE", "see what other users' VMMs have open"),
-    (2, "CAP_DAC_READ_SEARCH", "look into other users' /proc and into debugfs"),
+/// Linux capabilities that tracing needs: which, its name, and what it is for.
+pub const NEEDED: [(CapabilitySet, &str, &str); 5] = [
+    (CapabilitySet::BPF, "CAP_BPF", "load BPF programs"),
+    (CapabilitySet::PERFMON, "CAP_PERFMON", "let them read kernel memory"),
+    (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN", "read the types of kernel modules (tun, vhost, kvm)"),
+    (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE", "see what other users' VMMs have open"),
+    (CapabilitySet::DAC_READ_SEARCH, "CAP_DAC_READ_SEARCH", "look into other users' /proc and into debugfs"),
 ];
 
 /// The oldest kernel on which every probe was loaded and seen to work. Probes of modules need 5.11, drop reasons 5.17.
@@ -21,15 +22,16 @@ const OLDEST: (u32, u32) = (6, 1);
 impl Root {
     /// Names of the capabilities in [`NEEDED`] that the calling process lacks.
     pub fn lacking(&self) -> Vec<&'static str> {
-        NEEDED.iter().filter(|(bit, ..)| !self.may(*bit)).map(|(_, name, _)| *name).collect()
+        NEEDED.iter().filter(|(capability, ..)| !self.may(*capability)).map(|(_, name, _)| *name).collect()
     }
 
-    /// Whether the calling thread has the capability of this number in `linux/capability.h`.
-    pub(crate) fn may(&self, capability: u8) -> bool {
+    /// Whether the calling thread has the capability. Read from its file, which a root of tests has as well.
+    pub(crate) fn may(&self, capability: CapabilitySet) -> bool {
         let status = self.text("proc/thread-self/status").or_else(|| self.text("proc/self/status"));
         let status = status.unwrap_or_default();
         let mask = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
-        mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).is_some_and(|m| m >> capability & 1 == 1)
+        mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok())
+            .is_some_and(|m| CapabilitySet::from_bits_retain(m).contains(capability))
     }
 
     /// What teiji needs of this host apart from the kernel's hooks.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use nix::unistd::gettid;
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use teiji_host::{Root, Settings, task};
@@ -200,7 +201,9 @@ fn a_missing_capability_is_named() {
     let setting = sleeper.scheduling();
     // Each thread has its own capabilities.
     let error = std::thread::spawn(move || {
-        caps::drop(None, caps::CapSet::Effective, caps::Capability::CAP_SYS_NICE).unwrap();
+        let mut own = capabilities(None).unwrap();
+        own.effective.remove(CapabilitySet::SYS_NICE);
+        set_capabilities(None, own).unwrap();
         settings().write(&setting, &Value::Scheduling(Scheduling::Fifo { priority: 1 })).unwrap_err()
     });
     let error = error.join().unwrap();

@@ -6,6 +6,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`advice`] | what people are told in addition to a report's figures |
+//! | [`columns`] | how many columns of a terminal a text takes |
 //! | [`event`] | what the kernel probes report: packets at points, interrupts, guest entries, kicks |
 //! | [`stage`] | the path's stages and the states of the threads on it |
 //! | [`finding`] | what makes requests slow: causes with evidence, and what shortens them |
@@ -29,6 +30,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advice;
+pub mod columns;
 pub mod cpus;
 pub mod event;
 pub mod finding;

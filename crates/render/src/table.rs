@@ -1,6 +1,6 @@
 //! Columns of text.
 
-use crate::terminal::{Style, Tone};
+use crate::terminal::{Style, Tone, columns};
 
 /// One cell.
 #[derive(Clone, Debug)]
@@ -58,12 +58,12 @@ impl Table {
 
     /// The lines, without trailing spaces.
     pub fn lines(&self, style: &Style) -> Vec<String> {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let most = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let text = |cell: &Cell| style.ascii(&cell.text);
-        let mut widths = vec![0; columns];
+        let mut widths = vec![0; most];
         for row in &self.rows {
             for (width, cell) in widths.iter_mut().zip(row) {
-                *width = (*width).max(text(cell).chars().count());
+                *width = (*width).max(columns(&text(cell)));
             }
         }
         self.rows.iter().map(|row| self.line(style, row, &widths)).collect()
@@ -74,7 +74,7 @@ impl Table {
         let mut pending = 0; // spaces that are written only if text follows
         for (cell, &width) in row.iter().zip(widths) {
             let text = style.ascii(&cell.text);
-            let pad = width - text.chars().count();
+            let pad = width - columns(&text);
             if !text.is_empty() {
                 line.push_str(&" ".repeat(pending + if cell.right { pad } else { 0 }));
                 line.push_str(&style.paint(cell.tone, &text));

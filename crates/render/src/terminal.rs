@@ -1,5 +1,6 @@
 //! What a terminal can show; makes untrusted text safe to print.
 
+pub use teiji_model::columns::{columns, pad, shorten, wrap};
 use teiji_model::stage::Stage;
 pub use teiji_model::text::printable;
 
@@ -65,32 +66,6 @@ pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// At most `width` characters of `text`; `~` at the end shows that it was truncated.
-pub fn shorten(text: &str, width: usize) -> String {
-    if text.chars().count() <= width {
-        return text.to_owned();
-    }
-    text.chars().take(width.saturating_sub(1)).chain(['~']).collect()
-}
-
-/// `text` in lines of at most `width` characters, broken at spaces.
-pub fn wrap(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split_whitespace() {
-        let last = lines.len() - 1;
-        let length = lines[last].chars().count();
-        if length == 0 {
-            lines[last].push_str(word);
-        } else if length + 1 + word.chars().count() <= width {
-            lines[last].push(' ');
-            lines[last].push_str(word);
-        } else {
-            lines.push(word.to_owned());
-        }
-    }
-    lines
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,17 +76,5 @@ mod tests {
         assert_eq!(printable("a\u{202e}b\u{9b}31m"), "a\\u{202e}b\\u{9b}31m");
         assert_eq!(printable("büro-1"), "büro-1");
         assert_eq!(printable_lines("a\nb\r"), "a\nb\\r");
-    }
-
-    #[test]
-    fn wrapping_keeps_every_word() {
-        assert_eq!(wrap("aa bb cc", 5), ["aa bb", "cc"]);
-        assert_eq!(wrap("toolongword b", 5), ["toolongword", "b"]);
-        assert_eq!(wrap("", 5), [""]);
-    }
-
-    #[test]
-    fn cut_text_shows_it() {
-        assert_eq!((shorten("abcdef", 4), shorten("abcd", 4)), ("abc~".to_owned(), "abcd".to_owned()));
     }
 }

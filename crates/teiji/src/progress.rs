@@ -3,6 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 use teiji_agent::trace::Progress;
+use teiji_render::terminal::{columns, pad};
 use teiji_render::units;
 
 /// Prints progress: on a terminal one line that is overwritten, otherwise one line every two seconds.
@@ -30,11 +31,11 @@ impl Line {
         let text = line(progress, self.duration);
         let mut stderr = std::io::stderr();
         let _ = if self.terminal {
-            write!(stderr, "\r{text:<width$}", width = self.width)
+            write!(stderr, "\r{}", pad(&text, self.width))
         } else {
             writeln!(stderr, "{text}")
         };
-        self.width = text.chars().count();
+        self.width = columns(&text);
     }
 
     /// Removes the line from the terminal.

@@ -4,6 +4,7 @@
 //! and no editor shows a different name; a comment shows them like [`printable`] does.
 
 use std::fmt::Write;
+use teiji_model::columns::wrap;
 use teiji_model::text::printable;
 
 /// The width of comments in columns, unless a word is longer.
@@ -33,21 +34,8 @@ pub(super) fn key(name: &str) -> String {
 
 /// A text as lines of a comment.
 pub(super) fn comment(text: &str) -> Vec<String> {
-    let mut lines = vec![String::from("#")];
-    let mut columns = 1;
-    for word in printable(text).split_whitespace() {
-        let length = word.chars().count();
-        if columns > 1 && columns + 1 + length > WIDTH {
-            lines.push(String::from("#"));
-            columns = 1;
-        }
-        if let Some(last) = lines.last_mut() {
-            last.push(' ');
-            last.push_str(word);
-        }
-        columns += 1 + length;
-    }
-    lines
+    let lines = wrap(&printable(text), WIDTH - 2);
+    lines.iter().map(|line| format!("# {line}").trim_end().to_owned()).collect()
 }
 
 #[cfg(test)]

@@ -3,9 +3,6 @@
 use nix::errno::Errno;
 use teiji_model::resource::ResourceError;
 
-/// `CAP_SYS_NICE` of `linux/capability.h`.
-pub(super) const CAP_SYS_NICE: u8 = 23;
-
 /// This host does not have it.
 pub(super) fn unsupported(why: impl Into<String>) -> ResourceError {
     ResourceError::Unsupported(why.into())

@@ -3,13 +3,14 @@
 //! Flags of `sched_attr` are neither kept nor set: a thread with `SCHED_FLAG_RESET_ON_FORK` or its own time slice has
 //! the defaults after a change of its scheduling, also after the undo. VMMs use neither.
 
-use super::answer::{self, CAP_SYS_NICE};
+use super::answer;
 use super::thread::{self, changeable, failed};
 use super::{Access, Facts};
 use crate::root::Root;
 use crate::sys;
 use crate::task::{Stat, alive, gone};
 use nix::errno::Errno;
+use rustix::thread::CapabilitySet;
 use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Scheduling, Task, Value};
 
 /// `include/uapi/linux/sched.h`.
@@ -65,7 +66,7 @@ fn present(root: &Root, task: Task) -> Result<Scheduling, ResourceError> {
 fn write(root: &Root, task: Task, wanted: Scheduling) -> Result<(), ResourceError> {
     changeable(root, task)?;
     sys::set_scheduling(task.id, &to_attr(wanted)).map_err(|errno| match (errno, wanted) {
-        (Errno::EPERM, _) if !root.may(CAP_SYS_NICE) => failed(task, errno),
+        (Errno::EPERM, _) if !root.may(CapabilitySet::SYS_NICE) => failed(task, errno),
         (Errno::EPERM, Scheduling::Deadline { .. }) => {
             let (why, cure) = deadline_not_permitted(root, task);
             answer::refused(errno, why, cure)

@@ -1,6 +1,8 @@
 //! Parses and writes filters.
 
 use super::{End, Flow, Net, Port, Proto};
+use crate::columns::columns;
+use crate::text::printable;
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -25,11 +27,10 @@ pub struct FlowError {
 
 impl fmt::Display for FlowError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plain = |s: &str| s.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>();
-        let before = self.text.get(..self.at).unwrap_or(&self.text).chars().count();
-        let under = self.text.get(self.at..self.at + self.len).unwrap_or("").chars().count().max(1);
-        writeln!(f, "{}", plain(&self.message))?;
-        writeln!(f, "  {}", plain(&self.text))?;
+        let before = columns(&printable(self.text.get(..self.at).unwrap_or(&self.text)));
+        let under = columns(&printable(self.text.get(self.at..self.at + self.len).unwrap_or(""))).max(1);
+        writeln!(f, "{}", printable(&self.message))?;
+        writeln!(f, "  {}", printable(&self.text))?;
         write!(f, "  {:before$}{}", "", "^".repeat(under))
     }
 }

@@ -29,6 +29,13 @@ fn an_error_points_at_the_word_and_names_the_nearest() {
     let e = Flow::parse("host é port 1").unwrap_err();
     assert_eq!((e.at, e.len), (5, 2));
     assert!(e.to_string().ends_with("\n       ^"), "{e}");
+    // In columns, of what is shown.
+    assert!(
+        said("host 東京 port").ends_with("\n  host 東京 port\n       ^^^^"),
+        "{}",
+        said("host 東京 port")
+    );
+    assert!(said("udp\tprot 1").ends_with("\n  udp\\tprot 1\n       ^^^^"), "{}", said("udp\tprot 1"));
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! The capabilities of a host: what is missing, and what does not work without it.
 
-use crate::terminal::{Style, Tone, printable, wrap};
+use crate::terminal::{Style, Tone, columns, pad, printable, wrap};
 use teiji_model::host::Capability;
 
 /// The capabilities as text of at most 100 columns.
 pub fn table(all: &[Capability], style: &Style) -> String {
-    let name_width = all.iter().map(|c| c.name.chars().count()).max().unwrap_or(0).min(30);
+    let name_width = all.iter().map(|c| columns(&printable(&c.name))).max().unwrap_or(0).min(30);
     let left = 9 + name_width + 2;
     let mut out = String::new();
     for c in all {
@@ -22,7 +22,7 @@ pub fn table(all: &[Capability], style: &Style) -> String {
                 lines.extend(wrap(&text, 100 - left));
             }
         }
-        out += &format!("{mark}  {:<name_width$}  {}\n", printable(&c.name), lines[0]);
+        out += &format!("{mark}  {}  {}\n", pad(&printable(&c.name), name_width), lines[0]);
         for line in &lines[1..] {
             out += &format!("{:left$}{}\n", "", style.paint(Tone::Faint, line));
         }

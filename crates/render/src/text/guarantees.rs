@@ -9,7 +9,7 @@ use teiji_model::units::{RATE, SIZE};
 
 /// How many channels of a link are shown.
 const SHOWN: usize = 40;
-/// How many characters of a channel's name are shown, and the width of the bar of its deadline.
+/// Columns of a channel's name that are shown, and of the bar of its deadline.
 const NAME: usize = 24;
 const BAR: usize = 10;
 

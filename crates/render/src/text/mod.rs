@@ -12,7 +12,7 @@ mod waterfall;
 
 pub use waterfall::{cells, dominant};
 
-use crate::terminal::{Style, Tone, printable, shorten, wrap};
+use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, ns, percent};
 use teiji_model::advice::Advice;
 use teiji_model::report::{Dist, Groups, LeftOut, Preemptor, Report, Requests, VmReport};
@@ -200,11 +200,11 @@ fn verdict(vm: &VmReport, style: &Style) -> Vec<String> {
         .map(|(i, l)| style.paint(Tone::Strong, &format!("{} {l}", if i == 0 { "=>" } else { "  " })))
         .collect();
     let details = details(vm);
-    let width = details.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+    let width = details.iter().map(|(label, _)| columns(label)).max().unwrap_or(0);
     for (label, text) in &details {
         for (i, line) in wrap(text, WIDTH.saturating_sub(width + 5)).iter().enumerate() {
             let label = if i == 0 { label.as_str() } else { "" };
-            lines.push(format!("   {}  {line}", style.paint(Tone::Faint, &format!("{label:<width$}"))));
+            lines.push(format!("   {}  {line}", style.paint(Tone::Faint, &pad(label, width))));
         }
     }
     lines

@@ -1,7 +1,7 @@
 //! What a plan would change, or why there is no plan.
 
 use super::guarantees;
-use crate::terminal::{Style, Tone, printable, shorten, wrap};
+use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units;
 use std::fmt::Write;
 use teiji_model::plan::{Plan, Step};
@@ -9,7 +9,7 @@ use teiji_model::policy::{Line, Overridden, Place, Problem, Source};
 use teiji_model::resource::Value;
 use teiji_model::units::DURATION;
 
-/// The longest part of a policy's line that is shown below a problem.
+/// Columns of the longest part of a policy's line that is shown below a problem.
 const SHOWN: usize = 80;
 
 /// Each problem with its place, the line of the policy and a mark below it.
@@ -23,10 +23,10 @@ pub fn problems(problems: &[Problem], sources: &[Source]) -> String {
         let Some(line) = source.and_then(|s| s.text.lines().nth(place.line.checked_sub(1)?)) else {
             continue;
         };
-        let (before, shown) = (place.column.saturating_sub(1), printable(&shorten(line, SHOWN)));
+        // In columns: tabs are shown as escapes, and some characters are wide.
+        let before: String = line.chars().take(place.column.saturating_sub(1)).collect();
+        let (before, shown) = (columns(&printable(&before)), shorten(&printable(line), SHOWN));
         if before < SHOWN && !shown.trim().is_empty() {
-            // The text before the mark may have become longer: tabs are shown as escapes.
-            let before = printable(&line.chars().take(before).collect::<String>()).chars().count();
             let _ = writeln!(out, "  {shown}\n  {:before$}^", "");
         }
     }
@@ -87,9 +87,9 @@ pub fn step(mark: &str, step: &Step, style: &Style) -> String {
         (present, wanted) = (DURATION.write(*from), DURATION.write(*to));
     }
     let change = format!("{present} {arrow} {wanted}");
-    let mut out = format!("{mark}  {}  {what:<30}", style.paint(Tone::Strong, &format!("{whose:<24}")));
+    let mut out = format!("{mark}  {}  {}", style.paint(Tone::Strong, &pad(&whose, 24)), pad(&what, 30));
     let width = 3 + 2 + 24 + 2 + 30 + 2;
-    if width + change.chars().count() <= 100 {
+    if width + columns(&change) <= 100 {
         out += &format!("  {change}\n");
     } else {
         out = out.trim_end().to_owned() + &format!("\n       {change}\n");

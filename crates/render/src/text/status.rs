@@ -1,6 +1,6 @@
 //! The settings that teiji holds, since when, and which of them someone else has changed since.
 
-use crate::terminal::{Style, Tone, printable, shorten, wrap};
+use crate::terminal::{Style, Tone, pad, printable, shorten, wrap};
 use crate::units;
 use teiji_model::resource::ResourceError;
 use teiji_model::status::Status;
@@ -44,8 +44,8 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
         |value: &dyn std::fmt::Display, width| shorten(&style.ascii(&printable(&value.to_string())), width);
     for held in &status.held {
         let hold = &held.hold;
-        let whose = style.paint(Tone::Strong, &format!("{:<24}", text(&hold.whose, 24)));
-        let first = format!("  {whose}  {:<30}  {}", text(&held.setting, 30), text(&hold.value, 38));
+        let whose = style.paint(Tone::Strong, &pad(&text(&hold.whose, 24), 24));
+        let first = format!("  {whose}  {}  {}", pad(&text(&held.setting, 30), 30), text(&hold.value, 38));
         out += &format!("{}\n", first.trim_end());
         let why =
             format!("was {}; since {} ago, because of {}", hold.original, age(now, hold.since), hold.reason);

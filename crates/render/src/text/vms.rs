@@ -1,7 +1,7 @@
 //! The VMs of a host with their threads and NICs.
 
 use crate::table::{Cell, Table};
-use crate::terminal::{Style, Tone, printable, shorten};
+use crate::terminal::{Style, Tone, columns, printable, shorten};
 use crate::units;
 use teiji_model::host::{DataPlane, Identity, Nic, VM_USERS, Vm};
 
@@ -32,8 +32,7 @@ fn block(vm: &Vm, identity: &Identity, style: &Style) -> String {
         }
     }
     let name = style.ascii(&shorten(&printable(&vm.name), 40));
-    let mut out =
-        format!("{}{}\n", style.paint(Tone::Strong, &name), shorten(&head, 98 - name.chars().count()));
+    let mut out = format!("{}{}\n", style.paint(Tone::Strong, &name), shorten(&head, 98 - columns(&name)));
 
     if let Some(doubt) = doubt(vm, identity) {
         out += &format!("  {}\n", style.paint(Tone::Bad, &style.ascii(&shorten(&printable(&doubt), 96))));

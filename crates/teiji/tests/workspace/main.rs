@@ -24,7 +24,15 @@ const CRATES: [Crate; 11] = [
     Crate {
         name: "teiji-model",
         on: &[],
-        others: Some(&["crc32fast", "postcard", "serde", "serde_json", "strsim", "thiserror"]),
+        others: Some(&[
+            "crc32fast",
+            "postcard",
+            "serde",
+            "serde_json",
+            "strsim",
+            "thiserror",
+            "unicode-width",
+        ]),
     },
     Crate {
         name: "teiji-policy",

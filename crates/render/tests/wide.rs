@@ -1,0 +1,148 @@
+//! Names in wide characters: what stands in one column of a table begins at the same column of the terminal.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use teiji_model::host::{Capability, Identity, NamedBy};
+use teiji_model::plan::{ChannelGuarantee, Hold, LinkGuarantee, Plan, Step};
+use teiji_model::policy::Source;
+use teiji_model::queue::{Deadlines, Device, Scheduler};
+use teiji_model::resource::{Resource, Value};
+use teiji_model::status::{HeldNow, LinkNow, LinksNow, Status};
+use teiji_render::terminal::{Style, columns};
+use teiji_render::text::{WIDTH, doctor, guarantees, links, plan, status, vms};
+
+const UNICODE: Style = Style { colour: false, unicode: true };
+/// Narrow, wide, half wide, with a combining mark, and too long.
+const NAMES: [&str; 5] =
+    ["sip1", "東京サーバー", "vm-서울", "bu\u{308}ro", "とても長い名前の仮想マシンはここで切れる"];
+
+/// The columns at which the lines that have `what` have it; also that no line is too wide.
+fn at(text: &str, what: &str) -> Vec<usize> {
+    assert!(text.lines().all(|line| columns(line) <= WIDTH), "{text}");
+    text.lines().filter_map(|line| Some(columns(line.split_once(what)?.0))).collect()
+}
+
+#[track_caller]
+fn aligned(text: &str, what: &str) {
+    let at = at(text, what);
+    assert!(at.len() == NAMES.len() && at.iter().all(|column| *column == at[0]), "{what} at {at:?}:\n{text}");
+}
+
+#[test]
+fn devices_of_vms() {
+    let mut vm = common::vm(NAMES[4], 1);
+    let nic = vm.nics[0].clone();
+    vm.nics = NAMES.map(|name| teiji_model::host::Nic { tap: name.into(), ..nic.clone() }).into();
+    let identity = Identity { uid: Some(0), user: Some("root".into()), named_by: NamedBy::Itself };
+    for style in [UNICODE, Style::PLAIN] {
+        let text = vms::table(&[(vm.clone(), identity.clone())], &style);
+        aligned(&text, "bridge br0");
+        aligned(&text, "1 queue");
+    }
+}
+
+#[test]
+fn steps_and_what_is_held() {
+    let setting = |name: &str| Resource::SegmentSize(Device { name: name.into(), index: 2 });
+    let step = |name: &str| Step {
+        setting: setting(name),
+        whose: name.into(),
+        present: Value::Bytes(65_536),
+        wanted: Value::Bytes(32_768),
+        reason: "link".into(),
+        cost: String::new(),
+    };
+    let hold = |name: &str| Hold {
+        whose: name.into(),
+        original: Value::Bytes(65_536),
+        value: Value::Bytes(32_768),
+        since: 0,
+        reason: "link".into(),
+    };
+    let held = |name: &str| HeldNow {
+        setting: setting(name),
+        hold: hold(name),
+        present: Ok(Value::Bytes(32_768)),
+        changed: false,
+    };
+    let planned = Plan { steps: NAMES.map(step).into(), ..Plan::default() };
+    let held = Status { held: NAMES.map(held).into(), ..Status::default() };
+    let value = Value::Bytes(65_536).to_string();
+    for style in [UNICODE, Style::PLAIN] {
+        let text = plan::table(&planned, &style);
+        aligned(&text, &format!("{value} {}", style.ascii("→")));
+        let text = status::table(&held, 1, &style);
+        aligned(&text, &format!("  {}\n", Value::Bytes(32_768)).trim_end().to_owned());
+    }
+}
+
+#[test]
+fn channels() {
+    let channel = |name: &str| ChannelGuarantee {
+        name: name.into(),
+        rate: 2_000_000,
+        burst: 3084,
+        deadline: 3_000_000,
+        bound: 2_000_000,
+    };
+    let guaranteed = LinkGuarantee {
+        link: NAMES[4].into(),
+        scheduler: Scheduler::Edf,
+        rate: 999_000_000,
+        slack: 2_100_000,
+        largest: 32_786,
+        reserved: 450_000_000,
+        channels: NAMES.map(channel).into(),
+    };
+    let settings = Deadlines {
+        scheduler: Scheduler::Edf,
+        rate: 1_000_000_000,
+        slack: 2_000_000,
+        realtime_max: 0,
+        channels: BTreeMap::new(),
+    };
+    let now = LinkNow {
+        link: NAMES[4].into(),
+        index: 2,
+        settings,
+        stats: Default::default(),
+        channels: NAMES.map(|name| (name.to_owned(), Default::default())).into(),
+    };
+    let now = LinksNow { links: vec![now], ..LinksNow::default() };
+    for style in [UNICODE, Style::PLAIN] {
+        aligned(&guarantees::link(&guaranteed, &style), "3.00 ms");
+        // The first column of figures: there is no deadline.
+        let text = links::table(&now, &style);
+        aligned(&text, "-        0");
+    }
+}
+
+#[test]
+fn capabilities() {
+    let all = NAMES.map(|name| Capability {
+        name: name.chars().take(8).collect(),
+        present: true,
+        essential: false,
+        found: "found".into(),
+        consequence: String::new(),
+        remedy: String::new(),
+    });
+    aligned(&doctor::table(&all, &UNICODE), "found");
+}
+
+#[test]
+fn a_mark_stands_below_the_word_that_is_wrong() {
+    for name in NAMES {
+        let text = format!("[vm.\"{name}\"] prot = 1");
+        let source = Source { name: "p.toml".into(), text };
+        let problems = teiji_policy::parse(std::slice::from_ref(&source)).unwrap_err();
+        let text = plan::problems(&problems, &[source]);
+        let (line, mark) = text.split_once("\n  ").unwrap().1.split_once('\n').unwrap();
+        let under = columns(mark.split_once('^').unwrap().0) - 2;
+        let ends: Vec<usize> = line.char_indices().map(|(at, _)| columns(&line[..at])).collect();
+        assert!(ends.contains(&under), "{text}");
+        assert_eq!(at(&text, "prot = 1"), at(&text, "^"), "{text}");
+    }
+}
