@@ -39,7 +39,7 @@ use teiji_model::resource;
 use teiji_model::resource::Resource;
 
 /// Half of the longest safe time between two heartbeats.
-const BEAT: Duration = Duration::from_millis(500);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(500);
 /// A BPF file system in the lab host.
 const PINS: &str = "/tmp/bpf/driver";
 
@@ -223,9 +223,9 @@ fn run(mut state: State) -> Result<()> {
     let mut number = 0;
     loop {
         if !state.silent {
-            state.edf.beat();
+            state.edf.send_heartbeat();
         }
-        match incoming.recv_timeout(BEAT) {
+        match incoming.recv_timeout(HEARTBEAT_INTERVAL) {
             Ok(line) => {
                 number += 1;
                 let answer = state.obey(&line);

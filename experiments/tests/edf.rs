@@ -89,7 +89,7 @@ fn main() -> ExitCode {
             links::slots_are_given_anew,
             links::a_killed_change_is_whole,
         ],
-        teiji_lab::tests![heartbeat::without_a_beat_it_is_a_fifo, heartbeat::the_agent_may_die].to_vec(),
+        teiji_lab::tests![heartbeat::without_a_heartbeat_it_is_a_fifo, heartbeat::the_agent_may_die].to_vec(),
         on![TIMED:
             packets::excess_is_in_nobodys_way,
             packets::best_effort_is_shared,

@@ -30,11 +30,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
-use teiji_bpf::qdisc_edf::{Keep, Pinned, Pulse};
+use teiji_bpf::qdisc_edf::{Heartbeat, PinState, QdiscOwner};
 use teiji_host::{Root, privilege};
 use teiji_model::status::Unfinished;
 
-/// Time between two heartbeats, a fraction of what is safe ([`teiji_bpf::qdisc_edf::BEAT_EVERY`]). A signal may have to
+/// Time between two heartbeats, a fraction of what is safe ([`teiji_bpf::qdisc_edf::HEARTBEAT_INTERVAL_MAX`]). A signal may have to
 /// wait for as long.
 const BEAT: Duration = Duration::from_millis(250);
 /// Time between two checks of the pins.
@@ -73,8 +73,8 @@ impl Error {
 /// # Errors
 /// If another agent runs, or the kernel does not accept the qdisc. Errors in the state directory are logged.
 pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
-    let mut keep = Keep::take(pins)?;
-    let mut heart = Heart::start(keep.pulse())?;
+    let mut keep = QdiscOwner::acquire(pins)?;
+    let mut heart = Heart::start(keep.heartbeat())?;
     warn_of_other(&keep);
     let mut recovery = Some(recover(state, pins)?);
     let (mut confined, mut told) = (false, false);
@@ -89,8 +89,8 @@ pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
             if !keep.is_current() && keep.users() == 0 {
                 // This releases the lock on the former qdisc; its heartbeat continues until the new one starts.
                 drop(keep);
-                keep = Keep::take(pins)?;
-                heart = Heart::start(keep.pulse())?;
+                keep = QdiscOwner::acquire(pins)?;
+                heart = Heart::start(keep.heartbeat())?;
                 tracing::info!("no link has the other version's qdisc any more; the agent keeps its own");
             }
             if keep.is_current() && !confined {
@@ -113,7 +113,7 @@ pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
         Err(teiji_bpf::Error::Refused { .. }) => tracing::warn!(
             "{users} links still have channels; {} s from now their packets leave in the order of arrival: start the agent \
              again, or remove the channels by `teiji rollback`",
-            teiji_bpf::qdisc_edf::BEAT_LIMIT.as_secs()
+            teiji_bpf::qdisc_edf::HEARTBEAT_TIMEOUT.as_secs()
         ),
         Err(error) => return Err(error.into()),
     }
@@ -121,7 +121,7 @@ pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
     Ok(())
 }
 
-fn warn_of_other(keep: &Keep) {
+fn warn_of_other(keep: &QdiscOwner) {
     if !keep.is_current() {
         tracing::warn!(
             "{} links have channels of another version of teiji: the agent keeps them going as they are; \
@@ -140,19 +140,19 @@ struct Heart {
 }
 
 impl Heart {
-    fn start(pulse: Arc<Pulse>) -> Result<Heart, Error> {
+    fn start(heartbeat: Arc<Heartbeat>) -> Result<Heart, Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let (done, confined) = channel::<()>();
         let beat = move || {
-            pulse.beat();
+            heartbeat.send_heartbeat();
             if let Err(error) = privilege::give_up() {
                 // `confirm` reports it again; meanwhile deadlines are kept.
                 tracing::error!("the heartbeat: {error}");
             }
             drop(done);
             while !stopped.load(Ordering::Relaxed) {
-                pulse.beat();
+                heartbeat.send_heartbeat();
                 std::thread::park_timeout(BEAT);
             }
         };
@@ -231,7 +231,7 @@ impl<'a> Watch<'a> {
         Watch { pins, last: Instant::now(), trouble: None }
     }
 
-    fn look(&mut self, keep: &mut Keep) -> Result<(), Error> {
+    fn look(&mut self, keep: &mut QdiscOwner) -> Result<(), Error> {
         if self.last.elapsed() < LOOK {
             return Ok(());
         }
@@ -239,8 +239,8 @@ impl<'a> Watch<'a> {
         let pins = self.pins.display();
         let meanwhile = "deadlines of present channels are kept, but no command can see or change them";
         let trouble = match keep.look() {
-            Ok(Pinned::Ours) => None,
-            Ok(Pinned::Missing) => match keep.pin_again() {
+            Ok(PinState::Ours) => None,
+            Ok(PinState::Missing) => match keep.pin_again() {
                 Ok(()) => {
                     tracing::warn!(
                         "somebody removed what the agent had pinned in {pins}: it is pinned again, and channels are as \
@@ -252,8 +252,8 @@ impl<'a> Watch<'a> {
                     "what the agent had pinned in {pins} is gone: {meanwhile}; {error}; it tries again"
                 )),
             },
-            Ok(Pinned::Others) if keep.users() == 0 => return Err(Error::Replaced(self.pins.to_owned())),
-            Ok(Pinned::Others) => Some(format!(
+            Ok(PinState::Others) if keep.users() == 0 => return Err(Error::Replaced(self.pins.to_owned())),
+            Ok(PinState::Others) => Some(format!(
                 "{pins} has the pins of another process: {meanwhile} ({} links); end that process, remove its pins, and \
                  this agent pins its own again",
                 keep.users()

@@ -78,8 +78,8 @@ impl Machine {
                 "what is below --root is not the machine that the kernel runs on".into(),
             );
         }
-        let beaten = match Opened::of(&self.pins) {
-            Ok(Opened::Current(edf)) => edf.beaten(),
+        let heartbeat_age = match Opened::of(&self.pins) {
+            Ok(Opened::Current(edf)) => edf.heartbeat_age(),
             Ok(Opened::Other(_)) => return DeadlineSupport::None(OTHER.into()),
             Ok(Opened::Absent) => {
                 return or_hfsc(format!(
@@ -98,7 +98,7 @@ impl Machine {
                 return DeadlineSupport::None(format!("what is pinned in {pins} cannot be told: {why}"));
             }
         };
-        match silence(beaten) {
+        match silence(heartbeat_age) {
             None => DeadlineSupport::Edf,
             Some(why) => {
                 DeadlineSupport::NoAgent(format!("{START}; {why}; deadlines are kept only while one runs"))
@@ -110,7 +110,7 @@ impl Machine {
     pub fn links(&self) -> LinksNow {
         let edf = match Opened::of(&self.pins) {
             Ok(Opened::Current(edf)) => edf,
-            Ok(Opened::Other(pulse)) if pulse.users() > 0 => {
+            Ok(Opened::Other(heartbeat)) if heartbeat.users() > 0 => {
                 return LinksNow { trouble: Some(OTHER.into()), ..LinksNow::default() };
             }
             Ok(_) => return LinksNow::default(),
@@ -130,7 +130,7 @@ impl Machine {
             Err(why) => now.trouble = Some(format!("links with channels are not shown: {why}")),
         }
         if !now.links.is_empty() && now.trouble.is_none() {
-            now.trouble = silence(edf.beaten()).map(|why| {
+            now.trouble = silence(edf.heartbeat_age()).map(|why| {
                 format!("deadlines are not kept, packets leave in the order of their arrival: {why}; {START}")
             });
         }
@@ -254,9 +254,9 @@ fn or_hfsc(first: String) -> DeadlineSupport {
 }
 
 /// What is wrong if the agent's last heartbeat was this long ago; `None`: nothing.
-fn silence(beaten: Option<Duration>) -> Option<String> {
-    match beaten {
-        Some(age) if age < edf::BEAT_LIMIT => None,
+fn silence(heartbeat_age: Option<Duration>) -> Option<String> {
+    match heartbeat_age {
+        Some(age) if age < edf::HEARTBEAT_TIMEOUT => None,
         Some(age) => Some(format!("the agent's last heartbeat was {} s ago", age.as_secs())),
         None => Some("there was no heartbeat of an agent yet".to_owned()),
     }

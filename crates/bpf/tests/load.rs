@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use teiji_bpf::path_trace::{self, Setup, Tracer};
-use teiji_bpf::qdisc_edf::{BEAT_LIMIT, Edf, Opened, unpin};
+use teiji_bpf::qdisc_edf::{Edf, HEARTBEAT_TIMEOUT, Opened, unpin};
 use teiji_model::flow::Watch;
 
 /// Needs root: the tests of this project run as root, here or in the lab.
@@ -52,7 +52,7 @@ fn the_deadline_qdisc_loads_or_says_what_is_missing() {
             eprintln!("{verified:?}");
             assert_eq!(verified.len(), 5);
             assert_eq!((edf.users(), edf.links().unwrap()), (0, Vec::new()));
-            assert!(edf.beaten().unwrap() < BEAT_LIMIT);
+            assert!(edf.heartbeat_age().unwrap() < HEARTBEAT_TIMEOUT);
             // Whoever comes second finds what is there.
             assert!(Edf::load(&pins).err().unwrap().to_string().contains("has one already"));
             assert!(matches!(Opened::of(&pins), Ok(Opened::Current(_))));

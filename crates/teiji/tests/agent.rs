@@ -48,7 +48,7 @@ impl World {
     }
 
     /// The number that the heartbeat writes.
-    fn beat(&self) -> u64 {
+    fn heartbeat(&self) -> u64 {
         number(&self.map("beat").lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap())
     }
 
@@ -57,12 +57,12 @@ impl World {
     }
 
     /// Waits for two heartbeats from now on.
-    fn beats(&self) -> bool {
-        let mut last = self.beat();
+    fn heartbeat_continues(&self) -> bool {
+        let mut last = self.heartbeat();
         (0..2).all(|_| {
             let before = last;
             within(|| {
-                last = self.beat();
+                last = self.heartbeat();
                 last != before
             })
         })
@@ -162,7 +162,7 @@ type Damage = dyn Fn(&Path);
 
 /// Whatever the state directory contains, deadlines are kept, and damaged files are reported and left alone.
 #[test]
-fn the_heart_beats_whatever_the_state_is_like() {
+fn the_heartbeat_continues_whatever_the_state_is_like() {
     let damages: [(&str, &Damage); 7] = [
         ("missing", &|_| ()),
         ("damaged", &|held| fs::write(held, "{\"version\":1,\"bo").unwrap()),
@@ -190,7 +190,7 @@ fn the_heart_beats_whatever_the_state_is_like() {
         let before = held.symlink_metadata().map(|m| (m.file_type(), m.len())).ok();
         let mut agent = Agent::start(&world, &world.state());
         let log = agent.says("the agent keeps deadlines; 1 links have channels");
-        assert!(world.beats(), "{name}: {log}");
+        assert!(world.heartbeat_continues(), "{name}: {log}");
         assert_eq!(log.contains("held.json") || name == "no folder", name != "missing", "{name}: {log}");
         assert_eq!(log.contains("see `teiji status`"), name != "missing", "{name}: {log}");
         assert_eq!(held.symlink_metadata().map(|m| (m.file_type(), m.len())).ok(), before, "{name}");
@@ -243,7 +243,7 @@ fn pins_that_somebody_removes_are_pinned_again() {
         let said = agent.says("it is pinned again");
         assert!(said.contains("somebody removed") && said.contains(world.pins().to_str().unwrap()), "{said}");
         assert_eq!(ids(), before, "{}", remove.display());
-        assert!(world.beats());
+        assert!(world.heartbeat_continues());
     }
     // The lock exists again together with the pins.
     Agent::start(&world, &world.dir.path().join("other")).says("another teiji agent is running");
@@ -252,7 +252,7 @@ fn pins_that_somebody_removes_are_pinned_again() {
     let bpf = world.dir.path().join("bpf");
     nix::mount::umount2(&bpf, nix::mount::MntFlags::MNT_DETACH).unwrap();
     let said = agent.says("mount -t bpf");
-    assert!(said.contains("is gone") && world.beats(), "{said}");
+    assert!(said.contains("is gone") && world.heartbeat_continues(), "{said}");
     mount(&bpf);
     agent.says("it is pinned again");
     assert_eq!(ids(), before);
@@ -266,9 +266,9 @@ fn pins_that_somebody_removes_are_pinned_again() {
     fs::rename(world.pins(), bpf.join("ours")).unwrap();
     fs::rename(&elsewhere, world.pins()).unwrap();
     let said = agent.says("has the pins of another process");
-    assert!(said.contains("1 links") && world.beats(), "{said}");
+    assert!(said.contains("1 links") && world.heartbeat_continues(), "{said}");
     let theirs = others[1].1.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
-    assert_eq!(number(&theirs), 0, "it beats for the other one");
+    assert_eq!(number(&theirs), 0, "it sends the heartbeat for the other one");
 }
 
 /// About the unit file: systemd must always start the agent again, except where that cannot help.

@@ -3,7 +3,7 @@
 use super::*;
 
 /// First the driver stops its heartbeat and resumes it; then it is killed.
-pub fn without_a_beat_it_is_a_fifo() {
+pub fn without_a_heartbeat_it_is_a_fifo() {
     let host = CONCURRENT.without_driver();
     let driver = Driver::start(host).unwrap();
     driver.line("link va rate=2000000").unwrap();

@@ -10,14 +10,14 @@
 #define TEIJI_QDISC_EDF_INTF_H
 
 #define MAX_LINKS 64
-#define SETTINGS_PER_LINK 4	 /* those that count, and those of the three changes before */
-#define MAX_CHANNELS 4096	 /* of all links */
-#define MAX_MATCHES 16384	 /* a channel has one for each IP version, twice while its link is changed */
-#define LABEL 64		 /* bytes of a channel's name, and a zero */
-#define MAX_SHAPES 16		 /* of a link: distinct sets of fields that its channels look at */
-#define FLOWS 1024		 /* queues of best-effort flows of a link; a flow is found by its hash */
-#define DELAY_BUCKETS 40	 /* bucket i: 2^i up to 2^(i+1) ns; the last: all above (9 minutes) */
-#define BEAT_LIMIT 2000000000ULL /* without a beat for so long, FIFO */
+#define SETTINGS_PER_LINK 4 /* those that count, and those of the three changes before */
+#define MAX_CHANNELS 4096   /* of all links */
+#define MAX_MATCHES 16384   /* a channel has one for each IP version, twice while its link is changed */
+#define LABEL 64	    /* bytes of a channel's name, and a zero */
+#define MAX_SHAPES 16	    /* of a link: distinct sets of fields that its channels look at */
+#define FLOWS 1024	    /* queues of best-effort flows of a link; a flow is found by its hash */
+#define DELAY_BUCKETS 40    /* bucket i: 2^i up to 2^(i+1) ns; the last: all above (9 minutes) */
+#define HEARTBEAT_TIMEOUT 2000000000ULL /* without a heartbeat for so long, FIFO */
 
 /* Several network namespaces may use the same ifindex. */
 struct link_key {
@@ -114,7 +114,7 @@ struct link_stats {
 	__u64 be_drops;
 	__u64 rt_drops;
 	__u64 capped;		/* packets of channels over the bound of all, sent as best effort */
-	__u64 fallback_packets; /* sent as FIFO for want of a beat */
+	__u64 fallback_packets; /* sent as FIFO for want of a heartbeat */
 	__u64 fallbacks;	/* times that it fell back */
 	__u64 largest; /* largest best-effort packet, bytes: it is what a deadline may have to wait for */
 	__u32 rt_queued;

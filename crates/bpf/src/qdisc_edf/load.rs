@@ -29,7 +29,8 @@ impl Edf {
         let mut object = open()?.load().map_err(|e| Error::kernel("load the deadline qdisc", e))?;
         for name in maps::NAMES {
             let mut map = object.maps_mut().find(|m| m.name() == name).ok_or_else(|| lacks(name))?;
-            map.pin(pins.new_one(name)).map_err(|e| Error::kernel(format!("pin the map {name}"), e))?;
+            map.pin(pins.new_one(maps::pin_of(name)))
+                .map_err(|e| Error::kernel(format!("pin the map {name}"), e))?;
         }
         let mut registered = register(&mut object)?;
         registered
@@ -40,7 +41,7 @@ impl Edf {
         pins.adopt()?;
         let verified = verified(&object)?;
         let edf = Edf::open(pins, registry)?;
-        edf.beat();
+        edf.send_heartbeat();
         Ok((edf, verified))
     }
 }

@@ -7,7 +7,7 @@
  *   current:  slot            -> which of the slot's settings count
  *   settings: slot, which        states: slot     queues, pacing, flows, statistics
  *   matches:  fields          -> channels: index  token bucket, statistics
- *   beat                         users
+ *   heartbeat                    users
  *   labels, registry             (not read by the programs)
  *
  * A link is looked up once, when it gets the qdisc: a hash look-up costs more than everything else that a
@@ -71,7 +71,7 @@ struct link_state {
 	u64 rt_time;   /* time that the queued real-time packets take, ns */
 	u32 rt_bytes;
 	u32 be_bytes;
-	u32 fallback; /* no beat: FIFO */
+	u32 fallback; /* no heartbeat: FIFO */
 	u32 single;   /* there is an `only` */
 	struct link_stats stats;
 	struct flow flow[FLOWS];
@@ -155,7 +155,7 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, u64);
-} beat SEC(".maps");
+} heartbeat SEC(".maps");
 
 /* How many links have the qdisc; the same in every version as well. */
 struct {

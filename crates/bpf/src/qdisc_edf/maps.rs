@@ -6,8 +6,26 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use std::path::Path;
 
 /// The maps that processes write, by their names.
-pub(super) const NAMES: [&str; 10] =
-    ["slots", "current", "settings", "states", "matches", "channels", "labels", "registry", "beat", "users"];
+pub(super) const NAMES: [&str; 10] = [
+    "slots",
+    "current",
+    "settings",
+    "states",
+    "matches",
+    "channels",
+    "labels",
+    "registry",
+    "heartbeat",
+    "users",
+];
+
+/// The pin of the heartbeat's map: agents of other versions open it, so it keeps the name that it had first.
+pub(super) const HEARTBEAT_PIN: &str = "beat";
+
+/// The name of a map's pin.
+pub(super) fn pin_of(map: &'static str) -> &'static str {
+    if map == "heartbeat" { HEARTBEAT_PIN } else { map }
+}
 
 /// A map with its name, for messages.
 pub(super) struct Map {

@@ -4,7 +4,7 @@
 //! Edf::load ── verify the programs, register the qdisc kind `teiji_edf`, pin both ──► Edf     (the agent)
 //! Opened::of ── what is pinned ──► Edf                                                       (any process)
 //! Edf::put_link ── settings and channels of a link, at once; then the caller makes it the root qdisc
-//! Edf::beat ── the heartbeat, at least every second; the kernel half falls back to FIFO 2 s after the last one
+//! Edf::send_heartbeat ── the heartbeat, at least every second; the kernel half falls back to FIFO 2 s after the last one
 //! unpin ── the kind is gone once no link has it
 //! ```
 //! No state lives in a process: every process that opens the pins sees and changes what others have written, and links
@@ -20,20 +20,20 @@
 //! | --- | --- |
 //! | `shape`, `link` | channels in the form of the kernel half, and back |
 //! | `load` | verifies, registers and pins the programs |
-//! | `keep` | one agent owns them, and pins again what somebody removes |
+//! | `owner` | one agent owns them, and pins again what somebody removes |
 //! | `slots` | links: their settings and state, and which qdisc has them |
 //! | `maps` | typed access to the maps |
 //! | `netns` | the network namespace of links |
 //! | `pins` | the folder that has the pins |
-//! | `pulse` | the agent's heartbeat |
+//! | `heartbeat` | the agent's heartbeat |
 //! | `stats` | packet statistics |
-mod keep;
+mod heartbeat;
 mod link;
 mod load;
 mod maps;
 mod netns;
+mod owner;
 mod pins;
-mod pulse;
 mod shape;
 mod slots;
 mod stats;
@@ -45,10 +45,10 @@ mod skeleton {
 }
 use skeleton::types;
 
-pub use keep::{Keep, Pinned};
+pub use heartbeat::Heartbeat;
 pub use load::supported;
+pub use owner::{PinState, QdiscOwner};
 pub use pins::{PINS, unpin};
-pub use pulse::Pulse;
 
 use crate::Error;
 use crate::object::{bytes_of, value_of};
@@ -64,9 +64,9 @@ use teiji_model::status::{ChannelStats, LinkStats};
 /// Name of the qdisc kind, as `tc qdisc` shows it.
 pub const KIND: &str = "teiji_edf";
 /// The longest safe time between two heartbeats: half of what the kernel half tolerates.
-pub const BEAT_EVERY: Duration = Duration::from_secs(1);
-/// After this time without a heartbeat the kernel half sends without deadlines (`BEAT_LIMIT` in `intf.h`).
-pub const BEAT_LIMIT: Duration = Duration::from_secs(2);
+pub const HEARTBEAT_INTERVAL_MAX: Duration = Duration::from_secs(1);
+/// After this time without a heartbeat the kernel half sends without deadlines (`HEARTBEAT_TIMEOUT` in `intf.h`).
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The pinned programs' settings and state.
 pub struct Edf {
@@ -76,7 +76,7 @@ pub struct Edf {
     channels: Map,
     labels: Map,
     registry: Registry,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
     netns: u64,
 }
 
@@ -87,7 +87,7 @@ pub enum Opened {
     /// The qdisc of exactly this version.
     Current(Box<Edf>),
     /// The qdisc of another version of teiji: only the heartbeat can be sent.
-    Other(Pulse),
+    Other(Heartbeat),
 }
 
 impl Opened {
@@ -105,7 +105,7 @@ impl Opened {
         if registry.read()?.version == load::version() {
             Edf::open(pins, registry).map(|edf| Opened::Current(Box::new(edf)))
         } else {
-            Pulse::open(&pins).map(Opened::Other)
+            Heartbeat::open(&pins).map(Opened::Other)
         }
     }
 }
@@ -118,31 +118,31 @@ impl Edf {
             matches: map("matches")?,
             channels: map("channels")?,
             labels: map("labels")?,
-            pulse: Pulse::open(&pins)?,
+            heartbeat: Heartbeat::open(&pins)?,
             netns: netns::cookie()?,
             registry,
             pins,
         })
     }
 
-    /// Sends the heartbeat. To be called at least every [`BEAT_EVERY`].
-    pub fn beat(&self) {
-        self.pulse.beat();
+    /// Sends the heartbeat. To be called at least every [`HEARTBEAT_INTERVAL_MAX`].
+    pub fn send_heartbeat(&self) {
+        self.heartbeat.send_heartbeat();
     }
 
     /// What a process needs that only sends the heartbeat.
-    pub fn into_pulse(self) -> Pulse {
-        self.pulse
+    pub fn into_heartbeat(self) -> Heartbeat {
+        self.heartbeat
     }
 
     /// How long ago the last heartbeat was; `None` if there was none.
-    pub fn beaten(&self) -> Option<Duration> {
-        self.pulse.beaten()
+    pub fn heartbeat_age(&self) -> Option<Duration> {
+        self.heartbeat.heartbeat_age()
     }
 
     /// How many links have the qdisc, of all network namespaces.
     pub fn users(&self) -> u64 {
-        self.pulse.users()
+        self.heartbeat.users()
     }
 
     /// Sets the settings and channels of a link, all of them at once. The link has the qdisc or is about to get it.
@@ -171,10 +171,10 @@ impl Edf {
         })?;
         let done = self.write_matches(wanted, &written, &ids).and_then(|()| match own {
             Some(_) => self.slots.put(slot, &written.settings),
-            None => self.slots.give(slot, &self.key(ifindex), &written.settings),
+            None => self.slots.assign(slot, &self.key(ifindex), &written.settings),
         });
         // Removes the matches of the former generation, or of the new one if writing it failed.
-        let tidied = self.collect();
+        let tidied = self.remove_unused_matches();
         done.and(tidied)
     }
 
@@ -210,7 +210,7 @@ impl Edf {
         let _lock = self.pins.lock()?;
         if let Some(slot) = self.slots.of(&self.key(ifindex))? {
             if self.slots.owner(slot)? == 0 {
-                self.slots.take(&[(self.key(ifindex), slot)])?;
+                self.slots.release(&[(self.key(ifindex), slot)])?;
             }
             if self.slots.owner(slot)? != 0 {
                 return Err(Error::Refused {
@@ -219,7 +219,7 @@ impl Edf {
                 });
             }
         }
-        self.collect()
+        self.remove_unused_matches()
     }
 
     /// Lets a link send queued packets as fast as the device accepts them, until [`Edf::put_link`] or [`Edf::tidy`].
@@ -276,9 +276,9 @@ impl Edf {
             }
         }
         if !left.is_empty() {
-            self.slots.take(&left)?;
+            self.slots.release(&left)?;
         }
-        self.collect()
+        self.remove_unused_matches()
     }
 
     /// Packet statistics of a link's channels, by name, since each was added.
@@ -377,7 +377,7 @@ impl Edf {
     }
 
     /// Removes matches that no settings name.
-    fn collect(&self) -> Result<(), Error> {
+    fn remove_unused_matches(&self) -> Result<(), Error> {
         maps::wait_for_programs();
         let used = self.generations()?;
         let unnamed = |key: &types::match_key| !used.contains(&key.link);
@@ -410,7 +410,7 @@ mod tests {
     fn where_nothing_is_pinned_nothing_is_found_and_nothing_can_be_pinned_elsewhere() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(Opened::of(dir.path()), Ok(Opened::Absent)));
-        assert!(Pulse::of(dir.path()).unwrap().is_none());
+        assert!(Heartbeat::of(dir.path()).unwrap().is_none());
         unpin(dir.path()).unwrap();
         let error = Pins::new(&dir.path().join("teiji")).prepare().unwrap_err().to_string();
         assert!(error.contains("mount -t bpf bpf /sys/fs/bpf"), "{error}");

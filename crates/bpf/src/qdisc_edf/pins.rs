@@ -5,7 +5,7 @@
 //! ```
 //! Names change by one rename(2), so `edf` is complete whenever it exists. What a killed process left in the other two
 //! folders, the next process removes.
-use super::{KIND, Pulse};
+use super::{Heartbeat, KIND};
 use crate::Error;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -142,8 +142,8 @@ impl Pins {
     }
 
     /// Whether this lock is that of the owner of the pins in use; `None` if there are none.
-    pub(super) fn are_of(&self, owner: &Flock<File>) -> io::Result<Option<bool>> {
-        let ours = owner.metadata()?;
+    pub(super) fn are_of(&self, lock: &Flock<File>) -> io::Result<Option<bool>> {
+        let ours = lock.metadata()?;
         match self.0.join(CURRENT).symlink_metadata() {
             Ok(found) => Ok(Some((found.dev(), found.ino()) == (ours.dev(), ours.ino()))),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -198,9 +198,9 @@ fn holder((dev, ino): (u64, u64)) -> String {
 /// [`Error::Refused`] if a link has it; [`Error::Kernel`] if the file system refuses.
 pub fn unpin(folder: &Path) -> Result<(), Error> {
     let pins = Pins::new(folder);
-    let Some(pulse) = Pulse::of(folder)? else { return Ok(()) };
+    let Some(heartbeat) = Heartbeat::of(folder)? else { return Ok(()) };
     let _lock = pins.lock()?;
-    if pulse.users() > 0 {
+    if heartbeat.users() > 0 {
         return Err(Error::Refused {
             doing: format!("remove the qdisc {KIND} from the kernel"),
             reason: "links have it; `teiji rollback` removes it from those".into(),

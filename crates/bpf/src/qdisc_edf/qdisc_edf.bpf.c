@@ -26,11 +26,11 @@
  * The link is paced: a frame takes (length + overhead) / rate, and the next one leaves after that. If the
  * link was idle or a timer was late, at most `credit` of that time is made up for.
  *
- * The agent's heartbeat is in `beat`. Without a heartbeat for 2 s:
+ * The agent's heartbeat is in `heartbeat`. Without a heartbeat for 2 s:
  *
- *   deadlines ──(beat is 2 s old)──► FIFO: what is queued goes first, deadlines before best effort, then
+ *   deadlines ──(heartbeat lost)───► FIFO: what is queued goes first, deadlines before best effort, then
  *       ▲                            arrivals in their order; neither paced nor bounded by channels
- *       └─────────(beat)─────────────┘
+ *       └──────(heartbeat)───────────┘
  *
  * Limits: root qdisc of Ethernet devices only, not below mq; one lock for all of a device's transmit
  * queues; a GSO packet is one packet, and blocks the link for as long as all of it takes. A deadline
@@ -88,13 +88,13 @@ static __always_inline u64 max(u64 a, u64 b)
 	return a > b ? a : b;
 }
 
-static __always_inline bool without_beat(u64 now)
+static __always_inline bool heartbeat_missing(u64 now)
 {
 	u32 zero = 0;
-	u64 *at = bpf_map_lookup_elem(&beat, &zero);
+	u64 *at = bpf_map_lookup_elem(&heartbeat, &zero);
 
 	/* a heartbeat written on another CPU may be slightly ahead of this CPU's clock */
-	return !at || (s64)(now - *at) > (s64)BEAT_LIMIT;
+	return !at || (s64)(now - *at) > (s64)HEARTBEAT_TIMEOUT;
 }
 
 static bool earlier(struct bpf_rb_node *a, const struct bpf_rb_node *b)
@@ -246,7 +246,7 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 	if (!link || !st)
 		goto drop;
 	now = bpf_ktime_get_ns();
-	fallback = without_beat(now);
+	fallback = heartbeat_missing(now);
 	if (fallback && !st->fallback)
 		st->stats.fallbacks++;
 	st->fallback = fallback;
@@ -391,7 +391,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	if (!st)
 		return NULL;
 	now = bpf_ktime_get_ns();
-	fallback = without_beat(now);
+	fallback = heartbeat_missing(now);
 	if (fallback && !st->fallback)
 		st->stats.fallbacks++;
 	st->fallback = fallback;

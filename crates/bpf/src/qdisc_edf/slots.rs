@@ -80,7 +80,7 @@ impl Slots {
     }
 
     /// Gives a free slot to a link. Packets that the slot's state still holds are freed.
-    pub(super) fn give(
+    pub(super) fn assign(
         &self,
         slot: u32,
         key: &types::link_key,
@@ -92,7 +92,7 @@ impl Slots {
     }
 
     /// Takes the slots away from these links, unless a qdisc has them.
-    pub(super) fn take(&self, links: &[(types::link_key, u32)]) -> Result<(), Error> {
+    pub(super) fn release(&self, links: &[(types::link_key, u32)]) -> Result<(), Error> {
         for (key, _) in links {
             self.slots.delete(bytes_of(key))?;
         }

@@ -1,6 +1,7 @@
 //! Two numbers that programs and processes share by mapped memory: the time of the agent's heartbeat, and how many
 //! links use the qdisc. Their layout is the same in every version of the programs, so that an agent can send the
 //! heartbeat for the programs of another version.
+use super::maps;
 use super::pins::Pins;
 use crate::Error;
 use libbpf_rs::MapHandle;
@@ -57,33 +58,33 @@ impl Drop for Shared {
 }
 
 /// The heartbeat of the qdisc that is pinned in a folder, of any version.
-pub struct Pulse {
-    beat: Shared,
+pub struct Heartbeat {
+    last: Shared,
     users: Shared,
 }
 
-impl Pulse {
-    pub(super) fn open(pins: &Pins) -> Result<Pulse, Error> {
-        Ok(Pulse { beat: Shared::open(pins, "beat")?, users: Shared::open(pins, "users")? })
+impl Heartbeat {
+    pub(super) fn open(pins: &Pins) -> Result<Heartbeat, Error> {
+        Ok(Heartbeat { last: Shared::open(pins, maps::HEARTBEAT_PIN)?, users: Shared::open(pins, "users")? })
     }
 
     /// That of the qdisc pinned in `folder`; `None` if there is none.
     ///
     /// # Errors
     /// [`Error::NotPermitted`], or [`Error::Kernel`].
-    pub fn of(folder: &Path) -> Result<Option<Pulse>, Error> {
+    pub fn of(folder: &Path) -> Result<Option<Heartbeat>, Error> {
         let pins = Pins::new(folder);
-        pins.are_there()?.then(|| Pulse::open(&pins)).transpose()
+        pins.are_there()?.then(|| Heartbeat::open(&pins)).transpose()
     }
 
-    /// Sends the heartbeat. To be called at least every [`super::BEAT_EVERY`]. Needs no system call and no privilege.
-    pub fn beat(&self) {
-        self.beat.number().store(now(), Ordering::Relaxed);
+    /// Sends the heartbeat. To be called at least every [`super::HEARTBEAT_INTERVAL_MAX`]. Needs no system call and no privilege.
+    pub fn send_heartbeat(&self) {
+        self.last.number().store(now(), Ordering::Relaxed);
     }
 
     /// How long ago the last heartbeat was; `None` if there was none.
-    pub fn beaten(&self) -> Option<Duration> {
-        let at = self.beat.number().load(Ordering::Relaxed);
+    pub fn heartbeat_age(&self) -> Option<Duration> {
+        let at = self.last.number().load(Ordering::Relaxed);
         (at > 0).then(|| Duration::from_nanos(now().saturating_sub(at)))
     }
 

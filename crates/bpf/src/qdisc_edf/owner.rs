@@ -2,18 +2,19 @@
 //!
 //! ```text
 //!           nothing pinned, or another version's that no link has
-//!  take ──────────────────────► load, register, pin ──┐
+//!  acquire ───────────────────► load, register, pin ──┐
 //!    │ pinned                                         ▼
-//!    └──────────► lock of the owner, on the folder of the pins itself ──► Keep ──► unpin
+//!    └──────────► lock of the owner, on the folder of the pins itself ──► QdiscOwner ──► unpin
 //!                   │ held by another: refused, with his pid               │ ▲
-//!                                                      pins are removed by ▼ │ pin_again
+//!                                                      pins are removed by ▼ │ repin
 //!                                                      somebody          orphan
 //! ```
 //! The owner holds a descriptor of each pin, including the link that registers the kind. So removing the pins ends
 //! nothing: links keep their qdisc and its maps as long as the owner runs, no other agent can register the kind, and
 //! the owner can pin the same maps again. Without pins no other process can see or change channels.
+use super::maps;
 use super::pins::Pins;
-use super::{Edf, KIND, Opened, Pulse, unpin};
+use super::{Edf, Heartbeat, KIND, Opened, unpin};
 use crate::Error;
 use libbpf_rs::{MapCore, MapHandle};
 use nix::fcntl::Flock;
@@ -25,22 +26,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How often [`Keep::take`] tries if the pins are replaced meanwhile.
+/// How often [`QdiscOwner::acquire`] tries if the pins are replaced meanwhile.
 const TRIES: usize = 5;
 
 /// The pinned qdisc, owned by this process.
-pub struct Keep {
+pub struct QdiscOwner {
     pins: Pins,
-    owner: Flock<File>,
-    pulse: Arc<Pulse>,
+    lock: Flock<File>,
+    heartbeat: Arc<Heartbeat>,
     held: Vec<(OsString, OwnedFd)>,
-    beat: u32,
+    heartbeat_map: u32,
     current: bool,
 }
 
 /// What is in the folder of the pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pinned {
+pub enum PinState {
     /// All maps of this process.
     Ours,
     /// Not all maps of this process, and none of another.
@@ -49,37 +50,44 @@ pub enum Pinned {
     Others,
 }
 
-impl Keep {
+impl QdiscOwner {
     /// Becomes the owner of the qdisc pinned in `folder`. Loads and pins the qdisc first if there is none, or one of
     /// another version that no link has. Sends one heartbeat.
     ///
     /// # Errors
     /// [`Error::Refused`] if another process is the owner; those of [`Edf::load`].
-    pub fn take(folder: &Path) -> Result<Keep, Error> {
+    pub fn acquire(folder: &Path) -> Result<QdiscOwner, Error> {
         let pins = Pins::new(folder);
         for _ in 0..TRIES {
             if !pins.are_there()? {
                 Edf::load(folder)?;
             }
-            let owner = pins.own()?;
-            let (pulse, current) = match Opened::of(folder)? {
-                Opened::Current(edf) => (edf.into_pulse(), true),
-                Opened::Other(pulse) => (pulse, false),
+            let lock = pins.own()?;
+            let (heartbeat, current) = match Opened::of(folder)? {
+                Opened::Current(edf) => (edf.into_heartbeat(), true),
+                Opened::Other(heartbeat) => (heartbeat, false),
                 Opened::Absent => continue,
             };
             // The folder may have been replaced after it was opened and before it was locked.
-            if pins.are_of(&owner).map_err(|e| pins.failed("look into", &e))? != Some(true) {
+            if pins.are_of(&lock).map_err(|e| pins.failed("look into", &e))? != Some(true) {
                 continue;
             }
-            if !current && pulse.users() == 0 {
+            if !current && heartbeat.users() == 0 {
                 unpin(folder)?;
                 continue;
             }
-            pulse.beat();
+            heartbeat.send_heartbeat();
             let held = pins.names()?.into_iter().map(|name| Ok((name.clone(), open(&pins, &name)?)));
             let held = held.collect::<Result<Vec<_>, Error>>()?;
-            let beat = beat_id(&pins)?;
-            return Ok(Keep { pins, owner, pulse: Arc::new(pulse), held, beat, current });
+            let heartbeat_map = heartbeat_map_id(&pins)?;
+            return Ok(QdiscOwner {
+                pins,
+                lock,
+                heartbeat: Arc::new(heartbeat),
+                held,
+                heartbeat_map,
+                current,
+            });
         }
         Err(Error::Refused {
             doing: format!("keep the links of {}", folder.display()),
@@ -88,8 +96,8 @@ impl Keep {
     }
 
     /// For sending the heartbeat.
-    pub fn pulse(&self) -> Arc<Pulse> {
-        Arc::clone(&self.pulse)
+    pub fn heartbeat(&self) -> Arc<Heartbeat> {
+        Arc::clone(&self.heartbeat)
     }
 
     /// Whether the qdisc is of exactly this version of teiji.
@@ -99,21 +107,22 @@ impl Keep {
 
     /// How many links have the qdisc, of all network namespaces.
     pub fn users(&self) -> u64 {
-        self.pulse.users()
+        self.heartbeat.users()
     }
 
     /// Whether the pins in the folder are those of this process. Needs no capability.
     ///
     /// # Errors
     /// If the folder cannot be looked into.
-    pub fn look(&self) -> Result<Pinned, Error> {
-        match self.pins.are_of(&self.owner).map_err(|e| self.pins.failed("look into", &e))? {
-            None => Ok(Pinned::Missing),
-            Some(false) => Ok(Pinned::Others),
+    pub fn pin_state(&self) -> Result<PinState, Error> {
+        match self.pins.are_of(&self.lock).map_err(|e| self.pins.failed("look into", &e))? {
+            None => Ok(PinState::Missing),
+            Some(false) => Ok(PinState::Others),
             Some(true) => {
                 let there = |(name, _): &(OsString, OwnedFd)| self.pins.has(name);
-                let whole = self.held.iter().all(there) && beat_id(&self.pins)? == self.beat;
-                Ok(if whole { Pinned::Ours } else { Pinned::Missing })
+                let whole =
+                    self.held.iter().all(there) && heartbeat_map_id(&self.pins)? == self.heartbeat_map;
+                Ok(if whole { PinState::Ours } else { PinState::Missing })
             }
         }
     }
@@ -123,8 +132,8 @@ impl Keep {
     ///
     /// # Errors
     /// [`Error::Refused`] if the folder has another process's pins, or is in no BPF file system; [`Error::Kernel`].
-    pub fn pin_again(&mut self) -> Result<(), Error> {
-        if self.look()? == Pinned::Missing && self.pins.are_there()? {
+    pub fn repin(&mut self) -> Result<(), Error> {
+        if self.pin_state()? == PinState::Missing && self.pins.are_there()? {
             self.pins.retire().map_err(|e| self.pins.failed("clear", &e))?;
         }
         let _lock = self.pins.prepare()?;
@@ -132,9 +141,9 @@ impl Keep {
             pin(&self.pins, name, fd)?;
         }
         // Locked before the folder gets its name, so that no other process can become the owner.
-        let owner = self.pins.own_new()?;
+        let lock = self.pins.own_new()?;
         self.pins.adopt()?;
-        self.owner = owner;
+        self.lock = lock;
         Ok(())
     }
 
@@ -143,13 +152,13 @@ impl Keep {
     /// # Errors
     /// [`Error::Refused`] if a link has the qdisc; [`Error::Kernel`].
     pub fn unpin(self) -> Result<(), Error> {
-        match self.look()? {
-            Pinned::Others => Ok(()),
-            Pinned::Missing if self.users() > 0 => Err(Error::Refused {
+        match self.pin_state()? {
+            PinState::Others => Ok(()),
+            PinState::Missing if self.users() > 0 => Err(Error::Refused {
                 doing: format!("remove the qdisc {KIND} from the kernel"),
                 reason: "links have it; `teiji rollback` removes it from those".into(),
             }),
-            Pinned::Ours | Pinned::Missing => unpin(self.pins.folder()),
+            PinState::Ours | PinState::Missing => unpin(self.pins.folder()),
         }
     }
 }
@@ -181,8 +190,8 @@ fn pin(pins: &Pins, name: &OsString, fd: &OwnedFd) -> Result<(), Error> {
 }
 
 /// The kernel's id of the map with the heartbeat; each map has a different id.
-fn beat_id(pins: &Pins) -> Result<u32, Error> {
-    let path = pins.current("beat");
+fn heartbeat_map_id(pins: &Pins) -> Result<u32, Error> {
+    let path = pins.current(maps::HEARTBEAT_PIN);
     let map = MapHandle::from_pinned_path(&path).and_then(|map| map.info());
     map.map(|map| map.info.id).map_err(|e| Error::kernel(format!("open {}", path.display()), e))
 }
