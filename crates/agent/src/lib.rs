@@ -4,7 +4,7 @@
 //! | module | does |
 //! | --- | --- |
 //! | [`apply`] | carries out a plan, journalled so that it can be undone whatever happens |
-//! | [`keeper`] | the daemon that keeps deadlines: `teiji agent` |
+//! | [`daemon`] | the daemon that keeps deadlines: `teiji agent` |
 //! | [`machine`] | the settings of this host, from files to BPF maps |
 //! | [`observation`] | hosts as files: this one, and others |
 //! | [`output`] | reports and recordings as files that appear only when complete, even after privileges were given up |
@@ -16,7 +16,7 @@
 
 pub mod apply;
 mod capability;
-pub mod keeper;
+pub mod daemon;
 pub mod machine;
 pub mod observation;
 pub mod output;

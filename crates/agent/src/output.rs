@@ -1,7 +1,7 @@
 //! Files that appear complete or not at all: reports and recordings.
 //!
 //! ```text
-//!  create ──► NAME.<random>.partial ──(keep)──► NAME
+//!  create ──► NAME.<random>.partial ──(persist)──► NAME
 //!                    │ dropped, or its process is killed
 //!                    └──► removed
 //! ```
@@ -14,18 +14,18 @@
 //! so, a separate process keeps the privileges that this needs. It has one file, and accepts one command:
 //!
 //! ```text
-//!  trace (nobody)                         keeper of the name (root: DAC_OVERRIDE, FOWNER)
-//!    │ ── keep: one byte ──────────────►  rename, answer, end
+//!  trace (nobody)                         renaming process   (root: DAC_OVERRIDE, FOWNER)
+//!    │ ── rename: one byte ────────────►  rename, answer, end
 //!    │ ── socket closed, however ──────►  remove what was written, end
 //! ```
 
-mod keeper;
+mod renamer;
 
-use keeper::Keeper;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat, renameat};
 use nix::sys::stat::{Mode, SFlag, fstat, fstatat};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use renamer::Renamer;
 use std::ffi::{CStr, CString, OsStr};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -60,8 +60,8 @@ pub struct Output {
 /// How the file gets its name.
 #[derive(Debug)]
 enum Pending {
-    Here(Names),
-    There(Keeper),
+    Names(Names),
+    Renamer(Renamer),
 }
 
 /// The two names of a file, in their folder.
@@ -73,7 +73,7 @@ struct Names {
 }
 
 impl Names {
-    fn give(&self) -> nix::Result<()> {
+    fn rename(&self) -> nix::Result<()> {
         renameat(&self.folder, self.partial.as_c_str(), &self.folder, self.name.as_c_str())
     }
 
@@ -83,7 +83,7 @@ impl Names {
 }
 
 impl Output {
-    /// Begins a file for `path`; it gets that name only by [`Output::keep`].
+    /// Begins a file for `path`; it gets that name only by [`Output::persist`].
     ///
     /// # Errors
     /// If the folder cannot be written to, or `path` exists and is neither a regular file nor a symbolic link to
@@ -91,17 +91,17 @@ impl Output {
     pub fn create(path: &Path, rights: Rights) -> io::Result<Output> {
         let (folder, name) = folder_of(path)?;
         match what_is(&folder, &name, path)? {
-            There::Nothing | There::Replaceable => {}
-            There::Folder => return Err(ErrorKind::IsADirectory.into()),
-            There::Special(_) => {
+            Target::Nothing | Target::Replaceable => {}
+            Target::Folder => return Err(ErrorKind::IsADirectory.into()),
+            Target::Special(_) => {
                 return Err(io::Error::new(ErrorKind::InvalidInput, "it is no regular file"));
             }
         }
         let (file, partial) = new_file(&folder, &name)?;
         let names = Names { folder, partial, name };
         let pending = match rights {
-            Rights::Kept => Pending::Here(names),
-            Rights::GivenUp => Pending::There(Keeper::start(names)?),
+            Rights::Kept => Pending::Names(names),
+            Rights::GivenUp => Pending::Renamer(Renamer::start(names)?),
         };
         Ok(Output { file, pending: Some(pending) })
     }
@@ -114,7 +114,7 @@ impl Output {
     /// it may be a trap.
     pub fn create_or_open(path: &Path, rights: Rights) -> io::Result<Output> {
         let (folder, name) = folder_of(path)?;
-        let There::Special(flags) = what_is(&folder, &name, path)? else {
+        let Target::Special(flags) = what_is(&folder, &name, path)? else {
             return Output::create(path, rights);
         };
         let flags = flags | OFlag::O_WRONLY | OFlag::O_APPEND | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
@@ -135,24 +135,24 @@ impl Output {
     ///
     /// # Errors
     /// If that fails. The file is removed then.
-    pub fn keep(mut self) -> io::Result<()> {
+    pub fn persist(mut self) -> io::Result<()> {
         match self.pending.take() {
             None => Ok(()),
-            Some(Pending::Here(names)) => {
-                let done = self.file.sync_all().and_then(|()| names.give().map_err(io::Error::from));
+            Some(Pending::Names(names)) => {
+                let done = self.file.sync_all().and_then(|()| names.rename().map_err(io::Error::from));
                 done.inspect_err(|_| {
                     let _ = names.remove();
                 })
             }
             // If it is dropped without the command, it removes the file.
-            Some(Pending::There(keeper)) => self.file.sync_all().and_then(|()| keeper.keep()),
+            Some(Pending::Renamer(renamer)) => self.file.sync_all().and_then(|()| renamer.persist()),
         }
     }
 }
 
 impl Drop for Output {
     fn drop(&mut self) {
-        if let Some(Pending::Here(names)) = &self.pending {
+        if let Some(Pending::Names(names)) = &self.pending {
             let _ = names.remove();
         }
     }
@@ -171,7 +171,7 @@ fn folder_of(path: &Path) -> io::Result<(OwnedFd, CString)> {
 }
 
 /// What is at a path.
-enum There {
+enum Target {
     Nothing,
     Folder,
     /// A regular file, or a symbolic link that may point anywhere.
@@ -180,21 +180,21 @@ enum There {
     Special(OFlag),
 }
 
-fn what_is(folder: &impl AsFd, name: &CStr, path: &Path) -> io::Result<There> {
+fn what_is(folder: &impl AsFd, name: &CStr, path: &Path) -> io::Result<Target> {
     let found = match fstatat(folder, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
         Ok(found) => found,
-        Err(Errno::ENOENT) => return Ok(There::Nothing),
+        Err(Errno::ENOENT) => return Ok(Target::Nothing),
         Err(e) => return Err(e.into()),
     };
     let trap = "it is no regular file, belongs to somebody else, and others may write to its folder; use --out \
                 /dev/stdout and have the shell redirect that";
     match kind(found.st_mode) {
-        SFlag::S_IFDIR => Ok(There::Folder),
-        SFlag::S_IFREG => Ok(There::Replaceable),
-        SFlag::S_IFLNK if of_the_system(path) => Ok(There::Special(OFlag::empty())),
-        SFlag::S_IFLNK => Ok(There::Replaceable),
+        SFlag::S_IFDIR => Ok(Target::Folder),
+        SFlag::S_IFREG => Ok(Target::Replaceable),
+        SFlag::S_IFLNK if of_the_system(path) => Ok(Target::Special(OFlag::empty())),
+        SFlag::S_IFLNK => Ok(Target::Replaceable),
         _ if found.st_uid == geteuid().as_raw() || only_ours(folder)? => {
-            Ok(There::Special(OFlag::O_NOFOLLOW))
+            Ok(Target::Special(OFlag::O_NOFOLLOW))
         }
         _ => Err(io::Error::new(ErrorKind::PermissionDenied, trap)),
     }

@@ -28,7 +28,7 @@ impl Recorder {
     /// Completes the recording and gives it its name. If it is dropped instead, the file is removed.
     pub(crate) fn finish(self, counters: &Counters) -> Result<(), Error> {
         self.writer.finish(counters)?.into_inner().map_err(|e| io(e.into_error()))?;
-        self.output.keep().map_err(io)
+        self.output.persist().map_err(io)
     }
 }
 

@@ -34,7 +34,7 @@ fn a_file_has_its_name_only_once_it_is_whole_and_is_for_its_maker_alone() {
         let unfinished = partial(dir.path()).metadata().unwrap();
         assert_eq!(unfinished.mode() & 0o7777, 0o600, "the tests run as root");
         assert_eq!(read_to_string(&path).unwrap(), "old");
-        output.keep().unwrap();
+        output.persist().unwrap();
         assert_eq!(
             (read_to_string(&path).unwrap().as_str(), names(dir.path()).len()),
             ("new", 1),
@@ -70,7 +70,7 @@ fn symbolic_links_are_replaced_and_never_followed() {
         symlink(&victim, dir.path().join("r")).unwrap();
         let output = Output::create_or_open(&dir.path().join("r"), rights).unwrap();
         output.file().write_all(b"report").unwrap();
-        output.keep().unwrap();
+        output.persist().unwrap();
         assert_eq!(read_to_string(&victim).unwrap(), "precious");
         let made = dir.path().join("r").symlink_metadata().unwrap();
         assert!(made.is_file() && dir.path().join("r.partial").symlink_metadata().unwrap().is_symlink());
@@ -80,7 +80,7 @@ fn symbolic_links_are_replaced_and_never_followed() {
         symlink("/dev/full", dir.path().join("d")).unwrap();
         let output = Output::create_or_open(&dir.path().join("d"), rights).unwrap();
         output.file().write_all(b"report").unwrap();
-        output.keep().unwrap();
+        output.persist().unwrap();
         assert!(dir.path().join("d").symlink_metadata().unwrap().is_file());
     }
 }
@@ -98,7 +98,7 @@ fn a_folder_that_is_exchanged_meanwhile_is_not_written_to() {
         output.file().write_all(b"report").unwrap();
         std::fs::rename(&asked, &moved).unwrap();
         symlink(&other, &asked).unwrap();
-        output.keep().unwrap();
+        output.persist().unwrap();
         assert_eq!(read_to_string(other.join("r")).unwrap(), "precious");
         assert_eq!(read_to_string(moved.join("r")).unwrap(), "report");
     }
@@ -110,7 +110,7 @@ fn devices_and_pipes_are_written_to_as_they_are_if_nobody_else_can_have_put_them
     assert!(error.contains("no regular file"), "{error}");
     for path in ["/dev/full", "/dev/stdout", "/proc/self/fd/1"] {
         let output = Output::create_or_open(Path::new(path), Rights::Kept).unwrap();
-        output.keep().unwrap();
+        output.persist().unwrap();
         assert!(!Path::new(path).symlink_metadata().unwrap().is_file(), "{path}");
     }
     let dir = tempfile::tempdir().unwrap();
@@ -140,6 +140,6 @@ fn what_names_no_file_is_refused_at_once() {
         assert!(Output::create(&path, Rights::Kept).is_err(), "{}", path.display());
     }
     let long = dir.path().join("n".repeat(255));
-    Output::create(&long, Rights::GivenUp).unwrap().keep().unwrap();
+    Output::create(&long, Rights::GivenUp).unwrap().persist().unwrap();
     assert!(long.is_file());
 }

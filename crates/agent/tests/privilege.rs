@@ -35,7 +35,7 @@ fn confined(args: &[String], give_up: impl FnOnce() -> Result<(), privilege::Err
     let output = Output::create(&Path::new(&rest[1]).join("theirs/report"), Rights::GivenUp).unwrap();
     give_up().unwrap();
     output.file().write_all(b"whole").unwrap();
-    output.keep().unwrap();
+    output.persist().unwrap();
     panic!("{}", Command::new(program).args(rest).exec());
 }
 

@@ -39,7 +39,7 @@ impl Report {
             content(&mut buffer)?;
             buffer.flush()?;
             drop(buffer);
-            output.keep()
+            output.persist()
         };
         let result = write().map_err(|e| hint(&path, e)).with_context(|| what(&path));
         if result.is_err() {

@@ -4,7 +4,7 @@ use super::{Error, Service};
 use crate::apply::{self, Applied, Engine, Note, Options, Progress, Rollback, RolledBack};
 use crate::machine::Machine;
 use crate::policy::{self, Loaded};
-use crate::{keeper, observation};
+use crate::{daemon, observation};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -126,7 +126,7 @@ impl Service {
     ///
     /// # Errors
     /// If something cannot be restored.
-    pub fn clear_up(&self, wait: Duration) -> Result<Vec<Note>, Error> {
+    pub fn recover_from_kill(&self, wait: Duration) -> Result<Vec<Note>, Error> {
         Self::needs_root(CHANGES_BACK)?;
         Ok(self.engine()?.recover(wait)?)
     }
@@ -162,12 +162,12 @@ impl Service {
     ///
     /// # Errors
     /// If it is not permitted to, or can no longer do so; see [`Error::lasts`].
-    pub fn keep(&self, stop: &AtomicBool) -> Result<(), Error> {
+    pub fn run_daemon(&self, stop: &AtomicBool) -> Result<(), Error> {
         self.real("what is below --root is not this machine, so there is nothing that an agent could keep")?;
         Self::needs_root(
             "agent loads a queueing discipline into the kernel; it then gives up the privileges that it does not need",
         )?;
-        Ok(keeper::run(&self.state, &self.pins, stop)?)
+        Ok(daemon::run(&self.state, &self.pins, stop)?)
     }
 }
 

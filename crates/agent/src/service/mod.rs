@@ -18,7 +18,7 @@ pub use look::{Doctor, Traced};
 
 use crate::apply::{self, Engine, STATE_DIRECTORY};
 use crate::machine::{Machine, PINS};
-use crate::{keeper, policy, trace};
+use crate::{daemon, policy, trace};
 use std::path::{Path, PathBuf};
 use teiji_host::Root;
 
@@ -69,7 +69,7 @@ pub enum Error {
     Replay(trace::Error),
     /// The agent ended.
     #[error(transparent)]
-    Agent(#[from] keeper::Error),
+    Agent(#[from] daemon::Error),
 }
 
 impl Error {

@@ -7,5 +7,5 @@ use teiji_agent::service::Service;
 
 /// Runs until SIGTERM or SIGINT, which is not a failure.
 pub(super) fn run(service: &Service) -> Result<()> {
-    Ok(service.keep(&*signals::stop_flag()?)?)
+    Ok(service.run_daemon(&*signals::stop_flag()?)?)
 }

@@ -11,7 +11,7 @@ use teiji_render::units;
 pub(super) fn run(args: &Rollback, service: &Service) -> Result<()> {
     let wait = args.wait.unwrap_or_default();
     if args.unfinished {
-        let notes = service.clear_up(wait)?;
+        let notes = service.recover_from_kill(wait)?;
         tell(&notes);
         if notes.is_empty() {
             say("nothing was left unfinished");

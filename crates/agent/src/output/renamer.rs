@@ -12,31 +12,31 @@ use std::os::unix::net::UnixStream;
 use teiji_host::privilege;
 
 /// The only command.
-const KEEP: u8 = b'k';
+const RENAME: u8 = b'k';
 /// To write to a folder of another user, and to replace a file of another user in a sticky folder.
 const NEEDED: CapabilitySet = CapabilitySet::DAC_OVERRIDE.union(CapabilitySet::FOWNER);
 
 /// Handle of the process, for the process that writes the file.
 #[derive(Debug)]
-pub(super) struct Keeper {
+pub(super) struct Renamer {
     /// Closed before the process is waited for.
-    orders: Option<UnixStream>,
+    socket: Option<UnixStream>,
     process: Pid,
 }
 
-impl Keeper {
+impl Renamer {
     /// Starts it.
     #[allow(unsafe_code)]
-    pub(super) fn start(names: Names) -> io::Result<Keeper> {
-        let (orders, there) = UnixStream::pair()?;
+    pub(super) fn start(names: Names) -> io::Result<Renamer> {
+        let (socket, there) = UnixStream::pair()?;
         // SAFETY: the child goes on in a copy of this thread alone. It takes no lock that another thread may have held,
         // and returns to none of the callers: system calls and short-lived memory are all that it uses, and glibc's
         // allocator can be used in the child of a process with several threads.
         match unsafe { fork() }? {
-            ForkResult::Parent { child } => Ok(Keeper { orders: Some(orders), process: child }),
+            ForkResult::Parent { child } => Ok(Renamer { socket: Some(socket), process: child }),
             ForkResult::Child => {
-                drop(orders);
-                let code = obey(&names, there);
+                drop(socket);
+                let code = serve(&names, there);
                 // SAFETY: ends the process at once, without what is to be done at the end of the other one.
                 unsafe { nix::libc::_exit(code) }
             }
@@ -44,11 +44,11 @@ impl Keeper {
     }
 
     /// Lets it give the file its name.
-    pub(super) fn keep(mut self) -> io::Result<()> {
+    pub(super) fn persist(mut self) -> io::Result<()> {
         let mut answer = [0; 4];
-        let Some(orders) = &mut self.orders else { return Err(io::ErrorKind::NotConnected.into()) };
-        orders.write_all(&[KEEP])?;
-        orders.read_exact(&mut answer).map_err(|e| match e.kind() {
+        let Some(socket) = &mut self.socket else { return Err(io::ErrorKind::NotConnected.into()) };
+        socket.write_all(&[RENAME])?;
+        socket.read_exact(&mut answer).map_err(|e| match e.kind() {
             io::ErrorKind::UnexpectedEof => {
                 io::Error::other("the process that was to name the file was killed")
             }
@@ -61,40 +61,40 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Renamer {
     fn drop(&mut self) {
-        self.orders = None;
+        self.socket = None;
         let _ = waitpid(self.process, None);
     }
 }
 
 /// The life of the process; returns its exit code.
-fn obey(names: &Names, mut orders: UnixStream) -> i32 {
+fn serve(names: &Names, mut socket: UnixStream) -> i32 {
     // Ctrl-C is meant for the other process, which decides what happens to the file.
     let _ = sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None);
     let _ = nix::sys::prctl::set_name(c"teiji-rename");
-    let others = close_others(names.folder.as_raw_fd() as u32, orders.as_raw_fd() as u32);
+    let others = close_others(names.folder.as_raw_fd() as u32, socket.as_raw_fd() as u32);
     if others.is_err() || privilege::keep_only(NEEDED).is_err() {
         let _ = names.remove();
         return 1;
     }
-    let mut order = [0];
-    let told = loop {
-        match orders.read(&mut order) {
+    let mut command = [0];
+    let received = loop {
+        match socket.read(&mut command) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            told => break told,
+            received => break received,
         }
     };
-    if !matches!(told, Ok(1)) || order[0] != KEEP {
+    if !matches!(received, Ok(1)) || command[0] != RENAME {
         let _ = names.remove();
         return 0;
     }
-    let done = names.give();
+    let done = names.rename();
     if done.is_err() {
         let _ = names.remove();
     }
     let answer = done.err().map_or(0, |e: Errno| e as i32);
-    let _ = orders.write_all(&answer.to_ne_bytes());
+    let _ = socket.write_all(&answer.to_ne_bytes());
     0
 }
 

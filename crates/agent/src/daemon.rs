@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!          nothing pinned                            this version's, or loaded
-//!  start ──────────────────► load, register, pin ──► beat, without any privilege ──► SIGTERM ──► end
+//!  start ──────────────────► load, register, pin ──► send, without any privilege ──► SIGTERM ──► end
 //!    │      another version's, no link has it ▲                                       last one out: unpin
-//!    └── another version's, links have it ──► beat for it ──(no link has it any more)─┘
+//!    └── another version's, links have it ──► send for it ──(no link has it any more)─┘
 //! ```
-//! (`beat`: send the heartbeat.) Channels live in the kernel, not here: if the agent is killed, links fall back to FIFO
+//! (`send`: send the heartbeat.) Channels live in the kernel, not here: if the agent is killed, links fall back to FIFO
 //! after 2 s; when the next agent starts, they keep deadlines again at once.
 //!
 //! | thread | does |
@@ -36,9 +36,9 @@ use teiji_model::status::Unfinished;
 
 /// Time between two heartbeats, a fraction of what is safe ([`teiji_bpf::qdisc_edf::HEARTBEAT_INTERVAL_MAX`]). A signal may have to
 /// wait for as long.
-const BEAT: Duration = Duration::from_millis(250);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 /// Time between two checks of the pins.
-const LOOK: Duration = Duration::from_secs(1);
+const PIN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why the agent cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -73,42 +73,44 @@ impl Error {
 /// # Errors
 /// If another agent runs, or the kernel does not accept the qdisc. Errors in the state directory are logged.
 pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
-    let mut keep = QdiscOwner::acquire(pins)?;
-    let mut heart = Heart::start(keep.heartbeat())?;
-    warn_of_other(&keep);
+    let mut owner = QdiscOwner::acquire(pins)?;
+    let mut heartbeat_thread = HeartbeatThread::start(owner.heartbeat())?;
+    warn_of_other(&owner);
     let mut recovery = Some(recover(state, pins)?);
-    let (mut confined, mut told) = (false, false);
-    let mut watch = Watch::new(pins);
+    let (mut confined, mut announced) = (false, false);
+    let mut watch = PinWatch::new(pins);
     while !stop.load(Ordering::Relaxed) {
         match &recovery {
-            Some(done) if done.recv_timeout(BEAT) == Err(RecvTimeoutError::Disconnected) => recovery = None,
+            Some(done) if done.recv_timeout(HEARTBEAT_INTERVAL) == Err(RecvTimeoutError::Disconnected) => {
+                recovery = None
+            }
             Some(_) => {}
-            None => std::thread::sleep(BEAT),
+            None => std::thread::sleep(HEARTBEAT_INTERVAL),
         }
         if recovery.is_none() {
-            if !keep.is_current() && keep.users() == 0 {
+            if !owner.is_current() && owner.users() == 0 {
                 // This releases the lock on the former qdisc; its heartbeat continues until the new one starts.
-                drop(keep);
-                keep = QdiscOwner::acquire(pins)?;
-                heart = Heart::start(keep.heartbeat())?;
+                drop(owner);
+                owner = QdiscOwner::acquire(pins)?;
+                heartbeat_thread = HeartbeatThread::start(owner.heartbeat())?;
                 tracing::info!("no link has the other version's qdisc any more; the agent keeps its own");
             }
-            if keep.is_current() && !confined {
+            if owner.is_current() && !confined {
                 privilege::give_up()?;
-                heart.without_privileges();
+                heartbeat_thread.without_privileges();
                 privilege::confirm()?;
                 confined = true;
             }
-            if !told {
-                told = true;
-                tracing::info!("the agent keeps deadlines; {} links have channels", keep.users());
+            if !announced {
+                announced = true;
+                tracing::info!("the agent keeps deadlines; {} links have channels", owner.users());
             }
         }
-        watch.look(&mut keep)?;
+        watch.check(&mut owner)?;
     }
-    let users = keep.users();
+    let users = owner.users();
     // A link may get the qdisc before the pins are removed: `unpin` checks again, under the writers' lock.
-    match keep.unpin() {
+    match owner.unpin() {
         Ok(()) => tracing::info!("no link has channels; the qdisc is unregistered"),
         Err(teiji_bpf::Error::Refused { .. }) => tracing::warn!(
             "{users} links still have channels; {} s from now their packets leave in the order of arrival: start the agent \
@@ -117,34 +119,34 @@ pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
         ),
         Err(error) => return Err(error.into()),
     }
-    drop(heart);
+    drop(heartbeat_thread);
     Ok(())
 }
 
-fn warn_of_other(keep: &QdiscOwner) {
-    if !keep.is_current() {
+fn warn_of_other(owner: &QdiscOwner) {
+    if !owner.is_current() {
         tracing::warn!(
             "{} links have channels of another version of teiji: the agent keeps them going as they are; \
              `teiji rollback --force` and `teiji apply` replace them",
-            keep.users()
+            owner.users()
         );
     }
 }
 
 /// The heartbeat: a thread without privileges that sends it until this value is dropped.
-struct Heart {
+struct HeartbeatThread {
     stop: Arc<AtomicBool>,
     /// Disconnected once the thread has given up its privileges.
     confined: Receiver<()>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Heart {
-    fn start(heartbeat: Arc<Heartbeat>) -> Result<Heart, Error> {
+impl HeartbeatThread {
+    fn start(heartbeat: Arc<Heartbeat>) -> Result<HeartbeatThread, Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let (done, confined) = channel::<()>();
-        let beat = move || {
+        let send = move || {
             heartbeat.send_heartbeat();
             if let Err(error) = privilege::give_up() {
                 // `confirm` reports it again; meanwhile deadlines are kept.
@@ -153,11 +155,11 @@ impl Heart {
             drop(done);
             while !stopped.load(Ordering::Relaxed) {
                 heartbeat.send_heartbeat();
-                std::thread::park_timeout(BEAT);
+                std::thread::park_timeout(HEARTBEAT_INTERVAL);
             }
         };
-        let thread = Builder::new().name("heartbeat".into()).spawn(beat).map_err(Error::Thread)?;
-        Ok(Heart { stop, confined, thread: Some(thread) })
+        let thread = Builder::new().name("heartbeat".into()).spawn(send).map_err(Error::Thread)?;
+        Ok(HeartbeatThread { stop, confined, thread: Some(thread) })
     }
 
     /// Waits until the thread has given up its privileges.
@@ -166,7 +168,7 @@ impl Heart {
     }
 }
 
-impl Drop for Heart {
+impl Drop for HeartbeatThread {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -182,7 +184,7 @@ fn recover(state: &Path, pins: &Path) -> Result<Receiver<()>, Error> {
     let (done, end) = channel();
     let (state, pins) = (state.to_owned(), pins.to_owned());
     let work = move || {
-        match catch_unwind(|| clear_up(&state, &pins)) {
+        match catch_unwind(|| recover_from_kill(&state, &pins)) {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 let cause = std::error::Error::source(&error).map(|c| format!(": {c}")).unwrap_or_default();
@@ -202,7 +204,7 @@ fn recover(state: &Path, pins: &Path) -> Result<Receiver<()>, Error> {
     Ok(end)
 }
 
-fn clear_up(state: &Path, pins: &Path) -> Result<(), apply::Error> {
+fn recover_from_kill(state: &Path, pins: &Path) -> Result<(), apply::Error> {
     let engine = Engine::open(state, Machine::new(Root::default(), pins, state))?;
     let status = engine.status()?;
     let waits = |t: &Unfinished| t.applied && t.confirm_left.is_some_and(|ms| ms > 0);
@@ -219,28 +221,28 @@ fn clear_up(state: &Path, pins: &Path) -> Result<(), apply::Error> {
 }
 
 /// Checks whether commands find the pins of this agent.
-struct Watch<'a> {
+struct PinWatch<'a> {
     pins: &'a Path,
     last: Instant,
     /// The problem that was reported last.
-    trouble: Option<String>,
+    problem: Option<String>,
 }
 
-impl<'a> Watch<'a> {
-    fn new(pins: &'a Path) -> Watch<'a> {
-        Watch { pins, last: Instant::now(), trouble: None }
+impl<'a> PinWatch<'a> {
+    fn new(pins: &'a Path) -> PinWatch<'a> {
+        PinWatch { pins, last: Instant::now(), problem: None }
     }
 
-    fn look(&mut self, keep: &mut QdiscOwner) -> Result<(), Error> {
-        if self.last.elapsed() < LOOK {
+    fn check(&mut self, owner: &mut QdiscOwner) -> Result<(), Error> {
+        if self.last.elapsed() < PIN_CHECK_INTERVAL {
             return Ok(());
         }
         self.last = Instant::now();
         let pins = self.pins.display();
         let meanwhile = "deadlines of present channels are kept, but no command can see or change them";
-        let trouble = match keep.look() {
+        let problem = match owner.pin_state() {
             Ok(PinState::Ours) => None,
-            Ok(PinState::Missing) => match keep.pin_again() {
+            Ok(PinState::Missing) => match owner.repin() {
                 Ok(()) => {
                     tracing::warn!(
                         "somebody removed what the agent had pinned in {pins}: it is pinned again, and channels are as \
@@ -252,20 +254,20 @@ impl<'a> Watch<'a> {
                     "what the agent had pinned in {pins} is gone: {meanwhile}; {error}; it tries again"
                 )),
             },
-            Ok(PinState::Others) if keep.users() == 0 => return Err(Error::Replaced(self.pins.to_owned())),
+            Ok(PinState::Others) if owner.users() == 0 => return Err(Error::Replaced(self.pins.to_owned())),
             Ok(PinState::Others) => Some(format!(
                 "{pins} has the pins of another process: {meanwhile} ({} links); end that process, remove its pins, and \
                  this agent pins its own again",
-                keep.users()
+                owner.users()
             )),
             Err(error) => Some(format!("it is not known whether commands find the channels: {error}")),
         };
-        if trouble != self.trouble {
-            match &trouble {
+        if problem != self.problem {
+            match &problem {
                 Some(text) => tracing::error!("{text}"),
                 None => tracing::info!("commands find the channels in {pins} again"),
             }
-            self.trouble = trouble;
+            self.problem = problem;
         }
         Ok(())
     }
