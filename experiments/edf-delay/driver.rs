@@ -28,8 +28,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
-use teiji_agent::apply::Host;
-use teiji_agent::machine::Machine;
+use teiji_agent::apply::SettingsBackend;
+use teiji_agent::backend::HostBackend;
 use teiji_bpf::Verified;
 use teiji_bpf::qdisc_edf::{Edf, Opened};
 use teiji_host::Root;
@@ -65,7 +65,7 @@ fn main() -> ExitCode {
 
 struct State {
     edf: Edf,
-    machine: Machine,
+    backend: HostBackend,
     verified: Vec<Verified>,
     /// Root qdisc of each link before its channels, by the link's index.
     before: BTreeMap<u32, resource::Value>,
@@ -81,13 +81,13 @@ impl State {
             Opened::Absent => bail!("nothing is pinned in {}", pins.display()),
             Opened::Other(_) => bail!("{} has another version", pins.display()),
         };
-        let machine = Machine::new(Root::default(), pins, pins);
-        Ok(State { edf, machine, verified, before: BTreeMap::new(), silent: false })
+        let backend = HostBackend::new(Root::default(), pins, pins);
+        Ok(State { edf, backend, verified, before: BTreeMap::new(), silent: false })
     }
 
     /// The channels of a link; none if its qdisc is another one.
     fn deadlines(&self, device: &Device) -> Result<Option<Deadlines>> {
-        match self.machine.read(&Resource::Queue(device.clone()))? {
+        match self.backend.read(&Resource::Queue(device.clone()))? {
             resource::Value::Queue(Queue::Deadlines(d)) => Ok(Some(*d)),
             _ => Ok(None),
         }
@@ -96,8 +96,8 @@ impl State {
     fn put(&self, device: &Device, d: Deadlines) -> Result<()> {
         let setting = Resource::Queue(device.clone());
         let wanted = resource::Value::Queue(Queue::Deadlines(Box::new(d)));
-        self.machine.write(&setting, &wanted)?;
-        let got = self.machine.read(&setting)?;
+        self.backend.write(&setting, &wanted)?;
+        let got = self.backend.read(&setting)?;
         if got != wanted {
             bail!("read back {got:?}, not {wanted:?}");
         }
@@ -117,7 +117,7 @@ impl State {
         match &words[..] {
             ["link", dev, settings @ ..] => {
                 let device = device(dev)?;
-                let present = self.machine.read(&Resource::Queue(device.clone()))?;
+                let present = self.backend.read(&Resource::Queue(device.clone()))?;
                 let had = match &present {
                     resource::Value::Queue(Queue::Deadlines(d)) => Some((**d).clone()),
                     _ => None,
@@ -142,7 +142,7 @@ impl State {
             ["detach", dev] => {
                 let device = device(dev)?;
                 let before = self.before.remove(&device.index).unwrap_or_else(default_queue);
-                self.machine.write(&Resource::Queue(device), &before)?;
+                self.backend.write(&Resource::Queue(device), &before)?;
             }
             ["swap", dev, times] => {
                 let device = device(dev)?;
@@ -156,15 +156,15 @@ impl State {
                     if n % 2 == 0 {
                         self.put(&device, swapped(true)?)?;
                     } else {
-                        self.machine.write(&Resource::Queue(device.clone()), &default_queue())?;
+                        self.backend.write(&Resource::Queue(device.clone()), &default_queue())?;
                     }
                 }
             }
-            ["tidy"] => self.machine.tidy(),
+            ["tidy"] => self.backend.tidy(),
             ["gso", dev, size] => {
                 let setting = Resource::SegmentSize(device(dev)?);
-                let before = self.machine.read(&setting)?;
-                self.machine.write(&setting, &resource::Value::Bytes(size.parse()?))?;
+                let before = self.backend.read(&setting)?;
+                self.backend.write(&setting, &resource::Value::Bytes(size.parse()?))?;
                 return Ok(before.to_string());
             }
             ["silence"] => self.silent = true,

@@ -22,7 +22,7 @@
 //! folder has pins of another process, the agent says so and continues for the links that have its own qdisc.
 
 use crate::apply::{self, Engine};
-use crate::machine::Machine;
+use crate::backend::HostBackend;
 use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -205,7 +205,7 @@ fn recover(state: &Path, pins: &Path) -> Result<Receiver<()>, Error> {
 }
 
 fn recover_from_kill(state: &Path, pins: &Path) -> Result<(), apply::Error> {
-    let engine = Engine::open(state, Machine::new(Root::default(), pins, state))?;
+    let engine = Engine::open(state, HostBackend::new(Root::default(), pins, state))?;
     let status = engine.status()?;
     let waits = |t: &Unfinished| t.applied && t.confirm_left.is_some_and(|ms| ms > 0);
     if status.busy || status.transaction.as_ref().is_some_and(waits) {

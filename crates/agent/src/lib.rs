@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | [`apply`] | carries out a plan, journalled so that it can be undone whatever happens |
 //! | [`daemon`] | the daemon that keeps deadlines: `teiji agent` |
-//! | [`machine`] | the settings of this host, from files to BPF maps |
+//! | [`backend`] | the settings of this host, from files to BPF maps |
 //! | [`observation`] | hosts as files: this one, and others |
 //! | [`output`] | reports and recordings as files that appear only when complete, even after privileges were given up |
 //! | [`policy`] | reads policies, plans the changes that they need on this host |
@@ -15,9 +15,9 @@
 #![deny(unsafe_code)]
 
 pub mod apply;
+pub mod backend;
 mod capability;
 pub mod daemon;
-pub mod machine;
 pub mod observation;
 pub mod output;
 mod pace;

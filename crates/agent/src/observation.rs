@@ -3,7 +3,7 @@
 use crate::apply::clock::Clock;
 use crate::apply::store::Store;
 use crate::apply::{self, Engine};
-use crate::machine::Machine;
+use crate::backend::HostBackend;
 use crate::policy::Error;
 use std::io::{self, Read};
 use std::path::Path;
@@ -16,9 +16,12 @@ use teiji_model::plan::Held;
 ///
 /// # Errors
 /// If the host or the state cannot be read.
-pub fn take<S: Store, C: Clock>(root: &Root, engine: &Engine<Machine, S, C>) -> Result<Observation, Error> {
+pub fn take<S: Store, C: Clock>(
+    root: &Root,
+    engine: &Engine<HostBackend, S, C>,
+) -> Result<Observation, Error> {
     let mut observed = root.observe()?;
-    engine.host().complete(&mut observed);
+    engine.backend().complete(&mut observed);
     let mut unseen = Vec::new();
     let held = match engine.held() {
         Ok(held) => held,

@@ -8,7 +8,7 @@
 use crate::apply::clock::Clock;
 use crate::apply::store::Store;
 use crate::apply::{self, Engine};
-use crate::machine::Machine;
+use crate::backend::HostBackend;
 use crate::observation;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -155,7 +155,7 @@ fn source(path: &Path) -> Result<Source, Error> {
 pub fn plan<S: Store, C: Clock>(
     loaded: &Loaded,
     root: &Root,
-    engine: &Engine<Machine, S, C>,
+    engine: &Engine<HostBackend, S, C>,
 ) -> Result<Plan, Error> {
     plan_for(loaded, &observation::take(root, engine)?)
 }

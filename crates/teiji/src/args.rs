@@ -163,7 +163,7 @@ pub struct State {
     #[arg(long = "state", value_name = "DIR", default_value = teiji_agent::apply::STATE_DIRECTORY)]
     pub dir: PathBuf,
     /// Folder of a BPF file system in which the deadline qdisc is pinned.
-    #[arg(long, hide = true, value_name = "DIR", default_value = teiji_agent::machine::PINS)]
+    #[arg(long, hide = true, value_name = "DIR", default_value = teiji_agent::backend::PINS)]
     pub pins: PathBuf,
 }
 

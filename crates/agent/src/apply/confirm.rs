@@ -7,10 +7,10 @@
 use super::error::{Error, Note};
 use super::journal::{Direction, Journal};
 use super::store::{CONFIRMED, Store};
-use super::{Clock, Engine, Host, POLL};
+use super::{Clock, Engine, POLL, SettingsBackend};
 use std::time::Duration;
 
-impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// Confirms the transaction that waits for it, and returns once it is committed.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             && journal.applied
             && !journal.committed
             && in_time
-            && header.steps.iter().all(|step| self.host.read(&step.setting).as_ref() == Ok(&step.wanted))
+            && header.steps.iter().all(|step| self.backend.read(&step.setting).as_ref() == Ok(&step.wanted))
     }
 
     /// The outcome of a transaction that no longer exists.

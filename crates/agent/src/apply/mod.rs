@@ -66,9 +66,9 @@ const POLL: Duration = Duration::from_millis(50);
 /// The shortest time for which the lock is tried: `status` takes it for an instant to see whether it is free.
 const INSTANT: Duration = Duration::from_millis(200);
 
-/// The settings of a host. A write happens completely or not at all, even if its process is killed; [`Host::tidy`]
+/// The settings of a host. A write happens completely or not at all, even if its process is killed; [`SettingsBackend::tidy`]
 /// removes leftovers of killed processes that are not settings.
-pub trait Host {
+pub trait SettingsBackend {
     /// What a setting is.
     ///
     /// # Errors
@@ -92,8 +92,8 @@ pub trait Host {
 }
 
 /// Changes settings of a host and remembers what they were.
-pub struct Engine<H, S = Directory, C = SystemClock> {
-    host: H,
+pub struct Engine<B, S = Directory, C = SystemClock> {
+    backend: B,
     store: S,
     clock: C,
     boot: String,
@@ -138,27 +138,27 @@ pub struct Applied {
     pub notes: Vec<Note>,
 }
 
-impl<H: Host> Engine<H> {
+impl<B: SettingsBackend> Engine<B> {
     /// An engine for this host that keeps its state in `directory`.
     ///
     /// # Errors
     /// If the kernel does not tell its boot id.
-    pub fn open(directory: &Path, host: H) -> Result<Self, Error> {
+    pub fn open(directory: &Path, backend: B) -> Result<Self, Error> {
         let boot = teiji_host::kernel::boot_id();
         let boot = boot.map_err(|(path, source)| Error::State { what: "read", path, source })?;
-        Ok(Engine::with(host, Directory::new(directory), SystemClock, &boot))
+        Ok(Engine::with(backend, Directory::new(directory), SystemClock, &boot))
     }
 }
 
-impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// An engine that uses these.
-    pub fn with(host: H, store: S, clock: C, boot: &str) -> Self {
-        Engine { host, store, clock, boot: boot.to_owned() }
+    pub fn with(backend: B, store: S, clock: C, boot: &str) -> Self {
+        Engine { backend, store, clock, boot: boot.to_owned() }
     }
 
-    /// The host that it changes.
-    pub fn host(&self) -> &H {
-        &self.host
+    /// The settings that it changes.
+    pub fn backend(&self) -> &B {
+        &self.backend
     }
 
     /// Carries out a plan: all of it, or nothing.
@@ -225,7 +225,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
     fn unchanged(&self, plan: &Plan) -> Result<(), Error> {
         for step in &plan.steps {
             let what = || what(&step.setting, &step.whose);
-            match self.host.read(&step.setting) {
+            match self.backend.read(&step.setting) {
                 Ok(found) if found == step.present => {}
                 Ok(found) => {
                     return Err(Error::Changed { what: what(), planned: step.present.clone(), found });
@@ -287,11 +287,12 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             progress(Progress::Step { index, of: steps.len(), step });
             self.note(journal, Line::Do { step: index })?;
             let (what, wanted) = (what(&step.setting, &step.whose), step.wanted.clone());
-            let got = self.host.write(&step.setting, &wanted).and_then(|()| self.host.read(&step.setting));
+            let got =
+                self.backend.write(&step.setting, &wanted).and_then(|()| self.backend.read(&step.setting));
             match got {
                 Ok(got) if got == wanted => {}
                 // A controller may change the wanted value at once, and an operation may still be in progress.
-                Ok(_) if self.host.class(&step.setting) != Class::Atomic => {}
+                Ok(_) if self.backend.class(&step.setting) != Class::Atomic => {}
                 Ok(got) => {
                     // Recorded for the case that this process is killed; if that fails, this process still knows it.
                     let _ = self.note(journal, Line::Done { step: index, value: got.clone() });
@@ -358,7 +359,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
                 held.insert(step.setting.clone(), hold);
             }
         }
-        held.retain(|setting, hold| match self.host.read(setting) {
+        held.retain(|setting, hold| match self.backend.read(setting) {
             Err(ResourceError::Gone(_)) => false,
             Ok(found) => found != hold.original,
             Err(_) => true,

@@ -4,12 +4,12 @@ use super::error::{Error, Failure, Note};
 use super::journal::{Damage, Direction, HeldFile, Journal, Line, VERSION, line};
 use super::store::{CONFIRMED, HELD, HELD_NEXT, Store, TRANSACTION};
 use super::undo::Outcome;
-use super::{Clock, Engine, Host};
+use super::{Clock, Engine, SettingsBackend};
 use std::io;
 use std::time::Duration;
 use teiji_model::plan::Held;
 
-impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// Undoes or completes the transaction that an ended process left behind, if there is one. Every operation that
     /// changes settings does so first. Waits for at most this time for another teiji to finish.
     ///
@@ -58,7 +58,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             }
         }
         // Removes what is left of VMs that have ended since.
-        self.host.tidy();
+        self.backend.tidy();
         Ok(notes)
     }
 

@@ -8,7 +8,7 @@
 use super::error::{Error, Note};
 use super::journal::Direction;
 use super::store::Store;
-use super::{Clock, Engine, Host};
+use super::{Clock, Engine, SettingsBackend};
 use std::cmp::Reverse;
 use std::time::Duration;
 use teiji_model::plan::{Hold, Step, ordered};
@@ -32,7 +32,7 @@ pub struct RolledBack {
     pub notes: Vec<Note>,
 }
 
-impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// Restores everything that teiji has changed. If it is killed, the next operation completes it.
     ///
     /// # Errors

@@ -3,12 +3,12 @@
 use super::error::Error;
 use super::journal::Direction;
 use super::store::{LOCK, Store};
-use super::{Clock, Engine, Host};
+use super::{Clock, Engine, SettingsBackend};
 use std::io::ErrorKind;
 use teiji_model::resource::Class;
 use teiji_model::status::{HeldNow, Status, Unfinished};
 
-impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// The same, but a file that cannot be read becomes part of the answer.
     pub fn status_or_damage(&self) -> Status {
         self.status().unwrap_or_else(|error| {
@@ -58,8 +58,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         status.held = held
             .into_iter()
             .map(|(setting, hold)| {
-                let present = self.host.read(&setting);
-                let atomic = self.host.class(&setting) == Class::Atomic;
+                let present = self.backend.read(&setting);
+                let atomic = self.backend.class(&setting) == Class::Atomic;
                 let changed = atomic && present.as_ref().is_ok_and(|found| *found != hold.value);
                 HeldNow { setting, hold, present, changed }
             })

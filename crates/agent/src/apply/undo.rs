@@ -3,7 +3,7 @@
 
 use super::error::{Failed, Note, what};
 use super::journal::{Direction, Journal};
-use super::{Clock, Engine, Host, Store};
+use super::{Clock, Engine, SettingsBackend, Store};
 use teiji_model::plan::Step;
 use teiji_model::resource::dependency::{self, Change};
 use teiji_model::resource::{Class, Resource, ResourceError, Value};
@@ -35,7 +35,7 @@ impl Put<'_> {
     }
 }
 
-impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
+impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// Undoes the steps of a transaction that have begun, in an order that follows all dependencies, else last step
     /// first.
     pub(super) fn undo(&self, journal: &Journal) -> Outcome {
@@ -69,7 +69,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         let judged: Vec<_> = puts
             .into_iter()
             .map(|put| {
-                let found = self.host.read(&put.step.setting);
+                let found = self.backend.read(&put.step.setting);
                 (put, found)
             })
             .collect();
@@ -82,7 +82,7 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
             }
         }
         // Settings that are right already, or gone, were not written, and may have left something behind.
-        self.host.tidy();
+        self.backend.tidy();
         outcome
     }
 
@@ -95,9 +95,9 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
         outcome: &mut Outcome,
     ) {
         let (step, target) = (put.step, put.target);
-        let class = self.host.class(&step.setting);
+        let class = self.backend.class(&step.setting);
         let result = judged.clone().and_then(|judged| {
-            let found = self.host.read(&step.setting)?;
+            let found = self.backend.read(&step.setting)?;
             // If a restored change may have disturbed this value, the value read before that decides.
             let whose = if dependency::disturbed(made, &put.change()) { &judged } else { &found };
             let ours = class != Class::Atomic || *whose == *target || (put.ours)(whose);
@@ -109,8 +109,8 @@ impl<H: Host, S: Store, C: Clock> Engine<H, S, C> {
                 outcome.notes.push(Note::Foreign { what, ours: put.made.clone(), found });
                 return Ok(false);
             }
-            self.host.write(&step.setting, target)?;
-            let got = self.host.read(&step.setting)?;
+            self.backend.write(&step.setting, target)?;
+            let got = self.backend.read(&step.setting)?;
             // A controller that still runs may have changed it again, and an operation may go on for long.
             if got != *target && class == Class::Atomic {
                 return Err(ResourceError::Refused(format!(

@@ -2,7 +2,7 @@
 
 use super::{Error, Service};
 use crate::apply::{self, Applied, Engine, Note, Options, Progress, Rollback, RolledBack};
-use crate::machine::Machine;
+use crate::backend::HostBackend;
 use crate::policy::{self, Loaded};
 use crate::{daemon, observation};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub struct StatusNow {
 
 /// A plan that can be carried out.
 pub struct Prepared {
-    engine: Engine<Machine>,
+    engine: Engine<HostBackend>,
     plan: Plan,
 }
 
@@ -152,7 +152,7 @@ impl Service {
                 Err(error) => return Err(error.into()),
             }
         }
-        let deadlines = engine.host().links();
+        let deadlines = engine.backend().links();
         let held = status.held.iter().all(|h| !h.changed) && (status.transaction.is_none() || status.busy);
         let well = held && deadlines.trouble.is_none() && status.damaged.is_none();
         Ok(StatusNow { status, deadlines, notes, well })

@@ -17,7 +17,7 @@ pub use change::{Prepared, StatusNow};
 pub use look::{Doctor, Traced};
 
 use crate::apply::{self, Engine, STATE_DIRECTORY};
-use crate::machine::{Machine, PINS};
+use crate::backend::{HostBackend, PINS};
 use crate::{daemon, policy, trace};
 use std::path::{Path, PathBuf};
 use teiji_host::Root;
@@ -91,8 +91,8 @@ impl Service {
         Service { state: state.to_owned(), pins: pins.to_owned(), ..self }
     }
 
-    fn engine(&self) -> Result<Engine<Machine>, apply::Error> {
-        Engine::open(&self.state, Machine::new(self.root.clone(), &self.pins, &self.state))
+    fn engine(&self) -> Result<Engine<HostBackend>, apply::Error> {
+        Engine::open(&self.state, HostBackend::new(self.root.clone(), &self.pins, &self.state))
     }
 
     /// Fails with `why` if this is not the machine that the kernel runs on.

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use teiji_agent::apply::store::{Directory, LOCK, Store, TRANSACTION};
-use teiji_agent::apply::{Engine, Error, Host, Options, Rollback};
+use teiji_agent::apply::{Engine, Error, Options, Rollback, SettingsBackend};
 use teiji_model::resource::{Resource, ResourceError, Value};
 
 /// Settings that are files, each changed by one rename: seen by all processes.
@@ -22,7 +22,7 @@ impl Files {
     }
 }
 
-impl Host for Files {
+impl SettingsBackend for Files {
     fn read(&self, setting: &Resource) -> Result<Value, ResourceError> {
         let text = std::fs::read(self.path(setting)).map_err(|_| ResourceError::Gone(setting.to_string()))?;
         Ok(serde_json::from_slice(&text).unwrap())

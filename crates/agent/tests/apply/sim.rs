@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use teiji_agent::apply::clock::Clock;
 use teiji_agent::apply::store::{CONFIRMED, HELD_NEXT, Store, TRANSACTION};
-use teiji_agent::apply::{Applied, Engine, Error, Host, Options, Progress};
+use teiji_agent::apply::{Applied, Engine, Error, Options, Progress, SettingsBackend};
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Held, Hold, Plan, Step};
 use teiji_model::queue::Device;
@@ -286,13 +286,13 @@ impl Sim {
     }
 }
 
-impl Host for Sim {
+impl SettingsBackend for Sim {
     fn read(&self, setting: &Resource) -> Result<Value, ResourceError> {
         self.0.settings.borrow().get(setting).cloned().ok_or_else(|| ResourceError::Gone(setting.to_string()))
     }
 
     fn write(&self, setting: &Resource, value: &Value) -> Result<(), ResourceError> {
-        Host::read(self, setting)?;
+        SettingsBackend::read(self, setting)?;
         if self.0.refused.borrow().contains(value) {
             return Err(ResourceError::Refused("EINVAL: no".into()));
         }
@@ -309,7 +309,7 @@ impl Host for Sim {
             self.0.made.borrow_mut().insert(group.clone());
         }
         self.point();
-        self.obeys(setting, Host::read(self, setting)?, value);
+        self.obeys(setting, SettingsBackend::read(self, setting)?, value);
         let normalised = self.0.normalised.borrow();
         let made = normalised.iter().find(|(from, _)| from == value).map_or(value, |(_, to)| to);
         self.set(setting.clone(), made.clone());

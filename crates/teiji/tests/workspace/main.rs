@@ -148,7 +148,7 @@ const OF_THE_AGENT: &[&str] = &[
     "teiji_agent::apply::Progress",
     "teiji_agent::apply::Rollback",
     "teiji_agent::apply::STATE_DIRECTORY",
-    "teiji_agent::machine::PINS",
+    "teiji_agent::backend::PINS",
     "teiji_agent::policy::Error",
     "teiji_agent::trace::Progress",
     "teiji_agent::trace::Spec",

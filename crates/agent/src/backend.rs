@@ -12,7 +12,7 @@
 //!  Deadlines ── what is queued leaves (does not show) ──► root qdisc replaced ──► Stock; maps are cleared
 //! ```
 //! (`Stock`: an existing qdisc that is not teiji's.) A process that is killed in between leaves the former or the new
-//! queue, and leftovers that [`Machine::tidy`] removes.
+//! queue, and leftovers that [`HostBackend::tidy`] removes.
 
 use crate::apply;
 use std::path::{Path, PathBuf};
@@ -36,20 +36,25 @@ const START: &str = "start the agent: `systemctl start teiji-agent`, or `teiji a
 
 /// A host, and where its qdisc is pinned.
 #[derive(Clone, Debug)]
-pub struct Machine {
+pub struct HostBackend {
     settings: Settings,
     hfsc: Hfsc,
     pins: PathBuf,
     real: bool,
 }
 
-impl Machine {
+impl HostBackend {
     /// The host whose files are below `root`, whose qdisc is pinned in `pins`, and whose HFSC channels are described by
     /// notes in `state`. The kernel is asked only if `root` is `/`.
     pub fn new(root: Root, pins: &Path, state: &Path) -> Self {
         let real = root.is_real();
         let settings = Settings::new(root);
-        Machine { real, hfsc: Hfsc::new(settings.clone(), state, curve::of), settings, pins: pins.to_owned() }
+        HostBackend {
+            real,
+            hfsc: Hfsc::new(settings.clone(), state, curve::of),
+            settings,
+            pins: pins.to_owned(),
+        }
     }
 
     /// Adds what only the pinned programs show: whether packets can have deadlines, and the channels that exist.
@@ -65,7 +70,7 @@ impl Machine {
             let resource = Resource::Queue(device);
             let edf = matches!(observed.settings.get(&resource), Some(Value::Queue(Queue::Stock(s))) if s.kind == KIND);
             if edf || hfsc.contains(&index) {
-                let read = apply::Host::read(self, &resource);
+                let read = apply::SettingsBackend::read(self, &resource);
                 observed.settings.note(resource, read);
             }
         }
@@ -291,7 +296,7 @@ fn drain(edf: &Edf, index: u32) {
     }
 }
 
-impl apply::Host for Machine {
+impl apply::SettingsBackend for HostBackend {
     fn read(&self, setting: &Resource) -> Result<Value, ResourceError> {
         if let Resource::Queue(device) = setting
             && self.real
@@ -340,16 +345,16 @@ mod tests {
     #[test]
     fn without_pins_it_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
-        let machine = Machine::new(Root::default(), dir.path(), dir.path());
-        let said = match machine.support() {
+        let backend = HostBackend::new(Root::default(), dir.path(), dir.path());
+        let said = match backend.support() {
             DeadlineSupport::NoAgent(why) if why.starts_with("start the agent: `systemctl start") => why,
             DeadlineSupport::None(why) | DeadlineSupport::NoAgent(why) => panic!("{why}"),
             DeadlineSupport::Hfsc(why) => why,
             DeadlineSupport::Edf => panic!("nothing is pinned there"),
         };
         assert!(said.contains("teiji agent") || said.contains("Qdisc_ops") || said.contains("BTF"), "{said}");
-        assert_eq!(machine.links(), LinksNow::default());
-        let elsewhere = Machine::new(Root::new("/x"), dir.path(), dir.path());
+        assert_eq!(backend.links(), LinksNow::default());
+        let elsewhere = HostBackend::new(Root::new("/x"), dir.path(), dir.path());
         assert!(matches!(elsewhere.support(), DeadlineSupport::None(why) if why.contains("--root")));
     }
 }
