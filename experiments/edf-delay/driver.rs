@@ -34,7 +34,7 @@ use teiji_bpf::Verified;
 use teiji_bpf::qdisc_edf::{Edf, Opened};
 use teiji_host::Root;
 use teiji_model::policy::Endpoint;
-use teiji_model::queue::{Channel, Deadlines, Device, Queue, RATE_STEP, Scheduler, Stock};
+use teiji_model::qdisc::{Channel, DeadlineQdisc, Device, ExistingQdisc, RATE_STEP, RootQdisc, Scheduler};
 use teiji_model::resource;
 use teiji_model::resource::Resource;
 
@@ -86,16 +86,16 @@ impl State {
     }
 
     /// The channels of a link; none if its qdisc is another one.
-    fn deadlines(&self, device: &Device) -> Result<Option<Deadlines>> {
-        match self.backend.read(&Resource::Queue(device.clone()))? {
-            resource::Value::Queue(Queue::Deadlines(d)) => Ok(Some(*d)),
+    fn deadlines(&self, device: &Device) -> Result<Option<DeadlineQdisc>> {
+        match self.backend.read(&Resource::RootQdisc(device.clone()))? {
+            resource::Value::RootQdisc(RootQdisc::Deadline(d)) => Ok(Some(*d)),
             _ => Ok(None),
         }
     }
 
-    fn put(&self, device: &Device, d: Deadlines) -> Result<()> {
-        let setting = Resource::Queue(device.clone());
-        let wanted = resource::Value::Queue(Queue::Deadlines(Box::new(d)));
+    fn put(&self, device: &Device, d: DeadlineQdisc) -> Result<()> {
+        let setting = Resource::RootQdisc(device.clone());
+        let wanted = resource::Value::RootQdisc(RootQdisc::Deadline(Box::new(d)));
         self.backend.write(&setting, &wanted)?;
         let got = self.backend.read(&setting)?;
         if got != wanted {
@@ -105,7 +105,7 @@ impl State {
     }
 
     /// Changes a link that has channels.
-    fn change(&self, dev: &str, change: impl FnOnce(&mut Deadlines) -> Result<()>) -> Result<()> {
+    fn change(&self, dev: &str, change: impl FnOnce(&mut DeadlineQdisc) -> Result<()>) -> Result<()> {
         let device = device(dev)?;
         let mut d = self.deadlines(&device)?.with_context(|| format!("{dev} has no channels"))?;
         change(&mut d)?;
@@ -117,9 +117,9 @@ impl State {
         match &words[..] {
             ["link", dev, settings @ ..] => {
                 let device = device(dev)?;
-                let present = self.backend.read(&Resource::Queue(device.clone()))?;
+                let present = self.backend.read(&Resource::RootQdisc(device.clone()))?;
                 let had = match &present {
-                    resource::Value::Queue(Queue::Deadlines(d)) => Some((**d).clone()),
+                    resource::Value::RootQdisc(RootQdisc::Deadline(d)) => Some((**d).clone()),
                     _ => None,
                 };
                 let attach = had.is_none();
@@ -141,8 +141,8 @@ impl State {
             })?,
             ["detach", dev] => {
                 let device = device(dev)?;
-                let before = self.before.remove(&device.index).unwrap_or_else(default_queue);
-                self.backend.write(&Resource::Queue(device), &before)?;
+                let before = self.before.remove(&device.index).unwrap_or_else(default_qdisc);
+                self.backend.write(&Resource::RootQdisc(device), &before)?;
             }
             ["swap", dev, times] => {
                 let device = device(dev)?;
@@ -156,7 +156,7 @@ impl State {
                     if n % 2 == 0 {
                         self.put(&device, swapped(true)?)?;
                     } else {
-                        self.backend.write(&Resource::Queue(device.clone()), &default_queue())?;
+                        self.backend.write(&Resource::RootQdisc(device.clone()), &default_qdisc())?;
                     }
                 }
             }
@@ -190,13 +190,13 @@ impl State {
 }
 
 /// The default root qdisc of a veth.
-fn default_queue() -> resource::Value {
-    let stock = Stock { kind: "noqueue".into(), chosen: false, options: Vec::new() };
-    resource::Value::Queue(Queue::Stock(Box::new(stock)))
+fn default_qdisc() -> resource::Value {
+    let existing = ExistingQdisc { kind: "noqueue".into(), chosen: false, options: Vec::new() };
+    resource::Value::RootQdisc(RootQdisc::Existing(Box::new(existing)))
 }
 
 /// One of two sets of channels that have one name in common.
-fn swapped(second: bool) -> Result<Deadlines> {
+fn swapped(second: bool) -> Result<DeadlineQdisc> {
     let (lines, rate) = if second {
         (["b to=10.88.0.2/32:6001", "c to=fd88:0::/64 rate=8000"], "rate=20000000")
     } else {
@@ -247,8 +247,8 @@ fn pairs<'a>(words: &[&'a str]) -> Result<Vec<(&'a str, &'a str)>> {
     words.iter().map(|w| w.split_once('=').with_context(|| format!("`{w}` is not key=value"))).collect()
 }
 
-fn link(words: &[&str], had: Option<Deadlines>) -> Result<Deadlines> {
-    let mut d = had.unwrap_or(Deadlines {
+fn link(words: &[&str], had: Option<DeadlineQdisc>) -> Result<DeadlineQdisc> {
+    let mut d = had.unwrap_or(DeadlineQdisc {
         scheduler: Scheduler::Edf,
         rate: 0,
         slack: 2_000_000,

@@ -18,7 +18,7 @@ use teiji_experiments::edf_delay::net::{self, Driver};
 use teiji_experiments::edf_delay::{Plan, many, six, traffic};
 use teiji_lab::Host;
 use teiji_lab::suite::{self, Shared};
-use teiji_model::queue::MAX_LINKS;
+use teiji_model::qdisc::MAX_LINKS;
 
 /// A lab host and the running driver of the qdisc, if any.
 struct Stage {

@@ -11,7 +11,7 @@ use teiji_experiments::edf_delay::net;
 use teiji_experiments::edf_delay::{Channel, LINK, MARGIN, Plan, WIRE, traffic};
 use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Host, Kernel};
-use teiji_model::queue::MAX_CHANNELS;
+use teiji_model::qdisc::MAX_CHANNELS;
 
 const TEIJI: &str = "ip netns exec a /tmp/teiji";
 const PLACE: &str = "--state /tmp/state --pins /tmp/bpf/teiji";

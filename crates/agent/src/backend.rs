@@ -6,12 +6,12 @@
 //! pinned maps. Each change of it is done completely by one system call, whatever else has to be prepared:
 //!
 //! ```text
-//!  Stock ── maps are filled (nothing looks at them) ──► root qdisc replaced ──► Deadlines
-//!  Deadlines ── one map update ──► other Deadlines
-//!  any ── one sendmsg ──► Deadlines of HFSC
-//!  Deadlines ── what is queued leaves (does not show) ──► root qdisc replaced ──► Stock; maps are cleared
+//!  existing ── maps are filled (nothing looks at them) ──► root qdisc replaced ──► deadline
+//!  deadline ── one map update ──► another deadline qdisc
+//!  any ── one sendmsg ──► deadline, by HFSC
+//!  deadline ── what is queued leaves (does not show) ──► root qdisc replaced ──► existing; maps are cleared
 //! ```
-//! (`Stock`: an existing qdisc that is not teiji's.) A process that is killed in between leaves the former or the new
+//! (`existing`: a qdisc that is not teiji's.) A process that is killed in between leaves the former or the new
 //! queue, and leftovers that [`HostBackend::tidy`] removes.
 
 use crate::apply;
@@ -21,9 +21,9 @@ use teiji_bpf::qdisc_edf::{self as edf, Edf, KIND, Opened};
 use teiji_control::admission::curve;
 use teiji_host::{Hfsc, Root, Settings};
 use teiji_model::plan::{DeadlineSupport, Observed};
-use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
+use teiji_model::qdisc::{DeadlineQdisc, Device, ExistingQdisc, RootQdisc, Scheduler};
 use teiji_model::resource::{Resource, ResourceError, Value};
-use teiji_model::status::{LinkNow, LinksNow};
+use teiji_model::status::{LinkStatus, LinksStatus};
 use teiji_model::text::printable;
 
 /// Where the qdisc is pinned unless the caller names another folder.
@@ -59,7 +59,7 @@ impl HostBackend {
 
     /// Adds what only the pinned programs show: whether packets can have deadlines, and the channels that exist.
     pub fn complete(&self, observed: &mut Observed) {
-        observed.deadlines = self.support();
+        observed.deadline_support = self.support();
         if !self.real {
             return;
         }
@@ -67,8 +67,8 @@ impl HostBackend {
         let hfsc = self.hfsc.links().unwrap_or_default();
         for device in observed.links.iter().map(|link| link.device()) {
             let index = device.index;
-            let resource = Resource::Queue(device);
-            let edf = matches!(observed.settings.get(&resource), Some(Value::Queue(Queue::Stock(s))) if s.kind == KIND);
+            let resource = Resource::RootQdisc(device);
+            let edf = matches!(observed.settings.get(&resource), Some(Value::RootQdisc(RootQdisc::Existing(s))) if s.kind == KIND);
             if edf || hfsc.contains(&index) {
                 let read = apply::SettingsBackend::read(self, &resource);
                 observed.settings.note(resource, read);
@@ -112,24 +112,24 @@ impl HostBackend {
     }
 
     /// The links of this network namespace that have channels, as they are now.
-    pub fn links(&self) -> LinksNow {
+    pub fn links(&self) -> LinksStatus {
         let edf = match Opened::of(&self.pins) {
             Ok(Opened::Current(edf)) => edf,
             Ok(Opened::Other(heartbeat)) if heartbeat.users() > 0 => {
-                return LinksNow { trouble: Some(OTHER.into()), ..LinksNow::default() };
+                return LinksStatus { trouble: Some(OTHER.into()), ..LinksStatus::default() };
             }
-            Ok(_) => return LinksNow::default(),
+            Ok(_) => return LinksStatus::default(),
             Err(teiji_bpf::Error::NotPermitted) => {
                 let pins = self.pins.display();
                 let why = format!("only root may look into {pins}, so links with channels are not shown");
-                return LinksNow { hidden: Some(why), ..LinksNow::default() };
+                return LinksStatus { hidden: Some(why), ..LinksStatus::default() };
             }
             Err(why) => {
                 let why = format!("links with channels are not shown: {why}");
-                return LinksNow { trouble: Some(why), ..LinksNow::default() };
+                return LinksStatus { trouble: Some(why), ..LinksStatus::default() };
             }
         };
-        let mut now = LinksNow::default();
+        let mut now = LinksStatus::default();
         match links_of(&edf) {
             Ok(links) => now.links = links,
             Err(why) => now.trouble = Some(format!("links with channels are not shown: {why}")),
@@ -150,8 +150,8 @@ impl HostBackend {
         }
     }
 
-    fn read_queue(&self, device: &Device, root: Queue) -> Result<Queue, ResourceError> {
-        let is_teijis = matches!(&root, Queue::Stock(stock) if stock.kind == KIND);
+    fn read_root_qdisc(&self, device: &Device, root: RootQdisc) -> Result<RootQdisc, ResourceError> {
+        let is_teijis = matches!(&root, RootQdisc::Existing(existing) if existing.kind == KIND);
         if !is_teijis {
             return Ok(root);
         }
@@ -162,17 +162,17 @@ impl HostBackend {
         let Some(edf) = self.edf().map_err(failed)? else { return Ok(root) };
         // A teiji qdisc whose pins are gone or in another folder is treated like any other qdisc.
         match edf.has(device.index).and_then(|has| if has { edf.link(device.index) } else { Ok(None) }) {
-            Ok(found) => Ok(found.map_or(root, |d| Queue::Deadlines(Box::new(d)))),
+            Ok(found) => Ok(found.map_or(root, |d| RootQdisc::Deadline(Box::new(d)))),
             Err(why) => Err(failed(why.to_string())),
         }
     }
 
-    fn write_deadlines(&self, device: &Device, wanted: &Deadlines) -> Result<(), ResourceError> {
+    fn write_edf(&self, device: &Device, wanted: &DeadlineQdisc) -> Result<(), ResourceError> {
         let refused = |why: String| {
             let name = &device.name;
             ResourceError::Refused(format!("cannot give packets deadlines on {name}: {why}"))
         };
-        let setting = Resource::Queue(device.clone());
+        let setting = Resource::RootQdisc(device.clone());
         let root = self.settings.read(&setting)?;
         let edf = self.edf().map_err(refused)?.ok_or_else(|| match self.support() {
             DeadlineSupport::None(why) | DeadlineSupport::Hfsc(why) | DeadlineSupport::NoAgent(why) => {
@@ -185,7 +185,7 @@ impl HostBackend {
         if edf.has(device.index).map_err(kernel)? {
             return edf.put_link(device.index, wanted).map_err(kernel);
         }
-        if matches!(&root, Value::Queue(Queue::Stock(stock)) if stock.kind == KIND) {
+        if matches!(&root, Value::RootQdisc(RootQdisc::Existing(existing)) if existing.kind == KIND) {
             return Err(refused(format!(
                 "it has a {KIND} of another process; `tc qdisc del dev {} root` removes that",
                 device.name
@@ -193,18 +193,17 @@ impl HostBackend {
         }
         // A killed process may have left an entry, whose statistics must not be taken over.
         edf.remove_link(device.index).map_err(kernel)?;
-        let teijis = Stock { kind: KIND.into(), chosen: true, options: Vec::new() };
-        let done = edf
-            .put_link(device.index, wanted)
-            .map_err(kernel)
-            .and_then(|()| self.settings.write(&setting, &Value::Queue(Queue::Stock(Box::new(teijis)))));
+        let teijis = ExistingQdisc { kind: KIND.into(), chosen: true, options: Vec::new() };
+        let done = edf.put_link(device.index, wanted).map_err(kernel).and_then(|()| {
+            self.settings.write(&setting, &Value::RootQdisc(RootQdisc::Existing(Box::new(teijis))))
+        });
         done.inspect_err(|_| {
             // If it cannot be removed either, `tidy` tries again.
             let _ = edf.remove_link(device.index);
         })
     }
 
-    fn write_hfsc(&self, device: &Device, wanted: &Deadlines) -> Result<(), ResourceError> {
+    fn write_hfsc(&self, device: &Device, wanted: &DeadlineQdisc) -> Result<(), ResourceError> {
         if !self.real {
             return Err(ResourceError::Unsupported(
                 "what is below --root is not the machine that the kernel runs on".into(),
@@ -213,10 +212,10 @@ impl HostBackend {
         self.hfsc.write(device, wanted)
     }
 
-    fn write_stock(&self, device: &Device, wanted: &Stock) -> Result<(), ResourceError> {
+    fn write_existing(&self, device: &Device, wanted: &ExistingQdisc) -> Result<(), ResourceError> {
         let hfsc = self.real && matches!(self.hfsc.read(device), Ok(Some(_)));
-        let setting = Resource::Queue(device.clone());
-        let value = Value::Queue(Queue::Stock(Box::new(wanted.clone())));
+        let setting = Resource::RootQdisc(device.clone());
+        let value = Value::RootQdisc(RootQdisc::Existing(Box::new(wanted.clone())));
         // If it cannot be drained, it is removed all the same.
         let edf = self.edf().ok().flatten().filter(|edf| edf.has(device.index).unwrap_or(false));
         if let Some(edf) = &edf {
@@ -267,12 +266,12 @@ fn silence(heartbeat_age: Option<Duration>) -> Option<String> {
     }
 }
 
-fn links_of(edf: &Edf) -> Result<Vec<LinkNow>, teiji_bpf::Error> {
+fn links_of(edf: &Edf) -> Result<Vec<LinkStatus>, teiji_bpf::Error> {
     let mut all = Vec::new();
     for index in edf.links()? {
         let (Some(settings), Some(stats)) = (edf.link(index)?, edf.link_stats(index)?) else { continue };
         let name = nix::net::if_::if_indextoname(index).ok().and_then(|n| n.into_string().ok());
-        all.push(LinkNow {
+        all.push(LinkStatus {
             link: name.unwrap_or_else(|| format!("interface {index}")),
             index,
             settings,
@@ -298,25 +297,31 @@ fn drain(edf: &Edf, index: u32) {
 
 impl apply::SettingsBackend for HostBackend {
     fn read(&self, setting: &Resource) -> Result<Value, ResourceError> {
-        if let Resource::Queue(device) = setting
+        if let Resource::RootQdisc(device) = setting
             && self.real
             && let Some(queue) = self.hfsc.read(device)?
         {
-            return Ok(Value::Queue(queue));
+            return Ok(Value::RootQdisc(queue));
         }
         match (setting, self.settings.read(setting)?) {
-            (Resource::Queue(device), Value::Queue(root)) => self.read_queue(device, root).map(Value::Queue),
+            (Resource::RootQdisc(device), Value::RootQdisc(root)) => {
+                self.read_root_qdisc(device, root).map(Value::RootQdisc)
+            }
             (_, value) => Ok(value),
         }
     }
 
     fn write(&self, setting: &Resource, value: &Value) -> Result<(), ResourceError> {
         match (setting, value) {
-            (Resource::Queue(device), Value::Queue(Queue::Deadlines(wanted))) => match wanted.scheduler {
-                Scheduler::Edf => self.write_deadlines(device, wanted),
-                Scheduler::Hfsc => self.write_hfsc(device, wanted),
-            },
-            (Resource::Queue(device), Value::Queue(Queue::Stock(wanted))) => self.write_stock(device, wanted),
+            (Resource::RootQdisc(device), Value::RootQdisc(RootQdisc::Deadline(wanted))) => {
+                match wanted.scheduler {
+                    Scheduler::Edf => self.write_edf(device, wanted),
+                    Scheduler::Hfsc => self.write_hfsc(device, wanted),
+                }
+            }
+            (Resource::RootQdisc(device), Value::RootQdisc(RootQdisc::Existing(wanted))) => {
+                self.write_existing(device, wanted)
+            }
             _ => self.settings.write(setting, value),
         }
     }
@@ -353,7 +358,7 @@ mod tests {
             DeadlineSupport::Edf => panic!("nothing is pinned there"),
         };
         assert!(said.contains("teiji agent") || said.contains("Qdisc_ops") || said.contains("BTF"), "{said}");
-        assert_eq!(backend.links(), LinksNow::default());
+        assert_eq!(backend.links(), LinksStatus::default());
         let elsewhere = HostBackend::new(Root::new("/x"), dir.path(), dir.path());
         assert!(matches!(elsewhere.support(), DeadlineSupport::None(why) if why.contains("--root")));
     }

@@ -10,7 +10,7 @@ use teiji_control::plan::plan;
 use teiji_model::host::{DataPlane, Nic};
 use teiji_model::plan::{Held, Hold, Manager, Observed, Plan, own_group};
 use teiji_model::policy::{LinkPolicy, Policy, Source, VfPolicy, VmPolicy};
-use teiji_model::queue::Device;
+use teiji_model::qdisc::Device;
 use teiji_model::resource::{Kind, Latency, Quota, Resource, ResourceError, Scheduling, Value};
 
 const FIFO: Scheduling = Scheduling::Fifo { priority: 10 };

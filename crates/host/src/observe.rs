@@ -52,7 +52,15 @@ impl Root {
         let settings = resource::observe(&facts);
         let managers = managers::managers(self, hierarchy.as_ref().ok(), &cpus, &vms);
         let realtime_guard = guard::realtime(self, &cpus);
-        Ok(Observed { cpus, vms, links, settings, realtime_guard, managers, deadlines: Default::default() })
+        Ok(Observed {
+            cpus,
+            vms,
+            links,
+            settings,
+            realtime_guard,
+            managers,
+            deadline_support: Default::default(),
+        })
     }
 
     /// CPUs that are online; `None` if that cannot be read.

@@ -137,7 +137,7 @@ fn a_host_with_a_vm_and_two_nics() {
         ("tap0", 3, LinkKind::Tap, none, None, true),
     ];
     assert_eq!(links, wanted, "41 has no handler");
-    let queues = observed.settings.errors().filter(|(resource, _)| resource.kind() == Kind::Queue);
+    let queues = observed.settings.errors().filter(|(resource, _)| resource.kind() == Kind::RootQdisc);
     assert_eq!(queues.count(), 7, "each device's is there, and cannot be read");
 
     let read = |setting| get(&observed, &setting).unwrap();

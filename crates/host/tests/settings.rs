@@ -10,7 +10,7 @@ use std::process::{Child, Command};
 use teiji_host::{Root, Settings, task};
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::own_group;
-use teiji_model::queue::Device;
+use teiji_model::qdisc::Device;
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, Task, Value};
 
 /// A setting whose value is restored when this is dropped.

@@ -17,7 +17,7 @@
 //! | [`cpus`] | sets of CPUs |
 //! | [`observation`] | the state of a host as a file, for planning on another machine |
 //! | [`plan`] | the state of a host, the plan, and what teiji holds |
-//! | [`queue`] | the root qdisc of a link: channels with deadlines, or another qdisc |
+//! | [`qdisc`] | the root qdisc of a link: channels with deadlines, or another qdisc |
 //! | [`reason`] | why a request is in no figure |
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
@@ -39,7 +39,7 @@ pub mod host;
 pub mod observation;
 pub mod plan;
 pub mod policy;
-pub mod queue;
+pub mod qdisc;
 pub mod reason;
 pub mod recording;
 pub mod report;

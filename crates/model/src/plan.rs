@@ -7,7 +7,7 @@
 use crate::cpus::CpuSet;
 use crate::host::{Identity, Vm};
 use crate::policy::{Overridden, Place};
-use crate::queue::{Device, Scheduler};
+use crate::qdisc::{Device, Scheduler};
 use crate::resource::dependency::{self, Change};
 use crate::resource::{Kind, Resource, Resources, Task, Value};
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,8 @@ pub struct Observed {
     /// Other programs that change the same settings.
     pub managers: Vec<Manager>,
     /// Whether packets can have deadlines here.
-    pub deadlines: DeadlineSupport,
+    #[serde(rename = "deadlines")]
+    pub deadline_support: DeadlineSupport,
 }
 
 /// Whether packets can have deadlines on a host.

@@ -1,7 +1,7 @@
 //! What teiji holds and does at one instant, and the packet statistics of links with channels.
 
 use crate::plan::{Hold, Step};
-use crate::queue::Deadlines;
+use crate::qdisc::DeadlineQdisc;
 use crate::resource::{Resource, ResourceError, Value};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Status {
     /// The settings that it holds, in the order of the resources.
-    pub held: Vec<HeldNow>,
+    pub held: Vec<HeldStatus>,
     /// A transaction that is in progress, or whose process has ended.
     pub transaction: Option<Unfinished>,
     /// Whether a teiji is changing settings now.
@@ -27,7 +27,7 @@ pub struct Status {
 
 /// A setting that teiji holds, and its present value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct HeldNow {
+pub struct HeldStatus {
     /// The setting.
     pub setting: Resource,
     /// What teiji has stored about it.
@@ -59,13 +59,13 @@ pub struct Unfinished {
 
 /// A link with channels, and its packet statistics.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct LinkNow {
+pub struct LinkStatus {
     /// The link's name. Untrusted text.
     pub link: String,
     /// Its interface index.
     pub index: u32,
     /// Its settings and channels.
-    pub settings: Deadlines,
+    pub settings: DeadlineQdisc,
     /// The statistics of all packets.
     pub stats: LinkStats,
     /// The statistics of each channel, by name. Names are untrusted text.
@@ -74,9 +74,9 @@ pub struct LinkNow {
 
 /// Links with channels.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct LinksNow {
+pub struct LinksStatus {
     /// By index.
-    pub links: Vec<LinkNow>,
+    pub links: Vec<LinkStatus>,
     /// Why the deadlines of links are not kept, or are not known to be; `None` if all is well, or there are no links.
     pub trouble: Option<String>,
     /// What the caller may not see, for people.

@@ -4,7 +4,7 @@
 use super::value::Value;
 use teiji_model::cpus::MAX_CPUS;
 use teiji_model::policy::MAX_HALT_POLL;
-use teiji_model::queue::{MAX_DEADLINE, MAX_RATE, MIN_FRAME, OVERHEAD};
+use teiji_model::qdisc::{MAX_DEADLINE, MAX_RATE, MIN_FRAME, OVERHEAD};
 use teiji_model::resource;
 use teiji_model::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
 

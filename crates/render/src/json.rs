@@ -29,13 +29,14 @@ pub struct Status<'a> {
     #[serde(flatten)]
     status: &'a status::Status,
     /// Links with channels.
-    deadlines: &'a status::LinksNow,
+    #[serde(rename = "deadlines")]
+    links: &'a status::LinksStatus,
 }
 
 impl<'a> Status<'a> {
     /// What teiji holds, and links with channels.
-    pub fn new(status: &'a status::Status, deadlines: &'a status::LinksNow) -> Self {
-        Status { schema: 1, status, deadlines }
+    pub fn new(status: &'a status::Status, links: &'a status::LinksStatus) -> Self {
+        Status { schema: 1, status, links }
     }
 }
 

@@ -10,7 +10,7 @@ use teiji_model::plan::{
     ChannelGuarantee, DeadlineSupport, Held, LinkGuarantee, LinkKind, Observed, ObservedLink, Plan, Step,
 };
 use teiji_model::policy::Source;
-use teiji_model::queue::{Deadlines, Device, Queue, Scheduler, Stock};
+use teiji_model::qdisc::{DeadlineQdisc, Device, ExistingQdisc, RootQdisc, Scheduler};
 use teiji_model::report::Report;
 use teiji_model::resource::{Resource, Value};
 use teiji_policy::parse;
@@ -200,8 +200,12 @@ fn channels(n: u64) -> Plan {
         deadline: 3_000_000,
         bound: 2_000_000 + i * 20_000,
     };
-    let stock = Queue::Stock(Box::new(Stock { kind: "fq_codel".into(), chosen: false, options: Vec::new() }));
-    let deadlines = Deadlines {
+    let existing = RootQdisc::Existing(Box::new(ExistingQdisc {
+        kind: "fq_codel".into(),
+        chosen: false,
+        options: Vec::new(),
+    }));
+    let deadlines = DeadlineQdisc {
         scheduler: Scheduler::Edf,
         rate: 999_000_000,
         slack: 2_100_000,
@@ -225,9 +229,9 @@ fn channels(n: u64) -> Plan {
                 "more CPU time per byte",
             ),
             step(
-                Resource::Queue(eth0),
-                Value::Queue(stock),
-                Value::Queue(Queue::Deadlines(Box::new(deadlines))),
+                Resource::RootQdisc(eth0),
+                Value::RootQdisc(existing),
+                Value::RootQdisc(RootQdisc::Deadline(Box::new(deadlines))),
                 "packets in the old queue may be lost; the link sends at most 999mbit",
             ),
         ],
@@ -289,15 +293,19 @@ fn the_policys_document_shows_what_is_printed() {
         mtu: 1500,
         guests: false,
     };
-    let stock = Queue::Stock(Box::new(Stock { kind: "mq".into(), chosen: false, options: Vec::new() }));
+    let existing = RootQdisc::Existing(Box::new(ExistingQdisc {
+        kind: "mq".into(),
+        chosen: false,
+        options: Vec::new(),
+    }));
     let settings = BTreeMap::from([
-        (Resource::Queue(link.device()), Value::Queue(stock)),
+        (Resource::RootQdisc(link.device()), Value::RootQdisc(existing)),
         (Resource::SegmentSize(link.device()), Value::Bytes(65_536)),
     ]);
     let observed = Observed {
         links: vec![link],
         settings: settings.into(),
-        deadlines: DeadlineSupport::Edf,
+        deadline_support: DeadlineSupport::Edf,
         ..Observed::default()
     };
     let plan = teiji_control::plan::plan(&policy, &observed, &Held::default()).unwrap();
@@ -305,7 +313,7 @@ fn the_policys_document_shows_what_is_printed() {
     let document = include_str!("../../../docs/policy.md");
     assert!(document.contains(&shown), "docs/policy.md lacks:\n{shown}");
     // HFSC has no slack.
-    let observed = Observed { deadlines: DeadlineSupport::Hfsc("it is old".into()), ..observed };
+    let observed = Observed { deadline_support: DeadlineSupport::Hfsc("it is old".into()), ..observed };
     let plan = teiji_control::plan::plan(&policy, &observed, &Held::default()).unwrap();
     let shown = guarantees::link(&plan.links[0], &UNICODE);
     assert!(shown.starts_with("eth0: HFSC, 999mbit, 0 % reserved, frames up to "), "{shown}");

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use teiji_model::host::{Capability, Identity, NamedBy};
 use teiji_model::plan::{ChannelGuarantee, Hold, LinkGuarantee, Plan, Step};
 use teiji_model::policy::Source;
-use teiji_model::queue::{Deadlines, Device, Scheduler};
+use teiji_model::qdisc::{DeadlineQdisc, Device, Scheduler};
 use teiji_model::resource::{Resource, Value};
-use teiji_model::status::{HeldNow, LinkNow, LinksNow, Status};
+use teiji_model::status::{HeldStatus, LinkStatus, LinksStatus, Status};
 use teiji_render::terminal::{Style, columns};
 use teiji_render::text::{WIDTH, doctor, guarantees, links, plan, status, vms};
 
@@ -61,7 +61,7 @@ fn steps_and_what_is_held() {
         since: 0,
         reason: "link".into(),
     };
-    let held = |name: &str| HeldNow {
+    let held = |name: &str| HeldStatus {
         setting: setting(name),
         hold: hold(name),
         present: Ok(Value::Bytes(32_768)),
@@ -96,21 +96,21 @@ fn channels() {
         reserved: 450_000_000,
         channels: NAMES.map(channel).into(),
     };
-    let settings = Deadlines {
+    let settings = DeadlineQdisc {
         scheduler: Scheduler::Edf,
         rate: 1_000_000_000,
         slack: 2_000_000,
         realtime_max: 0,
         channels: BTreeMap::new(),
     };
-    let now = LinkNow {
+    let now = LinkStatus {
         link: NAMES[4].into(),
         index: 2,
         settings,
         stats: Default::default(),
         channels: NAMES.map(|name| (name.to_owned(), Default::default())).into(),
     };
-    let now = LinksNow { links: vec![now], ..LinksNow::default() };
+    let now = LinksStatus { links: vec![now], ..LinksStatus::default() };
     for style in [UNICODE, Style::PLAIN] {
         aligned(&guarantees::link(&guaranteed, &style), "3.00 ms");
         // The first column of figures: there is no deadline.

@@ -6,7 +6,7 @@ use super::store::{LOCK, Store};
 use super::{Clock, Engine, SettingsBackend};
 use std::io::ErrorKind;
 use teiji_model::resource::Class;
-use teiji_model::status::{HeldNow, Status, Unfinished};
+use teiji_model::status::{HeldStatus, Status, Unfinished};
 
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// The same, but a file that cannot be read becomes part of the answer.
@@ -61,7 +61,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 let present = self.backend.read(&setting);
                 let atomic = self.backend.class(&setting) == Class::Atomic;
                 let changed = atomic && present.as_ref().is_ok_and(|found| *found != hold.value);
-                HeldNow { setting, hold, present, changed }
+                HeldStatus { setting, hold, present, changed }
             })
             .collect();
         Ok(status)

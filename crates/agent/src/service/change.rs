@@ -10,15 +10,15 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use teiji_model::observation::Observation;
 use teiji_model::plan::Plan;
-use teiji_model::status::{LinksNow, Status, Unfinished};
+use teiji_model::status::{LinksStatus, Status, Unfinished};
 
 /// What teiji has changed, and whether everything is in order.
 #[derive(Clone, Debug)]
-pub struct StatusNow {
+pub struct StatusReport {
     /// What it has changed and is doing.
     pub status: Status,
     /// Links with channels.
-    pub deadlines: LinksNow,
+    pub links: LinksStatus,
     /// What was recovered after a teiji that was killed.
     pub notes: Vec<Note>,
     /// Whether everything is as teiji left it.
@@ -136,7 +136,7 @@ impl Service {
     ///
     /// # Errors
     /// If recovery fails.
-    pub fn status(&self) -> Result<StatusNow, Error> {
+    pub fn status(&self) -> Result<StatusReport, Error> {
         let engine = self.engine()?;
         let mut status = engine.status_or_damage();
         let mut notes = Vec::new();
@@ -152,10 +152,10 @@ impl Service {
                 Err(error) => return Err(error.into()),
             }
         }
-        let deadlines = engine.backend().links();
+        let links = engine.backend().links();
         let held = status.held.iter().all(|h| !h.changed) && (status.transaction.is_none() || status.busy);
-        let well = held && deadlines.trouble.is_none() && status.damaged.is_none();
-        Ok(StatusNow { status, deadlines, notes, well })
+        let well = held && links.trouble.is_none() && status.damaged.is_none();
+        Ok(StatusReport { status, links, notes, well })
     }
 
     /// Keeps deadlines until `stop` is set.

@@ -13,7 +13,7 @@ mod change;
 mod look;
 pub mod select;
 
-pub use change::{Prepared, StatusNow};
+pub use change::{Prepared, StatusReport};
 pub use look::{Doctor, Traced};
 
 use crate::apply::{self, Engine, STATE_DIRECTORY};

@@ -1,12 +1,12 @@
 //! Each setting goes back before those that need it: after a failure, and in a rollback.
 
-use crate::common::{cpus, stock, task};
+use crate::common::{cpus, existing, task};
 use crate::sim::{Settings, Sim, plan};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use teiji_agent::apply::{Error, Rollback};
 use teiji_model::plan::Held;
-use teiji_model::queue::{Deadlines, Device, Queue, Scheduler};
+use teiji_model::qdisc::{DeadlineQdisc, Device, RootQdisc, Scheduler};
 use teiji_model::resource::{Resource, Scheduling, Value};
 
 const DEADLINE: Value =
@@ -29,8 +29,8 @@ fn device() -> Device {
 fn deadlines() -> Value {
     let channels = BTreeMap::new();
     let deadlines =
-        Deadlines { scheduler: Scheduler::Edf, rate: 1_000_000_000, slack: 0, realtime_max: 0, channels };
-    Value::Queue(Queue::Deadlines(Box::new(deadlines)))
+        DeadlineQdisc { scheduler: Scheduler::Edf, rate: 1_000_000_000, slack: 0, realtime_max: 0, channels };
+    Value::RootQdisc(RootQdisc::Deadline(Box::new(deadlines)))
 }
 
 /// Applies the changes one by one, seconds apart if asked to, and takes them back by a rollback and by a failure.
@@ -88,10 +88,10 @@ fn a_thread_loses_its_deadline_before_it_is_pinned_again() {
 fn segments_grow_when_the_queue_that_counts_on_them_is_gone() {
     let before = BTreeMap::from([
         (Resource::HaltPoll, Value::Nanoseconds(1)),
-        (Resource::Queue(device()), Value::Queue(stock())),
+        (Resource::RootQdisc(device()), Value::RootQdisc(existing())),
         (Resource::SegmentSize(device()), Value::Bytes(65_536)),
     ]);
     let changes =
-        [(Resource::SegmentSize(device()), Value::Bytes(4096)), (Resource::Queue(device()), deadlines())];
+        [(Resource::SegmentSize(device()), Value::Bytes(4096)), (Resource::RootQdisc(device()), deadlines())];
     there_and_back(&before, &changes);
 }

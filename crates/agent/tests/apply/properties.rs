@@ -8,7 +8,7 @@ use std::time::Duration;
 use teiji_agent::apply::{Error, Rollback};
 use teiji_control::plan::plan;
 use teiji_model::plan::{Held, Plan};
-use teiji_model::queue::Queue;
+use teiji_model::qdisc::RootQdisc;
 use teiji_model::resource::{Resource, Value};
 
 /// Notes of each new queue how large segments may be once the plan is carried out.
@@ -18,7 +18,8 @@ fn counts_on(sim: &Sim, plan: &Plan) {
         step.map(|s| s.wanted.clone()).or_else(|| sim.settings().get(setting).cloned())
     };
     for step in &plan.steps {
-        let (Resource::Queue(device), Value::Queue(Queue::Deadlines(_))) = (&step.setting, &step.wanted)
+        let (Resource::RootQdisc(device), Value::RootQdisc(RootQdisc::Deadline(_))) =
+            (&step.setting, &step.wanted)
         else {
             continue;
         };

@@ -15,7 +15,7 @@ use teiji_agent::apply::store::{CONFIRMED, HELD_NEXT, Store, TRANSACTION};
 use teiji_agent::apply::{Applied, Engine, Error, Options, Progress, SettingsBackend};
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Held, Hold, Plan, Step};
-use teiji_model::queue::Device;
+use teiji_model::qdisc::Device;
 use teiji_model::resource::dependency::{self, Change};
 use teiji_model::resource::{Class, Kind, Resource, ResourceError, Value};
 
@@ -243,7 +243,7 @@ impl Sim {
     fn guarantees_hold(&self) {
         let settings = self.0.settings.borrow();
         for ((device, queue), most) in &*self.0.counts_on.borrow() {
-            if settings.get(&Resource::Queue(device.clone())) == Some(queue)
+            if settings.get(&Resource::RootQdisc(device.clone())) == Some(queue)
                 && let Some(Value::Bytes(size)) = settings.get(&Resource::SegmentSize(device.clone()))
             {
                 assert!(size <= most, "{device} has segments of {size} bytes, its queue counts on {most}");

@@ -2,8 +2,8 @@
 use super::shape::{self, Shapes};
 use super::types;
 use std::collections::BTreeMap;
-use teiji_model::queue::{
-    Channel, Deadlines, MAX_CHANNELS, MAX_DEADLINE, MAX_NAME, MAX_RATE, MIN_FRAME, OVERHEAD, RATE_STEP,
+use teiji_model::qdisc::{
+    Channel, DeadlineQdisc, MAX_CHANNELS, MAX_DEADLINE, MAX_NAME, MAX_RATE, MIN_FRAME, OVERHEAD, RATE_STEP,
     Scheduler, TIMER_ERROR,
 };
 
@@ -22,7 +22,7 @@ pub(super) struct Written {
 }
 
 /// A link's channels in the form of the kernel half. The error says what is wrong with them, and what would work.
-pub(super) fn written(d: &Deadlines, generation: u32) -> Result<Written, String> {
+pub(super) fn written(d: &DeadlineQdisc, generation: u32) -> Result<Written, String> {
     if d.scheduler != Scheduler::Edf {
         return Err(format!("{} is not this qdisc's", d.scheduler));
     }
@@ -107,14 +107,14 @@ pub(super) fn read(
     settings: &types::link_settings,
     matches: &[(types::match_key, types::channel_settings)],
     mut name: impl FnMut(u32) -> Result<String, crate::Error>,
-) -> Result<Deadlines, crate::Error> {
+) -> Result<DeadlineQdisc, crate::Error> {
     let mut channels = BTreeMap::new();
     for (key, c) in matches.iter().filter(|(key, _)| key.link == settings.id) {
         let (from, to, proto) = shape::ends(key);
         let channel = Channel { from, to, proto, deadline: c.deadline, rate: c.rate * 8, burst: c.burst };
         channels.insert(name(c.id)?, channel);
     }
-    Ok(Deadlines {
+    Ok(DeadlineQdisc {
         scheduler: Scheduler::Edf,
         rate: settings.rate * 8,
         slack: settings.slack,
@@ -153,7 +153,7 @@ mod tests {
         proptest::option::of(v4)
     }
 
-    fn deadlines() -> impl Strategy<Value = Deadlines> {
+    fn deadlines() -> impl Strategy<Value = DeadlineQdisc> {
         let channel = (
             endpoint(),
             endpoint(),
@@ -167,7 +167,13 @@ mod tests {
             });
         let channels = proptest::collection::btree_map("[a-zé]{1,20}", channel, 0..6);
         (channels, 0u64..1_000_000, 0..=MAX_SLACK, 0u64..1000).prop_map(|(channels, rate, slack, most)| {
-            Deadlines { scheduler: Scheduler::Edf, rate: rate * 8, slack, realtime_max: most * 8, channels }
+            DeadlineQdisc {
+                scheduler: Scheduler::Edf,
+                rate: rate * 8,
+                slack,
+                realtime_max: most * 8,
+                channels,
+            }
         })
     }
 
@@ -189,10 +195,10 @@ mod tests {
         }
     }
 
-    fn one() -> Deadlines {
+    fn one() -> DeadlineQdisc {
         let to = Some(Endpoint { address: [10, 0, 0, 2].into(), prefix: 32, port: Some(5060) });
         let c = Channel { from: None, to, proto: Some(17), deadline: 1, rate: 8, burst: 1 };
-        Deadlines {
+        DeadlineQdisc {
             scheduler: Scheduler::Edf,
             rate: 8000,
             slack: 0,
@@ -204,7 +210,7 @@ mod tests {
     #[test]
     fn what_the_kernel_half_cannot_keep_is_refused() {
         assert!(written(&one(), 1).is_ok());
-        let refused = |change: &dyn Fn(&mut Deadlines), why: &str| {
+        let refused = |change: &dyn Fn(&mut DeadlineQdisc), why: &str| {
             let mut d = one();
             change(&mut d);
             let said = written(&d, 1).err().unwrap();

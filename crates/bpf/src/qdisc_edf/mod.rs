@@ -58,7 +58,7 @@ use slots::Slots;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
-use teiji_model::queue::{Deadlines, MAX_CHANNELS, MAX_LINKS};
+use teiji_model::qdisc::{DeadlineQdisc, MAX_CHANNELS, MAX_LINKS};
 use teiji_model::status::{ChannelStats, LinkStats};
 
 /// Name of the qdisc kind, as `tc qdisc` shows it.
@@ -148,12 +148,12 @@ impl Edf {
     /// Sets the settings and channels of a link, all of them at once. The link has the qdisc or is about to get it.
     /// Channels whose names do not change keep their token buckets and statistics; queued packets keep their deadlines.
     ///
-    /// `wanted` has to be normalised ([`teiji_model::queue::Channel::normal`]) for [`Edf::link`] to return the same.
+    /// `wanted` has to be normalised ([`teiji_model::qdisc::Channel::normal`]) for [`Edf::link`] to return the same.
     /// Links are those of the network namespace of the thread that opened this.
     ///
     /// # Errors
     /// [`Error::Refused`] if the kernel half cannot keep them; [`Error::Kernel`]. Nothing has changed then.
-    pub fn put_link(&self, ifindex: u32, wanted: &Deadlines) -> Result<(), Error> {
+    pub fn put_link(&self, ifindex: u32, wanted: &DeadlineQdisc) -> Result<(), Error> {
         let refuse = |reason| Error::Refused { doing: format!("set interface {ifindex}'s channels"), reason };
         let _lock = self.pins.lock()?;
         let generation = self.next_generation()?;
@@ -180,7 +180,7 @@ impl Edf {
 
     fn write_matches(
         &self,
-        wanted: &Deadlines,
+        wanted: &DeadlineQdisc,
         written: &link::Written,
         ids: &BTreeMap<String, u32>,
     ) -> Result<(), Error> {
@@ -197,7 +197,7 @@ impl Edf {
     ///
     /// # Errors
     /// [`Error::Kernel`].
-    pub fn link(&self, ifindex: u32) -> Result<Option<Deadlines>, Error> {
+    pub fn link(&self, ifindex: u32) -> Result<Option<DeadlineQdisc>, Error> {
         let Some(settings) = self.settings_of(ifindex)? else { return Ok(None) };
         link::read(&settings, &self.matches.entries()?, |id| self.name(id)).map(Some)
     }
@@ -345,7 +345,7 @@ impl Edf {
     /// An index for each channel: its present one, or a new one with zeroed state. New indices are taken in turn, so
     /// that the packets of a removed channel have long left the queue when its index is used again. `None` if there are
     /// not enough.
-    fn claim(&self, ifindex: u32, wanted: &Deadlines) -> Result<Option<BTreeMap<String, u32>>, Error> {
+    fn claim(&self, ifindex: u32, wanted: &DeadlineQdisc) -> Result<Option<BTreeMap<String, u32>>, Error> {
         let own = self.settings_of(ifindex)?.map(|settings| settings.id);
         let mut present = BTreeMap::new();
         for id in self.ids_of(|generation| Some(generation) == own)? {
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(bound("matches"), 4 * MAX_CHANNELS);
         assert_eq!((bound("slots"), bound("current"), bound("states")), (MAX_LINKS, MAX_LINKS, MAX_LINKS));
         assert_eq!(bound("settings"), MAX_LINKS * slots::SETTINGS_PER_LINK as usize);
-        assert_eq!(size_of::<types::label>(), teiji_model::queue::MAX_NAME + 1);
+        assert_eq!(size_of::<types::label>(), teiji_model::qdisc::MAX_NAME + 1);
         assert!(maps::NAMES.iter().all(|name| object.maps().any(|m| m.name() == *name)));
     }
 

@@ -9,7 +9,7 @@
 use super::types;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use teiji_model::policy::Endpoint;
-use teiji_model::queue::{Channel, MAX_SHAPES};
+use teiji_model::qdisc::{Channel, MAX_SHAPES};
 
 /// Bits of a tag: the prefix lengths are in the lowest two bytes.
 const FROM_PORT: u32 = 1 << 16;

@@ -19,7 +19,7 @@ use crate::Error;
 use crate::object::{bytes_of, value_of};
 use std::collections::BTreeSet;
 use std::mem::offset_of;
-use teiji_model::queue::MAX_LINKS;
+use teiji_model::qdisc::MAX_LINKS;
 
 /// Settings of a slot (`SETTINGS_PER_LINK` in `intf.h`; a test compares).
 pub(super) const SETTINGS_PER_LINK: u32 = 4;

@@ -16,7 +16,7 @@
 //! 100 Mbit/s it serves noticeably less than the configured rate. The rates of a curve here are those to configure so
 //! that at least the wanted rate is served.
 
-use teiji_model::queue::{Channel, Curve, RATE_STEP};
+use teiji_model::qdisc::{Channel, Curve, RATE_STEP};
 
 /// The highest rate that HFSC can be configured with, bit/s: 2³² − 1 bytes per second (`struct tc_service_curve`).
 pub const HFSC_MAX_RATE: u64 = u32::MAX as u64 * 8;

@@ -6,7 +6,7 @@ use super::tests::{MS, channel, link, refused};
 use super::*;
 use proptest::prelude::*;
 use teiji_model::policy::Auto;
-use teiji_model::queue::Curve;
+use teiji_model::qdisc::Curve;
 
 fn refusal(link: &Link, channels: &[Channel]) -> Refusal {
     refused(hfsc::admit(link, channels))

@@ -20,7 +20,7 @@ use super::{Draft, Host};
 use link::Group;
 use teiji_model::plan::{DeadlineSupport, LinkKind, ObservedLink};
 use teiji_model::policy::{At, ChannelPolicy, LinkPolicy, Place, Policy};
-use teiji_model::queue::{MAX_CHANNELS, MAX_LINKS, Scheduler};
+use teiji_model::qdisc::{MAX_CHANNELS, MAX_LINKS, Scheduler};
 use teiji_model::text::printable;
 
 /// Adds the settings and guarantees that the channels require, and the problems.
@@ -39,7 +39,7 @@ pub(super) fn collect(policy: &Policy, host: Host<'_>, draft: &mut Draft) {
         }
     }
     let Some((_, _, first)) = groups.first() else { return };
-    let scheduler = match scheduler(&host.observed.deadlines, draft) {
+    let scheduler = match scheduler(&host.observed.deadline_support, draft) {
         Ok(scheduler) => scheduler,
         // Reported only once: without it nothing else of the channels can be judged.
         Err(why) => return draft.problem(&first[0].name.place, why),

@@ -104,11 +104,11 @@ fn segments_become_larger_only_after_the_queue_allows_for_them() {
     assert_eq!(kinds(after), ["root qdisc of eth0", "gso_max_size of eth0"]);
     // And back: the queue comes first.
     let queue = queue(&plan(&policy, &observed, &held).unwrap());
-    let setting = Resource::Queue(Device { name: "eth0".into(), index: 2 });
-    let value = Value::Queue(Queue::Deadlines(Box::new(queue)));
+    let setting = Resource::RootQdisc(Device { name: "eth0".into(), index: 2 });
+    let value = Value::RootQdisc(RootQdisc::Deadline(Box::new(queue)));
     observed.settings.insert(setting.clone(), value.clone());
     let mut held = held;
-    let original = Value::Queue(common::stock());
+    let original = Value::RootQdisc(common::existing());
     let hold = Hold { whose: "eth0".into(), original, value, since: 1, reason: "channel.a".into() };
     held.settings.insert(setting, hold);
     let back = plan(&Policy::default(), &observed, &held).unwrap();
@@ -156,7 +156,7 @@ fn a_step_from_queue_to_queue_says_what_changes() {
     }
     let cost = |policy: &Policy| {
         let plan = ok(policy, &observed);
-        plan.steps.iter().find(|s| matches!(s.setting, Resource::Queue(_))).unwrap().cost.clone()
+        plan.steps.iter().find(|s| matches!(s.setting, Resource::RootQdisc(_))).unwrap().cost.clone()
     };
     let other = ChannelPolicy { min_rate: at(3 * MBIT, 22), ..sip() };
     assert_eq!(
@@ -171,7 +171,7 @@ fn a_step_from_queue_to_queue_says_what_changes() {
 #[test]
 fn without_an_agent_the_plan_says_what_to_do_first() {
     let mut observed = one();
-    observed.deadlines = DeadlineSupport::NoAgent("start the agent\u{1b}[2J".into());
+    observed.deadline_support = DeadlineSupport::NoAgent("start the agent\u{1b}[2J".into());
     let policy = channels(vec![sip()]);
     let plan = ok(&policy, &observed);
     let with_agent = ok(&policy, &one());

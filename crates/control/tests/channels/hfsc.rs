@@ -4,7 +4,7 @@ use super::*;
 use teiji_control::admission::curve;
 
 fn old(mut observed: Observed) -> Observed {
-    observed.deadlines = DeadlineSupport::Hfsc("its BTF has no Qdisc_ops\u{1b}".into());
+    observed.deadline_support = DeadlineSupport::Hfsc("its BTF has no Qdisc_ops\u{1b}".into());
     observed
 }
 
@@ -19,7 +19,7 @@ fn hfsc_is_the_queue_of_older_kernels() {
     assert_eq!(plan.steps[1].wanted.to_string(), "HFSC, 1 channel, 999mbit");
     // The time of the frame and of the timer is subtracted: 32,786 bytes in frames take 283.6 µs.
     let sip = &queue.channels["sip"];
-    let frame = teiji_model::queue::frame::on_wire(32_786, 1500) + 24;
+    let frame = teiji_model::qdisc::frame::on_wire(32_786, 1500) + 24;
     let off = (u64::from(frame) * 8_000).div_ceil(999) + 100_000;
     assert_eq!(sip.deadline, (3 * MS - off) / 1000 * 1000);
     assert_eq!(plan.links[0].channels[0].deadline, 3 * MS);
@@ -79,6 +79,6 @@ fn a_change_under_hfsc_loses_what_waits() {
         observed.settings.insert(step.setting, step.wanted);
     }
     let steps = ok(&channels(vec![sip(), channel("b", 30, 7, 9 * MS, MBIT)]), &observed).steps;
-    let step = steps.iter().find(|s| matches!(s.setting, Resource::Queue(_))).unwrap();
+    let step = steps.iter().find(|s| matches!(s.setting, Resource::RootQdisc(_))).unwrap();
     assert_eq!(step.cost, "channels: 1 new; packets in the queue are lost; the link sends at most 999mbit");
 }

@@ -13,7 +13,7 @@ use proptest::test_runner::{TestCaseError, TestRunner};
 use teiji_control::plan::plan;
 use teiji_model::plan::{DeadlineSupport, Held, Hold, LinkGuarantee, LinkKind, Observed, ObservedLink, Plan};
 use teiji_model::policy::{Auto, ChannelPolicy, Endpoint, LinkPolicy, Policy, Problem};
-use teiji_model::queue::{Deadlines, Device, MAX_CHANNELS, MAX_NAME, MAX_SHAPES, Queue, Scheduler};
+use teiji_model::qdisc::{DeadlineQdisc, Device, MAX_CHANNELS, MAX_NAME, MAX_SHAPES, RootQdisc, Scheduler};
 use teiji_model::resource::{Resource, ResourceError, Value};
 
 const MS: u64 = 1_000_000;
@@ -56,9 +56,9 @@ fn refused(policy: &Policy, observed: &Observed, place: &str, parts: &[&str]) {
 }
 
 /// The wanted queue, of the only step for a queue.
-fn queue(plan: &Plan) -> Deadlines {
+fn queue(plan: &Plan) -> DeadlineQdisc {
     let wanted = plan.steps.iter().filter_map(|s| match &s.wanted {
-        Value::Queue(Queue::Deadlines(d)) => Some((**d).clone()),
+        Value::RootQdisc(RootQdisc::Deadline(d)) => Some((**d).clone()),
         _ => None,
     });
     let [only] = &wanted.collect::<Vec<_>>()[..] else { panic!("{:#?}", plan.steps) };
@@ -82,7 +82,7 @@ fn admitted_channels_are_guaranteed() {
         TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });
     let hosts = (common::any_host(), proptest::bool::weighted(0.3)).prop_map(|(mut host, old)| {
         if old {
-            host.deadlines = DeadlineSupport::Hfsc("its BTF has no Qdisc_ops".into());
+            host.deadline_support = DeadlineSupport::Hfsc("its BTF has no Qdisc_ops".into());
         }
         host
     });
@@ -116,12 +116,12 @@ fn kept(link: &LinkGuarantee, plan: &Plan, observed: &Observed) -> Result<(), Te
     let device = observed.links.iter().find(|l| l.name == link.link).unwrap();
     prop_assert!(device.speed.is_none_or(|speed| link.rate <= speed));
     prop_assert!(link.largest >= device.mtu + 14);
-    let wanted = plan.steps.iter().find(|s| s.setting == Resource::Queue(device.device()));
-    let Some(Value::Queue(Queue::Deadlines(queue))) = wanted.map(|s| &s.wanted) else {
+    let wanted = plan.steps.iter().find(|s| s.setting == Resource::RootQdisc(device.device()));
+    let Some(Value::RootQdisc(RootQdisc::Deadline(queue))) = wanted.map(|s| &s.wanted) else {
         return Err(TestCaseError::fail(format!("no queue for {link:?}")));
     };
     prop_assert_eq!((queue.rate, queue.slack), (link.rate, link.slack));
-    let expected = match observed.deadlines {
+    let expected = match observed.deadline_support {
         DeadlineSupport::Hfsc(_) => Scheduler::Hfsc,
         _ => Scheduler::Edf,
     };

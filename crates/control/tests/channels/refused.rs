@@ -52,7 +52,7 @@ fn links_that_cannot_have_deadlines() {
         assert!(warnings[0].contains(phrase), "{warnings:?}");
     }
     let mut observed = one();
-    observed.deadlines = DeadlineSupport::None("no teiji agent keeps them: start one\u{1b}[2J".into());
+    observed.deadline_support = DeadlineSupport::None("no teiji agent keeps them: start one\u{1b}[2J".into());
     refused(
         &policy,
         &observed,
@@ -63,7 +63,7 @@ fn links_that_cannot_have_deadlines() {
     assert!(plan(&Policy { channels: Vec::new(), ..policy.clone() }, &observed, &Held::default()).is_ok());
     let mut observed = one();
     let why = ResourceError::Unsupported("it is htb, which may hold classes".into());
-    observed.settings.note(Resource::Queue(Device { name: "eth0".into(), index: 2 }), Err(why));
+    observed.settings.note(Resource::RootQdisc(Device { name: "eth0".into(), index: 2 }), Err(why));
     refused(
         &policy,
         &observed,

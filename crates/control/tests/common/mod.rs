@@ -12,7 +12,7 @@ use teiji_model::plan::{DeadlineSupport, LinkKind, Observed, ObservedLink, Obser
 use teiji_model::policy::{
     At, Auto, ChannelPolicy, Direct, Endpoint, HostPolicy, LinkPolicy, Place, Policy, Subject, VmPolicy,
 };
-use teiji_model::queue::{Queue, Stock};
+use teiji_model::qdisc::{ExistingQdisc, RootQdisc};
 use teiji_model::resource::{Kind, Latency, Quota, Resource, Scheduling, Task, Value};
 
 /// A place in a policy file.
@@ -63,8 +63,12 @@ pub fn nic(name: &str, irqs: Vec<u32>) -> ObservedLink {
 }
 
 /// The kernel's default qdisc.
-pub fn stock() -> Queue {
-    Queue::Stock(Box::new(Stock { kind: "fq_codel".into(), chosen: false, options: Vec::new() }))
+pub fn existing() -> RootQdisc {
+    RootQdisc::Existing(Box::new(ExistingQdisc {
+        kind: "fq_codel".into(),
+        chosen: false,
+        options: Vec::new(),
+    }))
 }
 
 /// A section of a link that asks for nothing.
@@ -102,7 +106,7 @@ pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Obs
     settings.insert(Resource::Governor(0), Value::Word("schedutil".into()));
     for link in &links {
         settings.insert(Resource::ReceiveCpus(link.device(), 0), Value::Cpus(CpuSet::default()));
-        settings.insert(Resource::Queue(link.device()), Value::Queue(stock()));
+        settings.insert(Resource::RootQdisc(link.device()), Value::RootQdisc(existing()));
         settings.insert(Resource::SegmentSize(link.device()), Value::Bytes(65_536));
     }
     let irqs = links.iter().flat_map(|l| &l.irqs);
@@ -129,7 +133,7 @@ pub fn host(online: &str, vms: Vec<ObservedVm>, links: Vec<ObservedLink>) -> Obs
         settings: settings.into(),
         realtime_guard,
         managers: Vec::new(),
-        deadlines: DeadlineSupport::Edf,
+        deadline_support: DeadlineSupport::Edf,
     }
 }
 
@@ -207,7 +211,7 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
                     }
                     (Resource::SegmentSize(_), value) => *value = Value::Bytes(number * 8),
                     (Resource::ReceiveCpus(..), value) => *value = Value::Cpus(cpus),
-                    (Resource::Group(_) | Resource::Queue(_) | Resource::Governor(_), _) => {}
+                    (Resource::Group(_) | Resource::RootQdisc(_) | Resource::Governor(_), _) => {}
                 }
             }
             // The kernel allows no deadline thread that may not run on every CPU.

@@ -9,7 +9,7 @@ use super::tree::{FIRST, Part, head, named};
 use crate::rtnl::{Request, TCA_OPTIONS, attribute};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use teiji_model::queue::{Channel, Deadlines};
+use teiji_model::qdisc::{Channel, DeadlineQdisc};
 
 pub(super) const CLASSID: u16 = 1;
 const ETH_TYPE: u16 = 8;
@@ -37,7 +37,7 @@ type Key = (u16, Vec<u8>);
 ///
 /// # Errors
 /// The channel whose endpoints no filter can match.
-pub(super) fn parts(keeps: &Deadlines, inner: u32, ifindex: u32) -> Result<Vec<Part>, String> {
+pub(super) fn parts(keeps: &DeadlineQdisc, inner: u32, ifindex: u32) -> Result<Vec<Part>, String> {
     // Sorted by the number of bits that they compare, then by name.
     let mut order: Vec<(u32, &String, &Channel)> =
         (FIRST..).zip(&keeps.channels).map(|(n, (name, channel))| (n, name, channel)).collect();

@@ -33,7 +33,7 @@ use nix::sched::{CloneFlags, unshare};
 use notes::Notes;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use teiji_model::queue::{Deadlines, Device, Queue, Stock};
+use teiji_model::qdisc::{DeadlineQdisc, Device, ExistingQdisc, RootQdisc};
 use teiji_model::resource::{Resource, ResourceError, Value};
 use tree::{OUTER, Part, Tree};
 
@@ -64,7 +64,7 @@ impl Hfsc {
     ///
     /// # Errors
     /// If the kernel does not tell, or the notes cannot be read.
-    pub fn read(&self, device: &Device) -> Result<Option<Queue>, ResourceError> {
+    pub fn read(&self, device: &Device) -> Result<Option<RootQdisc>, ResourceError> {
         let failed = |e: Errno| ResourceError::Refused(says(device, &describe(e)));
         let mut rtnl = Rtnl::open().map_err(failed)?;
         let Some(root) = own_root(&mut rtnl, device.index).map_err(failed)? else { return Ok(None) };
@@ -75,9 +75,13 @@ impl Hfsc {
             && let Ok(parts) = tree.parts(device.index, self.curve)
             && facts::present(&tree, &mut rtnl, device.index).map_err(failed)? == facts::wanted(&tree, &parts)
         {
-            return Ok(Some(Queue::Deadlines(Box::new(tree.keeps))));
+            return Ok(Some(RootQdisc::Deadline(Box::new(tree.keeps))));
         }
-        Ok(Some(Queue::Stock(Box::new(Stock { kind: root.kind, chosen: true, options: Vec::new() }))))
+        Ok(Some(RootQdisc::Existing(Box::new(ExistingQdisc {
+            kind: root.kind,
+            chosen: true,
+            options: Vec::new(),
+        }))))
     }
 
     /// Indices of the devices whose root qdisc has teiji's handle, from one list of all qdiscs.
@@ -95,12 +99,12 @@ impl Hfsc {
     ///
     /// # Errors
     /// If HFSC cannot keep them or the kernel refuses them; the device then has the former root (again).
-    pub fn write(&self, device: &Device, wanted: &Deadlines) -> Result<(), ResourceError> {
+    pub fn write(&self, device: &Device, wanted: &DeadlineQdisc) -> Result<(), ResourceError> {
         let refused = |why: String| ResourceError::Refused(says(device, &why));
         let failed = |e: Errno| refused(describe(e));
         let former = match self.read(device)? {
-            Some(queue) => Value::Queue(queue),
-            None => self.settings.read(&Resource::Queue(device.clone()))?,
+            Some(queue) => Value::RootQdisc(queue),
+            None => self.settings.read(&Resource::RootQdisc(device.clone()))?,
         };
         let mut rtnl = Rtnl::open().map_err(failed)?;
         let present = own_root(&mut rtnl, device.index).map_err(failed)?.map(|q| (q.handle >> 16) as u16);
@@ -140,9 +144,9 @@ impl Hfsc {
         rtnl: &mut Rtnl,
     ) -> Result<(), String> {
         match (former, noted) {
-            (Value::Queue(Queue::Deadlines(keeps)), [tree, ..]) => {
+            (Value::RootQdisc(RootQdisc::Deadline(keeps)), [tree, ..]) => {
                 // Perhaps none of the requests was carried out.
-                if self.read(device) == Ok(Some(Queue::Deadlines(keeps.clone()))) {
+                if self.read(device) == Ok(Some(RootQdisc::Deadline(keeps.clone()))) {
                     return Ok(());
                 }
                 // To make the former tree again, its handle must not be in use.
@@ -150,7 +154,7 @@ impl Hfsc {
                 send(rtnl, &tree.parts(device.index, self.curve)?)
             }
             (former, _) => {
-                self.settings.write(&Resource::Queue(device.clone()), former).map_err(|e| e.to_string())
+                self.settings.write(&Resource::RootQdisc(device.clone()), former).map_err(|e| e.to_string())
             }
         }
     }

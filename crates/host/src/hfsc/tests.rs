@@ -5,7 +5,7 @@ use crate::rtnl::{TCA_OPTIONS, attributes, u32_at};
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_control::admission::curve;
 use teiji_model::policy::Endpoint;
-use teiji_model::queue::{Channel, Scheduler};
+use teiji_model::qdisc::{Channel, Scheduler};
 
 fn end(address: &str, prefix: u8, port: Option<u16>) -> Option<Endpoint> {
     Some(Endpoint { address: address.parse().unwrap(), prefix, port })
@@ -18,7 +18,7 @@ fn channel(from: Option<Endpoint>, to: Option<Endpoint>, proto: Option<u8>) -> C
 fn tree(channels: &[(&str, Channel)]) -> Tree {
     let channels = channels.iter().map(|(name, c)| ((*name).to_owned(), c.clone())).collect();
     let keeps =
-        Deadlines { scheduler: Scheduler::Hfsc, rate: 50_000_000, slack: 0, realtime_max: 0, channels };
+        DeadlineQdisc { scheduler: Scheduler::Hfsc, rate: 50_000_000, slack: 0, realtime_max: 0, channels };
     Tree { outer: OUTER[0], mtu: 1500, leaf: "pfifo".into(), keeps }
 }
 
@@ -83,7 +83,7 @@ fn the_size_table_counts_bytes_on_the_wire() {
     };
     assert_eq!([1, 60, 61, 1514, 1518].map(counted), [84, 84, 85, 1538, 1542]);
     for frame in [1519, 3014, 16_359, 16_360, 16_384, 32_780, 65_550] {
-        let least = teiji_model::queue::frame::on_wire(frame as u32, 1500) as usize + 24;
+        let least = teiji_model::qdisc::frame::on_wire(frame as u32, 1500) as usize + 24;
         assert!((least..least + 1000).contains(&counted(frame)), "{frame}: {}", counted(frame));
     }
 }
@@ -172,7 +172,7 @@ fn another_s_root_is_not_read() {
     let hfsc = Hfsc::new(Settings::default(), dir.path(), curve::of);
     assert_eq!(hfsc.read(&Device { name: "lo".into(), index: 1 }), Ok(None));
     // A channel that HFSC cannot keep: nothing has changed.
-    let bad = Deadlines { rate: 0, ..tree(&[("c", Channel { deadline: 0, ..sip() })]).keeps };
+    let bad = DeadlineQdisc { rate: 0, ..tree(&[("c", Channel { deadline: 0, ..sip() })]).keeps };
     let why = hfsc.write(&Device { name: "lo".into(), index: 1 }, &bad).unwrap_err().to_string();
     assert!(why.starts_with("HFSC on lo: ") && why.contains("channel `c`"), "{why}");
 }

@@ -17,8 +17,8 @@
 use super::filter;
 use crate::rtnl::{ROOT, Request, TCA_KIND, TCA_OPTIONS, TCMSG, attribute, tcmsg};
 use serde::{Deserialize, Serialize};
-use teiji_model::queue::frame::{full, on_wire};
-use teiji_model::queue::{Channel, Curve, Deadlines, MIN_FRAME, OVERHEAD, TIMER_ERROR};
+use teiji_model::qdisc::frame::{full, on_wire};
+use teiji_model::qdisc::{Channel, Curve, DeadlineQdisc, MIN_FRAME, OVERHEAD, TIMER_ERROR};
 
 /// Handles (major numbers) of the outer qdisc; that of the inner one is the next number. There are two, so that a
 /// change makes a new tree and does not modify the old one, and so that the handle says which of two notes belongs to
@@ -60,7 +60,7 @@ pub(super) struct Tree {
     /// Kind of the best-effort class's qdisc.
     pub leaf: String,
     /// The channels that it keeps.
-    pub keeps: Deadlines,
+    pub keeps: DeadlineQdisc,
 }
 
 /// The parameters of HFSC for a channel; `None` if HFSC cannot keep it.

@@ -6,7 +6,7 @@ use crate::root::Root;
 use crate::rtnl::{Link, Qdisc, Rtnl, SegmentSizes};
 use nix::errno::Errno;
 use std::collections::BTreeMap;
-use teiji_model::queue::Device;
+use teiji_model::qdisc::Device;
 use teiji_model::resource::ResourceError;
 
 const NEEDS: &str = "root, or CAP_NET_ADMIN";

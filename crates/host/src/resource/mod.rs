@@ -41,8 +41,8 @@ mod group_quota;
 mod group_weight;
 mod halt_poll;
 mod irq_cpus;
-mod queue;
 mod receive_cpus;
+mod root_qdisc;
 mod segment_size;
 mod share;
 mod thread;
@@ -104,7 +104,7 @@ static KINDS: [&dyn Access; 12] = [
     &group_quota::GroupQuota,
     &thread_cpus::ThreadCpus,
     &thread_scheduling::ThreadScheduling,
-    &queue::Queue,
+    &root_qdisc::RootQdisc,
 ];
 
 /// The facts of a host that are known before its resources are observed.

@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use std::fmt::Write;
 use teiji_model::cpus::{CpuSet, MAX_CPUS};
 use teiji_model::host::Capability;
-use teiji_model::queue::Device;
+use teiji_model::qdisc::Device;
 use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
 
 pub(super) struct ReceiveCpus;

@@ -147,7 +147,7 @@ fn affinity<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
 
 fn queue<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
     match change.resource {
-        Resource::Queue(device) => Some(Tie::Device(device.index)),
+        Resource::RootQdisc(device) => Some(Tie::Device(device.index)),
         _ => None,
     }
 }

@@ -22,7 +22,7 @@ pub use observed::Resources;
 pub use value::{Latency, Quota, Scheduling};
 
 use crate::cpus::CpuSet;
-use crate::queue::{Device, Queue};
+use crate::qdisc::{Device, RootQdisc};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use value::{micros, nanos};
@@ -59,8 +59,9 @@ pub enum Resource {
     /// The longest wake-up latency that a CPU's idle states may have: `power/pm_qos_resume_latency_us` of the CPU
     /// ([`Value::Latency`]).
     CpuLatency(u32),
-    /// A device's root qdisc ([`Value::Queue`]).
-    Queue(Device),
+    /// A device's root qdisc ([`Value::RootQdisc`]).
+    #[serde(rename = "queue")]
+    RootQdisc(Device),
     /// The largest packet that the host's own stack hands to a device, which splits it: `gso_max_size`, bytes of the IP
     /// packet ([`Value::Bytes`]).
     SegmentSize(Device),
@@ -98,8 +99,9 @@ pub enum Kind {
     ThreadCpus,
     /// [`Resource::ThreadScheduling`].
     ThreadScheduling,
-    /// [`Resource::Queue`].
-    Queue,
+    /// [`Resource::RootQdisc`].
+    #[serde(rename = "queue")]
+    RootQdisc,
 }
 
 /// Every kind, in the order in which a plan shows changes that do not depend on one another.
@@ -115,7 +117,7 @@ pub const KINDS: [Kind; 12] = [
     Kind::GroupQuota,
     Kind::ThreadCpus,
     Kind::ThreadScheduling,
-    Kind::Queue,
+    Kind::RootQdisc,
 ];
 
 /// How a resource is changed, journalled and undone.
@@ -162,7 +164,7 @@ impl Resource {
             Resource::GroupQuota(_) => Kind::GroupQuota,
             Resource::HaltPoll => Kind::HaltPoll,
             Resource::CpuLatency(_) => Kind::CpuLatency,
-            Resource::Queue(_) => Kind::Queue,
+            Resource::RootQdisc(_) => Kind::RootQdisc,
             Resource::SegmentSize(_) => Kind::SegmentSize,
             Resource::ReceiveCpus(..) => Kind::ReceiveCpus,
             Resource::Governor(_) => Kind::Governor,
@@ -179,9 +181,9 @@ impl Resource {
             Resource::GroupWeight(path) | Resource::GroupQuota(path) => Owner::Group(path),
             Resource::HaltPoll => Owner::Host,
             Resource::CpuLatency(cpu) | Resource::Governor(cpu) => Owner::Cpu(*cpu),
-            Resource::Queue(device) | Resource::SegmentSize(device) | Resource::ReceiveCpus(device, _) => {
-                Owner::Device(device)
-            }
+            Resource::RootQdisc(device)
+            | Resource::SegmentSize(device)
+            | Resource::ReceiveCpus(device, _) => Owner::Device(device),
         }
     }
 }
@@ -199,7 +201,7 @@ impl fmt::Display for Resource {
             Resource::GroupQuota(path) => write!(f, "cpu.max of {path}"),
             Resource::HaltPoll => f.write_str("kvm.halt_poll_ns"),
             Resource::CpuLatency(cpu) => write!(f, "wake-up latency of CPU {cpu}"),
-            Resource::Queue(device) => write!(f, "root qdisc of {device}"),
+            Resource::RootQdisc(device) => write!(f, "root qdisc of {device}"),
             Resource::SegmentSize(device) => write!(f, "gso_max_size of {device}"),
             Resource::Governor(policy) => write!(f, "governor of frequency policy {policy}"),
             Resource::ReceiveCpus(device, queue) => write!(f, "rps_cpus of {device} queue {queue}"),
@@ -222,7 +224,7 @@ impl Kind {
             | Kind::GroupQuota
             | Kind::ThreadCpus
             | Kind::ThreadScheduling
-            | Kind::Queue => Class::Atomic,
+            | Kind::RootQdisc => Class::Atomic,
         }
     }
 
@@ -251,7 +253,8 @@ pub enum Value {
     /// Wake-up latency of a CPU.
     Latency(Latency),
     /// A root qdisc.
-    Queue(Queue),
+    #[serde(rename = "queue")]
+    RootQdisc(RootQdisc),
     /// A size, bytes.
     Bytes(u32),
     /// A word that the kernel defines.
@@ -271,7 +274,7 @@ impl fmt::Display for Value {
             Value::Quota(Some(q)) => write!(f, "{} of every {}", micros(q.quota_us), micros(q.period_us)),
             Value::Nanoseconds(ns) => f.write_str(&nanos(*ns)),
             Value::Latency(latency) => write!(f, "{latency}"),
-            Value::Queue(queue) => write!(f, "{queue}"),
+            Value::RootQdisc(queue) => write!(f, "{queue}"),
             Value::Bytes(bytes) => write!(f, "{bytes} bytes"),
         }
     }

@@ -59,10 +59,10 @@ prop_compose! {
 prop_compose! {
     fn link()(
         irq in prop::option::of(cpus()),
-        rate in prop::option::of(1000u64..=teiji_model::queue::MAX_RATE),
+        rate in prop::option::of(1000u64..=teiji_model::qdisc::MAX_RATE),
         slack in prop::option::of(prop::option::of(0u64..=3_600_000_000_000)),
         max_packet in prop::option::of(60u32..=65_550),
-        realtime_max in prop::option::of(1000u64..=teiji_model::queue::MAX_RATE),
+        realtime_max in prop::option::of(1000u64..=teiji_model::qdisc::MAX_RATE),
         unit in 0usize..9,
     ) -> Written<LinkPolicy> {
         let slack = slack.map(|slack| slack.map_or(Auto::Auto, Auto::Nanoseconds));
@@ -171,8 +171,8 @@ prop_compose! {
         from in prop::option::of(endpoint(v6)),
         to in prop::option::of(endpoint(v6)),
         proto in prop::option::of(prop::sample::select(vec![6u8, 17])),
-        deadline in 1u64..=teiji_model::queue::MAX_DEADLINE,
-        min_rate in 1u64..=teiji_model::queue::MAX_RATE,
+        deadline in 1u64..=teiji_model::qdisc::MAX_DEADLINE,
+        min_rate in 1u64..=teiji_model::qdisc::MAX_RATE,
         burst in prop::option::of(84u64..=1 << 30),
         link in prop::option::of("[a-z][a-z0-9.]{0,14}"),
         unit in 0usize..9,

@@ -4,7 +4,7 @@ use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
 use teiji_model::plan::{ChannelGuarantee, LinkGuarantee};
-use teiji_model::queue::Scheduler;
+use teiji_model::qdisc::Scheduler;
 use teiji_model::units::{RATE, SIZE};
 
 /// How many channels of a link are shown.

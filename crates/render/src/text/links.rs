@@ -3,14 +3,14 @@
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, printable, shorten, wrap};
 use crate::units;
-use teiji_model::status::{LinkNow, LinksNow};
+use teiji_model::status::{LinkStatus, LinksStatus};
 use teiji_model::units::RATE;
 
 /// The longest name of a channel that is shown completely, columns.
 const NAME: usize = 24;
 
 /// The links as text of at most 100 columns; empty if there are no links, no problems and nothing hidden.
-pub fn table(now: &LinksNow, style: &Style) -> String {
+pub fn table(now: &LinksStatus, style: &Style) -> String {
     let mut out = String::new();
     for link in &now.links {
         out += &one(link, style);
@@ -24,7 +24,7 @@ pub fn table(now: &LinksNow, style: &Style) -> String {
     out
 }
 
-fn one(now: &LinkNow, style: &Style) -> String {
+fn one(now: &LinkStatus, style: &Style) -> String {
     let (set, sent) = (&now.settings, &now.stats);
     let reserved: u64 = set.channels.values().map(|c| c.rate).sum();
     let name = style.paint(Tone::Strong, &style.ascii(&shorten(&printable(&now.link), NAME)));
@@ -90,7 +90,7 @@ fn one(now: &LinkNow, style: &Style) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use teiji_model::queue::{Channel, Deadlines, Scheduler};
+    use teiji_model::qdisc::{Channel, DeadlineQdisc, Scheduler};
 
     const UNICODE: Style = Style { colour: false, unicode: true };
 
@@ -99,10 +99,10 @@ mod tests {
         let channel =
             Channel { from: None, to: None, proto: None, deadline: 3_000_000, rate: 2_000_000, burst: 3000 };
         let names = ["quiet", "sip\x1b[2J\u{202e}"];
-        let mut now = LinkNow {
+        let mut now = LinkStatus {
             link: "eth0".into(),
             index: 2,
-            settings: Deadlines {
+            settings: DeadlineQdisc {
                 scheduler: Scheduler::Edf,
                 rate: 1_000_000_000,
                 slack: 2_000_000,
@@ -120,7 +120,7 @@ mod tests {
         (busy.delay[10], busy.delay[21]) = (90, 10);
         now.stats.fallbacks = 1;
         let trouble = Some("deadlines are not kept".to_owned());
-        let links = LinksNow { links: vec![now], trouble, hidden: None };
+        let links = LinksStatus { links: vec![now], trouble, hidden: None };
         let text = table(&links, &UNICODE);
         let wanted = "\
 eth0  EDF, 1gbit, slack 2.00 ms, 4mbit reserved by 2 channels
@@ -132,6 +132,6 @@ eth0  EDF, 1gbit, slack 2.00 ms, 4mbit reserved by 2 channels
 deadlines are not kept
 ";
         assert_eq!(text, wanted);
-        assert_eq!(table(&LinksNow::default(), &UNICODE), "");
+        assert_eq!(table(&LinksStatus::default(), &UNICODE), "");
     }
 }

@@ -16,11 +16,11 @@ pub(super) fn run(args: &Arguments, service: &Service) -> Result<ExitCode> {
     let found = service.status()?;
     tell(&found.notes);
     if args.print.json {
-        output::json(&json::Status::new(&found.status, &found.deadlines))?;
+        output::json(&json::Status::new(&found.status, &found.links))?;
     } else {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let style = style::stdout();
-        output::stdout(&(table(&found.status, now, &style) + &links::table(&found.deadlines, &style)))?;
+        output::stdout(&(table(&found.status, now, &style) + &links::table(&found.links, &style)))?;
     }
     Ok(if found.well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

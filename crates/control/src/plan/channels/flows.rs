@@ -4,7 +4,7 @@ use super::super::Draft;
 use super::super::names::shown;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use teiji_model::policy::{ChannelPolicy, Endpoint};
-use teiji_model::queue::{Channel, MAX_NAME, MAX_SHAPES, MIN_FRAME, OVERHEAD, RATE_STEP, frame};
+use teiji_model::qdisc::{Channel, MAX_NAME, MAX_SHAPES, MIN_FRAME, OVERHEAD, RATE_STEP, frame};
 
 /// The channels in the form that the link's queue has, by name; their problems are recorded.
 pub(super) fn channels(

@@ -7,7 +7,7 @@ use super::super::names::shown;
 use super::super::{Draft, Host, Noted, steps};
 use teiji_model::plan::ObservedLink;
 use teiji_model::policy::{At, LinkPolicy};
-use teiji_model::queue::frame::{self, HEADER, TAG, full};
+use teiji_model::qdisc::frame::{self, HEADER, TAG, full};
 use teiji_model::resource::{Resource, Value};
 
 /// The largest segment, bytes of the IP packet, unless somebody has raised it: the kernel's `GSO_LEGACY_MAX_SIZE`.

@@ -8,9 +8,9 @@ use frames::Largest;
 use std::collections::BTreeMap;
 use teiji_model::plan::{ChannelGuarantee, LinkGuarantee, LinkKind, ObservedLink};
 use teiji_model::policy::{At, Auto, ChannelPolicy, LinkPolicy, Place};
-use teiji_model::queue::frame;
-use teiji_model::queue::{
-    Channel, Deadlines, MAX_RATE, MIN_FRAME, OVERHEAD, Queue, RATE_STEP, Scheduler, TIMER_ERROR,
+use teiji_model::qdisc::frame;
+use teiji_model::qdisc::{
+    Channel, DeadlineQdisc, MAX_RATE, MIN_FRAME, OVERHEAD, RATE_STEP, RootQdisc, Scheduler, TIMER_ERROR,
 };
 use teiji_model::resource::{Resource, Value};
 use teiji_model::units::RATE;
@@ -241,7 +241,7 @@ fn queue(
     rate: u64,
     slack: u64,
     largest: &Largest,
-) -> Deadlines {
+) -> DeadlineQdisc {
     let most = group.section.and_then(|s| s.realtime_max.as_ref()).map_or(0, |at| at.value);
     let (mut channels, mut realtime_max) = (channels.clone(), most / RATE_STEP * RATE_STEP);
     if group.scheduler == Scheduler::Hfsc {
@@ -252,13 +252,13 @@ fn queue(
         // It was checked that the channels together do not exceed it, and each is limited to its own rate.
         realtime_max = 0;
     }
-    Deadlines { scheduler: group.scheduler, rate, slack, realtime_max, channels }
+    DeadlineQdisc { scheduler: group.scheduler, rate, slack, realtime_max, channels }
 }
 
 /// Adds the settings that the guarantees are based on.
 fn settings(
     group: &Group<'_>,
-    queue: Deadlines,
+    queue: DeadlineQdisc,
     largest: &Largest,
     chosen: bool,
     host: Host<'_>,
@@ -288,16 +288,18 @@ fn settings(
         };
         want(Resource::SegmentSize(device.clone()), Value::Bytes(segment), cost);
     }
-    let setting = Resource::Queue(device.clone());
+    let setting = Resource::RootQdisc(device.clone());
     let cost = cost(host.observed.settings.get(&setting), &queue);
-    want(setting, Value::Queue(Queue::Deadlines(Box::new(queue))), cost);
+    want(setting, Value::RootQdisc(RootQdisc::Deadline(Box::new(queue))), cost);
 }
 
 /// The cost of the change of the queue; between two of teiji's own, what the change is.
-fn cost(present: Option<&Value>, wanted: &Deadlines) -> String {
+fn cost(present: Option<&Value>, wanted: &DeadlineQdisc) -> String {
     let at_most = format!("the link sends at most {}", RATE.write(wanted.rate));
     let present = match present {
-        Some(Value::Queue(Queue::Deadlines(present))) if present.scheduler == wanted.scheduler => present,
+        Some(Value::RootQdisc(RootQdisc::Deadline(present))) if present.scheduler == wanted.scheduler => {
+            present
+        }
         _ => return format!("packets in the old queue may be lost; {at_most}"),
     };
     let new = wanted.channels.keys().filter(|name| !present.channels.contains_key(*name)).count();

@@ -1,5 +1,5 @@
 use super::*;
-use crate::queue::Device;
+use crate::qdisc::Device;
 use crate::resource::Quota;
 use proptest::prelude::*;
 
@@ -106,7 +106,7 @@ fn any_changes() -> impl Strategy<Value = Vec<Owned>> {
                 0 => (Resource::ThreadCpus(thread(n)), (cpus(a), cpus(b))),
                 1 | 2 => (Resource::ThreadScheduling(thread(n)), (class, other)),
                 3 => (Resource::SegmentSize(device(n)), (Value::Bytes(a), Value::Bytes(b))),
-                4 => (Resource::Queue(device(n)), (Value::Weight(a), Value::Weight(b))),
+                4 => (Resource::RootQdisc(device(n)), (Value::Weight(a), Value::Weight(b))),
                 5 => (
                     Resource::Group(thread(n)),
                     two(Value::Group("/user".into()), Value::Group(own(n)), turned),

@@ -58,16 +58,18 @@ pub struct Device {
 /// The root qdisc of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Queue {
+pub enum RootQdisc {
     /// One that is not teiji's.
-    Stock(Box<Stock>),
+    #[serde(rename = "stock")]
+    Existing(Box<ExistingQdisc>),
     /// teiji's: channels with deadlines, and fair best effort.
-    Deadlines(Box<Deadlines>),
+    #[serde(rename = "deadlines")]
+    Deadline(Box<DeadlineQdisc>),
 }
 
 /// A root qdisc that is not teiji's, as rtnetlink describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Stock {
+pub struct ExistingQdisc {
     /// Its kind, such as `fq_codel`. Untrusted: a module's text.
     pub kind: String,
     /// Whether somebody chose it; otherwise it is the kernel's default, which the kernel sets by itself.
@@ -88,7 +90,7 @@ pub enum Scheduler {
 
 /// Channels with deadlines on a link.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Deadlines {
+pub struct DeadlineQdisc {
     /// What keeps them.
     pub scheduler: Scheduler,
     /// The rate of the link, bit/s on the wire; a multiple of [`RATE_STEP`].
@@ -148,11 +150,11 @@ impl fmt::Display for Scheduler {
     }
 }
 
-impl fmt::Display for Queue {
+impl fmt::Display for RootQdisc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Queue::Stock(stock) => f.write_str(&stock.kind),
-            Queue::Deadlines(d) => {
+            RootQdisc::Existing(existing) => f.write_str(&existing.kind),
+            RootQdisc::Deadline(d) => {
                 let noun = if d.channels.len() == 1 { "channel" } else { "channels" };
                 let rate = crate::units::RATE.write(d.rate);
                 write!(f, "{}, {} {noun}, {rate}", d.scheduler, d.channels.len())?;
@@ -172,8 +174,8 @@ mod tests {
     #[test]
     fn slack_is_written_as_people_write_times() {
         let (scheduler, channels) = (Scheduler::Edf, BTreeMap::new());
-        let edf = Deadlines { scheduler, rate: 999_000_000, slack: 3_730_400, realtime_max: 0, channels };
-        let text = Queue::Deadlines(Box::new(edf)).to_string();
+        let edf = DeadlineQdisc { scheduler, rate: 999_000_000, slack: 3_730_400, realtime_max: 0, channels };
+        let text = RootQdisc::Deadline(Box::new(edf)).to_string();
         assert_eq!(text, "EDF, 0 channels, 999mbit, slack 3.73 ms");
     }
 

@@ -9,7 +9,7 @@ use super::{Access, Facts, answer};
 use crate::root::Root;
 use crate::rtnl::{Qdisc, ROOT};
 use nix::errno::Errno;
-use teiji_model::queue::{self, Device, Stock};
+use teiji_model::qdisc::{self, Device, ExistingQdisc};
 use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
 
 /// Kinds that have classes or other qdiscs, which the options of the root do not describe.
@@ -18,27 +18,29 @@ const CLASSFUL: [&str; 13] =
 /// The qdisc of a device that was never up; the kernel does not list it.
 const NOOP: &str = "noop";
 
-pub(super) struct Queue;
+pub(super) struct RootQdisc;
 
-impl Access for Queue {
+impl Access for RootQdisc {
     fn kind(&self) -> Kind {
-        Kind::Queue
+        Kind::RootQdisc
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
         for device in facts.links.iter().map(|link| link.device()) {
             let read = facts.devices.qdiscs(&device).and_then(present);
-            found.note(Resource::Queue(device), read);
+            found.note(Resource::RootQdisc(device), read);
         }
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::Queue(device) = resource else { return Err(answer::no_such_value()) };
+        let Resource::RootQdisc(device) = resource else { return Err(answer::no_such_value()) };
         present(&open(root, device)?.qdiscs(device.index).map_err(|e| failed(e, device))?)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
-        let (Resource::Queue(device), Value::Queue(queue::Queue::Stock(wanted))) = (resource, value) else {
+        let (Resource::RootQdisc(device), Value::RootQdisc(qdisc::RootQdisc::Existing(wanted))) =
+            (resource, value)
+        else {
             return Err(answer::no_such_value());
         };
         write(root, device, wanted)
@@ -50,13 +52,15 @@ fn present(all: &[Qdisc]) -> Result<Value, ResourceError> {
     if let Some(why) = irreplaceable(all) {
         return Err(answer::unsupported(why));
     }
-    let stock = match all.iter().find(|q| q.parent == ROOT) {
-        Some(q) if q.chosen() => Stock { kind: q.kind.clone(), chosen: true, options: q.options.clone() },
+    let existing = match all.iter().find(|q| q.parent == ROOT) {
+        Some(q) if q.chosen() => {
+            ExistingQdisc { kind: q.kind.clone(), chosen: true, options: q.options.clone() }
+        }
         // The kernel's default, which the kernel sets again; nobody chose its options.
-        Some(q) => Stock { kind: q.kind.clone(), chosen: false, options: Vec::new() },
-        None => Stock { kind: NOOP.into(), chosen: false, options: Vec::new() },
+        Some(q) => ExistingQdisc { kind: q.kind.clone(), chosen: false, options: Vec::new() },
+        None => ExistingQdisc { kind: NOOP.into(), chosen: false, options: Vec::new() },
     };
-    Ok(Value::Queue(queue::Queue::Stock(Box::new(stock))))
+    Ok(Value::RootQdisc(qdisc::RootQdisc::Existing(Box::new(existing))))
 }
 
 /// Why the qdiscs of a device could not be restored, if that is so.
@@ -72,7 +76,7 @@ fn irreplaceable(all: &[Qdisc]) -> Option<String> {
     })
 }
 
-fn write(root: &Root, device: &Device, wanted: &Stock) -> Result<(), ResourceError> {
+fn write(root: &Root, device: &Device, wanted: &ExistingQdisc) -> Result<(), ResourceError> {
     let mut rtnl = open(root, device)?;
     if wanted.chosen {
         return rtnl.replace_root(device.index, &wanted.kind, &wanted.options).map_err(|e| match e {
@@ -120,7 +124,7 @@ mod tests {
     fn a_device_that_is_gone_is_said_to_be() {
         let device = Device { name: "eth9".into(), index: 0x7fff_ffff };
         let gone = Err(ResourceError::Gone("device eth9".into()));
-        assert_eq!(super::Queue.read(&Root::default(), &Resource::Queue(device.clone())), gone);
+        assert_eq!(super::RootQdisc.read(&Root::default(), &Resource::RootQdisc(device.clone())), gone);
         let size = Resource::SegmentSize(device);
         assert_eq!(SegmentSize.read(&Root::default(), &size), gone);
         let below = SegmentSize.read(&Root::new("/nowhere"), &size).unwrap_err();
