@@ -72,7 +72,7 @@ pub struct Pair {
     pub around: Option<[u64; 2]>,
     /// The least and the most, by teiji's stages, that the capture at the tap can have between request and response,
     /// ns.
-    pub behind_tap: [u64; 2],
+    pub beyond_tap: [u64; 2],
 }
 
 impl Pair {
@@ -96,7 +96,7 @@ impl Pair {
     /// Whether teiji divides the time at the tap as the capture there does. That capture sees the request after
     /// `switch_in` has begun and before it ends, and the response after the guest's kick and before `vhost_tx` ends.
     pub fn divides(&self) -> bool {
-        let [least, most] = self.behind_tap;
+        let [least, most] = self.beyond_tap;
         self.around.is_some_and(|[inside, _]| least <= inside + CLOCKS_OFF && inside <= most + CLOCKS_OFF)
     }
 }
@@ -279,8 +279,8 @@ fn sum(joined: &Joined) -> u64 {
     joined.request.stages.iter().map(|s| s.ns).sum()
 }
 
-/// See [`Pair::behind_tap`]. If the kick was coalesced, `guest` lasts until the frame is handed over.
-fn behind_tap(request: &Request) -> [u64; 2] {
+/// See [`Pair::beyond_tap`]. If the kick was coalesced, `guest` lasts until the frame is handed over.
+fn beyond_tap(request: &Request) -> [u64; 2] {
     let of = |from: Stage, to: Stage| -> u64 {
         request.stages.iter().filter(|s| from <= s.stage && s.stage <= to).map(|s| s.ns).sum()
     };
@@ -308,7 +308,7 @@ fn align(
         let under_way = |e: &&Exchange| stamped(e) && start <= e.start as i64 + e.total as i64;
         if let Some(e) = capture.get(at).filter(under_way) {
             let (start, capture, teiji) = (e.start, e.total, j.request.total);
-            pairs.push(Pair { start, capture, teiji, around: around(e), behind_tap: behind_tap(&j.request) });
+            pairs.push(Pair { start, capture, teiji, around: around(e), beyond_tap: beyond_tap(&j.request) });
             at += 1;
         }
     }
@@ -334,7 +334,7 @@ mod tests {
             preempted: 0,
             coalesced_kick: false,
         };
-        Joined { vm: 0, request, ended_by: Role::Either, behind: Vec::new() }
+        Joined { vm: 0, request, ended_by: Role::Either, preempted_by: Vec::new() }
     }
 
     #[test]
@@ -356,14 +356,14 @@ mod tests {
 
     #[test]
     fn two_percent_or_fifty_microseconds_are_allowed() {
-        let pair = |capture, teiji| Pair { start: 0, capture, teiji, around: None, behind_tap: [0; 2] };
+        let pair = |capture, teiji| Pair { start: 0, capture, teiji, around: None, beyond_tap: [0; 2] };
         assert!(pair(1_000_000, 1_050_000).agrees() && !pair(1_000_000, 1_050_001).agrees());
         assert!(pair(10_000_000, 9_800_000).agrees() && !pair(10_000_000, 9_799_999).agrees());
     }
 
     #[test]
     fn a_time_is_between_those_inside_and_outside() {
-        let pair = |teiji, around| Pair { start: 0, capture: 0, teiji, around, behind_tap: [0; 2] };
+        let pair = |teiji, around| Pair { start: 0, capture: 0, teiji, around, beyond_tap: [0; 2] };
         let around = Some([1_000_000, 1_200_000]);
         assert!(pair(1_000_000, around).between() && pair(1_200_000, around).between());
         assert!(!pair(998_999, around).between() && !pair(1_201_001, around).between());
@@ -381,7 +381,7 @@ mod tests {
                 ..joined(0, 0).request
             };
             let around = Some([1_000_000, 0]);
-            Pair { start: 0, capture: 0, teiji: 0, around, behind_tap: behind_tap(&request) }.divides()
+            Pair { start: 0, capture: 0, teiji: 0, around, beyond_tap: beyond_tap(&request) }.divides()
         };
         assert!(divides([50_000, 400_000, 600_000, 0], false));
         assert!(divides([50_000, 400_000, 500_000, 50_000], false));

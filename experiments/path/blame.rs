@@ -111,9 +111,11 @@ pub struct Judged {
     /// Events that teiji lost.
     pub lost: u64,
     /// The first thread that the verdict names as having run instead.
-    pub behind: Option<String>,
+    #[serde(rename = "behind")]
+    pub preempted_by: Option<String>,
     /// Share of the waits behind the busy loops, by their thread ids; `None` in situations without busy loops.
-    pub behind_hogs: Option<f64>,
+    #[serde(rename = "behind_hogs")]
+    pub preempted_by_hogs: Option<f64>,
     /// Median and 99th percentile of the response time, µs.
     pub total_us: [f64; 2],
     /// Mean time in each stage, µs.
@@ -227,7 +229,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let named: Vec<_> = evidence.iter().map(|e| (e.stage, e.state)).collect();
     let preempted_by: Vec<Preemptor> = vm.blamed().map(|f| f.preempted_by.clone()).unwrap_or_default();
     let us = |ns: u64| ns as f64 / 1e3;
-    let behind_hogs =
+    let preempted_by_hogs =
         hogs.map(|tids| preempted_by.iter().filter(|b| tids.contains(&b.tid)).map(|b| b.share).sum());
     Ok(Judged {
         situation: s.name,
@@ -239,8 +241,8 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         state,
         complete: vm.requests.complete,
         lost,
-        behind_hogs,
-        behind: preempted_by.first().map(|b| b.name.clone()),
+        preempted_by_hogs,
+        preempted_by: preempted_by.first().map(|b| b.name.clone()),
         total_us: vm.total.map_or([0.0; 2], |t| [us(t.p50), us(t.p99)]),
         stages: vm.stages.iter().map(|s| (s.stage, s.dist.mean / 1e3)).collect(),
         report: vm,

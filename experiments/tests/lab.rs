@@ -143,10 +143,10 @@ fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
     let (before, begun) = (ran(), Instant::now());
     let judged = blame::run(&LAB, vm1(), &blame::SITUATIONS[0], 1, &SHORT).unwrap();
     let of_all = (ran() - before) as f64 / begun.elapsed().as_nanos() as f64;
-    let behind = judged.behind_hogs.unwrap();
-    eprintln!("the short task had {of_all:.3} of the CPU; {behind:.3} of the waits were behind the hogs");
+    let share = judged.preempted_by_hogs.unwrap();
+    eprintln!("the short task had {of_all:.3} of the CPU; {share:.3} of the waits were behind the hogs");
     assert!(judged.right || judged.right_of_host, "{:#?}", judged.report);
-    assert!(behind >= 0.9 - 2.0 * of_all, "{behind} of the waits, {of_all} of the CPU: {judged:?}");
+    assert!(share >= 0.9 - 2.0 * of_all, "{share} of the waits, {of_all} of the CPU: {judged:?}");
 }
 
 fn hogs_on_the_vhost_workers_cpu_are_blamed() {
@@ -167,10 +167,10 @@ fn is_blamed(s: &blame::Situation) {
         eprintln!("{} {}: {}", s.name, judged.right, judged.sentence);
         assert_eq!(judged.lost, 0);
         assert!(judged.right || judged.right_of_host, "{} of run {run}: {:#?}", s.name, judged.report);
-        let behind = judged.behind_hogs.unwrap_or(1.0);
+        let share = judged.preempted_by_hogs.unwrap_or(1.0);
         assert!(
-            !judged.right || behind >= 0.9,
-            "{} of run {run}: {behind} of the waits were behind the hogs: {judged:?}",
+            !judged.right || share >= 0.9,
+            "{} of run {run}: {share} of the waits were behind the hogs: {judged:?}",
             s.name
         );
     }

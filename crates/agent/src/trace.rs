@@ -160,17 +160,17 @@ impl Session<'_> {
             }
             _ => {}
         }
-        let behind = match &item.event.kind {
-            Kind::Packet(Packet { behind, .. }) => *behind,
-            Kind::GuestEntry(e) => e.behind,
-            Kind::Kick(k) => k.behind,
+        let preempted_by = match &item.event.kind {
+            Kind::Packet(Packet { preempted_by, .. }) => *preempted_by,
+            Kind::GuestEntry(e) => e.preempted_by,
+            Kind::Kick(k) => k.preempted_by,
             _ => 0,
         };
         self.events += u64::from(!matches!(item.event.kind, Kind::Lost(_)));
-        if behind != 0
+        if preempted_by != 0
             && self.named.len() < MAX_TASKS
-            && self.named.insert(behind)
-            && let Some(task) = task(behind)
+            && self.named.insert(preempted_by)
+            && let Some(task) = task(preempted_by)
         {
             self.push(Event { ts: item.event.ts, cpu: item.event.cpu, kind: Kind::Task(task) });
         }

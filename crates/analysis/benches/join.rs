@@ -63,7 +63,7 @@ fn stream() -> Vec<Event> {
                 queue: (point == Point::TapSend).then_some(0),
                 depth: (i % 5) as u16,
                 worker,
-                behind: 0,
+                preempted_by: 0,
             })
         };
         let interrupt = Kind::Interrupt(Interrupt {
@@ -85,9 +85,10 @@ fn stream() -> Vec<Event> {
             vector: 40,
             upto: t + 30_000,
             clock,
-            behind: 0,
+            preempted_by: 0,
         });
-        let kick = Kind::Kick(Kick { ifindex: TAP, queue: 0, vm: VM, vcpu: 0, clock, worker, behind: 0 });
+        let kick =
+            Kind::Kick(Kick { ifindex: TAP, queue: 0, vm: VM, vcpu: 0, clock, worker, preempted_by: 0 });
         for (after, cpu, kind) in [
             (0, 0, packet(Point::HostRx, false)),
             (4_000, 0, packet(Point::TapEnqueue, false)),

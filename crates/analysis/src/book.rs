@@ -118,7 +118,7 @@ impl Book {
         self.total.record(r.total);
         self.shares.record(&ns, r.total);
         self.cells.record(&cells, r.total);
-        for (stage, tid) in &joined.behind {
+        for (stage, tid) in &joined.preempted_by {
             let waited = cells[*stage as usize * STATES + ThreadState::Ready as usize];
             if let Some(w) = self.waits.get_mut(&(*stage, *tid)) {
                 *w = w.saturating_add(waited);

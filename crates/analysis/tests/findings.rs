@@ -66,7 +66,12 @@ fn history(part: Part, all: bool) -> History {
             *at += ns;
         };
         let carried = |point, fp, ifindex, matching, worker| {
-            Kind::Packet(Packet { matching, worker: Some(worker), behind: HOG, ..packet(point, fp, ifindex) })
+            Kind::Packet(Packet {
+                matching,
+                worker: Some(worker),
+                preempted_by: HOG,
+                ..packet(point, fp, ifindex)
+            })
         };
         let (request, response) = (1000 + i, 2000 + i);
         h.packet(at, Point::HostRx, request, NIC);
@@ -80,9 +85,9 @@ fn history(part: Part, all: bool) -> History {
         h.at(at, Kind::Interrupt(Interrupt { clock: vcpu, ..interrupt(signalled) }));
         let accepted = at;
         pass(&mut at, VcpuWake, Some(&mut vcpu));
-        h.at(at, Kind::GuestEntry(GuestEntry { clock: vcpu, behind: HOG, ..entry(accepted + 1000) }));
+        h.at(at, Kind::GuestEntry(GuestEntry { clock: vcpu, preempted_by: HOG, ..entry(accepted + 1000) }));
         pass(&mut at, Guest, Some(&mut vcpu));
-        h.at(at, Kind::Kick(Kick { clock: vcpu, worker: Some(worker), behind: HOG, ..kick() }));
+        h.at(at, Kind::Kick(Kick { clock: vcpu, worker: Some(worker), preempted_by: HOG, ..kick() }));
         pass(&mut at, VhostTx, Some(&mut worker));
         h.at(at, carried(Point::TapSend, response, TAP, m(i, Role::Final), worker));
         pass(&mut at, SwitchOut, None);

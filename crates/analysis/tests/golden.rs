@@ -311,18 +311,18 @@ fn clocked(kick_vcpu: u32) -> History {
                     Point::TapSend => Some(Split([0, 0, 4100, 6000, 10_500])),
                     _ => None,
                 };
-                p.behind = 333;
+                p.preempted_by = 333;
             }
             Kind::Interrupt(i) => i.clock = Split([5, 5, 5, 5, 5]),
             Kind::GuestEntry(g) => {
                 g.clock = Split([5, 5, 3005, 7005, 5]);
-                g.behind = 444;
+                g.preempted_by = 444;
             }
             Kind::Kick(k) => {
                 k.clock = Split([48_005, 5, 3005, 7005, 2005]);
                 k.vcpu = kick_vcpu;
                 k.worker = Some(Split([0, 0, 4100, 6000, 500]));
-                k.behind = 555;
+                k.preempted_by = 555;
             }
             _ => {}
         }
@@ -339,7 +339,7 @@ fn splits_are_differences_of_clocks() {
     assert_eq!(o.split(Stage::VhostTx), Some(Split([0, 0, 0, 0, 10_000])));
     assert_eq!(o.split(Stage::SwitchIn), None);
     // A preempting thread counts only if there was a wait.
-    assert_eq!(o.joined[0].behind, [(Stage::TapQueue, 333), (Stage::VcpuWake, 444)]);
+    assert_eq!(o.joined[0].preempted_by, [(Stage::TapQueue, 333), (Stage::VcpuWake, 444)]);
     assert_eq!(o.tally.splits_dropped, 0);
     let wake = &o.report.vms[0].stages[Stage::VcpuWake as usize];
     assert_eq!(wake.parts[ThreadState::Ready as usize].mean, 7000.0);
@@ -353,7 +353,7 @@ fn what_a_preempted_guest_waits_for_a_cpu_is_vcpu_wakes() {
             // of the guest's 50 µs, 30 waiting while thread 555 had the CPU
             k.clock.0[ThreadState::Guest as usize] -= 30_000;
             k.clock.0[ThreadState::Ready as usize] += 30_000;
-            k.behind = 555;
+            k.preempted_by = 555;
         }
     }
     let o = h.run();
@@ -362,7 +362,7 @@ fn what_a_preempted_guest_waits_for_a_cpu_is_vcpu_wakes() {
     let r = &o.joined[0].request;
     assert_eq!(r.preempted, 30_000);
     assert_eq!(r.stages.iter().map(|s| s.ns).sum::<u64>(), r.total);
-    assert_eq!(o.joined[0].behind, [(Stage::TapQueue, 333), (Stage::VcpuWake, 555)]);
+    assert_eq!(o.joined[0].preempted_by, [(Stage::TapQueue, 333), (Stage::VcpuWake, 555)]);
 }
 
 #[test]

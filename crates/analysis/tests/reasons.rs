@@ -180,7 +180,7 @@ fn what_was_lost_explains_what_was_not_seen() {
 #[test]
 fn what_comes_too_late_is_waited_for_and_then_counted() {
     const MS: u64 = 1_000_000;
-    for (behind, late) in [(400, 0), (600, 1)] {
+    for (preempted_by, late) in [(400, 0), (600, 1)] {
         let mut h = History::default();
         for i in 0..100 {
             let (key, t) = (i + 1, 10 * i * MS);
@@ -191,7 +191,7 @@ fn what_comes_too_late_is_waited_for_and_then_counted() {
         let mut stopped = h.0.remove(after(&h, T + 100 * MS + 30_000));
         assert!(matches!(stopped.kind, Kind::Interrupt(_)));
         stopped.cpu = 1;
-        let handed_over = after(&h, stopped.ts + behind * MS);
+        let handed_over = after(&h, stopped.ts + preempted_by * MS);
         h.0.insert(handed_over, stopped);
         let o = h.run();
         assert_eq!((o.report.late, o.report.gone()), (late, late));

@@ -544,7 +544,7 @@ prop_compose! {
             0..=6 => Kind::Packet(Packet {
                 matching: Some(Match { key: fp, role, group: a % 3, step }),
                 worker: flag.then_some(clock),
-                behind: a as u32,
+                preempted_by: a as u32,
                 queue,
                 ..packet(point[what as usize], fp, ifindex)
             }),

@@ -89,7 +89,7 @@ pub struct Packet {
     pub worker: Option<Split>,
     /// At [`Point::TapDequeue`] and [`Point::TapSend`]: the thread that had the worker's CPU in the worker's last
     /// wait for it, 0 if none. If several had it, one is chosen with a probability in proportion to its time.
-    pub behind: u32,
+    pub preempted_by: u32,
 }
 
 /// How a packet takes part in a request.
@@ -192,8 +192,8 @@ pub struct GuestEntry {
     pub upto: u64,
     /// The vCPU thread's clock at [`Event::ts`].
     pub clock: Split,
-    /// The thread that had the vCPU thread's CPU in that thread's last wait for it; see [`Packet::behind`].
-    pub behind: u32,
+    /// The thread that had the vCPU thread's CPU in that thread's last wait for it; see [`Packet::preempted_by`].
+    pub preempted_by: u32,
 }
 
 /// A guest kicked a transmit queue.
@@ -211,8 +211,8 @@ pub struct Kick {
     pub clock: Split,
     /// The clock of the vhost worker that the kick wakes, if known.
     pub worker: Option<Split>,
-    /// The thread that had the vCPU thread's CPU in that thread's last wait for it; see [`Packet::behind`].
-    pub behind: u32,
+    /// The thread that had the vCPU thread's CPU in that thread's last wait for it; see [`Packet::preempted_by`].
+    pub preempted_by: u32,
 }
 
 /// A thread's name.

@@ -339,5 +339,5 @@ pub struct Joined {
     /// The role of the response that ended it.
     pub ended_by: Role,
     /// The threads that preempted the thread of a stage: (stage, thread id).
-    pub behind: Vec<(Stage, u32)>,
+    pub preempted_by: Vec<(Stage, u32)>,
 }

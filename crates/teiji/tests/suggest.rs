@@ -67,7 +67,7 @@ fn events() -> Vec<Event> {
                 depth: 0,
                 queue: Some(0),
                 worker: None,
-                behind: 0,
+                preempted_by: 0,
             })
         };
         let matching = |role| Some(Match { key: i, role, group: 0, step: Step::Within });
@@ -97,11 +97,12 @@ fn events() -> Vec<Event> {
             vector: 40,
             upto: begin + 45_000,
             clock: waited,
-            behind: 31,
+            preempted_by: 31,
         };
         at(2040, Kind::GuestEntry(entry));
         waited.0[ThreadState::Guest as usize] += 50_000;
-        let kick = Kick { ifindex: TAP, queue: 0, vm: PID, vcpu: 1, clock: waited, worker: None, behind: 0 };
+        let kick =
+            Kick { ifindex: TAP, queue: 0, vm: PID, vcpu: 1, clock: waited, worker: None, preempted_by: 0 };
         at(2090, Kind::Kick(kick));
         at(2100, packet(Point::TapSend, response, TAP, matching(Role::Final)));
         at(2110, packet(Point::DevQueue, response, NIC, None));

@@ -45,7 +45,7 @@ pub(super) struct Leg {
     /// The worker's clock when the packet was put on the tap, and when it was taken off.
     pub(super) put_clock: Option<Split>,
     pub(super) taken_clock: Option<Split>,
-    pub(super) tap_behind: u32,
+    pub(super) worker_preempted_by: u32,
     pub(super) depth: u16,
     /// The vCPU by KVM's number, and by its index in the VM.
     pub(super) vcpu: u32,
@@ -53,7 +53,7 @@ pub(super) struct Leg {
     pub(super) state: Option<ThreadState>,
     pub(super) accept_clock: Option<Split>,
     pub(super) entry_clock: Split,
-    pub(super) wake_behind: u32,
+    pub(super) vcpu_preempted_by: u32,
 }
 
 impl Leg {
@@ -165,7 +165,7 @@ impl Delivery {
         leg.drop = None; // The drop was that of a copy.
         requests.progress(leg.request, now, Reason::NotSignalled);
         leg.depth = p.depth;
-        leg.tap_behind = p.behind;
+        leg.worker_preempted_by = p.preempted_by;
         leg.taken_clock = p.worker;
         let thread = pair(p.tid, p.ifindex);
         if self.taken.len() >= MAX_THREADS {
@@ -258,7 +258,7 @@ impl Delivery {
                 leg.entered = now;
                 leg.vcpu_index = e.index;
                 leg.entry_clock = e.clock;
-                leg.wake_behind = e.behind;
+                leg.vcpu_preempted_by = e.preempted_by;
                 Self::done(leg, c, requests);
             }
             false

@@ -62,7 +62,7 @@ pub(super) struct Open {
     pub(super) kick: Option<(u64, Kick)>,
     /// The worker's clock when the response was sent.
     pub(super) worker: Option<Split>,
-    pub(super) behind: u32,
+    pub(super) preempted_by: u32,
 }
 
 /// What is remembered of a key.
@@ -170,7 +170,7 @@ impl Requests {
             answered_by: Role::Final,
             kick: None,
             worker: None,
-            behind: 0,
+            preempted_by: 0,
         };
         let id = self.open.insert(open, now);
         self.index.insert((vm, m.key), id);
@@ -293,7 +293,7 @@ impl Requests {
         open.last = now;
         open.answered_by = m.role;
         open.worker = p.worker;
-        open.behind = p.behind;
+        open.preempted_by = p.preempted_by;
         let entered = open.leg.as_ref().map_or(u64::MAX, |leg| leg.entered);
         open.kick = kick.filter(|(ts, _)| *ts >= entered);
         let ambiguous = open.copies > 1;

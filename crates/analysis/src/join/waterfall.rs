@@ -39,7 +39,7 @@ pub(super) fn blank() -> Joined {
             coalesced_kick: false,
         },
         ended_by: Role::Final,
-        behind: Vec::with_capacity(4),
+        preempted_by: Vec::with_capacity(4),
     }
 }
 
@@ -77,40 +77,40 @@ pub(super) fn lay(open: &Open, sent: &Sent, joined: &mut Joined, dropped: &mut u
     r.vcpu_state = leg.state;
     r.coalesced_kick = open.kick.is_none();
     r.stages.clear();
-    joined.behind.clear();
+    joined.preempted_by.clear();
 
     let kick = open.kick.map(|(_, k)| k);
     let same_vcpu = kick.filter(|k| k.vcpu == leg.vcpu);
     for (stage, ns) in Stage::ALL.into_iter().zip(ns) {
         // Both readings of the thread's clock, and the thread that preempted it.
-        let (clocks, behind) = match stage {
-            Stage::TapQueue => (leg.put_clock.zip(leg.taken_clock), leg.tap_behind),
+        let (clocks, preempted_by) = match stage {
+            Stage::TapQueue => (leg.put_clock.zip(leg.taken_clock), leg.worker_preempted_by),
             Stage::VcpuWake => {
-                (leg.accept_clock.map(|accepted| (accepted, leg.entry_clock)), leg.wake_behind)
+                (leg.accept_clock.map(|accepted| (accepted, leg.entry_clock)), leg.vcpu_preempted_by)
             }
             Stage::Guest => {
-                (same_vcpu.map(|k| (leg.entry_clock, k.clock)), same_vcpu.map_or(0, |k| k.behind))
+                (same_vcpu.map(|k| (leg.entry_clock, k.clock)), same_vcpu.map_or(0, |k| k.preempted_by))
             }
             Stage::VhostTx => match kick {
-                Some(k) => (k.worker.zip(open.worker), open.behind),
+                Some(k) => (k.worker.zip(open.worker), open.preempted_by),
                 None => (Some(Default::default()), 0),
             },
             _ => (None, 0),
         };
         let fitted = clocks.and_then(|(from, to)| fit(to.checked_since(&from)?, ns));
         *dropped += u64::from(clocks.is_some() && fitted.is_none());
-        if behind != 0 && fitted.is_some_and(|s| s.get(ThreadState::Ready) > 0) {
-            joined.behind.push((stage, behind));
+        if preempted_by != 0 && fitted.is_some_and(|s| s.get(ThreadState::Ready) > 0) {
+            joined.preempted_by.push((stage, preempted_by));
         }
         r.stages.push(StageTime { stage, ns, split: fitted });
     }
-    r.preempted = return_waits(&mut r.stages, &mut joined.behind);
+    r.preempted = return_waits(&mut r.stages, &mut joined.preempted_by);
     Some(())
 }
 
 /// Moves the time that the vCPU waited for a CPU within `guest` to `vcpu_wake`: the guest had begun, but it is the host
 /// that has to keep it running. Returns that time, ns.
-fn return_waits(stages: &mut [StageTime], behind: &mut Vec<(Stage, u32)>) -> u64 {
+fn return_waits(stages: &mut [StageTime], preempted_by: &mut Vec<(Stage, u32)>) -> u64 {
     const READY: usize = ThreadState::Ready as usize;
     let (before, after) = stages.split_at_mut(Stage::Guest as usize);
     let (Some(wake), Some(guest)) = (before.last_mut(), after.first_mut()) else { return 0 };
@@ -125,10 +125,10 @@ fn return_waits(stages: &mut [StageTime], behind: &mut Vec<(Stage, u32)>) -> u64
     } else {
         (Stage::Guest, Stage::VcpuWake)
     };
-    if behind.iter().any(|(stage, _)| *stage == more) {
-        behind.retain(|(stage, _)| *stage != less);
+    if preempted_by.iter().any(|(stage, _)| *stage == more) {
+        preempted_by.retain(|(stage, _)| *stage != less);
     }
-    for (stage, _) in behind {
+    for (stage, _) in preempted_by {
         if *stage == Stage::Guest {
             *stage = Stage::VcpuWake;
         }

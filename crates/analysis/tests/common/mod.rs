@@ -63,7 +63,7 @@ pub fn packet(point: Point, fingerprint: u64, ifindex: u32) -> Packet {
         queue: (point == Point::TapSend).then_some(0),
         depth: 0,
         worker: None,
-        behind: 0,
+        preempted_by: 0,
     }
 }
 
@@ -159,11 +159,19 @@ pub fn interrupt(signalled: u64) -> Interrupt {
 }
 
 pub fn entry(upto: u64) -> GuestEntry {
-    GuestEntry { vm: VM, vcpu: 1, index: 1, vector: 40, upto: T + upto, clock: Split::default(), behind: 0 }
+    GuestEntry {
+        vm: VM,
+        vcpu: 1,
+        index: 1,
+        vector: 40,
+        upto: T + upto,
+        clock: Split::default(),
+        preempted_by: 0,
+    }
 }
 
 pub fn kick() -> Kick {
-    Kick { ifindex: TAP, queue: 0, vm: VM, vcpu: 1, clock: Split::default(), worker: None, behind: 0 }
+    Kick { ifindex: TAP, queue: 0, vm: VM, vcpu: 1, clock: Split::default(), worker: None, preempted_by: 0 }
 }
 
 /// A drop of a packet to VM 0, with a reason.

@@ -52,7 +52,7 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
                 vector: r.vector,
                 upto: r.upto,
                 clock: Split(r.clock),
-                behind: r.behind,
+                preempted_by: r.preempted_by,
             })
         }
         record_type::REC_KICK => {
@@ -64,7 +64,7 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
                 vcpu: r.vcpu,
                 clock: Split(r.clock),
                 worker: state(r.worker_state).map(|_| Split(r.worker)),
-                behind: r.behind,
+                preempted_by: r.preempted_by,
             })
         }
         record_type::REC_DROP => {
@@ -108,7 +108,7 @@ fn packet(r: &types::rec_packet) -> Option<Packet> {
         queue: None,
         depth: 0,
         worker: None,
-        behind: 0,
+        preempted_by: 0,
     })
 }
 
@@ -118,7 +118,7 @@ fn tap(r: &types::rec_tap) -> Option<Packet> {
         matching: matched(r.key, r.role),
         depth: r.depth,
         worker: state(r.worker_state).map(|_| Split(r.worker)),
-        behind: r.behind,
+        preempted_by: r.preempted_by,
         ..packet(&r.packet)?
     })
 }

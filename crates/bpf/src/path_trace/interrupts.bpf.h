@@ -250,7 +250,7 @@ static __always_inline void emit_entry(struct clock *c, u64 now, u64 upto, u8 ve
 	r->vcpu = c->vcpu;
 	r->index = vcpu_index(c);
 	r->vector = vector;
-	r->behind = c->behind;
+	r->preempted_by = c->preempted_by;
 	__builtin_memcpy(r->clock, spent, STATES * sizeof(u64));
 	submit(r);
 }

@@ -124,7 +124,7 @@ struct rec_tap {
 	struct rec_packet packet;
 	__u64 key;
 	__u64 worker[STATES]; /* the worker's clock */
-	__u32 behind;
+	__u32 preempted_by;
 	__u16 depth;
 	__u8 role;	   /* enum role */
 	__u8 worker_state; /* STATE_UNKNOWN: the clock means nothing */
@@ -155,7 +155,7 @@ struct rec_entry {
 	struct rec_head head;
 	__u64 upto;
 	__u32 vm;
-	__u32 behind;
+	__u32 preempted_by;
 	__u32 vcpu;
 	__u16 index;
 	__u8 vector;
@@ -166,7 +166,7 @@ struct rec_entry {
 struct rec_kick {
 	struct rec_head head;
 	__u32 vm;
-	__u32 behind;
+	__u32 preempted_by;
 	__u32 vcpu;
 	__u16 queue;
 	__u8 worker_state;

@@ -76,8 +76,8 @@ struct clock {
 	u8 resume;		   /* state to go on with when it gets a CPU */
 	u8 actor;		   /* enum actor */
 	u8 pad0;
-	u32 behind;   /* a thread that kept it from a CPU in its last wait */
-	u32 waits_on; /* the CPU that it began to wait for */
+	u32 preempted_by; /* a thread that kept it from a CPU in its last wait */
+	u32 waits_on;	  /* the CPU that it began to wait for */
 	u64 since;
 	u64 spent[STATES];
 

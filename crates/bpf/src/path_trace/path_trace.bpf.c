@@ -107,7 +107,7 @@ static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 no
 	r->role = p->role;
 	r->depth = depth;
 	r->queue = queue;
-	r->behind = c ? c->behind : 0;
+	r->preempted_by = c ? c->preempted_by : 0;
 	r->worker_state = clock_read_of(worker, now, r->worker);
 }
 
@@ -312,7 +312,7 @@ int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 	r->vm = c->vm;
 	r->vcpu = c->vcpu;
 	r->queue = q.queue;
-	r->behind = c->behind;
+	r->preempted_by = c->preempted_by;
 	clock_read(c, now, r->clock);
 	r->worker_state = clock_read_of(bpf_map_lookup_elem(&senders, &q), now, r->worker);
 	submit(r);

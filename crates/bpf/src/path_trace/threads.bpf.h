@@ -20,7 +20,7 @@ static __always_inline void wait_begins(struct clock *c, u32 tid, u32 cpu, u32 h
 	r->since = now;
 	r->held = 0;
 	r->holder = holder;
-	c->behind = holder;
+	c->preempted_by = holder;
 	c->waits_on = cpu;
 }
 
@@ -89,9 +89,9 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		clock_settle(to, now);
 		if (to->state == STATE_READY) {
 			if (waited)
-				to->behind = w->holder;
+				to->preempted_by = w->holder;
 			else if (out != IDLE)
-				to->behind = out;
+				to->preempted_by = out;
 		}
 		to->state = to->resume;
 		bpf_spin_unlock(&to->lock);

@@ -54,7 +54,7 @@ fn packet(ts: u64) -> Event {
             queue: None,
             depth: 2,
             worker: Some(Split([0, 0, ts, 1, 2])),
-            behind: 0,
+            preempted_by: 0,
         }),
     }
 }
@@ -179,7 +179,7 @@ fn a_recording_of_version_1_is_read() {
             queue: Some(0),
             depth: 2,
             worker,
-            behind: 11,
+            preempted_by: 11,
         }),
         Kind::Interrupt(Interrupt {
             signalled: 1,
@@ -200,7 +200,7 @@ fn a_recording_of_version_1_is_read() {
             vector: 40,
             upto: 3,
             clock: Split([2, 2, 3, 4, 6]),
-            behind: 12,
+            preempted_by: 12,
         }),
         Kind::Kick(Kick {
             ifindex: 5,
@@ -209,7 +209,7 @@ fn a_recording_of_version_1_is_read() {
             vcpu: 3,
             clock: Split([3, 2, 3, 4, 6]),
             worker: Some(Split([0, 0, 6, 1, 2])),
-            behind: 13,
+            preempted_by: 13,
         }),
         Kind::Task(Task { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }),
         Kind::Lost(Lost { since: 1, count: 4 }),

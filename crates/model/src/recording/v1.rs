@@ -78,7 +78,7 @@ struct Packet {
     tid: u32,
     depth: u16,
     worker: Option<Split>,
-    behind: u32,
+    preempted_by: u32,
 }
 
 #[derive(Deserialize)]
@@ -101,7 +101,7 @@ struct GuestEntry {
     vector: u8,
     upto: u64,
     clock: Split,
-    behind: u32,
+    preempted_by: u32,
 }
 
 #[derive(Deserialize)]
@@ -111,7 +111,7 @@ struct Kick {
     vcpu: u16,
     clock: Split,
     worker: Option<Split>,
-    behind: u32,
+    preempted_by: u32,
 }
 
 impl From<Meta> for report::Meta {
@@ -156,7 +156,7 @@ impl From<Event> for event::Event {
                 tid,
                 depth,
                 worker,
-                behind,
+                preempted_by,
             }) => event::Kind::Packet(event::Packet {
                 point,
                 fingerprint,
@@ -167,7 +167,7 @@ impl From<Event> for event::Event {
                 queue: (point == Point::TapSend).then_some(0),
                 depth,
                 worker,
-                behind,
+                preempted_by,
             }),
             Kind::Interrupt(Interrupt {
                 signalled,
@@ -191,13 +191,21 @@ impl From<Event> for event::Event {
                 state,
                 clock,
             }),
-            Kind::GuestEntry(GuestEntry { vm, vcpu, vector, upto, clock, behind }) => {
+            Kind::GuestEntry(GuestEntry { vm, vcpu, vector, upto, clock, preempted_by }) => {
                 let (vcpu, index) = (vcpu.into(), vcpu);
-                event::Kind::GuestEntry(event::GuestEntry { vm, vcpu, index, vector, upto, clock, behind })
+                event::Kind::GuestEntry(event::GuestEntry {
+                    vm,
+                    vcpu,
+                    index,
+                    vector,
+                    upto,
+                    clock,
+                    preempted_by,
+                })
             }
-            Kind::Kick(Kick { ifindex, vm, vcpu, clock, worker, behind }) => {
+            Kind::Kick(Kick { ifindex, vm, vcpu, clock, worker, preempted_by }) => {
                 let vcpu = vcpu.into();
-                event::Kind::Kick(event::Kick { ifindex, queue: 0, vm, vcpu, clock, worker, behind })
+                event::Kind::Kick(event::Kick { ifindex, queue: 0, vm, vcpu, clock, worker, preempted_by })
             }
             Kind::Task(task) => event::Kind::Task(task),
             Kind::Lost(lost) => event::Kind::Lost(lost),

@@ -145,7 +145,7 @@ fn stage_annotations<'a>(joined: &Joined, time: &'a StageTime) -> (&'a str, Vec<
         let parts = ThreadState::ALL.iter().filter(|s| split.get(**s) > 0);
         all.extend(parts.map(|s| number(&format!("{} (ns)", s.name(actor)), split.get(*s))));
     }
-    let behind = joined.behind.iter().filter(|(stage, tid)| *stage == time.stage && *tid != 0);
-    all.extend(behind.map(|(_, tid)| number("behind thread", (*tid).into())));
+    let preempted_by = joined.preempted_by.iter().filter(|(stage, tid)| *stage == time.stage && *tid != 0);
+    all.extend(preempted_by.map(|(_, tid)| number("behind thread", (*tid).into())));
     (time.stage.name(), all)
 }

@@ -127,7 +127,7 @@ pub fn joined(key: u64, start: u64, queue_us: u64) -> Joined {
         vm: 0,
         request: request(key, start, queue_us),
         ended_by: Role::Final,
-        behind: vec![(Stage::TapQueue, 812)],
+        preempted_by: vec![(Stage::TapQueue, 812)],
     }
 }
 
