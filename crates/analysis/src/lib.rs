@@ -23,8 +23,8 @@
 #![forbid(unsafe_code)]
 
 pub mod absence;
-mod aged;
 mod book;
+mod expiring;
 pub mod finding;
 mod hash;
 mod join;

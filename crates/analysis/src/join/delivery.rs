@@ -13,7 +13,7 @@
 
 use super::request::Requests;
 use super::{Cause, Common, Fate};
-use crate::aged::{Aged, Id};
+use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
 use teiji_model::event::{Delivery as Became, GuestEntry, Interrupt, Packet};
 use teiji_model::report::Reason;
@@ -35,7 +35,7 @@ pub(super) struct Leg {
     pub(super) stop: Option<Cause>,
     /// A drop that may be that of this packet or of a copy of it.
     pub(super) drop: Option<Cause>,
-    pub(super) request: Option<Id>,
+    pub(super) request: Option<EntryId>,
     pub(super) start: u64,
     pub(super) enqueued: u64,
     pub(super) dequeued: u64,
@@ -80,14 +80,14 @@ impl Leg {
 struct Awaited {
     vector: u8,
     accepted: u64,
-    leg: Id,
+    leg: EntryId,
 }
 
 /// See the module.
 pub(super) struct Delivery {
-    legs: Aged<Leg>,
+    legs: ExpiringSlab<Leg>,
     /// Packets that were taken off a tap and not signalled yet, by worker and tap.
-    taken: Map<u64, Vec<Id>>,
+    taken: Map<u64, Vec<EntryId>>,
     /// Packets whose interrupt was accepted and whose guest entry has not come yet, by VM and vCPU.
     awaited: Map<u64, Vec<Awaited>>,
 }
@@ -99,14 +99,14 @@ fn pair(a: u32, b: u32) -> u64 {
 impl Delivery {
     pub(super) fn new(hasher: Seeded) -> Self {
         Delivery {
-            legs: Aged::new(MAX_LEGS),
+            legs: ExpiringSlab::new(MAX_LEGS),
             taken: Map::with_hasher(hasher),
             awaited: Map::with_hasher(hasher),
         }
     }
 
     /// A packet is on a tap.
-    pub(super) fn begin(&mut self, leg: Leg, now: u64, c: &mut Common, requests: &mut Requests) -> Id {
+    pub(super) fn begin(&mut self, leg: Leg, now: u64, c: &mut Common, requests: &mut Requests) -> EntryId {
         if self.legs.full()
             && let Some(oldest) = self.legs.pop_oldest()
         {
@@ -117,7 +117,7 @@ impl Delivery {
     }
 
     /// Another packet identical to one on a tap was seen: it is ambiguous.
-    pub(super) fn spoil(&mut self, id: Id, requests: &mut Requests) {
+    pub(super) fn spoil(&mut self, id: EntryId, requests: &mut Requests) {
         if let Some(leg) = self.legs.get_mut(id) {
             leg.fate = leg.fate.or(Fate::ambiguous(Reason::Alike));
             requests.mark(leg.request, leg.fate);
@@ -125,7 +125,7 @@ impl Delivery {
     }
 
     /// A packet on a tap is no longer followed.
-    pub(super) fn evict(&mut self, id: Id, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn evict(&mut self, id: EntryId, c: &mut Common, requests: &mut Requests) {
         Self::give_up(&mut self.legs, id, Reason::Evicted, c, requests);
     }
 
@@ -133,7 +133,7 @@ impl Delivery {
     pub(super) fn dropped(
         &mut self,
         now: u64,
-        id: Id,
+        id: EntryId,
         cause: Cause,
         sure: bool,
         c: &mut Common,
@@ -156,7 +156,7 @@ impl Delivery {
         &mut self,
         now: u64,
         p: &Packet,
-        id: Id,
+        id: EntryId,
         c: &mut Common,
         requests: &mut Requests,
     ) -> bool {
@@ -265,7 +265,13 @@ impl Delivery {
         });
     }
 
-    fn give_up(legs: &mut Aged<Leg>, id: Id, reason: Reason, c: &mut Common, requests: &mut Requests) {
+    fn give_up(
+        legs: &mut ExpiringSlab<Leg>,
+        id: EntryId,
+        reason: Reason,
+        c: &mut Common,
+        requests: &mut Requests,
+    ) {
         if let Some(leg) = legs.remove(id) {
             Self::done(leg.stopped(reason.into()), c, requests);
         }

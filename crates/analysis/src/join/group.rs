@@ -13,7 +13,7 @@
 
 use super::Common;
 use super::request::Open;
-use crate::aged::Table;
+use crate::expiring::ExpiringMap;
 use crate::hash::Seeded;
 use teiji_model::event::{Match, Step};
 
@@ -34,12 +34,12 @@ struct Group {
 
 /// See the module.
 pub(super) struct Groups {
-    table: Table<(u32, u64), Group>,
+    table: ExpiringMap<(u32, u64), Group>,
 }
 
 impl Groups {
     pub(super) fn new(hasher: Seeded) -> Self {
-        Groups { table: Table::new(MAX_GROUPS, hasher) }
+        Groups { table: ExpiringMap::new(MAX_GROUPS, hasher) }
     }
 
     /// A request has come, received at `start`. Returns whether it belongs to a group that is followed.

@@ -19,7 +19,7 @@
 use super::delivery::{Delivery, Leg};
 use super::request::Requests;
 use super::{Cause, Common, Fate, Tap};
-use crate::aged::{Id, Table};
+use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
 use crate::usual::Usual;
 use teiji_model::event::{Dropped, GuestEntry, Interrupt, Match, Packet};
@@ -80,7 +80,7 @@ struct Record {
     /// The tap before which its packet was certainly dropped: the next packet for that tap is another one.
     over: Option<u32>,
     missed: Option<Missed>,
-    on_taps: [Option<(u32, Id)>; MAX_TAPS],
+    on_taps: [Option<(u32, EntryId)>; MAX_TAPS],
 }
 
 impl Record {
@@ -91,7 +91,7 @@ impl Record {
 
 /// See the module.
 pub(super) struct Inbound {
-    records: Table<u64, Record>,
+    records: ExpiringMap<u64, Record>,
     delivery: Delivery,
     usual: Usual,
     /// By tap: the share of recent packets that were reported before the tap.
@@ -101,7 +101,7 @@ pub(super) struct Inbound {
 impl Inbound {
     pub(super) fn new(hasher: Seeded, taps: usize) -> Self {
         Inbound {
-            records: Table::new(MAX_RECORDS, hasher),
+            records: ExpiringMap::new(MAX_RECORDS, hasher),
             delivery: Delivery::new(hasher),
             usual: Usual::new(hasher),
             reported: vec![None; taps],

@@ -16,7 +16,7 @@
 use super::inbound::Origin;
 use super::request::Requests;
 use super::{Cause, Common, Fate, Sink};
-use crate::aged::{Id, Table};
+use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
 use crate::usual::Usual;
 use std::collections::VecDeque;
@@ -36,7 +36,7 @@ pub(super) struct Sent {
     pub(super) sent: u64,
     /// Time since its kick, if it has one of its own.
     vhost_tx: Option<u64>,
-    request: Option<Id>,
+    request: Option<EntryId>,
     spoilt: bool,
     sends: u16,
     /// Reports by the host stack on the way.
@@ -108,16 +108,16 @@ impl Sent {
 
 /// See the module.
 pub(super) struct Outbound {
-    records: Table<u64, Sent>,
+    records: ExpiringMap<u64, Sent>,
     usual: Usual,
     /// Records that may be complete `quiet` after the given time, in order of time.
-    settling: VecDeque<(u64, u64, Id)>,
+    settling: VecDeque<(u64, u64, EntryId)>,
 }
 
 impl Outbound {
     pub(super) fn new(hasher: Seeded) -> Self {
         Outbound {
-            records: Table::new(MAX_RECORDS, hasher),
+            records: ExpiringMap::new(MAX_RECORDS, hasher),
             usual: Usual::new(hasher),
             settling: VecDeque::new(),
         }
@@ -259,7 +259,7 @@ impl Outbound {
     }
 
     /// Whether a packet is known to have left before the quiet time is over.
-    fn gone(&mut self, id: Id) -> bool {
+    fn gone(&mut self, id: EntryId) -> bool {
         let Some((_, s)) = self.records.by_id(id) else { return false };
         let whole = s.chain == 0 || self.usual.compare(u64::from(s.first_if), s.chain).sound();
         !s.spoilt && s.over() && whole
@@ -385,7 +385,7 @@ impl Outbound {
 }
 
 impl Sent {
-    pub(super) fn request(&self) -> Option<Id> {
+    pub(super) fn request(&self) -> Option<EntryId> {
         self.request
     }
 }

@@ -25,7 +25,7 @@ use super::delivery::Leg;
 use super::group::Groups;
 use super::outbound::Sent;
 use super::{Cause, Common, Fate, STUCK, Sink, waterfall};
-use crate::aged::{Aged, Id};
+use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
 use std::hash::BuildHasher;
 use teiji_model::event::{Kick, Match, Packet, Role};
@@ -79,8 +79,8 @@ pub(super) struct Requests {
     hasher: Seeded,
     ttl: u64,
     sip: bool,
-    index: Map<(u32, u64), Id>,
-    open: Aged<Open>,
+    index: Map<(u32, u64), EntryId>,
+    open: ExpiringSlab<Open>,
     /// Indexed by hash; a later key overwrites an earlier one. Empty until there is a first one.
     recent: Vec<Recent>,
     groups: Groups,
@@ -95,7 +95,7 @@ impl Requests {
             ttl,
             sip,
             index: Map::with_hasher(hasher),
-            open: Aged::new(MAX_OPEN),
+            open: ExpiringSlab::new(MAX_OPEN),
             recent: Vec::new(),
             groups: Groups::new(hasher),
             joined: waterfall::blank(),
@@ -123,7 +123,7 @@ impl Requests {
         start: u64,
         fate: Fate,
         c: &mut Common,
-    ) -> Option<Id> {
+    ) -> Option<EntryId> {
         let m = *matching.filter(|m| matches!(m.role, Role::Request | Role::Either))?;
         let recent = self.recall(now, vm, m.key);
         if m.role == Role::Either && recent.is_some_and(|r| !r.inward) {
@@ -178,14 +178,14 @@ impl Requests {
     }
 
     /// Makes a request's fate at least as bad as `fate`.
-    pub(super) fn mark(&mut self, request: Option<Id>, fate: Fate) {
+    pub(super) fn mark(&mut self, request: Option<EntryId>, fate: Fate) {
         if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
             open.fate = open.fate.or(fate);
         }
     }
 
     /// A request's packet was seen at a point; `next` is the reason if it is not seen at the next point.
-    pub(super) fn progress(&mut self, request: Option<Id>, now: u64, next: Reason) {
+    pub(super) fn progress(&mut self, request: Option<EntryId>, now: u64, next: Reason) {
         if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
             (open.last, open.at) = (now, next.into());
         }
@@ -193,7 +193,7 @@ impl Requests {
 
     /// A request's packet was dropped on its way to the guest. A request that may be retransmitted stays open, so that
     /// the response to another copy is recognised.
-    pub(super) fn dropped(&mut self, now: u64, request: Option<Id>, cause: Cause, c: &mut Common) {
+    pub(super) fn dropped(&mut self, now: u64, request: Option<EntryId>, cause: Cause, c: &mut Common) {
         let Some((id, open)) = request.and_then(|id| Some((id, self.open.get_mut(id)?))) else { return };
         (open.last, open.at) = (now, cause);
         if self.sip || open.copies > 1 {
@@ -271,7 +271,7 @@ impl Requests {
         p: &Packet,
         kick: Option<(u64, Kick)>,
         c: &mut Common,
-    ) -> Option<Id> {
+    ) -> Option<EntryId> {
         let m = p.matching.filter(|m| matches!(m.role, Role::Final | Role::Either))?;
         let Some(id) = self.index.get(&(vm, m.key)).copied() else {
             // A request that the guest itself sends, a repeated response, or one to a request that was not seen.
@@ -311,7 +311,7 @@ impl Requests {
     }
 
     /// Closes a request that has a response but cannot be completed.
-    pub(super) fn close(&mut self, request: Option<Id>, fate: Fate, c: &mut Common) {
+    pub(super) fn close(&mut self, request: Option<EntryId>, fate: Fate, c: &mut Common) {
         let Some(open) = request.and_then(|id| self.open.remove(id)) else { return };
         let (outcome, cause) = match open.fate.or(fate) {
             Fate::Ambiguous(cause) => (Outcome::Ambiguous, cause),

@@ -1,8 +1,8 @@
 //! Bounded stores that remove the oldest entries.
 //!
-//! [`Aged`] is a slab whose entries are also in a list, ordered by the time when they were last touched. Inserting,
-//! touching, removing and taking the oldest are O(1) and allocate only while the slab grows. [`Table`] adds an index by
-//! key. An [`Id`] of a removed entry finds nothing: each slot counts its generations.
+//! [`ExpiringSlab`] is a slab whose entries are also in a list, ordered by the time when they were last touched. Inserting,
+//! touching, removing and taking the oldest are O(1) and allocate only while the slab grows. [`ExpiringMap`] adds an index by
+//! key. An [`EntryId`] of a removed entry finds nothing: each slot counts its generations.
 
 use crate::hash::{Map, Seeded};
 use std::hash::Hash;
@@ -11,7 +11,7 @@ const NONE: u32 = u32::MAX;
 
 /// Identifies an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Id {
+pub(crate) struct EntryId {
     slot: u32,
     generation: u32,
 }
@@ -25,7 +25,7 @@ struct Slot<V> {
 }
 
 /// See the module.
-pub(crate) struct Aged<V> {
+pub(crate) struct ExpiringSlab<V> {
     slots: Vec<Slot<V>>,
     free: Vec<u32>,
     oldest: u32,
@@ -34,19 +34,19 @@ pub(crate) struct Aged<V> {
     cap: usize,
 }
 
-impl<V> Aged<V> {
+impl<V> ExpiringSlab<V> {
     /// A store of up to `cap` entries.
     pub(crate) fn new(cap: usize) -> Self {
-        Aged { slots: Vec::new(), free: Vec::new(), oldest: NONE, newest: NONE, len: 0, cap }
+        ExpiringSlab { slots: Vec::new(), free: Vec::new(), oldest: NONE, newest: NONE, len: 0, cap }
     }
 
-    /// Whether [`Aged::pop_oldest`] must be called before the next insertion.
+    /// Whether [`ExpiringSlab::pop_oldest`] must be called before the next insertion.
     pub(crate) fn full(&self) -> bool {
         self.len >= self.cap
     }
 
     /// Adds an entry. The caller has made room for it.
-    pub(crate) fn insert(&mut self, value: V, now: u64) -> Id {
+    pub(crate) fn insert(&mut self, value: V, now: u64) -> EntryId {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, prev: NONE, next: NONE, touched: 0, value: None });
             (self.slots.len() - 1) as u32
@@ -54,22 +54,22 @@ impl<V> Aged<V> {
         let slot = &mut self.slots[index as usize];
         slot.value = Some(value);
         slot.touched = now;
-        let id = Id { slot: index, generation: slot.generation };
+        let id = EntryId { slot: index, generation: slot.generation };
         self.link_newest(index);
         self.len += 1;
         id
     }
 
-    pub(crate) fn get(&self, id: Id) -> Option<&V> {
+    pub(crate) fn get(&self, id: EntryId) -> Option<&V> {
         self.slots.get(id.slot as usize).filter(|s| s.generation == id.generation)?.value.as_ref()
     }
 
-    pub(crate) fn get_mut(&mut self, id: Id) -> Option<&mut V> {
+    pub(crate) fn get_mut(&mut self, id: EntryId) -> Option<&mut V> {
         self.slots.get_mut(id.slot as usize).filter(|s| s.generation == id.generation)?.value.as_mut()
     }
 
     /// Makes an entry the newest.
-    pub(crate) fn touch(&mut self, id: Id, now: u64) {
+    pub(crate) fn touch(&mut self, id: EntryId, now: u64) {
         if self.get(id).is_some() {
             self.unlink(id.slot);
             self.slots[id.slot as usize].touched = now;
@@ -77,7 +77,7 @@ impl<V> Aged<V> {
         }
     }
 
-    pub(crate) fn remove(&mut self, id: Id) -> Option<V> {
+    pub(crate) fn remove(&mut self, id: EntryId) -> Option<V> {
         self.get(id)?;
         self.unlink(id.slot);
         self.len -= 1;
@@ -90,7 +90,7 @@ impl<V> Aged<V> {
     /// Removes the entry that has not been touched for the longest time.
     pub(crate) fn pop_oldest(&mut self) -> Option<V> {
         let slot = self.slots.get(self.oldest as usize)?;
-        self.remove(Id { slot: self.oldest, generation: slot.generation })
+        self.remove(EntryId { slot: self.oldest, generation: slot.generation })
     }
 
     /// Removes an entry that was last touched at or before `then`, oldest first; `None` if there is none.
@@ -123,15 +123,15 @@ impl<V> Aged<V> {
     }
 }
 
-/// An [`Aged`] store with an index by key.
-pub(crate) struct Table<K, V> {
-    index: Map<K, Id>,
-    store: Aged<(K, V)>,
+/// An [`ExpiringSlab`] store with an index by key.
+pub(crate) struct ExpiringMap<K, V> {
+    index: Map<K, EntryId>,
+    store: ExpiringSlab<(K, V)>,
 }
 
-impl<K: Hash + Eq + Copy, V> Table<K, V> {
+impl<K: Hash + Eq + Copy, V> ExpiringMap<K, V> {
     pub(crate) fn new(cap: usize, hasher: Seeded) -> Self {
-        Table { index: Map::with_hasher(hasher), store: Aged::new(cap) }
+        ExpiringMap { index: Map::with_hasher(hasher), store: ExpiringSlab::new(cap) }
     }
 
     /// Adds an entry; returns the entry that was removed for it: the previous one with the same key, or the oldest.
@@ -145,11 +145,11 @@ impl<K: Hash + Eq + Copy, V> Table<K, V> {
         gone
     }
 
-    pub(crate) fn id(&self, key: &K) -> Option<Id> {
+    pub(crate) fn id(&self, key: &K) -> Option<EntryId> {
         self.index.get(key).copied()
     }
 
-    pub(crate) fn by_id(&mut self, id: Id) -> Option<&mut (K, V)> {
+    pub(crate) fn by_id(&mut self, id: EntryId) -> Option<&mut (K, V)> {
         self.store.get_mut(id)
     }
 
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn ids_do_not_find_successors() {
-        let mut a = Aged::new(4);
+        let mut a = ExpiringSlab::new(4);
         let one = a.insert(1, 0);
         assert_eq!(a.remove(one), Some(1));
         let two = a.insert(2, 0);
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn the_untouched_go_first() {
-        let mut t = Table::new(3, Seeded::new(1));
+        let mut t = ExpiringMap::new(3, Seeded::new(1));
         for k in 0..3u64 {
             assert!(t.insert(k, k * 10, k).is_none());
         }
