@@ -4,14 +4,14 @@
 //!  Event ─► sort ─► join ─► Joined ─► (waterfall, Perfetto)
 //!                    │
 //!                    ▼
-//!                  book ─► stats, finding, verdict ─► Report
+//!               vm_stats ─► stats, finding, verdict ─► Report
 //! ```
 //!
 //! | module | does |
 //! | --- | --- |
 //! | [`sort`] | puts the events of several CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
-//! | `book`, `stats` | statistics in bounded memory |
+//! | `stats`, `stats` | statistics in bounded memory |
 //! | [`finding`] | what makes requests slow: one file for each cause, and their table |
 //! | [`verdict`] | ranks the causes and names the first; its documentation defines the rule |
 //! | [`absence`] | why there is no complete request |
@@ -23,7 +23,6 @@
 #![forbid(unsafe_code)]
 
 pub mod absence;
-mod book;
 mod expiring;
 pub mod finding;
 mod hash;
@@ -34,6 +33,7 @@ pub mod sort;
 mod stats;
 mod usual;
 pub mod verdict;
+mod vm_stats;
 
 use hash::{Map, Seeded};
 use sort::Sorter;
@@ -176,10 +176,10 @@ impl Analyzer {
                 device: device(*index),
             })
         };
-        let books = common.books.into_iter().zip(&meta.vms);
+        let vm_stats = common.vm_stats.into_iter().zip(&meta.vms);
         let length = counters.ended.saturating_sub(meta.started);
         let late = self.sorter.late();
-        let vms = books.map(|(book, vm)| book.report(vm, length, &name, &place)).collect();
+        let vms = vm_stats.map(|(stats, vm)| stats.report(vm, length, &name, &place)).collect();
         Report { schema: SCHEMA, meta: self.meta, counters, late, vms }
     }
 }

@@ -282,16 +282,16 @@ impl Delivery {
         if leg.fate.sound() && c.lost.touches(leg.start, leg.entered) {
             leg.fate = Fate::hole(Reason::EventsLost);
         }
-        let book = &mut c.books[leg.vm as usize].inbound;
+        let stats = &mut c.vm_stats[leg.vm as usize].inbound;
         if leg.fate.sound() {
-            book.packets += 1;
+            stats.packets += 1;
             let times = [leg.start, leg.enqueued, leg.dequeued, leg.signalled, leg.accepted, leg.entered];
-            for (series, t) in book.stages.iter_mut().zip(times.windows(2)) {
+            for (series, t) in stats.stages.iter_mut().zip(times.windows(2)) {
                 series.record(t[1].saturating_sub(t[0]));
             }
         } else {
-            book.incomplete += 1;
-            book.dropped += u64::from(leg.stop.is_some_and(|cause| cause.reason == Reason::DroppedIn));
+            stats.incomplete += 1;
+            stats.dropped += u64::from(leg.stop.is_some_and(|cause| cause.reason == Reason::DroppedIn));
         }
         requests.arrived(leg);
     }

@@ -59,7 +59,7 @@ impl Groups {
         let group = Group { start, last: 0, outside: 0, open: 1, broken: false };
         if let Some(((vm, _), _)) = self.table.insert(key, group, now) {
             c.evicted += 1;
-            c.books[vm as usize].groups_broken += 1;
+            c.vm_stats[vm as usize].groups_broken += 1;
         }
         true
     }
@@ -77,11 +77,11 @@ impl Groups {
         }
         group.last = group.last.max(end);
         if open.matching.step == Step::Ends {
-            let book = &mut c.books[open.vm as usize];
+            let stats = &mut c.vm_stats[open.vm as usize];
             if group.broken || group.open > 0 {
-                book.groups_broken += 1;
+                stats.groups_broken += 1;
             } else {
-                book.group(group.last.saturating_sub(group.start), group.outside);
+                stats.group(group.last.saturating_sub(group.start), group.outside);
             }
             self.table.remove(&key);
         }
@@ -97,14 +97,14 @@ impl Groups {
         group.open = group.open.saturating_sub(1);
         group.broken = true;
         if open.matching.step == Step::Ends {
-            c.books[open.vm as usize].groups_broken += 1;
+            c.vm_stats[open.vm as usize].groups_broken += 1;
             self.table.remove(&key);
         }
     }
 
     pub(super) fn finish(&mut self, c: &mut Common) {
         while let Some(((vm, _), _)) = self.table.pop_oldest() {
-            c.books[vm as usize].groups_broken += 1;
+            c.vm_stats[vm as usize].groups_broken += 1;
         }
     }
 }

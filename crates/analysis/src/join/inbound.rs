@@ -157,17 +157,17 @@ impl Inbound {
             self.delivery.evict(id, c, requests);
         }
         if let Some(m) = r.missed.filter(|_| r.enqueued == 0 && r.over.is_none()) {
-            Self::book_drop(now, m, r.first, c, requests);
+            Self::count_drop(now, m, r.first, c, requests);
         }
     }
 
     /// Counts a packet that was dropped before it reached its tap.
-    fn book_drop(now: u64, m: Missed, start: u64, c: &mut Common, requests: &mut Requests) {
+    fn count_drop(now: u64, m: Missed, start: u64, c: &mut Common, requests: &mut Requests) {
         let Some(tap) = c.tap(m.tap) else { return };
         let Tap { vm, unseen, .. } = c.taps[tap];
-        let book = &mut c.books[vm as usize].inbound;
-        book.incomplete += 1;
-        book.dropped += 1;
+        let stats = &mut c.vm_stats[vm as usize].inbound;
+        stats.incomplete += 1;
+        stats.dropped += 1;
         if unseen {
             return; // On such a tap requests are not followed.
         }
@@ -194,7 +194,7 @@ impl Inbound {
         let at_its_tap = d.tap == d.ifindex && c.tap(d.tap).is_some();
         let Some(r) = self.records.get_mut(&d.fingerprint) else {
             if at_its_tap && !d.vague {
-                Self::book_drop(now, missed, now, c, requests);
+                Self::count_drop(now, missed, now, c, requests);
             } else if c.tap(d.tap).is_some() && c.tap(d.ifindex).is_none() {
                 let record = Record { first: now, missed: Some(missed), ..Record::default() };
                 self.insert(d.fingerprint, record, now, c, requests);
@@ -227,7 +227,7 @@ impl Inbound {
                 if before {
                     r.enqueued = r.enqueued.saturating_add(1);
                     let start = r.first;
-                    Self::book_drop(now, missed, start, c, requests);
+                    Self::count_drop(now, missed, start, c, requests);
                 }
             }
         } else if r.enqueued == 0 && r.over.is_none() {
@@ -243,7 +243,7 @@ impl Inbound {
                 } else {
                     r.over = Some(d.tap);
                 }
-                Self::book_drop(now, missed, start, c, requests);
+                Self::count_drop(now, missed, start, c, requests);
             } else if c.tap(d.ifindex).is_none()
                 && c.tap(d.tap).is_some()
                 && r.missed.is_none_or(|_| !d.vague)
@@ -280,12 +280,12 @@ impl Inbound {
         r.sent |= from.is_some();
         let (start, fate) = Self::start(r, now, tap, from, &mut self.usual, &mut self.reported);
         if c.taps[tap].unseen {
-            let book = &mut c.books[vm as usize].inbound;
+            let stats = &mut c.vm_stats[vm as usize].inbound;
             if fate.sound() && !c.lost.touches(start, now) {
-                book.packets += 1;
-                book.stages[0].record(now.saturating_sub(start));
+                stats.packets += 1;
+                stats.stages[0].record(now.saturating_sub(start));
             } else {
-                book.incomplete += 1;
+                stats.incomplete += 1;
             }
             self.records.remove(&p.fingerprint);
             return;
@@ -301,7 +301,7 @@ impl Inbound {
                 let fate = Fate::ambiguous(reason).or(fate);
                 Self::spoil(r, &mut self.delivery, requests);
                 self.records.touch(&p.fingerprint, now);
-                c.books[vm as usize].inbound.incomplete += 1;
+                c.vm_stats[vm as usize].inbound.incomplete += 1;
                 requests.open(now, vm, p.matching.as_ref(), start, fate, c);
                 return;
             }
@@ -351,10 +351,10 @@ impl Inbound {
     pub(super) fn tap_dequeue(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut Requests) {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm as usize;
-        c.books[vm].depth.record(u64::from(p.depth));
+        c.vm_stats[vm].depth.record(u64::from(p.depth));
         self.delivery.check_slept(p, c, requests);
         let Some(r) = self.records.get_mut(&p.fingerprint) else {
-            c.books[vm].inbound.incomplete += 1;
+            c.vm_stats[vm].inbound.incomplete += 1;
             return;
         };
         r.dequeued = r.dequeued.saturating_add(1);
@@ -375,7 +375,7 @@ impl Inbound {
             self.records.remove(&p.fingerprint);
         }
         if !id.is_some_and(|id| self.delivery.taken(now, p, id, c, requests)) {
-            c.books[vm].inbound.incomplete += 1;
+            c.vm_stats[vm].inbound.incomplete += 1;
         }
     }
 

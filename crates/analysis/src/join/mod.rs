@@ -37,9 +37,9 @@ mod request;
 mod waterfall;
 
 use crate::Options;
-use crate::book::Book;
 use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
+use crate::vm_stats::VmStats;
 pub(crate) use fate::{Cause, Drops, Fate, MANY};
 use inbound::Other;
 use teiji_model::event::{Event, Kick, Kind, Point};
@@ -102,7 +102,7 @@ pub(crate) struct Common {
     /// When the trace ended; `None` while it goes on.
     ended: Option<u64>,
     /// By VM, in the order of `Meta::vms`.
-    pub(crate) books: Vec<Book>,
+    pub(crate) vm_stats: Vec<VmStats>,
     /// Splits that were discarded because they did not fit their stage.
     pub(crate) splits_dropped: u64,
     /// Records that were removed early because there was no room for others.
@@ -145,7 +145,7 @@ impl Joiner {
             lost: LostWindows::default(),
             drops: Drops::new(hasher),
             ended: None,
-            books: meta.vms.iter().map(|_| Book::new(hasher)).collect(),
+            vm_stats: meta.vms.iter().map(|_| VmStats::new(hasher)).collect(),
             splits_dropped: 0,
             evicted: 0,
         };

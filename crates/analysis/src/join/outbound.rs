@@ -203,7 +203,7 @@ impl Outbound {
             // Counted when it became ambiguous.
         } else if !d.vague && s.is_at(d.ifindex) {
             if let Some(s) = self.records.remove(&d.fingerprint) {
-                Self::book_drop(&s, cause, c, requests);
+                Self::count_drop(&s, cause, c, requests);
             }
         } else if !s.over() {
             s.drop = Some(cause);
@@ -211,10 +211,10 @@ impl Outbound {
         d.tap == 0
     }
 
-    fn book_drop(s: &Sent, cause: Cause, c: &mut Common, requests: &mut Requests) {
-        let book = &mut c.books[s.vm as usize].outbound;
-        book.incomplete += 1;
-        book.dropped += 1;
+    fn count_drop(s: &Sent, cause: Cause, c: &mut Common, requests: &mut Requests) {
+        let stats = &mut c.vm_stats[s.vm as usize].outbound;
+        stats.incomplete += 1;
+        stats.dropped += 1;
         requests.close(s.request, Fate::Hole(cause), c);
     }
 
@@ -240,11 +240,11 @@ impl Outbound {
             } else if let Some((_, s)) = self.records.by_id(id) {
                 if !s.spoilt {
                     s.spoilt = true;
-                    c.books[s.vm as usize].outbound.incomplete += 1;
+                    c.vm_stats[s.vm as usize].outbound.incomplete += 1;
                     requests.close(s.request.take(), Fate::ambiguous(Reason::Alike), c);
                 }
                 s.sends = s.sends.saturating_add(1);
-                c.books[vm as usize].outbound.incomplete += 1;
+                c.vm_stats[vm as usize].outbound.incomplete += 1;
                 requests.close(request, Fate::ambiguous(Reason::Alike), c);
                 self.records.touch(&p.fingerprint, now);
                 return;
@@ -323,9 +323,9 @@ impl Outbound {
             let (last, missing) = s.missing();
             let cause = c.unless_ended(missing, last);
             if cause.reason == Reason::DroppedOut {
-                return Self::book_drop(&s, cause, c, requests);
+                return Self::count_drop(&s, cause, c, requests);
             }
-            c.books[s.vm as usize].outbound.incomplete += 1;
+            c.vm_stats[s.vm as usize].outbound.incomplete += 1;
             return requests.close(s.request, Fate::Hole(cause), c);
         }
         let mut fate = Fate::Sound;
@@ -341,22 +341,22 @@ impl Outbound {
         if stages.is_none() {
             fate = fate.or(Fate::hole(Reason::OutOfOrder));
         }
-        let book = &mut c.books[s.vm as usize].outbound;
+        let stats = &mut c.vm_stats[s.vm as usize].outbound;
         match (fate, stages) {
             (Fate::Sound, Some((switch_out, rest))) => {
-                book.packets += 1;
+                stats.packets += 1;
                 if let Some(ns) = s.vhost_tx {
-                    book.stages[0].record(ns);
+                    stats.stages[0].record(ns);
                 }
-                book.stages[1].record(switch_out);
+                stats.stages[1].record(switch_out);
                 if let Some((qdisc, wire_out)) = rest {
-                    book.stages[2].record(qdisc);
-                    book.stages[3].record(wire_out);
+                    stats.stages[2].record(qdisc);
+                    stats.stages[3].record(wire_out);
                 }
                 requests.complete(&s, c, sink);
             }
             _ => {
-                book.incomplete += 1;
+                stats.incomplete += 1;
                 requests.close(s.request, fate, c);
             }
         }
@@ -365,7 +365,7 @@ impl Outbound {
     /// Counts a packet that is removed because there is no room.
     fn give_up(&mut self, s: Sent, c: &mut Common, requests: &mut Requests) {
         if !s.spoilt {
-            c.books[s.vm as usize].outbound.incomplete += 1;
+            c.vm_stats[s.vm as usize].outbound.incomplete += 1;
             requests.close(s.request, Fate::hole(Reason::Evicted), c);
         }
     }

@@ -129,7 +129,7 @@ impl Requests {
         if m.role == Role::Either && recent.is_some_and(|r| !r.inward) {
             return None; // The response to a request that the guest itself sent.
         }
-        let counts = &mut c.books[vm as usize].requests;
+        let counts = &mut c.vm_stats[vm as usize].requests;
         if self.sip && (recent.is_some() || self.index.contains_key(&(vm, m.key))) {
             counts.retransmitted += 1;
             if let Some(open) = self.index.get(&(vm, m.key)).and_then(|id| self.open.get_mut(*id)) {
@@ -139,7 +139,7 @@ impl Requests {
         }
         counts.seen += 1;
         if let Some(id) = self.index.get(&(vm, m.key)).copied() {
-            c.books[vm as usize].leave_out(Outcome::Ambiguous, Reason::SameKey.into());
+            c.vm_stats[vm as usize].leave_out(Outcome::Ambiguous, Reason::SameKey.into());
             if let Some(open) = self.open.get_mut(id) {
                 open.fate = open.fate.or(Fate::ambiguous(Reason::SameKey));
                 open.copies = open.copies.saturating_add(1);
@@ -232,9 +232,9 @@ impl Requests {
             }
             self.remember(now, vm, m.key, true);
         }
-        let book = &mut c.books[vm as usize];
-        book.requests.seen += 1;
-        book.leave_out(Outcome::Incomplete, cause);
+        let stats = &mut c.vm_stats[vm as usize];
+        stats.requests.seen += 1;
+        stats.leave_out(Outcome::Incomplete, cause);
     }
 
     /// A packet was dropped before the host stack received it. Returns whether it was a response.
@@ -319,7 +319,7 @@ impl Requests {
             // A request is closed for a reason.
             Fate::Sound => (Outcome::Incomplete, open.at),
         };
-        c.books[open.vm as usize].leave_out(outcome, cause);
+        c.vm_stats[open.vm as usize].leave_out(outcome, cause);
         self.groups.broken(&open, c);
     }
 
@@ -344,9 +344,9 @@ impl Requests {
             return;
         }
         let Some(open) = self.open.remove(id) else { return };
-        let book = &mut c.books[open.vm as usize];
-        book.requests.complete += 1;
-        book.request(&self.joined);
+        let stats = &mut c.vm_stats[open.vm as usize];
+        stats.requests.complete += 1;
+        stats.request(&self.joined);
         self.groups.completed(&open, start, sent.end(), c);
         sink(&self.joined);
     }
@@ -364,7 +364,7 @@ impl Requests {
             (Fate::Hole(cause), false) => (Outcome::Incomplete, lost_or(cause, &open, STUCK, c)),
             (Fate::Sound, false) => (Outcome::Incomplete, known),
         };
-        c.books[open.vm as usize].leave_out(outcome, cause);
+        c.vm_stats[open.vm as usize].leave_out(outcome, cause);
         self.groups.broken(&open, c);
     }
 

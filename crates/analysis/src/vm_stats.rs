@@ -25,7 +25,7 @@ const OUTBOUND: [Stage; 4] = [Stage::VhostTx, Stage::SwitchOut, Stage::Qdisc, St
 
 /// Packets in one direction.
 #[derive(Default)]
-pub(crate) struct LegBook {
+pub(crate) struct DirectionStats {
     pub(crate) packets: u64,
     pub(crate) incomplete: u64,
     pub(crate) dropped: u64,
@@ -33,7 +33,7 @@ pub(crate) struct LegBook {
     pub(crate) stages: [Series; 5],
 }
 
-impl LegBook {
+impl DirectionStats {
     fn report(&self, stages: &[Stage]) -> Leg {
         let with_values = stages.iter().zip(&self.stages).filter(|(_, s)| s.count() > 0);
         Leg {
@@ -46,12 +46,12 @@ impl LegBook {
 }
 
 /// See the module.
-pub(crate) struct Book {
+pub(crate) struct VmStats {
     pub(crate) requests: Requests,
     /// Why requests are not complete. There are few combinations: reasons times places of drops.
     left_out: BTreeMap<(Outcome, Cause), u64>,
-    pub(crate) inbound: LegBook,
-    pub(crate) outbound: LegBook,
+    pub(crate) inbound: DirectionStats,
+    pub(crate) outbound: DirectionStats,
     pub(crate) depth: Series,
     pub(crate) groups_broken: u64,
     group_total: Series,
@@ -68,13 +68,13 @@ pub(crate) struct Book {
     waits: Map<(Stage, u32), u64>,
 }
 
-impl Book {
+impl VmStats {
     pub(crate) fn new(hasher: Seeded) -> Self {
-        Book {
+        VmStats {
             requests: Requests::default(),
             left_out: BTreeMap::new(),
-            inbound: LegBook::default(),
-            outbound: LegBook::default(),
+            inbound: DirectionStats::default(),
+            outbound: DirectionStats::default(),
             depth: Series::default(),
             groups_broken: 0,
             group_total: Series::default(),
