@@ -155,7 +155,7 @@ impl Analyzer {
         let names = self.names;
         let name = |tid: u32| names.get(&tid).map(Task::name).unwrap_or_default();
         let common = self.joiner.common;
-        let (meta, drops, drop_names) = (&self.meta, common.drops, self.drop_names);
+        let (meta, drop_sites, drop_names) = (&self.meta, common.drop_sites, self.drop_names);
         let device = |index: u32| {
             let nics = meta.vms.iter().flat_map(|v| &v.nics).map(|n| (n.ifindex, &n.tap));
             let mut all = meta.devices.iter().map(|(i, name)| (*i, name)).chain(nics);
@@ -163,8 +163,8 @@ impl Analyzer {
             found.unwrap_or_else(|| if index == 0 { String::new() } else { format!("device {index}") })
         };
         let place = |number: u16| {
-            let (place, why, index) = drops.get(number)?;
-            if number == join::MANY {
+            let (place, why, index) = drop_sites.get(number)?;
+            if number == join::OTHER_DROPS {
                 return Some(DropPlace {
                     why: "more kinds of drops than are told apart".into(),
                     ..DropPlace::default()

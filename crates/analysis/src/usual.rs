@@ -6,7 +6,7 @@
 //! device defines what is usual.
 
 use crate::hash::{Map, Seeded};
-use crate::join::Fate;
+use crate::join::Validity;
 use std::cmp::Ordering;
 use teiji_model::report::Reason;
 
@@ -39,11 +39,11 @@ impl Usual {
     }
 
     /// Compares a packet of `device` that has this number of reports or queues with the usual number.
-    pub(crate) fn compare(&self, device: u64, n: u16) -> Fate {
+    pub(crate) fn compare(&self, device: u64, n: u16) -> Validity {
         match self.get(device).map(|usual| n.min(7).cmp(&usual)) {
-            Some(Ordering::Greater) => Fate::ambiguous(Reason::Alike),
-            Some(Ordering::Less) => Fate::hole(Reason::FewerReports),
-            Some(Ordering::Equal) | None => Fate::Sound,
+            Some(Ordering::Greater) => Validity::ambiguous(Reason::Alike),
+            Some(Ordering::Less) => Validity::incomplete(Reason::FewerReports),
+            Some(Ordering::Equal) | None => Validity::Valid,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::finding::Seen;
 use crate::hash::{Map, Seeded};
-use crate::join::Cause;
+use crate::join::Exclusion;
 use crate::stats::{Series, Shares};
 use crate::verdict;
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ impl DirectionStats {
 pub(crate) struct VmStats {
     pub(crate) requests: Requests,
     /// Why requests are not complete. There are few combinations: reasons times places of drops.
-    left_out: BTreeMap<(Outcome, Cause), u64>,
+    left_out: BTreeMap<(Outcome, Exclusion), u64>,
     pub(crate) inbound: DirectionStats,
     pub(crate) outbound: DirectionStats,
     pub(crate) depth: Series,
@@ -90,13 +90,13 @@ impl VmStats {
     }
 
     /// Adds a request that is not complete.
-    pub(crate) fn leave_out(&mut self, outcome: Outcome, cause: Cause) {
+    pub(crate) fn leave_out(&mut self, outcome: Outcome, exclusion: Exclusion) {
         *match outcome {
             Outcome::Incomplete => &mut self.requests.incomplete,
             Outcome::Ambiguous => &mut self.requests.ambiguous,
             Outcome::Unanswered => &mut self.requests.unanswered,
         } += 1;
-        *self.left_out.entry((outcome, cause)).or_default() += 1;
+        *self.left_out.entry((outcome, exclusion)).or_default() += 1;
     }
 
     /// Adds a complete request.
@@ -170,8 +170,8 @@ impl VmStats {
         name: &dyn Fn(u32) -> String,
         place: &dyn Fn(u16) -> Option<DropPlace>,
     ) -> VmReport {
-        let each = |((outcome, cause), n): (&(Outcome, Cause), &u64)| {
-            LeftOut::new(*outcome, cause.reason, place(cause.drop), *n)
+        let each = |((outcome, exclusion), n): (&(Outcome, Exclusion), &u64)| {
+            LeftOut::new(*outcome, exclusion.reason, place(exclusion.drop), *n)
         };
         let mut left_out: Vec<LeftOut> = self.left_out.iter().map(each).collect();
         // The number of a drop has no meaning outside of this trace, so equal counts are sorted by their text.

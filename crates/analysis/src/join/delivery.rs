@@ -12,7 +12,7 @@
 //! lost. A guest entry covers the interrupts of its vector that were accepted up to [`GuestEntry::upto`].
 
 use super::request::Requests;
-use super::{Cause, Common, Fate};
+use super::{Common, Exclusion, Validity};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
 use teiji_model::event::{Delivery as Became, GuestEntry, Interrupt, Packet};
@@ -30,11 +30,11 @@ const MAX_IN_HAND: usize = 4096;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leg {
     pub(super) vm: u32,
-    pub(super) fate: Fate,
+    pub(super) validity: Validity,
     /// Why it was followed no further; `None` if it reached the guest.
-    pub(super) stop: Option<Cause>,
+    pub(super) stop: Option<Exclusion>,
     /// A drop that may be that of this packet or of a copy of it.
-    pub(super) drop: Option<Cause>,
+    pub(super) drop: Option<Exclusion>,
     pub(super) request: Option<EntryId>,
     pub(super) start: u64,
     pub(super) enqueued: u64,
@@ -57,15 +57,15 @@ pub(super) struct Leg {
 }
 
 impl Leg {
-    /// This leg, followed no further because of `cause`.
-    fn stopped(mut self, cause: Cause) -> Leg {
-        self.fate = self.fate.or(Fate::Hole(cause));
-        self.stop = Some(cause);
+    /// This leg, followed no further because of `exclusion`.
+    fn stopped(mut self, exclusion: Exclusion) -> Leg {
+        self.validity = self.validity.worse(Validity::Incomplete(exclusion));
+        self.stop = Some(exclusion);
         self
     }
 
     /// When it was last seen, and which point is missing after that.
-    fn missing(&self) -> (u64, Cause) {
+    fn missing(&self) -> (u64, Exclusion) {
         if self.accepted > 0 {
             (self.accepted, Reason::NotEntered.into())
         } else if self.dequeued > 0 {
@@ -119,8 +119,8 @@ impl Delivery {
     /// Another packet identical to one on a tap was seen: it is ambiguous.
     pub(super) fn spoil(&mut self, id: EntryId, requests: &mut Requests) {
         if let Some(leg) = self.legs.get_mut(id) {
-            leg.fate = leg.fate.or(Fate::ambiguous(Reason::Alike));
-            requests.mark(leg.request, leg.fate);
+            leg.validity = leg.validity.worse(Validity::ambiguous(Reason::Alike));
+            requests.mark(leg.request, leg.validity);
         }
     }
 
@@ -134,21 +134,21 @@ impl Delivery {
         &mut self,
         now: u64,
         id: EntryId,
-        cause: Cause,
+        exclusion: Exclusion,
         sure: bool,
         c: &mut Common,
         requests: &mut Requests,
     ) {
         if !sure {
             if let Some(leg) = self.legs.get_mut(id) {
-                leg.drop = Some(cause);
+                leg.drop = Some(exclusion);
             }
             return;
         }
         let Some(leg) = self.legs.remove(id) else { return };
         let request = leg.request;
-        Self::done(leg.stopped(cause), c, requests);
-        requests.dropped(now, request, cause, c);
+        Self::done(leg.stopped(exclusion), c, requests);
+        requests.dropped(now, request, exclusion, c);
     }
 
     /// A packet is taken off a tap. Returns whether it was followed still.
@@ -279,11 +279,11 @@ impl Delivery {
 
     /// Counts a leg that has ended, and hands it to its request.
     fn done(mut leg: Leg, c: &mut Common, requests: &mut Requests) {
-        if leg.fate.sound() && c.lost.touches(leg.start, leg.entered) {
-            leg.fate = Fate::hole(Reason::EventsLost);
+        if leg.validity.is_valid() && c.lost.touches(leg.start, leg.entered) {
+            leg.validity = Validity::incomplete(Reason::EventsLost);
         }
         let stats = &mut c.vm_stats[leg.vm as usize].inbound;
-        if leg.fate.sound() {
+        if leg.validity.is_valid() {
             stats.packets += 1;
             let times = [leg.start, leg.enqueued, leg.dequeued, leg.signalled, leg.accepted, leg.entered];
             for (series, t) in stats.stages.iter_mut().zip(times.windows(2)) {
@@ -291,7 +291,8 @@ impl Delivery {
             }
         } else {
             stats.incomplete += 1;
-            stats.dropped += u64::from(leg.stop.is_some_and(|cause| cause.reason == Reason::DroppedIn));
+            stats.dropped +=
+                u64::from(leg.stop.is_some_and(|exclusion| exclusion.reason == Reason::DroppedIn));
         }
         requests.arrived(leg);
     }
@@ -299,8 +300,8 @@ impl Delivery {
     pub(super) fn expire(&mut self, then: u64, c: &mut Common, requests: &mut Requests) {
         while let Some(leg) = self.legs.pop_until(then) {
             let (last, missing) = leg.missing();
-            let cause = c.unless_ended(missing, last);
-            Self::done(leg.stopped(cause), c, requests);
+            let exclusion = c.unless_ended(missing, last);
+            Self::done(leg.stopped(exclusion), c, requests);
         }
     }
 

@@ -18,7 +18,7 @@
 
 use super::delivery::{Delivery, Leg};
 use super::request::Requests;
-use super::{Cause, Common, Fate, Tap};
+use super::{Common, Exclusion, Tap, Validity};
 use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
 use crate::usual::Usual;
@@ -42,7 +42,7 @@ pub(super) struct Origin {
     /// How often the host stack has received it since.
     pub(super) transit: u16,
     /// Whether that is certain.
-    pub(super) fate: Fate,
+    pub(super) validity: Validity,
 }
 
 /// Whether another guest has sent packets identical to one that is dropped.
@@ -58,7 +58,7 @@ pub(super) struct Other {
 /// A drop before any tap that may be that of a packet or of a copy of it.
 #[derive(Clone, Copy)]
 struct Missed {
-    cause: Cause,
+    exclusion: Exclusion,
     /// The tap that the packet was meant for.
     tap: u32,
     matching: Option<Match>,
@@ -171,7 +171,7 @@ impl Inbound {
         if unseen {
             return; // On such a tap requests are not followed.
         }
-        requests.dropped_before(now, vm, m.matching.as_ref(), start, m.cause, c);
+        requests.dropped_before(now, vm, m.matching.as_ref(), start, m.exclusion, c);
     }
 
     /// Whether a packet with this fingerprint is on that tap.
@@ -189,8 +189,8 @@ impl Inbound {
         c: &mut Common,
         requests: &mut Requests,
     ) {
-        let cause = Cause { reason: Reason::DroppedIn, drop: c.drops.number(d) };
-        let missed = Missed { cause, tap: d.tap, matching: d.matching };
+        let exclusion = Exclusion { reason: Reason::DroppedIn, drop: c.drop_sites.number(d) };
+        let missed = Missed { exclusion, tap: d.tap, matching: d.matching };
         let at_its_tap = d.tap == d.ifindex && c.tap(d.tap).is_some();
         let Some(r) = self.records.get_mut(&d.fingerprint) else {
             if at_its_tap && !d.vague {
@@ -213,7 +213,7 @@ impl Inbound {
             }
             let id = if d.vague { *slot } else { slot.take() };
             if let Some((_, id)) = id {
-                self.delivery.dropped(now, id, cause, !d.vague, c, requests);
+                self.delivery.dropped(now, id, exclusion, !d.vague, c, requests);
             }
             if !d.vague && !r.open() {
                 self.records.remove(&d.fingerprint);
@@ -278,10 +278,10 @@ impl Inbound {
         }
         let Some(r) = self.records.get_mut(&p.fingerprint) else { return };
         r.sent |= from.is_some();
-        let (start, fate) = Self::start(r, now, tap, from, &mut self.usual, &mut self.reported);
+        let (start, validity) = Self::start(r, now, tap, from, &mut self.usual, &mut self.reported);
         if c.taps[tap].unseen {
             let stats = &mut c.vm_stats[vm as usize].inbound;
-            if fate.sound() && !c.lost.touches(start, now) {
+            if validity.is_valid() && !c.lost.touches(start, now) {
                 stats.packets += 1;
                 stats.stages[0].record(now.saturating_sub(start));
             } else {
@@ -294,20 +294,20 @@ impl Inbound {
         let again = r.on_taps.iter().flatten().any(|(ifindex, _)| *ifindex == p.ifindex);
         let room = r.on_taps.iter().position(Option::is_none);
         let slot = match room {
-            Some(slot) if !r.spoilt && !again && !matches!(fate, Fate::Ambiguous(_)) => slot,
+            Some(slot) if !r.spoilt && !again && !matches!(validity, Validity::Ambiguous(_)) => slot,
             _ => {
                 let alike = r.spoilt || again;
                 let reason = if room.is_none() && !alike { Reason::TooManyTaps } else { Reason::Alike };
-                let fate = Fate::ambiguous(reason).or(fate);
+                let validity = Validity::ambiguous(reason).worse(validity);
                 Self::spoil(r, &mut self.delivery, requests);
                 self.records.touch(&p.fingerprint, now);
                 c.vm_stats[vm as usize].inbound.incomplete += 1;
-                requests.open(now, vm, p.matching.as_ref(), start, fate, c);
+                requests.open(now, vm, p.matching.as_ref(), start, validity, c);
                 return;
             }
         };
-        let request = requests.open(now, vm, p.matching.as_ref(), start, fate, c);
-        let leg = Leg { vm, fate, request, start, enqueued: now, put_clock: p.worker, ..Leg::default() };
+        let request = requests.open(now, vm, p.matching.as_ref(), start, validity, c);
+        let leg = Leg { vm, validity, request, start, enqueued: now, put_clock: p.worker, ..Leg::default() };
         r.on_taps[slot] = Some((p.ifindex, self.delivery.begin(leg, now, c, requests)));
     }
 
@@ -319,7 +319,7 @@ impl Inbound {
         from: Option<Origin>,
         usual: &mut Usual,
         reported: &mut [Option<f32>],
-    ) -> (u64, Fate) {
+    ) -> (u64, Validity) {
         let present = r.reports > 0 || from.is_some();
         let share = reported[tap].unwrap_or(f32::from(u8::from(present)));
         if r.enqueued == 0 {
@@ -328,9 +328,9 @@ impl Inbound {
         match from {
             // The host stack has received more or fewer packets than this one: there is another packet.
             Some(from) if from.transit != r.reports.saturating_add(r.others) => {
-                (from.sent, Fate::ambiguous(Reason::Alike))
+                (from.sent, Validity::ambiguous(Reason::Alike))
             }
-            Some(from) => (from.sent, from.fate),
+            Some(from) => (from.sent, from.validity),
             None if r.reports > 0 => {
                 let device = u64::from(r.first_if);
                 let known = usual.get(device).is_some();
@@ -340,11 +340,14 @@ impl Inbound {
                 }
                 if !known && r.others > 0 {
                     // The reports by other devices may be those of another packet; the next packet will tell.
-                    return (r.first, Fate::hole(Reason::NotLearnt));
+                    return (r.first, Validity::incomplete(Reason::NotLearnt));
                 }
-                (r.first, usual.compare(device, r.reports).or(usual.compare(device | OTHERS, r.others)))
+                (r.first, usual.compare(device, r.reports).worse(usual.compare(device | OTHERS, r.others)))
             }
-            None => (now, if share > REPORTED { Fate::hole(Reason::NotReceived) } else { Fate::Sound }),
+            None => (
+                now,
+                if share > REPORTED { Validity::incomplete(Reason::NotReceived) } else { Validity::Valid },
+            ),
         }
     }
 

@@ -17,7 +17,7 @@
 //! | [`request`] | key, within a VM |
 //! | [`group`] | SIP call |
 //! | [`waterfall`] | nothing: it computes the stages of a joined request |
-//! | [`fate`] | nothing: it says why a packet or request cannot be used |
+//! | [`validity`] | nothing: it says why a packet or request cannot be used |
 //!
 //! A pairing is certain if no other pairing is possible. So if two identical packets could be on the same part of
 //! the path at once, both are left out and counted as ambiguous, until the path is known to be free of them again.
@@ -29,23 +29,23 @@
 //! nothing more is seen of the packet.
 
 mod delivery;
-mod fate;
 mod group;
 mod inbound;
 mod outbound;
 mod request;
+mod validity;
 mod waterfall;
 
 use crate::Options;
 use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
 use crate::vm_stats::VmStats;
-pub(crate) use fate::{Cause, Drops, Fate, MANY};
 use inbound::Other;
 use teiji_model::event::{Event, Kick, Kind, Point};
 use teiji_model::flow::Matching;
 use teiji_model::host::DataPlane;
 use teiji_model::report::{Joined, Meta, Reason};
+pub(crate) use validity::{DropSites, Exclusion, OTHER_DROPS, Validity};
 
 /// Called with each complete request.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(&Joined);
@@ -98,7 +98,7 @@ pub(crate) struct Common {
     by_ifindex: Map<u32, u32>,
     pids: Vec<u32>,
     lost: LostWindows,
-    pub(crate) drops: Drops,
+    pub(crate) drop_sites: DropSites,
     /// When the trace ended; `None` while it goes on.
     ended: Option<u64>,
     /// By VM, in the order of `Meta::vms`.
@@ -114,11 +114,11 @@ impl Common {
         self.by_ifindex.get(&ifindex).map(|i| *i as usize)
     }
 
-    /// `cause`, unless the trace ended within [`STUCK`] after `last`, when the packet or request was last seen.
-    fn unless_ended(&self, cause: Cause, last: u64) -> Cause {
+    /// `exclusion`, unless the trace ended within [`STUCK`] after `last`, when the packet or request was last seen.
+    fn unless_ended(&self, exclusion: Exclusion, last: u64) -> Exclusion {
         match self.ended {
-            Some(end) if cause.drop == 0 && last.saturating_add(STUCK) > end => Reason::TraceEnded.into(),
-            _ => cause,
+            Some(end) if exclusion.drop == 0 && last.saturating_add(STUCK) > end => Reason::TraceEnded.into(),
+            _ => exclusion,
         }
     }
 }
@@ -143,7 +143,7 @@ impl Joiner {
             by_ifindex: Map::with_hasher(hasher),
             pids: meta.vms.iter().map(|v| v.pid).collect(),
             lost: LostWindows::default(),
-            drops: Drops::new(hasher),
+            drop_sites: DropSites::new(hasher),
             ended: None,
             vm_stats: meta.vms.iter().map(|_| VmStats::new(hasher)).collect(),
             splits_dropped: 0,

@@ -15,7 +15,7 @@
 
 use super::inbound::Origin;
 use super::request::Requests;
-use super::{Cause, Common, Fate, Sink};
+use super::{Common, Exclusion, Sink, Validity};
 use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
 use crate::usual::Usual;
@@ -58,7 +58,7 @@ pub(super) struct Sent {
     tapped_if: u32,
     taps: u16,
     /// A drop that may be that of this packet or of a copy of it.
-    drop: Option<Cause>,
+    drop: Option<Exclusion>,
 }
 
 impl Sent {
@@ -67,7 +67,7 @@ impl Sent {
     }
 
     /// When it was last seen, and which point is missing after that.
-    fn missing(&self) -> (u64, Cause) {
+    fn missing(&self) -> (u64, Exclusion) {
         let (last, reason) = match self.chain {
             0 => (self.sent, Reason::NotForwarded),
             _ => (self.queued.max(self.dequeued), Reason::NotHandedOver),
@@ -153,8 +153,8 @@ impl Outbound {
         }
         s.taps = s.taps.saturating_add(1);
         let usual = self.usual.compare(TRANSIT | u64::from(s.tap), s.transit);
-        let fate = if s.spoilt { Fate::ambiguous(Reason::Alike) } else { usual };
-        let origin = Origin { sent: s.sent, transit: s.transit, fate };
+        let validity = if s.spoilt { Validity::ambiguous(Reason::Alike) } else { usual };
+        let origin = Origin { sent: s.sent, transit: s.transit, validity };
         self.settling.push_back((now, p.fingerprint, id));
         Some(origin)
     }
@@ -189,7 +189,7 @@ impl Outbound {
         c: &mut Common,
         requests: &mut Requests,
     ) -> bool {
-        let cause = Cause { reason: Reason::DroppedOut, drop: c.drops.number(d) };
+        let exclusion = Exclusion { reason: Reason::DroppedOut, drop: c.drop_sites.number(d) };
         let Some(s) = self.records.get_mut(&d.fingerprint) else {
             if d.vague || d.tap == d.ifindex || waits {
                 return false;
@@ -197,25 +197,25 @@ impl Outbound {
             let Some(tap) = c.tap(d.ifindex) else { return false };
             // Dropped before the host stack received it.
             let vm = c.taps[tap].vm;
-            return requests.answer_dropped(now, vm, d.matching.as_ref(), cause, c);
+            return requests.answer_dropped(now, vm, d.matching.as_ref(), exclusion, c);
         };
         if s.spoilt {
             // Counted when it became ambiguous.
         } else if !d.vague && s.is_at(d.ifindex) {
             if let Some(s) = self.records.remove(&d.fingerprint) {
-                Self::count_drop(&s, cause, c, requests);
+                Self::count_drop(&s, exclusion, c, requests);
             }
         } else if !s.over() {
-            s.drop = Some(cause);
+            s.drop = Some(exclusion);
         }
         d.tap == 0
     }
 
-    fn count_drop(s: &Sent, cause: Cause, c: &mut Common, requests: &mut Requests) {
+    fn count_drop(s: &Sent, exclusion: Exclusion, c: &mut Common, requests: &mut Requests) {
         let stats = &mut c.vm_stats[s.vm as usize].outbound;
         stats.incomplete += 1;
         stats.dropped += 1;
-        requests.close(s.request, Fate::Hole(cause), c);
+        requests.close(s.request, Validity::Incomplete(exclusion), c);
     }
 
     pub(super) fn tap_send(
@@ -241,11 +241,11 @@ impl Outbound {
                 if !s.spoilt {
                     s.spoilt = true;
                     c.vm_stats[s.vm as usize].outbound.incomplete += 1;
-                    requests.close(s.request.take(), Fate::ambiguous(Reason::Alike), c);
+                    requests.close(s.request.take(), Validity::ambiguous(Reason::Alike), c);
                 }
                 s.sends = s.sends.saturating_add(1);
                 c.vm_stats[vm as usize].outbound.incomplete += 1;
-                requests.close(request, Fate::ambiguous(Reason::Alike), c);
+                requests.close(request, Validity::ambiguous(Reason::Alike), c);
                 self.records.touch(&p.fingerprint, now);
                 return;
             }
@@ -261,7 +261,7 @@ impl Outbound {
     /// Whether a packet is known to have left before the quiet time is over.
     fn gone(&mut self, id: EntryId) -> bool {
         let Some((_, s)) = self.records.by_id(id) else { return false };
-        let whole = s.chain == 0 || self.usual.compare(u64::from(s.first_if), s.chain).sound();
+        let whole = s.chain == 0 || self.usual.compare(u64::from(s.first_if), s.chain).is_valid();
         !s.spoilt && s.over() && whole
     }
 
@@ -321,29 +321,29 @@ impl Outbound {
         }
         if !s.over() {
             let (last, missing) = s.missing();
-            let cause = c.unless_ended(missing, last);
-            if cause.reason == Reason::DroppedOut {
-                return Self::count_drop(&s, cause, c, requests);
+            let exclusion = c.unless_ended(missing, last);
+            if exclusion.reason == Reason::DroppedOut {
+                return Self::count_drop(&s, exclusion, c, requests);
             }
             c.vm_stats[s.vm as usize].outbound.incomplete += 1;
-            return requests.close(s.request, Fate::Hole(cause), c);
+            return requests.close(s.request, Validity::Incomplete(exclusion), c);
         }
-        let mut fate = Fate::Sound;
+        let mut validity = Validity::Valid;
         if s.chain > 0 {
             let first = u64::from(s.first_if);
             self.usual.learn(first, s.chain);
-            fate = fate.or(self.usual.compare(first, s.chain));
+            validity = validity.worse(self.usual.compare(first, s.chain));
         }
         let stages = s.stages();
         if c.lost.touches(s.sent, s.end()) {
-            fate = fate.or(Fate::hole(Reason::EventsLost));
+            validity = validity.worse(Validity::incomplete(Reason::EventsLost));
         }
         if stages.is_none() {
-            fate = fate.or(Fate::hole(Reason::OutOfOrder));
+            validity = validity.worse(Validity::incomplete(Reason::OutOfOrder));
         }
         let stats = &mut c.vm_stats[s.vm as usize].outbound;
-        match (fate, stages) {
-            (Fate::Sound, Some((switch_out, rest))) => {
+        match (validity, stages) {
+            (Validity::Valid, Some((switch_out, rest))) => {
                 stats.packets += 1;
                 if let Some(ns) = s.vhost_tx {
                     stats.stages[0].record(ns);
@@ -357,7 +357,7 @@ impl Outbound {
             }
             _ => {
                 stats.incomplete += 1;
-                requests.close(s.request, fate, c);
+                requests.close(s.request, validity, c);
             }
         }
     }
@@ -366,7 +366,7 @@ impl Outbound {
     fn give_up(&mut self, s: Sent, c: &mut Common, requests: &mut Requests) {
         if !s.spoilt {
             c.vm_stats[s.vm as usize].outbound.incomplete += 1;
-            requests.close(s.request, Fate::hole(Reason::Evicted), c);
+            requests.close(s.request, Validity::incomplete(Reason::Evicted), c);
         }
     }
 

@@ -24,7 +24,7 @@
 use super::delivery::Leg;
 use super::group::Groups;
 use super::outbound::Sent;
-use super::{Cause, Common, Fate, STUCK, Sink, waterfall};
+use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
 use std::hash::BuildHasher;
@@ -41,11 +41,11 @@ const MAX_RECENT: usize = 1 << 16;
 pub(super) struct Open {
     pub(super) vm: u32,
     pub(super) matching: Match,
-    pub(super) fate: Fate,
+    pub(super) validity: Validity,
     start: u64,
     /// When its packet was last seen, and why it is incomplete or unanswered if nothing more is seen.
     last: u64,
-    at: Cause,
+    at: Exclusion,
     /// It was sent again.
     again: bool,
     /// How many requests, and how many responses, of this key were seen.
@@ -121,7 +121,7 @@ impl Requests {
         vm: u32,
         matching: Option<&Match>,
         start: u64,
-        fate: Fate,
+        validity: Validity,
         c: &mut Common,
     ) -> Option<EntryId> {
         let m = *matching.filter(|m| matches!(m.role, Role::Request | Role::Either))?;
@@ -141,7 +141,7 @@ impl Requests {
         if let Some(id) = self.index.get(&(vm, m.key)).copied() {
             c.vm_stats[vm as usize].leave_out(Outcome::Ambiguous, Reason::SameKey.into());
             if let Some(open) = self.open.get_mut(id) {
-                open.fate = open.fate.or(Fate::ambiguous(Reason::SameKey));
+                open.validity = open.validity.worse(Validity::ambiguous(Reason::SameKey));
                 open.copies = open.copies.saturating_add(1);
             }
             self.open.touch(id, now);
@@ -157,7 +157,7 @@ impl Requests {
         let open = Open {
             vm,
             matching: m,
-            fate,
+            validity,
             start,
             last: now,
             at: Reason::NotTaken.into(),
@@ -177,10 +177,10 @@ impl Requests {
         Some(id)
     }
 
-    /// Makes a request's fate at least as bad as `fate`.
-    pub(super) fn mark(&mut self, request: Option<EntryId>, fate: Fate) {
+    /// Makes a request's fate at least as bad as `validity`.
+    pub(super) fn mark(&mut self, request: Option<EntryId>, validity: Validity) {
         if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
-            open.fate = open.fate.or(fate);
+            open.validity = open.validity.worse(validity);
         }
     }
 
@@ -193,11 +193,17 @@ impl Requests {
 
     /// A request's packet was dropped on its way to the guest. A request that may be retransmitted stays open, so that
     /// the response to another copy is recognised.
-    pub(super) fn dropped(&mut self, now: u64, request: Option<EntryId>, cause: Cause, c: &mut Common) {
+    pub(super) fn dropped(
+        &mut self,
+        now: u64,
+        request: Option<EntryId>,
+        exclusion: Exclusion,
+        c: &mut Common,
+    ) {
         let Some((id, open)) = request.and_then(|id| Some((id, self.open.get_mut(id)?))) else { return };
-        (open.last, open.at) = (now, cause);
+        (open.last, open.at) = (now, exclusion);
         if self.sip || open.copies > 1 {
-            open.fate = open.fate.or(Fate::Hole(cause));
+            open.validity = open.validity.worse(Validity::Incomplete(exclusion));
             return;
         }
         let key = (open.vm, open.matching.key);
@@ -207,7 +213,7 @@ impl Requests {
         if open.matching.role == Role::Either {
             self.remember(now, key.0, key.1, true);
         }
-        self.close(Some(id), Fate::Hole(cause), c);
+        self.close(Some(id), Validity::Incomplete(exclusion), c);
     }
 
     /// A packet for `vm`, received at `start`, was dropped before it came to a tap.
@@ -217,12 +223,12 @@ impl Requests {
         vm: u32,
         matching: Option<&Match>,
         start: u64,
-        cause: Cause,
+        exclusion: Exclusion,
         c: &mut Common,
     ) {
         if self.sip {
-            let id = self.open(now, vm, matching, start, Fate::Hole(cause), c);
-            return self.dropped(now, id, cause, c);
+            let id = self.open(now, vm, matching, start, Validity::Incomplete(exclusion), c);
+            return self.dropped(now, id, exclusion, c);
         }
         let Some(m) = matching.filter(|m| matches!(m.role, Role::Request | Role::Either)) else { return };
         let recent = self.recall(now, vm, m.key);
@@ -234,7 +240,7 @@ impl Requests {
         }
         let stats = &mut c.vm_stats[vm as usize];
         stats.requests.seen += 1;
-        stats.leave_out(Outcome::Incomplete, cause);
+        stats.leave_out(Outcome::Incomplete, exclusion);
     }
 
     /// A packet was dropped before the host stack received it. Returns whether it was a response.
@@ -243,19 +249,19 @@ impl Requests {
         now: u64,
         vm: u32,
         matching: Option<&Match>,
-        cause: Cause,
+        exclusion: Exclusion,
         c: &mut Common,
     ) -> bool {
         let Some(m) = matching.filter(|m| matches!(m.role, Role::Final | Role::Either)) else { return false };
         let Some(id) = self.index.get(&(vm, m.key)).copied() else { return false };
-        self.dropped(now, Some(id), cause, c);
+        self.dropped(now, Some(id), exclusion, c);
         true
     }
 
     /// The leg of a packet to the guest has ended.
     pub(super) fn arrived(&mut self, leg: Leg) {
         if let Some(open) = leg.request.and_then(|id| self.open.get_mut(id)) {
-            open.fate = open.fate.or(leg.fate);
+            open.validity = open.validity.worse(leg.validity);
             open.at = leg.stop.unwrap_or(Reason::NoAnswer.into());
             open.last = open.last.max(leg.entered);
             open.leg = Some(leg);
@@ -304,22 +310,22 @@ impl Requests {
             self.remember(now, vm, m.key, true);
         }
         if ambiguous {
-            self.close(Some(id), Fate::ambiguous(Reason::SameKey), c);
+            self.close(Some(id), Validity::ambiguous(Reason::SameKey), c);
             return None;
         }
         Some(id)
     }
 
     /// Closes a request that has a response but cannot be completed.
-    pub(super) fn close(&mut self, request: Option<EntryId>, fate: Fate, c: &mut Common) {
+    pub(super) fn close(&mut self, request: Option<EntryId>, validity: Validity, c: &mut Common) {
         let Some(open) = request.and_then(|id| self.open.remove(id)) else { return };
-        let (outcome, cause) = match open.fate.or(fate) {
-            Fate::Ambiguous(cause) => (Outcome::Ambiguous, cause),
-            Fate::Hole(cause) => (Outcome::Incomplete, lost_or(cause, &open, STUCK, c)),
+        let (outcome, exclusion) = match open.validity.worse(validity) {
+            Validity::Ambiguous(exclusion) => (Outcome::Ambiguous, exclusion),
+            Validity::Incomplete(exclusion) => (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c)),
             // A request is closed for a reason.
-            Fate::Sound => (Outcome::Incomplete, open.at),
+            Validity::Valid => (Outcome::Incomplete, open.at),
         };
-        c.vm_stats[open.vm as usize].leave_out(outcome, cause);
+        c.vm_stats[open.vm as usize].leave_out(outcome, exclusion);
         self.groups.broken(&open, c);
     }
 
@@ -328,19 +334,19 @@ impl Requests {
         let Some(id) = sent.request() else { return };
         let Some(open) = self.open.get(id) else { return };
         let start = open.leg.as_ref().map_or(0, |leg| leg.start);
-        let fate = if !open.fate.sound() {
-            open.fate
+        let validity = if !open.validity.is_valid() {
+            open.validity
         } else if c.lost.touches(start, sent.end()) {
-            Fate::hole(Reason::EventsLost)
+            Validity::incomplete(Reason::EventsLost)
         } else if open.leg.is_none() {
-            Fate::Hole(if open.again { Reason::OtherCopy.into() } else { open.at })
+            Validity::Incomplete(if open.again { Reason::OtherCopy.into() } else { open.at })
         } else if waterfall::lay(open, sent, &mut self.joined, &mut c.splits_dropped).is_none() {
-            Fate::hole(Reason::OutOfOrder)
+            Validity::incomplete(Reason::OutOfOrder)
         } else {
-            Fate::Sound
+            Validity::Valid
         };
-        if !fate.sound() {
-            self.close(Some(id), fate, c);
+        if !validity.is_valid() {
+            self.close(Some(id), validity, c);
             return;
         }
         let Some(open) = self.open.remove(id) else { return };
@@ -351,20 +357,22 @@ impl Requests {
         sink(&self.joined);
     }
 
-    /// A request ends without a response. `cause` is the reason, unless a drop is known; without it `open.at` is.
-    fn unanswered(&mut self, open: Open, cause: Option<Cause>, c: &mut Common) {
+    /// A request ends without a response. `exclusion` is the reason, unless a drop is known; without it `open.at` is.
+    fn unanswered(&mut self, open: Open, exclusion: Option<Exclusion>, c: &mut Common) {
         if open.indexed {
             self.index.remove(&(open.vm, open.matching.key));
         }
-        let known = cause.filter(|_| open.at.drop == 0).unwrap_or(c.unless_ended(open.at, open.last));
-        let (outcome, cause) = match (open.fate, open.indexed) {
-            (Fate::Ambiguous(cause), _) => (Outcome::Ambiguous, cause),
+        let known = exclusion.filter(|_| open.at.drop == 0).unwrap_or(c.unless_ended(open.at, open.last));
+        let (outcome, exclusion) = match (open.validity, open.indexed) {
+            (Validity::Ambiguous(exclusion), _) => (Outcome::Ambiguous, exclusion),
             (_, true) if known.drop > 0 => (Outcome::Incomplete, known),
             (_, true) => (Outcome::Unanswered, lost_or(known, &open, self.ttl, c)),
-            (Fate::Hole(cause), false) => (Outcome::Incomplete, lost_or(cause, &open, STUCK, c)),
-            (Fate::Sound, false) => (Outcome::Incomplete, known),
+            (Validity::Incomplete(exclusion), false) => {
+                (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c))
+            }
+            (Validity::Valid, false) => (Outcome::Incomplete, known),
         };
-        c.vm_stats[open.vm as usize].leave_out(outcome, cause);
+        c.vm_stats[open.vm as usize].leave_out(outcome, exclusion);
         self.groups.broken(&open, c);
     }
 
@@ -383,9 +391,9 @@ impl Requests {
     }
 }
 
-/// `cause`, unless events that were lost until `within` ns after the request's last point explain what was not seen.
-fn lost_or(cause: Cause, open: &Open, within: u64, c: &Common) -> Cause {
-    let unseen = match cause.reason {
+/// `exclusion`, unless events that were lost until `within` ns after the request's last point explain what was not seen.
+fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common) -> Exclusion {
+    let unseen = match exclusion.reason {
         Reason::NotTaken
         | Reason::NotSignalled
         | Reason::NoInterrupt
@@ -411,6 +419,6 @@ fn lost_or(cause: Cause, open: &Open, within: u64, c: &Common) -> Cause {
     if unseen && c.lost.touches(open.start, open.last.saturating_add(within)) {
         Reason::EventsLost.into()
     } else {
-        cause
+        exclusion
     }
 }

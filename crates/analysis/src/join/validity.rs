@@ -7,71 +7,71 @@ use teiji_model::report::Reason;
 /// How many combinations of place, reason and device of drops are told apart.
 const MAX_DROPS: usize = 1024;
 /// The number that all further combinations share.
-pub(crate) const MANY: u16 = 1;
+pub(crate) const OTHER_DROPS: u16 = 1;
 
 /// Why a packet or request cannot be used for figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Cause {
+pub(crate) struct Exclusion {
     pub(crate) reason: Reason,
-    /// Number of the drop in [`Drops`], 0 if there is none.
+    /// Number of the drop in [`DropSites`], 0 if there is none.
     pub(crate) drop: u16,
 }
 
-impl From<Reason> for Cause {
-    fn from(reason: Reason) -> Cause {
-        Cause { reason, drop: 0 }
+impl From<Reason> for Exclusion {
+    fn from(reason: Reason) -> Exclusion {
+        Exclusion { reason, drop: 0 }
     }
 }
 
 /// Whether a packet or request can be used for figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Fate {
+pub(crate) enum Validity {
     /// It can: nothing is wrong with it.
     #[default]
-    Sound,
+    Valid,
     /// A point is missing.
-    Hole(Cause),
+    Incomplete(Exclusion),
     /// An identical one was in flight at the same time.
-    Ambiguous(Cause),
+    Ambiguous(Exclusion),
 }
 
-impl Fate {
-    pub(crate) fn hole(reason: Reason) -> Fate {
-        Fate::Hole(reason.into())
+impl Validity {
+    pub(crate) fn incomplete(reason: Reason) -> Validity {
+        Validity::Incomplete(reason.into())
     }
 
-    pub(crate) fn ambiguous(reason: Reason) -> Fate {
-        Fate::Ambiguous(reason.into())
+    pub(crate) fn ambiguous(reason: Reason) -> Validity {
+        Validity::Ambiguous(reason.into())
     }
 
-    pub(crate) fn sound(self) -> bool {
-        self == Fate::Sound
+    pub(crate) fn is_valid(self) -> bool {
+        self == Validity::Valid
     }
 
-    fn gravity(self) -> u8 {
+    fn severity(self) -> u8 {
         match self {
-            Fate::Sound => 0,
-            Fate::Hole(_) => 1,
-            Fate::Ambiguous(_) => 2,
+            Validity::Valid => 0,
+            Validity::Incomplete(_) => 1,
+            Validity::Ambiguous(_) => 2,
         }
     }
 
     /// The worse of two; if they are equally bad `self`, which happened first.
-    pub(crate) fn or(self, other: Fate) -> Fate {
-        if other.gravity() > self.gravity() { other } else { self }
+    pub(crate) fn worse(self, other: Validity) -> Validity {
+        if other.severity() > self.severity() { other } else { self }
     }
 }
 
 /// Where and why the kernel dropped packets. Each combination has a number, so that a packet stores only the number.
-pub(crate) struct Drops {
+pub(crate) struct DropSites {
     numbers: Map<([u8; 32], u32, u32), u16>,
-    /// Place, reason, device. Number 0 stands for no drop, number 1 ([`MANY`]) for those that are not told apart.
+    /// Place, reason, device. Number 0 stands for no drop, number 1 ([`OTHER_DROPS`]) for those that are not told apart.
     all: Vec<([u8; 32], u32, u32)>,
 }
 
-impl Drops {
-    pub(crate) fn new(hasher: Seeded) -> Drops {
-        Drops { numbers: Map::with_hasher(hasher), all: vec![([0; 32], 0, 0); 2] }
+impl DropSites {
+    pub(crate) fn new(hasher: Seeded) -> DropSites {
+        DropSites { numbers: Map::with_hasher(hasher), all: vec![([0; 32], 0, 0); 2] }
     }
 
     pub(crate) fn number(&mut self, d: &Dropped) -> u16 {
@@ -80,7 +80,7 @@ impl Drops {
             return *n;
         }
         if self.all.len() >= MAX_DROPS {
-            return MANY;
+            return OTHER_DROPS;
         }
         let n = self.all.len() as u16;
         self.all.push(key);
