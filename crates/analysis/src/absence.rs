@@ -96,8 +96,8 @@ fn taps(report: &Report, vm: &VmReport) -> Option<String> {
     }
 }
 
-fn packets(leg: &teiji_model::report::Leg) -> u64 {
-    leg.packets.saturating_add(leg.incomplete)
+fn packets(direction: &teiji_model::report::DirectionReport) -> u64 {
+    direction.packets.saturating_add(direction.incomplete)
 }
 
 fn name(matching: Matching) -> &'static str {

@@ -8,7 +8,8 @@ use crate::verdict;
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
 use teiji_model::report::{
-    DropPlace, Groups, Joined, LeftOut, Leg, Outcome, PartReport, Request, Requests, StageReport, VmReport,
+    DirectionReport, DropPlace, Groups, Joined, LeftOut, Outcome, PartReport, Request, Requests, StageReport,
+    VmReport,
 };
 use teiji_model::stage::{Stage, ThreadState};
 
@@ -34,9 +35,9 @@ pub(crate) struct DirectionStats {
 }
 
 impl DirectionStats {
-    fn report(&self, stages: &[Stage]) -> Leg {
+    fn report(&self, stages: &[Stage]) -> DirectionReport {
         let with_values = stages.iter().zip(&self.stages).filter(|(_, s)| s.count() > 0);
-        Leg {
+        DirectionReport {
             packets: self.packets,
             incomplete: self.incomplete,
             dropped: self.dropped,

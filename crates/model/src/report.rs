@@ -104,9 +104,9 @@ pub struct VmReport {
     /// Groups of requests (SIP calls), if the matching has groups.
     pub groups: Option<Groups>,
     /// Packets towards the guest, whether or not they belong to a request.
-    pub inbound: Leg,
+    pub inbound: DirectionReport,
     /// Packets from the guest, whether or not they belong to a request.
-    pub outbound: Leg,
+    pub outbound: DirectionReport,
     /// How many packets waited behind each packet when it was dequeued from the tap.
     pub depth: Option<DepthDist>,
     /// The largest cause, for people.
@@ -296,8 +296,8 @@ pub struct Groups {
 
 /// Packets in one direction.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Leg {
-    /// Packets followed from one end of the leg to the other.
+pub struct DirectionReport {
+    /// Packets followed from one end of the path to the other.
     pub packets: u64,
     /// Packets of which a point is missing.
     pub incomplete: u64,

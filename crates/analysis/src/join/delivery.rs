@@ -19,8 +19,8 @@ use teiji_model::event::{Delivery as Became, GuestEntry, Interrupt, Packet};
 use teiji_model::report::Reason;
 use teiji_model::stage::{Split, ThreadState};
 
-/// Legs followed at once.
-const MAX_LEGS: usize = 1 << 15;
+/// Packets followed at once.
+const MAX_PACKETS: usize = 1 << 15;
 /// Workers and vCPUs that hold packets.
 const MAX_THREADS: usize = 4096;
 /// Packets that one worker or vCPU holds.
@@ -28,7 +28,7 @@ const MAX_IN_HAND: usize = 4096;
 
 /// A packet on its way to a guest.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Leg {
+pub(super) struct InboundPacket {
     pub(super) vm: u32,
     pub(super) validity: Validity,
     /// Why it was followed no further; `None` if it reached the guest.
@@ -56,9 +56,9 @@ pub(super) struct Leg {
     pub(super) vcpu_preempted_by: u32,
 }
 
-impl Leg {
-    /// This leg, followed no further because of `exclusion`.
-    fn stopped(mut self, exclusion: Exclusion) -> Leg {
+impl InboundPacket {
+    /// This packet, followed no further because of `exclusion`.
+    fn stopped(mut self, exclusion: Exclusion) -> InboundPacket {
         self.validity = self.validity.worse(Validity::Incomplete(exclusion));
         self.stop = Some(exclusion);
         self
@@ -80,12 +80,12 @@ impl Leg {
 struct Awaited {
     vector: u8,
     accepted: u64,
-    leg: EntryId,
+    packet: EntryId,
 }
 
 /// See the module.
 pub(super) struct Delivery {
-    legs: ExpiringSlab<Leg>,
+    packets: ExpiringSlab<InboundPacket>,
     /// Packets that were taken off a tap and not signalled yet, by worker and tap.
     taken: Map<u64, Vec<EntryId>>,
     /// Packets whose interrupt was accepted and whose guest entry has not come yet, by VM and vCPU.
@@ -99,34 +99,40 @@ fn pair(a: u32, b: u32) -> u64 {
 impl Delivery {
     pub(super) fn new(hasher: Seeded) -> Self {
         Delivery {
-            legs: ExpiringSlab::new(MAX_LEGS),
+            packets: ExpiringSlab::new(MAX_PACKETS),
             taken: Map::with_hasher(hasher),
             awaited: Map::with_hasher(hasher),
         }
     }
 
     /// A packet is on a tap.
-    pub(super) fn begin(&mut self, leg: Leg, now: u64, c: &mut Common, requests: &mut Requests) -> EntryId {
-        if self.legs.full()
-            && let Some(oldest) = self.legs.pop_oldest()
+    pub(super) fn begin(
+        &mut self,
+        packet: InboundPacket,
+        now: u64,
+        c: &mut Common,
+        requests: &mut Requests,
+    ) -> EntryId {
+        if self.packets.full()
+            && let Some(oldest) = self.packets.pop_oldest()
         {
             c.evicted += 1;
             Self::done(oldest.stopped(Reason::Evicted.into()), c, requests);
         }
-        self.legs.insert(leg, now)
+        self.packets.insert(packet, now)
     }
 
     /// Another packet identical to one on a tap was seen: it is ambiguous.
     pub(super) fn spoil(&mut self, id: EntryId, requests: &mut Requests) {
-        if let Some(leg) = self.legs.get_mut(id) {
-            leg.validity = leg.validity.worse(Validity::ambiguous(Reason::Alike));
-            requests.mark(leg.request, leg.validity);
+        if let Some(packet) = self.packets.get_mut(id) {
+            packet.validity = packet.validity.worse(Validity::ambiguous(Reason::Alike));
+            requests.mark(packet.request, packet.validity);
         }
     }
 
     /// A packet on a tap is no longer followed.
     pub(super) fn evict(&mut self, id: EntryId, c: &mut Common, requests: &mut Requests) {
-        Self::give_up(&mut self.legs, id, Reason::Evicted, c, requests);
+        Self::give_up(&mut self.packets, id, Reason::Evicted, c, requests);
     }
 
     /// A packet on a tap is dropped there. If that is not `sure`, it counts as dropped only if no worker takes it.
@@ -140,14 +146,14 @@ impl Delivery {
         requests: &mut Requests,
     ) {
         if !sure {
-            if let Some(leg) = self.legs.get_mut(id) {
-                leg.drop = Some(exclusion);
+            if let Some(packet) = self.packets.get_mut(id) {
+                packet.drop = Some(exclusion);
             }
             return;
         }
-        let Some(leg) = self.legs.remove(id) else { return };
-        let request = leg.request;
-        Self::done(leg.stopped(exclusion), c, requests);
+        let Some(packet) = self.packets.remove(id) else { return };
+        let request = packet.request;
+        Self::done(packet.stopped(exclusion), c, requests);
         requests.dropped(now, request, exclusion, c);
     }
 
@@ -160,13 +166,13 @@ impl Delivery {
         c: &mut Common,
         requests: &mut Requests,
     ) -> bool {
-        let Some(leg) = self.legs.get_mut(id) else { return false };
-        leg.dequeued = now;
-        leg.drop = None; // The drop was that of a copy.
-        requests.progress(leg.request, now, Reason::NotSignalled);
-        leg.depth = p.depth;
-        leg.worker_preempted_by = p.preempted_by;
-        leg.taken_clock = p.worker;
+        let Some(packet) = self.packets.get_mut(id) else { return false };
+        packet.dequeued = now;
+        packet.drop = None; // The drop was that of a copy.
+        requests.progress(packet.request, now, Reason::NotSignalled);
+        packet.depth = p.depth;
+        packet.worker_preempted_by = p.preempted_by;
+        packet.taken_clock = p.worker;
         let thread = pair(p.tid, p.ifindex);
         if self.taken.len() >= MAX_THREADS {
             self.taken.retain(|_, ids| !ids.is_empty());
@@ -178,7 +184,7 @@ impl Delivery {
                 return true;
             }
         }
-        Self::give_up(&mut self.legs, id, Reason::Evicted, c, requests);
+        Self::give_up(&mut self.packets, id, Reason::Evicted, c, requests);
         true
     }
 
@@ -187,11 +193,11 @@ impl Delivery {
         let (Some(ids), Some(clock)) = (self.taken.get_mut(&pair(p.tid, p.ifindex)), p.worker) else {
             return;
         };
-        let Some(leg) = ids.last().and_then(|id| self.legs.get(*id)) else { return };
+        let Some(packet) = ids.last().and_then(|id| self.packets.get(*id)) else { return };
         let asleep = |clock: &Split| clock.get(ThreadState::Asleep);
-        if leg.taken_clock.is_some_and(|then| asleep(&clock) > asleep(&then)) {
+        if packet.taken_clock.is_some_and(|then| asleep(&clock) > asleep(&then)) {
             for id in ids.drain(..) {
-                Self::give_up(&mut self.legs, id, Reason::NotSignalled, c, requests);
+                Self::give_up(&mut self.packets, id, Reason::NotSignalled, c, requests);
             }
         }
     }
@@ -201,9 +207,11 @@ impl Delivery {
         let in_guest = i.delivery == Became::Posted
             || i.delivery == Became::Suppressed && i.state == Some(ThreadState::Guest);
         let vector = if i.delivery == Became::Suppressed { 0 } else { i.vector };
-        let legs = &mut self.legs;
-        let covered =
-            ids.iter().take_while(|id| legs.get(**id).is_none_or(|leg| leg.dequeued <= i.signalled)).count();
+        let packets = &mut self.packets;
+        let covered = ids
+            .iter()
+            .take_while(|id| packets.get(**id).is_none_or(|packet| packet.dequeued <= i.signalled))
+            .count();
         let waits = pair(i.vm, i.vcpu);
         let index = i.index.unwrap_or(u16::try_from(i.vcpu).unwrap_or(u16::MAX));
         if self.awaited.len() >= MAX_THREADS {
@@ -211,8 +219,8 @@ impl Delivery {
         }
         let roomy = self.awaited.len() < MAX_THREADS || self.awaited.contains_key(&waits);
         for id in ids.drain(..covered) {
-            let Some(leg) = legs.get_mut(id) else { continue };
-            let of_vm = c.pids[leg.vm as usize] == i.vm;
+            let Some(packet) = packets.get_mut(id) else { continue };
+            let of_vm = c.pids[packet.vm as usize] == i.vm;
             let reason = if i.delivery == Became::Unknown || !of_vm {
                 Some(Reason::NoInterrupt)
             } else if i.signalled > now {
@@ -221,87 +229,94 @@ impl Delivery {
                 (!roomy).then_some(Reason::Evicted)
             };
             if let Some(reason) = reason {
-                Self::give_up(legs, id, reason, c, requests);
+                Self::give_up(packets, id, reason, c, requests);
                 continue;
             }
-            leg.signalled = i.signalled;
-            leg.accepted = now;
-            (leg.vcpu, leg.vcpu_index) = (i.vcpu, index);
-            leg.state = i.state;
-            leg.accept_clock = i.state.map(|_| i.clock);
+            packet.signalled = i.signalled;
+            packet.accepted = now;
+            (packet.vcpu, packet.vcpu_index) = (i.vcpu, index);
+            packet.state = i.state;
+            packet.accept_clock = i.state.map(|_| i.clock);
             if in_guest {
-                leg.entered = now;
-                leg.entry_clock = i.clock;
-                if let Some(leg) = legs.remove(id) {
-                    Self::done(leg, c, requests);
+                packet.entered = now;
+                packet.entry_clock = i.clock;
+                if let Some(packet) = packets.remove(id) {
+                    Self::done(packet, c, requests);
                 }
                 continue;
             }
             let list = self.awaited.entry(waits).or_default();
             if list.len() < MAX_IN_HAND {
-                list.push(Awaited { vector, accepted: now, leg: id });
-                requests.progress(leg.request, now, Reason::NotEntered);
+                list.push(Awaited { vector, accepted: now, packet: id });
+                requests.progress(packet.request, now, Reason::NotEntered);
             } else {
-                Self::give_up(legs, id, Reason::Evicted, c, requests);
+                Self::give_up(packets, id, Reason::Evicted, c, requests);
             }
         }
     }
 
     pub(super) fn guest_entry(&mut self, now: u64, e: &GuestEntry, c: &mut Common, requests: &mut Requests) {
         let Some(list) = self.awaited.get_mut(&pair(e.vm, e.vcpu)) else { return };
-        let legs = &mut self.legs;
+        let packets = &mut self.packets;
         list.retain(|a| {
             if a.vector != e.vector || a.accepted > e.upto {
                 return true;
             }
-            if let Some(mut leg) = legs.remove(a.leg) {
-                leg.entered = now;
-                leg.vcpu_index = e.index;
-                leg.entry_clock = e.clock;
-                leg.vcpu_preempted_by = e.preempted_by;
-                Self::done(leg, c, requests);
+            if let Some(mut packet) = packets.remove(a.packet) {
+                packet.entered = now;
+                packet.vcpu_index = e.index;
+                packet.entry_clock = e.clock;
+                packet.vcpu_preempted_by = e.preempted_by;
+                Self::done(packet, c, requests);
             }
             false
         });
     }
 
     fn give_up(
-        legs: &mut ExpiringSlab<Leg>,
+        packets: &mut ExpiringSlab<InboundPacket>,
         id: EntryId,
         reason: Reason,
         c: &mut Common,
         requests: &mut Requests,
     ) {
-        if let Some(leg) = legs.remove(id) {
-            Self::done(leg.stopped(reason.into()), c, requests);
+        if let Some(packet) = packets.remove(id) {
+            Self::done(packet.stopped(reason.into()), c, requests);
         }
     }
 
-    /// Counts a leg that has ended, and hands it to its request.
-    fn done(mut leg: Leg, c: &mut Common, requests: &mut Requests) {
-        if leg.validity.is_valid() && c.lost.touches(leg.start, leg.entered) {
-            leg.validity = Validity::incomplete(Reason::EventsLost);
+    /// Counts a packet that is no longer followed, and hands it to its request.
+    fn done(mut packet: InboundPacket, c: &mut Common, requests: &mut Requests) {
+        if packet.validity.is_valid() && c.lost.touches(packet.start, packet.entered) {
+            packet.validity = Validity::incomplete(Reason::EventsLost);
         }
-        let stats = &mut c.vm_stats[leg.vm as usize].inbound;
-        if leg.validity.is_valid() {
+        let stats = &mut c.vm_stats[packet.vm as usize].inbound;
+        if packet.validity.is_valid() {
             stats.packets += 1;
-            let times = [leg.start, leg.enqueued, leg.dequeued, leg.signalled, leg.accepted, leg.entered];
+            let times = [
+                packet.start,
+                packet.enqueued,
+                packet.dequeued,
+                packet.signalled,
+                packet.accepted,
+                packet.entered,
+            ];
             for (series, t) in stats.stages.iter_mut().zip(times.windows(2)) {
                 series.record(t[1].saturating_sub(t[0]));
             }
         } else {
             stats.incomplete += 1;
             stats.dropped +=
-                u64::from(leg.stop.is_some_and(|exclusion| exclusion.reason == Reason::DroppedIn));
+                u64::from(packet.stop.is_some_and(|exclusion| exclusion.reason == Reason::DroppedIn));
         }
-        requests.arrived(leg);
+        requests.arrived(packet);
     }
 
     pub(super) fn expire(&mut self, then: u64, c: &mut Common, requests: &mut Requests) {
-        while let Some(leg) = self.legs.pop_until(then) {
-            let (last, missing) = leg.missing();
+        while let Some(packet) = self.packets.pop_until(then) {
+            let (last, missing) = packet.missing();
             let exclusion = c.unless_ended(missing, last);
-            Self::done(leg.stopped(exclusion), c, requests);
+            Self::done(packet.stopped(exclusion), c, requests);
         }
     }
 

@@ -16,7 +16,7 @@
 //! known. On a tap that also gets packets from the host itself, a packet without reports starts at the tap. On a tap
 //! that no vhost worker serves, the path ends at the tap.
 
-use super::delivery::{Delivery, Leg};
+use super::delivery::{Delivery, InboundPacket};
 use super::request::Requests;
 use super::{Common, Exclusion, Tap, Validity};
 use crate::expiring::{EntryId, ExpiringMap};
@@ -307,8 +307,16 @@ impl Inbound {
             }
         };
         let request = requests.open(now, vm, p.matching.as_ref(), start, validity, c);
-        let leg = Leg { vm, validity, request, start, enqueued: now, put_clock: p.worker, ..Leg::default() };
-        r.on_taps[slot] = Some((p.ifindex, self.delivery.begin(leg, now, c, requests)));
+        let packet = InboundPacket {
+            vm,
+            validity,
+            request,
+            start,
+            enqueued: now,
+            put_clock: p.worker,
+            ..InboundPacket::default()
+        };
+        r.on_taps[slot] = Some((p.ifindex, self.delivery.begin(packet, now, c, requests)));
     }
 
     /// When the packet that is being put on a tap was received, and whether that is certain.

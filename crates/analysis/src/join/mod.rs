@@ -1,11 +1,11 @@
-//! Joins the events of a packet into a leg, and legs into requests.
+//! Joins the events of a packet, and packets into requests.
 //!
 //! ```text
-//!  inbound leg    HostRx* ─► TapEnqueue ─► TapDequeue ─► Interrupt ─► GuestEntry
+//!  inbound        HostRx* ─► TapEnqueue ─► TapDequeue ─► Interrupt ─► GuestEntry
 //!                 (or TapSend of another VM)  by fingerprint   by worker     by vCPU
 //!                                │ opens a request (VM, key)
 //!                                ▼
-//!  outbound leg   Kick ─► TapSend ─► { DevQueue ─► [QdiscDequeue] ─► DevXmit }+ ─► quiet
+//!  outbound       Kick ─► TapSend ─► { DevQueue ─► [QdiscDequeue] ─► DevXmit }+ ─► quiet
 //!                            │ answers it                                          │ completes it
 //! ```
 //!

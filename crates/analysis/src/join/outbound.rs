@@ -30,7 +30,7 @@ const TRANSIT: u64 = 1 << 32;
 
 /// A packet between a guest and the link.
 #[derive(Debug, Default)]
-pub(super) struct Sent {
+pub(super) struct OutboundPacket {
     pub(super) vm: u32,
     tap: u32,
     pub(super) sent: u64,
@@ -61,7 +61,7 @@ pub(super) struct Sent {
     drop: Option<Exclusion>,
 }
 
-impl Sent {
+impl OutboundPacket {
     fn over(&self) -> bool {
         self.xmit != 0 || self.chain == 0 && self.tapped != 0
     }
@@ -108,7 +108,7 @@ impl Sent {
 
 /// See the module.
 pub(super) struct Outbound {
-    records: ExpiringMap<u64, Sent>,
+    records: ExpiringMap<u64, OutboundPacket>,
     usual: Usual,
     /// Records that may be complete `quiet` after the given time, in order of time.
     settling: VecDeque<(u64, u64, EntryId)>,
@@ -211,7 +211,7 @@ impl Outbound {
         d.tap == 0
     }
 
-    fn count_drop(s: &Sent, exclusion: Exclusion, c: &mut Common, requests: &mut Requests) {
+    fn count_drop(s: &OutboundPacket, exclusion: Exclusion, c: &mut Common, requests: &mut Requests) {
         let stats = &mut c.vm_stats[s.vm as usize].outbound;
         stats.incomplete += 1;
         stats.dropped += 1;
@@ -251,7 +251,15 @@ impl Outbound {
             }
         }
         let vhost_tx = kick.filter(|(ts, _)| *ts >= before).map(|(ts, _)| now - ts);
-        let sent = Sent { vm, tap: p.ifindex, sent: now, vhost_tx, request, sends: 1, ..Sent::default() };
+        let sent = OutboundPacket {
+            vm,
+            tap: p.ifindex,
+            sent: now,
+            vhost_tx,
+            request,
+            sends: 1,
+            ..OutboundPacket::default()
+        };
         if let Some((_, old)) = self.records.insert(p.fingerprint, sent, now) {
             c.evicted += 1;
             self.give_up(old, c, requests);
@@ -315,7 +323,7 @@ impl Outbound {
     }
 
     /// Counts a packet that has left.
-    fn done(&mut self, s: Sent, c: &mut Common, requests: &mut Requests, sink: Sink) {
+    fn done(&mut self, s: OutboundPacket, c: &mut Common, requests: &mut Requests, sink: Sink) {
         if s.spoilt {
             return; // Counted when it became ambiguous.
         }
@@ -363,7 +371,7 @@ impl Outbound {
     }
 
     /// Counts a packet that is removed because there is no room.
-    fn give_up(&mut self, s: Sent, c: &mut Common, requests: &mut Requests) {
+    fn give_up(&mut self, s: OutboundPacket, c: &mut Common, requests: &mut Requests) {
         if !s.spoilt {
             c.vm_stats[s.vm as usize].outbound.incomplete += 1;
             requests.close(s.request, Validity::incomplete(Reason::Evicted), c);
@@ -384,7 +392,7 @@ impl Outbound {
     }
 }
 
-impl Sent {
+impl OutboundPacket {
     pub(super) fn request(&self) -> Option<EntryId> {
         self.request
     }

@@ -21,9 +21,9 @@
 //! guest, the request is incomplete. An answered key is remembered for the time allowed, so that a later
 //! retransmission is not taken for a new request.
 
-use super::delivery::Leg;
+use super::delivery::InboundPacket;
 use super::group::Groups;
-use super::outbound::Sent;
+use super::outbound::OutboundPacket;
 use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
@@ -55,8 +55,8 @@ pub(super) struct Open {
     indexed: bool,
     /// Whether its group counts it.
     pub(super) grouped: bool,
-    /// The leg of its packet, once that has ended.
-    pub(super) leg: Option<Leg>,
+    /// Its packet, once that is no longer followed.
+    pub(super) inbound: Option<InboundPacket>,
     pub(super) answered_by: Role,
     /// The kick of its response, if it has one of its own.
     pub(super) kick: Option<(u64, Kick)>,
@@ -166,7 +166,7 @@ impl Requests {
             answers: 0,
             indexed: true,
             grouped,
-            leg: None,
+            inbound: None,
             answered_by: Role::Final,
             kick: None,
             worker: None,
@@ -258,13 +258,13 @@ impl Requests {
         true
     }
 
-    /// The leg of a packet to the guest has ended.
-    pub(super) fn arrived(&mut self, leg: Leg) {
-        if let Some(open) = leg.request.and_then(|id| self.open.get_mut(id)) {
-            open.validity = open.validity.worse(leg.validity);
-            open.at = leg.stop.unwrap_or(Reason::NoAnswer.into());
-            open.last = open.last.max(leg.entered);
-            open.leg = Some(leg);
+    /// A packet to the guest is no longer followed.
+    pub(super) fn arrived(&mut self, packet: InboundPacket) {
+        if let Some(open) = packet.request.and_then(|id| self.open.get_mut(id)) {
+            open.validity = open.validity.worse(packet.validity);
+            open.at = packet.stop.unwrap_or(Reason::NoAnswer.into());
+            open.last = open.last.max(packet.entered);
+            open.inbound = Some(packet);
         }
     }
 
@@ -300,7 +300,7 @@ impl Requests {
         open.answered_by = m.role;
         open.worker = p.worker;
         open.preempted_by = p.preempted_by;
-        let entered = open.leg.as_ref().map_or(u64::MAX, |leg| leg.entered);
+        let entered = open.inbound.as_ref().map_or(u64::MAX, |packet| packet.entered);
         open.kick = kick.filter(|(ts, _)| *ts >= entered);
         let ambiguous = open.copies > 1;
         self.index.remove(&(vm, m.key));
@@ -330,15 +330,15 @@ impl Requests {
     }
 
     /// The response has left: completes its request.
-    pub(super) fn complete(&mut self, sent: &Sent, c: &mut Common, sink: Sink) {
+    pub(super) fn complete(&mut self, sent: &OutboundPacket, c: &mut Common, sink: Sink) {
         let Some(id) = sent.request() else { return };
         let Some(open) = self.open.get(id) else { return };
-        let start = open.leg.as_ref().map_or(0, |leg| leg.start);
+        let start = open.inbound.as_ref().map_or(0, |packet| packet.start);
         let validity = if !open.validity.is_valid() {
             open.validity
         } else if c.lost.touches(start, sent.end()) {
             Validity::incomplete(Reason::EventsLost)
-        } else if open.leg.is_none() {
+        } else if open.inbound.is_none() {
             Validity::Incomplete(if open.again { Reason::OtherCopy.into() } else { open.at })
         } else if waterfall::lay(open, sent, &mut self.joined, &mut c.splits_dropped).is_none() {
             Validity::incomplete(Reason::OutOfOrder)

@@ -13,7 +13,7 @@
 //! the instant of the time stamps, so the sum may be off by [`SLACK`] or 2 %, whichever is more: the largest part is
 //! adjusted. A split that is off by more is discarded.
 
-use super::outbound::Sent;
+use super::outbound::OutboundPacket;
 use super::request::Open;
 use teiji_model::event::Role;
 use teiji_model::report::{Joined, Request, StageTime};
@@ -44,19 +44,19 @@ pub(super) fn blank() -> Joined {
 }
 
 /// Fills `joined`; `None` if a point is missing or out of order.
-pub(super) fn lay(open: &Open, sent: &Sent, joined: &mut Joined, dropped: &mut u64) -> Option<()> {
-    let leg = open.leg.as_ref()?;
+pub(super) fn lay(open: &Open, sent: &OutboundPacket, joined: &mut Joined, dropped: &mut u64) -> Option<()> {
+    let packet = open.inbound.as_ref()?;
     let (switch_out, rest) = sent.stages()?;
     let left = open.kick.map_or(sent.sent, |(ts, _)| ts);
-    let total = sent.end().checked_sub(leg.start)?;
+    let total = sent.end().checked_sub(packet.start)?;
     let (qdisc, wire_out) = rest.unwrap_or((0, 0));
     let mut ns = [
-        leg.enqueued.checked_sub(leg.start)?,
-        leg.dequeued.checked_sub(leg.enqueued)?,
-        leg.signalled.checked_sub(leg.dequeued)?,
-        leg.accepted.checked_sub(leg.signalled)?,
-        leg.entered.checked_sub(leg.accepted)?,
-        left.checked_sub(leg.entered)?,
+        packet.enqueued.checked_sub(packet.start)?,
+        packet.dequeued.checked_sub(packet.enqueued)?,
+        packet.signalled.checked_sub(packet.dequeued)?,
+        packet.accepted.checked_sub(packet.signalled)?,
+        packet.entered.checked_sub(packet.accepted)?,
+        left.checked_sub(packet.entered)?,
         sent.sent.checked_sub(left)?,
         switch_out,
         qdisc,
@@ -70,26 +70,26 @@ pub(super) fn lay(open: &Open, sent: &Sent, joined: &mut Joined, dropped: &mut u
     let r = &mut joined.request;
     r.key = open.matching.key;
     r.group = open.matching.group;
-    r.start = leg.start;
+    r.start = packet.start;
     r.total = total;
-    r.depth = leg.depth;
-    r.vcpu = leg.vcpu_index;
-    r.vcpu_state = leg.state;
+    r.depth = packet.depth;
+    r.vcpu = packet.vcpu_index;
+    r.vcpu_state = packet.state;
     r.coalesced_kick = open.kick.is_none();
     r.stages.clear();
     joined.preempted_by.clear();
 
     let kick = open.kick.map(|(_, k)| k);
-    let same_vcpu = kick.filter(|k| k.vcpu == leg.vcpu);
+    let same_vcpu = kick.filter(|k| k.vcpu == packet.vcpu);
     for (stage, ns) in Stage::ALL.into_iter().zip(ns) {
         // Both readings of the thread's clock, and the thread that preempted it.
         let (clocks, preempted_by) = match stage {
-            Stage::TapQueue => (leg.put_clock.zip(leg.taken_clock), leg.worker_preempted_by),
+            Stage::TapQueue => (packet.put_clock.zip(packet.taken_clock), packet.worker_preempted_by),
             Stage::VcpuWake => {
-                (leg.accept_clock.map(|accepted| (accepted, leg.entry_clock)), leg.vcpu_preempted_by)
+                (packet.accept_clock.map(|accepted| (accepted, packet.entry_clock)), packet.vcpu_preempted_by)
             }
             Stage::Guest => {
-                (same_vcpu.map(|k| (leg.entry_clock, k.clock)), same_vcpu.map_or(0, |k| k.preempted_by))
+                (same_vcpu.map(|k| (packet.entry_clock, k.clock)), same_vcpu.map_or(0, |k| k.preempted_by))
             }
             Stage::VhostTx => match kick {
                 Some(k) => (k.worker.zip(open.worker), open.preempted_by),

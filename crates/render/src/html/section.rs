@@ -5,7 +5,7 @@ use crate::text;
 use crate::units::{count, ns, percent};
 use std::fmt::Write;
 use teiji_model::advice::Advice;
-use teiji_model::report::{Blame, Leg, Report, StageReport, VmReport};
+use teiji_model::report::{Blame, DirectionReport, Report, StageReport, VmReport};
 
 /// One line about the origin of a report, and what the tracer lost.
 pub(super) fn provenance(label: &str, report: &Report) -> String {
@@ -59,9 +59,10 @@ pub(super) fn vm(label: &str, advice: &Advice, vm: &VmReport) -> String {
         out += "<h3>Stages</h3>\n";
         out += &table(vm);
     }
-    for (title, leg) in [("Packets toward the guest", &vm.inbound), ("Packets from the guest", &vm.outbound)]
+    for (title, direction) in
+        [("Packets toward the guest", &vm.inbound), ("Packets from the guest", &vm.outbound)]
     {
-        out += &legs(title, leg);
+        out += &directions(title, direction);
     }
     out
 }
@@ -168,16 +169,17 @@ fn parts(stage: &StageReport) -> String {
     out
 }
 
-fn legs(title: &str, leg: &Leg) -> String {
-    if leg.stages.is_empty() {
+fn directions(title: &str, direction: &DirectionReport) -> String {
+    if direction.stages.is_empty() {
         return String::new();
     }
-    let mut out = format!("<h3>{title}</h3>\n<p class=\"soft\">{} followed", count(leg.packets, "packet"));
-    if leg.incomplete > 0 {
-        let _ = write!(out, ", {} with a point missing", leg.incomplete);
+    let mut out =
+        format!("<h3>{title}</h3>\n<p class=\"soft\">{} followed", count(direction.packets, "packet"));
+    if direction.incomplete > 0 {
+        let _ = write!(out, ", {} with a point missing", direction.incomplete);
     }
     out += "</p>\n<div class=\"scroll\"><table><tr><th>stage</th><th>mean</th><th>p50</th><th>p90</th><th>p99</th><th>max</th></tr>\n";
-    for (stage, d) in &leg.stages {
+    for (stage, d) in &direction.stages {
         let _ = writeln!(
             out,
             "<tr><td title=\"{}\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",

@@ -110,7 +110,7 @@ fn section(vm: &VmReport, advice: &Advice, style: &Style) -> Vec<String> {
             for paragraph in &advice.absence {
                 lines.extend(wrap(paragraph, WIDTH));
             }
-            lines.extend(stages::legs(vm, style));
+            lines.extend(stages::directions(vm, style));
         }
         Some(total) => {
             lines.push(format!(

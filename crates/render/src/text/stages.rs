@@ -3,7 +3,7 @@
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone};
 use crate::units::{count, ns, percent};
-use teiji_model::report::{Leg, StageReport, VmReport};
+use teiji_model::report::{DirectionReport, StageReport, VmReport};
 use teiji_model::stage::Stage;
 
 /// The width of a bar for 100 %, columns.
@@ -75,29 +75,29 @@ pub(crate) fn bar(share: f64, width: usize, style: &Style) -> String {
 }
 
 /// Packets in one direction, for a report without requests.
-pub(super) fn legs(vm: &VmReport, style: &Style) -> Vec<String> {
+pub(super) fn directions(vm: &VmReport, style: &Style) -> Vec<String> {
     let mut lines = Vec::new();
-    for (title, leg) in [("toward the guest", &vm.inbound), ("from the guest", &vm.outbound)] {
-        if leg.packets > 0 || leg.incomplete > 0 {
+    for (title, direction) in [("toward the guest", &vm.inbound), ("from the guest", &vm.outbound)] {
+        if direction.packets > 0 || direction.incomplete > 0 {
             lines.push(String::new());
-            lines.extend(one_leg(title, leg, style));
+            lines.extend(one_direction(title, direction, style));
         }
     }
     lines
 }
 
-fn one_leg(title: &str, leg: &Leg, style: &Style) -> Vec<String> {
-    let mut head = format!("{title}: {} followed", count(leg.packets, "packet"));
-    if leg.incomplete > 0 {
-        head += &format!(", {} with a point missing", leg.incomplete);
+fn one_direction(title: &str, direction: &DirectionReport, style: &Style) -> Vec<String> {
+    let mut head = format!("{title}: {} followed", count(direction.packets, "packet"));
+    if direction.incomplete > 0 {
+        head += &format!(", {} with a point missing", direction.incomplete);
     }
     let mut table = Table::indented(2);
-    if !leg.stages.is_empty() {
+    if !direction.stages.is_empty() {
         let head = ["stage", "mean", "p50", "p90", "p99", "max"];
         let cell = |(i, t): (usize, &str)| if i == 0 { t.into() } else { Cell::right(t) };
         table.row(head.into_iter().enumerate().map(|c| cell(c).tone(Tone::Faint)));
     }
-    for (stage, d) in &leg.stages {
+    for (stage, d) in &direction.stages {
         let mut row = vec![Cell::from(stage.name()), Cell::right(ns(d.mean))];
         row.extend([d.p50, d.p90, d.p99, d.max].map(|v| Cell::right(ns(v as f64))));
         table.row(row);

@@ -220,8 +220,8 @@ pub fn contended() -> Report {
             total: dist(164, [90_000, 101_000, 110_000, 131_000, 140_000]),
             outside: dist(164, [88_000, 93_000, 95_000, 99_000, 101_000]),
         }),
-        inbound: Leg { packets: 1330, incomplete: 2, dropped: 0, stages: vec![] },
-        outbound: Leg { packets: 1320, incomplete: 0, dropped: 0, stages: vec![] },
+        inbound: DirectionReport { packets: 1330, incomplete: 2, dropped: 0, stages: vec![] },
+        outbound: DirectionReport { packets: 1320, incomplete: 0, dropped: 0, stages: vec![] },
         depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),
         verdict: Verdict {
             headline: "vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation".into(),
@@ -302,7 +302,7 @@ pub fn one_way() -> Report {
         (Stage::SwitchIn, dist(1330, [4, 9, 15, 40, 88])),
         (Stage::TapQueue, dist(1330, [4, 210, 3_900, 9_200, 12_100])),
     ];
-    vm.outbound = Leg::default();
+    vm.outbound = DirectionReport::default();
     vm.verdict = Verdict {
         headline: "nothing to judge by: no request was seen".into(),
         details: vec![],
