@@ -27,11 +27,11 @@ mod expiring;
 pub mod finding;
 mod hash;
 mod join;
+mod learnt_count;
 mod lost;
 pub mod sip;
 pub mod sort;
 mod stats;
-mod usual;
 pub mod verdict;
 mod vm_stats;
 

@@ -21,7 +21,7 @@ use super::request::Requests;
 use super::{Common, Exclusion, Tap, Validity};
 use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
-use crate::usual::Usual;
+use crate::learnt_count::LearntCount;
 use teiji_model::event::{Dropped, GuestEntry, Interrupt, Match, Packet};
 use teiji_model::report::Reason;
 
@@ -29,7 +29,7 @@ use teiji_model::report::Reason;
 const MAX_RECORDS: usize = 1 << 16;
 /// Taps that a bridge may flood one packet to.
 const MAX_TAPS: usize = 4;
-/// Set in a key of [`Usual`] that counts the reports by other devices than the first.
+/// Set in a key of [`LearntCount`] that counts the reports by other devices than the first.
 const OTHERS: u64 = 1 << 33;
 /// If more than this share of a tap's packets are reported before the tap, the report of a packet without one was lost.
 const REPORTED: f32 = 0.9;
@@ -93,7 +93,7 @@ impl Record {
 pub(super) struct Inbound {
     records: ExpiringMap<u64, Record>,
     delivery: Delivery,
-    usual: Usual,
+    learnt: LearntCount,
     /// By tap: the share of recent packets that were reported before the tap.
     reported: Vec<Option<f32>>,
 }
@@ -103,7 +103,7 @@ impl Inbound {
         Inbound {
             records: ExpiringMap::new(MAX_RECORDS, hasher),
             delivery: Delivery::new(hasher),
-            usual: Usual::new(hasher),
+            learnt: LearntCount::new(hasher),
             reported: vec![None; taps],
         }
     }
@@ -234,9 +234,9 @@ impl Inbound {
             let start = if r.reports > 0 { r.first } else { now };
             if !d.vague && (at_its_tap || r.reports > 0 && d.ifindex == r.first_if) {
                 let device = u64::from(r.first_if);
-                let usual = |key, n| self.usual.get(key).unwrap_or(n);
-                let usually = r.reports <= usual(device, 1) && r.others <= usual(device | OTHERS, 0);
-                if other.sent.unwrap_or(!usually) {
+                let learnt = |key, n| self.learnt.get(key).unwrap_or(n);
+                let as_learnt = r.reports <= learnt(device, 1) && r.others <= learnt(device | OTHERS, 0);
+                if other.sent.unwrap_or(!as_learnt) {
                     // An identical packet was received as well, and it is not known which report belongs to which.
                     r.spoilt = true;
                     (r.enqueued, r.dequeued) = (1, 1);
@@ -278,7 +278,7 @@ impl Inbound {
         }
         let Some(r) = self.records.get_mut(&p.fingerprint) else { return };
         r.sent |= from.is_some();
-        let (start, validity) = Self::start(r, now, tap, from, &mut self.usual, &mut self.reported);
+        let (start, validity) = Self::start(r, now, tap, from, &mut self.learnt, &mut self.reported);
         if c.taps[tap].unseen {
             let stats = &mut c.vm_stats[vm as usize].inbound;
             if validity.is_valid() && !c.lost.touches(start, now) {
@@ -325,7 +325,7 @@ impl Inbound {
         now: u64,
         tap: usize,
         from: Option<Origin>,
-        usual: &mut Usual,
+        learnt: &mut LearntCount,
         reported: &mut [Option<f32>],
     ) -> (u64, Validity) {
         let present = r.reports > 0 || from.is_some();
@@ -341,16 +341,16 @@ impl Inbound {
             Some(from) => (from.sent, from.validity),
             None if r.reports > 0 => {
                 let device = u64::from(r.first_if);
-                let known = usual.get(device).is_some();
+                let known = learnt.get(device).is_some();
                 if r.enqueued == 0 {
-                    usual.learn(device, r.reports);
-                    usual.learn(device | OTHERS, r.others);
+                    learnt.learn(device, r.reports);
+                    learnt.learn(device | OTHERS, r.others);
                 }
                 if !known && r.others > 0 {
                     // The reports by other devices may be those of another packet; the next packet will tell.
                     return (r.first, Validity::incomplete(Reason::NotLearnt));
                 }
-                (r.first, usual.compare(device, r.reports).worse(usual.compare(device | OTHERS, r.others)))
+                (r.first, learnt.compare(device, r.reports).worse(learnt.compare(device | OTHERS, r.others)))
             }
             None => (
                 now,
@@ -370,7 +370,7 @@ impl Inbound {
         };
         r.dequeued = r.dequeued.saturating_add(1);
         if r.spoilt {
-            let one = self.usual.get(u64::from(r.first_if)).unwrap_or(1);
+            let one = self.learnt.get(u64::from(r.first_if)).unwrap_or(1);
             let all = r.reports == 0 || u32::from(r.reports) == u32::from(one) * u32::from(r.enqueued);
             let all = all && r.others == 0 && !r.sent;
             if r.enqueued == r.dequeued && all {

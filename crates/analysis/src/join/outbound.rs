@@ -18,14 +18,14 @@ use super::request::Requests;
 use super::{Common, Exclusion, Sink, Validity};
 use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
-use crate::usual::Usual;
+use crate::learnt_count::LearntCount;
 use std::collections::VecDeque;
 use teiji_model::event::{Dropped, Packet, Point};
 use teiji_model::report::Reason;
 
 /// Fingerprints followed at once.
 const MAX_RECORDS: usize = 1 << 15;
-/// Set in a key of [`Usual`] that counts reports by the host stack on the way from one tap to another.
+/// Set in a key of [`LearntCount`] that counts reports by the host stack on the way from one tap to another.
 const TRANSIT: u64 = 1 << 32;
 
 /// A packet between a guest and the link.
@@ -109,7 +109,7 @@ impl OutboundPacket {
 /// See the module.
 pub(super) struct Outbound {
     records: ExpiringMap<u64, OutboundPacket>,
-    usual: Usual,
+    learnt: LearntCount,
     /// Records that may be complete `quiet` after the given time, in order of time.
     settling: VecDeque<(u64, u64, EntryId)>,
 }
@@ -118,7 +118,7 @@ impl Outbound {
     pub(super) fn new(hasher: Seeded) -> Self {
         Outbound {
             records: ExpiringMap::new(MAX_RECORDS, hasher),
-            usual: Usual::new(hasher),
+            learnt: LearntCount::new(hasher),
             settling: VecDeque::new(),
         }
     }
@@ -149,11 +149,11 @@ impl Outbound {
         if s.taps == 0 {
             s.tapped = now;
             s.tapped_if = p.ifindex;
-            self.usual.learn(TRANSIT | u64::from(s.tap), s.transit);
+            self.learnt.learn(TRANSIT | u64::from(s.tap), s.transit);
         }
         s.taps = s.taps.saturating_add(1);
-        let usual = self.usual.compare(TRANSIT | u64::from(s.tap), s.transit);
-        let validity = if s.spoilt { Validity::ambiguous(Reason::Alike) } else { usual };
+        let learnt = self.learnt.compare(TRANSIT | u64::from(s.tap), s.transit);
+        let validity = if s.spoilt { Validity::ambiguous(Reason::Alike) } else { learnt };
         let origin = Origin { sent: s.sent, transit: s.transit, validity };
         self.settling.push_back((now, p.fingerprint, id));
         Some(origin)
@@ -165,7 +165,7 @@ impl Outbound {
     pub(super) fn under_way(&self, fingerprint: u64, tap: u32, received: u16) -> Option<bool> {
         let s = self.records.get(&fingerprint)?;
         let may_be = s.tap != tap && (s.spoilt || s.taps == 0 && s.chain == 0);
-        let transit = self.usual.get(TRANSIT | u64::from(s.tap)).unwrap_or(0);
+        let transit = self.learnt.get(TRANSIT | u64::from(s.tap)).unwrap_or(0);
         may_be.then_some(s.spoilt || received != transit)
     }
 
@@ -269,7 +269,7 @@ impl Outbound {
     /// Whether a packet is known to have left before the quiet time is over.
     fn gone(&mut self, id: EntryId) -> bool {
         let Some((_, s)) = self.records.by_id(id) else { return false };
-        let whole = s.chain == 0 || self.usual.compare(u64::from(s.first_if), s.chain).is_valid();
+        let whole = s.chain == 0 || self.learnt.compare(u64::from(s.first_if), s.chain).is_valid();
         !s.spoilt && s.over() && whole
     }
 
@@ -307,10 +307,10 @@ impl Outbound {
             }
             self.settling.pop_front();
             let Some((_, s)) = self.records.by_id(id) else { continue };
-            let usual = self.usual.get(u64::from(s.first_if)).unwrap_or(1);
+            let learnt = self.learnt.get(u64::from(s.first_if)).unwrap_or(1);
             let over = if s.spoilt {
                 // All copies are accounted for.
-                let queued = u32::from(s.sends) * u32::from(usual);
+                let queued = u32::from(s.sends) * u32::from(learnt);
                 let handed = s.chain > 0 && u32::from(s.chain) == queued && s.handed == s.chain;
                 handed || s.chain == 0 && s.taps == s.sends
             } else {
@@ -339,8 +339,8 @@ impl Outbound {
         let mut validity = Validity::Valid;
         if s.chain > 0 {
             let first = u64::from(s.first_if);
-            self.usual.learn(first, s.chain);
-            validity = validity.worse(self.usual.compare(first, s.chain));
+            self.learnt.learn(first, s.chain);
+            validity = validity.worse(self.learnt.compare(first, s.chain));
         }
         let stages = s.stages();
         if c.lost.touches(s.sent, s.end()) {

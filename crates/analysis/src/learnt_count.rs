@@ -16,13 +16,13 @@ const MAX_DEVICES: usize = 4096;
 const MAX_COUNT: u16 = 1024;
 
 /// See the module.
-pub(crate) struct Usual {
+pub(crate) struct LearntCount {
     counts: Map<u64, [u16; 8]>,
 }
 
-impl Usual {
+impl LearntCount {
     pub(crate) fn new(hasher: Seeded) -> Self {
-        Usual { counts: Map::with_hasher(hasher) }
+        LearntCount { counts: Map::with_hasher(hasher) }
     }
 
     /// Records that a packet of `device` had this number of reports or queues.
@@ -40,7 +40,7 @@ impl Usual {
 
     /// Compares a packet of `device` that has this number of reports or queues with the usual number.
     pub(crate) fn compare(&self, device: u64, n: u16) -> Validity {
-        match self.get(device).map(|usual| n.min(7).cmp(&usual)) {
+        match self.get(device).map(|learnt| n.min(7).cmp(&learnt)) {
             Some(Ordering::Greater) => Validity::ambiguous(Reason::Alike),
             Some(Ordering::Less) => Validity::incomplete(Reason::FewerReports),
             Some(Ordering::Equal) | None => Validity::Valid,
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn the_commonest_is_usual_and_may_change() {
-        let mut u = Usual::new(Seeded::new(0));
+        let mut u = LearntCount::new(Seeded::new(0));
         assert_eq!(u.get(1), None);
         u.learn(1, 2);
         assert_eq!(u.get(1), Some(2));
