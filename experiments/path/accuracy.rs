@@ -141,7 +141,8 @@ pub struct Agreement {
     /// Events that teiji lost.
     pub lost: u64,
     /// Requests that may be missing because of events that are [`unseen`](super::unseen).
-    pub spoilt: u64,
+    #[serde(rename = "spoilt")]
+    pub excused: u64,
     /// Packets that the captures dropped.
     pub capture_dropped: u64,
     /// teiji's counts: seen, complete, incomplete, ambiguous, unanswered.
@@ -237,7 +238,7 @@ pub fn run_under(
         sums_wrong: joined.iter().filter(|j| sum(j) != j.request.total).count(),
         unattributed: unattributed.map_or(0.0, |s| s.time_share),
         lost: lost(&traced.report),
-        spoilt: cost_of_missed(&traced.report)?,
+        excused: cost_of_missed(&traced.report)?,
         capture_dropped: counts.dropped + drops_inside.dropped + drops_outside.dropped,
         counts: [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered],
         pairs,

@@ -80,7 +80,7 @@ pub fn unseen(report: &Report) -> u64 {
 pub fn cost_of_missed(report: &Report) -> anyhow::Result<u64> {
     Ok(match unseen(report) {
         0 => 0,
-        unseen => unseen + throng::spoilt(only(report)?),
+        unseen => unseen + throng::incomplete_by_loss(only(report)?),
     })
 }
 

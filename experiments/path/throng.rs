@@ -91,7 +91,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<Throng> 
         limit,
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
-        missed: [unseen(report), report.vms.iter().map(spoilt).sum()],
+        missed: [unseen(report), report.vms.iter().map(incomplete_by_loss).sum()],
         requests: [
             report.vms.iter().map(|v| v.requests.seen).sum(),
             report.vms.iter().map(|v| v.requests.complete).sum(),
@@ -101,7 +101,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<Throng> 
 }
 
 /// Requests that are left out because some of their events are missing.
-pub fn spoilt(vm: &VmReport) -> u64 {
+pub fn incomplete_by_loss(vm: &VmReport) -> u64 {
     vm.left_out.iter().filter(|l| l.reason == Reason::EventsLost).map(|l| l.count).sum()
 }
 

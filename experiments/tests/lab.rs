@@ -108,9 +108,9 @@ fn times_agree(case: &accuracy::Case) {
     eprintln!("{}", serde_json::to_string(&a).unwrap());
     assert_eq!(a.requests as u64, SHORT.requests, "{}: by the capture", a.case);
     assert_eq!((a.sums_wrong, a.invented, a.lost, a.capture_dropped), (0, 0, 0, 0), "{}", a.case);
-    assert!(a.spoilt * 4 <= a.answered as u64, "{}: {} excused by missed runs of probes", a.case, a.spoilt);
+    assert!(a.excused * 4 <= a.answered as u64, "{}: {} excused by missed runs of probes", a.case, a.excused);
     assert!(
-        (a.matched as u64 + a.spoilt) as f64 >= 0.999 * a.answered as f64,
+        (a.matched as u64 + a.excused) as f64 >= 0.999 * a.answered as f64,
         "{}: {} of {} followed",
         a.case,
         a.matched,
@@ -308,13 +308,13 @@ fn several_vms_are_traced_at_once() {
     let t = throng::run(&LAB, &[vm1(), &vm2], &SHORT).unwrap();
     eprintln!("{}", serde_json::to_string(&t).unwrap());
     assert_eq!((t.vms, t.lost), (2, 0));
-    let ([sent, answered], [seen, complete], [missed, spoilt]) = (t.called, t.requests, t.missed);
+    let ([sent, answered], [seen, complete], [missed, incomplete]) = (t.called, t.requests, t.missed);
     assert!(answered > 0 && complete > answered / 2);
     // The two workers may share a CPU, and if one is preempted within a probe, the other's runs of the probe are
     // skipped.
     assert!(seen <= sent && sent - seen <= missed, "{sent} sent, {seen} seen, {missed} runs missed");
-    assert!(complete <= answered && answered - complete <= spoilt + missed, "{t:?}");
-    assert!(missed > 0 || spoilt == 0, "{spoilt} incomplete without a loss");
+    assert!(complete <= answered && answered - complete <= incomplete + missed, "{t:?}");
+    assert!(missed > 0 || incomplete == 0, "{incomplete} incomplete without a loss");
     assert!(t.peak_kb < MEMORY_KB, "{} kB", t.peak_kb);
     a_vm_that_dies_ends_the_trace(&vm2);
 }

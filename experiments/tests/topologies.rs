@@ -82,11 +82,11 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
 
     assert!(agreement.answered as u64 >= u64::from(vcpus) * EACH * 9 / 10, "{agreement:?}");
     assert!(
-        agreement.spoilt * 4 <= agreement.answered as u64,
+        agreement.excused * 4 <= agreement.answered as u64,
         "excused by missed runs of probes: {agreement:?}"
     );
     assert!(
-        (agreement.matched as u64 + agreement.spoilt) as f64 >= 0.999 * agreement.answered as f64,
+        (agreement.matched as u64 + agreement.excused) as f64 >= 0.999 * agreement.answered as f64,
         "{} of {} followed",
         agreement.matched,
         agreement.answered
@@ -105,7 +105,7 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
         assert!(took[vcpu] > others, "vCPU {vcpu} did not take the interrupts: {took:?}");
         assert!(shown[vcpu] > 0, "vCPU {vcpu}: none shown, {took:?}");
         // The requests that skipped runs of probes cost may all be on one vCPU.
-        let wanted = EACH.saturating_sub(others + agreement.spoilt);
+        let wanted = EACH.saturating_sub(others + agreement.excused);
         assert!(shown[vcpu] as u64 + 2 >= wanted, "vCPU {vcpu}: {} shown, {took:?}", shown[vcpu]);
     }
     assert_eq!(shown.iter().sum::<usize>(), agreement.joined.len());

@@ -123,7 +123,7 @@ impl Delivery {
     }
 
     /// Another packet identical to one on a tap was seen: it is ambiguous.
-    pub(super) fn spoil(&mut self, id: EntryId, requests: &mut Requests) {
+    pub(super) fn mark_ambiguous(&mut self, id: EntryId, requests: &mut Requests) {
         if let Some(packet) = self.packets.get_mut(id) {
             packet.validity = packet.validity.worse(Validity::ambiguous(Reason::Alike));
             requests.mark(packet.request, packet.validity);

@@ -6,10 +6,10 @@
 //!      │                │                      │
 //!      │ TapEnqueue     │ another like it,     │ HostRx or TapEnqueue
 //!      ▼                ▼ too many reports     ▼ of another like it
-//!  [on the tap]     [spoilt] ◄─────────────────┘
+//!  [on the tap]     [ambiguous] ◄──────────────┘
 //! ```
 //!
-//! A record covers all packets of one fingerprint. If its reports cannot be those of a single packet it is *spoilt*:
+//! A record covers all packets of one fingerprint. If its reports cannot be those of a single packet it is *ambiguous*:
 //! all its packets are ambiguous, and so are later ones with the same fingerprint, until the reports of all of them
 //! are accounted for, or no report was seen for the longest time that a packet is followed. A packet with fewer
 //! reports than usual, or without any on a tap whose packets usually have some, is incomplete, as its start is not
@@ -74,7 +74,7 @@ struct Record {
     others: u16,
     enqueued: u16,
     dequeued: u16,
-    spoilt: bool,
+    ambiguous: bool,
     /// Whether a guest has sent one of them.
     sent: bool,
     /// The tap before which its packet was certainly dropped: the next packet for that tap is another one.
@@ -110,11 +110,11 @@ impl Inbound {
 
     pub(super) fn host_rx(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut Requests) {
         if let Some(r) = self.records.get_mut(&p.fingerprint)
-            && (r.over.is_none() || p.ifindex != r.first_if || r.open() || r.spoilt)
+            && (r.over.is_none() || p.ifindex != r.first_if || r.open() || r.ambiguous)
         {
             // After a drop it may be another packet, or a copy of the dropped one that a bridge flooded.
-            if !r.spoilt && (r.enqueued > 0 || r.over.is_some()) {
-                Self::spoil(r, &mut self.delivery, requests);
+            if !r.ambiguous && (r.enqueued > 0 || r.over.is_some()) {
+                Self::mark_ambiguous(r, &mut self.delivery, requests);
             }
             if r.reports == 0 {
                 (r.first, r.first_if) = (now, p.ifindex);
@@ -124,7 +124,7 @@ impl Inbound {
             } else {
                 r.others = r.others.saturating_add(1);
             }
-            if r.spoilt {
+            if r.ambiguous {
                 self.records.touch(&p.fingerprint, now);
             }
             return;
@@ -147,7 +147,7 @@ impl Inbound {
         requests: &mut Requests,
     ) {
         let Some((_, old)) = self.records.insert(fingerprint, record, now) else { return };
-        c.evicted += u64::from(old.open() || old.spoilt);
+        c.evicted += u64::from(old.open() || old.ambiguous);
         self.forget(old, now, c, requests);
     }
 
@@ -205,7 +205,7 @@ impl Inbound {
         {
             if other.follows && !d.vague {
                 // It is not known which of the two was dropped.
-                Self::spoil(r, &mut self.delivery, requests);
+                Self::mark_ambiguous(r, &mut self.delivery, requests);
                 r.sent = true;
                 r.dequeued = r.dequeued.saturating_add(1);
                 self.records.touch(&d.fingerprint, now);
@@ -218,7 +218,7 @@ impl Inbound {
             if !d.vague && !r.open() {
                 self.records.remove(&d.fingerprint);
             }
-        } else if r.spoilt {
+        } else if r.ambiguous {
             if at_its_tap && !d.vague {
                 // It does not matter which of the identical packets it was. The drop takes the place of its dequeue,
                 // and of its enqueue if it had none.
@@ -238,7 +238,7 @@ impl Inbound {
                 let as_learnt = r.reports <= learnt(device, 1) && r.others <= learnt(device | OTHERS, 0);
                 if other.sent.unwrap_or(!as_learnt) {
                     // An identical packet was received as well, and it is not known which report belongs to which.
-                    r.spoilt = true;
+                    r.ambiguous = true;
                     (r.enqueued, r.dequeued) = (1, 1);
                 } else {
                     r.over = Some(d.tap);
@@ -254,10 +254,10 @@ impl Inbound {
     }
 
     /// Marks the record and its packets as ambiguous.
-    fn spoil(r: &mut Record, delivery: &mut Delivery, requests: &mut Requests) {
-        r.spoilt = true;
+    fn mark_ambiguous(r: &mut Record, delivery: &mut Delivery, requests: &mut Requests) {
+        r.ambiguous = true;
         for (_, id) in r.on_taps.iter_mut().filter_map(Option::take) {
-            delivery.spoil(id, requests);
+            delivery.mark_ambiguous(id, requests);
         }
     }
 
@@ -272,7 +272,7 @@ impl Inbound {
     ) {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm;
-        let over = |r: &mut Record| r.over == Some(p.ifindex) && !r.open() && !r.spoilt;
+        let over = |r: &mut Record| r.over == Some(p.ifindex) && !r.open() && !r.ambiguous;
         if self.records.get_mut(&p.fingerprint).is_none_or(over) {
             self.insert(p.fingerprint, Record::default(), now, c, requests);
         }
@@ -294,12 +294,12 @@ impl Inbound {
         let again = r.on_taps.iter().flatten().any(|(ifindex, _)| *ifindex == p.ifindex);
         let room = r.on_taps.iter().position(Option::is_none);
         let slot = match room {
-            Some(slot) if !r.spoilt && !again && !matches!(validity, Validity::Ambiguous(_)) => slot,
+            Some(slot) if !r.ambiguous && !again && !matches!(validity, Validity::Ambiguous(_)) => slot,
             _ => {
-                let alike = r.spoilt || again;
+                let alike = r.ambiguous || again;
                 let reason = if room.is_none() && !alike { Reason::TooManyTaps } else { Reason::Alike };
                 let validity = Validity::ambiguous(reason).worse(validity);
-                Self::spoil(r, &mut self.delivery, requests);
+                Self::mark_ambiguous(r, &mut self.delivery, requests);
                 self.records.touch(&p.fingerprint, now);
                 c.vm_stats[vm as usize].inbound.incomplete += 1;
                 requests.open(now, vm, p.matching.as_ref(), start, validity, c);
@@ -369,7 +369,7 @@ impl Inbound {
             return;
         };
         r.dequeued = r.dequeued.saturating_add(1);
-        if r.spoilt {
+        if r.ambiguous {
             let one = self.learnt.get(u64::from(r.first_if)).unwrap_or(1);
             let all = r.reports == 0 || u32::from(r.reports) == u32::from(one) * u32::from(r.enqueued);
             let all = all && r.others == 0 && !r.sent;
@@ -400,7 +400,7 @@ impl Inbound {
 
     pub(super) fn expire(&mut self, now: u64, c: &mut Common, requests: &mut Requests) {
         let Some(then) = now.checked_sub(c.ttl) else { return };
-        // Packets of a spoilt record are counted already; those of other records are still followed by `delivery`.
+        // Packets of a ambiguous record are counted already; those of other records are still followed by `delivery`.
         while let Some((_, mut r)) = self.records.pop_until(then) {
             r.on_taps = Default::default();
             self.forget(r, now, c, requests);

@@ -37,7 +37,7 @@ pub(super) struct OutboundPacket {
     /// Time since its kick, if it has one of its own.
     vhost_tx: Option<u64>,
     request: Option<EntryId>,
-    spoilt: bool,
+    ambiguous: bool,
     sends: u16,
     /// Reports by the host stack on the way.
     transit: u16,
@@ -139,7 +139,7 @@ impl Outbound {
         c.tap(p.ifindex)?;
         let id = self.records.id(&p.fingerprint)?;
         let (_, s) = self.records.by_id(id)?;
-        if received && s.transit == 0 && s.xmit != 0 && !s.spoilt {
+        if received && s.transit == 0 && s.xmit != 0 && !s.ambiguous {
             return None;
         }
         if s.tap == p.ifindex {
@@ -153,7 +153,7 @@ impl Outbound {
         }
         s.taps = s.taps.saturating_add(1);
         let learnt = self.learnt.compare(TRANSIT | u64::from(s.tap), s.transit);
-        let validity = if s.spoilt { Validity::ambiguous(Reason::Alike) } else { learnt };
+        let validity = if s.ambiguous { Validity::ambiguous(Reason::Alike) } else { learnt };
         let origin = Origin { sent: s.sent, transit: s.transit, validity };
         self.settling.push_back((now, p.fingerprint, id));
         Some(origin)
@@ -164,9 +164,9 @@ impl Outbound {
     /// often it has received packets with this fingerprint.
     pub(super) fn under_way(&self, fingerprint: u64, tap: u32, received: u16) -> Option<bool> {
         let s = self.records.get(&fingerprint)?;
-        let may_be = s.tap != tap && (s.spoilt || s.taps == 0 && s.chain == 0);
+        let may_be = s.tap != tap && (s.ambiguous || s.taps == 0 && s.chain == 0);
         let transit = self.learnt.get(TRANSIT | u64::from(s.tap)).unwrap_or(0);
-        may_be.then_some(s.spoilt || received != transit)
+        may_be.then_some(s.ambiguous || received != transit)
     }
 
     /// Whether a packet identical to the one on this tap may be on its way to it from another guest. `received` is as
@@ -174,7 +174,7 @@ impl Outbound {
     pub(super) fn follows(&self, fingerprint: u64, tap: u32, received: bool) -> bool {
         self.records.get(&fingerprint).is_some_and(|s| {
             let came_back = received && s.transit == 0 && s.xmit != 0;
-            s.tap != tap && (s.spoilt || s.taps == 0 && !came_back)
+            s.tap != tap && (s.ambiguous || s.taps == 0 && !came_back)
         })
     }
 
@@ -199,7 +199,7 @@ impl Outbound {
             let vm = c.taps[tap].vm;
             return requests.answer_dropped(now, vm, d.matching.as_ref(), exclusion, c);
         };
-        if s.spoilt {
+        if s.ambiguous {
             // Counted when it became ambiguous.
         } else if !d.vague && s.is_at(d.ifindex) {
             if let Some(s) = self.records.remove(&d.fingerprint) {
@@ -238,8 +238,8 @@ impl Outbound {
                     self.done(s, c, requests, sink);
                 }
             } else if let Some((_, s)) = self.records.by_id(id) {
-                if !s.spoilt {
-                    s.spoilt = true;
+                if !s.ambiguous {
+                    s.ambiguous = true;
                     c.vm_stats[s.vm as usize].outbound.incomplete += 1;
                     requests.close(s.request.take(), Validity::ambiguous(Reason::Alike), c);
                 }
@@ -270,7 +270,7 @@ impl Outbound {
     fn gone(&mut self, id: EntryId) -> bool {
         let Some((_, s)) = self.records.by_id(id) else { return false };
         let whole = s.chain == 0 || self.learnt.compare(u64::from(s.first_if), s.chain).is_valid();
-        !s.spoilt && s.over() && whole
+        !s.ambiguous && s.over() && whole
     }
 
     /// A packet passes a link's queue. Packets that no traced guest has sent are ignored.
@@ -308,7 +308,7 @@ impl Outbound {
             self.settling.pop_front();
             let Some((_, s)) = self.records.by_id(id) else { continue };
             let learnt = self.learnt.get(u64::from(s.first_if)).unwrap_or(1);
-            let over = if s.spoilt {
+            let over = if s.ambiguous {
                 // All copies are accounted for.
                 let queued = u32::from(s.sends) * u32::from(learnt);
                 let handed = s.chain > 0 && u32::from(s.chain) == queued && s.handed == s.chain;
@@ -324,7 +324,7 @@ impl Outbound {
 
     /// Counts a packet that has left.
     fn done(&mut self, s: OutboundPacket, c: &mut Common, requests: &mut Requests, sink: Sink) {
-        if s.spoilt {
+        if s.ambiguous {
             return; // Counted when it became ambiguous.
         }
         if !s.over() {
@@ -372,7 +372,7 @@ impl Outbound {
 
     /// Counts a packet that is removed because there is no room.
     fn give_up(&mut self, s: OutboundPacket, c: &mut Common, requests: &mut Requests) {
-        if !s.spoilt {
+        if !s.ambiguous {
             c.vm_stats[s.vm as usize].outbound.incomplete += 1;
             requests.close(s.request, Validity::incomplete(Reason::Evicted), c);
         }
