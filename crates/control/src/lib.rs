@@ -9,6 +9,6 @@
 #![forbid(unsafe_code)]
 
 pub mod admission;
+mod housekeeping;
 pub mod plan;
-mod spare;
 pub mod suggest;

@@ -382,7 +382,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	struct link_state *st;
 	struct queued is;
 	struct packet *p;
-	u64 now, spare;
+	u64 now, urgent_until;
 	bool fallback, be_first;
 
 	if (!sch->q.qlen)
@@ -411,14 +411,14 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 		skb = bpf_kptr_xchg(&st->only, NULL);
 	} else {
 		/* real time goes first if its earliest deadline is not after this */
-		spare = now + st->rt_time + st->slack;
+		urgent_until = now + st->rt_time + st->slack;
 		be_first = !fallback && st->stats.be_queued;
 
 		bpf_spin_lock(&st->lock);
 		node = bpf_rbtree_first(&st->rt);
 		if (node) {
 			p = container_of(node, struct packet, node);
-			if (be_first && p->is.key > spare)
+			if (be_first && p->is.key > urgent_until)
 				node = NULL;
 		}
 		if (node) {

@@ -5,7 +5,7 @@
 
 use super::names::shown;
 use super::{Draft, Want, starve, steps, wants};
-use crate::spare;
+use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Held, Observed};
@@ -21,7 +21,7 @@ pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
     readable(observed, draft);
     guard(observed, draft);
     let threads = threads(observed, held, draft);
-    spare_cpu(observed, &threads, draft);
+    housekeeping_cpu(observed, &threads, draft);
     deadlines(observed, &threads, draft);
     starve::check(observed, &threads, draft);
 }
@@ -106,11 +106,11 @@ fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
 
 /// Threads of `SCHED_FIFO` and `SCHED_RR` run as long as they like, so they must not be able to take every CPU at once.
 /// ([`deadlines`] limits `SCHED_DEADLINE`.)
-fn spare_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
-    let Some(place) = first_with(draft, spare::unbounded).map(|w| w.place.clone()) else { return };
+fn housekeeping_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
+    let Some(place) = first_with(draft, housekeeping::unbounded).map(|w| w.place.clone()) else { return };
     let real_time: Vec<&CpuSet> =
-        threads.iter().filter(|t| spare::unbounded(&t.scheduling)).map(|t| &t.cpus).collect();
-    if spare::none_left(&real_time, &observed.cpus) {
+        threads.iter().filter(|t| housekeeping::unbounded(&t.scheduling)).map(|t| &t.cpus).collect();
+    if housekeeping::leave_no_cpu(&real_time, &observed.cpus) {
         let (count, online) = (real_time.len(), &observed.cpus);
         draft.problem(
             &place,

@@ -72,7 +72,7 @@ struct Host<'a> {
 
 /// Something is wrong, and has been recorded as a problem.
 #[derive(Debug)]
-struct Noted;
+struct ErrorReported;
 
 /// A plan while it is being made.
 #[derive(Default)]

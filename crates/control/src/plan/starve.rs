@@ -14,7 +14,7 @@
 use super::checks::Thread;
 use super::names::shown;
 use super::{Draft, Want};
-use crate::spare;
+use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::Observed;
@@ -25,17 +25,18 @@ const LISTED: usize = 4;
 
 /// Refuses plans in which a guest would hang, and warns of threads that may starve, if the policy is part of the cause.
 pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
-    let unbounded: Vec<&Thread> = threads.iter().filter(|t| spare::unbounded(&t.scheduling)).collect();
+    let unbounded: Vec<&Thread> = threads.iter().filter(|t| housekeeping::unbounded(&t.scheduling)).collect();
     let mut problems = Vec::new();
     for vm in &observed.vms {
         let is_own = |t: &&&Thread| t.vm == vm.process && t.vcpu && fifo(&t.scheduling);
         let vcpus: Vec<&Thread> = unbounded.iter().filter(is_own).copied().collect();
-        let may: Vec<CpuSet> = vcpus.iter().map(|t| spare::reach([&t.cpus], &observed.cpus)).collect();
-        if spare::one_each(&may) {
+        let may: Vec<CpuSet> =
+            vcpus.iter().map(|t| housekeeping::reachable_cpus([&t.cpus], &observed.cpus)).collect();
+        if housekeeping::can_all_run(&may) {
             continue;
         }
         let Some(want) = vcpus.iter().find_map(|t| want(t, draft)) else { continue };
-        let (name, all) = (shown(&vm.vm.name), spare::reach(&may, &observed.cpus));
+        let (name, all) = (shown(&vm.vm.name), housekeeping::reachable_cpus(&may, &observed.cpus));
         problems.push((
             want.place.clone(),
             format!(
@@ -58,12 +59,13 @@ pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
 fn warn(observed: &Observed, unbounded: &[&Thread], draft: &mut Draft) {
     let mut found: BTreeMap<String, (Vec<String>, Vec<String>)> = BTreeMap::new();
     for victim in unbounded {
-        let cpus = spare::reach([&victim.cpus], &observed.cpus);
+        let cpus = housekeeping::reachable_cpus([&victim.cpus], &observed.cpus);
         let in_the_way: Vec<&&Thread> = unbounded.iter().filter(|t| stays(t, victim)).collect();
-        let may: Vec<CpuSet> = in_the_way.iter().map(|t| spare::reach([&t.cpus], &cpus)).collect();
+        let may: Vec<CpuSet> =
+            in_the_way.iter().map(|t| housekeeping::reachable_cpus([&t.cpus], &cpus)).collect();
         let concerned =
             || want(victim, draft).is_some() || in_the_way.iter().any(|t| want(t, draft).is_some());
-        if !spare::all_taken(&may, &cpus) || !concerned() {
+        if !housekeeping::can_take_all(&may, &cpus) || !concerned() {
             continue;
         }
         let (victims, others) = found.entry(cpus.to_string()).or_default();

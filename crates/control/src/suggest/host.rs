@@ -2,8 +2,8 @@
 //! idle states.
 
 use super::realtime::Class;
+use crate::housekeeping;
 use crate::plan::{reason, time};
-use crate::spare;
 use teiji_model::cpus::CpuSet;
 use teiji_model::finding::Remedy;
 use teiji_model::plan::{Observed, ObservedVm};
@@ -51,7 +51,7 @@ pub(super) fn awake(
         _ => observed.cpus.clone(),
     });
     let present: Vec<CpuSet> = present.collect();
-    let mut cpus = pinned.unwrap_or_else(|| spare::reach(&present, &observed.cpus));
+    let mut cpus = pinned.unwrap_or_else(|| housekeeping::reachable_cpus(&present, &observed.cpus));
     if cpus.is_empty() {
         cpus = observed.cpus.clone();
     }

@@ -7,11 +7,11 @@
 //!                               └ no: leave out the last VM, and repeat
 //!                         ──► would the vCPUs of a VM then wait for each other? leave it out, and repeat
 //! ```
-//! The rules are those of the plan ([`spare`]), for all VMs at once: a class may be possible for each VM alone, but not
+//! The rules are those of the plan ([`housekeeping`]), for all VMs at once: a class may be possible for each VM alone, but not
 //! for all together.
 
+use crate::housekeeping;
 use crate::plan::reason;
-use crate::spare;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm};
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
@@ -48,7 +48,7 @@ pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Cla
     let mut chosen: Vec<usize> = (0..all.len()).filter(|i| all[*i].is_ok()).collect();
     loop {
         let vms: Vec<&ObservedVm> = chosen.iter().map(|i| wishes[*i].vm).collect();
-        let Some(spare) = together(&vms, observed) else {
+        let Some(housekeeping) = together(&vms, observed) else {
             let Some(last) = chosen.pop() else { return all };
             all[last] = Err(format!(
                 "class = \"realtime\" would let real-time threads take every online CPU ({}) at once, and \
@@ -61,7 +61,7 @@ pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Cla
         let mut refused = None;
         for (at, i) in chosen.iter().enumerate() {
             let Ok(mut class) = all[*i].clone() else { continue };
-            pin(&mut class, wishes[*i].vm, spare, observed);
+            pin(&mut class, wishes[*i].vm, housekeeping, observed);
             match would_stand_still(&class, wishes[*i].vm, observed) {
                 None => pinned.push((*i, class)),
                 Some(why) => refused = Some((at, why)),
@@ -125,7 +125,7 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
                     -name guest=NAME,debug-threads=on"
             .to_owned());
     }
-    if waiting.iter().all(spare::unbounded) {
+    if waiting.iter().all(housekeeping::unbounded) {
         return Err(format!(
             "the waiting threads are real-time already ({}): so are the threads that they wait for, or a limit stops \
              them (the quota of their control group); give them CPUs of their own with vcpu_cpus and worker_cpus",
@@ -156,7 +156,7 @@ fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
     }
     let chosen = |vm: &ObservedVm| vms.iter().any(|v| v.process == vm.process);
     let real_time = |task: &Task| match observed.settings.get(&Resource::ThreadScheduling(*task)) {
-        Some(Value::Scheduling(scheduling)) => spare::unbounded(scheduling),
+        Some(Value::Scheduling(scheduling)) => housekeeping::unbounded(scheduling),
         _ => false,
     };
     let others = observed.vms.iter().filter(|vm| !chosen(vm)).flat_map(tasks).filter(|task| real_time(task));
@@ -165,12 +165,12 @@ fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
     let own: Vec<&Task> = vms.iter().flat_map(|vm| tasks(vm)).collect();
     let present: Vec<CpuSet> = own.iter().map(|task| cpus(task)).collect();
     let all: Vec<&CpuSet> = others.iter().chain(&present).collect();
-    if !spare::none_left(&all, online) {
+    if !housekeeping::leave_no_cpu(&all, online) {
         return Some(None);
     }
     // Threads of other VMs are not pinned here, nor are those whose CPUs could not be restored.
     let unmoved = own.iter().filter(|task| affinity(task, observed).is_none()).map(|_| online);
-    let free = online.without(&spare::reach(others.iter().chain(unmoved), online));
+    let free = online.without(&housekeeping::reachable_cpus(others.iter().chain(unmoved), online));
     if online.len() < 2 {
         return None;
     }
@@ -191,38 +191,38 @@ fn would_stand_still(class: &Class, vm: &ObservedVm, observed: &Observed) -> Opt
     let online = &observed.cpus;
     let own = |task: &Task| {
         let pinned = class.vcpu_cpus.clone().or_else(|| affinity(task, observed));
-        spare::reach([&pinned.unwrap_or_else(|| online.clone())], online)
+        housekeeping::reachable_cpus([&pinned.unwrap_or_else(|| online.clone())], online)
     };
     let may: Vec<CpuSet> = vm.vcpus.iter().map(own).collect();
-    (!spare::one_each(&may)).then(|| {
+    (!housekeeping::can_all_run(&may)).then(|| {
         format!(
             "class = \"realtime\" would let its {} vCPUs share fewer CPUs ({}), and the vCPUs of a guest \
              wait for each other in loops: one that loops would never let another run; give the guest fewer vCPUs, or \
              more CPUs with vcpu_cpus",
             may.len(),
-            spare::reach(&may, online)
+            housekeeping::reachable_cpus(&may, online)
         )
     })
 }
 
 /// Pins a VM's threads to CPUs other than the spare one.
-fn pin(class: &mut Class, vm: &ObservedVm, spare: Option<u32>, observed: &Observed) {
+fn pin(class: &mut Class, vm: &ObservedVm, housekeeping: Option<u32>, observed: &Observed) {
     let online = &observed.cpus;
-    let mut reach = CpuSet::default();
+    let mut reachable_cpus = CpuSet::default();
     for (tasks, line) in [(&vm.vcpus, &mut class.vcpu_cpus), (&vm.workers, &mut class.worker_cpus)] {
         let present: Vec<CpuSet> =
             tasks.iter().map(|t| affinity(t, observed).unwrap_or_else(|| online.clone())).collect();
-        let mut may = spare::reach(&present, online);
-        if let Some(spare) = spare.filter(|cpu| may.contains(*cpu)) {
-            let spare = CpuSet::from_iter([spare]);
-            may = may.without(&spare);
+        let mut may = housekeeping::reachable_cpus(&present, online);
+        if let Some(housekeeping) = housekeeping.filter(|cpu| may.contains(*cpu)) {
+            let housekeeping = CpuSet::from_iter([housekeeping]);
+            may = may.without(&housekeeping);
             if may.is_empty() {
-                may = online.without(&spare);
+                may = online.without(&housekeeping);
             }
             *line = Some(may.clone());
         }
-        reach = reach.union(&may);
+        reachable_cpus = reachable_cpus.union(&may);
     }
     let threads = tasks(vm).count();
-    class.crowded = (threads > reach.len()).then_some((threads, reach.len()));
+    class.crowded = (threads > reachable_cpus.len()).then_some((threads, reachable_cpus.len()));
 }

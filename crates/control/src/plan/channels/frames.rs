@@ -4,7 +4,7 @@
 //! `gso_max_size` limits those of the host's own stack; nothing on the host limits those of guests.
 
 use super::super::names::shown;
-use super::super::{Draft, Host, Noted, steps};
+use super::super::{Draft, ErrorReported, Host, steps};
 use teiji_model::plan::ObservedLink;
 use teiji_model::policy::{At, LinkPolicy};
 use teiji_model::qdisc::frame::{self, HEADER, TAG, full};
@@ -43,7 +43,7 @@ pub(super) fn choices(
     section: Option<&LinkPolicy>,
     host: Host<'_>,
     draft: &mut Draft,
-) -> Result<Vec<Largest>, Noted> {
+) -> Result<Vec<Largest>, ErrorReported> {
     let (name, mtu) = (shown(&device.name), device.mtu);
     let setting = Resource::SegmentSize(device.device());
     // The value without teiji, so that a choice does not depend on earlier ones.
@@ -59,7 +59,7 @@ pub(super) fn choices(
                  or make the MTU smaller first"
             );
             draft.problem(place, message);
-            return Err(Noted);
+            return Err(ErrorReported);
         }
         if *most < two(mtu).saturating_add(HEADER) {
             draft.warnings.push(format!(

@@ -1,7 +1,7 @@
 //! One link with its channels: its rate, whether it can keep their deadlines, and the settings for that.
 
 use super::super::names::shown;
-use super::super::{Draft, Host, Noted, Want, time};
+use super::super::{Draft, ErrorReported, Host, Want, time};
 use super::{flows, frames};
 use crate::admission::{self, Admission, Denied, Reason, Refusal, hfsc};
 use frames::Largest;
@@ -58,7 +58,7 @@ pub(super) fn collect(group: &Group<'_>, host: Host<'_>, draft: &mut Draft) {
 }
 
 /// The rate of the link, bit/s.
-fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, Noted> {
+fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, ErrorReported> {
     let name = shown(&group.device.name);
     let below = |speed: u64| ((speed - speed / MARGIN) / RATE_STEP * RATE_STEP).min(MAX_RATE);
     match (group.section.and_then(|s| s.rate.as_ref()), group.device.speed.filter(|speed| *speed > 0)) {
@@ -67,7 +67,7 @@ fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, Noted> {
                 "{name} reports no speed: write its rate, as in rate = \"1gbit\" below [link.{name}]"
             );
             draft.problem(group.place, message);
-            Err(Noted)
+            Err(ErrorReported)
         }
         (None, Some(speed)) => Ok(below(speed)),
         (Some(At { value, place }), Some(speed)) if *value > speed => {
@@ -78,7 +78,7 @@ fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, Noted> {
                 RATE.write(below(speed))
             );
             draft.problem(place, message);
-            Err(Noted)
+            Err(ErrorReported)
         }
         (Some(At { value, .. }), speed) => {
             if let Some(speed) = speed.filter(|speed| *value > below(*speed)) {

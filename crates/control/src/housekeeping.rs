@@ -14,35 +14,35 @@ pub(crate) fn unbounded(scheduling: &Scheduling) -> bool {
 }
 
 /// The online CPUs that any of these threads may use; each thread is given by the CPUs that it may run on.
-pub(crate) fn reach<'a>(threads: impl IntoIterator<Item = &'a CpuSet>, online: &CpuSet) -> CpuSet {
+pub(crate) fn reachable_cpus<'a>(threads: impl IntoIterator<Item = &'a CpuSet>, online: &CpuSet) -> CpuSet {
     let all: CpuSet = threads.into_iter().flat_map(CpuSet::iter).collect();
     all.iter().filter(|cpu| online.contains(*cpu)).collect()
 }
 
 /// Whether unbounded threads, given by the CPUs that they may run on, could use every online CPU at once.
-pub(crate) fn none_left(threads: &[&CpuSet], online: &CpuSet) -> bool {
-    threads.len().min(reach(threads.iter().copied(), online).len()) >= online.len()
+pub(crate) fn leave_no_cpu(threads: &[&CpuSet], online: &CpuSet) -> bool {
+    threads.len().min(reachable_cpus(threads.iter().copied(), online).len()) >= online.len()
 }
 
 /// Whether threads that may run on these CPUs can all run at once.
-pub(crate) fn one_each(threads: &[CpuSet]) -> bool {
-    at_once(threads) == threads.len()
+pub(crate) fn can_all_run(threads: &[CpuSet]) -> bool {
+    most_at_once(threads) == threads.len()
 }
 
 /// Whether threads that may run on these CPUs can use all of `cpus` at once.
-pub(crate) fn all_taken(threads: &[CpuSet], cpus: &CpuSet) -> bool {
-    threads.len() >= cpus.len() && at_once(threads) >= cpus.len()
+pub(crate) fn can_take_all(threads: &[CpuSet], cpus: &CpuSet) -> bool {
+    threads.len() >= cpus.len() && most_at_once(threads) >= cpus.len()
 }
 
 /// How many of these threads can run at once, each on its own CPU out of those that it may run on: the size of the
 /// maximum matching, found by augmenting paths.
-fn at_once(threads: &[CpuSet]) -> usize {
+fn most_at_once(threads: &[CpuSet]) -> usize {
     let mut runs: BTreeMap<u32, usize> = BTreeMap::new();
-    (0..threads.len()).filter(|thread| place(*thread, threads, &mut runs, &mut BTreeSet::new())).count()
+    (0..threads.len()).filter(|thread| find_cpu(*thread, threads, &mut runs, &mut BTreeSet::new())).count()
 }
 
 /// Finds a CPU for a thread; moves others if necessary.
-fn place(
+fn find_cpu(
     thread: usize,
     threads: &[CpuSet],
     runs: &mut BTreeMap<u32, usize>,
@@ -54,7 +54,7 @@ fn place(
         }
         let free = match runs.get(&cpu) {
             None => true,
-            Some(&other) => place(other, threads, runs, tried),
+            Some(&other) => find_cpu(other, threads, runs, tried),
         };
         if free {
             runs.insert(cpu, thread);
@@ -74,10 +74,12 @@ mod tests {
             all.iter().map(|cpus| cpus.iter().copied().collect()).collect()
         };
         // The second has to move for the third, and the first for the second.
-        assert!(one_each(&sets(&[&[0, 1], &[0, 2], &[0]])));
-        assert!(!one_each(&sets(&[&[0, 1], &[0, 1], &[0]])) && !one_each(&sets(&[&[]])) && one_each(&[]));
+        assert!(can_all_run(&sets(&[&[0, 1], &[0, 2], &[0]])));
+        assert!(
+            !can_all_run(&sets(&[&[0, 1], &[0, 1], &[0]])) && !can_all_run(&sets(&[&[]])) && can_all_run(&[])
+        );
         let two = CpuSet::from_iter([0, 1]);
-        assert!(all_taken(&sets(&[&[0], &[], &[0, 1]]), &two));
-        assert!(!all_taken(&sets(&[&[0], &[0]]), &two));
+        assert!(can_take_all(&sets(&[&[0], &[], &[0, 1]]), &two));
+        assert!(!can_take_all(&sets(&[&[0], &[0]]), &two));
     }
 }
