@@ -7,7 +7,7 @@ use crate::numbers;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-use teiji_lab::Host;
+use teiji_lab::LabHost;
 
 /// In the lab's clock, which runs ahead while the lab waits for the machine.
 const LIMIT: Duration = Duration::from_secs(86_400);
@@ -52,7 +52,7 @@ struct Taken {
 /// # Errors
 /// If a qdisc cannot be set up, or if a packet did not leave in its window: the windows would then be times of
 /// different numbers of packets.
-pub fn run(host: &Host, case: &Case, rounds: u32, windows: u32) -> Result<Vec<Sample>> {
+pub fn run(host: &LabHost, case: &Case, rounds: u32, windows: u32) -> Result<Vec<Sample>> {
     let queues = queues::all();
     let driver = set_up(host, case, &queues)?;
     let mut samples = Vec::new();
@@ -87,7 +87,7 @@ pub fn run(host: &Host, case: &Case, rounds: u32, windows: u32) -> Result<Vec<Sa
     Ok(samples)
 }
 
-fn set_up(host: &Host, case: &Case, queues: &[Queue]) -> Result<Driver> {
+fn set_up(host: &LabHost, case: &Case, queues: &[Queue]) -> Result<Driver> {
     host.put("/tmp/links", queues.iter().map(Queue::link).collect::<String>().as_bytes())?;
     host.put("/tmp/qdiscs", queues.iter().map(|q| q.tc(case)).collect::<String>().as_bytes())?;
     let script = "set -e; ip -n a -batch /tmp/links; ip netns exec a tc -batch /tmp/qdiscs";
@@ -99,7 +99,7 @@ fn set_up(host: &Host, case: &Case, queues: &[Queue]) -> Result<Driver> {
     Ok(driver)
 }
 
-fn burst(host: &Host, case: &Case, queue: &Queue, windows: u32) -> Result<Taken> {
+fn burst(host: &LabHost, case: &Case, queue: &Queue, windows: u32) -> Result<Taken> {
     let said = host
         .run_for(
             &format!(

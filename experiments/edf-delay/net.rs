@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use std::cell::Cell;
 use std::path::Path;
 use std::time::Duration;
-use teiji_lab::{Child, Host, Kernel, Mode, Spec};
+use teiji_lab::{Child, Kernel, LabHost, Mode, Spec};
 
 /// In real time; the lab's clock may be slower.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -44,7 +44,7 @@ pub const CONCURRENT: u32 = 4;
 ///
 /// # Errors
 /// If the programs cannot be built or the lab does not boot.
-pub fn boot(out: &Path, cpus: u32) -> Result<Host> {
+pub fn boot(out: &Path, cpus: u32) -> Result<LabHost> {
     boot_kernel(out, cpus, Kernel::default())
 }
 
@@ -52,7 +52,7 @@ pub fn boot(out: &Path, cpus: u32) -> Result<Host> {
 ///
 /// # Errors
 /// If the programs cannot be built or the lab does not boot.
-pub fn boot_kernel(out: &Path, cpus: u32, kernel: Kernel) -> Result<Host> {
+pub fn boot_kernel(out: &Path, cpus: u32, kernel: Kernel) -> Result<LabHost> {
     let bin = crate::programs::folder()?;
     for (program, of) in [("edf", "teiji-experiments"), ("teiji", "teiji"), ("teiji-lab", "teiji-lab")] {
         if !bin.join(program).is_file() {
@@ -68,7 +68,7 @@ pub fn boot_kernel(out: &Path, cpus: u32, kernel: Kernel) -> Result<Host> {
         out_dir: Some(out.to_owned()),
         ..Spec::default()
     };
-    let host = Host::boot(&spec)?;
+    let host = LabHost::boot(&spec)?;
     host.run(LAYOUT)?.ok()?;
     // Copied into the lab host: programs are read through the emulator's file sharing, which takes long.
     host.run("cp /mnt/bin/edf /mnt/bin/teiji-lab /mnt/bin/teiji /tmp/")?.ok()?;
@@ -86,7 +86,7 @@ impl Driver {
     ///
     /// # Errors
     /// What the driver says if the kernel refuses.
-    pub fn start(host: &Host) -> Result<Driver> {
+    pub fn start(host: &LabHost) -> Result<Driver> {
         let child = host.spawn("exec ip netns exec a /tmp/edf")?;
         let said = child.wait_for("\n", PATIENCE).context("the driver of the qdisc did not start")?;
         if !said.starts_with("loaded") {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::fmt::Write;
 use std::time::Duration;
-use teiji_lab::{Child, Host};
+use teiji_lab::{Child, LabHost};
 
 /// In namespace a; the pins are in a file system that the agent sees.
 const TEIJI: &str = "ip netns exec a /tmp/teiji";
@@ -15,7 +15,7 @@ const POLICY: &str = "/tmp/policy.toml";
 
 /// A link with channels.
 pub struct Product<'a> {
-    host: &'a Host,
+    host: &'a LabHost,
     agent: Child,
     /// The longest delay guaranteed to each channel, µs, in the order of the plan's channels.
     pub bounds_us: Vec<f64>,
@@ -49,7 +49,7 @@ impl<'a> Product<'a> {
     ///
     /// # Errors
     /// The product's message if a command fails.
-    pub fn apply(host: &'a Host, plan: &Plan) -> Result<Product<'a>> {
+    pub fn apply(host: &'a LabHost, plan: &Plan) -> Result<Product<'a>> {
         let agent = host.spawn(&format!("exec {TEIJI} agent {PLACE} 2>&1"))?;
         agent.wait_for("the agent keeps deadlines", Duration::from_secs(120))?;
         host.put(POLICY, policy(plan).as_bytes())?;

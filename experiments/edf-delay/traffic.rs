@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
-use teiji_lab::Host;
+use teiji_lab::LabHost;
 
 /// In real time.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -77,7 +77,7 @@ impl Outcome {
 ///
 /// # Errors
 /// If a program fails.
-pub fn run(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
+pub fn run(host: &LabHost, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
     let product = match qdisc {
         "teiji_edf" => Some(Product::apply(host, plan)?),
         _ => {
@@ -108,7 +108,7 @@ pub fn run(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
 ///
 /// # Errors
 /// If a program fails.
-pub fn measure(host: &Host, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
+pub fn measure(host: &LabHost, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
     let list = |items: Vec<String>| items.join(",");
     let ports = list((0..plan.channels.len()).map(|i| (6000 + i).to_string()).collect());
     let deadlines = list(plan.channels.iter().map(|c| c.deadline_us.to_string()).collect());

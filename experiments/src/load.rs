@@ -12,7 +12,7 @@
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use std::time::Duration;
-use teiji_lab::{Child, Guest, GuestSpec, Host};
+use teiji_lab::{Child, Guest, GuestSpec, LabHost};
 
 /// CPU of the callers.
 pub const CALLER_CPU: u32 = 0;
@@ -55,7 +55,7 @@ pub fn placed(name: &str) -> GuestSpec {
 ///
 /// # Errors
 /// If the server does not answer.
-pub fn echo_server(host: &Host, guest: &Guest<'_>) -> Result<Child> {
+pub fn echo_server(host: &LabHost, guest: &Guest<'_>) -> Result<Child> {
     let server = guest.spawn(&format!("exec teiji-lab udp-echo --port {ECHO_PORT}"))?;
     server.wait_for("serving", START)?;
     echo(host, guest, 50.0, 50)?;
@@ -75,7 +75,7 @@ pub fn echo_command(guest: &Guest<'_>, rate: f64, count: u64) -> String {
 ///
 /// # Errors
 /// If the load cannot be run.
-pub fn echo(host: &Host, guest: &Guest<'_>, rate: f64, count: u64) -> Result<Figures> {
+pub fn echo(host: &LabHost, guest: &Guest<'_>, rate: f64, count: u64) -> Result<Figures> {
     figures(&host.run(&echo_command(guest, rate, count))?.ok()?)
 }
 
@@ -91,7 +91,7 @@ pub fn figures(text: &str) -> Result<Figures> {
 ///
 /// # Errors
 /// If no ping is answered.
-pub fn ping(host: &Host, guest: &Guest<'_>, rate: f64, count: u64) -> Result<()> {
+pub fn ping(host: &LabHost, guest: &Guest<'_>, rate: f64, count: u64) -> Result<()> {
     let ping = format!(
         "ip netns exec peer taskset -c {CALLER_CPU} ping -q -W 2 -i {} -c {count} {}",
         1.0 / rate.max(0.001),
@@ -105,7 +105,7 @@ pub fn ping(host: &Host, guest: &Guest<'_>, rate: f64, count: u64) -> Result<()>
 ///
 /// # Errors
 /// If the server does not start.
-pub fn sip_server(host: &Host, guest: &Guest<'_>) -> Result<Child> {
+pub fn sip_server(host: &LabHost, guest: &Guest<'_>) -> Result<Child> {
     let server = guest.spawn(&format!("exec sipp -sn uas -i {} -p 5060 -nostdin >/dev/null", guest.ip()))?;
     guest
         .run_for("until grep -q ':13C4 ' /proc/net/udp; do sleep 0.2; done", START)?
@@ -130,7 +130,7 @@ pub fn call_command(guest: &Guest<'_>, rate: f64, calls: u64) -> String {
 ///
 /// # Errors
 /// If the lab host does not answer.
-pub fn call(host: &Host, guest: &Guest<'_>, rate: f64, calls: u64) -> Result<bool> {
+pub fn call(host: &LabHost, guest: &Guest<'_>, rate: f64, calls: u64) -> Result<bool> {
     Ok(host.run(&call_command(guest, rate, calls))?.code == 0)
 }
 
@@ -138,7 +138,7 @@ pub fn call(host: &Host, guest: &Guest<'_>, rate: f64, calls: u64) -> Result<boo
 ///
 /// # Errors
 /// If the program does not start.
-pub fn hogs(host: &Host, cpu: u32, threads: u32) -> Result<Child> {
+pub fn hogs(host: &LabHost, cpu: u32, threads: u32) -> Result<Child> {
     let hogs = host.spawn(&format!("exec teiji-lab hog --cpu {cpu} --threads {threads}"))?;
     hogs.wait_for("busy", START)?;
     Ok(hogs)
@@ -149,7 +149,7 @@ const POLLING: &str = "/sys/module/kvm/parameters/halt_poll_ns";
 
 /// Restores KVM's former polling time when dropped.
 pub struct Polling<'h> {
-    host: &'h Host,
+    host: &'h LabHost,
     before: String,
 }
 
@@ -157,7 +157,7 @@ pub struct Polling<'h> {
 ///
 /// # Errors
 /// If the lab host's kernel refuses.
-pub fn polling(host: &Host, ns: u64) -> Result<Polling<'_>> {
+pub fn polling(host: &LabHost, ns: u64) -> Result<Polling<'_>> {
     let before = host.run(&format!("cat {POLLING}"))?.ok()?;
     host.run(&format!("echo {ns} > {POLLING}"))?.ok()?;
     Ok(Polling { host, before })

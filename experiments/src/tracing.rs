@@ -10,7 +10,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use teiji_analysis::{Analyzer, Options};
-use teiji_lab::{Child, Host, Spec};
+use teiji_lab::{Child, LabHost, Spec};
 use teiji_model::recording::Reader;
 use teiji_model::report::{Joined, Report};
 
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// A running lab host with the built programs in `/mnt/bin`.
 pub struct Lab {
     /// The host.
-    pub host: Host,
+    pub host: LabHost,
     /// The folder on this machine that the lab host has as `/mnt/out`.
     pub out: PathBuf,
 }
@@ -41,7 +41,7 @@ impl Lab {
     pub fn boot_as(out: &Path, spec: Spec) -> Result<Lab> {
         let bin = crate::programs::folder()?;
         let spec = Spec { bin_dir: Some(bin), out_dir: Some(out.to_owned()), ..spec };
-        Ok(Lab { host: Host::boot(&spec)?, out: out.to_owned() })
+        Ok(Lab { host: LabHost::boot(&spec)?, out: out.to_owned() })
     }
 
     /// How time passes in the lab, for a summary.

@@ -16,13 +16,13 @@ use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use teiji_experiments::edf_delay::net::{self, Driver};
 use teiji_experiments::edf_delay::{Plan, many, six, traffic};
-use teiji_lab::Host;
+use teiji_lab::LabHost;
 use teiji_lab::suite::{self, Shared};
 use teiji_model::qdisc::MAX_LINKS;
 
 /// A lab host and the running driver of the qdisc, if any.
 struct Stage {
-    host: Host,
+    host: LabHost,
     driver: Mutex<Option<Driver>>,
 }
 
@@ -44,7 +44,7 @@ impl Stage {
     }
 
     /// Runs a test with a running driver and without links that have channels, which a failed test may have left.
-    fn with_driver(&self, test: impl FnOnce(&Host, &Driver)) {
+    fn with_driver(&self, test: impl FnOnce(&LabHost, &Driver)) {
         let mut driver = self.driver();
         // Starts the driver again if it has ended or does not answer.
         if driver.as_ref().is_none_or(|d| d.try_line("tidy").is_err()) {
@@ -60,7 +60,7 @@ impl Stage {
     }
 
     /// Ends the driver and removes its pins.
-    fn without_driver(&self) -> &Host {
+    fn without_driver(&self) -> &LabHost {
         if let Some(driver) = self.driver().take() {
             driver.kill().unwrap();
         }
@@ -110,13 +110,13 @@ fn main() -> ExitCode {
 }
 
 /// The root qdisc of a device of namespace a, as tc prints it.
-fn root(host: &Host, dev: &str) -> String {
+fn root(host: &LabHost, dev: &str) -> String {
     host.run(&format!("ip netns exec a tc qdisc show dev {dev} root")).unwrap().ok().unwrap()
 }
 
 /// Sends flows from namespace a for some seconds, and waits for the packets in the queue that have a deadline. Returns
 /// how many datagrams of each flow the kernel accepted.
-fn send(host: &Host, seconds: f64, flows: &str) -> Vec<u64> {
+fn send(host: &LabHost, seconds: f64, flows: &str) -> Vec<u64> {
     let said = host
         .run(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for {seconds} {flows}; sleep 0.1"))
         .unwrap()
@@ -130,7 +130,7 @@ fn of(stats: &Value, channel: &str, what: &str) -> u64 {
     stats["channels"][channel][what].as_u64().unwrap_or_else(|| panic!("no {what} of {channel} in {stats}"))
 }
 
-fn the_verifier_accepts_every_program(_: &Host, driver: &Driver) {
+fn the_verifier_accepts_every_program(_: &LabHost, driver: &Driver) {
     let said = driver.line("verified").unwrap();
     eprintln!("instructions that the verifier walked: {said}");
     let programs: serde_json::Map<String, Value> = serde_json::from_str(&said).unwrap();
@@ -138,7 +138,7 @@ fn the_verifier_accepts_every_program(_: &Host, driver: &Driver) {
     assert!(programs.values().all(|n| (1..100_000).contains(&n.as_u64().unwrap())), "{said}");
 }
 
-fn received(host: &Host) -> u64 {
+fn received(host: &LabHost) -> u64 {
     let text = host.run("ip netns exec b cat /sys/class/net/vb/statistics/rx_packets").unwrap().ok().unwrap();
     text.parse().unwrap()
 }

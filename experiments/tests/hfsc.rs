@@ -10,14 +10,14 @@ use std::process::ExitCode;
 use teiji_experiments::edf_delay::net;
 use teiji_experiments::edf_delay::{Channel, LINK, MARGIN, Plan, WIRE, traffic};
 use teiji_lab::suite::{self, Shared};
-use teiji_lab::{Host, Kernel};
+use teiji_lab::{Kernel, LabHost};
 use teiji_model::qdisc::MAX_CHANNELS;
 
 const TEIJI: &str = "ip netns exec a /tmp/teiji";
 const PLACE: &str = "--state /tmp/state --pins /tmp/bpf/teiji";
 const LINK_SECTION: &str = "[link.va]\nrate = \"50mbit\"\nmax_packet = \"1514b\"\n";
 
-static HOST: Shared<Host> = Shared::new("the lab", || {
+static HOST: Shared<LabHost> = Shared::new("the lab", || {
     let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("hfsc");
     let host = net::boot_kernel(&out, net::TIMED, Kernel::Stable).unwrap();
     host.put("/tmp/six.toml", policy(&six()).as_bytes()).unwrap();
@@ -35,11 +35,11 @@ fn main() -> ExitCode {
         as_many_channels_as_a_host_may_have,
         no_packet_is_later_than_printed,
     ];
-    suite::run(&tests, || HOST.if_made(Host::end))
+    suite::run(&tests, || HOST.if_made(LabHost::end))
 }
 
 /// The lab host without channels, which a failed test may have left.
-fn fresh() -> &'static Host {
+fn fresh() -> &'static LabHost {
     let clear = format!("{TEIJI} rollback --force {PLACE}; ip netns exec a tc qdisc del dev va root; true");
     HOST.run(&clear).unwrap();
     &HOST
@@ -90,18 +90,18 @@ fn kinds() -> String {
 
 /// Runs teiji in namespace a; it must exit with this code.
 #[track_caller]
-fn teiji(host: &Host, line: &str, code: i32) -> String {
+fn teiji(host: &LabHost, line: &str, code: i32) -> String {
     let output = host.run(&format!("{TEIJI} {line} {PLACE} 2>&1")).unwrap();
     assert_eq!(output.code, code, "teiji {line}: {}", output.text());
     output.text()
 }
 
-fn root(host: &Host) -> String {
+fn root(host: &LabHost) -> String {
     host.run("ip netns exec a tc qdisc show dev va root").unwrap().ok().unwrap()
 }
 
 /// The root qdisc as `teiji plan` shows it, for a policy that asks for another one; null if it asks for none.
-fn present(host: &Host, wanting: &str) -> Value {
+fn present(host: &LabHost, wanting: &str) -> Value {
     let said = host.run(&format!("{TEIJI} plan {wanting} --json {PLACE}")).unwrap().ok().unwrap();
     let plan: Value = serde_json::from_str(&said).unwrap();
     let steps = plan["steps"].as_array().unwrap();
@@ -162,7 +162,7 @@ fn a_missing_module_changes_nothing() {
 }
 
 /// Packets that the queue of each channel has sent, in the order of the names. (tc's JSON output of this is wrong.)
-fn sent(host: &Host) -> Vec<u64> {
+fn sent(host: &LabHost) -> Vec<u64> {
     let said = host.run("ip netns exec a tc -s qdisc show dev va").unwrap().ok().unwrap();
     let lines: Vec<&str> = said.lines().collect();
     let below = |pair: &[&str]| {

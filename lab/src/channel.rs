@@ -232,7 +232,7 @@ impl Child {
     /// that waits in the kernel, or its guest).
     fn unkilled(&self, late: &Error) -> Error {
         if self.pool.hangs() {
-            return Error::Host(format!("hangs: {late}; {}", self.pool.emulator.last_words()));
+            return Error::LabHost(format!("hangs: {late}; {}", self.pool.emulator.last_words()));
         }
         Error::Protocol(format!("has not said since that it has ended, so it may still run: {late}"))
     }

@@ -53,7 +53,7 @@ pub enum Error {
     },
     /// The lab host did not boot, or has ended.
     #[error("the lab host {0}")]
-    Host(String),
+    LabHost(String),
     /// A nested guest did not start, or has ended.
     #[error("guest {name} {why}")]
     Guest {

@@ -8,7 +8,7 @@ use std::{fmt::Write, net::Ipv4Addr, time::Duration};
 use crate::{
     channel::Child,
     error::{Error, Result},
-    host::{Host, Output, USUAL_LIMIT, shell},
+    host::{LabHost, Output, USUAL_LIMIT, shell},
     progress::Step,
     proto::Request,
     recipe::Kernel,
@@ -75,7 +75,7 @@ const SILENT: &str = "did not answer";
 
 /// A running guest. It ends when this is dropped, or when the lab host ends.
 pub struct Guest<'h> {
-    host: &'h Host,
+    host: &'h LabHost,
     name: String,
     number: u32,
     nics: u32,
@@ -85,7 +85,7 @@ pub struct Guest<'h> {
 }
 
 impl<'h> Guest<'h> {
-    pub(crate) fn start(host: &'h Host, spec: &GuestSpec, number: u32) -> Result<Guest<'h>> {
+    pub(crate) fn start(host: &'h LabHost, spec: &GuestSpec, number: u32) -> Result<Guest<'h>> {
         let fault = |why: String| Error::Guest { name: spec.name.clone(), why };
         let plain = spec.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
         if !plain || spec.name.is_empty() || spec.name.len() > 10 {
@@ -124,7 +124,7 @@ impl<'h> Guest<'h> {
         }
     }
 
-    fn boot(host: &'h Host, spec: &GuestSpec, number: u32) -> Result<Guest<'h>> {
+    fn boot(host: &'h LabHost, spec: &GuestSpec, number: u32) -> Result<Guest<'h>> {
         let fault = |why: String| Error::Guest { name: spec.name.clone(), why };
         let started = host.run(&start_script(spec, number, host.which_kernel()))?.ok();
         let pid = started
@@ -197,12 +197,12 @@ impl<'h> Guest<'h> {
     /// Runs `sh` with bash in the guest, with the limit [`USUAL_LIMIT`].
     ///
     /// # Errors
-    /// Like [`Host::run_for`].
+    /// Like [`LabHost::run_for`].
     pub fn run(&self, sh: &str) -> Result<Output> {
         self.run_for(sh, USUAL_LIMIT)
     }
 
-    /// Runs `sh` with bash in the guest; see [`Host::run_for`].
+    /// Runs `sh` with bash in the guest; see [`LabHost::run_for`].
     ///
     /// # Errors
     /// If it exceeds `limit`, or the guest or the lab host has ended.

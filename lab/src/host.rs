@@ -112,7 +112,7 @@ impl Output {
     }
 }
 
-/// The limit of [`Host::run`] and [`Guest::run`]. Time for which the emulator waits for a CPU of this machine does not
+/// The limit of [`LabHost::run`] and [`Guest::run`]. Time for which the emulator waits for a CPU of this machine does not
 /// count towards this and all other limits of the lab (up to five sixths of the time): on a busy machine everything
 /// takes longer, but it succeeds.
 pub const USUAL_LIMIT: Duration = Duration::from_secs(300);
@@ -126,7 +126,7 @@ const BOOTS: u32 = 3;
 const END_LIMIT: Duration = Duration::from_secs(15);
 
 /// A running lab host. It ends when this is dropped and when this process ends, for whatever reason.
-pub struct Host {
+pub struct LabHost {
     pool: Arc<Pool>,
     machine: Machine,
     kernel: Kernel,
@@ -140,14 +140,14 @@ pub(crate) fn shell(sh: &str) -> Request {
     Request { argv: vec!["/bin/bash".into(), "-c".into(), sh.into()], ..Request::default() }
 }
 
-impl Host {
+impl LabHost {
     /// Boots a lab host; first prepares its root file system if necessary. Waits while another lab host runs on this
     /// machine.
     ///
     /// # Errors
     /// If preparation fails, or the machine does not come up in three boots; the error has the last lines of its
     /// console.
-    pub fn boot(spec: &Spec) -> Result<Host> {
+    pub fn boot(spec: &Spec) -> Result<LabHost> {
         let prepared = rootfs::prepare()?;
         let agent = agent_program()?;
         let cache = cache::folder()?;
@@ -176,7 +176,7 @@ impl Host {
         let mut boots = 1;
         let (machine, pool, version) = loop {
             let machine = Machine::start(spec, accel, &prepared, &folder)?;
-            let pool = Host::wait_up(&machine)?;
+            let pool = LabHost::wait_up(&machine)?;
             match pool.ping(BOOT_LIMIT) {
                 Ok((version, again)) => {
                     if again > 0 {
@@ -187,7 +187,7 @@ impl Host {
                     break (machine, pool, version);
                 }
                 Err(e) if boots == BOOTS => {
-                    return Err(Error::Host(format!(
+                    return Err(Error::LabHost(format!(
                         "did not come up ({e}); {}",
                         machine.emulator().last_words()
                     )));
@@ -206,7 +206,7 @@ impl Host {
         };
         machine.emulator().is_up(lock);
         step.say("the lab host is up");
-        Ok(Host {
+        Ok(LabHost {
             pool: Arc::new(pool),
             machine,
             kernel: spec.kernel,
@@ -225,13 +225,13 @@ impl Host {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        Err(Error::Host(format!("could not be started: {}", emulator.last_words())))
+        Err(Error::LabHost(format!("could not be started: {}", emulator.last_words())))
     }
 
     /// Runs `sh` with bash in `/root`, with the limit [`USUAL_LIMIT`].
     ///
     /// # Errors
-    /// Like [`Host::run_for`].
+    /// Like [`LabHost::run_for`].
     pub fn run(&self, sh: &str) -> Result<Output> {
         self.run_for(sh, USUAL_LIMIT)
     }
@@ -360,7 +360,7 @@ impl Host {
         self.end();
     }
 
-    /// Like [`Host::power_off`], for use while others still refer to it: afterwards no command can be run in it, and
+    /// Like [`LabHost::power_off`], for use while others still refer to it: afterwards no command can be run in it, and
     /// another lab host may boot.
     pub fn end(&self) {
         self.machine.emulator().may_end();
@@ -379,18 +379,18 @@ impl Host {
 /// `/mnt/bin` is the folder of the built programs, `/mnt/out` is the folder `lab-out` in it.
 ///
 /// # Errors
-/// Like [`Host::boot`]; every later call returns the same error.
-pub fn shared() -> Result<&'static Host> {
-    static SHARED: OnceLock<Result<Host, String>> = OnceLock::new();
+/// Like [`LabHost::boot`]; every later call returns the same error.
+pub fn shared() -> Result<&'static LabHost> {
+    static SHARED: OnceLock<Result<LabHost, String>> = OnceLock::new();
     SHARED
         .get_or_init(|| {
             let bin = agent_program().map_err(|e| e.to_string())?;
             let bin = bin.parent().map(Path::to_owned);
             let out = bin.as_ref().map(|b| b.join("lab-out"));
-            Host::boot(&Spec { bin_dir: bin, out_dir: out, ..Spec::default() }).map_err(|e| e.to_string())
+            LabHost::boot(&Spec { bin_dir: bin, out_dir: out, ..Spec::default() }).map_err(|e| e.to_string())
         })
         .as_ref()
-        .map_err(|e| Error::Host(format!("is not there: {e}")))
+        .map_err(|e| Error::LabHost(format!("is not there: {e}")))
 }
 
 /// The `teiji-lab` program of this build, which is also the agent. For a test of another crate cargo does not build it,

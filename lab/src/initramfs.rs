@@ -29,7 +29,7 @@ pub(crate) fn build(root: &Path, version: &str, file: &Path) -> Result<()> {
     let busybox = ["usr/bin/busybox", "bin/busybox"]
         .iter()
         .find_map(|p| fs::read(root.join(p)).ok())
-        .ok_or_else(|| Error::Host("has no busybox in its root file system".into()))?;
+        .ok_or_else(|| Error::LabHost("has no busybox in its root file system".into()))?;
     all.push(entry("bin/busybox", Regular, 0o755, busybox));
     let mut order = String::new();
     for module in kernel::load_order(&dep, recipe::BOOT_MODULES) {

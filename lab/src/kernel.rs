@@ -46,8 +46,9 @@ fn lacking(config: &str, kernel: Kernel) -> Vec<&'static (&'static str, &'static
 pub(crate) fn unpack(root: &Path, version: &str, to: &Path) -> Result<()> {
     let path = root.join("usr/lib/modules").join(version).join("vmlinuz");
     let packed = fs::read(&path).doing(|| format!("read {}", path.display()))?;
-    let (tool, payload) = payload(&packed)
-        .ok_or_else(|| Error::Host(format!("has a kernel packed in an unknown way: {}", path.display())))?;
+    let (tool, payload) = payload(&packed).ok_or_else(|| {
+        Error::LabHost(format!("has a kernel packed in an unknown way: {}", path.display()))
+    })?;
     if let Some(folder) = to.parent() {
         fs::create_dir_all(folder).doing(|| format!("make {}", folder.display()))?;
     }

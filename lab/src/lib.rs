@@ -2,7 +2,7 @@
 //!
 //! Three levels:
 //! - **L0** is the machine that runs the lab.
-//! - **L1** is the lab host ([`Host`]): a stock Debian kernel ([`Kernel`]) in QEMU, with KVM, two NUMA nodes, vhost-net,
+//! - **L1** is the lab host ([`LabHost`]): a stock Debian kernel ([`Kernel`]) in QEMU, with KVM, two NUMA nodes, vhost-net,
 //!   and a bridge whose uplink leads to the network namespace `peer`, the outside world. It is emulated unless a test
 //!   has shown that this machine's KVM works.
 //! - **L2** are guests ([`Guest`]) of L1's KVM. Their exits, wake-ups and queues are real.
@@ -52,6 +52,6 @@ mod tsc;
 pub use channel::Child;
 pub use error::{Error, Result};
 pub use guest::{Guest, GuestSpec};
-pub use host::{Host, Mode, Output, Spec, USUAL_LIMIT, shared};
+pub use host::{LabHost, Mode, Output, Spec, USUAL_LIMIT, shared};
 pub use priority::Preference;
 pub use recipe::Kernel;

@@ -336,7 +336,7 @@ impl Machine {
             .doing(|| "start a thread".into())?;
         let emulator = has_started
             .recv()
-            .map_err(|_| Error::Host("could not be started".into()))?
+            .map_err(|_| Error::LabHost("could not be started".into()))?
             .doing(|| format!("start {QEMU} in the lab's root file system (is this root?)"))?;
         Ok(Machine { emulator, waiter: Some(waiter) })
     }

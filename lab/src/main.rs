@@ -6,7 +6,7 @@ use std::{net::SocketAddrV4, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
-use teiji_lab::{GuestSpec, Host, Kernel, Mode, Spec, agent, rootfs, tools};
+use teiji_lab::{GuestSpec, Kernel, LabHost, Mode, Spec, agent, rootfs, tools};
 
 /// A KVM host with nested guests in an emulated machine, for tests and experiments
 #[derive(Parser)]
@@ -240,7 +240,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
             Ok(0)
         }
         Command::Run { boot, command } => {
-            let host = Host::boot(&boot.spec()?)?;
+            let host = LabHost::boot(&boot.spec()?)?;
             let mut guests = Vec::new();
             for n in 1..=boot.guests {
                 guests.push(host.guest(&boot.guest(n))?);
@@ -257,7 +257,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
             Ok(agent::call(cid, command, Duration::from_secs(wait))? as u8)
         }
         Command::Shell { boot } => {
-            let host = Host::boot(&boot.spec()?)?;
+            let host = LabHost::boot(&boot.spec()?)?;
             let mut guests = Vec::new();
             for n in 1..=boot.guests {
                 guests.push(host.guest(&boot.guest(n))?);

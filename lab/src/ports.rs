@@ -144,7 +144,7 @@ impl Pool {
         let mut free = lock(&self.free);
         loop {
             if free.hangs {
-                return Err(Error::Host(format!("hangs: {}", self.emulator.last_words())));
+                return Err(Error::LabHost(format!("hangs: {}", self.emulator.last_words())));
             }
             if let Some(port) = free.ports.pop() {
                 free.used += 1;
@@ -190,7 +190,7 @@ impl Pool {
     pub(crate) fn gone(&self, doing: &str, why: &dyn std::fmt::Display) -> Error {
         // The emulator's ports close before its process can be waited for.
         self.emulator.wait(END_GRACE);
-        Error::Host(format!("was lost: cannot {doing}: {why}; {}", self.emulator.last_words()))
+        Error::LabHost(format!("was lost: cannot {doing}: {why}; {}", self.emulator.last_words()))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::error::{Doing, Result};
 /// Above this machine's ordinary threads, below its interrupt threads (50).
 const PRIORITY: i32 = 10;
 
-/// While this exists, the emulator's threads have priority over others. See [`crate::Host::prefer`].
+/// While this exists, the emulator's threads have priority over others. See [`crate::LabHost::prefer`].
 #[must_use = "dropping it ends the preference"]
 pub struct Preference {
     tasks: PathBuf,

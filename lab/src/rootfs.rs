@@ -123,7 +123,7 @@ pub fn prepare() -> Result<Prepared> {
     fs::rename(&building, &place).doing(|| format!("rename {} into place", building.display()))?;
     remove_others(&cache, &name);
     step.say("the lab's root file system is ready");
-    Prepared::open(place).ok_or_else(|| Error::Host("was prepared but its files are not there".into()))
+    Prepared::open(place).ok_or_else(|| Error::LabHost("was prepared but its files are not there".into()))
 }
 
 fn check(cache: &Path) -> Result<()> {

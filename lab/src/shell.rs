@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use nix::sys::termios::{self, SetArg, Termios};
-use teiji_lab::Host;
+use teiji_lab::LabHost;
 
 /// The terminal in raw mode; its former mode is restored when this is dropped.
 struct Raw(Termios);
@@ -39,7 +39,7 @@ fn size() -> (u16, u16) {
 }
 
 /// Opens the shell; returns its exit code.
-pub fn run(host: &Host) -> anyhow::Result<i32> {
+pub fn run(host: &LabHost) -> anyhow::Result<i32> {
     if !std::io::stdin().is_terminal() {
         bail!("standard input is no terminal: use `teiji-lab run -- command`");
     }

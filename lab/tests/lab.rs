@@ -16,13 +16,13 @@ use nix::{
     unistd::Pid,
 };
 use teiji_lab::{
-    Error, Guest, GuestSpec, Host, Kernel, Spec, rootfs,
+    Error, Guest, GuestSpec, Kernel, LabHost, Spec, rootfs,
     suite::{self, Shared},
 };
 
-static HOST: Shared<Host> = Shared::new("the lab host", || {
+static HOST: Shared<LabHost> = Shared::new("the lab host", || {
     let bin = Path::new(env!("CARGO_BIN_EXE_teiji-lab")).parent().unwrap().to_owned();
-    Host::boot(&Spec { bin_dir: Some(bin), out_dir: Some(out()), ..Spec::default() }).unwrap()
+    LabHost::boot(&Spec { bin_dir: Some(bin), out_dir: Some(out()), ..Spec::default() }).unwrap()
 });
 static FIRST: Shared<Guest<'static>> = Shared::new("the guest `first`", || {
     HOST.guest(&GuestSpec { name: "first".into(), vcpus: 2, ..GuestSpec::default() }).unwrap()
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         an_emulator_that_fails_is_replaced_by_another,
         nothing_is_left_at_the_end,
     ];
-    suite::run(&tests, || HOST.if_made(Host::end))
+    suite::run(&tests, || HOST.if_made(LabHost::end))
 }
 
 fn out() -> PathBuf {

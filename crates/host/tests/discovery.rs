@@ -3,13 +3,13 @@
 
 mod common;
 
-use common::{Host, KVM};
+use common::{FakeHost, KVM};
 use teiji_host::Root;
 use teiji_model::host::DataPlane;
 
 #[test]
 fn a_qemu_with_two_nics_and_two_queues() {
-    let host = Host::new();
+    let host = FakeHost::new();
     host.vmm(
         700,
         "/usr/bin/qemu-system-x86_64 -name guest=sip1,debug-threads=on -m 512 \
@@ -52,7 +52,7 @@ fn a_qemu_with_two_nics_and_two_queues() {
 /// Whoever may create a network namespace may give a tap there any name.
 #[test]
 fn a_tap_of_another_network_namespace_is_not_the_one_of_that_name_here() {
-    let host = Host::new();
+    let host = FakeHost::new();
     for (pid, fd) in [(700, 20), (800, 21)] {
         host.vmm(pid, "qemu -name a", &KVM);
         host.tap(pid, fd, "tap0", 5);
@@ -68,7 +68,7 @@ fn a_tap_of_another_network_namespace_is_not_the_one_of_that_name_here() {
 
 #[test]
 fn workers_that_are_kernel_threads_belong_to_their_owner() {
-    let host = Host::new();
+    let host = FakeHost::new();
     host.vmm(700, "qemu -name a", &KVM);
     host.vmm(800, "qemu -name b", &KVM);
     host.thread("proc/60", "vhost-700", "0-3", 1, 0x0020_0040);
@@ -82,7 +82,7 @@ fn workers_that_are_kernel_threads_belong_to_their_owner() {
 
 #[test]
 fn vcpu_threads_without_names_are_found_in_debugfs() {
-    let host = Host::new();
+    let host = FakeHost::new();
     host.vmm(700, "qemu", &KVM);
     host.task(700, 702, "qemu-system-x86", "0-3", 1);
     host.task(700, 703, "qemu-system-x86", "0-3", 1);
@@ -98,17 +98,17 @@ fn vcpu_threads_without_names_are_found_in_debugfs() {
 /// QEMU's `-smp 6,sockets=2,cores=3`: the second socket's APIC ids begin at 4.
 #[test]
 fn a_vcpus_index_and_kvms_number_of_it_are_told_apart() {
-    let host = Host::new();
+    let host = FakeHost::new();
     host.vmm(700, "qemu", &KVM);
     for (index, id) in [0, 1, 2, 4, 5, 6].into_iter().enumerate() {
         let tid = 710 - index as u32;
         host.task(700, tid, &format!("CPU {index}/KVM"), "0-3", 1);
         host.file(&format!("sys/kernel/debug/kvm/700-9/vcpu{id}/pid"), format!("{tid}\n"));
     }
-    let ids = |host: &Host| -> Vec<_> {
+    let ids = |host: &FakeHost| -> Vec<_> {
         host.root().vms().unwrap()[0].vcpus.iter().map(|v| (v.index, v.kvm_id, v.tid)).collect()
     };
-    let ids = |host: &Host, wanted: [Option<u32>; 6]| {
+    let ids = |host: &FakeHost, wanted: [Option<u32>; 6]| {
         let wanted: Vec<_> = (0..6u16).map(|i| (i, wanted[usize::from(i)], 710 - u32::from(i))).collect();
         assert_eq!(ids(host), wanted);
     };
@@ -130,7 +130,7 @@ fn a_vcpus_index_and_kvms_number_of_it_are_told_apart() {
 
 #[test]
 fn only_vmms_are_vms() {
-    let host = Host::new();
+    let host = FakeHost::new();
     host.vmm(1, "init", &[(3, "socket:[1]")]);
     host.vmm(2, "qemu -M none", &[(3, "anon_inode:kvm-vm")]);
     host.file("proc/3/cmdline", "gone"); // vanished: it has no fd directory any more
@@ -147,7 +147,7 @@ fn no_procfs_is_an_error_that_says_so() {
 
 #[test]
 fn what_is_missing_says_what_it_costs_and_how_to_get_it() {
-    let host = Host::new();
+    let host = FakeHost::new();
     host.file("proc/sys/kernel/osrelease", "6.0.19-amd64\n");
     host.file("proc/self/status", "CapEff:\t0000000000000000\n");
     host.file("sys/kernel/security/lockdown", "none integrity [confidentiality]\n");
@@ -173,7 +173,7 @@ fn what_is_missing_says_what_it_costs_and_how_to_get_it() {
 
 #[test]
 fn what_is_there_says_no_more() {
-    let host = Host::new();
+    let host = FakeHost::new();
     host.file("proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
     host.file("proc/self/status", "CapEff:\t000001ffffffffff\n");
     for path in ["btf/vmlinux", "btf/vhost_net", "tracing/events/sched/sched_switch/id", "debug/kvm/x"] {

@@ -3,14 +3,14 @@
 
 mod common;
 
-use common::{Host, KVM};
+use common::{FakeHost, KVM};
 use teiji_model::host::{Identity, NamedBy, VM_USERS, Vm};
 
 const SIP1: &str = "qemu -name guest=sip1,debug-threads=on";
 
 /// A host with a VM of this user that calls itself sip1.
-fn host(pid: u32, uid: u32) -> Host {
-    let host = Host::new();
+fn host(pid: u32, uid: u32) -> FakeHost {
+    let host = FakeHost::new();
     host.file(
         "etc/passwd",
         "root:x:0:0::/root:/bin/sh\nlibvirt-qemu:x:64055:64055::/:/bin/false\neve:x:1000:1000::/:/bin/sh\n",
@@ -19,21 +19,21 @@ fn host(pid: u32, uid: u32) -> Host {
     host
 }
 
-fn add(host: &Host, pid: u32, uid: u32) {
+fn add(host: &FakeHost, pid: u32, uid: u32) {
     host.vmm(pid, SIP1, &KVM);
     host.file(&format!("proc/{pid}/status"), format!("Name:\tqemu\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n"));
 }
 
-fn found(host: &Host) -> Vec<(Vm, Identity)> {
+fn found(host: &FakeHost) -> Vec<(Vm, Identity)> {
     host.root().identified_vms().unwrap()
 }
 
-fn told(host: &Host) -> Vec<(u32, String, NamedBy, Option<String>)> {
+fn told(host: &FakeHost) -> Vec<(u32, String, NamedBy, Option<String>)> {
     let one = |(vm, of): (Vm, Identity)| (vm.pid, vm.name, of.named_by, of.doubt(&VM_USERS));
     found(host).into_iter().map(one).collect()
 }
 
-fn state(host: &Host, name: &str, pid: u32) {
+fn state(host: &FakeHost, name: &str, pid: u32) {
     host.file(
         &format!("run/libvirt/qemu/{name}.xml"),
         format!("<!--\nWARNING\n-->\n<domstatus state='running' reason='booted' pid='{pid}'>\n<domain/></domstatus>\n"),

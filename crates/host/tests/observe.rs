@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Host, KVM};
+use common::{FakeHost, KVM};
 use std::os::unix::fs::PermissionsExt;
 use teiji_host::Root;
 use teiji_model::plan::{LinkKind, Observed, own_group};
@@ -14,8 +14,8 @@ const GROUP: &str = "/machine.slice/a.service";
 
 /// Four CPUs, one VM with two vCPUs and a worker in a control group of its own, a NIC on PCI and a virtio NIC, a tap, a
 /// bridge.
-fn host() -> Host {
-    let host = Host::new();
+fn host() -> FakeHost {
+    let host = FakeHost::new();
     host.file("sys/devices/system/cpu/online", "0-3\n");
     for cpu in 0..4 {
         host.file(&format!("sys/devices/system/cpu/cpu{cpu}/power/pm_qos_resume_latency_us"), "0\n");
@@ -86,7 +86,7 @@ fn host() -> Host {
 }
 
 /// A device whose `device` link leads to `dir`, with these message-signalled interrupts.
-fn nic(host: &Host, name: &str, bus: &str, dir: &str, irqs: &[u32]) {
+fn nic(host: &FakeHost, name: &str, bus: &str, dir: &str, irqs: &[u32]) {
     host.file(&format!("{dir}/vendor"), "0x1\n");
     host.link(&format!("{dir}/subsystem"), &format!("../../bus/{bus}"));
     host.link(&format!("sys/class/net/{name}/device"), host.root_path(dir).to_str().unwrap());
@@ -171,7 +171,7 @@ fn a_host_with_a_vm_and_two_nics() {
 }
 
 /// A host with `size` VMs in one control group, each with a tap on one bridge, and `size` links with interrupts.
-fn crowded(size: u32) -> Host {
+fn crowded(size: u32) -> FakeHost {
     let host = host();
     for i in 0..size {
         let (pid, tap) = (10_000 + 10 * i, format!("vmtap{i}"));
@@ -216,7 +216,7 @@ fn what_is_read_is_in_proportion_to_what_there_is() {
 #[test]
 fn a_group_with_strangers_is_shared() {
     let host = host();
-    let shared = |host: &Host| host.root().observe().unwrap().vms[0].group_shared;
+    let shared = |host: &FakeHost| host.root().observe().unwrap().vms[0].group_shared;
     assert!(!shared(&host));
     host.file(&format!("{CGROUP}{GROUP}/sub/cgroup.procs"), "999\n");
     assert!(shared(&host));
@@ -331,7 +331,7 @@ fn a_guests_name_leads_nowhere_and_reaches_no_terminal() {
 
 #[test]
 fn without_a_list_of_cpus_it_says_so() {
-    let host = Host::new();
+    let host = FakeHost::new();
     let error = host.root().observe().unwrap_err().to_string();
     assert!(error.contains("is sysfs mounted?"), "{error}");
 }

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::Host;
+use common::FakeHost;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command};
 use teiji_host::{Root, Settings, task};
@@ -73,7 +73,7 @@ fn an_idle_interrupt_of_this_machine_is_moved_and_moved_back() {
 
 #[test]
 fn a_made_up_interrupt_is_moved() {
-    let host = Host::new();
+    let host = FakeHost::new();
     host.file("proc/irq/38/smp_affinity_list", "0-3,8\n");
     let (settings, setting) = (Settings::new(host.root()), Resource::IrqCpus(38));
     assert_eq!(settings.read(&setting).unwrap().to_string(), "0-3,8");
@@ -97,7 +97,7 @@ fn a_made_up_interrupt_is_moved() {
 
 #[test]
 fn receive_packet_steering() {
-    let host = Host::new();
+    let host = FakeHost::new();
     let device = |index| Device { name: "eth0".into(), index };
     let queue = |n| Resource::ReceiveCpus(device(7), n);
     let file = "sys/class/net/eth0/queues/rx-1/rps_cpus";
@@ -124,7 +124,7 @@ fn receive_packet_steering() {
 
 #[test]
 fn frequency_governors() {
-    let host = Host::new();
+    let host = FakeHost::new();
     let file = "sys/devices/system/cpu/cpufreq/policy4/scaling_governor";
     let (settings, resource) = (Settings::new(host.root()), Resource::Governor(4));
     assert_eq!(settings.read(&resource), Err(ResourceError::Gone("frequency policy 4".into())));
@@ -146,7 +146,7 @@ fn frequency_governors() {
 
 #[test]
 fn halt_polling() {
-    let host = Host::new();
+    let host = FakeHost::new();
     let settings = Settings::new(host.root());
     let error = settings.read(&Resource::HaltPoll).unwrap_err();
     assert!(matches!(&error, ResourceError::Unsupported(why) if why.contains("kvm")), "{error:?}");
@@ -174,7 +174,7 @@ fn halt_polling() {
 
 #[test]
 fn what_the_kernel_makes_read_only_is_left_alone() {
-    let host = Host::new();
+    let host = FakeHost::new();
     let settings = Settings::new(host.root());
     for (setting, path, value) in [
         (Resource::HaltPoll, "sys/module/kvm/parameters/halt_poll_ns", Value::Nanoseconds(0)),
@@ -191,7 +191,7 @@ fn what_the_kernel_makes_read_only_is_left_alone() {
 
 #[test]
 fn wake_up_latency() {
-    let host = Host::new();
+    let host = FakeHost::new();
     let file = "sys/devices/system/cpu/cpu3/power/pm_qos_resume_latency_us";
     let (settings, setting) = (Settings::new(host.root()), Resource::CpuLatency(3));
     assert_eq!(settings.read(&setting), Err(ResourceError::Gone("CPU 3".into())));
@@ -218,8 +218,8 @@ const MOUNTS: &str = "23 1 0:21 / /proc rw - proc proc rw\n\
 const CGROUP: &str = "sys/fs/cgroup";
 
 /// A generated host with cgroup v2 and the groups `/`, `/machine.slice` and `/machine.slice/a.service`.
-fn grouped() -> Host {
-    let host = Host::new();
+fn grouped() -> FakeHost {
+    let host = FakeHost::new();
     host.file("proc/self/mountinfo", MOUNTS);
     host.file(&format!("{CGROUP}/cgroup.controllers"), "cpuset cpu memory\n");
     for group in ["", "/machine.slice", "/machine.slice/a.service"] {

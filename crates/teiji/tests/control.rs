@@ -25,11 +25,11 @@ fn run(command: &mut Command) -> Ran {
 }
 
 /// A generated host, a policy and a folder for state.
-struct Host(tempfile::TempDir);
+struct FakeHost(tempfile::TempDir);
 
-impl Host {
-    fn new(names: &[&str]) -> Host {
-        Host(host::made_up(names))
+impl FakeHost {
+    fn new(names: &[&str]) -> FakeHost {
+        FakeHost(host::made_up(names))
     }
 
     fn policy(&self, text: &str) -> PathBuf {
@@ -62,7 +62,7 @@ impl Host {
 
 #[test]
 fn a_plan_shows_each_step_and_touches_nothing() {
-    let host = Host::new(&["sip1"]);
+    let host = FakeHost::new(&["sip1"]);
     let plan =
         host.plan("[host]\nhalt_poll = \"500us\"\ncpu_latency = \"10us\"\n[vm.sip1]\nvcpu_cpus = \"2\"\n");
     assert_eq!(plan.code, 0, "{}", plan.err);
@@ -95,7 +95,7 @@ fn a_plan_shows_each_step_and_touches_nothing() {
 
 #[test]
 fn what_a_host_cannot_keep_is_said_with_its_place() {
-    let host = Host::new(&["twin", "twin", "evil\x1b[2J"]);
+    let host = FakeHost::new(&["twin", "twin", "evil\x1b[2J"]);
     for (policy, place, parts) in [
         ("[vm.twin]\nvcpu_cpus = \"1\"\n", ":1:5: ", &["2 VMs", "pid:700", "pid:701"][..]),
         ("[vm.twni]\nvcpu_cpus = \"1\"\n", ":1:5: ", &["there is no VM `twni`", "`twin`"]),
@@ -129,7 +129,7 @@ fn what_a_host_cannot_keep_is_said_with_its_place() {
 
 #[test]
 fn a_plan_says_which_file_and_line_holds() {
-    let host = Host::new(&["sip1"]);
+    let host = FakeHost::new(&["sip1"]);
     let write = |name: &str, text: &str| {
         let path = host.0.path().join(name);
         fs::write(&path, text).unwrap();
@@ -175,7 +175,7 @@ fn a_plan_says_which_file_and_line_holds() {
 
 #[test]
 fn policies_are_checked_without_a_host() {
-    let host = Host::new(&[]);
+    let host = FakeHost::new(&[]);
     let path = host.policy("[vm.a]\nclass = \"fiar\"\n[hots]\n");
     let check = run(Command::new(TEIJI).args(["policy", "check"]).arg(&path));
     assert_eq!(check.code, 1);
@@ -190,7 +190,7 @@ fn policies_are_checked_without_a_host() {
 
 #[test]
 fn a_made_up_host_is_not_changed() {
-    let host = Host::new(&["sip1"]);
+    let host = FakeHost::new(&["sip1"]);
     let path = host.policy("[vm.sip1]\nvcpu_cpus = \"2\"\n");
     let apply = run(&mut host.command("apply", Some(&path)));
     assert!(apply.code == 1 && apply.err.contains("--root"), "{}", apply.err);
@@ -199,7 +199,7 @@ fn a_made_up_host_is_not_changed() {
 
 #[test]
 fn without_root_a_plan_is_made_and_an_apply_says_what_it_needs() {
-    let host = Host::new(&["sip1"]);
+    let host = FakeHost::new(&["sip1"]);
     let path = host.policy("[vm.sip1]\nvcpu_cpus = \"2\"\n");
     // The program has to be in a place where anybody may run it.
     let program = host.0.path().join("teiji");
@@ -222,7 +222,7 @@ fn without_root_a_plan_is_made_and_an_apply_says_what_it_needs() {
 
 #[test]
 fn no_policy_at_all_is_said() {
-    let host = Host::new(&[]);
+    let host = FakeHost::new(&[]);
     let missing = host.0.path().join("missing.toml");
     let plan = run(&mut host.command("plan", Some(&missing)));
     assert!(
@@ -233,7 +233,7 @@ fn no_policy_at_all_is_said() {
 }
 
 /// The output of `teiji observe` for a host, in a file outside it.
-fn observe(host: &Host) -> (tempfile::TempDir, PathBuf) {
+fn observe(host: &FakeHost) -> (tempfile::TempDir, PathBuf) {
     let ran = run(&mut host.command("observe", None));
     assert_eq!(ran.code, 0, "{}", ran.err);
     let dir = tempfile::tempdir().unwrap();
@@ -250,7 +250,7 @@ fn plan_for(file: &Path, policy: &Path, json: bool) -> Ran {
 
 #[test]
 fn a_plan_for_an_observed_host_is_the_plan_on_that_host() {
-    let host = Host::new(&["sip1", "evil\x1b[2J"]);
+    let host = FakeHost::new(&["sip1", "evil\x1b[2J"]);
     let dir = tempfile::tempdir().unwrap();
     let policies = [
         "[host]\nhalt_poll = \"500us\"\ncpu_latency = \"10us\"\n[vm.sip1]\nvcpu_cpus = \"2\"\nclass = \"realtime\"\n",
@@ -300,7 +300,7 @@ fn into_root(root: &Path, program: &Path) {
 
 #[test]
 fn planning_for_another_host_needs_neither_root_nor_proc_nor_sys() {
-    let host = Host::new(&["sip1"]);
+    let host = FakeHost::new(&["sip1"]);
     let (_keep, file) = observe(&host);
     let root = tempfile::tempdir().unwrap();
     fs::set_permissions(root.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
@@ -315,7 +315,7 @@ fn planning_for_another_host_needs_neither_root_nor_proc_nor_sys() {
 
 #[test]
 fn an_observation_holds_no_command_lines() {
-    let host = Host::new(&["sip1"]);
+    let host = FakeHost::new(&["sip1"]);
     let line = host.0.path().join("proc/700/cmdline");
     let mut text = fs::read_to_string(&line).unwrap();
     text += "-object\0secret,id=s0,data=hunter2\0";
@@ -330,7 +330,7 @@ fn an_observation_holds_no_command_lines() {
 
 #[test]
 fn a_file_that_is_no_observation_is_refused_with_what_to_do() {
-    let host = Host::new(&["sip1"]);
+    let host = FakeHost::new(&["sip1"]);
     let (_keep, file) = observe(&host);
     let policy = host.policy("[vm.sip1]\nvcpu_cpus = \"2\"\n");
     let whole = fs::read_to_string(&file).unwrap();
@@ -381,7 +381,7 @@ fn without_an_agent(file: &Path, start: &str) {
 
 #[test]
 fn without_an_agent_a_plan_shows_what_channels_would_be_guaranteed() {
-    let host = Host::new(&["sip1"]);
+    let host = FakeHost::new(&["sip1"]);
     let (_keep, file) = observe(&host);
     without_an_agent(
         &file,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-pub fn the_former_qdisc_is_put_back(host: &Host, driver: &Driver) {
+pub fn the_former_qdisc_is_put_back(host: &LabHost, driver: &Driver) {
     let tc = |line: &str| host.run(&format!("ip netns exec a tc {line}")).unwrap();
     let untouched = root(host, "va");
     driver.line("link va rate=50000000").unwrap();
@@ -26,7 +26,7 @@ pub fn the_former_qdisc_is_put_back(host: &Host, driver: &Driver) {
     assert_ne!(tc("qdisc add dev va root teiji_edf").code, 0);
 }
 
-pub fn channels_change_without_a_drop(host: &Host, driver: &Driver) {
+pub fn channels_change_without_a_drop(host: &LabHost, driver: &Driver) {
     driver.line("link va rate=50000000").unwrap();
     let flow = "--flow 10.88.0.2:6000,rate=4000000,size=1470";
     // The lab's clock runs ahead while it waits for this machine, so the load goes on until the test ends it.
@@ -66,7 +66,7 @@ pub fn channels_change_without_a_drop(host: &Host, driver: &Driver) {
 }
 
 /// Other state of a device: the qdiscs of its queues, and the size of packets that it accepts.
-pub fn devices_are_put_back(host: &Host, driver: &Driver) {
+pub fn devices_are_put_back(host: &LabHost, driver: &Driver) {
     let run = |line: &str| host.run(&format!("ip netns exec a {line}")).unwrap();
     run("ip link add qa numtxqueues 4 numrxqueues 4 type veth peer name qb").ok().unwrap();
     run("ip link set qa up").ok().unwrap();
@@ -101,7 +101,7 @@ pub fn devices_are_put_back(host: &Host, driver: &Driver) {
 
 /// Packets that a bridge forwards pass the queue of its uplink, and packets sent over a bond pass the queue of the
 /// bond. The queue of a tap is changed and restored like any other.
-pub fn uplinks_bonds_and_taps_have_channels(host: &Host, driver: &Driver) {
+pub fn uplinks_bonds_and_taps_have_channels(host: &LabHost, driver: &Driver) {
     let layout = "ip netns add c
         ip link add up9 netns a type veth peer name out9 netns b
         ip link add port9 netns a type veth peer name nic9 netns c
@@ -144,7 +144,7 @@ pub fn uplinks_bonds_and_taps_have_channels(host: &Host, driver: &Driver) {
 
 /// One link more than there are slots is refused. A freed slot is used again, and nothing of its former link is left in
 /// it.
-pub fn slots_are_given_anew(host: &Host, driver: &Driver) {
+pub fn slots_are_given_anew(host: &LabHost, driver: &Driver) {
     driver.line("link va rate=0").unwrap();
     driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=5000 rate=40000000 burst=100000").unwrap();
     assert_eq!(send(host, 5.0, "--flow 10.88.0.2:6000,rate=1000000 --count 10"), [10]);
@@ -181,7 +181,7 @@ pub fn slots_are_given_anew(host: &Host, driver: &Driver) {
 }
 
 /// A writer killed at any instant leaves the former channels or the new ones, and no garbage.
-pub fn a_killed_change_is_whole(host: &Host, driver: &Driver) {
+pub fn a_killed_change_is_whole(host: &LabHost, driver: &Driver) {
     driver.line("link va rate=50000000").unwrap();
     driver.line("swap va 1").unwrap();
     let first = driver.line("show va").unwrap();

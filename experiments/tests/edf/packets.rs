@@ -21,7 +21,7 @@ fn deadlines_are_kept(plan: &Plan) {
     assert!(o.sent() > 2500 && o.best_effort >= 0.95, "{o:?}");
 }
 
-pub fn excess_is_in_nobodys_way(host: &Host, driver: &Driver) {
+pub fn excess_is_in_nobodys_way(host: &LabHost, driver: &Driver) {
     driver.line("link va rate=50000000 slack_us=2000").unwrap();
     driver.line("channel va greedy to=10.88.0.2/32:6000 deadline_us=3000 rate=2000000 burst=1700").unwrap();
     driver.line("channel va modest to=10.88.0.2/32:6001 deadline_us=5000 rate=2000000 burst=1700").unwrap();
@@ -45,7 +45,7 @@ pub fn excess_is_in_nobodys_way(host: &Host, driver: &Driver) {
     driver.line("detach va").unwrap();
 }
 
-pub fn packets_are_told_apart(host: &Host, driver: &Driver) {
+pub fn packets_are_told_apart(host: &LabHost, driver: &Driver) {
     driver.line("link va rate=0").unwrap();
     for (name, ends) in [
         ("exact", "from=10.88.0.1/32 to=10.88.0.2/32:6000 proto=17"),
@@ -83,7 +83,7 @@ pub fn packets_are_told_apart(host: &Host, driver: &Driver) {
     driver.line("detach va").unwrap();
 }
 
-pub fn best_effort_is_shared(host: &Host, driver: &Driver) {
+pub fn best_effort_is_shared(host: &LabHost, driver: &Driver) {
     driver.line("link va rate=20000000").unwrap();
     let before = received(host);
     // Three flows whose rates differ by a factor of four, each above its fair share, and one below its share.
@@ -110,7 +110,7 @@ pub fn best_effort_is_shared(host: &Host, driver: &Driver) {
 }
 
 /// On an idle link each packet leaves the queue at once, and its last bit is sent 3.07 ms later.
-pub fn the_last_bit_counts(host: &Host, driver: &Driver) {
+pub fn the_last_bit_counts(host: &LabHost, driver: &Driver) {
     driver.line("link va rate=4000000").unwrap();
     driver.line("channel va late to=10.88.0.2/32:6000 deadline_us=2000 rate=1000000 burst=1700").unwrap();
     driver.line("channel va kept to=10.88.0.2/32:6001 deadline_us=4000 rate=1000000 burst=1700").unwrap();
@@ -125,7 +125,7 @@ pub fn the_last_bit_counts(host: &Host, driver: &Driver) {
     driver.line("detach va").unwrap();
 }
 
-pub fn two_links_at_once(host: &Host, driver: &Driver) {
+pub fn two_links_at_once(host: &LabHost, driver: &Driver) {
     driver.line("link va rate=10000000").unwrap();
     driver.line("link wa rate=20000000").unwrap();
     driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=5000 rate=1000000 burst=1700").unwrap();
@@ -148,7 +148,7 @@ pub fn two_links_at_once(host: &Host, driver: &Driver) {
     driver.line("detach wa").unwrap();
 }
 
-pub fn real_time_is_bounded(host: &Host, driver: &Driver) {
+pub fn real_time_is_bounded(host: &LabHost, driver: &Driver) {
     // The bursts of both together are the burst of real time.
     driver.line("link va rate=10000000 rt_rate=4000000").unwrap();
     driver.line("channel va a to=10.88.0.2/32:6000 deadline_us=5000 rate=8000000 burst=3200").unwrap();

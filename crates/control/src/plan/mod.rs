@@ -42,7 +42,7 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
     let mut draft = Draft::default();
     let (genuine, impostors) = names::genuine(policy, observed);
     let observed = &genuine;
-    wants::collect(policy, Host { observed, held, impostors: &impostors }, &mut draft);
+    wants::collect(policy, PlanTarget { observed, held, impostors: &impostors }, &mut draft);
     checks::check(observed, held, &mut draft);
     if !draft.problems.is_empty() {
         // The problems are found kind by kind, but people read from the top.
@@ -63,7 +63,7 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
 
 /// A host and what teiji holds on it.
 #[derive(Clone, Copy)]
-struct Host<'a> {
+struct PlanTarget<'a> {
     observed: &'a Observed,
     held: &'a Held,
     /// VMs that may not be what their names say; they are not in `observed`.

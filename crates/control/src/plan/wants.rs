@@ -1,7 +1,7 @@
 //! The settings that each section of a policy asks for.
 
 use super::names::{self, shown};
-use super::{Draft, Host, Want, channels};
+use super::{Draft, PlanTarget, Want, channels};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm, own_group};
@@ -14,7 +14,7 @@ const PERIOD_US: u64 = 100_000;
 const LEAST_QUOTA: u32 = 10;
 
 /// Adds every setting that the policy asks for, and the problems.
-pub(super) fn collect(policy: &Policy, at: Host<'_>, draft: &mut Draft) {
+pub(super) fn collect(policy: &Policy, at: PlanTarget<'_>, draft: &mut Draft) {
     let observed = at.observed;
     let vms = names::vms(&policy.vms, at, draft);
     for (section, vm) in &vms {

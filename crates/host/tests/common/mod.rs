@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use teiji_host::Root;
 use tempfile::TempDir;
 
-pub struct Host(TempDir);
+pub struct FakeHost(TempDir);
 
-impl Host {
+impl FakeHost {
     pub fn new() -> Self {
-        let host = Host(tempfile::tempdir().unwrap());
+        let host = FakeHost(tempfile::tempdir().unwrap());
         fs::create_dir_all(host.0.path().join("proc")).unwrap();
         host
     }

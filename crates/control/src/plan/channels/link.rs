@@ -1,7 +1,7 @@
 //! One link with its channels: its rate, whether it can keep their deadlines, and the settings for that.
 
 use super::super::names::shown;
-use super::super::{Draft, ErrorReported, Host, Want, time};
+use super::super::{Draft, ErrorReported, PlanTarget, Want, time};
 use super::{flows, frames};
 use crate::admission::{self, Admission, Denied, Reason, Refusal, hfsc};
 use frames::Largest;
@@ -34,13 +34,13 @@ pub(super) struct Group<'a> {
 }
 
 /// Adds the settings of the link and its guarantees, or the reason why there is no guarantee.
-pub(super) fn collect(group: &Group<'_>, host: Host<'_>, draft: &mut Draft) {
+pub(super) fn collect(group: &Group<'_>, target: PlanTarget<'_>, draft: &mut Draft) {
     let name = shown(&group.device.name);
     let before = draft.problems.len();
     let channels = flows::channels(group.channels, group.device.mtu, &name, draft);
     let rate = rate(group, draft);
     realtime_max(group, &channels, draft);
-    let choices = frames::choices(group.device, group.section, host, draft);
+    let choices = frames::choices(group.device, group.section, target, draft);
     let (Ok(rate), Ok(choices)) = (rate, choices) else { return };
     if draft.problems.len() > before {
         return;
@@ -50,7 +50,7 @@ pub(super) fn collect(group: &Group<'_>, host: Host<'_>, draft: &mut Draft) {
     match choose(group, &channels, rate, &choices) {
         Ok((largest, admitted)) => {
             let queue = queue(group, &channels, rate, admitted.slack, largest);
-            settings(group, queue, largest, choices.len() > 1, host, draft);
+            settings(group, queue, largest, choices.len() > 1, target, draft);
             draft.links.push(guarantee(group, &channels, rate, &admitted, largest));
         }
         Err((largest, denied)) => refused(group, largest, denied, draft),
@@ -261,7 +261,7 @@ fn settings(
     queue: DeadlineQdisc,
     largest: &Largest,
     chosen: bool,
-    host: Host<'_>,
+    target: PlanTarget<'_>,
     draft: &mut Draft,
 ) {
     let device = group.device.device();
@@ -289,7 +289,7 @@ fn settings(
         want(Resource::SegmentSize(device.clone()), Value::Bytes(segment), cost);
     }
     let setting = Resource::RootQdisc(device.clone());
-    let cost = cost(host.observed.settings.get(&setting), &queue);
+    let cost = cost(target.observed.settings.get(&setting), &queue);
     want(setting, Value::RootQdisc(RootQdisc::Deadline(Box::new(queue))), cost);
 }
 
