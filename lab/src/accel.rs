@@ -9,7 +9,7 @@ use crate::{
     error::{Doing, Result},
     initramfs,
     machine::{Accel, Machine},
-    progress::Step,
+    progress::ProgressStep,
     recipe::Kernel,
     rootfs::Prepared,
 };
@@ -29,7 +29,8 @@ pub(crate) fn choose(prepared: &Prepared) -> Result<Accel> {
         Some("yes") => true,
         Some("no") => false,
         _ => {
-            let step = Step::begin("booting a kernel under KVM to see whether it works here (at most 6 s)");
+            let step =
+                ProgressStep::begin("booting a kernel under KVM to see whether it works here (at most 6 s)");
             let works = probe(prepared)?;
             step.say(if works { "KVM works" } else { "KVM cannot run a kernel here: emulating instead" });
             let answer = format!("{} {}\n", boot.trim(), if works { "yes" } else { "no" });

@@ -20,7 +20,7 @@ use std::{
 
 use crate::{
     error::{Doing, Error, Result},
-    progress::Step,
+    progress::ProgressStep,
 };
 
 /// The cache folder of this user; it is created if it does not exist.
@@ -56,10 +56,10 @@ impl Lock {
         let doing = || format!("lock {}", path.display());
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).doing(doing)?;
-        let mut waiting: Option<Step> = None;
+        let mut waiting: Option<ProgressStep> = None;
         let mut told = -30.0;
         while !try_lock(&file).doing(doing)? {
-            let step = waiting.get_or_insert_with(|| Step::begin(&format!("waiting for {what}")));
+            let step = waiting.get_or_insert_with(|| ProgressStep::begin(&format!("waiting for {what}")));
             if step.seconds() - told >= 30.0 {
                 told = step.seconds();
                 let mut holder = String::new();

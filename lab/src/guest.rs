@@ -9,7 +9,7 @@ use crate::{
     channel::Child,
     error::{Error, Result},
     host::{LabHost, Output, USUAL_LIMIT, shell},
-    progress::Step,
+    progress::ProgressStep,
     proto::Request,
     recipe::Kernel,
 };
@@ -98,7 +98,7 @@ impl<'h> Guest<'h> {
                     .into(),
             ));
         }
-        let step = Step::begin(&format!(
+        let step = ProgressStep::begin(&format!(
             "starting guest {}: {} vCPUs, {} MiB{}",
             spec.name,
             spec.vcpus,

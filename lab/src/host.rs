@@ -24,7 +24,7 @@ use crate::{
     patience::Patience,
     ports::Pool,
     priority::Preference,
-    progress::Step,
+    progress::ProgressStep,
     proto::{Request, Size},
     recipe::Kernel,
     rootfs,
@@ -166,7 +166,7 @@ impl LabHost {
         fs::create_dir_all(folder.join("boot")).doing(|| format!("make {}", folder.display()))?;
         let program = fs::read(&agent).doing(|| format!("read {}", agent.display()))?;
         initramfs::write(&prepared, spec.kernel, &program, &folder.join("boot/initrd"))?;
-        let step = Step::begin(&format!(
+        let step = ProgressStep::begin(&format!(
             "booting the lab host: kernel {}, {} CPUs, {} MiB, {}",
             prepared.version(spec.kernel),
             spec.cpus,

@@ -13,14 +13,14 @@ pub fn quiet(on: bool) {
 }
 
 /// A step that takes a while.
-pub(crate) struct Step {
+pub(crate) struct ProgressStep {
     begun: Instant,
 }
 
-impl Step {
+impl ProgressStep {
     /// Reports that the step begins.
-    pub(crate) fn begin(what: &str) -> Step {
-        let step = Step { begun: Instant::now() };
+    pub(crate) fn begin(what: &str) -> ProgressStep {
+        let step = ProgressStep { begun: Instant::now() };
         step.say(what);
         step
     }

@@ -14,7 +14,7 @@ use crate::{
     cache::{self, Lock},
     error::{Doing, Error, Result},
     image, initramfs, kernel,
-    progress::Step,
+    progress::ProgressStep,
     recipe::{self, Kernel},
 };
 
@@ -93,7 +93,7 @@ pub fn prepare() -> Result<Prepared> {
         return Ok(prepared);
     }
     check(&cache)?;
-    let step = Step::begin(&format!(
+    let step = ProgressStep::begin(&format!(
         "preparing the lab's root file system (Debian {}, {} packages and what they need) in {}",
         recipe::SUITE,
         recipe::PACKAGES.len(),
@@ -187,7 +187,7 @@ fn mirror() -> Option<String> {
     String::from_utf8(out.stdout).ok()?.lines().next().map(str::to_owned)
 }
 
-fn bootstrap(building: &Path, step: &Step) -> Result<()> {
+fn bootstrap(building: &Path, step: &ProgressStep) -> Result<()> {
     let hook = |name: &str, script: &str, arguments: String| {
         let path = building.join(name);
         fs::write(&path, format!("{}{script}", recipe::SUITE_SCRIPT))

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_analysis::{Analyzer, Options, sip};
 use teiji_bpf::path_trace::{Counts, Item, Setup, Tracer};
 use teiji_host::{kernel, privilege};
-use teiji_model::event::{DropName, Event, Kind, Lost, Packet, Task, padded};
+use teiji_model::event::{DropName, Event, Kind, Lost, Packet, ThreadName, padded};
 use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
 use teiji_model::recording::Reader;
@@ -32,7 +32,7 @@ use teiji_model::report::{Counters, Joined, Meta, Report};
 /// How often the VMs are checked to be still there, and progress is reported.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Most threads whose names are looked up in one trace.
-const MAX_TASKS: usize = 4096;
+const MAX_THREAD_NAMES: usize = 4096;
 /// Most of the kernel's drop reasons that are named in one trace.
 const MAX_DROP_NAMES: usize = 4096;
 /// Size of the record buffer unless the caller asks for another, bytes.
@@ -168,11 +168,11 @@ impl Session<'_> {
         };
         self.events += u64::from(!matches!(item.event.kind, Kind::Lost(_)));
         if preempted_by != 0
-            && self.named.len() < MAX_TASKS
+            && self.named.len() < MAX_THREAD_NAMES
             && self.named.insert(preempted_by)
-            && let Some(task) = task(preempted_by)
+            && let Some(thread_name) = thread_name(preempted_by)
         {
-            self.push(Event { ts: item.event.ts, cpu: item.event.cpu, kind: Kind::Task(task) });
+            self.push(Event { ts: item.event.ts, cpu: item.event.cpu, kind: Kind::ThreadName(thread_name) });
         }
         self.push(item.event);
     }
@@ -218,11 +218,11 @@ impl Session<'_> {
 }
 
 /// A thread's name, if it still has one.
-fn task(tid: u32) -> Option<Task> {
+fn thread_name(tid: u32) -> Option<ThreadName> {
     let name = kernel::thread_name(tid)?;
     let mut comm = [0; 16];
     comm[..name.len()].copy_from_slice(&name);
-    Some(Task { tid, comm })
+    Some(ThreadName { tid, comm })
 }
 
 /// Traces until the time is over, `stop` is set, or every VM is gone.
@@ -426,7 +426,7 @@ mod tests {
 
         fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize {
             for &ts in &self.1 {
-                let kind = Kind::Task(Task { tid: 1, comm: [0; 16] });
+                let kind = Kind::ThreadName(ThreadName { tid: 1, comm: [0; 16] });
                 each(&mut Item { event: Event { ts, cpu: 0, kind }, payload: Vec::new() });
             }
             self.1.len()

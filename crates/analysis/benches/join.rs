@@ -52,7 +52,7 @@ fn stream() -> Vec<Event> {
             Kind::Packet(Packet {
                 point,
                 fingerprint: (i * 2 + u64::from(out)).wrapping_mul(0xd6e8_feb8_6659_fd93),
-                matching: at_tap.then_some(Match { key: i, role, group: 0, step: Step::Within }),
+                matching: at_tap.then_some(Match { key: i, role, group: 0, group_role: GroupRole::Within }),
                 ifindex: if matches!(point, Point::HostRx | Point::DevQueue | Point::DevXmit) {
                     NIC
                 } else {

@@ -37,7 +37,7 @@ mod vm_stats;
 
 use hash::{Map, Seeded};
 use sort::Sorter;
-use teiji_model::event::{self, Event, Kind, Task};
+use teiji_model::event::{self, Event, Kind, ThreadName};
 use teiji_model::report::{Counters, DropPlace, Joined, Meta, Report, SCHEMA};
 
 /// The greatest number of events that wait to be sorted; about 40 MB.
@@ -94,7 +94,7 @@ pub struct Analyzer {
     meta: Meta,
     sorter: Sorter,
     joiner: join::Joiner,
-    names: Map<u32, Task>,
+    names: Map<u32, ThreadName>,
     drop_names: Map<u32, [u8; 32]>,
 }
 
@@ -116,9 +116,9 @@ impl Analyzer {
         match event.kind {
             // Immediately, because requests of that time may be completed before this event would be its turn.
             Kind::Lost(lost) => self.joiner.lost(lost.since, event.ts),
-            Kind::Task(task) => {
-                if self.names.len() < MAX_NAMES || self.names.contains_key(&task.tid) {
-                    self.names.insert(task.tid, task);
+            Kind::ThreadName(thread_name) => {
+                if self.names.len() < MAX_NAMES || self.names.contains_key(&thread_name.tid) {
+                    self.names.insert(thread_name.tid, thread_name);
                 }
             }
             Kind::DropName(d) => {
@@ -153,7 +153,7 @@ impl Analyzer {
         }
         self.joiner.finish(counters.ended, joined);
         let names = self.names;
-        let name = |tid: u32| names.get(&tid).map(Task::name).unwrap_or_default();
+        let name = |tid: u32| names.get(&tid).map(ThreadName::name).unwrap_or_default();
         let common = self.joiner.common;
         let (meta, drop_sites, drop_names) = (&self.meta, common.drop_sites, self.drop_names);
         let device = |index: u32| {

@@ -11,7 +11,7 @@
 //! contains both headers. Only the fields that are hashed are examined, in one pass, and nothing is stored.
 
 use crate::hash::bytes;
-use teiji_model::event::{Match, Role, Step};
+use teiji_model::event::{GroupRole, Match, Role};
 
 /// The longest part of a message that is examined, bytes: a UDP payload.
 const MAX_MESSAGE: usize = 65_535;
@@ -65,15 +65,15 @@ pub fn parse(message: &[u8], hash_key: u64) -> Option<Match> {
         None if method == b"ACK" => Role::OneWay,
         None => Role::Request,
     };
-    let step = match method {
-        b"INVITE" if status.is_some() || tagged == Some(false) => Step::Begins,
-        b"BYE" => Step::Ends,
-        _ => Step::Within,
+    let group_role = match method {
+        b"INVITE" if status.is_some() || tagged == Some(false) => GroupRole::Begins,
+        b"BYE" => GroupRole::Ends,
+        _ => GroupRole::Within,
     };
     // 0 means no group.
     let group = bytes(hash_key, &[b"call", call_id]).max(1);
     let key = bytes(hash_key, &[b"request", call_id, &number.to_le_bytes(), method]);
-    Some(Match { key, role, group, step })
+    Some(Match { key, role, group, group_role })
 }
 
 /// Complete lines; a truncated line at the end is left out. A line that begins with white space continues the one

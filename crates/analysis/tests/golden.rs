@@ -7,8 +7,9 @@ use teiji_model::event::*;
 use teiji_model::flow::Matching;
 use teiji_model::stage::{Split, Stage, ThreadState};
 
-const REQ: Option<Match> = Some(Match { key: 1, role: Role::Request, group: 0, step: Step::Within });
-const FIN: Option<Match> = Some(Match { key: 1, role: Role::Final, group: 0, step: Step::Within });
+const REQ: Option<Match> =
+    Some(Match { key: 1, role: Role::Request, group: 0, group_role: GroupRole::Within });
+const FIN: Option<Match> = Some(Match { key: 1, role: Role::Final, group: 0, group_role: GroupRole::Within });
 
 /// switch_in, tap_queue, vhost_rx, irq, vcpu_wake, guest, vhost_tx, switch_out, qdisc, wire_out, unattributed.
 const TENS: [u64; 11] = [10, 10, 10, 10, 10, 50, 10, 10, 10, 10, 0];
@@ -558,22 +559,22 @@ fn what_overlaps_a_loss_is_incomplete() {
     assert_eq!(h.run().counts(), [1, 1, 0, 0, 0]);
 }
 
-fn sip(key: u64, role: Role, step: Step) -> Option<Match> {
-    Some(Match { key, role, group: 42, step })
+fn sip(key: u64, role: Role, group_role: GroupRole) -> Option<Match> {
+    Some(Match { key, role, group: 42, group_role })
 }
 
 /// A SIP call: INVITE with a provisional response, ACK, BYE; a conversation of 500 ms.
 fn call() -> History {
     let mut h = History::default();
     let t = 500_000_000;
-    h.request(0, 1, sip(1, Role::Request, Step::Begins));
-    h.matched(60_000, Point::TapSend, 2, TAP, sip(1, Role::Provisional, Step::Begins));
-    h.response(100_000, 3, sip(1, Role::Final, Step::Begins));
+    h.request(0, 1, sip(1, Role::Request, GroupRole::Begins));
+    h.matched(60_000, Point::TapSend, 2, TAP, sip(1, Role::Provisional, GroupRole::Begins));
+    h.response(100_000, 3, sip(1, Role::Final, GroupRole::Begins));
     h.packet(150_000, Point::HostRx, 4, NIC);
-    h.matched(160_000, Point::TapEnqueue, 4, TAP, sip(2, Role::OneWay, Step::Within));
+    h.matched(160_000, Point::TapEnqueue, 4, TAP, sip(2, Role::OneWay, GroupRole::Within));
     h.packet(170_000, Point::TapDequeue, 4, TAP);
-    h.request(t, 5, sip(3, Role::Request, Step::Ends));
-    h.response(t + 100_000, 6, sip(3, Role::Final, Step::Ends));
+    h.request(t, 5, sip(3, Role::Request, GroupRole::Ends));
+    h.response(t + 100_000, 6, sip(3, Role::Final, GroupRole::Ends));
     h
 }
 
@@ -601,10 +602,10 @@ fn a_call_with_a_hole_or_without_its_beginning_is_not_counted_as_whole() {
 fn a_sip_request_that_comes_again_is_the_same_request() {
     // After the response, with another response; and before it.
     let mut after = call();
-    after.request(600_000_000, 9, sip(3, Role::Request, Step::Ends));
-    after.response(600_100_000, 10, sip(3, Role::Final, Step::Ends));
+    after.request(600_000_000, 9, sip(3, Role::Request, GroupRole::Ends));
+    after.response(600_100_000, 10, sip(3, Role::Final, GroupRole::Ends));
     let mut before = call();
-    before.request(50_000, 11, sip(1, Role::Request, Step::Begins));
+    before.request(50_000, 11, sip(1, Role::Request, GroupRole::Begins));
     before.0.sort_by_key(|e| e.ts);
     for h in [after, before] {
         let o = run(&meta(Matching::Sip), &h.0);

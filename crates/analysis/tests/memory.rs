@@ -28,11 +28,13 @@ fn memory_is_bounded() {
             // 100,000 requests per second, two packets each, drained every 10 ms, CPU by CPU.
             let fp = if hostile == 3 { i % 1000 } else { i.wrapping_mul(0x9e37_79b9_7f4a_7c15) };
             let mut h = History::default();
-            let step = Some(Match { key: i, role: Role::Request, group: i + 1, step: Step::Begins });
-            h.request(i * 10_000, fp, step);
+            let group_role =
+                Some(Match { key: i, role: Role::Request, group: i + 1, group_role: GroupRole::Begins });
+            h.request(i * 10_000, fp, group_role);
             if hostile != 1 {
-                let step = Some(Match { key: i, role: Role::Final, group: i + 1, step: Step::Begins });
-                h.response(i * 10_000 + 100_000, !fp, step);
+                let group_role =
+                    Some(Match { key: i, role: Role::Final, group: i + 1, group_role: GroupRole::Begins });
+                h.response(i * 10_000 + 100_000, !fp, group_role);
             }
             if hostile == 2 {
                 h.0.retain(|e| !matches!(e.kind, Kind::Packet(p) if p.point == Point::TapDequeue));

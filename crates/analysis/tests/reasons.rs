@@ -9,8 +9,9 @@ use teiji_model::flow::Matching;
 use teiji_model::report::{Counters, Outcome, Reason};
 use teiji_model::stage::{Split, ThreadState};
 
-const REQ: Option<Match> = Some(Match { key: 1, role: Role::Request, group: 0, step: Step::Within });
-const FIN: Option<Match> = Some(Match { key: 1, role: Role::Final, group: 0, step: Step::Within });
+const REQ: Option<Match> =
+    Some(Match { key: 1, role: Role::Request, group: 0, group_role: GroupRole::Within });
+const FIN: Option<Match> = Some(Match { key: 1, role: Role::Final, group: 0, group_role: GroupRole::Within });
 const S: u64 = 1_000_000_000;
 
 fn whole() -> History {

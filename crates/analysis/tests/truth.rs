@@ -537,12 +537,12 @@ prop_compose! {
                   ifindex in prop_oneof![Just(TAP), Just(TAP2), Just(NIC), 0u32..9], b in any::<[u64; 5]>(), flag in any::<bool>()) -> Event {
         let point = [Point::HostRx, Point::TapEnqueue, Point::TapDequeue, Point::TapSend, Point::DevQueue, Point::QdiscDequeue, Point::DevXmit];
         let role = [Role::Either, Role::Request, Role::Provisional, Role::Final, Role::OneWay][a as usize % 5];
-        let step = [Step::Begins, Step::Within, Step::Ends][a as usize % 3];
+        let group_role = [GroupRole::Begins, GroupRole::Within, GroupRole::Ends][a as usize % 3];
         let clock = Split(b);
         let vm = if flag { VM } else { VM2 };
         let kind = match what {
             0..=6 => Kind::Packet(Packet {
-                matching: Some(Match { key: fp, role, group: a % 3, step }),
+                matching: Some(Match { key: fp, role, group: a % 3, group_role }),
                 worker: flag.then_some(clock),
                 preempted_by: a as u32,
                 queue,
@@ -555,7 +555,7 @@ prop_compose! {
             }),
             9 | 10 => Kind::GuestEntry(GuestEntry { vm, clock, upto: b[0], ..entry(0) }),
             12 => Kind::Dropped(Dropped {
-                matching: Some(Match { key: fp, role, group: a % 3, step }), tap: if flag { TAP } else { ifindex },
+                matching: Some(Match { key: fp, role, group: a % 3, group_role }), tap: if flag { TAP } else { ifindex },
                 why: a as u32, vague: b[1] % 2 == 0, ..dropped(fp, ifindex)
             }),
             11 => Kind::Kick(Kick { ifindex, queue: queue.unwrap_or(0), vm, clock, worker: Some(clock), ..kick() }),

@@ -32,7 +32,7 @@ pub enum Kind {
     /// A guest told the host that a transmit queue has packets.
     Kick(Kick),
     /// The name of a thread that other events refer to by id.
-    Task(Task),
+    ThreadName(ThreadName),
     /// Events were lost.
     Lost(Lost),
     /// The kernel dropped a packet.
@@ -102,12 +102,12 @@ pub struct Match {
     /// Identifies requests that belong together (a SIP call: hash of its Call-ID); 0 if the packet is in no group.
     pub group: u64,
     /// The packet's part in its group; has no meaning if `group` is 0.
-    pub step: Step,
+    pub group_role: GroupRole,
 }
 
 /// A packet's part in a group of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Step {
+pub enum GroupRole {
     /// Neither of the others.
     #[default]
     Within,
@@ -217,7 +217,7 @@ pub struct Kick {
 
 /// A thread's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Task {
+pub struct ThreadName {
     /// Thread id.
     pub tid: u32,
     /// `comm`, zero-padded.
@@ -284,7 +284,7 @@ pub fn padded(name: &str) -> [u8; 32] {
     out
 }
 
-impl Task {
+impl ThreadName {
     /// The name as text; bytes that are not printable ASCII become `?` (names are untrusted).
     pub fn name(&self) -> String {
         name(&self.comm)

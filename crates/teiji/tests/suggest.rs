@@ -70,7 +70,7 @@ fn events() -> Vec<Event> {
                 preempted_by: 0,
             })
         };
-        let matching = |role| Some(Match { key: i, role, group: 0, step: Step::Within });
+        let matching = |role| Some(Match { key: i, role, group: 0, group_role: GroupRole::Within });
         let (request, response) = (1000 + i, 2000 + i);
         at(0, packet(Point::HostRx, request, NIC, None));
         at(10, packet(Point::TapEnqueue, request, TAP, matching(Role::Request)));

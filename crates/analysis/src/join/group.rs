@@ -15,7 +15,7 @@ use super::Common;
 use super::request::Open;
 use crate::expiring::ExpiringMap;
 use crate::hash::Seeded;
-use teiji_model::event::{Match, Step};
+use teiji_model::event::{GroupRole, Match};
 
 /// Groups followed at once.
 const MAX_GROUPS: usize = 1 << 16;
@@ -53,7 +53,7 @@ impl Groups {
             self.table.touch(&key, now);
             return true;
         }
-        if m.step != Step::Begins {
+        if m.group_role != GroupRole::Begins {
             return false;
         }
         let group = Group { start, last: 0, outside: 0, open: 1, broken: false };
@@ -76,7 +76,7 @@ impl Groups {
             group.outside += start.saturating_sub(group.last);
         }
         group.last = group.last.max(end);
-        if open.matching.step == Step::Ends {
+        if open.matching.group_role == GroupRole::Ends {
             let stats = &mut c.vm_stats[open.vm as usize];
             if group.broken || group.open > 0 {
                 stats.groups_broken += 1;
@@ -96,7 +96,7 @@ impl Groups {
         let Some(group) = self.table.get_mut(&key) else { return };
         group.open = group.open.saturating_sub(1);
         group.broken = true;
-        if open.matching.step == Step::Ends {
+        if open.matching.group_role == GroupRole::Ends {
             c.vm_stats[open.vm as usize].groups_broken += 1;
             self.table.remove(&key);
         }

@@ -227,7 +227,7 @@ impl Joiner {
                     self.inbound.dropped(now, d, other, c, requests);
                 }
             }
-            Kind::Task(_) | Kind::DropName(_) | Kind::Lost(_) => {}
+            Kind::ThreadName(_) | Kind::DropName(_) | Kind::Lost(_) => {}
         }
     }
 

@@ -12,7 +12,7 @@ fn read(text: &str) -> Option<Match> {
 #[test]
 fn a_request_and_its_responses_have_one_key() {
     let request = read(INVITE).unwrap();
-    assert_eq!((request.role, request.step), (Role::Request, Step::Begins));
+    assert_eq!((request.role, request.group_role), (Role::Request, GroupRole::Begins));
     assert_ne!(request.group, 0);
     let answer = INVITE.replace("INVITE sip:bob@b.example SIP/2.0", "SIP/2.0 200 OK");
     let answer = read(&answer.replace("b.example>\r", "b.example>;tag=a6c85cf\r")).unwrap();
@@ -29,12 +29,12 @@ fn a_request_and_its_responses_have_one_key() {
 fn the_parts_of_a_call_are_told_apart() {
     let invite = read(INVITE).unwrap();
     let ack = read(&INVITE.replace("INVITE", "ACK")).unwrap();
-    assert_eq!((ack.role, ack.step, ack.group), (Role::OneWay, Step::Within, invite.group));
+    assert_eq!((ack.role, ack.group_role, ack.group), (Role::OneWay, GroupRole::Within, invite.group));
     let bye = read(&INVITE.replace("INVITE", "BYE").replace("314159", "314160")).unwrap();
-    assert_eq!((bye.role, bye.step, bye.group), (Role::Request, Step::Ends, invite.group));
+    assert_eq!((bye.role, bye.group_role, bye.group), (Role::Request, GroupRole::Ends, invite.group));
     assert_ne!(bye.key, invite.key);
     let again = read(&INVITE.replace("b.example>\r", "b.example>;tag=1\r")).unwrap();
-    assert_eq!(again.step, Step::Within, "within a dialogue");
+    assert_eq!(again.group_role, GroupRole::Within, "within a dialogue");
     let cancel = read(&INVITE.replace("INVITE", "CANCEL")).unwrap();
     assert_ne!(cancel.key, invite.key, "the same number, another method");
     assert_ne!(parse(INVITE.as_bytes(), 6).unwrap().key, invite.key);
@@ -58,7 +58,7 @@ fn what_is_cut_off_will_do_if_both_headers_are_inside() {
     }
     // To comes last and is truncated: whether the INVITE begins a call is not known.
     let late = "INVITE sip:b SIP/2.0\r\nCall-ID: x\r\nCSeq: 1 INVITE\r\nTo: <sip:b";
-    assert_eq!(read(late).unwrap().step, Step::Within);
+    assert_eq!(read(late).unwrap().group_role, GroupRole::Within);
 }
 
 #[test]

@@ -49,7 +49,7 @@ pub fn meta(matching: Matching) -> Meta {
 
 /// A match without a group.
 pub fn m(key: u64, role: Role) -> Option<Match> {
-    Some(Match { key, role, group: 0, step: Step::Within })
+    Some(Match { key, role, group: 0, group_role: GroupRole::Within })
 }
 
 pub fn packet(point: Point, fingerprint: u64, ifindex: u32) -> Packet {

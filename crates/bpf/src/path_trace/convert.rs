@@ -2,7 +2,8 @@
 use super::Item;
 use super::types::{self, delivery, point, record_type, role, thread_state, unknown};
 use teiji_model::event::{
-    Delivery, Dropped, Event, GuestEntry, Interrupt, Kick, Kind, Match, Packet, Point, Role, Step, padded,
+    Delivery, Dropped, Event, GroupRole, GuestEntry, Interrupt, Kick, Kind, Match, Packet, Point, Role,
+    padded,
 };
 use teiji_model::stage::{Split, ThreadState};
 
@@ -135,7 +136,7 @@ fn matched(key: u64, part: u8) -> Option<Match> {
         role::ROLE_FINAL => Role::Final,
         _ => return None,
     };
-    Some(Match { key, role: part, group: 0, step: Step::Within })
+    Some(Match { key, role: part, group: 0, group_role: GroupRole::Within })
 }
 
 /// The function's name in a symbol as the kernel prints it: `function.constprop.0+0x12/0x340 [module]`. Empty for an

@@ -47,7 +47,7 @@ fn packet(ts: u64) -> Event {
         kind: Kind::Packet(Packet {
             point: Point::TapDequeue,
             fingerprint: ts.wrapping_mul(0x9e37_79b9_7f4a_7c15),
-            matching: Some(Match { key: ts, role: Role::Request, group: 0, step: Step::Within }),
+            matching: Some(Match { key: ts, role: Role::Request, group: 0, group_role: GroupRole::Within }),
             ifindex: 5,
             len: 100,
             tid: 9,
@@ -62,8 +62,12 @@ fn packet(ts: u64) -> Event {
 fn small() -> Vec<u8> {
     let mut w = Writer::new(Vec::new(), &meta()).unwrap();
     w.push(packet(1)).unwrap();
-    w.push(Event { ts: 2, cpu: 0, kind: Kind::Task(Task { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }) })
-        .unwrap();
+    w.push(Event {
+        ts: 2,
+        cpu: 0,
+        kind: Kind::ThreadName(ThreadName { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }),
+    })
+    .unwrap();
     w.push(Event { ts: 3, cpu: 0, kind: Kind::Lost(Lost { since: 1, count: 4 }) }).unwrap();
     w.finish(&Counters { ended: 9, events: 3, lost: vec![0, 4], unidentified: 1, ..Counters::default() })
         .unwrap()
@@ -167,7 +171,7 @@ fn a_recording_of_version_1_is_read() {
     assert_eq!((vm.vcpus[0].index, vm.vcpus[0].kvm_id, vm.vcpus[0].tid), (3, Some(3), 8));
     assert_eq!(r.meta().devices, [(1, "lo".into()), (2, "eth0".into())]);
     let worker = Some(Split([0, 0, 5, 1, 2]));
-    let matching = Some(Match { key: 77, role: Role::Final, group: 1, step: Step::Ends });
+    let matching = Some(Match { key: 77, role: Role::Final, group: 1, group_role: GroupRole::Ends });
     let kinds = [
         Kind::Packet(Packet {
             point: Point::TapSend,
@@ -211,7 +215,7 @@ fn a_recording_of_version_1_is_read() {
             worker: Some(Split([0, 0, 6, 1, 2])),
             preempted_by: 13,
         }),
-        Kind::Task(Task { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }),
+        Kind::ThreadName(ThreadName { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }),
         Kind::Lost(Lost { since: 1, count: 4 }),
     ];
     for (i, kind) in kinds.into_iter().enumerate() {

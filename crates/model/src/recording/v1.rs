@@ -4,7 +4,7 @@
 //! no queues and did not count missed runs of probes. Its events are read as if every tap had one queue and both
 //! numbers of a vCPU were equal, as the teiji of that version assumed.
 
-use crate::event::{self, Delivery, Lost, Match, Point, Task};
+use crate::event::{self, Delivery, Lost, Match, Point, ThreadName};
 use crate::flow::Watch;
 use crate::host::{self, Nic, Worker};
 use crate::report;
@@ -64,7 +64,7 @@ enum Kind {
     Interrupt(Interrupt),
     GuestEntry(GuestEntry),
     Kick(Kick),
-    Task(Task),
+    ThreadName(ThreadName),
     Lost(Lost),
 }
 
@@ -207,7 +207,7 @@ impl From<Event> for event::Event {
                 let vcpu = vcpu.into();
                 event::Kind::Kick(event::Kick { ifindex, queue: 0, vm, vcpu, clock, worker, preempted_by })
             }
-            Kind::Task(task) => event::Kind::Task(task),
+            Kind::ThreadName(task) => event::Kind::ThreadName(task),
             Kind::Lost(lost) => event::Kind::Lost(lost),
         };
         event::Event { ts: e.ts, cpu: e.cpu, kind }
