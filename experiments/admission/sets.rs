@@ -1,11 +1,11 @@
 //! Draws links and sets of channels that are near what the link can carry: far from it every decision is easy.
 
 use super::Dice;
-use teiji_control::admission::{Channel, Link};
+use teiji_control::admission::{ChannelSpec, LinkSpec};
 use teiji_model::policy::Auto;
 
 /// A link and a set of channels.
-pub fn draw(dice: &mut Dice) -> (Link, Vec<Channel>) {
+pub fn draw(dice: &mut Dice) -> (LinkSpec, Vec<ChannelSpec>) {
     let rate = dice.scale(10_000_000, 10_000_000_000);
     let max_frame = if dice.chance(90) { 1514 } else { 9014 };
     let overhead = 24;
@@ -18,13 +18,13 @@ pub fn draw(dice: &mut Dice) -> (Link, Vec<Channel>) {
     let reserved = if dice.chance(5) { dice.range(100, 110) } else { dice.range(5, 100) };
     let shares: Vec<u64> = (0..n).map(|_| dice.scale(1, 50)).collect();
     let all: u64 = shares.iter().sum();
-    let mut channels: Vec<Channel> = shares
+    let mut channels: Vec<ChannelSpec> = shares
         .iter()
         .enumerate()
         .map(|(i, share)| {
             let max_packet = dice.range(60, u64::from(max_frame)) as u32;
             let one = u64::from(max_packet + overhead);
-            Channel {
+            ChannelSpec {
                 name: format!("c{i}"),
                 // 2 to 200 frames; brought near the limit below.
                 deadline: dice.scale(2 * frame, 200 * frame),
@@ -53,12 +53,12 @@ pub fn draw(dice: &mut Dice) -> (Link, Vec<Channel>) {
         }
         _ => Auto::Nanoseconds(3_600_000_000_000),
     };
-    (Link { rate, max_frame, overhead, ring_bytes, timer_error, slack }, channels)
+    (LinkSpec { rate, max_frame, overhead, ring_bytes, timer_error, slack }, channels)
 }
 
 /// Estimates the factor by which all deadlines must be multiplied for the channels just to fit. Floating point is
 /// enough: the result only sets the range that is drawn from.
-fn scale_needed(rate: u64, blocking: u64, timer_error: u64, channels: &[Channel]) -> f64 {
+fn scale_needed(rate: u64, blocking: u64, timer_error: u64, channels: &[ChannelSpec]) -> f64 {
     let (mut low, mut high) = (0.001_f64, 1000.0_f64);
     let fits = |scale: f64| {
         channels.iter().all(|at| {

@@ -5,7 +5,7 @@
 
 use super::Dice;
 use super::link::{BYTE, Packet};
-use teiji_control::admission::Channel;
+use teiji_control::admission::ChannelSpec;
 
 /// Smallest packet on the wire, bytes: an Ethernet frame of 60 bytes and 24 bytes of overhead.
 pub const SMALLEST: u64 = 84;
@@ -19,7 +19,7 @@ struct Bucket {
 }
 
 impl Bucket {
-    fn new(c: &Channel, at: i64) -> Self {
+    fn new(c: &ChannelSpec, at: i64) -> Self {
         let depth = i128::from(c.burst) * BYTE;
         Bucket { rate: c.rate.into(), depth, tokens: depth, at }
     }
@@ -46,7 +46,7 @@ impl Bucket {
 }
 
 /// Largest packet on the wire, bytes.
-fn largest(c: &Channel, overhead: u32) -> u64 {
+fn largest(c: &ChannelSpec, overhead: u32) -> u64 {
     u64::from(c.max_packet) + u64::from(overhead)
 }
 
@@ -64,7 +64,7 @@ fn at_once(out: &mut Vec<Packet>, bucket: &mut Bucket, channel: usize, bytes: u6
 /// The burst at `begin`, then the largest packets as soon as the bucket allows them, and at `end` all that the bucket
 /// holds, to the byte. This is the most that can arrive from `begin` to `end`, and every packet arrives as early as
 /// possible.
-pub fn greedy(out: &mut Vec<Packet>, channel: usize, c: &Channel, overhead: u32, begin: i64, end: i64) {
+pub fn greedy(out: &mut Vec<Packet>, channel: usize, c: &ChannelSpec, overhead: u32, begin: i64, end: i64) {
     let most = largest(c, overhead);
     let mut bucket = Bucket::new(c, begin);
     // Bytes kept back, so that what is left at `end` is enough for a packet.
@@ -90,7 +90,7 @@ pub fn greedy(out: &mut Vec<Packet>, channel: usize, c: &Channel, overhead: u32,
 pub fn random(
     out: &mut Vec<Packet>,
     channel: usize,
-    c: &Channel,
+    c: &ChannelSpec,
     overhead: u32,
     begin: i64,
     end: i64,

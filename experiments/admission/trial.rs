@@ -3,7 +3,7 @@
 use super::link::{Outcome, Packet, Wire, send};
 use super::{Dice, Extent, sets, traffic};
 use serde::Serialize;
-use teiji_control::admission::{Admission, Channel, Denied, Link, Reason, admit};
+use teiji_control::admission::{Admission, ChannelSpec, Denied, LinkSpec, Reason, admit};
 
 /// Runs with more packets than this are left out.
 const LONGEST_RUN: u128 = 200_000;
@@ -123,7 +123,7 @@ fn one(set: u64, extent: &Extent, dice: &mut Dice, found: &mut Found) {
 }
 
 /// The link with this slack; best effort always has a packet.
-fn wire<'a>(link: &Link, deadlines: &'a [u64], slack: u64) -> Wire<'a> {
+fn wire<'a>(link: &LinkSpec, deadlines: &'a [u64], slack: u64) -> Wire<'a> {
     Wire {
         rate: link.rate,
         best_effort: u64::from(link.max_frame) + u64::from(link.overhead),
@@ -136,7 +136,7 @@ fn wire<'a>(link: &Link, deadlines: &'a [u64], slack: u64) -> Wire<'a> {
 }
 
 /// Every burst becomes urgent at 0, and each channel goes on sending until its packets are due at `end`.
-fn pattern(link: &Link, channels: &[Channel], slack: u64, end: u64) -> Vec<Packet> {
+fn pattern(link: &LinkSpec, channels: &[ChannelSpec], slack: u64, end: u64) -> Vec<Packet> {
     let mut packets = Vec::new();
     for (i, c) in channels.iter().enumerate() {
         let usable = c.deadline.min(slack);
@@ -150,8 +150,8 @@ fn pattern(link: &Link, channels: &[Channel], slack: u64, end: u64) -> Vec<Packe
 }
 
 /// Estimate of the number of packets in that pattern.
-fn length(channels: &[Channel], end: u64) -> u128 {
-    let one = |c: &Channel| {
+fn length(channels: &[ChannelSpec], end: u64) -> u128 {
+    let one = |c: &ChannelSpec| {
         let bytes = u128::from(c.burst) + u128::from(c.rate) * u128::from(end) / 8_000_000_000;
         bytes / u128::from(c.max_packet.max(1)) + 2
     };
@@ -159,14 +159,14 @@ fn length(channels: &[Channel], end: u64) -> u128 {
 }
 
 /// The instants at which the first packets of the channels are due.
-fn ends(channels: &[Channel], slack: u64) -> Vec<u64> {
+fn ends(channels: &[ChannelSpec], slack: u64) -> Vec<u64> {
     let mut ends: Vec<u64> = channels.iter().map(|c| c.deadline.min(slack)).collect();
     ends.sort_unstable();
     ends.dedup();
     ends
 }
 
-fn refused(link: &Link, channels: &[Channel], slack: u64, row: &mut Row) {
+fn refused(link: &LinkSpec, channels: &[ChannelSpec], slack: u64, row: &mut Row) {
     let deadlines: Vec<u64> = channels.iter().map(|c| c.deadline).collect();
     let wire = wire(link, &deadlines, slack);
     let first = ends(channels, slack);
@@ -187,8 +187,8 @@ fn refused(link: &Link, channels: &[Channel], slack: u64, row: &mut Row) {
 }
 
 fn admitted(
-    link: &Link,
-    channels: &[Channel],
+    link: &LinkSpec,
+    channels: &[ChannelSpec],
     admission: &Admission,
     extent: &Extent,
     dice: &mut Dice,
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     /// Errors found in sets that were admitted without regard to one property of the link.
-    fn deceived(forget: fn(Link) -> Link) -> usize {
+    fn deceived(forget: fn(LinkSpec) -> LinkSpec) -> usize {
         let extent = Extent { sets: 200, random: 0 };
         let mut wrong = Vec::new();
         for set in 0..extent.sets {
@@ -286,8 +286,8 @@ mod tests {
     #[test]
     fn a_wrong_admission_is_found_out() {
         assert_eq!(deceived(|link| link), 0);
-        assert!(deceived(|link| Link { ring_bytes: 0, ..link }) > 0, "the ring");
-        assert!(deceived(|link| Link { timer_error: 0, ..link }) > 0, "the timer");
-        assert!(deceived(|link| Link { rate: link.rate + link.rate / 500, ..link }) > 0, "the rate");
+        assert!(deceived(|link| LinkSpec { ring_bytes: 0, ..link }) > 0, "the ring");
+        assert!(deceived(|link| LinkSpec { timer_error: 0, ..link }) > 0, "the timer");
+        assert!(deceived(|link| LinkSpec { rate: link.rate + link.rate / 500, ..link }) > 0, "the rate");
     }
 }

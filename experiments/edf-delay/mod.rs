@@ -18,7 +18,7 @@ pub const MARGIN: u64 = 164;
 
 /// A channel of the experiment. The sender stays within it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Channel {
+pub struct TestChannel {
     /// Deadline, µs.
     pub deadline_us: u64,
     /// Bit/s on the wire.
@@ -29,11 +29,11 @@ pub struct Channel {
 
 /// What is sent, and for how long.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct Workload {
     /// Name of the case.
     pub name: &'static str,
     /// Channels.
-    pub channels: Vec<Channel>,
+    pub channels: Vec<TestChannel>,
     /// The link's slack, µs; `None`: teiji chooses it.
     pub slack_us: Option<u64>,
     /// Seconds of the lab's time.
@@ -41,9 +41,9 @@ pub struct Plan {
 }
 
 /// The paper's six flows.
-pub fn six(seconds: u64) -> Plan {
-    let channel = |ms: u64| Channel { deadline_us: ms * 1000, rate: 2_000_000, burst: 1 };
-    Plan {
+pub fn six(seconds: u64) -> Workload {
+    let channel = |ms: u64| TestChannel { deadline_us: ms * 1000, rate: 2_000_000, burst: 1 };
+    Workload {
         name: "six flows",
         channels: [3, 5, 8, 10, 15, 20].map(channel).to_vec(),
         slack_us: Some(2000),
@@ -52,22 +52,22 @@ pub fn six(seconds: u64) -> Plan {
 }
 
 /// 32 channels with deadlines from 1 to 20 ms that reserve 90 % of the link; eight of them send two at once.
-pub fn many(seconds: u64) -> Plan {
-    let channel = |i: u64| Channel {
+pub fn many(seconds: u64) -> Workload {
+    let channel = |i: u64| TestChannel {
         deadline_us: 1000 + 19_000 * i / 31,
         rate: LINK * 9 / 10 / 32,
         burst: if i >= 24 { 2 } else { 1 },
     };
-    Plan { name: "32 channels", channels: (0..32).map(channel).collect(), slack_us: None, seconds }
+    Workload { name: "32 channels", channels: (0..32).map(channel).collect(), slack_us: None, seconds }
 }
 
 /// The largest share of the link that the channels can demand up to any deadline, including one best-effort packet sent
 /// before them. If it is at most 1, EDF meets all deadlines (demand bound of token buckets; the rates are below the
 /// link's, so it is enough to look at each deadline once).
-pub fn demand(channels: &[Channel]) -> f64 {
+pub fn demand(channels: &[TestChannel]) -> f64 {
     let wire_us = |bytes: u64| bytes as f64 * 8e6 / LINK as f64;
     let up_to = |t: u64| {
-        let of = |c: &Channel| {
+        let of = |c: &TestChannel| {
             wire_us(c.burst * WIRE + MARGIN) + (t - c.deadline_us) as f64 * c.rate as f64 / LINK as f64
         };
         let all: f64 = channels.iter().filter(|c| c.deadline_us <= t).map(of).sum();
@@ -90,7 +90,7 @@ mod tests {
         assert!(demand(&many.channels) <= 1.0, "{}", demand(&many.channels));
         assert!(demand(&six(1).channels) < 0.3);
         // Bursts of two on all channels would be too much.
-        let more: Vec<_> = many.channels.iter().map(|c| Channel { burst: 2, ..*c }).collect();
+        let more: Vec<_> = many.channels.iter().map(|c| TestChannel { burst: 2, ..*c }).collect();
         assert!(demand(&more) > 1.0);
     }
 }

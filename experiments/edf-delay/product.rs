@@ -1,7 +1,7 @@
 //! Sets up the experiment's channels as an operator does: an agent, a policy, a plan with the guarantees, an apply, and
 //! a rollback.
 
-use super::{LINK, MARGIN, Plan, SIZE, WIRE};
+use super::{LINK, MARGIN, SIZE, WIRE, Workload};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::fmt::Write;
@@ -22,14 +22,14 @@ pub struct Product<'a> {
 }
 
 /// The policy of a plan; channels are told apart by their ports.
-pub fn policy(plan: &Plan) -> String {
-    let slack = plan.slack_us.map_or_else(|| "auto".to_owned(), |us| format!("{us}us"));
+pub fn policy(workload: &Workload) -> String {
+    let slack = workload.slack_us.map_or_else(|| "auto".to_owned(), |us| format!("{us}us"));
     let mut t = format!(
         "[link.va]\nrate = \"{LINK}bit\"\nslack = \"{slack}\"\nmax_packet = \"{}b\"\n",
         // Ethernet, IP and UDP headers are 42 bytes; no larger packets are sent here.
         (SIZE + 42).max(1514)
     );
-    for (i, c) in plan.channels.iter().enumerate() {
+    for (i, c) in workload.channels.iter().enumerate() {
         // Writing to a String cannot fail.
         let _ = write!(
             t,
@@ -49,17 +49,17 @@ impl<'a> Product<'a> {
     ///
     /// # Errors
     /// The product's message if a command fails.
-    pub fn apply(host: &'a LabHost, plan: &Plan) -> Result<Product<'a>> {
+    pub fn apply(host: &'a LabHost, workload: &Workload) -> Result<Product<'a>> {
         let agent = host.spawn(&format!("exec {TEIJI} agent {PLACE} 2>&1"))?;
         agent.wait_for("the agent keeps deadlines", Duration::from_secs(120))?;
-        host.put(POLICY, policy(plan).as_bytes())?;
+        host.put(POLICY, policy(workload).as_bytes())?;
         let planned = host.run(&format!("{TEIJI} plan {POLICY} {PLACE} --json"))?.ok()?;
         let planned: Value = serde_json::from_str(&planned)?;
         let channels = planned["links"][0]["channels"].as_array().context("the plan guarantees nothing")?;
         let bounds_us: Vec<f64> =
             channels.iter().filter_map(|c| c["bound"].as_f64().map(|ns| ns / 1e3)).collect();
-        if bounds_us.len() != plan.channels.len() {
-            bail!("the plan guarantees {} channels of {}", bounds_us.len(), plan.channels.len());
+        if bounds_us.len() != workload.channels.len() {
+            bail!("the plan guarantees {} channels of {}", bounds_us.len(), workload.channels.len());
         }
         host.run(&format!("{TEIJI} apply {POLICY} {PLACE}"))?.ok()?;
         Ok(Product { host, agent, bounds_us })
@@ -99,10 +99,10 @@ mod tests {
 
     #[test]
     fn the_policies_are_ones() {
-        for plan in [six(1), many(1)] {
-            let source = teiji_model::policy::Source { name: "p.toml".into(), text: policy(&plan) };
+        for workload in [six(1), many(1)] {
+            let source = teiji_model::policy::Source { name: "p.toml".into(), text: policy(&workload) };
             let parsed = teiji_policy::parse(&[source]).unwrap();
-            assert_eq!(parsed.channels.len(), plan.channels.len());
+            assert_eq!(parsed.channels.len(), workload.channels.len());
         }
     }
 }

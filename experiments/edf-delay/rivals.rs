@@ -1,6 +1,6 @@
 //! The qdiscs that are compared, as an operator would set them up by tc(8) for the same channels and link.
 
-use super::{LINK, Plan, SIZE, WIRE};
+use super::{LINK, SIZE, WIRE, Workload};
 use std::fmt::Write;
 
 /// All qdiscs, this project's first.
@@ -14,9 +14,9 @@ const BURST: u64 = 2 * WIRE + 28;
 const QUEUE: u64 = 2700;
 
 /// The tc commands that make a qdisc the root of `va`; they are run in namespace a.
-pub fn setup(qdisc: &str, plan: &Plan) -> String {
+pub fn setup(qdisc: &str, workload: &Workload) -> String {
     let mut t = String::new();
-    let reserved: u64 = plan.channels.iter().map(|c| c.rate).sum();
+    let reserved: u64 = workload.channels.iter().map(|c| c.rate).sum();
     let rest = LINK - reserved;
     // Kinds that do not shape are put below a token bucket filter.
     let shaped = |child: &str| {
@@ -41,7 +41,7 @@ pub fn setup(qdisc: &str, plan: &Plan) -> String {
                     "tc class add dev va parent 1: classid 1:1 htb rate {LINK}bit burst {BURST} cburst {BURST}"
                 ),
             );
-            for (i, c) in plan.channels.iter().enumerate() {
+            for (i, c) in workload.channels.iter().enumerate() {
                 let (id, burst) = (100 + i, c.burst * WIRE + BURST);
                 add(
                     &mut t,
@@ -66,7 +66,7 @@ pub fn setup(qdisc: &str, plan: &Plan) -> String {
                 &mut t,
                 format!("tc class add dev va parent 1: classid 1:1 hfsc ls rate {LINK}bit ul rate {LINK}bit"),
             );
-            for (i, c) in plan.channels.iter().enumerate() {
+            for (i, c) in workload.channels.iter().enumerate() {
                 let (id, umax) = (100 + i, c.burst * WIRE);
                 add(
                     &mut t,
@@ -82,7 +82,7 @@ pub fn setup(qdisc: &str, plan: &Plan) -> String {
         _ => {}
     }
     if ["htb", "hfsc"].contains(&qdisc) {
-        for i in 0..plan.channels.len() {
+        for i in 0..workload.channels.len() {
             add(
                 &mut t,
                 format!(
@@ -99,9 +99,9 @@ pub fn setup(qdisc: &str, plan: &Plan) -> String {
 }
 
 /// The flows of the channels as arguments of `teiji-lab udp-flows`. Only for etf does the sender pass deadlines.
-pub fn flows(qdisc: &str, plan: &Plan) -> String {
+pub fn flows(qdisc: &str, workload: &Workload) -> String {
     let mut t = String::new();
-    for (i, c) in plan.channels.iter().enumerate() {
+    for (i, c) in workload.channels.iter().enumerate() {
         let _ = write!(t, " --flow 10.88.0.2:{},rate={},size={SIZE},burst={}", 6000 + i, c.rate, c.burst);
         if qdisc == "etf" {
             let _ = write!(t, ",deadline_us={}", c.deadline_us);

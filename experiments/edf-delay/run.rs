@@ -5,7 +5,7 @@ use clap::Parser;
 use std::process::ExitCode;
 use std::time::Instant;
 use teiji_experiments::edf_delay::traffic::{self, Outcome};
-use teiji_experiments::edf_delay::{Plan, demand, many, net, rivals, six, table};
+use teiji_experiments::edf_delay::{Workload, demand, many, net, rivals, six, table};
 use teiji_experiments::say;
 use teiji_experiments::summary::{self, Summary};
 
@@ -28,21 +28,22 @@ fn run(args: &Args) -> Result<bool> {
     // 60 s of 32 channels that reserve 45 Mbit/s are 219,000 packets.
     let (ours, theirs) = if args.form.short { (4, 4) } else { (60, 6) };
     let mut outcomes: Vec<Outcome> = Vec::new();
-    for plan in [six, many] {
+    for workload in [six, many] {
         for qdisc in rivals::QDISCS {
             let own = qdisc == rivals::QDISCS[0];
-            let plan: Plan = plan(if own && plan(1).channels.len() > 6 { ours } else { theirs });
-            let outcome = traffic::run(&host, qdisc, &plan)?;
+            let workload: Workload =
+                workload(if own && workload(1).channels.len() > 6 { ours } else { theirs });
+            let outcome = traffic::run(&host, qdisc, &workload)?;
             say(&format!(
                 "{}, {qdisc}: {} of {} late or lost, longest {:.2} of the deadline, best effort {:.1} %",
-                plan.name,
+                workload.name,
                 outcome.failed(),
                 outcome.sent(),
                 outcome.worst(),
                 outcome.best_effort * 100.0
             ));
             if own {
-                judge(&mut summary, &plan, &outcome);
+                judge(&mut summary, &workload, &outcome);
             }
             outcomes.push(outcome);
         }
@@ -61,15 +62,15 @@ fn run(args: &Args) -> Result<bool> {
 }
 
 /// Judges the claims about teiji_edf.
-fn judge(summary: &mut Summary, plan: &Plan, o: &Outcome) {
-    let name = plan.name;
+fn judge(summary: &mut Summary, workload: &Workload, o: &Outcome) {
+    let name = workload.name;
     summary.claim(
         o.failed() == 0 && o.sent() > 0,
         &format!(
             "{name}: each of {} packets arrived within its deadline (longest {:.2} of it; demand {:.2})",
             o.sent(),
             o.worst(),
-            demand(&plan.channels)
+            demand(&workload.channels)
         ),
     );
     let bounded = o.flows.iter().filter_map(|f| f.bound_us.map(|bound| f.max_us / bound)).fold(0.0, f64::max);

@@ -12,10 +12,10 @@ use std::path::Path;
 /// The tables of the README: each case with its qdiscs.
 pub fn markdown(outcomes: &[Outcome]) -> String {
     let mut t = String::new();
-    let mut cases: Vec<&str> = outcomes.iter().map(|o| o.plan).collect();
+    let mut cases: Vec<&str> = outcomes.iter().map(|o| o.workload).collect();
     cases.dedup();
     for case in cases {
-        let of: Vec<&Outcome> = outcomes.iter().filter(|o| o.plan == case).collect();
+        let of: Vec<&Outcome> = outcomes.iter().filter(|o| o.workload == case).collect();
         let Some(first) = of.first() else { continue };
         let _ = writeln!(t, "## {case}\n\nLongest delay from sender to receiver, ms\n");
         // With many channels, about eight of them are shown.
@@ -65,7 +65,7 @@ pub fn csv(outcomes: &[Outcome]) -> String {
             let _ = writeln!(
                 t,
                 "{},{},{},{},{},{},{:.1},{:.1},{:.1},{},{},{},{}",
-                o.plan,
+                o.workload,
                 o.qdisc,
                 f.deadline_us,
                 f.sent,
@@ -89,7 +89,7 @@ pub fn csv(outcomes: &[Outcome]) -> String {
 /// # Errors
 /// If the file cannot be written.
 pub fn picture(file: &Path, case: &str, outcomes: &[Outcome]) -> Result<()> {
-    let of: Vec<&Outcome> = outcomes.iter().filter(|o| o.plan == case).collect();
+    let of: Vec<&Outcome> = outcomes.iter().filter(|o| o.workload == case).collect();
     if of.is_empty() {
         return Ok(());
     }

@@ -1,7 +1,7 @@
 //! One run: a flood of best effort and the channels' flows, and the delays and losses of the flows.
 
 use super::product::Product;
-use super::{LINK, Plan, rivals};
+use super::{LINK, Workload, rivals};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::Value;
@@ -28,7 +28,7 @@ pub struct Flow {
     pub p999_us: f64,
     /// Longest, µs.
     pub max_us: f64,
-    /// The delay that `teiji plan` guarantees, µs. This and the fields below: teiji_edf only.
+    /// The delay that `teiji workload` guarantees, µs. This and the fields below: teiji_edf only.
     pub bound_us: Option<f64>,
     /// Longest delay according to the qdisc, µs.
     pub queued_max_us: Option<f64>,
@@ -45,7 +45,8 @@ pub struct Flow {
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
     /// The case.
-    pub plan: &'static str,
+    #[serde(rename = "plan")]
+    pub workload: &'static str,
     /// The qdisc.
     pub qdisc: &'static str,
     /// The channels.
@@ -73,21 +74,21 @@ impl Outcome {
     }
 }
 
-/// Runs `plan` over `qdisc`, which is the root of `va` during the run.
+/// Runs `workload` over `qdisc`, which is the root of `va` during the run.
 ///
 /// # Errors
 /// If a program fails.
-pub fn run(host: &LabHost, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
+pub fn run(host: &LabHost, qdisc: &'static str, workload: &Workload) -> Result<Outcome> {
     let product = match qdisc {
-        "teiji_edf" => Some(Product::apply(host, plan)?),
+        "teiji_edf" => Some(Product::apply(host, workload)?),
         _ => {
-            let script = format!("set -e\n{}", rivals::setup(qdisc, plan));
+            let script = format!("set -e\n{}", rivals::setup(qdisc, workload));
             host.put("/tmp/rival.sh", script.as_bytes())?;
             host.run("ip netns exec a sh /tmp/rival.sh")?.ok()?;
             None
         }
     };
-    let mut outcome = measure(host, qdisc, plan)?;
+    let mut outcome = measure(host, qdisc, workload)?;
     if let Some(product) = product {
         let channels = product.channels()?;
         for ((flow, c), bound) in outcome.flows.iter_mut().zip(&channels).zip(&product.bounds_us) {
@@ -104,15 +105,15 @@ pub fn run(host: &LabHost, qdisc: &'static str, plan: &Plan) -> Result<Outcome> 
     Ok(outcome)
 }
 
-/// Runs `plan` over the present root of `va`.
+/// Runs `workload` over the present root of `va`.
 ///
 /// # Errors
 /// If a program fails.
-pub fn measure(host: &LabHost, qdisc: &'static str, plan: &Plan) -> Result<Outcome> {
+pub fn measure(host: &LabHost, qdisc: &'static str, workload: &Workload) -> Result<Outcome> {
     let list = |items: Vec<String>| items.join(",");
-    let ports = list((0..plan.channels.len()).map(|i| (6000 + i).to_string()).collect());
-    let deadlines = list(plan.channels.iter().map(|c| c.deadline_us.to_string()).collect());
-    let seconds = plan.seconds;
+    let ports = list((0..workload.channels.len()).map(|i| (6000 + i).to_string()).collect());
+    let deadlines = list(workload.channels.iter().map(|c| c.deadline_us.to_string()).collect());
+    let seconds = workload.seconds;
     let script = format!(
         "cd /tmp; rm -f arrivals sent\n\
          snap() {{ ip netns exec b sh -c 'cd /sys/class/net/vb/statistics; cat rx_bytes rx_packets; date +%s%N'; }}\n\
@@ -123,7 +124,7 @@ pub fn measure(host: &LabHost, qdisc: &'static str, plan: &Plan) -> Result<Outco
          sleep 1; snap; sleep {}; snap; wait $s $f $r; tail -n 1 sent; tail -n 1 arrivals",
         seconds + 2,
         rivals::flood(qdisc),
-        rivals::flows(qdisc, plan),
+        rivals::flows(qdisc, workload),
         seconds.saturating_sub(2).max(1),
     );
     let said = host.run_for(&script, LIMIT)?.ok()?;
@@ -135,7 +136,7 @@ pub fn measure(host: &LabHost, qdisc: &'static str, plan: &Plan) -> Result<Outco
     let sent: Vec<Value> = serde_json::from_str(sent)?;
     let arrived: Vec<Value> = serde_json::from_str(arrived)?;
     let mut flows = Vec::new();
-    for ((channel, sent), arrived) in plan.channels.iter().zip(&sent).zip(&arrived) {
+    for ((channel, sent), arrived) in workload.channels.iter().zip(&sent).zip(&arrived) {
         let number =
             |v: &Value, key: &str| v[key].as_u64().with_context(|| format!("there is no {key} in {v}"));
         let us = |key: &str| number(arrived, key).map(|ns| ns as f64 / 1e3);
@@ -156,5 +157,5 @@ pub fn measure(host: &LabHost, qdisc: &'static str, plan: &Plan) -> Result<Outco
     }
     let taken =
         flows.iter().map(|f| f.received * super::WIRE * 8).sum::<u64>() as f64 / seconds as f64 / LINK as f64;
-    Ok(Outcome { plan: plan.name, qdisc, flows, best_effort: (used - taken) / (1.0 - taken), used })
+    Ok(Outcome { workload: workload.name, qdisc, flows, best_effort: (used - taken) / (1.0 - taken), used })
 }

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use teiji_experiments::edf_delay::net::{self, Driver};
-use teiji_experiments::edf_delay::{Plan, many, six, traffic};
+use teiji_experiments::edf_delay::{Workload, many, six, traffic};
 use teiji_lab::LabHost;
 use teiji_lab::suite::{self, Shared};
 use teiji_model::qdisc::MAX_LINKS;

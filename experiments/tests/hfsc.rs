@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use teiji_experiments::edf_delay::net;
-use teiji_experiments::edf_delay::{Channel, LINK, MARGIN, Plan, WIRE, traffic};
+use teiji_experiments::edf_delay::{LINK, MARGIN, TestChannel, WIRE, Workload, traffic};
 use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Kernel, LabHost};
 use teiji_model::qdisc::MAX_CHANNELS;
@@ -46,17 +46,17 @@ fn fresh() -> &'static LabHost {
 }
 
 /// Channels that reserve most of the link; some send several packets at once.
-fn six() -> Plan {
-    let channel = |(ms, mbit, burst): (u64, u64, u64)| Channel {
+fn six() -> Workload {
+    let channel = |(ms, mbit, burst): (u64, u64, u64)| TestChannel {
         deadline_us: ms * 1000,
         rate: mbit * 1_000_000,
         burst,
     };
     let all = [(3, 2, 1), (4, 1, 2), (5, 2, 2), (8, 4, 3), (10, 12, 8), (15, 8, 4), (20, 4, 6)];
-    Plan { name: "HFSC", channels: all.map(channel).to_vec(), slack_us: None, seconds: 4 }
+    Workload { name: "HFSC", channels: all.map(channel).to_vec(), slack_us: None, seconds: 4 }
 }
 
-fn policy(plan: &Plan) -> String {
+fn policy(plan: &Workload) -> String {
     let mut t = LINK_SECTION.to_owned();
     for (i, c) in plan.channels.iter().enumerate() {
         let (port, burst) = (6000 + i, c.burst * WIRE + MARGIN);

@@ -3,10 +3,10 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
-use teiji_control::admission::{Channel, Denied, Link, admit};
+use teiji_control::admission::{ChannelSpec, Denied, LinkSpec, admit};
 use teiji_model::policy::Auto;
 
-const LINK: Link = Link {
+const LINK: LinkSpec = LinkSpec {
     rate: 10_000_000_000,
     max_frame: 1514,
     overhead: 24,
@@ -16,9 +16,9 @@ const LINK: Link = Link {
 };
 
 /// Deadlines from 4 to 24 ms, all different, unordered.
-fn channels(burst: u64) -> Vec<Channel> {
+fn channels(burst: u64) -> Vec<ChannelSpec> {
     (0..1000_u64)
-        .map(|i| Channel {
+        .map(|i| ChannelSpec {
             name: format!("c{i}"),
             deadline: 4_000_000 + i * 7919 % 1000 * 20_011,
             rate: 9_000_000,

@@ -11,7 +11,7 @@ pub fn many_channels_keep_their_deadlines() {
 }
 
 /// Set up with `teiji agent` and `teiji apply`.
-fn deadlines_are_kept(plan: &Plan) {
+fn deadlines_are_kept(plan: &Workload) {
     let o = traffic::run(TIMED.without_driver(), "teiji_edf", plan).unwrap();
     assert_eq!(o.flows.iter().filter_map(|f| f.misses).sum::<u64>(), 0, "missed in the queue: {o:?}");
     assert_eq!(o.flows.iter().filter_map(|f| f.excess).sum::<u64>(), 0, "over their rate: {o:?}");

@@ -26,10 +26,10 @@
 //! the places t − d′_i where its slope changes. The total cost is O(n log n).
 
 use super::demand::{Load, Sum, div_ceil};
-use super::terms::{Channel, Guarantee};
+use super::terms::{ChannelSpec, Guarantee};
 
 /// The guarantee of each channel, in the order of `channels`; `load` fits with this slack, ns.
-pub(super) fn guarantees(load: &Load, slack: i128, channels: &[Channel]) -> Vec<Guarantee> {
+pub(super) fn guarantees(load: &Load, slack: i128, channels: &[ChannelSpec]) -> Vec<Guarantee> {
     let mut load = load.clone();
     // The items stay sorted.
     load.items.iter_mut().for_each(|i| i.deadline = i.deadline.min(slack));

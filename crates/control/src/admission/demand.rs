@@ -3,7 +3,7 @@
 //! Amounts are in units of 1/10⁹ bit, the product of bit/s and ns, so nothing is rounded. With the ranges of `terms` no
 //! sum exceeds 2¹¹⁰ (2²⁰ channels × 10¹³ bit/s × 3.6·10¹² ns).
 
-use super::terms::{Channel, Link};
+use super::terms::{ChannelSpec, LinkSpec};
 use teiji_model::policy::Auto;
 
 /// One byte.
@@ -28,7 +28,7 @@ pub(super) struct Item {
 }
 
 impl Item {
-    pub fn new(index: usize, c: &Channel) -> Self {
+    pub fn new(index: usize, c: &ChannelSpec) -> Self {
         let burst = i128::from(c.burst) * BYTE;
         Item { index, deadline: c.deadline.into(), rate: c.rate.into(), burst }
     }
@@ -74,7 +74,7 @@ pub(super) struct Load {
 }
 
 impl Load {
-    pub fn new(link: &Link, channels: &[Channel]) -> Self {
+    pub fn new(link: &LinkSpec, channels: &[ChannelSpec]) -> Self {
         let mut items: Vec<Item> = channels.iter().enumerate().map(|(i, c)| Item::new(i, c)).collect();
         items.sort_by_key(|i| i.deadline);
         let blocking = u64::from(link.max_frame) + u64::from(link.overhead) + link.ring_bytes;

@@ -25,21 +25,23 @@
 
 use super::curve::{self, HFSC_MAX_RATE};
 use super::demand::{BYTE, div_ceil};
-use super::terms::{Admission, Channel, Denied, FASTEST, Guarantee, LONGEST, Link, Reason, Refusal, Remedy};
+use super::terms::{
+    Admission, ChannelSpec, Denied, FASTEST, Guarantee, LONGEST, LinkSpec, Reason, Refusal, Remedy,
+};
 use super::{remedy, terms};
 
 /// Whether HFSC can keep the deadlines of all these channels on the link. The link's slack is not used.
 ///
 /// # Errors
 /// [`Denied::Malformed`] if a value is out of its range, [`Denied::Refused`] if the channels do not fit.
-pub fn admit(link: &Link, channels: &[Channel]) -> Result<Admission, Denied> {
+pub fn admit(link: &LinkSpec, channels: &[ChannelSpec]) -> Result<Admission, Denied> {
     terms::check(link, channels)?;
     let load = Load::new(link, channels);
     if !load.fits() {
         return Err(Denied::Refused(Box::new(load.refusal())));
     }
     let reserved = channels.iter().fold(0_u64, |sum, c| sum.saturating_add(c.rate));
-    let guarantee = |c: &Channel| {
+    let guarantee = |c: &ChannelSpec| {
         let delay = within(link, c).unwrap_or(0).saturating_add(blocking(link)).min(c.deadline);
         Guarantee { name: c.name.clone(), delay }
     };
@@ -54,13 +56,13 @@ pub fn admit(link: &Link, channels: &[Channel]) -> Result<Admission, Denied> {
 
 /// The part of a channel's deadline that HFSC itself has to keep, ns in whole µs; `None` if what the link adds leaves
 /// less than 1 µs.
-pub fn within(link: &Link, channel: &Channel) -> Option<u64> {
+pub fn within(link: &LinkSpec, channel: &ChannelSpec) -> Option<u64> {
     let whole = channel.deadline.checked_sub(blocking(link))? / 1000 * 1000;
     (whole > 0).then_some(whole)
 }
 
 /// The delay that the link adds to every packet, ns, rounded up.
-fn blocking(link: &Link) -> u64 {
+fn blocking(link: &LinkSpec) -> u64 {
     let bytes = u64::from(link.max_frame) + u64::from(link.overhead) + link.ring_bytes;
     let sent = div_ceil(i128::from(bytes) * BYTE, link.rate.max(1).into());
     u64::try_from(sent).unwrap_or(LONGEST).saturating_add(link.timer_error)
@@ -68,27 +70,27 @@ fn blocking(link: &Link) -> u64 {
 
 /// What a channel reserves, bit/s. More than any link has, if its deadline leaves no time, or if the rates exceed
 /// HFSC's limits.
-fn reserves(link: &Link, channel: &Channel) -> u128 {
+fn reserves(link: &LinkSpec, channel: &ChannelSpec) -> u128 {
     let curve = within(link, channel).and_then(|within| curve::smallest(channel.burst, within, channel.rate));
     curve.map_or(u128::from(FASTEST), |curve| curve::reserves(&curve).into())
 }
 
 /// The channels of a link, and what they reserve of it.
 struct Load<'a> {
-    link: &'a Link,
-    channels: &'a [Channel],
+    link: &'a LinkSpec,
+    channels: &'a [ChannelSpec],
     /// Σ m1, bit/s.
     total: u128,
 }
 
 impl<'a> Load<'a> {
-    fn new(link: &'a Link, channels: &'a [Channel]) -> Self {
+    fn new(link: &'a LinkSpec, channels: &'a [ChannelSpec]) -> Self {
         let total = channels.iter().map(|c| reserves(link, c)).sum();
         Load { link, channels, total }
     }
 
     /// How much can be reserved, bit/s.
-    fn most(link: &Link) -> u128 {
+    fn most(link: &LinkSpec) -> u128 {
         // Above it there are no curves, so limiting the sum excludes no set.
         link.rate.min(HFSC_MAX_RATE).into()
     }
@@ -98,13 +100,13 @@ impl<'a> Load<'a> {
     }
 
     /// Whether the set fits if the channel `was` is replaced by `changed`.
-    fn fits_with(&self, was: &Channel, changed: &Channel) -> bool {
+    fn fits_with(&self, was: &ChannelSpec, changed: &ChannelSpec) -> bool {
         self.total - reserves(self.link, was) + reserves(self.link, changed) <= Self::most(self.link)
     }
 
     fn free_burst(&self) -> Option<u64> {
-        let room = |c: &Channel| {
-            let grown = |by: u64| self.fits_with(c, &Channel { burst: c.burst + by, ..c.clone() });
+        let room = |c: &ChannelSpec| {
+            let grown = |by: u64| self.fits_with(c, &ChannelSpec { burst: c.burst + by, ..c.clone() });
             // The smallest increase that is too much.
             remedy::least(1, terms::LARGEST.into(), |by| !grown(u64::try_from(by).unwrap_or(0)))
                 .map_or(terms::LARGEST, |by| u64::try_from(by - 1).unwrap_or(0))
@@ -123,7 +125,7 @@ impl<'a> Load<'a> {
             let offending = vec![late.name.clone()];
             return Refusal { reason, at, excess, offending, remedies: self.remedies() };
         }
-        let mut by_share: Vec<(u128, &Channel)> =
+        let mut by_share: Vec<(u128, &ChannelSpec)> =
             self.channels.iter().map(|c| (reserves(link, c), c)).collect();
         by_share.sort_by_key(|(share, _)| *share);
         Refusal {
@@ -149,8 +151,9 @@ impl<'a> Load<'a> {
         let worst =
             self.channels.iter().max_by_key(|c| (reserves(self.link, c), std::cmp::Reverse(c.deadline)));
         if let Some(c) = worst {
-            let does =
-                |deadline, burst, rate| self.fits_with(c, &Channel { deadline, burst, rate, ..c.clone() });
+            let does = |deadline, burst, rate| {
+                self.fits_with(c, &ChannelSpec { deadline, burst, rate, ..c.clone() })
+            };
             let one = u64::from(c.max_packet) + u64::from(self.link.overhead);
             let deadline = least(c.deadline, LONGEST, |to| does(to, c.burst, c.rate));
             let burst = least(0, c.burst - one, |less| does(c.deadline, c.burst - less, c.rate));
@@ -166,7 +169,7 @@ impl<'a> Load<'a> {
         }
         // A faster link also has a shorter blocking time.
         let faster = least(self.link.rate, HFSC_MAX_RATE.max(self.link.rate), |rate| {
-            Load::new(&Link { rate, ..self.link.clone() }, self.channels).fits()
+            Load::new(&LinkSpec { rate, ..self.link.clone() }, self.channels).fits()
         });
         add(self.link.rate, faster, |_, to| Remedy::LinkRate { to }, "");
         found.sort_by_key(|(change, _)| *change);

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use teiji_model::policy::Auto;
 use teiji_model::qdisc::Curve;
 
-fn refusal(link: &Link, channels: &[Channel]) -> Refusal {
+fn refusal(link: &LinkSpec, channels: &[ChannelSpec]) -> Refusal {
     refused(hfsc::admit(link, channels))
 }
 
@@ -25,7 +25,7 @@ fn a_burst_is_reserved_within_what_the_frame_leaves_of_the_deadline() {
     let refused = refusal(&link(), &[channel("a", 10 * MS, 800_000, 9000)]);
     assert_eq!((refused.reason, refused.excess), (Reason::Curves, 1));
     // A fraction of a µs does not count.
-    let odd = Link { timer_error: 1, ..link() };
+    let odd = LinkSpec { timer_error: 1, ..link() };
     assert_eq!(hfsc::admit(&odd, &set).unwrap().guarantees[0].delay, 9_999_001);
 }
 
@@ -64,9 +64,9 @@ fn a_refusal_names_the_excess_and_the_least_changes() {
 }
 
 /// Sets near the limit of what a link of 8 to 800 Mbit/s can reserve.
-fn some_set() -> impl Strategy<Value = (Link, Vec<Channel>)> {
+fn some_set() -> impl Strategy<Value = (LinkSpec, Vec<ChannelSpec>)> {
     let link = (1_000_000..100_000_000_u64, 60..2000_u32, 0..3000_u64, 0..200_000_u64).prop_map(
-        |(bytes, max_frame, ring_bytes, timer_error)| Link {
+        |(bytes, max_frame, ring_bytes, timer_error)| LinkSpec {
             rate: bytes * 8,
             max_frame,
             overhead: 24,
@@ -79,7 +79,7 @@ fn some_set() -> impl Strategy<Value = (Link, Vec<Channel>)> {
     (link, proptest::collection::vec(one, 1..6)).prop_map(|(link, set)| {
         let numbered = set.into_iter().enumerate();
         let channel = |(i, (deadline, rate, burst))| channel(&format!("c{i}"), deadline, rate * 80, burst);
-        let set = numbered.map(channel).map(|c| Channel { max_packet: 60, ..c }).collect();
+        let set = numbered.map(channel).map(|c| ChannelSpec { max_packet: 60, ..c }).collect();
         (link, set)
     })
 }
@@ -114,7 +114,7 @@ impl Class {
 
 /// Sends the arrivals (class, ns, bytes; by time) while best effort is always waiting; returns the longest delay of
 /// each class.
-fn serve(link: &Link, curves: &[Curve], arrivals: &[(usize, u64, u64)]) -> Vec<u64> {
+fn serve(link: &LinkSpec, curves: &[Curve], arrivals: &[(usize, u64, u64)]) -> Vec<u64> {
     let class = |curve: &Curve| Class { curve: *curve, starts: vec![], served: 0, queue: Default::default() };
     let mut classes: Vec<Class> = curves.iter().map(class).collect();
     let mut worst = vec![0; curves.len()];
@@ -147,7 +147,7 @@ fn serve(link: &Link, curves: &[Curve], arrivals: &[(usize, u64, u64)]) -> Vec<u
 }
 
 /// Packets of a channel within its token bucket: bursts as soon as possible, with packets of this size.
-fn greedy(i: usize, c: &Channel, start: u64, packet: u64, pause: u64) -> Vec<(usize, u64, u64)> {
+fn greedy(i: usize, c: &ChannelSpec, start: u64, packet: u64, pause: u64) -> Vec<(usize, u64, u64)> {
     let packet = packet.min(c.burst);
     let (mut now, mut tokens, mut sent) = (start, c.burst * 8_000_000_000, Vec::new());
     while sent.len() < 60 {
@@ -178,7 +178,7 @@ proptest! {
         (link, set) in some_set(),
         how in proptest::collection::vec((0..5 * MS, 60..4000_u64, 0..2 * MS), 6)
     ) {
-        let link = Link { ring_bytes: 0, ..link };
+        let link = LinkSpec { ring_bytes: 0, ..link };
         let Ok(admitted) = hfsc::admit(&link, &set) else { return Ok(()) };
         let curves: Vec<Curve> = set.iter()
             .map(|c| super::curve::smallest(c.burst, hfsc::within(&link, c).unwrap(), c.rate).unwrap())

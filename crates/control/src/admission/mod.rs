@@ -66,7 +66,7 @@ mod terms;
 #[cfg(test)]
 mod tests;
 
-pub use terms::{Admission, Channel, Denied, Guarantee, Link, Reason, Refusal, Remedy};
+pub use terms::{Admission, ChannelSpec, Denied, Guarantee, LinkSpec, Reason, Refusal, Remedy};
 
 use demand::{BYTE, Load, div_ceil};
 
@@ -74,7 +74,7 @@ use demand::{BYTE, Load, div_ceil};
 ///
 /// # Errors
 /// [`Denied::Malformed`] if a value is out of its range, [`Denied::Refused`] if the channels do not fit.
-pub fn admit(link: &Link, channels: &[Channel]) -> Result<Admission, Denied> {
+pub fn admit(link: &LinkSpec, channels: &[ChannelSpec]) -> Result<Admission, Denied> {
     terms::check(link, channels)?;
     let load = Load::new(link, channels);
     let refuse = |reason, at: i128, excess: i128| {

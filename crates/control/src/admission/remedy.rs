@@ -6,13 +6,18 @@
 //! channels.
 
 use super::demand::{BYTE, Item, Load, at_once, div_ceil};
-use super::terms::{Channel, FASTEST, LONGEST, Link, Reason, Remedy};
+use super::terms::{ChannelSpec, FASTEST, LONGEST, LinkSpec, Reason, Remedy};
 
 /// How many channels are tried.
 const TRIED: usize = 16;
 
 /// Single changes that make the set fit; the smallest relative change first.
-pub(super) fn remedies(load: &Load, link: &Link, channels: &[Channel], reason: &Reason) -> Vec<Remedy> {
+pub(super) fn remedies(
+    load: &Load,
+    link: &LinkSpec,
+    channels: &[ChannelSpec],
+    reason: &Reason,
+) -> Vec<Remedy> {
     if let Reason::Slack { least } = reason {
         return vec![Remedy::Slack { to: *least }];
     }
@@ -91,7 +96,7 @@ fn deadline(load: &Load, item: &Item) -> Option<i128> {
 }
 
 /// In bytes. Not below the largest packet.
-fn burst(load: &Load, link: &Link, item: &Item, channel: &Channel) -> Option<i128> {
+fn burst(load: &Load, link: &LinkSpec, item: &Item, channel: &ChannelSpec) -> Option<i128> {
     let (now, one) = (item.burst / BYTE, i128::from(channel.max_packet) + i128::from(link.overhead));
     least(0, now - one, |less| load.fits_with(&Item { burst: (now - less) * BYTE, ..*item }))
         .map(|less| now - less)

@@ -15,7 +15,7 @@ pub(super) const MOST: usize = 1 << 20;
 
 /// A link.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct LinkSpec {
     /// Its rate, bit/s on the wire, 1 to 10 Tbit/s; with a rate limiter before it, the limiter's rate.
     pub rate: u64,
     /// The largest frame that best effort or a channel hands over, bytes: MTU, 14 for the Ethernet header, 4 per VLAN
@@ -35,7 +35,7 @@ pub struct Link {
 
 /// A real-time channel. Bytes are counted on the wire, including the link's overhead.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Channel {
+pub struct ChannelSpec {
     /// Its name, for messages; untrusted text.
     pub name: String,
     /// The time from a packet's arrival in the link's queue to its last bit on the wire, ns, 1 ns to one hour.
@@ -258,7 +258,7 @@ impl fmt::Display for Refusal {
 }
 
 /// Refuses values out of range, so that no sum can overflow.
-pub(super) fn check(link: &Link, channels: &[Channel]) -> Result<(), Denied> {
+pub(super) fn check(link: &LinkSpec, channels: &[ChannelSpec]) -> Result<(), Denied> {
     let range = |what: &str, value: u64, from: u64, to: u64| {
         if (from..=to).contains(&value) {
             return Ok(());

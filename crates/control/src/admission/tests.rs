@@ -7,12 +7,19 @@ use teiji_model::policy::Auto;
 pub(super) const MS: u64 = 1_000_000;
 
 /// 8 Mbit/s: a byte takes a microsecond.
-pub(super) fn link() -> Link {
-    Link { rate: 8_000_000, max_frame: 976, overhead: 24, ring_bytes: 0, timer_error: 0, slack: Auto::Auto }
+pub(super) fn link() -> LinkSpec {
+    LinkSpec {
+        rate: 8_000_000,
+        max_frame: 976,
+        overhead: 24,
+        ring_bytes: 0,
+        timer_error: 0,
+        slack: Auto::Auto,
+    }
 }
 
-pub(super) fn channel(name: &str, deadline: u64, rate: u64, burst: u64) -> Channel {
-    Channel { name: name.into(), deadline, rate, burst, max_packet: 100 }
+pub(super) fn channel(name: &str, deadline: u64, rate: u64, burst: u64) -> ChannelSpec {
+    ChannelSpec { name: name.into(), deadline, rate, burst, max_packet: 100 }
 }
 
 /// Why it was refused.
@@ -23,7 +30,7 @@ pub(super) fn refused(decided: Result<Admission, Denied>) -> Refusal {
     }
 }
 
-fn refusal(link: &Link, channels: &[Channel]) -> Refusal {
+fn refusal(link: &LinkSpec, channels: &[ChannelSpec]) -> Refusal {
     refused(admit(link, channels))
 }
 
@@ -36,12 +43,12 @@ fn one_channel_waits_for_one_frame() {
     assert_eq!((admitted.reserved_rate, admitted.free_rate), (800_000, 7_200_000));
     assert_eq!(admitted.free_burst, Some(8_500));
     // Without the slack rule it leaves at once.
-    let eager = Link { slack: Auto::Nanoseconds(10 * MS), ..link() };
+    let eager = LinkSpec { slack: Auto::Nanoseconds(10 * MS), ..link() };
     // Its own 500 bytes; what comes while they wait adds a tenth of that time: at most 1,500 / (1 - 0.1) µs.
     let bound = admit(&eager, &one).unwrap().guarantees[0].delay;
     assert_eq!(bound, 1_500_000);
     // The ring and the timer are added.
-    let slow = Link { ring_bytes: 2_000, timer_error: 250_000, ..link() };
+    let slow = LinkSpec { ring_bytes: 2_000, timer_error: 250_000, ..link() };
     assert_eq!(admit(&slow, &one).unwrap().slack, 3_750_000);
 }
 
@@ -73,7 +80,7 @@ fn a_deadline_that_just_fits() {
 #[test]
 fn a_channel_far_behind_waits_for_the_busy_period_only() {
     // a uses half of the link all the time; b's deadline is 100 ms away, but the bursts are sent within 4 ms.
-    let link = Link { slack: Auto::Nanoseconds(1_000 * MS), ..link() };
+    let link = LinkSpec { slack: Auto::Nanoseconds(1_000 * MS), ..link() };
     let set = [channel("a", 2 * MS, 4_000_000, 500), channel("b", 100 * MS, 8_000, 400)];
     let bounds = admit(&link, &set).unwrap().guarantees;
     // (1000 + 500 + 400 - the little that b may add) / (1 - 0.5) µs.
@@ -84,7 +91,7 @@ fn a_channel_far_behind_waits_for_the_busy_period_only() {
 #[test]
 fn too_small_a_slack_is_refused_with_the_one_that_will_do() {
     let set = [channel("a", 10 * MS, 800_000, 500), channel("b", 20 * MS, 800_000, 500)];
-    let small = Link { slack: Auto::Nanoseconds(1_999_999), ..link() };
+    let small = LinkSpec { slack: Auto::Nanoseconds(1_999_999), ..link() };
     let refused = refusal(&small, &set);
     assert_eq!(refused.reason, Reason::Slack { least: 2_000_000 });
     assert_eq!((refused.excess, refused.offending.len()), (1, 2));
@@ -93,7 +100,7 @@ fn too_small_a_slack_is_refused_with_the_one_that_will_do() {
         "with a slack of 1.999999ms best effort goes first for too long: 1 byte could not be sent in time; the \
          channels would fit with a slack of 2ms"
     );
-    assert!(admit(&Link { slack: Auto::Nanoseconds(2 * MS), ..link() }, &set).is_ok());
+    assert!(admit(&LinkSpec { slack: Auto::Nanoseconds(2 * MS), ..link() }, &set).is_ok());
 }
 
 #[test]
@@ -108,7 +115,7 @@ fn rates_above_the_link_s_are_refused() {
 #[test]
 fn names_cannot_write_to_the_terminal() {
     let hostile = channel("\u{1b}[2J\n", 1_000, 8_000, 500);
-    for set in [vec![hostile.clone()], vec![Channel { burst: 1, ..hostile }]] {
+    for set in [vec![hostile.clone()], vec![ChannelSpec { burst: 1, ..hostile }]] {
         let text = admit(&link(), &set).unwrap_err().to_string();
         assert!(!text.chars().any(char::is_control) && text.contains("[2J"), "{text:?}");
     }
@@ -118,25 +125,25 @@ fn names_cannot_write_to_the_terminal() {
 fn what_is_out_of_range_is_not_decided() {
     let good = channel("a", 10 * MS, 8_000, 500);
     let bad = [
-        Channel { deadline: 0, ..good.clone() },
-        Channel { rate: 0, ..good.clone() },
-        Channel { burst: 123, ..good.clone() },
-        Channel { max_packet: 977, ..good.clone() },
-        Channel { deadline: u64::MAX, ..good.clone() },
-        Channel { burst: u64::MAX, ..good.clone() },
+        ChannelSpec { deadline: 0, ..good.clone() },
+        ChannelSpec { rate: 0, ..good.clone() },
+        ChannelSpec { burst: 123, ..good.clone() },
+        ChannelSpec { max_packet: 977, ..good.clone() },
+        ChannelSpec { deadline: u64::MAX, ..good.clone() },
+        ChannelSpec { burst: u64::MAX, ..good.clone() },
     ];
     for c in bad {
         let denied = admit(&link(), std::slice::from_ref(&c)).unwrap_err();
         assert!(matches!(&denied, Denied::Malformed(m) if m.contains("`a`")), "{c:?}: {denied}");
     }
-    assert!(matches!(admit(&Link { rate: 0, ..link() }, &[]), Err(Denied::Malformed(_))));
+    assert!(matches!(admit(&LinkSpec { rate: 0, ..link() }, &[]), Err(Denied::Malformed(_))));
     let none = admit(&link(), &[]).unwrap();
     assert_eq!((none.slack, none.free_rate, none.free_burst), (0, 8_000_000, None));
 }
 
 #[test]
 fn the_largest_values_do_not_overflow() {
-    let link = Link {
+    let link = LinkSpec {
         rate: terms::FASTEST,
         max_frame: 1 << 30,
         overhead: 1 << 30,
@@ -144,18 +151,18 @@ fn the_largest_values_do_not_overflow() {
         timer_error: terms::LONGEST,
         slack: Auto::Auto,
     };
-    let set: Vec<Channel> = (0..1 << 20)
+    let set: Vec<ChannelSpec> = (0..1 << 20)
         .map(|i| channel("x", if i == 0 { 1 } else { terms::LONGEST }, terms::FASTEST, 1 << 30))
         .collect();
-    let set: Vec<Channel> = set.into_iter().map(|c| Channel { max_packet: 1, ..c }).collect();
-    let small = Link { overhead: 24, ..link };
+    let set: Vec<ChannelSpec> = set.into_iter().map(|c| ChannelSpec { max_packet: 1, ..c }).collect();
+    let small = LinkSpec { overhead: 24, ..link };
     assert_eq!(refusal(&small, &set).reason, Reason::Rate);
 }
 
 /// The condition in the form of the paper, with the slack rule, tried at every ns.
-fn holds(link: &Link, slack: u64, set: &[Channel]) -> bool {
+fn holds(link: &LinkSpec, slack: u64, set: &[ChannelSpec]) -> bool {
     let nano = |bytes: u64| i128::from(bytes) * 8_000_000_000;
-    let usable = |c: &Channel| c.deadline.min(slack);
+    let usable = |c: &ChannelSpec| c.deadline.min(slack);
     let first = set.iter().map(usable).min().unwrap();
     let last = set.iter().map(usable).max().unwrap();
     let blocking = nano(u64::from(link.max_frame) + u64::from(link.overhead) + link.ring_bytes);
@@ -171,7 +178,7 @@ fn holds(link: &Link, slack: u64, set: &[Channel]) -> bool {
 }
 
 /// f(t) of `bound`, in steps of 1 ns.
-fn leaves_by(link: &Link, slack: u64, set: &[Channel], t: u64) -> u64 {
+fn leaves_by(link: &LinkSpec, slack: u64, set: &[ChannelSpec], t: u64) -> u64 {
     let nano = |bytes: u64| i128::from(bytes) * 8_000_000_000;
     let blocking = nano(u64::from(link.max_frame) + u64::from(link.overhead) + link.ring_bytes);
     (0..)
@@ -187,8 +194,8 @@ fn leaves_by(link: &Link, slack: u64, set: &[Channel], t: u64) -> u64 {
 }
 
 /// Sets near the limit of a link of 8 Gbit/s (one byte per ns), small enough to be tried ns by ns.
-fn some_set() -> impl Strategy<Value = (Link, Vec<Channel>)> {
-    let link = (1..40_u32, 0..30_u64, 0..20_u64).prop_map(|(max_frame, ring_bytes, timer_error)| Link {
+fn some_set() -> impl Strategy<Value = (LinkSpec, Vec<ChannelSpec>)> {
+    let link = (1..40_u32, 0..30_u64, 0..20_u64).prop_map(|(max_frame, ring_bytes, timer_error)| LinkSpec {
         rate: 8_000_000_000,
         max_frame,
         overhead: 2,
@@ -196,7 +203,7 @@ fn some_set() -> impl Strategy<Value = (Link, Vec<Channel>)> {
         timer_error,
         slack: Auto::Auto,
     });
-    let one = (1..600_u64, 1..4_000_000_000_u64, 3..80_u64).prop_map(|(deadline, rate, burst)| Channel {
+    let one = (1..600_u64, 1..4_000_000_000_u64, 3..80_u64).prop_map(|(deadline, rate, burst)| ChannelSpec {
         name: format!("d{deadline}"),
         deadline,
         rate,
@@ -226,7 +233,7 @@ proptest! {
                 prop_assert!((0..set.len()).any(|i| !grow(i, spare + 1, u64::MAX)));
                 // With any slack: the decision, and each channel's bound.
                 let slack = admitted.slack * share / 100;
-                let chosen = Link { slack: Auto::Nanoseconds(slack), ..link.clone() };
+                let chosen = LinkSpec { slack: Auto::Nanoseconds(slack), ..link.clone() };
                 let admitted = admit(&chosen, &set);
                 prop_assert_eq!(admitted.is_ok(), holds(&link, slack, &set));
                 if let Some(spare) = admitted.as_ref().ok().and_then(|a| a.free_burst) {
@@ -251,7 +258,7 @@ proptest! {
 
     #[test]
     fn each_remedy_does_and_a_step_less_does_not((link, set) in some_set(), slack in proptest::option::of(50..900_u64)) {
-        let link = Link { slack: slack.map_or(Auto::Auto, Auto::Nanoseconds), ..link };
+        let link = LinkSpec { slack: slack.map_or(Auto::Auto, Auto::Nanoseconds), ..link };
         let Err(Denied::Refused(refused)) = admit(&link, &set) else { return Ok(()) };
         for remedy in &refused.remedies {
             for (less, does) in [(0, true), (1, false)] {

@@ -171,8 +171,8 @@ fn admit(
     rate: u64,
     largest: u32,
 ) -> Result<Admission, Denied> {
-    let link = terms(group, rate, largest);
-    let channels: Vec<_> = channels.iter().map(|(name, c)| term(group, &link, name, c)).collect();
+    let link = link_spec(group, rate, largest);
+    let channels: Vec<_> = channels.iter().map(|(name, c)| channel_spec(group, &link, name, c)).collect();
     match group.scheduler {
         Scheduler::Edf => admission::admit(&link, &channels),
         Scheduler::Hfsc => hfsc::admit(&link, &channels),
@@ -180,8 +180,8 @@ fn admit(
 }
 
 /// The link, for admission control.
-fn terms(group: &Group<'_>, rate: u64, largest: u32) -> admission::Link {
-    admission::Link {
+fn link_spec(group: &Group<'_>, rate: u64, largest: u32) -> admission::LinkSpec {
+    admission::LinkSpec {
         rate,
         max_frame: largest.max(MIN_FRAME),
         overhead: OVERHEAD,
@@ -193,9 +193,14 @@ fn terms(group: &Group<'_>, rate: u64, largest: u32) -> admission::Link {
 }
 
 /// A channel, for admission control.
-fn term(group: &Group<'_>, link: &admission::Link, name: &str, c: &Channel) -> admission::Channel {
+fn channel_spec(
+    group: &Group<'_>,
+    link: &admission::LinkSpec,
+    name: &str,
+    c: &Channel,
+) -> admission::ChannelSpec {
     let frame = u64::from(frame::full(group.device.mtu).clamp(MIN_FRAME, link.max_frame));
-    admission::Channel {
+    admission::ChannelSpec {
         name: name.to_owned(),
         deadline: c.deadline,
         rate: c.rate,
@@ -245,9 +250,9 @@ fn queue(
     let most = group.section.and_then(|s| s.realtime_max.as_ref()).map_or(0, |at| at.value);
     let (mut channels, mut realtime_max) = (channels.clone(), most / RATE_STEP * RATE_STEP);
     if group.scheduler == Scheduler::Hfsc {
-        let link = terms(group, rate, largest.on_wire(group.device.mtu));
+        let link = link_spec(group, rate, largest.on_wire(group.device.mtu));
         for (name, c) in &mut channels {
-            c.deadline = hfsc::within(&link, &term(group, &link, name, c)).unwrap_or(c.deadline);
+            c.deadline = hfsc::within(&link, &channel_spec(group, &link, name, c)).unwrap_or(c.deadline);
         }
         // It was checked that the channels together do not exceed it, and each is limited to its own rate.
         realtime_max = 0;
