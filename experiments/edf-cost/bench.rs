@@ -1,6 +1,6 @@
 //! Sends through each queue in turn and measures the times.
 
-use super::queues::{self, Kind, Queue};
+use super::queues::{self, QdiscKind, TestQdisc};
 use super::{Case, SIZE};
 use crate::edf_delay::net::Driver;
 use crate::numbers;
@@ -16,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(86_400);
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// The queue.
-    pub queue: Queue,
+    pub queue: TestQdisc,
     /// Number of the round.
     pub round: u32,
     /// ns of virtual time per packet.
@@ -73,11 +73,11 @@ pub fn run(host: &LabHost, case: &Case, rounds: u32, windows: u32) -> Result<Vec
         }
         crate::say(&format!("{}: round {} of {rounds}", case.name, round + 1));
     }
-    for queue in queues.iter().filter(|q| q.kind == Kind::Teiji) {
+    for queue in queues.iter().filter(|q| q.kind == QdiscKind::Teiji) {
         by_deadline(&driver, case, queue, u64::from(rounds * windows))?;
     }
     for queue in &queues {
-        if queue.kind == Kind::Teiji {
+        if queue.kind == QdiscKind::Teiji {
             driver.line(&format!("detach {}", queue.device()))?;
         }
     }
@@ -87,8 +87,8 @@ pub fn run(host: &LabHost, case: &Case, rounds: u32, windows: u32) -> Result<Vec
     Ok(samples)
 }
 
-fn set_up(host: &LabHost, case: &Case, queues: &[Queue]) -> Result<Driver> {
-    host.put("/tmp/links", queues.iter().map(Queue::link).collect::<String>().as_bytes())?;
+fn set_up(host: &LabHost, case: &Case, queues: &[TestQdisc]) -> Result<Driver> {
+    host.put("/tmp/links", queues.iter().map(TestQdisc::link).collect::<String>().as_bytes())?;
     host.put("/tmp/qdiscs", queues.iter().map(|q| q.tc(case)).collect::<String>().as_bytes())?;
     let script = "set -e; ip -n a -batch /tmp/links; ip netns exec a tc -batch /tmp/qdiscs";
     host.run_for(script, LIMIT)?.ok().context("the qdiscs that are compared could not be set up")?;
@@ -99,7 +99,7 @@ fn set_up(host: &LabHost, case: &Case, queues: &[Queue]) -> Result<Driver> {
     Ok(driver)
 }
 
-fn burst(host: &LabHost, case: &Case, queue: &Queue, windows: u32) -> Result<Taken> {
+fn burst(host: &LabHost, case: &Case, queue: &TestQdisc, windows: u32) -> Result<Taken> {
     let said = host
         .run_for(
             &format!(
@@ -119,7 +119,7 @@ fn burst(host: &LabHost, case: &Case, queue: &Queue, windows: u32) -> Result<Tak
 }
 
 /// Fails if a packet of a channel was not sent as real time: another path than the claimed one would be measured.
-fn by_deadline(driver: &Driver, case: &Case, queue: &Queue, windows: u64) -> Result<()> {
+fn by_deadline(driver: &Driver, case: &Case, queue: &TestQdisc, windows: u64) -> Result<()> {
     let stats = driver.stats(&queue.device())?;
     let of = |what: &str| stats[what].as_u64().with_context(|| format!("no {what} in {stats}"));
     let least = windows * case.burst / 2;
@@ -133,17 +133,17 @@ fn by_deadline(driver: &Driver, case: &Case, queue: &Queue, windows: u64) -> Res
 
 /// The cost of each queue.
 pub fn costs(samples: &[Sample]) -> Vec<Cost> {
-    let of = |kind: Kind, channels: u64| -> Vec<f64> {
+    let of = |kind: QdiscKind, channels: u64| -> Vec<f64> {
         let same = |s: &&Sample| s.queue.kind == kind && s.queue.channels == channels;
         samples.iter().filter(same).map(|s| s.ns).collect()
     };
-    let mut queues: Vec<Queue> = Vec::new();
+    let mut queues: Vec<TestQdisc> = Vec::new();
     for s in samples {
         if !queues.iter().any(|q| q.index == s.queue.index) {
             queues.push(s.queue);
         }
     }
-    let cost = |q: &Queue| {
+    let cost = |q: &TestQdisc| {
         let times = of(q.kind, q.channels);
         let total_ns = numbers::median(&times);
         Cost {
@@ -177,19 +177,19 @@ mod tests {
 
     #[test]
     fn the_cost_is_what_is_more_than_without_a_queue_and_the_faster_filter_counts() {
-        let sample = |index: usize, kind: Kind, ns: f64| Sample {
-            queue: Queue { index, kind, channels: 100 },
+        let sample = |index: usize, kind: QdiscKind, ns: f64| Sample {
+            queue: TestQdisc { index, kind, channels: 100 },
             round: 0,
             ns,
         };
         let samples = [
-            sample(0, Kind::Noqueue, 1000.0),
-            sample(0, Kind::Noqueue, 1010.0),
-            sample(0, Kind::Noqueue, 9999.0),
-            sample(1, Kind::NoqueueTold, 1500.0),
-            sample(2, Kind::Etf, 2000.0),
-            sample(3, Kind::Hfsc(Filters::Flower), 3010.0),
-            sample(4, Kind::Hfsc(Filters::U32), 2510.0),
+            sample(0, QdiscKind::Noqueue, 1000.0),
+            sample(0, QdiscKind::Noqueue, 1010.0),
+            sample(0, QdiscKind::Noqueue, 9999.0),
+            sample(1, QdiscKind::NoqueueTold, 1500.0),
+            sample(2, QdiscKind::Etf, 2000.0),
+            sample(3, QdiscKind::Hfsc(Filters::Flower), 3010.0),
+            sample(4, QdiscKind::Hfsc(Filters::U32), 2510.0),
         ];
         let costs = costs(&samples);
         assert_eq!(costs.len(), 5);

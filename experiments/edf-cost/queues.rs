@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 /// The queue of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum QdiscKind {
     /// No queue; subtracted from the others.
     Noqueue,
     /// No queue, and the sender passes deadlines; subtracted from etf.
@@ -34,39 +34,39 @@ pub enum Filters {
 }
 
 /// All kinds.
-pub const KINDS: [Kind; 10] = [
-    Kind::Noqueue,
-    Kind::NoqueueTold,
-    Kind::Teiji,
-    Kind::Pfifo,
-    Kind::Fq,
-    Kind::Etf,
-    Kind::Htb(Filters::Flower),
-    Kind::Htb(Filters::U32),
-    Kind::Hfsc(Filters::Flower),
-    Kind::Hfsc(Filters::U32),
+pub const KINDS: [QdiscKind; 10] = [
+    QdiscKind::Noqueue,
+    QdiscKind::NoqueueTold,
+    QdiscKind::Teiji,
+    QdiscKind::Pfifo,
+    QdiscKind::Fq,
+    QdiscKind::Etf,
+    QdiscKind::Htb(Filters::Flower),
+    QdiscKind::Htb(Filters::U32),
+    QdiscKind::Hfsc(Filters::Flower),
+    QdiscKind::Hfsc(Filters::U32),
 ];
 
-impl Kind {
+impl QdiscKind {
     /// Name in tables: that of the qdisc.
     pub fn name(self) -> &'static str {
         match self {
-            Kind::Noqueue => "noqueue",
-            Kind::NoqueueTold => "noqueue, deadlines told",
-            Kind::Teiji => "teiji_edf",
-            Kind::Pfifo => "pfifo",
-            Kind::Fq => "fq",
-            Kind::Etf => "etf",
-            Kind::Htb(_) => "htb",
-            Kind::Hfsc(_) => "hfsc",
+            QdiscKind::Noqueue => "noqueue",
+            QdiscKind::NoqueueTold => "noqueue, deadlines told",
+            QdiscKind::Teiji => "teiji_edf",
+            QdiscKind::Pfifo => "pfifo",
+            QdiscKind::Fq => "fq",
+            QdiscKind::Etf => "etf",
+            QdiscKind::Htb(_) => "htb",
+            QdiscKind::Hfsc(_) => "hfsc",
         }
     }
 
     /// How the qdisc finds classes; empty if it needs no filters.
     pub fn filters(self) -> &'static str {
         match self {
-            Kind::Htb(Filters::Flower) | Kind::Hfsc(Filters::Flower) => "flower",
-            Kind::Htb(Filters::U32) | Kind::Hfsc(Filters::U32) => "u32",
+            QdiscKind::Htb(Filters::Flower) | QdiscKind::Hfsc(Filters::Flower) => "flower",
+            QdiscKind::Htb(Filters::U32) | QdiscKind::Hfsc(Filters::U32) => "u32",
             _ => "",
         }
     }
@@ -74,30 +74,30 @@ impl Kind {
     /// The deadline that the sender passes to the kernel, µs from now; 0: none.
     pub fn told_us(self) -> u64 {
         // The deadline is after the window's end: no packet is dropped as late.
-        if matches!(self, Kind::Etf | Kind::NoqueueTold) { 500_000 } else { 0 }
+        if matches!(self, QdiscKind::Etf | QdiscKind::NoqueueTold) { 500_000 } else { 0 }
     }
 
     /// What is subtracted from this kind.
-    pub fn zero(self) -> Kind {
-        if self.told_us() > 0 { Kind::NoqueueTold } else { Kind::Noqueue }
+    pub fn zero(self) -> QdiscKind {
+        if self.told_us() > 0 { QdiscKind::NoqueueTold } else { QdiscKind::Noqueue }
     }
 }
 
 /// A device and its root qdisc.
 #[derive(Clone, Copy, Debug)]
-pub struct Queue {
+pub struct TestQdisc {
     /// Number of the device.
     pub index: usize,
     /// The qdisc.
-    pub kind: Kind,
+    pub kind: QdiscKind,
     /// Number of channels.
     pub channels: u64,
 }
 
 /// Every kind with every number of channels.
-pub fn all() -> Vec<Queue> {
+pub fn all() -> Vec<TestQdisc> {
     let pairs = CHANNELS.iter().flat_map(|n| KINDS.iter().map(move |k| (*k, *n)));
-    pairs.enumerate().map(|(index, (kind, channels))| Queue { index, kind, channels }).collect()
+    pairs.enumerate().map(|(index, (kind, channels))| TestQdisc { index, kind, channels }).collect()
 }
 
 /// Counts what a frame takes on the wire in addition to what the kernel counts: check sequence, preamble, gap.
@@ -105,7 +105,7 @@ const STAB: &str = "stab overhead 24 linklayer ethernet";
 /// Class of best effort.
 const REST: u64 = 9999;
 
-impl Queue {
+impl TestQdisc {
     /// The device.
     pub fn device(&self) -> String {
         format!("e{}", self.index)
@@ -145,15 +145,15 @@ impl Queue {
             }
         };
         match self.kind {
-            Kind::Noqueue | Kind::NoqueueTold | Kind::Teiji => {}
-            Kind::Pfifo => plain("pfifo limit 2700"),
-            Kind::Fq => plain("fq limit 10000 flow_limit 2700"),
-            Kind::Etf => plain("etf clockid CLOCK_TAI delta 0 deadline_mode"),
-            Kind::Htb(filters) => {
+            QdiscKind::Noqueue | QdiscKind::NoqueueTold | QdiscKind::Teiji => {}
+            QdiscKind::Pfifo => plain("pfifo limit 2700"),
+            QdiscKind::Fq => plain("fq limit 10000 flow_limit 2700"),
+            QdiscKind::Etf => plain("etf clockid CLOCK_TAI delta 0 deadline_mode"),
+            QdiscKind::Htb(filters) => {
                 self.htb(&mut t, case);
                 self.filters(&mut t, filters);
             }
-            Kind::Hfsc(filters) => {
+            QdiscKind::Hfsc(filters) => {
                 self.hfsc(&mut t, case);
                 self.filters(&mut t, filters);
             }
@@ -237,7 +237,7 @@ impl Queue {
 
     /// The lines with which the driver sets up teiji_edf in the same way; empty for others.
     pub fn driver(&self, case: &Case) -> Vec<String> {
-        if self.kind != Kind::Teiji {
+        if self.kind != QdiscKind::Teiji {
             return Vec::new();
         }
         let dev = self.device();
@@ -276,7 +276,7 @@ mod tests {
                     if q.kind.filters() == "u32" { 2 } else { 0 }
                 );
             }
-            assert_eq!(q.driver(&FREE).len(), if q.kind == Kind::Teiji { channels + 1 } else { 0 });
+            assert_eq!(q.driver(&FREE).len(), if q.kind == QdiscKind::Teiji { channels + 1 } else { 0 });
             assert!(t.lines().all(|l| l.contains(&format!("dev {} ", q.device()))), "{t}");
         }
     }

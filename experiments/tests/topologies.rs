@@ -11,7 +11,7 @@ use teiji_experiments::path::{accuracy, agrees, excused, only};
 use teiji_experiments::tracing::{Lab, Trace};
 use teiji_lab::suite::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
-use teiji_model::event::{Event, Kind, Point};
+use teiji_model::event::{Event, EventKind, Point};
 use teiji_model::report::{Blame, LeftOut, Outcome, Reason};
 
 /// Requests for each vCPU.
@@ -144,8 +144,8 @@ fn queues(recording: &std::path::Path) -> (Vec<u16>, Vec<u16>) {
     let (mut kicked, mut sent) = (Vec::new(), Vec::new());
     for event in events(recording) {
         match event.kind {
-            Kind::Kick(kick) => kicked.push(kick.queue),
-            Kind::Packet(p) if p.point == Point::TapSend => {
+            EventKind::Kick(kick) => kicked.push(kick.queue),
+            EventKind::Packet(p) if p.point == Point::TapSend => {
                 sent.push(p.queue.expect("a frame without a queue"))
             }
             _ => {}
@@ -209,7 +209,7 @@ fn four_queues_are_followed_on_each() {
 /// Frames that the guest sent, from the events of a recording, and how many of these were credited to a worker.
 fn frames(recording: &std::path::Path) -> (usize, usize) {
     let sent = |event: &Event| match event.kind {
-        Kind::Packet(p) if p.point == Point::TapSend => Some(p.worker.is_some()),
+        EventKind::Packet(p) if p.point == Point::TapSend => Some(p.worker.is_some()),
         _ => None,
     };
     let credited: Vec<bool> = events(recording).iter().filter_map(sent).collect();

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_analysis::{Analyzer, Options, sip};
 use teiji_bpf::path_trace::{Counts, Item, Setup, Tracer};
 use teiji_host::{kernel, privilege};
-use teiji_model::event::{DropName, Event, Kind, Lost, Packet, ThreadName, padded};
+use teiji_model::event::{DropName, Event, EventKind, Lost, Packet, ThreadName, padded};
 use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
 use teiji_model::recording::Reader;
@@ -147,10 +147,10 @@ impl Session<'_> {
     /// An event as it came from the kernel.
     fn take(&mut self, item: &mut Item) {
         match &mut item.event.kind {
-            Kind::Packet(packet) if !item.payload.is_empty() => {
+            EventKind::Packet(packet) if !item.payload.is_empty() => {
                 packet.matching = sip::parse(&item.payload, self.sip_key);
             }
-            Kind::Dropped(dropped) => {
+            EventKind::Dropped(dropped) => {
                 if !item.payload.is_empty() {
                     dropped.matching = sip::parse(&item.payload, self.sip_key);
                 }
@@ -161,18 +161,22 @@ impl Session<'_> {
             _ => {}
         }
         let preempted_by = match &item.event.kind {
-            Kind::Packet(Packet { preempted_by, .. }) => *preempted_by,
-            Kind::GuestEntry(e) => e.preempted_by,
-            Kind::Kick(k) => k.preempted_by,
+            EventKind::Packet(Packet { preempted_by, .. }) => *preempted_by,
+            EventKind::GuestEntry(e) => e.preempted_by,
+            EventKind::Kick(k) => k.preempted_by,
             _ => 0,
         };
-        self.events += u64::from(!matches!(item.event.kind, Kind::Lost(_)));
+        self.events += u64::from(!matches!(item.event.kind, EventKind::Lost(_)));
         if preempted_by != 0
             && self.named.len() < MAX_THREAD_NAMES
             && self.named.insert(preempted_by)
             && let Some(thread_name) = thread_name(preempted_by)
         {
-            self.push(Event { ts: item.event.ts, cpu: item.event.cpu, kind: Kind::ThreadName(thread_name) });
+            self.push(Event {
+                ts: item.event.ts,
+                cpu: item.event.cpu,
+                kind: EventKind::ThreadName(thread_name),
+            });
         }
         self.push(item.event);
     }
@@ -194,7 +198,7 @@ impl Session<'_> {
     fn name_drops(&mut self, ts: u64, name: &dyn Fn(u32) -> String) {
         for why in std::mem::take(&mut self.drop_reasons) {
             let name = padded(&name(why));
-            self.push(Event { ts, cpu: 0, kind: Kind::DropName(DropName { why, name }) });
+            self.push(Event { ts, cpu: 0, kind: EventKind::DropName(DropName { why, name }) });
         }
     }
 
@@ -345,7 +349,7 @@ fn take_in(
         let at = now();
         let counts = source.counts()?;
         if let Some(lost) = count_in(counters, counts, *counted_at) {
-            let event = Event { ts: now(), cpu: 0, kind: Kind::Lost(lost) };
+            let event = Event { ts: now(), cpu: 0, kind: EventKind::Lost(lost) };
             each(&mut Item { event, payload: Vec::new() });
         }
         // An event that is lost while the counters are read may be in this count or in the next one.
@@ -426,7 +430,7 @@ mod tests {
 
         fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize {
             for &ts in &self.1 {
-                let kind = Kind::ThreadName(ThreadName { tid: 1, comm: [0; 16] });
+                let kind = EventKind::ThreadName(ThreadName { tid: 1, comm: [0; 16] });
                 each(&mut Item { event: Event { ts, cpu: 0, kind }, payload: Vec::new() });
             }
             self.1.len()
@@ -439,7 +443,7 @@ mod tests {
         let (mut counters, mut counted_at, mut told) = (Counters::default(), 5, Vec::new());
         let taken = take_in(&mut late, &mut counters, &mut counted_at, &mut |item| {
             told.push(match item.event.kind {
-                Kind::Lost(lost) => (lost.count, lost.since <= item.event.ts),
+                EventKind::Lost(lost) => (lost.count, lost.since <= item.event.ts),
                 _ => (0, item.event.ts >= 500),
             });
         });

@@ -49,7 +49,7 @@ fn stream() -> Vec<Event> {
         let packet = |point, out: bool| {
             let at_tap = matches!(point, Point::TapEnqueue | Point::TapSend);
             let role = if out { Role::Final } else { Role::Request };
-            Kind::Packet(Packet {
+            EventKind::Packet(Packet {
                 point,
                 fingerprint: (i * 2 + u64::from(out)).wrapping_mul(0xd6e8_feb8_6659_fd93),
                 matching: at_tap.then_some(Match { key: i, role, group: 0, group_role: GroupRole::Within }),
@@ -66,7 +66,7 @@ fn stream() -> Vec<Event> {
                 preempted_by: 0,
             })
         };
-        let interrupt = Kind::Interrupt(Interrupt {
+        let interrupt = EventKind::Interrupt(Interrupt {
             signalled: t + 25_000,
             ifindex: TAP,
             tid: WORKER,
@@ -78,7 +78,7 @@ fn stream() -> Vec<Event> {
             state: Some(ThreadState::Asleep),
             clock,
         });
-        let entry = Kind::GuestEntry(GuestEntry {
+        let entry = EventKind::GuestEntry(GuestEntry {
             vm: VM,
             vcpu: 0,
             index: 0,
@@ -88,7 +88,7 @@ fn stream() -> Vec<Event> {
             preempted_by: 0,
         });
         let kick =
-            Kind::Kick(Kick { ifindex: TAP, queue: 0, vm: VM, vcpu: 0, clock, worker, preempted_by: 0 });
+            EventKind::Kick(Kick { ifindex: TAP, queue: 0, vm: VM, vcpu: 0, clock, worker, preempted_by: 0 });
         for (after, cpu, kind) in [
             (0, 0, packet(Point::HostRx, false)),
             (4_000, 0, packet(Point::TapEnqueue, false)),

@@ -37,7 +37,7 @@ mod vm_stats;
 
 use hash::{Map, Seeded};
 use sort::Sorter;
-use teiji_model::event::{self, Event, Kind, ThreadName};
+use teiji_model::event::{self, Event, EventKind, ThreadName};
 use teiji_model::report::{Counters, DropPlace, Joined, Meta, Report, SCHEMA};
 
 /// The greatest number of events that wait to be sorted; about 40 MB.
@@ -115,13 +115,13 @@ impl Analyzer {
     pub fn push(&mut self, event: Event, joined: &mut dyn FnMut(&Joined)) {
         match event.kind {
             // Immediately, because requests of that time may be completed before this event would be its turn.
-            Kind::Lost(lost) => self.joiner.lost(lost.since, event.ts),
-            Kind::ThreadName(thread_name) => {
+            EventKind::Lost(lost) => self.joiner.lost(lost.since, event.ts),
+            EventKind::ThreadName(thread_name) => {
                 if self.names.len() < MAX_NAMES || self.names.contains_key(&thread_name.tid) {
                     self.names.insert(thread_name.tid, thread_name);
                 }
             }
-            Kind::DropName(d) => {
+            EventKind::DropName(d) => {
                 if self.drop_names.len() < MAX_DROP_NAMES || self.drop_names.contains_key(&d.why) {
                     self.drop_names.insert(d.why, d.name);
                 }

@@ -124,10 +124,10 @@ impl Sorter {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use teiji_model::event::{Kind, ThreadName};
+    use teiji_model::event::{EventKind, ThreadName};
 
     fn event(ts: u64, cpu: u16, tid: u32) -> Event {
-        Event { ts, cpu, kind: Kind::ThreadName(ThreadName { tid, comm: [0; 16] }) }
+        Event { ts, cpu, kind: EventKind::ThreadName(ThreadName { tid, comm: [0; 16] }) }
     }
 
     proptest! {
@@ -147,7 +147,7 @@ mod tests {
             if window >= 1000 { prop_assert_eq!(refused, 0) }
             // Events of one CPU at the same instant keep their order.
             for w in out.windows(2) {
-                if let (Kind::ThreadName(a), Kind::ThreadName(b)) = (w[0].kind, w[1].kind)
+                if let (EventKind::ThreadName(a), EventKind::ThreadName(b)) = (w[0].kind, w[1].kind)
                     && w[0].ts == w[1].ts && w[0].cpu == w[1].cpu { prop_assert!(a.tid < b.tid) }
             }
         }

@@ -66,7 +66,7 @@ fn history(part: Part, all: bool) -> History {
             *at += ns;
         };
         let carried = |point, fp, ifindex, matching, worker| {
-            Kind::Packet(Packet {
+            EventKind::Packet(Packet {
                 matching,
                 worker: Some(worker),
                 preempted_by: HOG,
@@ -82,12 +82,15 @@ fn history(part: Part, all: bool) -> History {
         pass(&mut at, VhostRx, None);
         let signalled = at;
         pass(&mut at, Irq, None);
-        h.at(at, Kind::Interrupt(Interrupt { clock: vcpu, ..interrupt(signalled) }));
+        h.at(at, EventKind::Interrupt(Interrupt { clock: vcpu, ..interrupt(signalled) }));
         let accepted = at;
         pass(&mut at, VcpuWake, Some(&mut vcpu));
-        h.at(at, Kind::GuestEntry(GuestEntry { clock: vcpu, preempted_by: HOG, ..entry(accepted + 1000) }));
+        h.at(
+            at,
+            EventKind::GuestEntry(GuestEntry { clock: vcpu, preempted_by: HOG, ..entry(accepted + 1000) }),
+        );
         pass(&mut at, Guest, Some(&mut vcpu));
-        h.at(at, Kind::Kick(Kick { clock: vcpu, worker: Some(worker), preempted_by: HOG, ..kick() }));
+        h.at(at, EventKind::Kick(Kick { clock: vcpu, worker: Some(worker), preempted_by: HOG, ..kick() }));
         pass(&mut at, VhostTx, Some(&mut worker));
         h.at(at, carried(Point::TapSend, response, TAP, m(i, Role::Final), worker));
         pass(&mut at, SwitchOut, None);
@@ -150,14 +153,14 @@ fn findings_are_ranked_by_their_greatest_part() {
     h.0.extend(second.0.into_iter().map(|mut e| {
         e.ts += later;
         match &mut e.kind {
-            Kind::Packet(p) => {
+            EventKind::Packet(p) => {
                 p.fingerprint += 10_000;
                 p.matching = p.matching.map(|m| Match { key: m.key + 10_000, ..m });
                 // The clocks of another trace have no meaning here.
                 p.worker = None;
             }
-            Kind::Interrupt(i) => i.signalled += later,
-            Kind::GuestEntry(g) => g.upto += later,
+            EventKind::Interrupt(i) => i.signalled += later,
+            EventKind::GuestEntry(g) => g.upto += later,
             _ => {}
         }
         e
@@ -174,7 +177,8 @@ fn few_requests_and_holes_are_doubts() {
     let mut h = history((VcpuWake, Some(Ready)), true);
     // The first ten; the last three of these are never answered.
     h.0.retain(|e| e.ts < T + 10 * 5 * LONG);
-    let response = |e: &Event| matches!(&e.kind, Kind::Packet(p) if (2007..3000).contains(&p.fingerprint));
+    let response =
+        |e: &Event| matches!(&e.kind, EventKind::Packet(p) if (2007..3000).contains(&p.fingerprint));
     h.0.retain(|e| !response(e));
     let run = h.run();
     assert_eq!(run.counts()[..2], [10, 7]);

@@ -128,8 +128,8 @@ fn an_interrupt_covers_what_was_taken_before_it() {
 #[test]
 fn another_workers_or_taps_interrupt_is_not_ones_own() {
     let mut h = whole();
-    let other = Kind::Interrupt(Interrupt { tid: WORKER + 1, ..interrupt(25_000) });
-    let tap = Kind::Interrupt(Interrupt { ifindex: TAP2, ..interrupt(25_000) });
+    let other = EventKind::Interrupt(Interrupt { tid: WORKER + 1, ..interrupt(25_000) });
+    let tap = EventKind::Interrupt(Interrupt { ifindex: TAP2, ..interrupt(25_000) });
     h.on(26_000, 1, other).on(27_000, 1, tap);
     h.0.sort_by_key(|e| e.ts);
     assert_eq!(h.run().stages(), TENS);
@@ -138,7 +138,7 @@ fn another_workers_or_taps_interrupt_is_not_ones_own() {
 #[test]
 fn an_entry_must_be_of_the_vcpu_and_vector_and_cover_the_interrupt() {
     let mut h = whole();
-    let of = |e: GuestEntry| Kind::GuestEntry(e);
+    let of = |e: GuestEntry| EventKind::GuestEntry(e);
     h.at(46_000, of(GuestEntry { vcpu: 0, ..entry(45_000) }));
     h.at(47_000, of(GuestEntry { vector: 41, ..entry(45_000) }));
     h.at(48_000, of(GuestEntry { vm: VM2, ..entry(45_000) }));
@@ -149,8 +149,8 @@ fn an_entry_must_be_of_the_vcpu_and_vector_and_cover_the_interrupt() {
 
 fn delivered(delivery: Delivery, state: ThreadState, entry: Option<u8>) -> Run {
     let mut h = whole();
-    h.0.retain(|e| !matches!(e.kind, Kind::Interrupt(_) | Kind::GuestEntry(_)));
-    h.at(40_000, Kind::Interrupt(Interrupt { delivery, state: Some(state), ..interrupt(30_000) }));
+    h.0.retain(|e| !matches!(e.kind, EventKind::Interrupt(_) | EventKind::GuestEntry(_)));
+    h.at(40_000, EventKind::Interrupt(Interrupt { delivery, state: Some(state), ..interrupt(30_000) }));
     if let Some(vector) = entry {
         h.entry(50_000, 45_000, vector);
     }
@@ -181,13 +181,13 @@ fn every_missing_point_but_a_kick_and_a_dequeue_is_a_hole() {
         let gone = h.0.remove(i).kind;
         let counts = h.run().counts();
         let expected = match gone {
-            Kind::Packet(p) => match p.point {
+            EventKind::Packet(p) => match p.point {
                 Point::HostRx | Point::QdiscDequeue => [1, 1, 0, 0, 0],
                 Point::TapEnqueue => [0, 0, 0, 0, 0],
                 Point::TapSend => [1, 0, 0, 0, 1],
                 _ => [1, 0, 1, 0, 0],
             },
-            Kind::Kick(_) => [1, 1, 0, 0, 0],
+            EventKind::Kick(_) => [1, 1, 0, 0, 0],
             _ => [1, 0, 1, 0, 0],
         };
         assert_eq!(counts, expected, "without {gone:?}");
@@ -201,9 +201,9 @@ fn a_worker_that_slept_has_signalled() {
     for (i, t) in [(1u64, 0u64), (2, 500_000)] {
         h.request(t, i, m(i, Role::Request)).response(t + 100_000, 10 + i, m(i, Role::Final));
     }
-    h.0.retain(|e| !(e.ts < T + 100_000 && matches!(e.kind, Kind::Interrupt(_))));
+    h.0.retain(|e| !(e.ts < T + 100_000 && matches!(e.kind, EventKind::Interrupt(_))));
     for (e, asleep) in h.0.iter_mut().filter(|e| e.ts % 500_000 == 20_000).zip([1000, 2000]) {
-        let Kind::Packet(p) = &mut e.kind else { panic!() };
+        let EventKind::Packet(p) = &mut e.kind else { panic!() };
         p.worker = clock(asleep);
     }
     let o = h.run();
@@ -216,8 +216,8 @@ fn a_worker_that_slept_has_signalled() {
 fn the_last_kick_after_the_entry_ends_the_guests_part() {
     let mut h = whole();
     h.kick(49_000).kick(60_000).kick(101_000);
-    h.at(109_000, Kind::Kick(Kick { vm: VM2, ..kick() }))
-        .at(109_500, Kind::Kick(Kick { ifindex: TAP2, ..kick() }));
+    h.at(109_000, EventKind::Kick(Kick { vm: VM2, ..kick() }))
+        .at(109_500, EventKind::Kick(Kick { ifindex: TAP2, ..kick() }));
     h.kick(111_000);
     h.0.sort_by_key(|e| e.ts);
     assert_eq!(h.run().stages()[5..7], [51, 9]);
@@ -226,14 +226,14 @@ fn the_last_kick_after_the_entry_ends_the_guests_part() {
 #[test]
 fn another_queues_kick_ends_nothing() {
     let mut h = whole();
-    h.at(105_000, Kind::Kick(Kick { queue: 3, ..kick() }));
+    h.at(105_000, EventKind::Kick(Kick { queue: 3, ..kick() }));
     h.0.sort_by_key(|e| e.ts);
     assert_eq!(h.run().stages()[5..7], [50, 10]);
     // Nor is it used for a frame without a kick, or for one whose queue is not known.
     let mut none = h.clone();
-    none.0.retain(|e| !matches!(e.kind, Kind::Kick(k) if k.queue == 0));
+    none.0.retain(|e| !matches!(e.kind, EventKind::Kick(k) if k.queue == 0));
     for e in &mut h.0 {
-        if let Kind::Packet(p) = &mut e.kind {
+        if let EventKind::Packet(p) = &mut e.kind {
             p.queue = None;
         }
     }
@@ -247,8 +247,8 @@ fn another_queues_kick_ends_nothing() {
 #[test]
 fn frames_of_another_queue_leave_a_queues_kick_alone() {
     let mut h = whole();
-    h.at(104_000, Kind::Kick(Kick { queue: 3, ..kick() }));
-    h.at(106_000, Kind::Packet(Packet { queue: Some(3), ..packet(Point::TapSend, 55, TAP) }));
+    h.at(104_000, EventKind::Kick(Kick { queue: 3, ..kick() }));
+    h.at(106_000, EventKind::Packet(Packet { queue: Some(3), ..packet(Point::TapSend, 55, TAP) }));
     h.0.sort_by_key(|e| e.ts);
     let o = h.run();
     assert_eq!(o.stages()[5..7], [50, 10]);
@@ -262,9 +262,9 @@ fn a_vcpu_is_joined_by_kvms_number_and_shown_by_its_index() {
     for e in &mut h.0 {
         match &mut e.kind {
             // not known yet when the interrupt is accepted
-            Kind::Interrupt(i) => (i.vcpu, i.index, i.state) = (4, None, None),
-            Kind::GuestEntry(g) => (g.vcpu, g.index) = (4, 3),
-            Kind::Kick(k) => k.vcpu = 4,
+            EventKind::Interrupt(i) => (i.vcpu, i.index, i.state) = (4, None, None),
+            EventKind::GuestEntry(g) => (g.vcpu, g.index) = (4, 3),
+            EventKind::Kick(k) => k.vcpu = 4,
             _ => {}
         }
     }
@@ -278,9 +278,9 @@ fn a_vcpu_is_joined_by_kvms_number_and_shown_by_its_index() {
 #[test]
 fn an_interrupt_that_needs_no_entry_is_shown_by_its_vcpus_index() {
     let mut h = whole();
-    h.0.retain(|e| !matches!(e.kind, Kind::GuestEntry(_)));
+    h.0.retain(|e| !matches!(e.kind, EventKind::GuestEntry(_)));
     for e in &mut h.0 {
-        if let Kind::Interrupt(i) = &mut e.kind {
+        if let EventKind::Interrupt(i) = &mut e.kind {
             (i.vcpu, i.index, i.delivery, i.state) = (4, Some(3), Delivery::Posted, Some(ThreadState::Guest));
         }
     }
@@ -290,7 +290,7 @@ fn an_interrupt_that_needs_no_entry_is_shown_by_its_vcpus_index() {
 #[test]
 fn without_a_kick_of_its_own_the_guests_part_lasts_until_the_frame_is_sent() {
     let mut h = whole();
-    h.0.retain(|e| !matches!(e.kind, Kind::Kick(_)));
+    h.0.retain(|e| !matches!(e.kind, EventKind::Kick(_)));
     h.kick(49_000);
     h.0.sort_by_key(|e| e.ts);
     let o = h.run();
@@ -305,7 +305,7 @@ fn clocked(kick_vcpu: u32) -> History {
     let mut h = whole();
     for e in &mut h.0 {
         match &mut e.kind {
-            Kind::Packet(p) => {
+            EventKind::Packet(p) => {
                 p.worker = match p.point {
                     Point::TapEnqueue => Some(Split([0, 0, 100, 0, 0])),
                     Point::TapDequeue => Some(Split([0, 0, 4100, 6000, 0])),
@@ -314,12 +314,12 @@ fn clocked(kick_vcpu: u32) -> History {
                 };
                 p.preempted_by = 333;
             }
-            Kind::Interrupt(i) => i.clock = Split([5, 5, 5, 5, 5]),
-            Kind::GuestEntry(g) => {
+            EventKind::Interrupt(i) => i.clock = Split([5, 5, 5, 5, 5]),
+            EventKind::GuestEntry(g) => {
                 g.clock = Split([5, 5, 3005, 7005, 5]);
                 g.preempted_by = 444;
             }
-            Kind::Kick(k) => {
+            EventKind::Kick(k) => {
                 k.clock = Split([48_005, 5, 3005, 7005, 2005]);
                 k.vcpu = kick_vcpu;
                 k.worker = Some(Split([0, 0, 4100, 6000, 500]));
@@ -350,7 +350,7 @@ fn splits_are_differences_of_clocks() {
 fn what_a_preempted_guest_waits_for_a_cpu_is_vcpu_wakes() {
     let mut h = clocked(1);
     for e in &mut h.0 {
-        if let Kind::Kick(k) = &mut e.kind {
+        if let EventKind::Kick(k) = &mut e.kind {
             // of the guest's 50 µs, 30 waiting while thread 555 had the CPU
             k.clock.0[ThreadState::Guest as usize] -= 30_000;
             k.clock.0[ThreadState::Ready as usize] += 30_000;
@@ -375,7 +375,7 @@ fn another_vcpus_kick_gives_no_split_of_the_guests_part() {
 fn a_split_that_does_not_fit_is_dropped_and_counted() {
     let mut h = clocked(1);
     for e in &mut h.0 {
-        if let Kind::GuestEntry(g) = &mut e.kind {
+        if let EventKind::GuestEntry(g) = &mut e.kind {
             g.clock.0[3] += 500_000;
         }
     }
@@ -399,7 +399,7 @@ fn the_last_device_is_the_link() {
 #[test]
 fn a_bypassed_qdisc_takes_no_time_but_one_whose_dequeue_is_not_seen_does() {
     let mut h = whole();
-    h.0.retain(|e| !matches!(e.kind, Kind::Packet(p) if p.point == Point::QdiscDequeue));
+    h.0.retain(|e| !matches!(e.kind, EventKind::Packet(p) if p.point == Point::QdiscDequeue));
     assert_eq!(h.run().stages()[8..], [0, 20, 0]);
     h.0.last_mut().unwrap().cpu = 3; // Handed on by another CPU than the one that queued it.
     assert_eq!(h.run().stages()[8..], [0, 0, 20]);
@@ -424,7 +424,7 @@ fn traced_taps_own_queues_are_no_links() {
 #[test]
 fn between_two_vms_the_path_goes_from_tap_to_tap() {
     let mut h = whole();
-    h.0[0].kind = Kind::Packet(Packet { matching: REQ, ..packet(Point::TapSend, 7, TAP2) });
+    h.0[0].kind = EventKind::Packet(Packet { matching: REQ, ..packet(Point::TapSend, 7, TAP2) });
     h.0.truncate(7);
     h.matched(120_000, Point::TapEnqueue, 8, TAP2, FIN).packet(130_000, Point::TapDequeue, 8, TAP2);
     let o = h.run();
@@ -441,10 +441,10 @@ fn a_packet_that_leaves_and_comes_back_by_a_router_starts_where_it_came_back() {
     out.packet(2000, Point::DevXmit, 7, NIC);
     for e in &mut h.0 {
         e.ts += 100_000;
-        if let Kind::Interrupt(i) = &mut e.kind {
+        if let EventKind::Interrupt(i) = &mut e.kind {
             i.signalled += 100_000;
         }
-        if let Kind::GuestEntry(g) = &mut e.kind {
+        if let EventKind::GuestEntry(g) = &mut e.kind {
             g.upto += 100_000;
         }
     }
@@ -543,19 +543,28 @@ fn what_overlaps_a_loss_is_incomplete() {
     // While the request is in the guest: neither direction lacks an event, but the request may.
     let mut h = History::default();
     h.request(0, 7, REQ).response(300_000_000, 8, FIN);
-    h.0.insert(5, Event { ts: T + 61_000, cpu: 9, kind: Kind::Lost(Lost { since: T + 60_000, count: 1 }) });
+    h.0.insert(
+        5,
+        Event { ts: T + 61_000, cpu: 9, kind: EventKind::Lost(Lost { since: T + 60_000, count: 1 }) },
+    );
     let o = h.run();
     assert_eq!(o.counts(), [1, 0, 1, 0, 0]);
     assert_eq!((o.report.vms[0].inbound.packets, o.report.vms[0].outbound.packets), (1, 1));
     // While the packet is on its path.
-    h.0[5] = Event { ts: T + 46_000, cpu: 9, kind: Kind::Lost(Lost { since: T + 45_000, count: 1 }) };
+    h.0[5] = Event { ts: T + 46_000, cpu: 9, kind: EventKind::Lost(Lost { since: T + 45_000, count: 1 }) };
     assert_eq!(h.run().report.vms[0].inbound.incomplete, 1);
     let mut h = whole();
-    h.0.insert(3, Event { ts: T + 61_000, cpu: 9, kind: Kind::Lost(Lost { since: T + 60_000, count: 1 }) });
+    h.0.insert(
+        3,
+        Event { ts: T + 61_000, cpu: 9, kind: EventKind::Lost(Lost { since: T + 60_000, count: 1 }) },
+    );
     assert_eq!(h.run().counts(), [1, 0, 1, 0, 0]);
     let mut h = whole();
     let far = 1_000_000_000;
-    h.0.insert(3, Event { ts: T + far, cpu: 9, kind: Kind::Lost(Lost { since: T + far - 1, count: 1 }) });
+    h.0.insert(
+        3,
+        Event { ts: T + far, cpu: 9, kind: EventKind::Lost(Lost { since: T + far - 1, count: 1 }) },
+    );
     assert_eq!(h.run().counts(), [1, 1, 0, 0, 0]);
 }
 
@@ -591,7 +600,9 @@ fn a_call_lasts_from_invite_to_the_response_to_bye() {
 #[test]
 fn a_call_with_a_hole_or_without_its_beginning_is_not_counted_as_whole() {
     let mut hole = call();
-    hole.0.retain(|e| !matches!(e.kind, Kind::Packet(p) if p.fingerprint == 3 && p.point == Point::DevXmit));
+    hole.0.retain(
+        |e| !matches!(e.kind, EventKind::Packet(p) if p.fingerprint == 3 && p.point == Point::DevXmit),
+    );
     let g = run(&meta(Matching::Sip), &hole.0).report.vms[0].groups.unwrap();
     assert_eq!((g.complete, g.incomplete), (0, 1));
     let late = History(call().0.into_iter().filter(|e| e.ts > T + 400_000_000).collect());

@@ -37,7 +37,7 @@ fn memory_is_bounded() {
                 h.response(i * 10_000 + 100_000, !fp, group_role);
             }
             if hostile == 2 {
-                h.0.retain(|e| !matches!(e.kind, Kind::Packet(p) if p.point == Point::TapDequeue));
+                h.0.retain(|e| !matches!(e.kind, EventKind::Packet(p) if p.point == Point::TapDequeue));
             }
             for (n, e) in h.0.into_iter().enumerate() {
                 analyzer.push(Event { cpu: n as u16, ..e }, &mut |_| joined += 1);

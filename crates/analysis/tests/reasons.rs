@@ -33,14 +33,14 @@ fn first(n: usize) -> Run {
     long_after(h).run()
 }
 
-fn without(gone: impl Fn(&Kind) -> bool) -> Run {
+fn without(gone: impl Fn(&EventKind) -> bool) -> Run {
     let mut h = whole();
     h.0.retain(|e| !gone(&e.kind));
     long_after(h).run()
 }
 
-fn at(point: Point) -> impl Fn(&Kind) -> bool {
-    move |k| matches!(k, Kind::Packet(p) if p.point == point)
+fn at(point: Point) -> impl Fn(&EventKind) -> bool {
+    move |k| matches!(k, EventKind::Packet(p) if p.point == point)
 }
 
 #[test]
@@ -59,8 +59,11 @@ fn a_request_that_ends_on_its_way_says_where() {
 fn an_answered_request_names_the_point_that_is_missing() {
     use Outcome::Incomplete;
     assert_eq!(without(at(Point::TapDequeue)).reason(), (Incomplete, Reason::NotTaken));
-    assert_eq!(without(|k| matches!(k, Kind::Interrupt(_))).reason(), (Incomplete, Reason::NotSignalled));
-    assert_eq!(without(|k| matches!(k, Kind::GuestEntry(_))).reason(), (Incomplete, Reason::NotEntered));
+    assert_eq!(
+        without(|k| matches!(k, EventKind::Interrupt(_))).reason(),
+        (Incomplete, Reason::NotSignalled)
+    );
+    assert_eq!(without(|k| matches!(k, EventKind::GuestEntry(_))).reason(), (Incomplete, Reason::NotEntered));
     assert_eq!(without(at(Point::DevQueue)).reason(), (Incomplete, Reason::NotForwarded));
     assert_eq!(without(at(Point::DevXmit)).reason(), (Incomplete, Reason::NotHandedOver));
 }
@@ -74,7 +77,7 @@ fn an_interrupt_that_no_vcpu_took_is_said_so() {
     ] {
         let mut h = whole();
         for e in &mut h.0 {
-            if let Kind::Interrupt(i) = &mut e.kind {
+            if let EventKind::Interrupt(i) = &mut e.kind {
                 *i = Interrupt { delivery, vm, ..interrupt(signalled) };
             }
         }
@@ -85,9 +88,9 @@ fn an_interrupt_that_no_vcpu_took_is_said_so() {
     for (i, t) in [(1u64, 0u64), (2, 500_000)] {
         h.request(t, i, m(i, Role::Request)).response(t + 100_000, 10 + i, m(i, Role::Final));
     }
-    h.0.retain(|e| !(e.ts < T + 100_000 && matches!(e.kind, Kind::Interrupt(_))));
+    h.0.retain(|e| !(e.ts < T + 100_000 && matches!(e.kind, EventKind::Interrupt(_))));
     for (e, asleep) in h.0.iter_mut().filter(|e| e.ts % 500_000 == 20_000).zip([1000, 2000]) {
-        let Kind::Packet(p) = &mut e.kind else { panic!() };
+        let EventKind::Packet(p) = &mut e.kind else { panic!() };
         p.worker = Some(Split([0, 0, asleep, 0, 0]));
         assert_eq!(p.worker.unwrap().get(ThreadState::Asleep), asleep);
     }
@@ -150,20 +153,20 @@ fn a_packet_on_too_many_taps_is_said_so() {
 #[test]
 fn what_was_lost_explains_what_was_not_seen() {
     let lost = |h: &mut History, after: u64| {
-        h.at(after, Kind::Lost(Lost { since: T + after - 1, count: 1 }));
+        h.at(after, EventKind::Lost(Lost { since: T + after - 1, count: 1 }));
         h.0.sort_by_key(|e| e.ts);
     };
     let mut h = whole();
     lost(&mut h, 45_000);
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::EventsLost));
     let mut h = whole();
-    h.0.retain(|e| !matches!(e.kind, Kind::Interrupt(_)));
+    h.0.retain(|e| !matches!(e.kind, EventKind::Interrupt(_)));
     lost(&mut h, 200_000);
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::EventsLost));
     // The event of its acceptance was lost, and the report of the signal says so.
     let mut h = whole();
     for e in &mut h.0 {
-        if let Kind::Interrupt(i) = &mut e.kind {
+        if let EventKind::Interrupt(i) = &mut e.kind {
             i.delivery = Delivery::Unknown;
         }
     }
@@ -190,7 +193,7 @@ fn what_comes_too_late_is_waited_for_and_then_counted() {
         h.0.sort_by_key(|e| e.ts);
         let after = |h: &History, ts| h.0.iter().position(|e| e.ts > ts).unwrap();
         let mut stopped = h.0.remove(after(&h, T + 100 * MS + 30_000));
-        assert!(matches!(stopped.kind, Kind::Interrupt(_)));
+        assert!(matches!(stopped.kind, EventKind::Interrupt(_)));
         stopped.cpu = 1;
         let handed_over = after(&h, stopped.ts + preempted_by * MS);
         h.0.insert(handed_over, stopped);
@@ -232,7 +235,7 @@ fn what_had_to_make_room_is_said_so() {
     for i in 0..70_000 {
         h.request(i, 1000 + i, m(i, Role::Request));
     }
-    h.0.retain(|e| matches!(e.kind, Kind::Packet(p) if p.point == Point::TapEnqueue));
+    h.0.retain(|e| matches!(e.kind, EventKind::Packet(p) if p.point == Point::TapEnqueue));
     h.0.sort_by_key(|e| e.ts);
     let o = h.run();
     let evicted = o.report.vms[0].left_out.iter().find(|l| l.reason == Reason::Evicted).unwrap();
@@ -264,7 +267,8 @@ fn a_dropped_request_ends_at_once_and_is_not_taken_for_its_twin() {
         if after_the_tap {
             h.matched(10_000, Point::TapEnqueue, 7, TAP, REQ);
         }
-        h.dropped(when, 7, TAP, REQ).at(when, Kind::DropName(DropName { why: 9, name: padded("FULL_RING") }));
+        h.dropped(when, 7, TAP, REQ)
+            .at(when, EventKind::DropName(DropName { why: 9, name: padded("FULL_RING") }));
         h.request(60_000, 7, REQ).response(200_000, 8, FIN);
         let o = h.run();
         assert_eq!(o.counts(), [2, 1, 1, 0, 0]);
@@ -397,7 +401,7 @@ fn a_dropped_copy_harms_nothing() {
         [(5_000, VLAN, false), (5_000, NIC, true), (11_000, TAP, true), (11_000, NIC, false)]
     {
         let mut h = whole();
-        h.at(when, Kind::Dropped(Dropped { vague, matching: REQ, ..dropped(7, ifindex) }));
+        h.at(when, EventKind::Dropped(Dropped { vague, matching: REQ, ..dropped(7, ifindex) }));
         h.0.sort_by_key(|e| e.ts);
         let o = h.run();
         assert_eq!(o.counts(), [1, 1, 0, 0, 0], "at {when} on {ifindex}");
@@ -406,7 +410,7 @@ fn a_dropped_copy_harms_nothing() {
     // Of the response: a copy that was flooded to another tap; and a packet that the driver frees after it has sent it.
     for (when, ifindex, vague) in [(115_000, VETH, false), (141_000, NIC, true)] {
         let mut h = whole();
-        h.at(when, Kind::Dropped(Dropped { vague, tap: 0, matching: FIN, ..dropped(8, ifindex) }));
+        h.at(when, EventKind::Dropped(Dropped { vague, tap: 0, matching: FIN, ..dropped(8, ifindex) }));
         h.0.sort_by_key(|e| e.ts);
         assert_eq!(h.run().counts(), [1, 1, 0, 0, 0], "at {when} on {ifindex}");
     }
@@ -416,7 +420,7 @@ fn a_dropped_copy_harms_nothing() {
 fn a_drop_without_a_reason_counts_when_no_worker_takes_the_packet() {
     let mut h = History::default();
     h.packet(0, Point::HostRx, 7, NIC).matched(10_000, Point::TapEnqueue, 7, TAP, REQ);
-    h.at(11_000, Kind::Dropped(Dropped { vague: true, matching: REQ, ..dropped(7, TAP) }));
+    h.at(11_000, EventKind::Dropped(Dropped { vague: true, matching: REQ, ..dropped(7, TAP) }));
     assert_eq!(long_after(h).run().reason(), (Outcome::Incomplete, Reason::DroppedIn));
 }
 
@@ -428,7 +432,7 @@ fn a_dropped_response_says_where() {
     {
         let mut h = whole();
         h.0.truncate(events);
-        h.at(when, Kind::Dropped(Dropped { tap: 0, matching: FIN, ..dropped(8, ifindex) }));
+        h.at(when, EventKind::Dropped(Dropped { tap: 0, matching: FIN, ..dropped(8, ifindex) }));
         let o = long_after(h).run();
         assert_eq!(o.counts(), [1, 0, 1, 0, 0], "after {events} events");
         assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedOut), "after {events} events");
@@ -438,10 +442,10 @@ fn a_dropped_response_says_where() {
 #[test]
 fn a_response_between_two_vms_that_is_dropped_at_the_others_tap_is_dropped() {
     let mut h = whole();
-    h.0[0].kind = Kind::Packet(Packet { matching: REQ, ..packet(Point::TapSend, 7, TAP2) });
+    h.0[0].kind = EventKind::Packet(Packet { matching: REQ, ..packet(Point::TapSend, 7, TAP2) });
     h.0.truncate(7);
     h.matched(120_000, Point::TapEnqueue, 8, TAP2, FIN);
-    h.at(121_000, Kind::Dropped(Dropped { tap: TAP2, matching: FIN, ..dropped(8, TAP2) }));
+    h.at(121_000, EventKind::Dropped(Dropped { tap: TAP2, matching: FIN, ..dropped(8, TAP2) }));
     let o = h.run();
     assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedOut));
     assert_eq!((o.report.vms[0].outbound.dropped, o.report.vms[1].inbound.dropped), (1, 1));
@@ -454,7 +458,7 @@ fn a_drop_at_a_full_tap_of_a_routing_host_is_one_on_the_way_in() {
     for tap in [0, TAP] {
         let mut h = History::default();
         h.packet(0, Point::HostRx, 7, NIC).matched(10_000, Point::TapEnqueue, 7, TAP, either);
-        h.at(11_000, Kind::Dropped(Dropped { matching: either, tap, ..dropped(7, TAP) }));
+        h.at(11_000, EventKind::Dropped(Dropped { matching: either, tap, ..dropped(7, TAP) }));
         let run = long_after(h).run();
         assert_eq!(run.reason(), (Outcome::Incomplete, Reason::DroppedIn), "tap {tap}");
         let vm = &run.report.vms[0];

@@ -120,7 +120,7 @@ struct World {
 fn simulate(seed: u64, n: usize, u: Unkind) -> World {
     let mut r = Rng(seed | 1);
     let mut events = Vec::new();
-    let mut put = |ts: u64, cpu: u16, kind: Kind| events.push(Event { ts, cpu, kind });
+    let mut put = |ts: u64, cpu: u16, kind: EventKind| events.push(Event { ts, cpu, kind });
     let mut truths: Vec<Truth> = Vec::new();
     let mut drops = Vec::new();
     let (mut dropped_in, mut dropped_out) = (HashMap::new(), HashMap::new());
@@ -169,14 +169,18 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
             });
             let cpu = r.range(0, 2) as u16;
             match via {
-                Via::Nic => put(start, cpu, Kind::Packet(packet(Point::HostRx, fp_in, NIC))),
+                Via::Nic => put(start, cpu, EventKind::Packet(packet(Point::HostRx, fp_in, NIC))),
                 Via::Veth => {
-                    put(start, cpu, Kind::Packet(packet(Point::HostRx, fp_in, VETH)));
-                    put(reports_over, 1 - cpu, Kind::Packet(packet(Point::HostRx, fp_in, VETH)));
+                    put(start, cpu, EventKind::Packet(packet(Point::HostRx, fp_in, VETH)));
+                    put(reports_over, 1 - cpu, EventKind::Packet(packet(Point::HostRx, fp_in, VETH)));
                 }
                 Via::Vm2 => {
                     let matching = m(key, Role::Request);
-                    put(start, 3, Kind::Packet(Packet { matching, ..packet(Point::TapSend, fp_in, TAP2) }));
+                    put(
+                        start,
+                        3,
+                        EventKind::Packet(Packet { matching, ..packet(Point::TapSend, fp_in, TAP2) }),
+                    );
                 }
             }
         }
@@ -187,9 +191,9 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
         let matching = m(key, Role::Request);
         if r.chance(500) {
             let e = Packet { matching, ..packet(Point::TapEnqueue, fp, TAP) };
-            put(ts - 1, 6, Kind::Packet(e));
+            put(ts - 1, 6, EventKind::Packet(e));
         }
-        put(ts, 6, Kind::Dropped(Dropped { matching, ..dropped(fp, TAP) }));
+        put(ts, 6, EventKind::Dropped(Dropped { matching, ..dropped(fp, TAP) }));
     }
 
     // The worker takes packets off the tap, signals, and sleeps if there are no more.
@@ -237,13 +241,13 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
     };
     for (ts, i, _) in &dequeues {
         let worker = clock(*ts);
-        put(*ts, 2, Kind::Packet(Packet { worker, ..packet(Point::TapDequeue, truths[*i].fp_in, TAP) }));
+        put(*ts, 2, EventKind::Packet(Packet { worker, ..packet(Point::TapDequeue, truths[*i].fp_in, TAP) }));
     }
     for i in &order {
         let matching = m(truths[*i].key, Role::Request);
         let p = packet(Point::TapEnqueue, truths[*i].fp_in, TAP);
         let worker = clock(truths[*i].enqueued);
-        put(truths[*i].enqueued, r.range(0, 2) as u16, Kind::Packet(Packet { matching, worker, ..p }));
+        put(truths[*i].enqueued, r.range(0, 2) as u16, EventKind::Packet(Packet { matching, worker, ..p }));
     }
 
     // The vCPUs: an entry takes all interrupts of its vector that were accepted before it.
@@ -258,7 +262,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
             vector,
             ..interrupt(0)
         };
-        put(*accepted, 2, Kind::Interrupt(i));
+        put(*accepted, 2, EventKind::Interrupt(i));
         if *state == Some(ThreadState::Guest) {
             taken.iter().for_each(|i| truths[*i].entered = *accepted);
         }
@@ -275,7 +279,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
                 if s.1 > upto {
                     upto = s.1 + r.delay();
                     let e = GuestEntry { vcpu: kvm_id(vcpu), index: vcpu, vector, upto, ..entry(0) };
-                    put(upto + 1, 4 + vcpu, Kind::GuestEntry(e));
+                    put(upto + 1, 4 + vcpu, EventKind::GuestEntry(e));
                 }
                 s.5.iter().for_each(|i| truths[*i].entered = upto + 1);
             }
@@ -295,7 +299,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
     let mut last = 0;
     for (kicked, i) in answers {
         if r.chance(800) {
-            put(kicked, 4, Kind::Kick(kick()));
+            put(kicked, 4, EventKind::Kick(kick()));
         }
         let sent = (kicked + r.delay()).max(last + 500);
         last = sent;
@@ -303,7 +307,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
         truth.sent = sent;
         let fp = truth.fp_out;
         let matching = m(truth.key, Role::Final);
-        put(sent, 2, Kind::Packet(Packet { matching, ..packet(Point::TapSend, fp, TAP) }));
+        put(sent, 2, EventKind::Packet(Packet { matching, ..packet(Point::TapSend, fp, TAP) }));
         if i >= 24 && r.chance(u.dropped) {
             dropped_out.insert(i, ());
             continue;
@@ -311,28 +315,28 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
         if truth.via == Via::Vm2 {
             truth.end = sent + r.delay();
             let e = Packet { matching, ..packet(Point::TapEnqueue, fp, TAP2) };
-            put(truth.end, 2, Kind::Packet(e));
+            put(truth.end, 2, EventKind::Packet(e));
             let d = Packet { tid: WORKER + 1, ..packet(Point::TapDequeue, fp, TAP2) };
-            put(truth.end + r.delay(), 3, Kind::Packet(d));
+            put(truth.end + r.delay(), 3, EventKind::Packet(d));
             continue;
         }
         let mut at = sent + r.range(100, 3000);
         if u.vlan {
-            put(at, 2, Kind::Packet(packet(Point::DevQueue, fp, VLAN)));
-            put(at + 100, 2, Kind::Packet(packet(Point::DevXmit, fp, VLAN)));
+            put(at, 2, EventKind::Packet(packet(Point::DevQueue, fp, VLAN)));
+            put(at + 100, 2, EventKind::Packet(packet(Point::DevXmit, fp, VLAN)));
             at += 200;
         }
         truth.queued = at;
-        put(at, 2, Kind::Packet(packet(Point::DevQueue, fp, NIC)));
+        put(at, 2, EventKind::Packet(packet(Point::DevQueue, fp, NIC)));
         truth.qdisc = at;
         let mut cpu = 2;
         if r.chance(500) {
             truth.qdisc = at + r.delay();
             cpu = r.range(0, 3) as u16;
-            put(truth.qdisc, cpu, Kind::Packet(packet(Point::QdiscDequeue, fp, NIC)));
+            put(truth.qdisc, cpu, EventKind::Packet(packet(Point::QdiscDequeue, fp, NIC)));
         }
         truth.end = truth.qdisc + r.range(50, 2000);
-        put(truth.end, cpu, Kind::Packet(packet(Point::DevXmit, fp, NIC)));
+        put(truth.end, cpu, EventKind::Packet(packet(Point::DevXmit, fp, NIC)));
     }
     let events = drain(events, &mut r);
     let mut i = 0;
@@ -461,7 +465,7 @@ proptest! {
     fn a_drop_that_is_told_is_the_reason(seed in any::<u64>(), n in 30usize..300, dropped in 0u64..300, vlan in any::<bool>()) {
         let u = Unkind { dropped, vlan, gap: (1_000, 60_000), ..Unkind::default() };
         let world = simulate(seed, n, u);
-        let told = world.events.iter().filter(|e| matches!(e.kind, Kind::Dropped(_))).count() as u64;
+        let told = world.events.iter().filter(|e| matches!(e.kind, EventKind::Dropped(_))).count() as u64;
         let outcome = play(&world);
         let of = |reason| -> u64 {
             outcome.report.vms[0].left_out.iter().filter(|l| l.reason == reason).map(|l| l.count).sum()
@@ -483,11 +487,11 @@ proptest! {
             let since = from + (end - from) * at / 1000;
             let (until, cpu) = (since + long, (seed >> (8 * i)) as u16 % 6);
             let before = world.events.len();
-            world.events.retain(|e| e.cpu != cpu || e.ts < since || e.ts > until || matches!(e.kind, Kind::Lost(_)));
+            world.events.retain(|e| e.cpu != cpu || e.ts < since || e.ts > until || matches!(e.kind, EventKind::Lost(_)));
             let count = (before - world.events.len()) as u64;
             // Reported with the first drain after it, before later events.
             let place = world.events.iter().position(|e| e.ts > until).unwrap_or(world.events.len());
-            world.events.insert(place, Event { ts: until, cpu, kind: Kind::Lost(Lost { since, count }) });
+            world.events.insert(place, Event { ts: until, cpu, kind: EventKind::Lost(Lost { since, count }) });
         }
         prop_assert_eq!(wrong(&play(&world), &world.truths), None);
     }
@@ -541,25 +545,25 @@ prop_compose! {
         let clock = Split(b);
         let vm = if flag { VM } else { VM2 };
         let kind = match what {
-            0..=6 => Kind::Packet(Packet {
+            0..=6 => EventKind::Packet(Packet {
                 matching: Some(Match { key: fp, role, group: a % 3, group_role }),
                 worker: flag.then_some(clock),
                 preempted_by: a as u32,
                 queue,
                 ..packet(point[what as usize], fp, ifindex)
             }),
-            7 | 8 => Kind::Interrupt(Interrupt {
+            7 | 8 => EventKind::Interrupt(Interrupt {
                 signalled: a, ifindex, vm, clock,
                 delivery: [Delivery::Accepted, Delivery::Posted, Delivery::Suppressed, Delivery::Unknown][a as usize % 4],
                 ..interrupt(0)
             }),
-            9 | 10 => Kind::GuestEntry(GuestEntry { vm, clock, upto: b[0], ..entry(0) }),
-            12 => Kind::Dropped(Dropped {
+            9 | 10 => EventKind::GuestEntry(GuestEntry { vm, clock, upto: b[0], ..entry(0) }),
+            12 => EventKind::Dropped(Dropped {
                 matching: Some(Match { key: fp, role, group: a % 3, group_role }), tap: if flag { TAP } else { ifindex },
                 why: a as u32, vague: b[1] % 2 == 0, ..dropped(fp, ifindex)
             }),
-            11 => Kind::Kick(Kick { ifindex, queue: queue.unwrap_or(0), vm, clock, worker: Some(clock), ..kick() }),
-            _ => Kind::Lost(Lost { since: b[0], count: a }),
+            11 => EventKind::Kick(Kick { ifindex, queue: queue.unwrap_or(0), vm, clock, worker: Some(clock), ..kick() }),
+            _ => EventKind::Lost(Lost { since: b[0], count: a }),
         };
         Event { ts, cpu, kind }
     }

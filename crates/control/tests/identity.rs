@@ -9,7 +9,7 @@ use teiji_control::plan::plan;
 use teiji_model::host::{Identity, NamedBy};
 use teiji_model::plan::{Held, Manager, Observed, ObservedVm};
 use teiji_model::policy::{HostPolicy, Policy, VmPolicy};
-use teiji_model::resource::{Kind, Resource, Scheduling, Value};
+use teiji_model::resource::{Resource, ResourceKind, Scheduling, Value};
 
 fn policy(name: &str) -> Policy {
     let vm = VmPolicy {
@@ -117,7 +117,7 @@ proptest! {
         let mut joined = observed.clone();
         joined.settings.extend(settings);
         let advice = "it does things".to_owned();
-        let touches = vec![Kind::ThreadCpus, Kind::ThreadScheduling, Kind::Group];
+        let touches = vec![ResourceKind::ThreadCpus, ResourceKind::ThreadScheduling, ResourceKind::Group];
         joined.managers.push(Manager { name: "x".into(), advice, touches, vm: Some(impostor.process) });
         joined.vms.insert(if first { 0 } else { observed.vms.len() }, impostor);
 

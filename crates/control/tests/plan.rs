@@ -11,7 +11,7 @@ use teiji_model::host::{DataPlane, Nic};
 use teiji_model::plan::{Held, Hold, Manager, Observed, Plan, own_group};
 use teiji_model::policy::{LinkPolicy, Policy, Source, VfPolicy, VmPolicy};
 use teiji_model::qdisc::Device;
-use teiji_model::resource::{Kind, Latency, Quota, Resource, ResourceError, Scheduling, Value};
+use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Scheduling, Value};
 
 const FIFO: Scheduling = Scheduling::Fifo { priority: 10 };
 
@@ -208,7 +208,7 @@ fn changes_of_others_are_told() {
 #[test]
 fn managers_are_named_if_they_touch_a_step() {
     let mut observed = one();
-    for (name, kind) in [("irqbalance", Kind::IrqCpus), ("tu\x1bned", Kind::HaltPoll)] {
+    for (name, kind) in [("irqbalance", ResourceKind::IrqCpus), ("tu\x1bned", ResourceKind::HaltPoll)] {
         observed.managers.push(Manager {
             name: name.into(),
             advice: "stop it".into(),

@@ -7,7 +7,7 @@ use common::{FakeHost, KVM};
 use std::os::unix::fs::PermissionsExt;
 use teiji_host::Root;
 use teiji_model::plan::{LinkKind, Observed, own_group};
-use teiji_model::resource::{Kind, Latency, Quota, Resource, ResourceError, Scheduling, Task, Value};
+use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Scheduling, Task, Value};
 
 const CGROUP: &str = "sys/fs/cgroup";
 const GROUP: &str = "/machine.slice/a.service";
@@ -137,7 +137,8 @@ fn a_host_with_a_vm_and_two_nics() {
         ("tap0", 3, LinkKind::Tap, none, None, true),
     ];
     assert_eq!(links, wanted, "41 has no handler");
-    let queues = observed.settings.errors().filter(|(resource, _)| resource.kind() == Kind::RootQdisc);
+    let queues =
+        observed.settings.errors().filter(|(resource, _)| resource.kind() == ResourceKind::RootQdisc);
     assert_eq!(queues.count(), 7, "each device's is there, and cannot be read");
 
     let read = |setting| get(&observed, &setting).unwrap();
@@ -154,10 +155,10 @@ fn a_host_with_a_vm_and_two_nics() {
     assert_eq!(read(Resource::GroupWeight(own_group(700))), "100");
     assert_eq!(read(Resource::GroupQuota(own_group(700))), "no limit");
     assert_eq!(read(Resource::IrqCpus(51)), "3");
-    let governors = observed.settings.iter().filter(|(r, _)| r.kind() == Kind::Governor);
+    let governors = observed.settings.iter().filter(|(r, _)| r.kind() == ResourceKind::Governor);
     let governors: Vec<String> = governors.map(|(resource, word)| format!("{resource}: {word}")).collect();
     assert_eq!(governors, [0, 2].map(|policy| format!("governor of frequency policy {policy}: schedutil")));
-    let steering = observed.settings.iter().filter(|(r, _)| r.kind() == Kind::ReceiveCpus);
+    let steering = observed.settings.iter().filter(|(r, _)| r.kind() == ResourceKind::ReceiveCpus);
     let steering: Vec<String> = steering.map(|(resource, cpus)| format!("{resource}: {cpus}")).collect();
     let wanted =
         ["rps_cpus of ens3 queue 0: none", "rps_cpus of ens3 queue 1: 0", "rps_cpus of tap0 queue 0: none"];
@@ -287,16 +288,22 @@ fn others_who_change_the_same_settings() {
     host.file(&format!("{CGROUP}/cpuset.cpus.effective"), "0-3\n");
     host.file(&format!("{CGROUP}/machine.slice/cpuset.cpus.effective"), "1-2\n");
     let managers = host.root().observe().unwrap().managers;
-    let found: Vec<(&str, &[Kind])> =
+    let found: Vec<(&str, &[ResourceKind])> =
         managers.iter().map(|m| (m.name.as_str(), m.touches.as_slice())).collect();
-    let pins: &[Kind] = &[Kind::ThreadCpus];
+    let pins: &[ResourceKind] = &[ResourceKind::ThreadCpus];
     let expected = [
-        ("irqbalance", &[Kind::IrqCpus][..]),
+        ("irqbalance", &[ResourceKind::IrqCpus][..]),
         (
             "tuned",
-            &[Kind::ThreadCpus, Kind::ThreadScheduling, Kind::IrqCpus, Kind::HaltPoll, Kind::CpuLatency][..],
+            &[
+                ResourceKind::ThreadCpus,
+                ResourceKind::ThreadScheduling,
+                ResourceKind::IrqCpus,
+                ResourceKind::HaltPoll,
+                ResourceKind::CpuLatency,
+            ][..],
         ),
-        ("libvirt", &[Kind::ThreadCpus, Kind::ThreadScheduling][..]),
+        ("libvirt", &[ResourceKind::ThreadCpus, ResourceKind::ThreadScheduling][..]),
         ("systemd", pins),
         ("systemd", pins),
         ("cpuset", pins),

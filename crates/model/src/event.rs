@@ -17,12 +17,12 @@ pub struct Event {
     /// The CPU on which it happened.
     pub cpu: u16,
     /// What happened.
-    pub kind: Kind,
+    pub kind: EventKind,
 }
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Kind {
+pub enum EventKind {
     /// A packet passed a point of the path.
     Packet(Packet),
     /// A vhost worker told the guest that its receive queue has packets.

@@ -9,7 +9,7 @@ use crate::host::{Identity, Vm};
 use crate::policy::{Overridden, Place};
 use crate::qdisc::{Device, Scheduler};
 use crate::resource::dependency::{self, Change};
-use crate::resource::{Kind, Resource, Resources, Task, Value};
+use crate::resource::{Resource, ResourceKind, Resources, Task, Value};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -126,7 +126,7 @@ pub struct Manager {
     /// Which settings it may change back, and what to do about it; one sentence.
     pub advice: String,
     /// The kinds of resources that it changes.
-    pub touches: Vec<Kind>,
+    pub touches: Vec<ResourceKind>,
     /// The process of the VM whose settings it changes; `None` if it changes those of all VMs.
     #[serde(default)]
     pub vm: Option<Task>,

@@ -86,7 +86,7 @@ pub struct Direct {
     /// The key.
     pub key: &'static str,
     /// The kind of the resources.
-    pub kind: resource::Kind,
+    pub kind: resource::ResourceKind,
     /// The value that each of them gets.
     pub value: At<resource::Value>,
     /// What it costs, for people; empty if there is nothing worth mentioning.

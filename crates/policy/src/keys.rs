@@ -10,7 +10,7 @@ use teiji_model::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
 
 /// The kind of value of a key.
 #[derive(Debug)]
-pub(super) enum Kind {
+pub(super) enum ValueKind {
     /// Text: an amount between two others, in the quantity's base unit, or one of these words.
     Amount { of: &'static Quantity, min: u64, max: u64, or: &'static [&'static str] },
     /// A whole number between two others.
@@ -31,7 +31,7 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct Key {
     pub name: &'static str,
-    pub kind: Kind,
+    pub kind: ValueKind,
     /// Whether its section needs it.
     pub required: bool,
     /// What holds if the key is not written; empty if it is required.
@@ -88,8 +88,12 @@ pub(super) fn section(name: &str) -> Option<&'static Section> {
 const HOUR: u64 = 3_600_000_000_000;
 /// `SCHED_DEADLINE` counts in units of 1,024 ns and in 63 bits (`__checkparam_dl()`, kernel/sched/deadline.c). The
 /// limit is rounded to whole seconds, so that it can be read.
-const DEADLINE: Kind =
-    Kind::Amount { of: &DURATION, min: 1024, max: i64::MAX as u64 / 1_000_000_000 * 1_000_000_000, or: &[] };
+const DEADLINE: ValueKind = ValueKind::Amount {
+    of: &DURATION,
+    min: 1024,
+    max: i64::MAX as u64 / 1_000_000_000 * 1_000_000_000,
+    or: &[],
+};
 const NOT_YET: &str = "is not supported by this version yet; remove it";
 
 /// A key that sets resources to the value written.
@@ -99,7 +103,7 @@ pub(super) struct Sets {
     pub section: &'static str,
     pub key: &'static str,
     /// What it sets: every resource of this kind that the section covers.
-    pub kind: resource::Kind,
+    pub kind: resource::ResourceKind,
     /// Converts the key's value into the resource's value.
     pub value: fn(Value) -> Option<resource::Value>,
     /// What it costs, for people; empty if there is nothing worth mentioning.
@@ -111,15 +115,27 @@ pub(super) const SETS: &[Sets] = &[
     Sets {
         section: "host",
         key: "governor",
-        kind: resource::Kind::Governor,
+        kind: resource::ResourceKind::Governor,
         value: |value| match value {
             Value::Word(word) => Some(resource::Value::Word(word.to_owned())),
             _ => None,
         },
         cost: "",
     },
-    Sets { section: "link", key: "rps_cpus", kind: resource::Kind::ReceiveCpus, value: cpus, cost: STEERING },
-    Sets { section: "vm", key: "rps_cpus", kind: resource::Kind::ReceiveCpus, value: cpus, cost: STEERING },
+    Sets {
+        section: "link",
+        key: "rps_cpus",
+        kind: resource::ResourceKind::ReceiveCpus,
+        value: cpus,
+        cost: STEERING,
+    },
+    Sets {
+        section: "vm",
+        key: "rps_cpus",
+        kind: resource::ResourceKind::ReceiveCpus,
+        value: cpus,
+        cost: STEERING,
+    },
 ];
 
 const STEERING: &str =
@@ -142,7 +158,7 @@ pub(super) const SECTIONS: &[Section] = &[
         keys: &[
             Key {
                 name: "halt_poll",
-                kind: Kind::Amount { of: &DURATION, min: 0, max: MAX_HALT_POLL, or: &["off"] },
+                kind: ValueKind::Amount { of: &DURATION, min: 0, max: MAX_HALT_POLL, or: &["off"] },
                 required: false,
                 default: "as it is",
                 example: "\"50us\"",
@@ -153,7 +169,7 @@ pub(super) const SECTIONS: &[Section] = &[
                 name: "cpu_latency",
                 // The kernel stores a signed 32-bit number of µs, and its greatest value means "no limit"
                 // (PM_QOS_RESUME_LATENCY_NO_CONSTRAINT, include/linux/pm_qos.h).
-                kind: Kind::Amount {
+                kind: ValueKind::Amount {
                     of: &DURATION,
                     min: 1000,
                     max: (i32::MAX as u64 - 1) * 1000,
@@ -168,7 +184,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "cpu_latency_cpus",
-                kind: Kind::Cpus,
+                kind: ValueKind::Cpus,
                 required: false,
                 default: "all CPUs",
                 example: "\"2-5\"",
@@ -176,7 +192,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "governor",
-                kind: Kind::Word(&["performance", "schedutil", "ondemand", "conservative", "powersave"]),
+                kind: ValueKind::Word(&["performance", "schedutil", "ondemand", "conservative", "powersave"]),
                 required: false,
                 default: "as it is",
                 example: "\"performance\"",
@@ -184,7 +200,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "vm_users",
-                kind: Kind::Users,
+                kind: ValueKind::Users,
                 required: false,
                 default: "`\"root,libvirt-qemu,qemu\"`",
                 example: "\"root,nova\"",
@@ -203,7 +219,7 @@ pub(super) const SECTIONS: &[Section] = &[
         keys: &[
             Key {
                 name: "irq_cpus",
-                kind: Kind::Cpus,
+                kind: ValueKind::Cpus,
                 required: false,
                 default: "as it is",
                 example: "\"0-1\"",
@@ -211,7 +227,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "rps_cpus",
-                kind: Kind::Cpus,
+                kind: ValueKind::Cpus,
                 required: false,
                 default: "as it is",
                 example: "\"2-3\"",
@@ -220,7 +236,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "rate",
-                kind: Kind::Amount { of: &RATE, min: 1000, max: MAX_RATE, or: &[] },
+                kind: ValueKind::Amount { of: &RATE, min: 1000, max: MAX_RATE, or: &[] },
                 required: false,
                 default: "the device's speed minus 0.1 %",
                 example: "\"1gbit\"",
@@ -229,7 +245,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "slack",
-                kind: Kind::Amount { of: &DURATION, min: 0, max: HOUR, or: &["auto"] },
+                kind: ValueKind::Amount { of: &DURATION, min: 0, max: HOUR, or: &["auto"] },
                 required: false,
                 default: "`\"auto\"`",
                 example: "\"2ms\"",
@@ -240,7 +256,7 @@ pub(super) const SECTIONS: &[Section] = &[
                 name: "max_packet",
                 // The shortest frame, and the longest packet that the kernel's stack makes (`GSO_MAX_SIZE`,
                 // include/linux/netdevice.h) with its Ethernet header and a VLAN tag.
-                kind: Kind::Amount { of: &SIZE, min: MIN_FRAME as u64, max: 8 * 65_535 + 18, or: &[] },
+                kind: ValueKind::Amount { of: &SIZE, min: MIN_FRAME as u64, max: 8 * 65_535 + 18, or: &[] },
                 required: false,
                 default: "what the device allows",
                 example: "\"1514b\"",
@@ -251,7 +267,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "realtime_max",
-                kind: Kind::Amount { of: &RATE, min: 1000, max: MAX_RATE, or: &[] },
+                kind: ValueKind::Amount { of: &RATE, min: 1000, max: MAX_RATE, or: &[] },
                 required: false,
                 default: "limited only by the link",
                 example: "\"900mbit\"",
@@ -269,7 +285,7 @@ pub(super) const SECTIONS: &[Section] = &[
         keys: &[
             Key {
                 name: "class",
-                kind: Kind::Word(&["fair", "realtime", "deadline"]),
+                kind: ValueKind::Word(&["fair", "realtime", "deadline"]),
                 required: false,
                 default: "as it is",
                 example: "\"realtime\"",
@@ -279,7 +295,7 @@ pub(super) const SECTIONS: &[Section] = &[
             Key {
                 name: "priority",
                 // The kernel's greatest is 99, which the workers then have.
-                kind: Kind::Integer { min: 1, max: 98 },
+                kind: ValueKind::Integer { min: 1, max: 98 },
                 required: false,
                 default: "10",
                 example: "20",
@@ -315,7 +331,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "vcpu_cpus",
-                kind: Kind::Cpus,
+                kind: ValueKind::Cpus,
                 required: false,
                 default: "as it is",
                 example: "\"2-3\"",
@@ -323,7 +339,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "worker_cpus",
-                kind: Kind::Cpus,
+                kind: ValueKind::Cpus,
                 required: false,
                 default: "as it is",
                 example: "\"4\"",
@@ -331,7 +347,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "rps_cpus",
-                kind: Kind::Cpus,
+                kind: ValueKind::Cpus,
                 required: false,
                 default: "as it is",
                 example: "\"2-3\"",
@@ -339,7 +355,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "weight",
-                kind: Kind::Integer { min: 1, max: 10_000 },
+                kind: ValueKind::Integer { min: 1, max: 10_000 },
                 required: false,
                 default: "as it is; the kernel's is 100",
                 example: "200",
@@ -348,7 +364,7 @@ pub(super) const SECTIONS: &[Section] = &[
             Key {
                 name: "quota",
                 // One tenth of a percent is 1 ms, the minimum of `cpu.max`, in its longest period of 1 s.
-                kind: Kind::Amount { of: &PERCENT, min: 1, max: MAX_CPUS as u64 * 1000, or: &["none"] },
+                kind: ValueKind::Amount { of: &PERCENT, min: 1, max: MAX_CPUS as u64 * 1000, or: &["none"] },
                 required: false,
                 default: "as it is",
                 example: "\"150%\"",
@@ -371,7 +387,7 @@ pub(super) const SECTIONS: &[Section] = &[
         keys: &[
             Key {
                 name: "link",
-                kind: Kind::Device,
+                kind: ValueKind::Device,
                 required: false,
                 default: "the only `[link.NAME]` of the policy",
                 example: "\"eth0\"",
@@ -379,7 +395,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "from",
-                kind: Kind::Endpoint,
+                kind: ValueKind::Endpoint,
                 required: false,
                 default: "any",
                 example: "\"10.0.0.2:5060\"",
@@ -387,7 +403,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "to",
-                kind: Kind::Endpoint,
+                kind: ValueKind::Endpoint,
                 required: false,
                 default: "any",
                 example: "\"10.0.1.0/24\"",
@@ -395,7 +411,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "proto",
-                kind: Kind::Word(&["udp", "tcp"]),
+                kind: ValueKind::Word(&["udp", "tcp"]),
                 required: false,
                 default: "any",
                 example: "\"udp\"",
@@ -403,7 +419,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "deadline",
-                kind: Kind::Amount { of: &DURATION, min: 1, max: MAX_DEADLINE, or: &[] },
+                kind: ValueKind::Amount { of: &DURATION, min: 1, max: MAX_DEADLINE, or: &[] },
                 required: true,
                 default: "",
                 example: "\"3ms\"",
@@ -411,7 +427,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "min_rate",
-                kind: Kind::Amount { of: &RATE, min: 1, max: MAX_RATE, or: &[] },
+                kind: ValueKind::Amount { of: &RATE, min: 1, max: MAX_RATE, or: &[] },
                 required: true,
                 default: "",
                 example: "\"2mbit\"",
@@ -420,7 +436,12 @@ pub(super) const SECTIONS: &[Section] = &[
             Key {
                 name: "burst",
                 // With less, no packet ever fits.
-                kind: Kind::Amount { of: &SIZE, min: (MIN_FRAME + OVERHEAD) as u64, max: 1 << 30, or: &[] },
+                kind: ValueKind::Amount {
+                    of: &SIZE,
+                    min: (MIN_FRAME + OVERHEAD) as u64,
+                    max: 1 << 30,
+                    or: &[],
+                },
                 required: false,
                 default: "two frames of the link's MTU",
                 example: "\"3kb\"",
@@ -440,7 +461,7 @@ pub(super) const SECTIONS: &[Section] = &[
             Key {
                 name: "hard",
                 // `ip link set … vf … max_tx_rate` counts in Mbit/s, and 0 is no limit.
-                kind: Kind::Amount { of: &RATE, min: 1_000_000, max: 10_000_000_000_000, or: &[] },
+                kind: ValueKind::Amount { of: &RATE, min: 1_000_000, max: 10_000_000_000_000, or: &[] },
                 required: false,
                 default: "no limit",
                 example: "\"400mbit\"",
@@ -448,7 +469,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "weight",
-                kind: Kind::Integer { min: 1, max: 100 },
+                kind: ValueKind::Integer { min: 1, max: 100 },
                 required: false,
                 default: "the same as the other functions",
                 example: "2",

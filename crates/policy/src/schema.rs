@@ -3,7 +3,7 @@
 //! A schema cannot express everything that [`parse`](super::parse()) checks (ranges of amounts with units, which class
 //! a key belongs to): text that parses is valid by the schema, but not the other way round.
 
-use super::keys::{Key, Kind, Naming, SECTIONS, Section};
+use super::keys::{Key, Naming, SECTIONS, Section, ValueKind};
 use serde_json::{Map, Value, json};
 use teiji_model::units::Quantity;
 
@@ -59,17 +59,17 @@ fn key(key: &Key) -> Value {
     value
 }
 
-fn kind(kind: &Kind) -> Value {
+fn kind(kind: &ValueKind) -> Value {
     match kind {
-        Kind::Amount { of, or, .. } => {
+        ValueKind::Amount { of, or, .. } => {
             json!({ "type": "string", "pattern": format!("^{}$", amount(of, or)) })
         }
-        Kind::Integer { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
-        Kind::Cpus => json!({ "type": "string", "pattern": format!("^{CPUS}$") }),
-        Kind::Word(words) => json!({ "type": "string", "enum": words }),
-        Kind::Users => json!({ "type": "string", "pattern": format!("^{USERS}$") }),
-        Kind::Endpoint => json!({ "type": "string", "minLength": 1 }),
-        Kind::Device => json!({ "type": "string", "pattern": DEVICE }),
+        ValueKind::Integer { min, max } => json!({ "type": "integer", "minimum": min, "maximum": max }),
+        ValueKind::Cpus => json!({ "type": "string", "pattern": format!("^{CPUS}$") }),
+        ValueKind::Word(words) => json!({ "type": "string", "enum": words }),
+        ValueKind::Users => json!({ "type": "string", "pattern": format!("^{USERS}$") }),
+        ValueKind::Endpoint => json!({ "type": "string", "minLength": 1 }),
+        ValueKind::Device => json!({ "type": "string", "pattern": DEVICE }),
     }
 }
 

@@ -1,6 +1,6 @@
 //! One value of a policy, parsed according to its kind.
 
-use super::keys::Kind;
+use super::keys::ValueKind;
 use std::net::IpAddr;
 use teiji_model::cpus::{CpuSet, CpuSetError};
 use teiji_model::flow::{bits, masked};
@@ -13,7 +13,7 @@ const MAX_USER: usize = 255;
 /// The longest name of a network device, bytes: `IFNAMSIZ` minus the final NUL (include/uapi/linux/if.h).
 const MAX_DEVICE: usize = 15;
 
-/// A value that its [`Kind`] allows.
+/// A value that its [`ValueKind`] allows.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
     /// In base units.
@@ -30,13 +30,13 @@ pub(super) enum Value {
     Users(Vec<String>),
 }
 
-impl Kind {
+impl ValueKind {
     /// Parses a value.
     ///
     /// # Errors
     /// What is wrong and what to write; long names are truncated, and characters may not be printable.
     pub(super) fn read(&self, value: &DeValue<'_>) -> Result<Value, String> {
-        if let Kind::Integer { min, max } = self {
+        if let ValueKind::Integer { min, max } = self {
             return integer(value, *min, *max)
                 .ok_or_else(|| format!("{} is not a valid value; {}", shown(value), self.cure()))
                 .map(Value::Number);
@@ -45,7 +45,7 @@ impl Kind {
             return Err(format!("{} is not text in quotes; {}", shown(value), self.cure()));
         };
         match self {
-            Kind::Amount { of, min, max, or } => {
+            ValueKind::Amount { of, min, max, or } => {
                 if let Some(word) = or.iter().find(|word| *word == text) {
                     return Ok(Value::Word(word));
                 }
@@ -55,28 +55,28 @@ impl Kind {
                 }
                 Ok(Value::Number(amount))
             }
-            Kind::Word(words) => words
+            ValueKind::Word(words) => words
                 .iter()
                 .find(|word| *word == text)
                 .map(|word| Value::Word(word))
                 .ok_or_else(|| format!("{} is not known; {}", quote(text), self.cure())),
-            Kind::Cpus => cpus(text).map(Value::Cpus).map_err(|e| format!("{e}; {}", self.cure())),
-            Kind::Endpoint => endpoint(text).map(Value::Endpoint),
-            Kind::Device => match wrong_device(text) {
+            ValueKind::Cpus => cpus(text).map(Value::Cpus).map_err(|e| format!("{e}; {}", self.cure())),
+            ValueKind::Endpoint => endpoint(text).map(Value::Endpoint),
+            ValueKind::Device => match wrong_device(text) {
                 Some(wrong) => Err(wrong),
                 None => Ok(Value::Device(text.clone().into_owned())),
             },
-            Kind::Users => users(text)
+            ValueKind::Users => users(text)
                 .map(Value::Users)
                 .ok_or_else(|| format!("{} is not a list of users; {}", quote(text), self.cure())),
-            Kind::Integer { .. } => Err(self.cure()),
+            ValueKind::Integer { .. } => Err(self.cure()),
         }
     }
 
     /// What to write instead, as the second half of a message.
     pub(super) fn cure(&self) -> String {
         match self {
-            Kind::Amount { of, min, max, or } => format!(
+            ValueKind::Amount { of, min, max, or } => format!(
                 "write {} with its unit and in quotes, as in \"{}\", from {} to {}{}",
                 of.noun,
                 of.example,
@@ -84,14 +84,18 @@ impl Kind {
                 of.write(*max),
                 alternatives(or)
             ),
-            Kind::Integer { min, max } => format!("write a whole number without quotes, from {min} to {max}"),
-            Kind::Cpus => "write a list of CPUs in quotes, as in \"0-3,8\"".to_owned(),
-            Kind::Word(words) => format!("write {}", any_of(words)),
-            Kind::Endpoint => "write an address or prefix, with a port or without, as in \"10.0.0.2:5060\", \
+            ValueKind::Integer { min, max } => {
+                format!("write a whole number without quotes, from {min} to {max}")
+            }
+            ValueKind::Cpus => "write a list of CPUs in quotes, as in \"0-3,8\"".to_owned(),
+            ValueKind::Word(words) => format!("write {}", any_of(words)),
+            ValueKind::Endpoint => {
+                "write an address or prefix, with a port or without, as in \"10.0.0.2:5060\", \
                                \"10.0.1.0/24\" or \"[fd00::2]:5060\""
-                .to_owned(),
-            Kind::Device => "write the name of a device in quotes, as in \"eth0\"".to_owned(),
-            Kind::Users => "write names of users in quotes, as in \"root,qemu\"".to_owned(),
+                    .to_owned()
+            }
+            ValueKind::Device => "write the name of a device in quotes, as in \"eth0\"".to_owned(),
+            ValueKind::Users => "write names of users in quotes, as in \"root,qemu\"".to_owned(),
         }
     }
 }
@@ -155,7 +159,7 @@ fn users(text: &str) -> Option<Vec<String>> {
 /// Parses `10.0.0.2`, `10.0.0.2:5060`, `10.0.1.0/24`, `10.0.1.0/24:5060`, `fd00::2`, `fd00::/64`, `[fd00::2]:5060` or
 /// `[fd00::/64]:5060`.
 fn endpoint(text: &str) -> Result<Endpoint, String> {
-    let cure = Kind::Endpoint.cure();
+    let cure = ValueKind::Endpoint.cure();
     let not = |what: &str| format!("{} is not {what}; {cure}", quote(text));
     let (net, port) = match text.strip_prefix('[') {
         Some(rest) => match rest.split_once(']') {

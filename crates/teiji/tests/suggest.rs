@@ -57,7 +57,7 @@ fn events() -> Vec<Event> {
         let begin = T + i * GAP;
         let mut at = |us: u64, kind| events.push(Event { ts: begin + us * 1000, cpu: 0, kind });
         let packet = |point, fingerprint, ifindex, matching| {
-            Kind::Packet(Packet {
+            EventKind::Packet(Packet {
                 point,
                 fingerprint,
                 matching,
@@ -88,7 +88,7 @@ fn events() -> Vec<Event> {
             state: Some(ThreadState::Ready),
             clock: waited,
         };
-        at(40, Kind::Interrupt(interrupt));
+        at(40, EventKind::Interrupt(interrupt));
         waited.0[ThreadState::Ready as usize] += 2_000_000;
         let entry = GuestEntry {
             vm: PID,
@@ -99,11 +99,11 @@ fn events() -> Vec<Event> {
             clock: waited,
             preempted_by: 31,
         };
-        at(2040, Kind::GuestEntry(entry));
+        at(2040, EventKind::GuestEntry(entry));
         waited.0[ThreadState::Guest as usize] += 50_000;
         let kick =
             Kick { ifindex: TAP, queue: 0, vm: PID, vcpu: 1, clock: waited, worker: None, preempted_by: 0 };
-        at(2090, Kind::Kick(kick));
+        at(2090, EventKind::Kick(kick));
         at(2100, packet(Point::TapSend, response, TAP, matching(Role::Final)));
         at(2110, packet(Point::DevQueue, response, NIC, None));
         at(2120, packet(Point::QdiscDequeue, response, NIC, None));

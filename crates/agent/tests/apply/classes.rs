@@ -5,7 +5,7 @@ use crate::sim::{Settings, Sim, plan};
 use std::collections::BTreeMap;
 use teiji_agent::apply::{Error, Note, Rollback};
 use teiji_model::plan::Held;
-use teiji_model::resource::{Class, Kind, Resource, Value};
+use teiji_model::resource::{Class, Resource, ResourceKind, Value};
 
 const POLL: Resource = Resource::HaltPoll;
 
@@ -17,7 +17,7 @@ fn ns(ns: u64) -> Value {
 fn applied(class: Class) -> (Settings, Sim) {
     let before = BTreeMap::from([(POLL, ns(1)), (Resource::CpuLatency(0), Value::Bytes(1))]);
     let sim = Sim::new(before.clone());
-    sim.0.classes.borrow_mut().insert(Kind::HaltPoll, class);
+    sim.0.classes.borrow_mut().insert(ResourceKind::HaltPoll, class);
     sim.apply(&plan(&before, &[(POLL, ns(2)), (Resource::CpuLatency(0), Value::Bytes(2))])).unwrap();
     (before, sim)
 }

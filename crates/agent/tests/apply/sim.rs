@@ -17,7 +17,7 @@ use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Held, Hold, Plan, Step};
 use teiji_model::qdisc::Device;
 use teiji_model::resource::dependency::{self, Change};
-use teiji_model::resource::{Class, Kind, Resource, ResourceError, Value};
+use teiji_model::resource::{Class, Resource, ResourceError, ResourceKind, Value};
 
 pub type Settings = BTreeMap<Resource, Value>;
 
@@ -64,7 +64,7 @@ pub struct World {
     /// Whether a move into another control group lets threads run on all CPUs, as before Linux 6.2.
     pub resets_cpus: Cell<bool>,
     /// Kinds that are not changed by one write.
-    pub classes: RefCell<BTreeMap<Kind, Class>>,
+    pub classes: RefCell<BTreeMap<ResourceKind, Class>>,
 }
 
 #[derive(Clone)]

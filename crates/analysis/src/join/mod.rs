@@ -41,7 +41,7 @@ use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
 use crate::vm_stats::VmStats;
 use inbound::Other;
-use teiji_model::event::{Event, Kick, Kind, Point};
+use teiji_model::event::{Event, EventKind, Kick, Point};
 use teiji_model::flow::Matching;
 use teiji_model::host::DataPlane;
 use teiji_model::report::{Joined, Meta, Reason};
@@ -184,7 +184,7 @@ impl Joiner {
         self.expire(now, sink);
         let (c, requests) = (&mut self.common, &mut self.requests);
         match &event.kind {
-            Kind::Packet(p) => match p.point {
+            EventKind::Packet(p) => match p.point {
                 Point::HostRx => {
                     if c.tap(p.ifindex).is_none() {
                         self.outbound.host_rx(p.fingerprint);
@@ -204,9 +204,9 @@ impl Joiner {
                     }
                 }
             },
-            Kind::Interrupt(i) => self.inbound.interrupt(now, i, c, requests),
-            Kind::GuestEntry(e) => self.inbound.guest_entry(now, e, c, requests),
-            Kind::Kick(k) => {
+            EventKind::Interrupt(i) => self.inbound.interrupt(now, i, c, requests),
+            EventKind::GuestEntry(e) => self.inbound.guest_entry(now, e, c, requests),
+            EventKind::Kick(k) => {
                 if let Some(tap) = c.tap(k.ifindex) {
                     let tap = &mut c.taps[tap];
                     if c.pids[tap.vm as usize] == k.vm
@@ -216,7 +216,7 @@ impl Joiner {
                     }
                 }
             }
-            Kind::Dropped(d) => {
+            EventKind::Dropped(d) => {
                 let waits = self.inbound.waits_on(d.ifindex, d.fingerprint);
                 if !self.outbound.dropped(now, d, waits, c, requests) {
                     let received = self.inbound.received(d.fingerprint);
@@ -227,7 +227,7 @@ impl Joiner {
                     self.inbound.dropped(now, d, other, c, requests);
                 }
             }
-            Kind::ThreadName(_) | Kind::DropName(_) | Kind::Lost(_) => {}
+            EventKind::ThreadName(_) | EventKind::DropName(_) | EventKind::Lost(_) => {}
         }
     }
 

@@ -72,18 +72,18 @@ pub fn packet(point: Point, fingerprint: u64, ifindex: u32) -> Packet {
 pub struct History(pub Vec<Event>);
 
 impl History {
-    pub fn at(&mut self, after: u64, kind: Kind) -> &mut Self {
+    pub fn at(&mut self, after: u64, kind: EventKind) -> &mut Self {
         self.0.push(Event { ts: T + after, cpu: 0, kind });
         self
     }
 
-    pub fn on(&mut self, after: u64, cpu: u16, kind: Kind) -> &mut Self {
+    pub fn on(&mut self, after: u64, cpu: u16, kind: EventKind) -> &mut Self {
         self.0.push(Event { ts: T + after, cpu, kind });
         self
     }
 
     pub fn packet(&mut self, after: u64, point: Point, fingerprint: u64, ifindex: u32) -> &mut Self {
-        self.at(after, Kind::Packet(packet(point, fingerprint, ifindex)))
+        self.at(after, EventKind::Packet(packet(point, fingerprint, ifindex)))
     }
 
     pub fn matched(
@@ -94,19 +94,19 @@ impl History {
         ifindex: u32,
         matching: Option<Match>,
     ) -> &mut Self {
-        self.at(after, Kind::Packet(Packet { matching, ..packet(point, fp, ifindex) }))
+        self.at(after, EventKind::Packet(Packet { matching, ..packet(point, fp, ifindex) }))
     }
 
     pub fn interrupt(&mut self, after: u64, signalled: u64, delivery: Delivery) -> &mut Self {
-        self.at(after, Kind::Interrupt(Interrupt { delivery, ..interrupt(signalled) }))
+        self.at(after, EventKind::Interrupt(Interrupt { delivery, ..interrupt(signalled) }))
     }
 
     pub fn entry(&mut self, after: u64, upto: u64, vector: u8) -> &mut Self {
-        self.at(after, Kind::GuestEntry(GuestEntry { vector, ..entry(upto) }))
+        self.at(after, EventKind::GuestEntry(GuestEntry { vector, ..entry(upto) }))
     }
 
     pub fn kick(&mut self, after: u64) -> &mut Self {
-        self.at(after, Kind::Kick(kick()))
+        self.at(after, EventKind::Kick(kick()))
     }
 
     /// A request that arrives at `t`, in steps of 10 µs: every stage up to the guest takes 10 µs.
@@ -135,7 +135,7 @@ impl History {
         ifindex: u32,
         matching: Option<Match>,
     ) -> &mut Self {
-        self.at(after, Kind::Dropped(Dropped { matching, ..dropped(fingerprint, ifindex) }))
+        self.at(after, EventKind::Dropped(Dropped { matching, ..dropped(fingerprint, ifindex) }))
     }
 
     pub fn run(&self) -> Run {

@@ -2,7 +2,7 @@
 use super::Item;
 use super::types::{self, delivery, point, record_type, role, thread_state, unknown};
 use teiji_model::event::{
-    Delivery, Dropped, Event, GroupRole, GuestEntry, Interrupt, Kick, Kind, Match, Packet, Point, Role,
+    Delivery, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match, Packet, Point, Role,
     padded,
 };
 use teiji_model::stage::{Split, ThreadState};
@@ -14,19 +14,19 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
     let kind = match record_type(head.r#type.into()) {
         record_type::REC_PACKET => {
             let r: types::rec_packet = read(bytes)?;
-            Kind::Packet(packet(&r)?)
+            EventKind::Packet(packet(&r)?)
         }
-        record_type::REC_TAP => Kind::Packet(tap(&read(bytes)?)?),
+        record_type::REC_TAP => EventKind::Packet(tap(&read(bytes)?)?),
         record_type::REC_SIP => {
             let r: types::rec_tap = read(bytes)?;
             let at = std::mem::offset_of!(types::rec_sip, payload);
             let snap: u32 = read(bytes.get(std::mem::offset_of!(types::rec_sip, snap)..)?)?;
             payload = bytes.get(at..)?.get(..snap as usize)?.to_vec();
-            Kind::Packet(tap(&r)?)
+            EventKind::Packet(tap(&r)?)
         }
         record_type::REC_IRQ => {
             let r: types::rec_irq = read(bytes)?;
-            Kind::Interrupt(Interrupt {
+            EventKind::Interrupt(Interrupt {
                 signalled: r.signalled,
                 ifindex: head.ifindex,
                 tid: r.tid,
@@ -46,7 +46,7 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
         }
         record_type::REC_ENTRY => {
             let r: types::rec_entry = read(bytes)?;
-            Kind::GuestEntry(GuestEntry {
+            EventKind::GuestEntry(GuestEntry {
                 vm: r.vm,
                 vcpu: r.vcpu,
                 index: known(r.index).unwrap_or(u16::try_from(r.vcpu).unwrap_or(u16::MAX)),
@@ -58,7 +58,7 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
         }
         record_type::REC_KICK => {
             let r: types::rec_kick = read(bytes)?;
-            Kind::Kick(Kick {
+            EventKind::Kick(Kick {
                 ifindex: head.ifindex,
                 queue: r.queue,
                 vm: r.vm,
@@ -74,7 +74,7 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
             if r.snap > 0 {
                 payload = bytes.get(at..)?.get(..usize::from(r.snap))?.to_vec();
             }
-            Kind::Dropped(Dropped {
+            EventKind::Dropped(Dropped {
                 fingerprint: r.packet.fingerprint,
                 matching: matched(r.key, r.role),
                 ifindex: head.ifindex,

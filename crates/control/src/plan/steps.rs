@@ -7,7 +7,7 @@
 use super::Want;
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::plan::{Held, Hold, Observed, Plan, Step, ordered};
-use teiji_model::resource::{KINDS, Resource, Value};
+use teiji_model::resource::{RESOURCE_KINDS, Resource, Value};
 use teiji_model::text::printable;
 
 /// The value after the plan of a setting that the policy does not name; `None` if it cannot be read.
@@ -71,7 +71,7 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
 fn sorted(all: Vec<(bool, Step)>) -> Vec<Step> {
     let rank = |(forward, step): &(bool, Step)| {
         let rank = step.setting.kind().rank();
-        (*forward, if *forward { rank } else { KINDS.len() - rank })
+        (*forward, if *forward { rank } else { RESOURCE_KINDS.len() - rank })
     };
     let ranks: BTreeMap<Resource, (bool, usize)> =
         all.iter().map(|one| (one.1.setting.clone(), rank(one))).collect();

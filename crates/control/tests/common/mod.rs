@@ -13,7 +13,7 @@ use teiji_model::policy::{
     At, Auto, ChannelPolicy, Direct, Endpoint, HostPolicy, LinkPolicy, Place, Policy, Subject, VmPolicy,
 };
 use teiji_model::qdisc::{ExistingQdisc, RootQdisc};
-use teiji_model::resource::{Kind, Latency, Quota, Resource, Scheduling, Task, Value};
+use teiji_model::resource::{Latency, Quota, Resource, ResourceKind, Scheduling, Task, Value};
 
 /// A place in a policy file.
 pub fn at<T>(value: T, line: usize) -> At<T> {
@@ -273,7 +273,7 @@ fn any_direct() -> impl Strategy<Value = Vec<Direct>> {
         cpus.map(|cpus| Direct {
             subject: Subject::Link(at("eth0".to_owned(), 30)),
             key: "rps_cpus",
-            kind: Kind::ReceiveCpus,
+            kind: ResourceKind::ReceiveCpus,
             value: at(Value::Cpus(cpus), 31),
             cost: "",
         })
@@ -282,7 +282,7 @@ fn any_direct() -> impl Strategy<Value = Vec<Direct>> {
         word.map(|word| Direct {
             subject: Subject::Host,
             key: "governor",
-            kind: Kind::Governor,
+            kind: ResourceKind::Governor,
             value: at(Value::Word(word.to_owned()), 32),
             cost: "",
         })

@@ -6,7 +6,7 @@ use crate::cgroup::Hierarchy;
 use crate::root::Root;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Manager, ObservedVm};
-use teiji_model::resource::Kind;
+use teiji_model::resource::ResourceKind;
 use teiji_model::text::printable;
 
 /// Where systemd looks for its files, strongest first (systemd.unit(5)).
@@ -28,7 +28,7 @@ pub(super) fn managers(
     all
 }
 
-fn manager(name: &str, touches: &[Kind], advice: String) -> Manager {
+fn manager(name: &str, touches: &[ResourceKind], advice: String) -> Manager {
     Manager { name: name.to_owned(), advice, touches: touches.to_vec(), vm: None }
 }
 
@@ -46,7 +46,7 @@ fn daemons(root: &Root) -> Vec<Manager> {
     if runs("irqbalance") {
         all.push(manager(
             "irqbalance",
-            &[Kind::IrqCpus],
+            &[ResourceKind::IrqCpus],
             "irqbalance is running and moves interrupts to other CPUs every ten seconds: stop it (systemctl stop \
              irqbalance), or keep it from these with --banirq"
                 .to_owned(),
@@ -55,7 +55,7 @@ fn daemons(root: &Root) -> Vec<Manager> {
     if runs("tuned") {
         all.push(manager(
             "tuned",
-            &[Kind::ThreadCpus, Kind::ThreadScheduling, Kind::IrqCpus, Kind::HaltPoll, Kind::CpuLatency],
+            &[ResourceKind::ThreadCpus, ResourceKind::ThreadScheduling, ResourceKind::IrqCpus, ResourceKind::HaltPoll, ResourceKind::CpuLatency],
             "tuned is running and sets what its profile says when it starts or the profile changes: see that \
              tuned-adm active agrees with the policy"
                 .to_owned(),
@@ -80,7 +80,13 @@ fn libvirt(root: &Root, vm: &ObservedVm) -> Option<Manager> {
         return in_slice.then(|| {
             manager(
                 "libvirt",
-                &[Kind::ThreadCpus, Kind::ThreadScheduling, Kind::Group, Kind::GroupWeight, Kind::GroupQuota],
+                &[
+                    ResourceKind::ThreadCpus,
+                    ResourceKind::ThreadScheduling,
+                    ResourceKind::Group,
+                    ResourceKind::GroupWeight,
+                    ResourceKind::GroupQuota,
+                ],
                 format!(
                     "{name} is libvirt's, and whether libvirt pins it cannot be told, as its state in \
                      /run/libvirt/qemu cannot be read: look with virsh vcpupin, and change it there"
@@ -92,15 +98,15 @@ fn libvirt(root: &Root, vm: &ObservedVm) -> Option<Manager> {
     let mut touches = Vec::new();
     let mut how = Vec::new();
     if has(&["vcpupin", "emulatorpin", "iothreadpin"]) {
-        touches.push(Kind::ThreadCpus);
+        touches.push(ResourceKind::ThreadCpus);
         how.push("virsh vcpupin and emulatorpin");
     }
     if has(&["vcpusched", "emulatorsched", "iothreadsched"]) {
-        touches.push(Kind::ThreadScheduling);
+        touches.push(ResourceKind::ThreadScheduling);
         how.push("virsh edit");
     }
     if has(&["shares>", "quota>", "period>", "emulator_quota", "global_quota"]) {
-        touches.extend([Kind::Group, Kind::GroupWeight, Kind::GroupQuota]);
+        touches.extend([ResourceKind::Group, ResourceKind::GroupWeight, ResourceKind::GroupQuota]);
         how.push("virsh schedinfo");
     }
     (!touches.is_empty()).then(|| {
@@ -123,7 +129,7 @@ fn system_conf(root: &Root) -> Option<Manager> {
     affinity_in(root, files).map(|(file, cpus)| {
         manager(
             "systemd",
-            &[Kind::ThreadCpus],
+            &[ResourceKind::ThreadCpus],
             format!(
                 "systemd starts everything on CPUs {cpus} only (CPUAffinity= in /{file}), so a VM that starts anew is \
                  there again: say the same in both places"
@@ -147,7 +153,7 @@ fn unit(root: &Root, vm: &ObservedVm) -> Option<Manager> {
     affinity_in(root, files).map(|(file, cpus)| {
         manager(
             "systemd",
-            &[Kind::ThreadCpus],
+            &[ResourceKind::ThreadCpus],
             format!(
                 "systemd starts {} on CPUs {cpus} only (CPUAffinity= in /{}), and will again at its next start: say \
                  the same in both places",
@@ -184,7 +190,7 @@ fn cpuset(hierarchy: &Hierarchy, online: &CpuSet, vm: &ObservedVm) -> Option<Man
     let (group, cpus) = hierarchy.of_threads(vm.vm.pid).into_iter().find_map(limit)?;
     Some(manager(
         "cpuset",
-        &[Kind::ThreadCpus],
+        &[ResourceKind::ThreadCpus],
         format!(
             "threads of {} in {} may run on CPUs {cpus} only, and the kernel takes others away: widen it with \
              systemctl set-property UNIT AllowedCPUs=, or for libvirt's VMs with virsh vcpupin",

@@ -5,13 +5,13 @@
 use super::{Access, Facts, answer, file};
 use crate::root::Root;
 use nix::errno::Errno;
-use teiji_model::resource::{Kind, Latency, Resource, ResourceError, Resources, Value};
+use teiji_model::resource::{Latency, Resource, ResourceError, ResourceKind, Resources, Value};
 
 pub(super) struct CpuLatency;
 
 impl Access for CpuLatency {
-    fn kind(&self) -> Kind {
-        Kind::CpuLatency
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::CpuLatency
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

@@ -5,7 +5,7 @@ use super::{Access, Facts, answer, file};
 use crate::root::Root;
 use nix::errno::Errno;
 use teiji_model::host::Capability;
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
 const POLICIES: &str = "sys/devices/system/cpu/cpufreq";
 /// Longest name of a governor (`CPUFREQ_NAME_LEN`).
@@ -14,8 +14,8 @@ const LONGEST: usize = 16;
 pub(super) struct Governor;
 
 impl Access for Governor {
-    fn kind(&self) -> Kind {
-        Kind::Governor
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::Governor
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

@@ -18,13 +18,13 @@ use crate::root::Root;
 use crate::task::{alive, falls_apart, gone};
 use nix::errno::Errno;
 use std::fs;
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Task, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Task, Value};
 
 pub(super) struct Group;
 
 impl Access for Group {
-    fn kind(&self) -> Kind {
-        Kind::Group
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::Group
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

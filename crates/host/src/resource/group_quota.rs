@@ -3,7 +3,7 @@
 use super::{Access, Facts, answer, share};
 use crate::cgroup::Hierarchy;
 use crate::root::Root;
-use teiji_model::resource::{Kind, Quota, Resource, ResourceError, Resources, Value};
+use teiji_model::resource::{Quota, Resource, ResourceError, ResourceKind, Resources, Value};
 
 const FILE: &str = "cpu.max";
 /// The kernel's default period, µs.
@@ -12,8 +12,8 @@ const PERIOD_US: u64 = 100_000;
 pub(super) struct GroupQuota;
 
 impl Access for GroupQuota {
-    fn kind(&self) -> Kind {
-        Kind::GroupQuota
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::GroupQuota
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

@@ -3,7 +3,7 @@
 use super::{Access, Facts, answer, share};
 use crate::cgroup::Hierarchy;
 use crate::root::Root;
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
 const FILE: &str = "cpu.weight";
 /// The kernel's default.
@@ -12,8 +12,8 @@ const DEFAULT: u32 = 100;
 pub(super) struct GroupWeight;
 
 impl Access for GroupWeight {
-    fn kind(&self) -> Kind {
-        Kind::GroupWeight
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::GroupWeight
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

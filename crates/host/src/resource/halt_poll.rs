@@ -5,7 +5,7 @@
 use super::{Access, Facts, answer, file};
 use crate::root::Root;
 use nix::errno::Errno;
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
 /// The parameter.
 const HALT_POLL: &str = "sys/module/kvm/parameters/halt_poll_ns";
@@ -16,8 +16,8 @@ const READ_ONLY: &str =
 pub(super) struct HaltPoll;
 
 impl Access for HaltPoll {
-    fn kind(&self) -> Kind {
-        Kind::HaltPoll
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::HaltPoll
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

@@ -7,7 +7,7 @@ use super::{Access, Facts, answer, file};
 use crate::root::Root;
 use nix::errno::Errno;
 use teiji_model::cpus::CpuSet;
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
 /// Why an interrupt cannot be moved. Newer kernels make its file read-only (`register_irq_proc`), older ones refuse the
 /// write.
@@ -17,8 +17,8 @@ const MANAGED: &str = "the kernel distributes this interrupt itself (a managed i
 pub(super) struct IrqCpus;
 
 impl Access for IrqCpus {
-    fn kind(&self) -> Kind {
-        Kind::IrqCpus
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::IrqCpus
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

@@ -1,6 +1,6 @@
 //! The resources of a host: observes, reads and changes them. What is changed, and in which order, is not decided here.
 //!
-//! Each kind has one file and one row of [`KINDS`]: which resources of the kind exist, with their values
+//! Each kind has one file and one row of [`ACCESS`]: which resources of the kind exist, with their values
 //! ([`Access::observe`], which reads all of a kind at once where the kernel has a list), reading and writing one, and
 //! what this host supports of the kind. The dependencies are in `teiji_model::resource::dependency`.
 //!
@@ -56,12 +56,12 @@ use crate::root::Root;
 use teiji_model::cpus::CpuSet;
 use teiji_model::host::Capability;
 use teiji_model::plan::{ObservedLink, ObservedVm};
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
 /// A kind of resource of a host.
 pub(crate) trait Access: Sync {
     /// Which.
-    fn kind(&self) -> Kind;
+    fn kind(&self) -> ResourceKind;
 
     /// Records the resources of the VMs, devices and CPUs among the facts, each with its value or the reason why it has
     /// none or cannot be changed. Takes time linear in their number.
@@ -92,7 +92,7 @@ pub(crate) trait Access: Sync {
 }
 
 /// Every kind.
-static KINDS: [&dyn Access; 12] = [
+static ACCESS: [&dyn Access; 12] = [
     &irq_cpus::IrqCpus,
     &receive_cpus::ReceiveCpus,
     &cpu_latency::CpuLatency,
@@ -139,17 +139,17 @@ impl Facts<'_> {
 /// All resources of a host.
 pub(crate) fn observe(facts: &Facts<'_>) -> Resources {
     let mut found = Resources::default();
-    KINDS.iter().for_each(|kind| kind.observe(facts, &mut found));
+    ACCESS.iter().for_each(|kind| kind.observe(facts, &mut found));
     found
 }
 
 /// What this host supports of its resources.
 pub(crate) fn capabilities(root: &Root) -> Vec<Capability> {
-    KINDS.iter().filter_map(|kind| kind.capability(root)).collect()
+    ACCESS.iter().filter_map(|kind| kind.capability(root)).collect()
 }
 
-fn access(kind: Kind) -> Result<&'static dyn Access, ResourceError> {
-    let found = KINDS.iter().find(|access| access.kind() == kind).copied();
+fn access(kind: ResourceKind) -> Result<&'static dyn Access, ResourceError> {
+    let found = ACCESS.iter().find(|access| access.kind() == kind).copied();
     found.ok_or_else(|| answer::unsupported("this version of teiji cannot change it"))
 }
 
@@ -206,8 +206,8 @@ mod tests {
 
     #[test]
     fn every_kind_can_be_changed_and_has_one_row() {
-        let kinds: Vec<Kind> = KINDS.iter().map(|access| access.kind()).collect();
-        assert_eq!(kinds, teiji_model::resource::KINDS);
+        let kinds: Vec<ResourceKind> = ACCESS.iter().map(|access| access.kind()).collect();
+        assert_eq!(kinds, teiji_model::resource::RESOURCE_KINDS);
     }
 
     #[test]

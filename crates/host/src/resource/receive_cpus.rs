@@ -11,13 +11,13 @@ use std::fmt::Write;
 use teiji_model::cpus::{CpuSet, MAX_CPUS};
 use teiji_model::host::Capability;
 use teiji_model::qdisc::Device;
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
 pub(super) struct ReceiveCpus;
 
 impl Access for ReceiveCpus {
-    fn kind(&self) -> Kind {
-        Kind::ReceiveCpus
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::ReceiveCpus
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

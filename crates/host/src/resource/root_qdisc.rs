@@ -10,7 +10,7 @@ use crate::root::Root;
 use crate::rtnl::{Qdisc, ROOT};
 use nix::errno::Errno;
 use teiji_model::qdisc::{self, Device, ExistingQdisc};
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
 /// Kinds that have classes or other qdiscs, which the options of the root do not describe.
 const CLASSFUL: [&str; 13] =
@@ -21,8 +21,8 @@ const NOOP: &str = "noop";
 pub(super) struct RootQdisc;
 
 impl Access for RootQdisc {
-    fn kind(&self) -> Kind {
-        Kind::RootQdisc
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::RootQdisc
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

@@ -4,7 +4,7 @@ use super::device::{failed, open};
 use super::{Access, Facts, answer};
 use crate::root::Root;
 use crate::rtnl::SegmentSizes;
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
 /// `GSO_LEGACY_MAX_SIZE`: the kernel's limit for IPv4 packets, unless somebody sets `gso_ipv4_max_size`.
 const LEGACY: u32 = 65_536;
@@ -12,8 +12,8 @@ const LEGACY: u32 = 65_536;
 pub(super) struct SegmentSize;
 
 impl Access for SegmentSize {
-    fn kind(&self) -> Kind {
-        Kind::SegmentSize
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::SegmentSize
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

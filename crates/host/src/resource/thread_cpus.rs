@@ -7,13 +7,13 @@ use crate::sys;
 use crate::task::{alive, gone};
 use nix::errno::Errno;
 use teiji_model::cpus::CpuSet;
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Task, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Task, Value};
 
 pub(super) struct ThreadCpus;
 
 impl Access for ThreadCpus {
-    fn kind(&self) -> Kind {
-        Kind::ThreadCpus
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::ThreadCpus
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

@@ -11,7 +11,7 @@ use crate::sys;
 use crate::task::{Stat, alive, gone};
 use nix::errno::Errno;
 use rustix::thread::CapabilitySet;
-use teiji_model::resource::{Kind, Resource, ResourceError, Resources, Scheduling, Task, Value};
+use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Scheduling, Task, Value};
 
 /// `include/uapi/linux/sched.h`.
 const POLICY_EXT: i32 = 7;
@@ -19,8 +19,8 @@ const POLICY_EXT: i32 = 7;
 pub(super) struct ThreadScheduling;
 
 impl Access for ThreadScheduling {
-    fn kind(&self) -> Kind {
-        Kind::ThreadScheduling
+    fn kind(&self) -> ResourceKind {
+        ResourceKind::ThreadScheduling
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {

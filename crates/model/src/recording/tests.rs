@@ -44,7 +44,7 @@ fn packet(ts: u64) -> Event {
     Event {
         ts,
         cpu: 3,
-        kind: Kind::Packet(Packet {
+        kind: EventKind::Packet(Packet {
             point: Point::TapDequeue,
             fingerprint: ts.wrapping_mul(0x9e37_79b9_7f4a_7c15),
             matching: Some(Match { key: ts, role: Role::Request, group: 0, group_role: GroupRole::Within }),
@@ -65,10 +65,10 @@ fn small() -> Vec<u8> {
     w.push(Event {
         ts: 2,
         cpu: 0,
-        kind: Kind::ThreadName(ThreadName { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }),
+        kind: EventKind::ThreadName(ThreadName { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }),
     })
     .unwrap();
-    w.push(Event { ts: 3, cpu: 0, kind: Kind::Lost(Lost { since: 1, count: 4 }) }).unwrap();
+    w.push(Event { ts: 3, cpu: 0, kind: EventKind::Lost(Lost { since: 1, count: 4 }) }).unwrap();
     w.finish(&Counters { ended: 9, events: 3, lost: vec![0, 4], unidentified: 1, ..Counters::default() })
         .unwrap()
 }
@@ -173,7 +173,7 @@ fn a_recording_of_version_1_is_read() {
     let worker = Some(Split([0, 0, 5, 1, 2]));
     let matching = Some(Match { key: 77, role: Role::Final, group: 1, group_role: GroupRole::Ends });
     let kinds = [
-        Kind::Packet(Packet {
+        EventKind::Packet(Packet {
             point: Point::TapSend,
             fingerprint: 0x1234_5678_9abc_def0,
             matching,
@@ -185,7 +185,7 @@ fn a_recording_of_version_1_is_read() {
             worker,
             preempted_by: 11,
         }),
-        Kind::Interrupt(Interrupt {
+        EventKind::Interrupt(Interrupt {
             signalled: 1,
             ifindex: 5,
             tid: 9,
@@ -197,7 +197,7 @@ fn a_recording_of_version_1_is_read() {
             state: Some(ThreadState::Asleep),
             clock: Split([1, 2, 3, 4, 5]),
         }),
-        Kind::GuestEntry(GuestEntry {
+        EventKind::GuestEntry(GuestEntry {
             vm: 7,
             vcpu: 3,
             index: 3,
@@ -206,7 +206,7 @@ fn a_recording_of_version_1_is_read() {
             clock: Split([2, 2, 3, 4, 6]),
             preempted_by: 12,
         }),
-        Kind::Kick(Kick {
+        EventKind::Kick(Kick {
             ifindex: 5,
             queue: 0,
             vm: 7,
@@ -215,8 +215,8 @@ fn a_recording_of_version_1_is_read() {
             worker: Some(Split([0, 0, 6, 1, 2])),
             preempted_by: 13,
         }),
-        Kind::ThreadName(ThreadName { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }),
-        Kind::Lost(Lost { since: 1, count: 4 }),
+        EventKind::ThreadName(ThreadName { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }),
+        EventKind::Lost(Lost { since: 1, count: 4 }),
     ];
     for (i, kind) in kinds.into_iter().enumerate() {
         assert_eq!(r.next().unwrap(), Some(Event { ts: 10 + i as u64, cpu: 1, kind }));

@@ -55,11 +55,11 @@ pub(super) struct Counters {
 pub(super) struct Event {
     ts: u64,
     cpu: u16,
-    kind: Kind,
+    kind: EventKind,
 }
 
 #[derive(Deserialize)]
-enum Kind {
+enum EventKind {
     Packet(Packet),
     Interrupt(Interrupt),
     GuestEntry(GuestEntry),
@@ -147,7 +147,7 @@ impl From<Counters> for report::Counters {
 impl From<Event> for event::Event {
     fn from(e: Event) -> Self {
         let kind = match e.kind {
-            Kind::Packet(Packet {
+            EventKind::Packet(Packet {
                 point,
                 fingerprint,
                 matching,
@@ -157,7 +157,7 @@ impl From<Event> for event::Event {
                 depth,
                 worker,
                 preempted_by,
-            }) => event::Kind::Packet(event::Packet {
+            }) => event::EventKind::Packet(event::Packet {
                 point,
                 fingerprint,
                 matching,
@@ -169,7 +169,7 @@ impl From<Event> for event::Event {
                 worker,
                 preempted_by,
             }),
-            Kind::Interrupt(Interrupt {
+            EventKind::Interrupt(Interrupt {
                 signalled,
                 ifindex,
                 tid,
@@ -179,7 +179,7 @@ impl From<Event> for event::Event {
                 vector,
                 state,
                 clock,
-            }) => event::Kind::Interrupt(event::Interrupt {
+            }) => event::EventKind::Interrupt(event::Interrupt {
                 signalled,
                 ifindex,
                 tid,
@@ -191,9 +191,9 @@ impl From<Event> for event::Event {
                 state,
                 clock,
             }),
-            Kind::GuestEntry(GuestEntry { vm, vcpu, vector, upto, clock, preempted_by }) => {
+            EventKind::GuestEntry(GuestEntry { vm, vcpu, vector, upto, clock, preempted_by }) => {
                 let (vcpu, index) = (vcpu.into(), vcpu);
-                event::Kind::GuestEntry(event::GuestEntry {
+                event::EventKind::GuestEntry(event::GuestEntry {
                     vm,
                     vcpu,
                     index,
@@ -203,12 +203,20 @@ impl From<Event> for event::Event {
                     preempted_by,
                 })
             }
-            Kind::Kick(Kick { ifindex, vm, vcpu, clock, worker, preempted_by }) => {
+            EventKind::Kick(Kick { ifindex, vm, vcpu, clock, worker, preempted_by }) => {
                 let vcpu = vcpu.into();
-                event::Kind::Kick(event::Kick { ifindex, queue: 0, vm, vcpu, clock, worker, preempted_by })
+                event::EventKind::Kick(event::Kick {
+                    ifindex,
+                    queue: 0,
+                    vm,
+                    vcpu,
+                    clock,
+                    worker,
+                    preempted_by,
+                })
             }
-            Kind::ThreadName(task) => event::Kind::ThreadName(task),
-            Kind::Lost(lost) => event::Kind::Lost(lost),
+            EventKind::ThreadName(task) => event::EventKind::ThreadName(task),
+            EventKind::Lost(lost) => event::EventKind::Lost(lost),
         };
         event::Event { ts: e.ts, cpu: e.cpu, kind }
     }

@@ -7,7 +7,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | here | identity, [`Kind`], [`Class`] and [`Value`]: a new kind of resource is added here |
+//! | here | identity, [`ResourceKind`], [`Class`] and [`Value`]: a new kind of resource is added here |
 //! | [`dependency`] | which change comes before which, and the resulting order |
 //! | [`observed`] | the resources of a host, each with its value or the reason why it has none |
 //! | `value` | the types of values |
@@ -76,7 +76,7 @@ pub enum Resource {
 /// A kind of resource. Names of variants are part of an observation's format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum ResourceKind {
     /// [`Resource::IrqCpus`].
     IrqCpus,
     /// [`Resource::ReceiveCpus`].
@@ -105,19 +105,19 @@ pub enum Kind {
 }
 
 /// Every kind, in the order in which a plan shows changes that do not depend on one another.
-pub const KINDS: [Kind; 12] = [
-    Kind::IrqCpus,
-    Kind::ReceiveCpus,
-    Kind::CpuLatency,
-    Kind::Governor,
-    Kind::HaltPoll,
-    Kind::SegmentSize,
-    Kind::Group,
-    Kind::GroupWeight,
-    Kind::GroupQuota,
-    Kind::ThreadCpus,
-    Kind::ThreadScheduling,
-    Kind::RootQdisc,
+pub const RESOURCE_KINDS: [ResourceKind; 12] = [
+    ResourceKind::IrqCpus,
+    ResourceKind::ReceiveCpus,
+    ResourceKind::CpuLatency,
+    ResourceKind::Governor,
+    ResourceKind::HaltPoll,
+    ResourceKind::SegmentSize,
+    ResourceKind::Group,
+    ResourceKind::GroupWeight,
+    ResourceKind::GroupQuota,
+    ResourceKind::ThreadCpus,
+    ResourceKind::ThreadScheduling,
+    ResourceKind::RootQdisc,
 ];
 
 /// How a resource is changed, journalled and undone.
@@ -154,20 +154,20 @@ pub enum Owner<'a> {
 
 impl Resource {
     /// Its kind.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ResourceKind {
         match self {
-            Resource::ThreadCpus(_) => Kind::ThreadCpus,
-            Resource::ThreadScheduling(_) => Kind::ThreadScheduling,
-            Resource::IrqCpus(_) => Kind::IrqCpus,
-            Resource::Group(_) => Kind::Group,
-            Resource::GroupWeight(_) => Kind::GroupWeight,
-            Resource::GroupQuota(_) => Kind::GroupQuota,
-            Resource::HaltPoll => Kind::HaltPoll,
-            Resource::CpuLatency(_) => Kind::CpuLatency,
-            Resource::RootQdisc(_) => Kind::RootQdisc,
-            Resource::SegmentSize(_) => Kind::SegmentSize,
-            Resource::ReceiveCpus(..) => Kind::ReceiveCpus,
-            Resource::Governor(_) => Kind::Governor,
+            Resource::ThreadCpus(_) => ResourceKind::ThreadCpus,
+            Resource::ThreadScheduling(_) => ResourceKind::ThreadScheduling,
+            Resource::IrqCpus(_) => ResourceKind::IrqCpus,
+            Resource::Group(_) => ResourceKind::Group,
+            Resource::GroupWeight(_) => ResourceKind::GroupWeight,
+            Resource::GroupQuota(_) => ResourceKind::GroupQuota,
+            Resource::HaltPoll => ResourceKind::HaltPoll,
+            Resource::CpuLatency(_) => ResourceKind::CpuLatency,
+            Resource::RootQdisc(_) => ResourceKind::RootQdisc,
+            Resource::SegmentSize(_) => ResourceKind::SegmentSize,
+            Resource::ReceiveCpus(..) => ResourceKind::ReceiveCpus,
+            Resource::Governor(_) => ResourceKind::Governor,
         }
     }
 
@@ -209,28 +209,28 @@ impl fmt::Display for Resource {
     }
 }
 
-impl Kind {
+impl ResourceKind {
     /// How resources of this kind are changed.
     pub fn class(self) -> Class {
         match self {
-            Kind::IrqCpus
-            | Kind::ReceiveCpus
-            | Kind::CpuLatency
-            | Kind::Governor
-            | Kind::HaltPoll
-            | Kind::SegmentSize
-            | Kind::Group
-            | Kind::GroupWeight
-            | Kind::GroupQuota
-            | Kind::ThreadCpus
-            | Kind::ThreadScheduling
-            | Kind::RootQdisc => Class::Atomic,
+            ResourceKind::IrqCpus
+            | ResourceKind::ReceiveCpus
+            | ResourceKind::CpuLatency
+            | ResourceKind::Governor
+            | ResourceKind::HaltPoll
+            | ResourceKind::SegmentSize
+            | ResourceKind::Group
+            | ResourceKind::GroupWeight
+            | ResourceKind::GroupQuota
+            | ResourceKind::ThreadCpus
+            | ResourceKind::ThreadScheduling
+            | ResourceKind::RootQdisc => Class::Atomic,
         }
     }
 
-    /// Its place in [`KINDS`].
+    /// Its place in [`RESOURCE_KINDS`].
     pub fn rank(self) -> usize {
-        KINDS.iter().position(|kind| *kind == self).unwrap_or(KINDS.len())
+        RESOURCE_KINDS.iter().position(|kind| *kind == self).unwrap_or(RESOURCE_KINDS.len())
     }
 }
 
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn every_kind_has_a_place() {
-        let ranks: Vec<usize> = KINDS.iter().map(|kind| kind.rank()).collect();
-        assert_eq!(ranks, (0..KINDS.len()).collect::<Vec<_>>());
+        let ranks: Vec<usize> = RESOURCE_KINDS.iter().map(|kind| kind.rank()).collect();
+        assert_eq!(ranks, (0..RESOURCE_KINDS.len()).collect::<Vec<_>>());
     }
 }

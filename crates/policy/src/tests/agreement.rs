@@ -1,6 +1,6 @@
 //! Compares the table of keys with everything that is generated from it or describes it.
 
-use super::super::keys::{Key, Kind, Naming, SECTIONS, Section};
+use super::super::keys::{Key, Naming, SECTIONS, Section, ValueKind};
 use super::*;
 use crate::schema as made;
 use proptest::prelude::*;
@@ -60,7 +60,7 @@ fn the_words_and_bounds_of_the_table_are_accepted_and_no_more() {
                 read(&format!("{}{}{} = {value}\n", header(section), companions(section, key), key.name))
             };
             let (right, wrong): (Vec<String>, Vec<String>) = match &key.kind {
-                Kind::Amount { of, min, max, or } => (
+                ValueKind::Amount { of, min, max, or } => (
                     [*min, *max]
                         .map(|n| format!("\"{}\"", of.write(n)))
                         .into_iter()
@@ -72,20 +72,20 @@ fn the_words_and_bounds_of_the_table_are_accepted_and_no_more() {
                         .map(|n| format!("\"{}\"", of.write(n)))
                         .collect(),
                 ),
-                Kind::Integer { min, max } => (
+                ValueKind::Integer { min, max } => (
                     [*min, *max].map(|n| n.to_string()).into(),
                     [min - 1, max + 1].map(|n| n.to_string()).into(),
                 ),
-                Kind::Word(words) => {
+                ValueKind::Word(words) => {
                     (words.iter().map(|w| format!("\"{w}\"")).collect(), vec!["\"\"".into()])
                 }
-                Kind::Cpus => (vec!["\"0-8191\"".into()], vec!["\"8192\"".into()]),
-                Kind::Endpoint => (vec!["\"::/0\"".into()], vec!["\"::/129\"".into()]),
-                Kind::Users => (
+                ValueKind::Cpus => (vec!["\"0-8191\"".into()], vec!["\"8192\"".into()]),
+                ValueKind::Endpoint => (vec!["\"::/0\"".into()], vec!["\"::/129\"".into()]),
+                ValueKind::Users => (
                     vec!["\"root\"".into(), "\"root, 64055,libvirt-qemu\"".into()],
                     vec!["\"\"".into(), "\"root,\"".into(), "\"a b\"".into(), "[\"root\"]".into()],
                 ),
-                Kind::Device => (
+                ValueKind::Device => (
                     vec!["\"123456789012345\"".into(), "\"eth0.5\"".into()],
                     vec!["\"1234567890123456\"".into(), "\"a b\"".into(), "\"\"".into(), "\"..\"".into()],
                 ),
@@ -129,7 +129,7 @@ fn the_schema_has_every_key_and_allows_no_other() {
             let described = &table["properties"][key.name];
             assert!(described["description"].as_str().unwrap().starts_with(key.doc), "{}", key.name);
             assert!(!described["examples"][0].is_null(), "{}", key.name);
-            let wanted = if matches!(key.kind, Kind::Integer { .. }) { "integer" } else { "string" };
+            let wanted = if matches!(key.kind, ValueKind::Integer { .. }) { "integer" } else { "string" };
             assert_eq!(described["type"], wanted, "{}", key.name);
         }
     }
@@ -143,7 +143,7 @@ fn documented(section: &Section) -> String {
     );
     for key in section.keys {
         let value = match &key.kind {
-            Kind::Amount { of, min, max, or } => {
+            ValueKind::Amount { of, min, max, or } => {
                 let words: String = or.iter().map(|w| format!(", or `\"{w}\"`")).collect();
                 format!(
                     "{}, {} to {}{words}",
@@ -152,12 +152,14 @@ fn documented(section: &Section) -> String {
                     of.write(*max)
                 )
             }
-            Kind::Integer { min, max } => format!("number, {min} to {max}"),
-            Kind::Cpus => "CPUs".to_owned(),
-            Kind::Word(words) => words.iter().map(|w| format!("`\"{w}\"`")).collect::<Vec<_>>().join(", "),
-            Kind::Endpoint => "address or prefix".to_owned(),
-            Kind::Device => "device".to_owned(),
-            Kind::Users => "users".to_owned(),
+            ValueKind::Integer { min, max } => format!("number, {min} to {max}"),
+            ValueKind::Cpus => "CPUs".to_owned(),
+            ValueKind::Word(words) => {
+                words.iter().map(|w| format!("`\"{w}\"`")).collect::<Vec<_>>().join(", ")
+            }
+            ValueKind::Endpoint => "address or prefix".to_owned(),
+            ValueKind::Device => "device".to_owned(),
+            ValueKind::Users => "users".to_owned(),
         };
         let default = if key.required { "required" } else { key.default };
         out += &format!("| `{}` | {value}, as in `{}` | {default} | {} |\n", key.name, key.example, key.doc);
@@ -186,11 +188,11 @@ fn the_document_has_the_tables() {
 /// Texts that the schema's pattern for a key allows.
 fn by_schema() -> impl Strategy<Value = (&'static Key, String)> {
     let keys: Vec<&'static Key> = SECTIONS.iter().flat_map(|s| s.keys).collect();
-    let with_pattern = |key: &&Key| matches!(key.kind, Kind::Amount { .. } | Kind::Cpus);
+    let with_pattern = |key: &&Key| matches!(key.kind, ValueKind::Amount { .. } | ValueKind::Cpus);
     let keys: Vec<&'static Key> = keys.into_iter().filter(with_pattern).collect();
     prop::sample::select(keys).prop_flat_map(|key| {
         let pattern = match &key.kind {
-            Kind::Amount { of, or, .. } => super::super::schema::amount(of, or),
+            ValueKind::Amount { of, or, .. } => super::super::schema::amount(of, or),
             _ => super::super::schema::CPUS.to_owned(),
         };
         (Just(key), prop::string::string_regex(&pattern).unwrap())
