@@ -14,7 +14,7 @@ use crate::{
     host::Output,
     patience::Patience,
     ports::{Lost, Pool, lock},
-    proto::{self, End, FromAgent, Request, Size, ToAgent},
+    proto::{self, End, FromAgent, RunRequest, Size, ToAgent},
 };
 
 /// How often a limit is checked.
@@ -25,7 +25,7 @@ impl Pool {
     /// most `limit`.
     pub(crate) fn start(
         self: &Arc<Pool>,
-        request: Request,
+        request: RunRequest,
         limit: Option<Duration>,
         mut sink: Sink,
     ) -> Result<Child> {
@@ -331,7 +331,7 @@ fn tail(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(2000)..]).into_owned()
 }
 
-fn show(request: &Request) -> String {
+fn show(request: &RunRequest) -> String {
     let mut s = match &request.argv[..] {
         [_, flag, script] if flag == "-c" => script.clone(),
         all => all.join(" "),

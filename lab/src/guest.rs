@@ -10,7 +10,7 @@ use crate::{
     error::{Error, Result},
     host::{LabHost, Output, USUAL_LIMIT, shell},
     progress::ProgressStep,
-    proto::Request,
+    proto::RunRequest,
     recipe::Kernel,
 };
 
@@ -218,8 +218,8 @@ impl<'h> Guest<'h> {
         self.host.start(self.request(sh), None)
     }
 
-    fn request(&self, sh: &str) -> Request {
-        Request { guest: Some(self.cid()), ..shell(sh) }
+    fn request(&self, sh: &str) -> RunRequest {
+        RunRequest { guest: Some(self.cid()), ..shell(sh) }
     }
 
     /// Its name.

@@ -25,7 +25,7 @@ use crate::{
     ports::Pool,
     priority::Preference,
     progress::ProgressStep,
-    proto::{Request, Size},
+    proto::{RunRequest, Size},
     recipe::Kernel,
     rootfs,
 };
@@ -136,8 +136,8 @@ pub struct LabHost {
 }
 
 /// A request that runs `sh` with the shell.
-pub(crate) fn shell(sh: &str) -> Request {
-    Request { argv: vec!["/bin/bash".into(), "-c".into(), sh.into()], ..Request::default() }
+pub(crate) fn shell(sh: &str) -> RunRequest {
+    RunRequest { argv: vec!["/bin/bash".into(), "-c".into(), sh.into()], ..RunRequest::default() }
 }
 
 impl LabHost {
@@ -280,7 +280,7 @@ impl LabHost {
         }
     }
 
-    pub(crate) fn start(&self, request: Request, limit: Option<Duration>) -> Result<Child> {
+    pub(crate) fn start(&self, request: RunRequest, limit: Option<Duration>) -> Result<Child> {
         self.pool.start(request, limit, Sink::Keep)
     }
 

@@ -34,7 +34,7 @@ pub(crate) enum ToAgent {
     /// Asks for [`FromAgent::Pong`].
     Ping,
     /// Starts a command.
-    Run(Request),
+    Run(RunRequest),
     /// Bytes for the command's standard input.
     Stdin(Vec<u8>),
     /// The end of the command's standard input.
@@ -72,7 +72,7 @@ pub(crate) enum FromAgent {
 
 /// A command to run.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(crate) struct Request {
+pub(crate) struct RunRequest {
     /// Program and arguments.
     pub argv: Vec<String>,
     /// Variables that are added to the agent's environment.

@@ -19,7 +19,7 @@
 //!
 //! There is no I/O and no clock: the time is that of the events. Memory is bounded for any length and content of the
 //! trace; what is given up for lack of room is counted ([`Tally`]). Uncertain pairs are not joined: see the counts of
-//! [`Requests`](teiji_model::report::Requests).
+//! [`RequestCounts`](teiji_model::report::RequestCounts).
 #![forbid(unsafe_code)]
 
 pub mod absence;

@@ -25,7 +25,7 @@
 
 use crate::finding::{Candidate, FEW, Seen, candidates, finding};
 use teiji_model::finding::{Evidence, Finding, MUCH};
-use teiji_model::report::{Detail, Dist, Requests, Verdict};
+use teiji_model::report::{Detail, Dist, RequestCounts, Verdict};
 use teiji_model::text::{duration, percent};
 
 /// The smallest distance of the 99th percentile from the median that matters, ns.
@@ -97,11 +97,11 @@ fn detail(label: &str, text: String) -> Detail {
     Detail { label: label.to_owned(), text }
 }
 
-fn nothing(requests: &Requests) -> Verdict {
+fn nothing(requests: &RequestCounts) -> Verdict {
     let (why, details) = match requests.seen {
         0 => ("no request was seen".to_owned(), Vec::new()),
         n => {
-            let Requests { incomplete, ambiguous, unanswered, .. } = requests;
+            let RequestCounts { incomplete, ambiguous, unanswered, .. } = requests;
             let text = format!("{incomplete} incomplete, {ambiguous} ambiguous, {unanswered} unanswered");
             (format!("none of {n} requests is complete"), vec![detail("requests", text)])
         }

@@ -8,8 +8,8 @@ use crate::verdict;
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
 use teiji_model::report::{
-    DirectionReport, DropPlace, Groups, Joined, LeftOut, Outcome, PartReport, Request, Requests, StageReport,
-    VmReport,
+    DirectionReport, DropPlace, Groups, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts,
+    StageReport, VmReport,
 };
 use teiji_model::stage::{Stage, ThreadState};
 
@@ -48,7 +48,7 @@ impl DirectionStats {
 
 /// See the module.
 pub(crate) struct VmStats {
-    pub(crate) requests: Requests,
+    pub(crate) requests: RequestCounts,
     /// Why requests are not complete. There are few combinations: reasons times places of drops.
     left_out: BTreeMap<(Outcome, Exclusion), u64>,
     pub(crate) inbound: DirectionStats,
@@ -72,7 +72,7 @@ pub(crate) struct VmStats {
 impl VmStats {
     pub(crate) fn new(hasher: Seeded) -> Self {
         VmStats {
-            requests: Requests::default(),
+            requests: RequestCounts::default(),
             left_out: BTreeMap::new(),
             inbound: DirectionStats::default(),
             outbound: DirectionStats::default(),

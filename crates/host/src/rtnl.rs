@@ -100,7 +100,7 @@ pub(crate) struct SegmentSizes {
 
 /// One of several requests that are carried out together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
+pub(crate) struct NetlinkRequest {
     /// `RTM_NEWQDISC` and the like.
     pub kind: u16,
     /// In addition to `NLM_F_REQUEST`.
@@ -162,7 +162,7 @@ impl Rtnl {
     /// # Errors
     /// The index of the first request that the kernel refused, and why; the others are carried out nevertheless.
     /// Without an index nothing was carried out, or the answers were lost.
-    pub(crate) fn together(&mut self, requests: &[Request]) -> Result<(), (Option<usize>, Errno)> {
+    pub(crate) fn together(&mut self, requests: &[NetlinkRequest]) -> Result<(), (Option<usize>, Errno)> {
         let whole = |errno| (None, errno);
         let first = self.sequence + 1;
         let mut all = Vec::new();

@@ -89,7 +89,7 @@ pub struct VmReport {
     /// The VMM's process id.
     pub pid: u32,
     /// Counts of requests by outcome.
-    pub requests: Requests,
+    pub requests: RequestCounts,
     /// Why requests are not complete: by outcome, most frequent reason first. The counts of an outcome add up to that
     /// in `requests`.
     #[serde(default)]
@@ -145,7 +145,7 @@ impl VmReport {
 
 /// Counts of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Requests {
+pub struct RequestCounts {
     /// Requests that were seen to reach the tap, or to be dropped by the host on their way to it.
     pub seen: u64,
     /// Requests matched with a response, with every stage known.
@@ -162,7 +162,7 @@ pub struct Requests {
     pub retransmitted: u64,
 }
 
-impl Requests {
+impl RequestCounts {
     /// The counts of requests that are in no figure, each with its name; empty if there are none.
     pub fn left_out(&self) -> impl Iterator<Item = (u64, &'static str)> {
         let all = [

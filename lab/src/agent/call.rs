@@ -9,7 +9,7 @@ use std::{
 use super::dial;
 use crate::{
     error::{Doing, Error, Result},
-    proto::{self, FromAgent, Request, ToAgent},
+    proto::{self, FromAgent, RunRequest, ToAgent},
 };
 
 /// Runs `argv` in guest `cid`; tries to reach the guest for `wait`. Returns the exit code.
@@ -26,7 +26,7 @@ pub fn call(cid: u32, argv: Vec<String>, wait: Duration) -> Result<i32> {
         }
     };
     let lost = || format!("talk to the agent of guest {cid}");
-    proto::send(&mut stream, &ToAgent::Run(Request { argv, ..Request::default() })).doing(lost)?;
+    proto::send(&mut stream, &ToAgent::Run(RunRequest { argv, ..RunRequest::default() })).doing(lost)?;
     let mut input = stream.try_clone().doing(lost)?;
     thread::spawn(move || {
         let mut chunk = vec![0; proto::CHUNK];

@@ -22,7 +22,7 @@ use nix::{
 };
 
 use super::{readable, wait_readable, watch};
-use crate::proto::{self, End, FromAgent, Request, Size, ToAgent};
+use crate::proto::{self, End, FromAgent, RunRequest, Size, ToAgent};
 
 /// Why a request did not end regularly.
 pub(super) enum Failure {
@@ -48,7 +48,7 @@ struct Running {
 }
 
 /// Runs `request` for the caller behind `stream`.
-pub(super) fn run(stream: &mut File, request: &Request) -> Result<(), Failure> {
+pub(super) fn run(stream: &mut File, request: &RunRequest) -> Result<(), Failure> {
     let mut running = start(request).map_err(|e| {
         Failure::Start(format!("cannot start {}: {e}", request.argv.first().map_or("", String::as_str)))
     })?;
@@ -60,7 +60,7 @@ pub(super) fn run(stream: &mut File, request: &Request) -> Result<(), Failure> {
     result
 }
 
-fn start(request: &Request) -> io::Result<Running> {
+fn start(request: &RunRequest) -> io::Result<Running> {
     let (program, arguments) = request
         .argv
         .split_first()

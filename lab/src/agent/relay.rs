@@ -6,10 +6,10 @@ use std::{
 };
 
 use super::{command::Failure, dial, readable, wait_readable, watch};
-use crate::proto::{self, FromAgent, Request, ToAgent};
+use crate::proto::{self, FromAgent, RunRequest, ToAgent};
 
 /// Runs `request` in guest `cid` for the caller behind `stream`.
-pub(super) fn run(stream: &mut File, cid: u32, request: Request) -> Result<(), Failure> {
+pub(super) fn run(stream: &mut File, cid: u32, request: RunRequest) -> Result<(), Failure> {
     let mut guest = dial(cid).map_err(|e| Failure::Start(format!("cannot reach guest {cid}: {e}")))?;
     proto::send(&mut guest, &ToAgent::Run(request))
         .map_err(|e| Failure::Start(format!("cannot reach guest {cid}: {e}")))?;

@@ -41,7 +41,7 @@ mod worker_wake_up;
 
 use teiji_model::finding::{Cause, Change, Confidence, Evidence, Finding, Preemptor, Remedy};
 use teiji_model::reason::Blame;
-use teiji_model::report::{Dist, Requests, StageReport};
+use teiji_model::report::{Dist, RequestCounts, StageReport};
 use teiji_model::stage::{Actor, Stage, ThreadState as State};
 use teiji_model::text::percent;
 
@@ -120,7 +120,7 @@ fn rule(stage: Stage, state: Option<State>) -> &'static Rule {
 #[derive(Clone, Copy)]
 pub struct Seen<'a> {
     /// The counts of its requests.
-    pub requests: &'a Requests,
+    pub requests: &'a RequestCounts,
     /// The response time.
     pub total: Option<&'a Dist>,
     /// The stages.
@@ -242,7 +242,7 @@ pub(crate) fn finding(candidate: &Candidate, seen: &Seen<'_>) -> Finding {
 
 /// The doubts about a finding; see the module.
 fn doubts(seen: &Seen<'_>, evidence: &[Evidence]) -> Vec<String> {
-    let Requests { seen: all, complete, .. } = *seen.requests;
+    let RequestCounts { seen: all, complete, .. } = *seen.requests;
     let mut doubts = Vec::new();
     if complete < FEW {
         doubts.push(format!("only {complete} requests are complete"));

@@ -30,7 +30,7 @@ fn every_part_of_the_path_belongs_to_exactly_one_cause() {
 /// With any figures nothing panics, and shares stay between 0 and 1.
 #[test]
 fn a_remedy_is_lines_or_a_reason_for_none() {
-    let requests = Requests { seen: 100, complete: 100, ..Requests::default() };
+    let requests = RequestCounts { seen: 100, complete: 100, ..RequestCounts::default() };
     for length in [0, 100, 100 * 50_000_000, u64::MAX] {
         for ns in [0, 70_000, u64::MAX] {
             let seen = Seen {
@@ -74,7 +74,7 @@ fn what_no_stage_explains_is_teijis() {
         parts: Vec::new(),
     };
     let stages = [stage(Stage::Irq, 0.1), stage(Stage::Unattributed, 0.9)];
-    let requests = Requests { seen: 100, complete: 100, ..Requests::default() };
+    let requests = RequestCounts { seen: 100, complete: 100, ..RequestCounts::default() };
     let seen = Seen {
         requests: &requests,
         total: Some(&dist),

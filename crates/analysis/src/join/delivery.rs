@@ -11,7 +11,7 @@
 //! before it has signalled; if its clock shows that it slept while it held packets, the event of their signal was
 //! lost. A guest entry covers the interrupts of its vector that were accepted up to [`GuestEntry::upto`].
 
-use super::request::Requests;
+use super::request::RequestTable;
 use super::{Common, Exclusion, Validity};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
@@ -111,7 +111,7 @@ impl Delivery {
         packet: InboundPacket,
         now: u64,
         c: &mut Common,
-        requests: &mut Requests,
+        requests: &mut RequestTable,
     ) -> EntryId {
         if self.packets.full()
             && let Some(oldest) = self.packets.pop_oldest()
@@ -123,7 +123,7 @@ impl Delivery {
     }
 
     /// Another packet identical to one on a tap was seen: it is ambiguous.
-    pub(super) fn mark_ambiguous(&mut self, id: EntryId, requests: &mut Requests) {
+    pub(super) fn mark_ambiguous(&mut self, id: EntryId, requests: &mut RequestTable) {
         if let Some(packet) = self.packets.get_mut(id) {
             packet.validity = packet.validity.worse(Validity::ambiguous(Reason::Alike));
             requests.mark(packet.request, packet.validity);
@@ -131,7 +131,7 @@ impl Delivery {
     }
 
     /// A packet on a tap is no longer followed.
-    pub(super) fn evict(&mut self, id: EntryId, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn evict(&mut self, id: EntryId, c: &mut Common, requests: &mut RequestTable) {
         Self::give_up(&mut self.packets, id, Reason::Evicted, c, requests);
     }
 
@@ -143,7 +143,7 @@ impl Delivery {
         exclusion: Exclusion,
         sure: bool,
         c: &mut Common,
-        requests: &mut Requests,
+        requests: &mut RequestTable,
     ) {
         if !sure {
             if let Some(packet) = self.packets.get_mut(id) {
@@ -164,7 +164,7 @@ impl Delivery {
         p: &Packet,
         id: EntryId,
         c: &mut Common,
-        requests: &mut Requests,
+        requests: &mut RequestTable,
     ) -> bool {
         let Some(packet) = self.packets.get_mut(id) else { return false };
         packet.dequeued = now;
@@ -189,7 +189,7 @@ impl Delivery {
     }
 
     /// Ends the packets that the worker holds if it has slept since it took them: their signal was not seen.
-    pub(super) fn check_slept(&mut self, p: &Packet, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn check_slept(&mut self, p: &Packet, c: &mut Common, requests: &mut RequestTable) {
         let (Some(ids), Some(clock)) = (self.taken.get_mut(&pair(p.tid, p.ifindex)), p.worker) else {
             return;
         };
@@ -202,7 +202,7 @@ impl Delivery {
         }
     }
 
-    pub(super) fn interrupt(&mut self, now: u64, i: &Interrupt, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn interrupt(&mut self, now: u64, i: &Interrupt, c: &mut Common, requests: &mut RequestTable) {
         let Some(ids) = self.taken.get_mut(&pair(i.tid, i.ifindex)) else { return };
         let in_guest = i.delivery == Became::Posted
             || i.delivery == Became::Suppressed && i.state == Some(ThreadState::Guest);
@@ -255,7 +255,13 @@ impl Delivery {
         }
     }
 
-    pub(super) fn guest_entry(&mut self, now: u64, e: &GuestEntry, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn guest_entry(
+        &mut self,
+        now: u64,
+        e: &GuestEntry,
+        c: &mut Common,
+        requests: &mut RequestTable,
+    ) {
         let Some(list) = self.awaited.get_mut(&pair(e.vm, e.vcpu)) else { return };
         let packets = &mut self.packets;
         list.retain(|a| {
@@ -278,7 +284,7 @@ impl Delivery {
         id: EntryId,
         reason: Reason,
         c: &mut Common,
-        requests: &mut Requests,
+        requests: &mut RequestTable,
     ) {
         if let Some(packet) = packets.remove(id) {
             Self::done(packet.stopped(reason.into()), c, requests);
@@ -286,7 +292,7 @@ impl Delivery {
     }
 
     /// Counts a packet that is no longer followed, and hands it to its request.
-    fn done(mut packet: InboundPacket, c: &mut Common, requests: &mut Requests) {
+    fn done(mut packet: InboundPacket, c: &mut Common, requests: &mut RequestTable) {
         if packet.validity.is_valid() && c.lost.touches(packet.start, packet.entered) {
             packet.validity = Validity::incomplete(Reason::EventsLost);
         }
@@ -312,7 +318,7 @@ impl Delivery {
         requests.arrived(packet);
     }
 
-    pub(super) fn expire(&mut self, then: u64, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn expire(&mut self, then: u64, c: &mut Common, requests: &mut RequestTable) {
         while let Some(packet) = self.packets.pop_until(then) {
             let (last, missing) = packet.missing();
             let exclusion = c.unless_ended(missing, last);
@@ -320,7 +326,7 @@ impl Delivery {
         }
     }
 
-    pub(super) fn finish(&mut self, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn finish(&mut self, c: &mut Common, requests: &mut RequestTable) {
         self.expire(u64::MAX, c, requests);
     }
 }

@@ -17,7 +17,7 @@
 //! that no vhost worker serves, the path ends at the tap.
 
 use super::delivery::{Delivery, InboundPacket};
-use super::request::Requests;
+use super::request::RequestTable;
 use super::{Common, Exclusion, Tap, Validity};
 use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
@@ -108,7 +108,7 @@ impl Inbound {
         }
     }
 
-    pub(super) fn host_rx(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn host_rx(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut RequestTable) {
         if let Some(r) = self.records.get_mut(&p.fingerprint)
             && (r.over.is_none() || p.ifindex != r.first_if || r.open() || r.ambiguous)
         {
@@ -144,7 +144,7 @@ impl Inbound {
         record: Record,
         now: u64,
         c: &mut Common,
-        requests: &mut Requests,
+        requests: &mut RequestTable,
     ) {
         let Some((_, old)) = self.records.insert(fingerprint, record, now) else { return };
         c.evicted += u64::from(old.open() || old.ambiguous);
@@ -152,7 +152,7 @@ impl Inbound {
     }
 
     /// Counts what is left of a record that is removed.
-    fn forget(&mut self, r: Record, now: u64, c: &mut Common, requests: &mut Requests) {
+    fn forget(&mut self, r: Record, now: u64, c: &mut Common, requests: &mut RequestTable) {
         for (_, id) in r.on_taps.into_iter().flatten() {
             self.delivery.evict(id, c, requests);
         }
@@ -162,7 +162,7 @@ impl Inbound {
     }
 
     /// Counts a packet that was dropped before it reached its tap.
-    fn count_drop(now: u64, m: Missed, start: u64, c: &mut Common, requests: &mut Requests) {
+    fn count_drop(now: u64, m: Missed, start: u64, c: &mut Common, requests: &mut RequestTable) {
         let Some(tap) = c.tap(m.tap) else { return };
         let Tap { vm, unseen, .. } = c.taps[tap];
         let stats = &mut c.vm_stats[vm as usize].inbound;
@@ -187,7 +187,7 @@ impl Inbound {
         d: &Dropped,
         other: Other,
         c: &mut Common,
-        requests: &mut Requests,
+        requests: &mut RequestTable,
     ) {
         let exclusion = Exclusion { reason: Reason::DroppedIn, drop: c.drop_sites.number(d) };
         let missed = Missed { exclusion, tap: d.tap, matching: d.matching };
@@ -254,7 +254,7 @@ impl Inbound {
     }
 
     /// Marks the record and its packets as ambiguous.
-    fn mark_ambiguous(r: &mut Record, delivery: &mut Delivery, requests: &mut Requests) {
+    fn mark_ambiguous(r: &mut Record, delivery: &mut Delivery, requests: &mut RequestTable) {
         r.ambiguous = true;
         for (_, id) in r.on_taps.iter_mut().filter_map(Option::take) {
             delivery.mark_ambiguous(id, requests);
@@ -268,7 +268,7 @@ impl Inbound {
         p: &Packet,
         from: Option<Origin>,
         c: &mut Common,
-        requests: &mut Requests,
+        requests: &mut RequestTable,
     ) {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm;
@@ -359,7 +359,7 @@ impl Inbound {
         }
     }
 
-    pub(super) fn tap_dequeue(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn tap_dequeue(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut RequestTable) {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm as usize;
         c.vm_stats[vm].depth.record(u64::from(p.depth));
@@ -390,15 +390,21 @@ impl Inbound {
         }
     }
 
-    pub(super) fn interrupt(&mut self, now: u64, i: &Interrupt, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn interrupt(&mut self, now: u64, i: &Interrupt, c: &mut Common, requests: &mut RequestTable) {
         self.delivery.interrupt(now, i, c, requests);
     }
 
-    pub(super) fn guest_entry(&mut self, now: u64, e: &GuestEntry, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn guest_entry(
+        &mut self,
+        now: u64,
+        e: &GuestEntry,
+        c: &mut Common,
+        requests: &mut RequestTable,
+    ) {
         self.delivery.guest_entry(now, e, c, requests);
     }
 
-    pub(super) fn expire(&mut self, now: u64, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn expire(&mut self, now: u64, c: &mut Common, requests: &mut RequestTable) {
         let Some(then) = now.checked_sub(c.ttl) else { return };
         // Packets of a ambiguous record are counted already; those of other records are still followed by `delivery`.
         while let Some((_, mut r)) = self.records.pop_until(then) {
@@ -408,7 +414,7 @@ impl Inbound {
         self.delivery.expire(then, c, requests);
     }
 
-    pub(super) fn finish(&mut self, c: &mut Common, requests: &mut Requests) {
+    pub(super) fn finish(&mut self, c: &mut Common, requests: &mut RequestTable) {
         let now = c.ended.unwrap_or_default();
         while let Some((_, mut r)) = self.records.pop_oldest() {
             r.on_taps = Default::default();

@@ -128,7 +128,7 @@ pub(crate) struct Joiner {
     pub(crate) common: Common,
     inbound: inbound::Inbound,
     outbound: outbound::Outbound,
-    requests: request::Requests,
+    requests: request::RequestTable,
     /// The time of the last event.
     now: u64,
 }
@@ -166,7 +166,7 @@ impl Joiner {
         Joiner {
             inbound: inbound::Inbound::new(hasher, common.taps.len()),
             outbound: outbound::Outbound::new(hasher),
-            requests: request::Requests::new(hasher, ttl, sip),
+            requests: request::RequestTable::new(hasher, ttl, sip),
             common,
             now: 0,
         }

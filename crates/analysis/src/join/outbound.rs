@@ -14,7 +14,7 @@
 //! A packet to another traced VM ends where it is put on that VM's tap.
 
 use super::inbound::Origin;
-use super::request::Requests;
+use super::request::RequestTable;
 use super::{Common, Exclusion, Sink, Validity};
 use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
@@ -187,7 +187,7 @@ impl Outbound {
         d: &Dropped,
         waits: bool,
         c: &mut Common,
-        requests: &mut Requests,
+        requests: &mut RequestTable,
     ) -> bool {
         let exclusion = Exclusion { reason: Reason::DroppedOut, drop: c.drop_sites.number(d) };
         let Some(s) = self.records.get_mut(&d.fingerprint) else {
@@ -211,7 +211,7 @@ impl Outbound {
         d.tap == 0
     }
 
-    fn count_drop(s: &OutboundPacket, exclusion: Exclusion, c: &mut Common, requests: &mut Requests) {
+    fn count_drop(s: &OutboundPacket, exclusion: Exclusion, c: &mut Common, requests: &mut RequestTable) {
         let stats = &mut c.vm_stats[s.vm as usize].outbound;
         stats.incomplete += 1;
         stats.dropped += 1;
@@ -223,7 +223,7 @@ impl Outbound {
         now: u64,
         p: &Packet,
         c: &mut Common,
-        requests: &mut Requests,
+        requests: &mut RequestTable,
         sink: Sink,
     ) {
         let Some(tap) = c.tap(p.ifindex) else { return };
@@ -300,7 +300,7 @@ impl Outbound {
     }
 
     /// Ends packets of which nothing was seen for long enough.
-    pub(super) fn settle(&mut self, now: u64, c: &mut Common, requests: &mut Requests, sink: Sink) {
+    pub(super) fn settle(&mut self, now: u64, c: &mut Common, requests: &mut RequestTable, sink: Sink) {
         while let Some((then, fingerprint, id)) = self.settling.front().copied() {
             if then.saturating_add(c.quiet) > now {
                 return;
@@ -323,7 +323,7 @@ impl Outbound {
     }
 
     /// Counts a packet that has left.
-    fn done(&mut self, s: OutboundPacket, c: &mut Common, requests: &mut Requests, sink: Sink) {
+    fn done(&mut self, s: OutboundPacket, c: &mut Common, requests: &mut RequestTable, sink: Sink) {
         if s.ambiguous {
             return; // Counted when it became ambiguous.
         }
@@ -371,21 +371,21 @@ impl Outbound {
     }
 
     /// Counts a packet that is removed because there is no room.
-    fn give_up(&mut self, s: OutboundPacket, c: &mut Common, requests: &mut Requests) {
+    fn give_up(&mut self, s: OutboundPacket, c: &mut Common, requests: &mut RequestTable) {
         if !s.ambiguous {
             c.vm_stats[s.vm as usize].outbound.incomplete += 1;
             requests.close(s.request, Validity::incomplete(Reason::Evicted), c);
         }
     }
 
-    pub(super) fn expire(&mut self, now: u64, c: &mut Common, requests: &mut Requests, sink: Sink) {
+    pub(super) fn expire(&mut self, now: u64, c: &mut Common, requests: &mut RequestTable, sink: Sink) {
         let Some(then) = now.checked_sub(c.ttl) else { return };
         while let Some((_, s)) = self.records.pop_until(then) {
             self.done(s, c, requests, sink);
         }
     }
 
-    pub(super) fn finish(&mut self, c: &mut Common, requests: &mut Requests, sink: Sink) {
+    pub(super) fn finish(&mut self, c: &mut Common, requests: &mut RequestTable, sink: Sink) {
         while let Some((_, s)) = self.records.pop_oldest() {
             self.done(s, c, requests, sink);
         }

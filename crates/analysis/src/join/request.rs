@@ -75,7 +75,7 @@ struct Recent {
 }
 
 /// See the module.
-pub(super) struct Requests {
+pub(super) struct RequestTable {
     hasher: Seeded,
     ttl: u64,
     sip: bool,
@@ -88,9 +88,9 @@ pub(super) struct Requests {
     joined: Joined,
 }
 
-impl Requests {
+impl RequestTable {
     pub(super) fn new(hasher: Seeded, ttl: u64, sip: bool) -> Self {
-        Requests {
+        RequestTable {
             hasher,
             ttl,
             sip,

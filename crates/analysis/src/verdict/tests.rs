@@ -68,7 +68,7 @@ struct Said {
 }
 
 fn judge(
-    requests: &Requests,
+    requests: &RequestCounts,
     total: Option<&Dist>,
     stages: &[StageReport],
     waits: &[(Stage, u32, u64)],
@@ -91,7 +91,7 @@ fn judge(
 
 fn verdict(c: &Case, waits: &[(Stage, u32, u64)]) -> Said {
     let name = |tid: u32| if tid == 31 { "stress-ng".into() } else { String::new() };
-    judge(&Requests::default(), Some(&c.total), &c.stages, waits, &name)
+    judge(&RequestCounts::default(), Some(&c.total), &c.stages, waits, &name)
 }
 
 fn details(v: &Said) -> Vec<String> {
@@ -124,7 +124,7 @@ fn no_headline_has_more_than_12_words() {
         }
     }
     for seen in [0, 1, u64::MAX] {
-        let r = Requests { seen, unanswered: seen, ..Requests::default() };
+        let r = RequestCounts { seen, unanswered: seen, ..RequestCounts::default() };
         say(judge(&r, None, &[], &[], &|_| String::new()));
     }
     for part in ["vhost worker waits for a CPU (vhost_tx): 100 % of the fluctuation", "nothing stands out; "]
@@ -245,9 +245,9 @@ fn a_part_without_a_split_is_still_its_stages() {
 
 #[test]
 fn without_requests_there_is_nothing_to_judge_by() {
-    let v = judge(&Requests::default(), None, &[], &[], &|_| String::new());
+    let v = judge(&RequestCounts::default(), None, &[], &[], &|_| String::new());
     assert_eq!((v.stage, v.headline.as_str()), (None, "nothing to judge by: no request was seen"));
-    let r = Requests { seen: 9, unanswered: 9, ..Requests::default() };
+    let r = RequestCounts { seen: 9, unanswered: 9, ..RequestCounts::default() };
     let v = judge(&r, None, &[], &[], &|_| String::new());
     assert_eq!(v.headline, "nothing to judge by: none of 9 requests is complete");
     assert_eq!(details(&v), ["requests: 0 incomplete, 0 ambiguous, 9 unanswered"]);

@@ -64,7 +64,7 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
     let mut vm = VmReport {
         name: name.into(),
         pid,
-        requests: Requests { seen: requests, complete: requests, ..Requests::default() },
+        requests: RequestCounts { seen: requests, complete: requests, ..RequestCounts::default() },
         left_out: Vec::new(),
         total: Some(Dist { count: requests, p50: 100 * US, p99: MS, ..Dist::default() }),
         stages: Vec::new(),

@@ -6,7 +6,7 @@
 //! each of these.
 
 use super::tree::{FIRST, Part, head, named};
-use crate::rtnl::{Request, TCA_OPTIONS, attribute};
+use crate::rtnl::{NetlinkRequest, TCA_OPTIONS, attribute};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use teiji_model::qdisc::{Channel, DeadlineQdisc};
@@ -59,7 +59,7 @@ pub(super) fn parts(keeps: &DeadlineQdisc, inner: u32, ifindex: u32) -> Result<V
             ];
             let mut attributes = named("flower");
             attributes.extend(attribute(TCA_OPTIONS, &options.concat()));
-            let request = Request {
+            let request = NetlinkRequest {
                 kind: libc::RTM_NEWTFILTER,
                 flags: libc::NLM_F_CREATE | libc::NLM_F_EXCL,
                 head: head(ifindex, inner, handle, info(list)),

@@ -15,7 +15,7 @@
 //! this share.
 
 use super::filter;
-use crate::rtnl::{ROOT, Request, TCA_KIND, TCA_OPTIONS, TCMSG, attribute, tcmsg};
+use crate::rtnl::{NetlinkRequest, ROOT, TCA_KIND, TCA_OPTIONS, TCMSG, attribute, tcmsg};
 use serde::{Deserialize, Serialize};
 use teiji_model::qdisc::frame::{full, on_wire};
 use teiji_model::qdisc::{Channel, Curve, DeadlineQdisc, MIN_FRAME, OVERHEAD, TIMER_ERROR};
@@ -67,7 +67,7 @@ pub(super) struct Tree {
 pub type CurveOf = fn(&Channel) -> Option<Curve>;
 
 /// A request, and a description for people of what it makes.
-pub(super) type Part = (String, Request);
+pub(super) type Part = (String, NetlinkRequest);
 
 impl Tree {
     pub fn inner(&self) -> u32 {
@@ -92,14 +92,14 @@ impl Tree {
             attributes.extend(more);
             let flags = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
             let head = head(ifindex, parent, handle, 0);
-            (what.to_owned(), Request { kind: libc::RTM_NEWQDISC, flags, head, attributes })
+            (what.to_owned(), NetlinkRequest { kind: libc::RTM_NEWQDISC, flags, head, attributes })
         };
         let class = |what: String, parent, id, kind: &str, options: &[u8]| {
             let mut attributes = named(kind);
             attributes.extend(attribute(TCA_OPTIONS, options));
             let flags = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
             let head = head(ifindex, parent, id, 0);
-            (what, Request { kind: libc::RTM_NEWTCLASS, flags, head, attributes })
+            (what, NetlinkRequest { kind: libc::RTM_NEWTCLASS, flags, head, attributes })
         };
         let mut parts = vec![
             qdisc("qdisc htb", ROOT, outer, "htb", &htb_init(), &attribute(TCA_STAB, &self.sizes())),

@@ -15,7 +15,7 @@ pub use waterfall::{cells, dominant};
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, ns, percent};
 use teiji_model::advice::Advice;
-use teiji_model::report::{Dist, Groups, LeftOut, Preemptor, Report, Requests, VmReport};
+use teiji_model::report::{Dist, Groups, LeftOut, Preemptor, Report, RequestCounts, VmReport};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
@@ -148,7 +148,7 @@ fn section(vm: &VmReport, advice: &Advice, style: &Style) -> Vec<String> {
     lines
 }
 
-fn requests(r: &Requests) -> String {
+fn requests(r: &RequestCounts) -> String {
     let mut text = format!("requests   {} seen, {} complete", r.seen, r.complete);
     for (n, what) in r.left_out() {
         text += &format!(", {n} {what}");

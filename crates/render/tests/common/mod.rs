@@ -172,7 +172,7 @@ pub fn contended() -> Report {
     let vm = VmReport {
         name: "sip1".into(),
         pid: 4240,
-        requests: Requests {
+        requests: RequestCounts {
             seen: 1000,
             complete: 990,
             incomplete: 4,
@@ -265,7 +265,7 @@ pub fn quiet() -> Report {
     report.counters.lost.clear();
     let vm = &mut report.vms[0];
     vm.total = Some(dist(1000, [620, 840, 1_100, 1_700, 2_900]));
-    vm.requests = Requests { seen: 1000, complete: 1000, ..Requests::default() };
+    vm.requests = RequestCounts { seen: 1000, complete: 1000, ..RequestCounts::default() };
     vm.left_out.clear();
     let queue = &mut vm.stages[1];
     *queue = stage(Stage::TapQueue, [3, 20, 40, 90, 200], 0.03, 0.02);
@@ -292,7 +292,7 @@ pub fn one_way() -> Report {
     report.meta.watch.matching = Matching::None;
     report.counters.lost.clear();
     let vm = &mut report.vms[0];
-    vm.requests = Requests::default();
+    vm.requests = RequestCounts::default();
     vm.left_out.clear();
     vm.total = None;
     vm.stages.clear();
