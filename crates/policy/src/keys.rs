@@ -88,7 +88,7 @@ pub(super) fn section(name: &str) -> Option<&'static Section> {
 const HOUR: u64 = 3_600_000_000_000;
 /// `SCHED_DEADLINE` counts in units of 1,024 ns and in 63 bits (`__checkparam_dl()`, kernel/sched/deadline.c). The
 /// limit is rounded to whole seconds, so that it can be read.
-const DEADLINE: ValueKind = ValueKind::Amount {
+const SCHED_DEADLINE_TIME: ValueKind = ValueKind::Amount {
     of: &DURATION,
     min: 1024,
     max: i64::MAX as u64 / 1_000_000_000 * 1_000_000_000,
@@ -305,7 +305,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "runtime",
-                kind: DEADLINE,
+                kind: SCHED_DEADLINE_TIME,
                 required: false,
                 default: "none: `class = \"deadline\"` needs it",
                 example: "\"2ms\"",
@@ -313,7 +313,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "deadline",
-                kind: DEADLINE,
+                kind: SCHED_DEADLINE_TIME,
                 required: false,
                 default: "`period`",
                 example: "\"5ms\"",
@@ -322,7 +322,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "period",
-                kind: DEADLINE,
+                kind: SCHED_DEADLINE_TIME,
                 required: false,
                 default: "none: `class = \"deadline\"` needs it",
                 example: "\"10ms\"",

@@ -128,13 +128,13 @@ fn class(keys: &mut Keys<'_, '_>) -> Option<At<Scheduling>> {
             let priority = keys.number("priority").map_or(PRIORITY, |at| at.value);
             Scheduling::Fifo { priority }
         }
-        "deadline" => deadline(keys)?,
+        "deadline" => sched_deadline(keys)?,
         _ => return None,
     };
     Some(At { value, place })
 }
 
-fn deadline(keys: &mut Keys<'_, '_>) -> Option<Scheduling> {
+fn sched_deadline(keys: &mut Keys<'_, '_>) -> Option<Scheduling> {
     for key in ["vcpu_cpus", "worker_cpus"] {
         // sched_setattr(2), EPERM; Documentation/scheduler/sched-deadline.rst, section 5.
         let why = "with class = \"deadline\": Linux does not pin such threads to CPUs";

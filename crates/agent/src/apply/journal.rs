@@ -70,7 +70,7 @@ pub(super) struct Journal {
     /// The values that the kernel stored, where they are not the wanted ones.
     pub made: Vec<(usize, Value)>,
     pub applied: bool,
-    /// Deadline for the confirmation, ms since boot.
+    /// Until when it can be confirmed, ms since boot.
     pub until: Option<u64>,
     pub committed: bool,
     /// Bytes that are valid; the next line goes there.

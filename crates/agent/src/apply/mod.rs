@@ -319,7 +319,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let Some(until) = journal.until.map(Duration::from_millis) else { return Ok(()) };
         loop {
             let left = until.saturating_sub(self.clock.since_boot());
-            // After the deadline no confirmation counts, not even one that came while this process was stopped.
+            // After this time no confirmation counts, not even one that came while this process was stopped.
             if left.is_zero() {
                 let within = journal.header.confirm_within.unwrap_or_default();
                 return Err(Failure::NotConfirmed(Duration::from_millis(within)));

@@ -9,7 +9,7 @@ use teiji_model::plan::Held;
 use teiji_model::qdisc::{DeadlineQdisc, Device, RootQdisc, Scheduler};
 use teiji_model::resource::{Resource, Scheduling, Value};
 
-const DEADLINE: Value =
+const SCHED_DEADLINE: Value =
     Value::Scheduling(Scheduling::Deadline { runtime: 1_000_000, deadline: 10_000_000, period: 10_000_000 });
 const FIFO: Value = Value::Scheduling(Scheduling::Fifo { priority: 10 });
 const DEFAULT: Value = Value::Scheduling(Scheduling::Other { nice: 0 });
@@ -73,13 +73,13 @@ fn thread(scheduling_is: Value, cpus_are: &str) -> Settings {
 #[test]
 fn a_thread_is_let_onto_all_cpus_before_it_has_a_deadline_again() {
     let changes = [(scheduling(), FIFO), (may_run(), Value::Cpus(cpus("2")))];
-    there_and_back(&thread(DEADLINE, "0-3"), &changes);
+    there_and_back(&thread(SCHED_DEADLINE, "0-3"), &changes);
 }
 
 #[test]
 fn a_thread_loses_its_deadline_before_it_is_pinned_again() {
     for before in [DEFAULT, FIFO] {
-        let changes = [(may_run(), Value::Cpus(cpus("0-3"))), (scheduling(), DEADLINE)];
+        let changes = [(may_run(), Value::Cpus(cpus("0-3"))), (scheduling(), SCHED_DEADLINE)];
         there_and_back(&thread(before, "1"), &changes);
     }
 }

@@ -191,16 +191,20 @@ impl Sim {
         let settings = self.0.settings.borrow();
         let online = self.0.online.borrow();
         let not_all = |cpus: &Value| matches!(cpus, Value::Cpus(c) if !online.without(c).is_empty());
-        let deadline = |v: &Value| matches!(v, Value::Scheduling(s) if s.is_deadline());
+        let sched_deadline = |v: &Value| matches!(v, Value::Scheduling(s) if s.is_sched_deadline());
         let refused = |why: &str| Some(ResourceError::Refused(why.into()));
         match setting {
             Resource::ThreadCpus(task) => {
-                let is = settings.get(&Resource::ThreadScheduling(*task)).is_some_and(deadline);
+                let is = settings.get(&Resource::ThreadScheduling(*task)).is_some_and(sched_deadline);
                 if is && not_all(value) { refused("EBUSY: it has a deadline") } else { None }
             }
             Resource::ThreadScheduling(task) => {
                 let kept = settings.get(&Resource::ThreadCpus(*task)).is_some_and(not_all);
-                if deadline(value) && kept { refused("EPERM: it may not run on every CPU") } else { None }
+                if sched_deadline(value) && kept {
+                    refused("EPERM: it may not run on every CPU")
+                } else {
+                    None
+                }
             }
             _ => None,
         }

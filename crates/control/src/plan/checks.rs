@@ -14,7 +14,7 @@ use teiji_model::resource::{Resource, Scheduling, Task, Value};
 
 /// The share of the CPUs that all `SCHED_DEADLINE` threads may have together, millionths: the kernel's default of
 /// `sched_rt_runtime_us` / `sched_rt_period_us`.
-const DEADLINE_SHARE: u128 = 950_000;
+const SCHED_DEADLINE_SHARE: u128 = 950_000;
 
 /// Adds every problem of the wanted settings on this host.
 pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
@@ -22,7 +22,7 @@ pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
     guard(observed, draft);
     let threads = threads(observed, held, draft);
     housekeeping_cpu(observed, &threads, draft);
-    deadlines(observed, &threads, draft);
+    check_sched_deadline(observed, &threads, draft);
     starve::check(observed, &threads, draft);
 }
 
@@ -105,7 +105,7 @@ fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
 }
 
 /// Threads of `SCHED_FIFO` and `SCHED_RR` run as long as they like, so they must not be able to take every CPU at once.
-/// ([`deadlines`] limits `SCHED_DEADLINE`.)
+/// ([`check_sched_deadline`] limits `SCHED_DEADLINE`.)
 fn housekeeping_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     let Some(place) = first_with(draft, housekeeping::unbounded).map(|w| w.place.clone()) else { return };
     let real_time: Vec<&CpuSet> =
@@ -124,9 +124,11 @@ fn housekeeping_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
 
 /// Reports in advance what the kernel would refuse (`sched_setattr(2)`): it admits `SCHED_DEADLINE` threads only if
 /// their bandwidth fits (kernel/sched/deadline.c) and if they may run on every CPU.
-fn deadlines(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
+fn check_sched_deadline(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     pinned(observed, threads, draft);
-    let Some(place) = first_with(draft, Scheduling::is_deadline).map(|w| w.place.clone()) else { return };
+    let Some(place) = first_with(draft, Scheduling::is_sched_deadline).map(|w| w.place.clone()) else {
+        return;
+    };
     let asked: u128 = threads
         .iter()
         .filter_map(|t| match t.scheduling {
@@ -138,7 +140,7 @@ fn deadlines(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
             _ => None,
         })
         .sum();
-    let most = DEADLINE_SHARE * observed.cpus.len() as u128;
+    let most = SCHED_DEADLINE_SHARE * observed.cpus.len() as u128;
     if asked > most {
         let [asked, most] = [asked, most].map(|millionths| millionths as f64 / 1e6);
         draft.problem(
@@ -156,7 +158,7 @@ fn deadlines(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
 /// Threads that are `SCHED_DEADLINE` after the plan, although they may not run on every CPU.
 fn pinned(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     let mut pinned: BTreeMap<(String, usize, usize), (Place, Vec<String>)> = BTreeMap::new();
-    let narrow = |t: &&Thread| t.scheduling.is_deadline() && !observed.cpus.without(&t.cpus).is_empty();
+    let narrow = |t: &&Thread| t.scheduling.is_sched_deadline() && !observed.cpus.without(&t.cpus).is_empty();
     for thread in threads.iter().filter(narrow) {
         let of = |setting: Resource| draft.wants.iter().find(|w| w.setting == setting);
         let want =

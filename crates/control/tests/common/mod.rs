@@ -215,13 +215,13 @@ pub fn any_host() -> impl Strategy<Value = Observed> {
                 }
             }
             // The kernel allows no deadline thread that may not run on every CPU.
-            let deadline = |v: &Value| matches!(v, Value::Scheduling(s) if s.is_deadline());
+            let sched_deadline = |v: &Value| matches!(v, Value::Scheduling(s) if s.is_sched_deadline());
             let of = |s: &Resource| match s {
                 Resource::ThreadScheduling(task) => Some(Resource::ThreadCpus(*task)),
                 _ => None,
             };
             let all: Vec<Resource> =
-                host.settings.iter().filter(|(_, v)| deadline(v)).filter_map(|(s, _)| of(s)).collect();
+                host.settings.iter().filter(|(_, v)| sched_deadline(v)).filter_map(|(s, _)| of(s)).collect();
             for setting in all {
                 host.settings.insert(setting, Value::Cpus(host.cpus.clone()));
             }

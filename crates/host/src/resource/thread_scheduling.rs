@@ -68,7 +68,7 @@ fn write(root: &Root, task: Task, wanted: Scheduling) -> Result<(), ResourceErro
     sys::set_scheduling(task.id, &to_attr(wanted)).map_err(|errno| match (errno, wanted) {
         (Errno::EPERM, _) if !root.may(CapabilitySet::SYS_NICE) => failed(task, errno),
         (Errno::EPERM, Scheduling::Deadline { .. }) => {
-            let (why, cure) = deadline_not_permitted(root, task);
+            let (why, cure) = sched_deadline_not_permitted(root, task);
             answer::refused(errno, why, cure)
         }
         (Errno::EPERM, Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. }) => answer::refused(
@@ -101,7 +101,7 @@ fn write(root: &Root, task: Task, wanted: Scheduling) -> Result<(), ResourceErro
 }
 
 /// Why a caller with `CAP_SYS_NICE` may not make this thread a deadline thread, and what to do about it.
-fn deadline_not_permitted(root: &Root, task: Task) -> (&'static str, &'static str) {
+fn sched_deadline_not_permitted(root: &Root, task: Task) -> (&'static str, &'static str) {
     let online = root.online().unwrap_or_default();
     if root.number("proc/sys/kernel/sched_rt_runtime_us") == Some(0) {
         return (

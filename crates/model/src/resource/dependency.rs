@@ -125,16 +125,22 @@ fn scheduling(change: &Change<'_>) -> Option<(Task, Scheduling, Scheduling)> {
 /// A change out of the real-time classes, or from `SCHED_DEADLINE` to `SCHED_FIFO` or `SCHED_RR`.
 fn leaves_real_time<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
     let (task, from, to) = scheduling(change)?;
-    let leaves =
-        if from.is_deadline() { !to.is_deadline() } else { from.is_real_time() && !to.is_real_time() };
+    let leaves = if from.is_sched_deadline() {
+        !to.is_sched_deadline()
+    } else {
+        from.is_real_time() && !to.is_real_time()
+    };
     leaves.then_some(Tie::Thread(task))
 }
 
 /// A change into the real-time classes, or from `SCHED_FIFO` or `SCHED_RR` to `SCHED_DEADLINE`.
 fn enters_real_time<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
     let (task, from, to) = scheduling(change)?;
-    let enters =
-        if to.is_deadline() { !from.is_deadline() } else { to.is_real_time() && !from.is_real_time() };
+    let enters = if to.is_sched_deadline() {
+        !from.is_sched_deadline()
+    } else {
+        to.is_real_time() && !from.is_real_time()
+    };
     enters.then_some(Tie::Thread(task))
 }
 

@@ -74,7 +74,7 @@ impl Scheduling {
     }
 
     /// Whether it is `SCHED_DEADLINE`; Linux requires that its threads may run on every CPU.
-    pub fn is_deadline(&self) -> bool {
+    pub fn is_sched_deadline(&self) -> bool {
         matches!(self, Scheduling::Deadline { .. })
     }
 
