@@ -31,7 +31,7 @@ use std::time::Duration;
 use teiji_agent::apply::SettingsBackend;
 use teiji_agent::backend::HostBackend;
 use teiji_bpf::Verified;
-use teiji_bpf::qdisc_edf::{Edf, Opened};
+use teiji_bpf::qdisc_edf::{Edf, PinnedQdisc};
 use teiji_host::Root;
 use teiji_model::policy::Endpoint;
 use teiji_model::qdisc::{Channel, DeadlineQdisc, Device, ExistingQdisc, RATE_STEP, RootQdisc, Scheduler};
@@ -75,11 +75,11 @@ struct State {
 impl State {
     fn new(pins: &Path, load: bool) -> Result<State> {
         teiji_experiments::programs::mount_pins(pins)?;
-        let (edf, verified) = match Opened::of(pins)? {
-            Opened::Current(edf) => (*edf, Vec::new()),
-            Opened::Absent if load => Edf::load(pins)?,
-            Opened::Absent => bail!("nothing is pinned in {}", pins.display()),
-            Opened::Other(_) => bail!("{} has another version", pins.display()),
+        let (edf, verified) = match PinnedQdisc::open(pins)? {
+            PinnedQdisc::Current(edf) => (*edf, Vec::new()),
+            PinnedQdisc::Absent if load => Edf::load(pins)?,
+            PinnedQdisc::Absent => bail!("nothing is pinned in {}", pins.display()),
+            PinnedQdisc::Other(_) => bail!("{} has another version", pins.display()),
         };
         let backend = HostBackend::new(Root::default(), pins, pins);
         Ok(State { edf, backend, verified, before: BTreeMap::new(), silent: false })
@@ -160,7 +160,7 @@ impl State {
                     }
                 }
             }
-            ["tidy"] => self.backend.tidy(),
+            ["tidy"] => self.backend.remove_leftovers(),
             ["gso", dev, size] => {
                 let setting = Resource::SegmentSize(device(dev)?);
                 let before = self.backend.read(&setting)?;

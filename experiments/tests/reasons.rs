@@ -87,7 +87,7 @@ fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
     agrees("dropped", sum(&found), dropped, excused(&traced.report).unwrap()).unwrap();
     let place = found[0].dropped.as_ref().unwrap();
     assert_eq!((place.why.as_str(), place.device.as_str()), ("TC_EGRESS", guest.taps()[0].as_str()));
-    assert!(!place.place.is_empty(), "{place:?}");
+    assert!(!place.location.is_empty(), "{place:?}");
     assert_eq!((found[0].outcome, found[0].blame), (Outcome::Incomplete, Blame::Host));
     // A replay cannot ask the kernel for names of places.
     let (_, replayed) = requests(traced.recording.as_deref().unwrap()).unwrap();

@@ -12,12 +12,12 @@
 //!  deadline ── what is queued leaves (does not show) ──► root qdisc replaced ──► existing; maps are cleared
 //! ```
 //! (`existing`: a qdisc that is not teiji's.) A process that is killed in between leaves the former or the new
-//! queue, and leftovers that [`HostBackend::tidy`] removes.
+//! queue, and leftovers that [`HostBackend::remove_leftovers`] removes.
 
 use crate::apply;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use teiji_bpf::qdisc_edf::{self as edf, Edf, KIND, Opened};
+use teiji_bpf::qdisc_edf::{self as edf, Edf, KIND, PinnedQdisc};
 use teiji_control::admission::curve;
 use teiji_host::{Hfsc, Root, Settings};
 use teiji_model::plan::{DeadlineSupport, Observed};
@@ -83,10 +83,10 @@ impl HostBackend {
                 "what is below --root is not the machine that the kernel runs on".into(),
             );
         }
-        let heartbeat_age = match Opened::of(&self.pins) {
-            Ok(Opened::Current(edf)) => edf.heartbeat_age(),
-            Ok(Opened::Other(_)) => return DeadlineSupport::None(OTHER.into()),
-            Ok(Opened::Absent) => {
+        let heartbeat_age = match PinnedQdisc::open(&self.pins) {
+            Ok(PinnedQdisc::Current(edf)) => edf.heartbeat_age(),
+            Ok(PinnedQdisc::Other(_)) => return DeadlineSupport::None(OTHER.into()),
+            Ok(PinnedQdisc::Absent) => {
                 return or_hfsc(format!(
                     "{START}; no agent is running; deadlines are kept only while one runs"
                 ));
@@ -113,9 +113,9 @@ impl HostBackend {
 
     /// The links of this network namespace that have channels, as they are now.
     pub fn links(&self) -> LinksStatus {
-        let edf = match Opened::of(&self.pins) {
-            Ok(Opened::Current(edf)) => edf,
-            Ok(Opened::Other(heartbeat)) if heartbeat.users() > 0 => {
+        let edf = match PinnedQdisc::open(&self.pins) {
+            Ok(PinnedQdisc::Current(edf)) => edf,
+            Ok(PinnedQdisc::Other(heartbeat)) if heartbeat.users() > 0 => {
                 return LinksStatus { trouble: Some(OTHER.into()), ..LinksStatus::default() };
             }
             Ok(_) => return LinksStatus::default(),
@@ -144,9 +144,9 @@ impl HostBackend {
 
     /// The pinned qdisc, if it is of this version.
     fn edf(&self) -> Result<Option<Box<Edf>>, String> {
-        match Opened::of(&self.pins).map_err(|e| e.to_string())? {
-            Opened::Current(edf) => Ok(Some(edf)),
-            Opened::Absent | Opened::Other(_) => Ok(None),
+        match PinnedQdisc::open(&self.pins).map_err(|e| e.to_string())? {
+            PinnedQdisc::Current(edf) => Ok(Some(edf)),
+            PinnedQdisc::Absent | PinnedQdisc::Other(_) => Ok(None),
         }
     }
 
@@ -198,7 +198,7 @@ impl HostBackend {
             self.settings.write(&setting, &Value::RootQdisc(RootQdisc::Existing(Box::new(teijis))))
         });
         done.inspect_err(|_| {
-            // If it cannot be removed either, `tidy` tries again.
+            // If it cannot be removed either, `remove_leftovers` tries again.
             let _ = edf.remove_link(device.index);
         })
     }
@@ -232,7 +232,7 @@ impl HostBackend {
             let cleared = match done {
                 Ok(()) => edf.remove_link(device.index),
                 // Turns pacing on again.
-                Err(_) => edf.tidy(),
+                Err(_) => edf.remove_leftovers(),
             };
             if let Err(why) = cleared {
                 tracing::warn!("the maps of {} are not cleared yet: {why}", printable(&device.name));
@@ -288,7 +288,7 @@ fn drain(edf: &Edf, index: u32) {
     let queued = || {
         edf.link_stats(index).ok().flatten().is_some_and(|stats| stats.rt_queued > 0 || stats.be_queued > 0)
     };
-    if edf.unpace(index).is_ok() {
+    if edf.disable_pacing(index).is_ok() {
         while queued() && begun.elapsed() < DRAIN {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -326,10 +326,10 @@ impl apply::SettingsBackend for HostBackend {
         }
     }
 
-    fn tidy(&self) {
-        self.settings.tidy();
+    fn remove_leftovers(&self) {
+        self.settings.remove_leftovers();
         // Without the permission to look, this process cannot have made anything.
-        let tidied = self.edf().map(|edf| edf.map_or(Ok(()), |edf| edf.tidy()));
+        let tidied = self.edf().map(|edf| edf.map_or(Ok(()), |edf| edf.remove_leftovers()));
         if let Ok(Err(why)) = tidied {
             tracing::warn!("what was left of links is not cleared yet: {why}");
         }

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_analysis::{Analyzer, Options, sip};
-use teiji_bpf::path_trace::{Counts, Item, Setup, Tracer};
+use teiji_bpf::path_trace::{Counts, EventWithPayload, Setup, Tracer};
 use teiji_host::{kernel, privilege};
 use teiji_model::event::{DropName, Event, EventKind, Lost, Packet, ThreadName, padded};
 use teiji_model::flow::Watch;
@@ -145,7 +145,7 @@ struct Session<'a> {
 
 impl Session<'_> {
     /// An event as it came from the kernel.
-    fn take(&mut self, item: &mut Item) {
+    fn take(&mut self, item: &mut EventWithPayload) {
         match &mut item.event.kind {
             EventKind::Packet(packet) if !item.payload.is_empty() => {
                 packet.matching = sip::parse(&item.payload, self.sip_key);
@@ -314,7 +314,7 @@ trait Source {
     /// The counters of the probes so far.
     fn counts(&self) -> Result<Counts, Error>;
     /// Hands on the events that were taken out last; returns how many.
-    fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize;
+    fn take_events(&mut self, each: &mut dyn FnMut(&mut EventWithPayload)) -> usize;
 }
 
 impl Source for Tracer {
@@ -326,8 +326,8 @@ impl Source for Tracer {
         Ok(Tracer::counts(self)?)
     }
 
-    fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize {
-        Tracer::hand_on(self, each)
+    fn take_events(&mut self, each: &mut dyn FnMut(&mut EventWithPayload)) -> usize {
+        Tracer::take_events(self, each)
     }
 }
 
@@ -341,7 +341,7 @@ fn take_in(
     source: &mut impl Source,
     counters: &mut Counters,
     counted_at: &mut u64,
-    each: &mut dyn FnMut(&mut Item),
+    each: &mut dyn FnMut(&mut EventWithPayload),
 ) -> Result<usize, Error> {
     let mut taken = 0;
     loop {
@@ -350,11 +350,11 @@ fn take_in(
         let counts = source.counts()?;
         if let Some(lost) = count_in(counters, counts, *counted_at) {
             let event = Event { ts: now(), cpu: 0, kind: EventKind::Lost(lost) };
-            each(&mut Item { event, payload: Vec::new() });
+            each(&mut EventWithPayload { event, payload: Vec::new() });
         }
         // An event that is lost while the counters are read may be in this count or in the next one.
         *counted_at = at;
-        taken += source.hand_on(each);
+        taken += source.take_events(each);
         if !more {
             return Ok(taken);
         }
@@ -428,10 +428,10 @@ mod tests {
             Ok(Counts { lost: vec![self.2], ..Counts::default() })
         }
 
-        fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize {
+        fn take_events(&mut self, each: &mut dyn FnMut(&mut EventWithPayload)) -> usize {
             for &ts in &self.1 {
                 let kind = EventKind::ThreadName(ThreadName { tid: 1, comm: [0; 16] });
-                each(&mut Item { event: Event { ts, cpu: 0, kind }, payload: Vec::new() });
+                each(&mut EventWithPayload { event: Event { ts, cpu: 0, kind }, payload: Vec::new() });
             }
             self.1.len()
         }

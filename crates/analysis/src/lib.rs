@@ -38,7 +38,7 @@ mod vm_stats;
 use hash::{Map, Seeded};
 use sort::Sorter;
 use teiji_model::event::{self, Event, EventKind, ThreadName};
-use teiji_model::report::{Counters, DropPlace, Joined, Meta, Report, SCHEMA};
+use teiji_model::report::{Counters, DropLocation, Joined, Meta, Report, SCHEMA};
 
 /// The greatest number of events that wait to be sorted; about 40 MB.
 const MAX_WAITING: usize = 1 << 18;
@@ -162,16 +162,16 @@ impl Analyzer {
             let found = all.find(|(i, _)| *i == index).map(|(_, name)| name.clone());
             found.unwrap_or_else(|| if index == 0 { String::new() } else { format!("device {index}") })
         };
-        let place = |number: u16| {
-            let (place, why, index) = drop_sites.get(number)?;
+        let location = |number: u16| {
+            let (location, why, index) = drop_sites.get(number)?;
             if number == join::OTHER_DROPS {
-                return Some(DropPlace {
+                return Some(DropLocation {
                     why: "more kinds of drops than are told apart".into(),
-                    ..DropPlace::default()
+                    ..DropLocation::default()
                 });
             }
-            Some(DropPlace {
-                place: event::name(place),
+            Some(DropLocation {
+                location: event::name(location),
                 why: drop_names.get(why).map_or_else(|| format!("reason {why}"), |n| event::name(n)),
                 device: device(*index),
             })
@@ -179,7 +179,7 @@ impl Analyzer {
         let vm_stats = common.vm_stats.into_iter().zip(&meta.vms);
         let length = counters.ended.saturating_sub(meta.started);
         let late = self.sorter.late();
-        let vms = vm_stats.map(|(stats, vm)| stats.report(vm, length, &name, &place)).collect();
+        let vms = vm_stats.map(|(stats, vm)| stats.report(vm, length, &name, &location)).collect();
         Report { schema: SCHEMA, meta: self.meta, counters, late, vms }
     }
 }

@@ -8,7 +8,7 @@ use crate::verdict;
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
 use teiji_model::report::{
-    DirectionReport, DropPlace, Groups, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts,
+    DirectionReport, DropLocation, Groups, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts,
     StageReport, VmReport,
 };
 use teiji_model::stage::{Stage, ThreadState};
@@ -169,10 +169,10 @@ impl VmStats {
         vm: &Vm,
         length: u64,
         name: &dyn Fn(u32) -> String,
-        place: &dyn Fn(u16) -> Option<DropPlace>,
+        location: &dyn Fn(u16) -> Option<DropLocation>,
     ) -> VmReport {
         let each = |((outcome, exclusion), n): (&(Outcome, Exclusion), &u64)| {
-            LeftOut::new(*outcome, exclusion.reason, place(exclusion.drop), *n)
+            LeftOut::new(*outcome, exclusion.reason, location(exclusion.drop), *n)
         };
         let mut left_out: Vec<LeftOut> = self.left_out.iter().map(each).collect();
         // The number of a drop has no meaning outside of this trace, so equal counts are sorted by their text.

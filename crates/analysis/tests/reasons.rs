@@ -397,20 +397,20 @@ fn a_drop_before_the_bridge_or_without_any_report_counts_when_nothing_more_is_se
 
 #[test]
 fn a_dropped_copy_harms_nothing() {
-    for (when, ifindex, vague) in
+    for (when, ifindex, unspecified) in
         [(5_000, VLAN, false), (5_000, NIC, true), (11_000, TAP, true), (11_000, NIC, false)]
     {
         let mut h = whole();
-        h.at(when, EventKind::Dropped(Dropped { vague, matching: REQ, ..dropped(7, ifindex) }));
+        h.at(when, EventKind::Dropped(Dropped { unspecified, matching: REQ, ..dropped(7, ifindex) }));
         h.0.sort_by_key(|e| e.ts);
         let o = h.run();
         assert_eq!(o.counts(), [1, 1, 0, 0, 0], "at {when} on {ifindex}");
         assert_eq!(o.report.vms[0].inbound.dropped, 0);
     }
     // Of the response: a copy that was flooded to another tap; and a packet that the driver frees after it has sent it.
-    for (when, ifindex, vague) in [(115_000, VETH, false), (141_000, NIC, true)] {
+    for (when, ifindex, unspecified) in [(115_000, VETH, false), (141_000, NIC, true)] {
         let mut h = whole();
-        h.at(when, EventKind::Dropped(Dropped { vague, tap: 0, matching: FIN, ..dropped(8, ifindex) }));
+        h.at(when, EventKind::Dropped(Dropped { unspecified, tap: 0, matching: FIN, ..dropped(8, ifindex) }));
         h.0.sort_by_key(|e| e.ts);
         assert_eq!(h.run().counts(), [1, 1, 0, 0, 0], "at {when} on {ifindex}");
     }
@@ -420,7 +420,7 @@ fn a_dropped_copy_harms_nothing() {
 fn a_drop_without_a_reason_counts_when_no_worker_takes_the_packet() {
     let mut h = History::default();
     h.packet(0, Point::HostRx, 7, NIC).matched(10_000, Point::TapEnqueue, 7, TAP, REQ);
-    h.at(11_000, EventKind::Dropped(Dropped { vague: true, matching: REQ, ..dropped(7, TAP) }));
+    h.at(11_000, EventKind::Dropped(Dropped { unspecified: true, matching: REQ, ..dropped(7, TAP) }));
     assert_eq!(long_after(h).run().reason(), (Outcome::Incomplete, Reason::DroppedIn));
 }
 

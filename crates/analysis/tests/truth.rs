@@ -560,7 +560,7 @@ prop_compose! {
             9 | 10 => EventKind::GuestEntry(GuestEntry { vm, clock, upto: b[0], ..entry(0) }),
             12 => EventKind::Dropped(Dropped {
                 matching: Some(Match { key: fp, role, group: a % 3, group_role }), tap: if flag { TAP } else { ifindex },
-                why: a as u32, vague: b[1] % 2 == 0, ..dropped(fp, ifindex)
+                why: a as u32, unspecified: b[1] % 2 == 0, ..dropped(fp, ifindex)
             }),
             11 => EventKind::Kick(Kick { ifindex, queue: queue.unwrap_or(0), vm, clock, worker: Some(clock), ..kick() }),
             _ => EventKind::Lost(Lost { since: b[0], count: a }),

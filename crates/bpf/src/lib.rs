@@ -80,7 +80,7 @@ fn permitted() -> bool {
 
 /// Sends the messages of libbpf to the log instead of standard error. They have debug level, as the errors that callers
 /// get say what went wrong.
-pub(crate) fn quiet() {
+pub(crate) fn silence_libbpf() {
     libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Debug, |_, text| {
         tracing::debug!(target: "libbpf", "{}", text.trim_end());
     })));

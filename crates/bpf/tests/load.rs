@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use teiji_bpf::path_trace::{self, Setup, Tracer};
-use teiji_bpf::qdisc_edf::{Edf, HEARTBEAT_TIMEOUT, Opened, unpin};
+use teiji_bpf::qdisc_edf::{Edf, HEARTBEAT_TIMEOUT, PinnedQdisc, unpin};
 use teiji_model::flow::Watch;
 
 /// Needs root: the tests of this project run as root, here or in the lab.
@@ -34,8 +34,8 @@ fn the_trial_has_the_kernel_look_at_what_a_trace_loads() {
     let tracer = Tracer::start(&Setup { watch: &watch, vms: &[], buffer_bytes: 1 << 16 }).unwrap();
     for traced in tracer.verified().unwrap() {
         let trial = tried.iter().find(|t| t.program == traced.program);
-        let walked = trial.map_or(0, |t| t.instructions);
-        assert!(walked >= traced.instructions, "{traced:?}, tried {trial:?}");
+        let verified = trial.map_or(0, |t| t.instructions);
+        assert!(verified >= traced.instructions, "{traced:?}, tried {trial:?}");
     }
 }
 
@@ -55,9 +55,9 @@ fn the_deadline_qdisc_loads_or_says_what_is_missing() {
             assert!(edf.heartbeat_age().unwrap() < HEARTBEAT_TIMEOUT);
             // Whoever comes second finds what is there.
             assert!(Edf::load(&pins).err().unwrap().to_string().contains("has one already"));
-            assert!(matches!(Opened::of(&pins), Ok(Opened::Current(_))));
+            assert!(matches!(PinnedQdisc::open(&pins), Ok(PinnedQdisc::Current(_))));
             unpin(&pins).unwrap();
-            assert!(matches!(Opened::of(&pins), Ok(Opened::Absent)));
+            assert!(matches!(PinnedQdisc::open(&pins), Ok(PinnedQdisc::Absent)));
         }
         Err(error) => {
             assert!(!has_bpf_qdiscs, "{error}");

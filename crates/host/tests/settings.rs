@@ -415,11 +415,11 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
     std::fs::create_dir_all(&directory).unwrap();
     let others = directory.with_file_name("not-of-teiji");
     std::fs::create_dir_all(&others).unwrap();
-    settings.tidy();
+    settings.remove_leftovers();
     let left = (directory.exists(), others.exists());
     std::fs::remove_dir(&others).unwrap();
     assert_eq!(left, (false, true), "groups that teiji made are removed if they are empty, no others");
-    settings.tidy();
+    settings.remove_leftovers();
     assert!(!directory.parent().unwrap().exists());
 }
 

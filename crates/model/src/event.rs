@@ -253,9 +253,9 @@ pub struct Dropped {
     /// The kernel's reason: a number of the running kernel's `enum skb_drop_reason`; [`DropName`] names it.
     pub why: u32,
     /// The kernel gave no specific reason. Drivers also free packets that they have sent in this way.
-    pub vague: bool,
+    pub unspecified: bool,
     /// The function that dropped it, zero-padded; empty if it is not known.
-    pub place: [u8; 32],
+    pub location: [u8; 32],
 }
 
 /// The kernel's name for a reason to drop packets.

@@ -134,16 +134,17 @@ pub struct LeftOut {
     /// The explanation, for people.
     pub explanation: String,
     /// Where the kernel dropped them, if it did.
-    pub dropped: Option<DropPlace>,
+    pub dropped: Option<DropLocation>,
     /// How many requests.
     pub count: u64,
 }
 
 /// Where and why the kernel dropped packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DropPlace {
+pub struct DropLocation {
     /// The kernel's function; empty if not known.
-    pub place: String,
+    #[serde(rename = "place")]
+    pub location: String,
     /// The kernel's reason (`enum skb_drop_reason`, without its prefix), or its number.
     pub why: String,
     /// The device that the packet was at; empty if not known.
@@ -152,13 +153,13 @@ pub struct DropPlace {
 
 impl LeftOut {
     /// An entry for `count` requests.
-    pub fn new(outcome: Outcome, reason: Reason, dropped: Option<DropPlace>, count: u64) -> LeftOut {
+    pub fn new(outcome: Outcome, reason: Reason, dropped: Option<DropLocation>, count: u64) -> LeftOut {
         let mut explanation = reason.text().to_owned();
         if let Some(d) = &dropped {
-            explanation += &if d.place.is_empty() {
+            explanation += &if d.location.is_empty() {
                 format!(" ({}; the place is not known)", d.why)
             } else {
-                format!(" at {} ({})", d.place, d.why)
+                format!(" at {} ({})", d.location, d.why)
             };
             if !d.device.is_empty() {
                 explanation += &format!(" on {}", d.device);
@@ -186,8 +187,9 @@ mod tests {
 
     #[test]
     fn a_drop_is_explained_with_what_is_known_of_it() {
-        let of = |place: &str, device: &str| {
-            let d = DropPlace { place: place.into(), why: "FULL_RING".into(), device: device.into() };
+        let of = |location: &str, device: &str| {
+            let d =
+                DropLocation { location: location.into(), why: "FULL_RING".into(), device: device.into() };
             LeftOut::new(Outcome::Incomplete, Reason::DroppedIn, Some(d), 1).explanation
         };
         assert_eq!(of("tun_net_xmit", "tap0"), "dropped by the host at tun_net_xmit (FULL_RING) on tap0");

@@ -3,7 +3,7 @@ use crate::event::Role;
 pub use crate::finding::{Confidence, Evidence, Finding, Preemptor};
 use crate::flow::Watch;
 use crate::host::Vm;
-pub use crate::reason::{Blame, DropPlace, LeftOut, Outcome, Reason};
+pub use crate::reason::{Blame, DropLocation, LeftOut, Outcome, Reason};
 use crate::stage::{Split, Stage, ThreadState};
 use serde::{Deserialize, Serialize};
 

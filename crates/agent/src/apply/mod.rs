@@ -66,7 +66,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// The shortest time for which the lock is tried: `status` takes it for an instant to see whether it is free.
 const INSTANT: Duration = Duration::from_millis(200);
 
-/// The settings of a host. A write happens completely or not at all, even if its process is killed; [`SettingsBackend::tidy`]
+/// The settings of a host. A write happens completely or not at all, even if its process is killed; [`SettingsBackend::remove_leftovers`]
 /// removes leftovers of killed processes that are not settings.
 pub trait SettingsBackend {
     /// What a setting is.
@@ -88,7 +88,7 @@ pub trait SettingsBackend {
 
     /// Removes leftovers of interrupted writes and of tasks that have ended, as far as they are not settings. Called
     /// with the lock held. Errors are ignored: it is called again later.
-    fn tidy(&self);
+    fn remove_leftovers(&self);
 }
 
 /// Changes settings of a host and remembers what they were.

@@ -58,7 +58,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             }
         }
         // Removes what is left of VMs that have ended since.
-        self.backend.tidy();
+        self.backend.remove_leftovers();
         Ok(notes)
     }
 

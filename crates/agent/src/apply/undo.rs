@@ -82,7 +82,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             }
         }
         // Settings that are right already, or gone, were not written, and may have left something behind.
-        self.backend.tidy();
+        self.backend.remove_leftovers();
         outcome
     }
 

@@ -35,7 +35,7 @@ impl SettingsBackend for Files {
         Ok(())
     }
 
-    fn tidy(&self) {}
+    fn remove_leftovers(&self) {}
 }
 
 fn before() -> BTreeMap<Resource, Value> {

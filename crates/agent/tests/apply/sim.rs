@@ -328,7 +328,7 @@ impl SettingsBackend for Sim {
         classes.get(&resource.kind()).copied().unwrap_or_else(|| resource.kind().class())
     }
 
-    fn tidy(&self) {
+    fn remove_leftovers(&self) {
         self.another();
         while let Some(group) = self.empty_groups().pop_first() {
             self.point();

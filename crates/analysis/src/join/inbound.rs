@@ -193,7 +193,7 @@ impl Inbound {
         let missed = Missed { exclusion, tap: d.tap, matching: d.matching };
         let at_its_tap = d.tap == d.ifindex && c.tap(d.tap).is_some();
         let Some(r) = self.records.get_mut(&d.fingerprint) else {
-            if at_its_tap && !d.vague {
+            if at_its_tap && !d.unspecified {
                 Self::count_drop(now, missed, now, c, requests);
             } else if c.tap(d.tap).is_some() && c.tap(d.ifindex).is_none() {
                 let record = Record { first: now, missed: Some(missed), ..Record::default() };
@@ -203,7 +203,7 @@ impl Inbound {
         };
         if let Some(slot) = r.on_taps.iter_mut().find(|t| t.is_some_and(|(ifindex, _)| ifindex == d.ifindex))
         {
-            if other.follows && !d.vague {
+            if other.follows && !d.unspecified {
                 // It is not known which of the two was dropped.
                 Self::mark_ambiguous(r, &mut self.delivery, requests);
                 r.sent = true;
@@ -211,15 +211,15 @@ impl Inbound {
                 self.records.touch(&d.fingerprint, now);
                 return;
             }
-            let id = if d.vague { *slot } else { slot.take() };
+            let id = if d.unspecified { *slot } else { slot.take() };
             if let Some((_, id)) = id {
-                self.delivery.dropped(now, id, exclusion, !d.vague, c, requests);
+                self.delivery.dropped(now, id, exclusion, !d.unspecified, c, requests);
             }
-            if !d.vague && !r.open() {
+            if !d.unspecified && !r.open() {
                 self.records.remove(&d.fingerprint);
             }
         } else if r.ambiguous {
-            if at_its_tap && !d.vague {
+            if at_its_tap && !d.unspecified {
                 // It does not matter which of the identical packets it was. The drop takes the place of its dequeue,
                 // and of its enqueue if it had none.
                 let before = r.enqueued == r.dequeued;
@@ -232,7 +232,7 @@ impl Inbound {
             }
         } else if r.enqueued == 0 && r.over.is_none() {
             let start = if r.reports > 0 { r.first } else { now };
-            if !d.vague && (at_its_tap || r.reports > 0 && d.ifindex == r.first_if) {
+            if !d.unspecified && (at_its_tap || r.reports > 0 && d.ifindex == r.first_if) {
                 let device = u64::from(r.first_if);
                 let learnt = |key, n| self.learnt.get(key).unwrap_or(n);
                 let as_learnt = r.reports <= learnt(device, 1) && r.others <= learnt(device | OTHERS, 0);
@@ -246,7 +246,7 @@ impl Inbound {
                 Self::count_drop(now, missed, start, c, requests);
             } else if c.tap(d.ifindex).is_none()
                 && c.tap(d.tap).is_some()
-                && r.missed.is_none_or(|_| !d.vague)
+                && r.missed.is_none_or(|_| !d.unspecified)
             {
                 r.missed = Some(missed);
             }

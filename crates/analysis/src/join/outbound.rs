@@ -191,7 +191,7 @@ impl Outbound {
     ) -> bool {
         let exclusion = Exclusion { reason: Reason::DroppedOut, drop: c.drop_sites.number(d) };
         let Some(s) = self.records.get_mut(&d.fingerprint) else {
-            if d.vague || d.tap == d.ifindex || waits {
+            if d.unspecified || d.tap == d.ifindex || waits {
                 return false;
             }
             let Some(tap) = c.tap(d.ifindex) else { return false };
@@ -201,7 +201,7 @@ impl Outbound {
         };
         if s.ambiguous {
             // Counted when it became ambiguous.
-        } else if !d.vague && s.is_at(d.ifindex) {
+        } else if !d.unspecified && s.is_at(d.ifindex) {
             if let Some(s) = self.records.remove(&d.fingerprint) {
                 Self::count_drop(&s, exclusion, c, requests);
             }

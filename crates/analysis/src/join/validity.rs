@@ -75,7 +75,7 @@ impl DropSites {
     }
 
     pub(crate) fn number(&mut self, d: &Dropped) -> u16 {
-        let key = (d.place, d.why, d.ifindex);
+        let key = (d.location, d.why, d.ifindex);
         if let Some(n) = self.numbers.get(&key) {
             return *n;
         }

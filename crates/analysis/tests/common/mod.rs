@@ -176,8 +176,8 @@ pub fn kick() -> Kick {
 
 /// A drop of a packet to VM 0, with a reason.
 pub fn dropped(fingerprint: u64, ifindex: u32) -> Dropped {
-    let place = padded("tun_net_xmit");
-    Dropped { fingerprint, matching: None, ifindex, tap: TAP, why: 9, vague: false, place }
+    let location = padded("tun_net_xmit");
+    Dropped { fingerprint, matching: None, ifindex, tap: TAP, why: 9, unspecified: false, location }
 }
 
 pub struct Run {

@@ -13,13 +13,13 @@ static __always_inline u32 current_tid(void)
 
 static __always_inline struct clock *clock_of(u32 tid)
 {
-	u64 place = places.by_tid[tid % PLACES];
-	u32 index = place, *found;
+	u64 slot = lookup.by_tid[tid % LOOKUP_SLOTS];
+	u32 index = slot, *found;
 
-	if (!place)
+	if (!slot)
 		return NULL;
-	if (place >> 32 != tid) {
-		found = bpf_map_lookup_elem(&displaced, &tid);
+	if (slot >> 32 != tid) {
+		found = bpf_map_lookup_elem(&collisions, &tid);
 		if (!found)
 			return NULL;
 		index = *found;
@@ -32,18 +32,18 @@ static __always_inline struct clock *clock_new(u32 tid, const struct clock *fres
 {
 	u32 index;
 
-	if (places.used >= MAX_CLOCKS) /* checked first, so that the count cannot wrap around */
+	if (lookup.used >= MAX_CLOCKS) /* checked first, so that the count cannot wrap around */
 		return NULL;
-	index = __sync_fetch_and_add(&places.used, 1);
+	index = __sync_fetch_and_add(&lookup.used, 1);
 	if (bpf_map_update_elem(&thread_clocks, &index, fresh, BPF_ANY))
 		return NULL;
-	if (__sync_val_compare_and_swap(&places.by_tid[tid % PLACES], 0, (u64)tid << 32 | index))
-		bpf_map_update_elem(&displaced, &tid, &index, BPF_ANY);
+	if (__sync_val_compare_and_swap(&lookup.by_tid[tid % LOOKUP_SLOTS], 0, (u64)tid << 32 | index))
+		bpf_map_update_elem(&collisions, &tid, &index, BPF_ANY);
 	return bpf_map_lookup_elem(&thread_clocks, &index);
 }
 
 /* Adds the time since the last change to the state that ends. The caller holds the lock. */
-static __always_inline void clock_settle(struct clock *c, u64 now)
+static __always_inline void clock_account(struct clock *c, u64 now)
 {
 	u64 spent = now > c->since ? now - c->since : 0;
 	u32 state = c->state;
@@ -56,7 +56,7 @@ static __always_inline void clock_settle(struct clock *c, u64 now)
 static __always_inline void clock_set(struct clock *c, u64 now, u8 state)
 {
 	bpf_spin_lock(&c->lock);
-	clock_settle(c, now);
+	clock_account(c, now);
 	c->state = state;
 	bpf_spin_unlock(&c->lock);
 }

@@ -1,5 +1,5 @@
 //! Converts records of the ring buffer into events of the model.
-use super::Item;
+use super::EventWithPayload;
 use super::types::{self, delivery, point, record_type, role, thread_state, unknown};
 use teiji_model::event::{
     Delivery, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match, Packet, Point, Role,
@@ -8,7 +8,7 @@ use teiji_model::event::{
 use teiji_model::stage::{Split, ThreadState};
 
 /// A record as an event; `None` if this version does not know its type.
-pub(super) fn item(bytes: &[u8]) -> Option<Item> {
+pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
     let head: types::rec_head = read(bytes)?;
     let mut payload = Vec::new();
     let kind = match record_type(head.r#type.into()) {
@@ -80,13 +80,13 @@ pub(super) fn item(bytes: &[u8]) -> Option<Item> {
                 ifindex: head.ifindex,
                 tap: r.tap,
                 why: r.why,
-                vague: r.vague != 0,
-                place: padded(&function(&r.place.map(|c| c as u8))),
+                unspecified: r.unspecified != 0,
+                location: padded(&function(&r.location.map(|c| c as u8))),
             })
         }
         _ => return None,
     };
-    Some(Item { event: Event { ts: head.ts, cpu: head.cpu, kind }, payload })
+    Some(EventWithPayload { event: Event { ts: head.ts, cpu: head.cpu, kind }, payload })
 }
 
 fn packet(r: &types::rec_packet) -> Option<Packet> {

@@ -27,16 +27,16 @@ static const char return_address[] SEC(".rodata.formats") = "%pB";
 
 /* Names of places by address: looking one up in the kernel's symbols for each packet of a flood would cost
  * too much. */
-struct drop_place {
-	char name[DROP_PLACE];
+struct drop_location {
+	char name[DROP_LOCATION];
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 256);
 	__type(key, u64);
-	__type(value, struct drop_place);
-} drop_places SEC(".maps");
+	__type(value, struct drop_location);
+} drop_locations SEC(".maps");
 
 /* The traced tap to whose guest a frame is addressed, 0 if there is none. */
 static __always_inline u32 tap_of(const unsigned char *l2)
@@ -54,7 +54,7 @@ static __always_inline void fill_drop(struct rec_drop *r, struct packet *p, u64 
 				      u32 why, void *location)
 {
 	u64 at = (u64)location;
-	struct drop_place *known;
+	struct drop_location *known;
 
 	fill_head(&r->packet.head, now, REC_DROP, 0, ifindex);
 	r->packet.fingerprint = p->fingerprint;
@@ -62,23 +62,23 @@ static __always_inline void fill_drop(struct rec_drop *r, struct packet *p, u64 
 	r->packet.tid = current_tid();
 	r->key = p->key;
 	r->role = p->role;
-	r->vague = IS_REASON(why, SKB_DROP_REASON_NOT_SPECIFIED);
+	r->unspecified = IS_REASON(why, SKB_DROP_REASON_NOT_SPECIFIED);
 	r->pad = 0;
 	r->snap = 0;
 	r->why = why;
 	r->tap = tap;
-	known = bpf_map_lookup_elem(&drop_places, &at);
+	known = bpf_map_lookup_elem(&drop_locations, &at);
 	if (known) {
-		__builtin_memcpy(r->place, known->name, sizeof(r->place));
+		__builtin_memcpy(r->location, known->name, sizeof(r->location));
 	} else {
-		struct drop_place fresh = {};
+		struct drop_location fresh = {};
 		/* %pB looks up the byte before; net_tx_action() passes its own first byte as return address
 		 */
 		u64 after = at + 1;
 
 		bpf_snprintf(fresh.name, sizeof(fresh.name), return_address, &after, sizeof(after));
-		bpf_map_update_elem(&drop_places, &at, &fresh, BPF_ANY);
-		__builtin_memcpy(r->place, fresh.name, sizeof(r->place));
+		bpf_map_update_elem(&drop_locations, &at, &fresh, BPF_ANY);
+		__builtin_memcpy(r->location, fresh.name, sizeof(r->location));
 	}
 }
 

@@ -126,7 +126,7 @@ SEC("tp_btf/kvm_apic_accept_irq")
 int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 vector)
 {
 	struct clock *worker = clock_of(current_tid()), *c;
-	struct vcpu_key taker = {};
+	struct vcpu_key target = {};
 	struct tap_queue q;
 	struct rec_irq *r;
 	u64 now, spent[STATES];
@@ -138,13 +138,13 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	if (!worker || !worker->signalled || !worker->signal_vm || interrupted())
 		return 0;
 	now = bpf_ktime_get_ns();
-	taker.vm = worker->signal_vm;
-	taker.vcpu = apicid;
+	target.vm = worker->signal_vm;
+	target.vcpu = apicid;
 	q = worker->signal_queue;
 	worker->signal_sent = 1;
-	bpf_map_update_elem(&takers, &q, &taker, BPF_ANY);
+	bpf_map_update_elem(&target_vcpus, &q, &target, BPF_ANY);
 
-	c = vcpu_clock(&taker);
+	c = vcpu_clock(&target);
 	index = vcpu_index(c);
 	/*
 	 * If hardware delivers the interrupt, no injection will be seen; before the first entry of the vCPU
@@ -162,7 +162,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 			__sync_val_compare_and_swap(&c->announced, now, 0);
 		}
 	} else {
-		struct vector_key key = {.vm = taker.vm, .vcpu = taker.vcpu, .vector = vector};
+		struct vector_key key = {.vm = target.vm, .vcpu = target.vcpu, .vector = vector};
 
 		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
 	}
@@ -170,8 +170,8 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	r = start_irq(worker, now, delivery);
 	if (!r)
 		return 0;
-	r->vm = taker.vm;
-	r->vcpu = taker.vcpu;
+	r->vm = target.vm;
+	r->vcpu = target.vcpu;
 	r->index = index;
 	r->vector = vector;
 	r->state = state;
@@ -184,7 +184,7 @@ SEC("fexit/vhost_add_used_and_signal_n")
 int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
 {
 	struct clock *worker = clock_of(current_tid()), *c;
-	struct vcpu_key *taker;
+	struct vcpu_key *target;
 	struct tap_queue q;
 	struct rec_irq *r;
 	u64 now;
@@ -194,13 +194,13 @@ int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
 	q = worker->signal_queue;
 	if (!worker->signal_sent) {
 		/* the guest has disabled interrupts of this queue: it polls, or will poll when it runs */
-		taker = worker->signal_vm ? NULL : bpf_map_lookup_elem(&takers, &q);
+		target = worker->signal_vm ? NULL : bpf_map_lookup_elem(&target_vcpus, &q);
 		now = bpf_ktime_get_ns();
-		r = start_irq(worker, now, taker ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
+		r = start_irq(worker, now, target ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
 		if (r) {
-			c = taker ? vcpu_clock(taker) : NULL;
-			r->vm = taker ? taker->vm : worker->signal_vm;
-			r->vcpu = taker ? taker->vcpu : 0;
+			c = target ? vcpu_clock(target) : NULL;
+			r->vm = target ? target->vm : worker->signal_vm;
+			r->vcpu = target ? target->vcpu : 0;
 			r->index = vcpu_index(c);
 			r->vector = 0;
 			/* announced before the state is read: an entry in between is seen by one or the other

@@ -90,19 +90,19 @@ enum counter {
 #define MAX_NETS 2
 #define MAX_PORTS 2
 #define MAX_CPUS 1024
-#define HASH_WORDS 28	/* words of a packet that take part in its fingerprint */
-#define SIP_SNAP 512	/* bytes of a SIP message that are copied when the operator asks for SIP */
-#define MAX_CLOCKS 8192 /* traced threads */
-#define PLACES 65536	/* a power of two: see struct places */
+#define HASH_WORDS 28	   /* words of a packet that take part in its fingerprint */
+#define SIP_SNAP 512	   /* bytes of a SIP message that are copied when the operator asks for SIP */
+#define MAX_CLOCKS 8192	   /* traced threads */
+#define LOOKUP_SLOTS 65536 /* a power of two: see struct lookup */
 
-/* What a number may identify: see struct places. */
+/* What a number may identify: see struct lookup. */
 enum hint {
 	HINT_TAP = 1, /* traced, by ifindex */
 	HINT_VM = 2,  /* traced, by process id */
 	HINT_MAC = 4, /* a traced guest's, by the last two bytes */
 };
 
-#define DROP_PLACE 64 /* bytes of the name of the function that dropped a packet */
+#define DROP_LOCATION 64 /* bytes of the name of the function that dropped a packet */
 
 /* Starts every record. */
 struct rec_head {
@@ -179,13 +179,13 @@ struct rec_kick {
 struct rec_drop {
 	struct rec_packet packet;
 	__u64 key;
-	__u32 why;  /* enum skb_drop_reason of the running kernel */
-	__u32 tap;  /* that of the guest to which it was addressed, 0 if not known */
-	__u8 role;  /* enum role */
-	__u8 vague; /* the kernel gave no reason */
-	__u16 snap; /* bytes of payload that follow */
+	__u32 why;	  /* enum skb_drop_reason of the running kernel */
+	__u32 tap;	  /* that of the guest to which it was addressed, 0 if not known */
+	__u8 role;	  /* enum role */
+	__u8 unspecified; /* the kernel gave no reason */
+	__u16 snap;	  /* bytes of payload that follow */
 	__u32 pad;
-	char place[DROP_PLACE]; /* function+offset/size [module] */
+	char location[DROP_LOCATION]; /* function+offset/size [module] */
 };
 
 struct rec_drop_sip {

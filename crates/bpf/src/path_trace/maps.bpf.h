@@ -115,12 +115,13 @@ struct {
 } thread_clocks SEC(".maps");
 
 /* All zeros at first, except for the threads that the Rust half knows. */
-struct places {
-	u64 by_tid[PLACES]; /* at the thread id modulo PLACES: thread id << 32 | index of its clock */
-	u32 used;	    /* clocks that threads have */
+struct lookup {
+	u64 by_tid[LOOKUP_SLOTS]; /* at the thread id modulo LOOKUP_SLOTS: thread id << 32 | index of its
+				     clock */
+	u32 used;		  /* clocks that threads have */
 	u32 pad;
-	u8 hints[PLACES]; /* at a number modulo PLACES: enum hint, or-ed, of all that have it */
-} places;
+	u8 hints[LOOKUP_SLOTS]; /* at a number modulo LOOKUP_SLOTS: enum hint, or-ed, of all that have it */
+} lookup;
 
 /* Thread id → index of its clock, for threads whose place in by_tid another traced thread has. */
 struct {
@@ -128,7 +129,7 @@ struct {
 	__uint(max_entries, MAX_CLOCKS);
 	__type(key, u32);
 	__type(value, u32);
-} displaced SEC(".maps");
+} collisions SEC(".maps");
 
 /* vCPU → thread id. */
 struct {
@@ -160,7 +161,7 @@ struct {
 	__uint(max_entries, 8192);
 	__type(key, struct tap_queue);
 	__type(value, struct vcpu_key);
-} takers SEC(".maps");
+} target_vcpus SEC(".maps");
 
 /* Interrupts accepted and not yet injected: the time of the latest. */
 struct {
@@ -188,7 +189,7 @@ struct cpu {
  * traced guest. */
 static __always_inline bool hinted(u32 number, u8 hint)
 {
-	return places.hints[number % PLACES] & hint;
+	return lookup.hints[number % LOOKUP_SLOTS] & hint;
 }
 
 static __always_inline bool is_tap(u32 ifindex)

@@ -38,7 +38,8 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/path_trace.bpf.
 
 /// The same for kernels where a program cannot find out whether a thread is interrupted: BPF programs find the kernel's
 /// data by `/proc/kallsyms`, which lists it only with CONFIG_KALLSYMS_ALL.
-static PLAIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/path_trace_plain.bpf.o"));
+static OBJECT_WITHOUT_PREEMPT_COUNT: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/path_trace_plain.bpf.o"));
 
 /// Symbols of the preemption count, which includes interrupts: before 6.2 and from 6.15 on, and in between.
 const PREEMPT_COUNT: [&str; 2] = ["__preempt_count", "pcpu_hot"];
@@ -61,7 +62,7 @@ pub struct Setup<'a> {
 }
 
 /// An event, and the first bytes of its payload if the matching needs them.
-pub struct Item {
+pub struct EventWithPayload {
     /// The event. Its `matching` is empty if there is a payload: the caller parses the payload and fills it in.
     pub event: Event,
     /// First bytes of a UDP payload, empty unless SIP was requested.
@@ -83,7 +84,7 @@ pub struct Counts {
 pub struct Tracer {
     links: Vec<Link>,
     ring: RingBuffer<'static>,
-    batch: Rc<RefCell<Vec<Item>>>,
+    batch: Rc<RefCell<Vec<EventWithPayload>>>,
     counters: MapHandle,
     hooks: Vec<Hook>,
     object: Object,
@@ -129,15 +130,15 @@ fn drop_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
 /// [`Error::NoBtf`], [`Error::NotPermitted`], [`Error::Kernel`] if it refuses one.
 pub fn try_load() -> Result<Vec<Verified>, Error> {
     let hooks = hooks()?;
-    let mut walked = Vec::new();
+    let mut verified = Vec::new();
     for matching in [Matching::Sip, Matching::Echo] {
         let watch = Watch { matching, ..Watch::default() };
         let mut object = open()?;
         prepare(&mut object, &Setup { watch: &watch, vms: &[], buffer_bytes: 0 }, &hooks)?;
         let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
-        walked = object::verified(&object)?;
+        verified = object::verified(&object)?;
     }
-    Ok(walked)
+    Ok(verified)
 }
 
 /// Leaves out the programs whose targets this kernel lacks, and writes the settings, constants to the verifier.
@@ -170,12 +171,12 @@ fn leave_out(object: &mut OpenObject, hooks: &[Hook]) {
 }
 
 fn open() -> Result<OpenObject, Error> {
-    static TELLS: OnceLock<bool> = OnceLock::new();
-    crate::quiet();
-    let tells = *TELLS.get_or_init(|| object::has_symbol(&PREEMPT_COUNT));
+    static HAS_PREEMPT_COUNT: OnceLock<bool> = OnceLock::new();
+    crate::silence_libbpf();
+    let has_preempt_count = *HAS_PREEMPT_COUNT.get_or_init(|| object::has_symbol(&PREEMPT_COUNT));
     ObjectBuilder::default()
         .name("path_trace")
-        .and_then(|b| b.open_memory(if tells { OBJECT } else { PLAIN }))
+        .and_then(|b| b.open_memory(if has_preempt_count { OBJECT } else { OBJECT_WITHOUT_PREEMPT_COUNT }))
         .map_err(|e| Error::kernel("open the packet probes", e))
 }
 
@@ -252,7 +253,7 @@ impl Tracer {
         object::verified(&self.object)
     }
 
-    /// Takes at most 4,096 records out of the buffer, for [`Tracer::hand_on`]; returns whether there may be more.
+    /// Takes at most 4,096 records out of the buffer, for [`Tracer::take_events`]; returns whether there may be more.
     ///
     /// # Errors
     /// [`Error::Kernel`] if the buffer cannot be read.
@@ -268,7 +269,7 @@ impl Tracer {
     }
 
     /// Hands on the events that were taken out; returns how many.
-    pub fn hand_on(&mut self, each: &mut dyn FnMut(&mut Item)) -> usize {
+    pub fn take_events(&mut self, each: &mut dyn FnMut(&mut EventWithPayload)) -> usize {
         let mut batch = self.batch.borrow_mut();
         batch.iter_mut().for_each(each);
         let taken = batch.len();
@@ -280,11 +281,11 @@ impl Tracer {
     ///
     /// # Errors
     /// As [`Tracer::fetch`].
-    pub fn drain(&mut self, each: &mut dyn FnMut(&mut Item)) -> Result<usize, Error> {
+    pub fn drain(&mut self, each: &mut dyn FnMut(&mut EventWithPayload)) -> Result<usize, Error> {
         let mut total = 0;
         loop {
             let more = self.fetch()?;
-            total += self.hand_on(each);
+            total += self.take_events(each);
             if !more {
                 return Ok(total);
             }

@@ -49,14 +49,14 @@ static __always_inline u64 at_most(u64 n, u64 most)
 }
 
 /*
- * What is hashed of a packet: words of 32 bits in pairs, each word at its own place. Every field in which two
- * packets may differ has a place of its own, so different packets have different words.
+ * What is hashed of a packet: words of 32 bits in pairs, each word at its own offset. Every field in which
+ * two packets may differ has an offset of its own, so different packets have different words.
  */
-enum place {
-	PLACE_ENDS,	 /* IPv4: two addresses; IPv6: two of four words */
-	PLACE_WHAT = 8,	 /* IP version, protocol and length; ports, or ICMP's id and sequence */
-	PLACE_ID = 10,	 /* IPv4: id, place of the fragment; IPv6: flow label; TCP: flags; ICMP: the rest */
-	PLACE_BODY = 12, /* UDP: payload; TCP: sequence, acknowledgement */
+enum hash_offset {
+	OFFSET_ENDS,	  /* IPv4: two addresses; IPv6: two of four words */
+	OFFSET_WHAT = 8,  /* IP version, protocol and length; ports, or ICMP's id and sequence */
+	OFFSET_ID = 10,	  /* IPv4: id, place of the fragment; IPv6: flow label; TCP: flags; ICMP: the rest */
+	OFFSET_BODY = 12, /* UDP: payload; TCP: sequence, acknowledgement */
 };
 
 /* The two halves of a hash, before the last step. */
@@ -65,15 +65,15 @@ struct sums {
 };
 
 /*
- * Adds two words to a hash: the secret of its place is added to each word, and the two are multiplied
+ * Adds two words to a hash: the secret of its offset is added to each word, and the two are multiplied
  * ("pair-multiply-shift", Thorup, High Speed Hashing for Integers and Strings, 2015, section 3.5). For any
  * two different packets the upper 32 bits of one sum are equal for one in 2^32 choices of the secrets, and
  * those of both sums for one in 2^64: nobody can construct packets that collide more often.
  */
-static __always_inline void add_pair(struct sums *s, int place, u32 even, u32 odd)
+static __always_inline void add_pair(struct sums *s, int offset, u32 even, u32 odd)
 {
-	s->a += (settings.secret[0][place] + odd) * (settings.secret[0][place + 1] + even);
-	s->b += (settings.secret[1][place] + odd) * (settings.secret[1][place + 1] + even);
+	s->a += (settings.secret[0][offset] + odd) * (settings.secret[0][offset + 1] + even);
+	s->b += (settings.secret[1][offset] + odd) * (settings.secret[1][offset + 1] + even);
 	/* without this the compiler keeps more sums than there are registers */
 	barrier_var(s->a);
 	barrier_var(s->b);
@@ -88,13 +88,13 @@ static __always_inline void add_ends(struct sums *s, u8 version, const struct ad
 				     const struct address *last)
 {
 	if (version == 4) {
-		add_pair(s, PLACE_ENDS, first->word[0], last->word[0]);
+		add_pair(s, OFFSET_ENDS, first->word[0], last->word[0]);
 		return;
 	}
-	add_pair(s, PLACE_ENDS, first->word[0], first->word[1]);
-	add_pair(s, PLACE_ENDS + 2, first->word[2], first->word[3]);
-	add_pair(s, PLACE_ENDS + 4, last->word[0], last->word[1]);
-	add_pair(s, PLACE_ENDS + 6, last->word[2], last->word[3]);
+	add_pair(s, OFFSET_ENDS, first->word[0], first->word[1]);
+	add_pair(s, OFFSET_ENDS + 2, first->word[2], first->word[3]);
+	add_pair(s, OFFSET_ENDS + 4, last->word[0], last->word[1]);
+	add_pair(s, OFFSET_ENDS + 6, last->word[2], last->word[3]);
 }
 
 /* Whether the source sorts before the destination; this makes the key of a response that of its request. */
@@ -121,8 +121,8 @@ static __always_inline u64 match_key(const struct endpoints *e, u32 what, u32 id
 		add_ends(&s, e->version, &e->dst, &e->src);
 		ports = (u32)e->dport << 16 | e->sport;
 	}
-	add_pair(&s, PLACE_WHAT, what, ports);
-	add_pair(&s, PLACE_ID, id, 0);
+	add_pair(&s, OFFSET_WHAT, what, ports);
+	add_pair(&s, OFFSET_ID, id, 0);
 	return hash_of(&s);
 }
 
@@ -304,7 +304,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 			goto unidentified;
 #pragma unroll
 		for (i = 0; i < PAYLOAD_HASHED / 4; i += 2)
-			add_pair(&sums, PLACE_BODY + i, payload[i], payload[i + 1]);
+			add_pair(&sums, OFFSET_BODY + i, payload[i], payload[i + 1]);
 		ports = (u32)e.sport << 16 | e.dport;
 		if (settings.matching == MATCH_ECHO) {
 			p->key = match_key(&e, (u32)PROTO_UDP << 16 | udp.len, 0, sums);
@@ -325,7 +325,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 			return false;
 		ports = (u32)e.sport << 16 | e.dport;
 		l4 = tcp.flags;
-		add_pair(&sums, PLACE_BODY, tcp.seq, tcp.ack);
+		add_pair(&sums, OFFSET_BODY, tcp.seq, tcp.ack);
 	} else if (e.proto == PROTO_ICMP || e.proto == PROTO_ICMPV6) {
 		struct {
 			u8 type, code;
@@ -351,8 +351,8 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 	}
 identified:
 	add_ends(&sums, e.version, &e.src, &e.dst);
-	add_pair(&sums, PLACE_WHAT, (u32)e.version << 28 | (u32)e.proto << 16 | len, ports);
-	add_pair(&sums, PLACE_ID, id, l4);
+	add_pair(&sums, OFFSET_WHAT, (u32)e.version << 28 | (u32)e.proto << 16 | len, ports);
+	add_pair(&sums, OFFSET_ID, id, l4);
 	p->fingerprint = hash_of(&sums);
 	if (!p->fingerprint)
 		p->fingerprint = 1;

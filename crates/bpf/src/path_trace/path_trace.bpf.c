@@ -193,7 +193,7 @@ int BPF_PROG(on_handle_rx, struct vhost_net *net)
 
 /* Packets waiting behind the one being taken: in the tap's ring, and in the batch that vhost has taken
  * off it already (vhost_net_buf in drivers/vhost/net.c). */
-static __always_inline u16 waiting(struct tun_file *tfile, struct clock *c)
+static __always_inline u16 queue_depth(struct tun_file *tfile, struct clock *c)
 {
 	struct ptr_ring *ring = &tfile->tx_ring;
 	int size = BPF_CORE_READ(ring, size), producer = BPF_CORE_READ(ring, producer);
@@ -245,7 +245,7 @@ int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
 	len = BPF_CORE_READ(skb, len);
 	p.len = len;
 	if (parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, &p))
-		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, &tid, waiting(tfile, c), NOT_KNOWN);
+		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, &tid, queue_depth(tfile, c), NOT_KNOWN);
 	return 0;
 }
 

@@ -115,17 +115,17 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
             .update(key, value, MapFlags::ANY)
             .map_err(|e| Error::kernel(format!("fill the map {name}"), e))
     };
-    let mut places = Places::default();
+    let mut lookup = Lookup::default();
     for vm in setup.vms {
         let pid = vm.pid.to_ne_bytes();
-        places.hint(vm.pid, hint::HINT_VM);
+        lookup.hint(vm.pid, hint::HINT_VM);
         put("vms", &pid, &pid)?;
         // A tap of another network namespace has no index here.
         for nic in vm.nics.iter().filter(|nic| nic.ifindex != 0) {
-            places.hint(nic.ifindex, hint::HINT_TAP);
+            lookup.hint(nic.ifindex, hint::HINT_TAP);
             put("taps", &nic.ifindex.to_ne_bytes(), &pid)?;
             if let Some(addr) = nic.mac {
-                places.hint(u16::from_be_bytes([addr[4], addr[5]]).into(), hint::HINT_MAC);
+                lookup.hint(u16::from_be_bytes([addr[4], addr[5]]).into(), hint::HINT_MAC);
                 put(
                     "macs",
                     bytes_of(&types::mac { addr, ..Default::default() }),
@@ -144,7 +144,7 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
                 index: vcpu.index.into(),
                 ..Default::default()
             };
-            let index = places.add(vcpu.tid);
+            let index = lookup.add(vcpu.tid);
             put("thread_clocks", &index.to_ne_bytes(), bytes_of(&clock))?;
             // If KVM's number is not known now, the next guest entry of the vCPU shows it.
             if let Some(id) = vcpu.kvm_id {
@@ -153,40 +153,40 @@ pub(super) fn fill_maps(object: &Object, setup: &Setup<'_>) -> Result<(), Error>
             }
         }
     }
-    for (tid, index) in &places.displaced {
-        put("displaced", &tid.to_ne_bytes(), &index.to_ne_bytes())?;
+    for (tid, index) in &lookup.collisions {
+        put("collisions", &tid.to_ne_bytes(), &index.to_ne_bytes())?;
     }
     let name = object.maps().map(|m| m.name().to_string_lossy().into_owned()).find(|n| n.ends_with(".bss"));
-    put(name.as_deref().unwrap_or(".bss"), &0u32.to_ne_bytes(), bytes_of(places.image.as_ref()))
+    put(name.as_deref().unwrap_or(".bss"), &0u32.to_ne_bytes(), bytes_of(lookup.image.as_ref()))
 }
 
 /// Which thread has which clock: the tables that `clock_of()` of the kernel half reads.
 #[derive(Default)]
-struct Places {
-    image: Box<types::places>,
+struct Lookup {
+    image: Box<types::lookup>,
     /// Threads whose place is taken by another thread, and the indices of their clocks.
-    displaced: Vec<(u32, u32)>,
+    collisions: Vec<(u32, u32)>,
 }
 
-impl Places {
+impl Lookup {
     /// The index of the clock that a thread gets.
     fn add(&mut self, tid: u32) -> u32 {
         let index = self.image.used;
         self.image.used += 1;
-        let places = self.image.by_tid.len();
-        let place = &mut self.image.by_tid[tid as usize % places];
-        if *place == 0 {
-            *place = u64::from(tid) << 32 | u64::from(index);
+        let slots = self.image.by_tid.len();
+        let slot = &mut self.image.by_tid[tid as usize % slots];
+        if *slot == 0 {
+            *slot = u64::from(tid) << 32 | u64::from(index);
         } else {
-            self.displaced.push((tid, index));
+            self.collisions.push((tid, index));
         }
         index
     }
 
     /// Marks that something with this number is traced.
     fn hint(&mut self, number: u32, what: hint) {
-        let places = self.image.hints.len();
-        self.image.hints[number as usize % places] |= what.0 as u8;
+        let slots = self.image.hints.len();
+        self.image.hints[number as usize % slots] |= what.0 as u8;
     }
 }
 
@@ -210,28 +210,28 @@ mod tests {
 
     #[test]
     fn every_thread_has_a_clock_of_its_own() {
-        let mut places = Places::default();
+        let mut lookup = Lookup::default();
         let tids = [7, 65536 + 7, 8, 2 * 65536 + 7];
-        assert_eq!(tids.map(|t| places.add(t)), [0, 1, 2, 3]);
-        assert_eq!((places.image.by_tid[7], places.image.by_tid[8]), (7 << 32, 8 << 32 | 2));
-        assert_eq!(places.displaced, [(65536 + 7, 1), (2 * 65536 + 7, 3)]);
-        assert_eq!(places.image.used, 4);
+        assert_eq!(tids.map(|t| lookup.add(t)), [0, 1, 2, 3]);
+        assert_eq!((lookup.image.by_tid[7], lookup.image.by_tid[8]), (7 << 32, 8 << 32 | 2));
+        assert_eq!(lookup.collisions, [(65536 + 7, 1), (2 * 65536 + 7, 3)]);
+        assert_eq!(lookup.image.used, 4);
     }
 
     #[test]
     fn hints_of_several_kinds_share_a_place() {
-        let mut places = Places::default();
-        places.hint(65536 + 9, hint::HINT_TAP);
-        places.hint(9, hint::HINT_VM);
-        assert_eq!(u32::from(places.image.hints[9]), hint::HINT_TAP.0 | hint::HINT_VM.0);
-        assert_eq!(places.image.hints.iter().filter(|h| **h != 0).count(), 1);
+        let mut lookup = Lookup::default();
+        lookup.hint(65536 + 9, hint::HINT_TAP);
+        lookup.hint(9, hint::HINT_VM);
+        assert_eq!(u32::from(lookup.image.hints[9]), hint::HINT_TAP.0 | hint::HINT_VM.0);
+        assert_eq!(lookup.image.hints.iter().filter(|h| **h != 0).count(), 1);
     }
 
     #[test]
     fn the_places_of_threads_are_all_that_the_object_has_beside_its_maps() {
         let object = super::super::open().unwrap();
         let bss = object.maps().find(|m| m.name().to_string_lossy().ends_with(".bss")).unwrap();
-        assert_eq!(bss.initial_value().unwrap().len(), size_of::<types::places>());
+        assert_eq!(bss.initial_value().unwrap().len(), size_of::<types::lookup>());
     }
 
     #[test]

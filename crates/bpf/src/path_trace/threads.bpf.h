@@ -62,7 +62,7 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		if (!now)
 			now = bpf_ktime_get_ns();
 		bpf_spin_lock(&c->lock);
-		clock_settle(c, now);
+		clock_account(c, now);
 		if (runnable) {
 			c->resume = c->state;
 			c->state = STATE_READY;
@@ -86,7 +86,7 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		if (waited && w != r)
 			held(w, w->tid, now);
 		bpf_spin_lock(&to->lock);
-		clock_settle(to, now);
+		clock_account(to, now);
 		if (to->state == STATE_READY) {
 			if (waited)
 				to->preempted_by = w->holder;
@@ -116,7 +116,7 @@ int BPF_PROG(on_sched_wakeup, struct task_struct *task)
 	now = bpf_ktime_get_ns();
 	bpf_spin_lock(&c->lock);
 	if (c->state == STATE_ASLEEP) {
-		clock_settle(c, now);
+		clock_account(c, now);
 		c->state = STATE_READY;
 		wait_begins(c, task->pid, cpu, holder, now);
 	}

@@ -15,14 +15,14 @@ const LIMIT_PACKETS: u32 = 10_000;
 const MAX_SLACK: u64 = 3_600_000_000_000;
 
 /// What is written for a link under one generation.
-pub(super) struct Written {
+pub(super) struct EncodedLink {
     pub(super) settings: types::link_settings,
     /// By the channel's name.
     pub(super) entries: BTreeMap<String, Vec<types::match_key>>,
 }
 
 /// A link's channels in the form of the kernel half. The error says what is wrong with them, and what would work.
-pub(super) fn written(d: &DeadlineQdisc, generation: u32) -> Result<Written, String> {
+pub(super) fn encode(d: &DeadlineQdisc, generation: u32) -> Result<EncodedLink, String> {
     if d.scheduler != Scheduler::Edf {
         return Err(format!("{} is not this qdisc's", d.scheduler));
     }
@@ -54,7 +54,7 @@ pub(super) fn written(d: &DeadlineQdisc, generation: u32) -> Result<Written, Str
         entries.insert(name.clone(), own.into_iter().map(|(_, key)| key).collect());
     }
     let burst: u64 = d.channels.values().map(|c| c.burst).sum();
-    let (shapes, shape) = shapes.in_kernel();
+    let (shapes, shape) = shapes.into_kernel();
     let settings = types::link_settings {
         rate: d.rate / 8,
         slack: d.slack,
@@ -70,7 +70,7 @@ pub(super) fn written(d: &DeadlineQdisc, generation: u32) -> Result<Written, Str
         shape,
         ..Default::default()
     };
-    Ok(Written { settings, entries })
+    Ok(EncodedLink { settings, entries })
 }
 
 fn check(name: &str, c: &Channel) -> Result<(), String> {
@@ -103,14 +103,14 @@ pub(super) fn channel_settings(c: &Channel, id: u32) -> types::channel_settings 
 }
 
 /// The channels that a link's settings and matches describe; `name` returns the name of a channel's index.
-pub(super) fn read(
+pub(super) fn decode(
     settings: &types::link_settings,
     matches: &[(types::match_key, types::channel_settings)],
     mut name: impl FnMut(u32) -> Result<String, crate::Error>,
 ) -> Result<DeadlineQdisc, crate::Error> {
     let mut channels = BTreeMap::new();
     for (key, c) in matches.iter().filter(|(key, _)| key.link == settings.id) {
-        let (from, to, proto) = shape::ends(key);
+        let (from, to, proto) = shape::endpoints(key);
         let channel = Channel { from, to, proto, deadline: c.deadline, rate: c.rate * 8, burst: c.burst };
         channels.insert(name(c.id)?, channel);
     }
@@ -180,7 +180,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read_back(wanted in deadlines()) {
-            let Ok(w) = written(&wanted, 9) else { return Ok(()) };
+            let Ok(w) = encode(&wanted, 9) else { return Ok(()) };
             let mut matches = Vec::new();
             let mut labels = Vec::new();
             for (name, keys) in &w.entries {
@@ -190,7 +190,7 @@ mod tests {
             }
             // Others' are not mistaken for its own.
             matches.push((types::match_key { link: 8, ..matches.first().map(|m| m.0).unwrap_or_default() }, Default::default()));
-            let got = read(&w.settings, &matches, |id| Ok(name(&labels[id as usize]))).unwrap();
+            let got = decode(&w.settings, &matches, |id| Ok(name(&labels[id as usize]))).unwrap();
             prop_assert_eq!(got, wanted);
         }
     }
@@ -209,11 +209,11 @@ mod tests {
 
     #[test]
     fn what_the_kernel_half_cannot_keep_is_refused() {
-        assert!(written(&one(), 1).is_ok());
+        assert!(encode(&one(), 1).is_ok());
         let refused = |change: &dyn Fn(&mut DeadlineQdisc), why: &str| {
             let mut d = one();
             change(&mut d);
-            let said = written(&d, 1).err().unwrap();
+            let said = encode(&d, 1).err().unwrap();
             assert!(said.contains(why), "{said}");
         };
         refused(&|d| d.scheduler = Scheduler::Hfsc, "HFSC");

@@ -13,7 +13,7 @@ use std::time::Duration;
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qdisc_edf.bpf.o"));
 
 /// How long the kernel may take to release a kind that is no longer registered.
-const PATIENCE: Duration = Duration::from_secs(2);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Edf {
     /// Loads the programs, registers the qdisc kind and pins both in `folder`. No link has it yet.
@@ -71,7 +71,7 @@ pub(super) fn version() -> u64 {
 }
 
 pub(super) fn open() -> Result<OpenObject, Error> {
-    crate::quiet();
+    crate::silence_libbpf();
     ObjectBuilder::default()
         .name("qdisc_edf")
         .and_then(|b| b.open_memory(OBJECT))
@@ -84,7 +84,7 @@ fn register(object: &mut Object) -> Result<Link, Error> {
     let begun = std::time::Instant::now();
     loop {
         match operations.attach_struct_ops() {
-            Err(e) if e.kind() == ErrorKind::AlreadyExists && begun.elapsed() < PATIENCE => {
+            Err(e) if e.kind() == ErrorKind::AlreadyExists && begun.elapsed() < RELEASE_TIMEOUT => {
                 std::thread::sleep(Duration::from_millis(50));
             }
             Err(e) if e.kind() == ErrorKind::AlreadyExists => {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Edf::load ── verify the programs, register the qdisc kind `teiji_edf`, pin both ──► Edf     (the agent)
-//! Opened::of ── what is pinned ──► Edf                                                       (any process)
+//! PinnedQdisc::open ── what is pinned ──► Edf                                                   (any process)
 //! Edf::put_link ── settings and channels of a link, at once; then the caller makes it the root qdisc
 //! Edf::send_heartbeat ── the heartbeat, at least every second; the kernel half falls back to FIFO 2 s after the last one
 //! unpin ── the kind is gone once no link has it
@@ -13,7 +13,7 @@
 //! ## One change, one write
 //! `link_settings.id` names a *generation* of a link's matches. [`Edf::put_link`] writes all matches under a new
 //! generation, and last the settings that name it (`slots`). So a writer that is killed leaves the former channels or
-//! the new ones, and perhaps matches that no settings name, which [`Edf::tidy`] removes. Writers exclude each other by
+//! the new ones, and perhaps matches that no settings name, which [`Edf::remove_leftovers`] removes. Writers exclude each other by
 //! flock(2) on the folder of the pins.
 //!
 //! | module | does |
@@ -81,7 +81,7 @@ pub struct Edf {
 }
 
 /// What is pinned in a folder.
-pub enum Opened {
+pub enum PinnedQdisc {
     /// Nothing.
     Absent,
     /// The qdisc of exactly this version.
@@ -90,22 +90,22 @@ pub enum Opened {
     Other(Heartbeat),
 }
 
-impl Opened {
+impl PinnedQdisc {
     /// What is pinned in `folder`.
     ///
     /// # Errors
     /// [`Error::NotPermitted`] without the permission to open pins; [`Error::Kernel`] if the kernel refuses.
-    pub fn of(folder: &Path) -> Result<Opened, Error> {
-        crate::quiet();
+    pub fn open(folder: &Path) -> Result<PinnedQdisc, Error> {
+        crate::silence_libbpf();
         let pins = Pins::new(folder);
         if !pins.are_there()? {
-            return Ok(Opened::Absent);
+            return Ok(PinnedQdisc::Absent);
         }
         let registry = Registry(Map::open(&pins.current("registry"), "registry")?);
         if registry.read()?.version == load::version() {
-            Edf::open(pins, registry).map(|edf| Opened::Current(Box::new(edf)))
+            Edf::open(pins, registry).map(|edf| PinnedQdisc::Current(Box::new(edf)))
         } else {
-            Heartbeat::open(&pins).map(Opened::Other)
+            Heartbeat::open(&pins).map(PinnedQdisc::Other)
         }
     }
 }
@@ -157,7 +157,7 @@ impl Edf {
         let refuse = |reason| Error::Refused { doing: format!("set interface {ifindex}'s channels"), reason };
         let _lock = self.pins.lock()?;
         let generation = self.next_generation()?;
-        let written = link::written(wanted, generation).map_err(refuse)?;
+        let written = link::encode(wanted, generation).map_err(refuse)?;
         let own = self.slots.of(&self.key(ifindex))?;
         let Some(slot) = own.map_or_else(|| self.slots.free(), |slot| Ok(Some(slot)))? else {
             return Err(refuse(format!(
@@ -181,7 +181,7 @@ impl Edf {
     fn write_matches(
         &self,
         wanted: &DeadlineQdisc,
-        written: &link::Written,
+        written: &link::EncodedLink,
         ids: &BTreeMap<String, u32>,
     ) -> Result<(), Error> {
         for (name, channel) in &wanted.channels {
@@ -199,7 +199,7 @@ impl Edf {
     /// [`Error::Kernel`].
     pub fn link(&self, ifindex: u32) -> Result<Option<DeadlineQdisc>, Error> {
         let Some(settings) = self.settings_of(ifindex)? else { return Ok(None) };
-        link::read(&settings, &self.matches.entries()?, |id| self.name(id)).map(Some)
+        link::decode(&settings, &self.matches.entries()?, |id| self.name(id)).map(Some)
     }
 
     /// Removes a link that no longer has the qdisc.
@@ -222,12 +222,12 @@ impl Edf {
         self.remove_unused_matches()
     }
 
-    /// Lets a link send queued packets as fast as the device accepts them, until [`Edf::put_link`] or [`Edf::tidy`].
+    /// Lets a link send queued packets as fast as the device accepts them, until [`Edf::put_link`] or [`Edf::remove_leftovers`].
     /// [`Edf::link`] does not show this.
     ///
     /// # Errors
     /// [`Error::Kernel`].
-    pub fn unpace(&self, ifindex: u32) -> Result<(), Error> {
+    pub fn disable_pacing(&self, ifindex: u32) -> Result<(), Error> {
         let _lock = self.pins.lock()?;
         let Some(slot) = self.slots.of(&self.key(ifindex))? else { return Ok(()) };
         let settings = types::link_settings { unpaced: 1, ..self.slots.settings(slot)? };
@@ -264,7 +264,7 @@ impl Edf {
     ///
     /// # Errors
     /// [`Error::Kernel`].
-    pub fn tidy(&self) -> Result<(), Error> {
+    pub fn remove_leftovers(&self) -> Result<(), Error> {
         let _lock = self.pins.lock()?;
         let mut left = Vec::new();
         for (key, slot) in self.slots.all()? {
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn where_nothing_is_pinned_nothing_is_found_and_nothing_can_be_pinned_elsewhere() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(matches!(Opened::of(dir.path()), Ok(Opened::Absent)));
+        assert!(matches!(PinnedQdisc::open(dir.path()), Ok(PinnedQdisc::Absent)));
         assert!(Heartbeat::of(dir.path()).unwrap().is_none());
         unpin(dir.path()).unwrap();
         let error = Pins::new(&dir.path().join("teiji")).prepare().unwrap_err().to_string();

@@ -14,7 +14,7 @@
 //! the owner can pin the same maps again. Without pins no other process can see or change channels.
 use super::maps;
 use super::pins::Pins;
-use super::{Edf, Heartbeat, KIND, Opened, unpin};
+use super::{Edf, Heartbeat, KIND, PinnedQdisc, unpin};
 use crate::Error;
 use libbpf_rs::{MapCore, MapHandle};
 use nix::fcntl::Flock;
@@ -63,10 +63,10 @@ impl QdiscOwner {
                 Edf::load(folder)?;
             }
             let lock = pins.own()?;
-            let (heartbeat, current) = match Opened::of(folder)? {
-                Opened::Current(edf) => (edf.into_heartbeat(), true),
-                Opened::Other(heartbeat) => (heartbeat, false),
-                Opened::Absent => continue,
+            let (heartbeat, current) = match PinnedQdisc::open(folder)? {
+                PinnedQdisc::Current(edf) => (edf.into_heartbeat(), true),
+                PinnedQdisc::Other(heartbeat) => (heartbeat, false),
+                PinnedQdisc::Absent => continue,
             };
             // The folder may have been replaced after it was opened and before it was locked.
             if pins.are_of(&lock).map_err(|e| pins.failed("look into", &e))? != Some(true) {

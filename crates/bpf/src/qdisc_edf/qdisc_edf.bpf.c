@@ -189,7 +189,7 @@ static __always_inline bool admit(const struct link_settings *link, struct link_
 }
 
 /* Inserts a packet into its tree, which owns it from then on. */
-static __always_inline void file(struct link_state *st, struct packet *p)
+static __always_inline void tree_insert(struct link_state *st, struct packet *p)
 {
 	if (p->is.channel != NO_CHANNEL) {
 		bpf_spin_lock(&st->lock);
@@ -203,7 +203,7 @@ static __always_inline void file(struct link_state *st, struct packet *p)
 }
 
 /* Inserts the packet that is in no tree (`only`) into the tree it belongs to; false without memory for it. */
-static __always_inline bool file_only(struct link_state *st, struct bpf_sk_buff_ptr *to_free)
+static __always_inline bool tree_insert_only(struct link_state *st, struct bpf_sk_buff_ptr *to_free)
 {
 	struct packet *p = bpf_obj_new_impl(bpf_core_type_id_local(struct packet), NULL);
 	struct sk_buff *skb;
@@ -220,7 +220,7 @@ static __always_inline bool file_only(struct link_state *st, struct bpf_sk_buff_
 	skb = bpf_kptr_xchg(&p->skb, skb);
 	if (skb)
 		bpf_qdisc_skb_drop(skb, to_free);
-	file(st, p);
+	tree_insert(st, p);
 	return true;
 }
 
@@ -305,7 +305,7 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 			bpf_qdisc_skb_drop(skb, to_free);
 	} else {
 		p = NULL;
-		if (!st->single || file_only(st, to_free))
+		if (!st->single || tree_insert_only(st, to_free))
 			p = bpf_obj_new_impl(bpf_core_type_id_local(struct packet), NULL);
 		if (!p) {
 			if (real_time)
@@ -318,7 +318,7 @@ int BPF_PROG(edf_enqueue, struct sk_buff *skb, struct Qdisc *sch, struct bpf_sk_
 		skb = bpf_kptr_xchg(&p->skb, skb);
 		if (skb)
 			bpf_qdisc_skb_drop(skb, to_free);
-		file(st, p);
+		tree_insert(st, p);
 	}
 
 	st->rate = link->unpaced ? 0 : link->rate;
@@ -353,7 +353,7 @@ drop:
  * Counts a real-time packet that is given to the link now. The guarantee covers the last bit on the wire, so
  * the delay ends there, and the packet is late if that is after its deadline.
  */
-static __always_inline void left(const struct queued *is, u64 now)
+static __always_inline void account_sent(const struct queued *is, u64 now)
 {
 	u32 id = is->channel, bucket;
 	struct channel_state *cs = bpf_map_lookup_elem(&channels, &id);
@@ -445,7 +445,7 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 		st->stats.rt_queued--;
 		st->stats.rt_packets++;
 		st->stats.rt_bytes += is.len;
-		left(&is, now);
+		account_sent(&is, now);
 	} else {
 		st->flow[is.flow & (FLOWS - 1)].bytes -= is.len;
 		st->be_bytes -= is.len;

@@ -104,7 +104,7 @@ fn key(channel: &Channel, shape: &types::shape, link: u32) -> types::match_key {
 }
 
 /// Sender, receiver and protocol that a key stands for.
-pub(super) fn ends(key: &types::match_key) -> (Option<Endpoint>, Option<Endpoint>, Option<u8>) {
+pub(super) fn endpoints(key: &types::match_key) -> (Option<Endpoint>, Option<Endpoint>, Option<u8>) {
     let end = |prefix: u32, words: [u32; 4], flag: u32, port: u16| {
         let port = (key.shape & flag != 0).then(|| u16::from_be(port));
         let prefix = prefix as u8;
@@ -142,7 +142,7 @@ impl Shapes {
     }
 
     /// How many there are, and as the kernel half has them.
-    pub(super) fn in_kernel(mut self) -> (u32, [types::shape; MAX_SHAPES]) {
+    pub(super) fn into_kernel(mut self) -> (u32, [types::shape; MAX_SHAPES]) {
         // The order of equally specific shapes does not depend on the order in which the channels were added.
         self.0.sort_by_key(|s| (std::cmp::Reverse(fields(s)), s.tag, s.version));
         let mut all = [types::shape::default(); MAX_SHAPES];
@@ -238,7 +238,7 @@ mod tests {
                     let Ok(entries) = entries(&c, 1) else { continue };
                     assert_eq!(entries.len(), if from.is_none() && to.is_none() { 2 } else { 1 });
                     for (_, key) in entries {
-                        assert_eq!(ends(&key), (from.clone(), to.clone(), proto));
+                        assert_eq!(endpoints(&key), (from.clone(), to.clone(), proto));
                         seen += 1;
                     }
                 }
@@ -257,7 +257,7 @@ mod tests {
         for s in [wide, narrow, wide] {
             shapes.add(s).unwrap();
         }
-        let (n, all) = shapes.in_kernel();
+        let (n, all) = shapes.into_kernel();
         assert_eq!((n, all[0].tag, all[1].tag), (2, narrow.tag, wide.tag));
         let mut shapes = Shapes::default();
         for prefix in 1..=MAX_SHAPES as u8 {

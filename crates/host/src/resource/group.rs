@@ -202,7 +202,7 @@ pub(super) fn enable_cpu(root: &Root, hierarchy: &Hierarchy, group: &str) -> Res
 
 /// Removes teiji's own groups that are empty: those of VMs that have left or ended, and those into which no VM was
 /// moved because teiji was killed after it had made the group.
-pub(super) fn tidy(root: &Root) {
+pub(super) fn remove_leftovers(root: &Root) {
     if let Ok(hierarchy) = Hierarchy::find(root) {
         sweep(root, &hierarchy);
     }

@@ -26,7 +26,7 @@
 //! Each change is one system call that the kernel carries out completely or not at all: a process that is killed
 //! meanwhile leaves the old value or the new one. The exception is a move of a process into one of teiji's own groups.
 //! The group is made before the move, and removed after the process has left it. If teiji is killed in between, an
-//! empty group remains, which [`Settings::tidy`] removes.
+//! empty group remains, which [`Settings::remove_leftovers`] removes.
 //!
 //! The kernel may store another value than the requested one (it intersects CPUs with those that are online and in the
 //! cpuset): the caller reads back and compares.
@@ -195,8 +195,8 @@ impl Settings {
     ///
     /// The group of a VM that is still ending cannot be removed yet. To be called with the lock held: a group that
     /// another teiji is about to use is empty as well.
-    pub fn tidy(&self) {
-        group::tidy(&self.root);
+    pub fn remove_leftovers(&self) {
+        group::remove_leftovers(&self.root);
     }
 }
 

@@ -184,8 +184,8 @@ pub fn contended() -> Report {
             LeftOut::new(
                 Outcome::Incomplete,
                 Reason::DroppedIn,
-                Some(DropPlace {
-                    place: "tun_net_xmit".into(),
+                Some(DropLocation {
+                    location: "tun_net_xmit".into(),
                     why: "FULL_RING".into(),
                     device: "tap<0>".into(),
                 }),
