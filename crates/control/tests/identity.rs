@@ -131,7 +131,7 @@ proptest! {
             (Err(alone), Err(beside)) => {
                 // The message may say that there is such a process, instead of that there is none.
                 let places = |all: &[teiji_model::policy::Problem]| -> Vec<_> {
-                    all.iter().map(|p| p.place.clone()).collect()
+                    all.iter().map(|p| p.location.clone()).collect()
                 };
                 prop_assert_eq!(places(&alone), places(&beside));
             }

@@ -179,9 +179,9 @@ fn a_thread_leaves_the_deadline_class_before_it_is_pinned() {
     }]);
     let order: Vec<Resource> =
         ok(&policy, &observed, &Held::default()).steps.into_iter().map(|s| s.setting).collect();
-    let place = |setting| order.iter().position(|s| *s == setting).unwrap();
-    assert!(place(Resource::ThreadScheduling(task(101))) < place(Resource::ThreadCpus(task(101))));
-    assert!(place(Resource::ThreadScheduling(task(102))) > place(Resource::ThreadCpus(task(102))));
+    let location = |setting| order.iter().position(|s| *s == setting).unwrap();
+    assert!(location(Resource::ThreadScheduling(task(101))) < location(Resource::ThreadCpus(task(101))));
+    assert!(location(Resource::ThreadScheduling(task(102))) > location(Resource::ThreadCpus(task(102))));
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //! | [`finding`] | what makes requests slow: causes with evidence, and what shortens them |
 //! | [`flow`] | the filter language of `--flow`, and what a trace is asked to watch |
 //! | [`host`] | virtual machines, vCPU threads, vhost workers, taps, NUMA nodes; what a kernel can do |
-//! | [`policy`] | what the operator wants, with the place of each value; problems, each with place and cure |
+//! | [`policy`] | what the operator wants, with the place of each value; problems, each with place and fix |
 //! | [`resource`] | what can be changed on a host, its values, and the dependencies between changes |
 //! | [`cpus`] | sets of CPUs |
 //! | [`observation`] | the state of a host as a file, for planning on another machine |

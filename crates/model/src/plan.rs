@@ -6,7 +6,7 @@
 
 use crate::cpus::CpuSet;
 use crate::host::{Identity, Vm};
-use crate::policy::{Overridden, Place};
+use crate::policy::{Overridden, SourceLocation};
 use crate::qdisc::{Device, Scheduler};
 use crate::resource::dependency::{self, Change};
 use crate::resource::{Resource, ResourceKind, Resources, Task, Value};
@@ -186,7 +186,7 @@ pub struct Plan {
     pub links: Vec<LinkGuarantee>,
     /// The place in the policy of each [`Step::reason`] that is one of its lines.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub asked: BTreeMap<String, Place>,
+    pub asked: BTreeMap<String, SourceLocation>,
     /// Policy lines that are overridden by a later file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overridden: Vec<Overridden>,

@@ -25,7 +25,7 @@ pub struct Source {
 
 /// A place in a policy file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct SourceLocation {
     /// The file's name.
     pub file: String,
     /// The line, from 1.
@@ -34,7 +34,7 @@ pub struct Place {
     pub column: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
     }
@@ -42,19 +42,19 @@ impl fmt::Display for Place {
 
 /// A value and its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct At<T> {
+pub struct Located<T> {
     /// The value.
     pub value: T,
     /// The place.
-    pub place: Place,
+    pub location: SourceLocation,
 }
 
 /// A problem of a policy, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {message}")]
+#[error("{location}: {message}")]
 pub struct Problem {
     /// Where it is.
-    pub place: Place,
+    pub location: SourceLocation,
     /// What is wrong and what to write instead; without a full stop. Printable.
     pub message: String,
 }
@@ -73,14 +73,14 @@ pub struct Policy {
     /// `[vf.LINK.N]`: virtual functions.
     pub vfs: Vec<VfPolicy>,
     /// Keys of any section that set resources to the value written, in the order of the sections.
-    pub direct: Vec<Direct>,
+    pub direct: Vec<DirectSetting>,
     /// Lines that a later file overrides, in the order of the sections.
     pub overridden: Vec<Overridden>,
 }
 
 /// A key that sets all resources of one kind that its section covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Direct {
+pub struct DirectSetting {
     /// The section.
     pub subject: Subject,
     /// The key.
@@ -88,7 +88,7 @@ pub struct Direct {
     /// The kind of the resources.
     pub kind: resource::ResourceKind,
     /// The value that each of them gets.
-    pub value: At<resource::Value>,
+    pub value: Located<resource::Value>,
     /// What it costs, for people; empty if there is nothing worth mentioning.
     pub cost: &'static str,
 }
@@ -99,9 +99,9 @@ pub enum Subject {
     /// `[host]`: the resources of the host as a whole.
     Host,
     /// `[link.NAME]`: the resources of the device.
-    Link(At<String>),
+    Link(Located<String>),
     /// `[vm.NAME]`: the resources of the VM's threads and taps.
-    Vm(At<String>),
+    Vm(Located<String>),
 }
 
 /// A line of a policy.
@@ -110,7 +110,8 @@ pub struct Line {
     /// The text, such as `weight = 200`; truncated if it is long, printable.
     pub text: String,
     /// The place of its value.
-    pub place: Place,
+    #[serde(rename = "place")]
+    pub location: SourceLocation,
 }
 
 /// A line that holds, and the lines of earlier files that it overrides.
@@ -128,30 +129,30 @@ pub struct Overridden {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPolicy {
     /// `halt_poll`: how long KVM polls before a halted vCPU sleeps, ns; `"off"` is 0. At most 10 ms.
-    pub halt_poll: Option<At<u64>>,
+    pub halt_poll: Option<Located<u64>>,
     /// `cpu_latency`: longest wake-up of the CPUs' idle states: `"any"`, `"none"` or a time in whole µs.
-    pub cpu_latency: Option<At<Latency>>,
+    pub cpu_latency: Option<Located<Latency>>,
     /// `cpu_latency_cpus`: the CPUs that it applies to; all if absent.
-    pub cpu_latency_cpus: Option<At<CpuSet>>,
+    pub cpu_latency_cpus: Option<Located<CpuSet>>,
     /// `vm_users`: the users whose VMs may name themselves; [`VM_USERS`](crate::host::VM_USERS) if absent.
-    pub vm_users: Option<At<Vec<String>>>,
+    pub vm_users: Option<Located<Vec<String>>>,
 }
 
 /// `[link.NAME]`: a host NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkPolicy {
     /// The device.
-    pub name: At<String>,
+    pub name: Located<String>,
     /// `irq_cpus`: the CPUs for its interrupts.
-    pub irq_cpus: Option<At<CpuSet>>,
+    pub irq_cpus: Option<Located<CpuSet>>,
     /// `rate`, bit/s.
-    pub rate: Option<At<u64>>,
+    pub rate: Option<Located<u64>>,
     /// `slack`: a time in ns; `"auto"` is `Auto::Auto`.
-    pub slack: Option<At<Auto>>,
+    pub slack: Option<Located<Auto>>,
     /// `max_packet`: the largest Ethernet frame that enters its queue, bytes.
-    pub max_packet: Option<At<u32>>,
+    pub max_packet: Option<Located<u32>>,
     /// `realtime_max`: the highest rate of all its channels together, bit/s.
-    pub realtime_max: Option<At<u64>>,
+    pub realtime_max: Option<Located<u64>>,
 }
 
 /// A time, or `auto`.
@@ -167,40 +168,40 @@ pub enum Auto {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmPolicy {
     /// The VM.
-    pub name: At<String>,
+    pub name: Located<String>,
     /// `class`, with `priority` or `runtime`, `deadline` and `period`: how its vCPU threads and vhost workers are
     /// scheduled. `"fair"` is the default scheduler. `"realtime"` is `SCHED_FIFO` with `priority` (default 10; workers
     /// one higher). `"deadline"` is `SCHED_DEADLINE` with `runtime` and `period` (`deadline` defaults to `period`).
-    pub class: Option<At<Scheduling>>,
+    pub class: Option<Located<Scheduling>>,
     /// `vcpu_cpus`: the CPUs for its vCPU threads.
-    pub vcpu_cpus: Option<At<CpuSet>>,
+    pub vcpu_cpus: Option<Located<CpuSet>>,
     /// `worker_cpus`: the CPUs for its vhost workers.
-    pub worker_cpus: Option<At<CpuSet>>,
+    pub worker_cpus: Option<Located<CpuSet>>,
     /// `weight`: its share of CPU time relative to other groups, 1 to 10,000; the default is 100.
-    pub weight: Option<At<u32>>,
+    pub weight: Option<Located<u32>>,
     /// `quota`: the greatest CPU time, in thousandths of a CPU: `"150%"` is 1500; `"none"` is an inner `None`.
-    pub quota: Option<At<Option<u32>>>,
+    pub quota: Option<Located<Option<u32>>>,
 }
 
 /// `[channel.NAME]`: a one-way flow with a deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelPolicy {
     /// Its name.
-    pub name: At<String>,
+    pub name: Located<String>,
     /// `link`: the device that its packets leave by; if absent, the device of the only `[link.NAME]`.
-    pub link: Option<At<String>>,
+    pub link: Option<Located<String>>,
     /// `from`: the sender.
-    pub from: Option<At<Endpoint>>,
+    pub from: Option<Located<Endpoint>>,
     /// `to`: the receiver.
-    pub to: Option<At<Endpoint>>,
+    pub to: Option<Located<Endpoint>>,
     /// `proto`: `"udp"` is 17, `"tcp"` 6.
-    pub proto: Option<At<u8>>,
+    pub proto: Option<Located<u8>>,
     /// `deadline`, ns; required.
-    pub deadline: At<u64>,
+    pub deadline: Located<u64>,
     /// `min_rate`, bit/s; required.
-    pub min_rate: At<u64>,
+    pub min_rate: Located<u64>,
     /// `burst`, bytes.
-    pub burst: Option<At<u64>>,
+    pub burst: Option<Located<u64>>,
 }
 
 /// An address or prefix, with or without a port.
@@ -218,11 +219,11 @@ pub struct Endpoint {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VfPolicy {
     /// The NIC.
-    pub link: At<String>,
+    pub link: Located<String>,
     /// The number of the function.
-    pub index: At<u32>,
+    pub index: Located<u32>,
     /// `hard`: the highest rate at which it may send, bit/s.
-    pub hard: Option<At<u64>>,
+    pub hard: Option<Located<u64>>,
     /// `weight`: its share relative to other functions, 1 to 100.
-    pub weight: Option<At<u32>>,
+    pub weight: Option<Located<u32>>,
 }

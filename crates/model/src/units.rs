@@ -86,18 +86,18 @@ impl Quantity {
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = (&text[..end], text[end..].trim_start());
         if number.is_empty() {
-            return Err(format!("{} is not {}; {}", quote(text), self.noun, self.cure()));
+            return Err(format!("{} is not {}; {}", quote(text), self.noun, self.fix()));
         }
         let Some((_, factor)) = self.units.iter().find(|(name, _)| *name == unit) else {
             let wrong = match unit {
                 "" => format!("{} has no unit", quote(text)),
                 _ => format!("{} is not a unit of {}", quote(unit), self.noun.trim_start_matches("a ")),
             };
-            return Err(format!("{wrong}; {} ({})", self.cure(), self.names()));
+            return Err(format!("{wrong}; {} ({})", self.fix(), self.names()));
         };
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         if fraction.contains('.') || number == "." {
-            return Err(format!("{} is not a number; {}", quote(number), self.cure()));
+            return Err(format!("{} is not a number; {}", quote(number), self.fix()));
         }
         let fraction = fraction.trim_end_matches('0');
         let too_great = || format!("{} is too large", quote(text));
@@ -135,7 +135,7 @@ impl Quantity {
     }
 
     /// What to write instead, as the second half of a message.
-    pub fn cure(&self) -> String {
+    pub fn fix(&self) -> String {
         format!("write {} with its unit, as in {}", self.noun, self.example)
     }
 
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn what_is_no_amount_says_what_to_write() {
-        for (quantity, text, cure) in [
+        for (quantity, text, fix) in [
             (&DURATION, "3", "`3` has no unit; write a time with its unit, as in 3ms (ns, us, ms, s)"),
             (&DURATION, "3min", "`min` is not a unit of time; write a time with its unit, as in 3ms"),
             (&DURATION, "3 MS", "`MS` is not a unit of time"),
@@ -211,7 +211,7 @@ mod tests {
             (&PERCENT, "1.5", "write a percentage with its unit, as in 150%"),
         ] {
             let said = quantity.parse(text).unwrap_err();
-            assert!(said.contains(cure), "{text}: {said}");
+            assert!(said.contains(fix), "{text}: {said}");
         }
     }
 

@@ -4,12 +4,12 @@
 //! text ── length, nesting ──► toml's parser, which continues after an error ──► table + syntax errors
 //! ```
 //! The table after a syntax error is a guess. Problems that may exist only because of that guess are not reported: see
-//! [`File::report`] and [`File::sound`].
+//! [`File::report`] and [`File::keys_known`].
 
 use super::MAX_DEPTH;
 use super::text::{Lines, key};
 use std::ops::Range;
-use teiji_model::policy::{At, MAX_BYTES, Place, Problem, Source};
+use teiji_model::policy::{Located, MAX_BYTES, Problem, Source, SourceLocation};
 use teiji_model::text::printable;
 use teiji_model::text::quote;
 use toml::Spanned;
@@ -41,7 +41,7 @@ pub(super) struct File<'t> {
     guessed: Vec<bool>,
     /// Whether the table has all keys of the text, which is not known after a syntax error: only then can a key be
     /// reported as missing.
-    pub sound: bool,
+    pub keys_known: bool,
 }
 
 impl<'t> File<'t> {
@@ -58,7 +58,7 @@ impl<'t> File<'t> {
             lines: Lines::new(text),
             problems: Vec::new(),
             guessed: Vec::new(),
-            sound: true,
+            keys_known: true,
         };
         if too_long {
             let length = source.text.len();
@@ -75,17 +75,17 @@ impl<'t> File<'t> {
             return (file, None);
         }
         let (table, errors) = DeTable::parse_recoverable(text);
-        let mut said = Vec::new();
+        let mut errors_found = Vec::new();
         for error in errors {
             let span = error.span().unwrap_or(0..0);
             let duplicate = error.message() == "duplicate key";
-            file.sound &= duplicate;
-            said.push(file.explain(error.message(), span.clone()));
+            file.keys_known &= duplicate;
+            errors_found.push(file.explain(error.message(), span.clone()));
             if !duplicate {
                 file.guess(span.start);
             }
         }
-        file.problems = said;
+        file.problems = errors_found;
         (file, Some(table.into_inner()))
     }
 
@@ -105,8 +105,8 @@ impl<'t> File<'t> {
     }
 
     /// The place of byte `at`.
-    pub(super) fn place(&self, at: usize) -> Place {
-        self.lines.place(&self.name, at)
+    pub(super) fn location(&self, at: usize) -> SourceLocation {
+        self.lines.location(&self.name, at)
     }
 
     /// The text at that place.
@@ -115,8 +115,8 @@ impl<'t> File<'t> {
     }
 
     /// A value with its place.
-    pub(super) fn at<T>(&self, at: usize, value: T) -> At<T> {
-        At { value, place: self.place(at) }
+    pub(super) fn at<T>(&self, at: usize, value: T) -> Located<T> {
+        Located { value, location: self.location(at) }
     }
 
     /// Where the name of the section with this `value` begins: after the brackets of its header if it has a header,
@@ -144,8 +144,10 @@ impl<'t> File<'t> {
         let mut problems = std::mem::take(&mut self.problems);
         problems.sort_by_key(|(at, _)| *at);
         problems.dedup();
-        let problem =
-            |(at, message): (usize, String)| Problem { place: self.place(at), message: printable(&message) };
+        let problem = |(at, message): (usize, String)| Problem {
+            location: self.location(at),
+            message: printable(&message),
+        };
         problems.into_iter().map(problem).collect()
     }
 

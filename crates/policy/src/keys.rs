@@ -44,7 +44,7 @@ pub(super) struct Key {
 
 /// What the part of a header after the section's word names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Naming {
+pub(super) enum HeaderNames {
     /// Nothing: there is one such section.
     One,
     /// A network device.
@@ -64,14 +64,14 @@ pub(super) struct Section {
     pub name: &'static str,
     /// The form of its header.
     pub form: &'static str,
-    pub naming: Naming,
+    pub header_names: HeaderNames,
     pub doc: &'static str,
     pub keys: &'static [Key],
     /// Keys that only have a meaning together with another key. Each group has that other key first: a file that sets
     /// it discards what earlier files say about the rest.
     pub groups: &'static [&'static [&'static str]],
     /// Keys that people may look for here but that do not exist, each with the reason, which follows "`KEY` ".
-    pub strays: &'static [(&'static str, &'static str)],
+    pub misplaced: &'static [(&'static str, &'static str)],
 }
 
 impl Section {
@@ -98,7 +98,7 @@ const NOT_YET: &str = "is not supported by this version yet; remove it";
 
 /// A key that sets resources to the value written.
 #[derive(Debug)]
-pub(super) struct Sets {
+pub(super) struct DirectKey {
     /// The section's word.
     pub section: &'static str,
     pub key: &'static str,
@@ -111,8 +111,8 @@ pub(super) struct Sets {
 }
 
 /// All keys of this sort. The parser and the plan know them only from this table.
-pub(super) const SETS: &[Sets] = &[
-    Sets {
+pub(super) const DIRECT_KEYS: &[DirectKey] = &[
+    DirectKey {
         section: "host",
         key: "governor",
         kind: resource::ResourceKind::Governor,
@@ -122,14 +122,14 @@ pub(super) const SETS: &[Sets] = &[
         },
         cost: "",
     },
-    Sets {
+    DirectKey {
         section: "link",
         key: "rps_cpus",
         kind: resource::ResourceKind::ReceiveCpus,
         value: cpus,
         cost: STEERING,
     },
-    Sets {
+    DirectKey {
         section: "vm",
         key: "rps_cpus",
         kind: resource::ResourceKind::ReceiveCpus,
@@ -153,7 +153,7 @@ pub(super) const SECTIONS: &[Section] = &[
     Section {
         name: "host",
         form: "[host]",
-        naming: Naming::One,
+        header_names: HeaderNames::One,
         doc: "The host as a whole.",
         keys: &[
             Key {
@@ -209,12 +209,12 @@ pub(super) const SECTIONS: &[Section] = &[
             },
         ],
         groups: &[&["cpu_latency", "cpu_latency_cpus"]],
-        strays: &[],
+        misplaced: &[],
     },
     Section {
         name: "link",
         form: "[link.NAME]",
-        naming: Naming::Link,
+        header_names: HeaderNames::Link,
         doc: "A NIC of the host, or a bridge's uplink, by its device name.",
         keys: &[
             Key {
@@ -275,12 +275,12 @@ pub(super) const SECTIONS: &[Section] = &[
             },
         ],
         groups: &[],
-        strays: &[],
+        misplaced: &[],
     },
     Section {
         name: "vm",
         form: "[vm.NAME]",
-        naming: Naming::Vm,
+        header_names: HeaderNames::Vm,
         doc: "A virtual machine, by libvirt's name, QEMU's `-name`, or `\"pid:N\"` in quotes.",
         keys: &[
             Key {
@@ -373,7 +373,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
         ],
         groups: &[&["class", "priority", "runtime", "deadline", "period"]],
-        strays: &[
+        misplaced: &[
             ("halt_poll", "is host-wide; write it in [host]"),
             ("cpu_latency", "is the CPUs', not a VM's; write it in [host]"),
             ("numa", NOT_YET),
@@ -382,7 +382,7 @@ pub(super) const SECTIONS: &[Section] = &[
     Section {
         name: "channel",
         form: "[channel.NAME]",
-        naming: Naming::Channel,
+        header_names: HeaderNames::Channel,
         doc: "A one-way flow whose packets have a deadline, by a name of your choice.",
         keys: &[
             Key {
@@ -450,12 +450,12 @@ pub(super) const SECTIONS: &[Section] = &[
             },
         ],
         groups: &[],
-        strays: &[("mark", NOT_YET), ("dscp", NOT_YET), ("on_miss", NOT_YET)],
+        misplaced: &[("mark", NOT_YET), ("dscp", NOT_YET), ("on_miss", NOT_YET)],
     },
     Section {
         name: "vf",
         form: "[vf.LINK.N]",
-        naming: Naming::Vf,
+        header_names: HeaderNames::Vf,
         doc: "Virtual function N, from 0, of the SR-IOV NIC LINK.",
         keys: &[
             Key {
@@ -477,6 +477,6 @@ pub(super) const SECTIONS: &[Section] = &[
             },
         ],
         groups: &[],
-        strays: &[],
+        misplaced: &[],
     },
 ];

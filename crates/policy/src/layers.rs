@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use teiji_model::policy::{Line, Overridden};
 
 /// A section, from all files that have it.
-pub(super) struct Layered {
+pub(super) struct LayeredSection {
     pub section: &'static Section,
     /// The names in its header after the section's own word.
     pub names: Vec<String>,
@@ -24,35 +24,39 @@ pub(super) struct Layered {
     pub written: Vec<Written>,
 }
 
-impl Layered {
+impl LayeredSection {
     /// The line that holds for each key, and the lines that it overrides.
-    pub(super) fn decide(written: Vec<Written>, section: &Section, path: &str) -> (Holding, Vec<Overridden>) {
-        let mut holding: Holding = BTreeMap::new();
-        let mut beaten: Vec<(&str, Written)> = Vec::new();
+    pub(super) fn decide(
+        written: Vec<Written>,
+        section: &Section,
+        path: &str,
+    ) -> (EffectiveLines, Vec<Overridden>) {
+        let mut effective: EffectiveLines = BTreeMap::new();
+        let mut overruled: Vec<(&str, Written)> = Vec::new();
         for line in written {
             let name = line.name;
-            beaten.extend(holding.insert(name, line).map(|earlier| (name, earlier)));
+            overruled.extend(effective.insert(name, line).map(|earlier| (name, earlier)));
         }
         for group in section.groups {
             let [first, rest @ ..] = group else { continue };
-            let Some(since) = holding.get(first).map(|line| line.file) else { continue };
+            let Some(since) = effective.get(first).map(|line| line.file) else { continue };
             for name in rest {
-                if holding.get(name).is_some_and(|line| line.file < since) {
-                    beaten.extend(holding.remove(name).map(|line| (*first, line)));
+                if effective.get(name).is_some_and(|line| line.file < since) {
+                    overruled.extend(effective.remove(name).map(|line| (*first, line)));
                 }
             }
-            for (by, line) in &mut beaten {
+            for (by, line) in &mut overruled {
                 // All lines that held in an earlier file are overridden for the same reason.
-                if rest.contains(&line.name) && line.file < since && !holding.contains_key(line.name) {
+                if rest.contains(&line.name) && line.file < since && !effective.contains_key(line.name) {
                     *by = first;
                 }
             }
         }
-        beaten.sort_by_key(|(_, line)| (line.file, line.key));
+        overruled.sort_by_key(|(_, line)| (line.file, line.key));
         let mut overridden = Vec::new();
-        for (name, line) in &holding {
+        for (name, line) in &effective {
             let same = |l: &&Written| l.name == *name && l.line.text == line.line.text;
-            let over: Vec<Line> = beaten
+            let over: Vec<Line> = overruled
                 .iter()
                 .filter(|(by, l)| by == name && !same(&l))
                 .map(|(_, l)| l.line.clone())
@@ -61,9 +65,9 @@ impl Layered {
                 overridden.push(Overridden { section: path.to_owned(), holds: line.line.clone(), over });
             }
         }
-        (holding, overridden)
+        (effective, overridden)
     }
 }
 
 /// The line that holds for each key.
-pub(super) type Holding = BTreeMap<&'static str, Written>;
+pub(super) type EffectiveLines = BTreeMap<&'static str, Written>;

@@ -12,9 +12,9 @@
 #![forbid(unsafe_code)]
 
 mod file;
+mod interpret;
 mod keys;
 mod layers;
-mod meaning;
 mod parse;
 mod schema;
 mod section;

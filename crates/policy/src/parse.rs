@@ -7,14 +7,14 @@
 //! also reported as missing or as contradicting another key.
 
 use super::file::{Entry, File, entries};
-use super::keys::{self, Naming, SECTIONS, Section};
-use super::layers::Layered;
-use super::meaning;
+use super::interpret;
+use super::keys::{self, HeaderNames, SECTIONS, Section};
+use super::layers::LayeredSection;
 use super::section::{self, Keys, nearest};
 use super::text::key;
 use super::value::{decimal, wrong_device};
 use std::collections::BTreeMap;
-use teiji_model::policy::{At, MAX_PID, Policy, Problem, Source, Subject, VfPolicy};
+use teiji_model::policy::{Located, MAX_PID, Policy, Problem, Source, Subject, VfPolicy};
 use teiji_model::text::quote;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -44,7 +44,7 @@ pub fn parse(sources: &[Source]) -> Result<Policy, Vec<Problem>> {
 #[derive(Default)]
 struct Reader {
     /// In the order of their first mention.
-    sections: Vec<Layered>,
+    sections: Vec<LayeredSection>,
     /// The index of each section in that list, by the names in its header.
     seen: BTreeMap<String, usize>,
 }
@@ -83,7 +83,7 @@ impl Reader {
         section: &'static Section,
         found: &Found<'_, '_>,
     ) {
-        if let Some(message) = wrong_name(section.naming, &found.names) {
+        if let Some(message) = wrong_name(section.header_names, &found.names) {
             file.report(found.at, message);
         }
         let path: Vec<String> =
@@ -98,7 +98,7 @@ impl Reader {
                 self.seen.insert(id, self.sections.len());
                 let names = found.names.iter().map(|name| (*name).to_owned()).collect();
                 let (at, header) = ((index, found.at), found.header);
-                self.sections.push(Layered { section, names, path, at, header, written });
+                self.sections.push(LayeredSection { section, names, path, at, header, written });
             }
         }
     }
@@ -106,30 +106,30 @@ impl Reader {
     /// The policy of all files together.
     fn policy(self, files: &mut [File<'_>]) -> Policy {
         let mut policy = Policy::default();
-        for Layered { section, names, path, at, header, written } in self.sections {
-            let (holding, overridden) = Layered::decide(written, section, &path);
+        for LayeredSection { section, names, path, at, header, written } in self.sections {
+            let (holding, overridden) = LayeredSection::decide(written, section, &path);
             policy.overridden.extend(overridden);
             // TOML's parser keeps the place of a NIC's first function only.
-            let device = files[at.0].place(header);
+            let device = files[at.0].location(header);
             let mut keys = Keys::new(files, section, at, &path, holding);
             let name = |index: usize| names.get(index).cloned().unwrap_or_default();
-            let subject = match section.naming {
-                Naming::One => Some(Subject::Host),
-                Naming::Link => Some(Subject::Link(keys.name(name(0)))),
-                Naming::Vm => Some(Subject::Vm(keys.name(name(0)))),
-                Naming::Channel | Naming::Vf => None,
+            let subject = match section.header_names {
+                HeaderNames::One => Some(Subject::Host),
+                HeaderNames::Link => Some(Subject::Link(keys.name(name(0)))),
+                HeaderNames::Vm => Some(Subject::Vm(keys.name(name(0)))),
+                HeaderNames::Channel | HeaderNames::Vf => None,
             };
-            let direct = subject.iter().flat_map(|subject| meaning::direct(&keys, section, subject));
+            let direct = subject.iter().flat_map(|subject| interpret::direct(&keys, section, subject));
             policy.direct.extend(direct);
-            match section.naming {
-                Naming::One => policy.host = meaning::host(&mut keys),
-                Naming::Link => policy.links.push(meaning::link(&mut keys, name(0))),
-                Naming::Vm => policy.vms.push(meaning::vm(&mut keys, name(0))),
-                Naming::Channel => policy.channels.extend(meaning::channel(&mut keys, name(0))),
-                Naming::Vf => {
+            match section.header_names {
+                HeaderNames::One => policy.host = interpret::host(&mut keys),
+                HeaderNames::Link => policy.links.push(interpret::link(&mut keys, name(0))),
+                HeaderNames::Vm => policy.vms.push(interpret::vm(&mut keys, name(0))),
+                HeaderNames::Channel => policy.channels.extend(interpret::channel(&mut keys, name(0))),
+                HeaderNames::Vf => {
                     let index = keys.name(decimal(&name(1)).unwrap_or_default());
-                    let (hard, weight) = meaning::vf(&mut keys);
-                    let link = At { value: name(0), place: device };
+                    let (hard, weight) = interpret::vf(&mut keys);
+                    let link = Located { value: name(0), location: device };
                     policy.vfs.push(VfPolicy { link, index, hard, weight });
                 }
             }
@@ -145,10 +145,10 @@ fn find<'e, 't>(
     (word, value): Entry<'e, 't>,
     found: &mut Vec<Found<'e, 't>>,
 ) {
-    let levels = match section.naming {
-        Naming::One => 0,
-        Naming::Link | Naming::Vm | Naming::Channel => 1,
-        Naming::Vf => 2,
+    let levels = match section.header_names {
+        HeaderNames::One => 0,
+        HeaderNames::Link | HeaderNames::Vm | HeaderNames::Channel => 1,
+        HeaderNames::Vf => 2,
     };
     let mut level = vec![(Vec::new(), word, value)];
     for _ in 0..levels {
@@ -214,7 +214,7 @@ fn unknown_section(
         };
         return file.report(word.span().start, message);
     };
-    let cure = match nearest(name, SECTIONS.iter().map(|s| s.name)) {
+    let fix = match nearest(name, SECTIONS.iter().map(|s| s.name)) {
         Some(right) => format!("did you mean `{right}`?"),
         None => format!("sections are {}", forms()),
     };
@@ -224,7 +224,7 @@ fn unknown_section(
     places.sort_unstable();
     places.dedup();
     for at in places {
-        file.report(at, format!("unknown section {}; {cure}", quote(name)));
+        file.report(at, format!("unknown section {}; {fix}", quote(name)));
     }
 }
 
@@ -233,23 +233,23 @@ fn forms() -> String {
 }
 
 /// Why nothing can have these names; `None` if they are valid.
-fn wrong_name(naming: Naming, names: &[&str]) -> Option<String> {
+fn wrong_name(header_names: HeaderNames, names: &[&str]) -> Option<String> {
     if names.iter().any(|name| name.trim().is_empty()) {
         return Some("the name is empty; write the name between the quotes".to_owned());
     }
     if let Some(name) = names.iter().find(|name| name.chars().any(char::is_control)) {
         return Some(format!("the name {} has a control character; write it without", quote(name)));
     }
-    match (naming, names) {
-        (Naming::Link, [device]) => wrong_device(device),
-        (Naming::Vf, [device, index]) => wrong_device(device).or_else(|| {
+    match (header_names, names) {
+        (HeaderNames::Link, [device]) => wrong_device(device),
+        (HeaderNames::Vf, [device, index]) => wrong_device(device).or_else(|| {
             let right = decimal(index).filter(|n| *n < MAX_VFS && n.to_string() == **index);
             let most = MAX_VFS - 1;
             right.is_none().then(|| {
                 format!("{} is not a virtual function; write its number, from 0 to {most}", quote(index))
             })
         }),
-        (Naming::Vm, [name]) => {
+        (HeaderNames::Vm, [name]) => {
             let pid = name.strip_prefix("pid:")?;
             let right = decimal(pid).filter(|n| (1..=MAX_PID).contains(n) && n.to_string() == pid);
             right

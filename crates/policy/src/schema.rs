@@ -3,7 +3,7 @@
 //! A schema cannot express everything that [`parse`](super::parse()) checks (ranges of amounts with units, which class
 //! a key belongs to): text that parses is valid by the schema, but not the other way round.
 
-use super::keys::{Key, Naming, SECTIONS, Section, ValueKind};
+use super::keys::{HeaderNames, Key, SECTIONS, Section, ValueKind};
 use serde_json::{Map, Value, json};
 use teiji_model::units::Quantity;
 
@@ -39,11 +39,11 @@ fn section(section: &Section) -> Value {
             "patternProperties": { pattern: below },
         })
     };
-    match section.naming {
-        Naming::One => table,
-        Naming::Link => named(DEVICE, table),
-        Naming::Vm | Naming::Channel => named("^.*\\S.*$", table),
-        Naming::Vf => named(DEVICE, named("^(0|[1-9][0-9]{0,4})$", table)),
+    match section.header_names {
+        HeaderNames::One => table,
+        HeaderNames::Link => named(DEVICE, table),
+        HeaderNames::Vm | HeaderNames::Channel => named("^.*\\S.*$", table),
+        HeaderNames::Vf => named(DEVICE, named("^(0|[1-9][0-9]{0,4})$", table)),
     }
 }
 

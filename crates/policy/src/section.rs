@@ -5,7 +5,7 @@ use super::keys::Section;
 use super::text::key;
 use super::value::Value;
 use std::collections::BTreeMap;
-use teiji_model::policy::{At, Line};
+use teiji_model::policy::{Line, Located};
 use teiji_model::text::{cut, quote};
 use toml::de::{DeTable, DeValue};
 
@@ -22,7 +22,7 @@ pub(super) struct Written {
     /// The text of the line, and the place of its value.
     pub line: Line,
     /// `None` if the value is wrong, which has been reported.
-    value: Option<At<Value>>,
+    value: Option<Located<Value>>,
 }
 
 /// Parses the keys of `table`, whose header is `path`, in the file with this index.
@@ -35,14 +35,14 @@ pub(super) fn read(
     let mut written = Vec::new();
     for (word, value) in entries(table) {
         let name: &str = word.get_ref();
-        let place = word.span().start;
+        let location = word.span().start;
         let Some(known) = section.key(name) else {
-            let header = file.header(place, value);
+            let header = file.header(location, value);
             let message = match value.get_ref() {
                 // `[link.eth0.100]`: a name with a dot in it.
-                DeValue::Table(_) if header != place => {
-                    let cure = "if the name has a dot, put it in quotes, as in [link.\"eth0.100\"]";
-                    format!("[{path}] has no section {} in it; {cure}", quote(name))
+                DeValue::Table(_) if header != location => {
+                    let fix = "if the name has a dot, put it in quotes, as in [link.\"eth0.100\"]";
+                    format!("[{path}] has no section {} in it; {fix}", quote(name))
                 }
                 _ => unknown(section, path, name),
             };
@@ -50,10 +50,10 @@ pub(super) fn read(
             continue;
         };
         // A value that could not be parsed has no place, and a table has that of its header.
-        let start = value.span().start.max(place);
+        let start = value.span().start.max(location);
         let line = Line {
             text: format!("{name} = {}", cut(file.written(start..value.span().end))),
-            place: file.place(start),
+            location: file.location(start),
         };
         let value = match known.kind.read(value.get_ref()) {
             Ok(value) => Some(file.at(start, value)),
@@ -62,7 +62,7 @@ pub(super) fn read(
                 None
             }
         };
-        written.push(Written { name: known.name, file: index, key: place, line, value });
+        written.push(Written { name: known.name, file: index, key: location, line, value });
     }
     written
 }
@@ -86,9 +86,9 @@ impl<'f, 't> Keys<'f, 't> {
         written: BTreeMap<&'static str, Written>,
     ) -> Self {
         let keys = Keys { files, section, at, written };
-        if keys.sound() {
+        if keys.keys_known() {
             for missing in section.keys.iter().filter(|k| k.required && !keys.written.contains_key(k.name)) {
-                let message = format!("[{path}] needs `{}`; {}", missing.name, missing.kind.cure());
+                let message = format!("[{path}] needs `{}`; {}", missing.name, missing.kind.fix());
                 keys.files[at.0].report(at.1, message);
             }
         }
@@ -102,19 +102,19 @@ impl<'f, 't> Keys<'f, 't> {
     }
 
     /// The value of a key, if it is written and valid.
-    pub(super) fn value(&self, name: &str) -> Option<At<Value>> {
+    pub(super) fn value(&self, name: &str) -> Option<Located<Value>> {
         debug_assert!(self.section.key(name).is_some(), "{name} is not in the table");
         self.written.get(name)?.value.clone()
     }
 
     /// The value of a key, converted by `read`.
-    pub(super) fn get<T>(&self, name: &str, read: impl Fn(Value) -> Option<T>) -> Option<At<T>> {
-        let At { value, place } = self.value(name)?;
-        Some(At { value: read(value)?, place })
+    pub(super) fn get<T>(&self, name: &str, read: impl Fn(Value) -> Option<T>) -> Option<Located<T>> {
+        let Located { value, location } = self.value(name)?;
+        Some(Located { value: read(value)?, location })
     }
 
     /// The value of a key that is a number.
-    pub(super) fn number<T: TryFrom<u64>>(&self, name: &str) -> Option<At<T>> {
+    pub(super) fn number<T: TryFrom<u64>>(&self, name: &str) -> Option<Located<T>> {
         self.get(name, |value| match value {
             Value::Number(number) => T::try_from(number).ok(),
             _ => None,
@@ -122,8 +122,8 @@ impl<'f, 't> Keys<'f, 't> {
     }
 
     /// Whether all keys in all files are known.
-    pub(super) fn sound(&self) -> bool {
-        self.files.iter().all(|file| file.sound)
+    pub(super) fn keys_known(&self) -> bool {
+        self.files.iter().all(|file| file.keys_known)
     }
 
     /// Records a problem of a key; does nothing if the key is not written.
@@ -135,13 +135,13 @@ impl<'f, 't> Keys<'f, 't> {
     }
 
     /// A name, with the section's place.
-    pub(super) fn name<T>(&self, name: T) -> At<T> {
+    pub(super) fn name<T>(&self, name: T) -> Located<T> {
         self.files[self.at.0].at(self.at.1, name)
     }
 }
 
 fn unknown(section: &Section, path: &str, name: &str) -> String {
-    if let Some((name, why)) = section.strays.iter().find(|(stray, _)| *stray == name) {
+    if let Some((name, why)) = section.misplaced.iter().find(|(stray, _)| *stray == name) {
         return format!("`{name}` {why}");
     }
     if let Some(right) = nearest(name, section.keys.iter().map(|k| k.name)) {

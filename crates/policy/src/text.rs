@@ -1,6 +1,6 @@
 //! Places in a file, and names in its form.
 
-use teiji_model::policy::Place;
+use teiji_model::policy::SourceLocation;
 use teiji_model::text::cut;
 
 /// A name in the form of a TOML header: bare if possible, otherwise in quotes.
@@ -62,11 +62,11 @@ impl<'t> Lines<'t> {
     }
 
     /// The place of byte `at` of the file with this printable name.
-    pub(super) fn place(&self, file: &str, at: usize) -> Place {
+    pub(super) fn location(&self, file: &str, at: usize) -> SourceLocation {
         let at = at.min(self.text.len());
         let line = self.line(at);
         let column = self.characters(at) - self.characters(self.starts[line]) + 1;
-        Place { file: file.to_owned(), line: line + 1, column }
+        SourceLocation { file: file.to_owned(), line: line + 1, column }
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
                 let before = &text[..at];
                 let line = before.matches('\n').count();
                 let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
-                prop_assert_eq!(lines.place("f", at), Place { file: "f".into(), line: line + 1, column });
+                prop_assert_eq!(lines.location("f", at), SourceLocation { file: "f".into(), line: line + 1, column });
                 prop_assert_eq!(lines.text(line), text.split('\n').nth(line).unwrap().trim_end_matches('\r'));
             }
         }

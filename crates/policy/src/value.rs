@@ -38,11 +38,11 @@ impl ValueKind {
     pub(super) fn read(&self, value: &DeValue<'_>) -> Result<Value, String> {
         if let ValueKind::Integer { min, max } = self {
             return integer(value, *min, *max)
-                .ok_or_else(|| format!("{} is not a valid value; {}", shown(value), self.cure()))
+                .ok_or_else(|| format!("{} is not a valid value; {}", shown(value), self.fix()))
                 .map(Value::Number);
         }
         let DeValue::String(text) = value else {
-            return Err(format!("{} is not text in quotes; {}", shown(value), self.cure()));
+            return Err(format!("{} is not text in quotes; {}", shown(value), self.fix()));
         };
         match self {
             ValueKind::Amount { of, min, max, or } => {
@@ -51,7 +51,7 @@ impl ValueKind {
                 }
                 let amount = of.parse(text).map_err(|e| format!("{e}{}", alternatives(or)))?;
                 if !(min..=max).contains(&&amount) {
-                    return Err(format!("{} is out of range; {}", quote(text), self.cure()));
+                    return Err(format!("{} is out of range; {}", quote(text), self.fix()));
                 }
                 Ok(Value::Number(amount))
             }
@@ -59,8 +59,8 @@ impl ValueKind {
                 .iter()
                 .find(|word| *word == text)
                 .map(|word| Value::Word(word))
-                .ok_or_else(|| format!("{} is not known; {}", quote(text), self.cure())),
-            ValueKind::Cpus => cpus(text).map(Value::Cpus).map_err(|e| format!("{e}; {}", self.cure())),
+                .ok_or_else(|| format!("{} is not known; {}", quote(text), self.fix())),
+            ValueKind::Cpus => cpus(text).map(Value::Cpus).map_err(|e| format!("{e}; {}", self.fix())),
             ValueKind::Endpoint => endpoint(text).map(Value::Endpoint),
             ValueKind::Device => match wrong_device(text) {
                 Some(wrong) => Err(wrong),
@@ -68,13 +68,13 @@ impl ValueKind {
             },
             ValueKind::Users => users(text)
                 .map(Value::Users)
-                .ok_or_else(|| format!("{} is not a list of users; {}", quote(text), self.cure())),
-            ValueKind::Integer { .. } => Err(self.cure()),
+                .ok_or_else(|| format!("{} is not a list of users; {}", quote(text), self.fix())),
+            ValueKind::Integer { .. } => Err(self.fix()),
         }
     }
 
     /// What to write instead, as the second half of a message.
-    pub(super) fn cure(&self) -> String {
+    pub(super) fn fix(&self) -> String {
         match self {
             ValueKind::Amount { of, min, max, or } => format!(
                 "write {} with its unit and in quotes, as in \"{}\", from {} to {}{}",
@@ -159,8 +159,8 @@ fn users(text: &str) -> Option<Vec<String>> {
 /// Parses `10.0.0.2`, `10.0.0.2:5060`, `10.0.1.0/24`, `10.0.1.0/24:5060`, `fd00::2`, `fd00::/64`, `[fd00::2]:5060` or
 /// `[fd00::/64]:5060`.
 fn endpoint(text: &str) -> Result<Endpoint, String> {
-    let cure = ValueKind::Endpoint.cure();
-    let not = |what: &str| format!("{} is not {what}; {cure}", quote(text));
+    let fix = ValueKind::Endpoint.fix();
+    let not = |what: &str| format!("{} is not {what}; {fix}", quote(text));
     let (net, port) = match text.strip_prefix('[') {
         Some(rest) => match rest.split_once(']') {
             Some((net, "")) => (net, None),
@@ -174,7 +174,7 @@ fn endpoint(text: &str) -> Result<Endpoint, String> {
     let (address, length) =
         net.split_once('/').map_or((net, None), |(address, length)| (address, Some(length)));
     let address: IpAddr = address.parse().map_err(|_| {
-        format!("{} is not an IP address, and names are not looked up; {cure}", quote(address))
+        format!("{} is not an IP address, and names are not looked up; {fix}", quote(address))
     })?;
     let most = bits(address);
     let prefix = match length {

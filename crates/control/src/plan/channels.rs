@@ -19,7 +19,7 @@ use super::names::{self, shown};
 use super::{Draft, PlanTarget};
 use link::Group;
 use teiji_model::plan::{DeadlineSupport, LinkKind, ObservedLink};
-use teiji_model::policy::{At, ChannelPolicy, LinkPolicy, Place, Policy};
+use teiji_model::policy::{ChannelPolicy, LinkPolicy, Located, Policy, SourceLocation};
 use teiji_model::qdisc::{MAX_CHANNELS, MAX_LINKS, Scheduler};
 use teiji_model::text::printable;
 
@@ -30,7 +30,7 @@ pub(super) fn collect(policy: &Policy, target: PlanTarget<'_>, draft: &mut Draft
         let message = format!(
             "{count} channels are more than the limit of {MAX_CHANNELS} per host: combine some by prefixes"
         );
-        return draft.problem(&first.name.place, message);
+        return draft.problem(&first.name.location, message);
     }
     let groups = groups(policy, draft);
     for section in &policy.links {
@@ -42,23 +42,23 @@ pub(super) fn collect(policy: &Policy, target: PlanTarget<'_>, draft: &mut Draft
     let scheduler = match scheduler(&target.observed.deadline_support, draft) {
         Ok(scheduler) => scheduler,
         // Reported only once: without it nothing else of the channels can be judged.
-        Err(why) => return draft.problem(&first[0].name.place, why),
+        Err(why) => return draft.problem(&first[0].name.location, why),
     };
-    if let Some((name, place, _)) = groups.get(MAX_LINKS) {
+    if let Some((name, location, _)) = groups.get(MAX_LINKS) {
         let message =
             format!("`{}` exceeds the limit of {MAX_LINKS} links with channels per host", shown(name));
-        return draft.problem(place, message);
+        return draft.problem(location, message);
     }
-    for (name, place, channels) in groups {
-        let name = At { value: name.to_owned(), place: place.clone() };
+    for (name, location, channels) in groups {
+        let name = Located { value: name.to_owned(), location: location.clone() };
         let found = names::link(&name, target.observed).and_then(usable);
         match found {
             Ok(device) => {
                 let section = policy.links.iter().find(|l| l.name.value == device.name);
-                let group = Group { device, section, channels: &channels, place, scheduler };
+                let group = Group { device, section, channels: &channels, location, scheduler };
                 link::collect(&group, target, draft);
             }
-            Err(message) => draft.problem(place, message),
+            Err(message) => draft.problem(location, message),
         }
     }
 }
@@ -87,15 +87,15 @@ fn scheduler(support: &DeadlineSupport, draft: &mut Draft) -> Result<Scheduler, 
 }
 
 /// The name of a link, where it is named first, and its channels.
-type Named<'a> = (&'a str, &'a Place, Vec<&'a ChannelPolicy>);
+type Named<'a> = (&'a str, &'a SourceLocation, Vec<&'a ChannelPolicy>);
 
 /// The channels, grouped by the link that they leave by, in the order of the policy.
 fn groups<'a>(policy: &'a Policy, draft: &mut Draft) -> Vec<Named<'a>> {
     let mut groups: Vec<Named<'a>> = Vec::new();
     for channel in &policy.channels {
-        let (name, place) = match (&channel.link, &policy.links[..]) {
-            (Some(link), _) => (&link.value, &link.place),
-            (None, [only]) => (&only.name.value, &channel.name.place),
+        let (name, location) = match (&channel.link, &policy.links[..]) {
+            (Some(link), _) => (&link.value, &link.location),
+            (None, [only]) => (&only.name.value, &channel.name.location),
             (None, sections) => {
                 let why = match sections.len() {
                     0 => "there is no [link.NAME] that it could leave by".to_owned(),
@@ -103,13 +103,13 @@ fn groups<'a>(policy: &'a Policy, draft: &mut Draft) -> Vec<Named<'a>> {
                 };
                 let example = sections.first().map_or("eth0", |l| &l.name.value);
                 let message = format!("{why}: write which, as in link = \"{}\"", shown(example));
-                draft.problem(&channel.name.place, message);
+                draft.problem(&channel.name.location, message);
                 continue;
             }
         };
         match groups.iter_mut().find(|(known, _, _)| known == name) {
             Some((_, _, channels)) => channels.push(channel),
-            None => groups.push((name, place, vec![channel])),
+            None => groups.push((name, location, vec![channel])),
         }
     }
     groups

@@ -9,7 +9,7 @@ use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Held, Observed};
-use teiji_model::policy::Place;
+use teiji_model::policy::SourceLocation;
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
 
 /// The share of the CPUs that all `SCHED_DEADLINE` threads may have together, millionths: the kernel's default of
@@ -28,22 +28,22 @@ pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
 
 /// A setting that cannot be read could not be restored, so it is not changed.
 fn readable(observed: &Observed, draft: &mut Draft) {
-    let mut missing: Vec<(Place, String, Vec<String>)> = Vec::new();
+    let mut missing: Vec<(SourceLocation, String, Vec<String>)> = Vec::new();
     for want in draft.wants.iter().filter(|w| !observed.settings.contains_key(&w.setting)) {
         let why = reason(&want.setting, observed);
         let name = format!("{} ({})", want.setting, want.whose);
-        match missing.iter_mut().find(|(place, w, _)| *place == want.place && *w == why) {
+        match missing.iter_mut().find(|(location, w, _)| *location == want.location && *w == why) {
             Some((_, _, names)) => names.push(name),
-            None => missing.push((want.place.clone(), why, vec![name])),
+            None => missing.push((want.location.clone(), why, vec![name])),
         }
     }
-    for (place, why, names) in missing {
+    for (location, why, names) in missing {
         let more = match names.len() {
             1 => String::new(),
             n => format!(" and {} more like it", n - 1),
         };
         let name = &names[0];
-        draft.problem(&place, format!("{name}{more} cannot be read, so it could not be restored: {why}"));
+        draft.problem(&location, format!("{name}{more} cannot be read, so it could not be restored: {why}"));
     }
 }
 
@@ -61,11 +61,13 @@ fn first_with(draft: &Draft, is: fn(&Scheduling) -> bool) -> Option<&Want> {
 }
 
 fn guard(observed: &Observed, draft: &mut Draft) {
-    let Some(place) = first_with(draft, Scheduling::is_real_time).map(|w| w.place.clone()) else { return };
+    let Some(location) = first_with(draft, Scheduling::is_real_time).map(|w| w.location.clone()) else {
+        return;
+    };
     if observed.realtime_guard.is_none() {
         let message = "a real-time thread that never sleeps would starve the host: set \
                        kernel.sched_rt_runtime_us to 950000 (sysctl), or remove the class";
-        draft.problem(&place, message);
+        draft.problem(&location, message);
     }
 }
 
@@ -107,13 +109,15 @@ fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
 /// Threads of `SCHED_FIFO` and `SCHED_RR` run as long as they like, so they must not be able to take every CPU at once.
 /// ([`check_sched_deadline`] limits `SCHED_DEADLINE`.)
 fn housekeeping_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
-    let Some(place) = first_with(draft, housekeeping::unbounded).map(|w| w.place.clone()) else { return };
+    let Some(location) = first_with(draft, housekeeping::unbounded).map(|w| w.location.clone()) else {
+        return;
+    };
     let real_time: Vec<&CpuSet> =
         threads.iter().filter(|t| housekeeping::unbounded(&t.scheduling)).map(|t| &t.cpus).collect();
     if housekeeping::leave_no_cpu(&real_time, &observed.cpus) {
         let (count, online) = (real_time.len(), &observed.cpus);
         draft.problem(
-            &place,
+            &location,
             format!(
                 "{count} real-time threads could take every online CPU ({online}) at once, and nothing else \
                  would run: pin them with vcpu_cpus and worker_cpus so that a CPU is left"
@@ -126,7 +130,7 @@ fn housekeeping_cpu(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
 /// their bandwidth fits (kernel/sched/deadline.c) and if they may run on every CPU.
 fn check_sched_deadline(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
     pinned(observed, threads, draft);
-    let Some(place) = first_with(draft, Scheduling::is_sched_deadline).map(|w| w.place.clone()) else {
+    let Some(location) = first_with(draft, Scheduling::is_sched_deadline).map(|w| w.location.clone()) else {
         return;
     };
     let asked: u128 = threads
@@ -144,7 +148,7 @@ fn check_sched_deadline(observed: &Observed, threads: &[Thread], draft: &mut Dra
     if asked > most {
         let [asked, most] = [asked, most].map(|millionths| millionths as f64 / 1e6);
         draft.problem(
-            &place,
+            &location,
             format!(
                 "the deadline threads ask for {asked:.2} CPUs together (runtime / period of each vCPU and vhost \
                  worker), but the kernel gives them {most:.2} at most, 95 % of {}: shorten runtime or lengthen \
@@ -157,24 +161,24 @@ fn check_sched_deadline(observed: &Observed, threads: &[Thread], draft: &mut Dra
 
 /// Threads that are `SCHED_DEADLINE` after the plan, although they may not run on every CPU.
 fn pinned(observed: &Observed, threads: &[Thread], draft: &mut Draft) {
-    let mut pinned: BTreeMap<(String, usize, usize), (Place, Vec<String>)> = BTreeMap::new();
+    let mut pinned: BTreeMap<(String, usize, usize), (SourceLocation, Vec<String>)> = BTreeMap::new();
     let narrow = |t: &&Thread| t.scheduling.is_sched_deadline() && !observed.cpus.without(&t.cpus).is_empty();
     for thread in threads.iter().filter(narrow) {
         let of = |setting: Resource| draft.wants.iter().find(|w| w.setting == setting);
         let want =
             of(Resource::ThreadScheduling(thread.task)).or_else(|| of(Resource::ThreadCpus(thread.task)));
         let Some(want) = want else { continue };
-        let key = (want.place.file.clone(), want.place.line, want.place.column);
-        let (_, names) = pinned.entry(key).or_insert_with(|| (want.place.clone(), Vec::new()));
+        let key = (want.location.file.clone(), want.location.line, want.location.column);
+        let (_, names) = pinned.entry(key).or_insert_with(|| (want.location.clone(), Vec::new()));
         names.push(format!("{} to {}", want.whose, thread.cpus));
     }
-    for (place, names) in pinned.into_values() {
+    for (location, names) in pinned.into_values() {
         let message = format!(
             "a deadline thread must be allowed to run on every CPU (sched(7)), but these are pinned: \
              {}: allow them on {} first, or use class = \"realtime\"",
             names.join(", "),
             observed.cpus
         );
-        draft.problem(&place, message);
+        draft.problem(&location, message);
     }
 }

@@ -30,7 +30,7 @@ pub(crate) use wants::time;
 
 use std::collections::BTreeSet;
 use teiji_model::plan::{Held, LinkGuarantee, Observed, ObservedVm, Plan};
-use teiji_model::policy::{Place, Policy, Problem};
+use teiji_model::policy::{Policy, Problem, SourceLocation};
 use teiji_model::resource::{Resource, Value};
 use teiji_model::text::printable;
 
@@ -47,7 +47,7 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
     if !draft.problems.is_empty() {
         // The problems are found kind by kind, but people read from the top.
         draft.problems.sort_by(|a, b| {
-            let key = |p: &Problem| (p.place.file.clone(), p.place.line, p.place.column);
+            let key = |p: &Problem| (p.location.file.clone(), p.location.line, p.location.column);
             key(a).cmp(&key(b))
         });
         draft.problems.dedup();
@@ -56,7 +56,7 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
     let plan = steps::between(&draft.wants, draft.warnings, observed, held);
     let reasons: BTreeSet<&str> = plan.steps.iter().map(|step| step.reason.as_str()).collect();
     let asking = draft.wants.iter().filter(|want| reasons.contains(want.reason.as_str()));
-    let asked = asking.map(|want| (want.reason.clone(), want.place.clone())).collect();
+    let asked = asking.map(|want| (want.reason.clone(), want.location.clone())).collect();
     let overridden = policy.overridden.clone();
     Ok(Plan { links: draft.links, first: draft.first, asked, overridden, ..plan })
 }
@@ -93,13 +93,13 @@ struct Want {
     whose: String,
     /// The line, such as `vm.sip1.class`; printable.
     reason: String,
-    place: Place,
+    location: SourceLocation,
     cost: String,
 }
 
 impl Draft {
-    fn problem(&mut self, place: &Place, message: impl Into<String>) {
-        self.problems.push(Problem { place: place.clone(), message: printable(&message.into()) });
+    fn problem(&mut self, location: &SourceLocation, message: impl Into<String>) {
+        self.problems.push(Problem { location: location.clone(), message: printable(&message.into()) });
     }
 
     /// The wanted value of a setting, if a line asks for one.

@@ -6,7 +6,7 @@
 use super::{Draft, PlanTarget};
 use teiji_model::host::VM_USERS;
 use teiji_model::plan::{Observed, ObservedLink, ObservedVm};
-use teiji_model::policy::{At, Policy, VmPolicy};
+use teiji_model::policy::{Located, Policy, VmPolicy};
 use teiji_model::text::printable;
 
 /// How many names a message lists; further names are counted.
@@ -78,18 +78,18 @@ pub(super) fn vms<'a>(
                 vm
             }
             Err(message) => {
-                draft.problem(&section.name.place, message);
+                draft.problem(&section.name.location, message);
                 continue;
             }
         };
         match found.iter().find(|(_, other)| other.process == vm.process) {
             Some((first, _)) => draft.problem(
-                &section.name.place,
+                &section.name.location,
                 format!(
                     "`{}` and `{}` ({}) are the same VM (pid {}): write one section for it",
                     shown(&section.name.value),
                     shown(&first.name.value),
-                    first.name.place,
+                    first.name.location,
                     vm.vm.pid
                 ),
             ),
@@ -135,7 +135,7 @@ fn vm<'a>(name: &str, target: PlanTarget<'a>) -> Result<&'a ObservedVm, String> 
 }
 
 /// The device with this name.
-pub(super) fn link<'a>(name: &At<String>, observed: &'a Observed) -> Result<&'a ObservedLink, String> {
+pub(super) fn link<'a>(name: &Located<String>, observed: &'a Observed) -> Result<&'a ObservedLink, String> {
     observed.links.iter().find(|l| l.name == name.value).ok_or_else(|| {
         let names = observed.links.iter().map(|l| l.name.as_str());
         let name = &name.value;

@@ -38,7 +38,7 @@ pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
         let Some(want) = vcpus.iter().find_map(|t| want(t, draft)) else { continue };
         let (name, all) = (shown(&vm.vm.name), housekeeping::reachable_cpus(&may, &observed.cpus));
         problems.push((
-            want.place.clone(),
+            want.location.clone(),
             format!(
                 "the {} real-time vCPUs of {name} would share fewer CPUs ({all}): a guest's vCPUs wait for \
                  each other in loops, and one that loops never lets the other run: give each its own CPU with \
@@ -47,8 +47,8 @@ pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
             ),
         ));
     }
-    for (place, message) in &problems {
-        draft.problem(place, message.clone());
+    for (location, message) in &problems {
+        draft.problem(location, message.clone());
     }
     if problems.is_empty() {
         warn(observed, &unbounded, draft);

@@ -5,7 +5,9 @@ use super::{Draft, PlanTarget, Want, channels};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm, own_group};
-use teiji_model::policy::{At, Direct, HostPolicy, LinkPolicy, Place, Policy, Subject, VmPolicy};
+use teiji_model::policy::{
+    DirectSetting, HostPolicy, LinkPolicy, Located, Policy, SourceLocation, Subject, VmPolicy,
+};
 use teiji_model::resource::{Latency, Owner, Quota, Resource, Scheduling, Task, Value};
 
 /// The period of a quota that teiji sets, µs: the kernel's default (`default_cfs_period`).
@@ -30,14 +32,17 @@ pub(super) fn collect(policy: &Policy, at: PlanTarget<'_>, draft: &mut Draft) {
     channels::collect(policy, at, draft);
     for vf in &policy.vfs {
         let section = format!("vf.{}.{}", shown(&vf.link.value), vf.index.value);
-        draft.problem(&vf.link.place, format!("`{section}` is not supported by this version yet: remove it"));
+        draft.problem(
+            &vf.link.location,
+            format!("`{section}` is not supported by this version yet: remove it"),
+        );
     }
     contradictions(draft);
 }
 
 /// A key, with what all its settings have in common.
 struct Key<'a> {
-    place: &'a Place,
+    location: &'a SourceLocation,
     reason: String,
     cost: String,
 }
@@ -45,7 +50,7 @@ struct Key<'a> {
 impl Key<'_> {
     fn want(&self, draft: &mut Draft, setting: Resource, wanted: Value, whose: String) {
         let (reason, cost) = (self.reason.clone(), self.cost.clone());
-        draft.wants.push(Want { setting, wanted, whose, reason, place: self.place.clone(), cost });
+        draft.wants.push(Want { setting, wanted, whose, reason, location: self.location.clone(), cost });
     }
 }
 
@@ -58,10 +63,11 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draf
         (&section.vcpu_cpus, &vcpus, "vcpu_cpus", "vCPU thread"),
         (&section.worker_cpus, &workers, "worker_cpus", "vhost worker"),
     ] {
-        let Some(At { value, place }) = wanted.as_ref().filter(|cpus| usable(cpus, observed, draft)) else {
+        let Some(Located { value, location }) = wanted.as_ref().filter(|cpus| usable(cpus, observed, draft))
+        else {
             continue;
         };
-        let key = Key { place, reason: reason(key), cost: String::new() };
+        let key = Key { location, reason: reason(key), cost: String::new() };
         if tasks.is_empty() {
             draft.warnings.push(format!("`{}` has no effect: {name} has no {noun}", key.reason));
         }
@@ -70,8 +76,8 @@ fn vm(section: &VmPolicy, vm: &ObservedVm, observed: &Observed, draft: &mut Draf
         }
     }
 
-    if let Some(At { value, place }) = &section.class {
-        let key = Key { place, reason: reason("class"), cost: class_cost(value) };
+    if let Some(Located { value, location }) = &section.class {
+        let key = Key { location, reason: reason("class"), cost: class_cost(value) };
         for (task, whose, vcpu) in vcpus.iter().chain(&workers) {
             let class = if *vcpu { *value } else { of_workers(value) };
             key.want(draft, Resource::ThreadScheduling(*task), Value::Scheduling(class), whose.clone());
@@ -114,16 +120,16 @@ fn class_cost(class: &Scheduling) -> String {
 
 /// Weight and quota, and before them a group that belongs to the VM only.
 fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
-    let place = match (&section.weight, &section.quota) {
-        (Some(weight), _) => &weight.place,
-        (None, Some(quota)) => &quota.place,
+    let location = match (&section.weight, &section.quota) {
+        (Some(weight), _) => &weight.location,
+        (None, Some(quota)) => &quota.location,
         (None, None) => return,
     };
-    let key = |key: &str, place, cost: String| Key { place, reason: format!("vm.{name}.{key}"), cost };
+    let key = |key: &str, location, cost: String| Key { location, reason: format!("vm.{name}.{key}"), cost };
     let Some(present) = &vm.group else {
         let message = "weight and quota need control groups of version 2, which this host does not have mounted: \
                        boot with systemd.unified_cgroup_hierarchy=1, or remove them";
-        return draft.problem(place, message);
+        return draft.problem(location, message);
     };
     let own = own_group(vm.vm.pid);
     // Also if the VM has been moved already: the move is wanted as long as the weight is.
@@ -136,26 +142,26 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
             String::new()
         };
         let move_to = Value::Group(own.clone());
-        key(first, place, cost).want(draft, Resource::Group(vm.process), move_to, whose);
+        key(first, location, cost).want(draft, Resource::Group(vm.process), move_to, whose);
         own
     } else {
         present.clone()
     };
-    if let Some(At { value, place }) = &section.weight {
+    if let Some(Located { value, location }) = &section.weight {
         let setting = Resource::GroupWeight(group.clone());
-        key("weight", place, String::new()).want(draft, setting, Value::Weight(*value), name.to_owned());
+        key("weight", location, String::new()).want(draft, setting, Value::Weight(*value), name.to_owned());
     }
-    if let Some(At { value, place }) = &section.quota {
+    if let Some(Located { value, location }) = &section.quota {
         if value.is_some_and(|n| n < LEAST_QUOTA) {
             return draft
-                .problem(place, "the kernel accepts no quota below 1 % of a CPU: write \"1%\" or more");
+                .problem(location, "the kernel accepts no quota below 1 % of a CPU: write \"1%\" or more");
         }
         let quota = value.map(|n| Quota { quota_us: u64::from(n) * PERIOD_US / 1000, period_us: PERIOD_US });
         let cost = quota.map_or_else(String::new, |q| {
             let (used, period) = (time(q.quota_us * 1000), time(q.period_us * 1000));
             format!("throttled: it does not run once it has used {used} of CPU time in {period}")
         });
-        key("quota", place, cost).want(
+        key("quota", location, cost).want(
             draft,
             Resource::GroupQuota(group),
             Value::Quota(quota),
@@ -165,25 +171,25 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
 }
 
 fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
-    if let Some(At { value, place }) = &section.halt_poll {
+    if let Some(Located { value, location }) = &section.halt_poll {
         let cost = match value {
             0 => String::new(),
             ns => {
                 format!("up to {} of CPU time per idle vCPU is used for polling at each halt", time(*ns))
             }
         };
-        let key = Key { place, reason: "host.halt_poll".to_owned(), cost };
+        let key = Key { location, reason: "host.halt_poll".to_owned(), cost };
         key.want(draft, Resource::HaltPoll, Value::Nanoseconds(*value), "the host".to_owned());
     }
     match (&section.cpu_latency, &section.cpu_latency_cpus) {
-        (Some(At { value, place }), cpus) => {
+        (Some(Located { value, location }), cpus) => {
             let cost = match value {
                 Latency::Any => "",
                 Latency::AtMost(_) => "power: the CPU may not enter deep idle states",
                 Latency::None => "power: the CPU spins when it is idle",
             };
-            let key = Key { place, reason: "host.cpu_latency".to_owned(), cost: cost.to_owned() };
-            let all = At { value: observed.cpus.clone(), place: place.clone() };
+            let key = Key { location, reason: "host.cpu_latency".to_owned(), cost: cost.to_owned() };
+            let all = Located { value: observed.cpus.clone(), location: location.clone() };
             let cpus = cpus.as_ref().unwrap_or(&all);
             if !usable(cpus, observed, draft) {
                 return;
@@ -193,9 +199,8 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
                 key.want(draft, Resource::CpuLatency(cpu), Value::Latency(*value), whose);
             }
         }
-        (None, Some(cpus)) => {
-            draft.problem(&cpus.place, "`cpu_latency_cpus` without `cpu_latency` has no effect: write both")
-        }
+        (None, Some(cpus)) => draft
+            .problem(&cpus.location, "`cpu_latency_cpus` without `cpu_latency` has no effect: write both"),
         (None, None) => {}
     }
 }
@@ -203,8 +208,8 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
 fn link(section: &LinkPolicy, observed: &Observed, draft: &mut Draft) {
     let name = shown(&section.name.value);
     let usable = section.irq_cpus.as_ref().filter(|cpus| usable(cpus, observed, draft));
-    let Some(At { value, place }) = usable else { return };
-    let key = Key { place, reason: format!("link.{name}.irq_cpus"), cost: String::new() };
+    let Some(Located { value, location }) = usable else { return };
+    let key = Key { location, reason: format!("link.{name}.irq_cpus"), cost: String::new() };
     match names::link(&section.name, observed) {
         Ok(link) if link.irqs.is_empty() => {
             draft
@@ -216,15 +221,15 @@ fn link(section: &LinkPolicy, observed: &Observed, draft: &mut Draft) {
                 key.want(draft, Resource::IrqCpus(*irq), Value::Cpus(value.clone()), name.clone());
             }
         }
-        Err(message) => draft.problem(&section.name.place, message),
+        Err(message) => draft.problem(&section.name.location, message),
     }
 }
 
 /// A key that sets all resources of one kind that its section covers.
-fn direct(direct: &Direct, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed, draft: &mut Draft) {
-    let At { value, place } = &direct.value;
+fn direct(direct: &DirectSetting, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed, draft: &mut Draft) {
+    let Located { value, location } = &direct.value;
     if let Value::Cpus(cpus) = value
-        && !usable(&At { value: cpus.clone(), place: place.clone() }, observed, draft)
+        && !usable(&Located { value: cpus.clone(), location: location.clone() }, observed, draft)
     {
         return;
     }
@@ -234,7 +239,7 @@ fn direct(direct: &Direct, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed
             Ok(link) => {
                 (format!("link.{}", shown(&name.value)), shown(&name.value), Some(vec![link.name.as_str()]))
             }
-            Err(message) => return draft.problem(&name.place, message),
+            Err(message) => return draft.problem(&name.location, message),
         },
         Subject::Vm(name) => {
             // A section that means no VM has been reported already.
@@ -251,7 +256,7 @@ fn direct(direct: &Direct, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed
         (Owner::Device(device), Some(devices)) => devices.contains(&device.name.as_str()),
         _ => false,
     };
-    let key = Key { place, reason: format!("{section}.{}", direct.key), cost: direct.cost.to_owned() };
+    let key = Key { location, reason: format!("{section}.{}", direct.key), cost: direct.cost.to_owned() };
     let all: Vec<Resource> = observed.settings.all().filter(is_meant).cloned().collect();
     if all.is_empty() {
         draft.warnings.push(format!("`{}` has no effect: {whose} has nothing that it sets", key.reason));
@@ -262,14 +267,14 @@ fn direct(direct: &Direct, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed
 }
 
 /// Whether the CPUs are online; if not, this is reported.
-fn usable(cpus: &At<CpuSet>, observed: &Observed, draft: &mut Draft) -> bool {
+fn usable(cpus: &Located<CpuSet>, observed: &Observed, draft: &mut Draft) -> bool {
     let absent = cpus.value.without(&observed.cpus);
     if cpus.value.is_empty() {
-        draft.problem(&cpus.place, format!("no CPU is named; online are {}", observed.cpus));
+        draft.problem(&cpus.location, format!("no CPU is named; online are {}", observed.cpus));
     } else if !absent.is_empty() {
         let (noun, verb) = if absent.len() == 1 { ("CPU", "is") } else { ("CPUs", "are") };
         let message = format!("{noun} {absent} {verb} not online; online are {}", observed.cpus);
-        draft.problem(&cpus.place, message);
+        draft.problem(&cpus.location, message);
     } else {
         return true;
     }
@@ -290,12 +295,12 @@ fn contradictions(draft: &mut Draft) {
                 "`{}` asks for {}, but `{reason}` asks for {value}, and both are the {}: write the same in both",
                 want.reason, want.wanted, want.setting
             );
-            problems.push((want.place.clone(), message));
+            problems.push((want.location.clone(), message));
         }
         false
     });
-    for (place, message) in problems {
-        draft.problem(&place, message);
+    for (location, message) in problems {
+        draft.problem(&location, message);
     }
 }
 

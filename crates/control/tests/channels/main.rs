@@ -44,11 +44,11 @@ fn ok(policy: &Policy, observed: &Observed) -> Plan {
 }
 
 #[track_caller]
-fn refused(policy: &Policy, observed: &Observed, place: &str, parts: &[&str]) {
+fn refused(policy: &Policy, observed: &Observed, location: &str, parts: &[&str]) {
     let problems = plan(policy, observed, &Held::default()).expect_err("should have been refused");
     let text: Vec<String> = problems.iter().map(Problem::to_string).collect();
     assert_eq!(text.len(), 1, "{text:#?}");
-    assert!(text[0].starts_with(&format!("p.toml:{place}: ")), "{place}: {text:#?}");
+    assert!(text[0].starts_with(&format!("p.toml:{location}: ")), "{location}: {text:#?}");
     for part in parts {
         assert!(text[0].contains(part), "{part:?} is not in: {}", text[0]);
     }
@@ -91,7 +91,7 @@ fn admitted_channels_are_guaranteed() {
         match plan(&policy, &observed, &Held::default()) {
             Err(problems) => {
                 prop_assert!(!problems.is_empty());
-                prop_assert!(problems.iter().all(|p| p.place.file == "p.toml" && !p.message.is_empty()));
+                prop_assert!(problems.iter().all(|p| p.location.file == "p.toml" && !p.message.is_empty()));
                 *counts.1 += 1;
             }
             Ok(plan) => {

@@ -10,14 +10,15 @@ use teiji_model::cpus::CpuSet;
 use teiji_model::host::{Identity, NamedBy, Vm};
 use teiji_model::plan::{DeadlineSupport, LinkKind, Observed, ObservedLink, ObservedVm, own_group};
 use teiji_model::policy::{
-    At, Auto, ChannelPolicy, Direct, Endpoint, HostPolicy, LinkPolicy, Place, Policy, Subject, VmPolicy,
+    Auto, ChannelPolicy, DirectSetting, Endpoint, HostPolicy, LinkPolicy, Located, Policy, SourceLocation,
+    Subject, VmPolicy,
 };
 use teiji_model::qdisc::{ExistingQdisc, RootQdisc};
 use teiji_model::resource::{Latency, Quota, Resource, ResourceKind, Scheduling, Task, Value};
 
 /// A place in a policy file.
-pub fn at<T>(value: T, line: usize) -> At<T> {
-    At { value, place: Place { file: "p.toml".into(), line, column: 1 } }
+pub fn at<T>(value: T, line: usize) -> Located<T> {
+    Located { value, location: SourceLocation { file: "p.toml".into(), line, column: 1 } }
 }
 
 pub fn cpus(list: &str) -> CpuSet {
@@ -268,9 +269,9 @@ pub fn any_policy() -> impl Strategy<Value = Policy> {
 }
 
 /// Keys that set resources to the value written.
-fn any_direct() -> impl Strategy<Value = Vec<Direct>> {
+fn any_direct() -> impl Strategy<Value = Vec<DirectSetting>> {
     let steering = weighted(0.4, some_cpus(3)).prop_map(|cpus| {
-        cpus.map(|cpus| Direct {
+        cpus.map(|cpus| DirectSetting {
             subject: Subject::Link(at("eth0".to_owned(), 30)),
             key: "rps_cpus",
             kind: ResourceKind::ReceiveCpus,
@@ -279,7 +280,7 @@ fn any_direct() -> impl Strategy<Value = Vec<Direct>> {
         })
     });
     let governor = weighted(0.4, Just("performance")).prop_map(|word| {
-        word.map(|word| Direct {
+        word.map(|word| DirectSetting {
             subject: Subject::Host,
             key: "governor",
             kind: ResourceKind::Governor,

@@ -23,9 +23,9 @@ pub(super) fn no_such_value() -> ResourceError {
     impossible("that is not a value that it can have")
 }
 
-/// The kernel refused it; `cure` is what to do.
-pub(super) fn refused(errno: Errno, why: &str, cure: &str) -> ResourceError {
-    ResourceError::Refused(format!("{why} ({errno:?}); {cure}"))
+/// The kernel refused it; `fix` is what to do.
+pub(super) fn refused(errno: Errno, why: &str, fix: &str) -> ResourceError {
+    ResourceError::Refused(format!("{why} ({errno:?}); {fix}"))
 }
 
 /// A privilege is missing.

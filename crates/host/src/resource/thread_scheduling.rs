@@ -68,8 +68,8 @@ fn write(root: &Root, task: Task, wanted: Scheduling) -> Result<(), ResourceErro
     sys::set_scheduling(task.id, &to_attr(wanted)).map_err(|errno| match (errno, wanted) {
         (Errno::EPERM, _) if !root.may(CapabilitySet::SYS_NICE) => failed(task, errno),
         (Errno::EPERM, Scheduling::Deadline { .. }) => {
-            let (why, cure) = sched_deadline_not_permitted(root, task);
-            answer::refused(errno, why, cure)
+            let (why, fix) = sched_deadline_not_permitted(root, task);
+            answer::refused(errno, why, fix)
         }
         (Errno::EPERM, Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. }) => answer::refused(
             errno,

@@ -1,18 +1,18 @@
 //! Compares the table of keys with everything that is generated from it or describes it.
 
-use super::super::keys::{Key, Naming, SECTIONS, Section, ValueKind};
+use super::super::keys::{HeaderNames, Key, SECTIONS, Section, ValueKind};
 use super::*;
 use crate::schema as made;
 use proptest::prelude::*;
 use serde_json::Value;
 
 fn header(section: &Section) -> &'static str {
-    match section.naming {
-        Naming::One => "[host]\n",
-        Naming::Link => "[link.eth0]\n",
-        Naming::Vm => "[vm.a]\n",
-        Naming::Channel => "[channel.a]\n",
-        Naming::Vf => "[vf.eth1.3]\n",
+    match section.header_names {
+        HeaderNames::One => "[host]\n",
+        HeaderNames::Link => "[link.eth0]\n",
+        HeaderNames::Vm => "[vm.a]\n",
+        HeaderNames::Channel => "[channel.a]\n",
+        HeaderNames::Vf => "[vf.eth1.3]\n",
     }
 }
 
@@ -164,7 +164,7 @@ fn documented(section: &Section) -> String {
         let default = if key.required { "required" } else { key.default };
         out += &format!("| `{}` | {value}, as in `{}` | {default} | {} |\n", key.name, key.example, key.doc);
     }
-    for (name, why) in section.strays {
+    for (name, why) in section.misplaced {
         out += &format!("\n`{name}` {why}.\n");
     }
     out

@@ -12,8 +12,8 @@ struct Written<T> {
     means: T,
 }
 
-fn at<T>(value: T) -> At<T> {
-    At { value, place: Place::default() }
+fn at<T>(value: T) -> Located<T> {
+    Located { value, location: SourceLocation::default() }
 }
 
 /// `value` in one of the units that divide it, chosen by `which`.

@@ -11,8 +11,8 @@ pub(super) fn decent(text: &str) {
     let lines = text.split('\n').count();
     let mut last = (0, 0);
     for problem in &problems {
-        assert!((1..=lines).contains(&problem.place.line), "{problem}");
-        let at = (problem.place.line, problem.place.column);
+        assert!((1..=lines).contains(&problem.location.line), "{problem}");
+        let at = (problem.location.line, problem.location.column);
         assert!(last <= at, "{problem}");
         last = at;
         let said = problem.to_string();
@@ -83,7 +83,7 @@ fn control_characters_stay_out_of_messages() {
         decent(text);
     }
     let named = parse(&[Source { name: "a\u{1b}[2J".into(), text: "x = 1".into() }]).unwrap_err();
-    assert_eq!(named[0].place.file, "a\\u{1b}[2J");
+    assert_eq!(named[0].location.file, "a\\u{1b}[2J");
 }
 
 #[test]

@@ -8,7 +8,7 @@ fn file(name: &str, text: &str) -> Source {
 
 /// The overridden lines, as `section: line (file:line) over …`.
 fn overridden(policy: &Policy) -> Vec<String> {
-    let line = |l: &Line| format!("{} ({}:{})", l.text, l.place.file, l.place.line);
+    let line = |l: &Line| format!("{} ({}:{})", l.text, l.location.file, l.location.line);
     let one = |o: &Overridden| {
         format!(
             "{}: {} over {}",
@@ -29,11 +29,11 @@ fn the_last_file_holds_key_by_key() {
     ])
     .unwrap();
     let names: Vec<String> =
-        policy.vms.iter().map(|vm| format!("{} {}", vm.name.value, vm.name.place)).collect();
+        policy.vms.iter().map(|vm| format!("{} {}", vm.name.value, vm.name.location)).collect();
     assert_eq!(names, ["x.y a.toml:3:5", "z b.toml:3:5"]);
     let vm = &policy.vms[0];
     assert_eq!(
-        vm.weight.as_ref().map(|at| (at.value, at.place.to_string())),
+        vm.weight.as_ref().map(|at| (at.value, at.location.to_string())),
         Some((3, "c.toml:2:10".into()))
     );
     assert_eq!(vm.quota.as_ref().unwrap().value, Some(500));
@@ -107,14 +107,14 @@ fn what_a_broken_file_may_have_said_is_not_missed_in_another() {
         file("b", "[channel.c]\nmin_rate = 2mbit\n"),
     ])
     .unwrap_err();
-    assert!(problems.iter().all(|p| p.place.file == "b"), "{problems:?}");
+    assert!(problems.iter().all(|p| p.location.file == "b"), "{problems:?}");
 }
 
 #[test]
 fn the_same_line_twice_is_no_news() {
     let text = "[vm.v]\nweight = 1\n";
     let policy = parse(&[file("a", text), file("b", text)]).unwrap();
-    assert_eq!(policy.vms[0].weight.as_ref().unwrap().place.file, "b");
+    assert_eq!(policy.vms[0].weight.as_ref().unwrap().location.file, "b");
     assert_eq!(overridden(&policy), Vec::<String>::new());
 }
 
@@ -129,7 +129,7 @@ fn keys_that_set_resources_as_they_are_come_from_the_last_file() {
     let direct: Vec<String> = policy
         .direct
         .iter()
-        .map(|d| format!("{:?} {} {} {}", d.kind, d.key, d.value.value, d.value.place))
+        .map(|d| format!("{:?} {} {} {}", d.kind, d.key, d.value.value, d.value.location))
         .collect();
     assert_eq!(
         direct,

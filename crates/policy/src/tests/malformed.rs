@@ -11,7 +11,11 @@ fn check(cases: &[Case]) {
         let said: Vec<String> = problems.iter().map(Problem::to_string).collect();
         assert_eq!(said.len(), expected.len(), "{text}\n{said:#?}");
         for (problem, (line, column, phrase)) in problems.iter().zip(*expected) {
-            assert_eq!((problem.place.line, problem.place.column), (*line, *column), "{text}\n{said:#?}");
+            assert_eq!(
+                (problem.location.line, problem.location.column),
+                (*line, *column),
+                "{text}\n{said:#?}"
+            );
             assert!(problem.message.contains(phrase), "{text}\n{said:#?}\n{phrase}");
             assert!(!problem.message.ends_with('.'), "{said:#?}");
         }
@@ -179,7 +183,11 @@ fn channels() {
     ] {
         let problems = read(&of(line)).expect_err(line);
         let [problem] = &problems[..] else { panic!("{line}: {problems:#?}") };
-        assert_eq!((problem.place.line, problem.place.column), (3 + line.lines().count(), column), "{line}");
+        assert_eq!(
+            (problem.location.line, problem.location.column),
+            (3 + line.lines().count(), column),
+            "{line}"
+        );
         assert!(problem.message.contains(phrase), "{problem}");
     }
     check(&[(
@@ -277,7 +285,7 @@ fn what_is_not_toml() {
 fn all_that_is_wrong_is_said_in_order() {
     let text = "[vf.e.0]\nweight = 0\n[vm.a]\nclass = slow\nwight = 1\n[host]\nhalt_poll = \"1h\"\n[vm.b]\npriority = 1\n";
     let problems = read(text).unwrap_err();
-    let lines: Vec<usize> = problems.iter().map(|p| p.place.line).collect();
+    let lines: Vec<usize> = problems.iter().map(|p| p.location.line).collect();
     // The priority could belong to a class on the line that was not understood, so it is not reported.
     assert_eq!(lines, [2, 4, 5, 7], "{problems:#?}");
 }

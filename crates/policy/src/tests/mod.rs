@@ -22,7 +22,7 @@ fn read(text: &str) -> Result<Policy, Vec<Problem>> {
 /// A policy as text without its places, to compare the meaning of two.
 fn meaning(policy: &Policy) -> String {
     let text = format!("{policy:?}");
-    let mut parts = text.split(", place: Place {");
+    let mut parts = text.split(", location: SourceLocation {");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |out, part| out + part.split_once('}').map_or("", |(_, rest)| rest))
 }
@@ -37,13 +37,19 @@ fn example() -> &'static str {
 #[test]
 fn the_documents_example_means_what_it_says() {
     let policy = read(example()).unwrap();
-    let place = |line, column| Place { file: "p.toml".into(), line, column };
+    let location = |line, column| SourceLocation { file: "p.toml".into(), line, column };
     let line = |start: &str| 1 + example().lines().position(|l| l.starts_with(start)).unwrap();
     assert_eq!(policy.host.halt_poll.unwrap().value, 50_000);
     assert_eq!(policy.host.cpu_latency.unwrap().value, Latency::AtMost(20));
     assert_eq!(policy.host.cpu_latency_cpus.unwrap().value.to_string(), "2-5");
-    assert_eq!(policy.links[0].name, At { value: "eth0".into(), place: place(line("[link.eth0]"), 7) });
-    assert_eq!(policy.links[0].rate, Some(At { value: 1_000_000_000, place: place(line("rate"), 16) }));
+    assert_eq!(
+        policy.links[0].name,
+        Located { value: "eth0".into(), location: location(line("[link.eth0]"), 7) }
+    );
+    assert_eq!(
+        policy.links[0].rate,
+        Some(Located { value: 1_000_000_000, location: location(line("rate"), 16) })
+    );
     assert_eq!(policy.links[0].slack.as_ref().unwrap().value, Auto::Nanoseconds(2_000_000));
     let names: Vec<&str> = policy.vms.iter().map(|vm| vm.name.value.as_str()).collect();
     assert_eq!(names, ["sip1", "media.1", "pid:4711"]);
@@ -62,13 +68,13 @@ fn the_documents_example_means_what_it_says() {
     assert_eq!(channel.proto.as_ref().unwrap().value, 17);
     assert_eq!((channel.deadline.value, channel.min_rate.value), (3_000_000, 2_000_000));
     assert_eq!(channel.burst.as_ref().unwrap().value, 3000);
-    let of = At { value: "eth0".to_owned(), place: place(line("link "), 12) };
+    let of = Located { value: "eth0".to_owned(), location: location(line("link "), 12) };
     assert_eq!(channel.link, Some(of));
     assert_eq!(policy.links[0].max_packet.as_ref().unwrap().value, 1514);
     assert_eq!(policy.links[0].realtime_max.as_ref().unwrap().value, 900_000_000);
     let header = line("[vf.eth1.3]");
-    assert_eq!(policy.vfs[0].link, At { value: "eth1".into(), place: place(header, 2) });
-    assert_eq!(policy.vfs[0].index, At { value: 3, place: place(header, 10) });
+    assert_eq!(policy.vfs[0].link, Located { value: "eth1".into(), location: location(header, 2) });
+    assert_eq!(policy.vfs[0].index, Located { value: 3, location: location(header, 10) });
     assert_eq!(policy.vfs[0].hard.as_ref().unwrap().value, 400_000_000);
 }
 
@@ -91,7 +97,7 @@ fn sections_keep_their_order_across_files() {
     ])
     .unwrap();
     let vms: Vec<String> =
-        policy.vms.iter().map(|vm| format!("{} {}", vm.name.value, vm.name.place)).collect();
+        policy.vms.iter().map(|vm| format!("{} {}", vm.name.value, vm.name.location)).collect();
     assert_eq!(vms, ["z 10.toml:4:5", "a 10.toml:5:5", "k 20.toml:1:4", "c 20.toml:2:5"]);
     let vfs: Vec<(&str, u32)> =
         policy.vfs.iter().map(|vf| (vf.link.value.as_str(), vf.index.value)).collect();

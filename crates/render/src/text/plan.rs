@@ -5,7 +5,7 @@ use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units;
 use std::fmt::Write;
 use teiji_model::plan::{Plan, Step};
-use teiji_model::policy::{Line, Overridden, Place, Problem, Source};
+use teiji_model::policy::{Line, Overridden, Problem, Source, SourceLocation};
 use teiji_model::resource::Value;
 use teiji_model::units::DURATION;
 
@@ -16,15 +16,15 @@ const SHOWN: usize = 80;
 pub fn problems(problems: &[Problem], sources: &[Source]) -> String {
     let mut out = String::new();
     for problem in problems {
-        let place = &problem.place;
+        let location = &problem.location;
         // Writing to a String cannot fail.
         let _ = writeln!(out, "{}", printable(&problem.to_string()));
-        let source = sources.iter().find(|s| s.name == place.file);
-        let Some(line) = source.and_then(|s| s.text.lines().nth(place.line.checked_sub(1)?)) else {
+        let source = sources.iter().find(|s| s.name == location.file);
+        let Some(line) = source.and_then(|s| s.text.lines().nth(location.line.checked_sub(1)?)) else {
             continue;
         };
         // In columns: tabs are shown as escapes, and some characters are wide.
-        let before: String = line.chars().take(place.column.saturating_sub(1)).collect();
+        let before: String = line.chars().take(location.column.saturating_sub(1)).collect();
         let (before, shown) = (columns(&printable(&before)), shorten(&printable(line), SHOWN));
         if before < SHOWN && !shown.trim().is_empty() {
             let _ = writeln!(out, "  {shown}\n  {:before$}^", "");
@@ -98,12 +98,13 @@ pub fn step(mark: &str, step: &Step, style: &Style) -> String {
 }
 
 /// Why a step is taken, where the policy says so, and what it costs.
-fn because(step: &Step, place: Option<&Place>, style: &Style) -> String {
+fn because(step: &Step, location: Option<&SourceLocation>, style: &Style) -> String {
     let mut out = String::new();
-    let place = place.map_or_else(String::new, |place| format!(" ({}:{})", place.file, place.line));
+    let location =
+        location.map_or_else(String::new, |location| format!(" ({}:{})", location.file, location.line));
     let because = match step.cost.as_str() {
-        "" => format!("because of {}{place}", step.reason),
-        cost => format!("because of {}{place}; cost: {cost}", step.reason),
+        "" => format!("because of {}{location}", step.reason),
+        cost => format!("because of {}{location}; cost: {cost}", step.reason),
     };
     for line in wrap(&style.ascii(&printable(&because)), 93) {
         out += &format!("       {}\n", style.paint(Tone::Faint, &line));
@@ -114,7 +115,7 @@ fn because(step: &Step, place: Option<&Place>, style: &Style) -> String {
 /// Lines that several files write differently, and which one holds; empty if there is none.
 pub fn overridden(all: &[Overridden], style: &Style) -> String {
     let mut out = String::new();
-    let line = |line: &Line| format!("{} ({}:{})", line.text, line.place.file, line.place.line);
+    let line = |line: &Line| format!("{} ({}:{})", line.text, line.location.file, line.location.line);
     for one in all {
         let over: Vec<String> = one.over.iter().map(line).collect();
         let text = format!("[{}] {} holds, not {}", one.section, line(&one.holds), over.join(", "));
@@ -134,7 +135,7 @@ mod tests {
     fn the_line_that_holds_is_named_with_those_that_do_not() {
         let line = |text: &str, file: &str, line| Line {
             text: text.into(),
-            place: Place { file: file.into(), line, column: 1 },
+            location: SourceLocation { file: file.into(), line, column: 1 },
         };
         let all = [Overridden {
             section: "vm.sip1".into(),

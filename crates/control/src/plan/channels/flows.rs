@@ -23,14 +23,14 @@ pub(super) fn channels(
                 "the channel's name has {} bytes; give it one of at most {MAX_NAME}",
                 name.value.len()
             );
-            draft.problem(&name.place, message);
+            draft.problem(&name.location, message);
         }
         let channel = channel(policy, mtu);
         let least = u64::from(MIN_FRAME + OVERHEAD);
         if let Some(burst) = policy.burst.as_ref().filter(|burst| burst.value < least) {
             let message =
                 format!("a burst of {}b is less than one frame: write \"{least}b\" or more", burst.value);
-            draft.problem(&burst.place, message);
+            draft.problem(&burst.location, message);
         }
         let key = (channel.from.clone(), channel.to.clone(), channel.proto);
         if let Some(first) = ends.insert(key, *policy) {
@@ -39,9 +39,9 @@ pub(super) fn channels(
                  one channel for both, or make their endpoints differ",
                 shown(&name.value),
                 shown(&first.name.value),
-                first.name.place
+                first.name.location
             );
-            draft.problem(&name.place, message);
+            draft.problem(&name.location, message);
         }
         let before = shapes.len();
         shapes.extend(self::shapes(&channel));
@@ -52,7 +52,7 @@ pub(super) fn channels(
                  another link",
                 shown(&name.value)
             );
-            draft.problem(&name.place, message);
+            draft.problem(&name.location, message);
         }
         all.insert(name.value.clone(), channel);
     }
@@ -61,7 +61,7 @@ pub(super) fn channels(
 
 fn channel(policy: &ChannelPolicy, mtu: u32) -> Channel {
     let burst = policy.burst.as_ref().map(|burst| burst.value);
-    let end = |end: &Option<teiji_model::policy::At<Endpoint>>| end.as_ref().map(|at| at.value.clone());
+    let end = |end: &Option<teiji_model::policy::Located<Endpoint>>| end.as_ref().map(|at| at.value.clone());
     Channel {
         from: end(&policy.from),
         to: end(&policy.to),

@@ -6,7 +6,7 @@
 use super::super::names::shown;
 use super::super::{Draft, ErrorReported, PlanTarget, steps};
 use teiji_model::plan::ObservedLink;
-use teiji_model::policy::{At, LinkPolicy};
+use teiji_model::policy::{LinkPolicy, Located};
 use teiji_model::qdisc::frame::{self, HEADER, TAG, full};
 use teiji_model::resource::{Resource, Value};
 
@@ -51,14 +51,14 @@ pub(super) fn choices(
         Some(Value::Bytes(bytes)) => Ok(*bytes),
         _ => Err(format!("{setting} cannot be read ({})", super::super::reason(&setting, target.observed))),
     };
-    if let Some(At { value: most, place }) = section.and_then(|s| s.max_packet.as_ref()) {
+    if let Some(Located { value: most, location }) = section.and_then(|s| s.max_packet.as_ref()) {
         let frame = mtu.saturating_add(HEADER);
         if *most < frame {
             let message = format!(
                 "`max_packet` is less than the {frame} bytes of a frame of {name}'s MTU: write \"{frame}b\" or more, \
                  or make the MTU smaller first"
             );
-            draft.problem(place, message);
+            draft.problem(location, message);
             return Err(ErrorReported);
         }
         if *most < two(mtu).saturating_add(HEADER) {

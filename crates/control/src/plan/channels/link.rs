@@ -7,7 +7,7 @@ use crate::admission::{self, Admission, Denied, Reason, Refusal, hfsc};
 use frames::Largest;
 use std::collections::BTreeMap;
 use teiji_model::plan::{ChannelGuarantee, LinkGuarantee, LinkKind, ObservedLink};
-use teiji_model::policy::{At, Auto, ChannelPolicy, LinkPolicy, Place};
+use teiji_model::policy::{Auto, ChannelPolicy, LinkPolicy, Located, SourceLocation};
 use teiji_model::qdisc::frame;
 use teiji_model::qdisc::{
     Channel, DeadlineQdisc, MAX_RATE, MIN_FRAME, OVERHEAD, RATE_STEP, RootQdisc, Scheduler, TIMER_ERROR,
@@ -29,7 +29,7 @@ pub(super) struct Group<'a> {
     /// Not empty.
     pub channels: &'a [&'a ChannelPolicy],
     /// Where the policy names the link.
-    pub place: &'a Place,
+    pub location: &'a SourceLocation,
     pub scheduler: Scheduler,
 }
 
@@ -66,21 +66,21 @@ fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, ErrorReported> {
             let message = format!(
                 "{name} reports no speed: write its rate, as in rate = \"1gbit\" below [link.{name}]"
             );
-            draft.problem(group.place, message);
+            draft.problem(group.location, message);
             Err(ErrorReported)
         }
         (None, Some(speed)) => Ok(below(speed)),
-        (Some(At { value, place }), Some(speed)) if *value > speed => {
+        (Some(Located { value, location }), Some(speed)) if *value > speed => {
             let message = format!(
                 "{name} reports a speed of only {}, so its own queue would grow and no delay could be guaranteed: \
                  write \"{}\" or less",
                 RATE.write(speed),
                 RATE.write(below(speed))
             );
-            draft.problem(place, message);
+            draft.problem(location, message);
             Err(ErrorReported)
         }
-        (Some(At { value, .. }), speed) => {
+        (Some(Located { value, .. }), speed) => {
             if let Some(speed) = speed.filter(|speed| *value > below(*speed)) {
                 draft.warnings.push(format!(
                     "`link.{name}.rate` leaves no margin for clocks that differ: the guarantees do not include waits \
@@ -95,7 +95,9 @@ fn rate(group: &Group<'_>, draft: &mut Draft) -> Result<u64, ErrorReported> {
 
 /// Checks the limit on the rate of all channels together.
 fn realtime_max(group: &Group<'_>, channels: &BTreeMap<String, Channel>, draft: &mut Draft) {
-    let Some(At { value: most, place }) = group.section.and_then(|s| s.realtime_max.as_ref()) else { return };
+    let Some(Located { value: most, location }) = group.section.and_then(|s| s.realtime_max.as_ref()) else {
+        return;
+    };
     let sum = channels.values().fold(0_u64, |sum, c| sum.saturating_add(c.rate));
     if sum > most / RATE_STEP * RATE_STEP {
         let message = format!(
@@ -104,7 +106,7 @@ fn realtime_max(group: &Group<'_>, channels: &BTreeMap<String, Channel>, draft: 
             shown(&group.device.name),
             RATE.write(sum)
         );
-        draft.problem(place, message);
+        draft.problem(location, message);
     }
 }
 
@@ -214,29 +216,29 @@ fn refused(group: &Group<'_>, largest: Option<&Largest>, denied: Denied, draft: 
     let name = shown(&group.device.name);
     let why = largest.map(|l| l.why.as_str()).filter(|why| !why.is_empty());
     match denied {
-        Denied::Malformed(message) => draft.problem(group.place, format!("{name}: {message}")),
+        Denied::Malformed(message) => draft.problem(group.location, format!("{name}: {message}")),
         Denied::Refused(refusal) => {
-            let place = refusal_place(group, &refusal);
+            let location = refusal_place(group, &refusal);
             let why = match (why, refusal.reason) {
                 (Some(why), Reason::Deadline | Reason::Curves | Reason::Slack { .. }) => format!(" ({why})"),
                 _ => String::new(),
             };
-            draft.problem(place, format!("{name}: {refusal}{why}"));
+            draft.problem(location, format!("{name}: {refusal}{why}"));
         }
     }
 }
 
-fn refusal_place<'a>(group: &Group<'a>, refusal: &Refusal) -> &'a Place {
+fn refusal_place<'a>(group: &Group<'a>, refusal: &Refusal) -> &'a SourceLocation {
     let named = |name: &String| group.channels.iter().find(|c| c.name.value == *name);
     // The channel whose deadline is the reported instant.
     let tightest = refusal.offending.last().and_then(named);
     match refusal.reason {
-        Reason::Slack { .. } => group.section.and_then(|s| s.slack.as_ref()).map(|slack| &slack.place),
-        Reason::Rate => group.section.and_then(|s| s.rate.as_ref()).map(|rate| &rate.place),
+        Reason::Slack { .. } => group.section.and_then(|s| s.slack.as_ref()).map(|slack| &slack.location),
+        Reason::Rate => group.section.and_then(|s| s.rate.as_ref()).map(|rate| &rate.location),
         // Or the channel that reserves most.
-        Reason::Deadline | Reason::Curves => tightest.map(|c| &c.deadline.place),
+        Reason::Deadline | Reason::Curves => tightest.map(|c| &c.deadline.location),
     }
-    .unwrap_or(group.place)
+    .unwrap_or(group.location)
 }
 
 /// The queue that keeps the channels, which were admitted.
@@ -278,8 +280,8 @@ fn settings(
     };
     let mut want = |setting: Resource, wanted: Value, cost: String| {
         let whose = shown(&device.name);
-        let place = group.place.clone();
-        draft.wants.push(Want { setting, wanted, whose, reason: reason.clone(), place, cost });
+        let location = group.location.clone();
+        draft.wants.push(Want { setting, wanted, whose, reason: reason.clone(), location, cost });
     };
     if let Some(segment) = largest.segment {
         let takes = framed(largest.on_wire(group.device.mtu)) * 8_000_000_000 / u128::from(queue.rate.max(1));

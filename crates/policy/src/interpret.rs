@@ -1,11 +1,11 @@
 //! Turns the keys of a section into its part of the policy, and finds contradictions between them.
 
-use super::keys::{SETS, Section};
+use super::keys::{DIRECT_KEYS, Section};
 use super::section::Keys;
 use super::value::Value;
 use teiji_model::cpus::CpuSet;
 use teiji_model::policy::{
-    At, Auto, ChannelPolicy, Direct, Endpoint, HostPolicy, LinkPolicy, Subject, VmPolicy,
+    Auto, ChannelPolicy, DirectSetting, Endpoint, HostPolicy, LinkPolicy, Located, Subject, VmPolicy,
 };
 use teiji_model::resource::{Latency, Scheduling};
 
@@ -13,14 +13,14 @@ use teiji_model::resource::{Latency, Scheduling};
 /// kernel's own interrupt threads at 50.
 const PRIORITY: u8 = 10;
 
-fn cpus(keys: &Keys<'_, '_>, name: &str) -> Option<At<CpuSet>> {
+fn cpus(keys: &Keys<'_, '_>, name: &str) -> Option<Located<CpuSet>> {
     keys.get(name, |value| match value {
         Value::Cpus(cpus) => Some(cpus),
         _ => None,
     })
 }
 
-fn endpoint(keys: &Keys<'_, '_>, name: &str) -> Option<At<Endpoint>> {
+fn endpoint(keys: &Keys<'_, '_>, name: &str) -> Option<Located<Endpoint>> {
     keys.get(name, |value| match value {
         Value::Endpoint(endpoint) => Some(endpoint),
         _ => None,
@@ -28,10 +28,16 @@ fn endpoint(keys: &Keys<'_, '_>, name: &str) -> Option<At<Endpoint>> {
 }
 
 /// The keys of a section that set resources to the value written.
-pub(super) fn direct(keys: &Keys<'_, '_>, section: &Section, subject: &Subject) -> Vec<Direct> {
-    let written = SETS.iter().filter(|sets| sets.section == section.name).filter_map(|sets| {
+pub(super) fn direct(keys: &Keys<'_, '_>, section: &Section, subject: &Subject) -> Vec<DirectSetting> {
+    let written = DIRECT_KEYS.iter().filter(|sets| sets.section == section.name).filter_map(|sets| {
         let value = keys.get(sets.key, sets.value)?;
-        Some(Direct { subject: subject.clone(), key: sets.key, kind: sets.kind, value, cost: sets.cost })
+        Some(DirectSetting {
+            subject: subject.clone(),
+            key: sets.key,
+            kind: sets.kind,
+            value,
+            cost: sets.cost,
+        })
     });
     written.collect()
 }
@@ -43,7 +49,7 @@ pub(super) fn host(keys: &mut Keys<'_, '_>) -> HostPolicy {
         Value::Word("off") => Some(0),
         _ => None,
     });
-    if let Some(At { value: Value::Number(ns), .. }) = keys.value("cpu_latency")
+    if let Some(Located { value: Value::Number(ns), .. }) = keys.value("cpu_latency")
         && ns % 1000 != 0
     {
         let message = format!("the kernel counts `cpu_latency` in whole µs; write {}us", ns.div_ceil(1000));
@@ -55,7 +61,7 @@ pub(super) fn host(keys: &mut Keys<'_, '_>) -> HostPolicy {
         Value::Word("none") => Some(Latency::None),
         _ => None,
     });
-    if keys.sound() && keys.key("cpu_latency").is_none() {
+    if keys.keys_known() && keys.key("cpu_latency").is_none() {
         let message = "`cpu_latency_cpus` needs `cpu_latency`, which is missing; write that too";
         keys.report("cpu_latency_cpus", message.to_owned());
     }
@@ -100,14 +106,14 @@ pub(super) fn vm(keys: &mut Keys<'_, '_>, name: String) -> VmPolicy {
 }
 
 /// `class`, with the keys that belong to it.
-fn class(keys: &mut Keys<'_, '_>) -> Option<At<Scheduling>> {
+fn class(keys: &mut Keys<'_, '_>) -> Option<Located<Scheduling>> {
     let class = keys.get("class", |value| match value {
         Value::Word(word) => Some(word),
         _ => None,
     });
     let word = class.as_ref().map(|class| class.value);
     // A wrong class is reported elsewhere, and a class on a line that could not be parsed may be any.
-    if word.is_some() || (keys.sound() && keys.key("class").is_none()) {
+    if word.is_some() || (keys.keys_known() && keys.key("class").is_none()) {
         for (key, of) in [
             ("priority", "realtime"),
             ("runtime", "deadline"),
@@ -121,7 +127,7 @@ fn class(keys: &mut Keys<'_, '_>) -> Option<At<Scheduling>> {
             }
         }
     }
-    let At { value: word, place } = class?;
+    let Located { value: word, location } = class?;
     let value = match word {
         "fair" => Scheduling::Other { nice: 0 },
         "realtime" => {
@@ -131,7 +137,7 @@ fn class(keys: &mut Keys<'_, '_>) -> Option<At<Scheduling>> {
         "deadline" => sched_deadline(keys)?,
         _ => return None,
     };
-    Some(At { value, place })
+    Some(Located { value, location })
 }
 
 fn sched_deadline(keys: &mut Keys<'_, '_>) -> Option<Scheduling> {
@@ -141,7 +147,7 @@ fn sched_deadline(keys: &mut Keys<'_, '_>) -> Option<Scheduling> {
         keys.report(key, format!("`{key}` cannot be used {why}; remove it, or write class = \"realtime\""));
     }
     for key in ["runtime", "period"] {
-        if keys.sound() && keys.key(key).is_none() {
+        if keys.keys_known() && keys.key(key).is_none() {
             let message = format!("class = \"deadline\" needs `{key}`; write a time, as in {key} = \"10ms\"");
             keys.report("class", message);
         }
@@ -199,6 +205,6 @@ pub(super) fn channel(keys: &mut Keys<'_, '_>, name: String) -> Option<ChannelPo
 }
 
 /// `hard` and `weight` of `[vf.LINK.N]`.
-pub(super) fn vf(keys: &mut Keys<'_, '_>) -> (Option<At<u64>>, Option<At<u32>>) {
+pub(super) fn vf(keys: &mut Keys<'_, '_>) -> (Option<Located<u64>>, Option<Located<u32>>) {
     (keys.number("hard"), keys.number("weight"))
 }
