@@ -290,7 +290,7 @@ pub fn run(
                 elapsed: begun.elapsed(),
                 events: session.events,
                 complete: session.complete,
-                lost: counters.gone(),
+                lost: counters.lost_or_missed(),
             });
             alive.look(&mut counters);
             if counters.vanished.len() == spec.vms.len() {
@@ -364,11 +364,11 @@ fn take_in(
 /// Stores the counters of the probes; returns what was lost since `since`. A run of a probe that the kernel skipped
 /// counts as a lost event, as it is not known what it would have seen.
 fn count_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost> {
-    let before = counters.gone();
+    let before = counters.lost_or_missed();
     counters.lost = counts.lost;
     counters.missed = counts.missed;
     counters.unidentified = counts.unidentified;
-    let count = counters.gone().saturating_sub(before);
+    let count = counters.lost_or_missed().saturating_sub(before);
     (count > 0).then_some(Lost { since, count })
 }
 
@@ -464,6 +464,6 @@ mod tests {
         assert_eq!(take(&[0, 0], 2), Some(Lost { since: 5, count: 2 }));
         assert_eq!(take(&[0, 0], 2), None);
         assert_eq!(take(&[1, 3], 3), Some(Lost { since: 5, count: 5 }));
-        assert_eq!((counters.missed, counters.gone()), (3, 7));
+        assert_eq!((counters.missed, counters.lost_or_missed()), (3, 7));
     }
 }

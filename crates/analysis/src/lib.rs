@@ -18,7 +18,7 @@
 //! | [`sip`] | finds the fields of a SIP message by which requests are matched |
 //!
 //! There is no I/O and no clock: the time is that of the events. Memory is bounded for any length and content of the
-//! trace; what is given up for lack of room is counted ([`Tally`]). Uncertain pairs are not joined: see the counts of
+//! trace; what is given up for lack of room is counted ([`Losses`]). Uncertain pairs are not joined: see the counts of
 //! [`RequestCounts`](teiji_model::report::RequestCounts).
 #![forbid(unsafe_code)]
 
@@ -78,7 +78,7 @@ impl Default for Options {
 
 /// What the analysis had to leave out; all zero if the trace went well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct Losses {
     /// Events that came after later events had been joined; they count as lost.
     pub late: u64,
     /// Packets, requests and calls given up early because too many were followed at once.
@@ -138,8 +138,8 @@ impl Analyzer {
     }
 
     /// What had to be left out so far.
-    pub fn tally(&self) -> Tally {
-        Tally {
+    pub fn losses(&self) -> Losses {
+        Losses {
             late: self.sorter.late(),
             evicted: self.joiner.common.evicted,
             splits_dropped: self.joiner.common.splits_dropped,

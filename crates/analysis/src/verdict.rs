@@ -3,8 +3,8 @@
 //! The rule, in order:
 //!
 //! 1. Without a complete request there is nothing to judge.
-//! 2. Fluctuation matters if there are at least [`FEW`] requests, the 99th percentile is at least [`MATTERS`] above the
-//!    median, and at least [`SPREAD`] times the median. (In paper P0, the worst request of the quiet case takes 3.8
+//! 2. Fluctuation matters if there are at least [`MIN_REQUESTS`] requests, the 99th percentile is at least [`MIN_SPREAD`] above the
+//!    median, and at least [`MIN_SPREAD_RATIO`] times the median. (In paper P0, the worst request of the quiet case takes 3.8
 //!    times the mean, and that of the case which it analyses 43 times the shortest.) If fluctuation matters, the shares
 //!    of the fluctuation are judged, otherwise the shares of a typical request's time. These are medians, so that a few
 //!    outliers do not decide.
@@ -13,9 +13,9 @@
 //! 4. A cause belongs to the host, with these exceptions: the guest runs, the guest halts during the request, a part of
 //!    `guest` without a known state, and `unattributed`.
 //! 5. For fluctuation, the largest cause is blamed; the guest only if its share is above the largest share of the host.
-//!    If the largest cause has less than [`LITTLE`], many small causes make the fluctuation, and the typical request's
+//!    If the largest cause has less than [`MIN_CAUSE_SHARE`], many small causes make the fluctuation, and the typical request's
 //!    time is judged as if it were steady.
-//! 6. For steady time, the largest cause of the host is blamed if one of its parts has at least [`MUCH`], even if the
+//! 6. For steady time, the largest cause of the host is blamed if one of its parts has at least [`SIGNIFICANT_SHARE`], even if the
 //!    guest has more: it is what can be changed. Otherwise nothing stands out, and the headline says where most time is
 //!    spent.
 //! 7. If the largest cause belongs to the guest, the details also name the largest cause of the host.
@@ -23,21 +23,23 @@
 //! [`Verdict::headline`] has the cause and its share in at most 12 words; [`Verdict::details`] has the figures. The
 //! blamed cause is the first of the findings; the others follow, sorted by their largest part.
 
-use crate::finding::{Candidate, FEW, Seen, candidates, finding};
-use teiji_model::finding::{Evidence, Finding, MUCH};
+use crate::finding::{Candidate, MIN_REQUESTS, Seen, candidates, finding};
+use teiji_model::finding::{Evidence, Finding, SIGNIFICANT_SHARE};
 use teiji_model::report::{Detail, Dist, RequestCounts, Verdict};
 use teiji_model::text::{duration, percent};
 
 /// The smallest distance of the 99th percentile from the median that matters, ns.
-pub const MATTERS: u64 = 100_000;
+pub const MIN_SPREAD: u64 = 100_000;
 /// The smallest ratio of the 99th percentile to the median that matters.
-pub const SPREAD: f64 = 4.0;
+pub const MIN_SPREAD_RATIO: f64 = 4.0;
 /// The share of the fluctuation below which no cause is blamed for it: a third.
-pub const LITTLE: f64 = 1.0 / 3.0;
+pub const MIN_CAUSE_SHARE: f64 = 1.0 / 3.0;
 
 /// Whether the fluctuation matters.
 fn fluctuates(d: &Dist) -> bool {
-    d.count >= FEW && d.p99.saturating_sub(d.p50) >= MATTERS && d.p99 as f64 >= SPREAD * d.p50 as f64
+    d.count >= MIN_REQUESTS
+        && d.p99.saturating_sub(d.p50) >= MIN_SPREAD
+        && d.p99 as f64 >= MIN_SPREAD_RATIO * d.p50 as f64
 }
 
 /// The verdict on one VM, and its ranked findings: the verdict names the first.
@@ -45,13 +47,13 @@ pub fn rank(seen: &Seen<'_>) -> (Verdict, Vec<Finding>) {
     let Some(total) = seen.total.filter(|d| d.count > 0) else { return (nothing(seen.requests), Vec::new()) };
     let varies = fluctuates(total);
     let of_fluctuation = candidates(seen.stages, true);
-    let fluctuation = varies && of_fluctuation.first().is_some_and(|c| c.share >= LITTLE);
+    let fluctuation = varies && of_fluctuation.first().is_some_and(|c| c.share >= MIN_CAUSE_SHARE);
     let all = if fluctuation { of_fluctuation } else { candidates(seen.stages, false) };
     let Some(first) = all.first() else { return (nothing(seen.requests), Vec::new()) };
     let host = all.iter().find(|c| c.is_of_host());
     let (blamed, stands_out) = match host {
         _ if fluctuation => (first, true),
-        Some(host) if host.greatest() >= MUCH => (host, true),
+        Some(host) if host.largest_share() >= SIGNIFICANT_SHARE => (host, true),
         _ => (first, false),
     };
     let of = if fluctuation { "the fluctuation" } else { "a typical request's time" };
@@ -69,7 +71,7 @@ pub fn rank(seen: &Seen<'_>) -> (Verdict, Vec<Finding>) {
         details.push(detail("also", format!("{}, {} of {of}", first.rule.title, percent(first.share))));
     }
     let verdict = Verdict { headline: headline(blamed, stands_out, fluctuation), details, fluctuation };
-    let rest = all.iter().filter(|c| c.rule.cause != blamed.rule.cause && c.matters());
+    let rest = all.iter().filter(|c| c.rule.cause != blamed.rule.cause && c.is_significant());
     (verdict, std::iter::once(blamed).chain(rest).map(|c| finding(c, seen)).collect())
 }
 

@@ -272,7 +272,7 @@ fn a_vcpu_is_joined_by_kvms_number_and_shown_by_its_index() {
     assert_eq!(o.counts(), [1, 1, 0, 0, 0]);
     assert_eq!((o.joined[0].request.vcpu, o.joined[0].request.vcpu_state), (3, None));
     assert_eq!(o.split(Stage::VcpuWake), None, "a clock that is not known was read");
-    assert_eq!(o.tally.splits_dropped, 0);
+    assert_eq!(o.losses.splits_dropped, 0);
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn splits_are_differences_of_clocks() {
     assert_eq!(o.split(Stage::SwitchIn), None);
     // A preempting thread counts only if there was a wait.
     assert_eq!(o.joined[0].preempted_by, [(Stage::TapQueue, 333), (Stage::VcpuWake, 444)]);
-    assert_eq!(o.tally.splits_dropped, 0);
+    assert_eq!(o.losses.splits_dropped, 0);
     let wake = &o.report.vms[0].stages[Stage::VcpuWake as usize];
     assert_eq!(wake.parts[ThreadState::Ready as usize].mean, 7000.0);
 }
@@ -385,7 +385,7 @@ fn a_split_that_does_not_fit_is_dropped_and_counted() {
     let o = h.run();
     assert_eq!(o.split(Stage::VcpuWake), None);
     assert_eq!(o.split(Stage::Guest), None);
-    assert_eq!(o.tally.splits_dropped, 2);
+    assert_eq!(o.losses.splits_dropped, 2);
 }
 
 #[test]

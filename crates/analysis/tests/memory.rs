@@ -44,10 +44,10 @@ fn memory_is_bounded() {
                 events += 1;
             }
         }
-        let tally = analyzer.tally();
+        let losses = analyzer.losses();
         let report = analyzer.finish(Counters::default(), &mut |_| joined += 1);
         println!(
-            "{what}: {events} events, {joined} joined, {:?}, {tally:?}, {} kB",
+            "{what}: {events} events, {joined} joined, {:?}, {losses:?}, {} kB",
             report.vms[0].requests,
             resident_kb()
         );

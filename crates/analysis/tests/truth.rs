@@ -21,7 +21,7 @@ use teiji_model::stage::{Split, Stage, ThreadState};
 
 /// Probabilities of difficult events, in 1000.
 #[derive(Clone, Copy, Debug, Default)]
-struct Unkind {
+struct Adversity {
     /// A packet has a fingerprint from a small pool.
     alike: u64,
     /// A request has a key from a small pool.
@@ -117,7 +117,7 @@ struct World {
     truths: Vec<Truth>,
 }
 
-fn simulate(seed: u64, n: usize, u: Unkind) -> World {
+fn simulate(seed: u64, n: usize, u: Adversity) -> World {
     let mut r = Rng(seed | 1);
     let mut events = Vec::new();
     let mut put = |ts: u64, cpu: u16, kind: EventKind| events.push(Event { ts, cpu, kind });
@@ -129,7 +129,7 @@ fn simulate(seed: u64, n: usize, u: Unkind) -> World {
     // Arrivals. What is usual for the devices is learnt from the first few.
     for i in 0..n {
         let calm = i < 24;
-        let u = if calm { Unkind { gap: (500_000, 600_000), ..Unkind::default() } } else { u };
+        let u = if calm { Adversity { gap: (500_000, 600_000), ..Adversity::default() } } else { u };
         t += if i == 24 { 10_000_000_000 } else { r.range(u.gap.0, u.gap.1) };
         let via = [Via::Nic, Via::Veth, Via::Vm2][if calm { i % 3 } else { r.range(0, 3) as usize }];
         let fp = |r: &mut Rng, out: u64| {
@@ -379,8 +379,8 @@ fn wrong(outcome: &Run, truths: &[Truth]) -> Option<String> {
     bad.first().map(|j| format!("{j:?}, but true: {:?}", by_key.get(&j.request.key)))
 }
 
-fn play(world: &World) -> Run {
-    run(&meta(Matching::Echo), &world.events)
+fn play(simulated: &World) -> Run {
+    run(&meta(Matching::Echo), &simulated.events)
 }
 
 /// Tries `cases` hosts unless `PROPTEST_CASES` is set, and stores the seeds of failures beside this file.
@@ -392,20 +392,34 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: Some(Box::new(kept)), ..usual }
 }
 
-fn unkind() -> impl Strategy<Value = Unkind> {
+fn adversity() -> impl Strategy<Value = Adversity> {
     let gap = prop_oneof![Just((500, 5_000)), Just((1_000, 60_000)), Just((50_000, 2_000_000))];
     (0u64..400, 0u64..400, 0u64..300, 0u64..300, any::<bool>(), gap).prop_map(
-        |(alike, same_key, twice, dropped, vlan, gap)| Unkind { alike, same_key, twice, dropped, vlan, gap },
+        |(alike, same_key, twice, dropped, vlan, gap)| Adversity {
+            alike,
+            same_key,
+            twice,
+            dropped,
+            vlan,
+            gap,
+        },
     )
 }
 
 /// Few packets, most of which may be difficult in some way: this makes failing cases short.
-fn harsh() -> impl Strategy<Value = Unkind> {
+fn harsh() -> impl Strategy<Value = Adversity> {
     let chance = || prop_oneof![Just(0), 0u64..200, 200u64..1000];
     let dropped = prop_oneof![Just(0), 0u64..500];
     let gap = prop_oneof![Just((500, 5_000)), Just((1_000, 60_000)), Just((50_000, 2_000_000))];
     (chance(), chance(), chance(), dropped, any::<bool>(), gap).prop_map(
-        |(alike, same_key, twice, dropped, vlan, gap)| Unkind { alike, same_key, twice, dropped, vlan, gap },
+        |(alike, same_key, twice, dropped, vlan, gap)| Adversity {
+            alike,
+            same_key,
+            twice,
+            dropped,
+            vlan,
+            gap,
+        },
     )
 }
 
@@ -423,9 +437,9 @@ fn what_was_paired_wrongly_once_is_not() {
         (14910591971034048388, 166, 164, 336, 21, 60, true, (50_000, 2_000_000)),
         (7875714723838725462, 53, 69, 762, 547, 234, false, (50_000, 2_000_000)),
     ] {
-        let u = Unkind { alike, same_key, twice, dropped, vlan, gap };
-        let world = simulate(seed, n, u);
-        assert_eq!(wrong(&play(&world), &world.truths), None, "seed {seed}");
+        let u = Adversity { alike, same_key, twice, dropped, vlan, gap };
+        let simulated = simulate(seed, n, u);
+        assert_eq!(wrong(&play(&simulated), &simulated.truths), None, "seed {seed}");
     }
 }
 
@@ -433,78 +447,78 @@ proptest! {
     #![proptest_config(config(1000))]
 
     #[test]
-    fn without_loss_or_likeness_all_are_complete_and_right(seed in any::<u64>(), n in 1usize..300, u in unkind()) {
-        let u = Unkind { vlan: u.vlan, gap: u.gap, ..Unkind::default() };
-        let world = simulate(seed, n, u);
-        let outcome = play(&world);
-        prop_assert_eq!(wrong(&outcome, &world.truths), None);
+    fn without_loss_or_likeness_all_are_complete_and_right(seed in any::<u64>(), n in 1usize..300, u in adversity()) {
+        let u = Adversity { vlan: u.vlan, gap: u.gap, ..Adversity::default() };
+        let simulated = simulate(seed, n, u);
+        let outcome = play(&simulated);
+        prop_assert_eq!(wrong(&outcome, &simulated.truths), None);
         prop_assert_eq!(outcome.joined.len(), n);
         prop_assert_eq!(outcome.counts(), [n as u64, n as u64, 0, 0, 0]);
-        prop_assert_eq!(outcome.tally.late, 0);
-        prop_assert_eq!(outcome.tally.evicted, 0);
+        prop_assert_eq!(outcome.losses.late, 0);
+        prop_assert_eq!(outcome.losses.evicted, 0);
     }
 
     #[test]
     fn likeness_spares_what_is_not_alike(seed in any::<u64>(), vlan in any::<bool>()) {
-        let u = Unkind { alike: 60, same_key: 60, twice: 60, dropped: 60, vlan, gap: (1_000, 60_000) };
-        let world = simulate(seed, 400, u);
-        let outcome = play(&world);
-        prop_assert!(outcome.joined.len() * 10 > world.truths.len() * 6, "{} of {}", outcome.joined.len(), world.truths.len());
+        let u = Adversity { alike: 60, same_key: 60, twice: 60, dropped: 60, vlan, gap: (1_000, 60_000) };
+        let simulated = simulate(seed, 400, u);
+        let outcome = play(&simulated);
+        prop_assert!(outcome.joined.len() * 10 > simulated.truths.len() * 6, "{} of {}", outcome.joined.len(), simulated.truths.len());
     }
 
     #[test]
     fn drops_cost_only_what_is_dropped(seed in any::<u64>(), n in 1usize..300, dropped in 0u64..300, vlan in any::<bool>()) {
-        let u = Unkind { dropped, vlan, gap: (1_000, 60_000), ..Unkind::default() };
-        let world = simulate(seed, n, u);
-        let outcome = play(&world);
-        prop_assert_eq!(wrong(&outcome, &world.truths), None);
-        prop_assert_eq!(outcome.joined.len(), world.truths.len());
+        let u = Adversity { dropped, vlan, gap: (1_000, 60_000), ..Adversity::default() };
+        let simulated = simulate(seed, n, u);
+        let outcome = play(&simulated);
+        prop_assert_eq!(wrong(&outcome, &simulated.truths), None);
+        prop_assert_eq!(outcome.joined.len(), simulated.truths.len());
     }
 
     #[test]
     fn a_drop_that_is_told_is_the_reason(seed in any::<u64>(), n in 30usize..300, dropped in 0u64..300, vlan in any::<bool>()) {
-        let u = Unkind { dropped, vlan, gap: (1_000, 60_000), ..Unkind::default() };
-        let world = simulate(seed, n, u);
-        let told = world.events.iter().filter(|e| matches!(e.kind, EventKind::Dropped(_))).count() as u64;
-        let outcome = play(&world);
+        let u = Adversity { dropped, vlan, gap: (1_000, 60_000), ..Adversity::default() };
+        let simulated = simulate(seed, n, u);
+        let dropped = simulated.events.iter().filter(|e| matches!(e.kind, EventKind::Dropped(_))).count() as u64;
+        let outcome = play(&simulated);
         let of = |reason| -> u64 {
             outcome.report.vms[0].left_out.iter().filter(|l| l.reason == reason).map(|l| l.count).sum()
         };
-        prop_assert_eq!(of(Reason::DroppedIn), told);
+        prop_assert_eq!(of(Reason::DroppedIn), dropped);
         prop_assert_eq!(outcome.counts()[0], n as u64);
-        prop_assert_eq!(outcome.report.vms[0].inbound.dropped, told);
-        prop_assert_eq!(wrong(&outcome, &world.truths), None);
+        prop_assert_eq!(outcome.report.vms[0].inbound.dropped, dropped);
+        prop_assert_eq!(wrong(&outcome, &simulated.truths), None);
     }
 
     #[test]
     fn a_loss_that_is_told_pairs_nothing_wrongly(
-        seed in any::<u64>(), n in 30usize..400, u in unkind(), lose in prop::collection::vec((0u64..1000, 1u64..5_000_000), 1..4)) {
+        seed in any::<u64>(), n in 30usize..400, u in adversity(), lose in prop::collection::vec((0u64..1000, 1u64..5_000_000), 1..4)) {
         // Events are lost in some windows of time after the calm beginning, each on one CPU.
-        let mut world = simulate(seed, n, Unkind { same_key: 0, alike: u.alike / 4, ..u });
+        let mut simulated = simulate(seed, n, Adversity { same_key: 0, alike: u.alike / 4, ..u });
         let from = T + 10_000_000_000;
-        let end = world.events.iter().map(|e| e.ts).max().unwrap_or(from).max(from);
+        let end = simulated.events.iter().map(|e| e.ts).max().unwrap_or(from).max(from);
         for (i, (at, long)) in lose.iter().enumerate() {
             let since = from + (end - from) * at / 1000;
             let (until, cpu) = (since + long, (seed >> (8 * i)) as u16 % 6);
-            let before = world.events.len();
-            world.events.retain(|e| e.cpu != cpu || e.ts < since || e.ts > until || matches!(e.kind, EventKind::Lost(_)));
-            let count = (before - world.events.len()) as u64;
+            let before = simulated.events.len();
+            simulated.events.retain(|e| e.cpu != cpu || e.ts < since || e.ts > until || matches!(e.kind, EventKind::Lost(_)));
+            let count = (before - simulated.events.len()) as u64;
             // Reported with the first drain after it, before later events.
-            let place = world.events.iter().position(|e| e.ts > until).unwrap_or(world.events.len());
-            world.events.insert(place, Event { ts: until, cpu, kind: EventKind::Lost(Lost { since, count }) });
+            let place = simulated.events.iter().position(|e| e.ts > until).unwrap_or(simulated.events.len());
+            simulated.events.insert(place, Event { ts: until, cpu, kind: EventKind::Lost(Lost { since, count }) });
         }
-        prop_assert_eq!(wrong(&play(&world), &world.truths), None);
+        prop_assert_eq!(wrong(&play(&simulated), &simulated.truths), None);
     }
 
     #[test]
     fn a_loss_that_is_not_told_gives_no_response_to_another(
         seed in any::<u64>(), n in 30usize..300, lost in 1u64..100, vlan in any::<bool>()) {
-        let u = Unkind { gap: (1_000, 60_000), vlan, ..Unkind::default() };
-        let mut world = simulate(seed, n, u);
+        let u = Adversity { gap: (1_000, 60_000), vlan, ..Adversity::default() };
+        let mut simulated = simulate(seed, n, u);
         let mut r = Rng(seed.rotate_left(7) | 1);
-        world.events.retain(|e| e.ts < T + 10_000_000_000 || !r.chance(lost));
-        let outcome = play(&world);
-        let by_key: HashMap<u64, &Truth> = world.truths.iter().map(|t| (t.key, t)).collect();
+        simulated.events.retain(|e| e.ts < T + 10_000_000_000 || !r.chance(lost));
+        let outcome = play(&simulated);
+        let by_key: HashMap<u64, &Truth> = simulated.truths.iter().map(|t| (t.key, t)).collect();
         for j in &outcome.joined {
             let t = by_key[&j.request.key];
             // The start may be the tap, if the report before it is lost and the tap also gets packets without one.
@@ -524,15 +538,15 @@ proptest! {
     #![proptest_config(config(4000))]
 
     #[test]
-    fn likeness_duplication_and_drops_pair_nothing_wrongly(seed in any::<u64>(), n in 1usize..400, u in unkind()) {
-        let world = simulate(seed, n, u);
-        prop_assert_eq!(wrong(&play(&world), &world.truths), None);
+    fn likeness_duplication_and_drops_pair_nothing_wrongly(seed in any::<u64>(), n in 1usize..400, u in adversity()) {
+        let simulated = simulate(seed, n, u);
+        prop_assert_eq!(wrong(&play(&simulated), &simulated.truths), None);
     }
 
     #[test]
     fn most_alike_pair_nothing_wrongly(seed in any::<u64>(), n in 25usize..120, u in harsh()) {
-        let world = simulate(seed, n, u);
-        prop_assert_eq!(wrong(&play(&world), &world.truths), None);
+        let simulated = simulate(seed, n, u);
+        prop_assert_eq!(wrong(&play(&simulated), &simulated.truths), None);
     }
 }
 

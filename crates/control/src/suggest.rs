@@ -25,7 +25,7 @@ use crate::plan::{shown, time};
 use realtime::{Class, Wish};
 use std::fmt;
 use teiji_model::cpus::CpuSet;
-use teiji_model::finding::{Change, Evidence, Finding, MUCH, PolicyLine};
+use teiji_model::finding::{Change, Evidence, Finding, PolicyLine, SIGNIFICANT_SHARE};
 use teiji_model::plan::Observed;
 use teiji_model::policy::MAX_BYTES;
 use teiji_model::report::{Report, VmReport};
@@ -190,7 +190,7 @@ impl Advice {
 
 /// Where a cause is seen: its largest part, and the other parts that count.
 fn places(finding: &Finding) -> String {
-    let some = finding.evidence.iter().enumerate().filter(|(i, e)| *i == 0 || e.counts());
+    let some = finding.evidence.iter().enumerate().filter(|(i, e)| *i == 0 || e.is_significant());
     some.map(|(_, e)| place(e)).collect::<Vec<_>>().join("; ")
 }
 
@@ -270,7 +270,7 @@ fn doubts(report: &Report, vm: &VmReport, class: &Class) -> Vec<String> {
     let of_own = |f: &Finding| -> f64 {
         f.preempted_by.iter().filter(|p| own.contains(&p.tid)).map(|p| p.share).sum()
     };
-    if let Some(share) = vm.findings.iter().map(of_own).find(|share| *share >= MUCH) {
+    if let Some(share) = vm.findings.iter().map(of_own).find(|share| *share >= SIGNIFICANT_SHARE) {
         doubts.push(format!(
             "{} of the waits were caused by threads of its own, which a class does not change: give them different \
              CPUs (vcpu_cpus, worker_cpus)",

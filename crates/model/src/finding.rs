@@ -11,7 +11,7 @@ use crate::units::DURATION;
 use serde::{Deserialize, Serialize};
 
 /// From this share of the time or of the fluctuation on, a part counts: an eighth.
-pub const MUCH: f64 = 0.125;
+pub const SIGNIFICANT_SHARE: f64 = 0.125;
 
 /// Makes the enum and its list from one table.
 macro_rules! causes {
@@ -133,9 +133,9 @@ pub struct Evidence {
 }
 
 impl Evidence {
-    /// Whether the part has at least [`MUCH`] of the time or of the fluctuation.
-    pub fn counts(&self) -> bool {
-        self.time_share >= MUCH || self.fluctuation_share >= MUCH
+    /// Whether the part has at least [`SIGNIFICANT_SHARE`] of the time or of the fluctuation.
+    pub fn is_significant(&self) -> bool {
+        self.time_share >= SIGNIFICANT_SHARE || self.fluctuation_share >= SIGNIFICANT_SHARE
     }
 }
 
@@ -277,9 +277,12 @@ mod tests {
 
     #[test]
     fn a_part_counts_by_its_time_or_by_its_fluctuation() {
-        for (time_share, fluctuation_share, counts) in
-            [(MUCH, 0.0, true), (0.0, MUCH, true), (0.124, 0.124, false), (f64::NAN, f64::NAN, false)]
-        {
+        for (time_share, fluctuation_share, is_significant) in [
+            (SIGNIFICANT_SHARE, 0.0, true),
+            (0.0, SIGNIFICANT_SHARE, true),
+            (0.124, 0.124, false),
+            (f64::NAN, f64::NAN, false),
+        ] {
             let part = Evidence {
                 stage: Stage::Irq,
                 state: None,
@@ -288,7 +291,7 @@ mod tests {
                 fluctuation_share,
                 length: None,
             };
-            assert_eq!(part.counts(), counts, "{time_share} {fluctuation_share}");
+            assert_eq!(part.is_significant(), is_significant, "{time_share} {fluctuation_share}");
         }
     }
 }

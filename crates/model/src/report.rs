@@ -52,7 +52,7 @@ pub struct Counters {
 
 impl Counters {
     /// Lost events plus skipped runs of probes, each of which may have been an event; saturates.
-    pub fn gone(&self) -> u64 {
+    pub fn lost_or_missed(&self) -> u64 {
         self.lost.iter().fold(self.missed, |a, &n| a.saturating_add(n))
     }
 }
@@ -76,8 +76,8 @@ pub struct Report {
 
 impl Report {
     /// Events that the analysis did not have though they happened, as far as it is known; saturates.
-    pub fn gone(&self) -> u64 {
-        self.counters.gone().saturating_add(self.late)
+    pub fn lost_or_missed(&self) -> u64 {
+        self.counters.lost_or_missed().saturating_add(self.late)
     }
 }
 

@@ -10,11 +10,11 @@
 //! `tap_queue` and in `vhost_tx`.
 //!
 //! [`rank`](crate::verdict) sorts the causes. The findings are the cause that the verdict names, and every other cause
-//! that has a part with at least [`MUCH`](teiji_model::finding::MUCH) of the time or of the fluctuation.
+//! that has a part with at least [`SIGNIFICANT_SHARE`](teiji_model::finding::MUCH) of the time or of the fluctuation.
 //!
 //! # Confidence
 //! Shares are measured, so a finding is certain except for what was not measured. Each of these is a doubt: fewer than
-//! [`FEW`] complete requests; more than a tenth of the requests in no figure; a part for which the state of the thread
+//! [`MIN_REQUESTS`] complete requests; more than a tenth of the requests in no figure; a part for which the state of the thread
 //! is not known. No doubt means high confidence, one means medium, more mean low.
 
 mod driver_hand_over;
@@ -46,13 +46,13 @@ use teiji_model::stage::{Actor, Stage, ThreadState as State};
 use teiji_model::text::percent;
 
 /// The number of requests below which fluctuation is not judged.
-pub const FEW: u64 = 20;
+pub const MIN_REQUESTS: u64 = 20;
 /// The share of requests in no figure above which there is a doubt: a tenth.
 const LEFT_OUT: f64 = 0.1;
 /// The greatest number of preempting threads that are named.
 const MAX_PREEMPTORS: usize = 5;
 /// The share below which a part is left out of the evidence if there is a larger part.
-const TRIFLE: f64 = 0.01;
+const MIN_EVIDENCE_SHARE: f64 = 0.01;
 
 /// A cause: where it is seen, what it means, what shortens it.
 pub(crate) struct Rule {
@@ -152,7 +152,7 @@ pub(crate) struct Candidate {
 
 impl Candidate {
     /// The share of the largest part.
-    pub(crate) fn greatest(&self) -> f64 {
+    pub(crate) fn largest_share(&self) -> f64 {
         self.evidence.first().map_or(0.0, |e| e.share)
     }
 
@@ -161,8 +161,8 @@ impl Candidate {
     }
 
     /// Whether it becomes a finding even if the verdict does not name it.
-    pub(crate) fn matters(&self) -> bool {
-        self.evidence.iter().any(Evidence::counts)
+    pub(crate) fn is_significant(&self) -> bool {
+        self.evidence.iter().any(Evidence::is_significant)
     }
 }
 
@@ -215,14 +215,14 @@ pub(crate) fn candidates(stages: &[StageReport], fluctuation: bool) -> Vec<Candi
     for c in &mut all {
         c.evidence.sort_by(|a, b| b.share.total_cmp(&a.share));
     }
-    all.sort_by(|a, b| b.greatest().total_cmp(&a.greatest()));
+    all.sort_by(|a, b| b.largest_share().total_cmp(&a.largest_share()));
     all
 }
 
 /// The finding of a candidate.
 pub(crate) fn finding(candidate: &Candidate, seen: &Seen<'_>) -> Finding {
     let rule = candidate.rule;
-    let small = |e: &Evidence| e.share.max(e.time_share).max(e.fluctuation_share) < TRIFLE;
+    let small = |e: &Evidence| e.share.max(e.time_share).max(e.fluctuation_share) < MIN_EVIDENCE_SHARE;
     let some = candidate.evidence.iter().enumerate().filter(|(i, e)| *i == 0 || !small(e));
     let evidence: Vec<Evidence> = some.map(|(_, e)| *e).collect();
     let doubts = doubts(seen, &evidence);
@@ -244,7 +244,7 @@ pub(crate) fn finding(candidate: &Candidate, seen: &Seen<'_>) -> Finding {
 fn doubts(seen: &Seen<'_>, evidence: &[Evidence]) -> Vec<String> {
     let RequestCounts { seen: all, complete, .. } = *seen.requests;
     let mut doubts = Vec::new();
-    if complete < FEW {
+    if complete < MIN_REQUESTS {
         doubts.push(format!("only {complete} requests are complete"));
     }
     let left_out = all.saturating_sub(complete) as f64 / all.max(1) as f64;

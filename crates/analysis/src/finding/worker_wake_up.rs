@@ -1,8 +1,8 @@
 //! A sleeping vhost worker is woken up.
 //!
 //! A wake-up has three parts: the interrupt to the CPU, the exit from the CPU's idle state, and the scheduler. A policy
-//! changes only the second part, which is concluded from the length of the wake-up: below [`SHALLOW`] there is no such
-//! part; above [`DEEP`] another part takes the time.
+//! changes only the second part, which is concluded from the length of the wake-up: below [`IDLE_STATE_MIN`] there is no such
+//! part; above [`IDLE_STATE_MAX`] another part takes the time.
 
 use super::{Rule, State};
 use teiji_model::finding::{Cause, Change, Evidence, Remedy};
@@ -11,9 +11,9 @@ use teiji_model::stage::Stage;
 use teiji_model::text::duration;
 
 /// The wake-up time of a thread on a CPU in a shallow idle state, ns.
-const SHALLOW: u64 = 10_000;
+const IDLE_STATE_MIN: u64 = 10_000;
 /// Longer than the exit from any idle state of a server takes, ns (`exit_latency` in drivers/idle/intel_idle.c).
-const DEEP: u64 = 1_000_000;
+const IDLE_STATE_MAX: u64 = 1_000_000;
 /// The longest exit from idle states that remain allowed, µs: C1, which servers leave within 2 µs.
 const AWAKE_US: u32 = 2;
 
@@ -32,12 +32,12 @@ fn remedy(evidence: &[Evidence]) -> Remedy {
     let polling = "a worker that does not sleep would help: poll-us=N of QEMU's -netdev tap, which a policy \
                    cannot set";
     let took = duration(length as f64);
-    if length < SHALLOW {
+    if length < IDLE_STATE_MIN {
         return Remedy::none(format!(
             "a wake-up of {took} is usual on a CPU that is awake, and no key of a policy shortens it; {polling}"
         ));
     }
-    if length > DEEP {
+    if length > IDLE_STATE_MAX {
         return Remedy::none(format!(
             "{took} is more than a CPU takes to wake up from any idle state, so no key of a policy shortens it: look \
              whether the worker waits for something else (perf sched timehist)"

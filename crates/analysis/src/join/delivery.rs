@@ -217,7 +217,7 @@ impl Delivery {
         if self.awaited.len() >= MAX_THREADS {
             self.awaited.retain(|_, list| !list.is_empty());
         }
-        let roomy = self.awaited.len() < MAX_THREADS || self.awaited.contains_key(&waits);
+        let has_room = self.awaited.len() < MAX_THREADS || self.awaited.contains_key(&waits);
         for id in ids.drain(..covered) {
             let Some(packet) = packets.get_mut(id) else { continue };
             let of_vm = c.pids[packet.vm as usize] == i.vm;
@@ -226,7 +226,7 @@ impl Delivery {
             } else if i.signalled > now {
                 Some(Reason::OutOfOrder)
             } else {
-                (!roomy).then_some(Reason::Evicted)
+                (!has_room).then_some(Reason::Evicted)
             };
             if let Some(reason) = reason {
                 Self::give_up(packets, id, reason, c, requests);

@@ -221,7 +221,7 @@ impl Joiner {
                 if !self.outbound.dropped(now, d, waits, c, requests) {
                     let received = self.inbound.received(d.fingerprint);
                     let other = Other {
-                        sent: self.outbound.under_way(d.fingerprint, d.tap, received),
+                        sent: self.outbound.may_be_in_flight(d.fingerprint, d.tap, received),
                         follows: waits && self.outbound.follows(d.fingerprint, d.ifindex, received > 0),
                     };
                     self.inbound.dropped(now, d, other, c, requests);
@@ -234,7 +234,7 @@ impl Joiner {
     /// Ends packets and requests that are too old at `now`.
     fn expire(&mut self, now: u64, sink: Sink) {
         let (c, requests) = (&mut self.common, &mut self.requests);
-        self.outbound.settle(now, c, requests, sink);
+        self.outbound.complete_settled(now, c, requests, sink);
         self.inbound.expire(now, c, requests);
         self.outbound.expire(now, c, requests, sink);
         requests.expire(now, c);

@@ -162,7 +162,7 @@ impl Outbound {
     /// `Some` if a guest has sent an identical packet that may be on its way to the tap. True if the host stack has
     /// received more than that packet, judged by how often it usually receives a packet from there. `received`: how
     /// often it has received packets with this fingerprint.
-    pub(super) fn under_way(&self, fingerprint: u64, tap: u32, received: u16) -> Option<bool> {
+    pub(super) fn may_be_in_flight(&self, fingerprint: u64, tap: u32, received: u16) -> Option<bool> {
         let s = self.records.get(&fingerprint)?;
         let may_be = s.tap != tap && (s.ambiguous || s.taps == 0 && s.chain == 0);
         let transit = self.learnt.get(TRANSIT | u64::from(s.tap)).unwrap_or(0);
@@ -233,7 +233,7 @@ impl Outbound {
         let (kick, before) = queue.map_or((None, 0), |q| (q.kick, std::mem::replace(&mut q.sent, now)));
         let request = requests.answer(now, vm, p, kick, c);
         if let Some(id) = self.records.id(&p.fingerprint) {
-            if self.gone(id) {
+            if self.has_left(id) {
                 if let Some(s) = self.records.remove(&p.fingerprint) {
                     self.done(s, c, requests, sink);
                 }
@@ -267,7 +267,7 @@ impl Outbound {
     }
 
     /// Whether a packet is known to have left before the quiet time is over.
-    fn gone(&mut self, id: EntryId) -> bool {
+    fn has_left(&mut self, id: EntryId) -> bool {
         let Some((_, s)) = self.records.by_id(id) else { return false };
         let whole = s.chain == 0 || self.learnt.compare(u64::from(s.first_if), s.chain).is_valid();
         !s.ambiguous && s.over() && whole
@@ -300,7 +300,13 @@ impl Outbound {
     }
 
     /// Ends packets of which nothing was seen for long enough.
-    pub(super) fn settle(&mut self, now: u64, c: &mut Common, requests: &mut RequestTable, sink: Sink) {
+    pub(super) fn complete_settled(
+        &mut self,
+        now: u64,
+        c: &mut Common,
+        requests: &mut RequestTable,
+        sink: Sink,
+    ) {
         while let Some((then, fingerprint, id)) = self.settling.front().copied() {
             if then.saturating_add(c.quiet) > now {
                 return;

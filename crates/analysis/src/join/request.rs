@@ -47,7 +47,7 @@ pub(super) struct Open {
     last: u64,
     at: Exclusion,
     /// It was sent again.
-    again: bool,
+    sent_again: bool,
     /// How many requests, and how many responses, of this key were seen.
     copies: u32,
     answers: u32,
@@ -71,7 +71,7 @@ struct Recent {
     tag: u64,
     until: u64,
     /// True: its requests come from outside; false: the guest sends them.
-    inward: bool,
+    from_outside: bool,
 }
 
 /// See the module.
@@ -98,7 +98,7 @@ impl RequestTable {
             open: ExpiringSlab::new(MAX_OPEN),
             recent: Vec::new(),
             groups: Groups::new(hasher),
-            joined: waterfall::blank(),
+            joined: waterfall::empty(),
         }
     }
 
@@ -108,10 +108,11 @@ impl RequestTable {
         (recent.tag == tag && recent.until > now).then_some(recent)
     }
 
-    fn remember(&mut self, now: u64, vm: u32, key: u64, inward: bool) {
+    fn remember(&mut self, now: u64, vm: u32, key: u64, from_outside: bool) {
         let tag = self.hasher.hash_one((vm, key));
         self.recent.resize(MAX_RECENT, Recent::default());
-        self.recent[tag as usize % MAX_RECENT] = Recent { tag, until: now.saturating_add(self.ttl), inward };
+        self.recent[tag as usize % MAX_RECENT] =
+            Recent { tag, until: now.saturating_add(self.ttl), from_outside };
     }
 
     /// A packet that was received at `start` has reached a tap. Returns the request that it opens.
@@ -126,14 +127,14 @@ impl RequestTable {
     ) -> Option<EntryId> {
         let m = *matching.filter(|m| matches!(m.role, Role::Request | Role::Either))?;
         let recent = self.recall(now, vm, m.key);
-        if m.role == Role::Either && recent.is_some_and(|r| !r.inward) {
+        if m.role == Role::Either && recent.is_some_and(|r| !r.from_outside) {
             return None; // The response to a request that the guest itself sent.
         }
         let counts = &mut c.vm_stats[vm as usize].requests;
         if self.sip && (recent.is_some() || self.index.contains_key(&(vm, m.key))) {
             counts.retransmitted += 1;
             if let Some(open) = self.index.get(&(vm, m.key)).and_then(|id| self.open.get_mut(*id)) {
-                open.again = true;
+                open.sent_again = true;
             }
             return None;
         }
@@ -161,7 +162,7 @@ impl RequestTable {
             start,
             last: now,
             at: Reason::NotTaken.into(),
-            again: false,
+            sent_again: false,
             copies: 1,
             answers: 0,
             indexed: true,
@@ -233,7 +234,7 @@ impl RequestTable {
         let Some(m) = matching.filter(|m| matches!(m.role, Role::Request | Role::Either)) else { return };
         let recent = self.recall(now, vm, m.key);
         if m.role == Role::Either {
-            if recent.is_some_and(|r| !r.inward) {
+            if recent.is_some_and(|r| !r.from_outside) {
                 return; // The response to a request of the guest's own.
             }
             self.remember(now, vm, m.key, true);
@@ -282,9 +283,9 @@ impl RequestTable {
         let Some(id) = self.index.get(&(vm, m.key)).copied() else {
             // A request that the guest itself sends, a repeated response, or one to a request that was not seen.
             let recent = self.recall(now, vm, m.key);
-            let inward = m.role == Role::Final || recent.is_some_and(|r| r.inward);
+            let from_outside = m.role == Role::Final || recent.is_some_and(|r| r.from_outside);
             if m.role == Role::Either || self.sip {
-                self.remember(now, vm, m.key, inward);
+                self.remember(now, vm, m.key, from_outside);
             }
             return None;
         };
@@ -339,8 +340,8 @@ impl RequestTable {
         } else if c.lost.touches(start, sent.end()) {
             Validity::incomplete(Reason::EventsLost)
         } else if open.inbound.is_none() {
-            Validity::Incomplete(if open.again { Reason::OtherCopy.into() } else { open.at })
-        } else if waterfall::lay(open, sent, &mut self.joined, &mut c.splits_dropped).is_none() {
+            Validity::Incomplete(if open.sent_again { Reason::OtherCopy.into() } else { open.at })
+        } else if waterfall::fill_stages(open, sent, &mut self.joined, &mut c.splits_dropped).is_none() {
             Validity::incomplete(Reason::OutOfOrder)
         } else {
             Validity::Valid

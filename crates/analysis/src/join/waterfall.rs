@@ -22,8 +22,8 @@ use teiji_model::stage::{Split, Stage, ThreadState};
 /// How much a split may always differ from its stage, ns.
 const SLACK: u64 = 2000;
 
-/// An empty request, to be filled by [`lay`].
-pub(super) fn blank() -> Joined {
+/// An empty request, to be filled by [`fill_stages`].
+pub(super) fn empty() -> Joined {
     Joined {
         vm: 0,
         request: Request {
@@ -44,7 +44,12 @@ pub(super) fn blank() -> Joined {
 }
 
 /// Fills `joined`; `None` if a point is missing or out of order.
-pub(super) fn lay(open: &Open, sent: &OutboundPacket, joined: &mut Joined, dropped: &mut u64) -> Option<()> {
+pub(super) fn fill_stages(
+    open: &Open,
+    sent: &OutboundPacket,
+    joined: &mut Joined,
+    dropped: &mut u64,
+) -> Option<()> {
     let packet = open.inbound.as_ref()?;
     let (switch_out, rest) = sent.stages()?;
     let left = open.kick.map_or(sent.sent, |(ts, _)| ts);

@@ -1,7 +1,7 @@
 //! Histories made by hand: traces that are put together event by event.
 #![allow(dead_code)] // Each test file uses a part of it.
 
-use teiji_analysis::{Analyzer, Options, Tally};
+use teiji_analysis::{Analyzer, Losses, Options};
 use teiji_model::event::*;
 use teiji_model::flow::{Matching, Watch};
 use teiji_model::host::{DataPlane, Nic, Vm};
@@ -183,7 +183,7 @@ pub fn dropped(fingerprint: u64, ifindex: u32) -> Dropped {
 pub struct Run {
     pub joined: Vec<Joined>,
     pub report: Report,
-    pub tally: Tally,
+    pub losses: Losses,
 }
 
 impl Run {
@@ -217,7 +217,7 @@ pub fn run(meta: &Meta, events: &[Event]) -> Run {
     for e in events {
         analyzer.push(*e, &mut |j| joined.push(j.clone()));
     }
-    let tally = analyzer.tally();
+    let losses = analyzer.losses();
     let report = analyzer.finish(Counters::default(), &mut |j| joined.push(j.clone()));
     for j in &joined {
         let sum: u64 = j.request.stages.iter().map(|s| s.ns).sum();
@@ -241,5 +241,5 @@ pub fn run(meta: &Meta, events: &[Event]) -> Run {
         assert!(all().all(|l| l.count > 0 && l.dropped.is_some() == l.reason.is_drop()), "{:?}", vm.left_out);
         assert!(vm.inbound.dropped <= vm.inbound.incomplete && vm.outbound.dropped <= vm.outbound.incomplete);
     }
-    Run { joined, report, tally }
+    Run { joined, report, losses }
 }
