@@ -19,10 +19,10 @@
 mod host;
 mod realtime;
 mod section;
-mod write;
+mod toml_text;
 
 use crate::plan::{shown, time};
-use realtime::{Class, Wish};
+use realtime::{RealtimeCandidate, RealtimeClass};
 use std::fmt;
 use teiji_model::cpus::CpuSet;
 use teiji_model::finding::{Change, Evidence, Finding, PolicyLine, SIGNIFICANT_SHARE};
@@ -43,20 +43,20 @@ pub struct Suggestion {
     /// What it is, as sentences for the head of the file.
     pub about: Vec<String>,
     /// Lines of `[host]`.
-    pub host: Vec<Line>,
+    pub host: Vec<SuggestedLine>,
     /// One for each of the report's VMs, in its order.
-    pub vms: Vec<Advice>,
+    pub vms: Vec<VmSuggestion>,
 }
 
 /// What would help one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Advice {
+pub struct VmSuggestion {
     /// The VM and its verdict: a sentence.
     pub about: String,
     /// Its header, such as `[vm.sip1]`; empty without `lines`.
     pub header: String,
     /// The lines below the header.
-    pub lines: Vec<Line>,
+    pub lines: Vec<SuggestedLine>,
     /// The keys of [`Suggestion::host`] that this VM needs.
     pub host: Vec<String>,
     /// Further notes: one sentence for each cause.
@@ -65,7 +65,7 @@ pub struct Advice {
 
 /// One line of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct SuggestedLine {
     /// The key.
     pub key: String,
     /// Its value, as TOML.
@@ -74,18 +74,18 @@ pub struct Line {
     pub comment: String,
 }
 
-impl Line {
-    fn new(key: &str, value: String, comment: impl Into<String>) -> Line {
-        Line { key: key.to_owned(), value, comment: comment.into() }
+impl SuggestedLine {
+    fn new(key: &str, value: String, comment: impl Into<String>) -> SuggestedLine {
+        SuggestedLine { key: key.to_owned(), value, comment: comment.into() }
     }
 
-    fn of(change: &Change, comment: impl Into<String>) -> Line {
+    fn of(change: &Change, comment: impl Into<String>) -> SuggestedLine {
         let PolicyLine { key, value, .. } = change.line();
-        Line { key, value, comment: comment.into() }
+        SuggestedLine { key, value, comment: comment.into() }
     }
 
-    fn cpus(key: &str, cpus: &CpuSet, comment: impl Into<String>) -> Line {
-        Line::new(key, format!("\"{cpus}\""), comment)
+    fn cpus(key: &str, cpus: &CpuSet, comment: impl Into<String>) -> SuggestedLine {
+        SuggestedLine::new(key, format!("\"{cpus}\""), comment)
     }
 }
 
@@ -98,7 +98,7 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
     let mut needs = Needs::default();
     let mut vms = Vec::new();
     for (i, vm) in report.vms.iter().enumerate() {
-        let mut advice = Advice {
+        let mut advice = VmSuggestion {
             about: format!("{} (pid {}): {}", shown(&vm.name), vm.pid, headline(vm)),
             header: String::new(),
             lines: Vec::new(),
@@ -120,7 +120,7 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
                         // Both kinds of threads may wait for a CPU; the lines are the same.
                         if advice.lines.is_empty() {
                             advice.header = format!("[vm.{}]", section.key);
-                            advice.lines = lines(class, Line::of(change, &remedy.text));
+                            advice.lines = lines(class, SuggestedLine::of(change, &remedy.text));
                         }
                         "its class, below".to_owned()
                     }
@@ -179,11 +179,11 @@ fn headline(vm: &VmReport) -> String {
     teiji_model::text::printable(&cut)
 }
 
-impl Advice {
+impl VmSuggestion {
     /// Adds a note about a finding; the same text is not repeated.
     fn note(&mut self, finding: &Finding, note: String) {
-        let told = self.notes.iter().any(|earlier| earlier.ends_with(&note));
-        let note = if told { "as above".to_owned() } else { note };
+        let said_before = self.notes.iter().any(|earlier| earlier.ends_with(&note));
+        let note = if said_before { "as above".to_owned() } else { note };
         self.notes.push(format!("{}: {note}", places(finding)));
     }
 }
@@ -209,10 +209,10 @@ fn classes(
     report: &Report,
     sections: &[Result<section::Section<'_>, &'static str>],
     observed: Option<&Observed>,
-) -> Vec<Option<Result<Class, String>>> {
+) -> Vec<Option<Result<RealtimeClass, String>>> {
     let mut all = vec![None; report.vms.len()];
     let mut asked = Vec::new();
-    let mut wishes = Vec::new();
+    let mut candidates = Vec::new();
     for (i, (vm, section)) in report.vms.iter().zip(sections).enumerate() {
         let of: Vec<Actor> = vm
             .findings
@@ -225,37 +225,41 @@ fn classes(
         let Ok(section) = section else { continue };
         match (of.is_empty(), section.vm) {
             (true, _) => {}
-            (false, None) => all[i] = Some(Ok(Class::default())),
+            (false, None) => all[i] = Some(Ok(RealtimeClass::default())),
             (false, Some(vm)) => {
                 asked.push(i);
-                wishes.push(Wish { vm, of });
+                candidates.push(RealtimeCandidate { vm, of });
             }
         }
     }
     if let Some(observed) = observed {
-        for (i, class) in asked.into_iter().zip(realtime::decide(&wishes, observed)) {
+        for (i, class) in asked.into_iter().zip(realtime::decide(&candidates, observed)) {
             all[i] = Some(class);
         }
     }
     all
 }
 
-fn lines(class: &Class, first: Line) -> Vec<Line> {
+fn lines(class: &RealtimeClass, first: SuggestedLine) -> Vec<SuggestedLine> {
     let mut lines = vec![first];
     if let Some(priority) = class.priority {
-        lines.push(Line::new("priority", priority.to_string(), "as some of its threads have already"));
+        lines.push(SuggestedLine::new(
+            "priority",
+            priority.to_string(),
+            "as some of its threads have already",
+        ));
     }
     let why = "so that a CPU is left for the host: real-time threads could take all";
     for (key, cpus) in [("vcpu_cpus", &class.vcpu_cpus), ("worker_cpus", &class.worker_cpus)] {
         if let Some(cpus) = cpus {
-            lines.push(Line::cpus(key, cpus, why));
+            lines.push(SuggestedLine::cpus(key, cpus, why));
         }
     }
     lines
 }
 
 /// What a class does not improve, or may make worse.
-fn doubts(report: &Report, vm: &VmReport, class: &Class) -> Vec<String> {
+fn doubts(report: &Report, vm: &VmReport, class: &RealtimeClass) -> Vec<String> {
     let mut doubts = Vec::new();
     if let Some((threads, cpus)) = class.crowded {
         let noun = if cpus == 1 { "CPU" } else { "CPUs" };
@@ -308,7 +312,7 @@ impl Needs {
         who.push(shown(&vm.name));
     }
 
-    fn lines(self, observed: Option<&Observed>) -> Vec<Line> {
+    fn lines(self, observed: Option<&Observed>) -> Vec<SuggestedLine> {
         let mut lines = Vec::new();
         if let Some((ns, change, who)) = self.poll {
             let comment = format!(
@@ -317,7 +321,7 @@ impl Needs {
                 names(&who),
                 time(ns)
             );
-            lines.push(Line::of(&change, comment));
+            lines.push(SuggestedLine::of(&change, comment));
         }
         if let Some((_, change, cpus, who)) = self.awake {
             let comment = format!(
@@ -326,9 +330,9 @@ impl Needs {
                  costs most",
                 names(&who)
             );
-            lines.push(Line::of(&change, comment));
+            lines.push(SuggestedLine::of(&change, comment));
             if let Some(cpus) = cpus.filter(|cpus| observed.is_some_and(|o| *cpus != o.cpus)) {
-                lines.push(Line::cpus("cpu_latency_cpus", &cpus, "where these workers may run"));
+                lines.push(SuggestedLine::cpus("cpu_latency_cpus", &cpus, "where these workers may run"));
             }
         }
         lines
@@ -346,7 +350,7 @@ fn names(who: &[String]) -> String {
 impl Suggestion {
     /// What would help a VM, as lines of a policy with comments; without its verdict. The part of `[host]` is what this
     /// VM needs there.
-    pub fn of(&self, advice: &Advice) -> Vec<String> {
+    pub fn of(&self, advice: &VmSuggestion) -> Vec<String> {
         let host = self.host.iter().filter(|line| {
             advice
                 .host
@@ -362,13 +366,13 @@ impl Suggestion {
     /// All of it, with or without comments.
     fn text(&self, comments: bool) -> String {
         let mut blocks = Vec::new();
-        let about = self.about.iter().flat_map(|a| write::comment(a)).collect();
+        let about = self.about.iter().flat_map(|a| toml_text::comment(a)).collect();
         blocks.push(about);
         blocks.push(table("[host]", self.host.iter(), comments));
         for advice in &self.vms {
             let mut block = Vec::new();
             if comments {
-                block.extend(write::comment(&advice.about));
+                block.extend(toml_text::comment(&advice.about));
                 block.extend(notes(advice));
             }
             block.extend(table(&advice.header, advice.lines.iter(), comments));
@@ -380,18 +384,18 @@ impl Suggestion {
     }
 }
 
-fn notes(advice: &Advice) -> Vec<String> {
-    advice.notes.iter().flat_map(|note| write::comment(note)).collect()
+fn notes(advice: &VmSuggestion) -> Vec<String> {
+    advice.notes.iter().flat_map(|note| toml_text::comment(note)).collect()
 }
 
-fn table<'a>(header: &str, lines: impl Iterator<Item = &'a Line>, comments: bool) -> Vec<String> {
+fn table<'a>(header: &str, lines: impl Iterator<Item = &'a SuggestedLine>, comments: bool) -> Vec<String> {
     let mut out = Vec::new();
     for line in lines {
         if out.is_empty() {
             out.push(header.to_owned());
         }
         if comments && !line.comment.is_empty() {
-            out.extend(write::comment(&line.comment));
+            out.extend(toml_text::comment(&line.comment));
         }
         out.push(format!("{} = {}", line.key, line.value));
     }

@@ -122,10 +122,10 @@ proptest! {
         joined.vms.insert(if first { 0 } else { observed.vms.len() }, impostor);
 
         let (alone, beside) = (plan(&wanted, &observed, &Held::default()), plan(&wanted, &joined, &Held::default()));
-        let told = |w: &String| !w.starts_with("another process calls itself");
+        let unrelated = |w: &String| !w.starts_with("another process calls itself");
         match (alone, beside) {
             (Ok(alone), Ok(mut beside)) => {
-                beside.warnings.retain(told);
+                beside.warnings.retain(unrelated);
                 prop_assert_eq!(alone, beside);
             }
             (Err(alone), Err(beside)) => {

@@ -103,15 +103,15 @@ fn everything_at_once_in_the_right_order() {
             "scheduling of thread 102: default -> FIFO 10",
         ]
     );
-    let told: Vec<_> =
+    let steps: Vec<_> =
         plan.steps.iter().map(|s| (s.whose.as_str(), s.reason.as_str(), s.cost.as_str())).collect();
-    assert_eq!(told[2].1, "host.halt_poll");
-    assert!(told[2].2.contains("up to 50.0 µs of CPU time per idle vCPU"), "{}", told[2].2);
-    assert!(told[1].2.contains("power"));
-    assert!(told[5].2.contains("throttled"), "{}", told[5].2);
-    assert_eq!((told[6].0, told[6].1), ("vCPU 0 of sip1", "vm.sip1.vcpu_cpus"));
-    assert_eq!((told[9].0, told[9].1), ("vhost worker of sip1", "vm.sip1.class"));
-    assert!(told[9].2.contains("wait while it runs"));
+    assert_eq!(steps[2].1, "host.halt_poll");
+    assert!(steps[2].2.contains("up to 50.0 µs of CPU time per idle vCPU"), "{}", steps[2].2);
+    assert!(steps[1].2.contains("power"));
+    assert!(steps[5].2.contains("throttled"), "{}", steps[5].2);
+    assert_eq!((steps[6].0, steps[6].1), ("vCPU 0 of sip1", "vm.sip1.vcpu_cpus"));
+    assert_eq!((steps[9].0, steps[9].1), ("vhost worker of sip1", "vm.sip1.class"));
+    assert!(steps[9].2.contains("wait while it runs"));
 }
 
 #[test]
@@ -305,8 +305,8 @@ fn packets_of_links_and_taps_are_steered() {
             "rps_cpus of tap0 queue 0: none -> 1",
         ]
     );
-    let told: Vec<_> = plan.steps.iter().map(|s| (s.whose.as_str(), s.reason.as_str())).collect();
-    assert_eq!((told[0], told[2]), (("eth0", "link.eth0.rps_cpus"), ("sip1", "vm.sip1.rps_cpus")));
+    let steps: Vec<_> = plan.steps.iter().map(|s| (s.whose.as_str(), s.reason.as_str())).collect();
+    assert_eq!((steps[0], steps[2]), (("eth0", "link.eth0.rps_cpus"), ("sip1", "vm.sip1.rps_cpus")));
     assert!(plan.steps[0].cost.contains("interrupt between CPUs"));
     // Back to the original value, once no line asks for it.
     let (mut now, mut held) = (observed.settings.values(), Held::default());
@@ -356,11 +356,12 @@ fn parsed(text: &str) -> Policy {
 fn devices_that_share_an_interrupt_agree_or_are_refused() {
     let link = |name: &str| common::nic(name, vec![30]);
     let observed = host("0-3", Vec::new(), vec![link("eth0"), link("eth1")]);
-    let wish =
+    let policy_of =
         |name: &str, list, line| LinkPolicy { irq_cpus: Some(at(cpus(list), line)), ..common::link(name, 1) };
-    let mut policy = Policy { links: vec![wish("eth0", "1", 2), wish("eth1", "1", 3)], ..Policy::default() };
+    let mut policy =
+        Policy { links: vec![policy_of("eth0", "1", 2), policy_of("eth1", "1", 3)], ..Policy::default() };
     assert_eq!(ok(&policy, &observed, &Held::default()).steps.len(), 1);
-    policy.links[1] = wish("eth1", "2", 3);
+    policy.links[1] = policy_of("eth1", "2", 3);
     says(
         &problems(&policy, &observed),
         &["p.toml:3:1: `link.eth1.irq_cpus` asks for 2", "`link.eth0.irq_cpus` asks for 1"],
@@ -369,7 +370,7 @@ fn devices_that_share_an_interrupt_agree_or_are_refused() {
 
 #[test]
 fn real_time_threads_leave_the_host_alive() {
-    let wish = |class, vcpus: Option<&str>, workers: Option<&str>| {
+    let policy_of = |class, vcpus: Option<&str>, workers: Option<&str>| {
         vms(vec![VmPolicy {
             class: Some(at(class, 2)),
             vcpu_cpus: vcpus.map(|c| at(cpus(c), 3)),
@@ -379,42 +380,42 @@ fn real_time_threads_leave_the_host_alive() {
     };
     let mut observed = one();
     // Three threads on four CPUs leave one.
-    assert_eq!(ok(&wish(FIFO, None, None), &observed, &Held::default()).steps.len(), 3);
+    assert_eq!(ok(&policy_of(FIFO, None, None), &observed, &Held::default()).steps.len(), 3);
     observed.realtime_guard = None;
-    let text = problems(&wish(FIFO, None, None), &observed);
+    let text = problems(&policy_of(FIFO, None, None), &observed);
     says(&text, &["p.toml:2:1: a real-time thread that never sleeps would starve the host", "950000"]);
-    assert!(plan(&wish(DEFAULT, None, None), &observed, &Held::default()).is_ok());
+    assert!(plan(&policy_of(DEFAULT, None, None), &observed, &Held::default()).is_ok());
 
     let small = host("0-2", vec![vm("sip1", 100, 2, 1, None, false)], Vec::new());
-    let text = problems(&wish(FIFO, None, None), &small);
+    let text = problems(&policy_of(FIFO, None, None), &small);
     says(
         &text,
         &["p.toml:2:1: 3 real-time threads could take every online CPU (0-2)", "pin them with vcpu_cpus"],
     );
-    assert!(plan(&wish(FIFO, Some("1-2"), None), &small, &Held::default()).is_err());
-    assert!(plan(&wish(FIFO, Some("1-2"), Some("1")), &small, &Held::default()).is_ok());
+    assert!(plan(&policy_of(FIFO, Some("1-2"), None), &small, &Held::default()).is_err());
+    assert!(plan(&policy_of(FIFO, Some("1-2"), Some("1")), &small, &Held::default()).is_ok());
     // Threads that are real-time already count, too.
     let mut two =
         host("0-2", vec![vm("sip1", 100, 2, 0, None, false), vm("b", 200, 1, 0, None, false)], Vec::new());
-    assert!(plan(&wish(FIFO, None, None), &two, &Held::default()).is_ok());
+    assert!(plan(&policy_of(FIFO, None, None), &two, &Held::default()).is_ok());
     two.settings.insert(Resource::ThreadScheduling(task(201)), Value::Scheduling(FIFO));
-    assert!(plan(&wish(FIFO, None, None), &two, &Held::default()).is_err());
+    assert!(plan(&policy_of(FIFO, None, None), &two, &Held::default()).is_err());
 }
 
 #[test]
 fn deadline_threads_fit_the_cpus() {
-    let wish = |runtime| {
+    let policy_of = |runtime| {
         let class = Scheduling::Deadline { runtime, deadline: 100, period: 100 };
         vms(vec![VmPolicy { class: Some(at(class, 2)), ..section("sip1") }])
     };
     let mut observed = host("0-1", vec![vm("sip1", 100, 2, 0, None, false)], Vec::new());
-    assert_eq!(ok(&wish(95), &observed, &Held::default()).steps.len(), 2);
+    assert_eq!(ok(&policy_of(95), &observed, &Held::default()).steps.len(), 2);
     says(
-        &problems(&wish(96), &observed),
+        &problems(&policy_of(96), &observed),
         &["p.toml:2:1: the deadline threads ask for 1.92 CPUs", "1.90 at most"],
     );
     observed.settings.insert(Resource::ThreadCpus(task(102)), Value::Cpus(cpus("1")));
-    let text = problems(&wish(10), &observed);
+    let text = problems(&policy_of(10), &observed);
     says(
         &text,
         &[
@@ -426,7 +427,7 @@ fn deadline_threads_fit_the_cpus() {
     // Pinned by a line that is removed in the same plan.
     let pinned =
         held([(Resource::ThreadCpus(task(102)), hold(Value::Cpus(cpus("0-1")), Value::Cpus(cpus("1"))))]);
-    let plan = plan(&wish(10), &observed, &pinned).unwrap();
+    let plan = plan(&policy_of(10), &observed, &pinned).unwrap();
     assert_eq!(plan.steps[0].setting, Resource::ThreadCpus(task(102)));
 }
 

@@ -94,9 +94,9 @@ fn vms_that_may_starve_each_other_are_warned_of() {
 
 #[test]
 fn workers_count_among_those_that_could_take_every_cpu() {
-    let wish = |workers: &str| Policy { vms: vec![section("b", 10, "0", workers)], ..Policy::default() };
+    let policy = |workers: &str| Policy { vms: vec![section("b", 10, "0", workers)], ..Policy::default() };
     let observed = host("0-1", vec![vm("b", 200, 1, 1, None, false)], Vec::new());
-    let text = plan(&wish("1"), &observed, &Held::default()).unwrap_err()[0].to_string();
+    let text = plan(&policy("1"), &observed, &Held::default()).unwrap_err()[0].to_string();
     assert!(text.contains("2 real-time threads could take every online CPU (0-1)"), "{text}");
-    assert!(plan(&wish("0"), &observed, &Held::default()).is_ok());
+    assert!(plan(&policy("0"), &observed, &Held::default()).is_ok());
 }

@@ -9,7 +9,7 @@ use teiji_model::report::{Report, VmReport};
 /// For each VM of a report, in their order.
 pub fn of(report: &Report) -> Vec<Advice> {
     let suggestion = suggest::suggest(report, None);
-    let one = |(vm, advice): (&VmReport, &suggest::Advice)| Advice {
+    let one = |(vm, advice): (&VmReport, &suggest::VmSuggestion)| Advice {
         absence: if vm.total.is_none() { absence::why(report, vm) } else { Vec::new() },
         help: suggestion.of(advice),
     };

@@ -26,7 +26,7 @@
 //! the places t − d′_i where its slope changes. The total cost is O(n log n).
 
 use super::demand::{Load, Sum, div_ceil};
-use super::terms::{ChannelSpec, Guarantee};
+use super::types::{ChannelSpec, Guarantee};
 
 /// The guarantee of each channel, in the order of `channels`; `load` fits with this slack, ns.
 pub(super) fn guarantees(load: &Load, slack: i128, channels: &[ChannelSpec]) -> Vec<Guarantee> {

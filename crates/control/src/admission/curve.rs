@@ -28,9 +28,9 @@ const SCALE: u64 = 15_625_000 << 14;
 /// long run; `None` if that is less than 1 µs, or more than the kernel can be configured with.
 pub fn smallest(burst: u64, within: u64, rate: u64) -> Option<Curve> {
     let d = u32::try_from(within / 1000).ok().filter(|d| *d > 0)?;
-    let m2 = told(rate.div_ceil(RATE_STEP))?;
+    let m2 = rate_for_kernel(rate.div_ceil(RATE_STEP))?;
     let first = (u128::from(burst) * 1_000_000).div_ceil(u128::from(d));
-    let m1 = told(u64::try_from(first).ok()?)?.max(m2);
+    let m1 = rate_for_kernel(u64::try_from(first).ok()?)?.max(m2);
     Some(Curve { m1, d, m2 })
 }
 
@@ -46,7 +46,7 @@ pub fn reserves(curve: &Curve) -> u64 {
 }
 
 /// The rate to configure so that at least `wanted` bytes per second are served.
-fn told(wanted: u64) -> Option<u32> {
+fn rate_for_kernel(wanted: u64) -> Option<u32> {
     let factor = SCALE.checked_div(wanted.max(1)).filter(|f| *f > 0)?;
     u32::try_from(SCALE.div_ceil(factor)).ok()
 }
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn a_curve_serves_what_is_asked_for() {
         for bytes in [1, 2, 1000, 125_000, 12_499_999, 125_000_000, 1_250_000_000, 4_000_000_000_u64] {
-            let m = told(bytes).unwrap();
+            let m = rate_for_kernel(bytes).unwrap();
             // A byte takes factor / 2¹⁴ ticks: not longer than at the wanted rate.
             assert!(factor(m) * bytes <= SCALE, "{bytes} {m}");
             assert!(u64::from(m) <= bytes + bytes / 50 + 1, "{bytes} {m}");

@@ -3,7 +3,7 @@
 //! Amounts are in units of 1/10⁹ bit, the product of bit/s and ns, so nothing is rounded. With the ranges of `terms` no
 //! sum exceeds 2¹¹⁰ (2²⁰ channels × 10¹³ bit/s × 3.6·10¹² ns).
 
-use super::terms::{ChannelSpec, LinkSpec};
+use super::types::{ChannelSpec, LinkSpec};
 use teiji_model::policy::Auto;
 
 /// One byte.

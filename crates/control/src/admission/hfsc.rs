@@ -25,17 +25,17 @@
 
 use super::curve::{self, HFSC_MAX_RATE};
 use super::demand::{BYTE, div_ceil};
-use super::terms::{
+use super::types::{
     Admission, ChannelSpec, Denied, FASTEST, Guarantee, LONGEST, LinkSpec, Reason, Refusal, Remedy,
 };
-use super::{remedy, terms};
+use super::{remedy, types};
 
 /// Whether HFSC can keep the deadlines of all these channels on the link. The link's slack is not used.
 ///
 /// # Errors
 /// [`Denied::Malformed`] if a value is out of its range, [`Denied::Refused`] if the channels do not fit.
 pub fn admit(link: &LinkSpec, channels: &[ChannelSpec]) -> Result<Admission, Denied> {
-    terms::check(link, channels)?;
+    types::check(link, channels)?;
     let load = Load::new(link, channels);
     if !load.fits() {
         return Err(Denied::Refused(Box::new(load.refusal())));
@@ -108,8 +108,8 @@ impl<'a> Load<'a> {
         let room = |c: &ChannelSpec| {
             let grown = |by: u64| self.fits_with(c, &ChannelSpec { burst: c.burst + by, ..c.clone() });
             // The smallest increase that is too much.
-            remedy::least(1, terms::LARGEST.into(), |by| !grown(u64::try_from(by).unwrap_or(0)))
-                .map_or(terms::LARGEST, |by| u64::try_from(by - 1).unwrap_or(0))
+            remedy::least(1, types::LARGEST.into(), |by| !grown(u64::try_from(by).unwrap_or(0)))
+                .map_or(types::LARGEST, |by| u64::try_from(by - 1).unwrap_or(0))
         };
         self.channels.iter().map(room).min()
     }

@@ -3,7 +3,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `terms` | link, channel, admission, refusal |
+//! | `types` | link, channel, admission, refusal |
 //! | `demand` | the test: the demand of the channels compared with what the link can send |
 //! | `bound` | the delay that each channel is guaranteed |
 //! | [`curve`] | the service curve of a channel for HFSC |
@@ -62,11 +62,11 @@ pub mod hfsc;
 #[cfg(test)]
 mod hfsc_tests;
 mod remedy;
-mod terms;
 #[cfg(test)]
 mod tests;
+mod types;
 
-pub use terms::{Admission, ChannelSpec, Denied, Guarantee, LinkSpec, Reason, Refusal, Remedy};
+pub use types::{Admission, ChannelSpec, Denied, Guarantee, LinkSpec, Reason, Refusal, Remedy};
 
 use demand::{BYTE, Load, div_ceil};
 
@@ -75,11 +75,11 @@ use demand::{BYTE, Load, div_ceil};
 /// # Errors
 /// [`Denied::Malformed`] if a value is out of its range, [`Denied::Refused`] if the channels do not fit.
 pub fn admit(link: &LinkSpec, channels: &[ChannelSpec]) -> Result<Admission, Denied> {
-    terms::check(link, channels)?;
+    types::check(link, channels)?;
     let load = Load::new(link, channels);
     let refuse = |reason, at: i128, excess: i128| {
         // Too small a slack makes the demand of later deadlines due at once.
-        let by = if matches!(reason, Reason::Slack { .. }) { terms::LONGEST.into() } else { at };
+        let by = if matches!(reason, Reason::Slack { .. }) { types::LONGEST.into() } else { at };
         let offending = load.up_to(by).map(|i| channels[i.index].name.clone()).collect();
         let remedies = remedy::remedies(&load, link, channels, &reason);
         let excess = u128::try_from(div_ceil(excess, BYTE)).unwrap_or(0);
@@ -89,7 +89,7 @@ pub fn admit(link: &LinkSpec, channels: &[ChannelSpec]) -> Result<Admission, Den
     if load.reserved() > load.rate {
         // There is no first instant: the backlog grows without end. The excess is that of the first second.
         let excess = (load.reserved() - load.rate) * 1_000_000_000;
-        return refuse(Reason::Rate, terms::LONGEST.into(), excess);
+        return refuse(Reason::Rate, types::LONGEST.into(), excess);
     }
     let tightest = load.tightest();
     if let Some((at, excess)) = tightest

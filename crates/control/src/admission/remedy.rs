@@ -6,7 +6,7 @@
 //! channels.
 
 use super::demand::{BYTE, Item, Load, at_once, div_ceil};
-use super::terms::{ChannelSpec, FASTEST, LONGEST, LinkSpec, Reason, Remedy};
+use super::types::{ChannelSpec, FASTEST, LONGEST, LinkSpec, Reason, Remedy};
 
 /// How many channels are tried.
 const TRIED: usize = 16;

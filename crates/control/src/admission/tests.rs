@@ -144,15 +144,15 @@ fn what_is_out_of_range_is_not_decided() {
 #[test]
 fn the_largest_values_do_not_overflow() {
     let link = LinkSpec {
-        rate: terms::FASTEST,
+        rate: types::FASTEST,
         max_frame: 1 << 30,
         overhead: 1 << 30,
         ring_bytes: 1 << 30,
-        timer_error: terms::LONGEST,
+        timer_error: types::LONGEST,
         slack: Auto::Auto,
     };
     let set: Vec<ChannelSpec> = (0..1 << 20)
-        .map(|i| channel("x", if i == 0 { 1 } else { terms::LONGEST }, terms::FASTEST, 1 << 30))
+        .map(|i| channel("x", if i == 0 { 1 } else { types::LONGEST }, types::FASTEST, 1 << 30))
         .collect();
     let set: Vec<ChannelSpec> = set.into_iter().map(|c| ChannelSpec { max_packet: 1, ..c }).collect();
     let small = LinkSpec { overhead: 24, ..link };

@@ -4,7 +4,7 @@
 //! they return, or their present value.
 
 use super::names::shown;
-use super::{Draft, Want, starve, steps, wants};
+use super::{Draft, WantedSetting, starvation, steps, wanted};
 use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
@@ -23,7 +23,7 @@ pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
     let threads = threads(observed, held, draft);
     housekeeping_cpu(observed, &threads, draft);
     check_sched_deadline(observed, &threads, draft);
-    starve::check(observed, &threads, draft);
+    starvation::check(observed, &threads, draft);
 }
 
 /// A setting that cannot be read could not be restored, so it is not changed.
@@ -56,7 +56,7 @@ pub(crate) fn reason(resource: &Resource, observed: &Observed) -> String {
 }
 
 /// The first wanted setting that gives a thread such a class.
-fn first_with(draft: &Draft, is: fn(&Scheduling) -> bool) -> Option<&Want> {
+fn first_with(draft: &Draft, is: fn(&Scheduling) -> bool) -> Option<&WantedSetting> {
     draft.wants.iter().find(|w| matches!(&w.wanted, Value::Scheduling(s) if is(s)))
 }
 
@@ -90,7 +90,7 @@ fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
         draft.wanted(setting).cloned().or_else(|| steps::unwanted(setting, observed, held).cloned())
     };
     let tasks = observed.vms.iter().flat_map(|vm| {
-        let all = wants::tasks(vm, &shown(&vm.vm.name));
+        let all = wanted::tasks(vm, &shown(&vm.vm.name));
         all.into_iter().map(move |(task, name, vcpu)| (task, name, vcpu, vm.process))
     });
     let thread = |(task, name, vcpu, vm): (Task, String, bool, Task)| {

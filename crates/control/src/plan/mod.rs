@@ -7,10 +7,10 @@
 //! | module | decides |
 //! | --- | --- |
 //! | `names` | which VM and which link a section means |
-//! | `wants` | which settings a section asks for, and their values |
+//! | `wanted` | which settings a section asks for, and their values |
 //! | `channels` | what the channels require of their links: queues, segments, and the guarantees |
 //! | `checks` | whether they are acceptable on this host |
-//! | `starve` | whether real-time threads would starve each other |
+//! | `starvation` | whether real-time threads would starve each other |
 //! | `steps` | which of them differ, and the order of the changes |
 //!
 //! A setting that teiji does not hold and that already has the wanted value is left alone: somebody else has set it. A
@@ -20,13 +20,13 @@
 mod channels;
 mod checks;
 mod names;
-mod starve;
+mod starvation;
 mod steps;
-mod wants;
+mod wanted;
 
 pub(crate) use checks::reason;
 pub(crate) use names::shown;
-pub(crate) use wants::time;
+pub(crate) use wanted::time;
 
 use std::collections::BTreeSet;
 use teiji_model::plan::{Held, LinkGuarantee, Observed, ObservedVm, Plan};
@@ -40,9 +40,9 @@ use teiji_model::text::printable;
 /// All problems of the policy on this host, each with its place and what to do about it; never empty.
 pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, Vec<Problem>> {
     let mut draft = Draft::default();
-    let (genuine, impostors) = names::genuine(policy, observed);
-    let observed = &genuine;
-    wants::collect(policy, PlanTarget { observed, held, impostors: &impostors }, &mut draft);
+    let (without_impostors, impostors) = names::without_impostors(policy, observed);
+    let observed = &without_impostors;
+    wanted::collect(policy, PlanTarget { observed, held, impostors: &impostors }, &mut draft);
     checks::check(observed, held, &mut draft);
     if !draft.problems.is_empty() {
         // The problems are found kind by kind, but people read from the top.
@@ -53,7 +53,7 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
         draft.problems.dedup();
         return Err(draft.problems);
     }
-    let plan = steps::between(&draft.wants, draft.warnings, observed, held);
+    let plan = steps::steps_to_take(&draft.wants, draft.warnings, observed, held);
     let reasons: BTreeSet<&str> = plan.steps.iter().map(|step| step.reason.as_str()).collect();
     let asking = draft.wants.iter().filter(|want| reasons.contains(want.reason.as_str()));
     let asked = asking.map(|want| (want.reason.clone(), want.location.clone())).collect();
@@ -78,7 +78,7 @@ struct ErrorReported;
 #[derive(Default)]
 struct Draft {
     /// In the order of the policy; each setting occurs once.
-    wants: Vec<Want>,
+    wants: Vec<WantedSetting>,
     problems: Vec<Problem>,
     warnings: Vec<String>,
     /// What has to be done before the steps; printable.
@@ -87,7 +87,7 @@ struct Draft {
 }
 
 /// A setting that a line of the policy asks for.
-struct Want {
+struct WantedSetting {
     setting: Resource,
     wanted: Value,
     whose: String,

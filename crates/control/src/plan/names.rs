@@ -24,7 +24,7 @@ pub(crate) fn shown(name: &str) -> String {
 }
 
 /// The host without VMs that may not be what their names say, and those VMs.
-pub(super) fn genuine(policy: &Policy, observed: &Observed) -> (Observed, Vec<ObservedVm>) {
+pub(super) fn without_impostors(policy: &Policy, observed: &Observed) -> (Observed, Vec<ObservedVm>) {
     let users: Vec<&str> = match &policy.host.vm_users {
         Some(users) => users.value.iter().map(String::as_str).collect(),
         None => VM_USERS.to_vec(),
@@ -36,9 +36,9 @@ pub(super) fn genuine(policy: &Policy, observed: &Observed) -> (Observed, Vec<Ob
     let is_genuine = |vm: &&ObservedVm| named(vm) || vm.identity.doubt(&users).is_none();
     let (vms, impostors): (Vec<_>, Vec<_>) = observed.vms.iter().partition(is_genuine);
     let impostors: Vec<ObservedVm> = impostors.into_iter().cloned().collect();
-    let mut genuine = Observed { vms: vms.into_iter().cloned().collect(), ..observed.clone() };
-    genuine.managers.retain(|m| m.vm.is_none_or(|vm| impostors.iter().all(|o| o.process != vm)));
-    (genuine, impostors)
+    let mut without_impostors = Observed { vms: vms.into_iter().cloned().collect(), ..observed.clone() };
+    without_impostors.managers.retain(|m| m.vm.is_none_or(|vm| impostors.iter().all(|o| o.process != vm)));
+    (without_impostors, impostors)
 }
 
 /// The other processes with this name, for people.

@@ -4,7 +4,7 @@
 //! another, returning ones come first, as the effect of a removed line of the policy may conflict with a new one;
 //! real-time classes come last.
 
-use super::Want;
+use super::WantedSetting;
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::plan::{Held, Hold, Observed, Plan, Step, ordered};
 use teiji_model::resource::{RESOURCE_KINDS, Resource, Value};
@@ -20,7 +20,12 @@ pub(super) fn unwanted<'a>(setting: &Resource, observed: &'a Observed, held: &'a
 }
 
 /// The plan, if every wanted setting can be read.
-pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Observed, held: &Held) -> Plan {
+pub(super) fn steps_to_take(
+    wants: &[WantedSetting],
+    mut warnings: Vec<String>,
+    observed: &Observed,
+    held: &Held,
+) -> Plan {
     let wanted: BTreeSet<&Resource> = wants.iter().map(|w| &w.setting).collect();
     let (mut returning, mut forward) = (Vec::new(), Vec::new());
     for (setting, hold) in held.settings.iter().filter(|(s, _)| !wanted.contains(s)) {
@@ -29,7 +34,7 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
         if *present == hold.original {
             // Already restored: there is nothing to do and nothing to report.
         } else if *present == hold.value {
-            returning.push(back(setting, hold));
+            returning.push(restoring_step(setting, hold));
         } else {
             let changed = changed(setting, hold, present);
             warnings.push(format!("{changed}; it is no longer in the policy and is left as it is"));
@@ -57,7 +62,7 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
     // Steps of one kind stay in the order of the policy.
     let all: Vec<(bool, Step)> =
         returning.into_iter().map(|s| (false, s)).chain(forward.into_iter().map(|s| (true, s))).collect();
-    let steps = sorted(all);
+    let steps = in_order(all);
 
     for manager in &observed.managers {
         if steps.iter().any(|s| manager.touches.contains(&s.setting.kind())) {
@@ -68,7 +73,7 @@ pub(super) fn between(wants: &[Want], mut warnings: Vec<String>, observed: &Obse
 }
 
 /// Returning steps (`false`) are in the reverse order of kinds, forward steps in the order of kinds.
-fn sorted(all: Vec<(bool, Step)>) -> Vec<Step> {
+fn in_order(all: Vec<(bool, Step)>) -> Vec<Step> {
     let rank = |(forward, step): &(bool, Step)| {
         let rank = step.setting.kind().rank();
         (*forward, if *forward { rank } else { RESOURCE_KINDS.len() - rank })
@@ -82,7 +87,7 @@ fn changed(setting: &Resource, hold: &Hold, present: &Value) -> String {
     format!("{setting} ({}) was changed by someone else from {} to {present}", hold.whose, hold.value)
 }
 
-fn back(setting: &Resource, hold: &Hold) -> Step {
+fn restoring_step(setting: &Resource, hold: &Hold) -> Step {
     Step {
         setting: setting.clone(),
         whose: hold.whose.clone(),

@@ -1,7 +1,7 @@
 //! Idle states: whether this host already polls halted vCPUs, and which of its CPUs the vhost workers need in shallow
 //! idle states.
 
-use super::realtime::Class;
+use super::realtime::RealtimeClass;
 use crate::housekeeping;
 use crate::plan::{reason, time};
 use teiji_model::cpus::CpuSet;
@@ -39,7 +39,7 @@ pub(super) fn poll(
 pub(super) fn awake(
     us: u32,
     remedy: &Remedy,
-    class: Option<&Class>,
+    class: Option<&RealtimeClass>,
     vm: Option<&ObservedVm>,
     observed: Option<&Observed>,
 ) -> Result<Option<CpuSet>, String> {

@@ -18,7 +18,7 @@ use teiji_model::resource::{Resource, Scheduling, Task, Value};
 use teiji_model::stage::Actor;
 
 /// A VM some of whose threads wait for a CPU.
-pub(super) struct Wish<'a> {
+pub(super) struct RealtimeCandidate<'a> {
     pub vm: &'a ObservedVm,
     /// The kinds of threads that wait.
     pub of: Vec<Actor>,
@@ -26,7 +26,7 @@ pub(super) struct Wish<'a> {
 
 /// What a VM needs in addition to `class = "realtime"`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Class {
+pub(super) struct RealtimeClass {
     /// `priority`, if some of its threads already have a higher one than the default.
     pub priority: Option<u8>,
     /// `vcpu_cpus`.
@@ -43,12 +43,16 @@ const PRIORITY: u8 = 10;
 const MOST: u8 = 98;
 
 /// Decides for all VMs; the results are in their order, each with the reason if the VM gets no class.
-pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Class, String>> {
-    let mut all: Vec<Result<Class, String>> = wishes.iter().map(|wish| alone(wish, observed)).collect();
+pub(super) fn decide(
+    candidates: &[RealtimeCandidate<'_>],
+    observed: &Observed,
+) -> Vec<Result<RealtimeClass, String>> {
+    let mut all: Vec<Result<RealtimeClass, String>> =
+        candidates.iter().map(|candidate| class_alone(candidate, observed)).collect();
     let mut chosen: Vec<usize> = (0..all.len()).filter(|i| all[*i].is_ok()).collect();
     loop {
-        let vms: Vec<&ObservedVm> = chosen.iter().map(|i| wishes[*i].vm).collect();
-        let Some(housekeeping) = together(&vms, observed) else {
+        let vms: Vec<&ObservedVm> = chosen.iter().map(|i| candidates[*i].vm).collect();
+        let Some(housekeeping) = fit_together(&vms, observed) else {
             let Some(last) = chosen.pop() else { return all };
             all[last] = Err(format!(
                 "class = \"realtime\" would let real-time threads take every online CPU ({}) at once, and \
@@ -61,8 +65,8 @@ pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Cla
         let mut refused = None;
         for (at, i) in chosen.iter().enumerate() {
             let Ok(mut class) = all[*i].clone() else { continue };
-            pin(&mut class, wishes[*i].vm, housekeeping, observed);
-            match would_stand_still(&class, wishes[*i].vm, observed) {
+            pin(&mut class, candidates[*i].vm, housekeeping, observed);
+            match would_stand_still(&class, candidates[*i].vm, observed) {
                 None => pinned.push((*i, class)),
                 Some(why) => refused = Some((at, why)),
             }
@@ -81,7 +85,7 @@ pub(super) fn decide(wishes: &[Wish<'_>], observed: &Observed) -> Vec<Result<Cla
 }
 
 /// Whether and how a VM can be real-time, without regard to other VMs.
-fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
+fn class_alone(candidate: &RealtimeCandidate<'_>, observed: &Observed) -> Result<RealtimeClass, String> {
     if observed.realtime_guard.is_none() {
         return Err(
             "class = \"realtime\" would help, but nothing keeps a real-time thread that never sleeps from \
@@ -91,7 +95,7 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
     }
     let mut waiting = Vec::new();
     let mut highest = 0;
-    for (actor, tasks) in [(Actor::Vcpu, &wish.vm.vcpus), (Actor::Worker, &wish.vm.workers)] {
+    for (actor, tasks) in [(Actor::Vcpu, &candidate.vm.vcpus), (Actor::Worker, &candidate.vm.workers)] {
         for task in tasks {
             let setting = Resource::ThreadScheduling(*task);
             let Some(Value::Scheduling(scheduling)) = observed.settings.get(&setting) else {
@@ -115,7 +119,7 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
                 }
                 _ => {}
             }
-            if wish.of.contains(&actor) {
+            if candidate.of.contains(&actor) {
                 waiting.push(*scheduling);
             }
         }
@@ -132,7 +136,7 @@ fn alone(wish: &Wish<'_>, observed: &Observed) -> Result<Class, String> {
             waiting[0]
         ));
     }
-    Ok(Class { priority: Some(highest).filter(|p| *p > PRIORITY), ..Class::default() })
+    Ok(RealtimeClass { priority: Some(highest).filter(|p| *p > PRIORITY), ..RealtimeClass::default() })
 }
 
 /// The CPUs that a thread may run on, if that can be read.
@@ -149,7 +153,7 @@ fn tasks(vm: &ObservedVm) -> impl Iterator<Item = &Task> {
 
 /// Whether the threads of these VMs can all be real-time: `Some(None)` without pinning, `Some(Some(cpu))` if `cpu` is
 /// kept free of them, `None` if not.
-fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
+fn fit_together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
     let online = &observed.cpus;
     if vms.is_empty() {
         return Some(None);
@@ -187,7 +191,7 @@ fn together(vms: &[&ObservedVm], observed: &Observed) -> Option<Option<u32>> {
 }
 
 /// Why the plan would refuse the class, if the VM's vCPUs cannot each have their own CPU.
-fn would_stand_still(class: &Class, vm: &ObservedVm, observed: &Observed) -> Option<String> {
+fn would_stand_still(class: &RealtimeClass, vm: &ObservedVm, observed: &Observed) -> Option<String> {
     let online = &observed.cpus;
     let own = |task: &Task| {
         let pinned = class.vcpu_cpus.clone().or_else(|| affinity(task, observed));
@@ -206,7 +210,7 @@ fn would_stand_still(class: &Class, vm: &ObservedVm, observed: &Observed) -> Opt
 }
 
 /// Pins a VM's threads to CPUs other than the spare one.
-fn pin(class: &mut Class, vm: &ObservedVm, housekeeping: Option<u32>, observed: &Observed) {
+fn pin(class: &mut RealtimeClass, vm: &ObservedVm, housekeeping: Option<u32>, observed: &Observed) {
     let online = &observed.cpus;
     let mut reachable_cpus = CpuSet::default();
     for (tasks, line) in [(&vm.vcpus, &mut class.vcpu_cpus), (&vm.workers, &mut class.worker_cpus)] {

@@ -1,6 +1,6 @@
 //! The section of a policy for each traced VM.
 
-use super::write;
+use super::toml_text;
 use std::collections::BTreeSet;
 use teiji_model::host::VM_USERS;
 use teiji_model::plan::{Observed, ObservedVm};
@@ -41,7 +41,7 @@ pub(super) fn all<'a>(
             None => None,
             Some(observed) => Some(process(vm.pid, observed).ok_or("the VM is not on this host any more")?),
         };
-        let by_name = write::key(&vm.name);
+        let by_name = toml_text::key(&vm.name);
         let unique = report.vms.iter().filter(|v| v.name == vm.name).count() == 1
             && observed.is_none_or(|o| o.vms.iter().filter(|v| v.vm.name == vm.name).count() == 1)
             && found.is_none_or(|f| f.vm.name == vm.name && f.identity.doubt(&VM_USERS).is_none());
@@ -50,7 +50,7 @@ pub(super) fn all<'a>(
             && !vm.name.chars().any(char::is_control)
             && !vm.name.starts_with("pid:")
             && by_name.len() <= LONGEST;
-        let key = if unique && writable { by_name } else { write::key(&format!("pid:{}", vm.pid)) };
+        let key = if unique && writable { by_name } else { toml_text::key(&format!("pid:{}", vm.pid)) };
         Ok(Section { key, vm: found })
     };
     report.vms.iter().map(one).collect()

@@ -1,7 +1,7 @@
 //! One link with its channels: its rate, whether it can keep their deadlines, and the settings for that.
 
 use super::super::names::shown;
-use super::super::{Draft, ErrorReported, PlanTarget, Want, time};
+use super::super::{Draft, ErrorReported, PlanTarget, WantedSetting, time};
 use super::{flows, frames};
 use crate::admission::{self, Admission, Denied, Reason, Refusal, hfsc};
 use frames::Largest;
@@ -281,7 +281,7 @@ fn settings(
     let mut want = |setting: Resource, wanted: Value, cost: String| {
         let whose = shown(&device.name);
         let location = group.location.clone();
-        draft.wants.push(Want { setting, wanted, whose, reason: reason.clone(), location, cost });
+        draft.wants.push(WantedSetting { setting, wanted, whose, reason: reason.clone(), location, cost });
     };
     if let Some(segment) = largest.segment {
         let takes = framed(largest.on_wire(group.device.mtu)) * 8_000_000_000 / u128::from(queue.rate.max(1));

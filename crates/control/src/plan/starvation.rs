@@ -13,7 +13,7 @@
 
 use super::checks::Thread;
 use super::names::shown;
-use super::{Draft, Want};
+use super::{Draft, WantedSetting};
 use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
@@ -101,7 +101,7 @@ fn fifo(scheduling: &Scheduling) -> bool {
 }
 
 /// The line of the policy that decides how or where a thread runs, if any.
-fn want<'d>(thread: &Thread, draft: &'d Draft) -> Option<&'d Want> {
+fn want<'d>(thread: &Thread, draft: &'d Draft) -> Option<&'d WantedSetting> {
     let of = |setting: Resource| draft.wants.iter().find(|w| w.setting == setting);
     of(Resource::ThreadCpus(thread.task)).or_else(|| of(Resource::ThreadScheduling(thread.task)))
 }

@@ -1,7 +1,7 @@
 //! The settings that each section of a policy asks for.
 
 use super::names::{self, shown};
-use super::{Draft, PlanTarget, Want, channels};
+use super::{Draft, PlanTarget, WantedSetting, channels};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::{Observed, ObservedVm, own_group};
@@ -50,7 +50,14 @@ struct Key<'a> {
 impl Key<'_> {
     fn want(&self, draft: &mut Draft, setting: Resource, wanted: Value, whose: String) {
         let (reason, cost) = (self.reason.clone(), self.cost.clone());
-        draft.wants.push(Want { setting, wanted, whose, reason, location: self.location.clone(), cost });
+        draft.wants.push(WantedSetting {
+            setting,
+            wanted,
+            whose,
+            reason,
+            location: self.location.clone(),
+            cost,
+        });
     }
 }
 
