@@ -102,7 +102,7 @@ impl Root {
             consequence: "teiji was never tried on it, and some probes cannot be loaded there".into(),
             remedy: format!("run Linux {}.{} or later", OLDEST.0, OLDEST.1),
         }
-        .settled()
+        .normalised()
     }
 
     fn privilege(&self) -> Capability {
@@ -121,7 +121,7 @@ impl Root {
             consequence: format!("teiji cannot {}", reasons.join("; ")),
             remedy: format!("run it with sudo, or give it only {}", all.join(", ")),
         }
-        .settled()
+        .normalised()
     }
 
     fn lockdown(&self) -> Capability {
@@ -136,7 +136,7 @@ impl Root {
             consequence: "probes may not read packets or kernel structures".into(),
             remedy: "boot without lockdown=confidentiality".into(),
         }
-        .settled()
+        .normalised()
     }
 
     fn vhost_net(&self) -> Capability {
@@ -156,7 +156,7 @@ impl Root {
                 .into(),
             remedy: "modprobe vhost_net, and give VMs taps with vhost=on".into(),
         }
-        .settled()
+        .normalised()
     }
 
     fn file(&self, name: &str, path: &str, essential: bool, consequence: &str, remedy: &str) -> Capability {
@@ -169,7 +169,7 @@ impl Root {
             consequence: consequence.into(),
             remedy: remedy.into(),
         }
-        .settled()
+        .normalised()
     }
 
     fn either(&self, name: &str, paths: &[&str], consequence: &str, remedy: &str) -> Capability {
@@ -179,12 +179,12 @@ impl Root {
 }
 
 /// Leaves out the parts that apply only to something missing.
-pub(crate) trait Settled {
-    fn settled(self) -> Self;
+pub(crate) trait Normalise {
+    fn normalised(self) -> Self;
 }
 
-impl Settled for Capability {
-    fn settled(mut self) -> Self {
+impl Normalise for Capability {
+    fn normalised(mut self) -> Self {
         if self.present {
             self.consequence.clear();
             self.remedy.clear();

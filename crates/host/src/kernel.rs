@@ -12,7 +12,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The host's name; empty if it cannot be read.
 pub fn name() -> String {
-    told(&Root::default(), "hostname")
+    kernel_setting(&Root::default(), "hostname")
 }
 
 /// The kernel's release, as `uname -r` prints it; empty if it cannot be read.
@@ -23,11 +23,11 @@ pub fn release() -> String {
 impl Root {
     /// The kernel's release; empty if it cannot be read.
     pub(crate) fn release(&self) -> String {
-        told(self, "osrelease")
+        kernel_setting(self, "osrelease")
     }
 }
 
-fn told(root: &Root, file: &str) -> String {
+fn kernel_setting(root: &Root, file: &str) -> String {
     let text = root.text(&format!("proc/sys/kernel/{file}"));
     text.map(|text| text.trim().to_owned()).unwrap_or_default()
 }

@@ -29,7 +29,7 @@ pub(crate) fn nics(
     pid: u32,
     open: &Descriptors,
     netdevs: &[NetDev],
-    learnt: &Learnt,
+    fdb: &BridgeFdb,
 ) -> Vec<Nic> {
     let namespace = |of: &str| root.link(&format!("proc/{of}/ns/net"));
     let here = match (namespace("self"), namespace(&pid.to_string())) {
@@ -57,7 +57,7 @@ pub(crate) fn nics(
             Nic {
                 tap: tap.to_owned(),
                 ifindex: if here { ifindex(root, tap) } else { 0 },
-                mac: netdev.and_then(|n| n.mac).or_else(|| learnt.mac(root, tap).filter(|_| here)),
+                mac: netdev.and_then(|n| n.mac).or_else(|| fdb.mac(root, tap).filter(|_| here)),
                 bridge: master(root, tap).filter(|_| here),
                 data_plane: if vhost { DataPlane::VhostNet } else { DataPlane::Userspace },
                 queues: u32::try_from(held.len()).unwrap_or(u32::MAX),
@@ -79,7 +79,7 @@ impl Root {
         let nic = Nic {
             tap: name.to_owned(),
             ifindex: ifindex(self, name),
-            mac: Learnt::default().mac(self, name),
+            mac: BridgeFdb::default().mac(self, name),
             bridge: master(self, name),
             data_plane: DataPlane::Userspace,
             queues: u32::try_from(
@@ -115,7 +115,7 @@ pub(crate) fn master(root: &Root, device: &str) -> Option<String> {
 
 /// The addresses that bridges have learnt. The table of each is read once, however many taps are its ports.
 #[derive(Default)]
-pub(crate) struct Learnt(RefCell<BTreeMap<String, BTreeMap<u64, Port>>>);
+pub(crate) struct BridgeFdb(RefCell<BTreeMap<String, BTreeMap<u64, Port>>>);
 
 /// The addresses that a bridge has learnt on a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,14 +126,14 @@ enum Port {
     Several,
 }
 
-impl Learnt {
+impl BridgeFdb {
     /// The one address that the bridge has learnt on the tap's port; `None` if it knows none or several.
     fn mac(&self, root: &Root, tap: &str) -> Option<[u8; 6]> {
         let bridge = master(root, tap)?;
         let port = root.number(&format!("sys/class/net/{tap}/brport/port_no"))?;
         let mut tables = self.0.borrow_mut();
         let table = tables.entry(bridge).or_insert_with_key(|bridge| {
-            learnt(&root.bytes(&format!("sys/class/net/{bridge}/brforward")).unwrap_or_default())
+            parse_fdb(&root.bytes(&format!("sys/class/net/{bridge}/brforward")).unwrap_or_default())
         });
         match table.get(&port)? {
             Port::One(mac) => Some(*mac),
@@ -144,7 +144,7 @@ impl Learnt {
 
 /// By port. `brforward` is an array of `struct __fdb_entry` of `include/uapi/linux/if_bridge.h`: address,
 /// port (low byte), is_local, ageing timer, port (high byte), 3 bytes of padding.
-fn learnt(table: &[u8]) -> BTreeMap<u64, Port> {
+fn parse_fdb(table: &[u8]) -> BTreeMap<u64, Port> {
     let mut ports = BTreeMap::new();
     for entry in table.chunks_exact(16).filter(|entry| entry[7] == 0) {
         let Ok(mac) = <[u8; 6]>::try_from(&entry[..6]) else { continue };

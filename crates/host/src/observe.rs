@@ -10,9 +10,9 @@
 //! [`resource`](crate::resource). The kernel is asked for all devices and for all qdiscs at once, so the time of an
 //! observation is linear in their number.
 
-mod guard;
 mod links;
 mod managers;
+mod starvation_guard;
 
 use crate::Error;
 use crate::cgroup::{self, Hierarchy};
@@ -51,7 +51,7 @@ impl Root {
         };
         let settings = resource::observe(&facts);
         let managers = managers::managers(self, hierarchy.as_ref().ok(), &cpus, &vms);
-        let realtime_guard = guard::realtime(self, &cpus);
+        let realtime_guard = starvation_guard::realtime(self, &cpus);
         Ok(Observed {
             cpus,
             vms,

@@ -162,13 +162,13 @@ pub fn confirm() -> Result<(), Error> {
 
 /// The first line of a `status` file that shows a privilege.
 fn kept(status: &str) -> Option<String> {
-    let told = |field: &str| {
+    let mask_of = |field: &str| {
         let line = status.lines().find(|line| line.split(':').next() == Some(field))?;
         Some((line, line.split(':').nth(1)?.trim()))
     };
     // With no_new_privs the bounding set gives nothing, and without CAP_SETPCAP it cannot be emptied.
     let empty = ["CapInh", "CapPrm", "CapEff", "CapAmb"];
-    let wrong = |field: &str, right: &dyn Fn(&str) -> bool| match told(field) {
+    let wrong = |field: &str, right: &dyn Fn(&str) -> bool| match mask_of(field) {
         Some((_, value)) if right(value) => None,
         Some((line, _)) => Some(line.split_whitespace().collect::<Vec<_>>().join(" ")),
         None => Some(format!("no {field}")),

@@ -162,7 +162,7 @@ impl Rtnl {
     /// # Errors
     /// The index of the first request that the kernel refused, and why; the others are carried out nevertheless.
     /// Without an index nothing was carried out, or the answers were lost.
-    pub(crate) fn together(&mut self, requests: &[NetlinkRequest]) -> Result<(), (Option<usize>, Errno)> {
+    pub(crate) fn send_batch(&mut self, requests: &[NetlinkRequest]) -> Result<(), (Option<usize>, Errno)> {
         let whole = |errno| (None, errno);
         let first = self.sequence + 1;
         let mut all = Vec::new();
@@ -223,12 +223,12 @@ impl Rtnl {
         self.link(ifindex, segment_sizes_of)
     }
 
-    fn link<T>(&mut self, ifindex: u32, told: impl Fn(&[u8]) -> Option<T>) -> nix::Result<T> {
+    fn link<T>(&mut self, ifindex: u32, parse: impl Fn(&[u8]) -> Option<T>) -> nix::Result<T> {
         self.ask(libc::RTM_GETLINK, libc::NLM_F_REQUEST, &ifinfomsg(ifindex), &[])?;
         let buffer = self.receive()?;
         for (kind, body) in messages(&buffer) {
             match kind {
-                libc::RTM_NEWLINK => return told(body).ok_or(Errno::EBADMSG),
+                libc::RTM_NEWLINK => return parse(body).ok_or(Errno::EBADMSG),
                 kind if i32::from(kind) == libc::NLMSG_ERROR => errno_of(body)?,
                 _ => {}
             }

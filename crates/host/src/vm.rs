@@ -34,7 +34,7 @@ impl Root {
         let shared = Shared {
             workers: thread::kernel_workers(self, &pids),
             domains: Domains::find(self),
-            learnt: net::Learnt::default(),
+            fdb: net::BridgeFdb::default(),
         };
         Ok(found.iter().filter_map(|(pid, open)| vm(self, *pid, open, &shared)).collect())
     }
@@ -69,7 +69,7 @@ struct Shared {
     /// vhost workers that are kernel threads, by the thread that each was made for.
     workers: BTreeMap<u32, Vec<Worker>>,
     domains: Domains,
-    learnt: net::Learnt,
+    fdb: net::BridgeFdb,
 }
 
 /// The VM of a VMM; `None` if it is gone.
@@ -77,7 +77,7 @@ fn vm(root: &Root, pid: u32, open: &Open, shared: &Shared) -> Option<(Vm, Identi
     let line = CommandLine::new(&root.bytes(&format!("proc/{pid}/cmdline"))?);
     let vcpus = thread::vcpus(root, pid, &open.vm_fds);
     let workers = thread::workers(root, pid, &shared.workers);
-    let nics = net::nics(root, pid, &open.net, &line.netdevs(), &shared.learnt);
+    let nics = net::nics(root, pid, &open.net, &line.netdevs(), &shared.fdb);
     let memory_nodes = numa::resident(root, pid);
     if !root.exists(&format!("proc/{pid}/task")) {
         return None;

@@ -28,7 +28,7 @@ fn found(host: &FakeHost) -> Vec<(Vm, Identity)> {
     host.root().identified_vms().unwrap()
 }
 
-fn told(host: &FakeHost) -> Vec<(u32, String, NamedBy, Option<String>)> {
+fn identified(host: &FakeHost) -> Vec<(u32, String, NamedBy, Option<String>)> {
     let one = |(vm, of): (Vm, Identity)| (vm.pid, vm.name, of.named_by, of.doubt(&VM_USERS));
     found(host).into_iter().map(one).collect()
 }
@@ -51,7 +51,7 @@ fn an_ordinary_users_vm_is_doubted() {
         (800, sip1(), NamedBy::Itself, Some("user eve".to_owned())),
         (900, sip1(), NamedBy::Itself, Some("user 4321".to_owned())),
     ];
-    assert_eq!(told(&host), expected);
+    assert_eq!(identified(&host), expected);
     let eve = &found(&host)[1].1;
     assert_eq!((eve.doubt(&["eve"]), eve.doubt(&["1000"])), (None, None));
     assert!(eve.doubt::<&str>(&[]).is_some() && eve.doubt(&["ev", "100"]).is_some());
@@ -61,27 +61,27 @@ fn an_ordinary_users_vm_is_doubted() {
 fn one_that_has_anothers_rights_is_not_that_one() {
     let host = host(700, 1000);
     host.file("proc/700/status", "Uid:\t1000\t0\t0\t0\n");
-    assert_eq!(told(&host)[0].3.as_deref(), Some("user eve"));
+    assert_eq!(identified(&host)[0].3.as_deref(), Some("user eve"));
     host.file("proc/700/status", "Uid:\t0\t1000\t0\t0\n");
-    assert!(told(&host)[0].3.is_some());
+    assert!(identified(&host)[0].3.is_some());
     host.file("proc/700/status", "Name:\tqemu\n");
-    assert_eq!(told(&host)[0].3.as_deref(), Some("a user that cannot be told"));
+    assert_eq!(identified(&host)[0].3.as_deref(), Some("a user that cannot be told"));
 }
 
 #[test]
 fn libvirts_name_counts_whatever_the_process_says() {
     let host = host(700, 64055);
-    assert_eq!(told(&host)[0].2, NamedBy::Itself);
+    assert_eq!(identified(&host)[0].2, NamedBy::Itself);
     state(&host, "db", 700);
-    assert_eq!(told(&host), [(700, "db".to_owned(), NamedBy::Libvirt, None)]);
+    assert_eq!(identified(&host), [(700, "db".to_owned(), NamedBy::Libvirt, None)]);
     // The state of a domain that has ended may have the id of a later process: it does not count if libvirt runs no VM
     // there.
     add(&host, 800, 1000);
     state(&host, "web", 800);
-    assert_eq!(told(&host)[1], (800, "sip1".to_owned(), NamedBy::Itself, Some("user eve".to_owned())));
+    assert_eq!(identified(&host)[1], (800, "sip1".to_owned(), NamedBy::Itself, Some("user eve".to_owned())));
     // A process of any user counts, in the place where libvirt runs its VMs.
     host.file("proc/800/cgroup", "0::/machine.slice/machine-qemu\\x2d3\\x2dweb.scope/libvirt/emulator\n");
-    assert_eq!(told(&host)[1], (800, "web".to_owned(), NamedBy::Libvirt, None));
+    assert_eq!(identified(&host)[1], (800, "web".to_owned(), NamedBy::Libvirt, None));
 }
 
 #[test]
@@ -89,13 +89,13 @@ fn a_group_of_libvirts_vouches_for_a_name_where_its_state_cannot_be_read() {
     let host = host(700, 4321);
     let group = |name: &str| host.file("proc/700/cgroup", format!("0::{name}\n"));
     group("/machine.slice/machine-qemu\\x2d3\\x2dsip1.scope");
-    assert_eq!(told(&host)[0].2, NamedBy::Libvirt);
+    assert_eq!(identified(&host)[0].2, NamedBy::Libvirt);
     for other in [
         "/machine.slice/machine-qemu\\x2d3\\x2dsip2.scope",
         "/user.slice/user-4321.slice/machine-qemu\\x2d3\\x2dsip1.scope",
     ] {
         group(other);
-        assert_eq!(told(&host)[0].2, NamedBy::Itself, "{other}");
+        assert_eq!(identified(&host)[0].2, NamedBy::Itself, "{other}");
     }
 }
 

@@ -94,8 +94,8 @@ fn fact(tree: &Tree, what: u16, body: &[u8]) -> Option<Fact> {
             fact.options = picked(&HTB_64, options);
             let parms = attributes(options).into_iter().find(|(k, _)| *k == HTB_PARMS)?.1;
             // Two struct tc_ratespec, buffer, cbuffer, quantum; of each tc_ratespec only the rate is compared.
-            let told = [parms.get(8..12)?, parms.get(20..24)?, parms.get(24..36)?].concat();
-            fact.options.insert(HTB_PARMS, told);
+            let rates = [parms.get(8..12)?, parms.get(20..24)?, parms.get(24..36)?].concat();
+            fact.options.insert(HTB_PARMS, rates);
         } else {
             fact.options = picked(&[TCA_HFSC_RSC, TCA_HFSC_FSC], options);
         }

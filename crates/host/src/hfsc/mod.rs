@@ -21,7 +21,7 @@
 
 mod facts;
 mod filter;
-mod notes;
+mod saved_trees;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -30,7 +30,7 @@ use crate::Settings;
 use crate::rtnl::{Qdisc, ROOT, Rtnl};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
-use notes::Notes;
+use saved_trees::SavedTrees;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use teiji_model::qdisc::{DeadlineQdisc, Device, ExistingQdisc, RootQdisc};
@@ -48,15 +48,15 @@ const LOOPBACK: u32 = 1;
 #[derive(Clone, Debug)]
 pub struct Hfsc {
     settings: Settings,
-    notes: PathBuf,
+    state_dir: PathBuf,
     curve: CurveOf,
 }
 
 impl Hfsc {
-    /// `notes` is the folder of the notes: the state directory. `settings` are those of the same host. `curve` returns
+    /// `state_dir` is where the trees are saved: the state directory. `settings` are those of the same host. `curve` returns
     /// the parameters of HFSC for a channel, exactly those that admission has calculated with.
-    pub fn new(settings: Settings, notes: &Path, curve: CurveOf) -> Self {
-        Hfsc { settings, notes: notes.to_owned(), curve }
+    pub fn new(settings: Settings, state_dir: &Path, curve: CurveOf) -> Self {
+        Hfsc { settings, state_dir: state_dir.to_owned(), curve }
     }
 
     /// What the root qdisc of a device is, if it has teiji's handle: its channels, or a qdisc that somebody has
@@ -68,10 +68,10 @@ impl Hfsc {
         let failed = |e: Errno| ResourceError::Refused(says(device, &describe(e)));
         let mut rtnl = Rtnl::open().map_err(failed)?;
         let Some(root) = own_root(&mut rtnl, device.index).map_err(failed)? else { return Ok(None) };
-        let noted =
-            self.notes(device).read().map_err(|why| ResourceError::NotPermitted(says(device, &why)))?;
+        let saved =
+            self.saved_trees(device).read().map_err(|why| ResourceError::NotPermitted(says(device, &why)))?;
         let outer = (root.handle >> 16) as u16;
-        if let Some(tree) = noted.into_iter().find(|tree| tree.outer == outer)
+        if let Some(tree) = saved.into_iter().find(|tree| tree.outer == outer)
             && let Ok(parts) = tree.parts(device.index, self.curve)
             && facts::present(&tree, &mut rtnl, device.index).map_err(failed)? == facts::wanted(&tree, &parts)
         {
@@ -111,9 +111,9 @@ impl Hfsc {
         let mtu = rtnl.mtu(device.index).map_err(failed)?;
         let outer = OUTER.into_iter().find(|outer| Some(*outer) != present).unwrap_or(OUTER[0]);
         let tree = |leaf: &str| Tree { outer, mtu, leaf: leaf.into(), keeps: wanted.clone() };
-        let tree = rehearsed(tree, self.curve).map_err(refused)?;
+        let tree = tried_in_namespace(tree, self.curve).map_err(refused)?;
         let parts = tree.parts(device.index, self.curve).map_err(refused)?;
-        let notes = self.notes(device);
+        let notes = self.saved_trees(device);
         let stays = notes.read().map_err(refused)?.into_iter().filter(|t| Some(t.outer) == present);
         let all: Vec<Tree> = stays.chain([tree]).collect();
         notes.write(&all).map_err(refused)?;
@@ -129,21 +129,21 @@ impl Hfsc {
     /// # Errors
     /// If the note cannot be removed. It then has no effect, as no root has its handle.
     pub fn forget(&self, device: &Device) -> Result<(), String> {
-        self.notes(device).remove()
+        self.saved_trees(device).remove()
     }
 
-    fn notes(&self, device: &Device) -> Notes {
-        Notes::new(&self.notes, device.index)
+    fn saved_trees(&self, device: &Device) -> SavedTrees {
+        SavedTrees::new(&self.state_dir, device.index)
     }
 
     fn put_back(
         &self,
         device: &Device,
         former: &Value,
-        noted: &[Tree],
+        saved: &[Tree],
         rtnl: &mut Rtnl,
     ) -> Result<(), String> {
-        match (former, noted) {
+        match (former, saved) {
             (Value::RootQdisc(RootQdisc::Deadline(keeps)), [tree, ..]) => {
                 // Perhaps none of the requests was carried out.
                 if self.read(device) == Ok(Some(RootQdisc::Deadline(keeps.clone()))) {
@@ -174,7 +174,7 @@ fn root_of<'a>(mut qdiscs: impl Iterator<Item = &'a Qdisc>) -> Option<&'a Qdisc>
 ///
 /// # Errors
 /// If the kernel refuses the tree, or it could not be tried.
-fn rehearsed(with: impl Fn(&str) -> Tree, curve: CurveOf) -> Result<Tree, String> {
+fn tried_in_namespace(with: impl Fn(&str) -> Tree, curve: CurveOf) -> Result<Tree, String> {
     let mut said = String::new();
     for leaf in LEAVES {
         let tree = with(leaf);
@@ -200,7 +200,7 @@ fn rehearsed(with: impl Fn(&str) -> Tree, curve: CurveOf) -> Result<Tree, String
 /// What was refused, and why.
 fn send(rtnl: &mut Rtnl, parts: &[Part]) -> Result<(), String> {
     let requests: Vec<_> = parts.iter().map(|(_, request)| request.clone()).collect();
-    rtnl.together(&requests).map_err(|(place, errno)| match place.and_then(|n| parts.get(n)) {
+    rtnl.send_batch(&requests).map_err(|(place, errno)| match place.and_then(|n| parts.get(n)) {
         Some((what, _)) => format!("the kernel refuses the {}: {}", what, describe(errno)),
         None => describe(errno),
     })

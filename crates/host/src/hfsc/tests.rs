@@ -150,18 +150,18 @@ fn what_was_changed_is_told() {
 #[test]
 fn notes_are_read_as_they_are_written() {
     let dir = tempfile::tempdir().unwrap();
-    let notes = Notes::new(dir.path(), 3);
+    let notes = SavedTrees::new(dir.path(), 3);
     assert_eq!(notes.read(), Ok(Vec::new()));
     let two = [tree(&[("sip", sip())]), Tree { outer: OUTER[1], ..tree(&[]) }];
     notes.write(&two).unwrap();
     assert_eq!(notes.read(), Ok(two.to_vec()));
     // Each device has its own notes.
-    assert_eq!(Notes::new(dir.path(), 4).read(), Ok(Vec::new()));
+    assert_eq!(SavedTrees::new(dir.path(), 4).read(), Ok(Vec::new()));
     std::fs::write(dir.path().join("hfsc-3.json"), "[{\"outer\":32").unwrap();
     assert_eq!(notes.read(), Ok(Vec::new()));
     notes.remove().unwrap();
     notes.remove().unwrap();
-    let nowhere = Notes::new(&dir.path().join("no"), 3).write(&two).unwrap_err();
+    let nowhere = SavedTrees::new(&dir.path().join("no"), 3).write(&two).unwrap_err();
     assert!(nowhere.contains("cannot write") && nowhere.contains("hfsc-3.json"), "{nowhere}");
 }
 

@@ -2,7 +2,7 @@
 //! `/sys/devices/system/cpu/cpu<n>/power/pm_qos_resume_latency_us` (Documentation/ABI/testing/sysfs-devices-power). `0`
 //! means any latency, `n/a` no latency at all.
 
-use super::{Access, Facts, answer, file};
+use super::{Access, Facts, errors, file};
 use crate::root::Root;
 use nix::errno::Errno;
 use teiji_model::resource::{Latency, Resource, ResourceError, ResourceKind, Resources, Value};
@@ -19,13 +19,13 @@ impl Access for CpuLatency {
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::CpuLatency(cpu) = resource else { return Err(answer::no_such_value()) };
+        let Resource::CpuLatency(cpu) = resource else { return Err(errors::no_such_value()) };
         read(root, *cpu).map(Value::Latency)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::CpuLatency(cpu), Value::Latency(latency)) = (resource, value) else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
         write(root, *cpu, *latency)
     }
@@ -36,7 +36,7 @@ fn read(root: &Root, cpu: u32) -> Result<Latency, ResourceError> {
     match text.as_str() {
         "0" => Ok(Latency::Any),
         "n/a" => Ok(Latency::None),
-        us => us.parse().map(Latency::AtMost).map_err(|_| answer::unexpected(&text)),
+        us => us.parse().map(Latency::AtMost).map_err(|_| errors::unexpected(&text)),
     }
 }
 
@@ -45,7 +45,7 @@ fn write(root: &Root, cpu: u32, latency: Latency) -> Result<(), ResourceError> {
         Latency::Any => "0".to_owned(),
         Latency::None => "n/a".to_owned(),
         // The kernel would take 0 for "any".
-        Latency::AtMost(0) => return Err(answer::impossible("a wake-up takes time; ask for none instead")),
+        Latency::AtMost(0) => return Err(errors::impossible("a wake-up takes time; ask for none instead")),
         Latency::AtMost(us) => us.to_string(),
     };
     file::write(root, &path(cpu), &text).map_err(|e| failed(root, cpu, e))
@@ -53,10 +53,10 @@ fn write(root: &Root, cpu: u32, latency: Latency) -> Result<(), ResourceError> {
 
 fn failed(root: &Root, cpu: u32, errno: Errno) -> ResourceError {
     match errno {
-        Errno::ENOENT if root.exists(&format!("sys/devices/system/cpu/cpu{cpu}")) => answer::unsupported(
+        Errno::ENOENT if root.exists(&format!("sys/devices/system/cpu/cpu{cpu}")) => errors::unsupported(
             "this kernel has no such limit for CPUs; run one with CONFIG_PM, or choose idle states with cpupower idle-set",
         ),
-        other => answer::failed(other, &format!("CPU {cpu}")),
+        other => errors::failed(other, &format!("CPU {cpu}")),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Shared by the resources of network devices: an rtnetlink socket, the meaning of its errors, and lists of all
 //! devices.
 
-use super::answer;
+use super::errors;
 use crate::root::Root;
 use crate::rtnl::{Link, Qdisc, Rtnl, SegmentSizes};
 use nix::errno::Errno;
@@ -18,7 +18,7 @@ const NOT_HERE: &str =
 /// The device is identified by its index, which does not change and is not reused until the kernel has used all others.
 pub(super) fn open(root: &Root, device: &Device) -> Result<Rtnl, ResourceError> {
     if !root.is_real() {
-        return Err(answer::unsupported(NOT_HERE));
+        return Err(errors::unsupported(NOT_HERE));
     }
     let mut rtnl = Rtnl::open().map_err(|e| failed(e, device))?;
     rtnl.segment_sizes(device.index).map_err(|e| failed(e, device))?;
@@ -27,13 +27,13 @@ pub(super) fn open(root: &Root, device: &Device) -> Result<Rtnl, ResourceError> 
 
 pub(super) fn failed(errno: Errno, device: &Device) -> ResourceError {
     match errno {
-        Errno::EPERM | Errno::EACCES => answer::not_permitted(errno, NEEDS),
-        Errno::EOPNOTSUPP => answer::refused(
+        Errno::EPERM | Errno::EACCES => errors::not_permitted(errno, NEEDS),
+        Errno::EOPNOTSUPP => errors::refused(
             errno,
             "the device does not accept that value",
             "use another device, or leave it as it is",
         ),
-        errno => answer::failed(errno, &format!("device {device}")),
+        errno => errors::failed(errno, &format!("device {device}")),
     }
 }
 
@@ -62,14 +62,14 @@ impl Devices {
 
     /// All qdiscs of a device.
     pub(super) fn qdiscs(&self, device: &Device) -> Result<&[Qdisc], ResourceError> {
-        let all = self.qdiscs.as_ref().ok_or_else(|| answer::unsupported(NOT_HERE))?;
+        let all = self.qdiscs.as_ref().ok_or_else(|| errors::unsupported(NOT_HERE))?;
         let all = all.as_ref().map_err(|e| failed(*e, device))?;
         Ok(all.get(&device.index).map_or(&[], Vec::as_slice))
     }
 
     /// The largest packets that a device accepts.
     pub(super) fn sizes(&self, device: &Device) -> Result<SegmentSizes, ResourceError> {
-        let all = self.links.as_ref().ok_or_else(|| answer::unsupported(NOT_HERE))?;
+        let all = self.links.as_ref().ok_or_else(|| errors::unsupported(NOT_HERE))?;
         let all = all.as_ref().map_err(|e| failed(*e, device))?;
         all.get(&device.index).and_then(|link| link.sizes).ok_or_else(|| failed(Errno::ENODEV, device))
     }

@@ -1,7 +1,7 @@
 //! The frequency governor of a group of CPUs: `/sys/devices/system/cpu/cpufreq/policy<n>/scaling_governor`
 //! (Documentation/admin-guide/pm/cpufreq.rst, drivers/cpufreq/cpufreq.c).
 
-use super::{Access, Facts, answer, file};
+use super::{Access, Facts, errors, file};
 use crate::root::Root;
 use nix::errno::Errno;
 use teiji_model::host::Capability;
@@ -23,20 +23,20 @@ impl Access for Governor {
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::Governor(policy) = resource else { return Err(answer::no_such_value()) };
+        let Resource::Governor(policy) = resource else { return Err(errors::no_such_value()) };
         let text = file::read(root, &path(*policy)).map_err(|errno| failed(errno, *policy))?;
         let is_name = (1..LONGEST).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic());
-        if is_name { Ok(Value::Word(text)) } else { Err(answer::unexpected(&text)) }
+        if is_name { Ok(Value::Word(text)) } else { Err(errors::unexpected(&text)) }
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::Governor(policy), Value::Word(wanted)) = (resource, value) else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
         file::write(root, &path(*policy), wanted).map_err(|errno| match errno {
             Errno::EINVAL => {
                 let there = available(root, *policy);
-                answer::refused(
+                errors::refused(
                     errno,
                     "the CPU's frequency driver has no such governor",
                     &format!("it has {there}"),
@@ -89,8 +89,8 @@ fn failed(errno: Errno, policy: u32) -> ResourceError {
     match errno {
         // The driver chooses frequencies itself (setpolicy) and is switched off, or the policy's CPUs are offline.
         Errno::EBUSY | Errno::EIO => {
-            answer::refused(errno, "the policy is not in use", "bring one of its CPUs online first")
+            errors::refused(errno, "the policy is not in use", "bring one of its CPUs online first")
         }
-        other => answer::failed(other, &format!("frequency policy {policy}")),
+        other => errors::failed(other, &format!("frequency policy {policy}")),
     }
 }

@@ -12,10 +12,10 @@
 //! All threads of a process move with it. A vhost worker that is a kernel thread (before Linux 6.4) is not one of them
 //! and stays.
 
-use super::{Access, Facts, answer, file};
+use super::{Access, Facts, errors, file};
 use crate::cgroup::{self, Hierarchy, OWN};
 use crate::root::Root;
-use crate::task::{alive, falls_apart, gone};
+use crate::task::{alive, gone, is_exiting};
 use nix::errno::Errno;
 use std::fs;
 use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Task, Value};
@@ -29,22 +29,22 @@ impl Access for Group {
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
         for vm in facts.vms {
-            let hierarchy = facts.hierarchy.map_err(answer::unsupported);
+            let hierarchy = facts.hierarchy.map_err(errors::unsupported);
             let read = hierarchy.and_then(|h| read(facts.root, h, vm.process));
             found.note(Resource::Group(vm.process), read.map(Value::Group));
         }
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::Group(task) = resource else { return Err(answer::no_such_value()) };
+        let Resource::Group(task) = resource else { return Err(errors::no_such_value()) };
         alive(root, *task)?;
-        let hierarchy = Hierarchy::find(root).map_err(answer::unsupported)?;
+        let hierarchy = Hierarchy::find(root).map_err(errors::unsupported)?;
         read(root, &hierarchy, *task).map(Value::Group)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::Group(task), Value::Group(group)) = (resource, value) else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
         write(root, *task, group)
     }
@@ -64,20 +64,20 @@ fn present(root: &Root, hierarchy: &Hierarchy, task: Task) -> Result<String, Res
     let mut groups = hierarchy.of_threads(task.id).into_iter();
     let group = groups.next().ok_or_else(|| gone(task))?;
     if groups.next().is_some() {
-        if falls_apart(root, task.id) {
+        if is_exiting(root, task.id) {
             // Only threads that are not yet ending have moved with their process.
             return Err(gone(task));
         }
-        return Err(answer::unsupported(
+        return Err(errors::unsupported(
             "its threads are in several groups, as those of libvirt's VMs are, and would not return to them; use \
              virsh schedinfo instead",
         ));
     }
     if group.ends_with(" (deleted)") {
-        return Err(answer::unsupported("its group has been removed"));
+        return Err(errors::unsupported("its group has been removed"));
     }
     if !cgroup::is_group(&group) {
-        return Err(answer::unsupported(
+        return Err(errors::unsupported(
             "its group is outside of this cgroup namespace; run teiji on the host itself",
         ));
     }
@@ -91,9 +91,9 @@ fn present(root: &Root, hierarchy: &Hierarchy, task: Task) -> Result<String, Res
 /// `Refused` if teiji cannot use the group, or if the move could not be undone.
 fn write(root: &Root, task: Task, group: &str) -> Result<(), ResourceError> {
     if !cgroup::is_group(group) || group == OWN {
-        return Err(answer::impossible("that is no path of a control group that can hold a process"));
+        return Err(errors::impossible("that is no path of a control group that can hold a process"));
     }
-    let hierarchy = Hierarchy::find(root).map_err(answer::unsupported)?;
+    let hierarchy = Hierarchy::find(root).map_err(errors::unsupported)?;
     if cgroup::is_own(group) {
         return enter(root, &hierarchy, task, group).inspect_err(|_| sweep(root, &hierarchy));
     }
@@ -112,7 +112,7 @@ fn enter(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<
     }
     let alone = hierarchy.members(&before).is_none_or(|all| all.iter().all(|pid| *pid == task.id));
     if before.ends_with(".scope") && alone {
-        return Err(answer::impossible(
+        return Err(errors::impossible(
             "the process is the only one of its scope; systemd removes a scope that becomes empty, so the process \
              could not return to it; set weight and limit of that scope itself",
         ));
@@ -125,7 +125,7 @@ fn enter(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<
 fn leave(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<(), ResourceError> {
     alive(root, task)?;
     if !hierarchy.exists(group) {
-        return Err(answer::failed(Errno::ENOENT, &format!("control group {group}")));
+        return Err(errors::failed(Errno::ENOENT, &format!("control group {group}")));
     }
     match present(root, hierarchy, task)? == group {
         true => Ok(()),
@@ -138,18 +138,18 @@ fn migrate(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Resul
     let file = hierarchy.path(group, "cgroup.procs");
     file::write(root, &file, &task.id.to_string()).map_err(|errno| match errno {
         Errno::ESRCH => gone(task),
-        Errno::EBUSY | Errno::EOPNOTSUPP => answer::refused(
+        Errno::EBUSY | Errno::EOPNOTSUPP => errors::refused(
             errno,
             "that group may not hold processes, because it enables controllers for the groups below it",
             "name one of those",
         ),
-        Errno::EINVAL => answer::refused(
+        Errno::EINVAL => errors::refused(
             errno,
             "the process cannot be moved: it is a kernel thread, or has real-time threads and the group no time for \
              them (CONFIG_RT_GROUP_SCHED)",
             "take the real-time class away first",
         ),
-        other => answer::failed(other, &format!("control group {group}")),
+        other => errors::failed(other, &format!("control group {group}")),
     })
 }
 
@@ -164,13 +164,13 @@ fn make(root: &Root, hierarchy: &Hierarchy, group: &str) -> Result<(), ResourceE
         match fs::create_dir(root.path(&hierarchy.path(&made, ""))).map_err(file::number) {
             Ok(()) | Err(Errno::EEXIST) => {}
             Err(errno @ (Errno::EAGAIN | Errno::ENOMEM)) => {
-                return Err(answer::refused(
+                return Err(errors::refused(
                     errno,
                     "the hierarchy may have no more groups",
                     "raise cgroup.max.descendants and cgroup.max.depth",
                 ));
             }
-            Err(other) => return Err(answer::failed(other, "cgroup v2 hierarchy")),
+            Err(other) => return Err(errors::failed(other, "cgroup v2 hierarchy")),
         }
     }
     Ok(())
@@ -180,23 +180,23 @@ fn make(root: &Root, hierarchy: &Hierarchy, group: &str) -> Result<(), ResourceE
 pub(super) fn enable_cpu(root: &Root, hierarchy: &Hierarchy, group: &str) -> Result<(), ResourceError> {
     let file = hierarchy.path(group, "cgroup.subtree_control");
     let enabled =
-        file::read(root, &file).map_err(|e| answer::failed(e, &format!("control group {group}")))?;
+        file::read(root, &file).map_err(|e| errors::failed(e, &format!("control group {group}")))?;
     if enabled.split_whitespace().any(|c| c == "cpu") {
         return Ok(());
     }
     file::write(root, &file, "+cpu").map_err(|errno| match errno {
-        Errno::EBUSY => answer::refused(
+        Errno::EBUSY => errors::refused(
             errno,
             &format!("control group {group} holds processes itself, so groups below it cannot have CPU weights"),
             "move those into a group below it",
         ),
-        Errno::EINVAL => answer::refused(
+        Errno::EINVAL => errors::refused(
             errno,
             "the CPU controller cannot be switched on while real-time threads are in groups (CONFIG_RT_GROUP_SCHED)",
             "end those or move them into the root group",
         ),
-        Errno::ENOENT => answer::unsupported(format!("control group {group} does not have the CPU controller")),
-        other => answer::failed(other, &format!("control group {group}")),
+        Errno::ENOENT => errors::unsupported(format!("control group {group} does not have the CPU controller")),
+        other => errors::failed(other, &format!("control group {group}")),
     })
 }
 

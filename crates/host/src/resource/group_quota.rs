@@ -1,6 +1,6 @@
 //! The limit on a control group's CPU time: `cpu.max`.
 
-use super::{Access, Facts, answer, share};
+use super::{Access, Facts, cpu_controller, errors};
 use crate::cgroup::Hierarchy;
 use crate::root::Root;
 use teiji_model::resource::{Quota, Resource, ResourceError, ResourceKind, Resources, Value};
@@ -17,27 +17,27 @@ impl Access for GroupQuota {
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
-        for group in share::groups(facts.vms) {
+        for group in cpu_controller::groups(facts.vms) {
             let read = read(facts.root, facts.hierarchy, &group);
             found.note(Resource::GroupQuota(group), read);
         }
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::GroupQuota(group) = resource else { return Err(answer::no_such_value()) };
+        let Resource::GroupQuota(group) = resource else { return Err(errors::no_such_value()) };
         let hierarchy = Hierarchy::find(root);
         read(root, hierarchy.as_ref().map_err(|why| *why), group)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::GroupQuota(group), Value::Quota(quota)) = (resource, value) else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
         let text = match quota {
             None => format!("max {PERIOD_US}"),
             Some(Quota { quota_us, period_us }) => format!("{quota_us} {period_us}"),
         };
-        share::write(root, group, FILE, &text, quota.is_none())
+        cpu_controller::write(root, group, FILE, &text, quota.is_none())
     }
 }
 
@@ -46,8 +46,10 @@ fn read(
     hierarchy: Result<&Hierarchy<'_>, &'static str>,
     group: &str,
 ) -> Result<Value, ResourceError> {
-    let Some(text) = share::read(root, hierarchy, group, FILE)? else { return Ok(Value::Quota(None)) };
-    parse(&text).map(Value::Quota).ok_or_else(|| answer::unexpected(&text))
+    let Some(text) = cpu_controller::read(root, hierarchy, group, FILE)? else {
+        return Ok(Value::Quota(None));
+    };
+    parse(&text).map(Value::Quota).ok_or_else(|| errors::unexpected(&text))
 }
 
 /// `max 100000`, `50000 100000`: quota and period, µs.

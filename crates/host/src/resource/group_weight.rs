@@ -1,6 +1,6 @@
 //! A control group's share of CPU time relative to its siblings: `cpu.weight`.
 
-use super::{Access, Facts, answer, share};
+use super::{Access, Facts, cpu_controller, errors};
 use crate::cgroup::Hierarchy;
 use crate::root::Root;
 use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
@@ -17,23 +17,23 @@ impl Access for GroupWeight {
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
-        for group in share::groups(facts.vms) {
+        for group in cpu_controller::groups(facts.vms) {
             let read = read(facts.root, facts.hierarchy, &group);
             found.note(Resource::GroupWeight(group), read);
         }
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::GroupWeight(group) = resource else { return Err(answer::no_such_value()) };
+        let Resource::GroupWeight(group) = resource else { return Err(errors::no_such_value()) };
         let hierarchy = Hierarchy::find(root);
         read(root, hierarchy.as_ref().map_err(|why| *why), group)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::GroupWeight(group), Value::Weight(weight)) = (resource, value) else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
-        share::write(root, group, FILE, &weight.to_string(), *weight == DEFAULT)
+        cpu_controller::write(root, group, FILE, &weight.to_string(), *weight == DEFAULT)
     }
 }
 
@@ -43,8 +43,8 @@ fn read(
     hierarchy: Result<&Hierarchy<'_>, &'static str>,
     group: &str,
 ) -> Result<Value, ResourceError> {
-    match share::read(root, hierarchy, group, FILE)? {
+    match cpu_controller::read(root, hierarchy, group, FILE)? {
         None => Ok(Value::Weight(DEFAULT)),
-        Some(text) => text.parse().map(Value::Weight).map_err(|_| answer::unexpected(&text)),
+        Some(text) => text.parse().map(Value::Weight).map_err(|_| errors::unexpected(&text)),
     }
 }

@@ -2,7 +2,7 @@
 //! (Documentation/virt/kvm/halt-polling.rst). Up to Linux 6.1 a VM keeps the value from when it was made; from 6.2 on a
 //! change applies to all VMs at once.
 
-use super::{Access, Facts, answer, file};
+use super::{Access, Facts, errors, file};
 use crate::root::Root;
 use nix::errno::Errno;
 use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
@@ -27,25 +27,25 @@ impl Access for HaltPoll {
     /// In ns; 0 is off.
     fn read(&self, root: &Root, _: &Resource) -> Result<Value, ResourceError> {
         let text = file::read(root, HALT_POLL).map_err(failed)?;
-        text.parse().map(Value::Nanoseconds).map_err(|_| answer::unexpected(&text))
+        text.parse().map(Value::Nanoseconds).map_err(|_| errors::unexpected(&text))
     }
 
     /// At most 4,294,967,295 ns.
     fn write(&self, root: &Root, _: &Resource, value: &Value) -> Result<(), ResourceError> {
-        let Value::Nanoseconds(ns) = value else { return Err(answer::no_such_value()) };
+        let Value::Nanoseconds(ns) = value else { return Err(errors::no_such_value()) };
         file::write(root, HALT_POLL, &ns.to_string()).map_err(failed)
     }
 
     fn fixed(&self, root: &Root, _: &Resource) -> Option<ResourceError> {
-        file::is_read_only(root, HALT_POLL).then(|| answer::fixed(READ_ONLY))
+        file::is_read_only(root, HALT_POLL).then(|| errors::fixed(READ_ONLY))
     }
 }
 
 fn failed(errno: Errno) -> ResourceError {
     match errno {
         Errno::ENOENT => {
-            answer::unsupported("the kernel module kvm is not loaded; load kvm_intel or kvm_amd")
+            errors::unsupported("the kernel module kvm is not loaded; load kvm_intel or kvm_amd")
         }
-        other => answer::failed(other, HALT_POLL),
+        other => errors::failed(other, HALT_POLL),
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! The file has the requested CPUs; the CPU that the interrupt goes to now is in `effective_affinity_list`.
 
-use super::{Access, Facts, answer, file};
+use super::{Access, Facts, errors, file};
 use crate::root::Root;
 use nix::errno::Errno;
 use teiji_model::cpus::CpuSet;
@@ -27,50 +27,50 @@ impl Access for IrqCpus {
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::IrqCpus(irq) = resource else { return Err(answer::no_such_value()) };
+        let Resource::IrqCpus(irq) = resource else { return Err(errors::no_such_value()) };
         read(root, *irq).map(Value::Cpus)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::IrqCpus(irq), Value::Cpus(cpus)) = (resource, value) else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
         write(root, *irq, cpus)
     }
 
     fn fixed(&self, root: &Root, resource: &Resource) -> Option<ResourceError> {
         let Resource::IrqCpus(irq) = resource else { return None };
-        file::is_read_only(root, &path(*irq)).then(|| answer::fixed(MANAGED))
+        file::is_read_only(root, &path(*irq)).then(|| errors::fixed(MANAGED))
     }
 }
 
 /// # Errors
 /// `Gone` if there is no such interrupt.
 fn read(root: &Root, irq: u32) -> Result<CpuSet, ResourceError> {
-    let text = file::read(root, &path(irq)).map_err(|e| answer::failed(e, &name(irq)))?;
-    text.parse().map_err(|_| answer::unexpected(&text))
+    let text = file::read(root, &path(irq)).map_err(|e| errors::failed(e, &name(irq)))?;
+    text.parse().map_err(|_| errors::unexpected(&text))
 }
 
 /// # Errors
 /// `Refused` for an interrupt that the kernel distributes itself, and for CPUs that are offline.
 fn write(root: &Root, irq: u32, cpus: &CpuSet) -> Result<(), ResourceError> {
     if cpus.is_empty() {
-        return Err(answer::impossible("an interrupt needs a CPU"));
+        return Err(errors::impossible("an interrupt needs a CPU"));
     }
     file::write(root, &path(irq), &cpus.to_string()).map_err(|errno| match errno {
         // EIO in older kernels, EPERM in newer ones (write_irq_affinity)
-        Errno::EIO | Errno::EPERM => answer::refused(errno, MANAGED, "leave it where it is"),
-        Errno::ENOSPC => answer::refused(
+        Errno::EIO | Errno::EPERM => errors::refused(errno, MANAGED, "leave it where it is"),
+        Errno::ENOSPC => errors::refused(
             errno,
             "those CPUs have no interrupt vector left",
             "name more CPUs, or give the device fewer queues with ethtool -L",
         ),
-        Errno::EINVAL | Errno::ERANGE | Errno::EOVERFLOW => answer::refused(
+        Errno::EINVAL | Errno::ERANGE | Errno::EOVERFLOW => errors::refused(
             errno,
             "none of those CPUs is online, or one of them does not exist",
             "name others",
         ),
-        other => answer::failed(other, &name(irq)),
+        other => errors::failed(other, &name(irq)),
     })
 }
 

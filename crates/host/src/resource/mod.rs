@@ -31,9 +31,10 @@
 //! The kernel may store another value than the requested one (it intersects CPUs with those that are online and in the
 //! cpuset): the caller reads back and compares.
 
-mod answer;
+mod cpu_controller;
 mod cpu_latency;
 mod device;
+mod errors;
 mod file;
 mod governor;
 mod group;
@@ -44,7 +45,6 @@ mod irq_cpus;
 mod receive_cpus;
 mod root_qdisc;
 mod segment_size;
-mod share;
 mod thread;
 mod thread_cpus;
 mod thread_scheduling;
@@ -150,7 +150,7 @@ pub(crate) fn capabilities(root: &Root) -> Vec<Capability> {
 
 fn access(kind: ResourceKind) -> Result<&'static dyn Access, ResourceError> {
     let found = ACCESS.iter().find(|access| access.kind() == kind).copied();
-    found.ok_or_else(|| answer::unsupported("this version of teiji cannot change it"))
+    found.ok_or_else(|| errors::unsupported("this version of teiji cannot change it"))
 }
 
 /// The settings of a host: reads and changes its resources.

@@ -3,7 +3,7 @@
 //! the set is empty, the CPU that receives a packet also processes it. The packets that a tap receives come from its
 //! VM.
 
-use super::{Access, Facts, answer, file};
+use super::{Access, Facts, errors, file};
 use crate::net;
 use crate::root::Root;
 use nix::errno::Errno;
@@ -31,18 +31,18 @@ impl Access for ReceiveCpus {
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::ReceiveCpus(device, queue) = resource else { return Err(answer::no_such_value()) };
+        let Resource::ReceiveCpus(device, queue) = resource else { return Err(errors::no_such_value()) };
         is_there(root, device)?;
         present(root, device, *queue)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::ReceiveCpus(device, queue), Value::Cpus(cpus)) = (resource, value) else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
         is_there(root, device)?;
         file::write(root, &path(device, *queue), &mask(cpus)).map_err(|errno| match errno {
-            Errno::EINVAL | Errno::EOVERFLOW => answer::refused(
+            Errno::EINVAL | Errno::EOVERFLOW => errors::refused(
                 errno,
                 "one of those CPUs does not exist, or isolcpus= or nohz_full= excludes all of them",
                 "name others",
@@ -75,11 +75,11 @@ fn is_there(root: &Root, device: &Device) -> Result<(), ResourceError> {
 
 fn present(root: &Root, device: &Device, queue: u32) -> Result<Value, ResourceError> {
     let text = file::read(root, &path(device, queue)).map_err(|errno| failed(errno, device, queue))?;
-    parse(&text).map(Value::Cpus).ok_or_else(|| answer::unexpected(&text))
+    parse(&text).map(Value::Cpus).ok_or_else(|| errors::unexpected(&text))
 }
 
 fn failed(errno: Errno, device: &Device, queue: u32) -> ResourceError {
-    answer::failed(errno, &format!("receive queue {queue} of {device}"))
+    errors::failed(errno, &format!("receive queue {queue} of {device}"))
 }
 
 fn path(device: &Device, queue: u32) -> String {

@@ -5,7 +5,7 @@
 //! all, and is never replaced.
 
 use super::device::{failed, open};
-use super::{Access, Facts, answer};
+use super::{Access, Facts, errors};
 use crate::root::Root;
 use crate::rtnl::{Qdisc, ROOT};
 use nix::errno::Errno;
@@ -33,7 +33,7 @@ impl Access for RootQdisc {
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::RootQdisc(device) = resource else { return Err(answer::no_such_value()) };
+        let Resource::RootQdisc(device) = resource else { return Err(errors::no_such_value()) };
         present(&open(root, device)?.qdiscs(device.index).map_err(|e| failed(e, device))?)
     }
 
@@ -41,7 +41,7 @@ impl Access for RootQdisc {
         let (Resource::RootQdisc(device), Value::RootQdisc(qdisc::RootQdisc::Existing(wanted))) =
             (resource, value)
         else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
         write(root, device, wanted)
     }
@@ -50,7 +50,7 @@ impl Access for RootQdisc {
 /// The root qdisc, if these are all qdiscs of the device.
 fn present(all: &[Qdisc]) -> Result<Value, ResourceError> {
     if let Some(why) = irreplaceable(all) {
-        return Err(answer::unsupported(why));
+        return Err(errors::unsupported(why));
     }
     let existing = match all.iter().find(|q| q.parent == ROOT) {
         Some(q) if q.chosen() => {
@@ -81,10 +81,10 @@ fn write(root: &Root, device: &Device, wanted: &ExistingQdisc) -> Result<(), Res
     if wanted.chosen {
         return rtnl.replace_root(device.index, &wanted.kind, &wanted.options).map_err(|e| match e {
             // ENOENT is not about the device, which existed just now.
-            Errno::ENOENT => answer::refused(e, "the kernel does not know that qdisc", "load its module"),
+            Errno::ENOENT => errors::refused(e, "the kernel does not know that qdisc", "load its module"),
             // Nor is this ENODEV: the qdisc returns it for a device that it was not prepared for.
             Errno::ENODEV if rtnl.segment_sizes(device.index).is_ok() => {
-                answer::refused(e, "the qdisc does not accept that device", "try again")
+                errors::refused(e, "the qdisc does not accept that device", "try again")
             }
             e => failed(e, device),
         });

@@ -1,7 +1,7 @@
 //! How large packets the host's own stack hands to a device, which splits them: `gso_max_size`, bytes.
 
 use super::device::{failed, open};
-use super::{Access, Facts, answer};
+use super::{Access, Facts, errors};
 use crate::root::Root;
 use crate::rtnl::SegmentSizes;
 use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
@@ -24,13 +24,13 @@ impl Access for SegmentSize {
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::SegmentSize(device) = resource else { return Err(answer::no_such_value()) };
+        let Resource::SegmentSize(device) = resource else { return Err(errors::no_such_value()) };
         present(open(root, device)?.segment_sizes(device.index).map_err(|e| failed(e, device))?)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::SegmentSize(device), Value::Bytes(size)) = (resource, value) else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
         let mut rtnl = open(root, device)?;
         let present = rtnl.segment_sizes(device.index).map_err(|e| failed(e, device))?;
@@ -42,7 +42,7 @@ impl Access for SegmentSize {
 fn present(sizes: SegmentSizes) -> Result<Value, ResourceError> {
     match sizes.v4 {
         // Setting one sets the other, which could not be restored.
-        Some(v4) if v4 != sizes.all.min(LEGACY) => Err(answer::unsupported(format!(
+        Some(v4) if v4 != sizes.all.min(LEGACY) => Err(errors::unsupported(format!(
             "its gso_ipv4_max_size of {v4} differs from its gso_max_size and could not be restored; set both first \
              (`ip link set … gso_max_size {v4}`)"
         ))),

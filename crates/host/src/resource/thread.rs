@@ -1,6 +1,6 @@
 //! Shared by the resources of threads.
 
-use super::answer;
+use super::errors;
 use crate::root::Root;
 use crate::task::{alive, gone};
 use nix::errno::Errno;
@@ -18,7 +18,7 @@ pub(super) fn changeable(root: &Root, task: Task) -> Result<(), ResourceError> {
     match root.is_real() {
         true => Ok(()),
         false => {
-            Err(answer::unsupported("it is not a thread of the running kernel but of a copy of its files"))
+            Err(errors::unsupported("it is not a thread of the running kernel but of a copy of its files"))
         }
     }
 }
@@ -26,7 +26,7 @@ pub(super) fn changeable(root: &Root, task: Task) -> Result<(), ResourceError> {
 pub(super) fn failed(task: Task, errno: Errno) -> ResourceError {
     match errno {
         Errno::ESRCH => gone(task),
-        Errno::EPERM | Errno::EACCES => answer::not_permitted(errno, "CAP_SYS_NICE"),
-        other => answer::failed(other, &format!("thread {}", task.id)),
+        Errno::EPERM | Errno::EACCES => errors::not_permitted(errno, "CAP_SYS_NICE"),
+        other => errors::failed(other, &format!("thread {}", task.id)),
     }
 }

@@ -1,7 +1,7 @@
 //! CPUs that a thread may run on: `sched_setaffinity(2)`, kernel/sched/syscalls.c.
 
 use super::thread::{self, changeable, failed};
-use super::{Access, Facts, answer};
+use super::{Access, Facts, errors};
 use crate::root::Root;
 use crate::sys;
 use crate::task::{alive, gone};
@@ -23,14 +23,14 @@ impl Access for ThreadCpus {
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::ThreadCpus(task) = resource else { return Err(answer::no_such_value()) };
+        let Resource::ThreadCpus(task) = resource else { return Err(errors::no_such_value()) };
         alive(root, *task)?;
         present(root, *task).map(Value::Cpus)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::ThreadCpus(task), Value::Cpus(cpus)) = (resource, value) else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
         write(root, *task, cpus)
     }
@@ -51,13 +51,13 @@ fn present(root: &Root, task: Task) -> Result<CpuSet, ResourceError> {
 fn write(root: &Root, task: Task, cpus: &CpuSet) -> Result<(), ResourceError> {
     changeable(root, task)?;
     sys::set_affinity(task.id, cpus).map_err(|errno| match errno {
-        Errno::EINVAL => answer::refused(
+        Errno::EINVAL => errors::refused(
             errno,
             "none of those CPUs is online and in the cpuset of the thread's control group, or the kernel does not let \
              this thread be moved",
             "name others, or widen the cpuset (systemctl set-property UNIT AllowedCPUs=, or libvirt's vcpupin)",
         ),
-        Errno::EBUSY => answer::refused(
+        Errno::EBUSY => errors::refused(
             errno,
             "a deadline thread must be allowed on all CPUs of its root domain",
             "give it another class first",

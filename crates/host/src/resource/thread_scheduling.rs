@@ -3,7 +3,7 @@
 //! Flags of `sched_attr` are neither kept nor set: a thread with `SCHED_FLAG_RESET_ON_FORK` or its own time slice has
 //! the defaults after a change of its scheduling, also after the undo. VMMs use neither.
 
-use super::answer;
+use super::errors;
 use super::thread::{self, changeable, failed};
 use super::{Access, Facts};
 use crate::root::Root;
@@ -31,14 +31,14 @@ impl Access for ThreadScheduling {
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
-        let Resource::ThreadScheduling(task) = resource else { return Err(answer::no_such_value()) };
+        let Resource::ThreadScheduling(task) = resource else { return Err(errors::no_such_value()) };
         alive(root, *task)?;
         present(root, *task).map(Value::Scheduling)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::ThreadScheduling(task), Value::Scheduling(wanted)) = (resource, value) else {
-            return Err(answer::no_such_value());
+            return Err(errors::no_such_value());
         };
         write(root, *task, *wanted)
     }
@@ -52,12 +52,12 @@ fn present(root: &Root, task: Task) -> Result<Scheduling, ResourceError> {
     };
     alive(root, task)?;
     if !root.is_real() && attr.sched_policy == libc::SCHED_DEADLINE as u32 {
-        return Err(answer::unsupported(
+        return Err(errors::unsupported(
             "a copy of procfs does not have the parameters of a deadline thread",
         ));
     }
     from_attr(&attr).ok_or_else(|| {
-        answer::unsupported(format!("teiji does not know scheduling policy {}", attr.sched_policy))
+        errors::unsupported(format!("teiji does not know scheduling policy {}", attr.sched_policy))
     })
 }
 
@@ -69,29 +69,29 @@ fn write(root: &Root, task: Task, wanted: Scheduling) -> Result<(), ResourceErro
         (Errno::EPERM, _) if !root.may(CapabilitySet::SYS_NICE) => failed(task, errno),
         (Errno::EPERM, Scheduling::Deadline { .. }) => {
             let (why, fix) = sched_deadline_not_permitted(root, task);
-            answer::refused(errno, why, fix)
+            errors::refused(errno, why, fix)
         }
-        (Errno::EPERM, Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. }) => answer::refused(
+        (Errno::EPERM, Scheduling::Fifo { .. } | Scheduling::RoundRobin { .. }) => errors::refused(
             errno,
             "the thread's control group has no time for real-time threads",
             "write cpu.rt_runtime_us of its group in the cgroup v1 cpu hierarchy, or boot without that hierarchy",
         ),
-        (Errno::EBUSY, Scheduling::Deadline { .. }) => answer::refused(
+        (Errno::EBUSY, Scheduling::Deadline { .. }) => errors::refused(
             errno,
             "the kernel's admission control refuses it: the CPUs' real-time bandwidth (kernel.sched_rt_runtime_us of \
              kernel.sched_rt_period_us) is taken by this and other deadline threads",
             "ask for less runtime or a longer period, or end other deadline threads",
         ),
-        (Errno::EINVAL, Scheduling::Deadline { .. }) => answer::refused(
+        (Errno::EINVAL, Scheduling::Deadline { .. }) => errors::refused(
             errno,
             "the kernel wants 1024 ns <= runtime <= deadline <= period, and a period between \
              kernel.sched_deadline_period_min_us and kernel.sched_deadline_period_max_us",
             "choose others",
         ),
         (Errno::EINVAL, Scheduling::Ext { .. }) => {
-            answer::refused(errno, "this kernel has no sched_ext", "run one with CONFIG_SCHED_CLASS_EXT")
+            errors::refused(errno, "this kernel has no sched_ext", "run one with CONFIG_SCHED_CLASS_EXT")
         }
-        (Errno::EACCES, Scheduling::Ext { .. }) => answer::refused(
+        (Errno::EACCES, Scheduling::Ext { .. }) => errors::refused(
             errno,
             "the BPF scheduler that is loaded does not accept this thread",
             "look at that scheduler's options",

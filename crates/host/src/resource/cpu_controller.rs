@@ -4,7 +4,7 @@
 //! as with the defaults, so these are read. When another value is written, the controller is switched on from the root
 //! group down, and stays on. One of teiji's own groups that does not exist yet also has the defaults.
 
-use super::{answer, file, group};
+use super::{errors, file, group};
 use crate::cgroup::{self, Hierarchy};
 use crate::root::Root;
 use nix::errno::Errno;
@@ -24,11 +24,11 @@ pub(super) fn groups(vms: &[ObservedVm]) -> impl Iterator<Item = String> {
 fn usable(hierarchy: &Hierarchy<'_>, group: &str) -> Result<(), ResourceError> {
     if !cgroup::is_group(group) || group == "/" {
         let why = "the root group has neither weight nor limit, and no other path is a group";
-        return Err(answer::unsupported(why));
+        return Err(errors::unsupported(why));
     }
     match hierarchy.has_cpu() {
         true => Ok(()),
-        false => Err(answer::unsupported(
+        false => Err(errors::unsupported(
             "the CPU controller is not in the cgroup v2 hierarchy: a cgroup v1 hierarchy has it, or the kernel lacks \
              CONFIG_CGROUP_SCHED; boot with systemd.unified_cgroup_hierarchy=1",
         )),
@@ -42,13 +42,13 @@ pub(super) fn read(
     group: &str,
     name: &str,
 ) -> Result<Option<String>, ResourceError> {
-    let hierarchy = hierarchy.map_err(answer::unsupported)?;
+    let hierarchy = hierarchy.map_err(errors::unsupported)?;
     usable(hierarchy, group)?;
     match file::read(root, &hierarchy.path(group, name)) {
         Ok(text) => Ok(Some(text)),
         Err(Errno::ENOENT) if hierarchy.exists(group) || cgroup::is_own(group) => Ok(None),
         // ENODEV: the group was removed while its file was open
-        Err(errno) => Err(answer::failed(errno, &format!("control group {group}"))),
+        Err(errno) => Err(errors::failed(errno, &format!("control group {group}"))),
     }
 }
 
@@ -59,7 +59,7 @@ pub(super) fn write(
     text: &str,
     is_default: bool,
 ) -> Result<(), ResourceError> {
-    let hierarchy = Hierarchy::find(root).map_err(answer::unsupported)?;
+    let hierarchy = Hierarchy::find(root).map_err(errors::unsupported)?;
     usable(&hierarchy, group)?;
     let file = hierarchy.path(group, name);
     if !root.exists(&file) {
@@ -67,7 +67,7 @@ pub(super) fn write(
             return Ok(()); // it already is the default
         }
         if !hierarchy.exists(group) {
-            return Err(answer::failed(Errno::ENOENT, &format!("control group {group}")));
+            return Err(errors::failed(Errno::ENOENT, &format!("control group {group}")));
         }
         let mut above: Vec<&str> =
             std::iter::successors(cgroup::parent(group), |g| cgroup::parent(g)).collect();
@@ -77,11 +77,11 @@ pub(super) fn write(
         }
     }
     file::write(root, &file, text).map_err(|errno| match errno {
-        Errno::EINVAL | Errno::ERANGE => answer::refused(
+        Errno::EINVAL | Errno::ERANGE => errors::refused(
             errno,
             "the kernel does not accept that value",
             "a weight is 1 to 10000; a limit is at least 1000 µs in a period of 1000 to 1000000 µs",
         ),
-        other => answer::failed(other, &format!("control group {group}")),
+        other => errors::failed(other, &format!("control group {group}")),
     })
 }

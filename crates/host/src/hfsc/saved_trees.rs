@@ -8,14 +8,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// The notes of a device.
-pub(super) struct Notes {
+pub(super) struct SavedTrees {
     dir: PathBuf,
     path: PathBuf,
 }
 
-impl Notes {
+impl SavedTrees {
     pub fn new(dir: &Path, index: u32) -> Self {
-        Notes { dir: dir.to_owned(), path: dir.join(format!("hfsc-{index}.json")) }
+        SavedTrees { dir: dir.to_owned(), path: dir.join(format!("hfsc-{index}.json")) }
     }
 
     /// Notes by handle; empty if there is no such file, or if this version did not write it.
