@@ -16,7 +16,7 @@ use teiji_model::plan::Held;
 ///
 /// # Errors
 /// If the host or the state cannot be read.
-pub fn take<S: Store, C: Clock>(
+pub fn capture<S: Store, C: Clock>(
     root: &Root,
     engine: &Engine<HostBackend, S, C>,
 ) -> Result<Observation, Error> {

@@ -157,7 +157,7 @@ pub fn plan<S: Store, C: Clock>(
     root: &Root,
     engine: &Engine<HostBackend, S, C>,
 ) -> Result<Plan, Error> {
-    plan_for(loaded, &observation::take(root, engine)?)
+    plan_for(loaded, &observation::capture(root, engine)?)
 }
 
 /// What would have to be changed on a host that was observed, perhaps on another machine. Reads nothing of this host.

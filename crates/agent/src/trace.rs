@@ -10,7 +10,7 @@
 //! ```
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
 use crate::output::{Output, Rights};
-use crate::pace::Pace;
+use crate::poll_interval::PollInterval;
 use crate::recorder::Recorder;
 use nix::time::{ClockId, clock_gettime};
 use std::collections::{BTreeSet, HashSet};
@@ -30,7 +30,7 @@ use teiji_model::recording::Reader;
 use teiji_model::report::{Counters, Joined, Meta, Report};
 
 /// How often the VMs are checked to be still there, and progress is reported.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// Most threads whose names are looked up in one trace.
 const MAX_THREAD_NAMES: usize = 4096;
 /// Most of the kernel's drop reasons that are named in one trace.
@@ -40,7 +40,7 @@ pub const DEFAULT_BUFFER: usize = 8 << 20;
 
 /// What to trace, and how.
 #[derive(Clone, Debug)]
-pub struct Spec {
+pub struct TraceSpec {
     /// Flow, direction, matching.
     pub watch: Watch,
     /// The VMs.
@@ -70,7 +70,7 @@ pub struct Progress {
 
 /// The result of a trace.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct TraceOutcome {
     /// What was seen.
     pub report: Report,
     /// Why there is no recording although one was requested. The trace itself is not affected.
@@ -115,7 +115,7 @@ fn now() -> u64 {
         .map_or(0, |t| Duration::from(t).as_nanos().try_into().unwrap_or(u64::MAX))
 }
 
-fn meta(spec: &Spec) -> Meta {
+fn meta(spec: &TraceSpec) -> Meta {
     Meta {
         teiji: env!("CARGO_PKG_VERSION").into(),
         host: kernel::name(),
@@ -210,14 +210,14 @@ impl Session<'_> {
         self.recording_failed.get_or_insert(error);
     }
 
-    fn finish(mut self, counters: Counters) -> Outcome {
+    fn finish(mut self, counters: Counters) -> TraceOutcome {
         if let Some(recorder) = self.recorder.take()
             && let Err(source) = recorder.finish(&counters)
         {
             self.give_up_recording(source);
         }
         let report = self.analyzer.finish(counters, &mut *self.joined);
-        Outcome { report, recording_failed: self.recording_failed }
+        TraceOutcome { report, recording_failed: self.recording_failed }
     }
 }
 
@@ -234,13 +234,13 @@ fn thread_name(tid: u32) -> Option<ThreadName> {
 /// `progress` is called about twice a second; `joined` for every request that is completed.
 ///
 /// # Errors
-/// If nothing could be traced. A recording that fails does not end the trace; see [`Outcome`].
+/// If nothing could be traced. A recording that fails does not end the trace; see [`TraceOutcome`].
 pub fn run(
-    spec: Spec,
+    spec: TraceSpec,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(&Progress),
     joined: &mut dyn FnMut(&Joined),
-) -> Result<Outcome, Error> {
+) -> Result<TraceOutcome, Error> {
     if spec.vms.iter().flat_map(|v| &v.nics).all(|nic| nic.ifindex == 0) {
         return Err(Error::NoVm("none of them has a tap in this network namespace".into()));
     }
@@ -253,7 +253,7 @@ pub fn run(
     let mut tracer = Tracer::start(&setup)?;
     let meta = meta(&spec);
     let recorder = output.map(|output| Recorder::begin(output, &meta)).transpose().map_err(unwritten)?;
-    let mut alive = Alive::of(&spec.vms);
+    let mut alive = WatchedVms::of(&spec.vms);
     if spec.confine {
         privilege::become_nobody()?;
     }
@@ -274,17 +274,17 @@ pub fn run(
     let mut counters = Counters::default();
     let mut looked = begun;
     let mut counted_at = meta.started;
-    let mut pace = Pace::new(spec.buffer_bytes);
+    let mut poll_interval = PollInterval::new(spec.buffer_bytes);
     loop {
         let done = stop.load(Ordering::Relaxed) || spec.duration.is_some_and(|d| begun.elapsed() >= d);
         if done {
             tracer.stop();
         }
-        let taken = take_in(&mut tracer, &mut counters, &mut counted_at, &mut |item| session.take(item))?;
+        let taken = drain(&mut tracer, &mut counters, &mut counted_at, &mut |item| session.take(item))?;
         if done {
             break;
         }
-        if looked.elapsed() >= LOOK_EVERY {
+        if looked.elapsed() >= CHECK_INTERVAL {
             looked = Instant::now();
             progress(&Progress {
                 elapsed: begun.elapsed(),
@@ -292,14 +292,14 @@ pub fn run(
                 complete: session.complete,
                 lost: counters.lost_or_missed(),
             });
-            alive.look(&mut counters);
+            alive.check(&mut counters);
             if counters.vanished.len() == spec.vms.len() {
                 tracing::warn!("every traced VM has ended: ending the trace");
                 stop.store(true, Ordering::Relaxed);
                 continue;
             }
         }
-        std::thread::sleep(pace.next(taken));
+        std::thread::sleep(poll_interval.next(taken));
     }
     counters.ended = now();
     session.name_drops(counters.ended, &|why| tracer.drop_name(why));
@@ -337,7 +337,7 @@ impl Source for Tracer {
 /// The analysis cannot take back what it has concluded from an event. So losses are counted after events have been
 /// taken out of the buffer and before they are handed on: none of these events is younger than that count.
 /// `counted_at` is the time of the last count.
-fn take_in(
+fn drain(
     source: &mut impl Source,
     counters: &mut Counters,
     counted_at: &mut u64,
@@ -348,7 +348,7 @@ fn take_in(
         let more = source.fetch()?;
         let at = now();
         let counts = source.counts()?;
-        if let Some(lost) = count_in(counters, counts, *counted_at) {
+        if let Some(lost) = add_counts(counters, counts, *counted_at) {
             let event = Event { ts: now(), cpu: 0, kind: EventKind::Lost(lost) };
             each(&mut EventWithPayload { event, payload: Vec::new() });
         }
@@ -363,7 +363,7 @@ fn take_in(
 
 /// Stores the counters of the probes; returns what was lost since `since`. A run of a probe that the kernel skipped
 /// counts as a lost event, as it is not known what it would have seen.
-fn count_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost> {
+fn add_counts(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost> {
     let before = counters.lost_or_missed();
     counters.lost = counts.lost;
     counters.missed = counts.missed;
@@ -374,16 +374,16 @@ fn count_in(counters: &mut Counters, counts: Counts, since: u64) -> Option<Lost>
 
 /// The VMs that have not ended yet, each with an open file of its process: it stays readable under `hidepid`, and never
 /// refers to a later process with the same id.
-struct Alive(Vec<(Vm, kernel::Process)>);
+struct WatchedVms(Vec<(Vm, kernel::Process)>);
 
-impl Alive {
-    fn of(vms: &[Vm]) -> Alive {
+impl WatchedVms {
+    fn of(vms: &[Vm]) -> WatchedVms {
         let watched = |vm: &Vm| (vm.clone(), kernel::Process::of(vm.pid));
-        Alive(vms.iter().filter(|vm| vm.pid != 0).map(watched).collect())
+        WatchedVms(vms.iter().filter(|vm| vm.pid != 0).map(watched).collect())
     }
 
     /// Finds those that have ended since the last call.
-    fn look(&mut self, counters: &mut Counters) {
+    fn check(&mut self, counters: &mut Counters) {
         self.0.retain(|(vm, process)| {
             let there = process.there();
             if !there {
@@ -440,9 +440,9 @@ mod tests {
     #[test]
     fn a_loss_is_told_before_any_event_that_is_younger() {
         let mut late = Late(vec![(vec![10, 400], 0), (vec![500, 900], 3), (vec![950], 3)], Vec::new(), 0);
-        let (mut counters, mut counted_at, mut told) = (Counters::default(), 5, Vec::new());
-        let taken = take_in(&mut late, &mut counters, &mut counted_at, &mut |item| {
-            told.push(match item.event.kind {
+        let (mut counters, mut counted_at, mut passed_on) = (Counters::default(), 5, Vec::new());
+        let taken = drain(&mut late, &mut counters, &mut counted_at, &mut |item| {
+            passed_on.push(match item.event.kind {
                 EventKind::Lost(lost) => (lost.count, lost.since <= item.event.ts),
                 _ => (0, item.event.ts >= 500),
             });
@@ -450,7 +450,7 @@ mod tests {
         assert_eq!((taken.unwrap(), counters.lost), (5, vec![3]));
         // Two events from before the count in which the loss is not yet, the loss, and the others.
         let event = |young| (0, young);
-        assert_eq!(told, [event(false), event(false), (3, true), event(true), event(true), event(true)]);
+        assert_eq!(passed_on, [event(false), event(false), (3, true), event(true), event(true), event(true)]);
     }
 
     #[test]
@@ -458,7 +458,7 @@ mod tests {
         let mut counters = Counters::default();
         let mut take = |lost: &[u64], missed| {
             let counts = Counts { lost: lost.to_vec(), missed, ..Counts::default() };
-            count_in(&mut counters, counts, 5)
+            add_counts(&mut counters, counts, 5)
         };
         assert_eq!(take(&[0, 0], 0), None);
         assert_eq!(take(&[0, 0], 2), Some(Lost { since: 5, count: 2 }));

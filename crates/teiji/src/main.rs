@@ -20,7 +20,7 @@ fn main() -> ExitCode {
     tracing::debug!("teiji {}", env!("CARGO_PKG_VERSION"));
     match teiji::subcommand::run(&args) {
         Ok(code) => code,
-        Err(error) if teiji::output::reader_left(&error) => ExitCode::SUCCESS,
+        Err(error) if teiji::output::reader_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let code = match error.downcast_ref::<teiji_agent::service::Error>() {
                 Some(error) if error.lasts() => LASTS,

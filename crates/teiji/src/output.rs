@@ -31,7 +31,7 @@ impl Report {
     /// is not lost.
     ///
     /// # Errors
-    /// If the content cannot be written. [`reader_left`] recognizes a standard output that nobody reads any more.
+    /// If the content cannot be written. [`reader_closed`] recognizes a standard output that nobody reads any more.
     pub fn write(self, content: &Content<'_>, fallback: impl FnOnce() -> String) -> Result<()> {
         let Some((path, output)) = self.0 else { return to_stdout(content) };
         let write = || -> io::Result<()> {
@@ -83,7 +83,7 @@ fn to_stdout(content: &Content<'_>) -> Result<()> {
 }
 
 /// Whether the error means that nobody reads the output any more, as with `teiji vms | head -1`.
-pub fn reader_left(error: &anyhow::Error) -> bool {
+pub fn reader_closed(error: &anyhow::Error) -> bool {
     error
         .chain()
         .any(|e| e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))

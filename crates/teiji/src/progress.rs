@@ -7,17 +7,17 @@ use teiji_render::terminal::{columns, pad};
 use teiji_render::units;
 
 /// Prints progress: on a terminal one line that is overwritten, otherwise one line every two seconds.
-pub struct Line {
+pub struct ProgressLine {
     terminal: bool,
     duration: Option<Duration>,
     last: Option<Duration>,
     width: usize,
 }
 
-impl Line {
+impl ProgressLine {
     /// A line for a trace of this length.
     pub fn new(duration: Option<Duration>) -> Self {
-        Line { terminal: std::io::stderr().is_terminal(), duration, last: None, width: 0 }
+        ProgressLine { terminal: std::io::stderr().is_terminal(), duration, last: None, width: 0 }
     }
 
     /// Shows how far the trace has come, if it is time to do so.
@@ -47,7 +47,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.clear();
     }

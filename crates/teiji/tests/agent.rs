@@ -13,24 +13,24 @@ use std::time::Duration;
 use teiji_agent::apply::store::LOCK;
 
 /// Long on any machine: the tests do not depend on the exact time.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-struct World {
+struct Fixture {
     dir: tempfile::TempDir,
     maps: Vec<(&'static str, MapHandle)>,
 }
 
-impl World {
+impl Fixture {
     /// A BPF file system with the pins of a qdisc that this many links use.
-    fn new(links: u64) -> World {
+    fn new(links: u64) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         let bpf = dir.path().join("bpf");
         fs::create_dir(&bpf).unwrap();
         mount(&bpf);
-        let mut world = World { dir, maps: Vec::new() };
-        fs::create_dir_all(world.pins().join("edf")).unwrap();
-        world.maps = pinned(&world.pins().join("edf"), links);
-        world
+        let mut fixture = Fixture { dir, maps: Vec::new() };
+        fs::create_dir_all(fixture.pins().join("edf")).unwrap();
+        fixture.maps = pinned(&fixture.pins().join("edf"), links);
+        fixture
     }
 
     fn pins(&self) -> PathBuf {
@@ -69,7 +69,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for Fixture {
     fn drop(&mut self) {
         let _ = nix::mount::umount2(&self.dir.path().join("bpf"), nix::mount::MntFlags::MNT_DETACH);
     }
@@ -105,7 +105,7 @@ fn pinned(folder: &Path, links: u64) -> Vec<(&'static str, MapHandle)> {
 }
 
 fn within(mut done: impl FnMut() -> bool) -> bool {
-    let until = std::time::Instant::now() + PATIENCE;
+    let until = std::time::Instant::now() + TIMEOUT;
     while std::time::Instant::now() < until {
         if done() {
             return true;
@@ -122,9 +122,9 @@ struct Agent {
 }
 
 impl Agent {
-    fn start(world: &World, state: &Path) -> Agent {
+    fn start(fixture: &Fixture, state: &Path) -> Agent {
         let mut process =
-            world.command("agent", state).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+            fixture.command("agent", state).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let (sender, lines) = channel();
         let log = BufReader::new(process.stderr.take().unwrap());
         std::thread::spawn(move || log.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
@@ -134,7 +134,7 @@ impl Agent {
     /// The first line from now on that contains `wanted`, with the lines before it.
     fn says(&self, wanted: &str) -> String {
         let mut all = String::new();
-        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             all += &(line + "\n");
             if all.contains(wanted) {
                 return all;
@@ -176,97 +176,100 @@ fn the_heartbeat_continues_whatever_the_state_is_like() {
         }),
     ];
     for (name, damage) in damages {
-        let world = World::new(1);
-        fs::create_dir(world.state()).unwrap();
+        let fixture = Fixture::new(1);
+        fs::create_dir(fixture.state()).unwrap();
         nix::sys::stat::fchmodat(
             nix::fcntl::AT_FDCWD,
-            &world.state(),
+            &fixture.state(),
             nix::sys::stat::Mode::S_IRWXU,
             nix::sys::stat::FchmodatFlags::FollowSymlink,
         )
         .unwrap();
-        let held = world.state().join("held.json");
+        let held = fixture.state().join("held.json");
         damage(&held);
         let before = held.symlink_metadata().map(|m| (m.file_type(), m.len())).ok();
-        let mut agent = Agent::start(&world, &world.state());
+        let mut agent = Agent::start(&fixture, &fixture.state());
         let log = agent.says("the agent keeps deadlines; 1 links have channels");
-        assert!(world.heartbeat_continues(), "{name}: {log}");
+        assert!(fixture.heartbeat_continues(), "{name}: {log}");
         assert_eq!(log.contains("held.json") || name == "no folder", name != "missing", "{name}: {log}");
         assert_eq!(log.contains("see `teiji status`"), name != "missing", "{name}: {log}");
         assert_eq!(held.symlink_metadata().map(|m| (m.file_type(), m.len())).ok(), before, "{name}");
 
-        let status = world.command("status", &world.state()).output().unwrap();
+        let status = fixture.command("status", &fixture.state()).output().unwrap();
         let said = String::from_utf8(status.stdout).unwrap() + &String::from_utf8(status.stderr).unwrap();
         if name != "missing" {
             assert_eq!(status.status.code(), Some(1), "{name}: {said}");
-            assert!(said.replace('\n', " ").contains(world.state().to_str().unwrap()), "{name}: {said}");
+            assert!(said.replace('\n', " ").contains(fixture.state().to_str().unwrap()), "{name}: {said}");
         }
         if name == "damaged" {
             assert!(said.replace('\n', " ").contains("move the file away"), "{said}");
         }
         assert_eq!(agent.end(), 0, "{name}");
-        assert!(world.pins().join("edf/beat").exists(), "{name}: a link has it");
+        assert!(fixture.pins().join("edf/beat").exists(), "{name}: a link has it");
     }
 }
 
 #[test]
 fn one_agent_keeps_a_folder_of_pins_whatever_their_state_directories() {
-    let world = World::new(1);
-    let mut first = Agent::start(&world, &world.state());
+    let fixture = Fixture::new(1);
+    let mut first = Agent::start(&fixture, &fixture.state());
     first.says("the agent keeps deadlines");
-    let mut second = Agent::start(&world, &world.dir.path().join("other"));
+    let mut second = Agent::start(&fixture, &fixture.dir.path().join("other"));
     second.says(&format!("another teiji agent is running (pid {})", first.process.id()));
     // Not the exit code after which systemd gives up: the first agent may end.
     assert_eq!(second.process.wait().unwrap().code(), Some(1));
-    assert!(!world.dir.path().join("other").join(LOCK).exists());
+    assert!(!fixture.dir.path().join("other").join(LOCK).exists());
     assert_eq!(first.end(), 0);
     // Its lock is gone with it.
-    Agent::start(&world, &world.dir.path().join("other")).says("the agent keeps deadlines");
+    Agent::start(&fixture, &fixture.dir.path().join("other")).says("the agent keeps deadlines");
 }
 
 #[test]
 fn pins_that_somebody_removes_are_pinned_again() {
-    let world = World::new(1);
-    let agent = Agent::start(&world, &world.state());
+    let fixture = Fixture::new(1);
+    let agent = Agent::start(&fixture, &fixture.state());
     agent.says("the agent keeps deadlines");
     let id = |path: &Path| MapHandle::from_pinned_path(path).map(|map| map.info().unwrap().info.id).ok();
-    let edf = world.pins().join("edf");
+    let edf = fixture.pins().join("edf");
     let ids = || ["registry", "beat", "users"].map(|name| id(&edf.join(name)));
     let before = ids();
     assert!(before.iter().all(Option::is_some));
-    for remove in [world.pins(), edf.clone(), edf.join("users")] {
+    for remove in [fixture.pins(), edf.clone(), edf.join("users")] {
         if remove.is_dir() {
             fs::remove_dir_all(&remove).unwrap()
         } else {
             fs::remove_file(&remove).unwrap()
         }
         let said = agent.says("it is pinned again");
-        assert!(said.contains("somebody removed") && said.contains(world.pins().to_str().unwrap()), "{said}");
+        assert!(
+            said.contains("somebody removed") && said.contains(fixture.pins().to_str().unwrap()),
+            "{said}"
+        );
         assert_eq!(ids(), before, "{}", remove.display());
-        assert!(world.heartbeat_continues());
+        assert!(fixture.heartbeat_continues());
     }
     // The lock exists again together with the pins.
-    Agent::start(&world, &world.dir.path().join("other")).says("another teiji agent is running");
+    Agent::start(&fixture, &fixture.dir.path().join("other")).says("another teiji agent is running");
 
     // The file system itself is removed: nothing can be pinned until there is one again.
-    let bpf = world.dir.path().join("bpf");
+    let bpf = fixture.dir.path().join("bpf");
     nix::mount::umount2(&bpf, nix::mount::MntFlags::MNT_DETACH).unwrap();
     let said = agent.says("mount -t bpf");
-    assert!(said.contains("is gone") && world.heartbeat_continues(), "{said}");
+    assert!(said.contains("is gone") && fixture.heartbeat_continues(), "{said}");
     mount(&bpf);
     agent.says("it is pinned again");
     assert_eq!(ids(), before);
 
     // The pins of another process are left alone, and the agent's own unpinned map stays in use.
-    fs::remove_dir_all(world.pins()).unwrap();
+    fs::remove_dir_all(fixture.pins()).unwrap();
     let elsewhere = bpf.join("elsewhere");
     fs::create_dir_all(elsewhere.join("edf")).unwrap();
     let others = pinned(&elsewhere.join("edf"), 1);
-    within(|| world.pins().exists());
-    fs::rename(world.pins(), bpf.join("ours")).unwrap();
-    fs::rename(&elsewhere, world.pins()).unwrap();
+    within(|| fixture.pins().exists());
+    fs::rename(fixture.pins(), bpf.join("ours")).unwrap();
+    fs::rename(&elsewhere, fixture.pins()).unwrap();
     let said = agent.says("has the pins of another process");
-    assert!(said.contains("1 links") && world.heartbeat_continues(), "{said}");
+    assert!(said.contains("1 links") && fixture.heartbeat_continues(), "{said}");
     let theirs = others[1].1.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
     assert_eq!(number(&theirs), 0, "it sends the heartbeat for the other one");
 }

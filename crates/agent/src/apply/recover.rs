@@ -3,7 +3,7 @@
 use super::error::{Error, Failure, Note};
 use super::journal::{Damage, Direction, HeldFile, Journal, Line, VERSION, line};
 use super::store::{CONFIRMED, HELD, HELD_NEXT, Store, TRANSACTION};
-use super::undo::Outcome;
+use super::undo::UndoOutcome;
 use super::{Clock, Engine, SettingsBackend};
 use std::io;
 use std::time::Duration;
@@ -63,11 +63,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     }
 
     /// Takes the remaining steps of a rollback, and ends it.
-    pub(super) fn complete(&self, journal: &mut Journal) -> Result<Outcome, Error> {
+    pub(super) fn complete(&self, journal: &mut Journal) -> Result<UndoOutcome, Error> {
         let outcome = self.restored(self.roll_back(journal))?;
         let mut file = self.held_file()?.unwrap_or_else(|| HeldFile::none(&self.boot));
         file.last = journal.header.id.clone();
-        for setting in &outcome.settled {
+        for setting in &outcome.done {
             file.held.settings.remove(setting);
         }
         let committed = self.commit(journal, &file).map_err(|why| self.unfinished(io::Error::other(why)));
@@ -79,7 +79,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     }
 
     /// The outcome, if everything was restored.
-    fn restored(&self, outcome: Outcome) -> Result<Outcome, Error> {
+    fn restored(&self, outcome: UndoOutcome) -> Result<UndoOutcome, Error> {
         if outcome.failed.is_empty() {
             return Ok(outcome);
         }

@@ -10,17 +10,17 @@ use teiji_model::resource::{Class, Resource, ResourceError, Value};
 
 /// The result.
 #[derive(Debug, Default)]
-pub(super) struct Outcome {
+pub(super) struct UndoOutcome {
     /// How many settings were restored.
     pub restored: usize,
     /// Settings that are as they should be, or gone.
-    pub settled: Vec<Resource>,
+    pub done: Vec<Resource>,
     pub notes: Vec<Note>,
     pub failed: Vec<Failed>,
 }
 
 /// A resource that is to be restored.
-struct Put<'a> {
+struct Restore<'a> {
     step: &'a Step,
     target: &'a Value,
     /// The value that teiji set.
@@ -29,7 +29,7 @@ struct Put<'a> {
     ours: Box<dyn Fn(&Value) -> bool + 'a>,
 }
 
-impl Put<'_> {
+impl Restore<'_> {
     fn change(&self) -> Change<'_> {
         Change { resource: &self.step.setting, from: self.made, to: self.target }
     }
@@ -38,47 +38,47 @@ impl Put<'_> {
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// Undoes the steps of a transaction that have begun, in an order that follows all dependencies, else last step
     /// first.
-    pub(super) fn undo(&self, journal: &Journal) -> Outcome {
+    pub(super) fn undo(&self, journal: &Journal) -> UndoOutcome {
         let begun: Vec<(usize, &Step)> =
             journal.header.steps.iter().enumerate().take(journal.begun).rev().collect();
         let changes: Vec<Change<'_>> = begun.iter().map(|(_, step)| step.undoing()).collect();
         let order = dependency::order(&changes, |i| dependency::is_into_real_time(&changes[i]));
-        let puts = order.into_iter().map(|i| {
+        let restores = order.into_iter().map(|i| {
             let (place, step) = begun[i];
             let ours: Box<dyn Fn(&Value) -> bool + '_> = Box::new(move |found| journal.ours(place, found));
-            Put { step, target: &step.present, made: &step.wanted, ours }
+            Restore { step, target: &step.present, made: &step.wanted, ours }
         });
-        self.put_all(puts.collect())
+        self.restore_all(restores.collect())
     }
 
     /// Takes the steps of a rollback, or those that are left, in their order.
-    pub(super) fn roll_back(&self, journal: &Journal) -> Outcome {
+    pub(super) fn roll_back(&self, journal: &Journal) -> UndoOutcome {
         let force = journal.header.direction == Direction::Back { force: true };
-        let puts = journal.header.steps.iter().map(|step| {
+        let restores = journal.header.steps.iter().map(|step| {
             let ours: Box<dyn Fn(&Value) -> bool + '_> =
                 Box::new(move |found| force || *found == step.present);
-            Put { step, target: &step.wanted, made: &step.present, ours }
+            Restore { step, target: &step.wanted, made: &step.present, ours }
         });
-        self.put_all(puts.collect())
+        self.restore_all(restores.collect())
     }
 
     /// All present values are read before any value is restored: restoring one may disturb another (before Linux 6.2 a
     /// move into another control group resets affinity), which would then look like a change by somebody else.
-    fn put_all(&self, puts: Vec<Put<'_>>) -> Outcome {
-        let mut outcome = Outcome::default();
-        let judged: Vec<_> = puts
+    fn restore_all(&self, restores: Vec<Restore<'_>>) -> UndoOutcome {
+        let mut outcome = UndoOutcome::default();
+        let judged: Vec<_> = restores
             .into_iter()
-            .map(|put| {
-                let found = self.backend.read(&put.step.setting);
-                (put, found)
+            .map(|restore| {
+                let found = self.backend.read(&restore.step.setting);
+                (restore, found)
             })
             .collect();
         let mut made: Vec<Change<'_>> = Vec::new();
-        for (put, found) in &judged {
+        for (restore, found) in &judged {
             let before = outcome.restored;
-            self.put(put, found, &made, &mut outcome);
+            self.restore(restore, found, &made, &mut outcome);
             if outcome.restored > before {
-                made.push(put.change());
+                made.push(restore.change());
             }
         }
         // Settings that are right already, or gone, were not written, and may have left something behind.
@@ -87,26 +87,26 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     }
 
     /// Restores a resource, if its present value was set by teiji.
-    fn put(
+    fn restore(
         &self,
-        put: &Put<'_>,
+        restore: &Restore<'_>,
         judged: &Result<Value, ResourceError>,
         made: &[Change<'_>],
-        outcome: &mut Outcome,
+        outcome: &mut UndoOutcome,
     ) {
-        let (step, target) = (put.step, put.target);
+        let (step, target) = (restore.step, restore.target);
         let class = self.backend.class(&step.setting);
         let result = judged.clone().and_then(|judged| {
             let found = self.backend.read(&step.setting)?;
             // If a restored change may have disturbed this value, the value read before that decides.
-            let whose = if dependency::disturbed(made, &put.change()) { &judged } else { &found };
-            let ours = class != Class::Atomic || *whose == *target || (put.ours)(whose);
+            let whose = if dependency::disturbed(made, &restore.change()) { &judged } else { &found };
+            let ours = class != Class::Atomic || *whose == *target || (restore.ours)(whose);
             if found == *target {
                 return Ok(true);
             }
             if !ours {
                 let what = what(&step.setting, &step.whose);
-                outcome.notes.push(Note::Foreign { what, ours: put.made.clone(), found });
+                outcome.notes.push(Note::Foreign { what, ours: restore.made.clone(), found });
                 return Ok(false);
             }
             self.backend.write(&step.setting, target)?;
@@ -121,14 +121,14 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             Ok(true)
         });
         match result {
-            Ok(true) => outcome.settled.push(step.setting.clone()),
+            Ok(true) => outcome.done.push(step.setting.clone()),
             Ok(false) => {}
             Err(ResourceError::Gone(_)) => {
-                outcome.settled.push(step.setting.clone());
+                outcome.done.push(step.setting.clone());
                 outcome.notes.push(Note::Gone { what: what(&step.setting, &step.whose) });
             }
             Err(ResourceError::Refused(why)) if class == Class::Operation => {
-                outcome.settled.push(step.setting.clone());
+                outcome.done.push(step.setting.clone());
                 outcome.notes.push(Note::Stopped { what: what(&step.setting, &step.whose), why });
             }
             Err(why) => outcome.failed.push(Failed::new(step, why)),

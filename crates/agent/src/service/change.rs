@@ -22,16 +22,16 @@ pub struct StatusReport {
     /// What was recovered after a teiji that was killed.
     pub notes: Vec<Note>,
     /// Whether everything is as teiji left it.
-    pub well: bool,
+    pub ok: bool,
 }
 
 /// A plan that can be carried out.
-pub struct Prepared {
+pub struct PreparedPlan {
     engine: Engine<HostBackend>,
     plan: Plan,
 }
 
-impl Prepared {
+impl PreparedPlan {
     /// What would be done.
     pub fn plan(&self) -> &Plan {
         &self.plan
@@ -77,7 +77,7 @@ impl Service {
     /// # Errors
     /// If the host or the state cannot be read.
     pub fn observe(&self) -> Result<Observation, Error> {
-        Ok(observation::take(&self.root, &self.engine()?)?)
+        Ok(observation::capture(&self.root, &self.engine()?)?)
     }
 
     /// Recovers from a teiji that was killed, reports that by `tell`, and plans the changes that a policy needs.
@@ -89,7 +89,7 @@ impl Service {
         files: &[PathBuf],
         wait: Duration,
         tell: &mut dyn FnMut(&[Note]),
-    ) -> Result<Prepared, Error> {
+    ) -> Result<PreparedPlan, Error> {
         let loaded = policy::load(files)?;
         self.real(
             "what is below --root is not this machine, so it cannot be changed; `teiji plan` reads it",
@@ -101,7 +101,7 @@ impl Service {
         // First, so that the plan starts from the recovered state of the host.
         tell(&engine.recover(wait)?);
         let plan = policy::plan(&loaded, &self.root, &engine)?;
-        if plan.first.is_empty() { Ok(Prepared { engine, plan }) } else { Err(Error::First(plan.first)) }
+        if plan.first.is_empty() { Ok(PreparedPlan { engine, plan }) } else { Err(Error::First(plan.first)) }
     }
 
     /// Confirms the apply that waits for it.
@@ -154,8 +154,8 @@ impl Service {
         }
         let links = engine.backend().links();
         let held = status.held.iter().all(|h| !h.changed) && (status.transaction.is_none() || status.busy);
-        let well = held && links.trouble.is_none() && status.damaged.is_none();
-        Ok(StatusReport { status, links, notes, well })
+        let ok = held && links.trouble.is_none() && status.damaged.is_none();
+        Ok(StatusReport { status, links, notes, ok })
     }
 
     /// Keeps deadlines until `stop` is set.

@@ -4,17 +4,17 @@
 //! | module | holds |
 //! | --- | --- |
 //! | `change` | policy, plan, apply, confirm, rollback, status, the agent |
-//! | `look` | VMs, capabilities, traces, recordings |
+//! | `inspect` | VMs, capabilities, traces, recordings |
 //! | [`select`] | which VMs a name means |
 //! | [`mod@advice`] | advice beside a report |
 
 pub mod advice;
 mod change;
-mod look;
+mod inspect;
 pub mod select;
 
-pub use change::{Prepared, StatusReport};
-pub use look::{Doctor, Traced};
+pub use change::{PreparedPlan, StatusReport};
+pub use inspect::{Doctor, TraceResult};
 
 use crate::apply::{self, Engine, STATE_DIRECTORY};
 use crate::backend::{HostBackend, PINS};

@@ -36,7 +36,7 @@ pub enum Disk {
 /// What is killed.
 struct Killed;
 
-pub struct World {
+pub struct SimState {
     pub settings: RefCell<Settings>,
     /// Control groups that were made for a move.
     pub made: RefCell<BTreeSet<String>>,
@@ -68,9 +68,9 @@ pub struct World {
 }
 
 #[derive(Clone)]
-pub struct Sim(pub Rc<World>);
+pub struct Sim(pub Rc<SimState>);
 
-struct Lock(Rc<World>);
+struct Lock(Rc<SimState>);
 
 impl Drop for Lock {
     fn drop(&mut self) {
@@ -80,7 +80,7 @@ impl Drop for Lock {
 
 impl Sim {
     pub fn new(settings: Settings) -> Self {
-        Sim(Rc::new(World {
+        Sim(Rc::new(SimState {
             settings: RefCell::new(settings),
             made: RefCell::default(),
             files: RefCell::default(),

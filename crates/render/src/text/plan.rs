@@ -47,7 +47,7 @@ pub fn table(plan: &Plan, style: &Style) -> String {
         // Text that successive steps have in common is printed once.
         let next = plan.steps.get(i + 1);
         if next.is_none_or(|next| (&next.reason, &next.cost) != (&step.reason, &step.cost)) {
-            out += &because(step, plan.asked.get(&step.reason), style);
+            out += &reason(step, plan.asked.get(&step.reason), style);
         }
     }
     if !out.is_empty() {
@@ -98,15 +98,15 @@ pub fn step(mark: &str, step: &Step, style: &Style) -> String {
 }
 
 /// Why a step is taken, where the policy says so, and what it costs.
-fn because(step: &Step, location: Option<&SourceLocation>, style: &Style) -> String {
+fn reason(step: &Step, location: Option<&SourceLocation>, style: &Style) -> String {
     let mut out = String::new();
     let location =
         location.map_or_else(String::new, |location| format!(" ({}:{})", location.file, location.line));
-    let because = match step.cost.as_str() {
+    let reason = match step.cost.as_str() {
         "" => format!("because of {}{location}", step.reason),
         cost => format!("because of {}{location}; cost: {cost}", step.reason),
     };
-    for line in wrap(&style.ascii(&printable(&because)), 93) {
+    for line in wrap(&style.ascii(&printable(&reason)), 93) {
         out += &format!("       {}\n", style.paint(Tone::Faint, &line));
     }
     out

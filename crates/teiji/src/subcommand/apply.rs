@@ -1,6 +1,6 @@
 //! `teiji apply`: shows the plan and carries it out.
 
-use super::notes::{say, tell};
+use super::notes::{print_line, print_notes};
 use super::{plan, signals};
 use crate::args::{Apply, Usage};
 use crate::{output, style};
@@ -23,13 +23,13 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
     }
     let wait = args.wait.unwrap_or_default();
     let prepared =
-        service.prepare(&args.policy.files, wait, &mut |notes| tell(notes)).map_err(plan::explain)?;
+        service.prepare(&args.policy.files, wait, &mut |notes| print_notes(notes)).map_err(plan::explain)?;
     let (plan, style) = (prepared.plan(), style::stdout());
     if plan.steps.is_empty() {
         return output::stdout(&text::plan::table(plan, &style));
     }
     for warning in &plan.warnings {
-        say(&format!("warning: {warning}"));
+        print_line(&format!("warning: {warning}"));
     }
     let stop = signals::stop_flag()?;
     let options = Options { confirm_within: args.confirm_within, wait };
@@ -46,15 +46,15 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
             Progress::Waiting { left } => waiting.show(left),
             Progress::Undoing => {
                 waiting.clear();
-                say("undoing the changes");
+                print_line("undoing the changes");
             }
         },
         &stop,
     );
     waiting.clear();
     let applied = applied?;
-    tell(&applied.notes);
-    say(&format!(
+    print_notes(&applied.notes);
+    print_line(&format!(
         "done: {} changed; `teiji rollback` restores them",
         units::count(applied.changed as u64, "setting")
     ));

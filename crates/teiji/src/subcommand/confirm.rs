@@ -1,13 +1,13 @@
 //! `teiji confirm`: keeps what `teiji apply --confirm-within` has changed.
 
-use super::notes::{say, tell};
+use super::notes::{print_line, print_notes};
 use anyhow::Result;
 use teiji_agent::service::Service;
 
 /// Confirms an apply that waits for it.
 pub(super) fn run(service: &Service) -> Result<()> {
     let notes = service.confirm()?;
-    tell(&notes);
-    say("confirmed: the changes stay");
+    print_notes(&notes);
+    print_line("confirmed: the changes stay");
     Ok(())
 }

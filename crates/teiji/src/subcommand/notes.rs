@@ -5,11 +5,11 @@ use teiji_agent::apply::Note;
 use teiji_render::terminal::printable;
 
 /// Prints the notes.
-pub(super) fn tell(notes: &[Note]) {
-    notes.iter().for_each(|note| say(&note.to_string()));
+pub(super) fn print_notes(notes: &[Note]) {
+    notes.iter().for_each(|note| print_line(&note.to_string()));
 }
 
 /// Prints a message.
-pub(super) fn say(text: &str) {
+pub(super) fn print_line(text: &str) {
     let _ = writeln!(std::io::stderr(), "teiji: {}", printable(text));
 }

@@ -1,6 +1,6 @@
 //! `teiji rollback`: restores everything, or cleans up after a teiji that was killed.
 
-use super::notes::{say, tell};
+use super::notes::{print_line, print_notes};
 use crate::args::Rollback;
 use anyhow::{Result, bail};
 use teiji_agent::apply::{self, Note};
@@ -12,15 +12,15 @@ pub(super) fn run(args: &Rollback, service: &Service) -> Result<()> {
     let wait = args.wait.unwrap_or_default();
     if args.unfinished {
         let notes = service.recover_from_kill(wait)?;
-        tell(&notes);
+        print_notes(&notes);
         if notes.is_empty() {
-            say("nothing was left unfinished");
+            print_line("nothing was left unfinished");
         }
         return Ok(());
     }
     let done = service.rollback(&apply::Rollback { force: args.force, wait })?;
-    tell(&done.notes);
-    say(&match done.restored {
+    print_notes(&done.notes);
+    print_line(&match done.restored {
         0 => "nothing to restore".to_owned(),
         n => format!("restored: {}", units::count(n as u64, "setting")),
     });

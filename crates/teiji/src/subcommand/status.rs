@@ -1,7 +1,7 @@
 //! `teiji status`: the settings that teiji holds, since when, what someone else has changed since, and the packet
 //! statistics of links with channels.
 
-use super::notes::tell;
+use super::notes::print_notes;
 use crate::args::Status as Arguments;
 use crate::{output, style};
 use anyhow::Result;
@@ -14,7 +14,7 @@ use teiji_render::text::{links, status::table};
 /// The exit code is 1 if something has changed since teiji set it.
 pub(super) fn run(args: &Arguments, service: &Service) -> Result<ExitCode> {
     let found = service.status()?;
-    tell(&found.notes);
+    print_notes(&found.notes);
     if args.print.json {
         output::json(&json::Status::new(&found.status, &found.links))?;
     } else {
@@ -22,5 +22,5 @@ pub(super) fn run(args: &Arguments, service: &Service) -> Result<ExitCode> {
         let style = style::stdout();
         output::stdout(&(table(&found.status, now, &style) + &links::table(&found.links, &style)))?;
     }
-    Ok(if found.well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if found.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -4,11 +4,11 @@ use super::signals;
 use crate::args::{Trace, Usage};
 use crate::format::{self, Kept};
 use crate::output;
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 use anyhow::{Result, bail};
 use teiji_agent::output::Rights;
 use teiji_agent::service::Service;
-use teiji_agent::trace::Spec;
+use teiji_agent::trace::TraceSpec;
 use teiji_model::flow::{Flow, Watch};
 
 /// Traces and prints the report.
@@ -26,7 +26,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         direction: args.direction.into(),
         matching: args.matching.into(),
     };
-    let spec = Spec {
+    let spec = TraceSpec {
         watch,
         vms: selected.vms,
         duration: args.duration,
@@ -39,7 +39,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     let observed = args.report.suggest.then(|| service.observed()).transpose()?;
     let stop = signals::stop_flag()?;
     let mut kept = Kept::new(args.report.format());
-    let mut line = Line::new(args.duration);
+    let mut line = ProgressLine::new(args.duration);
     let traced = Service::trace(spec, &stop, &mut |p| line.show(p), &mut |joined| kept.keep(joined));
     line.clear();
     let traced = traced?;

@@ -151,7 +151,7 @@ const OF_THE_AGENT: &[&str] = &[
     "teiji_agent::backend::PINS",
     "teiji_agent::policy::Error",
     "teiji_agent::trace::Progress",
-    "teiji_agent::trace::Spec",
+    "teiji_agent::trace::TraceSpec",
 ];
 
 fn folder(name: &str) -> PathBuf {

@@ -2,7 +2,7 @@
 
 use super::select::{Selection, select};
 use super::{Error, Service};
-use crate::trace::{self, Outcome, Progress, Spec};
+use crate::trace::{self, Progress, TraceOutcome, TraceSpec};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use teiji_model::host::{Capability, Identity, Vm};
@@ -20,9 +20,9 @@ pub struct Doctor {
 
 /// The result of a trace.
 #[derive(Debug)]
-pub struct Traced {
+pub struct TraceResult {
     /// The report, and whether there is a recording.
-    pub outcome: Outcome,
+    pub outcome: TraceOutcome,
     /// Whether a traced VM ended before the trace did.
     pub vanished: bool,
 }
@@ -95,14 +95,14 @@ impl Service {
     /// # Errors
     /// If nothing could be traced.
     pub fn trace(
-        spec: Spec,
+        spec: TraceSpec,
         stop: &AtomicBool,
         progress: &mut dyn FnMut(&Progress),
         joined: &mut dyn FnMut(&Joined),
-    ) -> Result<Traced, Error> {
+    ) -> Result<TraceResult, Error> {
         let outcome = trace::run(spec, stop, progress, joined).map_err(Error::Trace)?;
         let vanished = !outcome.report.counters.vanished.is_empty();
-        Ok(Traced { outcome, vanished })
+        Ok(TraceResult { outcome, vanished })
     }
 
     /// The report of a recording.
