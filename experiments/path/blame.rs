@@ -5,7 +5,7 @@ use crate::load::{self, Polling, VCPU_CPU, VHOST_CPU};
 use crate::tracing::{Lab, Trace};
 use anyhow::Result;
 use serde::Serialize;
-use teiji_lab::{Child, Guest, Preference};
+use teiji_lab::{Child, Guest, RaisedPriority};
 use teiji_model::report::{PartReport, Preemptor, StageReport, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 
@@ -141,7 +141,7 @@ enum Undo<'l> {
     /// host would keep them from running.)
     Quiet(
         #[expect(dead_code, reason = "ends with it")] Polling<'l>,
-        #[expect(dead_code, reason = "ends with it")] Preference,
+        #[expect(dead_code, reason = "ends with it")] RaisedPriority,
     ),
     Polling(#[expect(dead_code, reason = "ends with it")] Polling<'l>),
 }
@@ -158,7 +158,7 @@ impl Undo<'_> {
 fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
     match what {
         Induce::Hogs(cpu) => load::hogs(&lab.host, cpu, HOGS).map(Undo::Hogs),
-        Induce::Polling(0) => Ok(Undo::Quiet(load::polling(&lab.host, 0)?, lab.host.prefer()?)),
+        Induce::Polling(0) => Ok(Undo::Quiet(load::polling(&lab.host, 0)?, lab.host.raise_priority()?)),
         Induce::Polling(ns) => load::polling(&lab.host, ns).map(Undo::Polling),
     }
 }

@@ -16,7 +16,7 @@ use teiji_experiments::apply::kills;
 use teiji_experiments::apply::place::{self, Place, TEIJI};
 use teiji_experiments::apply::{SHORT, seed};
 use teiji_experiments::tracing::Lab;
-use teiji_lab::suite::{self, Shared};
+use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, Output};
 
 const POLICY: &str = "/root/policy.toml";
@@ -124,7 +124,7 @@ fn main() -> ExitCode {
         confirm::killed_while_it_waits_the_next_command_undoes,
         the_vm_has_borne_all_of_it,
     ];
-    suite::run(&tests, || LAB.if_made(|lab| lab.host.end()))
+    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
 /// Ends what a failed test may have left running, and reverts its changes.

@@ -17,7 +17,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use teiji_experiments::edf_delay::net::{self, Driver};
 use teiji_experiments::edf_delay::{Workload, many, six, traffic};
 use teiji_lab::LabHost;
-use teiji_lab::suite::{self, Shared};
+use teiji_lab::harness::{self, Shared};
 use teiji_model::qdisc::MAX_LINKS;
 
 /// A lab host and the running driver of the qdisc, if any.
@@ -102,7 +102,7 @@ fn main() -> ExitCode {
         ]
         .to_vec(),
     ];
-    suite::run(&tests.concat(), || {
+    harness::run(&tests.concat(), || {
         for stage in [&CONCURRENT, &TIMED] {
             stage.if_made(|s| s.host.end());
         }

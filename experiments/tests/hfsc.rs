@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use teiji_experiments::edf_delay::net;
 use teiji_experiments::edf_delay::{LINK, MARGIN, TestChannel, WIRE, Workload, traffic};
-use teiji_lab::suite::{self, Shared};
+use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Kernel, LabHost};
 use teiji_model::qdisc::MAX_CHANNELS;
 
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
         as_many_channels_as_a_host_may_have,
         no_packet_is_later_than_printed,
     ];
-    suite::run(&tests, || HOST.if_made(LabHost::end))
+    harness::run(&tests, || HOST.if_made(LabHost::end))
 }
 
 /// The lab host without channels, which a failed test may have left.

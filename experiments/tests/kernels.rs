@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use teiji_experiments::tracing::Lab;
-use teiji_lab::suite;
+use teiji_lab::harness;
 use teiji_lab::{Kernel, Spec};
 
 /// Instructions of one program after which the verifier gives up (BPF_COMPLEXITY_LIMIT_INSNS).
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
         every_program_loads_on_the_stable_kernel,
         every_program_loads_on_the_oldstable_kernel,
     ];
-    suite::run(&tests, || ())
+    harness::run(&tests, || ())
 }
 
 fn every_program_loads_on_the_newest_kernel() {

@@ -15,7 +15,7 @@ use teiji_experiments::path::{
 };
 use teiji_experiments::programs;
 use teiji_experiments::tracing::{Lab, Trace};
-use teiji_lab::suite::{self, Shared};
+use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
 use teiji_model::report::Report;
 
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         nothing_is_left_attached_after_kill_9,
         several_vms_are_traced_at_once,
     ];
-    suite::run(&tests, || LAB.if_made(|lab| lab.host.end()))
+    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
 fn vm1() -> &'static Guest<'static> {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use teiji_experiments::load::{self, VCPU_CPU};
 use teiji_experiments::tracing::Lab;
 use teiji_lab::GuestSpec;
-use teiji_lab::suite::{self, Shared};
+use teiji_lab::harness::{self, Shared};
 
 const POLICY: &str = "/tmp/realtime.toml";
 const STATE: &str = "--state /tmp/realtime-state";
@@ -19,7 +19,9 @@ static LAB: Shared<Lab> = Shared::new("the lab", || {
 });
 
 fn main() -> ExitCode {
-    suite::run(&teiji_lab::tests![a_busy_guest_on_one_cpu_answers_all], || LAB.if_made(|lab| lab.host.end()))
+    harness::run(&teiji_lab::tests![a_busy_guest_on_one_cpu_answers_all], || {
+        LAB.if_made(|lab| lab.host.end())
+    })
 }
 
 /// vCPU and vhost worker share a CPU, and a busy loop in the guest keeps the vCPU from ever sleeping. With equal

@@ -10,7 +10,7 @@ use std::time::Duration;
 use teiji_experiments::load;
 use teiji_experiments::path::{agrees, excused, lost, only, unseen};
 use teiji_experiments::tracing::{Lab, Trace, Traced, requests};
-use teiji_lab::suite::{self, Shared};
+use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest};
 use teiji_model::report::{Blame, LeftOut, Outcome, Reason, Report};
 
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         every_answered_request_is_complete,
         what_the_guest_does_not_answer_is_the_guests,
     ];
-    suite::run(&tests, || LAB.if_made(|lab| lab.host.end()))
+    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
 fn of(traced: &Traced, reason: Reason) -> Vec<LeftOut> {

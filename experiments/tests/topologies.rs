@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use teiji_experiments::load;
 use teiji_experiments::path::{accuracy, agrees, excused, only};
 use teiji_experiments::tracing::{Lab, Trace};
-use teiji_lab::suite::{self, Shared};
+use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
 use teiji_model::event::{Event, EventKind, Point};
 use teiji_model::report::{Blame, LeftOut, Outcome, Reason};
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         four_queues_are_followed_on_each,
         frames_that_another_thread_takes_up_are_nobodys_work,
     ];
-    suite::run(&tests, || LAB.if_made(|lab| lab.host.end()))
+    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
 fn guest<'l>(lab: &'l Lab, spec: &GuestSpec) -> (Guest<'l>, Child) {

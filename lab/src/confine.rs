@@ -60,7 +60,7 @@ impl Confine {
                 if libc::setsid() < 0 {
                     return Err(io::Error::last_os_error());
                 }
-                prefer();
+                raise_priority();
                 if libc::unshare(libc::CLONE_NEWNS) != 0 {
                     return Err(io::Error::last_os_error());
                 }
@@ -122,7 +122,7 @@ impl Confine {
 /// Gives this process and its children priority over ordinary programs of the machine. If the kernel shares CPU time
 /// between sessions first (autogroup), a nice value only counts within the session, so the session, which must be the
 /// process's own, gets one, too. Without root neither is allowed, and the process has the usual priority.
-fn prefer() {
+fn raise_priority() {
     // SAFETY: plain system calls on constant strings; nothing is allocated.
     unsafe {
         libc::setpriority(libc::PRIO_PROCESS, 0, NICE);

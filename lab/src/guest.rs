@@ -6,9 +6,9 @@
 use std::{fmt::Write, net::Ipv4Addr, time::Duration};
 
 use crate::{
-    channel::Child,
+    child::Child,
     error::{Error, Result},
-    host::{LabHost, Output, USUAL_LIMIT, shell},
+    host::{DEFAULT_LIMIT, LabHost, Output, shell},
     progress::ProgressStep,
     proto::RunRequest,
     recipe::Kernel,
@@ -38,7 +38,7 @@ pub struct GuestSpec {
     pub vhost_cpu: Option<u32>,
     /// Further arguments of its QEMU.
     pub qemu_args: Vec<String>,
-    /// The limit for booting, in three attempts together. See [`USUAL_LIMIT`].
+    /// The limit for booting, in three attempts together. See [`DEFAULT_LIMIT`].
     pub limit: Duration,
 }
 
@@ -126,7 +126,7 @@ impl<'h> Guest<'h> {
 
     fn boot(host: &'h LabHost, spec: &GuestSpec, number: u32) -> Result<Guest<'h>> {
         let fault = |why: String| Error::Guest { name: spec.name.clone(), why };
-        let started = host.run(&start_script(spec, number, host.which_kernel()))?.ok();
+        let started = host.run(&start_script(spec, number, host.kernel_kind()))?.ok();
         let pid = started
             .map_err(|e| fault(format!("did not start: {e}")))?
             .parse()
@@ -194,12 +194,12 @@ impl<'h> Guest<'h> {
         Error::Guest { name: self.name.clone(), why }
     }
 
-    /// Runs `sh` with bash in the guest, with the limit [`USUAL_LIMIT`].
+    /// Runs `sh` with bash in the guest, with the limit [`DEFAULT_LIMIT`].
     ///
     /// # Errors
     /// Like [`LabHost::run_for`].
     pub fn run(&self, sh: &str) -> Result<Output> {
-        self.run_for(sh, USUAL_LIMIT)
+        self.run_for(sh, DEFAULT_LIMIT)
     }
 
     /// Runs `sh` with bash in the guest; see [`LabHost::run_for`].

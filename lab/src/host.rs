@@ -16,18 +16,18 @@ use std::{
 use crate::{
     accel,
     cache::{self, Lock},
-    channel::{Child, Sink},
+    child::{Child, Sink},
     error::{Doing, Error, Result},
     guest::{Guest, GuestSpec},
     initramfs,
     machine::{Accel, Machine, PORTS},
-    patience::Patience,
     ports::Pool,
-    priority::Preference,
+    priority::RaisedPriority,
     progress::ProgressStep,
     proto::{RunRequest, Size},
     recipe::Kernel,
     rootfs,
+    stopwatch::Stopwatch,
 };
 
 /// How time passes in the lab host.
@@ -115,8 +115,8 @@ impl Output {
 /// The limit of [`LabHost::run`] and [`Guest::run`]. Time for which the emulator waits for a CPU of this machine does not
 /// count towards this and all other limits of the lab (up to five sixths of the time): on a busy machine everything
 /// takes longer, but it succeeds.
-pub const USUAL_LIMIT: Duration = Duration::from_secs(300);
-/// The limit of one boot, which usually takes 5 s. See [`USUAL_LIMIT`].
+pub const DEFAULT_LIMIT: Duration = Duration::from_secs(300);
+/// The limit of one boot, which usually takes 5 s. See [`DEFAULT_LIMIT`].
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
 /// How long the emulator may take until its ports exist.
 const START_LIMIT: Duration = Duration::from_secs(60);
@@ -189,13 +189,13 @@ impl LabHost {
                 Err(e) if boots == BOOTS => {
                     return Err(Error::LabHost(format!(
                         "did not come up ({e}); {}",
-                        machine.emulator().last_words()
+                        machine.emulator().how_it_ended()
                     )));
                 }
                 // Emulated CPUs were seen to lose a timer and hang on a loaded machine.
                 Err(e) => step.say(&format!(
                     "the lab host hangs ({e}), booting it again: {}",
-                    machine.emulator().last_words()
+                    machine.emulator().how_it_ended()
                 )),
             }
             boots += 1;
@@ -218,22 +218,22 @@ impl LabHost {
 
     fn wait_up(machine: &Machine) -> Result<Pool> {
         let emulator = machine.emulator();
-        let patience = Patience::begin(emulator);
-        while emulator.running() && !patience.over(START_LIMIT) {
+        let stopwatch = Stopwatch::begin(emulator);
+        while emulator.running() && !stopwatch.expired(START_LIMIT) {
             if (0..PORTS).all(|n| emulator.folder().join(format!("p{n}.sock")).exists()) {
                 return Pool::connect(emulator);
             }
             thread::sleep(Duration::from_millis(20));
         }
-        Err(Error::LabHost(format!("could not be started: {}", emulator.last_words())))
+        Err(Error::LabHost(format!("could not be started: {}", emulator.how_it_ended())))
     }
 
-    /// Runs `sh` with bash in `/root`, with the limit [`USUAL_LIMIT`].
+    /// Runs `sh` with bash in `/root`, with the limit [`DEFAULT_LIMIT`].
     ///
     /// # Errors
     /// Like [`LabHost::run_for`].
     pub fn run(&self, sh: &str) -> Result<Output> {
-        self.run_for(sh, USUAL_LIMIT)
+        self.run_for(sh, DEFAULT_LIMIT)
     }
 
     /// Runs `sh` with bash in `/root`. An exit code other than 0 is not an error: see [`Output::ok`].
@@ -260,7 +260,7 @@ impl LabHost {
     pub fn put(&self, path: &str, content: &[u8]) -> Result<()> {
         let mut request = shell("cat > \"$teiji_path\"");
         request.env.push(("teiji_path".into(), path.into()));
-        let child = self.start(request, Some(USUAL_LIMIT))?;
+        let child = self.start(request, Some(DEFAULT_LIMIT))?;
         child.write(content)?;
         child.close_input()?;
         child.wait()?.ok().map(drop)
@@ -273,7 +273,7 @@ impl LabHost {
     pub fn get(&self, path: &str) -> Result<Vec<u8>> {
         let mut request = shell("cat -- \"$teiji_path\"");
         request.env.push(("teiji_path".into(), path.into()));
-        let output = self.start(request, Some(USUAL_LIMIT))?.wait()?;
+        let output = self.start(request, Some(DEFAULT_LIMIT))?.wait()?;
         match output.code {
             0 => Ok(output.stdout),
             _ => output.ok().map(String::into_bytes),
@@ -322,7 +322,7 @@ impl LabHost {
     }
 
     /// Which kernel of the lab's list is running.
-    pub(crate) fn which_kernel(&self) -> Kernel {
+    pub(crate) fn kernel_kind(&self) -> Kernel {
         self.kernel
     }
 
@@ -346,8 +346,8 @@ impl LabHost {
     ///
     /// # Errors
     /// Without root.
-    pub fn prefer(&self) -> Result<Preference> {
-        Preference::of(self.machine.emulator().pid())
+    pub fn raise_priority(&self) -> Result<RaisedPriority> {
+        RaisedPriority::of(self.machine.emulator().pid())
     }
 
     /// The emulated machine.
@@ -367,8 +367,8 @@ impl LabHost {
         // The port closes during this command: there is no answer.
         if let Ok(child) = self.spawn("sync; echo o > /proc/sysrq-trigger") {
             let emulator = self.machine.emulator();
-            let patience = Patience::begin(emulator);
-            while !emulator.wait(Duration::from_secs(1)) && !patience.over(END_LIMIT) {}
+            let stopwatch = Stopwatch::begin(emulator);
+            while !emulator.wait(Duration::from_secs(1)) && !stopwatch.expired(END_LIMIT) {}
             drop(child);
         }
         self.machine.kill();

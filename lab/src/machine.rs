@@ -137,10 +137,10 @@ impl Emulator {
 
     /// Waits until it has ended, for at most `limit`; returns whether it has.
     pub(crate) fn wait(&self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
+        let until = Instant::now() + limit;
         let mut ended = self.ended();
         while ended.is_none() {
-            let rest = deadline.saturating_duration_since(Instant::now());
+            let rest = until.saturating_duration_since(Instant::now());
             if rest.is_zero() {
                 return false;
             }
@@ -150,7 +150,7 @@ impl Emulator {
     }
 
     /// How it ended, if it has, and the last lines of its console and of its own messages.
-    pub(crate) fn last_words(&self) -> String {
+    pub(crate) fn how_it_ended(&self) -> String {
         let mut said = match &*self.ended() {
             None => String::from("the emulator runs"),
             Some(Ok(status)) => format!("the emulator ended ({status})"),

@@ -1,9 +1,9 @@
 //! The ports to the lab host: which are free, and whether its agent answers.
 //!
 //! ```text
-//! free --(take)--> in use by a command --(give)--> free
+//! free --(acquire)--> in use by a command --(release)--> free
 //!                          |
-//!                          +--(lose: it closed, or the end of its command was not reported)--> lost
+//!                          +--(mark_lost: it closed, or the end of its command was not reported)--> lost
 //! ```
 
 use std::{
@@ -14,20 +14,20 @@ use std::{
 };
 
 use crate::{
-    channel::LOOK,
+    child::CHECK_INTERVAL,
     error::{Doing, Error, Result},
     machine::{Emulator, PORTS},
-    patience::Patience,
     proto::{self, FromAgent, ToAgent},
+    stopwatch::Stopwatch,
 };
 
 /// How long the lab host's agent may take to start a command, and to report the end of a command that was killed: it
 /// does both immediately, unless the whole machine hangs.
-const GRACE: Duration = Duration::from_secs(60);
+const RESPONSE_LIMIT: Duration = Duration::from_secs(60);
 /// How long a port may take to answer, if the agent answers at another port, before it is connected again.
-const REST: Duration = Duration::from_secs(1);
+const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// How long it may take until an emulator that has closed its ports has ended.
-const END_GRACE: Duration = Duration::from_secs(2);
+const EXIT_LIMIT: Duration = Duration::from_secs(2);
 pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -51,7 +51,7 @@ fn send_ping(port: &mut UnixStream) -> Result<()> {
 
 /// Reads the answer to a ping: the version of the agent's kernel.
 fn pong(port: &mut UnixStream) -> Result<String> {
-    port.set_read_timeout(Some(GRACE)).doing(reach)?;
+    port.set_read_timeout(Some(RESPONSE_LIMIT)).doing(reach)?;
     let answer = proto::receive::<FromAgent>(port).doing(reach)?;
     port.set_read_timeout(None).doing(reach)?;
     match answer {
@@ -70,7 +70,7 @@ pub(crate) struct Pool {
     returned: Condvar,
     pub(crate) emulator: Arc<Emulator>,
     /// How long the agent may take for what it does immediately unless the whole machine hangs.
-    pub(crate) grace: Duration,
+    pub(crate) response_limit: Duration,
 }
 
 #[derive(Default)]
@@ -86,15 +86,15 @@ impl Pool {
     /// Connects to all ports of the emulator, whose sockets are in its folder.
     pub(crate) fn connect(emulator: &Arc<Emulator>) -> Result<Pool> {
         let ports = (0..PORTS).rev().map(|n| connect(emulator, n)).collect::<Result<_>>()?;
-        Ok(Pool::of(ports, emulator.clone(), GRACE))
+        Ok(Pool::of(ports, emulator.clone(), RESPONSE_LIMIT))
     }
 
-    pub(crate) fn of(ports: Vec<UnixStream>, emulator: Arc<Emulator>, grace: Duration) -> Pool {
+    pub(crate) fn of(ports: Vec<UnixStream>, emulator: Arc<Emulator>, response_limit: Duration) -> Pool {
         let free = Mutex::new(Free { ports, ..Free::default() });
-        Pool { free, returned: Condvar::new(), emulator, grace }
+        Pool { free, returned: Condvar::new(), emulator, response_limit }
     }
 
-    /// Asks the agent by each port whether it is there; fails if one does not answer within `limit` (see [`Patience`]).
+    /// Asks the agent by each port whether it is there; fails if one does not answer within `limit` (see [`Stopwatch`]).
     /// Returns the version of its kernel, and how many ports had to be connected again.
     ///
     /// The lab host's kernel gets a message for each port that is connected. With QEMU 11.1 one of these messages is
@@ -107,7 +107,7 @@ impl Pool {
         // The first port answers when the lab host has booted.
         for (n, port) in ports.iter_mut().rev().enumerate() {
             send_ping(port)?;
-            if n > 0 && !self.answers(port, REST)? {
+            if n > 0 && !self.answers(port, RECONNECT_AFTER)? {
                 *port = connect(&self.emulator, n)?;
                 // The first ping may be lost, or answered, too: a second answer is ignored when it comes.
                 send_ping(port)?;
@@ -124,12 +124,12 @@ impl Pool {
 
     /// Whether something can be read from a port within `limit`.
     fn answers(&self, port: &UnixStream, limit: Duration) -> Result<bool> {
-        let patience = Patience::begin(&self.emulator);
+        let stopwatch = Stopwatch::begin(&self.emulator);
         loop {
-            if readable(port, LOOK).doing(reach)? {
+            if readable(port, CHECK_INTERVAL).doing(reach)? {
                 return Ok(true);
             }
-            if patience.over(limit) {
+            if stopwatch.expired(limit) {
                 return Ok(false);
             }
         }
@@ -140,11 +140,11 @@ impl Pool {
     /// # Errors
     /// If no port is left, because each was lost with a command that the lab host did not answer; or if the lab host
     /// hangs.
-    pub(crate) fn take(&self) -> Result<UnixStream> {
+    pub(crate) fn acquire(&self) -> Result<UnixStream> {
         let mut free = lock(&self.free);
         loop {
             if free.hangs {
-                return Err(Error::LabHost(format!("hangs: {}", self.emulator.last_words())));
+                return Err(Error::LabHost(format!("hangs: {}", self.emulator.how_it_ended())));
             }
             if let Some(port) = free.ports.pop() {
                 free.used += 1;
@@ -157,14 +157,14 @@ impl Pool {
         }
     }
 
-    pub(crate) fn give(&self, port: UnixStream) {
+    pub(crate) fn release(&self, port: UnixStream) {
         let mut free = lock(&self.free);
         free.used -= 1;
         free.ports.push(port);
         self.returned.notify_one();
     }
 
-    pub(crate) fn lose(&self) {
+    pub(crate) fn mark_lost(&self) {
         lock(&self.free).used -= 1;
         self.returned.notify_all();
     }
@@ -174,7 +174,7 @@ impl Pool {
     pub(crate) fn hangs(&self) -> bool {
         let Some(mut port) = lock(&self.free).ports.pop() else { return false };
         let answers = send_ping(&mut port).is_ok()
-            && self.answers(&port, self.grace).unwrap_or(false)
+            && self.answers(&port, self.response_limit).unwrap_or(false)
             && pong(&mut port).is_ok();
         let mut free = lock(&self.free);
         if answers {
@@ -189,8 +189,8 @@ impl Pool {
     /// The error after a port to the lab host has closed, with what was being done.
     pub(crate) fn gone(&self, doing: &str, why: &dyn std::fmt::Display) -> Error {
         // The emulator's ports close before its process can be waited for.
-        self.emulator.wait(END_GRACE);
-        Error::LabHost(format!("was lost: cannot {doing}: {why}; {}", self.emulator.last_words()))
+        self.emulator.wait(EXIT_LIMIT);
+        Error::LabHost(format!("was lost: cannot {doing}: {why}; {}", self.emulator.how_it_ended()))
     }
 }
 
@@ -199,7 +199,7 @@ pub(crate) struct Lost<'p>(pub(crate) &'p Pool);
 
 impl Drop for Lost<'_> {
     fn drop(&mut self) {
-        self.0.lose();
+        self.0.mark_lost();
     }
 }
 

@@ -12,15 +12,15 @@ use crate::error::{Doing, Result};
 /// Above this machine's ordinary threads, below its interrupt threads (50).
 const PRIORITY: i32 = 10;
 
-/// While this exists, the emulator's threads have priority over others. See [`crate::LabHost::prefer`].
+/// While this exists, the emulator's threads have priority over others. See [`crate::LabHost::raise_priority`].
 #[must_use = "dropping it ends the preference"]
-pub struct Preference {
+pub struct RaisedPriority {
     tasks: PathBuf,
 }
 
-impl Preference {
-    pub(crate) fn of(pid: u32) -> Result<Preference> {
-        let preference = Preference { tasks: format!("/proc/{pid}/task").into() };
+impl RaisedPriority {
+    pub(crate) fn of(pid: u32) -> Result<RaisedPriority> {
+        let preference = RaisedPriority { tasks: format!("/proc/{pid}/task").into() };
         preference.set(libc::SCHED_FIFO, PRIORITY)?;
         Ok(preference)
     }
@@ -43,7 +43,7 @@ impl Preference {
     }
 }
 
-impl Drop for Preference {
+impl Drop for RaisedPriority {
     fn drop(&mut self) {
         // It fails only if the emulator has ended.
         let _ = self.set(libc::SCHED_OTHER, 0);

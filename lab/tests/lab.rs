@@ -16,8 +16,9 @@ use nix::{
     unistd::Pid,
 };
 use teiji_lab::{
-    Error, Guest, GuestSpec, Kernel, LabHost, Spec, rootfs,
-    suite::{self, Shared},
+    Error, Guest, GuestSpec, Kernel, LabHost, Spec,
+    harness::{self, Shared},
+    rootfs,
 };
 
 static HOST: Shared<LabHost> = Shared::new("the lab host", || {
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
         an_emulator_that_fails_is_replaced_by_another,
         nothing_is_left_at_the_end,
     ];
-    suite::run(&tests, || HOST.if_made(LabHost::end))
+    harness::run(&tests, || HOST.if_made(LabHost::end))
 }
 
 fn out() -> PathBuf {

@@ -4,7 +4,7 @@
 //! emulator waits for a CPU most of the time, and everything in the lab takes several times as long as usual without
 //! hanging. So the time that the emulator's threads spent waiting for a CPU of this machine
 //! (`/proc/<pid>/task/*/schedstat`) does not count. Threads wait at the same time, so the sum of their waits can exceed
-//! the elapsed time. Therefore at least one part in [`LEAST`] of the elapsed time counts, so that every limit ends. All
+//! the elapsed time. Therefore at least one part in [`MIN_COUNTED`] of the elapsed time counts, so that every limit ends. All
 //! of the time counts once the lab host's kernel has reported that one of its CPUs is [`STUCK`]: emulated CPUs that
 //! wait for each other in a loop also keep this machine's CPUs busy.
 
@@ -16,14 +16,14 @@ use std::{
 };
 
 /// At least one part in this many of the elapsed time counts.
-const LEAST: u32 = 6;
+const MIN_COUNTED: u32 = 6;
 /// A CPU of the lab host that was stuck for this long will not recover. On a busy machine the kernel there reports 20 s
 /// and somewhat more.
 const STUCK: Duration = Duration::from_secs(60);
 
 /// The start of a limit.
 #[derive(Clone)]
-pub(crate) struct Patience {
+pub(crate) struct Stopwatch {
     emulator: Arc<Emulator>,
     begun: Instant,
     waited: Duration,
@@ -31,10 +31,10 @@ pub(crate) struct Patience {
     said: usize,
 }
 
-impl Patience {
+impl Stopwatch {
     /// Starts now.
-    pub(crate) fn begin(emulator: &Arc<Emulator>) -> Patience {
-        Patience {
+    pub(crate) fn begin(emulator: &Arc<Emulator>) -> Stopwatch {
+        Stopwatch {
             emulator: emulator.clone(),
             begun: Instant::now(),
             waited: waited(emulator.pid()),
@@ -43,18 +43,18 @@ impl Patience {
     }
 
     /// The elapsed time that counts.
-    pub(crate) fn spent(&self) -> Duration {
+    pub(crate) fn counted(&self) -> Duration {
         counts(self.begun.elapsed(), waited(self.emulator.pid()).saturating_sub(self.waited))
     }
 
     /// Whether `limit` is exceeded. It cannot be before that much time has elapsed.
-    pub(crate) fn over(&self, limit: Duration) -> bool {
-        self.begun.elapsed() >= limit && (self.spent() >= limit || self.emulator.stuck(self.said, STUCK))
+    pub(crate) fn expired(&self, limit: Duration) -> bool {
+        self.begun.elapsed() >= limit && (self.counted() >= limit || self.emulator.stuck(self.said, STUCK))
     }
 }
 
 fn counts(passed: Duration, waited: Duration) -> Duration {
-    passed.saturating_sub(waited).max(passed / LEAST)
+    passed.saturating_sub(waited).max(passed / MIN_COUNTED)
 }
 
 /// How long all threads of a process together have waited for a CPU. Threads that have ended do not count; 0 if the
@@ -90,13 +90,13 @@ mod tests {
         }
         let folder = std::env::temp_dir().join(format!("teiji-lab-patience-{}", sleeps.id()));
         fs::create_dir(&folder).unwrap();
-        let patience = Patience::begin(&Arc::new(Emulator::new(sleeps.id(), &folder)));
+        let stopwatch = Stopwatch::begin(&Arc::new(Emulator::new(sleeps.id(), &folder)));
         std::thread::sleep(Duration::from_millis(200));
-        let spent = patience.spent();
+        let counted = stopwatch.counted();
         sleeps.kill().unwrap();
         sleeps.wait().unwrap();
-        assert!(spent >= Duration::from_millis(150), "{spent:?}");
-        assert!(!patience.over(Duration::from_secs(3600)));
+        assert!(counted >= Duration::from_millis(150), "{counted:?}");
+        assert!(!stopwatch.expired(Duration::from_secs(3600)));
         fs::remove_dir(&folder).unwrap();
     }
 
@@ -111,20 +111,20 @@ mod tests {
             said += line;
             fs::write(&console, &said).unwrap();
         };
-        let begin = || Patience::begin(&Arc::new(Emulator::new(std::process::id(), &folder)));
-        let mut patience = begin();
-        patience.begun = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
+        let begin = || Stopwatch::begin(&Arc::new(Emulator::new(std::process::id(), &folder)));
+        let mut stopwatch = begin();
+        stopwatch.begun = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
         let limit = Duration::from_secs(90);
-        let stuck = |p: &Patience| p.emulator.stuck(p.said, STUCK);
+        let stuck = |p: &Stopwatch| p.emulator.stuck(p.said, STUCK);
         says("[ 21.1] watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [CPU 3/KVM:344]\n");
-        assert!(!stuck(&patience));
+        assert!(!stuck(&stopwatch));
         says("[ 81.1] watchdog: BUG: soft lockup - CPU#1 stuck for 78s! [CPU 3/KVM:344]\n");
-        assert!(patience.over(limit) && !patience.over(Duration::from_secs(200)));
+        assert!(stopwatch.expired(limit) && !stopwatch.expired(Duration::from_secs(200)));
         // The CPU has recovered when another limit starts.
-        let patience = begin();
-        assert!(!stuck(&patience));
+        let stopwatch = begin();
+        assert!(!stuck(&stopwatch));
         says("[ 581.1] watchdog: BUG: soft lockup - CPU#1 stuck for 78s! [CPU 3/KVM:344]\n");
-        assert!(stuck(&patience));
+        assert!(stuck(&stopwatch));
         fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! ```no_run
 //! use std::process::ExitCode;
-//! use teiji_lab::suite::{self, Shared};
+//! use teiji_lab::harness::{self, Shared};
 //! use teiji_lab::{Guest, GuestSpec, Host, Spec};
 //!
 //! // Made when the first test needs it. If it cannot be made, each test that needs it fails with the reason.
@@ -13,7 +13,7 @@
 //! static VM: Shared<Guest<'static>> = Shared::new("vm1", || LAB.guest(&GuestSpec::named("vm1")).unwrap());
 //!
 //! fn main() -> ExitCode {
-//!     suite::run(&teiji_lab::tests![the_host_answers, the_guest_answers], || LAB.if_made(Host::end))
+//!     harness::run(&teiji_lab::tests![the_host_answers, the_guest_answers], || LAB.if_made(Host::end))
 //! }
 //!
 //! fn the_host_answers() {

@@ -12,13 +12,13 @@ use std::{
 use crate::{
     error::{Doing, Error, Result},
     host::Output,
-    patience::Patience,
     ports::{Lost, Pool, lock},
     proto::{self, End, FromAgent, RunRequest, Size, ToAgent},
+    stopwatch::Stopwatch,
 };
 
 /// How often a limit is checked.
-pub(crate) const LOOK: Duration = Duration::from_millis(200);
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Pool {
     /// Starts a command; another thread passes its output to `sink` immediately. [`Child::wait`] waits for it for at
@@ -30,7 +30,7 @@ impl Pool {
         mut sink: Sink,
     ) -> Result<Child> {
         let shown = show(&request);
-        let mut port = self.take()?;
+        let mut port = self.acquire()?;
         let lost = Lost(self);
         let mut port_in = port.try_clone().doing(|| "share a port".into())?;
         let shared = Arc::new(Shared::default());
@@ -41,7 +41,7 @@ impl Pool {
             writer: Mutex::new(port),
             command: shown,
             limit,
-            patience: Patience::begin(&self.emulator),
+            stopwatch: Stopwatch::begin(&self.emulator),
             pool: self.clone(),
         };
         std::mem::forget(lost);
@@ -67,9 +67,9 @@ impl Pool {
             lock(&shared.state).result = Some(result);
             shared.changed.notify_all();
             if usable {
-                pool.give(port_in);
+                pool.release(port_in);
             } else {
-                pool.lose();
+                pool.mark_lost();
             }
         });
         Ok(child)
@@ -130,7 +130,7 @@ pub struct Child {
     writer: Mutex<UnixStream>,
     command: String,
     limit: Option<Duration>,
-    patience: Patience,
+    stopwatch: Stopwatch,
     pool: Arc<Pool>,
 }
 
@@ -140,7 +140,7 @@ impl Child {
     /// # Errors
     /// If it could not be started.
     pub fn id(&self) -> Result<u32> {
-        let patience = Patience::begin(&self.pool.emulator);
+        let stopwatch = Stopwatch::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         loop {
             match (&state.pid, &state.result) {
@@ -149,7 +149,9 @@ impl Child {
                 (None, Some(Ok(_))) => {
                     return Err(Error::Protocol("never said which process it started".into()));
                 }
-                (None, None) => state = self.wait_change(state, &patience, Some(self.pool.grace))?,
+                (None, None) => {
+                    state = self.wait_change(state, &stopwatch, Some(self.pool.response_limit))?
+                }
             }
         }
     }
@@ -159,7 +161,7 @@ impl Child {
     /// # Errors
     /// If the command ends first, or `limit` is exceeded.
     pub fn wait_for(&self, text: &str, limit: Duration) -> Result<String> {
-        let patience = Patience::begin(&self.pool.emulator);
+        let stopwatch = Stopwatch::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         loop {
             let said = String::from_utf8_lossy(&state.stdout);
@@ -176,7 +178,7 @@ impl Child {
                     },
                 });
             }
-            state = self.wait_change(state, &patience, Some(limit))?;
+            state = self.wait_change(state, &stopwatch, Some(limit))?;
         }
     }
 
@@ -186,11 +188,11 @@ impl Child {
     /// If the limit is exceeded (then the command and all processes that it started are killed), it could not be
     /// started, or the lab host has ended.
     pub fn wait(self) -> Result<Output> {
-        let (patience, limit) = (self.patience.clone(), self.limit);
-        self.wait_as(&patience, limit)
+        let (stopwatch, limit) = (self.stopwatch.clone(), self.limit);
+        self.wait_as(&stopwatch, limit)
     }
 
-    fn wait_as(self, patience: &Patience, limit: Option<Duration>) -> Result<Output> {
+    fn wait_as(self, stopwatch: &Stopwatch, limit: Option<Duration>) -> Result<Output> {
         let mut state = lock(&self.shared.state);
         loop {
             match &state.result {
@@ -203,7 +205,7 @@ impl Child {
                     });
                 }
                 Some(Err(b)) => return Err(self.broken(b)),
-                None => match self.wait_change(state, patience, limit) {
+                None => match self.wait_change(state, stopwatch, limit) {
                     Ok(changed) => state = changed,
                     Err(late) => {
                         self.end(&late)?;
@@ -217,10 +219,10 @@ impl Child {
     /// Kills the command because it is late, and waits until that is done, so that nothing of it is left afterwards.
     fn end(&self, late: &Error) -> Result<()> {
         self.kill()?;
-        let patience = Patience::begin(&self.pool.emulator);
+        let stopwatch = Stopwatch::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         while state.result.is_none() {
-            match self.wait_change(state, &patience, Some(self.pool.grace)) {
+            match self.wait_change(state, &stopwatch, Some(self.pool.response_limit)) {
                 Ok(changed) => state = changed,
                 Err(_) => return Err(self.unkilled(late)),
             }
@@ -232,7 +234,7 @@ impl Child {
     /// that waits in the kernel, or its guest).
     fn unkilled(&self, late: &Error) -> Error {
         if self.pool.hangs() {
-            return Error::LabHost(format!("hangs: {late}; {}", self.pool.emulator.last_words()));
+            return Error::LabHost(format!("hangs: {late}; {}", self.pool.emulator.how_it_ended()));
         }
         Error::Protocol(format!("has not said since that it has ended, so it may still run: {late}"))
     }
@@ -294,13 +296,13 @@ impl Child {
     fn wait_change<'a>(
         &self,
         state: MutexGuard<'a, State>,
-        patience: &Patience,
+        stopwatch: &Stopwatch,
         limit: Option<Duration>,
     ) -> Result<MutexGuard<'a, State>> {
-        if let Some(limit) = limit.filter(|l| patience.over(*l)) {
+        if let Some(limit) = limit.filter(|l| stopwatch.expired(*l)) {
             return Err(self.timeout(&state, limit));
         }
-        Ok(self.shared.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0)
+        Ok(self.shared.changed.wait_timeout(state, CHECK_INTERVAL).unwrap_or_else(PoisonError::into_inner).0)
     }
 
     fn timeout(&self, state: &State, limit: Duration) -> Error {
