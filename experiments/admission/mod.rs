@@ -30,12 +30,12 @@ pub const SHORT: Extent = Extent { sets: 400, random: 8 };
 
 /// Random numbers that are the same in each run with the same seed (splitmix64; Steele, Lea, Flood, OOPSLA 2014).
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct Rng(u64);
 
-impl Dice {
+impl Rng {
     /// A generator; the same seed gives the same numbers.
     pub fn new(seed: u64) -> Self {
-        Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
     fn next(&mut self) -> u64 {

@@ -3,7 +3,7 @@
 //! A token bucket of depth σ bytes and rate ρ is full at first. Tokens are counted in 10⁻⁹ bit and time in ns, so no
 //! rounding occurs.
 
-use super::Dice;
+use super::Rng;
 use super::link::{BYTE, Packet};
 use teiji_control::admission::ChannelSpec;
 
@@ -94,20 +94,20 @@ pub fn random(
     overhead: u32,
     begin: i64,
     end: i64,
-    dice: &mut Dice,
+    rng: &mut Rng,
 ) {
     let most = largest(c, overhead);
     let least = SMALLEST.min(most);
     let mut bucket = Bucket::new(c, begin);
-    let saver = dice.chance(50);
+    let saver = rng.chance(50);
     while bucket.at < end {
-        let bytes = if dice.chance(60) { most } else { dice.range(least, most) };
+        let bytes = if rng.chance(60) { most } else { rng.range(least, most) };
         bucket.pass(bucket.when(bytes));
-        if saver && dice.chance(10) {
+        if saver && rng.chance(10) {
             let full = bucket.when(c.burst);
             bucket.pass(full);
-        } else if dice.chance(10) {
-            let pause = dice.range(0, c.deadline) as i64;
+        } else if rng.chance(10) {
+            let pause = rng.range(0, c.deadline) as i64;
             bucket.pass(bucket.at.saturating_add(pause));
         }
         if bucket.at >= end {

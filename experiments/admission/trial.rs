@@ -1,7 +1,7 @@
 //! Lets the admission control decide on many sets of channels, and checks each decision on the simulated link.
 
 use super::link::{Outcome, Packet, Wire, send};
-use super::{Dice, Extent, sets, traffic};
+use super::{Extent, Rng, sets, traffic};
 use serde::Serialize;
 use teiji_control::admission::{Admission, ChannelSpec, Denied, LinkSpec, Reason, admit};
 
@@ -54,7 +54,7 @@ pub fn run(extent: &Extent, seed: u64, threads: u64) -> Found {
     let part = |first: u64| {
         let mut found = Found::default();
         for set in (first..extent.sets).step_by(threads as usize) {
-            one(set, extent, &mut Dice::new(seed << 32 | set), &mut found);
+            one(set, extent, &mut Rng::new(seed << 32 | set), &mut found);
         }
         found
     };
@@ -81,8 +81,8 @@ pub fn run(extent: &Extent, seed: u64, threads: u64) -> Found {
     all
 }
 
-fn one(set: u64, extent: &Extent, dice: &mut Dice, found: &mut Found) {
-    let (link, channels) = sets::draw(dice);
+fn one(set: u64, extent: &Extent, rng: &mut Rng, found: &mut Found) {
+    let (link, channels) = sets::draw(rng);
     let mut row = Row {
         set,
         channels: channels.len(),
@@ -96,7 +96,7 @@ fn one(set: u64, extent: &Extent, dice: &mut Dice, found: &mut Found) {
     match admit(&link, &channels) {
         Ok(admission) => {
             found.admitted += 1;
-            admitted(&link, &channels, &admission, extent, dice, &mut row, &mut found.wrong);
+            admitted(&link, &channels, &admission, extent, rng, &mut row, &mut found.wrong);
         }
         Err(Denied::Refused(refusal)) => {
             found.refused += 1;
@@ -191,7 +191,7 @@ fn admitted(
     channels: &[ChannelSpec],
     admission: &Admission,
     extent: &Extent,
-    dice: &mut Dice,
+    rng: &mut Rng,
     row: &mut Row,
     wrong: &mut Vec<String>,
 ) {
@@ -229,20 +229,20 @@ fn admitted(
         for (i, c) in channels.iter().enumerate() {
             // What becomes urgent does so at 0 at the earliest: the run begins there, and nothing was sent before.
             let first = -((c.deadline - c.deadline.min(slack)) as i64);
-            let begin = match dice.range(0, 2) {
+            let begin = match rng.range(0, 2) {
                 0 => 0,
                 1 => first,
-                _ => first + dice.range(0, span as u64) as i64,
+                _ => first + rng.range(0, span as u64) as i64,
             };
-            if dice.chance(50) {
-                let length = dice.range(0, span as u64) as i64;
+            if rng.chance(50) {
+                let length = rng.range(0, span as u64) as i64;
                 traffic::greedy(&mut packets, i, c, link.overhead, begin, begin + length);
             } else {
-                traffic::random(&mut packets, i, c, link.overhead, begin, begin + span, dice);
+                traffic::random(&mut packets, i, c, link.overhead, begin, begin + span, rng);
             }
         }
         packets.sort();
-        let waiting: fn(u64) -> bool = match dice.range(0, 3) {
+        let waiting: fn(u64) -> bool = match rng.range(0, 3) {
             0 | 1 => |_| true,
             2 => |n| n % 3 != 0,
             _ => |n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 63 == 0,
@@ -265,8 +265,8 @@ mod tests {
         let extent = Extent { sets: 200, random: 0 };
         let mut wrong = Vec::new();
         for set in 0..extent.sets {
-            let mut dice = Dice::new(set);
-            let (link, channels) = sets::draw(&mut dice);
+            let mut rng = Rng::new(set);
+            let (link, channels) = sets::draw(&mut rng);
             let Ok(admission) = admit(&forget(link.clone()), &channels) else { continue };
             let mut row = Row {
                 set,
@@ -278,7 +278,7 @@ mod tests {
                 tightness: None,
                 loosest: None,
             };
-            admitted(&link, &channels, &admission, &extent, &mut dice, &mut row, &mut wrong);
+            admitted(&link, &channels, &admission, &extent, &mut rng, &mut row, &mut wrong);
         }
         wrong.len()
     }

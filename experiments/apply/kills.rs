@@ -1,6 +1,6 @@
 //! Rounds in which teiji is killed, and their results.
 
-use super::place::Place;
+use super::test_host::TestHost;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -94,7 +94,8 @@ pub struct Kills {
     /// Of rollbacks.
     pub rollback: Count,
     /// By command, medians in seconds: until teiji begins to work, and how long it works.
-    pub usual_s: BTreeMap<String, (f64, f64)>,
+    #[serde(rename = "usual_s")]
+    pub typical_s: BTreeMap<String, (f64, f64)>,
     /// The rounds one by one.
     #[serde(skip)]
     pub rounds: Vec<Round>,
@@ -163,8 +164,9 @@ impl Vanishings {
 
 /// The driver's last line.
 #[derive(Deserialize)]
-struct Usual {
-    usual_s: BTreeMap<String, (f64, f64)>,
+struct DriverSummary {
+    #[serde(rename = "usual_s")]
+    typical_s: BTreeMap<String, (f64, f64)>,
 }
 
 /// Longest time that a round may take, in an emulated lab too.
@@ -175,13 +177,13 @@ const ROUND: Duration = Duration::from_secs(20);
 ///
 /// # Errors
 /// If the driver fails: a command does not work even without a kill.
-pub fn run(place: &Place<'_>, kills: u32, seed: u64) -> Result<Kills> {
-    let said = place.driver("kills", kills, seed, ROUND * 2 * (kills + 10))?;
+pub fn run(test_host: &TestHost<'_>, kills: u32, seed: u64) -> Result<Kills> {
+    let said = test_host.driver("kills", kills, seed, ROUND * 2 * (kills + 10))?;
     let (lines, last) = said.rsplit_once('\n').context("the driver said too little")?;
     let rounds = lines.lines().map(serde_json::from_str).collect::<Result<Vec<Round>, _>>()?;
-    let Usual { usual_s } = serde_json::from_str(last)?;
+    let DriverSummary { typical_s } = serde_json::from_str(last)?;
     let count = |kind| count(rounds.iter().filter(|r| r.kind == kind));
-    Ok(Kills { seed, apply: count("apply"), rollback: count("rollback"), usual_s, rounds })
+    Ok(Kills { seed, apply: count("apply"), rollback: count("rollback"), typical_s, rounds })
 }
 
 /// Kills a VM while a policy is applied to it, and in half of the rounds teiji too, until `rounds` applies were not
@@ -189,8 +191,8 @@ pub fn run(place: &Place<'_>, kills: u32, seed: u64) -> Result<Kills> {
 ///
 /// # Errors
 /// If the driver fails.
-pub fn vanish(place: &Place<'_>, rounds: u32, seed: u64) -> Result<Vec<Vanished>> {
-    let said = place.driver("vanish", rounds, seed, ROUND * 5 * (rounds + 5))?;
+pub fn vanish(test_host: &TestHost<'_>, rounds: u32, seed: u64) -> Result<Vec<Vanished>> {
+    let said = test_host.driver("vanish", rounds, seed, ROUND * 5 * (rounds + 5))?;
     said.lines().map(|l| serde_json::from_str(l).with_context(|| format!("the driver said {l}"))).collect()
 }
 

@@ -3,12 +3,12 @@
 //!
 //! | module | does |
 //! | --- | --- |
-//! | [`place`] | a KVM host with a VM, a NIC, control groups, and the policy for them |
+//! | [`test_host`] | a KVM host with a VM, a NIC, control groups, and the policy for them |
 //! | [`kills`] | rounds in which teiji or a VM is killed, and their results |
 //! | `driver.py` | kills, and reads the settings without teiji; runs in the lab host |
 
 pub mod kills;
-pub mod place;
+pub mod test_host;
 
 /// How much of the experiment is run.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use clap::Parser;
 use std::process::ExitCode;
 use std::time::Instant;
 use teiji_experiments::apply::kills::{self, Kills, Vanishings};
-use teiji_experiments::apply::place::{self, Place};
+use teiji_experiments::apply::test_host::{self, TestHost};
 use teiji_experiments::apply::{FULL, SHORT, seed};
 use teiji_experiments::summary::{self, Summary};
 use teiji_experiments::tracing::Lab;
@@ -34,15 +34,15 @@ fn run(args: &Args) -> Result<bool> {
         if args.form.short { (SHORT.kills, SHORT.vanish) } else { (args.rounds, FULL.vanish) };
     let seed = args.seed.unwrap_or_else(seed);
     let folder = summary::folder("apply")?;
-    let lab = place::boot(&folder.join("lab"))?;
-    let guest = lab.host.guest(&place::guest())?;
-    let place = Place::prepare(&lab, &guest)?;
+    let lab = test_host::boot(&folder.join("lab"))?;
+    let guest = lab.host.guest(&test_host::guest())?;
+    let test_host = TestHost::prepare(&lab, &guest)?;
     say(&format!("{rounds} applies and {rounds} rollbacks are killed; seed {seed}"));
-    let kills = kills::run(&place, rounds, seed)?;
+    let kills = kills::run(&test_host, rounds, seed)?;
     say(&format!(
         "VMs are killed while a policy is applied to them, until {vanish} applies were not committed"
     ));
-    let rounds_vanished = kills::vanish(&place, vanish, seed)?;
+    let rounds_vanished = kills::vanish(&test_host, vanish, seed)?;
     let vanished = Vanishings::of(&rounds_vanished);
     let mut summary = Summary::new("apply", lab.mode(), lab.host.kernel());
     judge(&mut summary, &kills, rounds);

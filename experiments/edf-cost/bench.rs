@@ -110,7 +110,7 @@ fn burst(host: &LabHost, case: &Case, queue: &TestQdisc, windows: u32) -> Result
                 queue.channels,
                 case.burst,
                 case.turns,
-                queue.kind.told_us()
+                queue.kind.deadline_told_us()
             ),
             LIMIT,
         )?
@@ -186,7 +186,7 @@ mod tests {
             sample(0, QdiscKind::Noqueue, 1000.0),
             sample(0, QdiscKind::Noqueue, 1010.0),
             sample(0, QdiscKind::Noqueue, 9999.0),
-            sample(1, QdiscKind::NoqueueTold, 1500.0),
+            sample(1, QdiscKind::NoqueueWithDeadlines, 1500.0),
             sample(2, QdiscKind::Etf, 2000.0),
             sample(3, QdiscKind::Hfsc(Filters::Flower), 3010.0),
             sample(4, QdiscKind::Hfsc(Filters::U32), 2510.0),

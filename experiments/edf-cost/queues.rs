@@ -9,7 +9,7 @@ pub enum QdiscKind {
     /// No queue; subtracted from the others.
     Noqueue,
     /// No queue, and the sender passes deadlines; subtracted from etf.
-    NoqueueTold,
+    NoqueueWithDeadlines,
     /// teiji_edf.
     Teiji,
     /// One queue.
@@ -36,7 +36,7 @@ pub enum Filters {
 /// All kinds.
 pub const KINDS: [QdiscKind; 10] = [
     QdiscKind::Noqueue,
-    QdiscKind::NoqueueTold,
+    QdiscKind::NoqueueWithDeadlines,
     QdiscKind::Teiji,
     QdiscKind::Pfifo,
     QdiscKind::Fq,
@@ -52,7 +52,7 @@ impl QdiscKind {
     pub fn name(self) -> &'static str {
         match self {
             QdiscKind::Noqueue => "noqueue",
-            QdiscKind::NoqueueTold => "noqueue, deadlines told",
+            QdiscKind::NoqueueWithDeadlines => "noqueue, deadlines told",
             QdiscKind::Teiji => "teiji_edf",
             QdiscKind::Pfifo => "pfifo",
             QdiscKind::Fq => "fq",
@@ -72,14 +72,14 @@ impl QdiscKind {
     }
 
     /// The deadline that the sender passes to the kernel, µs from now; 0: none.
-    pub fn told_us(self) -> u64 {
+    pub fn deadline_told_us(self) -> u64 {
         // The deadline is after the window's end: no packet is dropped as late.
-        if matches!(self, QdiscKind::Etf | QdiscKind::NoqueueTold) { 500_000 } else { 0 }
+        if matches!(self, QdiscKind::Etf | QdiscKind::NoqueueWithDeadlines) { 500_000 } else { 0 }
     }
 
     /// What is subtracted from this kind.
     pub fn zero(self) -> QdiscKind {
-        if self.told_us() > 0 { QdiscKind::NoqueueTold } else { QdiscKind::Noqueue }
+        if self.deadline_told_us() > 0 { QdiscKind::NoqueueWithDeadlines } else { QdiscKind::Noqueue }
     }
 }
 
@@ -145,7 +145,7 @@ impl TestQdisc {
             }
         };
         match self.kind {
-            QdiscKind::Noqueue | QdiscKind::NoqueueTold | QdiscKind::Teiji => {}
+            QdiscKind::Noqueue | QdiscKind::NoqueueWithDeadlines | QdiscKind::Teiji => {}
             QdiscKind::Pfifo => plain("pfifo limit 2700"),
             QdiscKind::Fq => plain("fq limit 10000 flow_limit 2700"),
             QdiscKind::Etf => plain("etf clockid CLOCK_TAI delta 0 deadline_mode"),

@@ -17,7 +17,7 @@ use std::time::Duration;
 use teiji_lab::{Child, Kernel, LabHost, Mode, Spec};
 
 /// In real time; the lab's clock may be slower.
-const PATIENCE: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 const LAYOUT: &str = "
 mkdir -p /tmp/bpf; mount -t bpf bpf /tmp/bpf
@@ -88,7 +88,7 @@ impl Driver {
     /// What the driver says if the kernel refuses.
     pub fn start(host: &LabHost) -> Result<Driver> {
         let child = host.spawn("exec ip netns exec a /tmp/edf")?;
-        let said = child.wait_for("\n", PATIENCE).context("the driver of the qdisc did not start")?;
+        let said = child.wait_for("\n", START_TIMEOUT).context("the driver of the qdisc did not start")?;
         if !said.starts_with("loaded") {
             bail!("the driver of the qdisc says: {}", said.trim());
         }
@@ -104,7 +104,7 @@ impl Driver {
         let number = self.asked.get() + 1;
         self.asked.set(number);
         let end = format!("\n#{number}\n");
-        let said = self.child.wait_for(&end, PATIENCE)?;
+        let said = self.child.wait_for(&end, START_TIMEOUT)?;
         let before = said.split(&end).next().unwrap_or_default();
         Ok(before.lines().last().unwrap_or_default().to_owned())
     }

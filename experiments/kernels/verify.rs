@@ -24,8 +24,8 @@ fn main() {
         eprintln!("the qdisc cannot be pinned: {error:#}");
     }
     let all = json!({
-        "path_trace": told(path_trace()),
-        "qdisc_edf": told(qdisc_edf()),
+        "path_trace": as_json(path_trace()),
+        "qdisc_edf": as_json(qdisc_edf()),
     });
     println!("{all}");
 }
@@ -50,7 +50,7 @@ fn qdisc_edf() -> Result<Loaded, Error> {
     Ok((programs, Vec::new()))
 }
 
-fn told(loaded: Result<Loaded, Error>) -> Value {
+fn as_json(loaded: Result<Loaded, Error>) -> Value {
     match loaded {
         Ok((programs, absent)) => {
             let programs: BTreeMap<String, u32> =

@@ -4,8 +4,8 @@
 pub mod accuracy;
 pub mod blame;
 pub mod flood;
+pub mod many_vms;
 pub mod table;
-pub mod throng;
 
 use anyhow::ensure;
 use teiji_model::report::{Report, VmReport};
@@ -80,7 +80,7 @@ pub fn unseen(report: &Report) -> u64 {
 pub fn cost_of_missed(report: &Report) -> anyhow::Result<u64> {
     Ok(match unseen(report) {
         0 => 0,
-        unseen => unseen + throng::incomplete_by_loss(only(report)?),
+        unseen => unseen + many_vms::incomplete_by_loss(only(report)?),
     })
 }
 

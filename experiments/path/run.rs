@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 use teiji_experiments::numbers::quantile;
 use teiji_experiments::path::table::{self, Found};
-use teiji_experiments::path::{Extent, FULL, MEMORY_KB, SHORT, accuracy, blame, flood, throng};
+use teiji_experiments::path::{Extent, FULL, MEMORY_KB, SHORT, accuracy, blame, flood, many_vms};
 use teiji_experiments::summary::{self, Summary};
 use teiji_experiments::tracing::Lab;
 use teiji_experiments::{load, plot, programs, say};
@@ -123,19 +123,21 @@ fn lab_parts(
     }
     if args.parts.contains('c') {
         say(&format!("c. {} VMs at once", extent.vms));
-        let throng = throng(&lab, &first, extent)?;
-        summary.claim(throng.vms as u32 == extent.vms, &format!("{} VMs traced at once", throng.vms));
+        let many_vms = many_vms(&lab, &first, extent)?;
+        summary.claim(many_vms.vms as u32 == extent.vms, &format!("{} VMs traced at once", many_vms.vms));
         summary.claim(
-            throng.lost == 0,
+            many_vms.lost == 0,
             &format!(
                 "at up to {:.0} requests/s {} events lost of {}",
-                throng.borne, throng.lost, throng.events
+                many_vms.sustained, many_vms.lost, many_vms.events
             ),
         );
-        summary
-            .claim(throng.peak_kb < MEMORY_KB, &format!("peak memory {} kB is below 100 MB", throng.peak_kb));
-        summary.figure("throng", &throng)?;
-        found.throng = Some(throng);
+        summary.claim(
+            many_vms.peak_kb < MEMORY_KB,
+            &format!("peak memory {} kB is below 100 MB", many_vms.peak_kb),
+        );
+        summary.figure("throng", &many_vms)?;
+        found.many_vms = Some(many_vms);
     }
     drop(_echo);
     drop(first);
@@ -169,15 +171,15 @@ fn remedy(
     Ok(())
 }
 
-fn throng(lab: &Lab, first: &teiji_lab::Guest<'_>, extent: &Extent) -> Result<throng::Throng> {
+fn many_vms(lab: &Lab, first: &teiji_lab::Guest<'_>, extent: &Extent) -> Result<many_vms::ManyVms> {
     let others: Vec<_> = (2..=extent.vms)
         .map(|n| lab.host.guest(&GuestSpec::named(&format!("vm{n}"))))
         .collect::<Result<_, _>>()?;
     let servers: Vec<_> = others.iter().map(|g| load::echo_server(&lab.host, g)).collect::<Result<_>>()?;
     let all: Vec<_> = std::iter::once(first).chain(&others).collect();
-    let throng = throng::run(lab, &all, extent)?;
+    let many_vms = many_vms::run(lab, &all, extent)?;
     drop(servers);
-    Ok(throng)
+    Ok(many_vms)
 }
 
 fn judge_accuracy(summary: &mut Summary, a: &accuracy::Agreement) {

@@ -3,7 +3,7 @@
 use super::accuracy::Agreement;
 use super::blame::{Judged, REMEDY};
 use super::flood::Flood;
-use super::throng::Throng;
+use super::many_vms::ManyVms;
 use std::fmt::Write;
 
 /// The results of all parts.
@@ -14,7 +14,7 @@ pub struct Found {
     /// Part b.
     pub judged: Vec<Judged>,
     /// Part c.
-    pub throng: Option<Throng>,
+    pub many_vms: Option<ManyVms>,
     /// Part d.
     pub flood: Option<Flood>,
 }
@@ -67,14 +67,14 @@ pub fn markdown(f: &Found) -> String {
             j.sentence
         );
     }
-    if let Some(c) = &f.throng {
+    if let Some(c) = &f.many_vms {
         let _ = writeln!(
             t,
-            "\n## c. {} VMs at once\n\n{:.0} requests a second were borne; then {} gave in. teiji took in {} events and \
+            "\n## c. {} VMs at once\n\n{:.0} requests a second were sustained; then {} gave in. teiji took in {} events and \
              lost {}; {} of {} requests complete; peak memory {:.1} MB.\n\n| asked, 1/s | sent, 1/s | answered |\n\
              | --- | --- | --- |",
             c.vms,
-            c.borne,
+            c.sustained,
             c.limit,
             c.events,
             c.lost,

@@ -15,7 +15,7 @@ use teiji_model::recording::Reader;
 use teiji_model::report::{Joined, Report};
 
 /// The longest time until the probes are attached or a report is written, in an emulated lab.
-const PATIENCE: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running lab host with the built programs in `/mnt/bin`.
 pub struct Lab {
@@ -95,7 +95,9 @@ impl<'l> Trace<'l> {
             "rm -f /tmp/{stem}.*; exec /mnt/bin/teiji trace {arguments} {record_to} --json --out /tmp/{stem}.json 2>&1"
         );
         let child = lab.host.spawn(&command)?;
-        child.wait_for("tracing,", PATIENCE).with_context(|| format!("the trace {stem} did not start"))?;
+        child
+            .wait_for("tracing,", START_TIMEOUT)
+            .with_context(|| format!("the trace {stem} did not start"))?;
         Ok(Trace { lab, child, stem: stem.into(), records: record })
     }
 
@@ -145,9 +147,9 @@ impl<'l> Trace<'l> {
 
     fn finish(self, peak_kb: u64) -> Result<Traced> {
         let Trace { lab, child, stem, records } = self;
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let until = std::time::Instant::now() + START_TIMEOUT;
         while !child.ended() {
-            if std::time::Instant::now() > deadline {
+            if std::time::Instant::now() > until {
                 bail!("the trace {stem} did not end");
             }
             std::thread::sleep(Duration::from_millis(20));

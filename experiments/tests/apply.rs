@@ -13,18 +13,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use teiji_experiments::apply::kills;
-use teiji_experiments::apply::place::{self, Place, TEIJI};
+use teiji_experiments::apply::test_host::{self, TEIJI, TestHost};
 use teiji_experiments::apply::{SHORT, seed};
 use teiji_experiments::tracing::Lab;
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, Output};
 
 const POLICY: &str = "/root/policy.toml";
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The host, and its two valid states.
-struct Stage {
-    place: &'static Place<'static>,
+struct Fixture {
+    test_host: &'static TestHost<'static>,
     original: Map<String, Value>,
     applied: Map<String, Value>,
 }
@@ -36,10 +36,10 @@ enum State {
     Applied,
 }
 
-impl Stage {
+impl Fixture {
     /// The host's state. Panics with the differences if it is neither of the two.
     fn state(&self) -> State {
-        let found = self.place.snapshot().unwrap();
+        let found = self.test_host.snapshot().unwrap();
         if found == self.original {
             return State::Original;
         }
@@ -61,19 +61,19 @@ impl Stage {
 
     /// Runs teiji, which must exit with `code`; returns its output and its messages.
     fn teiji(&self, arguments: &str, code: i32) -> String {
-        let output = self.place.teiji(arguments).unwrap();
+        let output = self.test_host.teiji(arguments).unwrap();
         said(&output, arguments, code)
     }
 
     fn sh(&self, script: &str) -> String {
-        self.place.lab.host.run(script).unwrap().ok().unwrap()
+        self.test_host.lab.host.run(script).unwrap().ok().unwrap()
     }
 
     /// Starts an apply with confirmation, and returns when it waits for it.
     fn waiting(&self, policy: &str, within: &str) -> Child {
         let command = format!("exec {TEIJI} apply {policy} --confirm-within {within} 2>&1");
-        let child = self.place.lab.host.spawn(&command).unwrap();
-        child.wait_for("applied; ", PATIENCE).unwrap();
+        let child = self.test_host.lab.host.spawn(&command).unwrap();
+        child.wait_for("applied; ", START_TIMEOUT).unwrap();
         child
     }
 }
@@ -92,22 +92,22 @@ fn has(text: &str, words: &[&str]) {
 }
 
 static LAB: Shared<Lab> = Shared::new("the lab", || {
-    place::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("apply")).unwrap()
+    test_host::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("apply")).unwrap()
 });
-static GUEST: Shared<Guest<'static>> = Shared::new("the VM", || LAB.host.guest(&place::guest()).unwrap());
-static PLACE: Shared<Place<'static>> =
-    Shared::new("the prepared host", || Place::prepare(&LAB, &GUEST).unwrap());
-static STAGE: Shared<Stage> = Shared::new("the two states of the host", || {
-    let place = &*PLACE;
-    clear(place);
-    let original = place.snapshot().unwrap();
-    place.teiji(&format!("apply {POLICY}")).unwrap().ok().unwrap();
+static GUEST: Shared<Guest<'static>> = Shared::new("the VM", || LAB.host.guest(&test_host::guest()).unwrap());
+static TEST_HOST: Shared<TestHost<'static>> =
+    Shared::new("the prepared host", || TestHost::prepare(&LAB, &GUEST).unwrap());
+static FIXTURE: Shared<Fixture> = Shared::new("the two states of the host", || {
+    let test_host = &*TEST_HOST;
+    clear(test_host);
+    let original = test_host.snapshot().unwrap();
+    test_host.teiji(&format!("apply {POLICY}")).unwrap().ok().unwrap();
     // The driver checks separately that this is what the policy asks for.
-    let applied = place.snapshot().unwrap();
-    place.teiji("rollback").unwrap().ok().unwrap();
-    let stage = Stage { place, original, applied };
-    assert_eq!(stage.state(), State::Original);
-    stage
+    let applied = test_host.snapshot().unwrap();
+    test_host.teiji("rollback").unwrap().ok().unwrap();
+    let fixture = Fixture { test_host, original, applied };
+    assert_eq!(fixture.state(), State::Original);
+    fixture
 });
 
 fn main() -> ExitCode {
@@ -122,34 +122,34 @@ fn main() -> ExitCode {
         confirm::unconfirmed_it_undoes_itself,
         confirm::confirmed_it_stays,
         confirm::killed_while_it_waits_the_next_command_undoes,
-        the_vm_has_borne_all_of_it,
+        the_vm_still_works_after_all_of_it,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
 /// Ends what a failed test may have left running, and reverts its changes.
-fn clear(place: &Place<'_>) {
+fn clear(test_host: &TestHost<'_>) {
     for command in ["rollback --unfinished", "rollback --force"] {
-        place.teiji(command).unwrap();
+        test_host.teiji(command).unwrap();
     }
 }
 
 /// The host in its original state, for a test.
-fn stage() -> &'static Stage {
-    clear(STAGE.place);
-    assert_eq!(STAGE.state(), State::Original, "an earlier test has left something");
-    &STAGE
+fn fixture() -> &'static Fixture {
+    clear(FIXTURE.test_host);
+    assert_eq!(FIXTURE.state(), State::Original, "an earlier test has left something");
+    &FIXTURE
 }
 
-fn the_vm_has_borne_all_of_it() {
+fn the_vm_still_works_after_all_of_it() {
     GUEST.run("true").unwrap().ok().unwrap();
 }
 
 fn killed_at_random_moments() {
-    clear(&PLACE);
+    clear(&TEST_HOST);
     let seed = seed();
     eprintln!("seed {seed}");
-    let kills = kills::run(&PLACE, SHORT.kills, seed).unwrap();
+    let kills = kills::run(&TEST_HOST, SHORT.kills, seed).unwrap();
     eprintln!("{}", kills.markdown());
     for (kind, c) in kills.counts() {
         assert_eq!((c.kills, c.well), (SHORT.kills, c.rounds), "{kind}, seed {seed}: {}", kills.trouble());

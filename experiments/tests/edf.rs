@@ -21,22 +21,23 @@ use teiji_lab::harness::{self, Shared};
 use teiji_model::qdisc::MAX_LINKS;
 
 /// A lab host and the running driver of the qdisc, if any.
-struct Stage {
+struct Fixture {
     host: LabHost,
     driver: Mutex<Option<Driver>>,
 }
 
-static CONCURRENT: Shared<Stage> = Shared::new("the lab of several CPUs", || Stage::boot(net::CONCURRENT));
+static CONCURRENT: Shared<Fixture> =
+    Shared::new("the lab of several CPUs", || Fixture::boot(net::CONCURRENT));
 /// Only one lab host at a time: the first one ends when this one is needed.
-static TIMED: Shared<Stage> = Shared::new("the lab of one CPU", || {
+static TIMED: Shared<Fixture> = Shared::new("the lab of one CPU", || {
     CONCURRENT.if_made(|stage| stage.host.end());
-    Stage::boot(net::TIMED)
+    Fixture::boot(net::TIMED)
 });
 
-impl Stage {
-    fn boot(cpus: u32) -> Stage {
+impl Fixture {
+    fn boot(cpus: u32) -> Fixture {
         let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("edf");
-        Stage { host: net::boot(&out, cpus).unwrap(), driver: Mutex::new(None) }
+        Fixture { host: net::boot(&out, cpus).unwrap(), driver: Mutex::new(None) }
     }
 
     fn driver(&self) -> MutexGuard<'_, Option<Driver>> {

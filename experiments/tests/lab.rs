@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use teiji_experiments::load::{self, Figures};
 use teiji_experiments::path::{
-    MEMORY_KB, SHORT, accuracy, agrees, blame, excused, flood, lost, only, throng, unseen,
+    MEMORY_KB, SHORT, accuracy, agrees, blame, excused, flood, lost, many_vms, only, unseen,
 };
 use teiji_experiments::programs;
 use teiji_experiments::tracing::{Lab, Trace};
@@ -305,7 +305,7 @@ fn nothing_is_left_attached_after_kill_9() {
 fn several_vms_are_traced_at_once() {
     let vm2 = LAB.host.guest(&GuestSpec::named("vm2")).unwrap();
     let _server = load::echo_server(&LAB.host, &vm2).unwrap();
-    let t = throng::run(&LAB, &[vm1(), &vm2], &SHORT).unwrap();
+    let t = many_vms::run(&LAB, &[vm1(), &vm2], &SHORT).unwrap();
     eprintln!("{}", serde_json::to_string(&t).unwrap());
     assert_eq!((t.vms, t.lost), (2, 0));
     let ([sent, answered], [seen, complete], [missed, incomplete]) = (t.called, t.requests, t.missed);

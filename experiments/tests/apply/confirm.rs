@@ -1,52 +1,52 @@
 //! `apply --confirm-within`: the changes are undone unless somebody confirms them.
 
-use super::{POLICY, State, has, said, stage};
+use super::{POLICY, State, fixture, has, said};
 
 pub fn unconfirmed_it_undoes_itself() {
-    let stage = stage();
-    let text = stage.teiji(&format!("apply {POLICY} --confirm-within 2s"), 1);
+    let fixture = fixture();
+    let text = fixture.teiji(&format!("apply {POLICY} --confirm-within 2s"), 1);
     has(&text, &["nobody confirmed within 2s", "what was done has been undone"]);
-    assert_eq!(stage.state(), State::Original);
+    assert_eq!(fixture.state(), State::Original);
 
     // A signal to end undoes the changes too.
-    let child = stage.waiting(POLICY, "60s");
-    stage.sh(&format!("kill -TERM {}", child.id().unwrap()));
+    let child = fixture.waiting(POLICY, "60s");
+    fixture.sh(&format!("kill -TERM {}", child.id().unwrap()));
     has(&said(&child.wait().unwrap(), "apply", 1), &["interrupted", "undone"]);
-    assert_eq!(stage.state(), State::Original);
-    has(&stage.teiji("confirm", 1), &["nothing to confirm"]);
+    assert_eq!(fixture.state(), State::Original);
+    has(&fixture.teiji("confirm", 1), &["nothing to confirm"]);
 }
 
 pub fn confirmed_it_stays() {
-    let stage = stage();
-    let child = stage.waiting(POLICY, "60s");
-    assert_eq!(stage.state(), State::Applied);
-    has(&stage.teiji("status", 0), &["waits for `teiji confirm`"]);
-    has(&stage.teiji("confirm", 0), &["the changes stay"]);
+    let fixture = fixture();
+    let child = fixture.waiting(POLICY, "60s");
+    assert_eq!(fixture.state(), State::Applied);
+    has(&fixture.teiji("status", 0), &["waits for `teiji confirm`"]);
+    has(&fixture.teiji("confirm", 0), &["the changes stay"]);
     said(&child.wait().unwrap(), "apply", 0);
-    assert_eq!(stage.state(), State::Applied);
+    assert_eq!(fixture.state(), State::Applied);
     // A second apply changes nothing.
-    has(&stage.teiji(&format!("apply {POLICY}"), 0), &["nothing to change"]);
-    stage.teiji("rollback", 0);
-    assert_eq!(stage.state(), State::Original);
+    has(&fixture.teiji(&format!("apply {POLICY}"), 0), &["nothing to change"]);
+    fixture.teiji("rollback", 0);
+    assert_eq!(fixture.state(), State::Original);
 }
 
 pub fn killed_while_it_waits_the_next_command_undoes() {
-    let stage = stage();
+    let fixture = fixture();
     for next in ["rollback --unfinished", "rollback"] {
-        let child = stage.waiting(POLICY, "60s");
+        let child = fixture.waiting(POLICY, "60s");
         let pid = child.id().unwrap();
-        stage.sh(&format!("kill -9 {pid}"));
+        fixture.sh(&format!("kill -9 {pid}"));
         child.wait().unwrap();
-        assert_eq!(stage.state(), State::Applied);
-        has(&stage.teiji(next, 0), &[&format!("pid {pid}"), "its changes were undone"]);
-        assert_eq!(stage.state(), State::Original);
+        assert_eq!(fixture.state(), State::Applied);
+        has(&fixture.teiji(next, 0), &[&format!("pid {pid}"), "its changes were undone"]);
+        assert_eq!(fixture.state(), State::Original);
     }
     // An apply first undoes those changes and then makes its own.
-    let child = stage.waiting(POLICY, "60s");
-    stage.sh(&format!("kill -9 {}", child.id().unwrap()));
+    let child = fixture.waiting(POLICY, "60s");
+    fixture.sh(&format!("kill -9 {}", child.id().unwrap()));
     child.wait().unwrap();
-    has(&stage.teiji(&format!("apply {POLICY}"), 0), &["its changes were undone", "done: "]);
-    assert_eq!(stage.state(), State::Applied);
-    stage.teiji("rollback", 0);
-    assert_eq!(stage.state(), State::Original);
+    has(&fixture.teiji(&format!("apply {POLICY}"), 0), &["its changes were undone", "done: "]);
+    assert_eq!(fixture.state(), State::Applied);
+    fixture.teiji("rollback", 0);
+    assert_eq!(fixture.state(), State::Original);
 }

@@ -1,39 +1,39 @@
 //! Faults other than a kill of teiji.
 
-use super::{PATIENCE, POLICY, State, has, said, stage};
+use super::{POLICY, START_TIMEOUT, State, fixture, has, said};
 use teiji_experiments::apply::kills::{self, Vanishings};
-use teiji_experiments::apply::place::{STATE, TEIJI};
+use teiji_experiments::apply::test_host::{STATE, TEIJI};
 use teiji_experiments::apply::{SHORT, seed};
 
 const FULL_DISK: &str = "/root/tiny";
 
 /// `plan` knows the VMs' threads, but only the kernel knows how much deadline bandwidth other processes have taken.
 pub fn a_step_that_the_kernel_refuses_undoes_all() {
-    let stage = stage();
+    let fixture = fixture();
     let policy = "[host]\nhalt_poll = \"30us\"\n[vm.vm1]\nweight = 50\nclass = \"deadline\"\nruntime = \"4ms\"\n\
                   period = \"10ms\"\n";
-    stage.place.lab.host.put("/root/deadline.toml", policy.as_bytes()).unwrap();
+    fixture.test_host.lab.host.put("/root/deadline.toml", policy.as_bytes()).unwrap();
     let others = "for n in 1 2 3 4 5; do chrt -d --sched-runtime 600000000 --sched-deadline 1000000000 \
                   --sched-period 1000000000 0 sh -c 'echo up; exec sleep 1000' & done; wait";
-    let others = stage.place.lab.host.spawn(others).unwrap();
-    others.wait_for(&"up\n".repeat(5), PATIENCE).unwrap();
-    has(&stage.teiji("plan /root/deadline.toml", 0), &["scheduling of thread", "steps to take"]);
-    let text = stage.teiji("apply /root/deadline.toml", 1);
+    let others = fixture.test_host.lab.host.spawn(others).unwrap();
+    others.wait_for(&"up\n".repeat(5), START_TIMEOUT).unwrap();
+    has(&fixture.teiji("plan /root/deadline.toml", 0), &["scheduling of thread", "steps to take"]);
+    let text = fixture.teiji("apply /root/deadline.toml", 1);
     has(&text, &["cannot change scheduling of thread", "of vm1", "EBUSY", "what was done has been undone"]);
-    assert_eq!(stage.state(), State::Original);
+    assert_eq!(fixture.state(), State::Original);
     others.kill().unwrap();
     others.wait().unwrap();
     // Without the other processes it succeeds.
-    stage.teiji("apply /root/deadline.toml", 0);
-    stage.teiji("rollback", 0);
-    assert_eq!(stage.state(), State::Original);
+    fixture.teiji("apply /root/deadline.toml", 0);
+    fixture.teiji("rollback", 0);
+    assert_eq!(fixture.state(), State::Original);
 }
 
 pub fn a_vm_that_vanishes_is_missed() {
-    let stage = stage();
+    let fixture = fixture();
     let seed = seed();
     eprintln!("seed {seed}");
-    let rounds = kills::vanish(stage.place, SHORT.vanish, seed).unwrap();
+    let rounds = kills::vanish(fixture.test_host, SHORT.vanish, seed).unwrap();
     for round in &rounds {
         assert!(round.well(), "seed {seed}: {round:#?}");
     }
@@ -43,49 +43,49 @@ pub fn a_vm_that_vanishes_is_missed() {
     assert!(v.undone > 0 && v.recovered > 0 && v.said_gone > 0, "seed {seed}: {rounds:#?}");
 
     // After everything was applied and teiji itself was killed: each thread of the VM is reported as gone, by name.
-    let vm = stage.place.stand_in().unwrap();
-    let child = stage.waiting("/root/standin.toml", "60s");
-    stage.sh(&format!("kill -9 {} {}", child.id().unwrap(), vm.id().unwrap()));
+    let vm = fixture.test_host.stand_in().unwrap();
+    let child = fixture.waiting("/root/standin.toml", "60s");
+    fixture.sh(&format!("kill -9 {} {}", child.id().unwrap(), vm.id().unwrap()));
     child.wait().unwrap();
     vm.wait().unwrap();
-    let text = stage.teiji("rollback --unfinished", 0);
+    let text = fixture.teiji("rollback --unfinished", 0);
     has(&text, &["vCPU 0 of standin) is gone", "vCPU 1 of standin) is gone", "its changes were undone"]);
-    assert_eq!(stage.state(), State::Original);
+    assert_eq!(fixture.state(), State::Original);
 }
 
 /// With every amount of room on the disk from none to enough.
 pub fn a_full_disk_undoes_or_changes_nothing() {
-    let stage = stage();
+    let fixture = fixture();
     let state = format!("--state {FULL_DISK}/state");
     let mut refused = [0, 0];
     let mut kb = 4;
     loop {
-        stage.sh(&format!("mkdir -p {FULL_DISK} && mount -t tmpfs -o size={kb}k tiny {FULL_DISK}"));
-        let output = stage.place.teiji(&format!("apply {POLICY} {state}")).unwrap();
+        fixture.sh(&format!("mkdir -p {FULL_DISK} && mount -t tmpfs -o size={kb}k tiny {FULL_DISK}"));
+        let output = fixture.test_host.teiji(&format!("apply {POLICY} {state}")).unwrap();
         if output.code == 0 {
             break;
         }
         has(&said(&output, "apply", 1), &["No space left", FULL_DISK]);
-        assert_eq!(stage.state(), State::Original, "{kb} kB");
-        let left = stage.sh(&format!("ls {FULL_DISK}/state"));
+        assert_eq!(fixture.state(), State::Original, "{kb} kB");
+        let left = fixture.sh(&format!("ls {FULL_DISK}/state"));
         assert!(!left.contains("transaction"), "{kb} kB: {left}");
-        stage.sh(&format!("umount {FULL_DISK}"));
+        fixture.sh(&format!("umount {FULL_DISK}"));
         refused[usize::from(output.text().contains("1/"))] += 1;
         kb += 4;
         assert!(kb < 200, "there is never enough room");
     }
     // Some applies failed before the first step and some after it.
     assert!(refused[0] > 0 && refused[1] > 0, "{refused:?}");
-    assert_eq!(stage.state(), State::Applied);
+    assert_eq!(fixture.state(), State::Applied);
 
     // Room for a rollback: none at first, then one page more each time.
     let mut failed = 0;
     let fill = format!("cat /dev/zero >{FULL_DISK}/filler 2>/dev/null; stat -c %s {FULL_DISK}/filler");
-    stage.sh(&format!("mount -o remount,size={}k {FULL_DISK}", kb + 64));
-    let mut filler: u64 = stage.sh(&fill).parse().unwrap();
+    fixture.sh(&format!("mount -o remount,size={}k {FULL_DISK}", kb + 64));
+    let mut filler: u64 = fixture.sh(&fill).parse().unwrap();
     loop {
-        let output = stage.place.teiji(&format!("rollback {state}")).unwrap();
-        let now = stage.state();
+        let output = fixture.test_host.teiji(&format!("rollback {state}")).unwrap();
+        let now = fixture.state();
         if output.code == 0 {
             assert_eq!(now, State::Original);
             break;
@@ -96,26 +96,26 @@ pub fn a_full_disk_undoes_or_changes_nothing() {
         let done = text.contains("all settings are as asked for");
         assert_eq!(now, if done { State::Original } else { State::Applied }, "{text}");
         filler = filler.checked_sub(4096).expect("there is never enough room");
-        stage.sh(&format!("truncate -s {filler} {FULL_DISK}/filler"));
+        fixture.sh(&format!("truncate -s {filler} {FULL_DISK}/filler"));
     }
     assert!(failed > 0, "the disk was not full");
-    has(&stage.teiji(&format!("status {state}"), 0), &["holds nothing"]);
-    stage.sh(&format!("umount {FULL_DISK}"));
+    has(&fixture.teiji(&format!("status {state}"), 0), &["holds nothing"]);
+    fixture.sh(&format!("umount {FULL_DISK}"));
 }
 
 pub fn one_at_a_time_changes_settings() {
-    let stage = stage();
-    let first = stage.waiting(POLICY, "60s");
+    let fixture = fixture();
+    let first = fixture.waiting(POLICY, "60s");
     let pid = format!("pid {}", first.id().unwrap());
-    let journal = stage.sh(&format!("cat {STATE}/transaction"));
+    let journal = fixture.sh(&format!("cat {STATE}/transaction"));
     for second in [&format!("apply {POLICY}"), "rollback", "rollback --unfinished"] {
-        has(&stage.teiji(second, 1), &["another teiji", &pid, "did nothing"]);
+        has(&fixture.teiji(second, 1), &["another teiji", &pid, "did nothing"]);
     }
-    assert_eq!(stage.sh(&format!("cat {STATE}/transaction")), journal);
-    assert_eq!(stage.state(), State::Applied);
-    stage.teiji("confirm", 0);
+    assert_eq!(fixture.sh(&format!("cat {STATE}/transaction")), journal);
+    assert_eq!(fixture.state(), State::Applied);
+    fixture.teiji("confirm", 0);
     said(&first.wait().unwrap(), "apply", 0);
-    stage.teiji("rollback", 0);
+    fixture.teiji("rollback", 0);
 
     // Two applies at the same instant: one succeeds; the other is refused, finds its plan out of date, or finds nothing
     // to do.
@@ -125,30 +125,30 @@ pub fn one_at_a_time_changes_settings() {
     );
     let mut refused = 0;
     for _ in 0..6 {
-        let text = stage.sh(&race);
+        let text = fixture.sh(&race);
         if text.starts_with("0 1 ") {
             assert!(text.contains("another teiji") || text.contains("plan again"), "{text}");
             refused += 1;
         } else {
             assert!(text.starts_with("0 0 ") && text.contains("nothing to change"), "{text}");
         }
-        assert_eq!(stage.state(), State::Applied);
-        stage.teiji("rollback", 0);
-        assert_eq!(stage.state(), State::Original);
+        assert_eq!(fixture.state(), State::Applied);
+        fixture.teiji("rollback", 0);
+        assert_eq!(fixture.state(), State::Original);
     }
     assert!(refused > 0, "the two never ran at the same time");
 }
 
 pub fn without_root_it_says_what_it_needs() {
-    let stage = stage();
-    stage.sh(&format!(
+    let fixture = fixture();
+    fixture.sh(&format!(
         "cp {POLICY} /tmp/policy.toml; printf '[host]\\nhalt_poll = \"50us\"\\n' >/tmp/host.toml"
     ));
     let nobody = |arguments: &str, code: i32| {
         let command = format!(
             "cd /; setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all {TEIJI} {arguments}"
         );
-        said(&stage.place.lab.host.run(&command).unwrap(), arguments, code)
+        said(&fixture.test_host.lab.host.run(&command).unwrap(), arguments, code)
     };
     // What the kernel shows to all users can be planned. The VM belongs to root.
     has(&nobody("plan /tmp/host.toml", 0), &["kvm.halt_poll_ns", "1 step to take"]);
@@ -156,22 +156,22 @@ pub fn without_root_it_says_what_it_needs() {
     for change in ["apply /tmp/host.toml", "rollback", "confirm"] {
         has(&nobody(change, 1), &["root is needed"]);
     }
-    assert_eq!(stage.state(), State::Original);
+    assert_eq!(fixture.state(), State::Original);
 }
 
 pub fn what_others_change_is_told_and_left_alone() {
-    let stage = stage();
+    let fixture = fixture();
     const HALT_POLL: &str = "/sys/module/kvm/parameters/halt_poll_ns";
-    stage.teiji(&format!("apply {POLICY}"), 0);
-    has(&stage.teiji("status", 0), &["teiji holds"]);
-    stage.sh(&format!("echo 77777 >{HALT_POLL}"));
-    has(&stage.teiji("status", 1), &["changed by someone else to 77.8 µs"]);
-    let text = stage.teiji("rollback", 1);
+    fixture.teiji(&format!("apply {POLICY}"), 0);
+    has(&fixture.teiji("status", 0), &["teiji holds"]);
+    fixture.sh(&format!("echo 77777 >{HALT_POLL}"));
+    has(&fixture.teiji("status", 1), &["changed by someone else to 77.8 µs"]);
+    let text = fixture.teiji("rollback", 1);
     has(&text, &["kvm.halt_poll_ns", "from 50.0 µs to 77.8 µs, and was left alone", "--force"]);
-    let mut found = stage.place.snapshot().unwrap();
+    let mut found = fixture.test_host.snapshot().unwrap();
     assert_eq!(found["halt_poll"], "77777");
-    found.insert("halt_poll".into(), stage.original["halt_poll"].clone());
-    assert_eq!(found, stage.original, "everything else is restored");
-    stage.teiji("rollback --force", 0);
-    assert_eq!(stage.state(), State::Original);
+    found.insert("halt_poll".into(), fixture.original["halt_poll"].clone());
+    assert_eq!(found, fixture.original, "everything else is restored");
+    fixture.teiji("rollback --force", 0);
+    assert_eq!(fixture.state(), State::Original);
 }

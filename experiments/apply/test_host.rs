@@ -93,7 +93,7 @@ pub struct Config {
 }
 
 /// The prepared host.
-pub struct Place<'l> {
+pub struct TestHost<'l> {
     /// The lab with the host.
     pub lab: &'l Lab,
     /// The NIC.
@@ -123,7 +123,7 @@ fn stand_in() -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-impl<'l> Place<'l> {
+impl<'l> TestHost<'l> {
     /// Prepares the host for a VM.
     ///
     /// # Errors
@@ -154,11 +154,13 @@ impl<'l> Place<'l> {
             rounds: 0,
             seed: 0,
         };
-        let place = Place { lab, link, config };
+        let test_host = TestHost { lab, link, config };
         lab.host.put(DRIVER, include_bytes!("driver.py"))?;
-        lab.host.put(&place.config.policy, WANTED.policy("vm1", Some(&place.link), true).as_bytes())?;
-        lab.host.put("/root/standin.toml", WANTED.policy(STAND_IN, Some(&place.link), false).as_bytes())?;
-        Ok(place)
+        lab.host
+            .put(&test_host.config.policy, WANTED.policy("vm1", Some(&test_host.link), true).as_bytes())?;
+        lab.host
+            .put("/root/standin.toml", WANTED.policy(STAND_IN, Some(&test_host.link), false).as_bytes())?;
+        Ok(test_host)
     }
 
     /// Runs `driver.py` with this many rounds, or kills of each kind.

@@ -10,7 +10,7 @@ use teiji_lab::{Child, Guest};
 use teiji_model::report::{Reason, VmReport};
 
 /// Minimum share of the requests that must be answered, and of the requested rate that must be sent.
-const BORNE: f64 = 0.95;
+const SUSTAINED_SHARE: f64 = 0.95;
 
 /// One rate.
 #[derive(Clone, Debug, Serialize)]
@@ -28,13 +28,14 @@ pub struct Level {
 
 /// Results.
 #[derive(Clone, Debug, Serialize)]
-pub struct Throng {
+pub struct ManyVms {
     /// Number of VMs.
     pub vms: usize,
     /// The rates tried, in order.
     pub levels: Vec<Level>,
     /// The highest rate that was sent and answered, requests per second.
-    pub borne: f64,
+    #[serde(rename = "borne")]
+    pub sustained: f64,
     /// What did not keep up at the next rate: the load generator or the guests; or that all rates were reached.
     pub limit: &'static str,
     /// Events that teiji took in.
@@ -55,12 +56,12 @@ pub struct Throng {
 ///
 /// # Errors
 /// If a tool fails.
-pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<Throng> {
+pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms> {
     let names: Vec<String> = guests.iter().map(|g| format!("--vm {}", g.name())).collect();
     let arguments = format!("{} --flow 'udp port {}'", names.join(" "), load::ECHO_PORT);
     let trace = Trace::start(lab, "throng", &arguments, false)?;
     let mut levels: Vec<Level> = Vec::new();
-    let (mut borne, mut limit) = (0.0, "none of the rates");
+    let (mut sustained, mut limit) = (0.0, "none of the rates");
     for &rate in extent.rates {
         let level = level(lab, guests, rate, extent.seconds)?;
         crate::say(&format!(
@@ -70,24 +71,24 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<Throng> 
             level.sent,
             level.answered * 100.0
         ));
-        let slow = level.sent < BORNE * level.asked;
-        let deaf = level.answered < BORNE;
+        let slow = level.sent < SUSTAINED_SHARE * level.asked;
+        let deaf = level.answered < SUSTAINED_SHARE;
         if slow || deaf {
             limit = if slow { "the load generator" } else { "the guests" };
             levels.push(level);
             break;
         }
-        borne = level.sent;
+        sustained = level.sent;
         levels.push(level);
     }
     std::thread::sleep(Duration::from_secs(1));
     let traced = trace.stop()?;
     let report = &traced.report;
-    Ok(Throng {
+    Ok(ManyVms {
         vms: report.vms.len(),
         called: [0, 1].map(|i| levels.iter().map(|l| l.called[i]).sum()),
         levels,
-        borne,
+        sustained,
         limit,
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
