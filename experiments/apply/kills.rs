@@ -178,8 +178,8 @@ const ROUND: Duration = Duration::from_secs(20);
 /// # Errors
 /// If the driver fails: a command does not work even without a kill.
 pub fn run(test_host: &TestHost<'_>, kills: u32, seed: u64) -> Result<Kills> {
-    let said = test_host.driver("kills", kills, seed, ROUND * 2 * (kills + 10))?;
-    let (lines, last) = said.rsplit_once('\n').context("the driver said too little")?;
+    let printed = test_host.driver("kills", kills, seed, ROUND * 2 * (kills + 10))?;
+    let (lines, last) = printed.rsplit_once('\n').context("the driver said too little")?;
     let rounds = lines.lines().map(serde_json::from_str).collect::<Result<Vec<Round>, _>>()?;
     let DriverSummary { typical_s } = serde_json::from_str(last)?;
     let count = |kind| count(rounds.iter().filter(|r| r.kind == kind));
@@ -192,8 +192,8 @@ pub fn run(test_host: &TestHost<'_>, kills: u32, seed: u64) -> Result<Kills> {
 /// # Errors
 /// If the driver fails.
 pub fn vanish(test_host: &TestHost<'_>, rounds: u32, seed: u64) -> Result<Vec<Vanished>> {
-    let said = test_host.driver("vanish", rounds, seed, ROUND * 5 * (rounds + 5))?;
-    said.lines().map(|l| serde_json::from_str(l).with_context(|| format!("the driver said {l}"))).collect()
+    let printed = test_host.driver("vanish", rounds, seed, ROUND * 5 * (rounds + 5))?;
+    printed.lines().map(|l| serde_json::from_str(l).with_context(|| format!("the driver said {l}"))).collect()
 }
 
 fn count<'r>(rounds: impl Iterator<Item = &'r Round>) -> Count {
@@ -227,7 +227,7 @@ impl Kills {
     }
 
     /// The rounds with errors, for people.
-    pub fn trouble(&self) -> String {
+    pub fn failures(&self) -> String {
         self.rounds.iter().filter(|r| !r.well()).map(|r| format!("{r:?}\n")).collect()
     }
 

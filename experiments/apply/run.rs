@@ -65,7 +65,7 @@ fn run(args: &Args) -> Result<bool> {
     );
     summary::write(&folder.join("rounds.csv"), &kills.csv())?;
     plot::kills(&folder.join("kills.svg"), &kills)?;
-    print!("{}", kills.trouble());
+    print!("{}", kills.failures());
     for round in rounds_vanished.iter().filter(|r| !r.well()) {
         println!("{round:?}");
     }

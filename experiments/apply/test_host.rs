@@ -137,8 +137,8 @@ impl<'l> TestHost<'l> {
              link=$(ls /sys/bus/pci/drivers/igb/*/net); ip link set $link up; echo $link\n\
              for irq in $(ls /sys/class/net/$link/device/msi_irqs); do [ ! -d /proc/irq/$irq ] || echo $irq; done"
         );
-        let said = lab.host.run(&prepare)?.ok().context("the lab host cannot be prepared")?;
-        let mut lines = said.lines().map(str::to_owned);
+        let printed = lab.host.run(&prepare)?.ok().context("the lab host cannot be prepared")?;
+        let mut lines = printed.lines().map(str::to_owned);
         let link = lines.next().context("the lab host has no NIC")?;
         let irqs =
             lines.map(|l| l.parse()).collect::<Result<Vec<u32>, _>>().context("no interrupt's number")?;

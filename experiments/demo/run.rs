@@ -127,7 +127,10 @@ fn trace_all(folder: &Path, args: &Args) -> Result<Vec<Traced>> {
 }
 
 fn recording(traced: &Traced) -> Result<PathBuf> {
-    traced.recording.clone().with_context(|| format!("a recording is missing; teiji said: {}", traced.said))
+    traced
+        .recording
+        .clone()
+        .with_context(|| format!("a recording is missing; teiji said: {}", traced.printed))
 }
 
 /// Runs `teiji replay` on this machine.

@@ -100,7 +100,7 @@ fn set_up(host: &LabHost, case: &Case, queues: &[TestQdisc]) -> Result<Driver> {
 }
 
 fn burst(host: &LabHost, case: &Case, queue: &TestQdisc, windows: u32) -> Result<Taken> {
-    let said = host
+    let printed = host
         .run_for(
             &format!(
                 "ip netns exec a /tmp/teiji-lab udp-burst --to {} --device {} --channels {} --size {SIZE} --burst {} \
@@ -115,7 +115,7 @@ fn burst(host: &LabHost, case: &Case, queue: &TestQdisc, windows: u32) -> Result
             LIMIT,
         )?
         .ok()?;
-    serde_json::from_str(&said).with_context(|| format!("the load printed {said:?}"))
+    serde_json::from_str(&printed).with_context(|| format!("the load printed {printed:?}"))
 }
 
 /// Fails if a packet of a channel was not sent as real time: another path than the claimed one would be measured.

@@ -88,9 +88,9 @@ impl Driver {
     /// What the driver says if the kernel refuses.
     pub fn start(host: &LabHost) -> Result<Driver> {
         let child = host.spawn("exec ip netns exec a /tmp/edf")?;
-        let said = child.wait_for("\n", START_TIMEOUT).context("the driver of the qdisc did not start")?;
-        if !said.starts_with("loaded") {
-            bail!("the driver of the qdisc says: {}", said.trim());
+        let printed = child.wait_for("\n", START_TIMEOUT).context("the driver of the qdisc did not start")?;
+        if !printed.starts_with("loaded") {
+            bail!("the driver of the qdisc says: {}", printed.trim());
         }
         Ok(Driver { child, asked: Cell::new(0) })
     }
@@ -104,8 +104,8 @@ impl Driver {
         let number = self.asked.get() + 1;
         self.asked.set(number);
         let end = format!("\n#{number}\n");
-        let said = self.child.wait_for(&end, START_TIMEOUT)?;
-        let before = said.split(&end).next().unwrap_or_default();
+        let printed = self.child.wait_for(&end, START_TIMEOUT)?;
+        let before = printed.split(&end).next().unwrap_or_default();
         Ok(before.lines().last().unwrap_or_default().to_owned())
     }
 

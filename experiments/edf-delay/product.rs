@@ -70,8 +70,8 @@ impl<'a> Product<'a> {
     /// # Errors
     /// The product's message if a command fails.
     pub fn channels(&self) -> Result<Vec<Value>> {
-        let said = self.host.run(&format!("{TEIJI} status {PLACE} --json"))?.ok()?;
-        let status: Value = serde_json::from_str(&said)?;
+        let printed = self.host.run(&format!("{TEIJI} status {PLACE} --json"))?.ok()?;
+        let status: Value = serde_json::from_str(&printed)?;
         let channels = status["deadlines"]["links"][0]["channels"].as_object();
         Ok(channels.context("the status shows no channels")?.values().cloned().collect())
     }

@@ -113,6 +113,6 @@ pub fn flows(qdisc: &str, workload: &Workload) -> String {
 /// The flood of best effort at twice the link's rate, as arguments of the same program. For etf, which drops packets
 /// without a deadline, the deadline is one second.
 pub fn flood(qdisc: &str) -> String {
-    let told = if qdisc == "etf" { ",deadline_us=1000000" } else { "" };
-    format!(" --flow 10.88.0.2:7000,rate={},size={SIZE}{told}", 2 * LINK)
+    let deadline_option = if qdisc == "etf" { ",deadline_us=1000000" } else { "" };
+    format!(" --flow 10.88.0.2:7000,rate={},size={SIZE}{deadline_option}", 2 * LINK)
 }

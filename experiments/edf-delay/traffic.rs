@@ -127,9 +127,9 @@ pub fn measure(host: &LabHost, qdisc: &'static str, workload: &Workload) -> Resu
         rivals::flows(qdisc, workload),
         seconds.saturating_sub(2).max(1),
     );
-    let said = host.run_for(&script, LIMIT)?.ok()?;
-    let lines: Vec<&str> = said.lines().collect();
-    let [b0, p0, t0, b1, p1, t1, sent, arrived] = lines[..] else { bail!("the run said: {said}") };
+    let printed = host.run_for(&script, LIMIT)?.ok()?;
+    let lines: Vec<&str> = printed.lines().collect();
+    let [b0, p0, t0, b1, p1, t1, sent, arrived] = lines[..] else { bail!("the run said: {printed}") };
     let difference = |a: &str, b: &str| -> Result<f64> { Ok((b.parse::<u64>()? - a.parse::<u64>()?) as f64) };
     let wire = difference(b0, b1)? + 24.0 * difference(p0, p1)?;
     let used = wire * 8e9 / difference(t0, t1)? / LINK as f64;

@@ -44,9 +44,9 @@ fn run(args: &Args) -> Result<bool> {
     let set_up = "modprobe -a tun vhost_net kvm_amd && cp /mnt/bin/cost /tmp/";
     lab.host.run_for(set_up, LIMIT)?.ok().context("the probed modules could not be loaded")?;
     let amount = if args.form.short { "--rounds 1 --windows 3" } else { "--rounds 3 --windows 5" };
-    let said = lab.host.run_for(&format!("/tmp/cost --count 500 {amount}"), LIMIT)?.ok()?;
+    let printed = lab.host.run_for(&format!("/tmp/cost --count 500 {amount}"), LIMIT)?.ok()?;
     let samples: Vec<Sample> =
-        serde_json::from_str(&said).with_context(|| format!("the driver printed {said:?}"))?;
+        serde_json::from_str(&printed).with_context(|| format!("the driver printed {printed:?}"))?;
     let mut summary = Summary::new("overhead", "virtual", lab.host.kernel());
     lab.host.power_off();
 

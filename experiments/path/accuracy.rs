@@ -201,7 +201,8 @@ pub fn run_under(
     let [at, inside, outside] = captures.map(|c| c.stop(lab));
     let ((captured, counts), (inside, drops_inside), (outside, drops_outside)) = (at?, inside?, outside?);
     let traced = trace.stop()?;
-    let recording = traced.recording.with_context(|| format!("no recording; teiji said: {}", traced.said))?;
+    let recording =
+        traced.recording.with_context(|| format!("no recording; teiji said: {}", traced.printed))?;
     let (joined, _) = requests(&recording)?;
     let paired = |capture: &[u8], side| -> Result<pcap::Pairs> {
         Ok(pcap::pair(&pcap::packets(capture)?, guest.ip(), case.pairing, side))
@@ -264,9 +265,9 @@ impl Capture {
     /// Ends the capture; returns the file and the tool's counts.
     fn stop(self, lab: &Lab) -> Result<(Vec<u8>, Counts)> {
         lab.host.run(&format!("kill -INT {}", self.child.id()?))?.ok()?;
-        let told = self.child.wait()?.ok()?;
-        let counts = serde_json::from_str(told.lines().last().unwrap_or_default())
-            .with_context(|| format!("the capture printed {told:?}"))?;
+        let printed = self.child.wait()?.ok()?;
+        let counts = serde_json::from_str(printed.lines().last().unwrap_or_default())
+            .with_context(|| format!("the capture printed {printed:?}"))?;
         Ok((std::fs::read(lab.fetch(&self.file)?).context("cannot read the capture")?, counts))
     }
 }

@@ -217,18 +217,18 @@ fn start_teiji(program: &Path, report: &Path) -> Result<Child> {
     }
     let mut child = command.spawn().with_context(|| format!("cannot run {}", program.display()))?;
     let stderr = child.stderr.take().context("teiji has no standard error")?;
-    let (tell, told) = std::sync::mpsc::channel();
+    let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(stderr).lines().map_while(Result::ok) {
             if !line.starts_with("tracing,") {
                 eprintln!("{line}");
             }
             // The receiver waits for the first line only.
-            let _ = tell.send(line.starts_with("tracing,"));
+            let _ = sender.send(line.starts_with("tracing,"));
         }
     });
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while let Ok(tracing) = told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while let Ok(tracing) = receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
         if tracing {
             return Ok(child);
         }

@@ -98,10 +98,10 @@ pub fn excused(report: &Report) -> anyhow::Result<u64> {
 ///
 /// # Errors
 /// If it does not.
-pub fn agrees(what: &str, told: u64, counted: u64, excused: u64) -> anyhow::Result<()> {
+pub fn agrees(what: &str, reported: u64, counted: u64, excused: u64) -> anyhow::Result<()> {
     ensure!(
-        told <= counted && told + excused >= counted,
-        "{what}: {told} of {counted}, at most {excused} excused"
+        reported <= counted && reported + excused >= counted,
+        "{what}: {reported} of {counted}, at most {excused} excused"
     );
     Ok(())
 }

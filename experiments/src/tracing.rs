@@ -76,7 +76,7 @@ pub struct Traced {
     /// teiji's exit code.
     pub code: i32,
     /// Messages that teiji printed beside the report.
-    pub said: String,
+    pub printed: String,
     /// Peak resident memory until teiji was stopped, kB; 0 if it ended by itself.
     pub peak_kb: u64,
     /// The recording, on this machine.
@@ -155,15 +155,15 @@ impl<'l> Trace<'l> {
             std::thread::sleep(Duration::from_millis(20));
         }
         let output = child.wait()?;
-        let said = output.text();
+        let printed = output.text();
         let json = lab
             .host
             .get(&format!("/tmp/{stem}.json"))
-            .with_context(|| format!("the trace {stem} left no report; it said: {said}"))?;
+            .with_context(|| format!("the trace {stem} left no report; it said: {printed}"))?;
         let report =
             serde_json::from_slice(&json).with_context(|| format!("the report of {stem} is not one"))?;
         let recording = if records { lab.fetch(&format!("/tmp/{stem}.teiji")).ok() } else { None };
-        Ok(Traced { report, code: output.code, said, peak_kb, recording })
+        Ok(Traced { report, code: output.code, printed, peak_kb, recording })
     }
 }
 

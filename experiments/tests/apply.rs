@@ -62,7 +62,7 @@ impl Fixture {
     /// Runs teiji, which must exit with `code`; returns its output and its messages.
     fn teiji(&self, arguments: &str, code: i32) -> String {
         let output = self.test_host.teiji(arguments).unwrap();
-        said(&output, arguments, code)
+        printed(&output, arguments, code)
     }
 
     fn sh(&self, script: &str) -> String {
@@ -78,7 +78,7 @@ impl Fixture {
     }
 }
 
-fn said(output: &Output, what: &str, code: i32) -> String {
+fn printed(output: &Output, what: &str, code: i32) -> String {
     let text = format!("{}\n{}", output.text(), output.err_text());
     assert_eq!(output.code, code, "{what}: {text}");
     text
@@ -152,7 +152,7 @@ fn killed_at_random_moments() {
     let kills = kills::run(&TEST_HOST, SHORT.kills, seed).unwrap();
     eprintln!("{}", kills.markdown());
     for (kind, c) in kills.counts() {
-        assert_eq!((c.kills, c.well), (SHORT.kills, c.rounds), "{kind}, seed {seed}: {}", kills.trouble());
+        assert_eq!((c.kills, c.well), (SHORT.kills, c.rounds), "{kind}, seed {seed}: {}", kills.failures());
         // Otherwise the kills prove nothing.
         assert!(
             c.at_work * 2 > c.kills && c.between > 0 && c.recovery_kills > 0,

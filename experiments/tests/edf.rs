@@ -118,12 +118,12 @@ fn root(host: &LabHost, dev: &str) -> String {
 /// Sends flows from namespace a for some seconds, and waits for the packets in the queue that have a deadline. Returns
 /// how many datagrams of each flow the kernel accepted.
 fn send(host: &LabHost, seconds: f64, flows: &str) -> Vec<u64> {
-    let said = host
+    let printed = host
         .run(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for {seconds} {flows}; sleep 0.1"))
         .unwrap()
         .ok()
         .unwrap();
-    let sent: Vec<Value> = serde_json::from_str(&said).unwrap();
+    let sent: Vec<Value> = serde_json::from_str(&printed).unwrap();
     sent.iter().map(|s| s["sent"].as_u64().unwrap()).collect()
 }
 
@@ -132,11 +132,11 @@ fn of(stats: &Value, channel: &str, what: &str) -> u64 {
 }
 
 fn the_verifier_accepts_every_program(_: &LabHost, driver: &Driver) {
-    let said = driver.line("verified").unwrap();
-    eprintln!("instructions that the verifier walked: {said}");
-    let programs: serde_json::Map<String, Value> = serde_json::from_str(&said).unwrap();
-    assert_eq!(programs.len(), 5, "{said}");
-    assert!(programs.values().all(|n| (1..100_000).contains(&n.as_u64().unwrap())), "{said}");
+    let printed = driver.line("verified").unwrap();
+    eprintln!("instructions that the verifier walked: {printed}");
+    let programs: serde_json::Map<String, Value> = serde_json::from_str(&printed).unwrap();
+    assert_eq!(programs.len(), 5, "{printed}");
+    assert!(programs.values().all(|n| (1..100_000).contains(&n.as_u64().unwrap())), "{printed}");
 }
 
 fn received(host: &LabHost) -> u64 {

@@ -102,8 +102,8 @@ fn root(host: &LabHost) -> String {
 
 /// The root qdisc as `teiji plan` shows it, for a policy that asks for another one; null if it asks for none.
 fn present(host: &LabHost, wanting: &str) -> Value {
-    let said = host.run(&format!("{TEIJI} plan {wanting} --json {PLACE}")).unwrap().ok().unwrap();
-    let plan: Value = serde_json::from_str(&said).unwrap();
+    let printed = host.run(&format!("{TEIJI} plan {wanting} --json {PLACE}")).unwrap().ok().unwrap();
+    let plan: Value = serde_json::from_str(&printed).unwrap();
     let steps = plan["steps"].as_array().unwrap();
     let queue = steps.iter().find(|s| s["setting"]["queue"].is_object());
     queue.map_or(Value::Null, |step| step["present"]["queue"].clone())
@@ -113,15 +113,15 @@ fn the_former_root_is_put_back() {
     let host = fresh();
     let options = |shown: String| shown.split_once(" root ").map(|(_, o)| o.trim().to_owned()).unwrap();
     let untouched = root(host);
-    let said = teiji(host, "plan /tmp/six.toml", 0);
+    let printed = teiji(host, "plan /tmp/six.toml", 0);
     for part in [
         "va: HFSC, 50mbit, 66 % reserved",
         "no BPF qdiscs (no struct_ops Qdisc_ops)",
         "admits fewer channels",
     ] {
-        assert!(said.split_whitespace().collect::<Vec<_>>().join(" ").contains(part), "{part}: {said}");
+        assert!(printed.split_whitespace().collect::<Vec<_>>().join(" ").contains(part), "{part}: {printed}");
     }
-    eprintln!("{said}");
+    eprintln!("{printed}");
     for chosen in [None, Some("fq limit 1234 flow_limit 77"), Some("pfifo limit 321")] {
         if let Some(chosen) = chosen {
             host.run(&format!("ip netns exec a tc qdisc replace dev va root {chosen}"))
@@ -150,21 +150,21 @@ fn a_missing_module_changes_nothing() {
     let before = root(host);
     let hide = "echo install cls_flower /bin/false >/etc/modprobe.d/hfsc.conf && modprobe -r cls_flower";
     host.run(hide).unwrap().ok().unwrap();
-    let said = teiji(host, "apply /tmp/six.toml", 1);
-    let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+    let printed = teiji(host, "apply /tmp/six.toml", 1);
+    let printed = printed.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(
-        said.contains("the kernel refuses the filter of channel `c0`: it does not have that kind"),
-        "{said}"
+        printed.contains("the kernel refuses the filter of channel `c0`: it does not have that kind"),
+        "{printed}"
     );
-    assert!(said.contains("install the kernel modules sch_htb, sch_hfsc and cls_flower"), "{said}");
+    assert!(printed.contains("install the kernel modules sch_htb, sch_hfsc and cls_flower"), "{printed}");
     assert_eq!(root(host), before);
     host.run("rm /etc/modprobe.d/hfsc.conf").unwrap().ok().unwrap();
 }
 
 /// Packets that the queue of each channel has sent, in the order of the names. (tc's JSON output of this is wrong.)
 fn sent(host: &LabHost) -> Vec<u64> {
-    let said = host.run("ip netns exec a tc -s qdisc show dev va").unwrap().ok().unwrap();
-    let lines: Vec<&str> = said.lines().collect();
+    let printed = host.run("ip netns exec a tc -s qdisc show dev va").unwrap().ok().unwrap();
+    let lines: Vec<&str> = printed.lines().collect();
     let below = |pair: &[&str]| {
         let class = pair[0].split_once(" parent 7e14:")?.1.split(' ').next()?;
         let packets = pair[1].trim().strip_prefix("Sent ")?.split(' ').nth(2)?;
@@ -172,7 +172,7 @@ fn sent(host: &LabHost) -> Vec<u64> {
     };
     let mut all: Vec<(u64, u64)> = lines.windows(2).filter_map(below).collect();
     all.sort_unstable();
-    assert_eq!(all.len(), 6, "{said}");
+    assert_eq!(all.len(), 6, "{printed}");
     // The first class is best effort, with what the host itself sends: ARP, neighbour discovery.
     all.into_iter().skip(1).map(|(_, packets)| packets).collect()
 }
@@ -223,11 +223,11 @@ fn what_others_change_is_told() {
     ] {
         teiji(host, "apply /tmp/six.toml", 0);
         host.run(&format!("ip netns exec a {change}")).unwrap().ok().unwrap();
-        let said = teiji(host, "plan /tmp/six.toml", 0);
-        let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+        let printed = teiji(host, "plan /tmp/six.toml", 0);
+        let printed = printed.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(
-            said.contains("was changed by someone else from HFSC, 7 channels, 50mbit to htb"),
-            "{change}: {said}"
+            printed.contains("was changed by someone else from HFSC, 7 channels, 50mbit to htb"),
+            "{change}: {printed}"
         );
         teiji(host, "rollback --force", 0);
         assert!(!root(host).contains("htb"), "{change}");
@@ -293,8 +293,8 @@ fn as_many_channels_as_a_host_may_have() {
 
 fn no_packet_is_later_than_printed() {
     let (host, plan) = (fresh(), &six());
-    let said = host.run(&format!("{TEIJI} plan /tmp/six.toml --json {PLACE}")).unwrap().ok().unwrap();
-    let printed: Value = serde_json::from_str(&said).unwrap();
+    let printed = host.run(&format!("{TEIJI} plan /tmp/six.toml --json {PLACE}")).unwrap().ok().unwrap();
+    let printed: Value = serde_json::from_str(&printed).unwrap();
     let bounds: Vec<u64> = printed["links"][0]["channels"]
         .as_array()
         .unwrap()

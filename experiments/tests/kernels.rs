@@ -55,9 +55,9 @@ fn at_least(version: &str, least: [u32; 2]) -> bool {
 }
 
 fn the_verifier_accepts_every_program(lab: &Lab, version: &str, has_bpf_qdiscs: bool) {
-    let said = lab.host.run("/mnt/bin/verify").unwrap().ok().unwrap();
-    let all: Value = serde_json::from_str(&said).unwrap();
-    eprintln!("instructions that the verifier of {version} walked: {said}");
+    let printed = lab.host.run("/mnt/bin/verify").unwrap().ok().unwrap();
+    let all: Value = serde_json::from_str(&printed).unwrap();
+    eprintln!("instructions that the verifier of {version} walked: {printed}");
     let mut expected = vec![("path_trace", 22)];
     if has_bpf_qdiscs {
         expected.push(("qdisc_edf", 5));
@@ -66,9 +66,9 @@ fn the_verifier_accepts_every_program(lab: &Lab, version: &str, has_bpf_qdiscs: 
         assert!(why.contains("lacks BPF qdiscs") && why.contains("Linux 6.16"), "{why}");
     }
     for (object, count) in expected {
-        let programs = all[object]["programs"].as_object().unwrap_or_else(|| panic!("{object}: {said}"));
+        let programs = all[object]["programs"].as_object().unwrap_or_else(|| panic!("{object}: {printed}"));
         assert_eq!(all[object]["absent"], Value::Array(Vec::new()), "{object}");
-        assert_eq!(programs.len(), count, "{object}: {said}");
+        assert_eq!(programs.len(), count, "{object}: {printed}");
         for (name, walked) in programs {
             // A tenth of the limit, so that a kernel with a more thorough verifier still accepts the program.
             assert!(
@@ -80,11 +80,12 @@ fn the_verifier_accepts_every_program(lab: &Lab, version: &str, has_bpf_qdiscs: 
 }
 
 fn doctor_says_what_the_kernel_lacks(lab: &Lab, has_bpf_qdiscs: bool) {
-    let said = lab.host.run("/mnt/bin/teiji doctor --json").unwrap().ok().unwrap();
-    let report: Value = serde_json::from_str(&said).unwrap();
-    assert_eq!(report["works"], true, "{said}");
+    let printed = lab.host.run("/mnt/bin/teiji doctor --json").unwrap().ok().unwrap();
+    let report: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(report["works"], true, "{printed}");
     let capabilities = report["capabilities"].as_array().unwrap();
-    let qdiscs = capabilities.iter().find(|c| c["name"] == "BPF qdiscs").unwrap_or_else(|| panic!("{said}"));
+    let qdiscs =
+        capabilities.iter().find(|c| c["name"] == "BPF qdiscs").unwrap_or_else(|| panic!("{printed}"));
     assert_eq!(qdiscs["present"], has_bpf_qdiscs, "{qdiscs}");
     if !has_bpf_qdiscs {
         assert!(
@@ -94,7 +95,7 @@ fn doctor_says_what_the_kernel_lacks(lab: &Lab, has_bpf_qdiscs: bool) {
         assert!(qdiscs["remedy"].as_str().unwrap().contains("Linux 6.16"), "{qdiscs}");
     }
     let probes =
-        capabilities.iter().find(|c| c["name"] == "packet probes").unwrap_or_else(|| panic!("{said}"));
+        capabilities.iter().find(|c| c["name"] == "packet probes").unwrap_or_else(|| panic!("{printed}"));
     assert_eq!(probes["present"], true, "{probes}");
     let missing: Vec<&str> = capabilities
         .iter()

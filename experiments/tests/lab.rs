@@ -187,7 +187,7 @@ fn ctrl_c_ends_in_a_report_that_replay_repeats() {
     assert!(!trace.status("Uid").unwrap().split_whitespace().any(|uid| uid == "0"));
     let called = echo(vm1(), 50.0, 100);
     let traced = trace.stop().unwrap();
-    assert_eq!(traced.code, 0, "{}", traced.said);
+    assert_eq!(traced.code, 0, "{}", traced.printed);
     all_are_accounted_for(&traced.report, &called);
 
     let replay = "setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all --inh-caps -all \
@@ -247,7 +247,7 @@ fn two_traces_at_once_are_both_right() {
     let called = echo(guest, 50.0, 100);
     let (first, second) = (first.stop().unwrap(), second.stop().unwrap());
     for traced in [&first, &second] {
-        assert_eq!(traced.code, 0, "{}", traced.said);
+        assert_eq!(traced.code, 0, "{}", traced.printed);
         all_are_accounted_for(&traced.report, &called);
     }
 }
@@ -261,11 +261,11 @@ fn a_full_disk_costs_only_the_recording() {
     let called = echo(guest, 100.0, 300);
     let traced = trace.stop().unwrap();
     let left = lab.host.run("ls /root/small; umount /root/small").unwrap().ok().unwrap();
-    assert_eq!(traced.code, 1, "{}", traced.said);
+    assert_eq!(traced.code, 1, "{}", traced.printed);
     assert!(
-        traced.said.contains("/root/small/r.teiji") && traced.said.contains("No space"),
+        traced.printed.contains("/root/small/r.teiji") && traced.printed.contains("No space"),
         "{}",
-        traced.said
+        traced.printed
     );
     all_are_accounted_for(&traced.report, &called);
     assert_eq!(left, "filler", "a part of the recording was left");
@@ -276,8 +276,8 @@ fn a_vm_that_is_not_there_is_said_so() {
     vm1();
     let trace = LAB.host.run("/mnt/bin/teiji trace --vm nobody --for 1s").unwrap();
     assert_eq!(trace.code, 1);
-    let said = trace.err_text();
-    assert!(said.contains("nobody") && said.contains("vm1"), "{said}");
+    let printed = trace.err_text();
+    assert!(printed.contains("nobody") && printed.contains("vm1"), "{printed}");
 }
 
 /// The numbers of BPF programs and links that are loaded, as text.
@@ -324,8 +324,8 @@ fn a_vm_that_dies_ends_the_trace(guest: &Guest<'_>) {
     let called = echo(guest, 50.0, 50);
     LAB.host.run(&format!("kill -9 {}", guest.pid())).unwrap().ok().unwrap();
     let traced = trace.wait().unwrap();
-    assert_eq!(traced.code, 1, "{}", traced.said);
-    assert!(traced.said.contains("vm2") && traced.said.contains("ended"), "{}", traced.said);
+    assert_eq!(traced.code, 1, "{}", traced.printed);
+    assert!(traced.printed.contains("vm2") && traced.printed.contains("ended"), "{}", traced.printed);
     assert_eq!(traced.report.counters.vanished, [guest.pid()]);
     all_are_accounted_for(&traced.report, &called);
 }

@@ -57,7 +57,7 @@ fn probe(prepared: &Prepared) -> Result<bool> {
     let machine = Machine::start_probe(prepared, &folder)?;
     machine.emulator().wait(LIMIT);
     machine.kill();
-    let said = fs::read_to_string(folder.join("console.log")).unwrap_or_default();
+    let printed = fs::read_to_string(folder.join("console.log")).unwrap_or_default();
     let _ = fs::remove_dir_all(&folder);
-    Ok(said.contains("teiji-probe-ok"))
+    Ok(printed.contains("teiji-probe-ok"))
 }

@@ -57,11 +57,11 @@ impl Lock {
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).doing(doing)?;
         let mut waiting: Option<ProgressStep> = None;
-        let mut told = -30.0;
+        let mut reported_at = -30.0;
         while !try_lock(&file).doing(doing)? {
             let step = waiting.get_or_insert_with(|| ProgressStep::begin(&format!("waiting for {what}")));
-            if step.seconds() - told >= 30.0 {
-                told = step.seconds();
+            if step.seconds() - reported_at >= 30.0 {
+                reported_at = step.seconds();
                 let mut holder = String::new();
                 file.rewind().and_then(|()| file.read_to_string(&mut holder)).doing(doing)?;
                 // A command line may be a whole script.

@@ -164,9 +164,9 @@ impl Child {
         let stopwatch = Stopwatch::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         loop {
-            let said = String::from_utf8_lossy(&state.stdout);
-            if said.contains(text) {
-                return Ok(said.into_owned());
+            let printed = String::from_utf8_lossy(&state.stdout);
+            if printed.contains(text) {
+                return Ok(printed.into_owned());
             }
             if let Some(result) = &state.result {
                 return Err(match result {
@@ -309,7 +309,7 @@ impl Child {
         Error::Timeout {
             command: self.command.clone(),
             limit,
-            said: format!("{}{}", tail(&state.stdout), tail(&state.stderr)),
+            printed: format!("{}{}", tail(&state.stdout), tail(&state.stderr)),
         }
     }
 

@@ -41,7 +41,7 @@ pub enum Error {
     },
     /// A command was killed because it exceeded its limit.
     #[error(
-        "`{command}` did not end within {limit:?} and was killed with all it had started; it had said: {said}"
+        "`{command}` did not end within {limit:?} and was killed with all it had started; it had said: {printed}"
     )]
     Timeout {
         /// The command, as given.
@@ -49,7 +49,7 @@ pub enum Error {
         /// The limit it had.
         limit: Duration,
         /// The end of its output.
-        said: String,
+        printed: String,
     },
     /// The lab host did not boot, or has ended.
     #[error("the lab host {0}")]

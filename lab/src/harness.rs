@@ -196,11 +196,11 @@ mod tests {
             Shared::new("a number", || panic!("attempt {}", TRIED.fetch_add(1, Ordering::Relaxed)));
         for _ in 0..2 {
             assert_eq!(SHARED.get().unwrap_err(), "attempt 0");
-            let said = catch_unwind(|| *SHARED).unwrap_err();
+            let printed = catch_unwind(|| *SHARED).unwrap_err();
             assert!(
-                reason(said.as_ref()).contains("a number, which could not be made"),
+                reason(printed.as_ref()).contains("a number, which could not be made"),
                 "{}",
-                reason(said.as_ref())
+                reason(printed.as_ref())
             );
         }
         SHARED.if_made(|_| panic!("it was not made"));

@@ -92,11 +92,11 @@ impl Output {
     /// If the exit code is not 0; the error has the command's standard error.
     pub fn ok(self) -> Result<String> {
         if self.code != 0 {
-            let mut said = self.err_text();
-            if said.is_empty() {
-                said = self.text();
+            let mut printed = self.err_text();
+            if printed.is_empty() {
+                printed = self.text();
             }
-            return Err(Error::Failed { command: self.command, code: self.code, stderr: said });
+            return Err(Error::Failed { command: self.command, code: self.code, stderr: printed });
         }
         Ok(self.text())
     }

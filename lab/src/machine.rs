@@ -151,7 +151,7 @@ impl Emulator {
 
     /// How it ended, if it has, and the last lines of its console and of its own messages.
     pub(crate) fn how_it_ended(&self) -> String {
-        let mut said = match &*self.ended() {
+        let mut printed = match &*self.ended() {
             None => String::from("the emulator runs"),
             Some(Ok(status)) => format!("the emulator ended ({status})"),
             Some(Err(e)) => format!("the emulator could not be waited for ({e})"),
@@ -163,23 +163,23 @@ impl Emulator {
             let lines: Vec<_> =
                 text.lines().filter(|l| !l.contains("doesn't support requested feature")).collect();
             for l in &lines[lines.len().saturating_sub(15)..] {
-                said += &format!("\n  {file}: {l}");
+                printed += &format!("\n  {file}: {l}");
             }
         }
-        said
+        printed
     }
 
     /// The length of its console log, bytes.
-    pub(crate) fn said(&self) -> usize {
+    pub(crate) fn console_length(&self) -> usize {
         let length = fs::metadata(self.folder.join("console.log")).map_or(0, |m| m.len());
         usize::try_from(length).unwrap_or(usize::MAX)
     }
 
-    /// Whether its kernel has reported, after the first `said` bytes of the log, that a CPU was stuck for at least this
+    /// Whether its kernel has reported, after the first `printed` bytes of the log, that a CPU was stuck for at least this
     /// long, in its own time.
-    pub(crate) fn stuck(&self, said: usize, at_least: Duration) -> bool {
+    pub(crate) fn stuck(&self, from: usize, at_least: Duration) -> bool {
         let text = fs::read(self.folder.join("console.log")).unwrap_or_default();
-        String::from_utf8_lossy(text.get(said..).unwrap_or_default())
+        String::from_utf8_lossy(text.get(from..).unwrap_or_default())
             .lines()
             .any(|l| stuck_for(l).is_some_and(|t| t >= at_least))
     }

@@ -84,12 +84,12 @@ fn version(root: &Path, kernel: Kernel) -> Result<String> {
 pub fn prepare() -> Result<Prepared> {
     let cache = cache::folder()?;
     let name = format!("lab-{}", recipe::key());
-    let place = cache.join(&name);
-    if let Some(prepared) = Prepared::open(place.clone()) {
+    let target = cache.join(&name);
+    if let Some(prepared) = Prepared::open(target.clone()) {
         return Ok(prepared);
     }
     let _lock = Lock::take(&cache.join("prepare.lock"), "the preparation of the lab")?;
-    if let Some(prepared) = Prepared::open(place.clone()) {
+    if let Some(prepared) = Prepared::open(target.clone()) {
         return Ok(prepared);
     }
     check(&cache)?;
@@ -120,10 +120,10 @@ pub fn prepare() -> Result<Prepared> {
     }
     step.say("making the image of the root file system");
     image::build(&root, &building, recipe::IMAGE)?;
-    fs::rename(&building, &place).doing(|| format!("rename {} into place", building.display()))?;
+    fs::rename(&building, &target).doing(|| format!("rename {} into place", building.display()))?;
     remove_others(&cache, &name);
     step.say("the lab's root file system is ready");
-    Prepared::open(place).ok_or_else(|| Error::LabHost("was prepared but its files are not there".into()))
+    Prepared::open(target).ok_or_else(|| Error::LabHost("was prepared but its files are not there".into()))
 }
 
 fn check(cache: &Path) -> Result<()> {
@@ -226,8 +226,8 @@ fn bootstrap(building: &Path, step: &ProgressStep) -> Result<()> {
     let mut last = Vec::new();
     if let Some(err) = child.stderr.take() {
         for line in BufReader::new(err).lines().map_while(|l| l.ok()) {
-            if let Some(told) = line.strip_prefix("I: ") {
-                step.say(told);
+            if let Some(message) = line.strip_prefix("I: ") {
+                step.say(message);
             }
             last.push(line);
             if last.len() > 25 {

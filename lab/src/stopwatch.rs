@@ -28,7 +28,7 @@ pub(crate) struct Stopwatch {
     begun: Instant,
     waited: Duration,
     /// The length of the console log at the start: a CPU that was stuck before has recovered.
-    said: usize,
+    console_length: usize,
 }
 
 impl Stopwatch {
@@ -38,7 +38,7 @@ impl Stopwatch {
             emulator: emulator.clone(),
             begun: Instant::now(),
             waited: waited(emulator.pid()),
-            said: emulator.said(),
+            console_length: emulator.console_length(),
         }
     }
 
@@ -49,7 +49,8 @@ impl Stopwatch {
 
     /// Whether `limit` is exceeded. It cannot be before that much time has elapsed.
     pub(crate) fn expired(&self, limit: Duration) -> bool {
-        self.begun.elapsed() >= limit && (self.counted() >= limit || self.emulator.stuck(self.said, STUCK))
+        self.begun.elapsed() >= limit
+            && (self.counted() >= limit || self.emulator.stuck(self.console_length, STUCK))
     }
 }
 
@@ -106,16 +107,16 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("teiji-lab-stuck-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         let console = folder.join("console.log");
-        let mut said = String::new();
+        let mut printed = String::new();
         let mut says = |line: &str| {
-            said += line;
-            fs::write(&console, &said).unwrap();
+            printed += line;
+            fs::write(&console, &printed).unwrap();
         };
         let begin = || Stopwatch::begin(&Arc::new(Emulator::new(std::process::id(), &folder)));
         let mut stopwatch = begin();
         stopwatch.begun = Instant::now().checked_sub(Duration::from_secs(100)).unwrap();
         let limit = Duration::from_secs(90);
-        let stuck = |p: &Stopwatch| p.emulator.stuck(p.said, STUCK);
+        let stuck = |p: &Stopwatch| p.emulator.stuck(p.console_length, STUCK);
         says("[ 21.1] watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [CPU 3/KVM:344]\n");
         assert!(!stuck(&stopwatch));
         says("[ 81.1] watchdog: BUG: soft lockup - CPU#1 stuck for 78s! [CPU 3/KVM:344]\n");

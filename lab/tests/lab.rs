@@ -109,7 +109,7 @@ fn commands_end_as_they_should() {
 
     let limit = Duration::from_secs(2);
     let late = host.run_for("echo begun; sleep 1001 & sleep 1002", limit).unwrap_err();
-    assert!(matches!(&late, Error::Timeout { said, .. } if said.contains("begun")), "{late}");
+    assert!(matches!(&late, Error::Timeout { printed, .. } if printed.contains("begun")), "{late}");
     // The group ends with its leader, and so does the group of a command that nobody waits for any more.
     let child = host.spawn("sleep 1003 & sleep 1004").unwrap();
     assert!(child.id().unwrap() > 1);
@@ -198,8 +198,8 @@ fn the_capture_agrees_with_the_load() {
     let figures = load(300);
     host.run(&format!("kill -INT -{}", capture.id().unwrap())).unwrap();
     let counts: serde_json::Value = {
-        let told = capture.wait().unwrap().ok().unwrap();
-        serde_json::from_str(told.lines().last().unwrap()).unwrap()
+        let printed = capture.wait().unwrap().ok().unwrap();
+        serde_json::from_str(printed.lines().last().unwrap()).unwrap()
     };
     eprintln!("{figures} {counts}");
     let received = figures["received"].as_u64().unwrap();

@@ -116,7 +116,7 @@ impl HostBackend {
         let edf = match PinnedQdisc::open(&self.pins) {
             Ok(PinnedQdisc::Current(edf)) => edf,
             Ok(PinnedQdisc::Other(heartbeat)) if heartbeat.users() > 0 => {
-                return LinksStatus { trouble: Some(OTHER.into()), ..LinksStatus::default() };
+                return LinksStatus { problem: Some(OTHER.into()), ..LinksStatus::default() };
             }
             Ok(_) => return LinksStatus::default(),
             Err(teiji_bpf::Error::NotPermitted) => {
@@ -126,16 +126,16 @@ impl HostBackend {
             }
             Err(why) => {
                 let why = format!("links with channels are not shown: {why}");
-                return LinksStatus { trouble: Some(why), ..LinksStatus::default() };
+                return LinksStatus { problem: Some(why), ..LinksStatus::default() };
             }
         };
         let mut now = LinksStatus::default();
         match links_of(&edf) {
             Ok(links) => now.links = links,
-            Err(why) => now.trouble = Some(format!("links with channels are not shown: {why}")),
+            Err(why) => now.problem = Some(format!("links with channels are not shown: {why}")),
         }
-        if !now.links.is_empty() && now.trouble.is_none() {
-            now.trouble = silence(edf.heartbeat_age()).map(|why| {
+        if !now.links.is_empty() && now.problem.is_none() {
+            now.problem = silence(edf.heartbeat_age()).map(|why| {
                 format!("deadlines are not kept, packets leave in the order of their arrival: {why}; {START}")
             });
         }
@@ -351,13 +351,16 @@ mod tests {
     fn without_pins_it_says_what_to_do() {
         let dir = tempfile::tempdir().unwrap();
         let backend = HostBackend::new(Root::default(), dir.path(), dir.path());
-        let said = match backend.support() {
+        let message = match backend.support() {
             DeadlineSupport::NoAgent(why) if why.starts_with("start the agent: `systemctl start") => why,
             DeadlineSupport::None(why) | DeadlineSupport::NoAgent(why) => panic!("{why}"),
             DeadlineSupport::Hfsc(why) => why,
             DeadlineSupport::Edf => panic!("nothing is pinned there"),
         };
-        assert!(said.contains("teiji agent") || said.contains("Qdisc_ops") || said.contains("BTF"), "{said}");
+        assert!(
+            message.contains("teiji agent") || message.contains("Qdisc_ops") || message.contains("BTF"),
+            "{message}"
+        );
         assert_eq!(backend.links(), LinksStatus::default());
         let elsewhere = HostBackend::new(Root::new("/x"), dir.path(), dir.path());
         assert!(matches!(elsewhere.support(), DeadlineSupport::None(why) if why.contains("--root")));

@@ -69,7 +69,7 @@ fn regain(dir: &Path) {
     got("other-user", setresuid(other, other, other).is_ok());
 }
 
-fn said(command: &mut Command) -> String {
+fn message(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -78,14 +78,14 @@ fn said(command: &mut Command) -> String {
 }
 
 /// A folder that everybody may pass, and where setuid programs count.
-fn place() -> tempfile::TempDir {
+fn folder() -> tempfile::TempDir {
     let everybody = |dir: &Path| {
         let open = |p: &Path| p.metadata().is_ok_and(|m| m.permissions().mode() & 1 != 0);
         dir.ancestors().all(open)
     };
-    let places = [PathBuf::from(env!("CARGO_TARGET_TMPDIR")), std::env::temp_dir(), "/var/tmp".into()];
-    for place in places.iter().filter(|p| everybody(p)) {
-        let dir = tempfile::tempdir_in(place).unwrap();
+    let folders = [PathBuf::from(env!("CARGO_TARGET_TMPDIR")), std::env::temp_dir(), "/var/tmp".into()];
+    for folder in folders.iter().filter(|p| everybody(p)) {
+        let dir = tempfile::tempdir_in(folder).unwrap();
         set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
         let setuid = program(dir.path(), "probe", 0o4755);
         let alone = Command::new(&setuid).args(["regain", "/"]).uid(1234).output();
@@ -93,7 +93,7 @@ fn place() -> tempfile::TempDir {
             return dir;
         }
     }
-    panic!("no place for setuid programs: mount one of {places:?} without nosuid");
+    panic!("no place for setuid programs: mount one of {folders:?} without nosuid");
 }
 
 /// A copy of this program.
@@ -106,8 +106,8 @@ fn program(dir: &Path, name: &str, mode: u32) -> PathBuf {
 
 fn check() {
     assert!(geteuid().is_root(), "needs root");
-    let place = place();
-    let dir = place.path();
+    let folder = folder();
+    let dir = folder.path();
     std::fs::write(dir.join("roots"), "secret").unwrap();
     set_permissions(dir.join("roots"), Permissions::from_mode(0o600)).unwrap();
     create_dir(dir.join("theirs")).unwrap();
@@ -120,9 +120,9 @@ fn check() {
     let setuid = program(dir, "setuid", 0o4755);
     let with_file_caps = program(dir, "file-capabilities", 0o755);
     // Without the effective bit, with which a program does not start at all if it does not get all of them.
-    said(Command::new("setcap").arg("cap_dac_override,cap_kill=p").arg(&with_file_caps));
+    message(Command::new("setcap").arg("cap_dac_override,cap_kill=p").arg(&with_file_caps));
     // They do give something to whoever has given up nothing.
-    let try_of = |program: &Path| said(Command::new(program).arg("regain").arg(dir).uid(1234));
+    let try_of = |program: &Path| message(Command::new(program).arg("regain").arg(dir).uid(1234));
     assert!(try_of(&setuid).contains("roots-file got"));
     assert!(try_of(&with_file_caps).contains("CapPrm: 0000000000000022\n"));
 

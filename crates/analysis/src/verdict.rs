@@ -58,13 +58,13 @@ pub fn rank(seen: &Seen<'_>) -> (Verdict, Vec<Finding>) {
     };
     let of = if fluctuation { "the fluctuation" } else { "a typical request's time" };
     let mut details = vec![response_time(total, fluctuation, varies)];
-    let places_of_blamed = places(blamed);
-    if !fluctuation || !places_of_blamed.is_empty() {
-        details.push(detail("share", format!("{} of {of}{places_of_blamed}", percent(blamed.share))));
+    let stages_of_blamed = stages_text(blamed);
+    if !fluctuation || !stages_of_blamed.is_empty() {
+        details.push(detail("share", format!("{} of {of}{stages_of_blamed}", percent(blamed.share))));
     }
     if !blamed.is_of_host() {
         if let Some(host) = host.filter(|host| host.share >= 0.01) {
-            let text = format!("{}, {}{}", host.rule.title, percent(host.share), places(host));
+            let text = format!("{}, {}{}", host.rule.title, percent(host.share), stages_text(host));
             details.push(detail("largest cause of the host", text));
         }
     } else if !first.is_of_host() {
@@ -112,7 +112,7 @@ fn nothing(requests: &RequestCounts) -> Verdict {
 }
 
 /// The stages in which a cause is seen, if there are several: `: vcpu_wake 60 %, guest 11 %`.
-fn places(cause: &Candidate) -> String {
+fn stages_text(cause: &Candidate) -> String {
     let much: Vec<_> = cause.evidence.iter().filter(|e| e.share >= 0.01).collect();
     let each = |e: &&Evidence| format!("{} {}", e.stage.name(), percent(e.share));
     match much.len() {

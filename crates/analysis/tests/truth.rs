@@ -112,12 +112,12 @@ fn kvm_id(index: u16) -> u32 {
     u32::from(index) * 4
 }
 
-struct World {
+struct Simulation {
     events: Vec<Event>,
     truths: Vec<Truth>,
 }
 
-fn simulate(seed: u64, n: usize, u: Adversity) -> World {
+fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
     let mut r = Rng(seed | 1);
     let mut events = Vec::new();
     let mut put = |ts: u64, cpu: u16, kind: EventKind| events.push(Event { ts, cpu, kind });
@@ -344,7 +344,7 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> World {
         i += 1;
         !dropped_in.contains_key(&(i - 1)) && !dropped_out.contains_key(&(i - 1))
     });
-    World { events, truths }
+    Simulation { events, truths }
 }
 
 /// Events in the order of draining: the events of each CPU in order, CPU by CPU, every few milliseconds.
@@ -379,7 +379,7 @@ fn wrong(outcome: &Run, truths: &[Truth]) -> Option<String> {
     bad.first().map(|j| format!("{j:?}, but true: {:?}", by_key.get(&j.request.key)))
 }
 
-fn play(simulated: &World) -> Run {
+fn play(simulated: &Simulation) -> Run {
     run(&meta(Matching::Echo), &simulated.events)
 }
 
@@ -504,8 +504,8 @@ proptest! {
             simulated.events.retain(|e| e.cpu != cpu || e.ts < since || e.ts > until || matches!(e.kind, EventKind::Lost(_)));
             let count = (before - simulated.events.len()) as u64;
             // Reported with the first drain after it, before later events.
-            let place = simulated.events.iter().position(|e| e.ts > until).unwrap_or(simulated.events.len());
-            simulated.events.insert(place, Event { ts: until, cpu, kind: EventKind::Lost(Lost { since, count }) });
+            let index = simulated.events.iter().position(|e| e.ts > until).unwrap_or(simulated.events.len());
+            simulated.events.insert(index, Event { ts: until, cpu, kind: EventKind::Lost(Lost { since, count }) });
         }
         prop_assert_eq!(wrong(&play(&simulated), &simulated.truths), None);
     }

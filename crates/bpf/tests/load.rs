@@ -61,8 +61,8 @@ fn the_deadline_qdisc_loads_or_says_what_is_missing() {
         }
         Err(error) => {
             assert!(!has_bpf_qdiscs, "{error}");
-            let said = error.to_string();
-            assert!(said.contains("lacks BPF qdiscs") && said.contains("6.16"), "{said}");
+            let message = error.to_string();
+            assert!(message.contains("lacks BPF qdiscs") && message.contains("6.16"), "{message}");
         }
     }
     drop(mounted);

@@ -184,18 +184,18 @@ impl VmSuggestion {
     fn note(&mut self, finding: &Finding, note: String) {
         let said_before = self.notes.iter().any(|earlier| earlier.ends_with(&note));
         let note = if said_before { "as above".to_owned() } else { note };
-        self.notes.push(format!("{}: {note}", places(finding)));
+        self.notes.push(format!("{}: {note}", stages_text(finding)));
     }
 }
 
 /// Where a cause is seen: its largest part, and the other parts that count.
-fn places(finding: &Finding) -> String {
+fn stages_text(finding: &Finding) -> String {
     let some = finding.evidence.iter().enumerate().filter(|(i, e)| *i == 0 || e.is_significant());
-    some.map(|(_, e)| place(e)).collect::<Vec<_>>().join("; ")
+    some.map(|(_, e)| stage_text(e)).collect::<Vec<_>>().join("; ")
 }
 
 /// `vcpu_wake, asleep (79 % of the time, 80 % of the fluctuation)`.
-fn place(e: &Evidence) -> String {
+fn stage_text(e: &Evidence) -> String {
     let mut text = e.stage.name().to_owned();
     if let (Some(state), Some(actor)) = (e.state, e.stage.actor()) {
         text += &format!(", {}", state.name(actor));

@@ -319,7 +319,7 @@ fn host_of_two() -> Observed {
 fn a_class_that_cannot_be_had_is_explained() {
     let waits = on(&[("sip1", 100)]);
     let base = host("0-7", vec![vm("sip1", 100, 1, 1, None, false)], Vec::new());
-    let said = |change: &dyn Fn(&mut Observed), part: &str| {
+    let message = |change: &dyn Fn(&mut Observed), part: &str| {
         let mut observed = base.clone();
         change(&mut observed);
         let (text, _) = planned(&waits, &observed);
@@ -330,16 +330,16 @@ fn a_class_that_cannot_be_had_is_explained() {
         o.settings.insert(Resource::ThreadScheduling(task(id)), Value::Scheduling(s))
     };
     let fifo = Scheduling::Fifo { priority: 50 };
-    said(&|o| o.realtime_guard = None, "set kernel.sched_rt_runtime_us to 950000");
-    said(
+    message(&|o| o.realtime_guard = None, "set kernel.sched_rt_runtime_us to 950000");
+    message(
         &|o| drop(o.settings.remove(&Resource::ThreadScheduling(task(102)))),
         "scheduling of thread 102 cannot be read",
     );
-    said(&|o| o.vms[0].vcpus.clear(), "debug-threads=on");
-    said(&|o| o.vms.clear(), "the VM is not on this host any more");
-    said(&|o| drop(set(o, 101, fifo)), "real-time already (FIFO 50)");
+    message(&|o| o.vms[0].vcpus.clear(), "debug-threads=on");
+    message(&|o| o.vms.clear(), "the VM is not on this host any more");
+    message(&|o| drop(set(o, 101, fifo)), "real-time already (FIFO 50)");
     let deadline = Scheduling::Deadline { runtime: 1, deadline: 2, period: 2 };
-    said(&|o| drop(set(o, 102, deadline)), "deadlines already");
+    message(&|o| drop(set(o, 102, deadline)), "deadlines already");
     // The other threads of the VM are real-time, those that wait are not: no priority is lowered. That of a worker is
     // one higher than in the policy.
     let mut observed = base.clone();

@@ -179,11 +179,11 @@ impl Rtnl {
         loop {
             let buffer = self.receive().map_err(whole)?;
             for (sequence, body) in answers(&buffer) {
-                let place = sequence.wrapping_sub(first) as usize;
+                let index = sequence.wrapping_sub(first) as usize;
                 if let Err(errno) = errno_of(body) {
-                    refused = refused.or(Some((Some(place), errno)));
+                    refused = refused.or(Some((Some(index), errno)));
                 }
-                if place + 1 == requests.len() {
+                if index + 1 == requests.len() {
                     return refused.map_or(Ok(()), Err);
                 }
             }

@@ -302,19 +302,19 @@ fn a_process_that_could_not_return_is_not_moved() {
     host.task(700, 701, "CPU 0/KVM", "0", 0);
     let process = Resource::Group(Task { id: 700, started: 0 });
     let own = Value::Group(own_group(700));
-    let place =
+    let put_in_group =
         |tid: u32, group: &str| host.file(&format!("proc/700/task/{tid}/cgroup"), format!("0::{group}\n"));
 
     // libvirt's VMs: threads in several groups
-    place(700, &format!("{scope}/libvirt/emulator"));
-    place(701, &format!("{scope}/libvirt/vcpu0"));
+    put_in_group(700, &format!("{scope}/libvirt/emulator"));
+    put_in_group(701, &format!("{scope}/libvirt/vcpu0"));
     let why = settings.read(&process).unwrap_err();
     assert!(matches!(&why, ResourceError::Unsupported(t) if t.contains("several groups")), "{why:?}");
     assert!(settings.write(&process, &own).is_err());
 
     // the only process of a scope
-    place(700, scope);
-    place(701, scope);
+    put_in_group(700, scope);
+    put_in_group(701, scope);
     host.file(&format!("{CGROUP}{scope}/cgroup.procs"), "700\n");
     assert_eq!(settings.read(&process), Ok(Value::Group(scope.into())));
     let why = settings.write(&process, &own).unwrap_err();
@@ -326,14 +326,14 @@ fn a_process_that_could_not_return_is_not_moved() {
         assert!(matches!(refused, Err(ResourceError::Refused(_))), "{bad}");
     }
     // killed: some threads were moved, others were ending and stayed
-    place(700, "/machine.slice");
-    place(701, &own_group(700));
+    put_in_group(700, "/machine.slice");
+    put_in_group(701, &own_group(700));
     host.thread("proc/700/task/701", "CPU 0/KVM", "0", 0, 0x4);
     assert_eq!(settings.read(&process), Err(ResourceError::Gone("thread 700".into())));
     host.thread("proc/700/task/701", "CPU 0/KVM", "0", 0, 0);
     for (group, says) in [("/a (deleted)", "removed"), ("/../b", "namespace")] {
-        place(700, group);
-        place(701, group);
+        put_in_group(700, group);
+        put_in_group(701, group);
         let why = settings.read(&process).unwrap_err();
         assert!(matches!(&why, ResourceError::Unsupported(t) if t.contains(says)), "{why:?}");
     }

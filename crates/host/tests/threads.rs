@@ -21,13 +21,13 @@ struct Sleeper {
 
 impl Sleeper {
     fn new() -> Self {
-        let (tell, told) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let (wake, sleep) = mpsc::channel::<()>();
         let thread = std::thread::spawn(move || {
-            tell.send(gettid().as_raw() as u32).unwrap();
+            sender.send(gettid().as_raw() as u32).unwrap();
             let _ = sleep.recv();
         });
-        let task = task(&Root::default(), told.recv().unwrap()).unwrap();
+        let task = task(&Root::default(), receiver.recv().unwrap()).unwrap();
         Sleeper { task, wake: Some(wake), thread: Some(thread) }
     }
 

@@ -162,15 +162,18 @@ mod tests {
             assert_eq!(Observation::parse(other), Err(Error::Other), "{other}");
         }
         for cut in (40..whole.trim_end().len() - 1).filter(|at| whole.is_char_boundary(*at)) {
-            let said = Observation::parse(&whole[..cut]);
-            assert!(matches!(said, Err(Error::Damaged(_))), "{cut}: {said:?}");
+            let message = Observation::parse(&whole[..cut]);
+            assert!(matches!(message, Err(Error::Damaged(_))), "{cut}: {message:?}");
         }
         let none = whole.replace("0-1", "");
-        let said = Observation::parse(&none).unwrap_err().to_string();
-        assert!(said.contains("no CPU") && said.contains("teiji observe"), "{said}");
+        let message = Observation::parse(&none).unwrap_err().to_string();
+        assert!(message.contains("no CPU") && message.contains("teiji observe"), "{message}");
         let newer = whole.replace("\"schema\": 2", "\"schema\": 3").replace("\"cpus\"", "\"processors\"");
-        let said = Observation::parse(&newer).unwrap_err().to_string();
-        assert!(said.contains("form 3") && said.contains("or observe the host with this one"), "{said}");
+        let message = Observation::parse(&newer).unwrap_err().to_string();
+        assert!(
+            message.contains("form 3") && message.contains("or observe the host with this one"),
+            "{message}"
+        );
         assert_eq!(Observation::parse(&" ".repeat(MAX_BYTES + 1)), Err(Error::TooLong));
     }
 }

@@ -78,7 +78,8 @@ pub struct LinksStatus {
     /// By index.
     pub links: Vec<LinkStatus>,
     /// Why the deadlines of links are not kept, or are not known to be; `None` if all is well, or there are no links.
-    pub trouble: Option<String>,
+    #[serde(rename = "trouble")]
+    pub problem: Option<String>,
     /// What the caller may not see, for people.
     pub hidden: Option<String>,
 }

@@ -210,8 +210,8 @@ mod tests {
             (&PERCENT, "0.05%", "finer than 0.1%"),
             (&PERCENT, "1.5", "write a percentage with its unit, as in 150%"),
         ] {
-            let said = quantity.parse(text).unwrap_err();
-            assert!(said.contains(fix), "{text}: {said}");
+            let message = quantity.parse(text).unwrap_err();
+            assert!(message.contains(fix), "{text}: {message}");
         }
     }
 

@@ -118,10 +118,10 @@ fn no_request_is_explained() {
     use teiji_model::flow::Direction;
     use teiji_model::report::{LeftOut, Outcome, Reason};
     let silent = |r: &mut Report| r.vms[0].inbound = Default::default();
-    let said = |text: String, what: &str| assert!(text.contains(what), "{text}");
-    said(explanation(silent), "No packet that fits `udp port 5060` passed its taps");
-    said(explanation(|r| r.meta.watch.direction = Direction::In), "need --direction both");
-    said(explanation(|_| ()), "choose another matching");
+    let message = |text: String, what: &str| assert!(text.contains(what), "{text}");
+    message(explanation(silent), "No packet that fits `udp port 5060` passed its taps");
+    message(explanation(|r| r.meta.watch.direction = Direction::In), "need --direction both");
+    message(explanation(|_| ()), "choose another matching");
     // The paragraph is about the reason for which most requests were left out, whatever other reasons there are.
     let mostly = |reason, counters: fn(&mut Report)| {
         explanation(move |r| {
@@ -130,27 +130,27 @@ fn no_request_is_explained() {
             counters(r);
         })
     };
-    said(mostly(Reason::NoAnswer, |_| ()), "sent nothing back");
-    said(mostly(Reason::NoInterrupt, |_| ()), "A point of the path was not seen");
-    said(mostly(Reason::DroppedIn, |r| r.counters.lost = vec![1]), "The host dropped the requests");
-    said(mostly(Reason::NotEntered, |r| r.counters.lost = vec![1]), "is the VM paused");
-    said(mostly(Reason::Alike, |_| ()), "Identical packets");
-    said(mostly(Reason::EventsLost, |r| r.counters.lost = vec![4]), "raise --buffer");
+    message(mostly(Reason::NoAnswer, |_| ()), "sent nothing back");
+    message(mostly(Reason::NoInterrupt, |_| ()), "A point of the path was not seen");
+    message(mostly(Reason::DroppedIn, |r| r.counters.lost = vec![1]), "The host dropped the requests");
+    message(mostly(Reason::NotEntered, |r| r.counters.lost = vec![1]), "is the VM paused");
+    message(mostly(Reason::Alike, |_| ()), "Identical packets");
+    message(mostly(Reason::EventsLost, |r| r.counters.lost = vec![4]), "raise --buffer");
     let missed = mostly(Reason::EventsLost, |r| r.counters.missed = 4);
     assert!(missed.contains("skipped runs of probes") && !missed.contains("--buffer"), "{missed}");
-    said(explanation(|r| r.meta.vms[0].nics.clear()), "has no tap");
+    message(explanation(|r| r.meta.vms[0].nics.clear()), "has no tap");
     let userspace =
         |r: &mut Report| r.meta.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
-    said(explanation(userspace), "vhost=on");
+    message(explanation(userspace), "vhost=on");
 }
 
 #[test]
 fn missed_runs_of_probes_are_told_in_a_line_if_there_are_any() {
-    let told = explanation(|r| r.counters.missed = 3);
-    assert!(told.contains("missed 3 runs of probes") && told.contains("requests of that time"), "{told}");
+    let text = explanation(|r| r.counters.missed = 3);
+    assert!(text.contains("missed 3 runs of probes") && text.contains("requests of that time"), "{text}");
     assert!(!explanation(|_| ()).contains("missed"));
-    let told = explanation(|r| r.late = 2);
-    assert!(told.contains("2 events came too late") && !explanation(|_| ()).contains("too late"), "{told}");
+    let text = explanation(|r| r.late = 2);
+    assert!(text.contains("2 events came too late") && !explanation(|_| ()).contains("too late"), "{text}");
     let json = serde_json::to_value(common::contended()).unwrap();
     assert_eq!(json["counters"]["missed"], 0);
 }

@@ -196,13 +196,16 @@ fn the_heartbeat_continues_whatever_the_state_is_like() {
         assert_eq!(held.symlink_metadata().map(|m| (m.file_type(), m.len())).ok(), before, "{name}");
 
         let status = fixture.command("status", &fixture.state()).output().unwrap();
-        let said = String::from_utf8(status.stdout).unwrap() + &String::from_utf8(status.stderr).unwrap();
+        let message = String::from_utf8(status.stdout).unwrap() + &String::from_utf8(status.stderr).unwrap();
         if name != "missing" {
-            assert_eq!(status.status.code(), Some(1), "{name}: {said}");
-            assert!(said.replace('\n', " ").contains(fixture.state().to_str().unwrap()), "{name}: {said}");
+            assert_eq!(status.status.code(), Some(1), "{name}: {message}");
+            assert!(
+                message.replace('\n', " ").contains(fixture.state().to_str().unwrap()),
+                "{name}: {message}"
+            );
         }
         if name == "damaged" {
-            assert!(said.replace('\n', " ").contains("move the file away"), "{said}");
+            assert!(message.replace('\n', " ").contains("move the file away"), "{message}");
         }
         assert_eq!(agent.end(), 0, "{name}");
         assert!(fixture.pins().join("edf/beat").exists(), "{name}: a link has it");
@@ -240,10 +243,10 @@ fn pins_that_somebody_removes_are_pinned_again() {
         } else {
             fs::remove_file(&remove).unwrap()
         }
-        let said = agent.says("it is pinned again");
+        let message = agent.says("it is pinned again");
         assert!(
-            said.contains("somebody removed") && said.contains(fixture.pins().to_str().unwrap()),
-            "{said}"
+            message.contains("somebody removed") && message.contains(fixture.pins().to_str().unwrap()),
+            "{message}"
         );
         assert_eq!(ids(), before, "{}", remove.display());
         assert!(fixture.heartbeat_continues());
@@ -254,8 +257,8 @@ fn pins_that_somebody_removes_are_pinned_again() {
     // The file system itself is removed: nothing can be pinned until there is one again.
     let bpf = fixture.dir.path().join("bpf");
     nix::mount::umount2(&bpf, nix::mount::MntFlags::MNT_DETACH).unwrap();
-    let said = agent.says("mount -t bpf");
-    assert!(said.contains("is gone") && fixture.heartbeat_continues(), "{said}");
+    let message = agent.says("mount -t bpf");
+    assert!(message.contains("is gone") && fixture.heartbeat_continues(), "{message}");
     mount(&bpf);
     agent.says("it is pinned again");
     assert_eq!(ids(), before);
@@ -268,8 +271,8 @@ fn pins_that_somebody_removes_are_pinned_again() {
     within(|| fixture.pins().exists());
     fs::rename(fixture.pins(), bpf.join("ours")).unwrap();
     fs::rename(&elsewhere, fixture.pins()).unwrap();
-    let said = agent.says("has the pins of another process");
-    assert!(said.contains("1 links") && fixture.heartbeat_continues(), "{said}");
+    let message = agent.says("has the pins of another process");
+    assert!(message.contains("1 links") && fixture.heartbeat_continues(), "{message}");
     let theirs = others[1].1.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
     assert_eq!(number(&theirs), 0, "it sends the heartbeat for the other one");
 }

@@ -219,8 +219,8 @@ fn only_a_terminal_gets_colours() {
         let (terminal, file) = terminal_and_file(stderr_is_the_file, false);
         assert!(terminal.contains("\x1b[") && !file.contains('\x1b'), "{terminal:?}{file:?}");
         let (terminal, file) = terminal_and_file(stderr_is_the_file, true);
-        let said = if stderr_is_the_file { "missing" } else { "teiji 0." };
-        assert!(terminal.contains(said) && !terminal.contains("\x1b["), "{terminal:?}");
+        let message = if stderr_is_the_file { "missing" } else { "teiji 0." };
+        assert!(terminal.contains(message) && !terminal.contains("\x1b["), "{terminal:?}");
         assert!(!file.is_empty() && !file.contains('\x1b'), "{file:?}");
     }
 }

@@ -42,9 +42,9 @@ impl Trace {
             .spawn()
             .unwrap();
         let mut log = BufReader::new(process.stderr.take().unwrap());
-        let mut said = String::new();
-        while !said.contains("tracing,") {
-            assert!(log.read_line(&mut said).unwrap() > 0, "it ended: {said}");
+        let mut message = String::new();
+        while !message.contains("tracing,") {
+            assert!(log.read_line(&mut message).unwrap() > 0, "it ended: {message}");
         }
         Trace { process, log }
     }

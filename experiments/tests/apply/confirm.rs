@@ -1,6 +1,6 @@
 //! `apply --confirm-within`: the changes are undone unless somebody confirms them.
 
-use super::{POLICY, State, fixture, has, said};
+use super::{POLICY, State, fixture, has, printed};
 
 pub fn unconfirmed_it_undoes_itself() {
     let fixture = fixture();
@@ -11,7 +11,7 @@ pub fn unconfirmed_it_undoes_itself() {
     // A signal to end undoes the changes too.
     let child = fixture.waiting(POLICY, "60s");
     fixture.sh(&format!("kill -TERM {}", child.id().unwrap()));
-    has(&said(&child.wait().unwrap(), "apply", 1), &["interrupted", "undone"]);
+    has(&printed(&child.wait().unwrap(), "apply", 1), &["interrupted", "undone"]);
     assert_eq!(fixture.state(), State::Original);
     has(&fixture.teiji("confirm", 1), &["nothing to confirm"]);
 }
@@ -22,7 +22,7 @@ pub fn confirmed_it_stays() {
     assert_eq!(fixture.state(), State::Applied);
     has(&fixture.teiji("status", 0), &["waits for `teiji confirm`"]);
     has(&fixture.teiji("confirm", 0), &["the changes stay"]);
-    said(&child.wait().unwrap(), "apply", 0);
+    printed(&child.wait().unwrap(), "apply", 0);
     assert_eq!(fixture.state(), State::Applied);
     // A second apply changes nothing.
     has(&fixture.teiji(&format!("apply {POLICY}"), 0), &["nothing to change"]);

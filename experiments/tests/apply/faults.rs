@@ -1,6 +1,6 @@
 //! Faults other than a kill of teiji.
 
-use super::{POLICY, START_TIMEOUT, State, fixture, has, said};
+use super::{POLICY, START_TIMEOUT, State, fixture, has, printed};
 use teiji_experiments::apply::kills::{self, Vanishings};
 use teiji_experiments::apply::test_host::{STATE, TEIJI};
 use teiji_experiments::apply::{SHORT, seed};
@@ -65,7 +65,7 @@ pub fn a_full_disk_undoes_or_changes_nothing() {
         if output.code == 0 {
             break;
         }
-        has(&said(&output, "apply", 1), &["No space left", FULL_DISK]);
+        has(&printed(&output, "apply", 1), &["No space left", FULL_DISK]);
         assert_eq!(fixture.state(), State::Original, "{kb} kB");
         let left = fixture.sh(&format!("ls {FULL_DISK}/state"));
         assert!(!left.contains("transaction"), "{kb} kB: {left}");
@@ -91,7 +91,7 @@ pub fn a_full_disk_undoes_or_changes_nothing() {
             break;
         }
         failed += 1;
-        let text = said(&output, "rollback", 1);
+        let text = printed(&output, "rollback", 1);
         has(&text, &["No space left", FULL_DISK]);
         let done = text.contains("all settings are as asked for");
         assert_eq!(now, if done { State::Original } else { State::Applied }, "{text}");
@@ -114,7 +114,7 @@ pub fn one_at_a_time_changes_settings() {
     assert_eq!(fixture.sh(&format!("cat {STATE}/transaction")), journal);
     assert_eq!(fixture.state(), State::Applied);
     fixture.teiji("confirm", 0);
-    said(&first.wait().unwrap(), "apply", 0);
+    printed(&first.wait().unwrap(), "apply", 0);
     fixture.teiji("rollback", 0);
 
     // Two applies at the same instant: one succeeds; the other is refused, finds its plan out of date, or finds nothing
@@ -148,7 +148,7 @@ pub fn without_root_it_says_what_it_needs() {
         let command = format!(
             "cd /; setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all {TEIJI} {arguments}"
         );
-        said(&fixture.test_host.lab.host.run(&command).unwrap(), arguments, code)
+        printed(&fixture.test_host.lab.host.run(&command).unwrap(), arguments, code)
     };
     // What the kernel shows to all users can be planned. The VM belongs to root.
     has(&nobody("plan /tmp/host.toml", 0), &["kvm.halt_poll_ns", "1 step to take"]);

@@ -85,10 +85,11 @@ pub fn the_agent_may_die() {
         up; once detach va; kill -TERM $agent; wait $agent; echo "ended again $?"
         told cleared ls /tmp/bpf/teiji"#;
     let before = received(host);
-    let said = host.run(script).unwrap().text();
+    let printed = host.run(script).unwrap().text();
     let line = |name: &str| {
-        let found = said.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
-        let (code, rest) = found.and_then(|l| l.split_once(' ')).unwrap_or_else(|| panic!("{name}: {said}"));
+        let found = printed.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+        let (code, rest) =
+            found.and_then(|l| l.split_once(' ')).unwrap_or_else(|| panic!("{name}: {printed}"));
         (code.parse::<i32>().unwrap(), rest.to_owned())
     };
     let stats = |name: &str| serde_json::from_str::<Value>(&line(name).1).unwrap();
@@ -120,7 +121,7 @@ pub fn the_agent_may_die() {
     assert!(received(host) - before >= sent, "packets were lost: {sent} sent, {end}");
     let status = line("status");
     assert!(status.0 == 0 && status.1.contains("EDF, 4mbit, slack 4.00 ms"), "{status:?}");
-    assert!(said.contains("ended 0") && said.contains("ended again 0"), "{said}");
-    assert_eq!(line("stays").0, 0, "a link has it: {said}");
-    assert_ne!(line("cleared").0, 0, "{said}");
+    assert!(printed.contains("ended 0") && printed.contains("ended again 0"), "{printed}");
+    assert_eq!(line("stays").0, 0, "a link has it: {printed}");
+    assert_ne!(line("cleared").0, 0, "{printed}");
 }

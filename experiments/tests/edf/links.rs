@@ -50,9 +50,9 @@ pub fn channels_change_without_a_drop(host: &LabHost, driver: &Driver) {
         }
     }
     host.run("touch /tmp/enough").unwrap().ok().unwrap();
-    let said = load.wait().unwrap().ok().unwrap();
+    let printed = load.wait().unwrap().ok().unwrap();
     let sent = |line: &str| serde_json::from_str::<Vec<Value>>(line).unwrap()[0]["sent"].as_u64().unwrap();
-    let sent: u64 = said.lines().map(sent).sum();
+    let sent: u64 = printed.lines().map(sent).sum();
     driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=3000 rate=8000000 burst=4000").unwrap();
     let more = send(host, 1.0, flow)[0];
     let stats = driver.stats("va").unwrap();
@@ -122,10 +122,10 @@ pub fn uplinks_bonds_and_taps_have_channels(host: &LabHost, driver: &Driver) {
         driver.line(&format!("link {dev} rate=50000000")).unwrap();
         driver.line(&format!("channel {dev} c to={to}/32:6000 deadline_us=5000")).unwrap();
         let flow = format!("--flow {to}:6000,rate=1000000,size=100 --count 10");
-        let said = host
+        let printed = host
             .run(&format!("ip netns exec {from} /tmp/teiji-lab udp-flows --for 5 {flow}; sleep 0.1"))
             .unwrap();
-        let sent: Vec<Value> = serde_json::from_str(&said.ok().unwrap()).unwrap();
+        let sent: Vec<Value> = serde_json::from_str(&printed.ok().unwrap()).unwrap();
         let stats = driver.stats(dev).unwrap();
         assert_eq!((sent[0]["sent"].as_u64(), of(&stats, "c", "packets")), (Some(10), 10), "{dev}: {stats}");
         driver.line(&format!("detach {dev}")).unwrap();
@@ -192,11 +192,11 @@ pub fn a_killed_change_is_whole(host: &LabHost, driver: &Driver) {
           timeout -s KILL 0.$((RANDOM % 40 + 10)) ip netns exec a /tmp/edf /tmp/bpf/driver once swap va 100000
           ip netns exec a /tmp/edf /tmp/bpf/driver once show va
         done 2>/dev/null";
-    let said = host.run(&format!("bash -c '{kills}'")).unwrap().text();
-    let shown: Vec<&str> = said.lines().filter(|l| l.starts_with('{') || l.contains("error")).collect();
+    let printed = host.run(&format!("bash -c '{kills}'")).unwrap().text();
+    let shown: Vec<&str> = printed.lines().filter(|l| l.starts_with('{') || l.contains("error")).collect();
     let of = |wanted: &str| shown.iter().filter(|l| **l == wanted).count();
     eprintln!("killed changes: {} of {} left the second set of channels", of(&second), shown.len());
-    assert_eq!((shown.len(), of(&first) + of(&second)), (25, 25), "{said}");
+    assert_eq!((shown.len(), of(&first) + of(&second)), (25, 25), "{printed}");
     driver.line("tidy").unwrap();
     let entries = "bpftool -j map dump pinned /tmp/bpf/driver/edf/matches | grep -o '\"link\":' | wc -l";
     assert_eq!(host.run(entries).unwrap().text(), "2", "matches that no link uses");
@@ -208,12 +208,12 @@ pub fn a_killed_change_is_whole(host: &LabHost, driver: &Driver) {
     driver.line("detach va").unwrap();
     let flow = "--flow 10.88.0.2:6000,rate=2000000,size=1470";
     let load = host.spawn(&format!("ip netns exec a /tmp/teiji-lab udp-flows --for 30 {flow}")).unwrap();
-    let said = host.run(&format!("bash -c '{}'", kills.replace("swap", "flip"))).unwrap().text();
+    let printed = host.run(&format!("bash -c '{}'", kills.replace("swap", "flip"))).unwrap().text();
     let shown: Vec<&str> =
-        said.lines().filter(|l| l.starts_with('{') || *l == "null" || l.contains("error")).collect();
+        printed.lines().filter(|l| l.starts_with('{') || *l == "null" || l.contains("error")).collect();
     let of = |wanted: &str| shown.iter().filter(|l| **l == wanted).count();
     eprintln!("killed changes: {} of {} left the link without channels", of("null"), shown.len());
-    assert_eq!((shown.len(), of("null") + of(&second)), (25, 25), "{said}");
+    assert_eq!((shown.len(), of("null") + of(&second)), (25, 25), "{printed}");
     load.kill().unwrap();
     driver.line("tidy").unwrap();
     driver.line("detach va").unwrap();

@@ -96,8 +96,8 @@ pub fn best_effort_is_shared(host: &LabHost, driver: &Driver) {
         host.spawn(&format!("ip netns exec b /tmp/teiji-lab udp-arrivals --ports {ports} --idle 2")).unwrap();
     arrivals.wait_for("receiving", std::time::Duration::from_secs(60)).unwrap();
     let sent = send(host, 4.0, &flows.join(" "));
-    let said = arrivals.wait().unwrap().ok().unwrap();
-    let arrived: Vec<Value> = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    let printed = arrivals.wait().unwrap().ok().unwrap();
+    let arrived: Vec<Value> = serde_json::from_str(printed.lines().last().unwrap()).unwrap();
     let got: Vec<u64> = arrived.iter().map(|a| a["received"].as_u64().unwrap()).collect();
     assert!(received(host) > before);
     assert_eq!(got[3], sent[3], "a flow below its share lost packets: {got:?} of {sent:?}");

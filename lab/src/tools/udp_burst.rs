@@ -116,7 +116,7 @@ fn socket(load: &Load, port: u16) -> Result<UdpSocket> {
     socket.set_nonblocking(true).doing(doing)?;
     setsockopt(&socket, sockopt::SndBufForce, &BUFFER).map_err(io::Error::from).doing(doing)?;
     if load.deadline_us > 0 {
-        udp_flows::tell_deadlines(&socket).doing(doing)?;
+        udp_flows::enable_txtime(&socket).doing(doing)?;
     }
     Ok(socket)
 }

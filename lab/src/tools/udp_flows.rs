@@ -99,7 +99,7 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
         socket.set_nonblocking(true).doing(doing)?;
         setsockopt(&socket, sockopt::SndBufForce, &BUFFER).map_err(io::Error::from).doing(doing)?;
         if flow.deadline_us > 0 {
-            tell_deadlines(&socket).doing(doing)?;
+            enable_txtime(&socket).doing(doing)?;
         }
         let period = f64::from(flow.burst) * (flow.size + FRAMING) as f64 * 8e9 / flow.rate;
         open.push((begun, period as u64, flow, socket, Sent { port: flow.to.port(), sent: 0, refused: 0 }));
@@ -135,9 +135,9 @@ pub fn send(flows: &[Flow], length: Duration, limit: Option<u64>) -> Result<Vec<
 }
 
 /// Makes the kernel accept a deadline with each datagram (SO_TXTIME in deadline mode, for the qdisc etf).
-pub(super) fn tell_deadlines(socket: &UdpSocket) -> io::Result<()> {
-    let told = libc::sock_txtime { clockid: libc::CLOCK_TAI, flags: libc::SOF_TXTIME_DEADLINE_MODE };
-    Ok(setsockopt(socket, sockopt::TxTime, &told)?)
+pub(super) fn enable_txtime(socket: &UdpSocket) -> io::Result<()> {
+    let txtime = libc::sock_txtime { clockid: libc::CLOCK_TAI, flags: libc::SOF_TXTIME_DEADLINE_MODE };
+    Ok(setsockopt(socket, sockopt::TxTime, &txtime)?)
 }
 
 /// Sends one datagram, with its deadline (ns of CLOCK_TAI) if it has one.

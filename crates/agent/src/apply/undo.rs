@@ -44,8 +44,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let changes: Vec<Change<'_>> = begun.iter().map(|(_, step)| step.undoing()).collect();
         let order = dependency::order(&changes, |i| dependency::is_into_real_time(&changes[i]));
         let restores = order.into_iter().map(|i| {
-            let (place, step) = begun[i];
-            let ours: Box<dyn Fn(&Value) -> bool + '_> = Box::new(move |found| journal.ours(place, found));
+            let (index, step) = begun[i];
+            let ours: Box<dyn Fn(&Value) -> bool + '_> = Box::new(move |found| journal.ours(index, found));
             Restore { step, target: &step.present, made: &step.wanted, ours }
         });
         self.restore_all(restores.collect())

@@ -154,7 +154,7 @@ impl Service {
         }
         let links = engine.backend().links();
         let held = status.held.iter().all(|h| !h.changed) && (status.transaction.is_none() || status.busy);
-        let ok = held && links.trouble.is_none() && status.damaged.is_none();
+        let ok = held && links.problem.is_none() && status.damaged.is_none();
         Ok(StatusReport { status, links, notes, ok })
     }
 

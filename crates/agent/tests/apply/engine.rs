@@ -157,14 +157,14 @@ fn confirm_says_what_it_could_not_confirm() {
     let sim = Sim::new(before());
     assert!(matches!(sim.engine().confirm(), Err(Error::NothingToConfirm)));
     // While it is applying.
-    let mut said = String::new();
+    let mut message = String::new();
     sim.apply_within(&plan(&before(), &both()), 1, &mut |progress| {
         if let Progress::Step { index: 1, .. } = progress {
-            said = sim.engine().confirm().unwrap_err().to_string();
+            message = sim.engine().confirm().unwrap_err().to_string();
         }
     })
     .unwrap_err();
-    assert!(said.contains("does not wait for a confirmation (yet)"), "{said}");
+    assert!(message.contains("does not wait for a confirmation (yet)"), "{message}");
 }
 
 #[test]

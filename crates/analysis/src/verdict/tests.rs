@@ -57,7 +57,7 @@ fn case(p50: u64, p99: u64, cells: &[(Stage, Option<ThreadState>, f64, f64)]) ->
 }
 
 /// The verdict, and the finding that it is about.
-struct Said {
+struct Judgement {
     headline: String,
     details: Vec<Detail>,
     fluctuation: bool,
@@ -73,12 +73,12 @@ fn judge(
     stages: &[StageReport],
     waits: &[(Stage, u32, u64)],
     name: &dyn Fn(u32) -> String,
-) -> Said {
+) -> Judgement {
     let (verdict, findings) = rank(&Seen { requests, total, stages, length: 1_000_000_000, waits, name });
     let Verdict { headline, details, fluctuation } = verdict;
     println!("{headline} {details:?}");
     let first = findings.first();
-    Said {
+    Judgement {
         headline,
         details,
         fluctuation,
@@ -89,12 +89,12 @@ fn judge(
     }
 }
 
-fn verdict(c: &Case, waits: &[(Stage, u32, u64)]) -> Said {
+fn verdict(c: &Case, waits: &[(Stage, u32, u64)]) -> Judgement {
     let name = |tid: u32| if tid == 31 { "stress-ng".into() } else { String::new() };
     judge(&RequestCounts::default(), Some(&c.total), &c.stages, waits, &name)
 }
 
-fn details(v: &Said) -> Vec<String> {
+fn details(v: &Judgement) -> Vec<String> {
     v.details.iter().map(|d| format!("{}: {}", d.label, d.text)).collect()
 }
 
@@ -103,7 +103,7 @@ fn details(v: &Said) -> Vec<String> {
 #[test]
 fn no_headline_has_more_than_12_words() {
     let mut headlines = std::collections::BTreeSet::new();
-    let mut say = |v: Said| {
+    let mut say = |v: Judgement| {
         let words = v.headline.split_whitespace().count();
         assert!(words <= 12, "{words} words: {}", v.headline);
         headlines.insert(v.headline);

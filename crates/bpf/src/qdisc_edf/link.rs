@@ -213,8 +213,8 @@ mod tests {
         let refused = |change: &dyn Fn(&mut DeadlineQdisc), why: &str| {
             let mut d = one();
             change(&mut d);
-            let said = encode(&d, 1).err().unwrap();
-            assert!(said.contains(why), "{said}");
+            let message = encode(&d, 1).err().unwrap();
+            assert!(message.contains(why), "{message}");
         };
         refused(&|d| d.scheduler = Scheduler::Hfsc, "HFSC");
         refused(&|d| d.rate = 9, "multiple of 8");

@@ -175,7 +175,7 @@ fn root_of<'a>(mut qdiscs: impl Iterator<Item = &'a Qdisc>) -> Option<&'a Qdisc>
 /// # Errors
 /// If the kernel refuses the tree, or it could not be tried.
 fn tried_in_namespace(with: impl Fn(&str) -> Tree, curve: CurveOf) -> Result<Tree, String> {
-    let mut said = String::new();
+    let mut message = String::new();
     for leaf in LEAVES {
         let tree = with(leaf);
         let parts = tree.parts(LOOPBACK, curve)?;
@@ -190,17 +190,17 @@ fn tried_in_namespace(with: impl Fn(&str) -> Tree, curve: CurveOf) -> Result<Tre
         });
         match tried {
             Ok(()) => return Ok(tree),
-            Err(why) => said = why,
+            Err(why) => message = why,
         }
     }
-    Err(said)
+    Err(message)
 }
 
 /// # Errors
 /// What was refused, and why.
 fn send(rtnl: &mut Rtnl, parts: &[Part]) -> Result<(), String> {
     let requests: Vec<_> = parts.iter().map(|(_, request)| request.clone()).collect();
-    rtnl.send_batch(&requests).map_err(|(place, errno)| match place.and_then(|n| parts.get(n)) {
+    rtnl.send_batch(&requests).map_err(|(index, errno)| match index.and_then(|n| parts.get(n)) {
         Some((what, _)) => format!("the kernel refuses the {}: {}", what, describe(errno)),
         None => describe(errno),
     })

@@ -2,7 +2,7 @@ use super::*;
 use crate::flow::Headers;
 use proptest::prelude::*;
 
-fn said(text: &str) -> String {
+fn message(text: &str) -> String {
     Flow::parse(text).unwrap_err().to_string()
 }
 
@@ -22,20 +22,20 @@ fn terms_are_joined_by_and_or_by_nothing() {
 #[test]
 fn an_error_points_at_the_word_and_names_the_nearest() {
     assert_eq!(
-        said("udp prot 5060"),
+        message("udp prot 5060"),
         "unknown word `prot`; did you mean `port`?\n  udp prot 5060\n      ^^^^"
     );
-    assert_eq!(said("udp port"), "a port number is missing after `port`\n  udp port\n          ^");
+    assert_eq!(message("udp port"), "a port number is missing after `port`\n  udp port\n          ^");
     let e = Flow::parse("host é port 1").unwrap_err();
     assert_eq!((e.at, e.len), (5, 2));
     assert!(e.to_string().ends_with("\n       ^"), "{e}");
     // In columns, of what is shown.
     assert!(
-        said("host 東京 port").ends_with("\n  host 東京 port\n       ^^^^"),
+        message("host 東京 port").ends_with("\n  host 東京 port\n       ^^^^"),
         "{}",
-        said("host 東京 port")
+        message("host 東京 port")
     );
-    assert!(said("udp\tprot 1").ends_with("\n  udp\\tprot 1\n       ^^^^"), "{}", said("udp\tprot 1"));
+    assert!(message("udp\tprot 1").ends_with("\n  udp\\tprot 1\n       ^^^^"), "{}", message("udp\tprot 1"));
 }
 
 #[test]
@@ -70,8 +70,8 @@ fn what_no_packet_can_meet_is_an_error() {
         ("(udp)", "not supported"),
         ("10.0.0.1", "`host 10.0.0.1`"),
     ] {
-        let said = said(text);
-        assert!(said.contains(part), "{text}: {said}");
+        let message = message(text);
+        assert!(message.contains(part), "{text}: {message}");
     }
 }
 
@@ -94,7 +94,7 @@ fn a_response_is_matched_with_the_ends_exchanged() {
 
 #[test]
 fn control_characters_do_not_reach_the_terminal() {
-    assert!(!said("udp \u{1b}[31mport").contains('\u{1b}'));
+    assert!(!message("udp \u{1b}[31mport").contains('\u{1b}'));
 }
 
 fn end() -> impl Strategy<Value = End> {

@@ -128,10 +128,12 @@ fn every_flipped_bit_is_found() {
 fn other_versions_are_named() {
     let mut file = small();
     file[8] = 3;
-    let said = fuzz(&file).unwrap_err().to_string();
+    let message = fuzz(&file).unwrap_err().to_string();
     assert!(
-        said.contains("version 3") && said.contains("reads versions 1 to 2") && said.contains("newer"),
-        "{said}"
+        message.contains("version 3")
+            && message.contains("reads versions 1 to 2")
+            && message.contains("newer"),
+        "{message}"
     );
     file[8] = 0;
     assert!(fuzz(&file).unwrap_err().to_string().contains("older"));
@@ -285,8 +287,8 @@ fn forged_frames_are_refused() {
         (good.clone(), "second Header"),
         ((9, vec![]), "unknown type"),
     ] {
-        let said = fuzz(&forged(&[good.clone(), frame])).unwrap_err().to_string();
-        assert!(said.contains(part), "{said}");
+        let message = fuzz(&forged(&[good.clone(), frame])).unwrap_err().to_string();
+        assert!(message.contains(part), "{message}");
     }
     assert!(fuzz(&forged(&[(EVENTS, vec![0])])).unwrap_err().to_string().contains("first frame"));
     let mut huge = forged(&[good]);

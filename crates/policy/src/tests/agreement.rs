@@ -202,9 +202,9 @@ fn by_schema() -> impl Strategy<Value = (&'static Key, String)> {
 proptest! {
     #[test]
     fn what_the_schema_allows_is_only_refused_for_its_amount((key, text) in by_schema()) {
-        if let Err(said) = key.kind.read(&toml::de::DeValue::String(text.as_str().into())) {
+        if let Err(message) = key.kind.read(&toml::de::DeValue::String(text.as_str().into())) {
             let amount = ["out of range", "finer than", "too large", "no x86 kernel", "ends before"];
-            prop_assert!(amount.iter().any(|a| said.contains(a)), "{}: {}", text, said);
+            prop_assert!(amount.iter().any(|a| message.contains(a)), "{}: {}", text, message);
         }
     }
 }

@@ -15,9 +15,9 @@ pub(super) fn decent(text: &str) {
         let at = (problem.location.line, problem.location.column);
         assert!(last <= at, "{problem}");
         last = at;
-        let said = problem.to_string();
-        assert!(!said.chars().any(char::is_control), "{said:?}");
-        assert!(said.chars().count() < 600, "{said}");
+        let message = problem.to_string();
+        assert!(!message.chars().any(char::is_control), "{message:?}");
+        assert!(message.chars().count() < 600, "{message}");
     }
 }
 

@@ -75,28 +75,31 @@ fn a_class_comes_with_what_belongs_to_it() {
 
 #[test]
 fn files_together_are_checked_as_one() {
-    let said = |files: &[Source]| -> Vec<String> {
+    let message = |files: &[Source]| -> Vec<String> {
         parse(files).unwrap_err().iter().map(Problem::to_string).collect()
     };
     // A required key may be in any of the files.
     let half = file("a", "[channel.c]\ndeadline = \"3ms\"\n");
     assert!(parse(&[half.clone(), file("b", "[channel.c]\nmin_rate = \"2mbit\"\n")]).is_ok());
-    assert_eq!(said(std::slice::from_ref(&half)).len(), 1);
+    assert_eq!(message(std::slice::from_ref(&half)).len(), 1);
     assert!(
-        said(&[half, file("b", "[channel.d]\ndeadline = \"3ms\"\n")])[1]
+        message(&[half, file("b", "[channel.d]\ndeadline = \"3ms\"\n")])[1]
             .starts_with("b:1:10: [channel.d] needs")
     );
     // A contradiction is reported at the later line.
     let deadline = "[vm.v]\nclass = \"deadline\"\nruntime = \"2ms\"\nperiod = \"10ms\"\n";
-    let problems = said(&[file("a", deadline), file("b", "[vm.v]\nvcpu_cpus = \"2\"\n")]);
+    let problems = message(&[file("a", deadline), file("b", "[vm.v]\nvcpu_cpus = \"2\"\n")]);
     assert_eq!(problems.len(), 1);
     assert!(problems[0].starts_with("b:2:1: `vcpu_cpus` cannot be used with class"), "{problems:?}");
     // Each file has to be valid, even where another file's line holds.
-    let problems = said(&[file("a", "[vm.v]\nweight = 0\n"), file("b", "[vm.v]\nweight = 1\nweigth = 2\n")]);
+    let problems =
+        message(&[file("a", "[vm.v]\nweight = 0\n"), file("b", "[vm.v]\nweight = 1\nweigth = 2\n")]);
     assert_eq!(problems.len(), 2);
     assert!(problems[0].starts_with("a:2:10: ") && problems[1].starts_with("b:3:1: unknown key `weigth`"));
     // Within one file, TOML itself forbids it.
-    assert!(said(&[file("a", "[vm.v]\nweight = 1\n[vm.v]\nweight = 2\n")])[0].contains("is written twice"));
+    assert!(
+        message(&[file("a", "[vm.v]\nweight = 1\n[vm.v]\nweight = 2\n")])[0].contains("is written twice")
+    );
 }
 
 /// A file that cannot be parsed completely may have a key that is missing in another.

@@ -8,16 +8,16 @@ type Case = (&'static str, &'static [(usize, usize, &'static str)]);
 fn check(cases: &[Case]) {
     for (text, expected) in cases {
         let problems = read(text).expect_err(text);
-        let said: Vec<String> = problems.iter().map(Problem::to_string).collect();
-        assert_eq!(said.len(), expected.len(), "{text}\n{said:#?}");
+        let message: Vec<String> = problems.iter().map(Problem::to_string).collect();
+        assert_eq!(message.len(), expected.len(), "{text}\n{message:#?}");
         for (problem, (line, column, phrase)) in problems.iter().zip(*expected) {
             assert_eq!(
                 (problem.location.line, problem.location.column),
                 (*line, *column),
-                "{text}\n{said:#?}"
+                "{text}\n{message:#?}"
             );
-            assert!(problem.message.contains(phrase), "{text}\n{said:#?}\n{phrase}");
-            assert!(!problem.message.ends_with('.'), "{said:#?}");
+            assert!(problem.message.contains(phrase), "{text}\n{message:#?}\n{phrase}");
+            assert!(!problem.message.ends_with('.'), "{message:#?}");
         }
     }
 }

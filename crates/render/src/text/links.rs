@@ -15,7 +15,7 @@ pub fn table(now: &LinksStatus, style: &Style) -> String {
     for link in &now.links {
         out += &one(link, style);
     }
-    for line in now.trouble.iter().flat_map(|why| wrap(&style.ascii(&printable(why)), 100)) {
+    for line in now.problem.iter().flat_map(|why| wrap(&style.ascii(&printable(why)), 100)) {
         out += &format!("{}\n", style.paint(Tone::Bad, &line));
     }
     for line in now.hidden.iter().flat_map(|why| wrap(&style.ascii(&printable(why)), 100)) {
@@ -119,8 +119,8 @@ mod tests {
         busy.delay = vec![0; 40];
         (busy.delay[10], busy.delay[21]) = (90, 10);
         now.stats.fallbacks = 1;
-        let trouble = Some("deadlines are not kept".to_owned());
-        let links = LinksStatus { links: vec![now], trouble, hidden: None };
+        let problem = Some("deadlines are not kept".to_owned());
+        let links = LinksStatus { links: vec![now], problem, hidden: None };
         let text = table(&links, &UNICODE);
         let wanted = "\
 eth0  EDF, 1gbit, slack 2.00 ms, 4mbit reserved by 2 channels

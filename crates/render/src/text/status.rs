@@ -52,13 +52,13 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
         for line in wrap(&style.ascii(&printable(&why)), 96) {
             out += &format!("    {}\n", style.paint(Tone::Faint, &line));
         }
-        let trouble = match &held.present {
+        let problem = match &held.present {
             Ok(found) if held.changed => Some(format!("changed by someone else to {found}")),
             Ok(_) => None,
             Err(why @ ResourceError::Gone(_)) => Some(why.to_string()),
             Err(why) => Some(format!("cannot be read: {why}")),
         };
-        for line in trouble.iter().flat_map(|t| wrap(&style.ascii(&printable(t)), 96)) {
+        for line in problem.iter().flat_map(|t| wrap(&style.ascii(&printable(t)), 96)) {
             out += &format!("    {}\n", style.paint(Tone::Bad, &line));
         }
     }

@@ -18,11 +18,11 @@ type Secret = [[u64; 28]; 2];
 struct Sums<'a>(&'a Secret, [u64; 2]);
 
 impl Sums<'_> {
-    fn add(&mut self, place: usize, even: u32, odd: u32) {
+    fn add(&mut self, offset: usize, even: u32, odd: u32) {
         for (secret, sum) in self.0.iter().zip(&mut self.1) {
-            let product = secret[place]
+            let product = secret[offset]
                 .wrapping_add(odd.into())
-                .wrapping_mul(secret[place + 1].wrapping_add(even.into()));
+                .wrapping_mul(secret[offset + 1].wrapping_add(even.into()));
             *sum = sum.wrapping_add(product);
         }
     }
@@ -126,7 +126,7 @@ fn datagram(v6: bool) -> Frame {
 }
 
 /// Where the IP header, the source's address and the payload begin.
-fn places(v6: bool) -> [usize; 3] {
+fn offsets(v6: bool) -> [usize; 3] {
     if v6 { [14, 22, 62] } else { [14, 26, 42] }
 }
 
@@ -143,8 +143,8 @@ proptest! {
         let (object, settings) = load_with(&Flow::default());
         let types::settings { secret, .. } = settings;
         for frame in &frames {
-            let said = ask(&object, &frame.bytes(), frame.to_guest);
-            prop_assert_eq!(said, Some(reference(&secret, frame)), "{:?}", frame);
+            let message = ask(&object, &frame.bytes(), frame.to_guest);
+            prop_assert_eq!(message, Some(reference(&secret, frame)), "{:?}", frame);
         }
     }
 
@@ -154,7 +154,7 @@ proptest! {
         let object = load(&Flow::default());
         let whole = datagram(v6).bytes();
         let mut other = whole.clone();
-        let [_, src, payload] = places(v6);
+        let [_, src, payload] = offsets(v6);
         let ends = if v6 { 32 } else { 8 };
         for (what, byte, bit) in flips {
             match what {
@@ -178,19 +178,19 @@ fn no_two_datagrams_can_be_made_that_collide_for_every_secret() {
         for v6 in [false, true] {
             let whole = datagram(v6).bytes();
             let before = ask(&object, &whole, true).unwrap();
-            let [_, src, payload] = places(v6);
+            let [_, src, payload] = offsets(v6);
             let words =
                 (0..7).map(|i| payload + 8 * i).chain(v6.then_some(src)).chain(v6.then_some(src + 16));
             for at in words {
                 let mut made = whole.clone();
                 if at < payload {
                     // an address's first word of 32 bits was the upper half
-                    for (place, bit) in [(at, 31), (at + 8, 31), (at + 12, 31)] {
-                        flip(&mut made, place, bit);
+                    for (offset, bit) in [(at, 31), (at + 8, 31), (at + 12, 31)] {
+                        flip(&mut made, offset, bit);
                     }
                 } else {
-                    for (place, bit) in [(at, 63), (at + 8, 63), (at + 8, 31)] {
-                        flip(&mut made, place, bit);
+                    for (offset, bit) in [(at, 63), (at + 8, 63), (at + 8, 31)] {
+                        flip(&mut made, offset, bit);
                     }
                 }
                 let after = ask(&object, &made, true).unwrap();
@@ -208,7 +208,7 @@ fn a_packet_that_is_marked_on_its_way_is_the_same_packet() {
     for v6 in [false, true] {
         let whole = datagram(v6).bytes();
         let before = ask(&object, &whole, true).unwrap();
-        let [ip, ..] = places(v6);
+        let [ip, ..] = offsets(v6);
         for bit in 0..8 {
             let mut marked = whole.clone();
             if v6 {
