@@ -188,7 +188,7 @@ fn four_queues_are_followed_on_each() {
     other.wait().unwrap().ok().unwrap();
     let traced = trace.stop().unwrap();
     let counts = only(&traced.report).unwrap().requests;
-    let gone = traced.report.gone();
+    let gone = traced.report.lost_or_missed();
     eprintln!("{counts:?}, {gone} events lost or missed, {figures:?}");
     agrees("complete", counts.complete, figures.received, excused(&traced.report).unwrap()).unwrap();
     let left_out = &only(&traced.report).unwrap().left_out;
@@ -237,7 +237,10 @@ fn frames_that_another_thread_takes_up_are_nobodys_work() {
         eprintln!(
             "steered: {steered}; {sent} frames, {credited} of them credited to a worker, {missed} runs missed"
         );
-        assert!(sent as u64 + traced.report.gone() >= figures.received, "{sent} frames, {figures:?}");
+        assert!(
+            sent as u64 + traced.report.lost_or_missed() >= figures.received,
+            "{sent} frames, {figures:?}"
+        );
         if steered {
             assert_eq!(credited, 0, "frames that the worker did not hand over itself were credited to it");
         } else {

@@ -198,7 +198,7 @@ fn what_comes_too_late_is_waited_for_and_then_counted() {
         let handed_over = after(&h, stopped.ts + preempted_by * MS);
         h.0.insert(handed_over, stopped);
         let o = h.run();
-        assert_eq!((o.report.late, o.report.gone()), (late, late));
+        assert_eq!((o.report.late, o.report.lost_or_missed()), (late, late));
         if late == 0 {
             assert_eq!(o.counts(), [100, 100, 0, 0, 0]);
         } else {
