@@ -74,7 +74,7 @@ fn steps_and_what_is_held() {
         let text = plan::table(&planned, &style);
         aligned(&text, &format!("{value} {}", style.ascii("→")));
         let text = status::table(&held, 1, &style);
-        aligned(&text, &format!("  {}\n", Value::Bytes(32_768)).trim_end().to_owned());
+        aligned(&text, format!("  {}\n", Value::Bytes(32_768)).trim_end());
     }
 }
 
