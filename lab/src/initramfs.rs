@@ -159,7 +159,7 @@ mod tests {
         let file = root.path().join("part");
         build(root.path(), "1.2", &file).unwrap();
         let mut bytes = fs::read(&file).unwrap();
-        assert!(bytes.starts_with(b"070701") && bytes.len() % 512 == 0);
+        assert!(bytes.starts_with(b"070701") && bytes.len().is_multiple_of(512));
         bytes.extend(agent_part(b"the agent").unwrap());
         let all = read(&bytes);
 
