@@ -101,8 +101,16 @@ fn untrusted_text_is_escaped() {
     report.vms[0].findings[0].doubts = vec![EVIL.into()];
     let other = report.clone();
     let html = page(EVIL, &[(EVIL, &report), (EVIL, &other)]);
+    keep("evil.html", &html);
     well_formed(&html);
     assert!(!html.contains("<img") && !html.contains('\x1b'));
+    // Wherever it stands, it reads as it was written, control characters as escapes.
+    let shown = "&lt;img src=x onerror='a'&gt;&quot;&amp;\\u{1b}[2J";
+    assert_eq!(html.matches(shown).count(), html.matches("onerror='a'").count());
+    assert!(html.contains(&format!("<title>{shown}</title>")) && html.contains(&format!("<dd>{shown}</dd>")));
+    report.vms[0].name = "a\nb\u{202e}".into();
+    let html = page("t", &[("", &report)]);
+    assert!(html.contains("<h2>a\\nb\\u{202e}</h2>"), "{html}");
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! Charts as SVG: shares, waterfalls.
 
-use super::escape;
 use crate::units::{ns, percent};
-use std::fmt::Write;
+use maud::{Markup, html};
 use teiji_model::report::Request;
 use teiji_model::stage::{Colour, Stage, TABLE};
 
@@ -30,18 +29,17 @@ pub(super) fn colours() -> String {
 }
 
 /// The colours of the stages.
-pub(super) fn legend(stages: impl IntoIterator<Item = Stage>) -> String {
-    let mut out = String::from("<div class=\"legend\">");
-    for stage in stages {
-        let _ = write!(
-            out,
-            "<span title=\"{}\"><i style=\"background:var(--s{})\"></i>{}</span>",
-            escape(&meaning(stage)),
-            stage as usize,
-            stage.name()
-        );
+pub(super) fn legend(stages: impl IntoIterator<Item = Stage>) -> Markup {
+    html! {
+        div.legend {
+            @for stage in stages {
+                span title=(meaning(stage)) {
+                    i style={ "background:var(--s" (stage as usize) ")" } {}
+                    (stage.name())
+                }
+            }
+        }
     }
-    out + "</div>\n"
 }
 
 /// A bar that is divided into stages.
@@ -54,45 +52,43 @@ pub(super) struct Row {
     pub note: String,
 }
 
+impl Row {
+    /// The left edge and the width of each part, and the right edge of the last one. A row of shares that add up to 1 is
+    /// `room` wide.
+    fn places(&self, room: f64) -> (Vec<(f64, f64)>, f64) {
+        let mut x = LEFT;
+        let mut place = |share: f64| {
+            let width = share.max(0.0) * room;
+            let begin = x;
+            x += width;
+            (begin, width)
+        };
+        let places = self.parts.iter().map(|(_, share, _)| place(*share)).collect();
+        (places, x)
+    }
+}
+
 /// Bars of stages, one below the other. `right` is the width reserved for notes.
-pub(super) fn stacked(rows: &[Row], right: f64) -> String {
+pub(super) fn stacked(rows: &[Row], right: f64) -> Markup {
     const STEP: f64 = 30.0;
     let room = W - LEFT - right;
-    let height = STEP * rows.len() as f64;
-    let mut out = format!("<svg viewBox=\"0 0 {W} {height}\" role=\"img\">\n");
-    for (i, row) in rows.iter().enumerate() {
-        let y = STEP * i as f64 + 3.0;
-        let _ = write!(
-            out,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>",
-            LEFT - 8.0,
-            y + 16.0,
-            row.label
-        );
-        let mut x = LEFT;
-        for (stage, share, tip) in &row.parts {
-            let width = share.max(0.0) * room;
-            let (index, tip) = (*stage as usize, escape(tip));
-            let _ = write!(
-                out,
-                "<rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"22\" fill=\"var(--s{index})\"><title>{tip}</title></rect>"
-            );
-            let name = stage.name();
-            if width > name.len() as f64 * 7.5 + 8.0 {
-                let _ =
-                    write!(out, "<text class=\"in\" x=\"{:.2}\" y=\"{}\">{name}</text>", x + 6.0, y + 15.0);
+    html! {
+        svg viewBox={ "0 0 " (W) " " (STEP * rows.len() as f64) } role="img" {
+            @for (i, row) in rows.iter().enumerate() {
+                @let y = STEP * i as f64 + 3.0;
+                text x=(LEFT - 8.0) y=(y + 16.0) text-anchor="end" { (row.label) }
+                @let (places, end) = row.places(room);
+                @for ((stage, _, tip), (x, width)) in row.parts.iter().zip(places) {
+                    rect x=(format!("{x:.2}")) y=(y) width=(format!("{width:.2}")) height="22"
+                        fill={ "var(--s" (*stage as usize) ")" } { title { (tip) } }
+                    @if width > stage.name().len() as f64 * 7.5 + 8.0 {
+                        text.in x=(format!("{:.2}", x + 6.0)) y=(y + 15.0) { (stage.name()) }
+                    }
+                }
+                text.soft x=(format!("{:.2}", end + 8.0)) y=(y + 16.0) { (row.note) }
             }
-            x += width;
         }
-        let _ = writeln!(
-            out,
-            "<text class=\"soft\" x=\"{:.2}\" y=\"{}\">{}</text>",
-            x + 8.0,
-            y + 16.0,
-            escape(&row.note)
-        );
     }
-    out + "</svg>\n"
 }
 
 /// One row of [`stacked`]: shares of a whole. Shares below 0 have no length; the others then add up to more than 1 and
@@ -103,11 +99,11 @@ pub(super) fn shares(label: &str, shares: &[(Stage, f64)]) -> Row {
         let width = if share.is_finite() { share.max(0.0) / whole } else { 0.0 };
         (stage, width, format!("{}: {}", stage.name(), percent(share)))
     };
-    Row { label: escape(label), parts: shares.iter().map(part).collect(), note: String::new() }
+    Row { label: label.to_owned(), parts: shares.iter().map(part).collect(), note: String::new() }
 }
 
 /// The slowest requests, with bars as long as their response times.
-pub(super) fn waterfalls(requests: &[Request]) -> String {
+pub(super) fn waterfalls(requests: &[Request]) -> Markup {
     let most = requests.iter().map(|r| r.total).max().unwrap_or(0).max(1) as f64;
     let row = |r: &Request| Row {
         label: ns(r.total as f64),

@@ -1,8 +1,9 @@
 //! Several reports side by side, VM by VM.
 
-use super::{chart, escape, percentiles};
+use super::{chart, percentiles};
+use crate::terminal::printable;
 use crate::units::ns;
-use std::fmt::Write;
+use maud::{Markup, html};
 use teiji_model::report::{Report, VmReport};
 use teiji_model::stage::Stage;
 
@@ -11,36 +12,37 @@ const LONGEST: f64 = 8.0;
 
 /// Charts and a table for every VM that has requests in at least two reports. The other reports are compared with the
 /// first.
-pub(super) fn all(reports: &[(&str, &Report)]) -> String {
+pub(super) fn all(reports: &[(&str, &Report)]) -> Markup {
     let mut names: Vec<&str> = Vec::new();
     for vm in reports.iter().flat_map(|(_, r)| &r.vms) {
         if !names.contains(&vm.name.as_str()) {
             names.push(&vm.name);
         }
     }
-    names.iter().map(|name| one(name, reports)).collect()
+    let find = |name: &str, r: &'_ Report| r.vms.iter().position(|vm| vm.name == name && vm.total.is_some());
+    html! {
+        @for name in names {
+            @let vms: Vec<(&str, &VmReport)> =
+                reports.iter().filter_map(|(label, r)| Some((*label, &r.vms[find(name, r)?]))).collect();
+            @if vms.len() > 1 { (one(name, &vms)) }
+        }
+    }
 }
 
-fn one(name: &str, reports: &[(&str, &Report)]) -> String {
-    let find = |r: &'_ Report| r.vms.iter().position(|vm| vm.name == name && vm.total.is_some());
-    let vms: Vec<(&str, &VmReport)> =
-        reports.iter().filter_map(|(label, r)| Some((*label, &r.vms[find(r)?]))).collect();
-    if vms.len() < 2 {
-        return String::new();
-    }
-    let mut out = format!("<h2>{}: compared</h2>\n", escape(name));
-    for (label, vm) in &vms {
-        let _ = writeln!(out, "<p><b>{}</b>: {}</p>", escape(label), escape(&vm.verdict.headline));
-    }
-    out += "<h3>Response time by percentile, logarithmic</h3>\n";
+fn one(name: &str, vms: &[(&str, &VmReport)]) -> Markup {
     let totals: Vec<_> = vms.iter().filter_map(|(label, vm)| Some((*label, vm.total.as_ref()?))).collect();
-    out += &percentiles::chart(&totals);
-    out += &means(&vms);
-    out + &table(&vms)
+    html! {
+        h2 { (name) ": compared" }
+        @for (label, vm) in vms { p { b { (label) } ": " (vm.verdict.headline) } }
+        h3 { "Response time by percentile, logarithmic" }
+        (percentiles::chart(&totals))
+        (means(vms))
+        (table(vms))
+    }
 }
 
 /// Bars as long as the mean response times; if the shortest would be invisible, all bars have the same length.
-fn means(vms: &[(&str, &VmReport)]) -> String {
+fn means(vms: &[(&str, &VmReport)]) -> Markup {
     let total = |vm: &VmReport| vm.total.as_ref().map_or(0.0, |t| t.mean);
     let most = vms.iter().map(|(_, vm)| total(vm)).fold(1.0, f64::max);
     let alike = vms.iter().any(|(_, vm)| total(vm) < most / LONGEST);
@@ -49,7 +51,7 @@ fn means(vms: &[(&str, &VmReport)]) -> String {
     let row = |(label, vm): &(&str, &VmReport)| {
         let whole = if alike { vm.stages.iter().map(|s| s.dist.mean).sum::<f64>().max(1.0) } else { most };
         chart::Row {
-            label: escape(&crate::terminal::shorten(label, 16)),
+            label: crate::terminal::shorten(&printable(label), 16),
             parts: vm
                 .stages
                 .iter()
@@ -59,45 +61,60 @@ fn means(vms: &[(&str, &VmReport)]) -> String {
         }
     };
     let stages = vms.first().into_iter().flat_map(|(_, vm)| vm.stages.iter().map(|s| s.stage));
-    let bars = chart::stacked(&vms.iter().map(row).collect::<Vec<_>>(), 90.0);
-    format!("<h3>{heading}</h3>\n{bars}{}", chart::legend(stages))
+    html! {
+        h3 { (heading) }
+        (chart::stacked(&vms.iter().map(row).collect::<Vec<_>>(), 90.0))
+        (chart::legend(stages))
+    }
 }
 
-fn table(vms: &[(&str, &VmReport)]) -> String {
-    let mut out = String::from("<div class=\"scroll\"><table><tr><th></th>");
-    for (i, (label, _)) in vms.iter().enumerate() {
-        let change = if i > 0 { "<th>change</th>" } else { "" };
-        let _ = write!(out, "<th>{}</th>{change}", escape(label));
-    }
-    out += "</tr>\n";
+fn table(vms: &[(&str, &VmReport)]) -> Markup {
     let total = |f: fn(&teiji_model::report::Dist) -> f64| {
         vms.iter().map(move |(_, vm)| vm.total.as_ref().map(f)).collect::<Vec<_>>()
     };
-    out += &row("response p50", &total(|d| d.p50 as f64));
-    out += &row("response p99", &total(|d| d.p99 as f64));
-    out += &row("response max", &total(|d| d.max as f64));
-    out += &row("standard deviation", &total(|d| d.stddev));
+    let mut rows = vec![
+        ("response p50".to_owned(), total(|d| d.p50 as f64)),
+        ("response p99".to_owned(), total(|d| d.p99 as f64)),
+        ("response max".to_owned(), total(|d| d.max as f64)),
+        ("standard deviation".to_owned(), total(|d| d.stddev)),
+    ];
     for stage in Stage::ALL {
         let p99 = |vm: &VmReport| vm.stages.iter().find(|s| s.stage == stage).map(|s| s.dist.p99 as f64);
         let values: Vec<Option<f64>> = vms.iter().map(|(_, vm)| p99(vm)).collect();
         if values.iter().flatten().any(|v| *v > 0.0) {
-            out += &row(&format!("{} p99", stage.name()), &values);
+            rows.push((format!("{} p99", stage.name()), values));
         }
     }
-    out + "</table></div>\n"
+    html! {
+        div.scroll {
+            table {
+                tr {
+                    th {}
+                    @for (i, (label, _)) in vms.iter().enumerate() {
+                        th { (label) }
+                        @if i > 0 { th { "change" } }
+                    }
+                }
+                @for (name, values) in &rows { (row(name, values)) }
+            }
+        }
+    }
 }
 
-fn row(name: &str, values: &[Option<f64>]) -> String {
-    let mut out = format!("<tr><td>{name}</td>");
+fn row(name: &str, values: &[Option<f64>]) -> Markup {
     let first = values.first().copied().flatten();
-    for (i, value) in values.iter().enumerate() {
-        let _ = write!(out, "<td>{}</td>", value.map_or_else(|| "-".to_owned(), ns));
-        if i > 0 {
-            let (class, text) = change(first, *value);
-            let _ = write!(out, "<td class=\"{class}\">{text}</td>");
+    html! {
+        tr {
+            td { (name) }
+            @for (i, value) in values.iter().enumerate() {
+                td { (value.map_or_else(|| "-".to_owned(), ns)) }
+                @if i > 0 {
+                    @let (class, text) = change(first, *value);
+                    td class=(class) { (text) }
+                }
+            }
         }
     }
-    out + "</tr>\n"
 }
 
 /// The factor by which it is shorter or longer; a change of less than 5 % counts as the same.

@@ -4,9 +4,8 @@
 //! longer than one of an undisturbed host, and one chart has to show both. The horizontal axis is rarity, in nines.
 
 use super::chart::{LEFT, W};
-use super::escape;
 use crate::units::ns;
-use std::fmt::Write;
+use maud::{Markup, html};
 use teiji_model::report::Dist;
 
 /// Height of the chart, in its own units, and where its axes are.
@@ -21,66 +20,59 @@ const NINES: [(&str, f64); 6] =
     [("min", 0.0), ("p50", 0.301), ("p90", 1.0), ("p99", 2.0), ("p99.9", 3.0), ("max", 3.6)];
 
 /// A line for each distribution: the further right, the rarer.
-pub(super) fn chart(lines: &[(&str, &Dist)]) -> String {
+pub(super) fn chart(lines: &[(&str, &Dist)]) -> Markup {
     let values = |d: &Dist| [d.min, d.p50, d.p90, d.p99, d.p999, d.max];
     let ticks = ticks(lines.iter().flat_map(|(_, d)| values(d)));
     let (low, high) = (ticks[0].log10(), ticks[ticks.len() - 1].log10());
     let x = |nines: f64| LEFT + nines / 3.6 * (W - LEFT - 40.0);
     let y = |ns: f64| BOTTOM - (ns.log10() - low).max(0.0) / (high - low) * (BOTTOM - TOP);
-    let mut out = format!("<svg viewBox=\"0 0 {W} {H}\" role=\"img\">\n");
-    // Writing to a String cannot fail.
-    for tick in &ticks {
-        let _ = write!(
-            out,
-            "<line class=\"grid\" x1=\"{LEFT}\" x2=\"{W}\" y1=\"{0:.1}\" y2=\"{0:.1}\"/><text class=\"soft\" x=\"{1}\" y=\"{2:.1}\" text-anchor=\"end\">{3}</text>",
-            y(*tick),
-            LEFT - 12.0,
-            y(*tick) + 4.0,
-            round(*tick)
-        );
-    }
-    for (name, nines) in NINES {
-        let _ = writeln!(
-            out,
-            "<text class=\"soft\" x=\"{:.1}\" y=\"{}\" text-anchor=\"middle\">{name}</text>",
-            x(nines),
-            H - 12.0
-        );
-    }
-    for (i, (label, d)) in lines.iter().enumerate() {
-        let colour = colour(i, lines.len());
-        let places: Vec<(f64, f64)> =
-            values(d).iter().zip(NINES).map(|(v, (_, nines))| (x(nines), y(*v as f64))).collect();
-        let points: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        // The earlier lines are wider, so that a line on top does not hide them.
-        let width = 2.5 + 1.5 * lines.len().saturating_sub(i + 1).min(4) as f64;
-        let _ = write!(
-            out,
-            "<polyline points=\"{}\" fill=\"none\" stroke=\"var(--r{colour})\" stroke-width=\"{width}\" stroke-linejoin=\"round\"><title>{}</title></polyline>",
-            points.join(" "),
-            escape(label)
-        );
-        for ((value, (name, _)), (x, y)) in values(d).iter().zip(NINES).zip(places) {
-            let _ = write!(
-                out,
-                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{:.1}\" fill=\"var(--r{colour})\"><title>{} {name}: {}</title></circle>",
-                width / 2.0 + 2.5,
-                escape(label),
-                ns(*value as f64)
-            );
+    html! {
+        svg viewBox={ "0 0 " (W) " " (H) } role="img" {
+            @for tick in &ticks {
+                @let height = y(*tick);
+                line.grid x1=(LEFT) x2=(W) y1=(fine(height)) y2=(fine(height)) {}
+                text.soft x=(LEFT - 12.0) y=(fine(height + 4.0)) text-anchor="end" { (round(*tick)) }
+            }
+            @for (name, nines) in NINES {
+                text.soft x=(fine(x(nines))) y=(H - 12.0) text-anchor="middle" { (name) }
+            }
+            @for (i, (label, d)) in lines.iter().enumerate() {
+                // The earlier lines are wider, so that a line on top does not hide them.
+                @let width = 2.5 + 1.5 * lines.len().saturating_sub(i + 1).min(4) as f64;
+                @let points = values(d).into_iter().zip(NINES).map(|(v, (_, nines))| (x(nines), y(v as f64)));
+                (line(label, colour(i, lines.len()), width, &points.collect::<Vec<_>>(), &values(d)))
+            }
+        }
+        @if lines.len() > 1 {
+            div.legend {
+                @for (i, (label, _)) in lines.iter().enumerate() {
+                    span {
+                        i style={ "background:var(--r" (colour(i, lines.len())) ")" } {}
+                        (label)
+                    }
+                }
+            }
         }
     }
-    out += "</svg>\n";
-    if lines.len() > 1 {
-        out += "<div class=\"legend\">";
-        for (i, (label, _)) in lines.iter().enumerate() {
-            let colour = colour(i, lines.len());
-            let _ =
-                write!(out, "<span><i style=\"background:var(--r{colour})\"></i>{}</span>", escape(label));
+}
+
+/// A line through `points`, which are the places of these values, ns.
+fn line(label: &str, colour: usize, width: f64, points: &[(f64, f64)], values: &[u64]) -> Markup {
+    let joined: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    html! {
+        polyline points=(joined.join(" ")) fill="none" stroke={ "var(--r" (colour) ")" } stroke-width=(width)
+            stroke-linejoin="round" { title { (label) } }
+        @for ((value, (name, _)), (x, y)) in values.iter().zip(NINES).zip(points) {
+            circle cx=(fine(*x)) cy=(fine(*y)) r=(fine(width / 2.0 + 2.5)) fill={ "var(--r" (colour) ")" } {
+                title { (label) " " (name) ": " (ns(*value as f64)) }
+            }
         }
-        out += "</div>\n";
     }
-    out
+}
+
+/// A length with one decimal.
+fn fine(length: f64) -> String {
+    format!("{length:.1}")
 }
 
 /// Which of the style sheet's four colours a line has; the first of several lines is grey.

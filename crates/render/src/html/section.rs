@@ -1,87 +1,87 @@
 //! What was found for one VM of one report.
 
-use super::{chart, escape, percentiles};
+use super::{chart, percentiles};
 use crate::text;
 use crate::units::{count, ns, percent};
-use std::fmt::Write;
+use maud::{Markup, html};
 use teiji_model::advice::Advice;
-use teiji_model::report::{Blame, DirectionReport, Report, StageReport, VmReport};
+use teiji_model::report::{Blame, DirectionReport, Dist, Report, StageReport, VmReport};
 
 /// One line about the origin of a report, and what the tracer lost.
-pub(super) fn provenance(label: &str, report: &Report) -> String {
+pub(super) fn provenance(label: &str, report: &Report) -> Markup {
     let meta = &report.meta;
     let flow = if meta.watch.flow_text.is_empty() { "all packets" } else { &meta.watch.flow_text };
-    let label = if label.is_empty() { String::new() } else { format!("<b>{}</b>: ", escape(label)) };
-    let mut out = format!(
-        "<p class=\"soft\">{label}{} for {} on {}, Linux {}, {}</p>\n",
-        escape(flow),
-        ns(report.counters.ended.saturating_sub(meta.started) as f64),
-        escape(&meta.host),
-        escape(&meta.kernel),
-        count(report.counters.events, "event")
-    );
+    let took = ns(report.counters.ended.saturating_sub(meta.started) as f64);
     let lost = text::lost(report);
-    if !lost.is_empty() {
-        let _ = writeln!(out, "<p class=\"bad\">{}</p>", escape(&lost.join(" ")));
+    html! {
+        p.soft {
+            @if !label.is_empty() { b { (label) } ": " }
+            (flow) " for " (took) " on " (meta.host) ", Linux " (meta.kernel) ", "
+            (count(report.counters.events, "event"))
+        }
+        @if !lost.is_empty() { p.bad { (lost.join(" ")) } }
     }
-    out
 }
 
 /// Everything about a VM.
-pub(super) fn vm(label: &str, advice: &Advice, vm: &VmReport) -> String {
-    let label = if label.is_empty() { String::new() } else { format!(": {}", escape(label)) };
-    let mut out = format!("<h2>{}{label}</h2>\n<p class=\"soft\">pid {}</p>\n", escape(&vm.name), vm.pid);
-    if vm.total.is_some() {
-        let _ = writeln!(out, "<p class=\"verdict\">{}</p>", escape(&vm.verdict.headline));
-        out += &details(vm);
-    } else {
-        for (i, paragraph) in advice.absence.iter().enumerate() {
-            let class = if i == 0 { "verdict" } else { "" };
-            let _ = writeln!(out, "<p class=\"{class}\">{}</p>", escape(paragraph));
+pub(super) fn vm(label: &str, advice: &Advice, vm: &VmReport) -> Markup {
+    let directions = [("Packets toward the guest", &vm.inbound), ("Packets from the guest", &vm.outbound)];
+    html! {
+        h2 { (vm.name) @if !label.is_empty() { ": " (label) } }
+        p.soft { "pid " (vm.pid) }
+        @if vm.total.is_some() {
+            p.verdict { (vm.verdict.headline) }
+            (details(vm))
+        } @else {
+            @for (i, paragraph) in advice.absence.iter().enumerate() {
+                p class=(if i == 0 { "verdict" } else { "" }) { (paragraph) }
+            }
+        }
+        (tiles(vm))
+        @if !vm.left_out.is_empty() { (reasons(vm)) }
+        @if let Some(total) = &vm.total { (stages(vm, total)) }
+        @for (title, direction) in directions {
+            @if !direction.stages.is_empty() { (one_way(title, direction)) }
         }
     }
-    out += &tiles(vm);
-    out += &reasons(vm);
-    if let Some(total) = &vm.total {
-        let stages = || vm.stages.iter().map(|s| s.stage);
-        let time: Vec<_> = vm.stages.iter().map(|s| (s.stage, s.time_share)).collect();
-        let fluctuation: Vec<_> = vm.stages.iter().map(|s| (s.stage, s.fluctuation_share)).collect();
-        out += "<h3>Where the time goes, and what makes it fluctuate</h3>\n";
-        out +=
-            &chart::stacked(&[chart::shares("time", &time), chart::shares("fluctuation", &fluctuation)], 8.0);
-        out += &chart::legend(stages());
-        out += "<h3>Response time by percentile, logarithmic</h3>\n";
-        out += &percentiles::chart(&[("response time", total)]);
-        if !vm.slowest.is_empty() {
-            out += "<h3>Slowest requests</h3>\n";
-            out += &chart::waterfalls(&vm.slowest);
+}
+
+/// Where the time of requests goes.
+fn stages(vm: &VmReport, total: &Dist) -> Markup {
+    let time: Vec<_> = vm.stages.iter().map(|s| (s.stage, s.time_share)).collect();
+    let fluctuation: Vec<_> = vm.stages.iter().map(|s| (s.stage, s.fluctuation_share)).collect();
+    html! {
+        h3 { "Where the time goes, and what makes it fluctuate" }
+        (chart::stacked(&[chart::shares("time", &time), chart::shares("fluctuation", &fluctuation)], 8.0))
+        (chart::legend(vm.stages.iter().map(|s| s.stage)))
+        h3 { "Response time by percentile, logarithmic" }
+        (percentiles::chart(&[("response time", total)]))
+        @if !vm.slowest.is_empty() {
+            h3 { "Slowest requests" }
+            (chart::waterfalls(&vm.slowest))
         }
-        out += "<h3>Stages</h3>\n";
-        out += &table(vm);
+        h3 { "Stages" }
+        (table(vm))
     }
-    for (title, direction) in
-        [("Packets toward the guest", &vm.inbound), ("Packets from the guest", &vm.outbound)]
-    {
-        out += &directions(title, direction);
-    }
-    out
 }
 
 /// The figures below the verdict's headline.
-fn details(vm: &VmReport) -> String {
-    let mut out = String::from("<dl>");
+fn details(vm: &VmReport) -> Markup {
     let blamed = vm.blamed().map(|f| ("what it means".to_owned(), f.explanation.clone()));
     let doubts =
         vm.blamed().filter(|f| !f.doubts.is_empty()).map(|f| ("doubts".to_owned(), f.doubts.join("; ")));
-    for (label, text) in text::details(vm).into_iter().chain(blamed).chain(doubts) {
-        let _ = write!(out, "<dt>{}</dt><dd>{}</dd>", escape(&label), escape(&text));
+    html! {
+        dl {
+            @for (label, text) in text::details(vm).into_iter().chain(blamed).chain(doubts) {
+                dt { (label) } dd { (text) }
+            }
+        }
     }
-    out + "</dl>\n"
 }
 
-fn tiles(vm: &VmReport) -> String {
-    let mut tiles: Vec<(String, String)> = Vec::new();
-    let mut add = |value: String, what: &str| tiles.push((value, what.to_owned()));
+fn tiles(vm: &VmReport) -> Markup {
+    let mut tiles: Vec<(String, &str)> = Vec::new();
+    let mut add = |value: String, what| tiles.push((value, what));
     let r = &vm.requests;
     add(r.complete.to_string(), "complete requests");
     for (n, what) in r.left_out() {
@@ -100,97 +100,97 @@ fn tiles(vm: &VmReport) -> String {
     if let Some(d) = &vm.depth {
         add(format!("{} / {}", d.p99, d.max), "waiting on the tap, p99 / max");
     }
-    let tile = |(value, what)| format!("<div class=\"tile\"><b>{value}</b><span>{what}</span></div>");
-    format!("<div class=\"tiles\">{}</div>\n", tiles.into_iter().map(tile).collect::<String>())
+    html! {
+        div.tiles {
+            @for (value, what) in &tiles {
+                div.tile { b { (value) } span { (what) } }
+            }
+        }
+    }
 }
 
 /// Why requests are not complete.
-fn reasons(vm: &VmReport) -> String {
-    if vm.left_out.is_empty() {
-        return String::new();
+fn reasons(vm: &VmReport) -> Markup {
+    let blame = |blame| match blame {
+        Blame::Host => "the host",
+        Blame::Guest => "the guest",
+        Blame::Teiji => "teiji",
+        Blame::Nobody => "nobody",
+    };
+    html! {
+        h3 { "Requests that are in no figure" }
+        div.scroll {
+            table {
+                tr { th { "why" } th { "outcome" } th { "to blame" } th { "requests" } }
+                @for l in &vm.left_out {
+                    tr {
+                        td { (l.explanation) } td { (l.outcome.name()) } td { (blame(l.blame)) } td { (l.count) }
+                    }
+                }
+            }
+        }
     }
-    let mut out = String::from(
-        "<h3>Requests that are in no figure</h3>\n<div class=\"scroll\"><table><tr><th>why</th><th>outcome</th>\
-         <th>to blame</th><th>requests</th></tr>\n",
-    );
-    for l in &vm.left_out {
-        let blame = match l.blame {
-            Blame::Host => "the host",
-            Blame::Guest => "the guest",
-            Blame::Teiji => "teiji",
-            Blame::Nobody => "nobody",
-        };
-        let (why, outcome) = (escape(&l.explanation), l.outcome.name());
-        let _ =
-            writeln!(out, "<tr><td>{why}</td><td>{outcome}</td><td>{blame}</td><td>{}</td></tr>", l.count);
-    }
-    out + "</table></div>\n"
 }
 
-fn table(vm: &VmReport) -> String {
-    let mut out = String::from(
-        "<div class=\"scroll\"><table><tr><th>stage</th><th>mean</th><th>p50</th><th>p99</th><th>max</th>\
-         <th>of time</th><th>of fluctuation</th></tr>\n",
-    );
-    for stage in &vm.stages {
-        let blamed = vm.blamed_stage() == Some(stage.stage);
-        let d = &stage.dist;
-        let _ = writeln!(
-            out,
-            "<tr{}><td title=\"{}\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            if blamed { " class=\"blamed\"" } else { "" },
-            escape(&chart::meaning(stage.stage)),
-            stage.stage.name(),
-            ns(d.mean),
-            ns(d.p50 as f64),
-            ns(d.p99 as f64),
-            ns(d.max as f64),
-            percent(stage.time_share),
-            percent(stage.fluctuation_share)
-        );
-        out += &parts(stage);
+fn table(vm: &VmReport) -> Markup {
+    let heads = ["stage", "mean", "p50", "p99", "max", "of time", "of fluctuation"];
+    html! {
+        div.scroll {
+            table {
+                tr { @for head in heads { th { (head) } } }
+                @for stage in &vm.stages {
+                    @let d = &stage.dist;
+                    @let blamed = vm.blamed_stage() == Some(stage.stage);
+                    tr class=[blamed.then_some("blamed")] {
+                        td title=(chart::meaning(stage.stage)) { (stage.stage.name()) }
+                        td { (ns(d.mean)) }
+                        td { (ns(d.p50 as f64)) }
+                        td { (ns(d.p99 as f64)) }
+                        td { (ns(d.max as f64)) }
+                        td { (percent(stage.time_share)) }
+                        td { (percent(stage.fluctuation_share)) }
+                    }
+                    (parts(stage))
+                }
+            }
+        }
     }
-    out + "</table></div>\n"
 }
 
-fn parts(stage: &StageReport) -> String {
-    let mut out = String::new();
-    let Some(actor) = stage.stage.actor() else { return out };
-    for part in stage.parts.iter().filter(|p| p.mean > 0.0) {
-        let _ = writeln!(
-            out,
-            "<tr class=\"part\"><td>{}</td><td>{}</td><td></td><td></td><td></td><td>{}</td><td>{}</td></tr>",
-            part.state.name(actor),
-            ns(part.mean),
-            percent(part.time_share),
-            percent(part.fluctuation_share)
-        );
+fn parts(stage: &StageReport) -> Markup {
+    html! {
+        @if let Some(actor) = stage.stage.actor() {
+            @for part in stage.parts.iter().filter(|p| p.mean > 0.0) {
+                tr.part {
+                    td { (part.state.name(actor)) }
+                    td { (ns(part.mean)) }
+                    td {} td {} td {}
+                    td { (percent(part.time_share)) }
+                    td { (percent(part.fluctuation_share)) }
+                }
+            }
+        }
     }
-    out
 }
 
-fn directions(title: &str, direction: &DirectionReport) -> String {
-    if direction.stages.is_empty() {
-        return String::new();
+fn one_way(title: &str, direction: &DirectionReport) -> Markup {
+    html! {
+        h3 { (title) }
+        p.soft {
+            (count(direction.packets, "packet")) " followed"
+            @if direction.incomplete > 0 { ", " (direction.incomplete) " with a point missing" }
+        }
+        div.scroll {
+            table {
+                tr { @for head in ["stage", "mean", "p50", "p90", "p99", "max"] { th { (head) } } }
+                @for (stage, d) in &direction.stages {
+                    tr {
+                        td title=(chart::meaning(*stage)) { (stage.name()) }
+                        td { (ns(d.mean)) }
+                        @for value in [d.p50, d.p90, d.p99, d.max] { td { (ns(value as f64)) } }
+                    }
+                }
+            }
+        }
     }
-    let mut out =
-        format!("<h3>{title}</h3>\n<p class=\"soft\">{} followed", count(direction.packets, "packet"));
-    if direction.incomplete > 0 {
-        let _ = write!(out, ", {} with a point missing", direction.incomplete);
-    }
-    out += "</p>\n<div class=\"scroll\"><table><tr><th>stage</th><th>mean</th><th>p50</th><th>p90</th><th>p99</th><th>max</th></tr>\n";
-    for (stage, d) in &direction.stages {
-        let _ = writeln!(
-            out,
-            "<tr><td title=\"{}\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            escape(&chart::meaning(*stage)),
-            stage.name(),
-            ns(d.mean),
-            ns(d.p50 as f64),
-            ns(d.p90 as f64),
-            ns(d.p99 as f64),
-            ns(d.max as f64)
-        );
-    }
-    out + "</table></div>\n"
 }

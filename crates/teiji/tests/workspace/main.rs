@@ -41,7 +41,7 @@ const CRATES: [Crate; 11] = [
     },
     Crate { name: "teiji-analysis", on: &["teiji-model"], others: Some(&["hdrhistogram"]) },
     Crate { name: "teiji-control", on: &["teiji-model"], others: Some(&["strsim", "thiserror"]) },
-    Crate { name: "teiji-render", on: &["teiji-model"], others: Some(&["prost", "serde"]) },
+    Crate { name: "teiji-render", on: &["teiji-model"], others: Some(&["maud", "prost", "serde"]) },
     Crate { name: "teiji-bpf", on: &["teiji-model"], others: None },
     Crate { name: "teiji-host", on: &["teiji-model"], others: None },
     Crate {
