@@ -7,7 +7,7 @@ Run by Python 3 in the lab host, as root:
     driver.py CONFIG vanish         rounds of apply to a VM that is killed meanwhile, and teiji every second time, until
                                     enough of them were not committed
 
-CONFIG is a JSON file: see `Config` in place.rs. One line of JSON is printed for each round, and one after `kills`.
+CONFIG is a JSON file: see `Config` in test_host.rs. One line of JSON is printed for each round, and one after `kills`.
 
 It shares no code with teiji. It reads the settings from the kernel: sched_getaffinity(2), sched_getscheduler(2),
 /proc, /sys, the existing control groups. It reads not only what the policy names but every thread of the VM, every

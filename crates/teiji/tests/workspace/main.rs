@@ -2,6 +2,7 @@
 //! `cargo metadata` and the syntax of the sources.
 #![allow(clippy::unwrap_used)]
 
+mod documents;
 mod licences;
 mod sources;
 
