@@ -12,9 +12,9 @@
 //! all kernels of the lab's list ([`Kernel`]); L1 and its guests run the kernel that [`Spec`] names.
 //!
 //! ```no_run
-//! use teiji_lab::{GuestSpec, Host, Spec};
+//! use teiji_lab::{GuestSpec, LabHost, Spec};
 //! # fn main() -> teiji_lab::Result<()> {
-//! let host = Host::boot(&Spec::default())?;
+//! let host = LabHost::boot(&Spec::default())?;
 //! let guest = host.guest(&GuestSpec::named("sip1"))?;
 //! let echo = guest.spawn("teiji-lab udp-echo --port 7")?;
 //! let load = format!("ip netns exec peer teiji-lab udp-load --to {}:7 --rate 100 --count 500", guest.ip());
