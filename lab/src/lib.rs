@@ -27,7 +27,6 @@
 //! ```
 
 mod accel;
-pub mod agent;
 pub mod cache;
 mod child;
 mod confine;
@@ -44,6 +43,7 @@ mod priority;
 pub mod progress;
 mod proto;
 mod recipe;
+pub mod remote;
 pub mod rootfs;
 mod stopwatch;
 pub mod tools;

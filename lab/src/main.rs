@@ -6,7 +6,7 @@ use std::{net::SocketAddrV4, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
-use teiji_lab::{GuestSpec, Kernel, LabHost, Mode, Spec, agent, rootfs, tools};
+use teiji_lab::{GuestSpec, Kernel, LabHost, Mode, Spec, remote, rootfs, tools};
 
 /// A KVM host with nested guests in an emulated machine, for tests and experiments
 #[derive(Parser)]
@@ -254,7 +254,7 @@ fn run(command: Command) -> anyhow::Result<u8> {
             let Some(cid) = to.strip_prefix("vsock:").and_then(|c| c.parse().ok()) else {
                 bail!("`{to}` is not vsock: and a number");
             };
-            Ok(agent::call(cid, command, Duration::from_secs(wait))? as u8)
+            Ok(remote::call(cid, command, Duration::from_secs(wait))? as u8)
         }
         Command::Shell { boot } => {
             let host = LabHost::boot(&boot.spec()?)?;
@@ -317,8 +317,8 @@ fn run(command: Command) -> anyhow::Result<u8> {
             println!("{}", serde_json::to_string(&counts)?);
             Ok(0)
         }
-        Command::Agent { vsock: false } => agent::serve_ports().map(|()| 0).map_err(Into::into),
-        Command::Agent { vsock: true } => agent::serve_vsock().map(|()| 0).map_err(Into::into),
+        Command::Agent { vsock: false } => remote::serve_ports().map(|()| 0).map_err(Into::into),
+        Command::Agent { vsock: true } => remote::serve_vsock().map(|()| 0).map_err(Into::into),
     }
 }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use teiji_bpf::qdisc_edf::{self as edf, Edf, KIND, PinnedQdisc};
 use teiji_control::admission::curve;
 use teiji_host::{Hfsc, Root, Settings};
-use teiji_model::plan::{DeadlineSupport, Observed};
+use teiji_model::observed::{DeadlineSupport, Observed};
 use teiji_model::qdisc::{DeadlineQdisc, Device, ExistingQdisc, RootQdisc, Scheduler};
 use teiji_model::resource::{Resource, ResourceError, Value};
 use teiji_model::status::{LinkStatus, LinksStatus};

@@ -26,7 +26,7 @@ use realtime::{RealtimeCandidate, RealtimeClass};
 use std::fmt;
 use teiji_model::cpus::CpuSet;
 use teiji_model::finding::{Change, Evidence, Finding, PolicyLine, SIGNIFICANT_SHARE};
-use teiji_model::plan::Observed;
+use teiji_model::observed::Observed;
 use teiji_model::policy::MAX_BYTES;
 use teiji_model::report::{Report, VmReport};
 use teiji_model::stage::Actor;

@@ -7,7 +7,8 @@ use common::{any_channels, any_host, any_policy, at, cpus, host, of_user, vm};
 use proptest::prelude::*;
 use teiji_control::plan::plan;
 use teiji_model::host::{Identity, NamedBy};
-use teiji_model::plan::{Held, Manager, Observed, ObservedVm};
+use teiji_model::observed::{Manager, Observed, ObservedVm};
+use teiji_model::plan::Held;
 use teiji_model::policy::{HostPolicy, Policy, VmPolicy};
 use teiji_model::resource::{Resource, ResourceKind, Scheduling, Value};
 

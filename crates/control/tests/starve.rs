@@ -5,7 +5,8 @@ mod common;
 
 use common::{at, cpus, host, task, vm};
 use teiji_control::plan::plan;
-use teiji_model::plan::{Held, Observed, Plan};
+use teiji_model::observed::Observed;
+use teiji_model::plan::{Held, Plan};
 use teiji_model::policy::{Policy, Problem, VmPolicy};
 use teiji_model::resource::{Resource, Scheduling, Value};
 

@@ -10,7 +10,8 @@ use reports::{MS, US, any_report, blamed, find, named, of, on, part, report, sle
 use teiji_control::plan::plan;
 use teiji_control::suggest::suggest;
 use teiji_model::finding::{Change, PolicyLine};
-use teiji_model::plan::{Held, Observed};
+use teiji_model::observed::Observed;
+use teiji_model::plan::Held;
 use teiji_model::policy::{MAX_BYTES, MAX_HALT_POLL, Policy, Source};
 use teiji_model::report::{Preemptor, Report};
 use teiji_model::resource::{Latency, Resource, ResourceError, Scheduling, Value};

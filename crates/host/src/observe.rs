@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use teiji_model::cpus::CpuSet;
 use teiji_model::host::{Identity, Vm};
-use teiji_model::plan::{Observed, ObservedVm};
+use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::resource::Task;
 
 impl Root {

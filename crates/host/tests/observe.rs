@@ -6,7 +6,8 @@ mod common;
 use common::{FakeHost, KVM};
 use std::os::unix::fs::PermissionsExt;
 use teiji_host::Root;
-use teiji_model::plan::{LinkKind, Observed, own_group};
+use teiji_model::observed::{LinkKind, Observed};
+use teiji_model::plan::own_group;
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Scheduling, Task, Value};
 
 const CGROUP: &str = "sys/fs/cgroup";

@@ -6,7 +6,8 @@
 //! Form 1 had sentences, which did not name a setting, for the settings that cannot be read. They become part of
 //! `unseen`.
 
-use crate::plan::{Held, Observed};
+use crate::observed::Observed;
+use crate::plan::Held;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

@@ -6,9 +6,8 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::Path;
 use teiji_model::host::{Capability, Identity, NamedBy};
-use teiji_model::plan::{
-    ChannelGuarantee, DeadlineSupport, Held, LinkGuarantee, LinkKind, Observed, ObservedLink, Plan, Step,
-};
+use teiji_model::observed::{DeadlineSupport, LinkKind, Observed, ObservedLink};
+use teiji_model::plan::{ChannelGuarantee, Held, LinkGuarantee, Plan, Step};
 use teiji_model::policy::Source;
 use teiji_model::qdisc::{DeadlineQdisc, Device, ExistingQdisc, RootQdisc, Scheduler};
 use teiji_model::report::Report;

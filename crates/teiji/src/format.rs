@@ -5,7 +5,7 @@ use crate::{output, style};
 use anyhow::Result;
 use std::io::{self, IsTerminal, Write};
 use teiji_agent::service::advice;
-use teiji_model::plan::Observed;
+use teiji_model::observed::Observed;
 use teiji_model::report::{Joined, Report};
 use teiji_render::html::Shown;
 use teiji_render::terminal::{Style, printable};

@@ -3,7 +3,7 @@
 use teiji_analysis::absence;
 use teiji_control::suggest;
 use teiji_model::advice::Advice;
-use teiji_model::plan::Observed;
+use teiji_model::observed::Observed;
 use teiji_model::report::{Report, VmReport};
 
 /// For each VM of a report, in their order.

@@ -6,7 +6,7 @@ use crate::trace::{self, Progress, TraceOutcome, TraceSpec};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use teiji_model::host::{Capability, Identity, Vm};
-use teiji_model::plan::Observed;
+use teiji_model::observed::Observed;
 use teiji_model::report::{Joined, Report};
 
 /// What a host supports.

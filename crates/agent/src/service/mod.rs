@@ -3,20 +3,27 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `change` | policy, plan, apply, confirm, rollback, status, the agent |
-//! | `inspect` | VMs, capabilities, traces, recordings |
+//! | `plan` | policy, plan, observe |
+//! | `apply` | apply, confirm, rollback |
+//! | `status` | status |
+//! | `agent` | the agent |
+//! | `inspect` | doctor, VMs, traces, recordings |
 //! | [`select`] | which VMs a name means |
 //! | [`mod@advice`] | advice beside a report |
 
 pub mod advice;
-mod change;
+mod agent;
+mod apply;
 mod inspect;
+mod plan;
 pub mod select;
+mod status;
 
-pub use change::{PreparedPlan, StatusReport};
+pub use apply::PreparedPlan;
 pub use inspect::{Doctor, TraceResult};
+pub use status::StatusReport;
 
-use crate::apply::{self, Engine, STATE_DIRECTORY};
+use crate::apply::{Engine, STATE_DIRECTORY};
 use crate::backend::{HostBackend, PINS};
 use crate::{daemon, policy, trace};
 use std::path::{Path, PathBuf};
@@ -57,7 +64,7 @@ pub enum Error {
     Policy(#[from] policy::Error),
     /// A change failed.
     #[error(transparent)]
-    Apply(#[from] apply::Error),
+    Apply(#[from] crate::apply::Error),
     /// The host cannot be observed.
     #[error(transparent)]
     Host(#[from] teiji_host::Error),
@@ -91,7 +98,7 @@ impl Service {
         Service { state: state.to_owned(), pins: pins.to_owned(), ..self }
     }
 
-    fn engine(&self) -> Result<Engine<HostBackend>, apply::Error> {
+    fn engine(&self) -> Result<Engine<HostBackend>, crate::apply::Error> {
         Engine::open(&self.state, HostBackend::new(self.root.clone(), &self.pins, &self.state))
     }
 

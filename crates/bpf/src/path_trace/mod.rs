@@ -9,7 +9,7 @@
 #[cfg(test)]
 mod check;
 mod convert;
-mod reasons;
+mod drop_reasons;
 mod settings;
 
 /// Types shared with the C half, generated from the compiled object.
@@ -88,7 +88,7 @@ pub struct Tracer {
     counters: MapHandle,
     hooks: Vec<Hook>,
     object: Object,
-    drop_names: reasons::Names,
+    drop_names: drop_reasons::Names,
 }
 
 /// The hooks of all programs, and whether this kernel has them.
@@ -200,7 +200,7 @@ impl Tracer {
         let kernel = KernelTypes::load()?;
         let mut object = open()?;
         let mut hooks = find_hooks(&object, &kernel);
-        let drop_names = reasons::Names::read(&kernel);
+        let drop_names = drop_reasons::Names::read(&kernel);
         drop(kernel);
         drop_forbidden(&mut hooks)?;
         if let Some(hook) = hooks.iter().find(|h| h.found.is_none() && ESSENTIAL.contains(&h.target.as_str()))

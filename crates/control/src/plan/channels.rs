@@ -18,7 +18,7 @@ mod link;
 use super::names::{self, shown};
 use super::{Draft, PlanTarget};
 use link::Group;
-use teiji_model::plan::{DeadlineSupport, LinkKind, ObservedLink};
+use teiji_model::observed::{DeadlineSupport, LinkKind, ObservedLink};
 use teiji_model::policy::{ChannelPolicy, LinkPolicy, Located, Policy, SourceLocation};
 use teiji_model::qdisc::{MAX_CHANNELS, MAX_LINKS, Scheduler};
 use teiji_model::text::printable;

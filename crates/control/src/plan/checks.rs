@@ -8,7 +8,8 @@ use super::{Draft, WantedSetting, starvation, steps, wanted};
 use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
-use teiji_model::plan::{Held, Observed};
+use teiji_model::observed::Observed;
+use teiji_model::plan::Held;
 use teiji_model::policy::SourceLocation;
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
 

@@ -29,7 +29,8 @@ pub(crate) use names::shown;
 pub(crate) use wanted::time;
 
 use std::collections::BTreeSet;
-use teiji_model::plan::{Held, LinkGuarantee, Observed, ObservedVm, Plan};
+use teiji_model::observed::{Observed, ObservedVm};
+use teiji_model::plan::{Held, LinkGuarantee, Plan};
 use teiji_model::policy::{Policy, Problem, SourceLocation};
 use teiji_model::resource::{Resource, Value};
 use teiji_model::text::printable;

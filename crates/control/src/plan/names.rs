@@ -5,7 +5,7 @@
 
 use super::{Draft, PlanTarget};
 use teiji_model::host::VM_USERS;
-use teiji_model::plan::{Observed, ObservedLink, ObservedVm};
+use teiji_model::observed::{Observed, ObservedLink, ObservedVm};
 use teiji_model::policy::{Located, Policy, VmPolicy};
 use teiji_model::text::printable;
 

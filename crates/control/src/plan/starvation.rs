@@ -17,7 +17,7 @@ use super::{Draft, WantedSetting};
 use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
-use teiji_model::plan::Observed;
+use teiji_model::observed::Observed;
 use teiji_model::resource::{Resource, Scheduling};
 
 /// How many names a message lists; further names are counted.

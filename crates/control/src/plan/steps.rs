@@ -6,7 +6,8 @@
 
 use super::WantedSetting;
 use std::collections::{BTreeMap, BTreeSet};
-use teiji_model::plan::{Held, Hold, Observed, Plan, Step, ordered};
+use teiji_model::observed::Observed;
+use teiji_model::plan::{Held, Hold, Plan, Step, ordered};
 use teiji_model::resource::{RESOURCE_KINDS, Resource, Value};
 use teiji_model::text::printable;
 

@@ -4,7 +4,8 @@ use super::names::{self, shown};
 use super::{Draft, PlanTarget, WantedSetting, channels};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
-use teiji_model::plan::{Observed, ObservedVm, own_group};
+use teiji_model::observed::{Observed, ObservedVm};
+use teiji_model::plan::own_group;
 use teiji_model::policy::{
     DirectSetting, HostPolicy, LinkPolicy, Located, Policy, SourceLocation, Subject, VmPolicy,
 };

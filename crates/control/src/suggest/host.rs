@@ -6,7 +6,7 @@ use crate::housekeeping;
 use crate::plan::{reason, time};
 use teiji_model::cpus::CpuSet;
 use teiji_model::finding::Remedy;
-use teiji_model::plan::{Observed, ObservedVm};
+use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::resource::{Latency, Resource, Value};
 
 /// Whether to poll for `wanted` ns if requests come `gap` ns apart; or why that is impossible or already so.

@@ -13,7 +13,7 @@
 use crate::housekeeping;
 use crate::plan::reason;
 use teiji_model::cpus::CpuSet;
-use teiji_model::plan::{Observed, ObservedVm};
+use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
 use teiji_model::stage::Actor;
 

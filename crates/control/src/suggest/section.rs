@@ -3,7 +3,7 @@
 use super::toml_text;
 use std::collections::BTreeSet;
 use teiji_model::host::VM_USERS;
-use teiji_model::plan::{Observed, ObservedVm};
+use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::policy::MAX_PID;
 use teiji_model::report::{Report, VmReport};
 

@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::host::{Identity, NamedBy, Vm};
-use teiji_model::plan::{DeadlineSupport, LinkKind, Observed, ObservedLink, ObservedVm, own_group};
+use teiji_model::observed::{DeadlineSupport, LinkKind, Observed, ObservedLink, ObservedVm};
+use teiji_model::plan::own_group;
 use teiji_model::policy::{
     Auto, ChannelPolicy, DirectSetting, Endpoint, HostPolicy, LinkPolicy, Located, Policy, SourceLocation,
     Subject, VmPolicy,

@@ -8,7 +8,7 @@ use proptest::sample::{Index, select};
 use teiji_analysis::finding::Seen;
 use teiji_analysis::verdict::rank;
 use teiji_model::host::{Vcpu, Vm, Worker};
-use teiji_model::plan::Observed;
+use teiji_model::observed::Observed;
 use teiji_model::report::*;
 use teiji_model::stage::{Stage, ThreadState};
 

@@ -14,7 +14,7 @@ use crate::root::Root;
 use crate::rtnl::Link;
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
-use teiji_model::plan::{LinkKind, ObservedLink};
+use teiji_model::observed::{LinkKind, ObservedLink};
 
 /// `ARPHRD_ETHER` of linux/if_arp.h.
 const ETHERNET: u64 = 1;

@@ -5,7 +5,7 @@
 use crate::cgroup::Hierarchy;
 use crate::root::Root;
 use teiji_model::cpus::CpuSet;
-use teiji_model::plan::{Manager, ObservedVm};
+use teiji_model::observed::{Manager, ObservedVm};
 use teiji_model::resource::ResourceKind;
 use teiji_model::text::printable;
 

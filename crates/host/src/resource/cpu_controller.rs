@@ -8,7 +8,8 @@ use super::{errors, file, group};
 use crate::cgroup::{self, Hierarchy};
 use crate::root::Root;
 use nix::errno::Errno;
-use teiji_model::plan::{ObservedVm, own_group};
+use teiji_model::observed::ObservedVm;
+use teiji_model::plan::own_group;
 use teiji_model::resource::ResourceError;
 
 /// The groups that belong to one VM only: its present one, if no other process is in it, and the one that teiji would

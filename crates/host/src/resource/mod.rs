@@ -55,7 +55,7 @@ use crate::cgroup::Hierarchy;
 use crate::root::Root;
 use teiji_model::cpus::CpuSet;
 use teiji_model::host::Capability;
-use teiji_model::plan::{ObservedLink, ObservedVm};
+use teiji_model::observed::{ObservedLink, ObservedVm};
 use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
 /// A kind of resource of a host.

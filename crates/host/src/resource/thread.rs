@@ -4,7 +4,7 @@ use super::errors;
 use crate::root::Root;
 use crate::task::{alive, gone};
 use nix::errno::Errno;
-use teiji_model::plan::ObservedVm;
+use teiji_model::observed::ObservedVm;
 use teiji_model::resource::{ResourceError, Task};
 
 /// The threads of VMs that are scheduled: vCPUs and vhost workers.

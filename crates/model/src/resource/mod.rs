@@ -9,16 +9,16 @@
 //! | --- | --- |
 //! | here | identity, [`ResourceKind`], [`Class`] and [`Value`]: a new kind of resource is added here |
 //! | [`dependency`] | which change comes before which, and the resulting order |
-//! | [`observed`] | the resources of a host, each with its value or the reason why it has none |
+//! | `resources` | the resources of a host, each with its value or the reason why it has none |
 //! | `value` | the types of values |
 //!
 //! `teiji-host` reads and writes resources, each kind in its own file.
 
 pub mod dependency;
-pub mod observed;
+mod resources;
 mod value;
 
-pub use observed::Resources;
+pub use resources::Resources;
 pub use value::{Latency, Quota, Scheduling};
 
 use crate::cpus::CpuSet;

@@ -1,6 +1,6 @@
 //! `teiji apply`: shows the plan and carries it out.
 
-use super::notes::{print_line, print_notes};
+use super::messages::{print_line, print_messages};
 use super::{plan, signals};
 use crate::args::{Apply, Usage};
 use crate::{output, style};
@@ -22,8 +22,9 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
         .into());
     }
     let wait = args.wait.unwrap_or_default();
-    let prepared =
-        service.prepare(&args.policy.files, wait, &mut |notes| print_notes(notes)).map_err(plan::explain)?;
+    let prepared = service
+        .prepare(&args.policy.files, wait, &mut |notes| print_messages(notes))
+        .map_err(plan::explain)?;
     let (plan, style) = (prepared.plan(), style::stdout());
     if plan.steps.is_empty() {
         return output::stdout(&text::plan::table(plan, &style));
@@ -53,7 +54,7 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
     );
     waiting.clear();
     let applied = applied?;
-    print_notes(&applied.notes);
+    print_messages(&applied.notes);
     print_line(&format!(
         "done: {} changed; `teiji rollback` restores them",
         units::count(applied.changed as u64, "setting")

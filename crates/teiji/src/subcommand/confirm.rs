@@ -1,13 +1,13 @@
 //! `teiji confirm`: keeps what `teiji apply --confirm-within` has changed.
 
-use super::notes::{print_line, print_notes};
+use super::messages::{print_line, print_messages};
 use anyhow::Result;
 use teiji_agent::service::Service;
 
 /// Confirms an apply that waits for it.
 pub(super) fn run(service: &Service) -> Result<()> {
     let notes = service.confirm()?;
-    print_notes(&notes);
+    print_messages(&notes);
     print_line("confirmed: the changes stay");
     Ok(())
 }

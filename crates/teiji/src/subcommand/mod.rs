@@ -6,7 +6,7 @@ mod completions;
 mod confirm;
 mod doctor;
 mod man;
-mod notes;
+mod messages;
 mod observe;
 mod plan;
 mod policy;

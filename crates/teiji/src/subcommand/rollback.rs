@@ -1,6 +1,6 @@
 //! `teiji rollback`: restores everything, or cleans up after a teiji that was killed.
 
-use super::notes::{print_line, print_notes};
+use super::messages::{print_line, print_messages};
 use crate::args::Rollback;
 use anyhow::{Result, bail};
 use teiji_agent::apply::{self, Note};
@@ -12,14 +12,14 @@ pub(super) fn run(args: &Rollback, service: &Service) -> Result<()> {
     let wait = args.wait.unwrap_or_default();
     if args.unfinished {
         let notes = service.recover_from_kill(wait)?;
-        print_notes(&notes);
+        print_messages(&notes);
         if notes.is_empty() {
             print_line("nothing was left unfinished");
         }
         return Ok(());
     }
     let done = service.rollback(&apply::Rollback { force: args.force, wait })?;
-    print_notes(&done.notes);
+    print_messages(&done.notes);
     print_line(&match done.restored {
         0 => "nothing to restore".to_owned(),
         n => format!("restored: {}", units::count(n as u64, "setting")),

@@ -1,7 +1,7 @@
 //! `teiji status`: the settings that teiji holds, since when, what someone else has changed since, and the packet
 //! statistics of links with channels.
 
-use super::notes::print_notes;
+use super::messages::print_messages;
 use crate::args::Status as Arguments;
 use crate::{output, style};
 use anyhow::Result;
@@ -14,7 +14,7 @@ use teiji_render::text::{links, status::table};
 /// The exit code is 1 if something has changed since teiji set it.
 pub(super) fn run(args: &Arguments, service: &Service) -> Result<ExitCode> {
     let found = service.status()?;
-    print_notes(&found.notes);
+    print_messages(&found.notes);
     if args.print.json {
         output::json(&json::Status::new(&found.status, &found.links))?;
     } else {

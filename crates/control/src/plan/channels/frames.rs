@@ -5,7 +5,7 @@
 
 use super::super::names::shown;
 use super::super::{Draft, ErrorReported, PlanTarget, steps};
-use teiji_model::plan::ObservedLink;
+use teiji_model::observed::ObservedLink;
 use teiji_model::policy::{LinkPolicy, Located};
 use teiji_model::qdisc::frame::{self, HEADER, TAG, full};
 use teiji_model::resource::{Resource, Value};

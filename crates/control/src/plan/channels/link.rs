@@ -6,7 +6,8 @@ use super::{flows, frames};
 use crate::admission::{self, Admission, Denied, Reason, Refusal, hfsc};
 use frames::Largest;
 use std::collections::BTreeMap;
-use teiji_model::plan::{ChannelGuarantee, LinkGuarantee, LinkKind, ObservedLink};
+use teiji_model::observed::{LinkKind, ObservedLink};
+use teiji_model::plan::{ChannelGuarantee, LinkGuarantee};
 use teiji_model::policy::{Auto, ChannelPolicy, LinkPolicy, Located, SourceLocation};
 use teiji_model::qdisc::frame;
 use teiji_model::qdisc::{

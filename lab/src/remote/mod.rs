@@ -1,4 +1,5 @@
-//! The agent: runs commands in a lab machine for the lab.
+//! The lab's remote shell: `teiji-lab agent`, which runs commands in a lab machine for the lab. It is not the daemon
+//! `teiji agent`.
 //!
 //! In the lab host it serves every virtio-serial port named `teiji.<n>`, each with one command at a time. In a guest it
 //! accepts vsock connections with one command each. If the lab host's agent gets a request for a guest, it forwards it

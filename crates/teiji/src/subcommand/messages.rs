@@ -4,8 +4,8 @@ use std::io::Write;
 use teiji_agent::apply::Note;
 use teiji_render::terminal::printable;
 
-/// Prints the notes.
-pub(super) fn print_notes(notes: &[Note]) {
+/// Prints what happened during an operation.
+pub(super) fn print_messages(notes: &[Note]) {
     notes.iter().for_each(|note| print_line(&note.to_string()));
 }
 

@@ -1,0 +1,38 @@
+//! Policy, plan, observe: what would be changed. Nothing here changes the host.
+
+use super::{Error, Service};
+use crate::observation;
+use crate::policy::{self, Loaded};
+use std::path::{Path, PathBuf};
+use teiji_model::observation::Observation;
+use teiji_model::plan::Plan;
+
+impl Service {
+    /// Reads a policy ([`policy::load`]); looks at nothing else.
+    ///
+    /// # Errors
+    /// [`Error::Policy`].
+    pub fn policy(files: &[PathBuf]) -> Result<Loaded, Error> {
+        Ok(policy::load(files)?)
+    }
+
+    /// What would be changed to keep a policy, here or on the host that was observed in `host`. Changes nothing.
+    ///
+    /// # Errors
+    /// If there is no policy, the host cannot keep it, or the host cannot be observed.
+    pub fn plan(&self, files: &[PathBuf], host: Option<&Path>) -> Result<Plan, Error> {
+        let loaded = policy::load(files)?;
+        match host {
+            Some(file) => Ok(policy::plan_for(&loaded, &observation::read(file)?)?),
+            None => Ok(policy::plan(&loaded, &self.root, &self.engine()?)?),
+        }
+    }
+
+    /// The state of this host, for a plan on any machine. Changes nothing.
+    ///
+    /// # Errors
+    /// If the host or the state cannot be read.
+    pub fn observe(&self) -> Result<Observation, Error> {
+        Ok(observation::capture(&self.root, &self.engine()?)?)
+    }
+}
