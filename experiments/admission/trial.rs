@@ -3,7 +3,7 @@
 use super::link::{Outcome, Packet, Wire, send};
 use super::{Extent, Rng, sets, traffic};
 use serde::Serialize;
-use teiji_control::admission::{Admission, ChannelSpec, Denied, LinkSpec, Reason, admit};
+use teiji_control::admission::{Admission, ChannelSpec, Denied, LinkSpec, Misfit, admit};
 
 /// Runs with more packets than this are left out.
 const LONGEST_RUN: u128 = 200_000;
@@ -101,16 +101,16 @@ fn one(set: u64, extent: &Extent, rng: &mut Rng, found: &mut Found) {
         Err(Denied::Refused(refusal)) => {
             found.refused += 1;
             row.excess = refusal.excess;
-            (row.decision, row.missed) = match refusal.reason {
-                Reason::Rate => ("rate", 0),
-                Reason::Deadline => ("deadline", 0),
-                Reason::Slack { .. } => ("slack", 0),
+            (row.decision, row.missed) = match refusal.misfit {
+                Misfit::Rate => ("rate", 0),
+                Misfit::Deadline => ("deadline", 0),
+                Misfit::Slack { .. } => ("slack", 0),
                 // Only HFSC refuses for this reason; the queue here is earliest deadline first.
-                Reason::Curves => ("curves", 0),
+                Misfit::Curves => ("curves", 0),
             };
             // If no slack at all is enough, the one that is best for the channels.
-            let slack = match (refusal.reason, link.slack) {
-                (Reason::Slack { .. }, teiji_model::policy::Auto::Nanoseconds(set)) => set,
+            let slack = match (refusal.misfit, link.slack) {
+                (Misfit::Slack { .. }, teiji_model::policy::Auto::Nanoseconds(set)) => set,
                 _ => channels.iter().map(|c| c.deadline).max().unwrap_or(0),
             };
             refused(&link, &channels, slack, &mut row);

@@ -71,7 +71,7 @@ impl HostBackend {
             let edf = matches!(observed.settings.get(&resource), Some(Value::RootQdisc(RootQdisc::Existing(s))) if s.kind == KIND);
             if edf || hfsc.contains(&index) {
                 let read = apply::SettingsBackend::read(self, &resource);
-                observed.settings.note(resource, read);
+                observed.settings.record(resource, read);
             }
         }
     }
@@ -115,7 +115,7 @@ impl HostBackend {
     pub fn links(&self) -> LinksStatus {
         let edf = match PinnedQdisc::open(&self.pins) {
             Ok(PinnedQdisc::Current(edf)) => edf,
-            Ok(PinnedQdisc::Other(heartbeat)) if heartbeat.users() > 0 => {
+            Ok(PinnedQdisc::Other(shared)) if shared.link_count() > 0 => {
                 return LinksStatus { problem: Some(OTHER.into()), ..LinksStatus::default() };
             }
             Ok(_) => return LinksStatus::default(),

@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
-use teiji_bpf::qdisc_edf::{Heartbeat, PinState, QdiscOwner};
+use teiji_bpf::qdisc_edf::{PinState, QdiscOwner, SharedNumbers};
 use teiji_host::{Root, privilege};
 use teiji_model::status::Unfinished;
 
@@ -74,7 +74,7 @@ impl Error {
 /// If another agent runs, or the kernel does not accept the qdisc. Errors in the state directory are logged.
 pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
     let mut owner = QdiscOwner::acquire(pins)?;
-    let mut heartbeat_thread = HeartbeatThread::start(owner.heartbeat())?;
+    let mut heartbeat_thread = HeartbeatThread::start(owner.shared())?;
     warn_of_other(&owner);
     let mut recovery = Some(recover(state, pins)?);
     let (mut confined, mut announced) = (false, false);
@@ -88,11 +88,11 @@ pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
             None => std::thread::sleep(HEARTBEAT_INTERVAL),
         }
         if recovery.is_none() {
-            if !owner.is_current() && owner.users() == 0 {
+            if !owner.is_current() && owner.link_count() == 0 {
                 // This releases the lock on the former qdisc; its heartbeat continues until the new one starts.
                 drop(owner);
                 owner = QdiscOwner::acquire(pins)?;
-                heartbeat_thread = HeartbeatThread::start(owner.heartbeat())?;
+                heartbeat_thread = HeartbeatThread::start(owner.shared())?;
                 tracing::info!("no link has the other version's qdisc any more; the agent keeps its own");
             }
             if owner.is_current() && !confined {
@@ -103,17 +103,17 @@ pub fn run(state: &Path, pins: &Path, stop: &AtomicBool) -> Result<(), Error> {
             }
             if !announced {
                 announced = true;
-                tracing::info!("the agent keeps deadlines; {} links have channels", owner.users());
+                tracing::info!("the agent keeps deadlines; {} links have channels", owner.link_count());
             }
         }
         watch.check(&mut owner)?;
     }
-    let users = owner.users();
+    let links = owner.link_count();
     // A link may get the qdisc before the pins are removed: `unpin` checks again, under the writers' lock.
     match owner.unpin() {
         Ok(()) => tracing::info!("no link has channels; the qdisc is unregistered"),
         Err(teiji_bpf::Error::Refused { .. }) => tracing::warn!(
-            "{users} links still have channels; {} s from now their packets leave in the order of arrival: start the agent \
+            "{links} links still have channels; {} s from now their packets leave in the order of arrival: start the agent \
              again, or remove the channels by `teiji rollback`",
             teiji_bpf::qdisc_edf::HEARTBEAT_TIMEOUT.as_secs()
         ),
@@ -128,7 +128,7 @@ fn warn_of_other(owner: &QdiscOwner) {
         tracing::warn!(
             "{} links have channels of another version of teiji: the agent keeps them going as they are; \
              `teiji rollback --force` and `teiji apply` replace them",
-            owner.users()
+            owner.link_count()
         );
     }
 }
@@ -142,19 +142,19 @@ struct HeartbeatThread {
 }
 
 impl HeartbeatThread {
-    fn start(heartbeat: Arc<Heartbeat>) -> Result<HeartbeatThread, Error> {
+    fn start(shared: Arc<SharedNumbers>) -> Result<HeartbeatThread, Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let (done, confined) = channel::<()>();
         let send = move || {
-            heartbeat.send_heartbeat();
+            shared.send_heartbeat();
             if let Err(error) = privilege::give_up() {
                 // `confirm` reports it again; meanwhile deadlines are kept.
                 tracing::error!("the heartbeat: {error}");
             }
             drop(done);
             while !stopped.load(Ordering::Relaxed) {
-                heartbeat.send_heartbeat();
+                shared.send_heartbeat();
                 std::thread::park_timeout(HEARTBEAT_INTERVAL);
             }
         };
@@ -212,7 +212,7 @@ fn recover_from_kill(state: &Path, pins: &Path) -> Result<(), apply::Error> {
         return Ok(());
     }
     match engine.recover(Duration::ZERO) {
-        Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{note}")),
+        Ok(messages) => messages.iter().for_each(|message| tracing::warn!("{message}")),
         // Another command is doing it.
         Err(apply::Error::Busy(_)) => {}
         Err(error) => return Err(error),
@@ -254,11 +254,13 @@ impl<'a> PinWatch<'a> {
                     "what the agent had pinned in {pins} is gone: {meanwhile}; {error}; it tries again"
                 )),
             },
-            Ok(PinState::Others) if owner.users() == 0 => return Err(Error::Replaced(self.pins.to_owned())),
+            Ok(PinState::Others) if owner.link_count() == 0 => {
+                return Err(Error::Replaced(self.pins.to_owned()));
+            }
             Ok(PinState::Others) => Some(format!(
                 "{pins} has the pins of another process: {meanwhile} ({} links); end that process, remove its pins, and \
                  this agent pins its own again",
-                owner.users()
+                owner.link_count()
             )),
             Err(error) => Some(format!("it is not known whether commands find the channels: {error}")),
         };

@@ -11,20 +11,20 @@
 //! | [`policy`] | reads policies, plans the changes that they need on this host |
 //! | [`service`] | what teiji can do, in one interface for the command line, an API and tests |
 //! | [`trace`] | a trace from start to report, live or from a recording |
-//! | [`capabilities`] | what this host supports |
+//! | [`requirements`] | what teiji needs of this host, and whether it is present |
 #![deny(unsafe_code)]
 
 pub mod apply;
 pub mod backend;
-mod capability;
 pub mod daemon;
 pub mod observation;
 pub mod output;
 pub mod policy;
 mod poll_interval;
 mod recorder;
+mod requirement;
 pub mod service;
 pub mod trace;
 
-pub use capability::capabilities;
+pub use requirement::requirements;
 pub use teiji_host::vms;

@@ -23,7 +23,7 @@
 //! [`Verdict::headline`] has the cause and its share in at most 12 words; [`Verdict::details`] has the figures. The
 //! blamed cause is the first of the findings; the others follow, sorted by their largest part.
 
-use crate::finding::{Candidate, MIN_REQUESTS, Seen, candidates, finding};
+use crate::finding::{Candidate, MIN_REQUESTS, RuleInput, candidates, finding};
 use teiji_model::finding::{Evidence, Finding, SIGNIFICANT_SHARE};
 use teiji_model::report::{Detail, Dist, RequestCounts, Verdict};
 use teiji_model::text::{duration, percent};
@@ -43,13 +43,15 @@ fn fluctuates(d: &Dist) -> bool {
 }
 
 /// The verdict on one VM, and its ranked findings: the verdict names the first.
-pub fn rank(seen: &Seen<'_>) -> (Verdict, Vec<Finding>) {
-    let Some(total) = seen.total.filter(|d| d.count > 0) else { return (nothing(seen.requests), Vec::new()) };
+pub fn rank(input: &RuleInput<'_>) -> (Verdict, Vec<Finding>) {
+    let Some(total) = input.total.filter(|d| d.count > 0) else {
+        return (nothing(input.requests), Vec::new());
+    };
     let varies = fluctuates(total);
-    let of_fluctuation = candidates(seen.stages, true);
+    let of_fluctuation = candidates(input.stages, true);
     let fluctuation = varies && of_fluctuation.first().is_some_and(|c| c.share >= MIN_CAUSE_SHARE);
-    let all = if fluctuation { of_fluctuation } else { candidates(seen.stages, false) };
-    let Some(first) = all.first() else { return (nothing(seen.requests), Vec::new()) };
+    let all = if fluctuation { of_fluctuation } else { candidates(input.stages, false) };
+    let Some(first) = all.first() else { return (nothing(input.requests), Vec::new()) };
     let host = all.iter().find(|c| c.is_of_host());
     let (blamed, stands_out) = match host {
         _ if fluctuation => (first, true),
@@ -72,7 +74,7 @@ pub fn rank(seen: &Seen<'_>) -> (Verdict, Vec<Finding>) {
     }
     let verdict = Verdict { headline: headline(blamed, stands_out, fluctuation), details, fluctuation };
     let rest = all.iter().filter(|c| c.rule.cause != blamed.rule.cause && c.is_significant());
-    (verdict, std::iter::once(blamed).chain(rest).map(|c| finding(c, seen)).collect())
+    (verdict, std::iter::once(blamed).chain(rest).map(|c| finding(c, input)).collect())
 }
 
 /// The cause in at most 12 words.

@@ -1,6 +1,6 @@
 //! The statistics of one VM's packets and requests: counts, distributions, shares, the slowest requests.
 
-use crate::finding::Seen;
+use crate::finding::RuleInput;
 use crate::hash::{Map, Seeded};
 use crate::join::Exclusion;
 use crate::stats::{Series, Shares};
@@ -189,7 +189,7 @@ impl VmStats {
         });
         let mut waits: Vec<_> = self.waits.into_iter().map(|((stage, tid), ns)| (stage, tid, ns)).collect();
         waits.sort_unstable_by_key(|(stage, tid, _)| (*stage, *tid));
-        let seen = Seen {
+        let input = RuleInput {
             requests: &self.requests,
             total: total.as_ref(),
             stages: &stages,
@@ -197,7 +197,7 @@ impl VmStats {
             waits: &waits,
             name,
         };
-        let (verdict, findings) = verdict::rank(&seen);
+        let (verdict, findings) = verdict::rank(&input);
         VmReport {
             name: vm.name.clone(),
             pid: vm.pid,

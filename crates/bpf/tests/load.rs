@@ -51,7 +51,7 @@ fn the_deadline_qdisc_loads_or_says_what_is_missing() {
             assert!(has_bpf_qdiscs);
             eprintln!("{verified:?}");
             assert_eq!(verified.len(), 5);
-            assert_eq!((edf.users(), edf.links().unwrap()), (0, Vec::new()));
+            assert_eq!((edf.link_count(), edf.links().unwrap()), (0, Vec::new()));
             assert!(edf.heartbeat_age().unwrap() < HEARTBEAT_TIMEOUT);
             // Whoever comes second finds what is there.
             assert!(Edf::load(&pins).err().unwrap().to_string().contains("has one already"));

@@ -25,7 +25,7 @@ use crate::plan::{shown, time};
 use realtime::{RealtimeCandidate, RealtimeClass};
 use std::fmt;
 use teiji_model::cpus::CpuSet;
-use teiji_model::finding::{Change, Evidence, Finding, PolicyLine, SIGNIFICANT_SHARE};
+use teiji_model::finding::{Evidence, Finding, PolicyChange, PolicyLine, SIGNIFICANT_SHARE};
 use teiji_model::observed::Observed;
 use teiji_model::policy::MAX_BYTES;
 use teiji_model::report::{Report, VmReport};
@@ -79,7 +79,7 @@ impl SuggestedLine {
         SuggestedLine { key: key.to_owned(), value, comment: comment.into() }
     }
 
-    fn of(change: &Change, comment: impl Into<String>) -> SuggestedLine {
+    fn of(change: &PolicyChange, comment: impl Into<String>) -> SuggestedLine {
         let PolicyLine { key, value, .. } = change.line();
         SuggestedLine { key, value, comment: comment.into() }
     }
@@ -115,7 +115,7 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
                 continue;
             };
             let note = match change {
-                Change::Realtime { .. } => match (&sections[i], &classes[i]) {
+                PolicyChange::Realtime { .. } => match (&sections[i], &classes[i]) {
                     (Ok(section), Some(Ok(class))) => {
                         // Both kinds of threads may wait for a CPU; the lines are the same.
                         if advice.lines.is_empty() {
@@ -128,7 +128,7 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
                     (Err(why), _) => format!("class = \"realtime\" would help, but {why}"),
                     (Ok(_), None) => continue,
                 },
-                Change::HaltPoll { ns, gap } => match host::poll(*ns, *gap, remedy, observed) {
+                PolicyChange::HaltPoll { ns, gap } => match host::poll(*ns, *gap, remedy, observed) {
                     Ok(()) => {
                         needs.poll(*ns, change, vm);
                         advice.host.push("halt_poll".to_owned());
@@ -136,7 +136,7 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
                     }
                     Err(why) => why,
                 },
-                Change::CpuLatency { us } => {
+                PolicyChange::CpuLatency { us } => {
                     let class = classes[i].as_ref().and_then(|class| class.as_ref().ok());
                     let found = sections[i].as_ref().ok().and_then(|section| section.vm);
                     match host::awake(*us, remedy, class, found, observed) {
@@ -218,7 +218,7 @@ fn classes(
             .findings
             .iter()
             .filter_map(|f| match f.remedy.change {
-                Some(Change::Realtime { threads }) => Some(threads),
+                Some(PolicyChange::Realtime { threads }) => Some(threads),
                 _ => None,
             })
             .collect();
@@ -288,13 +288,13 @@ fn doubts(report: &Report, vm: &VmReport, class: &RealtimeClass) -> Vec<String> 
 #[derive(Default)]
 struct Needs {
     /// The longest polling, ns, and the VMs that need it.
-    poll: Option<(u64, Change, Vec<String>)>,
+    poll: Option<(u64, PolicyChange, Vec<String>)>,
     /// The shortest wake-up latency, µs, its CPUs (inner `None` for all), and the VMs that need it.
-    awake: Option<(u32, Change, Option<CpuSet>, Vec<String>)>,
+    awake: Option<(u32, PolicyChange, Option<CpuSet>, Vec<String>)>,
 }
 
 impl Needs {
-    fn poll(&mut self, ns: u64, change: &Change, vm: &VmReport) {
+    fn poll(&mut self, ns: u64, change: &PolicyChange, vm: &VmReport) {
         let (longest, of, who) = self.poll.get_or_insert_with(|| (ns, *change, Vec::new()));
         if ns > *longest {
             (*longest, *of) = (ns, *change);
@@ -302,7 +302,7 @@ impl Needs {
         who.push(shown(&vm.name));
     }
 
-    fn awake(&mut self, us: u32, change: &Change, cpus: Option<CpuSet>, vm: &VmReport) {
+    fn awake(&mut self, us: u32, change: &PolicyChange, cpus: Option<CpuSet>, vm: &VmReport) {
         let first = || (us, *change, Some(CpuSet::default()), Vec::new());
         let (least, of, all, who) = self.awake.get_or_insert_with(first);
         if us < *least {

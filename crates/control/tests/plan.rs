@@ -251,7 +251,7 @@ fn what_the_host_does_not_have() {
     let mut observed = one();
     observed.settings.remove(&Resource::HaltPoll);
     let why = ResourceError::Unsupported("kvm is not loaded: modprobe kvm".into());
-    observed.settings.note(Resource::HaltPoll, Err(why));
+    observed.settings.record(Resource::HaltPoll, Err(why));
     let mut policy = vms(vec![VmPolicy {
         vcpu_cpus: Some(at(cpus("3-5"), 2)),
         worker_cpus: Some(at(cpus(""), 3)),
@@ -322,7 +322,7 @@ fn packets_of_links_and_taps_are_steered() {
         &["p.toml:2:12: CPU 9 is not online", "p.toml:3:7: there is no link `eth1`", "there is no VM `b`"],
     );
     let why = ResourceError::NotPermitted("that needs root".into());
-    observed.settings.note(queue("eth0", 1), Err(why));
+    observed.settings.record(queue("eth0", 1), Err(why));
     let text = problems(&parsed("[link.eth0]\nrps_cpus = \"2-3\"\n"), &observed);
     says(&text, &["rps_cpus of eth0 queue 1 (eth0) cannot be read", "that needs root"]);
     let mut none = host("0-3", Vec::new(), vec![common::nic("eth0", vec![])]);

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use reports::{MS, US, any_report, blamed, find, named, of, on, part, report, sleeping};
 use teiji_control::plan::plan;
 use teiji_control::suggest::suggest;
-use teiji_model::finding::{Change, PolicyLine};
+use teiji_model::finding::{PolicyChange, PolicyLine};
 use teiji_model::observed::Observed;
 use teiji_model::plan::Held;
 use teiji_model::policy::{MAX_BYTES, MAX_HALT_POLL, Policy, Source};
@@ -153,7 +153,7 @@ fn polling_covers_the_gap_between_requests() {
     assert_eq!(lines(&text), [""; 0], "it is never shortened");
     says(&text, &["KVM polls for 5.00 ms already"]);
     let why = ResourceError::Unsupported("kvm is not loaded".into());
-    observed.settings.note(Resource::HaltPoll, Err(why));
+    observed.settings.record(Resource::HaltPoll, Err(why));
     let (text, _) = planned(&asleep(3 * MS), &observed);
     assert_eq!(lines(&text), [""; 0]);
     says(&text, &["halt_poll = \"5ms\" would help", "cannot be read", "kvm is not loaded"]);
@@ -162,9 +162,9 @@ fn polling_covers_the_gap_between_requests() {
 #[test]
 fn every_change_is_a_line_that_a_policy_takes() {
     for change in [
-        Change::Realtime { threads: Actor::Worker },
-        Change::HaltPoll { ns: MAX_HALT_POLL, gap: 1 },
-        Change::CpuLatency { us: 2 },
+        PolicyChange::Realtime { threads: Actor::Worker },
+        PolicyChange::HaltPoll { ns: MAX_HALT_POLL, gap: 1 },
+        PolicyChange::CpuLatency { us: 2 },
     ] {
         let PolicyLine { section, key, value } = change.line();
         let header = if section == "vm" { "[vm.a]" } else { "[host]" };

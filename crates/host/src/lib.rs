@@ -7,7 +7,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`capability`] | what teiji needs of a host, and whether it is present |
+//! | [`requirement`] | what teiji needs of a host, and whether it is present |
 //! | `cgroup` | the cgroup v2 hierarchy: where it is mounted, which processes are in which group |
 //! | `cmdline` | a VMM's command line: name, memory, MAC addresses |
 //! | `hfsc` | channels with deadlines as qdiscs, classes and filters of the kernel's own |
@@ -26,7 +26,6 @@
 //! | `vm` | which processes are VMs |
 #![deny(unsafe_code)]
 
-pub mod capability;
 mod cgroup;
 mod cmdline;
 mod hfsc;
@@ -36,6 +35,7 @@ mod net;
 mod numa;
 mod observe;
 pub mod privilege;
+pub mod requirement;
 mod resource;
 mod root;
 mod rtnl;
@@ -50,7 +50,7 @@ pub use root::Root;
 pub use task::task;
 
 use std::path::PathBuf;
-use teiji_model::host::{Capability, Vm};
+use teiji_model::host::{Requirement, Vm};
 
 /// Why discovery failed as a whole. A process that vanishes or may not be read is left out instead.
 #[derive(Debug, thiserror::Error)]
@@ -91,6 +91,6 @@ pub fn vms() -> Result<Vec<Vm>, Error> {
 }
 
 /// What teiji needs of this host apart from the kernel's hooks.
-pub fn capabilities() -> Vec<Capability> {
-    Root::default().capabilities()
+pub fn requirements() -> Vec<Requirement> {
+    Root::default().requirements()
 }

@@ -151,7 +151,7 @@ fn what_is_missing_says_what_it_costs_and_how_to_get_it() {
     host.file("proc/sys/kernel/osrelease", "6.0.19-amd64\n");
     host.file("proc/self/status", "CapEff:\t0000000000000000\n");
     host.file("sys/kernel/security/lockdown", "none integrity [confidentiality]\n");
-    let all = host.root().capabilities();
+    let all = host.root().requirements();
     for missing in [
         "kernel",
         "privilege",
@@ -186,7 +186,7 @@ fn what_is_there_says_no_more() {
         "sys/devices/system/cpu/cpufreq/policy0/scaling_available_governors",
         "performance schedutil \n",
     );
-    let all = host.root().capabilities();
+    let all = host.root().requirements();
     assert!(all.iter().all(|c| c.present && c.consequence.is_empty() && c.remedy.is_empty()), "{all:#?}");
 }
 
@@ -195,6 +195,6 @@ fn this_machine() {
     for vm in teiji_host::vms().unwrap() {
         assert!(!vm.name.is_empty() && vm.pid > 0);
     }
-    let kernel = teiji_host::capabilities().remove(0);
+    let kernel = teiji_host::requirements().remove(0);
     assert!(kernel.found.starts_with("Linux "), "{kernel:?}");
 }

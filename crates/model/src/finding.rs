@@ -2,7 +2,7 @@
 //!
 //! A [`Finding`] names one cause. It says in which parts of the path the cause is seen and how long these take, how
 //! reliable this is, what the cause means, and what shortens it. Findings are ranked: the VM's verdict names the first
-//! one. The remedy is data: a [`Change`] that a policy can make, which planning fits to a host, or a text that says
+//! one. The remedy is data: a [`PolicyChange`], which planning fits to a host, or a text that says
 //! where else to look.
 
 use crate::reason::Blame;
@@ -177,7 +177,7 @@ impl Confidence {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remedy {
     /// What a policy can change; `None` if no key of a policy helps.
-    pub change: Option<Change>,
+    pub change: Option<PolicyChange>,
     /// The policy lines of `change`, the same for every host; empty without a change.
     pub lines: Vec<PolicyLine>,
     /// Why the change helps, or where else to look.
@@ -188,7 +188,7 @@ pub struct Remedy {
 
 impl Remedy {
     /// A remedy that a policy can set.
-    pub fn change(change: Change, text: impl Into<String>, otherwise: impl Into<String>) -> Self {
+    pub fn change(change: PolicyChange, text: impl Into<String>, otherwise: impl Into<String>) -> Self {
         let lines = vec![change.line()];
         Remedy { change: Some(change), lines, text: text.into(), otherwise: otherwise.into() }
     }
@@ -207,7 +207,7 @@ impl Remedy {
 /// What a policy can change against a cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Change {
+pub enum PolicyChange {
     /// The VM's threads run before all ordinary threads, because threads of this kind wait for a CPU.
     Realtime {
         /// Which threads wait.
@@ -227,13 +227,13 @@ pub enum Change {
     },
 }
 
-impl Change {
+impl PolicyChange {
     /// The policy line that makes this change.
     pub fn line(&self) -> PolicyLine {
         let (section, key, value) = match self {
-            Change::Realtime { .. } => ("vm", "class", "realtime".to_owned()),
-            Change::HaltPoll { ns, .. } => ("host", "halt_poll", DURATION.write(*ns)),
-            Change::CpuLatency { us } => ("host", "cpu_latency", format!("{us}us")),
+            PolicyChange::Realtime { .. } => ("vm", "class", "realtime".to_owned()),
+            PolicyChange::HaltPoll { ns, .. } => ("host", "halt_poll", DURATION.write(*ns)),
+            PolicyChange::CpuLatency { us } => ("host", "cpu_latency", format!("{us}us")),
         };
         PolicyLine { section: section.to_owned(), key: key.to_owned(), value: format!("\"{value}\"") }
     }
@@ -263,16 +263,16 @@ mod tests {
 
     #[test]
     fn lines_of_a_policy_have_units() {
-        let line = |change: Change| {
+        let line = |change: PolicyChange| {
             let PolicyLine { section, key, value } = change.line();
             format!("{section}.{key} = {value}")
         };
-        assert_eq!(line(Change::Realtime { threads: Actor::Vcpu }), "vm.class = \"realtime\"");
+        assert_eq!(line(PolicyChange::Realtime { threads: Actor::Vcpu }), "vm.class = \"realtime\"");
         for (ns, wanted) in [(5_000_000, "5ms"), (200_000, "200us"), (1_000_001, "1.000001ms")] {
-            let poll = Change::HaltPoll { ns, gap: 1 };
+            let poll = PolicyChange::HaltPoll { ns, gap: 1 };
             assert_eq!(line(poll), format!("host.halt_poll = \"{wanted}\""));
         }
-        assert_eq!(line(Change::CpuLatency { us: 2 }), "host.cpu_latency = \"2us\"");
+        assert_eq!(line(PolicyChange::CpuLatency { us: 2 }), "host.cpu_latency = \"2us\"");
     }
 
     #[test]

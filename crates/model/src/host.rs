@@ -127,12 +127,12 @@ pub struct Nic {
 
 /// One requirement of teiji, and whether this host meets it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Capability {
+pub struct Requirement {
     /// Short name, such as `btf` or `tun_net_xmit`.
     pub name: String,
     /// Whether it is present.
     pub present: bool,
-    /// Whether a VM with vhost-net NICs cannot be traced at all without it.
+    /// Whether requests cannot be followed on their whole path without it.
     pub essential: bool,
     /// What was found, or what is missing.
     pub found: String,
@@ -142,7 +142,7 @@ pub struct Capability {
     pub remedy: String,
 }
 
-impl Capability {
+impl Requirement {
     /// Whether it is missing and essential.
     pub fn is_lacking(&self) -> bool {
         !self.present && self.essential

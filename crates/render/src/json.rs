@@ -4,7 +4,7 @@
 
 use crate::text::vms::doubt;
 use serde::Serialize;
-use teiji_model::host::{self, Capability, Identity};
+use teiji_model::host::{self, Identity, Requirement};
 use teiji_model::{plan, status};
 
 /// `teiji plan --json`.
@@ -45,13 +45,14 @@ impl<'a> Status<'a> {
 pub struct Doctor<'a> {
     schema: u32,
     works: bool,
-    capabilities: &'a [Capability],
+    #[serde(rename = "capabilities")]
+    requirements: &'a [Requirement],
 }
 
 impl<'a> Doctor<'a> {
     /// What a host can do, and whether VMs can be traced.
-    pub fn new(capabilities: &'a [Capability], works: bool) -> Self {
-        Doctor { schema: 1, works, capabilities }
+    pub fn new(requirements: &'a [Requirement], works: bool) -> Self {
+        Doctor { schema: 1, works, requirements }
     }
 }
 

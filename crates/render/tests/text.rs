@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use teiji_model::host::{Capability, Identity, NamedBy};
+use teiji_model::host::{Identity, NamedBy, Requirement};
 use teiji_model::observed::{DeadlineSupport, LinkKind, Observed, ObservedLink};
 use teiji_model::plan::{ChannelGuarantee, Held, LinkGuarantee, Plan, Step};
 use teiji_model::policy::Source;
@@ -69,7 +69,7 @@ fn vms() {
 
 #[test]
 fn doctor() {
-    let capability = |name: &str, present, essential| Capability {
+    let requirement = |name: &str, present, essential| Requirement {
         name: name.into(),
         present,
         essential,
@@ -80,9 +80,9 @@ fn doctor() {
         remedy: "modprobe vhost_net".into(),
     };
     let all = [
-        capability("btf", true, true),
-        capability("vhost_net", false, true),
-        capability("debugfs", false, false),
+        requirement("btf", true, true),
+        requirement("vhost_net", false, true),
+        requirement("debugfs", false, false),
     ];
     golden("doctor.txt", &doctor_table(&all, &UNICODE));
     assert!(doctor_table(&all[..1], &UNICODE).ends_with("can be traced here.\n"));

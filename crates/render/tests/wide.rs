@@ -4,7 +4,7 @@
 mod common;
 
 use std::collections::BTreeMap;
-use teiji_model::host::{Capability, Identity, NamedBy};
+use teiji_model::host::{Identity, NamedBy, Requirement};
 use teiji_model::plan::{ChannelGuarantee, Hold, LinkGuarantee, Plan, Step};
 use teiji_model::policy::Source;
 use teiji_model::qdisc::{DeadlineQdisc, Device, Scheduler};
@@ -120,8 +120,8 @@ fn channels() {
 }
 
 #[test]
-fn capabilities() {
-    let all = NAMES.map(|name| Capability {
+fn requirements() {
+    let all = NAMES.map(|name| Requirement {
         name: name.chars().take(8).collect(),
         present: true,
         essential: false,

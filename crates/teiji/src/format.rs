@@ -54,7 +54,12 @@ pub fn check(args: &ReportArgs) -> Result<()> {
 ///
 /// # Errors
 /// If they cannot be written.
-pub fn print(args: &ReportArgs, to: output::Report, reports: &[(String, Report)], kept: &Kept) -> Result<()> {
+pub fn print(
+    args: &ReportArgs,
+    to: output::Destination,
+    reports: &[(String, Report)],
+    kept: &Kept,
+) -> Result<()> {
     let content = |w: &mut dyn Write| match args.format() {
         Format::Text => {
             let style = if args.out.is_some() { style::file() } else { style::stdout() };

@@ -11,20 +11,20 @@ pub type Content<'a> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'a;
 /// The destination of a report. It is made before the work begins, because the work gives up the privileges that this
 /// needs, and should not be lost to a misspelt folder.
 #[derive(Debug)]
-pub struct Report(Option<(PathBuf, Output)>);
+pub struct Destination(Option<(PathBuf, Output)>);
 
-impl Report {
+impl Destination {
     /// Writes to `out`, or to standard output. A file appears only when it is complete ([`teiji_agent::output`]);
     /// anything that is not a regular file (`/dev/stdout`, a pipe) is written to directly.
     ///
     /// # Errors
     /// If the destination cannot be written.
-    pub fn to(out: Option<&Path>, rights: Rights) -> Result<Report> {
+    pub fn to(out: Option<&Path>, rights: Rights) -> Result<Destination> {
         let open = |path: &Path| {
             let output = Output::create_or_open(path, rights).map_err(|e| hint(path, e));
             output.with_context(|| what(path)).map(|output| (path.to_owned(), output))
         };
-        out.map(open).transpose().map(Report)
+        out.map(open).transpose().map(Destination)
     }
 
     /// Writes the content. If that fails, `fallback`, a readable text, is written to standard output, so that the work
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     fn file(path: &Path, content: &Content<'_>) -> Result<()> {
-        Report::to(Some(path), Rights::Kept)?.write(content, String::new)
+        Destination::to(Some(path), Rights::Kept)?.write(content, String::new)
     }
 
     #[test]
@@ -115,17 +115,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("report");
         std::fs::write(&path, "old and longer").unwrap();
-        let report = Report::to(Some(&path), Rights::Kept).unwrap();
+        let destination = Destination::to(Some(&path), Rights::Kept).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "old and longer");
-        report.write(&|w| w.write_all(b"new"), String::new).unwrap();
+        destination.write(&|w| w.write_all(b"new"), String::new).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
     fn no_directory_is_said() {
-        let error =
-            Report::to(Some(&tempfile::tempdir().unwrap().path().join("no/such")), Rights::Kept).unwrap_err();
+        let error = Destination::to(Some(&tempfile::tempdir().unwrap().path().join("no/such")), Rights::Kept)
+            .unwrap_err();
         assert!(format!("{error:#}").contains("there is no directory"), "{error:#}");
     }
 

@@ -4,7 +4,7 @@
 //! transaction. If that process has ended, `confirm` takes the lock, and commits in its place if there is still time
 //! and every setting is still as applied: the process may have ended while it was undoing.
 
-use super::error::{Error, Note};
+use super::error::{Error, Message};
 use super::journal::{Direction, Journal};
 use super::store::{CONFIRMED, Store};
 use super::{Clock, Engine, POLL, SettingsBackend};
@@ -15,7 +15,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     ///
     /// # Errors
     /// If there is none, it is not applied yet, or it is too late.
-    pub fn confirm(&self) -> Result<Vec<Note>, Error> {
+    pub fn confirm(&self) -> Result<Vec<Message>, Error> {
         let Some(journal) = self.transaction()? else { return Err(Error::NothingToConfirm) };
         let mut left_word = false;
         loop {
@@ -42,7 +42,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     }
 
     /// The same with the lock held, which means that the process that began the transaction has ended.
-    fn confirm_locked(&self, seen: &Journal) -> Result<Vec<Note>, Error> {
+    fn confirm_locked(&self, seen: &Journal) -> Result<Vec<Message>, Error> {
         let found = self.transaction()?.filter(|now| now.header.id == seen.header.id);
         if let Some(mut journal) = found.filter(|journal| self.still_applied(journal)) {
             let held = self.held_after(&journal).map_err(|why| self.unconfirmed(why))?;
@@ -53,8 +53,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             self.finish().map_err(|e| self.unfinished(e))?;
             return Ok(Vec::new());
         }
-        let notes = self.recover_locked()?;
-        self.ended(seen, notes)
+        let messages = self.recover_locked()?;
+        self.ended(seen, messages)
     }
 
     /// Whether a transaction whose process has ended can be committed.
@@ -70,13 +70,13 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     }
 
     /// The outcome of a transaction that no longer exists.
-    fn ended(&self, journal: &Journal, notes: Vec<Note>) -> Result<Vec<Note>, Error> {
+    fn ended(&self, journal: &Journal, messages: Vec<Message>) -> Result<Vec<Message>, Error> {
         if self.held_file()?.is_some_and(|file| file.last == journal.header.id) {
-            return Ok(notes);
+            return Ok(messages);
         }
         // This process may have written the file after the other one had removed it.
         let _ = self.store.remove(CONFIRMED);
-        Err(Error::TooLate(notes))
+        Err(Error::TooLate(messages))
     }
 
     fn unconfirmed(&self, why: super::Failure) -> Error {

@@ -1,4 +1,4 @@
-//! The errors of an operation, and the notes of one that succeeds.
+//! The errors of an operation, and the messages of one that succeeds.
 
 use serde::Serialize;
 use std::fmt;
@@ -77,32 +77,32 @@ pub enum Error {
         why: ResourceError,
     },
     /// The plan was not carried out, and the host is as it was before.
-    #[error("{why}; what was done has been undone{}", listed(.notes))]
+    #[error("{why}; what was done has been undone{}", listed(.messages))]
     Undone {
         /// Why.
         why: Box<Failure>,
         /// What was not undone because someone else has changed it.
-        notes: Vec<Note>,
+        messages: Vec<Message>,
     },
     /// The plan was not carried out, and the host is not as it was before.
-    #[error("{why}; {}", unrestored(.failed, .path, .notes))]
+    #[error("{why}; {}", unrestored(.failed, .path, .messages))]
     NotUndone {
         /// Why.
         why: Box<Failure>,
         /// What could not be restored.
         failed: Vec<Failed>,
         /// What else there is to tell.
-        notes: Vec<Note>,
+        messages: Vec<Message>,
         /// The journal that records them.
         path: PathBuf,
     },
     /// Settings could not be restored.
-    #[error("{}", unrestored(.failed, .path, .notes))]
+    #[error("{}", unrestored(.failed, .path, .messages))]
     Unrestored {
         /// Which and why.
         failed: Vec<Failed>,
         /// What else there is to tell.
-        notes: Vec<Note>,
+        messages: Vec<Message>,
         /// The journal that records them.
         path: PathBuf,
     },
@@ -128,7 +128,7 @@ pub enum Error {
     NotAwaiting(u32),
     /// `confirm` after the deadline, or of an apply that had failed or ended.
     #[error("too late to confirm: the changes have been undone{}", listed(.0))]
-    TooLate(Vec<Note>),
+    TooLate(Vec<Message>),
 }
 
 /// Why a plan was not carried out.
@@ -184,7 +184,7 @@ pub struct Failed {
 /// Something that happened during an operation and is no error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Note {
+pub enum Message {
     /// A transaction or held settings of another boot were discarded.
     OtherBoot,
     /// A transaction whose process had ended was undone.
@@ -225,26 +225,26 @@ pub enum Note {
     },
 }
 
-impl fmt::Display for Note {
+impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Note::OtherBoot => f.write_str(
+            Message::OtherBoot => f.write_str(
                 "the host has booted since teiji changed it, which reset every setting: the record is removed",
             ),
-            Note::Undone { pid } => {
+            Message::Undone { pid } => {
                 write!(f, "teiji (pid {pid}) was interrupted: its changes were undone")
             }
-            Note::RolledBack { pid } => {
+            Message::RolledBack { pid } => {
                 write!(f, "a rollback (pid {pid}) was interrupted: it has been completed")
             }
-            Note::Committed { pid } => {
+            Message::Committed { pid } => {
                 write!(f, "teiji (pid {pid}) was interrupted after its last step: its changes stay")
             }
-            Note::Gone { what } => write!(f, "{what} is gone, so there is nothing to restore"),
-            Note::Stopped { what, why } => {
+            Message::Gone { what } => write!(f, "{what} is gone, so there is nothing to restore"),
+            Message::Stopped { what, why } => {
                 write!(f, "{what} could not be undone ({why}), and was left in a consistent state")
             }
-            Note::Foreign { what, ours, found } => f.write_str(&printable(&format!(
+            Message::Foreign { what, ours, found } => f.write_str(&printable(&format!(
                 "{what} was changed by someone else from {ours} to {found}, and was left alone"
             ))),
         }
@@ -271,17 +271,17 @@ fn pid(pid: &Option<u32>) -> String {
     pid.map_or_else(String::new, |pid| format!(" (pid {pid})"))
 }
 
-fn listed(notes: &[Note]) -> String {
-    notes.iter().map(|n| format!("; {n}")).collect()
+fn listed(messages: &[Message]) -> String {
+    messages.iter().map(|n| format!("; {n}")).collect()
 }
 
-fn unrestored(failed: &[Failed], path: &std::path::Path, notes: &[Note]) -> String {
+fn unrestored(failed: &[Failed], path: &std::path::Path, messages: &[Message]) -> String {
     let failed: Vec<String> = failed.iter().map(|f| printable(&format!("{}: {}", f.what, f.why))).collect();
     format!(
         "not all settings could be restored: {}; {} records them: fix the cause and run the command again, or move \
          that file away to leave the settings as they are{}",
         failed.join("; "),
         path.display(),
-        listed(notes)
+        listed(messages)
     )
 }

@@ -44,7 +44,7 @@ mod status;
 pub mod store;
 mod undo;
 
-pub use error::{Error, Failed, Failure, Note};
+pub use error::{Error, Failed, Failure, Message};
 pub use rollback::{Rollback, RolledBack};
 
 use clock::{Clock, SystemClock};
@@ -135,7 +135,7 @@ pub struct Applied {
     /// Settings changed.
     pub changed: usize,
     /// What else happened.
-    pub notes: Vec<Note>,
+    pub messages: Vec<Message>,
 }
 
 impl<B: SettingsBackend> Engine<B> {
@@ -175,10 +175,10 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         stop: &AtomicBool,
     ) -> Result<Applied, Error> {
         let _lock = self.locked(options.wait)?;
-        let mut notes = self.recover_locked()?;
+        let mut messages = self.recover_locked()?;
         self.unchanged(plan)?;
         if plan.steps.is_empty() {
-            return Ok(Applied { changed: 0, notes });
+            return Ok(Applied { changed: 0, messages });
         }
         let mut journal = self.begin(Direction::Forward, &plan.steps, options.confirm_within)?;
         let run = self
@@ -194,17 +194,17 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             // Withdraws a commit whose line may be on the disk although the write returned an error.
             let _ = self.store.remove(store::HELD_NEXT);
             let outcome = self.undo(&journal);
-            notes.extend(outcome.notes);
+            messages.extend(outcome.messages);
             let path = self.store.path(TRANSACTION);
             if !outcome.failed.is_empty() {
-                return Err(Error::NotUndone { why, failed: outcome.failed, notes, path });
+                return Err(Error::NotUndone { why, failed: outcome.failed, messages, path });
             }
             // A journal that cannot be removed does no harm: the next command finds everything restored.
             let _ = self.clear();
-            return Err(Error::Undone { why, notes });
+            return Err(Error::Undone { why, messages });
         }
         self.finish().map_err(|e| self.unfinished(e))?;
-        Ok(Applied { changed: plan.steps.len(), notes })
+        Ok(Applied { changed: plan.steps.len(), messages })
     }
 
     /// Takes the lock, waiting up to `wait` for it.
@@ -263,8 +263,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         Ok(journal)
     }
 
-    /// Appends a line.
-    fn note(&self, journal: &mut Journal, line: Line) -> Result<(), Failure> {
+    /// Appends a line to the journal.
+    fn append_line(&self, journal: &mut Journal, line: Line) -> Result<(), Failure> {
         let text = journal::line(&line);
         let failure = |source| Failure::Journal { path: self.store.path(TRANSACTION), source };
         self.store.append(TRANSACTION, journal.length, &text).map_err(failure)?;
@@ -285,7 +285,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 return Err(Failure::Stopped);
             }
             progress(Progress::Step { index, of: steps.len(), step });
-            self.note(journal, Line::Do { step: index })?;
+            self.append_line(journal, Line::Do { step: index })?;
             let (what, wanted) = (what(&step.setting, &step.whose), step.wanted.clone());
             let got =
                 self.backend.write(&step.setting, &wanted).and_then(|()| self.backend.read(&step.setting));
@@ -295,7 +295,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 Ok(_) if self.backend.class(&step.setting) != Class::Atomic => {}
                 Ok(got) => {
                     // Recorded for the case that this process is killed; if that fails, this process still knows it.
-                    let _ = self.note(journal, Line::Done { step: index, value: got.clone() });
+                    let _ = self.append_line(journal, Line::Done { step: index, value: got.clone() });
                     if !journal.ours(index, &got) {
                         journal.made.push((index, got.clone()));
                     }
@@ -306,7 +306,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         }
         let within = journal.header.confirm_within;
         let until = within.map(|ms| (self.clock.since_boot().as_millis() as u64).saturating_add(ms));
-        self.note(journal, Line::Applied { applied: true, until })
+        self.append_line(journal, Line::Applied { applied: true, until })
     }
 
     /// Waits for the operator, if asked to.

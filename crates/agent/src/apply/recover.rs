@@ -1,6 +1,6 @@
 //! Handles what an ended process left behind, and ends transactions.
 
-use super::error::{Error, Failure, Note};
+use super::error::{Error, Failure, Message};
 use super::journal::{Damage, Direction, HeldFile, Journal, Line, VERSION, line};
 use super::store::{CONFIRMED, HELD, HELD_NEXT, Store, TRANSACTION};
 use super::undo::UndoOutcome;
@@ -15,7 +15,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     ///
     /// # Errors
     /// If another process is changing settings, a file is damaged, or a setting cannot be restored.
-    pub fn recover(&self, wait: Duration) -> Result<Vec<Note>, Error> {
+    pub fn recover(&self, wait: Duration) -> Result<Vec<Message>, Error> {
         let _lock = self.locked(wait)?;
         self.recover_locked()
     }
@@ -29,37 +29,37 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     }
 
     /// [`Engine::recover`] with the lock held.
-    pub(super) fn recover_locked(&self) -> Result<Vec<Note>, Error> {
-        let mut notes = Vec::new();
+    pub(super) fn recover_locked(&self) -> Result<Vec<Message>, Error> {
+        let mut messages = Vec::new();
         if let Some(mut journal) = self.transaction()? {
             let pid = journal.header.pid;
             if journal.header.boot != self.boot {
                 self.clear()?;
-                notes.push(Note::OtherBoot);
+                messages.push(Message::OtherBoot);
             } else if self.committed(&journal)? {
                 self.finish().map_err(|e| self.unfinished(e))?;
-                notes.push(Note::Committed { pid });
+                messages.push(Message::Committed { pid });
             } else if journal.header.direction == Direction::Forward {
                 let outcome = self.undo(&journal);
-                notes.push(Note::Undone { pid });
-                notes.extend(self.restored(outcome)?.notes);
+                messages.push(Message::Undone { pid });
+                messages.extend(self.restored(outcome)?.messages);
                 self.clear()?;
             } else {
                 journal.withdraw();
-                notes.push(Note::RolledBack { pid });
-                notes.extend(self.complete(&mut journal)?.notes);
+                messages.push(Message::RolledBack { pid });
+                messages.extend(self.complete(&mut journal)?.messages);
             }
         }
         let old = self.any_held_file()?.is_some_and(|file| file.boot != self.boot);
         if old {
             self.store.remove(HELD).map_err(|e| self.state("remove", HELD, e))?;
-            if !notes.contains(&Note::OtherBoot) {
-                notes.push(Note::OtherBoot);
+            if !messages.contains(&Message::OtherBoot) {
+                messages.push(Message::OtherBoot);
             }
         }
         // Removes what is left of VMs that have ended since.
         self.backend.remove_leftovers();
-        Ok(notes)
+        Ok(messages)
     }
 
     /// Takes the remaining steps of a rollback, and ends it.
@@ -84,7 +84,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             return Ok(outcome);
         }
         let path = self.store.path(TRANSACTION);
-        Err(Error::Unrestored { failed: outcome.failed, notes: outcome.notes, path })
+        Err(Error::Unrestored { failed: outcome.failed, messages: outcome.messages, path })
     }
 
     /// Commits: after this nothing is undone.
@@ -92,7 +92,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         self.store
             .write(HELD_NEXT, &line(held))
             .map_err(|source| Failure::Journal { path: self.store.path(HELD_NEXT), source })?;
-        self.note(journal, Line::Commit { commit: true })
+        self.append_line(journal, Line::Commit { commit: true })
     }
 
     /// Whether a transaction is committed. A commit line without `held.json.next`, and without it having become

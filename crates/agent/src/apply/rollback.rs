@@ -5,7 +5,7 @@
 //! it is gone. Otherwise the last change is undone first. A setting that someone else has changed since stays held, so
 //! that `force` can still restore it.
 
-use super::error::{Error, Note};
+use super::error::{Error, Message};
 use super::journal::Direction;
 use super::store::Store;
 use super::{Clock, Engine, SettingsBackend};
@@ -29,7 +29,7 @@ pub struct RolledBack {
     /// How many settings were restored.
     pub restored: usize,
     /// What else happened, including the settings that were not restored.
-    pub notes: Vec<Note>,
+    pub messages: Vec<Message>,
 }
 
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
@@ -39,17 +39,17 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// If a setting cannot be restored: the others are, and the next operation tries again.
     pub fn rollback(&self, options: &Rollback) -> Result<RolledBack, Error> {
         let _lock = self.locked(options.wait)?;
-        let mut notes = self.recover_locked()?;
+        let mut messages = self.recover_locked()?;
         let mut held: Vec<(Resource, Hold)> = self.held()?.settings.into_iter().collect();
         held.sort_by_key(|(setting, hold)| Reverse((hold.since, setting.clone())));
         let steps = ordered(held.into_iter().map(|(setting, hold)| step(setting, hold)).collect(), |_| ());
         if steps.is_empty() {
-            return Ok(RolledBack { restored: 0, notes });
+            return Ok(RolledBack { restored: 0, messages });
         }
         let mut journal = self.begin(Direction::Back { force: options.force }, &steps, None)?;
         let outcome = self.complete(&mut journal)?;
-        notes.extend(outcome.notes);
-        Ok(RolledBack { restored: outcome.restored, notes })
+        messages.extend(outcome.messages);
+        Ok(RolledBack { restored: outcome.restored, messages })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Restores values. Everything here depends only on the values that are found, so it may be interrupted at any instant
 //! and started again; it writes no file.
 
-use super::error::{Failed, Note, what};
+use super::error::{Failed, Message, what};
 use super::journal::{Direction, Journal};
 use super::{Clock, Engine, SettingsBackend, Store};
 use teiji_model::plan::Step;
@@ -15,7 +15,7 @@ pub(super) struct UndoOutcome {
     pub restored: usize,
     /// Settings that are as they should be, or gone.
     pub done: Vec<Resource>,
-    pub notes: Vec<Note>,
+    pub messages: Vec<Message>,
     pub failed: Vec<Failed>,
 }
 
@@ -106,7 +106,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             }
             if !ours {
                 let what = what(&step.setting, &step.whose);
-                outcome.notes.push(Note::Foreign { what, ours: restore.made.clone(), found });
+                outcome.messages.push(Message::Foreign { what, ours: restore.made.clone(), found });
                 return Ok(false);
             }
             self.backend.write(&step.setting, target)?;
@@ -125,11 +125,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             Ok(false) => {}
             Err(ResourceError::Gone(_)) => {
                 outcome.done.push(step.setting.clone());
-                outcome.notes.push(Note::Gone { what: what(&step.setting, &step.whose) });
+                outcome.messages.push(Message::Gone { what: what(&step.setting, &step.whose) });
             }
             Err(ResourceError::Refused(why)) if class == Class::Operation => {
                 outcome.done.push(step.setting.clone());
-                outcome.notes.push(Note::Stopped { what: what(&step.setting, &step.whose), why });
+                outcome.messages.push(Message::Stopped { what: what(&step.setting, &step.whose), why });
             }
             Err(why) => outcome.failed.push(Failed::new(step, why)),
         }

@@ -1,7 +1,7 @@
 //! Apply, confirm, rollback: what changes the host, and what restores it.
 
 use super::{Error, Service};
-use crate::apply::{Applied, Engine, Note, Options, Progress, Rollback, RolledBack};
+use crate::apply::{Applied, Engine, Message, Options, Progress, Rollback, RolledBack};
 use crate::backend::HostBackend;
 use crate::policy;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ impl Service {
         &self,
         files: &[PathBuf],
         wait: Duration,
-        tell: &mut dyn FnMut(&[Note]),
+        tell: &mut dyn FnMut(&[Message]),
     ) -> Result<PreparedPlan, Error> {
         let loaded = policy::load(files)?;
         self.real(
@@ -64,7 +64,7 @@ impl Service {
     ///
     /// # Errors
     /// If no apply waits, or it is too late.
-    pub fn confirm(&self) -> Result<Vec<Note>, Error> {
+    pub fn confirm(&self) -> Result<Vec<Message>, Error> {
         Self::needs_root("confirm writes to the state directory")?;
         Ok(self.engine()?.confirm()?)
     }
@@ -82,7 +82,7 @@ impl Service {
     ///
     /// # Errors
     /// If something cannot be restored.
-    pub fn recover_from_kill(&self, wait: Duration) -> Result<Vec<Note>, Error> {
+    pub fn recover_from_kill(&self, wait: Duration) -> Result<Vec<Message>, Error> {
         Self::needs_root(CHANGES_BACK)?;
         Ok(self.engine()?.recover(wait)?)
     }

@@ -1,11 +1,11 @@
-//! VMs, capabilities, traces and recordings.
+//! Doctor, VMs, traces and recordings.
 
 use super::select::{Selection, select};
 use super::{Error, Service};
 use crate::trace::{self, Progress, TraceOutcome, TraceSpec};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use teiji_model::host::{Capability, Identity, Vm};
+use teiji_model::host::{Identity, Requirement, Vm};
 use teiji_model::observed::Observed;
 use teiji_model::report::{Joined, Report};
 
@@ -13,7 +13,7 @@ use teiji_model::report::{Joined, Report};
 #[derive(Clone, Debug)]
 pub struct Doctor {
     /// Everything that teiji needs, and whether it is present.
-    pub capabilities: Vec<Capability>,
+    pub requirements: Vec<Requirement>,
     /// Whether a VM with vhost-net NICs can be traced.
     pub works: bool,
 }
@@ -31,9 +31,9 @@ impl Service {
     /// What this host supports.
     pub fn doctor(&self) -> Doctor {
         let real = self.root.is_real();
-        let capabilities = if real { crate::capabilities() } else { self.root.capabilities() };
-        let works = capabilities.iter().all(|c| !c.is_lacking());
-        Doctor { capabilities, works }
+        let requirements = if real { crate::requirements() } else { self.root.requirements() };
+        let works = requirements.iter().all(|c| !c.is_lacking());
+        Doctor { requirements, works }
     }
 
     /// The VMs of the host, and where their names come from.

@@ -1,7 +1,7 @@
 //! Status: what teiji has changed, and whether everything is in order.
 
 use super::{Error, Service};
-use crate::apply::{self, Note};
+use crate::apply::{self, Message};
 use std::time::Duration;
 use teiji_model::status::{LinksStatus, Status, Unfinished};
 
@@ -13,7 +13,7 @@ pub struct StatusReport {
     /// Links with channels.
     pub links: LinksStatus,
     /// What was recovered after a teiji that was killed.
-    pub notes: Vec<Note>,
+    pub messages: Vec<Message>,
     /// Whether everything is as teiji left it.
     pub ok: bool,
 }
@@ -27,12 +27,12 @@ impl Service {
     pub fn status(&self) -> Result<StatusReport, Error> {
         let engine = self.engine()?;
         let mut status = engine.status_or_damage();
-        let mut notes = Vec::new();
+        let mut messages = Vec::new();
         let orphan = |t: &Unfinished| !(t.applied && t.confirm_left.is_some_and(|ms| ms > 0));
         if !status.busy && status.transaction.as_ref().is_some_and(orphan) {
             match engine.recover(Duration::ZERO) {
                 Ok(all) => {
-                    notes = all;
+                    messages = all;
                     status = engine.status_or_damage();
                 }
                 // Another process does it, or this one is not root: the status shows what is there.
@@ -43,6 +43,6 @@ impl Service {
         let links = engine.backend().links();
         let held = status.held.iter().all(|h| !h.changed) && (status.transaction.is_none() || status.busy);
         let ok = held && links.problem.is_none() && status.damaged.is_none();
-        Ok(StatusReport { status, links, notes, ok })
+        Ok(StatusReport { status, links, messages, ok })
     }
 }

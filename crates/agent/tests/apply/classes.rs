@@ -3,7 +3,7 @@
 use crate::common::{cpus, task};
 use crate::sim::{Settings, Sim, plan};
 use std::collections::BTreeMap;
-use teiji_agent::apply::{Error, Note, Rollback};
+use teiji_agent::apply::{Error, Message, Rollback};
 use teiji_model::plan::Held;
 use teiji_model::resource::{Class, Resource, ResourceKind, Value};
 
@@ -28,13 +28,13 @@ fn what_a_controller_wrote_is_nobody_elses_change() {
     sim.set(POLL, ns(77));
     assert!(sim.engine().status().unwrap().held.iter().all(|held| !held.changed));
     let done = sim.engine().rollback(&Rollback::default()).unwrap();
-    assert_eq!((done.restored, done.notes), (2, Vec::new()));
+    assert_eq!((done.restored, done.messages), (2, Vec::new()));
     assert_eq!((sim.settings(), sim.held()), (before, Held::default()));
 
     let (_, atomic) = applied(Class::Atomic);
     atomic.set(POLL, ns(77));
     let done = atomic.engine().rollback(&Rollback::default()).unwrap();
-    assert!(matches!(done.notes[..], [Note::Foreign { .. }]), "{:?}", done.notes);
+    assert!(matches!(done.messages[..], [Message::Foreign { .. }]), "{:?}", done.messages);
     assert_eq!(atomic.settings()[&POLL], ns(77));
 }
 
@@ -49,7 +49,7 @@ fn an_operation_goes_back_or_stays_where_it_has_stopped() {
     sim.set(POLL, ns(77));
     sim.0.refused.borrow_mut().push(ns(1));
     let done = sim.engine().rollback(&Rollback::default()).unwrap();
-    assert!(matches!(done.notes[..], [Note::Stopped { .. }]), "{:?}", done.notes);
+    assert!(matches!(done.messages[..], [Message::Stopped { .. }]), "{:?}", done.messages);
     assert_eq!((sim.settings()[&POLL].clone(), sim.held()), (ns(77), Held::default()));
 
     let (_, atomic) = applied(Class::Atomic);
@@ -78,14 +78,14 @@ fn affinity_that_a_move_resets_is_put_back_after_it() {
     sim.apply(&plan(&before, &changes)).unwrap();
     assert_eq!(sim.settings()[&pinned], Value::Cpus(cpus("2")));
     let done = sim.engine().rollback(&Rollback::default()).unwrap();
-    assert_eq!((done.restored, done.notes), (2, Vec::new()));
+    assert_eq!((done.restored, done.messages), (2, Vec::new()));
     assert_eq!(sim.settings(), before);
 
     let sim = new();
     sim.0.refused.borrow_mut().push(ns(2));
     let all: Vec<_> = changes.into_iter().chain([(POLL, ns(2))]).collect();
     let failed = sim.apply(&plan(&before, &all)).unwrap_err();
-    assert!(matches!(&failed, Error::Undone { notes, .. } if notes.is_empty()), "{failed}");
+    assert!(matches!(&failed, Error::Undone { messages, .. } if messages.is_empty()), "{failed}");
     assert_eq!(sim.settings(), before);
 
     // Somebody else's change is still told from that.
@@ -93,5 +93,5 @@ fn affinity_that_a_move_resets_is_put_back_after_it() {
     sim.apply(&plan(&before, &all[..2])).unwrap();
     sim.set(pinned.clone(), Value::Cpus(cpus("3")));
     let done = sim.engine().rollback(&Rollback::default()).unwrap();
-    assert!(matches!(done.notes[..], [Note::Foreign { .. }]), "{:?}", done.notes);
+    assert!(matches!(done.messages[..], [Message::Foreign { .. }]), "{:?}", done.messages);
 }

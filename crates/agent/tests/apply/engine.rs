@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use teiji_agent::apply::store::{CONFIRMED, HELD, Store, TRANSACTION};
-use teiji_agent::apply::{Applied, Error, Failure, Note, Options, Progress, Rollback};
+use teiji_agent::apply::{Applied, Error, Failure, Message, Options, Progress, Rollback};
 use teiji_model::plan::{Held, Plan};
 use teiji_model::resource::{Resource, ResourceError, Value};
 
@@ -192,8 +192,10 @@ fn an_abandoned_apply_can_be_confirmed_in_time_and_as_it_was_applied() {
 fn what_others_changed_meanwhile_is_left_alone() {
     let sim = abandoned();
     sim.set(POLL, ns(77));
-    let notes = sim.engine().recover(Duration::ZERO).unwrap();
-    let [Note::Undone { .. }, Note::Foreign { what, ours, found }] = &notes[..] else { panic!("{notes:?}") };
+    let messages = sim.engine().recover(Duration::ZERO).unwrap();
+    let [Message::Undone { .. }, Message::Foreign { what, ours, found }] = &messages[..] else {
+        panic!("{messages:?}")
+    };
     assert_eq!((what.as_str(), ours, found), ("kvm.halt_poll_ns (sip1)", &ns(2), &ns(77)));
     assert_eq!(sim.settings(), with(&before(), &[(POLL, ns(77))]));
     assert!(sim.is_clean());
@@ -215,9 +217,9 @@ fn what_others_changed_meanwhile_is_left_alone() {
 fn what_is_gone_needs_no_undoing() {
     let sim = abandoned();
     sim.0.settings.borrow_mut().remove(&threads());
-    let notes = sim.engine().recover(Duration::ZERO).unwrap();
+    let messages = sim.engine().recover(Duration::ZERO).unwrap();
     assert!(
-        matches!(&notes[..], [Note::Undone { .. }, Note::Gone { what }] if what == "CPUs of thread 1 (sip1)")
+        matches!(&messages[..], [Message::Undone { .. }, Message::Gone { what }] if what == "CPUs of thread 1 (sip1)")
     );
     assert_eq!(sim.settings(), BTreeMap::from([(POLL, ns(1))]));
     // Held settings of a task that is gone are forgotten at the next commit.
@@ -235,9 +237,9 @@ fn a_task_that_vanishes_meanwhile_undoes_the_rest() {
             sim.0.settings.borrow_mut().remove(&threads());
         }
     });
-    let Err(Error::Undone { why, notes }) = error else { panic!("{error:?}") };
+    let Err(Error::Undone { why, messages }) = error else { panic!("{error:?}") };
     assert!(matches!(*why, Failure::Step { why: ResourceError::Gone(_), .. }));
-    assert!(matches!(&notes[..], [Note::Gone { .. }]));
+    assert!(matches!(&messages[..], [Message::Gone { .. }]));
     assert_eq!(sim.settings(), BTreeMap::from([(POLL, ns(1))]));
 }
 
@@ -255,8 +257,8 @@ fn what_cannot_be_put_back_is_remembered_and_tried_again() {
     let error = sim.apply(&Plan::default()).unwrap_err();
     assert!(matches!(error, Error::Unrestored { .. }), "{error:?}");
     sim.0.refused.borrow_mut().clear();
-    let notes = sim.engine().rollback(&Rollback::default()).unwrap().notes;
-    assert!(matches!(notes[..], [Note::Undone { .. }]));
+    let messages = sim.engine().rollback(&Rollback::default()).unwrap().messages;
+    assert!(matches!(messages[..], [Message::Undone { .. }]));
     assert_eq!(sim.settings(), before());
     assert!(sim.is_clean());
 }
@@ -267,11 +269,11 @@ fn rollback_leaves_what_others_changed_unless_forced() {
     sim.set(POLL, ns(77));
     let done = sim.engine().rollback(&Rollback::default()).unwrap();
     assert_eq!(done.restored, 1);
-    assert!(matches!(&done.notes[..], [Note::Foreign { .. }]));
+    assert!(matches!(&done.messages[..], [Message::Foreign { .. }]));
     assert_eq!(sim.settings(), with(&before(), &[(POLL, ns(77))]));
     assert_eq!(sim.held().settings.into_keys().collect::<Vec<_>>(), [POLL]);
     let forced = sim.engine().rollback(&Rollback { force: true, ..Rollback::default() }).unwrap();
-    assert_eq!((forced.restored, forced.notes), (1, Vec::new()));
+    assert_eq!((forced.restored, forced.messages), (1, Vec::new()));
     assert_eq!((sim.settings(), sim.held()), (before(), Held::default()));
     assert_eq!(sim.engine().rollback(&Rollback::default()).unwrap().restored, 0);
 }
@@ -284,7 +286,7 @@ fn a_rollback_that_fails_is_completed_later() {
     assert!(matches!(&error, Error::Unrestored { failed, .. } if failed.len() == 1), "{error:?}");
     assert_eq!(sim.settings(), with(&before(), &[(POLL, ns(2))]));
     sim.0.refused.borrow_mut().clear();
-    assert!(matches!(sim.engine().recover(Duration::ZERO).unwrap()[..], [Note::RolledBack { .. }]));
+    assert!(matches!(sim.engine().recover(Duration::ZERO).unwrap()[..], [Message::RolledBack { .. }]));
     assert_eq!((sim.settings(), sim.held()), (before(), Held::default()));
 }
 
@@ -295,7 +297,7 @@ fn another_boot_forgets() {
         let now = sim.settings();
         assert!(sim.engine().status().unwrap().other_boot);
         assert_eq!(sim.held(), Held::default());
-        assert_eq!(sim.engine().recover(Duration::ZERO).unwrap(), [Note::OtherBoot]);
+        assert_eq!(sim.engine().recover(Duration::ZERO).unwrap(), [Message::OtherBoot]);
         assert_eq!(sim.settings(), now);
         assert!(sim.is_clean() && !sim.has(HELD));
         assert_eq!(sim.engine().recover(Duration::ZERO).unwrap(), []);

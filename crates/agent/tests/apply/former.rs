@@ -6,7 +6,7 @@ use crate::sim::{Settings, Sim};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use teiji_agent::apply::store::TRANSACTION;
-use teiji_agent::apply::{Note, Rollback};
+use teiji_agent::apply::{Message, Rollback};
 use teiji_model::observation::{Observation, SCHEMA};
 use teiji_model::plan::Held;
 use teiji_model::resource::{Resource, Value};
@@ -35,7 +35,7 @@ fn left(name: &str) -> Sim {
 }
 
 fn rolled_back(sim: &Sim) {
-    assert_eq!(sim.engine().rollback(&Rollback::default()).unwrap().notes, []);
+    assert_eq!(sim.engine().rollback(&Rollback::default()).unwrap().messages, []);
     assert_eq!((sim.settings(), sim.held()), (host("before"), Held::default()));
     assert!(sim.is_clean());
 }
@@ -52,8 +52,8 @@ fn what_it_held_is_put_back() {
 fn what_it_had_begun_is_undone() {
     for name in ["applying", "awaiting"] {
         let sim = left(name);
-        let notes = sim.engine().recover(Duration::ZERO).unwrap();
-        assert!(matches!(notes[..], [Note::Undone { .. }]), "{name}: {notes:?}");
+        let messages = sim.engine().recover(Duration::ZERO).unwrap();
+        assert!(matches!(messages[..], [Message::Undone { .. }]), "{name}: {messages:?}");
         assert_eq!((sim.settings(), sim.held()), (host("before"), Held::default()), "{name}");
     }
 }
@@ -75,8 +75,8 @@ fn what_it_had_applied_can_be_confirmed() {
 #[test]
 fn what_it_had_committed_stays() {
     let sim = left("committing");
-    let notes = sim.engine().recover(Duration::ZERO).unwrap();
-    assert!(matches!(notes[..], [Note::Committed { .. }]), "{notes:?}");
+    let messages = sim.engine().recover(Duration::ZERO).unwrap();
+    assert!(matches!(messages[..], [Message::Committed { .. }]), "{messages:?}");
     assert_eq!((sim.settings(), sim.held().settings.len()), (host("held"), 16));
     rolled_back(&sim);
 }
@@ -85,8 +85,8 @@ fn what_it_had_committed_stays() {
 fn its_rollback_is_completed() {
     let sim = left("rolling-back");
     assert_ne!(sim.settings(), host("before"));
-    let notes = sim.engine().recover(Duration::ZERO).unwrap();
-    assert!(matches!(notes[..], [Note::RolledBack { .. }]), "{notes:?}");
+    let messages = sim.engine().recover(Duration::ZERO).unwrap();
+    assert!(matches!(messages[..], [Message::RolledBack { .. }]), "{messages:?}");
     assert_eq!((sim.settings(), sim.held()), (host("before"), Held::default()));
 }
 

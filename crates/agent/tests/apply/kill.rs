@@ -90,7 +90,7 @@ fn killed_anywhere_in_apply() {
     for k in 1.. {
         let Case { sim, plan, before, after } = case();
         if let Some(result) = sim.killed_at(k, |s| s.apply(&plan)) {
-            assert_eq!(result.unwrap(), Applied { changed: 4, notes: Vec::new() });
+            assert_eq!(result.unwrap(), Applied { changed: 4, messages: Vec::new() });
             assert_eq!(state(&sim), after);
             // Header, 4 × (line, write), applied, held.json.next, commit, rename, remove: before and after each.
             assert_eq!(k - 1, 2 * (1 + 4 * 2 + 5));

@@ -49,7 +49,7 @@ fn there_and_back(before: &Settings, changes: &[(Resource, Value)]) {
             sim.0.now.set(sim.0.now.get() + Duration::from_secs(5));
         }
         let done = sim.engine().rollback(&Rollback::default()).unwrap();
-        assert_eq!((done.restored, done.notes), (changes.len(), Vec::new()));
+        assert_eq!((done.restored, done.messages), (changes.len(), Vec::new()));
         assert_eq!((&sim.settings(), sim.held()), (before, Held::default()));
     }
 

@@ -42,7 +42,7 @@ proptest! {
                 let before = sim.settings();
                 *sim.0.fails.borrow_mut() = Some(fails.get(&steps.steps).setting.clone());
                 let failed = sim.apply(&steps);
-                prop_assert!(matches!(&failed, Err(Error::Undone { notes, .. }) if notes.is_empty()), "{:?}", failed);
+                prop_assert!(matches!(&failed, Err(Error::Undone { messages, .. }) if messages.is_empty()), "{:?}", failed);
                 prop_assert_eq!((sim.settings(), sim.is_clean()), (before, true));
             }
             // Some processes are killed on the way, and the plan is made again.
@@ -57,7 +57,7 @@ proptest! {
             prop_assert_eq!(plan(policy, &now, &sim.held()).map(|p| p.steps), Ok(Vec::new()));
         }
         let done = sim.engine().rollback(&Rollback::default()).unwrap();
-        prop_assert_eq!(done.notes, []);
+        prop_assert_eq!(done.messages, []);
         prop_assert_eq!(sim.settings(), observed.settings.values());
         prop_assert_eq!(sim.held(), Held::default());
         prop_assert!(sim.is_clean());

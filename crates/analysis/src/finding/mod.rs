@@ -39,7 +39,7 @@ mod worker_busy;
 mod worker_waits_for_cpu;
 mod worker_wake_up;
 
-use teiji_model::finding::{Cause, Change, Confidence, Evidence, Finding, Preemptor, Remedy};
+use teiji_model::finding::{Cause, Confidence, Evidence, Finding, PolicyChange, Preemptor, Remedy};
 use teiji_model::reason::Blame;
 use teiji_model::report::{Dist, RequestCounts, StageReport};
 use teiji_model::stage::{Actor, Stage, ThreadState as State};
@@ -65,7 +65,7 @@ pub(crate) struct Rule {
     parts: &'static [(Stage, Option<State>)],
     /// For people.
     explanation: &'static str,
-    remedy: fn(&Seen<'_>, &[Evidence]) -> Remedy,
+    remedy: fn(&RuleInput<'_>, &[Evidence]) -> Remedy,
 }
 
 /// Every cause, in the order of [`Cause::ALL`].
@@ -106,7 +106,7 @@ const HOST_STACK: &str =
 fn realtime(threads: Actor) -> Remedy {
     let text = "vCPU threads and vhost workers before all ordinary threads (SCHED_FIFO). Costs: those on the same CPUs \
                 wait while they run";
-    Remedy::change(Change::Realtime { threads }, text, "")
+    Remedy::change(PolicyChange::Realtime { threads }, text, "")
 }
 
 /// The rule of a part of the path.
@@ -118,7 +118,7 @@ fn rule(stage: Stage, state: Option<State>) -> &'static Rule {
 
 /// The input of the rules: what a trace saw of one VM.
 #[derive(Clone, Copy)]
-pub struct Seen<'a> {
+pub struct RuleInput<'a> {
     /// The counts of its requests.
     pub requests: &'a RequestCounts,
     /// The response time.
@@ -133,7 +133,7 @@ pub struct Seen<'a> {
     pub name: &'a dyn Fn(u32) -> String,
 }
 
-impl Seen<'_> {
+impl RuleInput<'_> {
     /// The mean time from one request to the next, ns.
     fn gap(&self) -> Option<u64> {
         let seen = self.requests.seen.max(self.requests.complete);
@@ -220,29 +220,29 @@ pub(crate) fn candidates(stages: &[StageReport], fluctuation: bool) -> Vec<Candi
 }
 
 /// The finding of a candidate.
-pub(crate) fn finding(candidate: &Candidate, seen: &Seen<'_>) -> Finding {
+pub(crate) fn finding(candidate: &Candidate, input: &RuleInput<'_>) -> Finding {
     let rule = candidate.rule;
     let small = |e: &Evidence| e.share.max(e.time_share).max(e.fluctuation_share) < MIN_EVIDENCE_SHARE;
     let some = candidate.evidence.iter().enumerate().filter(|(i, e)| *i == 0 || !small(e));
     let evidence: Vec<Evidence> = some.map(|(_, e)| *e).collect();
-    let doubts = doubts(seen, &evidence);
+    let doubts = doubts(input, &evidence);
     Finding {
         cause: rule.cause,
         title: rule.title.to_owned(),
         blame: rule.blame,
         share: candidate.share.clamp(0.0, 1.0),
-        preempted_by: preemptors(&evidence, seen),
+        preempted_by: preemptors(&evidence, input),
         confidence: Confidence::of(doubts.len()),
         doubts,
         explanation: rule.explanation.to_owned(),
-        remedy: (rule.remedy)(seen, &evidence),
+        remedy: (rule.remedy)(input, &evidence),
         evidence,
     }
 }
 
 /// The doubts about a finding; see the module.
-fn doubts(seen: &Seen<'_>, evidence: &[Evidence]) -> Vec<String> {
-    let RequestCounts { seen: all, complete, .. } = *seen.requests;
+fn doubts(input: &RuleInput<'_>, evidence: &[Evidence]) -> Vec<String> {
+    let RequestCounts { seen: all, complete, .. } = *input.requests;
     let mut doubts = Vec::new();
     if complete < MIN_REQUESTS {
         doubts.push(format!("only {complete} requests are complete"));
@@ -258,12 +258,12 @@ fn doubts(seen: &Seen<'_>, evidence: &[Evidence]) -> Vec<String> {
 }
 
 /// The threads that preempted the threads of a cause, sorted by the time that these waited.
-fn preemptors(evidence: &[Evidence], seen: &Seen<'_>) -> Vec<Preemptor> {
+fn preemptors(evidence: &[Evidence], input: &RuleInput<'_>) -> Vec<Preemptor> {
     if !evidence.iter().all(|e| e.state == Some(State::Ready)) {
         return Vec::new();
     }
     let mut by_tid: Vec<(u32, u64)> = Vec::new();
-    for (stage, tid, ns) in seen.waits {
+    for (stage, tid, ns) in input.waits {
         if evidence.iter().any(|e| e.stage == *stage) {
             match by_tid.iter_mut().find(|(t, _)| t == tid) {
                 Some((_, sum)) => *sum = sum.saturating_add(*ns),
@@ -274,7 +274,7 @@ fn preemptors(evidence: &[Evidence], seen: &Seen<'_>) -> Vec<Preemptor> {
     by_tid.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
     let all = by_tid.iter().fold(0u64, |a, (_, ns)| a.saturating_add(*ns)).max(1) as f64;
     let named = by_tid.into_iter().take(MAX_PREEMPTORS);
-    named.map(|(tid, ns)| Preemptor { tid, name: (seen.name)(tid), share: ns as f64 / all }).collect()
+    named.map(|(tid, ns)| Preemptor { tid, name: (input.name)(tid), share: ns as f64 / all }).collect()
 }
 
 #[cfg(test)]

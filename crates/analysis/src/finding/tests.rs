@@ -33,7 +33,7 @@ fn a_remedy_is_lines_or_a_reason_for_none() {
     let requests = RequestCounts { seen: 100, complete: 100, ..RequestCounts::default() };
     for length in [0, 100, 100 * 50_000_000, u64::MAX] {
         for ns in [0, 70_000, u64::MAX] {
-            let seen = Seen {
+            let input = RuleInput {
                 requests: &requests,
                 total: None,
                 stages: &[],
@@ -51,7 +51,7 @@ fn a_remedy_is_lines_or_a_reason_for_none() {
                     fluctuation_share: share,
                     length: Some(ns),
                 };
-                let remedy = (rule.remedy)(&seen, &[e]);
+                let remedy = (rule.remedy)(&input, &[e]);
                 assert_eq!(remedy.change.is_some(), !remedy.lines.is_empty());
                 assert!(!remedy.text.is_empty());
                 let known = matches!(rule.cause, Cause::VcpuWaitsForCpu | Cause::WorkerWaitsForCpu)
@@ -75,7 +75,7 @@ fn what_no_stage_explains_is_teijis() {
     };
     let stages = [stage(Stage::Irq, 0.1), stage(Stage::Unattributed, 0.9)];
     let requests = RequestCounts { seen: 100, complete: 100, ..RequestCounts::default() };
-    let seen = Seen {
+    let input = RuleInput {
         requests: &requests,
         total: Some(&dist),
         stages: &stages,
@@ -83,7 +83,7 @@ fn what_no_stage_explains_is_teijis() {
         waits: &[],
         name: &|_| String::new(),
     };
-    let (_, findings) = crate::verdict::rank(&seen);
+    let (_, findings) = crate::verdict::rank(&input);
     assert_eq!(findings.len(), 1);
     assert_eq!((findings[0].cause, findings[0].blame), (Cause::Unattributed, Blame::Teiji));
 }

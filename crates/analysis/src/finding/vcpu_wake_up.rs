@@ -5,8 +5,8 @@
 //! `halt_poll_ns`, and shortens it whenever a halt lasts longer than that (virt/kvm/kvm_main.c, `kvm_vcpu_halt()`):
 //! polling that is shorter than the usual gap between requests stops altogether. So the remedy depends on that gap.
 
-use super::{Rule, Seen, State};
-use teiji_model::finding::{Cause, Change, Remedy};
+use super::{Rule, RuleInput, State};
+use teiji_model::finding::{Cause, PolicyChange, Remedy};
 use teiji_model::policy::MAX_HALT_POLL;
 use teiji_model::reason::Blame;
 use teiji_model::stage::Stage;
@@ -22,11 +22,11 @@ pub(super) const RULE: Rule = Rule {
     parts: &[(Stage::VcpuWake, Some(State::Asleep))],
     explanation: "The guest was idle, so its vCPU had halted and its thread slept. The interrupt had to wake the CPU up, \
                   then the thread, then bring the vCPU back to guest mode.",
-    remedy: |seen, _| remedy(seen),
+    remedy: |input, _| remedy(input),
 };
 
-fn remedy(seen: &Seen<'_>) -> Remedy {
-    let Some(gap) = seen.gap() else {
+fn remedy(input: &RuleInput<'_>) -> Remedy {
+    let Some(gap) = input.gap() else {
         return Remedy::none("the time to poll for is not known, as no request was seen: trace longer");
     };
     let (apart, longest) = (duration(gap as f64), duration(MAX_HALT_POLL as f64));
@@ -49,7 +49,7 @@ fn remedy(seen: &Seen<'_>) -> Remedy {
     } else {
         format!("requests come {apart} apart, which halt_poll in [host] bridges")
     };
-    Remedy::change(Change::HaltPoll { ns: round(gap), gap }, text, otherwise)
+    Remedy::change(PolicyChange::HaltPoll { ns: round(gap), gap }, text, otherwise)
 }
 
 /// The smallest of 1, 2, 5, 10, … times 100 µs that is not below `ns`; at least [`LEAST`], at most [`MAX_HALT_POLL`].

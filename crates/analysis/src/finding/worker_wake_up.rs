@@ -5,7 +5,7 @@
 //! part; above [`IDLE_STATE_MAX`] another part takes the time.
 
 use super::{Rule, State};
-use teiji_model::finding::{Cause, Change, Evidence, Remedy};
+use teiji_model::finding::{Cause, Evidence, PolicyChange, Remedy};
 use teiji_model::reason::Blame;
 use teiji_model::stage::Stage;
 use teiji_model::text::duration;
@@ -44,5 +44,5 @@ fn remedy(evidence: &[Evidence]) -> Remedy {
         ));
     }
     let text = format!("a wake-up of {took} may be the exit from a deep idle state: cpu_latency in [host]");
-    Remedy::change(Change::CpuLatency { us: AWAKE_US }, text, polling)
+    Remedy::change(PolicyChange::CpuLatency { us: AWAKE_US }, text, polling)
 }

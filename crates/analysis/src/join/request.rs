@@ -45,7 +45,7 @@ pub(super) struct Open {
     start: u64,
     /// When its packet was last seen, and why it is incomplete or unanswered if nothing more is seen.
     last: u64,
-    at: Exclusion,
+    reason_if_last: Exclusion,
     /// It was sent again.
     sent_again: bool,
     /// How many requests, and how many responses, of this key were seen.
@@ -161,7 +161,7 @@ impl RequestTable {
             validity,
             start,
             last: now,
-            at: Reason::NotTaken.into(),
+            reason_if_last: Reason::NotTaken.into(),
             sent_again: false,
             copies: 1,
             answers: 0,
@@ -188,7 +188,7 @@ impl RequestTable {
     /// A request's packet was seen at a point; `next` is the reason if it is not seen at the next point.
     pub(super) fn progress(&mut self, request: Option<EntryId>, now: u64, next: Reason) {
         if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
-            (open.last, open.at) = (now, next.into());
+            (open.last, open.reason_if_last) = (now, next.into());
         }
     }
 
@@ -202,7 +202,7 @@ impl RequestTable {
         c: &mut Common,
     ) {
         let Some((id, open)) = request.and_then(|id| Some((id, self.open.get_mut(id)?))) else { return };
-        (open.last, open.at) = (now, exclusion);
+        (open.last, open.reason_if_last) = (now, exclusion);
         if self.sip || open.copies > 1 {
             open.validity = open.validity.worse(Validity::Incomplete(exclusion));
             return;
@@ -263,7 +263,7 @@ impl RequestTable {
     pub(super) fn arrived(&mut self, packet: InboundPacket) {
         if let Some(open) = packet.request.and_then(|id| self.open.get_mut(id)) {
             open.validity = open.validity.worse(packet.validity);
-            open.at = packet.stop.unwrap_or(Reason::NoAnswer.into());
+            open.reason_if_last = packet.stop.unwrap_or(Reason::NoAnswer.into());
             open.last = open.last.max(packet.entered);
             open.inbound = Some(packet);
         }
@@ -324,7 +324,7 @@ impl RequestTable {
             Validity::Ambiguous(exclusion) => (Outcome::Ambiguous, exclusion),
             Validity::Incomplete(exclusion) => (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c)),
             // A request is closed for a reason.
-            Validity::Valid => (Outcome::Incomplete, open.at),
+            Validity::Valid => (Outcome::Incomplete, open.reason_if_last),
         };
         c.vm_stats[open.vm as usize].leave_out(outcome, exclusion);
         self.groups.broken(&open, c);
@@ -340,7 +340,7 @@ impl RequestTable {
         } else if c.lost.touches(start, sent.end()) {
             Validity::incomplete(Reason::EventsLost)
         } else if open.inbound.is_none() {
-            Validity::Incomplete(if open.sent_again { Reason::OtherCopy.into() } else { open.at })
+            Validity::Incomplete(if open.sent_again { Reason::OtherCopy.into() } else { open.reason_if_last })
         } else if waterfall::fill_stages(open, sent, &mut self.joined, &mut c.splits_dropped).is_none() {
             Validity::incomplete(Reason::OutOfOrder)
         } else {
@@ -358,12 +358,15 @@ impl RequestTable {
         sink(&self.joined);
     }
 
-    /// A request ends without a response. `exclusion` is the reason, unless a drop is known; without it `open.at` is.
+    /// A request ends without a response. `exclusion` is the reason, unless a drop is known; without it
+    /// `open.reason_if_last` is.
     fn unanswered(&mut self, open: Open, exclusion: Option<Exclusion>, c: &mut Common) {
         if open.indexed {
             self.index.remove(&(open.vm, open.matching.key));
         }
-        let known = exclusion.filter(|_| open.at.drop == 0).unwrap_or(c.unless_ended(open.at, open.last));
+        let known = exclusion
+            .filter(|_| open.reason_if_last.drop == 0)
+            .unwrap_or(c.unless_ended(open.reason_if_last, open.last));
         let (outcome, exclusion) = match (open.validity, open.indexed) {
             (Validity::Ambiguous(exclusion), _) => (Outcome::Ambiguous, exclusion),
             (_, true) if known.drop > 0 => (Outcome::Incomplete, known),

@@ -74,7 +74,8 @@ fn judge(
     waits: &[(Stage, u32, u64)],
     name: &dyn Fn(u32) -> String,
 ) -> Judgement {
-    let (verdict, findings) = rank(&Seen { requests, total, stages, length: 1_000_000_000, waits, name });
+    let (verdict, findings) =
+        rank(&RuleInput { requests, total, stages, length: 1_000_000_000, waits, name });
     let Verdict { headline, details, fluctuation } = verdict;
     println!("{headline} {details:?}");
     let first = findings.first();

@@ -48,7 +48,7 @@ const PREEMPT_COUNT: [&str; 2] = ["__preempt_count", "pcpu_hot"];
 const BATCH: usize = 4096;
 
 /// Hooks without which no packet can be followed at all.
-const ESSENTIAL: [&str; 2] = ["netif_receive_skb", "net_dev_start_xmit"];
+const NEEDED_TO_START: [&str; 2] = ["netif_receive_skb", "net_dev_start_xmit"];
 
 /// What to trace.
 #[derive(Clone, Copy, Debug)]
@@ -98,13 +98,13 @@ pub struct Tracer {
 pub fn hooks() -> Result<Vec<Hook>, Error> {
     let kernel = KernelTypes::load()?;
     let mut hooks = find_hooks(&open()?, &kernel);
-    drop_forbidden(&mut hooks)?;
+    mark_forbidden(&mut hooks)?;
     Ok(hooks)
 }
 
 /// Marks functions as not found if this kernel has them but does not allow them to be probed (fentry): kernels of some
 /// hosting providers allow tracepoints only.
-fn drop_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
+fn mark_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
     let on_function = |h: &Hook| h.found.is_some() && h.kind != "tp_btf";
     let Some(sample) = hooks.iter().find(|h| on_function(h)).map(|h| h.program.clone()) else {
         return Ok(());
@@ -202,8 +202,9 @@ impl Tracer {
         let mut hooks = find_hooks(&object, &kernel);
         let drop_names = drop_reasons::Names::read(&kernel);
         drop(kernel);
-        drop_forbidden(&mut hooks)?;
-        if let Some(hook) = hooks.iter().find(|h| h.found.is_none() && ESSENTIAL.contains(&h.target.as_str()))
+        mark_forbidden(&mut hooks)?;
+        if let Some(hook) =
+            hooks.iter().find(|h| h.found.is_none() && NEEDED_TO_START.contains(&h.target.as_str()))
         {
             return Err(Error::Missing {
                 what: format!("{} ({})", hook.target, hook.kind),

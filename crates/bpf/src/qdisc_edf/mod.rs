@@ -25,9 +25,8 @@
 //! | `maps` | typed access to the maps |
 //! | `netns` | the network namespace of links |
 //! | `pins` | the folder that has the pins |
-//! | `heartbeat` | the agent's heartbeat |
+//! | `shared_numbers` | the agent's heartbeat, and how many links have the qdisc |
 //! | `stats` | packet statistics |
-mod heartbeat;
 mod link;
 mod load;
 mod maps;
@@ -35,6 +34,7 @@ mod netns;
 mod owner;
 mod pins;
 mod shape;
+mod shared_numbers;
 mod slots;
 mod stats;
 
@@ -45,10 +45,10 @@ mod skeleton {
 }
 use skeleton::types;
 
-pub use heartbeat::Heartbeat;
 pub use load::supported;
 pub use owner::{PinState, QdiscOwner};
 pub use pins::{PINS, unpin};
+pub use shared_numbers::SharedNumbers;
 
 use crate::Error;
 use crate::object::{bytes_of, value_of};
@@ -76,7 +76,7 @@ pub struct Edf {
     channels: Map,
     labels: Map,
     registry: Registry,
-    heartbeat: Heartbeat,
+    shared: SharedNumbers,
     netns: u64,
 }
 
@@ -87,7 +87,7 @@ pub enum PinnedQdisc {
     /// The qdisc of exactly this version.
     Current(Box<Edf>),
     /// The qdisc of another version of teiji: only the heartbeat can be sent.
-    Other(Heartbeat),
+    Other(SharedNumbers),
 }
 
 impl PinnedQdisc {
@@ -105,7 +105,7 @@ impl PinnedQdisc {
         if registry.read()?.version == load::version() {
             Edf::open(pins, registry).map(|edf| PinnedQdisc::Current(Box::new(edf)))
         } else {
-            Heartbeat::open(&pins).map(PinnedQdisc::Other)
+            SharedNumbers::open(&pins).map(PinnedQdisc::Other)
         }
     }
 }
@@ -118,7 +118,7 @@ impl Edf {
             matches: map("matches")?,
             channels: map("channels")?,
             labels: map("labels")?,
-            heartbeat: Heartbeat::open(&pins)?,
+            shared: SharedNumbers::open(&pins)?,
             netns: netns::cookie()?,
             registry,
             pins,
@@ -127,22 +127,22 @@ impl Edf {
 
     /// Sends the heartbeat. To be called at least every [`HEARTBEAT_INTERVAL_MAX`].
     pub fn send_heartbeat(&self) {
-        self.heartbeat.send_heartbeat();
+        self.shared.send_heartbeat();
     }
 
     /// What a process needs that only sends the heartbeat.
-    pub fn into_heartbeat(self) -> Heartbeat {
-        self.heartbeat
+    pub fn into_shared(self) -> SharedNumbers {
+        self.shared
     }
 
     /// How long ago the last heartbeat was; `None` if there was none.
     pub fn heartbeat_age(&self) -> Option<Duration> {
-        self.heartbeat.heartbeat_age()
+        self.shared.heartbeat_age()
     }
 
     /// How many links have the qdisc, of all network namespaces.
-    pub fn users(&self) -> u64 {
-        self.heartbeat.users()
+    pub fn link_count(&self) -> u64 {
+        self.shared.link_count()
     }
 
     /// Sets the settings and channels of a link, all of them at once. The link has the qdisc or is about to get it.
@@ -410,7 +410,7 @@ mod tests {
     fn where_nothing_is_pinned_nothing_is_found_and_nothing_can_be_pinned_elsewhere() {
         let dir = tempfile::tempdir().unwrap();
         assert!(matches!(PinnedQdisc::open(dir.path()), Ok(PinnedQdisc::Absent)));
-        assert!(Heartbeat::of(dir.path()).unwrap().is_none());
+        assert!(SharedNumbers::of(dir.path()).unwrap().is_none());
         unpin(dir.path()).unwrap();
         let error = Pins::new(&dir.path().join("teiji")).prepare().unwrap_err().to_string();
         assert!(error.contains("mount -t bpf bpf /sys/fs/bpf"), "{error}");

@@ -14,7 +14,7 @@
 //! the owner can pin the same maps again. Without pins no other process can see or change channels.
 use super::maps;
 use super::pins::Pins;
-use super::{Edf, Heartbeat, KIND, PinnedQdisc, unpin};
+use super::{Edf, KIND, PinnedQdisc, SharedNumbers, unpin};
 use crate::Error;
 use libbpf_rs::{MapCore, MapHandle};
 use nix::fcntl::Flock;
@@ -33,7 +33,7 @@ const TRIES: usize = 5;
 pub struct QdiscOwner {
     pins: Pins,
     lock: Flock<File>,
-    heartbeat: Arc<Heartbeat>,
+    shared: Arc<SharedNumbers>,
     held: Vec<(OsString, OwnedFd)>,
     heartbeat_map: u32,
     current: bool,
@@ -63,31 +63,24 @@ impl QdiscOwner {
                 Edf::load(folder)?;
             }
             let lock = pins.own()?;
-            let (heartbeat, current) = match PinnedQdisc::open(folder)? {
-                PinnedQdisc::Current(edf) => (edf.into_heartbeat(), true),
-                PinnedQdisc::Other(heartbeat) => (heartbeat, false),
+            let (shared, current) = match PinnedQdisc::open(folder)? {
+                PinnedQdisc::Current(edf) => (edf.into_shared(), true),
+                PinnedQdisc::Other(shared) => (shared, false),
                 PinnedQdisc::Absent => continue,
             };
             // The folder may have been replaced after it was opened and before it was locked.
             if pins.are_of(&lock).map_err(|e| pins.failed("look into", &e))? != Some(true) {
                 continue;
             }
-            if !current && heartbeat.users() == 0 {
+            if !current && shared.link_count() == 0 {
                 unpin(folder)?;
                 continue;
             }
-            heartbeat.send_heartbeat();
+            shared.send_heartbeat();
             let held = pins.names()?.into_iter().map(|name| Ok((name.clone(), open(&pins, &name)?)));
             let held = held.collect::<Result<Vec<_>, Error>>()?;
             let heartbeat_map = heartbeat_map_id(&pins)?;
-            return Ok(QdiscOwner {
-                pins,
-                lock,
-                heartbeat: Arc::new(heartbeat),
-                held,
-                heartbeat_map,
-                current,
-            });
+            return Ok(QdiscOwner { pins, lock, shared: Arc::new(shared), held, heartbeat_map, current });
         }
         Err(Error::Refused {
             doing: format!("keep the links of {}", folder.display()),
@@ -96,8 +89,8 @@ impl QdiscOwner {
     }
 
     /// For sending the heartbeat.
-    pub fn heartbeat(&self) -> Arc<Heartbeat> {
-        Arc::clone(&self.heartbeat)
+    pub fn shared(&self) -> Arc<SharedNumbers> {
+        Arc::clone(&self.shared)
     }
 
     /// Whether the qdisc is of exactly this version of teiji.
@@ -106,8 +99,8 @@ impl QdiscOwner {
     }
 
     /// How many links have the qdisc, of all network namespaces.
-    pub fn users(&self) -> u64 {
-        self.heartbeat.users()
+    pub fn link_count(&self) -> u64 {
+        self.shared.link_count()
     }
 
     /// Whether the pins in the folder are those of this process. Needs no capability.
@@ -154,7 +147,7 @@ impl QdiscOwner {
     pub fn unpin(self) -> Result<(), Error> {
         match self.pin_state()? {
             PinState::Others => Ok(()),
-            PinState::Missing if self.users() > 0 => Err(Error::Refused {
+            PinState::Missing if self.link_count() > 0 => Err(Error::Refused {
                 doing: format!("remove the qdisc {KIND} from the kernel"),
                 reason: "links have it; `teiji rollback` removes it from those".into(),
             }),

@@ -5,7 +5,7 @@
 //! ```
 //! Names change by one rename(2), so `edf` is complete whenever it exists. What a killed process left in the other two
 //! folders, the next process removes.
-use super::{Heartbeat, KIND};
+use super::{KIND, SharedNumbers};
 use crate::Error;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -198,9 +198,9 @@ fn holder((dev, ino): (u64, u64)) -> String {
 /// [`Error::Refused`] if a link has it; [`Error::Kernel`] if the file system refuses.
 pub fn unpin(folder: &Path) -> Result<(), Error> {
     let pins = Pins::new(folder);
-    let Some(heartbeat) = Heartbeat::of(folder)? else { return Ok(()) };
+    let Some(shared) = SharedNumbers::of(folder)? else { return Ok(()) };
     let _lock = pins.lock()?;
-    if heartbeat.users() > 0 {
+    if shared.link_count() > 0 {
         return Err(Error::Refused {
             doing: format!("remove the qdisc {KIND} from the kernel"),
             reason: "links have it; `teiji rollback` removes it from those".into(),

@@ -26,9 +26,9 @@
 use super::curve::{self, HFSC_MAX_RATE};
 use super::demand::{BYTE, div_ceil};
 use super::types::{
-    Admission, ChannelSpec, Denied, FASTEST, Guarantee, LONGEST, LinkSpec, Reason, Refusal, Remedy,
+    Admission, ChannelSpec, Denied, FASTEST, Fix, Guarantee, LONGEST, LinkSpec, Misfit, Refusal,
 };
-use super::{remedy, types};
+use super::{fixes, types};
 
 /// Whether HFSC can keep the deadlines of all these channels on the link. The link's slack is not used.
 ///
@@ -108,7 +108,7 @@ impl<'a> Load<'a> {
         let room = |c: &ChannelSpec| {
             let grown = |by: u64| self.fits_with(c, &ChannelSpec { burst: c.burst + by, ..c.clone() });
             // The smallest increase that is too much.
-            remedy::least(1, types::LARGEST.into(), |by| !grown(u64::try_from(by).unwrap_or(0)))
+            fixes::least(1, types::LARGEST.into(), |by| !grown(u64::try_from(by).unwrap_or(0)))
                 .map_or(types::LARGEST, |by| u64::try_from(by - 1).unwrap_or(0))
         };
         self.channels.iter().map(room).min()
@@ -121,30 +121,30 @@ impl<'a> Load<'a> {
             // Even alone, this channel would wait longer than its deadline.
             let needs = blocking(link).saturating_add(1000) - late.deadline;
             let excess = u128::from(needs) * u128::from(link.rate) / 8_000_000_000 + u128::from(late.burst);
-            let (reason, at) = (Reason::Deadline, late.deadline);
+            let (misfit, at) = (Misfit::Deadline, late.deadline);
             let offending = vec![late.name.clone()];
-            return Refusal { reason, at, excess, offending, remedies: self.remedies() };
+            return Refusal { misfit, at, excess, offending, fixes: self.fixes() };
         }
         let mut by_share: Vec<(u128, &ChannelSpec)> =
             self.channels.iter().map(|c| (reserves(link, c), c)).collect();
         by_share.sort_by_key(|(share, _)| *share);
         Refusal {
-            reason: Reason::Curves,
+            misfit: Misfit::Curves,
             at: LONGEST,
             excess: (self.total - most).div_ceil(8),
             offending: by_share.into_iter().map(|(_, c)| c.name.clone()).collect(),
-            remedies: self.remedies(),
+            fixes: self.fixes(),
         }
     }
 
     /// The smallest sufficient change of each kind: of the channel that reserves most, or of the link.
-    fn remedies(&self) -> Vec<Remedy> {
-        let mut found: Vec<(i128, Remedy)> = Vec::new();
-        let mut add = |from: u64, to: Option<u64>, remedy: fn(String, u64) -> Remedy, name: &str| {
+    fn fixes(&self) -> Vec<Fix> {
+        let mut found: Vec<(i128, Fix)> = Vec::new();
+        let mut add = |from: u64, to: Option<u64>, fix: fn(String, u64) -> Fix, name: &str| {
             if let Some(to) = to {
                 found.push((
-                    remedy::part(i128::from(to.abs_diff(from)), from.into()),
-                    remedy(name.to_owned(), to),
+                    fixes::part(i128::from(to.abs_diff(from)), from.into()),
+                    fix(name.to_owned(), to),
                 ));
             }
         };
@@ -158,27 +158,22 @@ impl<'a> Load<'a> {
             let deadline = least(c.deadline, LONGEST, |to| does(to, c.burst, c.rate));
             let burst = least(0, c.burst - one, |less| does(c.deadline, c.burst - less, c.rate));
             let rate = least(0, c.rate - 1, |less| does(c.deadline, c.burst, c.rate - less));
-            add(c.deadline, deadline, |channel, to| Remedy::Deadline { channel, to }, &c.name);
-            add(
-                c.burst,
-                burst.map(|less| c.burst - less),
-                |channel, to| Remedy::Burst { channel, to },
-                &c.name,
-            );
-            add(c.rate, rate.map(|less| c.rate - less), |channel, to| Remedy::Rate { channel, to }, &c.name);
+            add(c.deadline, deadline, |channel, to| Fix::Deadline { channel, to }, &c.name);
+            add(c.burst, burst.map(|less| c.burst - less), |channel, to| Fix::Burst { channel, to }, &c.name);
+            add(c.rate, rate.map(|less| c.rate - less), |channel, to| Fix::Rate { channel, to }, &c.name);
         }
         // A faster link also has a shorter blocking time.
         let faster = least(self.link.rate, HFSC_MAX_RATE.max(self.link.rate), |rate| {
             Load::new(&LinkSpec { rate, ..self.link.clone() }, self.channels).fits()
         });
-        add(self.link.rate, faster, |_, to| Remedy::LinkRate { to }, "");
+        add(self.link.rate, faster, |_, to| Fix::LinkRate { to }, "");
         found.sort_by_key(|(change, _)| *change);
-        found.into_iter().map(|(_, remedy)| remedy).collect()
+        found.into_iter().map(|(_, fix)| fix).collect()
     }
 }
 
 /// The smallest value of a range that is sufficient, if all greater values are, too.
 fn least(from: u64, to: u64, mut does: impl FnMut(u64) -> bool) -> Option<u64> {
-    let found = remedy::least(from.into(), to.into(), |v| does(u64::try_from(v).unwrap_or(u64::MAX)));
+    let found = fixes::least(from.into(), to.into(), |v| does(u64::try_from(v).unwrap_or(u64::MAX)));
     found.and_then(|v| u64::try_from(v).ok())
 }

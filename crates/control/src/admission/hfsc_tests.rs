@@ -23,7 +23,7 @@ fn a_burst_is_reserved_within_what_the_frame_leaves_of_the_deadline() {
     assert_eq!(admitted.free_burst, Some(4499));
     assert!(hfsc::admit(&link(), &[channel("a", 10 * MS, 800_000, 8999)]).is_ok());
     let refused = refusal(&link(), &[channel("a", 10 * MS, 800_000, 9000)]);
-    assert_eq!((refused.reason, refused.excess), (Reason::Curves, 1));
+    assert_eq!((refused.misfit, refused.excess), (Misfit::Curves, 1));
     // A fraction of a µs does not count.
     let odd = LinkSpec { timer_error: 1, ..link() };
     assert_eq!(hfsc::admit(&odd, &set).unwrap().guarantees[0].delay, 9_999_001);
@@ -32,7 +32,7 @@ fn a_burst_is_reserved_within_what_the_frame_leaves_of_the_deadline() {
 #[test]
 fn what_the_frame_takes_of_a_deadline_is_not_there() {
     let refused = refusal(&link(), &[channel("a", MS + 999, 800_000, 500)]);
-    assert_eq!((refused.reason, refused.at), (Reason::Deadline, MS + 999));
+    assert_eq!((refused.misfit, refused.at), (Misfit::Deadline, MS + 999));
     let text = refused.to_string();
     assert!(
         text.contains("the link would have to send 500 bytes more than it can (1 channel: `a`)"),
@@ -54,8 +54,8 @@ fn a_refusal_names_the_excess_and_the_least_changes() {
     ), "{text}");
     assert!(!text.chars().any(char::is_control));
     // 4,000 bytes at the 499,998 bytes per second that `a` leaves.
-    let deadline = refused.remedies.iter().find_map(|r| match r {
-        Remedy::Deadline { to, .. } => Some(*to),
+    let deadline = refused.fixes.iter().find_map(|r| match r {
+        Fix::Deadline { to, .. } => Some(*to),
         _ => None,
     });
     assert_eq!(deadline, Some(9_001_000));
@@ -202,23 +202,23 @@ proptest! {
     fn each_remedy_of_hfsc_does_and_a_step_less_does_not((link, set) in some_set()) {
         let Err(Denied::Refused(refused)) = hfsc::admit(&link, &set) else { return Ok(()) };
         prop_assert!(refused.excess > 0);
-        for remedy in &refused.remedies {
+        for fix in &refused.fixes {
             for (less, does) in [(0, true), (1, false)] {
                 let (mut link, mut set) = (link.clone(), set.clone());
-                match remedy {
-                    Remedy::Deadline { channel, to } => {
+                match fix {
+                    Fix::Deadline { channel, to } => {
                         set.iter_mut().filter(|c| c.name == *channel).for_each(|c| c.deadline = to - less);
                     }
-                    Remedy::Burst { channel, to } => {
+                    Fix::Burst { channel, to } => {
                         set.iter_mut().filter(|c| c.name == *channel).for_each(|c| c.burst = to + less);
                     }
-                    Remedy::Rate { channel, to } => {
+                    Fix::Rate { channel, to } => {
                         set.iter_mut().filter(|c| c.name == *channel).for_each(|c| c.rate = to + less);
                     }
-                    Remedy::LinkRate { to } => link.rate = to - less,
-                    Remedy::Slack { .. } => prop_assert!(false, "HFSC has no slack"),
+                    Fix::LinkRate { to } => link.rate = to - less,
+                    Fix::Slack { .. } => prop_assert!(false, "HFSC has no slack"),
                 }
-                prop_assert_eq!(hfsc::admit(&link, &set).is_ok(), does, "{:?} less {}", remedy, less);
+                prop_assert_eq!(hfsc::admit(&link, &set).is_ok(), does, "{:?} less {}", fix, less);
             }
         }
     }

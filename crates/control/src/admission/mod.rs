@@ -7,7 +7,7 @@
 //! | `demand` | the test: the demand of the channels compared with what the link can send |
 //! | `bound` | the delay that each channel is guaranteed |
 //! | [`curve`] | the service curve of a channel for HFSC |
-//! | `remedy` | the smallest single changes that make a refused set fit |
+//! | `fixes` | the smallest single changes that make a refused set fit |
 //! | [`hfsc`] | the test for links whose deadlines HFSC keeps, which admits less |
 //!
 //! # Model
@@ -58,15 +58,15 @@
 mod bound;
 pub mod curve;
 mod demand;
+mod fixes;
 pub mod hfsc;
 #[cfg(test)]
 mod hfsc_tests;
-mod remedy;
 #[cfg(test)]
 mod tests;
 mod types;
 
-pub use types::{Admission, ChannelSpec, Denied, Guarantee, LinkSpec, Reason, Refusal, Remedy};
+pub use types::{Admission, ChannelSpec, Denied, Fix, Guarantee, LinkSpec, Misfit, Refusal};
 
 use demand::{BYTE, Load, div_ceil};
 
@@ -77,31 +77,31 @@ use demand::{BYTE, Load, div_ceil};
 pub fn admit(link: &LinkSpec, channels: &[ChannelSpec]) -> Result<Admission, Denied> {
     types::check(link, channels)?;
     let load = Load::new(link, channels);
-    let refuse = |reason, at: i128, excess: i128| {
+    let refuse = |misfit, at: i128, excess: i128| {
         // Too small a slack makes the demand of later deadlines due at once.
-        let by = if matches!(reason, Reason::Slack { .. }) { types::LONGEST.into() } else { at };
+        let by = if matches!(misfit, Misfit::Slack { .. }) { types::LONGEST.into() } else { at };
         let offending = load.up_to(by).map(|i| channels[i.index].name.clone()).collect();
-        let remedies = remedy::remedies(&load, link, channels, &reason);
+        let fixes = fixes::fixes(&load, link, channels, &misfit);
         let excess = u128::try_from(div_ceil(excess, BYTE)).unwrap_or(0);
         let at = u64::try_from(at).unwrap_or(0);
-        Err(Denied::Refused(Box::new(Refusal { reason, at, excess, offending, remedies })))
+        Err(Denied::Refused(Box::new(Refusal { misfit, at, excess, offending, fixes })))
     };
     if load.reserved() > load.rate {
         // There is no first instant: the backlog grows without end. The excess is that of the first second.
         let excess = (load.reserved() - load.rate) * 1_000_000_000;
-        return refuse(Reason::Rate, types::LONGEST.into(), excess);
+        return refuse(Misfit::Rate, types::LONGEST.into(), excess);
     }
     let tightest = load.tightest();
     if let Some((at, excess)) = tightest
         && excess > 0
     {
-        return refuse(Reason::Deadline, at, excess);
+        return refuse(Misfit::Deadline, at, excess);
     }
     let least = load.least_slack();
     let slack = load.slack.unwrap_or(least);
     if slack < least {
         let excess = load.excess_with_slack(slack);
-        return refuse(Reason::Slack { least: u64::try_from(least).unwrap_or(u64::MAX) }, slack, excess);
+        return refuse(Misfit::Slack { least: u64::try_from(least).unwrap_or(u64::MAX) }, slack, excess);
     }
     let free_burst = tightest.map(|(_, excess)| {
         let excess = load.slack.map_or(excess, |set| excess.max(load.excess_with_slack(set)));

@@ -60,10 +60,10 @@ fn a_deadline_that_just_fits() {
     assert_eq!(admitted.free_burst, Some(0));
     let early = [channel("a", 1_499_999, 800_000, 500)];
     let refused = refusal(&link(), &early);
-    assert_eq!((refused.reason, refused.at, refused.excess), (Reason::Deadline, 1_499_999, 1));
-    assert!(refused.remedies.contains(&Remedy::Deadline { channel: "a".into(), to: 1_500_000 }));
-    assert!(refused.remedies.contains(&Remedy::Burst { channel: "a".into(), to: 499 }));
-    assert!(refused.remedies.contains(&Remedy::LinkRate { to: 8_000_006 }));
+    assert_eq!((refused.misfit, refused.at, refused.excess), (Misfit::Deadline, 1_499_999, 1));
+    assert!(refused.fixes.contains(&Fix::Deadline { channel: "a".into(), to: 1_500_000 }));
+    assert!(refused.fixes.contains(&Fix::Burst { channel: "a".into(), to: 499 }));
+    assert!(refused.fixes.contains(&Fix::LinkRate { to: 8_000_006 }));
     let text = refused.to_string();
     assert!(
         text.starts_with(
@@ -93,7 +93,7 @@ fn too_small_a_slack_is_refused_with_the_one_that_will_do() {
     let set = [channel("a", 10 * MS, 800_000, 500), channel("b", 20 * MS, 800_000, 500)];
     let small = LinkSpec { slack: Auto::Nanoseconds(1_999_999), ..link() };
     let refused = refusal(&small, &set);
-    assert_eq!(refused.reason, Reason::Slack { least: 2_000_000 });
+    assert_eq!(refused.misfit, Misfit::Slack { least: 2_000_000 });
     assert_eq!((refused.excess, refused.offending.len()), (1, 2));
     assert_eq!(
         refused.to_string(),
@@ -107,9 +107,9 @@ fn too_small_a_slack_is_refused_with_the_one_that_will_do() {
 fn rates_above_the_link_s_are_refused() {
     let set = [channel("a", 10 * MS, 8_000_000, 500), channel("b", 20 * MS, 8_000, 500)];
     let refused = refusal(&link(), &set);
-    assert_eq!((refused.reason, refused.excess), (Reason::Rate, 1_000));
-    assert!(refused.remedies.contains(&Remedy::LinkRate { to: 8_008_000 }), "{:?}", refused.remedies);
-    assert!(refused.remedies.contains(&Remedy::Rate { channel: "a".into(), to: 7_992_000 }));
+    assert_eq!((refused.misfit, refused.excess), (Misfit::Rate, 1_000));
+    assert!(refused.fixes.contains(&Fix::LinkRate { to: 8_008_000 }), "{:?}", refused.fixes);
+    assert!(refused.fixes.contains(&Fix::Rate { channel: "a".into(), to: 7_992_000 }));
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn the_largest_values_do_not_overflow() {
         .collect();
     let set: Vec<ChannelSpec> = set.into_iter().map(|c| ChannelSpec { max_packet: 1, ..c }).collect();
     let small = LinkSpec { overhead: 24, ..link };
-    assert_eq!(refusal(&small, &set).reason, Reason::Rate);
+    assert_eq!(refusal(&small, &set).misfit, Misfit::Rate);
 }
 
 /// The condition in the form of the paper, with the slack rule, tried at every ns.
@@ -260,25 +260,25 @@ proptest! {
     fn each_remedy_does_and_a_step_less_does_not((link, set) in some_set(), slack in proptest::option::of(50..900_u64)) {
         let link = LinkSpec { slack: slack.map_or(Auto::Auto, Auto::Nanoseconds), ..link };
         let Err(Denied::Refused(refused)) = admit(&link, &set) else { return Ok(()) };
-        for remedy in &refused.remedies {
+        for fix in &refused.fixes {
             for (less, does) in [(0, true), (1, false)] {
                 let (mut link, mut set) = (link.clone(), set.clone());
-                // Several channels may have the same name; the remedy is for one of them.
+                // Several channels may have the same name; the fix is for one of them.
                 let mut any = false;
                 for i in 0..set.len() {
                     let was = set[i].clone();
-                    match remedy {
-                        Remedy::Deadline { channel, to } if *channel == was.name => set[i].deadline = to - less,
-                        Remedy::Burst { channel, to } if *channel == was.name => set[i].burst = to + less,
-                        Remedy::Rate { channel, to } if *channel == was.name => set[i].rate = to + less,
-                        Remedy::LinkRate { to } => link.rate = to - less,
-                        Remedy::Slack { to } => link.slack = Auto::Nanoseconds(to - less),
+                    match fix {
+                        Fix::Deadline { channel, to } if *channel == was.name => set[i].deadline = to - less,
+                        Fix::Burst { channel, to } if *channel == was.name => set[i].burst = to + less,
+                        Fix::Rate { channel, to } if *channel == was.name => set[i].rate = to + less,
+                        Fix::LinkRate { to } => link.rate = to - less,
+                        Fix::Slack { to } => link.slack = Auto::Nanoseconds(to - less),
                         _ => continue,
                     }
                     any |= admit(&link, &set).is_ok();
                     set[i] = was;
                 }
-                prop_assert_eq!(any, does, "{:?} less {}", remedy, less);
+                prop_assert_eq!(any, does, "{:?} less {}", fix, less);
             }
         }
     }

@@ -88,23 +88,23 @@ pub enum Denied {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Refusal {
     /// What does not fit.
-    pub reason: Reason,
+    pub misfit: Misfit,
     /// The time after a moment when every burst comes at once, ns, at which demand exceeds the link most. The longest
-    /// time for [`Reason::Rate`] and [`Reason::Curves`].
+    /// time for [`Misfit::Rate`] and [`Misfit::Curves`].
     pub at: u64,
-    /// By how many bytes, rounded up; per second for [`Reason::Rate`] and [`Reason::Curves`].
+    /// By how many bytes, rounded up; per second for [`Misfit::Rate`] and [`Misfit::Curves`].
     pub excess: u128,
-    /// The channels whose packets make up that demand, by deadline; for [`Reason::Curves`] by what they reserve.
+    /// The channels whose packets make up that demand, by deadline; for [`Misfit::Curves`] by what they reserve.
     pub offending: Vec<String>,
     /// Single changes, each of which makes the set fit: the smallest of each kind, and the smallest relative change
     /// first. Each is exact: one step less is not sufficient (the text has four digits, rounded so that they are
     /// sufficient). Empty if no single change is sufficient.
-    pub remedies: Vec<Remedy>,
+    pub fixes: Vec<Fix>,
 }
 
 /// What does not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum Misfit {
     /// The channels' rates together exceed the link's rate.
     Rate,
     /// A deadline is too early for what has to be sent by then.
@@ -120,7 +120,7 @@ pub enum Reason {
 
 /// A single change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Remedy {
+pub enum Fix {
     /// A longer deadline for a channel, ns.
     Deadline {
         /// Its name.
@@ -187,20 +187,20 @@ fn step(value: u64) -> u64 {
     10_u64.pow(value.checked_ilog10().unwrap_or(0).saturating_sub(3))
 }
 
-impl fmt::Display for Remedy {
+impl fmt::Display for Fix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Remedy::Deadline { channel, to } => {
+            Fix::Deadline { channel, to } => {
                 write!(f, "a deadline of {} for channel `{}`", Time(up(*to)), printable(channel))
             }
-            Remedy::Burst { channel, to } => {
+            Fix::Burst { channel, to } => {
                 write!(f, "a burst of {to}b for channel `{}`", printable(channel))
             }
-            Remedy::Rate { channel, to } => {
+            Fix::Rate { channel, to } => {
                 write!(f, "a rate of {} for channel `{}`", Rate(down(*to)), printable(channel))
             }
-            Remedy::LinkRate { to } => write!(f, "a link of {}", Rate(up(*to))),
-            Remedy::Slack { to } => write!(f, "a slack of {}", Time(up(*to))),
+            Fix::LinkRate { to } => write!(f, "a link of {}", Rate(up(*to))),
+            Fix::Slack { to } => write!(f, "a slack of {}", Time(up(*to))),
         }
     }
 }
@@ -223,9 +223,9 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at = duration(self.at as f64);
         let excess = format!("{} byte{}", self.excess, if self.excess == 1 { "" } else { "s" });
-        match self.reason {
-            Reason::Rate => write!(f, "the channels' rates exceed the link's, by {excess} in each second")?,
-            Reason::Deadline => {
+        match self.misfit {
+            Misfit::Rate => write!(f, "the channels' rates exceed the link's, by {excess} in each second")?,
+            Misfit::Deadline => {
                 write!(
                     f,
                     "the deadlines cannot all be kept: within {at} the link would have to send {excess} more than it can"
@@ -233,24 +233,24 @@ impl fmt::Display for Refusal {
                 // The latest deadlines are nearest to the instant.
                 write!(f, " ({})", Last(&self.offending))?;
             }
-            Reason::Curves => write!(
+            Misfit::Curves => write!(
                 f,
                 "HFSC reserves each channel's burst within its deadline all the time, and that is {} more than the \
                  link sends ({})",
                 Rate(u64::try_from(self.excess * 8).unwrap_or(u64::MAX)),
                 Last(&self.offending)
             )?,
-            Reason::Slack { .. } => write!(
+            Misfit::Slack { .. } => write!(
                 f,
                 // Exactly, in the form of the policy: a sufficient slack may be close to it.
                 "with a slack of {} best effort goes first for too long: {excess} could not be sent in time",
                 Time(self.at)
             )?,
         }
-        for (i, remedy) in self.remedies.iter().enumerate() {
-            write!(f, "{} {remedy}", if i == 0 { "; the channels would fit with" } else { ", or" })?;
+        for (i, fix) in self.fixes.iter().enumerate() {
+            write!(f, "{} {fix}", if i == 0 { "; the channels would fit with" } else { ", or" })?;
         }
-        if self.remedies.is_empty() {
+        if self.fixes.is_empty() {
             f.write_str("; no single change is enough: remove a channel")?;
         }
         Ok(())

@@ -16,7 +16,7 @@ mod frames;
 mod link;
 
 use super::names::{self, shown};
-use super::{Draft, PlanTarget};
+use super::{Draft, HostAndHeld};
 use link::Group;
 use teiji_model::observed::{DeadlineSupport, LinkKind, ObservedLink};
 use teiji_model::policy::{ChannelPolicy, LinkPolicy, Located, Policy, SourceLocation};
@@ -24,7 +24,7 @@ use teiji_model::qdisc::{MAX_CHANNELS, MAX_LINKS, Scheduler};
 use teiji_model::text::printable;
 
 /// Adds the settings and guarantees that the channels require, and the problems.
-pub(super) fn collect(policy: &Policy, target: PlanTarget<'_>, draft: &mut Draft) {
+pub(super) fn collect(policy: &Policy, host: HostAndHeld<'_>, draft: &mut Draft) {
     if let Some(first) = policy.channels.get(MAX_CHANNELS) {
         let count = policy.channels.len();
         let message = format!(
@@ -39,7 +39,7 @@ pub(super) fn collect(policy: &Policy, target: PlanTarget<'_>, draft: &mut Draft
         }
     }
     let Some((_, _, first)) = groups.first() else { return };
-    let scheduler = match scheduler(&target.observed.deadline_support, draft) {
+    let scheduler = match scheduler(&host.observed.deadline_support, draft) {
         Ok(scheduler) => scheduler,
         // Reported only once: without it nothing else of the channels can be judged.
         Err(why) => return draft.problem(&first[0].name.location, why),
@@ -51,12 +51,12 @@ pub(super) fn collect(policy: &Policy, target: PlanTarget<'_>, draft: &mut Draft
     }
     for (name, location, channels) in groups {
         let name = Located { value: name.to_owned(), location: location.clone() };
-        let found = names::link(&name, target.observed).and_then(usable);
+        let found = names::link(&name, host.observed).and_then(usable);
         match found {
             Ok(device) => {
                 let section = policy.links.iter().find(|l| l.name.value == device.name);
                 let group = Group { device, section, channels: &channels, location, scheduler };
-                link::collect(&group, target, draft);
+                link::collect(&group, host, draft);
             }
             Err(message) => draft.problem(location, message),
         }

@@ -30,7 +30,7 @@ pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
 /// A setting that cannot be read could not be restored, so it is not changed.
 fn readable(observed: &Observed, draft: &mut Draft) {
     let mut missing: Vec<(SourceLocation, String, Vec<String>)> = Vec::new();
-    for want in draft.wants.iter().filter(|w| !observed.settings.contains_key(&w.setting)) {
+    for want in draft.wants.iter().filter(|w| !observed.settings.has_value(&w.setting)) {
         let why = reason(&want.setting, observed);
         let name = format!("{} ({})", want.setting, want.whose);
         match missing.iter_mut().find(|(location, w, _)| *location == want.location && *w == why) {

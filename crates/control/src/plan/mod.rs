@@ -43,7 +43,7 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
     let mut draft = Draft::default();
     let (without_impostors, impostors) = names::without_impostors(policy, observed);
     let observed = &without_impostors;
-    wanted::collect(policy, PlanTarget { observed, held, impostors: &impostors }, &mut draft);
+    wanted::collect(policy, HostAndHeld { observed, held, impostors: &impostors }, &mut draft);
     checks::check(observed, held, &mut draft);
     if !draft.problems.is_empty() {
         // The problems are found kind by kind, but people read from the top.
@@ -64,7 +64,7 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
 
 /// A host and what teiji holds on it.
 #[derive(Clone, Copy)]
-struct PlanTarget<'a> {
+struct HostAndHeld<'a> {
     observed: &'a Observed,
     held: &'a Held,
     /// VMs that may not be what their names say; they are not in `observed`.

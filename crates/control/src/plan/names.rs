@@ -3,7 +3,7 @@
 //! A process may choose any name. If nothing confirms its name, `[vm.NAME]` does not mean that process, and its threads
 //! do not count in what is planned for others. `[vm."pid:N"]` means it nevertheless.
 
-use super::{Draft, PlanTarget};
+use super::{Draft, HostAndHeld};
 use teiji_model::host::VM_USERS;
 use teiji_model::observed::{Observed, ObservedLink, ObservedVm};
 use teiji_model::policy::{Located, Policy, VmPolicy};
@@ -42,8 +42,8 @@ pub(super) fn without_impostors(policy: &Policy, observed: &Observed) -> (Observ
 }
 
 /// The other processes with this name, for people.
-fn others(name: &str, target: PlanTarget<'_>) -> Vec<String> {
-    let called_so = target.impostors.iter().filter(|o| o.vm.name == name);
+fn others(name: &str, host: HostAndHeld<'_>) -> Vec<String> {
+    let called_so = host.impostors.iter().filter(|o| o.vm.name == name);
     called_so
         .map(|o| {
             // Processes listed here are in doubt, whichever users are trusted.
@@ -57,14 +57,14 @@ fn others(name: &str, target: PlanTarget<'_>) -> Vec<String> {
 /// that another section means, too, is a problem.
 pub(super) fn vms<'a>(
     sections: &'a [VmPolicy],
-    target: PlanTarget<'a>,
+    host: HostAndHeld<'a>,
     draft: &mut Draft,
 ) -> Vec<(&'a VmPolicy, &'a ObservedVm)> {
     let mut found: Vec<(&VmPolicy, &ObservedVm)> = Vec::new();
     for section in sections {
-        let vm = match vm(&section.name.value, target) {
+        let vm = match vm(&section.name.value, host) {
             Ok(vm) => {
-                let others = others(&section.name.value, target);
+                let others = others(&section.name.value, host);
                 if !others.is_empty() {
                     let processes =
                         if others.len() == 1 { "another process calls" } else { "other processes call" };
@@ -101,8 +101,8 @@ pub(super) fn vms<'a>(
 
 /// The VM that a section means. `pid:N` is always a process id: otherwise a VM with such a name could be mistaken for
 /// another.
-fn vm<'a>(name: &str, target: PlanTarget<'a>) -> Result<&'a ObservedVm, String> {
-    let observed = target.observed;
+fn vm<'a>(name: &str, host: HostAndHeld<'a>) -> Result<&'a ObservedVm, String> {
+    let observed = host.observed;
     let by_pid = name.strip_prefix("pid:");
     let found: Vec<&ObservedVm> = observed
         .vms
@@ -114,11 +114,11 @@ fn vm<'a>(name: &str, target: PlanTarget<'a>) -> Result<&'a ObservedVm, String> 
         .collect();
     match found[..] {
         [one] => Ok(one),
-        [] if by_pid.is_none() && !others(name, target).is_empty() => Err(format!(
+        [] if by_pid.is_none() && !others(name, host).is_empty() => Err(format!(
             "a process calls itself `{}`, but nothing confirms that name: {}; if that is the VM you mean, add its \
              user to `vm_users` of [host], or name it by its process id, as in [vm.\"pid:1234\"]",
             shown(name),
-            others(name, target).join("; ")
+            others(name, host).join("; ")
         )),
         [] => {
             let names = observed.vms.iter().map(|o| o.vm.name.as_str());

@@ -1,7 +1,7 @@
 //! The settings that each section of a policy asks for.
 
 use super::names::{self, shown};
-use super::{Draft, PlanTarget, WantedSetting, channels};
+use super::{Draft, HostAndHeld, WantedSetting, channels};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::observed::{Observed, ObservedVm};
@@ -17,7 +17,7 @@ const PERIOD_US: u64 = 100_000;
 const LEAST_QUOTA: u32 = 10;
 
 /// Adds every setting that the policy asks for, and the problems.
-pub(super) fn collect(policy: &Policy, at: PlanTarget<'_>, draft: &mut Draft) {
+pub(super) fn collect(policy: &Policy, at: HostAndHeld<'_>, draft: &mut Draft) {
     let observed = at.observed;
     let vms = names::vms(&policy.vms, at, draft);
     for (section, vm) in &vms {

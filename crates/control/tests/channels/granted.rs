@@ -74,7 +74,7 @@ fn segments_are_as_large_as_the_deadlines_let_them_be() {
     let plan = ok(&channels(vec![channel("a", 20, 1, MS / 2, MBIT)]), &small);
     assert_eq!((segment(&plan), plan.links[0].largest), (None, 3018));
     // If the value cannot be read, the kernel's default is assumed, with a warning.
-    small.settings.note(setting.clone(), Err(ResourceError::NotPermitted("it needs CAP_X".into())));
+    small.settings.record(setting.clone(), Err(ResourceError::NotPermitted("it needs CAP_X".into())));
     let plan = ok(&channels(vec![sip()]), &small);
     assert_eq!((segment(&plan), plan.links[0].largest), (None, 65_554));
     let [warning] = &plan.warnings[..] else { panic!("{plan:#?}") };

@@ -63,7 +63,7 @@ fn links_that_cannot_have_deadlines() {
     assert!(plan(&Policy { channels: Vec::new(), ..policy.clone() }, &observed, &Held::default()).is_ok());
     let mut observed = one();
     let why = ResourceError::Unsupported("it is htb, which may hold classes".into());
-    observed.settings.note(Resource::RootQdisc(Device { name: "eth0".into(), index: 2 }), Err(why));
+    observed.settings.record(Resource::RootQdisc(Device { name: "eth0".into(), index: 2 }), Err(why));
     refused(
         &policy,
         &observed,

@@ -5,7 +5,7 @@ use super::common::{any_host, vm as observed_vm};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
-use teiji_analysis::finding::Seen;
+use teiji_analysis::finding::RuleInput;
 use teiji_analysis::verdict::rank;
 use teiji_model::host::{Vcpu, Vm, Worker};
 use teiji_model::observed::Observed;
@@ -46,7 +46,7 @@ pub fn report(vms: Vec<VmReport>) -> Report {
 /// Computes the findings again, after the figures of the VMs have changed.
 pub fn find(report: &mut Report) {
     for vm in &mut report.vms {
-        let seen = Seen {
+        let input = RuleInput {
             requests: &vm.requests,
             total: vm.total.as_ref(),
             stages: &vm.stages,
@@ -54,7 +54,7 @@ pub fn find(report: &mut Report) {
             waits: &[],
             name: &|_| String::new(),
         };
-        vm.findings = rank(&seen).1;
+        vm.findings = rank(&input).1;
     }
 }
 

@@ -4,7 +4,7 @@
 use super::{Access, Facts, errors, file};
 use crate::root::Root;
 use nix::errno::Errno;
-use teiji_model::host::Capability;
+use teiji_model::host::Requirement;
 use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
 const POLICIES: &str = "sys/devices/system/cpu/cpufreq";
@@ -46,10 +46,10 @@ impl Access for Governor {
         })
     }
 
-    fn capability(&self, root: &Root) -> Option<Capability> {
+    fn requirement(&self, root: &Root) -> Option<Requirement> {
         let first = policies(root).first().copied();
         let missing = |text: &str| if first.is_none() { text.to_owned() } else { String::new() };
-        Some(Capability {
+        Some(Requirement {
             name: "CPU frequency governors".into(),
             present: first.is_some(),
             essential: false,

@@ -31,7 +31,7 @@ impl Access for Group {
         for vm in facts.vms {
             let hierarchy = facts.hierarchy.map_err(errors::unsupported);
             let read = hierarchy.and_then(|h| read(facts.root, h, vm.process));
-            found.note(Resource::Group(vm.process), read.map(Value::Group));
+            found.record(Resource::Group(vm.process), read.map(Value::Group));
         }
     }
 

@@ -19,7 +19,7 @@ impl Access for GroupQuota {
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
         for group in cpu_controller::groups(facts.vms) {
             let read = read(facts.root, facts.hierarchy, &group);
-            found.note(Resource::GroupQuota(group), read);
+            found.record(Resource::GroupQuota(group), read);
         }
     }
 

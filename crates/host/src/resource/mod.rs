@@ -54,7 +54,7 @@ pub(crate) use device::Devices;
 use crate::cgroup::Hierarchy;
 use crate::root::Root;
 use teiji_model::cpus::CpuSet;
-use teiji_model::host::Capability;
+use teiji_model::host::Requirement;
 use teiji_model::observed::{ObservedLink, ObservedVm};
 use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
@@ -86,7 +86,7 @@ pub(crate) trait Access: Sync {
     }
 
     /// What this host supports of the kind, for `teiji doctor`; `None` if there is nothing to report.
-    fn capability(&self, _root: &Root) -> Option<Capability> {
+    fn requirement(&self, _root: &Root) -> Option<Requirement> {
         None
     }
 }
@@ -131,7 +131,7 @@ impl Facts<'_> {
         for resource in resources {
             let read =
                 access.fixed(self.root, &resource).map_or_else(|| access.read(self.root, &resource), Err);
-            found.note(resource, read);
+            found.record(resource, read);
         }
     }
 }
@@ -144,8 +144,8 @@ pub(crate) fn observe(facts: &Facts<'_>) -> Resources {
 }
 
 /// What this host supports of its resources.
-pub(crate) fn capabilities(root: &Root) -> Vec<Capability> {
-    ACCESS.iter().filter_map(|kind| kind.capability(root)).collect()
+pub(crate) fn requirements(root: &Root) -> Vec<Requirement> {
+    ACCESS.iter().filter_map(|kind| kind.requirement(root)).collect()
 }
 
 fn access(kind: ResourceKind) -> Result<&'static dyn Access, ResourceError> {

@@ -9,7 +9,7 @@ use crate::root::Root;
 use nix::errno::Errno;
 use std::fmt::Write;
 use teiji_model::cpus::{CpuSet, MAX_CPUS};
-use teiji_model::host::Capability;
+use teiji_model::host::Requirement;
 use teiji_model::qdisc::Device;
 use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Value};
 
@@ -25,7 +25,7 @@ impl Access for ReceiveCpus {
             let queues = facts.root.names(&format!("sys/class/net/{}/queues", device.name));
             for queue in queues.iter().filter_map(|name| name.strip_prefix("rx-")?.parse().ok()) {
                 let read = present(facts.root, &device, queue);
-                found.note(Resource::ReceiveCpus(device.clone(), queue), read);
+                found.record(Resource::ReceiveCpus(device.clone(), queue), read);
             }
         }
     }
@@ -51,10 +51,10 @@ impl Access for ReceiveCpus {
         })
     }
 
-    fn capability(&self, root: &Root) -> Option<Capability> {
+    fn requirement(&self, root: &Root) -> Option<Requirement> {
         let present = root.exists("sys/class/net/lo/queues/rx-0/rps_cpus");
         let missing = |text: &str| if present { String::new() } else { text.to_owned() };
-        Some(Capability {
+        Some(Requirement {
             name: "receive packet steering".into(),
             present,
             essential: false,

@@ -28,7 +28,7 @@ impl Access for RootQdisc {
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
         for device in facts.links.iter().map(|link| link.device()) {
             let read = facts.devices.qdiscs(&device).and_then(present);
-            found.note(Resource::RootQdisc(device), read);
+            found.record(Resource::RootQdisc(device), read);
         }
     }
 

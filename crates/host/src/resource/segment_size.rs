@@ -19,7 +19,7 @@ impl Access for SegmentSize {
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
         for device in facts.links.iter().map(|link| link.device()) {
             let read = facts.devices.sizes(&device).and_then(present);
-            found.note(Resource::SegmentSize(device), read);
+            found.record(Resource::SegmentSize(device), read);
         }
     }
 

@@ -18,7 +18,7 @@ impl Access for ThreadCpus {
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
         for task in thread::of_vms(facts.vms) {
-            found.note(Resource::ThreadCpus(task), present(facts.root, task).map(Value::Cpus));
+            found.record(Resource::ThreadCpus(task), present(facts.root, task).map(Value::Cpus));
         }
     }
 

@@ -26,7 +26,7 @@ impl Access for ThreadScheduling {
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
         for task in thread::of_vms(facts.vms) {
             let read = present(facts.root, task).map(Value::Scheduling);
-            found.note(Resource::ThreadScheduling(task), read);
+            found.record(Resource::ThreadScheduling(task), read);
         }
     }
 

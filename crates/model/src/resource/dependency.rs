@@ -76,25 +76,25 @@ pub static DEPENDENCIES: [Dependency; 7] = [
     },
     Dependency {
         why: "the guarantees of a link's queue depend on the size of segments: it is lowered before the queue is set",
-        first: |c| segments(c, |from, to| to < from),
-        then: queue,
+        first: |c| segment_size(c, |from, to| to < from),
+        then: root_qdisc,
         disturbs: false,
     },
     Dependency {
         why: "the guarantees of a link's queue depend on the size of segments: it is raised after the queue is removed",
-        first: queue,
-        then: |c| segments(c, |from, to| to > from),
+        first: root_qdisc,
+        then: |c| segment_size(c, |from, to| to > from),
         disturbs: false,
     },
     Dependency {
         why: "a group of teiji's own is made when a VM enters it, and has weight and quota from then on",
         first: entered_group,
-        then: share,
+        then: weight_or_quota,
         disturbs: false,
     },
     Dependency {
         why: "a group of teiji's own is removed when the VM leaves it, and weight and quota with it",
-        first: share,
+        first: weight_or_quota,
         then: left_group,
         disturbs: false,
     },
@@ -151,14 +151,14 @@ fn affinity<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
     }
 }
 
-fn queue<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
+fn root_qdisc<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
     match change.resource {
         Resource::RootQdisc(device) => Some(Tie::Device(device.index)),
         _ => None,
     }
 }
 
-fn segments<'a>(change: &Change<'a>, is: fn(u32, u32) -> bool) -> Option<Tie<'a>> {
+fn segment_size<'a>(change: &Change<'a>, is: fn(u32, u32) -> bool) -> Option<Tie<'a>> {
     match (change.resource, change.from, change.to) {
         (Resource::SegmentSize(device), Value::Bytes(from), Value::Bytes(to)) if is(*from, *to) => {
             Some(Tie::Device(device.index))
@@ -167,7 +167,7 @@ fn segments<'a>(change: &Change<'a>, is: fn(u32, u32) -> bool) -> Option<Tie<'a>
     }
 }
 
-fn share<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
+fn weight_or_quota<'a>(change: &Change<'a>) -> Option<Tie<'a>> {
     match change.resource {
         Resource::GroupWeight(group) | Resource::GroupQuota(group) => Some(Tie::Group(group)),
         _ => None,

@@ -32,12 +32,12 @@ impl Resources {
     }
 
     /// Whether a resource has a value.
-    pub fn contains_key(&self, resource: &Resource) -> bool {
+    pub fn has_value(&self, resource: &Resource) -> bool {
         self.get(resource).is_some()
     }
 
     /// Records the result of reading a resource. A resource that is gone is left out.
-    pub fn note(&mut self, resource: Resource, read: Result<Value, ResourceError>) {
+    pub fn record(&mut self, resource: Resource, read: Result<Value, ResourceError>) {
         match read {
             Err(ResourceError::Gone(_)) => drop(self.0.remove(&resource)),
             read => drop(self.0.insert(resource, read)),
@@ -113,7 +113,7 @@ impl From<Lists> for Resources {
     fn from(lists: Lists) -> Self {
         let mut all: Resources = lists.settings.into_iter().collect();
         for (resource, why) in lists.unreadable {
-            all.note(resource, Err(why));
+            all.record(resource, Err(why));
         }
         all
     }
@@ -140,9 +140,9 @@ mod tests {
     fn an_error_is_told_from_absence_and_survives_a_file() {
         let mut all = Resources::default();
         let why = ResourceError::Unsupported("kvm is not loaded".into());
-        all.note(Resource::HaltPoll, Err(why.clone()));
-        all.note(Resource::IrqCpus(3), Err(ResourceError::Gone("interrupt 3".into())));
-        all.note(Resource::IrqCpus(4), Ok(Value::Bytes(1)));
+        all.record(Resource::HaltPoll, Err(why.clone()));
+        all.record(Resource::IrqCpus(3), Err(ResourceError::Gone("interrupt 3".into())));
+        all.record(Resource::IrqCpus(4), Ok(Value::Bytes(1)));
         assert_eq!((all.get(&Resource::HaltPoll), all.error(&Resource::HaltPoll)), (None, Some(&why)));
         assert_eq!((all.get(&Resource::IrqCpus(3)), all.error(&Resource::IrqCpus(3))), (None, None));
         let json = serde_json::to_string(&all).unwrap();

@@ -1,10 +1,10 @@
-//! The capabilities of a host: what is missing, and what does not work without it.
+//! The requirements of a host: what is missing, and what does not work without it.
 
 use crate::terminal::{Style, Tone, columns, pad, printable, wrap};
-use teiji_model::host::Capability;
+use teiji_model::host::Requirement;
 
-/// The capabilities as text of at most 100 columns.
-pub fn table(all: &[Capability], style: &Style) -> String {
+/// The requirements as text of at most 100 columns.
+pub fn table(all: &[Requirement], style: &Style) -> String {
     let name_width = all.iter().map(|c| columns(&printable(&c.name))).max().unwrap_or(0).min(30);
     let left = 9 + name_width + 2;
     let mut out = String::new();

@@ -2,7 +2,7 @@
 #![allow(dead_code)]
 
 use teiji_model::event::Role;
-use teiji_model::finding::{Cause, Change, Remedy};
+use teiji_model::finding::{Cause, PolicyChange, Remedy};
 use teiji_model::flow::{Matching, Watch};
 use teiji_model::host::{DataPlane, Nic, Vcpu, Vm, Worker};
 use teiji_model::report::*;
@@ -239,7 +239,7 @@ pub fn contended() -> Report {
                     (Stage::TapQueue, ThreadState::Ready),
                     [0.92, 0.53, 0.92],
                     Remedy::change(
-                        Change::Realtime { threads: Actor::Worker },
+                        PolicyChange::Realtime { threads: Actor::Worker },
                         "vCPU threads and vhost workers before all ordinary threads (SCHED_FIFO). Costs: those on the \
                          same CPUs wait while they run",
                         "",

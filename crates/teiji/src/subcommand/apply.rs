@@ -23,7 +23,7 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
     }
     let wait = args.wait.unwrap_or_default();
     let prepared = service
-        .prepare(&args.policy.files, wait, &mut |notes| print_messages(notes))
+        .prepare(&args.policy.files, wait, &mut |messages| print_messages(messages))
         .map_err(plan::explain)?;
     let (plan, style) = (prepared.plan(), style::stdout());
     if plan.steps.is_empty() {
@@ -54,7 +54,7 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
     );
     waiting.clear();
     let applied = applied?;
-    print_messages(&applied.notes);
+    print_messages(&applied.messages);
     print_line(&format!(
         "done: {} changed; `teiji rollback` restores them",
         units::count(applied.changed as u64, "setting")

@@ -6,8 +6,8 @@ use teiji_agent::service::Service;
 
 /// Confirms an apply that waits for it.
 pub(super) fn run(service: &Service) -> Result<()> {
-    let notes = service.confirm()?;
-    print_messages(&notes);
+    let messages = service.confirm()?;
+    print_messages(&messages);
     print_line("confirmed: the changes stay");
     Ok(())
 }

@@ -8,13 +8,13 @@ use teiji_agent::service::Service;
 use teiji_render::json;
 use teiji_render::text::doctor::table;
 
-/// Prints the capabilities; the exit code is 0 if VMs with vhost-net NICs can be traced.
+/// Prints the requirements; the exit code is 0 if VMs with vhost-net NICs can be traced.
 pub(super) fn run(print: &Print, service: &Service) -> Result<ExitCode> {
     let found = service.doctor();
     if print.json {
-        output::json(&json::Doctor::new(&found.capabilities, found.works))?;
+        output::json(&json::Doctor::new(&found.requirements, found.works))?;
     } else {
-        output::stdout(&table(&found.capabilities, &style::stdout()))?;
+        output::stdout(&table(&found.requirements, &style::stdout()))?;
     }
     Ok(if found.works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,12 +1,12 @@
 //! Messages about changes on standard error.
 
 use std::io::Write;
-use teiji_agent::apply::Note;
+use teiji_agent::apply::Message;
 use teiji_render::terminal::printable;
 
 /// Prints what happened during an operation.
-pub(super) fn print_messages(notes: &[Note]) {
-    notes.iter().for_each(|note| print_line(&note.to_string()));
+pub(super) fn print_messages(messages: &[Message]) {
+    messages.iter().for_each(|message| print_line(&message.to_string()));
 }
 
 /// Prints a message.

@@ -21,7 +21,7 @@ pub(super) fn run(args: &Replay) -> Result<()> {
         let text = format!("{} labels for {} recordings", args.labels.len(), args.files.len());
         return Err(Usage(text).into());
     }
-    let out = output::Report::to(args.report.out.as_deref(), Rights::Kept)?;
+    let out = output::Destination::to(args.report.out.as_deref(), Rights::Kept)?;
     let mut kept = Kept::new(args.report.format());
     let mut reports = Vec::new();
     for (i, file) in args.files.iter().enumerate() {

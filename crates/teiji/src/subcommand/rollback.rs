@@ -3,7 +3,7 @@
 use super::messages::{print_line, print_messages};
 use crate::args::Rollback;
 use anyhow::{Result, bail};
-use teiji_agent::apply::{self, Note};
+use teiji_agent::apply::{self, Message};
 use teiji_agent::service::Service;
 use teiji_render::units;
 
@@ -11,20 +11,20 @@ use teiji_render::units;
 pub(super) fn run(args: &Rollback, service: &Service) -> Result<()> {
     let wait = args.wait.unwrap_or_default();
     if args.unfinished {
-        let notes = service.recover_from_kill(wait)?;
-        print_messages(&notes);
-        if notes.is_empty() {
+        let messages = service.recover_from_kill(wait)?;
+        print_messages(&messages);
+        if messages.is_empty() {
             print_line("nothing was left unfinished");
         }
         return Ok(());
     }
     let done = service.rollback(&apply::Rollback { force: args.force, wait })?;
-    print_messages(&done.notes);
+    print_messages(&done.messages);
     print_line(&match done.restored {
         0 => "nothing to restore".to_owned(),
         n => format!("restored: {}", units::count(n as u64, "setting")),
     });
-    if done.notes.iter().any(|n| matches!(n, Note::Foreign { .. })) {
+    if done.messages.iter().any(|n| matches!(n, Message::Foreign { .. })) {
         bail!(
             "settings that someone else has changed were left alone; `teiji rollback --force` restores them, too"
         );

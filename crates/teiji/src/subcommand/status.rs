@@ -14,7 +14,7 @@ use teiji_render::text::{links, status::table};
 /// The exit code is 1 if something has changed since teiji set it.
 pub(super) fn run(args: &Arguments, service: &Service) -> Result<ExitCode> {
     let found = service.status()?;
-    print_messages(&found.notes);
+    print_messages(&found.messages);
     if args.print.json {
         output::json(&json::Status::new(&found.status, &found.links))?;
     } else {

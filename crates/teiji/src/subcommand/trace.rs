@@ -35,7 +35,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         confine: true,
     };
     // Both are done before the trace gives up the privileges that they need.
-    let out = output::Report::to(args.report.out.as_deref(), Rights::GivenUp)?;
+    let out = output::Destination::to(args.report.out.as_deref(), Rights::GivenUp)?;
     let observed = args.report.suggest.then(|| service.observed()).transpose()?;
     let stop = signals::stop_flag()?;
     let mut kept = Kept::new(args.report.format());

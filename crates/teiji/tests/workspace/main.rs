@@ -144,7 +144,7 @@ const DECISIONS: &[&str] =
 const OF_THE_AGENT: &[&str] = &[
     "teiji_agent::service",
     "teiji_agent::output",
-    "teiji_agent::apply::Note",
+    "teiji_agent::apply::Message",
     "teiji_agent::apply::Options",
     "teiji_agent::apply::Progress",
     "teiji_agent::apply::Rollback",
@@ -273,7 +273,10 @@ fn violations_are_found() {
     assert_eq!(reaches("use teiji_agent::apply::{self, Engine};"), 1);
     assert_eq!(reaches("use teiji_agent::apply; fn a() { apply::Engine::open(); }"), 1);
     assert_eq!(reaches("fn a() { teiji_agent::trace::run(); }"), 1);
-    assert_eq!(reaches("use teiji_agent::apply::{self, Note}; fn a(r: apply::Rollback, n: Note) {}"), 0);
+    assert_eq!(
+        reaches("use teiji_agent::apply::{self, Message}; fn a(r: apply::Rollback, m: Message) {}"),
+        0
+    );
 }
 
 fn metadata() -> Value {

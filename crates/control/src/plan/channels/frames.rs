@@ -4,7 +4,7 @@
 //! `gso_max_size` limits those of the host's own stack; nothing on the host limits those of guests.
 
 use super::super::names::shown;
-use super::super::{Draft, ErrorReported, PlanTarget, steps};
+use super::super::{Draft, ErrorReported, HostAndHeld, steps};
 use teiji_model::observed::ObservedLink;
 use teiji_model::policy::{LinkPolicy, Located};
 use teiji_model::qdisc::frame::{self, HEADER, TAG, full};
@@ -41,15 +41,15 @@ impl Largest {
 pub(super) fn choices(
     device: &ObservedLink,
     section: Option<&LinkPolicy>,
-    target: PlanTarget<'_>,
+    host: HostAndHeld<'_>,
     draft: &mut Draft,
 ) -> Result<Vec<Largest>, ErrorReported> {
     let (name, mtu) = (shown(&device.name), device.mtu);
     let setting = Resource::SegmentSize(device.device());
     // The value without teiji, so that a choice does not depend on earlier ones.
-    let own = match steps::unwanted(&setting, target.observed, target.held) {
+    let own = match steps::unwanted(&setting, host.observed, host.held) {
         Some(Value::Bytes(bytes)) => Ok(*bytes),
-        _ => Err(format!("{setting} cannot be read ({})", super::super::reason(&setting, target.observed))),
+        _ => Err(format!("{setting} cannot be read ({})", super::super::reason(&setting, host.observed))),
     };
     if let Some(Located { value: most, location }) = section.and_then(|s| s.max_packet.as_ref()) {
         let frame = mtu.saturating_add(HEADER);

@@ -1,9 +1,9 @@
 //! One link with its channels: its rate, whether it can keep their deadlines, and the settings for that.
 
 use super::super::names::shown;
-use super::super::{Draft, ErrorReported, PlanTarget, WantedSetting, time};
+use super::super::{Draft, ErrorReported, HostAndHeld, WantedSetting, time};
 use super::{flows, frames};
-use crate::admission::{self, Admission, Denied, Reason, Refusal, hfsc};
+use crate::admission::{self, Admission, Denied, Misfit, Refusal, hfsc};
 use frames::Largest;
 use std::collections::BTreeMap;
 use teiji_model::observed::{LinkKind, ObservedLink};
@@ -35,13 +35,13 @@ pub(super) struct Group<'a> {
 }
 
 /// Adds the settings of the link and its guarantees, or the reason why there is no guarantee.
-pub(super) fn collect(group: &Group<'_>, target: PlanTarget<'_>, draft: &mut Draft) {
+pub(super) fn collect(group: &Group<'_>, host: HostAndHeld<'_>, draft: &mut Draft) {
     let name = shown(&group.device.name);
     let before = draft.problems.len();
     let channels = flows::channels(group.channels, group.device.mtu, &name, draft);
     let rate = rate(group, draft);
     realtime_max(group, &channels, draft);
-    let choices = frames::choices(group.device, group.section, target, draft);
+    let choices = frames::choices(group.device, group.section, host, draft);
     let (Ok(rate), Ok(choices)) = (rate, choices) else { return };
     if draft.problems.len() > before {
         return;
@@ -51,7 +51,7 @@ pub(super) fn collect(group: &Group<'_>, target: PlanTarget<'_>, draft: &mut Dra
     match choose(group, &channels, rate, &choices) {
         Ok((largest, admitted)) => {
             let queue = queue(group, &channels, rate, admitted.slack, largest);
-            settings(group, queue, largest, choices.len() > 1, target, draft);
+            settings(group, queue, largest, choices.len() > 1, host, draft);
             draft.links.push(guarantee(group, &channels, rate, &admitted, largest));
         }
         Err((largest, denied)) => refused(group, largest, denied, draft),
@@ -212,7 +212,7 @@ fn channel_spec(
     }
 }
 
-/// Reports why the channels do not fit, at the place in the policy that the reason is about.
+/// Reports why the channels do not fit, at the place in the policy that the misfit is about.
 fn refused(group: &Group<'_>, largest: Option<&Largest>, denied: Denied, draft: &mut Draft) {
     let name = shown(&group.device.name);
     let why = largest.map(|l| l.why.as_str()).filter(|why| !why.is_empty());
@@ -220,8 +220,8 @@ fn refused(group: &Group<'_>, largest: Option<&Largest>, denied: Denied, draft: 
         Denied::Malformed(message) => draft.problem(group.location, format!("{name}: {message}")),
         Denied::Refused(refusal) => {
             let location = refusal_place(group, &refusal);
-            let why = match (why, refusal.reason) {
-                (Some(why), Reason::Deadline | Reason::Curves | Reason::Slack { .. }) => format!(" ({why})"),
+            let why = match (why, refusal.misfit) {
+                (Some(why), Misfit::Deadline | Misfit::Curves | Misfit::Slack { .. }) => format!(" ({why})"),
                 _ => String::new(),
             };
             draft.problem(location, format!("{name}: {refusal}{why}"));
@@ -233,11 +233,11 @@ fn refusal_place<'a>(group: &Group<'a>, refusal: &Refusal) -> &'a SourceLocation
     let named = |name: &String| group.channels.iter().find(|c| c.name.value == *name);
     // The channel whose deadline is the reported instant.
     let tightest = refusal.offending.last().and_then(named);
-    match refusal.reason {
-        Reason::Slack { .. } => group.section.and_then(|s| s.slack.as_ref()).map(|slack| &slack.location),
-        Reason::Rate => group.section.and_then(|s| s.rate.as_ref()).map(|rate| &rate.location),
+    match refusal.misfit {
+        Misfit::Slack { .. } => group.section.and_then(|s| s.slack.as_ref()).map(|slack| &slack.location),
+        Misfit::Rate => group.section.and_then(|s| s.rate.as_ref()).map(|rate| &rate.location),
         // Or the channel that reserves most.
-        Reason::Deadline | Reason::Curves => tightest.map(|c| &c.deadline.location),
+        Misfit::Deadline | Misfit::Curves => tightest.map(|c| &c.deadline.location),
     }
     .unwrap_or(group.location)
 }
@@ -269,7 +269,7 @@ fn settings(
     queue: DeadlineQdisc,
     largest: &Largest,
     chosen: bool,
-    target: PlanTarget<'_>,
+    host: HostAndHeld<'_>,
     draft: &mut Draft,
 ) {
     let device = group.device.device();
@@ -297,7 +297,7 @@ fn settings(
         want(Resource::SegmentSize(device.clone()), Value::Bytes(segment), cost);
     }
     let setting = Resource::RootQdisc(device.clone());
-    let cost = cost(target.observed.settings.get(&setting), &queue);
+    let cost = cost(host.observed.settings.get(&setting), &queue);
     want(setting, Value::RootQdisc(RootQdisc::Deadline(Box::new(queue))), cost);
 }
 

@@ -14,15 +14,15 @@ use std::time::Duration;
 const PAGE: usize = 4096;
 
 /// A mapped number of a one-element array map.
-struct Shared(*mut libc::c_void);
+struct SharedNumber(*mut libc::c_void);
 
 // SAFETY: the mapping belongs to the process, not to a thread, and is accessed by atomic operations only.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedNumber {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedNumber {}
 
-impl Shared {
-    fn open(pins: &Pins, name: &str) -> Result<Shared, Error> {
+impl SharedNumber {
+    fn open(pins: &Pins, name: &str) -> Result<SharedNumber, Error> {
         let path = pins.current(name);
         let map = MapHandle::from_pinned_path(&path)
             .map_err(|e| Error::kernel(format!("open {}", path.display()), e))?;
@@ -40,7 +40,7 @@ impl Shared {
         if at == libc::MAP_FAILED {
             return Err(pins.failed("map a file of", &std::io::Error::last_os_error()));
         }
-        Ok(Shared(at))
+        Ok(SharedNumber(at))
     }
 
     fn number(&self) -> &AtomicU64 {
@@ -50,47 +50,50 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for SharedNumber {
     fn drop(&mut self) {
         // SAFETY: nothing refers to the mapping but `self`.
         unsafe { libc::munmap(self.0, PAGE) };
     }
 }
 
-/// The heartbeat of the qdisc that is pinned in a folder, of any version.
-pub struct Heartbeat {
-    last: Shared,
-    users: Shared,
+/// The numbers of the qdisc that is pinned in a folder, of any version.
+pub struct SharedNumbers {
+    heartbeat: SharedNumber,
+    link_count: SharedNumber,
 }
 
-impl Heartbeat {
-    pub(super) fn open(pins: &Pins) -> Result<Heartbeat, Error> {
-        Ok(Heartbeat { last: Shared::open(pins, maps::HEARTBEAT_PIN)?, users: Shared::open(pins, "users")? })
+impl SharedNumbers {
+    pub(super) fn open(pins: &Pins) -> Result<SharedNumbers, Error> {
+        Ok(SharedNumbers {
+            heartbeat: SharedNumber::open(pins, maps::HEARTBEAT_PIN)?,
+            link_count: SharedNumber::open(pins, "users")?,
+        })
     }
 
-    /// That of the qdisc pinned in `folder`; `None` if there is none.
+    /// Those of the qdisc pinned in `folder`; `None` if there is none.
     ///
     /// # Errors
     /// [`Error::NotPermitted`], or [`Error::Kernel`].
-    pub fn of(folder: &Path) -> Result<Option<Heartbeat>, Error> {
+    pub fn of(folder: &Path) -> Result<Option<SharedNumbers>, Error> {
         let pins = Pins::new(folder);
-        pins.are_there()?.then(|| Heartbeat::open(&pins)).transpose()
+        pins.are_there()?.then(|| SharedNumbers::open(&pins)).transpose()
     }
 
     /// Sends the heartbeat. To be called at least every [`super::HEARTBEAT_INTERVAL_MAX`]. Needs no system call and no privilege.
     pub fn send_heartbeat(&self) {
-        self.last.number().store(now(), Ordering::Relaxed);
+        self.heartbeat.number().store(now(), Ordering::Relaxed);
     }
 
     /// How long ago the last heartbeat was; `None` if there was none.
     pub fn heartbeat_age(&self) -> Option<Duration> {
-        let at = self.last.number().load(Ordering::Relaxed);
+        let at = self.heartbeat.number().load(Ordering::Relaxed);
         (at > 0).then(|| Duration::from_nanos(now().saturating_sub(at)))
     }
 
     /// How many links have the qdisc, of all network namespaces.
-    pub fn users(&self) -> u64 {
-        self.users.number().load(Ordering::Relaxed)
+    pub fn link_count(&self) -> u64 {
+        self.link_count.number().load(Ordering::Relaxed)
     }
 }
 

@@ -6,41 +6,33 @@
 //! channels.
 
 use super::demand::{BYTE, Item, Load, at_once, div_ceil};
-use super::types::{ChannelSpec, FASTEST, LONGEST, LinkSpec, Reason, Remedy};
+use super::types::{ChannelSpec, FASTEST, Fix, LONGEST, LinkSpec, Misfit};
 
 /// How many channels are tried.
 const TRIED: usize = 16;
 
 /// Single changes that make the set fit; the smallest relative change first.
-pub(super) fn remedies(
-    load: &Load,
-    link: &LinkSpec,
-    channels: &[ChannelSpec],
-    reason: &Reason,
-) -> Vec<Remedy> {
-    if let Reason::Slack { least } = reason {
-        return vec![Remedy::Slack { to: *least }];
+pub(super) fn fixes(load: &Load, link: &LinkSpec, channels: &[ChannelSpec], misfit: &Misfit) -> Vec<Fix> {
+    if let Misfit::Slack { least } = misfit {
+        return vec![Fix::Slack { to: *least }];
     }
-    // (change in millionths of the value, remedy); the change is used only for the order.
-    let mut found: Vec<(i128, Remedy)> = Vec::new();
-    let mut best: [Option<(i128, Remedy)>; 3] = [const { None }; 3];
-    for item in candidates(load, reason) {
+    // (change in millionths of the value, fix); the change is used only for the order.
+    let mut found: Vec<(i128, Fix)> = Vec::new();
+    let mut best: [Option<(i128, Fix)>; 3] = [const { None }; 3];
+    for item in candidates(load, misfit) {
         let name = &channels[item.index].name;
         let options = [
             deadline(load, item).map(|to| {
                 let to_ns = u64::try_from(to).unwrap_or(LONGEST);
-                (
-                    part(to - item.deadline, item.deadline),
-                    Remedy::Deadline { channel: name.clone(), to: to_ns },
-                )
+                (part(to - item.deadline, item.deadline), Fix::Deadline { channel: name.clone(), to: to_ns })
             }),
             burst(load, link, item, &channels[item.index]).map(|to| {
                 let change = part(item.burst - to * BYTE, item.burst);
-                (change, Remedy::Burst { channel: name.clone(), to: u64::try_from(to).unwrap_or(0) })
+                (change, Fix::Burst { channel: name.clone(), to: u64::try_from(to).unwrap_or(0) })
             }),
             rate(load, item).map(|to| {
                 let change = part(item.rate - to, item.rate);
-                (change, Remedy::Rate { channel: name.clone(), to: u64::try_from(to).unwrap_or(0) })
+                (change, Fix::Rate { channel: name.clone(), to: u64::try_from(to).unwrap_or(0) })
             }),
         ];
         for (best, option) in best.iter_mut().zip(options) {
@@ -54,10 +46,10 @@ pub(super) fn remedies(
     found.extend(best.into_iter().flatten());
     if let Some(to) = link_rate(load) {
         let to_u64 = u64::try_from(to).unwrap_or(FASTEST);
-        found.push((part(to - load.rate, load.rate), Remedy::LinkRate { to: to_u64 }));
+        found.push((part(to - load.rate, load.rate), Fix::LinkRate { to: to_u64 }));
     }
     found.sort_by_key(|(change, _)| *change);
-    found.into_iter().map(|(_, remedy)| remedy).collect()
+    found.into_iter().map(|(_, fix)| fix).collect()
 }
 
 /// A change in millionths of the value; used only for the order.
@@ -66,9 +58,9 @@ pub(super) fn part(change: i128, of: i128) -> i128 {
 }
 
 /// The channels with the greatest part in the excess, greatest first.
-fn candidates<'a>(load: &'a Load, reason: &Reason) -> Vec<&'a Item> {
-    let at = match reason {
-        Reason::Rate => LONGEST.into(),
+fn candidates<'a>(load: &'a Load, misfit: &Misfit) -> Vec<&'a Item> {
+    let at = match misfit {
+        Misfit::Rate => LONGEST.into(),
         // A sufficient change has to be sufficient where the excess is largest.
         _ => load.tightest().map_or(0, |(t, _)| t),
     };

@@ -1,9 +1,11 @@
-//! What this host supports: the capabilities that `teiji-host` finds, and the kernel's hooks, in one list.
+//! What teiji needs of this host, and whether it is present: what `teiji-host` looks for, and the kernel's hooks, in one
+//! list.
 use teiji_bpf::hooks::KernelTypes;
 use teiji_bpf::path_trace;
-use teiji_model::host::Capability;
+use teiji_model::host::Requirement;
 
-/// What each hook is for: target, what does not work without it, whether nothing works without it.
+/// What each hook is for: target, what does not work without it, whether requests cannot be followed on their whole
+/// path without it.
 const HOOKS: &[(&str, &str, bool)] = &[
     ("netif_receive_skb", "packets cannot be seen when the host receives them", true),
     ("net_dev_start_xmit", "packets cannot be seen when they are put on a tap or handed to a NIC", true),
@@ -32,12 +34,12 @@ const HOOKS: &[(&str, &str, bool)] = &[
 ];
 
 /// Everything that teiji needs, and whether it is present; in the order in which an operator should fix it.
-pub fn capabilities() -> Vec<Capability> {
-    let mut all = teiji_host::capabilities();
+pub fn requirements() -> Vec<Requirement> {
+    let mut all = teiji_host::requirements();
     let hooks = match path_trace::hooks() {
         Ok(hooks) => hooks,
         Err(error) => {
-            all.push(Capability {
+            all.push(Requirement {
                 name: "kernel hooks".into(),
                 present: false,
                 essential: true,
@@ -52,7 +54,7 @@ pub fn capabilities() -> Vec<Capability> {
     for &(target, without, essential) in HOOKS {
         let Some(hook) = hooks.iter().find(|h| h.target == target) else { continue };
         all.push(match &hook.found {
-            Some(place) => Capability {
+            Some(place) => Requirement {
                 name: target.into(),
                 present: true,
                 essential,
@@ -60,7 +62,7 @@ pub fn capabilities() -> Vec<Capability> {
                 consequence: String::new(),
                 remedy: String::new(),
             },
-            None => Capability {
+            None => Requirement {
                 name: target.into(),
                 present: false,
                 essential,
@@ -79,9 +81,9 @@ pub fn capabilities() -> Vec<Capability> {
 }
 
 /// Whether the kernel accepts the probes: even if their targets exist, the verifier may refuse the programs.
-fn packet_probes(refused: Option<teiji_bpf::Error>) -> Capability {
+fn packet_probes(refused: Option<teiji_bpf::Error>) -> Requirement {
     let missing = |text: &str| if refused.is_none() { String::new() } else { text.into() };
-    Capability {
+    Requirement {
         name: "packet probes".into(),
         present: refused.is_none(),
         essential: true,
@@ -94,9 +96,9 @@ fn packet_probes(refused: Option<teiji_bpf::Error>) -> Capability {
 }
 
 /// Whether the kernel supports qdiscs made of BPF programs, which deadlines on a link need. Tracing does not need them.
-fn bpf_qdiscs(present: bool) -> Capability {
+fn bpf_qdiscs(present: bool) -> Requirement {
     let missing = |text: &str| if present { String::new() } else { text.into() };
-    Capability {
+    Requirement {
         name: "BPF qdiscs".into(),
         present,
         essential: false,
@@ -132,7 +134,7 @@ mod tests {
         assert!(!absent.present && !absent.essential);
         assert!(absent.consequence.contains("deadlines") && absent.remedy.contains("6.16"));
         let here = KernelTypes::load().expect("this machine's kernel has BTF").has_struct_ops("Qdisc_ops");
-        assert!(capabilities().contains(&bpf_qdiscs(here)));
+        assert!(requirements().contains(&bpf_qdiscs(here)));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use crate::resource;
 use crate::root::Root;
 use rustix::thread::CapabilitySet;
-use teiji_model::host::Capability;
+use teiji_model::host::Requirement;
 
 /// Linux capabilities that tracing needs: which, its name, and what it is for.
 pub const NEEDED: [(CapabilitySet, &str, &str); 5] = [
@@ -35,7 +35,7 @@ impl Root {
     }
 
     /// What teiji needs of this host apart from the kernel's hooks.
-    pub fn capabilities(&self) -> Vec<Capability> {
+    pub fn requirements(&self) -> Vec<Requirement> {
         let mut all = vec![self.kernel(), self.privilege(), self.lockdown()];
         all.push(self.file(
             "btf",
@@ -81,7 +81,7 @@ impl Root {
             "vCPU threads are found by their names only (QEMU: -name guest=N,debug-threads=on)",
             "mount -t debugfs none /sys/kernel/debug",
         ));
-        all.extend(resource::capabilities(self));
+        all.extend(resource::requirements(self));
         all
     }
 
@@ -92,9 +92,9 @@ impl Root {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
-    fn kernel(&self) -> Capability {
+    fn kernel(&self) -> Requirement {
         let release = self.release();
-        Capability {
+        Requirement {
             name: "kernel".into(),
             present: self.kernel_version() >= OLDEST,
             essential: true,
@@ -105,7 +105,7 @@ impl Root {
         .normalised()
     }
 
-    fn privilege(&self) -> Capability {
+    fn privilege(&self) -> Requirement {
         let lacking = self.lacking();
         let reasons: Vec<String> = NEEDED
             .iter()
@@ -113,7 +113,7 @@ impl Root {
             .map(|(_, name, reason)| format!("{reason} ({name})"))
             .collect();
         let all: Vec<&str> = NEEDED.iter().map(|(_, name, _)| *name).collect();
-        Capability {
+        Requirement {
             name: "privilege".into(),
             present: lacking.is_empty(),
             essential: true,
@@ -124,10 +124,10 @@ impl Root {
         .normalised()
     }
 
-    fn lockdown(&self) -> Capability {
+    fn lockdown(&self) -> Requirement {
         let state = self.text("sys/kernel/security/lockdown").unwrap_or_default();
         let confidential = state.contains("[confidentiality]");
-        Capability {
+        Requirement {
             name: "lockdown".into(),
             present: !confidential,
             essential: true,
@@ -139,10 +139,10 @@ impl Root {
         .normalised()
     }
 
-    fn vhost_net(&self) -> Capability {
+    fn vhost_net(&self) -> Requirement {
         let loaded = self.exists("sys/kernel/btf/vhost_net") || self.exists("sys/module/vhost_net");
         let device = self.exists("dev/vhost-net");
-        Capability {
+        Requirement {
             name: "vhost_net".into(),
             present: loaded,
             essential: true,
@@ -159,9 +159,9 @@ impl Root {
         .normalised()
     }
 
-    fn file(&self, name: &str, path: &str, essential: bool, consequence: &str, remedy: &str) -> Capability {
+    fn file(&self, name: &str, path: &str, essential: bool, consequence: &str, remedy: &str) -> Requirement {
         let present = self.exists(path);
-        Capability {
+        Requirement {
             name: name.into(),
             present,
             essential,
@@ -172,7 +172,7 @@ impl Root {
         .normalised()
     }
 
-    fn either(&self, name: &str, paths: &[&str], consequence: &str, remedy: &str) -> Capability {
+    fn either(&self, name: &str, paths: &[&str], consequence: &str, remedy: &str) -> Requirement {
         let path = paths.iter().find(|p| self.exists(p)).unwrap_or(&paths[0]);
         self.file(name, path, false, consequence, remedy)
     }
@@ -183,7 +183,7 @@ pub(crate) trait Normalise {
     fn normalised(self) -> Self;
 }
 
-impl Normalise for Capability {
+impl Normalise for Requirement {
     fn normalised(mut self) -> Self {
         if self.present {
             self.consequence.clear();
