@@ -35,6 +35,9 @@ fn clang() -> Result<PathBuf> {
 const PROGRAMS: &[(&str, &[&str])] =
     &[("path_trace", &["path_trace", "check", "recurse"]), ("qdisc_edf", &["qdisc_edf"])];
 
+/// The arguments of clang for every program.
+const CLANG_ARGS: [&str; 4] = ["-D__TARGET_ARCH_x86", "-Wall", "-Werror", "-I/usr/include/x86_64-linux-gnu"];
+
 fn main() -> Result<()> {
     println!("cargo:rerun-if-env-changed=CLANG");
     let out: PathBuf = std::env::var_os("OUT_DIR").context("OUT_DIR is not set")?.into();
@@ -54,13 +57,7 @@ fn main() -> Result<()> {
                 .source(format!("{dir}/{program}.bpf.c"))
                 .obj(out.join(format!("{program}.bpf.o")))
                 .clang(&clang)
-                .clang_args([
-                    "-D__TARGET_ARCH_x86",
-                    "-Wall",
-                    "-Werror",
-                    "-I/usr/include/x86_64-linux-gnu",
-                    &headers,
-                ]);
+                .clang_args(CLANG_ARGS.iter().chain([&headers.as_str()]));
             let made = if program == folder {
                 builder.build_and_generate(out.join(format!("{program}.skel.rs")))
             } else {
@@ -74,14 +71,7 @@ fn main() -> Result<()> {
         .source("src/path_trace/path_trace.bpf.c")
         .obj(out.join("path_trace_plain.bpf.o"))
         .clang(&clang)
-        .clang_args([
-            "-DNO_PREEMPT_COUNT",
-            "-D__TARGET_ARCH_x86",
-            "-Wall",
-            "-Werror",
-            "-I/usr/include/x86_64-linux-gnu",
-            &headers,
-        ])
+        .clang_args(["-DNO_PREEMPT_COUNT"].iter().chain(&CLANG_ARGS).chain([&headers.as_str()]))
         .build()
         .context("compiling path_trace without the count of preemption")?;
     Ok(())

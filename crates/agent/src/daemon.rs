@@ -207,8 +207,7 @@ fn recover(state: &Path, pins: &Path) -> Result<Receiver<()>, Error> {
 fn recover_from_kill(state: &Path, pins: &Path) -> Result<(), apply::Error> {
     let engine = Engine::open(state, HostBackend::new(Root::default(), pins, state))?;
     let status = engine.status()?;
-    let waits = |t: &Unfinished| t.applied && t.confirm_left.is_some_and(|ms| ms > 0);
-    if status.busy || status.transaction.as_ref().is_some_and(waits) {
+    if status.busy || status.transaction.as_ref().is_some_and(Unfinished::can_be_confirmed) {
         return Ok(());
     }
     match engine.recover(Duration::ZERO) {

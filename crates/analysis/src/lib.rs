@@ -152,34 +152,57 @@ impl Analyzer {
             self.joiner.event(&event, joined);
         }
         self.joiner.finish(counters.ended, joined);
-        let names = self.names;
-        let name = |tid: u32| names.get(&tid).map(ThreadName::name).unwrap_or_default();
         let common = self.joiner.common;
-        let (meta, drop_sites, drop_names) = (&self.meta, common.drop_sites, self.drop_names);
-        let device = |index: u32| {
-            let nics = meta.vms.iter().flat_map(|v| &v.nics).map(|n| (n.ifindex, &n.tap));
-            let mut all = meta.devices.iter().map(|(i, name)| (*i, name)).chain(nics);
-            let found = all.find(|(i, _)| *i == index).map(|(_, name)| name.clone());
-            found.unwrap_or_else(|| if index == 0 { String::new() } else { format!("device {index}") })
+        let names = Names {
+            meta: &self.meta,
+            threads: self.names,
+            drop_sites: common.drop_sites,
+            drop_reasons: self.drop_names,
         };
-        let location = |number: u16| {
-            let (location, why, index) = drop_sites.get(number)?;
-            if number == join::OTHER_DROPS {
-                return Some(DropLocation {
-                    why: "more kinds of drops than are told apart".into(),
-                    ..DropLocation::default()
-                });
-            }
-            Some(DropLocation {
-                location: event::name(location),
-                why: drop_names.get(why).map_or_else(|| format!("reason {why}"), |n| event::name(n)),
-                device: device(*index),
-            })
-        };
-        let vm_stats = common.vm_stats.into_iter().zip(&meta.vms);
-        let length = counters.ended.saturating_sub(meta.started);
+        let length = counters.ended.saturating_sub(self.meta.started);
+        let (thread, location) = (|tid| names.thread(tid), |number| names.location(number));
+        let vm_stats = common.vm_stats.into_iter().zip(&self.meta.vms);
+        let vms = vm_stats.map(|(stats, vm)| stats.report(vm, length, &thread, &location)).collect();
         let late = self.sorter.late();
-        let vms = vm_stats.map(|(stats, vm)| stats.report(vm, length, &name, &location)).collect();
         Report { schema: SCHEMA, meta: self.meta, counters, late, vms }
+    }
+}
+
+/// The names of what a report mentions by number.
+struct Names<'a> {
+    meta: &'a Meta,
+    threads: Map<u32, ThreadName>,
+    drop_sites: join::DropSites,
+    drop_reasons: Map<u32, [u8; 32]>,
+}
+
+impl Names<'_> {
+    /// A thread's name, empty if not known.
+    fn thread(&self, tid: u32) -> String {
+        self.threads.get(&tid).map(ThreadName::name).unwrap_or_default()
+    }
+
+    /// A device's name by its index, empty for index 0.
+    fn device(&self, index: u32) -> String {
+        let nics = self.meta.vms.iter().flat_map(|v| &v.nics).map(|n| (n.ifindex, &n.tap));
+        let mut all = self.meta.devices.iter().map(|(i, name)| (*i, name)).chain(nics);
+        let found = all.find(|(i, _)| *i == index).map(|(_, name)| name.clone());
+        found.unwrap_or_else(|| if index == 0 { String::new() } else { format!("device {index}") })
+    }
+
+    /// Where and why the kernel dropped a packet, by the number of the drop.
+    fn location(&self, number: u16) -> Option<DropLocation> {
+        let (location, why, index) = self.drop_sites.get(number)?;
+        if number == join::OTHER_DROPS {
+            return Some(DropLocation {
+                why: "more kinds of drops than are told apart".into(),
+                ..DropLocation::default()
+            });
+        }
+        Some(DropLocation {
+            location: event::name(location),
+            why: self.drop_reasons.get(why).map_or_else(|| format!("reason {why}"), |n| event::name(n)),
+            device: self.device(*index),
+        })
     }
 }

@@ -21,7 +21,7 @@ mod realtime;
 mod section;
 mod toml_text;
 
-use crate::plan::{shown, time};
+use crate::plan::shown;
 use realtime::{RealtimeCandidate, RealtimeClass};
 use std::fmt;
 use teiji_model::cpus::CpuSet;
@@ -30,7 +30,7 @@ use teiji_model::observed::Observed;
 use teiji_model::policy::MAX_BYTES;
 use teiji_model::report::{Report, VmReport};
 use teiji_model::stage::Actor;
-use teiji_model::text::percent;
+use teiji_model::text::{duration, percent};
 
 /// How many VMs a comment names; further VMs are counted.
 const NAMED: usize = 4;
@@ -319,7 +319,7 @@ impl Needs {
                 "for {}: KVM polls for that long before it lets a halted vCPU sleep, so that a request finds it \
                  awake. Costs: up to {} of CPU time at each halt of every VM's vCPUs",
                 names(&who),
-                time(ns)
+                duration(ns as f64)
             );
             lines.push(SuggestedLine::of(&change, comment));
         }

@@ -57,6 +57,14 @@ pub struct Unfinished {
     pub confirm_left: Option<u64>,
 }
 
+impl Unfinished {
+    /// Whether `teiji confirm` still keeps its changes if its process has ended: it is an apply whose steps are all done,
+    /// and there is time left.
+    pub fn can_be_confirmed(&self) -> bool {
+        self.applied && self.confirm_left.is_some_and(|ms| ms > 0)
+    }
+}
+
 /// A link with channels, and its packet statistics.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkStatus {

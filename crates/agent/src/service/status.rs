@@ -28,7 +28,7 @@ impl Service {
         let engine = self.engine()?;
         let mut status = engine.status_or_damage();
         let mut messages = Vec::new();
-        let orphan = |t: &Unfinished| !(t.applied && t.confirm_left.is_some_and(|ms| ms > 0));
+        let orphan = |t: &Unfinished| !t.can_be_confirmed();
         if !status.busy && status.transaction.as_ref().is_some_and(orphan) {
             match engine.recover(Duration::ZERO) {
                 Ok(all) => {

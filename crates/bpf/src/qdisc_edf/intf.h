@@ -17,7 +17,10 @@
 #define MAX_SHAPES 16	    /* of a link: distinct sets of fields that its channels look at */
 #define FLOWS 1024	    /* queues of best-effort flows of a link; a flow is found by its hash */
 #define DELAY_BUCKETS 40    /* bucket i: 2^i up to 2^(i+1) ns; the last: all above (9 minutes) */
-#define HEARTBEAT_TIMEOUT 2000000000ULL /* without a heartbeat for so long, FIFO */
+
+enum heartbeat_time {
+	HEARTBEAT_TIMEOUT = 2000000000, /* ns; without a heartbeat for so long, FIFO */
+};
 
 /* Several network namespaces may use the same ifindex. */
 struct link_key {

@@ -87,6 +87,7 @@ struct {
 	struct link_stats link_stats;
 	struct label label;
 	struct registry registry;
+	enum heartbeat_time heartbeat_time;
 } layouts SEC(".data.layouts");
 
 struct {

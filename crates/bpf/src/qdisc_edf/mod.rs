@@ -65,8 +65,9 @@ use teiji_model::status::{ChannelStats, LinkStats};
 pub const KIND: &str = "teiji_edf";
 /// The longest safe time between two heartbeats: half of what the kernel half tolerates.
 pub const HEARTBEAT_INTERVAL_MAX: Duration = Duration::from_secs(1);
-/// After this time without a heartbeat the kernel half sends without deadlines (`HEARTBEAT_TIMEOUT` in `intf.h`).
-pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
+/// After this time without a heartbeat the kernel half sends without deadlines.
+pub const HEARTBEAT_TIMEOUT: Duration =
+    Duration::from_nanos(types::heartbeat_time::HEARTBEAT_TIMEOUT.0 as u64);
 
 /// The pinned programs' settings and state.
 pub struct Edf {

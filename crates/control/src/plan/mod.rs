@@ -26,7 +26,6 @@ mod wanted;
 
 pub(crate) use checks::reason;
 pub(crate) use names::shown;
-pub(crate) use wanted::time;
 
 use std::collections::BTreeSet;
 use teiji_model::observed::{Observed, ObservedVm};

@@ -10,6 +10,7 @@ use teiji_model::policy::{
     DirectSetting, HostPolicy, LinkPolicy, Located, Policy, SourceLocation, Subject, VmPolicy,
 };
 use teiji_model::resource::{Latency, Owner, Quota, Resource, Scheduling, Task, Value};
+use teiji_model::text::duration;
 
 /// The period of a quota that teiji sets, µs: the kernel's default (`default_cfs_period`).
 const PERIOD_US: u64 = 100_000;
@@ -118,8 +119,8 @@ fn class_cost(class: &Scheduling) -> String {
         Scheduling::Deadline { runtime, period, .. } => {
             format!(
                 "ordinary threads wait while it runs, up to {} of every {}",
-                time(*runtime),
-                time(*period)
+                duration(*runtime as f64),
+                duration(*period as f64)
             )
         }
         _ => String::new(),
@@ -166,7 +167,7 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
         }
         let quota = value.map(|n| Quota { quota_us: u64::from(n) * PERIOD_US / 1000, period_us: PERIOD_US });
         let cost = quota.map_or_else(String::new, |q| {
-            let (used, period) = (time(q.quota_us * 1000), time(q.period_us * 1000));
+            let (used, period) = (duration(q.quota_us as f64 * 1e3), duration(q.period_us as f64 * 1e3));
             format!("throttled: it does not run once it has used {used} of CPU time in {period}")
         });
         key("quota", location, cost).want(
@@ -183,33 +184,32 @@ fn host(section: &HostPolicy, observed: &Observed, draft: &mut Draft) {
         let cost = match value {
             0 => String::new(),
             ns => {
-                format!("up to {} of CPU time per idle vCPU is used for polling at each halt", time(*ns))
+                format!(
+                    "up to {} of CPU time per idle vCPU is used for polling at each halt",
+                    duration(*ns as f64)
+                )
             }
         };
         let key = Key { location, reason: "host.halt_poll".to_owned(), cost };
         key.want(draft, Resource::HaltPoll, Value::Nanoseconds(*value), "the host".to_owned());
     }
-    match (&section.cpu_latency, &section.cpu_latency_cpus) {
-        (Some(Located { value, location }), cpus) => {
-            let cost = match value {
-                Latency::Any => "",
-                Latency::AtMost(_) => "power: the CPU may not enter deep idle states",
-                Latency::None => "power: the CPU spins when it is idle",
-            };
-            let key = Key { location, reason: "host.cpu_latency".to_owned(), cost: cost.to_owned() };
-            let all = Located { value: observed.cpus.clone(), location: location.clone() };
-            let cpus = cpus.as_ref().unwrap_or(&all);
-            if !usable(cpus, observed, draft) {
-                return;
-            }
-            for cpu in cpus.value.iter() {
-                let whose = format!("CPU {cpu}");
-                key.want(draft, Resource::CpuLatency(cpu), Value::Latency(*value), whose);
-            }
+    // A policy has no `cpu_latency_cpus` without `cpu_latency`: parsing refuses that.
+    if let Some(Located { value, location }) = &section.cpu_latency {
+        let cost = match value {
+            Latency::Any => "",
+            Latency::AtMost(_) => "power: the CPU may not enter deep idle states",
+            Latency::None => "power: the CPU spins when it is idle",
+        };
+        let key = Key { location, reason: "host.cpu_latency".to_owned(), cost: cost.to_owned() };
+        let all = Located { value: observed.cpus.clone(), location: location.clone() };
+        let cpus = section.cpu_latency_cpus.as_ref().unwrap_or(&all);
+        if !usable(cpus, observed, draft) {
+            return;
         }
-        (None, Some(cpus)) => draft
-            .problem(&cpus.location, "`cpu_latency_cpus` without `cpu_latency` has no effect: write both"),
-        (None, None) => {}
+        for cpu in cpus.value.iter() {
+            let whose = format!("CPU {cpu}");
+            key.want(draft, Resource::CpuLatency(cpu), Value::Latency(*value), whose);
+        }
     }
 }
 
@@ -310,9 +310,4 @@ fn contradictions(draft: &mut Draft) {
     for (location, message) in problems {
         draft.problem(&location, message);
     }
-}
-
-/// A time as people write it; `ns` is in ns.
-pub(crate) fn time(ns: u64) -> String {
-    teiji_model::text::duration(ns as f64)
 }

@@ -3,11 +3,12 @@
 
 use super::realtime::RealtimeClass;
 use crate::housekeeping;
-use crate::plan::{reason, time};
+use crate::plan::reason;
 use teiji_model::cpus::CpuSet;
 use teiji_model::finding::Remedy;
 use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::resource::{Latency, Resource, Value};
+use teiji_model::text::duration;
 
 /// Whether to poll for `wanted` ns if requests come `gap` ns apart; or why that is impossible or already so.
 pub(super) fn poll(
@@ -21,8 +22,8 @@ pub(super) fn poll(
         Some(Value::Nanoseconds(present)) if *present >= wanted => Err(format!(
             "requests come {} apart, and KVM polls for {} already: the guest may have turned that off (its \
              cpuidle-haltpoll), or requests come in bursts with longer gaps between; {}",
-            time(gap),
-            time(*present),
+            duration(gap as f64),
+            duration(*present as f64),
             remedy.otherwise
         )),
         Some(_) => Ok(()),

@@ -10,7 +10,7 @@
 
 use super::{Resource, Scheduling, Task, Value};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 /// A change of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,8 +216,8 @@ pub fn order<P: Ord + Copy>(changes: &[Change<'_>], preference: impl Fn(usize) -
     let graph = Graph::new(changes);
     let mut waits_for = graph.waits_for;
     let mut ready = BinaryHeap::new();
-    let mut left: BTreeMap<(P, usize), ()> = (0..changes.len()).map(|i| ((preference(i), i), ())).collect();
-    // Nodes that are joints, not changes, are passed at once.
+    let mut left: BTreeSet<(P, usize)> = (0..changes.len()).map(|i| (preference(i), i)).collect();
+    // Nodes after the changes stand for dependencies, not changes: they are passed as soon as nothing comes before them.
     let mut passed: Vec<usize> = (0..waits_for.len()).filter(|node| waits_for[*node] == 0).collect();
     let mut order = Vec::with_capacity(changes.len());
     loop {
@@ -234,10 +234,10 @@ pub fn order<P: Ord + Copy>(changes: &[Change<'_>], preference: impl Fn(usize) -
             }
         }
         let next = match ready.pop() {
-            Some(Reverse(next)) if left.remove(&next).is_some() => next.1,
+            Some(Reverse(next)) if left.remove(&next) => next.1,
             Some(_) => continue,
             None => match left.pop_first() {
-                Some(((_, stuck), ())) => stuck,
+                Some((_, stuck)) => stuck,
                 None => return order,
             },
         };
@@ -251,7 +251,8 @@ pub fn order<P: Ord + Copy>(changes: &[Change<'_>], preference: impl Fn(usize) -
     }
 }
 
-/// The changes, with joints between them, so that n changes before m others need n + m edges.
+/// The changes, then a node for each dependency between some of them, so that n changes before m others need n + m
+/// edges.
 struct Graph {
     /// The nodes that come after each node.
     before: Vec<Vec<usize>>,
@@ -291,10 +292,10 @@ impl Graph {
         if first.is_empty() || then.is_empty() {
             return;
         }
-        let joint = self.before.len();
+        let dependency = self.before.len();
         self.before.push(then.to_vec());
         self.waits_for.push(first.len());
-        first.iter().for_each(|i| self.before[*i].push(joint));
+        first.iter().for_each(|i| self.before[*i].push(dependency));
         then.iter().for_each(|i| self.waits_for[*i] += 1);
     }
 }

@@ -23,9 +23,10 @@ pub use value::{Latency, Quota, Scheduling};
 
 use crate::cpus::CpuSet;
 use crate::qdisc::{Device, RootQdisc};
+use crate::text::duration;
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use value::{micros, nanos};
+use value::micros;
 
 /// A thread or process, identified so that it is not mistaken for a later one with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -272,7 +273,7 @@ impl fmt::Display for Value {
             Value::Weight(weight) => write!(f, "{weight}"),
             Value::Quota(None) => f.write_str("no limit"),
             Value::Quota(Some(q)) => write!(f, "{} of every {}", micros(q.quota_us), micros(q.period_us)),
-            Value::Nanoseconds(ns) => f.write_str(&nanos(*ns)),
+            Value::Nanoseconds(ns) => f.write_str(&duration(*ns as f64)),
             Value::Latency(latency) => write!(f, "{latency}"),
             Value::RootQdisc(queue) => write!(f, "{queue}"),
             Value::Bytes(bytes) => write!(f, "{bytes} bytes"),

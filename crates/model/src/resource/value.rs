@@ -89,11 +89,7 @@ impl Scheduling {
     }
 }
 
-/// A time with three digits: it is for people, and is never parsed.
-pub(super) fn nanos(ns: u64) -> String {
-    duration(ns as f64)
-}
-
+/// A time in µs with three digits: it is for people, and is never parsed.
 pub(super) fn micros(us: u64) -> String {
     duration(us as f64 * 1e3)
 }
@@ -118,7 +114,7 @@ impl fmt::Display for Scheduling {
             Scheduling::Fifo { priority } => write!(f, "FIFO {priority}"),
             Scheduling::RoundRobin { priority } => write!(f, "round robin {priority}"),
             Scheduling::Deadline { runtime, deadline, period } => {
-                let [runtime, deadline, period] = [runtime, deadline, period].map(|ns| nanos(*ns));
+                let [runtime, deadline, period] = [runtime, deadline, period].map(|ns| duration(*ns as f64));
                 write!(f, "deadline: {runtime} within {deadline} of every {period}")
             }
             Scheduling::Ext { nice } => write!(f, "sched_ext, nice {nice}"),

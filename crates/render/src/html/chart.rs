@@ -1,6 +1,6 @@
 //! Charts as SVG: shares, waterfalls.
 
-use crate::units::{ns, percent};
+use crate::units::{duration, percent};
 use maud::{Markup, html};
 use teiji_model::report::Request;
 use teiji_model::stage::{Colour, Stage, TABLE};
@@ -106,12 +106,12 @@ pub(super) fn shares(label: &str, shares: &[(Stage, f64)]) -> Row {
 pub(super) fn waterfalls(requests: &[Request]) -> Markup {
     let most = requests.iter().map(|r| r.total).max().unwrap_or(0).max(1) as f64;
     let row = |r: &Request| Row {
-        label: ns(r.total as f64),
+        label: duration(r.total as f64),
         parts: r
             .stages
             .iter()
             .filter(|s| s.ns > 0)
-            .map(|s| (s.stage, s.ns as f64 / most, format!("{}: {}", s.stage.name(), ns(s.ns as f64))))
+            .map(|s| (s.stage, s.ns as f64 / most, format!("{}: {}", s.stage.name(), duration(s.ns as f64))))
             .collect(),
         note: crate::text::dominant(r).unwrap_or_default(),
     };

@@ -2,7 +2,7 @@
 
 use super::{chart, percentiles};
 use crate::terminal::printable;
-use crate::units::ns;
+use crate::units::duration;
 use maud::{Markup, html};
 use teiji_model::report::{Report, VmReport};
 use teiji_model::stage::Stage;
@@ -55,9 +55,11 @@ fn means(vms: &[(&str, &VmReport)]) -> Markup {
             parts: vm
                 .stages
                 .iter()
-                .map(|s| (s.stage, s.dist.mean / whole, format!("{}: {}", s.stage.name(), ns(s.dist.mean))))
+                .map(|s| {
+                    (s.stage, s.dist.mean / whole, format!("{}: {}", s.stage.name(), duration(s.dist.mean)))
+                })
                 .collect(),
-            note: ns(total(vm)),
+            note: duration(total(vm)),
         }
     };
     let stages = vms.first().into_iter().flat_map(|(_, vm)| vm.stages.iter().map(|s| s.stage));
@@ -107,7 +109,7 @@ fn row(name: &str, values: &[Option<f64>]) -> Markup {
         tr {
             td { (name) }
             @for (i, value) in values.iter().enumerate() {
-                td { (value.map_or_else(|| "-".to_owned(), ns)) }
+                td { (value.map_or_else(|| "-".to_owned(), duration)) }
                 @if i > 0 {
                     @let (class, text) = change(first, *value);
                     td class=(class) { (text) }

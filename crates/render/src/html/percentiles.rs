@@ -4,7 +4,7 @@
 //! longer than one of an undisturbed host, and one chart has to show both. The horizontal axis is rarity, in nines.
 
 use super::chart::{LEFT, W};
-use crate::units::ns;
+use crate::units::duration;
 use maud::{Markup, html};
 use teiji_model::report::Dist;
 
@@ -64,7 +64,7 @@ fn line(label: &str, colour: usize, width: f64, points: &[(f64, f64)], values: &
             stroke-linejoin="round" { title { (label) } }
         @for ((value, (name, _)), (x, y)) in values.iter().zip(NINES).zip(points) {
             circle cx=(fine(*x)) cy=(fine(*y)) r=(fine(width / 2.0 + 2.5)) fill={ "var(--r" (colour) ")" } {
-                title { (label) " " (name) ": " (ns(*value as f64)) }
+                title { (label) " " (name) ": " (duration(*value as f64)) }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::{chart, percentiles};
 use crate::text;
-use crate::units::{count, ns, percent};
+use crate::units::{count, duration, percent};
 use maud::{Markup, html};
 use teiji_model::advice::Advice;
 use teiji_model::report::{Blame, DirectionReport, Dist, Report, StageReport, VmReport};
@@ -11,7 +11,7 @@ use teiji_model::report::{Blame, DirectionReport, Dist, Report, StageReport, VmR
 pub(super) fn provenance(label: &str, report: &Report) -> Markup {
     let meta = &report.meta;
     let flow = if meta.watch.flow_text.is_empty() { "all packets" } else { &meta.watch.flow_text };
-    let took = ns(report.counters.ended.saturating_sub(meta.started) as f64);
+    let took = duration(report.counters.ended.saturating_sub(meta.started) as f64);
     let lost = text::lost(report);
     html! {
         p.soft {
@@ -89,13 +89,13 @@ fn tiles(vm: &VmReport) -> Markup {
     }
     if let Some(d) = &vm.total {
         for (value, what) in [(d.p50, "p50"), (d.p99, "p99"), (d.max, "max")] {
-            add(ns(value as f64), what);
+            add(duration(value as f64), what);
         }
     }
     if let Some(g) = &vm.groups {
         add(g.complete.to_string(), "SIP calls");
-        add(ns(g.total.p50 as f64), "p50 of a call");
-        add(ns(g.outside.p50 as f64), "of that outside this host");
+        add(duration(g.total.p50 as f64), "p50 of a call");
+        add(duration(g.outside.p50 as f64), "of that outside this host");
     }
     if let Some(d) = &vm.depth {
         add(format!("{} / {}", d.p99, d.max), "waiting on the tap, p99 / max");
@@ -143,10 +143,10 @@ fn table(vm: &VmReport) -> Markup {
                     @let blamed = vm.blamed_stage() == Some(stage.stage);
                     tr class=[blamed.then_some("blamed")] {
                         td title=(chart::meaning(stage.stage)) { (stage.stage.name()) }
-                        td { (ns(d.mean)) }
-                        td { (ns(d.p50 as f64)) }
-                        td { (ns(d.p99 as f64)) }
-                        td { (ns(d.max as f64)) }
+                        td { (duration(d.mean)) }
+                        td { (duration(d.p50 as f64)) }
+                        td { (duration(d.p99 as f64)) }
+                        td { (duration(d.max as f64)) }
                         td { (percent(stage.time_share)) }
                         td { (percent(stage.fluctuation_share)) }
                     }
@@ -163,7 +163,7 @@ fn parts(stage: &StageReport) -> Markup {
             @for part in stage.parts.iter().filter(|p| p.mean > 0.0) {
                 tr.part {
                     td { (part.state.name(actor)) }
-                    td { (ns(part.mean)) }
+                    td { (duration(part.mean)) }
                     td {} td {} td {}
                     td { (percent(part.time_share)) }
                     td { (percent(part.fluctuation_share)) }
@@ -186,8 +186,8 @@ fn one_way(title: &str, direction: &DirectionReport) -> Markup {
                 @for (stage, d) in &direction.stages {
                     tr {
                         td title=(chart::meaning(*stage)) { (stage.name()) }
-                        td { (ns(d.mean)) }
-                        @for value in [d.p50, d.p90, d.p99, d.max] { td { (ns(value as f64)) } }
+                        td { (duration(d.mean)) }
+                        @for value in [d.p50, d.p90, d.p99, d.max] { td { (duration(value as f64)) } }
                     }
                 }
             }

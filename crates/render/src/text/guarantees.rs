@@ -18,7 +18,7 @@ const BAR: usize = 10;
 pub fn link(link: &LinkGuarantee, style: &Style) -> String {
     let reserved = link.reserved as f64 / link.rate.max(1) as f64;
     let slack = match link.scheduler {
-        Scheduler::Edf => format!(", slack {}", units::ns(link.slack as f64)),
+        Scheduler::Edf => format!(", slack {}", units::duration(link.slack as f64)),
         Scheduler::Hfsc => String::new(),
     };
     let head = format!(
@@ -66,8 +66,8 @@ fn row(channel: &ChannelGuarantee, style: &Style) -> Vec<Cell> {
         shorten(&printable(&channel.name), NAME).into(),
         Cell::right(RATE.write(channel.rate)),
         Cell::right(SIZE.write(channel.burst)),
-        Cell::right(units::ns(channel.deadline as f64)),
-        Cell::right(units::ns(channel.bound as f64)),
+        Cell::right(units::duration(channel.deadline as f64)),
+        Cell::right(units::duration(channel.bound as f64)),
         Cell::right(units::percent(share)),
         bar.into(),
     ]

@@ -32,7 +32,7 @@ fn one(now: &LinkStatus, style: &Style) -> String {
     let mut out = format!(
         "{name}  {}, {rate}, slack {}, {} reserved by {}\n",
         set.scheduler,
-        units::ns(set.slack as f64),
+        units::duration(set.slack as f64),
         RATE.write(reserved),
         units::count(set.channels.len() as u64, "channel"),
     );
@@ -64,11 +64,12 @@ fn one(now: &LinkStatus, style: &Style) -> String {
         let counted =
             |n: u64, tone: Tone| Cell::right(n.to_string()).tone(if n > 0 { tone } else { Tone::Plain });
         let delay = |share: f64| {
-            let bound = stats.quantile(share).map_or("-".into(), |ns| format!("<{}", units::ns(ns as f64)));
+            let bound =
+                stats.quantile(share).map_or("-".into(), |ns| format!("<{}", units::duration(ns as f64)));
             Cell::right(style.ascii(&bound))
         };
-        let max = if stats.packets > 0 { units::ns(stats.delay_max as f64) } else { "-".into() };
-        let deadline = set.channels.get(name).map_or("-".into(), |c| units::ns(c.deadline as f64));
+        let max = if stats.packets > 0 { units::duration(stats.delay_max as f64) } else { "-".into() };
+        let deadline = set.channels.get(name).map_or("-".into(), |c| units::duration(c.deadline as f64));
         table.row([
             Cell::from(style.ascii(&shorten(&printable(name), NAME))),
             Cell::right(deadline),

@@ -13,7 +13,7 @@ mod waterfall;
 pub use waterfall::{cells, dominant};
 
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
-use crate::units::{count, ns, percent};
+use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
 use teiji_model::report::{Dist, Groups, LeftOut, Preemptor, Report, RequestCounts, VmReport};
 
@@ -44,7 +44,7 @@ pub fn report(report: &Report, advice: &[Advice], style: &Style) -> String {
 fn heading(report: &Report) -> String {
     let meta = &report.meta;
     let flow = if meta.watch.flow_text.is_empty() { "all packets" } else { &meta.watch.flow_text };
-    let seconds = ns(report.counters.ended.saturating_sub(meta.started) as f64);
+    let seconds = duration(report.counters.ended.saturating_sub(meta.started) as f64);
     let text = format!(
         "{} · {seconds} on {}, Linux {}",
         printable(flow),
@@ -115,12 +115,12 @@ fn section(vm: &VmReport, advice: &Advice, style: &Style) -> Vec<String> {
         Some(total) => {
             lines.push(format!(
                 "response   p50 {}  p90 {}  p99 {}  p99.9 {}  max {}  mean {}",
-                ns(total.p50 as f64),
-                ns(total.p90 as f64),
-                ns(total.p99 as f64),
-                ns(total.p999 as f64),
-                ns(total.max as f64),
-                ns(total.mean)
+                duration(total.p50 as f64),
+                duration(total.p90 as f64),
+                duration(total.p99 as f64),
+                duration(total.p999 as f64),
+                duration(total.max as f64),
+                duration(total.mean)
             ));
             if let Some(groups) = &vm.groups {
                 lines.extend(calls(groups));
@@ -184,8 +184,14 @@ fn calls(g: &Groups) -> Vec<String> {
     if g.complete == 0 {
         return vec![text];
     }
-    let figures =
-        |d: &Dist| format!("p50 {}  p99 {}  max {}", ns(d.p50 as f64), ns(d.p99 as f64), ns(d.max as f64));
+    let figures = |d: &Dist| {
+        format!(
+            "p50 {}  p99 {}  max {}",
+            duration(d.p50 as f64),
+            duration(d.p99 as f64),
+            duration(d.max as f64)
+        )
+    };
     vec![
         format!("{text}: {}", figures(&g.total)),
         format!("           of which outside this host: {}", figures(&g.outside)),

@@ -2,7 +2,7 @@
 
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone};
-use crate::units::{count, ns, percent};
+use crate::units::{count, duration, percent};
 use teiji_model::report::{DirectionReport, StageReport, VmReport};
 use teiji_model::stage::Stage;
 
@@ -37,9 +37,9 @@ pub(super) fn table(vm: &VmReport, style: &Style) -> Vec<String> {
             let tone = if blamed && vm.blamed_state() == Some(part.state) { Tone::Bad } else { Tone::Faint };
             let mut row = vec![
                 Cell::from(format!("  {}", part.state.name(actor))).tone(tone),
-                Cell::right(ns(part.mean)).tone(tone),
+                Cell::right(duration(part.mean)).tone(tone),
             ];
-            row.push(Cell::right(ns(part.p50 as f64)).tone(tone));
+            row.push(Cell::right(duration(part.p50 as f64)).tone(tone));
             row.extend(["", ""].map(Cell::from));
             row.extend(shares(part.time_share, part.fluctuation_share, tone, style));
             table.row(row);
@@ -51,8 +51,8 @@ pub(super) fn table(vm: &VmReport, style: &Style) -> Vec<String> {
 fn stage_row(stage: &StageReport, blamed: bool, style: &Style) -> Vec<Cell> {
     let tone = if blamed { Tone::Bad } else { Tone::Plain };
     let d = &stage.dist;
-    let mut row = vec![Cell::from(stage.stage.name()).tone(tone), Cell::right(ns(d.mean))];
-    row.extend([d.p50, d.p99, d.max].map(|v| Cell::right(ns(v as f64))));
+    let mut row = vec![Cell::from(stage.stage.name()).tone(tone), Cell::right(duration(d.mean))];
+    row.extend([d.p50, d.p99, d.max].map(|v| Cell::right(duration(v as f64))));
     row.extend(shares(stage.time_share, stage.fluctuation_share, tone, style));
     row
 }
@@ -98,8 +98,8 @@ fn one_direction(title: &str, direction: &DirectionReport, style: &Style) -> Vec
         table.row(head.into_iter().enumerate().map(|c| cell(c).tone(Tone::Faint)));
     }
     for (stage, d) in &direction.stages {
-        let mut row = vec![Cell::from(stage.name()), Cell::right(ns(d.mean))];
-        row.extend([d.p50, d.p90, d.p99, d.max].map(|v| Cell::right(ns(v as f64))));
+        let mut row = vec![Cell::from(stage.name()), Cell::right(duration(d.mean))];
+        row.extend([d.p50, d.p90, d.p99, d.max].map(|v| Cell::right(duration(v as f64))));
         table.row(row);
     }
     let mut lines = vec![head];

@@ -20,7 +20,7 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
             (true, None) => {
                 format!("is under way, {} of {} begun", t.begun, units::count(t.steps.len() as u64, "step"))
             }
-            (false, Some(ms)) if ms > 0 && t.applied => format!(
+            (false, Some(ms)) if t.can_be_confirmed() => format!(
                 "ended while it waited; `teiji confirm` keeps it within {}, any other change undoes it",
                 units::count(ms.div_ceil(1000), "second")
             ),

@@ -2,7 +2,7 @@
 
 use super::WIDTH;
 use crate::terminal::{Style, Tone};
-use crate::units::ns;
+use crate::units::duration;
 use teiji_model::report::{Request, VmReport};
 use teiji_model::stage::{Stage, TABLE, ThreadState};
 
@@ -23,7 +23,7 @@ pub(super) fn lines(vm: &VmReport, style: &Style) -> Vec<String> {
         }
         let pad = BAR.saturating_sub(width.max(1));
         let why = dominant(request).unwrap_or_default();
-        lines.push(format!("{:>8}  {bar}{:pad$}  {why}", style.ascii(&ns(request.total as f64)), ""));
+        lines.push(format!("{:>8}  {bar}{:pad$}  {why}", style.ascii(&duration(request.total as f64)), ""));
     }
     let mut line = " ".repeat(8);
     let mut width = 8;
@@ -63,7 +63,7 @@ pub fn dominant(request: &Request) -> Option<String> {
         let state = ThreadState::ALL.into_iter().max_by_key(|s| split.get(*s))?;
         (split.get(state) * 2 > longest.ns).then_some(state)
     });
-    let mut text = format!("{} {}", longest.stage.name(), ns(longest.ns as f64));
+    let mut text = format!("{} {}", longest.stage.name(), duration(longest.ns as f64));
     if let (Some(state), Some(actor)) = (state, longest.stage.actor()) {
         text += &format!(", {}", state.name(actor));
     }

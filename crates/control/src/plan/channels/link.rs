@@ -1,7 +1,7 @@
 //! One link with its channels: its rate, whether it can keep their deadlines, and the settings for that.
 
 use super::super::names::shown;
-use super::super::{Draft, ErrorReported, HostAndHeld, WantedSetting, time};
+use super::super::{Draft, ErrorReported, HostAndHeld, WantedSetting};
 use super::{flows, frames};
 use crate::admission::{self, Admission, Denied, Misfit, Refusal, hfsc};
 use frames::Largest;
@@ -14,6 +14,7 @@ use teiji_model::qdisc::{
     Channel, DeadlineQdisc, MAX_RATE, MIN_FRAME, OVERHEAD, RATE_STEP, RootQdisc, Scheduler, TIMER_ERROR,
 };
 use teiji_model::resource::{Resource, Value};
+use teiji_model::text::duration;
 use teiji_model::units::RATE;
 
 /// The rate is lower than the device's speed by one part in this many, so that the device's own queue does not grow:
@@ -286,7 +287,7 @@ fn settings(
     };
     if let Some(segment) = largest.segment {
         let takes = framed(largest.on_wire(group.device.mtu)) * 8_000_000_000 / u128::from(queue.rate.max(1));
-        let takes = time(u64::try_from(takes).unwrap_or(u64::MAX));
+        let takes = duration(takes as f64);
         let cost = if chosen {
             format!(
                 "TCP hands over smaller segments, of which one takes {takes} on the wire: more CPU time per byte"
