@@ -182,7 +182,7 @@ impl Names<'_> {
         self.threads.get(&tid).map(ThreadName::name).unwrap_or_default()
     }
 
-    /// A device's name by its index, empty for index 0.
+    /// A device's name by its index; empty for index 0, which is no device.
     fn device(&self, index: u32) -> String {
         let nics = self.meta.vms.iter().flat_map(|v| &v.nics).map(|n| (n.ifindex, &n.tap));
         let mut all = self.meta.devices.iter().map(|(i, name)| (*i, name)).chain(nics);

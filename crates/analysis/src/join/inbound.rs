@@ -9,20 +9,23 @@
 //!  [on the tap]     [ambiguous] ◄──────────────┘
 //! ```
 //!
-//! A record covers all packets of one fingerprint. If its reports cannot be those of a single packet it is *ambiguous*:
-//! all its packets are ambiguous, and so are later ones with the same fingerprint, until the reports of all of them
-//! are accounted for, or no report was seen for the longest time that a packet is followed. A packet with fewer
-//! reports than usual, or without any on a tap whose packets usually have some, is incomplete, as its start is not
-//! known. On a tap that also gets packets from the host itself, a packet without reports starts at the tap. On a tap
-//! that no vhost worker serves, the path ends at the tap.
+//! A record ([`PacketsOfFingerprint`]) covers all packets of one fingerprint. If its reports cannot be those of a
+//! single packet it is *ambiguous*: all its packets are ambiguous, and so are later ones with the same fingerprint,
+//! until the reports of all of them are accounted for, or no report was seen for the longest time that a packet is
+//! followed. A packet with fewer reports than usual, or without any on a tap whose packets usually have some, is
+//! incomplete, as its start is not known. On a tap that also gets packets from the host itself, a packet without reports
+//! starts at the tap. On a tap that no vhost worker serves, the path ends at the tap.
+
+mod drops;
 
 use super::delivery::{Delivery, InboundPacket};
 use super::request::RequestTable;
-use super::{Common, Exclusion, Tap, Validity};
+use super::{Common, Validity};
 use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
 use crate::learnt_count::LearntCount;
-use teiji_model::event::{Dropped, GuestEntry, Interrupt, Match, Packet};
+use drops::PossibleDrop;
+use teiji_model::event::{GuestEntry, Interrupt, Packet};
 use teiji_model::report::Reason;
 
 /// Fingerprints followed at once.
@@ -47,7 +50,7 @@ pub(super) struct Origin {
 
 /// Whether another guest has sent packets identical to one that is dropped.
 #[derive(Clone, Copy)]
-pub(super) struct Other {
+pub(super) struct IdenticalPackets {
     /// `Some` if such a packet may be on its way to the tap; true if the host stack may have received more packets
     /// than that one.
     pub(super) sent: Option<bool>,
@@ -55,18 +58,9 @@ pub(super) struct Other {
     pub(super) follows: bool,
 }
 
-/// A drop before any tap that may be that of a packet or of a copy of it.
-#[derive(Clone, Copy)]
-struct Missed {
-    exclusion: Exclusion,
-    /// The tap that the packet was meant for.
-    tap: u32,
-    matching: Option<Match>,
-}
-
 /// Packets of one fingerprint between the host's edge and the worker.
 #[derive(Default)]
-struct Record {
+struct PacketsOfFingerprint {
     first: u64,
     first_if: u32,
     /// Reports by the first device, and by all others.
@@ -78,20 +72,24 @@ struct Record {
     /// Whether a guest has sent one of them.
     sent: bool,
     /// The tap before which its packet was certainly dropped: the next packet for that tap is another one.
-    over: Option<u32>,
-    missed: Option<Missed>,
+    dropped_before_tap: Option<u32>,
+    possible_drop: Option<PossibleDrop>,
     on_taps: [Option<(u32, EntryId)>; MAX_TAPS],
 }
 
-impl Record {
+impl PacketsOfFingerprint {
     fn open(&self) -> bool {
         self.on_taps.iter().any(Option::is_some)
+    }
+
+    fn is_on(&self, ifindex: u32) -> bool {
+        self.on_taps.iter().flatten().any(|(tap, _)| *tap == ifindex)
     }
 }
 
 /// See the module.
 pub(super) struct Inbound {
-    records: ExpiringMap<u64, Record>,
+    records: ExpiringMap<u64, PacketsOfFingerprint>,
     delivery: Delivery,
     learnt: LearntCount,
     /// By tap: the share of recent packets that were reported before the tap.
@@ -110,10 +108,10 @@ impl Inbound {
 
     pub(super) fn host_rx(&mut self, now: u64, p: &Packet, c: &mut Common, requests: &mut RequestTable) {
         if let Some(r) = self.records.get_mut(&p.fingerprint)
-            && (r.over.is_none() || p.ifindex != r.first_if || r.open() || r.ambiguous)
+            && (r.dropped_before_tap.is_none() || p.ifindex != r.first_if || r.open() || r.ambiguous)
         {
             // After a drop it may be another packet, or a copy of the dropped one that a bridge flooded.
-            if !r.ambiguous && (r.enqueued > 0 || r.over.is_some()) {
+            if !r.ambiguous && (r.enqueued > 0 || r.dropped_before_tap.is_some()) {
                 Self::mark_ambiguous(r, &mut self.delivery, requests);
             }
             if r.reports == 0 {
@@ -129,7 +127,12 @@ impl Inbound {
             }
             return;
         }
-        let record = Record { first: now, first_if: p.ifindex, reports: 1, ..Record::default() };
+        let record = PacketsOfFingerprint {
+            first: now,
+            first_if: p.ifindex,
+            reports: 1,
+            ..PacketsOfFingerprint::default()
+        };
         self.insert(p.fingerprint, record, now, c, requests);
     }
 
@@ -141,7 +144,7 @@ impl Inbound {
     fn insert(
         &mut self,
         fingerprint: u64,
-        record: Record,
+        record: PacketsOfFingerprint,
         now: u64,
         c: &mut Common,
         requests: &mut RequestTable,
@@ -152,109 +155,22 @@ impl Inbound {
     }
 
     /// Counts what is left of a record that is removed.
-    fn forget(&mut self, r: Record, now: u64, c: &mut Common, requests: &mut RequestTable) {
+    fn forget(&mut self, r: PacketsOfFingerprint, now: u64, c: &mut Common, requests: &mut RequestTable) {
         for (_, id) in r.on_taps.into_iter().flatten() {
             self.delivery.evict(id, c, requests);
         }
-        if let Some(m) = r.missed.filter(|_| r.enqueued == 0 && r.over.is_none()) {
-            Self::count_drop(now, m, r.first, c, requests);
+        if let Some(drop) = r.possible_drop.filter(|_| r.enqueued == 0 && r.dropped_before_tap.is_none()) {
+            Self::count_drop(now, drop, r.first, c, requests);
         }
-    }
-
-    /// Counts a packet that was dropped before it reached its tap.
-    fn count_drop(now: u64, m: Missed, start: u64, c: &mut Common, requests: &mut RequestTable) {
-        let Some(tap) = c.tap(m.tap) else { return };
-        let Tap { vm, unseen, .. } = c.taps[tap];
-        let stats = &mut c.vm_stats[vm as usize].inbound;
-        stats.incomplete += 1;
-        stats.dropped += 1;
-        if unseen {
-            return; // On such a tap requests are not followed.
-        }
-        requests.dropped_before(now, vm, m.matching.as_ref(), start, m.exclusion, c);
     }
 
     /// Whether a packet with this fingerprint is on that tap.
     pub(super) fn waits_on(&self, ifindex: u32, fingerprint: u64) -> bool {
-        let on = |r: &Record| r.on_taps.iter().flatten().any(|(tap, _)| *tap == ifindex);
-        self.records.get(&fingerprint).is_some_and(on)
-    }
-
-    /// The kernel has dropped a packet that may be on its way to a guest.
-    pub(super) fn dropped(
-        &mut self,
-        now: u64,
-        d: &Dropped,
-        other: Other,
-        c: &mut Common,
-        requests: &mut RequestTable,
-    ) {
-        let exclusion = Exclusion { reason: Reason::DroppedIn, drop: c.drop_sites.number(d) };
-        let missed = Missed { exclusion, tap: d.tap, matching: d.matching };
-        let at_its_tap = d.tap == d.ifindex && c.tap(d.tap).is_some();
-        let Some(r) = self.records.get_mut(&d.fingerprint) else {
-            if at_its_tap && !d.unspecified {
-                Self::count_drop(now, missed, now, c, requests);
-            } else if c.tap(d.tap).is_some() && c.tap(d.ifindex).is_none() {
-                let record = Record { first: now, missed: Some(missed), ..Record::default() };
-                self.insert(d.fingerprint, record, now, c, requests);
-            }
-            return;
-        };
-        if let Some(slot) = r.on_taps.iter_mut().find(|t| t.is_some_and(|(ifindex, _)| ifindex == d.ifindex))
-        {
-            if other.follows && !d.unspecified {
-                // It is not known which of the two was dropped.
-                Self::mark_ambiguous(r, &mut self.delivery, requests);
-                r.sent = true;
-                r.dequeued = r.dequeued.saturating_add(1);
-                self.records.touch(&d.fingerprint, now);
-                return;
-            }
-            let id = if d.unspecified { *slot } else { slot.take() };
-            if let Some((_, id)) = id {
-                self.delivery.dropped(now, id, exclusion, !d.unspecified, c, requests);
-            }
-            if !d.unspecified && !r.open() {
-                self.records.remove(&d.fingerprint);
-            }
-        } else if r.ambiguous {
-            if at_its_tap && !d.unspecified {
-                // It does not matter which of the identical packets it was. The drop takes the place of its dequeue,
-                // and of its enqueue if it had none.
-                let before = r.enqueued == r.dequeued;
-                r.dequeued = r.dequeued.saturating_add(1);
-                if before {
-                    r.enqueued = r.enqueued.saturating_add(1);
-                    let start = r.first;
-                    Self::count_drop(now, missed, start, c, requests);
-                }
-            }
-        } else if r.enqueued == 0 && r.over.is_none() {
-            let start = if r.reports > 0 { r.first } else { now };
-            if !d.unspecified && (at_its_tap || r.reports > 0 && d.ifindex == r.first_if) {
-                let device = u64::from(r.first_if);
-                let learnt = |key, n| self.learnt.get(key).unwrap_or(n);
-                let as_learnt = r.reports <= learnt(device, 1) && r.others <= learnt(device | OTHERS, 0);
-                if other.sent.unwrap_or(!as_learnt) {
-                    // An identical packet was received as well, and it is not known which report belongs to which.
-                    r.ambiguous = true;
-                    (r.enqueued, r.dequeued) = (1, 1);
-                } else {
-                    r.over = Some(d.tap);
-                }
-                Self::count_drop(now, missed, start, c, requests);
-            } else if c.tap(d.ifindex).is_none()
-                && c.tap(d.tap).is_some()
-                && r.missed.is_none_or(|_| !d.unspecified)
-            {
-                r.missed = Some(missed);
-            }
-        }
+        self.records.get(&fingerprint).is_some_and(|r| r.is_on(ifindex))
     }
 
     /// Marks the record and its packets as ambiguous.
-    fn mark_ambiguous(r: &mut Record, delivery: &mut Delivery, requests: &mut RequestTable) {
+    fn mark_ambiguous(r: &mut PacketsOfFingerprint, delivery: &mut Delivery, requests: &mut RequestTable) {
         r.ambiguous = true;
         for (_, id) in r.on_taps.iter_mut().filter_map(Option::take) {
             delivery.mark_ambiguous(id, requests);
@@ -272,9 +188,11 @@ impl Inbound {
     ) {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm;
-        let over = |r: &mut Record| r.over == Some(p.ifindex) && !r.open() && !r.ambiguous;
-        if self.records.get_mut(&p.fingerprint).is_none_or(over) {
-            self.insert(p.fingerprint, Record::default(), now, c, requests);
+        let another = |r: &mut PacketsOfFingerprint| {
+            r.dropped_before_tap == Some(p.ifindex) && !r.open() && !r.ambiguous
+        };
+        if self.records.get_mut(&p.fingerprint).is_none_or(another) {
+            self.insert(p.fingerprint, PacketsOfFingerprint::default(), now, c, requests);
         }
         let Some(r) = self.records.get_mut(&p.fingerprint) else { return };
         r.sent |= from.is_some();
@@ -291,7 +209,7 @@ impl Inbound {
             return;
         }
         r.enqueued = r.enqueued.saturating_add(1);
-        let again = r.on_taps.iter().flatten().any(|(ifindex, _)| *ifindex == p.ifindex);
+        let again = r.is_on(p.ifindex);
         let room = r.on_taps.iter().position(Option::is_none);
         let slot = match room {
             Some(slot) if !r.ambiguous && !again && !matches!(validity, Validity::Ambiguous(_)) => slot,
@@ -321,7 +239,7 @@ impl Inbound {
 
     /// When the packet that is being put on a tap was received, and whether that is certain.
     fn start(
-        r: &Record,
+        r: &PacketsOfFingerprint,
         now: u64,
         tap: usize,
         from: Option<Origin>,
@@ -406,7 +324,7 @@ impl Inbound {
 
     pub(super) fn expire(&mut self, now: u64, c: &mut Common, requests: &mut RequestTable) {
         let Some(then) = now.checked_sub(c.ttl) else { return };
-        // Packets of a ambiguous record are counted already; those of other records are still followed by `delivery`.
+        // Packets of an ambiguous record are counted already; those of other records are still followed by `delivery`.
         while let Some((_, mut r)) = self.records.pop_until(then) {
             r.on_taps = Default::default();
             self.forget(r, now, c, requests);

@@ -26,7 +26,7 @@
 //!
 //! Drops by the kernel are events, too. A drop ends a packet at once if the kernel gives a reason for it and it
 //! happens at the device where the packet is expected next. Any other drop may be that of a copy, and counts only if
-//! nothing more is seen of the packet.
+//! nothing more is seen of the packet. The submodules `drops` of [`inbound`], [`outbound`] and [`request`] do that.
 
 mod delivery;
 mod group;
@@ -40,7 +40,7 @@ use crate::Options;
 use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
 use crate::vm_stats::VmStats;
-use inbound::Other;
+use inbound::IdenticalPackets;
 use teiji_model::event::{Event, EventKind, Kick, Point};
 use teiji_model::flow::Matching;
 use teiji_model::host::DataPlane;
@@ -220,11 +220,11 @@ impl Joiner {
                 let waits = self.inbound.waits_on(d.ifindex, d.fingerprint);
                 if !self.outbound.dropped(now, d, waits, c, requests) {
                     let received = self.inbound.received(d.fingerprint);
-                    let other = Other {
+                    let identical = IdenticalPackets {
                         sent: self.outbound.may_be_in_flight(d.fingerprint, d.tap, received),
                         follows: waits && self.outbound.follows(d.fingerprint, d.ifindex, received > 0),
                     };
-                    self.inbound.dropped(now, d, other, c, requests);
+                    self.inbound.dropped(now, d, identical, c, requests);
                 }
             }
             EventKind::ThreadName(_) | EventKind::DropName(_) | EventKind::Lost(_) => {}

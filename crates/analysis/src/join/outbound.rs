@@ -13,6 +13,8 @@
 //! is learnt for each first device: a packet with fewer has a missing point, and more mean two packets.
 //! A packet to another traced VM ends where it is put on that VM's tap.
 
+mod drops;
+
 use super::inbound::Origin;
 use super::request::RequestTable;
 use super::{Common, Exclusion, Sink, Validity};
@@ -20,7 +22,7 @@ use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
 use crate::learnt_count::LearntCount;
 use std::collections::VecDeque;
-use teiji_model::event::{Dropped, Packet, Point};
+use teiji_model::event::{Packet, Point};
 use teiji_model::report::Reason;
 
 /// Fingerprints followed at once.
@@ -176,46 +178,6 @@ impl Outbound {
             let came_back = received && s.transit == 0 && s.xmit != 0;
             s.tap != tap && (s.ambiguous || s.taps == 0 && !came_back)
         })
-    }
-
-    /// The kernel has dropped a packet that may come from a guest. Returns whether it cannot have been on its way to a
-    /// guest. `waits`: an identical packet is on the tap where the drop happened. The dropped packet may then be a
-    /// request, if guests cannot be recognised by their MAC addresses.
-    pub(super) fn dropped(
-        &mut self,
-        now: u64,
-        d: &Dropped,
-        waits: bool,
-        c: &mut Common,
-        requests: &mut RequestTable,
-    ) -> bool {
-        let exclusion = Exclusion { reason: Reason::DroppedOut, drop: c.drop_sites.number(d) };
-        let Some(s) = self.records.get_mut(&d.fingerprint) else {
-            if d.unspecified || d.tap == d.ifindex || waits {
-                return false;
-            }
-            let Some(tap) = c.tap(d.ifindex) else { return false };
-            // Dropped before the host stack received it.
-            let vm = c.taps[tap].vm;
-            return requests.answer_dropped(now, vm, d.matching.as_ref(), exclusion, c);
-        };
-        if s.ambiguous {
-            // Counted when it became ambiguous.
-        } else if !d.unspecified && s.is_at(d.ifindex) {
-            if let Some(s) = self.records.remove(&d.fingerprint) {
-                Self::count_drop(&s, exclusion, c, requests);
-            }
-        } else if !s.over() {
-            s.drop = Some(exclusion);
-        }
-        d.tap == 0
-    }
-
-    fn count_drop(s: &OutboundPacket, exclusion: Exclusion, c: &mut Common, requests: &mut RequestTable) {
-        let stats = &mut c.vm_stats[s.vm as usize].outbound;
-        stats.incomplete += 1;
-        stats.dropped += 1;
-        requests.close(s.request, Validity::Incomplete(exclusion), c);
     }
 
     pub(super) fn tap_send(

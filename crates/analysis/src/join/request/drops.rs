@@ -1,0 +1,76 @@
+//! Requests and responses that the kernel drops.
+
+use super::RequestTable;
+use crate::expiring::EntryId;
+use crate::join::{Common, Exclusion, Validity};
+use teiji_model::event::{Match, Role};
+use teiji_model::report::Outcome;
+
+impl RequestTable {
+    /// A request's packet was dropped on its way to the guest. A request that may be retransmitted stays open, so that
+    /// the response to another copy is recognised.
+    pub(in crate::join) fn dropped(
+        &mut self,
+        now: u64,
+        request: Option<EntryId>,
+        exclusion: Exclusion,
+        c: &mut Common,
+    ) {
+        let Some((id, open)) = request.and_then(|id| Some((id, self.open.get_mut(id)?))) else { return };
+        (open.last, open.reason_if_last) = (now, exclusion);
+        if self.sip || open.copies > 1 {
+            open.validity = open.validity.worse(Validity::Incomplete(exclusion));
+            return;
+        }
+        let key = (open.vm, open.matching.key);
+        if open.indexed {
+            self.index.remove(&key);
+        }
+        if open.matching.role == Role::Either {
+            self.remember(now, key.0, key.1, true);
+        }
+        self.close(Some(id), Validity::Incomplete(exclusion), c);
+    }
+
+    /// A packet for `vm`, received at `start`, was dropped before it came to a tap.
+    pub(in crate::join) fn dropped_before(
+        &mut self,
+        now: u64,
+        vm: u32,
+        matching: Option<&Match>,
+        start: u64,
+        exclusion: Exclusion,
+        c: &mut Common,
+    ) {
+        if self.sip {
+            let id = self.open(now, vm, matching, start, Validity::Incomplete(exclusion), c);
+            return self.dropped(now, id, exclusion, c);
+        }
+        let Some(m) = matching.filter(|m| matches!(m.role, Role::Request | Role::Either)) else { return };
+        let recent = self.recall(now, vm, m.key);
+        if m.role == Role::Either {
+            if recent.is_some_and(|r| !r.from_outside) {
+                return; // The response to a request of the guest's own.
+            }
+            self.remember(now, vm, m.key, true);
+        }
+        let stats = &mut c.vm_stats[vm as usize];
+        stats.requests.seen += 1;
+        stats.leave_out(Outcome::Incomplete, exclusion);
+    }
+
+    /// A packet was dropped before the host stack received it. Returns whether it was a response.
+    pub(in crate::join) fn answer_dropped(
+        &mut self,
+        now: u64,
+        vm: u32,
+        matching: Option<&Match>,
+        exclusion: Exclusion,
+        c: &mut Common,
+    ) -> bool {
+        let Some(m) = matching.filter(|m| matches!(m.role, Role::Final | Role::Either)) else { return false };
+        let Some(id) = self.index.get(&(vm, m.key)).copied() else { return false };
+        self.dropped(now, Some(id), exclusion, c);
+        true
+    }
+}
