@@ -6,14 +6,14 @@
 //! ```no_run
 //! use std::process::ExitCode;
 //! use teiji_lab::harness::{self, Shared};
-//! use teiji_lab::{Guest, GuestSpec, Host, Spec};
+//! use teiji_lab::{Guest, GuestSpec, LabHost, Spec};
 //!
 //! // Made when the first test needs it. If it cannot be made, each test that needs it fails with the reason.
-//! static LAB: Shared<Host> = Shared::new("the lab", || Host::boot(&Spec::default()).unwrap());
+//! static LAB: Shared<LabHost> = Shared::new("the lab", || LabHost::boot(&Spec::default()).unwrap());
 //! static VM: Shared<Guest<'static>> = Shared::new("vm1", || LAB.guest(&GuestSpec::named("vm1")).unwrap());
 //!
 //! fn main() -> ExitCode {
-//!     harness::run(&teiji_lab::tests![the_host_answers, the_guest_answers], || LAB.if_made(Host::end))
+//!     harness::run(&teiji_lab::tests![the_host_answers, the_guest_answers], || LAB.if_made(LabHost::end))
 //! }
 //!
 //! fn the_host_answers() {

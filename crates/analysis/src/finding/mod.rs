@@ -273,7 +273,8 @@ fn preemptors(evidence: &[Evidence], seen: &Seen<'_>) -> Vec<Preemptor> {
     }
     by_tid.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
     let all = by_tid.iter().fold(0u64, |a, (_, ns)| a.saturating_add(*ns)).max(1) as f64;
-    let named = by_tid.into_iter().take(MAX_PREEMPTORS);
+    // 0: nobody had the CPU, or it is not known who.
+    let named = by_tid.into_iter().filter(|(tid, _)| *tid != 0).take(MAX_PREEMPTORS);
     named.map(|(tid, ns)| Preemptor { tid, name: (seen.name)(tid), share: ns as f64 / all }).collect()
 }
 
