@@ -7,9 +7,9 @@ use common::{DEFAULT, at, cpus, host, observe_again, task, vm};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_control::plan::plan;
-use teiji_model::host::{DataPlane, Nic};
+use teiji_model::host::{DataPlane, Nic, Vcpu};
 use teiji_model::plan::{Held, Hold, Manager, Observed, Plan, own_group};
-use teiji_model::policy::{LinkPolicy, Policy, Source, VfPolicy, VmPolicy};
+use teiji_model::policy::{DirectSetting, LinkPolicy, Policy, Source, Subject, VfPolicy, VmPolicy};
 use teiji_model::qdisc::Device;
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Scheduling, Value};
 
@@ -163,7 +163,7 @@ fn what_nothing_wants_any_more_goes_back_first_but_into_real_time() {
             "scheduling of thread 102: idle -> FIFO 10",
         ]
     );
-    assert_eq!(plan.steps[0].reason, "no longer in the policy");
+    assert_eq!(plan.steps[0].reason, "a line that is no longer in the policy");
     assert_eq!(plan.warnings, Vec::<String>::new());
 }
 
@@ -254,7 +254,6 @@ fn what_the_host_does_not_have() {
     let mut policy = vms(vec![VmPolicy {
         vcpu_cpus: Some(at(cpus("3-5"), 2)),
         worker_cpus: Some(at(cpus(""), 3)),
-        quota: Some(at(Some(5), 4)),
         ..section("sip1")
     }]);
     policy.host.halt_poll = Some(at(5, 5));
@@ -266,13 +265,12 @@ fn what_the_host_does_not_have() {
         &[
             "p.toml:2:1: CPUs 4-5 are not online; online are 0-3",
             "p.toml:3:1: no CPU is named",
-            "p.toml:4:1: the kernel accepts no quota below 1 %",
             "p.toml:5:1: kvm.halt_poll_ns (the host) cannot be read, so it could not be restored: kvm is not loaded",
             "p.toml:6:1: there is no link `eth1`; there is `eth0`",
             "p.toml:14:1: `vf.eth0.3` is not supported by this version yet",
         ],
     );
-    assert_eq!(text.lines().count(), 6, "{text}");
+    assert_eq!(text.lines().count(), 5, "{text}");
     let weight = vms(vec![VmPolicy { weight: Some(at(5, 2)), ..section("a") }]);
     let text = problems(&weight, &host("0", vec![vm("a", 1, 1, 0, None, false)], Vec::new()));
     says(&text, &["p.toml:2:1: weight and quota need control groups of version 2"]);
@@ -280,11 +278,12 @@ fn what_the_host_does_not_have() {
 
 #[test]
 fn packets_of_links_and_taps_are_steered() {
-    let queue = |name: &str, n| Resource::ReceiveCpus(Device { name: name.into(), index: 2 }, n);
+    let index = |name: &str| if name == "tap0" { 3 } else { 2 };
+    let queue = |name: &str, n| Resource::ReceiveCpus(Device { name: name.into(), index: index(name) }, n);
     let mut sip1 = vm("sip1", 100, 1, 0, None, false);
     sip1.vm.nics = vec![Nic {
         tap: "tap0".into(),
-        ifindex: 2,
+        ifindex: 3,
         mac: None,
         bridge: None,
         data_plane: DataPlane::VhostNet,
@@ -313,6 +312,12 @@ fn packets_of_links_and_taps_are_steered() {
     carried_out(&plan, &mut now, &mut held);
     let back = ok(&Policy::default(), &observe_again(&observed, &now), &held);
     assert_eq!(settings(&back)[0], "rps_cpus of eth0 queue 0: 2-3 -> none");
+
+    // A tap of that name here is another one if the VM's is in another network namespace.
+    let mut elsewhere = observed.clone();
+    elsewhere.vms[0].vm.nics[0].ifindex = 0;
+    let plan = ok(&parsed("[vm.sip1]\nrps_cpus = \"1\"\n"), &elsewhere, &Held::default());
+    assert_eq!((plan.steps.len(), plan.warnings.len()), (0, 1), "{plan:?}");
 
     let text = "[link.eth0]\nrps_cpus = \"9\"\n[link.eth1]\nrps_cpus = \"1\"\n[vm.b]\nrps_cpus = \"1\"\n";
     let text = problems(&parsed(text), &observed);
@@ -530,4 +535,57 @@ proptest! {
             let _ = plan(&policy, &observed, &Held::default());
         }
     }
+}
+
+fn vcpu(index: u16) -> Vcpu {
+    Vcpu { index, kvm_id: None, tid: 0, cpus: String::new(), last_cpu: 0 }
+}
+
+#[test]
+fn vcpus_have_the_numbers_of_their_vmm() {
+    let mut observed = one();
+    // Of three, the one in the middle was unplugged.
+    observed.vms[0].vm.vcpus = [0, 2].map(vcpu).to_vec();
+    let policy = vms(vec![VmPolicy { vcpu_cpus: Some(at(cpus("1"), 2)), ..section("sip1") }]);
+    let whose: Vec<String> =
+        ok(&policy, &observed, &Held::default()).steps.into_iter().map(|step| step.whose).collect();
+    assert_eq!(whose, ["vCPU 0 of sip1", "vCPU 2 of sip1"]);
+}
+
+/// A key of `[vm.NAME]` that sets the resources of this kind to `value`.
+fn direct(kind: ResourceKind, value: Value) -> Policy {
+    let mut policy = vms(vec![section("sip1")]);
+    policy.direct = vec![DirectSetting {
+        subject: Subject::Vm(at("sip1".into(), 1)),
+        key: "key",
+        kind,
+        value: at(value, 2),
+        cost: "",
+    }];
+    policy
+}
+
+#[test]
+fn a_key_that_sets_resources_of_a_vm_reaches_whatever_is_the_vms_own() {
+    let mut observed = one();
+    let threads = direct(ResourceKind::ThreadCpus, Value::Cpus(cpus("1")));
+    assert_eq!(
+        settings(&ok(&threads, &observed, &Held::default())),
+        ["CPUs of thread 101: 0-3 -> 1", "CPUs of thread 102: 0-3 -> 1", "CPUs of thread 103: 0-3 -> 1"]
+    );
+    let process = direct(ResourceKind::Group, Value::Group("/x".into()));
+    assert_eq!(settings(&ok(&process, &observed, &Held::default())).len(), 1);
+    let group = direct(ResourceKind::GroupWeight, Value::Weight(7));
+    assert_eq!(
+        settings(&ok(&group, &observed, &Held::default())),
+        ["cpu.weight of /machine.slice/sip1.scope: 100 -> 7"]
+    );
+    // A group with other processes in it is not the VM's own.
+    observed.vms[0].group_shared = true;
+    let plan = ok(&group, &observed, &Held::default());
+    assert_eq!(plan.steps, []);
+    assert_eq!(plan.warnings, ["`vm.sip1.key` has no effect: sip1 has nothing that it sets"]);
+    // What belongs to nobody's VM is not reached either.
+    let interrupts = direct(ResourceKind::IrqCpus, Value::Cpus(cpus("1")));
+    assert_eq!(ok(&interrupts, &observed, &Held::default()).steps, []);
 }

@@ -65,7 +65,7 @@ pub struct ObservedVm {
     pub identity: Identity,
     /// The VMM's process.
     pub process: Task,
-    /// vCPU threads by index.
+    /// vCPU threads, in the order of `vm.vcpus`.
     pub vcpus: Vec<Task>,
     /// vhost workers.
     pub workers: Vec<Task>,

@@ -363,8 +363,9 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "quota",
-                // One tenth of a percent is 1 ms, the minimum of `cpu.max`, in its longest period of 1 s.
-                kind: ValueKind::Amount { of: &PERCENT, min: 1, max: MAX_CPUS as u64 * 1000, or: &["none"] },
+                // 1 % is 1 ms of the period of 100 ms that teiji sets; the kernel refuses less
+                // (`min_cfs_quota_period`).
+                kind: ValueKind::Amount { of: &PERCENT, min: 10, max: MAX_CPUS as u64 * 1000, or: &["none"] },
                 required: false,
                 default: "as it is",
                 example: "\"150%\"",
@@ -456,7 +457,8 @@ pub(super) const SECTIONS: &[Section] = &[
         name: "vf",
         form: "[vf.LINK.N]",
         header_names: HeaderNames::Vf,
-        doc: "Virtual function N, from 0, of the SR-IOV NIC LINK.",
+        doc: "Virtual function N, from 0, of the SR-IOV NIC LINK. This version checks the section, but `teiji plan` \
+              refuses it.",
         keys: &[
             Key {
                 name: "hard",

@@ -93,7 +93,7 @@ fn restoring_step(setting: &Resource, hold: &Hold) -> Step {
         whose: hold.whose.clone(),
         present: hold.value.clone(),
         wanted: hold.original.clone(),
-        reason: "no longer in the policy".to_owned(),
+        reason: "a line that is no longer in the policy".to_owned(),
         cost: String::new(),
     }
 }

@@ -56,11 +56,7 @@ const CRATES: [Crate; 11] = [
         on: &["teiji-model", "teiji-policy", "teiji-render", "teiji-agent"],
         others: None,
     },
-    Crate {
-        name: "teiji-lab",
-        on: &["teiji-model", "teiji-bpf", "teiji-host", "teiji-analysis", "teiji-agent", "teiji"],
-        others: None,
-    },
+    Crate { name: "teiji-lab", on: &[], others: None },
     Crate { name: "teiji-experiments", on: &EVERYTHING, others: None },
 ];
 
