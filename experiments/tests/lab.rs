@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use teiji_experiments::load::{self, Figures};
+use teiji_experiments::path::blame::Acceptance;
 use teiji_experiments::path::{
     MEMORY_KB, SHORT, accuracy, agrees, blame, excused, flood, lost, many_vms, only, unseen,
 };
@@ -146,7 +147,9 @@ fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
     let of_all = (ran() - before) as f64 / begun.elapsed().as_nanos() as f64;
     let share = judged.preempted_by_hogs.unwrap();
     eprintln!("the short task had {of_all:.3} of the CPU; {share:.3} of the waits were behind the hogs");
-    assert!(judged.right || judged.right_of_host, "{:#?}", judged.report);
+    // Its part of the CPU is usually 4 %. With much more it would not run briefly, and the last line would say little.
+    assert!(of_all < 0.1, "the short task had {of_all} of the CPU: {judged:?}");
+    assert_ne!(judged.acceptance(), Acceptance::Wrong, "{:#?}", judged.report);
     assert!(share >= 0.9 - 2.0 * of_all, "{share} of the waits, {of_all} of the CPU: {judged:?}");
 }
 
@@ -159,18 +162,21 @@ fn the_wake_up_of_an_idle_guest_is_blamed() {
 }
 
 /// In every run the verdict blames the cause, or the cause is the greatest part of what the host's threads did: the
-/// emulated guest's own time fluctuates with other work of this machine, and the verdict may rightly blame that. Waits
-/// for a CPU are behind the threads that had it. That the verdict itself blames the cause is a claim of the experiment
+/// emulated guest's own time fluctuates with other work of this machine, and the verdict may rightly blame that. In one
+/// run at most the cause may be the greatest by the median alone: see [`blame::accepted`]. Waits for a CPU are behind the
+/// threads that had it, whatever the verdict is. That the verdict itself blames the cause is a claim of the experiment
 /// `path`, on an otherwise idle machine.
 fn is_blamed(s: &blame::Situation) {
+    let mut runs = Vec::new();
     for run in 1..=SHORT.runs {
         let judged = blame::run(&LAB, vm1(), s, run, &SHORT).unwrap();
-        eprintln!("{} {}: {}", s.name, judged.right, judged.sentence);
+        eprintln!("{} {:?}: {}", s.name, judged.acceptance(), judged.sentence);
         assert_eq!(judged.lost, 0);
-        assert!(judged.right || judged.right_of_host, "{} of run {run}: {:#?}", s.name, judged.report);
+        runs.push(judged.acceptance());
+        assert!(blame::accepted(&runs), "{} of run {run}, {runs:?}: {:#?}", s.name, judged.report);
         let share = judged.preempted_by_hogs.unwrap_or(1.0);
         assert!(
-            !judged.right || share >= 0.9,
+            share >= 0.9,
             "{} of run {run}: {share} of the waits were behind the hogs: {judged:?}",
             s.name
         );
