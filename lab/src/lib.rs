@@ -31,6 +31,7 @@ pub mod agent;
 pub mod cache;
 mod child;
 mod confine;
+pub mod ends;
 mod error;
 mod guest;
 pub mod harness;
