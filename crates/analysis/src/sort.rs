@@ -10,7 +10,8 @@
 //! ```
 //!
 //! An event that is older than one already released is late: it is counted and refused, as conclusions made without it
-//! cannot be taken back. At most `cap` events wait; above that number the oldest are released early.
+//! cannot be taken back. At most `cap` events wait; above that number the oldest are released early. Events that are
+//! late because of that alone, so within the window, are also counted apart.
 //!
 //! Room is bounded too. A queue consists of chunks of [`CHUNK`] events, which are freed as they become empty, so that a
 //! CPU that was busy once keeps no room. Events in order need room for [`CHUNK`] more in the first and in the last chunk
@@ -104,6 +105,7 @@ pub struct Sorter {
     /// The number of chunks of all queues.
     chunks: usize,
     late: u64,
+    late_no_room: u64,
 }
 
 impl Sorter {
@@ -119,6 +121,7 @@ impl Sorter {
             len: 0,
             chunks: 0,
             late: 0,
+            late_no_room: 0,
         }
     }
 
@@ -129,6 +132,8 @@ impl Sorter {
     pub fn push(&mut self, event: Event) -> Result<(), u64> {
         if event.ts < self.released {
             self.late += 1;
+            // Until then nothing as young has been released, unless there was no room.
+            self.late_no_room += u64::from(event.ts >= self.newest.saturating_sub(self.window));
             return Err(self.released);
         }
         let cpu = usize::from(event.cpu);
@@ -161,6 +166,12 @@ impl Sorter {
     /// The number of events that came too late.
     pub fn late(&self) -> u64 {
         self.late
+    }
+
+    /// The number of [late](Sorter::late) events that came within the window, but after others had been released early
+    /// because too many waited.
+    pub fn late_no_room(&self) -> u64 {
+        self.late_no_room
     }
 
     /// Twice what `cap` events fill.
@@ -277,5 +288,28 @@ mod tests {
             while s.pop().is_some() {}
             assert!(s.room() <= s.len + 4 * CHUNK, "{} for {} at {i}", s.room(), s.len);
         }
+    }
+
+    #[test]
+    fn what_is_late_for_lack_of_room_is_counted_apart() {
+        // Ten events fit, and the event of another CPU comes 20 or 2000 after its time: within the window, and not.
+        for (behind, no_room) in [(20, 1), (1000, 1), (1001, 0), (2000, 0)] {
+            let mut s = Sorter::new(1000, 10);
+            for ts in 1..=5000 {
+                s.push(event(ts, 0, 0)).unwrap();
+                while s.pop().is_some() {}
+            }
+            assert_eq!(s.push(event(5000 - behind, 1, 0)), Err(4990));
+            assert_eq!((s.late(), s.late_no_room()), (1, no_room), "{behind} behind");
+        }
+        // Enough room: nothing but the window makes an event late.
+        let mut s = Sorter::new(1000, 5000);
+        for ts in 1..=5000 {
+            s.push(event(ts, 0, 0)).unwrap();
+            while s.pop().is_some() {}
+        }
+        s.push(event(4000, 1, 0)).unwrap();
+        assert_eq!(s.push(event(3999, 1, 0)), Err(4000));
+        assert_eq!((s.late(), s.late_no_room()), (1, 0));
     }
 }
