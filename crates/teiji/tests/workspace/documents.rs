@@ -22,7 +22,8 @@ fn documents(at: &Path, found: &mut Vec<PathBuf>) {
 
 /// Whether `word` can only be the name of a test: `after_a_loss_all_is_read_again`.
 fn names_a_test(word: &str) -> bool {
-    word.matches('_').count() >= 3 && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
+    word.matches('_').count() >= 3
+        && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
 }
 
 /// What a document names in backticks and is not there: files, and tests of the file named before them.
