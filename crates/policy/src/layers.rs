@@ -7,7 +7,7 @@
 use super::keys::{KeyGroup, Section};
 use super::section::Written;
 use std::collections::BTreeMap;
-use teiji_model::policy::{Line, Overridden};
+use teiji_model::policy::{Completed, KeyLocation, Line, Overridden};
 
 /// A section, from all files that have it.
 pub(super) struct LayeredSection {
@@ -66,6 +66,19 @@ impl LayeredSection {
         }
         (effective, overridden)
     }
+}
+
+/// The lines that others of their group complete, as `priority` completes `class`.
+pub(super) fn completed(effective: &EffectiveLines, section: &Section) -> Vec<Completed> {
+    let complete = |group: &KeyGroup| {
+        let first = effective.get(group.first)?;
+        let rest = group.rest.iter().filter_map(|name| effective.get(name));
+        let with: Vec<KeyLocation> = rest
+            .map(|line| KeyLocation { key: line.name.to_owned(), location: line.line.location.clone() })
+            .collect();
+        (!with.is_empty()).then(|| Completed { location: first.line.location.clone(), with })
+    };
+    section.groups.iter().filter_map(complete).collect()
 }
 
 /// The line that holds for each key.
