@@ -357,6 +357,43 @@ fn parsed(text: &str) -> Policy {
     teiji_policy::parse(&[source]).unwrap()
 }
 
+/// The keys that decide each asked setting, with file and line: `class a:2, priority b:2`.
+fn asked(plan: &Plan, reason: &str) -> String {
+    let line = |key: &str, at: &teiji_model::policy::SourceLocation| format!("{key} {}:{}", at.file, at.line);
+    let asked = &plan.asked[reason];
+    let rest = asked.with.iter().map(|more| line(&more.key, &more.location));
+    std::iter::once(line(reason, &asked.location)).chain(rest).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn a_step_names_every_line_that_decides_its_value() {
+    let source = |name: &str, text: &str| Source { name: name.into(), text: text.into() };
+    let plan = |files: &[Source]| ok(&teiji_policy::parse(files).unwrap(), &one(), &Held::default());
+    let by_priority = plan(&[
+        source("a", "[vm.sip1]\nclass = \"realtime\"\n"),
+        source("b", "[vm.sip1]\npriority = 30\nweight = 5\n"),
+    ]);
+    assert!(settings(&by_priority)[2].ends_with("default -> FIFO 30"), "{:?}", settings(&by_priority));
+    assert_eq!(asked(&by_priority, "vm.sip1.class"), "vm.sip1.class a:2, priority b:2");
+    assert_eq!(asked(&by_priority, "vm.sip1.weight"), "vm.sip1.weight b:3");
+    let by_period = plan(&[
+        source("a", "[vm.sip1]\nclass = \"deadline\"\nruntime = \"1ms\"\nperiod = \"10ms\"\n"),
+        source("b", "[vm.sip1]\nperiod = \"20ms\"\n"),
+    ]);
+    assert_eq!(asked(&by_period, "vm.sip1.class"), "vm.sip1.class a:2, runtime a:3, period b:2");
+    let by_cpus = plan(&[
+        source("a", "[host]\ncpu_latency = \"20us\"\n"),
+        source("b", "[host]\ncpu_latency_cpus = \"2\"\n"),
+    ]);
+    assert_eq!(asked(&by_cpus, "host.cpu_latency"), "host.cpu_latency a:2, cpu_latency_cpus b:2");
+    // A line that no longer holds decides nothing.
+    let discarded = plan(&[
+        source("a", "[vm.sip1]\nclass = \"realtime\"\npriority = 30\n"),
+        source("b", "[vm.sip1]\nclass = \"realtime\"\n"),
+    ]);
+    assert_eq!(asked(&discarded, "vm.sip1.class"), "vm.sip1.class b:2");
+}
+
 #[test]
 fn devices_that_share_an_interrupt_agree_or_are_refused() {
     let link = |name: &str| common::nic(name, vec![30]);

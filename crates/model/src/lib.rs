@@ -16,6 +16,7 @@
 //! | [`resource`] | what can be changed on a host, its values, and the dependencies between changes |
 //! | [`cpus`] | sets of CPUs |
 //! | [`observation`] | the state of a host as a file, for planning on another machine |
+//! | [`operator`] | how an operator does what teiji does not do |
 //! | [`plan`] | the state of a host, the plan, and what teiji holds |
 //! | [`qdisc`] | the root qdisc of a link: channels with deadlines, or another qdisc |
 //! | [`reason`] | why a request is in no figure |
@@ -37,6 +38,7 @@ pub mod finding;
 pub mod flow;
 pub mod host;
 pub mod observation;
+pub mod operator;
 pub mod plan;
 pub mod policy;
 pub mod qdisc;

@@ -6,7 +6,7 @@
 
 use crate::cpus::CpuSet;
 use crate::host::{Identity, Vm};
-use crate::policy::{Overridden, SourceLocation};
+use crate::policy::{KeyLocation, Overridden, SourceLocation};
 use crate::qdisc::{Device, Scheduler};
 use crate::resource::dependency::{self, Change};
 use crate::resource::{Resource, ResourceKind, Resources, Task, Value};
@@ -184,12 +184,23 @@ pub struct Plan {
     /// What each link with channels guarantees once the plan is carried out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkGuarantee>,
-    /// The place in the policy of each [`Step::reason`] that is one of its lines.
+    /// The lines of the policy for each [`Step::reason`] that is one of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub asked: BTreeMap<String, SourceLocation>,
+    pub asked: BTreeMap<String, Asked>,
     /// Policy lines that are overridden by a later file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overridden: Vec<Overridden>,
+}
+
+/// The lines of a policy that decide the value of a setting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// The line that asks for the setting.
+    #[serde(flatten)]
+    pub location: SourceLocation,
+    /// The lines that complete its value, as `priority` completes `class`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub with: Vec<KeyLocation>,
 }
 
 /// What a link guarantees to its channels.

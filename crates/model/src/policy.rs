@@ -76,6 +76,8 @@ pub struct Policy {
     pub direct: Vec<DirectSetting>,
     /// Lines that a later file overrides, in the order of the sections.
     pub overridden: Vec<Overridden>,
+    /// Lines whose values other lines complete, in the order of the sections.
+    pub completed: Vec<Completed>,
 }
 
 /// A key that sets all resources of one kind that its section covers.
@@ -111,6 +113,25 @@ pub struct Line {
     pub text: String,
     /// The place of its value.
     #[serde(rename = "place")]
+    pub location: SourceLocation,
+}
+
+/// A line whose value other lines complete, as `priority` completes `class`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// The place of its value.
+    pub location: SourceLocation,
+    /// The other lines that hold; never empty.
+    pub with: Vec<KeyLocation>,
+}
+
+/// A key and the place of its value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyLocation {
+    /// The key, such as `priority`.
+    pub key: String,
+    /// The place of its value.
+    #[serde(flatten)]
     pub location: SourceLocation,
 }
 

@@ -57,6 +57,16 @@ pub(super) enum HeaderNames {
     Vf,
 }
 
+/// Keys that only have a meaning together with another key.
+#[derive(Debug)]
+pub(super) struct KeyGroup {
+    /// The other key.
+    pub first: &'static str,
+    pub rest: &'static [&'static str],
+    /// Whether a file that sets the first key discards what earlier files say about the rest.
+    pub discards: bool,
+}
+
 /// A kind of section.
 #[derive(Debug)]
 pub(super) struct Section {
@@ -67,9 +77,8 @@ pub(super) struct Section {
     pub header_names: HeaderNames,
     pub doc: &'static str,
     pub keys: &'static [Key],
-    /// Keys that only have a meaning together with another key. Each group has that other key first: a file that sets
-    /// it discards what earlier files say about the rest.
-    pub groups: &'static [&'static [&'static str]],
+    /// Keys that only have a meaning together with another key.
+    pub groups: &'static [KeyGroup],
     /// Keys that people may look for here but that do not exist, each with the reason, which follows "`KEY` ".
     pub misplaced: &'static [(&'static str, &'static str)],
 }
@@ -208,7 +217,8 @@ pub(super) const SECTIONS: &[Section] = &[
                       user, unless libvirt confirms its name.",
             },
         ],
-        groups: &[&["cpu_latency", "cpu_latency_cpus"]],
+        // The CPUs outlive another latency: a file that changes how much must not thereby change where.
+        groups: &[KeyGroup { first: "cpu_latency", rest: &["cpu_latency_cpus"], discards: false }],
         misplaced: &[],
     },
     Section {
@@ -373,7 +383,11 @@ pub(super) const SECTIONS: &[Section] = &[
                       limit.",
             },
         ],
-        groups: &[&["class", "priority", "runtime", "deadline", "period"]],
+        groups: &[KeyGroup {
+            first: "class",
+            rest: &["priority", "runtime", "deadline", "period"],
+            discards: true,
+        }],
         misplaced: &[
             ("halt_poll", "is host-wide; write it in [host]"),
             ("cpu_latency", "is the CPUs', not a VM's; write it in [host]"),

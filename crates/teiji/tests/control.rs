@@ -161,6 +161,20 @@ fn a_plan_says_which_file_and_line_holds() {
     assert_eq!(overridden["section"], "vm.sip1");
     assert_eq!(overridden["holds"]["text"], "vcpu_cpus = \"2\"");
     assert_eq!(overridden["over"][0]["place"]["file"], base.to_str().unwrap());
+    // A value that lines of two files decide together.
+    let class = write("30-class.toml", "[host]\ncpu_latency = \"20us\"\n");
+    let cpus = write("40-cpus.toml", "[host]\n\ncpu_latency_cpus = \"1\"\n");
+    let shown = plan(&[&class, &cpus], false);
+    let text = shown.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    let both = format!(
+        "because of host.cpu_latency ({}:2) and cpu_latency_cpus ({}:3)",
+        class.display(),
+        cpus.display()
+    );
+    assert!(text.contains(&both), "{}{}", shown.out, shown.err);
+    let json: serde_json::Value = serde_json::from_str(&plan(&[&class, &cpus], true).out).unwrap();
+    let with = &json["asked"]["host.cpu_latency"]["with"][0];
+    assert_eq!((&with["key"], &with["line"]), (&"cpu_latency_cpus".into(), &3.into()));
     // In the other order; and a directory in the order of its files' names, of which the base is the last.
     assert!(plan(&[&site, &base], false).out.contains("0-3 → 1"));
     let folder = host.0.path().join("policy.d");

@@ -8,6 +8,7 @@ use super::{Draft, WantedSetting, starvation, steps, wanted};
 use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
+use teiji_model::operator::LIMIT_REAL_TIME;
 use teiji_model::plan::{Held, Observed};
 use teiji_model::policy::SourceLocation;
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
@@ -65,8 +66,9 @@ fn guard(observed: &Observed, draft: &mut Draft) {
         return;
     };
     if observed.realtime_guard.is_none() {
-        let message = "a real-time thread that never sleeps would starve the host: set \
-                       kernel.sched_rt_runtime_us to 950000 (sysctl), or remove the class";
+        let message = format!(
+            "a real-time thread that never sleeps would starve the host: {LIMIT_REAL_TIME}, or remove the class"
+        );
         draft.problem(&location, message);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) use names::shown;
 pub(crate) use wanted::time;
 
 use std::collections::BTreeSet;
-use teiji_model::plan::{Held, LinkGuarantee, Observed, ObservedVm, Plan};
+use teiji_model::plan::{Asked, Held, LinkGuarantee, Observed, ObservedVm, Plan};
 use teiji_model::policy::{Policy, Problem, SourceLocation};
 use teiji_model::resource::{Resource, Value};
 use teiji_model::text::printable;
@@ -56,9 +56,16 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
     let plan = steps::steps_to_take(&draft.wants, draft.warnings, observed, held);
     let reasons: BTreeSet<&str> = plan.steps.iter().map(|step| step.reason.as_str()).collect();
     let asking = draft.wants.iter().filter(|want| reasons.contains(want.reason.as_str()));
-    let asked = asking.map(|want| (want.reason.clone(), want.location.clone())).collect();
+    let asked = asking.map(|want| (want.reason.clone(), deciding_lines(policy, &want.location))).collect();
     let overridden = policy.overridden.clone();
     Ok(Plan { links: draft.links, first: draft.first, asked, overridden, ..plan })
+}
+
+/// The line at this place, and those that complete its value.
+fn deciding_lines(policy: &Policy, location: &SourceLocation) -> Asked {
+    let completed = policy.completed.iter().find(|line| line.location == *location);
+    let with = completed.map_or_else(Vec::new, |line| line.with.clone());
+    Asked { location: location.clone(), with }
 }
 
 /// A host and what teiji holds on it.

@@ -4,6 +4,7 @@ use super::names::{self, shown};
 use super::{Draft, PlanTarget, WantedSetting, channels};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
+use teiji_model::operator::MOUNT_CGROUP_2;
 use teiji_model::plan::{Observed, ObservedVm, own_group};
 use teiji_model::policy::{
     DirectSetting, HostPolicy, LinkPolicy, Located, Policy, SourceLocation, Subject, VmPolicy,
@@ -135,8 +136,10 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
     };
     let key = |key: &str, location, cost: String| Key { location, reason: format!("vm.{name}.{key}"), cost };
     let Some(present) = &vm.group else {
-        let message = "weight and quota need control groups of version 2, which this host does not have mounted: \
-                       boot with systemd.unified_cgroup_hierarchy=1, or remove them";
+        let message = format!(
+            "weight and quota need control groups of version 2, which this host does not have mounted: \
+             {MOUNT_CGROUP_2}, or remove them"
+        );
         return draft.problem(location, message);
     };
     let own = own_group(vm.vm.pid);

@@ -5,6 +5,7 @@
 
 use super::super::names::shown;
 use super::super::{Draft, ErrorReported, PlanTarget, steps};
+use teiji_model::operator::one_frame_per_packet;
 use teiji_model::plan::ObservedLink;
 use teiji_model::policy::{LinkPolicy, Located};
 use teiji_model::qdisc::frame::{self, HEADER, TAG, full};
@@ -63,8 +64,8 @@ pub(super) fn choices(
         }
         if *most < two(mtu).saturating_add(HEADER) {
             draft.warnings.push(format!(
-                "TCP of this host makes packets of two frames, more than {name}'s `max_packet`: `ip link set dev \
-                 {name} gso_max_segs 1` prevents that"
+                "TCP of this host makes packets of two frames, more than {name}'s `max_packet`: {} prevents that",
+                one_frame_per_packet(&device.name)
             ));
         }
         if let Err(why) = &own {
