@@ -65,7 +65,7 @@ fn files(source: &Path) -> Vec<PathBuf> {
 }
 
 /// The names of `mod name;`.
-fn modules(tokens: &[TokenTree]) -> Vec<String> {
+pub fn modules(tokens: &[TokenTree]) -> Vec<String> {
     let named = |window: &[TokenTree]| match window {
         [TokenTree::Ident(word), TokenTree::Ident(name), TokenTree::Punct(end)]
             if word == "mod" && end.as_char() == ';' =>
@@ -78,7 +78,7 @@ fn modules(tokens: &[TokenTree]) -> Vec<String> {
 }
 
 /// The tokens without attributes (including documentation), and without items after `#[cfg(test)]`.
-fn untested(stream: TokenStream) -> Vec<TokenTree> {
+pub fn untested(stream: TokenStream) -> Vec<TokenTree> {
     let mut out = Vec::new();
     let mut tokens = stream.into_iter().peekable();
     let mut skip = false;
