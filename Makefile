@@ -25,10 +25,10 @@ deps: ## install what building and testing need, if it is missing (root)
 build: deps ## build everything
 	$(CARGO) build --workspace
 
-check: ## format, lint, unit and property tests: no lab, no root (3 minutes once it is compiled)
+check: ## format, lint, documentation, unit and property tests: no lab, no root (3 minutes once it is compiled)
 	@CARGO="$(CARGO)" .ci/check
 
-test: deps ## check the format, lint, and run every test, those in the lab too (root, 20 minutes)
+test: deps ## check format and documentation, lint, and run every test, those in the lab too (root, 20 minutes)
 	@CARGO="$(CARGO)" .ci/test
 
 soak: deps ## the property and fuzz tests with 20,000 cases each (half an hour); more than the 4,000 of `make test`

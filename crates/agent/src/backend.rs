@@ -12,7 +12,7 @@
 //!  deadline ── what is queued leaves (does not show) ──► root qdisc replaced ──► existing; maps are cleared
 //! ```
 //! (`existing`: a qdisc that is not teiji's.) A process that is killed in between leaves the former or the new
-//! queue, and leftovers that [`HostBackend::remove_leftovers`] removes.
+//! queue, and leftovers that [`apply::SettingsBackend::remove_leftovers`] removes.
 
 use crate::apply;
 use std::path::{Path, PathBuf};
@@ -341,7 +341,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silence_is_told_from_a_beat() {
+    fn a_missing_heartbeat_is_reported() {
         assert_eq!(silence(Some(Duration::from_millis(1999))), None);
         assert!(silence(Some(Duration::from_secs(7))).unwrap().contains("7 s ago"));
         assert!(silence(None).unwrap().contains("no heartbeat"));

@@ -11,11 +11,15 @@
 //! | --- | --- |
 //! | [`sort`] | puts the events of several CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
-//! | `stats`, `stats` | statistics in bounded memory |
+//! | `vm_stats`, `stats` | statistics in bounded memory |
 //! | [`finding`] | what makes requests slow: one file for each cause, and their table |
 //! | [`verdict`] | ranks the causes and names the first; its documentation defines the rule |
 //! | [`absence`] | why there is no complete request |
 //! | [`sip`] | finds the fields of a SIP message by which requests are matched |
+//! | `learnt_count` | how often a device reports a packet |
+//! | `lost` | the times at which events were lost |
+//! | `expiring` | bounded maps whose oldest entries expire |
+//! | `hash` | a fast hash for tables whose keys come from guests' packets |
 //!
 //! There is no I/O and no clock: the time is that of the events. Memory is bounded for any length and content of the
 //! trace; what is given up for lack of room is counted ([`Losses`]). Uncertain pairs are not joined: see the counts of

@@ -343,7 +343,7 @@ fn the_governor_is_that_of_every_frequency_policy() {
     }
     let policy = parsed("[host]\ngovernor = \"performance\"\n");
     let plan = ok(&policy, &observed, &Held::default());
-    assert_eq!(settings(&plan), ["governor of frequency policy 0: schedutil -> performance"]);
+    assert_eq!(settings(&plan), ["governor of cpufreq policy 0: schedutil -> performance"]);
     assert_eq!((plan.steps[0].whose.as_str(), plan.steps[0].reason.as_str()), ("the host", "host.governor"));
     let mut none = one();
     none.settings.remove(&Resource::Governor(0));

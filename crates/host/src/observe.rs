@@ -2,12 +2,12 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `guard` | what keeps a real-time thread from starving the others of its CPU |
+//! | `starvation_guard` | what keeps a real-time thread from starving the others of its CPU |
 //! | `links` | network devices, their interrupts, and whether guests' packets leave by them |
 //! | `managers` | other programs that change the same settings, and cpusets that limit them |
 //!
 //! Anything that vanishes during the observation is left out. Each kind of resource is observed by its own module in
-//! [`resource`](crate::resource). The kernel is asked for all devices and for all qdiscs at once, so the time of an
+//! [`resource`]. The kernel is asked for all devices and for all qdiscs at once, so the time of an
 //! observation is linear in their number.
 
 mod links;

@@ -75,7 +75,6 @@ impl Qdisc {
 pub(crate) struct Link {
     /// Its interface index.
     pub index: u32,
-    /// Its name.
     pub name: String,
     /// `ARPHRD_ETHER` and the like.
     pub hardware: u16,

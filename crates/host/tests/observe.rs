@@ -157,7 +157,7 @@ fn a_host_with_a_vm_and_two_nics() {
     assert_eq!(read(Resource::IrqCpus(51)), "3");
     let governors = observed.settings.iter().filter(|(r, _)| r.kind() == ResourceKind::Governor);
     let governors: Vec<String> = governors.map(|(resource, word)| format!("{resource}: {word}")).collect();
-    assert_eq!(governors, [0, 2].map(|policy| format!("governor of frequency policy {policy}: schedutil")));
+    assert_eq!(governors, [0, 2].map(|policy| format!("governor of cpufreq policy {policy}: schedutil")));
     let steering = observed.settings.iter().filter(|(r, _)| r.kind() == ResourceKind::ReceiveCpus);
     let steering: Vec<String> = steering.map(|(resource, cpus)| format!("{resource}: {cpus}")).collect();
     let wanted =

@@ -127,7 +127,7 @@ fn frequency_governors() {
     let host = FakeHost::new();
     let file = "sys/devices/system/cpu/cpufreq/policy4/scaling_governor";
     let (settings, resource) = (Settings::new(host.root()), Resource::Governor(4));
-    assert_eq!(settings.read(&resource), Err(ResourceError::Gone("frequency policy 4".into())));
+    assert_eq!(settings.read(&resource), Err(ResourceError::Gone("cpufreq policy 4".into())));
     host.file(file, "schedutil\n");
     let word = |word: &str| Value::Word(word.into());
     assert_eq!(settings.read(&resource), Ok(word("schedutil")));

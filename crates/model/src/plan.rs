@@ -78,11 +78,11 @@ pub struct ObservedVm {
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObservedLink {
-    /// Its name.
+    /// When it was observed; a device may get another name, but not another index. Untrusted text.
     pub name: String,
     /// Its interface index.
     pub index: u32,
-    /// Its kind.
+    /// Decides whether channels can leave by it, and what a plan warns of.
     pub kind: LinkKind,
     /// Its interrupts.
     pub irqs: Vec<u32>,

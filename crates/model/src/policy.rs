@@ -121,7 +121,7 @@ pub struct Line {
 pub struct Completed {
     /// The place of its value.
     pub location: SourceLocation,
-    /// The other lines that hold; never empty.
+    /// The other lines that apply; never empty.
     pub with: Vec<KeyLocation>,
 }
 
@@ -135,12 +135,12 @@ pub struct KeyLocation {
     pub location: SourceLocation,
 }
 
-/// A line that holds, and the lines of earlier files that it overrides.
+/// A line that applies, and the lines of earlier files that it overrides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overridden {
     /// The section, such as `vm.sip1`; printable.
     pub section: String,
-    /// The line that holds.
+    /// The line that applies.
     pub holds: Line,
     /// The overridden lines, in the order of the files; never empty.
     pub over: Vec<Line>,
@@ -207,7 +207,7 @@ pub struct VmPolicy {
 /// `[channel.NAME]`: a one-way flow with a deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelPolicy {
-    /// Its name.
+    /// NAME of its section.
     pub name: Located<String>,
     /// `link`: the device that its packets leave by; if absent, the device of the only `[link.NAME]`.
     pub link: Option<Located<String>>,

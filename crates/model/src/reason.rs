@@ -1,7 +1,7 @@
 //! Why a request is in no figure: one table of reasons, each with its name, its explanation and the party to blame.
 //!
 //! A request that is not complete has exactly one reason, so the counts of the reasons of an [`Outcome`] add up to the
-//! count of that outcome in [`Requests`](crate::report::RequestCounts).
+//! count of that outcome in [`RequestCounts`](crate::report::RequestCounts).
 
 use serde::{Deserialize, Serialize};
 

@@ -93,7 +93,7 @@ impl Report {
 /// What was found for one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmReport {
-    /// Its name.
+    /// libvirt's or QEMU's name, or `pid:N`. Untrusted text.
     pub name: String,
     /// The VMM's process id.
     pub pid: u32,

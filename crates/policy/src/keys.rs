@@ -34,7 +34,7 @@ pub(super) struct Key {
     pub kind: ValueKind,
     /// Whether its section needs it.
     pub required: bool,
-    /// What holds if the key is not written; empty if it is required.
+    /// What applies if the key is not written; empty if it is required.
     pub default: &'static str,
     /// An example of a value, valid as TOML and as JSON.
     pub example: &'static str,
@@ -390,7 +390,7 @@ pub(super) const SECTIONS: &[Section] = &[
         }],
         misplaced: &[
             ("halt_poll", "is host-wide; write it in [host]"),
-            ("cpu_latency", "is the CPUs', not a VM's; write it in [host]"),
+            ("cpu_latency", "applies to CPUs, not to a VM; write it in [host]"),
             ("numa", NOT_YET),
         ],
     },

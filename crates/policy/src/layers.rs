@@ -1,4 +1,4 @@
-//! Decides which line holds if several files set the same key.
+//! Decides which line applies if several files set the same key.
 //!
 //! The files have an order: for each key, the last file that sets it decides. Keys that only have a meaning together
 //! with another (`priority` with `class`) may be decided with it: a file that sets `class` discards what earlier files
@@ -25,7 +25,7 @@ pub(super) struct LayeredSection {
 }
 
 impl LayeredSection {
-    /// The line that holds for each key, and the lines that it overrides.
+    /// The line that applies for each key, and the lines that it overrides.
     pub(super) fn decide(
         written: Vec<Written>,
         section: &Section,
@@ -81,5 +81,5 @@ pub(super) fn completed(effective: &EffectiveLines, section: &Section) -> Vec<Co
     section.groups.iter().filter_map(complete).collect()
 }
 
-/// The line that holds for each key.
+/// The line that applies for each key.
 pub(super) type EffectiveLines = BTreeMap<&'static str, Written>;

@@ -1,7 +1,7 @@
 //! Parses files into a policy: sections, their names and keys, and contradictions.
 //!
 //! ```text
-//! each file ── its sections and keys ──► per section, lines of all files ── layers: one holds ──► meaning ──► Policy
+//! each file ── its sections and keys ──► per section, lines of all files ── layers: one applies ──► meaning ──► Policy
 //! ```
 //! All problems are collected; none ends the parsing early. A key with a wrong value counts as written, so it is not
 //! also reported as missing or as contradicting another key.

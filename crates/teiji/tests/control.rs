@@ -128,7 +128,7 @@ fn what_a_host_cannot_keep_is_said_with_its_place() {
 }
 
 #[test]
-fn a_plan_says_which_file_and_line_holds() {
+fn a_plan_says_which_file_and_line_applies() {
     let host = FakeHost::new(&["sip1"]);
     let write = |name: &str, text: &str| {
         let path = host.0.path().join(name);
@@ -150,7 +150,9 @@ fn a_plan_says_which_file_and_line_holds() {
         "0-3 → 2",
         &format!("because of vm.sip1.vcpu_cpus ({site_path}:3)"),
         &format!("because of host.halt_poll ({base_path}:2)"),
-        &format!("[vm.sip1] vcpu_cpus = \"2\" ({site_path}:3) holds, not vcpu_cpus = \"1\" ({base_path}:4)"),
+        &format!(
+            "[vm.sip1] vcpu_cpus = \"2\" ({site_path}:3) applies; overridden: vcpu_cpus = \"1\" ({base_path}:4)"
+        ),
     ] {
         assert!(text.contains(part), "{part}: {}", shown.out);
     }
@@ -184,7 +186,7 @@ fn a_plan_says_which_file_and_line_holds() {
     }
     assert!(plan(&[&folder], false).out.contains("0-3 → 1"));
     let check = run(Command::new(TEIJI).args(["policy", "check"]).args([&base, &site]));
-    assert!(check.code == 0 && check.out.contains("holds, not"), "{} {}", check.out, check.err);
+    assert!(check.code == 0 && check.out.contains("applies; overridden"), "{} {}", check.out, check.err);
 }
 
 #[test]
@@ -196,7 +198,7 @@ fn policies_are_checked_without_a_host() {
     assert!(check.err.contains("2 problems") && check.err.contains("`host`"), "{}", check.err);
     let path = host.policy("[vm.a]\nclass = \"fair\"\n");
     let check = run(Command::new(TEIJI).args(["policy", "check"]).arg(&path));
-    assert!(check.code == 0 && check.out.contains("1 VM, "), "{} {}", check.out, check.err);
+    assert!(check.code == 0 && check.out.contains("nothing wrong: 1 VM; "), "{} {}", check.out, check.err);
     let schema = run(Command::new(TEIJI).args(["policy", "schema"]));
     let schema: serde_json::Value = serde_json::from_str(&schema.out).unwrap();
     assert!(schema["properties"]["vm"].is_object());

@@ -194,12 +194,12 @@ pub(super) struct HeldFile {
 }
 
 impl HeldFile {
-    /// Nothing held.
+    /// Of this boot, without any setting.
     pub fn none(boot: &str) -> Self {
         HeldFile { version: VERSION, boot: boot.to_owned(), ..HeldFile::default() }
     }
 
-    /// Reads it.
+    /// Refuses other versions and anything that is not such a file.
     pub fn parse(content: &[u8]) -> Result<Self, Damage> {
         versioned(content)
     }

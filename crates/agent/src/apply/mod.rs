@@ -32,6 +32,7 @@
 //! | `undo` | restores values |
 //! | `rollback`, `confirm`, `status` | the operations of that name |
 //! | `journal` | the files' format |
+//! | `error` | why an operation failed, and the messages of one that succeeded |
 //! | [`store`], [`clock`] | the disk and time |
 
 pub mod clock;

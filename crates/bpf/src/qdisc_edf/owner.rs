@@ -90,7 +90,7 @@ impl QdiscOwner {
             });
         }
         Err(Error::Refused {
-            doing: format!("keep the links of {}", folder.display()),
+            doing: format!("become the agent for {}", folder.display()),
             reason: "others replace what is pinned there all the time; end them".into(),
         })
     }

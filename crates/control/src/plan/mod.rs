@@ -40,9 +40,9 @@ use teiji_model::text::printable;
 /// All problems of the policy on this host, each with its place and what to do about it; never empty.
 pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, Vec<Problem>> {
     let mut draft = Draft::default();
-    let (without_impostors, impostors) = names::without_impostors(policy, observed);
-    let observed = &without_impostors;
-    wanted::collect(policy, PlanTarget { observed, held, impostors: &impostors }, &mut draft);
+    let (trusted, untrusted) = names::by_trust(policy, observed);
+    let observed = &trusted;
+    wanted::collect(policy, PlanTarget { observed, held, untrusted: &untrusted }, &mut draft);
     checks::check(observed, held, &mut draft);
     if !draft.problems.is_empty() {
         // The problems are found kind by kind, but people read from the top.
@@ -73,8 +73,8 @@ fn deciding_lines(policy: &Policy, location: &SourceLocation) -> Asked {
 struct PlanTarget<'a> {
     observed: &'a Observed,
     held: &'a Held,
-    /// VMs that may not be what their names say; they are not in `observed`.
-    impostors: &'a [ObservedVm],
+    /// VMs with untrusted names; they are not in `observed`.
+    untrusted: &'a [ObservedVm],
 }
 
 /// Something is wrong, and has been recorded as a problem.

@@ -320,7 +320,8 @@ fn contradictions(draft: &mut Draft) {
         };
         if *value != want.wanted {
             let message = format!(
-                "`{}` asks for {}, but `{reason}` asks for {value}, and both are the {}: write the same in both",
+                "`{}` asks for {}, but `{reason}` asks for {value}, for the same setting ({}): write the same value in \
+                 both",
                 want.reason, want.wanted, want.setting
             );
             problems.push((want.location.clone(), message));

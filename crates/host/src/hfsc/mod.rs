@@ -6,7 +6,7 @@
 //! | `tree` | the qdiscs and classes that channels become |
 //! | `filter` | the filters that classify their packets |
 //! | `facts` | compares a tree with what the kernel lists |
-//! | `notes` | what the kernel does not store: the channels' names, exact deadlines and bursts |
+//! | `saved_trees` | what the kernel does not store: the channels' names, exact deadlines and bursts |
 //!
 //! A tree is made by requests that go to the kernel together, in one system call that no signal interrupts. So a
 //! process that is killed leaves either the former root or the wanted one:

@@ -53,7 +53,8 @@ impl Access for Governor {
             name: "CPU frequency governors".into(),
             present: first.is_some(),
             essential: false,
-            found: first.map_or_else(|| format!("no policy in /{POLICIES}"), |first| available(root, first)),
+            found: first
+                .map_or_else(|| format!("no cpufreq policy in /{POLICIES}"), |first| available(root, first)),
             consequence: missing(
                 "`governor` of [host] has no effect: the firmware or a hypervisor chooses frequencies",
             ),
@@ -64,7 +65,7 @@ impl Access for Governor {
     }
 }
 
-/// Groups of CPUs with a common frequency, by their numbers.
+/// The cpufreq policies: groups of CPUs with a common frequency, by their numbers.
 fn policies(root: &Root) -> Vec<u32> {
     let names = root.names(POLICIES);
     let mut all: Vec<u32> =
@@ -89,8 +90,8 @@ fn failed(errno: Errno, policy: u32) -> ResourceError {
     match errno {
         // The driver chooses frequencies itself (setpolicy) and is switched off, or the policy's CPUs are offline.
         Errno::EBUSY | Errno::EIO => {
-            errors::refused(errno, "the policy is not in use", "bring one of its CPUs online first")
+            errors::refused(errno, "the cpufreq policy is not in use", "bring one of its CPUs online first")
         }
-        other => errors::failed(other, &format!("frequency policy {policy}")),
+        other => errors::failed(other, &format!("cpufreq policy {policy}")),
     }
 }

@@ -14,13 +14,13 @@
 //! | `governor` | the frequency governor of CPUs: `scaling_governor` |
 //! | `halt_poll` | KVM's halt polling |
 //! | `cpu_latency` | the wake-up latency of a CPU's idle states |
-//! | `queue` | a device's root qdisc that is not teiji's |
+//! | `root_qdisc` | a device's root qdisc that is not teiji's |
 //! | `segment_size` | a device's `gso_max_size` |
 //!
 //! | module | what several kinds share |
 //! | --- | --- |
-//! | `thread`, `share`, `device` | threads, files of control groups, devices by rtnetlink |
-//! | `answer` | what the kernel's answers mean, in the operator's words |
+//! | `thread`, `cpu_controller`, `device` | threads, files of control groups, devices by rtnetlink |
+//! | `errors` | what the kernel's answers mean, in the operator's words |
 //! | `file` | reading and writing a kernel file by one system call |
 //!
 //! Each change is one system call that the kernel carries out completely or not at all: a process that is killed
@@ -60,7 +60,7 @@ use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Va
 
 /// A kind of resource of a host.
 pub(crate) trait Access: Sync {
-    /// Which.
+    /// The kind; each has one row in [`ACCESS`].
     fn kind(&self) -> ResourceKind;
 
     /// Records the resources of the VMs, devices and CPUs among the facts, each with its value or the reason why it has

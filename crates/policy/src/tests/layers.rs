@@ -1,4 +1,4 @@
-//! Several files that set one thing: the last one holds, key by key, and the overridden lines are reported.
+//! Several files that set one thing: the last file takes precedence, key by key, and the overridden lines are reported.
 
 use super::*;
 
@@ -107,7 +107,7 @@ fn files_together_are_checked_as_one() {
     let problems = message(&[file("a", deadline), file("b", "[vm.v]\nvcpu_cpus = \"2\"\n")]);
     assert_eq!(problems.len(), 1);
     assert!(problems[0].starts_with("b:2:1: `vcpu_cpus` cannot be used with class"), "{problems:?}");
-    // Each file has to be valid, even where another file's line holds.
+    // Each file has to be valid, even where another file's line applies.
     let problems =
         message(&[file("a", "[vm.v]\nweight = 0\n"), file("b", "[vm.v]\nweight = 1\nweigth = 2\n")]);
     assert_eq!(problems.len(), 2);

@@ -120,13 +120,13 @@ fn reason(step: &Step, asked: Option<&Asked>, style: &Style) -> String {
     out
 }
 
-/// Lines that several files write differently, and which one holds; empty if there is none.
+/// Lines that several files write differently, and which one applies; empty if there is none.
 pub fn overridden(all: &[Overridden], style: &Style) -> String {
     let mut out = String::new();
     let line = |line: &Line| format!("{} ({}:{})", line.text, line.location.file, line.location.line);
     for one in all {
         let over: Vec<String> = one.over.iter().map(line).collect();
-        let text = format!("[{}] {} holds, not {}", one.section, line(&one.holds), over.join(", "));
+        let text = format!("[{}] {} applies; overridden: {}", one.section, line(&one.holds), over.join(", "));
         for (i, line) in wrap(&style.ascii(&printable(&text)), 92).iter().enumerate() {
             let head = if i == 0 { "policy: " } else { "        " };
             out += &format!("{}{line}\n", style.paint(Tone::Faint, head));
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_that_holds_is_named_with_those_that_do_not() {
+    fn the_line_that_applies_is_named_with_those_that_do_not() {
         let line = |text: &str, file: &str, line| Line {
             text: text.into(),
             location: SourceLocation { file: file.into(), line, column: 1 },
@@ -174,8 +174,8 @@ mod tests {
                 line("priority = 20", "10-base.toml", 4),
             ],
         }];
-        let text = "policy: [vm.sip1] class = \"fair\" (20-site.toml:3) holds, not class = \"realtime\" \
-                    (10-base.toml:2),\n        priority = 20 (10-base.toml:4)\n";
+        let text = "policy: [vm.sip1] class = \"fair\" (20-site.toml:3) applies; overridden: class = \"realtime\"\n        \
+                    (10-base.toml:2), priority = 20 (10-base.toml:4)\n";
         assert_eq!(overridden(&all, &Style::PLAIN), text);
         assert_eq!(overridden(&[], &Style::PLAIN), "");
     }
