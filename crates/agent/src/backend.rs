@@ -326,6 +326,10 @@ impl apply::SettingsBackend for HostBackend {
         }
     }
 
+    fn disturbed_by(&self, resource: &Resource) -> Vec<Resource> {
+        self.settings.disturbed_by(resource)
+    }
+
     fn remove_leftovers(&self) {
         self.settings.remove_leftovers();
         // Without the permission to look, this process cannot have made anything.

@@ -163,7 +163,7 @@ fn what_nothing_wants_any_more_goes_back_first_but_into_real_time() {
             "scheduling of thread 102: idle -> FIFO 10",
         ]
     );
-    assert_eq!(plan.steps[0].reason, "a line that is no longer in the policy");
+    assert_eq!(plan.steps[0].reason, "no longer in the policy");
     assert_eq!(plan.warnings, Vec::<String>::new());
 }
 

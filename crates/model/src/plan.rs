@@ -149,7 +149,17 @@ pub struct Step {
     pub cost: String,
 }
 
+/// The reason of a step that returns a resource to its original value, because no line of the policy asks for another
+/// one any more. No line has such a name.
+pub const NO_LONGER_IN_POLICY: &str = "no longer in the policy";
+
 impl Step {
+    /// Whether it returns a resource to its original value, after which teiji does not hold it any more. The values
+    /// alone do not tell that of a controlled resource: a policy may ask for the original value as well.
+    pub fn returns(&self) -> bool {
+        self.reason == NO_LONGER_IN_POLICY
+    }
+
     /// The change that it makes.
     pub fn change(&self) -> Change<'_> {
         Change { resource: &self.setting, from: &self.present, to: &self.wanted }

@@ -4,7 +4,6 @@ use serde::Serialize;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use teiji_model::plan::Step;
 use teiji_model::resource::{Resource, ResourceError, Value};
 use teiji_model::text::printable;
 
@@ -241,9 +240,9 @@ impl fmt::Display for Note {
                 write!(f, "teiji (pid {pid}) was interrupted after its last step: its changes stay")
             }
             Note::Gone { what } => write!(f, "{what} is gone, so there is nothing to restore"),
-            Note::Stopped { what, why } => {
-                write!(f, "{what} could not be undone ({why}), and was left in a consistent state")
-            }
+            Note::Stopped { what, why } => f.write_str(&printable(&format!(
+                "{what} could not be undone ({why}), and was left in a consistent state"
+            ))),
             Note::Foreign { what, ours, found } => f.write_str(&printable(&format!(
                 "{what} was changed by someone else from {ours} to {found}, and was left alone"
             ))),
@@ -254,12 +253,6 @@ impl fmt::Display for Note {
 /// A setting and whose it is, to print.
 pub(super) fn what(setting: &Resource, whose: &str) -> String {
     printable(&format!("{setting} ({whose})"))
-}
-
-impl Failed {
-    pub(super) fn new(step: &Step, why: ResourceError) -> Self {
-        Failed { what: what(&step.setting, &step.whose), why }
-    }
 }
 
 /// Values contain paths of control groups, which are untrusted text.

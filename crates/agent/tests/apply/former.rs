@@ -5,7 +5,7 @@ use crate::common::cpus;
 use crate::sim::{Settings, Sim};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use teiji_agent::apply::store::TRANSACTION;
+use teiji_agent::apply::store::{HELD, TRANSACTION};
 use teiji_agent::apply::{Note, Rollback};
 use teiji_model::observation::{Observation, SCHEMA};
 use teiji_model::plan::Held;
@@ -45,6 +45,16 @@ fn what_it_held_is_put_back() {
     let sim = left("held");
     assert_eq!(sim.held().settings.len(), 16);
     assert!(sim.engine().status().unwrap().held.iter().all(|held| !held.changed));
+    rolled_back(&sim);
+}
+
+#[test]
+fn what_it_held_is_written_in_the_present_form() {
+    let sim = left("held");
+    let polls = [(Resource::HaltPoll, Value::Nanoseconds(77))];
+    sim.apply(&crate::sim::plan(&sim.settings(), &polls)).unwrap();
+    let held = String::from_utf8(sim.0.files.borrow()[HELD].clone()).unwrap();
+    assert!(held.starts_with("{\"version\":2,"), "{held}");
     rolled_back(&sim);
 }
 

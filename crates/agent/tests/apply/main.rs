@@ -4,6 +4,7 @@
 mod classes;
 #[path = "../../../control/tests/common/mod.rs"]
 mod common;
+mod disturbed;
 mod engine;
 mod former;
 mod kill;

@@ -4,12 +4,12 @@
 //! they return, or their present value.
 
 use super::names::shown;
-use super::{Draft, WantedSetting, starvation, steps, wanted};
+use super::{Draft, PlanTarget, WantedSetting, starvation, steps, wanted};
 use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::operator::LIMIT_REAL_TIME;
-use teiji_model::plan::{Held, Observed};
+use teiji_model::plan::Observed;
 use teiji_model::policy::SourceLocation;
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
 
@@ -18,10 +18,11 @@ use teiji_model::resource::{Resource, Scheduling, Task, Value};
 const SCHED_DEADLINE_SHARE: u128 = 950_000;
 
 /// Adds every problem of the wanted settings on this host.
-pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
+pub(super) fn check(target: PlanTarget<'_>, draft: &mut Draft) {
+    let observed = target.observed;
     readable(observed, draft);
     guard(observed, draft);
-    let threads = threads(observed, held, draft);
+    let threads = threads(target, draft);
     housekeeping_cpu(observed, &threads, draft);
     check_sched_deadline(observed, &threads, draft);
     starvation::check(observed, &threads, draft);
@@ -87,9 +88,10 @@ pub(super) struct Thread {
     pub cpus: CpuSet,
 }
 
-fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
+fn threads(target: PlanTarget<'_>, draft: &Draft) -> Vec<Thread> {
+    let observed = target.observed;
     let after = |setting: &Resource| {
-        draft.wanted(setting).cloned().or_else(|| steps::unwanted(setting, observed, held).cloned())
+        draft.wanted(setting).cloned().or_else(|| steps::unwanted(setting, target).cloned())
     };
     let tasks = observed.vms.iter().flat_map(|vm| {
         let all = wanted::tasks(vm, &shown(&vm.vm.name));

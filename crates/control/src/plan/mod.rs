@@ -31,7 +31,7 @@ pub(crate) use wanted::time;
 use std::collections::BTreeSet;
 use teiji_model::plan::{Asked, Held, LinkGuarantee, Observed, ObservedVm, Plan};
 use teiji_model::policy::{Policy, Problem, SourceLocation};
-use teiji_model::resource::{Resource, Value};
+use teiji_model::resource::{Class, Resource, Value};
 use teiji_model::text::printable;
 
 /// The steps that give the host the state that the policy asks for. The same arguments give the same steps.
@@ -39,11 +39,25 @@ use teiji_model::text::printable;
 /// # Errors
 /// All problems of the policy on this host, each with its place and what to do about it; never empty.
 pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, Vec<Problem>> {
+    plan_with_classes(policy, observed, held, &|resource| resource.kind().class())
+}
+
+/// The same if resources are changed in these ways.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_with_classes(
+    policy: &Policy,
+    observed: &Observed,
+    held: &Held,
+    class: &dyn Fn(&Resource) -> Class,
+) -> Result<Plan, Vec<Problem>> {
     let mut draft = Draft::default();
     let (trusted, untrusted) = names::by_trust(policy, observed);
     let observed = &trusted;
-    wanted::collect(policy, PlanTarget { observed, held, untrusted: &untrusted }, &mut draft);
-    checks::check(observed, held, &mut draft);
+    let target = PlanTarget { observed, held, untrusted: &untrusted, class };
+    wanted::collect(policy, target, &mut draft);
+    checks::check(target, &mut draft);
     if !draft.problems.is_empty() {
         // The problems are found kind by kind, but people read from the top.
         draft.problems.sort_by(|a, b| {
@@ -53,7 +67,7 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
         draft.problems.dedup();
         return Err(draft.problems);
     }
-    let plan = steps::steps_to_take(&draft.wants, draft.warnings, observed, held);
+    let plan = steps::steps_to_take(&draft.wants, draft.warnings, target);
     let reasons: BTreeSet<&str> = plan.steps.iter().map(|step| step.reason.as_str()).collect();
     let asking = draft.wants.iter().filter(|want| reasons.contains(want.reason.as_str()));
     let asked = asking.map(|want| (want.reason.clone(), deciding_lines(policy, &want.location))).collect();
@@ -75,6 +89,8 @@ struct PlanTarget<'a> {
     held: &'a Held,
     /// VMs with untrusted names; they are not in `observed`.
     untrusted: &'a [ObservedVm],
+    /// How each resource is changed.
+    class: &'a dyn Fn(&Resource) -> Class,
 }
 
 /// Something is wrong, and has been recorded as a problem.

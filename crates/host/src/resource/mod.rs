@@ -191,6 +191,11 @@ impl Settings {
         }
     }
 
+    /// Which other resources a change of this one may disturb; not every kernel does so.
+    pub fn disturbed_by(&self, resource: &Resource) -> Vec<Resource> {
+        group::disturbs(&self.root, resource)
+    }
+
     /// Removes what interrupted changes and ended VMs left behind: empty groups of teiji's own.
     ///
     /// The group of a VM that is still ending cannot be removed yet. To be called with the lock held: a group that

@@ -110,9 +110,10 @@ fn reason(step: &Step, asked: Option<&Asked>, style: &Style) -> String {
     );
     let last = lines.pop().unwrap_or_default();
     let lines = if lines.is_empty() { last } else { format!("{} and {last}", lines.join(", ")) };
+    let why = if step.returns() { lines } else { format!("because of {lines}") };
     let reason = match step.cost.as_str() {
-        "" => format!("because of {lines}"),
-        cost => format!("because of {lines}; cost: {cost}"),
+        "" => why,
+        cost => format!("{why}; cost: {cost}"),
     };
     for line in wrap(&style.ascii(&printable(&reason)), 93) {
         out += &format!("       {}\n", style.paint(Tone::Faint, &line));
@@ -158,6 +159,8 @@ mod tests {
         assert_eq!(text(one), "       because of vm.sip1.class (a:2) and priority (b:2)\n");
         let two = vec![with("runtime", "b", 2), with("period", "c", 3)];
         assert_eq!(text(two), "       because of vm.sip1.class (a:2), runtime (b:2) and period (c:3)\n");
+        let returning = Step { reason: teiji_model::plan::NO_LONGER_IN_POLICY.into(), ..step };
+        assert_eq!(reason(&returning, None, &Style::PLAIN), "       no longer in the policy\n");
     }
 
     #[test]

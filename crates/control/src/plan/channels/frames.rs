@@ -48,7 +48,7 @@ pub(super) fn choices(
     let (name, mtu) = (shown(&device.name), device.mtu);
     let setting = Resource::SegmentSize(device.device());
     // The value without teiji, so that a choice does not depend on earlier ones.
-    let own = match steps::unwanted(&setting, target.observed, target.held) {
+    let own = match steps::unwanted(&setting, target) {
         Some(Value::Bytes(bytes)) => Ok(*bytes),
         _ => Err(format!("{setting} cannot be read ({})", super::super::reason(&setting, target.observed))),
     };
