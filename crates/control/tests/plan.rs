@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_control::plan::plan;
 use teiji_model::host::{DataPlane, Nic};
-use teiji_model::plan::{Held, Hold, Manager, Observed, Plan, own_group};
+use teiji_model::plan::{Held, Hold, Manager, Observed, ObservedLink, Plan, own_group};
 use teiji_model::policy::{LinkPolicy, Policy, Source, VfPolicy, VmPolicy};
 use teiji_model::qdisc::Device;
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Scheduling, Value};
@@ -280,18 +280,19 @@ fn what_the_host_does_not_have() {
 
 #[test]
 fn packets_of_links_and_taps_are_steered() {
-    let queue = |name: &str, n| Resource::ReceiveCpus(Device { name: name.into(), index: 2 }, n);
+    let index = |name: &str| if name == "eth0" { 2 } else { 3 };
+    let queue = |name: &str, n| Resource::ReceiveCpus(Device { name: name.into(), index: index(name) }, n);
     let mut sip1 = vm("sip1", 100, 1, 0, None, false);
     sip1.vm.nics = vec![Nic {
         tap: "tap0".into(),
-        ifindex: 2,
+        ifindex: 3,
         mac: None,
         bridge: None,
         data_plane: DataPlane::VhostNet,
         queues: 1,
     }];
-    let mut observed =
-        host("0-3", vec![sip1], vec![common::nic("eth0", vec![]), common::nic("tap0", vec![])]);
+    let tap = ObservedLink { index: 3, ..common::nic("tap0", vec![]) };
+    let mut observed = host("0-3", vec![sip1], vec![common::nic("eth0", vec![]), tap]);
     for resource in [queue("eth0", 0), queue("eth0", 1), queue("tap0", 0)] {
         observed.settings.insert(resource, Value::Cpus(cpus("")));
     }
@@ -354,8 +355,8 @@ fn parsed(text: &str) -> Policy {
 
 #[test]
 fn devices_that_share_an_interrupt_agree_or_are_refused() {
-    let link = |name: &str| common::nic(name, vec![30]);
-    let observed = host("0-3", Vec::new(), vec![link("eth0"), link("eth1")]);
+    let eth1 = ObservedLink { index: 3, ..common::nic("eth1", vec![30]) };
+    let observed = host("0-3", Vec::new(), vec![common::nic("eth0", vec![30]), eth1]);
     let policy_of =
         |name: &str, list, line| LinkPolicy { irq_cpus: Some(at(cpus(list), line)), ..common::link(name, 1) };
     let mut policy =

@@ -29,6 +29,7 @@ pub(crate) const TCA_KIND: u16 = 1;
 pub(crate) const TCA_OPTIONS: u16 = 2;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_QDISC: u16 = 6;
 const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
@@ -198,6 +199,17 @@ impl Rtnl {
         })
     }
 
+    /// The device's name; `ENODEV` if the device does not exist.
+    pub(crate) fn name(&mut self, ifindex: u32) -> nix::Result<String> {
+        self.link(ifindex, |body| text_of(body, IFLA_IFNAME))
+    }
+
+    /// The kind of the device's root qdisc, which costs less than the list of all qdiscs; `ENODEV` if the device does
+    /// not exist.
+    pub(crate) fn root_kind(&mut self, ifindex: u32) -> nix::Result<String> {
+        self.link(ifindex, |body| text_of(body, IFLA_QDISC))
+    }
+
     /// Makes a qdisc of this kind the root, in place of the present one.
     pub(crate) fn replace_root(&mut self, ifindex: u32, kind: &str, options: &[u8]) -> nix::Result<()> {
         let mut name = kind.as_bytes().to_vec();
@@ -362,6 +374,13 @@ fn link_of(body: &[u8]) -> Option<Link> {
     })
 }
 
+/// A text attribute of the device that a message is about.
+fn text_of(body: &[u8], wanted: u16) -> Option<String> {
+    let all = attributes(body.get(IFINFOMSG..)?);
+    let text = all.iter().find(|(k, _)| *k == wanted).map(|(_, v)| *v)?;
+    Some(String::from_utf8_lossy(text.strip_suffix(&[0]).unwrap_or(text)).into_owned())
+}
+
 fn segment_sizes_of(body: &[u8]) -> Option<SegmentSizes> {
     let all = attributes(body.get(IFINFOMSG..)?);
     let of = |wanted| all.iter().find(|(k, _)| *k == wanted).and_then(|(_, v)| u32_at(v, 0));
@@ -422,6 +441,13 @@ mod tests {
         let links = rtnl.links().unwrap();
         let lo = links.iter().find(|link| link.index == 1).unwrap();
         assert_eq!((lo.name.as_str(), lo.hardware, lo.kind.as_str(), lo.master), ("lo", 772, "", None));
+        assert_eq!(rtnl.name(1).as_deref(), Ok("lo"));
+        assert!(
+            matches!(rtnl.root_kind(1).as_deref(), Ok("noqueue") | Ok("noop")),
+            "{:?}",
+            rtnl.root_kind(1)
+        );
+        assert_eq!(rtnl.name(0x7fff_ffff), Err(Errno::ENODEV));
         assert_eq!((lo.sizes, lo.mtu), (rtnl.segment_sizes(1).ok(), rtnl.mtu(1).unwrap()));
     }
 }

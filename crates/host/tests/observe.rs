@@ -161,7 +161,7 @@ fn a_host_with_a_vm_and_two_nics() {
     let steering = observed.settings.iter().filter(|(r, _)| r.kind() == ResourceKind::ReceiveCpus);
     let steering: Vec<String> = steering.map(|(resource, cpus)| format!("{resource}: {cpus}")).collect();
     let wanted =
-        ["rps_cpus of ens3 queue 0: none", "rps_cpus of ens3 queue 1: 0", "rps_cpus of tap0 queue 0: none"];
+        ["rps_cpus of tap0 queue 0: none", "rps_cpus of ens3 queue 0: none", "rps_cpus of ens3 queue 1: 0"];
     assert_eq!(steering, wanted);
     assert_eq!(read(Resource::HaltPoll), "200 µs");
     assert_eq!(observed.settings[&Resource::CpuLatency(3)], Value::Latency(Latency::Any));

@@ -30,7 +30,7 @@ pub(super) fn steps_to_take(
     let (mut returning, mut forward) = (Vec::new(), Vec::new());
     for (setting, hold) in held.settings.iter().filter(|(s, _)| !wanted.contains(s)) {
         // A task that has ended has no settings any more.
-        let Some(present) = observed.settings.get(setting) else { continue };
+        let Some((setting, present)) = observed.settings.get_named(setting) else { continue };
         if *present == hold.original {
             // Already restored: there is nothing to do and nothing to report.
         } else if *present == hold.value {
