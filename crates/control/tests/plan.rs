@@ -341,6 +341,14 @@ fn the_governor_is_that_of_every_frequency_policy() {
     let plan = ok(&policy, &observed, &Held::default());
     assert_eq!(settings(&plan), ["governor of frequency policy 0: schedutil -> performance"]);
     assert_eq!((plan.steps[0].whose.as_str(), plan.steps[0].reason.as_str()), ("the host", "host.governor"));
+    let tuned = Manager {
+        name: "tuned".into(),
+        advice: "tuned is running".into(),
+        touches: vec![ResourceKind::Governor],
+        vm: None,
+    };
+    let plan = ok(&policy, &Observed { managers: vec![tuned], ..observed }, &Held::default());
+    assert_eq!(plan.warnings, ["tuned: tuned is running"]);
     let mut none = one();
     none.settings.remove(&Resource::Governor(0));
     let plan = ok(&policy, &none, &Held::default());

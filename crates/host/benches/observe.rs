@@ -27,7 +27,8 @@ use teiji_model::resource::Value;
 const LINKS: usize = 100;
 const VCPUS: usize = 4;
 /// Taps, VMs, links with channels.
-const SIZES: [(usize, usize, usize); 4] = [(500, 100, 0), (1000, 100, 0), (1000, 200, 0), (1000, 200, MAX_LINKS)];
+const SIZES: [(usize, usize, usize); 4] =
+    [(500, 100, 0), (1000, 100, 0), (1000, 200, 0), (1000, 200, MAX_LINKS)];
 /// What is printed instead of a time if the kernel has no HFSC.
 const NO_HFSC: &str = "no HFSC";
 const LIMIT: Duration = Duration::from_millis(300);

@@ -299,6 +299,7 @@ fn others_who_change_the_same_settings() {
                 ResourceKind::ThreadCpus,
                 ResourceKind::ThreadScheduling,
                 ResourceKind::IrqCpus,
+                ResourceKind::Governor,
                 ResourceKind::HaltPoll,
                 ResourceKind::CpuLatency,
             ][..],
