@@ -341,6 +341,17 @@ fn the_governor_is_that_of_every_frequency_policy() {
     let plan = ok(&policy, &observed, &Held::default());
     assert_eq!(settings(&plan), ["governor of frequency policy 0: schedutil -> performance"]);
     assert_eq!((plan.steps[0].whose.as_str(), plan.steps[0].reason.as_str()), ("the host", "host.governor"));
+    // A policy without an online CPU keeps what it has; the others are changed.
+    let why = ResourceError::Offline("all CPUs of the policy are offline (EBUSY)".into());
+    observed.settings.note(Resource::Governor(2), Err(why));
+    let plan = ok(&policy, &observed, &Held::default());
+    assert_eq!(plan.steps.len(), 1);
+    assert!(plan.steps[0].cost.contains("rollback"), "{:?}", plan.steps);
+    assert!(
+        plan.warnings[0]
+            .starts_with("`host.governor` leaves the governor of frequency policy 2 as it is: all")
+    );
+    observed.settings.remove(&Resource::Governor(2));
     let tuned = Manager {
         name: "tuned".into(),
         advice: "tuned is running".into(),

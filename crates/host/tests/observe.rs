@@ -5,7 +5,7 @@ mod common;
 
 use common::{FakeHost, KVM};
 use std::os::unix::fs::PermissionsExt;
-use teiji_host::Root;
+use teiji_host::{Root, Settings};
 use teiji_model::plan::{LinkKind, Observed, own_group};
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Scheduling, Task, Value};
 
@@ -251,6 +251,21 @@ fn what_cannot_be_read_or_changed_says_why() {
     }
     assert_eq!(why(Resource::IrqCpus(40)), "");
     assert!(why(Resource::Group(observed.vms[0].process)).contains("cgroup v2 is not mounted"));
+}
+
+#[test]
+fn a_governor_whose_speed_would_be_lost_is_not_changed() {
+    let host = host();
+    let governor = |policy| format!("sys/devices/system/cpu/cpufreq/policy{policy}/scaling_governor");
+    host.file(&governor(0), "schedutil\n");
+    host.file(&governor(2), "userspace\n");
+    let observed = host.root().observe().unwrap();
+    assert_eq!(get(&observed, &Resource::Governor(0)).as_deref(), Some("schedutil"));
+    let why = observed.settings.error(&Resource::Governor(2)).unwrap().to_string();
+    assert!(why.contains("speed") && why.contains("could not be restored"), "{why}");
+    // If somebody chooses it later, a rollback reads it like any other value, and leaves it alone.
+    let read = Settings::new(host.root()).read(&Resource::Governor(2));
+    assert_eq!(read, Ok(Value::Word("userspace".into())));
 }
 
 #[test]

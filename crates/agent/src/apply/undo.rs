@@ -1,10 +1,12 @@
 //! Restores values. Everything here depends only on the values that are found, so it may be interrupted at any instant
-//! and started again; it writes no file.
+//! and started again. It writes a file in one case only: what is offline when a plan is undone is added to what is held,
+//! because the journal, which has its original value, ends.
 
 use super::error::{Failed, Note, what};
-use super::journal::{Direction, Journal};
+use super::journal::{Direction, HeldFile, Journal, line};
+use super::store::HELD;
 use super::{Clock, Engine, SettingsBackend, Store};
-use teiji_model::plan::Step;
+use teiji_model::plan::{Hold, Step};
 use teiji_model::resource::dependency::{self, Change};
 use teiji_model::resource::{Class, Resource, ResourceError, Value};
 
@@ -15,6 +17,8 @@ pub(super) struct UndoOutcome {
     pub restored: usize,
     /// Settings that are as they should be, or gone.
     pub done: Vec<Resource>,
+    /// Settings that are switched off: they cannot be restored now.
+    pub offline: Vec<Resource>,
     pub notes: Vec<Note>,
     pub failed: Vec<Failed>,
 }
@@ -48,7 +52,37 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             let ours: Box<dyn Fn(&Value) -> bool + '_> = Box::new(move |found| journal.ours(index, found));
             Restore { step, target: &step.present, made: &step.wanted, ours }
         });
-        self.restore_all(restores.collect())
+        let mut outcome = self.restore_all(restores.collect());
+        self.hold_offline(journal, &mut outcome);
+        outcome
+    }
+
+    /// Adds what is offline to what is held. If that fails, it counts as failed, and the journal remains.
+    fn hold_offline(&self, journal: &Journal, outcome: &mut UndoOutcome) {
+        let steps = journal.header.steps.iter().filter(|step| outcome.offline.contains(&step.setting));
+        let steps: Vec<&Step> = steps.collect();
+        if steps.is_empty() {
+            return;
+        }
+        let written = self.held_file().and_then(|file| {
+            let mut file = file.unwrap_or_else(|| HeldFile::none(&self.boot));
+            for step in &steps {
+                let former = file.held.settings.remove(&step.setting);
+                let hold = Hold {
+                    whose: step.whose.clone(),
+                    original: former.map_or_else(|| step.present.clone(), |hold| hold.original),
+                    value: step.wanted.clone(),
+                    since: journal.header.time,
+                    reason: step.reason.clone(),
+                };
+                file.held.settings.insert(step.setting.clone(), hold);
+            }
+            self.store.write(HELD, &line(&file)).map_err(|e| self.state("write", HELD, e))
+        });
+        if let Err(why) = written {
+            let why = ResourceError::Refused(format!("it is offline, and it could not be kept held: {why}"));
+            outcome.failed.extend(steps.into_iter().map(|step| Failed::new(step, why.clone())));
+        }
     }
 
     /// Takes the steps of a rollback, or those that are left, in their order.
@@ -126,6 +160,10 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             Err(ResourceError::Gone(_)) => {
                 outcome.done.push(step.setting.clone());
                 outcome.notes.push(Note::Gone { what: what(&step.setting, &step.whose) });
+            }
+            Err(ResourceError::Offline(why)) => {
+                outcome.offline.push(step.setting.clone());
+                outcome.notes.push(Note::Offline { what: what(&step.setting, &step.whose), why });
             }
             Err(ResourceError::Refused(why)) if class == Class::Operation => {
                 outcome.done.push(step.setting.clone());

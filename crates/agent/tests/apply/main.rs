@@ -7,6 +7,7 @@ mod common;
 mod engine;
 mod former;
 mod kill;
+mod offline;
 mod order;
 mod properties;
 mod real;
