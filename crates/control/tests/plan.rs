@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_control::plan::plan;
 use teiji_model::host::{DataPlane, Nic, Vcpu};
-use teiji_model::plan::{Held, Hold, Manager, Observed, Plan, own_group};
+use teiji_model::plan::{Held, Hold, Manager, Observed, ObservedLink, Plan, own_group};
 use teiji_model::policy::{DirectSetting, LinkPolicy, Policy, Source, Subject, VfPolicy, VmPolicy};
 use teiji_model::qdisc::Device;
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Scheduling, Value};
@@ -278,7 +278,7 @@ fn what_the_host_does_not_have() {
 
 #[test]
 fn packets_of_links_and_taps_are_steered() {
-    let index = |name: &str| if name == "tap0" { 3 } else { 2 };
+    let index = |name: &str| if name == "eth0" { 2 } else { 3 };
     let queue = |name: &str, n| Resource::ReceiveCpus(Device { name: name.into(), index: index(name) }, n);
     let mut sip1 = vm("sip1", 100, 1, 0, None, false);
     sip1.vm.nics = vec![Nic {
@@ -289,8 +289,8 @@ fn packets_of_links_and_taps_are_steered() {
         data_plane: DataPlane::VhostNet,
         queues: 1,
     }];
-    let mut observed =
-        host("0-3", vec![sip1], vec![common::nic("eth0", vec![]), common::nic("tap0", vec![])]);
+    let tap = ObservedLink { index: 3, ..common::nic("tap0", vec![]) };
+    let mut observed = host("0-3", vec![sip1], vec![common::nic("eth0", vec![]), tap]);
     for resource in [queue("eth0", 0), queue("eth0", 1), queue("tap0", 0)] {
         observed.settings.insert(resource, Value::Cpus(cpus("")));
     }
@@ -345,6 +345,24 @@ fn the_governor_is_that_of_every_frequency_policy() {
     let plan = ok(&policy, &observed, &Held::default());
     assert_eq!(settings(&plan), ["governor of cpufreq policy 0: schedutil -> performance"]);
     assert_eq!((plan.steps[0].whose.as_str(), plan.steps[0].reason.as_str()), ("the host", "host.governor"));
+    // A policy without an online CPU keeps what it has; the others are changed.
+    let why = ResourceError::Offline("all CPUs of the policy are offline (EBUSY)".into());
+    observed.settings.note(Resource::Governor(2), Err(why));
+    let plan = ok(&policy, &observed, &Held::default());
+    assert_eq!(plan.steps.len(), 1);
+    assert!(plan.steps[0].cost.contains("rollback"), "{:?}", plan.steps);
+    assert!(
+        plan.warnings[0].starts_with("`host.governor` leaves the governor of cpufreq policy 2 as it is: all")
+    );
+    observed.settings.remove(&Resource::Governor(2));
+    let tuned = Manager {
+        name: "tuned".into(),
+        advice: "tuned is running".into(),
+        touches: vec![ResourceKind::Governor],
+        vm: None,
+    };
+    let plan = ok(&policy, &Observed { managers: vec![tuned], ..observed }, &Held::default());
+    assert_eq!(plan.warnings, ["tuned: tuned is running"]);
     let mut none = one();
     none.settings.remove(&Resource::Governor(0));
     let plan = ok(&policy, &none, &Held::default());
@@ -396,8 +414,8 @@ fn a_step_names_every_line_that_decides_its_value() {
 
 #[test]
 fn devices_that_share_an_interrupt_agree_or_are_refused() {
-    let link = |name: &str| common::nic(name, vec![30]);
-    let observed = host("0-3", Vec::new(), vec![link("eth0"), link("eth1")]);
+    let eth1 = ObservedLink { index: 3, ..common::nic("eth1", vec![30]) };
+    let observed = host("0-3", Vec::new(), vec![common::nic("eth0", vec![30]), eth1]);
     let policy_of =
         |name: &str, list, line| LinkPolicy { irq_cpus: Some(at(cpus(list), line)), ..common::link(name, 1) };
     let mut policy =

@@ -277,24 +277,55 @@ pub fn own_group(pid: u32) -> String {
     format!("/teiji/vm-{pid}")
 }
 
-/// Serializes maps whose keys are not text as lists of pairs.
+/// Serializes a map whose keys are not text as a list of pairs.
 mod pairs {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use super::Hold;
+    use crate::resource::Resource;
+    use serde::{Deserialize, Deserializer, Serializer};
     use std::collections::BTreeMap;
 
-    pub(super) fn serialize<K: Serialize, V: Serialize, S: Serializer>(
-        map: &BTreeMap<K, V>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(map: &BTreeMap<Resource, Hold>, to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(map)
     }
 
-    pub(super) fn deserialize<'de, K, V, D>(from: D) -> Result<BTreeMap<K, V>, D::Error>
-    where
-        K: Deserialize<'de> + Ord,
-        V: Deserialize<'de>,
-        D: Deserializer<'de>,
-    {
-        Ok(Vec::<(K, V)>::deserialize(from)?.into_iter().collect())
+    /// Before devices were compared by their indices, one that was renamed could be in the list under both names. Then
+    /// the first change has the original value, and the last one has the value that teiji has set.
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<BTreeMap<Resource, Hold>, D::Error> {
+        let mut list = Vec::<(Resource, Hold)>::deserialize(from)?;
+        list.sort_by_key(|(_, hold)| hold.since);
+        let mut map: BTreeMap<Resource, Hold> = BTreeMap::new();
+        for (resource, mut hold) in list {
+            if let Some(earlier) = map.remove(&resource) {
+                hold.original = earlier.original;
+            }
+            map.insert(resource, hold);
+        }
+        Ok(map)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_was_held_under_two_names_is_held_once() {
+        let pair = |name: &str, since, original, value| {
+            let device = Device { name: name.into(), index: 2 };
+            let (original, value) = (Value::Bytes(original), Value::Bytes(value));
+            let reason = "link".to_owned();
+            (Resource::SegmentSize(device), Hold { whose: name.into(), original, value, since, reason })
+        };
+        // Sorted by name, as they were written.
+        let list = [pair("a", 20, 2, 3), pair("b", 10, 1, 2)];
+        let text = serde_json::to_string(&serde_json::json!({ "settings": list })).unwrap();
+        let held: Held = serde_json::from_str(&text).unwrap();
+        let [(resource, hold)] = &held.settings.iter().collect::<Vec<_>>()[..] else { panic!("{held:?}") };
+        assert_eq!(resource.to_string(), "gso_max_size of a");
+        assert_eq!((&hold.original, &hold.value), (&Value::Bytes(1), &Value::Bytes(3)));
+        let again = serde_json::to_string(&held).unwrap();
+        assert_eq!(serde_json::from_str::<Held>(&again).unwrap(), held);
     }
 }

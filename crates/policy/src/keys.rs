@@ -129,7 +129,7 @@ pub(super) const DIRECT_KEYS: &[DirectKey] = &[
             Value::Word(word) => Some(resource::Value::Word(word.to_owned())),
             _ => None,
         },
-        cost: "",
+        cost: "a rollback brings the former governor back with its default tunables",
     },
     DirectKey {
         section: "link",

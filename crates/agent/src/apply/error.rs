@@ -206,6 +206,13 @@ pub enum Note {
         /// The setting and whose it is; printable.
         what: String,
     },
+    /// A setting is switched off, and stays held until it can be restored.
+    Offline {
+        /// The setting and whose it is; printable.
+        what: String,
+        /// Why it could not be restored.
+        why: String,
+    },
     /// A setting was changed by someone else, and was left alone.
     Foreign {
         /// The setting and whose it is; printable.
@@ -240,6 +247,9 @@ impl fmt::Display for Note {
                 write!(f, "teiji (pid {pid}) was interrupted after its last step: its changes stay")
             }
             Note::Gone { what } => write!(f, "{what} is gone, so there is nothing to restore"),
+            Note::Offline { what, why } => f.write_str(&printable(&format!(
+                "{what} could not be restored ({why}): it stays held, and a later rollback restores it"
+            ))),
             Note::Stopped { what, why } => f.write_str(&printable(&format!(
                 "{what} could not be undone ({why}), and was left in a consistent state"
             ))),

@@ -1,5 +1,6 @@
 //! Restores values. Everything here depends only on the values that are found, so it may be interrupted at any instant
-//! and started again; it writes no file.
+//! and started again. It writes a file in one case only: what is offline when a plan is undone is added to what is held,
+//! because the journal, which has its original value, ends.
 //!
 //! A resource stays as it is while one that has to be restored before it could not be: the dependencies hold whatever
 //! fails. It is reported as failed, and the next operation takes it up again.
@@ -9,10 +10,11 @@
 //! written again.
 
 use super::error::{Failed, Note, what};
-use super::journal::{Direction, Disturbed, Journal};
+use super::journal::{Direction, Disturbed, HeldFile, Journal, line};
+use super::store::HELD;
 use super::{Clock, Engine, SettingsBackend, Store};
 use std::collections::BTreeMap;
-use teiji_model::plan::Step;
+use teiji_model::plan::{Hold, Step};
 use teiji_model::resource::dependency::{self, Change};
 use teiji_model::resource::{Class, Resource, ResourceError, Value};
 
@@ -23,6 +25,8 @@ pub(super) struct UndoOutcome {
     pub restored: usize,
     /// Settings that are as they should be, or gone.
     pub done: Vec<Resource>,
+    /// Settings that are switched off: they cannot be restored now.
+    pub offline: Vec<Resource>,
     pub notes: Vec<Note>,
     pub failed: Vec<Failed>,
 }
@@ -93,7 +97,37 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let restores = self.with_disturbed(restores.collect(), journal, journal.begun, resumed);
         let changes: Vec<Change<'_>> = restores.iter().map(Restore::change).collect();
         let order = dependency::order(&changes, |i| dependency::is_into_real_time(&changes[i]));
-        self.restore_all(&restores, &order)
+        let mut outcome = self.restore_all(&restores, &order);
+        self.hold_offline(journal, &mut outcome);
+        outcome
+    }
+
+    /// Adds what is offline to what is held. If that fails, it counts as failed, and the journal remains.
+    fn hold_offline(&self, journal: &Journal, outcome: &mut UndoOutcome) {
+        let steps = journal.header.steps.iter().filter(|step| outcome.offline.contains(&step.setting));
+        let steps: Vec<&Step> = steps.collect();
+        if steps.is_empty() {
+            return;
+        }
+        let written = self.held_file().and_then(|file| {
+            let mut file = file.unwrap_or_else(|| HeldFile::none(&self.boot));
+            for step in &steps {
+                let former = file.held.settings.remove(&step.setting);
+                let hold = Hold {
+                    whose: step.whose.clone(),
+                    original: former.map_or_else(|| step.present.clone(), |hold| hold.original),
+                    value: step.wanted.clone(),
+                    since: journal.header.time,
+                    reason: step.reason.clone(),
+                };
+                file.held.settings.insert(step.setting.clone(), hold);
+            }
+            self.store.write(HELD, &line(&file)).map_err(|e| self.state("write", HELD, e))
+        });
+        if let Err(why) = written {
+            let why = ResourceError::Refused(format!("it is offline, and it could not be kept held: {why}"));
+            outcome.failed.extend(steps.into_iter().map(|step| Failed::new(step, why.clone())));
+        }
     }
 
     /// Takes the steps of a rollback, or those that are left, in their order. `resumed`: another process has begun it.
@@ -203,10 +237,18 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             }
             Restored::Left
         };
+        let offline = |why, outcome: &mut UndoOutcome| {
+            if !restore.kept {
+                outcome.offline.push(restore.setting.clone());
+                outcome.notes.push(Note::Offline { what: restore.what(), why });
+            }
+            Restored::Left
+        };
         let read = judged.clone().and_then(|judged| Ok((judged, self.backend.read(restore.setting)?)));
         let (judged, found) = match read {
             Ok(values) => values,
             Err(ResourceError::Gone(_)) => return gone(outcome),
+            Err(ResourceError::Offline(why)) => return offline(why, outcome),
             Err(_) if restore.kept => return Restored::Left,
             Err(why) => return fail(why, outcome),
         };
@@ -261,6 +303,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             {
                 gone(outcome)
             }
+            Err(ResourceError::Offline(why)) => offline(why, outcome),
             Err(ResourceError::Refused(why)) if class == Class::Operation => {
                 settled(outcome);
                 outcome.notes.push(Note::Stopped { what: restore.what(), why });

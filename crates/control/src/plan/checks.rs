@@ -11,7 +11,7 @@ use teiji_model::cpus::CpuSet;
 use teiji_model::operator::LIMIT_REAL_TIME;
 use teiji_model::plan::Observed;
 use teiji_model::policy::SourceLocation;
-use teiji_model::resource::{Resource, Scheduling, Task, Value};
+use teiji_model::resource::{Resource, ResourceError, Scheduling, Task, Value};
 
 /// The share of the CPUs that all `SCHED_DEADLINE` threads may have together, millionths: the kernel's default of
 /// `sched_rt_runtime_us` / `sched_rt_period_us`.
@@ -28,8 +28,17 @@ pub(super) fn check(target: PlanTarget<'_>, draft: &mut Draft) {
     starvation::check(observed, &threads, draft);
 }
 
-/// A setting that cannot be read could not be restored, so it is not changed.
+/// A setting that cannot be read could not be restored, so it is not changed. One that is offline is left out: it has no
+/// value and no effect now.
 fn readable(observed: &Observed, draft: &mut Draft) {
+    let warnings = &mut draft.warnings;
+    draft.wants.retain(|want| match observed.settings.error(&want.setting) {
+        Some(why @ ResourceError::Offline(_)) => {
+            warnings.push(format!("`{}` leaves the {} as it is: {why}", want.reason, want.setting));
+            false
+        }
+        _ => true,
+    });
     let mut missing: Vec<(SourceLocation, String, Vec<String>)> = Vec::new();
     for want in draft.wants.iter().filter(|w| !observed.settings.contains_key(&w.setting)) {
         let why = reason(&want.setting, observed);

@@ -36,7 +36,7 @@ pub(super) fn steps_to_take(
     let (mut returning, mut forward) = (Vec::new(), Vec::new());
     for (setting, hold) in held.settings.iter().filter(|(s, _)| !wanted.contains(s)) {
         // A task that has ended has no settings any more.
-        let Some(present) = observed.settings.get(setting) else { continue };
+        let Some((setting, present)) = observed.settings.get_named(setting) else { continue };
         if !is_atomic(setting, target) {
             // Also if it is at the original for an instant: it is held until a step returns it.
             returning.push(restoring_step(setting, present, hold));

@@ -49,7 +49,7 @@ mod thread;
 mod thread_cpus;
 mod thread_scheduling;
 
-pub(crate) use device::Devices;
+pub use device::Devices;
 
 use crate::cgroup::Hierarchy;
 use crate::root::Root;

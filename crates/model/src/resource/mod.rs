@@ -291,6 +291,9 @@ pub enum ResourceError {
     /// The thread, interrupt, group or device does not exist any more.
     #[error("{0} is gone")]
     Gone(String),
+    /// It is switched off, and has no value until it is on again; the kernel then gives it the value that it had.
+    #[error("{0}")]
+    Offline(String),
     /// This kernel or host does not have it.
     #[error("{0}")]
     Unsupported(String),
