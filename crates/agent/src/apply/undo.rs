@@ -126,7 +126,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         });
         if let Err(why) = written {
             let why = ResourceError::Refused(format!("it is offline, and it could not be kept held: {why}"));
-            outcome.failed.extend(steps.into_iter().map(|step| Failed::new(step, why.clone())));
+            outcome.failed.extend(
+                steps
+                    .into_iter()
+                    .map(|step| Failed { what: what(&step.setting, &step.whose), why: why.clone() }),
+            );
         }
     }
 
