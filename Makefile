@@ -25,17 +25,17 @@ deps: ## install what building and testing need, if it is missing (root)
 build: deps ## build everything
 	$(CARGO) build --workspace
 
-check: ## format, lint, unit and property tests: no lab, no root (3 minutes once it is compiled)
+check: ## format, lint, documentation, unit and property tests: no lab, no root (3 minutes once it is compiled)
 	@CARGO="$(CARGO)" .ci/check
 
-test: deps ## check the format, lint, and run every test, those in the lab too (root, 20 minutes)
+test: deps ## check format and documentation, lint, and run every test, those in the lab too (root, 20 minutes)
 	@CARGO="$(CARGO)" .ci/test
 
 soak: deps ## the property and fuzz tests with 20,000 cases each (half an hour); more than the 4,000 of `make test`
 	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-model -p teiji-policy -p teiji-analysis
 
-bench: ## measure the join and the admission test
-	$(CARGO) bench -p teiji-analysis -p teiji-control
+bench: ## measure the join, the admission test, and observing a host with 1,000 taps (root)
+	$(CARGO) bench -p teiji-analysis -p teiji-control -p teiji-host
 
 lab-prepare: deps ## make the lab's root file system, if it is missing (root, 1 GB to download)
 	$(call compiling,making the lab's root file system takes 2 to 5 minutes)

@@ -201,9 +201,11 @@ pub fn run_under(
     let [at, inside, outside] = captures.map(|c| c.stop(lab));
     let ((captured, counts), (inside, drops_inside), (outside, drops_outside)) = (at?, inside?, outside?);
     let traced = trace.stop()?;
-    let recording =
-        traced.recording.with_context(|| format!("no recording; teiji said: {}", traced.printed))?;
-    let (joined, _) = requests(&recording)?;
+    let recording = traced
+        .recording
+        .as_deref()
+        .with_context(|| format!("no recording; teiji said: {}", traced.printed))?;
+    let (joined, _) = requests(recording)?;
     let paired = |capture: &[u8], side| -> Result<pcap::Pairs> {
         Ok(pcap::pair(&pcap::packets(capture)?, guest.ip(), case.pairing, side))
     };
@@ -239,7 +241,7 @@ pub fn run_under(
         sums_wrong: joined.iter().filter(|j| sum(j) != j.request.total).count(),
         unattributed: unattributed.map_or(0.0, |s| s.time_share),
         lost: lost(&traced.report),
-        excused: cost_of_missed(&traced.report)?,
+        excused: cost_of_missed(&traced)?,
         capture_dropped: counts.dropped + drops_inside.dropped + drops_outside.dropped,
         counts: [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered],
         pairs,

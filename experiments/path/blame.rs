@@ -6,7 +6,8 @@ use crate::tracing::{Lab, Trace};
 use anyhow::Result;
 use serde::Serialize;
 use teiji_lab::{Child, Guest, RaisedPriority};
-use teiji_model::report::{PartReport, Preemptor, StageReport, VmReport};
+use teiji_model::finding::Finding;
+use teiji_model::report::{PartReport, StageReport, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 
 /// Number of busy loops on a CPU.
@@ -100,6 +101,8 @@ pub struct Judged {
     /// Whether the cause is the greatest part of what the host's threads did, without regard to the guest. If the lab
     /// is emulated and this machine is busy, the guest's own time fluctuates, and the verdict may rightly blame that.
     pub right_of_host: bool,
+    /// Whether that holds by the median alone, although the verdict is about fluctuation.
+    pub by_median_alone: bool,
     /// The verdict in one line.
     pub sentence: String,
     /// The blamed stage.
@@ -113,7 +116,8 @@ pub struct Judged {
     /// The first thread that the verdict names as having run instead.
     #[serde(rename = "behind")]
     pub preempted_by: Option<String>,
-    /// Share of the waits behind the busy loops, by their thread ids; `None` in situations without busy loops.
+    /// Share of the waits behind the busy loops, by their thread ids, in the finding that has the situation's part,
+    /// whether or not the verdict names it; 0 if there is no such finding, `None` in situations without busy loops.
     #[serde(rename = "behind_hogs")]
     pub preempted_by_hogs: Option<f64>,
     /// Median and 99th percentile of the response time, µs.
@@ -125,7 +129,38 @@ pub struct Judged {
     pub report: VmReport,
 }
 
+/// What a run says about the verdict on a machine that is busy with other work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acceptance {
+    /// The verdict blames the cause.
+    Right,
+    /// The cause is the greatest part of what the host's threads did, by the measure that was judged.
+    RightOfHost,
+    /// The cause is that by the median alone, although its fluctuation was to be judged.
+    ByMedianAlone,
+    /// Neither.
+    Wrong,
+}
+
+/// Whether runs of a situation together show that its cause is found: none is wrong, and at most one is accepted by the
+/// median alone. Other work of this machine may change the fluctuation of a run, but a verdict that is about the
+/// fluctuation and wrong in each run is a fault.
+pub fn accepted(runs: &[Acceptance]) -> bool {
+    let count = |wanted| runs.iter().filter(|r| **r == wanted).count();
+    count(Acceptance::Wrong) == 0 && count(Acceptance::ByMedianAlone) <= 1
+}
+
 impl Judged {
+    /// See [`Acceptance`].
+    pub fn acceptance(&self) -> Acceptance {
+        match self {
+            Judged { right: true, .. } => Acceptance::Right,
+            Judged { right_of_host: false, .. } => Acceptance::Wrong,
+            Judged { by_median_alone: true, .. } => Acceptance::ByMedianAlone,
+            _ => Acceptance::RightOfHost,
+        }
+    }
+
     /// Time that the wake-up of the halted vCPU took in a typical request, µs.
     pub fn asleep_us(&self) -> f64 {
         let wake = self.report.stages.iter().filter(|s| s.stage == Stage::VcpuWake);
@@ -163,13 +198,33 @@ fn induce(lab: &Lab, what: Induce) -> Result<Undo<'_>> {
     }
 }
 
+/// How the situation's part is the greatest of the vCPUs' and the vhost workers' parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Greatest {
+    /// By the measure that is judged.
+    AsJudged,
+    /// By the median alone, although the part makes the response time fluctuate.
+    ByMedianAlone,
+}
+
 /// Whether the situation's part is the greatest of the vCPUs' and the vhost workers' parts, each measured in its greatest
 /// stage: by the median, or, if the part makes the response time fluctuate, by the share of the fluctuation, as in the
 /// verdict. Other work of this machine changes the fluctuation (an emulated CPU that is stopped for 300 ms wakes up its
-/// worker that late), but hardly the median.
-fn greatest_of_host(vm: &VmReport, s: &Situation) -> bool {
+/// worker that late), but hardly the median: then it is the greatest by the median alone.
+fn greatest_of_host(vm: &VmReport, s: &Situation) -> Option<Greatest> {
     let fluctuates = vm.verdict.fluctuation && s.state == ThreadState::Ready;
-    greatest_by(vm, s, false) || fluctuates && greatest_by(vm, s, true)
+    if greatest_by(vm, s, fluctuates) {
+        return Some(Greatest::AsJudged);
+    }
+    (fluctuates && greatest_by(vm, s, false)).then_some(Greatest::ByMedianAlone)
+}
+
+/// Share of the waits behind the threads `tids`, in the finding that has the situation's part; 0 without such a finding.
+fn share_behind(vm: &VmReport, s: &Situation, tids: &[u32]) -> f64 {
+    let of_situation =
+        |f: &&Finding| f.evidence.iter().any(|e| s.stages.contains(&e.stage) && e.state == Some(s.state));
+    let preempted_by = vm.findings.iter().find(of_situation).map_or(&[][..], |f| &f.preempted_by);
+    preempted_by.iter().filter(|p| tids.contains(&p.tid)).map(|p| p.share).sum()
 }
 
 fn greatest_by(vm: &VmReport, s: &Situation, fluctuation: bool) -> bool {
@@ -227,24 +282,143 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let right = stage.is_some_and(|stage| s.stages.contains(&stage)) && state == Some(s.state);
     let evidence = vm.blamed().map(|f| f.evidence.as_slice()).unwrap_or_default();
     let named: Vec<_> = evidence.iter().map(|e| (e.stage, e.state)).collect();
-    let preempted_by: Vec<Preemptor> = vm.blamed().map(|f| f.preempted_by.clone()).unwrap_or_default();
+    let preempted_by = vm.blamed().and_then(|f| f.preempted_by.first()).map(|p| p.name.clone());
     let us = |ns: u64| ns as f64 / 1e3;
-    let preempted_by_hogs =
-        hogs.map(|tids| preempted_by.iter().filter(|b| tids.contains(&b.tid)).map(|b| b.share).sum());
+    let greatest = greatest_of_host(&vm, s);
     Ok(Judged {
         situation: s.name,
         run,
         right,
-        right_of_host: greatest_of_host(&vm, s) && greater_is_named(&vm, s, &named),
+        right_of_host: greatest.is_some() && greater_is_named(&vm, s, &named),
+        by_median_alone: greatest == Some(Greatest::ByMedianAlone),
         sentence: vm.line(),
         stage,
         state,
         complete: vm.requests.complete,
         lost,
-        preempted_by_hogs,
-        preempted_by: preempted_by.first().map(|b| b.name.clone()),
+        preempted_by_hogs: hogs.map(|tids| share_behind(&vm, s, &tids)),
+        preempted_by,
         total_us: vm.total.map_or([0.0; 2], |t| [us(t.p50), us(t.p99)]),
         stages: vm.stages.iter().map(|s| (s.stage, s.dist.mean / 1e3)).collect(),
         report: vm,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use teiji_model::finding::{Cause, Confidence, Evidence, Preemptor, Remedy};
+    use teiji_model::reason::Blame;
+    use teiji_model::report::{DirectionReport, Dist, RequestCounts, Verdict};
+
+    /// The thread ids of the busy loops.
+    const TIDS: [u32; 2] = [70, 71];
+
+    fn stage(stage: Stage, p50: u64, fluctuation_share: f64, state: Option<ThreadState>) -> StageReport {
+        let part = |state| PartReport { state, mean: p50 as f64, p50, time_share: 0.5, fluctuation_share };
+        let dist = Dist { count: 200, mean: p50 as f64, p50, ..Dist::default() };
+        StageReport {
+            stage,
+            dist,
+            time_share: 0.5,
+            fluctuation_share,
+            parts: state.map(part).into_iter().collect(),
+        }
+    }
+
+    fn finding(cause: Cause, stage: Stage, state: ThreadState, preempted_by: Vec<Preemptor>) -> Finding {
+        let evidence = Evidence {
+            stage,
+            state: Some(state),
+            share: 0.5,
+            time_share: 0.5,
+            fluctuation_share: 0.5,
+            length: None,
+        };
+        Finding {
+            cause,
+            title: String::new(),
+            blame: Blame::Host,
+            share: 0.5,
+            evidence: vec![evidence],
+            preempted_by,
+            confidence: Confidence::High,
+            doubts: Vec::new(),
+            explanation: String::new(),
+            remedy: Remedy::none(""),
+        }
+    }
+
+    /// A report on busy loops on the vCPU's CPU, which blames the guest: the vCPU's wait for its CPU has the greatest median
+    /// of the host's parts and this share of the fluctuation, the guest all else, and the worker's wake-up a tenth.
+    fn blames_the_guest(of_wait: f64) -> VmReport {
+        let mut vm = VmReport {
+            name: "vm1".into(),
+            pid: 1,
+            requests: RequestCounts::default(),
+            left_out: Vec::new(),
+            total: None,
+            stages: Vec::new(),
+            slowest: Vec::new(),
+            groups: None,
+            inbound: DirectionReport::default(),
+            outbound: DirectionReport::default(),
+            depth: None,
+            verdict: Verdict { headline: String::new(), details: Vec::new(), fluctuation: true },
+            findings: Vec::new(),
+        };
+        vm.stages = vec![
+            stage(Stage::VcpuWake, 9_000_000, of_wait, Some(ThreadState::Ready)),
+            stage(Stage::TapQueue, 50_000, 0.1, Some(ThreadState::Asleep)),
+            stage(Stage::Guest, 2_000_000, 0.9 - of_wait, Some(ThreadState::Guest)),
+        ];
+        vm.findings = vec![
+            finding(Cause::GuestRuns, Stage::Guest, ThreadState::Guest, Vec::new()),
+            finding(
+                Cause::VcpuWaitsForCpu,
+                Stage::VcpuWake,
+                ThreadState::Ready,
+                [(70, 0.5), (9, 0.3), (71, 0.2)]
+                    .map(|(tid, share)| Preemptor { tid, name: String::new(), share })
+                    .to_vec(),
+            ),
+        ];
+        vm
+    }
+
+    #[test]
+    fn a_verdict_that_gives_all_fluctuation_to_the_guest_is_accepted_once_at_most() {
+        let vm = blames_the_guest(0.0);
+        assert_eq!(greatest_of_host(&vm, &SITUATIONS[0]), Some(Greatest::ByMedianAlone));
+        // What the guest is named for is greater by the verdict's own measure: this alone rejects nothing.
+        assert!(greater_is_named(&vm, &SITUATIONS[0], &[(Stage::Guest, Some(ThreadState::Guest))]));
+        use Acceptance::{ByMedianAlone, Right, RightOfHost, Wrong};
+        assert!(accepted(&[Right, ByMedianAlone, RightOfHost]));
+        assert!(!accepted(&[ByMedianAlone, ByMedianAlone, Right]));
+        assert!(!accepted(&[ByMedianAlone; 3]));
+        assert!(!accepted(&[Right, Wrong, Right]));
+    }
+
+    #[test]
+    fn the_part_leads_by_fluctuation_if_fluctuation_is_judged() {
+        let s = &SITUATIONS[0];
+        assert_eq!(greatest_of_host(&blames_the_guest(0.4), s), Some(Greatest::AsJudged));
+        let mut steady = blames_the_guest(0.0);
+        steady.verdict.fluctuation = false;
+        assert_eq!(greatest_of_host(&steady, s), Some(Greatest::AsJudged));
+        let mut behind = blames_the_guest(0.0);
+        behind.stages[1] = stage(Stage::TapQueue, 9_000_001, 0.1, Some(ThreadState::Asleep));
+        assert_eq!(greatest_of_host(&behind, s), None);
+    }
+
+    #[test]
+    fn waits_behind_busy_loops_are_of_the_situations_finding_even_if_another_is_blamed() {
+        let mut vm = blames_the_guest(0.0);
+        assert!(vm.blamed().unwrap().preempted_by.is_empty());
+        assert!((share_behind(&vm, &SITUATIONS[0], &TIDS) - 0.7).abs() < 1e-9);
+        // The finding of another situation, and none at all.
+        assert!(share_behind(&vm, &SITUATIONS[1], &TIDS).abs() < 1e-9);
+        vm.findings.truncate(1);
+        assert!(share_behind(&vm, &SITUATIONS[0], &TIDS).abs() < 1e-9);
+    }
 }

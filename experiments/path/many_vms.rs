@@ -59,7 +59,8 @@ pub struct ManyVms {
 pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms> {
     let names: Vec<String> = guests.iter().map(|g| format!("--vm {}", g.name())).collect();
     let arguments = format!("{} --flow 'udp port {}'", names.join(" "), load::ECHO_PORT);
-    let trace = Trace::start(lab, "throng", &arguments, false)?;
+    // It records, because only the recording shows which events were late.
+    let trace = Trace::start(lab, "throng", &arguments, true)?;
     let mut levels: Vec<Level> = Vec::new();
     let (mut sustained, mut limit) = (0.0, "none of the rates");
     for &rate in extent.rates {
@@ -92,7 +93,7 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
         limit,
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
-        missed: [unseen(report), report.vms.iter().map(incomplete_by_loss).sum()],
+        missed: [unseen(&traced)?, report.vms.iter().map(incomplete_by_loss).sum()],
         requests: [
             report.vms.iter().map(|v| v.requests.seen).sum(),
             report.vms.iter().map(|v| v.requests.complete).sum(),

@@ -4,10 +4,12 @@
 pub mod accuracy;
 pub mod blame;
 pub mod flood;
+pub mod late;
 pub mod many_vms;
 pub mod table;
 
-use anyhow::ensure;
+use crate::tracing::Traced;
+use anyhow::{Result, ensure};
 use teiji_model::report::{Report, VmReport};
 
 /// How much of the experiment is run.
@@ -52,7 +54,7 @@ pub const SHORT: Extent = Extent {
 };
 
 /// The one VM of a report.
-pub fn only(report: &Report) -> anyhow::Result<&VmReport> {
+pub fn only(report: &Report) -> Result<&VmReport> {
     match &report.vms[..] {
         [vm] => Ok(vm),
         vms => anyhow::bail!("the report has {} VMs, not one", vms.len()),
@@ -68,28 +70,31 @@ pub fn lost(report: &Report) -> u64 {
 }
 
 /// Events that the trace may lack although its buffer lost none: runs of probes that the kernel skipped, and events that
-/// came too late.
-pub fn unseen(report: &Report) -> u64 {
-    report.counters.missed + report.late
+/// came too late. The trace's recording has to show that these did: see [`late`].
+///
+/// # Errors
+/// If the report has more late events than the recording shows, or has late events and the trace did not record.
+pub fn unseen(traced: &Traced) -> Result<u64> {
+    Ok(traced.report.counters.missed + late::late(&traced.report, traced.recording.as_deref())?)
 }
 
 /// How many requests of the only VM may be missing because of [`unseen`] events; 0 without such events.
 ///
 /// # Errors
-/// If the report does not have exactly one VM.
-pub fn cost_of_missed(report: &Report) -> anyhow::Result<u64> {
-    Ok(match unseen(report) {
+/// Like [`unseen`], or if the report does not have exactly one VM.
+pub fn cost_of_missed(traced: &Traced) -> Result<u64> {
+    Ok(match unseen(traced)? {
         0 => 0,
-        unseen => unseen + many_vms::incomplete_by_loss(only(report)?),
+        unseen => unseen + many_vms::incomplete_by_loss(only(&traced.report)?),
     })
 }
 
 /// [`cost_of_missed`], for use as a tolerance.
 ///
 /// # Errors
-/// If it is more than a quarter of the requests seen: a comparison would mean little.
-pub fn excused(report: &Report) -> anyhow::Result<u64> {
-    let (excused, seen) = (cost_of_missed(report)?, only(report)?.requests.seen);
+/// Like [`cost_of_missed`], or if it is more than a quarter of the requests seen: a comparison would mean little.
+pub fn excused(traced: &Traced) -> Result<u64> {
+    let (excused, seen) = (cost_of_missed(traced)?, only(&traced.report)?.requests.seen);
     ensure!(excused * 4 <= seen, "missed runs of probes and late events excuse {excused} of {seen} requests");
     Ok(excused)
 }
@@ -98,7 +103,7 @@ pub fn excused(report: &Report) -> anyhow::Result<u64> {
 ///
 /// # Errors
 /// If it does not.
-pub fn agrees(what: &str, reported: u64, counted: u64, excused: u64) -> anyhow::Result<()> {
+pub fn agrees(what: &str, reported: u64, counted: u64, excused: u64) -> Result<()> {
     ensure!(
         reported <= counted && reported + excused >= counted,
         "{what}: {reported} of {counted}, at most {excused} excused"

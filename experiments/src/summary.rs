@@ -191,11 +191,13 @@ fn keep(folder: &Path, summary: &Summary, report: &str, command: &str) -> Result
     Ok(to)
 }
 
-/// The exit code of an experiment's run: 0 if every claim held.
+/// The exit code of an experiment's run: 0 if every claim held and no lab host ended by itself. Also prints how many lab hosts
+/// were replaced.
 pub fn exit(name: &str, run: Result<bool>) -> ExitCode {
+    teiji_lab::ends::summary().iter().for_each(|line| crate::say(line));
     match run {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(true) if !teiji_lab::ends::any_by_itself() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("{name}: {error:#}");
             ExitCode::FAILURE

@@ -257,7 +257,7 @@ fn a_killed_apply_is_whole() {
     for round in 0..10 {
         teiji(host, "apply /tmp/six.toml", 0);
         kill("/tmp/kinds.toml", round);
-        // Planned for both policies: the one that holds has no step.
+        // Planned for both policies: the one that applies has no step.
         let now = [present(host, "/tmp/kinds.toml"), present(host, "/tmp/six.toml")];
         let changed = now[0].is_null();
         let whole = if changed { channels(&now[1]) == Some(5) } else { channels(&now[0]) == Some(7) };

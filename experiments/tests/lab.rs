@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use teiji_experiments::load::{self, Figures};
+use teiji_experiments::path::blame::Acceptance;
 use teiji_experiments::path::{
     MEMORY_KB, SHORT, accuracy, agrees, blame, excused, flood, lost, many_vms, only, unseen,
 };
 use teiji_experiments::programs;
-use teiji_experiments::tracing::{Lab, Trace};
+use teiji_experiments::tracing::{Lab, Trace, Traced};
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
 use teiji_model::report::Report;
@@ -69,13 +70,14 @@ fn echo(guest: &Guest<'_>, rate: f64, count: u64) -> Figures {
 /// The counts of the trace equal the load generator's: as many complete as were answered, the rest unanswered. If
 /// threads share a CPU, the kernel may skip runs of a probe; these are counted, and their effect is bounded.
 #[track_caller]
-fn all_are_accounted_for(report: &Report, called: &Figures) {
+fn all_are_accounted_for(traced: &Traced, called: &Figures) {
+    let report = &traced.report;
     let vm = only(report).unwrap();
-    let (r, missed) = (vm.requests, unseen(report));
+    let (r, missed) = (vm.requests, unseen(traced).unwrap());
     assert_eq!(lost(report), 0, "events lost: {:?}", report.counters);
     let left_out = &vm.left_out;
     agrees("seen", r.seen, called.sent, missed).unwrap_or_else(|e| panic!("{e}: {left_out:?}"));
-    agrees("complete", r.complete, called.received, excused(report).unwrap())
+    agrees("complete", r.complete, called.received, excused(traced).unwrap())
         .unwrap_or_else(|e| panic!("{e}: {left_out:?}"));
     if missed == 0 {
         assert_eq!(r.unanswered, called.sent - called.received, "the load {called:?}, the trace {r:?}");
@@ -145,7 +147,9 @@ fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
     let of_all = (ran() - before) as f64 / begun.elapsed().as_nanos() as f64;
     let share = judged.preempted_by_hogs.unwrap();
     eprintln!("the short task had {of_all:.3} of the CPU; {share:.3} of the waits were behind the hogs");
-    assert!(judged.right || judged.right_of_host, "{:#?}", judged.report);
+    // Its part of the CPU is usually 4 %. With much more it would not run briefly, and the last line would say little.
+    assert!(of_all < 0.1, "the short task had {of_all} of the CPU: {judged:?}");
+    assert_ne!(judged.acceptance(), Acceptance::Wrong, "{:#?}", judged.report);
     assert!(share >= 0.9 - 2.0 * of_all, "{share} of the waits, {of_all} of the CPU: {judged:?}");
 }
 
@@ -158,18 +162,21 @@ fn the_wake_up_of_an_idle_guest_is_blamed() {
 }
 
 /// In every run the verdict blames the cause, or the cause is the greatest part of what the host's threads did: the
-/// emulated guest's own time fluctuates with other work of this machine, and the verdict may rightly blame that. Waits
-/// for a CPU are behind the threads that had it. That the verdict itself blames the cause is a claim of the experiment
+/// emulated guest's own time fluctuates with other work of this machine, and the verdict may rightly blame that. In one
+/// run at most the cause may be the greatest by the median alone: see [`blame::accepted`]. Waits for a CPU are behind the
+/// threads that had it, whatever the verdict is. That the verdict itself blames the cause is a claim of the experiment
 /// `path`, on an otherwise idle machine.
 fn is_blamed(s: &blame::Situation) {
+    let mut runs = Vec::new();
     for run in 1..=SHORT.runs {
         let judged = blame::run(&LAB, vm1(), s, run, &SHORT).unwrap();
-        eprintln!("{} {}: {}", s.name, judged.right, judged.sentence);
+        eprintln!("{} {:?}: {}", s.name, judged.acceptance(), judged.sentence);
         assert_eq!(judged.lost, 0);
-        assert!(judged.right || judged.right_of_host, "{} of run {run}: {:#?}", s.name, judged.report);
+        runs.push(judged.acceptance());
+        assert!(blame::accepted(&runs), "{} of run {run}, {runs:?}: {:#?}", s.name, judged.report);
         let share = judged.preempted_by_hogs.unwrap_or(1.0);
         assert!(
-            !judged.right || share >= 0.9,
+            share >= 0.9,
             "{} of run {run}: {share} of the waits were behind the hogs: {judged:?}",
             s.name
         );
@@ -188,7 +195,7 @@ fn ctrl_c_ends_in_a_report_that_replay_repeats() {
     let called = echo(vm1(), 50.0, 100);
     let traced = trace.stop().unwrap();
     assert_eq!(traced.code, 0, "{}", traced.printed);
-    all_are_accounted_for(&traced.report, &called);
+    all_are_accounted_for(&traced, &called);
 
     let replay = "setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all --inh-caps -all \
                   /mnt/bin/teiji replay /tmp/ctrl-c.teiji --json";
@@ -248,11 +255,23 @@ fn two_traces_at_once_are_both_right() {
     let (first, second) = (first.stop().unwrap(), second.stop().unwrap());
     for traced in [&first, &second] {
         assert_eq!(traced.code, 0, "{}", traced.printed);
-        all_are_accounted_for(&traced.report, &called);
+        all_are_accounted_for(traced, &called);
     }
 }
 
+/// No recording is left to show which events were late, so a trace with late events proves nothing here, and another is
+/// made. A fault that makes events late makes them late each time.
 fn a_full_disk_costs_only_the_recording() {
+    for attempt in 1.. {
+        let (traced, called) = traced_on_a_full_disk();
+        if traced.report.late == 0 || attempt == SHORT.runs {
+            return all_are_accounted_for(&traced, &called);
+        }
+        eprintln!("attempt {attempt}: {} late events", traced.report.late);
+    }
+}
+
+fn traced_on_a_full_disk() -> (Traced, Figures) {
     let (lab, guest) = (&*LAB, vm1());
     let make = "mkdir -p /root/small && mount -t tmpfs -o size=1m small /root/small && \
                 head -c 1000000 /dev/zero > /root/small/filler";
@@ -267,8 +286,8 @@ fn a_full_disk_costs_only_the_recording() {
         "{}",
         traced.printed
     );
-    all_are_accounted_for(&traced.report, &called);
     assert_eq!(left, "filler", "a part of the recording was left");
+    (traced, called)
 }
 
 fn a_vm_that_is_not_there_is_said_so() {
@@ -320,14 +339,14 @@ fn several_vms_are_traced_at_once() {
 }
 
 fn a_vm_that_dies_ends_the_trace(guest: &Guest<'_>) {
-    let trace = Trace::start(&LAB, "dies", "--vm vm2 --flow 'udp port 7'", false).unwrap();
+    let trace = Trace::start(&LAB, "dies", "--vm vm2 --flow 'udp port 7'", true).unwrap();
     let called = echo(guest, 50.0, 50);
     LAB.host.run(&format!("kill -9 {}", guest.pid())).unwrap().ok().unwrap();
     let traced = trace.wait().unwrap();
     assert_eq!(traced.code, 1, "{}", traced.printed);
     assert!(traced.printed.contains("vm2") && traced.printed.contains("ended"), "{}", traced.printed);
     assert_eq!(traced.report.counters.vanished, [guest.pid()]);
-    all_are_accounted_for(&traced.report, &called);
+    all_are_accounted_for(&traced, &called);
 }
 
 /// On the kernel of this machine.

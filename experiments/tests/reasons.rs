@@ -74,8 +74,8 @@ fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u6
     );
     assert!(dropped > 0 && lost(&traced.report) == 0, "{shown}");
     let r = only(&traced.report).unwrap().requests;
-    agrees("seen", r.seen, 300, unseen(&traced.report)).unwrap();
-    agrees("complete", r.complete, figures.received, excused(&traced.report).unwrap()).unwrap();
+    agrees("seen", r.seen, 300, unseen(&traced).unwrap()).unwrap();
+    agrees("complete", r.complete, figures.received, excused(&traced).unwrap()).unwrap();
     (traced, dropped)
 }
 
@@ -84,7 +84,7 @@ fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
     let (traced, dropped) = filtered(lab, guest, "egress", "dst_port");
     let found = of(&traced, Reason::DroppedIn);
     assert_eq!(found.len(), 1, "{found:?}");
-    agrees("dropped", sum(&found), dropped, excused(&traced.report).unwrap()).unwrap();
+    agrees("dropped", sum(&found), dropped, excused(&traced).unwrap()).unwrap();
     let place = found[0].dropped.as_ref().unwrap();
     assert_eq!((place.why.as_str(), place.device.as_str()), ("TC_EGRESS", guest.taps()[0].as_str()));
     assert!(!place.location.is_empty(), "{place:?}");
@@ -101,7 +101,7 @@ fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place() {
     let (traced, dropped) = filtered(lab, guest, "ingress", "src_port");
     let found = of(&traced, Reason::DroppedOut);
     assert_eq!(found.len(), 1, "{found:?}");
-    agrees("dropped", sum(&found), dropped, excused(&traced.report).unwrap()).unwrap();
+    agrees("dropped", sum(&found), dropped, excused(&traced).unwrap()).unwrap();
     assert_eq!(found[0].dropped.as_ref().unwrap().why, "TC_INGRESS");
 }
 
@@ -124,7 +124,7 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     let tap = &guest.taps()[0];
     lab.host.run(&format!("ip link set {tap} txqueuelen 16")).unwrap().ok().unwrap();
     let before = offered(lab, tap);
-    let trace = Trace::start(lab, "full-tap", ECHO, false).unwrap();
+    let trace = Trace::start(lab, "full-tap", ECHO, true).unwrap();
     lab.host.run(&format!("kill -STOP {}", guest.pid())).unwrap().ok().unwrap();
     let sent = load::echo(&lab.host, guest, 500.0, 1000);
     lab.host.run(&format!("kill -CONT {}", guest.pid())).unwrap().ok().unwrap();
@@ -136,7 +136,7 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     let (all, dropped) = (after.0 - before.0, after.1 - before.1);
     lab.host.run(&format!("ip link set {tap} txqueuelen 1000")).unwrap().ok().unwrap();
     let vm = only(&traced.report).unwrap();
-    let missed = unseen(&traced.report);
+    let missed = unseen(&traced).unwrap();
     eprintln!(
         "{sent:?}, {all} frames, dropped {dropped}, missed {missed}, {:?} {:?}",
         vm.requests, vm.left_out
@@ -145,27 +145,22 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
     // Some of the dropped frames may belong to no request.
     let others = all.saturating_sub(sent.sent);
     assert!(others < 20, "{others} frames of {all} are not from this test: too many to compare");
-    agrees("seen", vm.requests.seen, sent.sent, unseen(&traced.report)).unwrap();
-    agrees(
-        "dropped",
-        sum(&of(&traced, Reason::DroppedIn)),
-        dropped,
-        others + excused(&traced.report).unwrap(),
-    )
-    .unwrap();
+    agrees("seen", vm.requests.seen, sent.sent, unseen(&traced).unwrap()).unwrap();
+    agrees("dropped", sum(&of(&traced, Reason::DroppedIn)), dropped, others + excused(&traced).unwrap())
+        .unwrap();
 }
 
 /// If nothing is dropped, only the guest can keep a request from being complete.
 fn every_answered_request_is_complete() {
     let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
     for round in 0..5 {
-        let trace = Trace::start(lab, "answered", ECHO, false).unwrap();
+        let trace = Trace::start(lab, "answered", ECHO, true).unwrap();
         let figures = load::echo(&lab.host, guest, 100.0, 300).unwrap();
         let traced = trace.stop().unwrap();
         let vm = only(&traced.report).unwrap();
         eprintln!("round {round}: {figures:?} {:?} {:?}", vm.requests, vm.left_out);
-        agrees("seen", vm.requests.seen, 300, unseen(&traced.report)).unwrap();
-        agrees("complete", vm.requests.complete, figures.received, excused(&traced.report).unwrap()).unwrap();
+        agrees("seen", vm.requests.seen, 300, unseen(&traced).unwrap()).unwrap();
+        agrees("complete", vm.requests.complete, figures.received, excused(&traced).unwrap()).unwrap();
     }
 }
 
@@ -178,7 +173,7 @@ fn what_the_guest_does_not_answer_is_the_guests() {
     };
     guest.run("while grep -qi ':0007 ' /proc/net/udp; do sleep 0.1; done").unwrap().ok().unwrap();
     let before = no_port();
-    let trace = Trace::start(lab, "no-server", ECHO, false).unwrap();
+    let trace = Trace::start(lab, "no-server", ECHO, true).unwrap();
     let sent = load::echo(&lab.host, guest, 50.0, 60).unwrap();
     std::thread::sleep(Duration::from_secs(2));
     let traced = trace.stop().unwrap();
@@ -188,7 +183,7 @@ fn what_the_guest_does_not_answer_is_the_guests() {
     // A sender that is notified of the refusal may send fewer requests than it was told to.
     assert!(refused > 0, "the guest refused nothing");
     assert_eq!(found.len(), 1, "{found:?}");
-    agrees("refused", sum(&found), refused, excused(&traced.report).unwrap()).unwrap();
-    agrees("seen", only(&traced.report).unwrap().requests.seen, refused, unseen(&traced.report)).unwrap();
+    agrees("refused", sum(&found), refused, excused(&traced).unwrap()).unwrap();
+    agrees("seen", only(&traced.report).unwrap().requests.seen, refused, unseen(&traced).unwrap()).unwrap();
     assert_eq!((found[0].outcome, found[0].blame), (Outcome::Unanswered, Blame::Guest));
 }

@@ -1,7 +1,7 @@
 //! Nested guests (L2): started in the lab host under its KVM, with vhost-net taps on the bridge `br0`.
 //!
-//! Guest number n (from 1) has the addresses 10.77.<k>.(10+n)/24 on its NICs k (from 0), the MAC addresses
-//! 52:54:00:77:<k>:(0x10+n), the taps `<name>-n<k>`, and the vsock context id 100+n. All NICs are on `br0`.
+//! Guest number n (from 1) has the addresses `10.77.<k>.(10+n)/24` on its NICs k (from 0), the MAC addresses
+//! `52:54:00:77:<k>:(0x10+n)`, the taps `<name>-n<k>`, and the vsock context id 100+n. All NICs are on `br0`.
 
 use std::{fmt::Write, net::Ipv4Addr, time::Duration};
 

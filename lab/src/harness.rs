@@ -6,14 +6,14 @@
 //! ```no_run
 //! use std::process::ExitCode;
 //! use teiji_lab::harness::{self, Shared};
-//! use teiji_lab::{Guest, GuestSpec, Host, Spec};
+//! use teiji_lab::{Guest, GuestSpec, LabHost, Spec};
 //!
 //! // Made when the first test needs it. If it cannot be made, each test that needs it fails with the reason.
-//! static LAB: Shared<Host> = Shared::new("the lab", || Host::boot(&Spec::default()).unwrap());
+//! static LAB: Shared<LabHost> = Shared::new("the lab", || LabHost::boot(&Spec::default()).unwrap());
 //! static VM: Shared<Guest<'static>> = Shared::new("vm1", || LAB.guest(&GuestSpec::named("vm1")).unwrap());
 //!
 //! fn main() -> ExitCode {
-//!     harness::run(&teiji_lab::tests![the_host_answers, the_guest_answers], || LAB.if_made(Host::end))
+//!     harness::run(&teiji_lab::tests![the_host_answers, the_guest_answers], || LAB.if_made(LabHost::end))
 //! }
 //!
 //! fn the_host_answers() {
@@ -28,6 +28,10 @@
 //! If an emulator fails, its lab host ends (QEMU that translates nested virtualisation fails about once in forty
 //! boots). That is not the result of a test: everything shared is made again, and the test starts again. This is
 //! reported, and done only once in a program, so that a test which ends the lab host each time fails.
+//!
+//! A lab host that ends by itself is such a result: its kernel panicked, was reset by a triple fault, or powered off. The
+//! program fails, even if no test noticed it. [`crate::ends`] tells the two apart. The last lines of a program say how
+//! many lab hosts were replaced, how many ended by themselves, and why.
 //!
 //! `cargo test --test NAME -- the_guest` runs the tests whose names contain `the_guest`; `-- --list` lists all tests.
 
@@ -45,7 +49,7 @@ use std::{
 
 use libtest_mimic::{Arguments, Failed, Trial};
 
-use crate::machine;
+use crate::ends;
 
 /// How many times the shared values were given up because the emulator had failed.
 static GIVEN_UP: AtomicU32 = AtomicU32::new(0);
@@ -67,31 +71,39 @@ macro_rules! tests {
 /// the results. The exit code says whether all have passed.
 pub fn run(tests: &[Test], end: fn()) -> ExitCode {
     let mut arguments = Arguments::from_args();
+    let lists = arguments.list;
     arguments.test_threads = Some(1);
     let trials = tests
         .iter()
-        .map(|&(name, test)| Trial::test(name, move || attempt(name, test, machine::failed)))
+        .map(|&(name, test)| Trial::test(name, move || attempt(name, test, ends::failures)))
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     let ended = catch_unwind(end);
     if ended.is_err() {
         eprintln!("the tests' end failed: see above");
     }
-    if conclusion.has_failed() || ended.is_err() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if !lists {
+        for line in ends::summary() {
+            eprintln!("lab           {line}");
+        }
+    }
+    let failed = conclusion.has_failed() || ended.is_err() || ends::any_by_itself();
+    if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Runs a test, and runs it again if it failed together with the emulator; `failed` returns how many emulators have
-/// failed.
-fn attempt(name: &str, test: fn(), failed: impl Fn() -> u32) -> Result<(), Failed> {
+/// Runs a test, and runs it again if it failed together with the emulator; `failures` returns why emulators
+/// have failed so far.
+fn attempt(name: &str, test: fn(), failures: impl Fn() -> Vec<String>) -> Result<(), Failed> {
     let begun = Instant::now();
     let mut result = catch_unwind(test);
     let given_up = GIVEN_UP.load(Ordering::Relaxed);
     if let Err(panic) = &result
-        && failed() > given_up
+        && let Some(failure) = failures().get(given_up as usize)
         && given_up < GIVE_UP_LIMIT
     {
         let why = reason(panic.as_ref());
-        eprintln!("lab          {name}: the emulator failed, so another lab host is booted for it ({why})");
+        eprintln!("lab          {name}: {failure}, so another lab host is booted for it ({why})");
+        ends::replaced(format!("in the test {name}: {failure}"));
         GIVEN_UP.store(given_up + 1, Ordering::Relaxed);
         result = catch_unwind(test);
     }
@@ -225,12 +237,15 @@ mod tests {
         };
         let why = |result: Result<(), Failed>| result.unwrap_err().message().unwrap_or_default().to_owned();
 
-        assert_eq!((why(attempt("a", in_the_second, || 0)), runs()), ("in lab host 0".into(), 1));
-        attempt("b", in_the_second, || 1).unwrap();
+        let failed = |times: usize| move || vec![String::from("the emulator was killed"); times];
+        assert_eq!((why(attempt("a", in_the_second, failed(0))), runs()), ("in lab host 0".into(), 1));
+        attempt("b", in_the_second, failed(1)).unwrap();
         assert_eq!(runs(), 2);
+        let replaced = ends::summary();
+        assert!(replaced.contains(&"  in the test b: the emulator was killed".into()), "{replaced:?}");
         // A failure that was counted before does not count again, and a second one is not excused.
         for failures in [1, 2] {
-            assert_eq!((why(attempt("c", never, || failures)), runs()), ("in lab host 1".into(), 1));
+            assert_eq!((why(attempt("c", never, failed(failures))), runs()), ("in lab host 1".into(), 1));
         }
     }
 }

@@ -17,11 +17,12 @@ use crate::{
     accel,
     cache::{self, Lock},
     child::{Child, Sink},
+    ends::{self, End},
     error::{Doing, Error, Result},
     guest::{Guest, GuestSpec},
     initramfs,
     machine::{Accel, Machine, PORTS},
-    ports::Pool,
+    ports::{EXIT_LIMIT, Pool},
     priority::RaisedPriority,
     progress::ProgressStep,
     proto::{RunRequest, Size},
@@ -145,8 +146,8 @@ impl LabHost {
     /// machine.
     ///
     /// # Errors
-    /// If preparation fails, or the machine does not come up in three boots; the error has the last lines of its
-    /// console.
+    /// If preparation fails, or the machine does not come up in three boots, or ends by itself in one of them; the error
+    /// has the last lines of its console.
     pub fn boot(spec: &Spec) -> Result<LabHost> {
         let prepared = rootfs::prepare()?;
         let agent = agent_program()?;
@@ -186,17 +187,20 @@ impl LabHost {
                     }
                     break (machine, pool, version);
                 }
-                Err(e) if boots == BOOTS => {
-                    return Err(Error::LabHost(format!(
-                        "did not come up ({e}); {}",
-                        machine.emulator().how_it_ended()
-                    )));
+                Err(e) => {
+                    let emulator = machine.emulator();
+                    // Its ports close before its process can be waited for.
+                    emulator.wait(EXIT_LIMIT);
+                    let (end, how) = (emulator.end(), emulator.how_it_ended());
+                    // A lab host that resets itself at boot may do so because of its kernel.
+                    if boots == BOOTS || matches!(end, Some(End::LabHost(_))) {
+                        return Err(Error::LabHost(format!("did not come up ({e}); {how}")));
+                    }
+                    // Emulated CPUs were seen to lose a timer and hang on a loaded machine.
+                    step.say(&format!("the lab host does not come up ({e}), booting it again: {how}"));
+                    let why = end.as_ref().and_then(End::why).unwrap_or("it hung");
+                    ends::replaced(format!("at boot: {why} ({e})"));
                 }
-                // Emulated CPUs were seen to lose a timer and hang on a loaded machine.
-                Err(e) => step.say(&format!(
-                    "the lab host hangs ({e}), booting it again: {}",
-                    machine.emulator().how_it_ended()
-                )),
             }
             boots += 1;
             machine.kill();

@@ -30,6 +30,7 @@ mod accel;
 pub mod cache;
 mod child;
 mod confine;
+pub mod ends;
 mod error;
 mod guest;
 pub mod harness;

@@ -10,7 +10,7 @@ use std::{
     process::{ExitStatus, Stdio},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc,
     },
     thread,
@@ -20,6 +20,7 @@ use std::{
 use crate::{
     cache::Lock,
     confine::{Confine, INSIDE},
+    ends::{self, End},
     error::{Doing, Error, Result},
     host::{Mode, Spec},
     recipe::{IMAGE, Kernel},
@@ -47,26 +48,26 @@ pub(crate) struct Machine {
     waiter: Option<thread::JoinHandle<()>>,
 }
 
-/// How many emulators of this process have failed: see [`Emulator::has_failed`].
-static FAILED: AtomicU32 = AtomicU32::new(0);
-
-/// How many emulators of this process have failed after their machine had come up.
-pub(crate) fn failed() -> u32 {
-    FAILED.load(Ordering::Relaxed)
-}
-
 /// The emulator's process, for code that waits for something in it.
 pub(crate) struct Emulator {
     pid: u32,
     /// Sockets, console log, initial RAM disk.
     folder: PathBuf,
-    ended: Mutex<Option<io::Result<ExitStatus>>>,
+    ended: Mutex<Option<Ended>>,
     changed: Condvar,
     /// Whether it has been asked to end.
     ending: AtomicBool,
     kill: AtomicBool,
     /// Held from the time when the machine is up until the emulator has ended.
     lock: Mutex<Option<Lock>>,
+}
+
+/// How an emulator ended.
+struct Ended {
+    how: io::Result<ExitStatus>,
+    end: End,
+    /// The last lines of its logs: the folder belongs to the next lab host after the lock is released.
+    lines: String,
 }
 
 impl Emulator {
@@ -92,26 +93,32 @@ impl Emulator {
         &self.folder
     }
 
-    fn ended(&self) -> MutexGuard<'_, Option<io::Result<ExitStatus>>> {
+    fn ended(&self) -> MutexGuard<'_, Option<Ended>> {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records how the emulator has ended.
     pub(crate) fn has_ended(&self, how: io::Result<ExitStatus>) {
-        // `ended` is set last: code that sees it also sees whether the emulator has failed.
         let mut ended = self.ended();
-        if self.lock().take().is_some() && self.has_failed() {
-            FAILED.fetch_add(1, Ordering::Relaxed);
+        let [qemu, console] = ["qemu.log", "console.log"].map(|file| self.log(file));
+        let end = End::of(self.ending.load(Ordering::Relaxed), &how, &qemu, &console);
+        let lines = lines(&qemu, &console);
+        // Code that sees `ended` also sees that the end was counted. The lock is held until the logs were read.
+        let lock = self.lock().take();
+        if lock.is_some() {
+            ends::count(&end, &lines);
         }
-        *ended = Some(how);
+        *ended = Some(Ended { how, end, lines });
         self.changed.notify_all();
     }
 
-    /// Whether the end of the emulator is a failure of it: nobody asked for it, and the kernel in it did not panic. The
-    /// emulator must have ended.
-    fn has_failed(&self) -> bool {
-        let console = fs::read(self.folder.join("console.log")).unwrap_or_default();
-        !self.ending.load(Ordering::Relaxed) && !String::from_utf8_lossy(&console).contains("Kernel panic")
+    fn log(&self, file: &str) -> String {
+        String::from_utf8_lossy(&fs::read(self.folder.join(file)).unwrap_or_default()).into_owned()
+    }
+
+    /// Whose end it was, if it has ended.
+    pub(crate) fn end(&self) -> Option<End> {
+        self.ended().as_ref().map(|ended| ended.end.clone())
     }
 
     /// From now on the end of the emulator is not a failure.
@@ -121,8 +128,11 @@ impl Emulator {
 
     /// Records that the machine has come up; `lock` is held until the emulator has ended.
     pub(crate) fn is_up(&self, lock: Lock) {
-        if self.ended().is_none() {
-            *self.lock() = Some(lock);
+        // Held until the lock is stored, so that the emulator cannot end in between and leave it there for ever.
+        let ended = self.ended();
+        match &*ended {
+            None => *self.lock() = Some(lock),
+            Some(ended) => ends::count(&ended.end, &ended.lines),
         }
     }
 
@@ -151,22 +161,19 @@ impl Emulator {
 
     /// How it ended, if it has, and the last lines of its console and of its own messages.
     pub(crate) fn how_it_ended(&self) -> String {
-        let mut printed = match &*self.ended() {
-            None => String::from("the emulator runs"),
-            Some(Ok(status)) => format!("the emulator ended ({status})"),
-            Some(Err(e)) => format!("the emulator could not be waited for ({e})"),
-        };
-        for file in ["qemu.log", "console.log"] {
-            let text = fs::read(self.folder.join(file)).unwrap_or_default();
-            let text = String::from_utf8_lossy(&text);
-            // The emulator prints this for several features at every start.
-            let lines: Vec<_> =
-                text.lines().filter(|l| !l.contains("doesn't support requested feature")).collect();
-            for l in &lines[lines.len().saturating_sub(15)..] {
-                printed += &format!("\n  {file}: {l}");
+        match &*self.ended() {
+            None => {
+                format!("the emulator runs{}", lines(&self.log("qemu.log"), &self.log("console.log")))
+            }
+            Some(Ended { how, end, lines }) => {
+                let how = match how {
+                    Ok(status) => format!("the emulator ended ({status})"),
+                    Err(e) => format!("the emulator could not be waited for ({e})"),
+                };
+                let why = end.why().map(|why| format!(": {why}")).unwrap_or_default();
+                format!("{how}{why}{lines}")
             }
         }
-        printed
     }
 
     /// The length of its console log, bytes.
@@ -183,6 +190,11 @@ impl Emulator {
             .lines()
             .any(|l| stuck_for(l).is_some_and(|t| t >= at_least))
     }
+}
+
+/// [`ends::last_lines`], each on a line of its own.
+fn lines(qemu: &str, console: &str) -> String {
+    ends::last_lines(qemu, console).iter().map(|(file, line)| format!("\n  {file}: {line}")).collect()
 }
 
 /// The time in a line such as `watchdog: BUG: soft lockup - CPU#1 stuck for 104s! [CPU 3/KVM:344]`.
@@ -365,6 +377,8 @@ impl Drop for Machine {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
     #[test]
@@ -375,19 +389,45 @@ mod tests {
         assert_eq!(stuck_for("soft lockup stuck for s!"), None);
     }
 
+    /// The lock of a lab host that has come up is released when its emulator ends, whichever of the two is seen first, and
+    /// the end counts.
     #[test]
-    fn an_end_that_was_asked_for_and_a_kernel_that_panics_are_no_faults_of_the_emulator() {
-        let folder = std::env::temp_dir().join(format!("teiji-emulator-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let emulator = || Emulator::new(0, &folder);
-        let says = |text: &str| fs::write(folder.join("console.log"), text).unwrap();
-        says("[    1.0] teiji-lab: ready\n");
-        assert!(emulator().has_failed());
-        let asked = emulator();
-        asked.may_end();
-        assert!(!asked.has_failed());
-        says("[    1.0] Kernel panic - not syncing: Fatal exception in interrupt\n");
-        assert!(!emulator().has_failed());
-        fs::remove_dir_all(&folder).unwrap();
+    fn the_lock_is_released_and_the_end_counted_even_if_the_emulator_ended_before_it_was_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        fs::write(folder.path().join("console.log"), "[    1.0] teiji-lab: ready\n").unwrap();
+        for (code, ended_first) in [(71, false), (72, true)] {
+            let emulator = Emulator::new(0, folder.path());
+            let end = || emulator.has_ended(Ok(ExitStatus::from_raw(code << 8)));
+            if ended_first {
+                end();
+            }
+            emulator.is_up(Lock::take_if_free(&path).unwrap());
+            if !ended_first {
+                assert!(Lock::take_if_free(&path).is_none(), "released while the emulator runs");
+                end();
+            }
+            assert!(Lock::take_if_free(&path).is_some(), "held after the end");
+            let counted = |why: &&String| why.contains(&format!("exit status: {code})"));
+            assert_eq!(ends::failures().iter().filter(counted).count(), 1);
+            assert!(emulator.how_it_ended().contains("console.log: [    1.0] teiji-lab: ready"));
+        }
+    }
+
+    /// An end and the rise at the same time: many times, as the order is left to chance.
+    #[test]
+    fn an_end_while_the_machine_comes_up_leaves_no_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        for _ in 0..500 {
+            let emulator = Emulator::new(0, folder.path());
+            emulator.may_end();
+            let lock = Lock::take_if_free(&path).unwrap();
+            thread::scope(|s| {
+                s.spawn(|| emulator.has_ended(Ok(ExitStatus::from_raw(0))));
+                emulator.is_up(lock);
+            });
+            assert!(Lock::take_if_free(&path).is_some());
+        }
     }
 }

@@ -27,7 +27,7 @@ const RESPONSE_LIMIT: Duration = Duration::from_secs(60);
 /// How long a port may take to answer, if the agent answers at another port, before it is connected again.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// How long it may take until an emulator that has closed its ports has ended.
-const EXIT_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) const EXIT_LIMIT: Duration = Duration::from_secs(2);
 pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }

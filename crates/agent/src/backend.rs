@@ -12,14 +12,15 @@
 //!  deadline ── what is queued leaves (does not show) ──► root qdisc replaced ──► existing; maps are cleared
 //! ```
 //! (`existing`: a qdisc that is not teiji's.) A process that is killed in between leaves the former or the new
-//! queue, and leftovers that [`HostBackend::remove_leftovers`] removes.
+//! queue, and leftovers that [`apply::SettingsBackend::remove_leftovers`] removes.
 
 use crate::apply;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use teiji_bpf::qdisc_edf::{self as edf, Edf, KIND, PinnedQdisc};
 use teiji_control::admission::curve;
-use teiji_host::{Hfsc, Root, Settings};
+use teiji_host::{Devices, Hfsc, Root, Settings};
 use teiji_model::observed::{DeadlineSupport, Observed};
 use teiji_model::qdisc::{DeadlineQdisc, Device, ExistingQdisc, RootQdisc, Scheduler};
 use teiji_model::resource::{Resource, ResourceError, Value};
@@ -57,21 +58,23 @@ impl HostBackend {
         }
     }
 
-    /// Adds what only the pinned programs show: whether packets can have deadlines, and the channels that exist.
-    pub fn complete(&self, observed: &mut Observed) {
+    /// Adds what only the pinned programs and the files of the state directory show: whether packets can have deadlines,
+    /// and the channels that exist. `devices` are the lists that `observed` was taken from: the kernel is not asked for
+    /// them again, however many links have channels.
+    pub fn complete(&self, observed: &mut Observed, devices: &Devices) {
         observed.deadline_support = self.support();
         if !self.real {
             return;
         }
+        let links: Vec<Device> = observed.links.iter().map(|link| link.device()).collect();
         // HFSC has classes, so that it is not read as just a qdisc.
-        let hfsc = self.hfsc.links().unwrap_or_default();
-        for device in observed.links.iter().map(|link| link.device()) {
-            let index = device.index;
-            let resource = Resource::RootQdisc(device);
-            let edf = matches!(observed.settings.get(&resource), Some(Value::RootQdisc(RootQdisc::Existing(s))) if s.kind == KIND);
-            if edf || hfsc.contains(&index) {
-                let read = apply::SettingsBackend::read(self, &resource);
-                observed.settings.record(resource, read);
+        self.hfsc.complete(devices, links.iter().cloned(), &mut observed.settings);
+        let mut edf = None;
+        for device in links {
+            let resource = Resource::RootQdisc(device.clone());
+            if let Some(Value::RootQdisc(root)) = observed.settings.get(&resource).filter(|v| is_teijis(v)) {
+                let read = channels(edf.get_or_insert_with(|| self.edf()), &device, root.clone());
+                observed.settings.record(resource, read.map(Value::RootQdisc));
             }
         }
     }
@@ -150,23 +153,6 @@ impl HostBackend {
         }
     }
 
-    fn read_root_qdisc(&self, device: &Device, root: RootQdisc) -> Result<RootQdisc, ResourceError> {
-        let is_teijis = matches!(&root, RootQdisc::Existing(existing) if existing.kind == KIND);
-        if !is_teijis {
-            return Ok(root);
-        }
-        let failed = |why: String| {
-            let name = &device.name;
-            ResourceError::Unsupported(format!("cannot read the channels of {name}: {why}"))
-        };
-        let Some(edf) = self.edf().map_err(failed)? else { return Ok(root) };
-        // A teiji qdisc whose pins are gone or in another folder is treated like any other qdisc.
-        match edf.has(device.index).and_then(|has| if has { edf.link(device.index) } else { Ok(None) }) {
-            Ok(found) => Ok(found.map_or(root, |d| RootQdisc::Deadline(Box::new(d)))),
-            Err(why) => Err(failed(why.to_string())),
-        }
-    }
-
     fn write_edf(&self, device: &Device, wanted: &DeadlineQdisc) -> Result<(), ResourceError> {
         let refused = |why: String| {
             let name = &device.name;
@@ -185,7 +171,7 @@ impl HostBackend {
         if edf.has(device.index).map_err(kernel)? {
             return edf.put_link(device.index, wanted).map_err(kernel);
         }
-        if matches!(&root, Value::RootQdisc(RootQdisc::Existing(existing)) if existing.kind == KIND) {
+        if is_teijis(&root) {
             return Err(refused(format!(
                 "it has a {KIND} of another process; `tc qdisc del dev {} root` removes that",
                 device.name
@@ -240,6 +226,28 @@ impl HostBackend {
         }
         done
     }
+}
+
+/// Whether a root qdisc is teiji's BPF qdisc, as rtnetlink shows it: without channels.
+fn is_teijis(value: &Value) -> bool {
+    matches!(value, Value::RootQdisc(RootQdisc::Existing(existing)) if existing.kind == KIND)
+}
+
+/// The channels of a device whose root qdisc is teiji's BPF qdisc. If its pins are gone or in another folder, it is
+/// `root`, like any other qdisc.
+fn channels(
+    edf: &Result<Option<Box<Edf>>, String>,
+    device: &Device,
+    root: RootQdisc,
+) -> Result<RootQdisc, ResourceError> {
+    let failed = |why: &dyn Display| {
+        let name = &device.name;
+        ResourceError::Unsupported(format!("cannot read the channels of {name}: {why}"))
+    };
+    let Some(edf) = edf.as_ref().map_err(|why| failed(why))? else { return Ok(root) };
+    let found = edf.has(device.index).and_then(|has| if has { edf.link(device.index) } else { Ok(None) });
+    let found = found.map_err(|why| failed(&why))?;
+    Ok(found.map_or(root, |qdisc| RootQdisc::Deadline(Box::new(qdisc))))
 }
 
 /// What an operator should do about pins of another version.
@@ -304,8 +312,9 @@ impl apply::SettingsBackend for HostBackend {
             return Ok(Value::RootQdisc(queue));
         }
         match (setting, self.settings.read(setting)?) {
-            (Resource::RootQdisc(device), Value::RootQdisc(root)) => {
-                self.read_root_qdisc(device, root).map(Value::RootQdisc)
+            (Resource::RootQdisc(device), value) if is_teijis(&value) => {
+                let Value::RootQdisc(root) = value else { return Ok(value) };
+                channels(&self.edf(), device, root).map(Value::RootQdisc)
             }
             (_, value) => Ok(value),
         }
@@ -326,6 +335,10 @@ impl apply::SettingsBackend for HostBackend {
         }
     }
 
+    fn disturbed_by(&self, resource: &Resource) -> Vec<Resource> {
+        self.settings.disturbed_by(resource)
+    }
+
     fn remove_leftovers(&self) {
         self.settings.remove_leftovers();
         // Without the permission to look, this process cannot have made anything.
@@ -339,12 +352,41 @@ impl apply::SettingsBackend for HostBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use teiji_model::observed::{LinkKind, ObservedLink};
 
     #[test]
-    fn silence_is_told_from_a_beat() {
+    fn a_missing_heartbeat_is_reported() {
         assert_eq!(silence(Some(Duration::from_millis(1999))), None);
         assert!(silence(Some(Duration::from_secs(7))).unwrap().contains("7 s ago"));
         assert!(silence(None).unwrap().contains("no heartbeat"));
+    }
+
+    #[test]
+    fn channels_are_read_without_asking_for_lists_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let backend = HostBackend::new(Root::default(), dir.path(), dir.path());
+        let start = teiji_host::lists_requested();
+        let (_, devices) = Root::default().observe_with_devices().unwrap();
+        assert_eq!(teiji_host::lists_requested() - start, 2, "one of devices and one of qdiscs");
+        let links = |count: u32| {
+            let mut observed = Observed::default();
+            let teijis = ExistingQdisc { kind: KIND.into(), chosen: true, options: Vec::new() };
+            for index in 0x7000_0000..0x7000_0000 + count {
+                let name = format!("no{index}");
+                let (kind, irqs, mtu) = (LinkKind::Nic, Vec::new(), 1500);
+                let link = ObservedLink { name, index, kind, irqs, speed: None, mtu, guests: false };
+                let root = RootQdisc::Existing(Box::new(teijis.clone()));
+                observed.settings.insert(Resource::RootQdisc(link.device()), Value::RootQdisc(root));
+                observed.links.push(link);
+            }
+            observed
+        };
+        for count in [1, 64] {
+            let (before, mut observed) = (teiji_host::lists_requested(), links(count));
+            backend.complete(&mut observed, &devices);
+            assert_eq!(teiji_host::lists_requested(), before, "{count} links");
+            assert_eq!(observed.settings.all().count(), count as usize);
+        }
     }
 
     #[test]

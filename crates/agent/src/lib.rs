@@ -11,7 +11,9 @@
 //! | [`policy`] | reads policies, plans the changes that they need on this host |
 //! | [`service`] | what teiji can do, in one interface for the command line, an API and tests |
 //! | [`trace`] | a trace from start to report, live or from a recording |
-//! | [`requirements`] | what teiji needs of this host, and whether it is present |
+//! | `requirement` | what teiji needs of this host, and whether it is present |
+//! | `recorder` | writes a recording so that an unfinished one is never taken for a complete one |
+//! | `poll_interval` | how often the kernel's record buffer is emptied |
 #![deny(unsafe_code)]
 
 pub mod apply;

@@ -20,8 +20,8 @@ pub fn capture<S: Store, C: Clock>(
     root: &Root,
     engine: &Engine<HostBackend, S, C>,
 ) -> Result<Observation, Error> {
-    let mut observed = root.observe()?;
-    engine.backend().complete(&mut observed);
+    let (mut observed, devices) = root.observe_with_devices()?;
+    engine.backend().complete(&mut observed, &devices);
     let mut unseen = Vec::new();
     let held = match engine.held() {
         Ok(held) => held,

@@ -79,7 +79,7 @@ pub struct Loaded {
 }
 
 /// Reads a policy: the named files in this order, and of a directory all `*.toml`; without any name, the host's own
-/// policy. Where several files set the same thing, the last one holds ([`teiji_policy`]).
+/// policy. Where several files set the same thing, the last file takes precedence ([`teiji_policy`]).
 ///
 /// # Errors
 /// [`Error::None`], [`Error::Read`] or [`Error::Wrong`].

@@ -13,14 +13,14 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Begins.
+    /// Writes the header; refuses a `meta` that a reader would refuse.
     pub(crate) fn begin(output: Output, meta: &Meta) -> Result<Self, Error> {
         let file = output.file().try_clone().map_err(io)?;
         let writer = Writer::new(BufWriter::with_capacity(1 << 18, file), meta)?;
         Ok(Recorder { writer, output })
     }
 
-    /// Adds an event.
+    /// The event is in the file after [`Recorder::finish`] at the latest.
     pub(crate) fn push(&mut self, event: Event) -> Result<(), Error> {
         self.writer.push(event)
     }

@@ -64,7 +64,7 @@ pub struct Progress {
     pub events: u64,
     /// Requests completed.
     pub complete: u64,
-    /// Events lost, and runs of probes missed.
+    /// Events lost, runs of probes missed, and events that came too late to be used.
     pub lost: u64,
 }
 
@@ -181,6 +181,11 @@ impl Session<'_> {
         self.push(item.event);
     }
 
+    fn progress(&self, elapsed: Duration, counters: &Counters) -> Progress {
+        let lost = counters.lost_or_missed().saturating_add(self.analyzer.losses().late);
+        Progress { elapsed, events: self.events, complete: self.complete, lost }
+    }
+
     fn push(&mut self, event: Event) {
         if let Some(recorder) = &mut self.recorder
             && let Err(source) = recorder.push(event)
@@ -286,12 +291,7 @@ pub fn run(
         }
         if looked.elapsed() >= CHECK_INTERVAL {
             looked = Instant::now();
-            progress(&Progress {
-                elapsed: begun.elapsed(),
-                events: session.events,
-                complete: session.complete,
-                lost: counters.lost_or_missed(),
-            });
+            progress(&session.progress(begun.elapsed(), &counters));
             alive.check(&mut counters);
             if counters.vanished.len() == spec.vms.len() {
                 tracing::warn!("every traced VM has ended: ending the trace");
@@ -414,6 +414,8 @@ pub fn replay(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Er
 #[cfg(test)]
 mod tests {
     use super::*;
+    use teiji_model::event::Kick;
+    use teiji_model::stage::Split;
 
     /// A buffer that is read late: batches of events, and what has been lost when each is read.
     struct Late(Vec<(Vec<u64>, u64)>, Vec<u64>, u64);
@@ -451,6 +453,39 @@ mod tests {
         // Two events from before the count in which the loss is not yet, the loss, and the others.
         let event = |young| (0, young);
         assert_eq!(passed_on, [event(false), event(false), (3, true), event(true), event(true), event(true)]);
+    }
+
+    #[test]
+    fn progress_tells_what_was_lost_missed_or_late() {
+        let mut session = Session {
+            analyzer: Analyzer::new(&Meta::default(), Options::default()),
+            recorder: None,
+            recording_failed: None,
+            record_path: None,
+            sip_key: 0,
+            named: HashSet::new(),
+            drop_reasons: BTreeSet::new(),
+            events: 0,
+            complete: 0,
+            joined: &mut |_| (),
+        };
+        // The last two are older than the window before the newest.
+        for ts in [1, 5, 10, 2, 3] {
+            let kind = EventKind::Kick(Kick {
+                ifindex: 5,
+                queue: 0,
+                vm: 1,
+                vcpu: 0,
+                clock: Split::default(),
+                worker: None,
+                preempted_by: 0,
+            });
+            let event = Event { ts: ts * 1_000_000_000, cpu: 0, kind };
+            session.take(&mut EventWithPayload { event, payload: Vec::new() });
+        }
+        let counters = Counters { lost: vec![10, 0, 20], missed: 300, ..Counters::default() };
+        let progress = session.progress(Duration::from_secs(1), &counters);
+        assert_eq!((progress.events, progress.lost), (5, 332));
     }
 
     #[test]

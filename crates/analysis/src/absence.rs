@@ -43,7 +43,6 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
 
 /// What the operator can do about the reason for which most requests were left out.
 fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
-    let lost: u64 = report.counters.lost.iter().sum();
     let matching = name(report.meta.watch.matching);
     match reason {
         Reason::DroppedIn | Reason::DroppedOut => {
@@ -52,12 +51,7 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
         Reason::NotTaken | Reason::NotEntered => {
             "The requests waited on the host for the guest: is the VM paused, or without CPU time?".into()
         }
-        Reason::EventsLost if lost > 0 => {
-            "Events were lost, so stages are missing: narrow --flow, or raise --buffer.".into()
-        }
-        Reason::EventsLost => {
-            "The kernel skipped runs of probes, so stages are missing: trace again, for longer.".into()
-        }
+        Reason::EventsLost => missing(report),
         Reason::NoAnswer if outbound == 0 => "Requests reached the guest and it sent nothing back: look for the service, or a firewall, in the guest.".into(),
         Reason::NoAnswer => format!(
             "Requests reached the guest, but --match {matching} finds no response to them: if the service uses another \
@@ -77,6 +71,36 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
         | Reason::NotLearnt
         | Reason::OutOfOrder => "A point of the path was not seen: packets may take another way through this host (XDP, another bridge, hardware offload).".into(),
     }
+}
+
+/// Each way in which events went missing, and what the operator can do about it.
+fn missing(report: &Report) -> String {
+    let counters = &report.counters;
+    let ways = [
+        (
+            counters.lost.iter().any(|&n| n > 0),
+            "Events were lost, so stages are missing: narrow --flow, or raise --buffer.",
+        ),
+        (
+            counters.missed > 0,
+            "The kernel skipped runs of probes, so stages are missing: trace again, for longer.",
+        ),
+        (
+            report.late_beyond_window() > 0,
+            "Events came too late to be used, so stages are missing: see above what can stop them, and trace again, for \
+             longer.",
+        ),
+        (
+            report.late_no_room > 0,
+            "More events waited to be sorted than there is room for, so stages are missing: narrow --flow.",
+        ),
+    ];
+    let happened: Vec<&str> =
+        ways.into_iter().filter(|(happened, _)| *happened).map(|(_, text)| text).collect();
+    if happened.is_empty() {
+        return "Events are missing, and it is not known why: trace again.".into();
+    }
+    happened.join(" ")
 }
 
 /// What the VM's NICs contribute.

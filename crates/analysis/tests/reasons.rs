@@ -198,7 +198,7 @@ fn what_comes_too_late_is_waited_for_and_then_counted() {
         let handed_over = after(&h, stopped.ts + preempted_by * MS);
         h.0.insert(handed_over, stopped);
         let o = h.run();
-        assert_eq!((o.report.late, o.report.lost_or_missed()), (late, late));
+        assert_eq!((o.report.late, o.report.late_no_room, o.report.lost_or_missed()), (late, 0, late));
         if late == 0 {
             assert_eq!(o.counts(), [100, 100, 0, 0, 0]);
         } else {
@@ -211,6 +211,21 @@ fn what_comes_too_late_is_waited_for_and_then_counted() {
             assert_eq!(of(false), 1, "{:?}", o.report.vms[0].left_out);
             assert!((1..=12).contains(&of(true)), "{:?}", o.report.vms[0].left_out);
         }
+    }
+}
+
+/// At a million events per second only some 260 ms of them can wait.
+#[test]
+fn what_is_late_for_lack_of_room_is_told_apart() {
+    for (behind, late) in [(200_000, (0, 0)), (300_000, (1, 1)), (700_000, (1, 0))] {
+        let mut h = History::default();
+        for us in 0..1_000_000 {
+            h.kick(us * 1000);
+        }
+        h.on((1_000_000 - behind) * 1000, 1, EventKind::Kick(kick()));
+        let o = h.run();
+        assert_eq!((o.losses.late, o.losses.late_no_room), late, "{behind} µs behind");
+        assert_eq!((o.report.late, o.report.late_no_room), late, "{behind} µs behind");
     }
 }
 

@@ -26,14 +26,14 @@ pub struct Hook {
     pub forbidden: bool,
 }
 
-/// The kernel's types: its own and those of the modules in [`MODULES`] that are loaded.
+/// The kernel's types: its own and those of the modules in `MODULES` that are loaded.
 pub struct KernelTypes {
     base: *mut sys::btf,
     modules: Vec<(&'static str, *mut sys::btf)>,
 }
 
 impl KernelTypes {
-    /// Reads them.
+    /// Parses the BTF in `/sys/kernel/btf`. A module whose BTF cannot be parsed counts as not loaded.
     ///
     /// # Errors
     /// [`Error::NoBtf`] if the kernel has none.

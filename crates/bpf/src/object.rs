@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd};
 /// What the kernel says about the verification of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// Its name.
+    /// The name of its C function.
     pub program: String,
     /// How many instructions the verifier processed.
     pub instructions: u32,

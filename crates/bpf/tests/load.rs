@@ -54,7 +54,7 @@ fn the_deadline_qdisc_loads_or_says_what_is_missing() {
             assert_eq!((edf.link_count(), edf.links().unwrap()), (0, Vec::new()));
             assert!(edf.heartbeat_age().unwrap() < HEARTBEAT_TIMEOUT);
             // Whoever comes second finds what is there.
-            assert!(Edf::load(&pins).err().unwrap().to_string().contains("has one already"));
+            assert!(Edf::load(&pins).err().unwrap().to_string().contains("already has a pinned qdisc"));
             assert!(matches!(PinnedQdisc::open(&pins), Ok(PinnedQdisc::Current(_))));
             unpin(&pins).unwrap();
             assert!(matches!(PinnedQdisc::open(&pins), Ok(PinnedQdisc::Absent)));

@@ -14,7 +14,7 @@
 //! | `realtime` | which VMs can be real-time together, and on which CPUs |
 //! | `host` | whether this host already polls, and which CPUs should stay in shallow idle states |
 //! | `section` | the name of a VM's section |
-//! | `write` | names and comments as TOML |
+//! | `toml_text` | names and comments as TOML |
 
 mod host;
 mod realtime;

@@ -24,7 +24,7 @@ fn policy(name: &str) -> Policy {
     Policy { vms: vec![vm], ..Policy::default() }
 }
 
-fn impostor(name: &str, pid: u32) -> ObservedVm {
+fn untrusted(name: &str, pid: u32) -> ObservedVm {
     ObservedVm { identity: of_user("eve", 1000), ..vm(name, pid, 1, 0, None, false) }
 }
 
@@ -39,15 +39,15 @@ fn refusal(policy: &Policy, observed: &Observed) -> String {
 }
 
 #[test]
-fn an_impostor_is_ignored_and_told() {
-    let made = plan(&policy("sip1"), &with(vec![impostor("sip1", 200)]), &Held::default()).unwrap();
+fn an_untrusted_name_is_ignored_and_told() {
+    let made = plan(&policy("sip1"), &with(vec![untrusted("sip1", 200)]), &Held::default()).unwrap();
     assert_eq!(made.steps, plan(&policy("sip1"), &with(Vec::new()), &Held::default()).unwrap().steps);
     assert_eq!(made.warnings, ["another process calls itself sip1: pid 200, user eve; ignored"]);
 }
 
 #[test]
 fn a_name_that_nobody_vouches_for_is_refused_unless_its_user_is_allowed() {
-    let observed = with(vec![impostor("web", 200)]);
+    let observed = with(vec![untrusted("web", 200)]);
     let text = refusal(&policy("web"), &observed);
     for part in ["calls itself `web`", "pid 200, user eve", "vm_users", "[vm.\"pid:"] {
         assert!(text.contains(part), "{part:?} is not in {text}");
@@ -62,7 +62,7 @@ fn a_name_that_nobody_vouches_for_is_refused_unless_its_user_is_allowed() {
         assert!(refusal(&Policy { vms: policy("sip1").vms, ..allowed }, &observed).contains("user root"));
     }
     // libvirt's confirmation counts, whatever the user of the process.
-    let mut known = impostor("web", 200);
+    let mut known = untrusted("web", 200);
     known.identity.named_by = NamedBy::Libvirt;
     assert_eq!(plan(&policy("web"), &with(vec![known]), &Held::default()).unwrap().steps.len(), 1);
     // Nor is it listed among those that exist.
@@ -71,16 +71,16 @@ fn a_name_that_nobody_vouches_for_is_refused_unless_its_user_is_allowed() {
 }
 
 #[test]
-fn two_genuine_ones_of_a_name_are_refused_with_both_pids() {
+fn two_trusted_vms_of_a_name_are_refused_with_both_pids() {
     let text =
-        refusal(&policy("sip1"), &with(vec![vm("sip1", 200, 1, 0, None, false), impostor("sip1", 300)]));
+        refusal(&policy("sip1"), &with(vec![vm("sip1", 200, 1, 0, None, false), untrusted("sip1", 300)]));
     assert!(text.contains("2 VMs are named `sip1`"), "{text}");
     assert!(text.contains("pid:100") && text.contains("pid:200") && !text.contains("300"), "{text}");
 }
 
 #[test]
 fn names_of_users_reach_no_terminal() {
-    let mut evil = impostor("sip1", 200);
+    let mut evil = untrusted("sip1", 200);
     evil.identity.user = Some("e\x1b[2J".into());
     let made = plan(&policy("sip1"), &with(vec![evil]), &Held::default()).unwrap();
     assert!(made.warnings[0].contains("user e\\u{1b}[2J"), "{:?}", made.warnings);
@@ -88,7 +88,7 @@ fn names_of_users_reach_no_terminal() {
 
 prop_compose! {
     /// A process that may have the name of any VM of [`any_host`], with real-time threads on any CPUs, and a manager.
-    fn any_impostor()(
+    fn any_untrusted()(
         name in prop::sample::select(vec!["vm0", "vm1", "vm2", "pid:300", "x"]),
         uid in prop::option::of(1000..1003u32),
         threads in (0..4u32, 0..3u32),
@@ -109,18 +109,18 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn an_impostor_never_changes_a_plan(
+    fn an_untrusted_name_never_changes_a_plan(
         observed in any_host(),
         wanted in prop_oneof![any_policy(), any_channels()],
-        (impostor, settings) in any_impostor(),
+        (untrusted, settings) in any_untrusted(),
         first in any::<bool>(),
     ) {
         let mut joined = observed.clone();
         joined.settings.extend(settings);
         let advice = "it does things".to_owned();
         let touches = vec![ResourceKind::ThreadCpus, ResourceKind::ThreadScheduling, ResourceKind::Group];
-        joined.managers.push(Manager { name: "x".into(), advice, touches, vm: Some(impostor.process) });
-        joined.vms.insert(if first { 0 } else { observed.vms.len() }, impostor);
+        joined.managers.push(Manager { name: "x".into(), advice, touches, vm: Some(untrusted.process) });
+        joined.vms.insert(if first { 0 } else { observed.vms.len() }, untrusted);
 
         let (alone, beside) = (plan(&wanted, &observed, &Held::default()), plan(&wanted, &joined, &Held::default()));
         let unrelated = |w: &String| !w.starts_with("another process calls itself");

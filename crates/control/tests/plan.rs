@@ -7,10 +7,10 @@ use common::{DEFAULT, at, cpus, host, observe_again, task, vm};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use teiji_control::plan::plan;
-use teiji_model::host::{DataPlane, Nic};
-use teiji_model::observed::{Manager, Observed};
+use teiji_model::host::{DataPlane, Nic, Vcpu};
+use teiji_model::observed::{Manager, Observed, ObservedLink};
 use teiji_model::plan::{Held, Hold, Plan, own_group};
-use teiji_model::policy::{LinkPolicy, Policy, Source, VfPolicy, VmPolicy};
+use teiji_model::policy::{DirectSetting, LinkPolicy, Policy, Source, Subject, VfPolicy, VmPolicy};
 use teiji_model::qdisc::Device;
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Scheduling, Value};
 
@@ -255,7 +255,6 @@ fn what_the_host_does_not_have() {
     let mut policy = vms(vec![VmPolicy {
         vcpu_cpus: Some(at(cpus("3-5"), 2)),
         worker_cpus: Some(at(cpus(""), 3)),
-        quota: Some(at(Some(5), 4)),
         ..section("sip1")
     }]);
     policy.host.halt_poll = Some(at(5, 5));
@@ -267,13 +266,12 @@ fn what_the_host_does_not_have() {
         &[
             "p.toml:2:1: CPUs 4-5 are not online; online are 0-3",
             "p.toml:3:1: no CPU is named",
-            "p.toml:4:1: the kernel accepts no quota below 1 %",
             "p.toml:5:1: kvm.halt_poll_ns (the host) cannot be read, so it could not be restored: kvm is not loaded",
             "p.toml:6:1: there is no link `eth1`; there is `eth0`",
             "p.toml:14:1: `vf.eth0.3` is not supported by this version yet",
         ],
     );
-    assert_eq!(text.lines().count(), 6, "{text}");
+    assert_eq!(text.lines().count(), 5, "{text}");
     let weight = vms(vec![VmPolicy { weight: Some(at(5, 2)), ..section("a") }]);
     let text = problems(&weight, &host("0", vec![vm("a", 1, 1, 0, None, false)], Vec::new()));
     says(&text, &["p.toml:2:1: weight and quota need control groups of version 2"]);
@@ -281,18 +279,19 @@ fn what_the_host_does_not_have() {
 
 #[test]
 fn packets_of_links_and_taps_are_steered() {
-    let queue = |name: &str, n| Resource::ReceiveCpus(Device { name: name.into(), index: 2 }, n);
+    let index = |name: &str| if name == "eth0" { 2 } else { 3 };
+    let queue = |name: &str, n| Resource::ReceiveCpus(Device { name: name.into(), index: index(name) }, n);
     let mut sip1 = vm("sip1", 100, 1, 0, None, false);
     sip1.vm.nics = vec![Nic {
         tap: "tap0".into(),
-        ifindex: 2,
+        ifindex: 3,
         mac: None,
         bridge: None,
         data_plane: DataPlane::VhostNet,
         queues: 1,
     }];
-    let mut observed =
-        host("0-3", vec![sip1], vec![common::nic("eth0", vec![]), common::nic("tap0", vec![])]);
+    let tap = ObservedLink { index: 3, ..common::nic("tap0", vec![]) };
+    let mut observed = host("0-3", vec![sip1], vec![common::nic("eth0", vec![]), tap]);
     for resource in [queue("eth0", 0), queue("eth0", 1), queue("tap0", 0)] {
         observed.settings.insert(resource, Value::Cpus(cpus("")));
     }
@@ -314,6 +313,12 @@ fn packets_of_links_and_taps_are_steered() {
     carried_out(&plan, &mut now, &mut held);
     let back = ok(&Policy::default(), &observe_again(&observed, &now), &held);
     assert_eq!(settings(&back)[0], "rps_cpus of eth0 queue 0: 2-3 -> none");
+
+    // A tap of that name here is another one if the VM's is in another network namespace.
+    let mut elsewhere = observed.clone();
+    elsewhere.vms[0].vm.nics[0].ifindex = 0;
+    let plan = ok(&parsed("[vm.sip1]\nrps_cpus = \"1\"\n"), &elsewhere, &Held::default());
+    assert_eq!((plan.steps.len(), plan.warnings.len()), (0, 1), "{plan:?}");
 
     let text = "[link.eth0]\nrps_cpus = \"9\"\n[link.eth1]\nrps_cpus = \"1\"\n[vm.b]\nrps_cpus = \"1\"\n";
     let text = problems(&parsed(text), &observed);
@@ -339,8 +344,26 @@ fn the_governor_is_that_of_every_frequency_policy() {
     }
     let policy = parsed("[host]\ngovernor = \"performance\"\n");
     let plan = ok(&policy, &observed, &Held::default());
-    assert_eq!(settings(&plan), ["governor of frequency policy 0: schedutil -> performance"]);
+    assert_eq!(settings(&plan), ["governor of cpufreq policy 0: schedutil -> performance"]);
     assert_eq!((plan.steps[0].whose.as_str(), plan.steps[0].reason.as_str()), ("the host", "host.governor"));
+    // A policy without an online CPU keeps what it has; the others are changed.
+    let why = ResourceError::Offline("all CPUs of the policy are offline (EBUSY)".into());
+    observed.settings.record(Resource::Governor(2), Err(why));
+    let plan = ok(&policy, &observed, &Held::default());
+    assert_eq!(plan.steps.len(), 1);
+    assert!(plan.steps[0].cost.contains("rollback"), "{:?}", plan.steps);
+    assert!(
+        plan.warnings[0].starts_with("`host.governor` leaves the governor of cpufreq policy 2 as it is: all")
+    );
+    observed.settings.remove(&Resource::Governor(2));
+    let tuned = Manager {
+        name: "tuned".into(),
+        advice: "tuned is running".into(),
+        touches: vec![ResourceKind::Governor],
+        vm: None,
+    };
+    let plan = ok(&policy, &Observed { managers: vec![tuned], ..observed }, &Held::default());
+    assert_eq!(plan.warnings, ["tuned: tuned is running"]);
     let mut none = one();
     none.settings.remove(&Resource::Governor(0));
     let plan = ok(&policy, &none, &Held::default());
@@ -353,10 +376,47 @@ fn parsed(text: &str) -> Policy {
     teiji_policy::parse(&[source]).unwrap()
 }
 
+/// The keys that decide each asked setting, with file and line: `class a:2, priority b:2`.
+fn asked(plan: &Plan, reason: &str) -> String {
+    let line = |key: &str, at: &teiji_model::policy::SourceLocation| format!("{key} {}:{}", at.file, at.line);
+    let asked = &plan.asked[reason];
+    let rest = asked.with.iter().map(|more| line(&more.key, &more.location));
+    std::iter::once(line(reason, &asked.location)).chain(rest).collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn a_step_names_every_line_that_decides_its_value() {
+    let source = |name: &str, text: &str| Source { name: name.into(), text: text.into() };
+    let plan = |files: &[Source]| ok(&teiji_policy::parse(files).unwrap(), &one(), &Held::default());
+    let by_priority = plan(&[
+        source("a", "[vm.sip1]\nclass = \"realtime\"\n"),
+        source("b", "[vm.sip1]\npriority = 30\nweight = 5\n"),
+    ]);
+    assert!(settings(&by_priority)[2].ends_with("default -> FIFO 30"), "{:?}", settings(&by_priority));
+    assert_eq!(asked(&by_priority, "vm.sip1.class"), "vm.sip1.class a:2, priority b:2");
+    assert_eq!(asked(&by_priority, "vm.sip1.weight"), "vm.sip1.weight b:3");
+    let by_period = plan(&[
+        source("a", "[vm.sip1]\nclass = \"deadline\"\nruntime = \"1ms\"\nperiod = \"10ms\"\n"),
+        source("b", "[vm.sip1]\nperiod = \"20ms\"\n"),
+    ]);
+    assert_eq!(asked(&by_period, "vm.sip1.class"), "vm.sip1.class a:2, runtime a:3, period b:2");
+    let by_cpus = plan(&[
+        source("a", "[host]\ncpu_latency = \"20us\"\n"),
+        source("b", "[host]\ncpu_latency_cpus = \"2\"\n"),
+    ]);
+    assert_eq!(asked(&by_cpus, "host.cpu_latency"), "host.cpu_latency a:2, cpu_latency_cpus b:2");
+    // A line that no longer holds decides nothing.
+    let discarded = plan(&[
+        source("a", "[vm.sip1]\nclass = \"realtime\"\npriority = 30\n"),
+        source("b", "[vm.sip1]\nclass = \"realtime\"\n"),
+    ]);
+    assert_eq!(asked(&discarded, "vm.sip1.class"), "vm.sip1.class b:2");
+}
+
 #[test]
 fn devices_that_share_an_interrupt_agree_or_are_refused() {
-    let link = |name: &str| common::nic(name, vec![30]);
-    let observed = host("0-3", Vec::new(), vec![link("eth0"), link("eth1")]);
+    let eth1 = ObservedLink { index: 3, ..common::nic("eth1", vec![30]) };
+    let observed = host("0-3", Vec::new(), vec![common::nic("eth0", vec![30]), eth1]);
     let policy_of =
         |name: &str, list, line| LinkPolicy { irq_cpus: Some(at(cpus(list), line)), ..common::link(name, 1) };
     let mut policy =
@@ -531,4 +591,57 @@ proptest! {
             let _ = plan(&policy, &observed, &Held::default());
         }
     }
+}
+
+fn vcpu(index: u16) -> Vcpu {
+    Vcpu { index, kvm_id: None, tid: 0, cpus: String::new(), last_cpu: 0 }
+}
+
+#[test]
+fn vcpus_have_the_numbers_of_their_vmm() {
+    let mut observed = one();
+    // Of three, the one in the middle was unplugged.
+    observed.vms[0].vm.vcpus = [0, 2].map(vcpu).to_vec();
+    let policy = vms(vec![VmPolicy { vcpu_cpus: Some(at(cpus("1"), 2)), ..section("sip1") }]);
+    let whose: Vec<String> =
+        ok(&policy, &observed, &Held::default()).steps.into_iter().map(|step| step.whose).collect();
+    assert_eq!(whose, ["vCPU 0 of sip1", "vCPU 2 of sip1"]);
+}
+
+/// A key of `[vm.NAME]` that sets the resources of this kind to `value`.
+fn direct(kind: ResourceKind, value: Value) -> Policy {
+    let mut policy = vms(vec![section("sip1")]);
+    policy.direct = vec![DirectSetting {
+        subject: Subject::Vm(at("sip1".into(), 1)),
+        key: "key",
+        kind,
+        value: at(value, 2),
+        cost: "",
+    }];
+    policy
+}
+
+#[test]
+fn a_key_that_sets_resources_of_a_vm_reaches_whatever_is_the_vms_own() {
+    let mut observed = one();
+    let threads = direct(ResourceKind::ThreadCpus, Value::Cpus(cpus("1")));
+    assert_eq!(
+        settings(&ok(&threads, &observed, &Held::default())),
+        ["CPUs of thread 101: 0-3 -> 1", "CPUs of thread 102: 0-3 -> 1", "CPUs of thread 103: 0-3 -> 1"]
+    );
+    let process = direct(ResourceKind::Group, Value::Group("/x".into()));
+    assert_eq!(settings(&ok(&process, &observed, &Held::default())).len(), 1);
+    let group = direct(ResourceKind::GroupWeight, Value::Weight(7));
+    assert_eq!(
+        settings(&ok(&group, &observed, &Held::default())),
+        ["cpu.weight of /machine.slice/sip1.scope: 100 -> 7"]
+    );
+    // A group with other processes in it is not the VM's own.
+    observed.vms[0].group_shared = true;
+    let plan = ok(&group, &observed, &Held::default());
+    assert_eq!(plan.steps, []);
+    assert_eq!(plan.warnings, ["`vm.sip1.key` has no effect: sip1 has nothing that it sets"]);
+    // What belongs to nobody's VM is not reached either.
+    let interrupts = direct(ResourceKind::IrqCpus, Value::Cpus(cpus("1")));
+    assert_eq!(ok(&interrupts, &observed, &Held::default()).steps, []);
 }

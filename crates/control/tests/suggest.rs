@@ -73,7 +73,7 @@ fn every_cause_has_its_lines_or_a_reason_for_none() {
                 (VcpuWake, Some(Asleep)) => &["[host]", "halt_poll = \"1ms\""],
                 (TapQueue | VhostTx, Some(Asleep)) => &["[host]", "cpu_latency = \"2us\""],
                 _ => {
-                    says(&text, &["the policy has no remedy: "]);
+                    says(&text, &["no key of a policy helps; "]);
                     &[]
                 }
             };

@@ -45,8 +45,9 @@ mod thread;
 mod vm;
 
 pub use hfsc::{CurveOf, Hfsc};
-pub use resource::Settings;
+pub use resource::{Devices, Settings};
 pub use root::Root;
+pub use rtnl::lists_requested;
 pub use task::task;
 
 use std::path::PathBuf;

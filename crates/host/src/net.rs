@@ -2,9 +2,15 @@
 
 use crate::cmdline::NetDev;
 use crate::root::Root;
+use crate::rtnl::Rtnl;
+use nix::errno::Errno;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use teiji_model::host::{DataPlane, Nic, Vm};
+use teiji_model::qdisc::Device;
+
+/// How often a device may be renamed while its name is looked for.
+const RENAMES: usize = 3;
 
 /// The open descriptors of a VMM that concern its network.
 #[derive(Default)]
@@ -105,6 +111,30 @@ impl Root {
 /// A device's index; 0 if it is not in this network namespace.
 pub(crate) fn ifindex(root: &Root, device: &str) -> u32 {
     root.number(&format!("sys/class/net/{device}/ifindex")).and_then(|n| n.try_into().ok()).unwrap_or(0)
+}
+
+/// The present name of the device with this index, if sysfs shows it; it may have been renamed.
+///
+/// # Errors
+/// `ENODEV` if there is no such device, `EXDEV` if sysfs shows the devices of another network namespace than that of
+/// this process, as after `nsenter --net` without `--mount`.
+pub(crate) fn name_of(root: &Root, device: &Device) -> nix::Result<String> {
+    if ifindex(root, &device.name) == device.index {
+        return Ok(device.name.clone());
+    }
+    if !root.is_real() {
+        let mut names = root.names("sys/class/net").into_iter();
+        return names.find(|name| ifindex(root, name) == device.index).ok_or(Errno::ENODEV);
+    }
+    let mut rtnl = Rtnl::open()?;
+    // It may be renamed again between the two looks.
+    for _ in 0..RENAMES {
+        let name = rtnl.name(device.index)?;
+        if ifindex(root, &name) == device.index {
+            return Ok(name);
+        }
+    }
+    Err(Errno::EXDEV)
 }
 
 /// The bridge (or `ovs-system`) that a device is a port of.

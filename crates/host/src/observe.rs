@@ -2,12 +2,12 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `guard` | what keeps a real-time thread from starving the others of its CPU |
+//! | `starvation_guard` | what keeps a real-time thread from starving the others of its CPU |
 //! | `links` | network devices, their interrupts, and whether guests' packets leave by them |
 //! | `managers` | other programs that change the same settings, and cpusets that limit them |
 //!
 //! Anything that vanishes during the observation is left out. Each kind of resource is observed by its own module in
-//! [`resource`](crate::resource). The kernel is asked for all devices and for all qdiscs at once, so the time of an
+//! [`resource`]. The kernel is asked for all devices and for all qdiscs at once, so the time of an
 //! observation is linear in their number.
 
 mod links;
@@ -33,6 +33,15 @@ impl Root {
     /// # Errors
     /// If `/proc` or the list of online CPUs cannot be read.
     pub fn observe(&self) -> Result<Observed, Error> {
+        self.observe_with_devices().map(|(observed, _)| observed)
+    }
+
+    /// The same, and the kernel's lists of devices and qdiscs that it was taken from, which are long on a host with many
+    /// VMs.
+    ///
+    /// # Errors
+    /// As [`Root::observe`].
+    pub fn observe_with_devices(&self) -> Result<(Observed, Devices), Error> {
         let cpus = self.online().ok_or_else(|| Error::Cpus { path: self.path(ONLINE) })?;
         let hierarchy = Hierarchy::find(self);
         let mut members = Members::new(hierarchy.as_ref().ok());
@@ -52,15 +61,9 @@ impl Root {
         let settings = resource::observe(&facts);
         let managers = managers::managers(self, hierarchy.as_ref().ok(), &cpus, &vms);
         let realtime_guard = starvation_guard::realtime(self, &cpus);
-        Ok(Observed {
-            cpus,
-            vms,
-            links,
-            settings,
-            realtime_guard,
-            managers,
-            deadline_support: Default::default(),
-        })
+        let deadline_support = Default::default();
+        let observed = Observed { cpus, vms, links, settings, realtime_guard, managers, deadline_support };
+        Ok((observed, devices))
     }
 
     /// CPUs that are online; `None` if that cannot be read.

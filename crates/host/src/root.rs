@@ -54,7 +54,7 @@ impl Root {
         self.bytes(path).map(|b| String::from_utf8_lossy(&b).into_owned())
     }
 
-    /// A file.
+    /// The content of a file; `None` if it cannot be read.
     pub(crate) fn bytes(&self, path: &str) -> Option<Vec<u8>> {
         fs::read(self.path(path)).ok()
     }

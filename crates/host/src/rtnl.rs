@@ -12,6 +12,7 @@ use nix::sys::socket::{
     socket, sockopt,
 };
 use nix::sys::time::TimeVal;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -27,8 +28,10 @@ pub(crate) const TCMSG: usize = 20;
 const IFINFOMSG: usize = 16;
 pub(crate) const TCA_KIND: u16 = 1;
 pub(crate) const TCA_OPTIONS: u16 = 2;
+pub(crate) const TCA_STAB: u16 = 8;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_QDISC: u16 = 6;
 const IFLA_MASTER: u16 = 10;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_INFO_KIND: u16 = 1;
@@ -51,12 +54,14 @@ pub(crate) struct Qdisc {
     pub parent: u32,
     /// Its own handle; 0 if it is the kernel's default.
     pub handle: u32,
+    /// Its size table, in the format of a message; empty if it has none.
+    pub table: Vec<u8>,
 }
 
 impl Qdisc {
     #[cfg(test)]
     pub(crate) fn new(kind: &str, parent: u32, handle: u32) -> Qdisc {
-        Qdisc { kind: kind.into(), options: Vec::new(), parent, handle }
+        Qdisc { kind: kind.into(), options: Vec::new(), parent, handle, table: Vec::new() }
     }
 
     /// Whether somebody chose it; the kernel's own default has no handle.
@@ -75,7 +80,6 @@ impl Qdisc {
 pub(crate) struct Link {
     /// Its interface index.
     pub index: u32,
-    /// Its name.
     pub name: String,
     /// `ARPHRD_ETHER` and the like.
     pub hardware: u16,
@@ -109,6 +113,46 @@ pub(crate) struct NetlinkRequest {
     pub head: [u8; TCMSG],
     /// Attributes, each padded.
     pub attributes: Vec<u8>,
+}
+
+/// What answers requests for lists: the kernel, or a test.
+pub(crate) trait Lister {
+    /// The messages that are listed in answer to such a request, each without its netlink header.
+    ///
+    /// # Errors
+    /// The kernel's error; `EINTR` if the list kept changing while it was read, in all attempts.
+    fn dump(&mut self, kind: u16, head: &[u8]) -> nix::Result<Vec<Vec<u8>>>;
+}
+
+thread_local! {
+    static LISTS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// How many lists this thread has requested from the kernel: a measure of the cost of reading devices and qdiscs that
+/// needs no clock.
+pub fn lists_requested() -> u64 {
+    LISTS.get()
+}
+
+/// A socket that is opened at the first request.
+#[derive(Default)]
+pub(crate) struct OpenedOnDemand(Option<Rtnl>);
+
+impl Lister for OpenedOnDemand {
+    fn dump(&mut self, kind: u16, head: &[u8]) -> nix::Result<Vec<Vec<u8>>> {
+        let rtnl = match &mut self.0 {
+            Some(rtnl) => rtnl,
+            none => none.insert(Rtnl::open()?),
+        };
+        rtnl.dump(kind, head)
+    }
+}
+
+impl Lister for Rtnl {
+    fn dump(&mut self, kind: u16, head: &[u8]) -> nix::Result<Vec<Vec<u8>>> {
+        LISTS.set(LISTS.get() + 1);
+        dump::whole(&mut Listing { rtnl: self, kind, head })
+    }
 }
 
 /// A netlink socket.
@@ -146,14 +190,6 @@ impl Rtnl {
         head.extend(attribute(IFLA_EXT_MASK, &SKIP_STATS.to_ne_bytes()));
         let all = self.dump(libc::RTM_GETLINK, &head)?;
         Ok(all.iter().filter_map(|body| link_of(body)).collect())
-    }
-
-    /// The messages that the kernel lists in answer to such a request, each without its netlink header.
-    ///
-    /// # Errors
-    /// The kernel's error; `EINTR` if the list kept changing while it was read, in all attempts.
-    pub(crate) fn dump(&mut self, kind: u16, head: &[u8]) -> nix::Result<Vec<Vec<u8>>> {
-        dump::whole(&mut Listing { rtnl: self, kind, head })
     }
 
     /// Sends all these requests by one system call, within which the kernel carries out each of them
@@ -196,6 +232,17 @@ impl Rtnl {
             let all = attributes(body.get(IFINFOMSG..)?);
             all.iter().find(|(k, _)| *k == IFLA_MTU).and_then(|(_, v)| u32_at(v, 0))
         })
+    }
+
+    /// The device's name; `ENODEV` if the device does not exist.
+    pub(crate) fn name(&mut self, ifindex: u32) -> nix::Result<String> {
+        self.link(ifindex, |body| text_of(body, IFLA_IFNAME))
+    }
+
+    /// The kind of the device's root qdisc, which costs less than the list of all qdiscs; `ENODEV` if the device does
+    /// not exist.
+    pub(crate) fn root_kind(&mut self, ifindex: u32) -> nix::Result<String> {
+        self.link(ifindex, |body| text_of(body, IFLA_QDISC))
     }
 
     /// Makes a qdisc of this kind the root, in place of the present one.
@@ -342,6 +389,7 @@ fn qdisc_of(body: &[u8], ifindex: u32) -> Option<Qdisc> {
         options: of(TCA_OPTIONS).unwrap_or_default().to_vec(),
         parent: u32_at(body, 12)?,
         handle: u32_at(body, 8)?,
+        table: of(TCA_STAB).unwrap_or_default().to_vec(),
     })
 }
 
@@ -360,6 +408,13 @@ fn link_of(body: &[u8]) -> Option<Link> {
         master: of(IFLA_MASTER).and_then(|v| u32_at(v, 0)),
         sizes: segment_sizes_of(body),
     })
+}
+
+/// A text attribute of the device that a message is about.
+fn text_of(body: &[u8], wanted: u16) -> Option<String> {
+    let all = attributes(body.get(IFINFOMSG..)?);
+    let text = all.iter().find(|(k, _)| *k == wanted).map(|(_, v)| *v)?;
+    Some(String::from_utf8_lossy(text.strip_suffix(&[0]).unwrap_or(text)).into_owned())
 }
 
 fn segment_sizes_of(body: &[u8]) -> Option<SegmentSizes> {
@@ -422,6 +477,13 @@ mod tests {
         let links = rtnl.links().unwrap();
         let lo = links.iter().find(|link| link.index == 1).unwrap();
         assert_eq!((lo.name.as_str(), lo.hardware, lo.kind.as_str(), lo.master), ("lo", 772, "", None));
+        assert_eq!(rtnl.name(1).as_deref(), Ok("lo"));
+        assert!(
+            matches!(rtnl.root_kind(1).as_deref(), Ok("noqueue") | Ok("noop")),
+            "{:?}",
+            rtnl.root_kind(1)
+        );
+        assert_eq!(rtnl.name(0x7fff_ffff), Err(Errno::ENODEV));
         assert_eq!((lo.sizes, lo.mtu), (rtnl.segment_sizes(1).ok(), rtnl.mtu(1).unwrap()));
     }
 }

@@ -5,7 +5,7 @@ mod common;
 
 use common::{FakeHost, KVM};
 use std::os::unix::fs::PermissionsExt;
-use teiji_host::Root;
+use teiji_host::{Root, Settings};
 use teiji_model::observed::{LinkKind, Observed};
 use teiji_model::plan::own_group;
 use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Scheduling, Task, Value};
@@ -158,11 +158,11 @@ fn a_host_with_a_vm_and_two_nics() {
     assert_eq!(read(Resource::IrqCpus(51)), "3");
     let governors = observed.settings.iter().filter(|(r, _)| r.kind() == ResourceKind::Governor);
     let governors: Vec<String> = governors.map(|(resource, word)| format!("{resource}: {word}")).collect();
-    assert_eq!(governors, [0, 2].map(|policy| format!("governor of frequency policy {policy}: schedutil")));
+    assert_eq!(governors, [0, 2].map(|policy| format!("governor of cpufreq policy {policy}: schedutil")));
     let steering = observed.settings.iter().filter(|(r, _)| r.kind() == ResourceKind::ReceiveCpus);
     let steering: Vec<String> = steering.map(|(resource, cpus)| format!("{resource}: {cpus}")).collect();
     let wanted =
-        ["rps_cpus of ens3 queue 0: none", "rps_cpus of ens3 queue 1: 0", "rps_cpus of tap0 queue 0: none"];
+        ["rps_cpus of tap0 queue 0: none", "rps_cpus of ens3 queue 0: none", "rps_cpus of ens3 queue 1: 0"];
     assert_eq!(steering, wanted);
     assert_eq!(read(Resource::HaltPoll), "200 µs");
     assert_eq!(observed.settings[&Resource::CpuLatency(3)], Value::Latency(Latency::Any));
@@ -255,6 +255,21 @@ fn what_cannot_be_read_or_changed_says_why() {
 }
 
 #[test]
+fn a_governor_whose_speed_would_be_lost_is_not_changed() {
+    let host = host();
+    let governor = |policy| format!("sys/devices/system/cpu/cpufreq/policy{policy}/scaling_governor");
+    host.file(&governor(0), "schedutil\n");
+    host.file(&governor(2), "userspace\n");
+    let observed = host.root().observe().unwrap();
+    assert_eq!(get(&observed, &Resource::Governor(0)).as_deref(), Some("schedutil"));
+    let why = observed.settings.error(&Resource::Governor(2)).unwrap().to_string();
+    assert!(why.contains("speed") && why.contains("could not be restored"), "{why}");
+    // If somebody chooses it later, a rollback reads it like any other value, and leaves it alone.
+    let read = Settings::new(host.root()).read(&Resource::Governor(2));
+    assert_eq!(read, Ok(Value::Word("userspace".into())));
+}
+
+#[test]
 fn what_guards_against_real_time_threads() {
     let host = host();
     let guard = || host.root().observe().unwrap().realtime_guard;
@@ -300,6 +315,7 @@ fn others_who_change_the_same_settings() {
                 ResourceKind::ThreadCpus,
                 ResourceKind::ThreadScheduling,
                 ResourceKind::IrqCpus,
+                ResourceKind::Governor,
                 ResourceKind::HaltPoll,
                 ResourceKind::CpuLatency,
             ][..],

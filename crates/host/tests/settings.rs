@@ -11,7 +11,7 @@ use teiji_host::{Root, Settings, task};
 use teiji_model::cpus::CpuSet;
 use teiji_model::plan::own_group;
 use teiji_model::qdisc::Device;
-use teiji_model::resource::{Latency, Quota, Resource, ResourceError, Task, Value};
+use teiji_model::resource::{Latency, Quota, Resource, ResourceError, ResourceKind, Task, Value};
 
 /// A setting whose value is restored when this is dropped.
 struct Restored(Resource, Value);
@@ -114,6 +114,16 @@ fn receive_packet_steering() {
     let other = settings.write(&Resource::ReceiveCpus(device(8), 1), &Value::Cpus(CpuSet::default()));
     assert_eq!(other, Err(ResourceError::Gone("device eth0".into())), "a later one of the same name");
 
+    // `ip link set eth0 name lan0`, and another device gets the former name.
+    std::fs::rename(host.root_path("sys/class/net/eth0"), host.root_path("sys/class/net/lan0")).unwrap();
+    host.file("sys/class/net/eth0/ifindex", "9\n");
+    host.file(file, "f\n");
+    let value = Value::Cpus("0,2".parse().unwrap());
+    settings.write(&queue(1), &value).unwrap();
+    let renamed = host.text("sys/class/net/lan0/queues/rx-1/rps_cpus");
+    assert_eq!((renamed.as_str(), settings.read(&queue(1))), ("5", Ok(value)));
+    assert_eq!(host.text(file), "f\n", "the other device is left alone");
+
     // On this machine's loopback the CPU that sends a packet also receives it; this can be changed.
     let lo = Resource::ReceiveCpus(Device { name: "lo".into(), index: 1 }, 0);
     match Restored::new(lo) {
@@ -122,12 +132,44 @@ fn receive_packet_steering() {
     }
 }
 
+/// In a new network namespace with the /sys of the former one, as after `nsenter --net`.
+#[test]
+fn a_device_is_not_mistaken_for_one_of_another_namespace() {
+    let made = |args: &[&str]| Command::new("ip").args(args).status().is_ok_and(|status| status.success());
+    std::thread::spawn(move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        if !made(&["link", "add", "lan0", "index", "77", "type", "veth", "peer", "name", "eth0"]) {
+            return eprintln!("no network devices can be made here");
+        }
+        let observed = Root::default().observe().unwrap();
+        let devices: Vec<&Resource> =
+            observed.settings.all().filter(|r| r.kind() == ResourceKind::ReceiveCpus).collect();
+        let lan0 = Resource::ReceiveCpus(Device { name: "lan0".into(), index: 77 }, 0);
+        assert!(devices.contains(&&lan0), "{devices:?}");
+        for why in [
+            observed.settings.error(&lan0).cloned().unwrap(),
+            Settings::default().read(&lan0).unwrap_err(),
+            Settings::default().write(&lan0, &Value::Cpus(CpuSet::default())).unwrap_err(),
+        ] {
+            let namespaces = matches!(&why, ResourceError::Unsupported(why) if why.contains("namespace"));
+            assert!(namespaces, "{why:?}");
+        }
+        assert_eq!(
+            observed.settings.get(&Resource::SegmentSize(Device { name: "x".into(), index: 77 })),
+            Some(&Value::Bytes(65_536)),
+            "netlink shows those of this namespace"
+        );
+    })
+    .join()
+    .unwrap();
+}
+
 #[test]
 fn frequency_governors() {
     let host = FakeHost::new();
     let file = "sys/devices/system/cpu/cpufreq/policy4/scaling_governor";
     let (settings, resource) = (Settings::new(host.root()), Resource::Governor(4));
-    assert_eq!(settings.read(&resource), Err(ResourceError::Gone("frequency policy 4".into())));
+    assert_eq!(settings.read(&resource), Err(ResourceError::Gone("cpufreq policy 4".into())));
     host.file(file, "schedutil\n");
     let word = |word: &str| Value::Word(word.into());
     assert_eq!(settings.read(&resource), Ok(word("schedutil")));
@@ -391,7 +433,16 @@ fn a_process_of_this_machine_moves_into_a_group_of_its_own_and_back() {
         assert_eq!(std::fs::read_to_string(directory.join("cgroup.procs")).unwrap(), format!("{pid}\n"));
         settings.write(&process, &Value::Group(own.clone())).unwrap();
         let nowhere = settings.write(&process, &Value::Group("/no-such-group".into()));
-        assert_eq!(nowhere, Err(ResourceError::Gone("control group /no-such-group".into())));
+        assert!(
+            matches!(&nowhere, Err(ResourceError::Refused(why)) if why.contains("/no-such-group no longer exists")),
+            "the process is not gone: {nowhere:?}"
+        );
+        assert!(
+            settings
+                .disturbed_by(&process)
+                .iter()
+                .any(|r| matches!(r, Resource::ThreadCpus(t) if t.id == pid))
+        );
         assert_eq!(settings.read(&process), Ok(Value::Group(own.clone())));
         shares(&own);
         settings.write(&process, &before).unwrap();

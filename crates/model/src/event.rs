@@ -87,8 +87,9 @@ pub struct Packet {
     /// worker handed the frame over itself: with receive packet steering, or NAPI on the tap, another thread may do so
     /// later.
     pub worker: Option<Split>,
-    /// At [`Point::TapDequeue`] and [`Point::TapSend`]: the thread that had the worker's CPU in the worker's last
-    /// wait for it, 0 if none. If several had it, one is chosen with a probability in proportion to its time.
+    /// At [`Point::TapDequeue`] and [`Point::TapSend`]: a thread that had the worker's CPU while the worker waited for
+    /// it, 0 if there was none or it is not known. Of those since the worker's clock was last read one is chosen, with
+    /// a probability in proportion to its time.
     pub preempted_by: u32,
 }
 
@@ -192,7 +193,7 @@ pub struct GuestEntry {
     pub upto: u64,
     /// The vCPU thread's clock at [`Event::ts`].
     pub clock: Split,
-    /// The thread that had the vCPU thread's CPU in that thread's last wait for it; see [`Packet::preempted_by`].
+    /// A thread that had the vCPU thread's CPU while that thread waited; see [`Packet::preempted_by`].
     pub preempted_by: u32,
 }
 
@@ -211,7 +212,7 @@ pub struct Kick {
     pub clock: Split,
     /// The clock of the vhost worker that the kick wakes, if known.
     pub worker: Option<Split>,
-    /// The thread that had the vCPU thread's CPU in that thread's last wait for it; see [`Packet::preempted_by`].
+    /// A thread that had the vCPU thread's CPU while that thread waited; see [`Packet::preempted_by`].
     pub preempted_by: u32,
 }
 

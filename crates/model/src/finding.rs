@@ -200,7 +200,7 @@ impl Remedy {
 
     /// A remedy that no policy can set; `look` says where to look.
     pub fn elsewhere(look: &str) -> Self {
-        Self::none(format!("the policy has no remedy: {look}"))
+        Self::none(format!("no key of a policy helps; {look}"))
     }
 }
 

@@ -17,6 +17,7 @@
 //! | [`cpus`] | sets of CPUs |
 //! | [`observation`] | the state of a host as a file, for planning on another machine |
 //! | [`observed`] | the state of a host, as far as a plan needs it |
+//! | [`operator`] | how an operator does what teiji does not do |
 //! | [`plan`] | the plan, and what teiji holds |
 //! | [`qdisc`] | the root qdisc of a link: channels with deadlines, or another qdisc |
 //! | [`reason`] | why a request is in no figure |
@@ -39,6 +40,7 @@ pub mod flow;
 pub mod host;
 pub mod observation;
 pub mod observed;
+pub mod operator;
 pub mod plan;
 pub mod policy;
 pub mod qdisc;

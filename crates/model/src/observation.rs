@@ -4,7 +4,7 @@
 //! threads and devices; it has no command lines, no environments, and nothing of the guests' memory or packets.
 //!
 //! Form 1 had sentences, which did not name a setting, for the settings that cannot be read. They become part of
-//! `unseen`.
+//! `unseen`. What another program changes was of the kind `group` also if it was a weight or a quota.
 
 use crate::observed::Observed;
 use crate::plan::Held;
@@ -124,6 +124,14 @@ impl Observation {
 fn former(text: &str) -> serde_json::Result<Observation> {
     let mut file: Value = serde_json::from_str(text)?;
     let sentences = file.pointer_mut("/observed/unreadable").map(|list| std::mem::replace(list, json!([])));
+    let managers = file.pointer_mut("/observed/managers").and_then(Value::as_array_mut);
+    for manager in managers.into_iter().flatten() {
+        if let Some(touches) = manager.get_mut("touches").and_then(Value::as_array_mut)
+            && touches.iter().any(|kind| kind == "group")
+        {
+            touches.extend([json!("group-weight"), json!("group-quota")]);
+        }
+    }
     let mut observation: Observation = serde_json::from_value(file)?;
     observation.unseen.extend(serde_json::from_value::<Vec<String>>(sentences.unwrap_or_else(|| json!([])))?);
     observation.schema = SCHEMA;

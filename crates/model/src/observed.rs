@@ -58,7 +58,7 @@ pub struct ObservedVm {
     pub identity: Identity,
     /// The VMM's process.
     pub process: Task,
-    /// vCPU threads by index.
+    /// vCPU threads, in the order of `vm.vcpus`.
     pub vcpus: Vec<Task>,
     /// vhost workers.
     pub workers: Vec<Task>,
@@ -71,11 +71,11 @@ pub struct ObservedVm {
 /// A network device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObservedLink {
-    /// Its name.
+    /// When it was observed; a device may get another name, but not another index. Untrusted text.
     pub name: String,
     /// Its interface index.
     pub index: u32,
-    /// Its kind.
+    /// Decides whether channels can leave by it, and what a plan warns of.
     pub kind: LinkKind,
     /// Its interrupts.
     pub irqs: Vec<u32>,

@@ -4,7 +4,7 @@
 //! (Policy, Observed) ── control::plan ──► Plan ── agent::apply ──► the host, journalled step by step
 //! ```
 
-use crate::policy::{Overridden, SourceLocation};
+use crate::policy::{KeyLocation, Overridden, SourceLocation};
 use crate::qdisc::Scheduler;
 use crate::resource::dependency::{self, Change};
 use crate::resource::{Resource, Value};
@@ -28,7 +28,17 @@ pub struct Step {
     pub cost: String,
 }
 
+/// The reason of a step that returns a resource to its original value, because no line of the policy asks for another
+/// one any more. No line has such a name.
+pub const NO_LONGER_IN_POLICY: &str = "no longer in the policy";
+
 impl Step {
+    /// Whether it returns a resource to its original value, after which teiji does not hold it any more. The values
+    /// alone do not tell that of a controlled resource: a policy may ask for the original value as well.
+    pub fn returns(&self) -> bool {
+        self.reason == NO_LONGER_IN_POLICY
+    }
+
     /// The change that it makes.
     pub fn change(&self) -> Change<'_> {
         Change { resource: &self.setting, from: &self.present, to: &self.wanted }
@@ -63,12 +73,23 @@ pub struct Plan {
     /// What each link with channels guarantees once the plan is carried out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkGuarantee>,
-    /// The place in the policy of each [`Step::reason`] that is one of its lines.
+    /// The lines of the policy for each [`Step::reason`] that is one of them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub asked: BTreeMap<String, SourceLocation>,
+    pub asked: BTreeMap<String, Asked>,
     /// Policy lines that are overridden by a later file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overridden: Vec<Overridden>,
+}
+
+/// The lines of a policy that decide the value of a setting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Asked {
+    /// The line that asks for the setting.
+    #[serde(flatten)]
+    pub location: SourceLocation,
+    /// The lines that complete its value, as `priority` completes `class`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub with: Vec<KeyLocation>,
 }
 
 /// What a link guarantees to its channels.
@@ -135,24 +156,56 @@ pub fn own_group(pid: u32) -> String {
     format!("/teiji/vm-{pid}")
 }
 
-/// Serializes maps whose keys are not text as lists of pairs.
+/// Serializes a map whose keys are not text as a list of pairs.
 mod pairs {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use super::Hold;
+    use crate::resource::Resource;
+    use serde::{Deserialize, Deserializer, Serializer};
     use std::collections::BTreeMap;
 
-    pub(super) fn serialize<K: Serialize, V: Serialize, S: Serializer>(
-        map: &BTreeMap<K, V>,
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub(super) fn serialize<S: Serializer>(map: &BTreeMap<Resource, Hold>, to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(map)
     }
 
-    pub(super) fn deserialize<'de, K, V, D>(from: D) -> Result<BTreeMap<K, V>, D::Error>
-    where
-        K: Deserialize<'de> + Ord,
-        V: Deserialize<'de>,
-        D: Deserializer<'de>,
-    {
-        Ok(Vec::<(K, V)>::deserialize(from)?.into_iter().collect())
+    /// Before devices were compared by their indices, one that was renamed could be in the list under both names. Then
+    /// the first change has the original value, and the last one has the value that teiji has set.
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<BTreeMap<Resource, Hold>, D::Error> {
+        let mut list = Vec::<(Resource, Hold)>::deserialize(from)?;
+        list.sort_by_key(|(_, hold)| hold.since);
+        let mut map: BTreeMap<Resource, Hold> = BTreeMap::new();
+        for (resource, mut hold) in list {
+            if let Some(earlier) = map.remove(&resource) {
+                hold.original = earlier.original;
+            }
+            map.insert(resource, hold);
+        }
+        Ok(map)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qdisc::Device;
+
+    #[test]
+    fn a_device_that_was_held_under_two_names_is_held_once() {
+        let pair = |name: &str, since, original, value| {
+            let device = Device { name: name.into(), index: 2 };
+            let (original, value) = (Value::Bytes(original), Value::Bytes(value));
+            let reason = "link".to_owned();
+            (Resource::SegmentSize(device), Hold { whose: name.into(), original, value, since, reason })
+        };
+        // Sorted by name, as they were written.
+        let list = [pair("a", 20, 2, 3), pair("b", 10, 1, 2)];
+        let text = serde_json::to_string(&serde_json::json!({ "settings": list })).unwrap();
+        let held: Held = serde_json::from_str(&text).unwrap();
+        let [(resource, hold)] = &held.settings.iter().collect::<Vec<_>>()[..] else { panic!("{held:?}") };
+        assert_eq!(resource.to_string(), "gso_max_size of a");
+        assert_eq!((&hold.original, &hold.value), (&Value::Bytes(1), &Value::Bytes(3)));
+        let again = serde_json::to_string(&held).unwrap();
+        assert_eq!(serde_json::from_str::<Held>(&again).unwrap(), held);
     }
 }

@@ -76,6 +76,8 @@ pub struct Policy {
     pub direct: Vec<DirectSetting>,
     /// Lines that a later file overrides, in the order of the sections.
     pub overridden: Vec<Overridden>,
+    /// Lines whose values other lines complete, in the order of the sections.
+    pub completed: Vec<Completed>,
 }
 
 /// A key that sets all resources of one kind that its section covers.
@@ -114,12 +116,31 @@ pub struct Line {
     pub location: SourceLocation,
 }
 
-/// A line that holds, and the lines of earlier files that it overrides.
+/// A line whose value other lines complete, as `priority` completes `class`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Completed {
+    /// The place of its value.
+    pub location: SourceLocation,
+    /// The other lines that apply; never empty.
+    pub with: Vec<KeyLocation>,
+}
+
+/// A key and the place of its value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyLocation {
+    /// The key, such as `priority`.
+    pub key: String,
+    /// The place of its value.
+    #[serde(flatten)]
+    pub location: SourceLocation,
+}
+
+/// A line that applies, and the lines of earlier files that it overrides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Overridden {
     /// The section, such as `vm.sip1`; printable.
     pub section: String,
-    /// The line that holds.
+    /// The line that applies.
     pub holds: Line,
     /// The overridden lines, in the order of the files; never empty.
     pub over: Vec<Line>,
@@ -186,7 +207,7 @@ pub struct VmPolicy {
 /// `[channel.NAME]`: a one-way flow with a deadline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelPolicy {
-    /// Its name.
+    /// NAME of its section.
     pub name: Located<String>,
     /// `link`: the device that its packets leave by; if absent, the device of the only `[link.NAME]`.
     pub link: Option<Located<String>>,

@@ -9,8 +9,10 @@ pub mod frame;
 use crate::policy::Endpoint;
 use crate::text::duration;
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 /// Bytes that an Ethernet frame takes on the wire in addition to those that the kernel counts: check sequence,
 /// preamble, gap.
@@ -46,13 +48,40 @@ pub struct Curve {
     pub m2: u32,
 }
 
-/// A network device, identified so that it is not mistaken for a later one with the same name.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// A network device of a network namespace. Its index identifies it: the name can be changed, and a later device may
+/// have the same name. So two values are equal if their indices are, whatever the names.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Device {
     /// Its name when it was observed.
     pub name: String,
     /// Its interface index.
     pub index: u32,
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        self.index == other.index
+    }
+}
+
+impl Eq for Device {}
+
+impl PartialOrd for Device {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Device {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.index.cmp(&other.index)
+    }
+}
+
+impl Hash for Device {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.index.hash(state);
+    }
 }
 
 /// The root qdisc of a device.
@@ -170,6 +199,18 @@ impl fmt::Display for RootQdisc {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::hash::{BuildHasher, DefaultHasher};
+
+    #[test]
+    fn a_device_is_the_same_under_another_name() {
+        let device = |name: &str, index| Device { name: name.into(), index };
+        assert_eq!(device("eth0", 2), device("lan0", 2));
+        assert!(device("eth0", 2) < device("a", 3));
+        let hash =
+            |device: &Device| std::hash::BuildHasherDefault::<DefaultHasher>::default().hash_one(device);
+        assert_eq!(hash(&device("eth0", 2)), hash(&device("lan0", 2)));
+        assert_eq!(device("eth0", 2).to_string(), "eth0");
+    }
 
     #[test]
     fn slack_is_written_as_people_write_times() {

@@ -1,7 +1,7 @@
 //! Why a request is in no figure: one table of reasons, each with its name, its explanation and the party to blame.
 //!
 //! A request that is not complete has exactly one reason, so the counts of the reasons of an [`Outcome`] add up to the
-//! count of that outcome in [`Requests`](crate::report::RequestCounts).
+//! count of that outcome in [`RequestCounts`](crate::report::RequestCounts).
 
 use serde::{Deserialize, Serialize};
 
@@ -105,8 +105,8 @@ reasons! {
     TooManyTaps, "too_many_taps", Teiji, "its packet was put on more taps at once than are followed";
     /// It was sent again, and the response may be to another copy.
     OtherCopy, "other_copy", Nobody, "sent again before it was answered; its first copy was not seen to reach the guest";
-    /// Events were lost at about that time.
-    EventsLost, "events_lost", Teiji, "events were lost, or runs of probes missed, at that time";
+    /// Events were lost, missed or late at about that time.
+    EventsLost, "events_lost", Teiji, "at that time events were lost or came too late, or runs of probes were missed";
     /// It was given up to make room for others.
     Evicted, "evicted", Teiji, "given up for lack of room: too many were followed at once";
     /// The times of its points contradict each other.

@@ -66,10 +66,14 @@ pub struct Report {
     pub meta: Meta,
     /// The tracer's counters.
     pub counters: Counters,
-    /// Events that arrived after later ones had been analysed, and could not be used: their CPU was stopped between the
-    /// time stamp and the hand-over, for longer than the analysis waits.
+    /// Events that arrived after later ones had been analysed, and could not be used. Either their CPU was stopped or
+    /// their thread preempted between the time stamp and the hand-over, for longer than the analysis waits, or they are
+    /// among `late_no_room`.
     #[serde(default)]
     pub late: u64,
+    /// Those of `late` for which the analysis would have waited, had not more events waited than it has room for.
+    #[serde(default)]
+    pub late_no_room: u64,
     /// One for each traced VM, in the order of `meta.vms`.
     pub vms: Vec<VmReport>,
 }
@@ -79,12 +83,17 @@ impl Report {
     pub fn lost_or_missed(&self) -> u64 {
         self.counters.lost_or_missed().saturating_add(self.late)
     }
+
+    /// [`late`](Report::late) events that came later than the analysis waits.
+    pub fn late_beyond_window(&self) -> u64 {
+        self.late.saturating_sub(self.late_no_room)
+    }
 }
 
 /// What was found for one VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmReport {
-    /// Its name.
+    /// libvirt's or QEMU's name, or `pid:N`. Untrusted text.
     pub name: String,
     /// The VMM's process id.
     pub pid: u32,

@@ -14,7 +14,7 @@ pub fn printable(text: &str) -> String {
 /// Longest quotation in a message, characters.
 const MAX_QUOTE: usize = 60;
 
-/// The beginning of `text`, printable and at most [`MAX_QUOTE`] characters long.
+/// The beginning of `text`, printable and at most `MAX_QUOTE` characters long.
 pub fn cut(text: &str) -> String {
     // Only the part that is shown is escaped: the text may have a megabyte.
     let head: String = text.chars().take(MAX_QUOTE + 1).collect();

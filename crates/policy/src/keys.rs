@@ -34,7 +34,7 @@ pub(super) struct Key {
     pub kind: ValueKind,
     /// Whether its section needs it.
     pub required: bool,
-    /// What holds if the key is not written; empty if it is required.
+    /// What applies if the key is not written; empty if it is required.
     pub default: &'static str,
     /// An example of a value, valid as TOML and as JSON.
     pub example: &'static str,
@@ -57,6 +57,16 @@ pub(super) enum HeaderNames {
     Vf,
 }
 
+/// Keys that only have a meaning together with another key.
+#[derive(Debug)]
+pub(super) struct KeyGroup {
+    /// The other key.
+    pub first: &'static str,
+    pub rest: &'static [&'static str],
+    /// Whether a file that sets the first key discards what earlier files say about the rest.
+    pub discards: bool,
+}
+
 /// A kind of section.
 #[derive(Debug)]
 pub(super) struct Section {
@@ -67,9 +77,8 @@ pub(super) struct Section {
     pub header_names: HeaderNames,
     pub doc: &'static str,
     pub keys: &'static [Key],
-    /// Keys that only have a meaning together with another key. Each group has that other key first: a file that sets
-    /// it discards what earlier files say about the rest.
-    pub groups: &'static [&'static [&'static str]],
+    /// Keys that only have a meaning together with another key.
+    pub groups: &'static [KeyGroup],
     /// Keys that people may look for here but that do not exist, each with the reason, which follows "`KEY` ".
     pub misplaced: &'static [(&'static str, &'static str)],
 }
@@ -120,7 +129,7 @@ pub(super) const DIRECT_KEYS: &[DirectKey] = &[
             Value::Word(word) => Some(resource::Value::Word(word.to_owned())),
             _ => None,
         },
-        cost: "",
+        cost: "a rollback brings the former governor back with its default tunables",
     },
     DirectKey {
         section: "link",
@@ -208,7 +217,8 @@ pub(super) const SECTIONS: &[Section] = &[
                       user, unless libvirt confirms its name.",
             },
         ],
-        groups: &[&["cpu_latency", "cpu_latency_cpus"]],
+        // The CPUs outlive another latency: a file that changes how much must not thereby change where.
+        groups: &[KeyGroup { first: "cpu_latency", rest: &["cpu_latency_cpus"], discards: false }],
         misplaced: &[],
     },
     Section {
@@ -363,8 +373,9 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "quota",
-                // One tenth of a percent is 1 ms, the minimum of `cpu.max`, in its longest period of 1 s.
-                kind: ValueKind::Amount { of: &PERCENT, min: 1, max: MAX_CPUS as u64 * 1000, or: &["none"] },
+                // 1 % is 1 ms of the period of 100 ms that teiji sets; the kernel refuses less
+                // (`min_cfs_quota_period`).
+                kind: ValueKind::Amount { of: &PERCENT, min: 10, max: MAX_CPUS as u64 * 1000, or: &["none"] },
                 required: false,
                 default: "as it is",
                 example: "\"150%\"",
@@ -372,10 +383,14 @@ pub(super) const SECTIONS: &[Section] = &[
                       limit.",
             },
         ],
-        groups: &[&["class", "priority", "runtime", "deadline", "period"]],
+        groups: &[KeyGroup {
+            first: "class",
+            rest: &["priority", "runtime", "deadline", "period"],
+            discards: true,
+        }],
         misplaced: &[
             ("halt_poll", "is host-wide; write it in [host]"),
-            ("cpu_latency", "is the CPUs', not a VM's; write it in [host]"),
+            ("cpu_latency", "applies to CPUs, not to a VM; write it in [host]"),
             ("numa", NOT_YET),
         ],
     },
@@ -456,7 +471,8 @@ pub(super) const SECTIONS: &[Section] = &[
         name: "vf",
         form: "[vf.LINK.N]",
         header_names: HeaderNames::Vf,
-        doc: "Virtual function N, from 0, of the SR-IOV NIC LINK.",
+        doc: "Virtual function N, from 0, of the SR-IOV NIC LINK. This version checks the section, but `teiji plan` \
+              refuses it.",
         keys: &[
             Key {
                 name: "hard",

@@ -1,13 +1,13 @@
-//! Decides which line holds if several files set the same key.
+//! Decides which line applies if several files set the same key.
 //!
 //! The files have an order: for each key, the last file that sets it decides. Keys that only have a meaning together
-//! with another (`priority` with `class`) are decided with it: a file that sets `class` discards what earlier files say
-//! about `priority`. Each overridden line, and the line that overrides it, is kept for the plan.
+//! with another (`priority` with `class`) may be decided with it: a file that sets `class` discards what earlier files
+//! say about `priority`. Each overridden line, and the line that overrides it, is kept for the plan.
 
-use super::keys::Section;
+use super::keys::{KeyGroup, Section};
 use super::section::Written;
 use std::collections::BTreeMap;
-use teiji_model::policy::{Line, Overridden};
+use teiji_model::policy::{Completed, KeyLocation, Line, Overridden};
 
 /// A section, from all files that have it.
 pub(super) struct LayeredSection {
@@ -25,7 +25,7 @@ pub(super) struct LayeredSection {
 }
 
 impl LayeredSection {
-    /// The line that holds for each key, and the lines that it overrides.
+    /// The line that applies for each key, and the lines that it overrides.
     pub(super) fn decide(
         written: Vec<Written>,
         section: &Section,
@@ -37,10 +37,9 @@ impl LayeredSection {
             let name = line.name;
             overruled.extend(effective.insert(name, line).map(|earlier| (name, earlier)));
         }
-        for group in section.groups {
-            let [first, rest @ ..] = group else { continue };
+        for KeyGroup { first, rest, .. } in section.groups.iter().filter(|group| group.discards) {
             let Some(since) = effective.get(first).map(|line| line.file) else { continue };
-            for name in rest {
+            for name in *rest {
                 if effective.get(name).is_some_and(|line| line.file < since) {
                     overruled.extend(effective.remove(name).map(|line| (*first, line)));
                 }
@@ -69,5 +68,18 @@ impl LayeredSection {
     }
 }
 
-/// The line that holds for each key.
+/// The lines that others of their group complete, as `priority` completes `class`.
+pub(super) fn completed(effective: &EffectiveLines, section: &Section) -> Vec<Completed> {
+    let complete = |group: &KeyGroup| {
+        let first = effective.get(group.first)?;
+        let rest = group.rest.iter().filter_map(|name| effective.get(name));
+        let with: Vec<KeyLocation> = rest
+            .map(|line| KeyLocation { key: line.name.to_owned(), location: line.line.location.clone() })
+            .collect();
+        (!with.is_empty()).then(|| Completed { location: first.line.location.clone(), with })
+    };
+    section.groups.iter().filter_map(complete).collect()
+}
+
+/// The line that applies for each key.
 pub(super) type EffectiveLines = BTreeMap<&'static str, Written>;

@@ -8,7 +8,7 @@
 //! CPU of that number) are found by the plan. This crate reads only the texts that it is given.
 //!
 //! Sections: `[host]`, `[link.NAME]`, `[vm.NAME]`, `[channel.NAME]`, `[vf.LINK.N]`; docs/policy.md describes them,
-//! [`schema`] describes them for editors. If several files set one thing, `layers` decides which line holds.
+//! [`schema()`] describes them for editors. If several files set one thing, `layers` decides which line applies.
 #![forbid(unsafe_code)]
 
 mod file;

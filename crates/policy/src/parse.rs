@@ -1,7 +1,7 @@
 //! Parses files into a policy: sections, their names and keys, and contradictions.
 //!
 //! ```text
-//! each file ── its sections and keys ──► per section, lines of all files ── layers: one holds ──► meaning ──► Policy
+//! each file ── its sections and keys ──► per section, lines of all files ── layers: one applies ──► meaning ──► Policy
 //! ```
 //! All problems are collected; none ends the parsing early. A key with a wrong value counts as written, so it is not
 //! also reported as missing or as contradicting another key.
@@ -9,7 +9,7 @@
 use super::file::{Entry, File, entries};
 use super::interpret;
 use super::keys::{self, HeaderNames, SECTIONS, Section};
-use super::layers::LayeredSection;
+use super::layers::{self, LayeredSection};
 use super::section::{self, Keys, nearest};
 use super::text::key;
 use super::value::{decimal, wrong_device};
@@ -109,6 +109,7 @@ impl Reader {
         for LayeredSection { section, names, path, at, header, written } in self.sections {
             let (holding, overridden) = LayeredSection::decide(written, section, &path);
             policy.overridden.extend(overridden);
+            policy.completed.extend(layers::completed(&holding, section));
             // TOML's parser keeps the place of a NIC's first function only.
             let device = files[at.0].location(header);
             let mut keys = Keys::new(files, section, at, &path, holding);

@@ -67,7 +67,7 @@ pub(super) fn read(
     written
 }
 
-/// The keys of a section that hold, while they are turned into a policy.
+/// The keys of a section that apply, while they are turned into a policy.
 pub(super) struct Keys<'f, 't> {
     files: &'f mut [File<'t>],
     section: &'static Section,
@@ -77,7 +77,7 @@ pub(super) struct Keys<'f, 't> {
 }
 
 impl<'f, 't> Keys<'f, 't> {
-    /// The keys that hold in the section `path`; a required key that is missing is reported.
+    /// The keys that apply in the section `path`; a required key that is missing is reported.
     pub(super) fn new(
         files: &'f mut [File<'t>],
         section: &'static Section,

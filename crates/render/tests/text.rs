@@ -137,6 +137,25 @@ fn no_request_is_explained() {
     message(mostly(Reason::EventsLost, |r| r.counters.lost = vec![4]), "raise --buffer");
     let missed = mostly(Reason::EventsLost, |r| r.counters.missed = 4);
     assert!(missed.contains("skipped runs of probes") && !missed.contains("--buffer"), "{missed}");
+    // Only what happened is a cause.
+    let late = mostly(Reason::EventsLost, |r| r.late = 1);
+    assert!(late.contains("Events came too late to be used, so stages are missing"), "{late}");
+    assert!(!late.contains("skipped") && !late.contains("--buffer") && !late.contains("--flow"), "{late}");
+    let no_room = mostly(Reason::EventsLost, |r| (r.late, r.late_no_room) = (1, 1));
+    assert!(
+        no_room.contains("More events waited to be sorted") && no_room.contains("narrow --flow"),
+        "{no_room}"
+    );
+    assert!(!no_room.contains("skipped") && !no_room.contains("Events came too late"), "{no_room}");
+    let all = mostly(Reason::EventsLost, |r| {
+        r.counters.lost = vec![0, u64::MAX, 1];
+        (r.counters.missed, r.late, r.late_no_room) = (1, 2, 1);
+    });
+    for cause in ["Events were lost", "skipped runs", "Events came too late", "More events waited"] {
+        assert!(all.contains(cause), "{cause}: {all}");
+    }
+    let unknown = mostly(Reason::EventsLost, |_| ());
+    assert!(unknown.contains("not known why") && !unknown.contains("skipped"), "{unknown}");
     message(explanation(|r| r.meta.vms[0].nics.clear()), "has no tap");
     let userspace =
         |r: &mut Report| r.meta.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
@@ -150,6 +169,19 @@ fn missed_runs_of_probes_are_told_in_a_line_if_there_are_any() {
     assert!(!explanation(|_| ()).contains("missed"));
     let text = explanation(|r| r.late = 2);
     assert!(text.contains("2 events came too late") && !explanation(|_| ()).contains("too late"), "{text}");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        text.contains("hypervisor") && text.contains("preempted") && text.contains("share a busy CPU"),
+        "{text}"
+    );
+    assert!(!text.contains("too many events"), "{text}");
+    // They were not late because of their CPU, but because the analysis had no room to wait for them.
+    let text = explanation(|r| (r.late, r.late_no_room) = (5, 3));
+    assert!(text.contains("2 events came too late to be used: ") && text.contains("hypervisor"), "{text}");
+    assert!(text.contains("3 events came too late to be used, as too many events"), "{text}");
+    let text = explanation(|r| (r.late, r.late_no_room) = (5, 5));
+    assert!(text.contains("5 events came too late") && text.contains("--flow"), "{text}");
+    assert!(!text.contains("hypervisor"), "{text}");
     let json = serde_json::to_value(common::contended()).unwrap();
     assert_eq!(json["counters"]["missed"], 0);
 }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use teiji_model::flow::{Direction, Matching};
 
-/// Follows every packet through a KVM host and names the cause of fluctuating response times.
+/// Finds where the response time of virtual machines is spent, and changes the host to reduce it.
 #[derive(Debug, Parser)]
 #[command(name = "teiji", version, about, max_term_width = 100)]
 pub struct Args {
@@ -41,9 +41,10 @@ pub enum Command {
     Confirm(State),
     /// Restore everything that teiji has changed.
     Rollback(Rollback),
-    /// Show what teiji holds, since when, and what someone else has changed since.
+    /// Show what teiji holds, since when, and what someone else has changed since. Before that, as root, undo an apply
+    /// or complete a rollback whose process was killed.
     Status(Status),
-    /// Keep the deadlines of channels; without the agent, packets leave in the order of arrival. For systemd.
+    /// Run the daemon that keeps the deadlines of channels (Linux 6.16 and newer); systemd should start it.
     Agent(State),
     /// Check a policy, or print the schema of policies.
     #[command(subcommand)]
@@ -139,7 +140,7 @@ pub enum Format {
     /// For reading in a terminal.
     #[default]
     Text,
-    /// For programs; see docs/report-json.md.
+    /// For programs; see docs/json.md.
     Json,
     /// Every request as a trace for ui.perfetto.dev.
     Perfetto,
@@ -151,7 +152,8 @@ pub enum Format {
 #[derive(Debug, clap::Args)]
 pub struct PolicyFile {
     /// The policy: files, or directories whose *.toml files are read in the order of their names. If several files set
-    /// the same thing, the last one holds [default: /etc/teiji/policy.toml, then /etc/teiji/policy.d/*.toml].
+    /// the same thing, the last file takes precedence [default: /etc/teiji/policy.toml, then
+    /// /etc/teiji/policy.d/*.toml].
     #[arg(value_name = "POLICY")]
     pub files: Vec<PathBuf>,
 }
@@ -287,7 +289,7 @@ pub enum MatchingArg {
     /// ICMP echo, and UDP services that send the payload back.
     #[default]
     Echo,
-    /// SIP over UDP by Call-ID and CSeq; reads the first bytes of each message.
+    /// SIP over UDP by Call-ID and CSeq; copies up to 512 bytes of each message out of the kernel.
     Sip,
     /// Not at all: packets are followed in one direction.
     None,

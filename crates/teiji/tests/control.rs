@@ -128,7 +128,7 @@ fn what_a_host_cannot_keep_is_said_with_its_place() {
 }
 
 #[test]
-fn a_plan_says_which_file_and_line_holds() {
+fn a_plan_says_which_file_and_line_applies() {
     let host = FakeHost::new(&["sip1"]);
     let write = |name: &str, text: &str| {
         let path = host.0.path().join(name);
@@ -150,7 +150,9 @@ fn a_plan_says_which_file_and_line_holds() {
         "0-3 → 2",
         &format!("because of vm.sip1.vcpu_cpus ({site_path}:3)"),
         &format!("because of host.halt_poll ({base_path}:2)"),
-        &format!("[vm.sip1] vcpu_cpus = \"2\" ({site_path}:3) holds, not vcpu_cpus = \"1\" ({base_path}:4)"),
+        &format!(
+            "[vm.sip1] vcpu_cpus = \"2\" ({site_path}:3) applies; overridden: vcpu_cpus = \"1\" ({base_path}:4)"
+        ),
     ] {
         assert!(text.contains(part), "{part}: {}", shown.out);
     }
@@ -161,6 +163,20 @@ fn a_plan_says_which_file_and_line_holds() {
     assert_eq!(overridden["section"], "vm.sip1");
     assert_eq!(overridden["holds"]["text"], "vcpu_cpus = \"2\"");
     assert_eq!(overridden["over"][0]["place"]["file"], base.to_str().unwrap());
+    // A value that lines of two files decide together.
+    let class = write("30-class.toml", "[host]\ncpu_latency = \"20us\"\n");
+    let cpus = write("40-cpus.toml", "[host]\n\ncpu_latency_cpus = \"1\"\n");
+    let shown = plan(&[&class, &cpus], false);
+    let text = shown.out.split_whitespace().collect::<Vec<_>>().join(" ");
+    let both = format!(
+        "because of host.cpu_latency ({}:2) and cpu_latency_cpus ({}:3)",
+        class.display(),
+        cpus.display()
+    );
+    assert!(text.contains(&both), "{}{}", shown.out, shown.err);
+    let json: serde_json::Value = serde_json::from_str(&plan(&[&class, &cpus], true).out).unwrap();
+    let with = &json["asked"]["host.cpu_latency"]["with"][0];
+    assert_eq!((&with["key"], &with["line"]), (&"cpu_latency_cpus".into(), &3.into()));
     // In the other order; and a directory in the order of its files' names, of which the base is the last.
     assert!(plan(&[&site, &base], false).out.contains("0-3 → 1"));
     let folder = host.0.path().join("policy.d");
@@ -170,7 +186,7 @@ fn a_plan_says_which_file_and_line_holds() {
     }
     assert!(plan(&[&folder], false).out.contains("0-3 → 1"));
     let check = run(Command::new(TEIJI).args(["policy", "check"]).args([&base, &site]));
-    assert!(check.code == 0 && check.out.contains("holds, not"), "{} {}", check.out, check.err);
+    assert!(check.code == 0 && check.out.contains("applies; overridden"), "{} {}", check.out, check.err);
 }
 
 #[test]
@@ -182,7 +198,7 @@ fn policies_are_checked_without_a_host() {
     assert!(check.err.contains("2 problems") && check.err.contains("`host`"), "{}", check.err);
     let path = host.policy("[vm.a]\nclass = \"fair\"\n");
     let check = run(Command::new(TEIJI).args(["policy", "check"]).arg(&path));
-    assert!(check.code == 0 && check.out.contains("1 VM, "), "{} {}", check.out, check.err);
+    assert!(check.code == 0 && check.out.contains("nothing wrong: 1 VM; "), "{} {}", check.out, check.err);
     let schema = run(Command::new(TEIJI).args(["policy", "schema"]));
     let schema: serde_json::Value = serde_json::from_str(&schema.out).unwrap();
     assert!(schema["properties"]["vm"].is_object());

@@ -10,7 +10,7 @@ pub trait Clock {
     /// Since the host booted, the same for all processes; goes on while the host is suspended
     /// (`CLOCK_BOOTTIME`).
     fn since_boot(&self) -> Duration;
-    /// Waits.
+    /// Returns after `time` at the earliest.
     fn sleep(&self, time: Duration);
 }
 

@@ -9,6 +9,8 @@ use super::journal::{Direction, Journal};
 use super::store::{CONFIRMED, Store};
 use super::{Clock, Engine, POLL, SettingsBackend};
 use std::time::Duration;
+use teiji_model::plan::Step;
+use teiji_model::resource::Class;
 
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// Confirms the transaction that waits for it, and returns once it is committed.
@@ -66,7 +68,13 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             && journal.applied
             && !journal.committed
             && in_time
-            && header.steps.iter().all(|step| self.backend.read(&step.setting).as_ref() == Ok(&step.wanted))
+            && header.steps.iter().all(|step| self.is_applied(step))
+    }
+
+    fn is_applied(&self, step: &Step) -> bool {
+        let found = self.backend.read(&step.setting);
+        // A controller may have written another value, and an operation may still be in progress.
+        found.is_ok_and(|found| found == step.wanted || self.backend.class(&step.setting) != Class::Atomic)
     }
 
     /// The outcome of a transaction that no longer exists.

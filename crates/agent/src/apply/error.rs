@@ -4,7 +4,6 @@ use serde::Serialize;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
-use teiji_model::plan::Step;
 use teiji_model::resource::{Resource, ResourceError, Value};
 use teiji_model::text::printable;
 
@@ -207,6 +206,13 @@ pub enum Message {
         /// The setting and whose it is; printable.
         what: String,
     },
+    /// A setting is switched off, and stays held until it can be restored.
+    Offline {
+        /// The setting and whose it is; printable.
+        what: String,
+        /// Why it could not be restored.
+        why: String,
+    },
     /// A setting was changed by someone else, and was left alone.
     Foreign {
         /// The setting and whose it is; printable.
@@ -241,9 +247,12 @@ impl fmt::Display for Message {
                 write!(f, "teiji (pid {pid}) was interrupted after its last step: its changes stay")
             }
             Message::Gone { what } => write!(f, "{what} is gone, so there is nothing to restore"),
-            Message::Stopped { what, why } => {
-                write!(f, "{what} could not be undone ({why}), and was left in a consistent state")
-            }
+            Message::Offline { what, why } => f.write_str(&printable(&format!(
+                "{what} could not be restored ({why}): it stays held, and a later rollback restores it"
+            ))),
+            Message::Stopped { what, why } => f.write_str(&printable(&format!(
+                "{what} could not be undone ({why}), and was left in a consistent state"
+            ))),
             Message::Foreign { what, ours, found } => f.write_str(&printable(&format!(
                 "{what} was changed by someone else from {ours} to {found}, and was left alone"
             ))),
@@ -254,12 +263,6 @@ impl fmt::Display for Message {
 /// A setting and whose it is, to print.
 pub(super) fn what(setting: &Resource, whose: &str) -> String {
     printable(&format!("{setting} ({whose})"))
-}
-
-impl Failed {
-    pub(super) fn new(step: &Step, why: ResourceError) -> Self {
-        Failed { what: what(&step.setting, &step.whose), why }
-    }
 }
 
 /// Values contain paths of control groups, which are untrusted text.

@@ -7,10 +7,14 @@
 
 use serde::{Deserialize, Serialize};
 use teiji_model::plan::{Held, Step};
-use teiji_model::resource::Value;
+use teiji_model::resource::{Resource, Value};
 
-/// Version of both files.
-pub(super) const VERSION: u32 = 1;
+/// Version of both files as they are written: 2 since kinds of resources and values were added that teiji 0.1.0 does not
+/// know, and `disturbed`. Every file has it, also one without these: 0.1.0 then says that another version has to roll
+/// back, instead of calling damaged what it does not know, and a kind that is added needs no list of who knows it.
+pub(super) const VERSION: u32 = 2;
+/// The oldest version that is read. Its files are files of version 2 that lack what was added.
+const OLDEST: u32 = 1;
 
 /// First line of `transaction`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +32,20 @@ pub(super) struct Header {
     /// How much time the operator has to confirm once all is applied, ms; `None`: no confirmation is needed.
     pub confirm_within: Option<u64>,
     pub steps: Vec<Step>,
+    /// What the steps may disturb.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disturbed: Vec<Disturbed>,
+}
+
+/// A resource that a step may change besides its own: before Linux 6.2 a move into another control group lets the
+/// threads run on all CPUs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Disturbed {
+    /// The step, from 0.
+    pub step: usize,
+    pub setting: Resource,
+    /// Its value before the transaction.
+    pub value: Value,
 }
 
 /// What the next command does with a transaction whose process has ended.
@@ -103,7 +121,7 @@ struct Versioned {
 fn versioned<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, Damage> {
     let wrong = |e: serde_json::Error| Damage::Line(1, e.to_string());
     let Versioned { version } = serde_json::from_slice(text).map_err(wrong)?;
-    if version != VERSION {
+    if !(OLDEST..=VERSION).contains(&version) {
         return Err(Damage::Version(version));
     }
     serde_json::from_slice(text).map_err(wrong)
@@ -194,12 +212,12 @@ pub(super) struct HeldFile {
 }
 
 impl HeldFile {
-    /// Nothing held.
+    /// Of this boot, without any setting.
     pub fn none(boot: &str) -> Self {
         HeldFile { version: VERSION, boot: boot.to_owned(), ..HeldFile::default() }
     }
 
-    /// Reads it.
+    /// Refuses other versions and anything that is not such a file.
     pub fn parse(content: &[u8]) -> Result<Self, Damage> {
         versioned(content)
     }

@@ -32,6 +32,7 @@
 //! | `undo` | restores values |
 //! | `rollback`, `confirm`, `status` | the operations of that name |
 //! | `journal` | the files' format |
+//! | `error` | why an operation failed, and the messages of one that succeeded |
 //! | [`store`], [`clock`] | the disk and time |
 
 pub mod clock;
@@ -49,7 +50,7 @@ pub use rollback::{Rollback, RolledBack};
 
 use clock::{Clock, SystemClock};
 use error::what;
-use journal::{Direction, Header, Journal, Line, VERSION};
+use journal::{Direction, Disturbed, Header, Journal, Line, VERSION};
 use std::any::Any;
 use std::io;
 use std::path::Path;
@@ -84,6 +85,11 @@ pub trait SettingsBackend {
     /// How a resource is changed, journalled and undone.
     fn class(&self, resource: &Resource) -> Class {
         resource.kind().class()
+    }
+
+    /// Which other resources a change of this one may disturb, whether or not this kernel does so.
+    fn disturbed_by(&self, _resource: &Resource) -> Vec<Resource> {
+        Vec::new()
     }
 
     /// Removes leftovers of interrupted writes and of tasks that have ended, as far as they are not settings. Called
@@ -193,7 +199,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             let why = Box::new(why);
             // Withdraws a commit whose line may be on the disk although the write returned an error.
             let _ = self.store.remove(store::HELD_NEXT);
-            let outcome = self.undo(&journal);
+            let outcome = self.undo(&journal, false);
             messages.extend(outcome.messages);
             let path = self.store.path(TRANSACTION);
             if !outcome.failed.is_empty() {
@@ -227,6 +233,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             let what = || what(&step.setting, &step.whose);
             match self.backend.read(&step.setting) {
                 Ok(found) if found == step.present => {}
+                // Its controller may have written it, and an operation may still be in progress.
+                Ok(_) if self.backend.class(&step.setting) != Class::Atomic => {}
                 Ok(found) => {
                     return Err(Error::Changed { what: what(), planned: step.present.clone(), found });
                 }
@@ -253,6 +261,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             direction,
             confirm_within: confirm.map(|t| t.as_millis() as u64),
             steps: steps.to_vec(),
+            disturbed: self.disturbed(steps),
         };
         let journal = Journal::new(header);
         if let Err(source) = self.store.write(TRANSACTION, &journal::line(&journal.header)) {
@@ -261,6 +270,18 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             return Err(self.state("write", TRANSACTION, source));
         }
         Ok(journal)
+    }
+
+    /// The resources that the steps may disturb, with their present values. One that cannot be read is gone, or is
+    /// none that a change could disturb.
+    fn disturbed(&self, steps: &[Step]) -> Vec<Disturbed> {
+        let of = |(step, one): (usize, &Step)| {
+            let all = self.backend.disturbed_by(&one.setting).into_iter();
+            all.filter_map(move |setting| {
+                Some(Disturbed { step, value: self.backend.read(&setting).ok()?, setting })
+            })
+        };
+        steps.iter().enumerate().flat_map(of).collect()
     }
 
     /// Appends a line to the journal.
@@ -287,10 +308,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             progress(Progress::Step { index, of: steps.len(), step });
             self.append_line(journal, Line::Do { step: index })?;
             let (what, wanted) = (what(&step.setting, &step.whose), step.wanted.clone());
+            let around = self.around(journal, index);
             let got =
                 self.backend.write(&step.setting, &wanted).and_then(|()| self.backend.read(&step.setting));
             match got {
-                Ok(got) if got == wanted => {}
+                Ok(got) if got == wanted => self.mend(&around, &step.whose)?,
                 // A controller may change the wanted value at once, and an operation may still be in progress.
                 Ok(_) if self.backend.class(&step.setting) != Class::Atomic => {}
                 Ok(got) => {
@@ -307,6 +329,31 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let within = journal.header.confirm_within;
         let until = within.map(|ms| (self.clock.since_boot().as_millis() as u64).saturating_add(ms));
         self.append_line(journal, Line::Applied { applied: true, until })
+    }
+
+    /// The present values of what a step may disturb.
+    fn around(&self, journal: &Journal, index: usize) -> Vec<(Resource, Value)> {
+        let all = journal.header.disturbed.iter().filter(|d| d.step == index);
+        all.filter_map(|d| Some((d.setting.clone(), self.backend.read(&d.setting).ok()?))).collect()
+    }
+
+    /// Writes again what a step has disturbed.
+    fn mend(&self, around: &[(Resource, Value)], whose: &str) -> Result<(), Failure> {
+        for (setting, value) in around {
+            let (what, wanted) = (what(setting, whose), value.clone());
+            let write = || self.backend.write(setting, value).and_then(|()| self.backend.read(setting));
+            let got = self
+                .backend
+                .read(setting)
+                .and_then(|found| if found == *value { Ok(found) } else { write() });
+            match got {
+                Ok(got) if got == *value => {}
+                Err(ResourceError::Gone(_)) => {}
+                Ok(got) => return Err(Failure::Mismatch { what, wanted, got }),
+                Err(why) => return Err(Failure::Step { what, wanted, why }),
+            }
+        }
+        Ok(())
     }
 
     /// Waits for the operator, if asked to.
@@ -336,19 +383,21 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     }
 
     /// The content of `held.json` once this plan is committed. Settings that are gone, or that someone has restored,
-    /// are forgotten.
+    /// are forgotten; a controlled resource or an operation only when a step returns it.
     fn held_after(&self, journal: &Journal) -> Result<journal::HeldFile, Failure> {
         let path = || self.store.path(store::HELD);
         let mut file = self
             .held_file()
             .map_err(|e| Failure::Journal { path: path(), source: io::Error::other(e.to_string()) })?
             .unwrap_or_else(|| journal::HeldFile::none(&self.boot));
+        file.version = VERSION;
         file.last = journal.header.id.clone();
         let held = &mut file.held.settings;
         for step in &journal.header.steps {
             let original =
                 held.remove(&step.setting).map_or_else(|| step.present.clone(), |hold| hold.original);
-            if original != step.wanted {
+            let atomic = self.backend.class(&step.setting) == Class::Atomic;
+            if if atomic { original != step.wanted } else { !step.returns() } {
                 let hold = Hold {
                     whose: step.whose.clone(),
                     original,
@@ -361,7 +410,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         }
         held.retain(|setting, hold| match self.backend.read(setting) {
             Err(ResourceError::Gone(_)) => false,
-            Ok(found) => found != hold.original,
+            // That a controller is at the original for an instant means nothing.
+            Ok(found) => found != hold.original || self.backend.class(setting) != Class::Atomic,
             Err(_) => true,
         });
         Ok(file)

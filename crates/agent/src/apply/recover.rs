@@ -40,14 +40,14 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 self.finish().map_err(|e| self.unfinished(e))?;
                 messages.push(Message::Committed { pid });
             } else if journal.header.direction == Direction::Forward {
-                let outcome = self.undo(&journal);
+                let outcome = self.undo(&journal, true);
                 messages.push(Message::Undone { pid });
                 messages.extend(self.restored(outcome)?.messages);
                 self.clear()?;
             } else {
                 journal.withdraw();
                 messages.push(Message::RolledBack { pid });
-                messages.extend(self.complete(&mut journal)?.messages);
+                messages.extend(self.complete(&mut journal, true)?.messages);
             }
         }
         let old = self.any_held_file()?.is_some_and(|file| file.boot != self.boot);
@@ -62,10 +62,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         Ok(messages)
     }
 
-    /// Takes the remaining steps of a rollback, and ends it.
-    pub(super) fn complete(&self, journal: &mut Journal) -> Result<UndoOutcome, Error> {
-        let outcome = self.restored(self.roll_back(journal))?;
+    /// Takes the remaining steps of a rollback, and ends it. `resumed`: another process has begun it.
+    pub(super) fn complete(&self, journal: &mut Journal, resumed: bool) -> Result<UndoOutcome, Error> {
+        let outcome = self.restored(self.roll_back(journal, resumed))?;
         let mut file = self.held_file()?.unwrap_or_else(|| HeldFile::none(&self.boot));
+        file.version = VERSION;
         file.last = journal.header.id.clone();
         for setting in &outcome.done {
             file.held.settings.remove(setting);

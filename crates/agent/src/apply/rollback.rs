@@ -47,7 +47,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             return Ok(RolledBack { restored: 0, messages });
         }
         let mut journal = self.begin(Direction::Back { force: options.force }, &steps, None)?;
-        let outcome = self.complete(&mut journal)?;
+        let outcome = self.complete(&mut journal, false)?;
         messages.extend(outcome.messages);
         Ok(RolledBack { restored: outcome.restored, messages })
     }

@@ -25,7 +25,7 @@ pub(super) struct Renamer {
 }
 
 impl Renamer {
-    /// Starts it.
+    /// Forks; the child serves until the socket is closed.
     #[allow(unsafe_code)]
     pub(super) fn start(names: Names) -> io::Result<Renamer> {
         let (socket, there) = UnixStream::pair()?;

@@ -10,7 +10,7 @@ impl Service {
     /// # Errors
     /// If it is not permitted to, or can no longer do so; see [`Error::lasts`].
     pub fn run_daemon(&self, stop: &AtomicBool) -> Result<(), Error> {
-        self.real("what is below --root is not this machine, so there is nothing that an agent could keep")?;
+        self.real("an agent works only on the machine that the kernel runs on: start it without --root")?;
         Self::needs_root(
             "agent loads a queueing discipline into the kernel; it then gives up the privileges that it does not need",
         )?;

@@ -55,10 +55,10 @@ pub fn select(found: &[(Vm, Identity)], wanted: &[String]) -> Result<Selection, 
 /// taps may be an attack on the trace of another VM.
 fn all(found: &[(Vm, Identity)]) -> Selection {
     let doubt = |identity: &Identity| identity.doubt(&VM_USERS);
-    let some_genuine = found.iter().any(|(_, identity)| doubt(identity).is_none());
+    let some_trusted = found.iter().any(|(_, identity)| doubt(identity).is_none());
     let (mut selected, mut notes) = (Vec::new(), Vec::new());
     for (vm, identity) in found {
-        match doubt(identity).filter(|_| some_genuine) {
+        match doubt(identity).filter(|_| some_trusted) {
             None => selected.push(vm.clone()),
             Some(whose) => notes.push(printable(&format!(
                 "a process calls itself {}: pid {}, {whose}; it is not traced (--vm pid:{} does)",
@@ -72,19 +72,19 @@ fn all(found: &[(Vm, Identity)]) -> Selection {
 /// The VMs of a name whose name is trusted, or all of them if it is trusted for none.
 fn called<'a>(name: &str, found: &'a [(Vm, Identity)], notes: &mut Vec<String>) -> Vec<&'a Vm> {
     let all = found.iter().filter(|(vm, _)| vm.name == *name);
-    let (genuine, doubtful): (Vec<_>, Vec<_>) =
+    let (trusted, untrusted): (Vec<_>, Vec<_>) =
         all.partition(|(_, identity)| identity.doubt(&VM_USERS).is_none());
-    if genuine.is_empty() {
-        return doubtful.into_iter().map(|(vm, _)| vm).collect();
+    if trusted.is_empty() {
+        return untrusted.into_iter().map(|(vm, _)| vm).collect();
     }
-    for (vm, identity) in doubtful {
+    for (vm, identity) in untrusted {
         let whose = identity.doubt(&VM_USERS).unwrap_or_default();
         notes.push(printable(&format!(
             "another process calls itself {name}: pid {}, {whose}; it is not traced (--vm pid:{} does)",
             vm.pid, vm.pid
         )));
     }
-    genuine.into_iter().map(|(vm, _)| vm).collect()
+    trusted.into_iter().map(|(vm, _)| vm).collect()
 }
 
 /// Names for an error message; a long list is cut.
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_genuine_one_is_preferred() {
+    fn the_trusted_name_is_preferred() {
         let found = [(vm("a", 1), of(1000)), (vm("a", 2), of(0)), (vm("c", 3), of(1000))];
         let Selection { vms, notes } = select(&found, &["a".into()]).unwrap();
         assert_eq!((vms.len(), vms[0].pid), (1, 2));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_doubt_is_not_among_all() {
+    fn untrusted_names_are_not_among_all() {
         let found = [(vm("a", 1), of(1000)), (vm("a", 2), of(0)), (vm("c", 3), of(1000))];
         let Selection { vms, notes } = select(&found, &[]).unwrap();
         assert_eq!(vms.iter().map(|vm| vm.pid).collect::<Vec<_>>(), [2]);

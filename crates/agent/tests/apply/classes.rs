@@ -3,7 +3,7 @@
 use crate::common::{cpus, task};
 use crate::sim::{Settings, Sim, plan};
 use std::collections::BTreeMap;
-use teiji_agent::apply::{Error, Message, Rollback};
+use teiji_agent::apply::{Error, Message, Progress, Rollback};
 use teiji_model::plan::Held;
 use teiji_model::resource::{Class, Resource, ResourceKind, Value};
 
@@ -94,4 +94,56 @@ fn affinity_that_a_move_resets_is_put_back_after_it() {
     sim.set(pinned.clone(), Value::Cpus(cpus("3")));
     let done = sim.engine().rollback(&Rollback::default()).unwrap();
     assert!(matches!(done.messages[..], [Message::Foreign { .. }]), "{:?}", done.messages);
+}
+
+/// That the controller happens to be at the original for an instant means nothing.
+#[test]
+fn a_controlled_resource_stays_held_whatever_its_value() {
+    let (before, sim) = applied(Class::Controlled);
+    sim.set(POLL, ns(1));
+    sim.apply(&plan(&sim.settings(), &[(Resource::CpuLatency(0), Value::Bytes(3))])).unwrap();
+    sim.set(POLL, ns(77));
+    assert_eq!(sim.engine().rollback(&Rollback::default()).unwrap().messages, []);
+    assert_eq!((sim.settings(), sim.held()), (before, Held::default()));
+}
+
+/// A controller may begin where the resource is.
+#[test]
+fn a_controlled_resource_that_begins_at_the_original_is_held() {
+    let before = BTreeMap::from([(POLL, ns(1))]);
+    for class in [Class::Controlled, Class::Operation] {
+        let sim = Sim::new(before.clone());
+        sim.0.classes.borrow_mut().insert(ResourceKind::HaltPoll, class);
+        sim.apply(&plan(&before, &[(POLL, ns(1))])).unwrap();
+        sim.set(POLL, ns(77));
+        sim.engine().rollback(&Rollback::default()).unwrap();
+        assert_eq!((sim.settings(), sim.held()), (before.clone(), Held::default()));
+    }
+}
+
+#[test]
+fn a_controller_may_write_between_plan_and_apply_and_before_the_confirmation() {
+    let before = BTreeMap::from([(POLL, ns(1))]);
+    let new = || {
+        let sim = Sim::new(before.clone());
+        sim.0.classes.borrow_mut().insert(ResourceKind::HaltPoll, Class::Controlled);
+        sim.set(POLL, ns(77));
+        sim
+    };
+    new().apply(&plan(&before, &[(POLL, ns(2))])).unwrap();
+
+    let changes = plan(&before, &[(POLL, ns(2))]);
+    let confirmed = (1..).find_map(|k| {
+        let sim = new();
+        let mut waits = false;
+        let killed = sim.killed_at(k, |s| {
+            s.apply_within(&changes, 60, &mut |p| waits |= matches!(p, Progress::Waiting { .. }))
+        });
+        assert!(killed.is_none(), "it never waited");
+        waits.then(|| {
+            sim.set(POLL, ns(78));
+            sim.engine().confirm().map(drop)
+        })
+    });
+    assert!(matches!(confirmed, Some(Ok(()))), "{confirmed:?}");
 }

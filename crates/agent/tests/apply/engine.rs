@@ -102,6 +102,28 @@ fn untrusted_names_are_escaped() {
     let text = sim.apply(&planned).unwrap_err().to_string();
     assert!(text.contains("from /x\\u{1b} to /now\\u{1b}[2J"), "{text}");
     assert!(!text.chars().any(char::is_control), "{text}");
+    let stopped = Message::Stopped { what: "memory".into(), why: "no room in /x\x1b[2J".into() }.to_string();
+    assert!(stopped.contains("/x\\u{1b}[2J") && !stopped.chars().any(char::is_control), "{stopped}");
+}
+
+/// The scope of a session is removed when its user logs out; the VM is still where teiji has moved it.
+#[test]
+fn what_has_lost_its_former_place_is_not_gone() {
+    let (group, place) = (Resource::Group(task(1)), |path: &str| Value::Group(path.into()));
+    let before = BTreeMap::from([(group.clone(), place("/user.slice/session-3.scope"))]);
+    let sim = Sim::new(before.clone());
+    sim.apply(&plan(&before, &[(group.clone(), place("/teiji/vm-1"))])).unwrap();
+    sim.0.absent.borrow_mut().push(before[&group].clone());
+    for _ in 0..2 {
+        let error = sim.engine().rollback(&Rollback::default()).unwrap_err();
+        assert!(matches!(&error, Error::Unrestored { failed, .. } if failed.len() == 1), "{error}");
+        assert_eq!(sim.held().settings.len(), 1);
+    }
+    // What the message advises.
+    sim.set(group.clone(), place("/user.slice"));
+    let messages = sim.engine().recover(Duration::ZERO).unwrap();
+    assert!(matches!(messages[..], [Message::RolledBack { .. }, Message::Foreign { .. }]), "{messages:?}");
+    assert!(sim.is_clean());
 }
 
 #[test]
@@ -354,7 +376,7 @@ fn damage_is_an_error_that_loses_nothing() {
         (text.replacen("{\"do\":1}", "{\"do\":1,\"x\":1}", 1), "line 3"),
         (text.replacen("{\"do\":1}\n", "{\"do\"\n", 1), "line 3"),
         (text.clone() + "{\"do\":2}\n", "line 5"),
-        (text.replacen("\"version\":1", "\"version\":2", 1), "another version"),
+        (text.replacen("\"version\":2", "\"version\":3", 1), "another version of teiji (format 3"),
     ];
     for (content, says) in damaged {
         let sim = abandoned();
@@ -378,6 +400,17 @@ fn damage_is_an_error_that_loses_nothing() {
         assert!(sim.engine().confirm().is_ok());
         assert_eq!(sim.settings(), with(&before(), &both()));
     }
+    // What a later version writes is no damage, whatever is in it: that version can restore it.
+    let sim = applied();
+    let held = String::from_utf8(sim.0.files.borrow()[HELD].clone()).unwrap();
+    let later =
+        held.replacen("\"version\":2", "\"version\":3", 1).replacen("halt-poll", "not-yet-invented", 1);
+    assert!(later.contains("\"version\":3") && later.contains("not-yet-invented"), "{later}");
+    sim.write(HELD, later.as_bytes()).unwrap();
+    let error = sim.engine().rollback(&Rollback::default()).unwrap_err();
+    assert!(matches!(error, Error::Version { found: 3, known: 2, .. }), "{error}");
+    assert!(error.to_string().contains("run `rollback` with that version first"), "{error}");
+
     let sim = applied();
     sim.write(HELD, b"{\"version\":1").unwrap();
     let error = sim.engine().rollback(&Rollback::default()).unwrap_err().to_string();

@@ -3,12 +3,14 @@
 
 use crate::common::cpus;
 use crate::sim::{Settings, Sim};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use teiji_agent::apply::store::TRANSACTION;
+use teiji_agent::apply::store::{HELD, TRANSACTION};
 use teiji_agent::apply::{Message, Rollback};
 use teiji_model::observation::{Observation, SCHEMA};
-use teiji_model::plan::Held;
+use teiji_model::plan::{Held, Hold};
+use teiji_model::policy::Policy;
 use teiji_model::resource::{Resource, Value};
 
 fn folder(name: &str) -> PathBuf {
@@ -45,6 +47,16 @@ fn what_it_held_is_put_back() {
     let sim = left("held");
     assert_eq!(sim.held().settings.len(), 16);
     assert!(sim.engine().status().unwrap().held.iter().all(|held| !held.changed));
+    rolled_back(&sim);
+}
+
+#[test]
+fn what_it_held_is_written_in_the_present_form() {
+    let sim = left("held");
+    let polls = [(Resource::HaltPoll, Value::Nanoseconds(77))];
+    sim.apply(&crate::sim::plan(&sim.settings(), &polls)).unwrap();
+    let held = String::from_utf8(sim.0.files.borrow()[HELD].clone()).unwrap();
+    assert!(held.starts_with("{\"version\":2,"), "{held}");
     rolled_back(&sim);
 }
 
@@ -103,4 +115,25 @@ fn its_observation_is_read_and_its_sentences_are_kept() {
     assert!(one == "one thing" && other.contains("kvm is not loaded"), "{other}");
     let again = serde_json::to_string(&observation).unwrap();
     assert_eq!(Observation::parse(&again), Ok(observation));
+}
+
+/// In form 1 the kind of a control group was also that of its weight and quota.
+#[test]
+fn its_warning_about_libvirt_holds_for_a_weight() {
+    let text = std::fs::read_to_string(folder("observation.json")).unwrap();
+    let manager =
+        r#""managers": [{"name": "libvirt", "advice": "use virsh schedinfo", "touches": ["group"]}]"#;
+    let former = Observation::parse(&text.replace("\"managers\": []", manager)).unwrap();
+    let weight = former.observed.settings.all().find(|r| matches!(r, Resource::GroupWeight(_))).unwrap();
+    let hold = Hold {
+        whose: "sip1".into(),
+        original: Value::Weight(77),
+        value: former.observed.settings[weight].clone(),
+        since: 0,
+        reason: "vm.sip1.weight".into(),
+    };
+    let held = Held { settings: BTreeMap::from([(weight.clone(), hold)]) };
+    let plan = teiji_control::plan::plan(&Policy::default(), &former.observed, &held).unwrap();
+    assert_eq!(plan.steps.len(), 1, "only a weight changes");
+    assert_eq!(plan.warnings, ["libvirt: use virsh schedinfo"]);
 }

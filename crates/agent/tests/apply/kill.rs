@@ -177,31 +177,40 @@ fn killed_anywhere_in_rollback() {
 /// A group is made before a process is moved into it, and removed after it has left: two changes each.
 #[test]
 fn killed_anywhere_around_a_move_no_empty_group_is_left() {
-    let group = Resource::Group(task(1));
-    let own = Value::Group("/teiji/vm-1".into());
-    let after = with(&original(), &[(group.clone(), own.clone())]);
-    let moves = plan(&original(), &[(group.clone(), own.clone())]);
-    let mut met = [false; 2];
-    for k in 1.. {
-        let sim = Sim::new(original());
-        let ended = sim.killed_at(k, |s| s.apply(&moves).map(drop));
-        met[0] |= !sim.empty_groups().is_empty();
-        assert!([original(), after.clone()].contains(&recovered(&sim).0), "killed at {k}");
-        if ended.is_some() {
-            break;
+    let (group, own) = (Resource::Group(task(1)), Value::Group("/teiji/vm-1".into()));
+    // A thread that the plan does not name is pinned.
+    let original = with(&original(), &[(Resource::ThreadCpus(task(2)), Value::Cpus(cpus("1")))]);
+    let after = with(&original, &[(group.clone(), own.clone())]);
+    let moves = plan(&original, &[(group, own)]);
+    for resets in [false, true] {
+        let new = || {
+            let sim = Sim::new(original.clone());
+            *sim.0.online.borrow_mut() = cpus("0-3");
+            sim.0.resets_cpus.set(resets);
+            sim
+        };
+        let mut met = [false; 2];
+        for k in 1.. {
+            let sim = new();
+            let ended = sim.killed_at(k, |s| s.apply(&moves).map(drop));
+            met[0] |= !sim.empty_groups().is_empty();
+            assert!([&original, &after].contains(&&recovered(&sim).0), "killed at {k}");
+            if ended.is_some() {
+                break;
+            }
         }
-    }
-    for k in 1.. {
-        let sim = Sim::new(original());
-        sim.apply(&moves).unwrap();
-        let ended = sim.killed_at(k, |s| s.engine().rollback(&Rollback::default()).map(drop));
-        met[1] |= !sim.empty_groups().is_empty();
-        assert!([original(), after.clone()].contains(&recovered(&sim).0), "killed at {k}");
-        if ended.is_some() {
-            break;
+        for k in 1.. {
+            let sim = new();
+            sim.apply(&moves).unwrap();
+            let ended = sim.killed_at(k, |s| s.engine().rollback(&Rollback::default()).map(drop));
+            met[1] |= !sim.empty_groups().is_empty();
+            assert!([&original, &after].contains(&&recovered(&sim).0), "killed at {k}");
+            if ended.is_some() {
+                break;
+            }
         }
+        assert_eq!(met, [true, true]);
     }
-    assert_eq!(met, [true, true]);
 }
 
 /// Nothing is left to be put back then, but the group is there.

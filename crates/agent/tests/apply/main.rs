@@ -4,9 +4,11 @@
 mod classes;
 #[path = "../../../control/tests/common/mod.rs"]
 mod common;
+mod disturbed;
 mod engine;
 mod former;
 mod kill;
+mod offline;
 mod order;
 mod properties;
 mod real;

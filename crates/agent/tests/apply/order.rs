@@ -95,3 +95,43 @@ fn segments_grow_when_the_queue_that_counts_on_them_is_gone() {
         [(Resource::SegmentSize(device()), Value::Bytes(4096)), (Resource::RootQdisc(device()), deadlines())];
     there_and_back(&before, &changes);
 }
+
+/// The queue that teiji has set stays, so it still counts on small segments.
+#[test]
+fn segments_stay_small_while_the_former_queue_cannot_be_restored() {
+    let segments = Resource::SegmentSize(device());
+    let before: Settings = BTreeMap::from([
+        (Resource::RootQdisc(device()), Value::RootQdisc(existing())),
+        (segments.clone(), Value::Bytes(65_536)),
+    ]);
+    let sim = Sim::new(before.clone());
+    sim.count_on(&device(), &deadlines(), 4096);
+    let changes = [(segments.clone(), Value::Bytes(4096)), (Resource::RootQdisc(device()), deadlines())];
+    sim.apply(&plan(&before, &changes)).unwrap();
+    sim.0.refused.borrow_mut().push(Value::RootQdisc(existing()));
+    let error = sim.engine().rollback(&Rollback::default()).unwrap_err();
+    assert!(
+        error.to_string().contains("gso_max_size of eth0 (sip1): it waits for root qdisc of eth0 (sip1)"),
+        "{error}"
+    );
+    assert_eq!(sim.settings()[&segments], Value::Bytes(4096));
+    sim.0.refused.borrow_mut().clear();
+    assert_eq!(sim.engine().rollback(&Rollback::default()).unwrap().messages.len(), 1);
+    assert_eq!((sim.settings(), sim.held()), (before, Held::default()));
+}
+
+/// A worker below its busy vCPU would never run.
+#[test]
+fn a_worker_stays_above_its_vcpu_while_that_cannot_be_lowered() {
+    let (vcpu, worker) = (Resource::ThreadScheduling(task(1)), Resource::ThreadScheduling(task(2)));
+    let before: Settings = BTreeMap::from([(vcpu.clone(), DEFAULT), (worker.clone(), DEFAULT)]);
+    let above = Value::Scheduling(Scheduling::Fifo { priority: 11 });
+    let sim = Sim::new(before.clone());
+    sim.apply(&plan(&before, &[(worker.clone(), above.clone()), (vcpu.clone(), FIFO)])).unwrap();
+    *sim.0.fails.borrow_mut() = Some(vcpu.clone());
+    let error = sim.engine().rollback(&Rollback::default()).unwrap_err();
+    assert!(matches!(&error, Error::Unrestored { failed, .. } if failed.len() == 2), "{error}");
+    assert_eq!((&sim.settings()[&vcpu], &sim.settings()[&worker]), (&FIFO, &above));
+    sim.engine().rollback(&Rollback::default()).unwrap();
+    assert_eq!((sim.settings(), sim.held()), (before, Held::default()));
+}

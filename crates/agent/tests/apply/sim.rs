@@ -53,6 +53,10 @@ pub struct SimState {
     pub refused: RefCell<Vec<Value>>,
     /// The next change of this resource fails.
     pub fails: RefCell<Option<Resource>>,
+    /// Every write of this value to this resource fails.
+    pub stuck: RefCell<Option<(Resource, Value)>>,
+    /// Writing such a value finds that the place it names is gone.
+    pub absent: RefCell<Vec<Value>>,
     /// What the kernel makes of such a value.
     pub normalised: RefCell<Vec<(Value, Value)>>,
     /// CPUs that are online: `SCHED_DEADLINE` threads have to be allowed on all of them.
@@ -61,6 +65,10 @@ pub struct SimState {
     pub counts_on: RefCell<Vec<((Device, Value), u32)>>,
     /// Changes since the process began what it does: each has to come where the dependencies have it.
     changes: RefCell<Vec<(Resource, Value, Value)>>,
+    /// Changes that were stuck since then: none that requires one of these may be made.
+    missing: RefCell<Vec<(Resource, Value, Value)>>,
+    /// The values that the last move has reset and that nobody has written since. Writing them again is no change.
+    before_reset: RefCell<Settings>,
     /// Whether a move into another control group lets threads run on all CPUs, as before Linux 6.2.
     pub resets_cpus: Cell<bool>,
     /// Kinds that are not changed by one write.
@@ -93,6 +101,10 @@ impl Sim {
             disk: Cell::new(Disk::Fine),
             refused: RefCell::default(),
             fails: RefCell::default(),
+            stuck: RefCell::default(),
+            absent: RefCell::default(),
+            missing: RefCell::default(),
+            before_reset: RefCell::default(),
             normalised: RefCell::default(),
             online: RefCell::default(),
             counts_on: RefCell::default(),
@@ -146,7 +158,12 @@ impl Sim {
     }
 
     pub fn apply(&self, plan: &Plan) -> Result<Applied, Error> {
-        self.engine().apply(plan, &Options::default(), &mut |_| {}, &AtomicBool::new(false))
+        let progress = &mut |progress: Progress<'_>| {
+            if progress == Progress::Undoing {
+                self.another();
+            }
+        };
+        self.engine().apply(plan, &Options::default(), progress, &AtomicBool::new(false))
     }
 
     pub fn apply_within(
@@ -213,6 +230,7 @@ impl Sim {
     /// A process begins something, or ends it: what comes next need not come before what was done.
     fn another(&self) {
         self.0.changes.borrow_mut().clear();
+        self.0.missing.borrow_mut().clear();
     }
 
     /// Every change comes after those that it depends on. An undo, which changes what was changed before, begins anew.
@@ -222,6 +240,14 @@ impl Sim {
             changes.clear();
         }
         let now = Change { resource, from: &from, to };
+        for (resource, from, to) in &*self.0.missing.borrow() {
+            let missing = Change { resource, from, to };
+            assert!(
+                !dependency::requires(&now, &missing),
+                "{} was changed, and {resource} was not",
+                now.resource
+            );
+        }
         for (resource, from, to) in &*changes {
             let earlier = Change { resource, from, to };
             if let Some(why) = dependency::violation(&earlier, &now) {
@@ -234,10 +260,11 @@ impl Sim {
     /// What the kernel does to threads whose process is moved. All of the host, for simplicity.
     fn moved(&self, resource: &Resource) {
         if self.0.resets_cpus.get() && matches!(resource, Resource::Group(_)) {
-            let online = self.0.online.borrow();
+            let online = Value::Cpus(self.0.online.borrow().clone());
             for (resource, value) in self.0.settings.borrow_mut().iter_mut() {
-                if matches!(resource, Resource::ThreadCpus(_)) {
-                    *value = Value::Cpus(online.clone());
+                if matches!(resource, Resource::ThreadCpus(_)) && *value != online {
+                    let before = std::mem::replace(value, online.clone());
+                    self.0.before_reset.borrow_mut().insert(resource.clone(), before);
                 }
             }
         }
@@ -303,6 +330,14 @@ impl SettingsBackend for Sim {
         if self.0.fails.borrow_mut().take_if(|fails| fails == setting).is_some() {
             return Err(ResourceError::Refused("EBUSY: not now".into()));
         }
+        if self.0.absent.borrow().contains(value) {
+            return Err(ResourceError::Gone(value.to_string()));
+        }
+        if self.0.stuck.borrow().as_ref().is_some_and(|(s, v)| s == setting && v == value) {
+            let change = (setting.clone(), SettingsBackend::read(self, setting)?, value.clone());
+            self.0.missing.borrow_mut().push(change);
+            return Err(ResourceError::Refused("EBUSY: stuck".into()));
+        }
         if let Some(refusal) = self.refusal(setting, value) {
             return Err(refusal);
         }
@@ -313,7 +348,9 @@ impl SettingsBackend for Sim {
             self.0.made.borrow_mut().insert(group.clone());
         }
         self.point();
-        self.obeys(setting, SettingsBackend::read(self, setting)?, value);
+        if self.0.before_reset.borrow_mut().remove(setting).as_ref() != Some(value) {
+            self.obeys(setting, SettingsBackend::read(self, setting)?, value);
+        }
         let normalised = self.0.normalised.borrow();
         let made = normalised.iter().find(|(from, _)| from == value).map_or(value, |(_, to)| to);
         self.set(setting.clone(), made.clone());
@@ -326,6 +363,13 @@ impl SettingsBackend for Sim {
     fn class(&self, resource: &Resource) -> Class {
         let classes = self.0.classes.borrow();
         classes.get(&resource.kind()).copied().unwrap_or_else(|| resource.kind().class())
+    }
+
+    /// All threads of the host, for simplicity; on every kernel, as nobody asks which it is.
+    fn disturbed_by(&self, resource: &Resource) -> Vec<Resource> {
+        let settings = self.0.settings.borrow();
+        let threads = settings.keys().filter(|r| matches!(r, Resource::ThreadCpus(_)));
+        if matches!(resource, Resource::Group(_)) { threads.cloned().collect() } else { Vec::new() }
     }
 
     fn remove_leftovers(&self) {

@@ -3,14 +3,14 @@
 //! ```text
 //!  stages, states ─► rule: whose evidence is it ─► candidate: shares, places ─► rank ─► Finding: doubts, remedy
 //! ```
-//! A [`Rule`] says which parts of the path are its evidence, what they mean for people, and what shortens them. Every
+//! A `Rule` says which parts of the path are its evidence, what they mean for people, and what shortens them. Every
 //! part of a stage belongs to exactly one cause, so that the shares of the causes add up like those of the stages. A
 //! part is the time of a stage, or the part of it that its thread spent in one state; the remainder of a split is a
 //! part without a state. Evidence in several stages may belong to one cause: a vhost worker waits for its CPU in
 //! `tap_queue` and in `vhost_tx`.
 //!
 //! [`rank`](crate::verdict) sorts the causes. The findings are the cause that the verdict names, and every other cause
-//! that has a part with at least [`SIGNIFICANT_SHARE`](teiji_model::finding::MUCH) of the time or of the fluctuation.
+//! that has a part with at least [`SIGNIFICANT_SHARE`](teiji_model::finding::SIGNIFICANT_SHARE) of the time or of the fluctuation.
 //!
 //! # Confidence
 //! Shares are measured, so a finding is certain except for what was not measured. Each of these is a doubt: fewer than
@@ -273,7 +273,8 @@ fn preemptors(evidence: &[Evidence], input: &RuleInput<'_>) -> Vec<Preemptor> {
     }
     by_tid.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
     let all = by_tid.iter().fold(0u64, |a, (_, ns)| a.saturating_add(*ns)).max(1) as f64;
-    let named = by_tid.into_iter().take(MAX_PREEMPTORS);
+    // 0: nobody had the CPU, or it is not known who.
+    let named = by_tid.into_iter().filter(|(tid, _)| *tid != 0).take(MAX_PREEMPTORS);
     named.map(|(tid, ns)| Preemptor { tid, name: (input.name)(tid), share: ns as f64 / all }).collect()
 }
 

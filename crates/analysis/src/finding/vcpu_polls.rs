@@ -11,5 +11,5 @@ pub(super) const RULE: Rule = Rule {
     blame: Blame::Host,
     parts: &[(Stage::VcpuWake, Some(State::Poll))],
     explanation: "The guest was idle and KVM polled for the next wake-up of its vCPU, so that nothing had to be woken up.",
-    remedy: |_, _| Remedy::elsewhere("the vCPU polls already, so nothing wakes it sooner"),
+    remedy: |_, _| Remedy::elsewhere("the vCPU already polls, which is the fastest way to wake it"),
 };

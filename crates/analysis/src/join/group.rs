@@ -1,10 +1,10 @@
 //! Groups of requests: SIP calls.
 //!
 //! ```text
-//!           request with Step::Begins           request with Step::Ends is complete
-//!  (nothing) ────────────────────────► [going on] ─────────────────────────────────► complete
+//!         request with GroupRole::Begins        request with GroupRole::Ends is complete
+//!  (nothing) ────────────────────────► [going on] ─────────────────────────────────────► complete
 //!                                       │    ▲ │ one of its requests is not complete
-//!                                       └────┘ └───────────────────────────────────► incomplete
+//!                                       └────┘ └───────────────────────────────────────► incomplete
 //!                            request complete: the pause before it was spent outside
 //! ```
 //!

@@ -22,7 +22,7 @@
 //! A pairing is certain if no other pairing is possible. So if two identical packets could be on the same part of
 //! the path at once, both are left out and counted as ambiguous, until the path is known to be free of them again.
 //! If a point of a packet was not seen, the packet is counted as incomplete. Neither is in any figure. Each has a
-//! [`Reason`](teiji_model::report::Reason), that of the first thing that went wrong with it.
+//! [`Reason`], that of the first thing that went wrong with it.
 //!
 //! Drops by the kernel are events, too. A drop ends a packet at once if the kernel gives a reason for it and it
 //! happens at the device where the packet is expected next. Any other drop may be that of a copy, and counts only if

@@ -86,7 +86,7 @@ impl OutboundPacket {
         }
     }
 
-    /// When it left.
+    /// When it left the host, or the tap if it was not seen to leave, ns.
     pub(super) fn end(&self) -> u64 {
         if self.xmit != 0 { self.xmit } else { self.tapped }
     }

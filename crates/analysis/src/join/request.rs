@@ -180,7 +180,7 @@ impl RequestTable {
         Some(id)
     }
 
-    /// Makes a request's fate at least as bad as `validity`.
+    /// Makes a request's validity at least as bad as `validity`.
     pub(super) fn mark(&mut self, request: Option<EntryId>, validity: Validity) {
         if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
             open.validity = open.validity.worse(validity);

@@ -104,7 +104,8 @@ pub(super) fn fill_stages(
         };
         let fitted = clocks.and_then(|(from, to)| fit(to.checked_since(&from)?, ns));
         *dropped += u64::from(clocks.is_some() && fitted.is_none());
-        if preempted_by != 0 && fitted.is_some_and(|s| s.get(ThreadState::Ready) > 0) {
+        // Waits for which nobody is named count too: the others are to be shares of all.
+        if fitted.is_some_and(|s| s.get(ThreadState::Ready) > 0) {
             joined.preempted_by.push((stage, preempted_by));
         }
         r.stages.push(StageTime { stage, ns, split: fitted });

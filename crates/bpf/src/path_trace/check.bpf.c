@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
  * Lets tests run the packet code of path_trace on generated frames (bpf_prog_run on check(), with the frame
- * in the map), and its clock code on generated threads. Not part of the product.
+ * in the map), and its clock and scheduler code on generated threads. Not part of the product.
  */
 #include "kernel.h"
 #include "intf.h"
@@ -9,10 +9,16 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
+#include <bpf/bpf_tracing.h>
 
 #include "maps.bpf.h"
 #include "clock.bpf.h"
 #include "packet.bpf.h"
+
+/* The scheduler's probes read the time that a test says it is. */
+static u64 test_time SEC(".bss.test"); /* not where the product has its data */
+#define bpf_ktime_get_ns() test_time
+#include "threads.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -76,4 +82,46 @@ int meet(struct thread *t)
 	struct clock *c = clock_new(t->tid, &fresh);
 
 	return c ? c->vcpu + 1 : 0;
+}
+
+enum happening { PREEMPTED, WENT_TO_SLEEP, WOKEN, MIGRATED, PREEMPTED_BY, WAITED };
+
+/* What happens to a thread, or is asked about it. */
+struct event {
+	u64 now;
+	u32 happening;
+	u32 cpu;
+	u32 thread;
+	u32 next; /* who gets the CPU of a thread that is preempted or goes to sleep */
+};
+
+/* The event is the frame. Returns the answer to a question. (Not SEC("syscall"): before Linux 6.8 such a
+ * program may take no lock.) */
+SEC("tc")
+int happen(struct __sk_buff *skb)
+{
+	u64 spent[STATES];
+	struct clock *c;
+	struct event e;
+
+	if (bpf_skb_load_bytes(skb, 0, &e, sizeof(e)))
+		return -1;
+	test_time = e.now;
+	switch (e.happening) {
+	case PREEMPTED:
+	case WENT_TO_SLEEP:
+		switched(e.cpu, e.thread, e.next, e.happening == PREEMPTED);
+		return 0;
+	case WOKEN:
+		woken(e.thread, e.cpu);
+		return 0;
+	case MIGRATED:
+		migrated(e.thread, e.cpu);
+		return 0;
+	}
+	c = clock_of(e.thread);
+	if (!c)
+		return -1;
+	clock_read(c, e.now, spent);
+	return e.happening == PREEMPTED_BY ? c->preempted_by : spent[STATE_READY];
 }

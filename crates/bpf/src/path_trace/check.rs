@@ -2,6 +2,7 @@
 //! Needs root, as loading programs does.
 
 mod hash;
+mod threads;
 
 use super::{Setup, settings, types};
 use crate::object::value_of;

@@ -42,15 +42,41 @@ static __always_inline struct clock *clock_new(u32 tid, const struct clock *fres
 	return bpf_map_lookup_elem(&thread_clocks, &index);
 }
 
+/*
+ * The thread has waited for `ns` while `runs_instead` had its CPU. Of all threads that have it while a thread
+ * waits, one is remembered, each with a probability in proportion to its time (reservoir sampling): over
+ * many requests each is named as often as it deserves. To remember the last one would favour threads that run
+ * briefly, because the scheduler chooses anew when they sleep.
+ */
+static __always_inline void clock_waited(struct clock *c, u64 ns)
+{
+	u64 most = 1ULL << 40; /* 18 minutes, so that the product below does not overflow */
+	u32 x = c->random ? c->random : 0x9e3779b9;
+
+	x ^= x << 13; /* xorshift: no helper may be called while the lock is held */
+	x ^= x >> 17;
+	x ^= x << 5;
+	c->random = x;
+	c->waited += ns;
+	if (c->waited >= most)
+		c->waited = most - 1;
+	if (x * (c->waited >> 8) >> 32 < ns >> 8)
+		c->preempted_by = c->runs_instead;
+}
+
 /* Adds the time since the last change to the state that ends. The caller holds the lock. */
 static __always_inline void clock_account(struct clock *c, u64 now)
 {
-	u64 spent = now > c->since ? now - c->since : 0;
+	u64 ns = now - c->since;
 	u32 state = c->state;
 
+	if (now <= c->since) /* the clocks of two CPUs may differ a little */
+		return;
 	if (state < STATES)
-		c->spent[state] += spent;
+		c->spent[state] += ns;
 	c->since = now;
+	if (state == STATE_READY)
+		clock_waited(c, ns);
 }
 
 static __always_inline void clock_set(struct clock *c, u64 now, u8 state)
@@ -61,23 +87,22 @@ static __always_inline void clock_set(struct clock *c, u64 now, u8 state)
 	bpf_spin_unlock(&c->lock);
 }
 
-/* Copies the clock as of now; returns the state it is in. */
+/*
+ * Copies the clock as of now; returns the state it is in. Who is named for a wait is chosen anew after each
+ * reading: a stage lasts from one to the next, unless requests overlap.
+ */
 static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 {
-	u64 current;
 	u8 state;
 	int i;
 
 	bpf_spin_lock(&c->lock);
+	clock_account(c, now);
 	for (i = 0; i < STATES; i++)
 		spent[i] = c->spent[i];
 	state = c->state;
-	current = now > c->since ? now - c->since : 0;
+	c->waited = 0;
 	bpf_spin_unlock(&c->lock);
-	/* by constant indices: Linux 6.1 refuses variable ones if `spent` is on the stack */
-	for (i = 0; i < STATES; i++)
-		if (i == state)
-			spent[i] += current;
 	return state;
 }
 

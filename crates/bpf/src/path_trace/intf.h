@@ -90,6 +90,7 @@ enum counter {
 #define MAX_NETS 2
 #define MAX_PORTS 2
 #define MAX_CPUS 1024
+#define MAX_WAITERS 8	   /* traced threads that wait for a CPU at a time, and are told who has it */
 #define HASH_WORDS 28	   /* words of a packet that take part in its fingerprint */
 #define SIP_SNAP 512	   /* bytes of a SIP message that are copied when the operator asks for SIP */
 #define MAX_CLOCKS 8192	   /* traced threads */

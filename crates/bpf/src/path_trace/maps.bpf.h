@@ -76,8 +76,11 @@ struct clock {
 	u8 resume;		   /* state to go on with when it gets a CPU */
 	u8 actor;		   /* enum actor */
 	u8 pad0;
-	u32 preempted_by; /* a thread that kept it from a CPU in its last wait */
-	u32 waits_on;	  /* the CPU that it began to wait for */
+	u32 runs_instead; /* while it waits: the thread that has its CPU; 0: none, or not known */
+	u32 waits_on;	  /* while it waits: the CPU */
+	u32 preempted_by; /* a thread that had its CPU while it waited: see clock_waited(); 0: none */
+	u32 random;
+	u64 waited; /* ns that it has waited since the clock was last read */
 	u64 since;
 	u64 spent[STATES];
 
@@ -172,17 +175,16 @@ struct {
 } accepted SEC(".maps");
 
 /*
- * What runs on each CPU, and who keeps a traced thread from it. Written at every context switch of the host,
- * so each has a cache line of its own. Only the probes of the scheduler write it, and the kernel calls these
- * for a CPU with its runqueue locked; the exception is a thread that waited here and got another CPU.
+ * What runs on each CPU, and which traced threads wait for it. The scheduler's probes read this at every
+ * context switch of the host, so each CPU has a cache line of its own. The kernel calls them with the CPU's
+ * runqueue locked; but a thread that moves is taken off the list of one CPU and put on that of another, of
+ * which only one is locked. So `waiters` and `waiting` are changed by atomic operations.
  */
 struct cpu {
-	u32 tid;    /* the thread that runs, or IDLE */
-	u32 waiter; /* the traced thread that was the last to begin a wait for this CPU; 0: none */
-	u64 since;  /* when the wait began, or what runs got the CPU in the meantime */
-	u64 held;   /* ns that other threads have had the CPU in that wait */
-	u32 holder; /* one of these threads: see held() */
-	u8 pad[36];
+	u32 tid;		  /* the thread that runs, or IDLE */
+	u32 waiting;		  /* used places of waiters */
+	u32 waiters[MAX_WAITERS]; /* thread ids, in any order; 0: a free place */
+	u8 pad[24];
 } running[MAX_CPUS] SEC(".bss.running");
 
 /* Whether it is worth looking this number up: most packets of a host are neither on a traced tap nor for a

@@ -23,7 +23,8 @@
  * Each vCPU thread and vhost worker has a clock (struct clock), which accumulates the time spent in each
  * state. kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and sched_wakeup advance it. Records carry
  * readings of the clocks; the difference of two readings says how the time between them was spent, and no
- * record is needed for the thousands of exits and context switches in between.
+ * record is needed for the thousands of exits and context switches in between. A clock also has the name of
+ * a thread that had the CPU while its own waited; sched_migrate_task tells it that this is another CPU now.
  *
  *            kvm_entry            kvm_exit             halt, polling
  *    RUN ─────────────► GUEST ─────────────► RUN ───────────────────► POLL

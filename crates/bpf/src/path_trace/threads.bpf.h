@@ -1,72 +1,121 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * Probes of the scheduler: what runs on each CPU, and the states of traced threads.
+ *
+ * While a traced thread waits, it is on the list of the CPU that it waits for; so each switch of that CPU
+ * tells its clock who has the CPU next. The list is corrected where it is used: a thread that no longer
+ * waits for the CPU is taken off, whatever probe was skipped.
  */
 #ifndef TEIJI_THREADS_BPF_H
 #define TEIJI_THREADS_BPF_H
 
-#define IDLE 0 /* pid of every idle task */
+#define IDLE 0	     /* pid of every idle task */
+#define NO_CPU (~0U) /* a thread does not wait */
 
 static __always_inline struct cpu *cpu_of(u32 number)
 {
 	return &running[number % MAX_CPUS];
 }
 
-static __always_inline void wait_begins(struct clock *c, u32 tid, u32 cpu, u32 holder, u64 now)
+/* Puts a waiting thread on the list of a CPU. If there is no place, nobody is named for its wait. */
+static __always_inline void enlist(struct clock *c, u32 tid, u32 number)
 {
-	struct cpu *r = cpu_of(cpu);
+	struct cpu *r = cpu_of(number);
+	int i;
 
-	r->waiter = tid;
-	r->since = now;
-	r->held = 0;
-	r->holder = holder;
-	c->preempted_by = holder;
-	c->waits_on = cpu;
+	for (i = 0; i < MAX_WAITERS; i++) {
+		if (!__sync_val_compare_and_swap(&r->waiters[i], 0, tid)) {
+			__sync_fetch_and_add(&r->waiting, 1);
+			return;
+		}
+	}
+	bpf_spin_lock(&c->lock);
+	c->runs_instead = 0;
+	bpf_spin_unlock(&c->lock);
 }
 
-/*
- * `tid` has had the CPU until now. Of all that have it in a wait, one is remembered: each with a probability
- * in proportion to the time that it had. So of many waits, each thread gets its part; to remember the last
- * one would favour threads that run briefly, since the scheduler chooses anew when they sleep.
- */
-static __always_inline void held(struct cpu *r, u32 tid, u64 now)
+static __always_inline void free_place(struct cpu *r, int i, u32 tid)
 {
-	u64 ns = now > r->since ? now - r->since : 0;
-
-	r->since = now;
-	if (tid == IDLE)
-		return;
-	r->held += ns;
-	/* In units of 256 ns, so that a wait of 18 minutes does not overflow. */
-	if ((u64)bpf_get_prandom_u32() * (r->held >> 8) >> 32 < ns >> 8)
-		r->holder = tid;
+	if (__sync_val_compare_and_swap(&r->waiters[i], tid, 0) == tid)
+		__sync_fetch_and_add(&r->waiting, -1);
 }
 
-SEC("tp_btf/sched_switch")
-int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next,
-	     u32 prev_state)
+static __always_inline void delist(u32 tid, u32 number)
 {
-	u32 in = next->pid, out = prev->pid, number = bpf_get_smp_processor_id();
+	struct cpu *r = cpu_of(number);
+	int i;
+
+	for (i = 0; i < MAX_WAITERS; i++)
+		if (r->waiters[i] == tid)
+			free_place(r, i, tid);
+}
+
+/* The caller holds the lock, and calls enlist() without it. */
+static __always_inline void wait_begins(struct clock *c, u32 number, u32 runs_instead)
+{
+	c->state = STATE_READY;
+	c->waits_on = number;
+	c->runs_instead = runs_instead;
+}
+
+/* `in` has got a CPU: those who wait for it have waited for another thread until now. */
+static __always_inline void tell_waiters(struct cpu *r, u32 number, u32 in, u64 now)
+{
+	int i;
+
+	for (i = 0; i < MAX_WAITERS; i++) {
+		u32 tid = r->waiters[i];
+		struct clock *c = tid ? clock_of(tid) : NULL;
+		bool waits = false;
+
+		if (c) {
+			bpf_spin_lock(&c->lock);
+			waits = c->state == STATE_READY && c->waits_on == number;
+			if (waits) {
+				clock_account(c, now);
+				c->runs_instead = in;
+			}
+			bpf_spin_unlock(&c->lock);
+		}
+		if (tid && !waits)
+			free_place(r, i, tid);
+	}
+}
+
+static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
+{
 	struct clock *c = clock_of(out), *to = clock_of(in);
 	struct cpu *r = cpu_of(number);
 	u64 now = 0;
+	u32 waited_on = NO_CPU;
 
 	r->tid = in;
-	if (r->waiter) {
+	if (to) {
 		now = bpf_ktime_get_ns();
-		held(r, out, now);
+		bpf_spin_lock(&to->lock);
+		clock_account(to, now);
+		if (to->state == STATE_READY)
+			waited_on = to->waits_on;
+		to->state = to->resume;
+		bpf_spin_unlock(&to->lock);
+		if (waited_on != NO_CPU)
+			delist(in, waited_on);
 	}
-	if (c) {
-		bool runnable = preempt || !prev_state;
 
+	if (r->waiting) {
+		if (!now)
+			now = bpf_ktime_get_ns();
+		tell_waiters(r, number, in, now);
+	}
+
+	if (c) {
 		if (!now)
 			now = bpf_ktime_get_ns();
 		bpf_spin_lock(&c->lock);
 		clock_account(c, now);
 		if (runnable) {
 			c->resume = c->state;
-			c->state = STATE_READY;
-			wait_begins(c, out, number, in, now);
+			wait_begins(c, number, in);
 		} else {
 			bool halted = c->state == STATE_POLL || c->state == STATE_ASLEEP;
 
@@ -74,53 +123,74 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 			c->state = STATE_ASLEEP;
 		}
 		bpf_spin_unlock(&c->lock);
+		if (runnable)
+			enlist(c, out, number);
 	}
+}
 
-	if (to) {
-		struct cpu *w = cpu_of(to->waits_on);
-		bool waited = w->waiter == in;
-
-		if (!now)
-			now = bpf_ktime_get_ns();
-		/* It began its wait for another CPU, where something runs still. */
-		if (waited && w != r)
-			held(w, w->tid, now);
-		bpf_spin_lock(&to->lock);
-		clock_account(to, now);
-		if (to->state == STATE_READY) {
-			if (waited)
-				to->preempted_by = w->holder;
-			else if (out != IDLE)
-				to->preempted_by = out;
-		}
-		to->state = to->resume;
-		bpf_spin_unlock(&to->lock);
-		if (waited)
-			w->waiter = 0;
-	}
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next,
+	     u32 prev_state)
+{
+	switched(bpf_get_smp_processor_id(), prev->pid, next->pid, preempt || !prev_state);
 	return 0;
+}
+
+static __always_inline void woken(u32 tid, u32 number)
+{
+	struct clock *c = clock_of(tid);
+	u32 holder = cpu_of(number)->tid;
+	bool waits = false;
+	u64 now;
+
+	if (!c || c->state != STATE_ASLEEP || holder == IDLE || holder == tid)
+		return;
+	now = bpf_ktime_get_ns();
+	bpf_spin_lock(&c->lock);
+	if (c->state == STATE_ASLEEP) {
+		clock_account(c, now);
+		wait_begins(c, number, holder);
+		waits = true;
+	}
+	bpf_spin_unlock(&c->lock);
+	if (waits)
+		enlist(c, tid, number);
 }
 
 SEC("tp_btf/sched_wakeup")
 int BPF_PROG(on_sched_wakeup, struct task_struct *task)
 {
-	struct clock *c = clock_of(task->pid);
-	u32 holder, cpu = task->thread_info.cpu;
+	woken(task->pid, task->thread_info.cpu);
+	return 0;
+}
+
+/* A thread that waits for a CPU is moved to the queue of another. */
+static __always_inline void migrated(u32 tid, u32 number)
+{
+	struct clock *c = clock_of(tid);
+	u32 before = NO_CPU;
 	u64 now;
 
-	if (!c || c->state != STATE_ASLEEP)
-		return 0;
-	holder = cpu_of(cpu)->tid;
-	if (holder == IDLE || holder == (u32)task->pid)
-		return 0;
+	if (!c || c->state != STATE_READY)
+		return;
 	now = bpf_ktime_get_ns();
 	bpf_spin_lock(&c->lock);
-	if (c->state == STATE_ASLEEP) {
+	if (c->state == STATE_READY) {
 		clock_account(c, now);
-		c->state = STATE_READY;
-		wait_begins(c, task->pid, cpu, holder, now);
+		before = c->waits_on;
+		wait_begins(c, number, cpu_of(number)->tid);
 	}
 	bpf_spin_unlock(&c->lock);
+	if (before != NO_CPU) {
+		delist(tid, before);
+		enlist(c, tid, number);
+	}
+}
+
+SEC("tp_btf/sched_migrate_task")
+int BPF_PROG(on_sched_migrate_task, struct task_struct *task, int number)
+{
+	migrated(task->pid, number);
 	return 0;
 }
 

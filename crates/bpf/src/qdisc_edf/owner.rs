@@ -83,7 +83,7 @@ impl QdiscOwner {
             return Ok(QdiscOwner { pins, lock, shared: Arc::new(shared), held, heartbeat_map, current });
         }
         Err(Error::Refused {
-            doing: format!("keep the links of {}", folder.display()),
+            doing: format!("become the agent for {}", folder.display()),
             reason: "others replace what is pinned there all the time; end them".into(),
         })
     }

@@ -60,10 +60,10 @@ impl Pins {
 
     /// Makes an empty folder for new pins, with the writers' lock held from then on.
     pub(super) fn prepare(&self) -> Result<Flock<File>, Error> {
-        let refuse = |reason: String| Error::Refused { doing: format!("keep the qdisc {KIND}"), reason };
+        let refuse = |reason: String| Error::Refused { doing: format!("pin the qdisc {KIND}"), reason };
         let at = self.0.display();
         if self.are_there()? {
-            return Err(refuse(format!("{at} has one already")));
+            return Err(refuse(format!("{at} already has a pinned qdisc")));
         }
         let there = self.0.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
         if !statfs(there).is_ok_and(|fs| fs.filesystem_type() == BPF_FS_MAGIC) {
@@ -76,7 +76,7 @@ impl Pins {
         let lock = self.lock()?;
         // Another process may have filled it meanwhile.
         if self.are_there()? {
-            return Err(refuse(format!("{at} has one already")));
+            return Err(refuse(format!("{at} already has a pinned qdisc")));
         }
         self.sweep().map_err(|e| self.failed("clear", &e))?;
         make(&self.0.join(NEW)).map_err(|e| self.failed("make", &e))?;
@@ -134,8 +134,8 @@ impl Pins {
             (dir.metadata()).map(|m| (m.dev(), m.ino())).map_err(|e| self.failed("look into", &e))?;
         Flock::lock(dir, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| match e {
             Errno::EWOULDBLOCK => Error::Refused {
-                doing: format!("keep the links of {}", self.0.display()),
-                reason: format!("another teiji agent is running{}: one keeps all links", holder(identity)),
+                doing: format!("become the agent for {}", self.0.display()),
+                reason: format!("another teiji agent is running{}; only one may run", holder(identity)),
             },
             e => self.failed("lock", &e.into()),
         })

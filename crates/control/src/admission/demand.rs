@@ -127,7 +127,7 @@ impl Load {
         self.excess(at_once(&self.items, slack), slack)
     }
 
-    /// The smallest slack, ns, that keeps every deadline of a set that [`fits`](Self::fits): the root of G, rounded up.
+    /// The smallest slack, ns, that keeps every deadline of a set that is admitted: the root of G, rounded up.
     /// 0 without channels.
     pub fn least_slack(&self) -> i128 {
         let all: i128 = self.items.iter().map(|i| i.burst).sum();

@@ -123,21 +123,21 @@ pub enum Misfit {
 pub enum Fix {
     /// A longer deadline for a channel, ns.
     Deadline {
-        /// Its name.
+        /// The channel's name.
         channel: String,
         /// The new value.
         to: u64,
     },
     /// A smaller burst of a channel, bytes.
     Burst {
-        /// Its name.
+        /// The channel's name.
         channel: String,
         /// The new value.
         to: u64,
     },
     /// A smaller rate of a channel, bit/s.
     Rate {
-        /// Its name.
+        /// The channel's name.
         channel: String,
         /// The new value.
         to: u64,

@@ -4,31 +4,41 @@
 //! they return, or their present value.
 
 use super::names::shown;
-use super::{Draft, WantedSetting, starvation, steps, wanted};
+use super::{Draft, HostAndHeld, WantedSetting, starvation, steps, wanted};
 use crate::housekeeping;
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::observed::Observed;
-use teiji_model::plan::Held;
+use teiji_model::operator::LIMIT_REAL_TIME;
 use teiji_model::policy::SourceLocation;
-use teiji_model::resource::{Resource, Scheduling, Task, Value};
+use teiji_model::resource::{Resource, ResourceError, Scheduling, Task, Value};
 
 /// The share of the CPUs that all `SCHED_DEADLINE` threads may have together, millionths: the kernel's default of
 /// `sched_rt_runtime_us` / `sched_rt_period_us`.
 const SCHED_DEADLINE_SHARE: u128 = 950_000;
 
 /// Adds every problem of the wanted settings on this host.
-pub(super) fn check(observed: &Observed, held: &Held, draft: &mut Draft) {
+pub(super) fn check(target: HostAndHeld<'_>, draft: &mut Draft) {
+    let observed = target.observed;
     readable(observed, draft);
     guard(observed, draft);
-    let threads = threads(observed, held, draft);
+    let threads = threads(target, draft);
     housekeeping_cpu(observed, &threads, draft);
     check_sched_deadline(observed, &threads, draft);
     starvation::check(observed, &threads, draft);
 }
 
-/// A setting that cannot be read could not be restored, so it is not changed.
+/// A setting that cannot be read could not be restored, so it is not changed. One that is offline is left out: it has no
+/// value and no effect now.
 fn readable(observed: &Observed, draft: &mut Draft) {
+    let warnings = &mut draft.warnings;
+    draft.wants.retain(|want| match observed.settings.error(&want.setting) {
+        Some(why @ ResourceError::Offline(_)) => {
+            warnings.push(format!("`{}` leaves the {} as it is: {why}", want.reason, want.setting));
+            false
+        }
+        _ => true,
+    });
     let mut missing: Vec<(SourceLocation, String, Vec<String>)> = Vec::new();
     for want in draft.wants.iter().filter(|w| !observed.settings.has_value(&w.setting)) {
         let why = reason(&want.setting, observed);
@@ -66,8 +76,9 @@ fn guard(observed: &Observed, draft: &mut Draft) {
         return;
     };
     if observed.realtime_guard.is_none() {
-        let message = "a real-time thread that never sleeps would starve the host: set \
-                       kernel.sched_rt_runtime_us to 950000 (sysctl), or remove the class";
+        let message = format!(
+            "a real-time thread that never sleeps would starve the host: {LIMIT_REAL_TIME}, or remove the class"
+        );
         draft.problem(&location, message);
     }
 }
@@ -86,9 +97,10 @@ pub(super) struct Thread {
     pub cpus: CpuSet,
 }
 
-fn threads(observed: &Observed, held: &Held, draft: &Draft) -> Vec<Thread> {
+fn threads(target: HostAndHeld<'_>, draft: &Draft) -> Vec<Thread> {
+    let observed = target.observed;
     let after = |setting: &Resource| {
-        draft.wanted(setting).cloned().or_else(|| steps::unwanted(setting, observed, held).cloned())
+        draft.wanted(setting).cloned().or_else(|| steps::unwanted(setting, target).cloned())
     };
     let tasks = observed.vms.iter().flat_map(|vm| {
         let all = wanted::tasks(vm, &shown(&vm.vm.name));

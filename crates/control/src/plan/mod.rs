@@ -29,9 +29,9 @@ pub(crate) use names::shown;
 
 use std::collections::BTreeSet;
 use teiji_model::observed::{Observed, ObservedVm};
-use teiji_model::plan::{Held, LinkGuarantee, Plan};
+use teiji_model::plan::{Asked, Held, LinkGuarantee, Plan};
 use teiji_model::policy::{Policy, Problem, SourceLocation};
-use teiji_model::resource::{Resource, Value};
+use teiji_model::resource::{Class, Resource, Value};
 use teiji_model::text::printable;
 
 /// The steps that give the host the state that the policy asks for. The same arguments give the same steps.
@@ -39,11 +39,25 @@ use teiji_model::text::printable;
 /// # Errors
 /// All problems of the policy on this host, each with its place and what to do about it; never empty.
 pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, Vec<Problem>> {
+    plan_with_classes(policy, observed, held, &|resource| resource.kind().class())
+}
+
+/// The same if resources are changed in these ways.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_with_classes(
+    policy: &Policy,
+    observed: &Observed,
+    held: &Held,
+    class: &dyn Fn(&Resource) -> Class,
+) -> Result<Plan, Vec<Problem>> {
     let mut draft = Draft::default();
-    let (without_impostors, impostors) = names::without_impostors(policy, observed);
-    let observed = &without_impostors;
-    wanted::collect(policy, HostAndHeld { observed, held, impostors: &impostors }, &mut draft);
-    checks::check(observed, held, &mut draft);
+    let (trusted, untrusted) = names::by_trust(policy, observed);
+    let observed = &trusted;
+    let target = HostAndHeld { observed, held, untrusted: &untrusted, class };
+    wanted::collect(policy, target, &mut draft);
+    checks::check(target, &mut draft);
     if !draft.problems.is_empty() {
         // The problems are found kind by kind, but people read from the top.
         draft.problems.sort_by(|a, b| {
@@ -53,12 +67,19 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
         draft.problems.dedup();
         return Err(draft.problems);
     }
-    let plan = steps::steps_to_take(&draft.wants, draft.warnings, observed, held);
+    let plan = steps::steps_to_take(&draft.wants, draft.warnings, target);
     let reasons: BTreeSet<&str> = plan.steps.iter().map(|step| step.reason.as_str()).collect();
     let asking = draft.wants.iter().filter(|want| reasons.contains(want.reason.as_str()));
-    let asked = asking.map(|want| (want.reason.clone(), want.location.clone())).collect();
+    let asked = asking.map(|want| (want.reason.clone(), deciding_lines(policy, &want.location))).collect();
     let overridden = policy.overridden.clone();
     Ok(Plan { links: draft.links, first: draft.first, asked, overridden, ..plan })
+}
+
+/// The line at this place, and those that complete its value.
+fn deciding_lines(policy: &Policy, location: &SourceLocation) -> Asked {
+    let completed = policy.completed.iter().find(|line| line.location == *location);
+    let with = completed.map_or_else(Vec::new, |line| line.with.clone());
+    Asked { location: location.clone(), with }
 }
 
 /// A host and what teiji holds on it.
@@ -66,8 +87,10 @@ pub fn plan(policy: &Policy, observed: &Observed, held: &Held) -> Result<Plan, V
 struct HostAndHeld<'a> {
     observed: &'a Observed,
     held: &'a Held,
-    /// VMs that may not be what their names say; they are not in `observed`.
-    impostors: &'a [ObservedVm],
+    /// VMs with untrusted names; they are not in `observed`.
+    untrusted: &'a [ObservedVm],
+    /// How each resource is changed.
+    class: &'a dyn Fn(&Resource) -> Class,
 }
 
 /// Something is wrong, and has been recorded as a problem.

@@ -23,8 +23,8 @@ pub(crate) fn shown(name: &str) -> String {
     printable(&text)
 }
 
-/// The host without VMs that may not be what their names say, and those VMs.
-pub(super) fn without_impostors(policy: &Policy, observed: &Observed) -> (Observed, Vec<ObservedVm>) {
+/// The host without VMs whose names are untrusted, and those VMs.
+pub(super) fn by_trust(policy: &Policy, observed: &Observed) -> (Observed, Vec<ObservedVm>) {
     let users: Vec<&str> = match &policy.host.vm_users {
         Some(users) => users.value.iter().map(String::as_str).collect(),
         None => VM_USERS.to_vec(),
@@ -33,20 +33,20 @@ pub(super) fn without_impostors(policy: &Policy, observed: &Observed) -> (Observ
         let name = format!("pid:{}", vm.vm.pid);
         policy.vms.iter().any(|section| section.name.value == name)
     };
-    let is_genuine = |vm: &&ObservedVm| named(vm) || vm.identity.doubt(&users).is_none();
-    let (vms, impostors): (Vec<_>, Vec<_>) = observed.vms.iter().partition(is_genuine);
-    let impostors: Vec<ObservedVm> = impostors.into_iter().cloned().collect();
-    let mut without_impostors = Observed { vms: vms.into_iter().cloned().collect(), ..observed.clone() };
-    without_impostors.managers.retain(|m| m.vm.is_none_or(|vm| impostors.iter().all(|o| o.process != vm)));
-    (without_impostors, impostors)
+    let is_trusted = |vm: &&ObservedVm| named(vm) || vm.identity.doubt(&users).is_none();
+    let (vms, untrusted): (Vec<_>, Vec<_>) = observed.vms.iter().partition(is_trusted);
+    let untrusted: Vec<ObservedVm> = untrusted.into_iter().cloned().collect();
+    let mut trusted = Observed { vms: vms.into_iter().cloned().collect(), ..observed.clone() };
+    trusted.managers.retain(|m| m.vm.is_none_or(|vm| untrusted.iter().all(|o| o.process != vm)));
+    (trusted, untrusted)
 }
 
 /// The other processes with this name, for people.
 fn others(name: &str, host: HostAndHeld<'_>) -> Vec<String> {
-    let called_so = host.impostors.iter().filter(|o| o.vm.name == name);
+    let called_so = host.untrusted.iter().filter(|o| o.vm.name == name);
     called_so
         .map(|o| {
-            // Processes listed here are in doubt, whichever users are trusted.
+            // The names of processes listed here are untrusted, whichever users are trusted.
             let whose = o.identity.doubt::<&str>(&[]).unwrap_or_default();
             format!("pid {}, {}", o.vm.pid, shown(&whose))
         })

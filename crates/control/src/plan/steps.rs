@@ -4,38 +4,46 @@
 //! another, returning ones come first, as the effect of a removed line of the policy may conflict with a new one;
 //! real-time classes come last.
 
-use super::WantedSetting;
+use super::{HostAndHeld, WantedSetting};
 use std::collections::{BTreeMap, BTreeSet};
-use teiji_model::observed::Observed;
-use teiji_model::plan::{Held, Hold, Plan, Step, ordered};
-use teiji_model::resource::{RESOURCE_KINDS, Resource, Value};
+use teiji_model::plan::{Hold, NO_LONGER_IN_POLICY, Plan, Step, ordered};
+use teiji_model::resource::{Class, RESOURCE_KINDS, Resource, Value};
 use teiji_model::text::printable;
 
 /// The value after the plan of a setting that the policy does not name; `None` if it cannot be read.
-pub(super) fn unwanted<'a>(setting: &Resource, observed: &'a Observed, held: &'a Held) -> Option<&'a Value> {
-    let present = observed.settings.get(setting)?;
-    match held.settings.get(setting) {
-        Some(hold) if hold.value == *present => Some(&hold.original),
+pub(super) fn unwanted<'a>(setting: &Resource, target: HostAndHeld<'a>) -> Option<&'a Value> {
+    let present = target.observed.settings.get(setting)?;
+    match target.held.settings.get(setting) {
+        Some(hold) if hold.value == *present || !is_atomic(setting, target) => Some(&hold.original),
         _ => Some(present),
     }
+}
+
+/// Whether a value that teiji has not set is somebody else's. That of another resource may be its controller's, or a
+/// stage of an operation.
+fn is_atomic(setting: &Resource, target: HostAndHeld<'_>) -> bool {
+    (target.class)(setting) == Class::Atomic
 }
 
 /// The plan, if every wanted setting can be read.
 pub(super) fn steps_to_take(
     wants: &[WantedSetting],
     mut warnings: Vec<String>,
-    observed: &Observed,
-    held: &Held,
+    target: HostAndHeld<'_>,
 ) -> Plan {
+    let HostAndHeld { observed, held, .. } = target;
     let wanted: BTreeSet<&Resource> = wants.iter().map(|w| &w.setting).collect();
     let (mut returning, mut forward) = (Vec::new(), Vec::new());
     for (setting, hold) in held.settings.iter().filter(|(s, _)| !wanted.contains(s)) {
         // A task that has ended has no settings any more.
-        let Some(present) = observed.settings.get(setting) else { continue };
-        if *present == hold.original {
+        let Some((setting, present)) = observed.settings.get_named(setting) else { continue };
+        if !is_atomic(setting, target) {
+            // Also if it is at the original for an instant: it is held until a step returns it.
+            returning.push(restoring_step(setting, present, hold));
+        } else if *present == hold.original {
             // Already restored: there is nothing to do and nothing to report.
         } else if *present == hold.value {
-            returning.push(restoring_step(setting, hold));
+            returning.push(restoring_step(setting, present, hold));
         } else {
             let changed = changed(setting, hold, present);
             warnings.push(format!("{changed}; it is no longer in the policy and is left as it is"));
@@ -44,10 +52,17 @@ pub(super) fn steps_to_take(
 
     for want in wants {
         let Some(present) = observed.settings.get(&want.setting) else { continue };
-        if *present == want.wanted {
+        let hold = held.settings.get(&want.setting);
+        let taken = if is_atomic(&want.setting, target) {
+            *present == want.wanted
+        } else {
+            // Whatever its controller has written since, or how far the operation is.
+            hold.is_some_and(|hold| hold.value == want.wanted)
+        };
+        if taken {
             continue;
         }
-        if let Some(hold) = held.settings.get(&want.setting).filter(|h| h.value != *present) {
+        if let Some(hold) = hold.filter(|h| h.value != *present && is_atomic(&want.setting, target)) {
             warnings.push(changed(&want.setting, hold, present));
         }
         let step = Step {
@@ -88,13 +103,13 @@ fn changed(setting: &Resource, hold: &Hold, present: &Value) -> String {
     format!("{setting} ({}) was changed by someone else from {} to {present}", hold.whose, hold.value)
 }
 
-fn restoring_step(setting: &Resource, hold: &Hold) -> Step {
+fn restoring_step(setting: &Resource, present: &Value, hold: &Hold) -> Step {
     Step {
         setting: setting.clone(),
         whose: hold.whose.clone(),
-        present: hold.value.clone(),
+        present: present.clone(),
         wanted: hold.original.clone(),
-        reason: "no longer in the policy".to_owned(),
+        reason: NO_LONGER_IN_POLICY.to_owned(),
         cost: String::new(),
     }
 }

@@ -5,6 +5,7 @@ use super::{Draft, HostAndHeld, WantedSetting, channels};
 use std::collections::BTreeMap;
 use teiji_model::cpus::CpuSet;
 use teiji_model::observed::{Observed, ObservedVm};
+use teiji_model::operator::MOUNT_CGROUP_2;
 use teiji_model::plan::own_group;
 use teiji_model::policy::{
     DirectSetting, HostPolicy, LinkPolicy, Located, Policy, SourceLocation, Subject, VmPolicy,
@@ -14,8 +15,6 @@ use teiji_model::text::duration;
 
 /// The period of a quota that teiji sets, µs: the kernel's default (`default_cfs_period`).
 const PERIOD_US: u64 = 100_000;
-/// The smallest quota, thousandths of a CPU: the kernel refuses less than 1 ms in a period (`min_cfs_quota_period`).
-const LEAST_QUOTA: u32 = 10;
 
 /// Adds every setting that the policy asks for, and the problems.
 pub(super) fn collect(policy: &Policy, at: HostAndHeld<'_>, draft: &mut Draft) {
@@ -106,7 +105,10 @@ fn of_workers(class: &Scheduling) -> Scheduling {
 
 /// The threads of a VM called `name` (printable), each with its name for people, and whether it is a vCPU.
 pub(super) fn tasks(vm: &ObservedVm, name: &str) -> Vec<(Task, String, bool)> {
-    let vcpus = vm.vcpus.iter().enumerate().map(|(i, t)| (*t, format!("vCPU {i} of {name}"), true));
+    // The VMM's numbers: there are gaps where vCPUs were unplugged.
+    let index = |i: usize| vm.vm.vcpus.get(i).map_or(i, |vcpu| vcpu.index.into());
+    let vcpus = vm.vcpus.iter().enumerate();
+    let vcpus = vcpus.map(|(i, t)| (*t, format!("vCPU {} of {name}", index(i)), true));
     let workers = vm.workers.iter().map(|t| (*t, format!("vhost worker of {name}"), false));
     vcpus.chain(workers).collect()
 }
@@ -136,8 +138,10 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
     };
     let key = |key: &str, location, cost: String| Key { location, reason: format!("vm.{name}.{key}"), cost };
     let Some(present) = &vm.group else {
-        let message = "weight and quota need control groups of version 2, which this host does not have mounted: \
-                       boot with systemd.unified_cgroup_hierarchy=1, or remove them";
+        let message = format!(
+            "weight and quota need control groups of version 2, which this host does not have mounted: \
+             {MOUNT_CGROUP_2}, or remove them"
+        );
         return draft.problem(location, message);
     };
     let own = own_group(vm.vm.pid);
@@ -161,10 +165,6 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
         key("weight", location, String::new()).want(draft, setting, Value::Weight(*value), name.to_owned());
     }
     if let Some(Located { value, location }) = &section.quota {
-        if value.is_some_and(|n| n < LEAST_QUOTA) {
-            return draft
-                .problem(location, "the kernel accepts no quota below 1 % of a CPU: write \"1%\" or more");
-        }
         let quota = value.map(|n| Quota { quota_us: u64::from(n) * PERIOD_US / 1000, period_us: PERIOD_US });
         let cost = quota.map_or_else(String::new, |q| {
             let (used, period) = (duration(q.quota_us as f64 * 1e3), duration(q.period_us as f64 * 1e3));
@@ -233,6 +233,33 @@ fn link(section: &LinkPolicy, observed: &Observed, draft: &mut Draft) {
     }
 }
 
+/// The resources that a section covers.
+enum Covered<'a> {
+    Everything,
+    /// Those of this device.
+    Link(&'a str),
+    /// Those of the VM's process, vCPU threads, workers and taps, and of its control group if no other process is in it.
+    Vm(&'a ObservedVm),
+}
+
+impl Covered<'_> {
+    fn covers(&self, owner: &Owner<'_>) -> bool {
+        match (self, owner) {
+            (Covered::Everything, _) => true,
+            (Covered::Link(name), Owner::Device(device)) => device.name == *name,
+            // By index: a tap of another network namespace (index 0) may have the name of one here.
+            (Covered::Vm(vm), Owner::Device(device)) => {
+                vm.vm.nics.iter().any(|nic| nic.ifindex != 0 && nic.ifindex == device.index)
+            }
+            (Covered::Vm(vm), Owner::Task(task)) => {
+                vm.process == *task || vm.vcpus.contains(task) || vm.workers.contains(task)
+            }
+            (Covered::Vm(vm), Owner::Group(group)) => !vm.group_shared && vm.group.as_deref() == Some(*group),
+            _ => false,
+        }
+    }
+}
+
 /// A key that sets all resources of one kind that its section covers.
 fn direct(direct: &DirectSetting, vms: &[(&VmPolicy, &ObservedVm)], observed: &Observed, draft: &mut Draft) {
     let Located { value, location } = &direct.value;
@@ -241,11 +268,11 @@ fn direct(direct: &DirectSetting, vms: &[(&VmPolicy, &ObservedVm)], observed: &O
     {
         return;
     }
-    let (section, whose, devices) = match &direct.subject {
-        Subject::Host => ("host".to_owned(), "the host".to_owned(), None),
+    let (section, whose, subject) = match &direct.subject {
+        Subject::Host => ("host".to_owned(), "the host".to_owned(), Covered::Everything),
         Subject::Link(name) => match names::link(name, observed) {
             Ok(link) => {
-                (format!("link.{}", shown(&name.value)), shown(&name.value), Some(vec![link.name.as_str()]))
+                (format!("link.{}", shown(&name.value)), shown(&name.value), Covered::Link(&link.name))
             }
             Err(message) => return draft.problem(&name.location, message),
         },
@@ -254,16 +281,10 @@ fn direct(direct: &DirectSetting, vms: &[(&VmPolicy, &ObservedVm)], observed: &O
             let Some((_, vm)) = vms.iter().find(|(section, _)| section.name.value == name.value) else {
                 return;
             };
-            let taps = vm.vm.nics.iter().map(|nic| nic.tap.as_str()).collect();
-            (format!("vm.{}", shown(&name.value)), shown(&name.value), Some(taps))
+            (format!("vm.{}", shown(&name.value)), shown(&name.value), Covered::Vm(vm))
         }
     };
-    let is_meant = |resource: &&Resource| match (resource.owner(), &devices) {
-        _ if resource.kind() != direct.kind => false,
-        (_, None) => true,
-        (Owner::Device(device), Some(devices)) => devices.contains(&device.name.as_str()),
-        _ => false,
-    };
+    let is_meant = |resource: &&Resource| resource.kind() == direct.kind && subject.covers(&resource.owner());
     let key = Key { location, reason: format!("{section}.{}", direct.key), cost: direct.cost.to_owned() };
     let all: Vec<Resource> = observed.settings.all().filter(is_meant).cloned().collect();
     if all.is_empty() {
@@ -300,7 +321,8 @@ fn contradictions(draft: &mut Draft) {
         };
         if *value != want.wanted {
             let message = format!(
-                "`{}` asks for {}, but `{reason}` asks for {value}, and both are the {}: write the same in both",
+                "`{}` asks for {}, but `{reason}` asks for {value}, for the same setting ({}): write the same value in \
+                 both",
                 want.reason, want.wanted, want.setting
             );
             problems.push((want.location.clone(), message));

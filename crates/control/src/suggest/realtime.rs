@@ -14,6 +14,7 @@ use crate::housekeeping;
 use crate::plan::reason;
 use teiji_model::cpus::CpuSet;
 use teiji_model::observed::{Observed, ObservedVm};
+use teiji_model::operator::LIMIT_REAL_TIME;
 use teiji_model::resource::{Resource, Scheduling, Task, Value};
 use teiji_model::stage::Actor;
 
@@ -87,11 +88,10 @@ pub(super) fn decide(
 /// Whether and how a VM can be real-time, without regard to other VMs.
 fn class_alone(candidate: &RealtimeCandidate<'_>, observed: &Observed) -> Result<RealtimeClass, String> {
     if observed.realtime_guard.is_none() {
-        return Err(
-            "class = \"realtime\" would help, but nothing keeps a real-time thread that never sleeps from \
-                    starving this host: set kernel.sched_rt_runtime_us to 950000 (sysctl) first"
-                .to_owned(),
-        );
+        return Err(format!(
+            "class = \"realtime\" would help, but nothing keeps a real-time thread that never sleeps from starving \
+             this host: {LIMIT_REAL_TIME} first"
+        ));
     }
     let mut waiting = Vec::new();
     let mut highest = 0;

@@ -38,7 +38,7 @@ pub fn report(vms: Vec<VmReport>) -> Report {
         ..Meta::default()
     };
     let counters = Counters { ended: meta.started + LENGTH, ..Counters::default() };
-    let mut report = Report { schema: SCHEMA, meta, counters, late: 0, vms };
+    let mut report = Report { schema: SCHEMA, meta, counters, late: 0, late_no_room: 0, vms };
     find(&mut report);
     report
 }

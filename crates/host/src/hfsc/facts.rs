@@ -3,11 +3,10 @@
 
 use super::filter::{CLASSID, IP_PROTO, IPV4_SRC, IPV6_SRC, PORTS, VLAN_ETH_TYPE};
 use super::tree::{Part, TCA_HFSC_FSC, TCA_HFSC_RSC, Tree};
-use crate::rtnl::{Rtnl, TCA_KIND, TCA_OPTIONS, TCMSG, attributes, tcmsg, u32_at};
+use crate::rtnl::{Lister, Qdisc, TCA_KIND, TCA_OPTIONS, TCA_STAB, TCMSG, attributes, tcmsg, u32_at};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// `TCA_STAB`, and `TCA_STAB_BASE` in it, the only part that the kernel lists.
-const STAB: u16 = 8;
+/// `TCA_STAB_BASE` in `TCA_STAB`, the only part that the kernel lists.
 const STAB_BASE: u16 = 1;
 /// `TCA_HTB_PARMS`, `TCA_HTB_RATE64`, `TCA_HTB_CEIL64`.
 const HTB_PARMS: u16 = 1;
@@ -32,34 +31,48 @@ pub(super) struct Fact {
 pub(super) fn wanted(tree: &Tree, parts: &[Part]) -> BTreeSet<Fact> {
     let of = |(_, request): &Part| {
         let body = [&request.head[..], &request.attributes].concat();
-        fact(tree, request.kind, &body)
+        fact_in(tree, request.kind, &body)
     };
     parts.iter().filter_map(of).collect()
 }
 
-/// The facts of the tree with this handle that the kernel lists.
+/// The facts of the tree with this handle: these qdiscs of the device, and the classes and filters that are listed.
 ///
 /// # Errors
 /// What the kernel answers.
-pub(super) fn present(tree: &Tree, rtnl: &mut Rtnl, ifindex: u32) -> nix::Result<BTreeSet<Fact>> {
+pub(super) fn present(
+    tree: &Tree,
+    qdiscs: &[Qdisc],
+    lister: &mut dyn Lister,
+    ifindex: u32,
+) -> nix::Result<BTreeSet<Fact>> {
+    let of_qdisc = |q: &Qdisc| {
+        let kind = [q.kind.as_bytes(), &[0]].concat();
+        let all = [(TCA_KIND, &kind[..]), (TCA_OPTIONS, &q.options), (TCA_STAB, &q.table)];
+        fact(tree, libc::RTM_NEWQDISC, [q.handle, q.parent, 0], &all)
+    };
+    let mut all: BTreeSet<Fact> = qdiscs.iter().filter_map(of_qdisc).collect();
     let lists = [
-        (libc::RTM_GETQDISC, libc::RTM_NEWQDISC, 0),
         (libc::RTM_GETTCLASS, libc::RTM_NEWTCLASS, 0),
         (libc::RTM_GETTFILTER, libc::RTM_NEWTFILTER, tree.inner()),
     ];
-    let mut all = BTreeSet::new();
     for (ask, what, parent) in lists {
-        let listed = rtnl.dump(ask, &tcmsg(ifindex, parent))?;
+        let listed = lister.dump(ask, &tcmsg(ifindex, parent))?;
         let here = listed.iter().filter(|body| u32_at(body, 4) == Some(ifindex));
-        all.extend(here.filter_map(|body| fact(tree, what, body)));
+        all.extend(here.filter_map(|body| fact_in(tree, what, body)));
     }
     Ok(all)
 }
 
 /// The fact in a message, if it belongs to a tree with these handles.
-fn fact(tree: &Tree, what: u16, body: &[u8]) -> Option<Fact> {
-    let (handle, parent, info) = (u32_at(body, 8)?, u32_at(body, 12)?, u32_at(body, 16)?);
-    let all = attributes(body.get(TCMSG..)?);
+fn fact_in(tree: &Tree, what: u16, body: &[u8]) -> Option<Fact> {
+    let head = [u32_at(body, 8)?, u32_at(body, 12)?, u32_at(body, 16)?];
+    fact(tree, what, head, &attributes(body.get(TCMSG..)?))
+}
+
+/// The fact with this handle, parent and info, and these attributes.
+fn fact(tree: &Tree, what: u16, head: [u32; 3], all: &[(u16, &[u8])]) -> Option<Fact> {
+    let [handle, parent, info] = head;
     let value = |wanted: u16| all.iter().find(|(k, _)| *k == wanted).map(|(_, v)| *v);
     let kind = value(TCA_KIND)?.to_vec();
     let options = value(TCA_OPTIONS).unwrap_or_default();
@@ -77,7 +90,7 @@ fn fact(tree: &Tree, what: u16, body: &[u8]) -> Option<Fact> {
             fact.handle = 0;
         }
         match name {
-            b"htb" => fact.options = picked(&[STAB_BASE], value(STAB).unwrap_or_default()),
+            b"htb" => fact.options = picked(&[STAB_BASE], value(TCA_STAB).unwrap_or_default()),
             // struct tc_hfsc_qopt, and struct tc_fifo_qopt, are not split into attributes.
             b"hfsc" => drop(fact.options.insert(0, options.get(..2)?.to_vec())),
             b"pfifo" => drop(fact.options.insert(0, options.get(..4).unwrap_or_default().to_vec())),

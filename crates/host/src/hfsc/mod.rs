@@ -6,7 +6,7 @@
 //! | `tree` | the qdiscs and classes that channels become |
 //! | `filter` | the filters that classify their packets |
 //! | `facts` | compares a tree with what the kernel lists |
-//! | `notes` | what the kernel does not store: the channels' names, exact deadlines and bursts |
+//! | `saved_trees` | what the kernel does not store: the channels' names, exact deadlines and bursts |
 //!
 //! A tree is made by requests that go to the kernel together, in one system call that no signal interrupts. So a
 //! process that is killed leaves either the former root or the wanted one:
@@ -26,21 +26,22 @@ mod saved_trees;
 mod tests;
 mod tree;
 
-use crate::Settings;
-use crate::rtnl::{Qdisc, ROOT, Rtnl};
+use crate::rtnl::{Lister, OpenedOnDemand, Qdisc, ROOT, Rtnl};
+use crate::{Devices, Settings};
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use saved_trees::SavedTrees;
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use teiji_model::qdisc::{DeadlineQdisc, Device, ExistingQdisc, RootQdisc};
-use teiji_model::resource::{Resource, ResourceError, Value};
+use teiji_model::resource::{Resource, ResourceError, Resources, Value};
 use tree::{OUTER, Part, Tree};
 
 pub use tree::CurveOf;
 
 /// Kinds of qdisc for the best-effort class, the better one first; the last one always exists.
 const LEAVES: [&str; 2] = ["fq_codel", "pfifo"];
+/// The kind of the root of a tree.
+const OUTER_KIND: &str = "htb";
 /// The index of `lo`, which each network namespace has.
 const LOOPBACK: u32 = 1;
 
@@ -67,32 +68,68 @@ impl Hfsc {
     pub fn read(&self, device: &Device) -> Result<Option<RootQdisc>, ResourceError> {
         let failed = |e: Errno| ResourceError::Refused(says(device, &describe(e)));
         let mut rtnl = Rtnl::open().map_err(failed)?;
-        let Some(root) = own_root(&mut rtnl, device.index).map_err(failed)? else { return Ok(None) };
+        // The list of all qdiscs is long on a host with many devices, and few of them have a tree.
+        match rtnl.root_kind(device.index) {
+            Ok(kind) if kind == OUTER_KIND => {}
+            Ok(_) | Err(Errno::ENODEV) => return Ok(None),
+            Err(errno) => return Err(failed(errno)),
+        }
+        let qdiscs = rtnl.qdiscs(device.index).map_err(failed)?;
+        self.root_of(device, &qdiscs, &mut rtnl)
+    }
+
+    /// Replaces the root qdiscs among `found` that have teiji's handle by what [`Hfsc::read`] returns for them. Their
+    /// qdiscs are those of `devices`: the kernel is asked for the classes and filters of trees only, each time for one
+    /// device.
+    pub fn complete(
+        &self,
+        devices: &Devices,
+        links: impl IntoIterator<Item = Device>,
+        found: &mut Resources,
+    ) {
+        self.complete_from(devices, links, &mut OpenedOnDemand::default(), found);
+    }
+
+    fn complete_from(
+        &self,
+        devices: &Devices,
+        links: impl IntoIterator<Item = Device>,
+        lister: &mut dyn Lister,
+        found: &mut Resources,
+    ) {
+        for device in links {
+            // If there is no list, each root qdisc has the reason for that already.
+            let Ok(qdiscs) = devices.qdiscs(&device) else { continue };
+            if let Some(read) = self.root_of(&device, qdiscs, lister).transpose() {
+                found.record(Resource::RootQdisc(device), read.map(Value::RootQdisc));
+            }
+        }
+    }
+
+    /// [`Hfsc::read`], if these are all qdiscs of the device.
+    fn root_of(
+        &self,
+        device: &Device,
+        qdiscs: &[Qdisc],
+        lister: &mut dyn Lister,
+    ) -> Result<Option<RootQdisc>, ResourceError> {
+        let failed = |e: Errno| ResourceError::Refused(says(device, &describe(e)));
+        let Some(root) = own_root(qdiscs) else { return Ok(None) };
         let saved =
             self.saved_trees(device).read().map_err(|why| ResourceError::NotPermitted(says(device, &why)))?;
         let outer = (root.handle >> 16) as u16;
         if let Some(tree) = saved.into_iter().find(|tree| tree.outer == outer)
             && let Ok(parts) = tree.parts(device.index, self.curve)
-            && facts::present(&tree, &mut rtnl, device.index).map_err(failed)? == facts::wanted(&tree, &parts)
+            && facts::present(&tree, qdiscs, lister, device.index).map_err(failed)?
+                == facts::wanted(&tree, &parts)
         {
             return Ok(Some(RootQdisc::Deadline(Box::new(tree.keeps))));
         }
         Ok(Some(RootQdisc::Existing(Box::new(ExistingQdisc {
-            kind: root.kind,
+            kind: root.kind.clone(),
             chosen: true,
             options: Vec::new(),
         }))))
-    }
-
-    /// Indices of the devices whose root qdisc has teiji's handle, from one list of all qdiscs.
-    ///
-    /// # Errors
-    /// If the kernel does not tell.
-    pub fn links(&self) -> Result<BTreeSet<u32>, ResourceError> {
-        let failed = |e: Errno| ResourceError::Refused(describe(e));
-        let all = Rtnl::open().and_then(|mut rtnl| rtnl.all_qdiscs()).map_err(failed)?;
-        let own = |qdiscs: &Vec<Qdisc>| root_of(qdiscs.iter()).is_some();
-        Ok(all.into_iter().filter(|(_, qdiscs)| own(qdiscs)).map(|(index, _)| index).collect())
     }
 
     /// Makes a device keep these channels. Packets that wait in its queue are lost.
@@ -107,7 +144,8 @@ impl Hfsc {
             None => self.settings.read(&Resource::RootQdisc(device.clone()))?,
         };
         let mut rtnl = Rtnl::open().map_err(failed)?;
-        let present = own_root(&mut rtnl, device.index).map_err(failed)?.map(|q| (q.handle >> 16) as u16);
+        let qdiscs = rtnl.qdiscs(device.index).map_err(failed)?;
+        let present = own_root(&qdiscs).map(|q| (q.handle >> 16) as u16);
         let mtu = rtnl.mtu(device.index).map_err(failed)?;
         let outer = OUTER.into_iter().find(|outer| Some(*outer) != present).unwrap_or(OUTER[0]);
         let tree = |leaf: &str| Tree { outer, mtu, leaf: leaf.into(), keeps: wanted.clone() };
@@ -161,12 +199,8 @@ impl Hfsc {
 }
 
 /// The root qdisc, if it has one of teiji's handles.
-fn own_root(rtnl: &mut Rtnl, index: u32) -> nix::Result<Option<Qdisc>> {
-    Ok(root_of(rtnl.qdiscs(index)?.iter()).cloned())
-}
-
-fn root_of<'a>(mut qdiscs: impl Iterator<Item = &'a Qdisc>) -> Option<&'a Qdisc> {
-    qdiscs.find(|q| q.parent == ROOT).filter(|q| OUTER.contains(&((q.handle >> 16) as u16)))
+fn own_root(qdiscs: &[Qdisc]) -> Option<&Qdisc> {
+    qdiscs.iter().find(|q| q.parent == ROOT).filter(|q| OUTER.contains(&((q.handle >> 16) as u16)))
 }
 
 /// The tree with the best leaf that this kernel accepts. It is made once in a separate network namespace: this loads

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
 use super::*;
-use crate::rtnl::{TCA_OPTIONS, attributes, u32_at};
+use crate::rtnl::{TCA_KIND, TCA_OPTIONS, TCA_STAB, attributes, u32_at};
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_control::admission::curve;
 use teiji_model::policy::Endpoint;
@@ -175,4 +175,116 @@ fn another_s_root_is_not_read() {
     let bad = DeadlineQdisc { rate: 0, ..tree(&[("c", Channel { deadline: 0, ..sip() })]).keeps };
     let why = hfsc.write(&Device { name: "lo".into(), index: 1 }, &bad).unwrap_err().to_string();
     assert!(why.starts_with("HFSC on lo: ") && why.contains("channel `c`"), "{why}");
+}
+
+/// A kernel that lists the classes and filters of a tree on each device, or returns an error.
+struct Kernel {
+    parts: Vec<Part>,
+    fails: Option<Errno>,
+    /// What was asked for.
+    asked: Vec<u16>,
+}
+
+impl Lister for Kernel {
+    fn dump(&mut self, kind: u16, head: &[u8]) -> nix::Result<Vec<Vec<u8>>> {
+        self.asked.push(kind);
+        if let Some(errno) = self.fails {
+            return Err(errno);
+        }
+        let made = if kind == libc::RTM_GETTCLASS { libc::RTM_NEWTCLASS } else { libc::RTM_NEWTFILTER };
+        let of_kind = self.parts.iter().filter(|(_, request)| request.kind == made);
+        Ok(of_kind
+            .map(|(_, request)| {
+                let mut body = [&request.head[..], &request.attributes].concat();
+                body[4..8].copy_from_slice(&head[4..8]);
+                body
+            })
+            .collect())
+    }
+}
+
+/// The qdiscs of a tree as the kernel lists them.
+fn qdiscs(parts: &[Part]) -> Vec<Qdisc> {
+    let qdiscs = parts.iter().filter(|(_, request)| request.kind == libc::RTM_NEWQDISC);
+    qdiscs
+        .map(|(_, request)| {
+            let all = attributes(&request.attributes);
+            let of = |wanted| all.iter().find(|(k, _)| *k == wanted).map_or(&[][..], |(_, v)| *v).to_vec();
+            let kind = String::from_utf8(of(TCA_KIND)).unwrap();
+            let [handle, parent] = [8, 12].map(|at| u32_at(&request.head, at).unwrap());
+            let qdisc = Qdisc::new(kind.trim_end_matches('\0'), parent, handle);
+            Qdisc { options: of(TCA_OPTIONS), table: of(TCA_STAB), ..qdisc }
+        })
+        .collect()
+}
+
+/// Completes what was observed of links 2, 3, … with such a tree, and a link 1 with the kernel's default.
+fn completed(trees: u32, fails: Option<Errno>) -> (Resources, Kernel) {
+    let dir = tempfile::tempdir().unwrap();
+    let hfsc = Hfsc::new(Settings::default(), dir.path(), curve::of);
+    let whole = tree(&[("sip", sip())]);
+    let parts = whole.parts(2, curve::of).unwrap();
+    let mut listed = BTreeMap::from([(1, vec![Qdisc::new("fq_codel", ROOT, 0)])]);
+    let mut found = Resources::default();
+    for index in 2..2 + trees {
+        SavedTrees::new(dir.path(), index).write(std::slice::from_ref(&whole)).unwrap();
+        listed.insert(index, qdiscs(&parts));
+        let why = ResourceError::Unsupported("its qdisc htb may hold classes; remove it first".into());
+        found.record(root_of(index), Err(why));
+    }
+    let mut kernel = Kernel { parts, fails, asked: Vec::new() };
+    let links = (1..2 + trees).map(|index| Device { name: format!("eth{index}"), index });
+    hfsc.complete_from(&Devices::with_qdiscs(Ok(listed)), links, &mut kernel, &mut found);
+    (found, kernel)
+}
+
+fn root_of(index: u32) -> Resource {
+    Resource::RootQdisc(Device { name: format!("eth{index}"), index })
+}
+
+#[test]
+fn the_list_of_all_qdiscs_is_enough_for_all_links_with_channels() {
+    for trees in [1, 64] {
+        let (found, kernel) = completed(trees, None);
+        let keeps = Value::RootQdisc(RootQdisc::Deadline(Box::new(tree(&[("sip", sip())]).keeps)));
+        for index in 2..2 + trees {
+            assert_eq!(found.get(&root_of(index)), Some(&keeps), "{index}");
+        }
+        assert_eq!(found.all().count(), trees as usize, "link 1 has no tree");
+        assert!(!kernel.asked.contains(&libc::RTM_GETQDISC), "{:?}", kernel.asked);
+        assert_eq!(kernel.asked.len(), 2 * trees as usize, "its classes and its filters");
+    }
+}
+
+#[test]
+fn a_tree_that_cannot_be_read_is_not_taken_for_somebody_elses() {
+    let (found, _) = completed(2, Some(Errno::EINTR));
+    for index in [2, 3] {
+        let why = found.error(&root_of(index)).unwrap().to_string();
+        assert!(why.contains("each time that it was read") && !why.contains("remove"), "{why}");
+    }
+}
+
+/// One error of the list of qdiscs is that of each root qdisc, also of those that are teiji's.
+#[test]
+fn without_the_list_of_qdiscs_each_root_has_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let hfsc = Hfsc::new(Settings::default(), dir.path(), curve::of);
+    let mut found = Resources::default();
+    let why = ResourceError::Refused("the list changed each time (EINTR)".into());
+    found.record(root_of(2), Err(why.clone()));
+    let links = [Device { name: "eth2".into(), index: 2 }];
+    hfsc.complete(&Devices::with_qdiscs(Err(Errno::EINTR)), links, &mut found);
+    assert_eq!(found.error(&root_of(2)), Some(&why));
+}
+
+/// A file that teiji 0.1.0 left beside `held.json`.
+#[test]
+fn a_former_state_directory_is_read() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../agent/tests/former/held");
+    let [tree] = &SavedTrees::new(&dir, 3).read().unwrap()[..] else { panic!() };
+    assert_eq!((tree.outer, tree.mtu, tree.leaf.as_str()), (OUTER[0], 1500, "fq_codel"));
+    assert_eq!((tree.keeps.scheduler, tree.keeps.rate), (Scheduler::Hfsc, 999_000_000));
+    assert_eq!(tree.keeps.channels["sip \u{1b}"].deadline, 3_000_000);
+    assert!(tree.parts(3, curve::of).is_ok());
 }

@@ -55,7 +55,14 @@ fn daemons(root: &Root) -> Vec<Manager> {
     if runs("tuned") {
         all.push(manager(
             "tuned",
-            &[ResourceKind::ThreadCpus, ResourceKind::ThreadScheduling, ResourceKind::IrqCpus, ResourceKind::HaltPoll, ResourceKind::CpuLatency],
+            &[
+                ResourceKind::ThreadCpus,
+                ResourceKind::ThreadScheduling,
+                ResourceKind::IrqCpus,
+                ResourceKind::Governor,
+                ResourceKind::HaltPoll,
+                ResourceKind::CpuLatency,
+            ],
             "tuned is running and sets what its profile says when it starts or the profile changes: see that \
              tuned-adm active agrees with the policy"
                 .to_owned(),

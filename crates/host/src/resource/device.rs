@@ -38,7 +38,8 @@ pub(super) fn failed(errno: Errno, device: &Device) -> ResourceError {
 }
 
 /// All devices and qdiscs of the network namespace, each from one list; `None` where the kernel is not asked.
-pub(crate) struct Devices {
+#[derive(Debug)]
+pub struct Devices {
     links: Option<nix::Result<BTreeMap<u32, Link>>>,
     qdiscs: Option<nix::Result<BTreeMap<u32, Vec<Qdisc>>>>,
 }
@@ -60,8 +61,14 @@ impl Devices {
         self.links.as_ref()?.as_ref().ok()
     }
 
+    /// These qdiscs, by the indices of their devices, or the error of the list.
+    #[cfg(test)]
+    pub(crate) fn with_qdiscs(qdiscs: nix::Result<BTreeMap<u32, Vec<Qdisc>>>) -> Devices {
+        Devices { links: None, qdiscs: Some(qdiscs) }
+    }
+
     /// All qdiscs of a device.
-    pub(super) fn qdiscs(&self, device: &Device) -> Result<&[Qdisc], ResourceError> {
+    pub(crate) fn qdiscs(&self, device: &Device) -> Result<&[Qdisc], ResourceError> {
         let all = self.qdiscs.as_ref().ok_or_else(|| errors::unsupported(NOT_HERE))?;
         let all = all.as_ref().map_err(|e| failed(*e, device))?;
         Ok(all.get(&device.index).map_or(&[], Vec::as_slice))

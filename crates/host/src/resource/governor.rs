@@ -1,5 +1,13 @@
 //! The frequency governor of a group of CPUs: `/sys/devices/system/cpu/cpufreq/policy<n>/scaling_governor`
 //! (Documentation/admin-guide/pm/cpufreq.rst, drivers/cpufreq/cpufreq.c).
+//!
+//! A governor that no policy uses any more loses its tunables: the kernel frees those of ondemand and conservative
+//! (`cpufreq_dbs_governor_exit()`) and of schedutil (`sugov_exit()`), and `userspace` begins with the present frequency
+//! (`cpufreq_userspace_policy_start()`). The first three work with their defaults, so they can be left and restored;
+//! `userspace` without its speed is another setting, so it is never left.
+//!
+//! If all CPUs of a policy are offline, its files return EBUSY (`show()`, `store()`). When one is online again, the
+//! kernel chooses the governor that the policy had before (`cpufreq_init_policy()`).
 
 use super::{Access, Facts, errors, file};
 use crate::root::Root;
@@ -11,6 +19,9 @@ const POLICIES: &str = "sys/devices/system/cpu/cpufreq";
 /// Longest name of a governor (`CPUFREQ_NAME_LEN`).
 const LONGEST: usize = 16;
 
+/// The governor that keeps the speed that somebody sets (`scaling_setspeed`).
+const USERSPACE: &str = "userspace";
+
 pub(super) struct Governor;
 
 impl Access for Governor {
@@ -19,7 +30,10 @@ impl Access for Governor {
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
-        facts.read_each(self, policies(facts.root).into_iter().map(Resource::Governor), found);
+        for resource in policies(facts.root).into_iter().map(Resource::Governor) {
+            let read = self.read(facts.root, &resource).and_then(restorable);
+            found.record(resource, read);
+        }
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
@@ -42,6 +56,10 @@ impl Access for Governor {
                     &format!("it has {there}"),
                 )
             }
+            // Reading tells whether the policy is offline.
+            Errno::EBUSY if file::read(root, &path(*policy)) != Err(Errno::EBUSY) => {
+                errors::refused(errno, "the kernel cannot change it now", "try again")
+            }
             other => failed(other, *policy),
         })
     }
@@ -53,7 +71,8 @@ impl Access for Governor {
             name: "CPU frequency governors".into(),
             present: first.is_some(),
             essential: false,
-            found: first.map_or_else(|| format!("no policy in /{POLICIES}"), |first| available(root, first)),
+            found: first
+                .map_or_else(|| format!("no cpufreq policy in /{POLICIES}"), |first| available(root, first)),
             consequence: missing(
                 "`governor` of [host] has no effect: the firmware or a hypervisor chooses frequencies",
             ),
@@ -64,7 +83,18 @@ impl Access for Governor {
     }
 }
 
-/// Groups of CPUs with a common frequency, by their numbers.
+/// The value, if the governor can be left and restored.
+fn restorable(value: Value) -> Result<Value, ResourceError> {
+    match value {
+        Value::Word(word) if word == USERSPACE => Err(errors::unsupported(
+            "its governor is `userspace`, and the kernel forgets the speed that somebody has set with it, so it could not \
+             be restored; choose another governor first (`cpupower frequency-set -g schedutil`)",
+        )),
+        value => Ok(value),
+    }
+}
+
+/// The cpufreq policies: groups of CPUs with a common frequency, by their numbers.
 fn policies(root: &Root) -> Vec<u32> {
     let names = root.names(POLICIES);
     let mut all: Vec<u32> =
@@ -87,10 +117,9 @@ fn path(policy: u32) -> String {
 
 fn failed(errno: Errno, policy: u32) -> ResourceError {
     match errno {
-        // The driver chooses frequencies itself (setpolicy) and is switched off, or the policy's CPUs are offline.
-        Errno::EBUSY | Errno::EIO => {
-            errors::refused(errno, "the policy is not in use", "bring one of its CPUs online first")
-        }
-        other => errors::failed(other, &format!("frequency policy {policy}")),
+        Errno::EBUSY => ResourceError::Offline(
+            "all CPUs of the cpufreq policy are offline (EBUSY); bring one of them online first".into(),
+        ),
+        other => errors::failed(other, &format!("cpufreq policy {policy}")),
     }
 }

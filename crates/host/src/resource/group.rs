@@ -15,7 +15,7 @@
 use super::{Access, Facts, errors, file};
 use crate::cgroup::{self, Hierarchy, OWN};
 use crate::root::Root;
-use crate::task::{alive, gone, is_exiting};
+use crate::task::{alive, gone, is_exiting, task};
 use nix::errno::Errno;
 use std::fs;
 use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Task, Value};
@@ -125,7 +125,7 @@ fn enter(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<
 fn leave(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Result<(), ResourceError> {
     alive(root, task)?;
     if !hierarchy.exists(group) {
-        return Err(errors::failed(Errno::ENOENT, &format!("control group {group}")));
+        return Err(missing(group));
     }
     match present(root, hierarchy, task)? == group {
         true => Ok(()),
@@ -149,8 +149,28 @@ fn migrate(root: &Root, hierarchy: &Hierarchy, task: Task, group: &str) -> Resul
              them (CONFIG_RT_GROUP_SCHED)",
             "take the real-time class away first",
         ),
+        Errno::ENOENT | Errno::ENODEV => missing(group),
         other => errors::failed(other, &format!("control group {group}")),
     })
+}
+
+/// The group to move to does not exist. The process does, so nothing that could be restored is gone.
+fn missing(group: &str) -> ResourceError {
+    errors::impossible(format!(
+        "control group {group} no longer exists (systemd removes that of a session when its user logs out); move the \
+         process into another group yourself (write its id to the group's cgroup.procs), and teiji leaves it there"
+    ))
+}
+
+/// The threads that move with a process: before Linux 6.2 they may then run on all CPUs of the group
+/// (`cpuset_attach()`).
+pub(super) fn disturbs(root: &Root, resource: &Resource) -> Vec<Resource> {
+    let Resource::Group(process) = resource else { return Vec::new() };
+    if alive(root, *process).is_err() {
+        return Vec::new();
+    }
+    let threads = root.numbers(&format!("proc/{}/task", process.id));
+    threads.into_iter().filter_map(|id| task(root, id)).map(Resource::ThreadCpus).collect()
 }
 
 /// Makes one of teiji's own groups, with the CPU controller if the hierarchy has it.

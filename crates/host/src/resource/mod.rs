@@ -14,13 +14,13 @@
 //! | `governor` | the frequency governor of CPUs: `scaling_governor` |
 //! | `halt_poll` | KVM's halt polling |
 //! | `cpu_latency` | the wake-up latency of a CPU's idle states |
-//! | `queue` | a device's root qdisc that is not teiji's |
+//! | `root_qdisc` | a device's root qdisc that is not teiji's |
 //! | `segment_size` | a device's `gso_max_size` |
 //!
 //! | module | what several kinds share |
 //! | --- | --- |
-//! | `thread`, `share`, `device` | threads, files of control groups, devices by rtnetlink |
-//! | `answer` | what the kernel's answers mean, in the operator's words |
+//! | `thread`, `cpu_controller`, `device` | threads, files of control groups, devices by rtnetlink |
+//! | `errors` | what the kernel's answers mean, in the operator's words |
 //! | `file` | reading and writing a kernel file by one system call |
 //!
 //! Each change is one system call that the kernel carries out completely or not at all: a process that is killed
@@ -49,7 +49,7 @@ mod thread;
 mod thread_cpus;
 mod thread_scheduling;
 
-pub(crate) use device::Devices;
+pub use device::Devices;
 
 use crate::cgroup::Hierarchy;
 use crate::root::Root;
@@ -60,7 +60,7 @@ use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Va
 
 /// A kind of resource of a host.
 pub(crate) trait Access: Sync {
-    /// Which.
+    /// The kind; each has one row in [`ACCESS`].
     fn kind(&self) -> ResourceKind;
 
     /// Records the resources of the VMs, devices and CPUs among the facts, each with its value or the reason why it has
@@ -189,6 +189,11 @@ impl Settings {
             Some(why) => Err(why),
             None => access.write(&self.root, resource, value),
         }
+    }
+
+    /// Which other resources a change of this one may disturb; not every kernel does so.
+    pub fn disturbed_by(&self, resource: &Resource) -> Vec<Resource> {
+        group::disturbs(&self.root, resource)
     }
 
     /// Removes what interrupted changes and ended VMs left behind: empty groups of teiji's own.

@@ -22,9 +22,16 @@ impl Access for ReceiveCpus {
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
         for device in facts.links.iter().map(|link| link.device()) {
-            let queues = facts.root.names(&format!("sys/class/net/{}/queues", device.name));
+            let name = match present_name(facts.root, &device) {
+                Ok(name) => name,
+                Err(why) => {
+                    found.record(Resource::ReceiveCpus(device, 0), Err(why));
+                    continue;
+                }
+            };
+            let queues = facts.root.names(&format!("sys/class/net/{name}/queues"));
             for queue in queues.iter().filter_map(|name| name.strip_prefix("rx-")?.parse().ok()) {
-                let read = present(facts.root, &device, queue);
+                let read = read(facts.root, &name, queue);
                 found.record(Resource::ReceiveCpus(device.clone(), queue), read);
             }
         }
@@ -32,22 +39,21 @@ impl Access for ReceiveCpus {
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
         let Resource::ReceiveCpus(device, queue) = resource else { return Err(errors::no_such_value()) };
-        is_there(root, device)?;
-        present(root, device, *queue)
+        read(root, &present_name(root, device)?, *queue)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::ReceiveCpus(device, queue), Value::Cpus(cpus)) = (resource, value) else {
             return Err(errors::no_such_value());
         };
-        is_there(root, device)?;
-        file::write(root, &path(device, *queue), &mask(cpus)).map_err(|errno| match errno {
+        let name = present_name(root, device)?;
+        file::write(root, &path(&name, *queue), &mask(cpus)).map_err(|errno| match errno {
             Errno::EINVAL | Errno::EOVERFLOW => errors::refused(
                 errno,
                 "one of those CPUs does not exist, or isolcpus= or nohz_full= excludes all of them",
                 "name others",
             ),
-            other => failed(other, device, *queue),
+            other => failed(other, &name, *queue),
         })
     }
 
@@ -65,25 +71,28 @@ impl Access for ReceiveCpus {
     }
 }
 
-/// Ok if the device still has this index. A later device may have the same name.
-fn is_there(root: &Root, device: &Device) -> Result<(), ResourceError> {
-    match net::ifindex(root, &device.name) == device.index {
-        true => Ok(()),
-        false => Err(ResourceError::Gone(format!("device {device}"))),
-    }
+/// The device's present name. It may have been renamed, and a later device may have its former name.
+fn present_name(root: &Root, device: &Device) -> Result<String, ResourceError> {
+    net::name_of(root, device).map_err(|errno| match errno {
+        Errno::EXDEV => errors::unsupported(
+            "/sys shows the devices of another network namespace; run teiji in the namespace that /sys was mounted in, \
+             or by `ip netns exec`, which mounts another /sys",
+        ),
+        errno => errors::failed(errno, &format!("device {device}")),
+    })
 }
 
-fn present(root: &Root, device: &Device, queue: u32) -> Result<Value, ResourceError> {
+fn read(root: &Root, device: &str, queue: u32) -> Result<Value, ResourceError> {
     let text = file::read(root, &path(device, queue)).map_err(|errno| failed(errno, device, queue))?;
     parse(&text).map(Value::Cpus).ok_or_else(|| errors::unexpected(&text))
 }
 
-fn failed(errno: Errno, device: &Device, queue: u32) -> ResourceError {
+fn failed(errno: Errno, device: &str, queue: u32) -> ResourceError {
     errors::failed(errno, &format!("receive queue {queue} of {device}"))
 }
 
-fn path(device: &Device, queue: u32) -> String {
-    format!("sys/class/net/{}/queues/rx-{queue}/rps_cpus", device.name)
+fn path(device: &str, queue: u32) -> String {
+    format!("sys/class/net/{device}/queues/rx-{queue}/rps_cpus")
 }
 
 /// Parses `00000001,00000003`: words of 32 bits, the highest CPUs first.

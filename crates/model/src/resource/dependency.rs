@@ -311,6 +311,17 @@ pub fn violation(earlier: &Change<'_>, later: &Change<'_>) -> Option<&'static st
     dependency.or_else(|| LEVELS.iter().find(above).map(|l| l.why))
 }
 
+/// Whether a change may not be made while the change `missing` is not, because that has to come first. One that has to
+/// come first only because it disturbs the other need not be made at all.
+pub fn requires(change: &Change<'_>, missing: &Change<'_>) -> bool {
+    let tied = |d: &Dependency| {
+        let first = (d.first)(missing);
+        !d.disturbs && first.is_some() && first == (d.then)(change)
+    };
+    let below = |l: &Levels| (l.of)(missing).zip((l.of)(change)).is_some_and(|(missing, c)| missing < c);
+    DEPENDENCIES.iter().any(tied) || LEVELS.iter().any(below)
+}
+
 /// Whether one of the changes `made` may also have changed the resource of `change`.
 pub fn disturbed(made: &[Change<'_>], change: &Change<'_>) -> bool {
     DEPENDENCIES.iter().filter(|d| d.disturbs).any(|d| {

@@ -4,6 +4,7 @@
 //! when it started, so a change for a VM that has ended never affects another process. A [`Value`] is a value that a
 //! resource can have. A change can be undone by whoever knows the resource's value before it, so the plan, the journal
 //! and the rollback consist of resources and values only.
+//! Messages, the journal and fields call a resource a *setting*, the operators' word.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -69,7 +70,7 @@ pub enum Resource {
     /// CPUs that process the packets of a device's receive queue, given by its number: `rps_cpus` ([`Value::Cpus`]; if
     /// empty, the CPU that receives a packet processes it).
     ReceiveCpus(Device, u32),
-    /// The frequency governor of a group of CPUs, given by the number of its policy: `scaling_governor`
+    /// The frequency governor of a group of CPUs, given by the number of its cpufreq policy: `scaling_governor`
     /// ([`Value::Word`]).
     Governor(u32),
 }
@@ -122,6 +123,8 @@ pub const RESOURCE_KINDS: [ResourceKind; 12] = [
 ];
 
 /// How a resource is changed, journalled and undone.
+///
+/// [`Class`] is not the scheduling class that the key `class` sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
@@ -141,7 +144,7 @@ pub enum Class {
 pub enum Owner<'a> {
     /// The host as a whole.
     Host,
-    /// A CPU, by its number.
+    /// A CPU, or a group of CPUs with a common frequency, by its first CPU.
     Cpu(u32),
     /// An interrupt, by its number.
     Interrupt(u32),
@@ -204,7 +207,7 @@ impl fmt::Display for Resource {
             Resource::CpuLatency(cpu) => write!(f, "wake-up latency of CPU {cpu}"),
             Resource::RootQdisc(device) => write!(f, "root qdisc of {device}"),
             Resource::SegmentSize(device) => write!(f, "gso_max_size of {device}"),
-            Resource::Governor(policy) => write!(f, "governor of frequency policy {policy}"),
+            Resource::Governor(policy) => write!(f, "governor of cpufreq policy {policy}"),
             Resource::ReceiveCpus(device, queue) => write!(f, "rps_cpus of {device} queue {queue}"),
         }
     }
@@ -289,6 +292,9 @@ pub enum ResourceError {
     /// The thread, interrupt, group or device does not exist any more.
     #[error("{0} is gone")]
     Gone(String),
+    /// It is switched off, and has no value until it is on again; the kernel then gives it the value that it had.
+    #[error("{0}")]
+    Offline(String),
     /// This kernel or host does not have it.
     #[error("{0}")]
     Unsupported(String),

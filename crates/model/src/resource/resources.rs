@@ -26,6 +26,12 @@ impl Resources {
         self.0.get(resource)?.as_ref().ok()
     }
 
+    /// The same, with the resource as it was observed: its device may have another name than that of `resource`.
+    pub fn get_named(&self, resource: &Resource) -> Option<(&Resource, &Value)> {
+        let (observed, read) = self.0.get_key_value(resource)?;
+        Some((observed, read.as_ref().ok()?))
+    }
+
     /// Why a resource that exists has no value.
     pub fn error(&self, resource: &Resource) -> Option<&ResourceError> {
         self.0.get(resource)?.as_ref().err()

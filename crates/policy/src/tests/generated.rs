@@ -102,7 +102,7 @@ prop_compose! {
         vcpus in prop::option::of(cpus()),
         workers in prop::option::of(cpus()),
         weight in prop::option::of(1u32..=10_000),
-        quota in prop::option::of(prop::option::of(1u32..=8_192_000)),
+        quota in prop::option::of(prop::option::of(10u32..=8_192_000)),
         unit in 0usize..9,
     ) -> Written<VmPolicy> {
         let pinned = !matches!(class, Some(Scheduling::Deadline { .. }));

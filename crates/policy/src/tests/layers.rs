@@ -1,4 +1,4 @@
-//! Several files that set one thing: the last one holds, key by key, and the overridden lines are reported.
+//! Several files that set one thing: the last file takes precedence, key by key, and the overridden lines are reported.
 
 use super::*;
 
@@ -73,6 +73,22 @@ fn a_class_comes_with_what_belongs_to_it() {
     );
 }
 
+/// A site that changes the latency does not thereby widen it to CPUs that the base leaves alone.
+#[test]
+fn a_new_cpu_latency_stays_on_the_cpus_of_the_base() {
+    let base = file("a", "[host]\ncpu_latency = \"20us\"\ncpu_latency_cpus = \"2-3\"\n");
+    let host = |site: &str| parse(&[base.clone(), file("b", site)]).unwrap().host;
+    let changed = host("[host]\ncpu_latency = \"none\"\n");
+    assert_eq!(changed.cpu_latency.unwrap().value, Latency::None);
+    let cpus = changed.cpu_latency_cpus.unwrap();
+    assert_eq!((cpus.value.to_string(), cpus.location.to_string()), ("2-3".into(), "a:3:20".into()));
+    let policy = parse(&[base.clone(), file("b", "[host]\ncpu_latency = \"none\"\n")]).unwrap();
+    assert_eq!(overridden(&policy), ["host: cpu_latency = \"none\" (b:2) over cpu_latency = \"20us\" (a:2)"]);
+    // The site says so if it means others.
+    let wider = host("[host]\ncpu_latency = \"none\"\ncpu_latency_cpus = \"0-7\"\n");
+    assert_eq!(wider.cpu_latency_cpus.unwrap().value.to_string(), "0-7");
+}
+
 #[test]
 fn files_together_are_checked_as_one() {
     let message = |files: &[Source]| -> Vec<String> {
@@ -91,7 +107,7 @@ fn files_together_are_checked_as_one() {
     let problems = message(&[file("a", deadline), file("b", "[vm.v]\nvcpu_cpus = \"2\"\n")]);
     assert_eq!(problems.len(), 1);
     assert!(problems[0].starts_with("b:2:1: `vcpu_cpus` cannot be used with class"), "{problems:?}");
-    // Each file has to be valid, even where another file's line holds.
+    // Each file has to be valid, even where another file's line applies.
     let problems =
         message(&[file("a", "[vm.v]\nweight = 0\n"), file("b", "[vm.v]\nweight = 1\nweigth = 2\n")]);
     assert_eq!(problems.len(), 2);

@@ -83,11 +83,22 @@ pub fn lost(report: &Report) -> Vec<String> {
         );
         lines.extend(wrap(&text, WIDTH));
     }
-    if report.late > 0 {
+    let late = report.late_beyond_window();
+    if late > 0 {
         let text = format!(
-            "{} came too late to be used, as their CPU was stopped before it handed them over (by a hypervisor below this \
-             host, or by firmware); requests of that time are left out",
-            count(report.late, "event")
+            "{} came too late to be used: between the time stamp and the hand-over, the CPU was stopped (by a hypervisor \
+             below this host, or by firmware), or the thread was preempted (on a preemptible kernel, if threads share a \
+             busy CPU); requests of that time are left out: give vhost workers and vCPUs CPUs of their own, or look at \
+             the hypervisor below",
+            count(late, "event")
+        );
+        lines.extend(wrap(&text, WIDTH));
+    }
+    if report.late_no_room > 0 {
+        let text = format!(
+            "{} came too late to be used, as too many events waited to be sorted, and the oldest could not wait any \
+             longer; requests of that time are left out: trace less with --flow",
+            count(report.late_no_room, "event")
         );
         lines.extend(wrap(&text, WIDTH));
     }

@@ -4,7 +4,7 @@ use super::guarantees;
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units;
 use std::fmt::Write;
-use teiji_model::plan::{Plan, Step};
+use teiji_model::plan::{Asked, Plan, Step};
 use teiji_model::policy::{Line, Overridden, Problem, Source, SourceLocation};
 use teiji_model::resource::Value;
 use teiji_model::units::DURATION;
@@ -98,13 +98,22 @@ pub fn step(mark: &str, step: &Step, style: &Style) -> String {
 }
 
 /// Why a step is taken, where the policy says so, and what it costs.
-fn reason(step: &Step, location: Option<&SourceLocation>, style: &Style) -> String {
+fn reason(step: &Step, asked: Option<&Asked>, style: &Style) -> String {
     let mut out = String::new();
-    let location =
-        location.map_or_else(String::new, |location| format!(" ({}:{})", location.file, location.line));
+    let at = |location: &SourceLocation| format!("({}:{})", location.file, location.line);
+    let mut lines = vec![match asked {
+        Some(asked) => format!("{} {}", step.reason, at(&asked.location)),
+        None => step.reason.clone(),
+    }];
+    lines.extend(
+        asked.iter().flat_map(|a| &a.with).map(|line| format!("{} {}", line.key, at(&line.location))),
+    );
+    let last = lines.pop().unwrap_or_default();
+    let lines = if lines.is_empty() { last } else { format!("{} and {last}", lines.join(", ")) };
+    let why = if step.returns() { lines } else { format!("because of {lines}") };
     let reason = match step.cost.as_str() {
-        "" => format!("because of {}{location}", step.reason),
-        cost => format!("because of {}{location}; cost: {cost}", step.reason),
+        "" => why,
+        cost => format!("{why}; cost: {cost}"),
     };
     for line in wrap(&style.ascii(&printable(&reason)), 93) {
         out += &format!("       {}\n", style.paint(Tone::Faint, &line));
@@ -112,13 +121,13 @@ fn reason(step: &Step, location: Option<&SourceLocation>, style: &Style) -> Stri
     out
 }
 
-/// Lines that several files write differently, and which one holds; empty if there is none.
+/// Lines that several files write differently, and which one applies; empty if there is none.
 pub fn overridden(all: &[Overridden], style: &Style) -> String {
     let mut out = String::new();
     let line = |line: &Line| format!("{} ({}:{})", line.text, line.location.file, line.location.line);
     for one in all {
         let over: Vec<String> = one.over.iter().map(line).collect();
-        let text = format!("[{}] {} holds, not {}", one.section, line(&one.holds), over.join(", "));
+        let text = format!("[{}] {} applies; overridden: {}", one.section, line(&one.holds), over.join(", "));
         for (i, line) in wrap(&style.ascii(&printable(&text)), 92).iter().enumerate() {
             let head = if i == 0 { "policy: " } else { "        " };
             out += &format!("{}{line}\n", style.paint(Tone::Faint, head));
@@ -130,9 +139,32 @@ pub fn overridden(all: &[Overridden], style: &Style) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use teiji_model::policy::KeyLocation;
 
     #[test]
-    fn the_line_that_holds_is_named_with_those_that_do_not() {
+    fn every_line_that_decides_a_value_is_named() {
+        let at = |file: &str, line| SourceLocation { file: file.into(), line, column: 1 };
+        let with = |key: &str, file, line| KeyLocation { key: key.into(), location: at(file, line) };
+        let step = Step {
+            setting: teiji_model::resource::Resource::HaltPoll,
+            whose: String::new(),
+            present: Value::Nanoseconds(1),
+            wanted: Value::Nanoseconds(2),
+            reason: "vm.sip1.class".into(),
+            cost: String::new(),
+        };
+        let text = |with| reason(&step, Some(&Asked { location: at("a", 2), with }), &Style::PLAIN);
+        assert_eq!(text(Vec::new()), "       because of vm.sip1.class (a:2)\n");
+        let one = vec![with("priority", "b", 2)];
+        assert_eq!(text(one), "       because of vm.sip1.class (a:2) and priority (b:2)\n");
+        let two = vec![with("runtime", "b", 2), with("period", "c", 3)];
+        assert_eq!(text(two), "       because of vm.sip1.class (a:2), runtime (b:2) and period (c:3)\n");
+        let returning = Step { reason: teiji_model::plan::NO_LONGER_IN_POLICY.into(), ..step };
+        assert_eq!(reason(&returning, None, &Style::PLAIN), "       no longer in the policy\n");
+    }
+
+    #[test]
+    fn the_line_that_applies_is_named_with_those_that_do_not() {
         let line = |text: &str, file: &str, line| Line {
             text: text.into(),
             location: SourceLocation { file: file.into(), line, column: 1 },
@@ -145,8 +177,8 @@ mod tests {
                 line("priority = 20", "10-base.toml", 4),
             ],
         }];
-        let text = "policy: [vm.sip1] class = \"fair\" (20-site.toml:3) holds, not class = \"realtime\" \
-                    (10-base.toml:2),\n        priority = 20 (10-base.toml:4)\n";
+        let text = "policy: [vm.sip1] class = \"fair\" (20-site.toml:3) applies; overridden: class = \"realtime\"\n        \
+                    (10-base.toml:2), priority = 20 (10-base.toml:4)\n";
         assert_eq!(overridden(&all, &Style::PLAIN), text);
         assert_eq!(overridden(&[], &Style::PLAIN), "");
     }

@@ -21,7 +21,8 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
                 format!("is under way, {} of {} begun", t.begun, units::count(t.steps.len() as u64, "step"))
             }
             (false, Some(ms)) if t.can_be_confirmed() => format!(
-                "ended while it waited; `teiji confirm` keeps it within {}, any other change undoes it",
+                "ended while it waited for a confirmation: run `teiji confirm` within {} to keep its changes; any \
+                 other command that changes settings undoes them",
                 units::count(ms.div_ceil(1000), "second")
             ),
             (false, _) => "was interrupted; `teiji rollback --unfinished` undoes or completes it".to_owned(),

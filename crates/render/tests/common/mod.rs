@@ -256,7 +256,7 @@ pub fn contended() -> Report {
     };
     let counters =
         Counters { ended: 11_000_000_000, events: 18_220, lost: vec![0, 0, 17, 0], ..Counters::default() };
-    Report { schema: SCHEMA, meta: meta(), counters, late: 0, vms: vec![vm] }
+    Report { schema: SCHEMA, meta: meta(), counters, late: 0, late_no_room: 0, vms: vec![vm] }
 }
 
 /// The same VM when no other thread wants its CPU.

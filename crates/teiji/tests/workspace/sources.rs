@@ -1,5 +1,13 @@
 //! What the code of a crate may not name, checked by the syntax of its sources: paths resolved by `use` declarations,
-//! strings, macros and `unsafe`. Comments and code that is only compiled for tests do not count.
+//! strings, macros and `unsafe`. Comments and code that is only compiled for tests do not count. What would hide code from
+//! this check is forbidden as well: `include!`, `extern crate` and `#[path]`.
+//!
+//! Syntax does not show everything. Not seen are:
+//! - names that another file re-exports: `pub use std::time;` there, `super::time::Instant` here;
+//! - paths whose first segment is an argument of a macro, and code that a macro of another crate makes;
+//! - decisions that are made from others, by `finding.clone()` and an assignment; by `Default::default()` or `Self { .. }`,
+//!   where only inference or the `impl` says of which type; by functions of other crates, or other functions of the
+//!   type than `new` and `default`.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +21,8 @@ pub struct Forbidden {
     pub paths: &'static [&'static str],
     /// Macros.
     pub macros: &'static [&'static str],
-    /// Parts of string literals.
+    /// Parts of string literals. A part that ends in `.` or `_` counts only within a word: `kernel.` is a part of
+    /// `kernel.panic`, but not of a sentence about the kernel.
     pub strings: &'static [&'static str],
     /// Types of which no value may be made.
     pub made: &'static [&'static str],
@@ -27,6 +36,8 @@ pub struct Forbidden {
 pub fn violations(text: &str, forbidden: &Forbidden) -> Vec<String> {
     let mut file = File { forbidden, ..File::default() };
     let tokens = untested(TokenStream::from_str(text).expect("Rust"));
+    // A declaration may use the name of a later one.
+    file.imports(&tokens);
     file.imports(&tokens);
     file.uses(&tokens);
     file.found.into_iter().collect()
@@ -53,10 +64,11 @@ fn files(source: &Path) -> Vec<PathBuf> {
     while let Some((file, folder)) = next.pop() {
         let text = std::fs::read_to_string(&file).unwrap();
         for name in modules(&untested(TokenStream::from_str(&text).expect("Rust"))) {
-            let (flat, nested) = (folder.join(format!("{name}.rs")), folder.join(&name).join("mod.rs"));
+            let below = folder.join(name);
+            let (flat, nested) = (below.with_extension("rs"), below.join("mod.rs"));
             let found = if flat.exists() { flat } else { nested };
             assert!(found.exists(), "{} has no file", found.display());
-            next.push((found, folder.join(&name)));
+            next.push((found, below));
         }
         all.push(file);
     }
@@ -64,43 +76,78 @@ fn files(source: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// The names of `mod name;`.
-fn modules(tokens: &[TokenTree]) -> Vec<String> {
-    let named = |window: &[TokenTree]| match window {
-        [TokenTree::Ident(word), TokenTree::Ident(name), TokenTree::Punct(end)]
-            if word == "mod" && end.as_char() == ';' =>
-        {
-            Some(name.to_string())
+/// The names of `mod name;`; below the names of the inline modules that they are in.
+pub fn modules(tokens: &[TokenTree]) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for (i, token) in tokens.iter().enumerate() {
+        let name = match &tokens[..i] {
+            [.., TokenTree::Ident(word), TokenTree::Ident(name)] if word == "mod" => Some(plain(name)),
+            _ => None,
+        };
+        match (token, name) {
+            (TokenTree::Punct(end), Some(name)) if end.as_char() == ';' => all.push(name.into()),
+            (TokenTree::Group(group), name) => {
+                let folder = PathBuf::from(name.unwrap_or_default());
+                let inside: Vec<TokenTree> = group.stream().into_iter().collect();
+                all.extend(modules(&inside).into_iter().map(|below| folder.join(below)));
+            }
+            _ => {}
         }
-        _ => None,
-    };
-    tokens.windows(3).filter_map(named).collect()
+    }
+    all
 }
 
-/// The tokens without attributes (including documentation), and without items after `#[cfg(test)]`.
-fn untested(stream: TokenStream) -> Vec<TokenTree> {
+/// The first words of items, which end with a body or a semicolon. What else may have an attribute (an arm, an element, a
+/// field, a variant) may also end with a comma.
+const ITEMS: [&str; 14] = [
+    "async", "const", "enum", "extern", "fn", "impl", "let", "mod", "static", "struct", "trait", "type",
+    "unsafe", "use",
+];
+
+/// The tokens without attributes (including documentation), and without what comes after `#[cfg(test)]`. Attributes that
+/// name the file of a module stay.
+pub fn untested(stream: TokenStream) -> Vec<TokenTree> {
     let mut out = Vec::new();
     let mut tokens = stream.into_iter().peekable();
-    let mut skip = false;
+    // What is left out, and whether it is an item; that is not known before its first word.
+    let mut skip: Option<Option<bool>> = None;
+    let mut path = Vec::new();
     while let Some(token) = tokens.next() {
-        let is_hash = matches!(&token, TokenTree::Punct(p) if p.as_char() == '#');
-        if is_hash {
+        if punct(&token) == Some('#') {
             if matches!(tokens.peek(), Some(TokenTree::Punct(p)) if p.as_char() == '!') {
                 tokens.next();
             }
             if let Some(TokenTree::Group(group)) = tokens.next() {
                 let text = group.stream().to_string().replace(' ', "");
-                skip |= text == "cfg(test)";
+                if text == "cfg(test)" && skip.is_none() {
+                    skip = Some(None);
+                }
+                if text.starts_with("path=") || text.starts_with("cfg_attr(") && text.contains(",path=") {
+                    path = vec![token, TokenTree::Group(group)];
+                }
             }
             continue;
         }
-        // To the end of the item: its body, or a semicolon.
-        let ends = matches!(&token, TokenTree::Punct(p) if p.as_char() == ';')
-            || matches!(&token, TokenTree::Group(g) if g.delimiter() == Delimiter::Brace);
-        if skip {
-            skip = !ends;
+        if let Some(item) = &mut skip {
+            path.clear();
+            let visible = matches!(&token, TokenTree::Ident(word) if word == "pub");
+            let restricted = matches!(&token, TokenTree::Group(g) if g.delimiter() == Delimiter::Parenthesis);
+            if item.is_none() && !visible && !restricted {
+                *item = Some(
+                    matches!(&token, TokenTree::Ident(word) if ITEMS.contains(&word.to_string().as_str())),
+                );
+            }
+            let ends = match &token {
+                TokenTree::Punct(p) => p.as_char() == ';' || (p.as_char() == ',' && *item != Some(true)),
+                TokenTree::Group(g) => g.delimiter() == Delimiter::Brace,
+                _ => false,
+            };
+            if ends {
+                skip = None;
+            }
             continue;
         }
+        out.append(&mut path);
         out.push(match token {
             TokenTree::Group(group) => {
                 let inside: TokenStream = untested(group.stream()).into_iter().collect();
@@ -114,10 +161,16 @@ fn untested(stream: TokenStream) -> Vec<TokenTree> {
     out
 }
 
+/// The name without the mark of raw identifiers.
+fn plain(name: &proc_macro2::Ident) -> String {
+    let name = name.to_string();
+    name.strip_prefix("r#").map_or(name.clone(), str::to_owned)
+}
+
 #[derive(Default)]
 struct File<'a> {
     forbidden: &'a Forbidden,
-    /// The path that a name stands for, by the `use` declarations.
+    /// The path that a name stands for, by the declarations of `use` and `type`.
     names: BTreeMap<String, Vec<String>>,
     found: BTreeSet<String>,
 }
@@ -135,7 +188,7 @@ impl File<'_> {
         self.found.insert(format!("{}: {what}", at.span().start().line));
     }
 
-    /// Collects the `use` declarations, also in blocks, and checks what they name.
+    /// Collects the declarations of `use` and `type`, also in blocks, and checks what `use` names.
     fn imports(&mut self, tokens: &[TokenTree]) {
         let mut i = 0;
         while i < tokens.len() {
@@ -144,6 +197,23 @@ impl File<'_> {
                     let length = tokens[i..].iter().take_while(|t| punct(t) != Some(';')).count();
                     self.tree(&tokens[i + 1..i + length], &[]);
                     i += length;
+                }
+                TokenTree::Ident(word) if word == "type" => {
+                    let declared: Vec<&TokenTree> =
+                        tokens[i + 1..].iter().take_while(|t| punct(t) != Some(';')).collect();
+                    if let [TokenTree::Ident(name), equals, path @ ..] = &declared[..]
+                        && punct(equals) == Some('=')
+                    {
+                        let path = path.iter().map_while(|token| match token {
+                            TokenTree::Ident(word) => Some(Some(plain(word))),
+                            other => (punct(other) == Some(':')).then_some(None),
+                        });
+                        let path: Vec<String> = path.flatten().collect();
+                        if !path.is_empty() {
+                            self.names.insert(plain(name), path);
+                        }
+                    }
+                    i += 1;
                 }
                 TokenTree::Group(group) => {
                     self.imports(&group.stream().into_iter().collect::<Vec<_>>());
@@ -165,8 +235,10 @@ impl File<'_> {
                     name = at.next().map(ToString::to_string);
                 }
                 TokenTree::Ident(word) if word == "self" && !path.is_empty() => {}
-                TokenTree::Ident(word) => path.push(word.to_string()),
-                TokenTree::Punct(p) if p.as_char() == '*' => {
+                TokenTree::Ident(word) if path.is_empty() => path = self.resolved(vec![plain(word)]),
+                TokenTree::Ident(word) => path.push(plain(word)),
+                // Everything, or what a macro is told.
+                TokenTree::Punct(p) if ['*', '$'].contains(&p.as_char()) => {
                     self.judge(token, &path, true);
                     return;
                 }
@@ -184,6 +256,16 @@ impl File<'_> {
             self.judge(token, &path, false);
             self.names.insert(name.unwrap_or(last), path);
         }
+    }
+
+    /// The path with what its first name stands for.
+    fn resolved(&self, mut path: Vec<String>) -> Vec<String> {
+        let whole = path.first().and_then(|first| self.names.get(first));
+        // `use time::time;` must not be resolved again and again.
+        if let Some(whole) = whole.filter(|whole| whole[0] != path[0]).cloned() {
+            path.splice(0..1, whole);
+        }
+        path
     }
 
     /// Checks a path; with `all`, everything below it.
@@ -217,21 +299,31 @@ impl File<'_> {
                     i += tokens[i..].iter().take_while(|t| punct(t) != Some(';')).count();
                 }
                 TokenTree::Ident(word) => {
-                    let mut path = vec![word.to_string()];
+                    let mut path = vec![plain(word)];
                     while let [a, b, TokenTree::Ident(more), ..] = &tokens[i..]
                         && punct(a) == Some(':')
                         && punct(b) == Some(':')
                     {
-                        path.push(more.to_string());
+                        path.push(plain(more));
                         i += 3;
                     }
+                    if let [a, b, told, ..] = &tokens[i..]
+                        && [a, b, told].map(punct) == [Some(':'), Some(':'), Some('$')]
+                    {
+                        // Any name may follow.
+                        let path = self.resolved(path.clone());
+                        self.judge(token, &path, true);
+                    }
                     self.named(token, path, tokens, i);
+                }
+                TokenTree::Group(group) if i > 1 && punct(&tokens[i - 2]) == Some('#') => {
+                    self.tell(token, &format!("#{group}"));
                 }
                 TokenTree::Group(group) => self.uses(&group.stream().into_iter().collect::<Vec<_>>()),
                 TokenTree::Literal(literal) => {
                     let text = literal.to_string();
                     for wrong in self.forbidden.strings {
-                        if text.contains('"') && text.contains(wrong) {
+                        if text.contains('"') && names(&text, wrong) {
                             self.tell(token, &text);
                         }
                     }
@@ -247,13 +339,16 @@ impl File<'_> {
             self.tell(token, "unsafe");
         }
         let next = tokens.get(after);
-        let last = path.last().cloned().unwrap_or_default();
-        if next.and_then(punct) == Some('!') && self.forbidden.macros.contains(&last.as_str()) {
-            self.tell(token, &format!("{last}!"));
+        if path == ["extern"] && matches!(next, Some(TokenTree::Ident(word)) if word == "crate") {
+            self.tell(token, "extern crate");
         }
-        let (first, segments) = (path[0].clone(), path.len());
-        if let Some(whole) = self.names.get(&first) {
-            path.splice(0..1, whole.iter().cloned());
+        let segments = path.len();
+        path = self.resolved(path);
+        let last = path.last().cloned().unwrap_or_default();
+        if next.and_then(punct) == Some('!')
+            && (last == "include" || self.forbidden.macros.contains(&last.as_str()))
+        {
+            self.tell(token, &format!("{last}!"));
         }
         if path.len() > 1 {
             self.judge(token, &path, false);
@@ -268,7 +363,21 @@ impl File<'_> {
         if is_body && !declared && !variant && self.forbidden.made.contains(&last.as_str()) {
             self.tell(token, &format!("makes a {last}"));
         }
+        if let [.., made, function] = &path[..]
+            && ["default", "new"].contains(&function.as_str())
+            && self.forbidden.made.contains(&made.as_str())
+        {
+            self.tell(token, &format!("makes a {made}"));
+        }
     }
+}
+
+/// Whether `text` has `part` in it; see [`Forbidden::strings`].
+fn names(text: &str, part: &str) -> bool {
+    let within = part.ends_with(['.', '_']);
+    text.match_indices(part).any(|(at, _)| {
+        !within || text[at + part.len()..].starts_with(|next: char| next.is_ascii_alphanumeric())
+    })
 }
 
 fn punct(token: &TokenTree) -> Option<char> {

@@ -6,6 +6,7 @@
 use super::super::names::shown;
 use super::super::{Draft, ErrorReported, HostAndHeld, steps};
 use teiji_model::observed::ObservedLink;
+use teiji_model::operator::one_frame_per_packet;
 use teiji_model::policy::{LinkPolicy, Located};
 use teiji_model::qdisc::frame::{self, HEADER, TAG, full};
 use teiji_model::resource::{Resource, Value};
@@ -47,7 +48,7 @@ pub(super) fn choices(
     let (name, mtu) = (shown(&device.name), device.mtu);
     let setting = Resource::SegmentSize(device.device());
     // The value without teiji, so that a choice does not depend on earlier ones.
-    let own = match steps::unwanted(&setting, host.observed, host.held) {
+    let own = match steps::unwanted(&setting, host) {
         Some(Value::Bytes(bytes)) => Ok(*bytes),
         _ => Err(format!("{setting} cannot be read ({})", super::super::reason(&setting, host.observed))),
     };
@@ -63,8 +64,8 @@ pub(super) fn choices(
         }
         if *most < two(mtu).saturating_add(HEADER) {
             draft.warnings.push(format!(
-                "TCP of this host makes packets of two frames, more than {name}'s `max_packet`: `ip link set dev \
-                 {name} gso_max_segs 1` prevents that"
+                "TCP of this host makes packets of two frames, more than {name}'s `max_packet`: {} prevents that",
+                one_frame_per_packet(&device.name)
             ));
         }
         if let Err(why) = &own {

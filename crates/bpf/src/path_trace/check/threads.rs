@@ -1,0 +1,260 @@
+//! Who is named for the waits of threads, in the kernel, on schedules made for it. The kernel half draws its random
+//! numbers from a fixed start, so each run gives the same.
+
+use super::{clock, load};
+use libbpf_rs::{Object, ProgramInput};
+use std::collections::BTreeMap;
+use teiji_model::flow::Flow;
+
+const IDLE: u32 = 0;
+/// Traced threads: two vCPUs, and the vhost worker of the first.
+const VCPU: u32 = 10;
+const OTHER_VCPU: u32 = 11;
+const WORKER: u32 = 12;
+/// Threads that nobody traces.
+const HOG: u32 = 1000;
+const TICK: u32 = 1001;
+const NEIGHBOUR: u32 = 1002;
+
+const US: u64 = 1_000;
+const MS: u64 = 1_000_000;
+
+/// As in check.bpf.c.
+#[derive(Clone, Copy)]
+enum Happening {
+    Preempted,
+    WentToSleep,
+    Woken,
+    Migrated,
+    PreemptedBy,
+    Waited,
+}
+
+struct Host {
+    object: Object,
+    now: u64,
+}
+
+impl Host {
+    fn new() -> Host {
+        let object = load(&Flow::default());
+        for tid in [VCPU, OTHER_VCPU, WORKER] {
+            clock(&object, "meet", tid, tid);
+        }
+        Host { object, now: MS }
+    }
+
+    fn happens(&self, what: Happening, cpu: u32, thread: u32, next: u32) -> u32 {
+        let words = [what as u32, cpu, thread, next].map(u32::to_ne_bytes);
+        let event = [&self.now.to_ne_bytes()[..], words.as_flattened()].concat();
+        let program = self.object.progs_mut().find(|p| p.name() == "happen").unwrap();
+        let input = ProgramInput { data_in: Some(&event), ..ProgramInput::default() };
+        program.test_run(input).unwrap().return_value
+    }
+
+    /// `out` is runnable, and `next` gets its CPU.
+    fn preempts(&self, cpu: u32, out: u32, next: u32) {
+        self.happens(Happening::Preempted, cpu, out, next);
+    }
+
+    fn sleeps(&self, cpu: u32, out: u32, next: u32) {
+        self.happens(Happening::WentToSleep, cpu, out, next);
+    }
+
+    fn wakes(&self, cpu: u32, thread: u32) {
+        self.happens(Happening::Woken, cpu, thread, 0);
+    }
+
+    fn passes(&mut self, ns: u64) {
+        self.now += ns;
+    }
+
+    /// Who is named now for the waits of a thread since this was last asked.
+    fn named(&self, thread: u32) -> u32 {
+        self.happens(Happening::PreemptedBy, 0, thread, 0)
+    }
+
+    /// How long a thread has waited in all, ns; less than 4 s.
+    fn waited(&self, thread: u32) -> u64 {
+        self.happens(Happening::Waited, 0, thread, 0).into()
+    }
+}
+
+/// How often each thread was named, as a share.
+#[derive(Default)]
+struct Names(BTreeMap<u32, u32>);
+
+impl Names {
+    fn add(&mut self, tid: u32) {
+        *self.0.entry(tid).or_default() += 1;
+    }
+
+    /// Asserts that these were named as often as they should be.
+    #[track_caller]
+    fn are(&self, expected: &[(u32, f64)]) {
+        let all: u32 = self.0.values().sum();
+        for (tid, share) in expected {
+            let named = f64::from(self.0.get(tid).copied().unwrap_or(0)) / f64::from(all);
+            assert!(
+                (named - share).abs() < 0.03,
+                "{tid}: {named:.3} of {all}, should be {share:.3}: {:?}",
+                self.0
+            );
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_runs_briefly_is_not_named_for_what_a_hog_did() {
+    let mut host = Host::new();
+    let mut names = Names::default();
+    host.sleeps(0, VCPU, WORKER);
+    host.sleeps(0, WORKER, HOG);
+    for _ in 0..2000 {
+        host.wakes(0, VCPU);
+        host.passes(9 * MS);
+        // The packet wakes the worker, which shares the CPU.
+        host.wakes(0, WORKER);
+        host.passes(10 * US);
+        host.preempts(0, HOG, WORKER);
+        host.passes(50 * US);
+        host.sleeps(0, WORKER, VCPU);
+        names.add(host.named(VCPU));
+        host.passes(100 * US);
+        host.sleeps(0, VCPU, HOG);
+        host.passes(MS);
+    }
+    names.are(&[(HOG, 9010.0 / 9060.0), (WORKER, 50.0 / 9060.0)]);
+}
+
+#[test]
+fn two_threads_that_wait_for_one_cpu_each_have_their_own_names() {
+    let mut host = Host::new();
+    let (mut of_one, mut of_other) = (Names::default(), Names::default());
+    host.preempts(0, OTHER_VCPU, VCPU);
+    for _ in 0..2000 {
+        host.passes(MS);
+        host.preempts(0, VCPU, HOG);
+        host.passes(5 * MS);
+        host.preempts(0, HOG, OTHER_VCPU);
+        of_other.add(host.named(OTHER_VCPU));
+        host.passes(3 * MS);
+        host.preempts(0, OTHER_VCPU, VCPU);
+        of_one.add(host.named(VCPU));
+    }
+    of_one.are(&[(HOG, 5.0 / 8.0), (OTHER_VCPU, 3.0 / 8.0)]);
+    of_other.are(&[(HOG, 5.0 / 6.0), (VCPU, 1.0 / 6.0)]);
+}
+
+#[test]
+fn nobody_is_named_for_a_wait_on_an_idle_cpu() {
+    let mut host = Host::new();
+    let mut names = Names::default();
+    for _ in 0..1000 {
+        host.passes(10 * MS);
+        // Throttled by cpu.max: it is runnable, and its CPU is idle.
+        host.preempts(0, VCPU, IDLE);
+        host.passes(40 * MS);
+        host.preempts(0, IDLE, TICK);
+        host.passes(5 * US);
+        host.sleeps(0, TICK, IDLE);
+        host.passes(50 * MS);
+        host.preempts(0, IDLE, VCPU);
+        names.add(host.named(VCPU));
+    }
+    names.are(&[(IDLE, 1.0), (TICK, 0.0)]);
+}
+
+#[test]
+fn a_thread_that_is_moved_waits_for_the_threads_of_both_cpus() {
+    let mut host = Host::new();
+    let mut names = Names::default();
+    host.sleeps(0, VCPU, HOG);
+    host.sleeps(1, IDLE, NEIGHBOUR);
+    for _ in 0..2000 {
+        let before = host.waited(VCPU);
+        host.wakes(0, VCPU);
+        host.passes(MS);
+        host.happens(Happening::Migrated, 1, VCPU, 0);
+        host.passes(4 * MS);
+        // What runs on the first CPU now keeps nobody from it.
+        host.preempts(0, HOG, TICK);
+        host.passes(5 * MS);
+        host.preempts(0, TICK, HOG);
+        host.preempts(1, NEIGHBOUR, VCPU);
+        names.add(host.named(VCPU));
+        assert_eq!(host.waited(VCPU) - before, 10 * MS);
+        host.passes(100 * US);
+        host.sleeps(1, VCPU, NEIGHBOUR);
+        if host.waited(VCPU) > 3000 * MS {
+            host = Host::new();
+            host.sleeps(0, VCPU, HOG);
+            host.sleeps(1, IDLE, NEIGHBOUR);
+        }
+    }
+    names.are(&[(HOG, 0.1), (NEIGHBOUR, 0.9), (TICK, 0.0)]);
+}
+
+/// A stage may have many waits: each counts by its length.
+#[test]
+fn of_several_waits_the_last_one_is_not_named_for_all() {
+    let mut host = Host::new();
+    let mut names = Names::default();
+    for _ in 0..2000 {
+        host.preempts(0, VCPU, HOG);
+        host.passes(12 * MS);
+        host.preempts(0, HOG, VCPU);
+        host.passes(3 * MS);
+        host.preempts(0, VCPU, TICK);
+        host.passes(3 * MS);
+        host.preempts(0, TICK, VCPU);
+        host.passes(MS);
+        names.add(host.named(VCPU));
+    }
+    names.are(&[(HOG, 0.8), (TICK, 0.2)]);
+}
+
+/// A reading in the middle of a wait divides it: each part has the names of its own time.
+#[test]
+fn a_reading_within_a_wait_begins_anew() {
+    let mut host = Host::new();
+    let (mut first, mut second) = (Names::default(), Names::default());
+    for _ in 0..200 {
+        host.preempts(0, VCPU, HOG);
+        host.passes(12 * MS);
+        first.add(host.named(VCPU));
+        host.preempts(0, HOG, TICK);
+        host.passes(MS);
+        host.preempts(0, TICK, VCPU);
+        second.add(host.named(VCPU));
+        host.passes(MS);
+    }
+    first.are(&[(HOG, 1.0)]);
+    second.are(&[(TICK, 1.0)]);
+}
+
+/// More threads wait than are told who has the CPU; and a place is free again once its thread has a CPU.
+#[test]
+fn who_has_no_place_on_the_list_names_nobody() {
+    const WAITING: u32 = 20;
+    let mut host = Host::new();
+    let tids: Vec<u32> = (2000..2000 + WAITING).collect();
+    for tid in &tids {
+        clock(&host.object, "meet", *tid, 0);
+        host.sleeps(0, *tid, HOG);
+    }
+    for _ in 0..50 {
+        tids.iter().for_each(|tid| host.wakes(0, *tid));
+        host.passes(MS);
+        host.preempts(0, HOG, TICK);
+        host.passes(3 * MS);
+        // Each gets another CPU, which needs no look at the first.
+        tids.iter().for_each(|tid| host.preempts(1, IDLE, *tid));
+        let named: Vec<u32> = tids.iter().map(|tid| host.named(*tid)).collect();
+        assert_eq!(named.iter().filter(|name| **name != IDLE).count(), 8, "{named:?}");
+        tids.iter().for_each(|tid| host.sleeps(1, *tid, IDLE));
+        host.preempts(0, TICK, HOG);
+        // Later requests have nobody in mind any more.
+        tids.iter().for_each(|tid| assert_eq!(host.waited(*tid) % (4 * MS), 0));
+    }
+}

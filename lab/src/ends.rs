@@ -1,0 +1,345 @@
+//! Whose fault the end of an emulator was. If the emulator failed, the tests in its lab host have no result and start
+//! again in another one; any other end is a result of these tests, above all an end that the kernel under test caused.
+//!
+//! | the emulator ended | whose end |
+//! | --- | --- |
+//! | when it had been asked to | nobody's |
+//! | after its kernel had panicked | the lab host's |
+//! | by SIGSEGV, SIGABRT, SIGBUS or SIGILL, or with an exit code other than 0 | the emulator's |
+//! | by SIGKILL | the emulator's: the OOM killer, or somebody, killed it |
+//! | with exit code 0: with `-no-reboot` a reset, a triple fault or a power-off of the lab host ends it so | the lab host's |
+//! | in any other way | not known, so the tests fail |
+
+use std::{
+    io,
+    os::unix::process::ExitStatusExt,
+    process::ExitStatus,
+    sync::{Mutex, PoisonError},
+};
+
+/// Whose end it was.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It was asked for.
+    Asked,
+    /// The emulator failed, with the reason: tests may start again in another lab host.
+    Emulator(String),
+    /// The lab host's own end, or one that is not understood, with the reason: tests fail.
+    LabHost(String),
+}
+
+impl End {
+    /// Judges how an emulator ended, by its exit status and by what `qemu.log` and `console.log` have at that time.
+    pub(crate) fn of(asked: bool, how: &io::Result<ExitStatus>, qemu: &str, console: &str) -> End {
+        if asked {
+            return End::Asked;
+        }
+        if console.contains("Kernel panic") {
+            return End::LabHost("the kernel of the lab host panicked".into());
+        }
+        let status = match how {
+            Ok(status) => status,
+            Err(e) => return End::LabHost(format!("the emulator could not be waited for ({e})")),
+        };
+        match status.signal() {
+            Some(libc::SIGKILL) => {
+                End::Emulator("the emulator was killed, by the OOM killer or by hand".into())
+            }
+            Some(libc::SIGSEGV | libc::SIGABRT | libc::SIGBUS | libc::SIGILL) => {
+                End::Emulator(format!("the emulator failed ({status})"))
+            }
+            None if status.code().is_some_and(|code| code != 0) => {
+                End::Emulator(format!("the emulator failed ({status})"))
+            }
+            None if status.success() => {
+                End::LabHost(format!("the lab host ended by itself: {}", recorded(qemu)))
+            }
+            _ => End::LabHost(format!("the emulator ended in an unknown way ({status})")),
+        }
+    }
+
+    /// Why it ended, if nobody had asked for it.
+    pub(crate) fn why(&self) -> Option<&str> {
+        match self {
+            End::Asked => None,
+            End::Emulator(why) | End::LabHost(why) => Some(why),
+        }
+    }
+}
+
+/// A record that `-d cpu_reset` writes when a CPU is reset: its registers before that.
+struct Reset<'t> {
+    /// `CPU Reset (CPU 0)`.
+    heading: &'t str,
+    registers: Vec<&'t str>,
+}
+
+impl Reset<'_> {
+    /// Whether the kernel ran on the CPU: paging was on. At boot each CPU is reset several times, before its paging is on.
+    fn of_running_cpu(&self) -> bool {
+        let cr0 = self.registers.iter().find_map(|l| l.strip_prefix("CR0="));
+        let cr0 = cr0.and_then(|l| u32::from_str_radix(l.split(' ').next()?, 16).ok());
+        cr0.is_some_and(|cr0| cr0 & 1 << 31 != 0)
+    }
+
+    /// Address of the next instruction, if it is known.
+    fn instruction(&self) -> Option<&str> {
+        let line = self.registers.iter().find_map(|l| l.strip_prefix("RIP=").or(l.strip_prefix("EIP=")));
+        line?.split(' ').next()
+    }
+}
+
+/// A line of `qemu.log`: a message, or a record of a reset.
+enum Logged<'t> {
+    Message(&'t str),
+    Reset(Reset<'t>),
+}
+
+fn logged(qemu: &str) -> Vec<Logged<'_>> {
+    // `EAX=…`, `CS =…`, `XMM00=…`, `Opmask00=…`
+    let register = |line: &str| {
+        line.split_once('=').is_some_and(|(name, _)| {
+            let name = name.trim_end();
+            (1..=8).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric())
+        })
+    };
+    let mut all = Vec::new();
+    for line in qemu.lines().filter(|l| !l.trim().is_empty()) {
+        if line.starts_with("CPU Reset (") {
+            all.push(Logged::Reset(Reset { heading: line, registers: Vec::new() }));
+        } else if let Some(Logged::Reset(reset)) = all.last_mut()
+            && register(line)
+        {
+            reset.registers.push(line);
+        } else {
+            all.push(Logged::Message(line));
+        }
+    }
+    all
+}
+
+/// What `qemu.log` says about the reason for which a lab host ended by itself.
+fn recorded(qemu: &str) -> String {
+    let (mut found, mut at_boot) = (Vec::new(), 0);
+    for item in logged(qemu) {
+        match item {
+            // By an exception while a double fault is handled, or by a machine check.
+            Logged::Message(line) if line.to_lowercase().contains("triple fault") => {
+                found.push(format!("a triple fault (qemu.log: {line})"));
+            }
+            Logged::Message(line) if line.contains("terminating on signal") => found.push(line.to_owned()),
+            Logged::Message(_) => {}
+            Logged::Reset(reset) if reset.of_running_cpu() => {
+                let at = reset.instruction().unwrap_or("an unknown address");
+                found.push(format!("a reset of a CPU on which the kernel ran ({} at {at})", reset.heading));
+            }
+            Logged::Reset(_) => at_boot += 1,
+        }
+    }
+    if found.is_empty() {
+        return format!(
+            "qemu.log has {at_boot} resets of CPUs at boot, and neither a triple fault (KVM does not record it) nor a reset of \
+             a running CPU, so it powered itself off or reset its board"
+        );
+    }
+    found.join(", ")
+}
+
+/// The last lines of `qemu.log`, without the resets of CPUs at boot and without the lesser registers of others.
+pub(crate) fn last_lines<'t>(qemu: &'t str, console: &'t str) -> Vec<(&'static str, &'t str)> {
+    const LINES: usize = 15;
+    const SHOWN: [&str; 10] =
+        ["EAX=", "ESI=", "EIP=", "RAX=", "RSI=", "R8 =", "R12=", "RIP=", "CS =", "CR0="];
+    let mut of_qemu = Vec::new();
+    for item in logged(qemu) {
+        match item {
+            // The emulator prints this for several features at every start.
+            Logged::Message(line) if line.contains("doesn't support requested feature") => {}
+            Logged::Message(line) => of_qemu.push(line),
+            Logged::Reset(reset) if reset.of_running_cpu() => {
+                of_qemu.push(reset.heading);
+                let shown = |l: &&&str| SHOWN.iter().any(|name| l.starts_with(name));
+                of_qemu.extend(reset.registers.iter().filter(shown));
+            }
+            Logged::Reset(_) => {}
+        }
+    }
+    let of_console: Vec<&str> = console.lines().collect();
+    let last = |file, lines: Vec<&'t str>| {
+        let from = lines.len().saturating_sub(LINES);
+        lines.into_iter().skip(from).map(move |l| (file, l))
+    };
+    last("qemu.log", of_qemu).chain(last("console.log", of_console)).collect()
+}
+
+/// What has happened to the lab hosts of this process.
+struct History {
+    /// Ends that nobody had asked for, of lab hosts that had come up, each with the last lines of its logs.
+    ends: Vec<(End, String)>,
+    /// Why lab hosts were replaced by others.
+    replaced: Vec<String>,
+}
+
+static HISTORY: Mutex<History> = Mutex::new(History { ends: Vec::new(), replaced: Vec::new() });
+
+fn history<T>(look: impl FnOnce(&mut History) -> T) -> T {
+    look(&mut HISTORY.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Counts the end of a lab host that had come up; `lines` are the last ones of its logs.
+pub(crate) fn count(end: &End, lines: &str) {
+    if *end != End::Asked {
+        history(|h| h.ends.push((end.clone(), lines.to_owned())));
+    }
+}
+
+/// The reasons of all failures of emulators whose lab hosts had come up.
+pub(crate) fn failures() -> Vec<String> {
+    let why = |(end, _): &(End, String)| match end {
+        End::Emulator(why) => Some(why.clone()),
+        End::Asked | End::LabHost(_) => None,
+    };
+    history(|h| h.ends.iter().filter_map(why).collect())
+}
+
+/// Counts a lab host that is replaced by another.
+pub(crate) fn replaced(why: String) {
+    history(|h| h.replaced.push(why));
+}
+
+/// Whether a lab host of this process has ended by itself after it had come up.
+pub fn any_by_itself() -> bool {
+    history(|h| h.ends.iter().any(|(end, _)| matches!(end, End::LabHost(_))))
+}
+
+/// How many lab hosts of this process were replaced and how many have ended by themselves, and why, for the last lines of
+/// a program.
+pub fn summary() -> Vec<String> {
+    history(|h| h.summary())
+}
+
+impl History {
+    fn summary(&self) -> Vec<String> {
+        let by_itself = |(end, lines): &(End, String)| match end {
+            End::LabHost(why) => Some(format!("  {why}{lines}")),
+            End::Asked | End::Emulator(_) => None,
+        };
+        let by_itself: Vec<String> = self.ends.iter().filter_map(by_itself).collect();
+        let replaced: Vec<&str> = self.replaced.iter().map(String::as_str).collect();
+        let mut lines = vec![format!("lab hosts that were replaced by others: {}", replaced.len())];
+        lines.extend(replaced.iter().map(|why| format!("  {why}")));
+        if !by_itself.is_empty() {
+            lines.push(format!(
+                "FAILED: lab hosts that ended though nobody had asked for it: {}",
+                by_itself.len()
+            ));
+            lines.extend(by_itself);
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(code: i32) -> io::Result<ExitStatus> {
+        Ok(ExitStatus::from_raw(code << 8))
+    }
+
+    fn signal(signal: i32) -> io::Result<ExitStatus> {
+        Ok(ExitStatus::from_raw(signal))
+    }
+
+    const READY: &str = "[    1.0] teiji-lab: ready\n";
+
+    /// The form of a record by QEMU, with the registers of a CPU at power-on.
+    const AT_BOOT: &str = "CPU Reset (CPU 0)\n\
+        EAX=00000000 EBX=00000000 ECX=00000000 EDX=00800f12\n\
+        EIP=0000fff0 EFL=00000002 [-------] CPL=0 II=0 A20=1 SMM=0 HLT=0\n\
+        CS =f000 ffff0000 0000ffff 00009b00\n\
+        GDT=     00000000 0000ffff\n\
+        CR0=60000010 CR2=00000000 CR3=00000000 CR4=00000000\n\
+        XMM00=0000000000000000 0000000000000000 XMM01=0000000000000000 0000000000000000\n";
+    const RUNNING: &str = "CPU Reset (CPU 1)\n\
+        RAX=0000000000000000 RBX=ffffffff82a00000 RCX=0000000000000001 RDX=0000000000000000\n\
+        RIP=ffffffff81337cdf RFL=00000046 [---Z-P-] CPL=0 II=0 A20=1 SMM=0 HLT=0\n\
+        CR0=80050033 CR2=00007f0000000000 CR3=0000000001000000 CR4=000006f0\n\
+        XMM00=0000000000000000 0000000000000000 XMM01=0000000000000000 0000000000000000\n";
+
+    #[test]
+    fn only_signals_and_exit_codes_of_the_emulator_are_failures_of_it() {
+        let end = |how: &io::Result<ExitStatus>| End::of(false, how, AT_BOOT, READY);
+        for n in [libc::SIGSEGV, libc::SIGABRT, libc::SIGBUS, libc::SIGILL] {
+            assert!(
+                matches!(end(&signal(n)), End::Emulator(why) if why.contains("the emulator failed")),
+                "{n}"
+            );
+        }
+        let killed = end(&signal(libc::SIGKILL));
+        assert!(
+            matches!(&killed, End::Emulator(why) if why.contains("by the OOM killer or by hand")),
+            "{killed:?}"
+        );
+        assert!(matches!(end(&exit(1)), End::Emulator(why) if why.contains("exit status: 1")));
+        for how in [exit(0), signal(libc::SIGTERM), Err(io::Error::other("no child"))] {
+            assert!(matches!(end(&how), End::LabHost(_)), "{how:?}");
+        }
+    }
+
+    #[test]
+    fn an_end_that_was_asked_for_is_nobodys_and_a_kernel_that_panics_is_no_fault_of_the_emulator() {
+        for how in [exit(0), exit(1), signal(libc::SIGKILL)] {
+            assert_eq!(End::of(true, &how, "", READY), End::Asked);
+            let panicked = "[    1.0] Kernel panic - not syncing: Fatal exception in interrupt\n";
+            let end = End::of(false, &how, "", panicked);
+            assert!(matches!(&end, End::LabHost(why) if why.contains("panicked")), "{end:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_log_has_on_a_lab_host_that_ended_by_itself_is_told() {
+        let why = |qemu: &str| End::of(false, &exit(0), qemu, READY).why().unwrap().to_owned();
+        let silent = why(&AT_BOOT.repeat(14));
+        assert!(
+            silent.contains("14 resets of CPUs at boot") && silent.contains("powered itself off"),
+            "{silent}"
+        );
+        let fault = why(&format!("{AT_BOOT}{AT_BOOT}Triple fault\n"));
+        assert!(fault.contains("a triple fault") && !fault.contains("powered"), "{fault}");
+        let machine_check = why("CPU 1: MCE capability is not enabled, raising triple fault\n");
+        assert!(machine_check.contains("a triple fault"), "{machine_check}");
+        let reset = why(&format!("{AT_BOOT}{RUNNING}"));
+        assert!(reset.contains("(CPU Reset (CPU 1) at ffffffff81337cdf)"), "{reset}");
+        let asked = why("qemu-system-x86_64: terminating on signal 15 from pid 7 (kill)\n");
+        assert!(asked.contains("signal 15 from pid 7"), "{asked}");
+    }
+
+    #[test]
+    fn the_last_lines_leave_out_the_boot() {
+        let qemu = format!(
+            "qemu: warning: TCG doesn't support requested feature: CPUID.01H\n{AT_BOOT}{RUNNING}Triple fault\n"
+        );
+        let console: String = (0..20).map(|n| format!("line {n}\n")).collect();
+        let lines = last_lines(&qemu, &console);
+        let of = |file| lines.iter().filter(|(f, _)| *f == file).map(|(_, l)| *l).collect::<Vec<_>>();
+        let named: Vec<&str> = of("qemu.log").iter().map(|l| l.split(['=', '(']).next().unwrap()).collect();
+        assert_eq!(named, ["CPU Reset ", "RAX", "RIP", "CR0", "Triple fault"]);
+        assert_eq!((of("console.log").len(), of("console.log")[14]), (15, "line 19"));
+    }
+
+    #[test]
+    fn the_summary_has_each_lab_host_that_was_replaced_or_ended_by_itself() {
+        let mut history = History { ends: Vec::new(), replaced: Vec::new() };
+        assert_eq!(history.summary(), ["lab hosts that were replaced by others: 0"]);
+        history.ends = vec![
+            (End::Emulator("killed".into()), String::new()),
+            (End::LabHost("a triple fault".into()), "\n  console.log: ready".into()),
+        ];
+        history.replaced = vec!["test a: killed".into()];
+        let lines = history.summary();
+        assert_eq!(lines[..2], ["lab hosts that were replaced by others: 1", "  test a: killed"]);
+        assert!(lines[2].starts_with("FAILED") && lines[2].ends_with(": 1"), "{lines:?}");
+        assert_eq!(lines[3..], ["  a triple fault\n  console.log: ready"]);
+    }
+}
