@@ -18,11 +18,11 @@ use teiji_model::resource::{Resource, ResourceError, Scheduling, Task, Value};
 const SCHED_DEADLINE_SHARE: u128 = 950_000;
 
 /// Adds every problem of the wanted settings on this host.
-pub(super) fn check(target: HostAndHeld<'_>, draft: &mut Draft) {
-    let observed = target.observed;
+pub(super) fn check(host: HostAndHeld<'_>, draft: &mut Draft) {
+    let observed = host.observed;
     readable(observed, draft);
     guard(observed, draft);
-    let threads = threads(target, draft);
+    let threads = threads(host, draft);
     housekeeping_cpu(observed, &threads, draft);
     check_sched_deadline(observed, &threads, draft);
     starvation::check(observed, &threads, draft);
@@ -97,10 +97,10 @@ pub(super) struct Thread {
     pub cpus: CpuSet,
 }
 
-fn threads(target: HostAndHeld<'_>, draft: &Draft) -> Vec<Thread> {
-    let observed = target.observed;
+fn threads(host: HostAndHeld<'_>, draft: &Draft) -> Vec<Thread> {
+    let observed = host.observed;
     let after = |setting: &Resource| {
-        draft.wanted(setting).cloned().or_else(|| steps::unwanted(setting, target).cloned())
+        draft.wanted(setting).cloned().or_else(|| steps::unwanted(setting, host).cloned())
     };
     let tasks = observed.vms.iter().flat_map(|vm| {
         let all = wanted::tasks(vm, &shown(&vm.vm.name));

@@ -55,9 +55,9 @@ pub fn plan_with_classes(
     let mut draft = Draft::default();
     let (trusted, untrusted) = names::by_trust(policy, observed);
     let observed = &trusted;
-    let target = HostAndHeld { observed, held, untrusted: &untrusted, class };
-    wanted::collect(policy, target, &mut draft);
-    checks::check(target, &mut draft);
+    let host = HostAndHeld { observed, held, untrusted: &untrusted, class };
+    wanted::collect(policy, host, &mut draft);
+    checks::check(host, &mut draft);
     if !draft.problems.is_empty() {
         // The problems are found kind by kind, but people read from the top.
         draft.problems.sort_by(|a, b| {
@@ -67,7 +67,7 @@ pub fn plan_with_classes(
         draft.problems.dedup();
         return Err(draft.problems);
     }
-    let plan = steps::steps_to_take(&draft.wants, draft.warnings, target);
+    let plan = steps::steps_to_take(&draft.wants, draft.warnings, host);
     let reasons: BTreeSet<&str> = plan.steps.iter().map(|step| step.reason.as_str()).collect();
     let asking = draft.wants.iter().filter(|want| reasons.contains(want.reason.as_str()));
     let asked = asking.map(|want| (want.reason.clone(), deciding_lines(policy, &want.location))).collect();

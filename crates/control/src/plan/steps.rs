@@ -11,33 +11,33 @@ use teiji_model::resource::{Class, RESOURCE_KINDS, Resource, Value};
 use teiji_model::text::printable;
 
 /// The value after the plan of a setting that the policy does not name; `None` if it cannot be read.
-pub(super) fn unwanted<'a>(setting: &Resource, target: HostAndHeld<'a>) -> Option<&'a Value> {
-    let present = target.observed.settings.get(setting)?;
-    match target.held.settings.get(setting) {
-        Some(hold) if hold.value == *present || !is_atomic(setting, target) => Some(&hold.original),
+pub(super) fn unwanted<'a>(setting: &Resource, host: HostAndHeld<'a>) -> Option<&'a Value> {
+    let present = host.observed.settings.get(setting)?;
+    match host.held.settings.get(setting) {
+        Some(hold) if hold.value == *present || !is_atomic(setting, host) => Some(&hold.original),
         _ => Some(present),
     }
 }
 
 /// Whether a value that teiji has not set is somebody else's. That of another resource may be its controller's, or a
 /// stage of an operation.
-fn is_atomic(setting: &Resource, target: HostAndHeld<'_>) -> bool {
-    (target.class)(setting) == Class::Atomic
+fn is_atomic(setting: &Resource, host: HostAndHeld<'_>) -> bool {
+    (host.class)(setting) == Class::Atomic
 }
 
 /// The plan, if every wanted setting can be read.
 pub(super) fn steps_to_take(
     wants: &[WantedSetting],
     mut warnings: Vec<String>,
-    target: HostAndHeld<'_>,
+    host: HostAndHeld<'_>,
 ) -> Plan {
-    let HostAndHeld { observed, held, .. } = target;
+    let HostAndHeld { observed, held, .. } = host;
     let wanted: BTreeSet<&Resource> = wants.iter().map(|w| &w.setting).collect();
     let (mut returning, mut forward) = (Vec::new(), Vec::new());
     for (setting, hold) in held.settings.iter().filter(|(s, _)| !wanted.contains(s)) {
         // A task that has ended has no settings any more.
         let Some((setting, present)) = observed.settings.get_named(setting) else { continue };
-        if !is_atomic(setting, target) {
+        if !is_atomic(setting, host) {
             // Also if it is at the original for an instant: it is held until a step returns it.
             returning.push(restoring_step(setting, present, hold));
         } else if *present == hold.original {
@@ -53,7 +53,7 @@ pub(super) fn steps_to_take(
     for want in wants {
         let Some(present) = observed.settings.get(&want.setting) else { continue };
         let hold = held.settings.get(&want.setting);
-        let taken = if is_atomic(&want.setting, target) {
+        let taken = if is_atomic(&want.setting, host) {
             *present == want.wanted
         } else {
             // Whatever its controller has written since, or how far the operation is.
@@ -62,7 +62,7 @@ pub(super) fn steps_to_take(
         if taken {
             continue;
         }
-        if let Some(hold) = hold.filter(|h| h.value != *present && is_atomic(&want.setting, target)) {
+        if let Some(hold) = hold.filter(|h| h.value != *present && is_atomic(&want.setting, host)) {
             warnings.push(changed(&want.setting, hold, present));
         }
         let step = Step {
