@@ -9,7 +9,7 @@ use teiji_model::finding::Cause;
 use teiji_model::host::{Identity, NamedBy};
 use teiji_model::observation::{self, Observation};
 use teiji_model::plan::*;
-use teiji_model::policy::{Endpoint, Line, Overridden, SourceLocation};
+use teiji_model::policy::{Endpoint, KeyLocation, Line, Overridden, SourceLocation};
 use teiji_model::qdisc::{Channel, DeadlineQdisc, Device, ExistingQdisc, RootQdisc, Scheduler};
 use teiji_model::report::{Report, SCHEMA};
 use teiji_model::resource::*;
@@ -159,6 +159,8 @@ fn every_field_of_a_plan_is_documented() {
     let location = SourceLocation { file: "p.toml".into(), line: 1, column: 1 };
     let line = Line { text: "weight = 200".into(), location: location.clone() };
     let channel = ChannelGuarantee { name: "a".into(), rate: 1, burst: 2, deadline: 3, bound: 3 };
+    let priority = KeyLocation { key: "priority".into(), location: location.clone() };
+    let asked = Asked { location, with: vec![priority] };
     let plan = Plan {
         first: vec!["start the agent".into()],
         steps: steps(),
@@ -172,7 +174,7 @@ fn every_field_of_a_plan_is_documented() {
             reserved: 1,
             channels: vec![channel],
         }],
-        asked: [("vm.sip1.class".to_owned(), location)].into(),
+        asked: [("vm.sip1.class".to_owned(), asked)].into(),
         overridden: vec![Overridden { section: "vm.a".into(), holds: line.clone(), over: vec![line] }],
     };
     documented(&json::Plan::new(&plan));
