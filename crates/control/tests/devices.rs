@@ -75,7 +75,6 @@ fn what_is_held_and_asked_for_under_the_new_name_stays() {
 /// The tap of a VM in another network namespace is known by its name only, and a device of the same name here is a
 /// different one.
 #[test]
-#[ignore = "the plan still takes taps by their names alone"]
 fn a_tap_of_another_namespace_is_not_one_of_the_same_name_here() {
     let tap = |index| Nic {
         tap: "tap0".into(),

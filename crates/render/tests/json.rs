@@ -159,9 +159,9 @@ fn hold(value: Value) -> Hold {
 fn every_field_of_a_plan_is_documented() {
     let location = SourceLocation { file: "p.toml".into(), line: 1, column: 1 };
     let line = Line { text: "weight = 200".into(), location: location.clone() };
-    let with = vec![KeyLocation { key: "priority".into(), location: location.clone() }];
-    let asked = Asked { location, with };
     let channel = ChannelGuarantee { name: "a".into(), rate: 1, burst: 2, deadline: 3, bound: 3 };
+    let priority = KeyLocation { key: "priority".into(), location: location.clone() };
+    let asked = Asked { location, with: vec![priority] };
     let plan = Plan {
         first: vec!["start the agent".into()],
         steps: steps(),
