@@ -3,6 +3,8 @@
 
 #[path = "common/host.rs"]
 mod host;
+#[path = "common/program.rs"]
+mod program;
 
 use host::made_up as host;
 use std::fs;
@@ -99,7 +101,7 @@ fn unprivileged(args: &[&str]) -> (i32, String, String) {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = dir.path().join("teiji");
-    fs::copy(TEIJI, &copy).unwrap();
+    program::copy(Path::new(TEIJI), &copy);
     let mut command = Command::new(&copy);
     command.args(args).current_dir("/");
     if nix::unistd::geteuid().is_root() {

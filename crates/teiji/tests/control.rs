@@ -4,6 +4,8 @@
 
 #[path = "common/host.rs"]
 mod host;
+#[path = "common/program.rs"]
+mod program;
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -218,9 +220,9 @@ fn without_root_a_plan_is_made_and_an_apply_says_what_it_needs() {
     let host = FakeHost::new(&["sip1"]);
     let path = host.policy("[vm.sip1]\nvcpu_cpus = \"2\"\n");
     // The program has to be in a place where anybody may run it.
-    let program = host.0.path().join("teiji");
-    fs::copy(TEIJI, &program).unwrap();
-    let as_nobody = |args: &[&str]| run(Command::new(&program).args(args).uid(65534).gid(65534));
+    let teiji = host.0.path().join("teiji");
+    program::copy(Path::new(TEIJI), &teiji);
+    let as_nobody = |args: &[&str]| run(Command::new(&teiji).args(args).uid(65534).gid(65534));
     let (path, root) = (path.to_str().unwrap(), host.0.path().to_str().unwrap());
     let plan = as_nobody(&["plan", path, "--root", root]);
     assert!(plan.code == 0 && plan.out.contains("1 step"), "{} {}", plan.out, plan.err);
@@ -303,7 +305,7 @@ fn into_root(root: &Path, program: &Path) {
     let copy = |from: &Path| {
         let to = root.join(from.strip_prefix("/").unwrap());
         fs::create_dir_all(to.parent().unwrap()).unwrap();
-        fs::copy(from, to).unwrap();
+        program::copy(from, &to);
     };
     copy(program);
     let libraries = run(Command::new("ldd").arg(program));
