@@ -58,26 +58,36 @@ static __always_inline void wait_begins(struct clock *c, u32 number, u32 runs_in
 	c->runs_instead = runs_instead;
 }
 
-/* `in` has got a CPU: those who wait for it have waited for another thread until now. */
+/*
+ * `in` has got a CPU: a thread on the list of those who wait for it has waited for another thread until now.
+ * Returns whether it still waits. Not inlined: the verifier looks at a global function once, instead of once
+ * for each place of the list and each way to get there.
+ */
+__noinline int tell_waiter(u32 tid, u32 number, u32 in, u64 now)
+{
+	struct clock *c = clock_of(tid);
+	bool waits;
+
+	if (!c)
+		return 0;
+	bpf_spin_lock(&c->lock);
+	waits = c->state == STATE_READY && c->waits_on == number;
+	if (waits) {
+		clock_account(c, now);
+		c->runs_instead = in;
+	}
+	bpf_spin_unlock(&c->lock);
+	return waits;
+}
+
 static __always_inline void tell_waiters(struct cpu *r, u32 number, u32 in, u64 now)
 {
 	int i;
 
 	for (i = 0; i < MAX_WAITERS; i++) {
 		u32 tid = r->waiters[i];
-		struct clock *c = tid ? clock_of(tid) : NULL;
-		bool waits = false;
 
-		if (c) {
-			bpf_spin_lock(&c->lock);
-			waits = c->state == STATE_READY && c->waits_on == number;
-			if (waits) {
-				clock_account(c, now);
-				c->runs_instead = in;
-			}
-			bpf_spin_unlock(&c->lock);
-		}
-		if (tid && !waits)
+		if (tid && !tell_waiter(tid, number, in, now))
 			free_place(r, i, tid);
 	}
 }
