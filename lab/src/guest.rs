@@ -7,6 +7,7 @@ use std::{fmt::Write, net::Ipv4Addr, time::Duration};
 
 use crate::{
     child::Child,
+    ends::{self, End},
     error::{Error, Result},
     host::{DEFAULT_LIMIT, LabHost, Output, shell},
     progress::ProgressStep,
@@ -73,6 +74,38 @@ const BOOTS: u32 = 3;
 /// The error after which another attempt is made.
 const SILENT: &str = "did not answer";
 
+/// What QEMU says when KVM cannot go on with a guest; the guest is stopped for good then.
+const STOPPED: &str = "KVM internal error";
+/// What [`STATE`] prints of a guest that was reset, by a panic of its kernel or by a triple fault.
+const RESET: &str = "the guest was reset";
+/// Prints what a guest does; see [`Guest::state`].
+const STATE: &str = r#"cd /run/teiji/guests/@name@ || exit
+ask() {
+  printf '%s\n' '{"execute":"qmp_capabilities"}' "$@" | timeout 20 socat -t 5 - UNIX:qmp.sock |
+    sed 's/\\r\\n/\n/g'
+}
+monitor() { printf '{"execute":"human-monitor-command","arguments":{"command-line":"%s"}}' "$1"; }
+if [ -d /proc/@pid@ ]; then
+  echo "its QEMU runs:"
+  for _ in 1 2; do
+    for t in /proc/@pid@/task/*; do
+      echo "$(cat $t/comm) $(cut -d' ' -f3 $t/stat) $(cat $t/wchan) ran and waited, ns, times: $(cat $t/schedstat)"
+    done
+    ask "$(monitor 'info status')" "$(monitor 'info registers -a')" "$(monitor 'info lapic')" |
+      grep -E 'status|CPU#|[RE]IP=|CR0=|LAPIC|LVT|ISR|IRR|Timer|TPR|error'
+    sleep 1
+  done
+else
+  echo "its QEMU has ended"
+  # A guest that shuts down requests it, QEMU names the signal that ends it, and one that is killed prints nothing.
+  ! grep -q '^runstate_set .*(shutdown)' qemu.log ||
+    grep -qE '^qemu_system_shutdown_request|terminating on signal' qemu.log || echo "the guest was reset"
+fi
+grep -H . /sys/kernel/debug/kvm/@pid@-*/{exits,halt_exits,halt_wakeup,irq_injections,irq_window_exits} 2>/dev/null
+tail -n 40 qemu.log
+tail -n 20 console.log
+true"#;
+
 /// A running guest. It ends when this is dropped, or when the lab host ends.
 pub struct Guest<'h> {
     host: &'h LabHost,
@@ -108,7 +141,7 @@ impl<'h> Guest<'h> {
         let mut boots = 1;
         loop {
             match Guest::boot(host, spec, number) {
-                // An emulated guest can hang, as the lab host can.
+                // KVM can stop a guest of an emulated lab host (see `tools::link_up`).
                 Err(Error::Guest { why, .. })
                     if boots < BOOTS && why.starts_with(SILENT) && host.machine().emulator().running() =>
                 {
@@ -181,13 +214,48 @@ impl<'h> Guest<'h> {
 
     fn wait_up(&self, limit: Duration) -> Result<()> {
         // The call retries for longer than the limit, which does not depend on the lab host's own clock.
-        let call = format!("teiji-lab call --wait 86400 vsock:{} -- true", self.cid());
+        let call = format!(
+            "cd /run/teiji/guests/{}
+             teiji-lab call --wait 86400 vsock:{} -- true & call=$!
+             while [ -d /proc/{} ] && [[ $(<qemu.log) != *'{STOPPED}'* ]]; do sleep 2; done & guest=$!
+             wait -n $call $guest && [ -d /proc/$guest ]; code=$?
+             kill $call $guest
+             exit $code",
+            self.name,
+            self.cid(),
+            self.pid
+        );
         let answer = self.host.run_for(&call, limit).and_then(Output::ok);
-        answer.map(drop).map_err(|e| {
-            let console = format!("tail -n 20 /run/teiji/guests/{}/console.log", self.name);
-            let console = self.host.run(&console).map_or_else(|e| e.to_string(), |o| o.text());
-            self.fault(format!("{SILENT}: {e}; its console: {console}"))
-        })
+        answer.map(drop).map_err(|e| self.fault(format!("{SILENT}: {e}; {}", self.state())))
+    }
+
+    /// What its QEMU does, for a message: the logs, and, if it runs, its threads, its registers and its local APICs, twice
+    /// so that one sees whether the guest moves.
+    fn state(&self) -> String {
+        let script = STATE.replace("@pid@", &self.pid.to_string()).replace("@name@", &self.name);
+        self.host.run(&script).map_or_else(|e| e.to_string(), |o| o.text())
+    }
+
+    /// The error of a command that did not end in the guest, or could not be started there. A guest that KVM has stopped, or
+    /// that was reset, is not a result of the tests (see [`ends`]).
+    fn explain(&self, error: Error) -> Error {
+        let late = matches!(error, Error::Timeout { .. });
+        if !late && !matches!(error, Error::Protocol(_)) {
+            return error;
+        }
+        let state = self.state();
+        match [(STOPPED, "KVM stopped it"), (RESET, "it was reset")]
+            .iter()
+            .find(|(sign, _)| state.contains(sign))
+        {
+            Some((_, why)) => {
+                let end = End::Emulator(format!("the guest {} has no result: {why}", self.name));
+                ends::count(&end, &format!("\n  {error}; {state}"));
+            }
+            None if late => return error,
+            None => {}
+        }
+        self.fault(format!("does not answer: {error}; {state}"))
     }
 
     fn fault(&self, why: String) -> Error {
@@ -207,7 +275,8 @@ impl<'h> Guest<'h> {
     /// # Errors
     /// If it exceeds `limit`, or the guest or the lab host has ended.
     pub fn run_for(&self, sh: &str, limit: Duration) -> Result<Output> {
-        self.host.start(self.request(sh), Some(limit))?.wait()
+        let output = self.host.start(self.request(sh), Some(limit)).and_then(Child::wait);
+        output.map_err(|e| self.explain(e))
     }
 
     /// Starts `sh` with bash in the guest, without a limit.
@@ -288,7 +357,8 @@ impl<'h> Guest<'h> {
     /// If the lab host has ended.
     pub fn stop(self) -> Result<()> {
         // The guest ends during this command, so an error is expected.
-        let _ = self.run_for("sync; echo o > /proc/sysrq-trigger; sleep 20", Duration::from_secs(20));
+        let off = self.request("sync; echo o > /proc/sysrq-trigger; sleep 20");
+        let _ = self.host.start(off, Some(Duration::from_secs(20))).and_then(Child::wait);
         self.clean_up()
     }
 
@@ -342,6 +412,7 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
         "qemu-system-x86_64 -name {name},debug-threads=on -nodefaults -no-user-config -display none -no-reboot \
          -machine q35,hpet=off -accel kvm -cpu host -smp {}{}{} -m {} -daemonize -pidfile $d/pid \
          -kernel /{} -initrd /run/teiji/boot/initrd -serial file:$d/console.log \
+         -D $d/qemu.log -trace qemu_system_shutdown_request -trace runstate_set \
          -qmp unix:$d/qmp.sock,server=on,wait=off -device virtio-rng-pci -device vhost-vsock-pci,guest-cid={} \
          -drive if=none,id=root,format=raw,readonly=on,cache=unsafe,file=/dev/vda \
          -device virtio-blk-pci,drive=root,serial=root",

@@ -25,13 +25,14 @@
 //! }
 //! ```
 //!
-//! If an emulator fails, its lab host ends (QEMU that translates nested virtualisation fails about once in forty
-//! boots). That is not the result of a test: everything shared is made again, and the test starts again. This is
-//! reported, and done only once in a program, so that a test which ends the lab host each time fails.
+//! If the emulated machine fails, its lab host ends, or a nested guest does (QEMU that translates nested virtualisation
+//! fails about once in forty boots). That is not the result of a test: everything shared is made again, and the test
+//! starts again. This is reported, and done only once in a program, so that a test which ends the lab host each time
+//! fails.
 //!
-//! A lab host that ends by itself is such a result: its kernel panicked, was reset by a triple fault, or powered off. The
-//! program fails, even if no test noticed it. [`crate::ends`] tells the two apart. The last lines of a program say how
-//! many lab hosts were replaced, how many ended by themselves, and why.
+//! A lab host that ends because of what is tested is such a result: its kernel panicked in something of teiji, or it
+//! powered off. The program fails, even if no test noticed it. [`crate::ends`] tells the two apart. The last lines of a
+//! program say how many lab hosts were replaced, how many ended by themselves, and why.
 //!
 //! `cargo test --test NAME -- the_guest` runs the tests whose names contain `the_guest`; `-- --list` lists all tests.
 

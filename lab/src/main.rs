@@ -161,6 +161,9 @@ enum Command {
         #[arg(long = "for")]
         length: Option<f64>,
     },
+    /// Set a link up (only in nested guests)
+    #[command(hide = true)]
+    LinkUp { interface: String },
     /// Run commands for the lab (only in lab machines)
     #[command(hide = true)]
     Agent {
@@ -315,6 +318,10 @@ fn run(command: Command) -> anyhow::Result<u8> {
         Command::Capture { interface, out, snap, length } => {
             let counts = tools::capture::run(&interface, &out, snap, length.map(Duration::from_secs_f64))?;
             println!("{}", serde_json::to_string(&counts)?);
+            Ok(0)
+        }
+        Command::LinkUp { interface } => {
+            tools::link_up::run(&interface)?;
             Ok(0)
         }
         Command::Agent { vsock: false } => remote::serve_ports().map(|()| 0).map_err(Into::into),

@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         the_capture_agrees_with_the_load,
         guests_reach_each_other_and_leave_nothing,
         an_emulator_that_fails_is_replaced_by_another,
+        a_guest_that_kvm_stopped_is_told,
         nothing_is_left_at_the_end,
     ];
     harness::run(&tests, || HOST.if_made(LabHost::end))
@@ -245,6 +246,37 @@ fn an_emulator_that_fails_is_replaced_by_another() {
     }
     assert_ne!(killed, HOST.pid());
     HOST.run("true").unwrap().ok().unwrap();
+}
+
+/// Reads a register of a device of the guest for the first time, right after a page fault: KVM under an emulated
+/// processor stops the guest at that (see `tools::link_up`).
+fn a_guest_that_kvm_stopped_is_told() {
+    const READ: &str = r#"
+        cd $(dirname $(grep -lx 0x1005 /sys/bus/pci/devices/*/device))
+        [ ! -e driver ] || echo $(basename $PWD) > driver/unbind
+        echo 1 > enable
+        exec python3 -c '
+import mmap, os
+registers = mmap.mmap(os.open("resource4", os.O_RDWR | os.O_SYNC), 16384)
+def fault():
+    page = mmap.mmap(-1, 4096)
+    page[0] = 1
+    return page
+for _ in range(200):
+    fault().close()
+page = fault()
+print(registers[0x1000])'"#;
+    let guest = HOST.guest(&GuestSpec::named("stopped")).unwrap();
+    let result = guest.run_for(READ, Duration::from_secs(15));
+    if HOST.accelerated() {
+        result.unwrap().ok().unwrap();
+        return;
+    }
+    let why = result.map(|o| o.text()).unwrap_err().to_string();
+    for part in ["guest stopped does not answer", "KVM internal error. Suberror: 3", "RIP=", "internal-error"]
+    {
+        assert!(why.contains(part), "{part}: {why}");
+    }
 }
 
 /// This is about the whole lab, so it is the last test.

@@ -42,7 +42,8 @@ case $level in
 	modprobe -a virtio_net vmw_vsock_virtio_transport
 	i=0
 	for address in $(option addresses | tr , ' '); do
-		ip link set "eth$i" up
+		# Not by ip: see lab/src/tools/link_up.rs.
+		/run/teiji/teiji-lab link-up "eth$i"
 		ip address add "$address" dev "eth$i"
 		i=$((i + 1))
 	done

@@ -2,6 +2,7 @@
 
 pub mod capture;
 pub mod hog;
+pub mod link_up;
 pub mod pcap;
 pub mod udp_burst;
 pub mod udp_echo;
