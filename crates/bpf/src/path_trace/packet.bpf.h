@@ -20,6 +20,7 @@
 struct packet {
 	u64 fingerprint;
 	u64 key;
+	u64 received; /* when the host received it, ns of the trace's clock; 0: not at that point */
 	u32 len; /* of the frame */
 	u8 role;
 	u8 proto;
@@ -217,6 +218,8 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 			if (to_guest ? !is_guest_mac(eth.dst)
 				     : !is_guest_mac(eth.src) || is_guest_mac(eth.dst))
 				return false;
+			if (to_guest)
+				p->received = bpf_ktime_get_ns();
 		}
 	}
 	if (!(settings.directions & (to_guest ? DIR_IN : DIR_OUT)))

@@ -78,8 +78,9 @@ static __always_inline bool parse_skb(struct sk_buff *skb, bool received, bool k
 /*
  * Packets are stamped after they have passed the filter, so that the others, which are most packets of a
  * host, cost no reading of the clock. A packet continues only after the probe has returned, so the time of
- * the filter, some hundred ns, is in the stage before the point instead of the one after it; at the first
- * point of the path it is in neither.
+ * the filter, some hundred ns, is in the stage before the point instead of the one after it. At the first
+ * point of the path no stage precedes: there the packets for traced guests are stamped as soon as their
+ * address is known.
  */
 static __always_inline void emit_packet(struct packet *p, u8 point, u32 ifindex)
 {
@@ -91,7 +92,7 @@ static __always_inline void emit_packet(struct packet *p, u8 point, u32 ifindex)
 	r->fingerprint = p->fingerprint;
 	r->len = p->len;
 	r->tid = current_tid();
-	r->head.ts = bpf_ktime_get_ns();
+	r->head.ts = p->received ? p->received : bpf_ktime_get_ns();
 	submit(r);
 }
 
