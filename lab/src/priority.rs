@@ -2,8 +2,9 @@
 //!
 //! Emulated CPUs are threads of the emulator. If there are more of them than real CPUs, they take turns. If the
 //! scheduler preempts one of them while it holds a lock of the emulator (such as that of the clock), the others stop
-//! for hundreds of microseconds. Under `SCHED_FIFO` a thread runs until it has nothing to do. That suits a lab host
-//! that waits most of the time; a busy loop in the lab host would occupy a real CPU.
+//! for hundreds of microseconds. Under `SCHED_RR` a thread runs until it has nothing to do, or for 100 ms. That suits a
+//! lab host that waits most of the time. Not `SCHED_FIFO`: two emulated CPUs that wait in a loop for a third, as a kernel
+//! does after an interrupt to all CPUs, would occupy two real ones for ever (a lab host was seen to hang so).
 
 use std::{fs, path::PathBuf};
 
@@ -21,7 +22,7 @@ pub struct RaisedPriority {
 impl RaisedPriority {
     pub(crate) fn of(pid: u32) -> Result<RaisedPriority> {
         let preference = RaisedPriority { tasks: format!("/proc/{pid}/task").into() };
-        preference.set(libc::SCHED_FIFO, PRIORITY)?;
+        preference.set(libc::SCHED_RR, PRIORITY)?;
         Ok(preference)
     }
 
