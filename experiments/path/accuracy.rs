@@ -62,8 +62,10 @@ pub const CASES: [Case; 3] = [
 /// One request in the capture and in teiji's recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// Start, ns of CLOCK_REALTIME.
+    /// Start according to the capture, ns of CLOCK_REALTIME.
     pub start: u64,
+    /// How much later it started according to teiji, ns; the clocks' difference is known to [`START_OFF`].
+    pub late: i64,
     /// Time according to the capture, ns.
     pub capture: u64,
     /// Time according to teiji, ns.
@@ -312,7 +314,9 @@ fn align(
         let under_way = |e: &&Exchange| stamped(e) && start <= e.start as i64 + e.total as i64;
         if let Some(e) = capture.get(at).filter(under_way) {
             let (start, capture, teiji) = (e.start, e.total, j.request.total);
-            pairs.push(Pair { start, capture, teiji, around: around(e), beyond_tap: beyond_tap(&j.request) });
+            let late = j.request.start as i64 + realtime_minus_monotonic - start as i64;
+            let (around, beyond_tap) = (around(e), beyond_tap(&j.request));
+            pairs.push(Pair { start, late, capture, teiji, around, beyond_tap });
             at += 1;
         }
     }
@@ -360,14 +364,15 @@ mod tests {
 
     #[test]
     fn two_percent_or_fifty_microseconds_are_allowed() {
-        let pair = |capture, teiji| Pair { start: 0, capture, teiji, around: None, beyond_tap: [0; 2] };
+        let pair =
+            |capture, teiji| Pair { start: 0, late: 0, capture, teiji, around: None, beyond_tap: [0; 2] };
         assert!(pair(1_000_000, 1_050_000).agrees() && !pair(1_000_000, 1_050_001).agrees());
         assert!(pair(10_000_000, 9_800_000).agrees() && !pair(10_000_000, 9_799_999).agrees());
     }
 
     #[test]
     fn a_time_is_between_those_inside_and_outside() {
-        let pair = |teiji, around| Pair { start: 0, capture: 0, teiji, around, beyond_tap: [0; 2] };
+        let pair = |teiji, around| Pair { start: 0, late: 0, capture: 0, teiji, around, beyond_tap: [0; 2] };
         let around = Some([1_000_000, 1_200_000]);
         assert!(pair(1_000_000, around).between() && pair(1_200_000, around).between());
         assert!(!pair(998_999, around).between() && !pair(1_201_001, around).between());
@@ -385,7 +390,8 @@ mod tests {
                 ..joined(0, 0).request
             };
             let around = Some([1_000_000, 0]);
-            Pair { start: 0, capture: 0, teiji: 0, around, beyond_tap: beyond_tap(&request) }.divides()
+            Pair { start: 0, late: 0, capture: 0, teiji: 0, around, beyond_tap: beyond_tap(&request) }
+                .divides()
         };
         assert!(divides([50_000, 400_000, 600_000, 0], false));
         assert!(divides([50_000, 400_000, 500_000, 50_000], false));

@@ -109,10 +109,13 @@ pub fn markdown(f: &Found) -> String {
 
 /// Every request of the accuracy cases, as CSV.
 pub fn requests_csv(f: &Found) -> String {
-    let mut t = "case,start_ns,capture_ns,teiji_ns\n".to_owned();
+    let mut t = "case,start_ns,capture_ns,teiji_ns,teiji_start_late_ns,inside_ns,outside_ns\n".to_owned();
     for a in &f.agreements {
         for p in &a.pairs {
-            let _ = writeln!(t, "{},{},{},{}", a.case, p.start, p.capture, p.teiji);
+            let [inside, outside] =
+                p.around.map_or([String::new(), String::new()], |a| a.map(|ns| ns.to_string()));
+            let _ =
+                writeln!(t, "{},{},{},{},{},{inside},{outside}", a.case, p.start, p.capture, p.teiji, p.late);
         }
     }
     t
