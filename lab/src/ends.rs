@@ -48,7 +48,9 @@ impl End {
         if let Some(panic) = console.find("Kernel panic") {
             let first = console[panic..].lines().next().unwrap_or_default();
             // What the kernel printed before it panicked, such as the oops, belongs to it.
-            let teiji = TEIJI.iter().find(|part| console.contains(**part));
+            // But modules that are loaded need not have to do with it.
+            let mut about = console.lines().filter(|l| !l.contains("Modules linked in"));
+            let teiji = about.find_map(|l| TEIJI.iter().find(|part| l.contains(**part)));
             return match teiji {
                 Some(part) => End::LabHost(format!("the kernel of the lab host panicked in {part}: {first}")),
                 None => End::Emulator(format!("the kernel of the lab host panicked, not in teiji: {first}")),
@@ -305,7 +307,8 @@ mod tests {
     fn an_end_that_was_asked_for_is_nobodys_and_a_kernel_that_panics_in_teiji_is_no_fault_of_the_emulator() {
         for how in [exit(0), exit(1), signal(libc::SIGKILL)] {
             assert_eq!(End::of(true, &how, "", READY), End::Asked);
-            let panicked = "[    1.0] Kernel panic - not syncing: Fatal exception in interrupt\n";
+            let panicked = "[    0.9] Modules linked in: sch_hfsc vhost_net tun\n\
+                [    1.0] Kernel panic - not syncing: Fatal exception in interrupt\n";
             let end = End::of(false, &how, "", panicked);
             assert!(matches!(&end, End::Emulator(why) if why.contains("panicked, not in teiji")), "{end:?}");
             for trace in [
