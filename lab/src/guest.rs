@@ -7,7 +7,7 @@ use std::{fmt::Write, net::Ipv4Addr, time::Duration};
 
 use crate::{
     child::Child,
-    ends::{self, End},
+    ends,
     error::{Error, Result},
     host::{DEFAULT_LIMIT, LabHost, Output, shell},
     progress::ProgressStep,
@@ -76,11 +76,18 @@ const SILENT: &str = "did not answer";
 
 /// What QEMU says when KVM cannot go on with a guest; the guest is stopped for good then.
 const STOPPED: &str = "KVM internal error";
-/// What [`STATE`] prints of a guest that was reset, by a panic of its kernel or by a triple fault.
+/// What [`SIGN`] prints of a guest that was reset, by a panic of its kernel or by a triple fault.
 const RESET: &str = "the guest was reset";
+/// Prints why a guest has ended, if it is the emulated machine's fault. A guest that shuts down requests it, QEMU names the
+/// signal that ends it, and one that is killed prints nothing.
+const SIGN: &str = r#"cd /run/teiji/guests/@name@ || exit
+grep -m 1 'KVM internal error' qemu.log
+! grep -q '^runstate_set .*(shutdown)' qemu.log ||
+  grep -qE '^qemu_system_shutdown_request|terminating on signal' qemu.log || echo "the guest was reset"
+true
+"#;
 /// Prints what a guest does; see [`Guest::state`].
-const STATE: &str = r#"cd /run/teiji/guests/@name@ || exit
-ask() {
+const STATE: &str = r#"ask() {
   printf '%s\n' '{"execute":"qmp_capabilities"}' "$@" | timeout 20 socat -t 5 - UNIX:qmp.sock |
     sed 's/\\r\\n/\n/g'
 }
@@ -89,7 +96,8 @@ if [ -d /proc/@pid@ ]; then
   echo "its QEMU runs:"
   for _ in 1 2; do
     for t in /proc/@pid@/task/*; do
-      echo "$(cat $t/comm) $(cut -d' ' -f3 $t/stat) $(cat $t/wchan) ran and waited, ns, times: $(cat $t/schedstat)"
+      state=$(sed 's/.*) //; s/ .*//' $t/stat)
+      echo "$(cat $t/comm): $state $(cat $t/wchan), ran and waited, ns, times: $(cat $t/schedstat)"
     done
     ask "$(monitor 'info status')" "$(monitor 'info registers -a')" "$(monitor 'info lapic')" |
       grep -E 'status|CPU#|[RE]IP=|CR0=|LAPIC|LVT|ISR|IRR|Timer|TPR|error'
@@ -97,13 +105,10 @@ if [ -d /proc/@pid@ ]; then
   done
 else
   echo "its QEMU has ended"
-  # A guest that shuts down requests it, QEMU names the signal that ends it, and one that is killed prints nothing.
-  ! grep -q '^runstate_set .*(shutdown)' qemu.log ||
-    grep -qE '^qemu_system_shutdown_request|terminating on signal' qemu.log || echo "the guest was reset"
 fi
 grep -H . /sys/kernel/debug/kvm/@pid@-*/{exits,halt_exits,halt_wakeup,irq_injections,irq_window_exits} 2>/dev/null
 tail -n 40 qemu.log
-tail -n 20 console.log
+tail -n 60 console.log
 true"#;
 
 /// A running guest. It ends when this is dropped, or when the lab host ends.
@@ -141,11 +146,12 @@ impl<'h> Guest<'h> {
         let mut boots = 1;
         loop {
             match Guest::boot(host, spec, number) {
-                // KVM can stop a guest of an emulated lab host (see `tools::link_up`).
+                // KVM can stop a guest of an emulated lab host (see `tools::link_up`), and some have hung.
                 Err(Error::Guest { why, .. })
                     if boots < BOOTS && why.starts_with(SILENT) && host.machine().emulator().running() =>
                 {
-                    step.say(&format!("guest {} hangs, booting it again: {why}", spec.name));
+                    step.say(&format!("guest {} is booted again: it {why}", spec.name));
+                    ends::rebooted(format!("{}: it {}", spec.name, why.lines().next().unwrap_or_default()));
                     boots += 1;
                 }
                 Err(e) => return Err(e),
@@ -217,9 +223,9 @@ impl<'h> Guest<'h> {
         let call = format!(
             "cd /run/teiji/guests/{}
              teiji-lab call --wait 86400 vsock:{} -- true & call=$!
-             while [ -d /proc/{} ] && [[ $(<qemu.log) != *'{STOPPED}'* ]]; do sleep 2; done & guest=$!
+             while sleep 2; [ -d /proc/{} ] && [[ $(<qemu.log) != *'{STOPPED}'* ]]; do :; done & guest=$!
              wait -n $call $guest && [ -d /proc/$guest ]; code=$?
-             kill $call $guest
+             kill $call $guest 2>/dev/null
              exit $code",
             self.name,
             self.cid(),
@@ -232,28 +238,29 @@ impl<'h> Guest<'h> {
     /// What its QEMU does, for a message: the logs, and, if it runs, its threads, its registers and its local APICs, twice
     /// so that one sees whether the guest moves.
     fn state(&self) -> String {
-        let script = STATE.replace("@pid@", &self.pid.to_string()).replace("@name@", &self.name);
+        self.look(&format!("{SIGN}{STATE}"))
+    }
+
+    fn look(&self, script: &str) -> String {
+        let script = script.replace("@pid@", &self.pid.to_string()).replace("@name@", &self.name);
         self.host.run(&script).map_or_else(|e| e.to_string(), |o| o.text())
     }
 
-    /// The error of a command that did not end in the guest, or could not be started there. A guest that KVM has stopped, or
-    /// that was reset, is not a result of the tests (see [`ends`]).
+    /// The error of a command that did not end in the guest, or could not be started there.
     fn explain(&self, error: Error) -> Error {
         let late = matches!(error, Error::Timeout { .. });
         if !late && !matches!(error, Error::Protocol(_)) {
             return error;
         }
+        let sign = self.look(SIGN);
+        let why =
+            [(STOPPED, "KVM stopped it"), (RESET, "it was reset")].iter().find(|(s, _)| sign.contains(s));
+        if late && why.is_none() {
+            return error;
+        }
         let state = self.state();
-        match [(STOPPED, "KVM stopped it"), (RESET, "it was reset")]
-            .iter()
-            .find(|(sign, _)| state.contains(sign))
-        {
-            Some((_, why)) => {
-                let end = End::Emulator(format!("the guest {} has no result: {why}", self.name));
-                ends::count(&end, &format!("\n  {error}; {state}"));
-            }
-            None if late => return error,
-            None => {}
+        if let Some((_, why)) = why {
+            ends::guest_failed(format!("guest {}: {why}", self.name), format!("{error}; {state}"));
         }
         self.fault(format!("does not answer: {error}; {state}"))
     }
@@ -459,7 +466,8 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
     let _ = write!(
         s,
         "{qemu} -append 'console=ttyS0 loglevel=4 tsc=reliable panic=-1 mitigations=off random.trust_cpu=on no_timer_check \
-         teiji.level=2 teiji.name={name} teiji.addresses={} teiji.peer=10.77.0.1,52:54:00:77:00:01' >&2\n\
+         teiji.level=2 teiji.name={name} teiji.addresses={} teiji.peer=10.77.0.1,52:54:00:77:00:01' >&2 ||\n\
+         {{ cat $d/qemu.log >&2; exit 1; }}\n\
          cat $d/pid\n",
         addresses.join(",")
     );

@@ -26,13 +26,13 @@
 //! ```
 //!
 //! If the emulated machine fails, its lab host ends, or a nested guest does (QEMU that translates nested virtualisation
-//! fails about once in forty boots). That is not the result of a test: everything shared is made again, and the test
+//! fails about once in sixty boots). That is not the result of a test: everything shared is made again, and the test
 //! starts again. This is reported, and done only once in a program, so that a test which ends the lab host each time
 //! fails.
 //!
-//! A lab host that ends because of what is tested is such a result: its kernel panicked in something of teiji, or it
-//! powered off. The program fails, even if no test noticed it. [`crate::ends`] tells the two apart. The last lines of a
-//! program say how many lab hosts were replaced, how many ended by themselves, and why.
+//! A lab host that ends by itself in another way is such a result: its kernel panicked, or it powered off. The program
+//! fails, even if no test noticed it. [`crate::ends`] tells the two apart. The last lines of a program say how many lab
+//! hosts were replaced, how many ended by themselves, and why.
 //!
 //! `cargo test --test NAME -- the_guest` runs the tests whose names contain `the_guest`; `-- --list` lists all tests.
 
@@ -76,7 +76,9 @@ pub fn run(tests: &[Test], end: fn()) -> ExitCode {
     arguments.test_threads = Some(1);
     let trials = tests
         .iter()
-        .map(|&(name, test)| Trial::test(name, move || attempt(name, test, ends::failures)))
+        .map(|&(name, test)| {
+            Trial::test(name, move || attempt(name, test, ends::failures, ends::guest_failures, end))
+        })
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);
     let ended = catch_unwind(end);
@@ -92,19 +94,34 @@ pub fn run(tests: &[Test], end: fn()) -> ExitCode {
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Runs a test, and runs it again if it failed together with the emulator; `failures` returns why emulators
-/// have failed so far.
-fn attempt(name: &str, test: fn(), failures: impl Fn() -> Vec<String>) -> Result<(), Failed> {
+/// Runs a test, and runs it again if it failed together with the emulated machine. `hosts` returns why lab hosts have
+/// failed so far, `guests` why nested guests have; `end` ends the lab host, as only one can run.
+fn attempt(
+    name: &str,
+    test: fn(),
+    hosts: impl Fn() -> Vec<String>,
+    guests: impl Fn() -> Vec<String>,
+    end: fn(),
+) -> Result<(), Failed> {
     let begun = Instant::now();
+    let guests_before = guests().len();
     let mut result = catch_unwind(test);
     let given_up = GIVEN_UP.load(Ordering::Relaxed);
+    // A lab host that has ended makes every later test fail; a guest only the one in which it failed.
+    let failed = || {
+        let host = hosts().into_iter().nth(given_up as usize);
+        host.or_else(|| guests().into_iter().nth(guests_before))
+    };
     if let Err(panic) = &result
-        && let Some(failure) = failures().get(given_up as usize)
         && given_up < GIVE_UP_LIMIT
+        && let Some(failure) = failed()
     {
         let why = reason(panic.as_ref());
         eprintln!("lab          {name}: {failure}, so another lab host is booted for it ({why})");
         ends::replaced(format!("in the test {name}: {failure}"));
+        if catch_unwind(end).is_err() {
+            eprintln!("lab          the lab host could not be ended: see above");
+        }
         GIVEN_UP.store(given_up + 1, Ordering::Relaxed);
         result = catch_unwind(test);
     }
@@ -230,7 +247,7 @@ mod tests {
         let runs = || RUNS.swap(0, Ordering::Relaxed);
         let in_the_second = || {
             RUNS.fetch_add(1, Ordering::Relaxed);
-            assert!(*LAB >= 1, "in lab host {}", *LAB);
+            assert!(*LAB == 1, "in lab host {}", *LAB);
         };
         let never = || {
             RUNS.fetch_add(1, Ordering::Relaxed);
@@ -238,15 +255,39 @@ mod tests {
         };
         let why = |result: Result<(), Failed>| result.unwrap_err().message().unwrap_or_default().to_owned();
 
+        static ENDED: AtomicU32 = AtomicU32::new(0);
+        let end = || {
+            ENDED.fetch_add(1, Ordering::Relaxed);
+        };
         let failed = |times: usize| move || vec![String::from("the emulator was killed"); times];
-        assert_eq!((why(attempt("a", in_the_second, failed(0))), runs()), ("in lab host 0".into(), 1));
-        attempt("b", in_the_second, failed(1)).unwrap();
-        assert_eq!(runs(), 2);
+        assert_eq!(
+            (why(attempt("a", in_the_second, failed(0), failed(0), end)), runs()),
+            ("in lab host 0".into(), 1)
+        );
+        // A guest that had failed before the test.
+        assert_eq!(
+            (why(attempt("a", in_the_second, failed(0), failed(3), end)), runs()),
+            ("in lab host 0".into(), 1)
+        );
+        assert_eq!(ENDED.load(Ordering::Relaxed), 0);
+        // One that fails in it: the lab host still runs, and another one can only be booted after it has ended.
+        let guests = || vec![String::from("KVM stopped vm1"); RUNS.load(Ordering::Relaxed) as usize];
+        attempt("b", in_the_second, failed(0), guests, end).unwrap();
+        assert_eq!((runs(), ENDED.load(Ordering::Relaxed)), (2, 1));
+        GIVEN_UP.store(0, Ordering::Relaxed);
+        attempt("b", in_the_second, failed(1), failed(0), end).unwrap_err();
+        assert_eq!((runs(), ENDED.load(Ordering::Relaxed)), (2, 2));
         let replaced = ends::summary();
-        assert!(replaced.contains(&"  in the test b: the emulator was killed".into()), "{replaced:?}");
+        for failure in ["the emulator was killed", "KVM stopped vm1"] {
+            assert!(replaced.contains(&format!("  in the test b: {failure}")), "{replaced:?}");
+        }
         // A failure that was counted before does not count again, and a second one is not excused.
         for failures in [1, 2] {
-            assert_eq!((why(attempt("c", never, failed(failures))), runs()), ("in lab host 1".into(), 1));
+            let now = *LAB;
+            assert_eq!(
+                (why(attempt("c", never, failed(failures), guests, end)), runs()),
+                (format!("in lab host {now}"), 1)
+            );
         }
     }
 }

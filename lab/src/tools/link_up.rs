@@ -45,7 +45,7 @@ pub fn run(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// KVM intercepts CPUID always.
+/// KVM always intercepts CPUID.
 #[inline(always)]
 fn leave_guest_mode() {
     #[cfg(target_arch = "x86_64")]
