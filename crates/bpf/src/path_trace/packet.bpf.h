@@ -21,7 +21,7 @@ struct packet {
 	u64 fingerprint;
 	u64 key;
 	u64 received; /* when the host received it, ns of the trace's clock; 0: not at that point */
-	u32 len; /* of the frame */
+	u32 len;      /* of the frame */
 	u8 role;
 	u8 proto;
 	bool to_guest;
