@@ -135,7 +135,7 @@ fn a_suppressed_signal_that_is_reported_late_belongs_to_the_entry_since_it_began
     assert_eq!((of(Stage::Irq).ns, of(Stage::VcpuWake).ns, of(Stage::VcpuWake).split), (0, 15_000, None));
     // An entry from before the signal has nothing to do with it, and one without an interrupt is not reported.
     let run = history(false);
-    assert_eq!((run.counts()[1], run.reason()), (1, (Outcome::Incomplete, Reason::NotEntered)));
+    assert_eq!((run.counts()[1], run.reason()), (1, (Outcome::Incomplete, Reason::OutOfOrder)));
 }
 
 #[test]
