@@ -7,7 +7,7 @@ use teiji_analysis::{Analyzer, Options};
 use teiji_model::event::*;
 use teiji_model::flow::Matching;
 use teiji_model::report::{Counters, Outcome, Reason};
-use teiji_model::stage::{Split, Stage, ThreadState};
+use teiji_model::stage::{Split, ThreadState};
 
 const REQ: Option<Match> =
     Some(Match { key: 1, role: Role::Request, group: 0, group_role: GroupRole::Within });
@@ -95,47 +95,6 @@ fn an_interrupt_that_no_vcpu_took_is_said_so() {
         assert_eq!(p.worker.unwrap().get(ThreadState::Asleep), asleep);
     }
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::NotSignalled));
-}
-
-/// The second of two requests is signalled while the interrupt of the first one waits for the vCPU, so its interrupt is
-/// suppressed. The worker loses its CPU before it has reported that; meanwhile the vCPU enters, handles both, and
-/// halts.
-#[test]
-fn a_suppressed_signal_that_is_reported_late_belongs_to_the_entry_since_it_began() {
-    let history = |entered: bool| {
-        let mut h = History::default();
-        h.packet(0, Point::HostRx, 1, NIC)
-            .matched(10_000, Point::TapEnqueue, 1, TAP, m(1, Role::Request))
-            .packet(20_000, Point::TapDequeue, 1, TAP)
-            .interrupt(40_000, 30_000, Delivery::Accepted)
-            .packet(50_000, Point::HostRx, 2, NIC)
-            .matched(60_000, Point::TapEnqueue, 2, TAP, m(2, Role::Request))
-            .packet(70_000, Point::TapDequeue, 2, TAP);
-        // The signal of the second request begins at 80 µs.
-        h.entry(if entered { 95_000 } else { 75_000 }, 45_000, 40).kick(200_000);
-        let late = Interrupt {
-            delivery: Delivery::Suppressed,
-            vector: 0,
-            state: Some(ThreadState::Asleep),
-            ..interrupt(80_000)
-        };
-        h.at(900_000, EventKind::Interrupt(late));
-        for (i, t) in [(1, 910_000), (2, 950_000)] {
-            h.matched(t, Point::TapSend, 10 + i, TAP, m(i, Role::Final))
-                .packet(t + 10_000, Point::DevQueue, 10 + i, NIC)
-                .packet(t + 20_000, Point::DevXmit, 10 + i, NIC);
-        }
-        h.entry(990_000, 900_000, 0);
-        long_after(h).run()
-    };
-    let run = history(true);
-    assert_eq!(run.counts(), [2, 2, 0, 0, 0], "{:?}", run.report.vms[0].left_out);
-    let second = run.joined.iter().find(|j| j.request.start == T + 50_000).unwrap();
-    let of = |stage: Stage| second.request.stages[stage as usize];
-    assert_eq!((of(Stage::Irq).ns, of(Stage::VcpuWake).ns, of(Stage::VcpuWake).split), (0, 15_000, None));
-    // An entry from before the signal has nothing to do with it, and one without an interrupt is not reported.
-    let run = history(false);
-    assert_eq!((run.counts()[1], run.reason()), (1, (Outcome::Incomplete, Reason::OutOfOrder)));
 }
 
 #[test]

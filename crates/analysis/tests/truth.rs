@@ -267,7 +267,6 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
             taken.iter().for_each(|i| truths[*i].entered = *accepted);
         }
     }
-    let mut entries: Vec<(u16, u64)> = Vec::new();
     for vcpu in 0..2 {
         for vector in [0, 40] {
             let wanted = |s: &&Signal| {
@@ -281,19 +280,9 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
                     upto = s.1 + r.delay();
                     let e = GuestEntry { vcpu: kvm_id(vcpu), index: vcpu, vector, upto, ..entry(0) };
                     put(upto + 1, 4 + vcpu, EventKind::GuestEntry(e));
-                    entries.push((vcpu, upto + 1));
                 }
                 s.5.iter().for_each(|i| truths[*i].entered = upto + 1);
             }
-        }
-    }
-
-    // A guest that polls finds a packet as soon as it runs after the signal has begun.
-    for (signalled, accepted, vcpu, delivery, _, taken) in &signals {
-        let during = |(on, at): &&(u16, u64)| on == vcpu && (signalled..=accepted).contains(&at);
-        let first = entries.iter().filter(during).map(|(_, at)| *at).min();
-        if let Some(at) = first.filter(|_| *delivery == Delivery::Suppressed) {
-            taken.iter().for_each(|i| (truths[*i].accepted, truths[*i].entered) = (*signalled, at));
         }
     }
 

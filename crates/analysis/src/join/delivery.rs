@@ -4,24 +4,17 @@
 //!             TapDequeue        Interrupt              GuestEntry
 //!  [on the tap] ─────► [taken] ──────────► [accepted] ───────────► done
 //!                         │ Posted, or Suppressed in guest mode ─► done
-//!                         │ Suppressed, and an entry was seen since it began ─► done
 //!                         │ its worker slept: the signal was lost ─► done, with a hole
 //! ```
 //!
 //! A signal covers the packets that its worker took off the tap before it began to signal. A worker does not sleep
 //! before it has signalled; if its clock shows that it slept while it held packets, the event of their signal was
 //! lost. A guest entry covers the interrupts of its vector that were accepted up to [`GuestEntry::upto`].
-//!
-//! A suppressed signal is reported when it ends. A worker that loses its CPU in between reports it late: the vCPU may have
-//! entered the guest since it began, where the guest, which polls, found the packet. So the last entries of each vCPU
-//! are kept. (Only entries that take an interrupt are reported. If the vCPU has entered without one, the packet counts as
-//! not entered, as its response comes before the next one.)
 
 use super::request::RequestTable;
 use super::{Common, Exclusion, Validity};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
-use std::collections::VecDeque;
 use teiji_model::event::{Delivery as Became, GuestEntry, Interrupt, Packet};
 use teiji_model::report::Reason;
 use teiji_model::stage::{Split, ThreadState};
@@ -32,8 +25,6 @@ const MAX_PACKETS: usize = 1 << 15;
 const MAX_THREADS: usize = 4096;
 /// Packets that one worker or vCPU holds.
 const MAX_IN_HAND: usize = 4096;
-/// Guest entries that are kept for each vCPU: those of a worker's signal.
-const MAX_ENTRIES: usize = 16;
 
 /// A packet on its way to a guest.
 #[derive(Clone, Debug, Default)]
@@ -99,8 +90,6 @@ pub(super) struct Delivery {
     taken: Map<u64, Vec<EntryId>>,
     /// Packets whose interrupt was accepted and whose guest entry has not come yet, by VM and vCPU.
     awaited: Map<u64, Vec<Awaited>>,
-    /// The last guest entries, by VM and vCPU: time and entry.
-    entries: Map<u64, VecDeque<(u64, GuestEntry)>>,
 }
 
 fn pair(a: u32, b: u32) -> u64 {
@@ -113,7 +102,6 @@ impl Delivery {
             packets: ExpiringSlab::new(MAX_PACKETS),
             taken: Map::with_hasher(hasher),
             awaited: Map::with_hasher(hasher),
-            entries: Map::with_hasher(hasher),
         }
     }
 
@@ -229,9 +217,6 @@ impl Delivery {
         if self.awaited.len() >= MAX_THREADS {
             self.awaited.retain(|_, list| !list.is_empty());
         }
-        let suppressed = i.delivery == Became::Suppressed;
-        let entries = self.entries.get(&waits).filter(|_| suppressed);
-        let since = entries.and_then(|all| all.iter().find(|(at, _)| (i.signalled..=now).contains(at)));
         let has_room = self.awaited.len() < MAX_THREADS || self.awaited.contains_key(&waits);
         for id in ids.drain(..covered) {
             let Some(packet) = packets.get_mut(id) else { continue };
@@ -252,18 +237,6 @@ impl Delivery {
             (packet.vcpu, packet.vcpu_index) = (i.vcpu, index);
             packet.state = i.state;
             packet.accept_clock = i.state.map(|_| i.clock);
-            if let Some((at, entry)) = since {
-                // What the vCPU did before that entry is not known: its clock was read after it.
-                (packet.accepted, packet.state, packet.accept_clock) = (i.signalled, None, None);
-                packet.entered = *at;
-                packet.vcpu_index = entry.index;
-                packet.entry_clock = entry.clock;
-                packet.vcpu_preempted_by = entry.preempted_by;
-                if let Some(packet) = packets.remove(id) {
-                    Self::done(packet, c, requests);
-                }
-                continue;
-            }
             if in_guest {
                 packet.entered = now;
                 packet.entry_clock = i.clock;
@@ -289,15 +262,7 @@ impl Delivery {
         c: &mut Common,
         requests: &mut RequestTable,
     ) {
-        let vcpu = pair(e.vm, e.vcpu);
-        if self.entries.len() < MAX_THREADS || self.entries.contains_key(&vcpu) {
-            let entries = self.entries.entry(vcpu).or_default();
-            if entries.len() == MAX_ENTRIES {
-                entries.pop_front();
-            }
-            entries.push_back((now, *e));
-        }
-        let Some(list) = self.awaited.get_mut(&vcpu) else { return };
+        let Some(list) = self.awaited.get_mut(&pair(e.vm, e.vcpu)) else { return };
         let packets = &mut self.packets;
         list.retain(|a| {
             if a.vector != e.vector || a.accepted > e.upto {
