@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         the_wake_up_of_an_idle_guest_is_blamed,
         ctrl_c_ends_in_a_report_that_replay_repeats,
         two_traces_at_once_are_both_right,
+        a_worker_held_up_while_it_signals_hides_no_request,
         a_full_disk_costs_only_the_recording,
         a_live_verdict_becomes_a_policy_that_fits_the_host,
         a_vm_that_is_not_there_is_said_so,
@@ -257,6 +258,40 @@ fn two_traces_at_once_are_both_right() {
         assert_eq!(traced.code, 0, "{}", traced.printed);
         all_are_accounted_for(traced, &called);
     }
+}
+
+/// A worker may lose its CPU after it has put packets into the ring and before it knows that no interrupt is wanted. By
+/// then the guest may have handled them and halted again. Here a probe holds the worker up at this place, so that this
+/// happens often: it counts the vCPU's entries in between.
+fn a_worker_held_up_while_it_signals_hides_no_request() {
+    const HOLD_UP: &str = "
+        kprobe:vhost_notify* {
+            @begun[tid] = nsecs;
+            $i = 0;
+            while ($i < 4000) { $i++; @now[tid] = nsecs; }
+        }
+        tracepoint:kvm:kvm_entry { @entered = nsecs; }
+        kretprobe:vhost_notify* {
+            if ((retval & 0xff) == 0) {
+                @suppressed++;
+                if (@entered > @begun[tid]) { @entered_meanwhile++; }
+            }
+        }
+        interval:ms:500 { printf(\"holding up\\n\"); }
+        END { clear(@begun); clear(@now); clear(@entered); }";
+    let (lab, guest) = (&*LAB, vm1());
+    let trace = Trace::start(lab, "held-up", ECHO, true).unwrap();
+    let held_up = lab.host.spawn(&format!("exec bpftrace -e '{HOLD_UP}' 2>&1")).unwrap();
+    held_up.wait_for("holding up", Duration::from_secs(120)).unwrap();
+    let called = echo(guest, 200.0, 1000);
+    lab.host.run(&format!("kill -INT {}", held_up.id().unwrap())).unwrap().ok().unwrap();
+    let counted = held_up.wait().unwrap().ok().unwrap();
+    let traced = trace.stop().unwrap();
+    assert_eq!(traced.code, 0, "{}", traced.printed);
+    let meanwhile = counted.split("@entered_meanwhile: ").nth(1).and_then(|rest| rest.lines().next());
+    eprintln!("suppressed, with an entry in between: {meanwhile:?}; {called:?}");
+    assert!(meanwhile.is_some_and(|n| n.parse::<u64>().unwrap() >= 10), "nothing was tested: {counted}");
+    all_are_accounted_for(&traced, &called);
 }
 
 /// No recording is left to show which events were late, so a trace with late events proves nothing here, and another is

@@ -21,6 +21,11 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ),
     ("handle_rx", "queue depths leave out the packets that vhost has batched", false),
     ("vhost_add_used_and_signal_n", "the stages vhost_rx and irq cannot be told apart", true),
+    (
+        "vhost_add_used_n",
+        "if a worker loses its CPU while it signals, a suppressed interrupt may count for a later guest entry",
+        false,
+    ),
     ("kvm_arch_set_irq_inatomic", "an interrupt's VM is not known", true),
     ("kvm_apic_accept_irq", "an interrupt's vCPU is not known", true),
     ("kvm_inj_virq", "the entry with an interrupt is not seen", true),
@@ -117,7 +122,9 @@ fn remedy(target: &str, forbidden: bool) -> &'static str {
         return "use a distribution's kernel; run `teiji` in the host's initial user namespace";
     }
     match target {
-        "handle_rx" | "vhost_add_used_and_signal_n" | "vhost_poll_wakeup" => "modprobe vhost_net",
+        "handle_rx" | "vhost_add_used_and_signal_n" | "vhost_add_used_n" | "vhost_poll_wakeup" => {
+            "modprobe vhost_net"
+        }
         t if t.starts_with("kvm") => "modprobe kvm_intel or kvm_amd",
         "tun_recvmsg" | "tun_sendmsg" => "modprobe tun",
         _ => "use a distribution's kernel of Linux 6.1 or newer",

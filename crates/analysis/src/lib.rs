@@ -59,9 +59,9 @@ const MAX_DROP_NAMES: usize = 4096;
 pub struct Options {
     /// A secret for each run, so that guests cannot choose where their packets are stored in tables.
     pub seed: u64,
-    /// How far events of different CPUs may be out of order, ns. The time of an event is taken before the event is handed
-    /// over. In between a hypervisor below the host can stop the CPU, for some 100 ms if that is busy, and a preemptible
-    /// kernel can preempt the thread.
+    /// How far events may be out of order, ns. The time of an event is taken before the event is handed over. In between
+    /// a hypervisor below the host can stop the CPU, for some 100 ms if that is busy, and a preemptible kernel can preempt
+    /// the thread.
     pub reorder: u64,
     /// How long a packet may be on its path, ns.
     pub packet_ttl: u64,
@@ -98,7 +98,7 @@ pub struct Losses {
 
 /// Joins events into requests and, at the end, makes a report.
 ///
-/// Events of one CPU have to be pushed in order, events of different CPUs within [`Options::reorder`] of each other.
+/// Events have to be pushed in the order of their times within [`Options::reorder`].
 pub struct Analyzer {
     meta: Meta,
     sorter: Sorter,

@@ -1,7 +1,8 @@
 //! Sorts the events of several CPUs by time.
 //!
-//! Events of one CPU come in order, those of different CPUs do not. Each CPU has its own queue. The queues are merged
-//! by time, and an event is released once an event has come that is newer by the length of the window:
+//! Events of one CPU come nearly in order, those of different CPUs do not ([`teiji_model::event`]). Each CPU has its own
+//! queue, in which an event that comes late is inserted at its place. The queues are merged by time, and an event is
+//! released once an event has come that is newer by the length of the window:
 //!
 //! ```text
 //!  push ─► cpu 0: ▒▒▒▒▒▒

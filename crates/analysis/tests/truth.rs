@@ -38,7 +38,17 @@ struct Adversity {
 
 /// When it was signalled and accepted, the vCPU (its index; KVM's number is [`kvm_id`]), the outcome, the vCPU's state,
 /// the packets that it covers.
-type Signal = (u64, u64, u16, Delivery, Option<ThreadState>, Vec<usize>);
+struct Signal {
+    signalled: u64,
+    accepted: u64,
+    /// When the worker reports it: late if the worker loses its CPU while it signals.
+    reported: u64,
+    vcpu: u16,
+    delivery: Delivery,
+    state: Option<ThreadState>,
+    /// The packets that it covers.
+    taken: Vec<usize>,
+}
 
 struct Rng(u64);
 
@@ -222,7 +232,6 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
         }
         let signalled = now + r.range(0, 3000);
         let accepted = signalled + r.range(1, 5000);
-        now = accepted + 1;
         let vcpu = r.range(0, 2) as u16;
         let (delivery, state) = match r.range(0, 10) {
             0 => (Delivery::Posted, Some(ThreadState::Guest)),
@@ -233,7 +242,11 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
         for i in &taken {
             (truths[*i].signalled, truths[*i].accepted) = (signalled, accepted);
         }
-        signals.push((signalled, accepted, vcpu, delivery, state, taken));
+        // That no interrupt is sent is known at the end of the signal only.
+        let late = delivery == Delivery::Suppressed && r.chance(200);
+        let reported = accepted + if late { r.range(1, 400_000_000) } else { 0 };
+        now = reported + 1;
+        signals.push(Signal { signalled, accepted, reported, vcpu, delivery, state, taken });
     }
     let clock = |t: u64| {
         let (_, asleep) = naps[naps.partition_point(|(wake, _)| *wake <= t) - 1];
@@ -251,37 +264,38 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
     }
 
     // The vCPUs: an entry takes all interrupts of its vector that were accepted before it.
-    for (signalled, accepted, vcpu, delivery, state, taken) in &signals {
-        let vector = if *delivery == Delivery::Suppressed { 0 } else { 40 };
+    let mut reports = Vec::new();
+    for s in &signals {
+        let vector = if s.delivery == Delivery::Suppressed { 0 } else { 40 };
         let i = Interrupt {
-            signalled: *signalled,
-            delivery: *delivery,
-            state: *state,
-            vcpu: kvm_id(*vcpu),
-            index: Some(*vcpu),
+            signalled: s.signalled,
+            delivery: s.delivery,
+            state: s.state,
+            vcpu: kvm_id(s.vcpu),
+            index: Some(s.vcpu),
             vector,
             ..interrupt(0)
         };
-        put(*accepted, 2, EventKind::Interrupt(i));
-        if *state == Some(ThreadState::Guest) {
-            taken.iter().for_each(|i| truths[*i].entered = *accepted);
+        reports.push((s.reported, Event { ts: s.accepted, cpu: 2, kind: EventKind::Interrupt(i) }));
+        if s.state == Some(ThreadState::Guest) {
+            s.taken.iter().for_each(|i| truths[*i].entered = s.accepted);
         }
     }
     for vcpu in 0..2 {
         for vector in [0, 40] {
             let wanted = |s: &&Signal| {
-                s.2 == vcpu
-                    && s.4 != Some(ThreadState::Guest)
-                    && (s.3 == Delivery::Suppressed) == (vector == 0)
+                s.vcpu == vcpu
+                    && s.state != Some(ThreadState::Guest)
+                    && (s.delivery == Delivery::Suppressed) == (vector == 0)
             };
             let mut upto = 0;
             for s in signals.iter().filter(wanted) {
-                if s.1 > upto {
-                    upto = s.1 + r.delay();
+                if s.accepted > upto {
+                    upto = s.accepted + r.delay();
                     let e = GuestEntry { vcpu: kvm_id(vcpu), index: vcpu, vector, upto, ..entry(0) };
                     put(upto + 1, 4 + vcpu, EventKind::GuestEntry(e));
                 }
-                s.5.iter().for_each(|i| truths[*i].entered = upto + 1);
+                s.taken.iter().for_each(|i| truths[*i].entered = upto + 1);
             }
         }
     }
@@ -338,7 +352,8 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
         truth.end = truth.qdisc + r.range(50, 2000);
         put(truth.end, cpu, EventKind::Packet(packet(Point::DevXmit, fp, NIC)));
     }
-    let events = drain(events, &mut r);
+    reports.extend(events.into_iter().map(|e| (e.ts, e)));
+    let events = drain(reports, &mut r);
     let mut i = 0;
     truths.retain(|_| {
         i += 1;
@@ -347,12 +362,13 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
     Simulation { events, truths }
 }
 
-/// Events in the order of draining: the events of each CPU in order, CPU by CPU, every few milliseconds.
-fn drain(mut events: Vec<Event>, r: &mut Rng) -> Vec<Event> {
+/// Events in the order of draining: those of each CPU in the order in which they are handed over, CPU by CPU, every few
+/// milliseconds.
+fn drain(mut events: Vec<(u64, Event)>, r: &mut Rng) -> Vec<Event> {
     let every = r.range(1_000, 40_000_000);
     let turn = r.next() as u16 % 8;
-    events.sort_by_key(|e| (e.ts / every, (e.cpu + turn) % 8, e.ts));
-    events
+    events.sort_by_key(|(handed_over, e)| (handed_over / every, (e.cpu + turn) % 8, *handed_over));
+    events.into_iter().map(|(_, e)| e).collect()
 }
 
 /// A request that is reported with a history that no true request has.

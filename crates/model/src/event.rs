@@ -1,7 +1,9 @@
 //! What the probes report: one event each time a packet, an interrupt or a thread passes a point.
 //!
-//! Events of one CPU arrive in order. Events of different CPUs may be out of order by as much as the time it takes to
-//! drain the buffer, so consumers sort by [`Event::ts`] within a window.
+//! Events are not quite in the order of [`Event::ts`], so consumers sort them within a window. Those of different CPUs
+//! may be out of order by as much as the time it takes to drain the buffer. Those of one CPU may be as well: a probe takes
+//! the time before it hands the event over, and may be interrupted in between; and that an interrupt is suppressed is
+//! known only when its signal ends, until when the worker may have lost its CPU ([`Delivery::Suppressed`]).
 //!
 //! Thread clocks ([`Split`]) are cumulative. The difference between the clocks of one thread in two events says how
 //! that thread spent the time between them; no event per transition is needed.
@@ -139,8 +141,8 @@ pub enum Role {
 /// It covers the packets that `tid` has taken off `ifindex` since its last signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupt {
-    /// When the worker began to signal. [`Event::ts`] is when a vCPU's interrupt controller accepted the interrupt, or
-    /// the same instant if none was sent.
+    /// When the worker began to write the packets to the ring and to signal. [`Event::ts`] is when a vCPU's interrupt
+    /// controller accepted the interrupt; if none was sent, when the packets were in the ring.
     pub signalled: u64,
     /// The tap whose receive queue was signalled.
     pub ifindex: u32,
@@ -172,7 +174,7 @@ pub enum Delivery {
     Posted,
     /// The guest had switched off interrupts of the queue, as it does while it polls the ring; `vcpu` is the vCPU that
     /// accepted the last interrupt. If `state` is [`ThreadState::Guest`], the guest sees the packets at once; otherwise
-    /// a [`GuestEntry`] with vector 0 follows.
+    /// with the next [`GuestEntry`] with vector 0. The event may be handed over later than that one.
     Suppressed,
     /// No vCPU was seen to accept an interrupt.
     Unknown,
@@ -187,7 +189,7 @@ pub struct GuestEntry {
     pub vcpu: u32,
     /// The same vCPU by its index in the VM; KVM's number if the index is not known.
     pub index: u16,
-    /// The injected vector; 0 for an entry after [`Delivery::Suppressed`].
+    /// The injected vector; 0 if none was seen, as after [`Delivery::Suppressed`].
     pub vector: u8,
     /// The entry covers every interrupt of this vector that was accepted up to this instant, ns.
     pub upto: u64,

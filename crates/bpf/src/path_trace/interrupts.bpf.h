@@ -67,6 +67,21 @@ static __always_inline u16 vcpu_index(const struct clock *c)
 	return c && c->index < NOT_KNOWN ? c->index : NOT_KNOWN;
 }
 
+/*
+ * Asks for a record of the vCPU's next entry, even if no interrupt is injected with it. This comes before the
+ * vCPU's state is read: an entry in between is seen by one or the other. Returns what withdraw() needs.
+ */
+static __always_inline u64 announce(struct clock *vcpu, u64 now)
+{
+	return __sync_lock_test_and_set(&vcpu->announced, now);
+}
+
+/* The record is not needed for what was announced at `now`, but perhaps for what had been before. */
+static __always_inline void withdraw(struct clock *vcpu, u64 now, u64 before)
+{
+	__sync_val_compare_and_swap(&vcpu->announced, now, before);
+}
+
 SEC("fentry/vhost_add_used_and_signal_n")
 int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 {
@@ -75,10 +90,50 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 
 	if (!c || c->actor != ACTOR_WORKER || !is_vq(vq, 0) || !queue_of(vq, &q))
 		return 0;
-	c->signal_queue = q;
-	c->signal_sent = 0;
-	c->signal_vm = 0;
-	c->signalled = bpf_ktime_get_ns();
+	c->signal.queue = q;
+	c->signal.sent = 0;
+	c->signal.told = 0;
+	c->signal.vm = 0;
+	c->signal.written = 0;
+	c->signal.begun = bpf_ktime_get_ns();
+	return 0;
+}
+
+/*
+ * The packets are in the ring. If the guest has disabled interrupts of the queue, it polls, or will poll when
+ * it runs: so it has the packets now if its vCPU is in guest mode, else with the next entry. Whether it has
+ * is known only when the signal ends; if the worker loses its CPU until then, the guest may have handled the
+ * packets and halted. So the state of the vCPU is kept, and its next entry announced.
+ */
+static __always_inline void packets_written(struct clock *worker)
+{
+	struct signal *s = &worker->signal;
+	struct tap_queue q = s->queue;
+	struct vcpu_key *target = bpf_map_lookup_elem(&target_vcpus, &q);
+	u64 now = bpf_ktime_get_ns();
+	struct clock *c = NULL;
+
+	s->target.vm = 0;
+	if (target) {
+		s->target = *target;
+		c = vcpu_clock(target);
+	}
+	s->before = c ? announce(c, now) : 0;
+	s->state = clock_read_or_zeros(c, now, s->clock);
+	s->told = c && s->state != STATE_GUEST;
+	if (c && !s->told)
+		withdraw(c, now, s->before);
+	s->written = now;
+}
+
+/* vhost_signal() would be the next function, but the compiler inlines it. */
+SEC("fexit/vhost_add_used_n")
+int BPF_PROG(on_written)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c && c->signal.begun)
+		packets_written(c);
 	return 0;
 }
 
@@ -93,8 +148,8 @@ int BPF_PROG(on_irqfd, void *entry, struct kvm *kvm)
 	struct clock *c = clock_of(current_tid());
 
 	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
-	if (c && c->signalled && !interrupted())
-		c->signal_vm = BPF_CORE_READ(kvm, userspace_pid);
+	if (c && c->signal.begun && !interrupted())
+		c->signal.vm = BPF_CORE_READ(kvm, userspace_pid);
 	return 0;
 }
 
@@ -104,8 +159,8 @@ static __always_inline struct rec_irq *start_irq(struct clock *worker, u64 now, 
 
 	if (!r)
 		return NULL;
-	fill_head(&r->head, now, REC_IRQ, delivery, worker->signal_queue.ifindex);
-	r->signalled = worker->signalled;
+	fill_head(&r->head, now, REC_IRQ, delivery, worker->signal.queue.ifindex);
+	r->signalled = worker->signal.begun;
 	r->tid = current_tid();
 	return r;
 }
@@ -122,6 +177,17 @@ static __always_inline bool delivered_by_hardware(const struct clock *vcpu)
 	return apic && BPF_CORE_READ(apic, apicv_active);
 }
 
+/* An interrupt is sent after all: the entry that takes it will be seen, or is announced anew. */
+static __always_inline void forget_announced(struct clock *worker)
+{
+	struct signal *s = &worker->signal;
+	struct clock *c = s->told ? vcpu_clock(&s->target) : NULL;
+
+	s->told = 0;
+	if (c)
+		withdraw(c, s->written, s->before);
+}
+
 SEC("tp_btf/kvm_apic_accept_irq")
 int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 vector)
 {
@@ -129,37 +195,38 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	struct vcpu_key target = {};
 	struct tap_queue q;
 	struct rec_irq *r;
-	u64 now, spent[STATES];
+	u64 now, before = 0, spent[STATES];
 	u16 index;
 	bool unseen;
 	u8 state, delivery = DELIVERY_ACCEPTED;
 
 	/* a host interrupt may come in between, and send a guest an interrupt that is not the worker's */
-	if (!worker || !worker->signalled || !worker->signal_vm || interrupted())
+	if (!worker || !worker->signal.begun || !worker->signal.vm || interrupted())
 		return 0;
 	now = bpf_ktime_get_ns();
-	target.vm = worker->signal_vm;
+	target.vm = worker->signal.vm;
 	target.vcpu = apicid;
-	q = worker->signal_queue;
-	worker->signal_sent = 1;
+	q = worker->signal.queue;
+	worker->signal.sent = 1;
 	bpf_map_update_elem(&target_vcpus, &q, &target, BPF_ANY);
+	forget_announced(worker);
 
 	c = vcpu_clock(&target);
 	index = vcpu_index(c);
 	/*
 	 * If hardware delivers the interrupt, no injection will be seen; before the first entry of the vCPU
 	 * it is not known whether it does. In guest mode the interrupt arrives at once, else with the next
-	 * entry. It is announced before the state is read: an entry in between is seen by one or the other.
+	 * entry.
 	 */
 	unseen = c && (!c->apic || delivered_by_hardware(c));
 	if (unseen)
-		c->announced = now;
+		before = announce(c, now);
 	state = clock_read_or_zeros(c, now, spent);
 	if (unseen) {
 		vector = 0;
 		if (state == STATE_GUEST) {
 			delivery = DELIVERY_POSTED;
-			__sync_val_compare_and_swap(&c->announced, now, 0);
+			withdraw(c, now, before);
 		}
 	} else {
 		struct vector_key key = {.vm = target.vm, .vcpu = target.vcpu, .vector = vector};
@@ -181,37 +248,32 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 }
 
 SEC("fexit/vhost_add_used_and_signal_n")
-int BPF_PROG(on_signalled, void *dev, struct vhost_virtqueue *vq)
+int BPF_PROG(on_signalled)
 {
-	struct clock *worker = clock_of(current_tid()), *c;
-	struct vcpu_key *target;
-	struct tap_queue q;
+	struct clock *worker = clock_of(current_tid());
+	struct signal *s;
 	struct rec_irq *r;
-	u64 now;
+	bool known;
 
-	if (!worker || !worker->signalled)
+	if (!worker || !worker->signal.begun)
 		return 0;
-	q = worker->signal_queue;
-	if (!worker->signal_sent) {
-		/* the guest has disabled interrupts of this queue: it polls, or will poll when it runs */
-		target = worker->signal_vm ? NULL : bpf_map_lookup_elem(&target_vcpus, &q);
-		now = bpf_ktime_get_ns();
-		r = start_irq(worker, now, target ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
+	s = &worker->signal;
+	if (!s->sent) {
+		if (!s->written) /* this kernel has no function to probe there */
+			packets_written(worker);
+		known = s->target.vm && !s->vm;
+		r = start_irq(worker, s->written, known ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
 		if (r) {
-			c = target ? vcpu_clock(target) : NULL;
-			r->vm = target ? target->vm : worker->signal_vm;
-			r->vcpu = target ? target->vcpu : 0;
-			r->index = vcpu_index(c);
+			r->vm = known ? s->target.vm : s->vm;
+			r->vcpu = known ? s->target.vcpu : 0;
+			r->index = known ? vcpu_index(vcpu_clock(&s->target)) : NOT_KNOWN;
 			r->vector = 0;
-			/* announced before the state is read: an entry in between is seen by one or the other
-			 */
-			if (c)
-				c->announced = now;
-			r->state = clock_read_or_zeros(c, now, r->clock);
+			r->state = known ? s->state : STATE_UNKNOWN;
+			__builtin_memcpy(r->clock, s->clock, sizeof(r->clock));
 			submit(r);
 		}
 	}
-	worker->signalled = 0;
+	s->begun = 0;
 	return 0;
 }
 
@@ -301,16 +363,20 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 		learn_vcpu(c, tid, vm, vcpu->vcpu_id);
 	c->apic = (u64)vcpu->arch.apic;
 	clock_set(c, now, STATE_GUEST);
-	if (!c->injected_upto && !c->announced)
-		return 0;
-	clock_read(c, now, spent);
 	if (c->injected_upto) {
+		clock_read(c, now, spent);
 		emit_entry(c, now, c->injected_upto, c->injected_vector, spent);
 		c->injected_upto = 0;
 	}
-	upto = __sync_lock_test_and_set(&c->announced, 0);
-	if (upto) /* perhaps announced after `now` was read: an entry must not be earlier than that */
-		emit_entry(c, now > upto ? now : upto + 1, upto, 0, spent);
+	if (c->announced && __sync_lock_test_and_set(&c->announced, 0)) {
+		/*
+		 * Several workers may have announced, the last one perhaps with an earlier time than another,
+		 * and after `now` was read: so this takes all up to here, and comes after them.
+		 */
+		upto = bpf_ktime_get_ns();
+		clock_read(c, upto, spent);
+		emit_entry(c, upto + 1, upto, 0, spent);
+	}
 	return 0;
 }
 

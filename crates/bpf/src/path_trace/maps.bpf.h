@@ -70,6 +70,22 @@ struct {
 	__type(value, u32);
 } vms SEC(".maps");
 
+/* A worker's signal to a guest, while it is being sent. */
+struct signal {
+	u64 begun; /* 0: none is being sent */
+	struct tap_queue queue;
+	u32 vm; /* that KVM was told to interrupt; 0: none yet */
+	u8 sent;
+	/* what the vCPU did that took the queue's last interrupt, when the packets were in the ring */
+	u8 state; /* enum thread_state */
+	u8 told;  /* its next entry is announced to it */
+	u8 pad;
+	struct vcpu_key target; /* vm 0: not known */
+	u64 written;		/* when the packets were in the ring; 0: not yet */
+	u64 before;		/* what was announced to it before */
+	u64 clock[STATES];
+};
+
 struct clock {
 	struct bpf_spin_lock lock; /* guards the first group */
 	u8 state;		   /* enum thread_state */
@@ -90,18 +106,14 @@ struct clock {
 	/* vCPU: an interrupt injected for the coming entry, by the vCPU thread alone */
 	u64 injected_upto;
 	u32 injected_vector;
-	/* worker: the signal being sent, by the worker alone */
-	u32 signal_vm;
-	u64 signalled;
-	struct tap_queue signal_queue;
-	u32 signal_sent;
 	u32 index; /* vCPU: in the VM, as the VMM counts */
 	/* worker: the queue that it hands frames over for, while it does; ifindex 0: none */
 	struct tap_queue sending;
 	u64 apic; /* vCPU: its kvm_lapic, known from the first entry on; 0: none */
 	u64 net;  /* worker: the vhost_net it receives for */
-	/* vCPU: packets were published without an interrupt; written by workers, taken by kvm_entry */
+	/* vCPU: when a worker last had packets for which no injection may be seen; see announce(). 0: none */
 	u64 announced;
+	struct signal signal; /* worker: written by the worker alone */
 };
 
 /*

@@ -11,6 +11,7 @@
  *   net_dev_start_xmit (on a tap)   put on the tap                  TAP_ENQUEUE
  *   tun_recvmsg                     taken by the vhost worker       TAP_DEQUEUE
  *   vhost_add_used_and_signal_n     written and signalled        \
+ *   vhost_add_used_n                in the guest's ring           |
  *   kvm_arch_set_irq_inatomic       which VM is signalled         > IRQ
  *   kvm_apic_accept_irq             which vCPU accepted it       /
  *   kvm_inj_virq, kvm_entry         the vCPU enters with it         ENTRY
