@@ -262,26 +262,30 @@ fn two_traces_at_once_are_both_right() {
 
 /// A worker may lose its CPU after it has put packets into the ring and before it knows that no interrupt is wanted. By
 /// then the guest may have handled them and halted again. Here a probe holds the worker up at this place, so that this
-/// happens often: it counts the vCPU's entries in between.
+/// happens often: it counts the signals of received packets without an interrupt, and those of them during which the
+/// guest's vCPU was entered.
 fn a_worker_held_up_while_it_signals_hides_no_request() {
     const HOLD_UP: &str = "
-        kprobe:vhost_notify* {
+        kprobe:handle_rx { @receives[tid] = 1; }
+        kretprobe:handle_rx { delete(@receives[tid]); }
+        kprobe:vhost_notify* /@receives[tid]/ {
             @begun[tid] = nsecs;
             $i = 0;
             while ($i < 4000) { $i++; @now[tid] = nsecs; }
         }
-        tracepoint:kvm:kvm_entry { @entered = nsecs; }
-        kretprobe:vhost_notify* {
+        tracepoint:kvm:kvm_entry { @entered[pid] = nsecs; }
+        kretprobe:vhost_notify* /@receives[tid]/ {
             if ((retval & 0xff) == 0) {
                 @suppressed++;
-                if (@entered > @begun[tid]) { @entered_meanwhile++; }
+                if (@entered[VMM] > @begun[tid]) { @entered_meanwhile++; }
             }
         }
         interval:ms:500 { printf(\"holding up\\n\"); }
-        END { clear(@begun); clear(@now); clear(@entered); }";
+        END { clear(@begun); clear(@now); clear(@entered); clear(@receives); }";
     let (lab, guest) = (&*LAB, vm1());
     let trace = Trace::start(lab, "held-up", ECHO, true).unwrap();
-    let held_up = lab.host.spawn(&format!("exec bpftrace -e '{HOLD_UP}' 2>&1")).unwrap();
+    let hold_up = HOLD_UP.replace("VMM", &guest.pid().to_string());
+    let held_up = lab.host.spawn(&format!("exec bpftrace -e '{hold_up}' 2>&1")).unwrap();
     held_up.wait_for("holding up", Duration::from_secs(120)).unwrap();
     let called = echo(guest, 200.0, 1000);
     lab.host.run(&format!("kill -INT {}", held_up.id().unwrap())).unwrap().ok().unwrap();

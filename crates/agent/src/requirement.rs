@@ -21,11 +21,7 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ),
     ("handle_rx", "queue depths leave out the packets that vhost has batched", false),
     ("vhost_add_used_and_signal_n", "the stages vhost_rx and irq cannot be told apart", true),
-    (
-        "vhost_add_used_n",
-        "if a worker loses its CPU while it signals, a suppressed interrupt may count for a later guest entry",
-        false,
-    ),
+    ("vhost_add_used_n", "packets for which the guest wants no interrupt cannot be followed into it", true),
     ("kvm_arch_set_irq_inatomic", "an interrupt's VM is not known", true),
     ("kvm_apic_accept_irq", "an interrupt's vCPU is not known", true),
     ("kvm_inj_virq", "the entry with an interrupt is not seen", true),
@@ -51,7 +47,8 @@ pub fn requirements() -> Vec<Requirement> {
                 essential: true,
                 found: error.to_string(),
                 consequence: "nothing can be traced".into(),
-                remedy: "see above".into(),
+                remedy: "use a distribution's kernel of Linux 6.1 or newer, which has BTF, and run as root"
+                    .into(),
             });
             return all;
         }

@@ -105,7 +105,10 @@ pub enum Error {
         source: teiji_model::recording::Error,
     },
     /// Privileges could not be given up.
-    #[error("not tracing with more rights than are needed")]
+    #[error(
+        "privileges could not be given up, so nothing was traced: run teiji as root, with all capabilities of its user \
+         namespace"
+    )]
     Privilege(#[from] privilege::Error),
 }
 

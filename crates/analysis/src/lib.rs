@@ -61,7 +61,8 @@ pub struct Options {
     pub seed: u64,
     /// How far events may be out of order, ns. The time of an event is taken before the event is handed over. In between
     /// a hypervisor below the host can stop the CPU, for some 100 ms if that is busy, and a preemptible kernel can preempt
-    /// the thread.
+    /// the thread, or hold it up (a quota). Of a signal that is suppressed the time is taken long before it is handed over:
+    /// see [`teiji_model::event`].
     pub reorder: u64,
     /// How long a packet may be on its path, ns.
     pub packet_ttl: u64,
@@ -137,7 +138,11 @@ impl Analyzer {
             }
             _ => {
                 if let Err(released) = self.sorter.push(event) {
-                    self.joiner.lost(event.ts, released);
+                    match event.kind {
+                        // Nothing but the packets of that signal is in doubt.
+                        EventKind::Interrupt(i) => self.joiner.late_interrupt(&i),
+                        _ => self.joiner.lost(event.ts, released),
+                    }
                 }
             }
         }

@@ -229,6 +229,36 @@ fn what_is_late_for_lack_of_room_is_told_apart() {
     }
 }
 
+/// A worker that is held up while it signals reports that later than the analysis waits. Only its packets are in doubt.
+#[test]
+fn a_signal_that_is_reported_too_late_costs_its_own_packets_only() {
+    let mut h = History::default();
+    h.request(0, 7, REQ);
+    let late = h.0.remove(3);
+    assert!(matches!(late.kind, EventKind::Interrupt(_)));
+    h.0.truncate(3);
+    // Meanwhile the other VM is asked.
+    let of_other = |p: Packet| EventKind::Packet(Packet { tid: WORKER + 1, ..p });
+    let signal = Interrupt { tid: WORKER + 1, ifindex: TAP2, vm: VM2, ..interrupt(100_030_000) };
+    h.packet(100_000_000, Point::HostRx, 2, NIC)
+        .matched(100_010_000, Point::TapEnqueue, 2, TAP2, m(2, Role::Request))
+        .at(100_020_000, of_other(packet(Point::TapDequeue, 2, TAP2)))
+        .at(100_040_000, EventKind::Interrupt(signal))
+        .at(100_050_000, EventKind::GuestEntry(GuestEntry { vm: VM2, ..entry(100_045_000) }))
+        .matched(100_100_000, Point::TapSend, 12, TAP2, m(2, Role::Final))
+        .packet(100_110_000, Point::DevQueue, 12, NIC)
+        .packet(100_120_000, Point::DevXmit, 12, NIC)
+        .packet(2 * S, Point::HostRx, 98, NIC);
+    h.0.push(late);
+    h.response(2 * S + 100_000, 8, FIN);
+    let o = long_after(h).run();
+    assert_eq!(o.losses.late, 1);
+    let (asked, other) = (&o.report.vms[0], &o.report.vms[1]);
+    assert_eq!((other.requests.seen, other.requests.complete), (1, 1), "{:?}", other.left_out);
+    assert_eq!((asked.requests.seen, asked.requests.incomplete), (1, 1));
+    assert_eq!(asked.left_out[0].reason, Reason::EventsLost);
+}
+
 #[test]
 fn what_is_on_its_way_when_the_trace_ends_is_nobodys_fault() {
     let mut h = whole();

@@ -34,6 +34,8 @@ struct Adversity {
     vlan: bool,
     /// The smallest and greatest time between packets, ns.
     gap: (u64, u64),
+    /// How much later than it knows a worker may report at most that an interrupt is suppressed, ns: it loses its CPU.
+    held_up: u64,
 }
 
 /// When it was signalled and accepted, the vCPU (its index; KVM's number is [`kvm_id`]), the outcome, the vCPU's state,
@@ -123,7 +125,8 @@ fn kvm_id(index: u16) -> u32 {
 }
 
 struct Simulation {
-    events: Vec<Event>,
+    /// In the order of draining, each with the time at which it was handed over.
+    events: Vec<(u64, Event)>,
     truths: Vec<Truth>,
 }
 
@@ -243,8 +246,8 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
             (truths[*i].signalled, truths[*i].accepted) = (signalled, accepted);
         }
         // That no interrupt is sent is known at the end of the signal only.
-        let late = delivery == Delivery::Suppressed && r.chance(200);
-        let reported = accepted + if late { r.range(1, 400_000_000) } else { 0 };
+        let may_be_late = delivery == Delivery::Suppressed && u.held_up > 0 && taken.iter().all(|i| *i >= 24);
+        let reported = accepted + if may_be_late && r.chance(200) { r.range(1, u.held_up) } else { 0 };
         now = reported + 1;
         signals.push(Signal { signalled, accepted, reported, vcpu, delivery, state, taken });
     }
@@ -364,11 +367,11 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
 
 /// Events in the order of draining: those of each CPU in the order in which they are handed over, CPU by CPU, every few
 /// milliseconds.
-fn drain(mut events: Vec<(u64, Event)>, r: &mut Rng) -> Vec<Event> {
+fn drain(mut events: Vec<(u64, Event)>, r: &mut Rng) -> Vec<(u64, Event)> {
     let every = r.range(1_000, 40_000_000);
     let turn = r.next() as u16 % 8;
     events.sort_by_key(|(handed_over, e)| (handed_over / every, (e.cpu + turn) % 8, *handed_over));
-    events.into_iter().map(|(_, e)| e).collect()
+    events
 }
 
 /// A request that is reported with a history that no true request has.
@@ -396,7 +399,8 @@ fn wrong(outcome: &Run, truths: &[Truth]) -> Option<String> {
 }
 
 fn play(simulated: &Simulation) -> Run {
-    run(&meta(Matching::Echo), &simulated.events)
+    let events: Vec<Event> = simulated.events.iter().map(|(_, e)| *e).collect();
+    run(&meta(Matching::Echo), &events)
 }
 
 /// Tries `cases` hosts unless `PROPTEST_CASES` is set, and stores the seeds of failures beside this file.
@@ -408,16 +412,22 @@ fn config(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: Some(Box::new(kept)), ..usual }
 }
 
+/// Never, within what the analysis waits, or beyond.
+fn held_up() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), Just(400_000_000), Just(2_000_000_000)]
+}
+
 fn adversity() -> impl Strategy<Value = Adversity> {
     let gap = prop_oneof![Just((500, 5_000)), Just((1_000, 60_000)), Just((50_000, 2_000_000))];
-    (0u64..400, 0u64..400, 0u64..300, 0u64..300, any::<bool>(), gap).prop_map(
-        |(alike, same_key, twice, dropped, vlan, gap)| Adversity {
+    (0u64..400, 0u64..400, 0u64..300, 0u64..300, any::<bool>(), gap, held_up()).prop_map(
+        |(alike, same_key, twice, dropped, vlan, gap, held_up)| Adversity {
             alike,
             same_key,
             twice,
             dropped,
             vlan,
             gap,
+            held_up,
         },
     )
 }
@@ -427,14 +437,15 @@ fn harsh() -> impl Strategy<Value = Adversity> {
     let chance = || prop_oneof![Just(0), 0u64..200, 200u64..1000];
     let dropped = prop_oneof![Just(0), 0u64..500];
     let gap = prop_oneof![Just((500, 5_000)), Just((1_000, 60_000)), Just((50_000, 2_000_000))];
-    (chance(), chance(), chance(), dropped, any::<bool>(), gap).prop_map(
-        |(alike, same_key, twice, dropped, vlan, gap)| Adversity {
+    (chance(), chance(), chance(), dropped, any::<bool>(), gap, held_up()).prop_map(
+        |(alike, same_key, twice, dropped, vlan, gap, held_up)| Adversity {
             alike,
             same_key,
             twice,
             dropped,
             vlan,
             gap,
+            held_up,
         },
     )
 }
@@ -453,7 +464,7 @@ fn what_was_paired_wrongly_once_is_not() {
         (14910591971034048388, 166, 164, 336, 21, 60, true, (50_000, 2_000_000)),
         (7875714723838725462, 53, 69, 762, 547, 234, false, (50_000, 2_000_000)),
     ] {
-        let u = Adversity { alike, same_key, twice, dropped, vlan, gap };
+        let u = Adversity { alike, same_key, twice, dropped, vlan, gap, held_up: 0 };
         let simulated = simulate(seed, n, u);
         assert_eq!(wrong(&play(&simulated), &simulated.truths), None, "seed {seed}");
     }
@@ -464,7 +475,7 @@ proptest! {
 
     #[test]
     fn without_loss_or_likeness_all_are_complete_and_right(seed in any::<u64>(), n in 1usize..300, u in adversity()) {
-        let u = Adversity { vlan: u.vlan, gap: u.gap, ..Adversity::default() };
+        let u = Adversity { vlan: u.vlan, gap: u.gap, held_up: u.held_up.min(400_000_000), ..Adversity::default() };
         let simulated = simulate(seed, n, u);
         let outcome = play(&simulated);
         prop_assert_eq!(wrong(&outcome, &simulated.truths), None);
@@ -476,7 +487,7 @@ proptest! {
 
     #[test]
     fn likeness_spares_what_is_not_alike(seed in any::<u64>(), vlan in any::<bool>()) {
-        let u = Adversity { alike: 60, same_key: 60, twice: 60, dropped: 60, vlan, gap: (1_000, 60_000) };
+        let u = Adversity { alike: 60, same_key: 60, twice: 60, dropped: 60, vlan, gap: (1_000, 60_000), held_up: 0 };
         let simulated = simulate(seed, 400, u);
         let outcome = play(&simulated);
         prop_assert!(outcome.joined.len() * 10 > simulated.truths.len() * 6, "{} of {}", outcome.joined.len(), simulated.truths.len());
@@ -495,7 +506,7 @@ proptest! {
     fn a_drop_that_is_told_is_the_reason(seed in any::<u64>(), n in 30usize..300, dropped in 0u64..300, vlan in any::<bool>()) {
         let u = Adversity { dropped, vlan, gap: (1_000, 60_000), ..Adversity::default() };
         let simulated = simulate(seed, n, u);
-        let dropped = simulated.events.iter().filter(|e| matches!(e.kind, EventKind::Dropped(_))).count() as u64;
+        let dropped = simulated.events.iter().filter(|(_, e)| matches!(e.kind, EventKind::Dropped(_))).count() as u64;
         let outcome = play(&simulated);
         let of = |reason| -> u64 {
             outcome.report.vms[0].left_out.iter().filter(|l| l.reason == reason).map(|l| l.count).sum()
@@ -512,16 +523,16 @@ proptest! {
         // Events are lost in some windows of time after the calm beginning, each on one CPU.
         let mut simulated = simulate(seed, n, Adversity { same_key: 0, alike: u.alike / 4, ..u });
         let from = T + 10_000_000_000;
-        let end = simulated.events.iter().map(|e| e.ts).max().unwrap_or(from).max(from);
+        let end = simulated.events.iter().map(|(_, e)| e.ts).max().unwrap_or(from).max(from);
         for (i, (at, long)) in lose.iter().enumerate() {
             let since = from + (end - from) * at / 1000;
             let (until, cpu) = (since + long, (seed >> (8 * i)) as u16 % 6);
             let before = simulated.events.len();
-            simulated.events.retain(|e| e.cpu != cpu || e.ts < since || e.ts > until || matches!(e.kind, EventKind::Lost(_)));
+            simulated.events.retain(|(at, e)| e.cpu != cpu || *at < since || *at > until || matches!(e.kind, EventKind::Lost(_)));
             let count = (before - simulated.events.len()) as u64;
             // Reported with the first drain after it, before later events.
-            let index = simulated.events.iter().position(|e| e.ts > until).unwrap_or(simulated.events.len());
-            simulated.events.insert(index, Event { ts: until, cpu, kind: EventKind::Lost(Lost { since, count }) });
+            let index = simulated.events.iter().position(|(at, _)| *at > until).unwrap_or(simulated.events.len());
+            simulated.events.insert(index, (until, Event { ts: until, cpu, kind: EventKind::Lost(Lost { since, count }) }));
         }
         prop_assert_eq!(wrong(&play(&simulated), &simulated.truths), None);
     }
@@ -532,7 +543,7 @@ proptest! {
         let u = Adversity { gap: (1_000, 60_000), vlan, ..Adversity::default() };
         let mut simulated = simulate(seed, n, u);
         let mut r = Rng(seed.rotate_left(7) | 1);
-        simulated.events.retain(|e| e.ts < T + 10_000_000_000 || !r.chance(lost));
+        simulated.events.retain(|(_, e)| e.ts < T + 10_000_000_000 || !r.chance(lost));
         let outcome = play(&simulated);
         let by_key: HashMap<u64, &Truth> = simulated.truths.iter().map(|t| (t.key, t)).collect();
         for j in &outcome.joined {

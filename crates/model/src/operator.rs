@@ -1,6 +1,6 @@
 //! How an operator does on a host what teiji does not do, as parts of sentences.
 //!
-//! Messages of several crates say this, and crates that plan do not know the kernel's names.
+//! Plans and suggestions say this, and control, which makes them, does not know the kernel's names (decision 10).
 
 use crate::text::printable;
 

@@ -32,6 +32,10 @@ pub const MAX_CHANNELS: usize = 4096;
 pub const MAX_LINKS: usize = 64;
 /// Longest deadline, ns.
 pub const MAX_DEADLINE: u64 = 60_000_000_000;
+/// Longest slack, ns.
+pub const MAX_SLACK: u64 = 3_600_000_000_000;
+/// Greatest burst of a channel, bytes.
+pub const MAX_BURST: u64 = 1 << 30;
 /// Highest rate, bit/s: above it a frame takes less time than can be counted in ns.
 pub const MAX_RATE: u64 = 1_000_000_000_000;
 /// Rates are whole bytes per second: bit/s are multiples of this.

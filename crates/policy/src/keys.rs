@@ -4,7 +4,7 @@
 use super::value::Value;
 use teiji_model::cpus::MAX_CPUS;
 use teiji_model::policy::MAX_HALT_POLL;
-use teiji_model::qdisc::{MAX_DEADLINE, MAX_RATE, MIN_FRAME, OVERHEAD};
+use teiji_model::qdisc::{MAX_BURST, MAX_DEADLINE, MAX_RATE, MAX_SLACK, MIN_FRAME, OVERHEAD};
 use teiji_model::resource;
 use teiji_model::units::{DURATION, PERCENT, Quantity, RATE, SIZE};
 
@@ -94,7 +94,6 @@ pub(super) fn section(name: &str) -> Option<&'static Section> {
     SECTIONS.iter().find(|section| section.name == name)
 }
 
-const HOUR: u64 = 3_600_000_000_000;
 /// `SCHED_DEADLINE` counts in units of 1,024 ns and in 63 bits (`__checkparam_dl()`, kernel/sched/deadline.c). The
 /// limit is rounded to whole seconds, so that it can be read.
 const SCHED_DEADLINE_TIME: ValueKind = ValueKind::Amount {
@@ -119,7 +118,8 @@ pub(super) struct DirectKey {
     pub cost: &'static str,
 }
 
-/// All keys of this sort. The parser and the plan know them only from this table.
+/// All keys of this sort. The parser and the plan know them only from this table. `halt_poll` and `irq_cpus` have code of
+/// their own: what the first costs depends on its value, and the interrupts of a link are not covered by its device.
 pub(super) const DIRECT_KEYS: &[DirectKey] = &[
     DirectKey {
         section: "host",
@@ -255,7 +255,7 @@ pub(super) const SECTIONS: &[Section] = &[
             },
             Key {
                 name: "slack",
-                kind: ValueKind::Amount { of: &DURATION, min: 0, max: HOUR, or: &["auto"] },
+                kind: ValueKind::Amount { of: &DURATION, min: 0, max: MAX_SLACK, or: &["auto"] },
                 required: false,
                 default: "`\"auto\"`",
                 example: "\"2ms\"",
@@ -454,7 +454,7 @@ pub(super) const SECTIONS: &[Section] = &[
                 kind: ValueKind::Amount {
                     of: &SIZE,
                     min: (MIN_FRAME + OVERHEAD) as u64,
-                    max: 1 << 30,
+                    max: MAX_BURST,
                     or: &[],
                 },
                 required: false,

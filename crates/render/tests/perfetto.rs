@@ -132,7 +132,7 @@ fn what_is_known_of_a_request_is_said() {
         ("depth", Some(1), None),
         ("vcpu state", None, Some("asleep")),
         ("waiting for a CPU (ns)", Some(900_000), None),
-        ("behind thread", Some(812), None),
+        ("preempted by thread", Some(812), None),
     ] {
         assert!(all.contains(&wanted), "{wanted:?} in {all:?}");
     }

@@ -43,14 +43,16 @@ pub enum Error {
     },
     /// A file of the state directory is of another version of teiji.
     #[error(
-        "{path} was written by another version of teiji (format {found}, this one reads {known}), so nothing is \
-         changed: run `rollback` with that version first"
+        "{path} was written by another version of teiji (format {found}; this one reads {oldest} to {known}), so nothing \
+         is changed: run `rollback` with that version first"
     )]
     Version {
         /// The file.
         path: PathBuf,
         /// Its version.
         found: u32,
+        /// The oldest that this one reads.
+        oldest: u32,
         /// This one's.
         known: u32,
     },
@@ -125,7 +127,7 @@ pub enum Error {
         "teiji (pid {0}) does not wait for a confirmation (yet): confirm once it says that all is applied"
     )]
     NotAwaiting(u32),
-    /// `confirm` after the deadline, or of an apply that had failed or ended.
+    /// `confirm` after its time, or of an apply that had failed or ended.
     #[error("too late to confirm: the changes have been undone{}", listed(.0))]
     TooLate(Vec<Message>),
 }

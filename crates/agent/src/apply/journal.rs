@@ -14,7 +14,7 @@ use teiji_model::resource::{Resource, Value};
 /// back, instead of calling damaged what it does not know, and a kind that is added needs no list of who knows it.
 pub(super) const VERSION: u32 = 2;
 /// The oldest version that is read. Its files are files of version 2 that lack what was added.
-const OLDEST: u32 = 1;
+pub(super) const OLDEST: u32 = 1;
 
 /// First line of `transaction`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

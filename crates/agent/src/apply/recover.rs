@@ -1,7 +1,7 @@
 //! Handles what an ended process left behind, and ends transactions.
 
 use super::error::{Error, Failure, Message};
-use super::journal::{Damage, Direction, HeldFile, Journal, Line, VERSION, line};
+use super::journal::{Damage, Direction, HeldFile, Journal, Line, OLDEST, VERSION, line};
 use super::store::{CONFIRMED, HELD, HELD_NEXT, Store, TRANSACTION};
 use super::undo::UndoOutcome;
 use super::{Clock, Engine, SettingsBackend};
@@ -142,7 +142,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let path = self.store.path(name);
         match damage {
             Damage::Line(line, why) => Error::Damaged { path, line, why },
-            Damage::Version(found) => Error::Version { path, found, known: VERSION },
+            Damage::Version(found) => Error::Version { path, found, oldest: OLDEST, known: VERSION },
         }
     }
 }

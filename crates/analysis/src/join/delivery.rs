@@ -202,16 +202,28 @@ impl Delivery {
         }
     }
 
+    /// Ends the packets of a signal whose report came too late.
+    pub(super) fn late_interrupt(&mut self, i: &Interrupt, c: &mut Common, requests: &mut RequestTable) {
+        let Some(ids) = self.taken.get_mut(&pair(i.tid, i.ifindex)) else { return };
+        let covered = Self::covered(&self.packets, ids, i);
+        for id in ids.drain(..covered) {
+            Self::give_up(&mut self.packets, id, Reason::EventsLost, c, requests);
+        }
+    }
+
+    /// How many of the packets that a worker holds a signal covers.
+    fn covered(packets: &ExpiringSlab<InboundPacket>, ids: &[EntryId], i: &Interrupt) -> usize {
+        let of_signal = |id: &&EntryId| packets.get(**id).is_none_or(|packet| packet.dequeued <= i.signalled);
+        ids.iter().take_while(of_signal).count()
+    }
+
     pub(super) fn interrupt(&mut self, now: u64, i: &Interrupt, c: &mut Common, requests: &mut RequestTable) {
         let Some(ids) = self.taken.get_mut(&pair(i.tid, i.ifindex)) else { return };
         let in_guest = i.delivery == Became::Posted
             || i.delivery == Became::Suppressed && i.state == Some(ThreadState::Guest);
         let vector = if i.delivery == Became::Suppressed { 0 } else { i.vector };
         let packets = &mut self.packets;
-        let covered = ids
-            .iter()
-            .take_while(|id| packets.get(**id).is_none_or(|packet| packet.dequeued <= i.signalled))
-            .count();
+        let covered = Self::covered(packets, ids, i);
         let waits = pair(i.vm, i.vcpu);
         let index = i.index.unwrap_or(u16::try_from(i.vcpu).unwrap_or(u16::MAX));
         if self.awaited.len() >= MAX_THREADS {

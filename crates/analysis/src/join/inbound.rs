@@ -308,6 +308,10 @@ impl Inbound {
         }
     }
 
+    pub(super) fn late_interrupt(&mut self, i: &Interrupt, c: &mut Common, requests: &mut RequestTable) {
+        self.delivery.late_interrupt(i, c, requests);
+    }
+
     pub(super) fn interrupt(&mut self, now: u64, i: &Interrupt, c: &mut Common, requests: &mut RequestTable) {
         self.delivery.interrupt(now, i, c, requests);
     }

@@ -41,7 +41,7 @@ use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
 use crate::vm_stats::VmStats;
 use inbound::IdenticalPackets;
-use teiji_model::event::{Event, EventKind, Kick, Point};
+use teiji_model::event::{Event, EventKind, Interrupt, Kick, Point};
 use teiji_model::flow::Matching;
 use teiji_model::host::DataPlane;
 use teiji_model::report::{Joined, Meta, Reason};
@@ -175,6 +175,12 @@ impl Joiner {
     /// Events between `since` and `until` are missing. To be called before any event of that time is joined.
     pub(crate) fn lost(&mut self, since: u64, until: u64) {
         self.common.lost.add(since, until);
+    }
+
+    /// The report of a signal came too late to be joined: its packets cannot be followed further. A worker may be held up
+    /// for long before it reports a signal, and that must not cost the requests of all VMs in that time.
+    pub(crate) fn late_interrupt(&mut self, i: &Interrupt) {
+        self.inbound.late_interrupt(i, &mut self.common, &mut self.requests);
     }
 
     /// Takes an event; they come in order of time.

@@ -87,11 +87,7 @@ static __always_inline void clock_set(struct clock *c, u64 now, u8 state)
 	bpf_spin_unlock(&c->lock);
 }
 
-/*
- * Copies the clock as of now; returns the state it is in. Who is named for a wait is chosen anew after each
- * reading: a stage lasts from one to the next, unless requests overlap.
- */
-static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
+static __always_inline u8 clock_copy(struct clock *c, u64 now, u64 *spent, bool stage_ends)
 {
 	u8 state;
 	int i;
@@ -101,9 +97,25 @@ static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
 	for (i = 0; i < STATES; i++)
 		spent[i] = c->spent[i];
 	state = c->state;
-	c->waited = 0;
+	if (stage_ends)
+		c->waited = 0;
 	bpf_spin_unlock(&c->lock);
 	return state;
+}
+
+/*
+ * Copies the clock as of now; returns the state it is in. Who is named for a wait is chosen anew after each
+ * reading: a stage lasts from one to the next, unless requests overlap.
+ */
+static __always_inline u8 clock_read(struct clock *c, u64 now, u64 *spent)
+{
+	return clock_copy(c, now, spent, true);
+}
+
+/* The same for a reading that may not be the end of a stage: who is named for a wait is not chosen anew. */
+static __always_inline u8 clock_peek(struct clock *c, u64 now, u64 *spent)
+{
+	return clock_copy(c, now, spent, false);
 }
 
 /* The same, zeros if there is no clock. */

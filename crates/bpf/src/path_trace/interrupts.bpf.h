@@ -88,7 +88,10 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 	struct clock *c = clock_of(current_tid());
 	struct tap_queue q;
 
-	if (!c || c->actor != ACTOR_WORKER || !is_vq(vq, 0) || !queue_of(vq, &q))
+	if (!c)
+		return 0;
+	c->signal.begun = 0; /* the run that ends a signal may have been missed */
+	if (c->actor != ACTOR_WORKER || !is_vq(vq, 0) || !queue_of(vq, &q))
 		return 0;
 	c->signal.queue = q;
 	c->signal.sent = 0;
@@ -103,37 +106,39 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
  * The packets are in the ring. If the guest has disabled interrupts of the queue, it polls, or will poll when
  * it runs: so it has the packets now if its vCPU is in guest mode, else with the next entry. Whether it has
  * is known only when the signal ends; if the worker loses its CPU until then, the guest may have handled the
- * packets and halted. So the state of the vCPU is kept, and its next entry announced.
+ * packets and halted. So the state of the vCPU is kept, and its next entry announced, right after the write.
+ * (vhost_signal() would be the next function, but the compiler inlines it.)
  */
-static __always_inline void packets_written(struct clock *worker)
+SEC("fexit/vhost_add_used_n")
+int BPF_PROG(on_written)
 {
-	struct signal *s = &worker->signal;
-	struct tap_queue q = s->queue;
-	struct vcpu_key *target = bpf_map_lookup_elem(&target_vcpus, &q);
-	u64 now = bpf_ktime_get_ns();
-	struct clock *c = NULL;
+	struct clock *worker = clock_of(current_tid()), *c = NULL;
+	struct vcpu_key *target;
+	struct tap_queue q;
+	struct signal *s;
+	u64 now;
 
+	if (!worker || !worker->signal.begun)
+		return 0;
+	s = &worker->signal;
+	q = s->queue;
+	target = bpf_map_lookup_elem(&target_vcpus, &q);
 	s->target.vm = 0;
 	if (target) {
 		s->target = *target;
 		c = vcpu_clock(target);
 	}
-	s->before = c ? announce(c, now) : 0;
-	s->state = clock_read_or_zeros(c, now, s->clock);
-	s->told = c && s->state != STATE_GUEST;
-	if (c && !s->told)
-		withdraw(c, now, s->before);
+	now = bpf_ktime_get_ns();
+	if (c) {
+		s->before = announce(c, now);
+		s->state = clock_peek(c, now, s->clock);
+		s->told = s->state != STATE_GUEST;
+		if (!s->told)
+			withdraw(c, now, s->before);
+	} else {
+		s->state = STATE_UNKNOWN;
+	}
 	s->written = now;
-}
-
-/* vhost_signal() would be the next function, but the compiler inlines it. */
-SEC("fexit/vhost_add_used_n")
-int BPF_PROG(on_written)
-{
-	struct clock *c = clock_of(current_tid());
-
-	if (c && c->signal.begun)
-		packets_written(c);
 	return 0;
 }
 
@@ -254,21 +259,23 @@ int BPF_PROG(on_signalled)
 	struct signal *s;
 	struct rec_irq *r;
 	bool known;
+	u64 at;
 
 	if (!worker || !worker->signal.begun)
 		return 0;
 	s = &worker->signal;
 	if (!s->sent) {
-		if (!s->written) /* this kernel has no function to probe there */
-			packets_written(worker);
-		known = s->target.vm && !s->vm;
-		r = start_irq(worker, s->written, known ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
+		/* not written: the run of on_written was missed */
+		known = s->written && s->target.vm && !s->vm;
+		at = s->written ? s->written : bpf_ktime_get_ns();
+		r = start_irq(worker, at, known ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
 		if (r) {
 			r->vm = known ? s->target.vm : s->vm;
 			r->vcpu = known ? s->target.vcpu : 0;
 			r->index = known ? vcpu_index(vcpu_clock(&s->target)) : NOT_KNOWN;
 			r->vector = 0;
 			r->state = known ? s->state : STATE_UNKNOWN;
+			/* of no meaning if the state is not known */
 			__builtin_memcpy(r->clock, s->clock, sizeof(r->clock));
 			submit(r);
 		}
@@ -327,6 +334,8 @@ static __always_inline void learn_vcpu(struct clock *c, u32 tid, u32 vm, u32 vcp
 		c->actor = ACTOR_VCPU;
 		c->index = vcpu;
 		c->injected_upto = 0;
+		c->announced = 0;
+		c->signal.begun = 0;
 	}
 	c->vm = vm;
 	c->vcpu = vcpu;

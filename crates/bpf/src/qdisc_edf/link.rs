@@ -3,16 +3,14 @@ use super::shape::{self, Shapes};
 use super::types;
 use std::collections::BTreeMap;
 use teiji_model::qdisc::{
-    Channel, DeadlineQdisc, MAX_CHANNELS, MAX_DEADLINE, MAX_NAME, MAX_RATE, MIN_FRAME, OVERHEAD, RATE_STEP,
-    Scheduler, TIMER_ERROR,
+    Channel, DeadlineQdisc, MAX_CHANNELS, MAX_DEADLINE, MAX_NAME, MAX_RATE, MAX_SLACK, MIN_FRAME, OVERHEAD,
+    RATE_STEP, Scheduler, TIMER_ERROR,
 };
 
 /// Most bytes that are queued of best effort, and the same of real time.
 const LIMIT_BYTES: u32 = 4 << 20;
 /// Most packets that are queued of best effort, and the same of real time.
 const LIMIT_PACKETS: u32 = 10_000;
-/// Longest slack, ns: as in a policy.
-const MAX_SLACK: u64 = 3_600_000_000_000;
 
 /// What is written for a link under one generation.
 pub(super) struct EncodedLink {

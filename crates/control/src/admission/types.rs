@@ -2,14 +2,16 @@
 
 use std::fmt;
 use teiji_model::policy::Auto;
+use teiji_model::qdisc::{MAX_BURST, MAX_SLACK};
 use teiji_model::text::{duration, printable};
 
-/// The longest time in an admission, ns: one hour, as in a policy.
-pub(super) const LONGEST: u64 = 3_600_000_000_000;
-/// The fastest link, bit/s: as in a policy.
+/// The longest time in an admission, ns. The longest that a policy may name is a slack.
+pub(super) const LONGEST: u64 = MAX_SLACK;
+/// The fastest link, bit/s: up to here the arithmetic does not overflow. A policy's links are slower
+/// ([`teiji_model::qdisc::MAX_RATE`]).
 pub(super) const FASTEST: u64 = 10_000_000_000_000;
-/// The largest burst or ring, bytes: as in a policy.
-pub(super) const LARGEST: u64 = 1 << 30;
+/// The largest burst or ring, bytes.
+pub(super) const LARGEST: u64 = MAX_BURST;
 /// The greatest number of channels of a link.
 pub(super) const MOST: usize = 1 << 20;
 

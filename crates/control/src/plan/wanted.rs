@@ -13,9 +13,6 @@ use teiji_model::policy::{
 use teiji_model::resource::{Latency, Owner, Quota, Resource, Scheduling, Task, Value};
 use teiji_model::text::duration;
 
-/// The period of a quota that teiji sets, µs: the kernel's default (`default_cfs_period`).
-const PERIOD_US: u64 = 100_000;
-
 /// Adds every setting that the policy asks for, and the problems.
 pub(super) fn collect(policy: &Policy, at: HostAndHeld<'_>, draft: &mut Draft) {
     let observed = at.observed;
@@ -165,7 +162,8 @@ fn group(section: &VmPolicy, vm: &ObservedVm, name: &str, draft: &mut Draft) {
         key("weight", location, String::new()).want(draft, setting, Value::Weight(*value), name.to_owned());
     }
     if let Some(Located { value, location }) = &section.quota {
-        let quota = value.map(|n| Quota { quota_us: u64::from(n) * PERIOD_US / 1000, period_us: PERIOD_US });
+        let quota = value
+            .map(|n| Quota { quota_us: u64::from(n) * Quota::PERIOD_US / 1000, period_us: Quota::PERIOD_US });
         let cost = quota.map_or_else(String::new, |q| {
             let (used, period) = (duration(q.quota_us as f64 * 1e3), duration(q.period_us as f64 * 1e3));
             format!("throttled: it does not run once it has used {used} of CPU time in {period}")

@@ -6,8 +6,6 @@ use crate::root::Root;
 use teiji_model::resource::{Quota, Resource, ResourceError, ResourceKind, Resources, Value};
 
 const FILE: &str = "cpu.max";
-/// The kernel's default period, µs.
-const PERIOD_US: u64 = 100_000;
 
 pub(super) struct GroupQuota;
 
@@ -34,7 +32,7 @@ impl Access for GroupQuota {
             return Err(errors::no_such_value());
         };
         let text = match quota {
-            None => format!("max {PERIOD_US}"),
+            None => format!("max {}", Quota::PERIOD_US),
             Some(Quota { quota_us, period_us }) => format!("{quota_us} {period_us}"),
         };
         cpu_controller::write(root, group, FILE, &text, quota.is_none())

@@ -13,6 +13,11 @@ pub struct Quota {
     pub period_us: u64,
 }
 
+impl Quota {
+    /// The kernel's default period, µs (`default_cfs_period`); that of every quota that teiji sets.
+    pub const PERIOD_US: u64 = 100_000;
+}
+
 /// A bound on the wake-up latency of a CPU's idle states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -146,6 +146,6 @@ fn stage_annotations<'a>(joined: &Joined, time: &'a StageTime) -> (&'a str, Vec<
         all.extend(parts.map(|s| number(&format!("{} (ns)", s.name(actor)), split.get(*s))));
     }
     let preempted_by = joined.preempted_by.iter().filter(|(stage, tid)| *stage == time.stage && *tid != 0);
-    all.extend(preempted_by.map(|(_, tid)| number("behind thread", (*tid).into())));
+    all.extend(preempted_by.map(|(_, tid)| number("preempted by thread", (*tid).into())));
     (time.stage.name(), all)
 }

@@ -55,12 +55,17 @@ pub fn of_crate(crate_folder: &Path, forbidden: &Forbidden) -> Vec<String> {
     all
 }
 
-/// The files that are compiled into the crate: from its root by `mod`, without those that only tests have.
+/// The files that are compiled into the crate, or run to compile it: from its roots by `mod`, without those that only tests
+/// have.
 fn files(source: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
-    let roots = ["lib.rs", "main.rs"].map(|root| source.join(root));
+    let bin = source.join("bin");
+    let programs =
+        std::fs::read_dir(&bin).into_iter().flatten().map(|entry| (entry.unwrap().path(), bin.clone()));
+    let roots = ["lib.rs", "main.rs"].map(|root| (source.join(root), source.to_owned()));
+    let build = (source.with_file_name("build.rs"), source.to_owned());
     let mut next: Vec<(PathBuf, PathBuf)> =
-        roots.into_iter().filter(|r| r.exists()).map(|r| (r, source.to_owned())).collect();
+        roots.into_iter().chain([build]).filter(|(root, _)| root.exists()).chain(programs).collect();
     while let Some((file, folder)) = next.pop() {
         let text = std::fs::read_to_string(&file).unwrap();
         for name in modules(&untested(TokenStream::from_str(&text).expect("Rust"))) {
