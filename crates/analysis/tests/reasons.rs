@@ -192,8 +192,8 @@ fn what_comes_too_late_is_waited_for_and_then_counted() {
         }
         h.0.sort_by_key(|e| e.ts);
         let after = |h: &History, ts| h.0.iter().position(|e| e.ts > ts).unwrap();
-        let mut stopped = h.0.remove(after(&h, T + 100 * MS + 30_000));
-        assert!(matches!(stopped.kind, EventKind::Interrupt(_)));
+        let mut stopped = h.0.remove(after(&h, T + 100 * MS + 40_000));
+        assert!(matches!(stopped.kind, EventKind::GuestEntry(_)));
         stopped.cpu = 1;
         let handed_over = after(&h, stopped.ts + preempted_by * MS);
         h.0.insert(handed_over, stopped);
