@@ -2,12 +2,12 @@
 
 use super::{Extent, lost, only};
 use crate::load::{self, Polling, VCPU_CPU, VHOST_CPU};
-use crate::tracing::{Lab, Trace};
-use anyhow::Result;
+use crate::tracing::{Lab, Trace, requests};
+use anyhow::{Result, bail};
 use serde::Serialize;
 use teiji_lab::{Child, Guest, RaisedPriority};
 use teiji_model::finding::Finding;
-use teiji_model::report::{PartReport, StageReport, VmReport};
+use teiji_model::report::{Joined, PartReport, StageReport, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 
 /// Number of busy loops on a CPU.
@@ -116,8 +116,9 @@ pub struct Judged {
     /// The first thread that the verdict names as having run instead.
     #[serde(rename = "behind")]
     pub preempted_by: Option<String>,
-    /// Share of the waits behind the busy loops, by their thread ids, in the finding that has the situation's part,
-    /// whether or not the verdict names it; 0 if there is no such finding, `None` in situations without busy loops.
+    /// Share of the waits behind the busy loops, by their thread ids: in the finding that has the situation's part,
+    /// whether or not the verdict names it; if that part is too small for a finding, in the requests themselves. `None`
+    /// in situations without busy loops.
     #[serde(rename = "behind_hogs")]
     pub preempted_by_hogs: Option<f64>,
     /// Median and 99th percentile of the response time, µs.
@@ -219,12 +220,27 @@ fn greatest_of_host(vm: &VmReport, s: &Situation) -> Option<Greatest> {
     (fluctuates && greatest_by(vm, s, false)).then_some(Greatest::ByMedianAlone)
 }
 
-/// Share of the waits behind the threads `tids`, in the finding that has the situation's part; 0 without such a finding.
-fn share_behind(vm: &VmReport, s: &Situation, tids: &[u32]) -> f64 {
+/// Share of the waits behind the threads `tids`, in the finding that has the situation's part, if there is one.
+fn share_behind(vm: &VmReport, s: &Situation, tids: &[u32]) -> Option<f64> {
     let of_situation =
         |f: &&Finding| f.evidence.iter().any(|e| s.stages.contains(&e.stage) && e.state == Some(s.state));
-    let preempted_by = vm.findings.iter().find(of_situation).map_or(&[][..], |f| &f.preempted_by);
-    preempted_by.iter().filter(|p| tids.contains(&p.tid)).map(|p| p.share).sum()
+    let finding = vm.findings.iter().find(of_situation)?;
+    Some(finding.preempted_by.iter().filter(|p| tids.contains(&p.tid)).map(|p| p.share).sum())
+}
+
+/// The same in the requests. On a busy machine the guest may need so much of the time that the situation's part is no
+/// finding; its waits are behind the busy loops all the same. 0 if there are none.
+fn share_behind_in(requests: &[Joined], s: &Situation, tids: &[u32]) -> f64 {
+    let (mut all, mut behind) = (0, 0);
+    for joined in requests {
+        for time in joined.request.stages.iter().filter(|time| s.stages.contains(&time.stage)) {
+            let waited = time.split.map_or(0, |split| split.get(ThreadState::Ready));
+            let by = |(stage, tid): &(Stage, u32)| *stage == time.stage && tids.contains(tid);
+            all += waited;
+            behind += if joined.preempted_by.iter().any(by) { waited } else { 0 };
+        }
+    }
+    if all == 0 { 0.0 } else { behind as f64 / all as f64 }
 }
 
 fn greatest_by(vm: &VmReport, s: &Situation, fluctuation: bool) -> bool {
@@ -267,7 +283,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         Load::Ping => "icmp".to_owned(),
     };
     let arguments = format!("--vm {} --flow '{flow}'", guest.name());
-    let trace = Trace::start(lab, &stem, &arguments, false)?;
+    let trace = Trace::start(lab, &stem, &arguments, true)?;
     let undo = induce(lab, s.induce)?;
     match s.load {
         Load::Echo => drop(load::echo(&lab.host, guest, s.rate, extent.situation)?),
@@ -283,6 +299,14 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let evidence = vm.blamed().map(|f| f.evidence.as_slice()).unwrap_or_default();
     let named: Vec<_> = evidence.iter().map(|e| (e.stage, e.state)).collect();
     let preempted_by = vm.blamed().and_then(|f| f.preempted_by.first()).map(|p| p.name.clone());
+    let preempted_by_hogs = match &hogs {
+        None => None,
+        Some(tids) => Some(match (share_behind(&vm, s, tids), &traced.recording) {
+            (Some(share), _) => share,
+            (None, Some(recording)) => share_behind_in(&requests(recording)?.0, s, tids),
+            (None, None) => bail!("the trace {stem} left no recording"),
+        }),
+    };
     let us = |ns: u64| ns as f64 / 1e3;
     let greatest = greatest_of_host(&vm, s);
     Ok(Judged {
@@ -296,7 +320,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         state,
         complete: vm.requests.complete,
         lost,
-        preempted_by_hogs: hogs.map(|tids| share_behind(&vm, s, &tids)),
+        preempted_by_hogs,
         preempted_by,
         total_us: vm.total.map_or([0.0; 2], |t| [us(t.p50), us(t.p99)]),
         stages: vm.stages.iter().map(|s| (s.stage, s.dist.mean / 1e3)).collect(),
@@ -307,9 +331,11 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
 #[cfg(test)]
 mod tests {
     use super::*;
+    use teiji_model::event::Role;
     use teiji_model::finding::{Cause, Confidence, Evidence, Preemptor, Remedy};
     use teiji_model::reason::Blame;
-    use teiji_model::report::{DirectionReport, Dist, RequestCounts, Verdict};
+    use teiji_model::report::{DirectionReport, Dist, Request, RequestCounts, StageTime, Verdict};
+    use teiji_model::stage::Split;
 
     /// The thread ids of the busy loops.
     const TIDS: [u32; 2] = [70, 71];
@@ -415,10 +441,42 @@ mod tests {
     fn waits_behind_busy_loops_are_of_the_situations_finding_even_if_another_is_blamed() {
         let mut vm = blames_the_guest(0.0);
         assert!(vm.blamed().unwrap().preempted_by.is_empty());
-        assert!((share_behind(&vm, &SITUATIONS[0], &TIDS) - 0.7).abs() < 1e-9);
+        assert!((share_behind(&vm, &SITUATIONS[0], &TIDS).unwrap() - 0.7).abs() < 1e-9);
         // The finding of another situation, and none at all.
-        assert!(share_behind(&vm, &SITUATIONS[1], &TIDS).abs() < 1e-9);
+        assert_eq!(share_behind(&vm, &SITUATIONS[1], &TIDS), None);
         vm.findings.truncate(1);
-        assert!(share_behind(&vm, &SITUATIONS[0], &TIDS).abs() < 1e-9);
+        assert_eq!(share_behind(&vm, &SITUATIONS[0], &TIDS), None);
+    }
+
+    #[test]
+    fn waits_that_are_no_finding_are_counted_in_the_requests() {
+        let waited = |stage, ns, tid| Joined {
+            vm: 0,
+            request: Request {
+                key: 0,
+                group: 0,
+                start: 0,
+                total: 10 * ns,
+                stages: vec![StageTime { stage, ns, split: Some(Split([0, 0, 0, ns, 0])) }],
+                depth: 0,
+                vcpu: 0,
+                vcpu_state: None,
+                preempted: 0,
+                coalesced_kick: false,
+            },
+            ended_by: Role::Final,
+            preempted_by: vec![(stage, tid)],
+        };
+        let s = &SITUATIONS[0];
+        let here = s.stages[0];
+        let requests = [
+            waited(here, 600, TIDS[0]),
+            waited(here, 300, TIDS[1]),
+            waited(here, 100, 9),
+            waited(Stage::Qdisc, 900, 9),
+        ];
+        assert!((share_behind_in(&requests, s, &TIDS) - 0.9).abs() < 1e-9);
+        assert!(share_behind_in(&requests, s, &[]).abs() < 1e-9);
+        assert!(share_behind_in(&[], s, &TIDS).abs() < 1e-9);
     }
 }
