@@ -46,7 +46,7 @@ lab: deps ## a shell in a running KVM host with a guest (root)
 	$(CARGO) run -p teiji-lab -- shell $(LAB)
 
 demo: deps ## real SIP calls to a VM, undisturbed and with CPU hogs; leaves target/demo/report.html (root)
-	$(call compiling,the demo takes 3 to 5 minutes)
+	$(call compiling,the demo takes 2 to 5 minutes)
 	$(CARGO) build --workspace --bins
 	$(CARGO) run -q -p teiji-experiments --bin demo
 

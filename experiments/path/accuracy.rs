@@ -324,12 +324,13 @@ fn align(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use teiji_model::event::Role;
     use teiji_model::report::StageTime;
 
-    fn joined(start: u64, total: u64) -> Joined {
+    /// A request without stages.
+    pub fn joined(start: u64, total: u64) -> Joined {
         let request = Request {
             key: 0,
             group: 0,

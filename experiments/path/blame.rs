@@ -330,11 +330,11 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
 
 #[cfg(test)]
 mod tests {
+    use super::super::accuracy::tests::joined;
     use super::*;
-    use teiji_model::event::Role;
     use teiji_model::finding::{Cause, Confidence, Evidence, Preemptor, Remedy};
     use teiji_model::reason::Blame;
-    use teiji_model::report::{DirectionReport, Dist, Request, RequestCounts, StageTime, Verdict};
+    use teiji_model::report::{DirectionReport, Dist, RequestCounts, StageTime, Verdict};
     use teiji_model::stage::Split;
 
     /// The thread ids of the busy loops.
@@ -450,22 +450,11 @@ mod tests {
 
     #[test]
     fn waits_that_are_no_finding_are_counted_in_the_requests() {
-        let waited = |stage, ns, tid| Joined {
-            vm: 0,
-            request: Request {
-                key: 0,
-                group: 0,
-                start: 0,
-                total: 10 * ns,
-                stages: vec![StageTime { stage, ns, split: Some(Split([0, 0, 0, ns, 0])) }],
-                depth: 0,
-                vcpu: 0,
-                vcpu_state: None,
-                preempted: 0,
-                coalesced_kick: false,
-            },
-            ended_by: Role::Final,
-            preempted_by: vec![(stage, tid)],
+        let waited = |stage, ns, tid| {
+            let mut joined = joined(0, 10 * ns);
+            joined.request.stages = vec![StageTime { stage, ns, split: Some(Split([0, 0, 0, ns, 0])) }];
+            joined.preempted_by = vec![(stage, tid)];
+            joined
         };
         let s = &SITUATIONS[0];
         let here = s.stages[0];

@@ -38,15 +38,16 @@ struct Adversity {
     held_up: u64,
 }
 
-/// When it was signalled and accepted, the vCPU (its index; KVM's number is [`kvm_id`]), the outcome, the vCPU's state,
-/// the packets that it covers.
+/// A signal of the worker.
 struct Signal {
     signalled: u64,
     accepted: u64,
     /// When the worker reports it: late if the worker loses its CPU while it signals.
     reported: u64,
+    /// The vCPU's index; KVM's number is [`kvm_id`].
     vcpu: u16,
     delivery: Delivery,
+    /// The vCPU's.
     state: Option<ThreadState>,
     /// The packets that it covers.
     taken: Vec<usize>,
