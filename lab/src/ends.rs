@@ -4,7 +4,7 @@
 //! | the emulator ended | whose end |
 //! | --- | --- |
 //! | when it had been asked to | nobody's |
-//! | after its kernel had found an idle thread's stack corrupted | the emulated machine's: see below |
+//! | after one of the two panics of its kernel that are known to be the emulated machine's ([`OF_EMULATION`]) | the emulated machine's |
 //! | after another panic of its kernel | the lab host's |
 //! | by SIGSEGV, SIGABRT, SIGBUS or SIGILL, or with an exit code other than 0 | the emulator's |
 //! | by SIGKILL | the emulator's: the OOM killer, or somebody, killed it |
@@ -12,9 +12,7 @@
 //! | with exit code 0 without such a record: a power-off | the lab host's |
 //! | in any other way | not known, so the tests fail |
 //!
-//! A lab host panicked so in the lab's own tests, where nothing of teiji had been loaded: "stack-protector: Kernel stack is
-//! corrupted in: __schedule", on an idle CPU, once in about 60 boots (QEMU 11.1, translation). A triple fault needs a CPU
-//! that cannot enter its exception handlers; a BPF program cannot change what that takes.
+//! A triple fault needs a CPU that cannot enter its exception handlers; a BPF program cannot change what that takes.
 //!
 //! A nested guest that KVM has stopped (see [`crate::tools::link_up`]) or that was reset is such a failure, too: its kernel
 //! has nothing of teiji.
@@ -28,8 +26,21 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// What a console log has after the one panic that is known to be the emulated machine's.
-const OF_EMULATION: [&str; 2] = ["Kernel stack is corrupted in: __schedule", "Comm: swapper/"];
+/// What a console log has from the last oops on (from the panic on, if there was none) in the panics that are known to be
+/// the emulated machine's, all seen with QEMU 11.1 and translation, each once in some hundred boots.
+///
+/// 1. The stack of an idle thread, in the lab's own tests, where nothing of teiji had been loaded.
+/// 2. A CPU on which `current` is NULL. `irqentry_enter` reads `current->flags`, 0x2c in the kernel of the lab, which is a
+///    page fault, whose handler begins with `irqentry_enter`, until the stack is used up and `error_entry` cannot push:
+///    the address of the fault is in RBP, and the registers that the entry cleared are still 0. `current` is found through
+///    the base of GS, which only the kernel's entry code and KVM's world switch load. A BPF program can change neither.
+const OF_EMULATION: [&[&str]; 2] = [
+    &["Kernel stack is corrupted in: __schedule", "Comm: swapper/"],
+    &["RIP: 0010:error_entry+", "RBP: 000000000000002c", "R13: 0000000000000000 R14: 0000000000000000"],
+];
+
+/// The line that ends what the kernel prints about an oops but for the registers at its begin, which follow.
+const END_OF_OOPS: &str = "---[ end trace";
 
 /// Whose end it was.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +61,8 @@ impl End {
         }
         if let Some(panic) = console.find("Kernel panic") {
             let first = console[panic..].lines().next().unwrap_or_default();
-            return if OF_EMULATION.iter().all(|part| console[panic..].contains(part)) {
+            let told = &console[console[..panic].rfind(END_OF_OOPS).unwrap_or(panic)..];
+            return if OF_EMULATION.iter().any(|parts| parts.iter().all(|part| told.contains(part))) {
                 End::Emulator(format!("the emulated machine failed: {first}"))
             } else {
                 End::LabHost(format!("the kernel of the lab host panicked: {first}"))
@@ -161,9 +173,13 @@ fn recorded(qemu: &str) -> Option<String> {
     (!found.is_empty()).then(|| found.join(", "))
 }
 
-/// The last lines of `qemu.log`, without the resets of CPUs at boot and without the lesser registers of others.
+/// The last lines of `qemu.log`, without the resets of CPUs at boot and without the lesser registers of others, and those
+/// of `console.log`, after the beginning of what the kernel printed when it failed.
 pub(crate) fn last_lines<'t>(qemu: &'t str, console: &'t str) -> Vec<(&'static str, &'t str)> {
     const LINES: usize = 15;
+    /// Of an oops or a panic: enough for its reason, the registers and the callers.
+    const FAILURE: usize = 60;
+    const FAILED: [&str; 4] = ["BUG: ", "Oops: ", "general protection fault", "Kernel panic"];
     const SHOWN: [&str; 10] =
         ["EAX=", "ESI=", "EIP=", "RAX=", "RSI=", "R8 =", "R12=", "RIP=", "CS =", "CR0="];
     let mut of_qemu = Vec::new();
@@ -181,11 +197,14 @@ pub(crate) fn last_lines<'t>(qemu: &'t str, console: &'t str) -> Vec<(&'static s
         }
     }
     let of_console: Vec<&str> = console.lines().collect();
-    let last = |file, lines: Vec<&'t str>| {
+    let failed = of_console.iter().position(|l| FAILED.iter().any(|begin| l.contains(begin)));
+    let last = |file, lines: Vec<&'t str>, failed: Option<usize>| {
         let from = lines.len().saturating_sub(LINES);
-        lines.into_iter().skip(from).map(move |l| (file, l))
+        let failure = failed.map_or(0..0, |at| at..at + FAILURE);
+        let wanted = move |n: usize| n >= from || failure.contains(&n);
+        lines.into_iter().enumerate().filter(move |(n, _)| wanted(*n)).map(move |(_, l)| (file, l))
     };
-    last("qemu.log", of_qemu).chain(last("console.log", of_console)).collect()
+    last("qemu.log", of_qemu, None).chain(last("console.log", of_console, failed)).collect()
 }
 
 /// What has happened to the lab hosts of this process.
@@ -299,6 +318,18 @@ mod tests {
         Ok(ExitStatus::from_raw(signal))
     }
 
+    const OTHER_PANIC: &str = "[    1.0] Kernel panic - not syncing: Fatal exception in interrupt\n";
+
+    /// As a lab host printed it.
+    const NO_CURRENT: &str = "[  701.682569] ---[ end trace 0000000000000000 ]---\n\
+        [  701.685465] RIP: 0010:error_entry+0xd/0x170\n\
+        [  701.685509] RSP: 0018:ffffc90001d34000 EFLAGS: 00000046\n\
+        [  701.685522] RAX: 0000000000000000 RBX: ffffc90001d34088 RCX: ffffffff81001948\n\
+        [  701.685529] RDX: 0000000000000000 RSI: ffffffff8100128d RDI: ffffc90001d34088\n\
+        [  701.685536] RBP: 000000000000002c R08: 0000000000000000 R09: 0000000000000000\n\
+        [  701.685542] R10: 0000000000000000 R11: 0000000000000000 R12: 0000000000000000\n\
+        [  701.685547] R13: 0000000000000000 R14: 0000000000000000 R15: 0000000000000000\n\
+        [  701.685883] Kernel panic - not syncing: Fatal exception in interrupt\n";
     const READY: &str = "[    1.0] teiji-lab: ready\n";
 
     /// The form of a record by QEMU, with the registers of a CPU at power-on.
@@ -340,12 +371,22 @@ mod tests {
         for how in [exit(0), exit(1), signal(libc::SIGKILL)] {
             assert_eq!(End::of(true, &how, "", READY), End::Asked);
             for panicked in [
-                "[    1.0] Kernel panic - not syncing: Fatal exception in interrupt\n",
+                OTHER_PANIC,
                 "[    1.0] Kernel panic - not syncing: stack-protector: Kernel stack is corrupted in: __schedule+0x1074/0x1080\n\
                  [    1.0] CPU: 0 UID: 0 PID: 90 Comm: teiji Not tainted\n",
             ] {
                 let end = End::of(false, &how, "", panicked);
                 assert!(matches!(&end, End::LabHost(why) if why.contains("not syncing")), "{end:?}");
+            }
+            for (registers, whose) in
+                [(NO_CURRENT.to_owned(), true), (NO_CURRENT.replace("002c", "0030"), false)]
+            {
+                let end = End::of(false, &how, "", &registers);
+                assert_eq!(matches!(&end, End::Emulator(_)), whose, "{end:?}");
+                let earlier =
+                    format!("{registers}[  702.0] ---[ end trace 0000000000000000 ]---\n{OTHER_PANIC}");
+                let end = End::of(false, &how, "", &earlier.replacen("Kernel panic", "Oops", 1));
+                assert!(matches!(&end, End::LabHost(_)), "{end:?}");
             }
             let idle = "[   66.3] Kernel panic - not syncing: stack-protector: Kernel stack is corrupted in: __schedule+0x1074/0x1080\n\
                         [   66.3] CPU: 0 UID: 0 PID: 0 Comm: swapper/0 Not tainted 7.3.4+deb13-amd64\n";
@@ -387,6 +428,18 @@ mod tests {
         let named: Vec<&str> = of("qemu.log").iter().map(|l| l.split(['=', '(']).next().unwrap()).collect();
         assert_eq!(named, ["CPU Reset ", "RAX", "RIP", "CR0", "Triple fault"]);
         assert_eq!((of("console.log").len(), of("console.log")[14]), (15, "line 19"));
+    }
+
+    #[test]
+    fn the_last_lines_begin_with_the_failure_of_the_kernel() {
+        let console: String = (0..10)
+            .map(|n| format!("before {n}\n"))
+            .chain(["[ 7.1] BUG: TASK stack guard page was hit\n".into()])
+            .chain((0..100).map(|n| format!("after {n}\n")))
+            .collect();
+        let lines: Vec<&str> = last_lines("", &console).iter().map(|(_, l)| *l).collect();
+        assert_eq!((lines.len(), lines[0]), (75, "[ 7.1] BUG: TASK stack guard page was hit"));
+        assert_eq!((lines[59], lines[60], lines[74]), ("after 58", "after 85", "after 99"));
     }
 
     #[test]
