@@ -14,8 +14,8 @@
 //!
 //! A triple fault needs a CPU that cannot enter its exception handlers; a BPF program cannot change what that takes.
 //!
-//! A nested guest that KVM has stopped (see [`crate::tools::link_up`]) or that was reset is such a failure, too: its kernel
-//! has nothing of teiji.
+//! A nested guest that KVM has stopped (see [`crate::tools::link_up`]) or that was reset also counts as a failure of the
+//! emulated machine: its kernel has nothing of teiji.
 //!
 //! Every such failure is printed in the last lines of a program, also if no test noticed it.
 
@@ -26,14 +26,15 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// What a console log has from the last oops on (from the panic on, if there was none) in the panics that are known to be
-/// the emulated machine's, all seen with QEMU 11.1 and translation, each once in some hundred boots.
+/// What a console log has from the end of the last oops before the panic on (from the panic on, if there was none) in the
+/// panics that are known to be the emulated machine's (QEMU 11.1, translation).
 ///
-/// 1. The stack of an idle thread, in the lab's own tests, where nothing of teiji had been loaded.
-/// 2. A CPU on which `current` is NULL. `irqentry_enter` reads `current->flags`, 0x2c in the kernel of the lab, which is a
+/// 1. The stack of an idle thread, in the lab's own tests, where nothing of teiji had been loaded: once in about 75 boots.
+/// 2. Seen once: a CPU on which `current` is NULL. `irqentry_enter` reads `current->flags`, 0x2c in the kernel of the lab, which is a
 ///    page fault, whose handler begins with `irqentry_enter`, until the stack is used up and `error_entry` cannot push:
 ///    the address of the fault is in RBP, and the registers that the entry cleared are still 0. `current` is found through
-///    the base of GS, which only the kernel's entry code and KVM's world switch load. A BPF program can change neither.
+///    the base of GS, which only the kernel's entry code and KVM's world switch load. A BPF program can change neither
+///    `current` nor GS.
 const OF_EMULATION: [&[&str]; 2] = [
     &["Kernel stack is corrupted in: __schedule", "Comm: swapper/"],
     &["RIP: 0010:error_entry+", "RBP: 000000000000002c", "R13: 0000000000000000 R14: 0000000000000000"],
@@ -174,7 +175,7 @@ fn recorded(qemu: &str) -> Option<String> {
 }
 
 /// The last lines of `qemu.log`, without the resets of CPUs at boot and without the lesser registers of others, and those
-/// of `console.log`, after the beginning of what the kernel printed when it failed.
+/// of `console.log`, preceded by the first lines of what the kernel printed when it failed.
 pub(crate) fn last_lines<'t>(qemu: &'t str, console: &'t str) -> Vec<(&'static str, &'t str)> {
     const LINES: usize = 15;
     /// Of an oops or a panic: enough for its reason, the registers and the callers.
@@ -201,8 +202,14 @@ pub(crate) fn last_lines<'t>(qemu: &'t str, console: &'t str) -> Vec<(&'static s
     let last = |file, lines: Vec<&'t str>, failed: Option<usize>| {
         let from = lines.len().saturating_sub(LINES);
         let failure = failed.map_or(0..0, |at| at..at + FAILURE);
-        let wanted = move |n: usize| n >= from || failure.contains(&n);
-        lines.into_iter().enumerate().filter(move |(n, _)| wanted(*n)).map(move |(_, l)| (file, l))
+        // Two parts of a log are no trace together.
+        let gap = failed.filter(|_| failure.end < from).map(|_| failure.end);
+        let shown = move |(n, line): (usize, &'t str)| {
+            let wanted = n >= from || failure.contains(&n);
+            let line = if gap == Some(n) { Some("…") } else { wanted.then_some(line) };
+            line.map(|line| (file, line))
+        };
+        lines.into_iter().enumerate().filter_map(shown)
     };
     last("qemu.log", of_qemu, None).chain(last("console.log", of_console, failed)).collect()
 }
@@ -438,8 +445,8 @@ mod tests {
             .chain((0..100).map(|n| format!("after {n}\n")))
             .collect();
         let lines: Vec<&str> = last_lines("", &console).iter().map(|(_, l)| *l).collect();
-        assert_eq!((lines.len(), lines[0]), (75, "[ 7.1] BUG: TASK stack guard page was hit"));
-        assert_eq!((lines[59], lines[60], lines[74]), ("after 58", "after 85", "after 99"));
+        assert_eq!((lines.len(), lines[0]), (76, "[ 7.1] BUG: TASK stack guard page was hit"));
+        assert_eq!((lines[59], lines[60], lines[61], lines[75]), ("after 58", "…", "after 85", "after 99"));
     }
 
     #[test]

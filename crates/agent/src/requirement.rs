@@ -21,7 +21,11 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ),
     ("handle_rx", "queue depths leave out the packets that vhost has batched", false),
     ("vhost_add_used_and_signal_n", "the stages vhost_rx and irq cannot be told apart", true),
-    ("vhost_add_used_n", "packets for which the guest wants no interrupt cannot be followed into it", true),
+    (
+        "vhost_add_used_n",
+        "packets for which the guest wants no interrupt cannot be followed into the guest",
+        true,
+    ),
     ("kvm_arch_set_irq_inatomic", "an interrupt's VM is not known", true),
     ("kvm_apic_accept_irq", "an interrupt's vCPU is not known", true),
     ("kvm_inj_virq", "the entry with an interrupt is not seen", true),

@@ -87,7 +87,8 @@ impl Default for Options {
 /// What the analysis had to leave out; all zero if the trace went well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Losses {
-    /// Events that came after later events had been joined; they count as lost.
+    /// Events that came after later events had been joined. A late signal costs its own packets; any other late event
+    /// counts as a loss of that time.
     pub late: u64,
     /// Those of them that came within [`Options::reorder`], but after too many others had come: late for lack of room.
     pub late_no_room: u64,

@@ -142,7 +142,8 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interrupt {
     /// When the worker began to write the packets to the ring and to signal. [`Event::ts`] is when a vCPU's interrupt
-    /// controller accepted the interrupt; if none was sent, when the packets were in the ring.
+    /// controller accepted the interrupt; if none was sent, when the packets were in the ring, or, if the
+    /// probe after that write was skipped, the end of the signal.
     pub signalled: u64,
     /// The tap whose receive queue was signalled.
     pub ifindex: u32,

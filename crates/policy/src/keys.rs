@@ -118,8 +118,9 @@ pub(super) struct DirectKey {
     pub cost: &'static str,
 }
 
-/// All keys of this sort. The parser and the plan know them only from this table. `halt_poll` and `irq_cpus` have code of
-/// their own: what the first costs depends on its value, and the interrupts of a link are not covered by its device.
+/// All keys of this sort. The parser and the plan know them only from this table. Older keys have code of
+/// their own in the plan, some because they need it: what `halt_poll` costs depends on its value, and the interrupts of a
+/// link are not covered by its device. A new key belongs here if it can.
 pub(super) const DIRECT_KEYS: &[DirectKey] = &[
     DirectKey {
         section: "host",

@@ -5,6 +5,7 @@
 //!  [on the tap] ─────► [taken] ──────────► [accepted] ───────────► done
 //!                         │ Posted, or Suppressed in guest mode ─► done
 //!                         │ its worker slept: the signal was lost ─► done, with a hole
+//!                         │ its signal came too late to be used ───► done, with a hole
 //! ```
 //!
 //! A signal covers the packets that its worker took off the tap before it began to signal. A worker does not sleep

@@ -118,7 +118,7 @@ static __always_inline u8 clock_peek(struct clock *c, u64 now, u64 *spent)
 	return clock_copy(c, now, spent, false);
 }
 
-/* The same, zeros if there is no clock. */
+/* As clock_read(); zeros if there is no clock. */
 static __always_inline u8 clock_read_or_zeros(struct clock *c, u64 now, u64 *spent)
 {
 	int i;

@@ -379,8 +379,8 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 	}
 	if (c->announced && __sync_lock_test_and_set(&c->announced, 0)) {
 		/*
-		 * Several workers may have announced, the last one perhaps with an earlier time than another,
-		 * and after `now` was read: so this takes all up to here, and comes after them.
+		 * Workers may have announced after `now` was read. So `upto` is read after `announced` was
+		 * cleared, and the record is 1 ns later: it sorts after every signal that it covers.
 		 */
 		upto = bpf_ktime_get_ns();
 		clock_read(c, upto, spent);

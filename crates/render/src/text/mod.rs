@@ -88,7 +88,7 @@ pub fn lost(report: &Report) -> Vec<String> {
         let text = format!(
             "{} came too late to be used: between the time stamp and the hand-over, the CPU was stopped (by a hypervisor \
              below this host, or by firmware), or the thread was preempted (on a preemptible kernel, if threads share a \
-             busy CPU); requests of that time are left out: give vhost workers and vCPUs CPUs of their own, or look at \
+             busy CPU); requests of that time are left out (of a late signal, those of its packets only): give vhost workers and vCPUs CPUs of their own, or look at \
              the hypervisor below",
             count(late, "event")
         );
