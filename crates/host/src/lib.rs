@@ -24,6 +24,7 @@
 //! | `task` | threads that are not mistaken for later ones of the same id |
 //! | `thread` | vCPU threads and vhost workers |
 //! | `vm` | which processes are VMs |
+//! | [`watch`] | tells when something has changed that a plan depends on |
 #![deny(unsafe_code)]
 
 mod cgroup;
@@ -43,6 +44,7 @@ mod sys;
 mod task;
 mod thread;
 mod vm;
+pub mod watch;
 
 pub use hfsc::{CurveOf, Hfsc};
 pub use resource::{Devices, Settings};

@@ -4,8 +4,8 @@
 mod dump;
 mod message;
 
-use message::{answers, errno_of, ifinfomsg, messages};
-pub(crate) use message::{attribute, attributes, tcmsg, u32_at};
+use message::{answers, errno_of, ifinfomsg};
+pub(crate) use message::{attribute, attributes, messages, tcmsg, u32_at};
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, connect, recv, send, setsockopt,
@@ -394,7 +394,7 @@ fn qdisc_of(body: &[u8], ifindex: u32) -> Option<Qdisc> {
 }
 
 /// The device that a message is about.
-fn link_of(body: &[u8]) -> Option<Link> {
+pub(crate) fn link_of(body: &[u8]) -> Option<Link> {
     let all = attributes(body.get(IFINFOMSG..)?);
     let of = |wanted| all.iter().find(|(k, _)| *k == wanted).map(|(_, v)| *v);
     let text = |b: &[u8]| String::from_utf8_lossy(b.strip_suffix(&[0]).unwrap_or(b)).into_owned();

@@ -1,0 +1,72 @@
+//! Control groups that are made or removed: libvirt and systemd move the threads of a VM into groups that they make when
+//! it starts. A move itself is no event.
+
+use super::Hint;
+use crate::cgroup::Hierarchy;
+use crate::root::Root;
+use nix::errno::Errno;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+/// Most groups that are watched; the kernel allows each user 8,192 or more (`fs.inotify.max_user_watches`).
+const MOST: usize = 2048;
+
+pub(super) struct Groups {
+    inotify: Inotify,
+    watched: BTreeMap<String, WatchDescriptor>,
+}
+
+impl Groups {
+    pub(super) fn open() -> io::Result<Groups> {
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        Ok(Groups { inotify, watched: BTreeMap::new() })
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.inotify.as_fd()
+    }
+
+    pub(super) fn follow(&mut self, wanted: &BTreeSet<String>) {
+        let root = Root::default();
+        let Ok(hierarchy) = Hierarchy::find(&root) else { return };
+        let gone: Vec<String> =
+            self.watched.keys().filter(|group| !wanted.contains(*group)).cloned().collect();
+        for group in gone {
+            if let Some(watch) = self.watched.remove(&group) {
+                let _ = self.inotify.rm_watch(watch);
+            }
+        }
+        for group in wanted.iter().take(MOST) {
+            if self.watched.contains_key(group) {
+                continue;
+            }
+            let flags = AddWatchFlags::IN_CREATE
+                | AddWatchFlags::IN_DELETE
+                | AddWatchFlags::IN_MOVE
+                | AddWatchFlags::IN_DELETE_SELF
+                | AddWatchFlags::IN_ONLYDIR
+                | AddWatchFlags::IN_DONT_FOLLOW;
+            // A group that is gone meanwhile is none to watch.
+            if let Ok(watch) = self.inotify.add_watch(&root.path(&hierarchy.path(group, "")), flags) {
+                self.watched.insert(group.clone(), watch);
+            }
+        }
+    }
+
+    pub(super) fn read(&self, tell: &mut dyn FnMut(Hint)) {
+        loop {
+            match self.inotify.read_events() {
+                Ok(events) => {
+                    for event in events {
+                        let overflow = event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
+                        tell(if overflow { Hint::Lost } else { Hint::Group });
+                    }
+                }
+                Err(Errno::EINTR) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
