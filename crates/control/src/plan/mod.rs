@@ -12,6 +12,8 @@
 //! | `checks` | whether they are acceptable on this host |
 //! | `starvation` | whether real-time threads would starve each other |
 //! | `steps` | which of them differ, and the order of the changes |
+//! | `present` | which part of a policy can be planned on a host as it is now |
+//! | `parts` | which steps can be taken without each other |
 //!
 //! A setting that teiji does not hold and that already has the wanted value is left alone: somebody else has set it. A
 //! setting that teiji holds and that no line of the policy asks for any more returns to its original value, unless
@@ -20,12 +22,16 @@
 mod channels;
 mod checks;
 mod names;
+mod parts;
+mod present;
 mod starvation;
 mod steps;
 mod wanted;
 
 pub(crate) use checks::reason;
 pub(crate) use names::shown;
+pub use parts::{Of, Part, parts};
+pub use present::{Present, present};
 
 use std::collections::BTreeSet;
 use teiji_model::observed::{Observed, ObservedVm};

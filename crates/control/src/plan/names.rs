@@ -101,7 +101,7 @@ pub(super) fn vms<'a>(
 
 /// The VM that a section means. `pid:N` is always a process id: otherwise a VM with such a name could be mistaken for
 /// another.
-fn vm<'a>(name: &str, host: HostAndHeld<'a>) -> Result<&'a ObservedVm, String> {
+pub(super) fn vm<'a>(name: &str, host: HostAndHeld<'a>) -> Result<&'a ObservedVm, String> {
     let observed = host.observed;
     let by_pid = name.strip_prefix("pid:");
     let found: Vec<&ObservedVm> = observed

@@ -1,0 +1,156 @@
+//! What a daemon keeps of a policy while VMs and links come and go: the sections that mean something, and the parts of a
+//! plan that can be carried out without each other.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{at, channel, host, link, nic, task, vm};
+use std::collections::BTreeMap;
+use teiji_control::plan::{Of, parts, plan, present};
+use teiji_model::cpus::CpuSet;
+use teiji_model::observed::{DeadlineSupport, Observed};
+use teiji_model::plan::{Held, Hold};
+use teiji_model::policy::{DirectSetting, HostPolicy, Policy, Subject, VmPolicy};
+use teiji_model::resource::{Resource, ResourceKind, Scheduling, Value};
+
+fn fifo(name: &str, line: usize) -> VmPolicy {
+    VmPolicy {
+        name: at(name.to_owned(), line),
+        class: Some(at(Scheduling::Fifo { priority: 10 }, line + 1)),
+        vcpu_cpus: None,
+        worker_cpus: None,
+        weight: None,
+        quota: None,
+    }
+}
+
+fn direct(subject: Subject, kind: ResourceKind, value: Value) -> DirectSetting {
+    DirectSetting { subject, key: "key", kind, value: at(value, 90), cost: "" }
+}
+
+fn whole() -> Policy {
+    let cpus = Value::Cpus("1".parse::<CpuSet>().unwrap());
+    let on = |name: &str| Subject::Link(at(name.to_owned(), 20));
+    let mut other = channel("b", 60, 2, 10_000_000, 1_000_000);
+    other.link = Some(at("eth1".into(), 61));
+    Policy {
+        host: HostPolicy { halt_poll: Some(at(0, 1)), ..HostPolicy::default() },
+        links: vec![link("eth0", 10), link("eth1", 20)],
+        vms: vec![fifo("sip1", 30), fifo("sip2", 40)],
+        channels: vec![
+            {
+                let mut a = channel("a", 50, 1, 10_000_000, 1_000_000);
+                a.link = Some(at("eth0".into(), 51));
+                a
+            },
+            other,
+        ],
+        direct: vec![
+            direct(on("eth1"), ResourceKind::ReceiveCpus, cpus.clone()),
+            direct(Subject::Vm(at("sip2".into(), 40)), ResourceKind::ReceiveCpus, cpus),
+        ],
+        ..Policy::default()
+    }
+}
+
+fn with(vms: &[(&str, u32)], links: &[&str]) -> Observed {
+    let vms = vms.iter().map(|(name, pid)| vm(name, *pid, 2, 1, None, false)).collect();
+    let links = links.iter().zip(2..).map(|(name, index)| {
+        let mut nic = nic(name, vec![]);
+        nic.index = index;
+        nic
+    });
+    let mut observed = host("0-15", vms, links.collect());
+    observed.deadline_support = DeadlineSupport::Edf;
+    observed.realtime_guard = Some("the test".into());
+    observed
+}
+
+#[test]
+fn what_is_not_there_is_left_out_and_said() {
+    let policy = whole();
+    let all = present(&policy, &with(&[("sip1", 100), ("sip2", 200)], &["eth0", "eth1"]));
+    assert_eq!((all.policy, all.absent), (policy.clone(), vec![]));
+
+    let some = present(&policy, &with(&[("sip2", 200)], &["eth0"]));
+    let names: Vec<&str> = some.policy.vms.iter().map(|vm| vm.name.value.as_str()).collect();
+    assert_eq!(names, ["sip2"]);
+    assert_eq!((some.policy.links.len(), some.policy.channels.len(), some.policy.direct.len()), (1, 1, 1));
+    let starts: Vec<&str> = some.absent.iter().map(|text| text.split(' ').next().unwrap()).collect();
+    assert_eq!(starts, ["vm.sip1", "link.eth1", "channel.b"]);
+    assert!(some.absent[0].contains("there is no VM `sip1`"), "{:?}", some.absent);
+    // What is left can be planned, and so can nothing at all.
+    assert!(plan(&some.policy, &with(&[("sip2", 200)], &["eth0"]), &Held::default()).is_ok());
+    let none = present(&policy, &with(&[], &[]));
+    assert!(plan(&none.policy, &with(&[], &[]), &Held::default()).is_ok());
+    assert!(none.policy.vms.is_empty() && none.policy.host.halt_poll.is_some());
+
+    // Two VMs of one name: it is not known which one is meant.
+    let two = present(&policy, &with(&[("sip1", 100), ("sip1", 300), ("sip2", 200)], &["eth0", "eth1"]));
+    assert_eq!(two.policy.vms.len(), 1);
+    assert!(two.absent[0].contains("say which"), "{:?}", two.absent);
+}
+
+/// A channel without a link leaves by the only one of the policy, and is not moved to another when that one is gone.
+#[test]
+fn a_channel_goes_with_its_link() {
+    let policy = Policy {
+        links: vec![link("eth0", 10)],
+        channels: vec![channel("a", 50, 1, 10_000_000, 1_000_000)],
+        ..Policy::default()
+    };
+    let gone = present(&policy, &with(&[], &["eth9"]));
+    assert!(gone.policy.channels.is_empty() && gone.policy.links.is_empty());
+    assert_eq!(present(&policy, &with(&[], &["eth0"])).policy.channels.len(), 1);
+}
+
+#[test]
+fn a_plan_is_divided_by_what_it_is_about() {
+    let observed = with(&[("sip1", 100), ("sip2", 200)], &["eth0", "eth1"]);
+    let whole_plan = plan(&whole(), &observed, &Held::default()).unwrap();
+    let divided = parts(&whole_plan, &observed, &Held::default());
+    let of: Vec<(&Of, &str)> = divided.iter().map(|part| (&part.of, part.name.as_str())).collect();
+    let expected = [
+        (&Of::Host, "the host"),
+        (&Of::Link(2), "eth0"),
+        (&Of::Link(3), "eth1"),
+        (&Of::Vm(100), "sip1"),
+        (&Of::Vm(200), "sip2"),
+    ];
+    assert_eq!(of, expected);
+    // Every step is in exactly one part, in the order of the plan.
+    let count: usize = divided.iter().map(|part| part.steps.len()).sum();
+    assert_eq!(count, whole_plan.steps.len());
+    for part in &divided {
+        let order = whole_plan.steps.iter().filter(|step| part.steps.contains(step));
+        assert!(order.eq(part.steps.iter()), "{}", part.name);
+        assert!(part.foreign.is_empty());
+    }
+}
+
+#[test]
+fn what_somebody_else_has_changed_is_foreign() {
+    let mut observed = with(&[("sip1", 100), ("sip2", 200)], &["eth0", "eth1"]);
+    let thread = Resource::ThreadScheduling(task(101));
+    let hold = |value| Hold {
+        whose: "x".into(),
+        original: Value::Scheduling(common::DEFAULT),
+        value,
+        since: 0,
+        reason: "y".into(),
+    };
+    let ours = Value::Scheduling(Scheduling::Fifo { priority: 10 });
+    let held = Held { settings: BTreeMap::from([(thread.clone(), hold(ours.clone()))]) };
+    // Somebody has set it back to what it was before teiji changed it.
+    let plan_now = |observed: &Observed| plan(&whole(), observed, &held).unwrap();
+    let divided = parts(&plan_now(&observed), &observed, &held);
+    let foreign: Vec<(&str, usize)> = divided
+        .iter()
+        .filter(|p| !p.foreign.is_empty())
+        .map(|p| (p.name.as_str(), p.foreign.len()))
+        .collect();
+    assert_eq!(foreign, [("sip1", 1)]);
+    observed.settings.insert(thread, ours);
+    let divided = parts(&plan_now(&observed), &observed, &held);
+    assert!(divided.iter().all(|part| part.foreign.is_empty()));
+}
