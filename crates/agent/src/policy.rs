@@ -12,10 +12,11 @@ use crate::backend::HostBackend;
 use crate::observation;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 use teiji_host::Root;
 use teiji_model::observation::Observation;
 use teiji_model::plan::Plan;
-use teiji_model::policy::{MAX_BYTES, Policy, Problem, Source};
+use teiji_model::policy::{KeptPolicy, MAX_BYTES, Policy, Problem, Source};
 use teiji_model::text::printable;
 
 /// The policy of a host if the operator names none.
@@ -100,10 +101,7 @@ pub fn load(named: &[PathBuf]) -> Result<Loaded, Error> {
         return Err(Error::None);
     }
     let sources = paths.iter().map(|path| source(path)).collect::<Result<Vec<_>, _>>()?;
-    match teiji_policy::parse(&sources) {
-        Ok(policy) => Ok(Loaded { policy, sources }),
-        Err(problems) => Err(Error::Wrong { problems, sources }),
-    }
+    parse(sources)
 }
 
 /// The policies in a directory, by name; none if it is not there.
@@ -146,6 +144,27 @@ fn source(path: &Path) -> Result<Source, Error> {
         }
     };
     Ok(Source { name: path.to_string_lossy().into_owned(), text })
+}
+
+/// A policy as an agent keeps it, applied now.
+pub(crate) fn kept(loaded: Loaded) -> KeptPolicy {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    KeptPolicy { sources: loaded.sources, since }
+}
+
+/// Reads a policy that an agent keeps.
+///
+/// # Errors
+/// [`Error::Wrong`] if this version of teiji does not read it as the one that applied it.
+pub(crate) fn of_kept(kept: KeptPolicy) -> Result<Loaded, Error> {
+    parse(kept.sources)
+}
+
+fn parse(sources: Vec<Source>) -> Result<Loaded, Error> {
+    match teiji_policy::parse(&sources) {
+        Ok(policy) => Ok(Loaded { policy, sources }),
+        Err(problems) => Err(Error::Wrong { problems, sources }),
+    }
 }
 
 /// What would have to be changed on this host. Changes nothing.

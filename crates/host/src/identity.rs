@@ -96,6 +96,16 @@ fn user(root: &Root, uid: u32) -> Option<String> {
     passwd.lines().find_map(of).or_else(|| (uid == 0).then(|| "root".to_owned()))
 }
 
+/// The number of a group by its name.
+pub(crate) fn group_id(root: &Root, name: &str) -> Option<u32> {
+    let groups = root.text("etc/group").unwrap_or_default();
+    let of = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next()? == name).then(|| fields.nth(1)?.parse().ok()).flatten()
+    };
+    groups.lines().find_map(of)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -32,6 +32,11 @@ fn kernel_setting(root: &Root, file: &str) -> String {
     text.map(|text| text.trim().to_owned()).unwrap_or_default()
 }
 
+/// The program of this process: a name that stays valid when its file is replaced, as an upgrade does.
+pub fn own_program() -> &'static Path {
+    Path::new("/proc/self/exe")
+}
+
 /// The id of this boot, which differs from that of every other boot.
 ///
 /// # Errors

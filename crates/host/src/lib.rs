@@ -93,6 +93,12 @@ pub fn vms() -> Result<Vec<Vm>, Error> {
     Root::default().vms()
 }
 
+/// The number of a group of this host, by its name in `/etc/group`; `None` if there is none. Other sources of groups, which
+/// may need the network, are not asked.
+pub fn group_id(name: &str) -> Option<u32> {
+    identity::group_id(&Root::default(), name)
+}
+
 /// What teiji needs of this host apart from the kernel's hooks.
 pub fn requirements() -> Vec<Requirement> {
     Root::default().requirements()

@@ -15,12 +15,21 @@ pub const MAX_HALT_POLL: u64 = 10_000_000;
 pub const MAX_PID: u32 = 1 << 22;
 
 /// A policy file.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
     /// Its name, for messages.
     pub name: String,
     /// Its text.
     pub text: String,
+}
+
+/// A policy that was applied, as an agent keeps it: the files, because what they mean depends on the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptPolicy {
+    /// The files, in the order in which they were named.
+    pub sources: Vec<Source>,
+    /// When it was applied, seconds since 1970.
+    pub since: u64,
 }
 
 /// A place in a policy file.

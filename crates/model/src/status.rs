@@ -3,11 +3,11 @@
 use crate::plan::{Hold, Step};
 use crate::qdisc::DeadlineQdisc;
 use crate::resource::{Resource, ResourceError, Value};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What teiji holds and does.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The settings that it holds, in the order of the resources.
     pub held: Vec<HeldStatus>,
@@ -26,7 +26,7 @@ pub struct Status {
 }
 
 /// A setting that teiji holds, and its present value.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldStatus {
     /// The setting.
     pub setting: Resource,
@@ -39,7 +39,7 @@ pub struct HeldStatus {
 }
 
 /// A transaction that has not ended.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unfinished {
     /// The process id of the teiji that began it.
     pub pid: u32,
@@ -66,7 +66,7 @@ impl Unfinished {
 }
 
 /// A link with channels, and its packet statistics.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkStatus {
     /// The link's name. Untrusted text.
     pub link: String,
@@ -81,7 +81,7 @@ pub struct LinkStatus {
 }
 
 /// Links with channels.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinksStatus {
     /// By index.
     pub links: Vec<LinkStatus>,
@@ -93,7 +93,7 @@ pub struct LinksStatus {
 }
 
 /// The packet statistics of a channel.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChannelStats {
     /// Sent in the order of deadlines.
     pub packets: u64,
@@ -130,7 +130,7 @@ impl ChannelStats {
 }
 
 /// The packet statistics of a link.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkStats {
     /// Real-time packets that were sent.
     pub rt_packets: u64,
@@ -156,6 +156,35 @@ pub struct LinkStats {
     pub rt_queued: u32,
     /// Best-effort packets that are in the queue now.
     pub be_queued: u32,
+}
+
+/// What an agent is doing: the daemon that keeps deadlines and the policy in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentStatus {
+    /// Its version of teiji.
+    pub teiji: String,
+    /// Its process id.
+    pub pid: u32,
+    /// When it was started, seconds since 1970.
+    pub started: u64,
+    /// The files of the policy in force; empty if there is none. Untrusted text.
+    pub policy: Vec<String>,
+    /// When that policy was applied, seconds since 1970.
+    pub policy_since: Option<u64>,
+    /// How often it has compared the host with the policy.
+    pub looks: u64,
+    /// When it did so last, seconds since 1970.
+    pub looked: Option<u64>,
+    /// How long that took, ms.
+    pub look_ms: u64,
+    /// How many settings it has changed since it was started.
+    pub changed: u64,
+    /// Sections of the policy that mean nothing on the host at present; printable.
+    pub absent: Vec<String>,
+    /// What is not as the policy asks for, and why; printable. Empty if all is well.
+    pub problems: Vec<String>,
+    /// Changes of the host that the kernel does not tell, so that they are noticed later; printable.
+    pub blind: Vec<String>,
 }
 
 #[cfg(test)]

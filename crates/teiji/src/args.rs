@@ -44,8 +44,11 @@ pub enum Command {
     /// Show what teiji holds, since when, and what someone else has changed since. Before that, as root, undo an apply
     /// or complete a rollback whose process was killed.
     Status(Status),
-    /// Run the daemon that keeps the deadlines of channels (Linux 6.16 and newer); systemd should start it.
+    /// Run the daemon that keeps the applied policy and the deadlines of channels; systemd should start it.
     Agent(State),
+    /// The part of `agent` that clients talk to, without privileges; the agent starts it.
+    #[command(hide = true)]
+    Front,
     /// Check a policy, or print the schema of policies.
     #[command(subcommand)]
     Policy(Policy),

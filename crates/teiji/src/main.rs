@@ -3,14 +3,14 @@
 use std::io::Write;
 use std::process::ExitCode;
 
-/// Exit code of an agent that would end in the same way if it were started again: EX_CONFIG of sysexits(3). The systemd
-/// unit then does not start it again.
-const LASTS: u8 = 78;
-
 fn main() -> ExitCode {
     let args = <teiji::args::Args as clap::Parser>::parse();
     // An agent runs in the background, so it logs what it does; systemd adds the time.
-    let level = if matches!(args.command, teiji::args::Command::Agent(_)) { "info" } else { "warn" };
+    let level = if matches!(args.command, teiji::args::Command::Agent(_) | teiji::args::Command::Front) {
+        "info"
+    } else {
+        "warn"
+    };
     let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| level.into());
     // The library would use colour for any destination, including files and the journal.
     let colour = teiji::style::stderr().colour;
@@ -22,11 +22,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if teiji::output::reader_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let code = match error.downcast_ref::<teiji_agent::service::Error>() {
-                Some(error) if error.lasts() => LASTS,
-                _ if error.is::<teiji::args::Usage>() => 2,
-                _ => 1,
-            };
+            let code = if error.is::<teiji::args::Usage>() { 2 } else { 1 };
             let text = teiji_render::terminal::printable_lines(&format!("{error:#}"));
             let _ = writeln!(std::io::stderr(), "teiji: {text}");
             ExitCode::from(code)

@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 use teiji_model::plan::{Held, Step};
+use teiji_model::policy::KeptPolicy;
 use teiji_model::resource::{Resource, Value};
 
 /// Version of both files as they are written: 2 since kinds of resources and values were added that teiji 0.1.0 does not
@@ -32,6 +33,9 @@ pub(super) struct Header {
     /// How much time the operator has to confirm once all is applied, ms; `None`: no confirmation is needed.
     pub confirm_within: Option<u64>,
     pub steps: Vec<Step>,
+    /// The policy that is in force once the transaction is committed; `None`: the one before stays so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<KeptPolicy>,
     /// What the steps may disturb.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disturbed: Vec<Disturbed>,
@@ -209,6 +213,9 @@ pub(super) struct HeldFile {
     /// The last transaction that was committed.
     pub last: String,
     pub held: Held,
+    /// The policy in force. It stays so when the host boots, which resets what is held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<KeptPolicy>,
 }
 
 impl HeldFile {

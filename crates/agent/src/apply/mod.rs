@@ -31,6 +31,7 @@
 //! | `recover` | handles what an ended process left behind |
 //! | `undo` | restores values |
 //! | `rollback`, `confirm`, `status` | the operations of that name |
+//! | `in_force` | the policy that an agent keeps, and what is held of tasks and devices that are gone |
 //! | `journal` | the files' format |
 //! | `error` | why an operation failed, and the messages of one that succeeded |
 //! | [`store`], [`clock`] | the disk and time |
@@ -38,6 +39,7 @@
 pub mod clock;
 mod confirm;
 mod error;
+mod in_force;
 mod journal;
 mod recover;
 mod rollback;
@@ -58,6 +60,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use store::{CONFIRMED, Directory, Store, TRANSACTION};
 use teiji_model::plan::{Hold, Plan, Step};
+use teiji_model::policy::KeptPolicy;
 use teiji_model::resource::{Class, Resource, ResourceError, Value};
 
 /// Where the state is kept unless the caller names another place.
@@ -106,12 +109,15 @@ pub struct Engine<B, S = Directory, C = SystemClock> {
 }
 
 /// How to apply a plan.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Undo everything unless the operator confirms within this time after the last step.
     pub confirm_within: Option<Duration>,
     /// How long to wait for another teiji to finish; zero: refuse at once.
     pub wait: Duration,
+    /// The policy that the plan was made for. Once the plan is committed it is *in force*: an agent keeps it as the host
+    /// changes, until another one is applied or everything is rolled back.
+    pub policy: Option<KeptPolicy>,
 }
 
 /// What `apply` is doing.
@@ -184,9 +190,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let mut messages = self.recover_locked()?;
         self.unchanged(plan)?;
         if plan.steps.is_empty() {
+            self.put_in_force(options.policy.as_ref())?;
             return Ok(Applied { changed: 0, messages });
         }
-        let mut journal = self.begin(Direction::Forward, &plan.steps, options.confirm_within)?;
+        let policy = options.policy.clone();
+        let mut journal = self.begin(Direction::Forward, &plan.steps, options.confirm_within, policy)?;
         let run = self
             .run(&mut journal, progress, stop)
             .and_then(|()| self.await_confirmation(&journal, progress, stop));
@@ -250,6 +258,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         direction: Direction,
         steps: &[Step],
         confirm: Option<Duration>,
+        policy: Option<KeptPolicy>,
     ) -> Result<Journal, Error> {
         let pid = std::process::id();
         let header = Header {
@@ -261,6 +270,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             direction,
             confirm_within: confirm.map(|t| t.as_millis() as u64),
             steps: steps.to_vec(),
+            policy,
             disturbed: self.disturbed(steps),
         };
         let journal = Journal::new(header);
@@ -392,6 +402,9 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             .unwrap_or_else(|| journal::HeldFile::none(&self.boot));
         file.version = VERSION;
         file.last = journal.header.id.clone();
+        if let Some(policy) = &journal.header.policy {
+            file.policy = Some(policy.clone());
+        }
         let held = &mut file.held.settings;
         for step in &journal.header.steps {
             let original =

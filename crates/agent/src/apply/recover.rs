@@ -52,7 +52,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         }
         let old = self.any_held_file()?.is_some_and(|file| file.boot != self.boot);
         if old {
-            self.store.remove(HELD).map_err(|e| self.state("remove", HELD, e))?;
+            self.forget_other_boot()?;
             if !messages.contains(&Message::OtherBoot) {
                 messages.push(Message::OtherBoot);
             }
@@ -68,6 +68,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let mut file = self.held_file()?.unwrap_or_else(|| HeldFile::none(&self.boot));
         file.version = VERSION;
         file.last = journal.header.id.clone();
+        // An agent would otherwise change everything again.
+        file.policy = None;
         for setting in &outcome.done {
             file.held.settings.remove(setting);
         }

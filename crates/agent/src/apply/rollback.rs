@@ -44,9 +44,10 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         held.sort_by_key(|(setting, hold)| Reverse((hold.since, setting.clone())));
         let steps = ordered(held.into_iter().map(|(setting, hold)| step(setting, hold)).collect(), |_| ());
         if steps.is_empty() {
+            self.put_none_in_force()?;
             return Ok(RolledBack { restored: 0, messages });
         }
-        let mut journal = self.begin(Direction::Back { force: options.force }, &steps, None)?;
+        let mut journal = self.begin(Direction::Back { force: options.force }, &steps, None, None)?;
         let outcome = self.complete(&mut journal, false)?;
         messages.extend(outcome.messages);
         Ok(RolledBack { restored: outcome.restored, messages })

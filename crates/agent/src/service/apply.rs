@@ -8,11 +8,13 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use teiji_model::plan::Plan;
+use teiji_model::policy::KeptPolicy;
 
 /// A plan that can be carried out.
 pub struct PreparedPlan {
     engine: Engine<HostBackend>,
     plan: Plan,
+    policy: KeptPolicy,
 }
 
 impl PreparedPlan {
@@ -31,7 +33,8 @@ impl PreparedPlan {
         progress: &mut dyn FnMut(Progress<'_>),
         stop: &AtomicBool,
     ) -> Result<Applied, Error> {
-        Ok(self.engine.apply(&self.plan, options, progress, stop)?)
+        let options = Options { policy: Some(self.policy.clone()), ..options.clone() };
+        Ok(self.engine.apply(&self.plan, &options, progress, stop)?)
     }
 }
 
@@ -57,7 +60,10 @@ impl Service {
         // First, so that the plan starts from the recovered state of the host.
         tell(&engine.recover(wait)?);
         let plan = policy::plan(&loaded, &self.root, &engine)?;
-        if plan.first.is_empty() { Ok(PreparedPlan { engine, plan }) } else { Err(Error::First(plan.first)) }
+        if !plan.first.is_empty() {
+            return Err(Error::First(plan.first));
+        }
+        Ok(PreparedPlan { engine, plan, policy: policy::kept(loaded) })
     }
 
     /// Confirms the apply that waits for it.

@@ -79,13 +79,6 @@ pub enum Error {
     Agent(#[from] daemon::Error),
 }
 
-impl Error {
-    /// Whether a restart of the agent would fail in the same way.
-    pub fn lasts(&self) -> bool {
-        matches!(self, Error::Agent(error) if error.lasts())
-    }
-}
-
 impl Service {
     /// This machine, or the host whose files are below `root`, with its state where it is kept by default.
     pub fn new(root: Option<&Path>) -> Service {

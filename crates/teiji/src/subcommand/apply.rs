@@ -33,7 +33,7 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
         print_line(&format!("warning: {warning}"));
     }
     let stop = signals::stop_flag()?;
-    let options = Options { confirm_within: args.confirm_within, wait };
+    let options = Options { confirm_within: args.confirm_within, wait, ..Options::default() };
     let mut waiting = Waiting::new(service);
     let applied = prepared.apply(
         &options,

@@ -5,6 +5,7 @@ mod apply;
 mod completions;
 mod confirm;
 mod doctor;
+mod front;
 mod man;
 mod messages;
 mod observe;
@@ -43,6 +44,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Command::Rollback(args) => rollback::run(args, &this(&args.state))?,
         Command::Status(args) => return status::run(args, &this(&args.state)),
         Command::Agent(state) => agent::run(&with(state))?,
+        Command::Front => front::run()?,
         Command::Policy(what) => policy::run(what)?,
         Command::Completions(completions) => completions::run(completions)?,
         Command::Man(man) => man::run(man)?,

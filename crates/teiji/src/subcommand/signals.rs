@@ -9,8 +9,19 @@ use std::sync::atomic::AtomicBool;
 
 /// A flag that the first signal sets.
 pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
+    set_by(&[SIGINT, SIGTERM, SIGHUP])
+}
+
+/// Of a daemon: a flag that SIGTERM and SIGINT set, and one that each SIGHUP sets.
+pub(super) fn daemon_flags() -> Result<(Arc<AtomicBool>, Arc<AtomicBool>)> {
+    let reload = Arc::new(AtomicBool::new(false));
+    flag::register(SIGHUP, Arc::clone(&reload)).context("cannot catch SIGHUP")?;
+    Ok((set_by(&[SIGINT, SIGTERM])?, reload))
+}
+
+fn set_by(signals: &[i32]) -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
+    for &signal in signals {
         // In this order: the first handler ends the process if the flag is set already; the second sets the flag.
         flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&stop))
             .and_then(|_| flag::register(signal, Arc::clone(&stop)))

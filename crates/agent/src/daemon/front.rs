@@ -1,0 +1,207 @@
+//! The front: a process without privileges that serves the agent's socket.
+//!
+//! ```text
+//!  client ──► front (user nobody) ── orders ──► privileged part
+//!         ◄── replies ───────────── ◄── answers ──
+//! ```
+//! Whatever clients send, it is read here. The front checks who sends it and hands on what may be asked for. It is
+//! started by the agent: its standard input is the socket to the privileged part, its standard output the listening
+//! socket. It ends when the privileged part does.
+//!
+//! Each connection has a thread of its own, so a silent or slow client holds up nobody else; the number of connections is
+//! bounded, for each user and in all.
+
+use super::protocol::{Answer, Numbered, Order, Refusal, Reply, Request, VERSION};
+use super::wire::{self, MOST_OF_ANSWER, MOST_OF_REQUEST};
+use nix::sys::socket::{getsockopt, sockopt};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
+use std::time::Duration;
+use teiji_host::privilege;
+
+/// Most connections at a time, in all and of one user other than root.
+const MOST: usize = 64;
+const MOST_OF_USER: usize = 16;
+/// How long a client may be silent between two requests, and may take to send one or to take an answer.
+const IDLE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the privileged part may take: a rollback waits for hardware.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// Serves until the privileged part is gone.
+///
+/// # Errors
+/// If the two sockets are not there, or privileges cannot be given up: nothing is served then.
+pub fn run() -> io::Result<()> {
+    let (orders, listener) = sockets()?;
+    privilege::become_nobody().map_err(io::Error::other)?;
+    let front = Arc::new(Front {
+        orders: Mutex::new(orders.try_clone()?),
+        waiting: Mutex::default(),
+        connections: Mutex::default(),
+    });
+    let answers = Arc::clone(&front);
+    Builder::new().name("answers".into()).spawn(move || answers.hand_on(&orders))?;
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else {
+            // Out of descriptors: some will be closed.
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        Arc::clone(&front).accept(stream);
+    }
+    Ok(())
+}
+
+/// The sockets that the agent has given to this process, so that no child of it gets them.
+fn sockets() -> io::Result<(UnixStream, UnixListener)> {
+    let own = |fd: &dyn AsFd| fd.as_fd().try_clone_to_owned();
+    let orders: OwnedFd = own(&io::stdin())?;
+    let listener: OwnedFd = own(&io::stdout())?;
+    for fd in [&orders, &listener] {
+        // Fails if somebody starts this by hand.
+        getsockopt(fd, sockopt::SockType).map_err(|_| {
+            io::Error::other("this command is a part of `teiji agent`, which starts it; start that one")
+        })?;
+    }
+    Ok((orders.into(), listener.into()))
+}
+
+/// Who waits for an answer, by the number of the order.
+type Waiting = BTreeMap<u64, SyncSender<Result<Answer, Refusal>>>;
+
+struct Front {
+    orders: Mutex<UnixStream>,
+    waiting: Mutex<(u64, Waiting)>,
+    /// How many connections each user has.
+    connections: Mutex<BTreeMap<u32, usize>>,
+}
+
+/// A value whose holder may have panicked: each of them is valid at any time.
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Front {
+    /// Hands on the answers of the privileged part; ends the process when that part is gone.
+    fn hand_on(&self, orders: &UnixStream) {
+        loop {
+            match wire::receive::<Numbered<Result<Answer, Refusal>>>(orders, MOST_OF_ANSWER, None, LONGEST) {
+                Ok(Some(answer)) => {
+                    if let Some(client) = locked(&self.waiting).1.remove(&answer.number) {
+                        let _ = client.try_send(answer.content);
+                    }
+                }
+                Ok(None) => std::process::exit(0),
+                Err(error) => {
+                    tracing::error!("the front ends, as it cannot read answers: {error}");
+                    std::process::exit(1);
+                }
+            }
+        }
+    }
+
+    /// Serves a connection in a thread of its own, unless there are too many.
+    fn accept(self: Arc<Self>, stream: UnixStream) {
+        let Ok(peer) = getsockopt(&stream, sockopt::PeerCredentials) else { return };
+        let user = peer.uid();
+        {
+            let mut connections = locked(&self.connections);
+            let all: usize = connections.values().sum();
+            let own = connections.entry(user).or_default();
+            // Root's requests are answered however many others there are.
+            if user != 0 && (all >= MOST || *own >= MOST_OF_USER) || *own >= MOST {
+                let reply = Reply { version: VERSION, result: Err(Refusal::Busy) };
+                let _ = wire::send(&stream, &reply, Duration::from_millis(100));
+                return;
+            }
+            *own += 1;
+        }
+        let front = Arc::clone(&self);
+        let serve = move || {
+            front.serve(&stream, user);
+            front.closed(user);
+        };
+        if Builder::new().name("client".into()).spawn(serve).is_err() {
+            self.closed(user);
+        }
+    }
+
+    fn closed(&self, user: u32) {
+        let mut connections = locked(&self.connections);
+        if let Some(own) = connections.get_mut(&user) {
+            *own -= 1;
+            if *own == 0 {
+                connections.remove(&user);
+            }
+        }
+    }
+
+    fn serve(&self, stream: &UnixStream, user: u32) {
+        while let Ok(Some(request)) = wire::receive::<Request>(stream, MOST_OF_REQUEST, Some(IDLE), PATIENCE)
+        {
+            let reply = Reply { version: VERSION, result: self.answer(request, user) };
+            if wire::send(stream, &reply, PATIENCE).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn answer(&self, request: Request, user: u32) -> Result<Answer, Refusal> {
+        let order = check(request, user)?;
+        let (sender, answer) = sync_channel(1);
+        let number = {
+            let mut waiting = locked(&self.waiting);
+            waiting.0 += 1;
+            let number = waiting.0;
+            waiting.1.insert(number, sender);
+            number
+        };
+        let sent = wire::send(&locked(&self.orders), &Numbered { number, content: order }, PATIENCE);
+        let answer = match sent {
+            Ok(()) => answer.recv_timeout(LONGEST).map_err(|e| match e {
+                RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected => Refusal::Silent,
+            }),
+            // A part of it may have been sent, after which no further order can be: the agent starts another front.
+            Err(error) => {
+                tracing::error!("the front ends, as it cannot send orders: {error}");
+                std::process::exit(1);
+            }
+        };
+        locked(&self.waiting).1.remove(&number);
+        answer?
+    }
+}
+
+/// The order of a request, if this user may give it.
+fn check(request: Request, user: u32) -> Result<Order, Refusal> {
+    if request.version != VERSION {
+        return Err(Refusal::Version(VERSION));
+    }
+    let order: Order = serde_json::from_value(request.order).map_err(|e| Refusal::Unknown(e.to_string()))?;
+    if order.changes() && user != 0 { Err(Refusal::NotRoot) } else { Ok(order) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn only_root_may_change_anything() {
+        let ask = |order| Request { version: VERSION, order };
+        assert_eq!(check(ask(json!("status")), 1000), Ok(Order::Status));
+        for order in [json!("reconcile"), json!("confirm"), json!({"rollback": {"force": false}})] {
+            assert_eq!(check(ask(order.clone()), 1000), Err(Refusal::NotRoot));
+            assert!(check(ask(order), 0).is_ok());
+        }
+        assert!(matches!(check(ask(json!("reboot")), 0), Err(Refusal::Unknown(_))));
+        let newer = Request { version: VERSION + 1, order: json!("status") };
+        assert_eq!(check(newer, 0), Err(Refusal::Version(VERSION)));
+    }
+}

@@ -1,0 +1,275 @@
+//! `teiji agent`: keeps deadlines and the policy in force, and answers on a Unix socket.
+//!
+//! | thread or process | has | does |
+//! | --- | --- | --- |
+//! | thread `heartbeat` | no privilege | starts first, writes to a mapped page four times a second, depends on no file and waits for nothing |
+//! | thread `main` | root | waits for signals; checks once a second whether the pins are still there; tells systemd that it is alive |
+//! | thread `reconciler` | root | recovers from a killed apply, then compares the host with the policy in force whenever something has changed |
+//! | thread `front`, threads `order` | root | start the front and carry out its orders |
+//! | process `teiji front` | user nobody | reads what clients send to the socket, checks who they are, hands on orders |
+//!
+//! So a write to the host that hangs, a damaged file, a client or a crash of one of them never stops the heartbeat.
+//!
+//! ```text
+//!          nothing pinned                            this version's, or loaded
+//!  start ──────────────────► load, register, pin ──► send, reconcile, answer ──► SIGTERM ──► end
+//!    │      another version's, no link has it ▲                                       last one out: unpin
+//!    ├── another version's, links have it ──► send for it ──(no link has it any more)─┘
+//!    └── the kernel has no BPF qdiscs ──► reconcile, answer
+//! ```
+//! (`send`: send the heartbeat.) Channels live in the kernel, not here: if the agent is killed, links fall back to FIFO
+//! after 2 s; when the next agent starts, they keep deadlines again at once.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | here | start and end |
+//! | `heartbeat` | the heartbeat |
+//! | `pin_watch` | what is done about pins that somebody removes |
+//! | `reconciler` | keeps the policy in force |
+//! | `schedule` | when the reconciler looks at the host |
+//! | [`protocol`] | what can be asked of an agent, and who may ask |
+//! | [`front`] | the process that clients talk to |
+//! | `supervisor` | starts the front, again if it ends |
+//! | `orders` | carries out what the front asks for |
+//! | [`client`] | asks an agent |
+//! | `wire` | the form of messages |
+
+pub mod client;
+pub mod front;
+mod heartbeat;
+mod orders;
+mod pin_watch;
+pub mod protocol;
+mod reconciler;
+mod schedule;
+mod supervisor;
+mod wire;
+
+use crate::apply::{self, Engine};
+use crate::backend::HostBackend;
+use heartbeat::{HEARTBEAT_INTERVAL, HeartbeatThread};
+use orders::Orders;
+use pin_watch::PinWatch;
+use reconciler::Reconciler;
+use sd_notify::NotifyState;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Builder;
+use std::time::Duration;
+use supervisor::Supervisor;
+use teiji_bpf::qdisc_edf::QdiscOwner;
+use teiji_host::Root;
+use teiji_model::status::Unfinished;
+
+/// How long the end waits for threads that are changing settings; what they leave undone, the next agent undoes.
+const END: Duration = Duration::from_secs(5);
+
+/// Why the agent cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The qdisc; also if another agent keeps it.
+    #[error(transparent)]
+    Qdisc(#[from] teiji_bpf::Error),
+    /// No thread can be started.
+    #[error("cannot start a thread, so nobody would keep deadlines or the policy")]
+    Thread(#[source] std::io::Error),
+    /// The pins belong to another process, and no link has the qdisc of this one.
+    #[error("{} has the pins of another process, and no link has the qdisc of this agent: it ends; end the other process, or start this one with another --pins", .0.display())]
+    Replaced(PathBuf),
+}
+
+/// Where an agent keeps its state, and where clients find it.
+#[derive(Clone, Copy, Debug)]
+pub struct Places<'a> {
+    /// The state directory.
+    pub state: &'a Path,
+    /// The folder of the pins.
+    pub pins: &'a Path,
+    /// The socket.
+    pub socket: &'a Path,
+}
+
+/// Runs the agent until `stop` is set. `reload` makes it compare the host with the policy at once.
+///
+/// # Errors
+/// If another agent keeps the pins, or the kernel does not accept the qdisc although it has BPF qdiscs. Errors in the
+/// state directory are logged.
+pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result<(), Error> {
+    let mut qdisc = match QdiscOwner::acquire(places.pins) {
+        Ok(owner) => {
+            let heartbeat = HeartbeatThread::start(owner.shared())?;
+            warn_of_other(&owner);
+            Some((owner, heartbeat))
+        }
+        Err(why @ (teiji_bpf::Error::Missing { .. } | teiji_bpf::Error::NoBtf)) => {
+            tracing::info!("{why}; the agent keeps the policy only, and channels by HFSC need no agent");
+            None
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let reconciler = Arc::new(Reconciler::new(places.state, places.pins).map_err(Error::Thread)?);
+    let reconciling = {
+        let reconciler = Arc::clone(&reconciler);
+        let (state, pins) = (places.state.to_owned(), places.pins.to_owned());
+        let work = move || {
+            recover(&state, &pins);
+            reconciler.run();
+        };
+        Builder::new().name("reconciler".into()).spawn(work).map_err(Error::Thread)?
+    };
+    let orders = Orders::new(Arc::clone(&reconciler));
+    let supervisor = Supervisor::start(places.socket, orders).map_err(Error::Thread)?;
+    announce(qdisc.as_ref().map(|(owner, _)| owner));
+    let mut watch = PinWatch::new(places.pins);
+    let done = loop {
+        if stop.load(Ordering::Relaxed) {
+            break Ok(());
+        }
+        if reload.swap(false, Ordering::Relaxed) {
+            reload_now(&reconciler);
+        }
+        if let Some(former) = qdisc.take() {
+            let now = renew(former, places.pins).and_then(|mut now| watch.check(&mut now.0).map(|()| now));
+            match now {
+                Ok(now) => qdisc = Some(now),
+                Err(error) => break Err(error),
+            }
+        }
+        if qdisc.as_ref().is_none_or(|(_, heartbeat)| heartbeat.runs()) {
+            // Without a watchdog in the unit systemd ignores it.
+            let _ = sd_notify::notify(&[NotifyState::Watchdog]);
+        }
+        std::thread::sleep(HEARTBEAT_INTERVAL);
+    };
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    supervisor.stop();
+    reconciler.stop();
+    let begun = std::time::Instant::now();
+    while !reconciling.is_finished() && begun.elapsed() < END {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    done?;
+    if let Some((owner, heartbeat)) = qdisc {
+        end(owner)?;
+        drop(heartbeat);
+    }
+    Ok(())
+}
+
+/// Takes the qdisc of this version once no link has the former one.
+fn renew(qdisc: (QdiscOwner, HeartbeatThread), pins: &Path) -> Result<(QdiscOwner, HeartbeatThread), Error> {
+    let (owner, heartbeat) = qdisc;
+    if owner.is_current() || owner.link_count() > 0 {
+        return Ok((owner, heartbeat));
+    }
+    // The lock on the former qdisc is released first; its heartbeat continues until the new one starts.
+    drop(owner);
+    let owner = QdiscOwner::acquire(pins)?;
+    let renewed = HeartbeatThread::start(owner.shared())?;
+    drop(heartbeat);
+    tracing::info!("no link has the other version's qdisc any more; the agent keeps its own");
+    Ok((owner, renewed))
+}
+
+fn announce(owner: Option<&QdiscOwner>) {
+    match owner {
+        Some(owner) => {
+            tracing::info!("the agent keeps deadlines; {} links have channels", owner.link_count())
+        }
+        None => tracing::info!("the agent keeps the policy"),
+    }
+    let _ = sd_notify::notify(&[NotifyState::Ready]);
+}
+
+fn reload_now(reconciler: &Arc<Reconciler>) {
+    if let Ok(now) = NotifyState::monotonic_usec_now() {
+        let _ = sd_notify::notify(&[NotifyState::Reloading, now]);
+    }
+    let reconciler = Arc::clone(reconciler);
+    let work = move || {
+        if let Err(why) = reconciler.reconcile_now() {
+            tracing::warn!("{why}");
+        }
+        let _ = sd_notify::notify(&[NotifyState::Ready]);
+    };
+    if Builder::new().name("reload".into()).spawn(work).is_err() {
+        let _ = sd_notify::notify(&[NotifyState::Ready]);
+    }
+}
+
+fn end(owner: QdiscOwner) -> Result<(), Error> {
+    let links = owner.link_count();
+    // A link may get the qdisc before the pins are removed: `unpin` checks again, under the writers' lock.
+    match owner.unpin() {
+        Ok(()) => tracing::info!("no link has channels; the qdisc is unregistered"),
+        Err(teiji_bpf::Error::Refused { .. }) => tracing::warn!(
+            "{links} links still have channels; {} s from now their packets leave in the order of arrival: start the agent \
+             again, or remove the channels by `teiji rollback`",
+            teiji_bpf::qdisc_edf::HEARTBEAT_TIMEOUT.as_secs()
+        ),
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}
+
+fn warn_of_other(owner: &QdiscOwner) {
+    if !owner.is_current() {
+        tracing::warn!(
+            "{} links have channels of another version of teiji: the agent keeps them going as they are; \
+             `teiji rollback --force` and `teiji apply` replace them",
+            owner.link_count()
+        );
+    }
+}
+
+/// Recovers from an apply or a rollback that was killed, as the next command that changes something would.
+fn recover(state: &Path, pins: &Path) {
+    match catch_unwind(|| recover_from_kill(state, pins)) {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            let cause = std::error::Error::source(&error).map(|c| format!(": {c}")).unwrap_or_default();
+            tracing::error!(
+                "{error}{cause}. Deadlines are kept all the same; what teiji changed before stays as it is until the \
+                 file is mended or moved away: see `teiji status`"
+            );
+        }
+        Err(_) => tracing::error!("recovery failed; deadlines are kept all the same; see `teiji status`"),
+    }
+}
+
+fn recover_from_kill(state: &Path, pins: &Path) -> Result<(), apply::Error> {
+    let engine = Engine::open(state, HostBackend::new(Root::default(), pins, state))?;
+    let status = engine.status()?;
+    if status.busy || status.transaction.as_ref().is_some_and(Unfinished::can_be_confirmed) {
+        return Ok(());
+    }
+    match engine.recover(Duration::ZERO) {
+        Ok(messages) => messages.iter().for_each(|message| tracing::warn!("{message}")),
+        // Another command is doing it.
+        Err(apply::Error::Busy(_)) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a folder that is not in a BPF file system. Needs root.
+    #[test]
+    fn where_nothing_can_be_pinned_nothing_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let (pins, socket) = (dir.path().join("pins"), dir.path().join("agent.sock"));
+        let places = Places { state: dir.path(), pins: &pins, socket: &socket };
+        let ran = run(places, &AtomicBool::new(true), &AtomicBool::new(false));
+        match teiji_bpf::qdisc_edf::supported() {
+            Ok(()) => assert!(matches!(ran, Err(Error::Qdisc(_))), "{ran:?}"),
+            // It keeps the policy without the qdisc.
+            Err(why) => assert!(ran.is_ok(), "{why}: {ran:?}"),
+        }
+        assert!(!pins.exists() && !socket.exists());
+    }
+}

@@ -1,0 +1,95 @@
+//! The privileged part's end of the socket to the front: carries out orders.
+//!
+//! The front is not trusted. What it sends is bounded, and is one of a few orders ([`Order`]); anything else ends it, and
+//! the agent starts another one. Each order is carried out in a thread of its own, so that a write to the host that hangs
+//! does not keep others from being answered, and never the heartbeat.
+
+use super::protocol::{Answer, FullStatus, Numbered, Order, Refusal};
+use super::reconciler::Reconciler;
+use super::wire::{self, MOST_OF_REQUEST};
+use crate::apply::{Engine, Message, Rollback};
+use crate::backend::HostBackend;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
+use std::time::Duration;
+
+/// Most orders that are carried out at a time.
+const MOST: usize = 16;
+/// How long the front may take to send an order, or to take an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a rollback waits for another teiji.
+const WAIT: Duration = Duration::from_secs(10);
+
+/// What orders act on.
+pub(super) struct Orders {
+    reconciler: Arc<Reconciler>,
+    running: AtomicUsize,
+}
+
+impl Orders {
+    pub(super) fn new(reconciler: Arc<Reconciler>) -> Arc<Orders> {
+        Arc::new(Orders { reconciler, running: AtomicUsize::new(0) })
+    }
+
+    /// Carries out the orders of a front until it is gone, in the calling thread.
+    ///
+    /// # Errors
+    /// If it sends anything but orders.
+    pub(super) fn serve(self: &Arc<Self>, front: UnixStream) -> io::Result<()> {
+        let answers = Arc::new(Mutex::new(front.try_clone()?));
+        while let Some(order) = wire::receive::<Numbered<Order>>(&front, MOST_OF_REQUEST, None, PATIENCE)? {
+            let Numbered { number, content: order } = order;
+            let (orders, to) = (Arc::clone(self), Arc::clone(&answers));
+            if self.running.fetch_add(1, Ordering::SeqCst) >= MOST {
+                self.running.fetch_sub(1, Ordering::SeqCst);
+                answer(&answers, number, Err(Refusal::Busy));
+                continue;
+            }
+            let work = move || {
+                let result = orders.carry_out(&order);
+                orders.running.fetch_sub(1, Ordering::SeqCst);
+                answer(&to, number, result);
+            };
+            if Builder::new().name("order".into()).spawn(work).is_err() {
+                self.running.fetch_sub(1, Ordering::SeqCst);
+                answer(&answers, number, Err(Refusal::Busy));
+            }
+        }
+        Ok(())
+    }
+
+    fn carry_out(&self, order: &Order) -> Result<Answer, Refusal> {
+        let failed = |error: crate::apply::Error| Refusal::Failed(error.to_string());
+        let engine = || -> Result<Engine<HostBackend>, Refusal> { self.reconciler.engine().map_err(failed) };
+        let texts = |messages: &[Message]| messages.iter().map(Message::to_string).collect();
+        match order {
+            Order::Status => {
+                let engine = engine()?;
+                let status = engine.status_or_damage();
+                let links = engine.backend().links();
+                let agent = self.reconciler.status();
+                Ok(Answer::Status(Box::new(FullStatus { agent, status, links })))
+            }
+            Order::Reconcile => self.reconciler.reconcile_now().map(Answer::Done).map_err(Refusal::Failed),
+            Order::Confirm => engine()?.confirm().map(|all| Answer::Done(texts(&all))).map_err(failed),
+            Order::Rollback { force } => {
+                let options = Rollback { force: *force, wait: WAIT };
+                let done = engine()?.rollback(&options).map_err(failed)?;
+                let mut all = vec![format!("restored: {} settings", done.restored)];
+                all.extend(done.messages.iter().map(Message::to_string));
+                Ok(Answer::Done(all))
+            }
+        }
+    }
+}
+
+/// If the front does not take it, its socket is closed, and the agent starts another front.
+fn answer(to: &Mutex<UnixStream>, number: u64, content: Result<Answer, Refusal>) {
+    let to = to.lock().unwrap_or_else(PoisonError::into_inner);
+    if wire::send(&to, &Numbered { number, content }, PATIENCE).is_err() {
+        let _ = to.shutdown(std::net::Shutdown::Both);
+    }
+}

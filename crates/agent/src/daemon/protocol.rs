@@ -1,0 +1,138 @@
+//! What can be asked of an agent, and who may ask for it.
+//!
+//! A client connects to the agent's Unix socket and sends a [`Request`]; it gets a [`Reply`], and may send the next one.
+//! Messages are those of `wire`. The version is that of the requests: an agent answers those of its own version and
+//! tells others which one that is ([`Refusal::Version`]). Fields that it does not know are ignored.
+//!
+//! | who | may |
+//! | --- | --- |
+//! | whoever may open the socket (mode 0660: root, and the group `teiji` if the host has one) | read |
+//! | user 0, by the credentials that the kernel tells of the connection | change |
+//!
+//! The front hands an [`Order`] on to the privileged part as it is. That part takes nothing but an `Order`, of at most 64
+//! KiB: whoever has taken over the front can do what the operator could do with these orders, and no more. None of them
+//! names a file, a program, or a setting of the host.
+
+use serde::{Deserialize, Serialize};
+use teiji_model::status::{AgentStatus, LinksStatus, Status};
+
+/// The version of the requests.
+pub const VERSION: u32 = 1;
+
+/// A request of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What is asked for.
+    pub order: serde_json::Value,
+}
+
+/// What an agent can be asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Order {
+    /// What it does, and what teiji has changed. Changes nothing.
+    Status,
+    /// Compare the host with the policy in force now, and answer when that is done.
+    Reconcile,
+    /// Keep what `apply --confirm-within` has changed.
+    Confirm,
+    /// Restore everything that teiji has changed; then there is no policy in force.
+    Rollback {
+        /// Also what somebody else has changed since.
+        force: bool,
+    },
+}
+
+impl Order {
+    /// Whether it changes anything, so that only user 0 may ask for it.
+    pub fn changes(&self) -> bool {
+        !matches!(self, Order::Status)
+    }
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reply {
+    /// The version of the requests that the agent answers.
+    pub version: u32,
+    /// What was asked for, or why not.
+    pub result: Result<Answer, Refusal>,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Answer {
+    /// To [`Order::Status`].
+    Status(Box<FullStatus>),
+    /// It is done; what happened, for people.
+    Done(Vec<String>),
+}
+
+/// What an agent does, and what teiji has changed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FullStatus {
+    /// What the agent does.
+    pub agent: AgentStatus,
+    /// What teiji has changed.
+    pub status: Status,
+    /// Links with channels.
+    pub links: LinksStatus,
+}
+
+/// Why an agent does not do what it is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+pub enum Refusal {
+    /// The request has another version.
+    #[error("the agent answers requests of version {0} only: use the teiji that it was started from")]
+    Version(u32),
+    /// The agent does not know the order.
+    #[error("the agent does not know this request ({0}): use the teiji that it was started from")]
+    Unknown(String),
+    /// Only user 0 may change anything.
+    #[error("only root may do this; run it with sudo")]
+    NotRoot,
+    /// Too many requests at once.
+    #[error("the agent answers many other requests now; try again")]
+    Busy,
+    /// The part of the agent that answers does not do so now.
+    #[error("the agent does not answer in time: see its log")]
+    Silent,
+    /// It was tried, and failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// An order on its way from the front to the privileged part.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Numbered<T> {
+    /// The number that the answer has as well.
+    pub number: u64,
+    /// The order or its answer.
+    pub content: T,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_read_as_they_are_written() {
+        for order in [Order::Status, Order::Reconcile, Order::Confirm, Order::Rollback { force: true }] {
+            let text = serde_json::to_string(&order).unwrap();
+            assert_eq!(serde_json::from_str::<Order>(&text).unwrap(), order);
+            assert_eq!(order.changes(), order != Order::Status);
+        }
+        assert_eq!(
+            serde_json::to_string(&Order::Rollback { force: false }).unwrap(),
+            r#"{"rollback":{"force":false}}"#
+        );
+        for other in [r#""shutdown""#, r#"{"rollback":{"force":true,"path":"/"}}"#, r#"{"rollback":{}}"#, "7"]
+        {
+            assert!(serde_json::from_str::<Order>(other).is_err(), "{other}");
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! Keeps the policy in force while VMs, threads, devices and links come and go.
+//!
+//! ```text
+//!  hint, order, time ──► look ──► no policy in force ──► nothing
+//!                         │        another teiji is changing settings, or waits for a confirmation ──► later
+//!                         ▼
+//!             observe ──► the sections that mean something ──► plan ──► parts ──► apply, all at once
+//!                                                                │             or, if that fails, one by one
+//!                                                                └── foreign: reported, left alone
+//! ```
+//! A thread of its own does this, with the agent's privileges. If a write to the host hangs, this thread hangs; nothing
+//! else does. Its state is what [`Reconciler::status`] shows, and may be asked for at any time.
+
+use super::schedule::Schedule;
+use crate::apply::{self, Engine, Options};
+use crate::backend::HostBackend;
+use crate::{observation, policy};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use teiji_control::plan::{Of, Part, parts, plan, present};
+use teiji_host::watch::Watch;
+use teiji_host::{Root, kernel};
+use teiji_model::observed::{Observed, ObservedVm};
+use teiji_model::plan::{Plan, Step};
+use teiji_model::resource::ResourceKind;
+use teiji_model::status::AgentStatus;
+use teiji_model::text::printable;
+
+/// Hints are read at most so often: process events of a busy host are many.
+const GATHER: Duration = Duration::from_millis(50);
+/// The longest wait for anything.
+const LONGEST: Duration = Duration::from_secs(60);
+/// How long an order waits for a look.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Most control groups that are watched.
+const MOST_GROUPS: usize = 2048;
+/// A look that takes longer than this is a problem that the status shows.
+const OVERDUE: Duration = Duration::from_secs(10);
+
+/// Keeps the policy in force; shared by the thread that does so and those that ask about it.
+pub(super) struct Reconciler {
+    state: PathBuf,
+    pins: PathBuf,
+    begun: Instant,
+    shared: Mutex<Shared>,
+    looked: Condvar,
+    wake: UnixStream,
+    woken: UnixStream,
+    stop: AtomicBool,
+}
+
+#[derive(Default)]
+struct Shared {
+    status: AgentStatus,
+    /// When the look that is in progress began.
+    looking: Option<Instant>,
+    /// How many looks have begun and ended.
+    begun: u64,
+    ended: u64,
+}
+
+/// What a look found.
+#[derive(Debug, Default)]
+struct Look {
+    /// Processes of VMs.
+    vms: BTreeSet<u32>,
+    /// Control groups to watch.
+    groups: BTreeSet<String>,
+    files: Vec<String>,
+    since: Option<u64>,
+    changed: u64,
+    absent: Vec<String>,
+    problems: Vec<String>,
+    /// It is to be tried again soon.
+    again: bool,
+}
+
+impl Reconciler {
+    /// # Errors
+    /// If no socket can be made.
+    pub(super) fn new(state: &Path, pins: &Path) -> std::io::Result<Reconciler> {
+        let (wake, woken) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        let status = AgentStatus {
+            teiji: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            started: unix(),
+            ..AgentStatus::default()
+        };
+        Ok(Reconciler {
+            state: state.to_owned(),
+            pins: pins.to_owned(),
+            begun: Instant::now(),
+            shared: Mutex::new(Shared { status, ..Shared::default() }),
+            looked: Condvar::new(),
+            wake,
+            woken,
+            stop: AtomicBool::new(false),
+        })
+    }
+
+    /// The engine that changes settings of this host.
+    ///
+    /// # Errors
+    /// If the kernel does not tell its boot id.
+    pub(super) fn engine(&self) -> Result<Engine<HostBackend>, apply::Error> {
+        Engine::open(&self.state, HostBackend::new(Root::default(), &self.pins, &self.state))
+    }
+
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it does.
+    pub(super) fn status(&self) -> AgentStatus {
+        let shared = self.shared();
+        let mut status = shared.status.clone();
+        if let Some(since) = shared.looking.map(|begun| begun.elapsed()).filter(|since| *since > OVERDUE) {
+            status.problems.push(format!(
+                "the agent has been busy comparing the host with the policy for {} s: a write to the host may hang; \
+                 deadlines are kept meanwhile",
+                since.as_secs()
+            ));
+        }
+        status
+    }
+
+    /// Looks at the host now; returns what is not as it should be.
+    ///
+    /// # Errors
+    /// If that takes too long.
+    pub(super) fn reconcile_now(&self) -> Result<Vec<String>, String> {
+        let shared = self.shared();
+        // A look that is in progress may have begun before what the caller has in mind.
+        let wanted = shared.begun + 1;
+        drop(shared);
+        self.wake();
+        let (shared, over) = self
+            .looked
+            .wait_timeout_while(self.shared(), PATIENCE, |shared| shared.ended < wanted)
+            .unwrap_or_else(PoisonError::into_inner);
+        if over.timed_out() {
+            return Err(format!(
+                "the agent has not compared the host with the policy within {} s",
+                PATIENCE.as_secs()
+            ));
+        }
+        Ok(shared.status.problems.clone())
+    }
+
+    fn wake(&self) {
+        // If the buffer is full, it will wake up.
+        let _ = (&self.wake).write(&[0]);
+    }
+
+    /// Lets [`Reconciler::run`] return.
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Reconciles until [`Reconciler::stop`].
+    pub(super) fn run(&self) {
+        let (mut watch, missing) = Watch::open();
+        for what in &missing {
+            tracing::warn!(
+                "the kernel does not tell of {what}; the agent looks at the host more often instead"
+            );
+        }
+        let mut schedule = Schedule::new(!missing.is_empty());
+        self.shared().status.blind = missing.iter().map(|what| printable(what)).collect();
+        let now = || self.begun.elapsed();
+        while !self.stop.load(Ordering::SeqCst) {
+            let left = schedule.due().saturating_sub(now());
+            if !left.is_zero() {
+                let woken = match watch.wait(left.min(LONGEST), self.woken.as_fd()) {
+                    Ok(woken) => woken,
+                    Err(error) => {
+                        tracing::error!("cannot wait for changes of the host: {error}");
+                        std::thread::sleep(LONGEST.min(left));
+                        false
+                    }
+                };
+                if woken {
+                    while matches!((&self.woken).read(&mut [0; 64]), Ok(1..)) {}
+                    schedule.now(now());
+                } else {
+                    std::thread::sleep(GATHER);
+                }
+            }
+            for hint in watch.hints() {
+                schedule.hint(now(), hint, &is_worker);
+            }
+            if schedule.due() > now() {
+                continue;
+            }
+            let begun = now();
+            {
+                let mut shared = self.shared();
+                shared.begun += 1;
+                shared.looking = Some(Instant::now());
+            }
+            let look = catch_unwind(AssertUnwindSafe(|| self.look())).unwrap_or_else(|_| Look {
+                problems: vec![
+                    "the agent failed while it compared the host with the policy: see its log".into(),
+                ],
+                again: true,
+                ..Look::default()
+            });
+            watch.follow_groups(&look.groups);
+            schedule.looked(begun, now(), look.vms.clone(), look.again);
+            self.show(look, now() - begun);
+        }
+    }
+
+    /// Publishes what a look found, and logs what is new of it.
+    fn show(&self, look: Look, took: Duration) {
+        let mut shared = self.shared();
+        for problem in look.problems.iter().filter(|p| !shared.status.problems.contains(p)) {
+            tracing::warn!("{problem}");
+        }
+        if look.problems.is_empty() && !shared.status.problems.is_empty() {
+            tracing::info!("the host is as the policy asks for again");
+        }
+        if look.changed > 0 {
+            tracing::info!("{} settings changed to keep the policy", look.changed);
+        }
+        let status = &mut shared.status;
+        status.policy = look.files;
+        status.policy_since = look.since;
+        status.looks += 1;
+        status.looked = Some(unix());
+        status.look_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+        status.changed += look.changed;
+        status.absent = look.absent;
+        status.problems = look.problems;
+        shared.looking = None;
+        shared.ended = shared.begun;
+        drop(shared);
+        self.looked.notify_all();
+    }
+
+    /// Compares the host with the policy in force, and changes what is not as it asks for.
+    fn look(&self) -> Look {
+        let mut look = Look::default();
+        if let Err(why) = self.try_look(&mut look) {
+            look.problems.push(printable(&why));
+            look.again = true;
+        }
+        look
+    }
+
+    fn try_look(&self, look: &mut Look) -> Result<(), String> {
+        let engine = self.engine().map_err(|e| explained(&e))?;
+        let kept = engine.policy().map_err(|e| explained(&e))?;
+        let Some(kept) = kept else { return Ok(()) };
+        (look.files, look.since) = (kept.sources.iter().map(|s| s.name.clone()).collect(), Some(kept.since));
+        let loaded = policy::of_kept(kept).map_err(|e| format!("the policy in force cannot be read: {e}"))?;
+        match engine.forget_gone() {
+            Ok(()) => {}
+            Err(apply::Error::Busy(_)) => return later(look),
+            Err(error) => return Err(explained(&error)),
+        }
+        let seen = observation::capture(&Root::default(), &engine).map_err(|e| e.to_string())?;
+        let observed = &seen.observed;
+        look.vms = observed.vms.iter().map(|vm| vm.vm.pid).collect();
+        look.groups = groups_of(&observed.vms);
+        let wanted = present(&loaded.policy, observed);
+        look.absent = wanted.absent;
+        let whole = plan(&wanted.policy, observed, &seen.held)
+            .map_err(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
+        self.carry_out(&engine, &whole, observed, &seen.held, look)
+    }
+
+    /// Carries out the parts of a plan that can be.
+    fn carry_out(
+        &self,
+        engine: &Engine<HostBackend>,
+        whole: &Plan,
+        observed: &Observed,
+        held: &teiji_model::plan::Held,
+        look: &mut Look,
+    ) -> Result<(), String> {
+        let mut possible = Vec::new();
+        for part in parts(whole, observed, held) {
+            if !part.foreign.is_empty() {
+                look.problems.push(format!(
+                    "{}: left as it is, because somebody else has changed {}; `teiji apply` sets it again, `teiji \
+                     rollback --force` gives it up",
+                    part.name,
+                    part.foreign.join(", ")
+                ));
+            } else if !whole.first.is_empty() && has_channels(&part) {
+                look.problems.push(printable(&format!("{}: {}", part.name, whole.first.join("; "))));
+                look.again = true;
+            } else {
+                possible.push(part);
+            }
+        }
+        if possible.is_empty() {
+            return Ok(());
+        }
+        let all: BTreeSet<usize> = (0..possible.len()).collect();
+        match apply_steps(engine, &steps_of(whole, &possible, &all)) {
+            Ok(changed) => look.changed += changed,
+            Err(Failure::Busy) => return later(look),
+            Err(Failure::Failed(why)) if possible.len() == 1 => {
+                look.problems.push(printable(&format!("{}: {why}", possible[0].name)));
+                look.again = true;
+            }
+            // One of them cannot be carried out, and everything has been undone.
+            Err(Failure::Failed(_)) => {
+                for (index, part) in possible.iter().enumerate() {
+                    match apply_steps(engine, &steps_of(whole, &possible, &BTreeSet::from([index]))) {
+                        Ok(changed) => look.changed += changed,
+                        Err(Failure::Busy) => return later(look),
+                        Err(Failure::Failed(why)) => {
+                            look.problems.push(printable(&format!("{}: {why}", part.name)));
+                            look.again = true;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Another teiji changes settings: that is no problem, and is over soon.
+fn later(look: &mut Look) -> Result<(), String> {
+    look.again = true;
+    Ok(())
+}
+
+/// Steps that keep their order in the plan.
+fn steps_of(whole: &Plan, parts: &[Part], wanted: &BTreeSet<usize>) -> Vec<Step> {
+    let mut of: BTreeMap<&teiji_model::resource::Resource, usize> = BTreeMap::new();
+    for (index, part) in parts.iter().enumerate() {
+        of.extend(part.steps.iter().map(|step| (&step.setting, index)));
+    }
+    let is_wanted = |step: &&Step| of.get(&step.setting).is_some_and(|index| wanted.contains(index));
+    whole.steps.iter().filter(is_wanted).cloned().collect()
+}
+
+enum Failure {
+    Busy,
+    Failed(String),
+}
+
+/// Returns how many settings were changed.
+fn apply_steps(engine: &Engine<HostBackend>, steps: &[Step]) -> Result<u64, Failure> {
+    let plan = Plan { steps: steps.to_vec(), ..Plan::default() };
+    let done = engine.apply(&plan, &Options::default(), &mut |_| {}, &AtomicBool::new(false));
+    match done {
+        Ok(applied) => {
+            for message in &applied.messages {
+                tracing::warn!("{message}");
+            }
+            Ok(applied.changed as u64)
+        }
+        Err(apply::Error::Busy(_)) => Err(Failure::Busy),
+        Err(error) => Err(Failure::Failed(explained(&error))),
+    }
+}
+
+/// Whether a part needs the qdisc of a link.
+fn has_channels(part: &Part) -> bool {
+    let kinds = [ResourceKind::RootQdisc, ResourceKind::SegmentSize];
+    matches!(part.of, Of::Link(_)) && part.steps.iter().any(|step| kinds.contains(&step.setting.kind()))
+}
+
+/// The groups of VMs and those above them, where libvirt and systemd make further ones.
+fn groups_of(vms: &[ObservedVm]) -> BTreeSet<String> {
+    let mut groups = BTreeSet::from(["/".to_owned(), "/machine.slice".to_owned(), "/machine".to_owned()]);
+    for group in vms.iter().filter_map(|vm| vm.group.as_deref()) {
+        groups.insert(group.to_owned());
+        if let Some((above, _)) = group.rsplit_once('/').filter(|(above, _)| !above.is_empty()) {
+            groups.insert(above.to_owned());
+        }
+        if groups.len() >= MOST_GROUPS {
+            break;
+        }
+    }
+    groups
+}
+
+/// Whether a kernel thread is a vhost worker.
+fn is_worker(pid: u32) -> bool {
+    kernel::thread_name(pid).is_some_and(|name| name.starts_with(b"vhost-"))
+}
+
+/// An error with its cause.
+fn explained(error: &apply::Error) -> String {
+    match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
+/// Seconds since 1970.
+fn unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}

@@ -1,0 +1,209 @@
+//! When the host is looked at again: soon after something has changed, but not for each of many changes.
+//!
+//! ```text
+//!  hint ──► look when it has been quiet for SETTLE, at the latest LATEST after the first hint
+//!  a VM is created ──► and again AGAIN later: its threads and devices follow, some of them without an event
+//!  nothing ──► look every `idle`
+//!  a look failed ──► again after RETRY, which doubles up to RETRY_MOST
+//! ```
+//! Between two looks there is at least as much time as the former one took, so that looking takes at most half of a CPU
+//! however much happens.
+//!
+//! Times are since any fixed instant. Nothing here reads a clock.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+use teiji_host::watch::Hint;
+
+/// Without a further hint for this long, what was changed is complete.
+pub(super) const SETTLE: Duration = Duration::from_millis(100);
+/// A change is looked at after this time at the latest, however many follow it.
+pub(super) const LATEST: Duration = Duration::from_millis(400);
+/// How long after the creation of a VM the host is looked at again.
+const AGAIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1200)];
+/// The time between two looks if nothing happens and the kernel tells of all that does.
+const IDLE: Duration = Duration::from_secs(60);
+/// The same if a source of hints is missing.
+const IDLE_BLIND: Duration = Duration::from_millis(1500);
+/// The first pause after a failure, and the longest.
+const RETRY: Duration = Duration::from_secs(1);
+const RETRY_MOST: Duration = Duration::from_secs(60);
+/// Most processes that are remembered because they have just created a VM.
+const MOST_NEW: usize = 4096;
+
+/// When to look.
+pub(super) struct Schedule {
+    idle: Duration,
+    /// Processes of VMs at the last look, and those that have created a VM since.
+    processes: BTreeSet<u32>,
+    /// The first and the last hint since the last look.
+    hinted: Option<(Duration, Duration)>,
+    /// Further looks, ascending.
+    again: Vec<Duration>,
+    /// Not before this time.
+    earliest: Duration,
+    /// In any case at this time.
+    latest: Duration,
+    retry: Duration,
+}
+
+impl Schedule {
+    /// The first look is due at once. `blind`: a source of hints is missing.
+    pub(super) fn new(blind: bool) -> Schedule {
+        Schedule {
+            idle: if blind { IDLE_BLIND } else { IDLE },
+            processes: BTreeSet::new(),
+            hinted: None,
+            again: Vec::new(),
+            earliest: Duration::ZERO,
+            latest: Duration::ZERO,
+            retry: RETRY,
+        }
+    }
+
+    /// Something has happened. `is_worker` tells of a kernel thread whether it is a vhost worker.
+    pub(super) fn hint(&mut self, now: Duration, hint: Hint, is_worker: &dyn Fn(u32) -> bool) {
+        let matters = match hint {
+            Hint::Device | Hint::Group | Hint::Lost => true,
+            Hint::Machine { pid } => {
+                if self.processes.len() < MOST_NEW {
+                    self.processes.insert(pid);
+                }
+                self.again.extend(AGAIN.map(|later| now + later));
+                true
+            }
+            Hint::Threads { pid } | Hint::Ended { pid } => self.processes.contains(&pid),
+            Hint::KernelThread { pid } => is_worker(pid),
+        };
+        if matters {
+            self.now(now);
+        }
+    }
+
+    /// The host is to be looked at soon, whatever the reason.
+    pub(super) fn now(&mut self, now: Duration) {
+        let first = self.hinted.map_or(now, |(first, _)| first);
+        self.hinted = Some((first, now));
+    }
+
+    /// When the next look is due.
+    pub(super) fn due(&self) -> Duration {
+        let hinted = self.hinted.map(|(first, last)| (last + SETTLE).min(first + LATEST));
+        let again = self.again.iter().copied().min();
+        [hinted, again].into_iter().flatten().fold(self.latest, Duration::min).max(self.earliest)
+    }
+
+    /// A look has begun at `begun` and ended at `now`, and has found VMs with these processes. `failed`: some of what
+    /// was to be done could not be done.
+    pub(super) fn looked(&mut self, begun: Duration, now: Duration, vms: BTreeSet<u32>, failed: bool) {
+        self.processes = vms;
+        // What was told during the look may have come too late for it.
+        self.hinted = self.hinted.filter(|(_, last)| *last >= begun).map(|(_, last)| (last, last));
+        self.again.retain(|at| *at > begun);
+        self.earliest = now + now.saturating_sub(begun);
+        self.latest = now + if failed { self.retry.min(self.idle) } else { self.idle };
+        self.retry = if failed { (self.retry * 2).min(RETRY_MOST) } else { RETRY };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    fn looked(schedule: &mut Schedule, begun: u64, now: u64) {
+        schedule.looked(ms(begun), ms(now), BTreeSet::from([100]), false);
+    }
+
+    fn hint(schedule: &mut Schedule, at: u64, hint: Hint) {
+        schedule.hint(ms(at), hint, &|pid| pid == 7);
+    }
+
+    #[test]
+    fn a_change_is_looked_at_when_it_is_complete() {
+        let mut s = Schedule::new(false);
+        assert_eq!(s.due(), ms(0));
+        looked(&mut s, 0, 10);
+        assert_eq!(s.due(), ms(60_010));
+        hint(&mut s, 1000, Hint::Device);
+        assert_eq!(s.due(), ms(1100));
+        hint(&mut s, 1090, Hint::Device);
+        assert_eq!(s.due(), ms(1190));
+        for at in (1100..5000).step_by(10) {
+            hint(&mut s, at, Hint::Group);
+        }
+        assert_eq!(s.due(), ms(1400), "at the latest");
+        looked(&mut s, 1400, 1410);
+        // Those that came after the look has begun.
+        assert_eq!(s.due(), ms(5090));
+        looked(&mut s, 5090, 5100);
+        assert_eq!(s.due(), ms(65_100));
+    }
+
+    #[test]
+    fn only_threads_of_vms_matter() {
+        let mut s = Schedule::new(false);
+        looked(&mut s, 0, 0);
+        for other in [Hint::Threads { pid: 5 }, Hint::Ended { pid: 5 }, Hint::KernelThread { pid: 5 }] {
+            hint(&mut s, 1000, other);
+            assert_eq!(s.due(), ms(60_000), "{other:?}");
+        }
+        for own in [Hint::Threads { pid: 100 }, Hint::Ended { pid: 100 }, Hint::KernelThread { pid: 7 }] {
+            hint(&mut s, 1000, own);
+            assert_eq!(s.due(), ms(1100), "{own:?}");
+            looked(&mut s, 1100, 1100);
+        }
+        // A VM that has been created since the last look.
+        hint(&mut s, 2000, Hint::Machine { pid: 5 });
+        looked(&mut s, 1999, 1999);
+        hint(&mut s, 3000, Hint::Threads { pid: 5 });
+        assert_eq!(s.due(), ms(2100), "the process had no VM yet");
+    }
+
+    #[test]
+    fn a_new_vm_is_looked_at_again() {
+        let mut s = Schedule::new(false);
+        looked(&mut s, 0, 0);
+        hint(&mut s, 1000, Hint::Machine { pid: 5 });
+        let mut at = Vec::new();
+        for _ in 0..3 {
+            let due = s.due();
+            at.push(due);
+            s.looked(due, due, BTreeSet::new(), false);
+        }
+        assert_eq!(at, [ms(1100), ms(1500), ms(2200)]);
+        assert_eq!(s.due(), ms(62_200));
+    }
+
+    #[test]
+    fn looking_takes_half_of_a_cpu_at_most() {
+        let mut s = Schedule::new(false);
+        looked(&mut s, 0, 300);
+        hint(&mut s, 310, Hint::Lost);
+        assert_eq!(s.due(), ms(600));
+    }
+
+    #[test]
+    fn failures_are_tried_again_more_and_more_seldom() {
+        let mut s = Schedule::new(false);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            s.looked(ms(0), ms(0), BTreeSet::new(), true);
+            pauses.push(s.due().as_secs());
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
+        s.looked(ms(0), ms(0), BTreeSet::new(), false);
+        s.looked(ms(0), ms(0), BTreeSet::new(), true);
+        assert_eq!(s.due(), ms(1000));
+    }
+
+    #[test]
+    fn without_all_hints_it_looks_more_often() {
+        let mut s = Schedule::new(true);
+        looked(&mut s, 0, 10);
+        assert_eq!(s.due(), ms(1510));
+    }
+}
