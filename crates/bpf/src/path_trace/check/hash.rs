@@ -163,6 +163,8 @@ proptest! {
                 _ => other[payload + byte] ^= 1 << bit,
             }
         }
+        // Two flips of one bit cancel each other out: bytes are taken modulo the length of a field.
+        prop_assume!(whole != other);
         let (a, b) = (ask(&object, &whole, true).unwrap(), ask(&object, &other, true).unwrap());
         prop_assert_ne!(a.fingerprint, b.fingerprint);
         prop_assert_ne!(a.key, b.key);
