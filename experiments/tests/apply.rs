@@ -121,7 +121,7 @@ fn main() -> ExitCode {
         faults::what_others_change_is_told_and_left_alone,
         confirm::unconfirmed_it_undoes_itself,
         confirm::confirmed_it_stays,
-        confirm::killed_while_it_waits_the_next_command_undoes,
+        confirm::killed_while_it_waits_its_time_goes_on,
         the_vm_still_works_after_all_of_it,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))

@@ -31,12 +31,18 @@ pub struct Status<'a> {
     /// Links with channels.
     #[serde(rename = "deadlines")]
     links: &'a status::LinksStatus,
+    /// What the agent does; `None` if there is none.
+    agent: Option<&'a status::AgentStatus>,
 }
 
 impl<'a> Status<'a> {
-    /// What teiji holds, and links with channels.
-    pub fn new(status: &'a status::Status, links: &'a status::LinksStatus) -> Self {
-        Status { schema: 1, status, links }
+    /// What teiji holds, links with channels, and what the agent does.
+    pub fn new(
+        status: &'a status::Status,
+        links: &'a status::LinksStatus,
+        agent: Option<&'a status::AgentStatus>,
+    ) -> Self {
+        Status { schema: 1, status, links, agent }
     }
 }
 

@@ -217,7 +217,8 @@ fn every_field_of_a_status_is_documented() {
         channels: [("name".to_owned(), ChannelStats::default())].into(),
     };
     let links = LinksStatus { links: vec![link], ..LinksStatus::default() };
-    documented(&json::Status::new(&Status { held, transaction, ..Status::default() }, &links));
+    let agent = AgentStatus::default();
+    documented(&json::Status::new(&Status { held, transaction, ..Status::default() }, &links, Some(&agent)));
 }
 
 #[test]

@@ -41,8 +41,7 @@ pub enum Command {
     Confirm(State),
     /// Restore everything that teiji has changed.
     Rollback(Rollback),
-    /// Show what teiji holds, since when, and what someone else has changed since. Before that, as root, undo an apply
-    /// or complete a rollback whose process was killed.
+    /// Show what the agent does, what teiji holds, since when, and what someone else has changed since. Changes nothing.
     Status(Status),
     /// Run the daemon that keeps the applied policy and the deadlines of channels; systemd should start it.
     Agent(State),

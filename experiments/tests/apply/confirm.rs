@@ -30,23 +30,42 @@ pub fn confirmed_it_stays() {
     assert_eq!(fixture.state(), State::Original);
 }
 
-pub fn killed_while_it_waits_the_next_command_undoes() {
+/// The changes of a killed apply stay until its time is over, as they would if it lived.
+pub fn killed_while_it_waits_its_time_goes_on() {
     let fixture = fixture();
-    for next in ["rollback --unfinished", "rollback"] {
-        let child = fixture.waiting(POLICY, "60s");
+    let killed = |within: &str| {
+        let child = fixture.waiting(POLICY, within);
         let pid = child.id().unwrap();
         fixture.sh(&format!("kill -9 {pid}"));
         child.wait().unwrap();
         assert_eq!(fixture.state(), State::Applied);
-        has(&fixture.teiji(next, 0), &[&format!("pid {pid}"), "its changes were undone"]);
-        assert_eq!(fixture.state(), State::Original);
-    }
-    // An apply first undoes those changes and then makes its own.
-    let child = fixture.waiting(POLICY, "60s");
-    fixture.sh(&format!("kill -9 {}", child.id().unwrap()));
-    child.wait().unwrap();
-    has(&fixture.teiji(&format!("apply {POLICY}"), 0), &["its changes were undone", "done: "]);
+        pid
+    };
+    killed("600s");
+    has(&fixture.teiji("rollback --unfinished", 0), &["nothing was left unfinished"]);
+    has(&fixture.teiji("status", 0), &["waits for `teiji confirm`"]);
+    has(
+        &fixture.teiji(&format!("apply {POLICY}"), 1),
+        &["waits for its confirmation", "`teiji rollback` undoes"],
+    );
     assert_eq!(fixture.state(), State::Applied);
+    has(&fixture.teiji("confirm", 0), &["the changes stay"]);
     fixture.teiji("rollback", 0);
     assert_eq!(fixture.state(), State::Original);
+    // A rollback undoes it at once.
+    let pid = killed("600s");
+    has(&fixture.teiji("rollback", 0), &[&format!("pid {pid}"), "its changes were undone"]);
+    assert_eq!(fixture.state(), State::Original);
+    // When its time is over, the next command that changes something undoes it; reading changes nothing.
+    let pid = killed("3s");
+    fixture.sh("sleep 4");
+    has(&fixture.teiji("status", 1), &["`teiji rollback --unfinished` undoes or completes it"]);
+    assert_eq!(fixture.state(), State::Applied);
+    has(&fixture.teiji("rollback --unfinished", 0), &[&format!("pid {pid}"), "its changes were undone"]);
+    assert_eq!(fixture.state(), State::Original);
+    // An apply that is rolled back while it waits says so.
+    let child = fixture.waiting(POLICY, "600s");
+    fixture.teiji("rollback", 0);
+    assert_eq!(fixture.state(), State::Original);
+    has(&printed(&child.wait().unwrap(), "apply", 1), &["undone by another teiji"]);
 }

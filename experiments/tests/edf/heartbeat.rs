@@ -67,7 +67,9 @@ pub fn the_agent_may_die() {
         told() { name=$1; shift; said=$("$@" 2>&1); echo "$name $? $(echo $said)"; }
         up
         told other $T agent $P
-        told caps grep -hE '^(Cap|NoNewPrivs)' /proc/$agent/task/*/status
+        beats=$(grep -lx heartbeat /proc/$agent/task/*/comm); front=$(cat /proc/$agent/task/*/children)
+        told caps grep -hE '^(Cap|NoNewPrivs)' ${beats%comm}status /proc/$(echo $front)/status
+        told user grep -h '^Uid' /proc/$(echo $front)/status
         once link va rate=4000000 slack_us=4000
         once channel va c to=10.88.0.2/32:6000 deadline_us=10000 rate=1000000 burst=3200
         ip netns exec a /tmp/teiji-lab udp-flows --for 9 --flow 10.88.0.2:6000,rate=900000,size=1470 \
@@ -95,10 +97,11 @@ pub fn the_agent_may_die() {
     let stats = |name: &str| serde_json::from_str::<Value>(&line(name).1).unwrap();
     let other = line("other");
     assert!(other.0 == 1 && other.1.contains("another teiji agent is running"), "{other:?}");
-    // Two threads with five empty capability sets each.
+    // The heartbeat's thread and the process that clients talk to have five empty capability sets each.
     let caps = line("caps").1;
     let count = |value: &str| caps.split_whitespace().filter(|word| *word == value).count();
     assert_eq!((count("0000000000000000"), count("1")), (10, 2), "it keeps privileges: {caps}");
+    assert_eq!(line("user").1.split_whitespace().nth(1), Some("65534"), "{printed}");
 
     let [alive, dead, back, end] = ["alive", "dead", "back", "end"].map(stats);
     assert!(of(&alive, "c", "packets") > 50 && alive["fallbacks"] == 0, "{alive}");

@@ -12,10 +12,24 @@ use teiji_model::text::printable;
 pub enum Error {
     /// Another teiji has the lock.
     #[error(
-        "another teiji{} is changing settings, so this one did nothing: wait for it, confirm it, or end it with \
-         SIGTERM, which undoes what is not confirmed", pid(.0)
+        "another teiji{} is changing settings, so this one did nothing: wait for it, or end it with \
+         SIGTERM, which undoes what it has done so far", pid(.0)
     )]
     Busy(Option<u32>),
+    /// An apply waits for its confirmation.
+    #[error(
+        "an apply (pid {pid}) waits for its confirmation for {} s more, so this one did nothing: `teiji confirm` keeps its \
+         changes, `teiji rollback` undoes them", left.as_secs_f64().ceil()
+    )]
+    Awaiting {
+        /// The process that applied.
+        pid: u32,
+        /// How much time is left.
+        left: std::time::Duration,
+    },
+    /// The changes of an apply that waited for its confirmation were undone by another process.
+    #[error("the changes have been undone by another teiji: a rollback, or because nobody confirmed in time")]
+    UndoneByAnother,
     /// The state directory cannot be used.
     #[error("cannot {what} {path}, so nothing was changed: fix that and run the command again")]
     State {

@@ -212,6 +212,9 @@ pub(super) struct HeldFile {
     pub boot: String,
     /// The last transaction that was committed.
     pub last: String,
+    /// The last one that somebody has confirmed: its process may look only after others were committed.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub confirmed: String,
     pub held: Held,
     /// The policy in force. It stays so when the host boots, which resets what is held.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -5,8 +5,8 @@
 //!  none ──► applying ──► awaiting confirmation ──► committed ──► none      held.json has the originals
 //!   ▲          │  └──────────────┼────────────────────▲  (where none is asked for)
 //!   │          ▼                 ▼
-//!   └───── undoing ◄─────────────┘   a step fails, nobody confirms in time, a signal, a full disk, or
-//!                                    the process ended and another command finds its journal
+//!   └───── undoing ◄─────────────┘   a step fails, nobody confirms in time, a rollback, a signal, a full disk,
+//!                                    or the process ended and another command finds its journal
 //!
 //!  none ──► rolling back ──► committed ──► none        its process ended: the next command completes it
 //! ```
@@ -19,7 +19,10 @@
 //! | `transaction` | the plan with all original values; then a line before each step begins, when all are applied, and at the commit. Exists exactly while a transaction is in progress |
 //! | `held.json.next` | `held.json` after the commit, so that the commit is one appended line |
 //! | `held.json` | the settings that teiji has changed, with the original values |
-//! | `confirmed` | the id of the transaction that the operator has confirmed |
+//!
+//! Awaiting a confirmation is a lease that the journal records, not a held lock: whoever takes the lock in time may confirm
+//! or roll back, and from the end of the lease on, whoever takes the lock first undoes it. That may be the process that
+//! applied it, an agent, or the next command that changes something.
 //!
 //! The lines of a transaction alone decide what to do if its process has ended. Undoing depends only on the values
 //! that are found, so it may be interrupted and started again at any instant, and it needs no space on the disk. After
@@ -28,6 +31,7 @@
 //! | module | does |
 //! | --- | --- |
 //! | `apply` (here) | from plan to commit |
+//! | `lease` | waits for a confirmation, without the lock |
 //! | `recover` | handles what an ended process left behind |
 //! | `undo` | restores values |
 //! | `rollback`, `confirm`, `status` | the operations of that name |
@@ -41,6 +45,7 @@ mod confirm;
 mod error;
 mod in_force;
 mod journal;
+mod lease;
 mod recover;
 mod rollback;
 mod status;
@@ -53,12 +58,13 @@ pub use rollback::{Rollback, RolledBack};
 use clock::{Clock, SystemClock};
 use error::what;
 use journal::{Direction, Disturbed, Header, Journal, Line, VERSION};
+use lease::Lease;
 use std::any::Any;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use store::{CONFIRMED, Directory, Store, TRANSACTION};
+use store::{Directory, Store, TRANSACTION};
 use teiji_model::plan::{Hold, Plan, Step};
 use teiji_model::policy::KeptPolicy;
 use teiji_model::resource::{Class, Resource, ResourceError, Value};
@@ -186,8 +192,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         progress: &mut dyn FnMut(Progress<'_>),
         stop: &AtomicBool,
     ) -> Result<Applied, Error> {
-        let _lock = self.locked(options.wait)?;
+        let mut lock = Some(self.locked(options.wait)?);
         let mut messages = self.recover_locked()?;
+        if let Some((journal, left)) = self.awaiting()? {
+            return Err(Error::Awaiting { pid: journal.header.pid, left });
+        }
         self.unchanged(plan)?;
         if plan.steps.is_empty() {
             self.put_in_force(options.policy.as_ref())?;
@@ -195,9 +204,19 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         }
         let policy = options.policy.clone();
         let mut journal = self.begin(Direction::Forward, &plan.steps, options.confirm_within, policy)?;
-        let run = self
-            .run(&mut journal, progress, stop)
-            .and_then(|()| self.await_confirmation(&journal, progress, stop));
+        let mut run = self.run(&mut journal, progress, stop);
+        if run.is_ok() && journal.until.is_some() {
+            drop(lock.take());
+            match self.await_confirmation(&journal, progress, stop) {
+                Lease::Over(why, retaken) => {
+                    lock = Some(retaken);
+                    run = Err(why);
+                }
+                Lease::Confirmed => return Ok(Applied { changed: plan.steps.len(), messages }),
+                Lease::Undone => return Err(Error::UndoneByAnother),
+                Lease::Unknown(why) => return Err(why),
+            }
+        }
         let committed = run.and_then(|()| {
             let held = self.held_after(&journal)?;
             self.commit(&mut journal, &held)
@@ -218,6 +237,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             return Err(Error::Undone { why, messages });
         }
         self.finish().map_err(|e| self.unfinished(e))?;
+        drop(lock);
         Ok(Applied { changed: plan.steps.len(), messages })
     }
 
@@ -364,32 +384,6 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             }
         }
         Ok(())
-    }
-
-    /// Waits for the operator, if asked to.
-    fn await_confirmation(
-        &self,
-        journal: &Journal,
-        progress: &mut dyn FnMut(Progress<'_>),
-        stop: &AtomicBool,
-    ) -> Result<(), Failure> {
-        let Some(until) = journal.until.map(Duration::from_millis) else { return Ok(()) };
-        loop {
-            let left = until.saturating_sub(self.clock.since_boot());
-            // After this time no confirmation counts, not even one that came while this process was stopped.
-            if left.is_zero() {
-                let within = journal.header.confirm_within.unwrap_or_default();
-                return Err(Failure::NotConfirmed(Duration::from_millis(within)));
-            }
-            if self.store.read(CONFIRMED).ok().flatten().as_deref() == Some(journal.header.id.as_bytes()) {
-                return Ok(());
-            }
-            if stop.load(Ordering::SeqCst) {
-                return Err(Failure::Stopped);
-            }
-            progress(Progress::Waiting { left });
-            self.clock.sleep(POLL.min(left));
-        }
     }
 
     /// The content of `held.json` once this plan is committed. Settings that are gone, or that someone has restored,

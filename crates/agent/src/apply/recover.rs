@@ -10,8 +10,8 @@ use std::time::Duration;
 use teiji_model::plan::Held;
 
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
-    /// Undoes or completes the transaction that an ended process left behind, if there is one. Every operation that
-    /// changes settings does so first. Waits for at most this time for another teiji to finish.
+    /// Undoes or completes the transaction that an ended process left behind, if there is one, and undoes an apply that
+    /// nobody has confirmed in time. Every operation that changes settings does so first. Waits for at most this time for another teiji to finish.
     ///
     /// # Errors
     /// If another process is changing settings, a file is damaged, or a setting cannot be restored.
@@ -39,6 +39,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
             } else if self.committed(&journal)? {
                 self.finish().map_err(|e| self.unfinished(e))?;
                 messages.push(Message::Committed { pid });
+            } else if self.left(&journal).is_some() {
+                // It can still be confirmed.
             } else if journal.header.direction == Direction::Forward {
                 let outcome = self.undo(&journal, true);
                 messages.push(Message::Undone { pid });
@@ -82,7 +84,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     }
 
     /// The outcome, if everything was restored.
-    fn restored(&self, outcome: UndoOutcome) -> Result<UndoOutcome, Error> {
+    pub(super) fn restored(&self, outcome: UndoOutcome) -> Result<UndoOutcome, Error> {
         if outcome.failed.is_empty() {
             return Ok(outcome);
         }

@@ -40,6 +40,10 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     pub fn rollback(&self, options: &Rollback) -> Result<RolledBack, Error> {
         let _lock = self.locked(options.wait)?;
         let mut messages = self.recover_locked()?;
+        if let Some((journal, _)) = self.awaiting()? {
+            messages.push(Message::Undone { pid: journal.header.pid });
+            messages.extend(self.end_lease(&journal)?);
+        }
         let mut held: Vec<(Resource, Hold)> = self.held()?.settings.into_iter().collect();
         held.sort_by_key(|(setting, hold)| Reverse((hold.since, setting.clone())));
         let steps = ordered(held.into_iter().map(|(setting, hold)| step(setting, hold)).collect(), |_| ());

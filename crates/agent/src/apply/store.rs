@@ -18,7 +18,7 @@ pub const TRANSACTION: &str = "transaction";
 pub const HELD: &str = "held.json";
 /// What teiji holds once the transaction under way is committed.
 pub const HELD_NEXT: &str = "held.json.next";
-/// Holds the id of the transaction that the operator has confirmed.
+/// A confirmation, as teiji 0.1.0 left it for the process that waited. Only removed.
 pub const CONFIRMED: &str = "confirmed";
 /// The most that is read of a file, bytes: ten times the size for thousands of VMs with every setting.
 const LARGEST: u64 = 64 << 20;
@@ -134,8 +134,7 @@ impl Store for Directory {
     }
 
     fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
-        // Each file has one name for its unfinished form. That is enough: writers hold the lock, except `confirm`,
-        // which writes a file of its own.
+        // Each file has one name for its unfinished form. That is enough: writers hold the lock.
         let new = format!("{name}.{NEW}");
         let written = self
             .open(&new, OpenOptions::new().write(true).create(true).truncate(true))

@@ -7,8 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long an agent may take to answer: longer than its front waits for the privileged part.
-const PATIENCE: Duration = Duration::from_secs(130);
+/// How long an agent may take to say what it does.
+pub const STATUS_WITHIN: Duration = Duration::from_secs(10);
+/// How long it may take to change something: longer than its front waits for the privileged part.
+pub const CHANGE_WITHIN: Duration = Duration::from_secs(130);
 /// How long it may take to accept a request.
 const SEND: Duration = Duration::from_secs(10);
 
@@ -35,11 +37,11 @@ pub enum Error {
     Refused(#[from] Refusal),
 }
 
-/// Asks the agent that listens on `socket`.
+/// Asks the agent that listens on `socket`, which has to answer in this time.
 ///
 /// # Errors
 /// If there is none, it does not answer, or it refuses.
-pub fn ask(socket: &Path, order: &Order) -> Result<Answer, Error> {
+pub fn ask(socket: &Path, order: &Order, within: Duration) -> Result<Answer, Error> {
     let silent = |source| Error::Silent { path: socket.to_owned(), source };
     let stream = UnixStream::connect(socket).map_err(|e| match e.kind() {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::NotADirectory => {
@@ -51,7 +53,7 @@ pub fn ask(socket: &Path, order: &Order) -> Result<Answer, Error> {
     let order = serde_json::to_value(order).map_err(|e| silent(e.into()))?;
     wire::send(&stream, &Request { version: VERSION, order }, SEND).map_err(silent)?;
     let reply: Option<Reply> =
-        wire::receive(&stream, MOST_OF_ANSWER, Some(PATIENCE), PATIENCE).map_err(silent)?;
+        wire::receive(&stream, MOST_OF_ANSWER, Some(within), within).map_err(silent)?;
     let reply = reply.ok_or_else(|| silent(ErrorKind::UnexpectedEof.into()))?;
     Ok(reply.result?)
 }

@@ -45,14 +45,11 @@ mod schedule;
 mod supervisor;
 mod wire;
 
-use crate::apply::{self, Engine};
-use crate::backend::HostBackend;
 use heartbeat::{HEARTBEAT_INTERVAL, HeartbeatThread};
 use orders::Orders;
 use pin_watch::PinWatch;
 use reconciler::Reconciler;
 use sd_notify::NotifyState;
-use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,8 +57,6 @@ use std::thread::Builder;
 use std::time::Duration;
 use supervisor::Supervisor;
 use teiji_bpf::qdisc_edf::QdiscOwner;
-use teiji_host::Root;
-use teiji_model::status::Unfinished;
 
 /// How long the end waits for threads that are changing settings; what they leave undone, the next agent undoes.
 const END: Duration = Duration::from_secs(5);
@@ -112,12 +107,7 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
     let reconciler = Arc::new(Reconciler::new(places.state, places.pins).map_err(Error::Thread)?);
     let reconciling = {
         let reconciler = Arc::clone(&reconciler);
-        let (state, pins) = (places.state.to_owned(), places.pins.to_owned());
-        let work = move || {
-            recover(&state, &pins);
-            reconciler.run();
-        };
-        Builder::new().name("reconciler".into()).spawn(work).map_err(Error::Thread)?
+        Builder::new().name("reconciler".into()).spawn(move || reconciler.run()).map_err(Error::Thread)?
     };
     let orders = Orders::new(Arc::clone(&reconciler));
     let supervisor = Supervisor::start(places.socket, orders).map_err(Error::Thread)?;
@@ -222,36 +212,6 @@ fn warn_of_other(owner: &QdiscOwner) {
             owner.link_count()
         );
     }
-}
-
-/// Recovers from an apply or a rollback that was killed, as the next command that changes something would.
-fn recover(state: &Path, pins: &Path) {
-    match catch_unwind(|| recover_from_kill(state, pins)) {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => {
-            let cause = std::error::Error::source(&error).map(|c| format!(": {c}")).unwrap_or_default();
-            tracing::error!(
-                "{error}{cause}. Deadlines are kept all the same; what teiji changed before stays as it is until the \
-                 file is mended or moved away: see `teiji status`"
-            );
-        }
-        Err(_) => tracing::error!("recovery failed; deadlines are kept all the same; see `teiji status`"),
-    }
-}
-
-fn recover_from_kill(state: &Path, pins: &Path) -> Result<(), apply::Error> {
-    let engine = Engine::open(state, HostBackend::new(Root::default(), pins, state))?;
-    let status = engine.status()?;
-    if status.busy || status.transaction.as_ref().is_some_and(Unfinished::can_be_confirmed) {
-        return Ok(());
-    }
-    match engine.recover(Duration::ZERO) {
-        Ok(messages) => messages.iter().for_each(|message| tracing::warn!("{message}")),
-        // Another command is doing it.
-        Err(apply::Error::Busy(_)) => {}
-        Err(error) => return Err(error),
-    }
-    Ok(())
 }
 
 #[cfg(test)]

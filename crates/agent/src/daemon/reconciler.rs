@@ -39,6 +39,8 @@ const GATHER: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(60);
 /// How long an order waits for a look.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long the process that waits for a confirmation may take to undo its changes itself.
+const GRACE: Duration = Duration::from_millis(500);
 /// Most control groups that are watched.
 const MOST_GROUPS: usize = 2048;
 /// A look that takes longer than this is a problem that the status shows.
@@ -78,6 +80,8 @@ struct Look {
     changed: u64,
     absent: Vec<String>,
     problems: Vec<String>,
+    /// For how long an apply can still be confirmed.
+    lease: Option<Duration>,
     /// It is to be tried again soon.
     again: bool,
 }
@@ -217,6 +221,9 @@ impl Reconciler {
             });
             watch.follow_groups(&look.groups);
             schedule.looked(begun, now(), look.vms.clone(), look.again);
+            if let Some(left) = look.lease {
+                schedule.at(now() + left + GRACE);
+            }
             self.show(look, now() - begun);
         }
     }
@@ -225,7 +232,7 @@ impl Reconciler {
     fn show(&self, look: Look, took: Duration) {
         let mut shared = self.shared();
         for problem in look.problems.iter().filter(|p| !shared.status.problems.contains(p)) {
-            tracing::warn!("{problem}");
+            tracing::warn!("{problem}; see `teiji status`");
         }
         if look.problems.is_empty() && !shared.status.problems.is_empty() {
             tracing::info!("the host is as the policy asks for again");
@@ -260,6 +267,15 @@ impl Reconciler {
 
     fn try_look(&self, look: &mut Look) -> Result<(), String> {
         let engine = self.engine().map_err(|e| explained(&e))?;
+        match engine.recover(Duration::ZERO) {
+            Ok(messages) => messages.iter().for_each(|message| tracing::warn!("{message}")),
+            Err(apply::Error::Busy(_)) => return later(look),
+            Err(error) => return Err(explained(&error)),
+        }
+        if let Some(left) = engine.lease().map_err(|e| explained(&e))? {
+            look.lease = Some(left);
+            return Ok(());
+        }
         let kept = engine.policy().map_err(|e| explained(&e))?;
         let Some(kept) = kept else { return Ok(()) };
         (look.files, look.since) = (kept.sources.iter().map(|s| s.name.clone()).collect(), Some(kept.since));
@@ -366,7 +382,7 @@ fn apply_steps(engine: &Engine<HostBackend>, steps: &[Step]) -> Result<u64, Fail
             }
             Ok(applied.changed as u64)
         }
-        Err(apply::Error::Busy(_)) => Err(Failure::Busy),
+        Err(apply::Error::Busy(_) | apply::Error::Awaiting { .. }) => Err(Failure::Busy),
         Err(error) => Err(Failure::Failed(explained(&error))),
     }
 }

@@ -86,6 +86,11 @@ impl Schedule {
         self.hinted = Some((first, now));
     }
 
+    /// The host is to be looked at then as well.
+    pub(super) fn at(&mut self, when: Duration) {
+        self.again.push(when);
+    }
+
     /// When the next look is due.
     pub(super) fn due(&self) -> Duration {
         let hinted = self.hinted.map(|(first, last)| (last + SETTLE).min(first + LATEST));

@@ -39,7 +39,7 @@ impl Service {
     /// # Errors
     /// If there is none, or it does not answer.
     pub fn ask_status(&self) -> Result<FullStatus, client::Error> {
-        match ask(&self.socket(), &Order::Status)? {
+        match ask(&self.socket(), &Order::Status, client::STATUS_WITHIN)? {
             Answer::Status(status) => Ok(*status),
             Answer::Done(_) => Ok(FullStatus::default()),
         }

@@ -1,9 +1,8 @@
-//! Status: what teiji has changed, and whether everything is in order.
+//! Status: what teiji has changed, what an agent does, and whether everything is in order. Changes nothing.
 
 use super::{Error, Service};
-use crate::apply::{self, Message};
-use std::time::Duration;
-use teiji_model::status::{LinksStatus, Status, Unfinished};
+use crate::daemon::client;
+use teiji_model::status::{AgentStatus, LinksStatus, Status};
 
 /// What teiji has changed, and whether everything is in order.
 #[derive(Clone, Debug)]
@@ -12,37 +11,37 @@ pub struct StatusReport {
     pub status: Status,
     /// Links with channels.
     pub links: LinksStatus,
-    /// What was recovered after a teiji that was killed.
-    pub messages: Vec<Message>,
+    /// What the agent does; `None` if there is none.
+    pub agent: Option<AgentStatus>,
+    /// Why an agent that is there does not answer.
+    pub silent: Option<String>,
     /// Whether everything is as teiji left it.
     pub ok: bool,
 }
 
 impl Service {
-    /// What teiji has changed, and the statistics of packets with deadlines. Recovers from a teiji that was killed,
-    /// unless its apply can still be confirmed.
+    /// What teiji has changed, the statistics of packets with deadlines, and what the agent does. What this process may not
+    /// read, an agent tells. Changes nothing: what a killed teiji left is shown as it is.
     ///
     /// # Errors
-    /// If recovery fails.
+    /// If the kernel does not tell its boot id.
     pub fn status(&self) -> Result<StatusReport, Error> {
         let engine = self.engine()?;
-        let mut status = engine.status_or_damage();
-        let mut messages = Vec::new();
-        let orphan = |t: &Unfinished| !t.can_be_confirmed();
-        if !status.busy && status.transaction.as_ref().is_some_and(orphan) {
-            match engine.recover(Duration::ZERO) {
-                Ok(all) => {
-                    messages = all;
-                    status = engine.status_or_damage();
+        let (mut status, mut links) = (engine.status_or_damage(), engine.backend().links());
+        let (agent, silent) = match self.ask_status() {
+            Ok(full) => {
+                if status.hidden.is_some() {
+                    (status, links) = (full.status, full.links);
                 }
-                // Another process does it, or this one is not root: the status shows what is there.
-                Err(apply::Error::Busy(_) | apply::Error::State { .. }) => {}
-                Err(error) => return Err(error.into()),
+                (Some(full.agent), None)
             }
-        }
-        let links = engine.backend().links();
-        let held = status.held.iter().all(|h| !h.changed) && (status.transaction.is_none() || status.busy);
-        let ok = held && links.problem.is_none() && status.damaged.is_none();
-        Ok(StatusReport { status, links, messages, ok })
+            Err(client::Error::Absent(_) | client::Error::NotPermitted(_)) => (None, None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let unchanged = status.held.iter().all(|held| !held.changed);
+        let finished = status.busy || status.transaction.as_ref().is_none_or(|t| t.can_be_confirmed());
+        let agent_ok = silent.is_none() && agent.as_ref().is_none_or(|agent| agent.problems.is_empty());
+        let ok = unchanged && finished && agent_ok && links.problem.is_none() && status.damaged.is_none();
+        Ok(StatusReport { status, links, agent, silent, ok })
     }
 }

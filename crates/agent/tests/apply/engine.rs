@@ -5,7 +5,7 @@ use crate::sim::{Settings, Sim, plan, with};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use teiji_agent::apply::store::{CONFIRMED, HELD, Store, TRANSACTION};
+use teiji_agent::apply::store::{HELD, Store, TRANSACTION};
 use teiji_agent::apply::{Applied, Error, Failure, Message, Options, Progress, Rollback};
 use teiji_model::plan::{Held, Plan};
 use teiji_model::resource::{Resource, ResourceError, Value};
@@ -159,13 +159,7 @@ fn a_confirmation_in_time_commits() {
         let Progress::Waiting { left: l } = progress else { return };
         left.push(l);
         if left.len() == 3 {
-            let journal = sim.0.files.borrow()[TRANSACTION].clone();
-            let header = String::from_utf8(journal).unwrap();
-            let id = header.split("\"id\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
-            sim.write(CONFIRMED, id.as_bytes()).unwrap();
-        } else {
-            // One of another transaction does not count.
-            sim.write(CONFIRMED, b"1-1").unwrap();
+            assert_eq!(sim.engine().confirm().unwrap(), []);
         }
     });
     assert_eq!(applied.unwrap().changed, 2);
@@ -196,7 +190,7 @@ fn an_abandoned_apply_can_be_confirmed_in_time_and_as_it_was_applied() {
     assert_eq!((sim.settings(), sim.held().settings.len()), (with(&before(), &both()), 2));
 
     let sim = abandoned();
-    sim.0.now.set(sim.0.now.get() + Duration::from_secs(61));
+    sim.wait(61);
     let error = sim.engine().confirm().unwrap_err();
     assert!(
         error.to_string().starts_with("too late to confirm: the changes have been undone; teiji (pid "),
@@ -213,6 +207,7 @@ fn an_abandoned_apply_can_be_confirmed_in_time_and_as_it_was_applied() {
 #[test]
 fn what_others_changed_meanwhile_is_left_alone() {
     let sim = abandoned();
+    sim.wait(60);
     sim.set(POLL, ns(77));
     let messages = sim.engine().recover(Duration::ZERO).unwrap();
     let [Message::Undone { .. }, Message::Foreign { what, ours, found }] = &messages[..] else {
@@ -238,6 +233,7 @@ fn what_others_changed_meanwhile_is_left_alone() {
 #[test]
 fn what_is_gone_needs_no_undoing() {
     let sim = abandoned();
+    sim.wait(60);
     sim.0.settings.borrow_mut().remove(&threads());
     let messages = sim.engine().recover(Duration::ZERO).unwrap();
     assert!(

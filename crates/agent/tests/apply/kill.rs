@@ -59,6 +59,8 @@ fn state(sim: &Sim) -> (Settings, Holds) {
 /// all ways have to end the same.
 fn recovered(sim: &Sim) -> (Settings, Holds) {
     let end = |sim: &Sim| {
+        // An apply that could still be confirmed is left alone.
+        sim.wait(60);
         sim.engine().recover(Duration::ZERO).unwrap();
         assert!(sim.is_clean(), "{:?}", sim.0.files.borrow());
         assert_eq!(sim.empty_groups(), [].into(), "left behind");
@@ -68,6 +70,7 @@ fn recovered(sim: &Sim) -> (Settings, Holds) {
     let straight = end(&sim.copy());
     for k in 1.. {
         let copy = sim.copy();
+        copy.wait(60);
         if let Some(result) = copy.killed_at(k, |s| s.engine().recover(Duration::ZERO).map(drop)) {
             result.unwrap();
             break;

@@ -8,6 +8,7 @@ mod disturbed;
 mod engine;
 mod former;
 mod kill;
+mod lease;
 mod offline;
 mod order;
 mod properties;

@@ -145,10 +145,10 @@ fn one_process_confirms_another() {
             std::thread::sleep(Duration::from_millis(5));
         }
         let status = engine.status().unwrap();
-        assert_eq!((status.busy, status.pid), (true, Some(child.id())));
-        assert!(
-            matches!(engine.rollback(&Rollback::default()), Err(Error::Busy(Some(pid))) if pid == child.id())
-        );
+        assert!(status.transaction.unwrap().can_be_confirmed());
+        assert!(matches!(apply(&engine, None), Err(Error::Awaiting { pid, .. }) if pid == child.id()));
+        // It is left alone until its time is over.
+        assert_eq!(engine.recover(Duration::from_secs(10)).unwrap(), []);
         if kill {
             child.kill().unwrap();
             child.wait().unwrap();

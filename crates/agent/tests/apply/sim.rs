@@ -176,6 +176,11 @@ impl Sim {
         self.engine().apply(plan, &options, progress, &AtomicBool::new(false))
     }
 
+    /// Time passes.
+    pub fn wait(&self, seconds: u64) {
+        self.0.now.set(self.0.now.get() + Duration::from_secs(seconds));
+    }
+
     pub fn held(&self) -> Held {
         self.engine().held().unwrap()
     }

@@ -1,5 +1,6 @@
 //! Reports, plans and hosts as text, at most [`WIDTH`] columns wide.
 
+pub mod agent;
 pub mod doctor;
 pub mod guarantees;
 pub mod links;

@@ -14,17 +14,12 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
     if let Some(t) = &status.transaction {
         let what = if t.rollback { "rollback" } else { "apply" };
         let state = match (status.busy, t.confirm_left) {
-            (true, Some(ms)) => {
+            (_, Some(ms)) if t.can_be_confirmed() => {
                 format!("waits for `teiji confirm`, {} left", units::count(ms.div_ceil(1000), "second"))
             }
-            (true, None) => {
+            (true, _) => {
                 format!("is under way, {} of {} begun", t.begun, units::count(t.steps.len() as u64, "step"))
             }
-            (false, Some(ms)) if t.can_be_confirmed() => format!(
-                "ended while it waited for a confirmation: run `teiji confirm` within {} to keep its changes; any \
-                 other command that changes settings undoes them",
-                units::count(ms.div_ceil(1000), "second")
-            ),
             (false, _) => "was interrupted; `teiji rollback --unfinished` undoes or completes it".to_owned(),
         };
         let text = format!("{what} (pid {}, {} ago) {state}", t.pid, age(now, t.time));
@@ -67,7 +62,7 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
 }
 
 /// How long ago, in the largest unit that fits.
-fn age(now: u64, then: u64) -> String {
+pub(super) fn age(now: u64, then: u64) -> String {
     let seconds = now.saturating_sub(then);
     let (n, unit) = match seconds {
         0..120 => (seconds, "second"),

@@ -1,7 +1,6 @@
-//! `teiji status`: the settings that teiji holds, since when, what someone else has changed since, and the packet
-//! statistics of links with channels.
+//! `teiji status`: what the agent does, the settings that teiji holds, since when, what someone else has changed since, and
+//! the packet statistics of links with channels. Changes nothing.
 
-use super::messages::print_messages;
 use crate::args::Status as Arguments;
 use crate::{output, style};
 use anyhow::Result;
@@ -9,18 +8,18 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 use teiji_agent::service::Service;
 use teiji_render::json;
-use teiji_render::text::{links, status::table};
+use teiji_render::text::{agent, links, status::table};
 
 /// The exit code is 1 if something has changed since teiji set it.
 pub(super) fn run(args: &Arguments, service: &Service) -> Result<ExitCode> {
     let found = service.status()?;
-    print_messages(&found.messages);
     if args.print.json {
-        output::json(&json::Status::new(&found.status, &found.links))?;
+        output::json(&json::Status::new(&found.status, &found.links, found.agent.as_ref()))?;
     } else {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let style = style::stdout();
-        output::stdout(&(table(&found.status, now, &style) + &links::table(&found.links, &style)))?;
+        let agent = agent::table(found.agent.as_ref(), found.silent.as_deref(), now, &style);
+        output::stdout(&(agent + &table(&found.status, now, &style) + &links::table(&found.links, &style)))?;
     }
     Ok(if found.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

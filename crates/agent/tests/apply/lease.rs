@@ -1,0 +1,156 @@
+//! An apply that waits for its confirmation holds no lock: whatever others do meanwhile, and wherever they are killed, the
+//! host is in the end as before or as wanted, and the process that waits says which.
+
+use crate::common::{cpus, task};
+use crate::sim::{Settings, Sim, plan, with};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use teiji_agent::apply::{Error, Message, Progress, Rollback};
+use teiji_model::resource::{Resource, Scheduling, Value};
+
+fn before() -> Settings {
+    BTreeMap::from([
+        (Resource::ThreadCpus(task(1)), Value::Cpus(cpus("0-3"))),
+        (Resource::ThreadScheduling(task(1)), Value::Scheduling(Scheduling::Other { nice: 0 })),
+        (Resource::HaltPoll, Value::Nanoseconds(1)),
+    ])
+}
+
+fn wanted() -> [(Resource, Value); 2] {
+    [(Resource::HaltPoll, Value::Nanoseconds(2)), (Resource::ThreadCpus(task(1)), Value::Cpus(cpus("2")))]
+}
+
+fn after() -> Settings {
+    with(&before(), &wanted())
+}
+
+/// What another process does while one waits.
+type Other = fn(&Sim) -> Result<(), Error>;
+
+const OTHERS: [(&str, Other); 5] = [
+    ("confirm", |sim| sim.engine().confirm().map(drop)),
+    ("rollback", |sim| sim.engine().rollback(&Rollback::default()).map(drop)),
+    ("apply", |sim| sim.apply(&plan(&after(), &[(Resource::HaltPoll, Value::Nanoseconds(3))])).map(drop)),
+    ("recover", |sim| sim.engine().recover(Duration::ZERO).map(drop)),
+    ("expired", |sim| {
+        sim.wait(61);
+        sim.engine().recover(Duration::ZERO).map(drop)
+    }),
+];
+
+/// Applies, and lets `others` act one after the other while it waits, each killed at a point (0: at none). Returns the
+/// result of the apply, and whether none was killed.
+fn wait_while(sim: &Sim, others: &[(Other, u64)]) -> (Result<(), Error>, bool) {
+    let (mut left, mut ended) = (others.iter(), true);
+    let result = sim.apply_within(&plan(&before(), &wanted()), 60, &mut |progress| {
+        let Progress::Waiting { .. } = progress else { return };
+        if let Some((other, at)) = left.next() {
+            match at {
+                0 => drop(other(sim)),
+                at => ended &= sim.killed_at(*at, |sim| other(sim)).is_some(),
+            }
+        }
+    });
+    (result.map(drop), ended)
+}
+
+/// The host and the answer agree.
+fn is_whole(sim: &Sim, result: &Result<(), Error>, what: &str) {
+    // What a killed process has left is put in order by the next command.
+    sim.wait(60);
+    sim.engine().recover(Duration::ZERO).unwrap();
+    let held = sim.held().settings.len();
+    match result {
+        Ok(()) => assert_eq!((sim.settings(), held), (after(), 2), "{what}"),
+        Err(error) => assert_eq!((sim.settings(), held), (before(), 0), "{what}: {error}"),
+    }
+    assert!(sim.is_clean(), "{what}");
+}
+
+#[test]
+fn the_one_that_waits_learns_what_became_of_it() {
+    let run = |name: &str| {
+        let sim = Sim::new(before());
+        let other = OTHERS.iter().find(|(n, _)| *n == name).unwrap().1;
+        let (result, _) = wait_while(&sim, &[(other, 0)]);
+        is_whole(&sim, &result, name);
+        result.map_err(|e| e.to_string())
+    };
+    assert_eq!(run("confirm"), Ok(()));
+    assert!(run("rollback").unwrap_err().contains("undone by another teiji"));
+    assert!(run("expired").unwrap_err().contains("undone by another teiji"));
+    for other in ["apply", "recover"] {
+        assert!(run(other).unwrap_err().starts_with("nobody confirmed within 60s"), "{other}");
+    }
+}
+
+/// It is confirmed, and another apply is committed before the one that waited looks again.
+#[test]
+fn a_confirmation_is_known_however_late_it_is_looked_for() {
+    let sim = Sim::new(before());
+    let confirm_and_go_on: Other = |sim| {
+        sim.engine().confirm().unwrap();
+        sim.apply(&plan(&after(), &[(Resource::ThreadCpus(task(1)), Value::Cpus(cpus("3")))])).map(drop)
+    };
+    assert!(wait_while(&sim, &[(confirm_and_go_on, 0)]).0.is_ok());
+    assert_eq!(sim.settings()[&Resource::ThreadCpus(task(1))], Value::Cpus(cpus("3")));
+}
+
+#[test]
+fn another_apply_says_what_to_do_first() {
+    let sim = Sim::new(before());
+    let mut said = String::new();
+    sim.apply_within(&plan(&before(), &wanted()), 60, &mut |progress| {
+        if matches!(progress, Progress::Waiting { .. }) && said.is_empty() {
+            let files = sim.0.files.borrow().clone();
+            said = OTHERS[2].1(&sim).unwrap_err().to_string();
+            assert_eq!(*sim.0.files.borrow(), files);
+            assert!(sim.engine().lease().unwrap().is_some_and(|left| left > Duration::from_secs(50)));
+            let status = sim.engine().status().unwrap();
+            assert!(!status.busy && status.transaction.unwrap().can_be_confirmed());
+        }
+    })
+    .unwrap_err();
+    assert!(
+        said.contains("waits for its confirmation for 60 s more") && said.contains("teiji rollback"),
+        "{said}"
+    );
+    assert_eq!(sim.engine().lease().unwrap(), None);
+}
+
+#[test]
+fn a_rollback_says_what_it_undid() {
+    let sim = Sim::new(before());
+    let mut messages = Vec::new();
+    sim.apply_within(&plan(&before(), &wanted()), 60, &mut |progress| {
+        if matches!(progress, Progress::Waiting { .. }) {
+            messages = sim.engine().rollback(&Rollback::default()).unwrap().messages;
+        }
+    })
+    .unwrap_err();
+    assert!(matches!(messages[..], [Message::Undone { .. }]), "{messages:?}");
+}
+
+/// Every other process, killed at each of its points, followed by each other one.
+#[test]
+fn whoever_is_killed_wherever_the_outcome_is_whole() {
+    let mut seen = [0, 0];
+    for (first, other) in OTHERS {
+        for at in 1.. {
+            let mut ended = false;
+            for (second, then) in OTHERS {
+                let sim = Sim::new(before());
+                let what = format!("{first} killed at {at}, then {second}");
+                let (result, all) = wait_while(&sim, &[(other, at), (then, 0)]);
+                ended = all;
+                seen[usize::from(result.is_ok())] += 1;
+                is_whole(&sim, &result, &what);
+            }
+            if ended || at > 40 {
+                assert!(at <= 40);
+                break;
+            }
+        }
+    }
+    assert!(seen.iter().all(|n| *n > 10), "{seen:?}");
+}
