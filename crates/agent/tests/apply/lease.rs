@@ -47,7 +47,7 @@ fn wait_while(sim: &Sim, others: &[(Other, u64)]) -> (Result<(), Error>, bool) {
         if let Some((other, at)) = left.next() {
             match at {
                 0 => drop(other(sim)),
-                at => ended &= sim.killed_at(*at, |sim| other(sim)).is_some(),
+                at => ended &= sim.killed_at(*at, other).is_some(),
             }
         }
     });
