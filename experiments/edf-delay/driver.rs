@@ -135,6 +135,15 @@ impl State {
                     Ok(())
                 })?;
             }
+            // The longest time without a heartbeat, ms, until the file exists.
+            ["gap", stop] => {
+                let mut longest = Duration::ZERO;
+                while !Path::new(stop).exists() {
+                    longest = longest.max(self.edf.heartbeat_age().unwrap_or(Duration::MAX));
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                return Ok(longest.as_millis().to_string());
+            }
             ["remove", dev, name] => self.change(dev, |d| {
                 d.channels.remove(*name).with_context(|| format!("{dev} has none of that name"))?;
                 Ok(())

@@ -85,7 +85,11 @@ impl Bridge {
     }
 }
 
-fn open(name: &str) -> Result<File> {
+/// A tap of this name; it exists while the file is open.
+///
+/// # Errors
+/// Without root.
+pub fn open(name: &str) -> Result<File> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)

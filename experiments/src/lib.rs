@@ -13,10 +13,12 @@
 //! | [`pcap`] | reads captures, and pairs their requests with responses, independently of teiji |
 //! | [`tracing`] | runs `teiji trace` in the lab; reads reports and recordings |
 //! | [`load`] | echo servers, SIP servers, callers, busy loops |
-//! | [`admission`], [`apply`], [`edf_cost`], [`edf_delay`], [`overhead`], [`path`] | the experiments of those names |
+//! | [`admission`], [`agent`], [`apply`], [`edf_cost`], [`edf_delay`], [`overhead`], [`path`] | the experiments of those names |
 
 #[path = "../admission/mod.rs"]
 pub mod admission;
+#[path = "../agent/mod.rs"]
+pub mod agent;
 #[path = "../apply/mod.rs"]
 pub mod apply;
 #[path = "../edf-cost/mod.rs"]

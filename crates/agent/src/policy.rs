@@ -13,6 +13,7 @@ use crate::observation;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+use teiji_control::plan::Present;
 use teiji_host::Root;
 use teiji_model::observation::Observation;
 use teiji_model::plan::Plan;
@@ -167,7 +168,8 @@ fn parse(sources: Vec<Source>) -> Result<Loaded, Error> {
     }
 }
 
-/// What would have to be changed on this host. Changes nothing.
+/// What would have to be changed on this host. With `absent_ok`, sections of VMs and links that are not there are warnings
+/// instead of problems. Changes nothing.
 ///
 /// # Errors
 /// [`Error::Wrong`] if the host cannot keep the policy; otherwise if the host or the state cannot be read.
@@ -175,17 +177,25 @@ pub fn plan<S: Store, C: Clock>(
     loaded: &Loaded,
     root: &Root,
     engine: &Engine<HostBackend, S, C>,
+    absent_ok: bool,
 ) -> Result<Plan, Error> {
-    plan_for(loaded, &observation::capture(root, engine)?)
+    plan_for(loaded, &observation::capture(root, engine)?, absent_ok)
 }
 
 /// What would have to be changed on a host that was observed, perhaps on another machine. Reads nothing of this host.
 ///
 /// # Errors
 /// [`Error::Wrong`] if that host cannot keep the policy.
-pub fn plan_for(loaded: &Loaded, host: &Observation) -> Result<Plan, Error> {
-    let mut plan = teiji_control::plan::plan(&loaded.policy, &host.observed, &host.held)
+pub fn plan_for(loaded: &Loaded, host: &Observation, absent_ok: bool) -> Result<Plan, Error> {
+    let now = if absent_ok {
+        teiji_control::plan::present(&loaded.policy, &host.observed)
+    } else {
+        Present { policy: loaded.policy.clone(), absent: Vec::new() }
+    };
+    let mut plan = teiji_control::plan::plan(&now.policy, &host.observed, &host.held)
         .map_err(|problems| Error::Wrong { problems, sources: loaded.sources.clone() })?;
+    let later = |why: String| format!("left out for now; a running agent sets it once it is there: {why}");
+    plan.warnings.extend(now.absent.into_iter().map(later));
     plan.warnings.extend(host.unseen.iter().map(|why| printable(why)));
     Ok(plan)
 }

@@ -177,6 +177,9 @@ pub struct Plan {
     /// The policy.
     #[command(flatten)]
     pub policy: PolicyFile,
+    /// Accept a policy with VMs and links that are not there now; a running agent sets them once they are.
+    #[arg(long)]
+    pub absent_ok: bool,
     /// Plan for the host that `teiji observe` wrote to this file, instead of this one; needs no root and reads nothing
     /// of this machine.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["dir", "pins", "root"])]
@@ -195,6 +198,9 @@ pub struct Apply {
     /// The policy.
     #[command(flatten)]
     pub policy: PolicyFile,
+    /// Accept a policy with VMs and links that are not there now; a running agent sets them once they are.
+    #[arg(long)]
+    pub absent_ok: bool,
     /// Refused: the host in an observation cannot be changed from here.
     #[arg(long, hide = true, value_name = "FILE")]
     pub host: Option<PathBuf>,

@@ -48,7 +48,7 @@ pub fn a_vm_that_vanishes_is_missed() {
     fixture.sh(&format!("kill -9 {} {}", child.id().unwrap(), vm.id().unwrap()));
     child.wait().unwrap();
     vm.wait().unwrap();
-    let text = fixture.teiji("rollback --unfinished", 0);
+    let text = fixture.teiji("rollback", 0);
     has(&text, &["vCPU 0 of standin) is gone", "vCPU 1 of standin) is gone", "its changes were undone"]);
     assert_eq!(fixture.state(), State::Original);
 }
@@ -107,7 +107,8 @@ pub fn one_at_a_time_changes_settings() {
     let fixture = fixture();
     fixture.teiji(&format!("apply {POLICY}"), 0);
     // The lock as a teiji has it that is changing settings.
-    let holder = fixture.test_host.lab.host.spawn(&format!("exec flock {STATE}/lock sleep 600")).unwrap();
+    let holder =
+        fixture.test_host.lab.host.spawn(&format!("exec flock --no-fork {STATE}/lock sleep 600")).unwrap();
     fixture.sh(&format!("until ! flock -n {STATE}/lock true; do sleep 0.01; done"));
     for second in [&format!("apply {POLICY}"), "rollback", "rollback --unfinished"] {
         has(&fixture.teiji(second, 1), &["another teiji", "did nothing"]);

@@ -93,3 +93,54 @@ fn answer(to: &Mutex<UnixStream>, number: u64, content: Result<Answer, Refusal>)
         let _ = to.shutdown(std::net::Shutdown::Both);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Write;
+
+    /// Everything that a front could send: frames with orders, frames with anything, and bytes without frames.
+    fn frame() -> impl Strategy<Value = Vec<u8>> {
+        let framed = |text: Vec<u8>| [&(text.len() as u32).to_ne_bytes()[..], &text].concat();
+        let text = prop_oneof![
+            "\\{\"number\":[0-9]{1,20},\"content\":\"(status|confirm|reboot)\"\\}",
+            "\\{\"number\":[0-9]{1,3},\"content\":\\{\"rollback\":\\{\"force\":(true|false|1)(,\"x\":1)?\\}\\}\\}",
+            "[\\[\\]{}\":,a-z0-9]{0,40}",
+        ];
+        prop_oneof![
+            3 => text.prop_map(move |text| framed(text.into_bytes())),
+            1 => proptest::collection::vec(any::<u8>(), 0..40),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+
+        /// Whatever the front sends, the privileged part neither fails nor does anything but carry out orders: here,
+        /// where teiji holds nothing, there is nothing that an order could change but the lock of the state directory.
+        #[test]
+        fn the_front_can_only_give_orders(frames in proptest::collection::vec(frame(), 0..12)) {
+            let dir = tempfile::tempdir().unwrap();
+            let state = dir.path().join("state");
+            let reconciler = Arc::new(Reconciler::new(&state, &dir.path().join("pins")).unwrap());
+            let orders = Orders::new(reconciler);
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            theirs.write_all(&frames.concat()).unwrap();
+            theirs.shutdown(std::net::Shutdown::Write).unwrap();
+            let _ = orders.serve(ours);
+            drop(theirs);
+            while orders.running.load(Ordering::SeqCst) > 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let names: Vec<String> =
+                dir.path().read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+            prop_assert!(names.is_empty() || names == ["state"], "{:?}", names);
+            if state.exists() {
+                let names: Vec<String> =
+                    state.read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+                prop_assert!(names.iter().all(|name| name == "lock"), "{:?}", names);
+            }
+        }
+    }
+}

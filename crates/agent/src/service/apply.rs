@@ -47,6 +47,7 @@ impl Service {
         &self,
         files: &[PathBuf],
         wait: Duration,
+        absent_ok: bool,
         tell: &mut dyn FnMut(&[Message]),
     ) -> Result<PreparedPlan, Error> {
         let loaded = policy::load(files)?;
@@ -59,7 +60,7 @@ impl Service {
         let engine = self.engine()?;
         // First, so that the plan starts from the recovered state of the host.
         tell(&engine.recover(wait)?);
-        let plan = policy::plan(&loaded, &self.root, &engine)?;
+        let plan = policy::plan(&loaded, &self.root, &engine, absent_ok)?;
         if !plan.first.is_empty() {
             return Err(Error::First(plan.first));
         }

@@ -16,15 +16,16 @@ impl Service {
         Ok(policy::load(files)?)
     }
 
-    /// What would be changed to keep a policy, here or on the host that was observed in `host`. Changes nothing.
+    /// What would be changed to keep a policy, here or on the host that was observed in `host`. With `absent_ok`, VMs and
+    /// links of the policy need not be there. Changes nothing.
     ///
     /// # Errors
     /// If there is no policy, the host cannot keep it, or the host cannot be observed.
-    pub fn plan(&self, files: &[PathBuf], host: Option<&Path>) -> Result<Plan, Error> {
+    pub fn plan(&self, files: &[PathBuf], host: Option<&Path>, absent_ok: bool) -> Result<Plan, Error> {
         let loaded = policy::load(files)?;
         match host {
-            Some(file) => Ok(policy::plan_for(&loaded, &observation::read(file)?)?),
-            None => Ok(policy::plan(&loaded, &self.root, &self.engine()?)?),
+            Some(file) => Ok(policy::plan_for(&loaded, &observation::read(file)?, absent_ok)?),
+            None => Ok(policy::plan(&loaded, &self.root, &self.engine()?, absent_ok)?),
         }
     }
 

@@ -23,17 +23,19 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
     }
     let wait = args.wait.unwrap_or_default();
     let prepared = service
-        .prepare(&args.policy.files, wait, &mut |messages| print_messages(messages))
+        .prepare(&args.policy.files, wait, args.absent_ok, &mut |messages| print_messages(messages))
         .map_err(plan::explain)?;
     let (plan, style) = (prepared.plan(), style::stdout());
+    let stop = signals::stop_flag()?;
+    let options = Options { confirm_within: args.confirm_within, wait, ..Options::default() };
     if plan.steps.is_empty() {
+        // The policy is in force from now on, although it changes nothing yet.
+        print_messages(&prepared.apply(&options, &mut |_| {}, &stop)?.messages);
         return output::stdout(&text::plan::table(plan, &style));
     }
     for warning in &plan.warnings {
         print_line(&format!("warning: {warning}"));
     }
-    let stop = signals::stop_flag()?;
-    let options = Options { confirm_within: args.confirm_within, wait, ..Options::default() };
     let mut waiting = Waiting::new(service);
     let applied = prepared.apply(
         &options,

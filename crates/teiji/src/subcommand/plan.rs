@@ -11,7 +11,7 @@ use teiji_render::units;
 
 /// Plans and prints the plan; changes nothing.
 pub(super) fn run(args: &Arguments, service: &Service) -> Result<()> {
-    let plan = service.plan(&args.policy.files, args.host.as_deref()).map_err(explain)?;
+    let plan = service.plan(&args.policy.files, args.host.as_deref(), args.absent_ok).map_err(explain)?;
     if args.print.json {
         return output::json(&json::Plan::new(&plan));
     }

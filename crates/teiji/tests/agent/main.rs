@@ -2,6 +2,8 @@
 //! with BPF qdiscs is needed. Needs root; each test has its own BPF file system.
 #![allow(clippy::unwrap_used)]
 
+mod front;
+
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
 use std::fs;
 use std::io::{BufRead, BufReader};

@@ -1,0 +1,196 @@
+//! Starts and stops VMs and links, and measures how soon the agent has done what the policy asks for, and what it uses.
+//! It looks at the host itself: at threads, taps and links, and at `held.json`.
+
+use super::{Churn, Rest, SLOTS, Use};
+use anyhow::{Context, Result, bail};
+use nix::sched::sched_getaffinity;
+use nix::unistd::Pid;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// After this time a change counts as not done.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often the host is looked at.
+const POLL: Duration = Duration::from_millis(5);
+/// The CPU that the policy asks for, and as `rps_cpus` shows it.
+pub const CPU: usize = 1;
+const MASK: u64 = 1 << CPU;
+
+/// The policy that is kept: VMs `s0`, ... and links `l0`, ...
+pub fn policy() -> String {
+    (0..SLOTS)
+        .map(|n| {
+            format!(
+                "[vm.s{n}]\nvcpu_cpus = \"{CPU}\"\nrps_cpus = \"{CPU}\"\n[link.l{n}]\nrps_cpus = \"{CPU}\"\n"
+            )
+        })
+        .collect()
+}
+
+/// A VM that is started with this name and these taps.
+struct Vm {
+    process: Child,
+    vcpus: Vec<i32>,
+}
+
+impl Vm {
+    fn start(name: &str, taps: &[String]) -> Result<Vm> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["machine", "--name", name]);
+        for tap in taps {
+            command.args(["--tap", tap]);
+        }
+        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().context("its output")?).read_line(&mut line)?;
+        let vcpus: Vec<i32> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        if vcpus.is_empty() {
+            bail!("the VM {name} did not start: {:?}", process.wait());
+        }
+        Ok(Vm { process, vcpus })
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn waited(what: &str, done: impl Fn() -> bool) -> Result<f64> {
+    let begun = Instant::now();
+    while !done() {
+        if begun.elapsed() > PATIENCE {
+            bail!("{what}: not done after {} s", PATIENCE.as_secs());
+        }
+        std::thread::sleep(POLL);
+    }
+    Ok(begun.elapsed().as_secs_f64() * 1e3)
+}
+
+fn is_pinned(tid: i32) -> bool {
+    sched_getaffinity(Pid::from_raw(tid))
+        .is_ok_and(|set| (0..64).all(|cpu| set.is_set(cpu).unwrap_or(false) == (cpu == CPU)))
+}
+
+fn steers(device: &str) -> bool {
+    let text =
+        std::fs::read_to_string(format!("/sys/class/net/{device}/queues/rx-0/rps_cpus")).unwrap_or_default();
+    u64::from_str_radix(&text.trim().replace(',', ""), 16) == Ok(MASK)
+}
+
+/// Whether the agent holds anything whose journal form contains one of these.
+fn holds(state: &Path, any: &[String]) -> bool {
+    let text = std::fs::read_to_string(state.join("held.json")).unwrap_or_default();
+    // The policy itself is part of the file, and names devices as well.
+    let held = text.split("\"policy\"").next().unwrap_or_default();
+    any.iter().any(|one| held.contains(one))
+}
+
+fn ip(arguments: &str) -> Result<()> {
+    let done = Command::new("ip").args(arguments.split(' ')).output().context("cannot run ip")?;
+    if !done.status.success() {
+        bail!("ip {arguments}: {}", String::from_utf8_lossy(&done.stderr));
+    }
+    Ok(())
+}
+
+/// Starts and stops so many VMs and links, a link after each two VMs.
+///
+/// # Errors
+/// If one is not reconciled at all.
+pub fn churn(count: usize, state: &Path) -> Result<Churn> {
+    let slot = |slot: usize, state: PathBuf| -> Result<Churn> {
+        let mut churn = Churn::default();
+        for cycle in (slot..count).step_by(SLOTS) {
+            if (cycle / SLOTS) % 3 == 2 {
+                let name = format!("l{slot}");
+                ip(&format!("link add {name} type dummy"))?;
+                churn.starts_ms.push(waited(&format!("{name} comes"), || steers(&name))?);
+                ip(&format!("link del {name}"))?;
+                let named = [format!("\"{name}\"")];
+                churn.stops_ms.push(waited(&format!("{name} goes"), || !holds(&state, &named))?);
+            } else {
+                let (name, tap) = (format!("s{slot}"), format!("t{slot}"));
+                let vm = Vm::start(&name, std::slice::from_ref(&tap))?;
+                let complete = || steers(&tap) && vm.vcpus.iter().all(|tid| is_pinned(*tid));
+                churn.starts_ms.push(waited(&format!("{name} comes"), complete)?);
+                let mut named: Vec<String> = vm.vcpus.iter().map(|tid| format!("\"id\":{tid},")).collect();
+                named.push(format!("\"{tap}\""));
+                drop(vm);
+                churn.stops_ms.push(waited(&format!("{name} goes"), || !holds(&state, &named))?);
+            }
+        }
+        Ok(churn)
+    };
+    let all: Vec<Result<Churn>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..SLOTS).map(|n| scope.spawn(move || slot(n, state.to_owned()))).collect();
+        threads.into_iter().map(|t| t.join().unwrap_or_else(|_| bail!("a slot failed"))).collect()
+    });
+    let mut churn = Churn::default();
+    for one in all {
+        let one = one?;
+        churn.starts_ms.extend(one.starts_ms);
+        churn.stops_ms.extend(one.stops_ms);
+    }
+    Ok(churn)
+}
+
+/// Runs so many VMs with so many taps each, lets the agent come to rest, and measures it for `seconds`.
+///
+/// # Errors
+/// If the VMs cannot be started.
+pub fn rest(vms: usize, taps: usize, seconds: f64, agent: u32) -> Result<Rest> {
+    let start = |n: usize| {
+        let taps: Vec<String> = (0..taps).map(|t| format!("r{n}-{t}")).collect();
+        Vm::start(&format!("rest{n}"), &taps)
+    };
+    let running = (0..vms).map(start).collect::<Result<Vec<_>>>()?;
+    // The looks that follow the last start.
+    std::thread::sleep(Duration::from_secs(10));
+    let (before, begun) = (cpu_seconds(agent)?, Instant::now());
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+    let elapsed = begun.elapsed().as_secs_f64();
+    let used = Use { cpu: (cpu_seconds(agent)? - before) / elapsed, peak_mb: peak_mb(agent)? };
+    Ok(Rest { vms: running.len(), taps: running.len() * taps, seconds: elapsed, agent: used })
+}
+
+/// The agent and the processes that it has started.
+fn processes(agent: u32) -> Result<Vec<u32>> {
+    let mut all = vec![agent];
+    for task in std::fs::read_dir(format!("/proc/{agent}/task")).context("the agent does not run")? {
+        let children = std::fs::read_to_string(task?.path().join("children")).unwrap_or_default();
+        all.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+    }
+    Ok(all)
+}
+
+fn cpu_seconds(agent: u32) -> Result<f64> {
+    let mut ticks = 0u64;
+    for pid in processes(agent)? {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("the agent does not run")?;
+        let fields: Vec<&str> = stat.rsplit_once(')').context("a stat file")?.1.split_whitespace().collect();
+        // utime and stime, fields 14 and 15
+        ticks += fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
+    }
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("the clock's ticks")?;
+    Ok(ticks as f64 / per_second as f64)
+}
+
+/// Peak of the resident memory of the agent's processes together, MB.
+///
+/// # Errors
+/// If it does not run.
+pub fn peak_mb(agent: u32) -> Result<f64> {
+    let mut kb = 0.0;
+    for pid in processes(agent)? {
+        let status =
+            std::fs::read_to_string(format!("/proc/{pid}/status")).context("the agent does not run")?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
+        kb += line.trim().trim_end_matches(" kB").trim().parse::<f64>()?;
+    }
+    Ok(kb / 1000.0)
+}

@@ -1,0 +1,155 @@
+//! `teiji agent` in the lab: it keeps a policy while VMs and links come and go, and whatever becomes of its parts, the
+//! heartbeat goes on.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use teiji_experiments::agent::lab::{Host, STATE};
+use teiji_lab::harness::{self, Shared};
+
+/// How many VMs and links come and go in the short form.
+const COUNT: usize = 48;
+
+static HOST: Shared<Host> =
+    Shared::new("the lab", || Host::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("agent")).unwrap());
+
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![
+        what_comes_and_goes_is_reconciled,
+        what_others_change_is_left_alone,
+        a_rollback_ends_the_policy,
+        whatever_happens_the_heartbeat_goes_on,
+    ];
+    harness::run(&tests, || HOST.if_made(|host| host.lab.host.end()))
+}
+
+/// A running agent with the policy in force; ended in any case.
+fn with_agent(test: impl FnOnce(&Host, u32)) {
+    let host = &*HOST;
+    host.sh("for pid in $(pgrep -f '^/tmp/teiji agent'); do kill -9 $pid; done; rm -f /tmp/agent").unwrap();
+    let agent = host.agent().unwrap();
+    host.put_in_force().unwrap();
+    test(host, agent);
+    host.end(agent).unwrap();
+    let (code, text) = host.teiji("rollback --force").unwrap();
+    assert_eq!(code, 0, "{text}");
+}
+
+fn what_comes_and_goes_is_reconciled() {
+    with_agent(|host, _| {
+        let churn = host.churn(COUNT).unwrap();
+        for times in [&churn.starts_ms, &churn.stops_ms] {
+            // The experiment `agent` claims less; this machine may be busy with other work.
+            assert!(times.len() == COUNT && times.iter().all(|ms| *ms < 20_000.0), "{times:?}");
+        }
+        eprintln!("starts {:.0?} ms, stops {:.0?} ms", churn.starts_ms, churn.stops_ms);
+        let (code, status) = host.teiji("status").unwrap();
+        assert!(code == 0 && status.contains("keeps the policy in force (/tmp/policy.toml)"), "{status}");
+        assert!(status.contains("not here now: vm.s0") && status.contains("holds nothing"), "{status}");
+    });
+}
+
+/// Starts the VM s0 in the background; its vCPU threads are `$tids`, and `$vm` is the process.
+const VM: &str = "mkfifo -m 600 /tmp/in.$$; (exec /tmp/churn machine --name s0 --tap t0 </tmp/in.$$ >/tmp/out.$$) & vm=$!; \
+                  exec 9>/tmp/in.$$; until [ -s /tmp/out.$$ ]; do sleep 0.02; done; tids=$(cat /tmp/out.$$); \
+                  cpus() { taskset -pc $1 | sed 's/.*: //'; }; first=${tids%% *}; \
+                  until [ $(cpus $first) = 1 ]; do sleep 0.05; done;";
+
+fn what_others_change_is_left_alone() {
+    with_agent(|host, _| {
+        let printed = host
+            .sh(&format!(
+                "{VM} taskset -pc 2 $first >/dev/null; /tmp/teiji status --state {STATE} --pins /tmp/bpf/teiji; kill -HUP \
+                 $(pgrep -f '^/tmp/teiji agent' | head -n 1); sleep 3; echo now $(cpus $first); \
+                 /tmp/teiji status --state {STATE} --pins /tmp/bpf/teiji; echo; kill $vm; wait $vm; true"
+            ))
+            .unwrap();
+        assert!(printed.contains("now 2"), "{printed}");
+        assert!(printed.contains("s0: left as it is, because somebody else has changed CPUs"), "{printed}");
+    });
+}
+
+fn a_rollback_ends_the_policy() {
+    with_agent(|host, _| {
+        let printed = host
+            .sh(&format!(
+                "{VM} /tmp/teiji rollback --state {STATE} --pins /tmp/bpf/teiji; sleep 3; echo now $(cpus $first); \
+                 /tmp/teiji status --state {STATE} --pins /tmp/bpf/teiji; kill $vm; wait $vm; true"
+            ))
+            .unwrap();
+        assert!(printed.contains("now 0-3"), "{printed}");
+        assert!(
+            printed.contains("there is no policy in force") && printed.contains("holds nothing"),
+            "{printed}"
+        );
+    });
+}
+
+/// The longest time without a heartbeat, while parts of the agent are killed and its files damaged. A healthy agent sends
+/// one every 250 ms; links fall back after 2 s.
+fn whatever_happens_the_heartbeat_goes_on() {
+    with_agent(|host, _| {
+        let faults = [
+            ("the front is killed", "kill -9 $(cat /proc/$agent/task/*/children)"),
+            (
+                "the front is stopped",
+                "kill -STOP $(cat /proc/$agent/task/*/children); sleep 1; kill -CONT $(cat /proc/$agent/task/*/children)",
+            ),
+            (
+                "held.json is damaged",
+                "cp $S/held.json /tmp/kept; echo '{\"version\":2,' >$S/held.json; kill -HUP $agent; sleep 1; cp /tmp/kept $S/held.json; kill -HUP $agent",
+            ),
+            (
+                "a journal is damaged",
+                "echo nonsense >$S/transaction; kill -HUP $agent; sleep 1; rm $S/transaction; kill -HUP $agent",
+            ),
+            ("the pins are removed", "rm -r /tmp/bpf/teiji; sleep 3; [ -e /tmp/bpf/teiji/edf ]"),
+            ("a second agent on both folders", "$T agent $P; [ $? = 1 ]"),
+            (
+                "a second agent on the state folder",
+                "timeout 3 $T agent --state $S --pins /tmp/bpf/other; rm -rf /tmp/bpf/other",
+            ),
+            (
+                "the disk is full",
+                "mkdir -p /tmp/full; mount -t tmpfs -o size=64k full /tmp/full; cp -a $S/. /tmp/full; mount --bind /tmp/full $S; cat /dev/zero >$S/filler 2>/dev/null; ip link add l0 type dummy; sleep 2; ip link del l0; sleep 1; umount $S /tmp/full",
+            ),
+            (
+                "the clock steps",
+                "now=$(date +%s); date -s @$((now + 86400)) >/dev/null; sleep 1; date -s @$((now + 2)) >/dev/null; sleep 1",
+            ),
+            (
+                "a write to a setting hangs",
+                "ip link add l1 type dummy; mkfifo /tmp/hangs; mount --bind /tmp/hangs /sys/class/net/l1/queues/rx-0/rps_cpus; kill -HUP $agent; sleep 3; umount /sys/class/net/l1/queues/rx-0/rps_cpus; (cat /tmp/hangs & sleep 1; kill $!) >/dev/null; ip link del l1; rm /tmp/hangs",
+            ),
+            (
+                "the agent is killed and started again",
+                "kill -9 $agent; setsid $T agent $P >>/tmp/agent 2>&1 & sleep 2; agent=$(pgrep -f '^/tmp/teiji agent' | head -n 1)",
+            ),
+        ];
+        let mut script = format!(
+            "S={STATE}; T=/tmp/teiji; P='--state {STATE} --pins /tmp/bpf/teiji'; agent=$(pgrep -f '^/tmp/teiji agent' | head -n 1)\n\
+             gap() {{ /tmp/edf /tmp/bpf/teiji once gap $1; }}\ncp /mnt/bin/edf /tmp/\n"
+        );
+        for (n, (_, fault)) in faults.iter().enumerate() {
+            script += &format!(
+                "gap /tmp/stop.{n} >/tmp/gap.{n} & meter=$!; sleep 0.3\n{{ {fault}; }} >/tmp/fault.{n} 2>&1; code=$?\n\
+                 touch /tmp/stop.{n}; wait $meter; echo fault {n} $code $(cat /tmp/gap.{n})\n"
+            );
+        }
+        script += "for n in $(seq 100); do $T status --json $P >/tmp/status 2>&1 && break; sleep 0.2; done; echo status $?; cat /tmp/status; cat /tmp/agent\n";
+        let printed = host.sh(&script).unwrap();
+        for (n, (what, _)) in faults.iter().enumerate() {
+            let line = printed
+                .lines()
+                .find_map(|l| l.strip_prefix(&format!("fault {n} ")))
+                .unwrap_or_else(|| panic!("{what}: {printed}"));
+            let (code, gap) = line.split_once(' ').unwrap();
+            let gap: u64 = gap.trim().parse().unwrap_or_else(|_| panic!("{what}: {line}: {printed}"));
+            eprintln!("{what}: longest time without a heartbeat {gap} ms");
+            assert!(gap <= 1000, "{what}: {gap} ms without a heartbeat: {printed}");
+            let _ = code;
+        }
+        assert!(printed.contains("status 0"), "{printed}");
+    });
+}
