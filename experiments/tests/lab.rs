@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         hogs_on_the_vhost_workers_cpu_are_blamed,
         the_wake_up_of_an_idle_guest_is_blamed,
         ctrl_c_ends_in_a_report_that_replay_repeats,
+        snapshots_are_what_the_recording_says_until_then,
         two_traces_at_once_are_both_right,
         a_worker_held_up_while_it_signals_hides_no_request,
         a_full_disk_costs_only_the_recording,
@@ -203,6 +204,33 @@ fn ctrl_c_ends_in_a_report_that_replay_repeats() {
     let replayed = LAB.host.run(&format!("chmod a+r /tmp/ctrl-c.teiji; {replay}")).unwrap().ok().unwrap();
     let replayed: Report = serde_json::from_str(&replayed).unwrap();
     assert_eq!(replayed, traced.report, "replay differs from the live report");
+}
+
+/// While a trace runs it prints what it has seen so far, and that is what its unfinished recording says.
+fn snapshots_are_what_the_recording_says_until_then() {
+    let load = LAB.host.spawn(&load::echo_command(vm1(), 40.0, 500)).unwrap();
+    let script = format!(
+        "cd /tmp; rm -f live.teiji* cut.*; /mnt/bin/teiji trace {ECHO} --every 500ms --json --for 12s --record live.teiji \
+         >live.json 2>live.log & trace=$!; \
+         for n in 1 2 3 4 5 6; do sleep 1.7; cp live.teiji.*.partial cut.$n 2>/dev/null; done; wait $trace; cat live.json; \
+         echo; for n in 1 2 3 4 5 6; do [ -s cut.$n ] && /mnt/bin/teiji replay --unfinished --json cut.$n 2>>cut.log | \
+         tr -d '\\n' && echo; done; cat cut.log live.log >&2"
+    );
+    let ran = LAB.host.run_for(&script, Duration::from_secs(300)).unwrap();
+    load.wait().unwrap().ok().unwrap();
+    let text = ran.text();
+    let (live, cut) = text.split_once("\n\n").unwrap_or_else(|| panic!("{text} {}", ran.err_text()));
+    let reports =
+        |text: &str| -> Vec<Report> { text.lines().map(|l| serde_json::from_str(l).unwrap()).collect() };
+    let (live, cut) = (reports(live), reports(cut));
+    assert!(live.len() >= 12 && cut.len() >= 4, "{} live, {} cut: {}", live.len(), cut.len(), ran.err_text());
+    for report in &cut {
+        let same = live.iter().find(|r| r.counters.ended == report.counters.ended);
+        assert_eq!(same, Some(report), "the trace printed none that ends there");
+    }
+    let complete: Vec<u64> = live.iter().map(|r| r.vms[0].requests.complete).collect();
+    assert!(complete.is_sorted() && complete.last().is_some_and(|n| *n > 50), "{complete:?}");
+    assert!(ran.err_text().contains("is not complete"), "{}", ran.err_text());
 }
 
 fn a_live_verdict_becomes_a_policy_that_fits_the_host() {

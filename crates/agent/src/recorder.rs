@@ -25,6 +25,11 @@ impl Recorder {
         self.writer.push(event)
     }
 
+    /// Hands everything so far to the file: it can be read as unfinished until here.
+    pub(crate) fn sync(&mut self, counters: &Counters) -> Result<(), Error> {
+        self.writer.sync(counters)
+    }
+
     /// Completes the recording and gives it its name. If it is dropped instead, the file is removed.
     pub(crate) fn finish(self, counters: &Counters) -> Result<(), Error> {
         self.writer.finish(counters)?.into_inner().map_err(|e| io(e.into_error()))?;

@@ -16,6 +16,7 @@ pub(crate) struct EntryId {
     generation: u32,
 }
 
+#[derive(Clone)]
 struct Slot<V> {
     generation: u32,
     prev: u32,
@@ -25,6 +26,7 @@ struct Slot<V> {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub(crate) struct ExpiringSlab<V> {
     slots: Vec<Slot<V>>,
     free: Vec<u32>,
@@ -124,6 +126,7 @@ impl<V> ExpiringSlab<V> {
 }
 
 /// An [`ExpiringSlab`] store with an index by key.
+#[derive(Clone)]
 pub(crate) struct ExpiringMap<K, V> {
     index: Map<K, EntryId>,
     store: ExpiringSlab<(K, V)>,

@@ -16,6 +16,7 @@ const MAX_DEVICES: usize = 4096;
 const MAX_COUNT: u16 = 1024;
 
 /// See the module.
+#[derive(Clone)]
 pub(crate) struct LearntCount {
     counts: Map<u64, [u16; 8]>,
 }

@@ -101,6 +101,7 @@ pub struct Losses {
 /// Joins events into requests and, at the end, makes a report.
 ///
 /// Events have to be pushed in the order of their times within [`Options::reorder`].
+#[derive(Clone)]
 pub struct Analyzer {
     meta: Meta,
     sorter: Sorter,
@@ -160,6 +161,11 @@ impl Analyzer {
             evicted: self.joiner.common.evicted,
             splits_dropped: self.joiner.common.splits_dropped,
         }
+    }
+
+    /// The report as it would be if the trace ended now. Copies what is followed: tens of MB at most.
+    pub fn snapshot(&self, counters: Counters) -> Report {
+        self.clone().finish(counters, &mut |_| {})
     }
 
     /// Ends the trace: completes the requests that can be completed, and makes the report. It repeats `counters`.

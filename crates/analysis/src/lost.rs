@@ -9,7 +9,7 @@ const MAX_WINDOWS: usize = 256;
 const MARGIN: u64 = 100_000_000;
 
 /// See the module.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct LostWindows {
     windows: Vec<(u64, u64)>,
 }

@@ -28,7 +28,7 @@ use teiji_model::event::Event;
 const CHUNK: usize = 32;
 
 /// The events of one CPU that wait, by time. No chunk is empty.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Queue {
     chunks: VecDeque<VecDeque<Event>>,
 }
@@ -94,6 +94,7 @@ impl Queue {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub struct Sorter {
     window: u64,
     cap: usize,

@@ -12,7 +12,7 @@ use teiji_model::report::{DepthDist, Dist};
 const LONGEST: u64 = 3_600_000_000_000;
 
 /// See the module.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Series {
     histogram: Option<Histogram<u64>>,
     count: u64,
@@ -79,6 +79,7 @@ impl Series {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub(crate) struct Shares<const N: usize> {
     count: u64,
     total_mean: f64,

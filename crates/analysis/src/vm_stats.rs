@@ -25,7 +25,7 @@ const INBOUND: [Stage; 5] = [Stage::SwitchIn, Stage::TapQueue, Stage::VhostRx, S
 const OUTBOUND: [Stage; 4] = [Stage::VhostTx, Stage::SwitchOut, Stage::Qdisc, Stage::WireOut];
 
 /// Packets in one direction.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct DirectionStats {
     pub(crate) packets: u64,
     pub(crate) incomplete: u64,
@@ -47,6 +47,7 @@ impl DirectionStats {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub(crate) struct VmStats {
     pub(crate) requests: RequestCounts,
     /// Why requests are not complete. There are few combinations: reasons times places of drops.

@@ -1,18 +1,26 @@
 //! The recording file format: what `teiji trace --record` writes and `teiji replay` reads.
 //!
 //! ```text
-//! file    = "TEIJIREC" version:u16 frame*          integers little-endian
-//! frame   = type:u8 len:u32 crc:u32 payload[len]   crc = CRC-32 of type, len and payload
+//! file    = "TEIJIREC" version:u16 reader:u16 crc:u32 frame*   integers little-endian; crc = CRC-32 of version and reader
+//! frame   = type:u8 len:u32 crc:u32 payload[len]               crc = CRC-32 of type, len and payload
 //!
-//!            ┌──────────┐      ┌──────────┐      ┌─────┐
-//!  start ───►│ 1 Header │─────►│ 2 Events │─────►│ 3 End│──► end of file
-//!            └──────────┘  │   └──┬────▲──┘  ▲   └─────┘
-//!                          │      └────┘     │
-//!                          └─────────────────┘
+//!            ┌──────────┐      ┌──────────────────────┐      ┌──────┐
+//!  start ───►│ 1 Header │─────►│ 2 Events, 128 So far │─────►│ 3 End │──► end of file
+//!            └──────────┘  │   └──┬────────────────▲──┘  ▲   └──────┘
+//!                          │      └────────────────┘     │
+//!                          └─────────────────────────────┘
 //! ```
 //!
-//! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`], End the [`Counters`]; each in postcard's encoding.
-//! A file without an End frame was cut off, and reading it returns that error.
+//! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`], End and So far the [`Counters`]; each in postcard's
+//! encoding.
+//!
+//! A later version of the format says by `reader` which version a reader has to know at least. A reader skips frames that
+//! it does not know if their type is [`OPTIONAL`] or higher; others are necessary to understand the recording. Versions 1
+//! and 2 have no `reader`.
+//!
+//! A file without an End frame was cut off, or is still being written. [`Reader::new`] returns that as an error;
+//! [`Reader::unfinished`] reads what there is. So far is written now and then, so that what is in the file until there can
+//! be reported as if the trace had ended at that moment.
 //!
 //! Recordings may come from other machines and are not trusted: memory is never allocated by a claimed length beyond
 //! [`MAX_FRAME`], every list and text is bounded, and no input makes a reader panic. This module opens no files:
@@ -38,7 +46,7 @@ use std::io::{Read, Write};
 pub const MAGIC: &[u8; 8] = b"TEIJIREC";
 
 /// The version that is written. Incremented when the format, or the shape of anything in it, changes.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// The oldest version that is read.
 pub const OLDEST: u16 = 1;
@@ -59,10 +67,14 @@ const MIN_EVENT: usize = 5;
 /// Bytes of a frame before its payload.
 const FRAME_HEAD: usize = 9;
 
+/// The lowest kind of frame that a reader may skip if it does not know it.
+pub const OPTIONAL: u8 = 128;
+
 /// Kinds of frame.
 const HEADER: u8 = 1;
 const EVENTS: u8 = 2;
 const END: u8 = 3;
+const SO_FAR: u8 = OPTIONAL;
 
 /// Why a recording cannot be read or written. Positions are offsets in the file, bytes.
 #[derive(Debug, thiserror::Error)]
@@ -74,7 +86,7 @@ pub enum Error {
     #[error("the recording has format version {found}; this teiji reads versions {OLDEST} to {VERSION}: use {} teiji",
         if *found > VERSION { "a newer" } else { "an older" })]
     Version {
-        /// The file's version.
+        /// The file's version, or the one that a reader has to know.
         found: u16,
     },
     /// The file ends before its End frame.
@@ -121,6 +133,14 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+}
+
+/// Version, `reader` and their CRC-32, from version 3 on.
+fn preamble(version: u16, reader: u16) -> [u8; 8] {
+    let [v0, v1] = version.to_le_bytes();
+    let [r0, r1] = reader.to_le_bytes();
+    let [c0, c1, c2, c3] = crc32fast::hash(&[v0, v1, r0, r1]).to_le_bytes();
+    [v0, v1, r0, r1, c0, c1, c2, c3]
 }
 
 /// CRC-32 of a frame.

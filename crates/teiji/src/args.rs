@@ -87,6 +87,9 @@ pub struct Trace {
     /// How long to trace, such as 500ms, 10s or 2m [default: until Ctrl-C].
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
+    /// Print the report so far each time this long has passed; with --json one document a line.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub every: Option<Duration>,
     /// Store the events in this file, for `replay`.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
@@ -104,6 +107,9 @@ pub struct Replay {
     /// The recording; --format html shows several side by side.
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
+    /// Accept a recording that is still being written (NAME.*.partial) or was cut off: report what there is.
+    #[arg(long)]
+    pub unfinished: bool,
     /// A label for each recording in the report, in their order [default: the file's name].
     #[arg(long = "label", value_name = "TEXT")]
     pub labels: Vec<String>,

@@ -7,6 +7,7 @@ use std::io::{self, IsTerminal, Write};
 use teiji_agent::service::advice;
 use teiji_model::observed::Observed;
 use teiji_model::report::{Joined, Report};
+use teiji_model::text::duration;
 use teiji_render::html::Shown;
 use teiji_render::terminal::{Style, printable};
 use teiji_render::{html, perfetto, text};
@@ -48,6 +49,35 @@ pub fn check(args: &ReportArgs) -> Result<()> {
         return Err(Usage(text.to_owned()).into());
     }
     Ok(())
+}
+
+/// Checks that reports can be printed in this format while the trace runs.
+///
+/// # Errors
+/// [`Usage`] if it is not one of text and JSON.
+pub fn check_every(args: &ReportArgs) -> Result<()> {
+    if args.suggest || !matches!(args.format(), Format::Text | Format::Json) {
+        let text = "--every prints text or JSON: leave out --suggest and other formats, or --every";
+        return Err(Usage(text.to_owned()).into());
+    }
+    Ok(())
+}
+
+/// Prints the report of a trace that goes on, to standard output: as text with the time that has passed, or as a line of
+/// JSON.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn snapshot(args: &ReportArgs, report: &Report) -> Result<()> {
+    let text = if args.format() == Format::Json {
+        serde_json::to_string(report)? + "\n"
+    } else {
+        let passed = report.counters.ended.saturating_sub(report.meta.started);
+        let style = style::stdout();
+        let text = text::report(report, &advice::of(report), &style);
+        format!("== after {} ==\n{text}\n", duration(passed as f64))
+    };
+    output::stdout(&text)
 }
 
 /// Prints the reports, each with its label, to the destination `to`.

@@ -59,7 +59,7 @@ pub fn killed_while_it_waits_its_time_goes_on() {
     // When its time is over, the next command that changes something undoes it; reading changes nothing.
     let pid = killed("3s");
     fixture.sh("sleep 4");
-    has(&fixture.teiji("status", 1), &["`teiji rollback --unfinished` undoes or completes it"]);
+    has(&fixture.teiji("status", 1), &["was not confirmed in time; `teiji rollback --unfinished`"]);
     assert_eq!(fixture.state(), State::Applied);
     has(&fixture.teiji("rollback --unfinished", 0), &[&format!("pid {pid}"), "its changes were undone"]);
     assert_eq!(fixture.state(), State::Original);

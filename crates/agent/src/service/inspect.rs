@@ -98,11 +98,20 @@ impl Service {
         spec: TraceSpec,
         stop: &AtomicBool,
         progress: &mut dyn FnMut(&Progress),
+        snapshot: &mut dyn FnMut(&Report),
         joined: &mut dyn FnMut(&Joined),
     ) -> Result<TraceResult, Error> {
-        let outcome = trace::run(spec, stop, progress, joined).map_err(Error::Trace)?;
+        let outcome = trace::run(spec, stop, progress, snapshot, joined).map_err(Error::Trace)?;
         let vanished = !outcome.report.counters.vanished.is_empty();
         Ok(TraceResult { outcome, vanished })
+    }
+
+    /// The report of a recording that is still being written or was cut off; whether it is one.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn replay_unfinished(file: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<(Report, bool), Error> {
+        trace::replay_unfinished(file, joined).map_err(Error::Replay)
     }
 
     /// The report of a recording.

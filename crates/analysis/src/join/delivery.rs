@@ -78,6 +78,7 @@ impl InboundPacket {
 }
 
 /// An interrupt that waits for its vCPU to enter guest mode.
+#[derive(Clone)]
 struct Awaited {
     vector: u8,
     accepted: u64,
@@ -85,6 +86,7 @@ struct Awaited {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub(super) struct Delivery {
     packets: ExpiringSlab<InboundPacket>,
     /// Packets that were taken off a tap and not signalled yet, by worker and tap.

@@ -20,6 +20,7 @@ use teiji_model::event::{GroupRole, Match};
 /// Groups followed at once.
 const MAX_GROUPS: usize = 1 << 16;
 
+#[derive(Clone)]
 struct Group {
     /// When its first request was received.
     start: u64,
@@ -33,6 +34,7 @@ struct Group {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub(super) struct Groups {
     table: ExpiringMap<(u32, u64), Group>,
 }

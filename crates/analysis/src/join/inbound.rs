@@ -59,7 +59,7 @@ pub(super) struct IdenticalPackets {
 }
 
 /// Packets of one fingerprint between the host's edge and the worker.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct PacketsOfFingerprint {
     first: u64,
     first_if: u32,
@@ -88,6 +88,7 @@ impl PacketsOfFingerprint {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub(super) struct Inbound {
     records: ExpiringMap<u64, PacketsOfFingerprint>,
     delivery: Delivery,

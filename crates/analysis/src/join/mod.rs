@@ -66,6 +66,7 @@ struct TapQueue {
 }
 
 /// A traced tap.
+#[derive(Clone)]
 struct Tap {
     /// Index of its VM in `Meta::vms`.
     vm: u32,
@@ -91,6 +92,7 @@ impl Tap {
 }
 
 /// What does not change while joining, and what all parts share.
+#[derive(Clone)]
 pub(crate) struct Common {
     ttl: u64,
     quiet: u64,
@@ -124,6 +126,7 @@ impl Common {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub(crate) struct Joiner {
     pub(crate) common: Common,
     inbound: inbound::Inbound,

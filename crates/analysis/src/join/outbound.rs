@@ -31,7 +31,7 @@ const MAX_RECORDS: usize = 1 << 15;
 const TRANSIT: u64 = 1 << 32;
 
 /// A packet between a guest and the link.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct OutboundPacket {
     pub(super) vm: u32,
     tap: u32,
@@ -109,6 +109,7 @@ impl OutboundPacket {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub(super) struct Outbound {
     records: ExpiringMap<u64, OutboundPacket>,
     learnt: LearntCount,

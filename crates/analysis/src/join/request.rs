@@ -40,6 +40,7 @@ const MAX_OPEN: usize = 1 << 16;
 const MAX_RECENT: usize = 1 << 16;
 
 /// A request.
+#[derive(Clone)]
 pub(super) struct Open {
     pub(super) vm: u32,
     pub(super) matching: Match,
@@ -77,6 +78,7 @@ struct Recent {
 }
 
 /// See the module.
+#[derive(Clone)]
 pub(super) struct RequestTable {
     hasher: Seeded,
     ttl: u64,

@@ -63,6 +63,7 @@ impl Validity {
 }
 
 /// Where and why the kernel dropped packets. Each combination has a number, so that a packet stores only the number.
+#[derive(Clone)]
 pub(crate) struct DropSites {
     numbers: Map<([u8; 32], u32, u32), u16>,
     /// Place, reason, device. Number 0 stands for no drop, number 1 ([`OTHER_DROPS`]) for those that are not told apart.

@@ -2,7 +2,7 @@
 
 use super::{
     END, EVENTS, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, MIN_EVENT, OLDEST,
-    VERSION, check, checksum, v1,
+    OPTIONAL, SO_FAR, VERSION, check, checksum, preamble, v1,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
@@ -23,6 +23,12 @@ pub struct Reader<R: Read> {
     used: usize,
     left: u32,
     counters: Option<Counters>,
+    /// Whether a recording without an End frame is read as far as it goes.
+    tolerant: bool,
+    cut: bool,
+    /// The counters so far, and the time of the latest event.
+    so_far: Counters,
+    latest: u64,
     failed: bool,
 }
 
@@ -32,6 +38,19 @@ impl<R: Read> Reader<R> {
     /// # Errors
     /// Any of [`Error`].
     pub fn new(input: R) -> Result<Self, Error> {
+        Reader::begin(input, false)
+    }
+
+    /// The same for a recording that is still being written or was cut off: it is read up to its last complete frame, and
+    /// the counters are the last ones that are in it.
+    ///
+    /// # Errors
+    /// Any of [`Error`]; [`Error::Truncated`] only if not even the header is complete.
+    pub fn unfinished(input: R) -> Result<Self, Error> {
+        Reader::begin(input, true)
+    }
+
+    fn begin(input: R, tolerant: bool) -> Result<Self, Error> {
         let mut r = Reader {
             input,
             at: 0,
@@ -42,6 +61,10 @@ impl<R: Read> Reader<R> {
             used: 0,
             left: 0,
             counters: None,
+            tolerant,
+            cut: false,
+            so_far: Counters::default(),
+            latest: 0,
             failed: false,
         };
         let mut magic = [0; MAGIC.len()];
@@ -54,16 +77,40 @@ impl<R: Read> Reader<R> {
             return Err(Error::Truncated { at: r.at });
         }
         let found = u16::from_le_bytes(version);
-        if !(OLDEST..=VERSION).contains(&found) {
+        if found < OLDEST {
             return Err(Error::Version { found });
         }
-        r.version = found;
+        if found >= 3 {
+            r.preamble(found)?;
+        }
+        r.version = found.min(VERSION);
         if r.frame()? != HEADER {
             return Err(r.malformed("the first frame is not a Header"));
         }
         r.meta = r.decode_as::<Meta, v1::Meta>()?;
         check::meta(&r.meta).map_err(|what| r.malformed(what))?;
         Ok(r)
+    }
+
+    /// The rest of the preamble, which says what a reader has to know.
+    fn preamble(&mut self, version: u16) -> Result<(), Error> {
+        let mut rest = [0; 6];
+        if self.fill(&mut rest)? < rest.len() {
+            return Err(Error::Truncated { at: self.at });
+        }
+        let needed = u16::from_le_bytes([rest[0], rest[1]]);
+        if preamble(version, needed)[2..] != rest {
+            return Err(Error::Checksum { at: MAGIC.len() as u64 });
+        }
+        if needed > VERSION {
+            return Err(Error::Version { found: needed });
+        }
+        Ok(())
+    }
+
+    /// Whether the recording ends before its End frame; known once [`Reader::next`] has returned `None`.
+    pub fn is_cut(&self) -> bool {
+        self.cut
     }
 
     /// How the recording was made.
@@ -99,9 +146,24 @@ impl<R: Read> Reader<R> {
             if self.left > 0 {
                 return self.event().map(Some);
             }
-            match self.frame()? {
+            let kind = match self.frame() {
+                Err(Error::Truncated { .. }) if self.tolerant => {
+                    self.cut = true;
+                    // Events may have been written after the last counters.
+                    self.so_far.ended = self.so_far.ended.max(self.latest);
+                    self.counters = Some(std::mem::take(&mut self.so_far));
+                    return Ok(None);
+                }
+                kind => kind?,
+            };
+            match kind {
                 EVENTS => self.begin_events()?,
                 END => self.end()?,
+                SO_FAR if self.version >= 3 => {
+                    self.so_far = self.decode()?;
+                    check::counters(&self.so_far).map_err(|what| self.malformed(what))?;
+                }
+                OPTIONAL.. if self.version >= 3 => {}
                 HEADER => return Err(self.malformed("a second Header")),
                 _ => return Err(self.malformed("unknown type of frame")),
             }
@@ -124,13 +186,14 @@ impl<R: Read> Reader<R> {
 
     fn event(&mut self) -> Result<Event, Error> {
         let bytes = &self.payload[self.used..];
-        let (event, rest) = if self.version == 1 {
+        let (event, rest): (Event, _) = if self.version == 1 {
             postcard::take_from_bytes::<v1::Event>(bytes).map(|(event, rest)| (event.into(), rest))
         } else {
             postcard::take_from_bytes(bytes)
         }
         .map_err(|_| self.malformed("not an event"))?;
         self.used = self.payload.len() - rest.len();
+        self.latest = self.latest.max(event.ts);
         self.left -= 1;
         if self.left == 0 && self.used != self.payload.len() {
             return Err(self.malformed("bytes after the last event"));
@@ -211,11 +274,14 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// Reads all of `data` as a recording: the entry point for fuzzing. Never panics.
+/// Reads all of `data` as a recording, also as one that is unfinished: the entry point for fuzzing. Never panics.
 ///
 /// # Errors
 /// Any of [`Error`]; otherwise returns the number of events.
 pub fn fuzz(data: &[u8]) -> Result<u64, Error> {
+    if let Ok(mut reader) = Reader::unfinished(data) {
+        while let Ok(Some(_)) = reader.next() {}
+    }
     let mut reader = Reader::new(data)?;
     let mut events = 0;
     while reader.next()?.is_some() {

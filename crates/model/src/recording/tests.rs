@@ -126,17 +126,102 @@ fn every_flipped_bit_is_found() {
 
 #[test]
 fn other_versions_are_named() {
-    let mut file = small();
-    file[8] = 3;
-    let message = fuzz(&file).unwrap_err().to_string();
+    let with = |version: u16, reader: u16| {
+        let mut file = small();
+        file[8..16].copy_from_slice(&preamble(version, reader));
+        file
+    };
+    let message = fuzz(&with(5, 4)).unwrap_err().to_string();
     assert!(
-        message.contains("version 3")
-            && message.contains("reads versions 1 to 2")
+        message.contains("version 4")
+            && message.contains("reads versions 1 to 3")
             && message.contains("newer"),
         "{message}"
     );
+    let mut file = small();
     file[8] = 0;
     assert!(fuzz(&file).unwrap_err().to_string().contains("older"));
+    // A later version that this one can read.
+    assert_eq!(fuzz(&with(4, VERSION)).unwrap(), 3);
+    let mut file = with(4, VERSION);
+    file[10] = 1;
+    assert!(matches!(fuzz(&file), Err(Error::Checksum { at: 8 })));
+}
+
+#[test]
+fn unknown_frames_are_skipped_if_they_may_be() {
+    let events = (EVENTS, [vec![1], postcard::to_stdvec(&packet(1)).unwrap()].concat());
+    let end = (END, postcard::to_stdvec(&Counters::default()).unwrap());
+    let with =
+        |kind| forged(&[header(&meta()), (kind, vec![1, 2, 3]), events.clone(), (kind, vec![]), end.clone()]);
+    assert_eq!(fuzz(&with(OPTIONAL + 1)).unwrap(), 1);
+    assert_eq!(fuzz(&with(u8::MAX)).unwrap(), 1);
+    assert!(fuzz(&with(OPTIONAL - 1)).is_err());
+}
+
+/// What is read of a recording that is not complete: the number of events, and the counters.
+fn unfinished(file: &[u8]) -> Result<(u64, Counters, bool), Error> {
+    let mut reader = Reader::unfinished(file)?;
+    let mut events = 0;
+    while reader.next()?.is_some() {
+        events += 1;
+    }
+    Ok((events, reader.counters().cloned().unwrap(), reader.is_cut()))
+}
+
+#[test]
+fn an_unfinished_recording_is_read_as_far_as_it_goes() {
+    let so_far = |ended, events| Counters { ended, events, ..Counters::default() };
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    let mut ends = vec![w.written()];
+    for n in 1..=3 {
+        w.push(packet(n * 10)).unwrap();
+        w.sync(&so_far(n * 10 + 5, n)).unwrap();
+        ends.push(w.written());
+    }
+    w.push(packet(99)).unwrap();
+    let file = w.finish(&so_far(100, 4)).unwrap();
+    assert_eq!(fuzz(&file).unwrap(), 4);
+    assert_eq!(unfinished(&file).unwrap(), (4, so_far(100, 4), false));
+    for cut in 0..file.len() {
+        let whole = ends.iter().filter(|end| **end <= cut).count();
+        match unfinished(&file[..cut]) {
+            Err(Error::NotARecording | Error::Truncated { .. }) => assert_eq!(whole, 0, "{cut}"),
+            Err(error) => panic!("{cut}: {error}"),
+            Ok((events, counters, is_cut)) => {
+                let n = whole as u64 - 1;
+                assert!(is_cut && (n..=n + 1).contains(&events), "{cut}");
+                // An event that came after the last counters makes the trace as long as that.
+                let ended = if events > n {
+                    [10, 20, 30, 99][n as usize]
+                } else if n == 0 {
+                    0
+                } else {
+                    n * 10 + 5
+                };
+                assert_eq!((counters.events, counters.ended), (n, ended), "{cut}");
+            }
+        }
+        if cut > 0 {
+            assert!(fuzz(&file[..cut]).is_err());
+        }
+    }
+}
+
+/// A file that a teiji of format version 2 wrote, with an event of each kind.
+#[test]
+fn a_recording_of_version_2_is_read() {
+    let mut old = Reader::new(&include_bytes!("data/version-2.teiji")[..]).unwrap();
+    let mut new = Reader::new(&include_bytes!("data/version-3.teiji")[..]).unwrap();
+    assert_eq!(old.meta(), new.meta());
+    loop {
+        let (a, b) = (old.next().unwrap(), new.next().unwrap());
+        assert_eq!(a, b);
+        if a.is_none() {
+            break;
+        }
+    }
+    assert_eq!(old.counters(), new.counters());
 }
 
 /// The format consists of the serialized data types: a change of a type changes the format. [`VERSION`] then has to be
@@ -153,7 +238,7 @@ fn what_is_written_has_not_changed_without_a_new_version() {
     let counters =
         Counters { ended: 9, events: 7, lost: vec![0, 4], missed: 3, unidentified: 1, vanished: vec![7] };
     let file = w.finish(&counters).unwrap();
-    let kept: &[u8] = include_bytes!("data/version-2.teiji");
+    let kept: &[u8] = include_bytes!("data/version-3.teiji");
     assert_eq!(kept[8..10], VERSION.to_le_bytes(), "keep a file of the new version");
     assert!(file == kept, "version {VERSION} is no longer written as it was: {}", hex(&file));
 }
@@ -240,7 +325,7 @@ fn bytes_after_the_end_are_refused() {
 /// A file with a header, then `frames`, each with a correct checksum.
 fn forged(frames: &[(u8, Vec<u8>)]) -> Vec<u8> {
     let mut file = MAGIC.to_vec();
-    file.extend(VERSION.to_le_bytes());
+    file.extend(preamble(VERSION, VERSION));
     for (kind, payload) in frames {
         let len = payload.len() as u32;
         file.push(*kind);
@@ -268,7 +353,7 @@ fn forged_headers_are_refused() {
     let mut flow = meta();
     flow.watch.flow.version = Some(5);
     for bad in [many, twice, long, devices, flow] {
-        assert!(matches!(fuzz(&forged(&[header(&bad)])), Err(Error::Malformed { at: 10, .. })));
+        assert!(matches!(fuzz(&forged(&[header(&bad)])), Err(Error::Malformed { at: 16, .. })));
         assert!(matches!(Writer::new(Vec::new(), &bad), Err(Error::Malformed { .. })));
     }
 }
@@ -286,6 +371,7 @@ fn forged_frames_are_refused() {
         ((END, postcard::to_stdvec(&(Counters::default(), 0u8)).unwrap()), "after its contents"),
         (good.clone(), "second Header"),
         ((9, vec![]), "unknown type"),
+        ((SO_FAR, vec![0xff]), "cannot be decoded"),
     ] {
         let message = fuzz(&forged(&[good.clone(), frame])).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
@@ -315,6 +401,7 @@ proptest! {
         let _ = fuzz(&data);
         let old = |frames: &[(u8, Vec<u8>)]| {
             let mut file = forged(frames);
+            file.drain(10..16);
             file[8] = 1;
             fuzz(&file)
         };

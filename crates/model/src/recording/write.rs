@@ -1,6 +1,9 @@
 //! Writing a recording.
 
-use super::{END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, VERSION, check, checksum};
+use super::{
+    END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, SO_FAR, VERSION, check, checksum,
+    preamble,
+};
 use crate::event::Event;
 use crate::report::{Counters, Meta};
 use serde::Serialize;
@@ -27,10 +30,16 @@ impl<W: Write> Writer<W> {
         let mut w = Writer { out, at: 0, buf: Vec::with_capacity(FLUSH + 4096), count: 0 };
         check::meta(meta).map_err(|what| Error::Malformed { at: 0, what })?;
         w.put(MAGIC)?;
-        w.put(&VERSION.to_le_bytes())?;
+        w.put(&preamble(VERSION, VERSION))?;
         let payload = w.encode(meta)?;
         w.frame(HEADER, &payload, MAX_HEADER)?;
         Ok(w)
+    }
+
+    /// How many bytes were written.
+    #[cfg(test)]
+    pub(super) fn written(&self) -> usize {
+        self.at as usize
     }
 
     /// Adds an event; it is written with its frame.
@@ -44,6 +53,19 @@ impl<W: Write> Writer<W> {
             .map_err(|_| Error::Malformed { at, what: "an event cannot be encoded" })?;
         self.count += 1;
         if self.count == MAX_EVENTS || self.buf.len() >= FLUSH { self.flush() } else { Ok(()) }
+    }
+
+    /// Hands everything to the underlying writer, flushed, with the counters so far: what is in the file until here can be
+    /// read by [`Reader::unfinished`](super::Reader::unfinished).
+    ///
+    /// # Errors
+    /// As [`Writer::finish`].
+    pub fn sync(&mut self, counters: &Counters) -> Result<(), Error> {
+        check::counters(counters).map_err(|what| Error::Malformed { at: self.at, what })?;
+        self.flush()?;
+        let payload = self.encode(counters)?;
+        self.frame(SO_FAR, &payload, MAX_HEADER)?;
+        self.out.flush().map_err(|source| Error::Io { at: self.at, source })
     }
 
     /// Writes the remaining events and the End frame, and returns the underlying writer, flushed.

@@ -20,7 +20,12 @@ pub fn table(status: &Status, now: u64, style: &Style) -> String {
             (true, _) => {
                 format!("is under way, {} of {} begun", t.begun, units::count(t.steps.len() as u64, "step"))
             }
-            (false, _) => "was interrupted; `teiji rollback --unfinished` undoes or completes it".to_owned(),
+            (false, Some(_)) => {
+                "was not confirmed in time; `teiji rollback --unfinished` undoes it".to_owned()
+            }
+            (false, None) => {
+                "was interrupted; `teiji rollback --unfinished` undoes or completes it".to_owned()
+            }
         };
         let text = format!("{what} (pid {}, {} ago) {state}", t.pid, age(now, t.time));
         out +=

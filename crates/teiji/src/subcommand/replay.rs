@@ -1,5 +1,6 @@
 //! `teiji replay`: the report of one or more recordings, without root.
 
+use super::messages::print_line;
 use crate::args::{Format, Replay, Usage};
 use crate::format::{self, Kept};
 use crate::output;
@@ -30,7 +31,15 @@ pub(super) fn run(args: &Replay) -> Result<()> {
             None if several => file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             None => String::new(),
         };
-        reports.push((label, Service::replay(file, &mut |joined| kept.keep(joined))?));
+        if args.unfinished {
+            let (report, cut) = Service::replay_unfinished(file, &mut |joined| kept.keep(joined))?;
+            if cut {
+                print_line(&format!("{} is not complete: the report shows what there is", file.display()));
+            }
+            reports.push((label, report));
+        } else {
+            reports.push((label, Service::replay(file, &mut |joined| kept.keep(joined))?));
+        }
     }
     match &reports[..] {
         [(_, report)] if args.report.suggest => format::suggest(report, None),

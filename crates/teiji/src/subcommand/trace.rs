@@ -1,19 +1,25 @@
 //! `teiji trace`: follows packets until told to stop, then reports.
 
 use super::signals;
-use crate::args::{Trace, Usage};
+use crate::args::{Format, Trace, Usage};
 use crate::format::{self, Kept};
 use crate::output;
 use crate::progress::ProgressLine;
 use anyhow::{Result, bail};
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
 use teiji_agent::output::Rights;
 use teiji_agent::service::Service;
-use teiji_agent::trace::TraceSpec;
+use teiji_agent::trace::{Progress, TraceSpec};
 use teiji_model::flow::{Flow, Watch};
+use teiji_model::report::Report;
 
 /// Traces and prints the report.
 pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     format::check(&args.report)?;
+    if args.every.is_some() {
+        format::check_every(&args.report)?;
+    }
     let flow = Flow::parse(&args.flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?;
     let selected = service.select(&args.vms, &args.taps)?;
     for note in &selected.notes {
@@ -30,6 +36,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         watch,
         vms: selected.vms,
         duration: args.duration,
+        every: args.every,
         record: args.record.clone(),
         buffer_bytes: args.buffer,
         confine: true,
@@ -40,11 +47,28 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     let stop = signals::stop_flag()?;
     let mut kept = Kept::new(args.report.format());
     let mut line = ProgressLine::new(args.duration);
-    let traced = Service::trace(spec, &stop, &mut |p| line.show(p), &mut |joined| kept.keep(joined));
-    line.clear();
+    // Both the progress and the snapshots print; a snapshot removes the line first.
+    let line = RefCell::new(&mut line);
+    let mut unprinted = None;
+    let mut snapshot = |report: &Report| {
+        line.borrow_mut().clear();
+        if let Err(error) = format::snapshot(&args.report, report) {
+            // Nobody reads it any more: there is no use in going on.
+            unprinted.get_or_insert(error);
+            stop.store(true, Ordering::Relaxed);
+        }
+    };
+    let progress = &mut |p: &Progress| line.borrow_mut().show(p);
+    let traced = Service::trace(spec, &stop, progress, &mut snapshot, &mut |joined| kept.keep(joined));
+    line.borrow_mut().clear();
+    if let Some(error) = unprinted {
+        return Err(error);
+    }
     let traced = traced?;
     if args.report.suggest {
         format::suggest(&traced.outcome.report, observed.as_ref())?;
+    } else if args.every.is_some() && args.report.format() == Format::Json && args.report.out.is_none() {
+        format::snapshot(&args.report, &traced.outcome.report)?;
     } else {
         format::print(&args.report, out, &[(String::new(), traced.outcome.report)], &kept)?;
     }

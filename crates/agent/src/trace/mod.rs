@@ -1,18 +1,24 @@
 //! A trace from start to report.
 //!
 //! ```text
-//!              attach            every 5–50 ms: drain → (match SIP) → record, analyse
+//!              attach            every 5–50 ms: drain → (match SIP) → record, analyse; now and then: snapshot
 //!  run ──────► watching ──────────────────────────────────────────────────────────┐
 //!                 │ stop flag, time over, every VM gone                           │
 //!                 ▼                                                               │
 //!              detach ──► last drain ──► recording complete, report ◄─────────────┘
 //! replay ─► the same events from a file ─► the same report
 //! ```
+//! A snapshot is the report that the trace would end in now. Each second the recording is handed to its file, so that
+//! [`replay_unfinished`] can read it before the trace ends.
+//!
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
+mod session;
+
 use crate::output::{Output, Rights};
 use crate::poll_interval::PollInterval;
 use crate::recorder::Recorder;
 use nix::time::{ClockId, clock_gettime};
+use session::Session;
 use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
@@ -20,10 +26,10 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use teiji_analysis::{Analyzer, Options, sip};
+use teiji_analysis::{Analyzer, Options};
 use teiji_bpf::path_trace::{Counts, EventWithPayload, Setup, Tracer};
 use teiji_host::{kernel, privilege};
-use teiji_model::event::{DropName, Event, EventKind, Lost, Packet, ThreadName, padded};
+use teiji_model::event::{Event, EventKind, Lost};
 use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
 use teiji_model::recording::Reader;
@@ -31,6 +37,8 @@ use teiji_model::report::{Counters, Joined, Meta, Report};
 
 /// How often the VMs are checked to be still there, and progress is reported.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// How often a recording is handed to its file.
+const SYNC_INTERVAL: Duration = Duration::from_secs(1);
 /// Most threads whose names are looked up in one trace.
 const MAX_THREAD_NAMES: usize = 4096;
 /// Most of the kernel's drop reasons that are named in one trace.
@@ -47,6 +55,8 @@ pub struct TraceSpec {
     pub vms: Vec<Vm>,
     /// How long to trace; `None`: until the stop flag is set.
     pub duration: Option<Duration>,
+    /// How often a snapshot is made; `None`: never.
+    pub every: Option<Duration>,
     /// Where to write a recording, if anywhere.
     pub record: Option<PathBuf>,
     /// Size of the kernel's record buffer, bytes; see [`DEFAULT_BUFFER`].
@@ -131,115 +141,10 @@ fn meta(spec: &TraceSpec) -> Meta {
     }
 }
 
-/// Consumes the events of a live trace.
-struct Session<'a> {
-    analyzer: Analyzer,
-    recorder: Option<Recorder>,
-    recording_failed: Option<Error>,
-    record_path: Option<PathBuf>,
-    sip_key: u64,
-    named: HashSet<u32>,
-    /// Reasons for which the kernel has dropped packets.
-    drop_reasons: BTreeSet<u32>,
-    events: u64,
-    complete: u64,
-    joined: &'a mut dyn FnMut(&Joined),
-}
-
-impl Session<'_> {
-    /// An event as it came from the kernel.
-    fn take(&mut self, item: &mut EventWithPayload) {
-        match &mut item.event.kind {
-            EventKind::Packet(packet) if !item.payload.is_empty() => {
-                packet.matching = sip::parse(&item.payload, self.sip_key);
-            }
-            EventKind::Dropped(dropped) => {
-                if !item.payload.is_empty() {
-                    dropped.matching = sip::parse(&item.payload, self.sip_key);
-                }
-                if self.drop_reasons.len() < MAX_DROP_NAMES {
-                    self.drop_reasons.insert(dropped.why);
-                }
-            }
-            _ => {}
-        }
-        let preempted_by = match &item.event.kind {
-            EventKind::Packet(Packet { preempted_by, .. }) => *preempted_by,
-            EventKind::GuestEntry(e) => e.preempted_by,
-            EventKind::Kick(k) => k.preempted_by,
-            _ => 0,
-        };
-        self.events += u64::from(!matches!(item.event.kind, EventKind::Lost(_)));
-        if preempted_by != 0
-            && self.named.len() < MAX_THREAD_NAMES
-            && self.named.insert(preempted_by)
-            && let Some(thread_name) = thread_name(preempted_by)
-        {
-            self.push(Event {
-                ts: item.event.ts,
-                cpu: item.event.cpu,
-                kind: EventKind::ThreadName(thread_name),
-            });
-        }
-        self.push(item.event);
-    }
-
-    fn progress(&self, elapsed: Duration, counters: &Counters) -> Progress {
-        let lost = counters.lost_or_missed().saturating_add(self.analyzer.losses().late);
-        Progress { elapsed, events: self.events, complete: self.complete, lost }
-    }
-
-    fn push(&mut self, event: Event) {
-        if let Some(recorder) = &mut self.recorder
-            && let Err(source) = recorder.push(event)
-        {
-            self.give_up_recording(source);
-        }
-        let (complete, joined) = (&mut self.complete, &mut self.joined);
-        self.analyzer.push(event, &mut |j| {
-            *complete += 1;
-            joined(j);
-        });
-    }
-
-    /// Adds the names of the drop reasons that occurred, as a replay cannot ask the kernel for them.
-    fn name_drops(&mut self, ts: u64, name: &dyn Fn(u32) -> String) {
-        for why in std::mem::take(&mut self.drop_reasons) {
-            let name = padded(&name(why));
-            self.push(Event { ts, cpu: 0, kind: EventKind::DropName(DropName { why, name }) });
-        }
-    }
-
-    fn give_up_recording(&mut self, source: teiji_model::recording::Error) {
-        self.recorder = None;
-        let path = self.record_path.clone().unwrap_or_default();
-        let error = Error::Record { path, source };
-        tracing::warn!("{error}");
-        self.recording_failed.get_or_insert(error);
-    }
-
-    fn finish(mut self, counters: Counters) -> TraceOutcome {
-        if let Some(recorder) = self.recorder.take()
-            && let Err(source) = recorder.finish(&counters)
-        {
-            self.give_up_recording(source);
-        }
-        let report = self.analyzer.finish(counters, &mut *self.joined);
-        TraceOutcome { report, recording_failed: self.recording_failed }
-    }
-}
-
-/// A thread's name, if it still has one.
-fn thread_name(tid: u32) -> Option<ThreadName> {
-    let name = kernel::thread_name(tid)?;
-    let mut comm = [0; 16];
-    comm[..name.len()].copy_from_slice(&name);
-    Some(ThreadName { tid, comm })
-}
-
 /// Traces until the time is over, `stop` is set, or every VM is gone.
 ///
-/// `progress` is called about twice a second; `joined` for every request that is completed.
+/// `progress` is called about twice a second, `snapshot` as often as the spec says, `joined` for every request that is
+/// completed.
 ///
 /// # Errors
 /// If nothing could be traced. A recording that fails does not end the trace; see [`TraceOutcome`].
@@ -247,6 +152,7 @@ pub fn run(
     spec: TraceSpec,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(&Progress),
+    snapshot: &mut dyn FnMut(&Report),
     joined: &mut dyn FnMut(&Joined),
 ) -> Result<TraceOutcome, Error> {
     if spec.vms.iter().flat_map(|v| &v.nics).all(|nic| nic.ifindex == 0) {
@@ -280,7 +186,7 @@ pub fn run(
         joined,
     };
     let mut counters = Counters::default();
-    let mut looked = begun;
+    let (mut looked, mut synced, mut snapped) = (begun, begun, begun);
     let mut counted_at = meta.started;
     let mut poll_interval = PollInterval::new(spec.buffer_bytes);
     loop {
@@ -300,6 +206,18 @@ pub fn run(
                 tracing::warn!("every traced VM has ended: ending the trace");
                 stop.store(true, Ordering::Relaxed);
                 continue;
+            }
+        }
+        let due = spec.every.is_some_and(|every| snapped.elapsed() >= every);
+        if due || session.recorder.is_some() && synced.elapsed() >= SYNC_INTERVAL {
+            synced = Instant::now();
+            counters.ended = now();
+            counters.events = session.events;
+            session.name_drops(counters.ended, &|why| tracer.drop_name(why));
+            session.sync(&counters);
+            if due {
+                snapped = synced;
+                snapshot(&session.analyzer.snapshot(counters.clone()));
             }
         }
         std::thread::sleep(poll_interval.next(taken));
@@ -403,21 +321,39 @@ impl WatchedVms {
 /// # Errors
 /// [`Error::Replay`] if the file cannot be read or is not a complete recording of a known version.
 pub fn replay(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Error> {
+    replay_as(path, false, joined).map(|(report, _)| report)
+}
+
+/// The same for a recording that is still being written or was cut off: the report as it would have been if the trace had
+/// ended there. Also returns whether it is such a recording.
+///
+/// # Errors
+/// [`Error::Replay`] if the file cannot be read, or is no recording of a known version.
+pub fn replay_unfinished(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<(Report, bool), Error> {
+    replay_as(path, true, joined)
+}
+
+fn replay_as(
+    path: &Path,
+    unfinished: bool,
+    joined: &mut dyn FnMut(&Joined),
+) -> Result<(Report, bool), Error> {
     let fail = |source| Error::Replay { path: path.to_owned(), source };
     let file = File::open(path).map_err(|e| fail(teiji_model::recording::Error::Io { at: 0, source: e }))?;
-    let mut reader = Reader::new(BufReader::with_capacity(1 << 18, file)).map_err(fail)?;
+    let input = BufReader::with_capacity(1 << 18, file);
+    let mut reader = if unfinished { Reader::unfinished(input) } else { Reader::new(input) }.map_err(fail)?;
     let mut analyzer = Analyzer::new(reader.meta(), Options::default());
     while let Some(event) = reader.next().map_err(fail)? {
         analyzer.push(event, joined);
     }
     let counters = reader.counters().cloned().unwrap_or_default();
-    Ok(analyzer.finish(counters, joined))
+    Ok((analyzer.finish(counters, joined), reader.is_cut()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use teiji_model::event::Kick;
+    use teiji_model::event::{Kick, ThreadName};
     use teiji_model::stage::Split;
 
     /// A buffer that is read late: batches of events, and what has been lost when each is read.
