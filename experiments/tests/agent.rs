@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     let tests = teiji_lab::tests![
         what_comes_and_goes_is_reconciled,
         what_others_change_is_left_alone,
+        what_changes_while_a_vm_starts_is_set_again,
         a_rollback_ends_the_policy,
         whatever_happens_the_heartbeat_goes_on,
     ];
@@ -60,13 +61,27 @@ fn what_others_change_is_left_alone() {
     with_agent(|host, _| {
         let printed = host
             .sh(&format!(
-                "{VM} taskset -pc 2 $first >/dev/null; /tmp/teiji status --state {STATE} --pins /tmp/bpf/teiji; kill -HUP \
+                "{VM} sleep 16; taskset -pc 2 $first >/dev/null; /tmp/teiji status --state {STATE} --pins /tmp/bpf/teiji; kill -HUP \
                  $(pgrep -f '^/tmp/teiji agent' | head -n 1); sleep 3; echo now $(cpus $first); \
                  /tmp/teiji status --state {STATE} --pins /tmp/bpf/teiji; echo; kill $vm; wait $vm; true"
             ))
             .unwrap();
         assert!(printed.contains("now 2"), "{printed}");
         assert!(printed.contains("s0: left as it is, because somebody else has changed CPUs"), "{printed}");
+    });
+}
+
+/// As libvirt does while it sets up a VM.
+fn what_changes_while_a_vm_starts_is_set_again() {
+    with_agent(|host, _| {
+        let printed = host
+            .sh(&format!(
+                "{VM} taskset -pc 2 $first >/dev/null; kill -HUP $(pgrep -f '^/tmp/teiji agent' | head -n 1); \
+                 for n in $(seq 50); do [ $(cpus $first) = 1 ] && break; sleep 0.2; done; echo now $(cpus $first); \
+                 kill $vm; wait $vm; true"
+            ))
+            .unwrap();
+        assert!(printed.contains("now 1"), "{printed}");
     });
 }
 

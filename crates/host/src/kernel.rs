@@ -2,10 +2,13 @@
 //! process is still the same as before.
 
 use crate::Root;
+use nix::unistd::{SysconfVar, sysconf};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+use teiji_model::resource::Task;
 
 /// The file with the id of this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -54,6 +57,12 @@ pub fn devices() -> Vec<(u32, String)> {
     let mut all: Vec<_> = names.filter_map(|name| Some((u32::try_from(index(&name)?).ok()?, name))).collect();
     all.sort();
     all
+}
+
+/// How long after the boot a process or thread was started; `None` if the kernel does not tell the length of its ticks.
+pub fn started(task: Task) -> Option<Duration> {
+    let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().and_then(|n| u64::try_from(n).ok())?;
+    (per_second > 0).then(|| Duration::from_nanos(task.started.saturating_mul(1_000_000_000 / per_second)))
 }
 
 /// A thread's name, at most 15 bytes, if the thread is still there. Untrusted.

@@ -12,6 +12,7 @@
 //! else does. Its state is what [`Reconciler::status`] shows, and may be asked for at any time.
 
 use super::schedule::Schedule;
+use crate::apply::clock::{Clock, SystemClock};
 use crate::apply::{self, Engine, Options};
 use crate::backend::HostBackend;
 use crate::{observation, policy};
@@ -41,6 +42,8 @@ const LONGEST: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long the process that waits for a confirmation may take to undo its changes itself.
 const GRACE: Duration = Duration::from_millis(500);
+/// How long a manager such as libvirt may take to set up a VM.
+const YOUNG: Duration = Duration::from_secs(15);
 /// Most control groups that are watched.
 const MOST_GROUPS: usize = 2048;
 /// A look that takes longer than this is a problem that the status shows.
@@ -306,8 +309,9 @@ impl Reconciler {
         look: &mut Look,
     ) -> Result<(), String> {
         let mut possible = Vec::new();
+        let since_boot = SystemClock.since_boot();
         for part in parts(whole, observed, held) {
-            if !part.foreign.is_empty() {
+            if !part.foreign.is_empty() && !is_young(&part.of, observed, since_boot) {
                 look.problems.push(format!(
                     "{}: left as it is, because somebody else has changed {}; `teiji apply` sets it again, `teiji \
                      rollback --force` gives it up",
@@ -385,6 +389,14 @@ fn apply_steps(engine: &Engine<HostBackend>, steps: &[Step]) -> Result<u64, Fail
         Err(apply::Error::Busy(_) | apply::Error::Awaiting { .. }) => Err(Failure::Busy),
         Err(error) => Err(Failure::Failed(explained(&error))),
     }
+}
+
+/// Whether a VM has been started so recently that its manager may still be setting it up: libvirt moves and pins the
+/// threads of a VM after it has made them. Such changes are no decision of somebody against the policy.
+fn is_young(of: &Of, observed: &Observed, since_boot: Duration) -> bool {
+    let Of::Vm(pid) = of else { return false };
+    let Some(vm) = observed.vms.iter().find(|vm| vm.vm.pid == *pid) else { return false };
+    kernel::started(vm.process).is_some_and(|started| since_boot.saturating_sub(started) < YOUNG)
 }
 
 /// Whether a part needs the qdisc of a link.
