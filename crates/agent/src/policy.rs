@@ -10,12 +10,14 @@ use crate::apply::store::Store;
 use crate::apply::{self, Engine};
 use crate::backend::HostBackend;
 use crate::observation;
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use teiji_control::plan::Present;
 use teiji_host::Root;
 use teiji_model::observation::Observation;
+use teiji_model::observed::Observed;
 use teiji_model::plan::Plan;
 use teiji_model::policy::{KeptPolicy, MAX_BYTES, Policy, Problem, Source};
 use teiji_model::text::printable;
@@ -147,10 +149,11 @@ fn source(path: &Path) -> Result<Source, Error> {
     Ok(Source { name: path.to_string_lossy().into_owned(), text })
 }
 
-/// A policy as an agent keeps it, applied now.
-pub(crate) fn kept(loaded: Loaded) -> KeptPolicy {
+/// A policy as an agent keeps it, applied now to this host.
+pub(crate) fn kept(loaded: Loaded, observed: &Observed) -> KeptPolicy {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    KeptPolicy { sources: loaded.sources, since }
+    let vms = teiji_control::plan::meant(&loaded.policy, observed);
+    KeptPolicy { sources: loaded.sources, since, vms }
 }
 
 /// Reads a policy that an agent keeps.
@@ -188,7 +191,7 @@ pub fn plan<S: Store, C: Clock>(
 /// [`Error::Wrong`] if that host cannot keep the policy.
 pub fn plan_for(loaded: &Loaded, host: &Observation, absent_ok: bool) -> Result<Plan, Error> {
     let now = if absent_ok {
-        teiji_control::plan::present(&loaded.policy, &host.observed)
+        teiji_control::plan::present(&loaded.policy, &host.observed, &BTreeMap::new())
     } else {
         Present { policy: loaded.policy.clone(), absent: Vec::new() }
     };

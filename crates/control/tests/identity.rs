@@ -95,7 +95,7 @@ prop_compose! {
         priority in prop::option::of(1..=99u8),
         cpu in 0..6u32,
     ) -> (ObservedVm, Vec<(Resource, Value)>) {
-        let identity = Identity { uid, user: uid.map(|uid| format!("u{uid}")), named_by: NamedBy::Itself };
+        let identity = Identity { uid, user: uid.map(|uid| format!("u{uid}")), named_by: NamedBy::Itself, started: None, uuid: None };
         let made = ObservedVm { identity, ..vm(name, 5000, threads.0, threads.1, None, false) };
         let scheduling = priority.map_or(common::DEFAULT, |priority| Scheduling::Fifo { priority });
         let of = |task| [

@@ -6,7 +6,7 @@ mod common;
 
 use common::{at, channel, host, link, nic, task, vm};
 use std::collections::BTreeMap;
-use teiji_control::plan::{Of, parts, plan, present};
+use teiji_control::plan::{Of, meant, parts, plan, present};
 use teiji_model::cpus::CpuSet;
 use teiji_model::observed::{DeadlineSupport, Observed};
 use teiji_model::plan::{Held, Hold};
@@ -69,10 +69,10 @@ fn with(vms: &[(&str, u32)], links: &[&str]) -> Observed {
 #[test]
 fn what_is_not_there_is_left_out_and_said() {
     let policy = whole();
-    let all = present(&policy, &with(&[("sip1", 100), ("sip2", 200)], &["eth0", "eth1"]));
+    let all = present(&policy, &with(&[("sip1", 100), ("sip2", 200)], &["eth0", "eth1"]), &BTreeMap::new());
     assert_eq!((all.policy, all.absent), (policy.clone(), vec![]));
 
-    let some = present(&policy, &with(&[("sip2", 200)], &["eth0"]));
+    let some = present(&policy, &with(&[("sip2", 200)], &["eth0"]), &BTreeMap::new());
     let names: Vec<&str> = some.policy.vms.iter().map(|vm| vm.name.value.as_str()).collect();
     assert_eq!(names, ["sip2"]);
     assert_eq!((some.policy.links.len(), some.policy.channels.len(), some.policy.direct.len()), (1, 1, 1));
@@ -81,12 +81,16 @@ fn what_is_not_there_is_left_out_and_said() {
     assert!(some.absent[0].contains("there is no VM `sip1`"), "{:?}", some.absent);
     // What is left can be planned, and so can nothing at all.
     assert!(plan(&some.policy, &with(&[("sip2", 200)], &["eth0"]), &Held::default()).is_ok());
-    let none = present(&policy, &with(&[], &[]));
+    let none = present(&policy, &with(&[], &[]), &BTreeMap::new());
     assert!(plan(&none.policy, &with(&[], &[]), &Held::default()).is_ok());
     assert!(none.policy.vms.is_empty() && none.policy.host.halt_poll.is_some());
 
     // Two VMs of one name: it is not known which one is meant.
-    let two = present(&policy, &with(&[("sip1", 100), ("sip1", 300), ("sip2", 200)], &["eth0", "eth1"]));
+    let two = present(
+        &policy,
+        &with(&[("sip1", 100), ("sip1", 300), ("sip2", 200)], &["eth0", "eth1"]),
+        &BTreeMap::new(),
+    );
     assert_eq!(two.policy.vms.len(), 1);
     assert!(two.absent[0].contains("say which"), "{:?}", two.absent);
 }
@@ -99,9 +103,9 @@ fn a_channel_goes_with_its_link() {
         channels: vec![channel("a", 50, 1, 10_000_000, 1_000_000)],
         ..Policy::default()
     };
-    let gone = present(&policy, &with(&[], &["eth9"]));
+    let gone = present(&policy, &with(&[], &["eth9"]), &BTreeMap::new());
     assert!(gone.policy.channels.is_empty() && gone.policy.links.is_empty());
-    assert_eq!(present(&policy, &with(&[], &["eth0"])).policy.channels.len(), 1);
+    assert_eq!(present(&policy, &with(&[], &["eth0"]), &BTreeMap::new()).policy.channels.len(), 1);
 }
 
 #[test]
@@ -153,4 +157,24 @@ fn what_somebody_else_has_changed_is_foreign() {
     observed.settings.insert(thread, ours);
     let divided = parts(&plan_now(&observed), &observed, &held);
     assert!(divided.iter().all(|part| part.foreign.is_empty()));
+}
+
+/// A name alone does not make another VM the one that a policy was applied to.
+#[test]
+fn another_vm_of_the_same_name_is_not_meant() {
+    let uuid = |n: u128| Some(uuid::Uuid::from_u128(n));
+    let host_with = |uuid, uid| {
+        let mut observed = with(&[("sip1", 100), ("sip2", 200)], &["eth0", "eth1"]);
+        (observed.vms[0].identity.uuid, observed.vms[0].identity.uid) = (uuid, Some(uid));
+        observed
+    };
+    let mut policy = whole();
+    policy.host.vm_users = Some(at(vec!["root".to_owned(), "64055".to_owned()], 2));
+    let known = meant(&policy, &host_with(uuid(1), 0));
+    assert_eq!(known.len(), 2);
+    let kept = |uuid, uid| present(&policy, &host_with(uuid, uid), &known).policy.vms.len();
+    assert_eq!(kept(uuid(1), 0), 2);
+    assert_eq!((kept(uuid(2), 0), kept(None, 0), kept(uuid(1), 64055)), (1, 1, 1));
+    let why = present(&policy, &host_with(uuid(2), 0), &known).absent;
+    assert!(why[0].contains("another one than the policy was applied to"), "{why:?}");
 }

@@ -2,6 +2,7 @@
 //! object; the key of the first value may be omitted.
 
 use std::collections::BTreeMap;
+use uuid::Uuid;
 
 /// A command line, split into words.
 pub(crate) struct CommandLine(Vec<String>);
@@ -49,6 +50,17 @@ impl CommandLine {
         let name = self.values("name").last().and_then(|v| Options::parse(v, "guest").take("guest"));
         let id = || self.values("id").last().map(str::to_owned);
         name.or_else(|| if self.is_qemu() { None } else { id() }).filter(|n| !n.is_empty())
+    }
+
+    /// QEMU's `-uuid`, which libvirt sets to that of the domain, else `-smbios type=1,uuid=`.
+    pub(crate) fn uuid(&self) -> Option<Uuid> {
+        let own = self.values("uuid").last().map(str::to_owned);
+        let of_smbios = |value: &str| {
+            let options = Options::parse(value, "type");
+            if options.get("type") == Some("1") { options.take("uuid") } else { None }
+        };
+        let uuid = own.or_else(|| self.values("smbios").filter_map(of_smbios).last())?;
+        Uuid::try_parse(&uuid).ok().filter(|uuid| !uuid.is_nil())
     }
 
     /// Memory, bytes: `-m`, else the sum of the memory back ends, else QEMU's default.
@@ -207,6 +219,22 @@ mod tests {
         assert_eq!(line("qemu -name").name(), None);
         assert_eq!(line("qemu -m 1G").name(), None);
         assert_eq!(line("").name(), None);
+    }
+
+    #[test]
+    fn uuids() {
+        let text = "c7a5fdbd-cdaf-9455-926a-d65c16db1809";
+        let uuid = |of: &str| line(of).uuid().map(|uuid| uuid.to_string());
+        assert_eq!(uuid(&format!("qemu -uuid {text}")).as_deref(), Some(text));
+        assert_eq!(
+            uuid(&format!("qemu -smbios type=0,vendor=a -smbios type=1,uuid={text}")).as_deref(),
+            Some(text)
+        );
+        for none in
+            ["qemu", "qemu -uuid", "qemu -uuid x\u{1b}", "qemu -uuid 00000000-0000-0000-0000-000000000000"]
+        {
+            assert_eq!(uuid(none), None, "{none}");
+        }
     }
 
     #[test]

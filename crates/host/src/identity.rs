@@ -8,6 +8,7 @@
 
 use crate::cgroup::group_in;
 use crate::root::Root;
+use crate::task::task;
 use std::collections::BTreeMap;
 use teiji_model::host::{Identity, NamedBy, VM_USERS};
 
@@ -33,7 +34,8 @@ impl Domains {
         let uid = uids.map(|(real, _)| real);
         let effective = uids.map(|(_, effective)| effective);
         let user = uid.and_then(|uid| user(root, uid));
-        let mut identity = Identity { uid, user, named_by: NamedBy::Itself };
+        let started = task(root, pid).map(|task| task.started);
+        let mut identity = Identity { uid, user, named_by: NamedBy::Itself, started, uuid: None };
         if uid != effective {
             // A process whose real and effective user differ does not count as that of root or of a trusted user.
             identity.user = identity.user.filter(|name| !VM_USERS.contains(&name.as_str()));

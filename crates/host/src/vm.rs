@@ -83,7 +83,8 @@ fn vm(root: &Root, pid: u32, open: &Open, shared: &Shared) -> Option<(Vm, Identi
         return None;
     }
     let own = line.name();
-    let (identity, named) = shared.domains.identify(root, pid, own.as_deref());
+    let (mut identity, named) = shared.domains.identify(root, pid, own.as_deref());
+    identity.uuid = line.uuid();
     let name = named.or(own).unwrap_or_else(|| format!("pid:{pid}"));
     let vm = Vm { name, pid, vcpus, workers, nics, memory: line.memory(), memory_nodes };
     Some((vm, identity))

@@ -1,6 +1,7 @@
 //! What discovery has found on a host.
 
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 /// A virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +36,29 @@ pub struct Identity {
     pub user: Option<String>,
     /// The origin of the VM's name.
     pub named_by: NamedBy,
+    /// When the VMM's process was started, in clock ticks since boot: field 22 of `/proc/<pid>/stat`.
+    #[serde(default)]
+    pub started: Option<u64>,
+    /// libvirt's or QEMU's UUID of the VM, if it has one. Whoever starts a VM chooses it, as its name.
+    #[serde(default)]
+    pub uuid: Option<Uuid>,
+}
+
+/// What a VM keeps when it is stopped and started again, unlike its process id.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmId {
+    /// Its UUID, if it has one.
+    pub uuid: Option<Uuid>,
+    /// The user of its process, if known.
+    pub uid: Option<u32>,
+}
+
+impl VmId {
+    /// Whether a VM of the same name is this one: nothing that is known of both differs.
+    pub fn may_be(&self, other: &VmId) -> bool {
+        let uuids = self.uuid.is_none() && other.uuid.is_none() || self.uuid == other.uuid;
+        uuids && (self.uid.is_none() || other.uid.is_none() || self.uid == other.uid)
+    }
 }
 
 /// The origin of a VM's name.
@@ -48,6 +72,11 @@ pub enum NamedBy {
 }
 
 impl Identity {
+    /// What the VM keeps when it is started again.
+    pub fn id(&self) -> VmId {
+        VmId { uuid: self.uuid, uid: self.uid }
+    }
+
     /// Whether the process belongs to this user, by name or number.
     pub fn is_of(&self, user: &str) -> bool {
         let number = self.uid.is_some_and(|uid| user.parse() == Ok(uid));

@@ -1,8 +1,10 @@
 //! The policy: what the operator wants, with the place of each value in its file. `teiji-policy` parses it from TOML.
 
 use crate::cpus::CpuSet;
+use crate::host::VmId;
 use crate::resource::{self, Latency, Scheduling};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 
@@ -30,6 +32,9 @@ pub struct KeptPolicy {
     pub sources: Vec<Source>,
     /// When it was applied, seconds since 1970.
     pub since: u64,
+    /// The VMs that its sections meant then, by name. A VM that has the name later, but is another one, is not meant.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub vms: BTreeMap<String, VmId>,
 }
 
 /// A place in a policy file.

@@ -224,7 +224,13 @@ fn every_field_of_a_status_is_documented() {
 #[test]
 fn every_field_of_an_observation_is_documented() {
     let task = Task { id: 7, started: 9 };
-    let identity = Identity { uid: Some(0), user: Some("root".into()), named_by: NamedBy::Itself };
+    let identity = Identity {
+        uid: Some(0),
+        user: Some("root".into()),
+        named_by: NamedBy::Itself,
+        started: None,
+        uuid: None,
+    };
     let vm = ObservedVm {
         vm: common::vm("sip1", 7),
         identity,

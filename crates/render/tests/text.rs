@@ -61,8 +61,13 @@ fn vms() {
     let mut other = common::vm("büro\x1b[31m", 77);
     other.nics.clear();
     other.vcpus.clear();
-    let identity =
-        |uid, user: &str| Identity { uid: Some(uid), user: Some(user.into()), named_by: NamedBy::Itself };
+    let identity = |uid, user: &str| Identity {
+        uid: Some(uid),
+        user: Some(user.into()),
+        named_by: NamedBy::Itself,
+        started: None,
+        uuid: None,
+    };
     let vms = [(common::vm("sip1", 4240), identity(0, "root")), (other, identity(1000, "e\x1bve"))];
     golden("vms.txt", &vms_table(&vms, &UNICODE));
 }

@@ -35,7 +35,13 @@ fn devices_of_vms() {
     let mut vm = common::vm(NAMES[4], 1);
     let nic = vm.nics[0].clone();
     vm.nics = NAMES.map(|name| teiji_model::host::Nic { tap: name.into(), ..nic.clone() }).into();
-    let identity = Identity { uid: Some(0), user: Some("root".into()), named_by: NamedBy::Itself };
+    let identity = Identity {
+        uid: Some(0),
+        user: Some("root".into()),
+        named_by: NamedBy::Itself,
+        started: None,
+        uuid: None,
+    };
     for style in [UNICODE, Style::PLAIN] {
         let text = vms::table(&[(vm.clone(), identity.clone())], &style);
         aligned(&text, "bridge br0");

@@ -282,6 +282,7 @@ impl Reconciler {
         let kept = engine.policy().map_err(|e| explained(&e))?;
         let Some(kept) = kept else { return Ok(()) };
         (look.files, look.since) = (kept.sources.iter().map(|s| s.name.clone()).collect(), Some(kept.since));
+        let known = kept.vms.clone();
         let loaded = policy::of_kept(kept).map_err(|e| format!("the policy in force cannot be read: {e}"))?;
         match engine.forget_gone() {
             Ok(()) => {}
@@ -292,7 +293,7 @@ impl Reconciler {
         let observed = &seen.observed;
         look.vms = observed.vms.iter().map(|vm| vm.vm.pid).collect();
         look.groups = groups_of(&observed.vms);
-        let wanted = present(&loaded.policy, observed);
+        let wanted = present(&loaded.policy, observed, &known);
         look.absent = wanted.absent;
         let whole = plan(&wanted.policy, observed, &seen.held)
             .map_err(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;

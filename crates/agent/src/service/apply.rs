@@ -3,7 +3,7 @@
 use super::{Error, Service};
 use crate::apply::{Applied, Engine, Message, Options, Progress, Rollback, RolledBack};
 use crate::backend::HostBackend;
-use crate::policy;
+use crate::{observation, policy};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -60,11 +60,12 @@ impl Service {
         let engine = self.engine()?;
         // First, so that the plan starts from the recovered state of the host.
         tell(&engine.recover(wait)?);
-        let plan = policy::plan(&loaded, &self.root, &engine, absent_ok)?;
+        let seen = observation::capture(&self.root, &engine)?;
+        let plan = policy::plan_for(&loaded, &seen, absent_ok)?;
         if !plan.first.is_empty() {
             return Err(Error::First(plan.first));
         }
-        Ok(PreparedPlan { engine, plan, policy: policy::kept(loaded) })
+        Ok(PreparedPlan { engine, plan, policy: policy::kept(loaded, &seen.observed) })
     }
 
     /// Confirms the apply that waits for it.

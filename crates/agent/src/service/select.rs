@@ -122,7 +122,7 @@ mod tests {
     }
 
     fn of(uid: u32) -> Identity {
-        Identity { uid: Some(uid), user: None, named_by: NamedBy::Itself }
+        Identity { uid: Some(uid), user: None, named_by: NamedBy::Itself, started: None, uuid: None }
     }
 
     fn pids(wanted: &[&str]) -> Result<Vec<u32>, String> {

@@ -31,7 +31,7 @@ mod wanted;
 pub(crate) use checks::reason;
 pub(crate) use names::shown;
 pub use parts::{Of, Part, parts};
-pub use present::{Present, present};
+pub use present::{Present, meant, present};
 
 use std::collections::BTreeSet;
 use teiji_model::observed::{Observed, ObservedVm};

@@ -3,6 +3,8 @@
 
 use super::HostAndHeld;
 use super::names;
+use std::collections::BTreeMap;
+use teiji_model::host::VmId;
 use teiji_model::observed::Observed;
 use teiji_model::plan::Held;
 use teiji_model::policy::{ChannelPolicy, LinkPolicy, Located, Policy, Subject};
@@ -18,17 +20,38 @@ pub struct Present {
     pub absent: Vec<String>,
 }
 
+/// The VMs that the sections of a policy mean, by name.
+pub fn meant(policy: &Policy, observed: &Observed) -> BTreeMap<String, VmId> {
+    let (trusted, untrusted) = names::by_trust(policy, observed);
+    let held = Held::default();
+    let class = |resource: &Resource| resource.kind().class();
+    let host = HostAndHeld { observed: &trusted, held: &held, untrusted: &untrusted, class: &class };
+    let of = |name: &String| Some((name.clone(), names::vm(name, host).ok()?.identity.id()));
+    policy.vms.iter().filter_map(|section| of(&section.name.value)).collect()
+}
+
 /// Leaves out the sections of VMs and links that are not there or cannot be told apart, and the channels of such links.
-pub fn present(policy: &Policy, observed: &Observed) -> Present {
+/// `known` are the VMs that were meant by a name before: another VM with that name is not meant.
+pub fn present(policy: &Policy, observed: &Observed, known: &BTreeMap<String, VmId>) -> Present {
     let (trusted, untrusted) = names::by_trust(policy, observed);
     let held = Held::default();
     let class = |resource: &Resource| resource.kind().class();
     let host = HostAndHeld { observed: &trusted, held: &held, untrusted: &untrusted, class: &class };
     let mut absent = Vec::new();
     let mut kept = policy.clone();
-    let has_vm = |name: &Located<String>| names::vm(&name.value, host);
+    let has_vm = |name: &Located<String>| -> Result<(), String> {
+        let found = names::vm(&name.value, host)?;
+        match known.get(&name.value) {
+            Some(before) if !before.may_be(&found.identity.id()) => Err(format!(
+                "the VM of that name (pid {}) is another one than the policy was applied to, as its UUID or user shows: \
+                 `teiji apply` makes it the one that is meant",
+                found.vm.pid
+            )),
+            _ => Ok(()),
+        }
+    };
     let has_link = |name: &Located<String>| names::link(name, &trusted).map(|_| ());
-    kept.vms.retain(|section| keep("vm", &section.name, has_vm(&section.name).map(|_| ()), &mut absent));
+    kept.vms.retain(|section| keep("vm", &section.name, has_vm(&section.name), &mut absent));
     kept.links.retain(|section| keep("link", &section.name, has_link(&section.name), &mut absent));
     // Before links are left out: a channel that names none means the only one of the policy.
     let only = only_link(&policy.links);

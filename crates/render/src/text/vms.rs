@@ -38,6 +38,9 @@ fn block(vm: &Vm, identity: &Identity, style: &Style) -> String {
         out += &format!("  {}\n", style.paint(Tone::Bad, &style.ascii(&shorten(&printable(&doubt), 96))));
     }
 
+    if let Some(uuid) = identity.uuid {
+        out += &format!("  {}\n", style.paint(Tone::Faint, &format!("UUID {uuid}")));
+    }
     let mut threads = Table::indented(2);
     for v in &vm.vcpus {
         threads.row(thread(format!("vCPU {}", v.index), v.tid, &v.cpus, v.last_cpu, ""));

@@ -33,6 +33,7 @@ const CRATES: [Crate; 11] = [
             "strsim",
             "thiserror",
             "unicode-width",
+            "uuid",
         ]),
     },
     Crate {
