@@ -19,6 +19,7 @@ fn main() -> ExitCode {
         what_comes_and_goes_is_reconciled,
         what_others_change_is_left_alone,
         what_changes_while_a_vm_starts_is_set_again,
+        a_trace_goes_on_without_who_asked_for_it,
         a_rollback_ends_the_policy,
         whatever_happens_the_heartbeat_goes_on,
     ];
@@ -82,6 +83,51 @@ fn what_changes_while_a_vm_starts_is_set_again() {
             ))
             .unwrap();
         assert!(printed.contains("now 1"), "{printed}");
+    });
+}
+
+/// A trace that the agent runs: it is listed, its report can be seen while it runs and after it was killed, and it ends in a
+/// complete recording.
+fn a_trace_goes_on_without_who_asked_for_it() {
+    with_agent(|host, agent| {
+        let script = format!(
+            "{VM} T=/tmp/teiji; P='--state {STATE} --pins /tmp/bpf/teiji'\n\
+             said() {{ name=$1; shift; text=$(\"$@\" 2>&1); echo \"$name $? $(echo $text)\"; }}\n\
+             said start $T trace --vm s0 --flow 'udp port 7' --detach $P\n\
+             until ls {STATE}/traces/1.teiji.*.partial >/dev/null 2>&1 && grep -q tracing {STATE}/traces/1.log; do sleep 0.1; done\n\
+             sleep 2; said list $T traces $P; said so_far $T traces $P show 1 --json; said running $T traces $P remove 1\n\
+             said of $(cat /proc/{agent}/task/*/children)\n\
+             said stop $T traces $P stop 1; until [ -e {STATE}/traces/1.teiji ]; do sleep 0.1; done; sleep 0.5\n\
+             said after $T traces $P; said whole $T traces $P show 1\n\
+             said second $T trace --vm s0 --for 1h --detach $P\n\
+             until ls {STATE}/traces/2.teiji.*.partial >/dev/null 2>&1 && grep -q tracing {STATE}/traces/2.log; do sleep 0.1; done\n\
+             sleep 2; kill -9 $(sed 's/.*\"id\":\\([0-9]*\\),.*/\\1/' {STATE}/traces/2.json); sleep 0.5\n\
+             said killed $T traces $P; said left $T traces $P show 2 --json\n\
+             for n in 1 2; do said removed $T traces $P remove $n; done; said none $T traces $P; ls {STATE}/traces\n\
+             said odd $T trace --vm=--record=/etc/passwd --detach $P; kill $vm; wait $vm; true"
+        );
+        let printed = host.sh(&script).unwrap();
+        let line = |name: &str| {
+            let found = printed.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+            let (code, text) =
+                found.and_then(|l| l.split_once(' ')).unwrap_or_else(|| panic!("{name}: {printed}"));
+            (code.parse::<i32>().unwrap(), text.to_owned())
+        };
+        assert!(line("start").0 == 0 && line("start").1.contains("trace 1 runs"), "{printed}");
+        assert!(line("list").1.contains("1 runs") && line("list").1.contains("s0 udp port 7"), "{printed}");
+        assert!(
+            line("so_far").1.contains("\"schema\"") && line("so_far").1.contains("is not complete"),
+            "{printed}"
+        );
+        assert!(line("running").0 == 1 && line("running").1.contains("trace 1 runs"), "{printed}");
+        assert_eq!((line("stop").0, line("whole").0), (0, 0), "{printed}");
+        assert!(
+            line("after").1.contains("1 complete") && line("killed").1.contains("2 cut off"),
+            "{printed}"
+        );
+        assert!(line("left").0 == 0 && line("left").1.contains("is not complete"), "{printed}");
+        assert!(line("none").1.contains("runs no trace and keeps none"), "{printed}");
+        assert_eq!(line("odd").0, 0, "a name like any other: {printed}");
     });
 }
 

@@ -158,6 +158,23 @@ pub struct LinkStats {
     pub be_queued: u32,
 }
 
+/// A trace that an agent runs, or has run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceStatus {
+    /// Its number.
+    pub number: u32,
+    /// The VMs that were asked for; all if empty. Untrusted text.
+    pub vms: Vec<String>,
+    /// The filter. Untrusted text.
+    pub flow: String,
+    /// When it was started, seconds since 1970.
+    pub started: u64,
+    /// Whether it still runs.
+    pub running: bool,
+    /// Whether its recording is complete.
+    pub complete: bool,
+}
+
 /// What an agent is doing: the daemon that keeps deadlines and the policy in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentStatus {

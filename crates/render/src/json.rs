@@ -46,6 +46,20 @@ impl<'a> Status<'a> {
     }
 }
 
+/// `teiji traces --json`.
+#[derive(Debug, Serialize)]
+pub struct Traces<'a> {
+    schema: u32,
+    traces: &'a [status::TraceStatus],
+}
+
+impl<'a> Traces<'a> {
+    /// The traces of an agent.
+    pub fn new(traces: &'a [status::TraceStatus]) -> Self {
+        Traces { schema: 1, traces }
+    }
+}
+
 /// `teiji doctor --json`.
 #[derive(Debug, Serialize)]
 pub struct Doctor<'a> {

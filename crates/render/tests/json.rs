@@ -222,6 +222,11 @@ fn every_field_of_a_status_is_documented() {
 }
 
 #[test]
+fn every_field_of_a_trace_is_documented() {
+    documented(&json::Traces::new(&[teiji_model::status::TraceStatus::default()]));
+}
+
+#[test]
 fn every_field_of_an_observation_is_documented() {
     let task = Task { id: 7, started: 9 };
     let identity = Identity {

@@ -29,6 +29,8 @@ pub enum Command {
     Vms(Print),
     /// Follow the packets of VMs and report where their time is spent.
     Trace(Trace),
+    /// List the traces that the agent runs (`trace --detach`), show their reports, end and remove them.
+    Traces(Traces),
     /// Report on a recording made by `trace --record`; needs no root.
     Replay(Replay),
     /// Show what a policy would change; changes nothing.
@@ -90,6 +92,12 @@ pub struct Trace {
     /// Print the report so far each time this long has passed; with --json one document a line.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub every: Option<Duration>,
+    /// Have the agent trace, for an hour unless --for says otherwise; `teiji traces` shows it. The terminal may be closed.
+    #[arg(long, conflicts_with_all = ["taps", "every", "record", "buffer", "format", "json", "out", "suggest"])]
+    pub detach: bool,
+    /// Where teiji stores its state.
+    #[command(flatten)]
+    pub state: State,
     /// Store the events in this file, for `replay`.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
@@ -99,6 +107,43 @@ pub struct Trace {
     /// How to print the report.
     #[command(flatten)]
     pub report: ReportArgs,
+}
+
+/// Arguments of `traces`.
+#[derive(Debug, clap::Args)]
+pub struct Traces {
+    /// What to do [default: list them].
+    #[command(subcommand)]
+    pub what: Option<OfTraces>,
+    /// Where teiji stores its state.
+    #[command(flatten)]
+    pub state: State,
+    /// The format of the list.
+    #[command(flatten)]
+    pub print: Print,
+}
+
+/// What to do with a trace of the agent.
+#[derive(Debug, Subcommand)]
+pub enum OfTraces {
+    /// Print the report of a trace; so far, if it still runs.
+    Show {
+        /// Its number.
+        number: u32,
+        /// How to print the report.
+        #[command(flatten)]
+        report: ReportArgs,
+    },
+    /// End a trace; its recording is completed.
+    Stop {
+        /// Its number.
+        number: u32,
+    },
+    /// Remove a trace that has ended, with its recording.
+    Remove {
+        /// Its number.
+        number: u32,
+    },
 }
 
 /// Arguments of `replay`.

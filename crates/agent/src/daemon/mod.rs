@@ -31,10 +31,12 @@
 //! | [`front`] | the process that clients talk to |
 //! | `supervisor` | starts the front, again if it ends |
 //! | `orders` | carries out what the front asks for |
+//! | [`detached`] | traces that go on without the terminal that asked for them |
 //! | [`client`] | asks an agent |
 //! | `wire` | the form of messages |
 
 pub mod client;
+pub mod detached;
 pub mod front;
 mod heartbeat;
 mod orders;
@@ -45,6 +47,7 @@ mod schedule;
 mod supervisor;
 mod wire;
 
+use detached::Traces;
 use heartbeat::{HEARTBEAT_INTERVAL, HeartbeatThread};
 use orders::Orders;
 use pin_watch::PinWatch;
@@ -109,7 +112,7 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
         let reconciler = Arc::clone(&reconciler);
         Builder::new().name("reconciler".into()).spawn(move || reconciler.run()).map_err(Error::Thread)?
     };
-    let orders = Orders::new(Arc::clone(&reconciler));
+    let orders = Orders::new(Arc::clone(&reconciler), Traces::of(places.state));
     let supervisor = Supervisor::start(places.socket, orders).map_err(Error::Thread)?;
     announce(qdisc.as_ref().map(|(owner, _)| owner));
     let mut watch = PinWatch::new(places.pins);

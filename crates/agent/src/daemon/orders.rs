@@ -4,6 +4,7 @@
 //! the agent starts another one. Each order is carried out in a thread of its own, so that a write to the host that hangs
 //! does not keep others from being answered, and never the heartbeat.
 
+use super::detached::Traces;
 use super::protocol::{Answer, FullStatus, Numbered, Order, Refusal};
 use super::reconciler::Reconciler;
 use super::wire::{self, MOST_OF_REQUEST};
@@ -26,12 +27,13 @@ const WAIT: Duration = Duration::from_secs(10);
 /// What orders act on.
 pub(super) struct Orders {
     reconciler: Arc<Reconciler>,
+    traces: Traces,
     running: AtomicUsize,
 }
 
 impl Orders {
-    pub(super) fn new(reconciler: Arc<Reconciler>) -> Arc<Orders> {
-        Arc::new(Orders { reconciler, running: AtomicUsize::new(0) })
+    pub(super) fn new(reconciler: Arc<Reconciler>, traces: Traces) -> Arc<Orders> {
+        Arc::new(Orders { reconciler, traces, running: AtomicUsize::new(0) })
     }
 
     /// Carries out the orders of a front until it is gone, in the calling thread.
@@ -75,6 +77,16 @@ impl Orders {
             }
             Order::Reconcile => self.reconciler.reconcile_now().map(Answer::Done).map_err(Refusal::Failed),
             Order::Confirm => engine()?.confirm().map(|all| Answer::Done(texts(&all))).map_err(failed),
+            Order::Trace(order) => self.traces.start(order).map(Answer::Started).map_err(Refusal::Failed),
+            Order::Traces => {
+                self.traces.all().map(Answer::Traces).map_err(|e| Refusal::Failed(e.to_string()))
+            }
+            Order::StopTrace(number) => {
+                self.traces.stop(*number).map(|()| Answer::Done(Vec::new())).map_err(Refusal::Failed)
+            }
+            Order::RemoveTrace(number) => {
+                self.traces.remove(*number).map(|()| Answer::Done(Vec::new())).map_err(Refusal::Failed)
+            }
             Order::Rollback { force } => {
                 let options = Rollback { force: *force, wait: WAIT };
                 let done = engine()?.rollback(&options).map_err(failed)?;
@@ -104,8 +116,9 @@ mod tests {
     fn frame() -> impl Strategy<Value = Vec<u8>> {
         let framed = |text: Vec<u8>| [&(text.len() as u32).to_ne_bytes()[..], &text].concat();
         let text = prop_oneof![
-            "\\{\"number\":[0-9]{1,20},\"content\":\"(status|confirm|reboot)\"\\}",
+            "\\{\"number\":[0-9]{1,20},\"content\":\"(status|confirm|traces|reboot)\"\\}",
             "\\{\"number\":[0-9]{1,3},\"content\":\\{\"rollback\":\\{\"force\":(true|false|1)(,\"x\":1)?\\}\\}\\}",
+            "\\{\"number\":[0-9]{1,3},\"content\":\\{\"(stop|remove)-trace\":-?[0-9]{1,9}\\}\\}",
             "[\\[\\]{}\":,a-z0-9]{0,40}",
         ];
         prop_oneof![
@@ -124,7 +137,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let state = dir.path().join("state");
             let reconciler = Arc::new(Reconciler::new(&state, &dir.path().join("pins")).unwrap());
-            let orders = Orders::new(reconciler);
+            let orders = Orders::new(reconciler, Traces::of(&state));
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             theirs.write_all(&frames.concat()).unwrap();
             theirs.shutdown(std::net::Shutdown::Write).unwrap();

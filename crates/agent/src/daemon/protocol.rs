@@ -11,10 +11,11 @@
 //!
 //! The front hands an [`Order`] on to the privileged part as it is. That part takes nothing but an `Order`, of at most 64
 //! KiB: whoever has taken over the front can do what the operator could do with these orders, and no more. None of them
-//! names a file, a program, or a setting of the host.
+//! names a file, a program, or a setting of the host; the values of a trace are bounded and checked.
 
+use super::detached::TraceOrder;
 use serde::{Deserialize, Serialize};
-use teiji_model::status::{AgentStatus, LinksStatus, Status};
+use teiji_model::status::{AgentStatus, LinksStatus, Status, TraceStatus};
 
 /// The version of the requests.
 pub const VERSION: u32 = 1;
@@ -43,12 +44,20 @@ pub enum Order {
         /// Also what somebody else has changed since.
         force: bool,
     },
+    /// Start a trace.
+    Trace(TraceOrder),
+    /// The traces that the agent runs or has run. Changes nothing.
+    Traces,
+    /// End the trace of this number.
+    StopTrace(u32),
+    /// Remove the trace of this number, which has ended.
+    RemoveTrace(u32),
 }
 
 impl Order {
     /// Whether it changes anything, so that only user 0 may ask for it.
     pub fn changes(&self) -> bool {
-        !matches!(self, Order::Status)
+        !matches!(self, Order::Status | Order::Traces)
     }
 }
 
@@ -69,6 +78,10 @@ pub enum Answer {
     Status(Box<FullStatus>),
     /// It is done; what happened, for people.
     Done(Vec<String>),
+    /// To [`Order::Trace`]: its number.
+    Started(u32),
+    /// To [`Order::Traces`], by number.
+    Traces(Vec<TraceStatus>),
 }
 
 /// What an agent does, and what teiji has changed.

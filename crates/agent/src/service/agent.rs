@@ -3,10 +3,13 @@
 use super::{Error, Service};
 use crate::apply::STATE_DIRECTORY;
 use crate::daemon::client::{self, ask};
-use crate::daemon::protocol::{Answer, FullStatus, Order};
+use crate::daemon::detached::{TraceOrder, Traces};
+use crate::daemon::protocol::{Answer, FullStatus, Order, Refusal};
 use crate::daemon::{self, Places};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use teiji_model::report::{Joined, Report};
+use teiji_model::status::TraceStatus;
 
 /// The socket of the agent whose state directory is the default.
 const SOCKET: &str = "/run/teiji/agent.sock";
@@ -41,12 +44,62 @@ impl Service {
     pub fn ask_status(&self) -> Result<FullStatus, client::Error> {
         match ask(&self.socket(), &Order::Status, client::STATUS_WITHIN)? {
             Answer::Status(status) => Ok(*status),
-            Answer::Done(_) => Ok(FullStatus::default()),
+            _ => Err(unexpected()),
         }
+    }
+
+    /// Has the agent start a trace; returns its number.
+    ///
+    /// # Errors
+    /// If there is no agent, or it refuses.
+    pub fn start_trace(&self, order: TraceOrder) -> Result<u32, client::Error> {
+        match ask(&self.socket(), &Order::Trace(order), client::CHANGE_WITHIN)? {
+            Answer::Started(number) => Ok(number),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// The traces that the agent runs or has run.
+    ///
+    /// # Errors
+    /// If there is no agent, or it does not answer.
+    pub fn traces(&self) -> Result<Vec<TraceStatus>, client::Error> {
+        match ask(&self.socket(), &Order::Traces, client::STATUS_WITHIN)? {
+            Answer::Traces(all) => Ok(all),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Ends a trace of the agent, or removes one that has ended.
+    ///
+    /// # Errors
+    /// If there is no agent, or it refuses.
+    pub fn end_trace(&self, number: u32, remove: bool) -> Result<(), client::Error> {
+        let order = if remove { Order::RemoveTrace(number) } else { Order::StopTrace(number) };
+        ask(&self.socket(), &order, client::CHANGE_WITHIN).map(drop)
+    }
+
+    /// The report of a trace of the agent: so far, if it still runs; whether it is complete. Needs root, but no agent.
+    ///
+    /// # Errors
+    /// If there is none, or it cannot be read.
+    pub fn trace_report(
+        &self,
+        number: u32,
+        joined: &mut dyn FnMut(&Joined),
+    ) -> Result<(Report, bool), Error> {
+        Self::needs_root("recordings of the agent belong to root")?;
+        let (file, _) = Traces::of(&self.state).recording(number).map_err(Error::Selection)?;
+        Self::replay_unfinished(&file, joined).map(|(report, cut)| (report, !cut))
     }
 
     /// The socket of the agent that keeps its state in this service's state directory.
     fn socket(&self) -> PathBuf {
         if self.state == Path::new(STATE_DIRECTORY) { SOCKET.into() } else { self.state.join("agent.sock") }
     }
+}
+
+/// An answer to something else.
+fn unexpected() -> client::Error {
+    client::Error::Refused(Refusal::Unknown("it answers something else".into()))
 }

@@ -8,6 +8,7 @@ pub mod plan;
 pub mod policy;
 mod stages;
 pub mod status;
+pub mod traces;
 pub mod vms;
 mod waterfall;
 

@@ -16,6 +16,7 @@ mod rollback;
 mod signals;
 mod status;
 mod trace;
+mod traces;
 mod vms;
 
 use crate::args::{Args, Command, State};
@@ -35,7 +36,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     match &args.command {
         Command::Doctor(print) => return doctor::run(print, &here),
         Command::Vms(print) => vms::run(print, &here)?,
-        Command::Trace(trace) => trace::run(trace, &here)?,
+        Command::Trace(trace) => trace::run(trace, &with(&trace.state))?,
+        Command::Traces(traces) => traces::run(traces, &this(&traces.state))?,
         Command::Replay(replay) => replay::run(replay)?,
         Command::Plan(args) => plan::run(args, &with(&args.state))?,
         Command::Observe(state) => observe::run(&with(state))?,

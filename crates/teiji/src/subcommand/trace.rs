@@ -1,5 +1,6 @@
 //! `teiji trace`: follows packets until told to stop, then reports.
 
+use super::messages::print_line;
 use super::signals;
 use crate::args::{Format, Trace, Usage};
 use crate::format::{self, Kept};
@@ -9,7 +10,7 @@ use anyhow::{Result, bail};
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 use teiji_agent::output::Rights;
-use teiji_agent::service::Service;
+use teiji_agent::service::{Service, TraceOrder};
 use teiji_agent::trace::{Progress, TraceSpec};
 use teiji_model::flow::{Flow, Watch};
 use teiji_model::report::Report;
@@ -21,6 +22,9 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         format::check_every(&args.report)?;
     }
     let flow = Flow::parse(&args.flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?;
+    if args.detach {
+        return detach(args, service);
+    }
     let selected = service.select(&args.vms, &args.taps)?;
     for note in &selected.notes {
         eprintln!("{note}");
@@ -78,5 +82,23 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     if traced.vanished {
         bail!("a traced VM ended before the trace did: the report shows what was seen until then");
     }
+    Ok(())
+}
+
+/// Has the agent trace.
+fn detach(args: &Trace, service: &Service) -> Result<()> {
+    // Rounded up: a trace of less than a second would end before anything is seen.
+    let seconds = args.duration.map(|d| d.as_secs() + u64::from(d.subsec_nanos() > 0));
+    let order = TraceOrder {
+        vms: args.vms.clone(),
+        flow: args.flow.trim().to_owned(),
+        direction: args.direction.into(),
+        matching: args.matching.into(),
+        seconds,
+    };
+    let number = service.start_trace(order)?;
+    print_line(&format!(
+        "trace {number} runs; `teiji traces show {number}` prints its report, `teiji traces stop {number}` ends it"
+    ));
     Ok(())
 }

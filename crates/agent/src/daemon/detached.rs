@@ -1,0 +1,331 @@
+//! Traces that the agent runs for somebody: they go on without the terminal that asked for them.
+//!
+//! Each is a process of its own, `teiji trace`, which gives up its privileges as any trace does. What is known of it is in
+//! files of the folder `traces` of the state directory, so a trace is found again if the agent is killed meanwhile:
+//!
+//! | file | has |
+//! | --- | --- |
+//! | `N.json` | what was asked for, and the process |
+//! | `N.teiji.*.partial` | the recording while the trace runs, or if it was killed |
+//! | `N.teiji` | the complete recording |
+//! | `N.log` | what the trace has said |
+//!
+//! Who asks may be the front, which is not trusted: a request has no path and no option, each of its values is bounded and
+//! checked here, and the number of traces is bounded, too.
+
+use crate::output::{Output, Rights};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use teiji_host::{Root, kernel, task};
+use teiji_model::flow::{Direction, Flow, Matching};
+use teiji_model::resource::Task;
+use teiji_model::status::TraceStatus;
+
+/// Below the state directory.
+const FOLDER: &str = "traces";
+/// Most traces that run at a time, and that are kept.
+const MOST_RUNNING: usize = 4;
+const MOST_KEPT: usize = 64;
+/// Most VMs of a trace, and the longest name and filter, bytes.
+const MOST_VMS: usize = 64;
+const LONGEST_NAME: usize = 256;
+const LONGEST_FLOW: usize = 4096;
+/// The longest trace, and how long one is that does not say.
+const LONGEST: Duration = Duration::from_secs(7 * 86_400);
+const USUAL: Duration = Duration::from_secs(3600);
+
+/// A trace that somebody asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceOrder {
+    /// VMs by name or as `pid:N`; all if empty.
+    pub vms: Vec<String>,
+    /// The filter.
+    pub flow: String,
+    /// Which direction.
+    pub direction: Direction,
+    /// How responses are matched.
+    pub matching: Matching,
+    /// How long, s; an hour if absent, a week at most.
+    pub seconds: Option<u64>,
+}
+
+impl TraceOrder {
+    /// The arguments of `teiji trace`, except for the files.
+    fn arguments(&self) -> Result<Vec<String>, String> {
+        if self.vms.len() > MOST_VMS {
+            return Err(format!("at most {MOST_VMS} VMs can be traced at once"));
+        }
+        if self.vms.iter().any(|name| name.is_empty() || name.len() > LONGEST_NAME || name.contains('\0')) {
+            return Err("a name of a VM is empty or too long".into());
+        }
+        if self.flow.len() > LONGEST_FLOW {
+            return Err("the filter is too long".into());
+        }
+        Flow::parse(&self.flow).map_err(|e| format!("cannot read the filter: {e}"))?;
+        let seconds = self.seconds.map_or(USUAL, Duration::from_secs);
+        if seconds.is_zero() || seconds > LONGEST {
+            return Err("a trace takes at least a second and at most a week".into());
+        }
+        let direction = match self.direction {
+            Direction::In => "in",
+            Direction::Out => "out",
+            Direction::Both => "both",
+        };
+        let matching = match self.matching {
+            Matching::Echo => "echo",
+            Matching::Sip => "sip",
+            Matching::None => "none",
+        };
+        // As one word each, so that no value is taken for an option.
+        let mut all: Vec<String> = self.vms.iter().map(|name| format!("--vm={name}")).collect();
+        all.push(format!("--flow={}", self.flow));
+        all.push(format!("--direction={direction}"));
+        all.push(format!("--match={matching}"));
+        all.push(format!("--for={}s", seconds.as_secs()));
+        Ok(all)
+    }
+}
+
+/// `N.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Kept {
+    order: TraceOrder,
+    process: Task,
+    /// Seconds since 1970.
+    started: u64,
+}
+
+/// The traces of a state directory.
+pub struct Traces {
+    folder: PathBuf,
+    /// Held while one is started, so that two do not get the same number.
+    starting: Mutex<()>,
+}
+
+impl Traces {
+    /// Those of this state directory, which need not be there yet.
+    pub fn of(state: &Path) -> Traces {
+        Traces { folder: state.join(FOLDER), starting: Mutex::new(()) }
+    }
+
+    fn path(&self, number: u32, ending: &str) -> PathBuf {
+        self.folder.join(format!("{number}.{ending}"))
+    }
+
+    /// Starts a trace; returns its number.
+    ///
+    /// # Errors
+    /// If it asks for too much, or cannot be started.
+    pub(super) fn start(&self, order: &TraceOrder) -> Result<u32, String> {
+        let arguments = order.arguments()?;
+        let _starting = self.starting.lock();
+        let present = self.all().map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
+        if present.iter().filter(|t| t.running).count() >= MOST_RUNNING {
+            return Err(format!("{MOST_RUNNING} traces run already: `teiji traces` lists them"));
+        }
+        if present.len() >= MOST_KEPT {
+            return Err(format!("{MOST_KEPT} traces are kept already: `teiji traces remove N` removes one"));
+        }
+        let number =
+            present.iter().map(|t| t.number).max().unwrap_or(0).checked_add(1).ok_or("no number is left")?;
+        self.begin(number, order, &arguments).map_err(|e| format!("cannot start the trace: {e}"))?;
+        Ok(number)
+    }
+
+    fn begin(&self, number: u32, order: &TraceOrder, arguments: &[String]) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+        let flags = nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC;
+        let log = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(flags)
+            .open(self.path(number, "log"))?;
+        let mut child = Command::new(kernel::own_program())
+            .arg("trace")
+            .args(arguments)
+            .arg("--record")
+            .arg(self.path(number, "teiji"))
+            .arg("--json")
+            .arg("--out=/dev/null")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::from(log))
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC")
+            .env_remove("WATCHDOG_PID")
+            .spawn()?;
+        let process = task(&Root::default(), child.id());
+        let written = process.ok_or_else(|| io::Error::other("it ended at once")).and_then(|process| {
+            let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let file = Output::create(&self.path(number, "json"), Rights::Kept)?;
+            file.file().write_all(&serde_json::to_vec(&Kept { order: order.clone(), process, started })?)?;
+            file.persist()
+        });
+        if written.is_err() {
+            // Without its file nobody would find it.
+            let _ = child.kill();
+        }
+        // Somebody has to wait for it, for as long as this process lives.
+        let wait = move || drop(child.wait());
+        std::thread::Builder::new().name("trace".into()).spawn(wait)?;
+        written
+    }
+
+    /// All traces, by number.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn all(&self) -> io::Result<Vec<TraceStatus>> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(e),
+        };
+        let names = entries.map_while(Result::ok).map(|e| e.file_name().to_string_lossy().into_owned());
+        let number = |name: String| name.strip_suffix(".json")?.parse::<u32>().ok();
+        let mut all: Vec<TraceStatus> = names.filter_map(number).filter_map(|n| self.status(n)).collect();
+        all.sort_unstable_by_key(|t| t.number);
+        Ok(all)
+    }
+
+    fn kept(&self, number: u32) -> Option<Kept> {
+        serde_json::from_reader(File::open(self.path(number, "json")).ok()?).ok()
+    }
+
+    fn status(&self, number: u32) -> Option<TraceStatus> {
+        let kept = self.kept(number)?;
+        let running = task(&Root::default(), kept.process.id) == Some(kept.process);
+        Some(TraceStatus {
+            number,
+            vms: kept.order.vms,
+            flow: kept.order.flow,
+            started: kept.started,
+            running,
+            complete: self.path(number, "teiji").exists(),
+        })
+    }
+
+    /// The recording of a trace, and whether it is complete.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn recording(&self, number: u32) -> Result<(PathBuf, bool), String> {
+        let whole = self.path(number, "teiji");
+        if whole.exists() {
+            return Ok((whole, true));
+        }
+        let begins = format!("{number}.teiji.");
+        let entries =
+            fs::read_dir(&self.folder).map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
+        let partial =
+            entries.map_while(Result::ok).find(|e| e.file_name().to_string_lossy().starts_with(&begins));
+        partial.map(|e| (e.path(), false)).ok_or_else(|| {
+            let said = fs::read_to_string(self.path(number, "log")).unwrap_or_default();
+            match said.trim() {
+                "" => {
+                    format!("there is no recording of trace {number}: `teiji traces` lists those there are")
+                }
+                said => format!("there is no recording of trace {number}; it said: {said}"),
+            }
+        })
+    }
+
+    /// Ends a trace, which then completes its recording.
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub(super) fn stop(&self, number: u32) -> Result<(), String> {
+        let kept = self.kept(number).ok_or_else(|| format!("there is no trace {number}"))?;
+        if task(&Root::default(), kept.process.id) != Some(kept.process) {
+            return Err(format!("trace {number} has ended already"));
+        }
+        let pid = nix::unistd::Pid::from_raw(kept.process.id as i32);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)
+            .map_err(|e| format!("cannot end trace {number}: {e}"))
+    }
+
+    /// Removes a trace that has ended, and its recording.
+    ///
+    /// # Errors
+    /// If it runs, or a file cannot be removed.
+    pub(super) fn remove(&self, number: u32) -> Result<(), String> {
+        let status = self.status(number).ok_or_else(|| format!("there is no trace {number}"))?;
+        if status.running {
+            return Err(format!("trace {number} runs: `teiji traces stop {number}` ends it"));
+        }
+        let failed = |e: io::Error| format!("cannot remove trace {number}: {e}");
+        if let Ok((recording, _)) = self.recording(number) {
+            fs::remove_file(recording).map_err(failed)?;
+        }
+        for ending in ["log", "json"] {
+            match fs::remove_file(self.path(number, ending)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order() -> TraceOrder {
+        TraceOrder {
+            vms: vec!["--out=/etc/passwd".into(), "sip1".into()],
+            flow: "udp port 5060".into(),
+            direction: Direction::Both,
+            matching: Matching::Sip,
+            seconds: Some(10),
+        }
+    }
+
+    #[test]
+    fn no_value_is_taken_for_an_option() {
+        let arguments = order().arguments().unwrap();
+        let expected = [
+            "--vm=--out=/etc/passwd",
+            "--vm=sip1",
+            "--flow=udp port 5060",
+            "--direction=both",
+            "--match=sip",
+            "--for=10s",
+        ];
+        assert_eq!(arguments, expected);
+    }
+
+    #[test]
+    fn what_is_too_much_is_refused() {
+        let refused = |change: &dyn Fn(&mut TraceOrder)| {
+            let mut order = order();
+            change(&mut order);
+            order.arguments().is_err()
+        };
+        assert!(!refused(&|_| ()));
+        assert!(refused(&|o| o.vms = vec!["a".into(); 65]));
+        assert!(refused(&|o| o.vms = vec!["a".repeat(257)]));
+        assert!(refused(&|o| o.vms = vec![String::new()]));
+        assert!(refused(&|o| o.flow = "nonsense".into()));
+        assert!(refused(&|o| o.flow = " ".repeat(5000)));
+        assert!(refused(&|o| o.seconds = Some(0)));
+        assert!(refused(&|o| o.seconds = Some(u64::MAX)));
+    }
+
+    #[test]
+    fn a_trace_that_is_not_there_is_said_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let traces = Traces::of(dir.path());
+        assert_eq!(traces.all().unwrap(), []);
+        assert!(traces.stop(1).unwrap_err().contains("no trace 1"));
+        assert!(traces.remove(1).is_err() && traces.recording(1).is_err());
+    }
+}
