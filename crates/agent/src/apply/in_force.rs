@@ -21,15 +21,16 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     }
 
     /// Forgets what is held of tasks and devices that are gone, and removes the leftovers of VMs that have ended. Does
-    /// nothing while a transaction is in progress.
+    /// nothing while a transaction is in progress. Returns whether it has written the file.
     ///
     /// # Errors
     /// [`Error::Busy`]; if a file is damaged, or cannot be read or written.
-    pub fn forget_gone(&self) -> Result<(), Error> {
+    pub fn forget_gone(&self) -> Result<bool, Error> {
         let _lock = self.locked(Duration::ZERO)?;
         if self.transaction()?.is_some() {
-            return Ok(());
+            return Ok(false);
         }
+        let mut written = false;
         if let Some(mut file) = self.held_file()? {
             let before = file.held.settings.len();
             file.held
@@ -37,10 +38,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 .retain(|setting, _| !matches!(self.backend().read(setting), Err(ResourceError::Gone(_))));
             if file.held.settings.len() != before {
                 self.write_held(&file)?;
+                written = true;
             }
         }
         self.backend().remove_leftovers();
-        Ok(())
+        Ok(written)
     }
 
     /// Of a plan without any step. With the lock held.

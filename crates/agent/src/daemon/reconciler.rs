@@ -13,6 +13,7 @@
 
 use super::schedule::Schedule;
 use crate::apply::clock::{Clock, SystemClock};
+use crate::apply::store::{HELD, TRANSACTION};
 use crate::apply::{self, Engine, Options};
 use crate::backend::HostBackend;
 use crate::{observation, policy};
@@ -26,7 +27,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_control::plan::{Of, Part, parts, plan, present};
-use teiji_host::watch::Watch;
+use teiji_host::watch::{Hint, Watch};
 use teiji_host::{Root, kernel};
 use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::plan::{Plan, Step};
@@ -87,6 +88,8 @@ struct Look {
     lease: Option<Duration>,
     /// It is to be tried again soon.
     again: bool,
+    /// Whether it has written the state itself.
+    written: bool,
 }
 
 impl Reconciler {
@@ -185,6 +188,8 @@ impl Reconciler {
         let mut schedule = Schedule::new(!missing.is_empty());
         self.shared().status.blind = missing.iter().map(|what| printable(what)).collect();
         let now = || self.begun.elapsed();
+        // Whether the files of the state directory are watched, and whether what was told of them is the work of this thread.
+        let (mut watching_state, mut own) = (false, false);
         while !self.stop.load(Ordering::SeqCst) {
             let left = schedule.due().saturating_sub(now());
             if !left.is_zero() {
@@ -203,7 +208,14 @@ impl Reconciler {
                     std::thread::sleep(GATHER);
                 }
             }
+            if !watching_state {
+                // The folder is made by the first apply.
+                watching_state = watch.follow_files(&self.state, &[TRANSACTION, HELD]).is_ok();
+            }
             for hint in watch.hints() {
+                if hint == Hint::File && std::mem::take(&mut own) {
+                    continue;
+                }
                 schedule.hint(now(), hint, &is_worker);
             }
             if schedule.due() > now() {
@@ -222,6 +234,7 @@ impl Reconciler {
                 again: true,
                 ..Look::default()
             });
+            own = look.written || look.changed > 0;
             watch.follow_groups(&look.groups);
             schedule.looked(begun, now(), look.vms.clone(), look.again);
             if let Some(left) = look.lease {
@@ -285,7 +298,7 @@ impl Reconciler {
         let known = kept.vms.clone();
         let loaded = policy::of_kept(kept).map_err(|e| format!("the policy in force cannot be read: {e}"))?;
         match engine.forget_gone() {
-            Ok(()) => {}
+            Ok(written) => look.written |= written,
             Err(apply::Error::Busy(_)) => return later(look),
             Err(error) => return Err(explained(&error)),
         }

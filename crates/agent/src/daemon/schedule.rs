@@ -22,7 +22,7 @@ pub(super) const LATEST: Duration = Duration::from_millis(400);
 /// How long after the creation of a VM the host is looked at again.
 const AGAIN: [Duration; 2] = [Duration::from_millis(500), Duration::from_millis(1200)];
 /// The time between two looks if nothing happens and the kernel tells of all that does.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_secs(300);
 /// The same if a source of hints is missing.
 const IDLE_BLIND: Duration = Duration::from_millis(1500);
 /// The first pause after a failure, and the longest.
@@ -64,7 +64,7 @@ impl Schedule {
     /// Something has happened. `is_worker` tells of a kernel thread whether it is a vhost worker.
     pub(super) fn hint(&mut self, now: Duration, hint: Hint, is_worker: &dyn Fn(u32) -> bool) {
         let matters = match hint {
-            Hint::Device | Hint::Group | Hint::Lost => true,
+            Hint::Device | Hint::Group | Hint::File | Hint::Lost => true,
             Hint::Machine { pid } => {
                 if self.processes.len() < MOST_NEW {
                     self.processes.insert(pid);
@@ -132,7 +132,7 @@ mod tests {
         let mut s = Schedule::new(false);
         assert_eq!(s.due(), ms(0));
         looked(&mut s, 0, 10);
-        assert_eq!(s.due(), ms(60_010));
+        assert_eq!(s.due(), ms(300_010));
         hint(&mut s, 1000, Hint::Device);
         assert_eq!(s.due(), ms(1100));
         hint(&mut s, 1090, Hint::Device);
@@ -145,7 +145,7 @@ mod tests {
         // Those that came after the look has begun.
         assert_eq!(s.due(), ms(5090));
         looked(&mut s, 5090, 5100);
-        assert_eq!(s.due(), ms(65_100));
+        assert_eq!(s.due(), ms(305_100));
     }
 
     #[test]
@@ -154,7 +154,7 @@ mod tests {
         looked(&mut s, 0, 0);
         for other in [Hint::Threads { pid: 5 }, Hint::Ended { pid: 5 }, Hint::KernelThread { pid: 5 }] {
             hint(&mut s, 1000, other);
-            assert_eq!(s.due(), ms(60_000), "{other:?}");
+            assert_eq!(s.due(), ms(300_000), "{other:?}");
         }
         for own in [Hint::Threads { pid: 100 }, Hint::Ended { pid: 100 }, Hint::KernelThread { pid: 7 }] {
             hint(&mut s, 1000, own);
@@ -180,7 +180,7 @@ mod tests {
             s.looked(due, due, BTreeSet::new(), false);
         }
         assert_eq!(at, [ms(1100), ms(1500), ms(2200)]);
-        assert_eq!(s.due(), ms(62_200));
+        assert_eq!(s.due(), ms(302_200));
     }
 
     #[test]

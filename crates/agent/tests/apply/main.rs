@@ -7,6 +7,7 @@ mod common;
 mod disturbed;
 mod engine;
 mod former;
+mod in_force;
 mod kill;
 mod lease;
 mod offline;

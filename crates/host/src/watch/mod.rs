@@ -7,6 +7,7 @@
 //! | uevents of `/dev/kvm` (`kvm_uevent_notify_change` in virt/kvm/kvm_main.c) | `machines` | VMs that a process has created or destroyed |
 //! | process events (drivers/connector/cn_proc.c) | `processes` | threads that start, end, or get a name |
 //! | inotify on control groups | `groups` | groups that are made or removed |
+//! | inotify on a folder | `files` | files that another process has written |
 //!
 //! All of them are hints: a kernel may lack a source ([`Watch::open`] says which), and a queue that overflows loses
 //! events ([`Hint::Lost`]). So whoever uses them also observes the host at longer intervals.
@@ -14,11 +15,13 @@
 //! Only the kernel's own messages count: any process may send a message to a netlink socket whose address it guesses.
 
 mod devices;
+mod files;
 mod groups;
 mod machines;
 mod processes;
 
 use devices::Devices;
+use files::Files;
 use groups::Groups;
 use machines::Machines;
 use nix::errno::Errno;
@@ -29,6 +32,7 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with}
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::time::Duration;
 
 /// Something that may have changed.
@@ -58,6 +62,8 @@ pub enum Hint {
     },
     /// A control group that is watched has got or lost a group below it.
     Group,
+    /// A file that is watched was written or removed.
+    File,
     /// Events were lost: anything may have changed.
     Lost,
 }
@@ -68,6 +74,7 @@ pub struct Watch {
     machines: Option<Machines>,
     processes: Option<Processes>,
     groups: Option<Groups>,
+    files: Option<Files>,
 }
 
 impl Watch {
@@ -83,8 +90,18 @@ impl Watch {
                 .map_err(|e| kept("threads by process events (CONFIG_PROC_EVENTS)", e))
                 .ok(),
             groups: Groups::open().map_err(|e| kept("control groups by inotify", e)).ok(),
+            files: None,
         };
         (watch, missing)
+    }
+
+    /// Watches these files of a folder.
+    ///
+    /// # Errors
+    /// If there is no such folder.
+    pub fn follow_files(&mut self, folder: &Path, names: &'static [&'static str]) -> io::Result<()> {
+        self.files = Some(Files::open(folder, names)?);
+        Ok(())
     }
 
     /// Watches these control groups, paths below the cgroup v2 mount, instead of those before.
@@ -105,6 +122,7 @@ impl Watch {
             self.machines.as_ref().map(Machines::fd),
             self.processes.as_ref().map(Processes::fd),
             self.groups.as_ref().map(Groups::fd),
+            self.files.as_ref().map(Files::fd),
         ];
         let mut fds: Vec<PollFd<'_>> = sources
             .into_iter()
@@ -138,6 +156,9 @@ impl Watch {
         }
         if let Some(groups) = &self.groups {
             groups.read(tell);
+        }
+        if let Some(files) = &self.files {
+            files.read(tell);
         }
         hints
     }
