@@ -33,7 +33,7 @@ pub enum Error {
         source: io::Error,
     },
     /// It refuses.
-    #[error("{0}")]
+    #[error(transparent)]
     Refused(#[from] Refusal),
 }
 

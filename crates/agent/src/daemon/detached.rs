@@ -6,7 +6,7 @@
 //! | file | has |
 //! | --- | --- |
 //! | `N.json` | what was asked for, and the process |
-//! | `N.teiji.*.partial` | the recording while the trace runs, or if it was killed |
+//! | `N.teiji.*.partial` | the recording while the trace runs; removed if it is killed ([`crate::output`]) |
 //! | `N.teiji` | the complete recording |
 //! | `N.log` | what the trace has said |
 //!
@@ -233,7 +233,12 @@ impl Traces {
                 "" => {
                     format!("there is no recording of trace {number}: `teiji traces` lists those there are")
                 }
-                said => format!("there is no recording of trace {number}; it said: {said}"),
+                said => {
+                    let last = said.lines().last().unwrap_or_default();
+                    format!(
+                        "trace {number} has left no recording: it failed or was killed; it said last: {last}"
+                    )
+                }
             }
         })
     }

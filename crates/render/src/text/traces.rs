@@ -15,7 +15,7 @@ pub fn table(traces: &[TraceStatus], now: u64, style: &Style) -> String {
         let (state, tone) = match (trace.running, trace.complete) {
             (true, _) => ("runs", Tone::Strong),
             (false, true) => ("complete", Tone::Plain),
-            (false, false) => ("cut off", Tone::Bad),
+            (false, false) => ("failed", Tone::Bad),
         };
         let vms = if trace.vms.is_empty() { "all VMs".to_owned() } else { trace.vms.join(", ") };
         let flow = if trace.flow.is_empty() { "all packets" } else { &trace.flow };
