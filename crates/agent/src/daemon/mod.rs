@@ -29,12 +29,14 @@
 //! | `schedule` | when the reconciler looks at the host |
 //! | [`protocol`] | what can be asked of an agent, and who may ask |
 //! | [`front`] | the process that clients talk to |
+//! | `claim` | only one agent keeps a state directory |
 //! | `supervisor` | starts the front, again if it ends |
 //! | `orders` | carries out what the front asks for |
 //! | [`detached`] | traces that go on without the terminal that asked for them |
 //! | [`client`] | asks an agent |
 //! | `wire` | the form of messages |
 
+mod claim;
 pub mod client;
 pub mod detached;
 pub mod front;
@@ -47,6 +49,7 @@ mod schedule;
 mod supervisor;
 mod wire;
 
+use claim::Claim;
 use detached::Traces;
 use heartbeat::{HEARTBEAT_INTERVAL, HeartbeatThread};
 use orders::Orders;
@@ -107,19 +110,22 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
         }
         Err(error) => return Err(error.into()),
     };
-    let reconciler = Arc::new(Reconciler::new(places.state, places.pins).map_err(Error::Thread)?);
+    let claim = Arc::new(Claim::on(places.state));
+    let reconciler =
+        Arc::new(Reconciler::new(places.state, places.pins, Arc::clone(&claim)).map_err(Error::Thread)?);
     let reconciling = {
         let reconciler = Arc::clone(&reconciler);
         Builder::new().name("reconciler".into()).spawn(move || reconciler.run()).map_err(Error::Thread)?
     };
     let orders = Orders::new(Arc::clone(&reconciler), Traces::of(places.state));
-    let supervisor = Supervisor::start(places.socket, orders).map_err(Error::Thread)?;
+    let supervisor = Supervisor::start(places.socket, orders, claim).map_err(Error::Thread)?;
     announce(qdisc.as_ref().map(|(owner, _)| owner));
     let mut watch = PinWatch::new(places.pins);
     let done = loop {
         if stop.load(Ordering::Relaxed) {
             break Ok(());
         }
+        supervisor.check();
         if reload.swap(false, Ordering::Relaxed) {
             reload_now(&reconciler);
         }
@@ -226,7 +232,10 @@ mod tests {
     fn where_nothing_can_be_pinned_nothing_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let (pins, socket) = (dir.path().join("pins"), dir.path().join("agent.sock"));
-        let places = Places { state: dir.path(), pins: &pins, socket: &socket };
+        // Not a directory, so that no front is started: this program is the test.
+        let state = dir.path().join("state");
+        std::fs::write(&state, "").unwrap();
+        let places = Places { state: &state, pins: &pins, socket: &socket };
         let ran = run(places, &AtomicBool::new(true), &AtomicBool::new(false));
         match teiji_bpf::qdisc_edf::supported() {
             Ok(()) => assert!(matches!(ran, Err(Error::Qdisc(_))), "{ran:?}"),

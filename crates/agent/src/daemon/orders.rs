@@ -108,6 +108,7 @@ fn answer(to: &Mutex<UnixStream>, number: u64, content: Result<Answer, Refusal>)
 
 #[cfg(test)]
 mod tests {
+    use super::super::claim::Claim;
     use super::*;
     use proptest::prelude::*;
     use std::io::Write;
@@ -136,7 +137,7 @@ mod tests {
         fn the_front_can_only_give_orders(frames in proptest::collection::vec(frame(), 0..12)) {
             let dir = tempfile::tempdir().unwrap();
             let state = dir.path().join("state");
-            let reconciler = Arc::new(Reconciler::new(&state, &dir.path().join("pins")).unwrap());
+            let reconciler = Arc::new(Reconciler::new(&state, &dir.path().join("pins"), Arc::new(Claim::on(&state))).unwrap());
             let orders = Orders::new(reconciler, Traces::of(&state));
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             theirs.write_all(&frames.concat()).unwrap();

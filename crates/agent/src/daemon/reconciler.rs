@@ -11,6 +11,7 @@
 //! A thread of its own does this, with the agent's privileges. If a write to the host hangs, this thread hangs; nothing
 //! else does. Its state is what [`Reconciler::status`] shows, and may be asked for at any time.
 
+use super::claim::Claim;
 use super::schedule::Schedule;
 use crate::apply::clock::{Clock, SystemClock};
 use crate::apply::store::{HELD, TRANSACTION};
@@ -24,7 +25,7 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_control::plan::{Of, Part, parts, plan, present};
 use teiji_host::watch::{Hint, Watch};
@@ -54,6 +55,7 @@ const OVERDUE: Duration = Duration::from_secs(10);
 pub(super) struct Reconciler {
     state: PathBuf,
     pins: PathBuf,
+    claim: Arc<Claim>,
     begun: Instant,
     shared: Mutex<Shared>,
     looked: Condvar,
@@ -95,7 +97,7 @@ struct Look {
 impl Reconciler {
     /// # Errors
     /// If no socket can be made.
-    pub(super) fn new(state: &Path, pins: &Path) -> std::io::Result<Reconciler> {
+    pub(super) fn new(state: &Path, pins: &Path, claim: Arc<Claim>) -> std::io::Result<Reconciler> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
@@ -108,6 +110,7 @@ impl Reconciler {
         Ok(Reconciler {
             state: state.to_owned(),
             pins: pins.to_owned(),
+            claim,
             begun: Instant::now(),
             shared: Mutex::new(Shared { status, ..Shared::default() }),
             looked: Condvar::new(),
@@ -282,6 +285,16 @@ impl Reconciler {
     }
 
     fn try_look(&self, look: &mut Look) -> Result<(), String> {
+        match self.claim.is_ours() {
+            Ok(true) => {}
+            Ok(false) => {
+                let state = self.state.display();
+                return Err(format!(
+                    "another agent keeps {state}: this one only sends its heartbeat until that one ends"
+                ));
+            }
+            Err(error) => return Err(format!("cannot use {}: {error}", self.state.display())),
+        }
         let engine = self.engine().map_err(|e| explained(&e))?;
         match engine.recover(Duration::ZERO) {
             Ok(messages) => messages.iter().for_each(|message| tracing::warn!("{message}")),

@@ -6,8 +6,8 @@
 //!  nothing ──► look every `idle`
 //!  a look failed ──► again after RETRY, which doubles up to RETRY_MOST
 //! ```
-//! Between two looks there is at least as much time as the former one took, so that looking takes at most half of a CPU
-//! however much happens.
+//! Between two looks there is four times as much time as the former one took, so that looking takes a fifth of a CPU at most
+//! however much happens; but no more than a second, unless a look takes longer than that.
 //!
 //! Times are since any fixed instant. Nothing here reads a clock.
 
@@ -28,6 +28,8 @@ const IDLE_BLIND: Duration = Duration::from_millis(1500);
 /// The first pause after a failure, and the longest.
 const RETRY: Duration = Duration::from_secs(1);
 const RETRY_MOST: Duration = Duration::from_secs(60);
+/// The longest pause after a look that took less than this.
+const PAUSE_MOST: Duration = Duration::from_secs(1);
 /// Most processes that are remembered because they have just created a VM.
 const MOST_NEW: usize = 4096;
 
@@ -105,7 +107,8 @@ impl Schedule {
         // What was told during the look may have come too late for it.
         self.hinted = self.hinted.filter(|(_, last)| *last >= begun).map(|(_, last)| (last, last));
         self.again.retain(|at| *at > begun);
-        self.earliest = now + now.saturating_sub(begun);
+        let took = now.saturating_sub(begun);
+        self.earliest = now + (took * 4).min(PAUSE_MOST.max(took));
         self.latest = now + if failed { self.retry.min(self.idle) } else { self.idle };
         self.retry = if failed { (self.retry * 2).min(RETRY_MOST) } else { RETRY };
     }
@@ -184,11 +187,14 @@ mod tests {
     }
 
     #[test]
-    fn looking_takes_half_of_a_cpu_at_most() {
+    fn looking_takes_a_fifth_of_a_cpu_at_most() {
         let mut s = Schedule::new(false);
-        looked(&mut s, 0, 300);
-        hint(&mut s, 310, Hint::Lost);
-        assert_eq!(s.due(), ms(600));
+        for (took, due) in [(100, 500), (300, 1300), (2000, 4000)] {
+            looked(&mut s, 0, took);
+            hint(&mut s, took + 10, Hint::Lost);
+            assert_eq!(s.due(), ms(due));
+            looked(&mut s, 0, 0);
+        }
     }
 
     #[test]

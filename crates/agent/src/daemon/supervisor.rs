@@ -1,17 +1,18 @@
 //! Starts the front, and again whenever it ends. The listening socket is the agent's, so clients that connect meanwhile
 //! wait instead of being refused.
 
+use super::claim::Claim;
 use super::orders::Orders;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, chown};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use teiji_host::kernel;
@@ -24,11 +25,23 @@ const RAN: Duration = Duration::from_secs(10);
 /// The group whose members may read, if the host has it.
 const GROUP: &str = "teiji";
 
+/// What the thread of the supervisor shares with others.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    /// The process id of the front; 0 if there is none.
+    front: AtomicI32,
+    /// The inode of the socket's file; 0 if there is none.
+    inode: AtomicU64,
+}
+
+fn inode_of(socket: &Path) -> Option<u64> {
+    socket.symlink_metadata().ok().map(|file| file.ino())
+}
+
 /// The thread that keeps a front running.
 pub(super) struct Supervisor {
-    stop: Arc<AtomicBool>,
-    /// The process id of the front; 0 if there is none.
-    front: Arc<AtomicI32>,
+    shared: Arc<Shared>,
     thread: JoinHandle<()>,
     socket: PathBuf,
 }
@@ -36,35 +49,56 @@ pub(super) struct Supervisor {
 impl Supervisor {
     /// # Errors
     /// If no thread can be started. A socket that cannot be made is tried again, and logged.
-    pub(super) fn start(socket: &Path, orders: Arc<Orders>) -> io::Result<Supervisor> {
-        let (stop, front) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicI32::new(0)));
-        let (stopped, pid, path) = (Arc::clone(&stop), Arc::clone(&front), socket.to_owned());
-        let work = move || supervise(&path, &orders, &stopped, &pid);
+    pub(super) fn start(socket: &Path, orders: Arc<Orders>, claim: Arc<Claim>) -> io::Result<Supervisor> {
+        let shared = Arc::new(Shared::default());
+        let (state, path) = (Arc::clone(&shared), socket.to_owned());
+        let work = move || supervise(&path, &orders, &claim, &state);
         let thread = Builder::new().name("front".into()).spawn(work)?;
-        Ok(Supervisor { stop, front, thread, socket: socket.to_owned() })
+        Ok(Supervisor { shared, thread, socket: socket.to_owned() })
+    }
+
+    /// Starts another front with another socket if somebody has removed or replaced the file of this one.
+    pub(super) fn check(&self) {
+        let inode = self.shared.inode.load(Ordering::SeqCst);
+        if inode != 0 && inode_of(&self.socket) != Some(inode) {
+            self.kill_front();
+        }
+    }
+
+    fn kill_front(&self) {
+        let pid = self.shared.front.load(Ordering::SeqCst);
+        if pid > 0 {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
     }
 
     /// Ends the front and removes the socket.
     pub(super) fn stop(self) {
-        self.stop.store(true, Ordering::SeqCst);
+        self.shared.stop.store(true, Ordering::SeqCst);
         let begun = Instant::now();
         while !self.thread.is_finished() && begun.elapsed() < RETRY_MOST {
-            let pid = self.front.load(Ordering::SeqCst);
-            if pid > 0 {
-                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-            }
+            self.kill_front();
             std::thread::sleep(Duration::from_millis(10));
         }
-        let _ = std::fs::remove_file(&self.socket);
+        if inode_of(&self.socket) == Some(self.shared.inode.load(Ordering::SeqCst)) {
+            let _ = std::fs::remove_file(&self.socket);
+        }
     }
 }
 
-fn supervise(socket: &Path, orders: &Arc<Orders>, stop: &AtomicBool, pid: &AtomicI32) {
+fn supervise(socket: &Path, orders: &Arc<Orders>, claim: &Claim, shared: &Shared) {
+    let stop = &shared.stop;
     let mut pause = RETRY;
     let mut listener = None;
     while !stop.load(Ordering::SeqCst) {
         let begun = Instant::now();
-        let served = listen_again(&mut listener, socket).and_then(|listener| serve(&listener, orders, pid));
+        if !claim.is_ours().unwrap_or(false) {
+            // The reconciler reports it.
+            std::thread::sleep(RETRY);
+            continue;
+        }
+        let served =
+            listen_again(&mut listener, socket, shared).and_then(|l| serve(&l, orders, &shared.front));
         if stop.load(Ordering::SeqCst) {
             return;
         }
@@ -85,10 +119,11 @@ fn supervise(socket: &Path, orders: &Arc<Orders>, stop: &AtomicBool, pid: &Atomi
     }
 }
 
-/// The listening socket; made anew if somebody has removed its file.
-fn listen_again(kept: &mut Option<UnixListener>, socket: &Path) -> io::Result<UnixListener> {
-    if kept.is_none() || !socket.exists() {
+/// The listening socket; made anew if somebody has removed or replaced its file.
+fn listen_again(kept: &mut Option<UnixListener>, socket: &Path, shared: &Shared) -> io::Result<UnixListener> {
+    if kept.is_none() || inode_of(socket) != Some(shared.inode.load(Ordering::SeqCst)) {
         *kept = Some(listen(socket)?);
+        shared.inode.store(inode_of(socket).unwrap_or(0), Ordering::SeqCst);
     }
     kept.as_ref().map_or_else(|| Err(io::ErrorKind::NotConnected.into()), UnixListener::try_clone)
 }

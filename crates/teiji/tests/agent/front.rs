@@ -194,6 +194,33 @@ fn others_may_read_at_most() {
     assert!(ask(0).contains("done"), "{}", ask(0));
 }
 
+/// Somebody removes the socket, or puts another file in its place.
+#[test]
+fn a_socket_that_is_gone_is_made_again() {
+    let fixture = Fixture::new(1);
+    let agent = answering(&fixture);
+    for other in [false, true] {
+        fs::remove_file(socket(&fixture)).unwrap();
+        if other {
+            fs::write(socket(&fixture), "").unwrap();
+        }
+        assert!(within(|| status(&fixture).is_some_and(|s| s.agent.pid == agent.process.id())), "{other}");
+    }
+}
+
+/// With other pins it may run; it takes neither the socket nor the policy from the first.
+#[test]
+fn a_second_agent_on_the_same_state_waits() {
+    let (fixture, second) = (Fixture::new(1), Fixture::new(1));
+    let mut agent = answering(&fixture);
+    let other = Agent::start(&second, &fixture.state());
+    other.says("another agent keeps");
+    assert!(second.heartbeat_continues());
+    assert_eq!(status(&fixture).unwrap().agent.pid, agent.process.id());
+    assert_eq!(agent.end(), 0);
+    assert!(within(|| status(&fixture).is_some_and(|s| s.agent.pid == other.process.id())));
+}
+
 #[test]
 fn nobody_else_can_start_a_front() {
     let ran = Command::new(env!("CARGO_BIN_EXE_teiji"))

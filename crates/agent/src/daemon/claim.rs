@@ -1,0 +1,68 @@
+//! Only one agent keeps a state directory: the one that has the lock on its file `agent.lock`. Another one, with other pins,
+//! sends its heartbeat and tries again; it neither keeps the policy nor answers.
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The lock of a state directory, once this agent has it.
+pub(super) struct Claim {
+    state: PathBuf,
+    held: Mutex<Option<Flock<File>>>,
+}
+
+impl Claim {
+    pub(super) fn on(state: &Path) -> Claim {
+        Claim { state: state.to_owned(), held: Mutex::new(None) }
+    }
+
+    /// Whether this agent keeps the directory; tries to become the one that does.
+    ///
+    /// # Errors
+    /// If the directory cannot be used.
+    pub(super) fn is_ours(&self) -> io::Result<bool> {
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.is_none() {
+            *held = self.take()?;
+        }
+        Ok(held.is_some())
+    }
+
+    fn take(&self) -> io::Result<Option<Flock<File>>> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.state)?;
+        let flags = nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC | nix::libc::O_NONBLOCK;
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(flags)
+            .open(self.state.join("agent.lock"))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => Ok(Some(lock)),
+            Err((_, Errno::EWOULDBLOCK)) => Ok(None),
+            Err((_, e)) => Err(e.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_has_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let (one, other) = (Claim::on(&state), Claim::on(&state));
+        assert!(one.is_ours().unwrap() && one.is_ours().unwrap() && !other.is_ours().unwrap());
+        drop(one);
+        assert!(other.is_ours().unwrap());
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert!(Claim::on(&dir.path().join("file")).is_ours().is_err());
+    }
+}
