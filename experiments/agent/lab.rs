@@ -12,7 +12,7 @@ use teiji_lab::Spec;
 pub const STATE: &str = "/tmp/state";
 const AT: &str = "--state /tmp/state --pins /tmp/bpf/teiji";
 const START: Duration = Duration::from_secs(300);
-const LIMIT: Duration = Duration::from_secs(3600);
+const LIMIT: Duration = Duration::from_secs(1200);
 
 /// The lab host.
 pub struct Host {

@@ -89,5 +89,9 @@ fn run(args: &Args) -> Result<bool> {
         rest.agent.cpu * 100.0,
         rest.agent.peak_mb
     );
-    summary.conclude(&folder, &report, args.form.keep.then_some("make experiment NAME=agent KEEP=1"))
+    summary.conclude(
+        &folder,
+        &report,
+        args.form.keep.then_some("cargo run --release -p teiji-experiments --bin agent -- --keep"),
+    )
 }

@@ -54,9 +54,9 @@ fn what_comes_and_goes_is_reconciled() {
 
 /// Starts the VM s0 in the background; its vCPU threads are `$tids`, and `$vm` is the process.
 const VM: &str = "mkfifo -m 600 /tmp/in.$$; (exec /tmp/churn machine --name s0 --tap t0 </tmp/in.$$ >/tmp/out.$$) & vm=$!; \
-                  exec 9>/tmp/in.$$; until [ -s /tmp/out.$$ ]; do sleep 0.02; done; tids=$(cat /tmp/out.$$); \
+                  exec 9>/tmp/in.$$; for n in $(seq 1500); do [ -s /tmp/out.$$ ] && break; sleep 0.02; done; tids=$(cat /tmp/out.$$); \
                   cpus() { taskset -pc $1 | sed 's/.*: //'; }; first=${tids%% *}; \
-                  until [ $(cpus $first) = 1 ]; do sleep 0.05; done;";
+                  for n in $(seq 600); do [ $(cpus $first) = 1 ] && break; sleep 0.05; done;";
 
 fn what_others_change_is_left_alone() {
     with_agent(|host, _| {
@@ -93,13 +93,13 @@ fn a_trace_goes_on_without_who_asked_for_it() {
             "{VM} T=/tmp/teiji; P='--state {STATE} --pins /tmp/bpf/teiji'\n\
              said() {{ name=$1; shift; text=$(\"$@\" 2>&1); echo \"$name $? $(echo $text)\"; }}\n\
              said start $T trace --vm s0 --flow 'udp port 7' --detach $P\n\
-             until ls {STATE}/traces/1.teiji.*.partial >/dev/null 2>&1 && grep -q tracing {STATE}/traces/1.log; do sleep 0.1; done\n\
+             for n in $(seq 600); do ls {STATE}/traces/1.teiji.*.partial >/dev/null 2>&1 && grep -q tracing {STATE}/traces/1.log && break; sleep 0.1; done\n\
              sleep 2; said list $T traces $P; said so_far $T traces $P show 1 --json; said running $T traces $P remove 1\n\
              said of $(cat /proc/{agent}/task/*/children)\n\
-             said stop $T traces $P stop 1; until [ -e {STATE}/traces/1.teiji ]; do sleep 0.1; done; sleep 0.5\n\
+             said stop $T traces $P stop 1; for n in $(seq 600); do [ -e {STATE}/traces/1.teiji ] && break; sleep 0.1; done; sleep 0.5\n\
              said after $T traces $P; said whole $T traces $P show 1\n\
              said second $T trace --vm s0 --for 1h --detach $P\n\
-             until ls {STATE}/traces/2.teiji.*.partial >/dev/null 2>&1 && grep -q tracing {STATE}/traces/2.log; do sleep 0.1; done\n\
+             for n in $(seq 600); do ls {STATE}/traces/2.teiji.*.partial >/dev/null 2>&1 && grep -q tracing {STATE}/traces/2.log && break; sleep 0.1; done\n\
              sleep 2; kill -9 $(sed 's/.*\"id\":\\([0-9]*\\),.*/\\1/' {STATE}/traces/2.json); sleep 0.5\n\
              said killed $T traces $P; said left $T traces $P show 2 --json\n\
              for n in 1 2; do said removed $T traces $P remove $n; done; said none $T traces $P; ls {STATE}/traces\n\
@@ -204,8 +204,10 @@ fn whatever_happens_the_heartbeat_goes_on() {
             let (code, gap) = line.split_once(' ').unwrap();
             let gap: u64 = gap.trim().parse().unwrap_or_else(|_| panic!("{what}: {line}: {printed}"));
             eprintln!("{what}: longest time without a heartbeat {gap} ms");
-            assert!(gap <= 1000, "{what}: {gap} ms without a heartbeat: {printed}");
-            let _ = code;
+            // Where the agent itself was killed, the next one has to come before links fall back.
+            let most = if what.starts_with("the agent is killed") { 2000 } else { 1000 };
+            assert!(gap <= most, "{what}: {gap} ms without a heartbeat: {printed}");
+            assert!(code == "0" || !what.starts_with("a second agent on both"), "{what}: {code}: {printed}");
         }
         assert!(printed.contains("status 0"), "{printed}");
     });
