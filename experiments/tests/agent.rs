@@ -147,6 +147,7 @@ fn a_rollback_ends_the_policy() {
 /// one every 250 ms; links fall back after 2 s.
 fn whatever_happens_the_heartbeat_goes_on() {
     with_agent(|host, _| {
+        // `umount -l`: the agent may be using a file there at that moment.
         let faults = [
             ("the front is killed", "kill -9 $(cat /proc/$agent/task/*/children)"),
             (
@@ -169,7 +170,7 @@ fn whatever_happens_the_heartbeat_goes_on() {
             ),
             (
                 "the disk is full",
-                "mkdir -p /tmp/full; mount -t tmpfs -o size=64k full /tmp/full; cp -a $S/. /tmp/full; mount --bind /tmp/full $S; cat /dev/zero >$S/filler 2>/dev/null; ip link add l0 type dummy; sleep 2; ip link del l0; sleep 1; umount $S /tmp/full",
+                "mkdir -p /tmp/full; mount -t tmpfs -o size=64k full /tmp/full; cp -a $S/. /tmp/full; mount --bind /tmp/full $S; cat /dev/zero >$S/filler 2>/dev/null; ip link add l0 type dummy; sleep 2; ip link del l0; sleep 1; umount -l $S; umount -l /tmp/full",
             ),
             (
                 "the clock steps",
@@ -177,7 +178,7 @@ fn whatever_happens_the_heartbeat_goes_on() {
             ),
             (
                 "a write to a setting hangs",
-                "ip link add l1 type dummy; mkfifo /tmp/hangs; mount --bind /tmp/hangs /sys/class/net/l1/queues/rx-0/rps_cpus; kill -HUP $agent; sleep 3; umount /sys/class/net/l1/queues/rx-0/rps_cpus; (cat /tmp/hangs & sleep 1; kill $!) >/dev/null; ip link del l1; rm /tmp/hangs",
+                "ip link add l1 type dummy; mkfifo /tmp/hangs; mount --bind /tmp/hangs /sys/class/net/l1/queues/rx-0/rps_cpus; kill -HUP $agent; sleep 3; umount -l /sys/class/net/l1/queues/rx-0/rps_cpus; (cat /tmp/hangs & sleep 1; kill $!) >/dev/null; ip link del l1; rm /tmp/hangs",
             ),
             (
                 "the agent is killed and started again",
