@@ -69,6 +69,8 @@ struct Shared {
     status: AgentStatus,
     /// When the look that is in progress began.
     looking: Option<Instant>,
+    /// The parts that could not be carried out at the last look.
+    failed: BTreeSet<String>,
     /// How many looks have begun and ended.
     begun: u64,
     ended: u64,
@@ -90,8 +92,12 @@ struct Look {
     lease: Option<Duration>,
     /// It is to be tried again soon.
     again: bool,
+    /// The host was not compared with the policy: what was known of it still holds.
+    unfinished: bool,
     /// Whether it has written the state itself.
     written: bool,
+    /// The parts that could not be carried out.
+    failed: BTreeSet<String>,
 }
 
 impl Reconciler {
@@ -253,7 +259,7 @@ impl Reconciler {
         for problem in look.problems.iter().filter(|p| !shared.status.problems.contains(p)) {
             tracing::warn!("{problem}; see `teiji status`");
         }
-        if look.problems.is_empty() && !shared.status.problems.is_empty() {
+        if look.problems.is_empty() && !look.unfinished && !shared.status.problems.is_empty() {
             tracing::info!("the host is as the policy asks for again");
         }
         if look.changed > 0 {
@@ -266,8 +272,11 @@ impl Reconciler {
         status.looked = Some(unix());
         status.look_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
         status.changed += look.changed;
-        status.absent = look.absent;
-        status.problems = look.problems;
+        if !look.unfinished {
+            status.absent = look.absent;
+            status.problems = look.problems;
+            shared.failed = look.failed;
+        }
         shared.looking = None;
         shared.ended = shared.begun;
         drop(shared);
@@ -296,18 +305,21 @@ impl Reconciler {
             Err(error) => return Err(format!("cannot use {}: {error}", self.state.display())),
         }
         let engine = self.engine().map_err(|e| explained(&e))?;
+        let kept = engine.policy().map_err(|e| explained(&e))?;
+        if let Some(kept) = &kept {
+            (look.files, look.since) =
+                (kept.sources.iter().map(|s| s.name.clone()).collect(), Some(kept.since));
+        }
         match engine.recover(Duration::ZERO) {
             Ok(messages) => messages.iter().for_each(|message| tracing::warn!("{message}")),
             Err(apply::Error::Busy(_)) => return later(look),
             Err(error) => return Err(explained(&error)),
         }
         if let Some(left) = engine.lease().map_err(|e| explained(&e))? {
-            look.lease = Some(left);
+            (look.lease, look.unfinished) = (Some(left), true);
             return Ok(());
         }
-        let kept = engine.policy().map_err(|e| explained(&e))?;
         let Some(kept) = kept else { return Ok(()) };
-        (look.files, look.since) = (kept.sources.iter().map(|s| s.name.clone()).collect(), Some(kept.since));
         let known = kept.vms.clone();
         let loaded = policy::of_kept(kept).map_err(|e| format!("the policy in force cannot be read: {e}"))?;
         match engine.forget_gone() {
@@ -324,6 +336,18 @@ impl Reconciler {
         let whole = plan(&wanted.policy, observed, &seen.held)
             .map_err(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
         self.carry_out(&engine, &whole, observed, &seen.held, look)
+    }
+
+    /// A part could not be carried out. That is a problem if it is so twice in a row: a VM may have ended, or a thread may
+    /// have started, after the host was observed.
+    fn failed(&self, part: &Part, why: &str, look: &mut Look) {
+        if self.shared().failed.contains(&part.name) {
+            look.problems.push(printable(&format!("{}: {why}", part.name)));
+        } else {
+            tracing::debug!("{}: {why}; the agent looks again", part.name);
+        }
+        look.failed.insert(part.name.clone());
+        look.again = true;
     }
 
     /// Carries out the parts of a plan that can be.
@@ -359,20 +383,14 @@ impl Reconciler {
         match apply_steps(engine, &steps_of(whole, &possible, &all)) {
             Ok(changed) => look.changed += changed,
             Err(Failure::Busy) => return later(look),
-            Err(Failure::Failed(why)) if possible.len() == 1 => {
-                look.problems.push(printable(&format!("{}: {why}", possible[0].name)));
-                look.again = true;
-            }
+            Err(Failure::Failed(why)) if possible.len() == 1 => self.failed(&possible[0], &why, look),
             // One of them cannot be carried out, and everything has been undone.
             Err(Failure::Failed(_)) => {
                 for (index, part) in possible.iter().enumerate() {
                     match apply_steps(engine, &steps_of(whole, &possible, &BTreeSet::from([index]))) {
                         Ok(changed) => look.changed += changed,
                         Err(Failure::Busy) => return later(look),
-                        Err(Failure::Failed(why)) => {
-                            look.problems.push(printable(&format!("{}: {why}", part.name)));
-                            look.again = true;
-                        }
+                        Err(Failure::Failed(why)) => self.failed(part, &why, look),
                     }
                 }
             }
@@ -383,7 +401,7 @@ impl Reconciler {
 
 /// Another teiji changes settings: that is no problem, and is over soon.
 fn later(look: &mut Look) -> Result<(), String> {
-    look.again = true;
+    (look.again, look.unfinished) = (true, true);
     Ok(())
 }
 

@@ -8,24 +8,24 @@ use teiji_model::status::AgentStatus;
 /// As text of at most 100 columns; `now` in seconds since 1970. `silent`: why an agent that is there does not answer.
 pub fn table(agent: Option<&AgentStatus>, silent: Option<&str>, now: u64, style: &Style) -> String {
     let mut out = String::new();
-    let mut paragraph = |tone, text: &str| {
-        for (n, line) in wrap(&style.ascii(&printable(text)), 96).iter().enumerate() {
-            out += &format!("{}{}\n", if n > 0 { "    " } else { "" }, style.paint(tone, line));
+    let mut paragraph = |indent: &str, tone, text: &str| {
+        for (n, line) in wrap(&style.ascii(&printable(text)), 94).iter().enumerate() {
+            out += &format!("{indent}{}{}\n", if n > 0 { "  " } else { "" }, style.paint(tone, line));
         }
     };
     if let Some(why) = silent {
-        paragraph(Tone::Bad, why);
+        paragraph("", Tone::Bad, why);
     }
     let Some(agent) = agent else { return out };
     let kept = match agent.policy_since {
-        None => "there is no policy in force: `teiji apply` puts one in force".to_owned(),
+        None => "there is no policy in force; `teiji apply` puts one in force".to_owned(),
         Some(since) => format!(
-            "keeps the policy in force ({}), applied {} ago",
+            "it keeps the policy in force ({}), applied {} ago",
             agent.policy.join(", "),
             age(now, since)
         ),
     };
-    paragraph(Tone::Strong, &format!("agent (pid {}) {kept}", agent.pid));
+    paragraph("", Tone::Strong, &format!("agent (pid {}): {kept}", agent.pid));
     let looked = agent.looked.map_or_else(
         || "it has not compared the host with the policy yet".to_owned(),
         |at| {
@@ -37,15 +37,52 @@ pub fn table(agent: Option<&AgentStatus>, silent: Option<&str>, now: u64, style:
             )
         },
     );
-    paragraph(Tone::Faint, &format!("  {looked}"));
+    if agent.policy_since.is_some() {
+        paragraph("  ", Tone::Faint, &looked);
+    }
     for absent in &agent.absent {
-        paragraph(Tone::Faint, &format!("  not here now: {absent}"));
+        paragraph("  ", Tone::Faint, &format!("not here now: {absent}"));
     }
     for blind in &agent.blind {
-        paragraph(Tone::Faint, &format!("  noticed later than at once: {blind}"));
+        paragraph("  ", Tone::Faint, &format!("noticed later than at once: {blind}"));
     }
     for problem in &agent.problems {
-        paragraph(Tone::Bad, &format!("  {problem}"));
+        paragraph("  ", Tone::Bad, problem);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_matters_is_seen_at_a_glance() {
+        let style = Style::PLAIN;
+        assert_eq!(table(None, None, 0, &style), "");
+        assert_eq!(table(None, Some("it is silent"), 0, &style), "it is silent\n");
+        let mut agent = AgentStatus { pid: 7, ..AgentStatus::default() };
+        let text = table(Some(&agent), None, 100, &style);
+        assert_eq!(text, "agent (pid 7): there is no policy in force; `teiji apply` puts one in force\n");
+        (agent.policy, agent.policy_since, agent.looked) =
+            (vec!["/etc/p\x1b.toml".into()], Some(40), Some(90));
+        agent.problems = vec!["sip1: ".to_owned() + &"it cannot be changed ".repeat(8)];
+        agent.absent = vec!["vm.sip2 (p:1:1): there is none".into()];
+        let text = table(Some(&agent), None, 100, &style);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "agent (pid 7): it keeps the policy in force (/etc/p\\u{1b}.toml), applied 60 seconds ago"
+        );
+        assert!(
+            lines[1].starts_with("  last compared with the host 10 seconds ago; 0 settings changed"),
+            "{text}"
+        );
+        assert_eq!(lines[2], "  not here now: vm.sip2 (p:1:1): there is none");
+        assert!(
+            lines[3].starts_with("  sip1: it cannot") && lines[4].starts_with("    ") && lines.len() == 5,
+            "{text}"
+        );
+        assert!(lines.iter().all(|line| line.len() <= 100), "{text}");
+    }
 }
