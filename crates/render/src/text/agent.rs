@@ -78,11 +78,9 @@ mod tests {
             lines[1].starts_with("  last compared with the host 10 seconds ago; 0 settings changed"),
             "{text}"
         );
-        assert_eq!(lines[2], "  not here now: vm.sip2 (p:1:1): there is none");
-        assert!(
-            lines[3].starts_with("  sip1: it cannot") && lines[4].starts_with("    ") && lines.len() == 5,
-            "{text}"
-        );
+        assert!(lines.contains(&"  not here now: vm.sip2 (p:1:1): there is none"), "{text}");
+        let problem = lines.iter().position(|line| line.starts_with("  sip1: it cannot")).unwrap();
+        assert!(lines[problem + 1].starts_with("    ") && lines.len() == problem + 2, "{text}");
         assert!(lines.iter().all(|line| line.len() <= 100), "{text}");
     }
 }
