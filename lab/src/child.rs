@@ -150,7 +150,7 @@ impl Child {
                     return Err(Error::Protocol("never said which process it started".into()));
                 }
                 (None, None) => {
-                    state = self.wait_change(state, &stopwatch, Some(self.pool.response_limit))?
+                    state = self.wait_change(state, &stopwatch, Some(self.pool.limits.response))?
                 }
             }
         }
@@ -207,6 +207,7 @@ impl Child {
                 Some(Err(b)) => return Err(self.broken(b)),
                 None => match self.wait_change(state, stopwatch, limit) {
                     Ok(changed) => state = changed,
+                    Err(hangs @ Error::LabHost(_)) => return Err(hangs),
                     Err(late) => {
                         self.end(&late)?;
                         return Err(late);
@@ -222,7 +223,7 @@ impl Child {
         let stopwatch = Stopwatch::begin(&self.pool.emulator);
         let mut state = lock(&self.shared.state);
         while state.result.is_none() {
-            match self.wait_change(state, &stopwatch, Some(self.pool.response_limit)) {
+            match self.wait_change(state, &stopwatch, Some(self.pool.limits.response)) {
                 Ok(changed) => state = changed,
                 Err(_) => return Err(self.unkilled(late)),
             }
@@ -233,10 +234,9 @@ impl Child {
     /// The error of a command that cannot be killed: either the lab host hangs, or only this command does (a process
     /// that waits in the kernel, or its guest).
     fn unkilled(&self, late: &Error) -> Error {
-        if self.pool.hangs() {
-            return Error::LabHost(format!("hangs: {late}; {}", self.pool.emulator.how_it_ended()));
-        }
-        Error::Protocol(format!("has not said since that it has ended, so it may still run: {late}"))
+        self.pool.hangs(late).unwrap_or_else(|| {
+            Error::Protocol(format!("has not said since that it has ended, so it may still run: {late}"))
+        })
     }
 
     /// Whether the command has ended.
@@ -293,12 +293,26 @@ impl Child {
         proto::send(&mut *port, message).map_err(|e| self.pool.gone(&reach(), &e))
     }
 
+    /// Waits for a change of the state.
+    ///
+    /// # Errors
+    /// If `limit` is exceeded ([`Error::Timeout`]), or the lab host hangs.
     fn wait_change<'a>(
-        &self,
+        &'a self,
         state: MutexGuard<'a, State>,
         stopwatch: &Stopwatch,
         limit: Option<Duration>,
     ) -> Result<MutexGuard<'a, State>> {
+        // Output may come while the lab host is asked.
+        drop(state);
+        let waiting = format_args!("wait for `{}`", self.command);
+        if let Some(hangs) = self.pool.hangs_if_due(&waiting) {
+            return Err(hangs);
+        }
+        let state = lock(&self.shared.state);
+        if state.result.is_some() {
+            return Ok(state);
+        }
         if let Some(limit) = limit.filter(|l| stopwatch.expired(*l)) {
             return Err(self.timeout(&state, limit));
         }
@@ -348,7 +362,10 @@ fn show(request: &RunRequest) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::{Emulator, PORTS};
+    use crate::{
+        machine::{Emulator, PORTS},
+        ports::Limits,
+    };
     use std::path::Path;
 
     /// More commands than there are ports, to a lab host that has ended: each is an error, and none waits for ever.
@@ -363,11 +380,21 @@ mod tests {
         }
     }
 
+    const LOCKUP: &str = "[ 99.1] watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [teiji-agent:344]\n";
+
+    /// A pool of an emulator that has ended.
     fn pool(ports: usize) -> (Arc<Pool>, Vec<UnixStream>) {
+        let (pool, others) = running(ports, Path::new("/nonexistent"), Duration::MAX);
+        pool.emulator.has_ended(Ok(std::os::unix::process::ExitStatusExt::from_raw(0)));
+        (pool, others)
+    }
+
+    /// A pool of an emulator that runs, with its logs in `folder`; the agent is asked each `ask`.
+    fn running(ports: usize, folder: &Path, ask: Duration) -> (Arc<Pool>, Vec<UnixStream>) {
         let (ports, others) = (0..ports).map(|_| UnixStream::pair().unwrap()).unzip();
-        let emulator = Arc::new(Emulator::new(std::process::id(), Path::new("/nonexistent")));
-        emulator.has_ended(Ok(std::os::unix::process::ExitStatusExt::from_raw(0)));
-        (Arc::new(Pool::of(ports, emulator, Duration::from_millis(300))), others)
+        let emulator = Arc::new(Emulator::new(std::process::id(), folder));
+        let limits = Limits { response: Duration::from_millis(300), ask };
+        (Arc::new(Pool::of(ports, emulator, limits)), others)
     }
 
     /// An agent at the other end of a port: it reports that commands have started and answers pings, but does nothing
@@ -400,10 +427,39 @@ mod tests {
         }
         assert!(pool.start(command(), None, Sink::Keep).is_ok());
 
-        let (pool, _silent) = self::pool(3);
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("console.log"), LOCKUP).unwrap();
+        let (pool, _silent) = running(3, folder.path(), Duration::MAX);
         let why = pool.start(command(), late(), Sink::Keep).unwrap().wait().unwrap_err().to_string();
         assert!(why.contains("the lab host hangs") && why.contains("within 1ms"), "{why}");
-        assert!(pool.start(command(), None, Sink::Keep).is_err());
+        let Err(later) = pool.start(command(), None, Sink::Keep) else { panic!("a command was started") };
+        assert!(later.to_string().contains("the lab host hangs"), "{later}");
+    }
+
+    /// A lab host that hangs is found before the limit of a command ends. It is the emulator's failure if the kernel in it
+    /// has printed nothing about it, and counts once however many commands notice it.
+    #[test]
+    fn a_hang_is_found_while_a_command_runs_and_is_the_emulators_if_the_kernel_is_silent() {
+        for (printed, emulators) in [("[ 1.0] teiji-lab: ready\n", true), (LOCKUP, false)] {
+            let folder = tempfile::tempdir().unwrap();
+            std::fs::write(folder.path().join("console.log"), printed).unwrap();
+            let (pool, mut others) = running(3, folder.path(), Duration::from_millis(1));
+            // Only the first commands are answered: these two run, and then the machine hangs.
+            let silent = others.remove(0);
+            others.into_iter().for_each(starts_only);
+            let start = || pool.start(crate::host::shell("true"), Some(Duration::from_secs(600)), Sink::Keep);
+            let running = [start().unwrap(), start().unwrap()];
+            let counted =
+                || crate::ends::failures().iter().filter(|why| why.contains("the emulator hangs")).count();
+            let before = counted();
+            for child in running {
+                let why = child.wait().unwrap_err().to_string();
+                assert!(why.contains("the lab host hangs") && why.contains("`true`"), "{why}");
+                assert_eq!(why.contains("the emulator hangs"), emulators, "{why}");
+            }
+            assert_eq!(counted(), before + usize::from(emulators));
+            drop(silent);
+        }
     }
 
     /// The answer to a second ping may arrive when a command already uses that port.

@@ -11,8 +11,14 @@
 //! | with exit code 0 after a triple fault or a reset of a CPU on which the kernel ran | the emulated machine's |
 //! | with exit code 0 without such a record: a power-off | the lab host's |
 //! | in any other way | not known, so the tests fail |
+//! | not, but the lab host hangs: after its kernel reported a failure, such as a lockup or a stall | the lab host's |
+//! | not, but the lab host hangs without such a report | the emulator's |
 //!
 //! A triple fault needs a CPU that cannot enter its exception handlers; a BPF program cannot change what that takes.
+//!
+//! A kernel whose CPUs get their timer interrupts reports within half a minute that one of them is stuck, or that a task
+//! hangs. Silence means that no CPU gets them, which was seen once, with all emulated CPUs running. It could also be a fault
+//! that keeps all CPUs from interrupts, by teiji; that would happen again in the next lab host, and then the tests fail.
 //!
 //! A nested guest that KVM has stopped (see [`crate::tools::link_up`]) or that was reset also counts as a failure of the
 //! emulated machine: its kernel has nothing of teiji.
@@ -42,6 +48,12 @@ const OF_EMULATION: [&[&str]; 2] = [
 
 /// The line that ends what the kernel prints about an oops but for the registers at its begin, which follow.
 const END_OF_OOPS: &str = "---[ end trace";
+
+/// What the kernel prints when it fails.
+const FAILED: [&str; 4] = ["BUG: ", "Oops: ", "general protection fault", "Kernel panic"];
+/// What it prints when a CPU or a task does nothing for long. (A soft lockup is a `BUG: `.)
+const STALLED: [&str; 4] =
+    ["hard LOCKUP", "detected stalls on", "self-detected stall", "blocked for more than"];
 
 /// Whose end it was.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +104,20 @@ impl End {
                 ),
             },
             _ => End::LabHost(format!("the emulator ended in an unknown way ({status})")),
+        }
+    }
+
+    /// Judges a lab host that does not answer while its emulator runs, by what `console.log` has.
+    pub(crate) fn of_hang(asked: bool, console: &str) -> End {
+        if asked {
+            return End::Asked;
+        }
+        let reports = |line: &&str| FAILED.iter().chain(&STALLED).any(|words| line.contains(words));
+        match console.lines().find(reports) {
+            Some(line) => End::LabHost(format!("the lab host hangs after its kernel reported: {line}")),
+            None => {
+                End::Emulator("the emulator hangs: the kernel of the lab host has reported nothing".into())
+            }
         }
     }
 
@@ -180,7 +206,6 @@ pub(crate) fn last_lines<'t>(qemu: &'t str, console: &'t str) -> Vec<(&'static s
     const LINES: usize = 15;
     /// Of an oops or a panic: enough for its reason, the registers and the callers.
     const FAILURE: usize = 60;
-    const FAILED: [&str; 4] = ["BUG: ", "Oops: ", "general protection fault", "Kernel panic"];
     const SHOWN: [&str; 10] =
         ["EAX=", "ESI=", "EIP=", "RAX=", "RSI=", "R8 =", "R12=", "RIP=", "CS =", "CR0="];
     let mut of_qemu = Vec::new();

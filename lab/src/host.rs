@@ -22,6 +22,7 @@ use crate::{
     guest::{Guest, GuestSpec},
     initramfs,
     machine::{Accel, Machine, PORTS},
+    monitor,
     ports::{EXIT_LIMIT, Pool},
     priority::RaisedPriority,
     progress::ProgressStep,
@@ -338,6 +339,12 @@ impl LabHost {
     /// Address of the `peer` network namespace, the world outside the lab host.
     pub fn peer_ip(&self) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, 0, 1)
+    }
+
+    /// What its emulated CPUs do, by the emulator's monitor, also if nothing in the lab host answers: the registers that
+    /// say where each CPU is and whether it sleeps, twice, a second apart.
+    pub fn cpus(&self) -> String {
+        monitor::cpus(self.machine.emulator())
     }
 
     /// Console log of the lab host.

@@ -39,6 +39,7 @@ mod image;
 mod initramfs;
 mod kernel;
 mod machine;
+mod monitor;
 mod ports;
 mod priority;
 pub mod progress;

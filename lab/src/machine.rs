@@ -6,6 +6,7 @@
 
 use std::{
     fs, io,
+    os::{fd::AsRawFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     sync::{
@@ -23,6 +24,7 @@ use crate::{
     ends::{self, End},
     error::{Doing, Error, Result},
     host::{Mode, Spec},
+    monitor,
     recipe::{IMAGE, Kernel},
     rootfs::Prepared,
     tsc,
@@ -93,6 +95,13 @@ impl Emulator {
         &self.folder
     }
 
+    /// Connects to a socket in its folder.
+    pub(crate) fn connect(&self, name: &str) -> io::Result<UnixStream> {
+        let dir = fs::File::open(&self.folder)?;
+        // By descriptor, as the path of a socket is limited to 107 bytes.
+        UnixStream::connect(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
+    }
+
     fn ended(&self) -> MutexGuard<'_, Option<Ended>> {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -157,6 +166,16 @@ impl Emulator {
             ended = self.changed.wait_timeout(ended, rest).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
+    }
+
+    /// Judges a machine that does not answer although its emulator runs, and counts that as its end unless it was asked
+    /// to end. Returns why, and what is known about it.
+    pub(crate) fn hangs(&self) -> (String, String) {
+        let asked = self.ending.load(Ordering::Relaxed);
+        let end = End::of_hang(asked, &self.log("console.log"));
+        let state = format!("{}{}", self.how_it_ended(), monitor::cpus(self));
+        ends::count(&end, &format!("; {state}"));
+        (end.why().unwrap_or("it was asked to end").to_owned(), state)
     }
 
     /// How it ended, if it has, and the last lines of its console and of its own messages.
@@ -244,6 +263,7 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
     add(format!("-serial file:{INSIDE}/run/console.log"));
     // A machine that resets itself (a triple fault) would otherwise end without a message; this goes to `qemu.log`.
     add("-d cpu_reset".into());
+    add(format!("-monitor unix:{INSIDE}/run/{},server=on,wait=off", monitor::SOCKET));
     add("-device virtio-rng-pci".into());
     add(format!("-device virtio-serial-pci,max_ports={}", PORTS + 1));
     for n in 0..PORTS {

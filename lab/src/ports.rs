@@ -7,10 +7,10 @@
 //! ```
 
 use std::{
-    fs::File,
-    os::{fd::AsRawFd, unix::net::UnixStream},
+    fmt::Display,
+    os::unix::net::UnixStream,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -24,6 +24,8 @@ use crate::{
 /// How long the lab host's agent may take to start a command, and to report the end of a command that was killed: it
 /// does both immediately, unless the whole machine hangs.
 const RESPONSE_LIMIT: Duration = Duration::from_secs(60);
+/// How often it is asked whether it is there while somebody waits for a command: the limit of a command may be long.
+const ASK_INTERVAL: Duration = Duration::from_secs(60);
 /// How long a port may take to answer, if the agent answers at another port, before it is connected again.
 const RECONNECT_AFTER: Duration = Duration::from_secs(1);
 /// How long it may take until an emulator that has closed its ports has ended.
@@ -38,11 +40,7 @@ fn reach() -> String {
 
 /// Connects to port `n` of the emulator.
 fn connect(emulator: &Emulator, n: usize) -> Result<UnixStream> {
-    let folder = emulator.folder();
-    let dir = File::open(folder).doing(|| format!("open {}", folder.display()))?;
-    // By descriptor, as the path of a socket is limited to 107 bytes.
-    let path = format!("/proc/self/fd/{}/p{n}.sock", dir.as_raw_fd());
-    UnixStream::connect(&path).doing(|| format!("connect to port {n} of the lab host"))
+    emulator.connect(&format!("p{n}.sock")).doing(|| format!("connect to port {n} of the lab host"))
 }
 
 fn send_ping(port: &mut UnixStream) -> Result<()> {
@@ -69,29 +67,38 @@ pub(crate) struct Pool {
     free: Mutex<Free>,
     returned: Condvar,
     pub(crate) emulator: Arc<Emulator>,
-    /// How long the agent may take for what it does immediately unless the whole machine hangs.
-    pub(crate) response_limit: Duration,
+    pub(crate) limits: Limits,
 }
 
-#[derive(Default)]
+/// How long an agent may be silent.
+#[derive(Clone, Copy)]
+pub(crate) struct Limits {
+    /// For what it does immediately unless the whole machine hangs.
+    pub(crate) response: Duration,
+    /// Until it is asked again whether it is there, while somebody waits for a command.
+    pub(crate) ask: Duration,
+}
+
 struct Free {
+    /// When the agent was asked last.
+    asked: Instant,
     ports: Vec<UnixStream>,
     /// How many ports are in use and may come back.
     used: usize,
-    /// Whether the agent answered neither a kill nor a ping: it will not answer anything else.
-    hangs: bool,
+    /// Why the lab host hangs, if it does: its agent did not answer, and will not answer anything else.
+    hangs: Option<String>,
 }
 
 impl Pool {
     /// Connects to all ports of the emulator, whose sockets are in its folder.
     pub(crate) fn connect(emulator: &Arc<Emulator>) -> Result<Pool> {
         let ports = (0..PORTS).rev().map(|n| connect(emulator, n)).collect::<Result<_>>()?;
-        Ok(Pool::of(ports, emulator.clone(), RESPONSE_LIMIT))
+        Ok(Pool::of(ports, emulator.clone(), Limits { response: RESPONSE_LIMIT, ask: ASK_INTERVAL }))
     }
 
-    pub(crate) fn of(ports: Vec<UnixStream>, emulator: Arc<Emulator>, response_limit: Duration) -> Pool {
-        let free = Mutex::new(Free { ports, ..Free::default() });
-        Pool { free, returned: Condvar::new(), emulator, response_limit }
+    pub(crate) fn of(ports: Vec<UnixStream>, emulator: Arc<Emulator>, limits: Limits) -> Pool {
+        let free = Mutex::new(Free { asked: Instant::now(), ports, used: 0, hangs: None });
+        Pool { free, returned: Condvar::new(), emulator, limits }
     }
 
     /// Asks the agent by each port whether it is there; fails if one does not answer within `limit` (see [`Stopwatch`]).
@@ -143,8 +150,8 @@ impl Pool {
     pub(crate) fn acquire(&self) -> Result<UnixStream> {
         let mut free = lock(&self.free);
         loop {
-            if free.hangs {
-                return Err(Error::LabHost(format!("hangs: {}", self.emulator.how_it_ended())));
+            if let Some(why) = &free.hangs {
+                return Err(Error::LabHost(format!("hangs, as was said before: {why}")));
             }
             if let Some(port) = free.ports.pop() {
                 free.used += 1;
@@ -169,25 +176,57 @@ impl Pool {
         self.returned.notify_all();
     }
 
-    /// Whether the lab host hangs: its agent does not answer at a free port. If no port is free, the agent is not
-    /// asked. If it hangs, every later command fails immediately, and not after its limit.
-    pub(crate) fn hangs(&self) -> bool {
-        let Some(mut port) = lock(&self.free).ports.pop() else { return false };
+    /// Like [`Pool::hangs`], but asks only if nobody has for the ask interval.
+    pub(crate) fn hangs_if_due(&self, doing: &dyn Display) -> Option<Error> {
+        let now = Instant::now();
+        let due = {
+            let mut free = lock(&self.free);
+            let due = now.duration_since(free.asked) >= self.limits.ask;
+            if due {
+                free.asked = now;
+            }
+            due
+        };
+        if due { self.hangs(doing) } else { None }
+    }
+
+    /// Asks whether the lab host hangs, for the error of what was being done: whether its agent answers at a free port. If
+    /// no port is free, the agent is not asked. If it hangs, every later command fails immediately, and not after its
+    /// limit.
+    pub(crate) fn hangs(&self, doing: &dyn Display) -> Option<Error> {
+        let error = |why: &str| Error::LabHost(format!("hangs: {doing}; {why}"));
+        let mut port = {
+            let mut free = lock(&self.free);
+            if let Some(why) = &free.hangs {
+                return Some(error(why));
+            }
+            let port = free.ports.pop()?;
+            free.used += 1;
+            port
+        };
         let answers = send_ping(&mut port).is_ok()
-            && self.answers(&port, self.response_limit).unwrap_or(false)
+            && self.answers(&port, self.limits.response).unwrap_or(false)
             && pong(&mut port).is_ok();
-        let mut free = lock(&self.free);
         if answers {
-            free.ports.push(port);
-        } else {
-            free.hangs = true;
+            self.release(port);
+            return None;
         }
-        self.returned.notify_all();
-        !answers
+        self.mark_lost();
+        if self.emulator.wait(EXIT_LIMIT) {
+            return Some(self.gone(&doing.to_string(), &"it does not answer"));
+        }
+        let mut free = lock(&self.free);
+        if free.hangs.is_none() {
+            let (why, state) = self.emulator.hangs();
+            free.hangs = Some(why.clone());
+            self.returned.notify_all();
+            return Some(error(&format!("{why}; {state}")));
+        }
+        free.hangs.as_deref().map(error)
     }
 
     /// The error after a port to the lab host has closed, with what was being done.
-    pub(crate) fn gone(&self, doing: &str, why: &dyn std::fmt::Display) -> Error {
+    pub(crate) fn gone(&self, doing: &str, why: &dyn Display) -> Error {
         // The emulator's ports close before its process can be waited for.
         self.emulator.wait(EXIT_LIMIT);
         Error::LabHost(format!("was lost: cannot {doing}: {why}; {}", self.emulator.how_it_ended()))

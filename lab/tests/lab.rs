@@ -40,6 +40,7 @@ fn main() -> ExitCode {
         the_capture_agrees_with_the_load,
         guests_reach_each_other_and_leave_nothing,
         an_emulator_that_fails_is_replaced_by_another,
+        the_monitor_says_where_each_cpu_is,
         a_guest_that_kvm_stopped_is_reported,
         a_guest_that_was_reset_is_reported,
         nothing_is_left_at_the_end,
@@ -247,6 +248,16 @@ fn an_emulator_that_fails_is_replaced_by_another() {
     }
     assert_ne!(killed, HOST.pid());
     HOST.run("true").unwrap().ok().unwrap();
+}
+
+/// A lab host that hangs cannot say what it does, but its emulator can.
+fn the_monitor_says_where_each_cpu_is() {
+    let cpus: usize = HOST.run("nproc").unwrap().ok().unwrap().parse().unwrap();
+    let said = HOST.cpus();
+    for n in 0..cpus {
+        assert_eq!(said.lines().filter(|l| l.contains(&format!("CPU#{n} "))).count(), 2, "{said}");
+    }
+    assert_eq!(said.matches(" RIP=").count(), 2 * cpus, "{said}");
 }
 
 /// Reads registers of devices of the guest for the first time, right after a page fault: KVM under an emulated processor

@@ -19,7 +19,7 @@ impl Service {
     /// once.
     ///
     /// # Errors
-    /// If it is not permitted to, or can no longer do so; see [`Error::lasts`].
+    /// If it is not permitted to, or can no longer do so.
     pub fn run_daemon(&self, stop: &AtomicBool, reload: &AtomicBool) -> Result<(), Error> {
         self.real("an agent works only on the machine that the kernel runs on: start it without --root")?;
         Self::needs_root(
