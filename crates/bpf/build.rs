@@ -31,9 +31,13 @@ fn clang() -> Result<PathBuf> {
         })
 }
 
-/// One folder each below `src`, and the files in it: the first is the product's, others are for tests.
-const PROGRAMS: &[(&str, &[&str])] =
-    &[("path_trace", &["path_trace", "check", "recurse"]), ("qdisc_edf", &["qdisc_edf"])];
+/// One folder each below `src`, and the files in it. A file with the name of its folder is the product's, others are for
+/// tests.
+const PROGRAMS: &[(&str, &[&str])] = &[
+    ("path_trace", &["path_trace", "check", "recurse"]),
+    ("qdisc_edf", &["qdisc_edf"]),
+    ("common", &["share"]),
+];
 
 /// The arguments of clang for every program.
 const CLANG_ARGS: [&str; 4] = ["-D__TARGET_ARCH_x86", "-Wall", "-Werror", "-I/usr/include/x86_64-linux-gnu"];

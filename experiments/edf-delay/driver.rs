@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use teiji_agent::apply::SettingsBackend;
 use teiji_agent::backend::HostBackend;
 use teiji_bpf::Verified;
-use teiji_bpf::qdisc_edf::{Edf, PinnedQdisc};
+use teiji_bpf::qdisc_edf::{Edf, PinnedQdisc, QdiscOwner};
 use teiji_host::Root;
 use teiji_model::policy::Endpoint;
 use teiji_model::qdisc::{Channel, DeadlineQdisc, Device, ExistingQdisc, RATE_STEP, RootQdisc, Scheduler};
@@ -70,19 +70,22 @@ struct State {
     /// Root qdisc of each link before its channels, by the link's index.
     before: BTreeMap<u32, resource::Value>,
     silent: bool,
+    /// For the heartbeat; none if an agent sends it.
+    owner: Option<QdiscOwner>,
 }
 
 impl State {
     fn new(pins: &Path, load: bool) -> Result<State> {
         teiji_experiments::programs::mount_pins(pins)?;
         let (edf, verified) = match PinnedQdisc::open(pins)? {
-            PinnedQdisc::Current(edf) => (*edf, Vec::new()),
+            PinnedQdisc::Usable(edf) => (*edf, Vec::new()),
             PinnedQdisc::Absent if load => Edf::load(pins)?,
             PinnedQdisc::Absent => bail!("nothing is pinned in {}", pins.display()),
-            PinnedQdisc::Other(_) => bail!("{} has another version", pins.display()),
+            PinnedQdisc::OtherMaps(_) => bail!("{} has maps of another release", pins.display()),
         };
+        let owner = load.then(|| QdiscOwner::acquire(pins)).transpose()?;
         let backend = HostBackend::new(Root::default(), pins, pins);
-        Ok(State { edf, backend, verified, before: BTreeMap::new(), silent: false })
+        Ok(State { edf, backend, verified, before: BTreeMap::new(), silent: false, owner })
     }
 
     /// The channels of a link; none if its qdisc is another one.
@@ -240,10 +243,11 @@ fn run(mut state: State) -> Result<()> {
         }
     });
     println!("loaded");
+    let heartbeat = state.owner.as_ref().map(QdiscOwner::heartbeat);
     let mut number = 0;
     loop {
         if !state.silent {
-            state.edf.send_heartbeat();
+            heartbeat.iter().for_each(|heartbeat| heartbeat.send());
         }
         match incoming.recv_timeout(HEARTBEAT_INTERVAL) {
             Ok(line) => {

@@ -87,8 +87,8 @@ impl HostBackend {
             );
         }
         let heartbeat_age = match PinnedQdisc::open(&self.pins) {
-            Ok(PinnedQdisc::Current(edf)) => edf.heartbeat_age(),
-            Ok(PinnedQdisc::Other(_)) => return DeadlineSupport::None(OTHER.into()),
+            Ok(PinnedQdisc::Usable(edf)) => edf.heartbeat_age(),
+            Ok(PinnedQdisc::OtherMaps(_)) => return DeadlineSupport::None(OTHER.into()),
             Ok(PinnedQdisc::Absent) => {
                 return or_hfsc(format!(
                     "{START}; no agent is running; deadlines are kept only while one runs"
@@ -117,8 +117,8 @@ impl HostBackend {
     /// The links of this network namespace that have channels, as they are now.
     pub fn links(&self) -> LinksStatus {
         let edf = match PinnedQdisc::open(&self.pins) {
-            Ok(PinnedQdisc::Current(edf)) => edf,
-            Ok(PinnedQdisc::Other(shared)) if shared.link_count() > 0 => {
+            Ok(PinnedQdisc::Usable(edf)) => edf,
+            Ok(PinnedQdisc::OtherMaps(shared)) if shared.link_count() > 0 => {
                 return LinksStatus { problem: Some(OTHER.into()), ..LinksStatus::default() };
             }
             Ok(_) => return LinksStatus::default(),
@@ -145,11 +145,11 @@ impl HostBackend {
         now
     }
 
-    /// The pinned qdisc, if it is of this version.
+    /// The pinned qdisc, if its maps are those of this release.
     fn edf(&self) -> Result<Option<Box<Edf>>, String> {
         match PinnedQdisc::open(&self.pins).map_err(|e| e.to_string())? {
-            PinnedQdisc::Current(edf) => Ok(Some(edf)),
-            PinnedQdisc::Absent | PinnedQdisc::Other(_) => Ok(None),
+            PinnedQdisc::Usable(edf) => Ok(Some(edf)),
+            PinnedQdisc::Absent | PinnedQdisc::OtherMaps(_) => Ok(None),
         }
     }
 

@@ -5,10 +5,12 @@
 //! | [`hooks`] | which functions and tracepoints of the running kernel the programs can be attached to |
 //! | [`path_trace`] | follows packets between NIC and guest |
 //! | [`qdisc_edf`] | sends packets by their deadlines |
+//! | `common` | pinned maps: their pins, versions and writers, the heartbeat, maps shared by objects |
 //! | `object` | maps and programs of loaded objects |
 //!
 //! This crate accesses the kernel and interprets nothing: it returns [`teiji_model::event::Event`]s. It exposes no type
 //! of libbpf.
+mod common;
 pub mod hooks;
 mod object;
 pub mod path_trace;

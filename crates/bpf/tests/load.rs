@@ -55,7 +55,7 @@ fn the_deadline_qdisc_loads_or_says_what_is_missing() {
             assert!(edf.heartbeat_age().unwrap() < HEARTBEAT_TIMEOUT);
             // Whoever comes second finds what is there.
             assert!(Edf::load(&pins).err().unwrap().to_string().contains("already has a pinned qdisc"));
-            assert!(matches!(PinnedQdisc::open(&pins), Ok(PinnedQdisc::Current(_))));
+            assert!(matches!(PinnedQdisc::open(&pins), Ok(PinnedQdisc::Usable(_))));
             unpin(&pins).unwrap();
             assert!(matches!(PinnedQdisc::open(&pins), Ok(PinnedQdisc::Absent)));
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
-use teiji_bpf::qdisc_edf::SharedNumbers;
+use teiji_bpf::qdisc_edf::Heartbeat;
 use teiji_host::privilege;
 
 /// Time between two heartbeats, a fraction of what is safe ([`teiji_bpf::qdisc_edf::HEARTBEAT_INTERVAL_MAX`]).
@@ -20,16 +20,16 @@ pub(super) struct HeartbeatThread {
 impl HeartbeatThread {
     /// # Errors
     /// [`Error::Thread`].
-    pub(super) fn start(shared: Arc<SharedNumbers>) -> Result<HeartbeatThread, Error> {
+    pub(super) fn start(heartbeat: Arc<Heartbeat>) -> Result<HeartbeatThread, Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let send = move || {
-            shared.send_heartbeat();
+            heartbeat.send();
             if let Err(error) = privilege::give_up() {
                 tracing::error!("the heartbeat: {error}; deadlines are kept all the same");
             }
             while !stopped.load(Ordering::Relaxed) {
-                shared.send_heartbeat();
+                heartbeat.send();
                 std::thread::park_timeout(HEARTBEAT_INTERVAL);
             }
         };

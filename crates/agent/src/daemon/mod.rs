@@ -11,10 +11,11 @@
 //! So a write to the host that hangs, a damaged file, a client or a crash of one of them never stops the heartbeat.
 //!
 //! ```text
-//!          nothing pinned                            this version's, or loaded
+//!          nothing pinned                            this build's, or loaded
 //!  start ──────────────────► load, register, pin ──► send, reconcile, answer ──► SIGTERM ──► end
-//!    │      another version's, no link has it ▲                                       last one out: unpin
-//!    ├── another version's, links have it ──► send for it ──(no link has it any more)─┘
+//!    │      another build's, no link has it ▲                                       last one out: unpin
+//!    ├── another build's, links have it ──► send for it ──(no link has it any more)─┘
+//!    │                                      and reconcile its links, if its maps are the same
 //!    └── the kernel has no BPF qdiscs ──► reconcile, answer
 //! ```
 //! (`send`: send the heartbeat.) Channels live in the kernel, not here: if the agent is killed, links fall back to FIFO
@@ -62,7 +63,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 use std::time::Duration;
 use supervisor::Supervisor;
-use teiji_bpf::qdisc_edf::QdiscOwner;
+use teiji_bpf::qdisc_edf::{Programs, QdiscOwner};
 
 /// How long the end waits for threads that are changing settings; what they leave undone, the next agent undoes.
 const END: Duration = Duration::from_secs(5);
@@ -100,7 +101,7 @@ pub struct Places<'a> {
 pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result<(), Error> {
     let mut qdisc = match QdiscOwner::acquire(places.pins) {
         Ok(owner) => {
-            let heartbeat = HeartbeatThread::start(owner.shared())?;
+            let heartbeat = HeartbeatThread::start(owner.heartbeat())?;
             warn_of_other(&owner);
             Some((owner, heartbeat))
         }
@@ -157,18 +158,18 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
     Ok(())
 }
 
-/// Takes the qdisc of this version once no link has the former one.
+/// Takes the qdisc of this build of teiji once no link has the former one.
 fn renew(qdisc: (QdiscOwner, HeartbeatThread), pins: &Path) -> Result<(QdiscOwner, HeartbeatThread), Error> {
     let (owner, heartbeat) = qdisc;
-    if owner.is_current() || owner.link_count() > 0 {
+    if owner.programs() == Programs::Own || owner.link_count() > 0 {
         return Ok((owner, heartbeat));
     }
     // The lock on the former qdisc is released first; its heartbeat continues until the new one starts.
     drop(owner);
     let owner = QdiscOwner::acquire(pins)?;
-    let renewed = HeartbeatThread::start(owner.shared())?;
+    let renewed = HeartbeatThread::start(owner.heartbeat())?;
     drop(heartbeat);
-    tracing::info!("no link has the other version's qdisc any more; the agent keeps its own");
+    tracing::info!("no link has the qdisc of another build of teiji any more; the agent keeps its own");
     Ok((owner, renewed))
 }
 
@@ -214,12 +215,17 @@ fn end(owner: QdiscOwner) -> Result<(), Error> {
 }
 
 fn warn_of_other(owner: &QdiscOwner) {
-    if !owner.is_current() {
-        tracing::warn!(
-            "{} links have channels of another version of teiji: the agent keeps them going as they are; \
-             `teiji rollback --force` and `teiji apply` replace them",
-            owner.link_count()
-        );
+    let links = owner.link_count();
+    match owner.programs() {
+        Programs::Own => {}
+        Programs::Compatible => tracing::info!(
+            "{links} links have the qdisc of another build of teiji, with the same maps: the agent keeps them going and can change \
+             them; this build's programs take over after `teiji rollback` and `teiji apply`"
+        ),
+        Programs::Incompatible => tracing::warn!(
+            "{links} links have channels of a release of teiji with other maps: the agent keeps them going as they are; \
+             `teiji rollback --force` and `teiji apply` replace them"
+        ),
     }
 }
 

@@ -18,10 +18,6 @@
 #define FLOWS 1024	    /* queues of best-effort flows of a link; a flow is found by its hash */
 #define DELAY_BUCKETS 40    /* bucket i: 2^i up to 2^(i+1) ns; the last: all above (9 minutes) */
 
-enum heartbeat_time {
-	HEARTBEAT_TIMEOUT = 2000000000, /* ns; without a heartbeat for so long, FIFO */
-};
-
 /* Several network namespaces may use the same ifindex. */
 struct link_key {
 	__u64 netns; /* SO_NETNS_COOKIE */
@@ -79,7 +75,7 @@ struct label {
 
 /* Shared by the processes that write settings. The programs do not read it. */
 struct registry {
-	__u64 version;	  /* of the programs; first in every version */
+	__u64 programs;	  /* fingerprint of those that were loaded; first in every release */
 	__u32 generation; /* link_settings.id that was used last */
 	__u32 channel;	  /* index of the channel that was added last */
 };

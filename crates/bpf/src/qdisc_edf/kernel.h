@@ -21,6 +21,7 @@ typedef __s64 s64;
 enum {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_F_RDONLY_PROG = 1 << 7,
 	BPF_F_MMAPABLE = 1 << 10,
 };
 

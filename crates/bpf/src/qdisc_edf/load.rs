@@ -1,16 +1,19 @@
 //! From the compiled programs to a registered qdisc kind whose parts are pinned.
-use super::maps::{self, Map, Registry};
-use super::pins::{self, Pins};
-use super::{Edf, KIND, types};
+use super::{Edf, KIND, OBJECT as NAME, PinnedQdisc, maps, types};
 use crate::Error;
+use crate::common::heartbeat::{HEARTBEAT, Heartbeat};
+use crate::common::pins::Pins;
 use crate::hooks::KernelTypes;
-use crate::object::{Verified, verified};
-use libbpf_rs::{ErrorKind, Link, MapCore, Object, ObjectBuilder, OpenObject};
+use crate::object::{Verified, bytes_of, map, verified};
+use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, Object, ObjectBuilder, OpenObject};
 use std::path::Path;
 use std::time::Duration;
 
 /// The compiled programs.
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qdisc_edf.bpf.o"));
+pub(super) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qdisc_edf.bpf.o"));
+
+/// Name of the pinned link that keeps the kind registered; it is beside the maps.
+const REGISTERED: &str = "registered";
 
 /// How long the kernel may take to release a kind that is no longer registered.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -24,25 +27,34 @@ impl Edf {
     /// [`Error::Kernel`] if the kernel refuses, for example since another process has registered the kind.
     pub fn load(folder: &Path) -> Result<(Edf, Vec<Verified>), Error> {
         supported()?;
-        let pins = Pins::new(folder);
+        let pins = Pins::new(folder, NAME);
         let _lock = pins.prepare()?;
         let mut object = open()?.load().map_err(|e| Error::kernel("load the deadline qdisc", e))?;
-        for name in maps::NAMES {
+        for abi in maps::ALL {
+            let name = abi.name;
             let mut map = object.maps_mut().find(|m| m.name() == name).ok_or_else(|| lacks(name))?;
-            map.pin(pins.new_one(maps::pin_of(name)))
+            map.pin(pins.new_one(abi.pin_name()))
                 .map_err(|e| Error::kernel(format!("pin the map {name}"), e))?;
         }
         let mut registered = register(&mut object)?;
         registered
-            .pin(pins.new_one(pins::REGISTERED))
+            .pin(pins.new_one(REGISTERED))
             .map_err(|e| Error::kernel(format!("pin the qdisc {KIND}"), e))?;
-        let registry = Registry(Map::open(&pins.new_one("registry"), "registry")?);
-        registry.write(&types::registry { version: version(), ..Default::default() })?;
+        let registry = types::registry { programs: fingerprint(), ..Default::default() };
+        map(&object, "registry")?
+            .update(&0u32.to_ne_bytes(), bytes_of(&registry), MapFlags::ANY)
+            .map_err(|e| Error::kernel("write the map registry", e))?;
+        // Nobody else knows the new pins, so this process is the only one that sends their heartbeat.
+        Heartbeat::open(&pins.new_one(HEARTBEAT.pin_name()))?.send();
         pins.adopt()?;
         let verified = verified(&object)?;
-        let edf = Edf::open(pins, registry)?;
-        edf.send_heartbeat();
-        Ok((edf, verified))
+        match PinnedQdisc::open(folder)? {
+            PinnedQdisc::Usable(edf) => Ok((*edf, verified)),
+            PinnedQdisc::Absent | PinnedQdisc::OtherMaps(_) => Err(Error::Refused {
+                doing: format!("use the qdisc {KIND} that was just pinned"),
+                reason: "another process has removed or replaced it; end that one".into(),
+            }),
+        }
     }
 }
 
@@ -63,8 +75,8 @@ pub fn supported() -> Result<(), Error> {
     })
 }
 
-/// Identifies this version of the programs: FNV-1a of the compiled object.
-pub(super) fn version() -> u64 {
+/// Identifies the programs of this build: FNV-1a of the compiled object.
+pub(super) fn fingerprint() -> u64 {
     OBJECT.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })

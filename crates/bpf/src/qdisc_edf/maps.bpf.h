@@ -2,13 +2,16 @@
 /*
  * What qdisc_edf keeps.
  *
- *   written by the agent         written by the programs, under the qdisc's own lock
+ *   written by processes         written by the programs, under the qdisc's own lock
  *   slots:    link            -> a number, which the qdisc of the link keeps (Qdisc.limit)
  *   current:  slot            -> which of the slot's settings count
  *   settings: slot, which        states: slot     queues, pacing, flows, statistics
  *   matches:  fields          -> channels: index  token bucket, statistics
  *   heartbeat                    users
  *   labels, registry             (not read by the programs)
+ *
+ * What processes write has BPF_F_RDONLY_PROG (but for the heartbeat): the verifier refuses programs that
+ * write it. maps.rs has the writers of each map.
  *
  * A link is looked up once, when it gets the qdisc: a hash look-up costs more than everything else that a
  * packet needs of these maps, and the kernel inlines look-ups in arrays.
@@ -24,6 +27,8 @@
  */
 #ifndef TEIJI_QDISC_EDF_MAPS_H
 #define TEIJI_QDISC_EDF_MAPS_H
+
+#include "../common/heartbeat.bpf.h"
 
 #define NO_CHANNEL 0xffffffffU
 
@@ -92,6 +97,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
 	__uint(max_entries, MAX_LINKS);
 	__type(key, struct link_key);
 	__type(value, u32);
@@ -99,6 +105,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
 	__uint(max_entries, MAX_LINKS);
 	__type(key, u32);
 	__type(value, u32);
@@ -107,6 +114,7 @@ struct {
 /* By SETTINGS_PER_LINK times the slot, plus what `current` says. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
 	__uint(max_entries, MAX_LINKS *SETTINGS_PER_LINK);
 	__type(key, u32);
 	__type(value, struct link_settings);
@@ -121,6 +129,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
 	__uint(max_entries, MAX_MATCHES);
 	__type(key, struct match_key);
 	__type(value, struct channel_settings);
@@ -136,6 +145,7 @@ struct {
 /* By the index of `channels`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
 	__uint(max_entries, MAX_CHANNELS);
 	__type(key, u32);
 	__type(value, struct label);
@@ -143,22 +153,13 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_RDONLY_PROG);
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct registry);
 } registry SEC(".maps");
 
-/* Time of the agent's last heartbeat. Mapped into the agent, which so needs no privilege to send it; the same
- * in every version, so that an agent can send the heartbeat for the programs of another version. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, u32);
-	__type(value, u64);
-} heartbeat SEC(".maps");
-
-/* How many links have the qdisc; the same in every version as well. */
+/* How many links have the qdisc; the same in every release, as an agent has to know it of any. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

@@ -1,110 +1,96 @@
-//! Typed access to the maps.
+//! The qdisc's pinned maps: who writes which, and what they have.
+//!
+//! | map | keys | values | writer |
+//! | --- | --- | --- | --- |
+//! | `slots` | link | number of its slot | settings |
+//! | `current` | slot | which of its settings are in use | settings |
+//! | `settings` | slot, and which | settings of the link | settings |
+//! | `matches` | fields of packets | settings of their channel | settings |
+//! | `labels` | channel | its name | settings |
+//! | `registry` | 0 | numbers that were used last | settings |
+//! | `states` | slot | queues, pacing, flows, statistics | programs |
+//! | `channels` | channel | token bucket, statistics | programs |
+//! | `users` | 0 | how many links have the qdisc | programs |
+//! | `heartbeat` | 0 | time of the agent's last heartbeat | agent |
+//!
+//! [`Writer`] says what these three writers are.
 use super::types;
 use crate::Error;
-use crate::object::{bytes_of, value_of};
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
-use std::path::Path;
+use crate::common::abi::{Abi, Writer};
+use crate::common::heartbeat::HEARTBEAT;
+use crate::common::map::Open;
+use crate::common::pins::Pins;
+use libbpf_rs::MapType;
+use teiji_model::qdisc::{MAX_CHANNELS, MAX_LINKS};
 
-/// The maps that processes write, by their names.
-pub(super) const NAMES: [&str; 10] = [
+/// Settings of a slot (`SETTINGS_PER_LINK` in `intf.h`; a test compares).
+pub(super) const SETTINGS_PER_LINK: u32 = 4;
+/// Two IP versions, and two generations while a link is changed (`MAX_MATCHES` in `intf.h`).
+const MAX_MATCHES: usize = 4 * MAX_CHANNELS;
+
+const SLOTS: Abi = Abi::new::<types::link_key, u32>(
     "slots",
-    "current",
+    MapType::Hash,
+    MAX_LINKS,
+    Writer::Settings,
+    ["link_key", "u32"],
+);
+const CURRENT: Abi = array::<u32>("current", MAX_LINKS, Writer::Settings, "u32");
+const SETTINGS: Abi = array::<types::link_settings>(
     "settings",
-    "states",
+    MAX_LINKS * SETTINGS_PER_LINK as usize,
+    Writer::Settings,
+    "link_settings",
+);
+const STATES: Abi = array::<types::link_state>("states", MAX_LINKS, Writer::Programs, "link_state");
+const MATCHES: Abi = Abi::new::<types::match_key, types::channel_settings>(
     "matches",
-    "channels",
-    "labels",
-    "registry",
-    "heartbeat",
-    "users",
-];
+    MapType::Hash,
+    MAX_MATCHES,
+    Writer::Settings,
+    ["match_key", "channel_settings"],
+);
+const CHANNELS: Abi =
+    array::<types::channel_state>("channels", MAX_CHANNELS, Writer::Programs, "channel_state");
+const LABELS: Abi = array::<types::label>("labels", MAX_CHANNELS, Writer::Settings, "label");
+const REGISTRY: Abi = array::<types::registry>("registry", 1, Writer::Settings, "registry");
+/// There is one version of this map for ever, so that an agent can tell whether the programs of another release are in use.
+pub(super) const USERS: Abi = array::<u64>("users", 1, Writer::Programs, "u64");
 
-/// The pin of the heartbeat's map: agents of other versions open it, so it keeps the name that it had first.
-pub(super) const HEARTBEAT_PIN: &str = "beat";
+/// All of them.
+pub(super) const ALL: [Abi; 10] =
+    [SLOTS, CURRENT, SETTINGS, STATES, MATCHES, CHANNELS, LABELS, REGISTRY, USERS, HEARTBEAT];
 
-/// The name of a map's pin.
-pub(super) fn pin_of(map: &'static str) -> &'static str {
-    if map == "heartbeat" { HEARTBEAT_PIN } else { map }
+const fn array<V>(name: &'static str, entries: usize, writer: Writer, value: &'static str) -> Abi {
+    Abi::new::<u32, V>(name, MapType::Array, entries, writer, ["u32", value])
 }
 
-/// A map with its name, for messages.
-pub(super) struct Map {
-    handle: MapHandle,
-    name: &'static str,
+/// Those with settings and state, for reading or for writing.
+pub(super) struct Maps<M> {
+    pub(super) slots: M,
+    pub(super) current: M,
+    pub(super) settings: M,
+    pub(super) states: M,
+    pub(super) matches: M,
+    pub(super) channels: M,
+    pub(super) labels: M,
+    pub(super) registry: M,
 }
 
-impl Map {
-    /// The map pinned at `path`.
-    pub(super) fn open(path: &Path, name: &'static str) -> Result<Map, Error> {
-        let handle = MapHandle::from_pinned_path(path)
-            .map_err(|e| Error::kernel(format!("open {}", path.display()), e))?;
-        Ok(Map { handle, name })
-    }
-
-    pub(super) fn put(&self, key: &[u8], value: &[u8]) -> Result<(), Error> {
-        self.handle
-            .update(key, value, MapFlags::ANY)
-            .map_err(|e| Error::kernel(format!("write the map {}", self.name), e))
-    }
-
-    pub(super) fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-        self.handle
-            .lookup(key, MapFlags::ANY)
-            .map_err(|e| Error::kernel(format!("read the map {}", self.name), e))
-    }
-
-    /// Removes an entry if it is there.
-    pub(super) fn delete(&self, key: &[u8]) -> Result<(), Error> {
-        match self.handle.delete(key) {
-            Err(e) if e.kind() == libbpf_rs::ErrorKind::NotFound => Ok(()),
-            done => done.map_err(|e| Error::kernel(format!("remove from the map {}", self.name), e)),
-        }
-    }
-
-    /// All keys that are there now.
-    pub(super) fn keys<K: Copy + Default>(&self) -> Vec<K> {
-        self.handle.keys().map(|key| value_of(&key)).collect()
-    }
-
-    /// All entries.
-    pub(super) fn entries<K: Copy + Default, V: Copy + Default>(&self) -> Result<Vec<(K, V)>, Error> {
-        let mut all = Vec::new();
-        for key in self.handle.keys() {
-            if let Some(value) = self.get(&key)? {
-                all.push((value_of(&key), value_of(&value)));
-            }
-        }
-        Ok(all)
-    }
-
-    /// A value of zeros.
-    pub(super) fn zeros(&self) -> Vec<u8> {
-        vec![0; self.handle.value_size() as usize]
-    }
-}
-
-/// The one element of `registry`.
-pub(super) struct Registry(pub(super) Map);
-
-impl Registry {
-    pub(super) fn read(&self) -> Result<types::registry, Error> {
-        Ok(value_of(&self.0.get(&0u32.to_ne_bytes())?.unwrap_or_default()))
-    }
-
-    pub(super) fn write(&self, value: &types::registry) -> Result<(), Error> {
-        self.0.put(&0u32.to_ne_bytes(), bytes_of(value))
-    }
-}
-
-/// Waits until no program uses values that were in the maps before this call.
-///
-/// Programs run under RCU, and membarrier(2) with this command returns after every present RCU reader has ended. Where
-/// the kernel does not offer it (`nohz_full`), this waits for longer than a program can run.
-pub(super) fn wait_for_programs() {
-    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
-    // SAFETY: takes numbers only.
-    let failed = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
-    if failed != 0 {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+impl<M: Open> Maps<M> {
+    /// Opens the pins in use; `None` if one of the maps is there in another version only.
+    pub(super) fn open(pins: &Pins) -> Result<Option<Maps<M>>, Error> {
+        let open = |abi: &Abi| M::open(pins, abi);
+        let (Some(slots), Some(current), Some(settings), Some(states)) =
+            (open(&SLOTS)?, open(&CURRENT)?, open(&SETTINGS)?, open(&STATES)?)
+        else {
+            return Ok(None);
+        };
+        let (Some(matches), Some(channels), Some(labels), Some(registry)) =
+            (open(&MATCHES)?, open(&CHANNELS)?, open(&LABELS)?, open(&REGISTRY)?)
+        else {
+            return Ok(None);
+        };
+        Ok(Some(Maps { slots, current, settings, states, matches, channels, labels, registry }))
     }
 }

@@ -1,7 +1,7 @@
 //! The qdisc and its owner: the only agent that sends the heartbeat for it.
 //!
 //! ```text
-//!           nothing pinned, or another version's that no link has
+//!           nothing pinned, or other programs that no link has
 //!  acquire ───────────────────► load, register, pin ──┐
 //!    │ pinned                                         ▼
 //!    └──────────► lock of the owner, on the folder of the pins itself ──► QdiscOwner ──► unpin
@@ -12,10 +12,10 @@
 //! The owner holds a descriptor of each pin, including the link that registers the kind. So removing the pins ends
 //! nothing: links keep their qdisc and its maps as long as the owner runs, no other agent can register the kind, and
 //! the owner can pin the same maps again. Without pins no other process can see or change channels.
-use super::maps;
-use super::pins::Pins;
-use super::{Edf, KIND, PinnedQdisc, SharedNumbers, unpin};
+use super::{Edf, KIND, OBJECT, PinnedQdisc, SharedNumbers};
 use crate::Error;
+use crate::common::heartbeat::{HEARTBEAT, Heartbeat};
+use crate::common::pins::Pins;
 use libbpf_rs::{MapCore, MapHandle};
 use nix::fcntl::Flock;
 use std::ffi::{CString, OsString};
@@ -33,10 +33,22 @@ const TRIES: usize = 5;
 pub struct QdiscOwner {
     pins: Pins,
     lock: Flock<File>,
-    shared: Arc<SharedNumbers>,
+    shared: SharedNumbers,
+    heartbeat: Arc<Heartbeat>,
     held: Vec<(OsString, OwnedFd)>,
     heartbeat_map: u32,
-    current: bool,
+    programs: Programs,
+}
+
+/// Which programs a pinned qdisc has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Programs {
+    /// Those of this build of teiji.
+    Own,
+    /// Those of another build, with the same maps: channels can be shown and changed.
+    Compatible,
+    /// Those of another release, with other maps: only the heartbeat can be sent.
+    Incompatible,
 }
 
 /// What is in the folder of the pins.
@@ -52,35 +64,38 @@ pub enum PinState {
 
 impl QdiscOwner {
     /// Becomes the owner of the qdisc pinned in `folder`. Loads and pins the qdisc first if there is none, or one of
-    /// another version that no link has. Sends one heartbeat.
+    /// other programs that no link has. Sends one heartbeat.
     ///
     /// # Errors
     /// [`Error::Refused`] if another process is the owner; those of [`Edf::load`].
     pub fn acquire(folder: &Path) -> Result<QdiscOwner, Error> {
-        let pins = Pins::new(folder);
+        let pins = Pins::new(folder, OBJECT);
         for _ in 0..TRIES {
             if !pins.are_there()? {
                 Edf::load(folder)?;
             }
             let lock = pins.own()?;
-            let (shared, current) = match PinnedQdisc::open(folder)? {
-                PinnedQdisc::Current(edf) => (edf.into_shared(), true),
-                PinnedQdisc::Other(shared) => (shared, false),
-                PinnedQdisc::Absent => continue,
+            let pinned = PinnedQdisc::open(folder)?;
+            let programs = match &pinned {
+                PinnedQdisc::Usable(edf) if edf.has_own_programs()? => Programs::Own,
+                PinnedQdisc::Usable(_) => Programs::Compatible,
+                PinnedQdisc::OtherMaps(_) | PinnedQdisc::Absent => Programs::Incompatible,
             };
+            let Some(shared) = pinned.shared() else { continue };
             // The folder may have been replaced after it was opened and before it was locked.
             if pins.are_of(&lock).map_err(|e| pins.failed("look into", &e))? != Some(true) {
                 continue;
             }
-            if !current && shared.link_count() == 0 {
+            if programs != Programs::Own && shared.link_count() == 0 {
                 unpin(folder)?;
                 continue;
             }
-            shared.send_heartbeat();
+            let heartbeat = Arc::new(Heartbeat::open(&pins.current(HEARTBEAT.pin_name()))?);
+            heartbeat.send();
             let held = pins.names()?.into_iter().map(|name| Ok((name.clone(), open(&pins, &name)?)));
             let held = held.collect::<Result<Vec<_>, Error>>()?;
             let heartbeat_map = heartbeat_map_id(&pins)?;
-            return Ok(QdiscOwner { pins, lock, shared: Arc::new(shared), held, heartbeat_map, current });
+            return Ok(QdiscOwner { pins, lock, shared, heartbeat, held, heartbeat_map, programs });
         }
         Err(Error::Refused {
             doing: format!("become the agent for {}", folder.display()),
@@ -89,13 +104,13 @@ impl QdiscOwner {
     }
 
     /// For sending the heartbeat.
-    pub fn shared(&self) -> Arc<SharedNumbers> {
-        Arc::clone(&self.shared)
+    pub fn heartbeat(&self) -> Arc<Heartbeat> {
+        Arc::clone(&self.heartbeat)
     }
 
-    /// Whether the qdisc is of exactly this version of teiji.
-    pub fn is_current(&self) -> bool {
-        self.current
+    /// Which programs the qdisc has.
+    pub fn programs(&self) -> Programs {
+        self.programs
     }
 
     /// How many links have the qdisc, of all network namespaces.
@@ -156,6 +171,26 @@ impl QdiscOwner {
     }
 }
 
+/// Removes the pins of any release, if no link has the qdisc. The kind is no longer registered then.
+///
+/// # Errors
+/// [`Error::Refused`] if a link has it; [`Error::Kernel`] if the file system refuses.
+pub fn unpin(folder: &Path) -> Result<(), Error> {
+    let pins = Pins::new(folder, OBJECT);
+    if !pins.are_there()? {
+        return Ok(());
+    }
+    let shared = SharedNumbers::open(&pins)?;
+    let _lock = pins.lock()?;
+    if shared.link_count() > 0 {
+        return Err(Error::Refused {
+            doing: format!("remove the qdisc {KIND} from the kernel"),
+            reason: "links have it; `teiji rollback` removes it from those".into(),
+        });
+    }
+    pins.remove()
+}
+
 /// Opens a pin of any kind.
 fn open(pins: &Pins, name: &OsString) -> Result<OwnedFd, Error> {
     let path = pins.current(name);
@@ -184,7 +219,7 @@ fn pin(pins: &Pins, name: &OsString, fd: &OwnedFd) -> Result<(), Error> {
 
 /// The kernel's id of the map with the heartbeat; each map has a different id.
 fn heartbeat_map_id(pins: &Pins) -> Result<u32, Error> {
-    let path = pins.current(maps::HEARTBEAT_PIN);
+    let path = pins.current(HEARTBEAT.pin_name());
     let map = MapHandle::from_pinned_path(&path).and_then(|map| map.info());
     map.map(|map| map.info.id).map_err(|e| Error::kernel(format!("open {}", path.display()), e))
 }

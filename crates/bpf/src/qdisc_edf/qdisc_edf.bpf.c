@@ -88,15 +88,6 @@ static __always_inline u64 max(u64 a, u64 b)
 	return a > b ? a : b;
 }
 
-static __always_inline bool heartbeat_missing(u64 now)
-{
-	u32 zero = 0;
-	u64 *at = bpf_map_lookup_elem(&heartbeat, &zero);
-
-	/* a heartbeat written on another CPU may be slightly ahead of this CPU's clock */
-	return !at || (s64)(now - *at) > (s64)HEARTBEAT_TIMEOUT;
-}
-
 static bool earlier(struct bpf_rb_node *a, const struct bpf_rb_node *b)
 {
 	struct packet *left = container_of(a, struct packet, node);

@@ -11,52 +11,30 @@
 //! the fourth change from now, and each writer waits for all programs ([`wait_for_programs`]) before it lets another
 //! process write.
 //!
-//! Only one process at a time may call the functions that write (`pins::Pins::lock`).
-use super::maps::{Map, wait_for_programs};
-use super::pins::Pins;
+//! Only one process at a time has maps that it may write (`writer::Writer`).
+use super::maps::{Maps, SETTINGS_PER_LINK};
 use super::types;
 use crate::Error;
+use crate::common::map::{ReadMap, WriteMap, wait_for_programs};
 use crate::object::{bytes_of, value_of};
 use std::collections::BTreeSet;
 use std::mem::offset_of;
 use teiji_model::qdisc::MAX_LINKS;
 
-/// Settings of a slot (`SETTINGS_PER_LINK` in `intf.h`; a test compares).
-pub(super) const SETTINGS_PER_LINK: u32 = 4;
-
-/// The links' maps.
-pub(super) struct Slots {
-    slots: Map,
-    current: Map,
-    settings: Map,
-    states: Map,
-}
-
-impl Slots {
-    /// Opens the pinned maps.
-    pub(super) fn open(pins: &Pins) -> Result<Slots, Error> {
-        let map = |name| Map::open(&pins.current(name), name);
-        Ok(Slots {
-            slots: map("slots")?,
-            current: map("current")?,
-            settings: map("settings")?,
-            states: map("states")?,
-        })
-    }
-
+impl<M: AsRef<ReadMap>> Maps<M> {
     /// All links with their slots.
-    pub(super) fn all(&self) -> Result<Vec<(types::link_key, u32)>, Error> {
-        self.slots.entries()
+    pub(super) fn links(&self) -> Result<Vec<(types::link_key, u32)>, Error> {
+        self.slots.as_ref().entries()
     }
 
     /// A link's slot; `None` if it has none.
-    pub(super) fn of(&self, key: &types::link_key) -> Result<Option<u32>, Error> {
-        Ok(self.slots.get(bytes_of(key))?.map(|bytes| value_of(&bytes)))
+    pub(super) fn slot_of(&self, key: &types::link_key) -> Result<Option<u32>, Error> {
+        Ok(self.slots.as_ref().get(bytes_of(key))?.map(|bytes| value_of(&bytes)))
     }
 
     /// A slot that no link and no qdisc has; `None` if all are taken.
-    pub(super) fn free(&self) -> Result<Option<u32>, Error> {
-        let taken: BTreeSet<u32> = self.all()?.into_iter().map(|(_, slot)| slot).collect();
+    pub(super) fn free_slot(&self) -> Result<Option<u32>, Error> {
+        let taken: BTreeSet<u32> = self.links()?.into_iter().map(|(_, slot)| slot).collect();
         for slot in (0..MAX_LINKS as u32).filter(|slot| !taken.contains(slot)) {
             if self.owner(slot)? == 0 {
                 return Ok(Some(slot));
@@ -66,17 +44,33 @@ impl Slots {
     }
 
     /// The settings of a slot that are in use.
-    pub(super) fn settings(&self, slot: u32) -> Result<types::link_settings, Error> {
-        let at = slot * SETTINGS_PER_LINK + self.current(slot)?;
-        Ok(value_of(&self.settings.get(&at.to_ne_bytes())?.unwrap_or_default()))
+    pub(super) fn settings_of(&self, slot: u32) -> Result<types::link_settings, Error> {
+        self.settings.as_ref().value(slot * SETTINGS_PER_LINK + self.current_of(slot)?)
     }
 
+    /// The qdisc that has a slot; 0 if none does.
+    pub(super) fn owner(&self, slot: u32) -> Result<u64, Error> {
+        let bytes = self.states.as_ref().get(&slot.to_ne_bytes())?.unwrap_or_default();
+        Ok(value_of(bytes.get(offset_of!(types::link_state, owner)..).unwrap_or_default()))
+    }
+
+    /// The packet statistics of a slot.
+    pub(super) fn stats(&self, slot: u32) -> Result<types::link_stats, Error> {
+        let bytes = self.states.as_ref().get(&slot.to_ne_bytes())?.unwrap_or_default();
+        Ok(value_of(bytes.get(offset_of!(types::link_state, stats)..).unwrap_or_default()))
+    }
+
+    fn current_of(&self, slot: u32) -> Result<u32, Error> {
+        Ok(self.current.as_ref().value::<u32>(slot)? % SETTINGS_PER_LINK)
+    }
+}
+
+impl Maps<WriteMap> {
     /// Replaces a slot's settings at once. The caller has to wait for the programs before it unlocks the pins.
-    pub(super) fn put(&self, slot: u32, settings: &types::link_settings) -> Result<(), Error> {
-        let next = (self.current(slot)? + 1) % SETTINGS_PER_LINK;
-        let at = slot * SETTINGS_PER_LINK + next;
-        self.settings.put(&at.to_ne_bytes(), bytes_of(settings))?;
-        self.current.put(&slot.to_ne_bytes(), &next.to_ne_bytes())
+    pub(super) fn put_settings(&self, slot: u32, settings: &types::link_settings) -> Result<(), Error> {
+        let next = (self.current_of(slot)? + 1) % SETTINGS_PER_LINK;
+        self.settings.put_value(slot * SETTINGS_PER_LINK + next, settings)?;
+        self.current.put_value(slot, &next)
     }
 
     /// Gives a free slot to a link. Packets that the slot's state still holds are freed.
@@ -87,7 +81,7 @@ impl Slots {
         settings: &types::link_settings,
     ) -> Result<(), Error> {
         self.states.put(&slot.to_ne_bytes(), &self.states.zeros())?;
-        self.put(slot, settings)?;
+        self.put_settings(slot, settings)?;
         self.slots.put(bytes_of(key), &slot.to_ne_bytes())
     }
 
@@ -104,22 +98,5 @@ impl Slots {
             }
         }
         Ok(())
-    }
-
-    /// The qdisc that has a slot; 0 if none does.
-    pub(super) fn owner(&self, slot: u32) -> Result<u64, Error> {
-        let bytes = self.states.get(&slot.to_ne_bytes())?.unwrap_or_default();
-        Ok(value_of(bytes.get(offset_of!(types::link_state, owner)..).unwrap_or_default()))
-    }
-
-    /// The packet statistics of a slot.
-    pub(super) fn stats(&self, slot: u32) -> Result<types::link_stats, Error> {
-        let bytes = self.states.get(&slot.to_ne_bytes())?.unwrap_or_default();
-        Ok(value_of(bytes.get(offset_of!(types::link_state, stats)..).unwrap_or_default()))
-    }
-
-    fn current(&self, slot: u32) -> Result<u32, Error> {
-        let which: u32 = value_of(&self.current.get(&slot.to_ne_bytes())?.unwrap_or_default());
-        Ok(which % SETTINGS_PER_LINK)
     }
 }

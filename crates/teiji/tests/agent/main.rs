@@ -87,23 +87,25 @@ fn number(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(bytes[..8].try_into().unwrap())
 }
 
-/// Maps that the agent uses, pinned in a folder: `registry` begins with a version that no teiji has.
+/// Maps that the agent uses, pinned in a folder. Those with settings are there in a version that no teiji has.
 fn pinned(folder: &Path, links: u64) -> Vec<(&'static str, MapHandle)> {
-    let maps = ["registry", "beat", "users"].map(|name| {
-        let flags = if name == "registry" { 0 } else { libbpf_sys::BPF_F_MMAPABLE };
+    let others = ["slots", "current", "settings", "states", "matches", "channels", "labels", "registry"];
+    let others = others.map(|name| (name, format!("{name}_v99"), 0));
+    let shared = ["beat", "users"].map(|name| (name, name.to_owned(), libbpf_sys::BPF_F_MMAPABLE));
+    let maps = others.into_iter().chain(shared).map(|(name, pin, flags)| {
         let options = libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
             map_flags: flags,
             ..Default::default()
         };
-        let mut map = MapHandle::create(MapType::Array, Some(name), 4, 64, 1, &options).unwrap();
-        map.pin(folder.join(name)).unwrap();
+        let mut map = MapHandle::create(MapType::Array, Some(name), 4, 8, 1, &options).unwrap();
+        map.pin(folder.join(pin)).unwrap();
         (name, map)
     });
-    let mut value = [0; 64];
-    value[..8].copy_from_slice(&links.to_ne_bytes());
-    maps[2].1.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY).unwrap();
-    maps.into()
+    let maps: Vec<_> = maps.collect();
+    let users = &maps.last().unwrap().1;
+    users.update(&0u32.to_ne_bytes(), &links.to_ne_bytes(), MapFlags::ANY).unwrap();
+    maps
 }
 
 fn within(mut done: impl FnMut() -> bool) -> bool {
@@ -239,7 +241,7 @@ fn pins_that_somebody_removes_are_pinned_again() {
     agent.says("the agent keeps deadlines");
     let id = |path: &Path| MapHandle::from_pinned_path(path).map(|map| map.info().unwrap().info.id).ok();
     let edf = fixture.pins().join("edf");
-    let ids = || ["registry", "beat", "users"].map(|name| id(&edf.join(name)));
+    let ids = || ["registry_v99", "beat", "users"].map(|name| id(&edf.join(name)));
     let before = ids();
     assert!(before.iter().all(Option::is_some));
     for remove in [fixture.pins(), edf.clone(), edf.join("users")] {
@@ -278,7 +280,8 @@ fn pins_that_somebody_removes_are_pinned_again() {
     fs::rename(&elsewhere, fixture.pins()).unwrap();
     let message = agent.says("has the pins of another process");
     assert!(message.contains("1 links") && fixture.heartbeat_continues(), "{message}");
-    let theirs = others[1].1.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+    let beat = &others.iter().find(|(name, _)| *name == "beat").unwrap().1;
+    let theirs = beat.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
     assert_eq!(number(&theirs), 0, "it sends the heartbeat for the other one");
 }
 
