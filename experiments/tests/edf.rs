@@ -9,6 +9,8 @@ mod heartbeat;
 mod links;
 #[path = "edf/packets.rs"]
 mod packets;
+#[path = "edf/upgrade.rs"]
+mod upgrade;
 
 use serde_json::Value;
 use std::path::PathBuf;
@@ -90,7 +92,12 @@ fn main() -> ExitCode {
             links::slots_are_given_anew,
             links::a_killed_change_is_whole,
         ],
-        teiji_lab::tests![heartbeat::without_a_heartbeat_it_is_a_fifo, heartbeat::the_agent_may_die].to_vec(),
+        teiji_lab::tests![
+            heartbeat::without_a_heartbeat_it_is_a_fifo,
+            heartbeat::the_agent_may_die,
+            upgrade::from_0_1_0
+        ]
+        .to_vec(),
         on![TIMED:
             packets::excess_is_in_nobodys_way,
             packets::best_effort_is_shared,

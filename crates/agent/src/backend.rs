@@ -250,8 +250,8 @@ fn channels(
     Ok(found.map_or(root, |qdisc| RootQdisc::Deadline(Box::new(qdisc))))
 }
 
-/// What an operator should do about pins of another version.
-const OTHER: &str = "links have channels of another version of teiji, which this one cannot read: \
+/// What an operator should do about pins of a release with other maps.
+const OTHER: &str = "links have channels of a release of teiji with other maps, which this one cannot read: \
                      `teiji rollback --force` removes them, and the agent then keeps new ones";
 
 /// What can keep deadlines if no agent runs: teiji's qdisc, once `first` is done, or the kernel's HFSC where the kernel

@@ -2,7 +2,8 @@
 /*
  * For the test of share.rs: an object that uses the heartbeat of another one.
  *
- * By hand: bpftool prog load share.bpf.o /sys/fs/bpf/share map name heartbeat pinned /sys/fs/bpf/teiji/edf/beat
+ * By hand: bpftool prog load share.bpf.o /sys/fs/bpf/share map name heartbeat pinned \
+ *	/sys/fs/bpf/teiji/edf/beat
  */
 #include "../qdisc_edf/kernel.h"
 #include "heartbeat.bpf.h"
