@@ -31,8 +31,8 @@ check: ## format, lint, documentation, unit and property tests: no lab, no root 
 test: deps ## check format and documentation, lint, and run every test, those in the lab too (root, 20 minutes)
 	@CARGO="$(CARGO)" .ci/test
 
-soak: deps ## the property and fuzz tests with 20,000 cases each (half an hour); more than the 4,000 of `make test`
-	PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-model -p teiji-policy -p teiji-analysis
+soak: deps ## the property and fuzz tests with 20,000 cases each, and a trace of 24 simulated hours (half an hour in all)
+	SOAK_HOURS=24 PROPTEST_CASES=$(CASES) $(CARGO) test --release -p teiji-model -p teiji-policy -p teiji-analysis
 
 bench: ## measure the join, the admission test, and observing a host with 1,000 taps (root)
 	$(CARGO) bench -p teiji-analysis -p teiji-control -p teiji-host
