@@ -143,9 +143,23 @@ impl<K: Hash + Eq + Copy, V> ExpiringMap<K, V> {
         if self.store.full() {
             gone = self.pop_oldest();
         }
+        self.make_room_in_index();
         let id = self.store.insert((key, value), now);
         self.index.insert(key, id);
         gone
+    }
+
+    /// The standard library's map would double its size where it is more than half full and has no place left that was
+    /// never used: some time after the store is full for the first time, although it needs no more room. Instead this makes
+    /// a new map of the same size then.
+    fn make_room_in_index(&mut self) {
+        if self.index.len() < self.index.capacity() {
+            return;
+        }
+        let wanted = (2 * self.index.len()).min(self.store.cap).max(self.index.len() + 1);
+        let mut index = Map::with_capacity_and_hasher(wanted, *self.index.hasher());
+        index.extend(self.index.drain());
+        self.index = index;
     }
 
     pub(crate) fn id(&self, key: &K) -> Option<EntryId> {
@@ -202,6 +216,26 @@ mod tests {
         let two = a.insert(2, 0);
         assert_eq!(a.get(one), None);
         assert_eq!(a.get(two), Some(&2));
+    }
+
+    /// However many entries come and go, the index needs no more room than when it was full for the first time.
+    #[test]
+    fn a_full_index_does_not_grow() {
+        const CAP: u64 = 1 << 10;
+        let mut t = ExpiringMap::new(CAP as usize, Seeded::new(1));
+        let mut full = 0;
+        for k in 0..CAP * 1000 {
+            t.insert(k, (), k);
+            if k == CAP {
+                full = t.index.capacity();
+            }
+            assert!(
+                k <= CAP || t.index.capacity() <= full,
+                "{full} after {CAP}, {} after {k}",
+                t.index.capacity()
+            );
+        }
+        assert!(t.index.capacity() >= CAP as usize && t.get(&(CAP * 999)).is_some());
     }
 
     #[test]
