@@ -4,7 +4,7 @@
 //! | module | does |
 //! | --- | --- |
 //! | [`apply`] | carries out a plan, journalled so that it can be undone whatever happens |
-//! | [`daemon`] | the daemon that keeps deadlines: `teiji agent` |
+//! | [`daemon`] | `teiji agent`: keeps deadlines and the policy in force, runs traces, answers clients |
 //! | [`backend`] | the settings of this host, from files to BPF maps |
 //! | [`observation`] | hosts as files: this one, and others |
 //! | [`output`] | reports and recordings as files that appear only when complete, even after privileges were given up |

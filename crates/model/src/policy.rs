@@ -37,6 +37,13 @@ pub struct KeptPolicy {
     pub vms: BTreeMap<String, VmId>,
 }
 
+impl KeptPolicy {
+    /// The names of its files.
+    pub fn files(&self) -> Vec<String> {
+        self.sources.iter().map(|source| source.name.clone()).collect()
+    }
+}
+
 /// A place in a policy file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceLocation {

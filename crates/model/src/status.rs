@@ -188,6 +188,9 @@ pub struct AgentStatus {
     pub policy: Vec<String>,
     /// When that policy was applied, seconds since 1970.
     pub policy_since: Option<u64>,
+    /// It could not read which policy is in force, when it looked last; the two above are what it knew before.
+    #[serde(default)]
+    pub policy_unknown: bool,
     /// How often it has compared the host with the policy.
     pub looks: u64,
     /// When it did so last, seconds since 1970.

@@ -31,8 +31,12 @@ pub struct Status<'a> {
     /// Links with channels.
     #[serde(rename = "deadlines")]
     links: &'a status::LinksStatus,
-    /// What the agent does; `None` if there is none.
+    /// What the agent does; `None` if there is none, or it does not answer.
     agent: Option<&'a status::AgentStatus>,
+    /// Why an agent that is there does not answer.
+    silent: Option<&'a str>,
+    /// The files of the policy in force, if no agent keeps it.
+    unkept: Option<&'a [String]>,
 }
 
 impl<'a> Status<'a> {
@@ -41,8 +45,10 @@ impl<'a> Status<'a> {
         status: &'a status::Status,
         links: &'a status::LinksStatus,
         agent: Option<&'a status::AgentStatus>,
+        silent: Option<&'a str>,
+        unkept: Option<&'a [String]>,
     ) -> Self {
-        Status { schema: 1, status, links, agent }
+        Status { schema: 1, status, links, agent, silent, unkept }
     }
 }
 

@@ -218,7 +218,13 @@ fn every_field_of_a_status_is_documented() {
     };
     let links = LinksStatus { links: vec![link], ..LinksStatus::default() };
     let agent = AgentStatus::default();
-    documented(&json::Status::new(&Status { held, transaction, ..Status::default() }, &links, Some(&agent)));
+    documented(&json::Status::new(
+        &Status { held, transaction, ..Status::default() },
+        &links,
+        Some(&agent),
+        Some("why"),
+        Some(&["/etc/p.toml".into()]),
+    ));
 }
 
 #[test]

@@ -41,9 +41,10 @@ pub enum Command {
     Apply(Apply),
     /// Keep what `apply --confirm-within` has changed.
     Confirm(State),
-    /// Restore everything that teiji has changed.
+    /// Restore everything that teiji has changed; after that no policy is in force.
     Rollback(Rollback),
-    /// Show what the agent does, what teiji holds, since when, and what someone else has changed since. Changes nothing.
+    /// Show what the agent does, what teiji holds, since when, and what someone else has changed since. Changes nothing. The
+    /// exit code is 1 if something is not as teiji left it, or cannot be told.
     Status(Status),
     /// Run the daemon that keeps the applied policy and the deadlines of channels; systemd should start it.
     Agent(State),
@@ -214,7 +215,7 @@ pub struct PolicyFile {
 /// Where teiji stores its state.
 #[derive(Clone, Debug, clap::Args)]
 pub struct State {
-    /// Directory with the record of what was changed.
+    /// Directory with the record of what teiji has changed; also tells which agent is meant.
     #[arg(long = "state", value_name = "DIR", default_value = teiji_agent::apply::STATE_DIRECTORY)]
     pub dir: PathBuf,
     /// Folder of a BPF file system in which the deadline qdisc is pinned.

@@ -12,8 +12,8 @@ use teiji_model::text::printable;
 pub enum Error {
     /// Another teiji has the lock.
     #[error(
-        "another teiji{} is changing settings, so this one did nothing: wait for it, or end it with \
-         SIGTERM, which undoes what it has done so far", pid(.0)
+        "another teiji{} is changing settings, so this one did nothing: wait for it (`--wait 10s`); unless it is the agent, \
+         SIGTERM ends it, and undoes what it has done so far", pid(.0)
     )]
     Busy(Option<u32>),
     /// An apply waits for its confirmation.
@@ -30,6 +30,11 @@ pub enum Error {
     /// The changes of an apply that waited for its confirmation were undone by another process.
     #[error("the changes have been undone by another teiji: a rollback, or because nobody confirmed in time")]
     UndoneByAnother,
+    /// An apply that waits for its confirmation cannot read whether it was confirmed.
+    #[error(
+        "all steps are done, but it cannot be told whether they stay: if nobody confirms in time they are undone; see `teiji status`"
+    )]
+    FateUnknown(#[source] Box<Error>),
     /// The state directory cannot be used.
     #[error("cannot {what} {path}, so nothing was changed: fix that and run the command again")]
     State {
@@ -251,7 +256,7 @@ impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Message::OtherBoot => f.write_str(
-                "the host has booted since teiji changed it, which reset every setting: the record is removed",
+                "the host has booted since teiji changed it, which reset every setting: the record of settings is removed",
             ),
             Message::Undone { pid } => {
                 write!(f, "teiji (pid {pid}) was interrupted: its changes were undone")

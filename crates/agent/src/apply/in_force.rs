@@ -49,7 +49,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     pub(super) fn put_in_force(&self, policy: Option<&KeptPolicy>) -> Result<(), Error> {
         let Some(policy) = policy else { return Ok(()) };
         let mut file = self.held_file()?.unwrap_or_else(|| HeldFile::none(&self.boot));
-        if file.policy.as_ref().is_some_and(|before| before.sources == policy.sources) {
+        if file
+            .policy
+            .as_ref()
+            .is_some_and(|before| before.sources == policy.sources && before.vms == policy.vms)
+        {
             return Ok(());
         }
         file.policy = Some(policy.clone());

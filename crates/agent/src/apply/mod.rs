@@ -18,7 +18,7 @@
 //! | `lock` | `flock(2)`: only one process at a time changes settings; its text is the pid, for messages |
 //! | `transaction` | the plan with all original values; then a line before each step begins, when all are applied, and at the commit. Exists exactly while a transaction is in progress |
 //! | `held.json.next` | `held.json` after the commit, so that the commit is one appended line |
-//! | `held.json` | the settings that teiji has changed, with the original values |
+//! | `held.json` | the settings that teiji has changed, with the original values; the policy in force; which transactions ended last |
 //!
 //! Awaiting a confirmation is a lease that the journal records, not a held lock: whoever takes the lock in time may confirm
 //! or roll back, and from the end of the lease on, whoever takes the lock first undoes it. That may be the process that
@@ -26,7 +26,7 @@
 //!
 //! The lines of a transaction alone decide what to do if its process has ended. Undoing depends only on the values
 //! that are found, so it may be interrupted and started again at any instant, and it needs no space on the disk. After
-//! a boot all of this is void, because the kernel forgets every setting.
+//! a boot all of this is void but for the policy in force, because the kernel forgets every setting.
 //!
 //! | module | does |
 //! | --- | --- |
@@ -214,7 +214,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 }
                 Lease::Confirmed => return Ok(Applied { changed: plan.steps.len(), messages }),
                 Lease::Undone => return Err(Error::UndoneByAnother),
-                Lease::Unknown(why) => return Err(why),
+                Lease::Unknown(why) => return Err(Error::FateUnknown(Box::new(why))),
             }
         }
         let committed = run.and_then(|()| {

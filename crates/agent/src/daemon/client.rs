@@ -18,7 +18,7 @@ const SEND: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// None is there.
-    #[error("no agent runs on this host ({path} is not there): `systemctl start teiji-agent` starts it", path = .0.display())]
+    #[error("no agent runs on this host (nothing answers on {path}): `systemctl start teiji-agent` starts it", path = .0.display())]
     Absent(PathBuf),
     /// The caller may not ask it.
     #[error("only root, and the group teiji if the host has one, may ask the agent ({path})", path = .0.display())]

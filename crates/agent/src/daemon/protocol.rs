@@ -2,7 +2,8 @@
 //!
 //! A client connects to the agent's Unix socket and sends a [`Request`]; it gets a [`Reply`], and may send the next one.
 //! Messages are those of `wire`. The version is that of the requests: an agent answers those of its own version and
-//! tells others which one that is ([`Refusal::Version`]). Fields that it does not know are ignored.
+//! tells others which one that is ([`Refusal::Version`]). Fields of a request that it does not
+//! know are ignored; an order with such a field is refused.
 //!
 //! | who | may |
 //! | --- | --- |
@@ -100,11 +101,20 @@ pub struct FullStatus {
 #[serde(rename_all = "kebab-case")]
 pub enum Refusal {
     /// The request has another version.
-    #[error("the agent answers requests of version {0} only: use the teiji that it was started from")]
+    #[error(
+        "the agent answers requests of version {0} only: it is of another release of teiji, so restart it: `systemctl restart teiji-agent`"
+    )]
     Version(u32),
     /// The agent does not know the order.
-    #[error("the agent does not know this request ({0}): use the teiji that it was started from")]
+    #[error(
+        "the agent does not know this request ({0}): it is of another release of teiji, so restart it: `systemctl restart teiji-agent`"
+    )]
     Unknown(String),
+    /// The answer is not one to the request.
+    #[error(
+        "the agent has answered something else than it was asked for: restart it: `systemctl restart teiji-agent`"
+    )]
+    Unexpected,
     /// Only user 0 may change anything.
     #[error("only root may do this; run it with sudo")]
     NotRoot,

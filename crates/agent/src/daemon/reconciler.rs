@@ -50,6 +50,8 @@ const YOUNG: Duration = Duration::from_secs(15);
 const MOST_GROUPS: usize = 2048;
 /// A look that takes longer than this is a problem that the status shows.
 const OVERDUE: Duration = Duration::from_secs(10);
+/// After a write of its own the state directory is looked at again after this time.
+const OWN_WRITE: Duration = Duration::from_secs(2);
 
 /// Keeps the policy in force; shared by the thread that does so and those that ask about it.
 pub(super) struct Reconciler {
@@ -83,8 +85,8 @@ struct Look {
     vms: BTreeSet<u32>,
     /// Control groups to watch.
     groups: BTreeSet<String>,
-    files: Vec<String>,
-    since: Option<u64>,
+    /// The files of the policy in force, and since when it is; `None` if it could not be read.
+    policy: Option<(Vec<String>, Option<u64>)>,
     changed: u64,
     absent: Vec<String>,
     problems: Vec<String>,
@@ -223,6 +225,8 @@ impl Reconciler {
             }
             for hint in watch.hints() {
                 if hint == Hint::File && std::mem::take(&mut own) {
+                    // Somebody else may have written at the same time, as several writes are told as one.
+                    schedule.at(now() + OWN_WRITE);
                     continue;
                 }
                 schedule.hint(now(), hint, &is_worker);
@@ -266,8 +270,10 @@ impl Reconciler {
             tracing::info!("{} settings changed to keep the policy", look.changed);
         }
         let status = &mut shared.status;
-        status.policy = look.files;
-        status.policy_since = look.since;
+        status.policy_unknown = look.policy.is_none();
+        if let Some((files, since)) = look.policy {
+            (status.policy, status.policy_since) = (files, since);
+        }
         status.looks += 1;
         status.looked = Some(unix());
         status.look_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
@@ -306,10 +312,10 @@ impl Reconciler {
         }
         let engine = self.engine().map_err(|e| explained(&e))?;
         let kept = engine.policy().map_err(|e| explained(&e))?;
-        if let Some(kept) = &kept {
-            (look.files, look.since) =
-                (kept.sources.iter().map(|s| s.name.clone()).collect(), Some(kept.since));
-        }
+        look.policy = Some(match &kept {
+            Some(kept) => (kept.files(), Some(kept.since)),
+            None => (Vec::new(), None),
+        });
         match engine.recover(Duration::ZERO) {
             Ok(messages) => messages.iter().for_each(|message| tracing::warn!("{message}")),
             Err(apply::Error::Busy(_)) => return later(look),
@@ -364,8 +370,8 @@ impl Reconciler {
         for part in parts(whole, observed, held) {
             if !part.foreign.is_empty() && !is_young(&part.of, observed, since_boot) {
                 look.problems.push(format!(
-                    "{}: left as it is, because somebody else has changed {}; `teiji apply` sets it again, `teiji \
-                     rollback --force` gives it up",
+                    "{}: left as it is, because somebody else has changed {}; `teiji apply` sets it again; to accept \
+                     what they have set, change the policy and apply it",
                     part.name,
                     part.foreign.join(", ")
                 ));

@@ -6,8 +6,8 @@
 //!  nothing ──► look every `idle`
 //!  a look failed ──► again after RETRY, which doubles up to RETRY_MOST
 //! ```
-//! Between two looks there is four times as much time as the former one took, so that looking takes a fifth of a CPU at most
-//! however much happens; but no more than a second, unless a look takes longer than that.
+//! After a look that took *t*, the next one waits for 4 *t*, but for 1 s at most, or for *t* if that is longer. So looking takes at
+//! most a fifth of a CPU while *t* is at most 0.25 s, and half of one however long a look takes.
 //!
 //! Times are since any fixed instant. Nothing here reads a clock.
 

@@ -101,5 +101,5 @@ impl Service {
 
 /// An answer to something else.
 fn unexpected() -> client::Error {
-    client::Error::Refused(Refusal::Unknown("it answers something else".into()))
+    client::Error::Refused(Refusal::Unexpected)
 }

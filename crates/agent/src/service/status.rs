@@ -15,7 +15,10 @@ pub struct StatusReport {
     pub agent: Option<AgentStatus>,
     /// Why an agent that is there does not answer.
     pub silent: Option<String>,
-    /// Whether everything is as teiji left it.
+    /// The files of the policy in force, if no agent keeps it.
+    pub unkept: Option<Vec<String>>,
+    /// Whether everything is as teiji left it, and can be told. That no agent keeps the policy is no fault: settings stay as
+    /// they were applied.
     pub ok: bool,
 }
 
@@ -28,6 +31,7 @@ impl Service {
     pub fn status(&self) -> Result<StatusReport, Error> {
         let engine = self.engine()?;
         let (mut status, mut links) = (engine.status_or_damage(), engine.backend().links());
+        let mut unkept = None;
         let (agent, silent) = match self.ask_status() {
             Ok(full) => {
                 if status.hidden.is_some() {
@@ -35,13 +39,18 @@ impl Service {
                 }
                 (Some(full.agent), None)
             }
-            Err(client::Error::Absent(_) | client::Error::NotPermitted(_)) => (None, None),
+            Err(client::Error::Absent(_)) => {
+                // If the file is damaged, `status` says so.
+                unkept = engine.policy().ok().flatten().map(|policy| policy.files());
+                (None, None)
+            }
+            Err(client::Error::NotPermitted(_)) => (None, None),
             Err(error) => (None, Some(error.to_string())),
         };
         let unchanged = status.held.iter().all(|held| !held.changed);
         let finished = status.busy || status.transaction.as_ref().is_none_or(|t| t.can_be_confirmed());
         let agent_ok = silent.is_none() && agent.as_ref().is_none_or(|agent| agent.problems.is_empty());
         let ok = unchanged && finished && agent_ok && links.problem.is_none() && status.damaged.is_none();
-        Ok(StatusReport { status, links, agent, silent, ok })
+        Ok(StatusReport { status, links, agent, silent, unkept, ok })
     }
 }

@@ -89,6 +89,22 @@ fn it_stays_in_force_over_a_boot() {
     assert_eq!((sim.engine().policy().unwrap(), sim.held().settings.len()), (Some(policy("p")), 2));
 }
 
+/// A VM was replaced by another one of the same name: `teiji apply` of the same files means the new one, although it may have
+/// nothing to change.
+#[test]
+fn the_same_files_applied_again_mean_the_vms_of_now() {
+    use teiji_model::host::VmId;
+    let sim = Sim::new(before());
+    let of = |uid| KeptPolicy {
+        vms: [("sip1".into(), VmId { uuid: None, uid: Some(uid) })].into(),
+        ..policy("p")
+    };
+    for uid in [1, 2] {
+        apply(&sim, &Plan::default(), Some(of(uid))).unwrap();
+        assert_eq!(sim.engine().policy().unwrap(), Some(of(uid)));
+    }
+}
+
 #[test]
 fn what_is_gone_is_forgotten() {
     let sim = Sim::new(before());

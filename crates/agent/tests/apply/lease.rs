@@ -84,6 +84,19 @@ fn the_one_that_waits_learns_what_became_of_it() {
     }
 }
 
+/// The journal is damaged while it waits: the steps are done, which the error does not deny.
+#[test]
+fn a_journal_that_cannot_be_read_any_more_does_not_mean_that_nothing_was_changed() {
+    let sim = Sim::new(before());
+    let damage: Other = |sim| {
+        sim.0.files.borrow_mut().insert("transaction".into(), b"nonsense\n".to_vec());
+        Ok(())
+    };
+    let error = wait_while(&sim, &[(damage, 0)]).0.unwrap_err();
+    assert!(matches!(error, Error::FateUnknown(_)) && !error.to_string().contains("nothing"), "{error}");
+    assert_eq!(sim.settings(), after());
+}
+
 /// It is confirmed, and another apply is committed before the one that waited looks again.
 #[test]
 fn a_confirmation_is_known_however_late_it_is_looked_for() {

@@ -5,8 +5,15 @@ use crate::terminal::{Style, Tone, printable, wrap};
 use crate::units;
 use teiji_model::status::AgentStatus;
 
-/// As text of at most 100 columns; `now` in seconds since 1970. `silent`: why an agent that is there does not answer.
-pub fn table(agent: Option<&AgentStatus>, silent: Option<&str>, now: u64, style: &Style) -> String {
+/// As text of at most 100 columns; `now` in seconds since 1970. `silent`: why an agent that is there does not answer;
+/// `unkept`: the files of the policy in force, if there is no agent.
+pub fn table(
+    agent: Option<&AgentStatus>,
+    silent: Option<&str>,
+    unkept: Option<&[String]>,
+    now: u64,
+    style: &Style,
+) -> String {
     let mut out = String::new();
     let mut paragraph = |indent: &str, tone, text: &str| {
         for (n, line) in wrap(&style.ascii(&printable(text)), 94).iter().enumerate() {
@@ -16,8 +23,17 @@ pub fn table(agent: Option<&AgentStatus>, silent: Option<&str>, now: u64, style:
     if let Some(why) = silent {
         paragraph("", Tone::Bad, why);
     }
+    if let Some(files) = unkept {
+        let text = format!(
+            "no agent runs, so VMs and links that come later do not get the settings of the policy in force ({}): `systemctl \
+             start teiji-agent` starts one",
+            files.join(", ")
+        );
+        paragraph("", Tone::Strong, &text);
+    }
     let Some(agent) = agent else { return out };
     let kept = match agent.policy_since {
+        _ if agent.policy_unknown => "it cannot read which policy is in force".to_owned(),
         None => "there is no policy in force; `teiji apply` puts one in force".to_owned(),
         Some(since) => format!(
             "it keeps the policy in force ({}), applied {} ago",
@@ -44,7 +60,11 @@ pub fn table(agent: Option<&AgentStatus>, silent: Option<&str>, now: u64, style:
         paragraph("  ", Tone::Faint, &format!("not here now: {absent}"));
     }
     for blind in &agent.blind {
-        paragraph("  ", Tone::Faint, &format!("noticed later than at once: {blind}"));
+        paragraph(
+            "  ",
+            Tone::Faint,
+            &format!("the kernel does not tell of {blind}; the agent looks every 1.5 s instead"),
+        );
     }
     for problem in &agent.problems {
         paragraph("  ", Tone::Bad, problem);
@@ -59,16 +79,18 @@ mod tests {
     #[test]
     fn what_matters_is_seen_at_a_glance() {
         let style = Style::PLAIN;
-        assert_eq!(table(None, None, 0, &style), "");
-        assert_eq!(table(None, Some("it is silent"), 0, &style), "it is silent\n");
+        assert_eq!(table(None, None, None, 0, &style), "");
+        assert_eq!(table(None, Some("it is silent"), None, 0, &style), "it is silent\n");
+        let unkept = table(None, None, Some(&["/etc/p.toml".into()]), 0, &style);
+        assert!(unkept.starts_with("no agent runs") && unkept.contains("(/etc/p.toml)"), "{unkept}");
         let mut agent = AgentStatus { pid: 7, ..AgentStatus::default() };
-        let text = table(Some(&agent), None, 100, &style);
+        let text = table(Some(&agent), None, None, 100, &style);
         assert_eq!(text, "agent (pid 7): there is no policy in force; `teiji apply` puts one in force\n");
         (agent.policy, agent.policy_since, agent.looked) =
             (vec!["/etc/p\x1b.toml".into()], Some(40), Some(90));
         agent.problems = vec!["sip1: ".to_owned() + &"it cannot be changed ".repeat(8)];
         agent.absent = vec!["vm.sip2 (p:1:1): there is none".into()];
-        let text = table(Some(&agent), None, 100, &style);
+        let text = table(Some(&agent), None, None, 100, &style);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[0],

@@ -31,6 +31,11 @@ pub(super) fn run(args: &Apply, service: &Service) -> Result<()> {
     if plan.steps.is_empty() {
         // The policy is in force from now on, although it changes nothing yet.
         print_messages(&prepared.apply(&options, &mut |_| {}, &stop)?.messages);
+        if args.confirm_within.is_some() {
+            print_line(
+                "no setting changes, so there is nothing to confirm: the policy is in force from now on",
+            );
+        }
         return output::stdout(&text::plan::table(plan, &style));
     }
     for warning in &plan.warnings {

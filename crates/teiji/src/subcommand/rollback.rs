@@ -21,7 +21,7 @@ pub(super) fn run(args: &Rollback, service: &Service) -> Result<()> {
     let done = service.rollback(&apply::Rollback { force: args.force, wait })?;
     print_messages(&done.messages);
     print_line(&match done.restored {
-        0 => "nothing to restore".to_owned(),
+        0 => "nothing to restore; no policy is in force".to_owned(),
         n => format!("restored: {}", units::count(n as u64, "setting")),
     });
     if done.messages.iter().any(|n| matches!(n, Message::Foreign { .. })) {
