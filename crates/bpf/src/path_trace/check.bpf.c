@@ -84,6 +84,14 @@ int meet(struct thread *t)
 	return c ? c->vcpu + 1 : 0;
 }
 
+/* A thread ends. */
+SEC("syscall")
+int end(struct thread *t)
+{
+	clock_end(t->tid);
+	return 0;
+}
+
 enum happening { PREEMPTED, WENT_TO_SLEEP, WOKEN, MIGRATED, PREEMPTED_BY, WAITED };
 
 /* What happens to a thread, or is asked about it. */

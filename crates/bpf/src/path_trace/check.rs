@@ -215,8 +215,7 @@ fn each_thread_finds_its_own_clock() {
         memory: None,
         memory_nodes: Vec::new(),
     };
-    let watch = Watch::default();
-    settings::fill_maps(&object, &Setup { watch: &watch, vms: &[vm], buffer_bytes: 0 }).unwrap();
+    super::targets::Targets::prepare(&object, &[vm]).unwrap();
     let find = |tid: u32| clock(&object, "find", tid, 0);
     let known = || tids.map(find);
     assert_eq!(known(), [Some(0), Some(1), Some(2), Some(3)]);
@@ -229,6 +228,41 @@ fn each_thread_finds_its_own_clock() {
         assert_eq!(find(tid), Some(vcpu));
     }
     assert_eq!(known(), [Some(0), Some(1), Some(2), Some(3)]);
+}
+
+/// The id of a thread that has ended may be that of another one: it has a clock of its own.
+#[test]
+fn an_id_that_is_used_again_finds_another_clock() {
+    let object = load(&Flow::default());
+    let (tid, alike) = (7, 65536 + 7);
+    let end = |tid| clock(&object, "end", tid, 0);
+    let find = |tid| clock(&object, "find", tid, 0);
+    for (tid, vcpu) in [(tid, 1), (alike, 2)] {
+        assert_eq!(clock(&object, "meet", tid, vcpu), Some(vcpu));
+    }
+    end(tid);
+    assert_eq!((find(tid), find(alike)), (None, Some(2)), "the place of the one leads to the other");
+    assert_eq!(clock(&object, "meet", tid, 3), Some(3));
+    assert_eq!((find(tid), find(alike)), (Some(3), Some(2)));
+    end(alike);
+    assert_eq!((find(tid), find(alike)), (Some(3), None));
+    end(alike); // one that has no clock
+    assert_eq!(clock(&object, "meet", 2 * 65536 + 7, 4), Some(4));
+    assert_eq!((find(tid), find(alike), find(2 * 65536 + 7)), (Some(3), None, Some(4)));
+}
+
+/// A trace may outlive any number of threads.
+#[test]
+fn the_clocks_of_threads_that_have_ended_are_used_again() {
+    let object = load(&Flow::default());
+    let most = super::map(&object, "thread_clocks").unwrap().max_entries();
+    for n in 0..3 * most {
+        assert_eq!(clock(&object, "meet", 1000 + n, n), Some(n), "{n}");
+        if n % 4 != 0 || n > most {
+            clock(&object, "end", 1000 + n, 0);
+        }
+    }
+    assert_eq!(clock(&object, "find", 1000, 0), Some(0));
 }
 
 /// There are clocks for a fixed number of threads; a further thread gets none, not that of another.

@@ -18,7 +18,7 @@ static __always_inline struct clock *clock_of(u32 tid)
 
 	if (!slot)
 		return NULL;
-	if (slot >> 32 != tid) {
+	if (slot >> 32 != tid || slot == ENDED) {
 		found = bpf_map_lookup_elem(&collisions, &tid);
 		if (!found)
 			return NULL;
@@ -27,19 +27,73 @@ static __always_inline struct clock *clock_of(u32 tid)
 	return bpf_map_lookup_elem(&thread_clocks, &index);
 }
 
-/* Gives the current thread, which has no clock, a copy of `fresh`. Only the thread itself may do this. */
-static __always_inline struct clock *clock_new(u32 tid, const struct clock *fresh)
+/* The clock of a reference, unless its thread has ended. */
+static __always_inline struct clock *clock_at(const struct clock_ref *ref)
 {
+	struct clock *c;
 	u32 index;
 
-	if (lookup.used >= MAX_CLOCKS) /* checked first, so that the count cannot wrap around */
+	if (!ref)
 		return NULL;
-	index = __sync_fetch_and_add(&lookup.used, 1);
+	index = ref->index;
+	c = bpf_map_lookup_elem(&thread_clocks, &index);
+	return c && c->own.generation == ref->generation ? c : NULL;
+}
+
+/* Whether a reference is one to this clock. */
+static __always_inline bool refers_to(const struct clock_ref *ref, const struct clock *c)
+{
+	return ref && ref->index == c->own.index && ref->generation == c->own.generation;
+}
+
+/* Gives the current thread, which has no clock, a copy of `fresh`. Only the thread itself may do this. */
+static __always_inline struct clock *clock_new(u32 tid, struct clock *fresh)
+{
+	u64 *slot = &lookup.by_tid[tid % LOOKUP_SLOTS], mine;
+	struct clock *c;
+	u32 index;
+
+	if (lookup.used < MAX_CLOCKS) { /* checked first, so that the count cannot wrap around */
+		index = __sync_fetch_and_add(&lookup.used, 1);
+	} else if (bpf_map_pop_elem(&free_clocks, &index)) {
+		return NULL;
+	}
+	c = bpf_map_lookup_elem(&thread_clocks, &index);
+	if (!c)
+		return NULL;
+	/* 0 is the generation of no reference */
+	fresh->own.generation = c->own.generation ? c->own.generation : 1;
+	fresh->own.index = index;
 	if (bpf_map_update_elem(&thread_clocks, &index, fresh, BPF_ANY))
 		return NULL;
-	if (__sync_val_compare_and_swap(&lookup.by_tid[tid % LOOKUP_SLOTS], 0, (u64)tid << 32 | index))
+	mine = (u64)tid << 32 | index;
+	if (__sync_val_compare_and_swap(slot, 0, mine) &&
+	    __sync_val_compare_and_swap(slot, ENDED, mine) != ENDED)
 		bpf_map_update_elem(&collisions, &tid, &index, BPF_ANY);
-	return bpf_map_lookup_elem(&thread_clocks, &index);
+	return c;
+}
+
+/* A thread ends: its id may be that of another one from now on. */
+static __always_inline void clock_end(u32 tid)
+{
+	u64 *slot = &lookup.by_tid[tid % LOOKUP_SLOTS], there = *slot;
+	struct clock *c = clock_of(tid);
+	struct vcpu_key key;
+	u32 index;
+
+	if (!c)
+		return;
+	index = c->own.index;
+	key.vm = c->vm;
+	key.vcpu = c->vcpu;
+	__sync_fetch_and_add(&c->own.generation, 1);
+	if (there >> 32 == tid)
+		__sync_val_compare_and_swap(slot, there, ENDED);
+	else
+		bpf_map_delete_elem(&collisions, &tid);
+	if (c->actor == ACTOR_VCPU)
+		bpf_map_delete_elem(&vcpus, &key);
+	bpf_map_push_elem(&free_clocks, &index, BPF_ANY);
 }
 
 /*
@@ -128,11 +182,6 @@ static __always_inline u8 clock_read_or_zeros(struct clock *c, u64 now, u64 *spe
 	for (i = 0; i < STATES; i++)
 		spent[i] = 0;
 	return STATE_UNKNOWN;
-}
-
-static __always_inline u8 clock_read_of(const u32 *tid, u64 now, u64 *spent)
-{
-	return clock_read_or_zeros(tid ? clock_of(*tid) : NULL, now, spent);
 }
 
 /* The clock of the vhost worker that runs this, made when it is first met. */

@@ -111,7 +111,7 @@ int BPF_PROG(on_drop, struct sk_buff *skb, void *location, u32 why)
 	n -= BPF_CORE_READ(skb, data_len);
 	if (!parse(l2, data + n, false, true, &p) && !parse(l2, data + n, false, false, &p))
 		return 0;
-	tap = settings.by_mac ? p.to_guest ? tap_of(l2) : 0 : 0;
+	tap = followed.by_mac ? p.to_guest ? tap_of(l2) : 0 : 0;
 
 	if (settings.matching == MATCH_SIP && p.proto == PROTO_UDP) {
 		struct rec_drop_sip *r = reserve(sizeof(*r));

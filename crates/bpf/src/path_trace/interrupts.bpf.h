@@ -15,7 +15,7 @@ static __always_inline bool queue_of(struct vhost_virtqueue *vq, struct tap_queu
 		return false;
 	q->ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
 	q->queue = BPF_CORE_READ(tfile, queue_index);
-	return is_tap(q->ifindex);
+	return is_tap(BPF_CORE_READ(tfile, tun, dev), q->ifindex);
 }
 
 /* virtio-net: queue 0 of a vhost_net receives, queue 1 transmits. */
@@ -56,8 +56,7 @@ static __always_inline bool interrupted(void)
 /* The clock of a vCPU; NULL if its thread is not known, or turned out to run another vCPU. */
 static __always_inline struct clock *vcpu_clock(const struct vcpu_key *vcpu)
 {
-	u32 *tid = bpf_map_lookup_elem(&vcpus, vcpu);
-	struct clock *c = tid ? clock_of(*tid) : NULL;
+	struct clock *c = clock_at(bpf_map_lookup_elem(&vcpus, vcpu));
 
 	return c && c->vm == vcpu->vm && c->vcpu == vcpu->vcpu ? c : NULL;
 }
@@ -325,21 +324,25 @@ static __always_inline void emit_entry(struct clock *c, u64 now, u64 upto, u8 ve
 }
 
 /* Stores which vCPU a thread runs, as its guest entry shows. */
-static __always_inline void learn_vcpu(struct clock *c, u32 tid, u32 vm, u32 vcpu)
+static __always_inline void learn_vcpu(struct clock *c, u32 vm, u32 vcpu)
 {
 	struct vcpu_key key = {.vm = vm, .vcpu = vcpu};
+	struct clock_ref self = c->own;
+	u32 *index = bpf_map_lookup_elem(&vcpu_indices, &key);
 
 	if (c->actor != ACTOR_VCPU || c->vm != vm) {
-		/* the thread id belonged to another thread before */
+		/* not seen to end, the thread id belonged to another thread before */
 		c->actor = ACTOR_VCPU;
 		c->index = vcpu;
 		c->injected_upto = 0;
 		c->announced = 0;
 		c->signal.begun = 0;
 	}
+	if (index)
+		c->index = *index;
 	c->vm = vm;
 	c->vcpu = vcpu;
-	bpf_map_update_elem(&vcpus, &key, &tid, BPF_ANY);
+	bpf_map_update_elem(&vcpus, &key, &self, BPF_ANY);
 }
 
 SEC("tp_btf/kvm_entry")
@@ -369,7 +372,7 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 			return 0;
 	}
 	if (c->vcpu != (u32)vcpu->vcpu_id || c->vm != vm)
-		learn_vcpu(c, tid, vm, vcpu->vcpu_id);
+		learn_vcpu(c, vm, vcpu->vcpu_id);
 	c->apic = (u64)vcpu->arch.apic;
 	clock_set(c, now, STATE_GUEST);
 	if (c->injected_upto) {

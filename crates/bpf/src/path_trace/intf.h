@@ -94,9 +94,9 @@ enum counter {
 #define HASH_WORDS 28	   /* words of a packet that take part in its fingerprint */
 #define SIP_SNAP 512	   /* bytes of a SIP message that are copied when the operator asks for SIP */
 #define MAX_CLOCKS 8192	   /* traced threads */
-#define LOOKUP_SLOTS 65536 /* a power of two: see struct lookup */
+#define LOOKUP_SLOTS 65536 /* a power of two: see struct lookup and struct followed */
 
-/* What a number may identify: see struct lookup. */
+/* What a number may identify: see struct followed. */
 enum hint {
 	HINT_TAP = 1, /* traced, by ifindex */
 	HINT_VM = 2,  /* traced, by process id */
@@ -218,8 +218,8 @@ struct settings {
 	__u8 ports;
 	__u8 directions; /* enum direction, or-ed */
 	__u8 matching;	 /* enum matching */
-	__u8 by_mac;	 /* packets off the taps are the guest's by MAC address; else by flow alone */
 	__u8 hand_over;	 /* dev_hard_start_xmit is probed */
+	__u32 netns;	 /* of the traced taps: the inode number of the network namespace */
 	struct filter_net net[MAX_NETS];
 	struct filter_port port[MAX_PORTS];
 };
@@ -228,6 +228,15 @@ struct settings {
 struct tap_queue {
 	__u32 ifindex;
 	__u32 queue;
+};
+
+/*
+ * Refers to the clock of a thread. Clocks are used again when their thread has ended, and so are thread ids:
+ * a reference to the clock of a former thread finds nothing.
+ */
+struct clock_ref {
+	__u32 index;	  /* of the clock */
+	__u32 generation; /* how many threads have had it, this one included */
 };
 
 /* A vCPU. */

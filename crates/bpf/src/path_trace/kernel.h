@@ -19,8 +19,21 @@ typedef __s64 s64;
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
+struct ns_common {
+	unsigned int inum;
+};
+
+struct net {
+	struct ns_common ns;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
 struct net_device {
 	int ifindex;
+	possible_net_t nd_net;
 };
 
 struct sk_buff {
@@ -39,10 +52,19 @@ struct thread_info {
 	u32 cpu;
 };
 
+typedef struct {
+	int counter;
+} atomic_t;
+
+struct signal_struct {
+	atomic_t live;
+};
+
 struct task_struct {
 	struct thread_info thread_info;
 	int pid;
 	int tgid;
+	struct signal_struct *signal;
 };
 
 struct socket {

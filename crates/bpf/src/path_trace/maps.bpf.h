@@ -19,6 +19,7 @@ struct {
 	struct rec_drop_sip drop_sip;
 	struct tap_queue tap_queue;
 	struct vcpu_key vcpu_key;
+	struct clock_ref clock_ref;
 	struct mac mac;
 	enum thread_state thread_state;
 	enum actor actor;
@@ -46,7 +47,7 @@ struct {
 	__type(value, u64);
 } counters SEC(".maps");
 
-/* Traced taps by ifindex; the value is the VMM's process id. */
+/* Traced taps by ifindex; the value is the VMM's process id. Written by the Rust half. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -54,7 +55,7 @@ struct {
 	__type(value, u32);
 } taps SEC(".maps");
 
-/* MAC addresses of traced guests. */
+/* MAC addresses of traced guests. Written by the Rust half. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -62,7 +63,7 @@ struct {
 	__type(value, u32);
 } macs SEC(".maps");
 
-/* Process ids of traced VMMs. */
+/* Process ids of traced VMMs. Written by the Rust half; a process that ends is removed at once. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -107,6 +108,7 @@ struct clock {
 	u64 injected_upto;
 	u32 injected_vector;
 	u32 index; /* vCPU: in the VM, as the VMM counts */
+	struct clock_ref own;
 	/* worker: the queue that it hands frames over for, while it does; ifindex 0: none */
 	struct tap_queue sending;
 	u64 apic; /* vCPU: its kvm_lapic, known from the first entry on; 0: none */
@@ -117,10 +119,10 @@ struct clock {
 };
 
 /*
- * Clocks, in the order in which their threads were first seen; clock_of() finds that of a thread. The probes
- * of the scheduler look up every thread of the host, and those of KVM do so at each exit. So this is an
- * array, and clock_of() first reads one word of memory, which is 0 for almost every thread that is not
- * traced.
+ * Clocks, in the order in which their threads were first seen, until all have been used; then those of
+ * threads that have ended are used again. clock_of() finds that of a thread. The probes of the scheduler look
+ * up every thread of the host, and those of KVM do so at each exit. So this is an array, and clock_of() first
+ * reads one word of memory, which is 0 for almost every thread that is not traced.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -129,14 +131,31 @@ struct {
 	__type(value, struct clock);
 } thread_clocks SEC(".maps");
 
+/* Stands for a thread in struct lookup that has ended: others may still have the same place. No clock has it.
+ */
+#define ENDED ((u64)MAX_CLOCKS)
+
 /* All zeros at first, except for the threads that the Rust half knows. */
 struct lookup {
 	u64 by_tid[LOOKUP_SLOTS]; /* at the thread id modulo LOOKUP_SLOTS: thread id << 32 | index of its
-				     clock */
-	u32 used;		  /* clocks that threads have */
+				     clock, or ENDED */
+	u32 used;		  /* clocks that threads have, or have had */
 	u32 pad;
-	u8 hints[LOOKUP_SLOTS]; /* at a number modulo LOOKUP_SLOTS: enum hint, or-ed, of all that have it */
 } lookup;
+
+/* Written by the Rust half. */
+struct followed {
+	u8 by_mac; /* packets off the taps are the guest's by MAC address; else by flow alone */
+	u8 pad[7];
+	u8 hints[LOOKUP_SLOTS]; /* at a number modulo LOOKUP_SLOTS: enum hint, or-ed, of all that have it */
+} followed SEC(".bss.followed");
+
+/* Indices of clocks whose threads have ended, the oldest first. */
+struct {
+	__uint(type, BPF_MAP_TYPE_QUEUE);
+	__uint(max_entries, MAX_CLOCKS);
+	__type(value, u32);
+} free_clocks SEC(".maps");
 
 /* Thread id → index of its clock, for threads whose place in by_tid another traced thread has. */
 struct {
@@ -146,28 +165,40 @@ struct {
 	__type(value, u32);
 } collisions SEC(".maps");
 
-/* vCPU → thread id. */
+/* vCPU → the clock of its thread. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct vcpu_key);
+	__type(value, struct clock_ref);
+} vcpus SEC(".maps");
+
+/*
+ * vCPU → its index in the VM, as the VMM counts, of VMs that have come since the trace began. Written by the
+ * Rust half.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
 	__type(key, struct vcpu_key);
 	__type(value, u32);
-} vcpus SEC(".maps");
+} vcpu_indices SEC(".maps");
 
-/* Tap queue → thread id of the worker that takes packets off it. */
+/* Tap queue → the clock of the worker that takes packets off it. Of taps that are gone, the Rust half removes
+ * the queues from this map and the next two. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
 	__type(key, struct tap_queue);
-	__type(value, u32);
+	__type(value, struct clock_ref);
 } workers SEC(".maps");
 
-/* Tap queue → thread id of the worker that sends the guest's frames: from Linux 6.5 on it may be another. */
+/* Tap queue → the clock of the worker that sends the guest's frames: from Linux 6.5 on it may be another. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
 	__type(key, struct tap_queue);
-	__type(value, u32);
+	__type(value, struct clock_ref);
 } senders SEC(".maps");
 
 /* Tap queue → the vCPU that last accepted its interrupt. */
@@ -203,12 +234,17 @@ struct cpu {
  * traced guest. */
 static __always_inline bool hinted(u32 number, u8 hint)
 {
-	return lookup.hints[number % LOOKUP_SLOTS] & hint;
+	return followed.hints[number % LOOKUP_SLOTS] & hint;
 }
 
-static __always_inline bool is_tap(u32 ifindex)
+/*
+ * Whether a device is a traced tap. Every network namespace numbers its devices by itself: a device of
+ * another one may have the same number.
+ */
+static __always_inline bool is_tap(const struct net_device *dev, u32 ifindex)
 {
-	return hinted(ifindex, HINT_TAP) && bpf_map_lookup_elem(&taps, &ifindex);
+	return hinted(ifindex, HINT_TAP) && bpf_map_lookup_elem(&taps, &ifindex) &&
+	       BPF_CORE_READ(dev, nd_net.net, ns.inum) == settings.netns;
 }
 
 static __always_inline void count(u32 which)

@@ -11,6 +11,7 @@ mod check;
 mod convert;
 mod drop_reasons;
 mod settings;
+mod targets;
 
 /// Types shared with the C half, generated from the compiled object.
 #[allow(missing_docs, unused, clippy::all, clippy::undocumented_unsafe_blocks, clippy::unwrap_used)]
@@ -62,7 +63,7 @@ const NEEDED_TO_START: [&str; 2] = ["netif_receive_skb", "net_dev_start_xmit"];
 pub struct Setup<'a> {
     /// Flow, direction, matching.
     pub watch: &'a Watch,
-    /// The VMs: their taps, MAC addresses and threads.
+    /// The VMs that are there: their taps, MAC addresses and threads.
     pub vms: &'a [Vm],
     /// Size of the ring buffer in bytes; rounded up to a power of two of at least 64 KiB.
     pub buffer_bytes: usize,
@@ -96,6 +97,7 @@ pub struct Tracer {
     hooks: Vec<Hook>,
     object: Object,
     drop_names: drop_reasons::Names,
+    targets: targets::Targets,
 }
 
 /// The hooks of all programs, and whether this kernel has them.
@@ -221,7 +223,7 @@ impl Tracer {
         }
         prepare(&mut object, setup, &hooks)?;
         let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
-        settings::fill_maps(&object, setup)?;
+        let targets = targets::Targets::prepare(&object, setup.vms)?;
 
         let batch = Rc::new(RefCell::new(Vec::with_capacity(BATCH)));
         let records = map(&object, "records")?;
@@ -245,7 +247,23 @@ impl Tracer {
             let name = program.name().to_string_lossy().into_owned();
             links.push(program.attach().map_err(|e| Error::kernel(format!("attach {name}"), e))?);
         }
-        Ok(Tracer { links, ring, batch, counters, hooks, object, drop_names })
+        Ok(Tracer { links, ring, batch, counters, hooks, object, drop_names, targets })
+    }
+
+    /// Follows a VM as it is now: one that has come, or that has other taps or vCPUs than before. Needs no privileges.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if there is no room for more: 4,096 taps, 1,024 VMs, 8,192 vCPUs.
+    pub fn follow(&mut self, vm: &Vm) -> Result<(), Error> {
+        self.targets.set(vm)
+    }
+
+    /// Follows the VM with this process id no longer.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the kernel refuses.
+    pub fn forget(&mut self, pid: u32) -> Result<(), Error> {
+        self.targets.remove(pid)
     }
 
     /// What the programs are attached to, and what was left out.

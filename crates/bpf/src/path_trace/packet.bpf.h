@@ -213,7 +213,7 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 	if (l2 + ETH_HLEN > end || bpf_probe_read_kernel(&eth, ETH_HLEN, l2))
 		goto unidentified;
 	if (!known) {
-		if (settings.by_mac) {
+		if (followed.by_mac) {
 			/* towards a guest if it is the destination, from one if only the source is */
 			if (to_guest ? !is_guest_mac(eth.dst)
 				     : !is_guest_mac(eth.src) || is_guest_mac(eth.dst))

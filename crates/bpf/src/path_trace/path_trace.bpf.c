@@ -20,6 +20,8 @@
  *   netif_receive_skb (on a tap)    handed to the host stack        TAP_SEND
  *   net_dev_queue, qdisc_dequeue, dev_hard_start_xmit               DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
  *   kfree_skb                       dropped by the kernel, anywhere DROP
+ *   sched_process_exit              a thread ends: its id, and that of its process, may be another's from now
+ * on
  *
  * Each vCPU thread and vhost worker has a clock (struct clock), which accumulates the time spent in each
  * state. kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and sched_wakeup advance it. Records carry
@@ -98,10 +100,8 @@ static __always_inline void emit_packet(struct packet *p, u8 point, u32 ifindex)
 }
 
 static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 now, u8 type, u8 point,
-				     u32 ifindex, const u32 *worker, u16 depth, u16 queue)
+				     u32 ifindex, struct clock *worker, u16 depth, u16 queue)
 {
-	struct clock *c = worker ? clock_of(*worker) : NULL;
-
 	fill_head(&r->packet.head, now, type, point, ifindex);
 	r->packet.fingerprint = p->fingerprint;
 	r->packet.len = p->len;
@@ -110,11 +110,11 @@ static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 no
 	r->role = p->role;
 	r->depth = depth;
 	r->queue = queue;
-	r->preempted_by = c ? c->preempted_by : 0;
-	r->worker_state = clock_read_of(worker, now, r->worker);
+	r->preempted_by = worker ? worker->preempted_by : 0;
+	r->worker_state = clock_read_or_zeros(worker, now, r->worker);
 }
 
-static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 ifindex, const u32 *worker,
+static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 ifindex, struct clock *worker,
 				     u16 depth, u16 queue)
 {
 	if (settings.matching == MATCH_SIP && p->proto == PROTO_UDP && point != POINT_TAP_DEQUEUE) {
@@ -141,15 +141,16 @@ static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 if
 }
 
 /*
- * Whether the current thread is the worker that is handing over this queue's frames. With receive packet
- * steering a frame passes the stack on another CPU; with NAPI on the tap it does so later, in a softirq in
- * the context of any thread. The clock of that thread says nothing about the frame.
+ * The current thread's clock, if it is the worker that is handing over this queue's frames. With receive
+ * packet steering a frame passes the stack on another CPU; with NAPI on the tap it does so later, in a
+ * softirq in the context of any thread. The clock of that thread says nothing about the frame.
  */
-static __always_inline bool hands_over(u32 ifindex, u16 queue)
+static __always_inline struct clock *handing_over(u32 ifindex, u16 queue)
 {
 	struct clock *c = clock_of(current_tid());
+	bool hands_over = c && c->sending.ifindex == ifindex && c->sending.queue == queue;
 
-	return c && c->sending.ifindex == ifindex && c->sending.queue == queue && !interrupted();
+	return hands_over && !interrupted() ? c : NULL;
 }
 
 SEC("tp_btf/netif_rx")
@@ -159,7 +160,7 @@ int BPF_PROG(on_netif_rx, struct sk_buff *skb)
 	u32 ifindex = skb->dev->ifindex;
 
 	/* a tap's frames are taken in netif_receive_skb */
-	if (!is_tap(ifindex) && parse_skb(skb, true, false, true, &p) && p.to_guest)
+	if (!is_tap(skb->dev, ifindex) && parse_skb(skb, true, false, true, &p) && p.to_guest)
 		emit_packet(&p, POINT_HOST_RX, ifindex);
 	return 0;
 }
@@ -170,14 +171,13 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	struct packet p = {};
 	u32 ifindex = skb->dev->ifindex;
 
-	if (is_tap(ifindex)) {
+	if (is_tap(skb->dev, ifindex)) {
 		/* as skb_record_rx_queue() left it */
 		u16 queue = skb->queue_mapping ? skb->queue_mapping - 1 : NOT_KNOWN;
-		u32 tid = current_tid();
 
 		if (parse_skb(skb, true, true, false, &p))
 			emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_SEND, ifindex,
-				 hands_over(ifindex, queue) ? &tid : NULL, 0, queue);
+				 handing_over(ifindex, queue), 0, queue);
 	} else if (parse_skb(skb, true, false, true, &p) && p.to_guest) {
 		emit_packet(&p, POINT_HOST_RX, ifindex);
 	}
@@ -227,12 +227,13 @@ int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
 	struct packet p = {};
 	struct clock *c;
 	const unsigned char *data;
-	u32 tid = current_tid(), *worker, len;
+	struct clock_ref *worker, self;
+	u32 len;
 
 	if (!skb)
 		return 0; /* not vhost: the VMM reads its tap itself */
 	q.ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
-	if (!is_tap(q.ifindex))
+	if (!is_tap(BPF_CORE_READ(tfile, tun, dev), q.ifindex))
 		return 0;
 	if ((u64)skb & 1) { /* TUN_XDP_FLAG: an XDP frame, not an skb */
 		count(COUNT_UNIDENTIFIED);
@@ -241,14 +242,16 @@ int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
 	q.queue = BPF_CORE_READ(tfile, queue_index);
 	c = worker_clock(now);
 	worker = bpf_map_lookup_elem(&workers, &q);
-	if (!worker || *worker != tid)
-		bpf_map_update_elem(&workers, &q, &tid, BPF_ANY);
+	if (c && !refers_to(worker, c)) {
+		self = c->own;
+		bpf_map_update_elem(&workers, &q, &self, BPF_ANY);
+	}
 
 	data = BPF_CORE_READ(skb, data);
 	len = BPF_CORE_READ(skb, len);
 	p.len = len;
 	if (parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, &p))
-		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, &tid, queue_depth(tfile, c), NOT_KNOWN);
+		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, queue_depth(tfile, c), NOT_KNOWN);
 	return 0;
 }
 
@@ -260,21 +263,23 @@ int BPF_PROG(on_tun_sendmsg, struct socket *sock)
 {
 	struct tun_file *tfile = (void *)sock - bpf_core_field_offset(struct tun_file, socket);
 	struct tap_queue q = {.ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex)};
-	u32 tid = current_tid(), *sender;
+	struct clock_ref *sender, self;
 	struct clock *c;
 
-	if (!is_tap(q.ifindex) || !(settings.directions & DIR_OUT))
+	if (!is_tap(BPF_CORE_READ(tfile, tun, dev), q.ifindex) || !(settings.directions & DIR_OUT))
 		return 0;
 	q.queue = BPF_CORE_READ(tfile, queue_index);
-	c = clock_of(tid);
+	c = clock_of(current_tid());
 	if (!c)
 		c = worker_clock(bpf_ktime_get_ns());
 	if (!c)
 		return 0;
 	c->sending = q;
 	sender = bpf_map_lookup_elem(&senders, &q);
-	if (!sender || *sender != tid)
-		bpf_map_update_elem(&senders, &q, &tid, BPF_ANY);
+	if (!refers_to(sender, c)) {
+		self = c->own;
+		bpf_map_update_elem(&senders, &q, &self, BPF_ANY);
+	}
 	return 0;
 }
 
@@ -317,7 +322,7 @@ int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 	r->queue = q.queue;
 	r->preempted_by = c->preempted_by;
 	clock_read(c, now, r->clock);
-	r->worker_state = clock_read_of(bpf_map_lookup_elem(&senders, &q), now, r->worker);
+	r->worker_state = clock_read_or_zeros(clock_at(bpf_map_lookup_elem(&senders, &q)), now, r->worker);
 	submit(r);
 	return 0;
 }
@@ -328,7 +333,7 @@ int BPF_PROG(on_dev_queue, struct sk_buff *skb)
 	struct packet p = {};
 	u32 ifindex = skb->dev->ifindex;
 
-	if (!is_tap(ifindex) && parse_skb(skb, false, false, false, &p) && !p.to_guest)
+	if (!is_tap(skb->dev, ifindex) && parse_skb(skb, false, false, false, &p) && !p.to_guest)
 		emit_packet(&p, POINT_DEV_QUEUE, ifindex);
 	return 0;
 }
@@ -345,7 +350,7 @@ static __always_inline int emit_chain(struct sk_buff *first, u8 point)
 	if (!first)
 		return 0;
 	ifindex = first->dev->ifindex;
-	if (is_tap(ifindex))
+	if (is_tap(first->dev, ifindex))
 		return 0;
 	if (parse_skb(first, false, false, false, &p) && !p.to_guest)
 		emit_packet(&p, point, ifindex);
@@ -356,7 +361,7 @@ static __always_inline int emit_chain(struct sk_buff *first, u8 point)
 
 		__builtin_memset(&p, 0, sizeof(p));
 		ifindex = BPF_CORE_READ(at, dev, ifindex);
-		if (is_tap(ifindex))
+		if (is_tap(BPF_CORE_READ(at, dev), ifindex))
 			return 0;
 		p.len = len;
 		if (parse(data, data + (len - BPF_CORE_READ(at, data_len)), false, false, &p) && !p.to_guest)
@@ -393,10 +398,10 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 	struct packet p = {};
 	struct tap_queue q = {.ifindex = dev->ifindex, .queue = skb->queue_mapping};
 
-	if (is_tap(q.ifindex)) {
+	if (is_tap(dev, q.ifindex)) {
 		if (parse_skb(skb, false, true, true, &p))
 			emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_ENQUEUE, q.ifindex,
-				 bpf_map_lookup_elem(&workers, &q), 0, NOT_KNOWN);
+				 clock_at(bpf_map_lookup_elem(&workers, &q)), 0, NOT_KNOWN);
 	} else if (!settings.hand_over && parse_skb(skb, false, false, false, &p) && !p.to_guest) {
 		emit_packet(&p, POINT_DEV_XMIT, q.ifindex);
 	}

@@ -174,6 +174,19 @@ int BPF_PROG(on_sched_wakeup, struct task_struct *task)
 	return 0;
 }
 
+/* The last that is heard of a thread, or of a process: in do_exit(), before its id is free for another one.
+ */
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(on_thread_exit, struct task_struct *task)
+{
+	u32 vm = task->tgid;
+
+	clock_end(task->pid);
+	if (hinted(vm, HINT_VM) && task->signal->live.counter == 0)
+		bpf_map_delete_elem(&vms, &vm);
+	return 0;
+}
+
 /* A thread that waits for a CPU is moved to the queue of another. */
 static __always_inline void migrated(u32 tid, u32 number)
 {
