@@ -381,6 +381,8 @@ mod tests {
         let mut vm = VmReport {
             name: "vm1".into(),
             pid: 1,
+            came: None,
+            ended: None,
             requests: RequestCounts::default(),
             left_out: Vec::new(),
             total: None,

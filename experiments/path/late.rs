@@ -36,8 +36,8 @@ pub fn events(recording: &Path) -> Result<Vec<Event>> {
     let mut reader =
         Reader::new(BufReader::new(File::open(recording).with_context(what)?)).with_context(what)?;
     let mut events = Vec::new();
-    while let Some(event) = reader.next().with_context(what)? {
-        events.push(event);
+    while let Some(item) = reader.next().with_context(what)? {
+        events.extend(item.event().filter(|event| event.stream.is_host()));
     }
     Ok(events)
 }
@@ -73,6 +73,7 @@ mod tests {
     use teiji_analysis::Analyzer;
     use teiji_model::event::{Lost, Packet, Point, ThreadName};
     use teiji_model::report::{Counters, Meta};
+    use teiji_model::stream::StreamId;
 
     fn packet(ts: u64, cpu: u16) -> Event {
         let packet = Packet {
@@ -87,7 +88,7 @@ mod tests {
             worker: None,
             preempted_by: 0,
         };
-        Event { ts, cpu, kind: EventKind::Packet(packet) }
+        Event { ts, stream: StreamId::HOST, cpu, kind: EventKind::Packet(packet) }
     }
 
     /// Events of two CPUs, in order, with `k` of the other CPU that are older than the window by 1 ns, and one more that is
@@ -101,11 +102,17 @@ mod tests {
             // A loss and a name are read with later times of their own, and make no event late.
             events.push(Event {
                 ts: newest + 5,
+                stream: StreamId::HOST,
                 cpu: 0,
                 kind: EventKind::Lost(Lost { since: newest, count: 1 }),
             });
             let name = ThreadName { tid: 1, comm: [0; 16] };
-            events.push(Event { ts: newest - window - 1, cpu: 1, kind: EventKind::ThreadName(name) });
+            events.push(Event {
+                ts: newest - window - 1,
+                stream: StreamId::HOST,
+                cpu: 1,
+                kind: EventKind::ThreadName(name),
+            });
             events.push(packet(newest - window - 1, 1));
             events.push(packet(newest - window, 1));
         }

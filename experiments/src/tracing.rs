@@ -177,8 +177,8 @@ pub fn requests(recording: &Path) -> Result<(Vec<Joined>, Report)> {
         Reader::new(BufReader::new(File::open(recording).with_context(what)?)).with_context(what)?;
     let mut analyzer = Analyzer::new(reader.meta(), Options::default());
     let mut all = Vec::new();
-    while let Some(event) = reader.next().with_context(what)? {
-        analyzer.push(event, &mut |joined| all.push(joined.clone()));
+    while let Some(item) = reader.next().with_context(what)? {
+        analyzer.take(item, &mut |joined| all.push(joined.clone()));
     }
     let counters = reader.counters().cloned().unwrap_or_default();
     let report = analyzer.finish(counters, &mut |joined| all.push(joined.clone()));

@@ -18,7 +18,7 @@ use teiji_experiments::programs;
 use teiji_experiments::tracing::{Lab, Trace, Traced};
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
-use teiji_model::report::Report;
+use teiji_model::report::{Report, VmReport};
 
 const ECHO: &str = "--vm vm1 --flow 'udp port 7'";
 
@@ -52,6 +52,8 @@ fn main() -> ExitCode {
         a_vm_that_is_not_there_is_said_so,
         nothing_is_left_attached_after_kill_9,
         several_vms_are_traced_at_once,
+        vms_that_come_and_go_are_followed,
+        a_device_of_another_namespace_with_a_taps_number_is_no_tap,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
@@ -426,4 +428,68 @@ fn every_event_of_a_flood_is_accounted_for() {
     eprintln!("{}", serde_json::to_string(&f).unwrap());
     assert!(f.exact(), "{f:?}");
     assert_eq!(f.sent, SHORT.flood);
+}
+
+/// One trace sees a VM start, be killed, and start again as another process. Each is counted by itself, also in the
+/// recording; the trace finds them although it has no privileges.
+fn vms_that_come_and_go_are_followed() {
+    let trace = Trace::start(&LAB, "follow", "--flow 'udp port 7'", true).unwrap();
+    let mut called = Vec::new();
+    for _ in 0..2 {
+        let guest = LAB.host.guest(&GuestSpec::named("late")).unwrap();
+        let _server = load::echo_server(&LAB.host, &guest).unwrap();
+        called.push((guest.pid(), echo(&guest, 50.0, 100)));
+        guest.kill().unwrap();
+    }
+    let old = echo(vm1(), 50.0, 100);
+    let traced = trace.stop().unwrap();
+    assert_eq!(traced.code, 1, "the last process of the VM has ended: {}", traced.printed);
+    let report = &traced.report;
+    assert_eq!(lost(report), 0, "events lost: {:?}", report.counters);
+    let missed = unseen(&traced).unwrap();
+    let count = |vm: &VmReport, called: &Figures| {
+        agrees("seen", vm.requests.seen, called.sent, missed).unwrap();
+        agrees("complete", vm.requests.complete, called.received, excused(&traced).unwrap())
+            .unwrap_or_else(|e| panic!("{e}: {:?}", vm.left_out));
+    };
+    let late: Vec<&VmReport> = report.vms.iter().filter(|vm| vm.name == "late").collect();
+    assert_eq!(late.len(), 2, "{}", traced.printed);
+    for (vm, (pid, called)) in late.iter().zip(&called) {
+        assert_eq!(vm.pid, *pid);
+        assert!(vm.came < vm.ended && vm.came.is_some(), "{:?} to {:?}", vm.came, vm.ended);
+        count(vm, called);
+    }
+    assert!(late[0].ended < late[1].came, "the first has ended before the second comes");
+    let first = report.vms.iter().find(|vm| vm.name == "vm1").unwrap();
+    assert_eq!((first.came, first.ended), (None, None));
+    count(first, &old);
+    let (_, replayed) = teiji_experiments::tracing::requests(traced.recording.as_deref().unwrap()).unwrap();
+    assert_eq!(&replayed, report, "replay differs from the live report");
+    let left = LAB.host.run("pgrep -a teiji-follow || true").unwrap().text();
+    assert_eq!(left, "", "the process that finds VMs ends with the trace");
+}
+
+/// Network namespaces number their devices by themselves.
+fn a_device_of_another_namespace_with_a_taps_number_is_no_tap() {
+    let tap = &vm1().taps()[0];
+    let script = format!(
+        "set -e; n=$(cat /sys/class/net/{tap}/ifindex); ip netns add a; ip netns add b; \
+         ip -n a link add index $n name in type veth peer name out; ip -n a link set out netns b; \
+         ip -n a addr add 10.77.0.1/24 dev in; ip -n b addr add 10.77.0.2/24 dev out; \
+         ip -n a link set in up; ip -n b link set out up; ip -n a -o link show dev in | cut -d: -f1; cat /sys/class/net/{tap}/ifindex"
+    );
+    let numbers = LAB.host.run(&script).unwrap().ok().unwrap();
+    let numbers: Vec<&str> = numbers.split_whitespace().collect();
+    assert_eq!(numbers[0], numbers[1], "the device has the number of the tap");
+    let trace = Trace::start(&LAB, "namespaces", ECHO, false).unwrap();
+    let send = "ip netns exec b bash -c 'for i in $(seq 200); do echo x >/dev/udp/10.77.0.1/7; done' 2>/dev/null; \
+                ip -n a -s -o link show dev in";
+    let counters = LAB.host.run(send).unwrap().ok().unwrap();
+    let called = echo(vm1(), 50.0, 50);
+    let traced = trace.stop().unwrap();
+    LAB.host.run("ip netns del a; ip netns del b").unwrap().ok().unwrap();
+    all_are_accounted_for(&traced, &called);
+    let sent = &only(&traced.report).unwrap().outbound;
+    // The answers of the guest, and perhaps what the guest says of its own about port 7.
+    assert!(sent.packets + sent.incomplete < called.received + 100, "{sent:?} beside {counters}");
 }

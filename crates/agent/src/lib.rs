@@ -18,6 +18,7 @@
 
 pub mod apply;
 pub mod backend;
+mod companion;
 pub mod daemon;
 pub mod observation;
 pub mod output;

@@ -5,6 +5,7 @@ use std::io::BufWriter;
 use teiji_model::event::Event;
 use teiji_model::recording::{Error, Writer};
 use teiji_model::report::{Counters, Meta};
+use teiji_model::stream::Change;
 
 /// A recording being written.
 pub(crate) struct Recorder {
@@ -23,6 +24,11 @@ impl Recorder {
     /// The event is in the file after [`Recorder::finish`] at the latest.
     pub(crate) fn push(&mut self, event: Event) -> Result<(), Error> {
         self.writer.push(event)
+    }
+
+    /// Adds a change, after the events so far.
+    pub(crate) fn change(&mut self, change: &Change) -> Result<(), Error> {
+        self.writer.change(change)
     }
 
     /// Hands everything so far to the file: it can be read as unfinished until here.

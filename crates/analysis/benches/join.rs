@@ -10,6 +10,7 @@ use teiji_model::event::*;
 use teiji_model::host::{DataPlane, Nic, Vm};
 use teiji_model::report::{Counters, Meta};
 use teiji_model::stage::{Split, ThreadState};
+use teiji_model::stream::StreamId;
 
 const REQUESTS: u64 = 100_000;
 const TAP: u32 = 5;
@@ -101,7 +102,7 @@ fn stream() -> Vec<Event> {
             (99_000, 1, packet(Point::QdiscDequeue, true)),
             (100_000, 1, packet(Point::DevXmit, true)),
         ] {
-            events.push(Event { ts: t + after, cpu, kind });
+            events.push(Event { ts: t + after, stream: StreamId::HOST, cpu, kind });
         }
     }
     // In the order of draining: by 10 ms, then by CPU, then by time.

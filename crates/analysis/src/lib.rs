@@ -1,15 +1,16 @@
 //! Turns a stream of events into a report: joining, statistics, causes.
 //!
 //! ```text
-//!  Event ─► sort ─► join ─► Joined ─► (waterfall, Perfetto)
-//!                    │
-//!                    ▼
-//!               vm_stats ─► stats, finding, verdict ─► Report
+//!  Event ─► clock of its stream ─► sort ─► join ─► Joined ─► (waterfall, Perfetto)
+//!  Change ──────────────────────────────────┘│
+//!                                            ▼
+//!                                       vm_stats ─► stats, finding, verdict ─► Report
 //! ```
 //!
 //! | module | does |
 //! | --- | --- |
-//! | [`sort`] | puts the events of several CPUs into one order |
+//! | `streams` | puts the times of guests' events on the host's clock |
+//! | [`sort`] | puts the events of several streams and CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
 //! | `vm_stats`, `stats` | statistics in bounded memory |
 //! | [`finding`] | what makes requests slow: one file for each cause, and their table |
@@ -19,6 +20,8 @@
 //! | `learnt_count` | how often a device reports a packet |
 //! | `lost` | the times at which events were lost |
 //! | `expiring` | bounded maps whose oldest entries expire |
+//! | `heaviest` | the keys with the largest sums |
+//! | [`threads`] | which thread an id means at a time |
 //! | `hash` | a fast hash for tables whose keys come from guests' packets |
 //!
 //! There is no I/O and no clock: the time is that of the events. Memory is bounded for any length and content of the
@@ -30,26 +33,35 @@ pub mod absence;
 mod expiring;
 pub mod finding;
 mod hash;
+mod heaviest;
 mod join;
 mod learnt_count;
 mod lost;
 pub mod sip;
 pub mod sort;
 mod stats;
+mod streams;
+pub mod threads;
 pub mod verdict;
 mod vm_stats;
 
 use hash::{Map, Seeded};
-use sort::Sorter;
-use teiji_model::event::{self, Event, EventKind, ThreadName};
-use teiji_model::report::{Counters, DropLocation, Joined, Meta, Report, SCHEMA};
+use sort::{Refused, Sorter};
+use std::collections::VecDeque;
+use streams::Streams;
+use teiji_model::event::{self, Event, EventKind};
+use teiji_model::host::Vm;
+use teiji_model::report::{Counters, DropLocation, Joined, Meta, Report, SCHEMA, VmReport};
+use teiji_model::stream::{Change, Changed, Item};
 
 /// The greatest number of events that wait to be sorted. An event has 128 bytes: 34 MB, and up to 8 kB for each CPU, but
 /// never more than 67 MB. Measured at a million events per second: 35 MB with 1024 CPUs, 45 MB with 128 CPUs whose
 /// events come in no order.
 const MAX_WAITING: usize = 1 << 18;
-/// The greatest number of threads whose names are stored.
-const MAX_NAMES: usize = 1 << 16;
+/// The greatest number of VMs of a trace, those that have ended included.
+const MAX_VMS: usize = 1024;
+/// The greatest number of changes that wait until the events before them are joined.
+const MAX_CHANGES: usize = 4096;
 
 /// The greatest number of drop reasons whose names are stored.
 const MAX_DROP_NAMES: usize = 4096;
@@ -106,7 +118,13 @@ pub struct Analyzer {
     meta: Meta,
     sorter: Sorter,
     joiner: join::Joiner,
-    names: Map<u32, ThreadName>,
+    streams: Streams,
+    /// By time.
+    changes: VecDeque<Change>,
+    /// When each VM of `meta` came and ended, ns; `None`: before and after the trace.
+    lifetimes: Vec<(Option<u64>, Option<u64>)>,
+    /// VMs that came when there was no room for more.
+    left_out: u64,
     drop_names: Map<u32, [u8; 32]>,
 }
 
@@ -117,29 +135,72 @@ impl Analyzer {
             meta: meta.clone(),
             sorter: Sorter::new(options.reorder, MAX_WAITING),
             joiner: join::Joiner::new(meta, &options),
-            names: Map::with_hasher(Seeded::new(options.seed)),
+            streams: Streams::default(),
+            changes: VecDeque::new(),
+            lifetimes: vec![(None, None); meta.vms.len()],
+            left_out: 0,
             drop_names: Map::with_hasher(Seeded::new(options.seed)),
         }
+    }
+
+    /// Adds an event or a change, as [`Analyzer::push`] and [`Analyzer::change`] do.
+    pub fn take(&mut self, item: Item, joined: &mut dyn FnMut(&Joined)) {
+        match item {
+            Item::Event(event) => self.push(event, joined),
+            Item::Change(change) => self.change(change),
+        }
+    }
+
+    /// Adds a change: it applies to the events from its time on, whenever they are pushed.
+    pub fn change(&mut self, change: Change) {
+        if let Changed::Clock { stream, vm, mapping } = change.what {
+            // Its events are mapped as soon as they come.
+            self.streams.set(stream, vm, mapping);
+            return;
+        }
+        if self.changes.len() >= MAX_CHANGES
+            && let Some(oldest) = self.changes.pop_front()
+        {
+            self.apply(oldest);
+        }
+        let at = self.changes.partition_point(|other| other.ts <= change.ts);
+        self.changes.insert(at, change);
     }
 
     /// Adds an event, and calls `joined` for every request that can now be completed: those of about
     /// [`Options::reorder`] earlier. The [`Joined`] is reused: clone it to keep it.
     pub fn push(&mut self, event: Event, joined: &mut dyn FnMut(&Joined)) {
+        if !event.stream.is_host() {
+            self.push_of_guest(event);
+        } else {
+            self.push_of_host(event);
+        }
+        while let Some(event) = self.sorter.pop() {
+            self.join(&event, joined);
+        }
+    }
+
+    /// An event of a guest cannot be trusted: if it is refused, only that guest's own view has a hole.
+    fn push_of_guest(&mut self, event: Event) {
+        if let Some(event) = self.streams.on_hosts_clock(event) {
+            let refused = self.sorter.push(event).is_err();
+            self.streams.count(event.stream, refused);
+        }
+    }
+
+    fn push_of_host(&mut self, event: Event) {
         match event.kind {
             // Immediately, because requests of that time may be completed before this event would be its turn.
             EventKind::Lost(lost) => self.joiner.lost(lost.since, event.ts),
-            EventKind::ThreadName(thread_name) => {
-                if self.names.len() < MAX_NAMES || self.names.contains_key(&thread_name.tid) {
-                    self.names.insert(thread_name.tid, thread_name);
-                }
-            }
             EventKind::DropName(d) => {
                 if self.drop_names.len() < MAX_DROP_NAMES || self.drop_names.contains_key(&d.why) {
                     self.drop_names.insert(d.why, d.name);
                 }
             }
+            // A name that comes late is no loss.
+            EventKind::ThreadName(name) if self.sorter.is_late(event.ts) => self.joiner.name_thread(&name),
             _ => {
-                if let Err(released) = self.sorter.push(event) {
+                if let Err(Refused::Late(released)) = self.sorter.push(event) {
                     match event.kind {
                         // Nothing but the packets of that signal is in doubt.
                         EventKind::Interrupt(i) => self.joiner.late_interrupt(&i),
@@ -148,8 +209,46 @@ impl Analyzer {
                 }
             }
         }
-        while let Some(event) = self.sorter.pop() {
-            self.joiner.event(&event, joined);
+    }
+
+    /// Joins the next event, after the changes up to its time.
+    fn join(&mut self, event: &Event, joined: &mut dyn FnMut(&Joined)) {
+        while self.changes.front().is_some_and(|change| change.ts <= event.ts) {
+            if let Some(change) = self.changes.pop_front() {
+                self.apply(change);
+            }
+        }
+        if event.stream.is_host() {
+            self.joiner.event(event, joined);
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        let there = |this: &Self, pid| {
+            let running = this.meta.vms.iter().zip(&this.lifetimes);
+            running.into_iter().position(|(vm, (_, ended))| vm.pid == pid && ended.is_none())
+        };
+        match change.what {
+            Changed::Vm(vm) => match there(self, vm.pid) {
+                Some(index) => {
+                    self.joiner.set_vm(index, &vm);
+                    self.meta.vms[index] = *vm;
+                }
+                None if self.meta.vms.len() < MAX_VMS => {
+                    self.joiner.add_vm(&vm);
+                    self.meta.vms.push(*vm);
+                    self.lifetimes.push((Some(change.ts), None));
+                }
+                None => self.left_out += 1,
+            },
+            Changed::Ended { pid } => {
+                if let Some(index) = there(self, pid) {
+                    let gone = Vm { nics: Vec::new(), ..self.meta.vms[index].clone() };
+                    self.joiner.set_vm(index, &gone);
+                    self.lifetimes[index].1 = Some(change.ts);
+                }
+            }
+            Changed::Clock { .. } => {}
         }
     }
 
@@ -171,39 +270,44 @@ impl Analyzer {
     /// Ends the trace: completes the requests that can be completed, and makes the report. It repeats `counters`.
     pub fn finish(mut self, counters: Counters, joined: &mut dyn FnMut(&Joined)) -> Report {
         while let Some(event) = self.sorter.flush() {
-            self.joiner.event(&event, joined);
+            // A guest may claim any time.
+            if event.stream.is_host() || event.ts <= counters.ended {
+                self.join(&event, joined);
+            }
+        }
+        while let Some(change) = self.changes.pop_front() {
+            self.apply(change);
         }
         self.joiner.finish(counters.ended, joined);
         let common = self.joiner.common;
-        let names = Names {
-            meta: &self.meta,
-            threads: self.names,
-            drop_sites: common.drop_sites,
-            drop_reasons: self.drop_names,
-        };
+        let names = Names { meta: &self.meta, drop_sites: common.drop_sites, drop_reasons: self.drop_names };
         let length = counters.ended.saturating_sub(self.meta.started);
-        let (thread, location) = (|tid| names.thread(tid), |number| names.location(number));
-        let vm_stats = common.vm_stats.into_iter().zip(&self.meta.vms);
-        let vms = vm_stats.map(|(stats, vm)| stats.report(vm, length, &thread, &location)).collect();
+        let (thread, location) = (|thread| common.threads.name(thread), |number| names.location(number));
+        let started = self.meta.started;
+        let after = |ts: Option<u64>| ts.map(|ts| ts.saturating_sub(started));
+        let mut vms = Vec::new();
+        for ((stats, vm), (came, ended)) in
+            common.vm_stats.into_iter().zip(&self.meta.vms).zip(&self.lifetimes)
+        {
+            let there = ended.unwrap_or(counters.ended).saturating_sub(came.unwrap_or(started)).min(length);
+            let report = stats.report(vm, there, &thread, &location);
+            vms.push(VmReport { came: after(*came), ended: after(*ended), ..report });
+        }
         let (late, late_no_room) = (self.sorter.late(), self.sorter.late_no_room());
-        Report { schema: SCHEMA, meta: self.meta, counters, late, late_no_room, vms }
+        let not_followed = self.left_out;
+        let guests = self.streams.report();
+        Report { schema: SCHEMA, meta: self.meta, counters, late, late_no_room, not_followed, guests, vms }
     }
 }
 
 /// The names of what a report mentions by number.
 struct Names<'a> {
     meta: &'a Meta,
-    threads: Map<u32, ThreadName>,
     drop_sites: join::DropSites,
     drop_reasons: Map<u32, [u8; 32]>,
 }
 
 impl Names<'_> {
-    /// A thread's name, empty if not known.
-    fn thread(&self, tid: u32) -> String {
-        self.threads.get(&tid).map(ThreadName::name).unwrap_or_default()
-    }
-
     /// A device's name by its index; empty for index 0, which is no device.
     fn device(&self, index: u32) -> String {
         let nics = self.meta.vms.iter().flat_map(|v| &v.nics).map(|n| (n.ifindex, &n.tap));

@@ -1,4 +1,4 @@
-//! Sorts the events of several CPUs by time.
+//! Sorts the events of several streams and CPUs by time.
 //!
 //! Events of one CPU come nearly in order, those of different CPUs do not ([`teiji_model::event`]). Each CPU has its own
 //! queue, in which an event that comes late is inserted at its place. The queues are merged by time, and an event is
@@ -9,6 +9,11 @@
 //!          cpu 1: ▒▒▒       ─► the oldest head, if older than newest − window ─► pop
 //!          cpu 2: ▒▒▒▒▒▒▒▒▒
 //! ```
+//!
+//! Which events of the host are released, and when, does not depend on those of guests, whatever times and whatever number
+//! of events a guest makes up. So an event of the host that comes late, but after no younger one of the host, is released
+//! even after younger ones of guests. Each guest has room for [`GUEST_CAP`] events of its own, and those for which there is
+//! none are refused.
 //!
 //! An event that is older than one already released is late: it is counted and refused, as conclusions made without it
 //! cannot be taken back. At most `cap` events wait; above that number the oldest are released early. Events that are
@@ -23,6 +28,10 @@ use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
 use std::collections::{BinaryHeap, VecDeque};
 use teiji_model::event::Event;
+use teiji_model::stream::StreamId;
+
+/// How many events of a guest wait at most: 2 MB.
+pub const GUEST_CAP: usize = 1 << 14;
 
 /// The greatest number of events in a chunk: 4 kB.
 const CHUNK: usize = 32;
@@ -93,19 +102,36 @@ impl Queue {
     }
 }
 
+/// The queues of a stream, by CPU.
+#[derive(Clone, Default)]
+struct Stream {
+    queues: Vec<Queue>,
+    len: usize,
+    /// The number of chunks of all queues.
+    chunks: usize,
+}
+
+/// Why an event is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Events have been released up to this time, ns.
+    Late(u64),
+    /// Too many events of that guest wait.
+    NoRoom,
+}
+
 /// See the module.
 #[derive(Clone)]
 pub struct Sorter {
     window: u64,
     cap: usize,
-    queues: Vec<Queue>,
-    /// The times of the heads. An entry that is not the head of its queue is outdated.
-    heads: BinaryHeap<Reverse<(u64, u16)>>,
+    /// By number.
+    streams: Vec<Stream>,
+    /// The times of the heads, with stream and CPU. An entry that is not the head of its queue is outdated.
+    heads: BinaryHeap<Reverse<(u64, u16, u16)>>,
+    /// The newest event of the host, and the youngest that was released, ns.
     newest: u64,
     released: u64,
-    len: usize,
-    /// The number of chunks of all queues.
-    chunks: usize,
     late: u64,
     late_no_room: u64,
 }
@@ -116,46 +142,62 @@ impl Sorter {
         Sorter {
             window,
             cap,
-            queues: Vec::new(),
+            streams: Vec::new(),
             heads: BinaryHeap::new(),
             newest: 0,
             released: 0,
-            len: 0,
-            chunks: 0,
             late: 0,
             late_no_room: 0,
         }
     }
 
-    /// Adds an event.
+    /// Adds an event, whose time is on the host's clock.
     ///
     /// # Errors
-    /// If the event comes too late: the time up to which events have been released, ns.
-    pub fn push(&mut self, event: Event) -> Result<(), u64> {
-        if event.ts < self.released {
-            self.late += 1;
-            // Until then nothing as young has been released, unless there was no room.
-            self.late_no_room += u64::from(event.ts >= self.newest.saturating_sub(self.window));
-            return Err(self.released);
+    /// If the event comes too late, or is one too many of a guest.
+    pub fn push(&mut self, event: Event) -> Result<(), Refused> {
+        let of_host = event.stream.is_host();
+        if self.is_late(event.ts) {
+            if of_host {
+                self.late += 1;
+                // Until then nothing as young has been released, unless there was no room.
+                self.late_no_room += u64::from(event.ts >= self.newest.saturating_sub(self.window));
+            }
+            return Err(Refused::Late(self.released));
         }
-        let cpu = usize::from(event.cpu);
-        if cpu >= self.queues.len() {
-            self.queues.resize_with(cpu + 1, Queue::default);
+        let (number, cpu) = (usize::from(event.stream.0), usize::from(event.cpu));
+        if number >= self.streams.len() {
+            self.streams.resize_with(number + 1, Stream::default);
         }
-        let queue = &mut self.queues[cpu];
+        let stream = &mut self.streams[number];
+        if !of_host && (stream.len >= GUEST_CAP || stream.chunks >= max_chunks(GUEST_CAP)) {
+            return Err(Refused::NoRoom);
+        }
+        if cpu >= stream.queues.len() {
+            stream.queues.resize_with(cpu + 1, Queue::default);
+        }
+        let queue = &mut stream.queues[cpu];
         let before = queue.chunks.len();
         if queue.push(event) {
-            self.heads.push(Reverse((event.ts, event.cpu)));
+            self.heads.push(Reverse((event.ts, event.stream.0, event.cpu)));
         }
-        self.chunks += queue.chunks.len() - before;
-        self.newest = self.newest.max(event.ts);
-        self.len += 1;
+        stream.chunks += queue.chunks.len() - before;
+        stream.len += 1;
+        if of_host {
+            self.newest = self.newest.max(event.ts);
+        }
         Ok(())
+    }
+
+    /// Whether an event of this time would come too late.
+    pub fn is_late(&self, ts: u64) -> bool {
+        ts < self.released
     }
 
     /// The next event in order, if it need not wait for others.
     pub fn pop(&mut self) -> Option<Event> {
-        let full = self.len > self.cap || self.chunks > self.max_chunks();
+        let host = self.streams.first();
+        let full = host.is_some_and(|host| host.len > self.cap || host.chunks > max_chunks(self.cap));
         let then = if full { u64::MAX } else { self.newest.checked_sub(self.window)? };
         self.pop_until(then)
     }
@@ -165,7 +207,7 @@ impl Sorter {
         self.pop_until(u64::MAX)
     }
 
-    /// The number of events that came too late.
+    /// The number of events of the host that came too late.
     pub fn late(&self) -> u64 {
         self.late
     }
@@ -176,37 +218,40 @@ impl Sorter {
         self.late_no_room
     }
 
-    /// Twice what `cap` events fill.
-    fn max_chunks(&self) -> usize {
-        2 * self.cap.div_ceil(CHUNK) + 2
-    }
-
     fn pop_until(&mut self, then: u64) -> Option<Event> {
         loop {
             let mut head = self.heads.peek_mut()?;
-            let Reverse((ts, cpu)) = *head;
+            let Reverse((ts, number, cpu)) = *head;
             if ts > then {
                 return None;
             }
-            let queue = &mut self.queues[usize::from(cpu)];
+            let stream = &mut self.streams[usize::from(number)];
+            let queue = &mut stream.queues[usize::from(cpu)];
             if queue.front().is_none_or(|e| e.ts != ts) {
                 PeekMut::pop(head);
                 continue;
             }
             let before = queue.chunks.len();
             let event = queue.pop_front();
-            self.chunks -= before - queue.chunks.len();
+            stream.chunks -= before - queue.chunks.len();
             match queue.front() {
-                Some(next) => *head = Reverse((next.ts, cpu)),
+                Some(next) => *head = Reverse((next.ts, number, cpu)),
                 None => {
                     PeekMut::pop(head);
                 }
             }
-            self.released = ts;
-            self.len -= 1;
+            stream.len -= 1;
+            if number == StreamId::HOST.0 {
+                self.released = ts;
+            }
             return event;
         }
     }
+}
+
+/// Twice what `cap` events fill.
+fn max_chunks(cap: usize) -> usize {
+    2 * cap.div_ceil(CHUNK) + 2
 }
 
 #[cfg(test)]
@@ -216,13 +261,30 @@ mod tests {
     use teiji_model::event::{EventKind, ThreadName};
 
     fn event(ts: u64, cpu: u16, tid: u32) -> Event {
-        Event { ts, cpu, kind: EventKind::ThreadName(ThreadName { tid, comm: [0; 16] }) }
+        Event {
+            ts,
+            stream: StreamId::HOST,
+            cpu,
+            kind: EventKind::ThreadName(ThreadName { tid, comm: [0; 16] }),
+        }
     }
 
     impl Sorter {
         /// The number of events for which there is room.
         fn room(&self) -> usize {
-            self.queues.iter().flat_map(|q| &q.chunks).map(VecDeque::capacity).sum()
+            self.queues().flat_map(|q| &q.chunks).map(VecDeque::capacity).sum()
+        }
+
+        fn len(&self) -> usize {
+            self.streams.iter().map(|stream| stream.len).sum()
+        }
+
+        fn chunks(&self) -> usize {
+            self.streams.iter().map(|stream| stream.chunks).sum()
+        }
+
+        fn queues(&self) -> impl Iterator<Item = &Queue> {
+            self.streams.iter().flat_map(|stream| &stream.queues)
         }
     }
 
@@ -238,15 +300,15 @@ mod tests {
                 for (ts, cpu) in events {
                     let _ = s.push(event(ts, cpu, 0));
                     while s.pop().is_some() {}
-                    prop_assert!(s.len <= cap);
-                    prop_assert_eq!(s.len, s.queues.iter().flat_map(|q| &q.chunks).map(VecDeque::len).sum::<usize>());
-                    prop_assert_eq!(s.chunks, s.queues.iter().map(|q| q.chunks.len()).sum::<usize>());
-                    prop_assert!(s.room() <= s.chunks * CHUNK && s.chunks <= s.max_chunks());
-                    if in_order { prop_assert!(s.room() <= s.len + 4 * 2 * CHUNK) }
+                    prop_assert!(s.len() <= cap);
+                    prop_assert_eq!(s.len(), s.queues().flat_map(|q| &q.chunks).map(VecDeque::len).sum::<usize>());
+                    prop_assert_eq!(s.chunks(), s.queues().map(|q| q.chunks.len()).sum::<usize>());
+                    prop_assert!(s.room() <= s.chunks() * CHUNK && s.chunks() <= max_chunks(cap));
+                    if in_order { prop_assert!(s.room() <= s.len() + 4 * 2 * CHUNK) }
                 }
                 while s.flush().is_some() {}
-                prop_assert_eq!((s.len, s.chunks, s.room()), (0, 0, 0));
-                prop_assert_eq!(s.queues.iter().map(|q| q.chunks.capacity()).sum::<usize>(), 0);
+                prop_assert_eq!((s.len(), s.chunks(), s.room()), (0, 0, 0));
+                prop_assert_eq!(s.queues().map(|q| q.chunks.capacity()).sum::<usize>(), 0);
             }
         }
 
@@ -272,13 +334,76 @@ mod tests {
         }
     }
 
+    fn of_guest(ts: u64, stream: u16) -> Event {
+        Event { stream: StreamId(stream), ..event(ts, 0, 0) }
+    }
+
+    proptest! {
+        /// Whatever times a guest gives its events, those of the host come out as without the guest.
+        #[test]
+        fn a_guest_changes_nothing_for_the_host(
+            events in prop::collection::vec((0u64..5000, 0u16..4), 0..400),
+            lies in prop::collection::vec((0usize..400, prop_oneof![any::<u64>(), 0u64..5000]), 0..400)) {
+            let run = |lies: &[(usize, u64)]| {
+                let mut s = Sorter::new(700, 50);
+                let (mut out, mut last) = (Vec::new(), 0);
+                let mut take = |e: Event| {
+                    if e.stream.is_host() {
+                        assert!(e.ts >= last);
+                        last = e.ts;
+                        out.push(e);
+                    }
+                };
+                for (i, (ts, cpu)) in events.iter().enumerate() {
+                    for (_, ts) in lies.iter().filter(|(at, _)| *at == i) {
+                        let _ = s.push(of_guest(*ts, 3));
+                    }
+                    let _ = s.push(event(*ts, *cpu, i as u32));
+                    while let Some(e) = s.pop() { take(e) }
+                }
+                let late = (s.late(), s.late_no_room());
+                while let Some(e) = s.flush() { take(e) }
+                (out, late)
+            };
+            let (mut honest, late) = run(&[]);
+            let (mut lied_to, late_too) = run(&lies);
+            // Events of several CPUs at one instant have no order of their own.
+            let order = |e: &Event| (e.ts, e.cpu);
+            honest.sort_by_key(order);
+            lied_to.sort_by_key(order);
+            prop_assert_eq!(honest, lied_to);
+            prop_assert_eq!(late, late_too);
+        }
+    }
+
+    #[test]
+    fn a_flooding_guest_has_the_room_of_one_guest() {
+        let mut s = Sorter::new(1000, 10);
+        s.push(event(1, 0, 0)).unwrap();
+        for i in 0..3 * GUEST_CAP as u64 {
+            assert_eq!(
+                s.push(of_guest(u64::MAX - i, 1)),
+                if i < GUEST_CAP as u64 { Ok(()) } else { Err(Refused::NoRoom) }
+            );
+        }
+        // It takes room from nobody.
+        s.push(of_guest(5, 2)).unwrap();
+        for ts in 2..5000 {
+            s.push(event(ts, 0, 0)).unwrap();
+            while s.pop().is_some() {}
+            assert!(s.streams[0].len <= 10);
+        }
+        assert_eq!(s.late(), 0);
+        assert!(s.room() <= 2 * (GUEST_CAP + 1) + 4 * CHUNK);
+    }
+
     #[test]
     fn the_number_that_waits_is_bounded() {
         let mut s = Sorter::new(u64::MAX, 10);
         for i in 0..100 {
             s.push(event(i, 0, 0)).unwrap();
             while s.pop().is_some() {}
-            assert!(s.len <= 10);
+            assert!(s.len() <= 10);
         }
     }
 
@@ -288,7 +413,7 @@ mod tests {
         for i in 0..100_000 {
             s.push(event(i, (i / 2000 % 16) as u16, 0)).unwrap();
             while s.pop().is_some() {}
-            assert!(s.room() <= s.len + 4 * CHUNK, "{} for {} at {i}", s.room(), s.len);
+            assert!(s.room() <= s.len() + 4 * CHUNK, "{} for {} at {i}", s.room(), s.len());
         }
     }
 
@@ -301,7 +426,7 @@ mod tests {
                 s.push(event(ts, 0, 0)).unwrap();
                 while s.pop().is_some() {}
             }
-            assert_eq!(s.push(event(5000 - behind, 1, 0)), Err(4990));
+            assert_eq!(s.push(event(5000 - behind, 1, 0)), Err(Refused::Late(4990)));
             assert_eq!((s.late(), s.late_no_room()), (1, no_room), "{behind} behind");
         }
         // Enough room: nothing but the window makes an event late.
@@ -311,7 +436,7 @@ mod tests {
             while s.pop().is_some() {}
         }
         s.push(event(4000, 1, 0)).unwrap();
-        assert_eq!(s.push(event(3999, 1, 0)), Err(4000));
+        assert_eq!(s.push(event(3999, 1, 0)), Err(Refused::Late(4000)));
         assert_eq!((s.late(), s.late_no_room()), (1, 0));
     }
 }

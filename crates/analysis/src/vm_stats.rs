@@ -1,9 +1,11 @@
 //! The statistics of one VM's packets and requests: counts, distributions, shares, the slowest requests.
 
 use crate::finding::RuleInput;
-use crate::hash::{Map, Seeded};
+use crate::hash::Seeded;
+use crate::heaviest::Heaviest;
 use crate::join::Exclusion;
 use crate::stats::{Series, Shares};
+use crate::threads::{Thread, Threads};
 use crate::verdict;
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
@@ -15,8 +17,6 @@ use teiji_model::stage::{Stage, ThreadState};
 
 /// How many of the slowest requests are kept.
 const SLOWEST: usize = 10;
-/// The greatest number of preempting threads that are recorded.
-const MAX_WAITS: usize = 4096;
 const STATES: usize = ThreadState::COUNT;
 const CELLS: usize = Stage::COUNT * STATES;
 
@@ -66,8 +66,9 @@ pub(crate) struct VmStats {
     /// Durations by stage and state, for stages with a split.
     cell_series: Vec<Series>,
     slowest: Vec<Request>,
-    /// How long others waited while a thread had their CPU, ns, by stage and thread.
-    waits: Map<(Stage, u32), u64>,
+    /// How long others waited while a thread had their CPU, ns, by stage and thread; and by stage alone.
+    waits: Heaviest<(Stage, Thread)>,
+    waited: [u64; Stage::COUNT],
 }
 
 impl VmStats {
@@ -87,7 +88,8 @@ impl VmStats {
             cells: Shares::new(),
             cell_series: (0..CELLS).map(|_| Series::default()).collect(),
             slowest: Vec::new(),
-            waits: Map::with_hasher(hasher),
+            waits: Heaviest::new(hasher),
+            waited: [0; Stage::COUNT],
         }
     }
 
@@ -101,8 +103,8 @@ impl VmStats {
         *self.left_out.entry((outcome, exclusion)).or_default() += 1;
     }
 
-    /// Adds a complete request.
-    pub(crate) fn request(&mut self, joined: &Joined) {
+    /// Adds a complete request. The threads that preempted others are given by their numbers in `threads`.
+    pub(crate) fn request(&mut self, joined: &Joined, threads: &Threads) {
         let r = &joined.request;
         let mut ns = [0; Stage::COUNT];
         let mut cells = [0; CELLS];
@@ -120,13 +122,11 @@ impl VmStats {
         self.total.record(r.total);
         self.shares.record(&ns, r.total);
         self.cells.record(&cells, r.total);
-        for (stage, tid) in &joined.preempted_by {
+        for (stage, number) in &joined.preempted_by {
             let waited = cells[*stage as usize * STATES + ThreadState::Ready as usize];
-            if let Some(w) = self.waits.get_mut(&(*stage, *tid)) {
-                *w = w.saturating_add(waited);
-            } else if self.waits.len() < MAX_WAITS {
-                self.waits.insert((*stage, *tid), waited);
-            }
+            self.waits.add((*stage, threads.thread(*number)), waited);
+            let all = &mut self.waited[*stage as usize];
+            *all = all.saturating_add(waited);
         }
         if self.slowest.len() < SLOWEST || self.slowest.last().is_some_and(|s| s.total < r.total) {
             self.slowest.truncate(SLOWEST - 1);
@@ -163,13 +163,28 @@ impl VmStats {
         Stage::ALL.into_iter().enumerate().map(stage).collect()
     }
 
+    /// The waits, each with the thread that had the CPU meanwhile: sorted, and complete for each stage.
+    fn waits(&self) -> Vec<(Stage, Thread, u64)> {
+        let mut waits: Vec<_> = self.waits.iter().map(|((stage, thread), ns)| (stage, thread, ns)).collect();
+        for stage in Stage::ALL {
+            let named =
+                waits.iter().filter(|(of, ..)| *of == stage).fold(0u64, |a, (.., ns)| a.saturating_add(*ns));
+            let rest = self.waited[stage as usize].saturating_sub(named);
+            if rest > 0 {
+                waits.push((stage, Thread::default(), rest));
+            }
+        }
+        waits.sort_unstable();
+        waits
+    }
+
     /// The report for `vm`, after a trace of `length` ns. `name` returns a thread's name, `place` the place of a drop
     /// by its number.
     pub(crate) fn report(
         self,
         vm: &Vm,
         length: u64,
-        name: &dyn Fn(u32) -> String,
+        name: &dyn Fn(Thread) -> String,
         location: &dyn Fn(u16) -> Option<DropLocation>,
     ) -> VmReport {
         let each = |((outcome, exclusion), n): (&(Outcome, Exclusion), &u64)| {
@@ -188,8 +203,7 @@ impl VmStats {
             total: self.group_total.dist(),
             outside: self.group_outside.dist(),
         });
-        let mut waits: Vec<_> = self.waits.into_iter().map(|((stage, tid), ns)| (stage, tid, ns)).collect();
-        waits.sort_unstable_by_key(|(stage, tid, _)| (*stage, *tid));
+        let waits = self.waits();
         let input = RuleInput {
             requests: &self.requests,
             total: total.as_ref(),
@@ -202,6 +216,8 @@ impl VmStats {
         VmReport {
             name: vm.name.clone(),
             pid: vm.pid,
+            came: None,
+            ended: None,
             requests: self.requests,
             left_out,
             total,

@@ -6,6 +6,7 @@ use common::*;
 use teiji_model::event::*;
 use teiji_model::flow::Matching;
 use teiji_model::stage::{Split, Stage, ThreadState};
+use teiji_model::stream::StreamId;
 
 const REQ: Option<Match> =
     Some(Match { key: 1, role: Role::Request, group: 0, group_role: GroupRole::Within });
@@ -545,25 +546,45 @@ fn what_overlaps_a_loss_is_incomplete() {
     h.request(0, 7, REQ).response(300_000_000, 8, FIN);
     h.0.insert(
         5,
-        Event { ts: T + 61_000, cpu: 9, kind: EventKind::Lost(Lost { since: T + 60_000, count: 1 }) },
+        Event {
+            ts: T + 61_000,
+            stream: StreamId::HOST,
+            cpu: 9,
+            kind: EventKind::Lost(Lost { since: T + 60_000, count: 1 }),
+        },
     );
     let o = h.run();
     assert_eq!(o.counts(), [1, 0, 1, 0, 0]);
     assert_eq!((o.report.vms[0].inbound.packets, o.report.vms[0].outbound.packets), (1, 1));
     // While the packet is on its path.
-    h.0[5] = Event { ts: T + 46_000, cpu: 9, kind: EventKind::Lost(Lost { since: T + 45_000, count: 1 }) };
+    h.0[5] = Event {
+        ts: T + 46_000,
+        stream: StreamId::HOST,
+        cpu: 9,
+        kind: EventKind::Lost(Lost { since: T + 45_000, count: 1 }),
+    };
     assert_eq!(h.run().report.vms[0].inbound.incomplete, 1);
     let mut h = whole();
     h.0.insert(
         3,
-        Event { ts: T + 61_000, cpu: 9, kind: EventKind::Lost(Lost { since: T + 60_000, count: 1 }) },
+        Event {
+            ts: T + 61_000,
+            stream: StreamId::HOST,
+            cpu: 9,
+            kind: EventKind::Lost(Lost { since: T + 60_000, count: 1 }),
+        },
     );
     assert_eq!(h.run().counts(), [1, 0, 1, 0, 0]);
     let mut h = whole();
     let far = 1_000_000_000;
     h.0.insert(
         3,
-        Event { ts: T + far, cpu: 9, kind: EventKind::Lost(Lost { since: T + far - 1, count: 1 }) },
+        Event {
+            ts: T + far,
+            stream: StreamId::HOST,
+            cpu: 9,
+            kind: EventKind::Lost(Lost { since: T + far - 1, count: 1 }),
+        },
     );
     assert_eq!(h.run().counts(), [1, 1, 0, 0, 0]);
 }

@@ -8,6 +8,7 @@ use teiji_model::event::*;
 use teiji_model::flow::Matching;
 use teiji_model::report::{Counters, Outcome, Reason};
 use teiji_model::stage::{Split, ThreadState};
+use teiji_model::stream::StreamId;
 
 const REQ: Option<Match> =
     Some(Match { key: 1, role: Role::Request, group: 0, group_role: GroupRole::Within });
@@ -264,7 +265,7 @@ fn what_is_on_its_way_when_the_trace_ends_is_nobodys_fault() {
     let mut h = whole();
     h.0.truncate(5);
     assert_eq!(h.run().reason(), (Outcome::Unanswered, Reason::TraceEnded));
-    h.0.push(Event { ts: T + 110_000, cpu: 2, kind: whole().0[6].kind });
+    h.0.push(Event { ts: T + 110_000, stream: StreamId::HOST, cpu: 2, kind: whole().0[6].kind });
     assert_eq!(h.run().reason(), (Outcome::Incomplete, Reason::TraceEnded));
     // The trace continues for longer than its events.
     h.0.truncate(5);

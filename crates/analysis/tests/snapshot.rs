@@ -55,8 +55,8 @@ fn replayed(events: &[Event]) -> Report {
     drop(writer);
     let mut reader = Reader::unfinished(&file[..]).unwrap();
     let mut analyzer = analyzer(reader.meta());
-    while let Some(event) = reader.next().unwrap() {
-        analyzer.push(event, &mut |_| ());
+    while let Some(item) = reader.next().unwrap() {
+        analyzer.take(item, &mut |_| ());
     }
     assert!(reader.is_cut());
     analyzer.finish(reader.counters().cloned().unwrap(), &mut |_| ())

@@ -18,6 +18,7 @@ use teiji_model::event::*;
 use teiji_model::flow::Matching;
 use teiji_model::report::Reason;
 use teiji_model::stage::{Split, Stage, ThreadState};
+use teiji_model::stream::StreamId;
 
 /// Probabilities of difficult events, in 1000.
 #[derive(Clone, Copy, Debug, Default)]
@@ -134,7 +135,8 @@ struct Simulation {
 fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
     let mut r = Rng(seed | 1);
     let mut events = Vec::new();
-    let mut put = |ts: u64, cpu: u16, kind: EventKind| events.push(Event { ts, cpu, kind });
+    let mut put =
+        |ts: u64, cpu: u16, kind: EventKind| events.push(Event { ts, stream: StreamId::HOST, cpu, kind });
     let mut truths: Vec<Truth> = Vec::new();
     let mut drops = Vec::new();
     let (mut dropped_in, mut dropped_out) = (HashMap::new(), HashMap::new());
@@ -280,7 +282,10 @@ fn simulate(seed: u64, n: usize, u: Adversity) -> Simulation {
             vector,
             ..interrupt(0)
         };
-        reports.push((s.reported, Event { ts: s.accepted, cpu: 2, kind: EventKind::Interrupt(i) }));
+        reports.push((
+            s.reported,
+            Event { ts: s.accepted, stream: StreamId::HOST, cpu: 2, kind: EventKind::Interrupt(i) },
+        ));
         if s.state == Some(ThreadState::Guest) {
             s.taken.iter().for_each(|i| truths[*i].entered = s.accepted);
         }
@@ -533,7 +538,7 @@ proptest! {
             let count = (before - simulated.events.len()) as u64;
             // Reported with the first drain after it, before later events.
             let index = simulated.events.iter().position(|(at, _)| *at > until).unwrap_or(simulated.events.len());
-            simulated.events.insert(index, (until, Event { ts: until, cpu, kind: EventKind::Lost(Lost { since, count }) }));
+            simulated.events.insert(index, (until, Event { ts: until, stream: StreamId::HOST, cpu, kind: EventKind::Lost(Lost { since, count }) }));
         }
         prop_assert_eq!(wrong(&play(&simulated), &simulated.truths), None);
     }
@@ -607,6 +612,6 @@ prop_compose! {
             11 => EventKind::Kick(Kick { ifindex, queue: queue.unwrap_or(0), vm, clock, worker: Some(clock), ..kick() }),
             _ => EventKind::Lost(Lost { since: b[0], count: a }),
         };
-        Event { ts, cpu, kind }
+        Event { ts, stream: StreamId::HOST, cpu, kind }
     }
 }

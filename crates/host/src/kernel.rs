@@ -2,6 +2,7 @@
 //! process is still the same as before.
 
 use crate::Root;
+use crate::task::task;
 use nix::unistd::{SysconfVar, sysconf};
 use std::fs::File;
 use std::io;
@@ -87,9 +88,28 @@ impl Process {
         Process(File::open(format!("/proc/{pid}/comm")).ok())
     }
 
+    /// The open file, which can be handed to another process; `None` if there was no such process.
+    pub fn file(&self) -> Option<&File> {
+        self.0.as_ref()
+    }
+
     /// Whether the process still exists.
     pub fn there(&self) -> bool {
         self.0.as_ref().is_some_and(|file| file.read_at(&mut [0; 1], 0).is_ok())
+    }
+}
+
+/// A process whose file another process has opened.
+impl From<File> for Process {
+    fn from(file: File) -> Process {
+        Process(Some(file))
+    }
+}
+
+impl Root {
+    /// When a process was started, in clock ticks since boot; `None` if it has ended.
+    pub fn started(&self, pid: u32) -> Option<u64> {
+        task(self, pid).map(|task| task.started)
     }
 }
 

@@ -9,13 +9,17 @@
 //! that thread spent the time between them; no event per transition is needed.
 
 use crate::stage::{Split, ThreadState};
+use crate::stream::StreamId;
 use serde::{Deserialize, Serialize};
 
 /// One report of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// When: ns of the host's `CLOCK_MONOTONIC`.
+    /// When: ns of the stream's clock, for the host's events `CLOCK_MONOTONIC`.
     pub ts: u64,
+    /// Who reports it. In a recording all events of a frame have the same stream.
+    #[serde(skip)]
+    pub stream: StreamId,
     /// The CPU on which it happened.
     pub cpu: u16,
     /// What happened.

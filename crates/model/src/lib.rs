@@ -24,6 +24,7 @@
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
 //! | [`status`] | what teiji holds and does, and packet statistics of links with channels |
+//! | [`stream`] | where events come from, their clocks, and what changes meanwhile |
 //! | [`text`] | makes untrusted text safe to print; measured times as text |
 //! | [`units`] | times, rates and sizes as people write them |
 //!
@@ -51,5 +52,6 @@ pub mod resource;
 
 pub mod stage;
 pub mod status;
+pub mod stream;
 pub mod text;
 pub mod units;

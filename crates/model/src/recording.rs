@@ -4,15 +4,18 @@
 //! file    = "TEIJIREC" version:u16 reader:u16 crc:u32 frame*   integers little-endian; crc = CRC-32 of version and reader
 //! frame   = type:u8 len:u32 crc:u32 payload[len]               crc = CRC-32 of type, len and payload
 //!
-//!            ┌──────────┐      ┌──────────────────────┐      ┌──────┐
-//!  start ───►│ 1 Header │─────►│ 2 Events, 128 So far │─────►│ 3 End │──► end of file
-//!            └──────────┘  │   └──┬────────────────▲──┘  ▲   └──────┘
-//!                          │      └────────────────┘     │
-//!                          └─────────────────────────────┘
+//!            ┌──────────┐      ┌───────────────────────────┐      ┌───────┐
+//!  start ───►│ 1 Header │─────►│ 2 Events, 128 So far,     │─────►│ 3 End │──► end of file
+//!            └──────────┘  │   │ 129 Change, 130 Of stream │  ▲   └───────┘
+//!                          │   └──┬─────────────────────▲──┘  │
+//!                          │      └─────────────────────┘     │
+//!                          └──────────────────────────────────┘
 //! ```
 //!
-//! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`], End and So far the [`Counters`]; each in postcard's
-//! encoding.
+//! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`] of the host, Of stream a [`StreamId`] and as many of its
+//! events, Change a [`Change`], End and So far the [`Counters`]; each in postcard's encoding. Without the Changes and
+//! streams that an older reader skips, a recording tells less, and nothing wrong: VMs that came later are not in it, and
+//! guests are seen from the host only.
 //!
 //! A later version of the format says by `reader` which version a reader has to know at least. A reader skips frames that
 //! it does not know if their type is [`OPTIONAL`] or higher; others are necessary to understand the recording. Versions 1
@@ -38,7 +41,7 @@ pub use read::{Reader, fuzz};
 pub use write::Writer;
 
 #[cfg(doc)]
-use crate::{event::Event, report::Counters, report::Meta};
+use crate::{event::Event, report::Counters, report::Meta, stream::Change, stream::StreamId};
 #[cfg(doc)]
 use std::io::{Read, Write};
 
@@ -75,6 +78,8 @@ const HEADER: u8 = 1;
 const EVENTS: u8 = 2;
 const END: u8 = 3;
 const SO_FAR: u8 = OPTIONAL;
+const CHANGE: u8 = OPTIONAL + 1;
+const OF_STREAM: u8 = OPTIONAL + 2;
 
 /// Why a recording cannot be read or written. Positions are offsets in the file, bytes.
 #[derive(Debug, thiserror::Error)]

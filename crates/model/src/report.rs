@@ -25,7 +25,8 @@ pub struct Meta {
     pub started: u64,
     /// What was traced.
     pub watch: Watch,
-    /// The VMs that were traced, in their state at the start.
+    /// The VMs that were traced. In a recording those that were there at the start, as they were then; in a report also
+    /// those that came later, each as it was last seen.
     pub vms: Vec<Vm>,
     /// Names of devices by index, for the devices that events may refer to.
     pub devices: Vec<(u32, String)>,
@@ -74,8 +75,27 @@ pub struct Report {
     /// Those of `late` for which the analysis would have waited, had not more events waited than it has room for.
     #[serde(default)]
     pub late_no_room: u64,
+    /// VMs that came during the trace and were not followed, as there was no room for more than 1,024.
+    #[serde(default)]
+    pub not_followed: u64,
+    /// The guests that reported events themselves, by stream.
+    #[serde(default)]
+    pub guests: Vec<GuestStream>,
     /// One for each traced VM, in the order of `meta.vms`.
     pub vms: Vec<VmReport>,
+}
+
+/// What a guest reported itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestStream {
+    /// The process id of its VMM.
+    pub vm: u32,
+    /// Events that were used.
+    pub events: u64,
+    /// Events that were not: they came too late, or too many came at once.
+    pub refused: u64,
+    /// By how much the times of its events may be wrong on the host's clock, ns; the largest value of the trace.
+    pub clock_error: u64,
 }
 
 impl Report {
@@ -97,6 +117,12 @@ pub struct VmReport {
     pub name: String,
     /// The VMM's process id.
     pub pid: u32,
+    /// When it came, ns since the trace began; `None` if it was there then.
+    #[serde(default)]
+    pub came: Option<u64>,
+    /// When it ended, ns since the trace began; `None` if it was there at the end.
+    #[serde(default)]
+    pub ended: Option<u64>,
     /// Counts of requests by outcome.
     pub requests: RequestCounts,
     /// Why requests are not complete: by outcome, most frequent reason first. The counts of an outcome add up to that

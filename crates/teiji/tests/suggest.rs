@@ -11,6 +11,7 @@ use teiji_model::recording::Writer;
 use teiji_model::report::{Counters, Meta};
 use teiji_model::resource::Scheduling;
 use teiji_model::stage::{Split, ThreadState};
+use teiji_model::stream::StreamId;
 use teiji_policy::parse;
 
 const TAP: u32 = 5;
@@ -55,7 +56,9 @@ fn events() -> Vec<Event> {
     let mut waited = Split::default();
     for i in 0..REQUESTS {
         let begin = T + i * GAP;
-        let mut at = |us: u64, kind| events.push(Event { ts: begin + us * 1000, cpu: 0, kind });
+        let mut at = |us: u64, kind| {
+            events.push(Event { ts: begin + us * 1000, stream: StreamId::HOST, cpu: 0, kind })
+        };
         let packet = |point, fingerprint, ifindex, matching| {
             EventKind::Packet(Packet {
                 point,

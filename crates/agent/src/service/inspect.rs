@@ -23,7 +23,7 @@ pub struct Doctor {
 pub struct TraceResult {
     /// The report, and whether there is a recording.
     pub outcome: TraceOutcome,
-    /// Whether a traced VM ended before the trace did.
+    /// Whether a traced VM ended before the trace did, and did not come back.
     pub vanished: bool,
 }
 
@@ -61,7 +61,7 @@ impl Service {
     pub fn select(&self, names: &[String], taps: &[String]) -> Result<Selection, Error> {
         if !taps.is_empty() {
             let vms = taps.iter().map(|tap| self.root.tap(tap)).collect::<Result<_, _>>()?;
-            return Ok(Selection { vms, notes: Vec::new() });
+            return Ok(Selection { vms, following: None, notes: Vec::new() });
         }
         let found = self.vms()?;
         if found.is_empty() {
@@ -102,7 +102,9 @@ impl Service {
         joined: &mut dyn FnMut(&Joined),
     ) -> Result<TraceResult, Error> {
         let outcome = trace::run(spec, stop, progress, snapshot, joined).map_err(Error::Trace)?;
-        let vanished = !outcome.report.counters.vanished.is_empty();
+        let vms = &outcome.report.vms;
+        let back = |name: &str| vms.iter().any(|vm| vm.name == name && vm.ended.is_none());
+        let vanished = vms.iter().any(|vm| vm.ended.is_some() && !back(&vm.name));
         Ok(TraceResult { outcome, vanished })
     }
 

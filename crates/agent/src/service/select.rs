@@ -1,5 +1,6 @@
 //! Which VMs a name means.
 
+use crate::trace::Following;
 use teiji_model::host::{Identity, VM_USERS, Vm};
 use teiji_model::text::printable;
 
@@ -8,6 +9,8 @@ use teiji_model::text::printable;
 pub struct Selection {
     /// The VMs.
     pub vms: Vec<Vm>,
+    /// Which VMs that come later belong to them; `None` if the VMs were selected by their taps.
+    pub following: Option<Following>,
     /// Notes about other VMs with the same names; printable.
     pub notes: Vec<String>,
 }
@@ -19,9 +22,14 @@ pub struct Selection {
 /// # Errors
 /// If a name is that of no VM or of several.
 pub fn select(found: &[(Vm, Identity)], wanted: &[String]) -> Result<Selection, String> {
-    if wanted.is_empty() {
-        return Ok(all(found));
-    }
+    let (vms, notes) = if wanted.is_empty() { all(found) } else { named(found, wanted)? };
+    let identity = |vm: &Vm| found.iter().find(|(other, _)| other.pid == vm.pid).cloned();
+    let selected: Vec<(Vm, Identity)> = vms.iter().filter_map(identity).collect();
+    Ok(Selection { vms, following: Some(Following::of(&selected, wanted)), notes })
+}
+
+/// The VMs that `wanted` names, and notes.
+fn named(found: &[(Vm, Identity)], wanted: &[String]) -> Result<(Vec<Vm>, Vec<String>), String> {
     let mut selected: Vec<Vm> = Vec::new();
     let mut notes = Vec::new();
     for name in wanted {
@@ -48,12 +56,12 @@ pub fn select(found: &[(Vm, Identity)], wanted: &[String]) -> Result<Selection, 
             }
         }
     }
-    Ok(Selection { vms: selected, notes })
+    Ok((selected, notes))
 }
 
 /// All VMs with trusted names, or all VMs if no name is trusted. What a process with an untrusted name claims about its
 /// taps may be an attack on the trace of another VM.
-fn all(found: &[(Vm, Identity)]) -> Selection {
+fn all(found: &[(Vm, Identity)]) -> (Vec<Vm>, Vec<String>) {
     let doubt = |identity: &Identity| identity.doubt(&VM_USERS);
     let some_trusted = found.iter().any(|(_, identity)| doubt(identity).is_none());
     let (mut selected, mut notes) = (Vec::new(), Vec::new());
@@ -66,7 +74,7 @@ fn all(found: &[(Vm, Identity)]) -> Selection {
             ))),
         }
     }
-    Selection { vms: selected, notes }
+    (selected, notes)
 }
 
 /// The VMs of a name whose name is trusted, or all of them if it is trusted for none.
@@ -128,7 +136,7 @@ mod tests {
     fn pids(wanted: &[&str]) -> Result<Vec<u32>, String> {
         let found = [vm("a", 1), vm("b", 2), vm("b", 3), vm("pid:4", 4)].map(|vm| (vm, of(0)));
         let wanted: Vec<String> = wanted.iter().map(|&w| w.into()).collect();
-        let Selection { vms, notes } = select(&found, &wanted)?;
+        let Selection { vms, notes, .. } = select(&found, &wanted)?;
         assert_eq!(notes, Vec::<String>::new());
         Ok(vms.iter().map(|vm| vm.pid).collect())
     }
@@ -136,7 +144,7 @@ mod tests {
     #[test]
     fn the_trusted_name_is_preferred() {
         let found = [(vm("a", 1), of(1000)), (vm("a", 2), of(0)), (vm("c", 3), of(1000))];
-        let Selection { vms, notes } = select(&found, &["a".into()]).unwrap();
+        let Selection { vms, notes, .. } = select(&found, &["a".into()]).unwrap();
         assert_eq!((vms.len(), vms[0].pid), (1, 2));
         assert_eq!(
             notes,
@@ -149,7 +157,7 @@ mod tests {
     #[test]
     fn untrusted_names_are_not_among_all() {
         let found = [(vm("a", 1), of(1000)), (vm("a", 2), of(0)), (vm("c", 3), of(1000))];
-        let Selection { vms, notes } = select(&found, &[]).unwrap();
+        let Selection { vms, notes, .. } = select(&found, &[]).unwrap();
         assert_eq!(vms.iter().map(|vm| vm.pid).collect::<Vec<_>>(), [2]);
         assert_eq!(notes.len(), 2);
         assert_eq!(
@@ -157,7 +165,7 @@ mod tests {
             "a process calls itself c: pid 3, user 1000; it is not traced (--vm pid:3 does)"
         );
         // A user's own VMs, where there are no others.
-        let Selection { vms, notes } = select(&found[2..], &[]).unwrap();
+        let Selection { vms, notes, .. } = select(&found[2..], &[]).unwrap();
         assert_eq!((vms.len(), notes.len()), (1, 0));
     }
 

@@ -8,18 +8,26 @@
 //!              detach ──► last drain ──► recording complete, report ◄─────────────┘
 //! replay ─► the same events from a file ─► the same report
 //! ```
+//! VMs that come, change or end meanwhile are followed: another process finds them ([`follower`]), as this one gives up its
+//! privileges. A trace without any VM left waits some seconds for one, then ends.
+//!
 //! A snapshot is the report that the trace would end in now. Each second the recording is handed to its file, so that
 //! [`replay_unfinished`] can read it before the trace ends.
 //!
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
+mod follower;
+mod following;
 mod session;
+
+pub use following::Following;
 
 use crate::output::{Output, Rights};
 use crate::poll_interval::PollInterval;
 use crate::recorder::Recorder;
+use follower::{Follower, Found};
 use nix::time::{ClockId, clock_gettime};
-use session::Session;
-use std::collections::{BTreeSet, HashSet};
+use session::{Session, ThreadNames};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::BufReader;
@@ -34,13 +42,14 @@ use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
 use teiji_model::recording::Reader;
 use teiji_model::report::{Counters, Joined, Meta, Report};
+use teiji_model::stream::{Change, Changed, StreamId};
 
 /// How often the VMs are checked to be still there, and progress is reported.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How often a recording is handed to its file.
 const SYNC_INTERVAL: Duration = Duration::from_secs(1);
-/// Most threads whose names are looked up in one trace.
-const MAX_THREAD_NAMES: usize = 4096;
+/// How long a trace waits for a VM when none is left.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Most of the kernel's drop reasons that are named in one trace.
 const MAX_DROP_NAMES: usize = 4096;
 /// Size of the record buffer unless the caller asks for another, bytes.
@@ -53,6 +62,8 @@ pub struct TraceSpec {
     pub watch: Watch,
     /// The VMs.
     pub vms: Vec<Vm>,
+    /// Which VMs that come later are followed; `None`: only those of `vms` are, as they are at the start.
+    pub following: Option<Following>,
     /// How long to trace; `None`: until the stop flag is set.
     pub duration: Option<Duration>,
     /// How often a snapshot is made; `None`: never.
@@ -96,6 +107,11 @@ pub enum Error {
     /// The probes could not be attached.
     #[error(transparent)]
     Probes(#[from] teiji_bpf::Error),
+    /// The process that finds VMs could not be started.
+    #[error(
+        "VMs that come later could not be followed, so nothing was traced: the process that finds them did not start"
+    )]
+    Follower(#[source] std::io::Error),
     /// The recording could not be written.
     #[error("cannot write the recording {path}, so this trace cannot be replayed later")]
     Record {
@@ -141,7 +157,7 @@ fn meta(spec: &TraceSpec) -> Meta {
     }
 }
 
-/// Traces until the time is over, `stop` is set, or every VM is gone.
+/// Traces until the time is over, `stop` is set, or every VM is gone and no other comes for some seconds.
 ///
 /// `progress` is called about twice a second, `snapshot` as often as the spec says, `joined` for every request that is
 /// completed.
@@ -168,6 +184,8 @@ pub fn run(
     let meta = meta(&spec);
     let recorder = output.map(|output| Recorder::begin(output, &meta)).transpose().map_err(unwritten)?;
     let mut alive = WatchedVms::of(&spec.vms);
+    let follow = |following| Follower::start(following, &spec.vms).map_err(Error::Follower);
+    let mut follower = spec.following.clone().map(follow).transpose()?;
     if spec.confine {
         privilege::become_nobody()?;
     }
@@ -179,7 +197,7 @@ pub fn run(
         recording_failed: None,
         record_path: spec.record.clone(),
         sip_key: seed,
-        named: HashSet::new(),
+        names: ThreadNames::default(),
         drop_reasons: BTreeSet::new(),
         events: 0,
         complete: 0,
@@ -187,6 +205,7 @@ pub fn run(
     };
     let mut counters = Counters::default();
     let (mut looked, mut synced, mut snapped) = (begun, begun, begun);
+    let mut last_left = None;
     let mut counted_at = meta.started;
     let mut poll_interval = PollInterval::new(spec.buffer_bytes);
     loop {
@@ -198,14 +217,24 @@ pub fn run(
         if done {
             break;
         }
+        while let Some(found) = next_found(&mut follower) {
+            // So that a process whose id is used again has ended before the next one comes.
+            alive.check(|pid| end(pid, &mut tracer, &mut session, &mut counters));
+            come(found, &mut tracer, &mut session, &mut alive);
+        }
         if looked.elapsed() >= CHECK_INTERVAL {
             looked = Instant::now();
             progress(&session.progress(begun.elapsed(), &counters));
-            alive.check(&mut counters);
-            if counters.vanished.len() == spec.vms.len() {
-                tracing::warn!("every traced VM has ended: ending the trace");
-                stop.store(true, Ordering::Relaxed);
-                continue;
+            alive.check(|pid| end(pid, &mut tracer, &mut session, &mut counters));
+            if alive.0.is_empty() {
+                let patience = if follower.is_some() { PATIENCE } else { Duration::ZERO };
+                if last_left.get_or_insert_with(Instant::now).elapsed() >= patience {
+                    tracing::warn!("every traced VM has ended: ending the trace");
+                    stop.store(true, Ordering::Relaxed);
+                    continue;
+                }
+            } else {
+                last_left = None;
             }
         }
         let due = spec.every.is_some_and(|every| snapped.elapsed() >= every);
@@ -226,6 +255,43 @@ pub fn run(
     session.name_drops(counters.ended, &|why| tracer.drop_name(why));
     counters.events = session.events;
     Ok(session.finish(counters))
+}
+
+/// The next VM that has come or changed, if there is one now. Without the process that finds them, the trace goes on with
+/// the VMs that it has.
+fn next_found(follower: &mut Option<Follower>) -> Option<Found> {
+    match follower.as_mut()?.found() {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!("VMs that come or change from now on are not followed: {error}");
+            *follower = None;
+            None
+        }
+    }
+}
+
+/// Follows a VM that has come or changed.
+fn come(found: Found, tracer: &mut Tracer, session: &mut Session<'_>, alive: &mut WatchedVms) {
+    let Found { vm, process } = found;
+    // Before the probes see its packets: what they report is younger.
+    let ts = now();
+    if let Err(error) = tracer.follow(&vm) {
+        tracing::warn!("VM {:?} (pid {}) is not followed as it is now: {error}", vm.name, vm.pid);
+        return;
+    }
+    if alive.add(&vm, process) {
+        tracing::info!("VM {:?} (pid {}) is followed from now on", vm.name, vm.pid);
+    }
+    session.change(Change { ts, what: Changed::Vm(Box::new(vm)) });
+}
+
+/// A VM has ended.
+fn end(pid: u32, tracer: &mut Tracer, session: &mut Session<'_>, counters: &mut Counters) {
+    counters.vanished.push(pid);
+    if let Err(error) = tracer.forget(pid) {
+        tracing::warn!("{error}");
+    }
+    session.change(Change { ts: now(), what: Changed::Ended { pid } });
 }
 
 /// The source of events: the tracer, or a script in tests.
@@ -270,7 +336,7 @@ fn drain(
         let at = now();
         let counts = source.counts()?;
         if let Some(lost) = add_counts(counters, counts, *counted_at) {
-            let event = Event { ts: now(), cpu: 0, kind: EventKind::Lost(lost) };
+            let event = Event { ts: now(), stream: StreamId::HOST, cpu: 0, kind: EventKind::Lost(lost) };
             each(&mut EventWithPayload { event, payload: Vec::new() });
         }
         // An event that is lost while the counters are read may be in this count or in the next one.
@@ -304,15 +370,29 @@ impl WatchedVms {
     }
 
     /// Finds those that have ended since the last call.
-    fn check(&mut self, counters: &mut Counters) {
+    fn check(&mut self, mut ended: impl FnMut(u32)) {
         self.0.retain(|(vm, process)| {
             let there = process.there();
             if !there {
                 tracing::warn!("VM {:?} (pid {}) has ended", vm.name, vm.pid);
-                counters.vanished.push(vm.pid);
+                ended(vm.pid);
             }
             there
         });
+    }
+
+    /// Adds a VM, or has it as it is now; returns whether it is new.
+    fn add(&mut self, vm: &Vm, process: kernel::Process) -> bool {
+        match self.0.iter_mut().find(|(known, _)| known.pid == vm.pid) {
+            Some((known, _)) => {
+                *known = vm.clone();
+                false
+            }
+            None => {
+                self.0.push((vm.clone(), process));
+                true
+            }
+        }
     }
 }
 
@@ -343,8 +423,8 @@ fn replay_as(
     let input = BufReader::with_capacity(1 << 18, file);
     let mut reader = if unfinished { Reader::unfinished(input) } else { Reader::new(input) }.map_err(fail)?;
     let mut analyzer = Analyzer::new(reader.meta(), Options::default());
-    while let Some(event) = reader.next().map_err(fail)? {
-        analyzer.push(event, joined);
+    while let Some(item) = reader.next().map_err(fail)? {
+        analyzer.take(item, joined);
     }
     let counters = reader.counters().cloned().unwrap_or_default();
     Ok((analyzer.finish(counters, joined), reader.is_cut()))
@@ -372,7 +452,10 @@ mod tests {
         fn take_events(&mut self, each: &mut dyn FnMut(&mut EventWithPayload)) -> usize {
             for &ts in &self.1 {
                 let kind = EventKind::ThreadName(ThreadName { tid: 1, comm: [0; 16] });
-                each(&mut EventWithPayload { event: Event { ts, cpu: 0, kind }, payload: Vec::new() });
+                each(&mut EventWithPayload {
+                    event: Event { ts, stream: StreamId::HOST, cpu: 0, kind },
+                    payload: Vec::new(),
+                });
             }
             self.1.len()
         }
@@ -402,7 +485,7 @@ mod tests {
             recording_failed: None,
             record_path: None,
             sip_key: 0,
-            named: HashSet::new(),
+            names: ThreadNames::default(),
             drop_reasons: BTreeSet::new(),
             events: 0,
             complete: 0,
@@ -419,7 +502,7 @@ mod tests {
                 worker: None,
                 preempted_by: 0,
             });
-            let event = Event { ts: ts * 1_000_000_000, cpu: 0, kind };
+            let event = Event { ts: ts * 1_000_000_000, stream: StreamId::HOST, cpu: 0, kind };
             session.take(&mut EventWithPayload { event, payload: Vec::new() });
         }
         let counters = Counters { lost: vec![10, 0, 20], missed: 300, ..Counters::default() };

@@ -1,8 +1,8 @@
 //! What becomes of the events of a live trace: completed by what user space knows, recorded, and analysed.
 
-use super::{Error, MAX_DROP_NAMES, MAX_THREAD_NAMES, Progress, TraceOutcome};
+use super::{Error, MAX_DROP_NAMES, Progress, TraceOutcome};
 use crate::recorder::Recorder;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 use teiji_analysis::{Analyzer, sip};
@@ -10,6 +10,7 @@ use teiji_bpf::path_trace::EventWithPayload;
 use teiji_host::kernel;
 use teiji_model::event::{DropName, Event, EventKind, Packet, ThreadName, padded};
 use teiji_model::report::{Counters, Joined};
+use teiji_model::stream::{Change, StreamId};
 
 /// Consumes the events of a live trace.
 pub(super) struct Session<'a> {
@@ -18,7 +19,7 @@ pub(super) struct Session<'a> {
     pub(super) recording_failed: Option<Error>,
     pub(super) record_path: Option<PathBuf>,
     pub(super) sip_key: u64,
-    pub(super) named: HashSet<u32>,
+    pub(super) names: ThreadNames,
     /// Reasons for which the kernel has dropped packets.
     pub(super) drop_reasons: BTreeSet<u32>,
     pub(super) events: u64,
@@ -51,12 +52,11 @@ impl Session<'_> {
         };
         self.events += u64::from(!matches!(item.event.kind, EventKind::Lost(_)));
         if preempted_by != 0
-            && self.named.len() < MAX_THREAD_NAMES
-            && self.named.insert(preempted_by)
-            && let Some(thread_name) = thread_name(preempted_by)
+            && let Some(thread_name) = self.names.changed(preempted_by, item.event.ts, &thread_name)
         {
             self.push(Event {
                 ts: item.event.ts,
+                stream: StreamId::HOST,
                 cpu: item.event.cpu,
                 kind: EventKind::ThreadName(thread_name),
             });
@@ -82,11 +82,26 @@ impl Session<'_> {
         });
     }
 
+    /// A VM comes, changes or ends.
+    pub(super) fn change(&mut self, change: Change) {
+        if let Some(recorder) = &mut self.recorder
+            && let Err(source) = recorder.change(&change)
+        {
+            self.give_up_recording(source);
+        }
+        self.analyzer.change(change);
+    }
+
     /// Adds the names of the drop reasons that occurred, as a replay cannot ask the kernel for them.
     pub(super) fn name_drops(&mut self, ts: u64, name: &dyn Fn(u32) -> String) {
         for why in std::mem::take(&mut self.drop_reasons) {
             let name = padded(&name(why));
-            self.push(Event { ts, cpu: 0, kind: EventKind::DropName(DropName { why, name }) });
+            self.push(Event {
+                ts,
+                stream: StreamId::HOST,
+                cpu: 0,
+                kind: EventKind::DropName(DropName { why, name }),
+            });
         }
     }
 
@@ -118,10 +133,80 @@ impl Session<'_> {
     }
 }
 
+/// Which names of threads were reported, and when they were looked up. A thread id may be used again, and a thread may change
+/// its name: so it is looked up again.
+#[derive(Debug, Default)]
+pub(super) struct ThreadNames(HashMap<u32, (u64, Option<ThreadName>)>);
+
+/// How long a name is taken to be right, ns.
+const FRESH: u64 = 1_000_000_000;
+/// Most names that are stored at once.
+const MAX_NAMES: usize = 4096;
+
+impl ThreadNames {
+    /// The thread's name by `look_up`, if it has to be reported: at `now` it is not known to be the same as before.
+    fn changed(
+        &mut self,
+        tid: u32,
+        now: u64,
+        look_up: &dyn Fn(u32) -> Option<ThreadName>,
+    ) -> Option<ThreadName> {
+        if self.0.get(&tid).is_some_and(|(at, _)| now < at.saturating_add(FRESH)) {
+            return None;
+        }
+        if self.0.len() >= MAX_NAMES && !self.0.contains_key(&tid) {
+            self.0.retain(|_, (at, _)| now < at.saturating_add(FRESH));
+            if self.0.len() >= MAX_NAMES {
+                return None;
+            }
+        }
+        let name = look_up(tid);
+        let (_, former) = self.0.insert(tid, (now, name)).unwrap_or_default();
+        name.filter(|_| name != former)
+    }
+}
+
 /// A thread's name, if it still has one.
 fn thread_name(tid: u32) -> Option<ThreadName> {
     let name = kernel::thread_name(tid)?;
     let mut comm = [0; 16];
     comm[..name.len()].copy_from_slice(&name);
     Some(ThreadName { tid, comm })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &'static str) -> impl Fn(u32) -> Option<ThreadName> {
+        move |tid| {
+            let mut comm = [0; 16];
+            comm[..name.len()].copy_from_slice(name.as_bytes());
+            Some(ThreadName { tid, comm })
+        }
+    }
+
+    #[test]
+    fn a_thread_id_that_is_used_again_gets_its_new_name() {
+        let mut names = ThreadNames::default();
+        let name = |found: Option<ThreadName>| found.map(|n| n.name());
+        assert_eq!(name(names.changed(5, 10, &named("first"))).as_deref(), Some("first"));
+        assert_eq!(names.changed(5, 20, &named("second")), None, "not looked up again so soon");
+        assert_eq!(names.changed(5, 10 + FRESH, &named("first")), None, "nothing new");
+        assert_eq!(name(names.changed(5, 10 + 2 * FRESH, &named("second"))).as_deref(), Some("second"));
+        assert_eq!(names.changed(5, 10 + 3 * FRESH, &|_| None), None, "it has ended");
+    }
+
+    #[test]
+    fn names_are_looked_up_however_many_threads_have_come() {
+        let mut names = ThreadNames::default();
+        for round in 0..3 {
+            for tid in 0..MAX_NAMES as u32 {
+                let tid = round * MAX_NAMES as u32 + tid;
+                assert!(names.changed(tid, u64::from(round) * 2 * FRESH, &named("x")).is_some());
+            }
+            assert_eq!(names.changed(u32::MAX, u64::from(round) * 2 * FRESH, &named("x")), None, "no room");
+        }
+        assert!(names.0.len() <= MAX_NAMES);
+    }
 }

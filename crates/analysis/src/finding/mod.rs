@@ -39,6 +39,8 @@ mod worker_busy;
 mod worker_waits_for_cpu;
 mod worker_wake_up;
 
+use crate::threads::Thread;
+use std::collections::BTreeMap;
 use teiji_model::finding::{Cause, Confidence, Evidence, Finding, PolicyChange, Preemptor, Remedy};
 use teiji_model::reason::Blame;
 use teiji_model::report::{Dist, RequestCounts, StageReport};
@@ -127,10 +129,10 @@ pub struct RuleInput<'a> {
     pub stages: &'a [StageReport],
     /// The length of the trace, ns.
     pub length: u64,
-    /// Threads that had the CPU while another thread waited: stage, thread id, time waited (ns).
-    pub waits: &'a [(Stage, u32, u64)],
+    /// Threads that had the CPU while another thread waited: stage, thread, time waited (ns).
+    pub waits: &'a [(Stage, Thread, u64)],
     /// Returns the name of a thread, empty if not known.
-    pub name: &'a dyn Fn(u32) -> String,
+    pub name: &'a dyn Fn(Thread) -> String,
 }
 
 impl RuleInput<'_> {
@@ -262,20 +264,24 @@ fn preemptors(evidence: &[Evidence], input: &RuleInput<'_>) -> Vec<Preemptor> {
     if !evidence.iter().all(|e| e.state == Some(State::Ready)) {
         return Vec::new();
     }
-    let mut by_tid: Vec<(u32, u64)> = Vec::new();
-    for (stage, tid, ns) in input.waits {
+    let mut of_thread: BTreeMap<Thread, u64> = BTreeMap::new();
+    for (stage, thread, ns) in input.waits {
         if evidence.iter().any(|e| e.stage == *stage) {
-            match by_tid.iter_mut().find(|(t, _)| t == tid) {
-                Some((_, sum)) => *sum = sum.saturating_add(*ns),
-                None => by_tid.push((*tid, *ns)),
-            }
+            let sum = of_thread.entry(*thread).or_default();
+            *sum = sum.saturating_add(*ns);
         }
     }
-    by_tid.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
-    let all = by_tid.iter().fold(0u64, |a, (_, ns)| a.saturating_add(*ns)).max(1) as f64;
-    // 0: nobody had the CPU, or it is not known who.
-    let named = by_tid.into_iter().filter(|(tid, _)| *tid != 0).take(MAX_PREEMPTORS);
-    named.map(|(tid, ns)| Preemptor { tid, name: (input.name)(tid), share: ns as f64 / all }).collect()
+    let all = of_thread.values().fold(0u64, |a, ns| a.saturating_add(*ns)).max(1) as f64;
+    let mut longest: Vec<(Thread, u64)> = of_thread.into_iter().collect();
+    longest.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+    // Nobody: the CPU was idle, or it is not known who had it.
+    let named = longest.into_iter().filter(|(thread, _)| *thread != Thread::default()).take(MAX_PREEMPTORS);
+    let preemptor = |(thread, ns): (Thread, u64)| Preemptor {
+        tid: thread.tid,
+        name: (input.name)(thread),
+        share: ns as f64 / all,
+    };
+    named.map(preemptor).collect()
 }
 
 #[cfg(test)]

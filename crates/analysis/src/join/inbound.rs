@@ -98,12 +98,12 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    pub(super) fn new(hasher: Seeded, taps: usize) -> Self {
+    pub(super) fn new(hasher: Seeded) -> Self {
         Inbound {
             records: ExpiringMap::new(MAX_RECORDS, hasher),
             delivery: Delivery::new(hasher),
             learnt: LearntCount::new(hasher),
-            reported: vec![None; taps],
+            reported: Vec::new(),
         }
     }
 
@@ -197,6 +197,9 @@ impl Inbound {
         }
         let Some(r) = self.records.get_mut(&p.fingerprint) else { return };
         r.sent |= from.is_some();
+        if tap >= self.reported.len() {
+            self.reported.resize(tap + 1, None);
+        }
         let (start, validity) = Self::start(r, now, tap, from, &mut self.learnt, &mut self.reported);
         if c.taps[tap].unseen {
             let stats = &mut c.vm_stats[vm as usize].inbound;

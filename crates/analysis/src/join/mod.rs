@@ -24,6 +24,8 @@
 //! If a point of a packet was not seen, the packet is counted as incomplete. Neither is in any figure. Each has a
 //! [`Reason`], that of the first thing that went wrong with it.
 //!
+//! Inside, `preempted_by` of an event is the number of a thread ([`Threads`]), not its id.
+//!
 //! Drops by the kernel are events, too. A drop ends a packet at once if the kernel gives a reason for it and it
 //! happens at the device where the packet is expected next. Any other drop may be that of a copy, and counts only if
 //! nothing more is seen of the packet. The submodules `drops` of [`inbound`], [`outbound`] and [`request`] do that.
@@ -39,11 +41,12 @@ mod waterfall;
 use crate::Options;
 use crate::hash::{Map, Seeded};
 use crate::lost::LostWindows;
+use crate::threads::Threads;
 use crate::vm_stats::VmStats;
 use inbound::IdenticalPackets;
-use teiji_model::event::{Event, EventKind, Interrupt, Kick, Point};
+use teiji_model::event::{Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, ThreadName};
 use teiji_model::flow::Matching;
-use teiji_model::host::DataPlane;
+use teiji_model::host::{DataPlane, Vm};
 use teiji_model::report::{Joined, Meta, Reason};
 pub(crate) use validity::{DropSites, Exclusion, OTHER_DROPS, Validity};
 
@@ -52,6 +55,9 @@ pub(crate) type Sink<'a> = &'a mut dyn FnMut(&Joined);
 
 /// A packet of which nothing was seen for this long before the end of a trace counts as stuck, not as in flight, ns.
 const STUCK: u64 = 1_000_000_000;
+
+/// Taps that a trace may have, those that are gone included.
+const MAX_TAPS: usize = 1 << 16;
 
 /// Queues that a tap may have (`MAX_TAP_QUEUES` of the tun driver).
 const MAX_QUEUES: usize = 256;
@@ -97,8 +103,10 @@ pub(crate) struct Common {
     ttl: u64,
     quiet: u64,
     taps: Vec<Tap>,
+    /// The taps that are there.
     by_ifindex: Map<u32, u32>,
     pids: Vec<u32>,
+    pub(crate) threads: Threads,
     lost: LostWindows,
     pub(crate) drop_sites: DropSites,
     /// When the trace ended; `None` while it goes on.
@@ -114,6 +122,24 @@ pub(crate) struct Common {
 impl Common {
     fn tap(&self, ifindex: u32) -> Option<usize> {
         self.by_ifindex.get(&ifindex).map(|i| *i as usize)
+    }
+
+    /// A VM has these taps from now on, and no others.
+    fn set_taps(&mut self, vm: u32, v: &Vm) {
+        let taps = &self.taps;
+        let stays = |ifindex: &u32| v.nics.iter().any(|nic| nic.ifindex == *ifindex);
+        self.by_ifindex.retain(|ifindex, tap| taps[*tap as usize].vm != vm || stays(ifindex));
+        for nic in v.nics.iter().filter(|nic| nic.ifindex != 0) {
+            let unseen = nic.data_plane == DataPlane::Userspace;
+            match self.tap(nic.ifindex) {
+                Some(tap) if self.taps[tap].vm == vm => self.taps[tap].unseen = unseen,
+                _ if self.taps.len() < MAX_TAPS => {
+                    self.by_ifindex.insert(nic.ifindex, self.taps.len() as u32);
+                    self.taps.push(Tap { vm, queues: Vec::new(), unseen });
+                }
+                _ => {}
+            }
+        }
     }
 
     /// `exclusion`, unless the trace ended within [`STUCK`] after `last`, when the packet or request was last seen.
@@ -132,6 +158,7 @@ pub(crate) struct Joiner {
     inbound: inbound::Inbound,
     outbound: outbound::Outbound,
     requests: request::RequestTable,
+    hasher: Seeded,
     /// The time of the last event.
     now: u64,
 }
@@ -139,40 +166,50 @@ pub(crate) struct Joiner {
 impl Joiner {
     pub(crate) fn new(meta: &Meta, options: &Options) -> Self {
         let hasher = Seeded::new(options.seed);
-        let mut common = Common {
+        let common = Common {
             ttl: options.packet_ttl,
             quiet: options.quiet,
             taps: Vec::new(),
             by_ifindex: Map::with_hasher(hasher),
-            pids: meta.vms.iter().map(|v| v.pid).collect(),
+            pids: Vec::new(),
+            threads: Threads::new(hasher),
             lost: LostWindows::default(),
             drop_sites: DropSites::new(hasher),
             ended: None,
-            vm_stats: meta.vms.iter().map(|_| VmStats::new(hasher)).collect(),
+            vm_stats: Vec::new(),
             splits_dropped: 0,
             evicted: 0,
         };
-        for (vm, v) in meta.vms.iter().enumerate() {
-            for nic in &v.nics {
-                if nic.ifindex != 0 {
-                    common.by_ifindex.insert(nic.ifindex, common.taps.len() as u32);
-                }
-                common.taps.push(Tap {
-                    vm: vm as u32,
-                    queues: Vec::new(),
-                    unseen: nic.data_plane == DataPlane::Userspace,
-                });
-            }
-        }
         let sip = meta.watch.matching == Matching::Sip;
         let ttl = options.request_ttl.unwrap_or(if sip { 32_000_000_000 } else { 5_000_000_000 });
-        Joiner {
-            inbound: inbound::Inbound::new(hasher, common.taps.len()),
+        let mut joiner = Joiner {
+            inbound: inbound::Inbound::new(hasher),
             outbound: outbound::Outbound::new(hasher),
             requests: request::RequestTable::new(hasher, ttl, sip),
             common,
+            hasher,
             now: 0,
-        }
+        };
+        meta.vms.iter().for_each(|vm| joiner.add_vm(vm));
+        joiner
+    }
+
+    /// A VM is followed from now on: the next one of `Meta::vms`.
+    pub(crate) fn add_vm(&mut self, v: &Vm) {
+        let vm = self.common.pids.len() as u32;
+        self.common.pids.push(v.pid);
+        self.common.vm_stats.push(VmStats::new(self.hasher));
+        self.common.set_taps(vm, v);
+    }
+
+    /// The VM with this index of `Meta::vms` has other taps from now on.
+    pub(crate) fn set_vm(&mut self, vm: usize, v: &Vm) {
+        self.common.set_taps(vm as u32, v);
+    }
+
+    /// A thread has this name from now on.
+    pub(crate) fn name_thread(&mut self, name: &ThreadName) {
+        self.common.threads.named(name);
     }
 
     /// Events between `since` and `until` are missing. To be called before any event of that time is joined.
@@ -192,7 +229,18 @@ impl Joiner {
         self.now = now;
         self.expire(now, sink);
         let (c, requests) = (&mut self.common, &mut self.requests);
-        match &event.kind {
+        let mut kind = event.kind;
+        match &mut kind {
+            EventKind::Packet(Packet { preempted_by: thread, .. })
+            | EventKind::GuestEntry(GuestEntry { preempted_by: thread, .. })
+            | EventKind::Kick(Kick { preempted_by: thread, .. })
+                if *thread != 0 =>
+            {
+                *thread = c.threads.number(*thread);
+            }
+            _ => {}
+        }
+        match &kind {
             EventKind::Packet(p) => match p.point {
                 Point::HostRx => {
                     if c.tap(p.ifindex).is_none() {
@@ -236,7 +284,8 @@ impl Joiner {
                     self.inbound.dropped(now, d, identical, c, requests);
                 }
             }
-            EventKind::ThreadName(_) | EventKind::DropName(_) | EventKind::Lost(_) => {}
+            EventKind::ThreadName(name) => c.threads.named(name),
+            EventKind::DropName(_) | EventKind::Lost(_) => {}
         }
     }
 

@@ -290,7 +290,10 @@ impl RequestTable {
         let Some(open) = self.open.remove(id) else { return };
         let stats = &mut c.vm_stats[open.vm as usize];
         stats.requests.complete += 1;
-        stats.request(&self.joined);
+        stats.request(&self.joined, &c.threads);
+        for (_, thread) in &mut self.joined.preempted_by {
+            *thread = c.threads.thread(*thread).tid;
+        }
         self.groups.completed(&open, start, sent.end(), c);
         sink(&self.joined);
     }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::threads::Thread;
 use teiji_model::finding::Preemptor;
 use teiji_model::report::{PartReport, StageReport};
 use teiji_model::stage::{Stage, ThreadState};
@@ -71,8 +72,8 @@ fn judge(
     requests: &RequestCounts,
     total: Option<&Dist>,
     stages: &[StageReport],
-    waits: &[(Stage, u32, u64)],
-    name: &dyn Fn(u32) -> String,
+    waits: &[(Stage, Thread, u64)],
+    name: &dyn Fn(Thread) -> String,
 ) -> Judgement {
     let (verdict, findings) =
         rank(&RuleInput { requests, total, stages, length: 1_000_000_000, waits, name });
@@ -91,8 +92,9 @@ fn judge(
 }
 
 fn verdict(c: &Case, waits: &[(Stage, u32, u64)]) -> Judgement {
-    let name = |tid: u32| if tid == 31 { "stress-ng".into() } else { String::new() };
-    judge(&RequestCounts::default(), Some(&c.total), &c.stages, waits, &name)
+    let waits: Vec<_> = waits.iter().map(|(stage, tid, ns)| (*stage, Thread::with_id(*tid), *ns)).collect();
+    let name = |thread: Thread| if thread.tid == 31 { "stress-ng".into() } else { String::new() };
+    judge(&RequestCounts::default(), Some(&c.total), &c.stages, &waits, &name)
 }
 
 fn details(v: &Judgement) -> Vec<String> {

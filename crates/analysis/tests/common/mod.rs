@@ -7,6 +7,7 @@ use teiji_model::flow::{Matching, Watch};
 use teiji_model::host::{DataPlane, Nic, Vm};
 use teiji_model::report::{Counters, Joined, Meta, Outcome, Reason, Report};
 use teiji_model::stage::{Split, Stage, ThreadState};
+use teiji_model::stream::StreamId;
 
 /// Taps of VM 0 and VM 1, and other devices.
 pub const TAP: u32 = 5;
@@ -73,12 +74,12 @@ pub struct History(pub Vec<Event>);
 
 impl History {
     pub fn at(&mut self, after: u64, kind: EventKind) -> &mut Self {
-        self.0.push(Event { ts: T + after, cpu: 0, kind });
+        self.0.push(Event { ts: T + after, stream: StreamId::HOST, cpu: 0, kind });
         self
     }
 
     pub fn on(&mut self, after: u64, cpu: u16, kind: EventKind) -> &mut Self {
-        self.0.push(Event { ts: T + after, cpu, kind });
+        self.0.push(Event { ts: T + after, stream: StreamId::HOST, cpu, kind });
         self
     }
 

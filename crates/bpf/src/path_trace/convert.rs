@@ -6,6 +6,7 @@ use teiji_model::event::{
     padded,
 };
 use teiji_model::stage::{Split, ThreadState};
+use teiji_model::stream::StreamId;
 
 /// A record as an event; `None` if this version does not know its type.
 pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
@@ -86,7 +87,10 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
         }
         _ => return None,
     };
-    Some(EventWithPayload { event: Event { ts: head.ts, cpu: head.cpu, kind }, payload })
+    Some(EventWithPayload {
+        event: Event { ts: head.ts, stream: StreamId::HOST, cpu: head.cpu, kind },
+        payload,
+    })
 }
 
 fn packet(r: &types::rec_packet) -> Option<Packet> {

@@ -38,7 +38,16 @@ pub fn report(vms: Vec<VmReport>) -> Report {
         ..Meta::default()
     };
     let counters = Counters { ended: meta.started + LENGTH, ..Counters::default() };
-    let mut report = Report { schema: SCHEMA, meta, counters, late: 0, late_no_room: 0, vms };
+    let mut report = Report {
+        schema: SCHEMA,
+        meta,
+        counters,
+        late: 0,
+        late_no_room: 0,
+        not_followed: 0,
+        guests: vec![],
+        vms,
+    };
     find(&mut report);
     report
 }
@@ -64,6 +73,8 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
     let mut vm = VmReport {
         name: name.into(),
         pid,
+        came: None,
+        ended: None,
         requests: RequestCounts { seen: requests, complete: requests, ..RequestCounts::default() },
         left_out: Vec::new(),
         total: Some(Dist { count: requests, p50: 100 * US, p99: MS, ..Dist::default() }),

@@ -4,6 +4,7 @@
 use crate::flow::Flow;
 use crate::host::Vm;
 use crate::report::{Counters, Meta};
+use crate::stream::{Change, Changed, StreamId};
 use std::collections::HashSet;
 use std::net::IpAddr;
 
@@ -13,6 +14,7 @@ const MAX_NICS: usize = 256;
 const MAX_NODES: usize = 1024;
 const MAX_DEVICES: usize = 65_536;
 const MAX_CPUS: usize = 65_536;
+const MAX_GUEST_CPUS: usize = 4096;
 /// Longest name, bytes.
 const MAX_NAME: usize = 256;
 /// Longest list or filter, bytes.
@@ -57,6 +59,34 @@ pub(super) fn meta(m: &Meta) -> Checked {
         ensure(devices.insert(*index), "two devices have the same index")?;
     }
     Ok(())
+}
+
+/// Checks a change by itself. Whether its VM is known decides whoever uses it: a VM may have been left out.
+pub(super) fn change(c: &Change) -> Checked {
+    match &c.what {
+        Changed::Vm(v) => {
+            vm(v)?;
+            let mut taps = HashSet::new();
+            for n in &v.nics {
+                ensure(n.ifindex != 0, "a tap has index 0")?;
+                ensure(taps.insert(n.ifindex), "two taps have the same index")?;
+            }
+            Ok(())
+        }
+        Changed::Ended { .. } => Ok(()),
+        Changed::Clock { stream: id, .. } => stream(*id),
+    }
+}
+
+/// Checks the number of a guest's stream.
+pub(super) fn stream(id: StreamId) -> Checked {
+    ensure(!id.is_host(), "the host's events are no guest's")?;
+    ensure(usize::from(id.0) < StreamId::MOST, "more than 256 guests' streams")
+}
+
+/// Checks the CPU of a guest's event: a table has a place for each.
+pub(super) fn guest_cpu(cpu: u16) -> Checked {
+    ensure(usize::from(cpu) < MAX_GUEST_CPUS, "a guest's event is on a vCPU beyond 4096")
 }
 
 fn vm(v: &Vm) -> Checked {

@@ -1,15 +1,16 @@
 //! Reading a recording.
 
 use super::{
-    END, EVENTS, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, MIN_EVENT, OLDEST,
-    OPTIONAL, SO_FAR, VERSION, check, checksum, preamble, v1,
+    CHANGE, END, EVENTS, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, MIN_EVENT,
+    OF_STREAM, OLDEST, OPTIONAL, SO_FAR, VERSION, check, checksum, preamble, v1,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
+use crate::stream::{Change, Item, StreamId};
 use serde::de::DeserializeOwned;
 use std::io::{ErrorKind, Read};
 
-/// Reads a recording, one event at a time; keeps one frame in memory.
+/// Reads a recording, one event or change at a time; keeps one frame in memory.
 pub struct Reader<R: Read> {
     input: R,
     /// Bytes read so far.
@@ -22,6 +23,8 @@ pub struct Reader<R: Read> {
     /// How many bytes of `payload` are decoded, and how many of its events are not.
     used: usize,
     left: u32,
+    /// Whose events these are.
+    stream: StreamId,
     counters: Option<Counters>,
     /// Whether a recording without an End frame is read as far as it goes.
     tolerant: bool,
@@ -60,6 +63,7 @@ impl<R: Read> Reader<R> {
             payload: Vec::new(),
             used: 0,
             left: 0,
+            stream: StreamId::HOST,
             counters: None,
             tolerant,
             cut: false,
@@ -118,13 +122,13 @@ impl<R: Read> Reader<R> {
         &self.meta
     }
 
-    /// The next event, `None` after the last one. Only then has the End frame been read, and the recording is known to
+    /// The next event or change, `None` after the last one. Only then has the End frame been read, and the recording is known to
     /// be complete.
     ///
     /// # Errors
     /// Any of [`Error`]; nothing can be read after one.
     #[allow(clippy::should_implement_trait)] // an iterator of results would hide that `None` vouches for the End frame
-    pub fn next(&mut self) -> Result<Option<Event>, Error> {
+    pub fn next(&mut self) -> Result<Option<Item>, Error> {
         if self.failed {
             return Err(self.malformed("reading continues after an error"));
         }
@@ -138,13 +142,13 @@ impl<R: Read> Reader<R> {
         self.counters.as_ref()
     }
 
-    fn advance(&mut self) -> Result<Option<Event>, Error> {
+    fn advance(&mut self) -> Result<Option<Item>, Error> {
         loop {
             if self.counters.is_some() {
                 return Ok(None);
             }
             if self.left > 0 {
-                return self.event().map(Some);
+                return self.event().map(|event| Some(Item::Event(event)));
             }
             let kind = match self.frame() {
                 Err(Error::Truncated { .. }) if self.tolerant => {
@@ -157,11 +161,23 @@ impl<R: Read> Reader<R> {
                 kind => kind?,
             };
             match kind {
-                EVENTS => self.begin_events()?,
+                EVENTS => self.begin_events(StreamId::HOST, 0)?,
                 END => self.end()?,
                 SO_FAR if self.version >= 3 => {
                     self.so_far = self.decode()?;
                     check::counters(&self.so_far).map_err(|what| self.malformed(what))?;
+                }
+                CHANGE if self.version >= 3 => {
+                    let change: Change = self.decode()?;
+                    check::change(&change).map_err(|what| self.malformed(what))?;
+                    return Ok(Some(Item::Change(change)));
+                }
+                OF_STREAM if self.version >= 3 => {
+                    let (stream, rest) = postcard::take_from_bytes::<StreamId>(&self.payload)
+                        .map_err(|_| self.malformed("no stream"))?;
+                    let begin = self.payload.len() - rest.len();
+                    check::stream(stream).map_err(|what| self.malformed(what))?;
+                    self.begin_events(stream, begin)?;
                 }
                 OPTIONAL.. if self.version >= 3 => {}
                 HEADER => return Err(self.malformed("a second Header")),
@@ -170,8 +186,9 @@ impl<R: Read> Reader<R> {
         }
     }
 
-    fn begin_events(&mut self) -> Result<(), Error> {
-        let (count, rest) = postcard::take_from_bytes::<u32>(&self.payload)
+    /// Begins with the events of a frame, whose payload has their number at `at`.
+    fn begin_events(&mut self, stream: StreamId, at: usize) -> Result<(), Error> {
+        let (count, rest) = postcard::take_from_bytes::<u32>(&self.payload[at..])
             .map_err(|_| self.malformed("no count of events"))?;
         if count > MAX_EVENTS || rest.len() / MIN_EVENT < count as usize {
             return Err(self.malformed("it claims more events than it can hold"));
@@ -181,19 +198,25 @@ impl<R: Read> Reader<R> {
         }
         self.used = self.payload.len() - rest.len();
         self.left = count;
+        self.stream = stream;
         Ok(())
     }
 
     fn event(&mut self) -> Result<Event, Error> {
         let bytes = &self.payload[self.used..];
-        let (event, rest): (Event, _) = if self.version == 1 {
+        let (mut event, rest): (Event, _) = if self.version == 1 {
             postcard::take_from_bytes::<v1::Event>(bytes).map(|(event, rest)| (event.into(), rest))
         } else {
             postcard::take_from_bytes(bytes)
         }
         .map_err(|_| self.malformed("not an event"))?;
         self.used = self.payload.len() - rest.len();
-        self.latest = self.latest.max(event.ts);
+        event.stream = self.stream;
+        if event.stream.is_host() {
+            self.latest = self.latest.max(event.ts);
+        } else {
+            check::guest_cpu(event.cpu).map_err(|what| self.malformed(what))?;
+        }
         self.left -= 1;
         if self.left == 0 && self.used != self.payload.len() {
             return Err(self.malformed("bytes after the last event"));
@@ -221,7 +244,7 @@ impl<R: Read> Reader<R> {
         }
         let [kind, l0, l1, l2, l3, c0, c1, c2, c3] = head;
         let len = u32::from_le_bytes([l0, l1, l2, l3]);
-        let max = if kind == EVENTS { MAX_FRAME } else { MAX_HEADER };
+        let max = if matches!(kind, EVENTS | OF_STREAM) { MAX_FRAME } else { MAX_HEADER };
         if len > max {
             return Err(Error::TooLarge { at: self.frame_at, len, max });
         }
@@ -284,8 +307,8 @@ pub fn fuzz(data: &[u8]) -> Result<u64, Error> {
     }
     let mut reader = Reader::new(data)?;
     let mut events = 0;
-    while reader.next()?.is_some() {
-        events += 1;
+    while let Some(item) = reader.next()? {
+        events += u64::from(item.event().is_some());
     }
     Ok(events)
 }

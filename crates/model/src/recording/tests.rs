@@ -4,6 +4,7 @@ use crate::flow::Watch;
 use crate::host::{DataPlane, Nic, Vcpu, Vm, Worker};
 use crate::report::{Counters, Meta};
 use crate::stage::{Split, ThreadState};
+use crate::stream::{Change, Changed, ClockMapping, Item, StreamId};
 use proptest::prelude::*;
 
 fn meta() -> Meta {
@@ -43,6 +44,7 @@ fn meta() -> Meta {
 fn packet(ts: u64) -> Event {
     Event {
         ts,
+        stream: StreamId::HOST,
         cpu: 3,
         kind: EventKind::Packet(Packet {
             point: Point::TapDequeue,
@@ -64,11 +66,18 @@ fn small() -> Vec<u8> {
     w.push(packet(1)).unwrap();
     w.push(Event {
         ts: 2,
+        stream: StreamId::HOST,
         cpu: 0,
         kind: EventKind::ThreadName(ThreadName { tid: 9, comm: *b"vhost-7\0\0\0\0\0\0\0\0\0" }),
     })
     .unwrap();
-    w.push(Event { ts: 3, cpu: 0, kind: EventKind::Lost(Lost { since: 1, count: 4 }) }).unwrap();
+    w.push(Event {
+        ts: 3,
+        stream: StreamId::HOST,
+        cpu: 0,
+        kind: EventKind::Lost(Lost { since: 1, count: 4 }),
+    })
+    .unwrap();
     w.finish(&Counters { ended: 9, events: 3, lost: vec![0, 4], unidentified: 1, ..Counters::default() })
         .unwrap()
 }
@@ -86,7 +95,7 @@ fn what_is_written_is_read() {
     assert_eq!(r.meta(), &meta());
     for e in &events {
         assert_eq!(r.counters(), None);
-        assert_eq!(r.next().unwrap().as_ref(), Some(e));
+        assert_eq!(r.next().unwrap(), Some(Item::Event(*e)));
     }
     assert_eq!(r.next().unwrap(), None);
     assert_eq!(r.counters(), Some(&counters));
@@ -154,17 +163,86 @@ fn unknown_frames_are_skipped_if_they_may_be() {
     let end = (END, postcard::to_stdvec(&Counters::default()).unwrap());
     let with =
         |kind| forged(&[header(&meta()), (kind, vec![1, 2, 3]), events.clone(), (kind, vec![]), end.clone()]);
-    assert_eq!(fuzz(&with(OPTIONAL + 1)).unwrap(), 1);
+    assert_eq!(fuzz(&with(OF_STREAM + 1)).unwrap(), 1);
     assert_eq!(fuzz(&with(u8::MAX)).unwrap(), 1);
     assert!(fuzz(&with(OPTIONAL - 1)).is_err());
+}
+
+fn of_guest(ts: u64, stream: u16) -> Event {
+    Event { stream: StreamId(stream), ..packet(ts) }
+}
+
+fn changes() -> [Change; 3] {
+    let vm = Vm { pid: 70, ..meta().vms[0].clone() };
+    let mapping = ClockMapping { own: 5, host: 9, rate: ClockMapping::EQUAL, error: 3 };
+    [
+        Change { ts: 4, what: Changed::Vm(Box::new(vm)) },
+        Change { ts: 5, what: Changed::Clock { stream: StreamId(2), vm: 70, mapping } },
+        Change { ts: 6, what: Changed::Ended { pid: 7 } },
+    ]
+}
+
+#[test]
+fn changes_and_guests_events_are_read_with_the_hosts() {
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    w.push(packet(1)).unwrap();
+    w.push(of_guest(700, 2)).unwrap();
+    w.push(of_guest(900, 1)).unwrap();
+    w.push(packet(2)).unwrap();
+    for change in changes() {
+        w.change(&change).unwrap();
+    }
+    w.push(of_guest(800, 2)).unwrap();
+    w.push(packet(3)).unwrap();
+    let counters = Counters { ended: 9, events: 3, ..Counters::default() };
+    let file = w.finish(&counters).unwrap();
+    let mut r = Reader::new(&file[..]).unwrap();
+    let mut items = Vec::new();
+    while let Some(item) = r.next().unwrap() {
+        items.push(item);
+    }
+    let [come, clock, end] = changes().map(Item::Change);
+    let event = Item::Event;
+    let first = [event(of_guest(900, 1)), event(of_guest(700, 2)), event(packet(1)), event(packet(2))];
+    let last = [come, clock, end, event(of_guest(800, 2)), event(packet(3))];
+    assert_eq!(items, first.into_iter().chain(last).collect::<Vec<_>>());
+    // The end of an unfinished trace is a time of the host.
+    let cut = unfinished(&file[..file.len() - 1]).unwrap();
+    assert_eq!((cut.0, cut.1.ended), (6, 3));
+}
+
+#[test]
+fn what_a_reader_would_refuse_is_not_written() {
+    let mut w = Writer::new(Vec::new(), &meta()).unwrap();
+    let refused = |done: Result<(), Error>| matches!(done, Err(Error::Malformed { .. }));
+    assert!(refused(w.push(of_guest(1, StreamId::MOST as u16))));
+    assert!(refused(w.push(Event { cpu: 4096, ..of_guest(1, 1) })));
+    let [come, ..] = changes();
+    let Changed::Vm(mut vm) = come.what else { unreachable!() };
+    vm.nics[0].ifindex = 0;
+    assert!(refused(w.change(&Change { ts: 1, what: Changed::Vm(vm) })));
+    let mapping = ClockMapping::IDENTITY;
+    assert!(refused(
+        w.change(&Change { ts: 1, what: Changed::Clock { stream: StreamId::HOST, vm: 1, mapping } })
+    ));
+    let end = (END, postcard::to_stdvec(&Counters::default()).unwrap());
+    let with = |kind, payload: Vec<u8>| fuzz(&forged(&[header(&meta()), (kind, payload), end.clone()]));
+    let events = [vec![1], postcard::to_stdvec(&packet(1)).unwrap()].concat();
+    assert_eq!(with(OF_STREAM, [vec![2], events.clone()].concat()).unwrap(), 1);
+    for malformed in
+        [[vec![0], events.clone()].concat(), [vec![0x81, 2], events].concat(), vec![], vec![2], vec![2, 9]]
+    {
+        assert!(with(OF_STREAM, malformed).is_err());
+    }
+    assert!(with(CHANGE, vec![1, 2, 3]).is_err());
 }
 
 /// What is read of a recording that is not complete: the number of events, and the counters.
 fn unfinished(file: &[u8]) -> Result<(u64, Counters, bool), Error> {
     let mut reader = Reader::unfinished(file)?;
     let mut events = 0;
-    while reader.next()?.is_some() {
-        events += 1;
+    while let Some(item) = reader.next()? {
+        events += u64::from(item.event().is_some());
     }
     Ok((events, reader.counters().cloned().unwrap(), reader.is_cut()))
 }
@@ -231,8 +309,8 @@ fn what_is_written_has_not_changed_without_a_new_version() {
     let mut w = Writer::new(Vec::new(), &meta()).unwrap();
     let mut version_1 = Reader::new(VERSION_1).unwrap();
     // Events of each kind, as version 1 has them.
-    while let Some(event) = version_1.next().unwrap() {
-        w.push(event).unwrap();
+    while let Some(item) = version_1.next().unwrap() {
+        w.push(*item.event().unwrap()).unwrap();
     }
     w.push(packet(100)).unwrap();
     let counters =
@@ -306,7 +384,8 @@ fn a_recording_of_version_1_is_read() {
         EventKind::Lost(Lost { since: 1, count: 4 }),
     ];
     for (i, kind) in kinds.into_iter().enumerate() {
-        assert_eq!(r.next().unwrap(), Some(Event { ts: 10 + i as u64, cpu: 1, kind }));
+        let event = Event { ts: 10 + i as u64, stream: StreamId::HOST, cpu: 1, kind };
+        assert_eq!(r.next().unwrap(), Some(Item::Event(event)));
     }
     assert_eq!(r.next().unwrap(), None);
     let counters =

@@ -9,6 +9,7 @@ use crate::flow::Watch;
 use crate::host::{self, Nic, Worker};
 use crate::report;
 use crate::stage::{Split, ThreadState};
+use crate::stream::StreamId;
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -218,6 +219,6 @@ impl From<Event> for event::Event {
             EventKind::ThreadName(task) => event::EventKind::ThreadName(task),
             EventKind::Lost(lost) => event::EventKind::Lost(lost),
         };
-        event::Event { ts: e.ts, cpu: e.cpu, kind }
+        event::Event { ts: e.ts, stream: StreamId::HOST, cpu: e.cpu, kind }
     }
 }

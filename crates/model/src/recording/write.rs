@@ -1,12 +1,14 @@
 //! Writing a recording.
 
 use super::{
-    END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, SO_FAR, VERSION, check, checksum,
-    preamble,
+    CHANGE, END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, OF_STREAM, SO_FAR, VERSION,
+    check, checksum, preamble,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
+use crate::stream::{Change, StreamId};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::io::Write;
 
 /// The size of encoded events at which a frame is written, bytes.
@@ -16,8 +18,15 @@ const FLUSH: usize = 1 << 20;
 pub struct Writer<W: Write> {
     out: W,
     at: u64,
-    /// The encoded events of the next frame, and their number.
-    buf: Vec<u8>,
+    /// The next frame of the host's events, and those of guests' streams.
+    host: Batch,
+    guests: BTreeMap<StreamId, Batch>,
+}
+
+/// Encoded events of one stream, and their number.
+#[derive(Default)]
+struct Batch {
+    bytes: Vec<u8>,
     count: u32,
 }
 
@@ -27,7 +36,8 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// [`Error::Io`]; [`Error::Malformed`] or [`Error::TooLarge`] if a reader would refuse `meta`.
     pub fn new(out: W, meta: &Meta) -> Result<Self, Error> {
-        let mut w = Writer { out, at: 0, buf: Vec::with_capacity(FLUSH + 4096), count: 0 };
+        let host = Batch { bytes: Vec::with_capacity(FLUSH + 4096), count: 0 };
+        let mut w = Writer { out, at: 0, host, guests: BTreeMap::new() };
         check::meta(meta).map_err(|what| Error::Malformed { at: 0, what })?;
         w.put(MAGIC)?;
         w.put(&preamble(VERSION, VERSION))?;
@@ -45,14 +55,33 @@ impl<W: Write> Writer<W> {
     /// Adds an event; it is written with its frame.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// [`Error::Io`]; [`Error::Malformed`] if a reader would refuse the stream or the CPU of a guest's event.
     pub fn push(&mut self, event: Event) -> Result<(), Error> {
-        let buf = std::mem::take(&mut self.buf);
         let at = self.at;
-        self.buf = postcard::to_extend(&event, buf)
-            .map_err(|_| Error::Malformed { at, what: "an event cannot be encoded" })?;
-        self.count += 1;
-        if self.count == MAX_EVENTS || self.buf.len() >= FLUSH { self.flush() } else { Ok(()) }
+        let malformed = |what| Error::Malformed { at, what };
+        let batch = if event.stream.is_host() {
+            &mut self.host
+        } else {
+            check::stream(event.stream).map_err(malformed)?;
+            check::guest_cpu(event.cpu).map_err(malformed)?;
+            self.guests.entry(event.stream).or_default()
+        };
+        let bytes = std::mem::take(&mut batch.bytes);
+        batch.bytes =
+            postcard::to_extend(&event, bytes).map_err(|_| malformed("an event cannot be encoded"))?;
+        batch.count += 1;
+        if batch.count == MAX_EVENTS || batch.bytes.len() >= FLUSH { self.flush() } else { Ok(()) }
+    }
+
+    /// Adds a change, after the events so far.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Malformed`] or [`Error::TooLarge`] if a reader would refuse it.
+    pub fn change(&mut self, change: &Change) -> Result<(), Error> {
+        check::change(change).map_err(|what| Error::Malformed { at: self.at, what })?;
+        self.flush()?;
+        let payload = self.encode(change)?;
+        self.frame(CHANGE, &payload, MAX_HEADER)
     }
 
     /// Hands everything to the underlying writer, flushed, with the counters so far: what is in the file until here can be
@@ -81,14 +110,22 @@ impl<W: Write> Writer<W> {
         Ok(self.out)
     }
 
+    /// Writes the events so far. Those of guests come first: whoever reads them waits for late events only as long as the
+    /// host's go on.
     fn flush(&mut self) -> Result<(), Error> {
-        if self.count == 0 {
+        for (stream, batch) in std::mem::take(&mut self.guests) {
+            let mut payload = self.encode(&stream)?;
+            payload.extend(self.encode(&batch.count)?);
+            payload.extend(batch.bytes);
+            self.frame(OF_STREAM, &payload, MAX_FRAME)?;
+        }
+        if self.host.count == 0 {
             return Ok(());
         }
-        let mut payload = self.encode(&self.count)?;
-        payload.extend_from_slice(&self.buf);
-        self.buf.clear();
-        self.count = 0;
+        let mut payload = self.encode(&self.host.count)?;
+        payload.extend_from_slice(&self.host.bytes);
+        self.host.bytes.clear();
+        self.host.count = 0;
         self.frame(EVENTS, &payload, MAX_FRAME)
     }
 

@@ -104,6 +104,14 @@ pub fn lost(report: &Report) -> Vec<String> {
         );
         lines.extend(wrap(&text, WIDTH));
     }
+    if report.not_followed > 0 {
+        let text = format!(
+            "{} came during the trace and {} not followed: there is room for 1,024 in one trace",
+            count(report.not_followed, "VM"),
+            if report.not_followed == 1 { "was" } else { "were" }
+        );
+        lines.extend(wrap(&text, WIDTH));
+    }
     if counters.unidentified > 0 {
         let text =
             format!("{} could not be identified (not IP, or XDP)", count(counters.unidentified, "packet"));
@@ -114,7 +122,7 @@ pub fn lost(report: &Report) -> Vec<String> {
 
 fn section(vm: &VmReport, advice: &Advice, style: &Style) -> Vec<String> {
     let name = shorten(&printable(&vm.name), 40);
-    let mut lines = vec![format!("{}  pid {}", style.paint(Tone::Strong, &name), vm.pid)];
+    let mut lines = vec![format!("{}  pid {}{}", style.paint(Tone::Strong, &name), vm.pid, lifetime(vm))];
     lines.push(requests(&vm.requests));
     lines.extend(reasons(vm));
     match &vm.total {
@@ -159,6 +167,13 @@ fn section(vm: &VmReport, advice: &Advice, style: &Style) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// When the VM came and ended, if that was during the trace.
+fn lifetime(vm: &VmReport) -> String {
+    let came = vm.came.map(|ns| format!("  came after {}", duration(ns as f64)));
+    let ended = vm.ended.map(|ns| format!("  ended after {}", duration(ns as f64)));
+    came.into_iter().chain(ended).collect()
 }
 
 fn requests(r: &RequestCounts) -> String {

@@ -172,6 +172,8 @@ pub fn contended() -> Report {
     let vm = VmReport {
         name: "sip1".into(),
         pid: 4240,
+        came: None,
+        ended: None,
         requests: RequestCounts {
             seen: 1000,
             complete: 990,
@@ -256,7 +258,16 @@ pub fn contended() -> Report {
     };
     let counters =
         Counters { ended: 11_000_000_000, events: 18_220, lost: vec![0, 0, 17, 0], ..Counters::default() };
-    Report { schema: SCHEMA, meta: meta(), counters, late: 0, late_no_room: 0, vms: vec![vm] }
+    Report {
+        schema: SCHEMA,
+        meta: meta(),
+        counters,
+        late: 0,
+        late_no_room: 0,
+        not_followed: 0,
+        guests: vec![],
+        vms: vec![vm],
+    }
 }
 
 /// The same VM when no other thread wants its CPU.

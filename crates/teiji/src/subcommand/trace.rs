@@ -39,6 +39,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     let spec = TraceSpec {
         watch,
         vms: selected.vms,
+        following: selected.following,
         duration: args.duration,
         every: args.every,
         record: args.record.clone(),
@@ -80,7 +81,9 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         return Err(error.into());
     }
     if traced.vanished {
-        bail!("a traced VM ended before the trace did: the report shows what was seen until then");
+        bail!(
+            "a traced VM ended before the trace did, and did not come back: the report shows what was seen until then"
+        );
     }
     Ok(())
 }
