@@ -45,6 +45,9 @@ pub const PORT: u32 = 7413;
 /// The version of the protocol. Incremented when the shape of anything in it changes.
 pub const VERSION: u16 = 1;
 
+/// How long a host may say nothing, ms: after that the guest takes it for gone. A host that streams pings more often.
+pub const SILENT_MS: u64 = 60_000;
+
 /// The longest payload of a frame, bytes.
 pub const MAX_FRAME: usize = 64 << 10;
 
