@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Connections at a time: the host that is served, and those that have not said yet what they want.
+/// Connections of each kind at a time: the host that is served, and those that have not said yet what they want. Those of
+/// TCP, which anybody can open, do not count for vsock.
 const CONNECTIONS: usize = 8;
 
 /// Where to listen.
@@ -69,7 +70,7 @@ pub fn prepare(options: &Options) -> Result<(Vec<Listener>, Shared), Error> {
 
 /// Serves hosts until [`Shared::ends`] is set.
 pub fn serve(listeners: &[Listener], shared: &Shared) {
-    let connections = AtomicUsize::new(0);
+    let [vsock, tcp] = [AtomicUsize::new(0), AtomicUsize::new(0)];
     std::thread::scope(|scope| {
         while !shared.ends.load(Ordering::Relaxed) {
             let mut fds: Vec<PollFd<'_>> =
@@ -77,12 +78,12 @@ pub fn serve(listeners: &[Listener], shared: &Shared) {
             // Looks now and then whether it should end: a signal may come just before it waits.
             let _ = poll(&mut fds, PollTimeout::from(1000u16));
             for connection in listeners.iter().filter_map(Listener::accept) {
-                if connections.load(Ordering::Relaxed) >= CONNECTIONS {
+                let open = if connection.needs_token { &tcp } else { &vsock };
+                if open.load(Ordering::Relaxed) >= CONNECTIONS {
                     eprintln!("teiji-guest: refused {connection}: {CONNECTIONS} connections are open");
                     continue;
                 }
-                connections.fetch_add(1, Ordering::Relaxed);
-                let open = &connections;
+                open.fetch_add(1, Ordering::Relaxed);
                 scope.spawn(move || {
                     one(connection, shared);
                     open.fetch_sub(1, Ordering::Relaxed);

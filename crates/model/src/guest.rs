@@ -106,7 +106,7 @@ pub enum ToGuest {
     /// The first frame over TCP.
     Token(Token),
     /// The first frame, but for the token.
-    Hello(Hello),
+    Hello(Box<Hello>),
     /// At any time after Hello.
     Ping(Ping),
     /// The last frame.

@@ -105,7 +105,7 @@ fn follow(kernel: Kernel, filter: &str, f: impl FnOnce()) -> (Host, Welcome) {
             matching: Matching::None,
             ..Watch::default()
         };
-        host.say(&ToGuest::Hello(Hello { version: VERSION, secret: secret(), watch }));
+        host.say(&ToGuest::Hello(Box::new(Hello { version: VERSION, secret: secret(), watch })));
         let welcome = match host.next() {
             Some(ToHost::Welcome(welcome)) => welcome,
             other => panic!("{other:?}"),
@@ -281,6 +281,7 @@ fn a_packet_has_one_print_from_the_nic_to_the_application_and_back_and_it_is_the
             let (request, answer) = (&packets[&pair[0]], &packets[&pair[1]]);
             assert_eq!(points(request), ["received", "queued", "read"]);
             assert_eq!(points(answer), ["sent", "handed"]);
+            // The stand-in looks when the datagram is in the queue already.
             let EventKind::Queued { backlog: 0 | 1, .. } = request[1].kind else { panic!("{request:?}") };
             let EventKind::Read { tid: reader, woken, running, woken_by, .. } = request[2].kind else {
                 panic!("{request:?}")

@@ -123,7 +123,7 @@ impl Peer {
 fn hello() -> ToGuest {
     let flow_text = "udp port 7008".to_owned();
     let watch = Watch { flow: Flow::parse(&flow_text).unwrap(), flow_text, ..Watch::default() };
-    ToGuest::Hello(Hello { version: VERSION, secret: Secret([[3; SECRET_WORDS]; 2]), watch })
+    ToGuest::Hello(Box::new(Hello { version: VERSION, secret: Secret([[3; SECRET_WORDS]; 2]), watch }))
 }
 
 /// Waits until `done`, which takes a moment.

@@ -77,7 +77,7 @@ impl Message for ToGuest {
             TOKEN => ToGuest::Token(decode(kind, payload, check::token)?),
             HELLO => {
                 same_version(kind, payload)?;
-                ToGuest::Hello(decode(kind, payload, check::hello)?)
+                ToGuest::Hello(Box::new(decode(kind, payload, check::hello)?))
             }
             PING => ToGuest::Ping(decode(kind, payload, |_: &Ping| Ok(()))?),
             STOP if payload.is_empty() => ToGuest::Stop,

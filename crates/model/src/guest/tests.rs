@@ -77,7 +77,7 @@ fn to_host() -> impl Strategy<Value = ToHost> {
 fn to_guest() -> impl Strategy<Value = ToGuest> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 1..MAX_TOKEN).prop_map(|t| ToGuest::Token(Token(t))),
-        Just(ToGuest::Hello(hello())),
+        Just(ToGuest::Hello(Box::new(hello()))),
         any::<u64>().prop_map(|number| ToGuest::Ping(Ping { number })),
         Just(ToGuest::Stop),
     ]
@@ -295,11 +295,11 @@ fn the_protocol_has_not_changed_without_a_new_version() {
     assert_eq!(ToGuest::Stop.frame().unwrap(), [0, 0, 0, 0, 4]);
     let refused = ToHost::Refused(Refused { version: VERSION, text: "no".into() }).frame().unwrap();
     assert_eq!(refused, [4, 0, 0, 0, 69, 1, 2, b'n', b'o']);
-    let hello = ToGuest::Hello(Hello {
+    let hello = ToGuest::Hello(Box::new(Hello {
         version: VERSION,
         secret: Secret([[1; SECRET_WORDS], [2; SECRET_WORDS]]),
         watch: Watch::default(),
-    });
+    }));
     let words = [[1; SECRET_WORDS], [2; SECRET_WORDS]].concat();
     assert_eq!(hello.frame().unwrap(), [&[64, 0, 0, 0, 2, 1][..], &words, &[0, 0, 0, 0, 0, 2, 0]].concat());
 }
