@@ -1,7 +1,7 @@
 # teiji: what can be done here. `make` alone lists it.
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build check test soak bench lab lab-prepare demo experiment experiments
+.PHONY: help deps build guest check test soak bench lab lab-prepare demo experiment experiments
 
 CARGO ?= cargo
 # Options of `make lab`, for example: make lab LAB="--kernel stable --guests 2 --sriov"
@@ -24,6 +24,10 @@ deps: ## install what building and testing need, if it is missing (root)
 
 build: deps ## build everything
 	$(CARGO) build --workspace
+
+guest: deps ## build the program for guests, static, so that it runs in any: target/guest/teiji-guest
+	$(call compiling,the program is target/guest/teiji-guest)
+	@CARGO="$(CARGO)" crates/guest/build-static.sh
 
 check: ## format, lint, documentation, unit and property tests: no lab, no root (3 minutes once it is compiled)
 	@CARGO="$(CARGO)" .ci/check

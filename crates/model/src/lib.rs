@@ -11,6 +11,7 @@
 //! | [`stage`] | the path's stages and the states of the threads on it |
 //! | [`finding`] | what makes requests slow: causes with evidence, and what shortens them |
 //! | [`flow`] | the filter language of `--flow`, and what a trace is asked to watch |
+//! | [`guest`] | what a host and the `teiji-guest` in one of its guests say to each other |
 //! | [`host`] | virtual machines, vCPU threads, vhost workers, taps, NUMA nodes; what a kernel can do |
 //! | [`policy`] | what the operator wants, with the place of each value; problems, each with place and fix |
 //! | [`resource`] | what can be changed on a host, its values, and the dependencies between changes |
@@ -38,6 +39,7 @@ pub mod cpus;
 pub mod event;
 pub mod finding;
 pub mod flow;
+pub mod guest;
 pub mod host;
 pub mod observation;
 pub mod observed;

@@ -37,6 +37,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use check::flow as check_flow;
 pub use read::{Reader, fuzz};
 pub use write::Writer;
 

@@ -109,7 +109,8 @@ fn vm(v: &Vm) -> Checked {
     Ok(())
 }
 
-fn flow(f: &Flow) -> Checked {
+/// Checks a filter.
+pub(crate) fn flow(f: &Flow) -> Checked {
     ensure(matches!(f.version, None | Some(4 | 6)), "the filter's IP version is neither 4 nor 6")?;
     ensure(f.nets.len() <= Flow::MAX_NETS, "the filter has too many addresses")?;
     ensure(f.ports.len() <= Flow::MAX_PORTS, "the filter has too many ports")?;

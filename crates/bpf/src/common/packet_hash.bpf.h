@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Identifies a packet by a hash of its headers and the first bytes of its payload: its fingerprint. Also its
+ * role in a request, and whether it passes the operator's filter. The host's program and the guest's share
+ * this, so that both give one packet the same fingerprint if they have the same secret.
+ *
+ * The includer has the types of path_trace/intf.h, a constant `settings` of the type struct settings, and
+ * count(), which is told of packets that cannot be identified.
+ */
+#ifndef TEIJI_PACKET_HASH_BPF_H
+#define TEIJI_PACKET_HASH_BPF_H
+
+#define ETH_HLEN 14
+#define ETH_P_IP 0x0800
+#define ETH_P_IPV6 0x86DD
+#define ETH_P_8021Q 0x8100
+#define ETH_P_8021AD 0x88A8
+#define PROTO_ICMP 1
+#define PROTO_TCP 6
+#define PROTO_UDP 17
+#define PROTO_ICMPV6 58
+#define PAYLOAD_HASHED 64 /* bytes of UDP payload that take part in the fingerprint */
+
+struct packet {
+	u64 fingerprint;
+	u64 key;
+	u64 received; /* when the host received it, ns of the trace's clock; 0: not at that point */
+	u32 len;      /* of the frame */
+	u8 role;
+	u8 proto;
+	bool to_guest;
+	u16 payload_len; /* UDP, of the linear part */
+	const unsigned char *payload;
+};
+
+struct address {
+	u32 word[4];
+};
+
+struct endpoints {
+	struct address src, dst;
+	u16 sport, dport;
+	u8 version, proto;
+};
+
+/* The smaller of two, in a form that the compiler does not transform, so that the verifier sees the bound. */
+static __always_inline u64 at_most(u64 n, u64 most)
+{
+	barrier_var(n);
+	if (n > most)
+		n = most;
+	barrier_var(n);
+	return n;
+}
+
+/*
+ * What is hashed of a packet: words of 32 bits in pairs, each word at its own offset. Every field in which
+ * two packets may differ has an offset of its own, so different packets have different words.
+ */
+enum hash_offset {
+	OFFSET_ENDS,	  /* IPv4: two addresses; IPv6: two of four words */
+	OFFSET_WHAT = 8,  /* IP version, protocol and length; ports, or ICMP's id and sequence */
+	OFFSET_ID = 10,	  /* IPv4: id, place of the fragment; IPv6: flow label; TCP: flags; ICMP: the rest */
+	OFFSET_BODY = 12, /* UDP: payload; TCP: sequence, acknowledgement */
+};
+
+/* The two halves of a hash, before the last step. */
+struct sums {
+	u64 a, b;
+};
+
+/*
+ * Adds two words to a hash: the secret of its offset is added to each word, and the two are multiplied
+ * ("pair-multiply-shift", Thorup, High Speed Hashing for Integers and Strings, 2015, section 3.5). For any
+ * two different packets the upper 32 bits of one sum are equal for one in 2^32 choices of the secrets, and
+ * those of both sums for one in 2^64: nobody can construct packets that collide more often.
+ */
+static __always_inline void add_pair(struct sums *s, int offset, u32 even, u32 odd)
+{
+	s->a += (settings.secret[0][offset] + odd) * (settings.secret[0][offset + 1] + even);
+	s->b += (settings.secret[1][offset] + odd) * (settings.secret[1][offset + 1] + even);
+	/* without this the compiler keeps more sums than there are registers */
+	barrier_var(s->a);
+	barrier_var(s->b);
+}
+
+static __always_inline u64 hash_of(const struct sums *s)
+{
+	return (s->a >> 32 << 32) | s->b >> 32;
+}
+
+static __always_inline void add_ends(struct sums *s, u8 version, const struct address *first,
+				     const struct address *last)
+{
+	if (version == 4) {
+		add_pair(s, OFFSET_ENDS, first->word[0], last->word[0]);
+		return;
+	}
+	add_pair(s, OFFSET_ENDS, first->word[0], first->word[1]);
+	add_pair(s, OFFSET_ENDS + 2, first->word[2], first->word[3]);
+	add_pair(s, OFFSET_ENDS + 4, last->word[0], last->word[1]);
+	add_pair(s, OFFSET_ENDS + 6, last->word[2], last->word[3]);
+}
+
+/* Whether the source sorts before the destination; this makes the key of a response that of its request. */
+static __always_inline bool src_is_less(const struct endpoints *e)
+{
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		if (e->src.word[i] != e->dst.word[i])
+			return e->src.word[i] < e->dst.word[i];
+	}
+	return e->sport < e->dport;
+}
+
+/* Hash of what a request and its response have in common: both ends, what, id, and the body's part. */
+static __always_inline u64 match_key(const struct endpoints *e, u32 what, u32 id, struct sums s)
+{
+	u32 ports;
+
+	if (src_is_less(e)) {
+		add_ends(&s, e->version, &e->src, &e->dst);
+		ports = (u32)e->sport << 16 | e->dport;
+	} else {
+		add_ends(&s, e->version, &e->dst, &e->src);
+		ports = (u32)e->dport << 16 | e->sport;
+	}
+	add_pair(&s, OFFSET_WHAT, what, ports);
+	add_pair(&s, OFFSET_ID, id, 0);
+	return hash_of(&s);
+}
+
+static __always_inline bool in_net(const volatile struct filter_net *n, const struct address *a)
+{
+	return (a->word[0] & n->mask[0]) == n->addr[0] && (a->word[1] & n->mask[1]) == n->addr[1] &&
+	       (a->word[2] & n->mask[2]) == n->addr[2] && (a->word[3] & n->mask[3]) == n->addr[3];
+}
+
+/* The operator's filter. "src" is the requester, whatever the direction of the packet. */
+static __always_inline bool passes(const struct endpoints *e, bool to_guest)
+{
+	int i;
+
+	if (settings.version && settings.version != e->version)
+		return false;
+	if (settings.proto && settings.proto != e->proto &&
+	    !(settings.proto == PROTO_ICMP && e->proto == PROTO_ICMPV6))
+		return false;
+	for (i = 0; i < MAX_NETS; i++) {
+		const volatile struct filter_net *n = &settings.net[i];
+		bool src, dst;
+
+		if (i >= settings.nets)
+			break;
+		if (n->version != e->version)
+			return false;
+		src = in_net(n, to_guest ? &e->src : &e->dst);
+		dst = in_net(n, to_guest ? &e->dst : &e->src);
+		if (n->end == END_SRC ? !src : n->end == END_DST ? !dst : !(src || dst))
+			return false;
+	}
+	for (i = 0; i < MAX_PORTS; i++) {
+		const volatile struct filter_port *p = &settings.port[i];
+		bool src, dst;
+
+		if (i >= settings.ports)
+			break;
+		src = p->port == (to_guest ? e->sport : e->dport);
+		dst = p->port == (to_guest ? e->dport : e->sport);
+		if (p->end == END_SRC ? !src : p->end == END_DST ? !dst : !(src || dst))
+			return false;
+	}
+	return true;
+}
+
+/* The link layer's header. */
+struct ethernet {
+	u8 dst[6], src[6];
+	__be16 proto;
+};
+
+/* Reads the header at l2 of a packet whose linear part ends at end; counts a packet that has none. */
+static __always_inline bool read_ethernet(const unsigned char *l2, const unsigned char *end,
+					  struct ethernet *eth)
+{
+	if (l2 + ETH_HLEN > end || bpf_probe_read_kernel(eth, ETH_HLEN, l2)) {
+		count(COUNT_UNIDENTIFIED);
+		return false;
+	}
+	return true;
+}
+
+/*
+ * Identifies a packet that starts at l2 with the header eth, and whose linear part ends at end.
+ *
+ * The fingerprint covers what neither forwarding nor checksum offload changes: addresses, protocol,
+ * ports, IP id or flow label, length, and for UDP the first 64 bytes of payload, for TCP sequence,
+ * acknowledgement and flags, for ICMP the message's header. The UDP checksum is left out: a guest that
+ * offloads it sends the sum of the pseudo-header, which is equal for all its packets of one length, and the
+ * host may complete it on the way. The payload takes its place, because UDP senders commonly leave the IP id
+ * 0 (ip_select_ident with DF set). The traffic class (DSCP, ECN) is left out too: queues and policers mark
+ * packets on the way.
+ *
+ * Returns false for packets that do not pass the filter, or that cannot be identified (these are counted).
+ */
+static __always_inline bool identify(const struct ethernet *eth, const unsigned char *l2,
+				     const unsigned char *end, bool to_guest, struct packet *p)
+{
+	const unsigned char *at = l2 + ETH_HLEN;
+	struct endpoints e = {};
+	struct sums sums = {};
+	u32 id, ports = 0, l4 = 0;
+	u16 ether, len;
+	int i;
+
+	if (!(settings.directions & (to_guest ? DIR_IN : DIR_OUT)))
+		return false;
+
+	ether = bpf_ntohs(eth->proto);
+	for (i = 0; i < 2 && (ether == ETH_P_8021Q || ether == ETH_P_8021AD); i++) {
+		__be16 inner;
+
+		if (at + 4 > end || bpf_probe_read_kernel(&inner, 2, at + 2))
+			goto unidentified;
+		ether = bpf_ntohs(inner);
+		at += 4;
+	}
+
+	if (ether == ETH_P_IP) {
+		struct {
+			u8 ihl_version, tos;
+			__be16 tot_len, id, frag;
+			u8 ttl, proto;
+			__be16 check;
+			u32 src, dst;
+		} ip;
+		u32 ihl;
+
+		if (at + sizeof(ip) > end || bpf_probe_read_kernel(&ip, sizeof(ip), at))
+			goto unidentified;
+		ihl = (ip.ihl_version & 15) * 4;
+		if (ip.ihl_version >> 4 != 4 || ihl < sizeof(ip))
+			goto unidentified;
+		e.version = 4;
+		e.proto = ip.proto;
+		e.src.word[0] = ip.src;
+		e.dst.word[0] = ip.dst;
+		len = bpf_ntohs(ip.tot_len);
+		id = (u32)ip.id << 16 | (ip.frag & bpf_htons(0x1fff));
+		at += ihl;
+		if (ip.frag & bpf_htons(0x1fff)) { /* a later fragment has no ports */
+			if (settings.ports || !passes(&e, to_guest))
+				return false;
+			goto identified;
+		}
+	} else if (ether == ETH_P_IPV6) {
+		struct {
+			__be32 flow;
+			__be16 len;
+			u8 next, hops;
+			struct address src, dst;
+		} ip;
+
+		if (at + sizeof(ip) > end || bpf_probe_read_kernel(&ip, sizeof(ip), at))
+			goto unidentified;
+		e.version = 6;
+		e.proto = ip.next;
+		e.src = ip.src;
+		e.dst = ip.dst;
+		len = bpf_ntohs(ip.len);
+		id = ip.flow & bpf_htonl(0x000fffff); /* the flow label, not the traffic class */
+		at += sizeof(ip);
+	} else {
+		return false; /* ARP and others are part of no request */
+	}
+
+	if (e.proto == PROTO_UDP) {
+		struct {
+			__be16 sport, dport, len, check;
+		} udp;
+		u32 payload[PAYLOAD_HASHED / 4] = {};
+		u64 n;
+
+		if (at + sizeof(udp) > end || bpf_probe_read_kernel(&udp, sizeof(udp), at))
+			goto unidentified;
+		e.sport = bpf_ntohs(udp.sport);
+		e.dport = bpf_ntohs(udp.dport);
+		if (!passes(&e, to_guest))
+			return false;
+		at += sizeof(udp);
+		/* the frame may be padded, and the datagram may be longer than the linear part */
+		n = bpf_ntohs(udp.len);
+		n = at_most(n > sizeof(udp) ? n - sizeof(udp) : 0, at < end ? end - at : 0);
+		p->payload = at;
+		p->payload_len = n;
+		n = at_most(n, PAYLOAD_HASHED);
+		if (n && bpf_probe_read_kernel(payload, n, at))
+			goto unidentified;
+#pragma unroll
+		for (i = 0; i < PAYLOAD_HASHED / 4; i += 2)
+			add_pair(&sums, OFFSET_BODY + i, payload[i], payload[i + 1]);
+		ports = (u32)e.sport << 16 | e.dport;
+		if (settings.matching == MATCH_ECHO) {
+			p->key = match_key(&e, (u32)PROTO_UDP << 16 | udp.len, 0, sums);
+			p->role = ROLE_EITHER;
+		}
+	} else if (e.proto == PROTO_TCP) {
+		struct {
+			__be16 sport, dport;
+			__be32 seq, ack;
+			__be16 flags;
+		} tcp;
+
+		if (at + 14 > end || bpf_probe_read_kernel(&tcp, 14, at))
+			goto unidentified;
+		e.sport = bpf_ntohs(tcp.sport);
+		e.dport = bpf_ntohs(tcp.dport);
+		if (!passes(&e, to_guest))
+			return false;
+		ports = (u32)e.sport << 16 | e.dport;
+		l4 = tcp.flags;
+		add_pair(&sums, OFFSET_BODY, tcp.seq, tcp.ack);
+	} else if (e.proto == PROTO_ICMP || e.proto == PROTO_ICMPV6) {
+		struct {
+			u8 type, code;
+			__be16 check, id, seq;
+		} icmp;
+		bool request, reply;
+
+		if (!passes(&e, to_guest))
+			return false;
+		if (at + sizeof(icmp) > end || bpf_probe_read_kernel(&icmp, sizeof(icmp), at))
+			goto unidentified;
+		l4 = (u32)icmp.type << 24 | (u32)icmp.code << 16 | icmp.check;
+		ports = (u32)icmp.id << 16 | icmp.seq;
+		request = e.proto == PROTO_ICMP ? icmp.type == 8 : icmp.type == 128;
+		reply = e.proto == PROTO_ICMP ? icmp.type == 0 : icmp.type == 129;
+		if (settings.matching == MATCH_ECHO && (request || reply)) {
+			p->key = match_key(&e, (u32)PROTO_ICMP << 16, ports, sums);
+			p->role = request ? ROLE_REQUEST : ROLE_FINAL;
+		}
+	} else {
+		if (settings.ports || !passes(&e, to_guest))
+			return false;
+	}
+identified:
+	add_ends(&sums, e.version, &e.src, &e.dst);
+	add_pair(&sums, OFFSET_WHAT, (u32)e.version << 28 | (u32)e.proto << 16 | len, ports);
+	add_pair(&sums, OFFSET_ID, id, l4);
+	p->fingerprint = hash_of(&sums);
+	if (!p->fingerprint)
+		p->fingerprint = 1;
+	p->proto = e.proto;
+	p->to_guest = to_guest;
+	return true;
+unidentified:
+	count(COUNT_UNIDENTIFIED);
+	return false;
+}
+
+#endif

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * guest_trace: follows packets through a guest: from its NIC's interrupt to the application that reads them,
+ * and from the application that sends to the NIC's driver.
+ *
+ * Every probe writes one record into a ring buffer. A packet is recognised from record to record, and on the
+ * host, by its print: the fingerprint that packet_hash.bpf.h computes, with a secret that the host gives to
+ * this guest alone. Nothing else of a packet leaves the kernel.
+ *
+ *   irq_handler_entry, __napi_schedule      the NIC's interrupt            \
+ *   netif_receive_skb                       received from the driver       / RECEIVED
+ *   __udp_enqueue_schedule_skb              put on a socket's queue          QUEUED
+ *   sched_waking, sched_switch              a thread is woken, gets a CPU  \
+ *   skb_consume_udp                         taken by the application       / READ
+ *   inet_sendmsg, inet6_sendmsg             a thread sends                 \
+ *   net_dev_queue                           queued to a device             / SENT
+ *   net_dev_start_xmit                      given to the driver              HANDED
+ *   softirq_entry, softirq_exit             whether a thread sends, or a softirq
+ *   sched_process_fork                      who created a thread             THREAD
+ *
+ * A datagram keeps its address (struct sk_buff) from the moment when it is put on a socket's queue until it
+ * is taken off. So its print is kept by that address in between; whatever datagram gets the address next
+ * passes
+ * __udp_enqueue_schedule_skb first, which replaces or removes the print. Before, the address is no sign: a
+ * packet socket (tcpdump) makes the stack go on with a copy. There the print is computed again.
+ *
+ * A TCP segment is merged with others in its socket's queue, and ICMP echoes are answered without a socket:
+ * for both there are RECEIVED, SENT and HANDED only.
+ *
+ * The scheduler's probes look at every thread that is woken or gets a CPU. They read one byte for those that
+ * never read a packet, nor were woken by one.
+ *
+ * Assumptions: the parts of the network stack that are probed run with softirqs disabled, and one at a time
+ * on each CPU (not PREEMPT_RT, where points may be missing); x86-64. Programs whose target a kernel lacks are
+ * left out by the Rust half.
+ *
+ * Needs Linux 5.15. To look at it by hand:
+ *   bpftool prog load guest_trace.bpf.o /sys/fs/bpf/t autoattach; bpftool map dump name counters
+ */
+#include "kernel.h"
+#include "intf.h"
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_tracing.h>
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+const volatile struct settings settings;
+const volatile struct guest_symbols symbols;
+
+#include "maps.bpf.h"
+#include "common/packet_hash.bpf.h"
+#include "skb.bpf.h"
+#include "threads.bpf.h"
+
+/* ---- records ---- */
+
+static __always_inline void fill_head(struct guest_head *h, u64 now, u8 type, u64 print)
+{
+	h->ts = now;
+	h->print = print;
+	h->cpu = bpf_get_smp_processor_id();
+	h->type = type;
+	__builtin_memset(h->pad, 0, sizeof(h->pad));
+}
+
+/* Says who a thread is, the first time that it is in a record. It is the current one. */
+static __always_inline void introduce(u32 tid, struct thread *t)
+{
+	struct guest_thread *r;
+	struct birth *b;
+
+	if (!t || t->introduced)
+		return;
+	r = reserve(sizeof(*r));
+	if (!r)
+		return;
+	fill_head(&r->head, bpf_ktime_get_ns(), GUEST_THREAD, 0);
+	b = bpf_map_lookup_elem(&births, &tid);
+	r->started = b ? b->at : 0;
+	r->parent = b ? b->parent : 0;
+	r->tid = tid;
+	r->process = bpf_get_current_pid_tgid() >> 32;
+	r->pad = 0;
+	bpf_get_current_comm(r->comm, sizeof(r->comm));
+	submit(r);
+	t->introduced = 1;
+}
+
+/* ---- towards the application ---- */
+
+SEC("tp_btf/irq_handler_entry")
+int BPF_PROG(on_irq_entry)
+{
+	struct cpu *c = this_cpu();
+
+	if (c)
+		c->irq = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("tp_btf/irq_handler_exit")
+int BPF_PROG(on_irq_exit)
+{
+	struct cpu *c = this_cpu();
+
+	if (c)
+		c->irq = 0;
+	return 0;
+}
+
+/* Only on kernels that do not show their preemption count. */
+SEC("tp_btf/softirq_entry")
+int BPF_PROG(on_softirq_entry)
+{
+	struct cpu *c = this_cpu();
+
+	if (c)
+		c->softirq = 1;
+	return 0;
+}
+
+SEC("tp_btf/softirq_exit")
+int BPF_PROG(on_softirq_exit)
+{
+	struct cpu *c = this_cpu();
+
+	if (c)
+		c->softirq = 0;
+	return 0;
+}
+
+/* The driver wants to be polled: in its interrupt, or once more after it has been polled. */
+static __always_inline int scheduled(struct napi_struct *napi)
+{
+	struct cpu *c = this_cpu();
+	struct interrupt i = {.cpu = bpf_get_smp_processor_id()};
+	u32 id = napi->napi_id;
+
+	if (!c || !id)
+		return 0;
+	i.at = c->irq;
+	bpf_map_update_elem(&interrupts, &id, &i, BPF_ANY);
+	return 0;
+}
+
+SEC("tp_btf/netif_receive_skb")
+int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
+{
+	u64 now = bpf_ktime_get_ns();
+	struct guest_received *r;
+	struct packet p = {};
+	struct interrupt *i;
+	u32 id = skb->napi_id;
+
+	if (!of_a_wire(skb) || !identify_skb(skb, true, true, &p))
+		return 0;
+	r = reserve(sizeof(*r));
+	if (!r)
+		return 0;
+	fill_head(&r->head, now, GUEST_RECEIVED, p.fingerprint);
+	/* on another CPU the packet was steered (RPS): the driver may have been interrupted again meanwhile
+	 */
+	i = bpf_map_lookup_elem(&interrupts, &id);
+	r->interrupted = i && i->cpu == bpf_get_smp_processor_id() ? i->at : 0;
+	submit(r);
+	return 0;
+}
+
+/* A datagram is about to be put on a socket's queue. */
+static __always_inline int enqueue(struct sock *sk, struct sk_buff *skb)
+{
+	struct udp_sock *udp = (struct udp_sock *)sk;
+	u64 address = (u64)skb;
+	struct queued q = {};
+	struct packet p = {};
+	struct cpu *c;
+
+	if (!of_a_wire(skb) || !identify_skb(skb, true, true, &p)) {
+		bpf_map_delete_elem(&queued, &address);
+		return 0;
+	}
+	c = this_cpu();
+	if (!c)
+		return 0;
+	q.at = bpf_ktime_get_ns();
+	q.print = p.fingerprint;
+	c->backlog = sk->sk_receive_queue.qlen + BPF_CORE_READ(udp, reader_queue.qlen);
+	c->queued = q;
+	/* before the packet is in the queue, as then it may be read at once on another CPU */
+	bpf_map_update_elem(&queued, &address, &q, BPF_ANY);
+	c->enqueues = address;
+	return 0;
+}
+
+/* It is on the queue, or has been dropped. */
+static __always_inline int enqueued(u64 address, int error)
+{
+	struct cpu *c = this_cpu();
+	struct guest_queued *r;
+
+	if (!c || c->enqueues != address)
+		return 0;
+	c->enqueues = 0;
+	if (error) { /* dropped: the queue is full */
+		bpf_map_delete_elem(&queued, &address);
+		return 0;
+	}
+	r = reserve(sizeof(*r));
+	if (!r)
+		return 0;
+	fill_head(&r->head, c->queued.at, GUEST_QUEUED, c->queued.print);
+	r->backlog = c->backlog;
+	r->pad = 0;
+	submit(r);
+	return 0;
+}
+
+/* The current thread has taken a datagram off a socket's queue, and copied it. */
+static __always_inline int consume(u64 address, int len)
+{
+	u64 now;
+	struct guest_read *r;
+	struct queued *found, q;
+	struct thread *t;
+	u32 tid;
+
+	if (len < 0) /* it was only looked at (MSG_PEEK), and stays in the queue */
+		return 0;
+	found = bpf_map_lookup_elem(&queued, &address);
+	if (!found)
+		return 0;
+	now = bpf_ktime_get_ns();
+	q = *found;
+	bpf_map_delete_elem(&queued, &address);
+	tid = current_tid();
+	mark(tid);
+	t = thread_of(tid);
+	introduce(tid, t);
+	r = reserve(sizeof(*r));
+	if (!r)
+		return 0;
+	fill_head(&r->head, now, GUEST_READ, q.print);
+	r->tid = tid;
+	if (t && t->woken >= q.at && t->running >= t->woken) {
+		r->woken = t->woken;
+		r->running = t->running;
+		r->woken_by = t->woken_by;
+	} else { /* awake when the packet came */
+		r->woken = 0;
+		r->running = 0;
+		r->woken_by = 0;
+	}
+	submit(r);
+	return 0;
+}
+
+/* ---- from the application ---- */
+
+static __always_inline bool may_follow(struct socket *sock)
+{
+	u16 protocol;
+
+	if (!(settings.directions & DIR_OUT))
+		return false;
+	if (!settings.proto)
+		return true;
+	protocol = sock->sk->sk_protocol;
+	return protocol == settings.proto || (settings.proto == PROTO_ICMP && protocol == PROTO_ICMPV6);
+}
+
+/* The current thread begins to send. */
+static __always_inline int sends(void)
+{
+	struct thread *t = thread_of(current_tid());
+
+	if (t)
+		t->began = bpf_ktime_get_ns();
+	return 0;
+}
+
+static __always_inline int has_sent(void)
+{
+	u32 tid = current_tid();
+	struct thread *t = bpf_map_lookup_elem(&threads, &tid);
+
+	if (t)
+		t->began = 0;
+	return 0;
+}
+
+SEC("tp_btf/net_dev_queue")
+int BPF_PROG(on_dev_queue, struct sk_buff *skb)
+{
+	struct thread *t = NULL;
+	struct guest_sent *r;
+	struct packet p = {};
+	u32 tid = 0;
+
+	if (!of_a_wire(skb) || !identify_skb(skb, false, false, &p))
+		return 0;
+	if (thread_sends()) {
+		tid = current_tid();
+		t = thread_of(tid);
+		introduce(tid, t);
+	}
+	r = reserve(sizeof(*r));
+	if (!r)
+		return 0;
+	fill_head(&r->head, bpf_ktime_get_ns(), GUEST_SENT, p.fingerprint);
+	r->began = t ? t->began : 0;
+	r->tid = tid;
+	r->pad = 0;
+	submit(r);
+	return 0;
+}
+
+SEC("tp_btf/net_dev_start_xmit")
+int BPF_PROG(on_dev_xmit, struct sk_buff *skb)
+{
+	struct guest_head *r;
+	struct packet p = {};
+
+	if (!of_a_wire(skb) || !identify_skb(skb, false, false, &p))
+		return 0;
+	r = reserve(sizeof(*r));
+	if (!r)
+		return 0;
+	fill_head(r, bpf_ktime_get_ns(), GUEST_HANDED, p.fingerprint);
+	submit(r);
+	return 0;
+}
+
+/* ---- threads ---- */
+
+SEC("tp_btf/sched_waking")
+int BPF_PROG(on_waking, struct task_struct *p)
+{
+	woken(p->pid);
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	got_cpu(next->pid);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
+{
+	struct birth b = {.at = bpf_ktime_get_ns(), .parent = parent->pid};
+	u32 tid = child->pid;
+
+	/* what is known of a former thread with this id */
+	bpf_map_delete_elem(&threads, &tid);
+	bpf_map_update_elem(&births, &tid, &b, BPF_ANY);
+	return 0;
+}
+
+/* ---- functions ---- */
+
+#ifndef NO_FUNCTIONS /* see stand_in.bpf.c */
+
+SEC("fentry/__napi_schedule")
+int BPF_PROG(on_napi_schedule, struct napi_struct *napi)
+{
+	return scheduled(napi);
+}
+
+SEC("fentry/__napi_schedule_irqoff")
+int BPF_PROG(on_napi_schedule_irqoff, struct napi_struct *napi)
+{
+	return scheduled(napi);
+}
+
+SEC("fentry/__udp_enqueue_schedule_skb")
+int BPF_PROG(on_enqueue, struct sock *sk, struct sk_buff *skb)
+{
+	return enqueue(sk, skb);
+}
+
+SEC("fexit/__udp_enqueue_schedule_skb")
+int BPF_PROG(on_enqueued, struct sock *sk, struct sk_buff *skb, int error)
+{
+	return enqueued((u64)skb, error);
+}
+
+SEC("fentry/skb_consume_udp")
+int BPF_PROG(on_consume, struct sock *sk, struct sk_buff *skb, int len)
+{
+	return consume((u64)skb, len);
+}
+
+SEC("fentry/inet_sendmsg")
+int BPF_PROG(on_sendmsg, struct socket *sock)
+{
+	return may_follow(sock) ? sends() : 0;
+}
+
+SEC("fexit/inet_sendmsg")
+int BPF_PROG(on_sendmsg_done, struct socket *sock)
+{
+	return may_follow(sock) ? has_sent() : 0;
+}
+
+SEC("fentry/inet6_sendmsg")
+int BPF_PROG(on_sendmsg6, struct socket *sock)
+{
+	return may_follow(sock) ? sends() : 0;
+}
+
+SEC("fexit/inet6_sendmsg")
+int BPF_PROG(on_sendmsg6_done, struct socket *sock)
+{
+	return may_follow(sock) ? has_sent() : 0;
+}
+
+#endif

@@ -1,0 +1,216 @@
+//! Which of the programs the running kernel can have, and what is not seen without the others.
+//!
+//! A program's section names its target (`fentry/skb_consume_udp`, `tp_btf/net_dev_queue`). The kernel's BTF says whether
+//! the target exists. Whether functions can be probed depends on more (how the kernel was built, the hypervisor, the
+//! function itself), so each program on a function is tried: loaded, attached, and removed at once.
+use super::symbols::Symbols;
+use super::{OBJECT, open, settings, types};
+use crate::Error;
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::{Func, Typedef};
+use serde::Serialize;
+use std::path::Path;
+use teiji_model::flow::Watch;
+use teiji_model::guest::{Missing, SECRET_WORDS, Secret};
+
+/// Targets, what is not seen without each, and whether requests cannot be followed without it.
+const TARGETS: &[(&str, &str, bool)] = &[
+    ("netif_receive_skb", "packets are not seen when the guest receives them", true),
+    ("__udp_enqueue_schedule_skb", "packets are not seen when they are put on a socket's queue", true),
+    ("skb_consume_udp", "packets are not seen when the application reads them", true),
+    ("net_dev_queue", "packets are not seen when the application sends them", true),
+    ("net_dev_start_xmit", "packets are not seen when they are given to the driver", true),
+    ("sched_waking", "when a thread is woken for a packet is not seen", false),
+    ("sched_switch", "when a thread that was woken gets a CPU is not seen", false),
+    ("sched_process_fork", "which threads were created for a request is not seen", false),
+    ("irq_handler_entry", "the NIC's interrupt is not seen", false),
+    ("irq_handler_exit", "the NIC's interrupt is not seen", false),
+    ("__napi_schedule", "the NIC's interrupt is not seen", false),
+    ("__napi_schedule_irqoff", "the interrupt of some NICs is not seen", false),
+    ("softirq_entry", "which thread sent a packet is not known", false),
+    ("softirq_exit", "which thread sent a packet is not known", false),
+    ("inet_sendmsg", "when a thread began to send is not seen (IPv4)", false),
+    ("inet6_sendmsg", "when a thread began to send is not seen (IPv6)", false),
+];
+
+/// A function, tracepoint or symbol that is used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Hook {
+    /// Its name.
+    pub name: String,
+    /// `fentry`, `fexit` or `tp_btf` for programs, `symbol` for data.
+    pub kind: String,
+    /// The program; empty for data.
+    #[serde(skip)]
+    program: String,
+    /// Whether it can be used.
+    pub present: bool,
+    /// If not: why.
+    pub reason: String,
+    /// Whether requests cannot be followed without it.
+    pub essential: bool,
+    /// What is not seen without it.
+    pub without: String,
+}
+
+/// What the running kernel offers.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    hooks: Vec<Hook>,
+    symbols: types::guest_symbols,
+    object: &'static [u8],
+}
+
+impl Kernel {
+    /// Looks for the targets of all programs, and tries those that may not work. `symbols` are read before, as that may need
+    /// more privileges.
+    ///
+    /// # Errors
+    /// [`Error::NoBtf`], [`Error::NotPermitted`], [`Error::Kernel`].
+    pub fn look(symbols: &Symbols) -> Result<Kernel, Error> {
+        Kernel::look_for(OBJECT, symbols)
+    }
+
+    /// The same for other programs, which tests have.
+    #[doc(hidden)]
+    pub fn look_for(object: &'static [u8], symbols: &Symbols) -> Result<Kernel, Error> {
+        if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+            return Err(Error::NoBtf);
+        }
+        let btf = Btf::from_vmlinux().map_err(|e| Error::kernel("read the kernel's BTF", &e))?;
+        let mut hooks: Vec<Hook> = open(object)?
+            .progs()
+            .filter_map(|p| hook(&p.name().to_string_lossy(), &p.section().to_string_lossy(), &btf))
+            .collect();
+        if symbols.preemption() {
+            hooks.retain(|h| !h.name.starts_with("softirq_"));
+        }
+        for hook in hooks.iter_mut().filter(|h| h.present && h.kind != "tp_btf") {
+            match attaches(object, symbols.addresses(), &hook.program) {
+                Ok(()) => {}
+                Err(Error::Kernel { reason, .. }) => {
+                    hook.present = false;
+                    hook.reason = format!("there, but this kernel does not let it be probed: {reason}");
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        hooks.extend(symbols.hooks());
+        Ok(Kernel { hooks, symbols: symbols.addresses(), object })
+    }
+
+    /// Everything that is used, and whether it is present.
+    pub fn hooks(&self) -> &[Hook] {
+        &self.hooks
+    }
+
+    /// Whether requests can be followed from the NIC to the application and back.
+    pub fn can_follow(&self) -> bool {
+        self.hooks.iter().all(|h| h.present || !h.essential)
+    }
+
+    /// What is lacking, for the host; each name once.
+    pub fn missing(&self) -> Vec<Missing> {
+        let mut all: Vec<Missing> = Vec::new();
+        for hook in self.hooks.iter().filter(|h| !h.present) {
+            if !all.iter().any(|m| m.hook == hook.name) {
+                all.push(Missing { hook: hook.name.clone(), without: hook.without.clone() });
+            }
+        }
+        all
+    }
+
+    /// Whether the kernel can have a program: all programs of its target, as some make no sense alone.
+    pub(super) fn can_have(&self, program: &str) -> bool {
+        self.hooks
+            .iter()
+            .find(|h| h.program == program)
+            .is_some_and(|own| self.hooks.iter().all(|h| h.name != own.name || h.present))
+    }
+
+    pub(super) fn object(&self) -> &'static [u8] {
+        self.object
+    }
+
+    pub(super) fn symbols(&self) -> types::guest_symbols {
+        self.symbols
+    }
+
+    /// The same kernel as if it lacked a target. For tests of what then happens.
+    #[doc(hidden)]
+    pub fn without(mut self, name: &str) -> Kernel {
+        self.hooks.iter_mut().filter(|h| h.name == name).for_each(|h| h.present = false);
+        self
+    }
+}
+
+fn hook(program: &str, section: &str, btf: &Btf<'_>) -> Option<Hook> {
+    let (kind, target) = section.split_once('/')?;
+    let present = match kind {
+        "tp_btf" => btf.type_by_name::<Typedef<'_>>(&format!("btf_trace_{target}")).is_some(),
+        _ => btf.type_by_name::<Func<'_>>(target).is_some(),
+    };
+    let what = if kind == "tp_btf" { "tracepoint" } else { "function" };
+    let row = TARGETS.iter().find(|(name, _, _)| *name == target);
+    let &(_, without, essential) = row.unwrap_or(&("", "a test's probe", false));
+    Some(Hook {
+        name: target.to_owned(),
+        kind: kind.to_owned(),
+        program: program.to_owned(),
+        present,
+        reason: if present { String::new() } else { format!("no such {what}") },
+        essential,
+        without: without.to_owned(),
+    })
+}
+
+/// Loads and attaches one program, and removes it.
+fn attaches(object: &[u8], symbols: types::guest_symbols, wanted: &str) -> Result<(), Error> {
+    let mut object = open(object)?;
+    for mut program in object.progs_mut() {
+        let wanted = program.name() == wanted;
+        program.set_autoload(wanted);
+    }
+    // With settings that make the verifier process all of the code.
+    settings::fill(&mut object, symbols, &Secret([[1; SECRET_WORDS]; 2]), &Watch::default())?;
+    let object = object.load().map_err(|e| Error::kernel(format!("load {wanted}"), &e))?;
+    for program in object.progs_mut().filter(|p| p.autoload()) {
+        drop(program.attach().map_err(|e| Error::kernel(format!("attach {wanted}"), &e))?);
+    }
+    Ok(())
+}
+
+impl Hook {
+    /// Data of the kernel.
+    pub(super) fn symbol(name: &str, present: bool, reason: &str, without: &str) -> Hook {
+        Hook {
+            name: name.to_owned(),
+            kind: "symbol".to_owned(),
+            program: String::new(),
+            present,
+            reason: if present { String::new() } else { reason.to_owned() },
+            essential: false,
+            without: without.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_program_has_a_row_that_says_what_is_not_seen_without_it() {
+        let object = open(OBJECT).unwrap();
+        let targets: Vec<String> = object
+            .progs()
+            .map(|p| p.section().to_string_lossy().split_once('/').unwrap().1.to_owned())
+            .collect();
+        for target in &targets {
+            assert!(TARGETS.iter().any(|(name, _, _)| name == target), "{target}");
+        }
+        for (name, _, _) in TARGETS {
+            assert!(targets.iter().any(|t| t == name), "no program at {name}");
+        }
+    }
+}

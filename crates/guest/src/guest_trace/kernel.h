@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The few kernel types that guest_trace reads, reduced to the members that it needs. libbpf relocates every
+ * access to the running kernel's layout (CO-RE), so the order and offsets here mean nothing and no vmlinux.h
+ * is needed to build.
+ */
+#ifndef TEIJI_GUEST_KERNEL_H
+#define TEIJI_GUEST_KERNEL_H
+
+#include <linux/types.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef __u8 u8;
+typedef __u16 u16;
+typedef __u32 u32;
+typedef __u64 u64;
+typedef __s64 s64;
+
+#define IFF_LOOPBACK 8
+#define PAGE_SHIFT 12
+
+/*
+ * A part of a packet that is not in its linear part. It is a bio_vec until Linux 6.8 and a skb_frag with
+ * other names since then, of the same layout. The lowest bit of page is set if there is no page.
+ */
+struct frag {
+	u64 page;
+	u32 len;
+	u32 offset;
+};
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct net_device {
+	unsigned int flags;
+};
+
+struct sk_buff {
+	struct net_device *dev;
+	unsigned int len;
+	unsigned int data_len;
+	u16 mac_header;
+	unsigned int end; /* from head: struct skb_shared_info */
+	unsigned int napi_id;
+	unsigned char *head;
+	unsigned char *data;
+};
+
+struct skb_shared_info {
+	u8 nr_frags;
+	struct frag frags[1];
+};
+
+struct page {
+	unsigned long flags;
+};
+
+struct sk_buff_head {
+	struct sk_buff *prev;
+	u32 qlen;
+};
+
+struct sock {
+	u16 sk_protocol;
+	struct sk_buff_head sk_receive_queue;
+};
+
+struct udp_sock {
+	struct sk_buff_head reader_queue;
+};
+
+struct socket {
+	struct sock *sk;
+};
+
+struct napi_struct {
+	unsigned int napi_id;
+};
+
+struct task_struct {
+	int pid;
+	int tgid;
+};
+
+/* Contains the preemption count in Linux 6.2 to 6.14. */
+struct pcpu_hot {
+	int preempt_count;
+};
+
+#pragma clang attribute pop
+
+#endif

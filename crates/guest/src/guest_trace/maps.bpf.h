@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What guest_trace keeps: the ring buffer of records, and its maps. All are bounded; the maps of packets and
+ * threads replace the entry that was used least recently.
+ */
+#ifndef TEIJI_GUEST_MAPS_BPF_H
+#define TEIJI_GUEST_MAPS_BPF_H
+
+/* Names the record types in the object's BTF so that the Rust half can be generated. */
+struct {
+	struct guest_received received;
+	struct guest_queued queued;
+	struct guest_read read;
+	struct guest_sent sent;
+	struct guest_thread thread;
+	enum guest_record_type record_type;
+	enum end end;
+	enum direction direction;
+	enum matching matching;
+	enum counter counter;
+} layouts SEC(".data.layouts");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 21); /* bytes */
+} records SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNTERS);
+	__type(key, u32);
+	__type(value, u64);
+} counters SEC(".maps");
+
+/* A packet in a socket's queue. */
+struct queued {
+	u64 print;
+	u64 at; /* when it came there */
+};
+
+/* By the address of the skb. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u64);
+	__type(value, struct queued);
+} queued SEC(".maps");
+
+struct cpu {
+	u64 irq;	      /* when the interrupt came that is being handled; 0: none is */
+	u64 enqueues;	      /* address of the packet that is being put on a socket's queue; 0: none is */
+	struct queued queued; /* the same packet */
+	u32 backlog;	      /* packets that are in the queue */
+	u32 softirq;	      /* one is being handled */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct cpu);
+} cpus SEC(".maps");
+
+/* The last time that a driver asked to be polled. */
+struct interrupt {
+	u64 at; /* when the interrupt came in which it asked; 0: it asked while it was polled */
+	u32 cpu;
+	u32 pad;
+};
+
+/* By the id of the NAPI instance. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, u32);
+	__type(value, struct interrupt);
+} interrupts SEC(".maps");
+
+struct thread {
+	u64 woken;   /* when it was last woken */
+	u64 running; /* when it first got a CPU after that */
+	u64 began;   /* when it began to send; 0: it does not */
+	u32 woken_by;
+	u32 introduced; /* its record has been written */
+};
+
+/* By thread id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, u32);
+	__type(value, struct thread);
+} threads SEC(".maps");
+
+struct birth {
+	u64 at;
+	u32 parent;
+	u32 pad;
+};
+
+/* Threads that were created during the trace, by thread id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, u32);
+	__type(value, struct birth);
+} births SEC(".maps");
+
+#define MARKS 65536
+
+/* At a thread id modulo MARKS: whether such a thread was woken by a packet, or has read one. */
+u8 marks[MARKS];
+
+static __always_inline void count(u32 which)
+{
+	u64 *n = bpf_map_lookup_elem(&counters, &which);
+
+	if (n)
+		*n += 1;
+}
+
+static __always_inline struct cpu *this_cpu(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&cpus, &zero);
+}
+
+static __always_inline void *reserve(u64 size)
+{
+	void *r = bpf_ringbuf_reserve(&records, size, 0);
+
+	if (!r)
+		count(COUNT_LOST);
+	return r;
+}
+
+/* The reader polls every few milliseconds and is not woken up. */
+static __always_inline void submit(void *r)
+{
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+}
+
+#endif
