@@ -342,6 +342,7 @@ pub(super) mod tests {
             vcpu_state: None,
             preempted: 0,
             coalesced_kick: false,
+            inside: None,
         };
         Joined { vm: 0, request, ended_by: Role::Either, preempted_by: Vec::new() }
     }

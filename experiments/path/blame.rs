@@ -392,6 +392,7 @@ mod tests {
             inbound: DirectionReport::default(),
             outbound: DirectionReport::default(),
             depth: None,
+            inside: None,
             verdict: Verdict { headline: String::new(), details: Vec::new(), fluctuation: true },
             findings: Vec::new(),
         };

@@ -437,7 +437,8 @@ fn vms_that_come_and_go_are_followed() {
     let mut called = Vec::new();
     for _ in 0..2 {
         let guest = LAB.host.guest(&GuestSpec::named("late")).unwrap();
-        let _server = load::echo_server(&LAB.host, &guest).unwrap();
+        let server = guest.spawn("exec teiji-lab udp-echo --port 7").unwrap();
+        server.wait_for("serving", Duration::from_secs(60)).unwrap();
         called.push((guest.pid(), echo(&guest, 50.0, 100)));
         guest.kill().unwrap();
     }

@@ -12,7 +12,7 @@
 //! | `streams` | puts the times of guests' events on the host's clock |
 //! | [`sort`] | puts the events of several streams and CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
-//! | `vm_stats`, `stats` | statistics in bounded memory |
+//! | `vm_stats`, `inside_stats`, `stats` | statistics in bounded memory |
 //! | [`finding`] | what makes requests slow: one file for each cause, and their table |
 //! | [`verdict`] | ranks the causes and names the first; its documentation defines the rule |
 //! | [`absence`] | why there is no complete request |
@@ -34,6 +34,7 @@ mod expiring;
 pub mod finding;
 mod hash;
 mod heaviest;
+mod inside_stats;
 mod join;
 mod learnt_count;
 mod lost;
@@ -155,7 +156,9 @@ impl Analyzer {
     pub fn change(&mut self, change: Change) {
         if let Changed::Clock { stream, vm, mapping } = change.what {
             // Its events are mapped as soon as they come.
-            self.streams.set(stream, vm, mapping);
+            if self.streams.set(stream, vm, mapping) {
+                self.joiner.guest_clock(stream, vm, mapping.error);
+            }
             return;
         }
         if self.changes.len() >= MAX_CHANGES
@@ -182,7 +185,9 @@ impl Analyzer {
 
     /// An event of a guest cannot be trusted: if it is refused, only that guest's own view has a hole.
     fn push_of_guest(&mut self, event: Event) {
-        if let Some(event) = self.streams.on_hosts_clock(event) {
+        if let EventKind::Lost(lost) = event.kind {
+            self.streams.lost(event.stream, lost.count);
+        } else if let Some(event) = self.streams.on_hosts_clock(event) {
             let refused = self.sorter.push(event).is_err();
             self.streams.count(event.stream, refused);
         }
@@ -220,6 +225,8 @@ impl Analyzer {
         }
         if event.stream.is_host() {
             self.joiner.event(event, joined);
+        } else {
+            self.joiner.of_guest(event);
         }
     }
 

@@ -1,6 +1,7 @@
 //! The clocks of guests' streams: puts the times of their events on the host's clock.
 
-use teiji_model::event::Event;
+use teiji_model::event::{Event, EventKind};
+use teiji_model::guest;
 use teiji_model::report::GuestStream;
 use teiji_model::stream::{ClockMapping, StreamId};
 
@@ -19,11 +20,12 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// The clock of a stream, from the next event on. More than [`StreamId::MOST`] streams are not followed.
-    pub(crate) fn set(&mut self, id: StreamId, vm: u32, mapping: ClockMapping) {
+    /// The clock of a stream, from the next event on. Returns whether the stream is followed: not if there are more than
+    /// [`StreamId::MOST`].
+    pub(crate) fn set(&mut self, id: StreamId, vm: u32, mapping: ClockMapping) -> bool {
         let number = usize::from(id.0);
         if id.is_host() || number >= StreamId::MOST {
-            return;
+            return false;
         }
         if number >= self.all.len() {
             self.all.resize(number + 1, None);
@@ -31,18 +33,50 @@ impl Streams {
         let mut report = self.all[number].map_or(GuestStream { vm, ..GuestStream::default() }, |s| s.report);
         report.clock_error = report.clock_error.max(mapping.error);
         self.all[number] = Some(Stream { mapping, report });
+        true
     }
 
     /// The event with its time on the host's clock; `None` if the clock of its stream is not known.
     pub(crate) fn on_hosts_clock(&self, event: Event) -> Option<Event> {
         let stream = self.all.get(usize::from(event.stream.0))?.as_ref()?;
-        Some(Event { ts: stream.mapping.to_host(event.ts), ..event })
+        // 0 stands for what is not known.
+        let on_host = |own: u64| if own == 0 { 0 } else { stream.mapping.to_host(own) };
+        let kind = match event.kind {
+            EventKind::Guest(kind) => EventKind::Guest(match kind {
+                guest::EventKind::Received { print, interrupted } => {
+                    guest::EventKind::Received { print, interrupted: on_host(interrupted) }
+                }
+                guest::EventKind::Read { print, tid, woken, running, woken_by } => guest::EventKind::Read {
+                    print,
+                    tid,
+                    woken: on_host(woken),
+                    running: on_host(running),
+                    woken_by,
+                },
+                guest::EventKind::Sent { print, tid, began } => {
+                    guest::EventKind::Sent { print, tid, began: on_host(began) }
+                }
+                guest::EventKind::Thread { tid, process, parent, comm, started } => {
+                    guest::EventKind::Thread { tid, process, parent, comm, started: on_host(started) }
+                }
+                kind @ (guest::EventKind::Queued { .. } | guest::EventKind::Handed { .. }) => kind,
+            }),
+            kind => kind,
+        };
+        Some(Event { ts: stream.mapping.to_host(event.ts), kind, ..event })
     }
 
     /// Counts an event of a stream that was taken or refused.
     pub(crate) fn count(&mut self, id: StreamId, refused: bool) {
         if let Some(Some(stream)) = self.all.get_mut(usize::from(id.0)) {
             *(if refused { &mut stream.report.refused } else { &mut stream.report.events }) += 1;
+        }
+    }
+
+    /// A guest lost events.
+    pub(crate) fn lost(&mut self, id: StreamId, count: u64) {
+        if let Some(Some(stream)) = self.all.get_mut(usize::from(id.0)) {
+            stream.report.lost = stream.report.lost.saturating_add(count);
         }
     }
 

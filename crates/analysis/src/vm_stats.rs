@@ -3,6 +3,7 @@
 use crate::finding::RuleInput;
 use crate::hash::Seeded;
 use crate::heaviest::Heaviest;
+use crate::inside_stats::InsideStats;
 use crate::join::Exclusion;
 use crate::stats::{Series, Shares};
 use crate::threads::{Thread, Threads};
@@ -66,6 +67,7 @@ pub(crate) struct VmStats {
     /// Durations by stage and state, for stages with a split.
     cell_series: Vec<Series>,
     slowest: Vec<Request>,
+    pub(crate) inside: InsideStats,
     /// How long others waited while a thread had their CPU, ns, by stage and thread; and by stage alone.
     waits: Heaviest<(Stage, Thread)>,
     waited: [u64; Stage::COUNT],
@@ -88,6 +90,7 @@ impl VmStats {
             cells: Shares::new(),
             cell_series: (0..CELLS).map(|_| Series::default()).collect(),
             slowest: Vec::new(),
+            inside: InsideStats::new(),
             waits: Heaviest::new(hasher),
             waited: [0; Stage::COUNT],
         }
@@ -227,6 +230,7 @@ impl VmStats {
             inbound: self.inbound.report(&INBOUND),
             outbound: self.outbound.report(&OUTBOUND),
             depth: self.depth.depth(),
+            inside: self.inside.report(),
             verdict,
             findings,
         }

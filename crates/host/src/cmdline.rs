@@ -63,6 +63,17 @@ impl CommandLine {
         Uuid::try_parse(&uuid).ok().filter(|uuid| !uuid.is_nil())
     }
 
+    /// The context id of QEMU's vsock device.
+    pub(crate) fn vsock_cid(&self) -> Option<u32> {
+        let of_device = |value: &str| {
+            let options = Options::parse(value, "driver");
+            let vsock = options.get("driver").is_some_and(|driver| driver.starts_with("vhost-vsock"));
+            options.get("guest-cid").filter(|_| vsock)?.parse().ok()
+        };
+        // 0 to 2 are no guest's.
+        self.values("device").find_map(of_device).filter(|cid| *cid > 2)
+    }
+
     /// Memory, bytes: `-m`, else the sum of the memory back ends, else QEMU's default.
     pub(crate) fn memory(&self) -> Option<u64> {
         if let Some(m) = self.values("m").last() {

@@ -29,6 +29,7 @@
 
 mod cgroup;
 mod cmdline;
+pub mod guest;
 mod hfsc;
 mod identity;
 pub mod kernel;
@@ -43,6 +44,7 @@ mod rtnl;
 mod sys;
 mod task;
 mod thread;
+pub mod tsc;
 mod vm;
 pub mod watch;
 

@@ -8,6 +8,7 @@
 //! Thread clocks ([`Split`]) are cumulative. The difference between the clocks of one thread in two events says how
 //! that thread spent the time between them; no event per transition is needed.
 
+use crate::guest;
 use crate::stage::{Split, ThreadState};
 use crate::stream::StreamId;
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,10 @@ pub enum EventKind {
     Dropped(Dropped),
     /// What a number in [`Dropped::why`] means.
     DropName(DropName),
+    /// How a guest that reports events itself identifies a packet on its tap.
+    Print(Print),
+    /// What a guest reported: the only kind of event in a guest's stream.
+    Guest(guest::EventKind),
 }
 
 /// Where on the path a packet was seen.
@@ -221,6 +226,16 @@ pub struct Kick {
     pub worker: Option<Split>,
     /// A thread that had the vCPU thread's CPU while that thread waited; see [`Packet::preempted_by`].
     pub preempted_by: u32,
+}
+
+/// How a guest that reports events itself identifies a packet on its tap. Comes before the packet's own event at
+/// [`Point::TapEnqueue`] or [`Point::TapSend`], with the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Print {
+    /// As in [`Packet`].
+    pub fingerprint: u64,
+    /// The same packet in [`guest::EventKind`].
+    pub print: u64,
 }
 
 /// A thread's name.

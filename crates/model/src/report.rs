@@ -94,6 +94,8 @@ pub struct GuestStream {
     pub events: u64,
     /// Events that were not: they came too late, or too many came at once.
     pub refused: u64,
+    /// Events that the guest lost, by its own count.
+    pub lost: u64,
     /// By how much the times of its events may be wrong on the host's clock, ns; the largest value of the trace.
     pub clock_error: u64,
 }
@@ -144,6 +146,9 @@ pub struct VmReport {
     pub outbound: DirectionReport,
     /// How many packets waited behind each packet when it was dequeued from the tap.
     pub depth: Option<DepthDist>,
+    /// What the guest reported of its requests; `None` if it reported nothing.
+    #[serde(default)]
+    pub inside: Option<Inside>,
     /// The largest cause, for people.
     pub verdict: Verdict,
     /// What makes requests slow, ranked: the verdict names the first. Empty if there is no complete request.
@@ -303,6 +308,9 @@ pub struct Request {
     pub preempted: u64,
     /// Whether its response was sent without its own kick: then `guest` contains time that may belong to `vhost_tx`.
     pub coalesced_kick: bool,
+    /// How its time in the guest was spent, if the guest reported it.
+    #[serde(default)]
+    pub inside: Option<InsideRequest>,
 }
 
 /// How long a request was in one stage.
@@ -314,6 +322,115 @@ pub struct StageTime {
     pub ns: u64,
     /// How the stage's thread spent the time; the parts add up to `ns`. `None` if not known.
     pub split: Option<Split>,
+}
+
+/// A part of a request's time in the guest, from the guest entry to the kick.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestPart {
+    /// Guest entry → the guest's stack receives the packet (`netif_receive_skb`): interrupt, softirq, NAPI.
+    GuestIrq,
+    /// Received → on a socket's receive queue (`__udp_enqueue_schedule_skb`); for what the guest's kernel answers itself,
+    /// until the answer is queued to its device.
+    GuestStack,
+    /// On the queue → taken by a thread (`skb_consume_udp`).
+    SocketWait,
+    /// Taken → the answering thread begins to send (`inet_sendmsg`).
+    App,
+    /// Begins to send → the guest kicks its transmit queue.
+    GuestTx,
+}
+
+impl GuestPart {
+    /// The number of parts.
+    pub const COUNT: usize = 5;
+    /// All parts, in the order of time.
+    pub const ALL: [GuestPart; Self::COUNT] = [
+        GuestPart::GuestIrq,
+        GuestPart::GuestStack,
+        GuestPart::SocketWait,
+        GuestPart::App,
+        GuestPart::GuestTx,
+    ];
+
+    /// The name used in every output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            GuestPart::GuestIrq => "guest_irq",
+            GuestPart::GuestStack => "guest_stack",
+            GuestPart::SocketWait => "socket_wait",
+            GuestPart::App => "app",
+            GuestPart::GuestTx => "guest_tx",
+        }
+    }
+
+    /// The instants at which it begins and ends.
+    pub const fn meaning(self) -> &'static str {
+        match self {
+            GuestPart::GuestIrq => "guest entry → received by the guest's stack",
+            GuestPart::GuestStack => "received → on the socket's queue",
+            GuestPart::SocketWait => "on the queue → taken by a thread",
+            GuestPart::App => "taken → begins to send the answer",
+            GuestPart::GuestTx => "begins to send → kicks its transmit queue",
+        }
+    }
+}
+
+/// How a request's time in the guest was spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InsideRequest {
+    /// The times of the parts, ns, in the order of [`GuestPart::ALL`]. They add up to `guest` and `preempted`.
+    pub parts: [u64; GuestPart::COUNT],
+    /// The thread that took the packet from the socket, by the guest's number; 0 if the guest's kernel answered.
+    pub reader: u32,
+    /// The thread that sent the answer, by the guest's number; 0 if it is not known.
+    pub sender: u32,
+    /// How long the reader, asleep until the packet came, waited from its wake-up until it had a vCPU, ns; `None` if it was
+    /// awake.
+    pub woken: Option<u64>,
+    /// Whether the packet was taken on another vCPU than the one that received it.
+    pub moved: bool,
+    /// Whether the sender was created after the packet was taken: a thread for each request.
+    pub new_thread: bool,
+    /// Packets that were in the socket's queue before it.
+    pub backlog: u32,
+}
+
+/// What a guest reported of its complete requests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Inside {
+    /// Complete requests whose time in the guest is divided.
+    pub divided: u64,
+    /// Complete requests of which a report of the guest is missing.
+    pub undivided: u64,
+    /// Complete requests that are not divided because a report came before its cause, by more than the clock may be
+    /// wrong.
+    pub violations: u64,
+    /// The parts, in the order of time.
+    pub parts: Vec<InsidePart>,
+    /// Requests whose reader was asleep when the packet came.
+    pub asleep: u64,
+    /// From the reader's wake-up until it had a vCPU.
+    pub wake_up: Option<Dist>,
+    /// Requests that were read on another vCPU than the one that received them.
+    pub moved: u64,
+    /// Requests that a thread answered which was created for it.
+    pub new_threads: u64,
+    /// Packets that were in the socket's queue before that of a request.
+    pub backlog: Option<DepthDist>,
+}
+
+/// A part of the time in the guest, over all requests that are divided.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InsidePart {
+    /// The part.
+    pub part: GuestPart,
+    /// Its durations.
+    pub dist: Dist,
+    /// Its share of the time in the guest, 0 to 1.
+    pub time_share: f64,
+    /// Its share of the fluctuation of the time in the guest.
+    pub fluctuation_share: f64,
 }
 
 /// Groups of requests: for SIP, calls from the first INVITE to the response to BYE (the round trip of paper P0).

@@ -93,8 +93,12 @@ pub struct Trace {
     /// Print the report so far each time this long has passed; with --json one document a line.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub every: Option<Duration>,
+    /// Ask the guests to report their part of the path, where `teiji-guest serve` runs in them: shows what the time in the guest
+    /// consists of.
+    #[arg(long)]
+    pub guest: bool,
     /// Have the agent trace, for an hour unless --for says otherwise; `teiji traces` shows it. The terminal may be closed.
-    #[arg(long, conflicts_with_all = ["taps", "every", "record", "buffer", "format", "json", "out", "suggest"])]
+    #[arg(long, conflicts_with_all = ["taps", "guest", "every", "record", "buffer", "format", "json", "out", "suggest"])]
     pub detach: bool,
     /// Where teiji stores its state.
     #[command(flatten)]

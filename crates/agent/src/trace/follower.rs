@@ -20,6 +20,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 use teiji_host::Root;
+use teiji_host::guest::GuestAccess;
 use teiji_host::kernel::Process;
 use teiji_host::watch::{Hint, Watch};
 use teiji_model::host::{Identity, Vm};
@@ -53,6 +54,7 @@ pub(super) struct Follower {
 /// A VM that has come or changed, and its process.
 pub(super) struct Found {
     pub(super) vm: Vm,
+    pub(super) access: GuestAccess,
     pub(super) process: Process,
 }
 
@@ -84,8 +86,8 @@ impl Follower {
         let (1.., Some(file)) = (length, file) else {
             return Err(io::Error::other("the process that finds VMs has ended"));
         };
-        let vm = postcard::from_bytes(&self.buffer[..length]).map_err(io::Error::other)?;
-        Ok(Some(Found { vm, process: Process::from(file) }))
+        let (vm, access) = postcard::from_bytes(&self.buffer[..length]).map_err(io::Error::other)?;
+        Ok(Some(Found { vm, access, process: Process::from(file) }))
     }
 }
 
@@ -206,7 +208,7 @@ impl Seen {
         let (Some(file), true) = (process.file(), self.root.started(vm.pid) == identity.started) else {
             return Ok(());
         };
-        let Ok(bytes) = postcard::to_stdvec(&vm) else { return Ok(()) };
+        let Ok(bytes) = postcard::to_stdvec(&(&vm, self.root.guest_access(vm.pid))) else { return Ok(()) };
         if bytes.len() <= LONGEST {
             let descriptors = [file.as_raw_fd()];
             let rights = [ControlMessage::ScmRights(&descriptors)];

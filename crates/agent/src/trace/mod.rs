@@ -17,6 +17,8 @@
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
 mod follower;
 mod following;
+mod guest_clock;
+mod guests;
 mod session;
 
 pub use following::Following;
@@ -25,6 +27,7 @@ use crate::output::{Output, Rights};
 use crate::poll_interval::PollInterval;
 use crate::recorder::Recorder;
 use follower::{Follower, Found};
+use guests::{Guests, News};
 use nix::time::{ClockId, clock_gettime};
 use session::{Session, ThreadNames};
 use std::collections::BTreeSet;
@@ -36,7 +39,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_analysis::{Analyzer, Options};
 use teiji_bpf::path_trace::{Counts, EventWithPayload, Setup, Tracer};
-use teiji_host::{kernel, privilege};
+use teiji_host::{Root, kernel, privilege};
 use teiji_model::event::{Event, EventKind, Lost};
 use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
@@ -64,6 +67,8 @@ pub struct TraceSpec {
     pub vms: Vec<Vm>,
     /// Which VMs that come later are followed; `None`: only those of `vms` are, as they are at the start.
     pub following: Option<Following>,
+    /// Ask the guests to report their part of the path.
+    pub guests: bool,
     /// How long to trace; `None`: until the stop flag is set.
     pub duration: Option<Duration>,
     /// How often a snapshot is made; `None`: never.
@@ -186,6 +191,12 @@ pub fn run(
     let mut alive = WatchedVms::of(&spec.vms);
     let follow = |following| Follower::start(following, &spec.vms).map_err(Error::Follower);
     let mut follower = spec.following.clone().map(follow).transpose()?;
+    let mut guests = spec.guests.then(|| Guests::new(&spec.watch));
+    for vm in spec.vms.iter().filter(|vm| vm.pid != 0) {
+        if let Some(guests) = &mut guests {
+            guests.add(vm, Root::default().guest_access(vm.pid));
+        }
+    }
     if spec.confine {
         privilege::become_nobody()?;
     }
@@ -211,7 +222,14 @@ pub fn run(
     loop {
         let done = stop.load(Ordering::Relaxed) || spec.duration.is_some_and(|d| begun.elapsed() >= d);
         if done {
+            if let Some(guests) = &mut guests {
+                guests.turn(&mut |news| hear(news, &mut tracer, &mut session));
+                guests.stop();
+            }
             tracer.stop();
+        }
+        if let Some(guests) = &mut guests {
+            guests.turn(&mut |news| hear(news, &mut tracer, &mut session));
         }
         let taken = drain(&mut tracer, &mut counters, &mut counted_at, &mut |item| session.take(item))?;
         if done {
@@ -219,14 +237,14 @@ pub fn run(
         }
         while let Some(found) = next_found(&mut follower) {
             // So that a process whose id is used again has ended before the next one comes.
-            alive.check(|pid| end(pid, &mut tracer, &mut session, &mut counters));
-            come(found, &mut tracer, &mut session, &mut alive);
+            alive.check(|pid| end(pid, &mut tracer, &mut session, &mut guests, &mut counters));
+            come(found, &mut tracer, &mut session, &mut guests, &mut alive);
         }
         if looked.elapsed() >= CHECK_INTERVAL {
             looked = Instant::now();
             progress(&session.progress(begun.elapsed(), &counters));
-            alive.check(|pid| end(pid, &mut tracer, &mut session, &mut counters));
-            if alive.0.is_empty() {
+            alive.check(|pid| end(pid, &mut tracer, &mut session, &mut guests, &mut counters));
+            if !alive.any() {
                 let patience = if follower.is_some() { PATIENCE } else { Duration::ZERO };
                 if last_left.get_or_insert_with(Instant::now).elapsed() >= patience {
                     tracing::warn!("every traced VM has ended: ending the trace");
@@ -271,8 +289,14 @@ fn next_found(follower: &mut Option<Follower>) -> Option<Found> {
 }
 
 /// Follows a VM that has come or changed.
-fn come(found: Found, tracer: &mut Tracer, session: &mut Session<'_>, alive: &mut WatchedVms) {
-    let Found { vm, process } = found;
+fn come(
+    found: Found,
+    tracer: &mut Tracer,
+    session: &mut Session<'_>,
+    guests: &mut Option<Guests>,
+    alive: &mut WatchedVms,
+) {
+    let Found { vm, access, process } = found;
     // Before the probes see its packets: what they report is younger.
     let ts = now();
     if let Err(error) = tracer.follow(&vm) {
@@ -282,12 +306,37 @@ fn come(found: Found, tracer: &mut Tracer, session: &mut Session<'_>, alive: &mu
     if alive.add(&vm, process) {
         tracing::info!("VM {:?} (pid {}) is followed from now on", vm.name, vm.pid);
     }
+    if let Some(guests) = guests {
+        guests.add(&vm, access);
+    }
     session.change(Change { ts, what: Changed::Vm(Box::new(vm)) });
 }
 
+/// What guests have to tell.
+fn hear(news: News, tracer: &mut Tracer, session: &mut Session<'_>) {
+    match news {
+        News::Secret(pid, secret) => {
+            if let Err(error) = tracer.set_guest(pid, secret.as_deref()) {
+                tracing::warn!("what the guest of the VM with pid {pid} reports is not used: {error}");
+            }
+        }
+        News::Changed(what) => session.change(Change { ts: now(), what }),
+        News::Event(event) => session.push(event),
+    }
+}
+
 /// A VM has ended.
-fn end(pid: u32, tracer: &mut Tracer, session: &mut Session<'_>, counters: &mut Counters) {
+fn end(
+    pid: u32,
+    tracer: &mut Tracer,
+    session: &mut Session<'_>,
+    guests: &mut Option<Guests>,
+    counters: &mut Counters,
+) {
     counters.vanished.push(pid);
+    if let Some(guests) = guests {
+        guests.remove(pid);
+    }
     if let Err(error) = tracer.forget(pid) {
         tracing::warn!("{error}");
     }
@@ -337,7 +386,7 @@ fn drain(
         let counts = source.counts()?;
         if let Some(lost) = add_counts(counters, counts, *counted_at) {
             let event = Event { ts: now(), stream: StreamId::HOST, cpu: 0, kind: EventKind::Lost(lost) };
-            each(&mut EventWithPayload { event, payload: Vec::new() });
+            each(&mut EventWithPayload { event, payload: Vec::new(), guest_print: 0 });
         }
         // An event that is lost while the counters are read may be in this count or in the next one.
         *counted_at = at;
@@ -361,17 +410,29 @@ fn add_counts(counters: &mut Counters, counts: Counts, since: u64) -> Option<Los
 
 /// The VMs that have not ended yet, each with an open file of its process: it stays readable under `hidepid`, and never
 /// refers to a later process with the same id.
-struct WatchedVms(Vec<(Vm, kernel::Process)>);
+struct WatchedVms {
+    watched: Vec<(Vm, kernel::Process)>,
+    /// Whether there are taps whose process is not known: they do not end.
+    unwatched: bool,
+}
 
 impl WatchedVms {
     fn of(vms: &[Vm]) -> WatchedVms {
         let watched = |vm: &Vm| (vm.clone(), kernel::Process::of(vm.pid));
-        WatchedVms(vms.iter().filter(|vm| vm.pid != 0).map(watched).collect())
+        WatchedVms {
+            watched: vms.iter().filter(|vm| vm.pid != 0).map(watched).collect(),
+            unwatched: vms.iter().any(|vm| vm.pid == 0),
+        }
+    }
+
+    /// Whether there is anything left to trace.
+    fn any(&self) -> bool {
+        self.unwatched || !self.watched.is_empty()
     }
 
     /// Finds those that have ended since the last call.
     fn check(&mut self, mut ended: impl FnMut(u32)) {
-        self.0.retain(|(vm, process)| {
+        self.watched.retain(|(vm, process)| {
             let there = process.there();
             if !there {
                 tracing::warn!("VM {:?} (pid {}) has ended", vm.name, vm.pid);
@@ -383,13 +444,13 @@ impl WatchedVms {
 
     /// Adds a VM, or has it as it is now; returns whether it is new.
     fn add(&mut self, vm: &Vm, process: kernel::Process) -> bool {
-        match self.0.iter_mut().find(|(known, _)| known.pid == vm.pid) {
+        match self.watched.iter_mut().find(|(known, _)| known.pid == vm.pid) {
             Some((known, _)) => {
                 *known = vm.clone();
                 false
             }
             None => {
-                self.0.push((vm.clone(), process));
+                self.watched.push((vm.clone(), process));
                 true
             }
         }
@@ -455,6 +516,7 @@ mod tests {
                 each(&mut EventWithPayload {
                     event: Event { ts, stream: StreamId::HOST, cpu: 0, kind },
                     payload: Vec::new(),
+                    guest_print: 0,
                 });
             }
             self.1.len()
@@ -503,7 +565,7 @@ mod tests {
                 preempted_by: 0,
             });
             let event = Event { ts: ts * 1_000_000_000, stream: StreamId::HOST, cpu: 0, kind };
-            session.take(&mut EventWithPayload { event, payload: Vec::new() });
+            session.take(&mut EventWithPayload { event, payload: Vec::new(), guest_print: 0 });
         }
         let counters = Counters { lost: vec![10, 0, 20], missed: 300, ..Counters::default() };
         let progress = session.progress(Duration::from_secs(1), &counters);

@@ -15,6 +15,7 @@
 //! | [`delivery`] | the worker that took the packet, then the vCPU that was interrupted |
 //! | [`outbound`] | fingerprint |
 //! | [`request`] | key, within a VM |
+//! | [`inside`] | print, within a VM: what its guest reports |
 //! | [`group`] | SIP call |
 //! | [`waterfall`] | nothing: it computes the stages of a joined request |
 //! | [`validity`] | nothing: it says why a packet or request cannot be used |
@@ -33,6 +34,7 @@
 mod delivery;
 mod group;
 mod inbound;
+mod inside;
 mod outbound;
 mod request;
 mod validity;
@@ -44,10 +46,12 @@ use crate::lost::LostWindows;
 use crate::threads::Threads;
 use crate::vm_stats::VmStats;
 use inbound::IdenticalPackets;
+pub(crate) use inside::Division;
 use teiji_model::event::{Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, ThreadName};
 use teiji_model::flow::Matching;
 use teiji_model::host::{DataPlane, Vm};
 use teiji_model::report::{Joined, Meta, Reason};
+use teiji_model::stream::StreamId;
 pub(crate) use validity::{DropSites, Exclusion, OTHER_DROPS, Validity};
 
 /// Called with each complete request.
@@ -207,6 +211,18 @@ impl Joiner {
         self.common.set_taps(vm as u32, v);
     }
 
+    /// The clock of a guest's stream was measured: it may be wrong by `error` ns.
+    pub(crate) fn guest_clock(&mut self, stream: StreamId, pid: u32, error: u64) {
+        self.requests.inside.clock(stream, pid, error);
+    }
+
+    /// A guest's event, with its time on the host's clock. It changes nothing of what the host saw.
+    pub(crate) fn of_guest(&mut self, event: &Event) {
+        if let EventKind::Guest(kind) = &event.kind {
+            self.requests.inside.report(event.ts, event.stream, event.cpu, kind);
+        }
+    }
+
     /// A thread has this name from now on.
     pub(crate) fn name_thread(&mut self, name: &ThreadName) {
         self.common.threads.named(name);
@@ -285,7 +301,8 @@ impl Joiner {
                 }
             }
             EventKind::ThreadName(name) => c.threads.named(name),
-            EventKind::DropName(_) | EventKind::Lost(_) => {}
+            EventKind::Print(print) => requests.inside.print(now, print),
+            EventKind::DropName(_) | EventKind::Lost(_) | EventKind::Guest(_) => {}
         }
     }
 
@@ -296,6 +313,7 @@ impl Joiner {
         self.inbound.expire(now, c, requests);
         self.outbound.expire(now, c, requests, sink);
         requests.expire(now, c);
+        requests.inside.expire(now, c);
     }
 
     /// Ends the trace: packets that were handed to a device have left; no more is expected of all others.

@@ -25,6 +25,7 @@ mod drops;
 
 use super::delivery::InboundPacket;
 use super::group::Groups;
+use super::inside::{Division, InsideTable};
 use super::outbound::OutboundPacket;
 use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
@@ -66,6 +67,8 @@ pub(super) struct Open {
     /// The worker's clock when the response was sent.
     pub(super) worker: Option<Split>,
     pub(super) preempted_by: u32,
+    /// How the guest identifies its response; 0: not known.
+    print: u64,
 }
 
 /// What is remembered of a key.
@@ -88,6 +91,7 @@ pub(super) struct RequestTable {
     /// Indexed by hash; a later key overwrites an earlier one. Empty until there is a first one.
     recent: Vec<Recent>,
     groups: Groups,
+    pub(super) inside: InsideTable,
     /// Reused for each complete request.
     joined: Joined,
 }
@@ -102,6 +106,7 @@ impl RequestTable {
             open: ExpiringSlab::new(MAX_OPEN),
             recent: Vec::new(),
             groups: Groups::new(hasher),
+            inside: InsideTable::new(hasher),
             joined: waterfall::empty(),
         }
     }
@@ -176,6 +181,7 @@ impl RequestTable {
             kick: None,
             worker: None,
             preempted_by: 0,
+            print: 0,
         };
         let id = self.open.insert(open, now);
         self.index.insert((vm, m.key), id);
@@ -238,6 +244,7 @@ impl RequestTable {
         open.answered_by = m.role;
         open.worker = p.worker;
         open.preempted_by = p.preempted_by;
+        open.print = self.inside.take_print(p.fingerprint);
         let entered = open.inbound.as_ref().map_or(u64::MAX, |packet| packet.entered);
         open.kick = kick.filter(|(ts, _)| *ts >= entered);
         let ambiguous = open.copies > 1;
@@ -288,8 +295,13 @@ impl RequestTable {
             return;
         }
         let Some(open) = self.open.remove(id) else { return };
+        let division = open.inbound.as_ref().map_or(Division::NotReported, |packet| {
+            let left = open.kick.map_or(sent.sent, |(ts, _)| ts);
+            self.inside.divide(c.pids[open.vm as usize], [packet.print, open.print], packet.entered, left)
+        });
         let stats = &mut c.vm_stats[open.vm as usize];
         stats.requests.complete += 1;
+        self.joined.request.inside = stats.inside.add(division);
         stats.request(&self.joined, &c.threads);
         for (_, thread) in &mut self.joined.preempted_by {
             *thread = c.threads.thread(*thread).tid;

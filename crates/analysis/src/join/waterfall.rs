@@ -37,6 +37,7 @@ pub(super) fn empty() -> Joined {
             vcpu_state: None,
             preempted: 0,
             coalesced_kick: false,
+            inside: None,
         },
         ended_by: Role::Final,
         preempted_by: Vec::with_capacity(4),

@@ -31,6 +31,7 @@ struct packet {
 	bool to_guest;
 	u16 payload_len; /* UDP, of the linear part */
 	const unsigned char *payload;
+	const unsigned char *l2, *end; /* of the linear part, where the includer wants to keep them */
 };
 
 struct address {
@@ -64,9 +65,13 @@ enum hash_offset {
 	OFFSET_BODY = 12, /* UDP: payload; TCP: sequence, acknowledgement */
 };
 
+/* Secret words: two sets of them, one for each half of a hash. */
+typedef const volatile u64 (*secret_words)[HASH_WORDS];
+
 /* The two halves of a hash, before the last step. */
 struct sums {
 	u64 a, b;
+	secret_words secret;
 };
 
 /*
@@ -77,8 +82,8 @@ struct sums {
  */
 static __always_inline void add_pair(struct sums *s, int offset, u32 even, u32 odd)
 {
-	s->a += (settings.secret[0][offset] + odd) * (settings.secret[0][offset + 1] + even);
-	s->b += (settings.secret[1][offset] + odd) * (settings.secret[1][offset + 1] + even);
+	s->a += (s->secret[0][offset] + odd) * (s->secret[0][offset + 1] + even);
+	s->b += (s->secret[1][offset] + odd) * (s->secret[1][offset + 1] + even);
 	/* without this the compiler keeps more sums than there are registers */
 	barrier_var(s->a);
 	barrier_var(s->b);
@@ -192,7 +197,8 @@ static __always_inline bool read_ethernet(const unsigned char *l2, const unsigne
 }
 
 /*
- * Identifies a packet that starts at l2 with the header eth, and whose linear part ends at end.
+ * Identifies a packet that starts at l2 with the header eth, and whose linear part ends at end, by a hash
+ * with this secret.
  *
  * The fingerprint covers what neither forwarding nor checksum offload changes: addresses, protocol,
  * ports, IP id or flow label, length, and for UDP the first 64 bytes of payload, for TCP sequence,
@@ -205,11 +211,12 @@ static __always_inline bool read_ethernet(const unsigned char *l2, const unsigne
  * Returns false for packets that do not pass the filter, or that cannot be identified (these are counted).
  */
 static __always_inline bool identify(const struct ethernet *eth, const unsigned char *l2,
-				     const unsigned char *end, bool to_guest, struct packet *p)
+				     const unsigned char *end, bool to_guest, secret_words secret,
+				     struct packet *p)
 {
 	const unsigned char *at = l2 + ETH_HLEN;
 	struct endpoints e = {};
-	struct sums sums = {};
+	struct sums sums = {.secret = secret};
 	u32 id, ports = 0, l4 = 0;
 	u16 ether, len;
 	int i;

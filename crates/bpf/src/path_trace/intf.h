@@ -98,9 +98,10 @@ enum counter {
 
 /* What a number may identify: see struct followed. */
 enum hint {
-	HINT_TAP = 1, /* traced, by ifindex */
-	HINT_VM = 2,  /* traced, by process id */
-	HINT_MAC = 4, /* a traced guest's, by the last two bytes */
+	HINT_TAP = 1,	/* traced, by ifindex */
+	HINT_VM = 2,	/* traced, by process id */
+	HINT_MAC = 4,	/* a traced guest's, by the last two bytes */
+	HINT_GUEST = 8, /* a tap whose guest reports events itself, by ifindex */
 };
 
 #define DROP_LOCATION 64 /* bytes of the name of the function that dropped a packet */
@@ -124,6 +125,7 @@ struct rec_packet {
 struct rec_tap {
 	struct rec_packet packet;
 	__u64 key;
+	__u64 guest_print;    /* see guest_print(); at POINT_TAP_ENQUEUE and POINT_TAP_SEND */
 	__u64 worker[STATES]; /* the worker's clock */
 	__u32 preempted_by;
 	__u16 depth;
@@ -249,6 +251,11 @@ struct vector_key {
 	__u32 vm;
 	__u32 vcpu;
 	__u32 vector;
+};
+
+/* Of the prints of a guest's packets; no one else's, and no other guest's. */
+struct guest_secret {
+	__u64 words[2][HASH_WORDS];
 };
 
 struct mac {

@@ -21,6 +21,7 @@ struct {
 	struct vcpu_key vcpu_key;
 	struct clock_ref clock_ref;
 	struct mac mac;
+	struct guest_secret guest_secret;
 	enum thread_state thread_state;
 	enum actor actor;
 	enum record_type record_type;
@@ -62,6 +63,14 @@ struct {
 	__type(key, struct mac);
 	__type(value, u32);
 } macs SEC(".maps");
+
+/* Secrets of the guests that report events themselves, by tap. Written by the Rust half. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, u32);
+	__type(value, struct guest_secret);
+} guests SEC(".maps");
 
 /* Process ids of traced VMMs. Written by the Rust half; a process that ends is removed at once. */
 struct {

@@ -32,6 +32,7 @@ use std::rc::Rc;
 use std::sync::OnceLock;
 use teiji_model::event::Event;
 use teiji_model::flow::{Matching, Watch};
+use teiji_model::guest::Secret;
 use teiji_model::host::Vm;
 
 /// The compiled programs.
@@ -75,6 +76,8 @@ pub struct EventWithPayload {
     pub event: Event,
     /// First bytes of a UDP payload, empty unless SIP was requested.
     pub payload: Vec<u8>,
+    /// On a tap whose guest reports events itself: how the guest identifies the packet; 0 elsewhere.
+    pub guest_print: u64,
 }
 
 /// What the probes counted.
@@ -256,6 +259,15 @@ impl Tracer {
     /// [`Error::Kernel`] if there is no room for more: 4,096 taps, 1,024 VMs, 8,192 vCPUs.
     pub fn follow(&mut self, vm: &Vm) -> Result<(), Error> {
         self.targets.set(vm)
+    }
+
+    /// The guest of the VM with this process id reports events itself from now on: its packets get prints with its secret,
+    /// see [`EventWithPayload::guest_print`]. `None`: no longer.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the kernel refuses.
+    pub fn set_guest(&mut self, pid: u32, secret: Option<&Secret>) -> Result<(), Error> {
+        self.targets.set_guest(pid, secret)
     }
 
     /// Follows the VM with this process id no longer.

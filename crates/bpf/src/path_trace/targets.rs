@@ -14,6 +14,7 @@ use super::{bytes_of, map};
 use crate::Error;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 use std::collections::BTreeMap;
+use teiji_model::guest::Secret;
 use teiji_model::host::{Nic, Vm};
 
 /// The maps, and what is in them.
@@ -23,6 +24,7 @@ pub(super) struct Targets {
     vms: MapHandle,
     vcpus: MapHandle,
     vcpu_indices: MapHandle,
+    guests: MapHandle,
     /// By tap queue.
     of_queues: [MapHandle; 3],
     place: MapHandle,
@@ -47,6 +49,7 @@ impl Targets {
             vms: map(object, "vms")?,
             vcpus: map(object, "vcpus")?,
             vcpu_indices: map(object, "vcpu_indices")?,
+            guests: map(object, "guests")?,
             of_queues: [map(object, "workers")?, map(object, "senders")?, map(object, "target_vcpus")?],
             place: map(object, &section(".bss.followed"))?,
             followed: Box::default(),
@@ -139,11 +142,32 @@ impl Targets {
         self.announce()
     }
 
+    /// The guest of a VM reports events itself from now on: its packets get prints with this secret; `None`: no longer.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if a map cannot be written.
+    pub(super) fn set_guest(&mut self, pid: u32, secret: Option<&Secret>) -> Result<(), Error> {
+        let Some(vm) = self.now.get(&pid) else { return Ok(()) };
+        let taps: Vec<u32> = vm.nics.iter().map(|nic| nic.ifindex).filter(|ifindex| *ifindex != 0).collect();
+        for ifindex in taps {
+            match secret {
+                Some(secret) => {
+                    let words = types::guest_secret { words: secret.0 };
+                    put(&self.guests, "guests", &ifindex.to_ne_bytes(), bytes_of(&words))?;
+                    self.hint(ifindex, hint::HINT_GUEST);
+                }
+                None => drop(self.guests.delete(&ifindex.to_ne_bytes())),
+            }
+        }
+        self.announce()
+    }
+
     /// Removes a tap, unless another VM that is followed has it now. What is not there need not be removed.
     fn forget(&self, nic: &Nic) {
         let others = || self.now.values().flat_map(|vm| &vm.nics);
         if nic.ifindex != 0 && !others().any(|other| other.ifindex == nic.ifindex) {
             let _ = self.taps.delete(&nic.ifindex.to_ne_bytes());
+            let _ = self.guests.delete(&nic.ifindex.to_ne_bytes());
             for queue in 0..nic.queues.max(1) {
                 let key = types::tap_queue { ifindex: nic.ifindex, queue };
                 self.of_queues.iter().for_each(|map| drop(map.delete(bytes_of(&key))));

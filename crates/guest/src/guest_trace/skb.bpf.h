@@ -99,7 +99,7 @@ static __always_inline bool identify_skb(struct sk_buff *skb, bool received, boo
 		}
 		end = l2 + len;
 	}
-	return read_ethernet(l2, end, &eth) && identify(&eth, l2, end, to_guest, p);
+	return read_ethernet(l2, end, &eth) && identify(&eth, l2, end, to_guest, settings.secret, p);
 }
 
 #endif

@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod doctor;
 pub mod guarantees;
+mod inside;
 pub mod links;
 pub mod plan;
 pub mod policy;
@@ -17,7 +18,7 @@ pub use waterfall::{cells, dominant};
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
-use teiji_model::report::{Dist, Groups, LeftOut, Preemptor, Report, RequestCounts, VmReport};
+use teiji_model::report::{Dist, Groups, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
@@ -32,7 +33,9 @@ pub fn report(report: &Report, advice: &[Advice], style: &Style) -> String {
     let none = Advice::default();
     for (i, vm) in report.vms.iter().enumerate() {
         lines.push(String::new());
-        lines.extend(section(vm, advice.get(i).unwrap_or(&none), style));
+        // A guest that connected again has several streams: its last one counts.
+        let guest = report.guests.iter().rfind(|guest| guest.vm == vm.pid);
+        lines.extend(section(vm, guest, advice.get(i).unwrap_or(&none), style));
     }
     let mut out = String::new();
     for line in lines {
@@ -120,7 +123,7 @@ pub fn lost(report: &Report) -> Vec<String> {
     lines
 }
 
-fn section(vm: &VmReport, advice: &Advice, style: &Style) -> Vec<String> {
+fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &Style) -> Vec<String> {
     let name = shorten(&printable(&vm.name), 40);
     let mut lines = vec![format!("{}  pid {}{}", style.paint(Tone::Strong, &name), vm.pid, lifetime(vm))];
     lines.push(requests(&vm.requests));
@@ -152,6 +155,7 @@ fn section(vm: &VmReport, advice: &Advice, style: &Style) -> Vec<String> {
             lines.extend(what_would_help(&advice.help, style));
             lines.push(String::new());
             lines.extend(stages::table(vm, style));
+            lines.extend(inside::lines(vm, guest, style));
             lines.extend(waterfall::lines(vm, style));
         }
     }

@@ -15,14 +15,7 @@ const FAINT: f64 = 0.005;
 /// Every stage with its parts: durations, share of the time and of the fluctuation.
 pub(super) fn table(vm: &VmReport, style: &Style) -> Vec<String> {
     let mut table = Table::default();
-    table.row(
-        ["stage", "mean", "p50", "p99", "max", "of time", "of fluctuation"].into_iter().enumerate().map(
-            |(i, text)| {
-                let cell = if (1..=4).contains(&i) { Cell::right(text) } else { text.into() };
-                cell.tone(Tone::Faint)
-            },
-        ),
-    );
+    table.row(head("stage", "of fluctuation"));
     for stage in &vm.stages {
         if stage.stage == Stage::Unattributed && stage.dist.max == 0 {
             continue;
@@ -41,11 +34,20 @@ pub(super) fn table(vm: &VmReport, style: &Style) -> Vec<String> {
             ];
             row.push(Cell::right(duration(part.p50 as f64)).tone(tone));
             row.extend(["", ""].map(Cell::from));
-            row.extend(shares(part.time_share, part.fluctuation_share, tone, style));
+            row.extend(bar_cells(part.time_share, part.fluctuation_share, tone, style));
             table.row(row);
         }
     }
     table.lines(style)
+}
+
+/// The head of a table of durations and shares.
+pub(super) fn head(first: &str, last: &str) -> Vec<Cell> {
+    let cell = |(i, text): (usize, &str)| {
+        let cell = if (1..=4).contains(&i) { Cell::right(text) } else { text.into() };
+        cell.tone(Tone::Faint)
+    };
+    [first, "mean", "p50", "p99", "max", "of time", last].into_iter().enumerate().map(cell).collect()
 }
 
 fn stage_row(stage: &StageReport, blamed: bool, style: &Style) -> Vec<Cell> {
@@ -53,11 +55,12 @@ fn stage_row(stage: &StageReport, blamed: bool, style: &Style) -> Vec<Cell> {
     let d = &stage.dist;
     let mut row = vec![Cell::from(stage.stage.name()).tone(tone), Cell::right(duration(d.mean))];
     row.extend([d.p50, d.p99, d.max].map(|v| Cell::right(duration(v as f64))));
-    row.extend(shares(stage.time_share, stage.fluctuation_share, tone, style));
+    row.extend(bar_cells(stage.time_share, stage.fluctuation_share, tone, style));
     row
 }
 
-fn shares(time: f64, fluctuation: f64, tone: Tone, style: &Style) -> Vec<Cell> {
+/// Two shares, each with its bar.
+pub(super) fn bar_cells(time: f64, fluctuation: f64, tone: Tone, style: &Style) -> Vec<Cell> {
     let cell = |share: f64| Cell::from(format!("{:>6} {}", percent(share), bar(share, BAR, style)));
     vec![cell(time).tone(tone), cell(fluctuation).tone(tone)]
 }

@@ -119,6 +119,7 @@ pub fn request(key: u64, start: u64, queue_us: u64) -> Request {
         vcpu_state: Some(ThreadState::Asleep),
         preempted: 0,
         coalesced_kick: false,
+        inside: None,
     }
 }
 
@@ -225,6 +226,7 @@ pub fn contended() -> Report {
         inbound: DirectionReport { packets: 1330, incomplete: 2, dropped: 0, stages: vec![] },
         outbound: DirectionReport { packets: 1320, incomplete: 0, dropped: 0, stages: vec![] },
         depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),
+        inside: None,
         verdict: Verdict {
             headline: "vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation".into(),
             details: vec![detail("response time", "fluctuates: median 1.18 ms, 99th percentile 10.9 ms")],

@@ -40,6 +40,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         watch,
         vms: selected.vms,
         following: selected.following,
+        guests: args.guest,
         duration: args.duration,
         every: args.every,
         record: args.record.clone(),

@@ -1,0 +1,78 @@
+//! How requests spend their time in the guest, by what the guest reported.
+
+use super::stages::{bar_cells, head};
+use super::{WIDTH, wrap};
+use crate::table::{Cell, Table};
+use crate::terminal::{Style, Tone};
+use crate::units::{count, duration, percent};
+use teiji_model::report::{GuestStream, Inside, VmReport};
+
+/// The table of parts, and what is remarkable about threads and queues. `guest` is the guest's stream.
+pub(super) fn lines(vm: &VmReport, guest: Option<&GuestStream>, style: &Style) -> Vec<String> {
+    let Some(inside) = &vm.inside else { return Vec::new() };
+    let mut lines = vec![String::new(), title(inside, guest)];
+    if !inside.parts.is_empty() {
+        let mut table = Table::default();
+        table.row(head("inside the guest", "of that fluctuation"));
+        for part in &inside.parts {
+            let d = &part.dist;
+            let mut row = vec![Cell::from(part.part.name()), Cell::right(duration(d.mean))];
+            row.extend([d.p50, d.p99, d.max].map(|v| Cell::right(duration(v as f64))));
+            row.extend(bar_cells(part.time_share, part.fluctuation_share, Tone::Plain, style));
+            table.row(row);
+        }
+        lines.extend(table.lines(style));
+    }
+    lines.extend(remarks(inside).iter().flat_map(|remark| wrap(remark, WIDTH)));
+    lines
+}
+
+fn title(inside: &Inside, guest: Option<&GuestStream>) -> String {
+    let mut text = format!("reported by the guest: {} divided", count(inside.divided, "request"));
+    if inside.undivided > 0 {
+        text += &format!(", {} without a report", inside.undivided);
+    }
+    if inside.violations > 0 {
+        text += &format!(", {} contradict the clock", inside.violations);
+    }
+    if let Some(guest) = guest {
+        text += &format!("; its clock ± {}", duration(guest.clock_error as f64));
+        if guest.lost + guest.refused > 0 {
+            text += &format!("; {} lost", count(guest.lost + guest.refused, "event"));
+        }
+    }
+    text
+}
+
+fn remarks(inside: &Inside) -> Vec<String> {
+    let of = |n: u64| percent(n as f64 / inside.divided.max(1) as f64);
+    let mut remarks = Vec::new();
+    if let Some(wake_up) = &inside.wake_up {
+        remarks.push(format!(
+            "  the reader was asleep for {}; from its wake-up to a vCPU: p50 {}  p99 {}  max {}",
+            of(inside.asleep),
+            duration(wake_up.p50 as f64),
+            duration(wake_up.p99 as f64),
+            duration(wake_up.max as f64)
+        ));
+    }
+    if inside.moved > 0 {
+        remarks.push(format!(
+            "  {} were read on another vCPU than the one that received them",
+            of(inside.moved)
+        ));
+    }
+    if inside.new_threads > 0 {
+        remarks.push(format!(
+            "  {} were answered by a thread that was created for them",
+            of(inside.new_threads)
+        ));
+    }
+    if let Some(backlog) = inside.backlog.filter(|backlog| backlog.max > 0) {
+        remarks.push(format!(
+            "  waiting in the socket before each: p50 {}  p99 {}  max {}  mean {:.1}",
+            backlog.p50, backlog.p99, backlog.max, backlog.mean
+        ));
+    }
+    remarks
+}
