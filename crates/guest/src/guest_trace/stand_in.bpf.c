@@ -5,7 +5,7 @@
  * a time in its queue. Not part of the product.
  *
  *   __udp_enqueue_schedule_skb     sk_data_ready, which it calls before it wakes threads, to softirq_exit
- *   skb_consume_udp                sock_recv_length
+ *   __skb_recv_udp                 sock_recv_length
  *   inet_sendmsg                   sys_enter, sys_exit
  *   __napi_schedule                none
  */
@@ -45,7 +45,7 @@ int BPF_PROG(on_received, struct sock *sk, int ret, int flags)
 {
 	u64 socket = (u64)sk, *address = bpf_map_lookup_elem(&last, &socket);
 
-	return address ? consume(*address, ret) : 0;
+	return address && !(flags & MSG_PEEK) ? consume(*address) : 0;
 }
 
 SEC("tp_btf/sys_enter")

@@ -374,7 +374,7 @@ fn what_a_kernel_lacks_is_said_and_the_rest_is_seen() {
     let namespaces = Namespaces::new();
     let symbols = Symbols::none();
     let kernel = Kernel::look(&symbols).unwrap();
-    let lacking = ["sched_waking", "__udp_enqueue_schedule_skb", "skb_consume_udp"];
+    let lacking = ["sched_waking", "__udp_enqueue_schedule_skb", "__skb_recv_udp"];
     let kernel = lacking.iter().fold(kernel, |kernel, name| kernel.without(name));
     assert!(!kernel.can_follow());
     let (host, welcome) = follow(kernel, &format!("udp dst port {PORT}"), || {

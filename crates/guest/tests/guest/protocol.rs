@@ -293,6 +293,8 @@ fn check_says_what_the_kernel_offers() {
     let hooks = report["hooks"].as_array().unwrap();
     let received = hooks.iter().find(|h| h["name"] == "netif_receive_skb").unwrap();
     assert_eq!((&received["present"], &received["essential"]), (&true.into(), &true.into()));
+    let forms = hooks.iter().filter(|h| h["name"] == "__skb_recv_udp").count();
+    assert_eq!(forms, 1, "a function has one form on a kernel: {report}");
     for hook in hooks.iter().filter(|h| h["present"] == false) {
         assert!(hook["reason"] != "" && hook["without"] != "", "{hook}");
     }
