@@ -153,7 +153,7 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	struct guest_received *r;
 	struct packet p = {};
 	struct interrupt *i;
-	u32 id = skb->napi_id;
+	u32 id = 0;
 
 	if (!of_a_wire(skb) || !identify_skb(skb, true, true, &p))
 		return 0;
@@ -161,6 +161,8 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	if (!r)
 		return 0;
 	fill_head(&r->head, now, GUEST_RECEIVED, p.fingerprint);
+	if (bpf_core_field_exists(skb->napi_id))
+		id = skb->napi_id;
 	/* on another CPU the packet was steered (RPS): the driver may have been interrupted again meanwhile
 	 */
 	i = bpf_map_lookup_elem(&interrupts, &id);

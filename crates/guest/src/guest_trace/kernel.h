@@ -63,6 +63,7 @@ struct sk_buff_head {
 };
 
 struct sock {
+	struct socket *sk_socket;
 	u16 sk_protocol;
 	struct sk_buff_head sk_receive_queue;
 };
