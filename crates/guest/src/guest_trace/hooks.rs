@@ -1,8 +1,8 @@
 //! Which of the programs the running kernel can have, and what is not seen without the others.
 //!
 //! A program's section names its target (`fentry/skb_consume_udp`, `tp_btf/net_dev_queue`). The kernel's BTF says whether
-//! the target exists. Whether functions can be probed depends on more (how the kernel was built, the hypervisor, the
-//! function itself), so each program on a function is tried: loaded, attached, and removed at once.
+//! the target exists. Whether it can be probed depends on more (how the kernel was built, who provides it, its verifier), so
+//! each program is tried: loaded, attached, and removed at once.
 use super::symbols::Symbols;
 use super::{OBJECT, open, settings, types};
 use crate::Error;
@@ -90,12 +90,14 @@ impl Kernel {
         if symbols.preemption() {
             hooks.retain(|h| !h.name.starts_with("softirq_"));
         }
-        for hook in hooks.iter_mut().filter(|h| h.present && h.kind != "tp_btf") {
+        for hook in hooks.iter_mut().filter(|h| h.present) {
             match attaches(object, symbols.addresses(), &hook.program) {
                 Ok(()) => {}
                 Err(Error::Kernel { reason, .. }) => {
                     hook.present = false;
-                    hook.reason = format!("there, but this kernel does not let it be probed: {reason}");
+                    hook.reason = format!(
+                        "there, but this kernel does not let it be probed: {reason} (TEIJI_LOG=debug shows libbpf's words)"
+                    );
                 }
                 Err(other) => return Err(other),
             }
