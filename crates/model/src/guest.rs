@@ -226,7 +226,7 @@ pub enum EventKind {
         /// Packets that were in the queue before it.
         backlog: u32,
     },
-    /// A thread took a packet out of a socket. UDP only.
+    /// A thread took a packet off a socket's queue, to copy it then. UDP only.
     Read {
         /// The packet.
         print: u64,

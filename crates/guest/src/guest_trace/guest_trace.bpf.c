@@ -11,7 +11,7 @@
  *   netif_receive_skb                       received from the driver       / RECEIVED
  *   __udp_enqueue_schedule_skb              put on a socket's queue          QUEUED
  *   sched_waking, sched_switch              a thread is woken, gets a CPU  \
- *   skb_consume_udp                         taken by the application       / READ
+ *   __skb_recv_udp, skb_consume_udp         taken by the application       / READ
  *   inet_sendmsg, inet6_sendmsg             a thread sends                 \
  *   net_dev_queue                           queued to a device             / SENT
  *   net_dev_start_xmit                      given to the driver              HANDED
@@ -153,7 +153,7 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	struct guest_received *r;
 	struct packet p = {};
 	struct interrupt *i;
-	u32 id = skb->napi_id;
+	u32 id = 0;
 
 	if (!of_a_wire(skb) || !identify_skb(skb, true, true, &p))
 		return 0;
@@ -161,6 +161,8 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	if (!r)
 		return 0;
 	fill_head(&r->head, now, GUEST_RECEIVED, p.fingerprint);
+	if (bpf_core_field_exists(skb->napi_id))
+		id = skb->napi_id;
 	/* on another CPU the packet was steered (RPS): the driver may have been interrupted again meanwhile
 	 */
 	i = bpf_map_lookup_elem(&interrupts, &id);
@@ -218,8 +220,8 @@ static __always_inline int enqueued(u64 address, int error)
 	return 0;
 }
 
-/* The current thread has taken a datagram off a socket's queue, and copied it. */
-static __always_inline int consume(u64 address, int len)
+/* The current thread has taken a datagram off a socket's queue. */
+static __always_inline int consume(u64 address)
 {
 	u64 now;
 	struct guest_read *r;
@@ -227,8 +229,6 @@ static __always_inline int consume(u64 address, int len)
 	struct thread *t;
 	u32 tid;
 
-	if (len < 0) /* it was only looked at (MSG_PEEK), and stays in the queue */
-		return 0;
 	found = bpf_map_lookup_elem(&queued, &address);
 	if (!found)
 		return 0;
@@ -389,10 +389,34 @@ int BPF_PROG(on_enqueued, struct sock *sk, struct sk_buff *skb, int error)
 	return enqueued((u64)skb, error);
 }
 
+/* A datagram that is only looked at stays in the queue. */
+static __always_inline int taken(struct sk_buff *skb, unsigned int flags)
+{
+	return skb && !(flags & MSG_PEEK) ? consume((u64)skb) : 0;
+}
+
+SEC("fexit/__skb_recv_udp")
+int BPF_PROG(on_recv, struct sock *sk, unsigned int flags, int *off, int *err, struct sk_buff *skb)
+{
+	return taken(skb, flags);
+}
+
+/* Before Linux 5.19. */
+SEC("fexit/__skb_recv_udp")
+int BPF_PROG(on_recv_noblock, struct sock *sk, unsigned int flags, int noblock, int *off, int *err,
+	     struct sk_buff *skb)
+{
+	return taken(skb, flags);
+}
+
+/*
+ * For a thread that waited in __skb_recv_udp already when that was probed. Some kernels have this function
+ * inlined for IPv4, so it is not enough alone. If the datagram is only looked at, len is negative.
+ */
 SEC("fentry/skb_consume_udp")
 int BPF_PROG(on_consume, struct sock *sk, struct sk_buff *skb, int len)
 {
-	return consume((u64)skb, len);
+	return len < 0 ? 0 : consume((u64)skb);
 }
 
 SEC("fentry/inet_sendmsg")

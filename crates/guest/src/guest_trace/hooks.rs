@@ -1,13 +1,13 @@
 //! Which of the programs the running kernel can have, and what is not seen without the others.
 //!
 //! A program's section names its target (`fentry/skb_consume_udp`, `tp_btf/net_dev_queue`). The kernel's BTF says whether
-//! the target exists. Whether functions can be probed depends on more (how the kernel was built, the hypervisor, the
-//! function itself), so each program on a function is tried: loaded, attached, and removed at once.
+//! the target exists. Whether it can be probed depends on more (how the kernel was built, who provides it, its verifier), so
+//! each program is tried: loaded, attached, and removed at once.
 use super::symbols::Symbols;
 use super::{OBJECT, open, settings, types};
 use crate::Error;
-use libbpf_rs::btf::Btf;
-use libbpf_rs::btf::types::{Func, Typedef};
+use libbpf_rs::btf::types::{Func, FuncProto, Typedef};
+use libbpf_rs::btf::{Btf, ReferencesType};
 use serde::Serialize;
 use std::path::Path;
 use teiji_model::flow::Watch;
@@ -17,7 +17,12 @@ use teiji_model::guest::{Missing, SECRET_WORDS, Secret};
 const TARGETS: &[(&str, &str, bool)] = &[
     ("netif_receive_skb", "packets are not seen when the guest receives them", true),
     ("__udp_enqueue_schedule_skb", "packets are not seen when they are put on a socket's queue", true),
-    ("skb_consume_udp", "packets are not seen when the application reads them", true),
+    ("__skb_recv_udp", "packets are not seen when the application reads them", true),
+    (
+        "skb_consume_udp",
+        "the first packet is not seen that is read by a thread that has been waiting for it",
+        false,
+    ),
     ("net_dev_queue", "packets are not seen when the application sends them", true),
     ("net_dev_start_xmit", "packets are not seen when they are given to the driver", true),
     ("sched_waking", "when a thread is woken for a packet is not seen", false),
@@ -85,12 +90,14 @@ impl Kernel {
         if symbols.preemption() {
             hooks.retain(|h| !h.name.starts_with("softirq_"));
         }
-        for hook in hooks.iter_mut().filter(|h| h.present && h.kind != "tp_btf") {
+        for hook in hooks.iter_mut().filter(|h| h.present) {
             match attaches(object, symbols.addresses(), &hook.program) {
                 Ok(()) => {}
                 Err(Error::Kernel { reason, .. }) => {
                     hook.present = false;
-                    hook.reason = format!("there, but this kernel does not let it be probed: {reason}");
+                    hook.reason = format!(
+                        "there, but this kernel does not let it be probed: {reason} (TEIJI_LOG=debug shows libbpf's words)"
+                    );
                 }
                 Err(other) => return Err(other),
             }
@@ -146,6 +153,15 @@ impl Kernel {
 
 fn hook(program: &str, section: &str, btf: &Btf<'_>) -> Option<Hook> {
     let (kind, target) = section.split_once('/')?;
+    // Two programs for the two forms of a function.
+    let parameters = match program {
+        "on_recv" => Some(4),
+        "on_recv_noblock" => Some(5),
+        _ => None,
+    };
+    if parameters.is_some_and(|n| parameters_of(btf, target).is_some_and(|has| has != n)) {
+        return None;
+    }
     let present = match kind {
         "tp_btf" => btf.type_by_name::<Typedef<'_>>(&format!("btf_trace_{target}")).is_some(),
         _ => btf.type_by_name::<Func<'_>>(target).is_some(),
@@ -162,6 +178,12 @@ fn hook(program: &str, section: &str, btf: &Btf<'_>) -> Option<Hook> {
         essential,
         without: without.to_owned(),
     })
+}
+
+/// How many parameters a function has.
+fn parameters_of(btf: &Btf<'_>, function: &str) -> Option<usize> {
+    let prototype = btf.type_by_name::<Func<'_>>(function)?.referenced_type();
+    Some(FuncProto::try_from(prototype).ok()?.len())
 }
 
 /// Loads and attaches one program, and removes it.

@@ -19,6 +19,7 @@ typedef __s64 s64;
 
 #define IFF_LOOPBACK 8
 #define PAGE_SHIFT 12
+#define MSG_PEEK 2
 
 /*
  * A part of a packet that is not in its linear part. It is a bio_vec until Linux 6.8 and a skb_frag with
@@ -62,6 +63,7 @@ struct sk_buff_head {
 };
 
 struct sock {
+	struct socket *sk_socket;
 	u16 sk_protocol;
 	struct sk_buff_head sk_receive_queue;
 };

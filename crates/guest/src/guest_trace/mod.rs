@@ -57,8 +57,9 @@ pub struct Tracer {
 }
 
 fn open(object: &[u8]) -> Result<OpenObject, Error> {
-    // What libbpf has to say is in the errors.
-    libbpf_rs::set_print(None);
+    // What it has to say is in the errors. The verifier's words are too long for that.
+    let debug = std::env::var_os("TEIJI_LOG").is_some_and(|level| level == "debug");
+    libbpf_rs::set_print(debug.then_some((libbpf_rs::PrintLevel::Debug, |_, text| eprint!("{text}"))));
     ObjectBuilder::default()
         .name("guest_trace")
         .and_then(|b| b.open_memory(object))

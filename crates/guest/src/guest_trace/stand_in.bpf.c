@@ -5,9 +5,9 @@
  * a time in its queue. Not part of the product.
  *
  *   __udp_enqueue_schedule_skb     sk_data_ready, which it calls before it wakes threads, to softirq_exit
- *   skb_consume_udp                sock_recv_length
- *   inet_sendmsg                   sys_enter, sys_exit
- *   __napi_schedule                none
+ *   __skb_recv_udp                 sock_recv_length
+ *   inet_sendmsg                   sys_enter, sys_exit; sock_send_length for the filter
+ *   __napi_schedule                napi_poll, which is no interrupt
  */
 #define NO_FUNCTIONS
 #include "guest_trace.bpf.c"
@@ -45,7 +45,7 @@ int BPF_PROG(on_received, struct sock *sk, int ret, int flags)
 {
 	u64 socket = (u64)sk, *address = bpf_map_lookup_elem(&last, &socket);
 
-	return address ? consume(*address, ret) : 0;
+	return address && !(flags & MSG_PEEK) ? consume(*address) : 0;
 }
 
 SEC("tp_btf/sys_enter")
@@ -58,4 +58,17 @@ SEC("tp_btf/sys_exit")
 int BPF_PROG(on_sys_exit, void *regs, long ret)
 {
 	return has_sent();
+}
+
+/* A send of another protocol than the filter's is none. */
+SEC("tp_btf/sock_send_length")
+int BPF_PROG(on_sent_length, struct sock *sk)
+{
+	return may_follow(sk->sk_socket) ? 0 : has_sent();
+}
+
+SEC("tp_btf/napi_poll")
+int BPF_PROG(on_polled, struct napi_struct *napi)
+{
+	return scheduled(napi);
 }

@@ -368,13 +368,34 @@ fn a_packet_in_pieces_has_the_print_of_the_whole() {
     }
 }
 
+/// The guest keeps nothing for it: what does not fit into the buffer is lost, and counted.
+#[test]
+fn a_host_that_does_not_read_is_told_what_it_lost() {
+    let namespaces = Namespaces::new();
+    // More than fit into the buffer of 2 MiB, the connection, and one look.
+    let sent = 150_000;
+    let (host, _) = follow(kernel(), &format!("udp dst port {PORT}"), || {
+        let _server = namespaces.run(true, || UdpSocket::bind(address(false, 2)).unwrap());
+        namespaces.run(false, || {
+            let client = UdpSocket::bind(address(false, 1)).unwrap();
+            client.connect(address(false, 2)).unwrap();
+            for _ in 0..sent {
+                client.send(&[1]).unwrap();
+            }
+        });
+    });
+    let received = host.events.iter().filter(|e| matches!(e.kind, EventKind::Received { .. })).count() as u64;
+    assert!(host.lost > 0 && received > 0, "{received} received, {} lost", host.lost);
+    assert!(received <= sent && received + host.lost >= sent, "{received} received, {} lost", host.lost);
+}
+
 /// A kernel that lacks hooks: the rest is seen, and the host is told.
 #[test]
 fn what_a_kernel_lacks_is_said_and_the_rest_is_seen() {
     let namespaces = Namespaces::new();
     let symbols = Symbols::none();
     let kernel = Kernel::look(&symbols).unwrap();
-    let lacking = ["sched_waking", "__udp_enqueue_schedule_skb", "skb_consume_udp"];
+    let lacking = ["sched_waking", "__udp_enqueue_schedule_skb", "__skb_recv_udp"];
     let kernel = lacking.iter().fold(kernel, |kernel, name| kernel.without(name));
     assert!(!kernel.can_follow());
     let (host, welcome) = follow(kernel, &format!("udp dst port {PORT}"), || {

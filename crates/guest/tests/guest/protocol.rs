@@ -293,8 +293,13 @@ fn check_says_what_the_kernel_offers() {
     let hooks = report["hooks"].as_array().unwrap();
     let received = hooks.iter().find(|h| h["name"] == "netif_receive_skb").unwrap();
     assert_eq!((&received["present"], &received["essential"]), (&true.into(), &true.into()));
+    let forms = hooks.iter().filter(|h| h["name"] == "__skb_recv_udp").count();
+    assert_eq!(forms, 1, "a function has one form on a kernel: {report}");
     for hook in hooks.iter().filter(|h| h["present"] == false) {
         assert!(hook["reason"] != "" && hook["without"] != "", "{hook}");
+        // Every kernel lets its tracepoints be probed: this would be a program that the verifier refuses.
+        let refused = hook["reason"].as_str().unwrap().starts_with("there, but");
+        assert!(hook["kind"] != "tp_btf" || !refused, "{hook}");
     }
     let text = command().arg("check").output().unwrap();
     assert!(String::from_utf8_lossy(&text.stdout).contains("netif_receive_skb"));
