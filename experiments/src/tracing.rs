@@ -109,6 +109,17 @@ impl<'l> Trace<'l> {
         Ok(self.child.id()?)
     }
 
+    /// Waits until teiji has printed a line with this text.
+    ///
+    /// # Errors
+    /// If it has not in time.
+    pub fn wait_for(&self, text: &str, limit: Duration) -> Result<()> {
+        self.child
+            .wait_for(text, limit)
+            .with_context(|| format!("the trace {} did not say {text:?}", self.stem))?;
+        Ok(())
+    }
+
     /// Whether teiji has ended by itself.
     pub fn ended(&self) -> bool {
         self.child.ended()
@@ -165,6 +176,12 @@ impl<'l> Trace<'l> {
         let recording = if records { lab.fetch(&format!("/tmp/{stem}.teiji")).ok() } else { None };
         Ok(Traced { report, code: output.code, printed, peak_kb, recording })
     }
+}
+
+/// A report as it is after it was printed as JSON and read again: the last digit of a share may change by that.
+pub fn printed(report: &Report) -> Report {
+    let text = serde_json::to_string(report).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_else(|_| report.clone())
 }
 
 /// All requests of a recording, by start time, and its report.

@@ -4,6 +4,7 @@
 //! | module | does |
 //! | --- | --- |
 //! | [`apply`] | carries out a plan, journalled so that it can be undone whatever happens |
+//! | `companion` | a process that keeps a few privileges beside one that has given them up |
 //! | [`daemon`] | `teiji agent`: keeps deadlines and the policy in force, runs traces, answers clients |
 //! | [`backend`] | the settings of this host, from files to BPF maps |
 //! | [`observation`] | hosts as files: this one, and others |

@@ -289,7 +289,7 @@ fn a_report_before_its_cause_is_told() {
         ([48, 75, 80, 110, 130, 170], 2_000, true),
         ([47, 75, 80, 110, 130, 170], 2_000, false),
         ([60, 75, 80, 110, 130, 202], 12_000, true),
-        ([60, 75, 80, 110, 130, 215], 12_000, false),
+        ([60, 75, 80, 110, 130, 225], 12_000, false),
         ([60, 59, 80, 110, 130, 170], 1_000, true),
         ([60, 57, 80, 110, 130, 170], 1_000, false),
     ] {
@@ -299,9 +299,31 @@ fn a_report_before_its_cause_is_told() {
         assert_eq!((inside.divided, inside.violations), if divided { (1, 0) } else { (0, 1) }, "{times:?}");
         if divided {
             let one = report.vms[0].slowest[0].inside.unwrap();
-            assert_eq!(one.parts.iter().sum::<u64>(), 150_000, "{times:?}");
+            assert!([150_000, 160_000].contains(&one.parts.iter().sum::<u64>()), "{times:?}");
         }
     }
+}
+
+/// A guest that answers twice kicks once: the second answer is taken along. Only the guest knows that it was sent after the
+/// kick; without its report that time would count as the worker's.
+#[test]
+fn a_kick_before_the_answer_was_sent_is_that_of_an_earlier_one() {
+    let end = |times| {
+        let items = [clocked(1_000)].into_iter().chain(reports(0, 1, times)).chain(printed(0, 1));
+        let report = report(items, 4 * S);
+        assert_eq!(report.vms[0].inside.as_ref().unwrap().divided, 1);
+        let request = &report.vms[0].slowest[0];
+        let of = |stage| request.stages.iter().find(|s| s.stage == stage).unwrap().ns / 1000;
+        (
+            request.coalesced_kick,
+            of(Stage::Guest),
+            of(Stage::VhostTx),
+            request.inside.unwrap().parts[4] / 1000,
+        )
+    };
+    // Sent 10 µs after it was begun; kicked at 200 µs, and on the tap at 210 µs.
+    assert_eq!(end([60, 75, 80, 110, 130, 170]), (false, 150, 10, 30));
+    assert_eq!(end([60, 75, 80, 110, 130, 195]), (true, 160, 0, 15));
 }
 
 /// What one guest reports says nothing about the packets of another, whatever prints it claims.

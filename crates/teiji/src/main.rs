@@ -5,11 +5,13 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let args = <teiji::args::Args as clap::Parser>::parse();
-    // An agent runs in the background, so it logs what it does; systemd adds the time.
-    let level = if matches!(args.command, teiji::args::Command::Agent(_) | teiji::args::Command::Front) {
-        "info"
-    } else {
-        "warn"
+    use teiji::args::Command;
+    let level = match args.command {
+        // An agent runs in the background, so it logs what it does; systemd adds the time.
+        Command::Agent(_) | Command::Front => "info",
+        // Which VMs come, and which guests report.
+        Command::Trace(_) => "warn,teiji_agent::trace=info",
+        _ => "warn",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| level.into());
     // The library would use colour for any destination, including files and the journal.

@@ -140,15 +140,24 @@ impl InsideTable {
         }
     }
 
+    /// Whether a guest has sent the packet with this print only after `kick`: then that kick was for an earlier one.
+    pub(super) fn sent_after(&mut self, pid: u32, print: u64, kick: u64) -> bool {
+        let Some(guest) = self.guest(pid) else { return false };
+        let error = guest.error;
+        guest.packets.get_mut(&print).is_some_and(|packet| packet.sent > kick.saturating_add(error))
+    }
+
+    /// The guest of the VM with this process id. One that connects again has a new stream.
+    fn guest(&mut self, pid: u32) -> Option<&mut Guest> {
+        let latest =
+            self.guests.iter().filter(|(_, guest)| guest.pid == pid).map(|(stream, _)| *stream).max();
+        latest.and_then(|stream| self.guests.get_mut(&stream))
+    }
+
     /// Divides the time from `entered` to `left` of a request of the VM with this process id, whose packets have these
     /// prints; 0: not known.
     pub(super) fn divide(&mut self, pid: u32, prints: [u64; 2], entered: u64, left: u64) -> Division {
-        // A guest that connects again has a new stream.
-        let latest =
-            self.guests.iter().filter(|(_, guest)| guest.pid == pid).map(|(stream, _)| *stream).max();
-        let Some(guest) = latest.and_then(|stream| self.guests.get_mut(&stream)) else {
-            return Division::NotReported;
-        };
+        let Some(guest) = self.guest(pid) else { return Division::NotReported };
         let [request, response] = prints.map(|print| guest.packets.remove(&print));
         let (Some(request), Some(response)) = (request, response) else { return Division::Incomplete };
         if request.received == 0 || response.sent == 0 {

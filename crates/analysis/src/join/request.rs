@@ -277,7 +277,13 @@ impl RequestTable {
     /// The response has left: completes its request.
     pub(super) fn complete(&mut self, sent: &OutboundPacket, c: &mut Common, sink: Sink) {
         let Some(id) = sent.request() else { return };
-        let Some(open) = self.open.get(id) else { return };
+        let Some(open) = self.open.get_mut(id) else { return };
+        if let Some((at, _)) = open.kick
+            && self.inside.sent_after(c.pids[open.vm as usize], open.print, at)
+        {
+            open.kick = None;
+        }
+        let open = &*open;
         let start = open.inbound.as_ref().map_or(0, |packet| packet.start);
         let validity = if !open.validity.is_valid() {
             open.validity

@@ -1,0 +1,214 @@
+//! Guests that report their part of the path, in one boot of the lab. Needs root; takes minutes if the lab host is
+//! emulated.
+//!
+//! Reports are compared with what the host saw of the same requests, never with fixed times.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use teiji_experiments::load::{self, Figures};
+use teiji_experiments::path::{agrees, excused, only};
+use teiji_experiments::tracing::{self, Lab, Trace, Traced};
+use teiji_lab::harness::{self, Shared};
+use teiji_lab::{Child, Guest, GuestSpec};
+use teiji_model::report::{GuestPart, Inside, Joined, Report, VmReport};
+use teiji_model::stage::Stage;
+
+const TRACE: &str = "--vm vm1 --guest --flow 'udp port 7'";
+/// In an emulated machine, programs are first read over a network file system, and the verifier takes seconds.
+const START: Duration = Duration::from_secs(180);
+
+static LAB: Shared<Lab> =
+    Shared::new("the lab", || Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("guest")).unwrap());
+/// A guest with two vCPUs, an echo server, and the program that reports.
+static VM1: Shared<(Guest<'static>, Child, Child)> = Shared::new("the guest vm1", || {
+    // The guest gets the program as a disk.
+    let program = "-drive if=none,id=guest,format=raw,readonly=on,file=/mnt/bin/teiji-guest \
+                   -device virtio-blk-pci,drive=guest,serial=guest";
+    let spec = GuestSpec {
+        vcpus: 2,
+        pins: vec![2, 3],
+        vhost_cpu: Some(load::VHOST_CPU),
+        qemu_args: program.split_whitespace().map(str::to_owned).collect(),
+        ..GuestSpec::named("vm1")
+    };
+    let guest = LAB.host.guest(&spec).unwrap();
+    let install = "for d in /sys/block/vd*; do [ \"$(cat $d/serial)\" != guest ] || cat /dev/${d##*/} >/run/teiji-guest; done; \
+                   chmod +x /run/teiji-guest";
+    guest.run_for(install, START).unwrap().ok().unwrap();
+    let server = load::echo_server(&LAB.host, &guest).unwrap();
+    let reports = serve(&guest);
+    (guest, server, reports)
+});
+
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![
+        the_guests_kernel_has_every_hook,
+        a_guest_divides_its_time_and_the_clock_contradicts_nothing,
+        the_part_of_the_path_that_is_slow_in_the_guest_is_shown,
+        pings_are_answered_by_the_guests_kernel,
+        sip_requests_are_divided,
+        a_guest_that_talks_nonsense_harms_nobody,
+        a_guest_without_the_program_is_seen_from_the_host,
+    ];
+    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
+}
+
+fn vm1() -> &'static Guest<'static> {
+    &VM1.0
+}
+
+/// Starts the program in a guest.
+fn serve(guest: &Guest<'_>) -> Child {
+    let program = guest.spawn("exec /run/teiji-guest serve 2>&1").unwrap();
+    program.wait_for("waiting for the host", START).unwrap();
+    program
+}
+
+/// Traces while requests are sent. The guest attaches its probes first: the trace says when it reports.
+fn traced(stem: &str, arguments: &str, load: impl FnOnce() -> Figures) -> (Traced, Figures) {
+    let trace = Trace::start(&LAB, stem, arguments, true).unwrap();
+    trace.wait_for("reports its part of the path", START).unwrap();
+    let called = load();
+    // What the guest reports of the last requests is on its way.
+    std::thread::sleep(Duration::from_secs(1));
+    (trace.stop().unwrap(), called)
+}
+
+fn echo(count: u64) -> Figures {
+    load::echo(&LAB.host, vm1(), 50.0, count).unwrap()
+}
+
+fn inside(report: &Report) -> (&VmReport, &Inside) {
+    let vm = only(report).unwrap();
+    (vm, vm.inside.as_ref().unwrap_or_else(|| panic!("the guest reported nothing: {:?}", report.guests)))
+}
+
+/// Every request that is divided: its parts add up to what the host saw, and the recording says the same.
+fn all_requests(traced: &Traced) -> Vec<Joined> {
+    let (all, replayed) = tracing::requests(traced.recording.as_deref().unwrap()).unwrap();
+    assert!(tracing::printed(&replayed) == traced.report, "replay differs from the live report");
+    for joined in &all {
+        let request = &joined.request;
+        let Some(one) = request.inside else { continue };
+        let guest = request.stages.iter().find(|stage| stage.stage == Stage::Guest).unwrap().ns;
+        assert_eq!(one.parts.iter().sum::<u64>(), guest + request.preempted, "{request:?}");
+    }
+    all
+}
+
+fn share(inside: &Inside, part: GuestPart) -> f64 {
+    inside.parts.iter().find(|p| p.part == part).unwrap().time_share
+}
+
+fn the_guests_kernel_has_every_hook() {
+    let checked = vm1().run_for("/run/teiji-guest check", START).unwrap();
+    assert_eq!(checked.code, 0, "{} {}", checked.text(), checked.err_text());
+}
+
+fn a_guest_divides_its_time_and_the_clock_contradicts_nothing() {
+    let (traced, called) = traced("divided", TRACE, || echo(500));
+    let (vm, inside) = inside(&traced.report);
+    agrees("complete", vm.requests.complete, called.received, excused(&traced).unwrap()).unwrap();
+    let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
+    eprintln!("{inside:?} {guest:?}");
+    assert_eq!(inside.violations, 0, "{guest:?}");
+    // The guest counts what it lost, and the analysis what came too late.
+    let excused = guest.lost + guest.refused;
+    assert!(
+        inside.undivided <= excused,
+        "{} of {} undivided, {guest:?}",
+        inside.undivided,
+        vm.requests.complete
+    );
+    assert!(guest.clock_error <= 5_000, "the clock may be wrong by {} ns", guest.clock_error);
+    assert_eq!(
+        all_requests(&traced).iter().filter(|j| j.request.inside.is_some()).count() as u64,
+        inside.divided
+    );
+}
+
+/// Busy loops share a vCPU with the server, which has the lowest priority: then the packet waits in the socket.
+fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
+    let quiet = traced("quiet", TRACE, || echo(150)).0;
+    let server = "pid=$(pgrep -f '[u]dp-echo --port')";
+    vm1().run(&format!("{server}; taskset -cp 1 $pid; renice -n 19 $pid")).unwrap().ok().unwrap();
+    let hogs = vm1().spawn("exec teiji-lab hog --cpu 1 --threads 3").unwrap();
+    hogs.wait_for("busy", START).unwrap();
+    let busy = traced("busy", TRACE, || echo(150)).0;
+    hogs.kill().unwrap();
+    vm1().run(&format!("{server}; taskset -cp 0,1 $pid; renice -n 0 $pid")).unwrap().ok().unwrap();
+    let ((_, before), (_, after)) = (inside(&quiet.report), inside(&busy.report));
+    let of = |inside: &Inside| share(inside, GuestPart::SocketWait);
+    let means = |inside: &Inside| inside.parts.iter().map(|p| p.dist.mean as u64).collect::<Vec<_>>();
+    eprintln!("{:?} ns, beside busy loops {:?}", means(before), means(after));
+    assert!(of(after) > 0.5 && of(after) > 1.5 * of(before), "{before:?} {after:?}");
+    let wake_up = |inside: &Inside| inside.wake_up.map_or(0, |d| d.p50);
+    assert!(wake_up(after) > 2 * wake_up(before), "{} to {} ns", wake_up(before), wake_up(after));
+}
+
+fn pings_are_answered_by_the_guests_kernel() {
+    let trace = Trace::start(&LAB, "pings", "--vm vm1 --guest --flow icmp", true).unwrap();
+    trace.wait_for("reports its part of the path", START).unwrap();
+    load::ping(&LAB.host, vm1(), 20.0, 100).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let traced = trace.stop().unwrap();
+    let (vm, inside) = inside(&traced.report);
+    assert!(inside.divided > 0 && inside.violations == 0, "{inside:?} of {:?}", vm.requests);
+    assert_eq!((share(inside, GuestPart::SocketWait), share(inside, GuestPart::App)), (0.0, 0.0));
+    all_requests(&traced);
+}
+
+fn sip_requests_are_divided() {
+    let server = load::sip_server(&LAB.host, vm1()).unwrap();
+    let trace =
+        Trace::start(&LAB, "sip", "--vm vm1 --guest --flow 'udp port 5060' --match sip", true).unwrap();
+    trace.wait_for("reports its part of the path", START).unwrap();
+    load::call(&LAB.host, vm1(), 10.0, 50).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let traced = trace.stop().unwrap();
+    drop(server);
+    let (vm, inside) = inside(&traced.report);
+    eprintln!("{inside:?}");
+    let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
+    assert!(inside.undivided <= guest.lost + guest.refused, "{inside:?} of {:?}", vm.requests);
+    assert!(inside.divided > 0 && inside.violations == 0, "{inside:?} of {:?}", vm.requests);
+    all_requests(&traced);
+}
+
+/// What listens on the port sends garbage without end. The trace goes on; the VM is seen from the host.
+fn a_guest_that_talks_nonsense_harms_nobody() {
+    VM1.2.kill().unwrap();
+    for (stem, garbage) in [
+        ("zeros", "cat /dev/zero"),
+        ("random", "cat /dev/urandom"),
+        ("silent", "sleep 1000"),
+        ("welcome", "printf '\\377\\377\\377\\377A'; sleep 1000"),
+    ] {
+        let socat = format!("exec socat VSOCK-LISTEN:7413,fork SYSTEM:\"{garbage}\"");
+        let liar = vm1().spawn(&socat).unwrap();
+        let trace = Trace::start(&LAB, stem, TRACE, true).unwrap();
+        let called = echo(100);
+        let traced = trace.stop().unwrap();
+        liar.kill().unwrap();
+        let vm = only(&traced.report).unwrap();
+        agrees("complete", vm.requests.complete, called.received, excused(&traced).unwrap()).unwrap();
+        assert!(vm.inside.as_ref().is_none_or(|inside| inside.divided == 0), "{:?}", vm.inside);
+        all_requests(&traced);
+        if stem != "silent" {
+            assert!(traced.printed.contains("reports nothing"), "{stem}: {}", traced.printed);
+        }
+    }
+}
+
+fn a_guest_without_the_program_is_seen_from_the_host() {
+    let trace = Trace::start(&LAB, "without", TRACE, false).unwrap();
+    let called = echo(50);
+    let traced = trace.stop().unwrap();
+    let vm = only(&traced.report).unwrap();
+    agrees("complete", vm.requests.complete, called.received, excused(&traced).unwrap()).unwrap();
+    assert_eq!(vm.inside, None);
+    assert!(traced.printed.contains("no teiji-guest runs in it"), "{}", traced.printed);
+}
