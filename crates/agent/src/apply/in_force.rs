@@ -3,13 +3,26 @@
 //!
 //! A boot resets every setting, but the policy stays in force: an agent then applies it again.
 
-use super::error::Error;
+use super::error::{Error, Message};
 use super::journal::{HeldFile, line};
 use super::store::{HELD, Store};
 use super::{Clock, Engine, SettingsBackend};
 use std::time::Duration;
 use teiji_model::policy::KeptPolicy;
 use teiji_model::resource::ResourceError;
+
+/// What an agent has to keep.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToKeep {
+    /// What was recovered from.
+    pub messages: Vec<Message>,
+    /// For how long an apply can still be confirmed: until then nothing is to be changed.
+    pub lease: Option<Duration>,
+    /// The policy in force, unless an apply waits for its confirmation.
+    pub policy: Option<KeptPolicy>,
+    /// Whether `held.json` was written.
+    pub written: bool,
+}
 
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// The policy in force. Changes nothing.
@@ -20,29 +33,35 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         Ok(self.any_held_file()?.and_then(|file| file.policy))
     }
 
-    /// Forgets what is held of tasks and devices that are gone, and removes the leftovers of VMs that have ended. Does
-    /// nothing while a transaction is in progress. Returns whether it has written the file.
+    /// What an agent has to keep now. Recovers from what an ended process left behind first, as that may end the policy, and
+    /// forgets what is held of tasks and devices that are gone. All under one lock: the answer is of one instant, and an
+    /// agent's [`Options::only_while`](super::Options::only_while) says whether it still holds when it changes something.
     ///
     /// # Errors
-    /// [`Error::Busy`]; if a file is damaged, or cannot be read or written.
-    pub fn forget_gone(&self) -> Result<bool, Error> {
+    /// [`Error::Busy`]; if a file is damaged, or cannot be read or written; if a setting cannot be restored.
+    pub fn to_keep(&self) -> Result<ToKeep, Error> {
         let _lock = self.locked(Duration::ZERO)?;
-        if self.transaction()?.is_some() {
-            return Ok(false);
+        let messages = self.recover_locked()?;
+        if let Some((_, left)) = self.awaiting()? {
+            return Ok(ToKeep { messages, lease: Some(left), ..ToKeep::default() });
         }
-        let mut written = false;
-        if let Some(mut file) = self.held_file()? {
-            let before = file.held.settings.len();
-            file.held
-                .settings
-                .retain(|setting, _| !matches!(self.backend().read(setting), Err(ResourceError::Gone(_))));
-            if file.held.settings.len() != before {
-                self.write_held(&file)?;
-                written = true;
-            }
+        let policy = self.policy()?;
+        let written = policy.is_some() && self.forget_gone()?;
+        Ok(ToKeep { messages, lease: None, policy, written })
+    }
+
+    /// Forgets what is held of tasks and devices that are gone. Returns whether it has written the file. With the lock
+    /// held, while no transaction is in progress.
+    fn forget_gone(&self) -> Result<bool, Error> {
+        let Some(mut file) = self.held_file()? else { return Ok(false) };
+        let before = file.held.settings.len();
+        let gone = |setting: &_| matches!(self.backend().read(setting), Err(ResourceError::Gone(_)));
+        file.held.settings.retain(|setting, _| !gone(setting));
+        let changed = file.held.settings.len() != before;
+        if changed {
+            self.write_held(&file)?;
         }
-        self.backend().remove_leftovers();
-        Ok(written)
+        Ok(changed)
     }
 
     /// Of a plan without any step. With the lock held.

@@ -92,14 +92,6 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         Ok(journal.and_then(|journal| self.left(&journal).map(|left| (journal, left))))
     }
 
-    /// For how long an apply can still be confirmed; `None` if none waits for it. Changes nothing and needs no lock.
-    ///
-    /// # Errors
-    /// If the file is damaged or cannot be read.
-    pub fn lease(&self) -> Result<Option<Duration>, Error> {
-        Ok(self.awaiting()?.map(|(_, left)| left))
-    }
-
     /// Undoes a transaction that waits for a confirmation. With the lock held.
     pub(super) fn end_lease(&self, journal: &Journal) -> Result<Vec<super::Message>, Error> {
         let outcome = self.undo(journal, true);

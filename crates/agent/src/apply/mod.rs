@@ -53,6 +53,7 @@ pub mod store;
 mod undo;
 
 pub use error::{Error, Failed, Failure, Message};
+pub use in_force::ToKeep;
 pub use rollback::{Rollback, RolledBack};
 
 use clock::{Clock, SystemClock};
@@ -124,6 +125,8 @@ pub struct Options {
     /// The policy that the plan was made for. Once the plan is committed it is *in force*: an agent keeps it as the host
     /// changes, until another one is applied or everything is rolled back.
     pub policy: Option<KeptPolicy>,
+    /// Refuse unless this policy is in force: somebody may have applied another one, or rolled back, since the plan was made.
+    pub only_while: Option<KeptPolicy>,
 }
 
 /// What `apply` is doing.
@@ -196,6 +199,9 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         let mut messages = self.recover_locked()?;
         if let Some((journal, left)) = self.awaiting()? {
             return Err(Error::Awaiting { pid: journal.header.pid, left });
+        }
+        if options.only_while.is_some() && self.policy()? != options.only_while {
+            return Err(Error::OtherPolicy);
         }
         self.unchanged(plan)?;
         if plan.steps.is_empty() {

@@ -32,6 +32,7 @@ use teiji_host::watch::{Hint, Watch};
 use teiji_host::{Root, kernel};
 use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::plan::{Plan, Step};
+use teiji_model::policy::KeptPolicy;
 use teiji_model::resource::ResourceKind;
 use teiji_model::status::AgentStatus;
 use teiji_model::text::printable;
@@ -311,37 +312,34 @@ impl Reconciler {
             Err(error) => return Err(format!("cannot use {}: {error}", self.state.display())),
         }
         let engine = self.engine().map_err(|e| explained(&e))?;
-        let kept = engine.policy().map_err(|e| explained(&e))?;
-        look.policy = Some(match &kept {
-            Some(kept) => (kept.files(), Some(kept.since)),
-            None => (Vec::new(), None),
-        });
-        match engine.recover(Duration::ZERO) {
-            Ok(messages) => messages.iter().for_each(|message| tracing::warn!("{message}")),
+        let to_keep = engine.to_keep();
+        // Recovering may have ended it. It is shown also if nothing can be changed now.
+        let shown = engine.policy().map_err(|e| explained(&e))?;
+        look.policy = Some(shown.map_or_else(Default::default, |policy| (policy.files(), Some(policy.since))));
+        let to_keep = match to_keep {
+            Ok(to_keep) => to_keep,
             Err(apply::Error::Busy(_)) => return later(look),
             Err(error) => return Err(explained(&error)),
-        }
-        if let Some(left) = engine.lease().map_err(|e| explained(&e))? {
-            (look.lease, look.unfinished) = (Some(left), true);
+        };
+        to_keep.messages.iter().for_each(|message| tracing::warn!("{message}"));
+        look.written = to_keep.written;
+        if to_keep.lease.is_some() {
+            (look.lease, look.unfinished) = (to_keep.lease, true);
             return Ok(());
         }
-        let Some(kept) = kept else { return Ok(()) };
-        let known = kept.vms.clone();
-        let loaded = policy::of_kept(kept).map_err(|e| format!("the policy in force cannot be read: {e}"))?;
-        match engine.forget_gone() {
-            Ok(written) => look.written |= written,
-            Err(apply::Error::Busy(_)) => return later(look),
-            Err(error) => return Err(explained(&error)),
-        }
+        let Some(kept) = to_keep.policy else { return Ok(()) };
+        let loaded =
+            policy::of_kept(kept.clone()).map_err(|e| format!("the policy in force cannot be read: {e}"))?;
         let seen = observation::capture(&Root::default(), &engine).map_err(|e| e.to_string())?;
         let observed = &seen.observed;
         look.vms = observed.vms.iter().map(|vm| vm.vm.pid).collect();
         look.groups = groups_of(&observed.vms);
-        let wanted = present(&loaded.policy, observed, &known);
+        let wanted = present(&loaded.policy, observed, &kept.vms);
         look.absent = wanted.absent;
         let whole = plan(&wanted.policy, observed, &seen.held)
             .map_err(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
-        self.carry_out(&engine, &whole, observed, &seen.held, look)
+        let changes = Changes { engine: &engine, whole: &whole, kept: &kept };
+        self.carry_out(&changes, observed, &seen.held, look)
     }
 
     /// A part could not be carried out. That is a problem if it is so twice in a row: a VM may have ended, or a thread may
@@ -359,12 +357,12 @@ impl Reconciler {
     /// Carries out the parts of a plan that can be.
     fn carry_out(
         &self,
-        engine: &Engine<HostBackend>,
-        whole: &Plan,
+        changes: &Changes<'_>,
         observed: &Observed,
         held: &teiji_model::plan::Held,
         look: &mut Look,
     ) -> Result<(), String> {
+        let whole = changes.whole;
         let mut possible = Vec::new();
         let since_boot = SystemClock.since_boot();
         for part in parts(whole, observed, held) {
@@ -386,14 +384,14 @@ impl Reconciler {
             return Ok(());
         }
         let all: BTreeSet<usize> = (0..possible.len()).collect();
-        match apply_steps(engine, &steps_of(whole, &possible, &all)) {
+        match changes.make(&possible, &all) {
             Ok(changed) => look.changed += changed,
             Err(Failure::Busy) => return later(look),
             Err(Failure::Failed(why)) if possible.len() == 1 => self.failed(&possible[0], &why, look),
             // One of them cannot be carried out, and everything has been undone.
             Err(Failure::Failed(_)) => {
                 for (index, part) in possible.iter().enumerate() {
-                    match apply_steps(engine, &steps_of(whole, &possible, &BTreeSet::from([index]))) {
+                    match changes.make(&possible, &BTreeSet::from([index])) {
                         Ok(changed) => look.changed += changed,
                         Err(Failure::Busy) => return later(look),
                         Err(Failure::Failed(why)) => self.failed(part, &why, look),
@@ -422,23 +420,36 @@ fn steps_of(whole: &Plan, parts: &[Part], wanted: &BTreeSet<usize>) -> Vec<Step>
 }
 
 enum Failure {
+    /// Somebody else changes settings, or has changed which policy is in force.
     Busy,
     Failed(String),
 }
 
-/// Returns how many settings were changed.
-fn apply_steps(engine: &Engine<HostBackend>, steps: &[Step]) -> Result<u64, Failure> {
-    let plan = Plan { steps: steps.to_vec(), ..Plan::default() };
-    let done = engine.apply(&plan, &Options::default(), &mut |_| {}, &AtomicBool::new(false));
-    match done {
-        Ok(applied) => {
-            for message in &applied.messages {
-                tracing::warn!("{message}");
+/// What is to be changed for the policy in force.
+struct Changes<'a> {
+    engine: &'a Engine<HostBackend>,
+    whole: &'a Plan,
+    kept: &'a KeptPolicy,
+}
+
+impl Changes<'_> {
+    /// Takes the steps of the wanted ones of these parts, unless another policy is in force by now. Returns how many
+    /// settings were changed.
+    fn make(&self, parts: &[Part], wanted: &BTreeSet<usize>) -> Result<u64, Failure> {
+        let plan = Plan { steps: steps_of(self.whole, parts, wanted), ..Plan::default() };
+        let options = Options { only_while: Some(self.kept.clone()), ..Options::default() };
+        match self.engine.apply(&plan, &options, &mut |_| {}, &AtomicBool::new(false)) {
+            Ok(applied) => {
+                for message in &applied.messages {
+                    tracing::warn!("{message}");
+                }
+                Ok(applied.changed as u64)
             }
-            Ok(applied.changed as u64)
+            Err(apply::Error::Busy(_) | apply::Error::Awaiting { .. } | apply::Error::OtherPolicy) => {
+                Err(Failure::Busy)
+            }
+            Err(error) => Err(Failure::Failed(explained(&error))),
         }
-        Err(apply::Error::Busy(_) | apply::Error::Awaiting { .. }) => Err(Failure::Busy),
-        Err(error) => Err(Failure::Failed(explained(&error))),
     }
 }
 

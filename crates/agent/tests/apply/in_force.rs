@@ -109,9 +109,91 @@ fn the_same_files_applied_again_mean_the_vms_of_now() {
 fn what_is_gone_is_forgotten() {
     let sim = Sim::new(before());
     apply(&sim, &plan(&before(), &wanted()), Some(policy("p"))).unwrap();
-    assert!(!sim.engine().forget_gone().unwrap());
+    let written = || sim.engine().to_keep().unwrap().written;
+    assert!(!written());
     sim.0.settings.borrow_mut().remove(&threads());
-    assert!(sim.engine().forget_gone().unwrap());
+    assert!(written());
     assert_eq!((sim.engine().policy().unwrap(), sim.held().settings.len()), (Some(policy("p")), 1));
-    assert!(!sim.engine().forget_gone().unwrap());
+    assert!(!written());
+}
+
+/// What the policies of these tests ask for.
+fn asked(policy: &KeptPolicy) -> Vec<(Resource, Value)> {
+    match policy.sources[0].text.as_str() {
+        "p" => wanted().into(),
+        _ => vec![(Resource::HaltPoll, Value::Nanoseconds(3)), (threads(), Value::Cpus(cpus("0-3")))],
+    }
+}
+
+/// What an agent does when it looks at the host; somebody else does `meanwhile`, before it changes anything.
+fn look(sim: &Sim, meanwhile: impl FnOnce()) -> Result<(), Error> {
+    let keep = sim.engine().to_keep()?;
+    let Some(kept) = keep.policy else { return Ok(()) };
+    let now = sim.settings();
+    let steps: Vec<_> = asked(&kept).into_iter().filter(|(s, v)| now[s] != *v).collect();
+    meanwhile();
+    let options = Options { only_while: Some(kept), ..Options::default() };
+    sim.engine().apply(&plan(&now, &steps), &options, &mut |_| {}, &AtomicBool::new(false)).map(drop)
+}
+
+/// A rollback that was interrupted is completed, and ends the policy, before the agent knows what to keep.
+#[test]
+fn an_agent_does_not_bring_back_what_is_rolled_back_wherever_that_is_killed() {
+    let mut ended_policy = 0;
+    for k in 1.. {
+        let sim = Sim::new(before());
+        apply(&sim, &plan(&before(), &wanted()), Some(policy("p"))).unwrap();
+        let ended = sim.killed_at(k, |sim| sim.engine().rollback(&Rollback::default()).map(drop));
+        for _ in 0..2 {
+            look(&sim, || ()).unwrap();
+            match sim.engine().policy().unwrap() {
+                Some(_) => assert_eq!(sim.settings(), with(&before(), &wanted()), "killed at {k}"),
+                None => assert_eq!((sim.settings(), sim.held().settings.len()), (before(), 0), "killed at {k}"),
+            }
+        }
+        ended_policy += usize::from(sim.engine().policy().unwrap().is_none());
+        if ended.is_some() {
+            break;
+        }
+    }
+    assert!(ended_policy > 5, "{ended_policy}");
+}
+
+/// Between what the agent reads and what it changes there may be any other command, wherever that is killed.
+#[test]
+fn an_agent_changes_nothing_for_a_policy_that_is_not_in_force_any_more() {
+    let commands: [(&str, &dyn Fn(&Sim)); 2] = [
+        ("rollback", &|sim| drop(sim.engine().rollback(&Rollback::default()))),
+        ("apply", &|sim| {
+            let now = sim.settings();
+            let steps: Vec<_> = asked(&policy("q")).into_iter().filter(|(s, v)| now[s] != *v).collect();
+            drop(apply(sim, &plan(&now, &steps), Some(policy("q"))));
+        }),
+    ];
+    for (name, command) in commands {
+        let mut refused = false;
+        for k in 1.. {
+            let sim = Sim::new(before());
+            apply(&sim, &plan(&before(), &wanted()), Some(policy("p"))).unwrap();
+            // Something that the agent sets again.
+            sim.set(Resource::HaltPoll, Value::Nanoseconds(1));
+            let mut ended = false;
+            let looked = look(&sim, || ended = sim.killed_at(k, |sim| command(sim)).is_some());
+            refused |= matches!(looked, Err(Error::OtherPolicy));
+            sim.engine().recover(Duration::ZERO).unwrap();
+            let settings = sim.settings();
+            let what = format!("{name} killed at {k}: {looked:?}: {settings:?}");
+            match sim.engine().policy().unwrap() {
+                None => assert_eq!((settings, sim.held().settings.len()), (before(), 0), "{what}"),
+                Some(kept) if kept == policy("q") => {
+                    assert_eq!(settings, with(&before(), &asked(&kept)), "{what}");
+                }
+                Some(_) => {}
+            }
+            if ended {
+                break;
+            }
+        }
+        assert!(refused, "{name}");
+    }
 }
