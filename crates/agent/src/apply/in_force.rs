@@ -1,10 +1,12 @@
 //! The policy that is in force: the one that was applied last, and not rolled back since. It is part of `held.json`, so
 //! that it is in force exactly when its changes are committed.
 //!
-//! A boot resets every setting, but the policy stays in force: an agent then applies it again.
+//! A boot resets every setting, but the policy stays in force: an agent then applies it again. Which policy that is after a
+//! boot that interrupted a transaction, the journal says: none after a rollback that has begun, whose policy may be what
+//! has brought the host down; the new one after an apply that was committed.
 
 use super::error::{Error, Message};
-use super::journal::{HeldFile, line};
+use super::journal::{Direction, HeldFile, Journal, line};
 use super::store::{HELD, Store};
 use super::{Clock, Engine, SettingsBackend};
 use std::time::Duration;
@@ -88,12 +90,29 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         self.write_held(&file)
     }
 
-    /// Forgets what was held before the host has booted. With the lock held.
-    pub(super) fn forget_other_boot(&self) -> Result<(), Error> {
-        match self.any_held_file()?.and_then(|file| file.policy) {
-            Some(policy) => self.write_held(&HeldFile { policy: Some(policy), ..HeldFile::none(&self.boot) }),
-            None => self.store.remove(HELD).map_err(|e| self.state("remove", HELD, e)),
+    /// Forgets what was held before the host has booted, and ends the transaction that the boot has interrupted, if there is
+    /// one. With the lock held.
+    pub(super) fn forget_other_boot(&self, interrupted: Option<&Journal>) -> Result<(), Error> {
+        let former = self.any_held_file()?.and_then(|file| file.policy);
+        let (policy, last) = match interrupted {
+            None => (former, String::new()),
+            Some(journal) => {
+                let policy = match (journal.header.direction, &journal.header.policy) {
+                    (Direction::Back { .. }, _) => None,
+                    (Direction::Forward, Some(new)) if self.committed(journal)? => Some(new.clone()),
+                    (Direction::Forward, _) => former,
+                };
+                (policy, journal.header.id.clone())
+            }
+        };
+        // Before the transaction is removed, and with its id: whoever is killed between the two decides the same again.
+        match policy {
+            Some(policy) => {
+                self.write_held(&HeldFile { policy: Some(policy), last, ..HeldFile::none(&self.boot) })?;
+            }
+            None => self.store.remove(HELD).map_err(|e| self.state("remove", HELD, e))?,
         }
+        if interrupted.is_some() { self.clear() } else { Ok(()) }
     }
 
     fn write_held(&self, file: &HeldFile) -> Result<(), Error> {

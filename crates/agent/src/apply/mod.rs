@@ -26,7 +26,8 @@
 //!
 //! The lines of a transaction alone decide what to do if its process has ended. Undoing depends only on the values
 //! that are found, so it may be interrupted and started again at any instant, and it needs no space on the disk. After
-//! a boot all of this is void but for the policy in force, because the kernel forgets every setting.
+//! a boot all of this is void but for the policy in force, because the kernel forgets every setting; a rollback that has
+//! begun has ended that, too.
 //!
 //! | module | does |
 //! | --- | --- |
