@@ -221,6 +221,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 }
                 Lease::Confirmed => return Ok(Applied { changed: plan.steps.len(), messages }),
                 Lease::Undone => return Err(Error::UndoneByAnother),
+                Lease::Unknown(why @ Error::Unfinished { .. }) => return Err(why),
                 Lease::Unknown(why) => return Err(Error::FateUnknown(Box::new(why))),
             }
         }

@@ -2,7 +2,7 @@
 //! host is in the end as before or as wanted, and the process that waits says which.
 
 use crate::common::{cpus, task};
-use crate::sim::{Settings, Sim, plan, with};
+use crate::sim::{Disk, Settings, Sim, plan, with};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use teiji_agent::apply::{Error, Message, Progress, Rollback};
@@ -107,6 +107,26 @@ fn a_confirmation_is_known_however_late_it_is_looked_for() {
     };
     assert!(wait_while(&sim, &[(confirm_and_go_on, 0)]).0.is_ok());
     assert_eq!(sim.settings()[&Resource::ThreadCpus(task(1))], Value::Cpus(cpus("3")));
+}
+
+/// The disk takes what it says it has not taken, at each operation of the confirmation: the commit is withdrawn, or it is not.
+#[test]
+fn a_commit_that_is_withdrawn_is_not_told_as_confirmed() {
+    let mut seen = [0; 2];
+    for n in 1..12 {
+        let sim = Sim::new(before());
+        let mut confirmed = false;
+        let result = sim.apply_within(&plan(&before(), &wanted()), 60, &mut |progress| {
+            if matches!(progress, Progress::Waiting { .. }) && !std::mem::replace(&mut confirmed, true) {
+                sim.0.disk.set(Disk::Lies(sim.operations() + n));
+                drop(sim.engine().confirm());
+                sim.0.disk.set(Disk::Fine);
+            }
+        });
+        seen[usize::from(result.is_ok())] += 1;
+        is_whole(&sim, &result.map(drop), &format!("the disk lies at {n}"));
+    }
+    assert!(seen.iter().all(|n| *n > 1), "{seen:?}");
 }
 
 #[test]
