@@ -6,7 +6,7 @@ mod common;
 
 use common::{at, channel, host, link, nic, task, vm};
 use std::collections::BTreeMap;
-use teiji_control::plan::{Of, meant, parts, plan, present};
+use teiji_control::plan::{Of, meant, parts, plan, possible, present};
 use teiji_model::cpus::CpuSet;
 use teiji_model::observed::{DeadlineSupport, Observed};
 use teiji_model::plan::{Held, Hold};
@@ -157,6 +157,79 @@ fn what_somebody_else_has_changed_is_foreign() {
     observed.settings.insert(thread, ours);
     let divided = parts(&plan_now(&observed), &observed, &held);
     assert!(divided.iter().all(|part| part.foreign.is_empty()));
+}
+
+/// Of every section in turn one key asks for what the host cannot do: the others are planned as they are without it, and
+/// what teiji holds for it stays.
+#[test]
+fn a_problem_of_one_section_keeps_no_other_from_being_planned() {
+    let observed = with(&[("sip1", 100), ("sip2", 200)], &["eth0", "eth1"]);
+    let none = Held::default();
+    let offline = || Some(at("99".parse::<CpuSet>().unwrap(), 91));
+    type Change = fn(&mut Policy, Option<teiji_model::policy::Located<CpuSet>>);
+    let cases: [(&str, &[&str], Change); 5] = [
+        ("sip2", &["the host", "eth0", "eth1", "sip1"], |p, cpus| p.vms[1].vcpu_cpus = cpus),
+        ("eth0", &["the host", "eth1", "sip1", "sip2"], |p, cpus| p.links[0].irq_cpus = cpus),
+        ("a channel", &["the host", "eth0", "sip1", "sip2"], |p, _| p.channels[1].min_rate.value = u64::MAX / 2),
+        ("a key of a link", &["the host", "eth0", "sip1", "sip2"], |p, cpus| {
+            p.direct[0].value = cpus.map(|c| at(Value::Cpus(c.value), 91)).unwrap();
+        }),
+        ("a key of the host", &["the host", "eth0", "eth1", "sip1", "sip2"], |p, cpus| {
+            p.host.cpu_latency = Some(at(teiji_model::resource::Latency::None, 92));
+            p.host.cpu_latency_cpus = cpus;
+        }),
+    ];
+    for (what, others, change) in cases {
+        let mut policy = whole();
+        change(&mut policy, offline());
+        assert!(plan(&policy, &observed, &none).is_err(), "{what}");
+        let made = possible(&policy, &observed, &none);
+        assert!(!made.problems.is_empty(), "{what}");
+        let found: Vec<String> = parts(&made.plan, &observed, &none).into_iter().map(|part| part.name).collect();
+        assert_eq!(found, others, "{what}: {:?}", made.problems);
+        let good = plan(&whole(), &observed, &none).unwrap();
+        assert!(made.plan.steps.iter().all(|step| good.steps.contains(step)), "{what}");
+    }
+    let all = possible(&whole(), &observed, &none);
+    assert_eq!((Ok(all.plan), all.problems), (plan(&whole(), &observed, &none), vec![]));
+}
+
+#[test]
+fn what_belongs_to_a_section_with_a_problem_stays_as_it_is() {
+    let mut observed = with(&[("sip1", 100), ("sip2", 200)], &["eth0", "eth1"]);
+    let thread = Resource::ThreadScheduling(task(201));
+    let fifo = Value::Scheduling(Scheduling::Fifo { priority: 10 });
+    let hold = Hold {
+        whose: "x".into(),
+        original: Value::Scheduling(common::DEFAULT),
+        value: fifo.clone(),
+        since: 0,
+        reason: "vm.sip2.class".into(),
+    };
+    let held = Held { settings: BTreeMap::from([(thread.clone(), hold)]) };
+    observed.settings.insert(thread.clone(), fifo);
+    let mut policy = whole();
+    policy.vms[1].vcpu_cpus = Some(at("99".parse::<CpuSet>().unwrap(), 91));
+    let made = possible(&policy, &observed, &held);
+    assert!(made.plan.steps.iter().all(|step| step.setting != thread) && made.problems.len() == 1);
+    // A section that is not in the policy is another matter.
+    policy.vms.remove(1);
+    policy.direct.pop();
+    let made = possible(&policy, &observed, &held);
+    assert!(made.plan.steps.iter().any(|step| step.setting == thread && step.returns()));
+}
+
+/// If nothing can be left out, nothing is done.
+#[test]
+fn a_problem_of_the_whole_policy_leaves_everything_as_it_is() {
+    let mut observed = with(&[("sip1", 100), ("sip2", 200)], &["eth0", "eth1"]);
+    observed.deadline_support = DeadlineSupport::None("the test".into());
+    observed.realtime_guard = None;
+    let made = possible(&whole(), &observed, &Held::default());
+    let found: Vec<String> =
+        parts(&made.plan, &observed, &Held::default()).into_iter().map(|part| part.name).collect();
+    // What remains of the policy needs neither deadlines nor real-time classes.
+    assert_eq!(found, ["the host"], "{:?}", made.problems);
 }
 
 /// A name alone does not make another VM the one that a policy was applied to.

@@ -5,8 +5,9 @@
 //!                         │        another teiji is changing settings, or waits for a confirmation ──► later
 //!                         ▼
 //!             observe ──► the sections that mean something ──► plan ──► parts ──► apply, all at once
-//!                                                                │             or, if that fails, one by one
-//!                                                                └── foreign: reported, left alone
+//!                                                                │       │      or, if that fails, one by one
+//!                                                                │       └── foreign: reported, left alone
+//!                                                                └── problems: reported, their sections left as they are
 //! ```
 //! A thread of its own does this, with the agent's privileges. If a write to the host hangs, this thread hangs; nothing
 //! else does. Its state is what [`Reconciler::status`] shows, and may be asked for at any time.
@@ -27,7 +28,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use teiji_control::plan::{Of, Part, parts, plan, present};
+use teiji_control::plan::{Of, Part, parts, possible, present};
 use teiji_host::watch::{Hint, Watch};
 use teiji_host::{Root, kernel};
 use teiji_model::observed::{Observed, ObservedVm};
@@ -336,9 +337,11 @@ impl Reconciler {
         look.groups = groups_of(&observed.vms);
         let wanted = present(&loaded.policy, observed, &kept.vms);
         look.absent = wanted.absent;
-        let whole = plan(&wanted.policy, observed, &seen.held)
-            .map_err(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
-        let changes = Changes { engine: &engine, whole: &whole, kept: &kept };
+        let made = possible(&wanted.policy, observed, &seen.held);
+        // The others are kept all the same.
+        look.problems.extend(made.problems.iter().map(|problem| printable(&problem.to_string())));
+        look.again |= !made.problems.is_empty();
+        let changes = Changes { engine: &engine, whole: &made.plan, kept: &kept };
         self.carry_out(&changes, observed, &seen.held, look)
     }
 

@@ -1,8 +1,7 @@
 //! The part of a policy that can be planned on a host as it is now: a daemon keeps a policy while VMs and links come and
 //! go, so a section that means none of them at present is no mistake.
 
-use super::HostAndHeld;
-use super::names;
+use super::{HostAndHeld, Rest, names};
 use std::collections::BTreeMap;
 use teiji_model::host::VmId;
 use teiji_model::observed::Observed;
@@ -25,7 +24,13 @@ pub fn meant(policy: &Policy, observed: &Observed) -> BTreeMap<String, VmId> {
     let (trusted, untrusted) = names::by_trust(policy, observed);
     let held = Held::default();
     let class = |resource: &Resource| resource.kind().class();
-    let host = HostAndHeld { observed: &trusted, held: &held, untrusted: &untrusted, class: &class };
+    let host = HostAndHeld {
+        observed: &trusted,
+        held: &held,
+        rest: Rest::Returns,
+        untrusted: &untrusted,
+        class: &class,
+    };
     let of = |name: &String| Some((name.clone(), names::vm(name, host).ok()?.identity.id()));
     policy.vms.iter().filter_map(|section| of(&section.name.value)).collect()
 }
@@ -36,7 +41,13 @@ pub fn present(policy: &Policy, observed: &Observed, known: &BTreeMap<String, Vm
     let (trusted, untrusted) = names::by_trust(policy, observed);
     let held = Held::default();
     let class = |resource: &Resource| resource.kind().class();
-    let host = HostAndHeld { observed: &trusted, held: &held, untrusted: &untrusted, class: &class };
+    let host = HostAndHeld {
+        observed: &trusted,
+        held: &held,
+        rest: Rest::Returns,
+        untrusted: &untrusted,
+        class: &class,
+    };
     let mut absent = Vec::new();
     let mut kept = policy.clone();
     let has_vm = |name: &Located<String>| -> Result<(), String> {
@@ -81,7 +92,7 @@ fn keep(kind: &str, name: &Located<String>, there: Result<(), String>, absent: &
     there.is_ok()
 }
 
-fn only_link(links: &[LinkPolicy]) -> Option<&Located<String>> {
+pub(super) fn only_link(links: &[LinkPolicy]) -> Option<&Located<String>> {
     match links {
         [one] => Some(&one.name),
         _ => None,
@@ -89,6 +100,6 @@ fn only_link(links: &[LinkPolicy]) -> Option<&Located<String>> {
 }
 
 /// The link that a channel leaves by; `None` if the policy does not say so, which is a problem of the policy.
-fn link_of(channel: &ChannelPolicy, only: Option<&Located<String>>) -> Option<Located<String>> {
+pub(super) fn link_of(channel: &ChannelPolicy, only: Option<&Located<String>>) -> Option<Located<String>> {
     channel.link.as_ref().or(only).cloned()
 }

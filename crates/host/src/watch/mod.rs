@@ -3,7 +3,7 @@
 //!
 //! | source | module | tells |
 //! | --- | --- | --- |
-//! | rtnetlink, group `RTNLGRP_LINK` | `devices` | network devices that appear, vanish, or get another name or master |
+//! | rtnetlink, group `RTNLGRP_LINK` | `devices` | network devices that appear, vanish, get another name or master, or gain or lose their carrier |
 //! | uevents of `/dev/kvm` (`kvm_uevent_notify_change` in virt/kvm/kvm_main.c) | `machines` | VMs that a process has created or destroyed |
 //! | process events (drivers/connector/cn_proc.c) | `processes` | threads that start, end, or get a name |
 //! | inotify on control groups | `groups` | groups that are made or removed |
@@ -38,7 +38,7 @@ use std::time::Duration;
 /// Something that may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hint {
-    /// A network device has appeared, vanished, or got another name or master.
+    /// A network device has appeared, vanished, got another name or master, or gained or lost its carrier.
     Device,
     /// A process has created or destroyed a KVM virtual machine.
     Machine {
