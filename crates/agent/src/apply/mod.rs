@@ -178,6 +178,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         Engine { backend, store, clock, boot: boot.to_owned() }
     }
 
+    /// The boot id of the host.
+    pub fn boot(&self) -> &str {
+        &self.boot
+    }
+
     /// The settings that it changes.
     pub fn backend(&self) -> &B {
         &self.backend

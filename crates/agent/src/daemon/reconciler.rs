@@ -28,9 +28,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use teiji_control::plan::{Of, Part, parts, possible, present};
+use teiji_control::plan::{Known, Of, Part, parts, possible, present};
 use teiji_host::watch::{Hint, Watch};
 use teiji_host::{Root, kernel};
+use teiji_model::host::VmId;
 use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::plan::{Plan, Step};
 use teiji_model::policy::KeptPolicy;
@@ -335,14 +336,15 @@ impl Reconciler {
         let observed = &seen.observed;
         look.vms = observed.vms.iter().map(|vm| vm.vm.pid).collect();
         look.groups = groups_of(&observed.vms);
-        let wanted = present(&loaded.policy, observed, &kept.vms);
+        let known = Known { vms: &kept.vms, boot: engine.boot() };
+        let wanted = present(&loaded.policy, observed, Some(known));
         look.absent = wanted.absent;
         let made = possible(&wanted.policy, observed, &seen.held);
         // The others are kept all the same.
         look.problems.extend(made.problems.iter().map(|problem| printable(&problem.to_string())));
         look.again |= !made.problems.is_empty();
-        let changes = Changes { engine: &engine, whole: &made.plan, kept: &kept };
-        self.carry_out(&changes, observed, &seen.held, look)
+        let mut changes = Changes { engine: &engine, whole: &made.plan, newcomers: wanted.newcomers, kept };
+        self.carry_out(&mut changes, observed, &seen.held, look)
     }
 
     /// A part could not be carried out. That is a problem if it is so twice in a row: a VM may have ended, or a thread may
@@ -360,7 +362,7 @@ impl Reconciler {
     /// Carries out the parts of a plan that can be.
     fn carry_out(
         &self,
-        changes: &Changes<'_>,
+        changes: &mut Changes<'_>,
         observed: &Observed,
         held: &teiji_model::plan::Held,
         look: &mut Look,
@@ -432,17 +434,27 @@ enum Failure {
 struct Changes<'a> {
     engine: &'a Engine<HostBackend>,
     whole: &'a Plan,
-    kept: &'a KeptPolicy,
+    /// The VMs that came after the policy was applied, by process id: with its first settings each becomes the one that its
+    /// section means.
+    newcomers: BTreeMap<u32, (String, VmId)>,
+    kept: KeptPolicy,
 }
 
 impl Changes<'_> {
     /// Takes the steps of the wanted ones of these parts, unless another policy is in force by now. Returns how many
     /// settings were changed.
-    fn make(&self, parts: &[Part], wanted: &BTreeSet<usize>) -> Result<u64, Failure> {
+    fn make(&mut self, parts: &[Part], wanted: &BTreeSet<usize>) -> Result<u64, Failure> {
         let plan = Plan { steps: steps_of(self.whole, parts, wanted), ..Plan::default() };
-        let options = Options { only_while: Some(self.kept.clone()), ..Options::default() };
+        let mut now = self.kept.clone();
+        for index in wanted {
+            let Of::Vm(pid) = parts[*index].of else { continue };
+            now.vms.extend(self.newcomers.get(&pid).cloned());
+        }
+        let policy = (now != self.kept).then(|| now.clone());
+        let options = Options { only_while: Some(self.kept.clone()), policy, ..Options::default() };
         match self.engine.apply(&plan, &options, &mut |_| {}, &AtomicBool::new(false)) {
             Ok(applied) => {
+                self.kept = now;
                 for message in &applied.messages {
                     tracing::warn!("{message}");
                 }

@@ -96,7 +96,7 @@ fn the_same_files_applied_again_mean_the_vms_of_now() {
     use teiji_model::host::VmId;
     let sim = Sim::new(before());
     let of = |uid| KeptPolicy {
-        vms: [("sip1".into(), VmId { uuid: None, uid: Some(uid) })].into(),
+        vms: [("sip1".into(), VmId { uid: Some(uid), ..VmId::default() })].into(),
         ..policy("p")
     };
     for uid in [1, 2] {

@@ -34,7 +34,7 @@ pub(crate) use checks::reason;
 pub(crate) use names::shown;
 pub use parts::{Of, Part, parts};
 pub use possible::{Possible, possible};
-pub use present::{Present, meant, present};
+pub use present::{Known, Present, meant, present};
 
 use std::collections::BTreeSet;
 use teiji_model::observed::{Observed, ObservedVm};
