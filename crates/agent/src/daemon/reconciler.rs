@@ -202,8 +202,8 @@ impl Reconciler {
         let mut schedule = Schedule::new(!missing.is_empty());
         self.shared().status.blind = missing.iter().map(|what| printable(what)).collect();
         let now = || self.begun.elapsed();
-        // Whether the files of the state directory are watched, and whether what was told of them is the work of this thread.
-        let (mut watching_state, mut own) = (false, false);
+        // Whether what is told of the files of the state directory is the work of this thread.
+        let mut own = false;
         while !self.stop.load(Ordering::SeqCst) {
             let left = schedule.due().saturating_sub(now());
             if !left.is_zero() {
@@ -222,9 +222,9 @@ impl Reconciler {
                     std::thread::sleep(GATHER);
                 }
             }
-            if !watching_state {
-                // The folder is made by the first apply.
-                watching_state = watch.follow_files(&self.state, &[TRANSACTION, HELD]).is_ok();
+            // The folder may not be there yet, and somebody may replace it.
+            if watch.follow_files(&self.state, &[TRANSACTION, HELD]).unwrap_or(false) {
+                schedule.now(now());
             }
             for hint in watch.hints() {
                 if hint == Hint::File && std::mem::take(&mut own) {

@@ -95,13 +95,18 @@ impl Watch {
         (watch, missing)
     }
 
-    /// Watches these files of a folder.
+    /// Watches these files of the folder that has this name now. Returns whether that is another one than before, whose files
+    /// may have changed unnoticed.
     ///
     /// # Errors
     /// If there is no such folder.
-    pub fn follow_files(&mut self, folder: &Path, names: &'static [&'static str]) -> io::Result<()> {
-        self.files = Some(Files::open(folder, names)?);
-        Ok(())
+    pub fn follow_files(&mut self, folder: &Path, names: &'static [&'static str]) -> io::Result<bool> {
+        let anew = self.files.as_ref().is_none_or(|files| !files.is_of(folder));
+        if anew {
+            self.files = None;
+            self.files = Some(Files::open(folder, names)?);
+        }
+        Ok(anew)
     }
 
     /// Watches these control groups, paths below the cgroup v2 mount, instead of those before.
@@ -157,7 +162,7 @@ impl Watch {
         if let Some(groups) = &self.groups {
             groups.read(tell);
         }
-        if let Some(files) = &self.files {
+        if let Some(files) = &mut self.files {
             files.read(tell);
         }
         hints
