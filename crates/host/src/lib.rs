@@ -93,6 +93,11 @@ pub fn vms() -> Result<Vec<Vm>, Error> {
     Root::default().vms()
 }
 
+/// The vCPU threads and vhost workers that a VMM has now, by thread id; not those workers that are kernel threads.
+pub fn vm_threads(pid: u32) -> std::collections::BTreeSet<u32> {
+    thread::of_process(&Root::default(), pid)
+}
+
 /// The number of a group of this host, by its name in `/etc/group`; `None` if there is none. Other sources of groups, which
 /// may need the network, are not asked.
 pub fn group_id(name: &str) -> Option<u32> {

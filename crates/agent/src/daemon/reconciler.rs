@@ -30,7 +30,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use teiji_control::plan::{Known, Of, Part, parts, possible, present};
 use teiji_host::watch::{Hint, Watch};
-use teiji_host::{Root, kernel};
+use teiji_host::{Root, kernel, vm_threads};
 use teiji_model::host::VmId;
 use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::plan::{Plan, Step};
@@ -84,8 +84,8 @@ struct Shared {
 /// What a look found.
 #[derive(Debug, Default)]
 struct Look {
-    /// Processes of VMs.
-    vms: BTreeSet<u32>,
+    /// The vCPU threads and vhost workers of each VM, by its process.
+    threads: BTreeMap<u32, BTreeSet<u32>>,
     /// Control groups to watch.
     groups: BTreeSet<String>,
     /// The files of the policy in force, and since when it is; `None` if it could not be read.
@@ -204,6 +204,8 @@ impl Reconciler {
         let now = || self.begun.elapsed();
         // Whether what is told of the files of the state directory is the work of this thread.
         let mut own = false;
+        // The threads of VMs at the last look.
+        let mut threads = BTreeMap::new();
         while !self.stop.load(Ordering::SeqCst) {
             let left = schedule.due().saturating_sub(now());
             if !left.is_zero() {
@@ -232,7 +234,7 @@ impl Reconciler {
                     schedule.at(now() + OWN_WRITE);
                     continue;
                 }
-                schedule.hint(now(), hint, &is_worker);
+                schedule.hint(now(), hint, &|hint| concerns_vm(hint, &threads));
             }
             if schedule.due() > now() {
                 continue;
@@ -243,7 +245,7 @@ impl Reconciler {
                 shared.begun += 1;
                 shared.looking = Some(Instant::now());
             }
-            let look = catch_unwind(AssertUnwindSafe(|| self.look())).unwrap_or_else(|_| Look {
+            let mut look = catch_unwind(AssertUnwindSafe(|| self.look())).unwrap_or_else(|_| Look {
                 problems: vec![
                     "the agent failed while it compared the host with the policy: see its log".into(),
                 ],
@@ -252,7 +254,8 @@ impl Reconciler {
             });
             own = look.written || look.changed > 0;
             watch.follow_groups(&look.groups);
-            schedule.looked(begun, now(), look.vms.clone(), look.again);
+            schedule.looked(begun, now(), look.threads.keys().copied().collect(), look.again);
+            threads = std::mem::take(&mut look.threads);
             if let Some(left) = look.lease {
                 schedule.at(now() + left + GRACE);
             }
@@ -334,7 +337,7 @@ impl Reconciler {
             policy::of_kept(kept.clone()).map_err(|e| format!("the policy in force cannot be read: {e}"))?;
         let seen = observation::capture(&Root::default(), &engine).map_err(|e| e.to_string())?;
         let observed = &seen.observed;
-        look.vms = observed.vms.iter().map(|vm| vm.vm.pid).collect();
+        look.threads = observed.vms.iter().map(|vm| (vm.vm.pid, threads_of(vm))).collect();
         look.groups = groups_of(&observed.vms);
         let known = Known { vms: &kept.vms, boot: engine.boot() };
         let wanted = present(&loaded.policy, observed, Some(known));
@@ -497,9 +500,20 @@ fn groups_of(vms: &[ObservedVm]) -> BTreeSet<String> {
     groups
 }
 
-/// Whether a kernel thread is a vhost worker.
-fn is_worker(pid: u32) -> bool {
-    kernel::thread_name(pid).is_some_and(|name| name.starts_with(b"vhost-"))
+/// The vCPU threads and vhost workers of a VM, but for workers that are kernel threads, as [`vm_threads`] tells them.
+fn threads_of(vm: &ObservedVm) -> BTreeSet<u32> {
+    let workers = vm.vm.workers.iter().filter(|worker| !worker.kernel_thread).map(|worker| worker.tid);
+    vm.vm.vcpus.iter().map(|vcpu| vcpu.tid).chain(workers).collect()
+}
+
+/// Whether a hint about threads tells of vCPU threads or vhost workers that were not there at the last look, or of the end of
+/// some that were.
+fn concerns_vm(hint: Hint, known: &BTreeMap<u32, BTreeSet<u32>>) -> bool {
+    match hint {
+        Hint::KernelThread { pid } => kernel::thread_name(pid).is_some_and(|name| name.starts_with(b"vhost-")),
+        Hint::Threads { pid } => known.get(&pid).is_none_or(|before| vm_threads(pid) != *before),
+        _ => true,
+    }
 }
 
 /// An error with its cause.

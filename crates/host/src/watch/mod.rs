@@ -45,7 +45,7 @@ pub enum Hint {
         /// Its process id.
         pid: u32,
     },
-    /// A process has got or lost a thread, or one of its threads another name.
+    /// A process has got or lost a thread, or one of its threads another name; [`crate::vm_threads`] says which it has.
     Threads {
         /// Its process id.
         pid: u32,
