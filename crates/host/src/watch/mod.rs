@@ -159,7 +159,7 @@ impl Watch {
         if let Some(processes) = &self.processes {
             processes.read(tell);
         }
-        if let Some(groups) = &self.groups {
+        if let Some(groups) = &mut self.groups {
             groups.read(tell);
         }
         if let Some(files) = &mut self.files {
