@@ -178,7 +178,9 @@ fn a_problem_of_one_section_keeps_no_other_from_being_planned() {
     let cases: [(&str, &[&str], Change); 5] = [
         ("sip2", &["the host", "eth0", "eth1", "sip1"], |p, cpus| p.vms[1].vcpu_cpus = cpus),
         ("eth0", &["the host", "eth1", "sip1", "sip2"], |p, cpus| p.links[0].irq_cpus = cpus),
-        ("a channel", &["the host", "eth0", "sip1", "sip2"], |p, _| p.channels[1].min_rate.value = u64::MAX / 2),
+        ("a channel", &["the host", "eth0", "sip1", "sip2"], |p, _| {
+            p.channels[1].min_rate.value = u64::MAX / 2
+        }),
         ("a key of a link", &["the host", "eth0", "sip1", "sip2"], |p, cpus| {
             p.direct[0].value = cpus.map(|c| at(Value::Cpus(c.value), 91)).unwrap();
         }),
@@ -193,7 +195,8 @@ fn a_problem_of_one_section_keeps_no_other_from_being_planned() {
         assert!(plan(&policy, &observed, &none).is_err(), "{what}");
         let made = possible(&policy, &observed, &none);
         assert!(!made.problems.is_empty(), "{what}");
-        let found: Vec<String> = parts(&made.plan, &observed, &none).into_iter().map(|part| part.name).collect();
+        let found: Vec<String> =
+            parts(&made.plan, &observed, &none).into_iter().map(|part| part.name).collect();
         assert_eq!(found, others, "{what}: {:?}", made.problems);
         let good = plan(&whole(), &observed, &none).unwrap();
         assert!(made.plan.steps.iter().all(|step| good.steps.contains(step)), "{what}");

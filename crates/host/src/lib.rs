@@ -16,6 +16,7 @@
 //! | `net` | taps, bridges, queues |
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `observe` | the host as a plan needs to know it |
+//! | [`priority`] | the priority of what the agent starts |
 //! | [`privilege`] | gives up privileges that a process no longer needs |
 //! | `resource` | observes, reads and changes resources, one file for each kind |
 //! | `root` | reads files below a prefix |
@@ -35,6 +36,7 @@ pub mod kernel;
 mod net;
 mod numa;
 mod observe;
+pub mod priority;
 pub mod privilege;
 pub mod requirement;
 mod resource;

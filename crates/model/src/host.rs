@@ -69,7 +69,9 @@ impl VmId {
     /// Whether a VM of the same name is this one: nothing that is known of both differs.
     pub fn may_be(&self, other: &VmId) -> bool {
         let uuids = self.uuid.is_none() && other.uuid.is_none() || self.uuid == other.uuid;
-        uuids && self.process == other.process && (self.uid.is_none() || other.uid.is_none() || self.uid == other.uid)
+        uuids
+            && self.process == other.process
+            && (self.uid.is_none() || other.uid.is_none() || self.uid == other.uid)
     }
 }
 

@@ -104,7 +104,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// `held.json`, was withdrawn: the disk failed after it had taken the line.
     pub(super) fn committed(&self, journal: &Journal) -> Result<bool, Error> {
         let next = || self.store.read(HELD_NEXT).map_err(|e| self.state("read", HELD_NEXT, e));
-        let last = || Ok::<_, Error>(self.any_held_file()?.is_some_and(|file| file.last == journal.header.id));
+        let last =
+            || Ok::<_, Error>(self.any_held_file()?.is_some_and(|file| file.last == journal.header.id));
         Ok(journal.committed && (next()?.is_some() || last()?))
     }
 

@@ -162,6 +162,9 @@ impl Reconciler {
     /// # Errors
     /// If that takes too long.
     pub(super) fn reconcile_now(&self) -> Result<Vec<String>, String> {
+        if self.stop.load(Ordering::SeqCst) {
+            return Err("the agent ends, so it does not compare the host with the policy any more".into());
+        }
         let shared = self.shared();
         // A look that is in progress may have begun before what the caller has in mind.
         let wanted = shared.begun + 1;
@@ -320,7 +323,8 @@ impl Reconciler {
         let to_keep = engine.to_keep();
         // Recovering may have ended it. It is shown also if nothing can be changed now.
         let shown = engine.policy().map_err(|e| explained(&e))?;
-        look.policy = Some(shown.map_or_else(Default::default, |policy| (policy.files(), Some(policy.since))));
+        look.policy =
+            Some(shown.map_or_else(Default::default, |policy| (policy.files(), Some(policy.since))));
         let to_keep = match to_keep {
             Ok(to_keep) => to_keep,
             Err(apply::Error::Busy(_)) => return later(look),
@@ -510,7 +514,9 @@ fn threads_of(vm: &ObservedVm) -> BTreeSet<u32> {
 /// some that were.
 fn concerns_vm(hint: Hint, known: &BTreeMap<u32, BTreeSet<u32>>) -> bool {
     match hint {
-        Hint::KernelThread { pid } => kernel::thread_name(pid).is_some_and(|name| name.starts_with(b"vhost-")),
+        Hint::KernelThread { pid } => {
+            kernel::thread_name(pid).is_some_and(|name| name.starts_with(b"vhost-"))
+        }
         Hint::Threads { pid } => known.get(&pid).is_none_or(|before| vm_threads(pid) != *before),
         _ => true,
     }

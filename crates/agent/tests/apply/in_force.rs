@@ -148,7 +148,9 @@ fn an_agent_does_not_bring_back_what_is_rolled_back_wherever_that_is_killed() {
             look(&sim, || ()).unwrap();
             match sim.engine().policy().unwrap() {
                 Some(_) => assert_eq!(sim.settings(), with(&before(), &wanted()), "killed at {k}"),
-                None => assert_eq!((sim.settings(), sim.held().settings.len()), (before(), 0), "killed at {k}"),
+                None => {
+                    assert_eq!((sim.settings(), sim.held().settings.len()), (before(), 0), "killed at {k}")
+                }
             }
         }
         ended_policy += usize::from(sim.engine().policy().unwrap().is_none());
@@ -229,7 +231,8 @@ fn policy_after_boot(k: u64, command: &dyn Fn(&Sim)) -> (Option<KeptPolicy>, boo
 fn a_rollback_that_a_boot_interrupts_has_ended_the_policy() {
     let mut kept = 0;
     for k in 1.. {
-        let (found, _, ended) = policy_after_boot(k, &|sim| drop(sim.engine().rollback(&Rollback::default())));
+        let (found, _, ended) =
+            policy_after_boot(k, &|sim| drop(sim.engine().rollback(&Rollback::default())));
         // Before there is a journal the rollback has not begun.
         kept += usize::from(found.is_some());
         if ended {
@@ -286,7 +289,9 @@ fn a_withdrawn_commit_puts_no_policy_in_force_after_a_boot() {
 fn a_journal_of_another_boot_may_end_in_anything() {
     let sim = Sim::new(before());
     apply(&sim, &plan(&before(), &wanted()), Some(policy("p"))).unwrap();
-    sim.killed_at(8, |sim| apply(sim, &plan(&with(&before(), &wanted()), &asked(&policy("q"))), Some(policy("q"))));
+    sim.killed_at(8, |sim| {
+        apply(sim, &plan(&with(&before(), &wanted()), &asked(&policy("q"))), Some(policy("q")))
+    });
     sim.0.files.borrow_mut().get_mut("transaction").unwrap().extend(b"\0\0\0\n{\"do\":7}\n\0");
     assert!(matches!(sim.engine().recover(Duration::ZERO), Err(Error::Damaged { .. })));
     *sim.0.boot.borrow_mut() = "the next boot".into();

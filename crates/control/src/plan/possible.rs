@@ -52,7 +52,8 @@ fn leave_out(policy: &mut Policy, problems: &[Problem]) -> bool {
     let before = policy.clone();
     let places: Vec<&SourceLocation> = problems.iter().map(|problem| &problem.location).collect();
     let is_at = |location: &SourceLocation| places.contains(&location);
-    let mut vms: BTreeSet<String> = names(policy.vms.iter().filter(|vm| of_vm(vm).any(is_at)).map(|vm| &vm.name));
+    let mut vms: BTreeSet<String> =
+        names(policy.vms.iter().filter(|vm| of_vm(vm).any(is_at)).map(|vm| &vm.name));
     let mut links: BTreeSet<String> =
         names(policy.links.iter().filter(|link| of_link(link).any(is_at)).map(|link| &link.name));
     for setting in &policy.direct {

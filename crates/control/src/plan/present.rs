@@ -64,7 +64,8 @@ fn id(name: &str, vm: &ObservedVm, boot: &str) -> VmId {
 pub fn present(policy: &Policy, observed: &Observed, known: Option<Known<'_>>) -> Present {
     // Sections that name a process id make its VM count as trusted, so those that do not mean it go first.
     let mut kept = policy.clone();
-    let not_meant = |section: &VmPolicy| known.is_some_and(|known| is_other_process(section, observed, known));
+    let not_meant =
+        |section: &VmPolicy| known.is_some_and(|known| is_other_process(section, observed, known));
     let others: BTreeSet<&str> =
         policy.vms.iter().filter(|vm| not_meant(vm)).map(|vm| vm.name.value.as_str()).collect();
     kept.vms.retain(|section| !others.contains(section.name.value.as_str()));
@@ -81,9 +82,11 @@ pub fn present(policy: &Policy, observed: &Observed, known: Option<Known<'_>>) -
             return if by_id { Ok(()) } else { names::vm(&name.value, host).map(drop) };
         };
         if others.contains(name.value.as_str()) {
-            return Err("a process id means only the process that had it when the policy was applied, and this is \
+            return Err(
+                "a process id means only the process that had it when the policy was applied, and this is \
                         another one: `teiji apply` makes it the one that is meant"
-                .to_owned());
+                    .to_owned(),
+            );
         }
         let found = names::vm(&name.value, host)?;
         let now = id(&name.value, found, known.boot);
