@@ -12,6 +12,8 @@
 //!
 //! A number is not used again while any file of it is there: an agent that is killed while it starts a trace leaves its log.
 //!
+//! An agent that ends ends its traces; one that is killed does not, and the next one finds them.
+//!
 //! Who asks may be the front, which is not trusted: a request has no path and no option, each of its values is bounded and
 //! checked here, and the number of traces is bounded, too.
 
@@ -23,9 +25,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use teiji_host::{Root, kernel, task};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use teiji_host::{Root, kernel, priority, task};
 use teiji_model::flow::{Direction, Flow, Matching};
 use teiji_model::resource::Task;
 use teiji_model::status::TraceStatus;
@@ -42,6 +44,8 @@ const LONGEST_FLOW: usize = 4096;
 /// The longest trace, and how long one is that does not say.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);
 const USUAL: Duration = Duration::from_secs(3600);
+/// How long traces may take to complete their recordings when the agent ends.
+const END: Duration = Duration::from_secs(60);
 
 /// A trace that somebody asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,14 +123,14 @@ impl Kept {
 /// The traces of a state directory.
 pub struct Traces {
     folder: PathBuf,
-    /// Held while one is started, so that two do not get the same number.
-    starting: Mutex<()>,
+    /// Whether no more are started. Held while one is started, so that two do not get the same number.
+    ended: Mutex<bool>,
 }
 
 impl Traces {
     /// Those of this state directory, which need not be there yet.
     pub fn of(state: &Path) -> Traces {
-        Traces { folder: state.join(FOLDER), starting: Mutex::new(()) }
+        Traces { folder: state.join(FOLDER), ended: Mutex::new(false) }
     }
 
     fn path(&self, number: u32, ending: &str) -> PathBuf {
@@ -140,7 +144,10 @@ impl Traces {
     pub(super) fn start(&self, order: &TraceOrder) -> Result<u32, String> {
         let arguments = order.arguments()?;
         are_there(&order.vms)?;
-        let _starting = self.starting.lock();
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if *ended {
+            return Err("the agent ends, so it starts no trace".into());
+        }
         let present = self.all().map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
         if present.iter().filter(|t| t.running).count() >= MOST_RUNNING {
             return Err(format!("{MOST_RUNNING} traces run already: `teiji traces` lists them"));
@@ -182,6 +189,9 @@ impl Traces {
             .env_remove("WATCHDOG_USEC")
             .env_remove("WATCHDOG_PID")
             .spawn()?;
+        if let Err(error) = priority::ordinary_memory(child.id()) {
+            tracing::warn!("a trace is spared like the agent if memory runs out: {error}");
+        }
         let process = task(&Root::default(), child.id());
         let written = process.ok_or_else(|| io::Error::other("it ended at once")).and_then(|process| {
             let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
@@ -285,6 +295,29 @@ impl Traces {
         let pid = nix::unistd::Pid::from_raw(kept.process.id as i32);
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)
             .map_err(|e| format!("cannot end trace {number}: {e}"))
+    }
+
+    /// Ends all traces, and starts no other ones. Returns when they have completed their recordings, or after [`END`];
+    /// `waiting` is called meanwhile.
+    pub(super) fn end_all(&self, waiting: &mut dyn FnMut()) {
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        let running = || -> Vec<u32> {
+            let all = self.all().unwrap_or_default();
+            all.into_iter().filter(|trace| trace.running).map(|trace| trace.number).collect()
+        };
+        for number in running() {
+            if let Err(why) = self.stop(number) {
+                tracing::warn!("{why}");
+            }
+        }
+        let begun = Instant::now();
+        while !running().is_empty() {
+            if begun.elapsed() > END {
+                return tracing::warn!("traces go on after the agent: {:?} do not end", running());
+            }
+            waiting();
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Removes a trace that has ended, and its recording.
@@ -405,9 +438,9 @@ mod tests {
         assert_eq!(number_of("12.teiji.x.partial"), Some(12));
         // This program is the test, which ends at once for these arguments.
         let order = TraceOrder { vms: Vec::new(), ..order() };
-        for expected in [8, 9] {
+        for _ in 0..2 {
             match traces.start(&order) {
-                Ok(number) => assert_eq!(number, expected),
+                Ok(number) => assert!(number > 7),
                 Err(why) => assert!(why.contains("it ended at once"), "{why}"),
             }
         }
@@ -420,6 +453,24 @@ mod tests {
         let why = traces.start(&order).unwrap_err();
         assert!(why.contains("there is no VM `no VM has this name`"), "{why}");
         assert_eq!(traces.names().unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_agent_that_ends_ends_its_traces_and_starts_no_more() {
+        let (_dir, traces) = with_folder();
+        let boot = kernel::boot_id().unwrap();
+        let mut sleeping = Command::new("sleep").arg("1000").spawn().unwrap();
+        keep(&traces, 1, task(&Root::default(), sleeping.id()).unwrap(), &boot);
+        keep(&traces, 2, Task { id: std::process::id(), started: 1 }, &boot);
+        let mut waited = 0;
+        // Whoever has started it waits for it.
+        let waiter = std::thread::spawn(move || sleeping.wait().unwrap());
+        traces.end_all(&mut || waited += 1);
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(waiter.join().unwrap().signal(), Some(nix::libc::SIGTERM));
+        assert!(traces.all().unwrap().iter().all(|trace| !trace.running));
+        let order = TraceOrder { vms: Vec::new(), ..order() };
+        assert!(traces.start(&order).unwrap_err().contains("the agent ends"));
     }
 
     /// After a boot a stranger may have the process id and the start time of a trace.

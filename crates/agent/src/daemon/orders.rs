@@ -85,6 +85,11 @@ impl Orders {
         if order.changes() { &self.changing } else { &self.reading }
     }
 
+    /// Ends the traces, and starts no other ones. `waiting` is called while they complete their recordings.
+    pub(super) fn end_traces(&self, waiting: &mut dyn FnMut()) {
+        self.traces.end_all(waiting);
+    }
+
     /// Carries out the orders of a front until it is gone, in the calling thread.
     ///
     /// # Errors
