@@ -15,6 +15,7 @@
 use super::protocol::{Answer, Numbered, Order, Refusal, Reply, Request, VERSION};
 use super::wire::{self, MOST_OF_ANSWER, MOST_OF_REQUEST};
 use nix::sys::socket::{getsockopt, sockopt};
+use nix::unistd::{geteuid, getuid};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -45,7 +46,7 @@ const LONGEST: Duration = Duration::from_secs(120);
 /// If the two sockets are not there, or privileges cannot be given up: nothing is served then.
 pub fn run() -> io::Result<()> {
     let (orders, listener) = sockets()?;
-    privilege::become_nobody().map_err(io::Error::other)?;
+    become_nobody()?;
     let front = Arc::new(Front {
         orders: Mutex::new(orders.try_clone()?),
         waiting: Mutex::default(),
@@ -61,6 +62,18 @@ pub fn run() -> io::Result<()> {
             continue;
         };
         Arc::clone(&front).accept(stream);
+    }
+    Ok(())
+}
+
+/// Clients are read by nobody but nobody: root without capabilities can still write what belongs to root.
+fn become_nobody() -> io::Result<()> {
+    privilege::become_nobody().map_err(io::Error::other)?;
+    if geteuid().is_root() || getuid().is_root() {
+        return Err(io::Error::other(
+            "the part of the agent that clients talk to cannot stop being root, so nobody is answered: give the agent \
+             CAP_SETUID and CAP_SETGID, as dist/teiji-agent.service does",
+        ));
     }
     Ok(())
 }
