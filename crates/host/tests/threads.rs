@@ -251,10 +251,9 @@ fn the_threads_of_a_vm_are_told_from_others() {
     let (vcpu, worker, other) = (named("CPU 3/KVM"), named("vhost-4711"), named("worker"));
     let both = [vcpu.0, worker.0].into();
     assert_eq!(teiji_host::vm_threads(own), both);
-    for (_, wake, thread) in [other] {
-        drop(wake);
-        thread.join().unwrap();
-    }
+    let (_, wake, thread) = other;
+    drop(wake);
+    thread.join().unwrap();
     assert_eq!(teiji_host::vm_threads(own), both);
     for (_, wake, thread) in [vcpu, worker] {
         drop(wake);

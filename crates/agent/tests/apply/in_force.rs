@@ -164,7 +164,7 @@ fn an_agent_does_not_bring_back_what_is_rolled_back_wherever_that_is_killed() {
 /// Between what the agent reads and what it changes there may be any other command, wherever that is killed.
 #[test]
 fn an_agent_changes_nothing_for_a_policy_that_is_not_in_force_any_more() {
-    let commands: [(&str, &dyn Fn(&Sim)); 2] = [
+    let commands: [(&str, Command); 2] = [
         ("rollback", &|sim| drop(sim.engine().rollback(&Rollback::default()))),
         ("apply", &|sim| {
             let now = sim.settings();
@@ -200,8 +200,11 @@ fn an_agent_changes_nothing_for_a_policy_that_is_not_in_force_any_more() {
     }
 }
 
+/// What another process does.
+type Command<'a> = &'a dyn Fn(&Sim);
+
 /// The host goes down, wherever in a command, and everything is as the kernel makes it. Returns the policy in force then.
-fn policy_after_boot(k: u64, command: &dyn Fn(&Sim)) -> (Option<KeptPolicy>, bool, bool) {
+fn policy_after_boot(k: u64, command: Command) -> (Option<KeptPolicy>, bool, bool) {
     let sim = Sim::new(before());
     apply(&sim, &plan(&before(), &wanted()), Some(policy("p"))).unwrap();
     let ended = sim.killed_at(k, |sim| command(sim)).is_some();
