@@ -138,10 +138,12 @@ impl State {
                     Ok(())
                 })?;
             }
-            // The longest time without a heartbeat, ms, until the file exists. Time in which this program did not run either
-            // does not count: on a busy machine all of the lab host stands still at times.
+            // The longest time without a heartbeat, ms, until the file exists, and how much was subtracted from any such time
+            // at most. Time in which this program did not run either does not count: on a busy machine all of the lab host
+            // stands still at times. Whoever uses the result has to bound what was subtracted.
             ["gap", stop] => {
                 let (mut longest, mut before, mut stalled) = (Duration::ZERO, Duration::ZERO, Duration::ZERO);
+                let mut subtracted = Duration::ZERO;
                 let mut looked = Instant::now();
                 while !Path::new(stop).exists() {
                     let passed = std::mem::replace(&mut looked, Instant::now()).elapsed();
@@ -154,9 +156,10 @@ impl State {
                     }
                     before = age;
                     longest = longest.max(age.saturating_sub(stalled));
+                    subtracted = subtracted.max(stalled.min(age));
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                return Ok(longest.as_millis().to_string());
+                return Ok(format!("{} {}", longest.as_millis(), subtracted.as_millis()));
             }
             ["remove", dev, name] => self.change(dev, |d| {
                 d.channels.remove(*name).with_context(|| format!("{dev} has none of that name"))?;

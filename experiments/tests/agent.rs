@@ -41,8 +41,16 @@ fn with_agent(test: impl FnOnce(&Host, u32)) {
 fn what_comes_and_goes_is_reconciled() {
     with_agent(|host, _| {
         let churn = host.churn(COUNT).unwrap();
+        let (_, text) = host.teiji("status --json").unwrap();
+        let status: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let look = status["agent"]["look_ms"].as_f64().unwrap_or_else(|| panic!("{text}"));
         for times in [&churn.starts_ms, &churn.stops_ms] {
-            // The experiment `agent` claims less; this machine may be busy with other work.
+            // The experiment `agent` claims 2 s for each; this machine may be busy with other work, which the agent's own looks
+            // show: most are as fast as the claim allows for such looks.
+            let mut sorted = times.clone();
+            sorted.sort_by(f64::total_cmp);
+            let median = sorted[sorted.len() / 2];
+            assert!(median <= 2000.0 + 10.0 * look, "median {median} ms, a look {look} ms: {times:?}");
             assert!(times.len() == COUNT && times.iter().all(|ms| *ms < 20_000.0), "{times:?}");
         }
         eprintln!("starts {:.0?} ms, stops {:.0?} ms", churn.starts_ms, churn.stops_ms);
@@ -131,7 +139,8 @@ fn a_trace_goes_on_without_who_asked_for_it() {
         assert!(line("after").1.contains("1 complete") && line("killed").1.contains("2 failed"), "{printed}");
         assert!(line("left").0 == 1 && line("left").1.contains("failed or was killed"), "{printed}");
         assert!(line("none").1.contains("runs no trace and keeps none"), "{printed}");
-        assert_eq!(line("odd").0, 0, "a name like any other: {printed}");
+        // A name like any other, and taken for no option.
+        assert!(line("odd").0 == 1 && line("odd").1.contains("there is no VM"), "{printed}");
     });
 }
 
@@ -155,46 +164,58 @@ fn a_rollback_ends_the_policy() {
 /// one every 250 ms; links fall back after 2 s.
 fn whatever_happens_the_heartbeat_goes_on() {
     with_agent(|host, _| {
-        // `umount -l`: the agent may be using a file there at that moment.
+        // Each script ends with 0 only if the fault has taken place. `umount -l`: the agent may be using a file there at that
+        // moment.
         let faults = [
-            ("the front is killed", "kill -9 $(cat /proc/$agent/task/*/children)"),
+            (
+                "the front is killed",
+                "front=$(cat /proc/$agent/task/*/children); kill -9 $front; for n in $(seq 300); do [ -e /proc/$front ] || break; sleep 0.2; done; \
+                 [ -n \"$front\" ] && [ ! -e /proc/$front ]",
+            ),
             (
                 "the front is stopped",
-                "kill -STOP $(cat /proc/$agent/task/*/children); sleep 1; kill -CONT $(cat /proc/$agent/task/*/children)",
+                "front=$(cat /proc/$agent/task/*/children); kill -STOP $front; sleep 1; grep -q 'State:.T' /proc/$front/status; stopped=$?; \
+                 kill -CONT $front; [ $stopped = 0 ]",
             ),
             (
                 "held.json is damaged",
-                "cp $S/held.json /tmp/kept; echo '{\"version\":2,' >$S/held.json; kill -HUP $agent; sleep 1; cp /tmp/kept $S/held.json; kill -HUP $agent",
+                "cp $S/held.json /tmp/kept; echo '{\"version\":2,' >$S/held.json; kill -HUP $agent; sleep 1; said damaged; seen=$?; \
+                 cp /tmp/kept $S/held.json; kill -HUP $agent; [ $seen = 0 ]",
             ),
             (
                 "a journal is damaged",
-                "echo nonsense >$S/transaction; kill -HUP $agent; sleep 1; rm $S/transaction; kill -HUP $agent",
+                "echo nonsense >$S/transaction; kill -HUP $agent; sleep 1; said damaged; seen=$?; rm $S/transaction; kill -HUP $agent; [ $seen = 0 ]",
             ),
             ("the pins are removed", "rm -r /tmp/bpf/teiji; sleep 3; [ -e /tmp/bpf/teiji/edf ]"),
             ("a second agent on both folders", "$T agent $P; [ $? = 1 ]"),
             (
                 "a second agent on the state folder",
-                "timeout 3 $T agent --state $S --pins /tmp/bpf/other; rm -rf /tmp/bpf/other",
+                "timeout 3 $T agent --state $S --pins /tmp/bpf/other; code=$?; rm -rf /tmp/bpf/other; [ $code = 124 ]",
             ),
             (
                 "the disk is full",
-                "mkdir -p /tmp/full; mount -t tmpfs -o size=64k full /tmp/full; cp -a $S/. /tmp/full; mount --bind /tmp/full $S; cat /dev/zero >$S/filler 2>/dev/null; ip link add l0 type dummy; sleep 2; ip link del l0; sleep 1; umount -l $S; umount -l /tmp/full",
+                "mkdir -p /tmp/full; mount -t tmpfs -o size=64k full /tmp/full; cp -a $S/. /tmp/full; mount --bind /tmp/full $S; cat /dev/zero >$S/filler 2>/dev/null; \
+                 echo x 2>/dev/null >$S/probe; full=$?; ip link add l0 type dummy; sleep 2; ip link del l0; sleep 1; umount -l $S; umount -l /tmp/full; \
+                 [ $full != 0 ]",
             ),
             (
                 "the clock steps",
-                "now=$(date +%s); date -s @$((now + 86400)) >/dev/null; sleep 1; date -s @$((now + 2)) >/dev/null; sleep 1",
+                "now=$(date +%s); date -s @$((now + 86400)) >/dev/null; sleep 1; stepped=$(date +%s); date -s @$((now + 2)) >/dev/null; \
+                 sleep 1; [ $((stepped - now)) -ge 86400 ]",
             ),
             (
                 "a write to a setting hangs",
-                "ip link add l1 type dummy; mkfifo /tmp/hangs; mount --bind /tmp/hangs /sys/class/net/l1/queues/rx-0/rps_cpus; kill -HUP $agent; sleep 3; umount -l /sys/class/net/l1/queues/rx-0/rps_cpus; (cat /tmp/hangs & sleep 1; kill $!) >/dev/null; ip link del l1; rm /tmp/hangs",
+                "ip link add l1 type dummy; mkfifo /tmp/hangs; mount --bind /tmp/hangs /sys/class/net/l1/queues/rx-0/rps_cpus; kill -HUP $agent; \
+                 for n in $(seq 300); do cat /proc/$agent/task/*/syscall | grep -q '^257 '; hangs=$?; [ $hangs = 0 ] && break; sleep 0.2; done; sleep 3; umount -l /sys/class/net/l1/queues/rx-0/rps_cpus; (cat /tmp/hangs & sleep 1; kill $!) >/dev/null; ip link del l1; rm /tmp/hangs; [ $hangs = 0 ]",
             ),
             (
                 "the agent is killed and started again",
-                "kill -9 $agent; setsid $T agent $P >>/tmp/agent 2>&1 & sleep 2; agent=$(pgrep -f '^/tmp/teiji agent' | head -n 1)",
+                "before=$agent; kill -9 $agent; setsid $T agent $P >>/tmp/agent 2>&1 & sleep 2; agent=$(pgrep -f '^/tmp/teiji agent' | head -n 1); [ -e /proc/$agent ] && [ $agent != $before ]",
             ),
         ];
         let mut script = format!(
             "S={STATE}; T=/tmp/teiji; P='--state {STATE} --pins /tmp/bpf/teiji'; agent=$(pgrep -f '^/tmp/teiji agent' | head -n 1)\n\
+             said() {{ $T status $P 2>&1 | grep -q \"$1\"; }}\n\
              gap() {{ /tmp/edf /tmp/bpf/teiji once gap $1; }}\ncp /mnt/bin/edf /tmp/\n"
         );
         for (n, (_, fault)) in faults.iter().enumerate() {
@@ -210,13 +231,19 @@ fn whatever_happens_the_heartbeat_goes_on() {
                 .lines()
                 .find_map(|l| l.strip_prefix(&format!("fault {n} ")))
                 .unwrap_or_else(|| panic!("{what}: {printed}"));
-            let (code, gap) = line.split_once(' ').unwrap();
-            let gap: u64 = gap.trim().parse().unwrap_or_else(|_| panic!("{what}: {line}: {printed}"));
-            eprintln!("{what}: longest time without a heartbeat {gap} ms");
+            let numbers: Vec<u64> = line.split_whitespace().map_while(|n| n.parse().ok()).collect();
+            let [code, gap, subtracted] = numbers[..] else { panic!("{what}: {line}: {printed}") };
+            eprintln!(
+                "{what}: longest time without a heartbeat {gap} ms; the meter did not run for {subtracted} ms of one"
+            );
+            assert_eq!(code, 0, "{what}: it did not take place: {printed}");
+            assert!(
+                subtracted <= 5000,
+                "{what}: the meter did not run for {subtracted} ms, so it has not seen what happened"
+            );
             // Where the agent itself was killed, the next one has to come before links fall back.
             let most = if what.starts_with("the agent is killed") { 2000 } else { 1000 };
             assert!(gap <= most, "{what}: {gap} ms without a heartbeat: {printed}");
-            assert!(code == "0" || !what.starts_with("a second agent on both"), "{what}: {code}: {printed}");
         }
         assert!(printed.contains("status 0"), "{printed}");
     });

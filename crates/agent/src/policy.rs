@@ -10,7 +10,6 @@ use crate::apply::store::Store;
 use crate::apply::{self, Engine};
 use crate::backend::HostBackend;
 use crate::observation;
-use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -150,9 +149,9 @@ fn source(path: &Path) -> Result<Source, Error> {
 }
 
 /// A policy as an agent keeps it, applied now to this host.
-pub(crate) fn kept(loaded: Loaded, observed: &Observed) -> KeptPolicy {
+pub(crate) fn kept(loaded: Loaded, observed: &Observed, boot: &str) -> KeptPolicy {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    let vms = teiji_control::plan::meant(&loaded.policy, observed);
+    let vms = teiji_control::plan::meant(&loaded.policy, observed, boot);
     KeptPolicy { sources: loaded.sources, since, vms }
 }
 
@@ -191,9 +190,9 @@ pub fn plan<S: Store, C: Clock>(
 /// [`Error::Wrong`] if that host cannot keep the policy.
 pub fn plan_for(loaded: &Loaded, host: &Observation, absent_ok: bool) -> Result<Plan, Error> {
     let now = if absent_ok {
-        teiji_control::plan::present(&loaded.policy, &host.observed, &BTreeMap::new())
+        teiji_control::plan::present(&loaded.policy, &host.observed, None)
     } else {
-        Present { policy: loaded.policy.clone(), absent: Vec::new() }
+        Present { policy: loaded.policy.clone(), ..Present::default() }
     };
     let mut plan = teiji_control::plan::plan(&now.policy, &host.observed, &host.held)
         .map_err(|problems| Error::Wrong { problems, sources: loaded.sources.clone() })?;

@@ -11,11 +11,13 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_capabilities_secure_bits,
 };
 use std::fs::{File, Permissions, copy, create_dir, read_to_string, set_permissions};
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use teiji_agent::output::{Output, Rights};
 use teiji_host::privilege;
 
@@ -24,6 +26,7 @@ fn main() {
     match args.get(1).map(String::as_str) {
         Some("nobody") => confined(&args[2..], privilege::become_nobody),
         Some("agent") => confined(&args[2..], || privilege::give_up().and_then(|()| privilege::confirm())),
+        Some("front") => front_without_setuid(),
         Some("regain") => regain(Path::new(&args[2])),
         _ => check(),
     }
@@ -67,6 +70,15 @@ fn regain(dir: &Path) {
     got("namespace", nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).is_ok());
     let other = Uid::from_raw(1235);
     got("other-user", setresuid(other, other, other).is_ok());
+}
+
+/// As a front of an agent that may not change users: it must serve nobody. Its standard input and output are sockets.
+fn front_without_setuid() {
+    let now = capabilities(None).unwrap();
+    let kept = now.permitted - CapabilitySet::SETUID;
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets).unwrap();
+    eprintln!("front: {:?}", teiji_agent::daemon::front::run().map_err(|e| e.to_string()));
 }
 
 fn message(command: &mut Command) -> String {
@@ -125,6 +137,23 @@ fn check() {
     let try_of = |program: &Path| message(Command::new(program).arg("regain").arg(dir).uid(1234));
     assert!(try_of(&setuid).contains("roots-file got"));
     assert!(try_of(&with_file_caps).contains("CapPrm: 0000000000000022\n"));
+
+    let (here, there) = UnixStream::pair().unwrap();
+    let listener = UnixListener::bind(dir.join("socket")).unwrap();
+    let mut front = Command::new(&plain)
+        .arg("front")
+        .stdin(Stdio::from(OwnedFd::from(there)))
+        .stdout(Stdio::from(OwnedFd::from(listener)))
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // One that serves ends when the agent does.
+    drop(here);
+    let mut said = String::new();
+    front.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    front.wait().unwrap();
+    assert!(said.contains("cannot stop being root") && said.contains("CAP_SETUID"), "{said}");
+    std::fs::remove_file(dir.join("socket")).unwrap();
 
     for way in ["nobody", "agent"] {
         for program in [&plain, &setuid, &with_file_caps] {

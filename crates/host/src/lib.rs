@@ -16,6 +16,7 @@
 //! | `net` | taps, bridges, queues |
 //! | `numa` | a VMM's memory by NUMA node |
 //! | `observe` | the host as a plan needs to know it |
+//! | [`priority`] | the priority of what the agent starts |
 //! | [`privilege`] | gives up privileges that a process no longer needs |
 //! | `resource` | observes, reads and changes resources, one file for each kind |
 //! | `root` | reads files below a prefix |
@@ -36,6 +37,7 @@ pub mod kernel;
 mod net;
 mod numa;
 mod observe;
+pub mod priority;
 pub mod privilege;
 pub mod requirement;
 mod resource;
@@ -93,6 +95,11 @@ pub enum Error {
 /// If `/proc` cannot be listed.
 pub fn vms() -> Result<Vec<Vm>, Error> {
     Root::default().vms()
+}
+
+/// The vCPU threads and vhost workers that a VMM has now, by thread id; not those workers that are kernel threads.
+pub fn vm_threads(pid: u32) -> std::collections::BTreeSet<u32> {
+    thread::of_process(&Root::default(), pid)
 }
 
 /// The number of a group of this host, by its name in `/etc/group`; `None` if there is none. Other sources of groups, which

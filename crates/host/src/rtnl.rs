@@ -29,6 +29,9 @@ const IFINFOMSG: usize = 16;
 pub(crate) const TCA_KIND: u16 = 1;
 pub(crate) const TCA_OPTIONS: u16 = 2;
 pub(crate) const TCA_STAB: u16 = 8;
+/// `IFF_UP` and `IFF_LOWER_UP` of linux/if.h.
+const UP: u32 = 0x1;
+const LOWER_UP: u32 = 0x1_0000;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_QDISC: u16 = 6;
@@ -87,6 +90,8 @@ pub(crate) struct Link {
     pub kind: String,
     /// Largest IP packet, bytes.
     pub mtu: u32,
+    /// Whether it is up and has a carrier.
+    pub carries: bool,
     /// The device that it is a port or slave of, by its index.
     pub master: Option<u32>,
     /// How large packets it accepts; `None` if this kernel does not report it.
@@ -405,6 +410,7 @@ pub(crate) fn link_of(body: &[u8]) -> Option<Link> {
         hardware: u16::from_ne_bytes(body.get(2..4)?.try_into().ok()?),
         kind: info.iter().find(|(k, _)| *k == IFLA_INFO_KIND).map(|(_, v)| text(v)).unwrap_or_default(),
         mtu: u32_at(of(IFLA_MTU)?, 0)?,
+        carries: u32_at(body, 8)? & (UP | LOWER_UP) == UP | LOWER_UP,
         master: of(IFLA_MASTER).and_then(|v| u32_at(v, 0)),
         sizes: segment_sizes_of(body),
     })

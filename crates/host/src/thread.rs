@@ -1,7 +1,7 @@
 //! vCPU threads and vhost workers.
 
 use crate::root::Root;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::host::{Vcpu, Worker};
 
 /// `PF_KTHREAD` of `include/linux/sched.h`: the task is a kernel thread.
@@ -67,6 +67,15 @@ pub(crate) fn vcpus(root: &Root, pid: u32, vm_fds: &[u32]) -> Vec<Vcpu> {
         Some(Vcpu { index, kvm_id, tid, cpus: at.cpus, last_cpu: at.last_cpu })
     };
     named.into_iter().filter_map(vcpu).collect()
+}
+
+/// The vCPU threads and vhost workers that a VMM has now, by thread id, as an observation finds them. Reads nothing of any
+/// other process; workers that are kernel threads are not among them.
+pub(crate) fn of_process(root: &Root, pid: u32) -> BTreeSet<u32> {
+    let of_pid = |name: &String| name.strip_prefix(&format!("{pid}-"))?.parse().ok();
+    let vm_fds: Vec<u32> = root.names("sys/kernel/debug/kvm").iter().filter_map(of_pid).collect();
+    let vcpus = vcpus(root, pid, &vm_fds).into_iter().map(|vcpu| vcpu.tid);
+    vcpus.chain(workers(root, pid, &BTreeMap::new()).into_iter().map(|worker| worker.tid)).collect()
 }
 
 /// KVM's numbers of vCPUs, and their threads once they have run, by `/sys/kernel/debug/kvm/PID-FD/vcpuN/pid`.

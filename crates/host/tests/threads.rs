@@ -234,3 +234,30 @@ fn threads_of_a_copied_tree_are_not_this_machines() {
         assert!(matches!(copy.write(&setting, &value), Err(ResourceError::Unsupported(_))));
     }
 }
+
+/// Of a process only the threads that a plan may name, whatever others come and go.
+#[test]
+fn the_threads_of_a_vm_are_told_from_others() {
+    let own = std::process::id();
+    let named = |name: &str| {
+        let (sender, receiver) = mpsc::channel();
+        let (wake, sleep) = mpsc::channel::<()>();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+            sender.send(gettid().as_raw() as u32).unwrap();
+            let _ = sleep.recv();
+        });
+        (receiver.recv().unwrap(), wake, thread.unwrap())
+    };
+    let (vcpu, worker, other) = (named("CPU 3/KVM"), named("vhost-4711"), named("worker"));
+    let both = [vcpu.0, worker.0].into();
+    assert_eq!(teiji_host::vm_threads(own), both);
+    let (_, wake, thread) = other;
+    drop(wake);
+    thread.join().unwrap();
+    assert_eq!(teiji_host::vm_threads(own), both);
+    for (_, wake, thread) in [vcpu, worker] {
+        drop(wake);
+        thread.join().unwrap();
+    }
+    assert!(teiji_host::vm_threads(own).is_empty());
+}

@@ -51,13 +51,27 @@ pub struct VmId {
     pub uuid: Option<Uuid>,
     /// The user of its process, if known.
     pub uid: Option<u32>,
+    /// The process itself, of a VM that is named by its process id: it is not the same VM once it is started again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<VmProcess>,
+}
+
+/// A process that no other one is mistaken for, although its id is used again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VmProcess {
+    /// `/proc/sys/kernel/random/boot_id` of the host.
+    pub boot: String,
+    /// When it was started, in clock ticks since boot.
+    pub started: u64,
 }
 
 impl VmId {
     /// Whether a VM of the same name is this one: nothing that is known of both differs.
     pub fn may_be(&self, other: &VmId) -> bool {
         let uuids = self.uuid.is_none() && other.uuid.is_none() || self.uuid == other.uuid;
-        uuids && (self.uid.is_none() || other.uid.is_none() || self.uid == other.uid)
+        uuids
+            && self.process == other.process
+            && (self.uid.is_none() || other.uid.is_none() || self.uid == other.uid)
     }
 }
 
@@ -74,7 +88,13 @@ pub enum NamedBy {
 impl Identity {
     /// What the VM keeps when it is started again.
     pub fn id(&self) -> VmId {
-        VmId { uuid: self.uuid, uid: self.uid }
+        VmId { uuid: self.uuid, uid: self.uid, process: None }
+    }
+
+    /// The same of a VM that is named by its process id. `boot`: that of the host now.
+    pub fn id_of_process(&self, boot: &str) -> VmId {
+        let process = self.started.map(|started| VmProcess { boot: boot.to_owned(), started });
+        VmId { process, ..self.id() }
     }
 
     /// Whether the process belongs to this user, by name or number.

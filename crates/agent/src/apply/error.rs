@@ -27,6 +27,12 @@ pub enum Error {
         /// How much time is left.
         left: std::time::Duration,
     },
+    /// The plan was made for another policy than the one in force.
+    #[error(
+        "the policy that this was planned for is not in force any more, so nothing was changed: somebody has applied another \
+         one or rolled back; plan again"
+    )]
+    OtherPolicy,
     /// The changes of an apply that waited for its confirmation were undone by another process.
     #[error("the changes have been undone by another teiji: a rollback, or because nobody confirmed in time")]
     UndoneByAnother,

@@ -3,7 +3,8 @@
 //! `transaction` consists of lines of JSON: a [`Header`], then [`Line`]s, each of which is appended and on the disk
 //! before the action that it announces begins. A last line without its newline was being written when the process
 //! ended: its action had not begun, so the line is ignored. Anything else that is not valid is damage, and an error: a
-//! guess could restore a wrong value.
+//! guess could restore a wrong value. In a journal of another boot nothing is restored, and the host may have gone down
+//! while a line was being written: such a line and those after it are ignored, whatever they contain.
 
 use serde::{Deserialize, Serialize};
 use teiji_model::plan::{Held, Step};
@@ -139,21 +140,22 @@ impl Journal {
         Journal { header, begun, made, applied: false, until: None, committed: false, length }
     }
 
-    /// Reads a transaction. If it is of another boot than `boot`, only the header is read; the rest is void.
+    /// Reads a transaction. If it is of another boot than `boot`, it ends before the first line that is not valid.
     pub fn parse(content: &[u8], boot: &str) -> Result<Self, Damage> {
         let end = content.iter().position(|b| *b == b'\n');
         // The header was renamed into place when complete, so a truncated one is damage.
         let end = end.ok_or_else(|| Damage::Line(1, "it ends early".to_owned()))?;
         let mut journal = Journal::new(versioned(&content[..end])?);
         journal.length = end as u64 + 1;
-        if journal.header.boot != boot {
-            return Ok(journal);
-        }
+        let other_boot = journal.header.boot != boot;
         for (number, text) in content[end + 1..].split_inclusive(|b| *b == b'\n').enumerate() {
             let Some(text) = text.strip_suffix(b"\n") else { break };
             let damage = |what: String| Damage::Line(number + 2, what);
-            let line = serde_json::from_slice(text).map_err(|e| damage(e.to_string()))?;
-            journal.take(line).map_err(|what| damage(what.to_owned()))?;
+            let line = serde_json::from_slice(text).map_err(|e| damage(e.to_string()));
+            match line.and_then(|line| journal.take(line).map_err(|what| damage(what.to_owned()))) {
+                Err(_) if other_boot => break,
+                taken => taken?,
+            }
             journal.length += text.len() as u64 + 1;
         }
         Ok(journal)

@@ -5,6 +5,9 @@
 //!        │         └──► rollback: takes the lock before T, undoes
 //!        └─────────────► from T on: whoever takes the lock first undoes: this process, an agent, the next command
 //! ```
+//! A confirmation counts once its transaction has ended, not when its line is in the journal: a disk that fails may have the
+//! line withdrawn again. If its process has ended before that, this one completes it.
+//!
 //! Time is that of the clock since boot, which goes on while the machine is suspended, and which nobody sets.
 
 use super::error::{Error, Failure};
@@ -27,6 +30,14 @@ pub(super) enum Lease {
     Unknown(Error),
 }
 
+/// What has become of a transaction that waits for a confirmation.
+enum Fate {
+    /// It is still there. `committing`: its journal has a commit line.
+    Open { committing: bool },
+    /// It is gone.
+    Ended(Lease),
+}
+
 impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// Waits for the operator.
     pub(super) fn await_confirmation(
@@ -36,11 +47,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         stop: &AtomicBool,
     ) -> Lease {
         loop {
-            match self.became_of(journal) {
-                Ok(None) => {}
-                Ok(Some(end)) => return end,
+            let committing = match self.became_of(journal) {
+                Ok(Fate::Open { committing }) => committing,
+                Ok(Fate::Ended(end)) => return end,
                 Err(why) => return Lease::Unknown(why),
-            }
+            };
             let left = self.left(journal);
             let within = journal.header.confirm_within.unwrap_or_default();
             let over = match left {
@@ -48,13 +59,14 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 Some(_) if stop.load(Ordering::SeqCst) => Some(Failure::Stopped),
                 Some(_) => None,
             };
-            if let Some(why) = over {
+            if over.is_some() || committing {
                 match self.store.lock() {
                     // Somebody may have confirmed or undone it before the lock was taken.
-                    Ok(Some(lock)) => match self.became_of(journal) {
-                        Ok(None) => return Lease::Over(why, lock),
-                        Ok(Some(end)) => return end,
-                        Err(why) => return Lease::Unknown(why),
+                    Ok(Some(lock)) => match (self.fate_with_lock(journal), over) {
+                        (Ok(Fate::Open { .. }), Some(why)) => return Lease::Over(why, lock),
+                        (Ok(Fate::Open { .. }), None) => {}
+                        (Ok(Fate::Ended(end)), _) => return end,
+                        (Err(why), _) => return Lease::Unknown(why),
                     },
                     Ok(None) => {}
                     Err(source) => return Lease::Unknown(self.state("lock", LOCK, source)),
@@ -65,17 +77,29 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         }
     }
 
-    /// How a transaction has ended; `None` if it still waits.
-    fn became_of(&self, journal: &Journal) -> Result<Option<Lease>, Error> {
+    /// What has become of a transaction.
+    fn became_of(&self, journal: &Journal) -> Result<Fate, Error> {
         let is_this = |now: &Journal| now.header.id == journal.header.id;
         match self.transaction()?.filter(is_this) {
-            Some(now) if now.committed => Ok(Some(Lease::Confirmed)),
-            Some(_) => Ok(None),
+            Some(now) => Ok(Fate::Open { committing: now.committed }),
             None if self.held_file()?.is_some_and(|file| file.confirmed == journal.header.id) => {
-                Ok(Some(Lease::Confirmed))
+                Ok(Fate::Ended(Lease::Confirmed))
             }
-            None => Ok(Some(Lease::Undone)),
+            None => Ok(Fate::Ended(Lease::Undone)),
         }
+    }
+
+    /// The same with the lock held: completes a commit whose process has ended.
+    fn fate_with_lock(&self, journal: &Journal) -> Result<Fate, Error> {
+        let fate = self.became_of(journal)?;
+        if matches!(fate, Fate::Open { committing: true })
+            && let Some(now) = self.transaction()?
+            && self.committed(&now)?
+        {
+            self.finish().map_err(|e| self.unfinished(e))?;
+            return Ok(Fate::Ended(Lease::Confirmed));
+        }
+        Ok(fate)
     }
 
     /// How much time is left to confirm a transaction; `None` if it does not wait for a confirmation (any more).
@@ -90,14 +114,6 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     pub(super) fn awaiting(&self) -> Result<Option<(Journal, Duration)>, Error> {
         let journal = self.transaction()?;
         Ok(journal.and_then(|journal| self.left(&journal).map(|left| (journal, left))))
-    }
-
-    /// For how long an apply can still be confirmed; `None` if none waits for it. Changes nothing and needs no lock.
-    ///
-    /// # Errors
-    /// If the file is damaged or cannot be read.
-    pub fn lease(&self) -> Result<Option<Duration>, Error> {
-        Ok(self.awaiting()?.map(|(_, left)| left))
     }
 
     /// Undoes a transaction that waits for a confirmation. With the lock held.

@@ -26,7 +26,8 @@
 //!
 //! The lines of a transaction alone decide what to do if its process has ended. Undoing depends only on the values
 //! that are found, so it may be interrupted and started again at any instant, and it needs no space on the disk. After
-//! a boot all of this is void but for the policy in force, because the kernel forgets every setting.
+//! a boot all of this is void but for the policy in force, because the kernel forgets every setting; a rollback that has
+//! begun has ended that, too.
 //!
 //! | module | does |
 //! | --- | --- |
@@ -53,6 +54,7 @@ pub mod store;
 mod undo;
 
 pub use error::{Error, Failed, Failure, Message};
+pub use in_force::ToKeep;
 pub use rollback::{Rollback, RolledBack};
 
 use clock::{Clock, SystemClock};
@@ -124,6 +126,8 @@ pub struct Options {
     /// The policy that the plan was made for. Once the plan is committed it is *in force*: an agent keeps it as the host
     /// changes, until another one is applied or everything is rolled back.
     pub policy: Option<KeptPolicy>,
+    /// Refuse unless this policy is in force: somebody may have applied another one, or rolled back, since the plan was made.
+    pub only_while: Option<KeptPolicy>,
 }
 
 /// What `apply` is doing.
@@ -174,6 +178,11 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         Engine { backend, store, clock, boot: boot.to_owned() }
     }
 
+    /// The boot id of the host.
+    pub fn boot(&self) -> &str {
+        &self.boot
+    }
+
     /// The settings that it changes.
     pub fn backend(&self) -> &B {
         &self.backend
@@ -197,6 +206,9 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         if let Some((journal, left)) = self.awaiting()? {
             return Err(Error::Awaiting { pid: journal.header.pid, left });
         }
+        if options.only_while.is_some() && self.policy()? != options.only_while {
+            return Err(Error::OtherPolicy);
+        }
         self.unchanged(plan)?;
         if plan.steps.is_empty() {
             self.put_in_force(options.policy.as_ref())?;
@@ -214,6 +226,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
                 }
                 Lease::Confirmed => return Ok(Applied { changed: plan.steps.len(), messages }),
                 Lease::Undone => return Err(Error::UndoneByAnother),
+                Lease::Unknown(why @ Error::Unfinished { .. }) => return Err(why),
                 Lease::Unknown(why) => return Err(Error::FateUnknown(Box::new(why))),
             }
         }

@@ -34,7 +34,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         if let Some(mut journal) = self.transaction()? {
             let pid = journal.header.pid;
             if journal.header.boot != self.boot {
-                self.clear()?;
+                self.forget_other_boot(Some(&journal))?;
                 messages.push(Message::OtherBoot);
             } else if self.committed(&journal)? {
                 self.finish().map_err(|e| self.unfinished(e))?;
@@ -54,7 +54,7 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
         }
         let old = self.any_held_file()?.is_some_and(|file| file.boot != self.boot);
         if old {
-            self.forget_other_boot()?;
+            self.forget_other_boot(None)?;
             if !messages.contains(&Message::OtherBoot) {
                 messages.push(Message::OtherBoot);
             }
@@ -104,7 +104,8 @@ impl<B: SettingsBackend, S: Store, C: Clock> Engine<B, S, C> {
     /// `held.json`, was withdrawn: the disk failed after it had taken the line.
     pub(super) fn committed(&self, journal: &Journal) -> Result<bool, Error> {
         let next = || self.store.read(HELD_NEXT).map_err(|e| self.state("read", HELD_NEXT, e));
-        let last = || Ok::<_, Error>(self.held_file()?.is_some_and(|file| file.last == journal.header.id));
+        let last =
+            || Ok::<_, Error>(self.any_held_file()?.is_some_and(|file| file.last == journal.header.id));
         Ok(journal.committed && (next()?.is_some() || last()?))
     }
 

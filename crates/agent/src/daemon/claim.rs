@@ -1,11 +1,14 @@
 //! Only one agent keeps a state directory: the one that has the lock on its file `agent.lock`. Another one, with other pins,
 //! sends its heartbeat and tries again; it neither keeps the policy nor answers.
+//!
+//! The lock counts as long as its file has that name: if somebody removes the file or the directory, another agent can lock
+//! a new one, so this one has to try again as well.
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -26,10 +29,30 @@ impl Claim {
     /// If the directory cannot be used.
     pub(super) fn is_ours(&self) -> io::Result<bool> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = held.as_ref()
+            && !self.is_named(lock)?
+        {
+            tracing::warn!("{} was removed or replaced: the agent locks it again", self.file().display());
+            *held = None;
+        }
         if held.is_none() {
             *held = self.take()?;
         }
         Ok(held.is_some())
+    }
+
+    fn file(&self) -> PathBuf {
+        self.state.join("agent.lock")
+    }
+
+    /// Whether the locked file still has its name.
+    fn is_named(&self, lock: &File) -> io::Result<bool> {
+        let ours = lock.metadata()?;
+        match self.file().symlink_metadata() {
+            Ok(found) => Ok((found.dev(), found.ino()) == (ours.dev(), ours.ino())),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     fn take(&self) -> io::Result<Option<Flock<File>>> {
@@ -41,7 +64,7 @@ impl Claim {
             .truncate(false)
             .mode(0o600)
             .custom_flags(flags)
-            .open(self.state.join("agent.lock"))?;
+            .open(self.file())?;
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => Ok(Some(lock)),
             Err((_, Errno::EWOULDBLOCK)) => Ok(None),
@@ -64,5 +87,20 @@ mod tests {
         assert!(other.is_ours().unwrap());
         std::fs::write(dir.path().join("file"), "").unwrap();
         assert!(Claim::on(&dir.path().join("file")).is_ours().is_err());
+    }
+
+    /// Two agents never both keep what is there now.
+    #[test]
+    fn the_lock_on_a_file_that_is_gone_does_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let (one, other) = (Claim::on(&state), Claim::on(&state));
+        assert!(one.is_ours().unwrap());
+        std::fs::remove_file(state.join("agent.lock")).unwrap();
+        assert!(other.is_ours().unwrap() && !one.is_ours().unwrap());
+        drop(other);
+        assert!(one.is_ours().unwrap());
+        std::fs::remove_dir_all(&state).unwrap();
+        assert!(one.is_ours().unwrap() && state.join("agent.lock").exists());
     }
 }

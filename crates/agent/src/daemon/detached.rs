@@ -5,24 +5,29 @@
 //!
 //! | file | has |
 //! | --- | --- |
-//! | `N.json` | what was asked for, and the process |
+//! | `N.json` | what was asked for, and the process with its boot: another one may have its id and start time after a boot |
 //! | `N.teiji.*.partial` | the recording while the trace runs; removed if it is killed ([`crate::output`]) |
 //! | `N.teiji` | the complete recording |
 //! | `N.log` | what the trace has said |
+//!
+//! A number is not used again while any file of it is there: an agent that is killed while it starts a trace leaves its log.
+//!
+//! An agent that ends ends its traces; one that is killed does not, and the next one finds them.
 //!
 //! Who asks may be the front, which is not trusted: a request has no path and no option, each of its values is bounded and
 //! checked here, and the number of traces is bounded, too.
 
 use crate::output::{Output, Rights};
+use crate::service::select::select;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use teiji_host::{Root, kernel, task};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use teiji_host::{Root, kernel, priority, task};
 use teiji_model::flow::{Direction, Flow, Matching};
 use teiji_model::resource::Task;
 use teiji_model::status::TraceStatus;
@@ -39,6 +44,8 @@ const LONGEST_FLOW: usize = 4096;
 /// The longest trace, and how long one is that does not say.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);
 const USUAL: Duration = Duration::from_secs(3600);
+/// How long traces may take to complete their recordings when the agent ends.
+const END: Duration = Duration::from_secs(60);
 
 /// A trace that somebody asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,21 +105,32 @@ impl TraceOrder {
 struct Kept {
     order: TraceOrder,
     process: Task,
+    /// The boot that the process is of; empty if an agent has written it that did not keep it.
+    #[serde(default)]
+    boot: String,
     /// Seconds since 1970.
     started: u64,
+}
+
+impl Kept {
+    /// Whether the trace still runs.
+    fn runs(&self) -> bool {
+        let same_boot = self.boot.is_empty() || kernel::boot_id().is_ok_and(|now| now == self.boot);
+        same_boot && task(&Root::default(), self.process.id) == Some(self.process)
+    }
 }
 
 /// The traces of a state directory.
 pub struct Traces {
     folder: PathBuf,
-    /// Held while one is started, so that two do not get the same number.
-    starting: Mutex<()>,
+    /// Whether no more are started. Held while one is started, so that two do not get the same number.
+    ended: Mutex<bool>,
 }
 
 impl Traces {
     /// Those of this state directory, which need not be there yet.
     pub fn of(state: &Path) -> Traces {
-        Traces { folder: state.join(FOLDER), starting: Mutex::new(()) }
+        Traces { folder: state.join(FOLDER), ended: Mutex::new(false) }
     }
 
     fn path(&self, number: u32, ending: &str) -> PathBuf {
@@ -125,7 +143,11 @@ impl Traces {
     /// If it asks for too much, or cannot be started.
     pub(super) fn start(&self, order: &TraceOrder) -> Result<u32, String> {
         let arguments = order.arguments()?;
-        let _starting = self.starting.lock();
+        are_there(&order.vms)?;
+        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if *ended {
+            return Err("the agent ends, so it starts no trace".into());
+        }
         let present = self.all().map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
         if present.iter().filter(|t| t.running).count() >= MOST_RUNNING {
             return Err(format!("{MOST_RUNNING} traces run already: `teiji traces` lists them"));
@@ -133,8 +155,9 @@ impl Traces {
         if present.len() >= MOST_KEPT {
             return Err(format!("{MOST_KEPT} traces are kept already: `teiji traces remove N` removes one"));
         }
-        let number =
-            present.iter().map(|t| t.number).max().unwrap_or(0).checked_add(1).ok_or("no number is left")?;
+        let names = self.names().map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
+        let number = names.iter().filter_map(|name| number_of(name)).max().unwrap_or(0);
+        let number = number.checked_add(1).ok_or("no number is left")?;
         self.begin(number, order, &arguments).map_err(|e| format!("cannot start the trace: {e}"))?;
         Ok(number)
     }
@@ -142,12 +165,16 @@ impl Traces {
     fn begin(&self, number: u32, order: &TraceOrder, arguments: &[String]) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         let flags = nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC;
-        let log = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .custom_flags(flags)
-            .open(self.path(number, "log"))?;
+        let path = self.path(number, "log");
+        let log =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path)?;
+        self.begin_with(number, order, arguments, log).inspect_err(|_| {
+            let _ = fs::remove_file(path);
+        })
+    }
+
+    fn begin_with(&self, number: u32, order: &TraceOrder, arguments: &[String], log: File) -> io::Result<()> {
+        let boot = kernel::boot_id().map_err(|(_, source)| source)?;
         let mut child = Command::new(kernel::own_program())
             .arg("trace")
             .args(arguments)
@@ -162,11 +189,15 @@ impl Traces {
             .env_remove("WATCHDOG_USEC")
             .env_remove("WATCHDOG_PID")
             .spawn()?;
+        if let Err(error) = priority::ordinary_memory(child.id()) {
+            tracing::warn!("a trace is spared like the agent if memory runs out: {error}");
+        }
         let process = task(&Root::default(), child.id());
         let written = process.ok_or_else(|| io::Error::other("it ended at once")).and_then(|process| {
             let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let file = Output::create(&self.path(number, "json"), Rights::Kept)?;
-            file.file().write_all(&serde_json::to_vec(&Kept { order: order.clone(), process, started })?)?;
+            let kept = Kept { order: order.clone(), process, boot, started };
+            file.file().write_all(&serde_json::to_vec(&kept)?)?;
             file.persist()
         });
         if written.is_err() {
@@ -179,19 +210,31 @@ impl Traces {
         written
     }
 
-    /// All traces, by number.
-    ///
-    /// # Errors
-    /// If the folder cannot be read.
-    pub fn all(&self) -> io::Result<Vec<TraceStatus>> {
+    /// The names of all files.
+    fn names(&self) -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(e),
         };
-        let names = entries.map_while(Result::ok).map(|e| e.file_name().to_string_lossy().into_owned());
-        let number = |name: String| name.strip_suffix(".json")?.parse::<u32>().ok();
-        let mut all: Vec<TraceStatus> = names.filter_map(number).filter_map(|n| self.status(n)).collect();
+        Ok(entries.map_while(Result::ok).map(|e| e.file_name().to_string_lossy().into_owned()).collect())
+    }
+
+    /// The recording of a trace that is not complete; several if agents were killed while they used the same number.
+    fn partial(&self, number: u32) -> io::Result<Vec<PathBuf>> {
+        let begins = format!("{number}.teiji.");
+        let names = self.names()?.into_iter().filter(|name| name.starts_with(&begins));
+        Ok(names.map(|name| self.folder.join(name)).collect())
+    }
+
+    /// All traces, by number.
+    ///
+    /// # Errors
+    /// If the folder cannot be read.
+    pub fn all(&self) -> io::Result<Vec<TraceStatus>> {
+        let names = self.names()?;
+        let numbers = names.iter().filter_map(|name| name.strip_suffix(".json")?.parse().ok());
+        let mut all: Vec<TraceStatus> = numbers.filter_map(|n| self.status(n)).collect();
         all.sort_unstable_by_key(|t| t.number);
         Ok(all)
     }
@@ -202,7 +245,7 @@ impl Traces {
 
     fn status(&self, number: u32) -> Option<TraceStatus> {
         let kept = self.kept(number)?;
-        let running = task(&Root::default(), kept.process.id) == Some(kept.process);
+        let running = kept.runs();
         Some(TraceStatus {
             number,
             vms: kept.order.vms,
@@ -222,12 +265,9 @@ impl Traces {
         if whole.exists() {
             return Ok((whole, true));
         }
-        let begins = format!("{number}.teiji.");
-        let entries =
-            fs::read_dir(&self.folder).map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
         let partial =
-            entries.map_while(Result::ok).find(|e| e.file_name().to_string_lossy().starts_with(&begins));
-        partial.map(|e| (e.path(), false)).ok_or_else(|| {
+            self.partial(number).map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
+        partial.into_iter().next().map(|path| (path, false)).ok_or_else(|| {
             let said = fs::read_to_string(self.path(number, "log")).unwrap_or_default();
             match said.trim() {
                 "" => {
@@ -249,12 +289,35 @@ impl Traces {
     /// If it does not run.
     pub(super) fn stop(&self, number: u32) -> Result<(), String> {
         let kept = self.kept(number).ok_or_else(|| format!("there is no trace {number}"))?;
-        if task(&Root::default(), kept.process.id) != Some(kept.process) {
+        if !kept.runs() {
             return Err(format!("trace {number} has ended already"));
         }
         let pid = nix::unistd::Pid::from_raw(kept.process.id as i32);
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)
             .map_err(|e| format!("cannot end trace {number}: {e}"))
+    }
+
+    /// Ends all traces, and starts no other ones. Returns when they have completed their recordings, or after [`END`];
+    /// `waiting` is called meanwhile.
+    pub(super) fn end_all(&self, waiting: &mut dyn FnMut()) {
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        let running = || -> Vec<u32> {
+            let all = self.all().unwrap_or_default();
+            all.into_iter().filter(|trace| trace.running).map(|trace| trace.number).collect()
+        };
+        for number in running() {
+            if let Err(why) = self.stop(number) {
+                tracing::warn!("{why}");
+            }
+        }
+        let begun = Instant::now();
+        while !running().is_empty() {
+            if begun.elapsed() > END {
+                return tracing::warn!("traces go on after the agent: {:?} do not end", running());
+            }
+            waiting();
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Removes a trace that has ended, and its recording.
@@ -267,17 +330,31 @@ impl Traces {
             return Err(format!("trace {number} runs: `teiji traces stop {number}` ends it"));
         }
         let failed = |e: io::Error| format!("cannot remove trace {number}: {e}");
-        if let Ok((recording, _)) = self.recording(number) {
-            fs::remove_file(recording).map_err(failed)?;
-        }
-        for ending in ["log", "json"] {
-            match fs::remove_file(self.path(number, ending)) {
+        // The one that it is found by is the last to go.
+        let mut all = self.partial(number).map_err(failed)?;
+        all.extend(["teiji", "log", "json"].map(|ending| self.path(number, ending)));
+        for path in all {
+            match fs::remove_file(path) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
                 _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// Whether each of these names means a VM now: who asks is told at once, not by the log of a trace that has failed.
+fn are_there(names: &[String]) -> Result<(), String> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    let found = Root::default().identified_vms().map_err(|e| e.to_string())?;
+    select(&found, names).map(drop)
+}
+
+/// The number of the trace that a file belongs to.
+fn number_of(name: &str) -> Option<u32> {
+    name.split_once('.')?.0.parse().ok()
 }
 
 #[cfg(test)]
@@ -332,5 +409,92 @@ mod tests {
         assert_eq!(traces.all().unwrap(), []);
         assert!(traces.stop(1).unwrap_err().contains("no trace 1"));
         assert!(traces.remove(1).is_err() && traces.recording(1).is_err());
+    }
+
+    fn with_folder() -> (tempfile::TempDir, Traces) {
+        let dir = tempfile::tempdir().unwrap();
+        let traces = Traces::of(dir.path());
+        fs::create_dir(&traces.folder).unwrap();
+        (dir, traces)
+    }
+
+    fn keep(traces: &Traces, number: u32, process: Task, boot: &str) {
+        let kept = Kept { order: order(), process, boot: boot.into(), started: 7 };
+        fs::write(traces.path(number, "json"), serde_json::to_vec(&kept).unwrap()).unwrap();
+    }
+
+    /// An agent was killed after it had made the log of a trace and before the trace was known.
+    #[test]
+    fn what_is_left_of_a_start_prevents_no_later_one() {
+        let (_dir, traces) = with_folder();
+        for left in ["1.log", "7.teiji.abc.partial"] {
+            fs::write(traces.folder.join(left), "").unwrap();
+        }
+        // A name that is too long for the arguments of a program: nothing is started, and nothing is left of it.
+        let long = vec!["a".repeat(3 << 20)];
+        let refused = traces.begin(8, &order(), &long).unwrap_err();
+        assert_ne!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert!(!traces.path(8, "log").exists());
+        assert_eq!(number_of("12.teiji.x.partial"), Some(12));
+        // This program is the test, which ends at once for these arguments.
+        let order = TraceOrder { vms: Vec::new(), ..order() };
+        for _ in 0..2 {
+            match traces.start(&order) {
+                Ok(number) => assert!(number > 7),
+                Err(why) => assert!(why.contains("it ended at once"), "{why}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_vm_that_is_not_there_is_told_before_a_trace_is_started() {
+        let (_dir, traces) = with_folder();
+        let order = TraceOrder { vms: vec!["no VM has this name".into()], ..order() };
+        let why = traces.start(&order).unwrap_err();
+        assert!(why.contains("there is no VM `no VM has this name`"), "{why}");
+        assert_eq!(traces.names().unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_agent_that_ends_ends_its_traces_and_starts_no_more() {
+        let (_dir, traces) = with_folder();
+        let boot = kernel::boot_id().unwrap();
+        let mut sleeping = Command::new("sleep").arg("1000").spawn().unwrap();
+        keep(&traces, 1, task(&Root::default(), sleeping.id()).unwrap(), &boot);
+        keep(&traces, 2, Task { id: std::process::id(), started: 1 }, &boot);
+        let mut waited = 0;
+        // Whoever has started it waits for it.
+        let waiter = std::thread::spawn(move || sleeping.wait().unwrap());
+        traces.end_all(&mut || waited += 1);
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(waiter.join().unwrap().signal(), Some(nix::libc::SIGTERM));
+        assert!(traces.all().unwrap().iter().all(|trace| !trace.running));
+        let order = TraceOrder { vms: Vec::new(), ..order() };
+        assert!(traces.start(&order).unwrap_err().contains("the agent ends"));
+    }
+
+    /// After a boot a stranger may have the process id and the start time of a trace.
+    #[test]
+    fn a_process_of_another_boot_is_no_trace() {
+        let (_dir, traces) = with_folder();
+        let own = task(&Root::default(), std::process::id()).unwrap();
+        let running = |boot: &str| {
+            keep(&traces, 1, own, boot);
+            traces.all().unwrap()[0].running
+        };
+        assert!(running(&kernel::boot_id().unwrap()));
+        assert!(!running("another") && traces.stop(1).unwrap_err().contains("ended already"));
+        assert!(running(""), "as it was written before");
+    }
+
+    #[test]
+    fn nothing_is_left_of_a_trace_that_is_removed() {
+        let (_dir, traces) = with_folder();
+        keep(&traces, 1, Task { id: u32::MAX, started: 1 }, "another");
+        for name in ["1.teiji.a.partial", "1.teiji.b.partial", "1.teiji", "1.log", "11.log"] {
+            fs::write(traces.folder.join(name), "").unwrap();
+        }
+        traces.remove(1).unwrap();
+        assert_eq!(traces.names().unwrap(), ["11.log"]);
     }
 }

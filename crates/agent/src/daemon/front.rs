@@ -9,11 +9,13 @@
 //! socket. It ends when the privileged part does.
 //!
 //! Each connection has a thread of its own, so a silent or slow client holds up nobody else; the number of connections is
-//! bounded, for each user and in all.
+//! bounded, for each user and in all. Requests of users other than root take turns, and each turn takes a while: however
+//! often they ask, root is answered, and the host is not kept busy.
 
 use super::protocol::{Answer, Numbered, Order, Refusal, Reply, Request, VERSION};
 use super::wire::{self, MOST_OF_ANSWER, MOST_OF_REQUEST};
 use nix::sys::socket::{getsockopt, sockopt};
+use nix::unistd::{geteuid, getuid};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,15 +23,20 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use teiji_host::privilege;
 
 /// Most connections at a time, in all and of one user other than root.
 const MOST: usize = 64;
 const MOST_OF_USER: usize = 16;
+/// How many requests of users other than root are handed on at a time, and how long each of these turns takes at least.
+const TURNS: usize = 2;
+const TURN: Duration = Duration::from_millis(100);
 /// How long a client may be silent between two requests, and may take to send one or to take an answer.
 const IDLE: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Longer than any turn: [`LONGEST`] at most.
+const FAR: Duration = Duration::from_secs(86_400);
 /// How long the privileged part may take: a rollback waits for hardware.
 const LONGEST: Duration = Duration::from_secs(120);
 
@@ -39,11 +46,12 @@ const LONGEST: Duration = Duration::from_secs(120);
 /// If the two sockets are not there, or privileges cannot be given up: nothing is served then.
 pub fn run() -> io::Result<()> {
     let (orders, listener) = sockets()?;
-    privilege::become_nobody().map_err(io::Error::other)?;
+    become_nobody()?;
     let front = Arc::new(Front {
         orders: Mutex::new(orders.try_clone()?),
         waiting: Mutex::default(),
         connections: Mutex::default(),
+        turns: Turns::default(),
     });
     let answers = Arc::clone(&front);
     Builder::new().name("answers".into()).spawn(move || answers.hand_on(&orders))?;
@@ -54,6 +62,18 @@ pub fn run() -> io::Result<()> {
             continue;
         };
         Arc::clone(&front).accept(stream);
+    }
+    Ok(())
+}
+
+/// Clients are read by nobody but nobody: root without capabilities can still write what belongs to root.
+fn become_nobody() -> io::Result<()> {
+    privilege::become_nobody().map_err(io::Error::other)?;
+    if geteuid().is_root() || getuid().is_root() {
+        return Err(io::Error::other(
+            "the part of the agent that clients talk to cannot stop being root, so nobody is answered: give the agent \
+             CAP_SETUID and CAP_SETGID, as dist/teiji-agent.service does",
+        ));
     }
     Ok(())
 }
@@ -80,6 +100,47 @@ struct Front {
     waiting: Mutex<(u64, Waiting)>,
     /// How many connections each user has.
     connections: Mutex<BTreeMap<u32, usize>>,
+    /// For the requests of users other than root.
+    turns: Turns,
+}
+
+/// Turns that are taken and given back; one that is given back early can be taken again only when its time is over.
+#[derive(Default)]
+struct Turns(Mutex<Vec<Instant>>);
+
+/// A turn that is taken.
+struct Turn<'a>(&'a Turns, Instant);
+
+impl Turns {
+    /// Waits for a turn, at most so long.
+    fn take(&self, within: Duration) -> Option<Turn<'_>> {
+        let begun = Instant::now();
+        loop {
+            let now = Instant::now();
+            {
+                // Each entry is a turn: until when it takes at least; the far future while it is taken.
+                let mut turns = locked(&self.0);
+                turns.retain(|end| *end > now);
+                if turns.len() < TURNS {
+                    turns.push(now + FAR);
+                    return Some(Turn(self, now));
+                }
+            }
+            if begun.elapsed() >= within {
+                return None;
+            }
+            std::thread::sleep(TURN / 10);
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut turns = locked(&self.0.0);
+        if let Some(taken) = turns.iter_mut().find(|end| **end == self.1 + FAR) {
+            *taken = self.1 + TURN;
+        }
+    }
 }
 
 /// A value whose holder may have panicked: each of them is valid at any time.
@@ -154,6 +215,10 @@ impl Front {
 
     fn answer(&self, request: Request, user: u32) -> Result<Answer, Refusal> {
         let order = check(request, user)?;
+        let _turn = match user {
+            0 => None,
+            _ => Some(self.turns.take(PATIENCE).ok_or(Refusal::Busy)?),
+        };
         let (sender, answer) = sync_channel(1);
         let number = {
             let mut waiting = locked(&self.waiting);
@@ -191,6 +256,23 @@ fn check(request: Request, user: u32) -> Result<Order, Refusal> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn others_take_turns_that_take_a_while() {
+        let turns = Turns::default();
+        let begun = Instant::now();
+        let (one, other) = (turns.take(Duration::ZERO), turns.take(Duration::ZERO));
+        assert!(one.is_some() && other.is_some() && turns.take(TURN * 3).is_none());
+        drop((one, other));
+        // Both have taken long enough.
+        assert!(turns.take(Duration::ZERO).is_some());
+        drop(turns.take(Duration::ZERO));
+        let third = turns.take(Duration::from_secs(60));
+        assert!(third.is_some() && begun.elapsed() >= TURN * 3);
+        let looping = Instant::now();
+        let count = (0..20).filter(|_| turns.take(Duration::from_secs(60)).is_some()).count();
+        assert!(count == 20 && looping.elapsed() >= TURN * 9, "{:?}", looping.elapsed());
+    }
 
     #[test]
     fn only_root_may_change_anything() {

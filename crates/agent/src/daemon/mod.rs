@@ -119,7 +119,8 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
         Builder::new().name("reconciler".into()).spawn(move || reconciler.run()).map_err(Error::Thread)?
     };
     let orders = Orders::new(Arc::clone(&reconciler), Traces::of(places.state));
-    let supervisor = Supervisor::start(places.socket, orders, claim).map_err(Error::Thread)?;
+    let supervisor =
+        Supervisor::start(places.socket, Arc::clone(&orders), Arc::clone(&claim)).map_err(Error::Thread)?;
     announce(qdisc.as_ref().map(|(owner, _)| owner));
     let mut watch = PinWatch::new(places.pins);
     let done = loop {
@@ -146,6 +147,10 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     supervisor.stop();
     reconciler.stop();
+    // Those of a directory that another agent keeps are not this one's.
+    if claim.is_ours().unwrap_or(false) {
+        orders.end_traces(&mut || drop(sd_notify::notify(&[NotifyState::Watchdog])));
+    }
     let begun = std::time::Instant::now();
     while !reconciling.is_finished() && begun.elapsed() < END {
         std::thread::sleep(Duration::from_millis(10));

@@ -3,6 +3,10 @@
 //! The front is not trusted. What it sends is bounded, and is one of a few orders ([`Order`]); anything else ends it, and
 //! the agent starts another one. Each order is carried out in a thread of its own, so that a write to the host that hangs
 //! does not keep others from being answered, and never the heartbeat.
+//!
+//! Orders that change something and those that read have places of their own, so that however many read, an operator can
+//! change something. What is read is found out by one thread at a time, and the answer is given to all who ask within a second.
+//! All of this has the priority of any program.
 
 use super::detached::Traces;
 use super::protocol::{Answer, FullStatus, Numbered, Order, Refusal};
@@ -12,13 +16,16 @@ use crate::apply::{Engine, Message, Rollback};
 use crate::backend::HostBackend;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use teiji_host::priority;
 
-/// Most orders that are carried out at a time.
+/// Most orders that are carried out at a time: of those that change something, and of those that read.
 const MOST: usize = 16;
+/// For how long the answer to one reader is that to others as well.
+const FRESH: Duration = Duration::from_secs(1);
 /// How long the front may take to send an order, or to take an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a rollback waits for another teiji.
@@ -28,12 +35,59 @@ const WAIT: Duration = Duration::from_secs(10);
 pub(super) struct Orders {
     reconciler: Arc<Reconciler>,
     traces: Traces,
-    running: AtomicUsize,
+    changing: AtomicUsize,
+    reading: AtomicUsize,
+    status: Recent,
+    all_traces: Recent,
+}
+
+/// The last answer to an order that reads.
+#[derive(Default)]
+struct Recent {
+    /// How often it has been forgotten.
+    changes: AtomicU64,
+    /// The answer, when it was begun to be found out, and after how many changes.
+    last: Mutex<Option<(Instant, u64, Answer)>>,
+}
+
+impl Recent {
+    /// The last answer, or what `find` finds out, if that is too old. Others wait for it meanwhile.
+    fn get(&self, find: impl FnOnce() -> Result<Answer, Refusal>) -> Result<Answer, Refusal> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = self.changes.load(Ordering::SeqCst);
+        if let Some((begun, after, answer)) = &*last
+            && begun.elapsed() < FRESH
+            && *after == changes
+        {
+            return Ok(answer.clone());
+        }
+        let begun = Instant::now();
+        let answer = find()?;
+        *last = Some((begun, changes, answer.clone()));
+        Ok(answer)
+    }
+
+    /// Something has changed. Does not wait for those who find out what was so before.
+    fn forget(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+    }
 }
 
 impl Orders {
     pub(super) fn new(reconciler: Arc<Reconciler>, traces: Traces) -> Arc<Orders> {
-        Arc::new(Orders { reconciler, traces, running: AtomicUsize::new(0) })
+        let (status, all_traces) = Default::default();
+        let (changing, reading) = Default::default();
+        Arc::new(Orders { reconciler, traces, changing, reading, status, all_traces })
+    }
+
+    /// How many orders of the same sort are carried out.
+    fn running(&self, order: &Order) -> &AtomicUsize {
+        if order.changes() { &self.changing } else { &self.reading }
+    }
+
+    /// Ends the traces, and starts no other ones. `waiting` is called while they complete their recordings.
+    pub(super) fn end_traces(&self, waiting: &mut dyn FnMut()) {
+        self.traces.end_all(waiting);
     }
 
     /// Carries out the orders of a front until it is gone, in the calling thread.
@@ -45,18 +99,26 @@ impl Orders {
         while let Some(order) = wire::receive::<Numbered<Order>>(&front, MOST_OF_REQUEST, None, PATIENCE)? {
             let Numbered { number, content: order } = order;
             let (orders, to) = (Arc::clone(self), Arc::clone(&answers));
-            if self.running.fetch_add(1, Ordering::SeqCst) >= MOST {
-                self.running.fetch_sub(1, Ordering::SeqCst);
+            let running = self.running(&order);
+            if running.fetch_add(1, Ordering::SeqCst) >= MOST {
+                running.fetch_sub(1, Ordering::SeqCst);
                 answer(&answers, number, Err(Refusal::Busy));
                 continue;
             }
             let work = move || {
+                if let Err(error) = priority::ordinary_thread() {
+                    tracing::warn!("an order is carried out at the agent's own priority: {error}");
+                }
                 let result = orders.carry_out(&order);
-                orders.running.fetch_sub(1, Ordering::SeqCst);
+                if order.changes() {
+                    orders.status.forget();
+                    orders.all_traces.forget();
+                }
+                orders.running(&order).fetch_sub(1, Ordering::SeqCst);
                 answer(&to, number, result);
             };
             if Builder::new().name("order".into()).spawn(work).is_err() {
-                self.running.fetch_sub(1, Ordering::SeqCst);
+                running.fetch_sub(1, Ordering::SeqCst);
                 answer(&answers, number, Err(Refusal::Busy));
             }
         }
@@ -68,19 +130,19 @@ impl Orders {
         let engine = || -> Result<Engine<HostBackend>, Refusal> { self.reconciler.engine().map_err(failed) };
         let texts = |messages: &[Message]| messages.iter().map(Message::to_string).collect();
         match order {
-            Order::Status => {
+            Order::Status => self.status.get(|| {
                 let engine = engine()?;
                 let status = engine.status_or_damage();
                 let links = engine.backend().links();
                 let agent = self.reconciler.status();
                 Ok(Answer::Status(Box::new(FullStatus { agent, status, links })))
-            }
+            }),
             Order::Reconcile => self.reconciler.reconcile_now().map(Answer::Done).map_err(Refusal::Failed),
             Order::Confirm => engine()?.confirm().map(|all| Answer::Done(texts(&all))).map_err(failed),
             Order::Trace(order) => self.traces.start(order).map(Answer::Started).map_err(Refusal::Failed),
-            Order::Traces => {
-                self.traces.all().map(Answer::Traces).map_err(|e| Refusal::Failed(e.to_string()))
-            }
+            Order::Traces => self
+                .all_traces
+                .get(|| self.traces.all().map(Answer::Traces).map_err(|e| Refusal::Failed(e.to_string()))),
             Order::StopTrace(number) => {
                 self.traces.stop(*number).map(|()| Answer::Done(Vec::new())).map_err(Refusal::Failed)
             }
@@ -117,7 +179,9 @@ mod tests {
     fn frame() -> impl Strategy<Value = Vec<u8>> {
         let framed = |text: Vec<u8>| [&(text.len() as u32).to_ne_bytes()[..], &text].concat();
         let text = prop_oneof![
-            "\\{\"number\":[0-9]{1,20},\"content\":\"(status|confirm|traces|reboot)\"\\}",
+            "\\{\"number\":[0-9]{1,20},\"content\":\"(status|reconcile|confirm|traces|reboot)\"\\}",
+            "\\{\"number\":[0-9]{1,3},\"content\":\\{\"trace\":\\{\"vms\":\\[(\"--record=/x\"|\"none \")?\\],\"flow\":\"(udp|udp port 5060|x)\",\
+             \"direction\":\"(in|both)\",\"matching\":\"(sip|none)\",\"seconds\":(0|1|null|700000)(,\"path\":\"/\")?\\}\\}\\}",
             "\\{\"number\":[0-9]{1,3},\"content\":\\{\"rollback\":\\{\"force\":(true|false|1)(,\"x\":1)?\\}\\}\\}",
             "\\{\"number\":[0-9]{1,3},\"content\":\\{\"(stop|remove)-trace\":-?[0-9]{1,9}\\}\\}",
             "[\\[\\]{}\":,a-z0-9]{0,40}",
@@ -128,23 +192,83 @@ mod tests {
         ]
     }
 
+    /// However many read, something can be changed; and those who read do not each have it found out.
+    #[test]
+    fn readers_take_no_place_of_those_who_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        let claim = Arc::new(Claim::on(&state));
+        let reconciler = Arc::new(Reconciler::new(&state, &dir.path().join("pins"), claim).unwrap());
+        let orders = Orders::new(reconciler, Traces::of(&state));
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let serving = {
+            let orders = Arc::clone(&orders);
+            std::thread::spawn(move || orders.serve(ours))
+        };
+        let long = Duration::from_secs(60);
+        let send = |number, content| wire::send(&theirs, &Numbered { number, content }, long).unwrap();
+        let receive = || {
+            let got = wire::receive::<Numbered<Result<Answer, Refusal>>>(&theirs, 1 << 20, Some(long), long);
+            got.unwrap().unwrap()
+        };
+        // As if it took long to find out.
+        let slow = orders.status.last.lock().unwrap();
+        for number in 0..2 * MOST as u64 {
+            send(number, Order::Status);
+        }
+        for _ in 0..MOST {
+            assert_eq!(receive().content, Err(Refusal::Busy));
+        }
+        send(100, Order::Confirm);
+        let changed = receive();
+        assert!(changed.number == 100 && matches!(&changed.content, Err(Refusal::Failed(_))), "{changed:?}");
+        drop(slow);
+        let first = receive().content.unwrap();
+        // What is answered in one go is the same answer, unless that has taken longer than it is kept.
+        for _ in 1..MOST {
+            assert!(matches!((&first, receive().content), (Answer::Status(_), Ok(Answer::Status(_)))));
+        }
+        drop(theirs);
+        serving.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn an_answer_is_given_again_for_a_while() {
+        let (recent, found) = (Recent::default(), AtomicUsize::new(0));
+        let get = || recent.get(|| Ok(Answer::Started(found.fetch_add(1, Ordering::SeqCst) as u32))).unwrap();
+        let begun = Instant::now();
+        let answers: Vec<Answer> = (0..100).map(|_| get()).collect();
+        let most = begun.elapsed().as_secs() as usize + 1;
+        assert!(found.load(Ordering::SeqCst) <= most, "{answers:?}");
+        recent.forget();
+        let before = found.load(Ordering::SeqCst);
+        assert_eq!(get(), Answer::Started(before as u32));
+        // What fails is tried again.
+        recent.forget();
+        assert_eq!(recent.get(|| Err(Refusal::Busy)), Err(Refusal::Busy));
+        assert_eq!(get(), Answer::Started(before as u32 + 1));
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
         /// Whatever the front sends, the privileged part neither fails nor does anything but carry out orders: here,
-        /// where teiji holds nothing, there is nothing that an order could change but the lock of the state directory.
+        /// where teiji holds nothing, there is nothing that an order could change but the lock of the state directory, and
+        /// the files of a trace.
         #[test]
         fn the_front_can_only_give_orders(frames in proptest::collection::vec(frame(), 0..12)) {
             let dir = tempfile::tempdir().unwrap();
             let state = dir.path().join("state");
             let reconciler = Arc::new(Reconciler::new(&state, &dir.path().join("pins"), Arc::new(Claim::on(&state))).unwrap());
+            // Nobody looks here, so nobody waits for that.
+            reconciler.stop();
             let orders = Orders::new(reconciler, Traces::of(&state));
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             theirs.write_all(&frames.concat()).unwrap();
             theirs.shutdown(std::net::Shutdown::Write).unwrap();
             let _ = orders.serve(ours);
             drop(theirs);
-            while orders.running.load(Ordering::SeqCst) > 0 {
+            while [&orders.changing, &orders.reading].iter().any(|n| n.load(Ordering::SeqCst) > 0) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             let names: Vec<String> =
@@ -153,7 +277,7 @@ mod tests {
             if state.exists() {
                 let names: Vec<String> =
                     state.read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-                prop_assert!(names.iter().all(|name| name == "lock"), "{:?}", names);
+                prop_assert!(names.iter().all(|name| name == "lock" || name == "traces"), "{:?}", names);
             }
         }
     }

@@ -5,8 +5,9 @@
 //!                         │        another teiji is changing settings, or waits for a confirmation ──► later
 //!                         ▼
 //!             observe ──► the sections that mean something ──► plan ──► parts ──► apply, all at once
-//!                                                                │             or, if that fails, one by one
-//!                                                                └── foreign: reported, left alone
+//!                                                                │       │      or, if that fails, one by one
+//!                                                                │       └── foreign: reported, left alone
+//!                                                                └── problems: reported, their sections left as they are
 //! ```
 //! A thread of its own does this, with the agent's privileges. If a write to the host hangs, this thread hangs; nothing
 //! else does. Its state is what [`Reconciler::status`] shows, and may be asked for at any time.
@@ -27,11 +28,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use teiji_control::plan::{Of, Part, parts, plan, present};
+use teiji_control::plan::{Known, Of, Part, parts, possible, present};
 use teiji_host::watch::{Hint, Watch};
-use teiji_host::{Root, kernel};
+use teiji_host::{Root, kernel, vm_threads};
+use teiji_model::host::VmId;
 use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::plan::{Plan, Step};
+use teiji_model::policy::KeptPolicy;
 use teiji_model::resource::ResourceKind;
 use teiji_model::status::AgentStatus;
 use teiji_model::text::printable;
@@ -81,8 +84,8 @@ struct Shared {
 /// What a look found.
 #[derive(Debug, Default)]
 struct Look {
-    /// Processes of VMs.
-    vms: BTreeSet<u32>,
+    /// The vCPU threads and vhost workers of each VM, by its process.
+    threads: BTreeMap<u32, BTreeSet<u32>>,
     /// Control groups to watch.
     groups: BTreeSet<String>,
     /// The files of the policy in force, and since when it is; `None` if it could not be read.
@@ -159,6 +162,9 @@ impl Reconciler {
     /// # Errors
     /// If that takes too long.
     pub(super) fn reconcile_now(&self) -> Result<Vec<String>, String> {
+        if self.stop.load(Ordering::SeqCst) {
+            return Err("the agent ends, so it does not compare the host with the policy any more".into());
+        }
         let shared = self.shared();
         // A look that is in progress may have begun before what the caller has in mind.
         let wanted = shared.begun + 1;
@@ -199,8 +205,10 @@ impl Reconciler {
         let mut schedule = Schedule::new(!missing.is_empty());
         self.shared().status.blind = missing.iter().map(|what| printable(what)).collect();
         let now = || self.begun.elapsed();
-        // Whether the files of the state directory are watched, and whether what was told of them is the work of this thread.
-        let (mut watching_state, mut own) = (false, false);
+        // Whether what is told of the files of the state directory is the work of this thread.
+        let mut own = false;
+        // The threads of VMs at the last look.
+        let mut threads = BTreeMap::new();
         while !self.stop.load(Ordering::SeqCst) {
             let left = schedule.due().saturating_sub(now());
             if !left.is_zero() {
@@ -219,9 +227,9 @@ impl Reconciler {
                     std::thread::sleep(GATHER);
                 }
             }
-            if !watching_state {
-                // The folder is made by the first apply.
-                watching_state = watch.follow_files(&self.state, &[TRANSACTION, HELD]).is_ok();
+            // The folder may not be there yet, and somebody may replace it.
+            if watch.follow_files(&self.state, &[TRANSACTION, HELD]).unwrap_or(false) {
+                schedule.now(now());
             }
             for hint in watch.hints() {
                 if hint == Hint::File && std::mem::take(&mut own) {
@@ -229,7 +237,7 @@ impl Reconciler {
                     schedule.at(now() + OWN_WRITE);
                     continue;
                 }
-                schedule.hint(now(), hint, &is_worker);
+                schedule.hint(now(), hint, &|hint| concerns_vm(hint, &threads));
             }
             if schedule.due() > now() {
                 continue;
@@ -240,7 +248,7 @@ impl Reconciler {
                 shared.begun += 1;
                 shared.looking = Some(Instant::now());
             }
-            let look = catch_unwind(AssertUnwindSafe(|| self.look())).unwrap_or_else(|_| Look {
+            let mut look = catch_unwind(AssertUnwindSafe(|| self.look())).unwrap_or_else(|_| Look {
                 problems: vec![
                     "the agent failed while it compared the host with the policy: see its log".into(),
                 ],
@@ -249,7 +257,8 @@ impl Reconciler {
             });
             own = look.written || look.changed > 0;
             watch.follow_groups(&look.groups);
-            schedule.looked(begun, now(), look.vms.clone(), look.again);
+            schedule.looked(begun, now(), look.threads.keys().copied().collect(), look.again);
+            threads = std::mem::take(&mut look.threads);
             if let Some(left) = look.lease {
                 schedule.at(now() + left + GRACE);
             }
@@ -311,37 +320,38 @@ impl Reconciler {
             Err(error) => return Err(format!("cannot use {}: {error}", self.state.display())),
         }
         let engine = self.engine().map_err(|e| explained(&e))?;
-        let kept = engine.policy().map_err(|e| explained(&e))?;
-        look.policy = Some(match &kept {
-            Some(kept) => (kept.files(), Some(kept.since)),
-            None => (Vec::new(), None),
-        });
-        match engine.recover(Duration::ZERO) {
-            Ok(messages) => messages.iter().for_each(|message| tracing::warn!("{message}")),
+        let to_keep = engine.to_keep();
+        // Recovering may have ended it. It is shown also if nothing can be changed now.
+        let shown = engine.policy().map_err(|e| explained(&e))?;
+        look.policy =
+            Some(shown.map_or_else(Default::default, |policy| (policy.files(), Some(policy.since))));
+        let to_keep = match to_keep {
+            Ok(to_keep) => to_keep,
             Err(apply::Error::Busy(_)) => return later(look),
             Err(error) => return Err(explained(&error)),
-        }
-        if let Some(left) = engine.lease().map_err(|e| explained(&e))? {
-            (look.lease, look.unfinished) = (Some(left), true);
+        };
+        to_keep.messages.iter().for_each(|message| tracing::warn!("{message}"));
+        look.written = to_keep.written;
+        if to_keep.lease.is_some() {
+            (look.lease, look.unfinished) = (to_keep.lease, true);
             return Ok(());
         }
-        let Some(kept) = kept else { return Ok(()) };
-        let known = kept.vms.clone();
-        let loaded = policy::of_kept(kept).map_err(|e| format!("the policy in force cannot be read: {e}"))?;
-        match engine.forget_gone() {
-            Ok(written) => look.written |= written,
-            Err(apply::Error::Busy(_)) => return later(look),
-            Err(error) => return Err(explained(&error)),
-        }
+        let Some(kept) = to_keep.policy else { return Ok(()) };
+        let loaded =
+            policy::of_kept(kept.clone()).map_err(|e| format!("the policy in force cannot be read: {e}"))?;
         let seen = observation::capture(&Root::default(), &engine).map_err(|e| e.to_string())?;
         let observed = &seen.observed;
-        look.vms = observed.vms.iter().map(|vm| vm.vm.pid).collect();
+        look.threads = observed.vms.iter().map(|vm| (vm.vm.pid, threads_of(vm))).collect();
         look.groups = groups_of(&observed.vms);
-        let wanted = present(&loaded.policy, observed, &known);
+        let known = Known { vms: &kept.vms, boot: engine.boot() };
+        let wanted = present(&loaded.policy, observed, Some(known));
         look.absent = wanted.absent;
-        let whole = plan(&wanted.policy, observed, &seen.held)
-            .map_err(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
-        self.carry_out(&engine, &whole, observed, &seen.held, look)
+        let made = possible(&wanted.policy, observed, &seen.held);
+        // The others are kept all the same.
+        look.problems.extend(made.problems.iter().map(|problem| printable(&problem.to_string())));
+        look.again |= !made.problems.is_empty();
+        let mut changes = Changes { engine: &engine, whole: &made.plan, newcomers: wanted.newcomers, kept };
+        self.carry_out(&mut changes, observed, &seen.held, look)
     }
 
     /// A part could not be carried out. That is a problem if it is so twice in a row: a VM may have ended, or a thread may
@@ -359,12 +369,12 @@ impl Reconciler {
     /// Carries out the parts of a plan that can be.
     fn carry_out(
         &self,
-        engine: &Engine<HostBackend>,
-        whole: &Plan,
+        changes: &mut Changes<'_>,
         observed: &Observed,
         held: &teiji_model::plan::Held,
         look: &mut Look,
     ) -> Result<(), String> {
+        let whole = changes.whole;
         let mut possible = Vec::new();
         let since_boot = SystemClock.since_boot();
         for part in parts(whole, observed, held) {
@@ -386,14 +396,14 @@ impl Reconciler {
             return Ok(());
         }
         let all: BTreeSet<usize> = (0..possible.len()).collect();
-        match apply_steps(engine, &steps_of(whole, &possible, &all)) {
+        match changes.make(&possible, &all) {
             Ok(changed) => look.changed += changed,
             Err(Failure::Busy) => return later(look),
             Err(Failure::Failed(why)) if possible.len() == 1 => self.failed(&possible[0], &why, look),
             // One of them cannot be carried out, and everything has been undone.
             Err(Failure::Failed(_)) => {
                 for (index, part) in possible.iter().enumerate() {
-                    match apply_steps(engine, &steps_of(whole, &possible, &BTreeSet::from([index]))) {
+                    match changes.make(&possible, &BTreeSet::from([index])) {
                         Ok(changed) => look.changed += changed,
                         Err(Failure::Busy) => return later(look),
                         Err(Failure::Failed(why)) => self.failed(part, &why, look),
@@ -422,23 +432,46 @@ fn steps_of(whole: &Plan, parts: &[Part], wanted: &BTreeSet<usize>) -> Vec<Step>
 }
 
 enum Failure {
+    /// Somebody else changes settings, or has changed which policy is in force.
     Busy,
     Failed(String),
 }
 
-/// Returns how many settings were changed.
-fn apply_steps(engine: &Engine<HostBackend>, steps: &[Step]) -> Result<u64, Failure> {
-    let plan = Plan { steps: steps.to_vec(), ..Plan::default() };
-    let done = engine.apply(&plan, &Options::default(), &mut |_| {}, &AtomicBool::new(false));
-    match done {
-        Ok(applied) => {
-            for message in &applied.messages {
-                tracing::warn!("{message}");
-            }
-            Ok(applied.changed as u64)
+/// What is to be changed for the policy in force.
+struct Changes<'a> {
+    engine: &'a Engine<HostBackend>,
+    whole: &'a Plan,
+    /// The VMs that came after the policy was applied, by process id: with its first settings each becomes the one that its
+    /// section means.
+    newcomers: BTreeMap<u32, (String, VmId)>,
+    kept: KeptPolicy,
+}
+
+impl Changes<'_> {
+    /// Takes the steps of the wanted ones of these parts, unless another policy is in force by now. Returns how many
+    /// settings were changed.
+    fn make(&mut self, parts: &[Part], wanted: &BTreeSet<usize>) -> Result<u64, Failure> {
+        let plan = Plan { steps: steps_of(self.whole, parts, wanted), ..Plan::default() };
+        let mut now = self.kept.clone();
+        for index in wanted {
+            let Of::Vm(pid) = parts[*index].of else { continue };
+            now.vms.extend(self.newcomers.get(&pid).cloned());
         }
-        Err(apply::Error::Busy(_) | apply::Error::Awaiting { .. }) => Err(Failure::Busy),
-        Err(error) => Err(Failure::Failed(explained(&error))),
+        let policy = (now != self.kept).then(|| now.clone());
+        let options = Options { only_while: Some(self.kept.clone()), policy, ..Options::default() };
+        match self.engine.apply(&plan, &options, &mut |_| {}, &AtomicBool::new(false)) {
+            Ok(applied) => {
+                self.kept = now;
+                for message in &applied.messages {
+                    tracing::warn!("{message}");
+                }
+                Ok(applied.changed as u64)
+            }
+            Err(apply::Error::Busy(_) | apply::Error::Awaiting { .. } | apply::Error::OtherPolicy) => {
+                Err(Failure::Busy)
+            }
+            Err(error) => Err(Failure::Failed(explained(&error))),
+        }
     }
 }
 
@@ -471,9 +504,22 @@ fn groups_of(vms: &[ObservedVm]) -> BTreeSet<String> {
     groups
 }
 
-/// Whether a kernel thread is a vhost worker.
-fn is_worker(pid: u32) -> bool {
-    kernel::thread_name(pid).is_some_and(|name| name.starts_with(b"vhost-"))
+/// The vCPU threads and vhost workers of a VM, but for workers that are kernel threads, as [`vm_threads`] tells them.
+fn threads_of(vm: &ObservedVm) -> BTreeSet<u32> {
+    let workers = vm.vm.workers.iter().filter(|worker| !worker.kernel_thread).map(|worker| worker.tid);
+    vm.vm.vcpus.iter().map(|vcpu| vcpu.tid).chain(workers).collect()
+}
+
+/// Whether a hint about threads tells of vCPU threads or vhost workers that were not there at the last look, or of the end of
+/// some that were.
+fn concerns_vm(hint: Hint, known: &BTreeMap<u32, BTreeSet<u32>>) -> bool {
+    match hint {
+        Hint::KernelThread { pid } => {
+            kernel::thread_name(pid).is_some_and(|name| name.starts_with(b"vhost-"))
+        }
+        Hint::Threads { pid } => known.get(&pid).is_none_or(|before| vm_threads(pid) != *before),
+        _ => true,
+    }
 }
 
 /// An error with its cause.

@@ -1,12 +1,19 @@
 //! Starts the front, and again whenever it ends. The listening socket is the agent's, so clients that connect meanwhile
 //! wait instead of being refused.
+//!
+//! A front that is stopped or stuck does not end. So a second thread asks it something now and then, as any client does; if
+//! it does not answer in time, it is killed, and the first thread starts another one.
 
 use super::claim::Claim;
 use super::orders::Orders;
+use super::protocol::{Reply, Request};
+use super::wire::{self, MOST_OF_REQUEST};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, UnixAddr, setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::{Pid, chown};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -15,13 +22,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
-use teiji_host::kernel;
+use teiji_host::{kernel, priority};
 
 /// Pauses between two starts: the first, and the longest.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_MOST: Duration = Duration::from_secs(10);
 /// A front that has run for so long has not failed at its start.
 const RAN: Duration = Duration::from_secs(10);
+/// How often a front is asked whether it answers, and how long it may take to. It needs nobody else for that answer.
+const ASK: Duration = Duration::from_secs(5);
+const ANSWER: Duration = Duration::from_secs(10);
 /// The group whose members may read, if the host has it.
 const GROUP: &str = "teiji";
 
@@ -54,6 +64,8 @@ impl Supervisor {
         let (state, path) = (Arc::clone(&shared), socket.to_owned());
         let work = move || supervise(&path, &orders, &claim, &state);
         let thread = Builder::new().name("front".into()).spawn(work)?;
+        let (asked, path) = (Arc::clone(&shared), socket.to_owned());
+        Builder::new().name("front-check".into()).spawn(move || ask_again_and_again(&path, &asked))?;
         Ok(Supervisor { shared, thread, socket: socket.to_owned() })
     }
 
@@ -61,14 +73,7 @@ impl Supervisor {
     pub(super) fn check(&self) {
         let inode = self.shared.inode.load(Ordering::SeqCst);
         if inode != 0 && inode_of(&self.socket) != Some(inode) {
-            self.kill_front();
-        }
-    }
-
-    fn kill_front(&self) {
-        let pid = self.shared.front.load(Ordering::SeqCst);
-        if pid > 0 {
-            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            kill_front(&self.shared);
         }
     }
 
@@ -77,7 +82,7 @@ impl Supervisor {
         self.shared.stop.store(true, Ordering::SeqCst);
         let begun = Instant::now();
         while !self.thread.is_finished() && begun.elapsed() < RETRY_MOST {
-            self.kill_front();
+            kill_front(&self.shared);
             std::thread::sleep(Duration::from_millis(10));
         }
         if inode_of(&self.socket) == Some(self.shared.inode.load(Ordering::SeqCst)) {
@@ -86,8 +91,58 @@ impl Supervisor {
     }
 }
 
+fn kill_front(shared: &Shared) {
+    let pid = shared.front.load(Ordering::SeqCst);
+    if pid > 0 {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+}
+
+/// Kills a front that does not answer.
+fn ask_again_and_again(socket: &Path, shared: &Shared) {
+    let mut next = Instant::now() + ASK;
+    while !shared.stop.load(Ordering::SeqCst) {
+        if Instant::now() < next {
+            std::thread::sleep(RETRY);
+            continue;
+        }
+        let front = shared.front.load(Ordering::SeqCst);
+        if front > 0 && !answers(socket, ANSWER) && front == shared.front.load(Ordering::SeqCst) {
+            tracing::warn!(
+                "the part of the agent that answers clients has not answered for {} s: it is replaced",
+                ANSWER.as_secs()
+            );
+            kill_front(shared);
+        }
+        next = Instant::now() + ASK;
+    }
+}
+
+/// Whether the front answers anything at all: it refuses a request of version 0 itself.
+fn answers(socket: &Path, within: Duration) -> bool {
+    let Ok(stream) = connect(socket, within) else { return false };
+    let request = Request { version: 0, order: serde_json::Value::Null };
+    // One that has too many connections answers before it has read anything.
+    let _ = wire::send(&stream, &request, within);
+    matches!(wire::receive::<Reply>(&stream, MOST_OF_REQUEST, Some(within), within), Ok(Some(_)))
+}
+
+/// Waits at most so long if too many others wait to be accepted.
+fn connect(socket: &Path, within: Duration) -> io::Result<UnixStream> {
+    let (flags, none) = (SockFlag::SOCK_CLOEXEC, None::<SockProtocol>);
+    let stream = nix::sys::socket::socket(AddressFamily::Unix, SockType::Stream, flags, none)?;
+    let within = TimeVal::seconds(within.as_secs() as i64);
+    setsockopt(&stream, sockopt::SendTimeout, &within)?;
+    nix::sys::socket::connect(stream.as_raw_fd(), &UnixAddr::new(socket)?)?;
+    Ok(stream.into())
+}
+
 fn supervise(socket: &Path, orders: &Arc<Orders>, claim: &Claim, shared: &Shared) {
     let stop = &shared.stop;
+    // A process inherits the priority of the thread that starts it.
+    if let Err(error) = priority::ordinary_thread() {
+        tracing::warn!("the part of the agent that answers clients has the priority of the agent: {error}");
+    }
     let mut pause = RETRY;
     let mut listener = None;
     while !stop.load(Ordering::SeqCst) {
@@ -156,6 +211,9 @@ fn serve(listener: &UnixListener, orders: &Arc<Orders>, pid: &AtomicI32) -> io::
         .env_remove("WATCHDOG_USEC")
         .env_remove("WATCHDOG_PID")
         .spawn()?;
+    if let Err(error) = priority::ordinary_memory(child.id()) {
+        tracing::warn!("the part that answers clients is spared like the agent if memory runs out: {error}");
+    }
     pid.store(child.id() as i32, Ordering::SeqCst);
     let served = orders.serve(ours);
     pid.store(0, Ordering::SeqCst);
@@ -167,4 +225,21 @@ fn serve(listener: &UnixListener, orders: &Arc<Orders>, pid: &AtomicI32) -> io::
 fn end(child: &mut Child) {
     let _ = child.kill();
     let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As one that is stopped: it accepts nothing, whether or not there is room for another connection.
+    #[test]
+    fn a_front_that_is_stuck_does_not_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let listener = UnixListener::bind(&socket).unwrap();
+        assert!(!answers(&socket, Duration::from_secs(1)));
+        nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
+        assert!(!answers(&socket, Duration::from_secs(1)));
+        assert!(!answers(&dir.path().join("none"), Duration::from_secs(1)));
+    }
 }

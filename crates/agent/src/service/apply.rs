@@ -65,7 +65,8 @@ impl Service {
         if !plan.first.is_empty() {
             return Err(Error::First(plan.first));
         }
-        Ok(PreparedPlan { engine, plan, policy: policy::kept(loaded, &seen.observed) })
+        let policy = policy::kept(loaded, &seen.observed, engine.boot());
+        Ok(PreparedPlan { engine, plan, policy })
     }
 
     /// Confirms the apply that waits for it.

@@ -2,7 +2,7 @@
 //! host is in the end as before or as wanted, and the process that waits says which.
 
 use crate::common::{cpus, task};
-use crate::sim::{Settings, Sim, plan, with};
+use crate::sim::{Disk, Settings, Sim, plan, with};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use teiji_agent::apply::{Error, Message, Progress, Rollback};
@@ -109,6 +109,26 @@ fn a_confirmation_is_known_however_late_it_is_looked_for() {
     assert_eq!(sim.settings()[&Resource::ThreadCpus(task(1))], Value::Cpus(cpus("3")));
 }
 
+/// The disk takes what it says it has not taken, at each operation of the confirmation: the commit is withdrawn, or it is not.
+#[test]
+fn a_commit_that_is_withdrawn_is_not_told_as_confirmed() {
+    let mut seen = [0; 2];
+    for n in 1..12 {
+        let sim = Sim::new(before());
+        let mut confirmed = false;
+        let result = sim.apply_within(&plan(&before(), &wanted()), 60, &mut |progress| {
+            if matches!(progress, Progress::Waiting { .. }) && !std::mem::replace(&mut confirmed, true) {
+                sim.0.disk.set(Disk::Lies(sim.operations() + n));
+                drop(sim.engine().confirm());
+                sim.0.disk.set(Disk::Fine);
+            }
+        });
+        seen[usize::from(result.is_ok())] += 1;
+        is_whole(&sim, &result.map(drop), &format!("the disk lies at {n}"));
+    }
+    assert!(seen.iter().all(|n| *n > 1), "{seen:?}");
+}
+
 #[test]
 fn another_apply_says_what_to_do_first() {
     let sim = Sim::new(before());
@@ -118,7 +138,7 @@ fn another_apply_says_what_to_do_first() {
             let files = sim.0.files.borrow().clone();
             said = OTHERS[2].1(&sim).unwrap_err().to_string();
             assert_eq!(*sim.0.files.borrow(), files);
-            assert!(sim.engine().lease().unwrap().is_some_and(|left| left > Duration::from_secs(50)));
+            assert!(sim.engine().to_keep().unwrap().lease.is_some_and(|left| left > Duration::from_secs(50)));
             let status = sim.engine().status().unwrap();
             assert!(!status.busy && status.transaction.unwrap().can_be_confirmed());
         }
@@ -128,7 +148,7 @@ fn another_apply_says_what_to_do_first() {
         said.contains("waits for its confirmation for 60 s more") && said.contains("teiji rollback"),
         "{said}"
     );
-    assert_eq!(sim.engine().lease().unwrap(), None);
+    assert_eq!(sim.engine().to_keep().unwrap().lease, None);
 }
 
 #[test]

@@ -16,6 +16,12 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long an agent waits for a process that writes: less than systemd's watchdog for the agent.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it tries meanwhile.
+const POLL: Duration = Duration::from_millis(20);
 
 /// The pins of one object.
 #[derive(Clone, Debug)]
@@ -79,7 +85,7 @@ impl Pins {
         }
         let make = |path: &Path| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
         make(&self.folder).map_err(|e| self.failed("make", &e))?;
-        let lock = self.lock()?;
+        let lock = self.lock_within(PATIENCE)?;
         // Another process may have filled it meanwhile.
         if self.are_there()? {
             return Err(refuse(format!("{at} already has pins of it")));
@@ -120,6 +126,26 @@ impl Pins {
     pub(crate) fn lock(&self) -> Result<Flock<File>, Error> {
         let dir = File::open(&self.folder).map_err(|e| self.failed("open", &e))?;
         Flock::lock(dir, FlockArg::LockExclusive).map_err(|(_, e)| self.failed("lock", &e.into()))
+    }
+
+    /// The same for an agent, which must not wait for ever: a process may hang in the kernel while it writes.
+    pub(crate) fn lock_within(&self, within: Duration) -> Result<Flock<File>, Error> {
+        let begun = Instant::now();
+        let mut dir = File::open(&self.folder).map_err(|e| self.failed("open", &e))?;
+        let identity =
+            dir.metadata().map(|m| (m.dev(), m.ino())).map_err(|e| self.failed("look into", &e))?;
+        loop {
+            match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(lock),
+                Err((back, Errno::EWOULDBLOCK)) if begun.elapsed() < within => dir = back,
+                Err((_, Errno::EWOULDBLOCK)) => {
+                    let why = format!("another process{} has had it locked for {within:?}", holder(identity));
+                    return Err(self.failed("lock", &io::Error::other(why)));
+                }
+                Err((_, e)) => return Err(self.failed("lock", &e.into())),
+            }
+            std::thread::sleep(POLL);
+        }
     }
 
     /// Becomes the owner of the pins in use, until the file is closed: the only process that sends their heartbeat.
@@ -197,4 +223,26 @@ fn holder((dev, ino): (u64, u64)) -> String {
         words.contains(&"FLOCK").then(|| format!(" (pid {pid})"))
     };
     locks.lines().find_map(of).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_does_not_wait_for_ever_for_a_process_that_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let pins = Pins::new(dir.path(), "edf");
+        let writer = pins.lock().unwrap();
+        let why = pins.lock_within(Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(why.contains("has had it locked for 50ms"), "{why}");
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || {
+            sender.send(()).unwrap();
+            pins.lock_within(Duration::from_secs(60)).map(drop)
+        });
+        receiver.recv().unwrap();
+        drop(writer);
+        waiting.join().unwrap().unwrap();
+    }
 }

@@ -15,7 +15,7 @@
 use super::{Edf, KIND, OBJECT, PinnedQdisc, SharedNumbers};
 use crate::Error;
 use crate::common::heartbeat::{HEARTBEAT, Heartbeat};
-use crate::common::pins::Pins;
+use crate::common::pins::{PATIENCE, Pins};
 use libbpf_rs::{MapCore, MapHandle};
 use nix::fcntl::Flock;
 use std::ffi::{CString, OsString};
@@ -181,7 +181,7 @@ pub fn unpin(folder: &Path) -> Result<(), Error> {
         return Ok(());
     }
     let shared = SharedNumbers::open(&pins)?;
-    let _lock = pins.lock()?;
+    let _lock = pins.lock_within(PATIENCE)?;
     if shared.link_count() > 0 {
         return Err(Error::Refused {
             doing: format!("remove the qdisc {KIND} from the kernel"),

@@ -13,6 +13,7 @@
 //! | `starvation` | whether real-time threads would starve each other |
 //! | `steps` | which of them differ, and the order of the changes |
 //! | `present` | which part of a policy can be planned on a host as it is now |
+//! | `possible` | which part of a policy can be planned although the rest has problems |
 //! | `parts` | which steps can be taken without each other |
 //!
 //! A setting that teiji does not hold and that already has the wanted value is left alone: somebody else has set it. A
@@ -23,6 +24,7 @@ mod channels;
 mod checks;
 mod names;
 mod parts;
+mod possible;
 mod present;
 mod starvation;
 mod steps;
@@ -31,7 +33,8 @@ mod wanted;
 pub(crate) use checks::reason;
 pub(crate) use names::shown;
 pub use parts::{Of, Part, parts};
-pub use present::{Present, meant, present};
+pub use possible::{Possible, possible};
+pub use present::{Known, Present, meant, present};
 
 use std::collections::BTreeSet;
 use teiji_model::observed::{Observed, ObservedVm};
@@ -58,10 +61,29 @@ pub fn plan_with_classes(
     held: &Held,
     class: &dyn Fn(&Resource) -> Class,
 ) -> Result<Plan, Vec<Problem>> {
+    made(policy, observed, held, Rest::Returns, class)
+}
+
+/// What becomes of the settings that teiji holds and that no line of the policy asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// They return to their original values.
+    Returns,
+    /// They stay as they are: they may belong to a section that is left out.
+    Stays,
+}
+
+fn made(
+    policy: &Policy,
+    observed: &Observed,
+    held: &Held,
+    rest: Rest,
+    class: &dyn Fn(&Resource) -> Class,
+) -> Result<Plan, Vec<Problem>> {
     let mut draft = Draft::default();
     let (trusted, untrusted) = names::by_trust(policy, observed);
     let observed = &trusted;
-    let host = HostAndHeld { observed, held, untrusted: &untrusted, class };
+    let host = HostAndHeld { observed, held, rest, untrusted: &untrusted, class };
     wanted::collect(policy, host, &mut draft);
     checks::check(host, &mut draft);
     if !draft.problems.is_empty() {
@@ -93,6 +115,7 @@ fn deciding_lines(policy: &Policy, location: &SourceLocation) -> Asked {
 struct HostAndHeld<'a> {
     observed: &'a Observed,
     held: &'a Held,
+    rest: Rest,
     /// VMs with untrusted names; they are not in `observed`.
     untrusted: &'a [ObservedVm],
     /// How each resource is changed.

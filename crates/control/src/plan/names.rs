@@ -99,11 +99,16 @@ pub(super) fn vms<'a>(
     found
 }
 
+/// The process id that a section names its VM by.
+pub(super) fn process_id(name: &str) -> Option<&str> {
+    name.strip_prefix("pid:")
+}
+
 /// The VM that a section means. `pid:N` is always a process id: otherwise a VM with such a name could be mistaken for
 /// another.
 pub(super) fn vm<'a>(name: &str, host: HostAndHeld<'a>) -> Result<&'a ObservedVm, String> {
     let observed = host.observed;
-    let by_pid = name.strip_prefix("pid:");
+    let by_pid = process_id(name);
     let found: Vec<&ObservedVm> = observed
         .vms
         .iter()

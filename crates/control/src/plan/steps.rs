@@ -4,7 +4,7 @@
 //! another, returning ones come first, as the effect of a removed line of the policy may conflict with a new one;
 //! real-time classes come last.
 
-use super::{HostAndHeld, WantedSetting};
+use super::{HostAndHeld, Rest, WantedSetting};
 use std::collections::{BTreeMap, BTreeSet};
 use teiji_model::plan::{Hold, NO_LONGER_IN_POLICY, Plan, Step, ordered};
 use teiji_model::resource::{Class, RESOURCE_KINDS, Resource, Value};
@@ -13,7 +13,7 @@ use teiji_model::text::printable;
 /// The value after the plan of a setting that the policy does not name; `None` if it cannot be read.
 pub(super) fn unwanted<'a>(setting: &Resource, host: HostAndHeld<'a>) -> Option<&'a Value> {
     let present = host.observed.settings.get(setting)?;
-    match host.held.settings.get(setting) {
+    match host.held.settings.get(setting).filter(|_| host.rest == Rest::Returns) {
         Some(hold) if hold.value == *present || !is_atomic(setting, host) => Some(&hold.original),
         _ => Some(present),
     }
@@ -34,7 +34,8 @@ pub(super) fn steps_to_take(
     let HostAndHeld { observed, held, .. } = host;
     let wanted: BTreeSet<&Resource> = wants.iter().map(|w| &w.setting).collect();
     let (mut returning, mut forward) = (Vec::new(), Vec::new());
-    for (setting, hold) in held.settings.iter().filter(|(s, _)| !wanted.contains(s)) {
+    let is_rest = |setting: &Resource| host.rest == Rest::Returns && !wanted.contains(setting);
+    for (setting, hold) in held.settings.iter().filter(|(s, _)| is_rest(s)) {
         // A task that has ended has no settings any more.
         let Some((setting, present)) = observed.settings.get_named(setting) else { continue };
         if !is_atomic(setting, host) {

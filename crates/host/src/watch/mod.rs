@@ -3,7 +3,7 @@
 //!
 //! | source | module | tells |
 //! | --- | --- | --- |
-//! | rtnetlink, group `RTNLGRP_LINK` | `devices` | network devices that appear, vanish, or get another name or master |
+//! | rtnetlink, group `RTNLGRP_LINK` | `devices` | network devices that appear, vanish, get another name or master, or gain or lose their carrier |
 //! | uevents of `/dev/kvm` (`kvm_uevent_notify_change` in virt/kvm/kvm_main.c) | `machines` | VMs that a process has created or destroyed |
 //! | process events (drivers/connector/cn_proc.c) | `processes` | threads that start, end, or get a name |
 //! | inotify on control groups | `groups` | groups that are made or removed |
@@ -38,14 +38,14 @@ use std::time::Duration;
 /// Something that may have changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hint {
-    /// A network device has appeared, vanished, or got another name or master.
+    /// A network device has appeared, vanished, got another name or master, or gained or lost its carrier.
     Device,
     /// A process has created or destroyed a KVM virtual machine.
     Machine {
         /// Its process id.
         pid: u32,
     },
-    /// A process has got or lost a thread, or one of its threads another name.
+    /// A process has got or lost a thread, or one of its threads another name; [`crate::vm_threads`] says which it has.
     Threads {
         /// Its process id.
         pid: u32,
@@ -95,13 +95,18 @@ impl Watch {
         (watch, missing)
     }
 
-    /// Watches these files of a folder.
+    /// Watches these files of the folder that has this name now. Returns whether that is another one than before, whose files
+    /// may have changed unnoticed.
     ///
     /// # Errors
     /// If there is no such folder.
-    pub fn follow_files(&mut self, folder: &Path, names: &'static [&'static str]) -> io::Result<()> {
-        self.files = Some(Files::open(folder, names)?);
-        Ok(())
+    pub fn follow_files(&mut self, folder: &Path, names: &'static [&'static str]) -> io::Result<bool> {
+        let anew = self.files.as_ref().is_none_or(|files| !files.is_of(folder));
+        if anew {
+            self.files = None;
+            self.files = Some(Files::open(folder, names)?);
+        }
+        Ok(anew)
     }
 
     /// Watches these control groups, paths below the cgroup v2 mount, instead of those before.
@@ -154,10 +159,10 @@ impl Watch {
         if let Some(processes) = &self.processes {
             processes.read(tell);
         }
-        if let Some(groups) = &self.groups {
+        if let Some(groups) = &mut self.groups {
             groups.read(tell);
         }
-        if let Some(files) = &self.files {
+        if let Some(files) = &mut self.files {
             files.read(tell);
         }
         hints

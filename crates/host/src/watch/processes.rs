@@ -1,7 +1,8 @@
 //! Threads that start, end, or get another name: the kernel's process events (linux/cn_proc.h).
 //!
 //! The kernel makes these events for all processes once anybody listens. Since Linux 6.6 a listener can say which
-//! events it wants; older kernels ignore such a request, so it is sent first, and the plain one after it.
+//! events it wants; older kernels ignore such a request. So it is sent after the plain one, which asks for all events
+//! (`cn_proc_mcast_ctl` in drivers/connector/cn_proc.c): the last request counts.
 
 use super::{Hint, Subscription};
 use crate::rtnl::u32_at;
@@ -33,8 +34,8 @@ impl Processes {
     pub(super) fn open() -> io::Result<Processes> {
         let socket = Subscription::open(Some(CONNECTOR), 1 << (PROC - 1))?;
         let wanted = FORK | COMM | EXIT;
-        socket.send(&request(&[LISTEN.to_ne_bytes(), wanted.to_ne_bytes()].concat()))?;
         socket.send(&request(&LISTEN.to_ne_bytes()))?;
+        socket.send(&request(&[LISTEN.to_ne_bytes(), wanted.to_ne_bytes()].concat()))?;
         Ok(Processes(socket))
     }
 
@@ -113,6 +114,33 @@ mod tests {
         let head = [what.to_ne_bytes(), [0; 4], [0; 4], [0; 4]].concat();
         let data: Vec<u8> = data.iter().flat_map(|n| n.to_ne_bytes()).collect();
         request(&[head, data].concat())
+    }
+
+    /// With the kernel of this machine; those before 6.6 tell of everything. Needs root.
+    #[test]
+    fn only_the_wanted_events_come() {
+        const EXEC: u32 = 0x2;
+        let release = crate::kernel::release();
+        let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
+        let version = (numbers.next().unwrap(), numbers.next().unwrap());
+        let Ok(processes) = Processes::open() else { return };
+        // The requests are obeyed when they are sent.
+        processes.read(&mut |_| ());
+        let ended = std::process::Command::new("true").spawn().unwrap();
+        let pid = ended.id();
+        assert!(ended.wait_with_output().unwrap().status.success());
+        let mut kinds = std::collections::BTreeSet::new();
+        processes.0.read(&mut |message| {
+            let event = message.and_then(|m| m.get(HEADER + CONNECTOR_HEADER..)).unwrap_or_default();
+            if u32_at(event, DATA + 4) == Some(pid) || u32_at(event, DATA + 12) == Some(pid) {
+                kinds.extend(u32_at(event, 0));
+            }
+        });
+        // Without CONFIG_PROC_EVENTS nothing comes.
+        if !kinds.is_empty() {
+            assert!(kinds.contains(&EXIT), "{kinds:x?}");
+            assert_eq!(kinds.contains(&EXEC), version < (6, 6), "{release}: {kinds:x?}");
+        }
     }
 
     #[test]

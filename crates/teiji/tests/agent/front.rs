@@ -105,6 +105,46 @@ fn a_front_that_is_killed_is_started_again() {
     }
 }
 
+/// A front that is stopped does not end, and is replaced all the same.
+#[test]
+fn a_front_that_does_not_answer_is_replaced() {
+    let fixture = Fixture::new(1);
+    let agent = answering(&fixture);
+    let [before] = children(agent.process.id())[..] else { panic!("one process is expected") };
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(before as i32), nix::sys::signal::Signal::SIGSTOP)
+        .unwrap();
+    assert!(within(|| children(agent.process.id()).first().is_some_and(|now| *now != before)));
+    assert!(within(|| status(&fixture).is_some()));
+    assert!(fixture.heartbeat_continues());
+}
+
+/// The agent has a higher priority, and is spared if memory runs out; what it starts is like any other process.
+#[test]
+fn what_the_agent_starts_has_the_priority_of_any_program() {
+    let fixture = Fixture::new(1);
+    let (own, score) = (std::process::id(), "/proc/thread-self/oom_score_adj");
+    let nice = |pid: u32| -> i32 {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(')').unwrap().1.split_whitespace().nth(16).unwrap().parse().unwrap()
+    };
+    let renice = |by: &str| {
+        let tid = nix::unistd::gettid();
+        let done = Command::new("renice").args(["-n", by, "-p", &tid.to_string()]).output().unwrap();
+        assert!(done.status.success());
+    };
+    let memory = |pid: u32| fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();
+    let before = memory(own);
+    renice("-5");
+    // Needs CAP_SYS_RESOURCE; the test of the function does without.
+    let _ = fs::write(score, "-500");
+    let agent = answering(&fixture);
+    renice("0");
+    let _ = fs::write(score, before);
+    let [front] = children(agent.process.id())[..] else { panic!("one process is expected") };
+    assert_eq!(nice(agent.process.id()), -5);
+    assert!(within(|| nice(front) == 0 && memory(front).trim().parse::<i32>().unwrap() >= 0));
+}
+
 #[test]
 fn an_agent_that_is_killed_takes_its_front_along() {
     let fixture = Fixture::new(1);

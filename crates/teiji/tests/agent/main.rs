@@ -292,8 +292,21 @@ fn systemd_starts_the_agent_however_often_it_ends() {
     let text = fs::read_to_string(unit).unwrap();
     let (general, service) = text.split_once("[Service]").unwrap();
     assert!(general.lines().any(|l| l == "StartLimitIntervalSec=0"), "{general}");
-    let kept = ["Restart=always", "RestartSec=500ms", "Type=notify", "WatchdogSec=10"];
+    let kept = [
+        "Restart=always",
+        "RestartSec=500ms",
+        "Type=notify",
+        "WatchdogSec=10",
+        // Nothing that the agent has started delays its restart or ends it.
+        "KillMode=process",
+        "OOMPolicy=continue",
+    ];
     for line in kept {
         assert!(service.lines().any(|l| l == line), "{line} is missing in {service}");
     }
+    let spared: Vec<i32> =
+        service.lines().filter_map(|l| l.strip_prefix("OOMScoreAdjust=")?.parse().ok()).collect();
+    assert!(matches!(spared[..], [score] if score < 0), "{service}");
+    // The agent ends its traces itself, and systemd has to leave it the time.
+    assert!(!service.contains("TimeoutStopSec"), "{service}");
 }
