@@ -119,7 +119,7 @@ fn start(trace: Trace, loads: &Loads) -> Result<Option<Tracer>> {
     };
     let watch = Watch { flow: Flow { ports: vec![port], ..Flow::default() }, ..Watch::default() };
     let vms = [vm];
-    let setup = Setup { watch: &watch, vms: &vms, buffer_bytes: BUFFER };
+    let setup = Setup { watch: &watch, vms: &vms, guests: false, buffer_bytes: BUFFER };
     Tracer::start(&setup).map(Some).context("the probes could not be attached")
 }
 

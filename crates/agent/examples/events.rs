@@ -8,7 +8,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let watch = Watch { flow: Flow::parse("udp")?, ..Watch::default() };
     let vms = teiji_agent::vms()?;
     eprintln!("{vms:#?}");
-    let mut tracer = Tracer::start(&Setup { watch: &watch, vms: &vms, buffer_bytes: 1 << 22 })?;
+    let mut tracer =
+        Tracer::start(&Setup { watch: &watch, vms: &vms, guests: false, buffer_bytes: 1 << 22 })?;
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut first = 0;
     while Instant::now() < end {

@@ -10,15 +10,22 @@
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, sigprocmask};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-use nix::sys::wait::waitpid;
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use rustix::thread::CapabilitySet;
 use std::ffi::CStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
 use teiji_host::privilege;
 
-/// Handle of the process. Dropping it ends the process, and waits until it has ended.
+/// How long the process may take to end.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The longest message, bytes, and some more.
+const BUFFER: usize = 256 << 10;
+
+/// Handle of the process. Dropping it ends the process, and waits until it has ended, two seconds at most.
 #[derive(Debug)]
 pub(crate) struct Companion {
     /// Closed before the process is waited for.
@@ -43,6 +50,8 @@ impl Companion {
         // Messages keep their boundaries, and neither side reads half of one.
         let flags = SockFlag::SOCK_CLOEXEC;
         let (socket, there) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+        // Where the host's limit is lower, longer messages are left out.
+        let _ = setsockopt(&there, sockopt::SndBuf, &BUFFER);
         // SAFETY: the child goes on in a copy of this thread alone. It takes no lock that another thread may have held,
         // and returns to none of the callers: system calls and memory are all that it uses, and glibc's allocator can be
         // used in the child of a process with several threads.
@@ -66,7 +75,14 @@ impl Companion {
 impl Drop for Companion {
     fn drop(&mut self) {
         self.socket = None;
-        let _ = waitpid(self.process, None);
+        // One that hangs in the kernel must not keep this process from its work: init takes it over then.
+        let until = Instant::now() + PATIENCE;
+        while let Ok(WaitStatus::StillAlive) = waitpid(self.process, Some(WaitPidFlag::WNOHANG)) {
+            if Instant::now() > until {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
     }
 }
 

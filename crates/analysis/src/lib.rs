@@ -147,7 +147,9 @@ impl Analyzer {
     /// Adds an event or a change, as [`Analyzer::push`] and [`Analyzer::change`] do.
     pub fn take(&mut self, item: Item, joined: &mut dyn FnMut(&Joined)) {
         match item {
-            Item::Event(event) => self.push(event, joined),
+            Item::Event(event) => {
+                self.push(event, joined);
+            }
             Item::Change(change) => self.change(change),
         }
     }
@@ -170,27 +172,31 @@ impl Analyzer {
         self.changes.insert(at, change);
     }
 
-    /// Adds an event, and calls `joined` for every request that can now be completed: those of about
+    /// Adds an event; returns whether it is used, or is one too many or too late of a guest. Calls `joined` for every request that can now be completed: those of about
     /// [`Options::reorder`] earlier. The [`Joined`] is reused: clone it to keep it.
-    pub fn push(&mut self, event: Event, joined: &mut dyn FnMut(&Joined)) {
-        if !event.stream.is_host() {
-            self.push_of_guest(event);
-        } else {
+    pub fn push(&mut self, event: Event, joined: &mut dyn FnMut(&Joined)) -> bool {
+        let used = event.stream.is_host() || self.push_of_guest(event);
+        if event.stream.is_host() {
             self.push_of_host(event);
         }
         while let Some(event) = self.sorter.pop() {
             self.join(&event, joined);
         }
+        used
     }
 
     /// An event of a guest cannot be trusted: if it is refused, only that guest's own view has a hole.
-    fn push_of_guest(&mut self, event: Event) {
+    fn push_of_guest(&mut self, event: Event) -> bool {
         if let EventKind::Lost(lost) = event.kind {
             self.streams.lost(event.stream, lost.count);
-        } else if let Some(event) = self.streams.on_hosts_clock(event) {
-            let refused = self.sorter.push(event).is_err();
-            self.streams.count(event.stream, refused);
+            return true;
         }
+        let on_hosts_clock = self.streams.on_hosts_clock(event);
+        let used = on_hosts_clock.is_some_and(|event| self.sorter.push(event).is_ok());
+        if used {
+            self.streams.count(event.stream);
+        }
+        used
     }
 
     fn push_of_host(&mut self, event: Event) {
@@ -253,6 +259,10 @@ impl Analyzer {
                     let gone = Vm { nics: Vec::new(), ..self.meta.vms[index].clone() };
                     self.joiner.set_vm(index, &gone);
                     self.lifetimes[index].1 = Some(change.ts);
+                    for stream in self.streams.of(pid) {
+                        self.sorter.forget(stream);
+                        self.joiner.forget_guest(stream);
+                    }
                 }
             }
             Changed::Clock { .. } => {}

@@ -40,6 +40,9 @@ const CHUNK: usize = 32;
 #[derive(Clone, Default)]
 struct Queue {
     chunks: VecDeque<VecDeque<Event>>,
+    /// The times of those of its events that are in [`Sorter::heads`], the first of them first: the head, and events that
+    /// were the head until an older one came.
+    in_heads: VecDeque<u64>,
 }
 
 impl Queue {
@@ -127,7 +130,7 @@ pub struct Sorter {
     cap: usize,
     /// By number.
     streams: Vec<Stream>,
-    /// The times of the heads, with stream and CPU. An entry that is not the head of its queue is outdated.
+    /// The times of the heads, with stream and CPU; and of events that were a head before. Each event is in it once at most.
     heads: BinaryHeap<Reverse<(u64, u16, u16)>>,
     /// The newest event of the host, and the youngest that was released, ns.
     newest: u64,
@@ -179,6 +182,7 @@ impl Sorter {
         let queue = &mut stream.queues[cpu];
         let before = queue.chunks.len();
         if queue.push(event) {
+            queue.in_heads.push_front(event.ts);
             self.heads.push(Reverse((event.ts, event.stream.0, event.cpu)));
         }
         stream.chunks += queue.chunks.len() - before;
@@ -187,6 +191,14 @@ impl Sorter {
             self.newest = self.newest.max(event.ts);
         }
         Ok(())
+    }
+
+    /// A guest has ended: what waits of its stream is dropped.
+    pub fn forget(&mut self, id: StreamId) {
+        if let Some(stream) = self.streams.get_mut(usize::from(id.0)).filter(|_| !id.is_host()) {
+            *stream = Stream::default();
+            self.heads.retain(|Reverse((_, number, _))| *number != id.0);
+        }
     }
 
     /// Whether an event of this time would come too late.
@@ -219,33 +231,36 @@ impl Sorter {
     }
 
     fn pop_until(&mut self, then: u64) -> Option<Event> {
-        loop {
-            let mut head = self.heads.peek_mut()?;
-            let Reverse((ts, number, cpu)) = *head;
-            if ts > then {
-                return None;
-            }
-            let stream = &mut self.streams[usize::from(number)];
-            let queue = &mut stream.queues[usize::from(cpu)];
-            if queue.front().is_none_or(|e| e.ts != ts) {
-                PeekMut::pop(head);
-                continue;
-            }
-            let before = queue.chunks.len();
-            let event = queue.pop_front();
-            stream.chunks -= before - queue.chunks.len();
-            match queue.front() {
-                Some(next) => *head = Reverse((next.ts, number, cpu)),
-                None => {
-                    PeekMut::pop(head);
-                }
-            }
-            stream.len -= 1;
-            if number == StreamId::HOST.0 {
-                self.released = ts;
-            }
-            return event;
+        let mut head = self.heads.peek_mut()?;
+        let Reverse((ts, number, cpu)) = *head;
+        if ts > then {
+            return None;
         }
+        let stream = &mut self.streams[usize::from(number)];
+        let queue = &mut stream.queues[usize::from(cpu)];
+        let before = queue.chunks.len();
+        let event = queue.pop_front();
+        stream.chunks -= before - queue.chunks.len();
+        queue.in_heads.pop_front();
+        match queue.front().map(|next| next.ts) {
+            // It was the head before.
+            Some(next) if queue.in_heads.front() == Some(&next) => {
+                PeekMut::pop(head);
+            }
+            Some(next) => {
+                queue.in_heads.push_front(next);
+                *head = Reverse((next, number, cpu));
+            }
+            None => {
+                queue.in_heads = VecDeque::new();
+                PeekMut::pop(head);
+            }
+        }
+        stream.len -= 1;
+        if number == StreamId::HOST.0 {
+            self.released = ts;
+        }
+        event
     }
 }
 
@@ -301,6 +316,8 @@ mod tests {
                     let _ = s.push(event(ts, cpu, 0));
                     while s.pop().is_some() {}
                     prop_assert!(s.len() <= cap);
+                    prop_assert_eq!(s.heads.len(), s.queues().map(|q| q.in_heads.len()).sum::<usize>());
+                    prop_assert!(s.heads.len() <= s.len());
                     prop_assert_eq!(s.len(), s.queues().flat_map(|q| &q.chunks).map(VecDeque::len).sum::<usize>());
                     prop_assert_eq!(s.chunks(), s.queues().map(|q| q.chunks.len()).sum::<usize>());
                     prop_assert!(s.room() <= s.chunks() * CHUNK && s.chunks() <= max_chunks(cap));
@@ -374,6 +391,24 @@ mod tests {
             prop_assert_eq!(honest, lied_to);
             prop_assert_eq!(late, late_too);
         }
+    }
+
+    /// An event far ahead stays, and each event before it becomes the head in turn.
+    #[test]
+    fn a_guest_that_is_ahead_takes_no_room_for_each_event() {
+        let mut s = Sorter::new(1000, 1 << 10);
+        s.push(of_guest(u64::MAX, 1)).unwrap();
+        for ts in 2000..50_000 {
+            s.push(event(ts, 0, 0)).unwrap();
+            s.push(of_guest(ts - 1000, 1)).unwrap();
+            while s.pop().is_some() {}
+            assert!(s.heads.len() <= s.len(), "{} heads of {} events", s.heads.len(), s.len());
+        }
+        assert_eq!(s.streams[1].len, 1);
+        s.forget(StreamId(1));
+        assert_eq!((s.streams[1].len, s.heads.len()), (0, 1));
+        while s.flush().is_some() {}
+        assert_eq!(s.heads.len(), 0);
     }
 
     #[test]

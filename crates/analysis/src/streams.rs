@@ -22,7 +22,7 @@ pub(crate) struct Streams {
 impl Streams {
     /// The clock of a stream, from the next event on. Returns whether the stream is followed: not if there are more than
     /// [`StreamId::MOST`].
-    pub(crate) fn set(&mut self, id: StreamId, vm: u32, mapping: ClockMapping) -> bool {
+    pub(crate) fn set(&mut self, id: StreamId, pid: u32, mapping: ClockMapping) -> bool {
         let number = usize::from(id.0);
         if id.is_host() || number >= StreamId::MOST {
             return false;
@@ -30,7 +30,7 @@ impl Streams {
         if number >= self.all.len() {
             self.all.resize(number + 1, None);
         }
-        let mut report = self.all[number].map_or(GuestStream { vm, ..GuestStream::default() }, |s| s.report);
+        let mut report = self.all[number].map_or(GuestStream { pid, ..GuestStream::default() }, |s| s.report);
         report.clock_error = report.clock_error.max(mapping.error);
         self.all[number] = Some(Stream { mapping, report });
         true
@@ -66,11 +66,20 @@ impl Streams {
         Some(Event { ts: stream.mapping.to_host(event.ts), kind, ..event })
     }
 
-    /// Counts an event of a stream that was taken or refused.
-    pub(crate) fn count(&mut self, id: StreamId, refused: bool) {
+    /// Counts an event of a stream that is used.
+    pub(crate) fn count(&mut self, id: StreamId) {
         if let Some(Some(stream)) = self.all.get_mut(usize::from(id.0)) {
-            *(if refused { &mut stream.report.refused } else { &mut stream.report.events }) += 1;
+            stream.report.events += 1;
         }
+    }
+
+    /// The streams of the guest of the VM with this process id.
+    pub(crate) fn of(&self, pid: u32) -> Vec<StreamId> {
+        let numbers = (0u16..).zip(&self.all);
+        let of_vm = |(number, stream): (u16, &Option<Stream>)| {
+            stream.filter(|stream| stream.report.pid == pid).map(|_| StreamId(number))
+        };
+        numbers.filter_map(of_vm).collect()
     }
 
     /// A guest lost events.

@@ -53,7 +53,9 @@ fn memory_is_bounded() {
             if i % 1000 == 999 {
                 buffer.sort_by_key(|e| (e.cpu, e.ts));
                 events += buffer.len() as u64;
-                buffer.drain(..).for_each(|e| analyzer.push(e, &mut |_| joined += 1));
+                for e in buffer.drain(..) {
+                    analyzer.push(e, &mut |_| joined += 1);
+                }
             }
         }
         let losses = analyzer.losses();

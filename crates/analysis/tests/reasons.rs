@@ -270,7 +270,9 @@ fn what_is_on_its_way_when_the_trace_ends_is_nobodys_fault() {
     // The trace continues for longer than its events.
     h.0.truncate(5);
     let mut analyzer = Analyzer::new(&meta(Matching::Echo), Options::default());
-    h.0.iter().for_each(|e| analyzer.push(*e, &mut |_| ()));
+    for e in &h.0 {
+        analyzer.push(*e, &mut |_| ());
+    }
     let counters = Counters { ended: T + 2 * S, ..Counters::default() };
     assert_eq!(analyzer.finish(counters, &mut |_| ()).vms[0].left_out[0].reason, Reason::NoAnswer);
 }

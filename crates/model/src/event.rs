@@ -228,8 +228,8 @@ pub struct Kick {
     pub preempted_by: u32,
 }
 
-/// How a guest that reports events itself identifies a packet on its tap. Comes before the packet's own event at
-/// [`Point::TapEnqueue`] or [`Point::TapSend`], with the same time.
+/// How a guest that reports events itself identifies a packet on its tap. Comes with the packet's own event at
+/// [`Point::TapEnqueue`] or [`Point::TapSend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Print {
     /// As in [`Packet`].

@@ -38,6 +38,7 @@ mod write;
 mod tests;
 
 pub(crate) use check::flow as check_flow;
+pub use check::vm_fits;
 pub use read::{Reader, fuzz};
 pub use write::Writer;
 

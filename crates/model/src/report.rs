@@ -89,12 +89,10 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestStream {
     /// The process id of its VMM.
-    pub vm: u32,
+    pub pid: u32,
     /// Events that were used.
     pub events: u64,
-    /// Events that were not: they came too late, or too many came at once.
-    pub refused: u64,
-    /// Events that the guest lost, by its own count.
+    /// Events that are missing: lost in the guest, by its own count; come too late; or too many at once.
     pub lost: u64,
     /// By how much the times of its events may be wrong on the host's clock, ns; the largest value of the trace.
     pub clock_error: u64,
@@ -333,7 +331,7 @@ pub enum GuestPart {
     /// Received → on a socket's receive queue (`__udp_enqueue_schedule_skb`); for what the guest's kernel answers itself,
     /// until the answer is queued to its device.
     GuestStack,
-    /// On the queue → taken by a thread (`skb_consume_udp`).
+    /// On the queue → taken by a thread (`__skb_recv_udp`).
     SocketWait,
     /// Taken → the answering thread begins to send (`inet_sendmsg`).
     App,

@@ -21,7 +21,7 @@ impl StreamId {
     /// The host's own events.
     pub const HOST: StreamId = StreamId(0);
     /// The greatest number of streams of a trace, the host's included.
-    pub const MOST: usize = 257;
+    pub const MOST: usize = 65;
 
     /// Whether these are the host's own events.
     pub fn is_host(self) -> bool {

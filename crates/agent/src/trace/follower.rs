@@ -83,8 +83,11 @@ impl Follower {
             Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
             Err(e) => return Err(e.into()),
         };
-        let (1.., Some(file)) = (length, file) else {
-            return Err(io::Error::other("the process that finds VMs has ended"));
+        let file = match (length, file) {
+            (0, _) => return Err(io::Error::other("the process that finds VMs has ended")),
+            (_, Some(file)) => file,
+            // There was no free descriptor for it: it is told again when it changes.
+            (_, None) => return Ok(None),
         };
         let (vm, access) = postcard::from_bytes(&self.buffer[..length]).map_err(io::Error::other)?;
         Ok(Some(Found { vm, access, process: Process::from(file) }))
@@ -212,13 +215,17 @@ impl Seen {
         if bytes.len() <= LONGEST {
             let descriptors = [file.as_raw_fd()];
             let rights = [ControlMessage::ScmRights(&descriptors)];
-            sendmsg::<()>(
+            match sendmsg::<()>(
                 socket.as_raw_fd(),
                 &[IoSlice::new(&bytes)],
                 &rights,
                 MsgFlags::MSG_NOSIGNAL,
                 None,
-            )?;
+            ) {
+                // Too long for the socket: this VM is not followed.
+                Ok(_) | Err(Errno::EMSGSIZE) => {}
+                Err(e) => return Err(e.into()),
+            }
         }
         self.told.insert(vm.pid, (identity.started, vm));
         Ok(())

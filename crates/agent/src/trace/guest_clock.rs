@@ -1,4 +1,4 @@
-//! How a guest's clock relates to the host's, measured again and again, with an error that holds.
+//! How a guest's clock relates to the host's, measured again and again, and by how much that may be wrong.
 //!
 //! ```text
 //!  host   ── ping ──────────────────────────────── pong ──► t
@@ -9,8 +9,9 @@
 //! tells the offset of the guest's TSC to the host's, the two readings of the TSC say much more precisely when that was. The
 //! precise time is used if it lies between `t1` and `t2`; otherwise the offset is not what it seems.
 //!
-//! Between two measurements the clocks are taken to keep their rate. How far the former measurement was off by the time of
-//! the next one is part of the error of the next one, so that the largest error of a trace holds for all of it.
+//! Between two measurements the clocks are taken to keep their rate. Each measurement shows how far the former mapping has
+//! drifted; that is added to the error of the new one. So the largest error of a trace covers a change of the rate that lasts
+//! from one measurement to the next, not one that begins and is taken back within that second.
 
 use teiji_host::tsc::Reading;
 use teiji_model::guest::Pong;
@@ -18,8 +19,9 @@ use teiji_model::stream::ClockMapping;
 
 /// Measurements that are closer together say little about the rate, ns.
 const BASELINE: u64 = 500_000_000;
-/// The rates of two clocks of one machine differ by less than this: NTP slews a clock by 0.05 % at most, the hardware by less.
-const MOST_DRIFT: u64 = ClockMapping::EQUAL / 1000;
+/// The rates of two clocks of one machine are taken to differ by less than this. The kernel slews a clock by 0.05 %, a time
+/// server's client by up to 8 % (chrony's `maxslewrate`).
+const MOST_DRIFT: u64 = ClockMapping::EQUAL / 10;
 
 /// See the module.
 #[derive(Clone, Copy, Debug, Default)]

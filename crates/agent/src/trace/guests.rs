@@ -6,10 +6,13 @@
 //!    ▲                     │ refused, closed, nonsense    │ closed, nonsense, silent
 //!    └──── later ──────────┴──────────────────────────────┘
 //! ```
-//! The host connects, by vsock, to the context id of the VM: so it knows whom it talks to, and what a guest sends is taken
-//! for that guest's alone. It is not trusted: each time only [`AT_ONCE`] bytes of a guest are read, frames are bounded, and
-//! a guest that sends nonsense is dropped for the rest of the trace. A guest without the program is asked again now and then,
-//! as it may still boot.
+//! The host connects, by vsock, to the context id that is on the VMM's command line. The kernel gives an id to one VM at a
+//! time; a VMM may claim that of another VM, so guests are asked only if no two VMs claim the same one. What a guest sends is
+//! used for that guest alone, and joined by a secret of the connection.
+//!
+//! A guest is not trusted. All guests together have [`AT_ONCE`] bytes of a turn, taken in turns, so that reading the host's
+//! own events is not held up; a guest has [`RATE`] events a second. Frames are bounded, and a guest that does not keep to the
+//! protocol is not asked again. One that cannot be reached is tried again less and less often, as it may still boot.
 
 use super::guest_clock::GuestClock;
 use nix::errno::Errno;
@@ -31,14 +34,19 @@ use teiji_model::host::Vm;
 use teiji_model::stream::{Changed, StreamId};
 use teiji_model::text::printable;
 
-/// How often a guest that cannot be reached is tried.
-const TRY_AGAIN: Duration = Duration::from_secs(3);
+/// After how long a guest that cannot be reached is tried again: at first, and at most.
+const TRY_AGAIN: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(60)];
 /// How long a guest may take to connect and to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How often its clock is measured; at first twice, so that the rate is known soon.
 const MEASURE: Duration = Duration::from_secs(1);
-/// How many bytes of a guest are read at once, so that one that floods takes no time from others.
-const AT_ONCE: usize = 256 << 10;
+/// How many bytes of all guests are read in a turn: some 30,000 events, a few ms.
+const AT_ONCE: usize = 128 << 10;
+/// How many events of a guest are used in a second, on average and at once. More are lost.
+const RATE: f64 = 20_000.0;
+const BURST: f64 = 20_000.0;
+/// How long the guests have to send their last events.
+const LAST: Duration = Duration::from_millis(500);
 /// vCPUs of a guest whose events are told apart; see `model::recording`.
 const MAX_CPUS: u16 = 4096;
 
@@ -48,7 +56,7 @@ pub(super) enum News {
     Secret(u32, Option<Box<Secret>>),
     /// A change of the trace.
     Changed(Changed),
-    /// An event of a guest.
+    /// An event of a guest. The answer to it is whether it is used.
     Event(event::Event),
 }
 
@@ -65,7 +73,6 @@ enum State {
 struct Connection {
     socket: OwnedFd,
     decoder: Decoder<ToHost>,
-    stream: StreamId,
     secret: Box<Secret>,
     /// The ping that has no answer yet: its number, and when it was sent, ns.
     ping: Option<(u64, u64)>,
@@ -79,8 +86,17 @@ struct Guest {
     name: String,
     access: GuestAccess,
     state: State,
-    /// Whether it was said that it cannot be reached.
-    told: bool,
+    /// The number of its stream, from the first answer to a ping on; a new connection goes on with it.
+    stream: Option<StreamId>,
+    /// How many events may be used now, and since when that is so.
+    tokens: (f64, Instant),
+    /// Events that were not used since this was last reported: how many, since when and until when, ns of the guest's clock.
+    unused: Option<event::Lost>,
+    unused_until: u64,
+    /// After how long it is tried again.
+    again: Duration,
+    /// Whether it was said that it does not report.
+    warned: bool,
 }
 
 /// See the module.
@@ -89,6 +105,8 @@ pub(super) struct Guests {
     first: tsc::Reading,
     streams: u16,
     guests: Vec<Guest>,
+    /// Whose turn it is first.
+    next: usize,
 }
 
 /// Why a guest is left.
@@ -107,7 +125,7 @@ impl From<teiji_model::guest::Error> for Leave {
 
 impl Guests {
     pub(super) fn new(watch: &Watch) -> Guests {
-        Guests { watch: watch.clone(), first: tsc::read(), streams: 0, guests: Vec::new() }
+        Guests { watch: watch.clone(), first: tsc::read(), streams: 0, guests: Vec::new(), next: 0 }
     }
 
     /// A VM has come.
@@ -117,8 +135,19 @@ impl Guests {
             known.access = access;
             return;
         }
-        let state = State::Trying(Instant::now());
-        self.guests.push(Guest { pid: vm.pid, name: vm.name.clone(), access, state, told: false });
+        let now = Instant::now();
+        self.guests.push(Guest {
+            pid: vm.pid,
+            name: vm.name.clone(),
+            access,
+            state: State::Trying(now),
+            stream: None,
+            tokens: (BURST, now),
+            unused: None,
+            unused_until: 0,
+            again: TRY_AGAIN[0],
+            warned: false,
+        });
     }
 
     /// A VM has ended.
@@ -126,21 +155,50 @@ impl Guests {
         self.guests.retain(|guest| guest.pid != pid);
     }
 
-    /// Ends all connections: the guests detach their probes.
-    pub(super) fn stop(&mut self) {
+    /// Ends all connections: the guests detach their probes, and send what they have still seen.
+    pub(super) fn stop(&mut self, news: &mut dyn FnMut(News) -> bool) {
         for guest in &mut self.guests {
-            if let State::Reporting(connection) = &guest.state {
-                let _ = connection.send(&ToGuest::Stop);
+            match &guest.state {
+                State::Reporting(connection) if connection.send(&ToGuest::Stop).is_ok() => {}
+                _ => guest.state = State::Dropped,
             }
-            guest.state = State::Dropped;
         }
+        let until = Instant::now() + LAST;
+        let reports = |guest: &Guest| matches!(guest.state, State::Reporting(_));
+        while self.guests.iter().any(reports) && Instant::now() < until {
+            for guest in self.guests.iter_mut().filter(|guest| reports(guest)) {
+                let state = std::mem::replace(&mut guest.state, State::Dropped);
+                let State::Reporting(mut connection) = state else { continue };
+                let mut budget = AT_ONCE;
+                let open = connection.receive(&mut budget).is_ok();
+                let taken = guest.take_all(&mut connection, &mut self.streams, news).is_ok();
+                if open && taken {
+                    guest.state = State::Reporting(connection);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        self.guests.iter_mut().for_each(|guest| guest.state = State::Dropped);
     }
 
-    /// Takes what there is.
-    pub(super) fn turn(&mut self, news: &mut dyn FnMut(News)) {
-        for guest in &mut self.guests {
+    /// Takes what there is, within [`AT_ONCE`].
+    pub(super) fn turn(&mut self, news: &mut dyn FnMut(News) -> bool) {
+        let mut budget = AT_ONCE;
+        let n = self.guests.len();
+        self.next = if n == 0 { 0 } else { (self.next + 1) % n };
+        for at in (self.next..n).chain(0..self.next) {
+            let claimed_twice = self.guests[at].access.cid.is_some_and(|cid| {
+                self.guests.iter().filter(|guest| guest.access.cid == Some(cid)).count() > 1
+            });
+            let guest = &mut self.guests[at];
             let state = std::mem::replace(&mut guest.state, State::Dropped);
-            guest.state = match guest.go_on(state, &self.watch, &self.first, &mut self.streams, news) {
+            let done = if claimed_twice && !matches!(state, State::Dropped) {
+                Err(Leave::Nonsense("another VM claims its vsock context id".into()))
+            } else {
+                guest.go_on(state, &self.watch, &self.first, &mut self.streams, &mut budget, news)
+            };
+            let guest = &mut self.guests[at];
+            guest.state = match done {
                 Ok(state) => state,
                 Err(leave) => guest.leave(leave, news),
             };
@@ -155,13 +213,15 @@ impl Guest {
         watch: &Watch,
         first: &tsc::Reading,
         streams: &mut u16,
-        news: &mut dyn FnMut(News),
+        budget: &mut usize,
+        news: &mut dyn FnMut(News) -> bool,
     ) -> Result<State, Leave> {
         let now = Instant::now();
         match state {
             State::Trying(at) if at <= now => {
                 let Some(cid) = self.access.cid else {
-                    return Err(Leave::Gone("the VM has no vsock device (-device vhost-vsock-pci)".into()));
+                    let why = "no vhost-vsock device is on the VM's command line (QEMU: -device vhost-vsock-pci,guest-cid=N)";
+                    return Err(Leave::Gone(why.into()));
                 };
                 Ok(State::Connecting(dial(cid).map_err(gone)?, now))
             }
@@ -174,15 +234,10 @@ impl Guest {
                     Ok(errno) => return Err(gone(Errno::from_raw(errno))),
                     Err(errno) => return Err(gone(errno)),
                 }
-                if usize::from(*streams) + 1 >= StreamId::MOST {
-                    return Err(Leave::Nonsense("too many guests report in one trace".into()));
-                }
-                *streams += 1;
                 let secret = Box::new(secret().map_err(|e| Leave::Gone(e.to_string()))?);
                 let connection = Connection {
                     socket,
                     decoder: Decoder::default(),
-                    stream: StreamId(*streams),
                     secret,
                     ping: None,
                     pings: 0,
@@ -196,11 +251,11 @@ impl Guest {
                 Ok(State::Asked(connection, now))
             }
             State::Asked(mut connection, since) => {
-                connection.receive()?;
+                connection.receive(budget)?;
                 match connection.decoder.next()? {
                     Some(ToHost::Welcome(welcome)) => {
                         tracing::info!("the guest of VM {:?} reports its part of the path", self.name);
-                        self.told = false;
+                        (self.warned, self.again) = (false, TRY_AGAIN[0]);
                         tell_missing(&self.name, &welcome);
                         connection.ping()?;
                         Ok(State::Reporting(connection))
@@ -213,11 +268,8 @@ impl Guest {
                 }
             }
             State::Reporting(mut connection) => {
-                connection.receive()?;
-                let got = tsc::read();
-                while let Some(message) = connection.decoder.next()? {
-                    connection.take(self.pid, message, &got, news)?;
-                }
+                connection.receive(budget)?;
+                self.take_all(&mut connection, streams, news)?;
                 let measure = if connection.pings < 4 { MEASURE / 4 } else { MEASURE };
                 if connection.ping.is_none() && connection.pinged.elapsed() >= measure {
                     connection.ping()?;
@@ -230,16 +282,100 @@ impl Guest {
         }
     }
 
-    fn leave(&mut self, leave: Leave, news: &mut dyn FnMut(News)) -> State {
+    /// Takes all messages that are complete.
+    fn take_all(
+        &mut self,
+        connection: &mut Connection,
+        streams: &mut u16,
+        news: &mut dyn FnMut(News) -> bool,
+    ) -> Result<(), Leave> {
+        let got = tsc::read();
+        while let Some(message) = connection.decoder.next()? {
+            self.take(connection, message, &got, streams, news)?;
+        }
+        Ok(())
+    }
+
+    fn take(
+        &mut self,
+        connection: &mut Connection,
+        message: ToHost,
+        got: &tsc::Reading,
+        streams: &mut u16,
+        news: &mut dyn FnMut(News) -> bool,
+    ) -> Result<(), Leave> {
+        match message {
+            ToHost::Pong(pong) => {
+                let Some((_, sent)) = connection.ping.take_if(|(number, _)| *number == pong.number) else {
+                    return Err(Leave::Nonsense("it answers what it was not asked".into()));
+                };
+                let stream = match self.stream {
+                    Some(stream) => stream,
+                    None if usize::from(*streams) + 1 < StreamId::MOST => {
+                        *streams += 1;
+                        *self.stream.insert(StreamId(*streams))
+                    }
+                    None => {
+                        return Err(Leave::Nonsense("64 guests report in this trace: no more can".into()));
+                    }
+                };
+                let mapping = connection.clock.measure(&pong, sent, got.ns, got);
+                news(News::Changed(Changed::Clock { stream, vm: self.pid, mapping }));
+                if let Some(lost) = self.unused.take() {
+                    let kind = EventKind::Lost(lost);
+                    news(News::Event(event::Event { ts: self.unused_until, stream, cpu: 0, kind }));
+                }
+            }
+            ToHost::Events(events) => {
+                // Before its clock has been measured nothing can be said of its events.
+                let Some(stream) = self.stream else { return Ok(()) };
+                for e in events {
+                    let (ts, cpu) = (e.ts, e.cpu.min(MAX_CPUS - 1));
+                    let event = event::Event { ts, stream, cpu, kind: EventKind::Guest(e.kind) };
+                    if !self.may_use() || !news(News::Event(event)) {
+                        self.unused.get_or_insert(event::Lost { since: ts, count: 0 }).count += 1;
+                        self.unused_until = ts;
+                    }
+                }
+            }
+            ToHost::Lost(Lost { since, until, count }) => {
+                let Some(stream) = self.stream else { return Ok(()) };
+                let kind = EventKind::Lost(event::Lost { since, count });
+                news(News::Event(event::Event { ts: until, stream, cpu: 0, kind }));
+            }
+            ToHost::Refused(refused) => return Err(Leave::Gone(printable(&refused.text).to_string())),
+            ToHost::Welcome(_) => return Err(Leave::Nonsense("a second Welcome".into())),
+        }
+        Ok(())
+    }
+
+    /// Whether one more event may be used: a token bucket.
+    fn may_use(&mut self) -> bool {
+        let (tokens, since) = &mut self.tokens;
+        if *tokens < 1.0 {
+            let now = Instant::now();
+            *tokens = (*tokens + now.duration_since(*since).as_secs_f64() * RATE).min(BURST);
+            *since = now;
+        }
+        let may = *tokens >= 1.0;
+        *tokens -= f64::from(u8::from(may));
+        may
+    }
+
+    fn leave(&mut self, leave: Leave, news: &mut dyn FnMut(News) -> bool) -> State {
         news(News::Secret(self.pid, None));
-        let (why, state) = match leave {
-            Leave::Gone(why) => (why, State::Trying(Instant::now() + TRY_AGAIN)),
-            Leave::Nonsense(why) => (format!("{why}; it is not asked again"), State::Dropped),
+        let (why, state, then) = match leave {
+            Leave::Gone(why) => {
+                let again = self.again;
+                self.again = (again * 2).min(TRY_AGAIN[1]);
+                (why, State::Trying(Instant::now() + again), "it is tried again")
+            }
+            Leave::Nonsense(why) => (why, State::Dropped, "it is not asked again"),
         };
-        if !self.told {
-            self.told = true;
+        if !self.warned {
+            self.warned = true;
             tracing::warn!(
-                "the guest of VM {:?} reports nothing, so its part of the path is seen from the host only: {why}",
+                "the guest of VM {:?} does not report ({why}): its time is seen from the host only; {then}",
                 self.name
             );
         }
@@ -254,9 +390,13 @@ fn waiting(state: State, since: Instant) -> Result<State, Leave> {
 
 fn gone(errno: Errno) -> Leave {
     Leave::Gone(match errno {
-        Errno::ECONNREFUSED | Errno::ECONNRESET => "no teiji-guest runs in it (`teiji-guest serve`)".into(),
-        Errno::ENODEV | Errno::ENETUNREACH | Errno::EHOSTUNREACH => {
-            "it cannot be reached by vsock (is vhost_vsock loaded, has the guest booted?)".into()
+        Errno::ECONNREFUSED | Errno::ECONNRESET => {
+            format!("nothing listens on vsock port {PORT}: start `teiji-guest serve` in it")
+        }
+        Errno::ENODEV | Errno::EAFNOSUPPORT => "this host has no vsock: `modprobe vhost_vsock`".into(),
+        Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ETIMEDOUT => {
+            "it does not answer on vsock: it may still boot, or lack the driver vmw_vsock_virtio_transport"
+                .into()
         }
         errno => errno.to_string(),
     })
@@ -314,50 +454,23 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes what has come, up to [`AT_ONCE`].
-    fn receive(&mut self) -> Result<(), Leave> {
-        let mut buffer = [0; 16 << 10];
-        for _ in 0..AT_ONCE / buffer.len() {
+    /// Takes what has come, within the budget, of which at least one read is left for each guest.
+    fn receive(&mut self, budget: &mut usize) -> Result<(), Leave> {
+        let mut buffer = [0; 8 << 10];
+        loop {
             match recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
                 Ok(0) => return Err(Leave::Gone("it has closed the connection".into())),
-                Ok(n) => self.decoder.feed(&buffer[..n]),
+                Ok(n) => {
+                    self.decoder.feed(&buffer[..n]);
+                    *budget = budget.saturating_sub(n);
+                    if *budget == 0 {
+                        return Ok(());
+                    }
+                }
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::EINTR) => {}
                 Err(errno) => return Err(gone(errno)),
             }
         }
-        Ok(())
-    }
-
-    fn take(
-        &mut self,
-        vm: u32,
-        message: ToHost,
-        got: &tsc::Reading,
-        news: &mut dyn FnMut(News),
-    ) -> Result<(), Leave> {
-        let stream = self.stream;
-        match message {
-            ToHost::Pong(pong) => {
-                let Some((_, sent)) = self.ping.take_if(|(number, _)| *number == pong.number) else {
-                    return Err(Leave::Nonsense("it answers what it was not asked".into()));
-                };
-                let mapping = self.clock.measure(&pong, sent, got.ns, got);
-                news(News::Changed(Changed::Clock { stream, vm, mapping }));
-            }
-            ToHost::Events(events) => {
-                for e in events {
-                    let (ts, cpu) = (e.ts, e.cpu.min(MAX_CPUS - 1));
-                    news(News::Event(event::Event { ts, stream, cpu, kind: EventKind::Guest(e.kind) }));
-                }
-            }
-            ToHost::Lost(Lost { since, until, count }) => {
-                let kind = EventKind::Lost(event::Lost { since, count });
-                news(News::Event(event::Event { ts: until, stream, cpu: 0, kind }));
-            }
-            ToHost::Refused(refused) => return Err(Leave::Gone(printable(&refused.text).to_string())),
-            ToHost::Welcome(_) => return Err(Leave::Nonsense("a second Welcome".into())),
-        }
-        Ok(())
     }
 }

@@ -184,7 +184,8 @@ pub fn run(
     let rights = if spec.confine { Rights::GivenUp } else { Rights::Kept };
     let output = spec.record.as_ref().map(|path| Output::create(path, rights)).transpose();
     let output = output.map_err(|source| unwritten(teiji_model::recording::Error::Io { at: 0, source }))?;
-    let setup = Setup { watch: &spec.watch, vms: &spec.vms, buffer_bytes: spec.buffer_bytes };
+    let setup =
+        Setup { watch: &spec.watch, vms: &spec.vms, guests: spec.guests, buffer_bytes: spec.buffer_bytes };
     let mut tracer = Tracer::start(&setup)?;
     let meta = meta(&spec);
     let recorder = output.map(|output| Recorder::begin(output, &meta)).transpose().map_err(unwritten)?;
@@ -223,15 +224,14 @@ pub fn run(
         let done = stop.load(Ordering::Relaxed) || spec.duration.is_some_and(|d| begun.elapsed() >= d);
         if done {
             if let Some(guests) = &mut guests {
-                guests.turn(&mut |news| hear(news, &mut tracer, &mut session));
-                guests.stop();
+                guests.stop(&mut |news| hear(news, &mut tracer, &mut session));
             }
             tracer.stop();
         }
+        let taken = drain(&mut tracer, &mut counters, &mut counted_at, &mut |item| session.take(item))?;
         if let Some(guests) = &mut guests {
             guests.turn(&mut |news| hear(news, &mut tracer, &mut session));
         }
-        let taken = drain(&mut tracer, &mut counters, &mut counted_at, &mut |item| session.take(item))?;
         if done {
             break;
         }
@@ -297,6 +297,10 @@ fn come(
     alive: &mut WatchedVms,
 ) {
     let Found { vm, access, process } = found;
+    if let Err(what) = teiji_model::recording::vm_fits(&vm) {
+        tracing::warn!("the VM with pid {} is not followed: {what}", vm.pid);
+        return;
+    }
     // Before the probes see its packets: what they report is younger.
     let ts = now();
     if let Err(error) = tracer.follow(&vm) {
@@ -312,15 +316,19 @@ fn come(
     session.change(Change { ts, what: Changed::Vm(Box::new(vm)) });
 }
 
-/// What guests have to tell.
-fn hear(news: News, tracer: &mut Tracer, session: &mut Session<'_>) {
+/// What guests have to tell. Returns whether it is used.
+fn hear(news: News, tracer: &mut Tracer, session: &mut Session<'_>) -> bool {
     match news {
         News::Secret(pid, secret) => {
             if let Err(error) = tracer.set_guest(pid, secret.as_deref()) {
                 tracing::warn!("what the guest of the VM with pid {pid} reports is not used: {error}");
             }
+            true
         }
-        News::Changed(what) => session.change(Change { ts: now(), what }),
+        News::Changed(what) => {
+            session.change(Change { ts: now(), what });
+            true
+        }
         News::Event(event) => session.push(event),
     }
 }
@@ -386,7 +394,7 @@ fn drain(
         let counts = source.counts()?;
         if let Some(lost) = add_counts(counters, counts, *counted_at) {
             let event = Event { ts: now(), stream: StreamId::HOST, cpu: 0, kind: EventKind::Lost(lost) };
-            each(&mut EventWithPayload { event, payload: Vec::new(), guest_print: 0 });
+            each(&mut EventWithPayload { event, payload: Vec::new() });
         }
         // An event that is lost while the counters are read may be in this count or in the next one.
         *counted_at = at;
@@ -516,7 +524,6 @@ mod tests {
                 each(&mut EventWithPayload {
                     event: Event { ts, stream: StreamId::HOST, cpu: 0, kind },
                     payload: Vec::new(),
-                    guest_print: 0,
                 });
             }
             self.1.len()
@@ -565,7 +572,7 @@ mod tests {
                 preempted_by: 0,
             });
             let event = Event { ts: ts * 1_000_000_000, stream: StreamId::HOST, cpu: 0, kind };
-            session.take(&mut EventWithPayload { event, payload: Vec::new(), guest_print: 0 });
+            session.take(&mut EventWithPayload { event, payload: Vec::new() });
         }
         let counters = Counters { lost: vec![10, 0, 20], missed: 300, ..Counters::default() };
         let progress = session.progress(Duration::from_secs(1), &counters);

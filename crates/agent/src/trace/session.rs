@@ -8,7 +8,7 @@ use std::time::Duration;
 use teiji_analysis::{Analyzer, sip};
 use teiji_bpf::path_trace::EventWithPayload;
 use teiji_host::kernel;
-use teiji_model::event::{DropName, Event, EventKind, Packet, Print, ThreadName, padded};
+use teiji_model::event::{DropName, Event, EventKind, Packet, ThreadName, padded};
 use teiji_model::report::{Counters, Joined};
 use teiji_model::stream::{Change, StreamId};
 
@@ -50,12 +50,6 @@ impl Session<'_> {
             EventKind::Kick(k) => k.preempted_by,
             _ => 0,
         };
-        if item.guest_print != 0
-            && let EventKind::Packet(packet) = &item.event.kind
-        {
-            let print = Print { fingerprint: packet.fingerprint, print: item.guest_print };
-            self.push(Event { kind: EventKind::Print(print), ..item.event });
-        }
         self.events += u64::from(!matches!(item.event.kind, EventKind::Lost(_)));
         if preempted_by != 0
             && let Some(thread_name) = self.names.changed(preempted_by, item.event.ts, &thread_name)
@@ -76,17 +70,22 @@ impl Session<'_> {
     }
 
     /// An event as it is.
-    pub(super) fn push(&mut self, event: Event) {
-        if let Some(recorder) = &mut self.recorder
+    ///
+    /// What the analysis does not use of a guest is not recorded, only counted: a replay then uses the same events, and a
+    /// guest that floods does not fill the disk.
+    pub(super) fn push(&mut self, event: Event) -> bool {
+        let (complete, joined) = (&mut self.complete, &mut self.joined);
+        let used = self.analyzer.push(event, &mut |j| {
+            *complete += 1;
+            joined(j);
+        });
+        if used
+            && let Some(recorder) = &mut self.recorder
             && let Err(source) = recorder.push(event)
         {
             self.give_up_recording(source);
         }
-        let (complete, joined) = (&mut self.complete, &mut self.joined);
-        self.analyzer.push(event, &mut |j| {
-            *complete += 1;
-            joined(j);
-        });
+        used
     }
 
     /// A VM comes, changes or ends.

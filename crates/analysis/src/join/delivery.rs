@@ -55,8 +55,7 @@ pub(super) struct InboundPacket {
     pub(super) accept_clock: Option<Split>,
     pub(super) entry_clock: Split,
     pub(super) vcpu_preempted_by: u32,
-    /// How its guest identifies it; 0: not known.
-    pub(super) print: u64,
+    pub(super) fingerprint: u64,
 }
 
 impl InboundPacket {

@@ -236,7 +236,7 @@ impl Inbound {
             start,
             enqueued: now,
             put_clock: p.worker,
-            print: requests.inside.take_print(p.fingerprint),
+            fingerprint: p.fingerprint,
             ..InboundPacket::default()
         };
         r.on_taps[slot] = Some((p.ifindex, self.delivery.begin(packet, now, c, requests)));

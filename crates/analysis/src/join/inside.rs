@@ -9,7 +9,6 @@
 //! own requests only, and only if no report comes before its cause: the guest entry before `Received`, and so on until the
 //! kick. Times may contradict each other by as much as the guest's clock may be wrong.
 
-use super::Common;
 use crate::expiring::ExpiringMap;
 use crate::hash::{Map, Seeded};
 use teiji_model::event::Print;
@@ -91,13 +90,13 @@ impl InsideTable {
         guest.error = guest.error.max(error);
     }
 
-    pub(super) fn print(&mut self, now: u64, p: &Print) {
-        self.prints.insert(p.fingerprint, p.print, now);
+    /// A guest has ended.
+    pub(super) fn forget(&mut self, stream: StreamId) {
+        self.guests.remove(&stream);
     }
 
-    /// The print of a packet, if it is known; asked once.
-    pub(super) fn take_print(&mut self, fingerprint: u64) -> u64 {
-        self.prints.remove(&fingerprint).unwrap_or(0)
+    pub(super) fn print(&mut self, now: u64, p: &Print) {
+        self.prints.insert(p.fingerprint, p.print, now);
     }
 
     /// A guest's report.
@@ -140,8 +139,9 @@ impl InsideTable {
         }
     }
 
-    /// Whether a guest has sent the packet with this print only after `kick`: then that kick was for an earlier one.
-    pub(super) fn sent_after(&mut self, pid: u32, print: u64, kick: u64) -> bool {
+    /// Whether a guest has sent the packet with this fingerprint only after `kick`: then that kick was for an earlier one.
+    pub(super) fn sent_after(&mut self, pid: u32, fingerprint: u64, kick: u64) -> bool {
+        let Some(print) = self.prints.get(&fingerprint).copied() else { return false };
         let Some(guest) = self.guest(pid) else { return false };
         let error = guest.error;
         guest.packets.get_mut(&print).is_some_and(|packet| packet.sent > kick.saturating_add(error))
@@ -155,10 +155,11 @@ impl InsideTable {
     }
 
     /// Divides the time from `entered` to `left` of a request of the VM with this process id, whose packets have these
-    /// prints; 0: not known.
-    pub(super) fn divide(&mut self, pid: u32, prints: [u64; 2], entered: u64, left: u64) -> Division {
+    /// fingerprints.
+    pub(super) fn divide(&mut self, pid: u32, fingerprints: [u64; 2], entered: u64, left: u64) -> Division {
+        let prints = fingerprints.map(|fingerprint| self.prints.get(&fingerprint).copied());
         let Some(guest) = self.guest(pid) else { return Division::NotReported };
-        let [request, response] = prints.map(|print| guest.packets.remove(&print));
+        let [request, response] = prints.map(|print| print.and_then(|print| guest.packets.remove(&print)));
         let (Some(request), Some(response)) = (request, response) else { return Division::Incomplete };
         if request.received == 0 || response.sent == 0 {
             return Division::Incomplete;
@@ -198,8 +199,9 @@ impl InsideTable {
         })
     }
 
-    pub(super) fn expire(&mut self, now: u64, c: &Common) {
-        let Some(then) = now.checked_sub(c.ttl) else { return };
+    /// `ttl`: how long a request may wait for its response, ns.
+    pub(super) fn expire(&mut self, now: u64, ttl: u64) {
+        let Some(then) = now.checked_sub(ttl) else { return };
         while self.prints.pop_until(then).is_some() {}
         for guest in self.guests.values_mut() {
             while guest.packets.pop_until(then).is_some() {}

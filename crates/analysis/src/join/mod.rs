@@ -216,6 +216,11 @@ impl Joiner {
         self.requests.inside.clock(stream, pid, error);
     }
 
+    /// A guest has ended.
+    pub(crate) fn forget_guest(&mut self, stream: StreamId) {
+        self.requests.inside.forget(stream);
+    }
+
     /// A guest's event, with its time on the host's clock. It changes nothing of what the host saw.
     pub(crate) fn of_guest(&mut self, event: &Event) {
         if let EventKind::Guest(kind) = &event.kind {
@@ -313,7 +318,7 @@ impl Joiner {
         self.inbound.expire(now, c, requests);
         self.outbound.expire(now, c, requests, sink);
         requests.expire(now, c);
-        requests.inside.expire(now, c);
+        requests.expire_inside(now);
     }
 
     /// Ends the trace: packets that were handed to a device have left; no more is expected of all others.

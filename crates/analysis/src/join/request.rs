@@ -67,8 +67,8 @@ pub(super) struct Open {
     /// The worker's clock when the response was sent.
     pub(super) worker: Option<Split>,
     pub(super) preempted_by: u32,
-    /// How the guest identifies its response; 0: not known.
-    print: u64,
+    /// Of its response.
+    response: u64,
 }
 
 /// What is remembered of a key.
@@ -181,7 +181,7 @@ impl RequestTable {
             kick: None,
             worker: None,
             preempted_by: 0,
-            print: 0,
+            response: 0,
         };
         let id = self.open.insert(open, now);
         self.index.insert((vm, m.key), id);
@@ -244,7 +244,7 @@ impl RequestTable {
         open.answered_by = m.role;
         open.worker = p.worker;
         open.preempted_by = p.preempted_by;
-        open.print = self.inside.take_print(p.fingerprint);
+        open.response = p.fingerprint;
         let entered = open.inbound.as_ref().map_or(u64::MAX, |packet| packet.entered);
         open.kick = kick.filter(|(ts, _)| *ts >= entered);
         let ambiguous = open.copies > 1;
@@ -279,7 +279,7 @@ impl RequestTable {
         let Some(id) = sent.request() else { return };
         let Some(open) = self.open.get_mut(id) else { return };
         if let Some((at, _)) = open.kick
-            && self.inside.sent_after(c.pids[open.vm as usize], open.print, at)
+            && self.inside.sent_after(c.pids[open.vm as usize], open.response, at)
         {
             open.kick = None;
         }
@@ -303,7 +303,12 @@ impl RequestTable {
         let Some(open) = self.open.remove(id) else { return };
         let division = open.inbound.as_ref().map_or(Division::NotReported, |packet| {
             let left = open.kick.map_or(sent.sent, |(ts, _)| ts);
-            self.inside.divide(c.pids[open.vm as usize], [packet.print, open.print], packet.entered, left)
+            self.inside.divide(
+                c.pids[open.vm as usize],
+                [packet.fingerprint, open.response],
+                packet.entered,
+                left,
+            )
         });
         let stats = &mut c.vm_stats[open.vm as usize];
         stats.requests.complete += 1;
@@ -343,6 +348,10 @@ impl RequestTable {
         while let Some(open) = self.open.pop_until(then) {
             self.unanswered(open, None, c);
         }
+    }
+
+    pub(super) fn expire_inside(&mut self, now: u64) {
+        self.inside.expire(now, self.ttl);
     }
 
     pub(super) fn finish(&mut self, c: &mut Common) {

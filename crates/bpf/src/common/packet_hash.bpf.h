@@ -31,7 +31,6 @@ struct packet {
 	bool to_guest;
 	u16 payload_len; /* UDP, of the linear part */
 	const unsigned char *payload;
-	const unsigned char *l2, *end; /* of the linear part, where the includer wants to keep them */
 };
 
 struct address {

@@ -170,7 +170,7 @@ fn load(flow: &Flow) -> Object {
 fn load_with(flow: &Flow) -> (Object, types::settings) {
     let mut given = types::settings::default();
     let watch = Watch { flow: flow.clone(), matching: Matching::Echo, ..Watch::default() };
-    let setup = Setup { watch: &watch, vms: &[], buffer_bytes: 0 };
+    let setup = Setup { watch: &watch, vms: &[], guests: false, buffer_bytes: 0 };
     let mut object = ObjectBuilder::default().name("check").unwrap().open_memory(OBJECT).unwrap();
     for mut map in object.maps_mut() {
         match map.name().to_string_lossy().as_ref() {

@@ -2,8 +2,8 @@
 use super::EventWithPayload;
 use super::types::{self, delivery, point, record_type, role, thread_state, unknown};
 use teiji_model::event::{
-    Delivery, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match, Packet, Point, Role,
-    padded,
+    Delivery, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match, Packet, Point, Print,
+    Role, padded,
 };
 use teiji_model::stage::{Split, ThreadState};
 use teiji_model::stream::StreamId;
@@ -12,23 +12,17 @@ use teiji_model::stream::StreamId;
 pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
     let head: types::rec_head = read(bytes)?;
     let mut payload = Vec::new();
-    let mut guest_print = 0;
     let kind = match record_type(head.r#type.into()) {
         record_type::REC_PACKET => {
             let r: types::rec_packet = read(bytes)?;
             EventKind::Packet(packet(&r)?)
         }
-        record_type::REC_TAP => {
-            let r: types::rec_tap = read(bytes)?;
-            guest_print = r.guest_print;
-            EventKind::Packet(tap(&r)?)
-        }
+        record_type::REC_TAP => EventKind::Packet(tap(&read(bytes)?)?),
         record_type::REC_SIP => {
             let r: types::rec_tap = read(bytes)?;
             let at = std::mem::offset_of!(types::rec_sip, payload);
             let snap: u32 = read(bytes.get(std::mem::offset_of!(types::rec_sip, snap)..)?)?;
             payload = bytes.get(at..)?.get(..snap as usize)?.to_vec();
-            guest_print = r.guest_print;
             EventKind::Packet(tap(&r)?)
         }
         record_type::REC_IRQ => {
@@ -91,12 +85,15 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
                 location: padded(&function(&r.location.map(|c| c as u8))),
             })
         }
+        record_type::REC_PRINT => {
+            let r: types::rec_print = read(bytes)?;
+            EventKind::Print(Print { fingerprint: r.fingerprint, print: r.print })
+        }
         _ => return None,
     };
     Some(EventWithPayload {
         event: Event { ts: head.ts, stream: StreamId::HOST, cpu: head.cpu, kind },
         payload,
-        guest_print,
     })
 }
 

@@ -30,6 +30,7 @@ enum record_type {
 	REC_ENTRY,
 	REC_KICK,
 	REC_DROP,
+	REC_PRINT,
 };
 
 /* The order is that of model::event::Point. */
@@ -194,6 +195,13 @@ struct rec_drop {
 struct rec_drop_sip {
 	struct rec_drop drop;
 	__u8 payload[SIP_SNAP];
+};
+
+/* A packet on a tap whose guest reports events itself: both ways to identify it. */
+struct rec_print {
+	struct rec_head head;
+	__u64 fingerprint;
+	__u64 print;
 };
 
 /* A prefix of a filter; addresses in network order, IPv4 in the first word. */

@@ -17,6 +17,7 @@ struct {
 	struct rec_kick kick;
 	struct rec_drop drop;
 	struct rec_drop_sip drop_sip;
+	struct rec_print print;
 	struct tap_queue tap_queue;
 	struct vcpu_key vcpu_key;
 	struct clock_ref clock_ref;

@@ -49,6 +49,10 @@ const PREEMPT_COUNT: [&str; 2] = ["__preempt_count", "pcpu_hot"];
 /// Most records that are taken from the kernel before they are handed on. Bounds the memory of a drain.
 const BATCH: usize = 4096;
 
+/// Programs that are of use only if guests report events themselves. A run of them that is missed costs no more than that
+/// one request is not divided by what its guest reports.
+const FOR_GUESTS: [&str; 2] = ["on_print_sent", "on_print_put"];
+
 /// A program whose missed runs cost no more than the packets that they concern: without it, [`Delivery::Unknown`] is
 /// reported of them. It runs for every frame that a vhost worker handles, so a worker that is preempted within it may make
 /// many others miss a run.
@@ -66,6 +70,8 @@ pub struct Setup<'a> {
     pub watch: &'a Watch,
     /// The VMs that are there: their taps, MAC addresses and threads.
     pub vms: &'a [Vm],
+    /// Whether guests may report events themselves.
+    pub guests: bool,
     /// Size of the ring buffer in bytes; rounded up to a power of two of at least 64 KiB.
     pub buffer_bytes: usize,
 }
@@ -76,8 +82,6 @@ pub struct EventWithPayload {
     pub event: Event,
     /// First bytes of a UDP payload, empty unless SIP was requested.
     pub payload: Vec<u8>,
-    /// On a tap whose guest reports events itself: how the guest identifies the packet; 0 elsewhere.
-    pub guest_print: u64,
 }
 
 /// What the probes counted.
@@ -146,7 +150,7 @@ pub fn try_load() -> Result<Vec<Verified>, Error> {
     for matching in [Matching::Sip, Matching::Echo] {
         let watch = Watch { matching, ..Watch::default() };
         let mut object = open()?;
-        prepare(&mut object, &Setup { watch: &watch, vms: &[], buffer_bytes: 0 }, &hooks)?;
+        prepare(&mut object, &Setup { watch: &watch, vms: &[], guests: true, buffer_bytes: 0 }, &hooks)?;
         let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
         verified = object::verified(&object)?;
     }
@@ -155,7 +159,7 @@ pub fn try_load() -> Result<Vec<Verified>, Error> {
 
 /// Leaves out the programs whose targets this kernel lacks, and writes the settings, constants to the verifier.
 fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook]) -> Result<(), Error> {
-    leave_out(object, hooks);
+    leave_out(object, hooks, setup.guests);
     let hand_over = hooks.iter().any(|h| h.target == "dev_hard_start_xmit" && h.found.is_some());
     let bytes = setup.buffer_bytes.max(1 << 16).checked_next_power_of_two().unwrap_or(1 << 30);
     for mut map in object.maps_mut() {
@@ -174,11 +178,12 @@ fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook]) -> Result
     Ok(())
 }
 
-/// Leaves out the programs whose targets this kernel lacks.
-fn leave_out(object: &mut OpenObject, hooks: &[Hook]) {
+/// Leaves out the programs whose targets this kernel lacks, and those that are not needed.
+fn leave_out(object: &mut OpenObject, hooks: &[Hook], guests: bool) {
     for mut program in object.progs_mut() {
         let name = program.name().to_string_lossy().into_owned();
-        program.set_autoload(hooks.iter().any(|h| h.program == name && h.found.is_some()));
+        let needed = guests || !FOR_GUESTS.contains(&name.as_str());
+        program.set_autoload(needed && hooks.iter().any(|h| h.program == name && h.found.is_some()));
     }
 }
 
@@ -261,8 +266,8 @@ impl Tracer {
         self.targets.set(vm)
     }
 
-    /// The guest of the VM with this process id reports events itself from now on: its packets get prints with its secret,
-    /// see [`EventWithPayload::guest_print`]. `None`: no longer.
+    /// The guest of the VM with this process id reports events itself from now on: how it identifies its packets with its
+    /// secret is reported ([`teiji_model::event::Print`]). `None`: no longer. Needs [`Setup::guests`].
     ///
     /// # Errors
     /// [`Error::Kernel`] if the kernel refuses.
@@ -359,7 +364,7 @@ impl Tracer {
         };
         Ok(Counts {
             lost: read(types::counter::COUNT_LOST)?,
-            missed: object::missed(&self.object, &[MISSED_ALONE])?,
+            missed: object::missed(&self.object, &[MISSED_ALONE, FOR_GUESTS[0], FOR_GUESTS[1]])?,
             unidentified: read(types::counter::COUNT_UNIDENTIFIED)?.iter().sum(),
         })
     }

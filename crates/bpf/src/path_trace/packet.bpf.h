@@ -45,22 +45,4 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 	return identify(&eth, l2, end, to_guest, settings.secret, p);
 }
 
-/*
- * The print of a packet on a tap whose guest reports events itself: the same hash with the guest's secret,
- * which is not that of the fingerprints. 0 if there is none. Not inlined: the verifier looks at a global
- * function once. A global function takes numbers only: where the packet starts, and the length of its linear
- * part.
- */
-__noinline u64 guest_print(u64 l2, u64 length, u32 to_guest, u32 ifindex)
-{
-	struct guest_secret *guest = bpf_map_lookup_elem(&guests, &ifindex);
-	const unsigned char *at = (const unsigned char *)l2, *last = at + length;
-	struct packet p = {};
-	struct ethernet eth;
-
-	if (!guest || !read_ethernet(at, last, &eth) || !identify(&eth, at, last, to_guest, guest->words, &p))
-		return 0;
-	return p.fingerprint;
-}
-
 #endif

@@ -20,6 +20,7 @@
  *   netif_receive_skb (on a tap)    handed to the host stack        TAP_SEND
  *   net_dev_queue, qdisc_dequeue, dev_hard_start_xmit               DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
  *   kfree_skb                       dropped by the kernel, anywhere DROP
+ *   netif_receive_skb, net_dev_start_xmit on a tap whose guest reports events itself: PRINT
  *   sched_process_exit              a thread ends: its id, and that of its process, may be another's from now
  * on
  *
@@ -64,6 +65,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #include "threads.bpf.h"
 #include "interrupts.bpf.h"
 #include "drops.bpf.h"
+#include "prints.bpf.h"
 
 /* ---- packets ---- */
 
@@ -74,9 +76,8 @@ static __always_inline bool parse_skb(struct sk_buff *skb, bool received, bool k
 	const unsigned char *data = skb->data;
 
 	p->len = received ? skb->len + ETH_HLEN : skb->len;
-	p->l2 = received ? skb->head + skb->mac_header : data;
-	p->end = data + (skb->len - skb->data_len);
-	return parse(p->l2, p->end, known, to_guest, p);
+	return parse(received ? skb->head + skb->mac_header : data, data + (skb->len - skb->data_len), known,
+		     to_guest, p);
 }
 
 /*
@@ -100,13 +101,6 @@ static __always_inline void emit_packet(struct packet *p, u8 point, u32 ifindex)
 	submit(r);
 }
 
-/* The place makes a number of an address: to the verifier, what is read from a record is one. */
-static __always_inline u64 print_of(const struct packet *p, u32 ifindex, volatile __u64 *place)
-{
-	*place = (u64)p->l2;
-	return guest_print(*place, p->end - p->l2, p->to_guest, ifindex);
-}
-
 static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 now, u8 type, u8 point,
 				     u32 ifindex, struct clock *worker, u16 depth, u16 queue)
 {
@@ -118,9 +112,6 @@ static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 no
 	r->role = p->role;
 	r->depth = depth;
 	r->queue = queue;
-	r->guest_print = 0;
-	if (point != POINT_TAP_DEQUEUE && hinted(ifindex, HINT_GUEST))
-		r->guest_print = print_of(p, ifindex, &r->guest_print);
 	r->preempted_by = worker ? worker->preempted_by : 0;
 	r->worker_state = clock_read_or_zeros(worker, now, r->worker);
 }

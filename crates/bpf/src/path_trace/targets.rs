@@ -31,6 +31,8 @@ pub(super) struct Targets {
     followed: Box<types::followed>,
     /// By process id.
     now: BTreeMap<u32, Vm>,
+    /// Of the guests that report events themselves, by process id.
+    secrets: BTreeMap<u32, Secret>,
 }
 
 impl Targets {
@@ -54,6 +56,7 @@ impl Targets {
             place: map(object, &section(".bss.followed"))?,
             followed: Box::default(),
             now: BTreeMap::new(),
+            secrets: BTreeMap::new(),
         };
         targets.clocks(object, &section(".bss"), vms)?;
         for vm in vms {
@@ -125,7 +128,19 @@ impl Targets {
                 self.hint(u16::from_be_bytes([mac[4], mac[5]]).into(), hint::HINT_MAC);
             }
         }
+        self.give_secret(vm)?;
         self.announce()
+    }
+
+    /// Gives the taps of a VM whose guest reports events itself the secret of that guest.
+    fn give_secret(&mut self, vm: &Vm) -> Result<(), Error> {
+        let Some(secret) = self.secrets.get(&vm.pid) else { return Ok(()) };
+        let words = types::guest_secret { words: secret.0 };
+        for nic in vm.nics.iter().filter(|nic| nic.ifindex != 0) {
+            put(&self.guests, "guests", &nic.ifindex.to_ne_bytes(), bytes_of(&words))?;
+            self.hint(nic.ifindex, hint::HINT_GUEST);
+        }
+        Ok(())
     }
 
     /// Follows a VM no longer.
@@ -134,6 +149,7 @@ impl Targets {
     /// [`Error::Kernel`] if a map cannot be written.
     pub(super) fn remove(&mut self, pid: u32) -> Result<(), Error> {
         let Some(vm) = self.now.remove(&pid) else { return Ok(()) };
+        self.secrets.remove(&pid);
         let _ = self.vms.delete(&pid.to_ne_bytes());
         vm.nics.iter().for_each(|nic| self.forget(nic));
         for id in vm.vcpus.iter().filter_map(|vcpu| vcpu.kvm_id) {
@@ -147,18 +163,15 @@ impl Targets {
     /// # Errors
     /// [`Error::Kernel`] if a map cannot be written.
     pub(super) fn set_guest(&mut self, pid: u32, secret: Option<&Secret>) -> Result<(), Error> {
-        let Some(vm) = self.now.get(&pid) else { return Ok(()) };
-        let taps: Vec<u32> = vm.nics.iter().map(|nic| nic.ifindex).filter(|ifindex| *ifindex != 0).collect();
-        for ifindex in taps {
-            match secret {
-                Some(secret) => {
-                    let words = types::guest_secret { words: secret.0 };
-                    put(&self.guests, "guests", &ifindex.to_ne_bytes(), bytes_of(&words))?;
-                    self.hint(ifindex, hint::HINT_GUEST);
-                }
-                None => drop(self.guests.delete(&ifindex.to_ne_bytes())),
+        let Some(vm) = self.now.get(&pid).cloned() else { return Ok(()) };
+        match secret {
+            Some(secret) => drop(self.secrets.insert(pid, *secret)),
+            None => {
+                self.secrets.remove(&pid);
+                vm.nics.iter().for_each(|nic| drop(self.guests.delete(&nic.ifindex.to_ne_bytes())));
             }
         }
+        self.give_secret(&vm)?;
         self.announce()
     }
 

@@ -78,10 +78,18 @@ pub(super) fn change(c: &Change) -> Checked {
     }
 }
 
+/// Whether a VM can be part of a recording: a process may have any name.
+///
+/// # Errors
+/// What is too long or too many.
+pub fn vm_fits(v: &Vm) -> Checked {
+    change(&Change { ts: 0, what: Changed::Vm(Box::new(v.clone())) })
+}
+
 /// Checks the number of a guest's stream.
 pub(super) fn stream(id: StreamId) -> Checked {
     ensure(!id.is_host(), "the host's events are no guest's")?;
-    ensure(usize::from(id.0) < StreamId::MOST, "more than 256 guests' streams")
+    ensure(usize::from(id.0) < StreamId::MOST, "more than 64 guests' streams")
 }
 
 /// Checks the CPU of a guest's event: a table has a place for each.

@@ -203,7 +203,7 @@ fn changes_and_guests_events_are_read_with_the_hosts() {
     }
     let [come, clock, end] = changes().map(Item::Change);
     let event = Item::Event;
-    let first = [event(of_guest(900, 1)), event(of_guest(700, 2)), event(packet(1)), event(packet(2))];
+    let first = [event(packet(1)), event(of_guest(700, 2)), event(of_guest(900, 1)), event(packet(2))];
     let last = [come, clock, end, event(of_guest(800, 2)), event(packet(3))];
     assert_eq!(items, first.into_iter().chain(last).collect::<Vec<_>>());
     // The end of an unfinished trace is a time of the host.
@@ -229,9 +229,13 @@ fn what_a_reader_would_refuse_is_not_written() {
     let with = |kind, payload: Vec<u8>| fuzz(&forged(&[header(&meta()), (kind, payload), end.clone()]));
     let events = [vec![1], postcard::to_stdvec(&packet(1)).unwrap()].concat();
     assert_eq!(with(OF_STREAM, [vec![2], events.clone()].concat()).unwrap(), 1);
-    for malformed in
-        [[vec![0], events.clone()].concat(), [vec![0x81, 2], events].concat(), vec![], vec![2], vec![2, 9]]
-    {
+    for malformed in [
+        [vec![0], events.clone()].concat(),
+        [vec![StreamId::MOST as u8], events].concat(),
+        vec![],
+        vec![2],
+        vec![2, 9],
+    ] {
         assert!(with(OF_STREAM, malformed).is_err());
     }
     assert!(with(CHANGE, vec![1, 2, 3]).is_err());

@@ -8,7 +8,6 @@ use crate::event::Event;
 use crate::report::{Counters, Meta};
 use crate::stream::{Change, StreamId};
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::io::Write;
 
 /// The size of encoded events at which a frame is written, bytes.
@@ -18,15 +17,9 @@ const FLUSH: usize = 1 << 20;
 pub struct Writer<W: Write> {
     out: W,
     at: u64,
-    /// The next frame of the host's events, and those of guests' streams.
-    host: Batch,
-    guests: BTreeMap<StreamId, Batch>,
-}
-
-/// Encoded events of one stream, and their number.
-#[derive(Default)]
-struct Batch {
-    bytes: Vec<u8>,
+    /// The encoded events of the next frame, which are all of one stream, and their number.
+    stream: StreamId,
+    buf: Vec<u8>,
     count: u32,
 }
 
@@ -36,8 +29,8 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// [`Error::Io`]; [`Error::Malformed`] or [`Error::TooLarge`] if a reader would refuse `meta`.
     pub fn new(out: W, meta: &Meta) -> Result<Self, Error> {
-        let host = Batch { bytes: Vec::with_capacity(FLUSH + 4096), count: 0 };
-        let mut w = Writer { out, at: 0, host, guests: BTreeMap::new() };
+        let buf = Vec::with_capacity(FLUSH + 4096);
+        let mut w = Writer { out, at: 0, stream: StreamId::HOST, buf, count: 0 };
         check::meta(meta).map_err(|what| Error::Malformed { at: 0, what })?;
         w.put(MAGIC)?;
         w.put(&preamble(VERSION, VERSION))?;
@@ -57,20 +50,23 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// [`Error::Io`]; [`Error::Malformed`] if a reader would refuse the stream or the CPU of a guest's event.
     pub fn push(&mut self, event: Event) -> Result<(), Error> {
-        let at = self.at;
-        let malformed = |what| Error::Malformed { at, what };
-        let batch = if event.stream.is_host() {
-            &mut self.host
-        } else {
-            check::stream(event.stream).map_err(malformed)?;
-            check::guest_cpu(event.cpu).map_err(malformed)?;
-            self.guests.entry(event.stream).or_default()
-        };
-        let bytes = std::mem::take(&mut batch.bytes);
-        batch.bytes =
-            postcard::to_extend(&event, bytes).map_err(|_| malformed("an event cannot be encoded"))?;
-        batch.count += 1;
-        if batch.count == MAX_EVENTS || batch.bytes.len() >= FLUSH { self.flush() } else { Ok(()) }
+        let malformed = |at, what| Error::Malformed { at, what };
+        if event.stream != self.stream {
+            // Events are read in the order in which they came: what is late then depends on that.
+            self.flush()?;
+            if !event.stream.is_host() {
+                check::stream(event.stream).map_err(|what| malformed(self.at, what))?;
+            }
+            self.stream = event.stream;
+        }
+        if !event.stream.is_host() {
+            check::guest_cpu(event.cpu).map_err(|what| malformed(self.at, what))?;
+        }
+        let buf = std::mem::take(&mut self.buf);
+        self.buf =
+            postcard::to_extend(&event, buf).map_err(|_| malformed(self.at, "an event cannot be encoded"))?;
+        self.count += 1;
+        if self.count == MAX_EVENTS || self.buf.len() >= FLUSH { self.flush() } else { Ok(()) }
     }
 
     /// Adds a change, after the events so far.
@@ -110,23 +106,17 @@ impl<W: Write> Writer<W> {
         Ok(self.out)
     }
 
-    /// Writes the events so far. Those of guests come first: whoever reads them waits for late events only as long as the
-    /// host's go on.
     fn flush(&mut self) -> Result<(), Error> {
-        for (stream, batch) in std::mem::take(&mut self.guests) {
-            let mut payload = self.encode(&stream)?;
-            payload.extend(self.encode(&batch.count)?);
-            payload.extend(batch.bytes);
-            self.frame(OF_STREAM, &payload, MAX_FRAME)?;
-        }
-        if self.host.count == 0 {
+        if self.count == 0 {
             return Ok(());
         }
-        let mut payload = self.encode(&self.host.count)?;
-        payload.extend_from_slice(&self.host.bytes);
-        self.host.bytes.clear();
-        self.host.count = 0;
-        self.frame(EVENTS, &payload, MAX_FRAME)
+        let of_host = self.stream.is_host();
+        let mut payload = if of_host { Vec::new() } else { self.encode(&self.stream)? };
+        payload.extend(self.encode(&self.count)?);
+        payload.extend_from_slice(&self.buf);
+        self.buf.clear();
+        self.count = 0;
+        self.frame(if of_host { EVENTS } else { OF_STREAM }, &payload, MAX_FRAME)
     }
 
     fn encode<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, Error> {

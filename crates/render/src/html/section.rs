@@ -5,7 +5,7 @@ use crate::text;
 use crate::units::{count, duration, percent};
 use maud::{Markup, html};
 use teiji_model::advice::Advice;
-use teiji_model::report::{Blame, DirectionReport, Dist, Report, StageReport, VmReport};
+use teiji_model::report::{Blame, DirectionReport, Dist, Inside, Report, StageReport, VmReport};
 
 /// One line about the origin of a report, and what the tracer lost.
 pub(super) fn provenance(label: &str, report: &Report) -> Markup {
@@ -40,6 +40,7 @@ pub(super) fn vm(label: &str, advice: &Advice, vm: &VmReport) -> Markup {
         (tiles(vm))
         @if !vm.left_out.is_empty() { (reasons(vm)) }
         @if let Some(total) = &vm.total { (stages(vm, total)) }
+        @if let Some(inside) = &vm.inside { (self::inside(inside)) }
         @for (title, direction) in directions {
             @if !direction.stages.is_empty() { (one_way(title, direction)) }
         }
@@ -62,6 +63,35 @@ fn stages(vm: &VmReport, total: &Dist) -> Markup {
         }
         h3 { "Stages" }
         (table(vm))
+    }
+}
+
+/// How requests spend their time in the guest, by what the guest reported.
+fn inside(inside: &Inside) -> Markup {
+    html! {
+        h3 { "In the guest" }
+        p.soft { (text::inside::title(inside, None)) }
+        @if !inside.parts.is_empty() {
+            table {
+                tr {
+                    th { "part" } th.n { "mean" } th.n { "p50" } th.n { "p99" } th.n { "max" }
+                    th.n { "of guest time" } th.n { "of its fluctuation" } th { "from → to" }
+                }
+                @for part in &inside.parts {
+                    tr {
+                        td { (part.part.name()) }
+                        td.n { (duration(part.dist.mean)) }
+                        @for ns in [part.dist.p50, part.dist.p99, part.dist.max] {
+                            td.n { (duration(ns as f64)) }
+                        }
+                        td.n { (percent(part.time_share)) }
+                        td.n { (percent(part.fluctuation_share)) }
+                        td { (part.part.meaning()) }
+                    }
+                }
+            }
+        }
+        @for remark in text::inside::remarks(inside) { p.soft { (remark.trim()) } }
     }
 }
 

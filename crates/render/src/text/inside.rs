@@ -13,7 +13,7 @@ pub(super) fn lines(vm: &VmReport, guest: Option<&GuestStream>, style: &Style) -
     let mut lines = vec![String::new(), title(inside, guest)];
     if !inside.parts.is_empty() {
         let mut table = Table::default();
-        table.row(head("inside the guest", "of that fluctuation"));
+        table.row(head("part", "of guest time", "of its fluctuation"));
         for part in &inside.parts {
             let d = &part.dist;
             let mut row = vec![Cell::from(part.part.name()), Cell::right(duration(d.mean))];
@@ -27,29 +27,31 @@ pub(super) fn lines(vm: &VmReport, guest: Option<&GuestStream>, style: &Style) -
     lines
 }
 
-fn title(inside: &Inside, guest: Option<&GuestStream>) -> String {
-    let mut text = format!("reported by the guest: {} divided", count(inside.divided, "request"));
+/// What the guest reported, and how far it can be believed.
+pub(crate) fn title(inside: &Inside, guest: Option<&GuestStream>) -> String {
+    let mut text = format!("in the guest: {} divided", count(inside.divided, "request"));
     if inside.undivided > 0 {
-        text += &format!(", {} without a report", inside.undivided);
+        text += &format!(", {} with a point missing", inside.undivided);
     }
     if inside.violations > 0 {
-        text += &format!(", {} contradict the clock", inside.violations);
+        text += &format!(", {} with times in the wrong order", inside.violations);
     }
     if let Some(guest) = guest {
-        text += &format!("; its clock ± {}", duration(guest.clock_error as f64));
-        if guest.lost + guest.refused > 0 {
-            text += &format!("; {} lost", count(guest.lost + guest.refused, "event"));
+        text += &format!("; clock error at most {}", duration(guest.clock_error as f64));
+        if guest.lost > 0 {
+            text += &format!("; {} lost", count(guest.lost, "event"));
         }
     }
     text
 }
 
-fn remarks(inside: &Inside) -> Vec<String> {
+/// What is remarkable about threads and queues.
+pub(crate) fn remarks(inside: &Inside) -> Vec<String> {
     let of = |n: u64| percent(n as f64 / inside.divided.max(1) as f64);
     let mut remarks = Vec::new();
     if let Some(wake_up) = &inside.wake_up {
         remarks.push(format!(
-            "  the reader was asleep for {}; from its wake-up to a vCPU: p50 {}  p99 {}  max {}",
+            "  {} found the reader asleep; from its wake-up to running: p50 {}  p99 {}  max {}",
             of(inside.asleep),
             duration(wake_up.p50 as f64),
             duration(wake_up.p99 as f64),
@@ -58,19 +60,19 @@ fn remarks(inside: &Inside) -> Vec<String> {
     }
     if inside.moved > 0 {
         remarks.push(format!(
-            "  {} were read on another vCPU than the one that received them",
+            "  {} of requests were read on another vCPU than the one that received them",
             of(inside.moved)
         ));
     }
     if inside.new_threads > 0 {
         remarks.push(format!(
-            "  {} were answered by a thread that was created for them",
+            "  {} of requests were answered by a thread created for that request",
             of(inside.new_threads)
         ));
     }
     if let Some(backlog) = inside.backlog.filter(|backlog| backlog.max > 0) {
         remarks.push(format!(
-            "  waiting in the socket before each: p50 {}  p99 {}  max {}  mean {:.1}",
+            "  packets ahead in the socket's queue: p50 {}  p99 {}  max {}  mean {:.1}",
             backlog.p50, backlog.p99, backlog.max, backlog.mean
         ));
     }

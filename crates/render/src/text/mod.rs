@@ -3,7 +3,7 @@
 pub mod agent;
 pub mod doctor;
 pub mod guarantees;
-mod inside;
+pub(crate) mod inside;
 pub mod links;
 pub mod plan;
 pub mod policy;
@@ -34,7 +34,7 @@ pub fn report(report: &Report, advice: &[Advice], style: &Style) -> String {
     for (i, vm) in report.vms.iter().enumerate() {
         lines.push(String::new());
         // A guest that connected again has several streams: its last one counts.
-        let guest = report.guests.iter().rfind(|guest| guest.vm == vm.pid);
+        let guest = report.guests.iter().rfind(|guest| guest.pid == vm.pid);
         lines.extend(section(vm, guest, advice.get(i).unwrap_or(&none), style));
     }
     let mut out = String::new();

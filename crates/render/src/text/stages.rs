@@ -15,7 +15,7 @@ const FAINT: f64 = 0.005;
 /// Every stage with its parts: durations, share of the time and of the fluctuation.
 pub(super) fn table(vm: &VmReport, style: &Style) -> Vec<String> {
     let mut table = Table::default();
-    table.row(head("stage", "of fluctuation"));
+    table.row(head("stage", "of time", "of fluctuation"));
     for stage in &vm.stages {
         if stage.stage == Stage::Unattributed && stage.dist.max == 0 {
             continue;
@@ -42,12 +42,12 @@ pub(super) fn table(vm: &VmReport, style: &Style) -> Vec<String> {
 }
 
 /// The head of a table of durations and shares.
-pub(super) fn head(first: &str, last: &str) -> Vec<Cell> {
+pub(super) fn head(first: &str, time: &str, fluctuation: &str) -> Vec<Cell> {
     let cell = |(i, text): (usize, &str)| {
         let cell = if (1..=4).contains(&i) { Cell::right(text) } else { text.into() };
         cell.tone(Tone::Faint)
     };
-    [first, "mean", "p50", "p99", "max", "of time", last].into_iter().enumerate().map(cell).collect()
+    [first, "mean", "p50", "p99", "max", time, fluctuation].into_iter().enumerate().map(cell).collect()
 }
 
 fn stage_row(stage: &StageReport, blamed: bool, style: &Style) -> Vec<Cell> {

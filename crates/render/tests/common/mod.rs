@@ -119,7 +119,15 @@ pub fn request(key: u64, start: u64, queue_us: u64) -> Request {
         vcpu_state: Some(ThreadState::Asleep),
         preempted: 0,
         coalesced_kick: false,
-        inside: None,
+        inside: Some(InsideRequest {
+            parts: [60, 40, 600, 80, 40].map(|us| us * US),
+            reader: 311,
+            sender: 311,
+            woken: Some(20 * US),
+            moved: true,
+            new_thread: false,
+            backlog: 2,
+        }),
     }
 }
 
@@ -129,6 +137,34 @@ pub fn joined(key: u64, start: u64, queue_us: u64) -> Joined {
         request: request(key, start, queue_us),
         ended_by: Role::Final,
         preempted_by: vec![(Stage::TapQueue, 812)],
+    }
+}
+
+/// A guest whose packets wait for the reader.
+fn inside() -> Inside {
+    let part = |(part, (times, time_share, fluctuation_share))| InsidePart {
+        part,
+        dist: dist(985, times),
+        time_share,
+        fluctuation_share,
+    };
+    let times = [
+        ([30, 60, 90, 200, 400], 0.09, 0.04),
+        ([20, 40, 60, 90, 300], 0.06, 0.02),
+        ([100, 420, 700, 1_000, 1_900], 0.64, 0.9),
+        ([60, 80, 110, 190, 600], 0.13, 0.03),
+        ([30, 40, 60, 150, 200], 0.08, 0.01),
+    ];
+    Inside {
+        divided: 985,
+        undivided: 4,
+        violations: 1,
+        parts: GuestPart::ALL.into_iter().zip(times).map(part).collect(),
+        asleep: 970,
+        wake_up: Some(dist(970, [8, 40, 120, 900, 1_700])),
+        moved: 300,
+        new_threads: 12,
+        backlog: Some(DepthDist { count: 985, mean: 0.4, p50: 0, p99: 6, max: 9 }),
     }
 }
 
@@ -226,7 +262,7 @@ pub fn contended() -> Report {
         inbound: DirectionReport { packets: 1330, incomplete: 2, dropped: 0, stages: vec![] },
         outbound: DirectionReport { packets: 1320, incomplete: 0, dropped: 0, stages: vec![] },
         depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),
-        inside: None,
+        inside: Some(inside()),
         verdict: Verdict {
             headline: "vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation".into(),
             details: vec![detail("response time", "fluctuates: median 1.18 ms, 99th percentile 10.9 ms")],
@@ -267,7 +303,7 @@ pub fn contended() -> Report {
         late: 0,
         late_no_room: 0,
         not_followed: 0,
-        guests: vec![],
+        guests: vec![GuestStream { pid: 4240, events: 4_970, lost: 2, clock_error: 310 }],
         vms: vec![vm],
     }
 }
