@@ -11,8 +11,8 @@
 //! ```
 //!
 //! Which events of the host are released, and when, does not depend on those of guests, whatever times and whatever number
-//! of events a guest makes up. So an event of the host that comes late, but after no younger one of the host, is released
-//! even after younger ones of guests. Each guest has room for [`GUEST_CAP`] events of its own, and those for which there is
+//! of events a guest makes up: an event of the host is never late because of a guest. It is released even if newer events of
+//! guests were released before. Each guest has room for [`GUEST_CAP`] events of its own, and those for which there is
 //! none are refused.
 //!
 //! An event that is older than one already released is late: it is counted and refused, as conclusions made without it

@@ -42,7 +42,7 @@ impl Listener {
     /// If the kernel or the machine has no vsock, or the port is taken.
     pub fn vsock(port: u32) -> Result<Listener, Error> {
         let on = format!("vsock port {port}");
-        let hint = "the VM needs a vsock device (QEMU: -device vhost-vsock-pci), and the kernel its driver; else use --tcp";
+        let hint = "the VM needs a vsock device (QEMU: -device vhost-vsock-pci), and the kernel its driver";
         let failed = |e: Errno| Error { on: on.clone(), hint, source: e.into() };
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(AddressFamily::Vsock, SockType::Stream, flags, None).map_err(failed)?;

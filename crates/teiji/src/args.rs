@@ -93,8 +93,8 @@ pub struct Trace {
     /// Print the report so far each time this long has passed; with --json one document a line.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub every: Option<Duration>,
-    /// Ask the guests to report their part of the path, where `teiji-guest serve` runs in them: shows what the time in the guest
-    /// consists of.
+    /// Divide the stage `guest`: ask `teiji-guest serve` in each traced VM that has a vsock device. Other VMs are seen from the
+    /// host only. UDP services and ping.
     #[arg(long)]
     pub guest: bool,
     /// Have the agent trace, for an hour unless --for says otherwise; `teiji traces` shows it. The terminal may be closed.
