@@ -35,7 +35,7 @@ type Loaded = (Vec<Verified>, Vec<String>);
 
 /// Attaches the probes, without a VM to trace.
 fn path_trace() -> Result<Loaded, Error> {
-    let setup = Setup { watch: &Watch::default(), vms: &[], guests: false, buffer_bytes: 1 << 16 };
+    let setup = Setup { watch: &Watch::default(), vms: &[], guests: true, buffer_bytes: 1 << 16 };
     let tracer = Tracer::start(&setup)?;
     let absent = |h: &&hooks::Hook| h.found.is_none();
     let absent = tracer.hooks().iter().filter(absent).map(|h| h.target.clone()).collect();

@@ -14,7 +14,7 @@ fn probes_load_on_this_kernel() {
         println!("{:8} {:32} {:?}", h.kind, h.target, h.found);
     }
     let watch = Watch::default();
-    let mut tracer = Tracer::start(&Setup { watch: &watch, vms: &[], guests: false, buffer_bytes: 1 << 20 })
+    let mut tracer = Tracer::start(&Setup { watch: &watch, vms: &[], guests: true, buffer_bytes: 1 << 20 })
         .unwrap_or_else(|e| panic!("{e}"));
     tracer.drain(&mut |_| {}).expect("drain");
     assert_eq!(tracer.counts().expect("counts").lost.iter().sum::<u64>(), 0);
@@ -32,7 +32,7 @@ fn the_trial_has_the_kernel_look_at_what_a_trace_loads() {
     let tried = path_trace::try_load().unwrap_or_else(|e| panic!("{e}"));
     let watch = Watch::default();
     let tracer =
-        Tracer::start(&Setup { watch: &watch, vms: &[], guests: false, buffer_bytes: 1 << 16 }).unwrap();
+        Tracer::start(&Setup { watch: &watch, vms: &[], guests: true, buffer_bytes: 1 << 16 }).unwrap();
     for traced in tracer.verified().unwrap() {
         let trial = tried.iter().find(|t| t.program == traced.program);
         let verified = trial.map_or(0, |t| t.instructions);
