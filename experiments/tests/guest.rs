@@ -187,11 +187,12 @@ fn a_guest_that_talks_nonsense_harms_nobody() {
         ("closes", "true", "closed the connection"),
         ("random", "cat /dev/urandom", "it is not asked again"),
     ] {
-        let listening =
-            "until grep -q ':' <(ss -H -l --vsock sport = 7413); do sleep 0.2; done; echo listens";
-        let socat = format!("socat VSOCK-LISTEN:7413,fork SYSTEM:\"{garbage}\" & {listening}; wait");
-        let liar = vm1().spawn(&format!("exec bash -c '{}'", socat.replace('\'', "'\\''"))).unwrap();
-        liar.wait_for("listens", START).unwrap();
+        let script = format!("echo \"{garbage}\" >/run/garbage");
+        vm1().run(&script).unwrap().ok().unwrap();
+        // The port of the former one is free again after a moment.
+        let socat = "for i in 1 2 3 4 5 6 7 8 9; do socat -d -d VSOCK-LISTEN:7413,fork SYSTEM:'sh /run/garbage' 2>&1; sleep 1; done";
+        let liar = vm1().spawn(socat).unwrap();
+        liar.wait_for("listening on", START).unwrap();
         let trace = Trace::start(&LAB, stem, TRACE, true).unwrap();
         trace.wait_for("does not report", START).unwrap();
         let called = echo(100);
