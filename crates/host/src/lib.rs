@@ -10,6 +10,7 @@
 //! | [`requirement`] | what teiji needs of a host, and whether it is present |
 //! | `cgroup` | the cgroup v2 hierarchy: where it is mounted, which processes are in which group |
 //! | `cmdline` | a VMM's command line: name, memory, MAC addresses |
+//! | [`guest`] | how a VM's guest can be talked to, and how its TSC follows from the host's |
 //! | `hfsc` | channels with deadlines as qdiscs, classes and filters of the kernel's own |
 //! | `identity` | the user of a VM's process, and where its name comes from |
 //! | [`kernel`] | information of the kernel about itself and single threads |
@@ -24,6 +25,7 @@
 //! | `sys` | system calls; the only module with `unsafe` |
 //! | `task` | threads that are not mistaken for later ones of the same id |
 //! | `thread` | vCPU threads and vhost workers |
+//! | [`tsc`] | the TSC and `CLOCK_MONOTONIC` at one instant |
 //! | `vm` | which processes are VMs |
 //! | [`watch`] | tells when something has changed that a plan depends on |
 #![deny(unsafe_code)]

@@ -1,5 +1,6 @@
 //! The time stamp counter of this host together with its `CLOCK_MONOTONIC`, for clocks of guests that follow from the TSC.
 
+use crate::sys::tsc;
 use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
@@ -32,19 +33,6 @@ fn monotonic() -> u64 {
     // Linux always has this clock.
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// The time stamp counter, in the order of the program.
-#[allow(unsafe_code)]
-fn tsc() -> u64 {
-    // SAFETY: every x86-64 CPU has these instructions, and this process does not forbid itself to read the TSC (prctl).
-    // They touch no memory.
-    unsafe {
-        std::arch::x86_64::_mm_lfence();
-        let now = std::arch::x86_64::_rdtsc();
-        std::arch::x86_64::_mm_lfence();
-        now
-    }
 }
 
 #[cfg(test)]

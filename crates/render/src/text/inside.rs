@@ -10,7 +10,8 @@ use teiji_model::report::{GuestStream, Inside, VmReport};
 /// The table of parts, and what is remarkable about threads and queues. `guest` is the guest's stream.
 pub(super) fn lines(vm: &VmReport, guest: Option<&GuestStream>, style: &Style) -> Vec<String> {
     let Some(inside) = &vm.inside else { return Vec::new() };
-    let mut lines = vec![String::new(), title(inside, guest)];
+    let mut lines = vec![String::new()];
+    lines.extend(wrap(&title(inside, guest), WIDTH));
     if !inside.parts.is_empty() {
         let mut table = Table::default();
         table.row(head("part", "of guest time", "of its fluctuation"));
