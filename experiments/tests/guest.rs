@@ -139,12 +139,12 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     hogs.kill().unwrap();
     vm1().run(&format!("{server}; taskset -cp 0,1 $pid; renice -n 0 $pid")).unwrap().ok().unwrap();
     let ((_, before), (_, after)) = (inside(&quiet.report), inside(&busy.report));
-    let of = |inside: &Inside| share(inside, GuestPart::SocketWait);
     let means = |inside: &Inside| inside.parts.iter().map(|p| p.dist.mean as u64).collect::<Vec<_>>();
     eprintln!("{:?} ns, beside busy loops {:?}", means(before), means(after));
-    assert!(of(after) > 0.5 && of(after) > 1.5 * of(before), "{before:?} {after:?}");
-    let wake_up = |inside: &Inside| inside.wake_up.map_or(0, |d| d.p50);
-    assert!(wake_up(after) > 2 * wake_up(before), "{} to {} ns", wake_up(before), wake_up(after));
+    // The server gets a CPU for a hundredth of the time: nearly all requests wait behind others.
+    assert!(share(after, GuestPart::SocketWait) > 0.5, "{after:?}");
+    let waits = |inside: &Inside| means(inside)[GuestPart::SocketWait as usize];
+    assert!(waits(after) > 10 * waits(before), "{} to {} ns", waits(before), waits(after));
 }
 
 fn pings_are_answered_by_the_guests_kernel() {

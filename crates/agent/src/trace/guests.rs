@@ -327,12 +327,15 @@ impl Guest {
                 }
             }
             ToHost::Events(events) => {
-                // Before its clock has been measured nothing can be said of its events.
-                let Some(stream) = self.stream else { return Ok(()) };
                 for e in events {
                     let (ts, cpu) = (e.ts, e.cpu.min(MAX_CPUS - 1));
-                    let event = event::Event { ts, stream, cpu, kind: EventKind::Guest(e.kind) };
-                    if !self.may_use() || !news(News::Event(event)) {
+                    // Before its clock has been measured nothing can be said of its events.
+                    let used = self.may_use()
+                        && self.stream.is_some_and(|stream| {
+                            let kind = EventKind::Guest(e.kind);
+                            news(News::Event(event::Event { ts, stream, cpu, kind }))
+                        });
+                    if !used {
                         self.unused.get_or_insert(event::Lost { since: ts, count: 0 }).count += 1;
                         self.unused_until = ts;
                     }
