@@ -21,6 +21,13 @@ const WITHIN_MS: f64 = 2000.0;
 const CPU: f64 = 0.01;
 const MEMORY_MB: f64 = 50.0;
 
+/// The command of a kept run: a debug build uses more of a CPU.
+const COMMAND: &str = if cfg!(debug_assertions) {
+    "make experiment NAME=agent KEEP=1"
+} else {
+    "cargo run --release -p teiji-experiments --bin agent -- --keep"
+};
+
 fn main() -> ExitCode {
     summary::exit("agent", run(&Args::parse()))
 }
@@ -89,9 +96,5 @@ fn run(args: &Args) -> Result<bool> {
         rest.agent.cpu * 100.0,
         rest.agent.peak_mb
     );
-    summary.conclude(
-        &folder,
-        &report,
-        args.form.keep.then_some("cargo run --release -p teiji-experiments --bin agent -- --keep"),
-    )
+    summary.conclude(&folder, &report, args.form.keep.then_some(COMMAND))
 }
