@@ -164,7 +164,8 @@ fn a_rollback_ends_the_policy() {
 /// one every 250 ms; links fall back after 2 s.
 fn whatever_happens_the_heartbeat_goes_on() {
     with_agent(|host, _| {
-        // Each script ends with 0 only if the fault has taken place. `umount -l`: the agent may be using a file there at that
+        // Each script ends with 0 only if the fault has taken place. A second agent on the state folder may end by itself or be
+        // ended by `timeout`; it has run if the code is below 125. `umount -l`: the agent may be using a file there at that
         // moment.
         let faults = [
             (
@@ -174,7 +175,7 @@ fn whatever_happens_the_heartbeat_goes_on() {
             ),
             (
                 "the front is stopped",
-                "front=$(cat /proc/$agent/task/*/children); kill -STOP $front; sleep 1; grep -q 'State:.T' /proc/$front/status; stopped=$?; \
+                "for n in $(seq 300); do front=$(cat /proc/$agent/task/*/children); [ -n \"$front\" ] && break; sleep 0.2; done; kill -STOP $front; sleep 1; grep -q 'State:.T' /proc/$front/status; stopped=$?; \
                  kill -CONT $front; [ $stopped = 0 ]",
             ),
             (
@@ -190,7 +191,7 @@ fn whatever_happens_the_heartbeat_goes_on() {
             ("a second agent on both folders", "$T agent $P; [ $? = 1 ]"),
             (
                 "a second agent on the state folder",
-                "timeout 3 $T agent --state $S --pins /tmp/bpf/other; code=$?; rm -rf /tmp/bpf/other; [ $code = 124 ]",
+                "timeout 3 $T agent --state $S --pins /tmp/bpf/other; code=$?; echo \"it ended with $code\"; rm -rf /tmp/bpf/other; [ $code -lt 125 ]",
             ),
             (
                 "the disk is full",
@@ -221,7 +222,7 @@ fn whatever_happens_the_heartbeat_goes_on() {
         for (n, (_, fault)) in faults.iter().enumerate() {
             script += &format!(
                 "gap /tmp/stop.{n} >/tmp/gap.{n} & meter=$!; sleep 0.3\n{{ {fault}; }} >/tmp/fault.{n} 2>&1; code=$?\n\
-                 touch /tmp/stop.{n}; wait $meter; echo fault {n} $code $(cat /tmp/gap.{n})\n"
+                 touch /tmp/stop.{n}; wait $meter; echo fault {n} $code $(cat /tmp/gap.{n}); [ $code = 0 ] || cat /tmp/fault.{n}\n"
             );
         }
         script += "for n in $(seq 100); do $T status --json $P >/tmp/status 2>&1 && break; sleep 0.2; done; echo status $?; cat /tmp/status; cat /tmp/agent\n";
