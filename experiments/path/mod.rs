@@ -9,7 +9,7 @@ pub mod many_vms;
 pub mod table;
 
 use crate::tracing::Traced;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use teiji_model::report::{Report, VmReport};
 
 /// How much of the experiment is run.
@@ -85,16 +85,17 @@ pub fn unseen(traced: &Traced) -> Result<u64> {
 pub fn cost_of_missed(traced: &Traced) -> Result<u64> {
     Ok(match unseen(traced)? {
         0 => 0,
-        unseen => unseen + many_vms::incomplete_by_loss(only(&traced.report)?),
+        unseen => unseen + traced.report.vms.iter().map(many_vms::incomplete_by_loss).sum::<u64>(),
     })
 }
 
 /// [`cost_of_missed`], for use as a tolerance.
 ///
 /// # Errors
-/// Like [`cost_of_missed`], or if it is more than a quarter of the requests seen: a comparison would mean little.
+/// Like [`cost_of_missed`], or if it is more than a quarter of the requests seen of any VM: a comparison would mean little.
 pub fn excused(traced: &Traced) -> Result<u64> {
-    let (excused, seen) = (cost_of_missed(traced)?, only(&traced.report)?.requests.seen);
+    let fewest = traced.report.vms.iter().map(|vm| vm.requests.seen).min();
+    let (excused, seen) = (cost_of_missed(traced)?, fewest.context("the report has no VM")?);
     ensure!(excused * 4 <= seen, "missed runs of probes and late events excuse {excused} of {seen} requests");
     Ok(excused)
 }

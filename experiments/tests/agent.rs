@@ -170,12 +170,12 @@ fn whatever_happens_the_heartbeat_goes_on() {
         let faults = [
             (
                 "the front is killed",
-                "front=$(cat /proc/$agent/task/*/children); kill -9 $front; for n in $(seq 300); do [ -e /proc/$front ] || break; sleep 0.2; done; \
+                "front=$(echo $(cat /proc/$agent/task/*/children)); kill -9 $front; for n in $(seq 300); do [ -e /proc/$front ] || break; sleep 0.2; done; \
                  [ -n \"$front\" ] && [ ! -e /proc/$front ]",
             ),
             (
                 "the front is stopped",
-                "for n in $(seq 300); do front=$(cat /proc/$agent/task/*/children); [ -n \"$front\" ] && break; sleep 0.2; done; kill -STOP $front; sleep 1; grep -q 'State:.T' /proc/$front/status; stopped=$?; \
+                "for n in $(seq 300); do front=$(echo $(cat /proc/$agent/task/*/children)); [ -n \"$front\" ] && break; sleep 0.2; done; kill -STOP $front; sleep 1; grep -q 'State:.T' /proc/$front/status; stopped=$?; \
                  kill -CONT $front; [ $stopped = 0 ]",
             ),
             (
