@@ -59,6 +59,20 @@ pub struct Net {
     pub prefix: u8,
 }
 
+impl Net {
+    /// Address and mask as 32-bit words in network order, as in a packet; IPv4 is the first word. A prefix that is longer
+    /// than the address counts as the whole address.
+    pub fn words(&self) -> ([u32; 4], [u32; 4]) {
+        let (address, width) = match self.addr {
+            IpAddr::V4(a) => (u128::from(a.to_bits()) << 96, 32),
+            IpAddr::V6(a) => (a.to_bits(), 128),
+        };
+        let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix.min(width))).unwrap_or(0);
+        let words = |n: u128| [96, 64, 32, 0].map(|shift| ((n >> shift) as u32).to_be());
+        (words(address & mask), words(mask))
+    }
+}
+
 /// A port of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
@@ -126,4 +140,24 @@ pub struct Watch {
     pub direction: Direction,
     /// The matching.
     pub matching: Matching,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_words_of_a_net_lie_in_network_order() {
+        let words = |addr: &str, prefix| Net { end: End::Any, addr: addr.parse().unwrap(), prefix }.words();
+        let (a, m) = words("10.1.2.3", 16);
+        assert_eq!(a[0].to_ne_bytes(), [10, 1, 0, 0]);
+        assert_eq!(m[0].to_ne_bytes(), [255, 255, 0, 0]);
+        assert_eq!((a[1], m[1]), (0, 0));
+        let (a, m) = words("2001:db8::1", 33);
+        assert_eq!(a[0].to_ne_bytes(), [0x20, 1, 0x0d, 0xb8]);
+        assert_eq!((m[0], m[1].to_ne_bytes()), (u32::MAX, [0x80, 0, 0, 0]));
+        assert_eq!(words("::", 0).1, [0; 4]);
+        assert_eq!(words("::1", 128).1, [u32::MAX; 4]);
+        assert_eq!(words("10.1.2.3", 200).1, [u32::MAX, 0, 0, 0]);
+    }
 }

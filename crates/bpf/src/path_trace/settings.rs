@@ -2,7 +2,6 @@
 use super::types::{self, direction, end, matching};
 use super::{Setup, bytes_of};
 use crate::Error;
-use std::net::IpAddr;
 use std::os::linux::fs::MetadataExt;
 use teiji_model::flow::{Direction, End, Flow, Matching, Proto};
 
@@ -66,7 +65,7 @@ fn settings(setup: &Setup<'_>) -> types::settings {
         ..Default::default()
     };
     for (slot, net) in s.net.iter_mut().zip(&flow.nets) {
-        (slot.addr, slot.mask) = prefix(net.addr, net.prefix);
+        (slot.addr, slot.mask) = net.words();
         slot.end = end_of(net.end);
         slot.version = if net.addr.is_ipv4() { 4 } else { 6 };
     }
@@ -86,46 +85,9 @@ fn end_of(e: End) -> u8 {
     .0 as u8
 }
 
-/// Address and mask in network order, as in a packet.
-fn prefix(addr: IpAddr, bits: u8) -> ([u32; 4], [u32; 4]) {
-    let (octets, width) = match addr {
-        IpAddr::V4(a) => {
-            let mut o = [0u8; 16];
-            o[..4].copy_from_slice(&a.octets());
-            (o, 32)
-        }
-        IpAddr::V6(a) => (a.octets(), 128),
-    };
-    let bits = usize::from(bits).min(width);
-    let (mut a, mut m) = ([0u32; 4], [0u32; 4]);
-    for i in 0..4 {
-        let word =
-            u32::from_be_bytes([octets[4 * i], octets[4 * i + 1], octets[4 * i + 2], octets[4 * i + 3]]);
-        let here = bits.saturating_sub(32 * i).min(32);
-        let mask = if here == 0 { 0 } else { u32::MAX << (32 - here) };
-        a[i] = (word & mask).to_be();
-        m[i] = mask.to_be();
-    }
-    (a, m)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::Ipv4Addr;
-
-    #[test]
-    fn prefixes_lie_in_network_order() {
-        let (a, m) = prefix(IpAddr::V4(Ipv4Addr::new(10, 1, 2, 3)), 16);
-        assert_eq!(a[0].to_ne_bytes(), [10, 1, 0, 0]);
-        assert_eq!(m[0].to_ne_bytes(), [255, 255, 0, 0]);
-        assert_eq!((a[1], m[1]), (0, 0));
-        let (a, m) = prefix("2001:db8::1".parse().unwrap(), 33);
-        assert_eq!(a[0].to_ne_bytes(), [0x20, 1, 0x0d, 0xb8]);
-        assert_eq!(m[0], u32::MAX);
-        assert_eq!(m[1].to_ne_bytes(), [0x80, 0, 0, 0]);
-        assert_eq!(prefix("::".parse().unwrap(), 0).1, [0; 4]);
-    }
 
     #[test]
     fn settings_are_the_objects_first_constant() {

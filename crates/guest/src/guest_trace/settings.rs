@@ -2,7 +2,6 @@
 use super::types::{self, direction, end};
 use crate::Error;
 use libbpf_rs::OpenObject;
-use std::net::IpAddr;
 use teiji_model::flow::{Direction, End, Flow, Proto, Watch};
 use teiji_model::guest::Secret;
 
@@ -59,7 +58,7 @@ fn settings(secret: &Secret, watch: &Watch) -> types::settings {
         ..Default::default()
     };
     for (slot, net) in s.net.iter_mut().zip(&flow.nets) {
-        (slot.addr, slot.mask) = prefix(net.addr, net.prefix);
+        (slot.addr, slot.mask) = net.words();
         slot.end = end_of(net.end);
         slot.version = if net.addr.is_ipv4() { 4 } else { 6 };
     }
@@ -79,33 +78,9 @@ fn end_of(e: End) -> u8 {
     .0 as u8
 }
 
-/// Address and mask in network order, as in a packet.
-fn prefix(addr: IpAddr, bits: u8) -> ([u32; 4], [u32; 4]) {
-    let (address, width) = match addr {
-        IpAddr::V4(a) => (u128::from(a.to_bits()) << 96, 32),
-        IpAddr::V6(a) => (a.to_bits(), 128),
-    };
-    let mask = u128::MAX.checked_shl(128 - u32::from(bits.min(width))).unwrap_or(0);
-    let words = |n: u128| [96, 64, 32, 0].map(|shift| ((n >> shift) as u32).to_be());
-    (words(address & mask), words(mask))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn prefixes_lie_in_network_order() {
-        let (a, m) = prefix("10.1.2.3".parse().unwrap(), 16);
-        assert_eq!(a[0].to_ne_bytes(), [10, 1, 0, 0]);
-        assert_eq!(m[0].to_ne_bytes(), [255, 255, 0, 0]);
-        assert_eq!((a[1], m[1]), (0, 0));
-        let (a, m) = prefix("2001:db8::1".parse().unwrap(), 33);
-        assert_eq!(a[0].to_ne_bytes(), [0x20, 1, 0x0d, 0xb8]);
-        assert_eq!((m[0], m[1].to_ne_bytes()), (u32::MAX, [0x80, 0, 0, 0]));
-        assert_eq!(prefix("::".parse().unwrap(), 0).1, [0; 4]);
-        assert_eq!(prefix("::1".parse().unwrap(), 128).1, [u32::MAX; 4]);
-    }
 
     #[test]
     fn constants_are_all_that_the_object_has_in_rodata() {
