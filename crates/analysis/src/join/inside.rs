@@ -147,7 +147,7 @@ impl InsideTable {
         guest.packets.get_mut(&print).is_some_and(|packet| packet.sent > kick.saturating_add(error))
     }
 
-    /// The guest of the VM with this process id. One that connects again has a new stream.
+    /// The guest of the VM with this process id. A trace gives a VM one stream; a damaged recording may name several.
     fn guest(&mut self, pid: u32) -> Option<&mut Guest> {
         let latest =
             self.guests.iter().filter(|(_, guest)| guest.pid == pid).map(|(stream, _)| *stream).max();
