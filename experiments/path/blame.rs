@@ -392,6 +392,8 @@ mod tests {
             inbound: DirectionReport::default(),
             outbound: DirectionReport::default(),
             depth: None,
+            over_time: Default::default(),
+            bursts: None,
             inside: None,
             verdict: Verdict { headline: String::new(), details: Vec::new(), fluctuation: true },
             findings: Vec::new(),

@@ -13,6 +13,7 @@
 //! | [`sort`] | puts the events of several streams and CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
 //! | `vm_stats`, `inside_stats`, `stats` | statistics in bounded memory |
+//! | `over_time` | requests, queues and bursts over the trace |
 //! | [`finding`] | what makes requests slow: one file for each cause, and their table |
 //! | [`verdict`] | ranks the causes and names the first; its documentation defines the rule |
 //! | [`absence`] | why there is no complete request |
@@ -38,6 +39,7 @@ mod inside_stats;
 mod join;
 mod learnt_count;
 mod lost;
+mod over_time;
 pub mod sip;
 pub mod sort;
 mod stats;

@@ -5,6 +5,7 @@ use crate::hash::Seeded;
 use crate::heaviest::Heaviest;
 use crate::inside_stats::InsideStats;
 use crate::join::Exclusion;
+use crate::over_time::OverTimeStats;
 use crate::stats::{Series, Shares};
 use crate::threads::{Thread, Threads};
 use crate::verdict;
@@ -67,6 +68,7 @@ pub(crate) struct VmStats {
     /// Durations by stage and state, for stages with a split.
     cell_series: Vec<Series>,
     slowest: Vec<Request>,
+    pub(crate) over_time: OverTimeStats,
     pub(crate) inside: InsideStats,
     /// How long others waited while a thread had their CPU, ns, by stage and thread; and by stage alone.
     waits: Heaviest<(Stage, Thread)>,
@@ -74,7 +76,8 @@ pub(crate) struct VmStats {
 }
 
 impl VmStats {
-    pub(crate) fn new(hasher: Seeded) -> Self {
+    /// For a trace that began at `started`.
+    pub(crate) fn new(hasher: Seeded, started: u64) -> Self {
         VmStats {
             requests: RequestCounts::default(),
             left_out: BTreeMap::new(),
@@ -90,6 +93,7 @@ impl VmStats {
             cells: Shares::new(),
             cell_series: (0..CELLS).map(|_| Series::default()).collect(),
             slowest: Vec::new(),
+            over_time: OverTimeStats::new(started),
             inside: InsideStats::new(),
             waits: Heaviest::new(hasher),
             waited: [0; Stage::COUNT],
@@ -123,6 +127,7 @@ impl VmStats {
             }
         }
         self.total.record(r.total);
+        self.over_time.request(r.start, r.total, ns);
         self.shares.record(&ns, r.total);
         self.cells.record(&cells, r.total);
         for (stage, number) in &joined.preempted_by {
@@ -216,6 +221,7 @@ impl VmStats {
             name,
         };
         let (verdict, findings) = verdict::rank(&input);
+        let (over_time, bursts) = self.over_time.report();
         VmReport {
             name: vm.name.clone(),
             pid: vm.pid,
@@ -230,6 +236,8 @@ impl VmStats {
             inbound: self.inbound.report(&INBOUND),
             outbound: self.outbound.report(&OUTBOUND),
             depth: self.depth.depth(),
+            over_time,
+            bursts,
             inside: self.inside.report(),
             verdict,
             findings,

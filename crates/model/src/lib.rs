@@ -18,6 +18,7 @@
 //! | [`cpus`] | sets of CPUs |
 //! | [`observation`] | the state of a host as a file, for planning on another machine |
 //! | [`observed`] | the state of a host, as far as a plan needs it |
+//! | [`over_time`] | what requests and queues did over the trace, in bounded size |
 //! | [`operator`] | how an operator does what teiji does not do |
 //! | [`plan`] | the plan, and what teiji holds |
 //! | [`qdisc`] | the root qdisc of a link: channels with deadlines, or another qdisc |
@@ -44,6 +45,7 @@ pub mod host;
 pub mod observation;
 pub mod observed;
 pub mod operator;
+pub mod over_time;
 pub mod plan;
 pub mod policy;
 pub mod qdisc;

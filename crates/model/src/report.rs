@@ -3,6 +3,7 @@ use crate::event::Role;
 pub use crate::finding::{Confidence, Evidence, Finding, Preemptor};
 use crate::flow::Watch;
 use crate::host::Vm;
+pub use crate::over_time::{Burst, Bursts, DepthBin, OverTime, RequestBin, Timeline};
 pub use crate::reason::{Blame, DropLocation, LeftOut, Outcome, Reason};
 use crate::stage::{Split, Stage, ThreadState};
 use serde::{Deserialize, Serialize};
@@ -144,6 +145,12 @@ pub struct VmReport {
     pub outbound: DirectionReport,
     /// How many packets waited behind each packet when it was dequeued from the tap.
     pub depth: Option<DepthDist>,
+    /// Requests and queue depth over the trace.
+    #[serde(default)]
+    pub over_time: OverTime,
+    /// How many packets came at once; `None` if no signal was seen.
+    #[serde(default)]
+    pub bursts: Option<Bursts>,
     /// What the guest reported of its requests; `None` if it reported nothing.
     #[serde(default)]
     pub inside: Option<Inside>,
@@ -236,10 +243,10 @@ pub struct Dist {
     pub max: u64,
 }
 
-/// A distribution of queue depths, packets.
+/// A distribution of numbers of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DepthDist {
-    /// The number of dequeues.
+    /// How many numbers.
     pub count: u64,
     /// Mean.
     pub mean: f64,

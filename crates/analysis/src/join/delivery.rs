@@ -12,6 +12,7 @@
 //! before it has signalled; if its clock shows that it slept while it held packets, the event of their signal was
 //! lost. A guest entry covers the interrupts of its vector that were accepted up to [`GuestEntry::upto`].
 
+use super::arrival::Arrival;
 use super::request::RequestTable;
 use super::{Common, Exclusion, Validity};
 use crate::expiring::{EntryId, ExpiringSlab};
@@ -234,8 +235,12 @@ impl Delivery {
             self.awaited.retain(|_, list| !list.is_empty());
         }
         let has_room = self.awaited.len() < MAX_THREADS || self.awaited.contains_key(&waits);
+        let (mut signalled, mut arrival) = (None, Arrival::default());
         for id in ids.drain(..covered) {
             let Some(packet) = packets.get_mut(id) else { continue };
+            let (_, taken, count) = signalled.get_or_insert((packet.vm, packet.dequeued, 0));
+            *taken = packet.dequeued.min(*taken);
+            *count += 1;
             let of_vm = c.pids[packet.vm as usize] == i.vm;
             let reason = if i.delivery == Became::Unknown || !of_vm {
                 Some(Reason::NoInterrupt)
@@ -256,6 +261,7 @@ impl Delivery {
             if in_guest {
                 packet.entered = now;
                 packet.entry_clock = i.clock;
+                arrival.add(packet);
                 if let Some(packet) = packets.remove(id) {
                     Self::done(packet, c, requests);
                 }
@@ -269,6 +275,13 @@ impl Delivery {
                 Self::give_up(packets, id, Reason::Evicted, c, requests);
             }
         }
+        arrival.count(now, c);
+        // If events were lost meanwhile, a signal may be among them.
+        if let Some((vm, taken, packets)) = signalled
+            && !c.lost.touches(taken, now)
+        {
+            c.vm_stats[vm as usize].over_time.signal(packets);
+        }
     }
 
     pub(super) fn guest_entry(
@@ -279,7 +292,7 @@ impl Delivery {
         requests: &mut RequestTable,
     ) {
         let Some(list) = self.awaited.get_mut(&pair(e.vm, e.vcpu)) else { return };
-        let packets = &mut self.packets;
+        let (packets, mut arrival) = (&mut self.packets, Arrival::default());
         list.retain(|a| {
             if a.vector != e.vector || a.accepted > e.upto {
                 return true;
@@ -289,10 +302,12 @@ impl Delivery {
                 packet.vcpu_index = e.index;
                 packet.entry_clock = e.clock;
                 packet.vcpu_preempted_by = e.preempted_by;
+                arrival.add(&packet);
                 Self::done(packet, c, requests);
             }
             false
         });
+        arrival.count(now, c);
     }
 
     fn give_up(

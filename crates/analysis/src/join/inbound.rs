@@ -286,6 +286,7 @@ impl Inbound {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm as usize;
         c.vm_stats[vm].depth.record(u64::from(p.depth));
+        c.vm_stats[vm].over_time.dequeue(now, u64::from(p.depth));
         self.delivery.check_slept(p, c, requests);
         let Some(r) = self.records.get_mut(&p.fingerprint) else {
             c.vm_stats[vm].inbound.incomplete += 1;

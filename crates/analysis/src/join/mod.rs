@@ -13,6 +13,7 @@
 //! | --- | --- |
 //! | [`inbound`] | fingerprint |
 //! | [`delivery`] | the worker that took the packet, then the vCPU that was interrupted |
+//! | [`arrival`] | nothing: it counts the packets that reach a guest at once |
 //! | [`outbound`] | fingerprint |
 //! | [`request`] | key, within a VM |
 //! | [`inside`] | print, within a VM: what its guest reports |
@@ -31,6 +32,7 @@
 //! happens at the device where the packet is expected next. Any other drop may be that of a copy, and counts only if
 //! nothing more is seen of the packet. The submodules `drops` of [`inbound`], [`outbound`] and [`request`] do that.
 
+mod arrival;
 mod delivery;
 mod group;
 mod inbound;
@@ -104,6 +106,8 @@ impl Tap {
 /// What does not change while joining, and what all parts share.
 #[derive(Clone)]
 pub(crate) struct Common {
+    /// When the trace began.
+    started: u64,
     ttl: u64,
     quiet: u64,
     taps: Vec<Tap>,
@@ -171,6 +175,7 @@ impl Joiner {
     pub(crate) fn new(meta: &Meta, options: &Options) -> Self {
         let hasher = Seeded::new(options.seed);
         let common = Common {
+            started: meta.started,
             ttl: options.packet_ttl,
             quiet: options.quiet,
             taps: Vec::new(),
@@ -202,7 +207,7 @@ impl Joiner {
     pub(crate) fn add_vm(&mut self, v: &Vm) {
         let vm = self.common.pids.len() as u32;
         self.common.pids.push(v.pid);
-        self.common.vm_stats.push(VmStats::new(self.hasher));
+        self.common.vm_stats.push(VmStats::new(self.hasher, self.common.started));
         self.common.set_taps(vm, v);
     }
 

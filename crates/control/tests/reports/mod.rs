@@ -84,6 +84,8 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
         inbound: DirectionReport::default(),
         outbound: DirectionReport::default(),
         depth: None,
+        over_time: OverTime::default(),
+        bursts: None,
         inside: None,
         verdict: Verdict { headline: "it is slow".into(), details: Vec::new(), fluctuation: true },
         findings: Vec::new(),

@@ -1,6 +1,7 @@
 //! Reports, plans and hosts as text, at most [`WIDTH`] columns wide.
 
 pub mod agent;
+pub(crate) mod bursts;
 pub mod doctor;
 pub mod guarantees;
 pub(crate) mod inside;
@@ -18,7 +19,9 @@ pub use waterfall::{cells, dominant};
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
-use teiji_model::report::{Dist, Groups, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport};
+use teiji_model::report::{
+    Dist, Finding, Groups, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport,
+};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
@@ -170,6 +173,7 @@ fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &
             count(depth.count, "packet")
         ));
     }
+    lines.extend(bursts::lines(vm.bursts.as_ref()));
     lines
 }
 
@@ -260,16 +264,20 @@ fn what_would_help(help: &[String], style: &Style) -> Vec<String> {
 
 /// The figures below a verdict's headline, each with its label; the threads that preempted others come last.
 pub fn details(vm: &VmReport) -> Vec<(String, String)> {
+    let mut all: Vec<_> =
+        vm.verdict.details.iter().map(|d| (printable(&d.label), printable(&d.text))).collect();
+    let preempted_by = vm.blamed().map(preemptors).unwrap_or_default();
+    if !preempted_by.is_empty() {
+        all.push(("preempted by".to_owned(), preempted_by));
+    }
+    all
+}
+
+/// The threads that preempted that of a finding, the first five.
+pub(crate) fn preemptors(finding: &Finding) -> String {
     let each = |p: &Preemptor| {
         let name = if p.name.is_empty() { "a thread" } else { &p.name };
         format!("{} (thread {}) {}", printable(name), p.tid, percent(p.share))
     };
-    let mut all: Vec<_> =
-        vm.verdict.details.iter().map(|d| (printable(&d.label), printable(&d.text))).collect();
-    let preempted_by: Vec<String> =
-        vm.blamed().iter().flat_map(|f| &f.preempted_by).take(5).map(each).collect();
-    if !preempted_by.is_empty() {
-        all.push(("preempted by".to_owned(), preempted_by.join(", ")));
-    }
-    all
+    finding.preempted_by.iter().take(5).map(each).collect::<Vec<_>>().join(", ")
 }

@@ -168,6 +168,42 @@ fn inside() -> Inside {
     }
 }
 
+/// Ten seconds in which the queue fills up every second.
+pub fn over_time() -> OverTime {
+    let mut all = OverTime::default();
+    for n in 0..990u64 {
+        let queue_us = if n % 100 < 8 { 12_100 - (n % 100) * 1_400 } else { 180 + n * 37 % 90 };
+        let (at, r) = (n * 10_000_000, request(n, 0, queue_us));
+        let mut stages = [0; Stage::COUNT];
+        stages.iter_mut().zip(&r.stages).for_each(|(ns, s)| *ns = s.ns);
+        all.requests.add(&RequestBin::of(at, r.total, stages));
+        all.depth.add(&DepthBin::of(at, queue_us / 400));
+    }
+    all
+}
+
+fn bursts() -> Bursts {
+    let numbers = |p99, max| DepthDist { count: 1201, mean: 1.1, p50: 1, p99, max };
+    let burst = |packets, actor, state| Burst {
+        at: 3_100_000_000 + packets * 1_000_000,
+        packets,
+        waited: 12_300_000,
+        actor: Some(actor),
+        state,
+        cause: 11_900_000,
+    };
+    Bursts {
+        signals: numbers(8, 16),
+        arrivals: numbers(8, 31),
+        sizes: [1100, 60, 20, 12, 6, 3, 0, 0],
+        largest: vec![
+            burst(31, Actor::Worker, Some(ThreadState::Ready)),
+            burst(19, Actor::Vcpu, Some(ThreadState::Asleep)),
+            burst(4, Actor::Worker, None),
+        ],
+    }
+}
+
 fn finding(cause: Cause, part: (Stage, ThreadState), shares: [f64; 3], remedy: Remedy) -> Finding {
     let [share, time_share, fluctuation_share] = shares;
     let (stage, state) = (part.0, Some(part.1));
@@ -262,6 +298,8 @@ pub fn contended() -> Report {
         inbound: DirectionReport { packets: 1330, incomplete: 2, dropped: 0, stages: vec![] },
         outbound: DirectionReport { packets: 1320, incomplete: 0, dropped: 0, stages: vec![] },
         depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),
+        over_time: over_time(),
+        bursts: Some(bursts()),
         inside: Some(inside()),
         verdict: Verdict {
             headline: "vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation".into(),
@@ -347,6 +385,7 @@ pub fn one_way() -> Report {
     vm.stages.clear();
     vm.slowest.clear();
     vm.groups = None;
+    vm.over_time.requests = Timeline::default();
     vm.inbound.stages = vec![
         (Stage::SwitchIn, dist(1330, [4, 9, 15, 40, 88])),
         (Stage::TapQueue, dist(1330, [4, 210, 3_900, 9_200, 12_100])),
