@@ -1,14 +1,10 @@
 //! Charts as SVG: shares, waterfalls.
 
+use super::frame::Frame;
 use crate::units::{duration, percent};
 use maud::{Markup, html};
 use teiji_model::report::Request;
 use teiji_model::stage::{Colour, Stage, TABLE};
-
-/// Width of every chart, in its own units.
-pub(super) const W: f64 = 1000.0;
-/// Where bars begin.
-pub(super) const LEFT: f64 = 120.0;
 
 /// The meaning of a stage, for tooltips.
 pub(super) fn meaning(stage: Stage) -> String {
@@ -21,9 +17,9 @@ pub(super) fn colours() -> String {
     let set = |colour: fn(&Colour) -> u32| -> String {
         TABLE.iter().enumerate().map(|(i, s)| format!(" --s{i}: #{:06x};", colour(&s.colour))).collect()
     };
+    let light = set(|c| c.light);
     format!(
-        ":root {{{} }}\n@media (prefers-color-scheme: dark) {{ :root {{{} }} }}\n",
-        set(|c| c.light),
+        ":root {{{light} }}\n@media (prefers-color-scheme: dark) {{ :root {{{} }} }}\n@media print {{ :root {{{light} }} }}\n",
         set(|c| c.dark)
     )
 }
@@ -55,8 +51,8 @@ pub(super) struct Row {
 impl Row {
     /// The left edge and the width of each part, and the right edge of the last one. A row of shares that add up to 1 is
     /// `room` wide.
-    fn places(&self, room: f64) -> (Vec<(f64, f64)>, f64) {
-        let mut x = LEFT;
+    fn places(&self, left: f64, room: f64) -> (Vec<(f64, f64)>, f64) {
+        let mut x = left;
         let mut place = |share: f64| {
             let width = share.max(0.0) * room;
             let begin = x;
@@ -69,15 +65,15 @@ impl Row {
 }
 
 /// Bars of stages, one below the other. `right` is the width reserved for notes.
-pub(super) fn stacked(rows: &[Row], right: f64) -> Markup {
+pub(super) fn stacked(Frame { w, left }: Frame, rows: &[Row], right: f64) -> Markup {
     const STEP: f64 = 30.0;
-    let room = W - LEFT - right;
+    let room = w - left - right;
     html! {
-        svg viewBox={ "0 0 " (W) " " (STEP * rows.len() as f64) } role="img" {
+        svg viewBox={ "0 0 " (w) " " (STEP * rows.len() as f64) } role="img" {
             @for (i, row) in rows.iter().enumerate() {
                 @let y = STEP * i as f64 + 3.0;
-                text x=(LEFT - 8.0) y=(y + 16.0) text-anchor="end" { (row.label) }
-                @let (places, end) = row.places(room);
+                text x=(left - 8.0) y=(y + 16.0) text-anchor="end" { (row.label) }
+                @let (places, end) = row.places(left, room);
                 @for ((stage, _, tip), (x, width)) in row.parts.iter().zip(places) {
                     rect x=(format!("{x:.2}")) y=(y) width=(format!("{width:.2}")) height="22"
                         fill={ "var(--s" (*stage as usize) ")" } { title { (tip) } }
@@ -103,7 +99,7 @@ pub(super) fn shares(label: &str, shares: &[(Stage, f64)]) -> Row {
 }
 
 /// The slowest requests, with bars as long as their response times.
-pub(super) fn waterfalls(requests: &[Request]) -> Markup {
+pub(super) fn waterfalls(frame: Frame, requests: &[Request]) -> Markup {
     let most = requests.iter().map(|r| r.total).max().unwrap_or(0).max(1) as f64;
     let row = |r: &Request| Row {
         label: duration(r.total as f64),
@@ -113,7 +109,8 @@ pub(super) fn waterfalls(requests: &[Request]) -> Markup {
             .filter(|s| s.ns > 0)
             .map(|s| (s.stage, s.ns as f64 / most, format!("{}: {}", s.stage.name(), duration(s.ns as f64))))
             .collect(),
-        note: crate::text::dominant(r).unwrap_or_default(),
+        // On a narrow screen there is no room for it.
+        note: if frame.is_narrow() { String::new() } else { crate::text::dominant(r).unwrap_or_default() },
     };
-    stacked(&requests.iter().map(row).collect::<Vec<_>>(), 290.0)
+    stacked(frame, &requests.iter().map(row).collect::<Vec<_>>(), if frame.is_narrow() { 4.0 } else { 290.0 })
 }

@@ -1,5 +1,6 @@
 //! Several reports side by side, VM by VM.
 
+use super::frame::both;
 use super::{chart, percentiles};
 use crate::terminal::printable;
 use crate::units::duration;
@@ -35,7 +36,7 @@ fn one(name: &str, vms: &[(&str, &VmReport)]) -> Markup {
         h2 { (name) ": compared" }
         @for (label, vm) in vms { p { b { (label) } ": " (vm.verdict.headline) } }
         h3 { "Response time by percentile, logarithmic" }
-        (percentiles::chart(&totals))
+        (both(|frame| percentiles::chart(frame, &totals)))
         (means(vms))
         (table(vms))
     }
@@ -65,7 +66,7 @@ fn means(vms: &[(&str, &VmReport)]) -> Markup {
     let stages = vms.first().into_iter().flat_map(|(_, vm)| vm.stages.iter().map(|s| s.stage));
     html! {
         h3 { (heading) }
-        (chart::stacked(&vms.iter().map(row).collect::<Vec<_>>(), 90.0))
+        (both(|frame| chart::stacked(frame, &vms.iter().map(row).collect::<Vec<_>>(), 76.0)))
         (chart::legend(stages))
     }
 }

@@ -1,12 +1,23 @@
-//! Reports as one self-contained web page: it loads nothing and runs no script. Several reports are shown side by side.
+//! Reports as one self-contained web page: it loads nothing. Several reports are shown side by side.
+//!
+//! Everything is there as text, tables and SVG. On a screen one script (`charts.js`, with uPlot) draws charts that can be
+//! pointed at and enlarged; the content security policy has its hash, and permits no other.
 //!
 //! Names come from guests and users. [`maud`] escapes every text that is put into a page, and `printed` shows control
 //! characters as escapes wherever they are: no text depends on a call that could be forgotten.
 
+mod axis;
+mod bursts;
 mod chart;
 mod compare;
+mod data;
+mod findings;
+mod frame;
 mod percentiles;
+mod script;
 mod section;
+mod spread;
+mod timeline;
 
 use crate::terminal::printable;
 use maud::{Markup, PreEscaped, html};
@@ -15,8 +26,6 @@ use teiji_model::report::Report;
 
 /// Lower case, as in all earlier pages; to a browser it is the same as `maud::DOCTYPE`.
 const DOCTYPE: PreEscaped<&str> = PreEscaped("<!doctype html>");
-/// The content security policy: the browser loads nothing, whatever the page contains.
-const SECURITY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// A report on a page.
 #[derive(Clone, Copy, Debug)]
@@ -40,22 +49,28 @@ pub fn page(title: &str, shown: &[Shown<'_>]) -> String {
         body.push(compare::all(&reports));
     }
     let none = Advice::default();
+    let vms = reports.iter().map(|(_, report)| report.vms.len()).sum();
     for Shown { label, report, advice } in shown {
+        let started = report.meta.started;
+        let length = report.counters.ended.saturating_sub(started);
+        let of = section::Of { label, vms, started, length };
         for (i, vm) in report.vms.iter().enumerate() {
-            body.push(section::vm(label, advice.get(i).unwrap_or(&none), vm));
+            body.push(section::vm(of, advice.get(i).unwrap_or(&none), vm));
         }
         if report.vms.is_empty() {
             body.push(html! { p { "No VM was traced." } });
         }
     }
-    let style = PreEscaped(chart::colours() + include_str!("style.css"));
+    let library = include_str!("../../vendor/uplot/uPlot.min.css");
+    let style = PreEscaped(chart::colours() + library + "\n" + include_str!("style.css"));
+    let script = script::script();
     let page = html! {
         (DOCTYPE) "\n"
         html lang="en" {
             head {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                meta http-equiv="Content-Security-Policy" content=(SECURITY);
+                meta http-equiv="Content-Security-Policy" content=(script::security(&script.0));
                 title { (title) } "\n"
                 style { "\n" (style) }
             }
@@ -63,10 +78,13 @@ pub fn page(title: &str, shown: &[Shown<'_>]) -> String {
             body {
                 "\n"
                 @for part in &body { (printed(part)) "\n" }
+                (data::stages()) "\n"
                 footer {
-                    "Made by teiji " (env!("CARGO_PKG_VERSION")) ". Stages are explained by hovering over them."
+                    "Made by teiji " (env!("CARGO_PKG_VERSION")) ". Stages are explained by hovering over them. "
+                    "Charts: uPlot 1.6.32, © 2022 Leon Sorokin, MIT licence."
                 }
                 "\n"
+                script { (script) } "\n"
             }
         }
         "\n"

@@ -1,11 +1,12 @@
 //! What was found for one VM of one report.
 
-use super::{chart, percentiles};
+use super::frame::both;
+use super::{bursts, chart, data, findings, percentiles, spread, timeline};
 use crate::text;
 use crate::units::{count, duration, percent};
 use maud::{Markup, html};
 use teiji_model::advice::Advice;
-use teiji_model::report::{Blame, DirectionReport, Dist, Inside, Report, StageReport, VmReport};
+use teiji_model::report::{DirectionReport, Dist, Inside, Report, StageReport, VmReport};
 
 /// One line about the origin of a report, and what the tracer lost.
 pub(super) fn provenance(label: &str, report: &Report) -> Markup {
@@ -23,10 +24,24 @@ pub(super) fn provenance(label: &str, report: &Report) -> Markup {
     }
 }
 
+/// The report that a VM is in.
+#[derive(Clone, Copy)]
+pub(super) struct Of<'a> {
+    /// Its label; may be empty.
+    pub label: &'a str,
+    /// The number of VMs on the page.
+    pub vms: usize,
+    /// When the trace began, ns, and how long it was.
+    pub started: u64,
+    pub length: u64,
+}
+
 /// Everything about a VM.
-pub(super) fn vm(label: &str, advice: &Advice, vm: &VmReport) -> Markup {
+pub(super) fn vm(of: Of<'_>, advice: &Advice, vm: &VmReport) -> Markup {
+    let label = of.label;
     let directions = [("Packets toward the guest", &vm.inbound), ("Packets from the guest", &vm.outbound)];
     html! {
+      section.vm {
         h2 { (vm.name) @if !label.is_empty() { ": " (label) } }
         p.soft { "pid " (vm.pid) }
         @if vm.total.is_some() {
@@ -38,12 +53,42 @@ pub(super) fn vm(label: &str, advice: &Advice, vm: &VmReport) -> Markup {
             }
         }
         (tiles(vm))
-        @if !vm.left_out.is_empty() { (reasons(vm)) }
+        @if !vm.over_time.requests.bins.is_empty() { (requests(of, vm)) }
         @if let Some(total) = &vm.total { (stages(vm, total)) }
+        @if !vm.over_time.depth.bins.is_empty() { (depth(of, vm)) }
+        @if let Some(bursts) = &vm.bursts { (bursts::bursts(bursts)) }
         @if let Some(inside) = &vm.inside { (self::inside(inside)) }
+        @if !vm.left_out.is_empty() { (reasons(vm)) }
         @for (title, direction) in directions {
             @if !direction.stages.is_empty() { (one_way(title, direction)) }
         }
+        (data::vm(vm, of.vms, of.started, of.length))
+      }
+    }
+}
+
+/// Response times over the trace.
+fn requests(of: Of<'_>, vm: &VmReport) -> Markup {
+    let line = &vm.over_time.requests;
+    html! {
+        h3 { "Response time over the trace: the slowest request of each bar, by stage" }
+        div.static { (timeline::requests(line, of.length)) }
+        div.screen {
+            label.soft { input type="checkbox"; " logarithmic: shortest, mean and longest" }
+            div.live-requests {}
+            p.soft.live-readout { "Point at the chart to read it; drag to enlarge, double-click to see all; click to see the request below." }
+        }
+        (chart::legend(vm.stages.iter().map(|s| s.stage)))
+        p.soft { "Bars of " (timeline::note(line)) "; the line is the mean of all requests." }
+    }
+}
+
+/// Packets that waited on the taps over the trace.
+fn depth(of: Of<'_>, vm: &VmReport) -> Markup {
+    html! {
+        h3 { "Packets that waited on the tap over the trace: the most in each bar" }
+        div.static { (timeline::depth(&vm.over_time.depth, of.length)) }
+        div.screen { div.live-depth {} }
     }
 }
 
@@ -53,14 +98,23 @@ fn stages(vm: &VmReport, total: &Dist) -> Markup {
     let fluctuation: Vec<_> = vm.stages.iter().map(|s| (s.stage, s.fluctuation_share)).collect();
     html! {
         h3 { "Where the time goes, and what makes it fluctuate" }
-        (chart::stacked(&[chart::shares("time", &time), chart::shares("fluctuation", &fluctuation)], 8.0))
+        @let rows = [chart::shares("time", &time), chart::shares("fluctuation", &fluctuation)];
+        (both(|frame| chart::stacked(frame, &rows, 8.0)))
         (chart::legend(vm.stages.iter().map(|s| s.stage)))
-        h3 { "Response time by percentile, logarithmic" }
-        (percentiles::chart(&[("response time", total)]))
+        @if !vm.findings.is_empty() { (findings::findings(vm)) }
         @if !vm.slowest.is_empty() {
             h3 { "Slowest requests" }
-            (chart::waterfalls(&vm.slowest))
+            (both(|frame| chart::waterfalls(frame, &vm.slowest)))
+            div.screen {
+                h3 { "One request, by stage: " span.live-title {} }
+                label.soft { "request: " select.live-choose {} }
+                div.bars.live-waterfall {}
+            }
         }
+        h3 { "Response time by percentile, logarithmic" }
+        (both(|frame| percentiles::chart(frame, &[("response time", total)])))
+        h3 { "Time of each stage, logarithmic: shortest, p50 to p99, longest" }
+        (both(|frame| spread::chart(frame, total, &vm.stages)))
         h3 { "Stages" }
         (table(vm))
     }
@@ -141,12 +195,6 @@ fn tiles(vm: &VmReport) -> Markup {
 
 /// Why requests are not complete.
 fn reasons(vm: &VmReport) -> Markup {
-    let blame = |blame| match blame {
-        Blame::Host => "the host",
-        Blame::Guest => "the guest",
-        Blame::Teiji => "teiji",
-        Blame::Nobody => "nobody",
-    };
     html! {
         h3 { "Requests that are in no figure" }
         div.scroll {
@@ -154,7 +202,7 @@ fn reasons(vm: &VmReport) -> Markup {
                 tr { th { "why" } th { "outcome" } th { "to blame" } th { "requests" } }
                 @for l in &vm.left_out {
                     tr {
-                        td { (l.explanation) } td { (l.outcome.name()) } td { (blame(l.blame)) } td { (l.count) }
+                        td { (l.explanation) } td { (l.outcome.name()) } td { (findings::blame(l.blame)) } td { (l.count) }
                     }
                 }
             }

@@ -43,7 +43,11 @@ const CRATES: [Crate; 12] = [
     },
     Crate { name: "teiji-analysis", on: &["teiji-model"], others: Some(&["hdrhistogram"]) },
     Crate { name: "teiji-control", on: &["teiji-model"], others: Some(&["strsim", "thiserror"]) },
-    Crate { name: "teiji-render", on: &["teiji-model"], others: Some(&["maud", "prost", "serde"]) },
+    Crate {
+        name: "teiji-render",
+        on: &["teiji-model"],
+        others: Some(&["maud", "prost", "serde", "serde_json", "sha2"]),
+    },
     Crate { name: "teiji-bpf", on: &["teiji-model"], others: None },
     Crate { name: "teiji-host", on: &["teiji-model"], others: None },
     // It is one program for guests, which have nothing of the host's side.
