@@ -21,7 +21,7 @@ use crate::load;
 use crate::numbers::{quantile, share};
 use crate::pcap::{self, Exchange, Pairing, Side};
 use crate::tracing::{Lab, Trace, requests};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -147,6 +147,12 @@ pub struct Agreement {
     pub excused: u64,
     /// Packets that the captures dropped.
     pub capture_dropped: u64,
+    /// Requests captured again.
+    #[serde(skip)]
+    pub repeated: usize,
+    /// Requests that teiji saw again.
+    #[serde(skip)]
+    pub retransmitted: u64,
     /// teiji's counts: seen, complete, incomplete, ambiguous, unanswered.
     pub counts: [u64; 5],
     /// The requests in both.
@@ -174,6 +180,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result
             Pairing::Udp => drop(load::echo(&lab.host, guest, case.rate, extent.requests)?),
             Pairing::Icmp => load::ping(&lab.host, guest, case.rate, extent.requests)?,
             Pairing::Sip => drop(load::call(&lab.host, guest, case.rate, extent.requests / 2)?),
+            Pairing::Dns => bail!("the caller of run_under() sends the load of {}", case.name),
         }
         Ok(())
     })
@@ -245,6 +252,8 @@ pub fn run_under(
         lost: lost(&traced.report),
         excused: cost_of_missed(&traced)?,
         capture_dropped: counts.dropped + drops_inside.dropped + drops_outside.dropped,
+        repeated: found.repeated,
+        retransmitted: r.retransmitted,
         counts: [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered],
         pairs,
         joined,

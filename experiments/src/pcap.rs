@@ -1,7 +1,8 @@
 //! Reads captures of `teiji-lab capture`, and pairs their requests with responses.
 //!
 //! teiji's pairing is checked against this one, so it shares no code with teiji: echoes are recognised by their whole
-//! payload, ICMP by identifier and sequence number, SIP by the text of Call-ID and CSeq.
+//! payload, ICMP by identifier and sequence number, SIP by the text of Call-ID and CSeq, DNS
+//! by its id and the text of its question.
 
 use anyhow::{Result, bail};
 use std::collections::HashMap;
@@ -42,6 +43,8 @@ pub enum Pairing {
     Icmp,
     /// SIP over UDP.
     Sip,
+    /// DNS over UDP.
+    Dns,
 }
 
 /// An answered request.
@@ -150,6 +153,7 @@ fn key(p: &Seen<'_>, by: Pairing) -> Option<(Vec<u8>, Option<bool>)> {
             Some((p.data.get(4..8)?.to_vec(), Some(kind == 8)))
         }
         Pairing::Sip if p.proto == 17 => sip(p.data.get(8..)?),
+        Pairing::Dns if p.proto == 17 => dns(p.data),
         _ => None,
     }
 }
@@ -171,6 +175,26 @@ fn sip(message: &[u8]) -> Option<(Vec<u8>, Option<bool>)> {
         return None;
     }
     Some((format!("{call} {cseq}").into_bytes(), Some(response.is_none())))
+}
+
+/// The message of a datagram: its client's port, id and question as text.
+fn dns(datagram: &[u8]) -> Option<(Vec<u8>, Option<bool>)> {
+    let (head, message) = datagram.split_at_checked(8)?;
+    let (header, mut rest) = message.split_at_checked(12)?;
+    let response = header[2] & 0x80 != 0;
+    let client = if response { &head[2..4] } else { &head[..2] };
+    let mut text = format!("{client:?} {:?}", &header[..2]);
+    loop {
+        let (length, after) = rest.split_first()?;
+        let (label, after) = after.split_at_checked(usize::from(*length))?;
+        rest = after;
+        if label.is_empty() {
+            break;
+        }
+        text += &format!(".{}", String::from_utf8_lossy(label).to_lowercase());
+    }
+    text += &format!(" {:?}", rest.get(..4)?);
+    Some((text.into_bytes(), Some(!response)))
 }
 
 #[cfg(test)]
@@ -236,6 +260,27 @@ mod tests {
         let tap = trace.map(|p| Seen { out: !p.out, ..p });
         assert_eq!(pair(&tap, GUEST, Pairing::Icmp, Side::Downlink), pairs);
         assert_eq!(pair(&tap, GUEST, Pairing::Icmp, Side::Uplink), Pairs::default());
+    }
+
+    #[test]
+    fn dns_is_paired_by_id_and_question() {
+        let say = |ports: [u8; 4], id: u8, qr: u8, name: &[u8]| {
+            let head = [&ports[..], &[0, 0, 0, 0, 9, id, qr, 0, 0, 1, 0, 0, 0, 0, 0, 0]].concat();
+            [&head, name, &[0, 0, 1, 0, 1]].concat()
+        };
+        let (to, from) = ([7, 7, 0, 53], [0, 53, 7, 7]);
+        let trace = [
+            seen(1, false, 17, &say(to, 1, 1, b"\x01A\x02bc")),
+            seen(2, false, 17, &say(to, 2, 1, b"\x01a")),
+            seen(3, false, 17, &say(to, 1, 1, b"\x01A\x02bc")),
+            seen(4, true, 17, &say(from, 1, 0x81, b"\x01a")),
+            seen(5, true, 17, &say([0, 53, 7, 8], 2, 0x81, b"\x01a")),
+            seen(6, true, 17, &say(from, 1, 0x81, b"\x01a\x02BC")),
+            seen(9, true, 17, b"cut off"),
+        ];
+        let pairs = pair(&trace, GUEST, Pairing::Dns, Side::Uplink);
+        assert_eq!(times(&pairs), [(1, 5)]);
+        assert_eq!((pairs.requests, pairs.repeated), (2, 1));
     }
 
     #[test]

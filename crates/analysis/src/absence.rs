@@ -25,7 +25,7 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
     } else if inbound > 0 {
         why.push(format!(
             "Packets passed, and none of them is a request for --match {}: choose another matching, or follow packets one way with --match none.",
-            name(watch.matching)
+            watch.matching
         ));
     } else if outbound > 0 {
         why.push("The guest only sends packets; teiji measures requests to it.".into());
@@ -43,7 +43,7 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
 
 /// What the operator can do about the reason for which most requests were left out.
 fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
-    let matching = name(report.meta.watch.matching);
+    let matching = report.meta.watch.matching;
     match reason {
         Reason::DroppedIn | Reason::DroppedOut => {
             "The host dropped the requests or their responses: see above where and why.".into()
@@ -122,12 +122,4 @@ fn taps(report: &Report, vm: &VmReport) -> Option<String> {
 
 fn packets(direction: &teiji_model::report::DirectionReport) -> u64 {
     direction.packets.saturating_add(direction.incomplete)
-}
-
-fn name(matching: Matching) -> &'static str {
-    match matching {
-        Matching::Echo => "echo",
-        Matching::Sip => "sip",
-        Matching::None => "none",
-    }
 }

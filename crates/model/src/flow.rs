@@ -15,9 +15,11 @@
 //! turns text into a [`Flow`]; [`Flow::matches`] defines what a flow selects.
 
 mod matches;
+mod matching;
 mod parse;
 
 pub use matches::Headers;
+pub use matching::{Matching, MatchingError};
 pub use parse::FlowError;
 pub use parse::{bits, masked};
 
@@ -115,19 +117,6 @@ pub enum Direction {
     Both,
 }
 
-/// How requests and responses are matched.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Matching {
-    /// ICMP echo by identifier and sequence number, UDP by equal payload (echo): hashed in the kernel, so no payload
-    /// leaves it.
-    #[default]
-    Echo,
-    /// SIP over UDP by Call-ID and CSeq: teiji reads the first bytes of each message, hashes them and discards them.
-    Sip,
-    /// No matching: packets are followed in one direction.
-    None,
-}
 
 /// What a trace is asked to watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -17,6 +17,9 @@
 //! streams that an older reader skips, a recording tells less, and nothing wrong: VMs that came later are not in it, and
 //! guests are seen from the host only.
 //!
+//! Version 4 added ways of matching, which a recording that uses one asks its reader to know
+//! ([`Matching::since`](crate::flow::Matching)); all others are still read by teijis of version 3.
+//!
 //! A later version of the format says by `reader` which version a reader has to know at least. A reader skips frames that
 //! it does not know if their type is [`OPTIONAL`] or higher; others are necessary to understand the recording. Versions 1
 //! and 2 have no `reader`.
@@ -42,8 +45,9 @@ pub use check::vm_fits;
 pub use read::{Reader, fuzz};
 pub use write::Writer;
 
+use crate::report::Meta;
 #[cfg(doc)]
-use crate::{event::Event, report::Counters, report::Meta, stream::Change, stream::StreamId};
+use crate::{event::Event, report::Counters, stream::Change, stream::StreamId};
 #[cfg(doc)]
 use std::io::{Read, Write};
 
@@ -51,7 +55,7 @@ use std::io::{Read, Write};
 pub const MAGIC: &[u8; 8] = b"TEIJIREC";
 
 /// The version that is written. Incremented when the format, or the shape of anything in it, changes.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// The oldest version that is read.
 pub const OLDEST: u16 = 1;
@@ -140,6 +144,12 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+}
+
+/// The version that a reader has to know at least to read a recording of this: what is written has changed since version 3
+/// only by what is not in others.
+fn reader_of(meta: &Meta) -> u16 {
+    meta.watch.matching.since().max(3)
 }
 
 /// Version, `reader` and their CRC-32, from version 3 on.

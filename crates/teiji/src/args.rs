@@ -1,8 +1,10 @@
 //! The command line.
 
 mod amount;
+mod matching;
 
 use amount::{parse_duration, parse_size};
+use matching::MatchingParser;
 use clap::{Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -84,9 +86,9 @@ pub struct Trace {
     /// Which direction to follow, seen from the guest; requests need both.
     #[arg(long, value_enum, default_value_t)]
     pub direction: DirectionArg,
-    /// How responses are matched with their requests.
-    #[arg(long = "match", value_enum, default_value_t)]
-    pub matching: MatchingArg,
+    /// How responses are matched with their requests [default: dns for --flow 'udp port 53', otherwise echo].
+    #[arg(long = "match", value_name = "HOW", value_parser = MatchingParser)]
+    pub matching: Option<Matching>,
     /// How long to trace, such as 500ms, 10s or 2m [default: until Ctrl-C].
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
@@ -343,28 +345,6 @@ impl From<DirectionArg> for Direction {
             DirectionArg::In => Direction::In,
             DirectionArg::Out => Direction::Out,
             DirectionArg::Both => Direction::Both,
-        }
-    }
-}
-
-/// [`Matching`] on the command line.
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-pub enum MatchingArg {
-    /// ICMP echo, and UDP services that send the payload back.
-    #[default]
-    Echo,
-    /// SIP over UDP by Call-ID and CSeq; copies up to 512 bytes of each message out of the kernel.
-    Sip,
-    /// Not at all: packets are followed in one direction.
-    None,
-}
-
-impl From<MatchingArg> for Matching {
-    fn from(arg: MatchingArg) -> Self {
-        match arg {
-            MatchingArg::Echo => Matching::Echo,
-            MatchingArg::Sip => Matching::Sip,
-            MatchingArg::None => Matching::None,
         }
     }
 }

@@ -85,16 +85,11 @@ impl TraceOrder {
             Direction::Out => "out",
             Direction::Both => "both",
         };
-        let matching = match self.matching {
-            Matching::Echo => "echo",
-            Matching::Sip => "sip",
-            Matching::None => "none",
-        };
         // As one word each, so that no value is taken for an option.
         let mut all: Vec<String> = self.vms.iter().map(|name| format!("--vm={name}")).collect();
         all.push(format!("--flow={}", self.flow));
         all.push(format!("--direction={direction}"));
-        all.push(format!("--match={matching}"));
+        all.push(format!("--match={}", self.matching));
         all.push(format!("--for={}s", seconds.as_secs()));
         Ok(all)
     }

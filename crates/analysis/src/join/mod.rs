@@ -189,12 +189,13 @@ impl Joiner {
             splits_dropped: 0,
             evicted: 0,
         };
-        let sip = meta.watch.matching == Matching::Sip;
-        let ttl = options.request_ttl.unwrap_or(if sip { 32_000_000_000 } else { 5_000_000_000 });
+        let matching = meta.watch.matching;
+        let usual = if matching == Matching::Sip { 32_000_000_000 } else { 5_000_000_000 };
+        let ttl = options.request_ttl.unwrap_or(usual);
         let mut joiner = Joiner {
             inbound: inbound::Inbound::new(hasher),
             outbound: outbound::Outbound::new(hasher),
-            requests: request::RequestTable::new(hasher, ttl, sip),
+            requests: request::RequestTable::new(hasher, ttl, matching.repeats()),
             common,
             hasher,
             now: 0,

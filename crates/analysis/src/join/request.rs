@@ -17,7 +17,7 @@
 //! a filter with `dst port` prevents that.
 //!
 //! In SIP a key identifies a transaction: a further copy of a request is a retransmission (RFC 3261, 17.1), and the
-//! response to any copy answers all. The first copy is followed, up to the first response; if it does not reach the
+//! response to any copy answers all. A query of DNS is repeated in the same way, with its id. The first copy is followed, up to the first response; if it does not reach the
 //! guest, the request is incomplete. An answered key is remembered for the time allowed, so that a later
 //! retransmission is not taken for a new request.
 
@@ -85,7 +85,8 @@ struct Recent {
 pub(super) struct RequestTable {
     hasher: Seeded,
     ttl: u64,
-    sip: bool,
+    /// [`Matching::repeats`](teiji_model::flow::Matching::repeats).
+    repeats: bool,
     index: Map<(u32, u64), EntryId>,
     open: ExpiringSlab<Open>,
     /// Indexed by hash; a later key overwrites an earlier one. Empty until there is a first one.
@@ -97,11 +98,11 @@ pub(super) struct RequestTable {
 }
 
 impl RequestTable {
-    pub(super) fn new(hasher: Seeded, ttl: u64, sip: bool) -> Self {
+    pub(super) fn new(hasher: Seeded, ttl: u64, repeats: bool) -> Self {
         RequestTable {
             hasher,
             ttl,
-            sip,
+            repeats,
             index: Map::with_hasher(hasher),
             open: ExpiringSlab::new(MAX_OPEN),
             recent: Vec::new(),
@@ -140,7 +141,7 @@ impl RequestTable {
             return None; // The response to a request that the guest itself sent.
         }
         let counts = &mut c.vm_stats[vm as usize].requests;
-        if self.sip && (recent.is_some() || self.index.contains_key(&(vm, m.key))) {
+        if self.repeats && (recent.is_some() || self.index.contains_key(&(vm, m.key))) {
             counts.retransmitted += 1;
             if let Some(open) = self.index.get(&(vm, m.key)).and_then(|id| self.open.get_mut(*id)) {
                 open.sent_again = true;
@@ -227,7 +228,7 @@ impl RequestTable {
             // A request that the guest itself sends, a repeated response, or one to a request that was not seen.
             let recent = self.recall(now, vm, m.key);
             let from_outside = m.role == Role::Final || recent.is_some_and(|r| r.from_outside);
-            if m.role == Role::Either || self.sip {
+            if m.role == Role::Either || self.repeats {
                 self.remember(now, vm, m.key, from_outside);
             }
             return None;
@@ -251,7 +252,7 @@ impl RequestTable {
         self.index.remove(&(vm, m.key));
         // It must not expire before its response has left.
         self.open.touch(id, now);
-        if m.role == Role::Either || self.sip {
+        if m.role == Role::Either || self.repeats {
             self.remember(now, vm, m.key, true);
         }
         if ambiguous {

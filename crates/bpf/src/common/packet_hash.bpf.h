@@ -135,6 +135,14 @@ static __always_inline u64 match_key(const struct endpoints *e, u32 what, u32 id
 	return hash_of(&s);
 }
 
+/* The key of all that two ends send each other. */
+static __always_inline u64 ends_key(const struct endpoints *e, secret_words secret)
+{
+	struct sums sums = {.secret = secret};
+
+	return match_key(e, (u32)e->proto << 16, 0, sums);
+}
+
 static __always_inline bool in_net(const volatile struct filter_net *n, const struct address *a)
 {
 	return (a->word[0] & n->mask[0]) == n->addr[0] && (a->word[1] & n->mask[1]) == n->addr[1] &&
@@ -310,6 +318,8 @@ static __always_inline bool identify(const struct ethernet *eth, const unsigned 
 		if (settings.matching == MATCH_ECHO) {
 			p->key = match_key(&e, (u32)PROTO_UDP << 16 | udp.len, 0, sums);
 			p->role = ROLE_EITHER;
+		} else if (settings.matching == MATCH_DNS) {
+			p->key = ends_key(&e, secret);
 		}
 	} else if (e.proto == PROTO_TCP) {
 		struct {

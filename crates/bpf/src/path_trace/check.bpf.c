@@ -14,6 +14,7 @@
 #include "maps.bpf.h"
 #include "clock.bpf.h"
 #include "packet.bpf.h"
+#include "dns.bpf.h"
 
 /* The scheduler's probes read the time that a test says it is. */
 static u64 test_time SEC(".bss.test"); /* not where the product has its data */
@@ -28,6 +29,8 @@ struct frame {
 	u64 key;
 	u32 len;
 	u32 to_guest;
+	u32 role;
+	u32 pad;
 	u8 bytes[2048];
 };
 
@@ -56,7 +59,10 @@ int check(void *ctx)
 	if (!parse(data, data + f->len, true, f->to_guest, &p))
 		return 0;
 	f->fingerprint = p.fingerprint;
+	if (settings.matching == MATCH_DNS && p.proto == PROTO_UDP)
+		match_dns(&p);
 	f->key = p.key;
+	f->role = p.role;
 	return 1;
 }
 

@@ -1,6 +1,7 @@
 //! Compares the kernel's filter with its reference, [`Flow::matches`], and its hashes with theirs, on generated frames.
 //! Needs root, as loading programs does.
 
+mod dns;
 mod hash;
 mod threads;
 
@@ -168,8 +169,13 @@ fn load(flow: &Flow) -> Object {
 
 /// The programs, and the settings that they have.
 fn load_with(flow: &Flow) -> (Object, types::settings) {
+    load_matching(flow, Matching::Echo)
+}
+
+/// The same with another way to match requests.
+fn load_matching(flow: &Flow, matching: Matching) -> (Object, types::settings) {
     let mut given = types::settings::default();
-    let watch = Watch { flow: flow.clone(), matching: Matching::Echo, ..Watch::default() };
+    let watch = Watch { flow: flow.clone(), matching, ..Watch::default() };
     let setup = Setup { watch: &watch, vms: &[], guests: false, buffer_bytes: 0 };
     let mut object = ObjectBuilder::default().name("check").unwrap().open_memory(OBJECT).unwrap();
     for mut map in object.maps_mut() {
@@ -284,11 +290,13 @@ struct Identity {
     fingerprint: u64,
     /// What its request is matched by, 0 if it takes part in none.
     key: u64,
+    /// `enum role`.
+    role: u8,
 }
 
 /// The answer of the kernel half; `None` if the packet does not pass.
 fn ask(object: &Object, bytes: &[u8], to_guest: bool) -> Option<Identity> {
-    const HEAD: usize = 32;
+    const HEAD: usize = 40;
     let frames = super::map(object, "frames").unwrap();
     let mut value = vec![0u8; frames.value_size() as usize];
     value[24..28].copy_from_slice(&(bytes.len() as u32).to_ne_bytes());
@@ -302,7 +310,7 @@ fn ask(object: &Object, bytes: &[u8], to_guest: bool) -> Option<Identity> {
         0 => None,
         1 => {
             let number = |at| u64::from_ne_bytes(value[at..at + 8].try_into().unwrap());
-            Some(Identity { fingerprint: number(8), key: number(16) })
+            Some(Identity { fingerprint: number(8), key: number(16), role: value[32] })
         }
         other => panic!("check() returned {other}"),
     }

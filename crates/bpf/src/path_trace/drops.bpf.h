@@ -125,8 +125,11 @@ int BPF_PROG(on_drop, struct sk_buff *skb, void *location, u32 why)
 		r->drop.snap = n;
 		submit(r);
 	} else {
-		struct rec_drop *r = reserve(sizeof(*r));
+		struct rec_drop *r;
 
+		if (settings.matching == MATCH_DNS && p.proto == PROTO_UDP)
+			match_dns(&p);
+		r = reserve(sizeof(*r));
 		if (!r)
 			return 0;
 		fill_drop(r, &p, now, ifindex, tap, why, location);

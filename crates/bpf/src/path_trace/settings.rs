@@ -31,7 +31,7 @@ fn network_namespace() -> Result<u32, Error> {
 
 /// Fills in secret random numbers from the kernel.
 fn keep_secret(settings: &mut types::settings) -> Result<(), Error> {
-    for word in settings.secret.iter_mut().flatten() {
+    for word in settings.secret.iter_mut().flatten().chain(&mut settings.question) {
         *word = getrandom::u64().map_err(|e| Error::Kernel {
             doing: "get random numbers, without which guests could aim at collisions of packets".into(),
             reason: e.to_string(),
@@ -61,6 +61,7 @@ fn settings(setup: &Setup<'_>) -> types::settings {
             Matching::None => matching::MATCH_NONE.0,
             Matching::Echo => matching::MATCH_ECHO.0,
             Matching::Sip => matching::MATCH_SIP.0,
+            Matching::Dns => matching::MATCH_DNS.0,
         } as u8,
         ..Default::default()
     };

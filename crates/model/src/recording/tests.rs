@@ -1,6 +1,6 @@
 use super::*;
 use crate::event::*;
-use crate::flow::Watch;
+use crate::flow::{Matching, Watch};
 use crate::host::{DataPlane, Nic, Vcpu, Vm, Worker};
 use crate::report::{Counters, Meta};
 use crate::stage::{Split, ThreadState};
@@ -140,10 +140,10 @@ fn other_versions_are_named() {
         file[8..16].copy_from_slice(&preamble(version, reader));
         file
     };
-    let message = fuzz(&with(5, 4)).unwrap_err().to_string();
+    let message = fuzz(&with(6, 5)).unwrap_err().to_string();
     assert!(
-        message.contains("version 4")
-            && message.contains("reads versions 1 to 3")
+        message.contains("version 5")
+            && message.contains("reads versions 1 to 4")
             && message.contains("newer"),
         "{message}"
     );
@@ -151,8 +151,8 @@ fn other_versions_are_named() {
     file[8] = 0;
     assert!(fuzz(&file).unwrap_err().to_string().contains("older"));
     // A later version that this one can read.
-    assert_eq!(fuzz(&with(4, VERSION)).unwrap(), 3);
-    let mut file = with(4, VERSION);
+    assert_eq!(fuzz(&with(5, VERSION)).unwrap(), 3);
+    let mut file = with(5, VERSION);
     file[10] = 1;
     assert!(matches!(fuzz(&file), Err(Error::Checksum { at: 8 })));
 }
@@ -306,6 +306,20 @@ fn a_recording_of_version_2_is_read() {
     assert_eq!(old.counters(), new.counters());
 }
 
+/// A teiji of format version 3 reads what has nothing new in it, and refuses the rest by name instead of failing within.
+#[test]
+fn a_recording_asks_for_no_more_than_it_has() {
+    let with = |matching| {
+        let mut m = meta();
+        m.watch.matching = matching;
+        let file = Writer::new(Vec::new(), &m).unwrap().finish(&Counters::default()).unwrap();
+        assert_eq!(Reader::new(&file[..]).unwrap().meta(), &m);
+        u16::from_le_bytes([file[10], file[11]])
+    };
+    assert_eq!([Matching::Echo, Matching::Sip, Matching::None].map(with), [3; 3]);
+    assert_eq!([Matching::Dns].map(with), [4; 1]);
+}
+
 /// The format consists of the serialized data types: a change of a type changes the format. [`VERSION`] then has to be
 /// incremented, and the former types kept, as those of version 1 are.
 #[test]
@@ -320,9 +334,12 @@ fn what_is_written_has_not_changed_without_a_new_version() {
     let counters =
         Counters { ended: 9, events: 7, lost: vec![0, 4], missed: 3, unidentified: 1, vanished: vec![7] };
     let file = w.finish(&counters).unwrap();
-    let kept: &[u8] = include_bytes!("data/version-3.teiji");
+    let kept: &[u8] = include_bytes!("data/version-4.teiji");
     assert_eq!(kept[8..10], VERSION.to_le_bytes(), "keep a file of the new version");
     assert!(file == kept, "version {VERSION} is no longer written as it was: {}", hex(&file));
+    // Version 4 differs by what other recordings do not have.
+    let version_3: &[u8] = include_bytes!("data/version-3.teiji");
+    assert_eq!(kept[16..], version_3[16..]);
 }
 
 fn hex(bytes: &[u8]) -> String {

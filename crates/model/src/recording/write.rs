@@ -2,7 +2,7 @@
 
 use super::{
     CHANGE, END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, OF_STREAM, SO_FAR, VERSION,
-    check, checksum, preamble,
+    check, checksum, preamble, reader_of,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
@@ -33,7 +33,7 @@ impl<W: Write> Writer<W> {
         let mut w = Writer { out, at: 0, stream: StreamId::HOST, buf, count: 0 };
         check::meta(meta).map_err(|what| Error::Malformed { at: 0, what })?;
         w.put(MAGIC)?;
-        w.put(&preamble(VERSION, VERSION))?;
+        w.put(&preamble(VERSION, reader_of(meta)))?;
         let payload = w.encode(meta)?;
         w.frame(HEADER, &payload, MAX_HEADER)?;
         Ok(w)

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use teiji_agent::output::Rights;
 use teiji_agent::service::{Service, TraceOrder};
 use teiji_agent::trace::{Progress, TraceSpec};
-use teiji_model::flow::{Flow, Watch};
+use teiji_model::flow::{Flow, Matching, Watch};
 use teiji_model::report::Report;
 
 /// Traces and prints the report.
@@ -22,8 +22,9 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         format::check_every(&args.report)?;
     }
     let flow = Flow::parse(&args.flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?;
+    let matching = args.matching.unwrap_or_else(|| Matching::of(&flow));
     if args.detach {
-        return detach(args, service);
+        return detach(args, matching, service);
     }
     let selected = service.select(&args.vms, &args.taps)?;
     for note in &selected.notes {
@@ -34,7 +35,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         flow,
         flow_text: args.flow.trim().to_owned(),
         direction: args.direction.into(),
-        matching: args.matching.into(),
+        matching,
     };
     let spec = TraceSpec {
         watch,
@@ -90,14 +91,14 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
 }
 
 /// Has the agent trace.
-fn detach(args: &Trace, service: &Service) -> Result<()> {
+fn detach(args: &Trace, matching: Matching, service: &Service) -> Result<()> {
     // Rounded up: a trace of less than a second would end before anything is seen.
     let seconds = args.duration.map(|d| d.as_secs() + u64::from(d.subsec_nanos() > 0));
     let order = TraceOrder {
         vms: args.vms.clone(),
         flow: args.flow.trim().to_owned(),
         direction: args.direction.into(),
-        matching: args.matching.into(),
+        matching,
         seconds,
     };
     let number = service.start_trace(order)?;

@@ -18,7 +18,7 @@ impl RequestTable {
     ) {
         let Some((id, open)) = request.and_then(|id| Some((id, self.open.get_mut(id)?))) else { return };
         (open.last, open.reason_if_last) = (now, exclusion);
-        if self.sip || open.copies > 1 {
+        if self.repeats || open.copies > 1 {
             open.validity = open.validity.worse(Validity::Incomplete(exclusion));
             return;
         }
@@ -42,7 +42,7 @@ impl RequestTable {
         exclusion: Exclusion,
         c: &mut Common,
     ) {
-        if self.sip {
+        if self.repeats {
             let id = self.open(now, vm, matching, start, Validity::Incomplete(exclusion), c);
             return self.dropped(now, id, exclusion, c);
         }

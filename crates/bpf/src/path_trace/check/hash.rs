@@ -1,6 +1,7 @@
 //! The kernel's hashes: against a reference, against pairs of packets that are made to collide, and against what changes on
 //! a packet's way.
 
+use super::types::role;
 use super::{Frame, Identity, ask, frame, load, load_with, types};
 use proptest::prelude::*;
 use std::net::IpAddr;
@@ -64,7 +65,7 @@ fn reference(secret: &Secret, frame: &Frame) -> Identity {
     };
 
     let mut sums = Sums(secret, [0; 2]);
-    let (mut ports, mut flags, mut key) = (0, 0, 0);
+    let (mut ports, mut flags, mut key, mut part) = (0, 0, 0, role::ROLE_NONE);
     let key_of = |ports: Option<(u16, u16)>, what: u32, id: u32, mut sums: Sums<'_>| {
         let (sport, dport) = ports.unwrap_or_default();
         let less = (words(src), sport) < (words(dst), dport);
@@ -86,6 +87,7 @@ fn reference(secret: &Secret, frame: &Frame) -> Identity {
             }
             ports = be16(l4) << 16 | be16(l4 + 2);
             key = key_of(Some((frame.sport, frame.dport)), 17 << 16 | ne16(l4 + 4), 0, sums.clone());
+            part = role::ROLE_EITHER;
         }
         6 => {
             ports = be16(l4) << 16 | be16(l4 + 2);
@@ -98,6 +100,7 @@ fn reference(secret: &Secret, frame: &Frame) -> Identity {
             ports = ne16(l4 + 4) << 16 | ne16(l4 + 6);
             if if frame.proto == 1 { [0, 8].contains(&kind) } else { [128, 129].contains(&kind) } {
                 key = key_of(None, 1 << 16, ports, sums.clone());
+                part = if [8, 128].contains(&kind) { role::ROLE_REQUEST } else { role::ROLE_FINAL };
             }
         }
         _ => {}
@@ -105,7 +108,7 @@ fn reference(secret: &Secret, frame: &Frame) -> Identity {
     sums.ends(src, dst);
     sums.add(WHAT, version << 28 | u32::from(frame.proto) << 16 | len, ports);
     sums.add(ID, id, flags);
-    Identity { fingerprint: sums.hash().max(1), key }
+    Identity { fingerprint: sums.hash().max(1), key, role: part.0 as u8 }
 }
 
 /// A datagram with as much payload as is hashed.

@@ -1,0 +1,100 @@
+//! Requests of other protocols, to real servers in a guest, in one boot of the lab: the trace is compared with what the
+//! client counts and with captures. Needs root; takes minutes if the lab host is emulated.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use serde::Deserialize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use teiji_experiments::load::{self, CALLER_CPU};
+use teiji_experiments::path::accuracy::{self, Agreement, Case};
+use teiji_experiments::pcap::Pairing;
+use teiji_experiments::tracing::Lab;
+use teiji_lab::Guest;
+use teiji_lab::harness::{self, Shared};
+
+static LAB: Shared<Lab> = Shared::new("the lab", || {
+    Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("requests")).unwrap()
+});
+static VM1: Shared<Guest<'static>> =
+    Shared::new("the guest vm1", || LAB.host.guest(&load::placed("vm1")).unwrap());
+
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![questions_to_a_dns_server_are_followed];
+    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
+}
+
+/// In an emulated machine, programs are first read over a network file system.
+const START: Duration = Duration::from_secs(120);
+
+/// What the client counts.
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Called {
+    sent: u64,
+    received: u64,
+    #[serde(default)]
+    twice: u64,
+}
+
+/// Runs a program of this folder in `peer`.
+fn call(name: &str, program: &[u8], arguments: &str) -> Called {
+    LAB.host.put(&format!("/tmp/{name}"), program).unwrap();
+    let command =
+        format!("ip netns exec peer taskset -c {CALLER_CPU} python3 /tmp/{name} {} {arguments}", VM1.ip());
+    let printed = LAB.host.run_for(&command, Duration::from_secs(300)).unwrap().ok().unwrap();
+    serde_json::from_str(&printed).unwrap_or_else(|e| panic!("{e}: {printed}"))
+}
+
+/// What the captures and the client say is what the trace says: each answered request is complete, with times between
+/// those of the captures on both sides, and none is made up.
+#[track_caller]
+fn agrees(a: &Agreement, called: Called) {
+    eprintln!("{called:?} {}", serde_json::to_string(a).unwrap());
+    assert_eq!((a.sums_wrong, a.invented, a.lost, a.capture_dropped), (0, 0, 0, 0), "{a:?}");
+    assert_eq!(a.requests as u64, called.sent, "by the capture");
+    assert!(a.answered as u64 >= called.received && called.received > 0, "by the capture and the client");
+    assert!(a.excused * 4 <= a.answered as u64, "{} excused by missed runs of probes", a.excused);
+    let [seen, complete, ..] = a.counts;
+    assert!(seen <= called.sent && seen + a.excused >= called.sent, "{:?} of {called:?}", a.counts);
+    assert_eq!(complete, a.joined.len() as u64, "{:?}", a.counts);
+    assert!(
+        (a.matched as u64 + a.excused) as f64 >= 0.999 * a.answered as f64,
+        "{} of {} followed",
+        a.matched,
+        a.answered
+    );
+    assert_eq!(a.not_between, 0, "of {} that were followed", a.matched);
+    assert_eq!(a.divided_wrongly, 0, "of {} that were followed", a.matched);
+}
+
+/// The filter decides that it is DNS. Questions that are sent again are no further requests, and what is no question is
+/// none.
+fn questions_to_a_dns_server_are_followed() {
+    let case =
+        Case { name: "dns", pairing: Pairing::Dns, arguments: "--flow 'udp dst port 53'", rate: 50.0 };
+    let server = VM1
+        .spawn(
+            "exec dnsmasq --keep-in-foreground --conf-file=/dev/null --no-resolv --no-hosts --user=root \
+             --pid-file=/run/dns.pid --address=/example.test/10.1.2.3",
+        )
+        .unwrap();
+    VM1.run_for("until grep -q ':0035 ' /proc/net/udp; do sleep 0.2; done", START).unwrap().ok().unwrap();
+    let program = include_bytes!("requests/dns.py");
+    call("dns.py", program, "30 20");
+    let mut called = None;
+    let agreement = accuracy::run_under(&LAB, &VM1, &case, || {
+        called = Some(call("dns.py", program, &format!("300 {}", case.rate)));
+        Ok(())
+    })
+    .unwrap();
+    let called = called.unwrap();
+    agrees(&agreement, called);
+    assert!(agreement.repeated as u64 >= called.twice, "{agreement:?}");
+    assert!(
+        agreement.retransmitted <= agreement.repeated as u64
+            && agreement.retransmitted + agreement.excused >= called.twice,
+        "{agreement:?}"
+    );
+    drop(server);
+}
