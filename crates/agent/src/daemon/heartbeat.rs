@@ -9,7 +9,7 @@ use teiji_bpf::qdisc_edf::Heartbeat;
 use teiji_host::privilege;
 
 /// Time between two heartbeats, a fraction of what is safe ([`teiji_bpf::qdisc_edf::HEARTBEAT_INTERVAL_MAX`]).
-pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// A thread without privileges that sends the heartbeat until this value is dropped.
 pub(super) struct HeartbeatThread {

@@ -52,7 +52,7 @@ mod wire;
 
 use claim::Claim;
 use detached::Traces;
-use heartbeat::{HEARTBEAT_INTERVAL, HeartbeatThread};
+use heartbeat::HeartbeatThread;
 use orders::Orders;
 use pin_watch::PinWatch;
 use reconciler::Reconciler;
@@ -61,12 +61,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use supervisor::Supervisor;
 use teiji_bpf::qdisc_edf::{Programs, QdiscOwner};
 
 /// How long the end waits for threads that are changing settings; what they leave undone, the next agent undoes.
 const END: Duration = Duration::from_secs(5);
+
+/// How soon a signal is noticed.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(250);
+/// Time between two checks of what others may remove: pins, the socket; and of the heartbeat.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why the agent cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -123,26 +128,31 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
         Supervisor::start(places.socket, Arc::clone(&orders), Arc::clone(&claim)).map_err(Error::Thread)?;
     announce(qdisc.as_ref().map(|(owner, _)| owner));
     let mut watch = PinWatch::new(places.pins);
+    let mut checked: Option<Instant> = None;
     let done = loop {
         if stop.load(Ordering::Relaxed) {
             break Ok(());
         }
-        supervisor.check();
         if reload.swap(false, Ordering::Relaxed) {
             reload_now(&reconciler);
         }
-        if let Some(former) = qdisc.take() {
-            let now = renew(former, places.pins).and_then(|mut now| watch.check(&mut now.0).map(|()| now));
-            match now {
-                Ok(now) => qdisc = Some(now),
-                Err(error) => break Err(error),
+        if checked.is_none_or(|last| last.elapsed() >= CHECK_INTERVAL) {
+            checked = Some(Instant::now());
+            supervisor.check();
+            if let Some(former) = qdisc.take() {
+                let now =
+                    renew(former, places.pins).and_then(|mut now| watch.check(&mut now.0).map(|()| now));
+                match now {
+                    Ok(now) => qdisc = Some(now),
+                    Err(error) => break Err(error),
+                }
+            }
+            if qdisc.as_ref().is_none_or(|(_, heartbeat)| heartbeat.runs()) {
+                // Without a watchdog in the unit systemd ignores it.
+                let _ = sd_notify::notify(&[NotifyState::Watchdog]);
             }
         }
-        if qdisc.as_ref().is_none_or(|(_, heartbeat)| heartbeat.runs()) {
-            // Without a watchdog in the unit systemd ignores it.
-            let _ = sd_notify::notify(&[NotifyState::Watchdog]);
-        }
-        std::thread::sleep(HEARTBEAT_INTERVAL);
+        std::thread::sleep(SIGNAL_INTERVAL);
     };
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     supervisor.stop();
@@ -151,7 +161,7 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
     if claim.is_ours().unwrap_or(false) {
         orders.end_traces(&mut || drop(sd_notify::notify(&[NotifyState::Watchdog])));
     }
-    let begun = std::time::Instant::now();
+    let begun = Instant::now();
     while !reconciling.is_finished() && begun.elapsed() < END {
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -7,30 +7,21 @@
 
 use super::Error;
 use std::path::Path;
-use std::time::{Duration, Instant};
 use teiji_bpf::qdisc_edf::{PinState, QdiscOwner};
-
-/// Time between two checks of the pins.
-const PIN_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Checks whether commands find the pins of this agent.
 pub(super) struct PinWatch<'a> {
     pins: &'a Path,
-    last: Instant,
     /// The problem that was reported last.
     problem: Option<String>,
 }
 
 impl<'a> PinWatch<'a> {
     pub(super) fn new(pins: &'a Path) -> PinWatch<'a> {
-        PinWatch { pins, last: Instant::now(), problem: None }
+        PinWatch { pins, problem: None }
     }
 
     pub(super) fn check(&mut self, owner: &mut QdiscOwner) -> Result<(), Error> {
-        if self.last.elapsed() < PIN_CHECK_INTERVAL {
-            return Ok(());
-        }
-        self.last = Instant::now();
         let pins = self.pins.display();
         let meanwhile = "deadlines of present channels are kept, but no command can see or change them";
         let problem = match owner.pin_state() {

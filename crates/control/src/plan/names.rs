@@ -153,7 +153,7 @@ fn there_is<'a>(noun: &str, name: &str, names: impl Iterator<Item = &'a str>) ->
     let mut names: Vec<&str> = names.collect();
     names.sort_unstable();
     names.dedup();
-    names.sort_by_key(|other| strsim::damerau_levenshtein(name, other));
+    names.sort_by_cached_key(|other| strsim::damerau_levenshtein(name, other));
     let more = names.len().saturating_sub(LISTED);
     let listed: Vec<String> = names.iter().take(LISTED).map(|n| format!("`{}`", shown(n))).collect();
     match (listed.is_empty(), more) {
