@@ -20,7 +20,9 @@
 
   // A tick of an axis: as many digits as it has.
   function tick(ns) {
-    if (!ns) return "0";
+    // A line of the grid that has no text.
+    if (ns === null) return "";
+    if (ns === 0) return "0";
     for (const [one, unit] of [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]])
       if (ns >= one * 0.9999) return String(Number((ns / one).toPrecision(6))) + " " + unit;
     return "";
@@ -80,27 +82,49 @@
     ];
   }
 
-  // Bars begin where their bin begins, and are as wide as it is.
-  const bars = () => uPlot.paths.bars({ size: [1, Infinity, 1], align: 1 });
+  // The cursor finds the bin whose middle is nearest, s.
+  const middles = bins => bins.at.map(ns => (ns + bins.width / 2) / 1e9);
+
+  // Bars on top of each other, from below, each as wide as its bin. Single rectangles: a path of a thousand bars takes a
+  // browser without a graphics card seconds.
+  function bars(u, bins, columns) {
+    const { ctx, bbox } = u, zero = Math.round(u.valToPos(0, "y", true));
+    const x = ns => Math.round(u.valToPos(ns / 1e9, "x", true));
+    const places = bins.at.map(at => {
+      const from = x(at), to = x(at + bins.width);
+      return [from, Math.max(to - from, 1)];
+    });
+    const sums = places.map(() => 0), tops = places.map(() => zero);
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    columns.forEach(([values, fill]) => {
+      ctx.fillStyle = fill;
+      values.forEach((value, i) => {
+        sums[i] += value;
+        const top = Math.round(u.valToPos(sums[i], "y", true));
+        if (top < tops[i]) ctx.fillRect(places[i][0], top, places[i][1], tops[i] - top);
+        tops[i] = Math.min(top, tops[i]);
+      });
+    });
+    ctx.restore();
+  }
+
+  // A series that only says how high the axis has to be.
+  const height = () => ({ paths: () => null, points: { show: false } });
 
   // The time axis is the whole trace, also where nothing was seen, until the reader chooses a part of it.
   function timeScale(figures, at) {
     const whole = [0, figures.length / 1e9 || 1];
     return { time: false, range: (u, from, to) =>
-      from === null || from === at[0] / 1e9 && to === at[at.length - 1] / 1e9 ? whole : [from, to] };
+      from === null || from === at[0] && to === at[at.length - 1] ? whole : [from, to] };
   }
 
   // Response time over time: the stages of each bin's slowest request, one on top of the other.
   function stacked(place, figures, readout, choose) {
-    const bins = figures.requests, x = bins.at.map(ns => ns / 1e9);
+    const bins = figures.requests, x = middles(bins);
     const used = bins.stages.map((_, i) => i).filter(i => bins.stages[i].some(ns => ns > 0));
-    const sums = [];
-    used.forEach((stage, n) => {
-      const below = n ? sums[n - 1] : null;
-      sums.push(bins.stages[stage].map((ns, i) => ns + (below ? below[i] : 0)));
-    });
-    // The highest is drawn first, so that each covers the lower part of the one before.
-    const order = used.map((_, n) => n).reverse();
     const describe = i => {
       if (i === null || i === undefined) return;
       const parts = longest(bins.stages.map(s => s[i])).slice(0, 3);
@@ -112,16 +136,14 @@
     const options = () => {
       const log = logarithmic && logarithmic.checked;
       const line = name => ({ stroke: colour(name), width: 1, points: { show: false } });
-      const stages = order.map(n => ({
-        fill: stageColour(used[n]), stroke: stageColour(used[n]), width: 0, paths: bars(), points: { show: false },
-      }));
       const lines = [line("--r3"), line("--r1"), line("--bad")];
       return {
-        scales: { x: timeScale(figures, bins.at), y: log ? { distr: 3 } : { range: (u, low, high) => [0, (high || 1) * 1.05] } },
+        scales: { x: timeScale(figures, middles(bins)), y: log ? { distr: 3 } : { range: (u, low, high) => [0, (high || 1) * 1.05] } },
         axes: axes(tick, 64),
-        series: [{}].concat(log ? lines : stages.concat([line("--soft")])),
+        series: [{}].concat(log ? lines : [line("--soft"), height()]),
         cursor: { points: { show: false }, y: false },
         hooks: {
+          drawAxes: [u => log || bars(u, bins, used.map(i => [bins.stages[i], stageColour(i)]))],
           setCursor: [u => describe(u.cursor.idx)],
           ready: [u => u.over.addEventListener("click", () => {
             if (u.cursor.idx !== null && u.cursor.idx !== undefined) choose(u.cursor.idx);
@@ -132,7 +154,7 @@
     const positive = all => all.map(ns => Math.max(ns, 1));
     const data = () => logarithmic && logarithmic.checked
       ? [x, positive(bins.min), positive(bins.mean), positive(bins.max)]
-      : [x].concat(order.map(n => sums[n]), [bins.mean]);
+      : [x, bins.mean, bins.max];
     const one = chart(place, 300, options, data);
     if (logarithmic) logarithmic.addEventListener("change", one.draw);
   }
@@ -140,11 +162,12 @@
   function depth(place, figures) {
     const bins = figures.depth;
     chart(place, 150, () => ({
-      scales: { x: timeScale(figures, bins.at), y: { range: (u, low, high) => [0, Math.max(high || 1, 1) * 1.05] } },
+      scales: { x: timeScale(figures, middles(bins)), y: { range: (u, low, high) => [0, Math.max(high || 1, 1) * 1.05] } },
       axes: axes(n => (Number.isInteger(n) ? String(n) : ""), 64),
-      series: [{}, { fill: colour("--r1"), stroke: colour("--r1"), width: 0, paths: bars(), points: { show: false } }],
+      series: [{}, height()],
+      hooks: { drawAxes: [u => bars(u, bins, [[bins.max, colour("--r1")]])] },
       cursor: { points: { show: false }, y: false },
-    }), () => [bins.at.map(ns => ns / 1e9), bins.max]);
+    }), () => [middles(bins), bins.max]);
   }
 
   // One request: a row for each stage, where it lies in the request's time.

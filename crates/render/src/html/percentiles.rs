@@ -19,7 +19,8 @@ const NINES: [(&str, f64); 6] =
     [("min", 0.0), ("p50", 0.301), ("p90", 1.0), ("p99", 2.0), ("p99.9", 3.0), ("max", 3.6)];
 
 /// A line for each distribution: the further right, the rarer.
-pub(super) fn chart(Frame { w, left }: Frame, lines: &[(&str, &Dist)]) -> Markup {
+pub(super) fn chart(frame: Frame, lines: &[(&str, &Dist)]) -> Markup {
+    let Frame { w, left } = frame;
     let values = |d: &Dist| [d.min, d.p50, d.p90, d.p99, d.p999, d.max];
     let ticks = axis::logarithmic(lines.iter().flat_map(|(_, d)| values(d)));
     let (low, high) = (ticks[0].log10(), ticks[ticks.len() - 1].log10());
@@ -32,7 +33,8 @@ pub(super) fn chart(Frame { w, left }: Frame, lines: &[(&str, &Dist)]) -> Markup
                 line.grid x1=(left) x2=(w) y1=(fine(height)) y2=(fine(height)) {}
                 text.soft x=(left - 12.0) y=(fine(height + 4.0)) text-anchor="end" { (axis::round(*tick)) }
             }
-            @for (name, nines) in NINES {
+            // On a narrow screen there is no room for "min" before "p50".
+            @for (name, nines) in NINES.into_iter().skip(usize::from(frame.is_narrow())) {
                 text.soft x=(fine(x(nines))) y=(H - 12.0) text-anchor="middle" { (name) }
             }
             @for (i, (label, d)) in lines.iter().enumerate() {

@@ -126,7 +126,7 @@ fn inside(inside: &Inside) -> Markup {
         h3 { "In the guest" }
         p.soft { (text::inside::title(inside, None)) }
         @if !inside.parts.is_empty() {
-            table {
+            div.scroll { table {
                 tr {
                     th { "part" } th.n { "mean" } th.n { "p50" } th.n { "p99" } th.n { "max" }
                     th.n { "of guest time" } th.n { "of its fluctuation" } th { "from → to" }
@@ -143,7 +143,7 @@ fn inside(inside: &Inside) -> Markup {
                         td { (part.part.meaning()) }
                     }
                 }
-            }
+            } }
         }
         @for remark in text::inside::remarks(inside) { p.soft { (remark.trim()) } }
     }
