@@ -13,6 +13,7 @@
 //! | [`sort`] | puts the events of several streams and CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
 //! | `vm_stats`, `inside_stats`, `stats` | statistics in bounded memory |
+//! | [`interval`] | what was completed since a trace was last looked at |
 //! | `over_time` | requests, queues and bursts over the trace |
 //! | [`finding`] | what makes requests slow: one file for each cause, and their table |
 //! | [`verdict`] | ranks the causes and names the first; its documentation defines the rule |
@@ -36,6 +37,7 @@ pub mod finding;
 mod hash;
 mod heaviest;
 mod inside_stats;
+pub mod interval;
 mod join;
 mod learnt_count;
 mod lost;

@@ -25,6 +25,7 @@
 //! | [`reason`] | why a request is in no figure |
 //! | [`recording`] | the file format of a recording, versioned and checked |
 //! | [`report`] | what a trace found, in the shape that `--json` prints |
+//! | [`snapshot`] | what a trace that goes on has found so far, and since it was last looked at |
 //! | [`status`] | what teiji holds and does, and packet statistics of links with channels |
 //! | [`stream`] | where events come from, their clocks, and what changes meanwhile |
 //! | [`text`] | makes untrusted text safe to print; measured times as text |
@@ -54,6 +55,7 @@ pub mod recording;
 pub mod report;
 pub mod resource;
 
+pub mod snapshot;
 pub mod stage;
 pub mod status;
 pub mod stream;

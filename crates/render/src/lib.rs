@@ -11,6 +11,7 @@
 //! | [`perfetto`] | requests as a trace for the Perfetto viewer |
 //! | [`table`] | columns |
 //! | [`terminal`] | what a terminal can show; makes untrusted text safe |
+//! | [`top`] | the picture of a trace that goes on, for a terminal |
 //! | [`text`] | reports, plans, hosts as text |
 //! | [`units`] | durations, sizes and shares as people write them |
 #![forbid(unsafe_code)]
@@ -21,4 +22,5 @@ pub mod perfetto;
 pub mod table;
 pub mod terminal;
 pub mod text;
+pub mod top;
 pub mod units;

@@ -31,6 +31,8 @@ pub enum Command {
     Vms(Print),
     /// Follow the packets of VMs and report where their time is spent.
     Trace(Trace),
+    /// The same as a picture in the terminal that is always up to date. Keys: q, up, down, p (pause), s (sort).
+    Top(Top),
     /// List the traces that the agent runs (`trace --detach`), show their reports, end and remove them.
     Traces(Traces),
     /// Report on a recording made by `trace --record`; needs no root.
@@ -73,6 +75,29 @@ pub struct Print {
 /// Arguments of `trace`.
 #[derive(Debug, clap::Args)]
 pub struct Trace {
+    /// What to trace.
+    #[command(flatten)]
+    pub watched: Watched,
+    /// Print the report so far each time this long has passed; with --json one document a line.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub every: Option<Duration>,
+    /// Have the agent trace, for an hour unless --for says otherwise; `teiji traces` shows it. The terminal may be closed.
+    #[arg(long, conflicts_with_all = ["taps", "guest", "every", "record", "buffer", "format", "json", "out", "suggest"])]
+    pub detach: bool,
+    /// Where teiji stores its state.
+    #[command(flatten)]
+    pub state: State,
+    /// Store the events in this file, for `replay`.
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// How to print the report.
+    #[command(flatten)]
+    pub report: ReportArgs,
+}
+
+/// What to trace, and for how long.
+#[derive(Debug, clap::Args)]
+pub struct Watched {
     /// A VM by its name or as pid:N; may be given several times [default: all VMs].
     #[arg(long = "vm", value_name = "VM")]
     pub vms: Vec<String>,
@@ -92,28 +117,24 @@ pub struct Trace {
     /// How long to trace, such as 500ms, 10s or 2m [default: until Ctrl-C].
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
-    /// Print the report so far each time this long has passed; with --json one document a line.
-    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
-    pub every: Option<Duration>,
     /// Divide the stage `guest`: ask `teiji-guest serve` in each traced VM that has a vsock device. Other VMs are seen from the
     /// host only. UDP services and ping.
     #[arg(long)]
     pub guest: bool,
-    /// Have the agent trace, for an hour unless --for says otherwise; `teiji traces` shows it. The terminal may be closed.
-    #[arg(long, conflicts_with_all = ["taps", "guest", "every", "record", "buffer", "format", "json", "out", "suggest"])]
-    pub detach: bool,
-    /// Where teiji stores its state.
-    #[command(flatten)]
-    pub state: State,
-    /// Store the events in this file, for `replay`.
-    #[arg(long, value_name = "FILE")]
-    pub record: Option<PathBuf>,
     /// Size of the kernel's event buffer, such as 16M; raise it if events are lost.
     #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = parse_size)]
     pub buffer: usize,
-    /// How to print the report.
+}
+
+/// Arguments of `top`.
+#[derive(Debug, clap::Args)]
+pub struct Top {
+    /// What to trace.
     #[command(flatten)]
-    pub report: ReportArgs,
+    pub watched: Watched,
+    /// How often to draw.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
+    pub interval: Duration,
 }
 
 /// Arguments of `traces`.

@@ -7,6 +7,7 @@
 //! | [`format`](mod@format) | prints a report in the requested format |
 //! | [`output`] | the destination of reports: standard output, or a file that appears only when complete |
 //! | [`progress`] | the line on standard error while a trace runs |
+//! | [`screen`] | the terminal as a whole, for pictures that are drawn again and again |
 //! | [`style`] | what the terminal can show |
 #![forbid(unsafe_code)]
 
@@ -14,5 +15,6 @@ pub mod args;
 pub mod format;
 pub mod output;
 pub mod progress;
+pub mod screen;
 pub mod style;
 pub mod subcommand;

@@ -11,6 +11,8 @@ fn main() -> ExitCode {
         Command::Agent(_) | Command::Front => "info",
         // Which VMs come, and which guests report.
         Command::Trace(_) => "warn,teiji_agent::trace=info",
+        // A line of the log would spoil the picture, which shows losses and VMs that end itself.
+        Command::Top(_) => "error",
         _ => "warn",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| level.into());

@@ -30,6 +30,13 @@ fn on(dir: &tempfile::TempDir, args: &[&str]) -> (i32, String, String) {
 }
 
 #[test]
+fn a_picture_needs_a_terminal() {
+    let (code, out, err) = run(&["top"]);
+    assert_eq!((code, out.as_str()), (2, ""));
+    assert!(err.contains("no terminal") && err.contains("teiji trace --every"), "{err}");
+}
+
+#[test]
 fn a_filter_that_cannot_be_read_is_pointed_at() {
     let (code, out, err) = run(&["trace", "--flow", "udp prot 5060"]);
     assert_eq!((code, out.as_str()), (2, ""));

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use teiji_model::host::{Identity, Requirement, Vm};
 use teiji_model::observed::Observed;
 use teiji_model::report::{Joined, Report};
+use teiji_model::snapshot::Snapshot;
 
 /// What a host supports.
 #[derive(Clone, Debug)]
@@ -98,7 +99,7 @@ impl Service {
         spec: TraceSpec,
         stop: &AtomicBool,
         progress: &mut dyn FnMut(&Progress),
-        snapshot: &mut dyn FnMut(&Report),
+        snapshot: &mut dyn FnMut(&Snapshot),
         joined: &mut dyn FnMut(&Joined),
     ) -> Result<TraceResult, Error> {
         let outcome = trace::run(spec, stop, progress, snapshot, joined).map_err(Error::Trace)?;

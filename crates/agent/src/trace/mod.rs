@@ -11,7 +11,7 @@
 //! VMs that come, change or end meanwhile are followed: another process finds them ([`follower`]), as this one gives up its
 //! privileges. A trace without any VM left waits some seconds for one, then ends.
 //!
-//! A snapshot is the report that the trace would end in now. Each second the recording is handed to its file, so that
+//! A snapshot is the report that the trace would end in now, and what was completed since the one before. Each second the recording is handed to its file, so that
 //! [`replay_unfinished`] can read it before the trace ends.
 //!
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
@@ -37,6 +37,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use teiji_analysis::interval::Interval;
 use teiji_analysis::{Analyzer, Options};
 use teiji_bpf::path_trace::{Counts, EventWithPayload, Setup, Tracer};
 use teiji_host::{Root, kernel, privilege};
@@ -45,6 +46,7 @@ use teiji_model::flow::Watch;
 use teiji_model::host::Vm;
 use teiji_model::recording::Reader;
 use teiji_model::report::{Counters, Joined, Meta, Report};
+use teiji_model::snapshot::Snapshot;
 use teiji_model::stream::{Change, Changed, StreamId};
 
 /// How often the VMs are checked to be still there, and progress is reported.
@@ -173,7 +175,7 @@ pub fn run(
     spec: TraceSpec,
     stop: &AtomicBool,
     progress: &mut dyn FnMut(&Progress),
-    snapshot: &mut dyn FnMut(&Report),
+    snapshot: &mut dyn FnMut(&Snapshot),
     joined: &mut dyn FnMut(&Joined),
 ) -> Result<TraceOutcome, Error> {
     if spec.vms.iter().flat_map(|v| &v.nics).all(|nic| nic.ifindex == 0) {
@@ -205,6 +207,7 @@ pub fn run(
     let seed = RandomState::new().hash_one(meta.started);
     let mut session = Session {
         analyzer: Analyzer::new(&meta, Options { seed, ..Options::default() }),
+        interval: spec.every.map(|_| Interval::new(meta.started)),
         recorder,
         recording_failed: None,
         record_path: spec.record.clone(),
@@ -264,7 +267,7 @@ pub fn run(
             session.sync(&counters);
             if due {
                 snapped = synced;
-                snapshot(&session.analyzer.snapshot(counters.clone()));
+                snapshot(&session.snapshot(counters.clone()));
             }
         }
         std::thread::sleep(poll_interval.next(taken));
@@ -550,6 +553,7 @@ mod tests {
     fn progress_tells_what_was_lost_missed_or_late() {
         let mut session = Session {
             analyzer: Analyzer::new(&Meta::default(), Options::default()),
+            interval: None,
             recorder: None,
             recording_failed: None,
             record_path: None,

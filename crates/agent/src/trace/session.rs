@@ -5,16 +5,20 @@ use crate::recorder::Recorder;
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
+use teiji_analysis::interval::Interval;
 use teiji_analysis::{Analyzer, sip};
 use teiji_bpf::path_trace::EventWithPayload;
 use teiji_host::kernel;
 use teiji_model::event::{DropName, Event, EventKind, Packet, ThreadName, padded};
 use teiji_model::report::{Counters, Joined};
+use teiji_model::snapshot::Snapshot;
 use teiji_model::stream::{Change, StreamId};
 
 /// Consumes the events of a live trace.
 pub(super) struct Session<'a> {
     pub(super) analyzer: Analyzer,
+    /// What was completed since the last snapshot, if snapshots are made.
+    pub(super) interval: Option<Interval>,
     pub(super) recorder: Option<Recorder>,
     pub(super) recording_failed: Option<Error>,
     pub(super) record_path: Option<PathBuf>,
@@ -64,6 +68,13 @@ impl Session<'_> {
         self.push(item.event);
     }
 
+    /// A look at the trace, which ends the interval since the last one.
+    pub(super) fn snapshot(&mut self, counters: Counters) -> Snapshot {
+        let taken = self.interval.as_mut().map(|interval| interval.take(counters.ended));
+        let (interval, recent) = taken.unwrap_or_default();
+        Snapshot { report: self.analyzer.snapshot(counters), interval, recent }
+    }
+
     pub(super) fn progress(&self, elapsed: Duration, counters: &Counters) -> Progress {
         let lost = counters.lost_or_missed().saturating_add(self.analyzer.losses().late);
         Progress { elapsed, events: self.events, complete: self.complete, lost }
@@ -74,9 +85,12 @@ impl Session<'_> {
     /// What the analysis does not use of a guest is not recorded, only counted: a replay then uses the same events, and a
     /// guest that floods does not fill the disk.
     pub(super) fn push(&mut self, event: Event) -> bool {
-        let (complete, joined) = (&mut self.complete, &mut self.joined);
+        let (complete, joined, interval) = (&mut self.complete, &mut self.joined, &mut self.interval);
         let used = self.analyzer.push(event, &mut |j| {
             *complete += 1;
+            if let Some(interval) = interval {
+                interval.add(j);
+            }
             joined(j);
         });
         if used

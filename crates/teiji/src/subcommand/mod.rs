@@ -15,6 +15,7 @@ mod replay;
 mod rollback;
 mod signals;
 mod status;
+mod top;
 mod trace;
 mod traces;
 mod vms;
@@ -37,6 +38,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Command::Doctor(print) => return doctor::run(print, &here),
         Command::Vms(print) => vms::run(print, &here)?,
         Command::Trace(trace) => trace::run(trace, &with(&trace.state))?,
+        Command::Top(top) => top::run(top, &here)?,
         Command::Traces(traces) => traces::run(traces, &this(&traces.state))?,
         Command::Replay(replay) => replay::run(replay)?,
         Command::Plan(args) => plan::run(args, &with(&args.state))?,

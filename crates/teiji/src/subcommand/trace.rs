@@ -2,7 +2,7 @@
 
 use super::messages::print_line;
 use super::signals;
-use crate::args::{Format, Trace, Usage};
+use crate::args::{Format, Trace, Usage, Watched};
 use crate::format::{self, Kept};
 use crate::output;
 use crate::progress::ProgressLine;
@@ -13,7 +13,7 @@ use teiji_agent::output::Rights;
 use teiji_agent::service::{Service, TraceOrder};
 use teiji_agent::trace::{Progress, TraceSpec};
 use teiji_model::flow::{Flow, Matching, Watch};
-use teiji_model::report::Report;
+use teiji_model::snapshot::Snapshot;
 
 /// Traces and prints the report.
 pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
@@ -21,45 +21,22 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     if args.every.is_some() {
         format::check_every(&args.report)?;
     }
-    let flow = Flow::parse(&args.flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?;
-    let matching = args.matching.unwrap_or_else(|| Matching::of(&flow));
     if args.detach {
-        return detach(args, matching, service);
+        return detach(args, matching(&args.watched, &parse(&args.watched.flow)?), service);
     }
-    let selected = service.select(&args.vms, &args.taps)?;
-    for note in &selected.notes {
-        eprintln!("{note}");
-    }
-    service.may_trace()?;
-    let watch = Watch {
-        flow,
-        flow_text: args.flow.trim().to_owned(),
-        direction: args.direction.into(),
-        matching,
-    };
-    let spec = TraceSpec {
-        watch,
-        vms: selected.vms,
-        following: selected.following,
-        guests: args.guest,
-        duration: args.duration,
-        every: args.every,
-        record: args.record.clone(),
-        buffer_bytes: args.buffer,
-        confine: true,
-    };
+    let spec = TraceSpec { every: args.every, record: args.record.clone(), ..spec(&args.watched, service)? };
     // Both are done before the trace gives up the privileges that they need.
     let out = output::Destination::to(args.report.out.as_deref(), Rights::GivenUp)?;
     let observed = args.report.suggest.then(|| service.observed()).transpose()?;
     let stop = signals::stop_flag()?;
     let mut kept = Kept::new(args.report.format());
-    let mut line = ProgressLine::new(args.duration);
+    let mut line = ProgressLine::new(args.watched.duration);
     // Both the progress and the snapshots print; a snapshot removes the line first.
     let line = RefCell::new(&mut line);
     let mut unprinted = None;
-    let mut snapshot = |report: &Report| {
+    let mut snapshot = |snapshot: &Snapshot| {
         line.borrow_mut().clear();
-        if let Err(error) = format::snapshot(&args.report, report) {
+        if let Err(error) = format::snapshot(&args.report, &snapshot.report) {
             // Nobody reads it any more: there is no use in going on.
             unprinted.get_or_insert(error);
             stop.store(true, Ordering::Relaxed);
@@ -90,14 +67,51 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     Ok(())
 }
 
+fn parse(flow: &str) -> Result<Flow> {
+    Ok(Flow::parse(flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?)
+}
+
+/// How requests are matched: as asked for, or else as the filter says.
+fn matching(args: &Watched, flow: &Flow) -> Matching {
+    args.matching.unwrap_or_else(|| Matching::of(flow))
+}
+
+/// What to trace, as the service takes it: without snapshots and recording. Looks for the VMs.
+pub(super) fn spec(args: &Watched, service: &Service) -> Result<TraceSpec> {
+    let flow = parse(&args.flow)?;
+    let matching = matching(args, &flow);
+    let selected = service.select(&args.vms, &args.taps)?;
+    for note in &selected.notes {
+        eprintln!("{note}");
+    }
+    service.may_trace()?;
+    let watch = Watch {
+        flow,
+        flow_text: args.flow.trim().to_owned(),
+        direction: args.direction.into(),
+        matching,
+    };
+    Ok(TraceSpec {
+        watch,
+        vms: selected.vms,
+        following: selected.following,
+        guests: args.guest,
+        duration: args.duration,
+        every: None,
+        record: None,
+        buffer_bytes: args.buffer,
+        confine: true,
+    })
+}
+
 /// Has the agent trace.
 fn detach(args: &Trace, matching: Matching, service: &Service) -> Result<()> {
     // Rounded up: a trace of less than a second would end before anything is seen.
-    let seconds = args.duration.map(|d| d.as_secs() + u64::from(d.subsec_nanos() > 0));
+    let seconds = args.watched.duration.map(|d| d.as_secs() + u64::from(d.subsec_nanos() > 0));
     let order = TraceOrder {
-        vms: args.vms.clone(),
-        flow: args.flow.trim().to_owned(),
-        direction: args.direction.into(),
+        vms: args.watched.vms.clone(),
+        flow: args.watched.flow.trim().to_owned(),
+        direction: args.watched.direction.into(),
         matching,
         seconds,
     };

@@ -1,0 +1,190 @@
+//! The terminal as a whole: a picture that is drawn again and again, keys that are read without Enter, and the terminal as
+//! it was afterwards, whatever happens.
+//!
+//! ```text
+//!  Screen::enter ─► pictures, keys ─► drop, or the hook of a panic, or `restore` ─► as it was
+//! ```
+//!
+//! Pictures are drawn under the lock that restoring takes, so none is drawn after the terminal was restored.
+
+use anyhow::{Context, Result};
+use rustix::termios::{
+    InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
+};
+use std::io::{IsTerminal, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The alternate screen without a cursor and without wrapped lines, and back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+/// How long to wait for a key.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// The terminal as it was: `None` while it is as it was. The inner value is that of the input, if that is a terminal.
+static FORMER: Mutex<Option<Option<Termios>>> = Mutex::new(None);
+
+fn former() -> MutexGuard<'static, Option<Option<Termios>>> {
+    FORMER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// See the module. There is one at a time.
+#[derive(Debug)]
+pub struct Screen(());
+
+/// A key that means something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// Up, or k.
+    Up,
+    /// Down, or j.
+    Down,
+    /// A letter, in lower case.
+    Letter(char),
+}
+
+impl Screen {
+    /// Takes the terminal.
+    ///
+    /// # Errors
+    /// If it cannot be set up.
+    pub fn enter() -> Result<Screen> {
+        let stdin = std::io::stdin();
+        let before = if stdin.is_terminal() {
+            let before = tcgetattr(&stdin).context("cannot read the settings of the terminal")?;
+            let mut raw = before.clone();
+            // Ctrl-C still sends a signal. Ctrl-Z would leave this screen to the shell.
+            raw.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+            raw.input_modes -= InputModes::IXON;
+            raw.special_codes[SpecialCodeIndex::VSUSP] = 0;
+            raw.special_codes[SpecialCodeIndex::VMIN] = 0;
+            raw.special_codes[SpecialCodeIndex::VTIME] = (WAIT.as_millis() / 100) as u8;
+            *former() = Some(Some(before.clone()));
+            tcsetattr(&stdin, OptionalActions::Now, &raw).context("cannot set up the terminal")?;
+            Some(before)
+        } else {
+            None
+        };
+        *former() = Some(before);
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            restore();
+            hook(panic);
+        }));
+        write(ENTER)?;
+        Ok(Screen(()))
+    }
+
+    /// Columns and rows of the terminal.
+    pub fn size() -> (usize, usize) {
+        let size = tcgetwinsize(std::io::stdout()).ok();
+        // A serial line does not know its size.
+        let (columns, rows) = size.map_or((0, 0), |s| (usize::from(s.ws_col), usize::from(s.ws_row)));
+        (if columns == 0 { 80 } else { columns }, if rows == 0 { 24 } else { rows })
+    }
+
+    /// Whether the terminal was taken and not restored yet.
+    pub fn is_taken() -> bool {
+        former().is_some()
+    }
+
+    /// Shows these lines, which fit the screen. After [`restore`] it does nothing.
+    ///
+    /// # Errors
+    /// If the terminal is gone.
+    pub fn draw(lines: &[String]) -> Result<()> {
+        let former = former();
+        if former.is_none() {
+            return Ok(());
+        }
+        let mut text = String::from("\x1b[H");
+        for (i, line) in lines.iter().enumerate() {
+            text += line;
+            text += if i + 1 < lines.len() { "\x1b[K\r\n" } else { "\x1b[K\x1b[J" };
+        }
+        write(&text)
+    }
+
+    /// The keys that were pressed within the next tenth of a second.
+    pub fn keys() -> Vec<Key> {
+        let stdin = std::io::stdin();
+        let mut bytes = [0; 64];
+        if !stdin.is_terminal() {
+            std::thread::sleep(WAIT);
+            return Vec::new();
+        }
+        match rustix::io::read(&stdin, &mut bytes) {
+            Ok(n) => parse(&bytes[..n]),
+            Err(_) => {
+                // Without a terminal reads fail at once.
+                std::thread::sleep(WAIT);
+                Vec::new()
+            }
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        restore();
+    }
+}
+
+/// Leaves the terminal as it was before [`Screen::enter`]; once.
+pub fn restore() {
+    let mut former = former();
+    if let Some(before) = former.take() {
+        let _ = write(LEAVE);
+        if let Some(before) = before {
+            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &before);
+        }
+    }
+}
+
+fn write(text: &str) -> Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot write to the terminal")
+}
+
+/// The keys in what a terminal sends; anything else is skipped.
+fn parse(mut bytes: &[u8]) -> Vec<Key> {
+    let mut keys = Vec::new();
+    while let Some((first, rest)) = bytes.split_first() {
+        bytes = rest;
+        match first {
+            0x1b if matches!(rest.first(), Some(b'[' | b'O')) => {
+                // Up to its last byte, as ECMA-48 defines it.
+                let end = rest[1..].iter().position(|b| (0x40..=0x7e).contains(b));
+                match end.map(|end| (end, rest[1 + end])) {
+                    Some((0, b'A')) => keys.push(Key::Up),
+                    Some((0, b'B')) => keys.push(Key::Down),
+                    _ => {}
+                }
+                bytes = end.map_or(&[], |end| &rest[2 + end..]);
+            }
+            b'k' => keys.push(Key::Up),
+            b'j' => keys.push(Key::Down),
+            letter if letter.is_ascii_alphabetic() => {
+                keys.push(Key::Letter(letter.to_ascii_lowercase().into()))
+            }
+            _ => {}
+        }
+    }
+    keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_read_and_all_else_is_skipped() {
+        use Key::{Down, Letter, Up};
+        assert_eq!(parse(b"\x1b[A\x1bOBqPjk"), [Up, Down, Letter('q'), Letter('p'), Down, Up]);
+        // Function keys, modified arrows, a mouse, half a sequence, and what is no key here.
+        assert_eq!(parse(b"\x1b[15~\x1b[1;5A\x1b[<0;10;10Ms"), [Letter('s')]);
+        for odd in [&b"\x1b"[..], b"\x1b[", b"\x1b[12", b"\x1bO", b"\x00\xff\xf0\x9f\x98\x80", b""] {
+            assert_eq!(parse(odd), []);
+        }
+    }
+}
