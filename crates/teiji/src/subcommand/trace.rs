@@ -31,12 +31,8 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         eprintln!("{note}");
     }
     service.may_trace()?;
-    let watch = Watch {
-        flow,
-        flow_text: args.flow.trim().to_owned(),
-        direction: args.direction.into(),
-        matching,
-    };
+    let watch =
+        Watch { flow, flow_text: args.flow.trim().to_owned(), direction: args.direction.into(), matching };
     let spec = TraceSpec {
         watch,
         vms: selected.vms,
