@@ -71,8 +71,7 @@ fn agrees(a: &Agreement, called: Called) {
 /// The filter decides that it is DNS. Questions that are sent again are no further requests, and what is no question is
 /// none.
 fn questions_to_a_dns_server_are_followed() {
-    let case =
-        Case { name: "dns", pairing: Pairing::Dns, arguments: "--flow 'udp dst port 53'", rate: 50.0 };
+    let case = Case { name: "dns", pairing: Pairing::Dns, arguments: "--flow 'udp dst port 53'", rate: 50.0 };
     let server = VM1
         .spawn(
             "exec dnsmasq --keep-in-foreground --conf-file=/dev/null --no-resolv --no-hosts --user=root \

@@ -117,7 +117,6 @@ pub enum Direction {
     Both,
 }
 
-
 /// What a trace is asked to watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watch {

@@ -4,8 +4,8 @@ mod amount;
 mod matching;
 
 use amount::{parse_duration, parse_size};
-use matching::MatchingParser;
 use clap::{Parser, Subcommand, ValueEnum};
+use matching::MatchingParser;
 use std::path::PathBuf;
 use std::time::Duration;
 use teiji_model::flow::{Direction, Matching};

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Requests of DNS over UDP (RFC 1035): which message is a query, which a response, and what they have in common.
+ * Requests of DNS over UDP (RFC 1035): which message is a query, which a response, and what they have in
+ * common.
  *
  *   id  flags  1  -  -  -   www.example.com   type  class   ...
  *       │      │            └ hashed in lower case ┘
  *       │      └ number of questions
  *       └ QR: response; opcode
  *
- * A response repeats the id and the question of its query. Both are hashed here, byte for byte but for the case of
- * the name (servers keep it or do not, RFC 4343), with secrets of their own for each place: the message does not
- * leave the kernel. A message takes part in no request if it is not of exactly that form: another opcode, another
- * number of questions, a name that is compressed, too long, or not complete in the packet's linear part.
+ * A response repeats the id and the question of its query. Both are hashed here, byte for byte but for the
+ * case of the name (servers keep it or do not, RFC 4343), with secrets of their own for each place: the
+ * message does not leave the kernel. A message takes part in no request if it is not of exactly that form:
+ * another opcode, another number of questions, a name that is compressed, too long, or not complete in the
+ * packet's linear part.
  */
 #ifndef TEIJI_DNS_BPF_H
 #define TEIJI_DNS_BPF_H
@@ -63,7 +65,8 @@ static __always_inline void add_question(u64 *a, u64 *b, u32 word, u32 even, u32
 {
 	/* as add_pair() */
 	*a += (settings.question[word] + odd) * (settings.question[word + 1] + even);
-	*b += (settings.question[QUESTION_WORDS + word] + odd) * (settings.question[QUESTION_WORDS + word + 1] + even);
+	*b += (settings.question[QUESTION_WORDS + word] + odd) *
+	      (settings.question[QUESTION_WORDS + word + 1] + even);
 	barrier_var(*a);
 	barrier_var(*b);
 }
@@ -83,7 +86,8 @@ static __always_inline void match_dns(struct packet *p)
 		return;
 	room -= sizeof(h);
 	length = dns_name_length(name, room);
-	if (!length || room - length < sizeof(tail) || bpf_probe_read_kernel(&tail, sizeof(tail), name + length))
+	if (!length || room - length < sizeof(tail) ||
+	    bpf_probe_read_kernel(&tail, sizeof(tail), name + length))
 		return;
 #pragma clang loop unroll(disable)
 	for (i = 0; i < QUESTION_WORDS / 2 - 1; i++) {

@@ -94,7 +94,7 @@ enum counter {
 #define MAX_CPUS 1024
 #define MAX_WAITERS 8	   /* traced threads that wait for a CPU at a time, and are told who has it */
 #define HASH_WORDS 28	   /* words of a packet that take part in its fingerprint */
-#define QUESTION_WORDS 66  /* words of the longest question of DNS: a name of 255 bytes, and what follows it */
+#define QUESTION_WORDS 66  /* words of the longest question of DNS: 255 bytes of name, type, class, id */
 #define SIP_SNAP 512	   /* bytes of a SIP message that are copied when the operator asks for SIP */
 #define MAX_CLOCKS 8192	   /* traced threads */
 #define LOOKUP_SLOTS 65536 /* a power of two: see struct lookup and struct followed */
@@ -223,10 +223,10 @@ struct filter_port {
 
 /* Set before the programs are loaded: the verifier removes code that these values make unreachable. */
 struct settings {
-	__u64 secret[2][HASH_WORDS];	   /* of the fingerprints' two halves: random, and no one else's */
+	__u64 secret[2][HASH_WORDS];	    /* of the fingerprints' two halves: random, and no one else's */
 	__u64 question[2 * QUESTION_WORDS]; /* the same for questions of DNS, one half after the other */
-	__u8 version;		     /* 0: any */
-	__u8 proto;		     /* IPPROTO_*, 0: any; ICMP stands for ICMPv6 as well */
+	__u8 version;			    /* 0: any */
+	__u8 proto;			    /* IPPROTO_*, 0: any; ICMP stands for ICMPv6 as well */
 	__u8 nets;
 	__u8 ports;
 	__u8 directions; /* enum direction, or-ed */

@@ -153,7 +153,11 @@ fn the_longest_name_is_read_and_no_longer_one() {
     let whole = named(&[3, 3]);
     for cut in 0..whole.len() {
         let complete = cut >= whole.len() - 11;
-        assert_eq!(part(&object, false, true, &whole[..cut]).0 == role::ROLE_REQUEST, complete, "{cut} bytes");
+        assert_eq!(
+            part(&object, false, true, &whole[..cut]).0 == role::ROLE_REQUEST,
+            complete,
+            "{cut} bytes"
+        );
     }
 }
 
@@ -166,7 +170,8 @@ fn the_same_question_of_others_is_another_request() {
         change(&mut bytes);
         ask(&object, &bytes, true).unwrap().key
     };
-    let keys = [of(&|_| {}), of(&|b| b[29] ^= 1), of(&|b| b[33] ^= 1), of(&|b| b[35] ^= 1), of(&|b| b[37] ^= 1)];
+    let keys =
+        [of(&|_| {}), of(&|b| b[29] ^= 1), of(&|b| b[33] ^= 1), of(&|b| b[35] ^= 1), of(&|b| b[37] ^= 1)];
     for (i, key) in keys.iter().enumerate() {
         assert!(!keys[..i].contains(key), "{i}");
     }
