@@ -6,16 +6,18 @@
 //!
 //!            ┌──────────┐      ┌───────────────────────────┐      ┌───────┐
 //!  start ───►│ 1 Header │─────►│ 2 Events, 128 So far,     │─────►│ 3 End │──► end of file
-//!            └──────────┘  │   │ 129 Change, 130 Of stream │  ▲   └───────┘
+//!            └──────────┘  │   │ 129 Change, 130 Of stream,│  ▲   └───────┘
+//!                          │   │ 131 States                │  │
 //!                          │   └──┬─────────────────────▲──┘  │
 //!                          │      └─────────────────────┘     │
 //!                          └──────────────────────────────────┘
 //! ```
 //!
 //! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`] of the host, Of stream a [`StreamId`] and as many of its
-//! events, Change a [`Change`], End and So far the [`Counters`]; each in postcard's encoding. Without the Changes and
-//! streams that an older reader skips, a recording tells less, and nothing wrong: VMs that came later are not in it, and
-//! guests are seen from the host only.
+//! events, States as many of the host's [`VcpuState`]s (from version 4 on), Change a [`Change`], End and So far the
+//! [`Counters`]; each in postcard's encoding. Without the Changes, streams and states that an older reader skips, a recording
+//! tells less, and nothing wrong: VMs that came later are not in it, guests are seen from the host only, and it is not known
+//! what vCPUs did while requests were in a guest.
 //!
 //! A later version of the format says by `reader` which version a reader has to know at least. A reader skips frames that
 //! it does not know if their type is [`OPTIONAL`] or higher; others are necessary to understand the recording. Versions 1
@@ -43,7 +45,9 @@ pub use read::{Reader, fuzz};
 pub use write::Writer;
 
 #[cfg(doc)]
-use crate::{event::Event, report::Counters, report::Meta, stream::Change, stream::StreamId};
+use crate::{
+    event::Event, event::VcpuState, report::Counters, report::Meta, stream::Change, stream::StreamId,
+};
 #[cfg(doc)]
 use std::io::{Read, Write};
 
@@ -51,7 +55,10 @@ use std::io::{Read, Write};
 pub const MAGIC: &[u8; 8] = b"TEIJIREC";
 
 /// The version that is written. Incremented when the format, or the shape of anything in it, changes.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
+
+/// The version that a reader of it has to know at least: what is newer is in frames that it may skip.
+pub const READER: u16 = 3;
 
 /// The oldest version that is read.
 pub const OLDEST: u16 = 1;
@@ -82,6 +89,7 @@ const END: u8 = 3;
 const SO_FAR: u8 = OPTIONAL;
 const CHANGE: u8 = OPTIONAL + 1;
 const OF_STREAM: u8 = OPTIONAL + 2;
+const STATES: u8 = OPTIONAL + 3;
 
 /// Why a recording cannot be read or written. Positions are offsets in the file, bytes.
 #[derive(Debug, thiserror::Error)]
