@@ -355,6 +355,7 @@ mod tests {
     fn finding(cause: Cause, stage: Stage, state: ThreadState, preempted_by: Vec<Preemptor>) -> Finding {
         let evidence = Evidence {
             stage,
+            part: None,
             state: Some(state),
             share: 0.5,
             time_share: 0.5,

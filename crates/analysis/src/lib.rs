@@ -15,6 +15,7 @@
 //! | `vm_stats`, `inside_stats`, `stats` | statistics in bounded memory |
 //! | [`interval`] | what was completed since a trace was last looked at |
 //! | `over_time` | requests, queues and bursts over the trace |
+//! | [`guest_cells`] | the time in the guest in finer parts, for the causes |
 //! | [`finding`] | what makes requests slow: one file for each cause, and their table |
 //! | [`verdict`] | ranks the causes and names the first; its documentation defines the rule |
 //! | [`absence`] | why there is no complete request |
@@ -34,6 +35,7 @@
 pub mod absence;
 mod expiring;
 pub mod finding;
+pub mod guest_cells;
 mod hash;
 mod heaviest;
 mod inside_stats;
@@ -212,6 +214,8 @@ impl Analyzer {
                     self.drop_names.insert(d.why, d.name);
                 }
             }
+            // What is missing of a vCPU's states shows by the next one.
+            EventKind::VcpuState(_) if self.sorter.is_late(event.ts) => {}
             // A name that comes late is no loss.
             EventKind::ThreadName(name) if self.sorter.is_late(event.ts) => self.joiner.name_thread(&name),
             _ => {

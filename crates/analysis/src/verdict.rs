@@ -48,9 +48,9 @@ pub fn rank(input: &RuleInput<'_>) -> (Verdict, Vec<Finding>) {
         return (nothing(input.requests), Vec::new());
     };
     let varies = fluctuates(total);
-    let of_fluctuation = candidates(input.stages, true);
+    let of_fluctuation = candidates(input.stages, input.guest, true);
     let fluctuation = varies && of_fluctuation.first().is_some_and(|c| c.share >= MIN_CAUSE_SHARE);
-    let all = if fluctuation { of_fluctuation } else { candidates(input.stages, false) };
+    let all = if fluctuation { of_fluctuation } else { candidates(input.stages, input.guest, false) };
     let Some(first) = all.first() else { return (nothing(input.requests), Vec::new()) };
     let host = all.iter().find(|c| c.is_of_host());
     let (blamed, stands_out) = match host {
@@ -79,7 +79,7 @@ pub fn rank(input: &RuleInput<'_>) -> (Verdict, Vec<Finding>) {
 
 /// The cause in at most 12 words.
 fn headline(blamed: &Candidate, stands_out: bool, fluctuation: bool) -> String {
-    let (share, stage) = (percent(blamed.share), blamed.evidence.first().map_or("", |e| e.stage.name()));
+    let (share, stage) = (percent(blamed.share), blamed.evidence.first().map_or("", |e| e.place()));
     let of = if fluctuation { "fluctuation" } else { "time" };
     match stands_out {
         true => format!("{} ({stage}): {share} of the {of}", blamed.rule.title),
@@ -116,7 +116,7 @@ fn nothing(requests: &RequestCounts) -> Verdict {
 /// The stages in which a cause is seen, if there are several: `: vcpu_wake 60 %, guest 11 %`.
 fn stages_text(cause: &Candidate) -> String {
     let much: Vec<_> = cause.evidence.iter().filter(|e| e.share >= 0.01).collect();
-    let each = |e: &&Evidence| format!("{} {}", e.stage.name(), percent(e.share));
+    let each = |e: &&Evidence| format!("{} {}", e.place(), percent(e.share));
     match much.len() {
         0 | 1 => String::new(),
         _ => format!(": {}", much.iter().map(each).collect::<Vec<_>>().join(", ")),

@@ -1,10 +1,11 @@
 //! The statistics of one VM's packets and requests: counts, distributions, shares, the slowest requests.
 
 use crate::finding::RuleInput;
+use crate::guest_cells::GuestCells;
 use crate::hash::Seeded;
 use crate::heaviest::Heaviest;
 use crate::inside_stats::InsideStats;
-use crate::join::Exclusion;
+use crate::join::{Divided, Exclusion};
 use crate::over_time::OverTimeStats;
 use crate::stats::{Series, Shares};
 use crate::threads::{Thread, Threads};
@@ -70,6 +71,7 @@ pub(crate) struct VmStats {
     slowest: Vec<Request>,
     pub(crate) over_time: OverTimeStats,
     pub(crate) inside: InsideStats,
+    guest_cells: GuestCells,
     /// How long others waited while a thread had their CPU, ns, by stage and thread; and by stage alone.
     waits: Heaviest<(Stage, Thread)>,
     waited: [u64; Stage::COUNT],
@@ -95,6 +97,7 @@ impl VmStats {
             slowest: Vec::new(),
             over_time: OverTimeStats::new(started),
             inside: InsideStats::new(),
+            guest_cells: GuestCells::new(hasher),
             waits: Heaviest::new(hasher),
             waited: [0; Stage::COUNT],
         }
@@ -111,8 +114,9 @@ impl VmStats {
     }
 
     /// Adds a complete request. The threads that preempted others are given by their numbers in `threads`.
-    pub(crate) fn request(&mut self, joined: &Joined, threads: &Threads) {
+    pub(crate) fn request(&mut self, joined: &Joined, divided: Option<&Divided>, threads: &Threads) {
         let r = &joined.request;
+        self.guest_cells.add(r, divided, threads);
         let mut ns = [0; Stage::COUNT];
         let mut cells = [0; CELLS];
         for (i, s) in r.stages.iter().enumerate().take(Stage::COUNT) {
@@ -212,10 +216,13 @@ impl VmStats {
             outside: self.group_outside.dist(),
         });
         let waits = self.waits();
+        let (guest, guest_waits) = (self.guest_cells.report(), self.guest_cells.waits());
         let input = RuleInput {
             requests: &self.requests,
             total: total.as_ref(),
             stages: &stages,
+            guest: &guest,
+            guest_waits: &guest_waits,
             length,
             waits: &waits,
             name,

@@ -196,7 +196,7 @@ fn stages_text(finding: &Finding) -> String {
 
 /// `vcpu_wake, asleep (79 % of the time, 80 % of the fluctuation)`.
 fn stage_text(e: &Evidence) -> String {
-    let mut text = e.stage.name().to_owned();
+    let mut text = e.place().to_owned();
     if let (Some(state), Some(actor)) = (e.state, e.stage.actor()) {
         text += &format!(", {}", state.name(actor));
     }

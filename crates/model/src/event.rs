@@ -50,6 +50,8 @@ pub enum EventKind {
     Print(Print),
     /// What a guest reported: the only kind of event in a guest's stream.
     Guest(guest::EventKind),
+    /// What a vCPU's thread does from now on.
+    VcpuState(VcpuState),
 }
 
 /// Where on the path a packet was seen.
@@ -236,6 +238,43 @@ pub struct Print {
     pub fingerprint: u64,
     /// The same packet in [`guest::EventKind`].
     pub print: u64,
+}
+
+/// A vCPU's thread went to sleep, began to poll or to wait for a CPU, or did so no longer. Reported of VMs whose guests report
+/// events themselves, for each such change but not for guest entries and exits; of a vCPU that goes on running, now and then.
+///
+/// `clock` is its clock at [`Event::ts`] exactly: the times in two events in a row add up to the time between them, and all of
+/// it is in one state ([`ThreadState::Guest`] and [`ThreadState::Run`] count as one). Otherwise an event in between is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VcpuState {
+    /// The VMM's process id.
+    pub vm: u32,
+    /// The vCPU by KVM's number.
+    pub vcpu: u32,
+    /// The same vCPU by its index in the VM; see [`Interrupt::index`].
+    pub index: Option<u16>,
+    /// What it does from now on.
+    pub state: ThreadState,
+    /// Its clock.
+    pub clock: Split,
+    /// A thread that had its CPU while it waited; see [`Packet::preempted_by`].
+    pub preempted_by: u32,
+}
+
+/// A vCPU that enters guest mode, as a reading of its clock.
+impl From<&GuestEntry> for VcpuState {
+    fn from(e: &GuestEntry) -> Self {
+        let (vm, vcpu, clock, preempted_by) = (e.vm, e.vcpu, e.clock, e.preempted_by);
+        VcpuState { vm, vcpu, index: None, state: ThreadState::Guest, clock, preempted_by }
+    }
+}
+
+/// A vCPU whose exit is a kick, as a reading of its clock.
+impl From<&Kick> for VcpuState {
+    fn from(k: &Kick) -> Self {
+        let (vm, vcpu, clock, preempted_by) = (k.vm, k.vcpu, k.clock, k.preempted_by);
+        VcpuState { vm, vcpu, index: None, state: ThreadState::Run, clock, preempted_by }
+    }
 }
 
 /// A thread's name.

@@ -6,6 +6,7 @@
 //! where else to look.
 
 use crate::reason::Blame;
+use crate::report::GuestPart;
 use crate::stage::{Actor, Stage, ThreadState};
 use crate::units::DURATION;
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,14 @@ causes! {
     GuestHalts, "guest_halts";
     /// Time in the guest; what the vCPU does is not known.
     GuestTime, "guest_time";
+    /// A packet is in the guest, and the vCPU that has to handle it next is halted.
+    PacketWaitsForHaltedVcpu, "packet_waits_for_halted_vcpu";
+    /// A packet is in the socket while the vCPU of its reader runs something else.
+    ReaderWaitsInGuest, "reader_waits_in_guest";
+    /// The application works on the answer.
+    Application, "application";
+    /// The same, by a thread that is created for the request.
+    ThreadPerRequest, "thread_per_request";
     /// A vhost worker is runnable while another thread has its CPU.
     WorkerWaitsForCpu, "worker_waits_for_cpu";
     /// A sleeping vhost worker is woken up.
@@ -120,6 +129,9 @@ impl Finding {
 pub struct Evidence {
     /// Which stage.
     pub stage: Stage,
+    /// Which part of the stage `guest`, for requests that the guest's reports divide.
+    #[serde(default)]
+    pub part: Option<GuestPart>,
     /// What the stage's thread was doing; `None` if that is not known or no thread carries the stage.
     pub state: Option<ThreadState>,
     /// The part's share of what was judged, like [`Finding::share`].
@@ -133,6 +145,11 @@ pub struct Evidence {
 }
 
 impl Evidence {
+    /// The name of the part of the guest's time, or that of the stage.
+    pub fn place(&self) -> &'static str {
+        self.part.map_or(self.stage.name(), GuestPart::name)
+    }
+
     /// Whether the part has at least [`SIGNIFICANT_SHARE`] of the time or of the fluctuation.
     pub fn is_significant(&self) -> bool {
         self.time_share >= SIGNIFICANT_SHARE || self.fluctuation_share >= SIGNIFICANT_SHARE
@@ -285,6 +302,7 @@ mod tests {
         ] {
             let part = Evidence {
                 stage: Stage::Irq,
+                part: None,
                 state: None,
                 share: 1.0,
                 time_share,

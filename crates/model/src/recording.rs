@@ -6,16 +6,18 @@
 //!
 //!            ┌──────────┐      ┌───────────────────────────┐      ┌───────┐
 //!  start ───►│ 1 Header │─────►│ 2 Events, 128 So far,     │─────►│ 3 End │──► end of file
-//!            └──────────┘  │   │ 129 Change, 130 Of stream │  ▲   └───────┘
+//!            └──────────┘  │   │ 129 Change, 130 Of stream,│  ▲   └───────┘
+//!                          │   │ 131 States                │  │
 //!                          │   └──┬─────────────────────▲──┘  │
 //!                          │      └─────────────────────┘     │
 //!                          └──────────────────────────────────┘
 //! ```
 //!
 //! Header holds [`Meta`], Events up to [`MAX_EVENTS`] of [`Event`] of the host, Of stream a [`StreamId`] and as many of its
-//! events, Change a [`Change`], End and So far the [`Counters`]; each in postcard's encoding. Without the Changes and
-//! streams that an older reader skips, a recording tells less, and nothing wrong: VMs that came later are not in it, and
-//! guests are seen from the host only.
+//! events, States as many of the host's [`VcpuState`]s (from version 4 on), Change a [`Change`], End and So far the
+//! [`Counters`]; each in postcard's encoding. Without the Changes, streams and states that an older reader skips, a recording
+//! tells less, and nothing wrong: VMs that came later are not in it, guests are seen from the host only, and it is not known
+//! what vCPUs did while requests were in a guest.
 //!
 //! Version 4 added ways of matching, which a recording that uses one asks its reader to know
 //! ([`Matching::since`](crate::flow::Matching)); all others are still read by teijis of version 3.
@@ -47,7 +49,7 @@ pub use write::Writer;
 
 use crate::report::Meta;
 #[cfg(doc)]
-use crate::{event::Event, report::Counters, stream::Change, stream::StreamId};
+use crate::{event::Event, event::VcpuState, report::Counters, stream::Change, stream::StreamId};
 #[cfg(doc)]
 use std::io::{Read, Write};
 
@@ -86,6 +88,7 @@ const END: u8 = 3;
 const SO_FAR: u8 = OPTIONAL;
 const CHANGE: u8 = OPTIONAL + 1;
 const OF_STREAM: u8 = OPTIONAL + 2;
+const STATES: u8 = OPTIONAL + 3;
 
 /// Why a recording cannot be read or written. Positions are offsets in the file, bytes.
 #[derive(Debug, thiserror::Error)]

@@ -386,6 +386,10 @@ impl GuestPart {
 pub struct InsideRequest {
     /// The times of the parts, ns, in the order of [`GuestPart::ALL`]. They add up to `guest` and `preempted`.
     pub parts: [u64; GuestPart::COUNT],
+    /// What the vCPU concerned was doing in each part; each adds up to its part. `None` if it is not known, or if there was
+    /// no single one.
+    #[serde(default)]
+    pub splits: [Option<Split>; GuestPart::COUNT],
     /// The thread that took the packet from the socket, by the guest's number; 0 if the guest's kernel answered.
     pub reader: u32,
     /// The thread that sent the answer, by the guest's number; 0 if it is not known.
@@ -411,6 +415,10 @@ pub struct Inside {
     /// Complete requests that are not divided because a report came before its cause, by more than the clock may be
     /// wrong.
     pub violations: u64,
+    /// Requests that are divided, but not by what the vCPUs did, because the guest claims that something happened on a vCPU that
+    /// had no CPU at that time.
+    #[serde(default)]
+    pub contradictions: u64,
     /// The parts, in the order of time.
     pub parts: Vec<InsidePart>,
     /// Requests whose reader was asleep when the packet came.
@@ -426,12 +434,29 @@ pub struct Inside {
 }
 
 /// A part of the time in the guest, over all requests that are divided.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InsidePart {
     /// The part.
     pub part: GuestPart,
     /// Its durations.
     pub dist: Dist,
+    /// Its share of the time in the guest, 0 to 1.
+    pub time_share: f64,
+    /// Its share of the fluctuation of the time in the guest.
+    pub fluctuation_share: f64,
+    /// The same by what the vCPU concerned was doing; the last one, without a state, is what is not known. They add up to the
+    /// part.
+    #[serde(default)]
+    pub states: Vec<InsideState>,
+}
+
+/// What is spent of a part of the time in the guest while the vCPU concerned was in one state.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct InsideState {
+    /// The state; `None` if it is not known.
+    pub state: Option<ThreadState>,
+    /// Mean, ns.
+    pub mean: f64,
     /// Its share of the time in the guest, 0 to 1.
     pub time_share: f64,
     /// Its share of the fluctuation of the time in the guest.

@@ -52,6 +52,7 @@ impl Session<'_> {
             EventKind::Packet(Packet { preempted_by, .. }) => *preempted_by,
             EventKind::GuestEntry(e) => e.preempted_by,
             EventKind::Kick(k) => k.preempted_by,
+            EventKind::VcpuState(s) => s.preempted_by,
             _ => 0,
         };
         self.events += u64::from(!matches!(item.event.kind, EventKind::Lost(_)));

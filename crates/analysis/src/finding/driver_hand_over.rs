@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::DriverHandOver,
     title: "hand-over to the link's driver",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::WireOut, None)],
     explanation: "The frame had left the qdisc, and it took long until the NIC's driver had it: another CPU held the \
                   driver's lock, or packet sockets received it first.",

@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::FramesWaitForWorker,
     title: "frames wait for the vhost worker",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::VhostTx, None)],
     explanation: "The guest's frames waited in its transmit ring until the vhost worker took them; what the worker \
                   did meanwhile was not seen.",

@@ -1,6 +1,7 @@
 //! The guest uses the vCPU: its kernel, its service, or other programs.
 
 use super::{PROFILE_GUEST, Rule, State};
+use crate::guest_cells::Row;
 use teiji_model::finding::{Cause, Remedy};
 use teiji_model::reason::Blame;
 use teiji_model::stage::Stage;
@@ -9,6 +10,11 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::GuestRuns,
     title: "guest itself runs",
     blame: Blame::Guest,
+    inside: &[
+        (Row::Irq, Some(State::Guest)),
+        (Row::Stack, Some(State::Guest)),
+        (Row::Tx, Some(State::Guest)),
+    ],
     parts: &[(Stage::Guest, Some(State::Guest))],
     explanation: "The guest had its CPU and used it, from the interrupt to its answer: its kernel, the service, or other \
                   programs in the guest that ran instead.",

@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::InterruptDelivery,
     title: "delivery of the interrupt",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::Irq, None)],
     explanation: "vhost had signalled the packet, and KVM took long to find the vCPU that the interrupt is for and to accept \
                   it there.",

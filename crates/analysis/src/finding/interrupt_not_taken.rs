@@ -10,6 +10,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::InterruptNotTaken,
     title: "vCPU runs before taking the interrupt",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::VcpuWake, Some(State::Guest))],
     explanation: "The vCPU was in guest mode, and did something else before it took the packet's interrupt: \
                   guests switch interrupts off while they handle others.",

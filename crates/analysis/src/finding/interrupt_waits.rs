@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::InterruptWaits,
     title: "interrupt waits for the vCPU",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::VcpuWake, None)],
     explanation: "The interrupt was accepted for the vCPU and took long to reach it; what the vCPU's thread did meanwhile \
                   was not seen.",

@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::LinkQueue,
     title: "queue of the link",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::Qdisc, None)],
     explanation: "The frame waited in the link's qdisc: more packets were to leave by the link than it can send, or \
                   the qdisc limits the rate.",

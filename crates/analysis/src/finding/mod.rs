@@ -6,7 +6,8 @@
 //! A `Rule` says which parts of the path are its evidence, what they mean for people, and what shortens them. Every
 //! part of a stage belongs to exactly one cause, so that the shares of the causes add up like those of the stages. A
 //! part is the time of a stage, or the part of it that its thread spent in one state; the remainder of a split is a
-//! part without a state. Evidence in several stages may belong to one cause: a vhost worker waits for its CPU in
+//! part without a state. If the guest reports events, the stage `guest` has finer parts (`Row`), each of which belongs to exactly
+//! one cause as well. Evidence in several stages may belong to one cause: a vhost worker waits for its CPU in
 //! `tap_queue` and in `vhost_tx`.
 //!
 //! [`rank`](crate::verdict) sorts the causes. The findings are the cause that the verdict names, and every other cause
@@ -17,6 +18,7 @@
 //! [`MIN_REQUESTS`] complete requests; more than a tenth of the requests in no figure; a part for which the state of the thread
 //! is not known. No doubt means high confidence, one means medium, more mean low.
 
+mod application;
 mod driver_hand_over;
 mod frames_wait_for_worker;
 mod guest_halts;
@@ -26,9 +28,12 @@ mod interrupt_delivery;
 mod interrupt_not_taken;
 mod interrupt_waits;
 mod link_queue;
+mod packet_waits_for_halted_vcpu;
 mod packets_wait_for_worker;
+mod reader_waits_in_guest;
 mod receive_path;
 mod ring_fill;
+mod thread_per_request;
 mod transmit_path;
 mod unattributed;
 mod vcpu_exits;
@@ -39,6 +44,7 @@ mod worker_busy;
 mod worker_waits_for_cpu;
 mod worker_wake_up;
 
+use crate::guest_cells::{GuestCell, Row};
 use crate::threads::Thread;
 use std::collections::BTreeMap;
 use teiji_model::finding::{Cause, Confidence, Evidence, Finding, PolicyChange, Preemptor, Remedy};
@@ -65,6 +71,8 @@ pub(crate) struct Rule {
     pub(crate) blame: Blame,
     /// The parts of the path that are its evidence. A stage that no thread carries has no state.
     parts: &'static [(Stage, Option<State>)],
+    /// The kinds of time in the guest that are its evidence, if the guest reports events: instead of the stage `guest`.
+    inside: &'static [(Row, Option<State>)],
     /// For people.
     explanation: &'static str,
     remedy: fn(&RuleInput<'_>, &[Evidence]) -> Remedy,
@@ -81,6 +89,10 @@ static RULES: [Rule; Cause::ALL.len()] = [
     guest_runs::RULE,
     guest_halts::RULE,
     guest_time::RULE,
+    packet_waits_for_halted_vcpu::RULE,
+    reader_waits_in_guest::RULE,
+    application::RULE,
+    thread_per_request::RULE,
     worker_waits_for_cpu::RULE,
     worker_wake_up::RULE,
     worker_busy::RULE,
@@ -118,6 +130,14 @@ fn rule(stage: Stage, state: Option<State>) -> &'static Rule {
     RULES.iter().find(|rule| rule.parts.contains(&part)).unwrap_or(&unattributed::RULE)
 }
 
+/// The rule of a kind of time in the guest.
+fn rule_inside(row: Row, state: Option<State>) -> &'static Rule {
+    if row == Row::Undivided {
+        return rule(Stage::Guest, state);
+    }
+    RULES.iter().find(|rule| rule.inside.contains(&(row, state))).unwrap_or(&unattributed::RULE)
+}
+
 /// The input of the rules: what a trace saw of one VM.
 #[derive(Clone, Copy)]
 pub struct RuleInput<'a> {
@@ -127,6 +147,10 @@ pub struct RuleInput<'a> {
     pub total: Option<&'a Dist>,
     /// The stages.
     pub stages: &'a [StageReport],
+    /// The stage `guest` in finer parts, which add up to it; empty if the guest reports nothing.
+    pub guest: &'a [GuestCell],
+    /// As `waits`, for these parts.
+    pub guest_waits: &'a [(Row, Thread, u64)],
     /// The length of the trace, ns.
     pub length: u64,
     /// Threads that had the CPU while another thread waited: stage, thread, time waited (ns).
@@ -170,20 +194,29 @@ impl Candidate {
 
 /// All causes by their shares of the fluctuation or of the time of a typical request; the one with the largest part
 /// first.
-pub(crate) fn candidates(stages: &[StageReport], fluctuation: bool) -> Vec<Candidate> {
+pub(crate) fn candidates(stages: &[StageReport], guest: &[GuestCell], fluctuation: bool) -> Vec<Candidate> {
     let mut all: Vec<Candidate> = Vec::new();
     let typical =
         |s: &StageReport| s.parts.iter().map(|p| p.p50).fold(0, u64::saturating_add).max(s.dist.p50) as f64;
     let sum = stages.iter().map(typical).sum::<f64>().max(1.0);
     // A report may come from a file: a share that is not a number counts as 0.
     let number = |share: f64| if share.is_finite() { share } else { 0.0 };
-    let mut add = |mut e: Evidence| {
+    let mut add = |mut e: Evidence, rule: &'static Rule| {
         e.share = number(e.share);
-        let rule = rule(e.stage, e.state);
         match all.iter_mut().find(|c| c.rule.cause == rule.cause) {
             Some(c) => {
                 c.share += e.share;
-                c.evidence.push(e);
+                // Two kinds of time may be one part of the path.
+                let same = |o: &&mut Evidence| (o.stage, o.part, o.state) == (e.stage, e.part, e.state);
+                match c.evidence.iter_mut().find(same).filter(|_| e.part.is_some()) {
+                    Some(other) => {
+                        other.share += e.share;
+                        other.time_share += e.time_share;
+                        other.fluctuation_share += e.fluctuation_share;
+                        other.length = other.length.zip(e.length).map(|(a, b)| a.saturating_add(b));
+                    }
+                    None => c.evidence.push(e),
+                }
             }
             None => all.push(Candidate { rule, share: e.share, evidence: vec![e] }),
         }
@@ -191,28 +224,51 @@ pub(crate) fn candidates(stages: &[StageReport], fluctuation: bool) -> Vec<Candi
     for s in stages {
         let mut rest = Evidence {
             stage: s.stage,
+            part: None,
             state: None,
             share: if fluctuation { s.fluctuation_share } else { typical(s) / sum },
             time_share: s.time_share,
             fluctuation_share: s.fluctuation_share,
             length: Some(s.dist.mean.max(s.dist.p50 as f64) as u64),
         };
+        // What of the stage is in its parts.
+        let mut less = |part: Evidence, rule: &'static Rule| {
+            rest.share -= number(part.share);
+            rest.time_share -= part.time_share;
+            rest.fluctuation_share -= part.fluctuation_share;
+            rest.length = None;
+            add(part, rule);
+        };
+        if s.stage == Stage::Guest && !guest.is_empty() {
+            // The stage's typical time, divided as its mean is.
+            let scale = typical(s) / guest.iter().map(|cell| cell.mean).sum::<f64>().max(1.0) / sum;
+            for cell in guest {
+                let part = Evidence {
+                    stage: s.stage,
+                    part: cell.row.part(),
+                    state: cell.state,
+                    share: if fluctuation { cell.fluctuation_share } else { cell.mean * scale },
+                    time_share: cell.time_share,
+                    fluctuation_share: cell.fluctuation_share,
+                    length: Some(cell.mean as u64),
+                };
+                less(part, rule_inside(cell.row, cell.state));
+            }
+            continue;
+        }
         for p in &s.parts {
             let part = Evidence {
                 stage: s.stage,
+                part: None,
                 state: Some(p.state),
                 share: if fluctuation { p.fluctuation_share } else { p.p50 as f64 / sum },
                 time_share: p.time_share,
                 fluctuation_share: p.fluctuation_share,
                 length: Some(p.mean.max(p.p50 as f64) as u64),
             };
-            rest.share -= number(part.share);
-            rest.time_share -= part.time_share;
-            rest.fluctuation_share -= part.fluctuation_share;
-            rest.length = None;
-            add(part);
+            less(part, rule(s.stage, Some(p.state)));
         }
-        add(rest);
+        add(rest, rule(s.stage, None));
     }
     for c in &mut all {
         c.evidence.sort_by(|a, b| b.share.total_cmp(&a.share));
@@ -254,7 +310,7 @@ fn doubts(input: &RuleInput<'_>, evidence: &[Evidence]) -> Vec<String> {
         doubts.push(format!("{} of the requests are in no figure", percent(left_out)));
     }
     if let Some(e) = evidence.iter().find(|e| e.state.is_none() && e.stage.actor().is_some()) {
-        doubts.push(format!("what the thread did in {} was not seen", e.stage.name()));
+        doubts.push(format!("what the thread did in {} was not seen", e.place()));
     }
     doubts
 }
@@ -266,7 +322,13 @@ fn preemptors(evidence: &[Evidence], input: &RuleInput<'_>) -> Vec<Preemptor> {
     }
     let mut of_thread: BTreeMap<Thread, u64> = BTreeMap::new();
     for (stage, thread, ns) in input.waits {
-        if evidence.iter().any(|e| e.stage == *stage) {
+        if evidence.iter().any(|e| e.stage == *stage && e.part.is_none()) {
+            let sum = of_thread.entry(*thread).or_default();
+            *sum = sum.saturating_add(*ns);
+        }
+    }
+    for (row, thread, ns) in input.guest_waits {
+        if evidence.iter().any(|e| e.part.is_some() && e.part == row.part()) {
             let sum = of_thread.entry(*thread).or_default();
             *sum = sum.saturating_add(*ns);
         }

@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::PacketsWaitForWorker,
     title: "packets wait for the vhost worker",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::TapQueue, None)],
     explanation: "Packets waited on the tap until the vhost worker took them; what the worker did meanwhile was not \
                   seen.",

@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::ReceivePath,
     title: "host's network stack, inbound",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::SwitchIn, None)],
     explanation: "The host took long to bring the packet from its NIC to the VM's tap: bridge or Open vSwitch, firewall \
                   rules, softirqs that came late.",

@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::RingFill,
     title: "vhost worker fills the guest's ring",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::VhostRx, None)],
     explanation: "The vhost worker copied the packet into the guest's receive ring and signalled it late: it handles \
                   many at a time, or the ring was full.",

@@ -1,5 +1,6 @@
 use super::*;
 use std::collections::BTreeSet;
+use teiji_model::report::GuestPart;
 
 #[test]
 fn the_table_has_each_cause_at_its_place_and_tells_them_apart() {
@@ -27,6 +28,73 @@ fn every_part_of_the_path_belongs_to_exactly_one_cause() {
     }
 }
 
+#[test]
+fn every_kind_of_time_in_the_guest_belongs_to_exactly_one_cause() {
+    for row in Row::ALL {
+        for state in State::ALL.into_iter().map(Some).chain([None]) {
+            let of: Vec<_> =
+                RULES.iter().filter(|r| r.inside.contains(&(row, state))).map(|r| r.cause).collect();
+            // What is not divided has the causes of the stage.
+            let (wanted, found) = match row {
+                Row::Undivided => (0, rule(Stage::Guest, state).cause),
+                _ => (1, of.first().copied().unwrap_or(Cause::Unattributed)),
+            };
+            assert_eq!(
+                (of.len(), rule_inside(row, state).cause),
+                (wanted, found),
+                "{row:?} {state:?}: {of:?}"
+            );
+            assert_ne!(found, Cause::Unattributed, "{row:?} {state:?}");
+        }
+    }
+}
+
+/// The shares of causes add up to those of the stages, also where the guest's reports divide a stage further.
+#[test]
+fn finer_parts_of_the_guest_replace_its_stage() {
+    let dist = Dist { count: 100, mean: 80_000.0, p50: 80_000, ..Dist::default() };
+    let guest =
+        StageReport { stage: Stage::Guest, dist, time_share: 0.8, fluctuation_share: 0.7, parts: vec![] };
+    let rest = StageReport {
+        stage: Stage::Irq,
+        dist: Dist { mean: 20_000.0, p50: 20_000, ..dist },
+        time_share: 0.2,
+        fluctuation_share: 0.3,
+        parts: vec![],
+    };
+    let cell = |row, state, share: f64| GuestCell {
+        row,
+        state,
+        mean: share * 80_000.0,
+        time_share: 0.8 * share,
+        fluctuation_share: 0.7 * share,
+    };
+    let cells = [
+        cell(Row::ReaderBusy, Some(State::Guest), 0.125),
+        cell(Row::ReaderWoken, Some(State::Guest), 0.125),
+        cell(Row::ReaderWoken, Some(State::Asleep), 0.5),
+        cell(Row::Undivided, None, 0.25),
+    ];
+    for fluctuation in [false, true] {
+        let of = candidates(&[rest.clone(), guest.clone()], &cells, fluctuation);
+        let all: f64 = of.iter().map(|c| c.share).sum();
+        assert!((all - 1.0).abs() < 1e-9, "{all}");
+        let first = &of[0];
+        assert_eq!(first.rule.cause, Cause::PacketWaitsForHaltedVcpu);
+        assert_eq!(
+            (first.evidence[0].part, first.evidence[0].place()),
+            (Some(GuestPart::SocketWait), "socket_wait")
+        );
+        let of_cause = |cause| of.iter().find(|c| c.rule.cause == cause).unwrap();
+        // Two kinds of time, one part of the path.
+        assert_eq!(of_cause(Cause::ReaderWaitsInGuest).evidence.len(), 1);
+        let wanted = if fluctuation { 0.7 } else { 0.8 };
+        for (cause, share) in [(Cause::ReaderWaitsInGuest, 0.25), (Cause::GuestTime, 0.25)] {
+            assert!((of_cause(cause).share - wanted * share).abs() < 1e-9, "{cause:?}");
+        }
+    }
+}
+
 /// With any figures nothing panics, and shares stay between 0 and 1.
 #[test]
 fn a_remedy_is_lines_or_a_reason_for_none() {
@@ -37,14 +105,22 @@ fn a_remedy_is_lines_or_a_reason_for_none() {
                 requests: &requests,
                 total: None,
                 stages: &[],
+                guest: &[],
+                guest_waits: &[],
                 length,
                 waits: &[],
                 name: &|_| String::new(),
             };
-            for (rule, (stage, state)) in RULES.iter().flat_map(|r| r.parts.iter().map(move |p| (r, *p))) {
+            let inside = |row: Row| (Stage::Guest, row.part());
+            let places = RULES.iter().flat_map(|r| {
+                let parts = r.parts.iter().map(move |p| (r, (p.0, None), p.1));
+                parts.chain(r.inside.iter().map(move |p| (r, inside(p.0), p.1)))
+            });
+            for (rule, (stage, part), state) in places {
                 let share = 0.5;
                 let e = Evidence {
                     stage,
+                    part,
                     state,
                     share,
                     time_share: share,
@@ -55,7 +131,8 @@ fn a_remedy_is_lines_or_a_reason_for_none() {
                 assert_eq!(remedy.change.is_some(), !remedy.lines.is_empty());
                 assert!(!remedy.text.is_empty());
                 let known = matches!(rule.cause, Cause::VcpuWaitsForCpu | Cause::WorkerWaitsForCpu)
-                    || (rule.cause == Cause::VcpuWakeUp && (100..=2_000_000_000).contains(&length))
+                    || (matches!(rule.cause, Cause::VcpuWakeUp | Cause::PacketWaitsForHaltedVcpu)
+                        && (100..=2_000_000_000).contains(&length))
                     || (rule.cause == Cause::WorkerWakeUp && ns == 70_000);
                 assert_eq!(remedy.change.is_some(), known, "{:?} {length} {ns}: {remedy:?}", rule.cause);
             }
@@ -79,6 +156,8 @@ fn what_no_stage_explains_is_teijis() {
         requests: &requests,
         total: Some(&dist),
         stages: &stages,
+        guest: &[],
+        guest_waits: &[],
         length: 1,
         waits: &[],
         name: &|_| String::new(),
@@ -97,6 +176,6 @@ fn what_is_no_number_is_no_share() {
         fluctuation_share: share,
         parts: Vec::new(),
     };
-    let of = candidates(&[stage(Stage::Irq, f64::NAN), stage(Stage::Qdisc, 0.4)], true);
+    let of = candidates(&[stage(Stage::Irq, f64::NAN), stage(Stage::Qdisc, 0.4)], &[], true);
     assert_eq!((of[0].rule.cause, of[0].share), (Cause::LinkQueue, 0.4));
 }

@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::TransmitPath,
     title: "host's network stack, outbound",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::SwitchOut, None)],
     explanation: "The host took long to bring the VM's frame to the queue of the link: bridge or Open vSwitch, firewall \
                   rules.",

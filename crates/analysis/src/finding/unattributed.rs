@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::Unattributed,
     title: "time that no stage explains",
     blame: Blame::Teiji,
+    inside: &[],
     parts: &[(Stage::Unattributed, None)],
     explanation: "The stages of these requests do not add up to their time: teiji missed a part of their path.",
     remedy: |_, _| Remedy::elsewhere("no stage accounts for it: trace again, with a larger --buffer"),

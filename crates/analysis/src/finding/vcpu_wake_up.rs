@@ -19,13 +19,15 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::VcpuWakeUp,
     title: "wake-up of the halted vCPU",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::VcpuWake, Some(State::Asleep))],
     explanation: "The guest was idle, so its vCPU had halted and its thread slept. The interrupt had to wake the CPU up, \
                   then the thread, then bring the vCPU back to guest mode.",
     remedy: |input, _| remedy(input),
 };
 
-fn remedy(input: &RuleInput<'_>) -> Remedy {
+/// How to keep a halted vCPU from having to be woken.
+pub(super) fn remedy(input: &RuleInput<'_>) -> Remedy {
     let Some(gap) = input.gap() else {
         return Remedy::none("the time to poll for is not known, as no request was seen: trace longer");
     };

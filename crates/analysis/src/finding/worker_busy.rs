@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::WorkerBusy,
     title: "vhost worker is busy",
     blame: Blame::Host,
+    inside: &[],
     // A worker is never in guest mode and does not halt; if its clock says so, it was on its CPU.
     parts: &[
         (Stage::TapQueue, Some(State::Run)),

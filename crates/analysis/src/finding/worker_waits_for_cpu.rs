@@ -9,6 +9,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::WorkerWaitsForCpu,
     title: "vhost worker waits for a CPU",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::TapQueue, Some(State::Ready)), (Stage::VhostTx, Some(State::Ready))],
     explanation: "The vhost worker, which carries the VM's packets, could run, and the host's scheduler ran another thread \
                   on its CPU.",

@@ -21,6 +21,7 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::WorkerWakeUp,
     title: "wake-up of the vhost worker",
     blame: Blame::Host,
+    inside: &[],
     parts: &[(Stage::TapQueue, Some(State::Asleep)), (Stage::VhostTx, Some(State::Asleep))],
     explanation: "There were no packets, so the vhost worker slept, and had to be woken up for the packet: an \
                   interrupt to its CPU, the exit from the CPU's idle state, the scheduler.",

@@ -8,12 +8,27 @@
 //! of a request's packet and of its response are found when the request is complete. What a guest reports is used for its
 //! own requests only, and only if no report comes before its cause: the guest entry before `Received`, and so on until the
 //! kick. Times may contradict each other by as much as the guest's clock may be wrong.
+//!
+//! Each part is divided further by what the vCPU concerned was doing ([`Vcpus`]):
+//!
+//! | part | whose states |
+//! | --- | --- |
+//! | `guest_irq`, `guest_stack` | the vCPU that took the interrupt, if the packet was received, and queued, on it |
+//! | `socket_wait` | the vCPU on which the packet was read |
+//! | `app` | the same, if the answer was sent on it |
+//! | `guest_tx` | the vCPU on which the answer was sent, if it is the one that kicked |
+//!
+//! Otherwise the thread, or the packet, moved between vCPUs at a time that is not known, and the part is not divided. If the
+//! guest claims that something happened on a vCPU that had no CPU at that time, no part of the request is.
 
+use super::vcpus::{Vcpus, Wait};
 use crate::expiring::ExpiringMap;
+use crate::guest_cells::Row;
 use crate::hash::{Map, Seeded};
-use teiji_model::event::Print;
+use teiji_model::event::{Print, VcpuState};
 use teiji_model::guest::EventKind;
-use teiji_model::report::InsideRequest;
+use teiji_model::report::{GuestPart, InsideRequest};
+use teiji_model::stage::Split;
 use teiji_model::stream::StreamId;
 
 /// Packets of the host whose print is known, and packets of a guest that are followed at once.
@@ -28,6 +43,7 @@ struct GuestPacket {
     received: u64,
     received_on: u16,
     queued: u64,
+    queued_on: u16,
     backlog: u32,
     read: u64,
     read_on: u16,
@@ -35,6 +51,7 @@ struct GuestPacket {
     woken: u64,
     running: u64,
     sent: u64,
+    sent_on: u16,
     sender: u32,
     began: u64,
 }
@@ -49,10 +66,11 @@ struct Guest {
     packets: ExpiringMap<u64, GuestPacket>,
     /// When its threads began.
     threads: Map<u32, u64>,
+    vcpus: Vcpus,
 }
 
 /// How a request is divided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Division {
     /// Its VM reports nothing.
     NotReported,
@@ -60,7 +78,34 @@ pub(crate) enum Division {
     Incomplete,
     /// A report came before its cause.
     Violation,
-    Divided(InsideRequest),
+    Divided(Box<Divided>),
+}
+
+/// A request that is divided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Divided {
+    pub(crate) request: InsideRequest,
+    /// The same time, by [`Row`]: ns, and what the vCPU concerned did, if that is known.
+    pub(crate) rows: [(u64, Option<Split>); Row::COUNT],
+    /// Waits for a CPU: where, the number of the thread that had it, ns.
+    pub(crate) waits: Vec<(Row, u32, u64)>,
+    /// The guest claims that a vCPU did something while it had no CPU.
+    pub(crate) contradicted: bool,
+}
+
+/// What the host saw of a request in the guest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stay {
+    /// The process id of the VM.
+    pub(super) pid: u32,
+    /// The fingerprints of request and response.
+    pub(super) fingerprints: [u64; 2],
+    /// When the vCPU entered with the interrupt, and which vCPU that was, by KVM's number.
+    pub(super) entered: u64,
+    pub(super) entered_on: u32,
+    /// When the response was kicked out, and by which vCPU; if it had no kick, when it was sent.
+    pub(super) left: u64,
+    pub(super) left_on: Option<u32>,
 }
 
 /// See the module.
@@ -85,6 +130,7 @@ impl InsideTable {
             error,
             packets: ExpiringMap::new(MAX_OF_GUEST, hasher),
             threads: Map::with_hasher(hasher),
+            vcpus: Vcpus::new(hasher),
         };
         let guest = self.guests.entry(stream).or_insert_with(new);
         guest.error = guest.error.max(error);
@@ -97,6 +143,13 @@ impl InsideTable {
 
     pub(super) fn print(&mut self, now: u64, p: &Print) {
         self.prints.insert(p.fingerprint, p.print, now);
+    }
+
+    /// What a vCPU does from now on, as the host sees it. It is of use if the VM's guest reports events.
+    pub(super) fn vcpu(&mut self, now: u64, state: &VcpuState) {
+        if let Some(guest) = self.guest(state.vm) {
+            guest.vcpus.add(now, state);
+        }
     }
 
     /// A guest's report.
@@ -126,14 +179,15 @@ impl InsideTable {
                 (packet.received, packet.received_on) = (now, cpu);
             }
             EventKind::Queued { backlog, .. } if packet.queued == 0 => {
-                (packet.queued, packet.backlog) = (now, *backlog);
+                (packet.queued, packet.queued_on, packet.backlog) = (now, cpu, *backlog);
             }
             EventKind::Read { tid, woken, running, .. } if packet.read == 0 => {
                 (packet.read, packet.read_on, packet.reader) = (now, cpu, *tid);
                 (packet.woken, packet.running) = (*woken, *running);
             }
             EventKind::Sent { tid, began, .. } if packet.sent == 0 => {
-                (packet.sent, packet.sender, packet.began) = (now, *tid, *began);
+                (packet.sent, packet.sent_on) = (now, cpu);
+                (packet.sender, packet.began) = (*tid, *began);
             }
             _ => {}
         }
@@ -154,11 +208,11 @@ impl InsideTable {
         latest.and_then(|stream| self.guests.get_mut(&stream))
     }
 
-    /// Divides the time from `entered` to `left` of a request of the VM with this process id, whose packets have these
-    /// fingerprints.
-    pub(super) fn divide(&mut self, pid: u32, fingerprints: [u64; 2], entered: u64, left: u64) -> Division {
-        let prints = fingerprints.map(|fingerprint| self.prints.get(&fingerprint).copied());
-        let Some(guest) = self.guest(pid) else { return Division::NotReported };
+    /// Divides the time of a request in the guest.
+    pub(super) fn divide(&mut self, stay: &Stay) -> Division {
+        let Stay { entered, left, .. } = *stay;
+        let prints = stay.fingerprints.map(|fingerprint| self.prints.get(&fingerprint).copied());
+        let Some(guest) = self.guest(stay.pid) else { return Division::NotReported };
         let [request, response] = prints.map(|print| print.and_then(|print| guest.packets.remove(&print)));
         let (Some(request), Some(response)) = (request, response) else { return Division::Incomplete };
         if request.received == 0 || response.sent == 0 {
@@ -174,29 +228,34 @@ impl InsideTable {
             [request.received, request.queued, request.read, response.began]
         };
         let mut at = entered;
-        let mut parts = [0; 5];
-        for (part, point) in parts.iter_mut().zip(points.into_iter().chain([left])) {
+        let mut parts = [0; GuestPart::COUNT];
+        let mut begin = [0; GuestPart::COUNT];
+        for ((part, begin), point) in parts.iter_mut().zip(&mut begin).zip(points.into_iter().chain([left])) {
             // Each has the error of its own clock; host and guest differ by that of the guest.
             if point.saturating_add(guest.error) < at || point > left.saturating_add(guest.error) {
                 return Division::Violation;
             }
             let next = point.clamp(at, left.max(at));
-            *part = next - at;
+            (*part, *begin) = (next - at, at);
             at = next;
         }
         if response.sent > left.saturating_add(guest.error) {
             return Division::Violation;
         }
         let began = guest.threads.get(&response.sender).copied().unwrap_or(0);
-        Division::Divided(InsideRequest {
+        let inside = InsideRequest {
             parts,
+            splits: Default::default(),
             reader: request.reader,
             sender: response.sender,
             woken: (request.woken != 0).then(|| request.running.saturating_sub(request.woken)),
             moved: !by_kernel && request.read_on != request.received_on,
             new_thread: !by_kernel && began != 0 && began >= request.read,
             backlog: request.backlog,
-        })
+        };
+        let steps =
+            Steps { stay, request: &request, response: &response, by_kernel, begin, error: guest.error };
+        Division::Divided(Box::new(steps.divided(inside, &guest.vcpus)))
     }
 
     /// `ttl`: how long a request may wait for its response, ns.
@@ -205,6 +264,85 @@ impl InsideTable {
         while self.prints.pop_until(then).is_some() {}
         for guest in self.guests.values_mut() {
             while guest.packets.pop_until(then).is_some() {}
+            guest.vcpus.expire(then);
         }
+    }
+}
+
+/// What both sides know of a request that is divided.
+struct Steps<'a> {
+    stay: &'a Stay,
+    request: &'a GuestPacket,
+    response: &'a GuestPacket,
+    by_kernel: bool,
+    /// When each part begins, ns.
+    begin: [u64; GuestPart::COUNT],
+    error: u64,
+}
+
+impl Steps<'_> {
+    /// Divides the parts by what the vCPUs did.
+    fn divided(&self, mut inside: InsideRequest, vcpus: &Vcpus) -> Divided {
+        let (request, response) = (self.request, self.response);
+        let on = |cpu: u16| vcpus.number(cpu);
+        // By KVM's number; None: it is not known which.
+        let (received, queued, read, sent) =
+            (on(request.received_on), on(request.queued_on), on(request.read_on), on(response.sent_on));
+        let same = |a: Option<u32>, b: Option<u32>| a.filter(|_| a == b);
+        let sockets = !self.by_kernel;
+        let claims = [
+            (true, received, request.received),
+            (sockets, queued, request.queued),
+            (sockets, read, request.read),
+            (true, sent, response.sent),
+        ];
+        let denied = |(made, vcpu, ts): (bool, Option<u32>, u64)| {
+            made && vcpu.is_some_and(|vcpu| vcpus.ran(vcpu, ts, self.error) == Some(false))
+        };
+        let contradicted = claims.into_iter().any(denied);
+        // For each part: the vCPU concerned.
+        let of: [Option<u32>; GuestPart::COUNT] = [
+            same(received, Some(self.stay.entered_on)),
+            same(received, if sockets { queued } else { sent }),
+            read.filter(|_| sockets),
+            same(read, sent).filter(|_| sockets),
+            same(sent, self.stay.left_on.or(sent)),
+        ];
+        let mut rows = [(0, Some(Split::default())); Row::COUNT];
+        let mut waits = Vec::new();
+        for (i, part) in GuestPart::ALL.into_iter().enumerate() {
+            let (begin, end) = (self.begin[i], self.begin[i] + inside.parts[i]);
+            let (row, then) = match part {
+                GuestPart::GuestIrq => (Row::Irq, None),
+                GuestPart::GuestStack => (Row::Stack, None),
+                GuestPart::SocketWait if request.woken != 0 => {
+                    (Row::ReaderBusy, Some((request.woken.clamp(begin, end), Row::ReaderWoken)))
+                }
+                GuestPart::SocketWait => (Row::ReaderBusy, None),
+                GuestPart::App if inside.new_thread => (Row::NewThread, None),
+                GuestPart::App => (Row::App, None),
+                GuestPart::GuestTx => (Row::Tx, None),
+            };
+            let middle = then.map_or(end, |(at, _)| at);
+            let mut set = |row: Row, from: u64, to: u64| {
+                let mut of_row: Vec<Wait> = Vec::new();
+                let split = match of[i] {
+                    _ if from == to => Some(Split::default()),
+                    Some(vcpu) if !contradicted => vcpus.split(vcpu, from, to, &mut of_row),
+                    _ => None,
+                };
+                waits.extend(of_row.into_iter().map(|(thread, ns)| (row, thread, ns)));
+                rows[row as usize] = (to - from, split);
+                split
+            };
+            let first = set(row, begin, middle);
+            let second = then.map_or(Some(Split::default()), |(_, row)| set(row, middle, end));
+            inside.splits[i] = first.zip(second).map(|(a, b)| {
+                let mut sum = a;
+                sum.0.iter_mut().zip(b.0).for_each(|(sum, ns)| *sum += ns);
+                sum
+            });
+        }
+        Divided { request: inside, rows, waits, contradicted }
     }
 }

@@ -17,6 +17,7 @@
 //! | [`outbound`] | fingerprint |
 //! | [`request`] | key, within a VM |
 //! | [`inside`] | print, within a VM: what its guest reports |
+//! | [`vcpus`] | nothing: it keeps what the vCPUs of guests did |
 //! | [`group`] | SIP call |
 //! | [`waterfall`] | nothing: it computes the stages of a joined request |
 //! | [`validity`] | nothing: it says why a packet or request cannot be used |
@@ -40,6 +41,7 @@ mod inside;
 mod outbound;
 mod request;
 mod validity;
+mod vcpus;
 mod waterfall;
 
 use crate::Options;
@@ -48,8 +50,10 @@ use crate::lost::LostWindows;
 use crate::threads::Threads;
 use crate::vm_stats::VmStats;
 use inbound::IdenticalPackets;
-pub(crate) use inside::Division;
-use teiji_model::event::{Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, ThreadName};
+pub(crate) use inside::{Divided, Division};
+use teiji_model::event::{
+    Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, ThreadName, VcpuState,
+};
 use teiji_model::flow::Matching;
 use teiji_model::host::{DataPlane, Vm};
 use teiji_model::report::{Joined, Meta, Reason};
@@ -261,6 +265,7 @@ impl Joiner {
             EventKind::Packet(Packet { preempted_by: thread, .. })
             | EventKind::GuestEntry(GuestEntry { preempted_by: thread, .. })
             | EventKind::Kick(Kick { preempted_by: thread, .. })
+            | EventKind::VcpuState(VcpuState { preempted_by: thread, .. })
                 if *thread != 0 =>
             {
                 *thread = c.threads.number(*thread);
@@ -289,8 +294,12 @@ impl Joiner {
                 }
             },
             EventKind::Interrupt(i) => self.inbound.interrupt(now, i, c, requests),
-            EventKind::GuestEntry(e) => self.inbound.guest_entry(now, e, c, requests),
+            EventKind::GuestEntry(e) => {
+                requests.inside.vcpu(now, &e.into());
+                self.inbound.guest_entry(now, e, c, requests);
+            }
             EventKind::Kick(k) => {
+                requests.inside.vcpu(now, &k.into());
                 if let Some(tap) = c.tap(k.ifindex) {
                     let tap = &mut c.taps[tap];
                     if c.pids[tap.vm as usize] == k.vm
@@ -313,6 +322,7 @@ impl Joiner {
             }
             EventKind::ThreadName(name) => c.threads.named(name),
             EventKind::Print(print) => requests.inside.print(now, print),
+            EventKind::VcpuState(state) => requests.inside.vcpu(now, state),
             EventKind::DropName(_) | EventKind::Lost(_) | EventKind::Guest(_) => {}
         }
     }

@@ -25,7 +25,7 @@ mod drops;
 
 use super::delivery::InboundPacket;
 use super::group::Groups;
-use super::inside::{Division, InsideTable};
+use super::inside::{Division, InsideTable, Stay};
 use super::outbound::OutboundPacket;
 use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
@@ -303,18 +303,20 @@ impl RequestTable {
         }
         let Some(open) = self.open.remove(id) else { return };
         let division = open.inbound.as_ref().map_or(Division::NotReported, |packet| {
-            let left = open.kick.map_or(sent.sent, |(ts, _)| ts);
-            self.inside.divide(
-                c.pids[open.vm as usize],
-                [packet.fingerprint, open.response],
-                packet.entered,
-                left,
-            )
+            self.inside.divide(&Stay {
+                pid: c.pids[open.vm as usize],
+                fingerprints: [packet.fingerprint, open.response],
+                entered: packet.entered,
+                entered_on: packet.vcpu,
+                left: open.kick.map_or(sent.sent, |(ts, _)| ts),
+                left_on: open.kick.map(|(_, kick)| kick.vcpu),
+            })
         });
         let stats = &mut c.vm_stats[open.vm as usize];
         stats.requests.complete += 1;
-        self.joined.request.inside = stats.inside.add(division);
-        stats.request(&self.joined, &c.threads);
+        let divided = stats.inside.add(&division);
+        self.joined.request.inside = divided.map(|divided| divided.request);
+        stats.request(&self.joined, divided, &c.threads);
         for (_, thread) in &mut self.joined.preempted_by {
             *thread = c.threads.thread(*thread).tid;
         }

@@ -75,8 +75,16 @@ fn judge(
     waits: &[(Stage, Thread, u64)],
     name: &dyn Fn(Thread) -> String,
 ) -> Judgement {
-    let (verdict, findings) =
-        rank(&RuleInput { requests, total, stages, length: 1_000_000_000, waits, name });
+    let (verdict, findings) = rank(&RuleInput {
+        requests,
+        total,
+        stages,
+        guest: &[],
+        guest_waits: &[],
+        length: 1_000_000_000,
+        waits,
+        name,
+    });
     let Verdict { headline, details, fluctuation } = verdict;
     println!("{headline} {details:?}");
     let first = findings.first();

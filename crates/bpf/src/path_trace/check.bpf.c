@@ -90,6 +90,18 @@ int meet(struct thread *t)
 	return c ? c->vcpu + 1 : 0;
 }
 
+#define TOLD_VM 7
+
+/* Gives a thread the clock of a vCPU. */
+SEC("syscall")
+int meet_vcpu(struct thread *t)
+{
+	struct clock fresh = {.vcpu = t->vcpu, .index = t->vcpu, .vm = TOLD_VM, .actor = ACTOR_VCPU};
+	struct clock *c = clock_new(t->tid, &fresh);
+
+	return c ? c->vcpu + 1 : 0;
+}
+
 /* A thread ends. */
 SEC("syscall")
 int end(struct thread *t)

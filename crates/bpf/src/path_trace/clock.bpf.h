@@ -184,6 +184,65 @@ static __always_inline u8 clock_read_or_zeros(struct clock *c, u64 now, u64 *spe
 	return STATE_UNKNOWN;
 }
 
+/*
+ * Whether a change of a clock's state is told: that of a vCPU whose guest reports events itself, into or out
+ * of a halt (asleep, polling) or a wait for a CPU. Between guest mode and exits there are too many.
+ */
+static __always_inline bool is_told(const struct clock *c, u8 before, u8 after)
+{
+	before = before == STATE_RUN ? STATE_GUEST : before;
+	after = after == STATE_RUN ? STATE_GUEST : after;
+	return before != after && c->actor == ACTOR_VCPU && hinted(c->vm, HINT_STATES);
+}
+
+/*
+ * Reports what a vCPU does, with its clock as of the last change: so the clocks of two records in a row add
+ * up to the time between them, and show if a record in between is missing. So none that is left out can
+ * mislead: there are STATES_AT_ONCE in each span, and they fill at most half of the buffer, so that they cost
+ * no other record its place. Who reads them counts what is missing. Not inlined, for the verifier's sake; the
+ * caller does not hold the lock. If the state changes again in between, both report the later one.
+ */
+__noinline int tell_state(u32 tid)
+{
+	struct clock *c = clock_of(tid);
+	u64 spent[STATES], since;
+	struct rec_state *r;
+	u32 preempted_by;
+	u8 state;
+	int i;
+
+	if (!c)
+		return 0;
+	bpf_spin_lock(&c->lock);
+	since = c->since;
+	state = c->state;
+	preempted_by = c->preempted_by;
+	for (i = 0; i < STATES; i++)
+		spent[i] = c->spent[i];
+	if (since >> 26 != c->told_at >> 26)
+		c->told = 0;
+	c->told_at = since;
+	c->told += 1;
+	i = c->told;
+	bpf_spin_unlock(&c->lock);
+	if (i > STATES_AT_ONCE || state >= STATES ||
+	    bpf_ringbuf_query(&records, BPF_RB_AVAIL_DATA) >
+		bpf_ringbuf_query(&records, BPF_RB_RING_SIZE) / 2)
+		return 0;
+	r = bpf_ringbuf_reserve(&records, sizeof(*r), 0);
+	if (!r)
+		return 0;
+	fill_head(&r->head, since, REC_STATE, 0, 0);
+	r->vm = c->vm;
+	r->vcpu = c->vcpu;
+	r->index = c->index < NOT_KNOWN ? c->index : NOT_KNOWN;
+	r->preempted_by = preempted_by;
+	r->state = state;
+	__builtin_memcpy(r->clock, spent, sizeof(spent));
+	submit(r);
+	return 1;
+}
+
 /* The clock of the vhost worker that runs this, made when it is first met. */
 static __always_inline struct clock *worker_clock(u64 now)
 {

@@ -3,7 +3,7 @@ use super::EventWithPayload;
 use super::types::{self, delivery, point, record_type, role, thread_state, unknown};
 use teiji_model::event::{
     Delivery, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match, Packet, Point, Print,
-    Role, padded,
+    Role, VcpuState, padded,
 };
 use teiji_model::stage::{Split, ThreadState};
 use teiji_model::stream::StreamId;
@@ -88,6 +88,17 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
         record_type::REC_PRINT => {
             let r: types::rec_print = read(bytes)?;
             EventKind::Print(Print { fingerprint: r.fingerprint, print: r.print })
+        }
+        record_type::REC_STATE => {
+            let r: types::rec_state = read(bytes)?;
+            EventKind::VcpuState(VcpuState {
+                vm: r.vm,
+                vcpu: r.vcpu,
+                index: known(r.index),
+                state: state(r.state)?,
+                clock: Split(r.clock),
+                preempted_by: r.preempted_by,
+            })
         }
         _ => return None,
     };
@@ -201,7 +212,7 @@ mod tests {
     #[test]
     fn short_and_strange_records_are_none() {
         for n in 0..size_of::<types::rec_sip>() {
-            for t in 0..=7u8 {
+            for t in 0..=9u8 {
                 let mut bytes = vec![0xff; n];
                 if n > 11 {
                     bytes[10] = t;

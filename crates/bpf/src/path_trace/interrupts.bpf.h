@@ -5,6 +5,8 @@
 #ifndef TEIJI_INTERRUPTS_BPF_H
 #define TEIJI_INTERRUPTS_BPF_H
 
+#define TELL_AFTER (1 << 20) /* ns: see on_kvm_entry() */
+
 /* The tap queue behind a vhost-net virtqueue. */
 static __always_inline bool queue_of(struct vhost_virtqueue *vq, struct tap_queue *q)
 {
@@ -351,6 +353,7 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 	u64 now, id = bpf_get_current_pid_tgid(), spent[STATES], upto;
 	u32 tid = id, vm = id >> 32;
 	struct clock *c = clock_of(tid);
+	u8 before;
 
 	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
 		return 0;
@@ -374,7 +377,12 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 	if (c->vcpu != (u32)vcpu->vcpu_id || c->vm != vm)
 		learn_vcpu(c, vm, vcpu->vcpu_id);
 	c->apic = (u64)vcpu->arch.apic;
+	before = c->state;
 	clock_set(c, now, STATE_GUEST);
+	/* also now and then in between: until the next record it is not known how much of the time was exits
+	 */
+	if (is_told(c, before, STATE_GUEST) || (now - c->told_at > TELL_AFTER && hinted(vm, HINT_STATES)))
+		tell_state(tid);
 	if (c->injected_upto) {
 		clock_read(c, now, spent);
 		emit_entry(c, now, c->injected_upto, c->injected_vector, spent);
@@ -406,10 +414,17 @@ int BPF_PROG(on_kvm_exit)
 SEC("fentry/kvm_arch_no_poll")
 int BPF_PROG(on_halt, struct kvm_vcpu *vcpu)
 {
-	struct clock *c = clock_of(current_tid());
+	u32 tid = current_tid();
+	struct clock *c = clock_of(tid);
+	u8 state = STATE_ASLEEP;
 
-	if (c)
-		clock_set(c, bpf_ktime_get_ns(), vcpu->halt_poll_ns ? STATE_POLL : STATE_ASLEEP);
+	if (!c)
+		return 0;
+	if (vcpu->halt_poll_ns)
+		state = STATE_POLL;
+	clock_set(c, bpf_ktime_get_ns(), state);
+	if (is_told(c, STATE_RUN, state))
+		tell_state(tid);
 	return 0;
 }
 

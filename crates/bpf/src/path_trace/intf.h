@@ -31,6 +31,7 @@ enum record_type {
 	REC_KICK,
 	REC_DROP,
 	REC_PRINT,
+	REC_STATE,
 };
 
 /* The order is that of model::event::Point. */
@@ -92,19 +93,21 @@ enum counter {
 #define MAX_NETS 2
 #define MAX_PORTS 2
 #define MAX_CPUS 1024
-#define MAX_WAITERS 8	   /* traced threads that wait for a CPU at a time, and are told who has it */
-#define HASH_WORDS 28	   /* words of a packet that take part in its fingerprint */
-#define QUESTION_WORDS 66  /* words of the longest question of DNS: 255 bytes of name, type, class, id */
-#define SIP_SNAP 512	   /* bytes of a SIP message that are copied when the operator asks for SIP */
-#define MAX_CLOCKS 8192	   /* traced threads */
-#define LOOKUP_SLOTS 65536 /* a power of two: see struct lookup and struct followed */
+#define MAX_WAITERS 8	    /* traced threads that wait for a CPU at a time, and are told who has it */
+#define HASH_WORDS 28	    /* words of a packet that take part in its fingerprint */
+#define QUESTION_WORDS 66   /* words of the longest question of DNS: 255 bytes of name, type, class, id */
+#define SIP_SNAP 512	    /* bytes of a SIP message that are copied when the operator asks for SIP */
+#define MAX_CLOCKS 8192	    /* traced threads */
+#define STATES_AT_ONCE 1024 /* records of a vCPU's states in each span of 2^26 ns (67 ms) */
+#define LOOKUP_SLOTS 65536  /* a power of two: see struct lookup and struct followed */
 
 /* What a number may identify: see struct followed. */
 enum hint {
-	HINT_TAP = 1,	/* traced, by ifindex */
-	HINT_VM = 2,	/* traced, by process id */
-	HINT_MAC = 4,	/* a traced guest's, by the last two bytes */
-	HINT_GUEST = 8, /* a tap whose guest reports events itself, by ifindex */
+	HINT_TAP = 1,	  /* traced, by ifindex */
+	HINT_VM = 2,	  /* traced, by process id */
+	HINT_MAC = 4,	  /* a traced guest's, by the last two bytes */
+	HINT_GUEST = 8,	  /* a tap whose guest reports events itself, by ifindex */
+	HINT_STATES = 16, /* a VM whose guest does, by process id: the states of its vCPUs are told */
 };
 
 #define DROP_LOCATION 64 /* bytes of the name of the function that dropped a packet */
@@ -204,6 +207,18 @@ struct rec_print {
 	struct rec_head head;
 	__u64 fingerprint;
 	__u64 print;
+};
+
+/* A vCPU thread's state and clock: see tell_state(). */
+struct rec_state {
+	struct rec_head head;
+	__u32 vm;
+	__u32 vcpu; /* KVM's number */
+	__u32 preempted_by;
+	__u16 index; /* of the same vCPU in the VM; NOT_KNOWN */
+	__u8 state;  /* since head.ts */
+	__u8 pad;
+	__u64 clock[STATES];
 };
 
 /* A prefix of a filter; addresses in network order, IPv4 in the first word. */

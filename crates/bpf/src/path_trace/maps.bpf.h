@@ -18,6 +18,7 @@ struct {
 	struct rec_drop drop;
 	struct rec_drop_sip drop_sip;
 	struct rec_print print;
+	struct rec_state state;
 	struct tap_queue tap_queue;
 	struct vcpu_key vcpu_key;
 	struct clock_ref clock_ref;
@@ -111,6 +112,10 @@ struct clock {
 	u64 since;
 	u64 spent[STATES];
 
+	/* vCPU whose states are told: when it was last told, and how often in that span; see tell_state() */
+	u64 told_at;
+	u32 told;
+	u32 pad1;
 	u32 vm; /* the VMM's process id */
 	/* vCPU: KVM's number of it, VCPU_UNKNOWN until it is told or its first kvm_entry tells it */
 	u32 vcpu;

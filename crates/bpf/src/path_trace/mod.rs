@@ -30,7 +30,7 @@ use libbpf_rs::{
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::OnceLock;
-use teiji_model::event::Event;
+use teiji_model::event::{Event, EventKind};
 use teiji_model::flow::{Matching, Watch};
 use teiji_model::guest::Secret;
 use teiji_model::host::Vm;
@@ -320,6 +320,8 @@ impl Tracer {
     /// Hands on the events that were taken out; returns how many.
     pub fn take_events(&mut self, each: &mut dyn FnMut(&mut EventWithPayload)) -> usize {
         let mut batch = self.batch.borrow_mut();
+        // Not between the others: a recording has these in frames of their own.
+        batch.sort_by_key(|e| matches!(e.event.kind, EventKind::VcpuState(_)));
         batch.iter_mut().for_each(each);
         let taken = batch.len();
         batch.clear();

@@ -143,6 +143,15 @@ impl Targets {
         Ok(())
     }
 
+    /// Marks the VMs whose guests report events themselves, and no others: a mark that stays would cost records.
+    fn tell_states(&mut self) {
+        let (mark, slots) = (hint::HINT_STATES.0 as u8, self.followed.hints.len());
+        self.followed.hints.iter_mut().for_each(|hints| *hints &= !mark);
+        for pid in self.secrets.keys() {
+            self.followed.hints[*pid as usize % slots] |= mark;
+        }
+    }
+
     /// Follows a VM no longer.
     ///
     /// # Errors
@@ -199,8 +208,10 @@ impl Targets {
         self.followed.hints[number as usize % slots] |= what.0 as u8;
     }
 
-    /// Lets the kernel half know of hints. It reads them while they are written; they only ever grow.
+    /// Lets the kernel half know of hints. It reads them while they are written; all but those of [`Targets::tell_states`]
+    /// only ever grow.
     fn announce(&mut self) -> Result<(), Error> {
+        self.tell_states();
         self.followed.by_mac = by_mac(self.now.values()).into();
         put(&self.place, "followed", &0u32.to_ne_bytes(), bytes_of(self.followed.as_ref()))
     }

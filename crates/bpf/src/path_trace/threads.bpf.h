@@ -98,6 +98,7 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 	struct cpu *r = cpu_of(number);
 	u64 now = 0;
 	u32 waited_on = NO_CPU;
+	bool told;
 
 	r->tid = in;
 	if (to) {
@@ -106,10 +107,13 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 		clock_account(to, now);
 		if (to->state == STATE_READY)
 			waited_on = to->waits_on;
+		told = is_told(to, to->state, to->resume);
 		to->state = to->resume;
 		bpf_spin_unlock(&to->lock);
 		if (waited_on != NO_CPU)
 			delist(in, waited_on);
+		if (told)
+			tell_state(in);
 	}
 
 	if (r->waiting) {
@@ -123,6 +127,7 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 			now = bpf_ktime_get_ns();
 		bpf_spin_lock(&c->lock);
 		clock_account(c, now);
+		told = is_told(c, c->state, runnable ? STATE_READY : STATE_ASLEEP);
 		if (runnable) {
 			c->resume = c->state;
 			wait_begins(c, number, in);
@@ -135,6 +140,8 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 		bpf_spin_unlock(&c->lock);
 		if (runnable)
 			enlist(c, out, number);
+		if (told)
+			tell_state(out);
 	}
 }
 
@@ -165,6 +172,8 @@ static __always_inline void woken(u32 tid, u32 number)
 	bpf_spin_unlock(&c->lock);
 	if (waits)
 		enlist(c, tid, number);
+	if (waits && is_told(c, STATE_ASLEEP, STATE_READY))
+		tell_state(tid);
 }
 
 SEC("tp_btf/sched_wakeup")

@@ -59,6 +59,8 @@ pub fn find(report: &mut Report) {
             requests: &vm.requests,
             total: vm.total.as_ref(),
             stages: &vm.stages,
+            guest: &[],
+            guest_waits: &[],
             length: report.counters.ended.saturating_sub(report.meta.started),
             waits: &[],
             name: &|_| String::new(),

@@ -2,7 +2,7 @@
 
 use super::{
     CHANGE, END, EVENTS, Error, FRAME_HEAD, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, MIN_EVENT,
-    OF_STREAM, OLDEST, OPTIONAL, SO_FAR, VERSION, check, checksum, preamble, v1,
+    OF_STREAM, OLDEST, OPTIONAL, SO_FAR, STATES, VERSION, check, checksum, preamble, v1,
 };
 use crate::event::Event;
 use crate::report::{Counters, Meta};
@@ -179,6 +179,7 @@ impl<R: Read> Reader<R> {
                     check::stream(stream).map_err(|what| self.malformed(what))?;
                     self.begin_events(stream, begin)?;
                 }
+                STATES if self.version >= 4 => self.begin_events(StreamId::HOST, 0)?,
                 OPTIONAL.. if self.version >= 3 => {}
                 HEADER => return Err(self.malformed("a second Header")),
                 _ => return Err(self.malformed("unknown type of frame")),

@@ -1,10 +1,10 @@
 //! Writing a recording.
 
 use super::{
-    CHANGE, END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, OF_STREAM, SO_FAR, VERSION,
-    check, checksum, preamble, reader_of,
+    CHANGE, END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, OF_STREAM, SO_FAR, STATES,
+    VERSION, check, checksum, preamble, reader_of,
 };
-use crate::event::Event;
+use crate::event::{Event, EventKind};
 use crate::report::{Counters, Meta};
 use crate::stream::{Change, StreamId};
 use serde::Serialize;
@@ -17,8 +17,10 @@ const FLUSH: usize = 1 << 20;
 pub struct Writer<W: Write> {
     out: W,
     at: u64,
-    /// The encoded events of the next frame, which are all of one stream, and their number.
+    /// The encoded events of the next frame, which are all of one stream, and their number; whether they are the states of
+    /// vCPUs.
     stream: StreamId,
+    states: bool,
     buf: Vec<u8>,
     count: u32,
 }
@@ -30,7 +32,7 @@ impl<W: Write> Writer<W> {
     /// [`Error::Io`]; [`Error::Malformed`] or [`Error::TooLarge`] if a reader would refuse `meta`.
     pub fn new(out: W, meta: &Meta) -> Result<Self, Error> {
         let buf = Vec::with_capacity(FLUSH + 4096);
-        let mut w = Writer { out, at: 0, stream: StreamId::HOST, buf, count: 0 };
+        let mut w = Writer { out, at: 0, stream: StreamId::HOST, states: false, buf, count: 0 };
         check::meta(meta).map_err(|what| Error::Malformed { at: 0, what })?;
         w.put(MAGIC)?;
         w.put(&preamble(VERSION, reader_of(meta)))?;
@@ -51,13 +53,14 @@ impl<W: Write> Writer<W> {
     /// [`Error::Io`]; [`Error::Malformed`] if a reader would refuse the stream or the CPU of a guest's event.
     pub fn push(&mut self, event: Event) -> Result<(), Error> {
         let malformed = |at, what| Error::Malformed { at, what };
-        if event.stream != self.stream {
+        let states = event.stream.is_host() && matches!(event.kind, EventKind::VcpuState(_));
+        if (event.stream, states) != (self.stream, self.states) {
             // Events are read in the order in which they came: what is late then depends on that.
             self.flush()?;
             if !event.stream.is_host() {
                 check::stream(event.stream).map_err(|what| malformed(self.at, what))?;
             }
-            self.stream = event.stream;
+            (self.stream, self.states) = (event.stream, states);
         }
         if !event.stream.is_host() {
             check::guest_cpu(event.cpu).map_err(|what| malformed(self.at, what))?;
@@ -116,7 +119,12 @@ impl<W: Write> Writer<W> {
         payload.extend_from_slice(&self.buf);
         self.buf.clear();
         self.count = 0;
-        self.frame(if of_host { EVENTS } else { OF_STREAM }, &payload, MAX_FRAME)
+        let kind = match (of_host, self.states) {
+            (true, false) => EVENTS,
+            (true, true) => STATES,
+            (false, _) => OF_STREAM,
+        };
+        self.frame(kind, &payload, MAX_FRAME)
     }
 
     fn encode<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, Error> {

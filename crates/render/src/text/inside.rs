@@ -5,7 +5,8 @@ use super::{WIDTH, wrap};
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone};
 use crate::units::{count, duration, percent};
-use teiji_model::report::{GuestStream, Inside, VmReport};
+use teiji_model::report::{GuestStream, Inside, InsidePart, InsideState, VmReport};
+use teiji_model::stage::Actor;
 
 /// The table of parts, and what is remarkable about threads and queues. `guest` is the guest's stream.
 pub(super) fn lines(vm: &VmReport, guest: Option<&GuestStream>, style: &Style) -> Vec<String> {
@@ -37,6 +38,9 @@ pub(crate) fn title(inside: &Inside, guest: Option<&GuestStream>) -> String {
     if inside.violations > 0 {
         text += &format!(", {} with times in the wrong order", inside.violations);
     }
+    if inside.contradictions > 0 {
+        text += &format!(", {} on vCPUs that did not run then", inside.contradictions);
+    }
     if let Some(guest) = guest {
         text += &format!("; clock error at most {}", duration(guest.clock_error as f64));
         if guest.lost > 0 {
@@ -46,10 +50,22 @@ pub(crate) fn title(inside: &Inside, guest: Option<&GuestStream>) -> String {
     text
 }
 
-/// What is remarkable about threads and queues.
+/// What the vCPU concerned was doing in a part: the shares of the part's time, largest first; `None` if nothing is known.
+fn states(part: &InsidePart) -> Option<String> {
+    let share = |s: &InsideState| if part.dist.mean > 0.0 { s.mean / part.dist.mean } else { 0.0 };
+    let mut all: Vec<&InsideState> = part.states.iter().filter(|s| share(s) >= 0.005).collect();
+    all.iter().any(|s| s.state.is_some()).then(|| {
+        all.sort_by(|a, b| share(b).total_cmp(&share(a)));
+        let name = |s: &InsideState| s.state.map_or("not known", |state| state.name(Actor::Vcpu));
+        let each = |s: &&InsideState| format!("{} {}", name(s), percent(share(s)));
+        format!("  vCPU in {}: {}", part.part.name(), all.iter().map(each).collect::<Vec<_>>().join(", "))
+    })
+}
+
+/// What the vCPUs did, and what is remarkable about threads and queues.
 pub(crate) fn remarks(inside: &Inside) -> Vec<String> {
     let of = |n: u64| percent(n as f64 / inside.divided.max(1) as f64);
-    let mut remarks = Vec::new();
+    let mut remarks: Vec<String> = inside.parts.iter().filter_map(states).collect();
     if let Some(wake_up) = &inside.wake_up {
         remarks.push(format!(
             "  {} found the reader asleep; from its wake-up to running: p50 {}  p99 {}  max {}",

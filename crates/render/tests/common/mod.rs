@@ -214,6 +214,7 @@ fn finding(cause: Cause, part: (Stage, ThreadState), shares: [f64; 3], remedy: R
         share,
         evidence: vec![Evidence {
             stage,
+            part: None,
             state,
             share,
             time_share,

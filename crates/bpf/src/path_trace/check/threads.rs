@@ -1,16 +1,23 @@
-//! Who is named for the waits of threads, in the kernel, on schedules made for it. The kernel half draws its random
+//! Who is named for the waits of threads, and what is told of vCPUs, in the kernel, on schedules made for it. The kernel half draws its random
 //! numbers from a fixed start, so each run gives the same.
 
-use super::{clock, load};
-use libbpf_rs::{Object, ProgramInput};
+use super::{clock, load, types};
+use crate::object::bytes_of;
+use libbpf_rs::{MapCore, MapFlags, Object, ProgramInput, RingBufferBuilder};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
+use teiji_model::event::EventKind;
 use teiji_model::flow::Flow;
+use teiji_model::stage::ThreadState;
 
 const IDLE: u32 = 0;
 /// Traced threads: two vCPUs, and the vhost worker of the first.
 const VCPU: u32 = 10;
 const OTHER_VCPU: u32 = 11;
 const WORKER: u32 = 12;
+/// A vCPU whose states are told.
+const TOLD: u32 = 13;
 /// Threads that nobody traces.
 const HOG: u32 = 1000;
 const TICK: u32 = 1001;
@@ -78,6 +85,93 @@ impl Host {
     fn waited(&self, thread: u32) -> u64 {
         self.happens(Happening::Waited, 0, thread, 0).into()
     }
+}
+
+/// What is told of the states of vCPUs: when, whose, which state, and the sum of its clock.
+fn told(object: &Object) -> Vec<(u64, u32, ThreadState, u64)> {
+    let all = Rc::new(RefCell::new(Vec::new()));
+    let sink = Rc::clone(&all);
+    let mut ring = RingBufferBuilder::new();
+    let records = super::super::map(object, "records").unwrap();
+    ring.add(&records, move |bytes: &[u8]| {
+        let event = super::super::convert::item(bytes).unwrap().event;
+        let EventKind::VcpuState(s) = event.kind else { panic!("{event:?}") };
+        sink.borrow_mut().push((event.ts, s.vcpu, s.state, s.clock.total()));
+        0
+    })
+    .unwrap();
+    ring.build().unwrap().consume().unwrap();
+    all.take()
+}
+
+/// A host on which vCPU 3 is one of a guest that reports events itself, and [`VCPU`] is not.
+fn telling() -> Host {
+    let host = Host::new();
+    clock(&host.object, "meet_vcpu", TOLD, 3);
+    let name = host.object.maps().map(|m| m.name().to_string_lossy().into_owned());
+    let name = name.into_iter().find(|name| name.ends_with(".bss.followed")).unwrap();
+    let place = super::super::map(&host.object, &name).unwrap();
+    let mut followed = Box::new(types::followed::default());
+    followed.hints[7] = types::hint::HINT_STATES.0 as u8;
+    place.update(&0u32.to_ne_bytes(), bytes_of(followed.as_ref()), MapFlags::ANY).unwrap();
+    host
+}
+
+#[test]
+fn the_states_of_a_vcpu_are_told_if_its_guest_reports() {
+    let mut host = telling();
+    for vcpu in [VCPU, TOLD] {
+        // Sleeps, is woken while another thread has the CPU, waits, and gets it.
+        host.preempts(0, IDLE, vcpu);
+        host.passes(MS);
+        host.sleeps(0, vcpu, HOG);
+        host.passes(2 * MS);
+        host.wakes(0, vcpu);
+        host.passes(3 * MS);
+        host.preempts(0, HOG, vcpu);
+        host.passes(MS);
+        host.preempts(0, vcpu, IDLE);
+    }
+    let told = told(&host.object);
+    let begin = told[0].0;
+    let states: Vec<_> = told.iter().map(|(ts, vcpu, state, _)| ((ts - begin) / MS, *vcpu, *state)).collect();
+    use ThreadState::{Asleep, Guest, Ready};
+    assert_eq!(states[..2], [(0, 3, Asleep), (2, 3, Ready)]);
+    // A sleep that is no halt ends in host code; before the first one nothing is known of the thread but that it runs.
+    assert_eq!(states[2..].iter().map(|s| (s.0, s.1)).collect::<Vec<_>>(), [(5, 3), (6, 3)]);
+    assert!(matches!(states[2].2, Guest | ThreadState::Run) && states[3].2 == Ready, "{states:?}");
+    // The clocks of two in a row add up to the time between them.
+    for pair in told.windows(2) {
+        assert_eq!(pair[1].3 - pair[0].3, pair[1].0 - pair[0].0, "{told:?}");
+    }
+}
+
+/// Whatever a guest does: other records keep half of the buffer, and one vCPU has so many of these in 67 ms.
+#[test]
+fn states_take_no_room_from_other_records() {
+    let mut host = telling();
+    let mut changes = |host: &mut Host, pairs: u32| {
+        for _ in 0..pairs {
+            host.passes(US);
+            host.preempts(0, TOLD, HOG);
+            host.passes(US);
+            host.preempts(0, HOG, TOLD);
+        }
+    };
+    changes(&mut host, 100);
+    // The buffer of these tests has 4,096 bytes; a record takes 80 with its head.
+    let first = told(&host.object).len();
+    assert!((20..=27).contains(&first), "{first}");
+    let mut sum = first;
+    for _ in 0..120 {
+        changes(&mut host, 10);
+        sum += told(&host.object).len();
+    }
+    // Of 1,024 (STATES_AT_ONCE), the first 200 are used up, also those that had no place.
+    assert_eq!(sum, first + 1024 - 200);
+    host.passes(100 * MS);
+    changes(&mut host, 1);
+    assert_eq!(told(&host.object).len(), 2);
 }
 
 /// How often each thread was named, as a share.
