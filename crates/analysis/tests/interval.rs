@@ -16,7 +16,7 @@ proptest! {
     #[test]
     fn every_request_is_in_one_interval(
         requests in prop::collection::vec((1u64..900_000_000, 60_000u64..2_000_000), 1..60),
-        every in 1usize..40,
+        every in 20usize..200,
     ) {
         let mut h = History::default();
         let mut t = 0;

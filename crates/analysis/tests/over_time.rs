@@ -190,11 +190,16 @@ fn the_largest_bursts_are_kept_and_no_more() {
 #[test]
 fn where_events_were_lost_no_burst_is_claimed() {
     let mut h = History::default();
-    packets(&mut h, 0..4, 100, 200, ThreadState::Asleep);
-    h.at(210_000, EventKind::Lost(Lost { since: T + 150_000, count: 1 }));
+    packets(&mut h, 0..2, 100, 200, ThreadState::Asleep);
     signal(&mut h, 220, Delivery::Posted, Split::default());
-    h.0.sort_by_key(|e| e.ts);
-    let report = run(&Meta { started: T, ..meta(Matching::None) }, &h.0).report;
-    assert_eq!(report.vms[0].bursts, None);
-    assert_eq!(report.vms[0].over_time.depth.bins.len(), 1, "what was seen was seen");
+    // A second later a signal may be among what was lost.
+    packets(&mut h, 2..6, 1_000_100, 1_000_200, ThreadState::Asleep);
+    h.at(1_000_210_000, EventKind::Lost(Lost { since: T + 1_000_150_000, count: 1 }));
+    signal(&mut h, 1_000_220, Delivery::Posted, Split::default());
+    let (b, over_time) = bursts(&mut h);
+    assert_eq!((b.signals.count, b.signals.max), (1, 2));
+    assert_eq!((b.arrivals.count, b.arrivals.max), (1, 2));
+    assert_eq!(b.largest.iter().map(|b| b.packets).collect::<Vec<_>>(), [2]);
+    let taken: u64 = over_time.depth.bins.iter().map(|b| b.count).sum();
+    assert_eq!(taken, 6, "what was seen was seen");
 }
