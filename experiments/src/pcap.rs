@@ -269,13 +269,17 @@ mod tests {
             [&head, name, &[0, 0, 1, 0, 1]].concat()
         };
         let (to, from) = ([7, 7, 0, 53], [0, 53, 7, 7]);
+        let (asked, other) = (say(to, 1, 1, b"\x01A\x02bc"), say(to, 2, 1, b"\x01a"));
+        let wrong_name = say(from, 1, 0x81, b"\x01a");
+        let wrong_port = say([0, 53, 7, 8], 2, 0x81, b"\x01a");
+        let answer = say(from, 1, 0x81, b"\x01a\x02BC");
         let trace = [
-            seen(1, false, 17, &say(to, 1, 1, b"\x01A\x02bc")),
-            seen(2, false, 17, &say(to, 2, 1, b"\x01a")),
-            seen(3, false, 17, &say(to, 1, 1, b"\x01A\x02bc")),
-            seen(4, true, 17, &say(from, 1, 0x81, b"\x01a")),
-            seen(5, true, 17, &say([0, 53, 7, 8], 2, 0x81, b"\x01a")),
-            seen(6, true, 17, &say(from, 1, 0x81, b"\x01a\x02BC")),
+            seen(1, false, 17, &asked),
+            seen(2, false, 17, &other),
+            seen(3, false, 17, &asked),
+            seen(4, true, 17, &wrong_name),
+            seen(5, true, 17, &wrong_port),
+            seen(6, true, 17, &answer),
             seen(9, true, 17, b"cut off"),
         ];
         let pairs = pair(&trace, GUEST, Pairing::Dns, Side::Uplink);

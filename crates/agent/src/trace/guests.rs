@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use teiji_host::guest::GuestAccess;
 use teiji_host::tsc;
 use teiji_model::event::{self, EventKind};
-use teiji_model::flow::Watch;
+use teiji_model::flow::{Matching, Watch};
 use teiji_model::guest::{
     Decoder, Hello, Lost, Message, PORT, Ping, SECRET_WORDS, Secret, ToGuest, ToHost, VERSION, Welcome,
 };
@@ -125,7 +125,9 @@ impl From<teiji_model::guest::Error> for Leave {
 
 impl Guests {
     pub(super) fn new(watch: &Watch) -> Guests {
-        Guests { watch: watch.clone(), first: tsc::read(), streams: 0, guests: Vec::new(), next: 0 }
+        // A guest matches no requests: it need not know all ways to do so that this host does.
+        let watch = Watch { matching: Matching::None, ..watch.clone() };
+        Guests { watch, first: tsc::read(), streams: 0, guests: Vec::new(), next: 0 }
     }
 
     /// A VM has come.
