@@ -121,6 +121,7 @@ pub fn request(key: u64, start: u64, queue_us: u64) -> Request {
         coalesced_kick: false,
         inside: Some(InsideRequest {
             parts: [60, 40, 600, 80, 40].map(|us| us * US),
+            splits: [None, None, Some(Split([100 * US, 0, 500 * US, 0, 0])), None, None],
             reader: 311,
             sender: 311,
             woken: Some(20 * US),
@@ -142,11 +143,24 @@ pub fn joined(key: u64, start: u64, queue_us: u64) -> Joined {
 
 /// A guest whose packets wait for the reader.
 fn inside() -> Inside {
+    // Of a mean of 690 µs or so.
+    let state = |state, share: f64| InsideState {
+        state,
+        mean: dist(985, [100, 420, 690, 1_000, 1_900]).mean * share,
+        time_share: 0.64 * share,
+        fluctuation_share: 0.9 * share,
+    };
+    let states =
+        [state(Some(ThreadState::Guest), 0.2), state(Some(ThreadState::Asleep), 0.75), state(None, 0.05)];
     let part = |(part, (times, time_share, fluctuation_share))| InsidePart {
         part,
         dist: dist(985, times),
         time_share,
         fluctuation_share,
+        states: match part {
+            GuestPart::SocketWait => states.to_vec(),
+            _ => Vec::new(),
+        },
     };
     let times = [
         ([30, 60, 90, 200, 400], 0.09, 0.04),
@@ -159,6 +173,7 @@ fn inside() -> Inside {
         divided: 985,
         undivided: 4,
         violations: 1,
+        contradictions: 2,
         parts: GuestPart::ALL.into_iter().zip(times).map(part).collect(),
         asleep: 970,
         wake_up: Some(dist(970, [8, 40, 120, 900, 1_700])),

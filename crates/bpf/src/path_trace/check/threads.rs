@@ -150,7 +150,7 @@ fn the_states_of_a_vcpu_are_told_if_its_guest_reports() {
 #[test]
 fn states_take_no_room_from_other_records() {
     let mut host = telling();
-    let mut changes = |host: &mut Host, pairs: u32| {
+    let changes = |host: &mut Host, pairs: u32| {
         for _ in 0..pairs {
             host.passes(US);
             host.preempts(0, TOLD, HOG);
