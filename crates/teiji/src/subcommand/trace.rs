@@ -85,12 +85,8 @@ pub(super) fn spec(args: &Watched, service: &Service) -> Result<TraceSpec> {
         eprintln!("{note}");
     }
     service.may_trace()?;
-    let watch = Watch {
-        flow,
-        flow_text: args.flow.trim().to_owned(),
-        direction: args.direction.into(),
-        matching,
-    };
+    let watch =
+        Watch { flow, flow_text: args.flow.trim().to_owned(), direction: args.direction.into(), matching };
     Ok(TraceSpec {
         watch,
         vms: selected.vms,
