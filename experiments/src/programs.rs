@@ -10,7 +10,10 @@ pub fn project() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
 
-/// The folder of the programs `teiji` and `teiji-lab`, built in the same profile as this program. If cargo runs this
+/// What runs in the lab: each package's programs, by its name.
+const PROGRAMS: [&str; 3] = ["teiji", "teiji-lab", "teiji-guest"];
+
+/// The folder of [`PROGRAMS`], built in the same profile as this program. If cargo runs this
 /// program, it builds them first, so that they match the present source.
 ///
 /// # Errors
@@ -23,26 +26,26 @@ pub fn folder() -> Result<PathBuf> {
         folder.pop();
     }
     let release = folder.ends_with("release");
-    let missing: Vec<&str> =
-        ["teiji", "teiji-lab"].into_iter().filter(|name| !folder.join(name).is_file()).collect();
+    let missing: Vec<&str> = PROGRAMS.into_iter().filter(|name| !folder.join(name).is_file()).collect();
     let cargo = std::env::var_os("CARGO");
     if cargo.is_none() && missing.is_empty() {
         return Ok(folder);
     }
     let target = folder.parent().context("the programs are in no target folder")?;
     let built = Command::new(cargo.unwrap_or_else(|| "cargo".into()))
-        .args(["build", "--package", "teiji", "--package", "teiji-lab", "--bins"])
+        .args(["build", "--bins"])
+        .args(PROGRAMS.map(|name| format!("--package={name}")))
         .args(release.then_some("--release"))
         .arg("--manifest-path")
         .arg(project().join("Cargo.toml"))
         .arg("--target-dir")
         .arg(target)
         .status()
-        .context("cannot run cargo, which is to build teiji and teiji-lab")?;
+        .context("cannot run cargo, which is to build teiji and what runs in the lab")?;
     if !built.success() {
-        bail!("teiji and teiji-lab could not be built: see cargo's message above");
+        bail!("teiji and what runs in the lab could not be built: see cargo's message above");
     }
-    for name in ["teiji", "teiji-lab"] {
+    for name in PROGRAMS {
         if !folder.join(name).is_file() {
             bail!("{} was not built", folder.join(name).display());
         }

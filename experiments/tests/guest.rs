@@ -13,8 +13,9 @@ use teiji_experiments::path::{agrees, excused, only};
 use teiji_experiments::tracing::{self, Lab, Trace, Traced};
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
-use teiji_model::report::{GuestPart, Inside, Joined, Report, VmReport};
-use teiji_model::stage::Stage;
+use teiji_model::finding::Cause;
+use teiji_model::report::{Blame, GuestPart, Inside, Joined, Report, Request, VmReport};
+use teiji_model::stage::{Stage, ThreadState};
 
 const TRACE: &str = "--vm vm1 --guest --flow 'udp port 7'";
 /// In an emulated machine, programs are first read over a network file system, and the verifier takes seconds.
@@ -48,6 +49,9 @@ fn main() -> ExitCode {
         the_guests_kernel_has_every_hook,
         a_guest_divides_its_time_and_the_clock_contradicts_nothing,
         the_part_of_the_path_that_is_slow_in_the_guest_is_shown,
+        the_states_of_the_parts_are_those_of_the_hosts_own_split,
+        a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled,
+        a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it,
         pings_are_answered_by_the_guests_kernel,
         sip_requests_are_divided,
         a_guest_that_talks_nonsense_harms_nobody,
@@ -95,8 +99,42 @@ fn all_requests(traced: &Traced) -> Vec<Joined> {
         let Some(one) = request.inside else { continue };
         let guest = request.stages.iter().find(|stage| stage.stage == Stage::Guest).unwrap().ns;
         assert_eq!(one.parts.iter().sum::<u64>(), guest + request.preempted, "{request:?}");
+        for (ns, split) in one.parts.iter().zip(one.splits) {
+            assert!(split.is_none_or(|split| split.total() == *ns), "{request:?}");
+        }
+        agrees_with_the_hosts_split(request);
     }
     all
+}
+
+/// If one vCPU did everything from the guest entry to the kick, the host has divided the same time by two readings of the
+/// clock of that vCPU, without any report of a change of its state. Returns whether that is so.
+fn agrees_with_the_hosts_split(request: &Request) -> bool {
+    let (Some(one), Some(host)) = (request.inside, request.stages[Stage::Guest as usize].split) else {
+        return false;
+    };
+    let Some(splits) = one.splits.into_iter().collect::<Option<Vec<_>>>() else { return false };
+    if one.moved {
+        return false;
+    }
+    let total: u64 = one.parts.iter().sum();
+    for state in ThreadState::ALL {
+        let of_parts: u64 = splits.iter().map(|split| split.get(state)).sum();
+        // Waits for a CPU are in `vcpu_wake`.
+        let of_host = host.get(state) + if state == ThreadState::Ready { request.preempted } else { 0 };
+        // Each reading may be off by 2 µs, and the host's split was fitted by as much or 2 %.
+        assert!(
+            of_parts.abs_diff(of_host) <= 20_000.max(total / 25),
+            "{state:?}: {of_parts}, {of_host}: {request:?}"
+        );
+    }
+    true
+}
+
+/// The mean time of a part in a state of the vCPU, ns.
+fn mean(inside: &Inside, part: GuestPart, state: Option<ThreadState>) -> f64 {
+    let of = &inside.parts[part as usize].states;
+    of.iter().find(|s| s.state == state).map_or(0.0, |s| s.mean)
 }
 
 fn share(inside: &Inside, part: GuestPart) -> f64 {
@@ -145,6 +183,90 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     assert!(share(after, GuestPart::SocketWait) > 0.5, "{after:?}");
     let waits = |inside: &Inside| means(inside)[GuestPart::SocketWait as usize];
     assert!(waits(after) > 10 * waits(before), "{} to {} ns", waits(before), waits(after));
+}
+
+/// Interrupts of the NIC on vCPU 0, and the server there, too; or on vCPU 1: then a packet has to wake the vCPU of its
+/// reader. The last one lets the server run anywhere again.
+const INTERRUPTS: &str = "for i in $(grep virtio.*-input /proc/interrupts | cut -d: -f1); do \
+                          echo 0 >/proc/irq/$i/smp_affinity_list; done";
+const SERVER: &str = "$(pgrep -f '[u]dp-echo --port')";
+
+/// Runs `traced` with the server on these vCPUs, and interrupts on vCPU 0.
+fn with_the_server_on<T>(vcpus: &str, traced: impl FnOnce() -> T) -> T {
+    let pin = |vcpus: &str| {
+        vm1().run(&format!("{INTERRUPTS}; taskset -cp {vcpus} {SERVER}")).unwrap().ok().unwrap()
+    };
+    pin(vcpus);
+    let traced = traced();
+    pin("0,1");
+    traced
+}
+
+/// The share of the time in the guest that the vCPU concerned spent in a state; `None`: that is not known of.
+fn share_of(inside: &Inside, state: Option<ThreadState>) -> f64 {
+    let states = inside.parts.iter().flat_map(|part| &part.states);
+    states.filter(|s| s.state == state).map(|s| s.time_share).sum()
+}
+
+fn the_states_of_the_parts_are_those_of_the_hosts_own_split() {
+    let traced = with_the_server_on("0", || traced("one-vcpu", TRACE, || echo(200)).0);
+    let all = all_requests(&traced);
+    let compared = all.iter().filter(|joined| agrees_with_the_hosts_split(&joined.request)).count();
+    let inside = inside(&traced.report).1;
+    eprintln!("{compared} of {} requests were compared", inside.divided);
+    assert!(compared > 0, "{inside:?}");
+}
+
+fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
+    let run = |stem: &str, ns| {
+        let polling = load::polling(&LAB.host, ns).unwrap();
+        // Requests come 5 ms apart.
+        let traced = traced(stem, TRACE, || load::echo(&LAB.host, vm1(), 200.0, 400).unwrap()).0;
+        drop(polling);
+        all_requests(&traced);
+        traced
+    };
+    let [halted, polled] = with_the_server_on("1", || [run("halted", 0), run("polled", 40_000_000)]);
+    let wait = GuestPart::SocketWait;
+    let [of_halted, of_polled] = [&halted, &polled].map(|traced| {
+        let inside = inside(&traced.report).1;
+        let asleep = mean(inside, wait, Some(ThreadState::Asleep));
+        eprintln!(
+            "asleep for {asleep} of {} ns in the socket: {inside:?}",
+            inside.parts[wait as usize].dist.mean
+        );
+        assert_eq!(inside.contradictions, 0, "{inside:?}");
+        asleep
+    });
+    assert!(of_polled < of_halted / 3.0, "{of_polled} {of_halted}");
+}
+
+fn a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it() {
+    let run = |stem: &str| traced(stem, TRACE, || load::echo(&LAB.host, vm1(), 20.0, 200).unwrap()).0;
+    let (quiet, traced) = with_the_server_on("1", || {
+        let quiet = run("not-ready");
+        let hogs = load::hogs(&LAB.host, 3, 3).unwrap();
+        let traced = run("ready");
+        drop(hogs);
+        (quiet, traced)
+    });
+    all_requests(&traced);
+    let [before, after] = [&quiet, &traced].map(|traced| {
+        let ready: f64 = GuestPart::ALL
+            .into_iter()
+            .map(|part| mean(inside(&traced.report).1, part, Some(ThreadState::Ready)))
+            .sum();
+        ready
+    });
+    let (vm, inside) = inside(&traced.report);
+    eprintln!("waits for a CPU: {before} ns, with busy loops {after} ns; {:?}", vm.findings);
+    eprintln!("unknown: {:.3}", share_of(inside, None));
+    assert!(after > 10.0 * before, "{before} {after} {inside:?}");
+    // Emulated, the guest's own time may be longer.
+    let first = vm.findings.iter().find(|finding| finding.blame == Blame::Host).unwrap();
+    assert_eq!(first.cause, Cause::VcpuWaitsForCpu, "{:?}", vm.findings);
+    assert!(first.evidence.iter().any(|e| e.part == Some(GuestPart::SocketWait)), "{first:?}");
+    assert!(!first.preempted_by.is_empty(), "{first:?}");
 }
 
 fn pings_are_answered_by_the_guests_kernel() {

@@ -117,10 +117,10 @@ mod tests {
             let run = move || while !stop.load(std::sync::atomic::Ordering::Relaxed) {};
             std::thread::Builder::new().name(name.into()).spawn(run).unwrap()
         };
+        let begun = Instant::now();
         let before = Threads::of(std::process::id());
         let threads = [busy("CPU 0/TCG"), busy("CPU 1/TCG"), busy("main")];
         let ran = |now: &Threads| now.ran.saturating_sub(before.ran);
-        let begun = Instant::now();
         let now = loop {
             let now = Threads::of(std::process::id());
             if ran(&now) >= Duration::from_millis(200) || begun.elapsed() > Duration::from_secs(60) {

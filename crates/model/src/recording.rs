@@ -20,7 +20,7 @@
 //! what vCPUs did while requests were in a guest.
 //!
 //! Version 4 added ways of matching, which a recording that uses one asks its reader to know
-//! ([`Matching::since`](crate::flow::Matching)); all others are still read by teijis of version 3.
+//! ([`Matching::since`](crate::flow::Matching)); all others are still read by readers of format version 3.
 //!
 //! A later version of the format says by `reader` which version a reader has to know at least. A reader skips frames that
 //! it does not know if their type is [`OPTIONAL`] or higher; others are necessary to understand the recording. Versions 1

@@ -31,7 +31,8 @@ pub enum Command {
     Vms(Print),
     /// Follow the packets of VMs and report where their time is spent.
     Trace(Trace),
-    /// The same as a picture in the terminal that is always up to date. Keys: q, up, down, p (pause), s (sort).
+    /// Trace and show the results live in the terminal. Keys: q quit, up/down select, p pause, s sort. Prints the report at
+    /// the end.
     Top(Top),
     /// List the traces that the agent runs (`trace --detach`), show their reports, end and remove them.
     Traces(Traces),
@@ -111,7 +112,7 @@ pub struct Watched {
     /// Which direction to follow, seen from the guest; requests need both.
     #[arg(long, value_enum, default_value_t)]
     pub direction: DirectionArg,
-    /// How responses are matched with their requests [default: dns for --flow 'udp port 53', otherwise echo].
+    /// How responses are matched with their requests [default: dns if --flow selects udp and port 53, otherwise echo].
     #[arg(long = "match", value_name = "HOW", value_parser = MatchingParser)]
     pub matching: Option<Matching>,
     /// How long to trace, such as 500ms, 10s or 2m [default: until Ctrl-C].
@@ -132,7 +133,7 @@ pub struct Top {
     /// What to trace.
     #[command(flatten)]
     pub watched: Watched,
-    /// How often to draw.
+    /// Length of an interval: how often the screen is updated.
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
     pub interval: Duration,
 }

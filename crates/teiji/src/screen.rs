@@ -1,5 +1,5 @@
-//! The terminal as a whole: a picture that is drawn again and again, keys that are read without Enter, and the terminal as
-//! it was afterwards, whatever happens.
+//! The terminal as a whole: a screen that is drawn again and again, keys that are read without Enter, and the terminal as
+//! it was afterwards, also after a signal or a panic. (Not after SIGKILL.)
 //!
 //! ```text
 //!  Screen::enter ─► pictures, keys ─► drop, or the hook of a panic, or `restore` ─► as it was
@@ -53,10 +53,11 @@ impl Screen {
         let before = if stdin.is_terminal() {
             let before = tcgetattr(&stdin).context("cannot read the settings of the terminal")?;
             let mut raw = before.clone();
-            // Ctrl-C still sends a signal. Ctrl-Z would leave this screen to the shell.
+            // Ctrl-C still sends a signal. Ctrl-Z would leave this screen to the shell, and so would Ctrl-\\.
             raw.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
             raw.input_modes -= InputModes::IXON;
             raw.special_codes[SpecialCodeIndex::VSUSP] = 0;
+            raw.special_codes[SpecialCodeIndex::VQUIT] = 0;
             raw.special_codes[SpecialCodeIndex::VMIN] = 0;
             raw.special_codes[SpecialCodeIndex::VTIME] = (WAIT.as_millis() / 100) as u8;
             *former() = Some(Some(before.clone()));
@@ -71,8 +72,9 @@ impl Screen {
             restore();
             hook(panic);
         }));
+        let screen = Screen(());
         write(ENTER)?;
-        Ok(Screen(()))
+        Ok(screen)
     }
 
     /// Columns and rows of the terminal.

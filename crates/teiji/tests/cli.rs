@@ -30,10 +30,10 @@ fn on(dir: &tempfile::TempDir, args: &[&str]) -> (i32, String, String) {
 }
 
 #[test]
-fn a_picture_needs_a_terminal() {
+fn the_live_view_needs_a_terminal() {
     let (code, out, err) = run(&["top"]);
     assert_eq!((code, out.as_str()), (2, ""));
-    assert!(err.contains("no terminal") && err.contains("teiji trace --every"), "{err}");
+    assert!(err.contains("not a terminal") && err.contains("teiji trace --every"), "{err}");
 }
 
 #[test]

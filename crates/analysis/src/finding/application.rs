@@ -7,7 +7,7 @@ use teiji_model::reason::Blame;
 
 pub(super) const RULE: Rule = Rule {
     cause: Cause::Application,
-    title: "application works on the answer",
+    title: "application has the packet",
     blame: Blame::Guest,
     inside: &[(Row::App, Some(State::Guest))],
     parts: &[],

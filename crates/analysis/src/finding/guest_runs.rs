@@ -16,7 +16,7 @@ pub(super) const RULE: Rule = Rule {
         (Row::Tx, Some(State::Guest)),
     ],
     parts: &[(Stage::Guest, Some(State::Guest))],
-    explanation: "The guest had its CPU and used it, from the interrupt to its answer: its kernel, the service, or other \
-                  programs in the guest that ran instead.",
+    explanation: "The guest had its CPU and used it: its kernel, other programs that ran instead, and, unless the guest \
+                  reports its part of the path, the service.",
     remedy: |_, _| Remedy::elsewhere(PROFILE_GUEST),
 };

@@ -9,7 +9,7 @@ use teiji_model::reason::Blame;
 
 pub(super) const RULE: Rule = Rule {
     cause: Cause::PacketWaitsForHaltedVcpu,
-    title: "packet waits for a halted vCPU",
+    title: "vCPU halted after the packet arrived",
     blame: Blame::Host,
     inside: &[
         (Row::Irq, Some(State::Asleep)),
@@ -17,7 +17,7 @@ pub(super) const RULE: Rule = Rule {
         (Row::ReaderWoken, Some(State::Asleep)),
     ],
     parts: &[],
-    explanation: "The packet was in the guest, and the vCPU of the thread that reads it had halted, so its own thread slept on \
-                  the host. It had to be woken before the guest could go on.",
+    explanation: "The packet had reached the guest, but the vCPU that had to process it next had halted, so its thread slept on \
+                  the host. The host had to wake it first.",
     remedy: |input, _| vcpu_wake_up::remedy(input),
 };

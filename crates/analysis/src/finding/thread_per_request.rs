@@ -1,4 +1,4 @@
-//! The application answers by a thread that it creates for the request: its stack and its caches are cold.
+//! The application answers by a thread that it creates for the request.
 
 use super::{Rule, State};
 use crate::guest_cells::Row;
@@ -7,12 +7,12 @@ use teiji_model::reason::Blame;
 
 pub(super) const RULE: Rule = Rule {
     cause: Cause::ThreadPerRequest,
-    title: "new thread answers each request",
+    title: "new thread created to answer",
     blame: Blame::Guest,
     inside: &[(Row::NewThread, Some(State::Guest))],
     parts: &[],
-    explanation: "The answer was sent by a thread that was created after the request had been read. To create it, and to run it \
-                  with cold caches, takes time for each request.",
+    explanation: "A thread that was created after the request had been read sent the answer. Creating and starting a thread \
+                  takes time.",
     remedy: |_, _| {
         Remedy::elsewhere("let the application keep its threads: a pool instead of a thread for each request")
     },

@@ -146,9 +146,11 @@ impl InsideTable {
     }
 
     /// What a vCPU does from now on, as the host sees it. It is of use if the VM's guest reports events.
-    pub(super) fn vcpu(&mut self, now: u64, state: &VcpuState) {
+    ///
+    /// `ttl`: how long a request may wait for its response, ns.
+    pub(super) fn vcpu(&mut self, now: u64, state: &VcpuState, ttl: u64) {
         if let Some(guest) = self.guest(state.vm) {
-            guest.vcpus.add(now, state);
+            guest.vcpus.add(now, state, now.saturating_sub(ttl));
         }
     }
 
@@ -264,7 +266,6 @@ impl InsideTable {
         while self.prints.pop_until(then).is_some() {}
         for guest in self.guests.values_mut() {
             while guest.packets.pop_until(then).is_some() {}
-            guest.vcpus.expire(then);
         }
     }
 }

@@ -295,11 +295,11 @@ impl Joiner {
             },
             EventKind::Interrupt(i) => self.inbound.interrupt(now, i, c, requests),
             EventKind::GuestEntry(e) => {
-                requests.inside.vcpu(now, &e.into());
+                requests.vcpu(now, &e.into());
                 self.inbound.guest_entry(now, e, c, requests);
             }
             EventKind::Kick(k) => {
-                requests.inside.vcpu(now, &k.into());
+                requests.vcpu(now, &k.into());
                 if let Some(tap) = c.tap(k.ifindex) {
                     let tap = &mut c.taps[tap];
                     if c.pids[tap.vm as usize] == k.vm
@@ -322,7 +322,7 @@ impl Joiner {
             }
             EventKind::ThreadName(name) => c.threads.named(name),
             EventKind::Print(print) => requests.inside.print(now, print),
-            EventKind::VcpuState(state) => requests.inside.vcpu(now, state),
+            EventKind::VcpuState(state) => requests.vcpu(now, state),
             EventKind::DropName(_) | EventKind::Lost(_) | EventKind::Guest(_) => {}
         }
     }

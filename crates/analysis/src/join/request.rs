@@ -31,7 +31,7 @@ use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
 use std::hash::BuildHasher;
-use teiji_model::event::{Kick, Match, Packet, Role};
+use teiji_model::event::{Kick, Match, Packet, Role, VcpuState};
 use teiji_model::report::{Joined, Outcome, Reason};
 use teiji_model::stage::Split;
 
@@ -351,6 +351,11 @@ impl RequestTable {
         while let Some(open) = self.open.pop_until(then) {
             self.unanswered(open, None, c);
         }
+    }
+
+    /// What a vCPU does from now on.
+    pub(super) fn vcpu(&mut self, now: u64, state: &VcpuState) {
+        self.inside.vcpu(now, state, self.ttl);
     }
 
     pub(super) fn expire_inside(&mut self, now: u64) {

@@ -67,8 +67,9 @@ impl Vcpus {
         Vcpus { all: Map::with_hasher(hasher), readings: 0 }
     }
 
-    /// Adds a reading; they come in order of time.
-    pub(super) fn add(&mut self, ts: u64, s: &VcpuState) {
+    /// Adds a reading; they come in order of time. Of its vCPU, what was before `then` is forgotten: so the cost of a reading
+    /// does not depend on the number of vCPUs, and one that reports nothing keeps little.
+    pub(super) fn add(&mut self, ts: u64, s: &VcpuState, then: u64) {
         if self.all.len() >= MAX_VCPUS && !self.all.contains_key(&s.vcpu) {
             return;
         }
@@ -81,6 +82,14 @@ impl Vcpus {
         }
         let of = self.all.entry(s.vcpu).or_default();
         of.index = s.index.or(of.index);
+        // The span that `then` is in stays.
+        while of.readings.get(1).is_some_and(|second| second.ts < then) {
+            of.readings.pop_front();
+            self.readings -= 1;
+        }
+        if of.readings.len() < of.readings.capacity() / 4 {
+            of.readings.shrink_to(of.readings.capacity() / 2);
+        }
         let known = of.readings.back().is_some_and(|last| {
             let spent = s.clock.checked_since(&last.clock);
             let total = ts.saturating_sub(last.ts);
@@ -96,17 +105,6 @@ impl Vcpus {
         let reading = Reading { ts, state: s.state, clock: s.clock, preempted_by: s.preempted_by, known };
         of.readings.push_back(reading);
         self.readings += 1;
-    }
-
-    /// Forgets what was before `then`.
-    pub(super) fn expire(&mut self, then: u64) {
-        for of in self.all.values_mut() {
-            // The span that `then` is in stays.
-            while of.readings.get(1).is_some_and(|second| second.ts < then) {
-                of.readings.pop_front();
-                self.readings -= 1;
-            }
-        }
     }
 
     /// KVM's number of the vCPU with this index.
@@ -197,7 +195,7 @@ mod tests {
 
     fn vcpus<'a>(readings: impl IntoIterator<Item = &'a (u64, VcpuState)>) -> Vcpus {
         let mut vcpus = Vcpus::new(Seeded::new(1));
-        readings.into_iter().for_each(|(ts, s)| vcpus.add(*ts, s));
+        readings.into_iter().for_each(|(ts, s)| vcpus.add(*ts, s, 0));
         vcpus
     }
 
@@ -237,12 +235,16 @@ mod tests {
         for n in 0..100_000u64 {
             let s = if n % 2 == 0 { Asleep } else { Guest };
             let clock = Split([n / 2 * 5_000, 0, n.div_ceil(2) * 5_000, 0, 0]);
-            vcpus.add(n * 5_000, &VcpuState { vcpu: (n % 3 == 0).into(), ..state(clock, s) });
+            vcpus.add(n * 5_000, &VcpuState { vcpu: (n % 3 == 0).into(), ..state(clock, s) }, 0);
         }
         assert_eq!(vcpus.readings, MAX_READINGS);
         assert_eq!(vcpus.all.values().map(|of| of.readings.len()).sum::<usize>(), MAX_READINGS);
-        vcpus.expire(u64::MAX);
-        assert_eq!(vcpus.readings, 2);
+        for vcpu in [0, 1] {
+            vcpus.add(u64::MAX, &VcpuState { vcpu, ..state(Split::default(), Guest) }, u64::MAX);
+        }
+        assert_eq!(vcpus.readings, 4, "of each the last one before, and this one");
+        let room: usize = vcpus.all.values().map(|of| of.readings.capacity()).sum();
+        assert!(room <= MAX_READINGS + MAX_READINGS / 2, "{room}");
     }
 
     proptest! {
@@ -295,7 +297,7 @@ mod tests {
             if let Some(split) = vcpus.split(4, from, to, &mut Vec::new()) {
                 prop_assert_eq!(split.total(), to.saturating_sub(from));
             }
-            vcpus.expire(from);
+            vcpus.add(u64::MAX, &state(Split::default(), Guest), from);
         }
     }
 }

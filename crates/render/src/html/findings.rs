@@ -43,7 +43,7 @@ fn one(finding: &Finding, of: &str) -> Markup {
                 dd {
                     @for (i, e) in finding.evidence.iter().enumerate() {
                         @if i > 0 { ", " }
-                        (e.stage.name())
+                        (e.place())
                         @if let (Some(state), Some(actor)) = (e.state, e.stage.actor()) { " " (state.name(actor)) }
                         " " (percent(e.share))
                     }

@@ -11,11 +11,11 @@ pub(super) fn lines(bursts: Option<&Bursts>) -> Vec<String> {
     let (a, s) = (&bursts.arrivals, &bursts.signals);
     vec![
         format!(
-            "packets that the guest got at once: p50 {}  p99 {}  max {}; by one signal: p99 {}  max {}",
+            "packets per burst: p50 {}  p99 {}  max {}; taken off the tap per guest signal: p99 {}  max {}",
             a.p50, a.p99, a.max, s.p99, s.max
         ),
         format!(
-            "most at once: {} after {}; {}",
+            "largest burst: {}, {} into the trace; {}",
             count(largest.packets, "packet"),
             duration(largest.at as f64),
             cause(largest)
@@ -25,7 +25,7 @@ pub(super) fn lines(bursts: Option<&Bursts>) -> Vec<String> {
 
 /// Why the packets of a burst came at once: `the vCPU was asleep for 2.79 ms`.
 pub(crate) fn cause(burst: &Burst) -> String {
-    let Some(actor) = burst.actor else { return "sent at once".to_owned() };
+    let Some(actor) = burst.actor else { return "did not wait".to_owned() };
     let who = match actor {
         Actor::Worker => "the vhost worker",
         Actor::Vcpu => "the vCPU",
@@ -63,7 +63,7 @@ mod tests {
                 "the vCPU was in an exit for 2.79 ms",
                 "the vhost worker was waiting for a CPU for 2.79 ms",
                 "waited 2.79 ms for the vhost worker",
-                "sent at once",
+                "did not wait",
             ]
         );
         assert!(lines(None).is_empty() && lines(Some(&Bursts::default())).is_empty());

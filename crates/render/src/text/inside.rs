@@ -31,15 +31,15 @@ pub(super) fn lines(vm: &VmReport, guest: Option<&GuestStream>, style: &Style) -
 
 /// What the guest reported, and how far it can be believed.
 pub(crate) fn title(inside: &Inside, guest: Option<&GuestStream>) -> String {
-    let mut text = format!("in the guest: {} divided", count(inside.divided, "request"));
+    let mut text = format!("in the guest: {} measured", count(inside.divided, "request"));
     if inside.undivided > 0 {
-        text += &format!(", {} with a point missing", inside.undivided);
+        text += &format!(", {} with an event missing", inside.undivided);
     }
     if inside.violations > 0 {
-        text += &format!(", {} with times in the wrong order", inside.violations);
+        text += &format!(", {} with times out of order", inside.violations);
     }
     if inside.contradictions > 0 {
-        text += &format!(", {} on vCPUs that did not run then", inside.contradictions);
+        text += &format!("; vCPU state not known for {} of those measured", inside.contradictions);
     }
     if let Some(guest) = guest {
         text += &format!("; clock error at most {}", duration(guest.clock_error as f64));

@@ -1,7 +1,7 @@
-//! `teiji top`: a trace as a picture in the terminal that is always up to date.
+//! `teiji top`: the live view of a trace, in the terminal.
 //!
-//! The trace calls back for each snapshot. A second thread reads the keys, so that they have an effect at once; it begins
-//! when the trace has given up its privileges, as each thread has its own.
+//! The trace calls back for each snapshot, and never waits for the terminal. A second thread draws, and reads the keys, so that
+//! they have an effect at once; it begins when the trace has given up its privileges, as each thread has its own.
 
 use super::messages::print_line;
 use super::signals::Gentle;
@@ -28,10 +28,13 @@ struct Shown {
     /// What came while the picture stands still.
     next: Option<(Option<Snapshot>, Snapshot)>,
     view: View,
+    /// Whether it has to be drawn.
+    changed: bool,
 }
 
 impl Shown {
     fn take(&mut self, snapshot: Snapshot) {
+        self.changed = true;
         if self.view.paused {
             let before = self.next.take().map(|(_, now)| now).or_else(|| self.now.clone());
             self.next = Some((before, snapshot));
@@ -55,11 +58,11 @@ impl Shown {
         }
     }
 
-    fn draw(&self) -> Result<()> {
-        let size = Screen::size();
+    /// The lines of the screen.
+    fn lines(&self, size: (usize, usize)) -> Vec<String> {
         match &self.now {
-            Some(now) => Screen::draw(&lines(now, self.before.as_ref(), &self.view, size, &style::stdout())),
-            None => Screen::draw(&["tracing; q quits".to_owned()]),
+            Some(now) => lines(now, self.before.as_ref(), &self.view, size, &style::stdout()),
+            None => vec!["waiting for the first interval (q to quit)".to_owned()],
         }
     }
 }
@@ -73,12 +76,12 @@ struct Live {
 /// Traces, shows how it goes, and prints the report of the whole trace at the end.
 pub(super) fn run(args: &Top, service: &Service) -> Result<()> {
     if !std::io::stdout().is_terminal() {
-        let text = "standard output is no terminal, so nothing can be drawn: use `teiji trace --every 1s`, with --json for \
+        let text = "standard output is not a terminal, so nothing can be drawn: use `teiji trace --every 1s`, with --json for \
                     programs";
         return Err(Usage(text.to_owned()).into());
     }
     if args.interval.is_zero() {
-        return Err(Usage("--interval has to be longer than nothing".to_owned()).into());
+        return Err(Usage("--interval must be greater than 0".to_owned()).into());
     }
     let spec = TraceSpec { every: Some(args.interval), ..spec(&args.watched, service)? };
     print_line("attaching the probes");
@@ -95,11 +98,7 @@ pub(super) fn run(args: &Top, service: &Service) -> Result<()> {
             }
         };
         let mut snapshot = |snapshot: &Snapshot| {
-            let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
-            shown.take(snapshot.clone());
-            if shown.draw().is_err() {
-                signals.stop.store(true, Ordering::Relaxed);
-            }
+            shown.lock().unwrap_or_else(PoisonError::into_inner).take(snapshot.clone());
         };
         Service::trace(spec, &signals.stop, &mut progress, &mut snapshot, &mut |_| ())
     };
@@ -113,8 +112,8 @@ pub(super) fn run(args: &Top, service: &Service) -> Result<()> {
 
 impl Live {
     fn begin(shown: &Arc<Mutex<Shown>>, signals: &Gentle) -> Result<Live> {
-        let screen = Screen::enter()?;
         signals.hold();
+        let screen = Screen::enter()?;
         let (shown, stop, again) = (Arc::clone(shown), Arc::clone(&signals.stop), Arc::clone(&signals.again));
         let keys =
             std::thread::Builder::new().name("keys".into()).spawn(move || read(&shown, &stop, &again))?;
@@ -126,12 +125,12 @@ impl Live {
         stop.store(true, Ordering::Relaxed);
         drop(self.screen);
         if self.keys.join().is_err() {
-            let _ = writeln!(std::io::stderr(), "teiji: keys were no longer read");
+            let _ = writeln!(std::io::stderr(), "teiji: the thread that reads keys panicked");
         }
     }
 }
 
-/// Reads keys until the screen is gone; draws again if one has an effect, or if the terminal has another size.
+/// Reads keys until the screen is gone; draws if there is a snapshot, a key, or another size of the terminal.
 fn read(shown: &Mutex<Shown>, stop: &AtomicBool, again: &AtomicBool) {
     let (mut size, mut ending) = (Screen::size(), false);
     loop {
@@ -151,12 +150,15 @@ fn read(shown: &Mutex<Shown>, stop: &AtomicBool, again: &AtomicBool) {
             std::process::exit(130);
         }
         let resized = std::mem::replace(&mut size, Screen::size()) != size;
-        if !keys.is_empty() || resized {
+        let lines = {
             let mut shown = shown.lock().unwrap_or_else(PoisonError::into_inner);
             keys.iter().for_each(|key| shown.press(*key));
-            if shown.draw().is_err() {
-                stop.store(true, Ordering::Relaxed);
-            }
+            let changed = std::mem::take(&mut shown.changed) || !keys.is_empty() || resized;
+            changed.then(|| shown.lines(size))
+        };
+        // Without the lock: a terminal may block, and the trace must not.
+        if lines.is_some_and(|lines| Screen::draw(&lines).is_err()) {
+            stop.store(true, Ordering::Relaxed);
         }
     }
 }
