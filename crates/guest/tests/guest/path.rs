@@ -157,23 +157,27 @@ fn host_code() -> Object {
     }
     for mut map in object.maps_mut() {
         if map.name().to_string_lossy().ends_with(".rodata") {
-            // `struct settings` begins with the secret, then version, proto, nets, ports; all zero: any. Then directions.
+            // `struct settings` begins with the secret, then that of DNS questions, version, proto, nets, ports; all zero: any.
+            // Then directions.
             let image = map.initial_value_mut().unwrap();
             for (at, word) in secret().0.iter().flatten().enumerate() {
                 image[8 * at..8 * at + 8].copy_from_slice(&word.to_ne_bytes());
             }
-            image[2 * SECRET_WORDS * 8 + 4] = 3;
+            image[2 * (SECRET_WORDS + QUESTION_WORDS) * 8 + 4] = 3;
         }
     }
     object.load().unwrap()
 }
+
+/// Words of the secret for questions of DNS, by half: as in the host's intf.h.
+const QUESTION_WORDS: usize = 66;
 
 /// The fingerprint that the host gives a frame.
 fn fingerprint(host: &Object, frame: &[u8]) -> u64 {
     let map = host.maps().find(|m| m.name() == "frames").unwrap();
     let mut value = vec![0u8; map.value_size() as usize];
     value[24..28].copy_from_slice(&(frame.len() as u32).to_ne_bytes());
-    value[32..32 + frame.len()].copy_from_slice(frame);
+    value[40..40 + frame.len()].copy_from_slice(frame);
     map.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY).unwrap();
     let program = host.progs_mut().find(|p| p.name() == "check").unwrap();
     assert_eq!(program.test_run(ProgramInput::default()).unwrap().return_value, 1, "{frame:x?}");
