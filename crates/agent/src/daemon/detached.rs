@@ -251,18 +251,21 @@ impl Traces {
         })
     }
 
-    /// The recording of a trace, and whether it is complete.
+    /// The recording of a trace, and whether it is complete. A trace that failed or was killed has none, even while its file
+    /// is still to be removed.
     ///
     /// # Errors
     /// If there is none.
     pub fn recording(&self, number: u32) -> Result<(PathBuf, bool), String> {
+        // Before the look for the complete recording, which is there when the trace ends.
+        let ended = self.kept(number).is_some_and(|kept| !kept.runs());
         let whole = self.path(number, "teiji");
         if whole.exists() {
             return Ok((whole, true));
         }
         let partial =
             self.partial(number).map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
-        partial.into_iter().next().map(|path| (path, false)).ok_or_else(|| {
+        partial.into_iter().next().filter(|_| !ended).map(|path| (path, false)).ok_or_else(|| {
             let said = fs::read_to_string(self.path(number, "log")).unwrap_or_default();
             match said.trim() {
                 "" => {
@@ -416,6 +419,23 @@ mod tests {
     fn keep(traces: &Traces, number: u32, process: Task, boot: &str) {
         let kept = Kept { order: order(), process, boot: boot.into(), started: 7 };
         fs::write(traces.path(number, "json"), serde_json::to_vec(&kept).unwrap()).unwrap();
+    }
+
+    /// The process that removes the file of a killed trace comes later than who asks for its report.
+    #[test]
+    fn a_killed_trace_has_no_recording_while_its_file_is_still_there() {
+        let (_dir, traces) = with_folder();
+        for left in ["1.log", "1.teiji.abc.partial"] {
+            fs::write(traces.folder.join(left), "tracing\n").unwrap();
+        }
+        let me = task(&Root::default(), std::process::id()).unwrap();
+        let boot = kernel::boot_id().unwrap();
+        keep(&traces, 1, me, &boot);
+        assert_eq!(traces.recording(1).unwrap(), (traces.folder.join("1.teiji.abc.partial"), false));
+        keep(&traces, 1, Task { started: me.started + 1, ..me }, &boot);
+        assert!(traces.recording(1).unwrap_err().contains("failed or was killed"));
+        fs::write(traces.path(1, "teiji"), "").unwrap();
+        assert_eq!(traces.recording(1).unwrap(), (traces.path(1, "teiji"), true));
     }
 
     /// An agent was killed after it had made the log of a trace and before the trace was known.
