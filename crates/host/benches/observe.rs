@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_millis(300);
 /// What is read of one more tap (the link of its descriptor, `fdinfo`, its directory, `ifindex`, the queue's `rps_cpus`, the end
 /// of the queues, its bridge's port) and of one more VM with its vCPUs.
 const READS_OF_TAP: u64 = 7;
-const READS_OF_VM: u64 = 80;
+const READS_OF_VM: u64 = 33;
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
