@@ -8,7 +8,7 @@ use signal_hook::{SigId, flag, low_level};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use teiji_agent::daemon::Signals;
+use teiji_agent::service::Signals;
 
 /// A flag that the first signal sets.
 pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
