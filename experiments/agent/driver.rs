@@ -5,6 +5,7 @@ use super::{Churn, Rest, SLOTS, Use};
 use anyhow::{Context, Result, bail};
 use nix::sched::sched_getaffinity;
 use nix::unistd::Pid;
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -151,10 +152,16 @@ pub fn rest(vms: usize, taps: usize, seconds: f64, agent: u32) -> Result<Rest> {
     let running = (0..vms).map(start).collect::<Result<Vec<_>>>()?;
     // The looks that follow the last start.
     std::thread::sleep(Duration::from_secs(10));
-    let (before, begun) = (cpu_seconds(agent)?, Instant::now());
+    let (before, threads_before, begun) = (cpu_seconds(agent)?, thread_seconds(agent)?, Instant::now());
     std::thread::sleep(Duration::from_secs_f64(seconds));
     let elapsed = begun.elapsed().as_secs_f64();
-    let used = Use { cpu: (cpu_seconds(agent)? - before) / elapsed, peak_mb: peak_mb(agent)? };
+    let cpu = (cpu_seconds(agent)? - before) / elapsed;
+    let share = |(name, s): (String, f64)| {
+        let before = threads_before.get(&name).copied().unwrap_or_default();
+        (name, (s - before) / elapsed)
+    };
+    let threads = thread_seconds(agent)?.into_iter().map(share).collect();
+    let used = Use { cpu, threads, peak_mb: peak_mb(agent)? };
     Ok(Rest { vms: running.len(), taps: running.len() * taps, seconds: elapsed, agent: used })
 }
 
@@ -178,6 +185,19 @@ fn cpu_seconds(agent: u32) -> Result<f64> {
     }
     let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("the clock's ticks")?;
     Ok(ticks as f64 / per_second as f64)
+}
+
+/// The CPU time of each thread of a process, by name: the first number of its `schedstat`, ns. That of a thread that has ended
+/// is not known.
+fn thread_seconds(pid: u32) -> Result<BTreeMap<String, f64>> {
+    let mut all = BTreeMap::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task")).context("the agent does not run")? {
+        let read = |file: &str| std::fs::read_to_string(task.as_ref().ok()?.path().join(file)).ok();
+        let (Some(name), Some(text)) = (read("comm"), read("schedstat")) else { continue };
+        let ns: f64 = text.split(' ').next().context("schedstat")?.parse()?;
+        *all.entry(name.trim().to_owned()).or_default() += ns / 1e9;
+    }
+    Ok(all)
 }
 
 /// Peak of the resident memory of the agent's processes together, MB.

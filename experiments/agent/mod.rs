@@ -12,6 +12,7 @@ pub mod lab;
 pub mod machine;
 
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// How many VMs and links come and go at the same time, each of its own name.
 pub const SLOTS: usize = 8;
@@ -26,16 +27,18 @@ pub struct Churn {
 }
 
 /// What the agent uses: all its processes together.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Use {
     /// Share of one CPU.
     pub cpu: f64,
+    /// The shares of the threads of the daemon itself, by name.
+    pub threads: BTreeMap<String, f64>,
     /// Peak of the resident memory, MB.
     pub peak_mb: f64,
 }
 
 /// What was measured while nothing came or went.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Rest {
     /// VMs on the host.
     pub vms: usize,

@@ -76,7 +76,7 @@ fn run(args: &Args) -> Result<bool> {
     summary.figure("stops_ms_worst", worst(&churn.stops_ms))?;
     summary.figure("stops_ms_median", numbers::median(&churn.stops_ms))?;
     summary.figure("count", count)?;
-    summary.figure("rest", rest)?;
+    summary.figure("rest", &rest)?;
     let mut report = String::from("# agent\n\n| | median, ms | longest, ms |\n| --- | --- | --- |\n");
     for (what, times) in [("starts", &churn.starts_ms), ("stops", &churn.stops_ms)] {
         let _ = writeln!(
@@ -96,5 +96,8 @@ fn run(args: &Args) -> Result<bool> {
         rest.agent.cpu * 100.0,
         rest.agent.peak_mb
     );
+    for (name, cpu) in &rest.agent.threads {
+        let _ = writeln!(report, "- of which thread `{name}`: {:.3} %", cpu * 100.0);
+    }
     summary.conclude(&folder, &report, args.form.keep.then_some(COMMAND))
 }

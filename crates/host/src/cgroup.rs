@@ -7,7 +7,6 @@
 use crate::root::Root;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
-use std::fs;
 
 /// Groups that teiji makes are below this one.
 pub(crate) const OWN: &str = "/teiji";
@@ -77,16 +76,15 @@ impl<'a> Hierarchy<'a> {
     /// The groups that the threads of a process are in; more than one for a VM that libvirt started. Empty if the
     /// process is gone.
     pub(crate) fn of_threads(&self, pid: u32) -> BTreeSet<String> {
-        let dir = format!("proc/{pid}/task");
-        let tids = self.root.numbers(&dir);
-        tids.iter().filter_map(|tid| group_in(&self.root.text(&format!("{dir}/{tid}/cgroup"))?)).collect()
+        let Some(tasks) = self.root.dir(&format!("proc/{pid}/task")) else { return BTreeSet::new() };
+        let group = |tid: u32| group_in(&tasks.text(&format!("{tid}/cgroup"))?);
+        tasks.numbers().into_iter().filter_map(group).collect()
     }
 
     /// The processes in a group and in those below it; `None` if they cannot be listed.
     pub(crate) fn members(&self, group: &str) -> Option<BTreeSet<u32>> {
-        let text = fs::read(self.root.path(&self.path(group, "cgroup.procs"))).ok()?;
-        let mut all: BTreeSet<u32> =
-            String::from_utf8_lossy(&text).split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
+        let text = self.root.text(&self.path(group, "cgroup.procs"))?;
+        let mut all: BTreeSet<u32> = text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect();
         for name in self.children(group) {
             // A threaded group does not list its processes (EOPNOTSUPP); the nearest group above it that is not
             // threaded does. A group that has just been removed has none.

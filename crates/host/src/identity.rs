@@ -8,15 +8,20 @@
 
 use crate::cgroup::group_in;
 use crate::root::Root;
-use crate::task::task;
 use std::collections::BTreeMap;
 use teiji_model::host::{Identity, NamedBy, VM_USERS};
+use teiji_model::resource::Task;
 
 /// Where libvirt's system daemon keeps the state of running VMs: `NAME.xml` and `NAME.pid` of each.
 const STATE: &str = "run/libvirt/qemu";
 
-/// The VMs that libvirt runs by its own state: names by process id. Empty if there are none or only root may read it.
-pub(crate) struct Domains(BTreeMap<u32, String>);
+/// What VMs are identified by, read once for all of them.
+pub(crate) struct Domains {
+    /// The VMs that libvirt runs by its own state: names by process id. Empty if there are none or only root may read it.
+    names: BTreeMap<u32, String>,
+    /// `/etc/passwd`.
+    passwd: String,
+}
 
 impl Domains {
     pub(crate) fn find(root: &Root) -> Self {
@@ -25,16 +30,25 @@ impl Domains {
             let pid = pid_of(&root.text(&format!("{STATE}/{file}"))?)?;
             Some((pid, name.to_owned()))
         };
-        Domains(root.names(STATE).iter().filter_map(one).collect())
+        Domains {
+            names: root.names(STATE).iter().filter_map(one).collect(),
+            passwd: root.text("etc/passwd").unwrap_or_default(),
+        }
     }
 
     /// A process's identity, and the name that libvirt gives it. `own` is the name on its command line.
-    pub(crate) fn identify(&self, root: &Root, pid: u32, own: Option<&str>) -> (Identity, Option<String>) {
+    pub(crate) fn identify(
+        &self,
+        root: &Root,
+        process: Task,
+        own: Option<&str>,
+    ) -> (Identity, Option<String>) {
+        let pid = process.id;
         let uids = uids(root, pid);
         let uid = uids.map(|(real, _)| real);
         let effective = uids.map(|(_, effective)| effective);
-        let user = uid.and_then(|uid| user(root, uid));
-        let started = task(root, pid).map(|task| task.started);
+        let user = uid.and_then(|uid| user(&self.passwd, uid));
+        let started = Some(process.started);
         let mut identity = Identity { uid, user, named_by: NamedBy::Itself, started, uuid: None };
         if uid != effective {
             // A process whose real and effective user differ does not count as that of root or of a trusted user.
@@ -43,7 +57,7 @@ impl Domains {
         }
         let scope = scope(&root.text(&format!("proc/{pid}/cgroup")).unwrap_or_default());
         let trusted = || VM_USERS.iter().any(|name| identity.is_of(name));
-        let named = match self.0.get(&pid) {
+        let named = match self.names.get(&pid) {
             Some(name) if scope.is_some() || trusted() => Some(name.clone()),
             // libvirt's state may be readable by root only, or be of another version.
             _ => scope.filter(|name| own == Some(name.as_str())),
@@ -88,8 +102,7 @@ fn uids(root: &Root, pid: u32) -> Option<(u32, u32)> {
 }
 
 /// The name of a user in passwd(5).
-fn user(root: &Root, uid: u32) -> Option<String> {
-    let passwd = root.text("etc/passwd").unwrap_or_default();
+fn user(passwd: &str, uid: u32) -> Option<String> {
     let of = |line: &str| {
         let mut fields = line.split(':');
         let name = fields.next()?;

@@ -1,8 +1,9 @@
 //! A VM's taps: which they are, who serves them, and which bridge they belong to.
 
 use crate::cmdline::NetDev;
-use crate::root::Root;
-use crate::rtnl::Rtnl;
+use crate::resource::Devices;
+use crate::root::{Dir, Root};
+use crate::rtnl::{Link, Rtnl};
 use nix::errno::Errno;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,48 +29,84 @@ pub(crate) fn tap(root: &Root, pid: u32, fd: u32) -> Option<String> {
     (!name.is_empty() && !name.contains('/') && name != "..").then(|| name.to_owned())
 }
 
-/// The VM's NICs, in the order of their descriptors. A tap in another network namespace than that of this process is
-/// known only by what the VMM says: a device with the same name here is a different one.
-pub(crate) fn nics(
-    root: &Root,
-    pid: u32,
-    open: &Descriptors,
-    netdevs: &[NetDev],
-    fdb: &BridgeFdb,
-) -> Vec<Nic> {
-    let namespace = |of: &str| root.link(&format!("proc/{of}/ns/net"));
-    let here = match (namespace("self"), namespace(&pid.to_string())) {
-        (Some(ours), Some(theirs)) => ours == theirs,
-        _ => true,
-    };
-    let mut order: Vec<&str> = Vec::new();
-    let mut fds: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
-    for (fd, tap) in &open.taps {
-        if !order.contains(&tap.as_str()) {
-            order.push(tap);
+/// What tells about taps, read once for all VMs.
+pub(crate) struct Taps<'a> {
+    root: &'a Root,
+    /// The network namespace of this process.
+    namespace: Option<String>,
+    /// The devices that the kernel lists, by name; `None` if it was not asked, and sysfs tells.
+    listed: Option<BTreeMap<&'a str, &'a Link>>,
+    devices: &'a Devices,
+    fdb: BridgeFdb,
+}
+
+impl<'a> Taps<'a> {
+    pub(crate) fn new(root: &'a Root, devices: &'a Devices) -> Self {
+        let by_name = |links: &'a BTreeMap<u32, Link>| {
+            links.values().map(|link| (link.name.as_str(), link)).collect::<BTreeMap<_, _>>()
+        };
+        Taps {
+            root,
+            namespace: namespace(root, "self"),
+            listed: devices.links().map(by_name),
+            devices,
+            fdb: BridgeFdb::default(),
         }
-        fds.entry(tap).or_default().push(*fd);
     }
-    let one = order.len() == 1 && netdevs.len() == 1;
-    order
-        .iter()
-        .map(|&tap| {
-            let held = &fds[tap];
-            let mut named = netdevs
-                .iter()
-                .filter(|n| n.ifname.as_deref() == Some(tap) || n.fds.iter().any(|fd| held.contains(fd)));
-            let netdev = named.next().or_else(|| netdevs.first().filter(|_| one));
-            let vhost = open.vhost_net > 0 && netdev.and_then(|n| n.vhost).unwrap_or(true);
-            Nic {
-                tap: tap.to_owned(),
-                ifindex: if here { ifindex(root, tap) } else { 0 },
-                mac: netdev.and_then(|n| n.mac).or_else(|| fdb.mac(root, tap).filter(|_| here)),
-                bridge: master(root, tap).filter(|_| here),
-                data_plane: if vhost { DataPlane::VhostNet } else { DataPlane::Userspace },
-                queues: u32::try_from(held.len()).unwrap_or(u32::MAX),
+
+    /// A VM's NICs, in the order of their descriptors. A tap in another network namespace than that of this process is
+    /// known only by what the VMM says: a device with the same name here is a different one.
+    pub(crate) fn nics(&self, pid: u32, open: &Descriptors, netdevs: &[NetDev]) -> Vec<Nic> {
+        let here = match (&self.namespace, namespace(self.root, &pid.to_string())) {
+            (Some(ours), Some(theirs)) => *ours == theirs,
+            _ => true,
+        };
+        let mut order: Vec<&str> = Vec::new();
+        let mut fds: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
+        for (fd, tap) in &open.taps {
+            if !order.contains(&tap.as_str()) {
+                order.push(tap);
             }
-        })
-        .collect()
+            fds.entry(tap).or_default().push(*fd);
+        }
+        let one = order.len() == 1 && netdevs.len() == 1;
+        order
+            .iter()
+            .map(|&tap| {
+                let held = &fds[tap];
+                let mut named = netdevs
+                    .iter()
+                    .filter(|n| n.ifname.as_deref() == Some(tap) || n.fds.iter().any(|fd| held.contains(fd)));
+                let netdev = named.next().or_else(|| netdevs.first().filter(|_| one));
+                let vhost = open.vhost_net > 0 && netdev.and_then(|n| n.vhost).unwrap_or(true);
+                let (ifindex, bridge) = if here { self.place(tap) } else { (0, None) };
+                let learnt = || self.fdb.mac(self.root, tap, bridge.as_deref()?);
+                Nic {
+                    tap: tap.to_owned(),
+                    ifindex,
+                    mac: netdev.and_then(|n| n.mac).or_else(learnt),
+                    bridge,
+                    data_plane: if vhost { DataPlane::VhostNet } else { DataPlane::Userspace },
+                    queues: u32::try_from(held.len()).unwrap_or(u32::MAX),
+                }
+            })
+            .collect()
+    }
+
+    /// A tap's index, 0 if it is not in this network namespace, and the bridge that it is a port of.
+    fn place(&self, tap: &str) -> (u32, Option<String>) {
+        match &self.listed {
+            None => (ifindex(self.root, tap), master(self.root, tap)),
+            Some(listed) => listed
+                .get(tap)
+                .map_or((0, None), |link| (link.index, self.devices.master_of(link).map(str::to_owned))),
+        }
+    }
+}
+
+/// The network namespace of a process.
+fn namespace(root: &Root, pid: &str) -> Option<String> {
+    root.link(&format!("proc/{pid}/ns/net"))
 }
 
 impl Root {
@@ -82,11 +119,12 @@ impl Root {
         if !sane || !self.exists(&format!("sys/class/net/{name}/tun_flags")) {
             return Err(crate::Error::NoTap { name: name.to_owned() });
         }
+        let bridge = master(self, name);
         let nic = Nic {
             tap: name.to_owned(),
             ifindex: ifindex(self, name),
-            mac: BridgeFdb::default().mac(self, name),
-            bridge: master(self, name),
+            mac: bridge.as_deref().and_then(|bridge| BridgeFdb::default().mac(self, name, bridge)),
+            bridge,
             data_plane: DataPlane::Userspace,
             queues: u32::try_from(
                 self.names(&format!("sys/class/net/{name}/queues"))
@@ -113,25 +151,28 @@ pub(crate) fn ifindex(root: &Root, device: &str) -> u32 {
     root.number(&format!("sys/class/net/{device}/ifindex")).and_then(|n| n.try_into().ok()).unwrap_or(0)
 }
 
-/// The present name of the device with this index, if sysfs shows it; it may have been renamed.
+/// The directory of the device with this index in sysfs, and its present name: it may have been renamed. The directory stays
+/// that of this device.
 ///
 /// # Errors
 /// `ENODEV` if there is no such device, `EXDEV` if sysfs shows the devices of another network namespace than that of
 /// this process, as after `nsenter --net` without `--mount`.
-pub(crate) fn name_of(root: &Root, device: &Device) -> nix::Result<String> {
-    if ifindex(root, &device.name) == device.index {
-        return Ok(device.name.clone());
+pub(crate) fn dir_of(root: &Root, device: &Device) -> nix::Result<(String, Dir)> {
+    let named = |name: String| {
+        let dir = root.dir(&format!("sys/class/net/{name}"))?;
+        (dir.text("ifindex")?.trim().parse() == Ok(device.index)).then_some((name, dir))
+    };
+    if let Some(found) = named(device.name.clone()) {
+        return Ok(found);
     }
     if !root.is_real() {
-        let mut names = root.names("sys/class/net").into_iter();
-        return names.find(|name| ifindex(root, name) == device.index).ok_or(Errno::ENODEV);
+        return root.names("sys/class/net").into_iter().find_map(named).ok_or(Errno::ENODEV);
     }
     let mut rtnl = Rtnl::open()?;
     // It may be renamed again between the two looks.
     for _ in 0..RENAMES {
-        let name = rtnl.name(device.index)?;
-        if ifindex(root, &name) == device.index {
-            return Ok(name);
+        if let Some(found) = named(rtnl.name(device.index)?) {
+            return Ok(found);
         }
     }
     Err(Errno::EXDEV)
@@ -158,11 +199,10 @@ enum Port {
 
 impl BridgeFdb {
     /// The one address that the bridge has learnt on the tap's port; `None` if it knows none or several.
-    fn mac(&self, root: &Root, tap: &str) -> Option<[u8; 6]> {
-        let bridge = master(root, tap)?;
+    fn mac(&self, root: &Root, tap: &str, bridge: &str) -> Option<[u8; 6]> {
         let port = root.number(&format!("sys/class/net/{tap}/brport/port_no"))?;
         let mut tables = self.0.borrow_mut();
-        let table = tables.entry(bridge).or_insert_with_key(|bridge| {
+        let table = tables.entry(bridge.to_owned()).or_insert_with_key(|bridge| {
             parse_fdb(&root.bytes(&format!("sys/class/net/{bridge}/brforward")).unwrap_or_default())
         });
         match table.get(&port)? {

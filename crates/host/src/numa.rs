@@ -6,12 +6,16 @@ use crate::root::Root;
 /// holds the VMM's memory map lock, which could itself delay the VM.
 const CHEAP: u64 = 4 << 30;
 
-/// Resident bytes by node; empty if reading them would be expensive.
-pub(crate) fn resident(root: &Root, pid: u32) -> Vec<u64> {
-    let Some(rss) = rss(root, pid) else { return Vec::new() };
+/// The number of the host's last NUMA node; `None` if it is not known.
+pub(crate) fn last_node(root: &Root) -> Option<usize> {
     let nodes = root.names("sys/devices/system/node");
-    let nodes = nodes.iter().filter_map(|n| n.strip_prefix("node")?.parse::<usize>().ok()).max();
-    match nodes {
+    nodes.iter().filter_map(|n| n.strip_prefix("node")?.parse::<usize>().ok()).max()
+}
+
+/// Resident bytes by node, `last` being the host's last one; empty if reading them would be expensive.
+pub(crate) fn resident(root: &Root, pid: u32, last: Option<usize>) -> Vec<u64> {
+    let Some(rss) = rss(root, pid) else { return Vec::new() };
+    match last {
         None | Some(0) => vec![rss],
         Some(last) if rss <= CHEAP && last < 1024 => {
             root.text(&format!("proc/{pid}/numa_maps")).map(|text| sum(&text, last + 1)).unwrap_or_default()

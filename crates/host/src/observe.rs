@@ -18,13 +18,11 @@ use crate::Error;
 use crate::cgroup::{self, Hierarchy};
 use crate::resource::{self, Devices, Facts};
 use crate::root::Root;
-use crate::task::task;
+use crate::task::alive;
+use crate::vm::{self, Found};
 use std::collections::{BTreeMap, BTreeSet};
-use std::mem;
 use teiji_model::cpus::CpuSet;
-use teiji_model::host::{Identity, Vm};
 use teiji_model::observed::{Observed, ObservedVm};
-use teiji_model::resource::Task;
 
 impl Root {
     /// The state of the host: CPUs, VMs, NICs, every setting of these that can be read, and other programs that change
@@ -45,21 +43,26 @@ impl Root {
         let cpus = self.online().ok_or_else(|| Error::Cpus { path: self.path(ONLINE) })?;
         let hierarchy = Hierarchy::find(self);
         let mut members = Members::new(hierarchy.as_ref().ok());
-        let vms: Vec<ObservedVm> =
-            self.identified_vms()?.into_iter().filter_map(|vm| observe(self, &mut members, vm)).collect();
+        let processes = vm::processes(self)?;
+        let vmms = vm::vmms(self, &processes);
         let devices = Devices::of(self);
+        let found = vm::vms(self, &processes, vmms, &devices);
+        let (vms, groups): (Vec<ObservedVm>, Vec<BTreeSet<String>>) =
+            found.into_iter().filter_map(|found| observe(self, &mut members, found)).unzip();
         let links = links::links(self, &devices);
         let hierarchy_or_why = hierarchy.as_ref().map_err(|why| *why);
         let facts = Facts {
             root: self,
             cpus: &cpus,
             vms: &vms,
+            groups: &groups,
+            threads: &resource::threads(self, &vms),
             links: &links,
             hierarchy: hierarchy_or_why,
             devices: &devices,
         };
         let settings = resource::observe(&facts);
-        let managers = managers::managers(self, hierarchy.as_ref().ok(), &cpus, &vms);
+        let managers = managers::managers(&facts, &processes);
         let realtime_guard = starvation_guard::realtime(self, &cpus);
         let deadline_support = Default::default();
         let observed = Observed { cpus, vms, links, settings, realtime_guard, managers, deadline_support };
@@ -74,22 +77,18 @@ impl Root {
 
 const ONLINE: &str = "sys/devices/system/cpu/online";
 
-/// A VM with its tasks; those that have vanished are left out. `None` if the VM has vanished.
-fn observe(root: &Root, groups: &mut Members<'_>, (mut vm, identity): (Vm, Identity)) -> Option<ObservedVm> {
-    let process = task(root, vm.pid)?;
-    let (kept, vcpus) = with_tasks(root, mem::take(&mut vm.vcpus), |v| v.tid);
-    vm.vcpus = kept;
-    let (kept, workers) = with_tasks(root, mem::take(&mut vm.workers), |w| w.tid);
-    vm.workers = kept;
-    let group = groups
-        .hierarchy
-        .and_then(|h| cgroup::common(&h.of_threads(vm.pid)))
-        .filter(|g| cgroup::is_group(g) && !g.ends_with(" (deleted)"));
+/// A VM, and the groups that its threads are in. `None` if it has vanished.
+fn observe(root: &Root, groups: &mut Members<'_>, found: Found) -> Option<(ObservedVm, BTreeSet<String>)> {
+    let Found { vm, identity, process, vcpus, workers } = found;
+    let of_threads = groups.hierarchy.map(|h| h.of_threads(vm.pid)).unwrap_or_default();
+    // So what has been read of the process until now is its own.
+    alive(root, process).ok()?;
+    let group = cgroup::common(&of_threads).filter(|g| cgroup::is_group(g) && !g.ends_with(" (deleted)"));
     // A vhost worker that is a kernel thread is listed as a process of its own.
     let own: BTreeSet<u32> = workers.iter().map(|w| w.id).chain([vm.pid]).collect();
     let members = group.as_deref().filter(|g| *g != "/").and_then(|g| groups.of(g));
     let group_shared = members.is_none_or(|all| all.iter().any(|pid| !own.contains(pid)));
-    Some(ObservedVm { vm, identity, process, vcpus, workers, group, group_shared })
+    Some((ObservedVm { vm, identity, process, vcpus, workers, group, group_shared }, of_threads))
 }
 
 /// The processes in each group. A group is read once, however many VMs share it.
@@ -108,8 +107,4 @@ impl<'a> Members<'a> {
         let hierarchy = self.hierarchy?;
         self.known.entry(group.to_owned()).or_insert_with(|| hierarchy.members(group)).as_ref()
     }
-}
-
-fn with_tasks<T>(root: &Root, all: Vec<T>, id: impl Fn(&T) -> u32) -> (Vec<T>, Vec<Task>) {
-    all.into_iter().filter_map(|one| task(root, id(&one)).map(|task| (one, task))).unzip()
 }

@@ -1,7 +1,15 @@
 //! Reads files below a prefix. A file that cannot be read is `None`: a process may vanish at any moment.
+//!
+//! A look at a host with a thousand taps reads thousands of files, and nearly all of its time is that of the system calls. So a
+//! file costs three of them ([`Root::text`]), and what lies together is read relative to its directory ([`Dir`]), whose
+//! path the kernel then walks once.
 
+use rustix::buffer::spare_capacity;
+use rustix::fs::{CWD, Mode, OFlags, RawDir, openat, readlinkat};
+use rustix::io::Errno;
 use std::fs;
-use std::io::Read;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,12 +60,26 @@ impl Root {
 
     /// A file as text; bytes that are not UTF-8 become U+FFFD.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
-        self.bytes(path).map(|b| String::from_utf8_lossy(&b).into_owned())
+        self.bytes(path).map(into_text)
     }
 
     /// The content of a file; `None` if it cannot be read.
     pub(crate) fn bytes(&self, path: &str) -> Option<Vec<u8>> {
-        read(&self.path(path)).ok()
+        self.read(path).ok()
+    }
+
+    /// The content of a file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn read(&self, path: &str) -> Result<Vec<u8>, Errno> {
+        content(CWD, &self.path(path))
+    }
+
+    /// A directory, opened; `None` if it cannot be.
+    pub(crate) fn dir(&self, path: &str) -> Option<Dir> {
+        let dir = open(CWD, &self.path(path), OFlags::DIRECTORY).ok()?;
+        Some(Dir { dir, reads: Arc::clone(&self.reads) })
     }
 
     /// The number in a file that has nothing else; hexadecimal with `0x`.
@@ -87,26 +109,75 @@ impl Root {
 
     /// Names in a directory that are numbers, ascending; empty if it cannot be read.
     pub(crate) fn numbers(&self, path: &str) -> Vec<u32> {
-        let mut numbers: Vec<u32> = self.names(path).iter().filter_map(|n| n.parse().ok()).collect();
-        numbers.sort_unstable();
-        numbers
+        numbers(&self.names(path))
     }
+}
+
+/// A directory that is open. Paths are relative to it.
+pub(crate) struct Dir {
+    dir: OwnedFd,
+    reads: Arc<AtomicU64>,
+}
+
+impl Dir {
+    fn counted(&self) -> &OwnedFd {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        &self.dir
+    }
+
+    /// As [`Root::text`].
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
+        self.read(path).ok().map(into_text)
+    }
+
+    /// As [`Root::read`].
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn read(&self, path: &str) -> Result<Vec<u8>, Errno> {
+        content(self.counted(), Path::new(path))
+    }
+
+    /// As [`Root::link`].
+    pub(crate) fn link(&self, path: &str) -> Option<String> {
+        let target = readlinkat(self.counted(), path, Vec::new()).ok()?;
+        Some(into_text(target.into_bytes()))
+    }
+
+    /// The names in it that are numbers, ascending; empty if it cannot be read. To be called once: the kernel goes on where
+    /// it has stopped.
+    pub(crate) fn numbers(&self) -> Vec<u32> {
+        numbers(&entries(&self.dir).unwrap_or_default())
+    }
+}
+
+fn numbers(names: &[String]) -> Vec<u32> {
+    let mut numbers: Vec<u32> = names.iter().filter_map(|n| n.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+fn into_text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
 }
 
 /// Most files of `/proc` and `/sys` have less than this.
 const USUAL: usize = 4096;
 
+fn open(at: impl AsFd, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+    openat(at, path, flags | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+}
+
 /// A file's content. The kernel tells no size of its own files, for which `std::fs::read` therefore takes two more system
-/// calls; a look at a host with a thousand taps reads five thousand of them.
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut file = fs::File::open(path)?;
+/// calls.
+fn content(at: impl AsFd, path: &Path) -> Result<Vec<u8>, Errno> {
+    let file = open(at, path, OFlags::empty())?;
     let mut content = Vec::new();
-    let mut buffer = [0; USUAL];
     loop {
-        match file.read(&mut buffer) {
+        content.reserve(USUAL);
+        match rustix::io::read(&file, spare_capacity(&mut content)) {
             Ok(0) => return Ok(content),
-            Ok(n) => content.extend_from_slice(&buffer[..n]),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
     }
@@ -114,9 +185,19 @@ fn read(path: &Path) -> std::io::Result<Vec<u8>> {
 
 /// Names in a directory.
 pub(crate) fn list(dir: &Path) -> std::io::Result<Vec<String>> {
+    Ok(entries(&open(CWD, dir, OFlags::DIRECTORY)?)?)
+}
+
+/// Names in an open directory. The standard library would also ask for the kind of the file.
+fn entries(dir: &OwnedFd) -> Result<Vec<String>, Errno> {
+    let mut buffer = [MaybeUninit::uninit(); 2 * USUAL];
+    let mut all = RawDir::new(dir, &mut buffer);
     let mut names = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
+    while let Some(entry) = all.next() {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if !matches!(name.as_str(), "." | "..") {
+            names.push(name);
+        }
     }
     Ok(names)
 }

@@ -366,6 +366,10 @@ struct Listing<'a> {
 }
 
 impl dump::Wire for Listing<'_> {
+    fn reports_changes(&self) -> bool {
+        self.kind == libc::RTM_GETLINK
+    }
+
     fn ask(&mut self) -> nix::Result<u32> {
         self.rtnl.ask(self.kind, libc::NLM_F_REQUEST | libc::NLM_F_DUMP, self.head, &[])?;
         Ok(self.rtnl.sequence)

@@ -4,18 +4,19 @@
 //! all others, so the time between reading the start time and the system call that follows is too short for an id to
 //! be reused.
 
-use crate::root::Root;
+use crate::root::{Dir, Root};
 use teiji_model::resource::{ResourceError, Task};
 
 /// `PF_EXITING` of `include/linux/sched.h`: the thread is ending. When its process is moved into another control group,
 /// it stays where it is, without an error (`cgroup_migrate_add_task`).
 const PF_EXITING: u64 = 0x4;
+/// `PF_KTHREAD`: the task is a kernel thread.
+const PF_KTHREAD: u64 = 0x0020_0000;
 
 /// The thread or process that has this id now; `None` if there is none, or only one that is ending, or has ended and
 /// has not been waited for. `/proc/<id>/stat` is there for threads too, though `/proc` does not list them (proc(5)).
 pub fn task(root: &Root, id: u32) -> Option<Task> {
-    let stat = Stat::read(root, id)?;
-    (!stat.ending()).then(|| Some(Task { id, started: stat.number(22)? })).flatten()
+    Stat::read(root, id)?.task(id)
 }
 
 /// Whether a thread of the process is ending, as all of them do when it was killed, though not at the same instant.
@@ -46,6 +47,31 @@ impl Stat {
         root.text(&format!("proc/{id}/stat")).map(Stat)
     }
 
+    /// That of a thread; `tasks` is the directory of its process's threads.
+    pub(crate) fn of_thread(tasks: &Dir, tid: u32) -> Option<Self> {
+        tasks.text(&format!("{tid}/stat")).map(Stat)
+    }
+
+    /// What tells it from later ones with the same id; `None` if it is ending, as [`task`] says.
+    pub(crate) fn task(&self, id: u32) -> Option<Task> {
+        (!self.ending()).then(|| Some(Task { id, started: self.number(22)? })).flatten()
+    }
+
+    /// Its name, as in `comm`. Anyone may choose it.
+    pub(crate) fn name(&self) -> Option<&str> {
+        Some(self.0.split_once('(')?.1.rsplit_once(')')?.0)
+    }
+
+    /// Whether it is a kernel thread.
+    pub(crate) fn is_kernel_thread(&self) -> bool {
+        self.number::<u64>(9).is_some_and(|flags| flags & PF_KTHREAD != 0)
+    }
+
+    /// The CPU that it last ran on.
+    pub(crate) fn last_cpu(&self) -> Option<u32> {
+        self.number(39)
+    }
+
     /// Whether it is ending, or has ended and has not been waited for.
     fn ending(&self) -> bool {
         self.field(3).is_none_or(|state| matches!(state, "Z" | "X" | "x"))
@@ -73,6 +99,9 @@ mod tests {
         let stat = Stat("5 (a) S 1 2) R 9 8".to_owned());
         assert_eq!((stat.field(3), stat.number(4)), (Some("R"), Some(9)));
         assert_eq!(stat.number::<u64>(22), None);
+        assert_eq!(stat.name(), Some("a) S 1 2"));
+        assert_eq!(Stat("5 (CPU 0/KVM) S 1".to_owned()).name(), Some("CPU 0/KVM"));
+        assert_eq!(Stat("5 (".to_owned()).name(), None);
     }
 
     #[test]

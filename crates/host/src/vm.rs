@@ -3,10 +3,13 @@
 
 use crate::cmdline::CommandLine;
 use crate::identity::Domains;
+use crate::resource::Devices;
 use crate::root::{self, Root};
-use crate::{Error, net, numa, thread};
+use crate::thread::{self, Thread, Threads};
+use crate::{Error, net, numa};
 use std::collections::BTreeMap;
 use teiji_model::host::{Identity, Vm, Worker};
+use teiji_model::resource::Task;
 
 impl Root {
     /// The VMs of this host, by process id. A process that vanishes meanwhile, or that the caller may not inspect, is
@@ -23,21 +26,63 @@ impl Root {
     /// # Errors
     /// If `/proc` cannot be listed.
     pub fn identified_vms(&self) -> Result<Vec<(Vm, Identity)>, Error> {
-        let path = self.path("proc");
-        let names = root::list(&path).map_err(|source| Error::Processes { path, source })?;
-        let mut pids: Vec<u32> = names.iter().filter_map(|n| n.parse().ok()).collect();
-        pids.sort_unstable();
-        let found: Vec<(u32, Open)> = pids.iter().filter_map(|&pid| Some((pid, open(self, pid)?))).collect();
-        if found.is_empty() {
-            return Ok(Vec::new());
-        }
-        let shared = Shared {
-            workers: thread::kernel_workers(self, &pids),
-            domains: Domains::find(self),
-            fdb: net::BridgeFdb::default(),
+        let last = numa::last_node(self);
+        let with_memory = |found: Found| {
+            let memory_nodes = numa::resident(self, found.vm.pid, last);
+            (Vm { memory_nodes, ..found.vm }, found.identity)
         };
-        Ok(found.iter().filter_map(|(pid, open)| vm(self, *pid, open, &shared)).collect())
+        let processes = processes(self)?;
+        let vmms = vmms(self, &processes);
+        Ok(vms(self, &processes, vmms, &Devices::default()).into_iter().map(with_memory).collect())
     }
+}
+
+/// All processes that are not ending.
+///
+/// # Errors
+/// If `/proc` cannot be listed.
+pub(crate) fn processes(root: &Root) -> Result<Vec<Thread>, Error> {
+    let path = root.path("proc");
+    let names = root::list(&path).map_err(|source| Error::Processes { path, source })?;
+    let mut pids: Vec<u32> = names.iter().filter_map(|n| n.parse().ok()).collect();
+    pids.sort_unstable();
+    Ok(pids.into_iter().filter_map(|pid| Thread::of_process(root, pid)).collect())
+}
+
+/// A VM and its tasks.
+pub(crate) struct Found {
+    /// Without its memory by NUMA node.
+    pub vm: Vm,
+    pub identity: Identity,
+    pub process: Task,
+    /// In the order of those of `vm`.
+    pub vcpus: Vec<Task>,
+    pub workers: Vec<Task>,
+}
+
+/// The VMMs among these processes.
+pub(crate) fn vmms(root: &Root, processes: &[Thread]) -> Vec<Vmm> {
+    let vmm = |process: &Thread| Some(Vmm { process: process.task, open: open(root, process.task.id)? });
+    processes.iter().filter(|process| !process.kernel_thread).filter_map(vmm).collect()
+}
+
+/// Their VMs. The kernel's list of `devices` is newer than that of the VMMs, so it has the taps that these have open.
+pub(crate) fn vms(root: &Root, processes: &[Thread], vmms: Vec<Vmm>, devices: &Devices) -> Vec<Found> {
+    if vmms.is_empty() {
+        return Vec::new();
+    }
+    let shared = Shared {
+        workers: thread::kernel_workers(root, processes),
+        domains: Domains::find(root),
+        taps: net::Taps::new(root, devices),
+    };
+    vmms.into_iter().filter_map(|vmm| vm(root, &vmm, &shared)).collect()
+}
+
+/// A process that runs a VM.
+pub(crate) struct Vmm {
+    process: Task,
+    open: Open,
 }
 
 /// What a VMM has open.
@@ -50,9 +95,10 @@ struct Open {
 
 /// What a process has open, if it is a VMM.
 fn open(root: &Root, pid: u32) -> Option<Open> {
+    let dir = root.dir(&format!("proc/{pid}/fd"))?;
     let mut open = Open::default();
-    for fd in root.numbers(&format!("proc/{pid}/fd")) {
-        let Some(target) = root.link(&format!("proc/{pid}/fd/{fd}")) else { continue };
+    for fd in dir.numbers() {
+        let Some(target) = dir.link(&fd.to_string()) else { continue };
         match target.as_str() {
             "anon_inode:kvm-vm" => open.vm_fds.push(fd),
             "/dev/vhost-net" => open.net.vhost_net += 1,
@@ -65,27 +111,26 @@ fn open(root: &Root, pid: u32) -> Option<Open> {
 }
 
 /// What is read once for all VMs.
-struct Shared {
+struct Shared<'a> {
     /// vhost workers that are kernel threads, by the thread that each was made for.
-    workers: BTreeMap<u32, Vec<Worker>>,
+    workers: BTreeMap<u32, Vec<(Worker, Task)>>,
     domains: Domains,
-    fdb: net::BridgeFdb,
+    taps: net::Taps<'a>,
 }
 
 /// The VM of a VMM; `None` if it is gone.
-fn vm(root: &Root, pid: u32, open: &Open, shared: &Shared) -> Option<(Vm, Identity)> {
+fn vm(root: &Root, vmm: &Vmm, shared: &Shared<'_>) -> Option<Found> {
+    let Vmm { process, open } = vmm;
+    let pid = process.id;
     let line = CommandLine::new(&root.bytes(&format!("proc/{pid}/cmdline"))?);
-    let vcpus = thread::vcpus(root, pid, &open.vm_fds);
-    let workers = thread::workers(root, pid, &shared.workers);
-    let nics = net::nics(root, pid, &open.net, &line.netdevs(), &shared.fdb);
-    let memory_nodes = numa::resident(root, pid);
-    if !root.exists(&format!("proc/{pid}/task")) {
-        return None;
-    }
+    let threads = Threads::of(root, pid)?;
+    let (vcpus, vcpu_tasks) = thread::vcpus(root, pid, &threads, &open.vm_fds).into_iter().unzip();
+    let (workers, worker_tasks) = thread::workers(&threads, &shared.workers).into_iter().unzip();
+    let nics = shared.taps.nics(pid, &open.net, &line.netdevs());
     let own = line.name();
-    let (mut identity, named) = shared.domains.identify(root, pid, own.as_deref());
+    let (mut identity, named) = shared.domains.identify(root, *process, own.as_deref());
     identity.uuid = line.uuid();
     let name = named.or(own).unwrap_or_else(|| format!("pid:{pid}"));
-    let vm = Vm { name, pid, vcpus, workers, nics, memory: line.memory(), memory_nodes };
-    Some((vm, identity))
+    let vm = Vm { name, pid, vcpus, workers, nics, memory: line.memory(), memory_nodes: Vec::new() };
+    Some(Found { vm, identity, process: *process, vcpus: vcpu_tasks, workers: worker_tasks })
 }

@@ -45,7 +45,9 @@ fn host() -> FakeHost {
     for tid in [700, 702, 703] {
         host.file(&format!("proc/700/task/{tid}/cgroup"), format!("0::{GROUP}\n"));
     }
-    host.file("proc/702/stat", stat(702, 0, 10, 1)); // FIFO 10
+    for place in ["proc/702/stat", "proc/700/task/702/stat"] {
+        host.file(place, stat(702, "CPU 0/KVM", 0, 10, 1)); // FIFO 10
+    }
 
     nic(&host, "eth0", "pci", "sys/devices/pci/0000:01:00.0", &[40, 41]);
     nic(&host, "ens3", "virtio", "sys/devices/pci/0000:00:03.0/virtio2", &[]);
@@ -97,7 +99,7 @@ fn nic(host: &FakeHost, name: &str, bus: &str, dir: &str, irqs: &[u32]) {
 }
 
 /// `/proc/<id>/stat` of a thread that started at tick `id`, with nice, real-time priority and policy.
-fn stat(id: u32, nice: i32, priority: u32, policy: u32) -> String {
+fn stat(id: u32, name: &str, nice: i32, priority: u32, policy: u32) -> String {
     let mut fields = vec!["0".to_owned(); 50];
     fields[0] = "S".into();
     fields[9 - 3] = "0".into();
@@ -105,7 +107,7 @@ fn stat(id: u32, nice: i32, priority: u32, policy: u32) -> String {
     fields[22 - 3] = id.to_string();
     fields[40 - 3] = priority.to_string();
     fields[41 - 3] = policy.to_string();
-    format!("{id} (x) {}\n", fields.join(" "))
+    format!("{id} ({name}) {}\n", fields.join(" "))
 }
 
 fn get(observed: &Observed, setting: &Resource) -> Option<String> {
@@ -215,6 +217,38 @@ fn what_is_read_is_in_proportion_to_what_there_is() {
     assert_eq!(many - some, some - few, "the third four cost as much as the second");
 }
 
+/// A look at the whole host is most of what the agent costs at rest, and nearly all of it is the reading of files.
+#[test]
+fn nothing_is_read_twice() {
+    let reads = |host: &FakeHost| {
+        let root = host.root();
+        root.observe().unwrap();
+        root.reads()
+    };
+    let host = host();
+    let before = reads(&host);
+    host.thread("proc/90", "kworker/0:1", "0-3", 0, 0x0020_0040);
+    assert_eq!(reads(&host) - before, 1, "its stat");
+
+    let before = reads(&host);
+    host.thread("proc/91", "sshd", "0-3", 0, 0);
+    host.link("proc/91/fd/0", "/dev/null");
+    assert_eq!(reads(&host) - before, 3, "its stat, its descriptors, what this one leads to");
+
+    let before = reads(&host);
+    host.task(700, 704, "IO iothread1", "0-3", 0);
+    host.file("proc/700/task/704/cgroup", format!("0::{GROUP}\n"));
+    assert_eq!(reads(&host) - before, 2, "its stat and its group");
+
+    let before = reads(&host);
+    host.task(700, 705, "CPU 2/KVM", "0-3", 0);
+    host.thread("proc/705", "CPU 2/KVM", "0-3", 0, 0);
+    host.file("proc/700/task/705/cgroup", format!("0::{GROUP}\n"));
+    // Its stat, group and status; its status, the CPUs online and its stat, in place of two system calls; its stat once more, so
+    // that all of this is its own. Here it is also listed as a process without descriptors.
+    assert_eq!(reads(&host) - before, 3 + 4 + 2);
+}
+
 #[test]
 fn a_group_with_strangers_is_shared() {
     let host = host();
@@ -292,9 +326,9 @@ fn what_guards_against_real_time_threads() {
 #[test]
 fn others_who_change_the_same_settings() {
     let host = host();
-    host.file("proc/80/comm", "irqbalance\n");
-    host.file("proc/81/comm", "tuned\n");
-    host.file("proc/82/comm", "irqbalance2\n");
+    for (pid, name) in [(80, "irqbalance"), (81, "tuned"), (82, "irqbalance2")] {
+        host.thread(&format!("proc/{pid}"), name, "0-3", 0, 0);
+    }
     host.file("etc/systemd/system.conf", "[Manager]\n#CPUAffinity=9\nCPUAffinity=0-1\n");
     host.file("etc/systemd/system/a.service.d/10.conf", "[Service]\nCPUAffinity=2 3\n");
     host.file(

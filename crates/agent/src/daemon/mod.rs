@@ -3,7 +3,7 @@
 //! | thread or process | has | does |
 //! | --- | --- | --- |
 //! | thread `heartbeat` | no privilege | starts first, writes to a mapped page four times a second, depends on no file and waits for nothing |
-//! | thread `main` | root | waits for signals; checks once a second whether the pins are still there; tells systemd that it is alive |
+//! | thread `main` | root | is woken by signals; checks once a second whether the pins are still there; tells systemd that it is alive |
 //! | thread `reconciler` | root | recovers from a killed apply, then compares the host with the policy in force whenever something has changed |
 //! | thread `front`, threads `order` | root | start the front and carry out its orders |
 //! | process `teiji front` | user nobody | reads what clients send to the socket, checks who they are, hands on orders |
@@ -53,10 +53,15 @@ mod wire;
 use claim::Claim;
 use detached::Traces;
 use heartbeat::HeartbeatThread;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use orders::Orders;
 use pin_watch::PinWatch;
 use reconciler::Reconciler;
 use sd_notify::NotifyState;
+use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,8 +73,6 @@ use teiji_bpf::qdisc_edf::{Programs, QdiscOwner};
 /// How long the end waits for threads that are changing settings; what they leave undone, the next agent undoes.
 const END: Duration = Duration::from_secs(5);
 
-/// How soon a signal is noticed.
-const SIGNAL_INTERVAL: Duration = Duration::from_millis(250);
 /// Time between two checks of what others may remove: pins, the socket; and of the heartbeat.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -98,12 +101,24 @@ pub struct Places<'a> {
     pub socket: &'a Path,
 }
 
-/// Runs the agent until `stop` is set. `reload` makes it compare the host with the policy at once.
+/// What signals have asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Signals<'a> {
+    /// The agent is to end.
+    pub stop: &'a AtomicBool,
+    /// It is to compare the host with the policy at once.
+    pub reload: &'a AtomicBool,
+    /// Gets a byte after either is set, so that nobody has to look at them again and again. Its reading end, which does not
+    /// block.
+    pub wake: &'a UnixStream,
+}
+
+/// Runs the agent until signals ask for its end.
 ///
 /// # Errors
 /// If another agent keeps the pins, or the kernel does not accept the qdisc although it has BPF qdiscs. Errors in the
 /// state directory are logged.
-pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result<(), Error> {
+pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
     let mut qdisc = match QdiscOwner::acquire(places.pins) {
         Ok(owner) => {
             let heartbeat = HeartbeatThread::start(owner.heartbeat())?;
@@ -128,16 +143,16 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
         Supervisor::start(places.socket, Arc::clone(&orders), Arc::clone(&claim)).map_err(Error::Thread)?;
     announce(qdisc.as_ref().map(|(owner, _)| owner));
     let mut watch = PinWatch::new(places.pins);
-    let mut checked: Option<Instant> = None;
+    let mut check_at = Instant::now();
     let done = loop {
-        if stop.load(Ordering::Relaxed) {
+        if signals.stop.load(Ordering::SeqCst) {
             break Ok(());
         }
-        if reload.swap(false, Ordering::Relaxed) {
+        if signals.reload.swap(false, Ordering::SeqCst) {
             reload_now(&reconciler);
         }
-        if checked.is_none_or(|last| last.elapsed() >= CHECK_INTERVAL) {
-            checked = Some(Instant::now());
+        if check_at <= Instant::now() {
+            check_at = Instant::now() + CHECK_INTERVAL;
             supervisor.check();
             if let Some(former) = qdisc.take() {
                 let now =
@@ -152,7 +167,7 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
                 let _ = sd_notify::notify(&[NotifyState::Watchdog]);
             }
         }
-        std::thread::sleep(SIGNAL_INTERVAL);
+        wait_until(check_at, signals.wake);
     };
     let _ = sd_notify::notify(&[NotifyState::Stopping]);
     supervisor.stop();
@@ -171,6 +186,21 @@ pub fn run(places: Places<'_>, stop: &AtomicBool, reload: &AtomicBool) -> Result
         drop(heartbeat);
     }
     Ok(())
+}
+
+/// Waits until then, or until a signal wakes it.
+fn wait_until(then: Instant, mut wake: &UnixStream) {
+    // Rounded up: a wait that ends early would be repeated.
+    let ms = then.saturating_duration_since(Instant::now()).as_millis() + 1;
+    let timeout = PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX);
+    match poll(&mut [PollFd::new(wake.as_fd(), PollFlags::POLLIN)], timeout) {
+        Ok(0) | Err(Errno::EINTR) => {}
+        Ok(_) => while matches!(wake.read(&mut [0; 64]), Ok(1..)) {},
+        Err(error) => {
+            tracing::error!("cannot wait for signals: {error}");
+            std::thread::sleep(CHECK_INTERVAL);
+        }
+    }
 }
 
 /// Takes the qdisc of this build of teiji once no link has the former one.
@@ -257,7 +287,9 @@ mod tests {
         let state = dir.path().join("state");
         std::fs::write(&state, "").unwrap();
         let places = Places { state: &state, pins: &pins, socket: &socket };
-        let ran = run(places, &AtomicBool::new(true), &AtomicBool::new(false));
+        let (stop, reload) = (AtomicBool::new(true), AtomicBool::new(false));
+        let (wake, _) = UnixStream::pair().unwrap();
+        let ran = run(places, Signals { stop: &stop, reload: &reload, wake: &wake });
         match teiji_bpf::qdisc_edf::supported() {
             Ok(()) => assert!(matches!(ran, Err(Error::Qdisc(_))), "{ran:?}"),
             // It keeps the policy without the qdisc.

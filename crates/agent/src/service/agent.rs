@@ -5,9 +5,8 @@ use crate::apply::STATE_DIRECTORY;
 use crate::daemon::client::{self, ask};
 use crate::daemon::detached::{TraceOrder, Traces};
 use crate::daemon::protocol::{Answer, FullStatus, Order, Refusal};
-use crate::daemon::{self, Places};
+use crate::daemon::{self, Places, Signals};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use teiji_model::report::{Joined, Report};
 use teiji_model::status::TraceStatus;
 
@@ -15,18 +14,17 @@ use teiji_model::status::TraceStatus;
 const SOCKET: &str = "/run/teiji/agent.sock";
 
 impl Service {
-    /// Keeps deadlines and the policy in force until `stop` is set; `reload` makes it compare the host with the policy at
-    /// once.
+    /// Keeps deadlines and the policy in force until signals ask for its end.
     ///
     /// # Errors
     /// If it is not permitted to, or can no longer do so.
-    pub fn run_daemon(&self, stop: &AtomicBool, reload: &AtomicBool) -> Result<(), Error> {
+    pub fn run_daemon(&self, signals: Signals<'_>) -> Result<(), Error> {
         self.real("an agent works only on the machine that the kernel runs on: start it without --root")?;
         Self::needs_root(
             "agent loads a queueing discipline into the kernel and changes settings to keep the policy",
         )?;
         let places = Places { state: &self.state, pins: &self.pins, socket: &self.socket() };
-        Ok(daemon::run(places, stop, reload)?)
+        Ok(daemon::run(places, signals)?)
     }
 
     /// The part of the agent that clients talk to. The agent starts it.

@@ -19,6 +19,7 @@ mod plan;
 pub mod select;
 mod status;
 
+pub use crate::daemon::Signals;
 pub use crate::daemon::detached::TraceOrder;
 pub use apply::PreparedPlan;
 pub use inspect::{Doctor, TraceResult};

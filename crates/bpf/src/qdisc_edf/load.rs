@@ -7,6 +7,7 @@ use crate::hooks::KernelTypes;
 use crate::object::{Verified, bytes_of, map, verified};
 use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, Object, ObjectBuilder, OpenObject};
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// The compiled programs.
@@ -58,12 +59,20 @@ impl Edf {
     }
 }
 
-/// Whether this kernel has BPF qdiscs.
+/// Whether this kernel has BPF qdiscs. The kernel's types, megabytes of them, are read once only: they stay the same.
 ///
 /// # Errors
 /// [`Error::NoBtf`]; [`Error::Missing`] with what it lacks.
 pub fn supported() -> Result<(), Error> {
-    if KernelTypes::load()?.has_struct_ops("Qdisc_ops") {
+    static THERE: OnceLock<bool> = OnceLock::new();
+    let there = match THERE.get() {
+        Some(there) => *there,
+        None => {
+            let found = KernelTypes::load()?.has_struct_ops("Qdisc_ops");
+            *THERE.get_or_init(|| found)
+        }
+    };
+    if there {
         return Ok(());
     }
     Err(Error::Missing {

@@ -13,7 +13,7 @@ use crate::resource::Devices;
 use crate::root::Root;
 use crate::rtnl::Link;
 use std::cell::OnceCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use teiji_model::observed::{LinkKind, ObservedLink};
 
 /// `ARPHRD_ETHER` of linux/if_arp.h.
@@ -26,7 +26,7 @@ const DEPTH: usize = 6;
 /// Ethernet devices, by name: from the kernel's list of them, or from sysfs if the kernel was not asked.
 pub(super) fn links(root: &Root, devices: &Devices) -> Vec<ObservedLink> {
     let mut all = match devices.links() {
-        Some(listed) => listed.values().filter_map(|link| Ethernet::listed(root, listed, link)).collect(),
+        Some(listed) => listed.values().filter_map(|link| Ethernet::listed(root, devices, link)).collect(),
         None => root
             .names("sys/class/net")
             .into_iter()
@@ -54,7 +54,7 @@ struct Ethernet {
 
 impl Ethernet {
     /// `None` if it is no Ethernet device.
-    fn listed(root: &Root, all: &BTreeMap<u32, Link>, link: &Link) -> Option<Self> {
+    fn listed(root: &Root, devices: &Devices, link: &Link) -> Option<Self> {
         if link.name == "lo" || u64::from(link.hardware) != ETHERNET {
             return None;
         }
@@ -65,7 +65,7 @@ impl Ethernet {
             _ if root.exists(&format!("sys/class/net/{}/device", link.name)) => LinkKind::Nic,
             _ => LinkKind::Virtual,
         };
-        let master = link.master.and_then(|index| all.get(&index)).map(|master| master.name.clone());
+        let master = devices.master_of(link).map(str::to_owned);
         Some(Ethernet { name: link.name.clone(), index: link.index, kind, mtu: link.mtu, master })
     }
 

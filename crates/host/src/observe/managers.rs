@@ -3,7 +3,10 @@
 //! Files of other programs are only searched for the relevant keywords, and not interpreted completely.
 
 use crate::cgroup::Hierarchy;
+use crate::resource::Facts;
 use crate::root::Root;
+use crate::thread::Thread;
+use std::collections::BTreeSet;
 use teiji_model::cpus::CpuSet;
 use teiji_model::observed::{Manager, ObservedVm};
 use teiji_model::resource::ResourceKind;
@@ -12,18 +15,15 @@ use teiji_model::text::printable;
 /// Where systemd looks for its files, strongest first (systemd.unit(5)).
 const SYSTEMD: [&str; 4] = ["etc/systemd", "run/systemd", "usr/lib/systemd", "lib/systemd"];
 
-pub(super) fn managers(
-    root: &Root,
-    hierarchy: Option<&Hierarchy>,
-    online: &CpuSet,
-    vms: &[ObservedVm],
-) -> Vec<Manager> {
-    let mut all = daemons(root);
+pub(super) fn managers(facts: &Facts<'_>, processes: &[Thread]) -> Vec<Manager> {
+    let Facts { root, cpus, vms, groups, .. } = *facts;
+    let mut all = daemons(processes);
     all.extend(vms.iter().filter_map(|vm| of_vm(vm, libvirt(root, vm))));
     all.extend(system_conf(root));
     all.extend(vms.iter().filter_map(|vm| of_vm(vm, unit(root, vm))));
-    if let Some(hierarchy) = hierarchy {
-        all.extend(vms.iter().filter_map(|vm| of_vm(vm, cpuset(hierarchy, online, vm))));
+    if let Ok(hierarchy) = facts.hierarchy {
+        let limited = |(vm, groups)| of_vm(vm, cpuset(hierarchy, cpus, vm, groups));
+        all.extend(vms.iter().zip(groups).filter_map(limited));
     }
     all
 }
@@ -38,10 +38,8 @@ fn of_vm(vm: &ObservedVm, manager: Option<Manager>) -> Option<Manager> {
 }
 
 /// Daemons by the names of their processes.
-fn daemons(root: &Root) -> Vec<Manager> {
-    let names: Vec<String> =
-        root.numbers("proc").iter().filter_map(|pid| root.text(&format!("proc/{pid}/comm"))).collect();
-    let runs = |name: &str| names.iter().any(|comm| comm.trim_end() == name);
+fn daemons(processes: &[Thread]) -> Vec<Manager> {
+    let runs = |name: &str| processes.iter().any(|process| process.name == name);
     let mut all = Vec::new();
     if runs("irqbalance") {
         all.push(manager(
@@ -189,12 +187,17 @@ fn affinity_in(root: &Root, files: impl IntoIterator<Item = String>) -> Option<(
 }
 
 /// A cpuset of a group that does not let all threads of a VM onto all CPUs.
-fn cpuset(hierarchy: &Hierarchy, online: &CpuSet, vm: &ObservedVm) -> Option<Manager> {
-    let limit = |group: String| {
-        let cpus: CpuSet = hierarchy.nearest(&group, "cpuset.cpus.effective")?.parse().ok()?;
-        (!cpus.is_empty() && !online.without(&cpus).is_empty()).then_some((group, cpus))
+fn cpuset(
+    hierarchy: &Hierarchy<'_>,
+    online: &CpuSet,
+    vm: &ObservedVm,
+    groups: &BTreeSet<String>,
+) -> Option<Manager> {
+    let limit = |group: &String| {
+        let cpus: CpuSet = hierarchy.nearest(group, "cpuset.cpus.effective")?.parse().ok()?;
+        (!cpus.is_empty() && !online.without(&cpus).is_empty()).then(|| (group.clone(), cpus))
     };
-    let (group, cpus) = hierarchy.of_threads(vm.vm.pid).into_iter().find_map(limit)?;
+    let (group, cpus) = groups.iter().find_map(limit)?;
     Some(manager(
         "cpuset",
         &[ResourceKind::ThreadCpus],

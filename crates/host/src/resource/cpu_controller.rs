@@ -47,7 +47,7 @@ pub(super) fn read(
     usable(hierarchy, group)?;
     match file::read(root, &hierarchy.path(group, name)) {
         Ok(text) => Ok(Some(text)),
-        Err(Errno::ENOENT) if hierarchy.exists(group) || cgroup::is_own(group) => Ok(None),
+        Err(Errno::ENOENT) if cgroup::is_own(group) || hierarchy.exists(group) => Ok(None),
         // ENODEV: the group was removed while its file was open
         Err(errno) => Err(errors::failed(errno, &format!("control group {group}"))),
     }

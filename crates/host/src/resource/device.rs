@@ -38,7 +38,7 @@ pub(super) fn failed(errno: Errno, device: &Device) -> ResourceError {
 }
 
 /// All devices and qdiscs of the network namespace, each from one list; `None` where the kernel is not asked.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Devices {
     links: Option<nix::Result<BTreeMap<u32, Link>>>,
     qdiscs: Option<nix::Result<BTreeMap<u32, Vec<Qdisc>>>>,
@@ -48,7 +48,7 @@ impl Devices {
     /// Asks the kernel, if `root` is the machine that it runs on.
     pub(crate) fn of(root: &Root) -> Devices {
         if !root.is_real() {
-            return Devices { links: None, qdiscs: None };
+            return Devices::default();
         }
         let links = Rtnl::open().and_then(|mut rtnl| rtnl.links());
         let by_index = |links: Vec<Link>| links.into_iter().map(|link| (link.index, link)).collect();
@@ -59,6 +59,11 @@ impl Devices {
     /// The devices that the kernel lists; `None` if it was not asked or returned an error.
     pub(crate) fn links(&self) -> Option<&BTreeMap<u32, Link>> {
         self.links.as_ref()?.as_ref().ok()
+    }
+
+    /// The name of the device that a listed one is a port or slave of.
+    pub(crate) fn master_of(&self, link: &Link) -> Option<&str> {
+        self.links()?.get(&link.master?).map(|master| master.name.as_str())
     }
 
     /// These qdiscs, by the indices of their devices, or the error of the list.

@@ -1,6 +1,6 @@
 //! Kernel files: read completely, written by a single `write(2)`.
 
-use crate::root::Root;
+use crate::root::{Dir, Root};
 use nix::errno::Errno;
 use std::fs;
 use std::io::{self, Write};
@@ -8,8 +8,20 @@ use std::os::unix::fs::PermissionsExt;
 
 /// A file as text, without surrounding blanks.
 pub(super) fn read(root: &Root, path: &str) -> Result<String, Errno> {
-    let bytes = fs::read(root.path(path)).map_err(number)?;
-    Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+    root.read(path).map(|bytes| trimmed(&bytes)).map_err(of_rustix)
+}
+
+/// The same of a file below an open directory.
+pub(super) fn read_in(dir: &Dir, path: &str) -> Result<String, Errno> {
+    dir.read(path).map(|bytes| trimmed(&bytes)).map_err(of_rustix)
+}
+
+fn trimmed(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).trim().to_owned()
+}
+
+fn of_rustix(errno: rustix::io::Errno) -> Errno {
+    Errno::from_raw(errno.raw_os_error())
 }
 
 /// Writes a file that exists. The kernel gets the whole text at once or nothing.

@@ -17,6 +17,7 @@ use crate::cgroup::{self, Hierarchy, OWN};
 use crate::root::Root;
 use crate::task::{alive, gone, is_exiting, task};
 use nix::errno::Errno;
+use std::collections::BTreeSet;
 use std::fs;
 use teiji_model::resource::{Resource, ResourceError, ResourceKind, Resources, Task, Value};
 
@@ -28,9 +29,9 @@ impl Access for Group {
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
-        for vm in facts.vms {
+        for (vm, groups) in facts.vms.iter().zip(facts.groups) {
             let hierarchy = facts.hierarchy.map_err(errors::unsupported);
-            let read = hierarchy.and_then(|h| read(facts.root, h, vm.process));
+            let read = hierarchy.and_then(|_| only(facts.root, groups, vm.process));
             found.record(Resource::Group(vm.process), read.map(Value::Group));
         }
     }
@@ -39,7 +40,9 @@ impl Access for Group {
         let Resource::Group(task) = resource else { return Err(errors::no_such_value()) };
         alive(root, *task)?;
         let hierarchy = Hierarchy::find(root).map_err(errors::unsupported)?;
-        read(root, &hierarchy, *task).map(Value::Group)
+        let group = present(root, &hierarchy, *task)?;
+        alive(root, *task)?;
+        Ok(Value::Group(group))
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
@@ -54,14 +57,13 @@ impl Access for Group {
 ///
 /// # Errors
 /// `Unsupported` if they are in several: moving the process would move them into one, which could not be undone.
-fn read(root: &Root, hierarchy: &Hierarchy<'_>, task: Task) -> Result<String, ResourceError> {
-    let group = present(root, hierarchy, task)?;
-    alive(root, task)?;
-    Ok(group)
+fn present(root: &Root, hierarchy: &Hierarchy, task: Task) -> Result<String, ResourceError> {
+    only(root, &hierarchy.of_threads(task.id), task)
 }
 
-fn present(root: &Root, hierarchy: &Hierarchy, task: Task) -> Result<String, ResourceError> {
-    let mut groups = hierarchy.of_threads(task.id).into_iter();
+/// The same, if these are the groups of its threads.
+fn only(root: &Root, groups: &BTreeSet<String>, task: Task) -> Result<String, ResourceError> {
+    let mut groups = groups.iter();
     let group = groups.next().ok_or_else(|| gone(task))?;
     if groups.next().is_some() {
         if is_exiting(root, task.id) {
@@ -76,12 +78,12 @@ fn present(root: &Root, hierarchy: &Hierarchy, task: Task) -> Result<String, Res
     if group.ends_with(" (deleted)") {
         return Err(errors::unsupported("its group has been removed"));
     }
-    if !cgroup::is_group(&group) {
+    if !cgroup::is_group(group) {
         return Err(errors::unsupported(
             "its group is outside of this cgroup namespace; run teiji on the host itself",
         ));
     }
-    Ok(group)
+    Ok(group.clone())
 }
 
 /// Moves a process. A group below `/teiji/` is made for it; any other group must exist. teiji's own groups that are

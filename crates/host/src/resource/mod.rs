@@ -50,9 +50,11 @@ mod thread_cpus;
 mod thread_scheduling;
 
 pub use device::Devices;
+pub(crate) use thread::{ThreadSettings, settings as threads};
 
 use crate::cgroup::Hierarchy;
 use crate::root::Root;
+use std::collections::BTreeSet;
 use teiji_model::cpus::CpuSet;
 use teiji_model::host::Requirement;
 use teiji_model::observed::{ObservedLink, ObservedVm};
@@ -113,6 +115,10 @@ pub(crate) struct Facts<'a> {
     /// The CPUs that are online.
     pub cpus: &'a CpuSet,
     pub vms: &'a [ObservedVm],
+    /// The control groups that the threads of each VM are in, in the order of the VMs.
+    pub groups: &'a [BTreeSet<String>],
+    /// The threads of VMs that are scheduled.
+    pub threads: &'a [ThreadSettings],
     pub links: &'a [ObservedLink],
     /// The hierarchy of control groups, or why there is none.
     pub hierarchy: Result<&'a Hierarchy<'a>, &'static str>,

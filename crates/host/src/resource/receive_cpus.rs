@@ -5,7 +5,7 @@
 
 use super::{Access, Facts, errors, file};
 use crate::net;
-use crate::root::Root;
+use crate::root::{Dir, Root};
 use nix::errno::Errno;
 use std::fmt::Write;
 use teiji_model::cpus::{CpuSet, MAX_CPUS};
@@ -22,31 +22,38 @@ impl Access for ReceiveCpus {
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
         for device in facts.links.iter().map(|link| link.device()) {
-            let name = match present_name(facts.root, &device) {
-                Ok(name) => name,
+            let (name, dir) = match present(facts.root, &device) {
+                Ok(found) => found,
                 Err(why) => {
                     found.record(Resource::ReceiveCpus(device, 0), Err(why));
                     continue;
                 }
             };
-            let queues = facts.root.names(&format!("sys/class/net/{name}/queues"));
-            for queue in queues.iter().filter_map(|name| name.strip_prefix("rx-")?.parse().ok()) {
-                let read = read(facts.root, &name, queue);
+            // Queues are numbered without gaps (`net_rx_queue_update_kobjects()`): the first that is not there ends them.
+            for queue in 0.. {
+                let text = file::read_in(&dir, &file_of(queue));
+                let ended = text.is_err();
+                let read = text.map_err(|errno| failed(errno, &name, queue)).and_then(|text| value(&text));
                 found.record(Resource::ReceiveCpus(device.clone(), queue), read);
+                if ended {
+                    break;
+                }
             }
         }
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
         let Resource::ReceiveCpus(device, queue) = resource else { return Err(errors::no_such_value()) };
-        read(root, &present_name(root, device)?, *queue)
+        let (name, dir) = present(root, device)?;
+        let text = file::read_in(&dir, &file_of(*queue)).map_err(|errno| failed(errno, &name, *queue))?;
+        value(&text)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
         let (Resource::ReceiveCpus(device, queue), Value::Cpus(cpus)) = (resource, value) else {
             return Err(errors::no_such_value());
         };
-        let name = present_name(root, device)?;
+        let (name, _) = present(root, device)?;
         file::write(root, &path(&name, *queue), &mask(cpus)).map_err(|errno| match errno {
             Errno::EINVAL | Errno::EOVERFLOW => errors::refused(
                 errno,
@@ -71,9 +78,9 @@ impl Access for ReceiveCpus {
     }
 }
 
-/// The device's present name. It may have been renamed, and a later device may have its former name.
-fn present_name(root: &Root, device: &Device) -> Result<String, ResourceError> {
-    net::name_of(root, device).map_err(|errno| match errno {
+/// The device's present name, and its directory. It may have been renamed, and a later device may have its former name.
+fn present(root: &Root, device: &Device) -> Result<(String, Dir), ResourceError> {
+    net::dir_of(root, device).map_err(|errno| match errno {
         Errno::EXDEV => errors::unsupported(
             "/sys shows the devices of another network namespace; run teiji in the namespace that /sys was mounted in, \
              or by `ip netns exec`, which mounts another /sys",
@@ -82,9 +89,9 @@ fn present_name(root: &Root, device: &Device) -> Result<String, ResourceError> {
     })
 }
 
-fn read(root: &Root, device: &str, queue: u32) -> Result<Value, ResourceError> {
-    let text = file::read(root, &path(device, queue)).map_err(|errno| failed(errno, device, queue))?;
-    parse(&text).map(Value::Cpus).ok_or_else(|| errors::unexpected(&text))
+/// The value that the text of a file stands for.
+fn value(text: &str) -> Result<Value, ResourceError> {
+    parse(text).map(Value::Cpus).ok_or_else(|| errors::unexpected(text))
 }
 
 fn failed(errno: Errno, device: &str, queue: u32) -> ResourceError {
@@ -92,7 +99,12 @@ fn failed(errno: Errno, device: &str, queue: u32) -> ResourceError {
 }
 
 fn path(device: &str, queue: u32) -> String {
-    format!("sys/class/net/{device}/queues/rx-{queue}/rps_cpus")
+    format!("sys/class/net/{device}/{}", file_of(queue))
+}
+
+/// The file of a queue in the directory of its device.
+fn file_of(queue: u32) -> String {
+    format!("queues/rx-{queue}/rps_cpus")
 }
 
 /// Parses `00000001,00000003`: words of 32 bits, the highest CPUs first.

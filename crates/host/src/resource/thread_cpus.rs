@@ -1,6 +1,6 @@
 //! CPUs that a thread may run on: `sched_setaffinity(2)`, kernel/sched/syscalls.c.
 
-use super::thread::{self, changeable, failed};
+use super::thread::{changeable, failed};
 use super::{Access, Facts, errors};
 use crate::root::Root;
 use crate::sys;
@@ -17,15 +17,17 @@ impl Access for ThreadCpus {
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
-        for task in thread::of_vms(facts.vms) {
-            found.record(Resource::ThreadCpus(task), present(facts.root, task).map(Value::Cpus));
+        for thread in facts.threads {
+            found.record(Resource::ThreadCpus(thread.task), thread.cpus.clone().map(Value::Cpus));
         }
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
         let Resource::ThreadCpus(task) = resource else { return Err(errors::no_such_value()) };
         alive(root, *task)?;
-        present(root, *task).map(Value::Cpus)
+        let cpus = present(root, *task)?;
+        alive(root, *task)?;
+        Ok(Value::Cpus(cpus))
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
@@ -36,14 +38,12 @@ impl Access for ThreadCpus {
     }
 }
 
-/// CPUs that a thread is allowed on and that are online.
-fn present(root: &Root, task: Task) -> Result<CpuSet, ResourceError> {
+/// CPUs that a thread is allowed on and that are online. Whether the id is still that of this thread is not asked.
+pub(super) fn present(root: &Root, task: Task) -> Result<CpuSet, ResourceError> {
     if !root.is_real() {
         return listed_cpus(root, task).ok_or_else(|| gone(task));
     }
-    let cpus = sys::affinity(task.id).map_err(|errno| failed(task, errno))?;
-    alive(root, task)?;
-    Ok(cpus)
+    sys::affinity(task.id).map_err(|errno| failed(task, errno))
 }
 
 /// # Errors

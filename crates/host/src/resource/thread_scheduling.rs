@@ -4,7 +4,7 @@
 //! the defaults after a change of its scheduling, also after the undo. VMMs use neither.
 
 use super::errors;
-use super::thread::{self, changeable, failed};
+use super::thread::{changeable, failed};
 use super::{Access, Facts};
 use crate::root::Root;
 use crate::sys;
@@ -24,16 +24,18 @@ impl Access for ThreadScheduling {
     }
 
     fn observe(&self, facts: &Facts<'_>, found: &mut Resources) {
-        for task in thread::of_vms(facts.vms) {
-            let read = present(facts.root, task).map(Value::Scheduling);
-            found.record(Resource::ThreadScheduling(task), read);
+        for thread in facts.threads {
+            let read = thread.scheduling.clone().map(Value::Scheduling);
+            found.record(Resource::ThreadScheduling(thread.task), read);
         }
     }
 
     fn read(&self, root: &Root, resource: &Resource) -> Result<Value, ResourceError> {
         let Resource::ThreadScheduling(task) = resource else { return Err(errors::no_such_value()) };
         alive(root, *task)?;
-        present(root, *task).map(Value::Scheduling)
+        let scheduling = present(root, *task);
+        alive(root, *task)?;
+        scheduling.map(Value::Scheduling)
     }
 
     fn write(&self, root: &Root, resource: &Resource, value: &Value) -> Result<(), ResourceError> {
@@ -44,13 +46,12 @@ impl Access for ThreadScheduling {
     }
 }
 
-/// How a thread is scheduled.
-fn present(root: &Root, task: Task) -> Result<Scheduling, ResourceError> {
+/// How a thread is scheduled. Whether the id is still that of this thread is not asked.
+pub(super) fn present(root: &Root, task: Task) -> Result<Scheduling, ResourceError> {
     let attr = match root.is_real() {
         true => sys::scheduling(task.id).map_err(|errno| failed(task, errno))?,
         false => listed_scheduling(root, task).ok_or_else(|| gone(task))?,
     };
-    alive(root, task)?;
     if !root.is_real() && attr.sched_policy == libc::SCHED_DEADLINE as u32 {
         return Err(errors::unsupported(
             "a copy of procfs does not have the parameters of a deadline thread",

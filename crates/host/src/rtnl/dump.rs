@@ -1,10 +1,11 @@
 //! Reads a list that the kernel returns in several messages, completely or not at all.
 //!
 //! The listed objects may change meanwhile, so that one is missing from the list or in it twice. For some lists the
-//! kernel reports this by a flag in a message (`NLM_F_DUMP_INTR`), but not for qdiscs: there it continues at an index
-//! of its table, and the entries after a deleted device move down by one (`tc_dump_qdisc()`, net/sched/sch_api.c). A
-//! socket whose buffer is full loses messages (`ENOBUFS`, or `NLMSG_OVERRUN`). So a list is read until two in a row
-//! have the same entries.
+//! kernel reports this by a flag in a message (`NLM_F_DUMP_INTR`): for that of devices (`rtnl_dump_ifinfo()`,
+//! net/core/rtnetlink.c), but not for qdiscs: there it continues at an index of its table, and the entries after a deleted
+//! device move down by one (`tc_dump_qdisc()`, net/sched/sch_api.c). A socket whose buffer is full loses messages
+//! (`ENOBUFS`, or `NLMSG_OVERRUN`). So a list whose changes are not reported is read until two in a row have the same
+//! entries.
 
 use super::message::{DUMP_INTR, each, errno_of};
 use nix::errno::Errno;
@@ -14,6 +15,9 @@ const ATTEMPTS: usize = 16;
 
 /// Where lists are requested.
 pub(super) trait Wire {
+    /// Whether the kernel reports that the list has changed while it was read.
+    fn reports_changes(&self) -> bool;
+
     /// Requests the list; returns the sequence number of the request.
     fn ask(&mut self) -> nix::Result<u32>;
 
@@ -33,6 +37,7 @@ pub(super) fn whole(wire: &mut impl Wire) -> nix::Result<Vec<Vec<u8>>> {
     let mut before = None;
     for _ in 0..ATTEMPTS {
         match once(wire) {
+            Ok(list) if wire.reports_changes() => return Ok(list),
             Ok(list) => {
                 let things: Vec<Vec<u8>> = list.iter().map(|body| thing(body).to_vec()).collect();
                 if before.as_ref() == Some(&things) {
@@ -97,15 +102,20 @@ mod tests {
         asked: usize,
         read: usize,
         renewed: usize,
+        reports_changes: bool,
     }
 
     impl Script {
         fn new(answers: Vec<Vec<nix::Result<Vec<u8>>>>) -> Self {
-            Script { answers, asked: 0, read: 0, renewed: 0 }
+            Script { answers, asked: 0, read: 0, renewed: 0, reports_changes: false }
         }
     }
 
     impl Wire for Script {
+        fn reports_changes(&self) -> bool {
+            self.reports_changes
+        }
+
         fn ask(&mut self) -> nix::Result<u32> {
             (self.asked, self.read) = (self.asked + 1, 0);
             Ok(7)
@@ -150,6 +160,17 @@ mod tests {
             let mut wire = Script::new(vec![broken, vec![one(b"eth0", 0), one(b"eth1", 0), done(0)]]);
             assert_eq!(whole(&mut wire), Ok(vec![b"eth0".to_vec(), b"eth1".to_vec()]));
             assert_eq!((wire.asked, wire.read, wire.renewed), (3, 3, 0));
+        }
+    }
+
+    #[test]
+    fn a_list_whose_changes_are_reported_is_read_once() {
+        let list = vec![one(b"eth0", 0), one(b"eth1", 0), done(0)];
+        let broken = vec![one(b"eth0", 0), one(b"eth1", DUMP_INTR), done(0)];
+        for (answers, asked) in [(vec![list.clone()], 1), (vec![broken, list], 2)] {
+            let mut wire = Script { reports_changes: true, ..Script::new(answers) };
+            assert_eq!(whole(&mut wire), Ok(vec![b"eth0".to_vec(), b"eth1".to_vec()]));
+            assert_eq!(wire.asked, asked);
         }
     }
 

@@ -7,6 +7,6 @@ use teiji_agent::service::Service;
 
 /// Runs until SIGTERM or SIGINT, which is not a failure. SIGHUP makes it compare the host with the policy at once.
 pub(super) fn run(service: &Service) -> Result<()> {
-    let (stop, reload) = signals::daemon_flags()?;
-    Ok(service.run_daemon(&stop, &reload)?)
+    let signals = signals::Daemon::catch()?;
+    Ok(service.run_daemon(signals.as_seen())?)
 }

@@ -3,9 +3,12 @@
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
 use signal_hook::{SigId, flag, low_level};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use teiji_agent::service::Signals;
 
 /// A flag that the first signal sets.
 pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
@@ -44,11 +47,31 @@ impl Gentle {
     }
 }
 
-/// Of a daemon: a flag that SIGTERM and SIGINT set, and one that each SIGHUP sets.
-pub(super) fn daemon_flags() -> Result<(Arc<AtomicBool>, Arc<AtomicBool>)> {
-    let reload = Arc::new(AtomicBool::new(false));
-    flag::register(SIGHUP, Arc::clone(&reload)).context("cannot catch SIGHUP")?;
-    Ok((set_by(&[SIGINT, SIGTERM])?, reload))
+/// Of a daemon: SIGTERM and SIGINT ask for its end, each SIGHUP for another look at the host.
+pub(super) struct Daemon {
+    stop: Arc<AtomicBool>,
+    reload: Arc<AtomicBool>,
+    wake: UnixStream,
+}
+
+impl Daemon {
+    pub(super) fn catch() -> Result<Daemon> {
+        let reload = Arc::new(AtomicBool::new(false));
+        flag::register(SIGHUP, Arc::clone(&reload)).context("cannot catch SIGHUP")?;
+        let stop = set_by(&[SIGINT, SIGTERM])?;
+        let (wake, woken) = UnixStream::pair().context("cannot make a socket for signals")?;
+        wake.set_nonblocking(true).context("cannot make a socket for signals")?;
+        // Handlers run in the order of their registration: the flags are set by then.
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            let woken = woken.try_clone().context("cannot make a socket for signals")?;
+            pipe::register(signal, woken).context("cannot catch signals")?;
+        }
+        Ok(Daemon { stop, reload, wake })
+    }
+
+    pub(super) fn as_seen(&self) -> Signals<'_> {
+        Signals { stop: &self.stop, reload: &self.reload, wake: &self.wake }
+    }
 }
 
 fn set_by(signals: &[i32]) -> Result<Arc<AtomicBool>> {
@@ -64,13 +87,26 @@ fn set_by(signals: &[i32]) -> Result<Arc<AtomicBool>> {
 
 #[cfg(test)]
 mod tests {
+    use signal_hook::consts::{SIGHUP, SIGTERM};
+    use signal_hook::low_level::raise;
+    use std::io::Read;
     use std::sync::atomic::Ordering;
 
+    /// One test for all, as a signal reaches every handler of the process.
     #[test]
-    fn the_first_signal_only_asks() {
+    fn the_first_signal_only_asks_and_wakes_a_daemon() {
+        let daemon = super::Daemon::catch().unwrap();
+        let signals = daemon.as_seen();
+        let woken = || { signals.wake }.read(&mut [0; 8]).ok();
+        assert_eq!(woken(), None);
+        raise(SIGHUP).unwrap();
+        assert_eq!(woken(), Some(1));
+        assert!(signals.reload.swap(false, Ordering::SeqCst) && !signals.stop.load(Ordering::SeqCst));
         let stop = super::stop_flag().unwrap();
         assert!(!stop.load(Ordering::SeqCst));
-        signal_hook::low_level::raise(signal_hook::consts::SIGTERM).unwrap();
+        raise(SIGTERM).unwrap();
         assert!(stop.load(Ordering::SeqCst));
+        assert_eq!(woken(), Some(1));
+        assert!(signals.stop.load(Ordering::SeqCst) && !signals.reload.load(Ordering::SeqCst));
     }
 }
