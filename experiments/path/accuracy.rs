@@ -352,6 +352,7 @@ pub(super) mod tests {
             preempted: 0,
             coalesced_kick: false,
             inside: None,
+            threads: None,
         };
         Joined { vm: 0, request, ended_by: Role::Either, preempted_by: Vec::new() }
     }

@@ -389,6 +389,8 @@ mod tests {
             total: None,
             stages: Vec::new(),
             slowest: Vec::new(),
+            typical: None,
+            chosen: None,
             groups: None,
             inbound: DirectionReport::default(),
             outbound: DirectionReport::default(),
@@ -396,6 +398,7 @@ mod tests {
             over_time: Default::default(),
             bursts: None,
             inside: None,
+            threads: None,
             verdict: Verdict { headline: String::new(), details: Vec::new(), fluctuation: true },
             findings: Vec::new(),
         };

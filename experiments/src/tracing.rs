@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use teiji_analysis::{Analyzer, Options};
 use teiji_lab::{Child, LabHost, Spec};
+use teiji_model::event::Event;
 use teiji_model::recording::Reader;
 use teiji_model::report::{Joined, Report};
 
@@ -182,6 +183,21 @@ impl<'l> Trace<'l> {
 pub fn printed(report: &Report) -> Report {
     let text = serde_json::to_string(report).unwrap_or_default();
     serde_json::from_str(&text).unwrap_or_else(|_| report.clone())
+}
+
+/// All events of a recording, in the order in which they were recorded.
+///
+/// # Errors
+/// If the recording cannot be read.
+pub fn events(recording: &Path) -> Result<Vec<Event>> {
+    let what = || format!("cannot read the recording {}", recording.display());
+    let mut reader =
+        Reader::new(BufReader::new(File::open(recording).with_context(what)?)).with_context(what)?;
+    let mut all = Vec::new();
+    while let Some(item) = reader.next().with_context(what)? {
+        all.extend(item.event());
+    }
+    Ok(all)
 }
 
 /// All requests of a recording, by start time, and its report.

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,9 +14,11 @@ use teiji_experiments::path::{agrees, excused, only};
 use teiji_experiments::tracing::{self, Lab, Trace, Traced};
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
+use teiji_model::event::EventKind;
 use teiji_model::finding::Cause;
 use teiji_model::report::{Blame, GuestPart, Inside, Joined, Report, Request, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
+use teiji_model::threads::{ThreadRole, WokenBy};
 
 const TRACE: &str = "--vm vm1 --guest --flow 'udp port 7'";
 /// In an emulated machine, programs are first read over a network file system, and the verifier takes seconds.
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         the_states_of_the_parts_are_those_of_the_hosts_own_split,
         a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled,
         a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it,
+        the_threads_of_a_request_are_started_one_by_the_other,
         pings_are_answered_by_the_guests_kernel,
         sip_requests_are_divided,
         a_guest_that_talks_nonsense_harms_nobody,
@@ -269,6 +273,75 @@ fn a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it() {
     assert_eq!(first.cause, Cause::VcpuWaitsForCpu, "{:?}", vm.findings);
     assert!(first.evidence.iter().any(|e| e.part == Some(GuestPart::SocketWait)), "{first:?}");
     assert!(!first.preempted_by.is_empty(), "{first:?}");
+}
+
+/// How often threads of the VM have given up their CPU, by thread id, as the kernel counts it.
+fn sleeps(vm: &str) -> BTreeMap<u32, u64> {
+    let command = format!(
+        "for t in /proc/$(pgrep -f 'qemu.*[ ,=]{vm}[, ]' | head -n 1)/task/*; do \
+         echo ${{t##*/}} $(sed -n 's/^voluntary_ctxt_switches:\\t//p' $t/status); done"
+    );
+    let printed = LAB.host.run(&command).unwrap().ok().unwrap();
+    let line = |line: &str| {
+        let (tid, count) = line.trim().split_once(' ')?;
+        Some((tid.parse().ok()?, count.parse().ok()?))
+    };
+    printed.lines().filter_map(line).collect()
+}
+
+/// The server's vCPU is not that of the interrupts, and neither polls: worker → vCPU of the interrupt → vCPU of the reader →
+/// worker. No start is reported that the kernel's counters do not have.
+fn the_threads_of_a_request_are_started_one_by_the_other() {
+    let polling = load::polling(&LAB.host, 0).unwrap();
+    let before = sleeps("vm1");
+    // 5 ms apart, so that all threads sleep in between.
+    let traced = with_the_server_on("1", || {
+        traced("threads", TRACE, || load::echo(&LAB.host, vm1(), 200.0, 400).unwrap()).0
+    });
+    let after = sleeps("vm1");
+    drop(polling);
+    let (vm, inside) = inside(&traced.report);
+    let threads = vm.threads.as_ref().unwrap_or_else(|| panic!("no start was reported: {inside:?}"));
+    eprintln!("{threads:#?}");
+    assert!(threads.requests * 10 >= inside.divided * 9, "{threads:?} of {} requests", inside.divided);
+    let described = &traced.report.meta.vms[0];
+    let vcpu = |index: u16| described.vcpus.iter().find(|v| v.index == index).unwrap().tid;
+    let workers: Vec<u32> = described.workers.iter().map(|w| w.tid).collect();
+    // Who woke the threads of a role in most cases.
+    let by = |role: ThreadRole| {
+        let role = threads.roles.iter().find(|r| r.role == role).unwrap_or_else(|| panic!("no {role:?}"));
+        let (by, count) = role.woken_by.first().unwrap();
+        assert!(count * 2 > role.wake_up.unwrap().count, "{role:?}");
+        by.clone()
+    };
+    let is = |by: &WokenBy, tids: &[u32]| matches!(by, WokenBy::Thread { tid, .. } if tids.contains(tid));
+    assert!(is(&by(ThreadRole::InterruptVcpu), &workers), "{workers:?}");
+    assert!(is(&by(ThreadRole::ApplicationVcpu), &[vcpu(0)]), "{:?}", described.vcpus);
+    assert!(is(&by(ThreadRole::Sender), &[vcpu(1)]), "{:?}", described.vcpus);
+
+    let events = tracing::events(traced.recording.as_deref().unwrap()).unwrap();
+    let mut told: BTreeMap<u32, u64> = BTreeMap::new();
+    for event in events {
+        if let EventKind::Start(s) = event.kind {
+            assert!(s.left <= s.woken.unwrap_or(s.left) && s.woken.unwrap_or(s.left) <= event.ts, "{s:?}");
+            *told.entry(s.tid).or_default() += u64::from(s.slept);
+        }
+    }
+    for (tid, starts) in &told {
+        let slept = after[tid] - before[tid];
+        eprintln!("thread {tid}: {starts} starts are told, {slept} sleeps are counted by the kernel");
+        assert!(*starts <= slept, "thread {tid}");
+    }
+    for tid in workers.iter().copied().chain([vcpu(0), vcpu(1)]) {
+        assert!(told.get(&tid).is_some_and(|starts| *starts >= threads.requests / 2), "{tid}: {told:?}");
+    }
+    // Of a request that is shown, what the threads did agrees with its stages.
+    let request = vm.typical.as_ref().unwrap();
+    let rows = &request.threads.as_ref().unwrap().threads;
+    assert!(rows.len() >= 4, "{rows:?}");
+    for span in rows.iter().flat_map(|row| &row.spans) {
+        assert!(span.from >= request.start && span.to <= request.start + request.total, "{rows:?}");
+    }
 }
 
 fn pings_are_answered_by_the_guests_kernel() {

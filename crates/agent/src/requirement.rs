@@ -36,6 +36,7 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ("kfree_skb", "a request that the kernel drops has no place and reason of the drop", false),
     ("sched_switch", "what vCPU threads and vhost workers wait for is not seen", true),
     ("sched_wakeup", "waiting for a CPU cannot be told from sleeping", true),
+    ("sched_waking", "who woke the threads of a request is not seen (with --guest)", false),
     ("sched_process_exit", "a thread or process whose id is used again is taken for the former one", false),
     ("sched_migrate_task", "who has the CPU that a thread was moved to while it waited is not seen", false),
 ];

@@ -49,6 +49,8 @@ pub mod sort;
 mod stats;
 mod streams;
 pub mod threads;
+mod threads_stats;
+mod typical;
 pub mod verdict;
 mod vm_stats;
 
@@ -89,6 +91,10 @@ pub struct Options {
     pub request_ttl: Option<u64>,
     /// How long after its last event a packet that was handed to a device counts as on its path, ns.
     pub quiet: u64,
+    /// Whether the threads of each request are described in [`Joined`], not only of those in the report.
+    pub timelines: bool,
+    /// The report shows, for each VM, the first complete request that began so long after the trace or later, ns.
+    pub chosen: Option<u64>,
 }
 
 impl Default for Options {
@@ -99,6 +105,8 @@ impl Default for Options {
             packet_ttl: 5_000_000_000,
             request_ttl: None,
             quiet: 10_000_000,
+            timelines: false,
+            chosen: None,
         }
     }
 }
@@ -214,8 +222,8 @@ impl Analyzer {
                     self.drop_names.insert(d.why, d.name);
                 }
             }
-            // What is missing of a vCPU's states shows by the next one.
-            EventKind::VcpuState(_) if self.sorter.is_late(event.ts) => {}
+            // What is missing of a vCPU's states, or of a thread's starts, shows by the next one.
+            EventKind::VcpuState(_) | EventKind::Start(_) if self.sorter.is_late(event.ts) => {}
             // A name that comes late is no loss.
             EventKind::ThreadName(name) if self.sorter.is_late(event.ts) => self.joiner.name_thread(&name),
             _ => {

@@ -83,7 +83,7 @@ impl OverTimeStats {
             waited,
             actor: (time > 0).then_some(actor),
             state: state.filter(|_| time > 0),
-            cause: state.zip(split).map_or(time, |(state, split)| split.get(state).min(time)),
+            in_state: state.zip(split).map_or(time, |(state, split)| split.get(state).min(time)),
         };
         let place = self.largest.partition_point(|b| rank(b.packets, b.waited) >= rank(packets, waited));
         self.largest.insert(place, burst);

@@ -43,6 +43,11 @@ impl Series {
         self.histogram.as_ref().map_or(0, |h| h.value_at_quantile(q)).clamp(self.min, self.max)
     }
 
+    /// The median; 0 if there is no value.
+    pub(crate) fn median(&self) -> u64 {
+        self.quantile(0.5)
+    }
+
     pub(crate) fn count(&self) -> u64 {
         self.count
     }

@@ -9,6 +9,8 @@ use crate::join::{Divided, Exclusion};
 use crate::over_time::OverTimeStats;
 use crate::stats::{Series, Shares};
 use crate::threads::{Thread, Threads};
+use crate::threads_stats::ThreadStats;
+use crate::typical::{Chosen, Typical};
 use crate::verdict;
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
@@ -71,6 +73,9 @@ pub(crate) struct VmStats {
     slowest: Vec<Request>,
     pub(crate) over_time: OverTimeStats,
     pub(crate) inside: InsideStats,
+    pub(crate) threads: ThreadStats,
+    typical: Typical,
+    chosen: Chosen,
     guest_cells: GuestCells,
     /// How long others waited while a thread had their CPU, ns, by stage and thread; and by stage alone.
     waits: Heaviest<(Stage, Thread)>,
@@ -78,8 +83,8 @@ pub(crate) struct VmStats {
 }
 
 impl VmStats {
-    /// For a trace that began at `started`.
-    pub(crate) fn new(hasher: Seeded, started: u64) -> Self {
+    /// For a trace that began at `started`; `chosen` is [`crate::Options::chosen`].
+    pub(crate) fn new(hasher: Seeded, started: u64, chosen: Option<u64>) -> Self {
         VmStats {
             requests: RequestCounts::default(),
             left_out: BTreeMap::new(),
@@ -97,6 +102,9 @@ impl VmStats {
             slowest: Vec::new(),
             over_time: OverTimeStats::new(started),
             inside: InsideStats::new(),
+            threads: ThreadStats::new(hasher),
+            typical: Typical::default(),
+            chosen: Chosen::new(chosen.map(|after| started.saturating_add(after))),
             guest_cells: GuestCells::new(hasher),
             waits: Heaviest::new(hasher),
             waited: [0; Stage::COUNT],
@@ -111,6 +119,15 @@ impl VmStats {
             Outcome::Unanswered => &mut self.requests.unanswered,
         } += 1;
         *self.left_out.entry((outcome, exclusion)).or_default() += 1;
+    }
+
+    /// Whether the report shows this request by itself, if no other takes its place.
+    pub(crate) fn shows(&self, r: &Request) -> bool {
+        self.is_slow(r) || self.typical.takes(r.total) || self.chosen.takes(r.start)
+    }
+
+    fn is_slow(&self, r: &Request) -> bool {
+        self.slowest.len() < SLOWEST || self.slowest.last().is_some_and(|s| s.total < r.total)
     }
 
     /// Adds a complete request. The threads that preempted others are given by their numbers in `threads`.
@@ -140,7 +157,9 @@ impl VmStats {
             let all = &mut self.waited[*stage as usize];
             *all = all.saturating_add(waited);
         }
-        if self.slowest.len() < SLOWEST || self.slowest.last().is_some_and(|s| s.total < r.total) {
+        self.typical.add(r, &self.total);
+        self.chosen.add(r);
+        if self.is_slow(r) {
             self.slowest.truncate(SLOWEST - 1);
             let at = self.slowest.partition_point(|s| s.total >= r.total);
             self.slowest.insert(at, r.clone());
@@ -239,6 +258,8 @@ impl VmStats {
             total,
             stages,
             slowest: self.slowest,
+            typical: self.typical.request,
+            chosen: self.chosen.request,
             groups,
             inbound: self.inbound.report(&INBOUND),
             outbound: self.outbound.report(&OUTBOUND),
@@ -246,6 +267,7 @@ impl VmStats {
             over_time,
             bursts,
             inside: self.inside.report(),
+            threads: self.threads.report(name),
             verdict,
             findings,
         }

@@ -73,7 +73,7 @@ fn a_long_trace_has_no_more_bins_than_a_short_one_and_keeps_each_spike() {
     assert!(line.bins.len() > BINS / 2 && line.bins.len() <= BINS, "{}", line.bins.len());
     let spikes: Vec<_> = line.bins.iter().filter(|b| b.max > 1_000_000).collect();
     assert_eq!(spikes.len(), 1);
-    assert_eq!(spikes[0].slowest, 7_777 * 100_000_000);
+    assert_eq!(spikes[0].slowest_at, 7_777 * 100_000_000);
     assert_eq!(spikes[0].stages[Stage::Guest as usize], 90_000_000 + 60_000 - 50_000);
     let json = serde_json::to_string(&run.report).unwrap();
     assert!(json.len() < 400_000, "{} bytes", json.len());

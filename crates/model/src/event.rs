@@ -52,6 +52,8 @@ pub enum EventKind {
     Guest(guest::EventKind),
     /// What a vCPU's thread does from now on.
     VcpuState(VcpuState),
+    /// A vCPU thread or vhost worker got a CPU.
+    Start(Start),
 }
 
 /// Where on the path a packet was seen.
@@ -275,6 +277,40 @@ impl From<&Kick> for VcpuState {
         let (vm, vcpu, clock, preempted_by) = (k.vm, k.vcpu, k.clock, k.preempted_by);
         VcpuState { vm, vcpu, index: None, state: ThreadState::Run, clock, preempted_by }
     }
+}
+
+/// A vCPU thread or vhost worker got a CPU at [`Event::ts`], after it had none. Reported of VMs whose guests report events
+/// themselves: of vCPUs only if they had gone to sleep, as [`VcpuState`] tells the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Start {
+    /// The thread.
+    pub tid: u32,
+    /// The VMM's process id.
+    pub vm: u32,
+    /// A vCPU thread's vCPU, by KVM's number; `None`: a vhost worker.
+    pub vcpu: Option<u32>,
+    /// When it lost its CPU, ns.
+    pub left: u64,
+    /// It gave its CPU up to sleep; otherwise it was preempted.
+    pub slept: bool,
+    /// When it was woken, ns; `None` if it did not sleep, or that was not seen.
+    pub woken: Option<u64>,
+    /// Who woke it.
+    pub waker: Waker,
+    /// Counts the starts of the thread: if it grows by more than one, reports are missing.
+    pub nth: u32,
+}
+
+/// Who woke a thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Waker {
+    /// Not seen, or the kernel does not tell.
+    #[default]
+    Unknown,
+    /// An interrupt or softirq.
+    Interrupt,
+    /// This thread.
+    Thread(u32),
 }
 
 /// A thread's name.

@@ -29,6 +29,7 @@
 //! | [`status`] | what teiji holds and does, and packet statistics of links with channels |
 //! | [`stream`] | where events come from, their clocks, and what changes meanwhile |
 //! | [`text`] | makes untrusted text safe to print; measured times as text |
+//! | [`threads`] | the threads that take part in a request: when each was started, by whom, and what it did |
 //! | [`units`] | times, rates and sizes as people write them |
 //!
 //! Units: time stamps and durations are nanoseconds of the host's `CLOCK_MONOTONIC` unless a name
@@ -60,4 +61,5 @@ pub mod stage;
 pub mod status;
 pub mod stream;
 pub mod text;
+pub mod threads;
 pub mod units;

@@ -114,7 +114,7 @@ pub struct RequestBin {
     /// The longest response time, ns: that of the slowest request.
     pub max: u64,
     /// When the host received the slowest request, ns since the trace began. Of equally slow ones it is the first.
-    pub slowest: u64,
+    pub slowest_at: u64,
     /// How long the slowest request was in each stage, ns, in the order of the path; they add up to `max`.
     pub stages: [u64; Stage::COUNT],
 }
@@ -122,7 +122,7 @@ pub struct RequestBin {
 impl RequestBin {
     /// A single request, which the host received `at` ns after the trace began.
     pub fn of(at: u64, total: u64, stages: [u64; Stage::COUNT]) -> RequestBin {
-        RequestBin { at, count: 1, sum: total, min: total, max: total, slowest: at, stages }
+        RequestBin { at, count: 1, sum: total, min: total, max: total, slowest_at: at, stages }
     }
 
     /// The mean response time, ns.
@@ -144,9 +144,9 @@ impl Bin for RequestBin {
         self.count = self.count.saturating_add(other.count);
         self.sum = self.sum.saturating_add(other.sum);
         self.min = self.min.min(other.min);
-        let rank = |bin: &RequestBin| (bin.max, u64::MAX - bin.slowest);
+        let rank = |bin: &RequestBin| (bin.max, u64::MAX - bin.slowest_at);
         if rank(other) > rank(self) || rank(other) == rank(self) && other.stages > self.stages {
-            (self.max, self.slowest, self.stages) = (other.max, other.slowest, other.stages);
+            (self.max, self.slowest_at, self.stages) = (other.max, other.slowest_at, other.stages);
         }
     }
 }
@@ -229,7 +229,7 @@ pub struct Burst {
     /// What that thread did for most of that time; `None` if it is not known.
     pub state: Option<ThreadState>,
     /// How much of `waited` that is, ns.
-    pub cause: u64,
+    pub in_state: u64,
 }
 
 #[cfg(test)]
@@ -272,7 +272,7 @@ mod tests {
                     prop_assert_eq!(of_bin.iter().map(|r| r.1).min(), Some(b.min));
                     prop_assert_eq!(b.stages.iter().sum::<u64>(), b.max);
                     let first = of_bin.iter().filter(|r| r.1 == b.max).map(|r| r.0).min();
-                    prop_assert_eq!(first, Some(b.slowest));
+                    prop_assert_eq!(first, Some(b.slowest_at));
                 }
             }
         }

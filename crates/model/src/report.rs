@@ -6,6 +6,7 @@ use crate::host::Vm;
 pub use crate::over_time::{Burst, Bursts, DepthBin, OverTime, RequestBin, Timeline};
 pub use crate::reason::{Blame, DropLocation, LeftOut, Outcome, Reason};
 use crate::stage::{Split, Stage, ThreadState};
+pub use crate::threads::{RequestThreads, ThreadsReport};
 use serde::{Deserialize, Serialize};
 
 /// Version of the report's form. Incremented when a field changes its meaning or is removed.
@@ -137,6 +138,12 @@ pub struct VmReport {
     pub stages: Vec<StageReport>,
     /// The slowest requests, slowest first; at most 10.
     pub slowest: Vec<Request>,
+    /// A complete request whose response time is about the median: the nearest one to the median so far when it came.
+    #[serde(default)]
+    pub typical: Option<Request>,
+    /// The request that was asked for: the first one that began at that time or later.
+    #[serde(default)]
+    pub chosen: Option<Request>,
     /// Groups of requests (SIP calls), if the matching has groups.
     pub groups: Option<Groups>,
     /// Packets towards the guest, whether or not they belong to a request.
@@ -154,6 +161,9 @@ pub struct VmReport {
     /// What the guest reported of its requests; `None` if it reported nothing.
     #[serde(default)]
     pub inside: Option<Inside>,
+    /// When the threads of its requests were started; `None` if no start was reported.
+    #[serde(default)]
+    pub threads: Option<ThreadsReport>,
     /// The largest cause, for people.
     pub verdict: Verdict,
     /// What makes requests slow, ranked: the verdict names the first. Empty if there is no complete request.
@@ -316,6 +326,9 @@ pub struct Request {
     /// How its time in the guest was spent, if the guest reported it.
     #[serde(default)]
     pub inside: Option<InsideRequest>,
+    /// Its threads, if their starts are known. Of requests that a report shows one by one; of others only on demand.
+    #[serde(default)]
+    pub threads: Option<Box<RequestThreads>>,
 }
 
 /// How long a request was in one stage.

@@ -63,8 +63,10 @@ fn a_requests_slices_lie_end_to_end_and_are_joined_by_a_flow() {
     for events in events(&trace).values() {
         for pair in events.chunks(2) {
             let [(begin, b), (end, _)] = pair else { unreachable!() };
-            ended += b.terminating_flow_ids.len();
-            for flow in b.flow_ids.iter().chain(&b.terminating_flow_ids) {
+            // Those with greater numbers are between threads.
+            let of_requests = |flow: &&u64| **flow <= requests.len() as u64;
+            ended += b.terminating_flow_ids.iter().filter(of_requests).count();
+            for flow in b.flow_ids.iter().chain(&b.terminating_flow_ids).filter(of_requests) {
                 slices.entry(*flow).or_default().push((*begin, *end, b.name.clone().unwrap()));
             }
         }
@@ -102,6 +104,77 @@ fn tracks_belong_to_the_vm_and_are_described_before_use() {
     for wanted in tracks {
         assert!(names.contains(&wanted), "{wanted} in {names:?}");
     }
+}
+
+/// The slices of the track with this name: from when until when, and the event that begins them.
+fn on_track(trace: &Trace, name: &str) -> Vec<(u64, u64, TrackEvent)> {
+    let descriptors = trace.packet.iter().filter_map(|p| p.track_descriptor.as_ref());
+    let uuids: Vec<u64> =
+        descriptors.filter(|t| t.name.as_deref() == Some(name)).map(|t| t.uuid.unwrap()).collect();
+    let all = events(trace);
+    let of = |uuid: &u64| all[uuid].chunks(2).map(|p| (p[0].0, p[1].0, p[0].1.clone())).collect::<Vec<_>>();
+    uuids.iter().flat_map(of).collect()
+}
+
+#[test]
+fn the_parts_of_the_time_in_the_guest_have_a_track() {
+    let joined = common::joined(1, 2_000_000_000, 300);
+    let trace = decode(std::slice::from_ref(&joined));
+    let parts = on_track(&trace, "in the guest");
+    let entered = 2_000_000_000 + (12 + 300 + 9 + 3 + 140) * 1_000;
+    let names: Vec<&str> = parts.iter().map(|(_, _, e)| e.name.as_deref().unwrap()).collect();
+    assert_eq!(names, ["guest_irq", "guest_stack", "socket_wait", "app", "guest_tx"]);
+    assert_eq!(parts[0].0, entered);
+    assert!(parts.windows(2).all(|w| w[0].1 == w[1].0), "{parts:?}");
+    assert_eq!(parts[4].1, entered + 820_000);
+    let noted: Vec<_> =
+        parts[2].2.debug_annotations.iter().map(|a| (a.name.clone().unwrap(), a.uint_value)).collect();
+    assert!(noted.contains(&("vCPU asleep (ns)".into(), Some(500_000))), "{noted:?}");
+}
+
+/// worker → vCPU of the interrupt → vCPU of the application → worker, each from the slice of the waker by the wait to the run.
+#[test]
+fn a_flow_leads_from_the_waker_by_the_wait_to_what_runs() {
+    let joined = common::joined(1, 2_000_000_000, 300);
+    let trace = decode(std::slice::from_ref(&joined));
+    let tracks = ["vhost worker 4244", "states of vCPU 0", "states of vCPU 1", "guest: sipp 311"];
+    let mut flows: BTreeMap<u64, Vec<(u64, &str, String)>> = BTreeMap::new();
+    let mut slices = 0;
+    for track in tracks {
+        for (from, _, event) in on_track(&trace, track) {
+            slices += 1;
+            for flow in event.flow_ids.iter().chain(&event.terminating_flow_ids) {
+                flows.entry(*flow).or_default().push((from, track, event.name.clone().unwrap()));
+            }
+        }
+    }
+    let known = joined.request.threads.as_ref().unwrap().threads.iter().flat_map(|t| &t.spans);
+    assert_eq!(slices, known.filter(|s| s.state.is_some()).count());
+    let mut found: Vec<Vec<(&str, String)>> = flows
+        .into_values()
+        .map(|mut slices| {
+            slices.sort();
+            slices.into_iter().map(|(_, track, name)| (track, name)).collect()
+        })
+        .collect();
+    found.sort();
+    let step = |track, name: &str| (track, name.to_owned());
+    let (wait, run) = ("waiting for a CPU", "running");
+    let [worker, takes, reads, reader] = tracks;
+    let mut wanted = vec![
+        // By an interrupt.
+        vec![step(worker, wait), step(worker, run)],
+        vec![step(worker, run), step(takes, wait), step(takes, run)],
+        vec![step(takes, "in guest"), step(reads, wait), step(reads, "in guest")],
+        vec![step(reads, "in guest"), step(worker, wait), step(worker, run)],
+        // By a thread of the guest that is not followed; what it does then is not in this data.
+        vec![step(reader, wait)],
+    ];
+    wanted.sort();
+    assert_eq!(found, wanted);
+    let first = &on_track(&trace, takes)[1].2;
+    let by = first.debug_annotations.iter().find(|a| a.name.as_deref() == Some("woken by")).unwrap();
+    assert_eq!(by.string_value.as_deref(), Some("vhost-4240 (4244)"));
 }
 
 #[test]

@@ -184,6 +184,9 @@ pub struct Replay {
     /// Accept a recording that is still being written (NAME.*.partial) or was cut off: report what there is.
     #[arg(long)]
     pub unfinished: bool,
+    /// Also show the threads of the first request that began so long after the trace, or later [needs a guest that reported].
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub at: Option<Duration>,
     /// A label for each recording in the report, in their order [default: the file's name].
     #[arg(long = "label", value_name = "TEXT")]
     pub labels: Vec<String>,

@@ -17,22 +17,42 @@ pub struct Kept {
     wanted: bool,
     requests: Vec<Joined>,
     left_out: u64,
+    /// How many spans of threads these have, and of how many requests the threads are left out.
+    spans: usize,
+    without_threads: u64,
 }
 
 impl Kept {
     /// The greatest number of requests that are stored.
     pub const MOST: usize = 100_000;
+    /// The greatest number of spans of threads that are stored: 80 MB.
+    const MOST_SPANS: usize = 2_000_000;
 
     /// Stores requests if the format shows them.
     pub fn new(format: Format) -> Self {
-        Kept { wanted: format == Format::Perfetto, requests: Vec::new(), left_out: 0 }
+        Kept {
+            wanted: format == Format::Perfetto,
+            requests: Vec::new(),
+            left_out: 0,
+            spans: 0,
+            without_threads: 0,
+        }
     }
 
     /// Stores a request; above [`Kept::MOST`] requests are only counted.
     pub fn keep(&mut self, joined: &Joined) {
         if !self.wanted {
         } else if self.requests.len() < Self::MOST {
-            self.requests.push(joined.clone());
+            let mut joined = joined.clone();
+            let threads = joined.request.threads.iter().flat_map(|threads| &threads.threads);
+            let spans: usize = threads.map(|thread| 1 + thread.spans.len() + 2 * thread.starts.len()).sum();
+            if self.spans + spans > Self::MOST_SPANS {
+                joined.request.threads = None;
+                self.without_threads += 1;
+            } else {
+                self.spans += spans;
+            }
+            self.requests.push(joined);
         } else {
             self.left_out += 1;
         }
@@ -114,6 +134,13 @@ pub fn print(
             "teiji: the first {} requests are in the trace, {} more are left out",
             kept.requests.len(),
             kept.left_out
+        );
+    }
+    if kept.without_threads > 0 {
+        let _ = writeln!(
+            io::stderr(),
+            "teiji: the threads of {} requests are left out of the trace, as there is no room for more",
+            kept.without_threads
         );
     }
     to.write(&content, || in_text(reports, &style::stdout()))

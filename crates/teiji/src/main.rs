@@ -9,10 +9,8 @@ fn main() -> ExitCode {
     let level = match args.command {
         // An agent runs in the background, so it logs what it does; systemd adds the time.
         Command::Agent(_) | Command::Front => "info",
-        // Which VMs come, and which guests report.
-        Command::Trace(_) => "warn,teiji_agent::trace=info",
-        // A line of the log would spoil the picture, which shows losses and VMs that end itself.
-        Command::Top(_) => "error",
+        // Which VMs come, and which guests report; of `top` this is printed when it ends.
+        Command::Trace(_) | Command::Top(_) => "warn,teiji_agent::trace=info",
         _ => "warn",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("TEIJI_LOG").unwrap_or_else(|_| level.into());
@@ -20,7 +18,7 @@ fn main() -> ExitCode {
     let colour = teiji::style::stderr().colour;
     // If nobody reads the log, the library would panic because it cannot report that.
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colour).log_internal_errors(false);
-    log.with_writer(std::io::stderr).without_time().init();
+    log.with_writer(|| teiji::screen::Log).without_time().init();
     tracing::debug!("teiji {}", env!("CARGO_PKG_VERSION"));
     match teiji::subcommand::run(&args) {
         Ok(code) => code,

@@ -5,13 +5,16 @@
 //!  Screen::enter ─► pictures, keys ─► drop, or the hook of a panic, or `restore` ─► as it was
 //! ```
 //!
-//! Pictures are drawn under the lock that restoring takes, so none is drawn after the terminal was restored.
+//! Pictures are drawn under the lock that restoring takes, so none is drawn after the terminal was restored. What is logged
+//! meanwhile is kept, as it would spoil the picture, and is written once the terminal is as it was.
 
 use anyhow::{Context, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::{
     InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +26,10 @@ const WAIT: Duration = Duration::from_millis(100);
 
 /// The terminal as it was: `None` while it is as it was. The inner value is that of the input, if that is a terminal.
 static FORMER: Mutex<Option<Option<Termios>>> = Mutex::new(None);
+/// What was logged while there is a screen, and how many bytes had no room.
+static HELD: Mutex<(Vec<u8>, usize)> = Mutex::new((Vec::new(), 0));
+/// Room for it, bytes.
+const MOST_HELD: usize = 64 << 10;
 
 fn former() -> MutexGuard<'static, Option<Option<Termios>>> {
     FORMER.lock().unwrap_or_else(PoisonError::into_inner)
@@ -52,16 +59,9 @@ impl Screen {
         let stdin = std::io::stdin();
         let before = if stdin.is_terminal() {
             let before = tcgetattr(&stdin).context("cannot read the settings of the terminal")?;
-            let mut raw = before.clone();
-            // Ctrl-C still sends a signal. Ctrl-Z would leave this screen to the shell, and so would Ctrl-\\.
-            raw.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
-            raw.input_modes -= InputModes::IXON;
-            raw.special_codes[SpecialCodeIndex::VSUSP] = 0;
-            raw.special_codes[SpecialCodeIndex::VQUIT] = 0;
-            raw.special_codes[SpecialCodeIndex::VMIN] = 0;
-            raw.special_codes[SpecialCodeIndex::VTIME] = (WAIT.as_millis() / 100) as u8;
             *former() = Some(Some(before.clone()));
-            tcsetattr(&stdin, OptionalActions::Now, &raw).context("cannot set up the terminal")?;
+            tcsetattr(&stdin, OptionalActions::Now, &single_keys(&before))
+                .context("cannot set up the terminal")?;
             Some(before)
         } else {
             None
@@ -107,23 +107,87 @@ impl Screen {
         write(&text)
     }
 
-    /// The keys that were pressed within the next tenth of a second.
-    pub fn keys() -> Vec<Key> {
+    /// The keys that were pressed within the next tenth of a second; `None` if the terminal is gone.
+    pub fn keys() -> Option<Vec<Key>> {
         let stdin = std::io::stdin();
-        let mut bytes = [0; 64];
-        if !stdin.is_terminal() {
+        if !stdin.is_terminal() && former().as_ref().is_none_or(Option::is_none) {
             std::thread::sleep(WAIT);
-            return Vec::new();
+            return Some(Vec::new());
         }
-        match rustix::io::read(&stdin, &mut bytes) {
-            Ok(n) => parse(&bytes[..n]),
-            Err(_) => {
-                // Without a terminal reads fail at once.
-                std::thread::sleep(WAIT);
-                Vec::new()
-            }
+        let keys = read_keys(&stdin);
+        if keys.is_none() {
+            // It is asked again until the trace has ended, and would answer at once.
+            std::thread::sleep(WAIT);
         }
+        keys
     }
+}
+
+/// The settings for input without Enter.
+fn single_keys(before: &Termios) -> Termios {
+    let mut raw = before.clone();
+    // Ctrl-C still sends a signal. Ctrl-Z would leave this screen to the shell, and so would Ctrl-\\.
+    raw.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+    raw.input_modes -= InputModes::IXON;
+    raw.special_codes[SpecialCodeIndex::VSUSP] = 0;
+    raw.special_codes[SpecialCodeIndex::VQUIT] = 0;
+    // Reads do not wait.
+    raw.special_codes[SpecialCodeIndex::VMIN] = 0;
+    raw.special_codes[SpecialCodeIndex::VTIME] = 0;
+    raw
+}
+
+/// The keys that come from a terminal within the next tenth of a second; `None` if it was hung up: then it has input for ever,
+/// and nothing can be read.
+fn read_keys(input: impl AsFd) -> Option<Vec<Key>> {
+    let mut polled = [PollFd::new(&input, PollFlags::IN)];
+    let wait = Timespec { tv_sec: 0, tv_nsec: WAIT.subsec_nanos().into() };
+    match poll(&mut polled, Some(&wait)) {
+        Ok(0) | Err(rustix::io::Errno::INTR) => return Some(Vec::new()),
+        Ok(_) => {}
+        Err(_) => return None,
+    }
+    let gone = polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL);
+    let mut bytes = [0; 64];
+    match rustix::io::read(&input, &mut bytes) {
+        Ok(0) if gone => None,
+        Ok(n) => Some(parse(&bytes[..n])),
+        Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => Some(Vec::new()),
+        Err(_) => None,
+    }
+}
+
+/// Writes the log to standard error; while there is a screen, once the terminal is restored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Log;
+
+impl Write for Log {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let former = former();
+        if former.is_none() {
+            return io::stderr().write(line);
+        }
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.0.len() + line.len() <= MOST_HELD {
+            held.0.extend_from_slice(line);
+        } else {
+            held.1 += line.len();
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What was held back of the log.
+fn held() -> Vec<u8> {
+    let (mut text, more) = std::mem::take(&mut *HELD.lock().unwrap_or_else(PoisonError::into_inner));
+    if more > 0 {
+        text.extend(format!("teiji: {more} more bytes of the log had no room\n").into_bytes());
+    }
+    text
 }
 
 impl Drop for Screen {
@@ -140,6 +204,7 @@ pub fn restore() {
         if let Some(before) = before {
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &before);
         }
+        let _ = io::stderr().write_all(&held());
     }
 }
 
@@ -176,8 +241,36 @@ fn parse(mut bytes: &[u8]) -> Vec<Key> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    /// A terminal whose other end is gone has input for ever, without a byte in it: who goes on reading would take a whole CPU.
+    #[test]
+    fn a_terminal_that_was_hung_up_is_gone() {
+        let pty = nix::pty::openpty(None, None).unwrap();
+        let before = tcgetattr(&pty.slave).unwrap();
+        tcsetattr(&pty.slave, OptionalActions::Now, &single_keys(&before)).unwrap();
+        assert_eq!(read_keys(&pty.slave), Some(vec![]), "nothing was pressed");
+        rustix::io::write(&pty.master, b"qs").unwrap();
+        assert_eq!(read_keys(&pty.slave), Some(vec![Key::Letter('q'), Key::Letter('s')]));
+        drop(pty.master);
+        assert_eq!(read_keys(&pty.slave), None);
+        assert_eq!(read_keys(&pty.slave), None);
+    }
+
+    #[test]
+    fn what_is_logged_while_there_is_a_screen_is_kept() {
+        *former() = Some(None);
+        let mut log = Log;
+        log.write_all(b"a line\n").unwrap();
+        log.write_all(&vec![b'x'; MOST_HELD]).unwrap();
+        log.write_all(b"another\n").unwrap();
+        *former() = None;
+        let text = String::from_utf8(held()).unwrap();
+        assert_eq!(text, format!("a line\nanother\nteiji: {MOST_HELD} more bytes of the log had no room\n"));
+        assert!(held().is_empty());
+    }
 
     #[test]
     fn keys_are_read_and_all_else_is_skipped() {

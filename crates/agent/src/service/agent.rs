@@ -6,6 +6,7 @@ use crate::daemon::client::{self, ask};
 use crate::daemon::detached::{TraceOrder, Traces};
 use crate::daemon::protocol::{Answer, FullStatus, Order, Refusal};
 use crate::daemon::{self, Places, Signals};
+use crate::trace::Shown;
 use std::path::{Path, PathBuf};
 use teiji_model::report::{Joined, Report};
 use teiji_model::status::TraceStatus;
@@ -84,11 +85,12 @@ impl Service {
     pub fn trace_report(
         &self,
         number: u32,
+        shown: Shown,
         joined: &mut dyn FnMut(&Joined),
     ) -> Result<(Report, bool), Error> {
         Self::needs_root("recordings of the agent belong to root")?;
         let (file, _) = Traces::of(&self.state).recording(number).map_err(Error::Selection)?;
-        Self::replay_unfinished(&file, joined).map(|(report, cut)| (report, !cut))
+        Self::replay_unfinished(&file, shown, joined).map(|(report, cut)| (report, !cut))
     }
 
     /// The socket of the agent that keeps its state in this service's state directory.

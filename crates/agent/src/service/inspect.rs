@@ -2,7 +2,7 @@
 
 use super::select::{Selection, select};
 use super::{Error, Service};
-use crate::trace::{self, Progress, TraceOutcome, TraceSpec};
+use crate::trace::{self, Progress, Shown, TraceOutcome, TraceSpec};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use teiji_model::host::{Identity, Requirement, Vm};
@@ -113,15 +113,19 @@ impl Service {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn replay_unfinished(file: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<(Report, bool), Error> {
-        trace::replay_unfinished(file, joined).map_err(Error::Replay)
+    pub fn replay_unfinished(
+        file: &Path,
+        shown: Shown,
+        joined: &mut dyn FnMut(&Joined),
+    ) -> Result<(Report, bool), Error> {
+        trace::replay_unfinished(file, shown, joined).map_err(Error::Replay)
     }
 
     /// The report of a recording.
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn replay(file: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Error> {
-        trace::replay(file, joined).map_err(Error::Replay)
+    pub fn replay(file: &Path, shown: Shown, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Error> {
+        trace::replay(file, shown, joined).map_err(Error::Replay)
     }
 }

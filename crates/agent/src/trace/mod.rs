@@ -77,6 +77,8 @@ pub struct TraceSpec {
     pub every: Option<Duration>,
     /// Where to write a recording, if anywhere.
     pub record: Option<PathBuf>,
+    /// Describe the threads of each request, not only of those that the report shows one by one.
+    pub timelines: bool,
     /// Size of the kernel's record buffer, bytes; see [`DEFAULT_BUFFER`].
     pub buffer_bytes: usize,
     /// Give up all privileges of this process, for good, once the probes are attached; see [`teiji_host::privilege`].
@@ -206,7 +208,7 @@ pub fn run(
     let begun = Instant::now();
     let seed = RandomState::new().hash_one(meta.started);
     let mut session = Session {
-        analyzer: Analyzer::new(&meta, Options { seed, ..Options::default() }),
+        analyzer: Analyzer::new(&meta, Options { seed, timelines: spec.timelines, ..Options::default() }),
         interval: spec.every.map(|_| Interval::new(meta.started)),
         recorder,
         recording_failed: None,
@@ -468,12 +470,21 @@ impl WatchedVms {
     }
 }
 
+/// What a replay shows of single requests, beside the slowest and a typical one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// As [`TraceSpec::timelines`].
+    pub timelines: bool,
+    /// The first request of each VM that began so long after the trace, or later.
+    pub at: Option<Duration>,
+}
+
 /// Makes the report of a recording; needs no privileges.
 ///
 /// # Errors
 /// [`Error::Replay`] if the file cannot be read or is not a complete recording of a known version.
-pub fn replay(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Error> {
-    replay_as(path, false, joined).map(|(report, _)| report)
+pub fn replay(path: &Path, shown: Shown, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Error> {
+    replay_as(path, false, shown, joined).map(|(report, _)| report)
 }
 
 /// The same for a recording that is still being written or was cut off: the report as it would have been if the trace had
@@ -481,20 +492,27 @@ pub fn replay(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<Report, Er
 ///
 /// # Errors
 /// [`Error::Replay`] if the file cannot be read, or is no recording of a known version.
-pub fn replay_unfinished(path: &Path, joined: &mut dyn FnMut(&Joined)) -> Result<(Report, bool), Error> {
-    replay_as(path, true, joined)
+pub fn replay_unfinished(
+    path: &Path,
+    shown: Shown,
+    joined: &mut dyn FnMut(&Joined),
+) -> Result<(Report, bool), Error> {
+    replay_as(path, true, shown, joined)
 }
 
 fn replay_as(
     path: &Path,
     unfinished: bool,
+    shown: Shown,
     joined: &mut dyn FnMut(&Joined),
 ) -> Result<(Report, bool), Error> {
     let fail = |source| Error::Replay { path: path.to_owned(), source };
     let file = File::open(path).map_err(|e| fail(teiji_model::recording::Error::Io { at: 0, source: e }))?;
     let input = BufReader::with_capacity(1 << 18, file);
     let mut reader = if unfinished { Reader::unfinished(input) } else { Reader::new(input) }.map_err(fail)?;
-    let mut analyzer = Analyzer::new(reader.meta(), Options::default());
+    let chosen = shown.at.map(|at| u64::try_from(at.as_nanos()).unwrap_or(u64::MAX));
+    let options = Options { timelines: shown.timelines, chosen, ..Options::default() };
+    let mut analyzer = Analyzer::new(reader.meta(), options);
     while let Some(item) = reader.next().map_err(fail)? {
         analyzer.take(item, joined);
     }

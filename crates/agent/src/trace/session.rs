@@ -9,7 +9,7 @@ use teiji_analysis::interval::Interval;
 use teiji_analysis::{Analyzer, sip};
 use teiji_bpf::path_trace::EventWithPayload;
 use teiji_host::kernel;
-use teiji_model::event::{DropName, Event, EventKind, Packet, ThreadName, padded};
+use teiji_model::event::{DropName, Event, EventKind, Packet, Start, ThreadName, Waker, padded};
 use teiji_model::report::{Counters, Joined};
 use teiji_model::snapshot::Snapshot;
 use teiji_model::stream::{Change, StreamId};
@@ -48,16 +48,18 @@ impl Session<'_> {
             }
             _ => {}
         }
-        let preempted_by = match &item.event.kind {
+        // The thread that it refers to by id.
+        let named = match &item.event.kind {
             EventKind::Packet(Packet { preempted_by, .. }) => *preempted_by,
             EventKind::GuestEntry(e) => e.preempted_by,
             EventKind::Kick(k) => k.preempted_by,
             EventKind::VcpuState(s) => s.preempted_by,
+            EventKind::Start(Start { waker: Waker::Thread(tid), .. }) => *tid,
             _ => 0,
         };
         self.events += u64::from(!matches!(item.event.kind, EventKind::Lost(_)));
-        if preempted_by != 0
-            && let Some(thread_name) = self.names.changed(preempted_by, item.event.ts, &thread_name)
+        if named != 0
+            && let Some(thread_name) = self.names.changed(named, item.event.ts, &thread_name)
         {
             self.push(Event {
                 ts: item.event.ts,

@@ -48,6 +48,8 @@ pub(super) struct InboundPacket {
     pub(super) put_clock: Option<Split>,
     pub(super) taken_clock: Option<Split>,
     pub(super) worker_preempted_by: u32,
+    /// The worker that took it off the tap: its thread id.
+    pub(super) worker: u32,
     pub(super) depth: u16,
     /// The vCPU by KVM's number, and by its index in the VM.
     pub(super) vcpu: u32,
@@ -176,6 +178,7 @@ impl Delivery {
         packet.drop = None; // The drop was that of a copy.
         requests.progress(packet.request, now, Reason::NotSignalled);
         packet.depth = p.depth;
+        packet.worker = p.tid;
         packet.worker_preempted_by = p.preempted_by;
         packet.taken_clock = p.worker;
         let thread = pair(p.tid, p.ifindex);

@@ -21,11 +21,13 @@
 //! Otherwise the thread, or the packet, moved between vCPUs at a time that is not known, and the part is not divided. If the
 //! guest claims that something happened on a vCPU that had no CPU at that time, no part of the request is.
 
+use super::starts::Starts;
+use super::timeline::Way;
 use super::vcpus::{Vcpus, Wait};
 use crate::expiring::ExpiringMap;
 use crate::guest_cells::Row;
 use crate::hash::{Map, Seeded};
-use teiji_model::event::{Print, VcpuState};
+use teiji_model::event::{self, Print, Start, VcpuState};
 use teiji_model::guest::EventKind;
 use teiji_model::report::{GuestPart, InsideRequest};
 use teiji_model::stage::Split;
@@ -50,6 +52,7 @@ struct GuestPacket {
     reader: u32,
     woken: u64,
     running: u64,
+    woken_by: u32,
     sent: u64,
     sent_on: u16,
     sender: u32,
@@ -58,15 +61,41 @@ struct GuestPacket {
 
 /// A guest's stream.
 #[derive(Clone)]
-struct Guest {
+pub(super) struct Guest {
     /// The process id of its VMM.
     pid: u32,
     /// By how much its clock may be wrong, ns.
     error: u64,
     packets: ExpiringMap<u64, GuestPacket>,
-    /// When its threads began.
-    threads: Map<u32, u64>,
-    vcpus: Vcpus,
+    /// When its threads began, 0 if before the trace, and their names.
+    threads: Map<u32, (u64, [u8; 16])>,
+    pub(super) vcpus: Vcpus,
+    pub(super) starts: Starts,
+}
+
+impl Guest {
+    /// The name of one of its threads, empty if it is not known.
+    pub(super) fn thread_name(&self, tid: u32) -> String {
+        self.threads.get(&tid).map(|(_, comm)| event::name(comm)).unwrap_or_default()
+    }
+}
+
+/// When a divided request passed the points within the guest, and its threads there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Points {
+    pub(super) received: u64,
+    /// `None` if the guest's kernel answered; then the others have no meaning.
+    pub(super) queued: Option<u64>,
+    pub(super) read: u64,
+    pub(super) began: u64,
+    /// The vCPU on which the packet was read, by KVM's number; `None` if it is not known.
+    pub(super) reads_on: Option<u32>,
+    pub(super) reader: u32,
+    pub(super) sender: u32,
+    /// When the reader was woken, and got a vCPU; `None` if it was not asleep.
+    pub(super) woken: Option<(u64, u64)>,
+    /// The guest's thread that woke it; 0: an interrupt.
+    pub(super) woken_by: u32,
 }
 
 /// How a request is divided.
@@ -91,6 +120,7 @@ pub(crate) struct Divided {
     pub(crate) waits: Vec<(Row, u32, u64)>,
     /// The guest claims that a vCPU did something while it had no CPU.
     pub(crate) contradicted: bool,
+    pub(super) points: Points,
 }
 
 /// What the host saw of a request in the guest.
@@ -106,6 +136,8 @@ pub(super) struct Stay {
     /// When the response was kicked out, and by which vCPU; if it had no kick, when it was sent.
     pub(super) left: u64,
     pub(super) left_on: Option<u32>,
+    /// The rest of its way.
+    pub(super) way: Way,
 }
 
 /// See the module.
@@ -131,6 +163,7 @@ impl InsideTable {
             packets: ExpiringMap::new(MAX_OF_GUEST, hasher),
             threads: Map::with_hasher(hasher),
             vcpus: Vcpus::new(hasher),
+            starts: Starts::new(hasher),
         };
         let guest = self.guests.entry(stream).or_insert_with(new);
         guest.error = guest.error.max(error);
@@ -154,15 +187,20 @@ impl InsideTable {
         }
     }
 
+    /// A thread of a VM got a CPU; as [`InsideTable::vcpu`].
+    pub(super) fn start(&mut self, now: u64, start: &Start, ttl: u64) {
+        if let Some(guest) = self.guest(start.vm) {
+            guest.starts.add(now, start, now.saturating_sub(ttl));
+        }
+    }
+
     /// A guest's report.
     pub(super) fn report(&mut self, now: u64, stream: StreamId, cpu: u16, kind: &EventKind) {
         let Some(guest) = self.guests.get_mut(&stream) else { return };
         let print = match kind {
-            EventKind::Thread { tid, started, .. } => {
-                if *started != 0 && (guest.threads.len() < MAX_THREADS || guest.threads.contains_key(tid)) {
-                    guest.threads.insert(*tid, *started);
-                } else {
-                    guest.threads.remove(tid);
+            EventKind::Thread { tid, started, comm, .. } => {
+                if guest.threads.len() < MAX_THREADS || guest.threads.contains_key(tid) {
+                    guest.threads.insert(*tid, (*started, *comm));
                 }
                 return;
             }
@@ -183,9 +221,9 @@ impl InsideTable {
             EventKind::Queued { backlog, .. } if packet.queued == 0 => {
                 (packet.queued, packet.queued_on, packet.backlog) = (now, cpu, *backlog);
             }
-            EventKind::Read { tid, woken, running, .. } if packet.read == 0 => {
+            EventKind::Read { tid, woken, running, woken_by, .. } if packet.read == 0 => {
                 (packet.read, packet.read_on, packet.reader) = (now, cpu, *tid);
-                (packet.woken, packet.running) = (*woken, *running);
+                (packet.woken, packet.running, packet.woken_by) = (*woken, *running, *woken_by);
             }
             EventKind::Sent { tid, began, .. } if packet.sent == 0 => {
                 (packet.sent, packet.sent_on) = (now, cpu);
@@ -208,6 +246,12 @@ impl InsideTable {
         let latest =
             self.guests.iter().filter(|(_, guest)| guest.pid == pid).map(|(stream, _)| *stream).max();
         latest.and_then(|stream| self.guests.get_mut(&stream))
+    }
+
+    /// The same, to read only.
+    pub(super) fn latest(&self, pid: u32) -> Option<&Guest> {
+        let of_vm = self.guests.iter().filter(|(_, guest)| guest.pid == pid);
+        of_vm.max_by_key(|(stream, _)| **stream).map(|(_, guest)| guest)
     }
 
     /// Divides the time of a request in the guest.
@@ -244,7 +288,7 @@ impl InsideTable {
         if response.sent > left.saturating_add(guest.error) {
             return Division::Violation;
         }
-        let began = guest.threads.get(&response.sender).copied().unwrap_or(0);
+        let began = guest.threads.get(&response.sender).map_or(0, |(began, _)| *began);
         let inside = InsideRequest {
             parts,
             splits: Default::default(),
@@ -344,6 +388,23 @@ impl Steps<'_> {
                 sum
             });
         }
-        Divided { request: inside, rows, waits, contradicted }
+        // As the times of the parts, at least within what the host saw of the stay.
+        let [_, received, queued, began] = [0, 1, 2, 4].map(|i: usize| self.begin[i]);
+        let seen = |ts: u64| ts.clamp(queued, self.begin[3]);
+        let points = Points {
+            received,
+            queued: sockets.then_some(queued),
+            read: self.begin[3],
+            began,
+            reads_on: read.filter(|_| sockets && !contradicted),
+            reader: request.reader,
+            sender: response.sender,
+            woken: (sockets && request.woken != 0).then(|| {
+                let woken = seen(request.woken);
+                (woken, seen(request.running).max(woken))
+            }),
+            woken_by: request.woken_by,
+        };
+        Divided { request: inside, rows, waits, contradicted, points }
     }
 }

@@ -17,6 +17,8 @@
 //! | [`outbound`] | fingerprint |
 //! | [`request`] | key, within a VM |
 //! | [`inside`] | print, within a VM: what its guest reports |
+//! | [`starts`] | nothing: it keeps when threads of VMs got a CPU |
+//! | [`timeline`] | nothing: it finds what the threads of a request did |
 //! | [`vcpus`] | nothing: it keeps what the vCPUs of guests did |
 //! | [`group`] | SIP call |
 //! | [`waterfall`] | nothing: it computes the stages of a joined request |
@@ -27,7 +29,7 @@
 //! If a point of a packet was not seen, the packet is counted as incomplete. Neither is in any figure. Each has a
 //! [`Reason`], that of the first thing that went wrong with it.
 //!
-//! Inside, `preempted_by` of an event is the number of a thread ([`Threads`]), not its id.
+//! Inside, `preempted_by` or the waker of an event is the number of a thread ([`Threads`]), not its id.
 //!
 //! Drops by the kernel are events, too. A drop ends a packet at once if the kernel gives a reason for it and it
 //! happens at the device where the packet is expected next. Any other drop may be that of a copy, and counts only if
@@ -40,6 +42,8 @@ mod inbound;
 mod inside;
 mod outbound;
 mod request;
+mod starts;
+mod timeline;
 mod validity;
 mod vcpus;
 mod waterfall;
@@ -52,12 +56,13 @@ use crate::vm_stats::VmStats;
 use inbound::IdenticalPackets;
 pub(crate) use inside::{Divided, Division};
 use teiji_model::event::{
-    Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, ThreadName, VcpuState,
+    Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, Start, ThreadName, VcpuState, Waker,
 };
 use teiji_model::flow::Matching;
 use teiji_model::host::{DataPlane, Vm};
 use teiji_model::report::{Joined, Meta, Reason};
 use teiji_model::stream::StreamId;
+pub(crate) use timeline::RequestStarts;
 pub(crate) use validity::{DropSites, Exclusion, OTHER_DROPS, Validity};
 
 /// Called with each complete request.
@@ -112,6 +117,8 @@ impl Tap {
 pub(crate) struct Common {
     /// When the trace began.
     started: u64,
+    /// See [`Options::chosen`].
+    chosen: Option<u64>,
     ttl: u64,
     quiet: u64,
     taps: Vec<Tap>,
@@ -180,6 +187,7 @@ impl Joiner {
         let hasher = Seeded::new(options.seed);
         let common = Common {
             started: meta.started,
+            chosen: options.chosen,
             ttl: options.packet_ttl,
             quiet: options.quiet,
             taps: Vec::new(),
@@ -199,7 +207,7 @@ impl Joiner {
         let mut joiner = Joiner {
             inbound: inbound::Inbound::new(hasher),
             outbound: outbound::Outbound::new(hasher),
-            requests: request::RequestTable::new(hasher, ttl, matching.repeats()),
+            requests: request::RequestTable::new(hasher, ttl, matching.repeats(), options.timelines),
             common,
             hasher,
             now: 0,
@@ -212,7 +220,7 @@ impl Joiner {
     pub(crate) fn add_vm(&mut self, v: &Vm) {
         let vm = self.common.pids.len() as u32;
         self.common.pids.push(v.pid);
-        self.common.vm_stats.push(VmStats::new(self.hasher, self.common.started));
+        self.common.vm_stats.push(VmStats::new(self.hasher, self.common.started, self.common.chosen));
         self.common.set_taps(vm, v);
     }
 
@@ -270,6 +278,9 @@ impl Joiner {
             {
                 *thread = c.threads.number(*thread);
             }
+            EventKind::Start(Start { waker: Waker::Thread(thread), .. }) => {
+                *thread = c.threads.number(*thread);
+            }
             _ => {}
         }
         match &kind {
@@ -323,6 +334,7 @@ impl Joiner {
             EventKind::ThreadName(name) => c.threads.named(name),
             EventKind::Print(print) => requests.inside.print(now, print),
             EventKind::VcpuState(state) => requests.vcpu(now, state),
+            EventKind::Start(start) => requests.start(now, start),
             EventKind::DropName(_) | EventKind::Lost(_) | EventKind::Guest(_) => {}
         }
     }

@@ -27,13 +27,14 @@ use super::delivery::InboundPacket;
 use super::group::Groups;
 use super::inside::{Division, InsideTable, Stay};
 use super::outbound::OutboundPacket;
+use super::timeline::{RequestStarts, Way};
 use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
 use std::hash::BuildHasher;
-use teiji_model::event::{Kick, Match, Packet, Role, VcpuState};
+use teiji_model::event::{Kick, Match, Packet, Role, Start, VcpuState};
 use teiji_model::report::{Joined, Outcome, Reason};
-use teiji_model::stage::Split;
+use teiji_model::stage::{Split, ThreadState};
 
 /// Requests open at once.
 const MAX_OPEN: usize = 1 << 16;
@@ -67,8 +68,16 @@ pub(super) struct Open {
     /// The worker's clock when the response was sent.
     pub(super) worker: Option<Split>,
     pub(super) preempted_by: u32,
+    /// The worker that sent the response, if it is known.
+    sender: Option<u32>,
     /// Of its response.
     response: u64,
+}
+
+/// How long a thread was asleep between two readings of its clock, ns; 0 if one is not known.
+fn asleep(from: Option<Split>, to: Option<Split>) -> u64 {
+    let spent = from.zip(to).and_then(|(from, to)| to.checked_since(&from));
+    spent.map_or(0, |spent| spent.get(ThreadState::Asleep))
 }
 
 /// What is remembered of a key.
@@ -93,12 +102,15 @@ pub(super) struct RequestTable {
     recent: Vec<Recent>,
     groups: Groups,
     pub(super) inside: InsideTable,
+    /// Whether the threads of each request are described.
+    timelines: bool,
     /// Reused for each complete request.
     joined: Joined,
+    starts: RequestStarts,
 }
 
 impl RequestTable {
-    pub(super) fn new(hasher: Seeded, ttl: u64, repeats: bool) -> Self {
+    pub(super) fn new(hasher: Seeded, ttl: u64, repeats: bool, timelines: bool) -> Self {
         RequestTable {
             hasher,
             ttl,
@@ -108,7 +120,9 @@ impl RequestTable {
             recent: Vec::new(),
             groups: Groups::new(hasher),
             inside: InsideTable::new(hasher),
+            timelines,
             joined: waterfall::empty(),
+            starts: RequestStarts::default(),
         }
     }
 
@@ -182,6 +196,7 @@ impl RequestTable {
             kick: None,
             worker: None,
             preempted_by: 0,
+            sender: None,
             response: 0,
         };
         let id = self.open.insert(open, now);
@@ -245,6 +260,7 @@ impl RequestTable {
         open.answered_by = m.role;
         open.worker = p.worker;
         open.preempted_by = p.preempted_by;
+        open.sender = p.worker.map(|_| p.tid);
         open.response = p.fingerprint;
         let entered = open.inbound.as_ref().map_or(u64::MAX, |packet| packet.entered);
         open.kick = kick.filter(|(ts, _)| *ts >= entered);
@@ -302,20 +318,41 @@ impl RequestTable {
             return;
         }
         let Some(open) = self.open.remove(id) else { return };
-        let division = open.inbound.as_ref().map_or(Division::NotReported, |packet| {
-            self.inside.divide(&Stay {
-                pid: c.pids[open.vm as usize],
-                fingerprints: [packet.fingerprint, open.response],
-                entered: packet.entered,
-                entered_on: packet.vcpu,
-                left: open.kick.map_or(sent.sent, |(ts, _)| ts),
-                left_on: open.kick.map(|(_, kick)| kick.vcpu),
-            })
+        let stay = open.inbound.as_ref().map(|packet| Stay {
+            pid: c.pids[open.vm as usize],
+            fingerprints: [packet.fingerprint, open.response],
+            entered: packet.entered,
+            entered_on: packet.vcpu,
+            left: open.kick.map_or(sent.sent, |(ts, _)| ts),
+            left_on: open.kick.map(|(_, kick)| kick.vcpu),
+            way: Way {
+                start: packet.start,
+                enqueued: packet.enqueued,
+                dequeued: packet.dequeued,
+                signalled: packet.signalled,
+                accepted: packet.accepted,
+                sent: sent.sent,
+                end: sent.end(),
+                receiver: packet.worker,
+                sender: open.sender,
+                receiver_asleep: asleep(packet.put_clock, packet.taken_clock),
+                sender_asleep: asleep(open.kick.and_then(|(_, kick)| kick.worker), open.worker),
+            },
         });
+        let division = stay.as_ref().map_or(Division::NotReported, |stay| self.inside.divide(stay));
         let stats = &mut c.vm_stats[open.vm as usize];
         stats.requests.complete += 1;
         let divided = stats.inside.add(&division);
         self.joined.request.inside = divided.map(|divided| divided.request);
+        self.joined.request.threads = None;
+        if let (Some(stay), Some(divided)) = (&stay, divided) {
+            let known = self.inside.starts(stay, &divided.points, &mut self.starts);
+            stats.threads.add(known.then_some(&self.starts), &c.threads);
+            if known && (self.timelines || stats.shows(&self.joined.request)) {
+                let threads = self.inside.threads(stay, &divided.points, &self.starts, &c.threads);
+                self.joined.request.threads = threads;
+            }
+        }
         stats.request(&self.joined, divided, &c.threads);
         for (_, thread) in &mut self.joined.preempted_by {
             *thread = c.threads.thread(*thread).tid;
@@ -356,6 +393,11 @@ impl RequestTable {
     /// What a vCPU does from now on.
     pub(super) fn vcpu(&mut self, now: u64, state: &VcpuState) {
         self.inside.vcpu(now, state, self.ttl);
+    }
+
+    /// A thread of a VM got a CPU.
+    pub(super) fn start(&mut self, now: u64, start: &Start) {
+        self.inside.start(now, start, self.ttl);
     }
 
     pub(super) fn expire_inside(&mut self, now: u64) {

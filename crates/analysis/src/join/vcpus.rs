@@ -112,6 +112,33 @@ impl Vcpus {
         self.all.iter().find(|(_, of)| of.index == Some(index)).map(|(number, _)| *number)
     }
 
+    /// The index of the vCPU with KVM's number.
+    pub(super) fn index(&self, vcpu: u32) -> Option<u16> {
+        self.all.get(&vcpu).and_then(|of| of.index)
+    }
+
+    /// Calls `each` with what the vCPU did between two times: from when until when, and its state, if that is known. Guest mode
+    /// stands for its exits, too.
+    pub(super) fn spans(
+        &self,
+        vcpu: u32,
+        from: u64,
+        to: u64,
+        each: &mut dyn FnMut(u64, u64, Option<ThreadState>),
+    ) {
+        let Some(readings) = self.all.get(&vcpu).map(|of| &of.readings) else { return };
+        let first = readings.partition_point(|r| r.ts <= from).saturating_sub(1);
+        for (a, b) in readings.range(first..).zip(readings.range((first + 1).min(readings.len())..)) {
+            if a.ts >= to {
+                break;
+            }
+            let state = if runs(a.state) { ThreadState::Guest } else { a.state };
+            if b.ts > from {
+                each(a.ts.max(from), b.ts.min(to), b.known.then_some(state));
+            }
+        }
+    }
+
     /// Whether the vCPU had a CPU at this time, which may be wrong by `error` ns; `None` if it is not known.
     pub(super) fn ran(&self, vcpu: u32, ts: u64, error: u64) -> Option<bool> {
         let readings = &self.all.get(&vcpu)?.readings;

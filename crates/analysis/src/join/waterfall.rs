@@ -38,6 +38,7 @@ pub(super) fn empty() -> Joined {
             preempted: 0,
             coalesced_kick: false,
             inside: None,
+            threads: None,
         },
         ended_by: Role::Final,
         preempted_by: Vec::with_capacity(4),

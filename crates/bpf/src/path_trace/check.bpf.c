@@ -19,6 +19,10 @@
 /* The scheduler's probes read the time that a test says it is. */
 static u64 test_time SEC(".bss.test"); /* not where the product has its data */
 #define bpf_ktime_get_ns() test_time
+/* and threads are woken in the context that it says */
+static u8 test_context SEC(".bss.test");
+#define context() test_context
+#include "starts.bpf.h"
 #include "threads.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -102,6 +106,16 @@ int meet_vcpu(struct thread *t)
 	return c ? c->vcpu + 1 : 0;
 }
 
+/* Gives a thread the clock of a vhost worker of the same VM. */
+SEC("syscall")
+int meet_worker(struct thread *t)
+{
+	struct clock fresh = {.vcpu = t->vcpu, .vm = TOLD_VM, .actor = ACTOR_WORKER};
+	struct clock *c = clock_new(t->tid, &fresh);
+
+	return c ? c->vcpu + 1 : 0;
+}
+
 /* A thread ends. */
 SEC("syscall")
 int end(struct thread *t)
@@ -110,7 +124,7 @@ int end(struct thread *t)
 	return 0;
 }
 
-enum happening { PREEMPTED, WENT_TO_SLEEP, WOKEN, MIGRATED, PREEMPTED_BY, WAITED };
+enum happening { PREEMPTED, WENT_TO_SLEEP, WOKEN, MIGRATED, PREEMPTED_BY, WAITED, WAKING };
 
 /* What happens to a thread, or is asked about it. */
 struct event {
@@ -118,7 +132,7 @@ struct event {
 	u32 happening;
 	u32 cpu;
 	u32 thread;
-	u32 next; /* who gets the CPU of a thread that is preempted or goes to sleep */
+	u32 next; /* who gets the CPU of a thread that is preempted or goes to sleep; the context of WAKING */
 };
 
 /* The event is the frame. Returns the answer to a question. (Not SEC("syscall"): before Linux 6.8 such a
@@ -137,6 +151,10 @@ int happen(struct __sk_buff *skb)
 	case PREEMPTED:
 	case WENT_TO_SLEEP:
 		switched(e.cpu, e.thread, e.next, e.happening == PREEMPTED);
+		return 0;
+	case WAKING: /* if by a thread, by the one that runs this test */
+		test_context = e.next;
+		waking(e.thread);
 		return 0;
 	case WOKEN:
 		woken(e.thread, e.cpu);

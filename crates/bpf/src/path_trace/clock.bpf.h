@@ -73,6 +73,15 @@ static __always_inline struct clock *clock_new(u32 tid, struct clock *fresh)
 	return c;
 }
 
+/* The next thread that has this clock has not lost a CPU yet. */
+static __always_inline void forget_starts(u32 index)
+{
+	struct starts *s = bpf_map_lookup_elem(&thread_starts, &index);
+
+	if (s)
+		s->left = 0;
+}
+
 /* A thread ends: its id may be that of another one from now on. */
 static __always_inline void clock_end(u32 tid)
 {
@@ -84,6 +93,7 @@ static __always_inline void clock_end(u32 tid)
 	if (!c)
 		return;
 	index = c->own.index;
+	forget_starts(index);
 	key.vm = c->vm;
 	key.vcpu = c->vcpu;
 	__sync_fetch_and_add(&c->own.generation, 1);

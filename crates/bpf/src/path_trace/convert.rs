@@ -1,9 +1,9 @@
 //! Converts records of the ring buffer into events of the model.
 use super::EventWithPayload;
-use super::types::{self, delivery, point, record_type, role, thread_state, unknown};
+use super::types::{self, actor, context, delivery, point, record_type, role, thread_state, unknown};
 use teiji_model::event::{
     Delivery, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match, Packet, Point, Print,
-    Role, VcpuState, padded,
+    Role, Start, VcpuState, Waker, padded,
 };
 use teiji_model::stage::{Split, ThreadState};
 use teiji_model::stream::StreamId;
@@ -98,6 +98,23 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
                 state: state(r.state)?,
                 clock: Split(r.clock),
                 preempted_by: r.preempted_by,
+            })
+        }
+        record_type::REC_START => {
+            let r: types::rec_start = read(bytes)?;
+            EventKind::Start(Start {
+                tid: r.tid,
+                vm: r.vm,
+                vcpu: (actor(head.sub.into()) == actor::ACTOR_VCPU).then_some(r.vcpu),
+                left: r.left,
+                slept: r.slept != 0,
+                woken: (r.woken != 0).then_some(r.woken),
+                waker: match context(r.context.into()) {
+                    context::CONTEXT_THREAD => Waker::Thread(r.waker),
+                    context::CONTEXT_INTERRUPT => Waker::Interrupt,
+                    _ => Waker::Unknown,
+                },
+                nth: r.nth,
             })
         }
         _ => return None,
@@ -212,7 +229,7 @@ mod tests {
     #[test]
     fn short_and_strange_records_are_none() {
         for n in 0..size_of::<types::rec_sip>() {
-            for t in 0..=9u8 {
+            for t in 0..=10u8 {
                 let mut bytes = vec![0xff; n];
                 if n > 11 {
                     bytes[10] = t;

@@ -29,32 +29,6 @@ static __always_inline bool is_vq(struct vhost_virtqueue *vq, int index)
 	return at == vq;
 }
 
-#ifndef NO_PREEMPT_COUNT
-extern const int __preempt_count __ksym __weak;
-extern const struct pcpu_hot pcpu_hot __ksym __weak;
-#endif
-
-#define SERVING_SOFTIRQ (1u << 8)
-/* hardware interrupts and NMIs, by include/linux/preempt.h; the top bit is not a count */
-#define IN_INTERRUPT 0x7fff0000u
-
-/*
- * Whether the current thread is interrupted: then it is not the thread that causes what happens. This cannot
- * be read on a kernel without the symbols of its data (CONFIG_KALLSYMS_ALL); false there.
- */
-static __always_inline bool interrupted(void)
-{
-	u32 count = 0;
-
-#ifndef NO_PREEMPT_COUNT
-	if (&__preempt_count)
-		count = *(const int *)bpf_this_cpu_ptr(&__preempt_count);
-	else if (&pcpu_hot)
-		count = ((const struct pcpu_hot *)bpf_this_cpu_ptr(&pcpu_hot))->preempt_count;
-#endif
-	return count & (IN_INTERRUPT | SERVING_SOFTIRQ);
-}
-
 /* The clock of a vCPU; NULL if its thread is not known, or turned out to run another vCPU. */
 static __always_inline struct clock *vcpu_clock(const struct vcpu_key *vcpu)
 {
@@ -94,6 +68,7 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 	c->signal.begun = 0; /* the run that ends a signal may have been missed */
 	if (c->actor != ACTOR_WORKER || !is_vq(vq, 0) || !queue_of(vq, &q))
 		return 0;
+	learn_vm(c, &q);
 	c->signal.queue = q;
 	c->signal.sent = 0;
 	c->signal.told = 0;

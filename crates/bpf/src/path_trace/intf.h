@@ -22,6 +22,13 @@ enum actor {
 	ACTOR_VCPU,
 };
 
+/* In which context a thread is woken. */
+enum context {
+	CONTEXT_UNKNOWN, /* not seen, or this kernel does not tell */
+	CONTEXT_THREAD,
+	CONTEXT_INTERRUPT, /* an interrupt or softirq: no thread causes it */
+};
+
 enum record_type {
 	REC_PACKET,
 	REC_TAP,
@@ -32,6 +39,7 @@ enum record_type {
 	REC_DROP,
 	REC_PRINT,
 	REC_STATE,
+	REC_START,
 };
 
 /* The order is that of model::event::Point. */
@@ -99,6 +107,7 @@ enum counter {
 #define SIP_SNAP 512	    /* bytes of a SIP message that are copied when the operator asks for SIP */
 #define MAX_CLOCKS 8192	    /* traced threads */
 #define STATES_AT_ONCE 1024 /* records of a vCPU's states in each span of 2^26 ns (67 ms) */
+#define STARTS_AT_ONCE 1024 /* the same for the starts of a thread */
 #define LOOKUP_SLOTS 65536  /* a power of two: see struct lookup and struct followed */
 
 /* What a number may identify: see struct followed. */
@@ -107,7 +116,8 @@ enum hint {
 	HINT_VM = 2,	  /* traced, by process id */
 	HINT_MAC = 4,	  /* a traced guest's, by the last two bytes */
 	HINT_GUEST = 8,	  /* a tap whose guest reports events itself, by ifindex */
-	HINT_STATES = 16, /* a VM whose guest does, by process id: the states of its vCPUs are told */
+	HINT_STATES = 16, /* a VM whose guest does, by process id: the states of its vCPUs are told, and when
+			     these and its vhost workers get a CPU */
 };
 
 #define DROP_LOCATION 64 /* bytes of the name of the function that dropped a packet */
@@ -219,6 +229,21 @@ struct rec_state {
 	__u8 state;  /* since head.ts */
 	__u8 pad;
 	__u64 clock[STATES];
+};
+
+/* A traced thread has got a CPU, after it had none: see tell_start(). */
+struct rec_start {
+	struct rec_head head; /* sub: enum actor */
+	__u64 left;	      /* when it lost its CPU before */
+	__u64 woken;	      /* when it was woken; 0: not seen, or it did not sleep */
+	__u32 tid;
+	__u32 waker; /* the thread that woke it, if `context` is CONTEXT_THREAD */
+	__u32 vm;
+	__u32 vcpu; /* a vCPU's: KVM's number */
+	__u32 nth;  /* of the thread: if it grows by more than one, records are missing */
+	__u16 pad;
+	__u8 slept;   /* it gave its CPU up; else it was preempted */
+	__u8 context; /* enum context: in which it was woken */
 };
 
 /* A prefix of a filter; addresses in network order, IPv4 in the first word. */

@@ -19,6 +19,7 @@ struct {
 	struct rec_drop_sip drop_sip;
 	struct rec_print print;
 	struct rec_state state;
+	struct rec_start start;
 	struct tap_queue tap_queue;
 	struct vcpu_key vcpu_key;
 	struct clock_ref clock_ref;
@@ -26,6 +27,7 @@ struct {
 	struct guest_secret guest_secret;
 	enum thread_state thread_state;
 	enum actor actor;
+	enum context context;
 	enum record_type record_type;
 	enum point point;
 	enum delivery delivery;
@@ -111,12 +113,11 @@ struct clock {
 	u64 waited; /* ns that it has waited since the clock was last read */
 	u64 since;
 	u64 spent[STATES];
-
 	/* vCPU whose states are told: when it was last told, and how often in that span; see tell_state() */
 	u64 told_at;
 	u32 told;
 	u32 pad1;
-	u32 vm; /* the VMM's process id */
+	u32 vm; /* the VMM's process id; of a worker 0 until it signals or sends a frame */
 	/* vCPU: KVM's number of it, VCPU_UNKNOWN until it is told or its first kvm_entry tells it */
 	u32 vcpu;
 	/* vCPU: an interrupt injected for the coming entry, by the vCPU thread alone */
@@ -133,6 +134,20 @@ struct clock {
 	struct signal signal; /* worker: written by the worker alone */
 };
 
+/* Starts of a thread, if they are told: see starts.bpf.h. Guarded by the lock of its clock. */
+struct starts {
+	u64 left;  /* when it lost its CPU; 0: it has one, or that was not seen */
+	u64 woken; /* since then; 0: not seen */
+	u32 waker;
+	u8 context; /* enum context */
+	u8 slept;   /* it gave its CPU up, and was not preempted */
+	u8 pad[2];
+	/* the last one: its number, when it was told, and how many were in that span */
+	u32 nth;
+	u32 told;
+	u64 told_at;
+};
+
 /*
  * Clocks, in the order in which their threads were first seen, until all have been used; then those of
  * threads that have ended are used again. clock_of() finds that of a thread. The probes of the scheduler look
@@ -145,6 +160,14 @@ struct {
 	__type(key, u32);
 	__type(value, struct clock);
 } thread_clocks SEC(".maps");
+
+/* With the indices of their clocks: not within them, as those are made on the stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CLOCKS);
+	__type(key, u32);
+	__type(value, struct starts);
+} thread_starts SEC(".maps");
 
 /* Stands for a thread in struct lookup that has ended: others may still have the same place. No clock has it.
  */

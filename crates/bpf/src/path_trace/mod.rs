@@ -50,8 +50,8 @@ const PREEMPT_COUNT: [&str; 2] = ["__preempt_count", "pcpu_hot"];
 const BATCH: usize = 4096;
 
 /// Programs that are of use only if guests report events themselves. A run of them that is missed costs no more than that
-/// one request is not divided by what its guest reports.
-const FOR_GUESTS: [&str; 2] = ["on_print_sent", "on_print_put"];
+/// one request is not divided by what its guest reports, or that it is not known who woke a thread.
+const FOR_GUESTS: [&str; 3] = ["on_print_sent", "on_print_put", "on_sched_waking"];
 
 /// A program whose missed runs cost no more than the packets that they concern: without it, [`Delivery::Unknown`] is
 /// reported of them. It runs for every frame that a vhost worker handles, so a worker that is preempted within it may make
@@ -321,7 +321,11 @@ impl Tracer {
     pub fn take_events(&mut self, each: &mut dyn FnMut(&mut EventWithPayload)) -> usize {
         let mut batch = self.batch.borrow_mut();
         // Not between the others: a recording has these in frames of their own.
-        batch.sort_by_key(|e| matches!(e.event.kind, EventKind::VcpuState(_)));
+        batch.sort_by_key(|e| match e.event.kind {
+            EventKind::VcpuState(_) => 1,
+            EventKind::Start(_) => 2,
+            _ => 0,
+        });
         batch.iter_mut().for_each(each);
         let taken = batch.len();
         batch.clear();
@@ -372,7 +376,7 @@ impl Tracer {
         };
         Ok(Counts {
             lost: read(types::counter::COUNT_LOST)?,
-            missed: object::missed(&self.object, &[MISSED_ALONE, FOR_GUESTS[0], FOR_GUESTS[1]])?,
+            missed: object::missed(&self.object, &[&[MISSED_ALONE], &FOR_GUESTS[..]].concat())?,
             unidentified: read(types::counter::COUNT_UNIDENTIFIED)?.iter().sum(),
         })
     }

@@ -21,6 +21,7 @@
  *   net_dev_queue, qdisc_dequeue, dev_hard_start_xmit               DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
  *   kfree_skb                       dropped by the kernel, anywhere DROP
  *   netif_receive_skb, net_dev_start_xmit on a tap whose guest reports events itself: PRINT
+ *   sched_waking, sched_switch of the threads of such a guest's VM: who woke whom, and when it ran  START
  *   sched_process_exit              a thread ends: its id, and that of its process, may be another's from now
  * on
  *
@@ -60,9 +61,11 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define BULK_MAX 16 /* packets of one bulk dequeue that are looked at */
 
 #include "maps.bpf.h"
+#include "context.bpf.h"
 #include "clock.bpf.h"
 #include "packet.bpf.h"
 #include "dns.bpf.h"
+#include "starts.bpf.h"
 #include "threads.bpf.h"
 #include "interrupts.bpf.h"
 #include "drops.bpf.h"
@@ -283,6 +286,7 @@ int BPF_PROG(on_tun_sendmsg, struct socket *sock)
 	c->sending = q;
 	sender = bpf_map_lookup_elem(&senders, &q);
 	if (!refers_to(sender, c)) {
+		learn_vm(c, &q);
 		self = c->own;
 		bpf_map_update_elem(&senders, &q, &self, BPF_ANY);
 	}

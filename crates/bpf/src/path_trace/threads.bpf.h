@@ -98,6 +98,7 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 	struct cpu *r = cpu_of(number);
 	u64 now = 0;
 	u32 waited_on = NO_CPU;
+	struct starts *starts;
 	bool told;
 
 	r->tid = in;
@@ -114,6 +115,9 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 			delist(in, waited_on);
 		if (told)
 			tell_state(in);
+		starts = starts_of(to);
+		if (starts && starts->left)
+			tell_start(in, now);
 	}
 
 	if (r->waiting) {
@@ -125,6 +129,7 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 	if (c) {
 		if (!now)
 			now = bpf_ktime_get_ns();
+		starts = starts_of(c);
 		bpf_spin_lock(&c->lock);
 		clock_account(c, now);
 		told = is_told(c, c->state, runnable ? STATE_READY : STATE_ASLEEP);
@@ -137,6 +142,8 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 			c->resume = halted ? STATE_ASLEEP : STATE_RUN;
 			c->state = STATE_ASLEEP;
 		}
+		if (starts)
+			leaves(starts, now, runnable);
 		bpf_spin_unlock(&c->lock);
 		if (runnable)
 			enlist(c, out, number);

@@ -82,6 +82,8 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
         total: Some(Dist { count: requests, p50: 100 * US, p99: MS, ..Dist::default() }),
         stages: Vec::new(),
         slowest: Vec::new(),
+        typical: None,
+        chosen: None,
         groups: None,
         inbound: DirectionReport::default(),
         outbound: DirectionReport::default(),
@@ -89,6 +91,7 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
         over_time: OverTime::default(),
         bursts: None,
         inside: None,
+        threads: None,
         verdict: Verdict { headline: "it is slow".into(), details: Vec::new(), fluctuation: true },
         findings: Vec::new(),
     };

@@ -140,10 +140,10 @@ fn other_versions_are_named() {
         file[8..16].copy_from_slice(&preamble(version, reader));
         file
     };
-    let message = fuzz(&with(6, 5)).unwrap_err().to_string();
+    let message = fuzz(&with(7, 6)).unwrap_err().to_string();
     assert!(
-        message.contains("version 5")
-            && message.contains("reads versions 1 to 4")
+        message.contains("version 6")
+            && message.contains("reads versions 1 to 5")
             && message.contains("newer"),
         "{message}"
     );
@@ -151,8 +151,8 @@ fn other_versions_are_named() {
     file[8] = 0;
     assert!(fuzz(&file).unwrap_err().to_string().contains("older"));
     // A later version that this one can read.
-    assert_eq!(fuzz(&with(5, VERSION)).unwrap(), 3);
-    let mut file = with(5, VERSION);
+    assert_eq!(fuzz(&with(6, VERSION)).unwrap(), 3);
+    let mut file = with(6, VERSION);
     file[10] = 1;
     assert!(matches!(fuzz(&file), Err(Error::Checksum { at: 8 })));
 }
@@ -163,7 +163,7 @@ fn unknown_frames_are_skipped_if_they_may_be() {
     let end = (END, postcard::to_stdvec(&Counters::default()).unwrap());
     let with =
         |kind| forged(&[header(&meta()), (kind, vec![1, 2, 3]), events.clone(), (kind, vec![]), end.clone()]);
-    assert_eq!(fuzz(&with(STATES + 1)).unwrap(), 1);
+    assert_eq!(fuzz(&with(STARTS + 1)).unwrap(), 1);
     assert_eq!(fuzz(&with(u8::MAX)).unwrap(), 1);
     assert!(fuzz(&with(OPTIONAL - 1)).is_err());
 }
@@ -180,15 +180,39 @@ fn vcpu_state(ts: u64) -> Event {
     Event { kind: EventKind::VcpuState(state), ..packet(ts) }
 }
 
-/// What vCPUs did is in frames of their own, in the order in which it came; a reader of version 3 skips them.
+fn start(ts: u64) -> Event {
+    let start = Start {
+        tid: 71,
+        vm: 7,
+        vcpu: Some(4),
+        left: 1,
+        slept: true,
+        woken: Some(ts),
+        waker: Waker::Thread(13),
+        nth: 5,
+    };
+    Event { kind: EventKind::Start(start), ..packet(ts) }
+}
+
+/// What vCPUs did, and when threads started, is in frames of their own, in the order in which it came; former readers skip
+/// what they do not know.
 #[test]
-fn states_of_vcpus_are_skipped_by_a_former_reader() {
+fn states_and_starts_are_skipped_by_a_former_reader() {
     let mut w = Writer::new(Vec::new(), &meta()).unwrap();
-    let events = [packet(1), vcpu_state(2), vcpu_state(1), packet(3), of_guest(4, 1), vcpu_state(5)];
+    let events = [
+        packet(1),
+        vcpu_state(2),
+        vcpu_state(1),
+        packet(3),
+        of_guest(4, 1),
+        vcpu_state(5),
+        start(6),
+        start(5),
+    ];
     for event in events {
         w.push(event).unwrap();
     }
-    let file = w.finish(&Counters { ended: 9, events: 6, ..Counters::default() }).unwrap();
+    let file = w.finish(&Counters { ended: 9, events: 8, ..Counters::default() }).unwrap();
     let read = |file: &[u8]| {
         let (mut reader, mut items) = (Reader::new(file).unwrap(), Vec::new());
         while let Some(item) = reader.next().unwrap() {
@@ -200,6 +224,8 @@ fn states_of_vcpus_are_skipped_by_a_former_reader() {
     // What a former reader requires of the preamble, and how it reads the rest.
     assert_eq!(file[10..12], 3u16.to_le_bytes());
     let mut former = file;
+    former[8..16].copy_from_slice(&preamble(4, 3));
+    assert_eq!(read(&former), events[..6].iter().map(|e| Item::Event(*e)).collect::<Vec<_>>());
     former[8..16].copy_from_slice(&preamble(3, 3));
     assert_eq!(read(&former), [packet(1), packet(3), of_guest(4, 1)].map(Item::Event));
 }
@@ -326,21 +352,27 @@ fn an_unfinished_recording_is_read_as_far_as_it_goes() {
     }
 }
 
-/// Files that a teiji of format version 2 and one of version 3 wrote, with an event of each kind.
+/// Files that teijis of former format versions wrote, with an event of each kind.
 #[test]
-fn recordings_of_versions_2_and_3_are_read() {
-    for file in [&include_bytes!("data/version-2.teiji")[..], include_bytes!("data/version-3.teiji")] {
+fn recordings_of_versions_2_to_4_are_read() {
+    let files = [
+        &include_bytes!("data/version-2.teiji")[..],
+        include_bytes!("data/version-3.teiji"),
+        include_bytes!("data/version-4.teiji"),
+    ];
+    for (version, file) in (2..).zip(files) {
         let mut old = Reader::new(file).unwrap();
-        let mut new = Reader::new(&include_bytes!("data/version-4.teiji")[..]).unwrap();
+        let mut new = Reader::new(&include_bytes!("data/version-5.teiji")[..]).unwrap();
         assert_eq!(old.meta(), new.meta());
         loop {
-            let mut new = || new.next().unwrap();
+            let new = || new.next().unwrap();
             let a = old.next().unwrap();
-            let b = match new() {
-                // The only one that is new.
-                Some(Item::Event(Event { kind: EventKind::VcpuState(_), .. })) => new(),
-                b => b,
+            let is_new = |item: &Option<Item>| match item.as_ref().and_then(Item::event).map(|e| e.kind) {
+                Some(EventKind::VcpuState(_)) => version < 4,
+                Some(EventKind::Start(_)) => version < 5,
+                _ => false,
             };
+            let b = std::iter::repeat_with(new).find(|item| !is_new(item)).unwrap();
             assert_eq!(a, b);
             if a.is_none() {
                 break;
@@ -376,10 +408,11 @@ fn what_is_written_has_not_changed_without_a_new_version() {
     }
     w.push(packet(100)).unwrap();
     w.push(vcpu_state(101)).unwrap();
+    w.push(start(102)).unwrap();
     let counters =
         Counters { ended: 9, events: 7, lost: vec![0, 4], missed: 3, unidentified: 1, vanished: vec![7] };
     let file = w.finish(&counters).unwrap();
-    let kept: &[u8] = include_bytes!("data/version-4.teiji");
+    let kept: &[u8] = include_bytes!("data/version-5.teiji");
     assert_eq!(kept[8..10], VERSION.to_le_bytes(), "keep a file of the new version");
     assert!(file == kept, "version {VERSION} is no longer written as it was: {}", hex(&file));
 }

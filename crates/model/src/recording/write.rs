@@ -1,8 +1,8 @@
 //! Writing a recording.
 
 use super::{
-    CHANGE, END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, OF_STREAM, SO_FAR, STATES,
-    VERSION, check, checksum, preamble, reader_of,
+    CHANGE, END, EVENTS, Error, HEADER, MAGIC, MAX_EVENTS, MAX_FRAME, MAX_HEADER, OF_STREAM, SO_FAR, STARTS,
+    STATES, VERSION, check, checksum, preamble, reader_of,
 };
 use crate::event::{Event, EventKind};
 use crate::report::{Counters, Meta};
@@ -17,10 +17,9 @@ const FLUSH: usize = 1 << 20;
 pub struct Writer<W: Write> {
     out: W,
     at: u64,
-    /// The encoded events of the next frame, which are all of one stream, and their number; whether they are the states of
-    /// vCPUs.
+    /// The encoded events of the next frame, which are all of one stream, and their number; the kind of frame.
     stream: StreamId,
-    states: bool,
+    kind: u8,
     buf: Vec<u8>,
     count: u32,
 }
@@ -32,7 +31,7 @@ impl<W: Write> Writer<W> {
     /// [`Error::Io`]; [`Error::Malformed`] or [`Error::TooLarge`] if a reader would refuse `meta`.
     pub fn new(out: W, meta: &Meta) -> Result<Self, Error> {
         let buf = Vec::with_capacity(FLUSH + 4096);
-        let mut w = Writer { out, at: 0, stream: StreamId::HOST, states: false, buf, count: 0 };
+        let mut w = Writer { out, at: 0, stream: StreamId::HOST, kind: EVENTS, buf, count: 0 };
         check::meta(meta).map_err(|what| Error::Malformed { at: 0, what })?;
         w.put(MAGIC)?;
         w.put(&preamble(VERSION, reader_of(meta)))?;
@@ -53,14 +52,19 @@ impl<W: Write> Writer<W> {
     /// [`Error::Io`]; [`Error::Malformed`] if a reader would refuse the stream or the CPU of a guest's event.
     pub fn push(&mut self, event: Event) -> Result<(), Error> {
         let malformed = |at, what| Error::Malformed { at, what };
-        let states = event.stream.is_host() && matches!(event.kind, EventKind::VcpuState(_));
-        if (event.stream, states) != (self.stream, self.states) {
+        let kind = match event.kind {
+            _ if !event.stream.is_host() => OF_STREAM,
+            EventKind::VcpuState(_) => STATES,
+            EventKind::Start(_) => STARTS,
+            _ => EVENTS,
+        };
+        if (event.stream, kind) != (self.stream, self.kind) {
             // Events are read in the order in which they came: what is late then depends on that.
             self.flush()?;
             if !event.stream.is_host() {
                 check::stream(event.stream).map_err(|what| malformed(self.at, what))?;
             }
-            (self.stream, self.states) = (event.stream, states);
+            (self.stream, self.kind) = (event.stream, kind);
         }
         if !event.stream.is_host() {
             check::guest_cpu(event.cpu).map_err(|what| malformed(self.at, what))?;
@@ -119,12 +123,7 @@ impl<W: Write> Writer<W> {
         payload.extend_from_slice(&self.buf);
         self.buf.clear();
         self.count = 0;
-        let kind = match (of_host, self.states) {
-            (true, false) => EVENTS,
-            (true, true) => STATES,
-            (false, _) => OF_STREAM,
-        };
-        self.frame(kind, &payload, MAX_FRAME)
+        self.frame(self.kind, &payload, MAX_FRAME)
     }
 
     fn encode<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, Error> {

@@ -46,11 +46,25 @@
     return stages.map((ns, i) => [ns, i]).filter(p => p[0] > 0).sort((a, b) => b[0] - a[0]);
   }
 
+  // What was drawn without scripts is still there: it is shown again if anything fails, whenever that is.
+  function fallBack(root, error) {
+    root.classList.remove("live");
+    console.error(error);
+  }
+
+  const guarded = (root, draw) => (...all) => {
+    try {
+      return draw(...all);
+    } catch (error) {
+      fallBack(root, error);
+    }
+  };
+
   // A chart that follows the width of its place and the colours of the page.
   const drawn = [];
   function chart(place, height, options, data) {
     const one = { plot: null };
-    one.draw = () => {
+    one.draw = guarded(place.closest("section"), () => {
       const width = place.clientWidth;
       if (!width) return;
       if (one.plot) one.plot.destroy();
@@ -59,7 +73,7 @@
       made.height = height;
       made.legend = { show: false };
       one.plot = new uPlot(made, data(), place);
-    };
+    });
     one.draw();
     let width = place.clientWidth;
     new ResizeObserver(() => {
@@ -212,25 +226,24 @@
     const bins = figures.requests;
     if (find("requests") && bins.at.length) stacked(find("requests"), figures, find("readout"), i => {
       // The ten slowest are known with the states of their threads.
-      const known = figures.slowest.findIndex(r => r.at === bins.slowest[i] && r.total === bins.max[i]);
+      const known = figures.slowest.findIndex(r => r.at === bins.slowest_at[i] && r.total === bins.max[i]);
       select.value = known < 0 ? "" : String(known);
       show(known < 0
-        ? { at: bins.slowest[i], total: bins.max[i], stages: bins.stages.map(s => s[i]) }
+        ? { at: bins.slowest_at[i], total: bins.max[i], stages: bins.stages.map(s => s[i]) }
         : figures.slowest[known]);
     });
     if (find("depth") && figures.depth.at.length) depth(find("depth"), figures);
   }
 
+  // The library draws later than it is told to: of an error there it is not known which chart has it.
+  const allFallBack = event => document.querySelectorAll("section.live").forEach(root => fallBack(root, event.message || event.reason));
+  addEventListener("error", allFallBack);
+  addEventListener("unhandledrejection", allFallBack);
+
   document.querySelectorAll("section.vm").forEach(root => {
     // Before it is drawn, as what is not shown has no width.
     root.classList.add("live");
-    try {
-      section(root);
-    } catch (error) {
-      // What was drawn without scripts is still there.
-      root.classList.remove("live");
-      console.error(error);
-    }
+    guarded(root, section)(root);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.forEach(draw => draw()));
 })();

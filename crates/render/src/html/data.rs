@@ -51,7 +51,7 @@ fn requests(line: &Timeline<RequestBin>) -> Value {
         "min": column(line, |b| b.min),
         "mean": column(line, |b| b.mean() as u64),
         "max": column(line, |b| b.max),
-        "slowest": column(line, |b| b.slowest),
+        "slowest_at": column(line, |b| b.slowest_at),
         "stages": stages,
     })
 }

@@ -17,6 +17,7 @@ mod percentiles;
 mod script;
 mod section;
 mod spread;
+mod threads;
 mod timeline;
 
 use crate::terminal::printable;
@@ -53,7 +54,7 @@ pub fn page(title: &str, shown: &[Shown<'_>]) -> String {
     for Shown { label, report, advice } in shown {
         let started = report.meta.started;
         let length = report.counters.ended.saturating_sub(started);
-        let of = section::Of { label, vms, started, length };
+        let of = section::Of { label, vms, started, length, guests: &report.guests };
         for (i, vm) in report.vms.iter().enumerate() {
             body.push(section::vm(of, advice.get(i).unwrap_or(&none), vm));
         }

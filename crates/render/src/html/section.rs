@@ -1,12 +1,12 @@
 //! What was found for one VM of one report.
 
 use super::frame::both;
-use super::{bursts, chart, data, findings, percentiles, spread, timeline};
+use super::{bursts, chart, data, findings, percentiles, spread, threads, timeline};
 use crate::text;
 use crate::units::{count, duration, percent};
 use maud::{Markup, html};
 use teiji_model::advice::Advice;
-use teiji_model::report::{DirectionReport, Dist, Inside, Report, StageReport, VmReport};
+use teiji_model::report::{DirectionReport, Dist, GuestStream, Inside, Report, StageReport, VmReport};
 
 /// One line about the origin of a report, and what the tracer lost.
 pub(super) fn provenance(label: &str, report: &Report) -> Markup {
@@ -34,6 +34,15 @@ pub(super) struct Of<'a> {
     /// When the trace began, ns, and how long it was.
     pub started: u64,
     pub length: u64,
+    /// The guests that reported.
+    pub guests: &'a [GuestStream],
+}
+
+impl<'a> Of<'a> {
+    /// What the guest of a VM reported.
+    fn guest(&self, vm: &VmReport) -> Option<&'a GuestStream> {
+        self.guests.iter().rfind(|guest| guest.pid == vm.pid)
+    }
 }
 
 /// Everything about a VM.
@@ -57,7 +66,8 @@ pub(super) fn vm(of: Of<'_>, advice: &Advice, vm: &VmReport) -> Markup {
         @if let Some(total) = &vm.total { (stages(vm, total)) }
         @if !vm.over_time.depth.bins.is_empty() { (depth(of, vm)) }
         @if let Some(bursts) = &vm.bursts { (bursts::bursts(bursts)) }
-        @if let Some(inside) = &vm.inside { (self::inside(inside)) }
+        @if let Some(inside) = &vm.inside { (self::inside(inside, of.guest(vm))) }
+        @if let Some(all) = &vm.threads { (threads::threads(vm, all)) }
         @if !vm.left_out.is_empty() { (reasons(vm)) }
         @for (title, direction) in directions {
             @if !direction.stages.is_empty() { (one_way(title, direction)) }
@@ -121,26 +131,26 @@ fn stages(vm: &VmReport, total: &Dist) -> Markup {
 }
 
 /// How requests spend their time in the guest, by what the guest reported.
-fn inside(inside: &Inside) -> Markup {
+fn inside(inside: &Inside, guest: Option<&GuestStream>) -> Markup {
     html! {
         h3 { "In the guest" }
-        p.soft { (text::inside::title(inside, None)) }
+        p.soft { (text::inside::title(inside, guest)) }
         @if !inside.parts.is_empty() {
             div.scroll { table {
                 tr {
                     th { "part" } th.n { "mean" } th.n { "p50" } th.n { "p99" } th.n { "max" }
-                    th.n { "of guest time" } th.n { "of its fluctuation" } th { "from → to" }
+                    th.n { "of guest time" } th.n { "of its fluctuation" } th.text.roomy { "from → to" }
                 }
                 @for part in &inside.parts {
                     tr {
-                        td { (part.part.name()) }
+                        td title=(part.part.meaning()) { (part.part.name()) }
                         td.n { (duration(part.dist.mean)) }
                         @for ns in [part.dist.p50, part.dist.p99, part.dist.max] {
                             td.n { (duration(ns as f64)) }
                         }
                         td.n { (percent(part.time_share)) }
                         td.n { (percent(part.fluctuation_share)) }
-                        td { (part.part.meaning()) }
+                        td.text.roomy { (part.part.meaning()) }
                     }
                 }
             } }
@@ -202,7 +212,7 @@ fn reasons(vm: &VmReport) -> Markup {
                 tr { th { "why" } th { "outcome" } th { "to blame" } th { "requests" } }
                 @for l in &vm.left_out {
                     tr {
-                        td { (l.explanation) } td { (l.outcome.name()) } td { (findings::blame(l.blame)) } td { (l.count) }
+                        td.text { (l.explanation) } td { (l.outcome.name()) } td { (findings::blame(l.blame)) } td { (l.count) }
                     }
                 }
             }

@@ -3,17 +3,20 @@
 //! Each VM is a process. Below it are tracks for whole requests and for what carries their stages: the host's receive
 //! path, the vhost worker, each vCPU, the host's transmit path. Requests overlap, but slices on one track must not, so
 //! each of these has as many tracks (lanes) of the same name as it needs; the viewer shows them as one. A flow connects
-//! the slices of a request. Times are ns of `CLOCK_MONOTONIC`.
+//! the slices of a request. If the guest reports, there are the parts of its time in the guest, and a track for each thread
+//! that took part in requests, with its states; flows lead from the thread that woke another one to the wait for a CPU and
+//! to what ran then. Times are ns of `CLOCK_MONOTONIC`.
 
 pub mod proto;
+mod threads;
 mod tracks;
 
 use prost::Message;
 use proto::{Clock, ClockSnapshot, DebugAnnotation, Trace, TracePacket, TrackEvent};
 use std::io::{self, Write};
-use teiji_model::report::{Joined, Meta, StageTime};
-use teiji_model::stage::ThreadState;
-use tracks::{Slice, Track};
+use teiji_model::report::{GuestPart, Joined, Meta, StageTime};
+use teiji_model::stage::{Actor, ThreadState};
+use tracks::{Slice, Track, What};
 
 /// Writes the trace of `requests`.
 ///
@@ -33,16 +36,25 @@ pub fn write(out: &mut dyn Write, meta: &Meta, requests: &[Joined]) -> io::Resul
         ..TracePacket::default()
     })?;
     let mut uuid = 0;
+    // Those of requests come first.
+    let mut flow = requests.len() as u64;
     for (vm, described) in meta.vms.iter().enumerate() {
         let process = next(&mut uuid);
         out.track(tracks::process(process, described))?;
         for (rank, (track, lanes)) in tracks::lanes(requests, vm).into_iter().enumerate() {
             for lane in lanes {
                 let lane_uuid = next(&mut uuid);
-                out.track(tracks::descriptor(lane_uuid, process, track, rank))?;
+                out.track(tracks::descriptor(lane_uuid, process, &track.name(), rank))?;
                 for slice in lane {
                     out.slice(lane_uuid, track, &slice, requests)?;
                 }
+            }
+        }
+        for (rank, thread) in threads::of(requests, vm, &mut flow).into_iter().enumerate() {
+            let thread_uuid = next(&mut uuid);
+            out.track(tracks::descriptor(thread_uuid, process, &thread.name, tracks::MOST + rank))?;
+            for slice in &thread.slices {
+                out.state(thread_uuid, slice)?;
             }
         }
     }
@@ -88,9 +100,10 @@ impl Packets<'_> {
     fn slice(&mut self, uuid: u64, track: Track, slice: &Slice, requests: &[Joined]) -> io::Result<()> {
         let joined = &requests[slice.request];
         let flow = vec![slice.request as u64 + 1];
-        let (name, annotations) = match slice.stage {
-            None => ("request", request_annotations(joined)),
-            Some(i) => stage_annotations(joined, &joined.request.stages[i]),
+        let (name, annotations) = match slice.what {
+            What::Request => ("request", request_annotations(joined)),
+            What::Stage(i) => stage_annotations(joined, &joined.request.stages[i]),
+            What::Part(part) => part_annotations(joined, part),
         };
         let mut begin = TrackEvent {
             r#type: Some(proto::SLICE_BEGIN),
@@ -99,13 +112,30 @@ impl Packets<'_> {
             debug_annotations: annotations,
             ..TrackEvent::default()
         };
-        if track != Track::Requests {
+        if !matches!(track, Track::Requests | Track::Guest) {
             *(if slice.last { &mut begin.terminating_flow_ids } else { &mut begin.flow_ids }) = flow;
         }
-        self.event(slice.start, begin)?;
-        let end =
-            TrackEvent { r#type: Some(proto::SLICE_END), track_uuid: Some(uuid), ..TrackEvent::default() };
-        self.event(slice.end, end)
+        self.between(slice.start, slice.end, begin)
+    }
+
+    /// What a thread did for a time.
+    fn state(&mut self, uuid: u64, slice: &threads::State) -> io::Result<()> {
+        let begin = TrackEvent {
+            r#type: Some(proto::SLICE_BEGIN),
+            track_uuid: Some(uuid),
+            name: Some(crate::text::threads::state(Some(slice.state)).to_owned()),
+            debug_annotations: slice.woken_by.iter().map(|by| text("woken by", by.clone())).collect(),
+            flow_ids: slice.flows.clone(),
+            terminating_flow_ids: slice.ends.clone(),
+            ..TrackEvent::default()
+        };
+        self.between(slice.from, slice.to, begin)
+    }
+
+    fn between(&mut self, start: u64, end: u64, begin: TrackEvent) -> io::Result<()> {
+        let track_uuid = begin.track_uuid;
+        self.event(start, begin)?;
+        self.event(end, TrackEvent { r#type: Some(proto::SLICE_END), track_uuid, ..TrackEvent::default() })
     }
 }
 
@@ -148,4 +178,24 @@ fn stage_annotations<'a>(joined: &Joined, time: &'a StageTime) -> (&'a str, Vec<
     let preempted_by = joined.preempted_by.iter().filter(|(stage, tid)| *stage == time.stage && *tid != 0);
     all.extend(preempted_by.map(|(_, tid)| number("preempted by thread", (*tid).into())));
     (time.stage.name(), all)
+}
+
+fn part_annotations(joined: &Joined, part: GuestPart) -> (&'static str, Vec<DebugAnnotation>) {
+    let mut all = vec![text("key", format!("{:016x}", joined.request.key))];
+    if let Some(inside) = &joined.request.inside {
+        if let Some(split) = inside.splits[part as usize] {
+            let states = ThreadState::ALL.into_iter().filter(|s| split.get(*s) > 0);
+            let name = |s: ThreadState| format!("vCPU {} (ns)", s.name(Actor::Vcpu));
+            all.extend(states.map(|s| number(&name(s), split.get(s))));
+        }
+        match part {
+            GuestPart::SocketWait => {
+                all.push(number("packets before it", inside.backlog.into()));
+                all.push(number("reader, thread of the guest", inside.reader.into()));
+            }
+            GuestPart::App => all.push(number("sender, thread of the guest", inside.sender.into())),
+            _ => {}
+        }
+    }
+    (part.name(), all)
 }

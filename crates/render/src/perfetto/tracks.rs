@@ -5,7 +5,7 @@ use crate::terminal::printable;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use teiji_model::host::Vm;
-use teiji_model::report::Joined;
+use teiji_model::report::{GuestPart, Joined};
 use teiji_model::stage::{self, Stage};
 
 /// A track below a VM. Tracks are shown in the order of the variants.
@@ -15,7 +15,12 @@ pub(super) enum Track {
     Requests,
     /// What carries stages; for vCPUs with the index of the vCPU.
     Stages(stage::Track, Option<u16>),
+    /// The parts of the time in the guest, as the guest reports them.
+    Guest,
 }
+
+/// More than there are tracks of [`Track`] below a VM: those of threads come after them.
+pub(super) const MOST: usize = 1 << 20;
 
 impl Track {
     fn of(stage: Stage, vcpu: u16) -> Self {
@@ -23,16 +28,28 @@ impl Track {
         Track::Stages(track, (track == stage::Track::Vcpu).then_some(vcpu))
     }
 
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         match self {
             Track::Requests => "requests".to_owned(),
+            Track::Guest => "in the guest".to_owned(),
             Track::Stages(track, None) => track.name().to_owned(),
             Track::Stages(track, Some(vcpu)) => format!("{} {vcpu}", track.name()),
         }
     }
 }
 
-/// A stage of a request, or a whole request.
+/// What a slice shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// A whole request.
+    Request,
+    /// A stage, by its index in the request.
+    Stage(usize),
+    /// A part of the time in the guest.
+    Part(GuestPart),
+}
+
+/// A stage of a request, a part of its time in the guest, or a whole request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slice {
     /// When it begins, ns.
@@ -41,8 +58,8 @@ pub(super) struct Slice {
     pub end: u64,
     /// Index of the request.
     pub request: usize,
-    /// Index of the stage in the request; `None` for the whole request.
-    pub stage: Option<usize>,
+    /// What of the request.
+    pub what: What,
     /// Whether it is the last slice of the request.
     pub last: bool,
 }
@@ -56,7 +73,7 @@ pub(super) fn lanes(requests: &[Joined], vm: usize) -> Vec<(Track, Vec<Vec<Slice
             start: request.start,
             end: request.start.saturating_add(request.total),
             request: index,
-            stage: None,
+            what: What::Request,
             last: true,
         };
         tracks.entry(Track::Requests).or_default().push(whole);
@@ -65,10 +82,24 @@ pub(super) fn lanes(requests: &[Joined], vm: usize) -> Vec<(Track, Vec<Vec<Slice
         for (i, time) in request.stages.iter().enumerate() {
             let end = start.saturating_add(time.ns);
             if time.ns > 0 {
-                let slice = Slice { start, end, request: index, stage: Some(i), last: last == Some(i) };
+                let slice = Slice { start, end, request: index, what: What::Stage(i), last: last == Some(i) };
                 tracks.entry(Track::of(time.stage, request.vcpu)).or_default().push(slice);
             }
             start = end;
+        }
+        if let Some(inside) = &request.inside {
+            // What `vcpu_wake` has of the time after the first guest entry belongs to the parts.
+            let before = request.stages.iter().take(Stage::Guest as usize).map(|s| s.ns);
+            let entered = before.fold(request.start, u64::saturating_add).saturating_sub(request.preempted);
+            let mut start = entered;
+            for (part, ns) in GuestPart::ALL.into_iter().zip(inside.parts) {
+                let end = start.saturating_add(ns);
+                if ns > 0 {
+                    let slice = Slice { start, end, request: index, what: What::Part(part), last: false };
+                    tracks.entry(Track::Guest).or_default().push(slice);
+                }
+                start = end;
+            }
         }
     }
     tracks.into_iter().map(|(track, slices)| (track, spread(slices))).collect()
@@ -111,11 +142,11 @@ pub(super) fn process(uuid: u64, vm: &Vm) -> TrackDescriptor {
 }
 
 /// A lane of a track.
-pub(super) fn descriptor(uuid: u64, parent: u64, track: Track, rank: usize) -> TrackDescriptor {
+pub(super) fn descriptor(uuid: u64, parent: u64, name: &str, rank: usize) -> TrackDescriptor {
     TrackDescriptor {
         uuid: Some(uuid),
         parent_uuid: Some(parent),
-        name: Some(track.name()),
+        name: Some(name.to_owned()),
         sibling_order_rank: i32::try_from(rank).ok(),
         ..TrackDescriptor::default()
     }

@@ -30,7 +30,7 @@ pub(crate) fn cause(burst: &Burst) -> String {
         Actor::Worker => "the vhost worker",
         Actor::Vcpu => "the vCPU",
     };
-    let time = duration(burst.cause as f64);
+    let time = duration(burst.in_state as f64);
     match burst.state {
         None => format!("waited {time} for {who}"),
         Some(ThreadState::Guest) => {
@@ -48,7 +48,8 @@ mod tests {
 
     #[test]
     fn the_largest_burst_has_its_cause() {
-        let burst = |actor, state| Burst { packets: 16, cause: 2_790_000, actor, state, ..Burst::default() };
+        let burst =
+            |actor, state| Burst { packets: 16, in_state: 2_790_000, actor, state, ..Burst::default() };
         let all = [
             (Some(Actor::Vcpu), Some(ThreadState::Asleep)),
             (Some(Actor::Vcpu), Some(ThreadState::Run)),

@@ -10,6 +10,7 @@ pub mod plan;
 pub mod policy;
 mod stages;
 pub mod status;
+pub(crate) mod threads;
 pub mod traces;
 pub mod vms;
 mod waterfall;
@@ -160,6 +161,7 @@ fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &
             lines.extend(stages::table(vm, style));
             lines.extend(inside::lines(vm, guest, style));
             lines.extend(waterfall::lines(vm, style));
+            lines.extend(threads::lines(vm, style));
         }
     }
     if let Some(depth) = &vm.depth {

@@ -7,6 +7,9 @@ use teiji_model::flow::{Matching, Watch};
 use teiji_model::host::{DataPlane, Nic, Vcpu, Vm, Worker};
 use teiji_model::report::*;
 use teiji_model::stage::{Actor, Split, Stage, ThreadState};
+use teiji_model::threads::{
+    RequestThread, RequestThreads, RoleStarts, ThreadRole, ThreadSpan, ThreadStart, ThreadsReport, WokenBy,
+};
 
 const US: u64 = 1_000;
 
@@ -129,6 +132,123 @@ pub fn request(key: u64, start: u64, queue_us: u64) -> Request {
             new_thread: false,
             backlog: 2,
         }),
+        threads: Some(Box::new(threads(start, queue_us))),
+    }
+}
+
+/// The threads of a request whose worker waits for a CPU from 20 µs on.
+fn threads(start: u64, queue_us: u64) -> RequestThreads {
+    let at = |us: u64| start + us * US;
+    let begin = |role, woken: Option<u64>, running, by| ThreadStart {
+        role,
+        woken: woken.map(at),
+        running: at(running),
+        by,
+    };
+    let by = |tid, name: &str| WokenBy::Thread { tid, name: name.into() };
+    let spans = |edges: &[(u64, Option<ThreadState>)]| {
+        let mut from = 0;
+        let span = |&(to, state): &(u64, _)| {
+            let span = ThreadSpan { from: at(from), to: at(to), state };
+            from = to;
+            span
+        };
+        edges.iter().map(span).collect::<Vec<_>>()
+    };
+    let (asleep, ready) = (Some(ThreadState::Asleep), Some(ThreadState::Ready));
+    let (guest, run) = (Some(ThreadState::Guest), Some(ThreadState::Run));
+    let (q, irq) = (queue_us + 12, queue_us + 24);
+    let thread = |roles: &[ThreadRole], tid, vcpu, starts, spans| RequestThread {
+        roles: roles.to_vec(),
+        tid,
+        vcpu,
+        name: if roles == [ThreadRole::Reader] { "sipp".into() } else { String::new() },
+        starts,
+        spans,
+    };
+    let end = irq + 140 + 820 + 72;
+    RequestThreads {
+        threads: vec![
+            thread(
+                &[ThreadRole::Receiver, ThreadRole::Sender],
+                4244,
+                None,
+                vec![
+                    begin(ThreadRole::Receiver, Some(14), q - 4, WokenBy::Interrupt),
+                    begin(ThreadRole::Sender, Some(end - 70), end - 40, by(4243, "CPU 1/KVM")),
+                ],
+                spans(&[
+                    (14, asleep),
+                    (q - 4, ready),
+                    (irq + 10, run),
+                    (end - 70, asleep),
+                    (end - 40, ready),
+                    (end, run),
+                ]),
+            ),
+            thread(
+                &[ThreadRole::InterruptVcpu],
+                4242,
+                Some(0),
+                vec![begin(ThreadRole::InterruptVcpu, Some(irq), irq + 130, by(4244, "vhost-4240"))],
+                spans(&[
+                    (irq, asleep),
+                    (irq + 130, ready),
+                    (irq + 140, run),
+                    (irq + 300, guest),
+                    (end, asleep),
+                ]),
+            ),
+            thread(
+                &[ThreadRole::ApplicationVcpu],
+                4243,
+                Some(1),
+                vec![begin(ThreadRole::ApplicationVcpu, Some(irq + 240), irq + 780, by(4242, "CPU 0/KVM"))],
+                spans(&[(irq + 240, asleep), (irq + 780, ready), (end - 70, guest), (end, None)]),
+            ),
+            thread(
+                &[ThreadRole::Reader],
+                311,
+                None,
+                vec![begin(ThreadRole::Reader, Some(irq + 260), irq + 820, by(17, "ksoftirqd/1"))],
+                vec![ThreadSpan { from: at(irq + 260), to: at(irq + 820), state: ready }],
+            ),
+        ],
+        to_application: Some(844 * US),
+    }
+}
+
+/// Of all requests.
+fn threads_report() -> ThreadsReport {
+    let role = |role, starts, times, woken_by: &[(WokenBy, u64)]| RoleStarts {
+        role,
+        starts,
+        wake_up: Some(dist(starts, times)),
+        woken_by: woken_by.to_vec(),
+    };
+    let by = |tid, name: &str| WokenBy::Thread { tid, name: name.into() };
+    ThreadsReport {
+        requests: 980,
+        unknown: 5,
+        per_request: Some(DepthDist { count: 980, mean: 4.8, p50: 5, p99: 7, max: 9 }),
+        to_application: Some(dist(970, [240, 650, 900, 1_900, 3_100])),
+        roles: vec![
+            role(ThreadRole::Receiver, 970, [4, 210, 3_900, 9_200, 12_100], &[(WokenBy::Interrupt, 970)]),
+            role(
+                ThreadRole::InterruptVcpu,
+                975,
+                [20, 90, 180, 420, 900],
+                &[(by(4244, "vhost-4240"), 960), (WokenBy::Unknown, 15)],
+            ),
+            role(
+                ThreadRole::ApplicationVcpu,
+                930,
+                [30, 310, 500, 900, 1_400],
+                &[(by(4242, "CPU 0/KVM"), 930)],
+            ),
+            role(ThreadRole::Reader, 970, [8, 40, 120, 900, 1_700], &[(WokenBy::Interrupt, 970)]),
+            role(ThreadRole::Sender, 850, [5, 30, 60, 150, 400], &[(by(4243, "CPU 1/KVM"), 850)]),
+        ],
     }
 }
 
@@ -205,7 +325,7 @@ fn bursts() -> Bursts {
         waited: 12_300_000,
         actor: Some(actor),
         state,
-        cause: 11_900_000,
+        in_state: 11_900_000,
     };
     Bursts {
         signals: numbers(8, 16),
@@ -305,6 +425,8 @@ pub fn contended() -> Report {
             .zip(1..)
             .map(|(us, i)| request(i, 2_000_000_000 + i * 1_000_000, *us))
             .collect(),
+        typical: Some(request(77, 2_600_000_000, 190)),
+        chosen: None,
         groups: Some(Groups {
             complete: 164,
             incomplete: 1,
@@ -317,6 +439,7 @@ pub fn contended() -> Report {
         over_time: over_time(),
         bursts: Some(bursts()),
         inside: Some(inside()),
+        threads: Some(threads_report()),
         verdict: Verdict {
             headline: "vhost worker waits for a CPU (tap_queue): 92 % of the fluctuation".into(),
             details: vec![detail("response time", "fluctuates: median 1.18 ms, 99th percentile 10.9 ms")],

@@ -7,6 +7,7 @@ use crate::output;
 use anyhow::Result;
 use teiji_agent::output::Rights;
 use teiji_agent::service::Service;
+use teiji_agent::trace::Shown;
 
 /// Reads the recordings and prints their reports.
 pub(super) fn run(args: &Replay) -> Result<()> {
@@ -25,6 +26,7 @@ pub(super) fn run(args: &Replay) -> Result<()> {
     let out = output::Destination::to(args.report.out.as_deref(), Rights::Kept)?;
     let mut kept = Kept::new(args.report.format());
     let mut reports = Vec::new();
+    let shown = Shown { timelines: args.report.format() == Format::Perfetto, at: args.at };
     for (i, file) in args.files.iter().enumerate() {
         let label = match args.labels.get(i) {
             Some(label) => label.clone(),
@@ -32,13 +34,13 @@ pub(super) fn run(args: &Replay) -> Result<()> {
             None => String::new(),
         };
         if args.unfinished {
-            let (report, cut) = Service::replay_unfinished(file, &mut |joined| kept.keep(joined))?;
+            let (report, cut) = Service::replay_unfinished(file, shown, &mut |joined| kept.keep(joined))?;
             if cut {
                 print_line(&format!("{} is not complete: the report shows what there is", file.display()));
             }
             reports.push((label, report));
         } else {
-            reports.push((label, Service::replay(file, &mut |joined| kept.keep(joined))?));
+            reports.push((label, Service::replay(file, shown, &mut |joined| kept.keep(joined))?));
         }
     }
     match &reports[..] {

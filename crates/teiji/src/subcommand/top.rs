@@ -138,9 +138,11 @@ fn read(shown: &Mutex<Shown>, stop: &AtomicBool, again: &AtomicBool) {
         if !Screen::is_taken() {
             return;
         }
-        if keys.contains(&Key::Letter('q')) {
+        // Without a terminal nobody sees the picture, nor can end it.
+        if keys.as_ref().is_none_or(|keys| keys.contains(&Key::Letter('q'))) {
             stop.store(true, Ordering::Relaxed);
         }
+        let keys = keys.unwrap_or_default();
         // The first signal asks for the end, another one does not wait for it.
         if !ending && stop.load(Ordering::Relaxed) {
             ending = true;

@@ -24,7 +24,13 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     if args.detach {
         return detach(args, matching(&args.watched, &parse(&args.watched.flow)?), service);
     }
-    let spec = TraceSpec { every: args.every, record: args.record.clone(), ..spec(&args.watched, service)? };
+    let timelines = args.report.format() == Format::Perfetto;
+    let spec = TraceSpec {
+        every: args.every,
+        record: args.record.clone(),
+        timelines,
+        ..spec(&args.watched, service)?
+    };
     // Both are done before the trace gives up the privileges that they need.
     let out = output::Destination::to(args.report.out.as_deref(), Rights::GivenUp)?;
     let observed = args.report.suggest.then(|| service.observed()).transpose()?;
@@ -95,6 +101,7 @@ pub(super) fn spec(args: &Watched, service: &Service) -> Result<TraceSpec> {
         duration: args.duration,
         every: None,
         record: None,
+        timelines: false,
         buffer_bytes: args.buffer,
         confine: true,
     })

@@ -1,13 +1,14 @@
 //! `teiji traces`: the traces that the agent runs, their reports, and their end.
 
 use super::messages::print_line;
-use crate::args::{OfTraces, ReportArgs, Traces};
+use crate::args::{Format, OfTraces, ReportArgs, Traces};
 use crate::format::{self, Kept};
 use crate::{output, style};
 use anyhow::Result;
 use std::time::{SystemTime, UNIX_EPOCH};
 use teiji_agent::output::Rights;
 use teiji_agent::service::Service;
+use teiji_agent::trace::Shown;
 use teiji_render::json;
 use teiji_render::text::traces::table;
 
@@ -32,7 +33,8 @@ fn show(number: u32, args: &ReportArgs, service: &Service) -> Result<()> {
     format::check(args)?;
     let out = output::Destination::to(args.out.as_deref(), Rights::Kept)?;
     let mut kept = Kept::new(args.format());
-    let (report, complete) = service.trace_report(number, &mut |joined| kept.keep(joined))?;
+    let shown = Shown { timelines: args.format() == Format::Perfetto, at: None };
+    let (report, complete) = service.trace_report(number, shown, &mut |joined| kept.keep(joined))?;
     if !complete {
         print_line(&format!("trace {number} is not complete: the report shows what there is"));
     }

@@ -7,7 +7,7 @@ use libbpf_rs::{MapCore, MapFlags, Object, ProgramInput, RingBufferBuilder};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use teiji_model::event::EventKind;
+use teiji_model::event::{EventKind, Start, Waker};
 use teiji_model::flow::Flow;
 use teiji_model::stage::ThreadState;
 
@@ -18,6 +18,8 @@ const OTHER_VCPU: u32 = 11;
 const WORKER: u32 = 12;
 /// A vCPU whose states are told.
 const TOLD: u32 = 13;
+/// A vhost worker of its VM.
+const TOLD_WORKER: u32 = 14;
 /// Threads that nobody traces.
 const HOG: u32 = 1000;
 const TICK: u32 = 1001;
@@ -35,6 +37,7 @@ enum Happening {
     Migrated,
     PreemptedBy,
     Waited,
+    Waking,
 }
 
 struct Host {
@@ -72,6 +75,11 @@ impl Host {
         self.happens(Happening::Woken, cpu, thread, 0);
     }
 
+    /// Before it is woken, in the context of the waker.
+    fn is_being_woken(&self, thread: u32, context: types::context) {
+        self.happens(Happening::Waking, 0, thread, context.0);
+    }
+
     fn passes(&mut self, ns: u64) {
         self.now += ns;
     }
@@ -87,21 +95,45 @@ impl Host {
     }
 }
 
-/// What is told of the states of vCPUs: when, whose, which state, and the sum of its clock.
-fn told(object: &Object) -> Vec<(u64, u32, ThreadState, u64)> {
+/// All records in the buffer.
+fn records(object: &Object) -> Vec<(u64, EventKind)> {
     let all = Rc::new(RefCell::new(Vec::new()));
     let sink = Rc::clone(&all);
     let mut ring = RingBufferBuilder::new();
     let records = super::super::map(object, "records").unwrap();
     ring.add(&records, move |bytes: &[u8]| {
         let event = super::super::convert::item(bytes).unwrap().event;
-        let EventKind::VcpuState(s) = event.kind else { panic!("{event:?}") };
-        sink.borrow_mut().push((event.ts, s.vcpu, s.state, s.clock.total()));
+        sink.borrow_mut().push((event.ts, event.kind));
         0
     })
     .unwrap();
     ring.build().unwrap().consume().unwrap();
     all.take()
+}
+
+/// What is told of the states of vCPUs: when, whose, which state, and the sum of its clock.
+fn told(object: &Object) -> Vec<(u64, u32, ThreadState, u64)> {
+    let state = |(ts, kind): (u64, EventKind)| match kind {
+        EventKind::VcpuState(s) => Some((ts, s.vcpu, s.state, s.clock.total())),
+        EventKind::Start(_) => None,
+        other => panic!("{other:?}"),
+    };
+    records(object).into_iter().filter_map(state).collect()
+}
+
+/// When threads got a CPU, and how.
+fn starts(object: &Object) -> Vec<(u64, Start)> {
+    let start = |(ts, kind)| match kind {
+        EventKind::Start(s) => Some((ts, s)),
+        _ => None,
+    };
+    records(object).into_iter().filter_map(start).collect()
+}
+
+/// This thread, which wakes others in these tests.
+fn this_thread() -> u32 {
+    let link = std::fs::read_link("/proc/thread-self").unwrap();
+    link.file_name().unwrap().to_str().unwrap().parse().unwrap()
 }
 
 /// A host on which vCPU 3 is one of a guest that reports events itself, and [`VCPU`] is not.
@@ -144,6 +176,96 @@ fn the_states_of_a_vcpu_are_told_if_its_guest_reports() {
     for pair in told.windows(2) {
         assert_eq!(pair[1].3 - pair[0].3, pair[1].0 - pair[0].0, "{told:?}");
     }
+}
+
+/// Each start of a thread is told with the times from the CPU that it lost to the CPU that it got, and who woke it.
+#[test]
+fn the_starts_of_threads_are_told_with_who_woke_them() {
+    let mut host = telling();
+    clock(&host.object, "meet_worker", TOLD_WORKER, 0);
+    let begin = host.now;
+    for thread in [TOLD, TOLD_WORKER, VCPU, WORKER] {
+        host.now = begin;
+        host.preempts(0, IDLE, thread);
+        host.passes(MS);
+        // Woken before it sleeps: it does not sleep for that.
+        host.is_being_woken(thread, types::context::CONTEXT_THREAD);
+        host.sleeps(0, thread, HOG);
+        host.passes(2 * MS);
+        host.is_being_woken(thread, types::context::CONTEXT_THREAD);
+        host.passes(MS);
+        // Only the first is the cause.
+        host.is_being_woken(thread, types::context::CONTEXT_INTERRUPT);
+        host.wakes(0, thread);
+        host.passes(3 * MS);
+        host.preempts(0, HOG, thread);
+        host.passes(MS);
+        // Preempted; then it sleeps, and nobody is seen to wake it.
+        host.preempts(0, thread, HOG);
+        host.passes(MS);
+        host.preempts(0, HOG, thread);
+        host.passes(MS);
+        host.sleeps(0, thread, HOG);
+        host.passes(MS);
+        host.preempts(0, HOG, thread);
+    }
+    let start = |tid, vcpu, left: u64, slept, woken: Option<u64>, nth| Start {
+        tid,
+        vm: 7,
+        vcpu,
+        left: begin + left * MS,
+        slept,
+        woken: woken.map(|ms| begin + ms * MS),
+        waker: if woken.is_some() { Waker::Thread(this_thread()) } else { Waker::Unknown },
+        nth,
+    };
+    let told = starts(&host.object);
+    let at = |ms: u64| begin + ms * MS;
+    assert_eq!(
+        told,
+        [
+            (at(7), start(TOLD, Some(3), 1, true, Some(3), 1)),
+            // That it was preempted is told by its states.
+            (at(11), start(TOLD, Some(3), 10, true, None, 2)),
+            (at(7), start(TOLD_WORKER, None, 1, true, Some(3), 1)),
+            (at(9), start(TOLD_WORKER, None, 8, false, None, 2)),
+            (at(11), start(TOLD_WORKER, None, 10, true, None, 3)),
+        ]
+    );
+}
+
+/// As for states; what has no place is missing in the numbers.
+#[test]
+fn starts_take_no_room_from_other_records() {
+    let mut host = telling();
+    clock(&host.object, "meet_worker", TOLD_WORKER, 0);
+    let cycles = |host: &mut Host, n: u32| {
+        for _ in 0..n {
+            host.passes(US);
+            host.sleeps(0, TOLD_WORKER, HOG);
+            host.is_being_woken(TOLD_WORKER, types::context::CONTEXT_INTERRUPT);
+            host.passes(US);
+            host.preempts(0, HOG, TOLD_WORKER);
+        }
+    };
+    cycles(&mut host, 100);
+    let first = starts(&host.object);
+    // Of 4,096 bytes; a record takes 64 with its head.
+    assert!((28..=33).contains(&first.len()), "{}", first.len());
+    let mut sum = first.len();
+    for _ in 0..60 {
+        cycles(&mut host, 20);
+        sum += starts(&host.object).len();
+    }
+    assert_eq!(sum, first.len() + 1024 - 100);
+    host.passes(100 * MS);
+    cycles(&mut host, 1);
+    assert_eq!(starts(&host.object).iter().map(|(_, s)| s.nth).collect::<Vec<_>>(), [1301]);
+    host.passes(US);
+    host.sleeps(0, TOLD_WORKER, HOG);
+    host.is_being_woken(TOLD_WORKER, types::context::CONTEXT_INTERRUPT);
+    host.preempts(0, HOG, TOLD_WORKER);
+    assert_eq!(starts(&host.object)[0].1.waker, Waker::Interrupt);
 }
 
 /// Whatever a guest does: other records keep half of the buffer, and one vCPU has so many of these in 67 ms.
