@@ -352,6 +352,8 @@ pub(super) mod tests {
             preempted: 0,
             coalesced_kick: false,
             inside: None,
+            copies: 1,
+            answered: None,
         };
         Joined { vm: 0, request, ended_by: Role::Either, preempted_by: Vec::new() }
     }

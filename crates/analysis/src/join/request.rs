@@ -17,10 +17,11 @@
 //! a filter with `dst port` prevents that.
 //!
 //! In SIP a key identifies a transaction: a further copy of a request is a retransmission (RFC 3261, 17.1), and the
-//! response to any copy answers all. A query of DNS is repeated in the same way, with its id. The first copy is followed, up to the first response; if it does not reach the
-//! guest, the request is incomplete. An answered key is remembered for the time allowed, so that a later
-//! retransmission is not taken for a new request.
+//! response to any copy answers all. A query of DNS is repeated in the same way, with its id. The request ends with the
+//! first response; [`copies`] says which copy has its times. An answered key is remembered for the time allowed, so that
+//! a later retransmission is not taken for a new request.
 
+mod copies;
 mod drops;
 
 use super::delivery::InboundPacket;
@@ -30,6 +31,8 @@ use super::outbound::OutboundPacket;
 use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
+pub(super) use copies::CopyId;
+use copies::{Answered, Further};
 use std::hash::BuildHasher;
 use teiji_model::event::{Kick, Match, Packet, Role, VcpuState};
 use teiji_model::report::{Joined, Outcome, Reason};
@@ -50,8 +53,14 @@ pub(super) struct Open {
     /// When its packet was last seen, and why it is incomplete or unanswered if nothing more is seen.
     last: u64,
     reason_if_last: Exclusion,
-    /// It was sent again.
-    sent_again: bool,
+    /// How many copies of it were seen, retransmissions included; the further ones that are followed; and whether there are
+    /// others. It is counted as `copies` if requests of a key are not repeated.
+    copies_seen: u16,
+    further: Vec<Further>,
+    unfollowed: bool,
+    /// The kernel dropped its first copy; or its response.
+    first_dropped: bool,
+    response_dropped: bool,
     /// How many requests, and how many responses, of this key were seen.
     copies: u32,
     answers: u32,
@@ -89,6 +98,8 @@ pub(super) struct RequestTable {
     repeats: bool,
     index: Map<(u32, u64), EntryId>,
     open: ExpiringSlab<Open>,
+    /// The further copies of all of them.
+    followed_copies: usize,
     /// Indexed by hash; a later key overwrites an earlier one. Empty until there is a first one.
     recent: Vec<Recent>,
     groups: Groups,
@@ -105,6 +116,7 @@ impl RequestTable {
             repeats,
             index: Map::with_hasher(hasher),
             open: ExpiringSlab::new(MAX_OPEN),
+            followed_copies: 0,
             recent: Vec::new(),
             groups: Groups::new(hasher),
             inside: InsideTable::new(hasher),
@@ -134,8 +146,14 @@ impl RequestTable {
         start: u64,
         validity: Validity,
         c: &mut Common,
-    ) -> Option<EntryId> {
-        let m = *matching.filter(|m| matches!(m.role, Role::Request | Role::Either))?;
+    ) -> Option<CopyId> {
+        let m = *matching?;
+        if m.role == Role::OneWay {
+            self.groups.message(start, vm, &m);
+        }
+        if !matches!(m.role, Role::Request | Role::Either) {
+            return None;
+        }
         let recent = self.recall(now, vm, m.key);
         if m.role == Role::Either && recent.is_some_and(|r| !r.from_outside) {
             return None; // The response to a request that the guest itself sent.
@@ -143,10 +161,10 @@ impl RequestTable {
         let counts = &mut c.vm_stats[vm as usize].requests;
         if self.repeats && (recent.is_some() || self.index.contains_key(&(vm, m.key))) {
             counts.retransmitted += 1;
-            if let Some(open) = self.index.get(&(vm, m.key)).and_then(|id| self.open.get_mut(*id)) {
-                open.sent_again = true;
-            }
-            return None;
+            self.groups.message(start, vm, &m);
+            let id = *self.index.get(&(vm, m.key))?;
+            counts.sent_again.requests += u64::from(self.open.get(id).is_some_and(|open| open.copies_seen == 1));
+            return self.again(id, validity);
         }
         counts.seen += 1;
         if let Some(id) = self.index.get(&(vm, m.key)).copied() {
@@ -172,7 +190,11 @@ impl RequestTable {
             start,
             last: now,
             reason_if_last: Reason::NotTaken.into(),
-            sent_again: false,
+            copies_seen: 1,
+            further: Vec::new(),
+            unfollowed: false,
+            first_dropped: false,
+            response_dropped: false,
             copies: 1,
             answers: 0,
             indexed: true,
@@ -186,26 +208,34 @@ impl RequestTable {
         };
         let id = self.open.insert(open, now);
         self.index.insert((vm, m.key), id);
-        Some(id)
+        Some(CopyId { request: id, copy: 0 })
     }
 
-    /// Makes a request's validity at least as bad as `validity`.
-    pub(super) fn mark(&mut self, request: Option<EntryId>, validity: Validity) {
-        if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
+    /// Makes the validity of a request's copy at least as bad as `validity`.
+    pub(super) fn mark(&mut self, copy: Option<CopyId>, validity: Validity) {
+        let Some(id) = copy else { return };
+        if let Some(further) = self.further(id) {
+            further.mark(validity);
+        } else if let Some(open) = self.open.get_mut(id.request) {
             open.validity = open.validity.worse(validity);
         }
     }
 
     /// A request's packet was seen at a point; `next` is the reason if it is not seen at the next point.
-    pub(super) fn progress(&mut self, request: Option<EntryId>, now: u64, next: Reason) {
-        if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
+    pub(super) fn progress(&mut self, copy: Option<CopyId>, now: u64, next: Reason) {
+        let first = copy.filter(|id| id.is_first());
+        if let Some(open) = first.and_then(|id| self.open.get_mut(id.request)) {
             (open.last, open.reason_if_last) = (now, next.into());
         }
     }
 
     /// A packet to the guest is no longer followed.
-    pub(super) fn arrived(&mut self, packet: InboundPacket) {
-        if let Some(open) = packet.request.and_then(|id| self.open.get_mut(id)) {
+    pub(super) fn arrived(&mut self, packet: InboundPacket, c: &Common) {
+        let Some(id) = packet.request else { return };
+        if !id.is_first() {
+            return self.further_arrived(id, packet, c);
+        }
+        if let Some(open) = self.open.get_mut(id.request) {
             open.validity = open.validity.worse(packet.validity);
             open.reason_if_last = packet.stop.unwrap_or(Reason::NoAnswer.into());
             open.last = open.last.max(packet.entered);
@@ -223,7 +253,11 @@ impl RequestTable {
         kick: Option<(u64, Kick)>,
         c: &mut Common,
     ) -> Option<EntryId> {
-        let m = p.matching.filter(|m| matches!(m.role, Role::Final | Role::Either))?;
+        let m = p.matching?;
+        self.groups.message(now, vm, &m);
+        if !matches!(m.role, Role::Final | Role::Either) {
+            return None;
+        }
         let Some(id) = self.index.get(&(vm, m.key)).copied() else {
             // A request that the guest itself sends, a repeated response, or one to a request that was not seen.
             let recent = self.recall(now, vm, m.key);
@@ -246,8 +280,7 @@ impl RequestTable {
         open.worker = p.worker;
         open.preempted_by = p.preempted_by;
         open.response = p.fingerprint;
-        let entered = open.inbound.as_ref().map_or(u64::MAX, |packet| packet.entered);
-        open.kick = kick.filter(|(ts, _)| *ts >= entered);
+        open.kick = kick.filter(|(ts, _)| *ts >= open.entered());
         let ambiguous = open.copies > 1;
         self.index.remove(&(vm, m.key));
         // It must not expire before its response has left.
@@ -265,6 +298,7 @@ impl RequestTable {
     /// Closes a request that has a response but cannot be completed.
     pub(super) fn close(&mut self, request: Option<EntryId>, validity: Validity, c: &mut Common) {
         let Some(open) = request.and_then(|id| self.open.remove(id)) else { return };
+        self.forget_copies(&open);
         let (outcome, exclusion) = match open.validity.worse(validity) {
             Validity::Ambiguous(exclusion) => (Outcome::Ambiguous, exclusion),
             Validity::Incomplete(exclusion) => (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c)),
@@ -284,6 +318,13 @@ impl RequestTable {
         {
             open.kick = None;
         }
+        let answered = self.answered(id, sent, c);
+        let Some(open) = self.open.get_mut(id) else { return };
+        match answered {
+            Answered::Copy(copy) if !open.response_dropped => open.follow(copy),
+            Answered::Later => return self.close(Some(id), Validity::ambiguous(Reason::OtherCopy), c),
+            Answered::Copy(_) | Answered::Unknown => {}
+        }
         let open = &*open;
         let start = open.inbound.as_ref().map_or(0, |packet| packet.start);
         let validity = if !open.validity.is_valid() {
@@ -291,7 +332,7 @@ impl RequestTable {
         } else if c.lost.touches(start, sent.end()) {
             Validity::incomplete(Reason::EventsLost)
         } else if open.inbound.is_none() {
-            Validity::Incomplete(if open.sent_again { Reason::OtherCopy.into() } else { open.reason_if_last })
+            Validity::Incomplete(if open.copies_seen > 1 { Reason::OtherCopy.into() } else { open.reason_if_last })
         } else if waterfall::fill_stages(open, sent, &mut self.joined, &mut c.splits_dropped).is_none() {
             Validity::incomplete(Reason::OutOfOrder)
         } else {
@@ -302,10 +343,12 @@ impl RequestTable {
             return;
         }
         let Some(open) = self.open.remove(id) else { return };
+        self.forget_copies(&open);
         let division = open.inbound.as_ref().map_or(Division::NotReported, |packet| {
             self.inside.divide(&Stay {
                 pid: c.pids[open.vm as usize],
                 fingerprints: [packet.fingerprint, open.response],
+                earlier_alike: packet.earlier_alike,
                 entered: packet.entered,
                 entered_on: packet.vcpu,
                 left: open.kick.map_or(sent.sent, |(ts, _)| ts),
@@ -314,6 +357,9 @@ impl RequestTable {
         });
         let stats = &mut c.vm_stats[open.vm as usize];
         stats.requests.complete += 1;
+        open.count_answered(answered, &mut stats.requests.sent_again);
+        self.joined.request.copies = open.copies_seen;
+        self.joined.request.answered = answered.number();
         let divided = stats.inside.add(&division);
         self.joined.request.inside = divided.map(|divided| divided.request);
         stats.request(&self.joined, divided, &c.threads);
@@ -327,6 +373,7 @@ impl RequestTable {
     /// A request ends without a response. `exclusion` is the reason, unless a drop is known; without it
     /// `open.reason_if_last` is.
     fn unanswered(&mut self, open: Open, exclusion: Option<Exclusion>, c: &mut Common) {
+        self.forget_copies(&open);
         if open.indexed {
             self.index.remove(&(open.vm, open.matching.key));
         }

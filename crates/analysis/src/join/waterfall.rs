@@ -38,6 +38,8 @@ pub(super) fn empty() -> Joined {
             preempted: 0,
             coalesced_kick: false,
             inside: None,
+            copies: 1,
+            answered: None,
         },
         ended_by: Role::Final,
         preempted_by: Vec::with_capacity(4),
