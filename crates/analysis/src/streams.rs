@@ -61,7 +61,9 @@ impl Streams {
                 }
                 kind @ (guest::EventKind::Queued { .. } | guest::EventKind::Handed { .. }) => kind,
             }),
-            EventKind::Lost(lost) => EventKind::Lost(Lost { since: stream.mapping.to_host(lost.since), ..lost }),
+            EventKind::Lost(lost) => {
+                EventKind::Lost(Lost { since: stream.mapping.to_host(lost.since), ..lost })
+            }
             kind => kind,
         };
         Some(Event { ts: stream.mapping.to_host(event.ts), kind, ..event })

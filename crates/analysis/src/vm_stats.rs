@@ -14,8 +14,8 @@ use crate::verdict;
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
 use teiji_model::report::{
-    DirectionReport, DropLocation, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts,
-    StageReport, VmReport,
+    DirectionReport, DropLocation, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts, StageReport,
+    VmReport,
 };
 use teiji_model::stage::{Stage, ThreadState};
 

@@ -35,9 +35,12 @@ fn steps(report: &Report) -> Vec<(CallMessage, u64, u8)> {
 
 /// A packet that the host receives and gives to the guest, which does not answer it.
 fn one_way(h: &mut History, t: u64, fp: u64, matching: Option<Match>) {
-    h.packet(t, Point::HostRx, fp, NIC)
-        .matched(t + 10_000, Point::TapEnqueue, fp, TAP, matching)
-        .packet(t + 20_000, Point::TapDequeue, fp, TAP);
+    h.packet(t, Point::HostRx, fp, NIC).matched(t + 10_000, Point::TapEnqueue, fp, TAP, matching).packet(
+        t + 20_000,
+        Point::TapDequeue,
+        fp,
+        TAP,
+    );
 }
 
 fn ack(call: u64) -> Option<Match> {
@@ -91,7 +94,13 @@ fn other_requests_of_a_call_are_none_of_its_messages() {
     let mut h = call();
     let again = |role| Some(Match { key: 79, role, group: 7, group_role: GroupRole::Within });
     h.request(700_000, 21, again(Role::Request));
-    h.matched(760_000, Point::TapSend, 22, TAP, Some(Match { group_role: GroupRole::Begins, ..again(Role::Trying).unwrap() }));
+    h.matched(
+        760_000,
+        Point::TapSend,
+        22,
+        TAP,
+        Some(Match { group_role: GroupRole::Begins, ..again(Role::Trying).unwrap() }),
+    );
     h.response(800_000, 23, Some(Match { group_role: GroupRole::Begins, ..again(Role::Final).unwrap() }));
     one_way(&mut h, 900_000, 24, again(Role::OneWay));
     let report = run(&meta(Matching::Sip), &sorted(&h)).report;
@@ -257,7 +266,8 @@ fn the_copy_that_the_application_took_is_followed() {
         assert_eq!((joined[0].request.start, joined[0].request.answered), (T, Some(1)), "{prints_differ}");
     }
     // One that lies in the socket when another comes: what is read may be either, if they are identical.
-    let answered = [false, true].map(|differ| in_guest(&[Leaves, Reads], differ, false).1[0].request.answered);
+    let answered =
+        [false, true].map(|differ| in_guest(&[Leaves, Reads], differ, false).1[0].request.answered);
     assert_eq!(answered, [None, Some(2)]);
 }
 

@@ -163,7 +163,8 @@ impl RequestTable {
             counts.retransmitted += 1;
             self.groups.message(start, vm, &m);
             let id = *self.index.get(&(vm, m.key))?;
-            counts.sent_again.requests += u64::from(self.open.get(id).is_some_and(|open| open.copies_seen == 1));
+            counts.sent_again.requests +=
+                u64::from(self.open.get(id).is_some_and(|open| open.copies_seen == 1));
             return self.again(id, validity);
         }
         counts.seen += 1;
@@ -332,7 +333,11 @@ impl RequestTable {
         } else if c.lost.touches(start, sent.end()) {
             Validity::incomplete(Reason::EventsLost)
         } else if open.inbound.is_none() {
-            Validity::Incomplete(if open.copies_seen > 1 { Reason::OtherCopy.into() } else { open.reason_if_last })
+            Validity::Incomplete(if open.copies_seen > 1 {
+                Reason::OtherCopy.into()
+            } else {
+                open.reason_if_last
+            })
         } else if waterfall::fill_stages(open, sent, &mut self.joined, &mut c.splits_dropped).is_none() {
             Validity::incomplete(Reason::OutOfOrder)
         } else {

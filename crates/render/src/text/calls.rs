@@ -117,7 +117,7 @@ mod tests {
             messages: CallMessage::ALL.map(message).to_vec(),
             slowest: vec![call],
         };
-        let lines = lines(&groups, &Style::plain());
+        let lines = lines(&groups, &Style::PLAIN);
         assert_eq!(lines.len(), 2 + 1 + CallMessage::COUNT);
         assert!(lines.iter().all(|line| columns(line) <= WIDTH), "{lines:#?}");
     }

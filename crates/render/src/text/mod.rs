@@ -20,9 +20,7 @@ pub use waterfall::{cells, dominant};
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
-use teiji_model::report::{
-    Finding, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport,
-};
+use teiji_model::report::{Finding, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;

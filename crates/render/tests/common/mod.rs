@@ -272,6 +272,7 @@ pub fn contended() -> Report {
             ambiguous: 1,
             unanswered: 5,
             retransmitted: 0,
+            sent_again: SentAgain { requests: 2, first: 1, later: 1, unknown: 0 },
         },
         left_out: vec![
             LeftOut::new(

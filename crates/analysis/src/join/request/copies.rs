@@ -134,7 +134,8 @@ impl RequestTable {
         let alike = |p: &InboundPacket| p.fingerprint == packet.fingerprint && p.stop.is_none();
         if packet.stop.is_none() && before.into_iter().any(alike) {
             // What the guest reports from now on is of this copy.
-            packet.earlier_alike = self.inside.next_copy(packet.entered, c.pids[packet.vm as usize], packet.fingerprint);
+            packet.earlier_alike =
+                self.inside.next_copy(packet.entered, c.pids[packet.vm as usize], packet.fingerprint);
         }
         if let Some(further) = self.further(id) {
             further.validity = further.validity.worse(packet.validity);
@@ -165,10 +166,16 @@ impl RequestTable {
         let followed: Vec<Followed> = copies
             .iter()
             .filter_map(|copy| open.packet_of(*copy))
-            .map(|p| Followed { fingerprint: p.fingerprint, earlier_alike: p.earlier_alike, entered: p.entered })
+            .map(|p| Followed {
+                fingerprint: p.fingerprint,
+                earlier_alike: p.earlier_alike,
+                entered: p.entered,
+            })
             .collect();
         let pid = c.pids[open.vm as usize];
-        let Some(taken) = self.inside.taken(pid, &followed, open.response, left) else { return Answered::Unknown };
+        let Some(taken) = self.inside.taken(pid, &followed, open.response, left) else {
+            return Answered::Unknown;
+        };
         match taken[..] {
             [only] => Answered::Copy(copies[only]),
             [first, ..] if copies[first] > 0 => Answered::Later,
@@ -193,7 +200,9 @@ impl Open {
 
     /// The request has the times of this copy from now on.
     pub(super) fn follow(&mut self, copy: u8) {
-        let Some(further) = usize::from(copy).checked_sub(1).and_then(|i| self.further.get_mut(i)) else { return };
+        let Some(further) = usize::from(copy).checked_sub(1).and_then(|i| self.further.get_mut(i)) else {
+            return;
+        };
         self.inbound = further.packet.take();
         self.validity = further.validity;
         let entered = self.inbound.as_ref().map_or(u64::MAX, |packet| packet.entered);
