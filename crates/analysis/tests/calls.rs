@@ -329,3 +329,27 @@ proptest! {
         }
     }
 }
+
+/// There is room to follow the copies of 16,384 requests at once. What is answered, or given up, leaves it to others.
+#[test]
+fn copies_of_earlier_requests_take_no_room() {
+    let mut h = History::default();
+    let (lasting, all) = (20_000, 40_000);
+    for n in 0..all {
+        // The first half is never answered, more than there is room for; it is given up after 32 s.
+        let t = n * 100_000 + if n < lasting { 0 } else { 40_000 * MS };
+        let request = m(n, Role::Request);
+        h.packet(t, Point::HostRx, n * 10, NIC).dropped(t + 1_000, n * 10, TAP, request);
+        h.request(t + 5_000, n * 10 + 1, request);
+        if n >= lasting {
+            h.response(t + 60_000, n * 10 + 2, m(n, Role::Final));
+        }
+    }
+    let report = run(&meta(Matching::Sip), &sorted(&h)).report;
+    let vm = &report.vms[0];
+    assert_eq!(vm.requests.complete, all - lasting, "{:?}", vm.left_out);
+    assert_eq!(
+        sent_again(&report),
+        SentAgain { requests: all, later: all - lasting, ..SentAgain::default() }
+    );
+}
