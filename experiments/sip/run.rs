@@ -113,17 +113,16 @@ fn judge_calls(summary: &mut Summary, a: &Agreement, extent: &Extent) {
             a.compared
         ),
     );
-    summary.claim(
-        a.within_a_step >= 0.99,
-        &format!(
-            "{} within 2 % or one step ({} ms) of sipp's response times, which take {} different values; within 2 % alone: {}",
-            of(a.within_a_step),
-            a.step_ms,
-            a.distinct,
-            of(a.with_response_times)
-        ),
-    );
-    say(&format!("{} within 2 % of sipp's message log", of(a.with_messages)));
+    // No claim: sipp's own clock is too coarse for calls as short as these.
+    say(&format!(
+        "within 2 % of sipp's response times (steps of {} ms, {} different values): {}; those within 2 % of the capture: {}; within \
+         2 % of sipp's message log: {}",
+        a.step_ms,
+        a.distinct,
+        of(a.with_response_times),
+        of(a.response_times_with_capture),
+        of(a.with_messages)
+    ));
     let causality = a.violations == 0 && a.clock_error <= 5_000;
     summary.claim(
         causality,
@@ -193,6 +192,7 @@ fn markdown(found: &Found) -> String {
             ("sipp's message log", a.with_messages),
             ("sipp's response times", a.with_response_times),
         ];
+        let of_log = a.response_times_with_capture * 100.0;
         for ((what, share), off) in rows.into_iter().zip(a.off_ms) {
             let _ = writeln!(t, "| {what} | {:.2} % | {:.3} ms | {:.3} ms |", share * 100.0, off[0], off[1]);
         }
