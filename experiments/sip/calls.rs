@@ -219,7 +219,9 @@ fn messages(log: &str) -> Vec<(String, u64)> {
         let [_, _, at, way, id, cseq, first] = fields[..] else { continue };
         let Some(ns) = nanoseconds(at) else { continue };
         match (way, cseq) {
-            ("S", "CSeq:1 INVITE") => drop(begun.entry(id.to_owned()).or_insert(ns)),
+            ("S", "CSeq:1 INVITE") => {
+                begun.entry(id.to_owned()).or_insert(ns);
+            }
             ("R", "CSeq:2 BYE") if first.starts_with("SIP/2.0 200") => {
                 if let Some(start) = begun.remove(id) {
                     ended.push((id.to_owned(), ns.saturating_sub(start)));
@@ -322,7 +324,7 @@ pub fn causality(lab: &Lab, guest: &Guest<'_>, echoes: u64) -> Result<(Inside, u
     let mut sent = 0;
     while sent < echoes {
         let count = (echoes - sent).min(20_000);
-        let rate = 200.0;
+        let rate = 250.0;
         let limit = Duration::from_secs_f64(count as f64 / rate * 2.0 + 120.0);
         lab.host.run_for(&load::echo_command(guest, rate, count), limit)?.ok()?;
         sent += count;

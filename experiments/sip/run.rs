@@ -166,6 +166,9 @@ fn findings_part(
     let [idle, polled, contended] = findings::idle_polled_contended(lab, guest, extent)?;
     judge(summary, findings::judge_idle(&idle, &polled, &contended));
     found.shown.extend([idle, polled, contended].map(|shown| (shown, None)));
+    let [halted, pings_polled] = findings::halted_and_polled(lab, guest, extent.of_finding)?;
+    judge(summary, findings::judge_halted(&halted, &pings_polled));
+    found.shown.extend([halted, pings_polled].map(|shown| (shown, None)));
     let [step, paced] = findings::step_and_paced(lab, guest, extent)?;
     judge(summary, findings::judge_step(&step, &paced));
     found.shown.extend([step, paced].map(|shown| (shown, None)));
@@ -223,7 +226,7 @@ fn markdown(found: &Found) -> String {
             s.socket_asleep * 100.0,
             s.socket_ready * 100.0,
             s.woken,
-            s.wake_share * 100.0,
+            s.wake_shares.iter().sum::<f64>() * 100.0,
             s.burst.0,
             s.burst.1,
             s.depth.0,

@@ -11,7 +11,7 @@ use crate::tracing::{Lab, Trace, Traced};
 use anyhow::{Context, Result};
 use std::time::Duration;
 use teiji_lab::{Child, Guest, GuestSpec};
-use teiji_model::report::{Inside, Request, VmReport};
+use teiji_model::report::{GuestPart, Inside, Request, StageReport, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 
 /// In an emulated machine, programs are first read over a network file system, and the verifier takes seconds.
@@ -98,26 +98,24 @@ pub fn woken(request: &Request) -> u32 {
         split.is_some_and(|split| split.get(ThreadState::Asleep) > 0)
     };
     let reader = request.inside.is_some_and(|inside| {
-        let wait = inside.splits[teiji_model::report::GuestPart::SocketWait as usize];
+        let wait = inside.splits[GuestPart::SocketWait as usize];
         inside.moved && wait.is_some_and(|split| split.get(ThreadState::Asleep) > 0)
     });
     u32::from(slept(Stage::TapQueue)) + u32::from(slept(Stage::VcpuWake)) + u32::from(reader)
 }
 
-/// The share of a VM's response time in which one of these threads was asleep while a request waited for it.
-pub fn wake_share(vm: &VmReport) -> f64 {
-    let asleep = |stage: &teiji_model::report::StageReport| {
+/// The shares of a VM's response time in which its worker, and its vCPUs, were asleep while a request waited for them.
+pub fn wake_shares(vm: &VmReport) -> [f64; 2] {
+    let asleep = |stage: &StageReport| {
         let of = stage.parts.iter().filter(|part| part.state == ThreadState::Asleep);
         of.map(|part| part.time_share).sum::<f64>()
     };
-    let stages =
-        vm.stages.iter().filter(|s| matches!(s.stage, Stage::TapQueue | Stage::VcpuWake | Stage::VhostTx));
+    let of =
+        |which: &dyn Fn(Stage) -> bool| vm.stages.iter().filter(|s| which(s.stage)).map(asleep).sum::<f64>();
     let total = vm.total.map_or(f64::INFINITY, |total| total.mean);
-    let reader = vm
-        .inside
-        .iter()
-        .flat_map(|inside| &inside.parts)
-        .filter(|part| part.part == teiji_model::report::GuestPart::SocketWait);
-    let states = reader.flat_map(|part| &part.states).filter(|s| s.state == Some(ThreadState::Asleep));
-    stages.map(asleep).sum::<f64>() + states.map(|s| s.mean).sum::<f64>() / total
+    let reader = vm.inside.iter().flat_map(|inside| &inside.parts);
+    let reader = reader.filter(|part| part.part == GuestPart::SocketWait).flat_map(|part| &part.states);
+    let reader = reader.filter(|s| s.state == Some(ThreadState::Asleep)).map(|s| s.mean).sum::<f64>();
+    let worker = of(&|stage| matches!(stage, Stage::TapQueue | Stage::VhostTx));
+    [worker, of(&|stage| stage == Stage::VcpuWake) + reader / total]
 }
