@@ -11,7 +11,7 @@ NAME ?= path
 KEEP ?=
 # Of `make soak`: cases of each test.
 CASES ?= 20000
-EXPERIMENTS = path agent apply admission edf-delay edf-cost overhead
+EXPERIMENTS = path sip agent apply admission edf-delay edf-cost overhead
 
 # Says what comes; cargo and the programs tell how far they are.
 compiling = @echo "compiling (with 2 CPUs about 4 minutes the first time, then seconds); after that $(1)"

@@ -153,7 +153,7 @@ fn table(vms: &[&VmReport]) -> String {
     };
     add("response time, median", &|vm| vm.total.map(|t| t.p50 as f64));
     add("response time, 99 %", &|vm| vm.total.map(|t| t.p99 as f64));
-    add("call, median", &|vm| vm.groups.map(|g| g.total.p50 as f64));
+    add("call, median", &|vm| vm.groups.as_ref().map(|g| g.total.p50 as f64));
     add("waiting for a CPU, mean", &|vm| Some(ready(vm)));
     let blamed = |vm: &VmReport| vm.blamed_stage().map_or("-".to_owned(), |s| s.name().to_owned());
     rows.push(row("blamed stage", vms.iter().map(|vm| blamed(vm))));

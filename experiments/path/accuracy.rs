@@ -353,6 +353,8 @@ pub(super) mod tests {
             coalesced_kick: false,
             inside: None,
             threads: None,
+            copies: 1,
+            answered: None,
         };
         Joined { vm: 0, request, ended_by: Role::Either, preempted_by: Vec::new() }
     }

@@ -12,8 +12,9 @@
 //! | [`plot`] | SVG pictures |
 //! | [`pcap`] | reads captures, and pairs their requests with responses, independently of teiji |
 //! | [`tracing`] | runs `teiji trace` in the lab; reads reports and recordings |
+//! | [`reporting`] | a guest that reports its part of the path |
 //! | [`load`] | echo servers, SIP servers, callers, busy loops |
-//! | [`admission`], [`agent`], [`apply`], [`edf_cost`], [`edf_delay`], [`overhead`], [`path`] | the experiments of those names |
+//! | [`admission`], [`agent`], [`apply`], [`edf_cost`], [`edf_delay`], [`overhead`], [`path`], [`sip`] | the experiments of those names |
 
 #[path = "../admission/mod.rs"]
 pub mod admission;
@@ -34,6 +35,9 @@ pub mod path;
 pub mod pcap;
 pub mod plot;
 pub mod programs;
+pub mod reporting;
+#[path = "../sip/mod.rs"]
+pub mod sip;
 pub mod summary;
 pub mod tracing;
 

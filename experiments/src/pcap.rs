@@ -143,6 +143,43 @@ pub fn pair(packets: &[Seen<'_>], guest: Ipv4Addr, by: Pairing, side: Side) -> P
     found
 }
 
+/// A SIP call that was answered and ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallSeen {
+    /// Its Call-ID.
+    pub call: String,
+    /// Time of its first INVITE, ns of CLOCK_REALTIME.
+    pub start: u64,
+    /// Time from then to the first final response to its BYE, ns.
+    pub total: u64,
+}
+
+/// The calls to `guest`, by start time.
+pub fn calls(packets: &[Seen<'_>], guest: Ipv4Addr, side: Side) -> Vec<CallSeen> {
+    let mut begun: HashMap<String, u64> = HashMap::new();
+    let mut ended: HashMap<String, u64> = HashMap::new();
+    for p in packets.iter().filter(|p| p.proto == 17) {
+        let Some((key, is_request)) = p.data.get(8..).and_then(sip) else { continue };
+        let text = String::from_utf8_lossy(&key);
+        let Some((call, cseq)) = text.split_once(' ') else { continue };
+        let leaves_by_this = p.out == (side == Side::Downlink);
+        let toward = leaves_by_this && p.to == guest && is_request == Some(true);
+        let back = !leaves_by_this && p.from == guest && is_request == Some(false);
+        if toward && cseq.ends_with("INVITE") {
+            begun.entry(call.to_owned()).or_insert(p.ts);
+        } else if back && cseq.ends_with("BYE") {
+            ended.entry(call.to_owned()).or_insert(p.ts);
+        }
+    }
+    let both = |(call, start): (String, u64)| {
+        let total = ended.get(&call)?.saturating_sub(start);
+        Some(CallSeen { call, start, total })
+    };
+    let mut calls: Vec<_> = begun.into_iter().filter_map(both).collect();
+    calls.sort_by_key(|call| call.start);
+    calls
+}
+
 /// The key that pairs this packet, and whether it is a request if the protocol tells.
 fn key(p: &Seen<'_>, by: Pairing) -> Option<(Vec<u8>, Option<bool>)> {
     match by {
@@ -211,6 +248,26 @@ mod tests {
 
     fn times(pairs: &Pairs) -> Vec<(u64, u64)> {
         pairs.exchanges.iter().map(|e| (e.start, e.total)).collect()
+    }
+
+    #[test]
+    fn a_call_lasts_from_its_first_invite_to_the_response_to_its_bye() {
+        let message = |first: &str, cseq: &str| {
+            let mut udp = vec![0; 8];
+            udp.extend(format!("{first}\r\nCall-ID: c1@peer\r\nCSeq: {cseq}\r\n\r\n").into_bytes());
+            udp
+        };
+        let [invite, ok, bye] =
+            [("INVITE a SIP/2.0", "1 INVITE"), ("SIP/2.0 200 OK", "1 INVITE"), ("BYE a SIP/2.0", "2 BYE")]
+                .map(|(first, cseq)| message(first, cseq));
+        let ended = message("SIP/2.0 200 OK", "2 BYE");
+        // On the downlink requests go out; the INVITE is sent again.
+        let to = |ts, data| Seen { from: PEER, to: GUEST, ..seen(ts, true, 17, data) };
+        let back = |ts, data| Seen { from: GUEST, to: PEER, ..seen(ts, false, 17, data) };
+        let all = [to(10, &invite), to(20, &invite), back(30, &ok), to(40, &bye), back(55, &ended)];
+        let found = calls(&all, GUEST, Side::Downlink);
+        assert_eq!(found, [CallSeen { call: "c1@peer".into(), start: 10, total: 45 }]);
+        assert_eq!(calls(&all[..4], GUEST, Side::Downlink), []);
     }
 
     #[test]

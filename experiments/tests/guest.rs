@@ -11,39 +11,26 @@ use std::process::ExitCode;
 use std::time::Duration;
 use teiji_experiments::load::{self, Figures};
 use teiji_experiments::path::{agrees, excused, only};
+use teiji_experiments::reporting::{self, START, wake_shares, woken};
+use teiji_experiments::sip::{self, findings};
 use teiji_experiments::tracing::{self, Lab, Trace, Traced};
 use teiji_lab::harness::{self, Shared};
-use teiji_lab::{Child, Guest, GuestSpec};
+use teiji_lab::{Child, Guest};
 use teiji_model::event::EventKind;
 use teiji_model::finding::Cause;
-use teiji_model::report::{Blame, GuestPart, Inside, Joined, Report, Request, VmReport};
+use teiji_model::report::{Blame, CallMessage, GuestPart, Inside, Joined, Report, Request, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 use teiji_model::threads::{ThreadRole, WokenBy};
 
 const TRACE: &str = "--vm vm1 --guest --flow 'udp port 7'";
-/// In an emulated machine, programs are first read over a network file system, and the verifier takes seconds.
-const START: Duration = Duration::from_secs(180);
 
 static LAB: Shared<Lab> =
     Shared::new("the lab", || Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("guest")).unwrap());
 /// A guest with two vCPUs, an echo server, and the program that reports.
 static VM1: Shared<(Guest<'static>, Child, Child)> = Shared::new("the guest vm1", || {
-    // The guest gets the program as a disk.
-    let program = "-drive if=none,id=guest,format=raw,readonly=on,file=/mnt/bin/teiji-guest \
-                   -device virtio-blk-pci,drive=guest,serial=guest";
-    let spec = GuestSpec {
-        vcpus: 2,
-        pins: vec![2, 3],
-        vhost_cpu: Some(load::VHOST_CPU),
-        qemu_args: program.split_whitespace().map(str::to_owned).collect(),
-        ..GuestSpec::named("vm1")
-    };
-    let guest = LAB.host.guest(&spec).unwrap();
-    let install = "for d in /sys/block/vd*; do [ \"$(cat $d/serial)\" != guest ] || cat /dev/${d##*/} >/run/teiji-guest; done; \
-                   chmod +x /run/teiji-guest";
-    guest.run_for(install, START).unwrap().ok().unwrap();
+    let guest = reporting::guest(&LAB, "vm1").unwrap();
     let server = load::echo_server(&LAB.host, &guest).unwrap();
-    let reports = serve(&guest);
+    let reports = reporting::serve(&guest).unwrap();
     (guest, server, reports)
 });
 
@@ -58,6 +45,9 @@ fn main() -> ExitCode {
         the_threads_of_a_request_are_started_one_by_the_other,
         pings_are_answered_by_the_guests_kernel,
         sip_requests_are_divided,
+        a_copy_that_the_guest_lost_is_not_taken_for_the_one_that_was_answered,
+        a_load_step_on_an_idle_host_makes_bursts,
+        a_thread_for_each_request_is_told_from_a_pool,
         a_guest_that_talks_nonsense_harms_nobody,
         a_guest_without_the_program_is_seen_from_the_host,
     ];
@@ -68,21 +58,9 @@ fn vm1() -> &'static Guest<'static> {
     &VM1.0
 }
 
-/// Starts the program in a guest.
-fn serve(guest: &Guest<'_>) -> Child {
-    let program = guest.spawn("exec /run/teiji-guest serve 2>&1").unwrap();
-    program.wait_for("waiting for the host", START).unwrap();
-    program
-}
-
-/// Traces while requests are sent. The guest attaches its probes first: the trace says when it reports.
+/// Traces while requests are sent.
 fn traced(stem: &str, arguments: &str, load: impl FnOnce() -> Figures) -> (Traced, Figures) {
-    let trace = Trace::start(&LAB, stem, arguments, true).unwrap();
-    trace.wait_for("reports its part of the path", START).unwrap();
-    let called = load();
-    // What the guest reports of the last requests is on its way.
-    std::thread::sleep(Duration::from_secs(1));
-    (trace.stop().unwrap(), called)
+    reporting::traced(&LAB, stem, arguments, || Ok(load())).unwrap()
 }
 
 fn echo(count: u64) -> Figures {
@@ -189,17 +167,9 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     assert!(waits(after) > 10 * waits(before), "{} to {} ns", waits(before), waits(after));
 }
 
-/// Interrupts of the NIC on vCPU 0, and the server there, too; or on vCPU 1: then a packet has to wake the vCPU of its
-/// reader. The last one lets the server run anywhere again.
-const INTERRUPTS: &str = "for i in $(grep virtio.*-input /proc/interrupts | cut -d: -f1); do \
-                          echo 0 >/proc/irq/$i/smp_affinity_list; done";
-const SERVER: &str = "$(pgrep -f '[u]dp-echo --port')";
-
 /// Runs `traced` with the server on these vCPUs, and interrupts on vCPU 0.
 fn with_the_server_on<T>(vcpus: &str, traced: impl FnOnce() -> T) -> T {
-    let pin = |vcpus: &str| {
-        vm1().run(&format!("{INTERRUPTS}; taskset -cp {vcpus} {SERVER}")).unwrap().ok().unwrap()
-    };
+    let pin = |vcpus: &str| reporting::place(vm1(), "[u]dp-echo --port", vcpus).unwrap();
     pin(vcpus);
     let traced = traced();
     pin("0,1");
@@ -245,6 +215,17 @@ fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
         asleep
     });
     assert!(of_polled < of_halted / 3.0, "{of_polled} {of_halted}");
+    // A request to an idle host wakes the worker, the vCPU that takes the interrupt, and that of the reader; to one that
+    // polls, the worker at most.
+    let mean = |traced: &Traced| {
+        let all = all_requests(traced);
+        all.iter().map(|j| f64::from(woken(&j.request))).sum::<f64>() / all.len() as f64
+    };
+    let threads = [mean(&halted), mean(&polled)];
+    let shares = [&halted, &polled].map(|traced| wake_shares(only(&traced.report).unwrap()));
+    eprintln!("threads woken: {threads:?}; asleep meanwhile, worker and vCPUs: {shares:?}");
+    assert!(threads[0] > 2.0 && threads[1] < threads[0] - 1.0, "{threads:?}");
+    assert!(shares[1][1] < shares[0][1] / 3.0, "{shares:?}");
 }
 
 fn a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it() {
@@ -356,21 +337,74 @@ fn pings_are_answered_by_the_guests_kernel() {
     all_requests(&traced);
 }
 
+/// sipp's server, for the tests that call it.
+static SIPP: Shared<Child> =
+    Shared::new("the SIP server of vm1", || load::sip_server(&LAB.host, vm1()).unwrap());
+
+fn calls(stem: &str, rate: f64, count: u64) -> (Traced, bool) {
+    let _running = &*SIPP;
+    reporting::traced(&LAB, stem, sip::TRACE, || load::call(&LAB.host, vm1(), rate, count)).unwrap()
+}
+
 fn sip_requests_are_divided() {
-    let server = load::sip_server(&LAB.host, vm1()).unwrap();
-    let trace =
-        Trace::start(&LAB, "sip", "--vm vm1 --guest --flow 'udp port 5060' --match sip", true).unwrap();
-    trace.wait_for("reports its part of the path", START).unwrap();
-    load::call(&LAB.host, vm1(), 10.0, 50).unwrap();
-    std::thread::sleep(Duration::from_secs(1));
-    let traced = trace.stop().unwrap();
-    drop(server);
+    let (traced, _) = calls("sip", 10.0, 50);
     let (vm, inside) = inside(&traced.report);
     eprintln!("{inside:?}");
     let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
     assert!(inside.undivided <= guest.lost, "{inside:?} of {:?}", vm.requests);
     assert!(inside.divided > 0 && inside.violations == 0, "{inside:?} of {:?}", vm.requests);
     all_requests(&traced);
+    // Each complete call has each message that sipp's server sends or is sent, in this order.
+    let groups = vm.groups.as_ref().unwrap();
+    use CallMessage::*;
+    let messages: Vec<_> = groups.messages.iter().map(|m| (m.message, m.at.count)).collect();
+    assert_eq!(messages, [Invite, Provisional, Final, Ack, Bye, ByeFinal].map(|m| (m, groups.complete)));
+    for call in &groups.slowest {
+        assert!(call.messages.is_sorted_by_key(|step| step.at), "{call:?}");
+        assert!(call.messages.last().unwrap().at <= call.total, "{call:?}");
+    }
+}
+
+/// The guest's firewall drops every third packet to the server. The caller sends requests again, and each is followed by the
+/// copy that the server read.
+fn a_copy_that_the_guest_lost_is_not_taken_for_the_one_that_was_answered() {
+    let _running = &*SIPP;
+    let rule = "INPUT -p udp --dport 5060 -m statistic --mode nth --every 3 --packet 0 -j DROP";
+    vm1().run_for(&format!("iptables -I {rule}"), START).unwrap().ok().unwrap();
+    let (traced, _) = calls("lost-in-guest", 5.0, 30);
+    let counted = vm1().run("iptables -nvxL INPUT | awk '/DROP/ { print $1 }'").unwrap().ok().unwrap();
+    vm1().run(&format!("iptables -D {rule}")).unwrap().ok().unwrap();
+    let dropped: u64 = counted.trim().parse().unwrap();
+    let vm = only(&traced.report).unwrap();
+    let again = vm.requests.sent_again;
+    eprintln!("the guest dropped {dropped}: {:?}; {:?}", vm.requests, vm.left_out);
+    // ACKs are dropped, too, and late copies of what was answered. What is not known is not taken for a later copy.
+    assert!(again.later > 0 && again.later <= dropped, "{again:?}, {dropped} dropped");
+    let lost = traced.report.guests.iter().map(|g| g.lost).sum::<u64>();
+    for joined in all_requests(&traced) {
+        let request = joined.request;
+        let later = request.answered.is_some_and(|copy| copy > 1);
+        // Such a request was in the guest once, so it is divided.
+        assert!(!later || request.inside.is_some() || lost > 0, "{request:?}");
+    }
+}
+
+fn a_load_step_on_an_idle_host_makes_bursts() {
+    let _running = &*SIPP;
+    let extent = sip::Extent { of_finding: 48, ..sip::SHORT };
+    let [step, paced] = findings::step_and_paced(&LAB, vm1(), &extent).unwrap();
+    holds(findings::judge_step(&step, &paced));
+}
+
+fn a_thread_for_each_request_is_told_from_a_pool() {
+    SIPP.if_made(|server| server.kill().unwrap());
+    let [thread, pool] = findings::threads_and_pool(&LAB, vm1(), 40).unwrap();
+    holds(findings::judge_threads(&thread, &pool));
+}
+
+fn holds(claims: findings::Claims) {
+    claims.iter().for_each(|(_, what)| eprintln!("{what}"));
+    assert!(claims.iter().all(|(holds, _)| *holds), "{claims:#?}");
 }
 
 /// What listens on the port sends garbage without end. The trace goes on; the VM is seen from the host, and the trace says

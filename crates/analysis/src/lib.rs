@@ -12,7 +12,7 @@
 //! | `streams` | puts the times of guests' events on the host's clock |
 //! | [`sort`] | puts the events of several streams and CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
-//! | `vm_stats`, `inside_stats`, `stats` | statistics in bounded memory |
+//! | `vm_stats`, `inside_stats`, `call_stats`, `stats` | statistics in bounded memory |
 //! | [`interval`] | what was completed since a trace was last looked at |
 //! | `over_time` | requests, queues and bursts over the trace |
 //! | [`guest_cells`] | the time in the guest in finer parts, for the causes |
@@ -33,6 +33,7 @@
 #![forbid(unsafe_code)]
 
 pub mod absence;
+mod call_stats;
 mod expiring;
 pub mod finding;
 pub mod guest_cells;
@@ -201,12 +202,18 @@ impl Analyzer {
 
     /// An event of a guest cannot be trusted: if it is refused, only that guest's own view has a hole.
     fn push_of_guest(&mut self, event: Event) -> bool {
+        let on_hosts_clock = self.streams.on_hosts_clock(event);
         if let EventKind::Lost(lost) = event.kind {
             self.streams.lost(event.stream, lost.count);
+            if let Some(Event { ts: until, kind: EventKind::Lost(lost), .. }) = on_hosts_clock {
+                self.joiner.guest_lost(event.stream, lost.since, until);
+            }
             return true;
         }
-        let on_hosts_clock = self.streams.on_hosts_clock(event);
         let used = on_hosts_clock.is_some_and(|event| self.sorter.push(event).is_ok());
+        if let Some(Event { ts, .. }) = on_hosts_clock.filter(|_| !used) {
+            self.joiner.guest_lost(event.stream, ts, ts);
+        }
         if used {
             self.streams.count(event.stream);
         }

@@ -22,8 +22,9 @@ const MAX_MESSAGE: usize = 65_535;
 /// | message | role |
 /// | --- | --- |
 /// | a request other than ACK | [`Role::Request`] |
-/// | ACK | [`Role::OneWay`] |
-/// | a 1xx response | [`Role::Provisional`] |
+/// | ACK | [`Role::OneWay`], with the key of the INVITE that has its CSeq number |
+/// | the response 100 | [`Role::Trying`] |
+/// | another 1xx response | [`Role::Provisional`] |
 /// | another response | [`Role::Final`] |
 ///
 /// A group begins with an INVITE outside a dialogue (its To has no tag; if To is truncated, the group does not begin)
@@ -60,7 +61,8 @@ pub fn parse(message: &[u8], hash_key: u64) -> Option<Match> {
     let call_id = call_id.filter(|id| !id.is_empty())?;
     let (number, method) = cseq?;
     let role = match status {
-        Some(100..=199) => Role::Provisional,
+        Some(100) => Role::Trying,
+        Some(101..=199) => Role::Provisional,
         Some(_) => Role::Final,
         None if method == b"ACK" => Role::OneWay,
         None => Role::Request,
@@ -72,7 +74,8 @@ pub fn parse(message: &[u8], hash_key: u64) -> Option<Match> {
     };
     // 0 means no group.
     let group = bytes(hash_key, &[b"call", call_id]).max(1);
-    let key = bytes(hash_key, &[b"request", call_id, &number.to_le_bytes(), method]);
+    let answered = if method == b"ACK" { b"INVITE" } else { method };
+    let key = bytes(hash_key, &[b"request", call_id, &number.to_le_bytes(), answered]);
     Some(Match { key, role, group, group_role })
 }
 

@@ -1,6 +1,6 @@
 //! The clocks of guests' streams: puts the times of their events on the host's clock.
 
-use teiji_model::event::{Event, EventKind};
+use teiji_model::event::{Event, EventKind, Lost};
 use teiji_model::guest;
 use teiji_model::report::GuestStream;
 use teiji_model::stream::{ClockMapping, StreamId};
@@ -61,6 +61,9 @@ impl Streams {
                 }
                 kind @ (guest::EventKind::Queued { .. } | guest::EventKind::Handed { .. }) => kind,
             }),
+            EventKind::Lost(lost) => {
+                EventKind::Lost(Lost { since: stream.mapping.to_host(lost.since), ..lost })
+            }
             kind => kind,
         };
         Some(Event { ts: stream.mapping.to_host(event.ts), kind, ..event })

@@ -1,5 +1,6 @@
 //! The statistics of one VM's packets and requests: counts, distributions, shares, the slowest requests.
 
+use crate::call_stats::CallStats;
 use crate::finding::RuleInput;
 use crate::guest_cells::GuestCells;
 use crate::hash::Seeded;
@@ -15,8 +16,8 @@ use crate::verdict;
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
 use teiji_model::report::{
-    DirectionReport, DropLocation, Groups, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts,
-    StageReport, VmReport,
+    DirectionReport, DropLocation, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts, StageReport,
+    VmReport,
 };
 use teiji_model::stage::{Stage, ThreadState};
 
@@ -60,9 +61,7 @@ pub(crate) struct VmStats {
     pub(crate) inbound: DirectionStats,
     pub(crate) outbound: DirectionStats,
     pub(crate) depth: Series,
-    pub(crate) groups_broken: u64,
-    group_total: Series,
-    group_outside: Series,
+    pub(crate) calls: CallStats,
     total: Series,
     stages: [Series; Stage::COUNT],
     shares: Shares<{ Stage::COUNT }>,
@@ -91,9 +90,7 @@ impl VmStats {
             inbound: DirectionStats::default(),
             outbound: DirectionStats::default(),
             depth: Series::default(),
-            groups_broken: 0,
-            group_total: Series::default(),
-            group_outside: Series::default(),
+            calls: CallStats::default(),
             total: Series::default(),
             stages: Default::default(),
             shares: Shares::new(),
@@ -166,12 +163,6 @@ impl VmStats {
         }
     }
 
-    /// Adds a complete group that took `total` ns, of which `outside` ns were outside the host.
-    pub(crate) fn group(&mut self, total: u64, outside: u64) {
-        self.group_total.record(total);
-        self.group_outside.record(outside);
-    }
-
     fn stage_reports(&self) -> Vec<StageReport> {
         let part = |cell: usize, state| PartReport {
             state,
@@ -228,12 +219,6 @@ impl VmStats {
         let any = self.total.count() > 0;
         let total = any.then(|| self.total.dist());
         let stages = if any { self.stage_reports() } else { Vec::new() };
-        let groups = (self.group_total.count() + self.groups_broken > 0).then(|| Groups {
-            complete: self.group_total.count(),
-            incomplete: self.groups_broken,
-            total: self.group_total.dist(),
-            outside: self.group_outside.dist(),
-        });
         let waits = self.waits();
         let (guest, guest_waits) = (self.guest_cells.report(), self.guest_cells.waits());
         let input = RuleInput {
@@ -260,7 +245,7 @@ impl VmStats {
             slowest: self.slowest,
             typical: self.typical.request,
             chosen: self.chosen.request,
-            groups,
+            groups: self.calls.report(),
             inbound: self.inbound.report(&INBOUND),
             outbound: self.outbound.report(&OUTBOUND),
             depth: self.depth.depth(),

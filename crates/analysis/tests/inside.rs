@@ -216,6 +216,19 @@ fn the_cause_is_what_the_readers_vcpu_did() {
     }
 }
 
+/// A thread that starts on another vCPU than the one on which the packet was read: what these did meanwhile is not known, but
+/// not why it took so long.
+#[test]
+fn a_thread_for_the_request_is_the_cause_wherever_it_starts() {
+    let slow = Slow { state: Guest, in_app: true, new_thread: true, claims: 77, ..SOCKET };
+    let report = report(slow);
+    assert_eq!(splits(&report)[GuestPart::App as usize], None);
+    let first = &report.vms[0].findings[0];
+    assert_eq!((first.cause, first.evidence[0].state), (Cause::ThreadPerRequest, None), "{first:?}");
+    let other = self::report(Slow { new_thread: false, ..slow });
+    assert_eq!(other.vms[0].findings[0].cause, Cause::GuestTime);
+}
+
 /// A report that is missing shows by the next one: what was in between is not known, and nothing is guessed.
 #[test]
 fn what_was_lost_is_not_known() {

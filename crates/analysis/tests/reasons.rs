@@ -297,12 +297,18 @@ fn a_sip_request_answered_by_another_copy_says_so() {
     h.request(500_000_000, 2, REQ).response(500_100_000, 8, FIN);
     let o = run(&meta(Matching::Sip), &h.0);
     assert_eq!(o.reason(), (Outcome::Incomplete, Reason::OtherCopy));
-    // The first copy was dropped, which is the more specific reason.
+    // The first copy was dropped: the second one was answered.
     h.dropped(11_000, 1, TAP, REQ);
     h.0.sort_by_key(|e| e.ts);
     let o = run(&meta(Matching::Sip), &h.0);
-    assert_eq!(o.reason(), (Outcome::Incomplete, Reason::DroppedIn));
-    assert_eq!((o.counts(), o.report.vms[0].requests.retransmitted), ([1, 0, 1, 0, 0], 1));
+    assert_eq!((o.counts(), o.report.vms[0].requests.retransmitted), ([1, 1, 0, 0, 0], 1));
+    assert_eq!(o.report.vms[0].requests.sent_again.later, 1);
+    // The response to it is dropped as well.
+    h.0.retain(|e| !matches!(e.kind, EventKind::Packet(p) if p.fingerprint == 8));
+    h.dropped(500_110_000, 8, TAP, FIN);
+    h.0.sort_by_key(|e| e.ts);
+    let o = run(&meta(Matching::Sip), &h.0);
+    assert_eq!((o.counts(), o.reason().0), ([1, 0, 1, 0, 0], Outcome::Incomplete));
 }
 
 /// A request that is dropped at a tap, before or after it is put on the tap, and then an identical request that is not

@@ -141,12 +141,15 @@ pub enum Role {
     Either,
     /// A request.
     Request,
-    /// A response that another one follows (SIP 1xx).
+    /// A response that another one follows (SIP 101 to 199).
     Provisional,
     /// The response that ends the request.
     Final,
-    /// Belongs to a group but is neither a request with a response nor a response (SIP ACK).
+    /// Belongs to a group but is neither a request with a response nor a response (SIP ACK). It has the key of the
+    /// request whose response it acknowledges.
     OneWay,
+    /// A response that says only that the next hop has the request (SIP 100).
+    Trying,
 }
 
 /// A vhost worker signalled a receive queue.

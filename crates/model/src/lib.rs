@@ -6,6 +6,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`advice`] | what people are told in addition to a report's figures |
+//! | [`call`] | the messages of SIP calls in a report, and what was sent again |
 //! | [`columns`] | how many columns of a terminal a text takes |
 //! | [`event`] | what the kernel probes report: packets at points, interrupts, guest entries, kicks |
 //! | [`stage`] | the path's stages and the states of the threads on it |
@@ -37,6 +38,7 @@
 #![forbid(unsafe_code)]
 
 pub mod advice;
+pub mod call;
 pub mod columns;
 pub mod cpus;
 pub mod event;

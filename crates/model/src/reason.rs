@@ -103,8 +103,8 @@ reasons! {
     SameKey, "same_key", Nobody, "another request with the same key was open at the same time";
     /// It has more copies of its packet than can be followed.
     TooManyTaps, "too_many_taps", Teiji, "its packet was put on more taps at once than are followed";
-    /// It was sent again, and the response may be to another copy.
-    OtherCopy, "other_copy", Nobody, "sent again before it was answered; its first copy was not seen to reach the guest";
+    /// It was sent again, and the first copy is not the one that was answered, or was not seen to reach the guest.
+    OtherCopy, "other_copy", Nobody, "sent again before it was answered, and it is not known which copy was answered";
     /// Events were lost, missed or late at about that time.
     EventsLost, "events_lost", Teiji, "at that time events were lost or came too late, or runs of probes were missed";
     /// It was given up to make room for others.

@@ -1,4 +1,5 @@
 //! The report: what a trace found. `--json` prints it; [`SCHEMA`] is its version.
+pub use crate::call::{Call, CallMessage, CallMessageReport, CallStep, Groups, SentAgain};
 use crate::event::Role;
 pub use crate::finding::{Confidence, Evidence, Finding, Preemptor};
 use crate::flow::Watch;
@@ -212,9 +213,12 @@ pub struct RequestCounts {
     /// Requests that are not known to be dropped by the host, and had no response until the trace ended or the time
     /// allowed for a response had passed.
     pub unanswered: u64,
-    /// Requests that were sent again (SIP over UDP), not counted in `seen`: the first copy is followed.
+    /// Further copies of requests that were sent again (SIP over UDP, DNS), not counted in `seen`.
     #[serde(default)]
     pub retransmitted: u64,
+    /// The requests that were sent again before they were answered.
+    #[serde(default)]
+    pub sent_again: SentAgain,
 }
 
 impl RequestCounts {
@@ -329,6 +333,18 @@ pub struct Request {
     /// Its threads, if their starts are known. Of requests that a report shows one by one; of others only on demand.
     #[serde(default)]
     pub threads: Option<Box<RequestThreads>>,
+    /// How many copies of it were seen until its response had left: more than 1 if it was sent again.
+    #[serde(default = "one")]
+    pub copies: u16,
+    /// Which of them was answered, from 1; `None` if that is not known. `start` and the stages are those of this copy, or
+    /// of the first one.
+    #[serde(default)]
+    pub answered: Option<u16>,
+}
+
+/// Copies of a request that was not sent again.
+fn one() -> u16 {
+    1
 }
 
 /// How long a request was in one stage.
@@ -474,19 +490,6 @@ pub struct InsideState {
     pub time_share: f64,
     /// Its share of the fluctuation of the time in the guest.
     pub fluctuation_share: f64,
-}
-
-/// Groups of requests: for SIP, calls from the first INVITE to the response to BYE (the round trip of paper P0).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Groups {
-    /// Groups that were completed.
-    pub complete: u64,
-    /// Groups that began and were not completed.
-    pub incomplete: u64,
-    /// Time from the first request to the last response, ns.
-    pub total: Dist,
-    /// The part of that time outside this host: waiting for the other side's next message.
-    pub outside: Dist,
 }
 
 /// Packets in one direction.

@@ -191,6 +191,8 @@ fn without_scripts_everything_is_there() {
         "Response time over the trace",
         "fill=\"var(--s1)\"><title>tap_queue</title>",
         "Packets that waited on the tap over the trace",
+        "Messages of a SIP call, after the INVITE",
+        "<td>INVITE 2× final 1× </td>",
         "the vhost worker was waiting for a CPU for 11.9 ms",
         "the vCPU was asleep for 11.9 ms",
         "<span>17–32</span>",

@@ -16,7 +16,6 @@ pub(super) const RULE: Rule = Rule {
         (Row::ReaderBusy, None),
         (Row::ReaderWoken, None),
         (Row::App, None),
-        (Row::NewThread, None),
         (Row::Tx, None),
     ],
     parts: &[(Stage::Guest, None)],

@@ -9,7 +9,8 @@ pub(super) const RULE: Rule = Rule {
     cause: Cause::ThreadPerRequest,
     title: "new thread created to answer",
     blame: Blame::Guest,
-    inside: &[(Row::NewThread, Some(State::Guest))],
+    // The new thread often starts on another vCPU: then it is not known what any of them did meanwhile.
+    inside: &[(Row::NewThread, Some(State::Guest)), (Row::NewThread, None)],
     parts: &[],
     explanation: "A thread that was created after the request had been read sent the answer. Creating and starting a thread \
                   takes time.",

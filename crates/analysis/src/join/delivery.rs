@@ -13,7 +13,7 @@
 //! lost. A guest entry covers the interrupts of its vector that were accepted up to [`GuestEntry::upto`].
 
 use super::arrival::Arrival;
-use super::request::RequestTable;
+use super::request::{CopyId, RequestTable};
 use super::{Common, Exclusion, Validity};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
@@ -37,7 +37,9 @@ pub(super) struct InboundPacket {
     pub(super) stop: Option<Exclusion>,
     /// A drop that may be that of this packet or of a copy of it.
     pub(super) drop: Option<Exclusion>,
-    pub(super) request: Option<EntryId>,
+    pub(super) request: Option<CopyId>,
+    /// How many earlier copies of its request, with the same fingerprint, reached the guest.
+    pub(super) earlier_alike: u8,
     pub(super) start: u64,
     pub(super) enqueued: u64,
     pub(super) dequeued: u64,
@@ -349,7 +351,7 @@ impl Delivery {
             stats.dropped +=
                 u64::from(packet.stop.is_some_and(|exclusion| exclusion.reason == Reason::DroppedIn));
         }
-        requests.arrived(packet);
+        requests.arrived(packet, c);
     }
 
     pub(super) fn expire(&mut self, then: u64, c: &mut Common, requests: &mut RequestTable) {

@@ -21,12 +21,17 @@
 //! Otherwise the thread, or the packet, moved between vCPUs at a time that is not known, and the part is not divided. If the
 //! guest claims that something happened on a vCPU that had no CPU at that time, no part of the request is.
 
+mod copies;
+
+pub(super) use copies::Followed;
+
 use super::starts::Starts;
 use super::timeline::Way;
 use super::vcpus::{Vcpus, Wait};
 use crate::expiring::ExpiringMap;
 use crate::guest_cells::Row;
 use crate::hash::{Map, Seeded};
+use crate::lost::LostWindows;
 use teiji_model::event::{self, Print, Start, VcpuState};
 use teiji_model::guest::EventKind;
 use teiji_model::report::{GuestPart, InsideRequest};
@@ -57,6 +62,11 @@ struct GuestPacket {
     sent_on: u16,
     sender: u32,
     began: u64,
+    /// How often it was queued and read: more than once if there are others like it.
+    queues: u8,
+    reads: u8,
+    /// How many earlier copies of the same request have the same print.
+    earlier: u8,
 }
 
 /// A guest's stream.
@@ -67,6 +77,10 @@ pub(super) struct Guest {
     /// By how much its clock may be wrong, ns.
     error: u64,
     packets: ExpiringMap<u64, GuestPacket>,
+    /// Earlier copies of packets, by print and number.
+    earlier: ExpiringMap<(u64, u8), GuestPacket>,
+    /// When reports of it are missing.
+    lost: LostWindows,
     /// When its threads began, 0 if before the trace, and their names.
     threads: Map<u32, (u64, [u8; 16])>,
     pub(super) vcpus: Vcpus,
@@ -130,6 +144,8 @@ pub(super) struct Stay {
     pub(super) pid: u32,
     /// The fingerprints of request and response.
     pub(super) fingerprints: [u64; 2],
+    /// How many earlier copies of the request have the fingerprint of the one that was answered.
+    pub(super) earlier_alike: u8,
     /// When the vCPU entered with the interrupt, and which vCPU that was, by KVM's number.
     pub(super) entered: u64,
     pub(super) entered_on: u32,
@@ -161,6 +177,8 @@ impl InsideTable {
             pid,
             error,
             packets: ExpiringMap::new(MAX_OF_GUEST, hasher),
+            earlier: ExpiringMap::new(copies::MAX_EARLIER, hasher),
+            lost: LostWindows::default(),
             threads: Map::with_hasher(hasher),
             vcpus: Vcpus::new(hasher),
             starts: Starts::new(hasher),
@@ -215,6 +233,11 @@ impl InsideTable {
         }
         let Some(packet) = guest.packets.get_mut(&print) else { return };
         match kind {
+            EventKind::Queued { .. } => packet.queues = packet.queues.saturating_add(1),
+            EventKind::Read { .. } => packet.reads = packet.reads.saturating_add(1),
+            _ => {}
+        }
+        match kind {
             EventKind::Received { .. } if packet.received == 0 => {
                 (packet.received, packet.received_on) = (now, cpu);
             }
@@ -259,7 +282,9 @@ impl InsideTable {
         let Stay { entered, left, .. } = *stay;
         let prints = stay.fingerprints.map(|fingerprint| self.prints.get(&fingerprint).copied());
         let Some(guest) = self.guest(stay.pid) else { return Division::NotReported };
-        let [request, response] = prints.map(|print| print.and_then(|print| guest.packets.remove(&print)));
+        let [request, response] = prints;
+        let request = request.and_then(|print| guest.take(print, stay.earlier_alike));
+        let response = response.and_then(|print| guest.packets.remove(&print));
         let (Some(request), Some(response)) = (request, response) else { return Division::Incomplete };
         if request.received == 0 || response.sent == 0 {
             return Division::Incomplete;
@@ -310,6 +335,7 @@ impl InsideTable {
         while self.prints.pop_until(then).is_some() {}
         for guest in self.guests.values_mut() {
             while guest.packets.pop_until(then).is_some() {}
+            while guest.earlier.pop_until(then).is_some() {}
         }
     }
 }

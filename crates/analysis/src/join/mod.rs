@@ -234,6 +234,11 @@ impl Joiner {
         self.requests.inside.clock(stream, pid, error);
     }
 
+    /// Reports of a guest between `since` and `until` are missing.
+    pub(crate) fn guest_lost(&mut self, stream: StreamId, since: u64, until: u64) {
+        self.requests.inside.lost(stream, since, until);
+    }
+
     /// A guest has ended.
     pub(crate) fn forget_guest(&mut self, stream: StreamId) {
         self.requests.inside.forget(stream);

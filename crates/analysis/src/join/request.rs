@@ -17,11 +17,13 @@
 //! a filter with `dst port` prevents that.
 //!
 //! In SIP a key identifies a transaction: a further copy of a request is a retransmission (RFC 3261, 17.1), and the
-//! response to any copy answers all. A query of DNS is repeated in the same way, with its id. The first copy is followed, up to the first response; if it does not reach the
-//! guest, the request is incomplete. An answered key is remembered for the time allowed, so that a later
-//! retransmission is not taken for a new request.
+//! response to any copy answers all. A query of DNS is repeated in the same way, with its id. The request ends with the
+//! first response; [`copies`] says which copy has its times. An answered key is remembered for the time allowed, so that
+//! a later retransmission is not taken for a new request.
 
+mod copies;
 mod drops;
+mod unanswered;
 
 use super::delivery::InboundPacket;
 use super::group::Groups;
@@ -31,10 +33,13 @@ use super::timeline::{RequestStarts, Way};
 use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded};
+pub(super) use copies::CopyId;
+use copies::{Answered, Further};
 use std::hash::BuildHasher;
 use teiji_model::event::{Kick, Match, Packet, Role, Start, VcpuState};
 use teiji_model::report::{Joined, Outcome, Reason};
 use teiji_model::stage::{Split, ThreadState};
+use unanswered::lost_or;
 
 /// Requests open at once.
 const MAX_OPEN: usize = 1 << 16;
@@ -51,8 +56,14 @@ pub(super) struct Open {
     /// When its packet was last seen, and why it is incomplete or unanswered if nothing more is seen.
     last: u64,
     reason_if_last: Exclusion,
-    /// It was sent again.
-    sent_again: bool,
+    /// How many copies of it were seen, retransmissions included; the further ones that are followed; and whether there are
+    /// others. It is counted as `copies` if requests of a key are not repeated.
+    copies_seen: u16,
+    further: Vec<Further>,
+    unfollowed: bool,
+    /// The kernel dropped its first copy; or its response.
+    first_dropped: bool,
+    response_dropped: bool,
     /// How many requests, and how many responses, of this key were seen.
     copies: u32,
     answers: u32,
@@ -98,6 +109,8 @@ pub(super) struct RequestTable {
     repeats: bool,
     index: Map<(u32, u64), EntryId>,
     open: ExpiringSlab<Open>,
+    /// The further copies of all of them.
+    followed_copies: usize,
     /// Indexed by hash; a later key overwrites an earlier one. Empty until there is a first one.
     recent: Vec<Recent>,
     groups: Groups,
@@ -117,6 +130,7 @@ impl RequestTable {
             repeats,
             index: Map::with_hasher(hasher),
             open: ExpiringSlab::new(MAX_OPEN),
+            followed_copies: 0,
             recent: Vec::new(),
             groups: Groups::new(hasher),
             inside: InsideTable::new(hasher),
@@ -148,8 +162,14 @@ impl RequestTable {
         start: u64,
         validity: Validity,
         c: &mut Common,
-    ) -> Option<EntryId> {
-        let m = *matching.filter(|m| matches!(m.role, Role::Request | Role::Either))?;
+    ) -> Option<CopyId> {
+        let m = *matching?;
+        if m.role == Role::OneWay {
+            self.groups.message(start, vm, &m);
+        }
+        if !matches!(m.role, Role::Request | Role::Either) {
+            return None;
+        }
         let recent = self.recall(now, vm, m.key);
         if m.role == Role::Either && recent.is_some_and(|r| !r.from_outside) {
             return None; // The response to a request that the guest itself sent.
@@ -157,10 +177,11 @@ impl RequestTable {
         let counts = &mut c.vm_stats[vm as usize].requests;
         if self.repeats && (recent.is_some() || self.index.contains_key(&(vm, m.key))) {
             counts.retransmitted += 1;
-            if let Some(open) = self.index.get(&(vm, m.key)).and_then(|id| self.open.get_mut(*id)) {
-                open.sent_again = true;
-            }
-            return None;
+            self.groups.message(start, vm, &m);
+            let id = *self.index.get(&(vm, m.key))?;
+            counts.sent_again.requests +=
+                u64::from(self.open.get(id).is_some_and(|open| open.copies_seen == 1));
+            return self.again(id, validity);
         }
         counts.seen += 1;
         if let Some(id) = self.index.get(&(vm, m.key)).copied() {
@@ -186,7 +207,11 @@ impl RequestTable {
             start,
             last: now,
             reason_if_last: Reason::NotTaken.into(),
-            sent_again: false,
+            copies_seen: 1,
+            further: Vec::new(),
+            unfollowed: false,
+            first_dropped: false,
+            response_dropped: false,
             copies: 1,
             answers: 0,
             indexed: true,
@@ -201,26 +226,34 @@ impl RequestTable {
         };
         let id = self.open.insert(open, now);
         self.index.insert((vm, m.key), id);
-        Some(id)
+        Some(CopyId { request: id, copy: 0 })
     }
 
-    /// Makes a request's validity at least as bad as `validity`.
-    pub(super) fn mark(&mut self, request: Option<EntryId>, validity: Validity) {
-        if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
+    /// Makes the validity of a request's copy at least as bad as `validity`.
+    pub(super) fn mark(&mut self, copy: Option<CopyId>, validity: Validity) {
+        let Some(id) = copy else { return };
+        if let Some(further) = self.further(id) {
+            further.mark(validity);
+        } else if let Some(open) = self.open.get_mut(id.request) {
             open.validity = open.validity.worse(validity);
         }
     }
 
     /// A request's packet was seen at a point; `next` is the reason if it is not seen at the next point.
-    pub(super) fn progress(&mut self, request: Option<EntryId>, now: u64, next: Reason) {
-        if let Some(open) = request.and_then(|id| self.open.get_mut(id)) {
+    pub(super) fn progress(&mut self, copy: Option<CopyId>, now: u64, next: Reason) {
+        let first = copy.filter(|id| id.is_first());
+        if let Some(open) = first.and_then(|id| self.open.get_mut(id.request)) {
             (open.last, open.reason_if_last) = (now, next.into());
         }
     }
 
     /// A packet to the guest is no longer followed.
-    pub(super) fn arrived(&mut self, packet: InboundPacket) {
-        if let Some(open) = packet.request.and_then(|id| self.open.get_mut(id)) {
+    pub(super) fn arrived(&mut self, packet: InboundPacket, c: &Common) {
+        let Some(id) = packet.request else { return };
+        if !id.is_first() {
+            return self.further_arrived(id, packet, c);
+        }
+        if let Some(open) = self.open.get_mut(id.request) {
             open.validity = open.validity.worse(packet.validity);
             open.reason_if_last = packet.stop.unwrap_or(Reason::NoAnswer.into());
             open.last = open.last.max(packet.entered);
@@ -238,7 +271,11 @@ impl RequestTable {
         kick: Option<(u64, Kick)>,
         c: &mut Common,
     ) -> Option<EntryId> {
-        let m = p.matching.filter(|m| matches!(m.role, Role::Final | Role::Either))?;
+        let m = p.matching?;
+        self.groups.message(now, vm, &m);
+        if !matches!(m.role, Role::Final | Role::Either) {
+            return None;
+        }
         let Some(id) = self.index.get(&(vm, m.key)).copied() else {
             // A request that the guest itself sends, a repeated response, or one to a request that was not seen.
             let recent = self.recall(now, vm, m.key);
@@ -262,8 +299,7 @@ impl RequestTable {
         open.preempted_by = p.preempted_by;
         open.sender = p.worker.map(|_| p.tid);
         open.response = p.fingerprint;
-        let entered = open.inbound.as_ref().map_or(u64::MAX, |packet| packet.entered);
-        open.kick = kick.filter(|(ts, _)| *ts >= entered);
+        open.kick = kick.filter(|(ts, _)| *ts >= open.entered());
         let ambiguous = open.copies > 1;
         self.index.remove(&(vm, m.key));
         // It must not expire before its response has left.
@@ -281,6 +317,7 @@ impl RequestTable {
     /// Closes a request that has a response but cannot be completed.
     pub(super) fn close(&mut self, request: Option<EntryId>, validity: Validity, c: &mut Common) {
         let Some(open) = request.and_then(|id| self.open.remove(id)) else { return };
+        self.forget_copies(&open);
         let (outcome, exclusion) = match open.validity.worse(validity) {
             Validity::Ambiguous(exclusion) => (Outcome::Ambiguous, exclusion),
             Validity::Incomplete(exclusion) => (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c)),
@@ -300,6 +337,13 @@ impl RequestTable {
         {
             open.kick = None;
         }
+        let answered = self.answered(id, sent, c);
+        let Some(open) = self.open.get_mut(id) else { return };
+        match answered {
+            Answered::Copy(copy) if !open.response_dropped => open.follow(copy),
+            Answered::Later => return self.close(Some(id), Validity::ambiguous(Reason::OtherCopy), c),
+            Answered::Copy(_) | Answered::Unknown => {}
+        }
         let open = &*open;
         let start = open.inbound.as_ref().map_or(0, |packet| packet.start);
         let validity = if !open.validity.is_valid() {
@@ -307,7 +351,11 @@ impl RequestTable {
         } else if c.lost.touches(start, sent.end()) {
             Validity::incomplete(Reason::EventsLost)
         } else if open.inbound.is_none() {
-            Validity::Incomplete(if open.sent_again { Reason::OtherCopy.into() } else { open.reason_if_last })
+            Validity::Incomplete(if open.copies_seen > 1 {
+                Reason::OtherCopy.into()
+            } else {
+                open.reason_if_last
+            })
         } else if waterfall::fill_stages(open, sent, &mut self.joined, &mut c.splits_dropped).is_none() {
             Validity::incomplete(Reason::OutOfOrder)
         } else {
@@ -318,9 +366,11 @@ impl RequestTable {
             return;
         }
         let Some(open) = self.open.remove(id) else { return };
+        self.forget_copies(&open);
         let stay = open.inbound.as_ref().map(|packet| Stay {
             pid: c.pids[open.vm as usize],
             fingerprints: [packet.fingerprint, open.response],
+            earlier_alike: packet.earlier_alike,
             entered: packet.entered,
             entered_on: packet.vcpu,
             left: open.kick.map_or(sent.sent, |(ts, _)| ts),
@@ -342,6 +392,9 @@ impl RequestTable {
         let division = stay.as_ref().map_or(Division::NotReported, |stay| self.inside.divide(stay));
         let stats = &mut c.vm_stats[open.vm as usize];
         stats.requests.complete += 1;
+        open.count_answered(answered, &mut stats.requests.sent_again);
+        self.joined.request.copies = open.copies_seen;
+        self.joined.request.answered = answered.number();
         let divided = stats.inside.add(&division);
         self.joined.request.inside = divided.map(|divided| divided.request);
         self.joined.request.threads = None;
@@ -361,35 +414,6 @@ impl RequestTable {
         sink(&self.joined);
     }
 
-    /// A request ends without a response. `exclusion` is the reason, unless a drop is known; without it
-    /// `open.reason_if_last` is.
-    fn unanswered(&mut self, open: Open, exclusion: Option<Exclusion>, c: &mut Common) {
-        if open.indexed {
-            self.index.remove(&(open.vm, open.matching.key));
-        }
-        let known = exclusion
-            .filter(|_| open.reason_if_last.drop == 0)
-            .unwrap_or(c.unless_ended(open.reason_if_last, open.last));
-        let (outcome, exclusion) = match (open.validity, open.indexed) {
-            (Validity::Ambiguous(exclusion), _) => (Outcome::Ambiguous, exclusion),
-            (_, true) if known.drop > 0 => (Outcome::Incomplete, known),
-            (_, true) => (Outcome::Unanswered, lost_or(known, &open, self.ttl, c)),
-            (Validity::Incomplete(exclusion), false) => {
-                (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c))
-            }
-            (Validity::Valid, false) => (Outcome::Incomplete, known),
-        };
-        c.vm_stats[open.vm as usize].leave_out(outcome, exclusion);
-        self.groups.broken(&open, c);
-    }
-
-    pub(super) fn expire(&mut self, now: u64, c: &mut Common) {
-        let Some(then) = now.checked_sub(self.ttl) else { return };
-        while let Some(open) = self.open.pop_until(then) {
-            self.unanswered(open, None, c);
-        }
-    }
-
     /// What a vCPU does from now on.
     pub(super) fn vcpu(&mut self, now: u64, state: &VcpuState) {
         self.inside.vcpu(now, state, self.ttl);
@@ -402,44 +426,5 @@ impl RequestTable {
 
     pub(super) fn expire_inside(&mut self, now: u64) {
         self.inside.expire(now, self.ttl);
-    }
-
-    pub(super) fn finish(&mut self, c: &mut Common) {
-        while let Some(open) = self.open.pop_oldest() {
-            self.unanswered(open, None, c);
-        }
-        self.groups.finish(c);
-    }
-}
-
-/// `exclusion`, unless events that were lost until `within` ns after the request's last point explain what was not seen.
-fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common) -> Exclusion {
-    let unseen = match exclusion.reason {
-        Reason::NotTaken
-        | Reason::NotSignalled
-        | Reason::NoInterrupt
-        | Reason::NotEntered
-        | Reason::NoAnswer
-        | Reason::NotForwarded
-        | Reason::NotHandedOver
-        | Reason::NotReceived
-        | Reason::FewerReports
-        | Reason::OtherCopy
-        | Reason::OutOfOrder => true,
-        // These were seen, or are due to lack of room.
-        Reason::DroppedIn
-        | Reason::DroppedOut
-        | Reason::NotLearnt
-        | Reason::Alike
-        | Reason::SameKey
-        | Reason::TooManyTaps
-        | Reason::EventsLost
-        | Reason::Evicted
-        | Reason::TraceEnded => false,
-    };
-    if unseen && c.lost.touches(open.start, open.last.saturating_add(within)) {
-        Reason::EventsLost.into()
-    } else {
-        exclusion
     }
 }

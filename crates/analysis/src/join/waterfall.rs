@@ -39,6 +39,8 @@ pub(super) fn empty() -> Joined {
             coalesced_kick: false,
             inside: None,
             threads: None,
+            copies: 1,
+            answered: None,
         },
         ended_by: Role::Final,
         preempted_by: Vec::with_capacity(4),

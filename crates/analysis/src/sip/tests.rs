@@ -17,6 +17,8 @@ fn a_request_and_its_responses_have_one_key() {
     let answer = INVITE.replace("INVITE sip:bob@b.example SIP/2.0", "SIP/2.0 200 OK");
     let answer = read(&answer.replace("b.example>\r", "b.example>;tag=a6c85cf\r")).unwrap();
     assert_eq!(answer, Match { role: Role::Final, ..request });
+    let trying = read(&INVITE.replace("INVITE sip:bob@b.example SIP/2.0", "SIP/2.0 100 Trying")).unwrap();
+    assert_eq!(trying, Match { role: Role::Trying, ..request });
     let ringing = read(&INVITE.replace("INVITE sip:bob@b.example SIP/2.0", "SIP/2.0 180 Ringing")).unwrap();
     assert_eq!(ringing, Match { role: Role::Provisional, ..request });
     assert_eq!(
@@ -30,6 +32,7 @@ fn the_parts_of_a_call_are_told_apart() {
     let invite = read(INVITE).unwrap();
     let ack = read(&INVITE.replace("INVITE", "ACK")).unwrap();
     assert_eq!((ack.role, ack.group_role, ack.group), (Role::OneWay, GroupRole::Within, invite.group));
+    assert_eq!(ack.key, invite.key, "that of the INVITE whose response it acknowledges");
     let bye = read(&INVITE.replace("INVITE", "BYE").replace("314159", "314160")).unwrap();
     assert_eq!((bye.role, bye.group_role, bye.group), (Role::Request, GroupRole::Ends, invite.group));
     assert_ne!(bye.key, invite.key);

@@ -40,11 +40,12 @@ impl Matching {
         }
     }
 
-    /// The first version of recordings that has it.
+    /// The first version of recordings that has it as it is now.
     pub(crate) fn since(self) -> u16 {
         match self {
-            Matching::Echo | Matching::Sip | Matching::None => 1,
-            Matching::Dns => 4,
+            Matching::Echo | Matching::None => 1,
+            // Of SIP, version 4 tells the response 100 from the other provisional ones.
+            Matching::Sip | Matching::Dns => 4,
         }
     }
 

@@ -8,6 +8,7 @@
 
 mod axis;
 mod bursts;
+mod calls;
 mod chart;
 mod compare;
 mod data;

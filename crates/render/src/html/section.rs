@@ -1,7 +1,7 @@
 //! What was found for one VM of one report.
 
 use super::frame::both;
-use super::{bursts, chart, data, findings, percentiles, spread, threads, timeline};
+use super::{bursts, calls, chart, data, findings, percentiles, spread, threads, timeline};
 use crate::text;
 use crate::units::{count, duration, percent};
 use maud::{Markup, html};
@@ -68,6 +68,7 @@ pub(super) fn vm(of: Of<'_>, advice: &Advice, vm: &VmReport) -> Markup {
         @if let Some(bursts) = &vm.bursts { (bursts::bursts(bursts)) }
         @if let Some(inside) = &vm.inside { (self::inside(inside, of.guest(vm))) }
         @if let Some(all) = &vm.threads { (threads::threads(vm, all)) }
+        @if let Some(groups) = vm.groups.as_ref().filter(|g| !g.messages.is_empty()) { (calls::calls(groups)) }
         @if !vm.left_out.is_empty() { (reasons(vm)) }
         @for (title, direction) in directions {
             @if !direction.stages.is_empty() { (one_way(title, direction)) }

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub(crate) mod bursts;
+mod calls;
 pub mod doctor;
 pub mod guarantees;
 pub(crate) mod inside;
@@ -20,9 +21,7 @@ pub use waterfall::{cells, dominant};
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
-use teiji_model::report::{
-    Dist, Finding, Groups, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport,
-};
+use teiji_model::report::{Finding, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
@@ -132,6 +131,7 @@ fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &
     let mut lines = vec![format!("{}  pid {}{}", style.paint(Tone::Strong, &name), vm.pid, lifetime(vm))];
     lines.push(requests(&vm.requests));
     lines.extend(reasons(vm));
+    lines.extend(calls::sent_again(&vm.requests.sent_again));
     match &vm.total {
         None => {
             lines.push(String::new());
@@ -151,7 +151,7 @@ fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &
                 duration(total.mean)
             ));
             if let Some(groups) = &vm.groups {
-                lines.extend(calls(groups));
+                lines.extend(calls::lines(groups, style));
             }
             lines.push(String::new());
             lines.extend(verdict(vm, style));
@@ -212,28 +212,6 @@ fn reasons(vm: &VmReport) -> Vec<String> {
             .push(format!("           {rest} for {} other reasons: --json has all", all.len() - MAX_REASONS));
     }
     lines
-}
-
-fn calls(g: &Groups) -> Vec<String> {
-    let mut text = format!("SIP calls  {} complete", g.complete);
-    if g.incomplete > 0 {
-        text += &format!(", {} incomplete", g.incomplete);
-    }
-    if g.complete == 0 {
-        return vec![text];
-    }
-    let figures = |d: &Dist| {
-        format!(
-            "p50 {}  p99 {}  max {}",
-            duration(d.p50 as f64),
-            duration(d.p99 as f64),
-            duration(d.max as f64)
-        )
-    };
-    vec![
-        format!("{text}: {}", figures(&g.total)),
-        format!("           of which outside this host: {}", figures(&g.outside)),
-    ]
 }
 
 /// The verdict's headline, with its figures below.

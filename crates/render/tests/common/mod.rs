@@ -133,6 +133,8 @@ pub fn request(key: u64, start: u64, queue_us: u64) -> Request {
             backlog: 2,
         }),
         threads: Some(Box::new(threads(start, queue_us))),
+        copies: 1,
+        answered: Some(1),
     }
 }
 
@@ -390,6 +392,7 @@ pub fn contended() -> Report {
             ambiguous: 1,
             unanswered: 5,
             retransmitted: 0,
+            sent_again: SentAgain { requests: 2, first: 1, later: 1, unknown: 0 },
         },
         left_out: vec![
             LeftOut::new(
@@ -432,6 +435,8 @@ pub fn contended() -> Report {
             incomplete: 1,
             total: dist(164, [90_000, 101_000, 110_000, 131_000, 140_000]),
             outside: dist(164, [88_000, 93_000, 95_000, 99_000, 101_000]),
+            messages: calls().0,
+            slowest: calls().1,
         }),
         inbound: DirectionReport { packets: 1330, incomplete: 2, dropped: 0, stages: vec![] },
         outbound: DirectionReport { packets: 1320, incomplete: 0, dropped: 0, stages: vec![] },
@@ -537,4 +542,29 @@ pub fn one_way() -> Report {
     };
     vm.findings.clear();
     report
+}
+
+/// The messages of 164 calls, and those of the longest.
+fn calls() -> (Vec<CallMessageReport>, Vec<Call>) {
+    let all = [
+        (CallMessage::Invite, 0, 2),
+        (CallMessage::Provisional, 1_100, 0),
+        (CallMessage::Final, 1_400, 1),
+        (CallMessage::Ack, 90_000, 0),
+        (CallMessage::Bye, 99_000, 0),
+        (CallMessage::ByeFinal, 101_000, 0),
+    ];
+    let message = |(message, us, copies)| {
+        let at = dist(164, [us / 2, us, us + us / 10, us + us / 5, us + us / 3]);
+        CallMessageReport { message, at, copies }
+    };
+    let step = |(message, us, copies)| CallStep { message, at: (us + us / 3) * US, copies: copies as u8 + 1 };
+    let longest = Call {
+        group: 9,
+        start: 2_500_000_000,
+        total: 140_000 * US,
+        outside: 101_000 * US,
+        messages: all.map(step).to_vec(),
+    };
+    (all.map(message).to_vec(), vec![longest])
 }

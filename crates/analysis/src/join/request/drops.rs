@@ -1,6 +1,6 @@
 //! Requests and responses that the kernel drops.
 
-use super::RequestTable;
+use super::{CopyId, RequestTable};
 use crate::expiring::EntryId;
 use crate::join::{Common, Exclusion, Validity};
 use teiji_model::event::{Match, Role};
@@ -12,11 +12,23 @@ impl RequestTable {
     pub(in crate::join) fn dropped(
         &mut self,
         now: u64,
-        request: Option<EntryId>,
+        copy: Option<CopyId>,
         exclusion: Exclusion,
         c: &mut Common,
     ) {
-        let Some((id, open)) = request.and_then(|id| Some((id, self.open.get_mut(id)?))) else { return };
+        let Some(copy) = copy else { return };
+        if !copy.is_first() {
+            return self.copy_dropped(copy, exclusion);
+        }
+        if let Some(open) = self.open.get_mut(copy.request) {
+            open.first_dropped = true;
+        }
+        self.one_dropped(now, copy.request, exclusion, c);
+    }
+
+    /// A request's first copy, or its response, was dropped.
+    fn one_dropped(&mut self, now: u64, id: EntryId, exclusion: Exclusion, c: &mut Common) {
+        let Some(open) = self.open.get_mut(id) else { return };
         (open.last, open.reason_if_last) = (now, exclusion);
         if self.repeats || open.copies > 1 {
             open.validity = open.validity.worse(Validity::Incomplete(exclusion));
@@ -70,7 +82,10 @@ impl RequestTable {
     ) -> bool {
         let Some(m) = matching.filter(|m| matches!(m.role, Role::Final | Role::Either)) else { return false };
         let Some(id) = self.index.get(&(vm, m.key)).copied() else { return false };
-        self.dropped(now, Some(id), exclusion, c);
+        if let Some(open) = self.open.get_mut(id) {
+            open.response_dropped = true;
+        }
+        self.one_dropped(now, id, exclusion, c);
         true
     }
 }

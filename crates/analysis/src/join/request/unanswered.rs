@@ -1,0 +1,76 @@
+//! Requests that end without a response, and the reason for it.
+
+use super::{Open, RequestTable};
+use crate::join::{Common, Exclusion, STUCK, Validity};
+use teiji_model::report::{Outcome, Reason};
+
+impl RequestTable {
+    /// A request ends without a response. `exclusion` is the reason, unless a drop is known; without it
+    /// `open.reason_if_last` is.
+    pub(super) fn unanswered(&mut self, open: Open, exclusion: Option<Exclusion>, c: &mut Common) {
+        self.forget_copies(&open);
+        if open.indexed {
+            self.index.remove(&(open.vm, open.matching.key));
+        }
+        let known = exclusion
+            .filter(|_| open.reason_if_last.drop == 0)
+            .unwrap_or(c.unless_ended(open.reason_if_last, open.last));
+        let (outcome, exclusion) = match (open.validity, open.indexed) {
+            (Validity::Ambiguous(exclusion), _) => (Outcome::Ambiguous, exclusion),
+            (_, true) if known.drop > 0 => (Outcome::Incomplete, known),
+            (_, true) => (Outcome::Unanswered, lost_or(known, &open, self.ttl, c)),
+            (Validity::Incomplete(exclusion), false) => {
+                (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c))
+            }
+            (Validity::Valid, false) => (Outcome::Incomplete, known),
+        };
+        c.vm_stats[open.vm as usize].leave_out(outcome, exclusion);
+        self.groups.broken(&open, c);
+    }
+
+    pub(in crate::join) fn expire(&mut self, now: u64, c: &mut Common) {
+        let Some(then) = now.checked_sub(self.ttl) else { return };
+        while let Some(open) = self.open.pop_until(then) {
+            self.unanswered(open, None, c);
+        }
+    }
+
+    pub(in crate::join) fn finish(&mut self, c: &mut Common) {
+        while let Some(open) = self.open.pop_oldest() {
+            self.unanswered(open, None, c);
+        }
+        self.groups.finish(c);
+    }
+}
+
+/// `exclusion`, unless events that were lost until `within` ns after the request's last point explain what was not seen.
+pub(super) fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common) -> Exclusion {
+    let unseen = match exclusion.reason {
+        Reason::NotTaken
+        | Reason::NotSignalled
+        | Reason::NoInterrupt
+        | Reason::NotEntered
+        | Reason::NoAnswer
+        | Reason::NotForwarded
+        | Reason::NotHandedOver
+        | Reason::NotReceived
+        | Reason::FewerReports
+        | Reason::OtherCopy
+        | Reason::OutOfOrder => true,
+        // These were seen, or are due to lack of room.
+        Reason::DroppedIn
+        | Reason::DroppedOut
+        | Reason::NotLearnt
+        | Reason::Alike
+        | Reason::SameKey
+        | Reason::TooManyTaps
+        | Reason::EventsLost
+        | Reason::Evicted
+        | Reason::TraceEnded => false,
+    };
+    if unseen && c.lost.touches(open.start, open.last.saturating_add(within)) {
+        Reason::EventsLost.into()
+    } else {
+        exclusion
+    }
+}

@@ -1,0 +1,121 @@
+//! A guest that reports its part of the path: two vCPUs, `teiji-guest`, and what the tests of both do with it.
+//!
+//! | CPU of the lab host | runs |
+//! | --- | --- |
+//! | [`CALLER_CPU`](load::CALLER_CPU) | the callers |
+//! | [`VHOST_CPU`](load::VHOST_CPU) | the vhost worker |
+//! | 2, 3 | vCPU 0, which can be given the interrupts of the NIC, and vCPU 1 |
+
+use crate::load;
+use crate::tracing::{Lab, Trace, Traced};
+use anyhow::{Context, Result};
+use std::time::Duration;
+use teiji_lab::{Child, Guest, GuestSpec};
+use teiji_model::report::{GuestPart, Inside, Request, StageReport, VmReport};
+use teiji_model::stage::{Stage, ThreadState};
+
+/// In an emulated machine, programs are first read over a network file system, and the verifier takes seconds.
+pub const START: Duration = Duration::from_secs(180);
+/// The CPU of the lab host on which vCPU 1 runs.
+pub const READER_CPU: u32 = 3;
+
+/// Boots the guest, and copies `teiji-guest` into it, which it gets as a disk.
+///
+/// # Errors
+/// If the guest does not boot.
+pub fn guest<'l>(lab: &'l Lab, name: &str) -> Result<Guest<'l>> {
+    let program = "-drive if=none,id=guest,format=raw,readonly=on,file=/mnt/bin/teiji-guest \
+                   -device virtio-blk-pci,drive=guest,serial=guest";
+    let spec = GuestSpec {
+        vcpus: 2,
+        pins: vec![load::VCPU_CPU, READER_CPU],
+        vhost_cpu: Some(load::VHOST_CPU),
+        qemu_args: program.split_whitespace().map(str::to_owned).collect(),
+        ..GuestSpec::named(name)
+    };
+    let guest = lab.host.guest(&spec)?;
+    let install = "for d in /sys/block/vd*; do [ \"$(cat $d/serial)\" != guest ] || cat /dev/${d##*/} >/run/teiji-guest; done; \
+                   chmod +x /run/teiji-guest";
+    guest.run_for(install, START)?.ok()?;
+    Ok(guest)
+}
+
+/// Starts `teiji-guest` in a guest.
+///
+/// # Errors
+/// If it does not start.
+pub fn serve(guest: &Guest<'_>) -> Result<Child> {
+    let program = guest.spawn("exec /run/teiji-guest serve 2>&1")?;
+    program.wait_for("waiting for the host", START)?;
+    Ok(program)
+}
+
+/// Traces, and records, while `load` runs. The guest attaches its probes first: the trace says when it reports.
+///
+/// # Errors
+/// If the trace or the load fails.
+pub fn traced<T>(
+    lab: &Lab,
+    stem: &str,
+    arguments: &str,
+    load: impl FnOnce() -> Result<T>,
+) -> Result<(Traced, T)> {
+    let trace = Trace::start(lab, stem, arguments, true)?;
+    trace.wait_for("reports its part of the path", START)?;
+    let loaded = load()?;
+    // What the guest reports of the last requests is on its way.
+    std::thread::sleep(Duration::from_secs(1));
+    Ok((trace.stop()?, loaded))
+}
+
+/// What the guest reported.
+///
+/// # Errors
+/// If it reported nothing.
+pub fn inside(vm: &VmReport) -> Result<&Inside> {
+    vm.inside.as_ref().context("the guest reported nothing")
+}
+
+/// Has the NIC interrupt vCPU 0, and the processes that `pattern` (of `pgrep -f`) finds run on `vcpus`: on vCPU 1, a packet has
+/// to wake the vCPU of its reader.
+///
+/// # Errors
+/// If the guest does not answer.
+pub fn place(guest: &Guest<'_>, pattern: &str, vcpus: &str) -> Result<()> {
+    let command = format!(
+        "for i in $(grep virtio.*-input /proc/interrupts | cut -d: -f1); do echo 0 >/proc/irq/$i/smp_affinity_list; done; \
+         for p in $(pgrep -f '{pattern}'); do taskset -acp {vcpus} $p; done"
+    );
+    guest.run(&command)?.ok()?;
+    Ok(())
+}
+
+/// The threads of the host that a request had to wake: the vhost worker, the vCPU that took the interrupt, the vCPU on
+/// which the application read.
+pub fn woken(request: &Request) -> u32 {
+    let slept = |stage: Stage| {
+        let split = request.stages.iter().find(|s| s.stage == stage).and_then(|s| s.split);
+        split.is_some_and(|split| split.get(ThreadState::Asleep) > 0)
+    };
+    let reader = request.inside.is_some_and(|inside| {
+        let wait = inside.splits[GuestPart::SocketWait as usize];
+        inside.moved && wait.is_some_and(|split| split.get(ThreadState::Asleep) > 0)
+    });
+    u32::from(slept(Stage::TapQueue)) + u32::from(slept(Stage::VcpuWake)) + u32::from(reader)
+}
+
+/// The shares of a VM's response time in which its worker, and its vCPUs, were asleep while a request waited for them.
+pub fn wake_shares(vm: &VmReport) -> [f64; 2] {
+    let asleep = |stage: &StageReport| {
+        let of = stage.parts.iter().filter(|part| part.state == ThreadState::Asleep);
+        of.map(|part| part.time_share).sum::<f64>()
+    };
+    let of =
+        |which: &dyn Fn(Stage) -> bool| vm.stages.iter().filter(|s| which(s.stage)).map(asleep).sum::<f64>();
+    let total = vm.total.map_or(f64::INFINITY, |total| total.mean);
+    let reader = vm.inside.iter().flat_map(|inside| &inside.parts);
+    let reader = reader.filter(|part| part.part == GuestPart::SocketWait).flat_map(|part| &part.states);
+    let reader = reader.filter(|s| s.state == Some(ThreadState::Asleep)).map(|s| s.mean).sum::<f64>();
+    let worker = of(&|stage| matches!(stage, Stage::TapQueue | Stage::VhostTx));
+    [worker, of(&|stage| stage == Stage::VcpuWake) + reader / total]
+}
