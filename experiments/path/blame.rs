@@ -390,6 +390,7 @@ mod tests {
             stages: Vec::new(),
             slowest: Vec::new(),
             groups: None,
+            connections: None,
             inbound: DirectionReport::default(),
             outbound: DirectionReport::default(),
             depth: None,

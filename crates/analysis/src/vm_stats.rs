@@ -13,8 +13,8 @@ use crate::verdict;
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
 use teiji_model::report::{
-    DirectionReport, DropLocation, Groups, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts,
-    StageReport, VmReport,
+    Connections, DirectionReport, DropLocation, Groups, Joined, LeftOut, Outcome, PartReport, Request,
+    RequestCounts, StageReport, VmReport,
 };
 use teiji_model::stage::{Stage, ThreadState};
 
@@ -53,6 +53,7 @@ impl DirectionStats {
 #[derive(Clone)]
 pub(crate) struct VmStats {
     pub(crate) requests: RequestCounts,
+    pub(crate) connections: Connections,
     /// Why requests are not complete. There are few combinations: reasons times places of drops.
     left_out: BTreeMap<(Outcome, Exclusion), u64>,
     pub(crate) inbound: DirectionStats,
@@ -82,6 +83,7 @@ impl VmStats {
     pub(crate) fn new(hasher: Seeded, started: u64) -> Self {
         VmStats {
             requests: RequestCounts::default(),
+            connections: Connections::default(),
             left_out: BTreeMap::new(),
             inbound: DirectionStats::default(),
             outbound: DirectionStats::default(),
@@ -240,6 +242,7 @@ impl VmStats {
             stages,
             slowest: self.slowest,
             groups,
+            connections: (self.connections.seen > 0).then_some(self.connections),
             inbound: self.inbound.report(&INBOUND),
             outbound: self.outbound.report(&OUTBOUND),
             depth: self.depth.depth(),

@@ -139,6 +139,9 @@ pub struct VmReport {
     pub slowest: Vec<Request>,
     /// Groups of requests (SIP calls), if the matching has groups.
     pub groups: Option<Groups>,
+    /// TCP connections, if their requests are matched and there are any.
+    #[serde(default)]
+    pub connections: Option<Connections>,
     /// Packets towards the guest, whether or not they belong to a request.
     pub inbound: DirectionReport,
     /// Packets from the guest, whether or not they belong to a request.
@@ -202,7 +205,7 @@ pub struct RequestCounts {
     /// Requests that are not known to be dropped by the host, and had no response until the trace ended or the time
     /// allowed for a response had passed.
     pub unanswered: u64,
-    /// Requests that were sent again (SIP over UDP), not counted in `seen`: the first copy is followed.
+    /// Copies of requests that were sent again (SIP, DNS; TCP: segments), not counted in `seen`: the first copy is followed.
     #[serde(default)]
     pub retransmitted: u64,
 }
@@ -218,6 +221,23 @@ impl RequestCounts {
         ];
         all.into_iter().filter(|(n, _)| *n > 0)
     }
+}
+
+/// TCP connections whose requests are matched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connections {
+    /// Connections of which a segment was seen.
+    pub seen: u64,
+    /// Those that were open when the trace began, and of which the filter does not say which end is the server: their
+    /// requests are not followed.
+    pub client_not_known: u64,
+    /// Those whose sides spoke at the same time: of their later requests none is in a figure.
+    pub interleaved: u64,
+    /// Requests of more than one segment. If the client sends requests without waiting for answers, such a request may be
+    /// several; it is the first of them that is measured.
+    pub of_several_segments: u64,
+    /// Segments of all requests; some that were merged on the way count as one.
+    pub segments: u64,
 }
 
 /// A distribution of durations, ns.

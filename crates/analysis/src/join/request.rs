@@ -17,12 +17,15 @@
 //! a filter with `dst port` prevents that.
 //!
 //! In SIP a key identifies a transaction: a further copy of a request is a retransmission (RFC 3261, 17.1), and the
-//! response to any copy answers all. A query of DNS is repeated in the same way, with its id. The first copy is followed, up to the first response; if it does not reach the
-//! guest, the request is incomplete. An answered key is remembered for the time allowed, so that a later
+//! response to any copy answers all. A query of DNS is repeated in the same way, with its id. The first
+//! copy is followed, up to the first response; if it does not reach the guest, the request is incomplete. Which segments of
+//! TCP are requests, copies and responses, [`Connections`] says. An answered key is remembered for the time allowed, so that a later
 //! retransmission is not taken for a new request.
 
 mod drops;
+mod segments;
 
+use super::connections::Connections;
 use super::delivery::InboundPacket;
 use super::group::Groups;
 use super::inside::{Division, InsideTable, Stay};
@@ -92,6 +95,7 @@ pub(super) struct RequestTable {
     /// Indexed by hash; a later key overwrites an earlier one. Empty until there is a first one.
     recent: Vec<Recent>,
     groups: Groups,
+    connections: Connections,
     pub(super) inside: InsideTable,
     /// Reused for each complete request.
     joined: Joined,
@@ -107,6 +111,7 @@ impl RequestTable {
             open: ExpiringSlab::new(MAX_OPEN),
             recent: Vec::new(),
             groups: Groups::new(hasher),
+            connections: Connections::new(hasher),
             inside: InsideTable::new(hasher),
             joined: waterfall::empty(),
         }
@@ -135,7 +140,7 @@ impl RequestTable {
         validity: Validity,
         c: &mut Common,
     ) -> Option<EntryId> {
-        let m = *matching.filter(|m| matches!(m.role, Role::Request | Role::Either))?;
+        let (m, validity) = self.of_client(now, vm, matching?, validity, c)?;
         let recent = self.recall(now, vm, m.key);
         if m.role == Role::Either && recent.is_some_and(|r| !r.from_outside) {
             return None; // The response to a request that the guest itself sent.
@@ -223,7 +228,7 @@ impl RequestTable {
         kick: Option<(u64, Kick)>,
         c: &mut Common,
     ) -> Option<EntryId> {
-        let m = p.matching.filter(|m| matches!(m.role, Role::Final | Role::Either))?;
+        let (m, validity) = self.of_guest(now, vm, p.matching.as_ref()?, c)?;
         let Some(id) = self.index.get(&(vm, m.key)).copied() else {
             // A request that the guest itself sends, a repeated response, or one to a request that was not seen.
             let recent = self.recall(now, vm, m.key);
@@ -234,6 +239,7 @@ impl RequestTable {
             return None;
         };
         let open = self.open.get_mut(id)?;
+        open.validity = open.validity.worse(validity);
         open.answers = open.answers.saturating_add(1);
         let all = open.answers >= open.copies;
         if open.copies > 1 && !all {
@@ -383,6 +389,7 @@ fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common) -> Exclus
         | Reason::NotReceived
         | Reason::FewerReports
         | Reason::OtherCopy
+        | Reason::SegmentMissing
         | Reason::OutOfOrder => true,
         // These were seen, or are due to lack of room.
         Reason::DroppedIn
@@ -390,6 +397,8 @@ fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common) -> Exclus
         | Reason::NotLearnt
         | Reason::Alike
         | Reason::SameKey
+        | Reason::Interleaved
+        | Reason::Closed
         | Reason::TooManyTaps
         | Reason::EventsLost
         | Reason::Evicted

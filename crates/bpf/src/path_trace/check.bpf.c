@@ -15,6 +15,7 @@
 #include "clock.bpf.h"
 #include "packet.bpf.h"
 #include "dns.bpf.h"
+#include "tcp.bpf.h"
 
 /* The scheduler's probes read the time that a test says it is. */
 static u64 test_time SEC(".bss.test"); /* not where the product has its data */
@@ -32,6 +33,7 @@ struct frame {
 	u32 role;
 	u32 pad;
 	u8 bytes[2048];
+	struct segment segment;
 };
 
 struct {
@@ -63,6 +65,8 @@ int check(void *ctx)
 		match_dns(&p);
 	f->key = p.key;
 	f->role = p.role;
+	if (settings.matching == MATCH_TCP && p.proto == PROTO_TCP)
+		f->role = read_segment(&p, &f->segment);
 	return 1;
 }
 

@@ -58,6 +58,7 @@ enum role {
 	ROLE_EITHER,
 	ROLE_REQUEST,
 	ROLE_FINAL,
+	ROLE_SEGMENT, /* of TCP: see struct segment */
 };
 
 enum end {
@@ -76,6 +77,7 @@ enum matching {
 	MATCH_ECHO,
 	MATCH_SIP,
 	MATCH_DNS,
+	MATCH_TCP,
 };
 
 /* Values that stand for an unknown number. */
@@ -112,6 +114,25 @@ enum hint {
 
 #define DROP_LOCATION 64 /* bytes of the name of the function that dropped a packet */
 
+/* Flags of struct segment; the first four are those of the header. As model::event::Segment has them. */
+enum segment_flag {
+	SEGMENT_FIN = 0x01,
+	SEGMENT_SYN = 0x02,
+	SEGMENT_RST = 0x04,
+	SEGMENT_ACK = 0x10,
+	SEGMENT_PORT_OF_GUEST = 0x40, /* the filter has a condition on a port that the guest's satisfies */
+	SEGMENT_PORT_OF_OTHER = 0x80, /* one on the port of either end that the other side's satisfies */
+};
+
+/* A segment of TCP; the key of its packet is that of the connection. */
+struct segment {
+	__u32 seq;
+	__u32 ack;
+	__u16 payload; /* bytes */
+	__u8 flags;    /* enum segment_flag, or-ed */
+	__u8 pad;
+};
+
 /* Starts every record. */
 struct rec_head {
 	__u64 ts; /* bpf_ktime_get_ns() */
@@ -131,14 +152,14 @@ struct rec_packet {
 struct rec_tap {
 	struct rec_packet packet;
 	__u64 key;
-	__u64 guest_print;    /* see guest_print(); at POINT_TAP_ENQUEUE and POINT_TAP_SEND */
 	__u64 worker[STATES]; /* the worker's clock */
 	__u32 preempted_by;
 	__u16 depth;
 	__u8 role;	   /* enum role */
 	__u8 worker_state; /* STATE_UNKNOWN: the clock means nothing */
 	__u16 queue;	   /* the tap's, at POINT_TAP_SEND; NOT_KNOWN */
-	__u8 pad[6];
+	__u8 pad[2];
+	struct segment segment; /* if the role is ROLE_SEGMENT */
 };
 
 struct rec_sip {
@@ -193,7 +214,7 @@ struct rec_drop {
 	__u8 role;	  /* enum role */
 	__u8 unspecified; /* the kernel gave no reason */
 	__u16 snap;	  /* bytes of payload that follow */
-	__u32 pad;
+	struct segment segment; /* if the role is ROLE_SEGMENT */
 	char location[DROP_LOCATION]; /* function+offset/size [module] */
 };
 

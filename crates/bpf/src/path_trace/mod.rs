@@ -148,7 +148,7 @@ fn mark_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
 pub fn try_load() -> Result<Vec<Verified>, Error> {
     let hooks = hooks()?;
     let mut most: Vec<Verified> = Vec::new();
-    for matching in [Matching::Sip, Matching::Dns, Matching::Echo] {
+    for matching in [Matching::Sip, Matching::Dns, Matching::Tcp, Matching::Echo] {
         let watch = Watch { matching, ..Watch::default() };
         let mut object = open()?;
         prepare(&mut object, &Setup { watch: &watch, vms: &[], guests: true, buffer_bytes: 0 }, &hooks)?;

@@ -62,6 +62,7 @@ fn settings(setup: &Setup<'_>) -> types::settings {
             Matching::Echo => matching::MATCH_ECHO.0,
             Matching::Sip => matching::MATCH_SIP.0,
             Matching::Dns => matching::MATCH_DNS.0,
+            Matching::Tcp => matching::MATCH_TCP.0,
         } as u8,
         ..Default::default()
     };

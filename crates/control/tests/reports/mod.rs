@@ -83,6 +83,7 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
         stages: Vec::new(),
         slowest: Vec::new(),
         groups: None,
+        connections: None,
         inbound: DirectionReport::default(),
         outbound: DirectionReport::default(),
         depth: None,

@@ -1,7 +1,7 @@
 //! How requests and responses are matched, and how that is written.
 //!
 //! ```text
-//! matching = "echo" | "sip" | "dns" | "none"
+//! matching = "echo" | "sip" | "dns" | "tcp" | "none"
 //! ```
 
 use super::{Flow, Proto};
@@ -24,6 +24,8 @@ pub enum Matching {
     None,
     /// DNS over UDP by id and question: hashed in the kernel, so no payload leaves it.
     Dns,
+    /// TCP by sequence and acknowledgement numbers: a request is what the client says until the server answers.
+    Tcp,
 }
 
 /// The port of DNS.
@@ -31,11 +33,12 @@ const DNS_PORT: u16 = 53;
 
 impl Matching {
     /// What is matched in the packets of a filter, unless the operator says otherwise: DNS if it selects UDP and the port
-    /// of DNS at the responder or at either end, echo otherwise.
+    /// of DNS at the responder or at either end, TCP if it selects TCP, echo otherwise.
     pub fn of(flow: &Flow) -> Matching {
         let port = |port| flow.ports.iter().any(|p| p.port == port && p.end != super::End::Src);
         match flow.proto {
             Some(Proto::Udp) if port(DNS_PORT) => Matching::Dns,
+            Some(Proto::Tcp) => Matching::Tcp,
             _ => Matching::Echo,
         }
     }
@@ -44,7 +47,7 @@ impl Matching {
     pub(crate) fn since(self) -> u16 {
         match self {
             Matching::Echo | Matching::Sip | Matching::None => 1,
-            Matching::Dns => 4,
+            Matching::Dns | Matching::Tcp => 4,
         }
     }
 
@@ -52,7 +55,7 @@ impl Matching {
     /// further request with it is taken for such a copy for as long as a request may take.
     pub fn repeats(self) -> bool {
         match self {
-            Matching::Sip | Matching::Dns => true,
+            Matching::Sip | Matching::Dns | Matching::Tcp => true,
             Matching::Echo | Matching::None => false,
         }
     }
@@ -66,6 +69,7 @@ impl fmt::Display for Matching {
             Matching::Sip => "sip",
             Matching::None => "none",
             Matching::Dns => "dns",
+            Matching::Tcp => "tcp",
         })
     }
 }
@@ -84,7 +88,8 @@ impl FromStr for Matching {
             "sip" => Matching::Sip,
             "none" => Matching::None,
             "dns" => Matching::Dns,
-            _ => return Err(MatchingError("expected echo, sip, dns or none".into())),
+            "tcp" => Matching::Tcp,
+            _ => return Err(MatchingError("expected echo, sip, dns, tcp or none".into())),
         })
     }
 }
@@ -95,7 +100,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        for matching in [Matching::Echo, Matching::Sip, Matching::None, Matching::Dns] {
+        for matching in [Matching::Echo, Matching::Sip, Matching::None, Matching::Dns, Matching::Tcp] {
             assert_eq!(matching.to_string().parse(), Ok(matching));
         }
         for other in ["", "DNS", "telepathy", "dns "] {
@@ -113,6 +118,8 @@ mod tests {
             ("udp port 53", Matching::Dns),
             ("ip6 and udp and dst port 53", Matching::Dns),
             ("udp src port 53", Matching::Echo),
+            ("tcp port 53", Matching::Tcp),
+            ("ip6 and tcp and dst port 80", Matching::Tcp),
             ("icmp", Matching::Echo),
         ] {
             assert_eq!(Matching::of(&Flow::parse(filter).unwrap()), matching, "{filter}");

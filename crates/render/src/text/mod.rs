@@ -20,7 +20,7 @@ use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
 use teiji_model::report::{
-    Dist, Finding, Groups, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport,
+    Connections, Dist, Finding, Groups, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport,
 };
 
 /// Columns of the widest line.
@@ -131,6 +131,7 @@ fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &
     let mut lines = vec![format!("{}  pid {}{}", style.paint(Tone::Strong, &name), vm.pid, lifetime(vm))];
     lines.push(requests(&vm.requests));
     lines.extend(reasons(vm));
+    lines.extend(vm.connections.iter().flat_map(connections));
     match &vm.total {
         None => {
             lines.push(String::new());
@@ -210,6 +211,29 @@ fn reasons(vm: &VmReport) -> Vec<String> {
             .push(format!("           {rest} for {} other reasons: --json has all", all.len() - MAX_REASONS));
     }
     lines
+}
+
+/// TCP connections, and what the requests on them are.
+fn connections(c: &Connections) -> Vec<String> {
+    let mut text = format!("{} seen", c.seen);
+    if c.client_not_known > 0 {
+        text += &format!(
+            ", {} of them without requests: open before the trace began, and the filter has no `dst port`",
+            c.client_not_known
+        );
+    }
+    if c.interleaved > 0 {
+        text += &format!(", {} whose sides spoke at the same time", c.interleaved);
+    }
+    if c.of_several_segments > 0 {
+        text += &format!(
+            "; {} of several segments (all requests: {}): of requests that are sent without waiting the first is measured",
+            count(c.of_several_segments, "request"),
+            count(c.segments, "segment")
+        );
+    }
+    let lines = wrap(&text, WIDTH - 11).into_iter().enumerate();
+    lines.map(|(i, l)| format!("{:11}{l}", if i == 0 { "TCP" } else { "" })).collect()
 }
 
 fn calls(g: &Groups) -> Vec<String> {

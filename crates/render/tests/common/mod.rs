@@ -311,6 +311,7 @@ pub fn contended() -> Report {
             total: dist(164, [90_000, 101_000, 110_000, 131_000, 140_000]),
             outside: dist(164, [88_000, 93_000, 95_000, 99_000, 101_000]),
         }),
+        connections: None,
         inbound: DirectionReport { packets: 1330, incomplete: 2, dropped: 0, stages: vec![] },
         outbound: DirectionReport { packets: 1320, incomplete: 0, dropped: 0, stages: vec![] },
         depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),

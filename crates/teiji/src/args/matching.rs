@@ -7,10 +7,11 @@ use std::ffi::OsStr;
 use teiji_model::flow::Matching;
 
 /// The values with their help, for `--help`, the manual page and completions.
-const VALUES: [(&str, &str); 4] = [
+const VALUES: [(&str, &str); 5] = [
     ("echo", "ICMP echo, and UDP services that send the payload back"),
     ("sip", "SIP over UDP by Call-ID and CSeq; copies up to 512 bytes of each message out of the kernel"),
     ("dns", "DNS over UDP by id and question"),
+    ("tcp", "TCP (HTTP and others): what the client sends until the server answers, by sequence numbers"),
     ("none", "Not at all: packets are followed in one direction"),
 ];
 
