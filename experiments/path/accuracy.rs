@@ -180,7 +180,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result
             Pairing::Udp => drop(load::echo(&lab.host, guest, case.rate, extent.requests)?),
             Pairing::Icmp => load::ping(&lab.host, guest, case.rate, extent.requests)?,
             Pairing::Sip => drop(load::call(&lab.host, guest, case.rate, extent.requests / 2)?),
-            Pairing::Dns | Pairing::Http => {
+            Pairing::Dns | Pairing::Http | Pairing::Key { .. } => {
                 bail!("the caller of run_under() sends the load of {}", case.name)
             }
         }

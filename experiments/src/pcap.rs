@@ -45,6 +45,13 @@ pub enum Pairing {
     Sip,
     /// DNS over UDP.
     Dns,
+    /// UDP; the response repeats some bytes of the request's payload.
+    Key {
+        /// How many bytes precede them.
+        offset: usize,
+        /// How many they are.
+        len: usize,
+    },
     /// HTTP over TCP; the response repeats the request's path in a header `X-Request`.
     Http,
 }
@@ -157,6 +164,11 @@ fn key(p: &Seen<'_>, by: Pairing) -> Option<(Vec<u8>, Option<bool>)> {
         Pairing::Sip if p.proto == 17 => sip(p.data.get(8..)?),
         Pairing::Dns if p.proto == 17 => dns(p.data),
         Pairing::Http if p.proto == 6 => http(p.data),
+        Pairing::Key { offset, len } if p.proto == 17 => {
+            let mut ports = [p.data.get(..2)?, p.data.get(2..4)?];
+            ports.sort();
+            Some(([ports.concat(), p.data.get(8 + offset..8 + offset + len)?.to_vec()].concat(), None))
+        }
         _ => None,
     }
 }

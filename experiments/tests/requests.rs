@@ -24,6 +24,7 @@ fn main() -> ExitCode {
     let tests = teiji_lab::tests![
         questions_to_a_dns_server_are_followed,
         turns_on_connections_to_an_http_server_are_requests,
+        datagrams_are_matched_by_bytes_that_identify_them,
         requests_that_are_lost_on_their_way_are_followed_from_their_first_copy_at_the_host,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
@@ -141,4 +142,24 @@ fn requests_that_are_lost_on_their_way_are_followed_from_their_first_copy_at_the
     let lost = http("lossy", 200, "get");
     LAB.host.run("ip netns exec peer tc qdisc del dev eth0 root").unwrap().ok().unwrap();
     eprintln!("{lost:?}");
+}
+
+/// A server that answers with the identifier of the request, in another order than it was asked in.
+fn datagrams_are_matched_by_bytes_that_identify_them() {
+    let arguments = "--flow 'udp dst port 9000' --match key:2:4";
+    let case = Case { name: "key", pairing: Pairing::Key { offset: 2, len: 4 }, arguments, rate: 50.0 };
+    let program = include_str!("requests/key_server.py");
+    let run = "exec python3 /tmp/key_server.py 9000";
+    let server = VM1.spawn(&format!("cat >/tmp/key_server.py <<'END'\n{program}END\n{run}")).unwrap();
+    VM1.run_for("until grep -q ':2328 ' /proc/net/udp; do sleep 0.2; done", START).unwrap().ok().unwrap();
+    let program = include_bytes!("requests/key_client.py");
+    call("key_client.py", program, "30 20");
+    let mut called = None;
+    let agreement = accuracy::run_under(&LAB, &VM1, &case, || {
+        called = Some(call("key_client.py", program, &format!("300 {}", case.rate)));
+        Ok(())
+    })
+    .unwrap();
+    agrees(&agreement, called.unwrap());
+    drop(server);
 }

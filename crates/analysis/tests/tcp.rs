@@ -107,7 +107,11 @@ fn a_segment_that_the_host_drops_costs_its_request() {
         let mut w = World::default();
         w.opens(7, 100);
         for (i, s) in [data(101, 201, 10), data(111, 201, 10)].into_iter().enumerate() {
-            if i == which { w.dropped(s) } else { drop(w.asks(s)) }
+            if i == which {
+                w.dropped(s);
+            } else {
+                w.asks(s);
+            }
         }
         w.asks(data(if which == 0 { 101 } else { 111 }, 201, 10));
         w.says(data(201, 121, 10));

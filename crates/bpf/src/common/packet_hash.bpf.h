@@ -29,7 +29,7 @@ struct packet {
 	u8 role;
 	u8 proto;
 	bool to_guest;
-	u16 payload_len; /* UDP, of the linear part; TCP: with its header, whole */
+	u16 payload_len;	      /* UDP, of the linear part; TCP: with its header, whole */
 	const unsigned char *payload; /* TCP: its header */
 };
 
@@ -320,7 +320,7 @@ static __always_inline bool identify(const struct ethernet *eth, const unsigned 
 		if (settings.matching == MATCH_ECHO) {
 			p->key = match_key(&e, (u32)PROTO_UDP << 16 | udp.len, 0, sums);
 			p->role = ROLE_EITHER;
-		} else if (settings.matching == MATCH_DNS) {
+		} else if (settings.matching == MATCH_DNS || settings.matching == MATCH_KEY) {
 			p->key = ends_key(&e, secret);
 		}
 	} else if (e.proto == PROTO_TCP) {

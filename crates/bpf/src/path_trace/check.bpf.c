@@ -15,6 +15,7 @@
 #include "clock.bpf.h"
 #include "packet.bpf.h"
 #include "dns.bpf.h"
+#include "key.bpf.h"
 #include "tcp.bpf.h"
 
 /* The scheduler's probes read the time that a test says it is. */
@@ -61,8 +62,7 @@ int check(void *ctx)
 	if (!parse(data, data + f->len, true, f->to_guest, &p))
 		return 0;
 	f->fingerprint = p.fingerprint;
-	if (settings.matching == MATCH_DNS && p.proto == PROTO_UDP)
-		match_dns(&p);
+	match_payload(&p);
 	f->key = p.key;
 	f->role = p.role;
 	if (settings.matching == MATCH_TCP && p.proto == PROTO_TCP)

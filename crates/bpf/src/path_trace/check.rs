@@ -3,6 +3,7 @@
 
 mod dns;
 mod hash;
+mod key;
 mod tcp;
 mod threads;
 

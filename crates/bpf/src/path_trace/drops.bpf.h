@@ -126,8 +126,7 @@ int BPF_PROG(on_drop, struct sk_buff *skb, void *location, u32 why)
 	} else {
 		struct rec_drop *r;
 
-		if (settings.matching == MATCH_DNS && p.proto == PROTO_UDP)
-			match_dns(&p);
+		match_payload(&p);
 		r = reserve(sizeof(*r));
 		if (!r)
 			return 0;

@@ -361,7 +361,7 @@ fn a_recording_asks_for_no_more_than_it_has() {
         u16::from_le_bytes([file[10], file[11]])
     };
     assert_eq!([Matching::Echo, Matching::Sip, Matching::None].map(with), [3; 3]);
-    assert_eq!([Matching::Dns, Matching::Tcp].map(with), [4; 2]);
+    assert_eq!([Matching::Dns, Matching::Tcp, Matching::Key(Key::new(2, 4).unwrap())].map(with), [4; 3]);
 }
 
 /// The format consists of the serialized data types: a change of a type changes the format. [`VERSION`] then has to be
