@@ -210,8 +210,8 @@ mod tests {
         let of = [f::SEGMENT_FIN, f::SEGMENT_SYN, f::SEGMENT_RST, f::SEGMENT_ACK];
         let ports = [f::SEGMENT_PORT_OF_GUEST, f::SEGMENT_PORT_OF_OTHER];
         let model = [Segment::FIN, Segment::SYN, Segment::RST, Segment::ACK];
-        assert_eq!(of.map(|f| f.0), model.map(u32::from));
-        assert_eq!(ports.map(|f| f.0), [Segment::PORT_OF_GUEST, Segment::PORT_OF_OTHER].map(u32::from));
+        assert_eq!(of.map(|flag| flag.0), model.map(u32::from));
+        assert_eq!(ports.map(|flag| flag.0), [Segment::PORT_OF_GUEST, Segment::PORT_OF_OTHER].map(u32::from));
     }
 
     #[test]

@@ -139,6 +139,6 @@ fn only_segments_are_segments() {
         assert_eq!(role(found.role.into()), right, "{matching} {proto}");
         assert_eq!(found.key != 0, right == role::ROLE_SEGMENT, "{matching} {proto}");
     }
-    let names = [segment_flag::SEGMENT_SYN, segment_flag::SEGMENT_ACK].map(|f| f.0 as u8);
+    let names = [segment_flag::SEGMENT_SYN, segment_flag::SEGMENT_ACK].map(|flag| flag.0 as u8);
     assert_eq!(names, [Segment::SYN, Segment::ACK]);
 }
