@@ -180,7 +180,9 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, case: &Case, extent: &Extent) -> Result
             Pairing::Udp => drop(load::echo(&lab.host, guest, case.rate, extent.requests)?),
             Pairing::Icmp => load::ping(&lab.host, guest, case.rate, extent.requests)?,
             Pairing::Sip => drop(load::call(&lab.host, guest, case.rate, extent.requests / 2)?),
-            Pairing::Dns => bail!("the caller of run_under() sends the load of {}", case.name),
+            Pairing::Dns | Pairing::Http | Pairing::Key { .. } => {
+                bail!("the caller of run_under() sends the load of {}", case.name)
+            }
         }
         Ok(())
     })
@@ -221,7 +223,8 @@ pub fn run_under(
     let found = paired(&captured, Side::Uplink)?;
     let [inside, outside] = [paired(&inside, Side::Downlink)?, paired(&outside, Side::Downlink)?].map(totals);
     let around = |e: &Exchange| Some([*inside.get(&e.id)?, *outside.get(&e.id)?]);
-    let pairs = align(&found.exchanges, &joined, counts.realtime_minus_monotonic_ns, around);
+    let one_at_a_time = case.pairing == Pairing::Http;
+    let pairs = align(&found.exchanges, &joined, counts.realtime_minus_monotonic_ns, one_at_a_time, around);
 
     let off: Vec<f64> = pairs.iter().map(|p| p.off() / 1e3).collect();
     let size: Vec<f64> = off.iter().map(|o| o.abs()).collect();
@@ -306,17 +309,22 @@ fn beyond_tap(request: &Request) -> [u64; 2] {
 /// Matches the requests of both, each used once, in the order of their starts. The capture stamps a packet before teiji
 /// does, and both do so before the next packet arrives, however long the CPU is preempted in between. So teiji's
 /// request is the last one that the capture had stamped by then, if its response had not left yet.
+///
+/// A segment of TCP is stamped later, when the capture gets its copy. But a client that sends one request at a time
+/// (`one_at_a_time`) has sent no other before the response left: it is the last one that the capture stamped until then.
 fn align(
     capture: &[Exchange],
     teiji: &[Joined],
     realtime_minus_monotonic: i64,
+    one_at_a_time: bool,
     around: impl Fn(&Exchange) -> Option<[u64; 2]>,
 ) -> Vec<Pair> {
     let mut pairs = Vec::new();
     let mut at = 0;
     for j in teiji {
         let start = j.request.start as i64 + realtime_minus_monotonic;
-        let stamped = |e: &Exchange| e.start as i64 <= start + START_OFF;
+        let within = if one_at_a_time { j.request.total as i64 } else { START_OFF };
+        let stamped = |e: &Exchange| e.start as i64 <= start + within;
         while capture.get(at + 1).is_some_and(stamped) {
             at += 1;
         }
@@ -370,10 +378,14 @@ pub(super) mod tests {
             .into_iter()
             .map(|(i, late)| joined(i * 5_000_000 + late, 200 + i))
             .collect();
-        let pairs = align(&capture, &teiji, 10_000_000_000, |e| Some([e.id, e.id]));
+        let pairs = align(&capture, &teiji, 10_000_000_000, false, |e| Some([e.id, e.id]));
         let totals: Vec<_> = pairs.iter().map(|p| (p.capture, p.teiji)).collect();
         assert_eq!(totals, [(6_000_001, 201), (6_000_003, 203), (6_000_004, 204)]);
         assert_eq!(pairs[1].around, Some([3, 3]));
+        // Stamps of the capture that are later, of requests that come one at a time: each 5 ms, for 40 µs.
+        let early: Vec<Joined> = [1, 3, 4].map(|i| joined(i * 5_000_000 - 30_000, 40_000)).into();
+        let pairs = align(&capture, &early, 10_000_000_000, true, |e| Some([e.id, e.id]));
+        assert_eq!(pairs.iter().map(|p| p.around).collect::<Vec<_>>(), [1, 3, 4].map(|i| Some([i, i])));
     }
 
     #[test]

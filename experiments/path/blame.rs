@@ -392,6 +392,7 @@ mod tests {
             typical: None,
             chosen: None,
             groups: None,
+            connections: None,
             inbound: DirectionReport::default(),
             outbound: DirectionReport::default(),
             depth: None,

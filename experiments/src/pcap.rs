@@ -2,7 +2,7 @@
 //!
 //! teiji's pairing is checked against this one, so it shares no code with teiji: echoes are recognised by their whole
 //! payload, ICMP by identifier and sequence number, SIP by the text of Call-ID and CSeq, DNS
-//! by its id and the text of its question.
+//! by its id and the text of its question, TCP by the text of HTTP.
 
 use anyhow::{Result, bail};
 use std::collections::HashMap;
@@ -45,6 +45,15 @@ pub enum Pairing {
     Sip,
     /// DNS over UDP.
     Dns,
+    /// UDP; the response repeats some bytes of the request's payload.
+    Key {
+        /// How many bytes precede them.
+        offset: usize,
+        /// How many they are.
+        len: usize,
+    },
+    /// HTTP over TCP; the response repeats the request's path in a header `X-Request`.
+    Http,
 }
 
 /// An answered request.
@@ -191,6 +200,12 @@ fn key(p: &Seen<'_>, by: Pairing) -> Option<(Vec<u8>, Option<bool>)> {
         }
         Pairing::Sip if p.proto == 17 => sip(p.data.get(8..)?),
         Pairing::Dns if p.proto == 17 => dns(p.data),
+        Pairing::Http if p.proto == 6 => http(p.data),
+        Pairing::Key { offset, len } if p.proto == 17 => {
+            let mut ports = [p.data.get(..2)?, p.data.get(2..4)?];
+            ports.sort();
+            Some(([ports.concat(), p.data.get(8 + offset..8 + offset + len)?.to_vec()].concat(), None))
+        }
         _ => None,
     }
 }
@@ -232,6 +247,21 @@ fn dns(datagram: &[u8]) -> Option<(Vec<u8>, Option<bool>)> {
     }
     text += &format!(" {:?}", rest.get(..4)?);
     Some((text.into_bytes(), Some(!response)))
+}
+
+/// The head of a message, if a segment begins with it: its client's port, and the request's path.
+fn http(segment: &[u8]) -> Option<(Vec<u8>, Option<bool>)> {
+    let header = usize::from(*segment.get(12)? >> 4) * 4;
+    let text = String::from_utf8_lossy(segment.get(header..)?);
+    let mut lines = text.split("\r\n");
+    let first = lines.next()?;
+    let (path, port, is_request) = if first.starts_with("HTTP/1.1 ") {
+        (lines.find_map(|line| line.strip_prefix("X-Request: "))?, &segment[2..4], false)
+    } else {
+        let path = first.strip_suffix(" HTTP/1.1")?.split_once(' ')?.1;
+        (path, &segment[..2], true)
+    };
+    Some((format!("{port:?} {path}").into_bytes(), Some(is_request)))
 }
 
 #[cfg(test)]
@@ -341,6 +371,33 @@ mod tests {
         ];
         let pairs = pair(&trace, GUEST, Pairing::Dns, Side::Uplink);
         assert_eq!(times(&pairs), [(1, 5)]);
+        assert_eq!((pairs.requests, pairs.repeated), (2, 1));
+    }
+
+    #[test]
+    fn http_is_paired_by_its_path() {
+        let say = |ports: [u8; 4], text: &str| {
+            let head = [&ports[..], &[9; 8], &[0x60, 0x18], &[7; 10]].concat();
+            [&head, text.as_bytes()].concat()
+        };
+        let (to, from) = ([7, 7, 0, 80], [0, 80, 7, 7]);
+        let asked = say(to, "GET /1 HTTP/1.1\r\nHost: a\r\n\r\n");
+        let other = say(to, "POST /2 HTTP/1.1\r\nHost: a\r\n\r\n");
+        let answer = |path| format!("HTTP/1.1 200 OK\r\nServer: b\r\nX-Request: {path}\r\n\r\nbody");
+        let (wrong_port, body) = (say([0, 80, 7, 8], &answer("/1")), say(to, "more"));
+        let (right, wrong_path) = (say(from, &answer("/1")), say(from, &answer("/3")));
+        let trace = [
+            seen(1, false, 6, &asked),
+            seen(2, false, 6, &other),
+            seen(3, false, 6, &body),
+            seen(4, false, 6, &asked),
+            seen(5, true, 6, &wrong_port),
+            seen(6, true, 6, &wrong_path),
+            seen(7, true, 6, &right),
+            seen(9, true, 6, b"cut off"),
+        ];
+        let pairs = pair(&trace, GUEST, Pairing::Http, Side::Uplink);
+        assert_eq!(times(&pairs), [(1, 6)]);
         assert_eq!((pairs.requests, pairs.repeated), (2, 1));
     }
 

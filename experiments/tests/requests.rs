@@ -11,8 +11,8 @@ use teiji_experiments::load::{self, CALLER_CPU};
 use teiji_experiments::path::accuracy::{self, Agreement, Case};
 use teiji_experiments::pcap::Pairing;
 use teiji_experiments::tracing::Lab;
-use teiji_lab::Guest;
 use teiji_lab::harness::{self, Shared};
+use teiji_lab::{Child, Guest};
 
 static LAB: Shared<Lab> = Shared::new("the lab", || {
     Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("requests")).unwrap()
@@ -21,7 +21,12 @@ static VM1: Shared<Guest<'static>> =
     Shared::new("the guest vm1", || LAB.host.guest(&load::placed("vm1")).unwrap());
 
 fn main() -> ExitCode {
-    let tests = teiji_lab::tests![questions_to_a_dns_server_are_followed];
+    let tests = teiji_lab::tests![
+        questions_to_a_dns_server_are_followed,
+        turns_on_connections_to_an_http_server_are_requests,
+        datagrams_are_matched_by_bytes_that_identify_them,
+        requests_that_are_lost_on_their_way_are_followed_from_their_first_copy_at_the_host,
+    ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
@@ -95,5 +100,66 @@ fn questions_to_a_dns_server_are_followed() {
             && agreement.retransmitted + agreement.excused >= called.twice,
         "{agreement:?}"
     );
+    drop(server);
+}
+
+static HTTP: Shared<Child> = Shared::new("the HTTP server in vm1", || {
+    let program = include_str!("requests/http_server.py");
+    let run = "exec python3 /tmp/http_server.py 8080";
+    let server = VM1.spawn(&format!("cat >/tmp/http_server.py <<'END'\n{program}END\n{run}")).unwrap();
+    VM1.run_for("until grep -q ':1F90 ' /proc/net/tcp; do sleep 0.2; done", START).unwrap().ok().unwrap();
+    call("http_client.py", HTTP_CLIENT, "20 20 all");
+    server
+});
+const HTTP_CLIENT: &[u8] = include_bytes!("requests/http_client.py");
+
+/// Sends HTTP requests of a kind while the trace runs.
+fn http(name: &'static str, count: u32, kind: &str) -> (Agreement, Called) {
+    let _server = &*HTTP;
+    let case = Case { name, pairing: Pairing::Http, arguments: "--flow 'tcp port 8080'", rate: 30.0 };
+    let mut called = None;
+    let agreement = accuracy::run_under(&LAB, &VM1, &case, || {
+        called = Some(call("http_client.py", HTTP_CLIENT, &format!("{count} {} {kind}", case.rate)));
+        Ok(())
+    })
+    .unwrap();
+    let called = called.unwrap();
+    agrees(&agreement, called);
+    (agreement, called)
+}
+
+/// The filter decides that it is TCP. Several connections that are kept open and some that are not; requests and answers of
+/// several segments; requests that are sent again, because the client hears nothing for a while.
+fn turns_on_connections_to_an_http_server_are_requests() {
+    let (agreement, called) = http("http", 300, "all");
+    assert!(called.twice > 0 && agreement.repeated as u64 >= called.twice, "{agreement:?}");
+    assert!(agreement.retransmitted + agreement.excused >= agreement.repeated as u64, "{agreement:?}");
+}
+
+/// A request that the network loses is none of the host until it is sent again.
+fn requests_that_are_lost_on_their_way_are_followed_from_their_first_copy_at_the_host() {
+    LAB.host.run("ip netns exec peer tc qdisc add dev eth0 root netem loss 5%").unwrap().ok().unwrap();
+    let lost = http("lossy", 200, "get");
+    LAB.host.run("ip netns exec peer tc qdisc del dev eth0 root").unwrap().ok().unwrap();
+    eprintln!("{lost:?}");
+}
+
+/// A server that answers with the identifier of the request, in another order than it was asked in.
+fn datagrams_are_matched_by_bytes_that_identify_them() {
+    let arguments = "--flow 'udp dst port 9000' --match key:2:4";
+    let case = Case { name: "key", pairing: Pairing::Key { offset: 2, len: 4 }, arguments, rate: 50.0 };
+    let program = include_str!("requests/key_server.py");
+    let run = "exec python3 /tmp/key_server.py 9000";
+    let server = VM1.spawn(&format!("cat >/tmp/key_server.py <<'END'\n{program}END\n{run}")).unwrap();
+    VM1.run_for("until grep -q ':2328 ' /proc/net/udp; do sleep 0.2; done", START).unwrap().ok().unwrap();
+    let program = include_bytes!("requests/key_client.py");
+    call("key_client.py", program, "30 20");
+    let mut called = None;
+    let agreement = accuracy::run_under(&LAB, &VM1, &case, || {
+        called = Some(call("key_client.py", program, &format!("300 {}", case.rate)));
+        Ok(())
+    })
+    .unwrap();
+    agrees(&agreement, called.unwrap());
     drop(server);
 }

@@ -60,6 +60,13 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
         Reason::Alike | Reason::SameKey | Reason::OtherCopy => {
             "Identical packets were on the path at once, so responses cannot be told apart.".into()
         }
+        Reason::Interleaved => {
+            "Clients and servers spoke at the same time (pipelining, TLS, notifications), and --match tcp sees sequence numbers only: \
+             response times can be measured of clients that wait for each answer."
+                .into()
+        }
+        Reason::SegmentMissing => "Segments were lost or overtaken on their way to this host: look at the network before it.".into(),
+        Reason::Closed => "Connections ended before requests on them were answered: look at the service.".into(),
         Reason::TraceEnded => "The trace ended before the requests did: trace longer with --for.".into(),
         Reason::Evicted | Reason::TooManyTaps => "More packets were on the path at once than teiji follows: narrow --flow.".into(),
         Reason::NotSignalled

@@ -16,8 +16,8 @@ use crate::verdict;
 use std::collections::BTreeMap;
 use teiji_model::host::Vm;
 use teiji_model::report::{
-    DirectionReport, DropLocation, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts, StageReport,
-    VmReport,
+    Connections, DirectionReport, DropLocation, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts,
+    StageReport, VmReport,
 };
 use teiji_model::stage::{Stage, ThreadState};
 
@@ -56,6 +56,7 @@ impl DirectionStats {
 #[derive(Clone)]
 pub(crate) struct VmStats {
     pub(crate) requests: RequestCounts,
+    pub(crate) connections: Connections,
     /// Why requests are not complete. There are few combinations: reasons times places of drops.
     left_out: BTreeMap<(Outcome, Exclusion), u64>,
     pub(crate) inbound: DirectionStats,
@@ -86,6 +87,7 @@ impl VmStats {
     pub(crate) fn new(hasher: Seeded, started: u64, chosen: Option<u64>) -> Self {
         VmStats {
             requests: RequestCounts::default(),
+            connections: Connections::default(),
             left_out: BTreeMap::new(),
             inbound: DirectionStats::default(),
             outbound: DirectionStats::default(),
@@ -246,6 +248,7 @@ impl VmStats {
             typical: self.typical.request,
             chosen: self.chosen.request,
             groups: self.calls.report(),
+            connections: (self.connections.seen > 0).then_some(self.connections),
             inbound: self.inbound.report(&INBOUND),
             outbound: self.outbound.report(&OUTBOUND),
             depth: self.depth.depth(),

@@ -150,6 +150,41 @@ pub enum Role {
     OneWay,
     /// A response that says only that the next hop has the request (SIP 100).
     Trying,
+    /// A segment of TCP: its part follows from the segments before it. The key is that of its connection.
+    Segment(Segment),
+}
+
+/// What is known of a segment of TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Segment {
+    /// Its sequence number.
+    pub seq: u32,
+    /// What it acknowledges; has no meaning without [`Segment::ACK`].
+    pub ack: u32,
+    /// Bytes of payload.
+    pub payload: u16,
+    /// Constants of [`Segment`], or-ed.
+    pub flags: u8,
+}
+
+impl Segment {
+    /// The sender sends no more.
+    pub const FIN: u8 = 0x01;
+    /// It opens the connection.
+    pub const SYN: u8 = 0x02;
+    /// It resets the connection.
+    pub const RST: u8 = 0x04;
+    /// It acknowledges something.
+    pub const ACK: u8 = 0x10;
+    /// The filter has a condition on ports that the guest's port satisfies.
+    pub const PORT_OF_GUEST: u8 = 0x40;
+    /// The filter has a condition on the port of either end that the other side's satisfies.
+    pub const PORT_OF_OTHER: u8 = 0x80;
+
+    /// Whether it has one of these flags.
+    pub fn has(&self, flags: u8) -> bool {
+        self.flags & flags != 0
+    }
 }
 
 /// A vhost worker signalled a receive queue.

@@ -19,7 +19,7 @@ mod matching;
 mod parse;
 
 pub use matches::Headers;
-pub use matching::{Matching, MatchingError};
+pub use matching::{Key, Matching, MatchingError};
 pub use parse::FlowError;
 pub use parse::{bits, masked};
 

@@ -101,6 +101,12 @@ reasons! {
     Alike, "alike", Nobody, "an identical packet was on the way at the same time";
     /// Another request with the same key was open.
     SameKey, "same_key", Nobody, "another request with the same key was open at the same time";
+    /// The two sides of its TCP connection did not take turns.
+    Interleaved, "interleaved", Nobody, "client and server of its connection spoke at the same time: what answers what cannot be told by sequence numbers";
+    /// A segment of it, or of its answer, came out of order, or was not seen.
+    SegmentMissing, "segment_missing", Nobody, "one of its segments was lost before this host, or came out of order or unseen";
+    /// Its TCP connection ended first.
+    Closed, "closed", Nobody, "its connection was closed or reset before it was answered";
     /// It has more copies of its packet than can be followed.
     TooManyTaps, "too_many_taps", Teiji, "its packet was put on more taps at once than are followed";
     /// It was sent again, and the first copy is not the one that was answered, or was not seen to reach the guest.

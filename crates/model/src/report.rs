@@ -147,6 +147,9 @@ pub struct VmReport {
     pub chosen: Option<Request>,
     /// Groups of requests (SIP calls), if the matching has groups.
     pub groups: Option<Groups>,
+    /// TCP connections, if their requests are matched and there are any.
+    #[serde(default)]
+    pub connections: Option<Connections>,
     /// Packets towards the guest, whether or not they belong to a request.
     pub inbound: DirectionReport,
     /// Packets from the guest, whether or not they belong to a request.
@@ -213,7 +216,7 @@ pub struct RequestCounts {
     /// Requests that are not known to be dropped by the host, and had no response until the trace ended or the time
     /// allowed for a response had passed.
     pub unanswered: u64,
-    /// Further copies of requests that were sent again (SIP over UDP, DNS), not counted in `seen`.
+    /// Further copies of requests that were sent again (SIP over UDP, DNS; TCP: segments), not counted in `seen`.
     #[serde(default)]
     pub retransmitted: u64,
     /// The requests that were sent again before they were answered.
@@ -232,6 +235,23 @@ impl RequestCounts {
         ];
         all.into_iter().filter(|(n, _)| *n > 0)
     }
+}
+
+/// TCP connections whose requests are matched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connections {
+    /// Connections of which a segment was seen.
+    pub seen: u64,
+    /// Those that were open when the trace began, and of which the filter does not say which end is the server: their
+    /// requests are not followed.
+    pub client_not_known: u64,
+    /// Those whose sides spoke at the same time: of their later requests none is in a figure.
+    pub interleaved: u64,
+    /// Requests of more than one segment. If the client sends requests without waiting for answers, such a request may be
+    /// several; it is the first of them that is measured.
+    pub of_several_segments: u64,
+    /// Segments of all requests; some that were merged on the way count as one.
+    pub segments: u64,
 }
 
 /// A distribution of durations, ns.

@@ -112,7 +112,8 @@ pub struct Watched {
     /// Which direction to follow, seen from the guest; requests need both.
     #[arg(long, value_enum, default_value_t)]
     pub direction: DirectionArg,
-    /// How responses are matched with their requests [default: dns if --flow selects udp and port 53, otherwise echo].
+    /// How responses are matched with their requests [default: dns if --flow selects udp and port 53, tcp if it
+    /// selects tcp, otherwise echo].
     #[arg(long = "match", value_name = "HOW", value_parser = MatchingParser)]
     pub matching: Option<Matching>,
     /// How long to trace, such as 500ms, 10s or 2m [default: until Ctrl-C].

@@ -16,6 +16,7 @@
 //! | [`arrival`] | nothing: it counts the packets that reach a guest at once |
 //! | [`outbound`] | fingerprint |
 //! | [`request`] | key, within a VM |
+//! | [`connections`] | sequence numbers of TCP: it says which segments begin a request or an answer |
 //! | [`inside`] | print, within a VM: what its guest reports |
 //! | [`starts`] | nothing: it keeps when threads of VMs got a CPU |
 //! | [`timeline`] | nothing: it finds what the threads of a request did |
@@ -36,6 +37,7 @@
 //! nothing more is seen of the packet. The submodules `drops` of [`inbound`], [`outbound`] and [`request`] do that.
 
 mod arrival;
+mod connections;
 mod delivery;
 mod group;
 mod inbound;

@@ -19,12 +19,15 @@
 //! In SIP a key identifies a transaction: a further copy of a request is a retransmission (RFC 3261, 17.1), and the
 //! response to any copy answers all. A query of DNS is repeated in the same way, with its id. The request ends with the
 //! first response; [`copies`] says which copy has its times. An answered key is remembered for the time allowed, so that
-//! a later retransmission is not taken for a new request.
+//! a later retransmission is not taken for a new request. Which segments of TCP are requests, copies and responses,
+//! [`Connections`] says.
 
 mod copies;
 mod drops;
+mod segments;
 mod unanswered;
 
+use super::connections::Connections;
 use super::delivery::InboundPacket;
 use super::group::Groups;
 use super::inside::{Division, InsideTable, Stay};
@@ -61,6 +64,8 @@ pub(super) struct Open {
     copies_seen: u16,
     further: Vec<Further>,
     unfollowed: bool,
+    /// Of TCP: a segment of it was sent again. Copies of segments are not followed.
+    segment_again: bool,
     /// The kernel dropped its first copy; or its response.
     first_dropped: bool,
     response_dropped: bool,
@@ -114,6 +119,7 @@ pub(super) struct RequestTable {
     /// Indexed by hash; a later key overwrites an earlier one. Empty until there is a first one.
     recent: Vec<Recent>,
     groups: Groups,
+    connections: Connections,
     pub(super) inside: InsideTable,
     /// Whether the threads of each request are described.
     timelines: bool,
@@ -133,6 +139,7 @@ impl RequestTable {
             followed_copies: 0,
             recent: Vec::new(),
             groups: Groups::new(hasher),
+            connections: Connections::new(hasher),
             inside: InsideTable::new(hasher),
             timelines,
             joined: waterfall::empty(),
@@ -167,9 +174,7 @@ impl RequestTable {
         if m.role == Role::OneWay {
             self.groups.message(start, vm, &m);
         }
-        if !matches!(m.role, Role::Request | Role::Either) {
-            return None;
-        }
+        let (m, validity) = self.of_client(now, vm, &m, validity, c)?;
         let recent = self.recall(now, vm, m.key);
         if m.role == Role::Either && recent.is_some_and(|r| !r.from_outside) {
             return None; // The response to a request that the guest itself sent.
@@ -210,6 +215,7 @@ impl RequestTable {
             copies_seen: 1,
             further: Vec::new(),
             unfollowed: false,
+            segment_again: false,
             first_dropped: false,
             response_dropped: false,
             copies: 1,
@@ -226,7 +232,7 @@ impl RequestTable {
         };
         let id = self.open.insert(open, now);
         self.index.insert((vm, m.key), id);
-        Some(CopyId { request: id, copy: 0 })
+        Some(CopyId::first(id))
     }
 
     /// Makes the validity of a request's copy at least as bad as `validity`.
@@ -273,9 +279,7 @@ impl RequestTable {
     ) -> Option<EntryId> {
         let m = p.matching?;
         self.groups.message(now, vm, &m);
-        if !matches!(m.role, Role::Final | Role::Either) {
-            return None;
-        }
+        let (m, validity) = self.of_guest(now, vm, &m, c)?;
         let Some(id) = self.index.get(&(vm, m.key)).copied() else {
             // A request that the guest itself sends, a repeated response, or one to a request that was not seen.
             let recent = self.recall(now, vm, m.key);
@@ -286,6 +290,7 @@ impl RequestTable {
             return None;
         };
         let open = self.open.get_mut(id)?;
+        open.validity = open.validity.worse(validity);
         open.answers = open.answers.saturating_add(1);
         let all = open.answers >= open.copies;
         if open.copies > 1 && !all {
@@ -351,7 +356,7 @@ impl RequestTable {
         } else if c.lost.touches(start, sent.end()) {
             Validity::incomplete(Reason::EventsLost)
         } else if open.inbound.is_none() {
-            Validity::Incomplete(if open.copies_seen > 1 {
+            Validity::Incomplete(if open.copies_seen > 1 || open.segment_again {
                 Reason::OtherCopy.into()
             } else {
                 open.reason_if_last

@@ -29,8 +29,8 @@ struct packet {
 	u8 role;
 	u8 proto;
 	bool to_guest;
-	u16 payload_len; /* UDP, of the linear part */
-	const unsigned char *payload;
+	u16 payload_len;	      /* UDP, of the linear part; TCP: with its header, whole */
+	const unsigned char *payload; /* TCP: its header */
 };
 
 struct address {
@@ -225,7 +225,7 @@ static __always_inline bool identify(const struct ethernet *eth, const unsigned 
 	struct endpoints e = {};
 	struct sums sums = {.secret = secret};
 	u32 id, ports = 0, l4 = 0;
-	u16 ether, len;
+	u16 ether, len, l4_len;
 	int i;
 
 	if (!(settings.directions & (to_guest ? DIR_IN : DIR_OUT)))
@@ -261,6 +261,7 @@ static __always_inline bool identify(const struct ethernet *eth, const unsigned 
 		e.src.word[0] = ip.src;
 		e.dst.word[0] = ip.dst;
 		len = bpf_ntohs(ip.tot_len);
+		l4_len = len > ihl ? len - ihl : 0;
 		id = (u32)ip.id << 16 | (ip.frag & bpf_htons(0x1fff));
 		at += ihl;
 		if (ip.frag & bpf_htons(0x1fff)) { /* a later fragment has no ports */
@@ -283,6 +284,7 @@ static __always_inline bool identify(const struct ethernet *eth, const unsigned 
 		e.src = ip.src;
 		e.dst = ip.dst;
 		len = bpf_ntohs(ip.len);
+		l4_len = len;
 		id = ip.flow & bpf_htonl(0x000fffff); /* the flow label, not the traffic class */
 		at += sizeof(ip);
 	} else {
@@ -318,7 +320,7 @@ static __always_inline bool identify(const struct ethernet *eth, const unsigned 
 		if (settings.matching == MATCH_ECHO) {
 			p->key = match_key(&e, (u32)PROTO_UDP << 16 | udp.len, 0, sums);
 			p->role = ROLE_EITHER;
-		} else if (settings.matching == MATCH_DNS) {
+		} else if (settings.matching == MATCH_DNS || settings.matching == MATCH_KEY) {
 			p->key = ends_key(&e, secret);
 		}
 	} else if (e.proto == PROTO_TCP) {
@@ -336,6 +338,12 @@ static __always_inline bool identify(const struct ethernet *eth, const unsigned 
 			return false;
 		ports = (u32)e.sport << 16 | e.dport;
 		l4 = tcp.flags;
+		if (settings.matching == MATCH_TCP) {
+			p->key = ends_key(&e, secret);
+			p->role = ROLE_SEGMENT;
+			p->payload = at;
+			p->payload_len = l4_len;
+		}
 		add_pair(&sums, OFFSET_BODY, tcp.seq, tcp.ack);
 	} else if (e.proto == PROTO_ICMP || e.proto == PROTO_ICMPV6) {
 		struct {

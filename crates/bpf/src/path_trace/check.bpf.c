@@ -15,6 +15,8 @@
 #include "clock.bpf.h"
 #include "packet.bpf.h"
 #include "dns.bpf.h"
+#include "key.bpf.h"
+#include "tcp.bpf.h"
 
 /* The scheduler's probes read the time that a test says it is. */
 static u64 test_time SEC(".bss.test"); /* not where the product has its data */
@@ -36,6 +38,7 @@ struct frame {
 	u32 role;
 	u32 pad;
 	u8 bytes[2048];
+	struct segment segment;
 };
 
 struct {
@@ -63,10 +66,11 @@ int check(void *ctx)
 	if (!parse(data, data + f->len, true, f->to_guest, &p))
 		return 0;
 	f->fingerprint = p.fingerprint;
-	if (settings.matching == MATCH_DNS && p.proto == PROTO_UDP)
-		match_dns(&p);
+	match_payload(&p);
 	f->key = p.key;
 	f->role = p.role;
+	if (settings.matching == MATCH_TCP && p.proto == PROTO_TCP)
+		f->role = read_segment(&p, &f->segment);
 	return 1;
 }
 

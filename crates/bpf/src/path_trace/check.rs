@@ -3,6 +3,8 @@
 
 mod dns;
 mod hash;
+mod key;
+mod tcp;
 mod threads;
 
 use super::{Setup, settings, types};

@@ -3,7 +3,7 @@ use super::EventWithPayload;
 use super::types::{self, actor, context, delivery, point, record_type, role, thread_state, unknown};
 use teiji_model::event::{
     Delivery, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match, Packet, Point, Print,
-    Role, Start, VcpuState, Waker, padded,
+    Role, Segment, Start, VcpuState, Waker, padded,
 };
 use teiji_model::stage::{Split, ThreadState};
 use teiji_model::stream::StreamId;
@@ -77,7 +77,7 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
             }
             EventKind::Dropped(Dropped {
                 fingerprint: r.packet.fingerprint,
-                matching: matched(r.key, r.role),
+                matching: matched(r.key, r.role, r.segment),
                 ifindex: head.ifindex,
                 tap: r.tap,
                 why: r.why,
@@ -152,7 +152,7 @@ fn packet(r: &types::rec_packet) -> Option<Packet> {
 fn tap(r: &types::rec_tap) -> Option<Packet> {
     Some(Packet {
         queue: known(r.queue).filter(|_| r.packet.head.sub == point::POINT_TAP_SEND.0 as u8),
-        matching: matched(r.key, r.role),
+        matching: matched(r.key, r.role, r.segment),
         depth: r.depth,
         worker: state(r.worker_state).map(|_| Split(r.worker)),
         preempted_by: r.preempted_by,
@@ -165,11 +165,15 @@ fn known(n: u16) -> Option<u16> {
     (u32::from(n) != unknown::NOT_KNOWN.0).then_some(n)
 }
 
-fn matched(key: u64, part: u8) -> Option<Match> {
+fn matched(key: u64, part: u8, segment: types::segment) -> Option<Match> {
     let part = match role(part.into()) {
         role::ROLE_EITHER => Role::Either,
         role::ROLE_REQUEST => Role::Request,
         role::ROLE_FINAL => Role::Final,
+        role::ROLE_SEGMENT => {
+            let types::segment { seq, ack, payload, flags, .. } = segment;
+            Role::Segment(Segment { seq, ack, payload, flags })
+        }
         _ => return None,
     };
     Some(Match { key, role: part, group: 0, group_role: GroupRole::Within })
@@ -215,6 +219,16 @@ mod tests {
             assert_eq!(state(s as u8), Some(s));
         }
         assert_eq!(state(thread_state::STATE_UNKNOWN.0 as u8), None);
+    }
+
+    #[test]
+    fn segments_have_the_models_flags() {
+        use types::segment_flag as f;
+        let of = [f::SEGMENT_FIN, f::SEGMENT_SYN, f::SEGMENT_RST, f::SEGMENT_ACK];
+        let ports = [f::SEGMENT_PORT_OF_GUEST, f::SEGMENT_PORT_OF_OTHER];
+        let model = [Segment::FIN, Segment::SYN, Segment::RST, Segment::ACK];
+        assert_eq!(of.map(|flag| flag.0), model.map(u32::from));
+        assert_eq!(ports.map(|flag| flag.0), [Segment::PORT_OF_GUEST, Segment::PORT_OF_OTHER].map(u32::from));
     }
 
     #[test]

@@ -63,7 +63,6 @@ static __always_inline void fill_drop(struct rec_drop *r, struct packet *p, u64 
 	r->key = p->key;
 	r->role = p->role;
 	r->unspecified = IS_REASON(why, SKB_DROP_REASON_NOT_SPECIFIED);
-	r->pad = 0;
 	r->snap = 0;
 	r->why = why;
 	r->tap = tap;
@@ -127,12 +126,13 @@ int BPF_PROG(on_drop, struct sk_buff *skb, void *location, u32 why)
 	} else {
 		struct rec_drop *r;
 
-		if (settings.matching == MATCH_DNS && p.proto == PROTO_UDP)
-			match_dns(&p);
+		match_payload(&p);
 		r = reserve(sizeof(*r));
 		if (!r)
 			return 0;
 		fill_drop(r, &p, now, ifindex, tap, why, location);
+		if (settings.matching == MATCH_TCP && p.proto == PROTO_TCP)
+			r->role = read_segment(&p, &r->segment);
 		submit(r);
 	}
 	return 0;

@@ -66,6 +66,7 @@ enum role {
 	ROLE_EITHER,
 	ROLE_REQUEST,
 	ROLE_FINAL,
+	ROLE_SEGMENT, /* of TCP: see struct segment */
 };
 
 enum end {
@@ -84,6 +85,8 @@ enum matching {
 	MATCH_ECHO,
 	MATCH_SIP,
 	MATCH_DNS,
+	MATCH_TCP,
+	MATCH_KEY,
 };
 
 /* Values that stand for an unknown number. */
@@ -104,6 +107,7 @@ enum counter {
 #define MAX_WAITERS 8	    /* traced threads that wait for a CPU at a time, and are told who has it */
 #define HASH_WORDS 28	    /* words of a packet that take part in its fingerprint */
 #define QUESTION_WORDS 66   /* words of the longest question of DNS: 255 bytes of name, type, class, id */
+#define KEY_MAX 16	    /* bytes of payload that may identify a request */
 #define SIP_SNAP 512	    /* bytes of a SIP message that are copied when the operator asks for SIP */
 #define MAX_CLOCKS 8192	    /* traced threads */
 #define STATES_AT_ONCE 1024 /* records of a vCPU's states in each span of 2^26 ns (67 ms) */
@@ -121,6 +125,25 @@ enum hint {
 };
 
 #define DROP_LOCATION 64 /* bytes of the name of the function that dropped a packet */
+
+/* Flags of struct segment; the first four are those of the header. As model::event::Segment has them. */
+enum segment_flag {
+	SEGMENT_FIN = 0x01,
+	SEGMENT_SYN = 0x02,
+	SEGMENT_RST = 0x04,
+	SEGMENT_ACK = 0x10,
+	SEGMENT_PORT_OF_GUEST = 0x40, /* the filter has a condition on a port that the guest's satisfies */
+	SEGMENT_PORT_OF_OTHER = 0x80, /* one on the port of either end that the other side's satisfies */
+};
+
+/* A segment of TCP; the key of its packet is that of the connection. */
+struct segment {
+	__u32 seq;
+	__u32 ack;
+	__u16 payload; /* bytes */
+	__u8 flags;    /* enum segment_flag, or-ed */
+	__u8 pad;
+};
 
 /* Starts every record. */
 struct rec_head {
@@ -141,14 +164,14 @@ struct rec_packet {
 struct rec_tap {
 	struct rec_packet packet;
 	__u64 key;
-	__u64 guest_print;    /* see guest_print(); at POINT_TAP_ENQUEUE and POINT_TAP_SEND */
 	__u64 worker[STATES]; /* the worker's clock */
 	__u32 preempted_by;
 	__u16 depth;
 	__u8 role;	   /* enum role */
 	__u8 worker_state; /* STATE_UNKNOWN: the clock means nothing */
 	__u16 queue;	   /* the tap's, at POINT_TAP_SEND; NOT_KNOWN */
-	__u8 pad[6];
+	__u8 pad[2];
+	struct segment segment; /* if the role is ROLE_SEGMENT */
 };
 
 struct rec_sip {
@@ -198,12 +221,12 @@ struct rec_kick {
 struct rec_drop {
 	struct rec_packet packet;
 	__u64 key;
-	__u32 why;	  /* enum skb_drop_reason of the running kernel */
-	__u32 tap;	  /* that of the guest to which it was addressed, 0 if not known */
-	__u8 role;	  /* enum role */
-	__u8 unspecified; /* the kernel gave no reason */
-	__u16 snap;	  /* bytes of payload that follow */
-	__u32 pad;
+	__u32 why;		      /* enum skb_drop_reason of the running kernel */
+	__u32 tap;		      /* that of the guest to which it was addressed, 0 if not known */
+	__u8 role;		      /* enum role */
+	__u8 unspecified;	      /* the kernel gave no reason */
+	__u16 snap;		      /* bytes of payload that follow */
+	struct segment segment;	      /* if the role is ROLE_SEGMENT */
 	char location[DROP_LOCATION]; /* function+offset/size [module] */
 };
 
@@ -264,15 +287,18 @@ struct filter_port {
 /* Set before the programs are loaded: the verifier removes code that these values make unreachable. */
 struct settings {
 	__u64 secret[2][HASH_WORDS];	    /* of the fingerprints' two halves: random, and no one else's */
-	__u64 question[2 * QUESTION_WORDS]; /* the same for questions of DNS, one half after the other */
+	__u64 question[2 * QUESTION_WORDS]; /* the same for matched payload, one half after the other */
 	__u8 version;			    /* 0: any */
 	__u8 proto;			    /* IPPROTO_*, 0: any; ICMP stands for ICMPv6 as well */
 	__u8 nets;
 	__u8 ports;
-	__u8 directions; /* enum direction, or-ed */
-	__u8 matching;	 /* enum matching */
-	__u8 hand_over;	 /* dev_hard_start_xmit is probed */
-	__u32 netns;	 /* of the traced taps: the inode number of the network namespace */
+	__u8 directions;  /* enum direction, or-ed */
+	__u8 matching;	  /* enum matching */
+	__u8 hand_over;	  /* dev_hard_start_xmit is probed */
+	__u8 key_len;	  /* with MATCH_KEY: how many bytes, at most KEY_MAX, */
+	__u32 netns;	  /* of the traced taps: the inode number of the network namespace */
+	__u16 key_offset; /* and how many bytes of payload precede them */
+	__u8 pad[2];
 	struct filter_net net[MAX_NETS];
 	struct filter_port port[MAX_PORTS];
 };

@@ -38,6 +38,7 @@ struct {
 	enum counter counter;
 	enum unknown unknown;
 	enum hint hint;
+	enum segment_flag segment_flag;
 } layouts SEC(".data.layouts");
 
 struct {

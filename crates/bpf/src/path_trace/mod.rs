@@ -31,7 +31,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::OnceLock;
 use teiji_model::event::{Event, EventKind};
-use teiji_model::flow::{Matching, Watch};
+use teiji_model::flow::{Key, Matching, Watch};
 use teiji_model::guest::Secret;
 use teiji_model::host::Vm;
 
@@ -148,7 +148,9 @@ fn mark_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
 pub fn try_load() -> Result<Vec<Verified>, Error> {
     let hooks = hooks()?;
     let mut most: Vec<Verified> = Vec::new();
-    for matching in [Matching::Sip, Matching::Dns, Matching::Echo] {
+    let key = Key::new(0, Key::MAX_LEN).map(Matching::Key);
+    let others = [Matching::Sip, Matching::Dns, Matching::Tcp, Matching::Echo];
+    for matching in others.into_iter().chain(key) {
         let watch = Watch { matching, ..Watch::default() };
         let mut object = open()?;
         prepare(&mut object, &Setup { watch: &watch, vms: &[], guests: true, buffer_bytes: 0 }, &hooks)?;

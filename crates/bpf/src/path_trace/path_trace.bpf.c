@@ -5,7 +5,8 @@
  * Every probe sits on a function or tracepoint of the path and writes one record into a ring buffer.
  * A packet is recognised from record to record by a fingerprint, a keyed hash of fields that do not
  * change on the way; see parse(). Nothing else of the packet leaves the kernel, except the first
- * SIP_SNAP bytes of UDP payload when the operator asks for SIP. Requests of DNS are matched by a hash too.
+ * SIP_SNAP bytes of UDP payload when the operator asks for SIP. Requests of DNS, and those that some bytes
+ * identify, are matched by a hash too, those of TCP by sequence numbers.
  *
  *   netif_rx, netif_receive_skb     received by the host            HOST_RX
  *   net_dev_start_xmit (on a tap)   put on the tap                  TAP_ENQUEUE
@@ -65,6 +66,8 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #include "clock.bpf.h"
 #include "packet.bpf.h"
 #include "dns.bpf.h"
+#include "key.bpf.h"
+#include "tcp.bpf.h"
 #include "starts.bpf.h"
 #include "threads.bpf.h"
 #include "interrupts.bpf.h"
@@ -139,12 +142,14 @@ static __always_inline void emit_tap(struct packet *p, u64 now, u8 point, u32 if
 	} else {
 		struct rec_tap *r;
 
-		if (settings.matching == MATCH_DNS && p->proto == PROTO_UDP && point != POINT_TAP_DEQUEUE)
-			match_dns(p);
+		if (point != POINT_TAP_DEQUEUE)
+			match_payload(p);
 		r = reserve(sizeof(*r));
 		if (!r)
 			return;
 		fill_tap(r, p, now, REC_TAP, point, ifindex, worker, depth, queue);
+		if (settings.matching == MATCH_TCP && p->proto == PROTO_TCP)
+			r->role = read_segment(p, &r->segment);
 		submit(r);
 	}
 }

@@ -3,7 +3,7 @@ use super::types::{self, direction, end, matching};
 use super::{Setup, bytes_of};
 use crate::Error;
 use std::os::linux::fs::MetadataExt;
-use teiji_model::flow::{Direction, End, Flow, Matching, Proto};
+use teiji_model::flow::{Direction, End, Flow, Key, Matching, Proto};
 
 /// Writes the settings into the image of the object's constants. `hand_over`: the hand-over of packets to a driver is
 /// probed before packet sockets take their copies.
@@ -42,6 +42,10 @@ fn keep_secret(settings: &mut types::settings) -> Result<(), Error> {
 
 fn settings(setup: &Setup<'_>) -> types::settings {
     let flow: &Flow = &setup.watch.flow;
+    let key = match setup.watch.matching {
+        Matching::Key(key) => Some(key),
+        _ => None,
+    };
     let mut s = types::settings {
         version: flow.version.unwrap_or(0),
         proto: match flow.proto {
@@ -62,7 +66,11 @@ fn settings(setup: &Setup<'_>) -> types::settings {
             Matching::Echo => matching::MATCH_ECHO.0,
             Matching::Sip => matching::MATCH_SIP.0,
             Matching::Dns => matching::MATCH_DNS.0,
+            Matching::Tcp => matching::MATCH_TCP.0,
+            Matching::Key(_) => matching::MATCH_KEY.0,
         } as u8,
+        key_offset: key.map_or(0, Key::offset),
+        key_len: key.map_or(0, Key::bytes),
         ..Default::default()
     };
     for (slot, net) in s.net.iter_mut().zip(&flow.nets) {

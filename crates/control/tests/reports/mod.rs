@@ -85,6 +85,7 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
         typical: None,
         chosen: None,
         groups: None,
+        connections: None,
         inbound: DirectionReport::default(),
         outbound: DirectionReport::default(),
         depth: None,

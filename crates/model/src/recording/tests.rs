@@ -393,7 +393,8 @@ fn a_recording_asks_for_no_more_than_it_has() {
         u16::from_le_bytes([file[10], file[11]])
     };
     assert_eq!([Matching::Echo, Matching::None].map(with), [3; 2]);
-    assert_eq!([Matching::Sip, Matching::Dns].map(with), [4; 2]);
+    let key = Matching::Key(Key::new(2, 4).unwrap());
+    assert_eq!([Matching::Sip, Matching::Dns, Matching::Tcp, key].map(with), [4; 4]);
 }
 
 /// The format consists of the serialized data types: a change of a type changes the format. [`VERSION`] then has to be

@@ -192,6 +192,18 @@ fn tiles(vm: &VmReport) -> Markup {
         add(duration(g.total.p50 as f64), "p50 of a call");
         add(duration(g.outside.p50 as f64), "of that outside this host");
     }
+    if let Some(c) = &vm.connections {
+        add(c.seen.to_string(), "TCP connections");
+        for (n, what) in [
+            (c.client_not_known, "of them whose client is not known"),
+            (c.interleaved, "whose sides spoke at the same time"),
+            (c.of_several_segments, "requests of several segments"),
+        ] {
+            if n > 0 {
+                add(n.to_string(), what);
+            }
+        }
+    }
     if let Some(d) = &vm.depth {
         add(format!("{} / {}", d.p99, d.max), "waiting on the tap, p99 / max");
     }

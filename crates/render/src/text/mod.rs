@@ -21,7 +21,9 @@ pub use waterfall::{cells, dominant};
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
-use teiji_model::report::{Finding, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport};
+use teiji_model::report::{
+    Connections, Finding, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport,
+};
 
 /// Columns of the widest line.
 pub const WIDTH: usize = 100;
@@ -132,6 +134,7 @@ fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &
     lines.push(requests(&vm.requests));
     lines.extend(reasons(vm));
     lines.extend(calls::sent_again(&vm.requests.sent_again));
+    lines.extend(vm.connections.iter().flat_map(connections));
     match &vm.total {
         None => {
             lines.push(String::new());
@@ -212,6 +215,29 @@ fn reasons(vm: &VmReport) -> Vec<String> {
             .push(format!("           {rest} for {} other reasons: --json has all", all.len() - MAX_REASONS));
     }
     lines
+}
+
+/// TCP connections, and what the requests on them are.
+fn connections(c: &Connections) -> Vec<String> {
+    let mut text = format!("{} seen", c.seen);
+    if c.client_not_known > 0 {
+        text += &format!(
+            ", {} of them without requests: open before the trace began, and the filter has no `dst port`",
+            c.client_not_known
+        );
+    }
+    if c.interleaved > 0 {
+        text += &format!(", {} whose sides spoke at the same time", c.interleaved);
+    }
+    if c.of_several_segments > 0 {
+        text += &format!(
+            "; {} of several segments (all requests: {}): of requests that are sent without waiting the first is measured",
+            count(c.of_several_segments, "request"),
+            count(c.segments, "segment")
+        );
+    }
+    let lines = wrap(&text, WIDTH - 11).into_iter().enumerate();
+    lines.map(|(i, l)| format!("{:11}{l}", if i == 0 { "TCP" } else { "" })).collect()
 }
 
 /// The verdict's headline, with its figures below.

@@ -438,6 +438,7 @@ pub fn contended() -> Report {
             messages: calls().0,
             slowest: calls().1,
         }),
+        connections: None,
         inbound: DirectionReport { packets: 1330, incomplete: 2, dropped: 0, stages: vec![] },
         outbound: DirectionReport { packets: 1320, incomplete: 0, dropped: 0, stages: vec![] },
         depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),

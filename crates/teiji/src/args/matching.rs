@@ -7,10 +7,16 @@ use std::ffi::OsStr;
 use teiji_model::flow::Matching;
 
 /// The values with their help, for `--help`, the manual page and completions.
-const VALUES: [(&str, &str); 4] = [
+const VALUES: [(&str, &str); 6] = [
     ("echo", "ICMP echo, and UDP services that send the payload back"),
     ("sip", "SIP over UDP by Call-ID and CSeq; copies up to 512 bytes of each message out of the kernel"),
     ("dns", "DNS over UDP by id and question"),
+    ("tcp", "TCP (HTTP and others): what the client sends until the server answers, by sequence numbers"),
+    (
+        "key:OFFSET:LEN",
+        "UDP by the LEN bytes (at most 16) after the first OFFSET of the payload, which a response repeats; hashed in \
+         the kernel",
+    ),
     ("none", "Not at all: packets are followed in one direction"),
 ];
 
@@ -47,7 +53,8 @@ mod tests {
     #[test]
     fn every_value_that_is_offered_is_read() {
         for (name, _) in VALUES {
-            assert_eq!(name.parse::<Matching>().unwrap().to_string(), name);
+            let text = name.replace("OFFSET", "2").replace("LEN", "4");
+            assert_eq!(text.parse::<Matching>().unwrap().to_string(), text);
         }
     }
 }

@@ -87,6 +87,9 @@ impl Inbound {
         let id = slot.and_then(|slot| if d.unspecified { *slot } else { slot.take() });
         if let Some((_, id)) = id {
             self.delivery.dropped(now, id, drop.exclusion, !d.unspecified, c, requests);
+            if let Some(tap) = c.tap(d.ifindex).filter(|_| !d.unspecified) {
+                requests.segment_dropped(c.taps[tap].vm, drop.matching.as_ref(), drop.exclusion);
+            }
         }
         if !d.unspecified && !r.open() {
             self.records.remove(&d.fingerprint);

@@ -41,6 +41,10 @@ pub(super) struct Further {
 }
 
 impl CopyId {
+    pub(super) fn first(request: EntryId) -> CopyId {
+        CopyId { request, copy: 0 }
+    }
+
     pub(super) fn is_first(self) -> bool {
         self.copy == 0
     }

@@ -80,7 +80,7 @@ impl RequestTable {
         exclusion: Exclusion,
         c: &mut Common,
     ) -> bool {
-        let Some(m) = matching.filter(|m| matches!(m.role, Role::Final | Role::Either)) else { return false };
+        let Some((m, _)) = matching.and_then(|m| self.of_guest(now, vm, m, c)) else { return false };
         let Some(id) = self.index.get(&(vm, m.key)).copied() else { return false };
         if let Some(open) = self.open.get_mut(id) {
             open.response_dropped = true;

@@ -56,6 +56,7 @@ pub(super) fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common
         | Reason::NotReceived
         | Reason::FewerReports
         | Reason::OtherCopy
+        | Reason::SegmentMissing
         | Reason::OutOfOrder => true,
         // These were seen, or are due to lack of room.
         Reason::DroppedIn
@@ -63,6 +64,8 @@ pub(super) fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common
         | Reason::NotLearnt
         | Reason::Alike
         | Reason::SameKey
+        | Reason::Interleaved
+        | Reason::Closed
         | Reason::TooManyTaps
         | Reason::EventsLost
         | Reason::Evicted

@@ -1,0 +1,56 @@
+"""Asks the server in http_server.py: http_client.py SERVER COUNT RATE KIND. Of KIND "get" all requests have one segment; of
+KIND "all" some have a body of several segments, some connections are used for one request, and now and then nothing
+that comes from the server is let through for a while, so that the request is sent again. Prints how many requests
+there were, how many were answered, and how many were sent again for that reason."""
+import http.client
+import json
+import subprocess
+import sys
+import time
+
+server, count, rate, kind = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+answered, twice = 0, 0
+
+
+def connect():
+    connection = http.client.HTTPConnection(server, 8080, timeout=60)
+    connection.connect()
+    return connection
+
+
+def tc(arguments):
+    subprocess.run(["tc"] + arguments.split(), check=True)
+
+
+def ask(connection, number):
+    """One request; returns whether its answer is right."""
+    path = f"/{number}/{30000 if number % 5 == 0 else 100}"
+    posts = kind == "all" and number % 3 == 1
+    if kind == "all" and number % 50 == 12:
+        tc("qdisc add dev eth0 clsact")
+        tc("filter add dev eth0 ingress matchall action drop")
+        connection.request("GET", path)
+        # longer than a sender waits for the first acknowledgement of a peer this near
+        time.sleep(1.5)
+        tc("qdisc del dev eth0 clsact")
+        again = 1
+    else:
+        connection.request("POST" if posts else "GET", path, b"y" * 20000 if posts else None)
+        again = 0
+    response = connection.getresponse()
+    body = response.read()
+    right = response.getheader("X-Request") == path and len(body) == int(path.rsplit("/", 1)[1])
+    return right, again
+
+
+kept = [connect() for _ in range(4)]
+start = time.monotonic()
+for number in range(count):
+    once = kind == "all" and number % 10 == 7
+    connection = connect() if once else kept[number % len(kept)]
+    right, again = ask(connection, number)
+    answered, twice = answered + right, twice + again
+    if once:
+        connection.close()
+    time.sleep(max(0.0, start + (number + 1) / rate - time.monotonic()))
+print(json.dumps({"sent": count, "received": answered, "twice": twice}))

@@ -1,0 +1,37 @@
+"""Asks the server in key_server.py: key_client.py SERVER COUNT RATE. Two requests at a time; now and then a datagram that is
+too short to be one. Prints how many requests there were and how many were answered."""
+import json
+import select
+import socket
+import struct
+import sys
+import time
+
+server, count, rate = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(4)]
+waiting, answered = {}, 0
+
+
+def take(until):
+    global answered
+    while (left := until - time.monotonic()) > 0:
+        for ready in select.select(sockets, [], [], left)[0]:
+            message = ready.recv(4096)
+            if waiting.pop((ready, message[2:6]), None) and message[6:] == b"answer":
+                answered += 1
+        if not waiting and until - time.monotonic() > 1:
+            return
+
+
+start = time.monotonic()
+for number in range(count):
+    sender = sockets[number % len(sockets)]
+    key = struct.pack(">I", number)
+    waiting[sender, key] = True
+    sender.sendto(struct.pack(">H", number * 7 % 65536) + key + b"question" * (1 + number % 3), (server, 9000))
+    if number % 10 == 3:
+        sender.sendto(b"short", (server, 9000))
+    if number % 2:
+        take(start + (number + 1) / rate)
+take(time.monotonic() + 20)
+print(json.dumps({"sent": count, "received": answered}))
