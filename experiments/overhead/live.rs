@@ -22,14 +22,14 @@ const COUNT: u64 = 300;
 /// teiji's traces: measured in each round.
 pub const OWN: [Trace; 3] =
     [Trace::of(Tool::Teiji, Scope::This), Trace::of(Tool::Teiji, Scope::Asked), Trace::OFF];
-/// The other tools: measured in each fourth round.
+/// The other tools: measured in every second round.
 pub const OTHERS: [Trace; 3] = [
     Trace::of(Tool::Bpftrace, Scope::This),
     Trace::of(Tool::TraceCmd, Scope::This),
     Trace::of(Tool::PerfRecord, Scope::This),
 ];
 /// How often the other tools are measured.
-const OTHERS_EVERY: u32 = 4;
+const OTHERS_EVERY: u32 = 2;
 
 /// What was measured.
 #[derive(Clone, Debug, Default)]

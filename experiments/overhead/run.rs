@@ -61,11 +61,11 @@ const CONTROL: f64 = 0.01;
 struct Args {
     #[command(flatten)]
     form: summary::Form,
-    /// Number of rounds of the long form
+    /// Number of rounds of the long form in virtual time; 0: none
     #[arg(long, default_value_t = 3)]
     rounds: u32,
     /// Number of rounds with a guest in wall time; 0: none
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 24)]
     wall_rounds: u32,
 }
 
@@ -80,39 +80,58 @@ fn run(args: &Args) -> Result<bool> {
         bail!("the driver `cost` was not built: run `cargo build -p teiji-experiments`");
     }
     let spec = Spec { mode: Mode::Virtual, cpus: 1, mem_mb: 3072, ..Spec::default() };
-    let lab = Lab::boot_as(&folder.join("lab"), spec)?;
-    let mut summary = Summary::new("overhead", "virtual", lab.host.kernel());
-    let measured = measure(&lab, args)?;
-    if !args.form.short {
-        let versions = "bpftrace --version; trace-cmd --version | grep -m1 version; perf --version";
-        summary.rivals.insert("versions".into(), lab.host.run_for(versions, LIMIT)?.text().into());
-    }
-    lab.host.power_off();
-
-    let costs = costs::costs(&measured.samples);
-    let mut report = table::own(&costs);
-    bounded(&mut summary, &costs);
-    if !args.form.short {
-        report += &format!("\n{}\n{}", table::compared(&costs), table::not_measured(&measured));
-        rivals(&mut summary, &costs);
-        let steps = growth::steps(&costs);
-        growth::picture(&folder.join("growth.svg"), &steps)?;
-        report += &format!("\n{}", growth::markdown(&steps));
-        summary.figure("growth", &steps)?;
-        summary.rivals.insert("not measured".into(), serde_json::to_value(&measured.not_measured)?);
-        summary.rivals.insert("totals".into(), serde_json::to_value(&measured.totals)?);
+    let mut summary = Summary::new("overhead", "virtual", "");
+    let (mut costs, mut report) = (Vec::new(), String::new());
+    if args.rounds > 0 {
+        let lab = Lab::boot_as(&folder.join("lab"), spec)?;
+        summary.kernel = lab.host.kernel().to_owned();
+        let measured = measure(&lab, args)?;
+        if !args.form.short {
+            let versions = "bpftrace --version; trace-cmd --version | grep -m1 version; perf --version";
+            summary.rivals.insert("versions".into(), lab.host.run_for(versions, LIMIT)?.text().into());
+        }
+        lab.host.power_off();
+        costs = costs::costs(&measured.samples);
+        report = in_virtual_time(&mut summary, &folder, &measured, &costs, args.form.short)?;
     }
     if !args.form.short && args.wall_rounds > 0 {
-        report += &format!("\n{}", in_wall_time(&mut summary, &folder, &costs, args.wall_rounds)?);
+        // What was measured before is not lost.
+        match in_wall_time(&mut summary, &folder, &costs, args.wall_rounds) {
+            Ok(tables) => report += &format!("\n{tables}"),
+            Err(e) => summary.claim(false, &format!("with a guest, in wall time: {e:#}")),
+        }
     }
     let (own, others): (Vec<Cost>, Vec<Cost>) =
         costs.into_iter().partition(|c| matches!(c.trace.tool, Tool::Teiji | Tool::Guest));
     summary.figure("costs", &own)?;
     summary.rivals.insert("costs".into(), serde_json::to_value(&others)?);
     summary.figure("seconds", begun.elapsed().as_secs())?;
-    summary::write(&folder.join("windows.csv"), &table::csv(&measured.samples))?;
     let command = args.form.keep.then_some("make experiment NAME=overhead KEEP=1");
     summary.conclude(&folder, &report, command)
+}
+
+/// Judges what was measured in virtual time; returns the tables.
+fn in_virtual_time(
+    summary: &mut Summary,
+    folder: &Path,
+    measured: &Measured,
+    costs: &[Cost],
+    short: bool,
+) -> Result<String> {
+    summary::write(&folder.join("windows.csv"), &table::csv(&measured.samples))?;
+    let mut report = table::own(costs);
+    bounded(summary, costs);
+    if !short {
+        report += &format!("\n{}\n{}", table::compared(costs), table::not_measured(measured));
+        rivals(summary, costs);
+        let steps = growth::steps(costs);
+        growth::picture(&folder.join("growth.svg"), &steps)?;
+        report += &format!("\n{}", growth::markdown(&steps));
+        summary.figure("growth", &steps)?;
+        summary.rivals.insert("not measured".into(), serde_json::to_value(&measured.not_measured)?);
+        summary.rivals.insert("totals".into(), serde_json::to_value(&measured.totals)?);
+    }
+    Ok(report)
 }
 
 /// Runs the driver in the lab host.
@@ -136,6 +155,7 @@ fn measure(lab: &Lab, args: &Args) -> Result<Measured> {
 fn in_wall_time(summary: &mut Summary, folder: &Path, costs: &[Cost], rounds: u32) -> Result<String> {
     let lab = Lab::boot(&folder.join("lab"))?;
     summary.mode = format!("virtual; with a guest: {}", lab.mode());
+    summary.kernel = lab.host.kernel().to_owned();
     let Live { windows, mix } = live::run(&lab, rounds)?;
     lab.host.power_off();
     summary::write(&folder.join("wall.csv"), &wall::csv(&windows))?;
@@ -164,7 +184,8 @@ fn in_wall_time(summary: &mut Summary, folder: &Path, costs: &[Cost], rounds: u3
         added.iter().copied().partition(|a| matches!(a.trace.tool, Tool::Teiji | Tool::None));
     summary.figure("response time", &own)?;
     summary.rivals.insert("response time".into(), serde_json::to_value(&others)?);
-    Ok(format!("{}\n{}", of_a_request(summary, costs, &mix)?, wall::markdown(&added)))
+    let events = if costs.is_empty() { String::new() } else { of_a_request(summary, costs, &mix)? };
+    Ok(format!("{events}\n{}", wall::markdown(&added)))
 }
 
 /// Judges the comparison with trace-cmd, by the events of a real request.
