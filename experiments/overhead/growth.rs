@@ -24,12 +24,16 @@ pub struct Step {
     pub added_ns: f64,
 }
 
+/// What a trace adds to such a request, ns; NaN if it was not measured.
+pub fn request(costs: &[Cost], trace: Trace) -> f64 {
+    REQUEST.iter().map(|(load, n)| n * added(costs, *load, trace)).sum()
+}
+
 /// The steps that were measured.
 pub fn steps(costs: &[Cost]) -> Vec<Step> {
     let all = GROWING.into_iter().flat_map(|tool| points::STEPS.map(|points| (tool, points)));
     all.map(|(tool, points)| {
-        let trace = Trace::of(tool, Scope::This).at(points);
-        let added_ns = REQUEST.iter().map(|(load, n)| n * added(costs, *load, trace)).sum();
+        let added_ns = request(costs, Trace::of(tool, Scope::This).at(points));
         Step { tool, points, added_ns }
     })
     .filter(|s| !s.added_ns.is_nan())

@@ -17,18 +17,22 @@ use teiji_lab::{Child, Guest, GuestSpec};
 const START: Duration = Duration::from_secs(180);
 /// Requests per second, and in a window.
 const RATE: f64 = 100.0;
-const COUNT: u64 = 300;
+const COUNT: u64 = 250;
 
-/// teiji's traces: measured in each round.
-pub const OWN: [Trace; 3] =
-    [Trace::of(Tool::Teiji, Scope::This), Trace::of(Tool::Teiji, Scope::Asked), Trace::OFF];
-/// The other tools: measured in every second round.
-pub const OTHERS: [Trace; 3] = [
-    Trace::of(Tool::Bpftrace, Scope::This),
-    Trace::of(Tool::TraceCmd, Scope::This),
-    Trace::of(Tool::PerfRecord, Scope::This),
+/// Measured in each round: what traces, and whether it is held meanwhile.
+pub const OWN: [(Trace, bool); 4] = [
+    (Trace::of(Tool::Teiji, Scope::This), false),
+    (Trace::of(Tool::Teiji, Scope::Asked), false),
+    (Trace::of(Tool::Teiji, Scope::This), true),
+    (Trace::OFF, false),
 ];
-/// How often the other tools are measured.
+/// Measured less often.
+pub const OTHERS: [(Trace, bool); 3] = [
+    (Trace::of(Tool::Bpftrace, Scope::This), false),
+    (Trace::of(Tool::TraceCmd, Scope::This), false),
+    (Trace::of(Tool::PerfRecord, Scope::This), false),
+];
+/// In every how manieth round the others are measured.
 const OTHERS_EVERY: u32 = 2;
 
 /// What was measured.
@@ -73,23 +77,30 @@ pub fn run(lab: &Lab, rounds: u32) -> Result<Live> {
         if round % OTHERS_EVERY == 0 {
             traces.extend(OTHERS);
         }
-        for trace in wall::order(&traces, round) {
+        for (trace, held) in wall::order(&traces, round) {
             let running = Running::start(lab, &guest, trace)?;
             // Programs that have just started are still being read into memory.
             load::echo(&lab.host, &guest, RATE, COUNT / 10)?;
+            if held {
+                running.signal(lab, "STOP")?;
+            }
             let figures = window(lab, &guest)?;
+            if held {
+                running.signal(lab, "CONT")?;
+            }
             running.stop(lab, figures.received)?;
-            load::echo(&lab.host, &guest, RATE, COUNT / 10)?;
             let after = window(lab, &guest)?;
             let window = Window {
                 trace,
+                held,
                 round,
                 answered: figures.received,
                 sent: figures.sent,
                 p50_ns: figures.p50_ns as f64,
                 off_ns: [off.p50_ns as f64, after.p50_ns as f64],
             };
-            crate::say(&format!("round {round}, {}: {:.3}", trace.name(), window.ratio()));
+            let how = if held { ", held" } else { "" };
+            crate::say(&format!("round {round}, {}{how}: {:.3}", trace.name(), window.ratio()));
             windows.push(window);
             off = after;
         }
@@ -153,7 +164,7 @@ impl<'l> Running<'l> {
             Tool::TraceCmd => {
                 let arguments = scripts::trace_cmd(points, None).join(" ");
                 let arguments = arguments.trim_start_matches("start -b 65536");
-                (format!("cd /tmp; exec trace-cmd record -o w.out {arguments} 2>&1"), Some("Hit Ctrl^C"))
+                (format!("cd /tmp; exec trace-cmd record -o w.out {arguments} 2>&1"), None)
             }
             Tool::PerfRecord | Tool::PerfTrace => {
                 let events = scripts::perf_events(points);
@@ -165,11 +176,25 @@ impl<'l> Running<'l> {
         match ready {
             Some(text) => drop(child.wait_for(text, START).with_context(|| trace.name())?),
             None => {
-                let mapped = maps_events_command(child.id()?);
-                lab.host.run(&format!("until {mapped}; do sleep 0.1; done"))?.ok()?;
+                let ready = match trace.tool {
+                    // It has written what happened on a CPU.
+                    Tool::TraceCmd => "[ -s /tmp/w.out.cpu0 ]".to_owned(),
+                    _ => maps_events_command(child.id()?),
+                };
+                lab.host.run(&format!("until {ready}; do sleep 0.1; done"))?.ok()?;
             }
         }
         Ok(Running::Other(trace.tool, child))
+    }
+
+    fn signal(&self, lab: &Lab, signal: &str) -> Result<()> {
+        let id = match self {
+            Running::Nothing => return Ok(()),
+            Running::Teiji(trace) => trace.pid()?,
+            Running::Other(_, child) => child.id()?,
+        };
+        lab.host.run(&format!("kill -{signal} {id}"))?.ok()?;
+        Ok(())
     }
 
     /// Ends it; it must have seen the requests.

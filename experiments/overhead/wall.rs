@@ -22,6 +22,8 @@ pub const CONFIDENCE: f64 = 0.95;
 pub struct Window {
     /// What traced.
     pub trace: Trace,
+    /// Whether it was stopped (SIGSTOP) meanwhile, so that its probes alone are measured, without the reading of events.
+    pub held: bool,
     /// Number of the round.
     pub round: u32,
     /// Requests that were answered, and sent.
@@ -46,6 +48,8 @@ impl Window {
 pub struct Added {
     /// What traced.
     pub trace: Trace,
+    /// See [`Window::held`].
+    pub held: bool,
     /// Number of ratios.
     pub windows: usize,
     /// Median response time without a trace, ns.
@@ -92,36 +96,37 @@ impl Added {
     }
 }
 
-/// The traces of a round in order: `traces`, turned by the number of the round.
-pub fn order(traces: &[Trace], round: u32) -> Vec<Trace> {
-    let mut turned = traces.to_vec();
-    turned.rotate_left(round as usize % traces.len().max(1));
+/// The cases of a round in order: `cases`, turned by the number of the round.
+pub fn order<T: Clone>(cases: &[T], round: u32) -> Vec<T> {
+    let mut turned = cases.to_vec();
+    turned.rotate_left(round as usize % cases.len().max(1));
     turned
 }
 
 /// What each trace adds.
 pub fn added(windows: &[Window]) -> Vec<Added> {
-    let mut traces: Vec<Trace> = windows.iter().map(|w| w.trace).collect();
-    traces.sort_unstable();
-    traces.dedup();
-    let of = |trace: Trace| {
-        let own: Vec<&Window> = windows.iter().filter(|w| w.trace == trace).collect();
+    let mut cases: Vec<(Trace, bool)> = windows.iter().map(|w| (w.trace, w.held)).collect();
+    cases.sort_unstable();
+    cases.dedup();
+    let of = |(trace, held): (Trace, bool)| {
+        let own: Vec<&Window> = windows.iter().filter(|w| (w.trace, w.held) == (trace, held)).collect();
         let ratios: Vec<f64> = own.iter().map(|w| w.ratio()).collect();
         let off: Vec<f64> = own.iter().flat_map(|w| w.off_ns).collect();
         let (low, high) = numbers::median_interval(&ratios, CONFIDENCE);
         let (ratio, off_ns) = (numbers::median(&ratios), numbers::median(&off));
-        Added { trace, windows: ratios.len(), off_ns, ratio, low, high }
+        Added { trace, held, windows: ratios.len(), off_ns, ratio, low, high }
     };
-    traces.into_iter().map(of).collect()
+    cases.into_iter().map(of).collect()
 }
 
 /// What it is called in tables.
-fn name(trace: Trace) -> String {
-    match (trace.tool, trace.scope) {
-        (Tool::None, _) => "no trace, as a control".to_owned(),
-        (Tool::Teiji, Scope::Asked) => "teiji, and teiji-guest in the guest".to_owned(),
-        (tool, _) => tool.name().to_owned(),
-    }
+fn name(trace: Trace, held: bool) -> String {
+    let name = match (trace.tool, trace.scope) {
+        (Tool::None, _) => "no trace, as a control",
+        (Tool::Teiji, Scope::Asked) => "teiji, and teiji-guest in the guest",
+        (tool, _) => tool.name(),
+    };
+    if held { format!("{name}: probes alone") } else { name.to_owned() }
 }
 
 /// A row for each trace.
@@ -137,7 +142,7 @@ pub fn markdown(added: &[Added]) -> String {
         let _ = writeln!(
             t,
             "| {} | {} | {:.2} | {:+.1} % | {:+.1} % | {:+.1} % |",
-            name(a.trace),
+            name(a.trace, a.held),
             a.windows,
             a.off_ns / 1e6,
             percent(a.ratio),
@@ -152,7 +157,7 @@ pub fn markdown(added: &[Added]) -> String {
 pub fn csv(windows: &[Window]) -> String {
     let mut t = "trace,round,sent,answered,p50_ns,before_ns,after_ns\n".to_owned();
     for w in windows {
-        let (name, [before, after]) = (name(w.trace).replace(',', ";"), w.off_ns);
+        let (name, [before, after]) = (name(w.trace, w.held).replace(',', ";"), w.off_ns);
         let _ = writeln!(t, "{name},{},{},{},{},{before},{after}", w.round, w.sent, w.answered, w.p50_ns);
     }
     t
@@ -170,6 +175,7 @@ mod tests {
         let off = |i: u32| 5e6 * (1.0 + f64::from(i) / f64::from(2 * n)) * noise(i);
         let of = |i: u32| Window {
             trace,
+            held: false,
             round: i,
             sent: 300,
             answered: 300,

@@ -359,6 +359,8 @@ static __noinline int entered(struct kvm_vcpu *vcpu, u64 id)
 	struct clock *c = clock_of(tid);
 	u8 before;
 
+	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
+		return 0;
 	if (!c && !bpf_map_lookup_elem(&vms, &vm))
 		return 0;
 	now = bpf_ktime_get_ns();
@@ -407,8 +409,7 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 {
 	u64 id = bpf_get_current_pid_tgid();
 
-	/* a vCPU is always there; but arguments of a module's tracepoints have to be checked */
-	return hinted(id >> 32, HINT_VM) && vcpu ? entered(vcpu, id) : 0;
+	return hinted(id >> 32, HINT_VM) ? entered(vcpu, id) : 0;
 }
 
 static __noinline int left(u32 tid)
