@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Parser;
 use teiji_experiments::overhead::driver::{self, Amount};
 
-/// Measure what the probes add to packets, context switches and exits
+/// Measure what the probes add to packets, context switches, exits and requests
 #[derive(Parser)]
 struct Args {
     #[command(flatten)]

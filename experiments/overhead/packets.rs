@@ -23,7 +23,7 @@ mod ioctl {
 /// The guest's hardware address.
 pub const GUEST: [u8; 6] = [0x52, 0x54, 0, 0x66, 0, 1];
 /// Hardware address of a host on the uplink's side.
-const PEER: [u8; 6] = [0x52, 0x54, 0, 0x66, 0, 2];
+pub(super) const PEER: [u8; 6] = [0x52, 0x54, 0, 0x66, 0, 2];
 /// The guest's port.
 pub const PORT: u16 = 6000;
 /// Payload, bytes.
@@ -67,7 +67,7 @@ impl Bridge {
     /// # Errors
     /// If a packet does not arrive at once.
     pub fn pass(&mut self, to_guest: bool, count: u32) -> Result<f64> {
-        let frame = frame(to_guest);
+        let frame = frame(to_guest, NET);
         let (from, to) =
             if to_guest { (&mut self.uplink, &mut self.guest) } else { (&mut self.guest, &mut self.uplink) };
         let mut buffer = [0; 2048];
@@ -108,13 +108,17 @@ pub fn open(name: &str) -> Result<File> {
     Ok(file)
 }
 
-/// A UDP datagram between 10.66.0.1, the guest, and 10.66.0.2.
-fn frame(to_guest: bool) -> Vec<u8> {
+/// Network of the guest's address.
+pub const NET: [u8; 3] = [10, 66, 0];
+
+/// A UDP datagram between the addresses 1, the guest, and 2 of a network.
+pub(super) fn frame(to_guest: bool, net: [u8; 3]) -> Vec<u8> {
     let (dst, src) = if to_guest { (GUEST, PEER) } else { (PEER, GUEST) };
     let (to, from, dport, sport) = if to_guest { (1, 2, PORT, 7000) } else { (2, 1, 7000, PORT) };
     let mut ip = vec![0x45, 0];
     ip.extend((28 + SIZE as u16).to_be_bytes());
-    ip.extend([0, 1, 0x40, 0, 64, 17, 0, 0, 10, 66, 0, from, 10, 66, 0, to]);
+    let [a, b, c] = net;
+    ip.extend([0, 1, 0x40, 0, 64, 17, 0, 0, a, b, c, from, a, b, c, to]);
     let sum: u32 = ip.chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
     let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
     ip[10..12].copy_from_slice(&sum.to_be_bytes());
@@ -133,7 +137,7 @@ mod tests {
     #[test]
     fn the_frames_have_right_lengths_and_sums() {
         for to_guest in [true, false] {
-            let f = frame(to_guest);
+            let f = frame(to_guest, NET);
             assert_eq!(f.len(), 14 + 20 + 8 + SIZE);
             let sum: u32 = f[14..34].chunks(2).map(|w| u32::from(w[0]) << 8 | u32::from(w[1])).sum();
             assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);

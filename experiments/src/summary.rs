@@ -41,6 +41,9 @@ pub struct Summary {
     /// The claims that did not hold, in words.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<String>,
+    /// The claims that this run could not decide, with what it measured.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub undecided: Vec<String>,
 }
 
 impl Summary {
@@ -54,6 +57,7 @@ impl Summary {
             figures: Map::new(),
             rivals: Map::new(),
             failed: Vec::new(),
+            undecided: Vec::new(),
         }
     }
 
@@ -74,6 +78,13 @@ impl Summary {
             self.pass = false;
             self.failed.push(what.into());
         }
+    }
+
+    /// Records a claim that could not be decided, as the noise of the run is too large, and prints it. It does not count as
+    /// one that holds.
+    pub fn undecided(&mut self, what: &str) {
+        crate::say(&format!("not decided  {what}"));
+        self.undecided.push(what.into());
     }
 
     /// Writes `summary.json` and `report.md` beside the data and pictures that are already in `folder`, and prints the
@@ -178,17 +189,29 @@ fn keep(folder: &Path, summary: &Summary, report: &str, command: &str) -> Result
         machine(),
         summary.kernel,
         summary.mode,
-        if summary.pass {
-            "every claim held".to_owned()
-        } else {
-            format!("failed: {}", summary.failed.join("; "))
-        },
+        result(summary),
     );
     write(&to.join("README.md"), &text)?;
     if size > KEPT_AT_MOST {
         bail!("{} takes {} kB, more than is to be kept in the project", to.display(), size >> 10);
     }
     Ok(to)
+}
+
+/// The result in words.
+fn result(summary: &Summary) -> String {
+    let mut parts = Vec::new();
+    if summary.pass && summary.undecided.is_empty() {
+        parts.push("every claim held".to_owned());
+    } else if summary.pass {
+        parts.push("every claim that could be decided held".to_owned());
+    } else {
+        parts.push(format!("failed: {}", summary.failed.join("; ")));
+    }
+    if !summary.undecided.is_empty() {
+        parts.push(format!("not decided: {}", summary.undecided.join("; ")));
+    }
+    parts.join(". ")
 }
 
 /// The exit code of an experiment's run: 0 if every claim held and no lab host ended by itself. Also prints how many lab hosts
@@ -247,6 +270,17 @@ mod tests {
         assert_eq!((s.pass, &s.failed[..]), (false, &["b".to_owned()][..]));
         let json = serde_json::to_value(&s).unwrap();
         assert_eq!((&json["figures"]["n"], &json["pass"]), (&Value::from(3), &Value::from(false)));
+    }
+
+    #[test]
+    fn a_claim_that_is_not_decided_does_not_count_as_one_that_holds() {
+        let mut s = Summary::new("x", "wall", "6.1");
+        s.claim(true, "a");
+        assert_eq!(result(&s), "every claim held");
+        s.undecided("b");
+        assert_eq!(result(&s), "every claim that could be decided held. not decided: b");
+        s.claim(false, "c");
+        assert_eq!(result(&s), "failed: c. not decided: b");
     }
 
     #[test]

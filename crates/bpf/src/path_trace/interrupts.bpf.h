@@ -322,17 +322,21 @@ static __always_inline void learn_vcpu(struct clock *c, u32 vm, u32 vcpu)
 	bpf_map_update_elem(&vcpus, &key, &self, BPF_ANY);
 }
 
-SEC("tp_btf/kvm_entry")
-int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
+/*
+ * The probes of entries and exits run for every VM of the host. So each begins with one byte that says
+ * whether the process may be a traced VM's, and the rest is a function of its own: a program saves on its
+ * stack what its own function needs, also if it returns at once.
+ */
+static __noinline int entered(struct kvm_vcpu *vcpu, u64 id)
 {
-	u64 now, id = bpf_get_current_pid_tgid(), spent[STATES], upto;
+	u64 now, spent[STATES], upto;
 	u32 tid = id, vm = id >> 32;
 	struct clock *c = clock_of(tid);
 	u8 before;
 
 	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
 		return 0;
-	if (!c && (!hinted(vm, HINT_VM) || !bpf_map_lookup_elem(&vms, &vm)))
+	if (!c && !bpf_map_lookup_elem(&vms, &vm))
 		return 0;
 	now = bpf_ktime_get_ns();
 	if (!c) {
@@ -375,14 +379,29 @@ int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 	return 0;
 }
 
-SEC("tp_btf/kvm_exit")
-int BPF_PROG(on_kvm_exit)
+SEC("tp_btf/kvm_entry")
+int BPF_PROG(on_kvm_entry, struct kvm_vcpu *vcpu)
 {
-	struct clock *c = clock_of(current_tid());
+	u64 id = bpf_get_current_pid_tgid();
+
+	return hinted(id >> 32, HINT_VM) ? entered(vcpu, id) : 0;
+}
+
+static __noinline int left(u32 tid)
+{
+	struct clock *c = clock_of(tid);
 
 	if (c)
 		clock_set(c, bpf_ktime_get_ns(), STATE_RUN);
 	return 0;
+}
+
+SEC("tp_btf/kvm_exit")
+int BPF_PROG(on_kvm_exit)
+{
+	u64 id = bpf_get_current_pid_tgid();
+
+	return hinted(id >> 32, HINT_VM) ? left(id) : 0;
 }
 
 /* Asked once for each halt, before KVM polls or blocks. */

@@ -222,6 +222,12 @@ impl Tracer {
     /// nothing can be followed, [`Error::Kernel`] if the kernel refuses a program. Nothing stays attached
     /// then.
     pub fn start(setup: &Setup<'_>) -> Result<Tracer, Error> {
+        Tracer::start_at(setup, &|_| true)
+    }
+
+    /// The same, but only the programs at the hooks that `wanted` selects are attached: to measure what each adds.
+    #[doc(hidden)]
+    pub fn start_at(setup: &Setup<'_>, wanted: &dyn Fn(&Hook) -> bool) -> Result<Tracer, Error> {
         let kernel = KernelTypes::load()?;
         let mut object = open()?;
         let mut hooks = find_hooks(&object, &kernel);
@@ -261,6 +267,9 @@ impl Tracer {
                 continue;
             }
             let name = program.name().to_string_lossy().into_owned();
+            if !hooks.iter().any(|h| h.program == name && wanted(h)) {
+                continue;
+            }
             links.push(program.attach().map_err(|e| Error::kernel(format!("attach {name}"), e))?);
         }
         Ok(Tracer { links, ring, batch, counters, hooks, object, drop_names, targets })
