@@ -3,6 +3,7 @@
 
 mod dns;
 mod hash;
+mod serving;
 mod threads;
 
 use super::{Setup, settings, types};

@@ -71,6 +71,14 @@ struct socket {
 	short type;
 };
 
+struct file {
+	void *private_data;
+};
+
+struct kiocb {
+	struct file *ki_filp;
+};
+
 struct msghdr {
 	void *msg_control;
 };
@@ -139,6 +147,17 @@ struct vhost_net {
 
 struct kvm {
 	int userspace_pid;
+};
+
+struct kvm_msi {
+	u32 address_lo;
+	u32 address_hi;
+	u32 data;
+};
+
+struct kvm_kernel_irq_routing_entry {
+	u32 gsi;
+	u32 type;
 };
 
 struct kvm_lapic {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * path_trace: follows packets between a host's NIC and the guests of KVM, by vhost-net.
+ * path_trace: follows packets between a host's NIC and the guests of KVM, by vhost-net or by the VMM.
  *
  * Every probe sits on a function or tracepoint of the path and writes one record into a ring buffer.
  * A packet is recognised from record to record by a fingerprint, a keyed hash of fields that do not
@@ -19,12 +19,14 @@
  *   tun_sendmsg                     vhost takes the guest's frame off its ring; which queue, which worker
  *   netif_receive_skb (on a tap)    handed to the host stack        TAP_SEND
  *   net_dev_queue, qdisc_dequeue, dev_hard_start_xmit               DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
+ *   tun_chr_read_iter, kvm_send_userspace_msi, tun_chr_write_iter, ioeventfd_write
+ *                                   the same, of taps that the VMM serves itself: see vmm.bpf.h
  *   kfree_skb                       dropped by the kernel, anywhere DROP
  *   netif_receive_skb, net_dev_start_xmit on a tap whose guest reports events itself: PRINT
  *   sched_process_exit              a thread ends: its id, and that of its process, may be another's from now
  * on
  *
- * Each vCPU thread and vhost worker has a clock (struct clock), which accumulates the time spent in each
+ * Each vCPU thread, vhost worker and VMM's thread that serves a tap has a clock (struct clock), which accumulates the time spent in each
  * state. kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and sched_wakeup advance it. Records carry
  * readings of the clocks; the difference of two readings says how the time between them was spent, and no
  * record is needed for the thousands of exits and context switches in between. A clock also has the name of
@@ -40,8 +42,8 @@
  * A thread that is woken on an idle CPU stays ASLEEP until the switch: no other thread had the CPU. A halted
  * vCPU stays ASLEEP or POLL until its next kvm_entry.
  *
- * Assumptions: taps of the tun driver; vhost workers are threads, of the VMM or of the kernel; time
- * stamps of different CPUs are comparable (bpf_ktime_get_ns). Programs whose target a kernel lacks are
+ * Assumptions: taps of the tun driver; vhost workers are threads, of the VMM or of the kernel; one thread
+ * serves a queue of a tap at a time; time stamps of different CPUs are comparable (bpf_ktime_get_ns). Programs whose target a kernel lacks are
  * left out by the Rust half.
  *
  * Needs Linux 6.1. To look at it by hand:
@@ -64,6 +66,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #include "packet.bpf.h"
 #include "dns.bpf.h"
 #include "threads.bpf.h"
+#include "serving.bpf.h"
 #include "interrupts.bpf.h"
 #include "drops.bpf.h"
 #include "prints.bpf.h"
@@ -237,7 +240,7 @@ int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
 	u32 len;
 
 	if (!skb)
-		return 0; /* not vhost: the VMM reads its tap itself */
+		return 0; /* not vhost */
 	q.ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
 	if (!is_tap(BPF_CORE_READ(tfile, tun, dev), q.ifindex))
 		return 0;
@@ -299,15 +302,30 @@ int BPF_PROG(on_tun_sent)
 	return 0;
 }
 
+/* A vCPU thread kicks the transmit queue of a tap. */
+static __always_inline void emit_kick(struct clock *c, u64 now, const struct tap_queue *q)
+{
+	struct rec_kick *r = reserve(sizeof(*r));
+
+	if (!r)
+		return;
+	fill_head(&r->head, now, REC_KICK, 0, q->ifindex);
+	r->vm = c->vm;
+	r->vcpu = c->vcpu;
+	r->queue = q->queue;
+	r->preempted_by = c->preempted_by;
+	clock_read(c, now, r->clock);
+	r->worker_state = clock_read_or_zeros(clock_at(bpf_map_lookup_elem(&senders, q)), now, r->worker);
+	submit(r);
+}
+
 SEC("fentry/vhost_poll_wakeup")
 int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 {
 	struct vhost_poll *poll = (void *)wait - bpf_core_field_offset(struct vhost_poll, wait);
 	struct clock *c = clock_of(current_tid());
 	struct vhost_virtqueue *vq;
-	struct rec_kick *r;
 	struct tap_queue q;
-	u64 now;
 
 	/* only a vCPU thread kicks; vhost also polls the tap's socket, in the context of any thread */
 	if (!c || c->actor != ACTOR_VCPU || !(settings.directions & DIR_OUT))
@@ -318,18 +336,7 @@ int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 		return 0;
 	if (!is_vq(vq, 1) || !queue_of(vq, &q))
 		return 0;
-	r = reserve(sizeof(*r));
-	if (!r)
-		return 0;
-	now = bpf_ktime_get_ns();
-	fill_head(&r->head, now, REC_KICK, 0, q.ifindex);
-	r->vm = c->vm;
-	r->vcpu = c->vcpu;
-	r->queue = q.queue;
-	r->preempted_by = c->preempted_by;
-	clock_read(c, now, r->clock);
-	r->worker_state = clock_read_or_zeros(clock_at(bpf_map_lookup_elem(&senders, &q)), now, r->worker);
-	submit(r);
+	emit_kick(c, bpf_ktime_get_ns(), &q);
 	return 0;
 }
 
@@ -413,3 +420,5 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 	}
 	return 0;
 }
+
+#include "vmm.bpf.h"

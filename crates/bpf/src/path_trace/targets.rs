@@ -15,7 +15,7 @@ use crate::Error;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 use std::collections::BTreeMap;
 use teiji_model::guest::Secret;
-use teiji_model::host::{Nic, Vm};
+use teiji_model::host::{DataPlane, Nic, Vm};
 
 /// The maps, and what is in them.
 pub(super) struct Targets {
@@ -26,7 +26,7 @@ pub(super) struct Targets {
     vcpu_indices: MapHandle,
     guests: MapHandle,
     /// By tap queue.
-    of_queues: [MapHandle; 3],
+    of_queues: [MapHandle; 4],
     place: MapHandle,
     followed: Box<types::followed>,
     /// By process id.
@@ -52,7 +52,12 @@ impl Targets {
             vcpus: map(object, "vcpus")?,
             vcpu_indices: map(object, "vcpu_indices")?,
             guests: map(object, "guests")?,
-            of_queues: [map(object, "workers")?, map(object, "senders")?, map(object, "target_vcpus")?],
+            of_queues: [
+                map(object, "workers")?,
+                map(object, "senders")?,
+                map(object, "served")?,
+                map(object, "target_vcpus")?,
+            ],
             place: map(object, &section(".bss.followed"))?,
             followed: Box::default(),
             now: BTreeMap::new(),
@@ -112,6 +117,9 @@ impl Targets {
         let pid = vm.pid.to_ne_bytes();
         put(&self.vms, "vms", &pid, &pid)?;
         self.hint(vm.pid, hint::HINT_VM);
+        if vm.nics.iter().any(|nic| nic.data_plane == DataPlane::Userspace) {
+            self.hint(vm.pid, hint::HINT_SERVED);
+        }
         for vcpu in &vm.vcpus {
             if let Some(id) = vcpu.kvm_id {
                 let key = types::vcpu_key { vm: vm.pid, vcpu: id };
