@@ -224,7 +224,9 @@ pub fn run_under(
     let found = paired(&captured, Side::Uplink)?;
     let [inside, outside] = [paired(&inside, Side::Downlink)?, paired(&outside, Side::Downlink)?].map(totals);
     let around = |e: &Exchange| Some([*inside.get(&e.id)?, *outside.get(&e.id)?]);
-    let pairs = align(&found.exchanges, &joined, counts.realtime_minus_monotonic_ns, around);
+    // A packet socket sees what a macvtap sends when that hands it to the device below.
+    let captured = if guest.has_macvtaps() { Stage::WireOut } else { Stage::VhostTx };
+    let pairs = align(&found.exchanges, &joined, counts.realtime_minus_monotonic_ns, captured, around);
 
     let off: Vec<f64> = pairs.iter().map(|p| p.off() / 1e3).collect();
     let size: Vec<f64> = off.iter().map(|o| o.abs()).collect();
@@ -298,13 +300,14 @@ fn sum(joined: &Joined) -> u64 {
     joined.request.stages.iter().map(|s| s.ns).sum()
 }
 
-/// See [`Pair::beyond_tap`]. If the kick was coalesced, `guest` lasts until the frame is handed over.
-fn beyond_tap(request: &Request) -> [u64; 2] {
+/// See [`Pair::beyond_tap`]. If the kick was coalesced, `guest` lasts until the frame is handed over. `captured`: the last
+/// stage in which the capture at the tap may see the response.
+fn beyond_tap(request: &Request, captured: Stage) -> [u64; 2] {
     let of = |from: Stage, to: Stage| -> u64 {
         request.stages.iter().filter(|s| from <= s.stage && s.stage <= to).map(|s| s.ns).sum()
     };
     let kicked = if request.coalesced_kick { Stage::VcpuWake } else { Stage::Guest };
-    [of(Stage::TapQueue, kicked), of(Stage::SwitchIn, Stage::VhostTx)]
+    [of(Stage::TapQueue, kicked), of(Stage::SwitchIn, captured)]
 }
 
 /// Matches the requests of both, each used once, in the order of their starts. The capture stamps a packet before teiji
@@ -314,6 +317,7 @@ fn align(
     capture: &[Exchange],
     teiji: &[Joined],
     realtime_minus_monotonic: i64,
+    captured: Stage,
     around: impl Fn(&Exchange) -> Option<[u64; 2]>,
 ) -> Vec<Pair> {
     let mut pairs = Vec::new();
@@ -328,7 +332,7 @@ fn align(
         if let Some(e) = capture.get(at).filter(under_way) {
             let (start, capture, teiji) = (e.start, e.total, j.request.total);
             let late = j.request.start as i64 + realtime_minus_monotonic - start as i64;
-            let (around, beyond_tap) = (around(e), beyond_tap(&j.request));
+            let (around, beyond_tap) = (around(e), beyond_tap(&j.request, captured));
             pairs.push(Pair { start, late, capture, teiji, around, beyond_tap });
             at += 1;
         }
@@ -371,7 +375,7 @@ pub(super) mod tests {
             .into_iter()
             .map(|(i, late)| joined(i * 5_000_000 + late, 200 + i))
             .collect();
-        let pairs = align(&capture, &teiji, 10_000_000_000, |e| Some([e.id, e.id]));
+        let pairs = align(&capture, &teiji, 10_000_000_000, Stage::VhostTx, |e| Some([e.id, e.id]));
         let totals: Vec<_> = pairs.iter().map(|p| (p.capture, p.teiji)).collect();
         assert_eq!(totals, [(6_000_001, 201), (6_000_003, 203), (6_000_004, 204)]);
         assert_eq!(pairs[1].around, Some([3, 3]));
@@ -405,7 +409,7 @@ pub(super) mod tests {
                 ..joined(0, 0).request
             };
             let around = Some([1_000_000, 0]);
-            Pair { start: 0, late: 0, capture: 0, teiji: 0, around, beyond_tap: beyond_tap(&request) }
+            Pair { start: 0, late: 0, capture: 0, teiji: 0, around, beyond_tap: beyond_tap(&request, Stage::VhostTx) }
                 .divides()
         };
         assert!(divides([50_000, 400_000, 600_000, 0], false));

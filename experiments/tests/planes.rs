@@ -17,7 +17,7 @@ static LAB: Shared<Lab> = Shared::new("the lab", || {
 });
 
 fn main() -> ExitCode {
-    let tests = teiji_lab::tests![taps_that_the_vmm_serves_are_followed];
+    let tests = teiji_lab::tests![taps_that_the_vmm_serves_are_followed, macvtaps_are_followed];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
@@ -53,6 +53,16 @@ fn taps_that_the_vmm_serves_are_followed() {
     let lab: &Lab = &LAB;
     let (guest, server) = guest(lab, &GuestSpec { vhost: false, ..GuestSpec::named("vm1") });
     for (case, requests) in [(&CASES[0], 700), (&CASES[1], 300)] {
+        let agreement = accuracy::run(lab, &guest, case, &Extent { requests, ..SHORT }).unwrap();
+        followed(&agreement, requests);
+    }
+    drop(server);
+}
+
+fn macvtaps_are_followed() {
+    let lab: &Lab = &LAB;
+    let (guest, server) = guest(lab, &GuestSpec { macvtap: true, ..GuestSpec::named("vm2") });
+    for (case, requests) in [(&CASES[0], 300), (&CASES[1], 300)] {
         let agreement = accuracy::run(lab, &guest, case, &Extent { requests, ..SHORT }).unwrap();
         followed(&agreement, requests);
     }

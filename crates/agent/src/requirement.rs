@@ -53,6 +53,9 @@ const HOOKS: &[(&str, &str, bool)] = &[
         "of VMs that serve their taps themselves, guest and vhost_tx cannot be told apart",
         false,
     ),
+    ("tap_handle_frame", "packets cannot be seen when they are put on a macvtap", false),
+    ("tap_recvmsg", "packets on macvtaps cannot be followed beyond the tap", false),
+    ("tap_sendmsg", "of macvtaps, vhost_tx is not split by what the worker did", false),
     ("kfree_skb", "a request that the kernel drops has no place and reason of the drop", false),
     ("sched_switch", "what vCPU threads and vhost workers wait for is not seen", true),
     ("sched_wakeup", "waiting for a CPU cannot be told from sleeping", true),
@@ -150,6 +153,7 @@ fn remedy(target: &str, forbidden: bool) -> &'static str {
         t if t.starts_with("kvm") => "modprobe kvm_intel or kvm_amd",
         "ioeventfd_write" => "modprobe kvm_intel or kvm_amd",
         t if t.starts_with("tun_") => "modprobe tun",
+        t if t.starts_with("tap_") => "modprobe tap",
         _ => "use a distribution's kernel of Linux 6.1 or newer",
     }
 }

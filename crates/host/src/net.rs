@@ -1,6 +1,6 @@
 //! A VM's taps: which they are, who serves them, and which bridge they belong to.
 
-use crate::cmdline::NetDev;
+use crate::cmdline::{CommandLine, NetDev};
 use crate::root::Root;
 use crate::rtnl::Rtnl;
 use nix::errno::Errno;
@@ -17,6 +17,8 @@ const RENAMES: usize = 3;
 pub(crate) struct Descriptors {
     /// Of `/dev/net/tun`: descriptor and the tap's name.
     pub taps: Vec<(u32, String)>,
+    /// Of `/dev/tapN`: descriptor and the macvtap's index, which N is.
+    pub macvtaps: Vec<(u32, u32)>,
     /// How many of `/dev/vhost-net` there are: one for each queue pair that vhost serves.
     pub vhost_net: usize,
 }
@@ -26,6 +28,26 @@ pub(crate) fn tap(root: &Root, pid: u32, fd: u32) -> Option<String> {
     let info = root.text(&format!("proc/{pid}/fdinfo/{fd}"))?;
     let name = info.lines().find_map(|l| l.strip_prefix("iff:"))?.trim();
     (!name.is_empty() && !name.contains('/') && name != "..").then(|| name.to_owned())
+}
+
+/// The macvtaps of this network namespace that descriptors of `/dev/tapN` are open on.
+fn macvtaps(root: &Root, held: &[(u32, u32)]) -> Vec<(u32, String)> {
+    if held.is_empty() {
+        return Vec::new();
+    }
+    let names = root.names("sys/class/net");
+    let is = |name: &String, index: u32| {
+        let below = format!("sys/class/net/{name}");
+        let node = |place: &str| root.exists(&format!("{below}/{place}tap{index}"));
+        ifindex(root, name) == index && (node("macvtap/") || node(""))
+    };
+    let name = |index| names.iter().find(|name| is(name, index)).cloned();
+    held.iter().filter_map(|(fd, index)| Some((*fd, name(*index)?))).collect()
+}
+
+/// The address that a device has.
+fn own_mac(root: &Root, device: &str) -> Option<[u8; 6]> {
+    crate::cmdline::mac(root.text(&format!("sys/class/net/{device}/address"))?.trim())
 }
 
 /// The VM's NICs, in the order of their descriptors. A tap in another network namespace than that of this process is
@@ -44,7 +66,8 @@ pub(crate) fn nics(
     };
     let mut order: Vec<&str> = Vec::new();
     let mut fds: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
-    for (fd, tap) in &open.taps {
+    let macvtaps = if here { macvtaps(root, &open.macvtaps) } else { Vec::new() };
+    for (fd, tap) in open.taps.iter().chain(&macvtaps) {
         if !order.contains(&tap.as_str()) {
             order.push(tap);
         }
@@ -60,16 +83,35 @@ pub(crate) fn nics(
                 .filter(|n| n.ifname.as_deref() == Some(tap) || n.fds.iter().any(|fd| held.contains(fd)));
             let netdev = named.next().or_else(|| netdevs.first().filter(|_| one));
             let vhost = open.vhost_net > 0 && netdev.and_then(|n| n.vhost).unwrap_or(true);
+            let macvtap = macvtaps.iter().any(|(_, name)| name == tap);
+            let learnt = || if macvtap { own_mac(root, tap) } else { fdb.mac(root, tap) };
             Nic {
                 tap: tap.to_owned(),
                 ifindex: if here { ifindex(root, tap) } else { 0 },
-                mac: netdev.and_then(|n| n.mac).or_else(|| fdb.mac(root, tap).filter(|_| here)),
+                mac: netdev.and_then(|n| n.mac).or_else(|| learnt().filter(|_| here)),
                 bridge: master(root, tap).filter(|_| here),
-                data_plane: if vhost { DataPlane::VhostNet } else { DataPlane::Userspace },
+                data_plane: match (vhost, macvtap) {
+                    (true, false) => DataPlane::VhostNet,
+                    (false, false) => DataPlane::Userspace,
+                    (true, true) => DataPlane::VhostMacvtap,
+                    (false, true) => DataPlane::UserspaceMacvtap,
+                },
                 queues: u32::try_from(held.len()).unwrap_or(u32::MAX),
             }
         })
         .collect()
+}
+
+/// The VM's NICs that have no tap.
+pub(crate) fn without_tap(root: &Root, line: &CommandLine) -> Vec<Nic> {
+    let nic = |tap: String, mac, data_plane| Nic { tap, ifindex: 0, mac, bridge: None, data_plane, queues: 0 };
+    let (devices, of_user) = line.without_tap();
+    // The class of network controllers is 02; other devices that were given to the VM are no NICs.
+    let class = |at: &String| root.text(&format!("sys/bus/pci/devices/{at}/class"));
+    let sane = |at: &String| !at.contains('/') && at != "..";
+    let given = devices.into_iter().filter(|at| sane(at) && class(at).is_some_and(|c| c.starts_with("0x02")));
+    let given = given.map(|at| nic(at, None, DataPlane::Passthrough));
+    given.chain(of_user.into_iter().map(|(id, mac)| nic(id, mac, DataPlane::VhostUser))).collect()
 }
 
 impl Root {

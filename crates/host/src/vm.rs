@@ -58,7 +58,10 @@ fn open(root: &Root, pid: u32) -> Option<Open> {
             "/dev/vhost-net" => open.net.vhost_net += 1,
             "/dev/net/tun" => open.net.taps.extend(net::tap(root, pid, fd).map(|name| (fd, name))),
             other if other.starts_with("anon_inode:kvm-vcpu") => open.vcpus += 1,
-            _ => {}
+            other => {
+                let index = other.strip_prefix("/dev/tap").and_then(|index| index.parse().ok());
+                open.net.macvtaps.extend(index.map(|index| (fd, index)));
+            }
         }
     }
     (!open.vm_fds.is_empty() && open.vcpus > 0).then_some(open)
@@ -77,7 +80,8 @@ fn vm(root: &Root, pid: u32, open: &Open, shared: &Shared) -> Option<(Vm, Identi
     let line = CommandLine::new(&root.bytes(&format!("proc/{pid}/cmdline"))?);
     let vcpus = thread::vcpus(root, pid, &open.vm_fds);
     let workers = thread::workers(root, pid, &shared.workers);
-    let nics = net::nics(root, pid, &open.net, &line.netdevs(), &shared.fdb);
+    let mut nics = net::nics(root, pid, &open.net, &line.netdevs(), &shared.fdb);
+    nics.extend(net::without_tap(root, &line));
     let memory_nodes = numa::resident(root, pid);
     if !root.exists(&format!("proc/{pid}/task")) {
         return None;

@@ -153,7 +153,8 @@ impl Common {
         self.by_ifindex.retain(|ifindex, tap| taps[*tap as usize].vm != vm || stays(ifindex));
         for nic in v.nics.iter().filter(|nic| nic.ifindex != 0) {
             let served = match nic.data_plane {
-                DataPlane::VhostNet => Served::ByVhost,
+                DataPlane::VhostNet | DataPlane::VhostMacvtap => Served::ByVhost,
+                DataPlane::UserspaceMacvtap | DataPlane::Passthrough | DataPlane::VhostUser => Served::Unseen,
                 DataPlane::Userspace if v.pid == 0 => Served::Unseen,
                 DataPlane::Userspace => Served::ByVmm,
             };

@@ -7,6 +7,21 @@
 
 #define TELL_AFTER (1 << 20) /* ns: see on_kvm_entry() */
 
+/* The queue of a macvtap whose socket this is. A socket of another kind has no traced tap in the same place. */
+static __always_inline bool macvtap_of(void *sock, struct tap_queue *q)
+{
+	struct tap_queue___of_tap *tap;
+	struct net_device *dev;
+
+	if (!bpf_core_type_exists(struct tap_queue___of_tap))
+		return false;
+	tap = sock - bpf_core_field_offset(struct tap_queue___of_tap, sock);
+	dev = BPF_CORE_READ(tap, tap, dev);
+	q->ifindex = BPF_CORE_READ(dev, ifindex);
+	q->queue = BPF_CORE_READ(tap, queue_index);
+	return is_tap(dev, q->ifindex) && is_macvtap(q->ifindex);
+}
+
 /* The tap queue behind a vhost-net virtqueue. */
 static __always_inline bool queue_of(struct vhost_virtqueue *vq, struct tap_queue *q)
 {
@@ -17,7 +32,7 @@ static __always_inline bool queue_of(struct vhost_virtqueue *vq, struct tap_queu
 		return false;
 	q->ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
 	q->queue = BPF_CORE_READ(tfile, queue_index);
-	return is_tap(BPF_CORE_READ(tfile, tun, dev), q->ifindex);
+	return is_tap(BPF_CORE_READ(tfile, tun, dev), q->ifindex) || (followed.macvtaps && macvtap_of(sock, q));
 }
 
 /* virtio-net: queue 0 of a vhost_net receives, queue 1 transmits. */

@@ -253,6 +253,12 @@ struct settings {
 	struct filter_port port[MAX_PORTS];
 };
 
+/* What a traced tap is. */
+enum tap_kind {
+	TAP_OF_TUN,
+	TAP_MACVTAP,
+};
+
 /* A traced tap's queue. */
 struct tap_queue {
 	__u32 ifindex;

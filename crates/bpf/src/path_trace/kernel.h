@@ -33,6 +33,7 @@ typedef struct {
 
 struct net_device {
 	int ifindex;
+	void *rx_handler_data;
 	possible_net_t nd_net;
 };
 
@@ -99,6 +100,19 @@ struct tun_file {
 	struct tun_struct *tun;
 	u16 queue_index;
 	struct ptr_ring tx_ring;
+};
+
+struct tap_dev {
+	struct net_device *dev;
+	int numvtaps;
+};
+
+/* struct tap_queue of the kernel: libbpf leaves out what follows three underscores. */
+struct tap_queue___of_tap {
+	struct socket sock;
+	struct tap_dev *tap;
+	u16 queue_index;
+	struct ptr_ring ring;
 };
 
 struct list_head {

@@ -37,6 +37,7 @@ struct {
 	enum counter counter;
 	enum unknown unknown;
 	enum hint hint;
+	enum tap_kind tap_kind;
 } layouts SEC(".data.layouts");
 
 struct {
@@ -51,7 +52,7 @@ struct {
 	__type(value, u64);
 } counters SEC(".maps");
 
-/* Traced taps by ifindex; the value is the VMM's process id. Written by the Rust half. */
+/* Traced taps by ifindex; the value is an enum tap_kind. Written by the Rust half. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -174,8 +175,9 @@ struct lookup {
 
 /* Written by the Rust half. */
 struct followed {
-	u8 by_mac; /* packets off the taps are the guest's by MAC address; else by flow alone */
-	u8 pad[7];
+	u8 by_mac;   /* packets off the taps are the guest's by MAC address; else by flow alone */
+	u8 macvtaps; /* some of the traced taps are macvtaps */
+	u8 pad[6];
 	u8 hints[LOOKUP_SLOTS]; /* at a number modulo LOOKUP_SLOTS: enum hint, or-ed, of all that have it */
 } followed SEC(".bss.followed");
 
@@ -307,6 +309,14 @@ static __always_inline bool is_tap(const struct net_device *dev, u32 ifindex)
 {
 	return hinted(ifindex, HINT_TAP) && bpf_map_lookup_elem(&taps, &ifindex) &&
 	       BPF_CORE_READ(dev, nd_net.net, ns.inum) == settings.netns;
+}
+
+/* Whether a traced tap is a macvtap. */
+static __always_inline bool is_macvtap(u32 ifindex)
+{
+	u32 *kind = followed.macvtaps ? bpf_map_lookup_elem(&taps, &ifindex) : NULL;
+
+	return kind && *kind == TAP_MACVTAP;
 }
 
 static __always_inline void count(u32 which)

@@ -31,14 +31,6 @@ static __always_inline struct tun_file *queue_of_file(struct kiocb *iocb, struct
 	return tfile;
 }
 
-static __always_inline void refer(void *map, const struct tap_queue *q, struct clock *c)
-{
-	struct clock_ref self = c->own;
-
-	if (!refers_to(bpf_map_lookup_elem(map, q), c))
-		bpf_map_update_elem(map, q, &self, BPF_ANY);
-}
-
 /* It cannot be told how the packets that the thread has taken are signalled: they are counted. vm: it is
  * not learnt yet whose the interrupt is that was sent; 0 for other reasons. */
 static __always_inline void give_up_taken(struct clock *c, u64 now, u32 vm)
@@ -155,7 +147,7 @@ int BPF_PROG(on_vmm_read, struct kiocb *iocb)
 	p.len = len;
 	if (!parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, &p))
 		return 0;
-	depth = queue_depth(tfile, c);
+	depth = queue_depth(&tfile->tx_ring, c);
 	emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, depth ? depth - 1 : 0, NOT_KNOWN);
 	return 0;
 }
@@ -269,11 +261,7 @@ int BPF_PROG(on_vmm_write, struct kiocb *iocb)
 SEC("fexit/tun_chr_write_iter")
 int BPF_PROG(on_vmm_written)
 {
-	struct clock *c = clock_of(current_tid());
-
-	if (c)
-		c->sending.ifindex = 0;
-	return 0;
+	return has_sent();
 }
 
 static __always_inline u64 written_value(const void *val, u32 len)
