@@ -12,9 +12,8 @@ use teiji_experiments::tracing::Lab;
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest, GuestSpec};
 
-static LAB: Shared<Lab> = Shared::new("the lab", || {
-    Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("planes")).unwrap()
-});
+static LAB: Shared<Lab> =
+    Shared::new("the lab", || Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("planes")).unwrap());
 
 fn main() -> ExitCode {
     let tests = teiji_lab::tests![taps_that_the_vmm_serves_are_followed, macvtaps_are_followed];

@@ -109,9 +109,12 @@ fn taps(report: &Report, vm: &VmReport) -> Option<String> {
         return Some("The VM has no tap, so nothing can be followed to it.".into());
     }
     if vm.pid == 0 {
-        return Some("A tap by itself (--tap) shows the host's part of the path: trace its VM with --vm.".into());
+        return Some(
+            "A tap by itself (--tap) shows the host's part of the path: trace its VM with --vm.".into(),
+        );
     }
-    let unseen = vm.nics.iter().filter_map(|nic| Some(format!("{}: {}.", printable(&nic.tap), nic.unseen()?)));
+    let unseen =
+        vm.nics.iter().filter_map(|nic| Some(format!("{}: {}.", printable(&nic.tap), nic.unseen()?)));
     let unseen: Vec<String> = unseen.collect();
     (!unseen.is_empty()).then(|| unseen.join(" "))
 }

@@ -93,7 +93,8 @@ impl CommandLine {
     /// The NICs that have no tap: PCI devices by address, and vhost-user back ends by their ids with their MAC addresses.
     pub(crate) fn without_tap(&self) -> (Vec<String>, Vec<(String, Option<[u8; 6]>)>) {
         let devices = self.values("device").map(|value| Options::parse(value, "driver"));
-        let given = devices.filter(|options| options.get("driver").is_some_and(|d| d.starts_with("vfio-pci")));
+        let given =
+            devices.filter(|options| options.get("driver").is_some_and(|d| d.starts_with("vfio-pci")));
         let address = |options: Options| {
             let host = options.get("host").map(str::to_owned);
             // The domain of PCI may be left out.

@@ -104,7 +104,8 @@ pub(crate) fn nics(
 
 /// The VM's NICs that have no tap.
 pub(crate) fn without_tap(root: &Root, line: &CommandLine) -> Vec<Nic> {
-    let nic = |tap: String, mac, data_plane| Nic { tap, ifindex: 0, mac, bridge: None, data_plane, queues: 0 };
+    let nic =
+        |tap: String, mac, data_plane| Nic { tap, ifindex: 0, mac, bridge: None, data_plane, queues: 0 };
     let (devices, of_user) = line.without_tap();
     // The class of network controllers is 02; other devices that were given to the VM are no NICs.
     let class = |at: &String| root.text(&format!("sys/bus/pci/devices/{at}/class"));

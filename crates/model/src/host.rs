@@ -195,9 +195,7 @@ impl Nic {
         Some(match self.data_plane {
             DataPlane::Passthrough => "not seen, as its packets never pass the host's kernel (VFIO)",
             DataPlane::VhostUser => "not seen, as its packets pass another process by shared memory",
-            _ if self.ifindex == 0 => {
-                "not seen, as its tap is in another network namespace; run teiji there"
-            }
+            _ if self.ifindex == 0 => "not seen, as its tap is in another network namespace; run teiji there",
             DataPlane::UserspaceMacvtap => {
                 "seen up to the tap only; a macvtap is followed further with vhost=on"
             }

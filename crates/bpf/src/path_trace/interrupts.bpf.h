@@ -7,7 +7,8 @@
 
 #define TELL_AFTER (1 << 20) /* ns: see on_kvm_entry() */
 
-/* The queue of a macvtap whose socket this is. A socket of another kind has no traced tap in the same place. */
+/* The queue of a macvtap whose socket this is. A socket of another kind has no traced tap in the same place.
+ */
 static __always_inline bool macvtap_of(void *sock, struct tap_queue *q)
 {
 	struct tap_queue___of_tap *tap;
@@ -32,7 +33,8 @@ static __always_inline bool queue_of(struct vhost_virtqueue *vq, struct tap_queu
 		return false;
 	q->ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
 	q->queue = BPF_CORE_READ(tfile, queue_index);
-	return is_tap(BPF_CORE_READ(tfile, tun, dev), q->ifindex) || (followed.macvtaps && macvtap_of(sock, q));
+	return is_tap(BPF_CORE_READ(tfile, tun, dev), q->ifindex) ||
+	       (followed.macvtaps && macvtap_of(sock, q));
 }
 
 /* virtio-net: queue 0 of a vhost_net receives, queue 1 transmits. */

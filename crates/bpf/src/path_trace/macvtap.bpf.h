@@ -50,16 +50,17 @@ int BPF_PROG(on_macvtap_put, struct sk_buff **at)
 SEC("fentry/tap_recvmsg")
 int BPF_PROG(on_macvtap_recvmsg, struct socket *sock, struct msghdr *m)
 {
-	struct tap_queue___of_tap *tap = (void *)sock - bpf_core_field_offset(struct tap_queue___of_tap, sock);
+	struct tap_queue___of_tap *tap =
+	    (void *)sock - bpf_core_field_offset(struct tap_queue___of_tap, sock);
 
-	return taken_by_vhost(m, BPF_CORE_READ(tap, tap, dev), BPF_CORE_READ(tap, queue_index),
-			      &tap->ring);
+	return taken_by_vhost(m, BPF_CORE_READ(tap, tap, dev), BPF_CORE_READ(tap, queue_index), &tap->ring);
 }
 
 SEC("fentry/tap_sendmsg")
 int BPF_PROG(on_macvtap_sendmsg, struct socket *sock)
 {
-	struct tap_queue___of_tap *tap = (void *)sock - bpf_core_field_offset(struct tap_queue___of_tap, sock);
+	struct tap_queue___of_tap *tap =
+	    (void *)sock - bpf_core_field_offset(struct tap_queue___of_tap, sock);
 
 	return vhost_sends(BPF_CORE_READ(tap, tap, dev), BPF_CORE_READ(tap, queue_index));
 }

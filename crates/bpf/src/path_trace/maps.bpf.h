@@ -135,8 +135,8 @@ struct clock {
 	struct tap_queue sending;
 	u64 apic; /* vCPU: its kvm_lapic, known from the first entry on; 0: none */
 	u64 net;  /* worker: the vhost_net it receives for */
-	/* VMM's thread that serves a tap: the queue off which it has taken packets since it slept, signalled or
-	 * sent a frame; ifindex 0: none */
+	/* VMM's thread that serves a tap: the queue off which it has taken packets since it slept, signalled
+	 * or sent a frame; ifindex 0: none */
 	struct tap_queue taking;
 	u64 ready_before; /* how long it had waited for a CPU when it took the last of them */
 	u64 slept_at;	  /* when it last fell asleep; 0: never seen */

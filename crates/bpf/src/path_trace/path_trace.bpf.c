@@ -28,11 +28,12 @@
  *   sched_process_exit              a thread ends: its id, and that of its process, may be another's from now
  * on
  *
- * Each vCPU thread, vhost worker and VMM's thread that serves a tap has a clock (struct clock), which accumulates the time spent in each
- * state. kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and sched_wakeup advance it. Records carry
- * readings of the clocks; the difference of two readings says how the time between them was spent, and no
- * record is needed for the thousands of exits and context switches in between. A clock also has the name of
- * a thread that had the CPU while its own waited; sched_migrate_task tells it that this is another CPU now.
+ * Each vCPU thread, vhost worker and VMM's thread that serves a tap has a clock (struct clock), which
+ * accumulates the time spent in each state. kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and
+ * sched_wakeup advance it. Records carry readings of the clocks; the difference of two readings says how the
+ * time between them was spent, and no record is needed for the thousands of exits and context switches in
+ * between. A clock also has the name of a thread that had the CPU while its own waited; sched_migrate_task
+ * tells it that this is another CPU now.
  *
  *            kvm_entry            kvm_exit             halt, polling
  *    RUN ─────────────► GUEST ─────────────► RUN ───────────────────► POLL
@@ -44,9 +45,9 @@
  * A thread that is woken on an idle CPU stays ASLEEP until the switch: no other thread had the CPU. A halted
  * vCPU stays ASLEEP or POLL until its next kvm_entry.
  *
- * Assumptions: taps of the tun driver, or macvtaps; vhost workers are threads, of the VMM or of the kernel; one thread
- * serves a queue of a tap at a time; time stamps of different CPUs are comparable (bpf_ktime_get_ns). Programs whose target a kernel lacks are
- * left out by the Rust half.
+ * Assumptions: taps of the tun driver, or macvtaps; vhost workers are threads, of the VMM or of the kernel;
+ * one thread serves a queue of a tap at a time; time stamps of different CPUs are comparable
+ * (bpf_ktime_get_ns). Programs whose target a kernel lacks are left out by the Rust half.
  *
  * Needs Linux 6.1. To look at it by hand:
  *   bpftool prog load path_trace.bpf.o /sys/fs/bpf/t autoattach; bpftool map dump name counters

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * What a VMM that serves a tap itself makes known of its queues. vhost says for which virtqueue it signals,
- * and which virtqueue was kicked; a VMM does both in user space, by interrupts and doorbells (ioeventfds) that
- * may belong to any of its devices. So it is learnt which of them belong to a queue of a tap.
+ * and which virtqueue was kicked; a VMM does both in user space, by interrupts and doorbells (ioeventfds)
+ * that may belong to any of its devices. So it is learnt which of them belong to a queue of a tap.
  *
  * The interrupt of a receive queue is the first one that the thread sends after it took packets off the tap,
  * before it sleeps, takes packets off another queue or sends a frame. What has been first twice in a row is
- * the queue's interrupt until another one has been first twice in a row. Only that one is joined with packets;
- * of all others it is not known whose they are.
+ * the queue's interrupt until another one has been first twice in a row. Only that one is joined with
+ * packets; of all others it is not known whose they are.
  *
  *                   another, for the 1st time             the same again
  *   [known or not] ──────────────────────────► [doubted] ───────────────► [known]

@@ -231,7 +231,8 @@ impl Targets {
 /// or macvtaps (the host does not route for them) and every address is known.
 fn by_mac<'a>(vms: impl Iterator<Item = &'a Vm>) -> bool {
     let mut nics = vms.flat_map(|v| &v.nics).filter(|n| n.ifindex != 0).peekable();
-    nics.peek().is_some() && nics.all(|n| (n.bridge.is_some() || n.data_plane.is_macvtap()) && n.mac.is_some())
+    nics.peek().is_some()
+        && nics.all(|n| (n.bridge.is_some() || n.data_plane.is_macvtap()) && n.mac.is_some())
 }
 
 fn kind(nic: &Nic) -> types::tap_kind {

@@ -213,7 +213,8 @@ int BPF_PROG(on_vmm_msi_sent)
 	return 0;
 }
 
-/* The VMM sends a frame of its guest: until it returns, frames in the stack are from this thread and queue. */
+/* The VMM sends a frame of its guest: until it returns, frames in the stack are from this thread and queue.
+ */
 SEC("fentry/tun_chr_write_iter")
 int BPF_PROG(on_vmm_write, struct kiocb *iocb)
 {
