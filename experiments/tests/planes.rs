@@ -16,7 +16,11 @@ static LAB: Shared<Lab> =
     Shared::new("the lab", || Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("planes")).unwrap());
 
 fn main() -> ExitCode {
-    let tests = teiji_lab::tests![taps_that_the_vmm_serves_are_followed, macvtaps_are_followed];
+    let tests = teiji_lab::tests![
+        taps_that_the_vmm_serves_are_followed,
+        interrupts_of_a_disk_are_not_taken_for_those_of_the_tap,
+        macvtaps_are_followed,
+    ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
 
@@ -56,6 +60,28 @@ fn taps_that_the_vmm_serves_are_followed() {
         followed(&agreement, requests);
     }
     drop(server);
+}
+
+/// Interrupts of the guest's disk, as the guest counts them.
+fn of_disk(guest: &Guest<'_>) -> u64 {
+    let text = guest.run("grep -E 'virtio[0-9]+-req' /proc/interrupts").unwrap().ok().unwrap();
+    text.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum()
+}
+
+/// One thread of the VMM serves tap and disk: it sends the interrupts of both.
+fn interrupts_of_a_disk_are_not_taken_for_those_of_the_tap() {
+    let lab: &Lab = &LAB;
+    let (guest, server) = guest(lab, &GuestSpec { vhost: false, ..GuestSpec::named("vm3") });
+    let read = "while dd if=/dev/vda of=/dev/null bs=4k count=500 iflag=direct 2>/dev/null; do :; done";
+    let before = of_disk(&guest);
+    let reader = guest.spawn(read).unwrap();
+    let agreement = accuracy::run(lab, &guest, &CASES[0], &Extent { requests: 500, ..SHORT }).unwrap();
+    let disk = of_disk(&guest) - before;
+    guest.run(&format!("kill {}", reader.id().unwrap())).unwrap();
+    eprintln!("{disk} interrupts of the disk");
+    assert!(disk > 500, "{disk} interrupts of the disk");
+    followed(&agreement, 500);
+    drop((server, reader));
 }
 
 fn macvtaps_are_followed() {
