@@ -98,7 +98,14 @@ fn vms_say_which_nics_are_not_seen_and_why() {
         let mut vm = common::vm("sip1", 4240);
         vm.nics[0].tap = "0000:01:10.0-long".into();
         (vm.nics[0].data_plane, vm.nics[0].ifindex) = (data_plane, ifindex);
-        let text = vms_table(&[(vm, Identity::default())], &UNICODE);
+        let identity = Identity {
+            uid: Some(0),
+            user: Some("root".into()),
+            named_by: NamedBy::Itself,
+            started: None,
+            uuid: None,
+        };
+        let text = vms_table(&[(vm, identity)], &UNICODE);
         let line = text.lines().find(|line| line.contains("seen"));
         assert_eq!(line.is_some(), why.is_some(), "{text}");
         assert!(why.is_none_or(|why| line.unwrap().contains(why)), "{text}");
