@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
-use teiji_model::report::{Joined, Request};
+use teiji_model::report::{Joined, LeftOut, Request};
 use teiji_model::stage::Stage;
 
 /// A request's time may differ by this share of it, or by [`OFF_NS`].
@@ -72,7 +72,7 @@ pub struct Pair {
     pub teiji: u64,
     /// Times according to the captures inside and outside, ns; `None` if one of them lacks the request.
     pub around: Option<[u64; 2]>,
-    /// The least and the most, by teiji's stages, that the capture at the tap can have between request and response,
+    /// The least and the most, by teiji's stages, that the capture inside can have between request and response,
     /// ns.
     pub beyond_tap: [u64; 2],
 }
@@ -155,6 +155,9 @@ pub struct Agreement {
     pub retransmitted: u64,
     /// teiji's counts: seen, complete, incomplete, ambiguous, unanswered.
     pub counts: [u64; 5],
+    /// Why teiji followed the others no further.
+    #[serde(skip)]
+    pub left_out: Vec<LeftOut>,
     /// The requests in both.
     #[serde(skip)]
     pub pairs: Vec<Pair>,
@@ -203,9 +206,13 @@ pub fn run_under(
     let _preferred = lab.host.raise_priority()?;
     let trace = Trace::start(lab, case.name, &format!("--vm {} {}", guest.name(), case.arguments), true)?;
     let tap = guest.taps().into_iter().next().context("the guest has no tap")?;
+    let place = if guest.has_macvtaps() { Inside::Guest } else { Inside::Tap };
     let captures = [
         Capture::start(lab, case, "at", "", "uplink0")?,
-        Capture::start(lab, case, "inside", "", &tap)?,
+        match place {
+            Inside::Tap => Capture::start(lab, case, "inside", "", &tap)?,
+            Inside::Guest => Capture::within(guest, case)?,
+        },
         Capture::start(lab, case, "outside", "ip netns exec peer", "eth0")?,
     ];
     load()?;
@@ -221,10 +228,13 @@ pub fn run_under(
         Ok(pcap::pair(&pcap::packets(capture)?, guest.ip(), case.pairing, side))
     };
     let found = paired(&captured, Side::Uplink)?;
-    let [inside, outside] = [paired(&inside, Side::Downlink)?, paired(&outside, Side::Downlink)?].map(totals);
+    // Requests come into the guest by its NIC, and leave the host by its tap.
+    let side = if place == Inside::Guest { Side::Uplink } else { Side::Downlink };
+    let [inside, outside] = [paired(&inside, side)?, paired(&outside, Side::Downlink)?].map(totals);
     let around = |e: &Exchange| Some([*inside.get(&e.id)?, *outside.get(&e.id)?]);
     let one_at_a_time = case.pairing == Pairing::Http;
-    let pairs = align(&found.exchanges, &joined, counts.realtime_minus_monotonic_ns, one_at_a_time, around);
+    let pairs =
+        align(&found.exchanges, &joined, counts.realtime_minus_monotonic_ns, one_at_a_time, place, around);
 
     let off: Vec<f64> = pairs.iter().map(|p| p.off() / 1e3).collect();
     let size: Vec<f64> = off.iter().map(|o| o.abs()).collect();
@@ -258,33 +268,52 @@ pub fn run_under(
         repeated: found.repeated,
         retransmitted: r.retransmitted,
         counts: [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered],
+        left_out: vm.left_out.clone(),
         pairs,
         joined,
     })
 }
 
 /// A running capture.
-struct Capture {
+struct Capture<'g> {
     child: Child,
     file: String,
+    guest: Option<&'g Guest<'g>>,
 }
 
-impl Capture {
-    fn start(lab: &Lab, case: &Case, place: &str, within: &str, interface: &str) -> Result<Capture> {
+impl<'g> Capture<'g> {
+    fn start(lab: &Lab, case: &Case, place: &str, within: &str, interface: &str) -> Result<Capture<'g>> {
         let file = format!("/tmp/{}-{place}.pcap", case.name);
         let command = format!("exec {within} teiji-lab capture --if {interface} --snap 1000 --out {file}");
         let child = lab.host.spawn(&command)?;
         child.wait_for("capturing", Duration::from_secs(60))?;
-        Ok(Capture { child, file })
+        Ok(Capture { child, file, guest: None })
+    }
+
+    /// At the NIC of a guest, in the guest.
+    fn within(guest: &'g Guest<'g>, case: &Case) -> Result<Capture<'g>> {
+        let file = format!("/tmp/{}.pcap", case.name);
+        let nic = "$(ls /sys/class/net | grep -v lo | head -n 1)";
+        let child = guest.spawn(&format!("exec teiji-lab capture --if {nic} --snap 1000 --out {file}"))?;
+        child.wait_for("capturing", Duration::from_secs(60))?;
+        Ok(Capture { child, file, guest: Some(guest) })
     }
 
     /// Ends the capture; returns the file and the tool's counts.
     fn stop(self, lab: &Lab) -> Result<(Vec<u8>, Counts)> {
-        lab.host.run(&format!("kill -INT {}", self.child.id()?))?.ok()?;
+        let end = format!("kill -INT {}", self.child.id()?);
+        self.guest.map_or_else(|| lab.host.run(&end), |guest| guest.run(&end))?.ok()?;
         let printed = self.child.wait()?.ok()?;
         let counts = serde_json::from_str(printed.lines().last().unwrap_or_default())
             .with_context(|| format!("the capture printed {printed:?}"))?;
-        Ok((std::fs::read(lab.fetch(&self.file)?).context("cannot read the capture")?, counts))
+        let Some(guest) = self.guest else {
+            return Ok((std::fs::read(lab.fetch(&self.file)?).context("cannot read the capture")?, counts));
+        };
+        let output = guest.run(&format!("cat {}", self.file))?;
+        if output.code != 0 {
+            bail!("the capture in the guest cannot be read: {}", output.text());
+        }
+        Ok((output.stdout, counts))
     }
 }
 
@@ -297,11 +326,25 @@ fn sum(joined: &Joined) -> u64 {
     joined.request.stages.iter().map(|s| s.ns).sum()
 }
 
+/// Where the capture inside is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Inside {
+    /// At the guest's tap.
+    Tap,
+    /// In the guest. The kernel stamps a packet once when it is received, so a capture at a macvtap has the stamp of the
+    /// uplink.
+    Guest,
+}
+
 /// See [`Pair::beyond_tap`]. If the kick was coalesced, `guest` lasts until the frame is handed over.
-fn beyond_tap(request: &Request) -> [u64; 2] {
+fn beyond_tap(request: &Request, inside: Inside) -> [u64; 2] {
     let of = |from: Stage, to: Stage| -> u64 {
         request.stages.iter().filter(|s| from <= s.stage && s.stage <= to).map(|s| s.ns).sum()
     };
+    if inside == Inside::Guest {
+        // It is within the stage, of which waits for a CPU have been taken out.
+        return [0, of(Stage::Guest, Stage::Guest) + request.preempted];
+    }
     let kicked = if request.coalesced_kick { Stage::VcpuWake } else { Stage::Guest };
     [of(Stage::TapQueue, kicked), of(Stage::SwitchIn, Stage::VhostTx)]
 }
@@ -317,6 +360,7 @@ fn align(
     teiji: &[Joined],
     realtime_minus_monotonic: i64,
     one_at_a_time: bool,
+    inside: Inside,
     around: impl Fn(&Exchange) -> Option<[u64; 2]>,
 ) -> Vec<Pair> {
     let mut pairs = Vec::new();
@@ -332,7 +376,7 @@ fn align(
         if let Some(e) = capture.get(at).filter(under_way) {
             let (start, capture, teiji) = (e.start, e.total, j.request.total);
             let late = j.request.start as i64 + realtime_minus_monotonic - start as i64;
-            let (around, beyond_tap) = (around(e), beyond_tap(&j.request));
+            let (around, beyond_tap) = (around(e), beyond_tap(&j.request, inside));
             pairs.push(Pair { start, late, capture, teiji, around, beyond_tap });
             at += 1;
         }
@@ -378,7 +422,7 @@ pub(super) mod tests {
             .into_iter()
             .map(|(i, late)| joined(i * 5_000_000 + late, 200 + i))
             .collect();
-        let pairs = align(&capture, &teiji, 10_000_000_000, false, |e| Some([e.id, e.id]));
+        let pairs = align(&capture, &teiji, 10_000_000_000, false, Inside::Tap, |e| Some([e.id, e.id]));
         let totals: Vec<_> = pairs.iter().map(|p| (p.capture, p.teiji)).collect();
         assert_eq!(totals, [(6_000_001, 201), (6_000_003, 203), (6_000_004, 204)]);
         assert_eq!(pairs[1].around, Some([3, 3]));
@@ -416,8 +460,15 @@ pub(super) mod tests {
                 ..joined(0, 0).request
             };
             let around = Some([1_000_000, 0]);
-            Pair { start: 0, late: 0, capture: 0, teiji: 0, around, beyond_tap: beyond_tap(&request) }
-                .divides()
+            Pair {
+                start: 0,
+                late: 0,
+                capture: 0,
+                teiji: 0,
+                around,
+                beyond_tap: beyond_tap(&request, Inside::Tap),
+            }
+            .divides()
         };
         assert!(divides([50_000, 400_000, 600_000, 0], false));
         assert!(divides([50_000, 400_000, 500_000, 50_000], false));

@@ -58,7 +58,7 @@ fn the_verifier_accepts_every_program(lab: &Lab, version: &str, has_bpf_qdiscs: 
     let printed = lab.host.run("/mnt/bin/verify").unwrap().ok().unwrap();
     let all: Value = serde_json::from_str(&printed).unwrap();
     eprintln!("instructions that the verifier of {version} walked: {printed}");
-    let mut expected = vec![("path_trace", 28)];
+    let mut expected = vec![("path_trace", 39)];
     if has_bpf_qdiscs {
         expected.push(("qdisc_edf", 5));
     } else {

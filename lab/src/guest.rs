@@ -33,6 +33,8 @@ pub struct GuestSpec {
     pub queues: u32,
     /// Whether vhost-net processes the packets; otherwise QEMU's own process does.
     pub vhost: bool,
+    /// Whether the taps are macvtaps above the bridge, instead of ports of it. With one queue only.
+    pub macvtap: bool,
     /// Pin vCPU i to the i-th of these host CPUs.
     pub pins: Vec<u32>,
     /// Pin the vhost workers to this host CPU.
@@ -53,6 +55,7 @@ impl Default for GuestSpec {
             nics: 1,
             queues: 1,
             vhost: true,
+            macvtap: false,
             pins: Vec::new(),
             vhost_cpu: None,
             qemu_args: Vec::new(),
@@ -69,6 +72,8 @@ impl GuestSpec {
     }
 }
 
+/// The descriptor with which QEMU gets the first macvtap.
+const FIRST_FD: u32 = 40;
 /// The number of attempts to boot, each with its part of the limit.
 const BOOTS: u32 = 3;
 /// The error after which another attempt is made.
@@ -120,6 +125,7 @@ pub struct Guest<'h> {
     pid: u32,
     vcpu_tids: Vec<u32>,
     vhost_tids: Vec<u32>,
+    macvtap: bool,
 }
 
 impl<'h> Guest<'h> {
@@ -129,10 +135,11 @@ impl<'h> Guest<'h> {
         if !plain || spec.name.is_empty() || spec.name.len() > 10 {
             return Err(fault("has a name that is not 1 to 10 letters, digits or `-`".into()));
         }
-        let sizes = (1..=4).contains(&spec.nics) && (1..=16).contains(&spec.queues) && spec.vcpus > 0;
+        let queues = if spec.macvtap { 1..=1 } else { 1..=16 };
+        let sizes = (1..=4).contains(&spec.nics) && queues.contains(&spec.queues) && spec.vcpus > 0;
         if !sizes || number > 200 {
             return Err(fault(
-                "must have 1 to 4 NICs of 1 to 16 queues, a vCPU, and be one of the first 200 of its host"
+                "must have 1 to 4 NICs of 1 to 16 queues (macvtaps: 1), a vCPU, and be one of the first 200 of its host"
                     .into(),
             ));
         }
@@ -178,6 +185,7 @@ impl<'h> Guest<'h> {
             pid,
             vcpu_tids: Vec::new(),
             vhost_tids: Vec::new(),
+            macvtap: spec.macvtap,
         };
         guest.find_threads(spec)?;
         for (i, cpu) in spec.pins.iter().enumerate().take(spec.vcpus as usize) {
@@ -323,6 +331,11 @@ impl<'h> Guest<'h> {
         (0..self.nics).map(|k| tap(&self.name, k)).collect()
     }
 
+    /// Whether these are macvtaps.
+    pub fn has_macvtaps(&self) -> bool {
+        self.macvtap
+    }
+
     /// MAC addresses of its NICs.
     pub fn macs(&self) -> Vec<String> {
         (0..self.nics).map(|k| mac(k, self.number)).collect()
@@ -436,10 +449,19 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
         // Writing to a String cannot fail, here and below.
         let several = spec.queues > 1;
         let multi_queue = if several { " multi_queue" } else { "" };
-        let _ = writeln!(
-            s,
-            "ip tuntap add dev {tap} mode tap vnet_hdr{multi_queue}\nip link set {tap} master br0 up"
-        );
+        let _ = if spec.macvtap {
+            writeln!(
+                s,
+                "ip link add link br0 name {tap} address {mac} type macvtap mode bridge\nip link set {tap} up\n\
+                 exec {}<>/dev/tap$(cat /sys/class/net/{tap}/ifindex)",
+                FIRST_FD + k
+            )
+        } else {
+            writeln!(
+                s,
+                "ip tuntap add dev {tap} mode tap vnet_hdr{multi_queue}\nip link set {tap} master br0 up"
+            )
+        };
         let vhost = if spec.vhost { "on" } else { "off" };
         // One vector for each queue of a pair, one for the configuration and one for the control queue.
         let (queues, vectors) = if several {
@@ -447,9 +469,14 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
         } else {
             (String::new(), String::new())
         };
+        let backend = if spec.macvtap {
+            format!("fd={}", FIRST_FD + k)
+        } else {
+            format!("ifname={tap},script=no,downscript=no")
+        };
         let _ = write!(
             qemu,
-            " -netdev tap,id=n{k},ifname={tap},script=no,downscript=no,vhost={vhost}{queues} \
+            " -netdev tap,id=n{k},{backend},vhost={vhost}{queues} \
              -device virtio-net-pci,netdev=n{k},mac={mac}{vectors},romfile="
         );
         addresses.push(format!("{ip}/24"));

@@ -33,6 +33,29 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ("kvm_exit", "guest time and exits cannot be told apart", true),
     ("kvm_arch_no_poll", "polling and sleeping of a halted vCPU cannot be told apart", false),
     ("vhost_poll_wakeup", "kicks are not seen: guest and vhost_tx cannot be told apart", true),
+    (
+        "tun_chr_read_iter",
+        "packets for VMs that serve their taps themselves (vhost=off) cannot be followed beyond the tap",
+        false,
+    ),
+    (
+        "kvm_send_userspace_msi",
+        "of VMs that serve their taps themselves the interrupts are not seen: requests are incomplete",
+        false,
+    ),
+    (
+        "tun_chr_write_iter",
+        "of VMs that serve their taps themselves, vhost_tx is not split by what their thread did",
+        false,
+    ),
+    (
+        "ioeventfd_write",
+        "of VMs that serve their taps themselves, guest and vhost_tx cannot be told apart",
+        false,
+    ),
+    ("tap_handle_frame", "packets cannot be seen when they are put on a macvtap", false),
+    ("tap_recvmsg", "packets on macvtaps cannot be followed beyond the tap", false),
+    ("tap_sendmsg", "of macvtaps, vhost_tx is not split by what the worker did", false),
     ("kfree_skb", "a request that the kernel drops has no place and reason of the drop", false),
     ("sched_switch", "what vCPU threads and vhost workers wait for is not seen", true),
     ("sched_wakeup", "waiting for a CPU cannot be told from sleeping", true),
@@ -129,7 +152,9 @@ fn remedy(target: &str, forbidden: bool) -> &'static str {
             "modprobe vhost_net"
         }
         t if t.starts_with("kvm") => "modprobe kvm_intel or kvm_amd",
-        "tun_recvmsg" | "tun_sendmsg" => "modprobe tun",
+        "ioeventfd_write" => "modprobe kvm_intel or kvm_amd",
+        t if t.starts_with("tun_") => "modprobe tun",
+        t if t.starts_with("tap_") => "modprobe tap",
         _ => "use a distribution's kernel of Linux 6.1 or newer",
     }
 }

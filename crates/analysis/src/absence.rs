@@ -1,7 +1,6 @@
 //! Why a report has no complete request, concluded from what was seen.
 
 use teiji_model::flow::{Direction, Matching};
-use teiji_model::host::DataPlane;
 use teiji_model::report::{Reason, Report, VmReport};
 use teiji_model::text::{count, printable};
 
@@ -113,18 +112,18 @@ fn missing(report: &Report) -> String {
 /// What the VM's NICs contribute.
 fn taps(report: &Report, vm: &VmReport) -> Option<String> {
     let vm = report.meta.vms.iter().find(|v| v.pid == vm.pid)?;
-    let userspace: Vec<&str> =
-        vm.nics.iter().filter(|n| n.data_plane == DataPlane::Userspace).map(|n| n.tap.as_str()).collect();
     if vm.nics.is_empty() {
-        Some("The VM has no tap, so nothing can be followed to it.".into())
-    } else if !userspace.is_empty() {
-        let taps = printable(&userspace.join(", "));
-        Some(format!(
-            "The VMM serves {taps} itself; packets can only be followed through vhost-net (QEMU: vhost=on)."
-        ))
-    } else {
-        None
+        return Some("The VM has no tap, so nothing can be followed to it.".into());
     }
+    if vm.pid == 0 {
+        return Some(
+            "A tap by itself (--tap) shows the host's part of the path: trace its VM with --vm.".into(),
+        );
+    }
+    let unseen =
+        vm.nics.iter().filter_map(|nic| Some(format!("{}: {}.", printable(&nic.tap), nic.unseen()?)));
+    let unseen: Vec<String> = unseen.collect();
+    (!unseen.is_empty()).then(|| unseen.join(" "))
 }
 
 fn packets(direction: &teiji_model::report::DirectionReport) -> u64 {

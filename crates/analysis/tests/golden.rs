@@ -650,8 +650,9 @@ fn a_sip_request_that_comes_again_is_the_same_request() {
 }
 
 #[test]
-fn on_a_tap_without_vhost_a_packet_ends_on_the_tap() {
+fn on_a_tap_whose_vmm_is_not_followed_a_packet_ends_on_the_tap() {
     let mut m = meta(Matching::Echo);
+    m.vms[0].pid = 0;
     m.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
     let ifindex = m.vms[0].nics[0].ifindex;
     let mut h = History::default();

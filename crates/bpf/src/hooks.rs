@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString};
 use std::path::Path;
 
 /// Modules whose functions are probed, when they are not built in.
-const MODULES: [&str; 6] = ["tun", "vhost", "vhost_net", "kvm", "kvm_amd", "kvm_intel"];
+const MODULES: [&str; 7] = ["tun", "tap", "vhost", "vhost_net", "kvm", "kvm_amd", "kvm_intel"];
 
 /// A function or tracepoint that a program is attached to.
 #[derive(Clone, Debug, PartialEq, Eq)]

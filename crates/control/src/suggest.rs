@@ -26,6 +26,7 @@ use realtime::{RealtimeCandidate, RealtimeClass};
 use std::fmt;
 use teiji_model::cpus::CpuSet;
 use teiji_model::finding::{Evidence, Finding, PolicyChange, PolicyLine, SIGNIFICANT_SHARE};
+use teiji_model::host::DataPlane;
 use teiji_model::observed::Observed;
 use teiji_model::policy::MAX_BYTES;
 use teiji_model::report::{Report, VmReport};
@@ -36,6 +37,10 @@ use teiji_model::text::{duration, percent};
 const NAMED: usize = 4;
 /// How many characters of a verdict's headline a comment repeats.
 const HEADLINE: usize = 600;
+
+/// Why a VM gets no class if its VMM serves a tap itself.
+const SERVED_BY_VMM: &str = "class = \"realtime\" is not suggested: the VMM's own thread carries the packets, has no class, and would \
+                             wait for the vCPUs; serve the NIC by vhost (QEMU: vhost=on) first";
 
 /// What would help. Displays as a policy; everything in it is safe to print.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,6 +120,7 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
                 continue;
             };
             let note = match change {
+                PolicyChange::Realtime { .. } if serves_a_tap(report, vm) => SERVED_BY_VMM.to_owned(),
                 PolicyChange::Realtime { .. } => match (&sections[i], &classes[i]) {
                     (Ok(section), Some(Ok(class))) => {
                         // Both kinds of threads may wait for a CPU; the lines are the same.
@@ -157,6 +163,12 @@ pub fn suggest(report: &Report, observed: Option<&Observed>) -> Suggestion {
         vms.push(advice);
     }
     Suggestion { about: about(report, observed), host: needs.lines(observed), vms }
+}
+
+/// Whether the VMM serves one of the VM's taps itself.
+fn serves_a_tap(report: &Report, vm: &VmReport) -> bool {
+    let traced = report.meta.vms.iter().find(|traced| traced.pid == vm.pid);
+    traced.is_some_and(|vm| vm.nics.iter().any(|nic| nic.data_plane == DataPlane::Userspace))
 }
 
 fn about(report: &Report, observed: Option<&Observed>) -> Vec<String> {

@@ -10,6 +10,7 @@ use reports::{MS, US, any_report, blamed, find, named, of, on, part, report, sle
 use teiji_control::plan::plan;
 use teiji_control::suggest::suggest;
 use teiji_model::finding::{PolicyChange, PolicyLine};
+use teiji_model::host::{DataPlane, Nic};
 use teiji_model::observed::Observed;
 use teiji_model::plan::Held;
 use teiji_model::policy::{MAX_BYTES, MAX_HALT_POLL, Policy, Source};
@@ -346,6 +347,24 @@ fn a_class_that_cannot_be_had_is_explained() {
     let mut observed = base.clone();
     set(&mut observed, 102, fifo);
     assert_eq!(lines(&planned(&waits, &observed).0), ["[vm.sip1]", CLASS, "priority = 49"]);
+}
+
+/// Its thread would wait for the vCPUs.
+#[test]
+fn a_vm_that_serves_its_tap_itself_gets_no_class() {
+    let mut report = on(&[("sip1", 100)]);
+    assert_eq!(lines(&parsed(&report, None).0), ["[vm.sip1]", CLASS]);
+    report.meta.vms[0].nics = vec![Nic {
+        tap: "tap0".into(),
+        ifindex: 5,
+        mac: None,
+        bridge: None,
+        data_plane: DataPlane::Userspace,
+        queues: 1,
+    }];
+    let text = parsed(&report, None).0;
+    assert_eq!(lines(&text), [""; 0]);
+    says(&text, &["vhost=on"]);
 }
 
 #[test]

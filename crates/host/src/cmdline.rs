@@ -90,15 +90,37 @@ impl CommandLine {
         backends.or(self.is_qemu().then_some(128 << 20))
     }
 
-    /// The tap back ends, in order.
-    pub(crate) fn netdevs(&self) -> Vec<NetDev> {
-        let macs: BTreeMap<String, [u8; 6]> = self
-            .values("device")
+    /// The NICs that have no tap: PCI devices by address, and vhost-user back ends by their ids with their MAC addresses.
+    pub(crate) fn without_tap(&self) -> (Vec<String>, Vec<(String, Option<[u8; 6]>)>) {
+        let devices = self.values("device").map(|value| Options::parse(value, "driver"));
+        let given =
+            devices.filter(|options| options.get("driver").is_some_and(|d| d.starts_with("vfio-pci")));
+        let address = |options: Options| {
+            let host = options.get("host").map(str::to_owned);
+            // The domain of PCI may be left out.
+            let host = host.map(|at| if at.matches(':').count() == 1 { format!("0000:{at}") } else { at });
+            host.or_else(|| options.get("sysfsdev")?.rsplit('/').next().map(str::to_owned))
+        };
+        let macs = self.macs();
+        let backends = self.values("netdev").map(|v| Options::parse(v, "type"));
+        let of_user = backends.filter(|options| options.get("type") == Some("vhost-user"));
+        let ids = of_user.filter_map(|options| options.take("id"));
+        (given.filter_map(address).collect(), ids.map(|id| (id.clone(), macs.get(&id).copied())).collect())
+    }
+
+    /// The MAC addresses of the front ends, by the ids of their back ends.
+    fn macs(&self) -> BTreeMap<String, [u8; 6]> {
+        self.values("device")
             .filter_map(|value| {
                 let options = Options::parse(value, "driver");
                 Some((options.get("netdev")?.to_owned(), mac(options.get("mac")?)?))
             })
-            .collect();
+            .collect()
+    }
+
+    /// The tap back ends, in order.
+    pub(crate) fn netdevs(&self) -> Vec<NetDev> {
+        let macs = self.macs();
         let backends = self.values("netdev").chain(self.values("nic")).map(|v| Options::parse(v, "type"));
         backends
             .filter(|options| options.get("type") == Some("tap"))
@@ -205,7 +227,7 @@ fn size(text: &str, unit: u64) -> Option<u64> {
 }
 
 /// A MAC address.
-fn mac(text: &str) -> Option<[u8; 6]> {
+pub(crate) fn mac(text: &str) -> Option<[u8; 6]> {
     let mut bytes = [0; 6];
     let mut words = text.split([':', '-']);
     for byte in &mut bytes {

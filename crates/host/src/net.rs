@@ -1,6 +1,6 @@
 //! A VM's taps: which they are, who serves them, and which bridge they belong to.
 
-use crate::cmdline::NetDev;
+use crate::cmdline::{CommandLine, NetDev};
 use crate::resource::Devices;
 use crate::root::{Dir, Root};
 use crate::rtnl::{Link, Rtnl};
@@ -18,6 +18,8 @@ const RENAMES: usize = 3;
 pub(crate) struct Descriptors {
     /// Of `/dev/net/tun`: descriptor and the tap's name.
     pub taps: Vec<(u32, String)>,
+    /// Of `/dev/tapN`: descriptor and the macvtap's index, which N is.
+    pub macvtaps: Vec<(u32, u32)>,
     /// How many of `/dev/vhost-net` there are: one for each queue pair that vhost serves.
     pub vhost_net: usize,
 }
@@ -27,6 +29,11 @@ pub(crate) fn tap(root: &Root, pid: u32, fd: u32) -> Option<String> {
     let info = root.text(&format!("proc/{pid}/fdinfo/{fd}"))?;
     let name = info.lines().find_map(|l| l.strip_prefix("iff:"))?.trim();
     (!name.is_empty() && !name.contains('/') && name != "..").then(|| name.to_owned())
+}
+
+/// The address that a device has.
+fn own_mac(root: &Root, device: &str) -> Option<[u8; 6]> {
+    crate::cmdline::mac(root.text(&format!("sys/class/net/{device}/address"))?.trim())
 }
 
 /// What tells about taps, read once for all VMs.
@@ -63,7 +70,8 @@ impl<'a> Taps<'a> {
         };
         let mut order: Vec<&str> = Vec::new();
         let mut fds: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
-        for (fd, tap) in &open.taps {
+        let macvtaps = if here { self.macvtaps(&open.macvtaps) } else { Vec::new() };
+        for (fd, tap) in open.taps.iter().chain(&macvtaps) {
             if !order.contains(&tap.as_str()) {
                 order.push(tap);
             }
@@ -80,17 +88,48 @@ impl<'a> Taps<'a> {
                 let netdev = named.next().or_else(|| netdevs.first().filter(|_| one));
                 let vhost = open.vhost_net > 0 && netdev.and_then(|n| n.vhost).unwrap_or(true);
                 let (ifindex, bridge) = if here { self.place(tap) } else { (0, None) };
-                let learnt = || self.fdb.mac(self.root, tap, bridge.as_deref()?);
+                let macvtap = macvtaps.iter().any(|(_, name)| name == tap);
+                let learnt = || match (here, macvtap) {
+                    (false, _) => None,
+                    (true, true) => own_mac(self.root, tap),
+                    (true, false) => self.fdb.mac(self.root, tap, bridge.as_deref()?),
+                };
                 Nic {
                     tap: tap.to_owned(),
                     ifindex,
                     mac: netdev.and_then(|n| n.mac).or_else(learnt),
                     bridge,
-                    data_plane: if vhost { DataPlane::VhostNet } else { DataPlane::Userspace },
+                    data_plane: match (vhost, macvtap) {
+                        (true, false) => DataPlane::VhostNet,
+                        (false, false) => DataPlane::Userspace,
+                        (true, true) => DataPlane::VhostMacvtap,
+                        (false, true) => DataPlane::UserspaceMacvtap,
+                    },
                     queues: u32::try_from(held.len()).unwrap_or(u32::MAX),
                 }
             })
             .collect()
+    }
+
+    /// The macvtaps of this network namespace that descriptors of `/dev/tapN` are open on.
+    fn macvtaps(&self, held: &[(u32, u32)]) -> Vec<(u32, String)> {
+        if held.is_empty() {
+            return Vec::new();
+        }
+        let names = match &self.listed {
+            None => self.root.names("sys/class/net"),
+            Some(_) => Vec::new(),
+        };
+        let name = |index: u32| match &self.listed {
+            None => names.iter().find(|name| ifindex(self.root, name) == index).cloned(),
+            Some(listed) => listed.values().find(|l| l.index == index).map(|l| l.name.clone()),
+        };
+        let is_macvtap = |name: &String, index: u32| {
+            let node = |place: &str| self.root.exists(&format!("sys/class/net/{name}/{place}tap{index}"));
+            node("macvtap/") || node("")
+        };
+        let found = |index: u32| name(index).filter(|name| is_macvtap(name, index));
+        held.iter().filter_map(|(fd, index)| Some((*fd, found(*index)?))).collect()
     }
 
     /// A tap's index, 0 if it is not in this network namespace, and the bridge that it is a port of.
@@ -107,6 +146,19 @@ impl<'a> Taps<'a> {
 /// The network namespace of a process.
 fn namespace(root: &Root, pid: &str) -> Option<String> {
     root.link(&format!("proc/{pid}/ns/net"))
+}
+
+/// The VM's NICs that have no tap.
+pub(crate) fn without_tap(root: &Root, line: &CommandLine) -> Vec<Nic> {
+    let nic =
+        |tap: String, mac, data_plane| Nic { tap, ifindex: 0, mac, bridge: None, data_plane, queues: 0 };
+    let (devices, of_user) = line.without_tap();
+    // The class of network controllers is 02; other devices that were given to the VM are no NICs.
+    let class = |at: &String| root.text(&format!("sys/bus/pci/devices/{at}/class"));
+    let sane = |at: &String| !at.contains('/') && at != "..";
+    let given = devices.into_iter().filter(|at| sane(at) && class(at).is_some_and(|c| c.starts_with("0x02")));
+    let given = given.map(|at| nic(at, None, DataPlane::Passthrough));
+    given.chain(of_user.into_iter().map(|(id, mac)| nic(id, mac, DataPlane::VhostUser))).collect()
 }
 
 impl Root {

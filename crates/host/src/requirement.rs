@@ -152,7 +152,7 @@ impl Root {
                 (false, false) => "neither the module nor /dev/vhost-net is there",
             }
             .into(),
-            consequence: "no VM has a vhost-net NIC, the one kind that teiji can follow packets through"
+            consequence: "no VM has a vhost-net NIC: only taps that VMMs serve themselves can be followed"
                 .into(),
             remedy: "modprobe vhost_net, and give VMs taps with vhost=on".into(),
         }

@@ -104,7 +104,10 @@ fn open(root: &Root, pid: u32) -> Option<Open> {
             "/dev/vhost-net" => open.net.vhost_net += 1,
             "/dev/net/tun" => open.net.taps.extend(net::tap(root, pid, fd).map(|name| (fd, name))),
             other if other.starts_with("anon_inode:kvm-vcpu") => open.vcpus += 1,
-            _ => {}
+            other => {
+                let index = other.strip_prefix("/dev/tap").and_then(|index| index.parse().ok());
+                open.net.macvtaps.extend(index.map(|index| (fd, index)));
+            }
         }
     }
     (!open.vm_fds.is_empty() && open.vcpus > 0).then_some(open)
@@ -126,7 +129,8 @@ fn vm(root: &Root, vmm: &Vmm, shared: &Shared<'_>) -> Option<Found> {
     let threads = Threads::of(root, pid)?;
     let (vcpus, vcpu_tasks) = thread::vcpus(root, pid, &threads, &open.vm_fds).into_iter().unzip();
     let (workers, worker_tasks) = thread::workers(&threads, &shared.workers).into_iter().unzip();
-    let nics = shared.taps.nics(pid, &open.net, &line.netdevs());
+    let mut nics = shared.taps.nics(pid, &open.net, &line.netdevs());
+    nics.extend(net::without_tap(root, &line));
     let own = line.name();
     let (mut identity, named) = shared.domains.identify(root, *process, own.as_deref());
     identity.uuid = line.uuid();

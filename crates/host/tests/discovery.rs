@@ -49,6 +49,45 @@ fn a_qemu_with_two_nics_and_two_queues() {
     assert_eq!(b.mac, Some([0x52, 0x54, 0, 0, 0, 2]), "learnt from the bridge, the tap's own left out");
 }
 
+/// A macvtap is known by its character device, which has the number of the network device.
+#[test]
+fn macvtaps_and_nics_without_a_tap() {
+    let host = FakeHost::new();
+    host.vmm(
+        700,
+        "/usr/bin/qemu-system-x86_64 -name sip1 -netdev tap,fd=20,id=n0,vhost=on -device virtio-net-pci,netdev=n0 \
+-netdev tap,fd=21,id=n1,vhost=off -device virtio-net-pci,netdev=n1,mac=52:54:00:aa:bb:02 \
+-device vfio-pci,host=01:10.0 -device vfio-pci,host=0000:02:00.0 \
+-netdev vhost-user,chardev=c0,id=n2 -device virtio-net-pci,netdev=n2,mac=52:54:00:aa:bb:03",
+        &KVM,
+    );
+    for (fd, name, index) in [(20, "macvtap0", 12), (21, "macvtap1", 13)] {
+        host.link(&format!("proc/700/fd/{fd}"), &format!("/dev/tap{index}"));
+        host.file(&format!("sys/class/net/{name}/ifindex"), format!("{index}\n"));
+        host.file(&format!("sys/class/net/{name}/address"), format!("52:54:00:00:00:{index}\n"));
+        host.file(&format!("sys/class/net/{name}/macvtap/tap{index}/dev"), "511:1\n");
+    }
+    // No macvtap, though a file of another process has such a name.
+    host.link("proc/700/fd/22", "/dev/tap14");
+    host.file("sys/class/net/eth0/ifindex", "14\n");
+    host.link("proc/700/fd/30", "/dev/vhost-net");
+    host.file("sys/bus/pci/devices/0000:01:10.0/class", "0x020000\n");
+    host.file("sys/bus/pci/devices/0000:02:00.0/class", "0x030000\n");
+    let vms = host.root().vms().unwrap();
+    let nics: Vec<_> = vms[0].nics.iter().map(|n| (n.tap.as_str(), n.ifindex, n.data_plane)).collect();
+    let wanted = [
+        ("macvtap0", 12, DataPlane::VhostMacvtap),
+        ("macvtap1", 13, DataPlane::UserspaceMacvtap),
+        ("0000:01:10.0", 0, DataPlane::Passthrough),
+        ("n2", 0, DataPlane::VhostUser),
+    ];
+    assert_eq!(nics, wanted);
+    let macs: Vec<_> = vms[0].nics.iter().map(|n| n.mac.map(|mac| mac[5])).collect();
+    assert_eq!(macs, [Some(0x12), Some(2), None, Some(3)]);
+    let seen: Vec<bool> = vms[0].nics.iter().map(|n| n.unseen().is_none()).collect();
+    assert_eq!(seen, [true, false, false, false]);
+}
+
 /// Whoever may create a network namespace may give a tap there any name.
 #[test]
 fn a_tap_of_another_network_namespace_is_not_the_one_of_that_name_here() {

@@ -155,14 +155,29 @@ pub enum DataPlane {
     VhostNet,
     /// A tap served by the VMM itself.
     Userspace,
+    /// A macvtap served by the kernel's vhost worker.
+    VhostMacvtap,
+    /// A macvtap served by the VMM itself.
+    UserspaceMacvtap,
+    /// A PCI device of the host that was given to the VM (VFIO).
+    Passthrough,
+    /// Another process serves it, such as a switch on DPDK.
+    VhostUser,
+}
+
+impl DataPlane {
+    /// Whether the tap is a macvtap.
+    pub fn is_macvtap(self) -> bool {
+        matches!(self, DataPlane::VhostMacvtap | DataPlane::UserspaceMacvtap)
+    }
 }
 
 /// A VM's network interface.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nic {
-    /// The tap's name.
+    /// The tap's name; the address of a PCI device that was given to the VM; otherwise the name that the VMM has for it.
     pub tap: String,
-    /// The tap's index.
+    /// The tap's index; 0 if there is none in this network namespace.
     pub ifindex: u32,
     /// The guest's MAC address, if known.
     pub mac: Option<[u8; 6]>,
@@ -170,8 +185,23 @@ pub struct Nic {
     pub bridge: Option<String>,
     /// What serves it.
     pub data_plane: DataPlane,
-    /// Number of queue pairs.
+    /// Number of queue pairs; 0 if not known.
     pub queues: u32,
+}
+
+impl Nic {
+    /// What of its packets cannot be seen, why, and what helps; `None` if they are followed on their whole path.
+    pub fn unseen(&self) -> Option<&'static str> {
+        Some(match self.data_plane {
+            DataPlane::Passthrough => "not seen, as its packets never pass the host's kernel (VFIO)",
+            DataPlane::VhostUser => "not seen, as its packets pass another process by shared memory",
+            _ if self.ifindex == 0 => "not seen, as its tap is in another network namespace; run teiji there",
+            DataPlane::UserspaceMacvtap => {
+                "seen up to the tap only; a macvtap is followed further with vhost=on"
+            }
+            DataPlane::VhostNet | DataPlane::Userspace | DataPlane::VhostMacvtap => return None,
+        })
+    }
 }
 
 /// One requirement of teiji, and whether this host meets it.

@@ -78,9 +78,9 @@ reasons! {
     /// The kernel dropped its response.
     DroppedOut, "dropped_out", Host, "its response was dropped by the host";
     /// No vhost worker took its packet off the tap.
-    NotTaken, "not_taken", Host, "put on the tap, and never taken by a vhost worker";
+    NotTaken, "not_taken", Host, "put on the tap, and never taken by a vhost worker or the VMM";
     /// The worker took its packet, but no signal was seen.
-    NotSignalled, "not_signalled", Teiji, "taken by the vhost worker, whose signal to the guest was not seen";
+    NotSignalled, "not_signalled", Teiji, "taken off the tap, and the signal to the guest was not seen";
     /// The worker signalled, but no vCPU of the VM was seen to accept the interrupt.
     NoInterrupt, "no_interrupt", Teiji, "signalled to the guest, but no vCPU was seen to accept the interrupt";
     /// The interrupt was accepted, but the vCPU was not seen to enter the guest with it.
@@ -95,8 +95,8 @@ reasons! {
     NotReceived, "not_received", Teiji, "its reception by the host was not seen, unlike that of other requests";
     /// It has fewer reports than packets of its kind usually have.
     FewerReports, "fewer_reports", Teiji, "seen at fewer places on its way than packets of its kind usually are";
-    /// The usual number of reports was not known yet.
-    NotLearnt, "not_learnt", Teiji, "the first of its kind: the usual number of reports was not known yet";
+    /// The usual number of reports, or the interrupt of its queue, was not known yet.
+    NotLearnt, "not_learnt", Teiji, "the first of its kind: what its path reports was not known yet";
     /// Another packet with the same fingerprint was on the path.
     Alike, "alike", Nobody, "an identical packet was on the way at the same time";
     /// Another request with the same key was open.

@@ -73,6 +73,47 @@ fn vms() {
 }
 
 #[test]
+fn a_report_says_what_the_worker_is_without_vhost() {
+    let mut made_up = common::contended();
+    assert!(!report(&made_up, &UNICODE).contains("without vhost"));
+    made_up.meta.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
+    let tap = made_up.meta.vms[0].nics[0].tap.clone();
+    let text = report(&made_up, &UNICODE);
+    assert!(text.contains(&format!("of {tap} the vhost worker is here the VMM's own thread")), "{text}");
+}
+
+#[test]
+fn vms_say_which_nics_are_not_seen_and_why() {
+    use teiji_model::host::DataPlane;
+    let planes = [
+        (DataPlane::VhostNet, 5, None),
+        (DataPlane::Userspace, 5, None),
+        (DataPlane::VhostMacvtap, 5, None),
+        (DataPlane::VhostNet, 0, Some("network namespace")),
+        (DataPlane::UserspaceMacvtap, 5, Some("up to the tap only")),
+        (DataPlane::Passthrough, 0, Some("VFIO")),
+        (DataPlane::VhostUser, 0, Some("shared memory")),
+    ];
+    for (data_plane, ifindex, why) in planes {
+        let mut vm = common::vm("sip1", 4240);
+        vm.nics[0].tap = "0000:01:10.0-long".into();
+        (vm.nics[0].data_plane, vm.nics[0].ifindex) = (data_plane, ifindex);
+        let identity = Identity {
+            uid: Some(0),
+            user: Some("root".into()),
+            named_by: NamedBy::Itself,
+            started: None,
+            uuid: None,
+        };
+        let text = vms_table(&[(vm, identity)], &UNICODE);
+        let line = text.lines().find(|line| line.contains("seen"));
+        assert_eq!(line.is_some(), why.is_some(), "{text}");
+        assert!(why.is_none_or(|why| line.unwrap().contains(why)), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    }
+}
+
+#[test]
 fn doctor() {
     let requirement = |name: &str, present, essential| Requirement {
         name: name.into(),
@@ -162,9 +203,15 @@ fn no_request_is_explained() {
     let unknown = mostly(Reason::EventsLost, |_| ());
     assert!(unknown.contains("not known why") && !unknown.contains("skipped"), "{unknown}");
     message(explanation(|r| r.meta.vms[0].nics.clear()), "has no tap");
-    let userspace =
-        |r: &mut Report| r.meta.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
-    message(explanation(userspace), "vhost=on");
+    use teiji_model::host::DataPlane;
+    let plane = |plane| explanation(move |r: &mut Report| r.meta.vms[0].nics[0].data_plane = plane);
+    message(plane(DataPlane::UserspaceMacvtap), "vhost=on");
+    assert!(!plane(DataPlane::Userspace).contains("seen up to the tap"));
+    let alone = |r: &mut Report| {
+        r.meta.vms[0].pid = 0;
+        r.vms[0].pid = 0;
+    };
+    message(explanation(alone), "trace its VM");
 }
 
 #[test]

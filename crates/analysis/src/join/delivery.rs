@@ -8,6 +8,8 @@
 //!                         │ its signal came too late to be used ───► done, with a hole
 //! ```
 //!
+//! A worker here is whatever thread takes packets off the tap: a vhost worker, or the VMM's.
+//!
 //! A signal covers the packets that its worker took off the tap before it began to signal. A worker does not sleep
 //! before it has signalled; if its clock shows that it slept while it held packets, the event of their signal was
 //! lost. A guest entry covers the interrupts of its vector that were accepted up to [`GuestEntry::upto`].
@@ -248,7 +250,7 @@ impl Delivery {
             *count += 1;
             let of_vm = c.pids[packet.vm as usize] == i.vm;
             let reason = if i.delivery == Became::Unknown || !of_vm {
-                Some(Reason::NoInterrupt)
+                Some(c.without_interrupt(i))
             } else if i.signalled > now {
                 Some(Reason::OutOfOrder)
             } else {

@@ -1,4 +1,5 @@
-//! Packets toward guests, from the host's edge to the vhost worker: joined by fingerprint.
+//! Packets toward guests, from the host's edge to the vhost worker or the VMM's thread that takes its part: joined by
+//! fingerprint.
 //!
 //! ```text
 //!            HostRx            TapEnqueue             TapDequeue
@@ -14,13 +15,13 @@
 //! until the reports of all of them are accounted for, or no report was seen for the longest time that a packet is
 //! followed. A packet with fewer reports than usual, or without any on a tap whose packets usually have some, is
 //! incomplete, as its start is not known. On a tap that also gets packets from the host itself, a packet without reports
-//! starts at the tap. On a tap that no vhost worker serves, the path ends at the tap.
+//! starts at the tap. On a tap whose VMM is not followed, the path ends at the tap.
 
 mod drops;
 
 use super::delivery::{Delivery, InboundPacket};
 use super::request::RequestTable;
-use super::{Common, Validity};
+use super::{Common, Served, Validity};
 use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
 use crate::learnt_count::LearntCount;
@@ -201,7 +202,7 @@ impl Inbound {
             self.reported.resize(tap + 1, None);
         }
         let (start, validity) = Self::start(r, now, tap, from, &mut self.learnt, &mut self.reported);
-        if c.taps[tap].unseen {
+        if c.taps[tap].served == Served::Unseen {
             let stats = &mut c.vm_stats[vm as usize].inbound;
             if validity.is_valid() && !c.lost.touches(start, now) {
                 stats.packets += 1;

@@ -95,8 +95,18 @@ struct Tap {
     vm: u32,
     /// Its queues by number, as far as they have been used.
     queues: Vec<(u16, TapQueue)>,
-    /// The VMM reads its packets itself, which no probe sees: the path of a packet ends on the tap.
-    unseen: bool,
+    served: Served,
+}
+
+/// What takes packets off a tap.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Served {
+    /// A vhost worker.
+    ByVhost,
+    /// A thread of the VMM.
+    ByVmm,
+    /// Not known (`teiji trace --tap`): the path of a packet ends on the tap.
+    Unseen,
 }
 
 impl Tap {
@@ -151,16 +161,28 @@ impl Common {
         let stays = |ifindex: &u32| v.nics.iter().any(|nic| nic.ifindex == *ifindex);
         self.by_ifindex.retain(|ifindex, tap| taps[*tap as usize].vm != vm || stays(ifindex));
         for nic in v.nics.iter().filter(|nic| nic.ifindex != 0) {
-            let unseen = nic.data_plane == DataPlane::Userspace;
+            let served = match nic.data_plane {
+                DataPlane::VhostNet | DataPlane::VhostMacvtap => Served::ByVhost,
+                DataPlane::UserspaceMacvtap | DataPlane::Passthrough | DataPlane::VhostUser => Served::Unseen,
+                DataPlane::Userspace if v.pid == 0 => Served::Unseen,
+                DataPlane::Userspace => Served::ByVmm,
+            };
             match self.tap(nic.ifindex) {
-                Some(tap) if self.taps[tap].vm == vm => self.taps[tap].unseen = unseen,
+                Some(tap) if self.taps[tap].vm == vm => self.taps[tap].served = served,
                 _ if self.taps.len() < MAX_TAPS => {
                     self.by_ifindex.insert(nic.ifindex, self.taps.len() as u32);
-                    self.taps.push(Tap { vm, queues: Vec::new(), unseen });
+                    self.taps.push(Tap { vm, queues: Vec::new(), served });
                 }
                 _ => {}
             }
         }
+    }
+
+    /// Why packets with this signal can be followed no further: no vCPU was seen to accept its interrupt, or it is not
+    /// known whether that is one of this tap.
+    fn without_interrupt(&self, i: &Interrupt) -> Reason {
+        let by_vmm = self.tap(i.ifindex).is_some_and(|tap| self.taps[tap].served == Served::ByVmm);
+        if by_vmm && i.vm != 0 { Reason::NotLearnt } else { Reason::NoInterrupt }
     }
 
     /// `exclusion`, unless the trace ended within [`STUCK`] after `last`, when the packet or request was last seen.

@@ -26,6 +26,7 @@ static u8 test_context SEC(".bss.test");
 #define context() test_context
 #include "starts.bpf.h"
 #include "threads.bpf.h"
+#include "serving.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -172,4 +173,43 @@ int happen(struct __sk_buff *skb)
 		return -1;
 	clock_read(c, e.now, spent);
 	return e.happening == PREEMPTED_BY ? c->preempted_by : spent[STATE_READY];
+}
+
+static struct learnt learnt SEC(".bss.test");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct rings);
+} doorbells_rung SEC(".maps");
+
+struct sight {
+	u64 seen;
+	u64 at;
+	u64 since;
+};
+
+/* Of what was seen to be a queue's: whether it is known to be. */
+SEC("syscall")
+int learns(struct sight *seen)
+{
+	return learn(&learnt, seen->seen);
+}
+
+/* A doorbell is rung, unless it is 0. Returns the only one since a time; 0: none or several. (As for
+ * happen().) */
+SEC("tc")
+int ring(struct __sk_buff *skb)
+{
+	struct sight seen;
+	struct rings *r;
+	u32 zero = 0;
+
+	r = bpf_map_lookup_elem(&doorbells_rung, &zero);
+	if (!r || bpf_skb_load_bytes(skb, 0, &seen, sizeof(seen)))
+		return -1;
+	if (seen.seen)
+		note_ring(r, seen.seen, seen.at);
+	return rung_since(r, seen.since);
 }

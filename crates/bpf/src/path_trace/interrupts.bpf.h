@@ -7,6 +7,22 @@
 
 #define TELL_AFTER (1 << 20) /* ns: see on_kvm_entry() */
 
+/* The queue of a macvtap whose socket this is. A socket of another kind has no traced tap in the same place.
+ */
+static __always_inline bool macvtap_of(void *sock, struct tap_queue *q)
+{
+	struct tap_queue___of_tap *tap;
+	struct net_device *dev;
+
+	if (!bpf_core_type_exists(struct tap_queue___of_tap))
+		return false;
+	tap = sock - bpf_core_field_offset(struct tap_queue___of_tap, sock);
+	dev = BPF_CORE_READ(tap, tap, dev);
+	q->ifindex = BPF_CORE_READ(dev, ifindex);
+	q->queue = BPF_CORE_READ(tap, queue_index);
+	return is_tap(dev, q->ifindex) && is_macvtap(q->ifindex);
+}
+
 /* The tap queue behind a vhost-net virtqueue. */
 static __always_inline bool queue_of(struct vhost_virtqueue *vq, struct tap_queue *q)
 {
@@ -17,7 +33,8 @@ static __always_inline bool queue_of(struct vhost_virtqueue *vq, struct tap_queu
 		return false;
 	q->ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
 	q->queue = BPF_CORE_READ(tfile, queue_index);
-	return is_tap(BPF_CORE_READ(tfile, tun, dev), q->ifindex);
+	return is_tap(BPF_CORE_READ(tfile, tun, dev), q->ifindex) ||
+	       (followed.macvtaps && macvtap_of(sock, q));
 }
 
 /* virtio-net: queue 0 of a vhost_net receives, queue 1 transmits. */
@@ -118,18 +135,25 @@ int BPF_PROG(on_written)
 	return 0;
 }
 
+/* See vmm.bpf.h. */
+static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt);
+
 /*
  * The interrupt goes through an irqfd, in the worker's context. (irqfd_wakeup, its caller, and kvm_vcpu_halt,
  * the caller of kvm_arch_no_poll, would be the obvious places; on Linux 7.2 an fentry on them attaches and
  * never runs.)
  */
 SEC("fentry/kvm_arch_set_irq_inatomic")
-int BPF_PROG(on_irqfd, void *entry, struct kvm *kvm)
+int BPF_PROG(on_irqfd, struct kvm_kernel_irq_routing_entry *entry, struct kvm *kvm)
 {
 	struct clock *c = clock_of(current_tid());
 
+	if (!c || interrupted())
+		return 0;
+	if (c->taking.ifindex)
+		vmm_signals(c, kvm, route_id(BPF_CORE_READ(entry, gsi)));
 	/* not kvm->userspace_pid: in Linux 6.12 its offset is too large for a load instruction */
-	if (c && c->signal.begun && !interrupted())
+	else if (c->signal.begun)
 		c->signal.vm = BPF_CORE_READ(kvm, userspace_pid);
 	return 0;
 }
@@ -216,6 +240,10 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	}
 
 	r = start_irq(worker, now, delivery);
+	if (worker->taking.ifindex) { /* a VMM's thread, whose signal has no other end that is seen */
+		worker->taking.ifindex = 0;
+		worker->signal.begun = 0;
+	}
 	if (!r)
 		return 0;
 	r->vm = target.vm;

@@ -122,6 +122,7 @@ enum hint {
 	HINT_GUEST = 8,	  /* a tap whose guest reports events itself, by ifindex */
 	HINT_STATES = 16, /* a VM whose guest does, by process id: the states of its vCPUs are told, and when
 			     these and its vhost workers get a CPU */
+	HINT_SERVED = 32, /* a VM that serves a tap itself, by process id */
 };
 
 #define DROP_LOCATION 64 /* bytes of the name of the function that dropped a packet */
@@ -303,10 +304,37 @@ struct settings {
 	struct filter_port port[MAX_PORTS];
 };
 
+/* What a traced tap is. */
+enum tap_kind {
+	TAP_OF_TUN,
+	TAP_MACVTAP,
+};
+
 /* A traced tap's queue. */
 struct tap_queue {
 	__u32 ifindex;
 	__u32 queue;
+};
+
+/* What is thought to belong to a queue; 0: nothing. See serving.bpf.h. */
+struct learnt {
+	__u64 known;
+	__u64 doubt; /* seen last in its place */
+};
+
+/* A tap's queue that the VMM serves itself. */
+struct served {
+	struct learnt interrupt;
+	struct learnt doorbell;
+	__u8 in_batches; /* the VMM signals after it has taken the last packet, not after each */
+	__u8 pad[7];
+};
+
+/* A doorbell of a guest. */
+struct doorbell {
+	__u64 id;
+	__u32 vm; /* the VMM's process id */
+	__u32 pad;
 };
 
 /*

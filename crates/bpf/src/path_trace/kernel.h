@@ -33,6 +33,7 @@ typedef struct {
 
 struct net_device {
 	int ifindex;
+	void *rx_handler_data;
 	possible_net_t nd_net;
 };
 
@@ -71,6 +72,14 @@ struct socket {
 	short type;
 };
 
+struct file {
+	void *private_data;
+};
+
+struct kiocb {
+	struct file *ki_filp;
+};
+
 struct msghdr {
 	void *msg_control;
 };
@@ -91,6 +100,19 @@ struct tun_file {
 	struct tun_struct *tun;
 	u16 queue_index;
 	struct ptr_ring tx_ring;
+};
+
+struct tap_dev {
+	struct net_device *dev;
+	int numvtaps;
+};
+
+/* struct tap_queue of the kernel: libbpf leaves out what follows three underscores. */
+struct tap_queue___of_tap {
+	struct socket sock;
+	struct tap_dev *tap;
+	u16 queue_index;
+	struct ptr_ring ring;
 };
 
 struct list_head {
@@ -139,6 +161,17 @@ struct vhost_net {
 
 struct kvm {
 	int userspace_pid;
+};
+
+struct kvm_msi {
+	u32 address_lo;
+	u32 address_hi;
+	u32 data;
+};
+
+struct kvm_kernel_irq_routing_entry {
+	u32 gsi;
+	u32 type;
 };
 
 struct kvm_lapic {

@@ -25,6 +25,7 @@ struct {
 	struct clock_ref clock_ref;
 	struct mac mac;
 	struct guest_secret guest_secret;
+	struct served served;
 	enum thread_state thread_state;
 	enum actor actor;
 	enum context context;
@@ -39,6 +40,7 @@ struct {
 	enum unknown unknown;
 	enum hint hint;
 	enum segment_flag segment_flag;
+	enum tap_kind tap_kind;
 } layouts SEC(".data.layouts");
 
 struct {
@@ -53,7 +55,7 @@ struct {
 	__type(value, u64);
 } counters SEC(".maps");
 
-/* Traced taps by ifindex; the value is the VMM's process id. Written by the Rust half. */
+/* Traced taps by ifindex; the value is an enum tap_kind. Written by the Rust half. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -101,6 +103,11 @@ struct signal {
 	u64 clock[STATES];
 };
 
+enum reads {
+	READS_NOTHING = 1,
+	READS_PACKET,
+};
+
 struct clock {
 	struct bpf_spin_lock lock; /* guards the first group */
 	u8 state;		   /* enum thread_state */
@@ -130,6 +137,14 @@ struct clock {
 	struct tap_queue sending;
 	u64 apic; /* vCPU: its kvm_lapic, known from the first entry on; 0: none */
 	u64 net;  /* worker: the vhost_net it receives for */
+	/* VMM's thread that serves a tap: the queue off which it has taken packets since it slept, signalled
+	 * or sent a frame; ifindex 0: none */
+	struct tap_queue taking;
+	u64 ready_before; /* how long it had waited for a CPU when it took the last of them */
+	u64 slept_at;	  /* when it last fell asleep; 0: never seen */
+	u8 reads;	  /* enum reads: what its last look at the tap finds */
+	u8 sends;	  /* it has sent a frame since it slept */
+	u8 pad2[6];
 	/* vCPU: when a worker last had packets for which no injection may be seen; see announce(). 0: none */
 	u64 announced;
 	struct signal signal; /* worker: written by the worker alone */
@@ -184,8 +199,9 @@ struct lookup {
 
 /* Written by the Rust half. */
 struct followed {
-	u8 by_mac; /* packets off the taps are the guest's by MAC address; else by flow alone */
-	u8 pad[7];
+	u8 by_mac;   /* packets off the taps are the guest's by MAC address; else by flow alone */
+	u8 macvtaps; /* some of the traced taps are macvtaps */
+	u8 pad[6];
 	u8 hints[LOOKUP_SLOTS]; /* at a number modulo LOOKUP_SLOTS: enum hint, or-ed, of all that have it */
 } followed SEC(".bss.followed");
 
@@ -224,7 +240,7 @@ struct {
 } vcpu_indices SEC(".maps");
 
 /* Tap queue → the clock of the worker that takes packets off it. Of taps that are gone, the Rust half removes
- * the queues from this map and the next two. */
+ * the queues from this map, the next one, `served` and `target_vcpus`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
@@ -239,6 +255,39 @@ struct {
 	__type(key, struct tap_queue);
 	__type(value, struct clock_ref);
 } senders SEC(".maps");
+
+/* Tap queue that the VMM serves itself → what belongs to it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct tap_queue);
+	__type(value, struct served);
+} served SEC(".maps");
+
+/* Doorbell → the tap queue whose it is, or has been: `served` knows. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct doorbell);
+	__type(value, struct tap_queue);
+} doorbells SEC(".maps");
+
+/* The doorbells that a guest rings. */
+struct rings {
+	struct bpf_spin_lock lock;
+	u32 pad;
+	u64 last;   /* which */
+	u64 at;	    /* when */
+	u64 others; /* when another one was last rung */
+};
+
+/* VM by process id → its doorbells. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__type(key, u32);
+	__type(value, struct rings);
+} rung_by SEC(".maps");
 
 /* Tap queue → the vCPU that last accepted its interrupt. */
 struct {
@@ -284,6 +333,14 @@ static __always_inline bool is_tap(const struct net_device *dev, u32 ifindex)
 {
 	return hinted(ifindex, HINT_TAP) && bpf_map_lookup_elem(&taps, &ifindex) &&
 	       BPF_CORE_READ(dev, nd_net.net, ns.inum) == settings.netns;
+}
+
+/* Whether a traced tap is a macvtap. */
+static __always_inline bool is_macvtap(u32 ifindex)
+{
+	u32 *kind = followed.macvtaps ? bpf_map_lookup_elem(&taps, &ifindex) : NULL;
+
+	return kind && *kind == TAP_MACVTAP;
 }
 
 static __always_inline void count(u32 which)

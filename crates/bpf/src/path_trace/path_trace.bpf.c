@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * path_trace: follows packets between a host's NIC and the guests of KVM, by vhost-net.
+ * path_trace: follows packets between a host's NIC and the guests of KVM, by vhost-net or by the VMM.
  *
  * Every probe sits on a function or tracepoint of the path and writes one record into a ring buffer.
  * A packet is recognised from record to record by a fingerprint, a keyed hash of fields that do not
@@ -20,17 +20,22 @@
  *   tun_sendmsg                     vhost takes the guest's frame off its ring; which queue, which worker
  *   netif_receive_skb (on a tap)    handed to the host stack        TAP_SEND
  *   net_dev_queue, qdisc_dequeue, dev_hard_start_xmit               DEV_QUEUE, QDISC_DEQUEUE, DEV_XMIT
+ *   tun_chr_read_iter, kvm_send_userspace_msi, tun_chr_write_iter, ioeventfd_write
+ *                                   the same, of taps that the VMM serves itself: see vmm.bpf.h
+ *   tap_handle_frame, tap_recvmsg, tap_sendmsg
+ *                                   the same, of macvtaps: see macvtap.bpf.h
  *   kfree_skb                       dropped by the kernel, anywhere DROP
  *   netif_receive_skb, net_dev_start_xmit on a tap whose guest reports events itself: PRINT
  *   sched_waking, sched_switch of the threads of such a guest's VM: who woke whom, and when it ran  START
  *   sched_process_exit              a thread ends: its id, and that of its process, may be another's from now
  * on
  *
- * Each vCPU thread and vhost worker has a clock (struct clock), which accumulates the time spent in each
- * state. kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and sched_wakeup advance it. Records carry
- * readings of the clocks; the difference of two readings says how the time between them was spent, and no
- * record is needed for the thousands of exits and context switches in between. A clock also has the name of
- * a thread that had the CPU while its own waited; sched_migrate_task tells it that this is another CPU now.
+ * Each vCPU thread, vhost worker and VMM's thread that serves a tap has a clock (struct clock), which
+ * accumulates the time spent in each state. kvm_entry, kvm_exit, kvm_arch_no_poll, sched_switch and
+ * sched_wakeup advance it. Records carry readings of the clocks; the difference of two readings says how the
+ * time between them was spent, and no record is needed for the thousands of exits and context switches in
+ * between. A clock also has the name of a thread that had the CPU while its own waited; sched_migrate_task
+ * tells it that this is another CPU now.
  *
  *            kvm_entry            kvm_exit             halt, polling
  *    RUN ─────────────► GUEST ─────────────► RUN ───────────────────► POLL
@@ -42,9 +47,9 @@
  * A thread that is woken on an idle CPU stays ASLEEP until the switch: no other thread had the CPU. A halted
  * vCPU stays ASLEEP or POLL until its next kvm_entry.
  *
- * Assumptions: taps of the tun driver; vhost workers are threads, of the VMM or of the kernel; time
- * stamps of different CPUs are comparable (bpf_ktime_get_ns). Programs whose target a kernel lacks are
- * left out by the Rust half.
+ * Assumptions: taps of the tun driver, or macvtaps; vhost workers are threads, of the VMM or of the kernel;
+ * one thread serves a queue of a tap at a time; time stamps of different CPUs are comparable
+ * (bpf_ktime_get_ns). Programs whose target a kernel lacks are left out by the Rust half.
  *
  * Needs Linux 6.1. To look at it by hand:
  *   bpftool prog load path_trace.bpf.o /sys/fs/bpf/t autoattach; bpftool map dump name counters
@@ -70,6 +75,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #include "tcp.bpf.h"
 #include "starts.bpf.h"
 #include "threads.bpf.h"
+#include "serving.bpf.h"
 #include "interrupts.bpf.h"
 #include "drops.bpf.h"
 #include "prints.bpf.h"
@@ -210,9 +216,8 @@ int BPF_PROG(on_handle_rx, struct vhost_net *net)
 
 /* Packets waiting behind the one being taken: in the tap's ring, and in the batch that vhost has taken
  * off it already (vhost_net_buf in drivers/vhost/net.c). */
-static __always_inline u16 queue_depth(struct tun_file *tfile, struct clock *c)
+static __always_inline u16 queue_depth(struct ptr_ring *ring, struct clock *c)
 {
-	struct ptr_ring *ring = &tfile->tx_ring;
 	int size = BPF_CORE_READ(ring, size), producer = BPF_CORE_READ(ring, producer);
 	int n = producer - BPF_CORE_READ(ring, consumer_head);
 	struct vhost_net *net = c ? (struct vhost_net *)c->net : NULL;
@@ -231,75 +236,79 @@ static __always_inline u16 queue_depth(struct tun_file *tfile, struct clock *c)
 	return n < 0 ? 0 : n > 0xffff ? 0xffff : n;
 }
 
-SEC("fentry/tun_recvmsg")
-int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
+/* The thread of this clock serves a queue: one of the maps `workers` and `senders` says so. */
+static __always_inline void refer(void *map, const struct tap_queue *q, struct clock *c)
+{
+	struct clock_ref self = c->own;
+
+	if (!refers_to(bpf_map_lookup_elem(map, q), c)) {
+		learn_vm(c, q);
+		bpf_map_update_elem(map, q, &self, BPF_ANY);
+	}
+}
+
+/* vhost has taken a packet off the ring of a tap, and fetches it. */
+static __always_inline int taken_by_vhost(struct msghdr *m, struct net_device *dev, u16 queue,
+					  struct ptr_ring *ring)
 {
 	u64 now = bpf_ktime_get_ns();
-	struct tun_file *tfile = (void *)sock - bpf_core_field_offset(struct tun_file, socket);
 	struct sk_buff *skb = m->msg_control;
-	struct tap_queue q = {};
+	struct tap_queue q = {.ifindex = BPF_CORE_READ(dev, ifindex), .queue = queue};
 	struct packet p = {};
 	struct clock *c;
 	const unsigned char *data;
-	struct clock_ref *worker, self;
 	u32 len;
 
 	if (!skb)
-		return 0; /* not vhost: the VMM reads its tap itself */
-	q.ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex);
-	if (!is_tap(BPF_CORE_READ(tfile, tun, dev), q.ifindex))
+		return 0; /* not vhost */
+	if (!is_tap(dev, q.ifindex))
 		return 0;
 	if ((u64)skb & 1) { /* TUN_XDP_FLAG: an XDP frame, not an skb */
 		count(COUNT_UNIDENTIFIED);
 		return 0;
 	}
-	q.queue = BPF_CORE_READ(tfile, queue_index);
 	c = worker_clock(now);
-	worker = bpf_map_lookup_elem(&workers, &q);
-	if (c && !refers_to(worker, c)) {
-		self = c->own;
-		bpf_map_update_elem(&workers, &q, &self, BPF_ANY);
-	}
+	if (c)
+		refer(&workers, &q, c);
 
 	data = BPF_CORE_READ(skb, data);
 	len = BPF_CORE_READ(skb, len);
 	p.len = len;
 	if (parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, &p))
-		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, queue_depth(tfile, c), NOT_KNOWN);
+		emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, queue_depth(ring, c), NOT_KNOWN);
 	return 0;
+}
+
+SEC("fentry/tun_recvmsg")
+int BPF_PROG(on_tun_recvmsg, struct socket *sock, struct msghdr *m)
+{
+	struct tun_file *tfile = (void *)sock - bpf_core_field_offset(struct tun_file, socket);
+
+	return taken_by_vhost(m, BPF_CORE_READ(tfile, tun, dev), BPF_CORE_READ(tfile, queue_index),
+			      &tfile->tx_ring);
 }
 
 /* ---- the way out ---- */
 
 /* vhost hands over a guest's frames: until it returns, frames in the stack are from this worker and queue. */
-SEC("fentry/tun_sendmsg")
-int BPF_PROG(on_tun_sendmsg, struct socket *sock)
+static __always_inline int vhost_sends(struct net_device *dev, u16 queue)
 {
-	struct tun_file *tfile = (void *)sock - bpf_core_field_offset(struct tun_file, socket);
-	struct tap_queue q = {.ifindex = BPF_CORE_READ(tfile, tun, dev, ifindex)};
-	struct clock_ref *sender, self;
+	struct tap_queue q = {.ifindex = BPF_CORE_READ(dev, ifindex), .queue = queue};
 	struct clock *c;
 
-	if (!is_tap(BPF_CORE_READ(tfile, tun, dev), q.ifindex) || !(settings.directions & DIR_OUT))
+	if (!is_tap(dev, q.ifindex) || !(settings.directions & DIR_OUT))
 		return 0;
-	q.queue = BPF_CORE_READ(tfile, queue_index);
 	c = clock_of(current_tid());
 	if (!c)
 		c = worker_clock(bpf_ktime_get_ns());
 	if (!c)
 		return 0;
 	c->sending = q;
-	sender = bpf_map_lookup_elem(&senders, &q);
-	if (!refers_to(sender, c)) {
-		learn_vm(c, &q);
-		self = c->own;
-		bpf_map_update_elem(&senders, &q, &self, BPF_ANY);
-	}
+	refer(&senders, &q, c);
 	return 0;
 }
 
-SEC("fexit/tun_sendmsg")
-int BPF_PROG(on_tun_sent)
+static __always_inline int has_sent(void)
 {
 	struct clock *c = clock_of(current_tid());
 
@@ -308,15 +317,44 @@ int BPF_PROG(on_tun_sent)
 	return 0;
 }
 
+SEC("fentry/tun_sendmsg")
+int BPF_PROG(on_tun_sendmsg, struct socket *sock)
+{
+	struct tun_file *tfile = (void *)sock - bpf_core_field_offset(struct tun_file, socket);
+
+	return vhost_sends(BPF_CORE_READ(tfile, tun, dev), BPF_CORE_READ(tfile, queue_index));
+}
+
+SEC("fexit/tun_sendmsg")
+int BPF_PROG(on_tun_sent)
+{
+	return has_sent();
+}
+
+/* A vCPU thread kicks the transmit queue of a tap. */
+static __always_inline void emit_kick(struct clock *c, u64 now, const struct tap_queue *q)
+{
+	struct rec_kick *r = reserve(sizeof(*r));
+
+	if (!r)
+		return;
+	fill_head(&r->head, now, REC_KICK, 0, q->ifindex);
+	r->vm = c->vm;
+	r->vcpu = c->vcpu;
+	r->queue = q->queue;
+	r->preempted_by = c->preempted_by;
+	clock_read(c, now, r->clock);
+	r->worker_state = clock_read_or_zeros(clock_at(bpf_map_lookup_elem(&senders, q)), now, r->worker);
+	submit(r);
+}
+
 SEC("fentry/vhost_poll_wakeup")
 int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 {
 	struct vhost_poll *poll = (void *)wait - bpf_core_field_offset(struct vhost_poll, wait);
 	struct clock *c = clock_of(current_tid());
 	struct vhost_virtqueue *vq;
-	struct rec_kick *r;
 	struct tap_queue q;
-	u64 now;
 
 	/* only a vCPU thread kicks; vhost also polls the tap's socket, in the context of any thread */
 	if (!c || c->actor != ACTOR_VCPU || !(settings.directions & DIR_OUT))
@@ -327,19 +365,24 @@ int BPF_PROG(on_kick, struct wait_queue_entry *wait)
 		return 0;
 	if (!is_vq(vq, 1) || !queue_of(vq, &q))
 		return 0;
-	r = reserve(sizeof(*r));
-	if (!r)
-		return 0;
-	now = bpf_ktime_get_ns();
-	fill_head(&r->head, now, REC_KICK, 0, q.ifindex);
-	r->vm = c->vm;
-	r->vcpu = c->vcpu;
-	r->queue = q.queue;
-	r->preempted_by = c->preempted_by;
-	clock_read(c, now, r->clock);
-	r->worker_state = clock_read_or_zeros(clock_at(bpf_map_lookup_elem(&senders, &q)), now, r->worker);
-	submit(r);
+	emit_kick(c, bpf_ktime_get_ns(), &q);
 	return 0;
+}
+
+/* A guest's frame begins its way through the host's stack at the queue of its macvtap. */
+static __always_inline void sent_by_macvtap(struct sk_buff *skb, u32 ifindex)
+{
+	struct packet p = {};
+	struct clock *c = clock_of(current_tid());
+	u16 queue = NOT_KNOWN;
+
+	if (!parse_skb(skb, false, true, false, &p))
+		return;
+	if (c && c->sending.ifindex == ifindex && !interrupted())
+		queue = c->sending.queue;
+	else
+		c = NULL;
+	emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_SEND, ifindex, c, 0, queue);
 }
 
 SEC("tp_btf/net_dev_queue")
@@ -348,8 +391,12 @@ int BPF_PROG(on_dev_queue, struct sk_buff *skb)
 	struct packet p = {};
 	u32 ifindex = skb->dev->ifindex;
 
-	if (!is_tap(skb->dev, ifindex) && parse_skb(skb, false, false, false, &p) && !p.to_guest)
+	if (is_tap(skb->dev, ifindex)) {
+		if (is_macvtap(ifindex))
+			sent_by_macvtap(skb, ifindex);
+	} else if (parse_skb(skb, false, false, false, &p) && !p.to_guest) {
 		emit_packet(&p, POINT_DEV_QUEUE, ifindex);
+	}
 	return 0;
 }
 
@@ -414,7 +461,7 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 	struct tap_queue q = {.ifindex = dev->ifindex, .queue = skb->queue_mapping};
 
 	if (is_tap(dev, q.ifindex)) {
-		if (parse_skb(skb, false, true, true, &p))
+		if (!is_macvtap(q.ifindex) && parse_skb(skb, false, true, true, &p))
 			emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_ENQUEUE, q.ifindex,
 				 clock_at(bpf_map_lookup_elem(&workers, &q)), 0, NOT_KNOWN);
 	} else if (!settings.hand_over && parse_skb(skb, false, false, false, &p) && !p.to_guest) {
@@ -422,3 +469,6 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 	}
 	return 0;
 }
+
+#include "vmm.bpf.h"
+#include "macvtap.bpf.h"

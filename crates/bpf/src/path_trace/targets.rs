@@ -15,7 +15,7 @@ use crate::Error;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 use std::collections::BTreeMap;
 use teiji_model::guest::Secret;
-use teiji_model::host::{Nic, Vm};
+use teiji_model::host::{DataPlane, Nic, Vm};
 
 /// The maps, and what is in them.
 pub(super) struct Targets {
@@ -26,7 +26,7 @@ pub(super) struct Targets {
     vcpu_indices: MapHandle,
     guests: MapHandle,
     /// By tap queue.
-    of_queues: [MapHandle; 3],
+    of_queues: [MapHandle; 4],
     place: MapHandle,
     followed: Box<types::followed>,
     /// By process id.
@@ -52,7 +52,12 @@ impl Targets {
             vcpus: map(object, "vcpus")?,
             vcpu_indices: map(object, "vcpu_indices")?,
             guests: map(object, "guests")?,
-            of_queues: [map(object, "workers")?, map(object, "senders")?, map(object, "target_vcpus")?],
+            of_queues: [
+                map(object, "workers")?,
+                map(object, "senders")?,
+                map(object, "served")?,
+                map(object, "target_vcpus")?,
+            ],
             place: map(object, &section(".bss.followed"))?,
             followed: Box::default(),
             now: BTreeMap::new(),
@@ -112,6 +117,9 @@ impl Targets {
         let pid = vm.pid.to_ne_bytes();
         put(&self.vms, "vms", &pid, &pid)?;
         self.hint(vm.pid, hint::HINT_VM);
+        if vm.nics.iter().any(|nic| nic.data_plane == DataPlane::Userspace) {
+            self.hint(vm.pid, hint::HINT_SERVED);
+        }
         for vcpu in &vm.vcpus {
             if let Some(id) = vcpu.kvm_id {
                 let key = types::vcpu_key { vm: vm.pid, vcpu: id };
@@ -121,7 +129,7 @@ impl Targets {
         }
         // A tap of another network namespace has no index here.
         for nic in vm.nics.iter().filter(|nic| nic.ifindex != 0) {
-            put(&self.taps, "taps", &nic.ifindex.to_ne_bytes(), &pid)?;
+            put(&self.taps, "taps", &nic.ifindex.to_ne_bytes(), &kind(nic).0.to_ne_bytes())?;
             self.hint(nic.ifindex, hint::HINT_TAP);
             if let Some(mac) = nic.mac {
                 put(&self.macs, "macs", bytes_of(&address(mac)), &nic.ifindex.to_ne_bytes())?;
@@ -213,15 +221,22 @@ impl Targets {
     fn announce(&mut self) -> Result<(), Error> {
         self.tell_states();
         self.followed.by_mac = by_mac(self.now.values()).into();
+        self.followed.macvtaps =
+            self.now.values().flat_map(|vm| &vm.nics).any(|nic| nic.data_plane.is_macvtap()).into();
         put(&self.place, "followed", &0u32.to_ne_bytes(), bytes_of(self.followed.as_ref()))
     }
 }
 
 /// Whether the guests' packets can be recognised by MAC address everywhere on the host: all taps are ports of a bridge
-/// (the host does not route for them) and every address is known.
+/// or macvtaps (the host does not route for them) and every address is known.
 fn by_mac<'a>(vms: impl Iterator<Item = &'a Vm>) -> bool {
-    let mut nics = vms.flat_map(|v| &v.nics).peekable();
-    nics.peek().is_some() && nics.all(|n| n.bridge.is_some() && n.mac.is_some())
+    let mut nics = vms.flat_map(|v| &v.nics).filter(|n| n.ifindex != 0).peekable();
+    nics.peek().is_some()
+        && nics.all(|n| (n.bridge.is_some() || n.data_plane.is_macvtap()) && n.mac.is_some())
+}
+
+fn kind(nic: &Nic) -> types::tap_kind {
+    if nic.data_plane.is_macvtap() { types::tap_kind::TAP_MACVTAP } else { types::tap_kind::TAP_OF_TUN }
 }
 
 fn address(addr: [u8; 6]) -> types::mac {

@@ -141,6 +141,12 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 
 			c->resume = halted ? STATE_ASLEEP : STATE_RUN;
 			c->state = STATE_ASLEEP;
+			c->slept_at = now;
+			c->sends = 0;
+			if (c->taking.ifindex) {
+				c->taking.ifindex = 0;
+				c->signal.begun = 0;
+			}
 		}
 		if (starts)
 			leaves(starts, now, runnable);

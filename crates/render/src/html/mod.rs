@@ -55,8 +55,9 @@ pub fn page(title: &str, shown: &[Shown<'_>]) -> String {
     for Shown { label, report, advice } in shown {
         let started = report.meta.started;
         let length = report.counters.ended.saturating_sub(started);
-        let of = section::Of { label, vms, started, length, guests: &report.guests };
         for (i, vm) in report.vms.iter().enumerate() {
+            let served = crate::text::served(report, vm).unwrap_or_default();
+            let of = section::Of { label, vms, served: &served, started, length, guests: &report.guests };
             body.push(section::vm(of, advice.get(i).unwrap_or(&none), vm));
         }
         if report.vms.is_empty() {

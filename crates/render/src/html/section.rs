@@ -31,6 +31,8 @@ pub(super) struct Of<'a> {
     pub label: &'a str,
     /// The number of VMs on the page.
     pub vms: usize,
+    /// What its vhost worker stands for, if it has none; see [`text::served`].
+    pub served: &'a str,
     /// When the trace began, ns, and how long it was.
     pub started: u64,
     pub length: u64,
@@ -52,7 +54,7 @@ pub(super) fn vm(of: Of<'_>, advice: &Advice, vm: &VmReport) -> Markup {
     html! {
       section.vm {
         h2 { (vm.name) @if !label.is_empty() { ": " (label) } }
-        p.soft { "pid " (vm.pid) }
+        p.soft { "pid " (vm.pid) @if !of.served.is_empty() { "; " (of.served) } }
         @if vm.total.is_some() {
             p.verdict { (vm.verdict.headline) }
             (details(vm))

@@ -21,6 +21,7 @@ pub use waterfall::{cells, dominant};
 use crate::terminal::{Style, Tone, columns, pad, printable, shorten, wrap};
 use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
+use teiji_model::host::DataPlane;
 use teiji_model::report::{
     Connections, Finding, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport,
 };
@@ -41,6 +42,7 @@ pub fn report(report: &Report, advice: &[Advice], style: &Style) -> String {
         // A guest that connected again has several streams: its last one counts.
         let guest = report.guests.iter().rfind(|guest| guest.pid == vm.pid);
         lines.extend(section(vm, guest, advice.get(i).unwrap_or(&none), style));
+        lines.extend(served(report, vm).iter().flat_map(|text| wrap(text, WIDTH)));
     }
     let mut out = String::new();
     for line in lines {
@@ -126,6 +128,19 @@ pub fn lost(report: &Report) -> Vec<String> {
         lines.push(text);
     }
     lines
+}
+
+/// What the vhost worker stands for, if the VM has taps without one.
+pub fn served(report: &Report, vm: &VmReport) -> Option<String> {
+    let traced = report.meta.vms.iter().find(|traced| traced.pid == vm.pid && traced.pid != 0)?;
+    let by_vmm = traced.nics.iter().filter(|nic| nic.data_plane == DataPlane::Userspace);
+    let taps: Vec<String> = by_vmm.map(|nic| printable(&nic.tap)).collect();
+    (!taps.is_empty()).then(|| {
+        format!(
+            "of {} the vhost worker is here the VMM's own thread: it is served without vhost",
+            taps.join(", ")
+        )
+    })
 }
 
 fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &Style) -> Vec<String> {

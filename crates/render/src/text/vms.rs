@@ -57,6 +57,10 @@ fn block(vm: &Vm, identity: &Identity, style: &Style) -> String {
         out += &line;
         out.push('\n');
     }
+    for (n, why) in vm.nics.iter().filter_map(|n| Some((n, n.unseen()?))) {
+        let line = format!("{}: {why}", shorten(&printable(&n.tap), 16));
+        out += &format!("  {}\n", style.paint(Tone::Faint, &style.ascii(&shorten(&line, 98))));
+    }
     if vm.vcpus.is_empty() {
         out += "  its vCPU threads cannot be identified: start QEMU with -name guest=NAME,debug-threads=on\n";
     }
@@ -81,10 +85,15 @@ fn nic(n: &Nic) -> Vec<Cell> {
         n.mac.map_or_else(|| "MAC not known".to_owned(), |m| m.map(|byte| format!("{byte:02x}")).join(":"));
     let (plane, tone) = match n.data_plane {
         DataPlane::VhostNet => ("vhost-net", Tone::Plain),
-        DataPlane::Userspace => ("by the VMM, not vhost", Tone::Bad),
+        DataPlane::Userspace => ("by the VMM, not vhost", Tone::Plain),
+        DataPlane::VhostMacvtap => ("vhost-net, macvtap", Tone::Plain),
+        DataPlane::UserspaceMacvtap => ("by the VMM, macvtap", Tone::Bad),
+        DataPlane::Passthrough => ("passed through", Tone::Bad),
+        DataPlane::VhostUser => ("vhost-user", Tone::Bad),
     };
     let bridge = match &n.bridge {
         Some(bridge) => format!("bridge {}", shorten(&printable(bridge), 16)),
+        None if matches!(n.data_plane, DataPlane::Passthrough | DataPlane::VhostUser) => "no tap".to_owned(),
         None if n.ifindex == 0 => "other netns".to_owned(),
         None => "no bridge".to_owned(),
     };
@@ -93,6 +102,6 @@ fn nic(n: &Nic) -> Vec<Cell> {
         bridge.into(),
         mac.into(),
         Cell::from(plane).tone(tone),
-        units::count(n.queues.into(), "queue").into(),
+        if n.queues == 0 { String::new() } else { units::count(n.queues.into(), "queue") }.into(),
     ]
 }

@@ -2,7 +2,7 @@
 
 use super::{IdenticalPackets, Inbound, OTHERS, PacketsOfFingerprint};
 use crate::join::request::RequestTable;
-use crate::join::{Common, Exclusion, Tap};
+use crate::join::{Common, Exclusion, Served, Tap};
 use teiji_model::event::{Dropped, Match};
 use teiji_model::report::Reason;
 
@@ -160,11 +160,11 @@ impl Inbound {
         requests: &mut RequestTable,
     ) {
         let Some(tap) = c.tap(drop.tap) else { return };
-        let Tap { vm, unseen, .. } = c.taps[tap];
+        let Tap { vm, served, .. } = c.taps[tap];
         let stats = &mut c.vm_stats[vm as usize].inbound;
         stats.incomplete += 1;
         stats.dropped += 1;
-        if unseen {
+        if served == Served::Unseen {
             return; // On such a tap requests are not followed.
         }
         requests.dropped_before(now, vm, drop.matching.as_ref(), start, drop.exclusion, c);

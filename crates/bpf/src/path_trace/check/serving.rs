@@ -1,0 +1,57 @@
+//! What is learnt, in the kernel, of the queues of a tap that the VMM serves itself.
+
+use super::load;
+use libbpf_rs::{Object, ProgramInput};
+use teiji_model::flow::Flow;
+
+fn words(words: [u64; 3]) -> Vec<u8> {
+    words.map(u64::to_ne_bytes).as_flattened().to_vec()
+}
+
+/// An interrupt or doorbell is seen in a queue's place: whether it is known to be the queue's.
+fn learns(object: &Object, seen: u64) -> bool {
+    let program = object.progs_mut().find(|p| p.name() == "learns").unwrap();
+    let mut context = words([seen, 0, 0]);
+    let input = ProgramInput { context_in: Some(&mut context), ..ProgramInput::default() };
+    program.test_run(input).unwrap().return_value == 1
+}
+
+/// A doorbell is rung at a time, none if it is 0: the only one since another time, 0 if there are none or several.
+fn ring(object: &Object, doorbell: u64, at: u64, since: u64) -> u32 {
+    let program = object.progs_mut().find(|p| p.name() == "ring").unwrap();
+    let event = words([doorbell, at, since]);
+    let input = ProgramInput { data_in: Some(&event), ..ProgramInput::default() };
+    program.test_run(input).unwrap().return_value
+}
+
+#[test]
+fn what_is_seen_twice_in_a_row_is_the_queues() {
+    let object = load(&Flow::default());
+    let known = |seen: &[u64]| seen.iter().map(|s| learns(&object, *s)).collect::<Vec<_>>();
+    assert_eq!(known(&[7, 7, 7]), [false, true, true]);
+    // One that comes in between, again and again, is another queue's or device's.
+    assert_eq!(known(&[8, 7, 8, 7, 8, 7]), [false, true, false, true, false, true]);
+    assert_eq!(known(&[8, 9, 8, 9]), [false; 4]);
+    // The guest has moved the interrupt: the former one is not taken for it any more.
+    assert_eq!(known(&[9, 9, 7, 9]), [true, true, false, true]);
+    assert_eq!(known(&[7, 7]), [false, true]);
+}
+
+#[test]
+fn a_frame_is_put_down_to_a_doorbell_if_it_was_the_only_one() {
+    let object = load(&Flow::default());
+    let asked = |since| ring(&object, 0, 0, since);
+    assert_eq!(asked(0), 0);
+    assert_eq!(ring(&object, 7, 100, 50), 7);
+    assert_eq!(asked(100), 0, "it was rung before");
+    assert_eq!(ring(&object, 7, 200, 150), 7);
+    assert_eq!(asked(50), 7, "twice, and no other");
+    assert_eq!(ring(&object, 8, 300, 250), 8);
+    assert_eq!(asked(150), 0, "both");
+    assert_eq!(ring(&object, 7, 310, 305), 7);
+    assert_eq!(asked(250), 0, "both, and the first of them is the last");
+    assert_eq!(asked(299), 0);
+    assert_eq!(asked(300), 7);
+    // Two vCPUs ring at once, and the later one is noted first.
+    assert_eq!(ring(&object, 8, 309, 305), 0);
+}

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Probes of taps that the VMM serves itself (vhost=off): its thread has the part of a vhost worker. That the
+ * thread has written packets into the guest's ring is not seen. What is seen is that it takes a packet off
+ * the tap, tells KVM to send an interrupt, takes the next packet, sends a guest's frame, sleeps; and that the
+ * guest rings a doorbell. serving.bpf.h says how these become those of a queue.
+ *
+ *   tun_chr_read_iter            taken off the tap by the VMM         TAP_DEQUEUE
+ *   kvm_send_userspace_msi     \ the VMM tells KVM to interrupt       IRQ
+ *   kvm_arch_set_irq_inatomic  /
+ *   tun_chr_write_iter           the VMM sends the guest's frame; which queue, which thread
+ *   ioeventfd_write              the guest rings a doorbell           KICK
+ */
+#ifndef TEIJI_VMM_BPF_H
+#define TEIJI_VMM_BPF_H
+
+/* The queue of a traced tap behind an open /dev/net/tun. */
+static __always_inline struct tun_file *queue_of_file(struct kiocb *iocb, struct tap_queue *q)
+{
+	struct tun_file *tfile;
+	struct net_device *dev;
+
+	if (!hinted(bpf_get_current_pid_tgid() >> 32, HINT_SERVED))
+		return NULL;
+	tfile = BPF_CORE_READ(iocb, ki_filp, private_data);
+	dev = BPF_CORE_READ(tfile, tun, dev);
+	q->ifindex = BPF_CORE_READ(dev, ifindex);
+	if (!is_tap(dev, q->ifindex))
+		return NULL;
+	q->queue = BPF_CORE_READ(tfile, queue_index);
+	return tfile;
+}
+
+/* It cannot be told how the packets that the thread has taken are signalled: they are counted. vm: it is
+ * not learnt yet whose the interrupt is that was sent; 0 for other reasons. */
+static __always_inline void give_up_taken(struct clock *c, u64 now, u32 vm)
+{
+	struct rec_irq *r;
+
+	c->signal.queue = c->taking;
+	c->signal.begun = now;
+	r = start_irq(c, now, DELIVERY_UNKNOWN);
+	if (r) {
+		r->vm = vm;
+		r->vcpu = 0;
+		r->index = NOT_KNOWN;
+		r->vector = 0;
+		r->state = STATE_UNKNOWN;
+		__builtin_memset(r->clock, 0, sizeof(r->clock));
+		submit(r);
+	}
+	c->signal.begun = 0;
+	c->taking.ifindex = 0;
+}
+
+/*
+ * The thread looks for the next packet, and has not signalled the last one. A VMM that signals each packet
+ * has written it to the ring before, and found that the guest wants no interrupt: see on_written(). If the
+ * thread has lost its CPU meanwhile, the guest may have handled the packet and halted. A VMM that signals
+ * after the last packet may signal still.
+ */
+static __always_inline void not_signalled(struct clock *c, u64 now)
+{
+	struct tap_queue q = c->taking;
+	struct served *s = bpf_map_lookup_elem(&served, &q);
+	struct vcpu_key *target = bpf_map_lookup_elem(&target_vcpus, &q);
+	struct clock *vcpu = target ? vcpu_clock(target) : NULL;
+	u64 before, spent[STATES];
+	struct rec_irq *r;
+	u8 state;
+
+	if (!s || !s->interrupt.known || s->in_batches)
+		return;
+	if (!vcpu || c->spent[STATE_READY] != c->ready_before)
+		return give_up_taken(c, now, 0);
+	before = announce(vcpu, now);
+	state = clock_peek(vcpu, now, spent);
+	if (state == STATE_GUEST)
+		withdraw(vcpu, now, before);
+	c->signal.queue = q;
+	c->signal.begun = now;
+	r = start_irq(c, now, DELIVERY_SUPPRESSED);
+	if (r) {
+		r->vm = target->vm;
+		r->vcpu = target->vcpu;
+		r->index = vcpu_index(vcpu);
+		r->vector = 0;
+		r->state = state;
+		__builtin_memcpy(r->clock, spent, sizeof(spent));
+		submit(r);
+	}
+	c->signal.begun = 0;
+	c->taking.ifindex = 0;
+}
+
+/* The packet that a reader of the tap gets next, NULL if there is none. One that comes right now may be got
+ * and not be seen here: on_vmm_has_read() counts it. */
+static __always_inline struct sk_buff *next_packet(struct tun_file *tfile)
+{
+	struct ptr_ring *ring = &tfile->tx_ring;
+	int size = BPF_CORE_READ(ring, size), at = BPF_CORE_READ(ring, consumer_head);
+	void **queue = BPF_CORE_READ(ring, queue), *slot = NULL;
+
+	if (at >= 0 && at < size)
+		bpf_probe_read_kernel(&slot, sizeof(slot), queue + at);
+	return slot;
+}
+
+SEC("fentry/tun_chr_read_iter")
+int BPF_PROG(on_vmm_read, struct kiocb *iocb)
+{
+	struct tap_queue q = {};
+	struct tun_file *tfile = queue_of_file(iocb, &q);
+	struct packet p = {};
+	const unsigned char *data;
+	struct sk_buff *skb;
+	struct clock *c;
+	u64 now;
+	u16 depth;
+	u32 len;
+
+	if (!tfile)
+		return 0;
+	now = bpf_ktime_get_ns();
+	c = worker_clock(now);
+	if (!c || c->actor != ACTOR_WORKER)
+		return 0;
+	refer(&workers, &q, c);
+	c->signal.begun = 0;
+	if (c->taking.ifindex && (c->taking.ifindex != q.ifindex || c->taking.queue != q.queue))
+		give_up_taken(c, now, 0);
+	else if (c->taking.ifindex)
+		not_signalled(c, now);
+
+	skb = next_packet(tfile);
+	c->reads = skb ? READS_PACKET : READS_NOTHING;
+	if (!skb)
+		return 0;
+	c->taking = q;
+	c->ready_before = c->spent[STATE_READY];
+	if ((u64)skb & 1) { /* TUN_XDP_FLAG */
+		count(COUNT_UNIDENTIFIED);
+		return 0;
+	}
+	data = BPF_CORE_READ(skb, data);
+	len = BPF_CORE_READ(skb, len);
+	p.len = len;
+	if (!parse(data, data + (len - BPF_CORE_READ(skb, data_len)), true, true, &p))
+		return 0;
+	depth = queue_depth(&tfile->tx_ring, c);
+	emit_tap(&p, now, POINT_TAP_DEQUEUE, q.ifindex, c, depth ? depth - 1 : 0, NOT_KNOWN);
+	return 0;
+}
+
+SEC("fexit/tun_chr_read_iter")
+int BPF_PROG(on_vmm_has_read, struct kiocb *iocb, void *to, s64 got)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c && c->reads == READS_NOTHING && got > 0)
+		count(COUNT_UNIDENTIFIED);
+	return 0;
+}
+
+/* The VMM's thread tells KVM to send this interrupt. */
+static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 interrupt)
+{
+	struct tap_queue q = c->taking;
+	struct served *s = bpf_map_lookup_elem(&served, &q);
+	u64 now = bpf_ktime_get_ns();
+
+	if (!s) {
+		struct served fresh = {};
+
+		bpf_map_update_elem(&served, &q, &fresh, BPF_ANY);
+		s = bpf_map_lookup_elem(&served, &q);
+		if (!s)
+			return;
+	}
+	if (c->reads == READS_NOTHING)
+		s->in_batches = 1;
+	c->signal.vm = BPF_CORE_READ(kvm, userspace_pid);
+	if (!learn(&s->interrupt, interrupt))
+		return give_up_taken(c, now, c->signal.vm);
+	c->signal.queue = q;
+	c->signal.sent = 0;
+	c->signal.told = 0;
+	c->signal.written = 0;
+	c->signal.begun = now;
+}
+
+SEC("fentry/kvm_send_userspace_msi")
+int BPF_PROG(on_vmm_msi, struct kvm *kvm, struct kvm_msi *msi)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c && c->taking.ifindex)
+		vmm_signals(c, kvm,
+			    message_id(BPF_CORE_READ(msi, address_lo), BPF_CORE_READ(msi, address_hi),
+				       BPF_CORE_READ(msi, data)));
+	return 0;
+}
+
+/* No vCPU has accepted it. */
+SEC("fexit/kvm_send_userspace_msi")
+int BPF_PROG(on_vmm_msi_sent)
+{
+	struct clock *c = clock_of(current_tid());
+
+	if (c && c->taking.ifindex && c->signal.begun) {
+		give_up_taken(c, bpf_ktime_get_ns(), 0);
+	}
+	return 0;
+}
+
+/* The VMM sends a frame of its guest: until it returns, frames in the stack are from this thread and queue.
+ */
+SEC("fentry/tun_chr_write_iter")
+int BPF_PROG(on_vmm_write, struct kiocb *iocb)
+{
+	u32 vm = bpf_get_current_pid_tgid() >> 32;
+	struct tap_queue q = {};
+	struct served *s;
+	struct rings *r;
+	struct clock *c;
+	u64 now, rung;
+
+	if (!queue_of_file(iocb, &q) || !(settings.directions & DIR_OUT))
+		return 0;
+	now = bpf_ktime_get_ns();
+	c = worker_clock(now);
+	if (!c || c->actor != ACTOR_WORKER)
+		return 0;
+	c->signal.begun = 0;
+	if (c->taking.ifindex) {
+		give_up_taken(c, now, 0);
+	}
+	c->sending = q;
+	refer(&senders, &q, c);
+	if (c->sends)
+		return 0;
+	c->sends = 1;
+	r = bpf_map_lookup_elem(&rung_by, &vm);
+	rung = r && c->slept_at ? rung_since(r, c->slept_at) : 0;
+	if (!rung)
+		return 0;
+	s = bpf_map_lookup_elem(&served, &q);
+	if (!s) {
+		struct served fresh = {};
+
+		bpf_map_update_elem(&served, &q, &fresh, BPF_ANY);
+		s = bpf_map_lookup_elem(&served, &q);
+	}
+	if (s && learn(&s->doorbell, rung)) {
+		struct doorbell d = {.id = rung, .vm = vm};
+
+		bpf_map_update_elem(&doorbells, &d, &q, BPF_ANY);
+	}
+	return 0;
+}
+
+SEC("fexit/tun_chr_write_iter")
+int BPF_PROG(on_vmm_written)
+{
+	return has_sent();
+}
+
+static __always_inline u64 written_value(const void *val, u32 len)
+{
+	u64 value = 0;
+
+	if (len == 1)
+		bpf_probe_read_kernel(&value, 1, val);
+	else if (len == 2)
+		bpf_probe_read_kernel(&value, 2, val);
+	else if (len == 4)
+		bpf_probe_read_kernel(&value, 4, val);
+	else if (len == 8)
+		bpf_probe_read_kernel(&value, 8, val);
+	return value;
+}
+
+SEC("fexit/ioeventfd_write")
+int BPF_PROG(on_doorbell, void *vcpu, void *device, u64 addr, int len, const void *val, int refused)
+{
+	struct clock *c = clock_of(current_tid());
+	struct doorbell d = {};
+	struct rings *r;
+	struct served *s;
+	struct tap_queue *found, q;
+	u64 now;
+
+	if (refused || !c || c->actor != ACTOR_VCPU || !hinted(c->vm, HINT_SERVED) ||
+	    !(settings.directions & DIR_OUT))
+		return 0;
+	now = bpf_ktime_get_ns();
+	d.vm = c->vm;
+	d.id = doorbell_id(addr, len, written_value(val, len));
+	r = bpf_map_lookup_elem(&rung_by, &d.vm);
+	if (!r) {
+		struct rings fresh = {};
+
+		bpf_map_update_elem(&rung_by, &d.vm, &fresh, BPF_NOEXIST);
+		r = bpf_map_lookup_elem(&rung_by, &d.vm);
+		if (!r)
+			return 0;
+	}
+	note_ring(r, d.id, now);
+	found = bpf_map_lookup_elem(&doorbells, &d);
+	if (!found)
+		return 0;
+	q = *found;
+	s = bpf_map_lookup_elem(&served, &q);
+	if (s && s->doorbell.known == d.id)
+		emit_kick(c, now, &q);
+	return 0;
+}
+
+#endif

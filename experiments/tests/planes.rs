@@ -1,0 +1,95 @@
+//! teiji with guests whose packets are not carried by vhost-net on a tap of the tun driver, in one boot of the lab. Needs
+//! root; takes minutes if the lab host is emulated.
+
+#![allow(clippy::unwrap_used, reason = "a test ends by them")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use teiji_experiments::load;
+use teiji_experiments::path::accuracy::{self, Agreement, CASES};
+use teiji_experiments::path::{Extent, SHORT};
+use teiji_experiments::tracing::Lab;
+use teiji_lab::harness::{self, Shared};
+use teiji_lab::{Child, Guest, GuestSpec};
+
+static LAB: Shared<Lab> =
+    Shared::new("the lab", || Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("planes")).unwrap());
+
+fn main() -> ExitCode {
+    let tests = teiji_lab::tests![
+        taps_that_the_vmm_serves_are_followed,
+        interrupts_of_a_disk_are_not_taken_for_those_of_the_tap,
+        macvtaps_are_followed,
+    ];
+    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
+}
+
+fn guest<'l>(lab: &'l Lab, spec: &GuestSpec) -> (Guest<'l>, Child) {
+    let guest = lab.host.guest(spec).unwrap();
+    let server = load::echo_server(&lab.host, &guest).unwrap();
+    (guest, server)
+}
+
+/// All answered requests, but for one in a hundred, are followed, with the times of the captures around them.
+fn followed(agreement: &Agreement, wanted: u64) {
+    let coalesced = agreement.joined.iter().filter(|j| j.request.coalesced_kick).count();
+    eprintln!(
+        "{}\n{coalesced} without a kick of their own; {:?}",
+        serde_json::to_string(agreement).unwrap(),
+        agreement.left_out
+    );
+    let Agreement { answered, matched, excused, .. } = *agreement;
+    assert!(answered as u64 >= wanted * 9 / 10, "{answered} answered");
+    assert!(excused * 4 <= answered as u64, "excused by missed runs of probes: {agreement:?}");
+    assert!(
+        (matched as u64 + excused) as f64 >= 0.99 * answered as f64,
+        "{matched} of {answered} followed: {:?}",
+        agreement.left_out
+    );
+    assert_eq!(agreement.not_between, 0, "of {matched} not between the captures around them");
+    assert_eq!(agreement.divided_wrongly, 0, "of {matched} not divided as the capture at the tap does");
+    assert_eq!((agreement.sums_wrong, agreement.invented, agreement.lost), (0, 0, 0));
+    assert!(coalesced * 2 < matched, "{coalesced} of {matched} without a kick: its doorbell is not known");
+}
+
+fn taps_that_the_vmm_serves_are_followed() {
+    let lab: &Lab = &LAB;
+    let (guest, server) = guest(lab, &GuestSpec { vhost: false, ..GuestSpec::named("vm1") });
+    for (case, requests) in [(&CASES[0], 700), (&CASES[1], 300)] {
+        let agreement = accuracy::run(lab, &guest, case, &Extent { requests, ..SHORT }).unwrap();
+        followed(&agreement, requests);
+    }
+    drop(server);
+}
+
+/// Interrupts of the guest's disk, as the guest counts them.
+fn of_disk(guest: &Guest<'_>) -> u64 {
+    let text = guest.run("grep -E 'virtio[0-9]+-req' /proc/interrupts").unwrap().ok().unwrap();
+    text.split_whitespace().skip(1).map_while(|word| word.parse::<u64>().ok()).sum()
+}
+
+/// One thread of the VMM serves tap and disk: it sends the interrupts of both.
+fn interrupts_of_a_disk_are_not_taken_for_those_of_the_tap() {
+    let lab: &Lab = &LAB;
+    let (guest, server) = guest(lab, &GuestSpec { vhost: false, ..GuestSpec::named("vm3") });
+    let read = "while dd if=/dev/vda of=/dev/null bs=4k count=500 iflag=direct 2>/dev/null; do :; done";
+    let before = of_disk(&guest);
+    let reader = guest.spawn(read).unwrap();
+    let agreement = accuracy::run(lab, &guest, &CASES[0], &Extent { requests: 500, ..SHORT }).unwrap();
+    let disk = of_disk(&guest) - before;
+    guest.run(&format!("kill {}", reader.id().unwrap())).unwrap();
+    eprintln!("{disk} interrupts of the disk");
+    assert!(disk > 500, "{disk} interrupts of the disk");
+    followed(&agreement, 500);
+    drop((server, reader));
+}
+
+fn macvtaps_are_followed() {
+    let lab: &Lab = &LAB;
+    let (guest, server) = guest(lab, &GuestSpec { macvtap: true, ..GuestSpec::named("vm2") });
+    for (case, requests) in [(&CASES[0], 300), (&CASES[1], 300)] {
+        let agreement = accuracy::run(lab, &guest, case, &Extent { requests, ..SHORT }).unwrap();
+        followed(&agreement, requests);
+    }
+    drop(server);
+}
