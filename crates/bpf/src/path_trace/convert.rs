@@ -1,6 +1,6 @@
 //! Converts records of the ring buffer into events of the model.
 use super::EventWithPayload;
-use super::types::{self, actor, context, delivery, point, record_type, role, thread_state, unknown};
+use super::types::{self, actor, delivery, point, record_type, role, thread_state, unknown, wake_context};
 use teiji_model::event::{
     Delivery, Dropped, Event, EventKind, GroupRole, GuestEntry, Interrupt, Kick, Match, Packet, Point, Print,
     Role, Segment, Start, VcpuState, Waker, padded,
@@ -109,9 +109,9 @@ pub(super) fn item(bytes: &[u8]) -> Option<EventWithPayload> {
                 left: r.left,
                 slept: r.slept != 0,
                 woken: (r.woken != 0).then_some(r.woken),
-                waker: match context(r.context.into()) {
-                    context::CONTEXT_THREAD => Waker::Thread(r.waker),
-                    context::CONTEXT_INTERRUPT => Waker::Interrupt,
+                waker: match wake_context(r.context.into()) {
+                    wake_context::CONTEXT_THREAD => Waker::Thread(r.waker),
+                    wake_context::CONTEXT_INTERRUPT => Waker::Interrupt,
                     _ => Waker::Unknown,
                 },
                 nth: r.nth,

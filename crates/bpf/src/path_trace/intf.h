@@ -23,7 +23,7 @@ enum actor {
 };
 
 /* In which context a thread is woken. */
-enum context {
+enum wake_context {
 	CONTEXT_UNKNOWN, /* not seen, or this kernel does not tell */
 	CONTEXT_THREAD,
 	CONTEXT_INTERRUPT, /* an interrupt or softirq: no thread causes it */
@@ -267,7 +267,7 @@ struct rec_start {
 	__u32 nth;  /* of the thread: if it grows by more than one, records are missing */
 	__u16 pad;
 	__u8 slept;   /* it gave its CPU up; else it was preempted */
-	__u8 context; /* enum context: in which it was woken */
+	__u8 context; /* enum wake_context: in which it was woken */
 };
 
 /* A prefix of a filter; addresses in network order, IPv4 in the first word. */

@@ -28,7 +28,7 @@ struct {
 	struct served served;
 	enum thread_state thread_state;
 	enum actor actor;
-	enum context context;
+	enum wake_context wake_context;
 	enum record_type record_type;
 	enum point point;
 	enum delivery delivery;
@@ -155,7 +155,7 @@ struct starts {
 	u64 left;  /* when it lost its CPU; 0: it has one, or that was not seen */
 	u64 woken; /* since then; 0: not seen */
 	u32 waker;
-	u8 context; /* enum context */
+	u8 context; /* enum wake_context */
 	u8 slept;   /* it gave its CPU up, and was not preempted */
 	u8 pad[2];
 	/* the last one: its number, when it was told, and how many were in that span */

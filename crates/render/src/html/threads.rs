@@ -21,14 +21,15 @@ pub(super) fn threads(vm: &VmReport, all: &ThreadsReport) -> Markup {
         p.soft { (text::title(all)) }
         div.scroll { table {
             tr {
-                th { "thread" } th { "starts" } th { "for each request" } th { "p50" } th { "p99" } th { "max" }
+                th { "thread" } th.roomy { "starts" } th { "for each request" } th { "p50" } th { "p99" } th { "max" }
                 th.text { "woken by" }
             }
             @for role in &all.roles {
                 @let [starts, each, p50, p99, max, by] = text::figures(role, all);
                 tr {
                     td title=(role.role.meaning()) { (role.role.name()) }
-                    @for figure in [starts, each, p50, p99, max] { td { (figure) } }
+                    td.roomy { (starts) }
+                    @for figure in [each, p50, p99, max] { td { (figure) } }
                     td.text { (by) }
                 }
             }

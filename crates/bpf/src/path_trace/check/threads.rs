@@ -76,7 +76,7 @@ impl Host {
     }
 
     /// Before it is woken, in the context of the waker.
-    fn is_being_woken(&self, thread: u32, context: types::context) {
+    fn is_being_woken(&self, thread: u32, context: types::wake_context) {
         self.happens(Happening::Waking, 0, thread, context.0);
     }
 
@@ -189,13 +189,13 @@ fn the_starts_of_threads_are_told_with_who_woke_them() {
         host.preempts(0, IDLE, thread);
         host.passes(MS);
         // Woken before it sleeps: it does not sleep for that.
-        host.is_being_woken(thread, types::context::CONTEXT_THREAD);
+        host.is_being_woken(thread, types::wake_context::CONTEXT_THREAD);
         host.sleeps(0, thread, HOG);
         host.passes(2 * MS);
-        host.is_being_woken(thread, types::context::CONTEXT_THREAD);
+        host.is_being_woken(thread, types::wake_context::CONTEXT_THREAD);
         host.passes(MS);
         // Only the first is the cause.
-        host.is_being_woken(thread, types::context::CONTEXT_INTERRUPT);
+        host.is_being_woken(thread, types::wake_context::CONTEXT_INTERRUPT);
         host.wakes(0, thread);
         host.passes(3 * MS);
         host.preempts(0, HOG, thread);
@@ -243,7 +243,7 @@ fn starts_take_no_room_from_other_records() {
         for _ in 0..n {
             host.passes(US);
             host.sleeps(0, TOLD_WORKER, HOG);
-            host.is_being_woken(TOLD_WORKER, types::context::CONTEXT_INTERRUPT);
+            host.is_being_woken(TOLD_WORKER, types::wake_context::CONTEXT_INTERRUPT);
             host.passes(US);
             host.preempts(0, HOG, TOLD_WORKER);
         }
@@ -263,7 +263,7 @@ fn starts_take_no_room_from_other_records() {
     assert_eq!(starts(&host.object).iter().map(|(_, s)| s.nth).collect::<Vec<_>>(), [1301]);
     host.passes(US);
     host.sleeps(0, TOLD_WORKER, HOG);
-    host.is_being_woken(TOLD_WORKER, types::context::CONTEXT_INTERRUPT);
+    host.is_being_woken(TOLD_WORKER, types::wake_context::CONTEXT_INTERRUPT);
     host.preempts(0, HOG, TOLD_WORKER);
     assert_eq!(starts(&host.object)[0].1.waker, Waker::Interrupt);
 }
