@@ -19,8 +19,7 @@ fn resident_kb() -> u64 {
 }
 
 fn segment(connection: u64, seq: u32, ack: u32, payload: u16, flags: u8) -> Option<Match> {
-    let role = Role::Segment(Segment { seq, ack, payload, flags });
-    Some(Match { key: connection, role, group: 0, group_role: GroupRole::Within })
+    Some(Match::of_segment(connection, Segment { seq, ack, payload, flags }))
 }
 
 /// A guest opens a million connections, on each of which a request waits for its answer.
@@ -37,8 +36,9 @@ fn a_million_connections_take_no_more_than_their_bound() {
         h.response(i * 10_000 + 1_000, fp ^ 1, segment(i, 200, 101, 0, Segment::SYN | Segment::ACK));
         h.request(i * 10_000 + 2_000, fp ^ 2, segment(i, 101, 201, 10, Segment::ACK));
         h.0.sort_by_key(|e| e.ts);
-        for e in h.0 {
-            analyzer.push(e, &mut |_| joined += 1);
+        // Each on a CPU of its own, in order.
+        for (cpu, e) in (0..).zip(h.0) {
+            analyzer.push(Event { cpu, ..e }, &mut |_| joined += 1);
         }
     }
     let losses = analyzer.losses();

@@ -4,15 +4,15 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use teiji_model::event::{GroupRole, Match, Point, Role, Segment};
+use teiji_model::event::{Match, Point, Segment};
 use teiji_model::flow::Matching;
 use teiji_model::report::{Connections, Outcome, Reason};
 
 const MS: u64 = 1_000_000;
 
 fn segment(connection: u64, seq: u32, ack: u32, payload: u16, flags: u8) -> Option<Match> {
-    let role = Role::Segment(Segment { seq, ack, payload, flags: flags | Segment::ACK });
-    Some(Match { key: connection, role, group: 0, group_role: GroupRole::Within })
+    let flags = flags | Segment::ACK;
+    Some(Match::of_segment(connection, Segment { seq, ack, payload, flags }))
 }
 
 fn data(seq: u32, ack: u32, payload: u16) -> Option<Match> {
@@ -63,8 +63,8 @@ impl World {
     /// Opens a connection whose client's first byte is `client` + 1, and the server's 201.
     fn opens(&mut self, connection: u64, client: u32) {
         let t = self.next();
-        let syn = Role::Segment(Segment { seq: client, ack: 0, payload: 0, flags: Segment::SYN });
-        let syn = Match { key: connection, role: syn, group: 0, group_role: GroupRole::Within };
+        let syn = Segment { seq: client, ack: 0, payload: 0, flags: Segment::SYN };
+        let syn = Match::of_segment(connection, syn);
         self.history.request(t, self.fingerprint, Some(syn));
         self.says(segment(connection, 200, client.wrapping_add(1), 0, Segment::SYN));
         self.asks(segment(connection, client.wrapping_add(1), 201, 0, 0));

@@ -115,7 +115,8 @@ pub struct Match {
     pub key: u64,
     /// The packet's part in the request.
     pub role: Role,
-    /// Identifies requests that belong together (a SIP call: hash of its Call-ID); 0 if the packet is in no group.
+    /// Identifies requests that belong together (a SIP call: hash of its Call-ID); 0 if the packet is in no group. Of a
+    /// segment of TCP, which is in none: a part of [`Match::segment`], so that events are not larger.
     pub group: u64,
     /// The packet's part in its group; has no meaning if `group` is 0.
     pub group_role: GroupRole,
@@ -150,8 +151,38 @@ pub enum Role {
     OneWay,
     /// A response that says only that the next hop has the request (SIP 100).
     Trying,
-    /// A segment of TCP: its part follows from the segments before it. The key is that of its connection.
-    Segment(Segment),
+    /// A segment of TCP: its part follows from the segments before it. The key is that of its connection. The rest of
+    /// what is known of it has [`Match::segment`].
+    Segment {
+        /// As in [`Segment`].
+        payload: u16,
+        /// As in [`Segment`].
+        flags: u8,
+    },
+}
+
+impl Match {
+    /// Of a segment of a connection.
+    pub fn of_segment(connection: u64, s: Segment) -> Match {
+        let Segment { seq, ack, payload, flags } = s;
+        let group = u64::from(seq) << 32 | u64::from(ack);
+        Match {
+            key: connection,
+            role: Role::Segment { payload, flags },
+            group,
+            group_role: GroupRole::Within,
+        }
+    }
+
+    /// What is known of the segment, if it is one.
+    pub fn segment(&self) -> Option<Segment> {
+        match self.role {
+            Role::Segment { payload, flags } => {
+                Some(Segment { seq: (self.group >> 32) as u32, ack: self.group as u32, payload, flags })
+            }
+            _ => None,
+        }
+    }
 }
 
 /// What is known of a segment of TCP.

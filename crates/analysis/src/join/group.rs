@@ -121,6 +121,7 @@ impl Groups {
     /// A message passes that opens no request: a response, an ACK, a further copy. `now`: see [`teiji_model::call`].
     pub(super) fn message(&mut self, now: u64, vm: u32, m: &Match) {
         if m.group != 0
+            && m.segment().is_none()
             && let Some(group) = self.table.get_mut(&(vm, m.group))
         {
             group.message(now, m);

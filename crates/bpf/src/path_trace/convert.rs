@@ -172,7 +172,7 @@ fn matched(key: u64, part: u8, segment: types::segment) -> Option<Match> {
         role::ROLE_FINAL => Role::Final,
         role::ROLE_SEGMENT => {
             let types::segment { seq, ack, payload, flags, .. } = segment;
-            Role::Segment(Segment { seq, ack, payload, flags })
+            return Some(Match::of_segment(key, Segment { seq, ack, payload, flags }));
         }
         _ => return None,
     };

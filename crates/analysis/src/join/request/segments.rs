@@ -18,9 +18,9 @@ impl RequestTable {
     ) -> Option<(Match, Validity)> {
         match m.role {
             Role::Request | Role::Either => Some((*m, validity)),
-            Role::Segment(s) => {
-                let (key, found) = self.segment(now, vm, m.key, &s, true, validity, c)?;
-                Some((Match { key, role: Role::Request, ..*m }, validity.worse(found)))
+            Role::Segment { .. } => {
+                let (key, found) = self.segment(now, vm, m.key, &m.segment()?, true, validity, c)?;
+                Some((Match { key, role: Role::Request, group: 0, ..*m }, validity.worse(found)))
             }
             Role::Trying | Role::Provisional | Role::Final | Role::OneWay => None,
         }
@@ -36,9 +36,9 @@ impl RequestTable {
     ) -> Option<(Match, Validity)> {
         match m.role {
             Role::Final | Role::Either => Some((*m, Validity::Valid)),
-            Role::Segment(s) => {
-                let (key, found) = self.segment(now, vm, m.key, &s, false, Validity::Valid, c)?;
-                Some((Match { key, role: Role::Final, ..*m }, found))
+            Role::Segment { .. } => {
+                let (key, found) = self.segment(now, vm, m.key, &m.segment()?, false, Validity::Valid, c)?;
+                Some((Match { key, role: Role::Final, group: 0, ..*m }, found))
             }
             Role::Request | Role::Trying | Role::Provisional | Role::OneWay => None,
         }
@@ -123,8 +123,9 @@ impl RequestTable {
 
     /// The kernel has dropped a segment that was on a tap already.
     pub(in crate::join) fn segment_dropped(&mut self, vm: u32, m: Option<&Match>, exclusion: Exclusion) {
-        if let Some(Match { key, role: Role::Segment(s), .. }) = m
-            && let Some(key) = self.connections.request_of(vm, *key, s)
+        if let Some(m) = m
+            && let Some(s) = m.segment()
+            && let Some(key) = self.connections.request_of(vm, m.key, &s)
         {
             self.mark(self.index.get(&(vm, key)).copied().map(CopyId::first), Validity::Incomplete(exclusion));
         }
