@@ -156,7 +156,7 @@ fn in_wall_time(summary: &mut Summary, folder: &Path, costs: &[Cost], rounds: u3
     let lab = Lab::boot(&folder.join("lab"))?;
     summary.mode = format!("virtual; with a guest: {}", lab.mode());
     summary.kernel = lab.host.kernel().to_owned();
-    let Live { windows, mix } = live::run(&lab, rounds)?;
+    let Live { windows, mix, not_measured } = live::run(&lab, rounds)?;
     lab.host.power_off();
     summary::write(&folder.join("wall.csv"), &wall::csv(&windows))?;
     let added = wall::added(&windows);
@@ -184,6 +184,7 @@ fn in_wall_time(summary: &mut Summary, folder: &Path, costs: &[Cost], rounds: u3
         added.iter().copied().partition(|a| matches!(a.trace.tool, Tool::Teiji | Tool::None));
     summary.figure("response time", &own)?;
     summary.rivals.insert("response time".into(), serde_json::to_value(&others)?);
+    summary.rivals.insert("not measured with a guest".into(), serde_json::to_value(&not_measured)?);
     let events = if costs.is_empty() { String::new() } else { of_a_request(summary, costs, &mix)? };
     Ok(format!("{events}\n{}", wall::markdown(&added)))
 }
