@@ -65,7 +65,7 @@ struct Args {
     #[arg(long, default_value_t = 3)]
     rounds: u32,
     /// Number of rounds with a guest in wall time; 0: none
-    #[arg(long, default_value_t = 24)]
+    #[arg(long, default_value_t = 12)]
     wall_rounds: u32,
 }
 
@@ -106,8 +106,11 @@ fn run(args: &Args) -> Result<bool> {
     summary.figure("costs", &own)?;
     summary.rivals.insert("costs".into(), serde_json::to_value(&others)?);
     summary.figure("seconds", begun.elapsed().as_secs())?;
-    let command = args.form.keep.then_some("make experiment NAME=overhead KEEP=1");
-    summary.conclude(&folder, &report, command)
+    let command = format!(
+        "cargo run -p teiji-experiments --bin overhead -- --keep --rounds {} --wall-rounds {}",
+        args.rounds, args.wall_rounds
+    );
+    summary.conclude(&folder, &report, args.form.keep.then_some(command.as_str()))
 }
 
 /// Judges what was measured in virtual time; returns the tables.
