@@ -42,6 +42,8 @@ pub struct Live {
     pub windows: Vec<Window>,
     /// How many events a request has at each point, all threads and packets of the host included.
     pub mix: BTreeMap<String, f64>,
+    /// Tools that did not work here, and why.
+    pub not_measured: Vec<(Trace, String)>,
 }
 
 /// Measures this many rounds.
@@ -70,15 +72,25 @@ pub fn run(lab: &Lab, rounds: u32) -> Result<Live> {
     }
     let _first = lab.host.raise_priority()?;
     let mix = mix(lab, &guest)?;
-    let mut windows = Vec::new();
+    let (mut windows, mut not_measured): (Vec<Window>, Vec<(Trace, String)>) = (Vec::new(), Vec::new());
     let mut off = window(lab, &guest)?;
     for round in 0..rounds {
         let mut traces = OWN.to_vec();
         if round % OTHERS_EVERY == 0 {
-            traces.extend(OTHERS);
+            let works = |o: &&(Trace, bool)| !not_measured.iter().any(|(trace, _)| *trace == o.0);
+            traces.extend(OTHERS.iter().filter(works));
         }
         for (trace, held) in wall::order(&traces, round) {
-            let running = Running::start(lab, &guest, trace)?;
+            let running = match Running::start(lab, &guest, trace) {
+                Ok(running) => running,
+                // Of the other tools, it is a result that they do not work here.
+                Err(e) if trace.tool != Tool::Teiji => {
+                    crate::say(&format!("{}: {e:#}", trace.name()));
+                    not_measured.push((trace, format!("{e:#}")));
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
             // Programs that have just started are still being read into memory.
             load::echo(&lab.host, &guest, RATE, COUNT / 10)?;
             if held {
@@ -106,7 +118,7 @@ pub fn run(lab: &Lab, rounds: u32) -> Result<Live> {
         }
     }
     guest.stop()?;
-    Ok(Live { windows, mix })
+    Ok(Live { windows, mix, not_measured })
 }
 
 /// Counts the events of requests at each point, by the kernel's own counters.
@@ -181,7 +193,11 @@ impl<'l> Running<'l> {
                     Tool::TraceCmd => "[ -s /tmp/w.out.cpu0 ]".to_owned(),
                     _ => maps_events_command(child.id()?),
                 };
-                lab.host.run(&format!("until {ready}; do sleep 0.1; done"))?.ok()?;
+                let wait = format!("for i in $(seq 600); do ! {ready} || exit 0; sleep 0.1; done; exit 1");
+                if lab.host.run(&wait)?.code != 0 {
+                    child.kill()?;
+                    bail!("it recorded nothing within a minute; it said: {}", child.wait()?.text());
+                }
             }
         }
         Ok(Running::Other(trace.tool, child))

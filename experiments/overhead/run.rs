@@ -65,7 +65,7 @@ struct Args {
     #[arg(long, default_value_t = 3)]
     rounds: u32,
     /// Number of rounds with a guest in wall time; 0: none
-    #[arg(long, default_value_t = 24)]
+    #[arg(long, default_value_t = 12)]
     wall_rounds: u32,
 }
 
@@ -106,8 +106,11 @@ fn run(args: &Args) -> Result<bool> {
     summary.figure("costs", &own)?;
     summary.rivals.insert("costs".into(), serde_json::to_value(&others)?);
     summary.figure("seconds", begun.elapsed().as_secs())?;
-    let command = args.form.keep.then_some("make experiment NAME=overhead KEEP=1");
-    summary.conclude(&folder, &report, command)
+    let command = format!(
+        "cargo run -p teiji-experiments --bin overhead -- --keep --rounds {} --wall-rounds {}",
+        args.rounds, args.wall_rounds
+    );
+    summary.conclude(&folder, &report, args.form.keep.then_some(command.as_str()))
 }
 
 /// Judges what was measured in virtual time; returns the tables.
@@ -156,7 +159,7 @@ fn in_wall_time(summary: &mut Summary, folder: &Path, costs: &[Cost], rounds: u3
     let lab = Lab::boot(&folder.join("lab"))?;
     summary.mode = format!("virtual; with a guest: {}", lab.mode());
     summary.kernel = lab.host.kernel().to_owned();
-    let Live { windows, mix } = live::run(&lab, rounds)?;
+    let Live { windows, mix, not_measured } = live::run(&lab, rounds)?;
     lab.host.power_off();
     summary::write(&folder.join("wall.csv"), &wall::csv(&windows))?;
     let added = wall::added(&windows);
@@ -184,6 +187,7 @@ fn in_wall_time(summary: &mut Summary, folder: &Path, costs: &[Cost], rounds: u3
         added.iter().copied().partition(|a| matches!(a.trace.tool, Tool::Teiji | Tool::None));
     summary.figure("response time", &own)?;
     summary.rivals.insert("response time".into(), serde_json::to_value(&others)?);
+    summary.rivals.insert("not measured with a guest".into(), serde_json::to_value(&not_measured)?);
     let events = if costs.is_empty() { String::new() } else { of_a_request(summary, costs, &mix)? };
     Ok(format!("{events}\n{}", wall::markdown(&added)))
 }
