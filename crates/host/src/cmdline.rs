@@ -90,8 +90,8 @@ impl CommandLine {
         backends.or(self.is_qemu().then_some(128 << 20))
     }
 
-    /// The NICs that have no tap: PCI devices by address, and vhost-user back ends by their ids with their MAC addresses.
-    pub(crate) fn without_tap(&self) -> (Vec<String>, Vec<(String, Option<[u8; 6]>)>) {
+    /// The addresses of the PCI devices that were given to the VM.
+    pub(crate) fn given_devices(&self) -> Vec<String> {
         let devices = self.values("device").map(|value| Options::parse(value, "driver"));
         let given =
             devices.filter(|options| options.get("driver").is_some_and(|d| d.starts_with("vfio-pci")));
@@ -101,11 +101,16 @@ impl CommandLine {
             let host = host.map(|at| if at.matches(':').count() == 1 { format!("0000:{at}") } else { at });
             host.or_else(|| options.get("sysfsdev")?.rsplit('/').next().map(str::to_owned))
         };
+        given.filter_map(address).collect()
+    }
+
+    /// The back ends of vhost-user by their ids, and the MAC addresses of their front ends.
+    pub(crate) fn vhost_user(&self) -> Vec<(String, Option<[u8; 6]>)> {
         let macs = self.macs();
         let backends = self.values("netdev").map(|v| Options::parse(v, "type"));
         let of_user = backends.filter(|options| options.get("type") == Some("vhost-user"));
         let ids = of_user.filter_map(|options| options.take("id"));
-        (given.filter_map(address).collect(), ids.map(|id| (id.clone(), macs.get(&id).copied())).collect())
+        ids.map(|id| (id.clone(), macs.get(&id).copied())).collect()
     }
 
     /// The MAC addresses of the front ends, by the ids of their back ends.

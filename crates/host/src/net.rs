@@ -152,13 +152,15 @@ fn namespace(root: &Root, pid: &str) -> Option<String> {
 pub(crate) fn without_tap(root: &Root, line: &CommandLine) -> Vec<Nic> {
     let nic =
         |tap: String, mac, data_plane| Nic { tap, ifindex: 0, mac, bridge: None, data_plane, queues: 0 };
-    let (devices, of_user) = line.without_tap();
     // The class of network controllers is 02; other devices that were given to the VM are no NICs.
     let class = |at: &String| root.text(&format!("sys/bus/pci/devices/{at}/class"));
     let sane = |at: &String| !at.contains('/') && at != "..";
-    let given = devices.into_iter().filter(|at| sane(at) && class(at).is_some_and(|c| c.starts_with("0x02")));
+    let given = line
+        .given_devices()
+        .into_iter()
+        .filter(|at| sane(at) && class(at).is_some_and(|c| c.starts_with("0x02")));
     let given = given.map(|at| nic(at, None, DataPlane::Passthrough));
-    given.chain(of_user.into_iter().map(|(id, mac)| nic(id, mac, DataPlane::VhostUser))).collect()
+    given.chain(line.vhost_user().into_iter().map(|(id, mac)| nic(id, mac, DataPlane::VhostUser))).collect()
 }
 
 impl Root {
