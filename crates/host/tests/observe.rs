@@ -45,8 +45,8 @@ fn host() -> FakeHost {
     for tid in [700, 702, 703] {
         host.file(&format!("proc/700/task/{tid}/cgroup"), format!("0::{GROUP}\n"));
     }
-    for place in ["proc/702/stat", "proc/700/task/702/stat"] {
-        host.file(place, stat(702, "CPU 0/KVM", 0, 10, 1)); // FIFO 10
+    for place in ["proc/702", "proc/700/task/702"] {
+        host.stat(place, &stat(702, "CPU 0/KVM", 0, 10, 1)); // FIFO 10
     }
 
     nic(&host, "eth0", "pci", "sys/devices/pci/0000:01:00.0", &[40, 41]);
