@@ -249,6 +249,21 @@ fn nothing_is_read_twice() {
     assert_eq!(reads(&host) - before, 3 + 4 + 2);
 }
 
+/// It was among the threads of its process when they were listed, and has ended since.
+#[test]
+fn a_thread_that_ends_during_the_look_is_left_out() {
+    let host = host();
+    for id in [702, 60] {
+        std::fs::remove_dir_all(host.root_path(&format!("proc/{id}/task"))).unwrap();
+    }
+    let observed = host.root().observe().unwrap();
+    let [vm] = &observed.vms[..] else { panic!("{:?}", observed.vms) };
+    assert_eq!(vm.vcpus, [Task { id: 703, started: 0 }]);
+    assert_eq!(vm.vm.vcpus.iter().map(|vcpu| vcpu.tid).collect::<Vec<_>>(), [703]);
+    assert!(vm.workers.is_empty() && vm.vm.workers.is_empty(), "{vm:?}");
+    assert!(observed.settings.has_value(&Resource::ThreadCpus(vm.vcpus[0])));
+}
+
 #[test]
 fn a_group_with_strangers_is_shared() {
     let host = host();
