@@ -212,6 +212,7 @@ fn vm(proc: &Path, threads: &[i32], taps: Vec<usize>) {
         // The kernel also has a directory of `/proc` for each thread, which it does not list. Here all of them are
         // listed, but only the first has open files, so only the first is a process.
         places.push(proc.join(tid.to_string()));
+        places.push(proc.join(format!("{tid}/task/{tid}")));
         for place in places {
             write(&place.join("comm"), &format!("{name}\n"));
             write(&place.join("stat"), &stat);

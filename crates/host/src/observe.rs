@@ -47,8 +47,9 @@ impl Root {
         let vmms = vm::vmms(self, &processes);
         let devices = Devices::of(self);
         let found = vm::vms(self, &processes, vmms, &devices);
-        let (vms, groups): (Vec<ObservedVm>, Vec<BTreeSet<String>>) =
+        let (mut vms, groups): (Vec<ObservedVm>, Vec<BTreeSet<String>>) =
             found.into_iter().filter_map(|found| observe(self, &mut members, found)).unzip();
+        let threads = resource::threads(self, &mut vms);
         let links = links::links(self, &devices);
         let hierarchy_or_why = hierarchy.as_ref().map_err(|why| *why);
         let facts = Facts {
@@ -56,7 +57,7 @@ impl Root {
             cpus: &cpus,
             vms: &vms,
             groups: &groups,
-            threads: &resource::threads(self, &vms),
+            threads: &threads,
             links: &links,
             hierarchy: hierarchy_or_why,
             devices: &devices,

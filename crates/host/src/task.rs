@@ -14,9 +14,10 @@ const PF_EXITING: u64 = 0x4;
 const PF_KTHREAD: u64 = 0x0020_0000;
 
 /// The thread or process that has this id now; `None` if there is none, or only one that is ending, or has ended and
-/// has not been waited for. `/proc/<id>/stat` is there for threads too, though `/proc` does not list them (proc(5)).
+/// has not been waited for. `/proc/<id>` is there for threads too, though `/proc` does not list them (proc(5)).
 pub fn task(root: &Root, id: u32) -> Option<Task> {
-    Stat::read(root, id)?.task(id)
+    // Not `/proc/<id>/stat`: for that the kernel adds up the times of all threads of the process (`do_task_stat()`).
+    root.text(&format!("proc/{id}/task/{id}/stat")).map(Stat)?.task(id)
 }
 
 /// Whether a thread of the process is ending, as all of them do when it was killed, though not at the same instant.
@@ -102,6 +103,18 @@ mod tests {
         assert_eq!(stat.name(), Some("a) S 1 2"));
         assert_eq!(Stat("5 (CPU 0/KVM) S 1".to_owned()).name(), Some("CPU 0/KVM"));
         assert_eq!(Stat("5 (".to_owned()).name(), None);
+    }
+
+    /// The other file named `stat` has the times of all its threads, which the kernel adds up for each read.
+    #[test]
+    fn a_thread_is_told_by_the_file_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("proc/5/task/5");
+        std::fs::create_dir_all(&own).unwrap();
+        std::fs::write(own.join("stat"), format!("5 (a) S {}7 0", "0 ".repeat(18))).unwrap();
+        let root = Root::new(dir.path());
+        assert_eq!(task(&root, 5), Some(Task { id: 5, started: 7 }));
+        assert_eq!(root.reads(), 1);
     }
 
     #[test]

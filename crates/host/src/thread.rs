@@ -41,7 +41,7 @@ impl Thread {
 pub(crate) struct Threads {
     /// Its directory `task`.
     dir: Dir,
-    /// By thread id.
+    /// By thread id, ascending.
     all: Vec<Thread>,
 }
 
@@ -55,7 +55,7 @@ impl Threads {
     }
 
     fn with(&self, tid: u32) -> Option<&Thread> {
-        self.all.iter().find(|thread| thread.id() == tid)
+        self.all.binary_search_by_key(&tid, Thread::id).ok().map(|at| &self.all[at])
     }
 
     /// The CPUs that a thread may run on, online or not.

@@ -45,8 +45,8 @@ fn host() -> FakeHost {
     for tid in [700, 702, 703] {
         host.file(&format!("proc/700/task/{tid}/cgroup"), format!("0::{GROUP}\n"));
     }
-    for place in ["proc/702/stat", "proc/700/task/702/stat"] {
-        host.file(place, stat(702, "CPU 0/KVM", 0, 10, 1)); // FIFO 10
+    for place in ["proc/702", "proc/700/task/702"] {
+        host.stat(place, &stat(702, "CPU 0/KVM", 0, 10, 1)); // FIFO 10
     }
 
     nic(&host, "eth0", "pci", "sys/devices/pci/0000:01:00.0", &[40, 41]);
@@ -247,6 +247,21 @@ fn nothing_is_read_twice() {
     // Its stat, group and status; its status, the CPUs online and its stat, in place of two system calls; its stat once more, so
     // that all of this is its own. Here it is also listed as a process without descriptors.
     assert_eq!(reads(&host) - before, 3 + 4 + 2);
+}
+
+/// It was among the threads of its process when they were listed, and has ended since.
+#[test]
+fn a_thread_that_ends_during_the_look_is_left_out() {
+    let host = host();
+    for id in [702, 60] {
+        std::fs::remove_dir_all(host.root_path(&format!("proc/{id}/task"))).unwrap();
+    }
+    let observed = host.root().observe().unwrap();
+    let [vm] = &observed.vms[..] else { panic!("{:?}", observed.vms) };
+    assert_eq!(vm.vcpus, [Task { id: 703, started: 0 }]);
+    assert_eq!(vm.vm.vcpus.iter().map(|vcpu| vcpu.tid).collect::<Vec<_>>(), [703]);
+    assert!(vm.workers.is_empty() && vm.vm.workers.is_empty(), "{vm:?}");
+    assert!(observed.settings.has_value(&Resource::ThreadCpus(vm.vcpus[0])));
 }
 
 #[test]

@@ -222,10 +222,11 @@ fn a_value_of_another_kind_is_refused() {
 fn threads_of_a_copied_tree_are_not_this_machines() {
     let dir = tempfile::tempdir().unwrap();
     let sleeper = Sleeper::new();
-    let proc = format!("proc/{}", sleeper.task.id);
-    std::fs::create_dir_all(dir.path().join(&proc)).unwrap();
-    for file in ["stat", "status"] {
-        std::fs::copy(format!("/{proc}/{file}"), dir.path().join(&proc).join(file)).unwrap();
+    let id = sleeper.task.id;
+    let (proc, task) = (format!("proc/{id}"), format!("proc/{id}/task/{id}"));
+    std::fs::create_dir_all(dir.path().join(&task)).unwrap();
+    for file in [format!("{proc}/stat"), format!("{proc}/status"), format!("{task}/stat")] {
+        std::fs::copy(format!("/{file}"), dir.path().join(&file)).unwrap();
     }
     let copy = Settings::new(Root::new(dir.path()));
     for setting in [sleeper.cpus(), sleeper.scheduling()] {

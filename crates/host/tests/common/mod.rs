@@ -47,7 +47,15 @@ impl FakeHost {
             format!("Name:\t{comm}\nUid:\t0\t0\t0\t0\nVmRSS:\t   2048 kB\nCpus_allowed_list:\t{cpus}\n"),
         );
         let zeros = "0 ".repeat(29);
-        self.file(&format!("{dir}/stat"), format!("1 ({comm}) S 1 1 1 0 -1 {flags} {zeros}{last} 0 0\n"));
+        self.stat(dir, &format!("1 ({comm}) S 1 1 1 0 -1 {flags} {zeros}{last} 0 0\n"));
+    }
+
+    /// The `stat` of a thread. If `dir` is its directory in `/proc` itself, the thread also is in its own `task`.
+    pub fn stat(&self, dir: &str, stat: &str) {
+        self.file(&format!("{dir}/stat"), stat);
+        if let Some(id) = dir.strip_prefix("proc/").filter(|id| !id.contains('/')) {
+            self.file(&format!("{dir}/task/{id}/stat"), stat);
+        }
     }
 
     pub fn task(&self, pid: u32, tid: u32, comm: &str, cpus: &str, last: u32) {

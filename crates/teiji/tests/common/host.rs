@@ -26,8 +26,10 @@ pub fn made_up(names: &[&str]) -> tempfile::TempDir {
         put(&format!("{proc}/cmdline"), &format!("qemu-system-x86_64\0-name\0{name}\0-m\0256\0"));
         for (at, comm) in [
             (proc.clone(), "qemu-system-x86"),
+            (format!("{proc}/task/{pid}"), "qemu-system-x86"),
             (format!("{proc}/task/{tid}"), "CPU 0/KVM"),
             (format!("proc/{tid}"), "CPU 0/KVM"),
+            (format!("proc/{tid}/task/{tid}"), "CPU 0/KVM"),
         ] {
             // From field 3 on: 18 priority, 22 start time.
             let mut fields = vec!["0"; 50];
