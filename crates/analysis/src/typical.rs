@@ -27,7 +27,7 @@ impl Typical {
             self.request = Some(r.clone());
         }
         let n = totals.count();
-        if n % AGAIN == 0 || n.is_power_of_two() {
+        if n.is_multiple_of(AGAIN) || n.is_power_of_two() {
             self.median = totals.median();
         }
     }
