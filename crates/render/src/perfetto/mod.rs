@@ -127,7 +127,6 @@ impl Packets<'_> {
             debug_annotations: slice.woken_by.iter().map(|by| text("woken by", by.clone())).collect(),
             flow_ids: slice.flows.clone(),
             terminating_flow_ids: slice.ends.clone(),
-            ..TrackEvent::default()
         };
         self.between(slice.from, slice.to, begin)
     }
