@@ -253,9 +253,9 @@ fn response_times(csv: &str) -> Result<Vec<u64>> {
     Ok(all)
 }
 
-/// The smallest difference between two of these times, ms, and how many different ones there are.
+/// The smallest difference between two of these times in whole ms, and how many different ones there are. (sipp adds a µs to some.)
 fn resolution(times: &[u64]) -> (f64, usize) {
-    let mut distinct: Vec<u64> = times.to_vec();
+    let mut distinct: Vec<u64> = times.iter().map(|ns| ns / 1_000_000 * 1_000_000).collect();
     distinct.sort_unstable();
     distinct.dedup();
     let step = distinct.windows(2).map(|w| w[1] - w[0]).min().unwrap_or(0);
