@@ -8,7 +8,7 @@ use teiji_model::flow::{Key, Matching};
 use teiji_model::report::{Outcome, Reason};
 
 fn matching() -> Matching {
-    Matching::Key(Key::new(0, 2).unwrap())
+    Matching::Key(Key::new(0, 2).expect("two bytes are a key"))
 }
 
 #[test]

@@ -359,7 +359,8 @@ impl Connection {
             }
             Phase::AtRest => {}
             Phase::Asked if s.payload > 0 && after(end, expected) => {
-                if !(self.interleaved || s.has(Segment::ACK) && after(s.ack, self.from)) {
+                let received = s.has(Segment::ACK) && after(s.ack, self.from);
+                if !(self.interleaved || received) {
                     self.interleaved = true;
                     let validity = Validity::ambiguous(Reason::Interleaved);
                     heard.part = Part::Continues { key: self.request, validity, second: false };

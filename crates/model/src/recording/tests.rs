@@ -1,6 +1,6 @@
 use super::*;
 use crate::event::*;
-use crate::flow::{Matching, Watch};
+use crate::flow::{Key, Matching, Watch};
 use crate::host::{DataPlane, Nic, Vcpu, Vm, Worker};
 use crate::report::{Counters, Meta};
 use crate::stage::{Split, ThreadState};
