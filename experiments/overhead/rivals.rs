@@ -113,7 +113,7 @@ impl Rival {
         for _ in 0..POLLS {
             std::thread::sleep(POLL);
             let now = fs::metadata(OUTPUT).map_or(0, |m| m.len());
-            quiet = if now - before < LITTLE { quiet + 1 } else { 0 };
+            quiet = if now.saturating_sub(before) < LITTLE { quiet + 1 } else { 0 };
             before = now;
             if quiet == 20 {
                 return Ok(());
