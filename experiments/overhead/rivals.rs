@@ -28,6 +28,8 @@ pub const ATTACHED: &str = "__BPFTRACE_NOTIFY_PROBES_ATTACHED";
 /// How often it is asked whether a tool is ready, and how often at most: half an hour of this machine's clock.
 const POLL: Duration = Duration::from_millis(100);
 const POLLS: u32 = 18_000;
+/// Bytes that a tool writes of events in the time of a poll, if nothing else happens.
+const LITTLE: u64 = 16 << 10;
 
 /// A running tool.
 pub struct Rival {
@@ -104,6 +106,22 @@ impl Rival {
         bail!("{} did not become ready; it said: {}", self.tool.name(), said())
     }
 
+    /// Waits until it has written what was in its buffer: bpftrace does not read all of it if it is told to end. What comes
+    /// meanwhile is little: this thread's own events.
+    fn wait_until_written(&self) -> Result<()> {
+        let (mut before, mut quiet) = (0, 0);
+        for _ in 0..POLLS {
+            std::thread::sleep(POLL);
+            let now = fs::metadata(OUTPUT).map_or(0, |m| m.len());
+            quiet = if now.saturating_sub(before) < LITTLE { quiet + 1 } else { 0 };
+            before = now;
+            if quiet == 20 {
+                return Ok(());
+            }
+        }
+        bail!("{} does not come to an end of what it writes", self.tool.name())
+    }
+
     fn signal(&self, signal: Signal) -> Result<()> {
         match &self.child {
             Some(child) => Ok(kill(Pid::from_raw(child.id() as i32), signal)?),
@@ -147,7 +165,7 @@ impl Rival {
             return Ok(events);
         }
         self.signal(Signal::SIGCONT)?;
-        // It reads what is in its buffer before it ends.
+        self.wait_until_written()?;
         self.signal(Signal::SIGINT)?;
         let mut child = self.child.take().context("it has no process")?;
         let status = child.wait()?;
