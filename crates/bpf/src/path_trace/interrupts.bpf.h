@@ -240,19 +240,21 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	}
 
 	r = start_irq(worker, now, delivery);
-	if (worker->taking.ifindex) { /* a VMM's thread, whose signal has no other end that is seen */
+	if (r) {
+		r->vm = target.vm;
+		r->vcpu = target.vcpu;
+		r->index = index;
+		r->vector = vector;
+		r->state = state;
+		__builtin_memcpy(r->clock, spent, sizeof(spent));
+		submit(r);
+	}
+	/* a VMM's thread, whose signal has no other end that is seen; not before the record is submitted, as
+	 * Linux 6.1 forgets that it may be missing */
+	if (worker->taking.ifindex) {
 		worker->taking.ifindex = 0;
 		worker->signal.begun = 0;
 	}
-	if (!r)
-		return 0;
-	r->vm = target.vm;
-	r->vcpu = target.vcpu;
-	r->index = index;
-	r->vector = vector;
-	r->state = state;
-	__builtin_memcpy(r->clock, spent, sizeof(spent));
-	submit(r);
 	return 0;
 }
 

@@ -15,7 +15,7 @@
 #define TEIJI_MACVTAP_BPF_H
 
 SEC("fentry/tap_handle_frame")
-int BPF_PROG(on_macvtap_put, struct sk_buff **at)
+int BPF_PROG(on_macvtap_put)
 {
 	struct tap_queue q = {};
 	struct clock *worker = NULL;
@@ -24,9 +24,12 @@ int BPF_PROG(on_macvtap_put, struct sk_buff **at)
 	struct packet p = {};
 	const unsigned char *data, *l2;
 	struct sk_buff *skb = NULL;
-	u64 now, n;
+	u64 now, n, at;
 
-	bpf_probe_read_kernel(&skb, sizeof(skb), at);
+	/* a pointer to a pointer: Linux 6.12 lets no program read such an argument directly */
+	if (bpf_get_func_arg(ctx, 0, &at))
+		return 0;
+	bpf_probe_read_kernel(&skb, sizeof(skb), (void *)at);
 	dev = BPF_CORE_READ(skb, dev);
 	q.ifindex = BPF_CORE_READ(dev, ifindex);
 	if (!is_tap(dev, q.ifindex))

@@ -281,21 +281,24 @@ static __always_inline u64 written_value(const void *val, u32 len)
 }
 
 SEC("fexit/ioeventfd_write")
-int BPF_PROG(on_doorbell, void *vcpu, void *device, u64 addr, int len, const void *val, int refused)
+int BPF_PROG(on_doorbell, void *vcpu, void *device, u64 addr, int len, const void *unread, int refused)
 {
 	struct clock *c = clock_of(current_tid());
 	struct doorbell d = {};
 	struct rings *r;
 	struct served *s;
 	struct tap_queue *found, q;
-	u64 now;
+	u64 now, val;
 
 	if (refused || !c || c->actor != ACTOR_VCPU || !hinted(c->vm, HINT_SERVED) ||
 	    !(settings.directions & DIR_OUT))
 		return 0;
+	/* a pointer to const void: older kernels let no program read such an argument directly */
+	if (bpf_get_func_arg(ctx, 4, &val))
+		return 0;
 	now = bpf_ktime_get_ns();
 	d.vm = c->vm;
-	d.id = doorbell_id(addr, len, written_value(val, len));
+	d.id = doorbell_id(addr, len, written_value((const void *)val, len));
 	r = bpf_map_lookup_elem(&rung_by, &d.vm);
 	if (!r) {
 		struct rings fresh = {};
