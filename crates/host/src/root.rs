@@ -1,11 +1,11 @@
 //! Reads files below a prefix. A file that cannot be read is `None`: a process may vanish at any moment.
 //!
 //! A look at a host with a thousand taps reads thousands of files, and nearly all of its time is that of the system calls. So a
-//! file costs three of them ([`Root::text`]), and what lies together is read relative to its directory ([`Dir`]), whose
+//! file costs four of them ([`Root::text`]: open, read, the read that finds the end, close), and what lies together is read relative to its directory ([`Dir`]), whose
 //! path the kernel then walks once.
 
 use rustix::buffer::spare_capacity;
-use rustix::fs::{CWD, Mode, OFlags, RawDir, openat, readlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, openat, readlinkat, statat};
 use rustix::io::Errno;
 use std::fs;
 use std::mem::MaybeUninit;
@@ -142,6 +142,11 @@ impl Dir {
     pub(crate) fn link(&self, path: &str) -> Option<String> {
         let target = readlinkat(self.counted(), path, Vec::new()).ok()?;
         Some(into_text(target.into_bytes()))
+    }
+
+    /// As [`Root::exists`]. Needs no descriptor.
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        statat(self.counted(), path, AtFlags::empty()).is_ok()
     }
 
     /// The names in it that are numbers, ascending; empty if it cannot be read. To be called once: the kernel goes on where
