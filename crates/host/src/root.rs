@@ -179,7 +179,9 @@ fn content(at: impl AsFd, path: &Path) -> Result<Vec<u8>, Errno> {
     let file = open(at, path, OFlags::empty())?;
     let mut content = Vec::new();
     loop {
-        content.reserve(USUAL);
+        if content.len() == content.capacity() {
+            content.reserve(USUAL);
+        }
         match rustix::io::read(&file, spare_capacity(&mut content)) {
             Ok(0) => return Ok(content),
             Ok(_) | Err(Errno::INTR) => {}
@@ -205,4 +207,22 @@ fn entries(dir: &OwnedFd) -> Result<Vec<String>, Errno> {
         }
     }
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_completely_and_a_usual_one_into_one_buffer() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        for length in [0, 1, USUAL - 1, USUAL, USUAL + 1, 5 * USUAL] {
+            let wanted: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
+            fs::write(dir.path().join("file"), &wanted).unwrap();
+            let read = root.bytes("file").unwrap();
+            assert_eq!(read, wanted);
+            assert!(length >= USUAL || read.capacity() < 2 * USUAL, "{length}: {}", read.capacity());
+        }
+    }
 }
