@@ -428,7 +428,7 @@ pub(super) mod tests {
         assert_eq!(pairs[1].around, Some([3, 3]));
         // Stamps of the capture that are later, of requests that come one at a time: each 5 ms, for 40 µs.
         let early: Vec<Joined> = [1, 3, 4].map(|i| joined(i * 5_000_000 - 30_000, 40_000)).into();
-        let pairs = align(&capture, &early, 10_000_000_000, true, |e| Some([e.id, e.id]));
+        let pairs = align(&capture, &early, 10_000_000_000, true, Inside::Tap, |e| Some([e.id, e.id]));
         assert_eq!(pairs.iter().map(|p| p.around).collect::<Vec<_>>(), [1, 3, 4].map(|i| Some([i, i])));
     }
 

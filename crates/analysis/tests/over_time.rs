@@ -135,7 +135,7 @@ fn packets_that_wait_for_the_worker_are_a_burst_of_the_worker() {
             waited: 830_000,
             actor: Some(Actor::Worker),
             state: Some(state),
-            cause: 800_000,
+            in_state: 800_000,
         };
         assert_eq!(b.largest, [wanted]);
         let depth: Vec<_> = over_time.depth.bins.iter().map(|b| (b.at, b.count, b.sum, b.max)).collect();
@@ -165,7 +165,7 @@ fn packets_of_several_signals_that_wait_for_the_vcpu_are_a_burst_of_the_vcpu() {
             waited: 2_900_000,
             actor: Some(Actor::Vcpu),
             state: Some(state),
-            cause: 2_790_000,
+            in_state: 2_790_000,
         };
         assert_eq!(b.largest, [wanted]);
     }

@@ -68,10 +68,10 @@ fn main() {
         all.push(took);
         read.push(reads);
     }
-    let of_tap = (read[1] - read[0]) / (SIZES[1].0 - SIZES[0].0) as u64;
-    let of_vm = (read[2] - read[1]) / (SIZES[2].1 - SIZES[1].1) as u64;
+    let of_tap = (read[1] - read[0]) as f64 / (SIZES[1].0 - SIZES[0].0) as f64;
+    let of_vm = (read[2] - read[1]) as f64 / (SIZES[2].1 - SIZES[1].1) as f64;
     println!(
-        "one more tap: {of_tap} reads, at most {READS_OF_TAP}; one more VM: {of_vm}, at most {READS_OF_VM}"
+        "one more tap: {of_tap:.2} reads, at most {READS_OF_TAP}; one more VM: {of_vm:.2}, at most {READS_OF_VM}"
     );
     let taps = all[1].as_secs_f64() / all[0].as_secs_f64();
     println!(
@@ -79,7 +79,7 @@ fn main() {
         all[2].as_secs_f64() / all[1].as_secs_f64()
     );
     let quick = all.iter().all(|took| *took <= LIMIT) && taps <= 2.5 && all[2] <= all[1].mul_f64(2.5);
-    let well = quick && of_tap <= READS_OF_TAP && of_vm <= READS_OF_VM;
+    let well = quick && of_tap <= READS_OF_TAP as f64 && of_vm <= READS_OF_VM as f64;
     println!("{}", if well { "within the limit" } else { "NOT within the limit" });
     std::process::exit(i32::from(!well));
 }

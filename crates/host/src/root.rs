@@ -1,11 +1,11 @@
 //! Reads files below a prefix. A file that cannot be read is `None`: a process may vanish at any moment.
 //!
 //! A look at a host with a thousand taps reads thousands of files, and nearly all of its time is that of the system calls. So a
-//! file costs three of them ([`Root::text`]), and what lies together is read relative to its directory ([`Dir`]), whose
+//! file costs four of them ([`Root::text`]: open, read, the read that finds the end, close), and what lies together is read relative to its directory ([`Dir`]), whose
 //! path the kernel then walks once.
 
 use rustix::buffer::spare_capacity;
-use rustix::fs::{CWD, Mode, OFlags, RawDir, openat, readlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, openat, readlinkat, statat};
 use rustix::io::Errno;
 use std::fs;
 use std::mem::MaybeUninit;
@@ -144,6 +144,11 @@ impl Dir {
         Some(into_text(target.into_bytes()))
     }
 
+    /// As [`Root::exists`]. Needs no descriptor.
+    pub(crate) fn exists(&self, path: &str) -> bool {
+        statat(self.counted(), path, AtFlags::empty()).is_ok()
+    }
+
     /// The names in it that are numbers, ascending; empty if it cannot be read. To be called once: the kernel goes on where
     /// it has stopped.
     pub(crate) fn numbers(&self) -> Vec<u32> {
@@ -174,7 +179,9 @@ fn content(at: impl AsFd, path: &Path) -> Result<Vec<u8>, Errno> {
     let file = open(at, path, OFlags::empty())?;
     let mut content = Vec::new();
     loop {
-        content.reserve(USUAL);
+        if content.len() == content.capacity() {
+            content.reserve(USUAL);
+        }
         match rustix::io::read(&file, spare_capacity(&mut content)) {
             Ok(0) => return Ok(content),
             Ok(_) | Err(Errno::INTR) => {}
@@ -200,4 +207,22 @@ fn entries(dir: &OwnedFd) -> Result<Vec<String>, Errno> {
         }
     }
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_completely_and_a_usual_one_into_one_buffer() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        for length in [0, 1, USUAL - 1, USUAL, USUAL + 1, 5 * USUAL] {
+            let wanted: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
+            fs::write(dir.path().join("file"), &wanted).unwrap();
+            let read = root.bytes("file").unwrap();
+            assert_eq!(read, wanted);
+            assert!(length >= USUAL || read.capacity() < 2 * USUAL, "{length}: {}", read.capacity());
+        }
+    }
 }

@@ -5,6 +5,7 @@ use crate::cmdline::CommandLine;
 use crate::identity::Domains;
 use crate::resource::Devices;
 use crate::root::{self, Root};
+use crate::task::alive;
 use crate::thread::{self, Thread, Threads};
 use crate::{Error, net, numa};
 use std::collections::BTreeMap;
@@ -26,15 +27,38 @@ impl Root {
     /// # Errors
     /// If `/proc` cannot be listed.
     pub fn identified_vms(&self) -> Result<Vec<(Vm, Identity)>, Error> {
-        let last = numa::last_node(self);
-        let with_memory = |found: Found| {
-            let memory_nodes = numa::resident(self, found.vm.pid, last);
-            (Vm { memory_nodes, ..found.vm }, found.identity)
-        };
         let processes = processes(self)?;
         let vmms = vmms(self, &processes);
-        Ok(vms(self, &processes, vmms, &Devices::default()).into_iter().map(with_memory).collect())
+        Ok(identified(self, &processes, vmms, |_| Vec::new()))
     }
+
+    /// The same, each with its memory by NUMA node. To be shown to somebody: for that memory the kernel walks the page tables of
+    /// the VMM while it holds its memory map lock.
+    ///
+    /// # Errors
+    /// If `/proc` cannot be listed.
+    pub fn identified_vms_with_memory(&self) -> Result<Vec<(Vm, Identity)>, Error> {
+        let last = numa::last_node(self);
+        let processes = processes(self)?;
+        let vmms = vmms(self, &processes);
+        Ok(identified(self, &processes, vmms, |pid| numa::resident(self, pid, last)))
+    }
+}
+
+/// The VMs of these VMMs that are still there when all of it has been read: so that is the process's own, not that of another one
+/// which got its id meanwhile.
+fn identified(
+    root: &Root,
+    processes: &[Thread],
+    vmms: Vec<Vmm>,
+    memory_of: impl Fn(u32) -> Vec<u64>,
+) -> Vec<(Vm, Identity)> {
+    let there = |found: Found| {
+        let memory_nodes = memory_of(found.vm.pid);
+        alive(root, found.process).ok()?;
+        Some((Vm { memory_nodes, ..found.vm }, found.identity))
+    };
+    vms(root, processes, vmms, &Devices::default()).into_iter().filter_map(there).collect()
 }
 
 /// All processes that are not ending.
@@ -66,7 +90,8 @@ pub(crate) fn vmms(root: &Root, processes: &[Thread]) -> Vec<Vmm> {
     processes.iter().filter(|process| !process.kernel_thread).filter_map(vmm).collect()
 }
 
-/// Their VMs. The kernel's list of `devices` is newer than that of the VMMs, so it has the taps that these have open.
+/// Their VMs. The kernel's list of `devices` is newer than that of the VMMs, so it has the taps that these have open. The caller
+/// asks at last whether the process is still there ([`alive`]), once for all that it reads.
 pub(crate) fn vms(root: &Root, processes: &[Thread], vmms: Vec<Vmm>, devices: &Devices) -> Vec<Found> {
     if vmms.is_empty() {
         return Vec::new();
@@ -137,4 +162,64 @@ fn vm(root: &Root, vmm: &Vmm, shared: &Shared<'_>) -> Option<Found> {
     let name = named.or(own).unwrap_or_else(|| format!("pid:{pid}"));
     let vm = Vm { name, pid, vcpus, workers, nics, memory: line.memory(), memory_nodes: Vec::new() };
     Some(Found { vm, identity, process: *process, vcpus: vcpu_tasks, workers: worker_tasks })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use tempfile::TempDir;
+
+    /// `/proc` with a VMM of one vCPU that started at tick 7.
+    fn host() -> (TempDir, Root) {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("proc/700");
+        for (tid, name) in [(700, "qemu"), (701, "CPU 0/KVM")] {
+            fs::create_dir_all(own.join(format!("task/{tid}"))).unwrap();
+            fs::write(own.join(format!("task/{tid}/stat")), stat(name, 7)).unwrap();
+            fs::write(own.join(format!("task/{tid}/status")), "Cpus_allowed_list:\t0\n").unwrap();
+        }
+        fs::write(own.join("stat"), stat("qemu", 7)).unwrap();
+        fs::write(own.join("cmdline"), "qemu\0-name\0sip1\0").unwrap();
+        fs::create_dir_all(own.join("fd")).unwrap();
+        symlink("anon_inode:kvm-vm", own.join("fd/9")).unwrap();
+        symlink("anon_inode:kvm-vcpu:0", own.join("fd/10")).unwrap();
+        let root = Root::new(dir.path());
+        (dir, root)
+    }
+
+    fn stat(name: &str, started: u64) -> String {
+        format!("1 ({name}) S {}{started} {}", "0 ".repeat(18), "0 ".repeat(20))
+    }
+
+    /// The VMs, if `change` happens to the host between the look for VMMs and that at each of them.
+    fn found(change: impl Fn(&std::path::Path)) -> Vec<(String, Option<u64>)> {
+        let (dir, root) = host();
+        let processes = processes(&root).unwrap();
+        let vmms = vmms(&root, &processes);
+        change(&dir.path().join("proc/700"));
+        let of = |(vm, identity): (Vm, Identity)| (vm.name, identity.started);
+        identified(&root, &processes, vmms, |_| Vec::new()).into_iter().map(of).collect()
+    }
+
+    #[test]
+    fn a_vmm_that_ends_during_the_look_is_left_out() {
+        assert_eq!(found(|_| ()), [("sip1".to_owned(), Some(7))]);
+        // The process is ending, but what it was is still there.
+        let ended =
+            found(|own| fs::write(own.join("task/700/stat"), stat("qemu", 7).replace(") S", ") Z")).unwrap());
+        assert_eq!(ended, []);
+        let gone = found(|own| fs::remove_file(own.join("task/700/stat")).unwrap());
+        assert_eq!(gone, []);
+    }
+
+    #[test]
+    fn a_later_process_with_the_id_of_a_vmm_is_not_that_one() {
+        let later = found(|own| {
+            fs::write(own.join("cmdline"), "qemu\0-name\0other\0").unwrap();
+            fs::write(own.join("task/700/stat"), stat("qemu", 8)).unwrap();
+        });
+        assert_eq!(later, []);
+    }
 }

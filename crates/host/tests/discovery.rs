@@ -5,7 +5,7 @@ mod common;
 
 use common::{FakeHost, KVM};
 use teiji_host::Root;
-use teiji_model::host::DataPlane;
+use teiji_model::host::{DataPlane, Identity, Vm};
 
 #[test]
 fn a_qemu_with_two_nics_and_two_queues() {
@@ -37,7 +37,6 @@ fn a_qemu_with_two_nics_and_two_queues() {
     assert_eq!(vms.len(), 1);
     let vm = &vms[0];
     assert_eq!((vm.name.as_str(), vm.pid, vm.memory), ("sip1", 700, Some(512 << 20)));
-    assert_eq!(vm.memory_nodes, [2 << 20]);
     let vcpus: Vec<_> = vm.vcpus.iter().map(|v| (v.index, v.tid, v.cpus.as_str(), v.last_cpu)).collect();
     assert_eq!(vcpus, [(0, 702, "1", 1), (1, 703, "2-3", 3)]);
     assert_eq!(vm.workers.len(), 1);
@@ -86,6 +85,30 @@ fn macvtaps_and_nics_without_a_tap() {
     assert_eq!(macs, [Some(0x12), Some(2), None, Some(3)]);
     let seen: Vec<bool> = vms[0].nics.iter().map(|n| n.unseen().is_none()).collect();
     assert_eq!(seen, [true, false, false, false]);
+}
+
+/// For `numa_maps` the kernel walks the page tables of the VMM under its memory map lock: a trace that looks for new VMs must not
+/// have it read.
+#[test]
+fn memory_by_node_is_read_only_to_be_shown() {
+    let host = FakeHost::new();
+    for pid in [700, 800] {
+        host.vmm(pid, "qemu -name a", &KVM);
+        host.file(&format!("proc/{pid}/numa_maps"), "7f00 default anon=3 N0=1 N1=2 kernelpagesize_kB=4\n");
+    }
+    let memory = |found: Vec<(Vm, Identity)>| -> Vec<Vec<u64>> {
+        found.into_iter().map(|(vm, _)| vm.memory_nodes).collect()
+    };
+    let one_node = host.root().identified_vms_with_memory().unwrap();
+    assert_eq!(memory(one_node), [[2 << 20], [2 << 20]], "all that is resident");
+
+    for node in 0..2 {
+        host.file(&format!("sys/devices/system/node/node{node}/cpulist"), "0-1\n");
+    }
+    let (followed, shown) = (host.root(), host.root());
+    assert_eq!(memory(followed.identified_vms().unwrap()), [[0; 0]; 2]);
+    assert_eq!(memory(shown.identified_vms_with_memory().unwrap()), [[4096, 8192]; 2]);
+    assert_eq!(shown.reads() - followed.reads(), 1 + 2 * 2, "the nodes; status and numa_maps of each");
 }
 
 /// Whoever may create a network namespace may give a tap there any name.

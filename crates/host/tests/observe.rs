@@ -219,7 +219,7 @@ fn what_is_read_is_in_proportion_to_what_there_is() {
 
 /// A look at the whole host is most of what the agent costs at rest, and nearly all of it is the reading of files.
 #[test]
-fn nothing_is_read_twice() {
+fn what_one_more_of_each_costs() {
     let reads = |host: &FakeHost| {
         let root = host.root();
         root.observe().unwrap();
@@ -247,6 +247,45 @@ fn nothing_is_read_twice() {
     // Its stat, group and status; its status, the CPUs online and its stat, in place of two system calls; its stat once more, so
     // that all of this is its own. Here it is also listed as a process without descriptors.
     assert_eq!(reads(&host) - before, 3 + 4 + 2);
+
+    let before = reads(&host);
+    host.tap(700, 21, "tap1", 30);
+    for (file, text) in [("type", "1\n"), ("mtu", "1500\n"), ("tun_flags", "0x1002\n")] {
+        host.file(&format!("sys/class/net/tap1/{file}"), text);
+    }
+    host.file("sys/class/net/tap1/queues/rx-0/rps_cpus", "0\n");
+    // The link and fdinfo of its descriptor; its index and master, for the VM and for the list of devices, which rtnetlink tells
+    // on a real host; type, mtu, bridge, bonding and tun_flags, likewise; its directory, the index there, its queue, the end of
+    // the queues.
+    assert_eq!(reads(&host) - before, 2 + 2 * 2 + 5 + 4);
+
+    let before = reads(&host);
+    host.vmm(900, "qemu-system-x86_64 -name guest=sip2", &KVM);
+    host.file("proc/900/task/900/cgroup", "0::/machine.slice/b.service\n");
+    // Of the process: its stat, descriptors and what three of them lead to, cmdline, status and network namespace, its list of
+    // threads and their groups, its group, its thread's stat and group, KVM's debugfs, and its stat once more at last.
+    let process = 1 + 4 + 3 + 2 + 1 + 2 + 1 + 1;
+    // The processes in its group; weight and limit of the one that teiji would make. Who else changes it: libvirt's state, twelve
+    // places of systemd's units, the cpusets of three groups.
+    assert_eq!(reads(&host) - before, process + 1 + 2 + 1 + 12 + 3);
+}
+
+/// Any reason but that there are no more queues is that of one queue.
+#[test]
+fn a_receive_queue_that_cannot_be_read_does_not_hide_the_next() {
+    let host = host();
+    let file = host.root_path("sys/class/net/ens3/queues/rx-0/rps_cpus");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap(); // EISDIR
+    host.file("sys/class/net/eth0/queues", ""); // ENOTDIR, for whichever queue
+    let observed = host.root().observe().unwrap();
+    let device = |name: &str| observed.links.iter().find(|link| link.name == name).unwrap().device();
+    let queue = |name, queue| Resource::ReceiveCpus(device(name), queue);
+    let why = |name, at| observed.settings.error(&queue(name, at)).map(ToString::to_string);
+    assert!(why("ens3", 0).unwrap().contains("EISDIR"));
+    assert_eq!(get(&observed, &queue("ens3", 1)).as_deref(), Some("0"));
+    assert!(why("eth0", 0).unwrap().contains("ENOTDIR"));
+    assert_eq!((why("ens3", 2), why("eth0", 1)), (None, None));
 }
 
 /// It was among the threads of its process when they were listed, and has ended since.

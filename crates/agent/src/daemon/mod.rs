@@ -27,6 +27,7 @@
 //! | `heartbeat` | the heartbeat |
 //! | `pin_watch` | what is done about pins that somebody removes |
 //! | `reconciler` | keeps the policy in force |
+//! | `reload` | the looks that SIGHUP asks for, one at a time |
 //! | `schedule` | when the reconciler looks at the host |
 //! | [`protocol`] | what can be asked of an agent, and who may ask |
 //! | [`front`] | the process that clients talk to |
@@ -46,6 +47,7 @@ mod orders;
 mod pin_watch;
 pub mod protocol;
 mod reconciler;
+mod reload;
 mod schedule;
 mod supervisor;
 mod wire;
@@ -58,8 +60,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use orders::Orders;
 use pin_watch::PinWatch;
 use reconciler::Reconciler;
+use reload::Reload;
 use sd_notify::NotifyState;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -143,13 +146,14 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
         Supervisor::start(places.socket, Arc::clone(&orders), Arc::clone(&claim)).map_err(Error::Thread)?;
     announce(qdisc.as_ref().map(|(owner, _)| owner));
     let mut watch = PinWatch::new(places.pins);
+    let reload = Reload::default();
     let mut check_at = Instant::now();
     let done = loop {
         if signals.stop.load(Ordering::SeqCst) {
             break Ok(());
         }
         if signals.reload.swap(false, Ordering::SeqCst) {
-            reload_now(&reconciler);
+            reload.ask(&reconciler);
         }
         if check_at <= Instant::now() {
             check_at = Instant::now() + CHECK_INTERVAL;
@@ -189,16 +193,31 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
 }
 
 /// Waits until then, or until a signal wakes it.
-fn wait_until(then: Instant, mut wake: &UnixStream) {
+fn wait_until(then: Instant, wake: &UnixStream) {
     // Rounded up: a wait that ends early would be repeated.
     let ms = then.saturating_duration_since(Instant::now()).as_millis() + 1;
     let timeout = PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX);
     match poll(&mut [PollFd::new(wake.as_fd(), PollFlags::POLLIN)], timeout) {
         Ok(0) | Err(Errno::EINTR) => {}
-        Ok(_) => while matches!(wake.read(&mut [0; 64]), Ok(1..)) {},
+        Ok(_) if drain(wake) => {}
+        // The writing end is closed, so `poll` would return at once for ever: the flags are looked at nevertheless.
+        Ok(_) => std::thread::sleep(then.saturating_duration_since(Instant::now())),
         Err(error) => {
             tracing::error!("cannot wait for signals: {error}");
             std::thread::sleep(CHECK_INTERVAL);
+        }
+    }
+}
+
+/// Reads all that is there; false if there was nothing, and nothing can come.
+fn drain(mut wake: &UnixStream) -> bool {
+    let mut any = false;
+    loop {
+        match wake.read(&mut [0; 64]) {
+            Ok(1..) => any = true,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
+            Ok(0) | Err(_) => return any,
         }
     }
 }
@@ -226,22 +245,6 @@ fn announce(owner: Option<&QdiscOwner>) {
         None => tracing::info!("the agent keeps the policy"),
     }
     let _ = sd_notify::notify(&[NotifyState::Ready]);
-}
-
-fn reload_now(reconciler: &Arc<Reconciler>) {
-    if let Ok(now) = NotifyState::monotonic_usec_now() {
-        let _ = sd_notify::notify(&[NotifyState::Reloading, now]);
-    }
-    let reconciler = Arc::clone(reconciler);
-    let work = move || {
-        if let Err(why) = reconciler.reconcile_now() {
-            tracing::warn!("{why}");
-        }
-        let _ = sd_notify::notify(&[NotifyState::Ready]);
-    };
-    if Builder::new().name("reload".into()).spawn(work).is_err() {
-        let _ = sd_notify::notify(&[NotifyState::Ready]);
-    }
 }
 
 fn end(owner: QdiscOwner) -> Result<(), Error> {
@@ -277,6 +280,36 @@ fn warn_of_other(owner: &QdiscOwner) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+
+    fn wake() -> (UnixStream, UnixStream) {
+        let (wake, woken) = UnixStream::pair().unwrap();
+        wake.set_nonblocking(true).unwrap();
+        (wake, woken)
+    }
+
+    #[test]
+    fn a_signal_ends_the_wait_and_the_next_wait_is_one() {
+        let (wake, mut woken) = wake();
+        woken.write_all(&[0; 100]).unwrap();
+        wait_until(Instant::now() + Duration::from_secs(3600), &wake);
+        let left = { &wake }.read(&mut [0; 8]).unwrap_err();
+        assert_eq!(left.kind(), ErrorKind::WouldBlock, "all of them are read");
+        let then = Instant::now() + Duration::from_millis(20);
+        wait_until(then, &wake);
+        assert!(Instant::now() >= then);
+    }
+
+    #[test]
+    fn where_no_signal_can_come_the_wait_is_as_long() {
+        let (wake, mut woken) = wake();
+        woken.write_all(&[0]).unwrap();
+        drop(woken);
+        wait_until(Instant::now() + Duration::from_secs(3600), &wake);
+        let then = Instant::now() + Duration::from_millis(200);
+        wait_until(then, &wake);
+        assert!(Instant::now() >= then, "it does not spin");
+    }
 
     /// In a folder that is not in a BPF file system. Needs root.
     #[test]

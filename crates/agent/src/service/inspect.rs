@@ -37,12 +37,12 @@ impl Service {
         Doctor { requirements, works }
     }
 
-    /// The VMs of the host, and where their names come from.
+    /// The VMs of the host with their memory, and where their names come from.
     ///
     /// # Errors
     /// If processes cannot be listed.
     pub fn vms(&self) -> Result<Vec<(Vm, Identity)>, Error> {
-        Ok(self.root.identified_vms()?)
+        Ok(self.root.identified_vms_with_memory()?)
     }
 
     /// Why there is no VM, or why none can be seen.
@@ -64,7 +64,7 @@ impl Service {
             let vms = taps.iter().map(|tap| self.root.tap(tap)).collect::<Result<_, _>>()?;
             return Ok(Selection { vms, following: None, notes: Vec::new() });
         }
-        let found = self.vms()?;
+        let found = self.root.identified_vms()?;
         if found.is_empty() {
             return Err(Error::Selection(self.no_vm().to_owned()));
         }

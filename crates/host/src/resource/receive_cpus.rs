@@ -32,7 +32,7 @@ impl Access for ReceiveCpus {
             // Queues are numbered without gaps (`net_rx_queue_update_kobjects()`): the first that is not there ends them.
             for queue in 0.. {
                 let text = file::read_in(&dir, &file_of(queue));
-                let ended = text.is_err();
+                let ended = text.as_ref().err().is_some_and(|errno| is_last(*errno, &dir, queue));
                 let read = text.map_err(|errno| failed(errno, &name, queue)).and_then(|text| value(&text));
                 found.record(Resource::ReceiveCpus(device.clone(), queue), read);
                 if ended {
@@ -87,6 +87,12 @@ fn present(root: &Root, device: &Device) -> Result<(String, Dir), ResourceError>
         ),
         errno => errors::failed(errno, &format!("device {device}")),
     })
+}
+
+/// Whether there are no queues from this one on, which cannot be read. Any other reason is its own, and says nothing of the
+/// next, but for a directory that cannot be looked into: it has no end.
+fn is_last(errno: Errno, dir: &Dir, queue: u32) -> bool {
+    matches!(errno, Errno::ENOENT | Errno::ENODEV) || !dir.exists(&format!("queues/rx-{queue}"))
 }
 
 /// The value that the text of a file stands for.
