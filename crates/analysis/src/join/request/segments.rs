@@ -127,7 +127,10 @@ impl RequestTable {
             && let Some(s) = m.segment()
             && let Some(key) = self.connections.request_of(vm, m.key, &s)
         {
-            self.mark(self.index.get(&(vm, key)).copied().map(CopyId::first), Validity::Incomplete(exclusion));
+            self.mark(
+                self.index.get(&(vm, key)).copied().map(CopyId::first),
+                Validity::Incomplete(exclusion),
+            );
         }
     }
 }
