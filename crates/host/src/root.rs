@@ -1,8 +1,8 @@
 //! Reads files below a prefix. A file that cannot be read is `None`: a process may vanish at any moment.
 //!
 //! A look at a host with a thousand taps reads thousands of files, and nearly all of its time is that of the system calls. So a
-//! file costs four of them ([`Root::text`]: open, read, the read that finds the end, close), and what lies together is read relative to its directory ([`Dir`]), whose
-//! path the kernel then walks once.
+//! file costs four of them ([`Root::text`]: open, read, the read that finds the end, close), and what lies together is read
+//! relative to its directory ([`Dir`]), whose path the kernel then walks once.
 
 use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, openat, readlinkat, statat};

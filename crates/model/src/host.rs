@@ -19,7 +19,7 @@ pub struct Vm {
     pub nics: Vec<Nic>,
     /// The VM's memory, bytes, if known.
     pub memory: Option<u64>,
-    /// Resident memory of the VMM by NUMA node, bytes.
+    /// Resident memory of the VMM by NUMA node, bytes; empty if it was not read, as it is only to be shown.
     pub memory_nodes: Vec<u64>,
 }
 
