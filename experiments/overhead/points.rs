@@ -48,7 +48,7 @@ const fn function(module: Option<&'static str>, name: &'static str, subject: Sub
 /// How many of [`ALL`] the loads pass.
 pub const PASSED: usize = 9;
 
-/// All points.
+/// The points that are compared: those of taps that vhost serves.
 pub const ALL: [Point; 23] = [
     tracepoint("net", "netif_receive_skb", Subject::Packet(0, true)),
     tracepoint("net", "net_dev_start_xmit", Subject::Packet(0, false)),
@@ -75,6 +75,20 @@ pub const ALL: [Point; 23] = [
     function(Some("kvm"), "kvm_arch_no_poll", Subject::Current),
 ];
 
+/// What teiji probes besides: taps that the VMM serves itself, macvtaps, and who wakes threads of guests that report. No load
+/// here passes them, and no tool is attached to them.
+#[cfg(test)]
+const NOT_MEASURED: [&str; 8] = [
+    "ioeventfd_write",
+    "kvm_send_userspace_msi",
+    "sched_waking",
+    "tap_handle_frame",
+    "tap_recvmsg",
+    "tap_sendmsg",
+    "tun_chr_read_iter",
+    "tun_chr_write_iter",
+];
+
 /// The numbers of points at which the growth of the cost is measured.
 pub const STEPS: [usize; 5] = [1, 2, 4, 8, ALL.len()];
 
@@ -89,7 +103,7 @@ mod tests {
             teiji_bpf::path_trace::hooks().unwrap().into_iter().map(|h| h.target).collect();
         probed.sort();
         probed.dedup();
-        let mut points: Vec<&str> = ALL.iter().map(|p| p.name).collect();
+        let mut points: Vec<&str> = ALL.iter().map(|p| p.name).chain(NOT_MEASURED).collect();
         points.sort_unstable();
         assert_eq!(points, probed);
     }

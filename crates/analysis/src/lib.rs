@@ -12,7 +12,8 @@
 //! | `streams` | puts the times of guests' events on the host's clock |
 //! | [`sort`] | puts the events of several streams and CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
-//! | `vm_stats`, `inside_stats`, `call_stats`, `stats` | statistics in bounded memory |
+//! | `vm_stats`, `inside_stats`, `call_stats`, `threads_stats`, `stats` | statistics in bounded memory |
+//! | `typical` | requests that a report shows by themselves beside the slowest |
 //! | [`interval`] | what was completed since a trace was last looked at |
 //! | `over_time` | requests, queues and bursts over the trace |
 //! | [`guest_cells`] | the time in the guest in finer parts, for the causes |

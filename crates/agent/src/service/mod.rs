@@ -21,6 +21,7 @@ mod status;
 
 pub use crate::daemon::Signals;
 pub use crate::daemon::detached::TraceOrder;
+pub use crate::trace::Shown;
 pub use apply::PreparedPlan;
 pub use inspect::{Doctor, TraceResult};
 pub use status::StatusReport;

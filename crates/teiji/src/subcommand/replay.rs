@@ -6,8 +6,7 @@ use crate::format::{self, Kept};
 use crate::output;
 use anyhow::Result;
 use teiji_agent::output::Rights;
-use teiji_agent::service::Service;
-use teiji_agent::trace::Shown;
+use teiji_agent::service::{Service, Shown};
 
 /// Reads the recordings and prints their reports.
 pub(super) fn run(args: &Replay) -> Result<()> {

@@ -7,8 +7,7 @@ use crate::{output, style};
 use anyhow::Result;
 use std::time::{SystemTime, UNIX_EPOCH};
 use teiji_agent::output::Rights;
-use teiji_agent::service::Service;
-use teiji_agent::trace::Shown;
+use teiji_agent::service::{Service, Shown};
 use teiji_render::json;
 use teiji_render::text::traces::table;
 
