@@ -166,6 +166,11 @@ pub enum DataPlane {
 }
 
 impl DataPlane {
+    /// Whether recordings of every version can have it; the others came with version 5.
+    pub(crate) fn since_version_1(self) -> bool {
+        matches!(self, DataPlane::VhostNet | DataPlane::Userspace)
+    }
+
     /// Whether the tap is a macvtap.
     pub fn is_macvtap(self) -> bool {
         matches!(self, DataPlane::VhostMacvtap | DataPlane::UserspaceMacvtap)

@@ -156,7 +156,9 @@ pub enum Error {
 /// The version that a reader has to know at least to read a recording of this: what is written has changed since version 3
 /// only by what is not in others.
 fn reader_of(meta: &Meta) -> u16 {
-    meta.watch.matching.since().max(3)
+    let nics = || meta.vms.iter().flat_map(|vm| &vm.nics);
+    let plane = if nics().all(|nic| nic.data_plane.since_version_1()) { 1 } else { 5 };
+    meta.watch.matching.since().max(plane).max(3)
 }
 
 /// Version, `reader` and their CRC-32, from version 3 on.

@@ -124,11 +124,13 @@ pub(super) struct Heard {
     /// A request, by its VM and key, that is not answered any more. It is to be ended first.
     pub(super) ended: Option<(u32, u64, NoAnswer)>,
     pub(super) news: Option<News>,
+    /// Another connection, without an open request, was given up for this one.
+    pub(super) given_up: bool,
 }
 
 impl From<Part> for Heard {
     fn from(part: Part) -> Heard {
-        Heard { part, ended: None, news: None }
+        Heard { part, ended: None, news: None, given_up: false }
     }
 }
 
@@ -185,6 +187,7 @@ impl Connections {
             heard.news = Some(News::Seen { client: new.guest != Guest::NotKnown });
             if let Some(((vm, _), evicted)) = self.all.insert(at, new, now) {
                 heard.ended = evicted.unanswered(vm, NoAnswer::Evicted);
+                heard.given_up = heard.ended.is_none();
             }
         }
         self.all.touch(&at, now);

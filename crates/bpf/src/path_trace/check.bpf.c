@@ -100,6 +100,7 @@ int meet(struct thread *t)
 }
 
 #define TOLD_VM 7
+#define TOLD_TAP 4000000 /* index of a tap of that VM */
 
 /* Gives a thread the clock of a vCPU. */
 SEC("syscall")
@@ -111,14 +112,20 @@ int meet_vcpu(struct thread *t)
 	return c ? c->vcpu + 1 : 0;
 }
 
-/* Gives a thread the clock of a vhost worker of the same VM. */
+/* Gives a thread the clock of a vhost worker, which takes a packet off a tap of the same VM. */
 SEC("syscall")
 int meet_worker(struct thread *t)
 {
-	struct clock fresh = {.vcpu = t->vcpu, .vm = TOLD_VM, .actor = ACTOR_WORKER};
+	struct clock fresh = {.vcpu = t->vcpu, .actor = ACTOR_WORKER};
+	struct traced_tap tap = {.vm = TOLD_VM, .kind = TAP_OF_TUN};
+	struct tap_queue q = {.ifindex = TOLD_TAP};
 	struct clock *c = clock_new(t->tid, &fresh);
 
-	return c ? c->vcpu + 1 : 0;
+	if (!c)
+		return 0;
+	bpf_map_update_elem(&taps, &q.ifindex, &tap, BPF_ANY);
+	learn_vm(c, &q);
+	return c->vcpu + 1;
 }
 
 /* A thread ends. */

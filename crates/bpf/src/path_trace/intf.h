@@ -310,6 +310,12 @@ enum tap_kind {
 	TAP_MACVTAP,
 };
 
+/* A traced tap: whose it is, by the process id of the VMM. */
+struct traced_tap {
+	__u32 vm;
+	__u32 kind; /* enum tap_kind */
+};
+
 /* A traced tap's queue. */
 struct tap_queue {
 	__u32 ifindex;

@@ -41,6 +41,7 @@ struct {
 	enum hint hint;
 	enum segment_flag segment_flag;
 	enum tap_kind tap_kind;
+	struct traced_tap traced_tap;
 } layouts SEC(".data.layouts");
 
 struct {
@@ -55,12 +56,12 @@ struct {
 	__type(value, u64);
 } counters SEC(".maps");
 
-/* Traced taps by ifindex; the value is an enum tap_kind. Written by the Rust half. */
+/* Traced taps by ifindex. Written by the Rust half. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
 	__type(key, u32);
-	__type(value, u32);
+	__type(value, struct traced_tap);
 } taps SEC(".maps");
 
 /* MAC addresses of traced guests. Written by the Rust half. */
@@ -338,9 +339,9 @@ static __always_inline bool is_tap(const struct net_device *dev, u32 ifindex)
 /* Whether a traced tap is a macvtap. */
 static __always_inline bool is_macvtap(u32 ifindex)
 {
-	u32 *kind = followed.macvtaps ? bpf_map_lookup_elem(&taps, &ifindex) : NULL;
+	struct traced_tap *tap = followed.macvtaps ? bpf_map_lookup_elem(&taps, &ifindex) : NULL;
 
-	return kind && *kind == TAP_MACVTAP;
+	return tap && tap->kind == TAP_MACVTAP;
 }
 
 static __always_inline void count(u32 which)

@@ -192,6 +192,9 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	u32 ifindex = skb->dev->ifindex;
 
 	if (is_tap(skb->dev, ifindex)) {
+		/* broadcasts to it: macvlan_broadcast_one() */
+		if (is_macvtap(ifindex))
+			return 0;
 		/* as skb_record_rx_queue() left it */
 		u16 queue = skb->queue_mapping ? skb->queue_mapping - 1 : NOT_KNOWN;
 

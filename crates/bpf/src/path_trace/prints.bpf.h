@@ -26,7 +26,8 @@ static __always_inline int emit_print(struct sk_buff *skb, const unsigned char *
 	u64 fingerprint, print;
 	struct rec_print *r;
 
-	if (!hinted(ifindex, HINT_GUEST) || !is_tap(skb->dev, ifindex))
+	/* of macvtaps, guests' frames are not received, but sent, by the device */
+	if (!hinted(ifindex, HINT_GUEST) || !is_tap(skb->dev, ifindex) || is_macvtap(ifindex))
 		return 0;
 	guest = bpf_map_lookup_elem(&guests, &ifindex);
 	if (!guest)

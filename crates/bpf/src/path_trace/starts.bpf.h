@@ -34,10 +34,10 @@ static __always_inline void leaves(struct starts *s, u64 now, bool runnable)
 /* A worker handles a frame of this traced tap: so it is one of the tap's VM. */
 static __always_inline void learn_vm(struct clock *c, const struct tap_queue *q)
 {
-	u32 *vm = c->vm ? NULL : bpf_map_lookup_elem(&taps, &q->ifindex);
+	struct traced_tap *tap = c->vm ? NULL : bpf_map_lookup_elem(&taps, &q->ifindex);
 
-	if (vm)
-		c->vm = *vm;
+	if (tap)
+		c->vm = tap->vm;
 }
 
 /*

@@ -129,7 +129,8 @@ impl Targets {
         }
         // A tap of another network namespace has no index here.
         for nic in vm.nics.iter().filter(|nic| nic.ifindex != 0) {
-            put(&self.taps, "taps", &nic.ifindex.to_ne_bytes(), &kind(nic).0.to_ne_bytes())?;
+            let tap = types::traced_tap { vm: vm.pid, kind: kind(nic).0 };
+            put(&self.taps, "taps", &nic.ifindex.to_ne_bytes(), bytes_of(&tap))?;
             self.hint(nic.ifindex, hint::HINT_TAP);
             if let Some(mac) = nic.mac {
                 put(&self.macs, "macs", bytes_of(&address(mac)), &nic.ifindex.to_ne_bytes())?;

@@ -204,8 +204,10 @@ int BPF_PROG(on_thread_exit, struct task_struct *task)
 	u32 vm = task->tgid;
 
 	clock_end(task->pid);
-	if (hinted(vm, HINT_VM) && task->signal->live.counter == 0)
+	if (hinted(vm, HINT_VM) && task->signal->live.counter == 0) {
 		bpf_map_delete_elem(&vms, &vm);
+		bpf_map_delete_elem(&rung_by, &vm);
+	}
 	return 0;
 }
 

@@ -126,11 +126,13 @@ int BPF_PROG(on_vmm_read, struct kiocb *iocb)
 	if (!c || c->actor != ACTOR_WORKER)
 		return 0;
 	refer(&workers, &q, c);
-	c->signal.begun = 0;
-	if (c->taking.ifindex && (c->taking.ifindex != q.ifindex || c->taking.queue != q.queue))
+	/* an interrupt was sent, and no vCPU was seen to accept it; or the thread serves another queue */
+	if (c->taking.ifindex &&
+	    (c->signal.begun || c->taking.ifindex != q.ifindex || c->taking.queue != q.queue))
 		give_up_taken(c, now, 0);
 	else if (c->taking.ifindex)
 		not_signalled(c, now);
+	c->signal.begun = 0;
 
 	skb = next_packet(tfile);
 	c->reads = skb ? READS_PACKET : READS_NOTHING;
@@ -177,11 +179,12 @@ static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 in
 		if (!s)
 			return;
 	}
-	if (c->reads == READS_NOTHING)
-		s->in_batches = 1;
 	c->signal.vm = BPF_CORE_READ(kvm, userspace_pid);
 	if (!learn(&s->interrupt, interrupt))
 		return give_up_taken(c, now, c->signal.vm);
+	/* only of the queue's own: another device's may come at any time */
+	if (c->reads == READS_NOTHING)
+		s->in_batches = 1;
 	c->signal.queue = q;
 	c->signal.sent = 0;
 	c->signal.told = 0;

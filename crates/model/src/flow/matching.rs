@@ -123,8 +123,9 @@ impl Matching {
     pub(crate) fn since(self) -> u16 {
         match self {
             Matching::Echo | Matching::None => 1,
-            // Of SIP, version 4 tells the response 100 from the other provisional ones.
-            Matching::Sip | Matching::Dns | Matching::Tcp | Matching::Key(_) => 4,
+            Matching::Dns => 4,
+            // Of SIP, version 5 tells the response 100 from the other provisional ones.
+            Matching::Sip | Matching::Tcp | Matching::Key(_) => 5,
         }
     }
 

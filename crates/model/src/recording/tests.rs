@@ -394,7 +394,15 @@ fn a_recording_asks_for_no_more_than_it_has() {
     };
     assert_eq!([Matching::Echo, Matching::None].map(with), [3; 2]);
     let key = Matching::Key(Key::new(2, 4).unwrap());
-    assert_eq!([Matching::Sip, Matching::Dns, Matching::Tcp, key].map(with), [4; 4]);
+    assert_eq!(with(Matching::Dns), 4);
+    assert_eq!([Matching::Sip, Matching::Tcp, key].map(with), [5; 3]);
+    let of = |plane| {
+        let mut m = meta();
+        m.vms[0].nics[0].data_plane = plane;
+        super::reader_of(&m)
+    };
+    assert_eq!([DataPlane::VhostNet, DataPlane::Userspace].map(of), [3; 2]);
+    assert_eq!([DataPlane::VhostMacvtap, DataPlane::Passthrough, DataPlane::VhostUser].map(of), [5; 3]);
 }
 
 /// The format consists of the serialized data types: a change of a type changes the format. [`VERSION`] then has to be

@@ -57,11 +57,12 @@ impl RequestTable {
         packet: Validity,
         c: &mut Common,
     ) -> Option<(u64, Validity)> {
-        let Heard { part, ended, news } =
+        let Heard { part, ended, news, given_up } =
             self.connections.segment(now, (vm, connection), s, to_guest, &c.lost);
         if let Some((vm, key, why)) = ended {
             self.ends_unanswered(vm, key, why, c);
         }
+        c.evicted += u64::from(given_up);
         let stats = &mut c.vm_stats[vm as usize];
         match news {
             Some(News::Seen { client }) => {
