@@ -35,22 +35,22 @@ const HOOKS: &[(&str, &str, bool)] = &[
     ("vhost_poll_wakeup", "kicks are not seen: guest and vhost_tx cannot be told apart", true),
     (
         "tun_chr_read_iter",
-        "packets for VMs that serve their taps themselves (vhost=off) cannot be followed beyond the tap",
+        "packets on taps that the VMM serves itself (vhost=off) cannot be followed beyond the tap",
         false,
     ),
     (
         "kvm_send_userspace_msi",
-        "of VMs that serve their taps themselves the interrupts are not seen: requests are incomplete",
+        "of taps that the VMM serves itself (vhost=off) the interrupts are not seen: requests are incomplete",
         false,
     ),
     (
         "tun_chr_write_iter",
-        "of VMs that serve their taps themselves, vhost_tx is not split by what their thread did",
+        "of taps that the VMM serves itself (vhost=off), vhost_tx is not split by what its thread did",
         false,
     ),
     (
         "ioeventfd_write",
-        "of VMs that serve their taps themselves, guest and vhost_tx cannot be told apart",
+        "of taps that the VMM serves itself (vhost=off), guest and vhost_tx cannot be told apart",
         false,
     ),
     ("tap_handle_frame", "packets cannot be seen when they are put on a macvtap", false),

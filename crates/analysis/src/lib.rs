@@ -95,7 +95,8 @@ pub struct Options {
     pub quiet: u64,
     /// Whether the threads of each request are described in [`Joined`], not only of those in the report.
     pub timelines: bool,
-    /// The report shows, for each VM, the first complete request that began so long after the trace or later, ns.
+    /// The report shows, for each VM, the first complete request that was received this long after the trace began, or
+    /// later, ns.
     pub chosen: Option<u64>,
 }
 

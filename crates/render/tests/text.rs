@@ -75,11 +75,11 @@ fn vms() {
 #[test]
 fn a_report_says_what_the_worker_is_without_vhost() {
     let mut made_up = common::contended();
-    assert!(!report(&made_up, &UNICODE).contains("without vhost"));
+    assert!(!report(&made_up, &UNICODE).contains("vhost=off"));
     made_up.meta.vms[0].nics[0].data_plane = teiji_model::host::DataPlane::Userspace;
     let tap = made_up.meta.vms[0].nics[0].tap.clone();
     let text = report(&made_up, &UNICODE);
-    assert!(text.contains(&format!("of {tap} the vhost worker is here the VMM's own thread")), "{text}");
+    assert!(text.contains(&format!("served by the VMM (vhost=off): {tap}; \"vhost worker\"")), "{text}");
 }
 
 #[test]

@@ -102,8 +102,8 @@ pub struct Watched {
     /// A VM by its name or as pid:N; may be given several times [default: all VMs].
     #[arg(long = "vm", value_name = "VM")]
     pub vms: Vec<String>,
-    /// A tap to follow, whoever serves it; may be given several times. Without vhost only the host's part of the path
-    /// is seen.
+    /// A tap (not a macvtap) to follow on the host's side only: reception, bridge, tap, link; may be given several
+    /// times. Use --vm for the whole path, also with vhost=off.
     #[arg(long = "tap", value_name = "DEVICE", conflicts_with = "vms")]
     pub taps: Vec<String>,
     /// Which packets to follow, such as 'udp port 5060' [default: all].
@@ -120,7 +120,7 @@ pub struct Watched {
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
     /// Divide the stage `guest`: ask `teiji-guest serve` in each traced VM that has a vsock device. Other VMs are seen from the
-    /// host only. UDP services and ping.
+    /// host only. Requests of UDP services and ping are divided, not those of TCP, nor those of VMs on macvtap.
     #[arg(long)]
     pub guest: bool,
     /// Size of the kernel's event buffer, such as 16M; raise it if events are lost.
@@ -185,7 +185,8 @@ pub struct Replay {
     /// Accept a recording that is still being written (NAME.*.partial) or was cut off: report what there is.
     #[arg(long)]
     pub unfinished: bool,
-    /// Also show the threads of the first request that began so long after the trace, or later [needs a guest that reported].
+    /// Also show the threads of the first request received this long after the trace began, or later, such as 3.2s;
+    /// needs a recording made with --guest.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub at: Option<Duration>,
     /// A label for each recording in the report, in their order [default: the file's name].

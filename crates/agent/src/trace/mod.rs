@@ -475,7 +475,7 @@ impl WatchedVms {
 pub struct Shown {
     /// As [`TraceSpec::timelines`].
     pub timelines: bool,
-    /// The first request of each VM that began so long after the trace, or later.
+    /// The first request of each VM that was received this long after the trace began, or later.
     pub at: Option<Duration>,
 }
 

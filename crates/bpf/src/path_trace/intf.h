@@ -122,7 +122,7 @@ enum hint {
 	HINT_GUEST = 8,	  /* a tap whose guest reports events itself, by ifindex */
 	HINT_STATES = 16, /* a VM whose guest does, by process id: the states of its vCPUs are told, and when
 			     these and its vhost workers get a CPU */
-	HINT_SERVED = 32, /* a VM that serves a tap itself, by process id */
+	HINT_SERVED = 32, /* a VM whose VMM serves a tap itself (vhost=off), by process id */
 };
 
 #define DROP_LOCATION 64 /* bytes of the name of the function that dropped a packet */

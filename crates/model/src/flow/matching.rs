@@ -3,6 +3,8 @@
 //! ```text
 //! matching = "echo" | "sip" | "dns" | "tcp" | "key:" OFFSET ":" LEN | "none"
 //! ```
+//!
+//! OFFSET counts from the first byte of the UDP payload, which is 0; LEN is the number of bytes.
 
 use super::{Flow, Proto};
 use serde::de::Error as _;

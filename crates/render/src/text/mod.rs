@@ -137,7 +137,7 @@ pub fn served(report: &Report, vm: &VmReport) -> Option<String> {
     let taps: Vec<String> = by_vmm.map(|nic| printable(&nic.tap)).collect();
     (!taps.is_empty()).then(|| {
         format!(
-            "of {} the vhost worker is here the VMM's own thread: it is served without vhost",
+            "served by the VMM (vhost=off): {}; \"vhost worker\" means the VMM's thread that reads the tap",
             taps.join(", ")
         )
     })
@@ -237,7 +237,8 @@ fn connections(c: &Connections) -> Vec<String> {
     let mut text = format!("{} seen", c.seen);
     if c.client_not_known > 0 {
         text += &format!(
-            ", {} of them without requests: open before the trace began, and the filter has no `dst port`",
+            ", {} of them without requests: open before the trace began, and the filter does not say which \
+             end is the server (use `dst port N`)",
             c.client_not_known
         );
     }

@@ -14,8 +14,8 @@ const VALUES: [(&str, &str); 6] = [
     ("tcp", "TCP (HTTP and others): what the client sends until the server answers, by sequence numbers"),
     (
         "key:OFFSET:LEN",
-        "UDP by the LEN bytes (at most 16) after the first OFFSET of the payload, which a response repeats; hashed in \
-         the kernel",
+        "UDP by LEN bytes (at most 16) from byte OFFSET of the payload on (the first is 0), which a response \
+         repeats; hashed in the kernel",
     ),
     ("none", "Not at all: packets are followed in one direction"),
 ];
