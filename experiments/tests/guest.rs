@@ -194,8 +194,8 @@ fn the_states_of_the_parts_are_those_of_the_hosts_own_split() {
 fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
     let run = |stem: &str, ns| {
         let polling = load::polling(&LAB.host, ns).unwrap();
-        // Requests come 5 ms apart.
-        let traced = traced(stem, TRACE, || load::echo(&LAB.host, vm1(), 200.0, 400).unwrap()).0;
+        // Requests come 20 ms apart.
+        let traced = traced(stem, TRACE, || load::echo(&LAB.host, vm1(), 50.0, 200).unwrap()).0;
         drop(polling);
         all_requests(&traced);
         traced
@@ -216,10 +216,14 @@ fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
     });
     assert!(of_polled < of_halted / 3.0, "{of_polled} {of_halted}");
     // A request to an idle host wakes the worker, the vCPU that takes the interrupt, and that of the reader; to one that
-    // polls, the worker at most.
+    // polls, the worker at most. On a busy machine some come while the former one is still being served.
     let mean = |traced: &Traced| {
         let all = all_requests(traced);
-        all.iter().map(|j| f64::from(woken(&j.request))).sum::<f64>() / all.len() as f64
+        let alone = |pair: &[Joined]| pair[1].request.start > pair[0].request.start + pair[0].request.total;
+        let alone: Vec<f64> =
+            all.windows(2).filter(|p| alone(p)).map(|p| f64::from(woken(&p[1].request))).collect();
+        assert!(alone.len() >= 20, "{} of {} requests came to an idle host", alone.len(), all.len());
+        alone.iter().sum::<f64>() / alone.len() as f64
     };
     let threads = [mean(&halted), mean(&polled)];
     let shares = [&halted, &polled].map(|traced| wake_shares(only(&traced.report).unwrap()));

@@ -31,7 +31,7 @@ fn guest<'l>(lab: &'l Lab, spec: &GuestSpec) -> (Guest<'l>, Child) {
 }
 
 /// All answered requests, but for one in a hundred, are followed, with the times of the captures around them.
-fn followed(agreement: &Agreement, wanted: u64) {
+fn followed(agreement: &Agreement, wanted: u64, macvtap: bool) {
     let coalesced = agreement.joined.iter().filter(|j| j.request.coalesced_kick).count();
     eprintln!(
         "{}\n{coalesced} without a kick of their own; {:?}",
@@ -47,7 +47,14 @@ fn followed(agreement: &Agreement, wanted: u64) {
         agreement.left_out
     );
     assert_eq!(agreement.not_between, 0, "of {matched} not between the captures around them");
-    assert_eq!(agreement.divided_wrongly, 0, "of {matched} not divided as the capture at the tap does");
+    // On macvtap that capture is in the guest, and sees the few packets that it handles while the worker is held up within its
+    // signal (LIMITATIONS, Stages).
+    let allowed = if macvtap { matched / 100 } else { 0 };
+    assert!(
+        agreement.divided_wrongly <= allowed,
+        "{} of {matched} divided wrongly",
+        agreement.divided_wrongly
+    );
     assert_eq!((agreement.sums_wrong, agreement.invented, agreement.lost), (0, 0, 0));
     assert!(coalesced * 2 < matched, "{coalesced} of {matched} without a kick: its doorbell is not known");
 }
@@ -57,7 +64,7 @@ fn taps_that_the_vmm_serves_are_followed() {
     let (guest, server) = guest(lab, &GuestSpec { vhost: false, ..GuestSpec::named("vm1") });
     for (case, requests) in [(&CASES[0], 700), (&CASES[1], 300)] {
         let agreement = accuracy::run(lab, &guest, case, &Extent { requests, ..SHORT }).unwrap();
-        followed(&agreement, requests);
+        followed(&agreement, requests, false);
     }
     drop(server);
 }
@@ -80,7 +87,7 @@ fn interrupts_of_a_disk_are_not_taken_for_those_of_the_tap() {
     guest.run(&format!("kill {}", reader.id().unwrap())).unwrap();
     eprintln!("{disk} interrupts of the disk");
     assert!(disk > 500, "{disk} interrupts of the disk");
-    followed(&agreement, 500);
+    followed(&agreement, 500, false);
     drop((server, reader));
 }
 
@@ -89,7 +96,7 @@ fn macvtaps_are_followed() {
     let (guest, server) = guest(lab, &GuestSpec { macvtap: true, ..GuestSpec::named("vm2") });
     for (case, requests) in [(&CASES[0], 300), (&CASES[1], 300)] {
         let agreement = accuracy::run(lab, &guest, case, &Extent { requests, ..SHORT }).unwrap();
-        followed(&agreement, requests);
+        followed(&agreement, requests, true);
     }
     drop(server);
 }

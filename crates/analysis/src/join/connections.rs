@@ -278,10 +278,16 @@ impl Connection {
             }
             return;
         };
-        if s.payload == 0 || !after(end, expected) {
-            if s.payload > 0 {
-                heard.part = self.again(begin, end);
+        if s.payload == 0 {
+            // Beyond what is expected, payload was lost on its way to this host: its copy is the first that comes.
+            let unseen = self.acknowledged.is_some_and(|a| !after(next, a));
+            if unseen || !after(begin, expected) {
+                self.client = Some(later(next, self.client));
             }
+            return;
+        }
+        if !after(end, expected) {
+            heard.part = self.again(begin, end);
             self.client = Some(later(next, self.client));
             return;
         }

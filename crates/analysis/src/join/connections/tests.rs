@@ -46,6 +46,22 @@ impl Told {
     }
 }
 
+/// The client acknowledges beyond it: its sequence numbers show that it has sent a request that did not come.
+#[test]
+fn a_request_that_was_lost_before_the_host_begins_with_its_copy() {
+    let mut t = Told::open();
+    assert_eq!(t.asks(101, 201, 10), begins(1));
+    assert_eq!(t.says(201, 111, 20), answers(1));
+    assert_eq!(t.asks(121, 221, 0), Part::None);
+    assert_eq!(t.asks(111, 221, 10), begins(2));
+    assert_eq!(t.says(221, 121, 20), answers(2));
+    // One that came unseen: the server has acknowledged it.
+    assert_eq!(t.asks(121, 241, 0), Part::None);
+    t.says(241, 131, 0);
+    assert_eq!(t.asks(131, 241, 0), Part::None);
+    assert_eq!(t.asks(131, 241, 10), begins(3));
+}
+
 fn begins(key: u64) -> Part {
     Part::Begins { key, validity: Validity::Valid }
 }
