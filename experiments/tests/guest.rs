@@ -260,29 +260,27 @@ fn a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it() {
     assert!(!first.preempted_by.is_empty(), "{first:?}");
 }
 
-/// How often threads of the VM have given up their CPU, by thread id, as the kernel counts it.
-fn sleeps(vm: &str) -> BTreeMap<u32, u64> {
-    let command = format!(
-        "for t in /proc/$(pgrep -f 'qemu.*[ ,=]{vm}[, ]' | head -n 1)/task/*; do \
-         echo ${{t##*/}} $(sed -n 's/^voluntary_ctxt_switches:\\t//p' $t/status); done"
-    );
-    let printed = LAB.host.run(&command).unwrap().ok().unwrap();
+/// How often each thread of the host has given up its CPU, by thread id, as the kernel counts it.
+fn sleeps() -> BTreeMap<u32, u64> {
+    let command = "grep -Hs '^voluntary_ctxt_switches' /proc/[0-9]*/task/*/status; true";
+    let printed = LAB.host.run(command).unwrap().ok().unwrap();
     let line = |line: &str| {
-        let (tid, count) = line.trim().split_once(' ')?;
-        Some((tid.parse().ok()?, count.parse().ok()?))
+        let (path, count) = line.rsplit_once(':')?;
+        Some((path.split('/').nth(4)?.parse().ok()?, count.trim().parse().ok()?))
     };
     printed.lines().filter_map(line).collect()
 }
 
-/// The server's vCPU is not that of the interrupts, and neither polls. No start is reported that the kernel's counters do not have.
+/// The server's vCPU is not that of the interrupts, and neither polls. No start is reported that the kernel's counters do
+/// not have.
 fn no_start_of_a_thread_is_made_up() {
     let polling = load::polling(&LAB.host, 0).unwrap();
-    let before = sleeps("vm1");
+    let before = sleeps();
     // 20 ms apart, so that all threads sleep in between.
     let traced = with_the_server_on("1", || {
         traced("threads", TRACE, || load::echo(&LAB.host, vm1(), 50.0, 200).unwrap()).0
     });
-    let after = sleeps("vm1");
+    let after = sleeps();
     drop(polling);
     let (vm, inside) = inside(&traced.report);
     let threads = vm.threads.as_ref().unwrap_or_else(|| panic!("no start was reported: {inside:?}"));
