@@ -274,8 +274,11 @@ fn every_probe_runs() {
     let doctor = lab.host.run("/mnt/bin/teiji doctor --json").unwrap().ok().unwrap();
     let hooks = doctor.matches("fentry in ").count() + doctor.matches("fexit in ").count();
     assert!(runs.len() > hooks && hooks > 5, "{hooks} functions, {} programs: {runs:?}", runs.len());
-    // The lab's links have no queue. (Names have at most 15 characters.)
-    let idle: Vec<_> = runs.iter().filter(|(name, n)| *n == 0 && !name.starts_with("on_qdisc")).collect();
+    // The lab's links have no queue, and this guest's tap is served by vhost: `planes.rs` follows requests to guests of the others,
+    // which are complete only if each of these probes runs. (Names have at most 15 characters.)
+    let elsewhere =
+        |name: &str| ["on_qdisc", "on_vmm", "on_macvtap"].iter().any(|begin| name.starts_with(begin));
+    let idle: Vec<_> = runs.iter().filter(|(name, n)| *n == 0 && !elsewhere(name)).collect();
     assert!(idle.is_empty(), "attached and never run: {idle:?}");
 }
 
