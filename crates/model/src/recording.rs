@@ -20,8 +20,8 @@
 //! tells less, and nothing wrong: VMs that came later are not in it, guests are seen from the host only, and it is not known
 //! what vCPUs did while requests were in a guest, nor who woke them.
 //!
-//! Version 4 added ways of matching, which a recording that uses one asks its reader to know
-//! ([`Matching::since`](crate::flow::Matching)); all others are still read by readers of format version 3.
+//! Versions 4 and 5 added ways of matching ([`Matching::since`](crate::flow::Matching)), and version 5 kinds of NICs. A recording
+//! whose header has one of them asks its reader to know it; all others are still read by readers of format version 3.
 //!
 //! A later version of the format says by `reader` which version a reader has to know at least. A reader skips frames that
 //! it does not know if their type is [`OPTIONAL`] or higher; others are necessary to understand the recording. Versions 1

@@ -123,6 +123,21 @@ impl Frame {
     }
 }
 
+/// A datagram without payload.
+const DATAGRAM: Frame = Frame {
+    vlans: 0,
+    v6: false,
+    src: 1,
+    dst: 2,
+    proto: 17,
+    sport: 1,
+    dport: 2,
+    options: 0,
+    fragment: 0,
+    payload: 0,
+    to_guest: true,
+};
+
 prop_compose! {
     fn frame()(
         vlans in 0u8..3, v6: bool, src in 0u8..8, dst in 0u8..8, proto in prop::sample::select(vec![1u8, 6, 17, 47, 58]),
@@ -345,19 +360,7 @@ proptest! {
 #[test]
 fn the_fingerprint_is_that_of_the_packet_and_not_of_its_way() {
     let object = load(&Flow::default());
-    let frame = Frame {
-        vlans: 0,
-        v6: false,
-        src: 1,
-        dst: 2,
-        proto: 17,
-        sport: 1,
-        dport: 2,
-        options: 0,
-        fragment: 0,
-        payload: 40,
-        to_guest: true,
-    };
+    let frame = Frame { payload: 40, ..DATAGRAM };
     let of = |frame: &Frame| ask(&object, &frame.bytes(), frame.to_guest).unwrap();
     let tagged = Frame { vlans: 1, ..frame.clone() };
     let forwarded = |frame: &Frame| {

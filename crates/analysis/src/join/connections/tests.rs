@@ -269,11 +269,14 @@ fn connections_are_bounded() {
     let mut t = Told::open();
     t.asks(101, 201, 10);
     let s = Segment { seq: 1, ack: 0, payload: 0, flags: SYN };
-    let mut ended = Vec::new();
+    let (mut ended, mut given_up) = (Vec::new(), 0);
     for other in 0..2 * MAX_CONNECTIONS as u64 {
-        ended.extend(t.connections.segment(t.now, (0, 1000 + other), &s, true, &t.lost).ended);
+        let heard = t.connections.segment(t.now, (0, 1000 + other), &s, true, &t.lost);
+        ended.extend(heard.ended);
+        given_up += usize::from(heard.given_up);
     }
     assert_eq!(ended, [(0, 1, NoAnswer::Evicted)]);
+    assert_eq!(given_up, MAX_CONNECTIONS, "those without a request are counted, too");
     assert_eq!(t.says(201, 111, 10), Part::None);
 }
 

@@ -1,7 +1,7 @@
 //! Which messages the kernel takes for queries and responses of DNS, and what it gives them in common: against a reference.
 
 use super::types::role;
-use super::{Frame, Object, ask, load_matching};
+use super::{DATAGRAM, Frame, Object, ask, load_matching};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use teiji_model::flow::{Flow, Matching};
@@ -9,19 +9,7 @@ use teiji_model::flow::{Flow, Matching};
 /// A frame with a datagram between the guest and one client: from it, or to it.
 fn frame(v6: bool, from_client: bool, payload: &[u8]) -> Vec<u8> {
     let (src, dst, sport, dport) = if from_client { (1, 2, 40_000, 53) } else { (2, 1, 53, 40_000) };
-    let whole = Frame {
-        vlans: 0,
-        v6,
-        src,
-        dst,
-        proto: 17,
-        sport,
-        dport,
-        options: 0,
-        fragment: 0,
-        payload: 0,
-        to_guest: from_client,
-    };
+    let whole = Frame { v6, src, dst, sport, dport, to_guest: from_client, ..DATAGRAM };
     let mut bytes = whole.bytes();
     let (l4, ip_length, before) = if v6 { (54, 18, 0) } else { (34, 16, 20) };
     bytes.truncate(l4 + 8);

@@ -2,7 +2,7 @@
 //! a packet's way.
 
 use super::types::role;
-use super::{Frame, Identity, ask, frame, load, load_with, types};
+use super::{DATAGRAM, Frame, Identity, ask, frame, load, load_with, types};
 use proptest::prelude::*;
 use std::net::IpAddr;
 use teiji_model::flow::Flow;
@@ -113,19 +113,7 @@ fn reference(secret: &Secret, frame: &Frame) -> Identity {
 
 /// A datagram with as much payload as is hashed.
 fn datagram(v6: bool) -> Frame {
-    Frame {
-        vlans: 0,
-        v6,
-        src: 1,
-        dst: 2,
-        proto: 17,
-        sport: 1,
-        dport: 2,
-        options: 0,
-        fragment: 0,
-        payload: 64,
-        to_guest: true,
-    }
+    Frame { v6, payload: 64, ..DATAGRAM }
 }
 
 /// Where the IP header, the source's address and the payload begin.

@@ -1,7 +1,7 @@
 //! Which datagrams have a key at a place in their payload, and which keys are equal: against a reference.
 
 use super::types::role;
-use super::{Frame, address, ask, load_matching};
+use super::{DATAGRAM, Frame, address, ask, load_matching};
 use proptest::prelude::*;
 use std::collections::HashMap;
 use teiji_model::flow::{Flow, Key, Matching};
@@ -72,19 +72,7 @@ proptest! {
 #[test]
 fn every_byte_of_a_key_counts_and_no_other() {
     let object = load_matching(&Flow::default(), Matching::Key(Key::new(3, 16).unwrap())).0;
-    let frame = Frame {
-        vlans: 0,
-        v6: false,
-        src: 1,
-        dst: 2,
-        proto: 17,
-        sport: 1,
-        dport: 2,
-        options: 0,
-        fragment: 0,
-        payload: 0,
-        to_guest: true,
-    };
+    let frame = DATAGRAM;
     let key =
         |payload: Vec<u8>| ask(&object, &Sent { frame: frame.clone(), payload }.bytes(), true).unwrap().key;
     let plain = key(vec![0; 30]);

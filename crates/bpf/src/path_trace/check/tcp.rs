@@ -1,7 +1,7 @@
 //! What the kernel says of segments of TCP, against a reference.
 
 use super::types::{role, segment_flag};
-use super::{Frame, Object, address, ask, load_matching};
+use super::{DATAGRAM, Frame, Object, address, ask, load_matching};
 use crate::path_trace::types;
 use libbpf_rs::{MapCore, MapFlags};
 use proptest::prelude::*;
@@ -114,19 +114,7 @@ proptest! {
 /// Without that matching nothing is said of segments, and of other protocols nothing with it.
 #[test]
 fn only_segments_are_segments() {
-    let frame = |proto| Frame {
-        vlans: 0,
-        v6: false,
-        src: 1,
-        dst: 2,
-        proto,
-        sport: 1,
-        dport: 2,
-        options: 0,
-        fragment: 0,
-        payload: 40,
-        to_guest: true,
-    };
+    let frame = |proto| Frame { proto, payload: 40, ..DATAGRAM };
     for (matching, proto, right) in [
         (Matching::Tcp, 6, role::ROLE_SEGMENT),
         (Matching::Tcp, 17, role::ROLE_NONE),
