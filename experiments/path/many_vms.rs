@@ -1,13 +1,13 @@
 //! c. Several VMs traced at the same time, at rates that increase until the lab cannot keep up.
 
-use super::{Extent, unseen};
+use super::{Extent, left_out, unseen};
 use crate::load;
 use crate::tracing::{Lab, Trace};
 use anyhow::Result;
 use serde::Serialize;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
-use teiji_model::report::{Reason, VmReport};
+use teiji_model::report::Reason;
 
 /// Minimum share of the requests that must be answered, and of the requested rate that must be sent.
 const SUSTAINED_SHARE: f64 = 0.95;
@@ -93,18 +93,13 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
         limit,
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
-        missed: [unseen(&traced)?, report.vms.iter().map(incomplete_by_loss).sum()],
+        missed: [unseen(&traced)?, report.vms.iter().map(|vm| left_out(vm, Reason::EventsLost)).sum()],
         requests: [
             report.vms.iter().map(|v| v.requests.seen).sum(),
             report.vms.iter().map(|v| v.requests.complete).sum(),
         ],
         peak_kb: traced.peak_kb,
     })
-}
-
-/// Requests that are left out because some of their events are missing.
-pub fn incomplete_by_loss(vm: &VmReport) -> u64 {
-    vm.left_out.iter().filter(|l| l.reason == Reason::EventsLost).map(|l| l.count).sum()
 }
 
 fn level(lab: &Lab, guests: &[&Guest<'_>], rate: f64, seconds: u64) -> Result<Level> {

@@ -10,7 +10,7 @@ pub mod table;
 
 use crate::tracing::Traced;
 use anyhow::{Context, Result, ensure};
-use teiji_model::report::{Report, VmReport};
+use teiji_model::report::{Reason, Report, VmReport};
 
 /// How much of the experiment is run.
 #[derive(Clone, Copy, Debug)]
@@ -78,15 +78,23 @@ pub fn unseen(traced: &Traced) -> Result<u64> {
     Ok(traced.report.counters.missed + late::late(&traced.report, traced.recording.as_deref())?)
 }
 
-/// How many requests of the only VM may be missing because of [`unseen`] events; 0 without such events.
+/// How many requests of the VMs may be incomplete because of [`unseen`] events, or because their worker was held up at the
+/// one place where that hides when the guest had them.
 ///
 /// # Errors
-/// Like [`unseen`], or if the report does not have exactly one VM.
+/// Like [`unseen`].
 pub fn cost_of_missed(traced: &Traced) -> Result<u64> {
-    Ok(match unseen(traced)? {
+    let left_out = |reason| traced.report.vms.iter().map(|vm| left_out(vm, reason)).sum::<u64>();
+    let of_unseen = match unseen(traced)? {
         0 => 0,
-        unseen => unseen + traced.report.vms.iter().map(many_vms::incomplete_by_loss).sum::<u64>(),
-    })
+        unseen => unseen + left_out(Reason::EventsLost),
+    };
+    Ok(of_unseen + left_out(Reason::EntryUnclear))
+}
+
+/// Requests that are left out for a reason.
+pub fn left_out(vm: &VmReport, reason: Reason) -> u64 {
+    vm.left_out.iter().filter(|l| l.reason == reason).map(|l| l.count).sum()
 }
 
 /// [`cost_of_missed`], for use as a tolerance.
@@ -96,7 +104,10 @@ pub fn cost_of_missed(traced: &Traced) -> Result<u64> {
 pub fn excused(traced: &Traced) -> Result<u64> {
     let fewest = traced.report.vms.iter().map(|vm| vm.requests.seen).min();
     let (excused, seen) = (cost_of_missed(traced)?, fewest.context("the report has no VM")?);
-    ensure!(excused * 4 <= seen, "missed runs of probes and late events excuse {excused} of {seen} requests");
+    ensure!(
+        excused * 4 <= seen,
+        "missed runs of probes, late events and workers held up excuse {excused} of {seen} requests"
+    );
     Ok(excused)
 }
 

@@ -9,7 +9,7 @@
 //! | [`VCPU_CPU`] | the vCPU |
 //! | 3 | teiji, the captures |
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use std::time::Duration;
 use teiji_lab::{Child, Guest, GuestSpec, LabHost};
@@ -167,5 +167,84 @@ impl Drop for Polling<'_> {
     fn drop(&mut self) {
         // If this fails, the lab host ends soon anyway.
         let _ = self.host.run(&format!("echo {} > {POLLING}", self.before));
+    }
+}
+
+/// Where [`HeldUp`] holds vhost's worker up.
+#[derive(Clone, Copy, Debug)]
+pub enum HoldUp {
+    /// After it has written packets to the guest's ring, before any other probe that was attached earlier runs there.
+    Written,
+    /// When it looks whether the guest wants an interrupt for them.
+    Notify,
+}
+
+/// bpftrace, which holds a worker up when it hands packets to a guest, and counts how often the guest wanted no interrupt and
+/// its vCPU was entered meanwhile.
+pub struct HeldUp<'h> {
+    host: &'h LabHost,
+    bpftrace: Child,
+}
+
+/// As often as that the vCPU has to be entered meanwhile.
+const OFTEN: u64 = 10;
+
+/// Holds the worker of `guest` up from now on.
+///
+/// # Errors
+/// If bpftrace does not begin.
+pub fn hold_up<'h>(host: &'h LabHost, guest: &Guest<'_>, place: HoldUp) -> Result<HeldUp<'h>> {
+    const PROGRAM: &str = "
+        kprobe:handle_rx { @receives[tid] = 1; }
+        kretprobe:handle_rx { delete(@receives[tid]); }
+        PLACE /@receives[tid]/ {
+            @begun[tid] = nsecs;
+            $i = 0;
+            while ($i < 4000) { $i++; @now[tid] = nsecs; }
+        }
+        tracepoint:kvm:kvm_entry { @entered[pid] = nsecs; }
+        kretprobe:vhost_notify* /@receives[tid]/ {
+            if ((retval & 0xff) == 0) {
+                @suppressed++;
+                if (@entered[VMM] > @begun[tid]) {
+                    @entered_meanwhile++;
+                    if (@entered_meanwhile == OFTEN) { printf(\"often enough\\n\"); }
+                }
+            }
+        }
+        interval:ms:500 { printf(\"holding up\\n\"); }
+        END { clear(@begun); clear(@now); clear(@entered); clear(@receives); }";
+    let place = match place {
+        HoldUp::Written => "fexit:vhost:vhost_add_used_n",
+        HoldUp::Notify => "kprobe:vhost_notify*",
+    };
+    let (vmm, often) = (guest.pid().to_string(), OFTEN.to_string());
+    let program = PROGRAM.replace("PLACE", place).replace("VMM", &vmm).replace("OFTEN", &often);
+    let bpftrace = host.spawn(&format!("exec bpftrace -e '{program}' 2>&1"))?;
+    bpftrace.wait_for("holding up", START)?;
+    Ok(HeldUp { host, bpftrace })
+}
+
+impl HeldUp<'_> {
+    /// Sends until it was often enough. How often an interrupt is suppressed depends on how busy the machine is.
+    ///
+    /// # Errors
+    /// If sending fails, or 20,000 requests were not enough.
+    pub fn send(self, mut some: impl FnMut() -> Result<Figures>) -> Result<Figures> {
+        let mut all = some()?;
+        while all.sent < 20_000 && self.bpftrace.wait_for("often enough", Duration::from_secs(1)).is_err() {
+            let more = some()?;
+            (all.sent, all.received) = (all.sent + more.sent, all.received + more.received);
+            all.strange += more.strange;
+        }
+        self.host.run(&format!("kill -INT {}", self.bpftrace.id()?))?.ok()?;
+        let counted = self.bpftrace.wait()?.ok()?;
+        let meanwhile = counted.split("@entered_meanwhile: ").nth(1).and_then(|rest| rest.lines().next());
+        eprintln!("suppressed, with an entry in between: {meanwhile:?}; {all:?}");
+        ensure!(
+            meanwhile.is_some_and(|n| n.parse::<u64>().is_ok_and(|n| n >= OFTEN)),
+            "no worker was held up at the place in question: {counted}"
+        );
+        Ok(all)
     }
 }

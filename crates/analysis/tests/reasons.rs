@@ -71,15 +71,17 @@ fn an_answered_request_names_the_point_that_is_missing() {
 
 #[test]
 fn an_interrupt_that_no_vcpu_took_is_said_so() {
-    for (delivery, vm, signalled, reason) in [
-        (Delivery::Unknown, VM, 30_000, Reason::NoInterrupt),
-        (Delivery::Accepted, VM2, 30_000, Reason::NoInterrupt),
-        (Delivery::Accepted, VM, 41_000, Reason::OutOfOrder),
+    let vcpu = Some(ThreadState::Run);
+    for (delivery, state, vm, signalled, reason) in [
+        (Delivery::Unknown, None, VM, 30_000, Reason::NoInterrupt),
+        (Delivery::Unknown, vcpu, VM, 30_000, Reason::EntryUnclear),
+        (Delivery::Accepted, vcpu, VM2, 30_000, Reason::NoInterrupt),
+        (Delivery::Accepted, vcpu, VM, 41_000, Reason::OutOfOrder),
     ] {
         let mut h = whole();
         for e in &mut h.0 {
             if let EventKind::Interrupt(i) = &mut e.kind {
-                *i = Interrupt { delivery, vm, ..interrupt(signalled) };
+                *i = Interrupt { delivery, vm, state, ..interrupt(signalled) };
             }
         }
         assert_eq!(h.run().reason(), (Outcome::Incomplete, reason));
@@ -168,7 +170,7 @@ fn what_was_lost_explains_what_was_not_seen() {
     let mut h = whole();
     for e in &mut h.0 {
         if let EventKind::Interrupt(i) = &mut e.kind {
-            i.delivery = Delivery::Unknown;
+            (i.delivery, i.state) = (Delivery::Unknown, None);
         }
     }
     lost(&mut h, 45_000);

@@ -235,7 +235,7 @@ pub struct Interrupt {
     pub delivery: Delivery,
     /// The VMM's process id.
     pub vm: u32,
-    /// The vCPU by KVM's number (its APIC id); has no meaning if `delivery` is [`Delivery::Unknown`].
+    /// The vCPU by KVM's number (its APIC id); has no meaning if `delivery` is [`Delivery::Unknown`] and `state` is `None`.
     pub vcpu: u32,
     /// The same vCPU by its index in the VM. `None` if its thread is not known yet, as before its first guest entry;
     /// KVM's number if the thread was first seen at that entry.
@@ -259,7 +259,9 @@ pub enum Delivery {
     /// accepted the last interrupt. If `state` is [`ThreadState::Guest`], the guest sees the packets at once; otherwise
     /// with the next [`GuestEntry`] with vector 0. The event may be handed over later than that one.
     Suppressed,
-    /// No vCPU was seen to accept an interrupt.
+    /// No vCPU was seen to accept an interrupt. If `state` is known nevertheless, the guest had switched interrupts off: it may
+    /// have had the packets before [`Event::ts`], as the worker was held up while it wrote them to the ring, and `vcpu` was
+    /// in guest mode meanwhile.
     Unknown,
 }
 

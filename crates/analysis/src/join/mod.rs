@@ -58,7 +58,8 @@ use crate::vm_stats::VmStats;
 use inbound::IdenticalPackets;
 pub(crate) use inside::{Divided, Division};
 use teiji_model::event::{
-    Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, Start, ThreadName, VcpuState, Waker,
+    Delivery, Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, Start, ThreadName, VcpuState,
+    Waker,
 };
 use teiji_model::flow::Matching;
 use teiji_model::host::{DataPlane, Vm};
@@ -179,8 +180,11 @@ impl Common {
     }
 
     /// Why packets with this signal can be followed no further: no vCPU was seen to accept its interrupt, or it is not
-    /// known whether that is one of this tap.
+    /// known whether that is one of this tap, or since when the guest had the packets.
     fn without_interrupt(&self, i: &Interrupt) -> Reason {
+        if i.delivery == Delivery::Unknown && i.state.is_some() {
+            return Reason::EntryUnclear;
+        }
         let by_vmm = self.tap(i.ifindex).is_some_and(|tap| self.taps[tap].served == Served::ByVmm);
         if by_vmm && i.vm != 0 { Reason::NotLearnt } else { Reason::NoInterrupt }
     }

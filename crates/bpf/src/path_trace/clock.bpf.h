@@ -182,6 +182,18 @@ static __always_inline u8 clock_peek(struct clock *c, u64 now, u64 *spent)
 	return clock_copy(c, now, spent, false);
 }
 
+/* The time in guest mode as of now. */
+static __always_inline u64 clock_in_guest(struct clock *c, u64 now)
+{
+	u64 ns;
+
+	bpf_spin_lock(&c->lock);
+	clock_account(c, now);
+	ns = c->spent[STATE_GUEST];
+	bpf_spin_unlock(&c->lock);
+	return ns;
+}
+
 /* As clock_read(); zeros if there is no clock. */
 static __always_inline u8 clock_read_or_zeros(struct clock *c, u64 now, u64 *spent)
 {

@@ -6,6 +6,11 @@
 #define TEIJI_INTERRUPTS_BPF_H
 
 #define TELL_AFTER (1 << 20) /* ns: see on_kvm_entry() */
+/*
+ * ns: see on_written(). A worker that keeps its CPU takes less than a microsecond (some ten in an emulated
+ * machine); a guest that polls cannot do much with a packet in this time.
+ */
+#define UNCLEAR_AFTER 50000
 
 /* The queue of a macvtap whose socket this is. A socket of another kind has no traced tap in the same place.
  */
@@ -77,8 +82,10 @@ static __always_inline void withdraw(struct clock *vcpu, u64 now, u64 before)
 SEC("fentry/vhost_add_used_and_signal_n")
 int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 {
-	struct clock *c = clock_of(current_tid());
+	struct clock *c = clock_of(current_tid()), *vcpu = NULL;
+	struct vcpu_key *target;
 	struct tap_queue q;
+	u64 now;
 
 	if (!c)
 		return 0;
@@ -91,7 +98,16 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 	c->signal.told = 0;
 	c->signal.vm = 0;
 	c->signal.written = 0;
-	c->signal.begun = bpf_ktime_get_ns();
+	c->signal.unclear = 0;
+	c->signal.target.vm = 0;
+	target = bpf_map_lookup_elem(&target_vcpus, &q);
+	if (target) {
+		c->signal.target = *target;
+		vcpu = vcpu_clock(target);
+	}
+	now = bpf_ktime_get_ns();
+	c->signal.clock[STATE_GUEST] = vcpu ? clock_in_guest(vcpu, now) : 0;
+	c->signal.begun = now;
 	return 0;
 }
 
@@ -101,31 +117,28 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
  * is known only when the signal ends; if the worker loses its CPU until then, the guest may have handled the
  * packets and halted. So the state of the vCPU is kept, and its next entry announced, right after the write.
  * (vhost_signal() would be the next function, but the compiler inlines it.)
+ *
+ * The worker may lose its CPU between the write and this probe, too. If it took long to come here, and the
+ * vCPU was in guest mode meanwhile, it is not clear when the guest had the packets.
  */
 SEC("fexit/vhost_add_used_n")
 int BPF_PROG(on_written)
 {
-	struct clock *worker = clock_of(current_tid()), *c = NULL;
-	struct vcpu_key *target;
-	struct tap_queue q;
+	struct clock *worker = clock_of(current_tid()), *c;
 	struct signal *s;
-	u64 now;
+	u64 now, in_guest;
 
 	if (!worker || !worker->signal.begun)
 		return 0;
 	s = &worker->signal;
-	q = s->queue;
-	target = bpf_map_lookup_elem(&target_vcpus, &q);
-	s->target.vm = 0;
-	if (target) {
-		s->target = *target;
-		c = vcpu_clock(target);
-	}
+	in_guest = s->clock[STATE_GUEST];
+	c = s->target.vm ? vcpu_clock(&s->target) : NULL;
 	now = bpf_ktime_get_ns();
 	if (c) {
 		s->before = announce(c, now);
 		s->state = clock_peek(c, now, s->clock);
-		s->told = s->state != STATE_GUEST;
+		s->unclear = now - s->begun > UNCLEAR_AFTER && s->clock[STATE_GUEST] != in_guest;
+		s->told = s->state != STATE_GUEST && !s->unclear;
 		if (!s->told)
 			withdraw(c, now, s->before);
 	} else {
@@ -274,7 +287,8 @@ int BPF_PROG(on_signalled)
 		/* not written: the run of on_written was missed */
 		known = s->written && s->target.vm && !s->vm;
 		at = s->written ? s->written : bpf_ktime_get_ns();
-		r = start_irq(worker, at, known ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
+		/* with the vCPU's state, but of unknown delivery: model::event::Delivery::Unknown */
+		r = start_irq(worker, at, known && !s->unclear ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
 		if (r) {
 			r->vm = known ? s->target.vm : s->vm;
 			r->vcpu = known ? s->target.vcpu : 0;

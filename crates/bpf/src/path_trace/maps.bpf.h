@@ -97,11 +97,11 @@ struct signal {
 	/* what the vCPU did that took the queue's last interrupt, when the packets were in the ring */
 	u8 state; /* enum thread_state */
 	u8 told;  /* its next entry is announced to it */
-	u8 pad;
+	u8 unclear; /* it may have had the packets before that: see on_written() */
 	struct vcpu_key target; /* vm 0: not known */
 	u64 written;		/* when the packets were in the ring; 0: not yet */
 	u64 before;		/* what was announced to it before */
-	u64 clock[STATES];
+	u64 clock[STATES]; /* until then, only its time in guest mode when the signal began */
 };
 
 enum reads {

@@ -61,6 +61,7 @@ pub(super) fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common
         // These were seen, or are due to lack of room.
         Reason::DroppedIn
         | Reason::DroppedOut
+        | Reason::EntryUnclear
         | Reason::NotLearnt
         | Reason::Alike
         | Reason::SameKey
