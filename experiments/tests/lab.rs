@@ -80,6 +80,7 @@ fn all_are_accounted_for(traced: &Traced, called: &Figures) {
     let (r, missed) = (vm.requests, unseen(traced).unwrap());
     assert_eq!(lost(report), 0, "events lost: {:?}", report.counters);
     let left_out = &vm.left_out;
+    eprintln!("left out: {left_out:?}");
     agrees("seen", r.seen, called.sent, missed).unwrap_or_else(|e| panic!("{e}: {left_out:?}"));
     agrees("complete", r.complete, called.received, excused(traced).unwrap())
         .unwrap_or_else(|e| panic!("{e}: {left_out:?}"));

@@ -15,7 +15,7 @@ use std::{
 
 use crate::{
     accel,
-    cache::{self, Lock},
+    cache::{self, Place},
     child::{Child, Sink},
     ends::{self, End},
     error::{Doing, Error, Result},
@@ -144,7 +144,7 @@ pub(crate) fn shell(sh: &str) -> RunRequest {
 
 impl LabHost {
     /// Boots a lab host; first prepares its root file system if necessary. Waits while another lab host runs on this
-    /// machine.
+    /// machine, or as many as `$TEIJI_LABS` says.
     ///
     /// # Errors
     /// If preparation fails, or the machine does not come up in three boots, or ends by itself in one of them; the error
@@ -153,14 +153,13 @@ impl LabHost {
         let prepared = rootfs::prepare()?;
         let agent = agent_program()?;
         let cache = cache::folder()?;
-        let lock = Lock::take(&cache.join("lab.lock"), "the lab host")?;
+        let Place { lock, folder, before } = Place::take(&cache)?;
         let accel = match spec.mode {
             Mode::Wall => accel::choose(&prepared)?,
             Mode::Virtual => Accel::Tcg,
         };
         // Nobody else uses the folder while the lock is held. The files of the previous lab host are kept beside it:
         // its console log shows why it ended.
-        let (folder, before) = (cache.join("run"), cache.join("run.before"));
         let _ = fs::remove_dir_all(&before);
         if fs::rename(&folder, &before).is_err() {
             let _ = fs::remove_dir_all(&folder);
