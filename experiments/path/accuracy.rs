@@ -16,7 +16,7 @@
 //! whatever is preempted and for how long. So the time of each request by teiji has to be between its time inside and
 //! its time outside; that is checked without a tolerance for noise.
 
-use super::{Extent, cost_of_missed, lost, only};
+use super::{Extent, lost, may_be_incomplete, only};
 use crate::load;
 use crate::numbers::{quantile, share};
 use crate::pcap::{self, Exchange, Pairing, Side};
@@ -142,7 +142,7 @@ pub struct Agreement {
     pub unattributed: f64,
     /// Events that teiji lost.
     pub lost: u64,
-    /// Requests that may be missing because of events that are [`unseen`](super::unseen).
+    /// Requests that may be incomplete through no fault of teiji's: see [`may_be_incomplete`].
     #[serde(rename = "spoilt")]
     pub excused: u64,
     /// Packets that the captures dropped.
@@ -263,7 +263,7 @@ pub fn run_under(
         sums_wrong: joined.iter().filter(|j| sum(j) != j.request.total).count(),
         unattributed: unattributed.map_or(0.0, |s| s.time_share),
         lost: lost(&traced.report),
-        excused: cost_of_missed(&traced)?,
+        excused: may_be_incomplete(&traced)?,
         capture_dropped: counts.dropped + drops_inside.dropped + drops_outside.dropped,
         repeated: found.repeated,
         retransmitted: r.retransmitted,

@@ -1,6 +1,6 @@
 //! c. Several VMs traced at the same time, at rates that increase until the lab cannot keep up.
 
-use super::{Extent, left_out, unseen};
+use super::{Extent, stalled, unseen};
 use crate::load;
 use crate::tracing::{Lab, Trace};
 use anyhow::Result;
@@ -42,8 +42,9 @@ pub struct ManyVms {
     pub events: u64,
     /// Events that did not fit in the buffer, over all rates.
     pub lost: u64,
-    /// Events that are [`unseen`], and the requests that are incomplete because events are missing.
-    pub missed: [u64; 2],
+    /// Events that are [`unseen`]; the requests that are incomplete because events are missing, and because their worker was
+    /// [`stalled`].
+    pub missed: [u64; 3],
     /// Requests by the load generator: sent, and answered.
     pub called: [u64; 2],
     /// Requests by teiji: seen, and complete.
@@ -93,7 +94,11 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
         limit,
         events: report.counters.events,
         lost: report.counters.lost.iter().sum(),
-        missed: [unseen(&traced)?, report.vms.iter().map(|vm| left_out(vm, Reason::EventsLost)).sum()],
+        missed: [
+            unseen(&traced)?,
+            report.vms.iter().map(|vm| vm.left_out_for(Reason::EventsLost)).sum(),
+            stalled::stalled(report, traced.recording.as_deref())?,
+        ],
         requests: [
             report.vms.iter().map(|v| v.requests.seen).sum(),
             report.vms.iter().map(|v| v.requests.complete).sum(),

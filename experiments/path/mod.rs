@@ -6,6 +6,7 @@ pub mod blame;
 pub mod flood;
 pub mod late;
 pub mod many_vms;
+pub mod stalled;
 pub mod table;
 
 use crate::tracing::Traced;
@@ -78,35 +79,31 @@ pub fn unseen(traced: &Traced) -> Result<u64> {
     Ok(traced.report.counters.missed + late::late(&traced.report, traced.recording.as_deref())?)
 }
 
-/// How many requests of the VMs may be incomplete because of [`unseen`] events, or because their worker was held up at the
-/// one place where that hides when the guest had them.
+/// How many requests of the VMs may be incomplete through no fault of teiji's: because of [`unseen`] events, or because a
+/// worker lost its CPU while it handed them to the guest. The trace's recording has to show both: see [`late`] and [`stalled`].
 ///
 /// # Errors
-/// Like [`unseen`].
-pub fn cost_of_missed(traced: &Traced) -> Result<u64> {
-    let left_out = |reason| traced.report.vms.iter().map(|vm| left_out(vm, reason)).sum::<u64>();
+/// If it does not.
+pub fn may_be_incomplete(traced: &Traced) -> Result<u64> {
     let of_unseen = match unseen(traced)? {
         0 => 0,
-        unseen => unseen + left_out(Reason::EventsLost),
+        unseen => {
+            unseen + traced.report.vms.iter().map(|vm| vm.left_out_for(Reason::EventsLost)).sum::<u64>()
+        }
     };
-    Ok(of_unseen + left_out(Reason::EntryUnclear))
+    Ok(of_unseen + stalled::stalled(&traced.report, traced.recording.as_deref())?)
 }
 
-/// Requests that are left out for a reason.
-pub fn left_out(vm: &VmReport, reason: Reason) -> u64 {
-    vm.left_out.iter().filter(|l| l.reason == reason).map(|l| l.count).sum()
-}
-
-/// [`cost_of_missed`], for use as a tolerance.
+/// [`may_be_incomplete`], for use as a tolerance.
 ///
 /// # Errors
-/// Like [`cost_of_missed`], or if it is more than a quarter of the requests seen of any VM: a comparison would mean little.
+/// Like [`may_be_incomplete`], or if it is more than a quarter of the requests seen of any VM: a comparison would mean little.
 pub fn excused(traced: &Traced) -> Result<u64> {
     let fewest = traced.report.vms.iter().map(|vm| vm.requests.seen).min();
-    let (excused, seen) = (cost_of_missed(traced)?, fewest.context("the report has no VM")?);
+    let (excused, seen) = (may_be_incomplete(traced)?, fewest.context("the report has no VM")?);
     ensure!(
         excused * 4 <= seen,
-        "missed runs of probes, late events and workers held up excuse {excused} of {seen} requests"
+        "missed runs of probes, late events and stalled workers excuse {excused} of {seen} requests"
     );
     Ok(excused)
 }

@@ -14,7 +14,7 @@
 use super::{Extent, TRACE};
 use crate::load;
 use crate::numbers::{quantile, share};
-use crate::path::{cost_of_missed, lost, only};
+use crate::path::{lost, may_be_incomplete, only};
 use crate::pcap::{self, Side};
 use crate::reporting::START;
 use crate::tracing::{Lab, Trace, requests};
@@ -189,7 +189,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, extent: &Extent) -> Result<Agreement> {
         lost: [
             lost(&traced.report),
             traced.report.guests.iter().map(|g| g.lost).sum(),
-            cost_of_missed(&traced)?,
+            may_be_incomplete(&traced)?,
         ],
         all,
     })

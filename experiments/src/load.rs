@@ -170,81 +170,99 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// Where [`HeldUp`] holds vhost's worker up.
+/// Where [`StalledWorker`] stalls vhost's worker.
 #[derive(Clone, Copy, Debug)]
-pub enum HoldUp {
-    /// After it has written packets to the guest's ring, before any other probe that was attached earlier runs there.
+pub enum StallAt {
+    /// After it has written packets to the guest's ring. The kernel runs the fexit program first that was attached last: to
+    /// stall the worker before teiji's, bpftrace has to begin after the trace.
     Written,
-    /// When it looks whether the guest wants an interrupt for them.
+    /// Before it looks whether the guest wants an interrupt for them.
     Notify,
 }
 
-/// bpftrace, which holds a worker up when it hands packets to a guest, and counts how often the guest wanted no interrupt and
+/// bpftrace, which stalls a worker each time it hands packets to a guest, and counts how often the guest wanted no interrupt and
 /// its vCPU was entered meanwhile.
-pub struct HeldUp<'h> {
+pub struct StalledWorker<'h> {
     host: &'h LabHost,
     bpftrace: Child,
 }
 
-/// As often as that the vCPU has to be entered meanwhile.
+/// What was counted while a worker was stalled.
+#[derive(Clone, Copy, Debug)]
+pub struct Stalls {
+    /// Requests sent.
+    pub sent: u64,
+    /// Requests answered.
+    pub received: u64,
+    /// Signals during which it was stalled.
+    pub signals: u64,
+}
+
+/// A test needs at least as many stalls during which the vCPU entered its guest.
 const OFTEN: u64 = 10;
 
-/// Holds the worker of `guest` up from now on.
+/// Stalls the worker of `guest` from now on.
 ///
 /// # Errors
 /// If bpftrace does not begin.
-pub fn hold_up<'h>(host: &'h LabHost, guest: &Guest<'_>, place: HoldUp) -> Result<HeldUp<'h>> {
+pub fn stall_worker<'h>(host: &'h LabHost, guest: &Guest<'_>, at: StallAt) -> Result<StalledWorker<'h>> {
+    // 4,000 rounds take some 100 µs on a fast machine, milliseconds in an emulated one. (bpftrace bounds loops by rounds.)
     const PROGRAM: &str = "
         kprobe:handle_rx { @receives[tid] = 1; }
         kretprobe:handle_rx { delete(@receives[tid]); }
-        PLACE /@receives[tid]/ {
+        PROBE /@receives[tid]/ {
             @begun[tid] = nsecs;
             $i = 0;
             while ($i < 4000) { $i++; @now[tid] = nsecs; }
         }
         tracepoint:kvm:kvm_entry { @entered[pid] = nsecs; }
         kretprobe:vhost_notify* /@receives[tid]/ {
+            @signals++;
             if ((retval & 0xff) == 0) {
-                @suppressed++;
                 if (@entered[VMM] > @begun[tid]) {
                     @entered_meanwhile++;
                     if (@entered_meanwhile == OFTEN) { printf(\"often enough\\n\"); }
                 }
             }
         }
-        interval:ms:500 { printf(\"holding up\\n\"); }
+        interval:ms:500 { printf(\"stalling\\n\"); }
         END { clear(@begun); clear(@now); clear(@entered); clear(@receives); }";
-    let place = match place {
-        HoldUp::Written => "fexit:vhost:vhost_add_used_n",
-        HoldUp::Notify => "kprobe:vhost_notify*",
+    let probe = match at {
+        StallAt::Written => "fexit:vhost:vhost_add_used_n",
+        StallAt::Notify => "kprobe:vhost_notify*",
     };
     let (vmm, often) = (guest.pid().to_string(), OFTEN.to_string());
-    let program = PROGRAM.replace("PLACE", place).replace("VMM", &vmm).replace("OFTEN", &often);
+    let program = PROGRAM.replace("PROBE", probe).replace("VMM", &vmm).replace("OFTEN", &often);
     let bpftrace = host.spawn(&format!("exec bpftrace -e '{program}' 2>&1"))?;
-    bpftrace.wait_for("holding up", START)?;
-    Ok(HeldUp { host, bpftrace })
+    bpftrace.wait_for("stalling", START)?;
+    Ok(StalledWorker { host, bpftrace })
 }
 
-impl HeldUp<'_> {
-    /// Sends until it was often enough. How often an interrupt is suppressed depends on how busy the machine is.
+impl StalledWorker<'_> {
+    /// Calls `load` until it stalled often enough. How often a guest wants no interrupt depends on how busy the machine is.
     ///
     /// # Errors
-    /// If sending fails, or 20,000 requests were not enough.
-    pub fn send(self, mut some: impl FnMut() -> Result<Figures>) -> Result<Figures> {
-        let mut all = some()?;
-        while all.sent < 20_000 && self.bpftrace.wait_for("often enough", Duration::from_secs(1)).is_err() {
-            let more = some()?;
-            (all.sent, all.received) = (all.sent + more.sent, all.received + more.received);
-            all.strange += more.strange;
+    /// If `load` or bpftrace fails, or 20,000 requests were not enough.
+    pub fn until_often_enough(self, mut load: impl FnMut() -> Result<Figures>) -> Result<Stalls> {
+        let [mut sent, mut received] = [0, 0];
+        loop {
+            let figures = load()?;
+            ensure!(figures.strange == 0, "{figures:?}");
+            (sent, received) = (sent + figures.sent, received + figures.received);
+            if self.bpftrace.wait_for("often enough", Duration::from_secs(1)).is_ok() || sent >= 20_000 {
+                break;
+            }
         }
         self.host.run(&format!("kill -INT {}", self.bpftrace.id()?))?.ok()?;
         let counted = self.bpftrace.wait()?.ok()?;
-        let meanwhile = counted.split("@entered_meanwhile: ").nth(1).and_then(|rest| rest.lines().next());
-        eprintln!("suppressed, with an entry in between: {meanwhile:?}; {all:?}");
-        ensure!(
-            meanwhile.is_some_and(|n| n.parse::<u64>().is_ok_and(|n| n >= OFTEN)),
-            "no worker was held up at the place in question: {counted}"
-        );
-        Ok(all)
+        let count = |name: &str| -> u64 {
+            let figure = counted.split(&format!("@{name}: ")).nth(1).and_then(|rest| rest.lines().next());
+            figure.and_then(|n| n.parse().ok()).unwrap_or(0)
+        };
+        let stalls = Stalls { sent, received, signals: count("signals") };
+        let entered = count("entered_meanwhile");
+        eprintln!("{stalls:?}, {entered} times the vCPU was entered meanwhile");
+        ensure!(entered >= OFTEN, "the worker was not stalled at the place in question: {counted}");
+        Ok(stalls)
     }
 }

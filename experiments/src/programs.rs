@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use teiji_lab::PROGRAMS_BUILT;
 
 /// The project's folder.
 pub fn project() -> &'static Path {
@@ -13,12 +14,8 @@ pub fn project() -> &'static Path {
 /// What runs in the lab: each package's programs, by its name.
 const PROGRAMS: [&str; 3] = ["teiji", "teiji-lab", "teiji-guest"];
 
-/// Set by whoever has just built the whole workspace, programs included, as `cargo test --workspace` does. Building single
-/// packages then would compile most of it a second time: their dependencies have other features without the tests.
-const BUILT: &str = "TEIJI_PROGRAMS_BUILT";
-
 /// The folder of [`PROGRAMS`], built in the same profile as this program. If cargo runs this
-/// program, it builds them first, so that they match the present source, unless [`BUILT`] says that they do.
+/// program, it builds them first, so that they match the present source, unless [`PROGRAMS_BUILT`] says that they do.
 ///
 /// # Errors
 /// If they cannot be built.
@@ -32,7 +29,7 @@ pub fn folder() -> Result<PathBuf> {
     let release = folder.ends_with("release");
     let missing: Vec<&str> = PROGRAMS.into_iter().filter(|name| !folder.join(name).is_file()).collect();
     let cargo = std::env::var_os("CARGO");
-    if missing.is_empty() && (cargo.is_none() || std::env::var_os(BUILT).is_some()) {
+    if missing.is_empty() && (cargo.is_none() || std::env::var_os(PROGRAMS_BUILT).is_some()) {
         return Ok(folder);
     }
     let target = folder.parent().context("the programs are in no target folder")?;

@@ -40,7 +40,7 @@ fn followed(agreement: &Agreement, wanted: u64, macvtap: bool) {
     );
     let Agreement { answered, matched, excused, .. } = *agreement;
     assert!(answered as u64 >= wanted * 9 / 10, "{answered} answered");
-    assert!(excused * 4 <= answered as u64, "excused by missed runs of probes: {agreement:?}");
+    assert!(excused * 4 <= answered as u64, "excused: {agreement:?}");
     assert!(
         (matched as u64 + excused) as f64 >= 0.99 * answered as f64,
         "{matched} of {answered} followed: {:?}",

@@ -79,10 +79,7 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
     );
 
     assert!(agreement.answered as u64 >= u64::from(vcpus) * EACH * 9 / 10, "{agreement:?}");
-    assert!(
-        agreement.excused * 4 <= agreement.answered as u64,
-        "excused by missed runs of probes: {agreement:?}"
-    );
+    assert!(agreement.excused * 4 <= agreement.answered as u64, "excused: {agreement:?}");
     assert!(
         (agreement.matched as u64 + agreement.excused) as f64 >= 0.999 * agreement.answered as f64,
         "{} of {} followed",
@@ -188,7 +185,12 @@ fn four_queues_are_followed_on_each() {
         left_out.iter().filter(|l| l.outcome == Outcome::Incomplete && wanted(l)).map(|l| l.count).sum()
     };
     let by_loss = count(|l| l.reason == Reason::EventsLost);
-    assert_eq!(count(|l| l.blame == Blame::Teiji), by_loss, "incomplete without a loss: {left_out:?}");
+    let stalled = count(|l| l.reason == Reason::ArrivalUnknown);
+    assert_eq!(
+        count(|l| l.blame == Blame::Teiji),
+        by_loss + stalled,
+        "incomplete without a loss: {left_out:?}"
+    );
     assert!(gone > 0 || by_loss == 0, "{gone} events lost or missed: {left_out:?}");
     let recording = traced.recording.unwrap();
     let (kicked, sent) = queues(&recording);

@@ -5,7 +5,7 @@
 use std::{fs, path::Path, time::Duration};
 
 use crate::{
-    cache,
+    cache::{self, Lock},
     error::{Doing, Result},
     initramfs,
     machine::{Accel, Machine},
@@ -24,6 +24,8 @@ pub(crate) fn choose(prepared: &Prepared) -> Result<Accel> {
     }
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let file = cache::folder()?.join("kvm-works");
+    // Two lab hosts may begin at once.
+    let _lock = Lock::take(&cache::folder()?.join("probe.lock"), "the attempt to use KVM")?;
     let known = fs::read_to_string(&file).unwrap_or_default();
     let works = match known.strip_prefix(boot.trim()).map(str::trim) {
         Some("yes") => true,

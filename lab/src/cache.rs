@@ -1,13 +1,14 @@
 //! The folder of prepared files: `$TEIJI_CACHE`, else `$XDG_CACHE_HOME/teiji`, else `~/.cache/teiji`.
 //!
 //! ```text
-//! <cache>/prepare.lock     held while a root file system is made
-//! <cache>/lab.lock         held while a lab host runs: only one at a time, so that measurements are not disturbed;
-//!                          $TEIJI_LABS says how many may run, each further one has lab.2.lock, run.2/, run.2.before/
-//! <cache>/lab-<key>/       one per recipe: root/ (file system), root.erofs (its image),
-//!                          initramfs-<kernel>.cpio
-//! <cache>/run/             sockets, console log and initial RAM disk of the running lab host
-//! <cache>/run.before/      the same files of the previous lab host: its console log shows why it ended
+//! <cache>/prepare.lock                a root file system is being made
+//! <cache>/probe.lock, probe/          it is being tried whether KVM works here
+//! <cache>/kvm-works                   whether it does
+//! <cache>/lab-<key>/                  one per recipe: root/ (file system), root.erofs (its image),
+//!                                     initramfs-<kernel>.cpio
+//! <cache>/lab.lock, lab.2.lock, …     a lab host runs in this slot: see [`Slot`]
+//! <cache>/run/, run.2/, …             its sockets, console log and initial RAM disk
+//! <cache>/run.before/, …              the same files of the slot's previous lab host: its console log shows why it ended
 //! ```
 
 use std::{
@@ -42,24 +43,24 @@ pub fn folder() -> Result<PathBuf> {
     folder.canonicalize().doing(|| format!("find {}", folder.display()))
 }
 
-/// A lock between processes; it is released when this is dropped, or when the process ends.
-pub(crate) struct Lock(#[expect(dead_code, reason = "held for its lock")] File);
+/// A lock between processes, on one or more files; it is released when this is dropped, or when the process ends.
+pub(crate) struct Lock(Vec<File>);
 
 impl Lock {
     /// Takes the lock `path` if it is free.
     pub(crate) fn take_if_free(path: &Path) -> Option<Lock> {
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).ok()?;
-        try_lock(&file).unwrap_or(false).then_some(Lock(file))
+        try_lock(&file).unwrap_or(false).then(|| Lock(vec![file]))
     }
 
     /// Takes the lock `path`; waits for its holder without a limit, and reports who that is.
     pub(crate) fn take(path: &Path, what: &str) -> Result<Lock> {
-        Ok(Lock::take_one(&[path.to_owned()], what)?.1)
+        Ok(Lock::take_any(&[path.to_owned()], what)?.1)
     }
 
-    /// Takes the first of these locks that is free; waits without a limit, and reports who holds one of them. Returns the
-    /// number of the lock in `paths`.
-    fn take_one(paths: &[PathBuf], what: &str) -> Result<(usize, Lock)> {
+    /// Takes the first of these locks that is free; waits without a limit, and reports who holds them. Returns the index of
+    /// the lock in `paths`.
+    fn take_any(paths: &[PathBuf], what: &str) -> Result<(usize, Lock)> {
         let doing = || {
             format!("lock {}", paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" or "))
         };
@@ -83,13 +84,13 @@ impl Lock {
             let step = waiting.get_or_insert_with(|| ProgressStep::begin(&format!("waiting for {what}")));
             if step.seconds() - reported_at >= 30.0 {
                 reported_at = step.seconds();
-                let mut holder = String::new();
                 for file in &mut files {
+                    let mut holder = String::new();
                     file.rewind().and_then(|()| file.read_to_string(&mut holder)).doing(doing)?;
+                    // A command line may be a whole script.
+                    let holder: String = holder.split_whitespace().take(8).collect::<Vec<_>>().join(" ");
+                    step.say(&format!("{what} is in use by {holder}"));
                 }
-                // A command line may be a whole script.
-                let holder: String = holder.split_whitespace().take(8).collect::<Vec<_>>().join(" ");
-                step.say(&format!("{what} is in use by {holder}"));
             }
             thread::sleep(Duration::from_millis(200));
         };
@@ -99,45 +100,7 @@ impl Lock {
             .and_then(|()| file.rewind())
             .and_then(|()| writeln!(file, "process {} ({me})", std::process::id()))
             .doing(doing)?;
-        Ok((taken, Lock(file)))
-    }
-}
-
-/// The name of a file or folder of the `n`th place for a lab host; the first is 1.
-fn of_place(n: usize, before: &str, after: &str) -> String {
-    if n == 1 { format!("{before}{after}") } else { format!("{before}.{n}{after}") }
-}
-
-/// How many lab hosts can run at once at most.
-const MOST_PLACES: usize = 4;
-
-/// Where one lab host runs.
-pub(crate) struct Place {
-    /// Held while it runs.
-    pub(crate) lock: Lock,
-    /// Its files, and those of the lab host that was here before.
-    pub(crate) folder: PathBuf,
-    pub(crate) before: PathBuf,
-}
-
-impl Place {
-    /// Takes a free place; waits until there is one. There are `$TEIJI_LABS` places, one if that is not set.
-    pub(crate) fn take(cache: &Path) -> Result<Place> {
-        let places = std::env::var("TEIJI_LABS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
-        Place::take_of(cache, places)
-    }
-
-    fn take_of(cache: &Path, places: usize) -> Result<Place> {
-        let places = places.clamp(1, MOST_PLACES);
-        let paths: Vec<PathBuf> = (1..=places).map(|n| cache.join(of_place(n, "lab", ".lock"))).collect();
-        let (i, lock) = Lock::take_one(&paths, "the lab host")?;
-        let folder = |after| cache.join(of_place(i + 1, "run", after));
-        Ok(Place { lock, folder: folder(""), before: folder(".before") })
-    }
-
-    /// Whether no lab host runs, in any place: then all locks, which keep others from starting.
-    pub(crate) fn take_all_if_free(cache: &Path) -> Option<Vec<Lock>> {
-        (1..=MOST_PLACES).map(|n| Lock::take_if_free(&cache.join(of_place(n, "lab", ".lock")))).collect()
+        Ok((taken, Lock(vec![file])))
     }
 }
 
@@ -153,6 +116,65 @@ fn try_lock(file: &File) -> nix::Result<bool> {
     }
 }
 
+/// How many lab hosts can run at once at most.
+const MAX_SLOTS: usize = 4;
+
+/// Where a lab host runs. Up to `$TEIJI_LABS` of them run at once, each in one slot. Where that is not set, or 1, a lab host
+/// takes all slots: nothing else of the lab runs beside it, and disturbs what it measures.
+///
+/// A process has one slot at a time: two that had one each and waited for another would wait for ever.
+pub(crate) struct Slot {
+    /// Held while it runs.
+    pub(crate) lock: Lock,
+    /// Its files, and those of the slot's previous lab host.
+    pub(crate) folder: PathBuf,
+    pub(crate) previous: PathBuf,
+}
+
+/// The name of a file or folder of slot `n`, from 1 on.
+fn of_slot(n: usize, prefix: &str, suffix: &str) -> String {
+    if n == 1 { format!("{prefix}{suffix}") } else { format!("{prefix}.{n}{suffix}") }
+}
+
+impl Slot {
+    /// Takes a free slot, or all; waits until there is one.
+    ///
+    /// # Errors
+    /// If `$TEIJI_LABS` is not a number from 1 to 4, or the files cannot be made.
+    pub(crate) fn take(cache: &Path) -> Result<Slot> {
+        let limit = match std::env::var("TEIJI_LABS") {
+            Ok(text) => text.parse().ok().filter(|n| (1..=MAX_SLOTS).contains(n)),
+            Err(_) => Some(1),
+        };
+        let limit = limit.ok_or_else(|| Error::Missing {
+            what: format!("a number from 1 to {MAX_SLOTS} in TEIJI_LABS"),
+            therefore: "how many lab hosts may run at once is not known".into(),
+            fix: "set it to such a number, or unset it".into(),
+        })?;
+        Slot::take_of(cache, limit)
+    }
+
+    fn take_of(cache: &Path, limit: usize) -> Result<Slot> {
+        let lock = |n| cache.join(of_slot(n, "lab", ".lock"));
+        let (slot, lock) = if limit == 1 {
+            // In this order, so that two processes never wait for each other.
+            let all = (1..=MAX_SLOTS).map(|n| Lock::take(&lock(n), "the lab host").map(|lock| lock.0));
+            (1, Lock(all.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()))
+        } else {
+            let (i, lock) = Lock::take_any(&(1..=limit).map(lock).collect::<Vec<_>>(), "the lab host")?;
+            (i + 1, lock)
+        };
+        let folder = |suffix| cache.join(of_slot(slot, "run", suffix));
+        Ok(Slot { lock, folder: folder(""), previous: folder(".before") })
+    }
+
+    /// All locks if no lab host runs, else `None`. While they are held none starts.
+    pub(crate) fn take_all_if_free(cache: &Path) -> Option<Lock> {
+        let take = |n| Lock::take_if_free(&cache.join(of_slot(n, "lab", ".lock"))).map(|lock| lock.0);
+        Some(Lock((1..=MAX_SLOTS).map(take).collect::<Option<Vec<_>>>()?.into_iter().flatten().collect()))
+    }
+}
+
 /// Free bytes for this user on the file system of `path`.
 pub(crate) fn free_bytes(path: &Path) -> Result<u64> {
     let s = nix::sys::statvfs::statvfs(path).doing(|| format!("see how full {} is", path.display()))?;
@@ -165,27 +187,40 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn as_many_lab_hosts_run_as_there_are_places_each_with_its_own_folders() {
-        let cache = tempfile::tempdir().unwrap();
-        let at = |name: &str| cache.path().join(name);
-        assert!(Place::take_all_if_free(cache.path()).is_some());
-        let first = Place::take_of(cache.path(), 2).unwrap();
-        let second = Place::take_of(cache.path(), 2).unwrap();
-        assert_eq!((&first.folder, &first.before), (&at("run"), &at("run.before")));
-        assert_eq!((&second.folder, &second.before), (&at("run.2"), &at("run.2.before")));
-        // A third waits until one of them has ended.
-        let waits = std::thread::scope(|scope| {
-            let third = scope.spawn(|| Place::take_of(cache.path(), 2).unwrap());
+    /// Whether a lab host has to wait for this slot to be given up, and where it then runs.
+    fn after(cache: &Path, limit: usize, slot: Slot) -> (bool, PathBuf) {
+        std::thread::scope(|scope| {
+            let next = scope.spawn(|| Slot::take_of(cache, limit).unwrap());
             thread::sleep(Duration::from_millis(500));
-            let waits = !third.is_finished();
-            drop(second);
-            assert_eq!(third.join().unwrap().folder, at("run.2"));
-            waits
-        });
-        assert!(waits, "a third lab host ran in one of two places");
-        assert!(Place::take_all_if_free(cache.path()).is_none(), "the first still runs");
+            let waits = !next.is_finished();
+            drop(slot);
+            (waits, next.join().unwrap().folder)
+        })
+    }
+
+    #[test]
+    fn as_many_lab_hosts_run_as_the_limit_says_each_with_its_own_folders() {
+        let cache = tempfile::tempdir().unwrap();
+        let (cache, at) = (cache.path(), |name: &str| cache.path().join(name));
+        assert!(Slot::take_all_if_free(cache).is_some());
+        let first = Slot::take_of(cache, 2).unwrap();
+        let second = Slot::take_of(cache, 2).unwrap();
+        assert_eq!((&first.folder, &first.previous), (&at("run"), &at("run.before")));
+        assert_eq!((&second.folder, &second.previous), (&at("run.2"), &at("run.2.before")));
+        assert_eq!(after(cache, 2, second), (true, at("run.2")), "a third waits for one of them");
+        assert!(Slot::take_all_if_free(cache).is_none(), "the first still runs");
         drop(first);
-        assert!(Place::take_all_if_free(cache.path()).is_some());
+        assert!(Slot::take_all_if_free(cache).is_some());
+    }
+
+    #[test]
+    fn one_that_measures_runs_alone() {
+        let cache = tempfile::tempdir().unwrap();
+        let cache = cache.path();
+        let [first, second] = [Slot::take_of(cache, 2).unwrap(), Slot::take_of(cache, 2).unwrap()];
+        drop(first);
+        assert_eq!(after(cache, 1, second), (true, cache.join("run")), "beside another in the second slot");
+        let alone = Slot::take_of(cache, 1).unwrap();
+        assert!(after(cache, 2, alone).0, "another one beside it");
     }
 }

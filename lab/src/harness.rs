@@ -95,7 +95,7 @@ pub fn run(tests: &[Test], end: fn()) -> ExitCode {
 }
 
 /// Runs a test, and runs it again if it failed together with the emulated machine. `hosts` returns why lab hosts have
-/// failed so far, `guests` why nested guests have; `end` ends the lab host, as only one can run.
+/// failed so far, `guests` why nested guests have; `end` ends the lab host: a process can have only one.
 fn attempt(
     name: &str,
     test: fn(),

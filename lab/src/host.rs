@@ -15,7 +15,7 @@ use std::{
 
 use crate::{
     accel,
-    cache::{self, Place},
+    cache::{self, Slot},
     child::{Child, Sink},
     ends::{self, End},
     error::{Doing, Error, Result},
@@ -143,8 +143,8 @@ pub(crate) fn shell(sh: &str) -> RunRequest {
 }
 
 impl LabHost {
-    /// Boots a lab host; first prepares its root file system if necessary. Waits while another lab host runs on this
-    /// machine, or as many as `$TEIJI_LABS` says.
+    /// Boots a lab host; first prepares its root file system if necessary. Waits until fewer than `$TEIJI_LABS` (1 if it is
+    /// not set) lab hosts run on this machine.
     ///
     /// # Errors
     /// If preparation fails, or the machine does not come up in three boots, or ends by itself in one of them; the error
@@ -153,15 +153,15 @@ impl LabHost {
         let prepared = rootfs::prepare()?;
         let agent = agent_program()?;
         let cache = cache::folder()?;
-        let Place { lock, folder, before } = Place::take(&cache)?;
+        let Slot { lock, folder, previous } = Slot::take(&cache)?;
         let accel = match spec.mode {
             Mode::Wall => accel::choose(&prepared)?,
             Mode::Virtual => Accel::Tcg,
         };
-        // Nobody else uses the folder while the lock is held. The files of the previous lab host are kept beside it:
+        // Nobody else uses the folder while the slot is held. The files of the previous lab host are kept beside it:
         // its console log shows why it ended.
-        let _ = fs::remove_dir_all(&before);
-        if fs::rename(&folder, &before).is_err() {
+        let _ = fs::remove_dir_all(&previous);
+        if fs::rename(&folder, &previous).is_err() {
             let _ = fs::remove_dir_all(&folder);
         }
         fs::create_dir_all(folder.join("boot")).doing(|| format!("make {}", folder.display()))?;
@@ -403,6 +403,11 @@ pub fn shared() -> Result<&'static LabHost> {
         .map_err(|e| Error::LabHost(format!("is not there: {e}")))
 }
 
+/// The environment variable that is set by whoever has just built the whole workspace, programs included, as `cargo test
+/// --workspace` does. Building single packages then would compile most of it a second time: their dependencies have other
+/// features without the tests. It would also change programs under tests that run meanwhile.
+pub const PROGRAMS_BUILT: &str = "TEIJI_PROGRAMS_BUILT";
+
 /// The `teiji-lab` program of this build, which is also the agent. For a test of another crate cargo does not build it,
 /// so it is built here if cargo runs this program.
 fn agent_program() -> Result<PathBuf> {
@@ -410,7 +415,7 @@ fn agent_program() -> Result<PathBuf> {
     if me.file_stem().is_some_and(|n| n == "teiji-lab") {
         return Ok(me);
     }
-    if let Some(cargo) = std::env::var_os("CARGO") {
+    if let Some(cargo) = std::env::var_os("CARGO").filter(|_| std::env::var_os(PROGRAMS_BUILT).is_none()) {
         let built = Command::new(&cargo)
             .args(["build", "--package", "teiji-lab", "--bin", "teiji-lab", "--manifest-path"])
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))

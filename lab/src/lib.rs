@@ -54,6 +54,6 @@ mod tsc;
 pub use child::Child;
 pub use error::{Error, Result};
 pub use guest::{Guest, GuestSpec};
-pub use host::{DEFAULT_LIMIT, LabHost, Mode, Output, Spec, shared};
+pub use host::{DEFAULT_LIMIT, LabHost, Mode, Output, PROGRAMS_BUILT, Spec, shared};
 pub use priority::RaisedPriority;
 pub use recipe::Kernel;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    cache::{self, Lock, Place},
+    cache::{self, Lock, Slot},
     error::{Doing, Error, Result},
     image, initramfs, kernel,
     progress::ProgressStep,
@@ -157,7 +157,7 @@ pub(crate) fn which(name: &str) -> Option<PathBuf> {
 /// Removes root file systems of other recipes, and files of an interrupted preparation; `keep` stays.
 fn remove_others(cache: &Path, keep: &str) {
     // A running lab host may use another recipe: then the next preparation removes its files.
-    let nobody_runs = Place::take_all_if_free(cache);
+    let nobody_runs = Slot::take_all_if_free(cache);
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();

@@ -67,8 +67,8 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
         Reason::SegmentMissing => "Segments were lost or overtaken on their way to this host: look at the network before it.".into(),
         Reason::Closed => "Connections ended before requests on them were answered: look at the service.".into(),
         Reason::TraceEnded => "The trace ended before the requests did: trace longer with --for.".into(),
-        Reason::EntryUnclear => {
-            "vhost workers were held up while they handed packets over: give them a CPU that vCPUs do not share.".into()
+        Reason::ArrivalUnknown => {
+            "vhost workers lost their CPU while they handed packets to a guest: give them CPUs with less to do.".into()
         }
         Reason::Evicted | Reason::TooManyTaps => "More packets were on the path at once than teiji follows: narrow --flow.".into(),
         Reason::NotSignalled

@@ -74,7 +74,7 @@ fn an_interrupt_that_no_vcpu_took_is_said_so() {
     let vcpu = Some(ThreadState::Run);
     for (delivery, state, vm, signalled, reason) in [
         (Delivery::Unknown, None, VM, 30_000, Reason::NoInterrupt),
-        (Delivery::Unknown, vcpu, VM, 30_000, Reason::EntryUnclear),
+        (Delivery::Unknown, vcpu, VM, 30_000, Reason::ArrivalUnknown),
         (Delivery::Accepted, vcpu, VM2, 30_000, Reason::NoInterrupt),
         (Delivery::Accepted, vcpu, VM, 41_000, Reason::OutOfOrder),
     ] {

@@ -259,9 +259,11 @@ pub enum Delivery {
     /// accepted the last interrupt. If `state` is [`ThreadState::Guest`], the guest sees the packets at once; otherwise
     /// with the next [`GuestEntry`] with vector 0. The event may be handed over later than that one.
     Suppressed,
-    /// No vCPU was seen to accept an interrupt. If `state` is known nevertheless, the guest had switched interrupts off: it may
-    /// have had the packets before [`Event::ts`], as the worker was held up while it wrote them to the ring, and `vcpu` was
-    /// in guest mode meanwhile.
+    /// No vCPU was seen to accept an interrupt.
+    ///
+    /// If `state` is known, it is not known when the guest, which polled, received the packets: [`Event::ts`] is then when the worker began to signal, [`Interrupt::signalled`] when it had written the packets, and
+    /// `vcpu` was in guest mode in between. This is no variant of its own, because readers of format version 3 refuse a
+    /// recording with a variant that they do not know.
     Unknown,
 }
 

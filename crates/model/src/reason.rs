@@ -36,7 +36,7 @@ pub enum Blame {
     Host,
     /// The programs and the kernel in the guest.
     Guest,
-    /// teiji: the probes or the analysis missed something.
+    /// teiji: the probes or the analysis missed something, or cannot tell.
     Teiji,
     /// Nobody: the cause is what was sent, or when the trace began and ended.
     Nobody,
@@ -83,8 +83,8 @@ reasons! {
     NotSignalled, "not_signalled", Teiji, "taken off the tap, and the signal to the guest was not seen";
     /// The worker signalled, but no vCPU of the VM was seen to accept the interrupt.
     NoInterrupt, "no_interrupt", Teiji, "signalled to the guest, but no vCPU was seen to accept the interrupt";
-    /// The worker was held up while it wrote the packet to the guest's ring, and the guest, which polled, ran meanwhile.
-    EntryUnclear, "entry_unclear", Teiji, "handed to a guest that ran while its worker was held up: since when the guest had it is not clear";
+    /// The worker lost its CPU while it handed the packet to the guest, which polled and ran meanwhile.
+    ArrivalUnknown, "arrival_unknown", Teiji, "handed to a running guest while the vhost worker was off its CPU: when the guest received it is not known";
     /// The interrupt was accepted, but the vCPU was not seen to enter the guest with it.
     NotEntered, "not_entered", Host, "its interrupt was accepted, but the vCPU was not seen to enter the guest with it";
     /// The packet reached the guest, but no response came.

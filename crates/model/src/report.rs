@@ -176,6 +176,11 @@ pub struct VmReport {
 }
 
 impl VmReport {
+    /// Requests that are left out for a reason, whatever their outcome.
+    pub fn left_out_for(&self, reason: Reason) -> u64 {
+        self.left_out.iter().filter(|l| l.reason == reason).map(|l| l.count).sum()
+    }
+
     /// The finding that the verdict names; `None` if there is nothing to judge.
     pub fn blamed(&self) -> Option<&Finding> {
         self.findings.first()

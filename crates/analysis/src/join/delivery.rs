@@ -6,6 +6,7 @@
 //!                         │ Posted, or Suppressed in guest mode ─► done
 //!                         │ its worker slept: the signal was lost ─► done, with a hole
 //!                         │ its signal came too late to be used ───► done, with a hole
+//!                         │ Unknown ───────────────────────────────► done, with a hole
 //! ```
 //!
 //! A worker here is whatever thread takes packets off the tap: a vhost worker, or the VMM's.

@@ -180,10 +180,10 @@ impl Common {
     }
 
     /// Why packets with this signal can be followed no further: no vCPU was seen to accept its interrupt, or it is not
-    /// known whether that is one of this tap, or since when the guest had the packets.
+    /// known whether that is one of this tap, or when the guest received the packets.
     fn without_interrupt(&self, i: &Interrupt) -> Reason {
         if i.delivery == Delivery::Unknown && i.state.is_some() {
-            return Reason::EntryUnclear;
+            return Reason::ArrivalUnknown;
         }
         let by_vmm = self.tap(i.ifindex).is_some_and(|tap| self.taps[tap].served == Served::ByVmm);
         if by_vmm && i.vm != 0 { Reason::NotLearnt } else { Reason::NoInterrupt }

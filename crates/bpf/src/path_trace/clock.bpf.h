@@ -182,16 +182,15 @@ static __always_inline u8 clock_peek(struct clock *c, u64 now, u64 *spent)
 	return clock_copy(c, now, spent, false);
 }
 
-/* The time in guest mode as of now. */
-static __always_inline u64 clock_in_guest(struct clock *c, u64 now)
+/*
+ * The time in guest mode as of now. Read without the lock, which the vCPU's own CPU needs: while the state
+ * changes it may be wrong, and then differs from what is read later.
+ */
+static __always_inline u64 clock_guest_ns(const struct clock *c, u64 now)
 {
-	u64 ns;
+	u64 since = *(volatile u64 *)&c->since, ns = *(volatile u64 *)&c->spent[STATE_GUEST];
 
-	bpf_spin_lock(&c->lock);
-	clock_account(c, now);
-	ns = c->spent[STATE_GUEST];
-	bpf_spin_unlock(&c->lock);
-	return ns;
+	return *(volatile u8 *)&c->state == STATE_GUEST && now > since ? ns + (now - since) : ns;
 }
 
 /* As clock_read(); zeros if there is no clock. */

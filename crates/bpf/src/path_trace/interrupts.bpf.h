@@ -7,10 +7,11 @@
 
 #define TELL_AFTER (1 << 20) /* ns: see on_kvm_entry() */
 /*
- * ns: see on_written(). A worker that keeps its CPU takes less than a microsecond (some ten in an emulated
- * machine); a guest that polls cannot do much with a packet in this time.
+ * ns from the beginning of a signal to on_written(). It usually takes less than 1 us, in an emulated machine
+ * about 10 us; more shows that something held the worker up. Without this limit, that the vCPU was in guest
+ * mode meanwhile proves nothing: a busy guest nearly always is.
  */
-#define UNCLEAR_AFTER 50000
+#define UNKNOWN_AFTER 50000
 
 /* The queue of a macvtap whose socket this is. A socket of another kind has no traced tap in the same place.
  */
@@ -98,17 +99,24 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 	c->signal.told = 0;
 	c->signal.vm = 0;
 	c->signal.written = 0;
-	c->signal.unclear = 0;
+	c->signal.unknown = ARRIVAL_KNOWN;
 	c->signal.target.vm = 0;
 	target = bpf_map_lookup_elem(&target_vcpus, &q);
 	if (target) {
 		c->signal.target = *target;
 		vcpu = vcpu_clock(target);
 	}
+	/* before the write: see on_written() */
 	now = bpf_ktime_get_ns();
-	c->signal.clock[STATE_GUEST] = vcpu ? clock_in_guest(vcpu, now) : 0;
+	/* a vCPU whose clock is not known has not entered its guest yet */
+	c->signal.clock[STATE_GUEST] = vcpu ? clock_guest_ns(vcpu, now) : 0;
 	c->signal.begun = now;
 	return 0;
+}
+
+static __always_inline bool is_halted(u8 state)
+{
+	return state == STATE_ASLEEP || state == STATE_POLL;
 }
 
 /*
@@ -118,8 +126,10 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
  * packets and halted. So the state of the vCPU is kept, and its next entry announced, right after the write.
  * (vhost_signal() would be the next function, but the compiler inlines it.)
  *
- * The worker may lose its CPU between the write and this probe, too. If it took long to come here, and the
- * vCPU was in guest mode meanwhile, it is not clear when the guest had the packets.
+ * The worker may lose its CPU between the write and this probe, too. If the vCPU was in guest mode since the
+ * signal began, and halted (a guest that polls does so only when it has handled what is in the ring), or it
+ * took longer than UNKNOWN_AFTER to come here, the guest may have received the packets at any time since
+ * then.
  */
 SEC("fexit/vhost_add_used_n")
 int BPF_PROG(on_written)
@@ -127,6 +137,7 @@ int BPF_PROG(on_written)
 	struct clock *worker = clock_of(current_tid()), *c;
 	struct signal *s;
 	u64 now, in_guest;
+	s64 took;
 
 	if (!worker || !worker->signal.begun)
 		return 0;
@@ -137,8 +148,15 @@ int BPF_PROG(on_written)
 	if (c) {
 		s->before = announce(c, now);
 		s->state = clock_peek(c, now, s->clock);
-		s->unclear = now - s->begun > UNCLEAR_AFTER && s->clock[STATE_GUEST] != in_guest;
-		s->told = s->state != STATE_GUEST && !s->unclear;
+		/* read anew: the worker may have lost its CPU just before the look at the vCPU */
+		took = bpf_ktime_get_ns() - s->begun;
+		if (s->clock[STATE_GUEST] != in_guest) {
+			if (took > UNKNOWN_AFTER)
+				s->unknown = ARRIVAL_IN_STALL;
+			else if (is_halted(s->state))
+				s->unknown = ARRIVAL_BEFORE_HALT;
+		}
+		s->told = s->state != STATE_GUEST && !s->unknown;
 		if (!s->told)
 			withdraw(c, now, s->before);
 	} else {
@@ -215,7 +233,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	struct rec_irq *r;
 	u64 now, before = 0, spent[STATES];
 	u16 index;
-	bool unseen;
+	bool unseen, unknown;
 	u8 state, delivery = DELIVERY_ACCEPTED;
 
 	/* a host interrupt may come in between, and send a guest an interrupt that is not the worker's */
@@ -252,8 +270,15 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
 	}
 
-	r = start_irq(worker, now, delivery);
+	/*
+	 * The guest may want an interrupt and get the packets without it: it looks into the ring once more
+	 * after it has said so. A vCPU that has halted did not find them there.
+	 */
+	unknown = worker->signal.unknown == ARRIVAL_IN_STALL && !is_halted(state);
+	r = start_irq(worker, unknown ? worker->signal.begun : now, unknown ? DELIVERY_UNKNOWN : delivery);
 	if (r) {
+		if (unknown) /* see model::event::Delivery::Unknown */
+			r->signalled = worker->signal.written;
 		r->vm = target.vm;
 		r->vcpu = target.vcpu;
 		r->index = index;
@@ -277,7 +302,7 @@ int BPF_PROG(on_signalled)
 	struct clock *worker = clock_of(current_tid());
 	struct signal *s;
 	struct rec_irq *r;
-	bool known;
+	bool known, unknown;
 	u64 at;
 
 	if (!worker || !worker->signal.begun)
@@ -286,10 +311,12 @@ int BPF_PROG(on_signalled)
 	if (!s->sent) {
 		/* not written: the run of on_written was missed */
 		known = s->written && s->target.vm && !s->vm;
-		at = s->written ? s->written : bpf_ktime_get_ns();
-		/* with the vCPU's state, but of unknown delivery: model::event::Delivery::Unknown */
-		r = start_irq(worker, at, known && !s->unclear ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
+		unknown = known && s->unknown;
+		at = unknown ? s->begun : s->written ? s->written : bpf_ktime_get_ns();
+		r = start_irq(worker, at, known && !unknown ? DELIVERY_SUPPRESSED : DELIVERY_UNKNOWN);
 		if (r) {
+			if (unknown) /* see model::event::Delivery::Unknown */
+				r->signalled = s->written;
 			r->vm = known ? s->target.vm : s->vm;
 			r->vcpu = known ? s->target.vcpu : 0;
 			r->index = known ? vcpu_index(vcpu_clock(&s->target)) : NOT_KNOWN;

@@ -18,6 +18,10 @@ impl RequestTable {
         let (outcome, exclusion) = match (open.validity, open.indexed) {
             (Validity::Ambiguous(exclusion), _) => (Outcome::Ambiguous, exclusion),
             (_, true) if known.drop > 0 => (Outcome::Incomplete, known),
+            // Its guest did receive it, at whatever time.
+            (_, true) if known.reason == Reason::ArrivalUnknown => {
+                (Outcome::Unanswered, Reason::NoAnswer.into())
+            }
             (_, true) => (Outcome::Unanswered, lost_or(known, &open, self.ttl, c)),
             (Validity::Incomplete(exclusion), false) => {
                 (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c))
@@ -58,10 +62,10 @@ pub(super) fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common
         | Reason::OtherCopy
         | Reason::SegmentMissing
         | Reason::OutOfOrder => true,
-        // These were seen, or are due to lack of room.
+        // These were seen, are certain by themselves, or are due to lack of room.
         Reason::DroppedIn
         | Reason::DroppedOut
-        | Reason::EntryUnclear
+        | Reason::ArrivalUnknown
         | Reason::NotLearnt
         | Reason::Alike
         | Reason::SameKey
