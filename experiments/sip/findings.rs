@@ -19,8 +19,8 @@ use crate::tracing::{Lab, Traced, requests};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use teiji_lab::Guest;
-use teiji_model::finding::{Cause, Evidence, Finding, SIGNIFICANT_SHARE};
-use teiji_model::report::{GuestPart, Inside, Joined};
+use teiji_model::finding::{Cause, Evidence, Finding};
+use teiji_model::report::{GuestPart, Inside};
 use teiji_model::stage::ThreadState;
 
 /// How long KVM polls in the runs without halts: longer than the guest is idle between two requests, ns.
@@ -65,9 +65,6 @@ pub struct Shown {
     pub burst_cause: Option<ThreadState>,
     /// Requests that a thread answered which was created for it, of those whose part in the guest is known.
     pub new_threads: (u64, u64),
-    /// The share of the response times that such a thread worked in the guest, or of which its vCPU's state is not known, by the
-    /// single requests of the recording; the larger of the two.
-    pub new_thread_share: f64,
     /// Reports of the guest that are missing.
     pub lost: u64,
     /// The evidence of the findings.
@@ -100,7 +97,6 @@ impl Shown {
             depth: (depth.mean, depth.max),
             burst_cause: bursts.largest.first().and_then(|burst| burst.state),
             new_threads: (inside.new_threads, inside.divided),
-            new_thread_share: new_thread_share(&joined),
             lost: traced.report.guests.iter().map(|g| g.lost).sum(),
             findings: vm.findings.clone(),
         })
@@ -111,20 +107,6 @@ impl Shown {
         let finding = self.findings.iter().find(|f| f.cause == cause)?;
         finding.evidence.iter().find(|e| e.part == Some(part))
     }
-}
-
-/// See [`Shown::new_thread_share`].
-fn new_thread_share(joined: &[Joined]) -> f64 {
-    let [mut worked, mut unknown, mut total] = [0, 0, 0];
-    for Joined { request, .. } in joined {
-        total += request.total;
-        let Some(inside) = request.inside.filter(|inside| inside.new_thread) else { continue };
-        match inside.splits[GuestPart::App as usize] {
-            Some(split) => worked += split.get(ThreadState::Guest),
-            None => unknown += inside.parts[GuestPart::App as usize],
-        }
-    }
-    worked.max(unknown) as f64 / total.max(1) as f64
 }
 
 /// The share of the time in the guest that packets waited in the socket while the vCPU was in a state.
@@ -313,17 +295,14 @@ pub fn judge_threads(thread: &(Shown, Counted), pool: &(Shown, Counted)) -> Clai
             format!("6. a pool: {} of {} requests", of_pool.new_threads.0, of_pool.new_threads.1),
         ),
         (
-            // On a busy machine other causes may leave it too small a share to be named.
-            (found(shown) || shown.new_thread_share < SIGNIFICANT_SHARE) && !found(of_pool),
+            found(shown) && !found(of_pool),
             format!(
-                "6. thread_per_request is a finding with a thread for each request ({}; by the single requests these threads have \
-                 {:.1} % of the time), and not with a pool",
+                "6. thread_per_request is a finding with a thread for each request ({}), and not with a pool",
                 shown
                     .findings
                     .iter()
                     .find(|f| f.cause == Cause::ThreadPerRequest)
-                    .map_or("no".to_owned(), |f| format!("{:.1} %", f.share * 100.0)),
-                shown.new_thread_share * 100.0
+                    .map_or("no".to_owned(), |f| format!("{:.1} %", f.share * 100.0))
             ),
         ),
     ]

@@ -466,7 +466,7 @@ fn a_guest_that_talks_nonsense_harms_nobody() {
 }
 
 fn a_guest_without_the_program_is_seen_from_the_host() {
-    let trace = Trace::start(&LAB, "without", TRACE, false).unwrap();
+    let trace = Trace::start(&LAB, "without", TRACE, true).unwrap();
     let called = echo(50);
     let traced = trace.stop().unwrap();
     let vm = only(&traced.report).unwrap();

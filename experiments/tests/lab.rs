@@ -307,19 +307,22 @@ fn a_worker_stalled_while_it_signals_hides_no_request() {
     all_are_accounted_for(&traced, stalls.sent, stalls.received);
 }
 
-/// No recording is left to show which events were late, and which workers stalled, so a trace with such proves nothing here,
-/// and another is made. A fault that makes events late makes them late each time.
+/// No recording is left to show which events were late, so a trace with late events proves nothing here, and another is
+/// made. A fault that makes events late makes them late each time. Nor does one show which workers were stalled: of these
+/// requests a quarter is allowed.
 fn a_full_disk_costs_only_the_recording() {
     for attempt in 1.. {
         let (traced, called) = traced_on_a_full_disk();
-        let stalled = only(&traced.report).unwrap().left_out_for(Reason::ArrivalUnknown);
-        if traced.report.late + stalled == 0 || attempt == SHORT.runs {
+        let vm = only(&traced.report).unwrap();
+        let stalled = vm.left_out_for(Reason::ArrivalUnknown);
+        if stalled > 0 && traced.report.late == 0 && traced.report.counters.missed == 0 {
+            assert!(stalled * 4 <= called.received, "{:?}", vm.left_out);
+            return agrees("complete", vm.requests.complete, called.received, stalled).unwrap();
+        }
+        if traced.report.late == 0 || attempt == SHORT.runs {
             return all_are_accounted_for(&traced, called.sent, called.received);
         }
-        eprintln!(
-            "attempt {attempt}: {} late events, {stalled} requests of stalled workers",
-            traced.report.late
-        );
+        eprintln!("attempt {attempt}: {} late events", traced.report.late);
     }
 }
 
@@ -465,7 +468,7 @@ fn a_device_of_another_namespace_with_a_taps_number_is_no_tap() {
     let numbers = LAB.host.run(&script).unwrap().ok().unwrap();
     let numbers: Vec<&str> = numbers.split_whitespace().collect();
     assert_eq!(numbers[0], numbers[1], "the device has the number of the tap");
-    let trace = Trace::start(&LAB, "namespaces", ECHO, false).unwrap();
+    let trace = Trace::start(&LAB, "namespaces", ECHO, true).unwrap();
     let send = "ip netns exec b bash -c 'for i in $(seq 200); do echo x >/dev/udp/10.77.0.1/7; done' 2>/dev/null; \
                 ip netns exec a cat /sys/class/net/in/statistics/rx_packets";
     let received: u64 = LAB.host.run(send).unwrap().ok().unwrap().trim().parse().unwrap();

@@ -55,53 +55,70 @@ impl Lock {
 
     /// Takes the lock `path`; waits for its holder without a limit, and reports who that is.
     pub(crate) fn take(path: &Path, what: &str) -> Result<Lock> {
-        Ok(Lock::take_any(&[path.to_owned()], what)?.1)
+        Ok(Lock::wait(&[path.to_owned()], what, Want::All)?.1)
     }
 
-    /// Takes the first of these locks that is free; waits without a limit, and reports who holds them. Returns the index of
-    /// the lock in `paths`.
-    fn take_any(paths: &[PathBuf], what: &str) -> Result<(usize, Lock)> {
-        let doing = || {
-            format!("lock {}", paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" or "))
-        };
-        let open = |path| {
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).doing(doing)
-        };
-        let mut files: Vec<File> = paths.iter().map(open).collect::<Result<_>>()?;
+    /// Takes the first of these locks that is free, or all at once when all are free; waits without a limit, and reports who
+    /// holds them. Returns the index in `paths` of the first lock that it took.
+    fn wait(paths: &[PathBuf], what: &str, want: Want) -> Result<(usize, Lock)> {
+        let names = || paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(" or ");
+        let doing = || format!("lock {}", names());
         let mut waiting: Option<ProgressStep> = None;
         let mut reported_at = -30.0;
-        let taken = loop {
-            let mut free = None;
-            for (i, file) in files.iter().enumerate() {
-                if try_lock(file).doing(doing)? {
-                    free = Some(i);
-                    break;
+        let (first, mut files) = loop {
+            // Opened anew each time: those that are closed here are not kept from others while it waits.
+            let open = |path| {
+                OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).doing(doing)
+            };
+            let (mut taken, mut holders) = (Vec::new(), Vec::new());
+            for (i, path) in paths.iter().enumerate() {
+                let mut file = open(path)?;
+                if try_lock(&file).doing(doing)? {
+                    taken.push((i, file));
+                    if want == Want::Any {
+                        break;
+                    }
+                } else {
+                    let mut holder = String::new();
+                    file.read_to_string(&mut holder).doing(doing)?;
+                    // A command line may be a whole script.
+                    holders.push(holder.split_whitespace().take(8).collect::<Vec<_>>().join(" "));
                 }
             }
-            if let Some(free) = free {
-                break free;
+            let enough = match want {
+                Want::Any => !taken.is_empty(),
+                Want::All => taken.len() == paths.len(),
+            };
+            if enough {
+                let (indices, files): (Vec<usize>, Vec<File>) = taken.into_iter().unzip();
+                break (indices.first().copied().unwrap_or(0), files);
             }
+            drop(taken);
             let step = waiting.get_or_insert_with(|| ProgressStep::begin(&format!("waiting for {what}")));
             if step.seconds() - reported_at >= 30.0 {
                 reported_at = step.seconds();
-                for file in &mut files {
-                    let mut holder = String::new();
-                    file.rewind().and_then(|()| file.read_to_string(&mut holder)).doing(doing)?;
-                    // A command line may be a whole script.
-                    let holder: String = holder.split_whitespace().take(8).collect::<Vec<_>>().join(" ");
+                for holder in holders {
                     step.say(&format!("{what} is in use by {holder}"));
                 }
             }
             thread::sleep(Duration::from_millis(200));
         };
-        let mut file = files.swap_remove(taken);
         let me = std::env::args().collect::<Vec<_>>().join(" ");
-        file.set_len(0)
-            .and_then(|()| file.rewind())
-            .and_then(|()| writeln!(file, "process {} ({me})", std::process::id()))
-            .doing(doing)?;
-        Ok((taken, Lock(vec![file])))
+        for file in &mut files {
+            file.set_len(0)
+                .and_then(|()| file.rewind())
+                .and_then(|()| writeln!(file, "process {} ({me})", std::process::id()))
+                .doing(doing)?;
+        }
+        Ok((first, Lock(files)))
     }
+}
+
+/// How many of some locks are wanted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Want {
+    Any,
+    All,
 }
 
 fn try_lock(file: &File) -> nix::Result<bool> {
@@ -156,15 +173,10 @@ impl Slot {
 
     fn take_of(cache: &Path, limit: usize) -> Result<Slot> {
         let lock = |n| cache.join(of_slot(n, "lab", ".lock"));
-        let (slot, lock) = if limit == 1 {
-            // In this order, so that two processes never wait for each other.
-            let all = (1..=MAX_SLOTS).map(|n| Lock::take(&lock(n), "the lab host").map(|lock| lock.0));
-            (1, Lock(all.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect()))
-        } else {
-            let (i, lock) = Lock::take_any(&(1..=limit).map(lock).collect::<Vec<_>>(), "the lab host")?;
-            (i + 1, lock)
-        };
-        let folder = |suffix| cache.join(of_slot(slot, "run", suffix));
+        // One that wants all takes none until all are free, so that it keeps none from others while it waits.
+        let (wanted, want) = if limit == 1 { (MAX_SLOTS, Want::All) } else { (limit, Want::Any) };
+        let (i, lock) = Lock::wait(&(1..=wanted).map(lock).collect::<Vec<_>>(), "the lab host", want)?;
+        let folder = |suffix| cache.join(of_slot(i + 1, "run", suffix));
         Ok(Slot { lock, folder: folder(""), previous: folder(".before") })
     }
 

@@ -137,7 +137,8 @@ int BPF_PROG(on_written)
 	struct clock *worker = clock_of(current_tid()), *c;
 	struct signal *s;
 	u64 now, in_guest;
-	s64 took;
+	s64 took = 0;
+	bool ran;
 
 	if (!worker || !worker->signal.begun)
 		return 0;
@@ -150,19 +151,20 @@ int BPF_PROG(on_written)
 		s->state = clock_peek(c, now, s->clock);
 		/* read anew: the worker may have lost its CPU just before the look at the vCPU */
 		took = bpf_ktime_get_ns() - s->begun;
-		if (s->clock[STATE_GUEST] != in_guest) {
-			if (took > UNKNOWN_AFTER)
-				s->unknown = ARRIVAL_IN_STALL;
-			else if (is_halted(s->state))
-				s->unknown = ARRIVAL_BEFORE_HALT;
-		}
+		ran = s->clock[STATE_GUEST] != in_guest;
+		/* in guest mode without having been there before: it entered after `now` */
+		if (took > UNKNOWN_AFTER && (ran || s->state == STATE_GUEST))
+			s->unknown = ARRIVAL_IN_STALL;
+		else if (ran && is_halted(s->state))
+			s->unknown = ARRIVAL_BEFORE_HALT;
 		s->told = s->state != STATE_GUEST && !s->unknown;
 		if (!s->told)
 			withdraw(c, now, s->before);
 	} else {
 		s->state = STATE_UNKNOWN;
 	}
-	s->written = now;
+	/* of a stalled worker it says how long that took */
+	s->written = s->unknown ? s->begun + took : now;
 	return 0;
 }
 
@@ -274,7 +276,8 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	 * The guest may want an interrupt and get the packets without it: it looks into the ring once more
 	 * after it has said so. A vCPU that has halted did not find them there.
 	 */
-	unknown = worker->signal.unknown == ARRIVAL_IN_STALL && !is_halted(state);
+	unknown = worker->signal.unknown == ARRIVAL_IN_STALL && c && !is_halted(state) &&
+		  target.vm == worker->signal.target.vm && target.vcpu == worker->signal.target.vcpu;
 	r = start_irq(worker, unknown ? worker->signal.begun : now, unknown ? DELIVERY_UNKNOWN : delivery);
 	if (r) {
 		if (unknown) /* see model::event::Delivery::Unknown */

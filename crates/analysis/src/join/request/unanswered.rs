@@ -18,11 +18,12 @@ impl RequestTable {
         let (outcome, exclusion) = match (open.validity, open.indexed) {
             (Validity::Ambiguous(exclusion), _) => (Outcome::Ambiguous, exclusion),
             (_, true) if known.drop > 0 => (Outcome::Incomplete, known),
-            // Its guest did receive it, at whatever time.
-            (_, true) if known.reason == Reason::ArrivalUnknown => {
-                (Outcome::Unanswered, Reason::NoAnswer.into())
+            (_, true) => {
+                // The guest did receive it, at whatever time.
+                let arrived = known.reason == Reason::ArrivalUnknown;
+                let known = if arrived { Reason::NoAnswer.into() } else { known };
+                (Outcome::Unanswered, lost_or(known, &open, self.ttl, c))
             }
-            (_, true) => (Outcome::Unanswered, lost_or(known, &open, self.ttl, c)),
             (Validity::Incomplete(exclusion), false) => {
                 (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c))
             }
