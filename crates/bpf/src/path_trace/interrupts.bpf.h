@@ -99,7 +99,7 @@ int BPF_PROG(on_signal, void *dev, struct vhost_virtqueue *vq)
 	c->signal.told = 0;
 	c->signal.vm = 0;
 	c->signal.written = 0;
-	c->signal.unknown = ARRIVAL_KNOWN;
+	c->signal.unknown = 0;
 	c->signal.target.vm = 0;
 	target = bpf_map_lookup_elem(&target_vcpus, &q);
 	if (target) {
@@ -153,10 +153,8 @@ int BPF_PROG(on_written)
 		took = bpf_ktime_get_ns() - s->begun;
 		ran = s->clock[STATE_GUEST] != in_guest;
 		/* in guest mode without having been there before: it entered after `now` */
-		if (took > UNKNOWN_AFTER && (ran || s->state == STATE_GUEST))
-			s->unknown = ARRIVAL_IN_STALL;
-		else if (ran && is_halted(s->state))
-			s->unknown = ARRIVAL_BEFORE_HALT;
+		s->unknown =
+		    took > UNKNOWN_AFTER ? ran || s->state == STATE_GUEST : ran && is_halted(s->state);
 		s->told = s->state != STATE_GUEST && !s->unknown;
 		if (!s->told)
 			withdraw(c, now, s->before);
@@ -235,7 +233,7 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 	struct rec_irq *r;
 	u64 now, before = 0, spent[STATES];
 	u16 index;
-	bool unseen, unknown;
+	bool unseen;
 	u8 state, delivery = DELIVERY_ACCEPTED;
 
 	/* a host interrupt may come in between, and send a guest an interrupt that is not the worker's */
@@ -272,16 +270,8 @@ int BPF_PROG(on_accept_irq, u32 apicid, u16 delivery_mode, u16 trigger_mode, u8 
 		bpf_map_update_elem(&accepted, &key, &now, BPF_ANY);
 	}
 
-	/*
-	 * The guest may want an interrupt and get the packets without it: it looks into the ring once more
-	 * after it has said so. A vCPU that has halted did not find them there.
-	 */
-	unknown = worker->signal.unknown == ARRIVAL_IN_STALL && c && !is_halted(state) &&
-		  target.vm == worker->signal.target.vm && target.vcpu == worker->signal.target.vcpu;
-	r = start_irq(worker, unknown ? worker->signal.begun : now, unknown ? DELIVERY_UNKNOWN : delivery);
+	r = start_irq(worker, now, delivery);
 	if (r) {
-		if (unknown) /* see model::event::Delivery::Unknown */
-			r->signalled = worker->signal.written;
 		r->vm = target.vm;
 		r->vcpu = target.vcpu;
 		r->index = index;

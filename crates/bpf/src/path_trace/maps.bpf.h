@@ -89,22 +89,15 @@ struct {
 } vms SEC(".maps");
 
 /* A worker's signal to a guest, while it is being sent. */
-/* Why it is not known when the guest received the packets of a signal: see on_written(). */
-enum arrival_unknown {
-	ARRIVAL_KNOWN,
-	ARRIVAL_BEFORE_HALT,
-	ARRIVAL_IN_STALL,
-};
-
 struct signal {
 	u64 begun; /* 0: none is being sent */
 	struct tap_queue queue;
 	u32 vm; /* that KVM was told to interrupt; 0: none yet */
 	u8 sent;
 	/* what the vCPU did that took the queue's last interrupt, when the packets were in the ring */
-	u8 state;		/* enum thread_state */
-	u8 told;		/* its next entry is announced to it */
-	u8 unknown;		/* enum arrival_unknown: when the guest received the packets */
+	u8 state;   /* enum thread_state */
+	u8 told;    /* its next entry is announced to it */
+	u8 unknown; /* when the guest received the packets, if it wants no interrupt: see on_written() */
 	struct vcpu_key target; /* vm 0: not known */
 	u64 written;		/* when the packets were in the ring; 0: not yet */
 	u64 before;		/* what was announced to it before */
