@@ -4,7 +4,7 @@
 //! touching, removing and taking the oldest are O(1) and allocate only while the slab grows. [`ExpiringMap`] adds an index by
 //! key. An [`EntryId`] of a removed entry finds nothing: each slot counts its generations.
 
-use crate::hash::{Map, Seeded};
+use crate::hash::{Map, Seeded, make_room};
 use std::hash::Hash;
 
 const NONE: u32 = u32::MAX;
@@ -143,23 +143,10 @@ impl<K: Hash + Eq + Copy, V> ExpiringMap<K, V> {
         if self.store.full() {
             gone = self.pop_oldest();
         }
-        self.make_room_in_index();
+        make_room(&mut self.index, self.store.cap);
         let id = self.store.insert((key, value), now);
         self.index.insert(key, id);
         gone
-    }
-
-    /// The standard library's map would double its size where it is more than half full and has no place left that was
-    /// never used: some time after the store is full for the first time, although it needs no more room. Instead this makes
-    /// a new map of the same size then.
-    fn make_room_in_index(&mut self) {
-        if self.index.len() < self.index.capacity() {
-            return;
-        }
-        let wanted = (2 * self.index.len()).min(self.store.cap).max(self.index.len() + 1);
-        let mut index = Map::with_capacity_and_hasher(wanted, *self.index.hasher());
-        index.extend(self.index.drain());
-        self.index = index;
     }
 
     pub(crate) fn id(&self, key: &K) -> Option<EntryId> {

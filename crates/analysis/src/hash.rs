@@ -5,10 +5,25 @@
 //! bounded, so someone who does know it can only slow their own trace.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher};
 
 /// A hash map with the secret of the run.
 pub(crate) type Map<K, V> = HashMap<K, V, Seeded>;
+
+/// Makes room for one more entry in a map that never has more than `cap`. To be called before each insertion.
+///
+/// The standard library's map would double its size where it is more than half full and has no place left that was
+/// never used: some time, perhaps hours, after it is full for the first time, although it needs no more room. Instead this
+/// makes a new map of the same size then.
+pub(crate) fn make_room<K: Hash + Eq, V>(map: &mut Map<K, V>, cap: usize) {
+    if map.len() < map.capacity() {
+        return;
+    }
+    let wanted = (2 * map.len()).min(cap).max(map.len() + 1);
+    let mut roomy = Map::with_capacity_and_hasher(wanted, *map.hasher());
+    roomy.extend(map.drain());
+    *map = roomy;
+}
 
 /// Makes hashers with the secret of the run.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Which thread a thread id means at a time. The kernel uses ids again, and a thread may change its name: then the same id
 //! is another number here, so that nothing is credited to the former owner.
 
-use crate::hash::{Map, Seeded};
+use crate::hash::{Map, Seeded, make_room};
 use std::collections::VecDeque;
 use teiji_model::event::ThreadName;
 
@@ -87,6 +87,7 @@ impl Threads {
         }
         let number = self.first + self.known.len() as u32;
         self.known.push_back((tid, None));
+        make_room(&mut self.current, MOST);
         self.current.insert(tid, number);
         number
     }
@@ -121,6 +122,19 @@ mod tests {
         assert_eq!((threads.name(first), threads.name(second)), ("first".into(), "second".into()));
         assert_eq!((threads.number(0), threads.thread(0)), (0, Thread::default()));
         assert_eq!(threads.name(Thread::default()), "");
+    }
+
+    #[test]
+    fn a_full_table_does_not_grow() {
+        let mut threads = Threads::new(Seeded::new(1));
+        let mut full = 0;
+        for tid in 1..=100 * MOST as u32 {
+            threads.number(tid);
+            if tid == MOST as u32 {
+                full = threads.current.capacity();
+            }
+        }
+        assert!(threads.current.capacity() <= full, "{full}, then {}", threads.current.capacity());
     }
 
     #[test]

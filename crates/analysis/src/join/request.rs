@@ -35,7 +35,7 @@ use super::outbound::OutboundPacket;
 use super::timeline::{RequestStarts, Way};
 use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
-use crate::hash::{Map, Seeded};
+use crate::hash::{Map, Seeded, make_room};
 pub(super) use copies::CopyId;
 use copies::{Answered, Further};
 use std::hash::BuildHasher;
@@ -231,6 +231,7 @@ impl RequestTable {
             response: 0,
         };
         let id = self.open.insert(open, now);
+        make_room(&mut self.index, MAX_OPEN);
         self.index.insert((vm, m.key), id);
         Some(CopyId::first(id))
     }
