@@ -68,27 +68,32 @@ fn shown(late: u64, events: impl IntoIterator<Item = Event>) -> Result<u64> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use teiji_analysis::Analyzer;
     use teiji_model::event::{Lost, Packet, Point, ThreadName};
     use teiji_model::report::{Counters, Meta};
     use teiji_model::stream::StreamId;
 
-    fn packet(ts: u64, cpu: u16) -> Event {
+    /// A packet at a point, of the thread `tid`.
+    pub(in crate::path) fn packet_at(ts: u64, cpu: u16, point: Point, tid: u32) -> Event {
         let packet = Packet {
-            point: Point::TapSend,
+            point,
             fingerprint: 1,
             matching: None,
             ifindex: 1,
             len: 100,
-            tid: 1,
+            tid,
             queue: None,
             depth: 0,
             worker: None,
             preempted_by: 0,
         };
         Event { ts, stream: StreamId::HOST, cpu, kind: EventKind::Packet(packet) }
+    }
+
+    fn packet(ts: u64, cpu: u16) -> Event {
+        packet_at(ts, cpu, Point::TapSend, 1)
     }
 
     /// Events of two CPUs, in order, with `k` of the other CPU that are older than the window by 1 ns, and one more that is

@@ -82,27 +82,15 @@ fn packets(events: impl IntoIterator<Item = Event>) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::late::tests::packet_at;
     use super::*;
-    use teiji_model::event::Packet;
     use teiji_model::stage::Split;
     use teiji_model::stream::StreamId;
 
     const WORKER: u32 = 7;
 
     fn taken(ts: u64, tid: u32) -> Event {
-        let packet = Packet {
-            point: Point::TapDequeue,
-            fingerprint: 1,
-            matching: None,
-            ifindex: 1,
-            len: 100,
-            tid,
-            queue: None,
-            depth: 0,
-            worker: None,
-            preempted_by: 0,
-        };
-        Event { ts, stream: StreamId::HOST, cpu: 0, kind: EventKind::Packet(packet) }
+        packet_at(ts, 0, Point::TapDequeue, tid)
     }
 
     fn signal(ts: u64, took: u64, delivery: Delivery, state: Option<ThreadState>) -> Event {

@@ -194,8 +194,8 @@ pub struct Stalls {
     pub sent: u64,
     /// Requests answered.
     pub received: u64,
-    /// Signals during which it was stalled.
-    pub signals: u64,
+    /// Signals during which it was stalled, and for which the guest wanted no interrupt.
+    pub suppressed: u64,
 }
 
 /// A test needs at least as many stalls during which the vCPU entered its guest.
@@ -217,8 +217,8 @@ pub fn stall_worker<'h>(host: &'h LabHost, guest: &Guest<'_>, at: StallAt) -> Re
         }
         tracepoint:kvm:kvm_entry { @entered[pid] = nsecs; }
         kretprobe:vhost_notify* /@receives[tid]/ {
-            @signals++;
             if ((retval & 0xff) == 0) {
+                @suppressed++;
                 if (@entered[VMM] > @begun[tid]) {
                     @entered_meanwhile++;
                     if (@entered_meanwhile == OFTEN) { printf(\"often enough\\n\"); }
@@ -259,7 +259,7 @@ impl StalledWorker<'_> {
             let figure = counted.split(&format!("@{name}: ")).nth(1).and_then(|rest| rest.lines().next());
             figure.and_then(|n| n.parse().ok()).unwrap_or(0)
         };
-        let stalls = Stalls { sent, received, signals: count("signals") };
+        let stalls = Stalls { sent, received, suppressed: count("suppressed") };
         let entered = count("entered_meanwhile");
         eprintln!("{stalls:?}, {entered} times the vCPU was entered meanwhile");
         ensure!(entered >= OFTEN, "the worker was not stalled at the place in question: {counted}");

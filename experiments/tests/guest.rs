@@ -361,11 +361,11 @@ fn a_worker_stalled_after_it_has_written_makes_no_wrong_times() {
     let out_of_order = vm.left_out_for(Reason::OutOfOrder);
     let unknown = signals(&is_stalled);
     eprintln!(
-        "{unknown} of {} signals are said to be of unknown arrival; of {sent} to a vCPU that ran, {out_of_order} are out of \
-         order, {} violate the clock",
-        stalls.signals, inside.violations
+        "{unknown} of {} signals without an interrupt are of unknown arrival; of {sent} interrupts to a vCPU that ran, \
+         {out_of_order} are out of order, {} violate the clock",
+        stalls.suppressed, inside.violations
     );
-    assert!(unknown <= stalls.signals && vm.requests.complete > 0, "{:?}", vm.requests);
+    assert!(unknown <= stalls.suppressed && vm.requests.complete > 0, "{:?}", vm.requests);
     assert!(out_of_order + inside.violations <= raced, "{inside:?} {:?}", traced.report.guests);
     // Not `excused`: here more than a quarter may be unknown.
     let excused = may_be_incomplete(&traced).unwrap() + out_of_order;

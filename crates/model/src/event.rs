@@ -261,9 +261,10 @@ pub enum Delivery {
     Suppressed,
     /// No vCPU was seen to accept an interrupt.
     ///
-    /// If `state` is known, it is not known when the guest, which polled, received the packets: [`Event::ts`] is then when the worker began to signal, [`Interrupt::signalled`] when it had written the packets, and
-    /// `vcpu` was in guest mode in between. This is no variant of its own, because readers of format version 3 refuse a
-    /// recording with a variant that they do not know.
+    /// If `state` is known, the guest polled, and it is not known when it received the packets: [`Event::ts`] is when the
+    /// worker began to signal, [`Interrupt::signalled`] when it had written the packets, and `vcpu` was in guest mode in
+    /// between. This is no variant of its own, because readers of format version 3 refuse a recording with a variant that
+    /// they do not know.
     Unknown,
 }
 

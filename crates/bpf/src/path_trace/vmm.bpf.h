@@ -189,7 +189,6 @@ static __always_inline void vmm_signals(struct clock *c, struct kvm *kvm, u64 in
 	c->signal.sent = 0;
 	c->signal.told = 0;
 	c->signal.written = 0;
-	c->signal.unknown = 0;
 	c->signal.begun = now;
 }
 
