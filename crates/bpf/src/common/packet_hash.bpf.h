@@ -186,26 +186,84 @@ static __always_inline bool passes(const struct endpoints *e, bool to_guest)
 	return true;
 }
 
-/* The link layer's header. */
-struct ethernet {
-	u8 dst[6], src[6];
-	__be16 proto;
+/*
+ * The headers of a packet. They are read at once, as if there were no VLAN tag, IPv4, and no options, which
+ * is nearly always so: reading costs more by the call than by the byte. What is elsewhere is read again.
+ */
+union headers {
+	struct {
+		u8 pad[2]; /* so that the words behind it are aligned */
+		struct {
+			u8 dst[6], src[6];
+			__be16 proto;
+		} eth;
+		struct {
+			u8 ihl_version, tos;
+			__be16 tot_len, id, frag;
+			u8 ttl, proto;
+			__be16 check;
+			u32 src, dst;
+		} ip;
+		union {
+			struct {
+				__be16 sport, dport, len, check;
+			} udp;
+			struct {
+				__be16 sport, dport;
+				__be32 seq, ack;
+				__be16 flags, window;
+			} tcp; /* its beginning */
+			struct {
+				u8 type, code;
+				__be16 check, id, seq;
+			} icmp;
+		} l4;
+	};
+	/* what takes their place when they have been used, for lack of room on the stack */
+	struct {
+		u8 pad6[2 + ETH_HLEN];
+		struct {
+			__be32 flow;
+			__be16 len;
+			u8 next, hops;
+			struct address src, dst;
+		} ip6;
+	};
+	u32 payload[PAYLOAD_HASHED / 4]; /* of UDP */
 };
+#define HEADERS_READ (ETH_HLEN + 20 + 16)
 
-/* Reads the header at l2 of a packet whose linear part ends at end; counts a packet that has none. */
-static __always_inline bool read_ethernet(const unsigned char *l2, const unsigned char *end,
-					  struct ethernet *eth)
+/* Reads the Ethernet header of a packet at l2, whose linear part ends at end; counts one that has none. */
+static __always_inline bool read_ethernet(const unsigned char *l2, const unsigned char *end, union headers *h)
 {
-	if (l2 + ETH_HLEN > end || bpf_probe_read_kernel(eth, ETH_HLEN, l2)) {
-		count(COUNT_UNIDENTIFIED);
-		return false;
-	}
-	return true;
+	if (l2 + ETH_HLEN <= end && !bpf_probe_read_kernel(&h->eth, ETH_HLEN, l2))
+		return true;
+	count(COUNT_UNIDENTIFIED);
+	return false;
+}
+
+/* Reads the headers from `from` on, as far as they are in the linear part; what is not is 0. */
+static __always_inline bool read_from(const unsigned char *l2, const unsigned char *end, u32 from,
+				      union headers *h)
+{
+	u8 *into = (u8 *)&h->eth + from;
+
+	__builtin_memset(into, 0, HEADERS_READ - from);
+	return !bpf_probe_read_kernel(into, at_most(end - l2 - from, HEADERS_READ - from), l2 + from);
+}
+
+/* Reads the headers; counts a packet that has not even that of Ethernet. */
+static __always_inline bool read_headers(const unsigned char *l2, const unsigned char *end, union headers *h)
+{
+	if (l2 + ETH_HLEN <= end && read_from(l2, end, 0, h))
+		return true;
+	count(COUNT_UNIDENTIFIED);
+	return false;
 }
 
 /*
- * Identifies a packet that starts at l2 with the header eth, and whose linear part ends at end, by a hash
- * with this secret.
+ * Identifies a packet that starts at l2, whose headers are h as read_headers() has left them, and whose
+ * linear part ends at end, by a hash with this secret.
  *
  * The fingerprint covers what neither forwarding nor checksum offload changes: addresses, protocol,
  * ports, IP id or flow label, length, and for UDP the first 64 bytes of payload, for TCP sequence,
@@ -217,9 +275,8 @@ static __always_inline bool read_ethernet(const unsigned char *l2, const unsigne
  *
  * Returns false for packets that do not pass the filter, or that cannot be identified (these are counted).
  */
-static __always_inline bool identify(const struct ethernet *eth, const unsigned char *l2,
-				     const unsigned char *end, bool to_guest, secret_words secret,
-				     struct packet *p)
+static __always_inline bool identify(union headers *h, const unsigned char *l2, const unsigned char *end,
+				     bool to_guest, secret_words secret, struct packet *p)
 {
 	const unsigned char *at = l2 + ETH_HLEN;
 	struct endpoints e = {};
@@ -231,7 +288,7 @@ static __always_inline bool identify(const struct ethernet *eth, const unsigned 
 	if (!(settings.directions & (to_guest ? DIR_IN : DIR_OUT)))
 		return false;
 
-	ether = bpf_ntohs(eth->proto);
+	ether = bpf_ntohs(h->eth.proto);
 	for (i = 0; i < 2 && (ether == ETH_P_8021Q || ether == ETH_P_8021AD); i++) {
 		__be16 inner;
 
@@ -242,124 +299,104 @@ static __always_inline bool identify(const struct ethernet *eth, const unsigned 
 	}
 
 	if (ether == ETH_P_IP) {
-		struct {
-			u8 ihl_version, tos;
-			__be16 tot_len, id, frag;
-			u8 ttl, proto;
-			__be16 check;
-			u32 src, dst;
-		} ip;
 		u32 ihl;
 
-		if (at + sizeof(ip) > end || bpf_probe_read_kernel(&ip, sizeof(ip), at))
+		if (at + sizeof(h->ip) > end ||
+		    (at != l2 + ETH_HLEN && bpf_probe_read_kernel(&h->ip, sizeof(h->ip), at)))
 			goto unidentified;
-		ihl = (ip.ihl_version & 15) * 4;
-		if (ip.ihl_version >> 4 != 4 || ihl < sizeof(ip))
+		ihl = (h->ip.ihl_version & 15) * 4;
+		if (h->ip.ihl_version >> 4 != 4 || ihl < sizeof(h->ip))
 			goto unidentified;
 		e.version = 4;
-		e.proto = ip.proto;
-		e.src.word[0] = ip.src;
-		e.dst.word[0] = ip.dst;
-		len = bpf_ntohs(ip.tot_len);
+		e.proto = h->ip.proto;
+		e.src.word[0] = h->ip.src;
+		e.dst.word[0] = h->ip.dst;
+		len = bpf_ntohs(h->ip.tot_len);
 		l4_len = len > ihl ? len - ihl : 0;
-		id = (u32)ip.id << 16 | (ip.frag & bpf_htons(0x1fff));
+		id = (u32)h->ip.id << 16 | (h->ip.frag & bpf_htons(0x1fff));
 		at += ihl;
-		if (ip.frag & bpf_htons(0x1fff)) { /* a later fragment has no ports */
+		if (h->ip.frag & bpf_htons(0x1fff)) { /* a later fragment has no ports */
 			if (settings.ports || !passes(&e, to_guest))
 				return false;
 			goto identified;
 		}
 	} else if (ether == ETH_P_IPV6) {
-		struct {
-			__be32 flow;
-			__be16 len;
-			u8 next, hops;
-			struct address src, dst;
-		} ip;
-
-		if (at + sizeof(ip) > end || bpf_probe_read_kernel(&ip, sizeof(ip), at))
+		if (at + sizeof(h->ip6) > end || bpf_probe_read_kernel(&h->ip6, sizeof(h->ip6), at))
 			goto unidentified;
 		e.version = 6;
-		e.proto = ip.next;
-		e.src = ip.src;
-		e.dst = ip.dst;
-		len = bpf_ntohs(ip.len);
+		e.proto = h->ip6.next;
+		e.src = h->ip6.src;
+		e.dst = h->ip6.dst;
+		len = bpf_ntohs(h->ip6.len);
 		l4_len = len;
-		id = ip.flow & bpf_htonl(0x000fffff); /* the flow label, not the traffic class */
-		at += sizeof(ip);
+		id = h->ip6.flow & bpf_htonl(0x000fffff); /* the flow label, not the traffic class */
+		at += sizeof(h->ip6);
 	} else {
 		return false; /* ARP and others are part of no request */
 	}
 
+	if (at != l2 + ETH_HLEN + sizeof(h->ip) && at < end &&
+	    bpf_probe_read_kernel(&h->l4, at_most(end - at, sizeof(h->l4)), at))
+		goto unidentified;
 	if (e.proto == PROTO_UDP) {
-		struct {
-			__be16 sport, dport, len, check;
-		} udp;
-		u32 payload[PAYLOAD_HASHED / 4] = {};
+		u32 *payload = h->payload;
+		__be16 udp_len = h->l4.udp.len;
 		u64 n;
 
-		if (at + sizeof(udp) > end || bpf_probe_read_kernel(&udp, sizeof(udp), at))
+		if (at + sizeof(h->l4.udp) > end)
 			goto unidentified;
-		e.sport = bpf_ntohs(udp.sport);
-		e.dport = bpf_ntohs(udp.dport);
+		e.sport = bpf_ntohs(h->l4.udp.sport);
+		e.dport = bpf_ntohs(h->l4.udp.dport);
 		if (!passes(&e, to_guest))
 			return false;
-		at += sizeof(udp);
+		ports = (u32)e.sport << 16 | e.dport;
+		at += sizeof(h->l4.udp);
 		/* the frame may be padded, and the datagram may be longer than the linear part */
-		n = bpf_ntohs(udp.len);
-		n = at_most(n > sizeof(udp) ? n - sizeof(udp) : 0, at < end ? end - at : 0);
+		n = bpf_ntohs(udp_len);
+		n = at_most(n > sizeof(h->l4.udp) ? n - sizeof(h->l4.udp) : 0, at < end ? end - at : 0);
 		p->payload = at;
 		p->payload_len = n;
 		n = at_most(n, PAYLOAD_HASHED);
+		__builtin_memset(payload, 0, PAYLOAD_HASHED);
 		if (n && bpf_probe_read_kernel(payload, n, at))
 			goto unidentified;
 #pragma unroll
 		for (i = 0; i < PAYLOAD_HASHED / 4; i += 2)
 			add_pair(&sums, OFFSET_BODY + i, payload[i], payload[i + 1]);
-		ports = (u32)e.sport << 16 | e.dport;
 		if (settings.matching == MATCH_ECHO) {
-			p->key = match_key(&e, (u32)PROTO_UDP << 16 | udp.len, 0, sums);
+			p->key = match_key(&e, (u32)PROTO_UDP << 16 | udp_len, 0, sums);
 			p->role = ROLE_EITHER;
 		} else if (settings.matching == MATCH_DNS || settings.matching == MATCH_KEY) {
 			p->key = ends_key(&e, secret);
 		}
 	} else if (e.proto == PROTO_TCP) {
-		struct {
-			__be16 sport, dport;
-			__be32 seq, ack;
-			__be16 flags;
-		} tcp;
-
-		if (at + 14 > end || bpf_probe_read_kernel(&tcp, 14, at))
+		if (at + sizeof(h->l4.tcp) > end)
 			goto unidentified;
-		e.sport = bpf_ntohs(tcp.sport);
-		e.dport = bpf_ntohs(tcp.dport);
+		e.sport = bpf_ntohs(h->l4.tcp.sport);
+		e.dport = bpf_ntohs(h->l4.tcp.dport);
 		if (!passes(&e, to_guest))
 			return false;
 		ports = (u32)e.sport << 16 | e.dport;
-		l4 = tcp.flags;
+		l4 = h->l4.tcp.flags;
 		if (settings.matching == MATCH_TCP) {
 			p->key = ends_key(&e, secret);
 			p->role = ROLE_SEGMENT;
 			p->payload = at;
 			p->payload_len = l4_len;
 		}
-		add_pair(&sums, OFFSET_BODY, tcp.seq, tcp.ack);
+		add_pair(&sums, OFFSET_BODY, h->l4.tcp.seq, h->l4.tcp.ack);
 	} else if (e.proto == PROTO_ICMP || e.proto == PROTO_ICMPV6) {
-		struct {
-			u8 type, code;
-			__be16 check, id, seq;
-		} icmp;
+		u8 type = h->l4.icmp.type;
 		bool request, reply;
 
 		if (!passes(&e, to_guest))
 			return false;
-		if (at + sizeof(icmp) > end || bpf_probe_read_kernel(&icmp, sizeof(icmp), at))
+		if (at + sizeof(h->l4.icmp) > end)
 			goto unidentified;
-		l4 = (u32)icmp.type << 24 | (u32)icmp.code << 16 | icmp.check;
-		ports = (u32)icmp.id << 16 | icmp.seq;
-		request = e.proto == PROTO_ICMP ? icmp.type == 8 : icmp.type == 128;
-		reply = e.proto == PROTO_ICMP ? icmp.type == 0 : icmp.type == 129;
+		l4 = (u32)type << 24 | (u32)h->l4.icmp.code << 16 | h->l4.icmp.check;
+		ports = (u32)h->l4.icmp.id << 16 | h->l4.icmp.seq;
+		request = e.proto == PROTO_ICMP ? type == 8 : type == 128;
+		reply = e.proto == PROTO_ICMP ? type == 0 : type == 129;
 		if (settings.matching == MATCH_ECHO && (request || reply)) {
 			p->key = match_key(&e, (u32)PROTO_ICMP << 16, ports, sums);
 			p->role = request ? ROLE_REQUEST : ROLE_FINAL;

@@ -28,21 +28,24 @@ static __always_inline bool is_guest_mac(const u8 *addr)
 static __always_inline bool parse(const unsigned char *l2, const unsigned char *end, bool known,
 				  bool to_guest, struct packet *p)
 {
-	struct ethernet eth;
+	union headers h;
 
-	if (!read_ethernet(l2, end, &eth))
-		return false;
-	if (!known) {
-		if (followed.by_mac) {
-			/* towards a guest if it is the destination, from one if only the source is */
-			if (to_guest ? !is_guest_mac(eth.dst)
-				     : !is_guest_mac(eth.src) || is_guest_mac(eth.dst))
-				return false;
-			if (to_guest)
-				p->received = bpf_ktime_get_ns();
-		}
+	if (known || !followed.by_mac) {
+		if (!read_headers(l2, end, &h))
+			return false;
+	} else {
+		/* most packets of a host are no traced guest's: of those only the addresses are read */
+		if (!read_ethernet(l2, end, &h))
+			return false;
+		/* towards a guest if it is the destination, from one if only the source is */
+		if (to_guest ? !is_guest_mac(h.eth.dst) : !is_guest_mac(h.eth.src) || is_guest_mac(h.eth.dst))
+			return false;
+		if (to_guest)
+			p->received = bpf_ktime_get_ns();
+		if (!read_from(l2, end, ETH_HLEN, &h))
+			return false;
 	}
-	return identify(&eth, l2, end, to_guest, settings.secret, p);
+	return identify(&h, l2, end, to_guest, settings.secret, p);
 }
 
 #endif

@@ -180,7 +180,7 @@ int BPF_PROG(on_netif_rx, struct sk_buff *skb)
 	u32 ifindex = skb->dev->ifindex;
 
 	/* a tap's frames are taken in netif_receive_skb */
-	if (!is_tap(skb->dev, ifindex) && parse_skb(skb, true, false, true, &p) && p.to_guest)
+	if (!is_tap_here(skb->dev) && parse_skb(skb, true, false, true, &p) && p.to_guest)
 		emit_packet(&p, POINT_HOST_RX, ifindex);
 	return 0;
 }
@@ -191,7 +191,7 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 	struct packet p = {};
 	u32 ifindex = skb->dev->ifindex;
 
-	if (is_tap(skb->dev, ifindex)) {
+	if (is_tap_here(skb->dev)) {
 		/* broadcasts to it: macvlan_broadcast_one() */
 		if (is_macvtap(ifindex))
 			return 0;
@@ -394,12 +394,30 @@ int BPF_PROG(on_dev_queue, struct sk_buff *skb)
 	struct packet p = {};
 	u32 ifindex = skb->dev->ifindex;
 
-	if (is_tap(skb->dev, ifindex)) {
+	if (is_tap_here(skb->dev)) {
 		if (is_macvtap(ifindex))
 			sent_by_macvtap(skb, ifindex);
 	} else if (parse_skb(skb, false, false, false, &p) && !p.to_guest) {
 		emit_packet(&p, POINT_DEV_QUEUE, ifindex);
 	}
+	return 0;
+}
+
+/*
+ * Reports a packet that the verifier does not trust. Not inlined: the verifier looks at a global function
+ * once, instead of once for each packet of a chain.
+ */
+__noinline int emit_linked(u64 address, u8 point)
+{
+	struct sk_buff *skb = (struct sk_buff *)address;
+	struct net_device *dev = BPF_CORE_READ(skb, dev);
+	u32 ifindex = BPF_CORE_READ(dev, ifindex), len = BPF_CORE_READ(skb, len);
+	const unsigned char *data = BPF_CORE_READ(skb, data);
+	struct packet p = {.len = len};
+
+	if (!is_tap(dev, ifindex) &&
+	    parse(data, data + (len - BPF_CORE_READ(skb, data_len)), false, false, &p) && !p.to_guest)
+		emit_packet(&p, point, ifindex);
 	return 0;
 }
 
@@ -415,22 +433,15 @@ static __always_inline int emit_chain(struct sk_buff *first, u8 point)
 	if (!first)
 		return 0;
 	ifindex = first->dev->ifindex;
-	if (is_tap(first->dev, ifindex))
+	if (is_tap_here(first->dev))
 		return 0;
 	if (parse_skb(first, false, false, false, &p) && !p.to_guest)
 		emit_packet(&p, point, ifindex);
-	at = first->next;
+	if (!first->next)
+		return 0;
+	at = BPF_CORE_READ(first, next); /* as a number */
 	for (i = 1; i < BULK_MAX && at; i++) {
-		const unsigned char *data = BPF_CORE_READ(at, data);
-		u32 len = BPF_CORE_READ(at, len);
-
-		__builtin_memset(&p, 0, sizeof(p));
-		ifindex = BPF_CORE_READ(at, dev, ifindex);
-		if (is_tap(BPF_CORE_READ(at, dev), ifindex))
-			return 0;
-		p.len = len;
-		if (parse(data, data + (len - BPF_CORE_READ(at, data_len)), false, false, &p) && !p.to_guest)
-			emit_packet(&p, point, ifindex);
+		emit_linked((u64)at, point);
 		at = BPF_CORE_READ(at, next);
 	}
 	return 0;
@@ -463,7 +474,7 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 	struct packet p = {};
 	struct tap_queue q = {.ifindex = dev->ifindex, .queue = skb->queue_mapping};
 
-	if (is_tap(dev, q.ifindex)) {
+	if (is_tap_here(dev)) {
 		if (!is_macvtap(q.ifindex) && parse_skb(skb, false, true, true, &p))
 			emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_ENQUEUE, q.ifindex,
 				 clock_at(bpf_map_lookup_elem(&workers, &q)), 0, NOT_KNOWN);

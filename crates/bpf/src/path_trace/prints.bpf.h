@@ -11,9 +11,9 @@ static __always_inline u64 hash_with(const unsigned char *l2, const unsigned cha
 				     secret_words secret)
 {
 	struct packet p = {};
-	struct ethernet eth;
+	union headers h;
 
-	if (!read_ethernet(l2, end, &eth) || !identify(&eth, l2, end, to_guest, secret, &p))
+	if (!read_headers(l2, end, &h) || !identify(&h, l2, end, to_guest, secret, &p))
 		return 0;
 	return p.fingerprint;
 }
@@ -27,7 +27,7 @@ static __always_inline int emit_print(struct sk_buff *skb, const unsigned char *
 	struct rec_print *r;
 
 	/* of macvtaps, guests' frames are not received, but sent, by the device */
-	if (!hinted(ifindex, HINT_GUEST) || !is_tap(skb->dev, ifindex) || is_macvtap(ifindex))
+	if (!hinted(ifindex, HINT_GUEST) || !is_tap_here(skb->dev) || is_macvtap(ifindex))
 		return 0;
 	guest = bpf_map_lookup_elem(&guests, &ifindex);
 	if (!guest)

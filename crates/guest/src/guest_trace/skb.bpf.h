@@ -81,7 +81,7 @@ static __always_inline const unsigned char *copy_head(struct sk_buff *skb, const
 static __always_inline bool identify_skb(struct sk_buff *skb, bool received, bool to_guest, struct packet *p)
 {
 	const unsigned char *data = skb->data, *l2 = data, *end;
-	struct ethernet eth;
+	union headers h;
 
 	if (received) {
 		if (skb->mac_header == 0xffff) /* not set */
@@ -99,7 +99,7 @@ static __always_inline bool identify_skb(struct sk_buff *skb, bool received, boo
 		}
 		end = l2 + len;
 	}
-	return read_ethernet(l2, end, &eth) && identify(&eth, l2, end, to_guest, settings.secret, p);
+	return read_headers(l2, end, &h) && identify(&h, l2, end, to_guest, settings.secret, p);
 }
 
 #endif
