@@ -214,50 +214,6 @@ fn a_worker_that_slept_has_signalled() {
 }
 
 #[test]
-fn the_last_kick_after_the_entry_ends_the_guests_part() {
-    let mut h = whole();
-    h.kick(49_000).kick(60_000).kick(101_000);
-    h.at(109_000, EventKind::Kick(Kick { vm: VM2, ..kick() }))
-        .at(109_500, EventKind::Kick(Kick { ifindex: TAP2, ..kick() }));
-    h.kick(111_000);
-    h.0.sort_by_key(|e| e.ts);
-    assert_eq!(h.run().stages()[5..7], [51, 9]);
-}
-
-#[test]
-fn another_queues_kick_ends_nothing() {
-    let mut h = whole();
-    h.at(105_000, EventKind::Kick(Kick { queue: 3, ..kick() }));
-    h.0.sort_by_key(|e| e.ts);
-    assert_eq!(h.run().stages()[5..7], [50, 10]);
-    // Nor is it used for a frame without a kick, or for one whose queue is not known.
-    let mut none = h.clone();
-    none.0.retain(|e| !matches!(e.kind, EventKind::Kick(k) if k.queue == 0));
-    for e in &mut h.0 {
-        if let EventKind::Packet(p) = &mut e.kind {
-            p.queue = None;
-        }
-    }
-    for history in [none, h] {
-        let o = history.run();
-        assert_eq!(o.stages()[5..7], [60, 0]);
-        assert!(o.joined[0].request.coalesced_kick);
-    }
-}
-
-#[test]
-fn frames_of_another_queue_leave_a_queues_kick_alone() {
-    let mut h = whole();
-    h.at(104_000, EventKind::Kick(Kick { queue: 3, ..kick() }));
-    h.at(106_000, EventKind::Packet(Packet { queue: Some(3), ..packet(Point::TapSend, 55, TAP) }));
-    h.0.sort_by_key(|e| e.ts);
-    let o = h.run();
-    assert_eq!(o.stages()[5..7], [50, 10]);
-    let vhost_tx = o.report.vms[0].outbound.stages[0].1;
-    assert_eq!(vhost_tx.count, 1, "the frame of the other queue went nowhere");
-}
-
-#[test]
 fn a_vcpu_is_joined_by_kvms_number_and_shown_by_its_index() {
     let mut h = whole();
     for e in &mut h.0 {

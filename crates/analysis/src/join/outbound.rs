@@ -194,6 +194,8 @@ impl Outbound {
         // A frame whose queue is not known has no kick of its own: the kick of another queue says nothing about it.
         let queue = p.queue.and_then(|queue| c.taps[tap].queue(queue));
         let (kick, before) = queue.map_or((None, 0), |q| (q.kick, std::mem::replace(&mut q.sent, now)));
+        // One that an earlier frame of the queue had, too, says nothing about when this one was ready.
+        let kick = kick.filter(|(ts, _)| *ts >= before);
         let request = requests.answer(now, vm, p, kick, c);
         if let Some(id) = self.records.id(&p.fingerprint) {
             if self.has_left(id) {
@@ -213,7 +215,7 @@ impl Outbound {
                 return;
             }
         }
-        let vhost_tx = kick.filter(|(ts, _)| *ts >= before).map(|(ts, _)| now - ts);
+        let vhost_tx = kick.map(|(ts, _)| now - ts);
         let sent = OutboundPacket {
             vm,
             tap: p.ifindex,
