@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::Duration;
 use teiji_lab::{Child, Guest};
-use teiji_model::report::{Joined, LeftOut, Request};
+use teiji_model::report::{Joined, LargePackets, LeftOut, Request};
 use teiji_model::stage::Stage;
 
 /// A request's time may differ by this share of it, or by [`OFF_NS`].
@@ -155,6 +155,9 @@ pub struct Agreement {
     pub retransmitted: u64,
     /// teiji's counts: seen, complete, incomplete, ambiguous, unanswered.
     pub counts: [u64; 5],
+    /// Large packets on the tap by teiji's counts: toward the guest, from it.
+    #[serde(skip)]
+    pub large: [LargePackets; 2],
     /// Why teiji followed the others no further.
     #[serde(skip)]
     pub left_out: Vec<LeftOut>,
@@ -268,6 +271,7 @@ pub fn run_under(
         repeated: found.repeated,
         retransmitted: r.retransmitted,
         counts: [r.seen, r.complete, r.incomplete, r.ambiguous, r.unanswered],
+        large: [vm.inbound.large, vm.outbound.large],
         left_out: vm.left_out.clone(),
         pairs,
         joined,

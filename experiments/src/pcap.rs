@@ -32,6 +32,8 @@ pub struct Seen<'a> {
     pub proto: u8,
     /// The data after the IP header, as far as captured.
     pub data: &'a [u8],
+    /// How many bytes that is in whole.
+    pub len: usize,
 }
 
 /// How requests and responses are paired.
@@ -108,7 +110,8 @@ pub fn packets(file: &[u8]) -> Result<Vec<Seen<'_>>> {
             continue;
         }
         let address = |at: usize| Ipv4Addr::new(ip[at], ip[at + 1], ip[at + 2], ip[at + 3]);
-        let Some(data) = ip.get(usize::from(ip[0] & 15) * 4..) else { continue };
+        let header = usize::from(ip[0] & 15) * 4;
+        let Some(data) = ip.get(header..) else { continue };
         seen.push(Seen {
             ts: u64::from(seconds) * 1_000_000_000 + u64::from(ns),
             out: head[10] == OUTGOING,
@@ -116,6 +119,7 @@ pub fn packets(file: &[u8]) -> Result<Vec<Seen<'_>>> {
             to: address(16),
             proto: ip[9],
             data,
+            len: usize::from(u16::from_be_bytes([ip[2], ip[3]])).saturating_sub(header),
         });
     }
     Ok(seen)
@@ -273,7 +277,7 @@ mod tests {
 
     fn seen(ts: u64, out: bool, proto: u8, data: &[u8]) -> Seen<'_> {
         let (from, to) = if out { (GUEST, PEER) } else { (PEER, GUEST) };
-        Seen { ts, out, from, to, proto, data }
+        Seen { ts, out, from, to, proto, data, len: data.len() }
     }
 
     fn times(pairs: &Pairs) -> Vec<(u64, u64)> {
@@ -311,11 +315,12 @@ mod tests {
         sll2[10] = OUTGOING;
         file.extend(sll2);
         let mut ip = [0; 20];
-        (ip[0], ip[9], ip[12], ip[19]) = (0x45, 17, 10, 9);
+        (ip[0], ip[2], ip[9], ip[12], ip[19]) = (0x45, 4, 17, 10, 9);
         file.extend(ip);
         file.extend([1, 2, 3, 4, 5, 6, 7, 8]);
         let found = packets(&file).unwrap();
         assert_eq!((found[0].ts, found[0].out, found[0].data.len()), (5_000_000_006, true, 8));
+        assert_eq!(found[0].len, 1024 - 20);
         assert_eq!((found[0].from, found[0].to), (Ipv4Addr::new(10, 0, 0, 0), Ipv4Addr::new(0, 0, 0, 9)));
         assert!(packets(&file[..file.len() - 1]).is_err());
         assert!(packets(b"GIF89a").is_err());

@@ -8,11 +8,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use teiji_experiments::load::{self, CALLER_CPU};
+use teiji_experiments::path;
 use teiji_experiments::path::accuracy::{self, Agreement, Case};
-use teiji_experiments::pcap::Pairing;
+use teiji_experiments::pcap::{self, Pairing};
 use teiji_experiments::tracing::Lab;
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest};
+use teiji_model::report::LargePackets;
 
 static LAB: Shared<Lab> = Shared::new("the lab", || {
     Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("requests")).unwrap()
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
         turns_on_connections_to_an_http_server_are_requests,
         datagrams_are_matched_by_bytes_that_identify_them,
         requests_that_are_lost_on_their_way_are_followed_from_their_first_copy_at_the_host,
+        large_packets_are_counted_and_followed_whether_or_not_the_host_splits_them,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
@@ -142,6 +145,78 @@ fn requests_that_are_lost_on_their_way_are_followed_from_their_first_copy_at_the
     let lost = http("lossy", 200, "get");
     LAB.host.run("ip netns exec peer tc qdisc del dev eth0 root").unwrap().ok().unwrap();
     eprintln!("{lost:?}");
+}
+
+/// The segments of HTTP with payload to or from the guest in a capture of a case that was run: how many frames each fills.
+fn frames(case: &str, place: &str, to_guest: bool) -> Vec<u64> {
+    let capture = std::fs::read(LAB.out.join(format!("{case}-{place}.pcap"))).unwrap();
+    let mut all = Vec::new();
+    for p in pcap::packets(&capture).unwrap() {
+        let (guest, port) = if to_guest { (p.to, &p.data[2..4]) } else { (p.from, &p.data[..2]) };
+        if p.proto == 6 && guest == VM1.ip() && port == 8080u16.to_be_bytes() {
+            let header = usize::from(p.data[12] >> 4) * 4;
+            // An MTU of 1500 less the IP header.
+            all.push((p.len - header).div_ceil(1480 - header) as u64);
+        }
+    }
+    all.retain(|frames| *frames > 0);
+    all.sort_unstable();
+    all
+}
+
+/// teiji's counts of large packets are those of the capture at the tap; these are returned.
+#[track_caller]
+fn large(a: &Agreement, case: &str, to_guest: bool) -> LargePackets {
+    let mut all = frames(case, "inside", to_guest);
+    all.retain(|frames| *frames > 1);
+    let seen = LargePackets {
+        packets: all.len() as u64,
+        segments: all.iter().sum(),
+        largest: all.iter().copied().max().unwrap_or(0),
+    };
+    let reported = a.large[usize::from(!to_guest)];
+    eprintln!("{case}: {reported:?} of {seen:?}, {} excused", a.excused);
+    path::agrees("large packets", reported.packets, seen.packets, a.excused).unwrap();
+    path::agrees("segments", reported.segments, seen.segments, a.excused * seen.largest).unwrap();
+    assert!(reported.largest == seen.largest || a.excused > 0 && reported.largest < seen.largest);
+    seen
+}
+
+/// Answers of 20 to 60 kB begin with a packet that the guest leaves to others to split, requests of 20 kB with one that the
+/// client leaves. Once they pass the host as they are. Once the tap and the link split them: requests and answers begin with a
+/// large packet on one side of the host and with a segment on the other.
+fn large_packets_are_counted_and_followed_whether_or_not_the_host_splits_them() {
+    let (whole, called) = http("whole", 120, "large");
+    for to_guest in [true, false] {
+        let seen = large(&whole, "whole", to_guest);
+        assert!(seen.packets >= if to_guest { called.sent / 3 } else { called.received }, "{seen:?}");
+        assert_eq!(frames("whole", "inside", to_guest), frames("whole", "outside", to_guest));
+    }
+
+    let tap = VM1.taps().remove(0);
+    let split = |onto: &str| {
+        let command = format!("ethtool -K uplink0 tso {onto} gso {onto} && ethtool -K {tap} tso {onto}");
+        LAB.host.run(&command).unwrap().ok().unwrap();
+    };
+    split("off");
+    let (divided, called) = http("divided", 120, "large");
+    split("on");
+
+    let sent = large(&divided, "divided", false);
+    assert!(sent.packets >= called.received, "{sent:?}");
+    let received = large(&divided, "divided", true);
+    assert_eq!(received, LargePackets::default(), "the tap gets none");
+    for to_guest in [true, false] {
+        let [inside, outside] = ["inside", "outside"].map(|place| frames("divided", place, to_guest));
+        let (large, small) = if to_guest { (outside, inside) } else { (inside, outside) };
+        assert!(small.iter().all(|frames| *frames == 1), "{small:?}");
+        assert_eq!(
+            small.len() as u64,
+            large.iter().sum::<u64>(),
+            "as many segments as the capture's lengths say"
+        );
+        assert!(small.len() > large.len());
+    }
 }
 
 /// A server that answers with the identifier of the request, in another order than it was asked in.

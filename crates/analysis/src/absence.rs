@@ -66,6 +66,11 @@ fn advice(reason: Reason, report: &Report, outbound: u64) -> String {
         }
         Reason::SegmentMissing => "Segments were lost or overtaken on their way to this host: look at the network before it.".into(),
         Reason::Closed => "Connections ended before requests on them were answered: look at the service.".into(),
+        Reason::LargePacket => {
+            "Answers left the guest as large packets that the host splits, and only those of TCP are followed then: switch the \
+             segmentation offload of UDP off in the guest (`ethtool -K DEVICE tx-udp-segmentation off`)."
+                .into()
+        }
         Reason::TraceEnded => "The trace ended before the requests did: trace longer with --for.".into(),
         Reason::ArrivalUnknown => {
             "vhost workers lost their CPU while they handed packets to a guest: give them CPUs with less to do.".into()

@@ -14,10 +14,11 @@ use crate::threads_stats::ThreadStats;
 use crate::typical::{Chosen, Typical};
 use crate::verdict;
 use std::collections::BTreeMap;
+use teiji_model::event::Packet;
 use teiji_model::host::Vm;
 use teiji_model::report::{
-    Connections, DirectionReport, DropLocation, Joined, LeftOut, Outcome, PartReport, Request, RequestCounts,
-    StageReport, VmReport,
+    Connections, DirectionReport, DropLocation, Joined, LargePackets, LeftOut, Outcome, PartReport, Request,
+    RequestCounts, StageReport, VmReport,
 };
 use teiji_model::stage::{Stage, ThreadState};
 
@@ -36,17 +37,29 @@ pub(crate) struct DirectionStats {
     pub(crate) packets: u64,
     pub(crate) incomplete: u64,
     pub(crate) dropped: u64,
+    large: LargePackets,
     /// In the order of the direction's stages.
     pub(crate) stages: [Series; 5],
 }
 
 impl DirectionStats {
+    /// A packet is put on a tap, or was sent by a guest.
+    pub(crate) fn on_tap(&mut self, p: &Packet) {
+        let segments = u64::from(p.segments());
+        if segments > 1 {
+            self.large.packets += 1;
+            self.large.segments = self.large.segments.saturating_add(segments);
+            self.large.largest = self.large.largest.max(segments);
+        }
+    }
+
     fn report(&self, stages: &[Stage]) -> DirectionReport {
         let with_values = stages.iter().zip(&self.stages).filter(|(_, s)| s.count() > 0);
         DirectionReport {
             packets: self.packets,
             incomplete: self.incomplete,
             dropped: self.dropped,
+            large: self.large,
             stages: with_values.map(|(stage, s)| (*stage, s.dist())).collect(),
         }
     }

@@ -69,6 +69,35 @@ fn an_answered_request_names_the_point_that_is_missing() {
     assert_eq!(without(at(Point::DevXmit)).reason(), (Incomplete, Reason::NotHandedOver));
 }
 
+/// A datagram that is split has no point any more. A large one that leaves whole is like others.
+#[test]
+fn an_answer_that_the_host_may_have_split_is_said_so() {
+    use Outcome::Incomplete;
+    let large = |segments: u16, n: usize| {
+        let mut h = History::default();
+        h.request(0, 7, REQ)
+            .kick(100_000)
+            .matched(110_000, Point::TapSend, 8, TAP, FIN)
+            .of_segments(segments);
+        h.packet(120_000, Point::DevQueue, 8, NIC).packet(140_000, Point::DevXmit, 8, NIC);
+        h.0.truncate(h.0.len() - n);
+        long_after(h).run()
+    };
+    for (segments, left, handed) in
+        [(1, Reason::NotForwarded, Reason::NotHandedOver), (2, Reason::LargePacket, Reason::LargePacket)]
+    {
+        assert_eq!(large(segments, 2).reason(), (Incomplete, left), "{segments}");
+        assert_eq!(large(segments, 1).reason(), (Incomplete, handed), "{segments}");
+        assert_eq!(large(segments, 0).counts(), [1, 1, 0, 0, 0], "{segments}");
+    }
+    // One that the kernel dropped is no other's.
+    let mut h = History::default();
+    h.request(0, 7, REQ).kick(100_000).matched(110_000, Point::TapSend, 8, TAP, FIN).of_segments(30);
+    let d = Dropped { tap: 0, ..dropped(8, TAP) };
+    h.at(120_000, EventKind::Dropped(d));
+    assert_eq!(long_after(h).run().reason(), (Incomplete, Reason::DroppedOut));
+}
+
 #[test]
 fn an_interrupt_that_no_vcpu_took_is_said_so() {
     let vcpu = Some(ThreadState::Run);

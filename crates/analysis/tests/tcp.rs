@@ -4,9 +4,9 @@ mod common;
 
 use common::*;
 use proptest::prelude::*;
-use teiji_model::event::{Match, Point, Segment};
+use teiji_model::event::{Delivery, EventKind, Match, Point, Segment};
 use teiji_model::flow::Matching;
-use teiji_model::report::{Connections, Outcome, Reason};
+use teiji_model::report::{Connections, LargePackets, Outcome, Reason};
 
 const MS: u64 = 1_000_000;
 
@@ -99,6 +99,93 @@ fn a_request_lasts_from_its_first_segment_to_the_first_of_its_answer() {
     let right = Connections { seen: 1, segments: 2, of_several_segments: 1, ..Connections::default() };
     assert_eq!(o.report.vms[0].connections, Some(right));
     assert_eq!(o.report.vms[1].connections, None);
+}
+
+/// As the kernel does where a link splits large packets: in the queue there is one packet, the device gets its segments, the
+/// first of which has the packet's fingerprint; of a request that a tap splits likewise.
+#[test]
+fn a_large_packet_that_the_host_splits_is_followed_by_its_first_segment() {
+    let mut w = World::default();
+    w.opens(7, 100);
+    let (start, fp) = (w.next(), w.fingerprint);
+    w.history
+        .packet(start, Point::HostRx, fp, NIC)
+        .matched(start + 10_000, Point::TapEnqueue, fp, TAP, data(101, 201, 1448))
+        .packet(start + 20_000, Point::TapDequeue, fp, TAP)
+        .interrupt(start + 40_000, start + 30_000, Delivery::Accepted)
+        .entry(start + 50_000, start + 45_000, 40);
+    // Nothing was seen of its second segment before the tap.
+    let (t, fp) = (w.next(), w.fingerprint);
+    w.history
+        .matched(t, Point::TapEnqueue, fp, TAP, data(1549, 201, 552))
+        .packet(t + 20_000, Point::TapDequeue, fp, TAP)
+        .interrupt(t + 40_000, t + 30_000, Delivery::Accepted)
+        .entry(t + 50_000, t + 45_000, 40);
+    let (t, fp) = (w.next(), w.fingerprint);
+    w.history
+        .kick(t)
+        .matched(t + 10_000, Point::TapSend, fp, TAP, data(201, 2101, 14_480))
+        .of_segments(10)
+        .packet(t + 20_000, Point::DevQueue, fp, NIC)
+        .packet(t + 30_000, Point::QdiscDequeue, fp, NIC)
+        .packet(t + 40_000, Point::DevXmit, fp, NIC);
+    for n in 1..10 {
+        w.history.packet(t + 40_000 + n, Point::DevXmit, 1000 + n, NIC);
+    }
+    let o = w.run();
+    assert_eq!(times(&o), [(start, t + 40_000 - start)]);
+    assert_eq!(o.counts(), [1, 1, 0, 0, 0]);
+    let large = o.report.vms[0].outbound.large;
+    assert_eq!(large, LargePackets { packets: 1, segments: 10, largest: 10 });
+    assert_eq!(o.report.vms[0].inbound.large, LargePackets::default());
+}
+
+/// Its first segment would be seen, unless it is too short for that.
+#[test]
+fn a_large_packet_of_tcp_that_does_not_leave_was_not_split() {
+    for (claimed, reason) in [(10, Reason::NotHandedOver), (40, Reason::LargePacket)] {
+        let mut w = World::default();
+        w.opens(7, 100);
+        w.asks(data(101, 201, 100));
+        let (t, fp) = (w.next(), w.fingerprint);
+        w.history
+            .kick(t)
+            .matched(t + 10_000, Point::TapSend, fp, TAP, data(201, 201, 14_480))
+            .of_segments(10);
+        if let Some(EventKind::Packet(p)) = w.history.0.last_mut().map(|e| &mut e.kind) {
+            p.depth = claimed;
+        }
+        w.history.packet(t + 20_000, Point::DevQueue, fp, NIC);
+        let (t, fp) = (40_000 * MS, w.fingerprint + 1);
+        w.history.packet(t, Point::HostRx, fp, NIC);
+        let o = w.run();
+        assert_eq!((o.counts(), o.reason()), ([1, 0, 1, 0, 0], (Outcome::Incomplete, reason)), "{claimed}");
+    }
+}
+
+/// What a guest claims is counted as what it claims.
+#[test]
+fn large_packets_are_counted_by_direction() {
+    let mut w = World::default();
+    w.opens(7, 100);
+    let (t, fp) = (w.next(), w.fingerprint);
+    w.history.packet(t, Point::HostRx, fp, NIC);
+    w.history.matched(t + 10_000, Point::TapEnqueue, fp, TAP, data(101, 201, 20_000)).of_segments(14);
+    for (n, segments) in [(0, 1), (1, 2), (2, u16::MAX), (3, 0)] {
+        w.history.packet(t + 20_000 + n, Point::TapSend, 2000 + n, TAP).of_segments(segments);
+        // Nothing is known of segments anywhere else.
+        w.history.packet(t + 30_000 + n, Point::TapDequeue, 3000 + n, TAP).of_segments(9);
+        w.history.packet(t + 40_000 + n, Point::DevQueue, 2000 + n, NIC).of_segments(9);
+    }
+    w.history.packet(t + 50_000, Point::TapSend, 4000, TAP2).of_segments(3);
+    let o = w.run();
+    let large = |packets, segments, largest| LargePackets { packets, segments, largest };
+    let of = |vm: usize| [o.report.vms[vm].inbound.large, o.report.vms[vm].outbound.large];
+    assert_eq!(of(0), [large(1, 14, 14), large(2, 65_537, 65_535)]);
+    assert_eq!(of(1), [large(0, 0, 0), large(1, 3, 3)]);
+    // Besides the four, the two segments that open the connection were taken off the tap.
+    let depth = o.report.vms[0].depth.unwrap();
+    assert_eq!((depth.count, depth.max), (4 + 2, 9));
 }
 
 #[test]

@@ -96,7 +96,8 @@ pub struct Packet {
     /// At [`Point::TapSend`]: the tap's queue, if known.
     pub queue: Option<u16>,
     /// At [`Point::TapDequeue`]: how many packets still wait behind this one, in the tap's ring and in the worker's
-    /// batch.
+    /// batch. At [`Point::TapEnqueue`] and [`Point::TapSend`] a part of [`Packet::segments`]: older readers ignore it
+    /// there, and older recordings have 0.
     pub depth: u16,
     /// At tap points: the clock of the vhost worker that serves the queue, if known. At [`Point::TapSend`] only if that
     /// worker handed the frame over itself: with receive packet steering, or NAPI on the tap, another thread may do so
@@ -106,6 +107,18 @@ pub struct Packet {
     /// it, 0 if there was none or it is not known. Of those since the worker's clock was last read one is chosen, with
     /// a probability in proportion to its time.
     pub preempted_by: u32,
+}
+
+impl Packet {
+    /// How many segments, or datagrams, the packet stands for: more than 1 if it is left to others on its way to split it
+    /// (GSO, TSO), or if it was merged (GRO). Known at [`Point::TapEnqueue`] and [`Point::TapSend`]; 1 elsewhere. Of a packet
+    /// from a guest it follows from the size of a segment, which the guest may choose as it likes.
+    pub fn segments(&self) -> u16 {
+        match self.point {
+            Point::TapEnqueue | Point::TapSend => self.depth.max(1),
+            _ => 1,
+        }
+    }
 }
 
 /// How a packet takes part in a request.

@@ -93,6 +93,8 @@ reasons! {
     NotForwarded, "not_forwarded", Host, "its answer left the guest, but was not seen at a link";
     /// The response did not get from the link's queue to the device.
     NotHandedOver, "not_handed_over", Host, "its answer came to a link's queue, but was not seen to be handed to the device";
+    /// Its response was a large packet whose segments cannot be followed, and was not seen to leave whole.
+    LargePacket, "large_packet", Teiji, "its answer left the guest as a large packet (GSO), which the host may have split: it was not seen further on";
     /// Its reception by the host was not seen.
     NotReceived, "not_received", Teiji, "its reception by the host was not seen, unlike that of other requests";
     /// It has fewer reports than packets of its kind usually have.

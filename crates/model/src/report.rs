@@ -527,8 +527,23 @@ pub struct DirectionReport {
     /// Packets that the kernel dropped; they are also counted in `incomplete`.
     #[serde(default)]
     pub dropped: u64,
+    /// Packets on the taps, dropped and incomplete ones included, that stand for several segments.
+    #[serde(default)]
+    pub large: LargePackets,
     /// The stages of this direction.
     pub stages: Vec<(Stage, Dist)>,
+}
+
+/// Packets that stand for several segments of TCP, or datagrams of UDP: those that are left to others on their way to split
+/// (GSO, TSO), and those that were merged (GRO). What a guest sends has segments of the size that the guest claims.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LargePackets {
+    /// The packets.
+    pub packets: u64,
+    /// The segments of all of them.
+    pub segments: u64,
+    /// The most segments of one of them.
+    pub largest: u64,
 }
 
 /// The largest cause of the response time, for people. It is based on the first of the VM's findings.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use teiji_model::report::Report;
+use teiji_model::report::{LargePackets, Report};
 use teiji_render::html::Shown;
 
 /// A page as the command writes it.
@@ -255,10 +255,15 @@ fn two_reports_side_by_side() {
 
 #[test]
 fn no_request() {
-    let html = page("t", &[("", &common::one_way())]);
+    let mut report = common::one_way();
+    let html = page("t", &[("", &report)]);
     keep("one-way.html", &html);
     well_formed(&html);
     assert!(html.contains("No complete request was seen") && html.contains("Packets toward the guest"));
+    assert!(!html.contains("large ones"));
+    report.vms[0].inbound.large = LargePackets { packets: 1, segments: 3, largest: 3 };
+    let html = page("t", &[("", &report)]);
+    assert!(html.contains("; large ones on the tap: 1 packet of 3 segments (GSO, GRO), at most 3"), "{html}");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 """Asks the server in http_server.py: http_client.py SERVER COUNT RATE KIND. Of KIND "get" all requests have one segment; of
 KIND "all" some have a body of several segments, some connections are used for one request, and now and then nothing
-that comes from the server is let through for a while, so that the request is sent again. Prints how many requests
-there were, how many were answered, and how many were sent again for that reason."""
+that comes from the server is let through for a while, so that the request is sent again. Of KIND "large" each answer is
+one write of 20 to 60 kB, and some requests are one of 20 kB. Prints how many requests there were, how many were answered, and
+how many were sent again for that reason."""
 import http.client
 import json
 import subprocess
@@ -25,6 +26,10 @@ def tc(arguments):
 def ask(connection, number):
     """One request; returns whether its answer is right."""
     path = f"/{number}/{30000 if number % 5 == 0 else 100}"
+    headers = {}
+    if kind == "large":
+        path = f"/whole/{number}/{20000 + 1000 * (number % 41)}"
+        headers = {"X-Padding": "y" * 20000} if number % 3 == 1 else {}
     posts = kind == "all" and number % 3 == 1
     if kind == "all" and number % 50 == 12:
         tc("qdisc add dev eth0 clsact")
@@ -35,7 +40,7 @@ def ask(connection, number):
         tc("qdisc del dev eth0 clsact")
         again = 1
     else:
-        connection.request("POST" if posts else "GET", path, b"y" * 20000 if posts else None)
+        connection.request("POST" if posts else "GET", path, b"y" * 20000 if posts else None, headers)
         again = 0
     response = connection.getresponse()
     body = response.read()

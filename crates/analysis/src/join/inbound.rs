@@ -190,6 +190,7 @@ impl Inbound {
     ) {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm;
+        c.vm_stats[vm as usize].inbound.on_tap(p);
         let another = |r: &mut PacketsOfFingerprint| {
             r.dropped_before_tap == Some(p.ifindex) && !r.open() && !r.ambiguous
         };

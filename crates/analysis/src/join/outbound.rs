@@ -27,6 +27,8 @@ use teiji_model::report::Reason;
 
 /// Fingerprints followed at once.
 const MAX_RECORDS: usize = 1 << 15;
+/// The first segment of a large packet of TCP is long enough to be followed if each has this share of the packet, bytes.
+const SEGMENT: u32 = 512;
 /// Set in a key of [`LearntCount`] that counts reports by the host stack on the way from one tap to another.
 const TRANSIT: u64 = 1 << 32;
 
@@ -40,6 +42,8 @@ pub(super) struct OutboundPacket {
     vhost_tx: Option<u64>,
     request: Option<EntryId>,
     ambiguous: bool,
+    /// If it is split on its way, nothing more is seen of it.
+    ends_if_split: bool,
     sends: u16,
     /// Reports by the host stack on the way.
     transit: u16,
@@ -74,6 +78,7 @@ impl OutboundPacket {
             0 => (self.sent, Reason::NotForwarded),
             _ => (self.queued.max(self.dequeued), Reason::NotHandedOver),
         };
+        let reason = if self.ends_if_split { Reason::LargePacket } else { reason };
         (last, self.drop.unwrap_or(reason.into()))
     }
 
@@ -106,6 +111,14 @@ impl OutboundPacket {
         };
         Some((switch_out, rest))
     }
+}
+
+/// Whether nothing is seen any more of a packet that is split on its way. The first segment of TCP has the packet's own
+/// fingerprint, if it has enough bytes (`identify()` in `crates/bpf/src/common/packet_hash.bpf.h`).
+fn ends_if_split(p: &Packet) -> bool {
+    let segments = u32::from(p.segments());
+    let of_tcp = p.matching.is_some_and(|m| m.segment().is_some());
+    segments > 1 && !(of_tcp && p.len / segments >= SEGMENT)
 }
 
 /// See the module.
@@ -191,6 +204,7 @@ impl Outbound {
     ) {
         let Some(tap) = c.tap(p.ifindex) else { return };
         let vm = c.taps[tap].vm;
+        c.vm_stats[vm as usize].outbound.on_tap(p);
         // A frame whose queue is not known has no kick of its own: the kick of another queue says nothing about it.
         let queue = p.queue.and_then(|queue| c.taps[tap].queue(queue));
         let (kick, before) = queue.map_or((None, 0), |q| (q.kick, std::mem::replace(&mut q.sent, now)));
@@ -222,6 +236,7 @@ impl Outbound {
             sent: now,
             vhost_tx,
             request,
+            ends_if_split: ends_if_split(p),
             sends: 1,
             ..OutboundPacket::default()
         };

@@ -98,6 +98,15 @@ impl History {
         self.at(after, EventKind::Packet(Packet { matching, ..packet(point, fp, ifindex) }))
     }
 
+    /// The last packet stands for so many segments of 1448 bytes.
+    pub fn of_segments(&mut self, n: u16) -> &mut Self {
+        match self.0.last_mut().map(|e| &mut e.kind) {
+            Some(EventKind::Packet(p)) => (p.depth, p.len) = (n, 66 + 1448 * u32::from(n)),
+            other => panic!("no packet: {other:?}"),
+        }
+        self
+    }
+
     pub fn interrupt(&mut self, after: u64, signalled: u64, delivery: Delivery) -> &mut Self {
         self.at(after, EventKind::Interrupt(Interrupt { delivery, ..interrupt(signalled) }))
     }

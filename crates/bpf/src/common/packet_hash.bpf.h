@@ -19,7 +19,9 @@
 #define PROTO_TCP 6
 #define PROTO_UDP 17
 #define PROTO_ICMPV6 58
-#define PAYLOAD_HASHED 64 /* bytes of UDP payload that take part in the fingerprint */
+#define PAYLOAD_HASHED 64     /* bytes of UDP payload that take part in the fingerprint */
+#define TCP_LENGTH_HASHED 255 /* the longest segment, header included, whose length takes part in it */
+#define TCP_FIN_PSH 0x0009
 
 struct packet {
 	u64 fingerprint;
@@ -30,6 +32,8 @@ struct packet {
 	u8 proto;
 	bool to_guest;
 	u16 payload_len;	      /* UDP, of the linear part; TCP: with its header, whole */
+	u16 headers;		      /* UDP, TCP: bytes of the frame before the payload */
+	u16 segments;		      /* see count_segments() */
 	const unsigned char *payload; /* TCP: its header */
 };
 
@@ -273,6 +277,14 @@ static __always_inline bool read_headers(const unsigned char *l2, const unsigned
  * 0 (ip_select_ident with DF set). The traffic class (DSCP, ECN) is left out too: queues and policers mark
  * packets on the way.
  *
+ * A large packet of TCP (GSO, GRO) has the fingerprint of its first segment, so that the packet is followed
+ * by that segment where it is split, and the segment by the packet where it is merged. The two have all in
+ * common but length, checksum, FIN and PSH (tcp_gso_segment, tcp_gro_receive), so length, FIN and PSH are
+ * left out of segments of more than TCP_LENGTH_HASHED bytes. Those have sequence numbers of their own. Only
+ * if one is sent again with another length, but the same acknowledgement and IP id or flow label, while the
+ * first is still on its way, the two are alike, as two of the same length are anyway. Of shorter segments all
+ * is hashed: an ACK, data and a FIN with one sequence number follow each other closely.
+ *
  * Returns false for packets that do not pass the filter, or that cannot be identified (these are counted).
  */
 static __always_inline bool identify(union headers *h, const unsigned char *l2, const unsigned char *end,
@@ -338,6 +350,10 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 	if (at != l2 + ETH_HLEN + sizeof(h->ip) && at < end &&
 	    bpf_probe_read_kernel(&h->l4, at_most(end - at, sizeof(h->l4)), at))
 		goto unidentified;
+	/* a packet of more than 64 KiB has no length in its header (BIG TCP) */
+	if (e.proto == PROTO_TCP && l4_len > TCP_LENGTH_HASHED)
+		len = 0;
+
 	if (e.proto == PROTO_UDP) {
 		u32 *payload = h->payload;
 		__be16 udp_len = h->l4.udp.len;
@@ -351,6 +367,7 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 			return false;
 		ports = (u32)e.sport << 16 | e.dport;
 		at += sizeof(h->l4.udp);
+		p->headers = at - l2;
 		/* the frame may be padded, and the datagram may be longer than the linear part */
 		n = bpf_ntohs(udp_len);
 		n = at_most(n > sizeof(h->l4.udp) ? n - sizeof(h->l4.udp) : 0, at < end ? end - at : 0);
@@ -378,6 +395,9 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 			return false;
 		ports = (u32)e.sport << 16 | e.dport;
 		l4 = h->l4.tcp.flags;
+		p->headers = at - l2 + (bpf_ntohs(h->l4.tcp.flags) >> 12) * 4;
+		if (!len)
+			l4 &= ~bpf_htons(TCP_FIN_PSH);
 		if (settings.matching == MATCH_TCP) {
 			p->key = ends_key(&e, secret);
 			p->role = ROLE_SEGMENT;

@@ -30,6 +30,8 @@ static u8 test_context SEC(".bss.test");
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+#define SHARED 256 /* up to gso_size; as on the running kernel */
+
 struct frame {
 	u64 data; /* where bytes is, as a number: the verifier does not follow what comes out of memory */
 	u64 fingerprint;
@@ -37,9 +39,12 @@ struct frame {
 	u32 len;
 	u32 to_guest;
 	u32 role;
-	u32 pad;
+	u16 gso_size;
+	u16 segments;
 	u8 bytes[2048];
 	struct segment segment;
+	u32 beyond; /* bytes of the frame after the linear part */
+	u8 shared[SHARED];
 };
 
 struct {
@@ -57,15 +62,20 @@ int check(void *ctx)
 	struct frame *f;
 	u32 zero = 0;
 	const unsigned char *data;
+	const u32 size_at = bpf_core_field_offset(struct skb_shared_info, gso_size);
 
 	f = bpf_map_lookup_elem(&frames, &zero);
-	if (!f)
+	if (!f || size_at + 2 > SHARED)
 		return -1;
+	__builtin_memcpy(f->shared + size_at, &f->gso_size, 2);
 	f->data = (u64)f->bytes;
 	barrier();
 	data = (const unsigned char *)*(volatile u64 *)&f->data;
 	if (!parse(data, data + f->len, true, f->to_guest, &p))
 		return 0;
+	p.len = f->len + f->beyond;
+	count_segments(&p, data + (offsetof(struct frame, shared) - offsetof(struct frame, bytes)));
+	f->segments = p.segments;
 	f->fingerprint = p.fingerprint;
 	match_payload(&p);
 	f->key = p.key;

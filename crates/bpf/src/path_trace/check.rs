@@ -4,6 +4,7 @@
 mod dns;
 mod hash;
 mod key;
+mod large;
 mod serving;
 mod tcp;
 mod threads;
@@ -142,7 +143,8 @@ prop_compose! {
     fn frame()(
         vlans in 0u8..3, v6: bool, src in 0u8..8, dst in 0u8..8, proto in prop::sample::select(vec![1u8, 6, 17, 47, 58]),
         sport in 1u16..4, dport in 1u16..4, options in 0u8..3,
-        fragment in prop::sample::select(vec![0u16, 0, 0, 0x2000, 0x4000, 0x0007]), payload in 0u8..100, to_guest: bool,
+        fragment in prop::sample::select(vec![0u16, 0, 0, 0x2000, 0x4000, 0x0007]),
+        payload in prop_oneof![0u8..100, 220u8..=255], to_guest: bool,
     ) -> Frame {
         Frame { vlans, v6, src, dst, proto, sport, dport, options, fragment, payload, to_guest }
     }

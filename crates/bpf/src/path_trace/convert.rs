@@ -153,7 +153,7 @@ fn tap(r: &types::rec_tap) -> Option<Packet> {
     Some(Packet {
         queue: known(r.queue).filter(|_| r.packet.head.sub == point::POINT_TAP_SEND.0 as u8),
         matching: matched(r.key, r.role, r.segment),
-        depth: r.depth,
+        depth: if r.packet.head.sub == point::POINT_TAP_DEQUEUE.0 as u8 { r.depth } else { r.segments },
         worker: state(r.worker_state).map(|_| Split(r.worker)),
         preempted_by: r.preempted_by,
         ..packet(&r.packet)?
@@ -229,6 +229,20 @@ mod tests {
         let model = [Segment::FIN, Segment::SYN, Segment::RST, Segment::ACK];
         assert_eq!(of.map(|flag| flag.0), model.map(u32::from));
         assert_eq!(ports.map(|flag| flag.0), [Segment::PORT_OF_GUEST, Segment::PORT_OF_OTHER].map(u32::from));
+    }
+
+    #[test]
+    fn a_packet_has_the_depth_or_the_segments_of_its_point() {
+        for (at, right) in [
+            (point::POINT_TAP_ENQUEUE, (9, 9)),
+            (point::POINT_TAP_DEQUEUE, (4, 1)),
+            (point::POINT_TAP_SEND, (9, 9)),
+        ] {
+            let mut r = types::rec_tap { depth: 4, segments: 9, ..types::rec_tap::default() };
+            r.packet.head.sub = at.0 as u8;
+            let p = tap(&r).unwrap();
+            assert_eq!((p.depth, p.segments()), right, "{:?}", p.point);
+        }
     }
 
     #[test]

@@ -168,10 +168,10 @@ struct rec_tap {
 	__u64 worker[STATES]; /* the worker's clock */
 	__u32 preempted_by;
 	__u16 depth;
-	__u8 role;	   /* enum role */
-	__u8 worker_state; /* STATE_UNKNOWN: the clock means nothing */
-	__u16 queue;	   /* the tap's, at POINT_TAP_SEND; NOT_KNOWN */
-	__u8 pad[2];
+	__u8 role;		/* enum role */
+	__u8 worker_state;	/* STATE_UNKNOWN: the clock means nothing */
+	__u16 queue;		/* the tap's, at POINT_TAP_SEND; NOT_KNOWN */
+	__u16 segments;		/* that it stands for, at POINT_TAP_ENQUEUE and POINT_TAP_SEND; else 0 */
 	struct segment segment; /* if the role is ROLE_SEGMENT */
 };
 

@@ -45,8 +45,13 @@ struct sk_buff {
 	u16 queue_mapping;
 	u16 mac_header;
 	u8 pkt_type : 3;
+	unsigned int end; /* from head: struct skb_shared_info */
 	unsigned char *head;
 	unsigned char *data;
+};
+
+struct skb_shared_info {
+	unsigned short gso_size;
 };
 
 struct thread_info {

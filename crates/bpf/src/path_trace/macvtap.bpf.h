@@ -41,6 +41,7 @@ int BPF_PROG(on_macvtap_put)
 	p.len = n + (data - l2);
 	if (!parse(l2, data + (n - BPF_CORE_READ(skb, data_len)), true, true, &p))
 		return 0;
+	count_segments(&p, BPF_CORE_READ(skb, head) + BPF_CORE_READ(skb, end));
 	now = bpf_ktime_get_ns();
 	/* which of several queues the frame is for is decided later */
 	tap = BPF_CORE_READ(dev, rx_handler_data);

@@ -48,4 +48,22 @@ static __always_inline bool parse(const unsigned char *l2, const unsigned char *
 	return identify(&h, l2, end, to_guest, settings.secret, p);
 }
 
+/*
+ * Counts the segments that a packet stands for: more than 1 if it is left to others on its way to split it
+ * (GSO, TSO, UFO), or if it was merged (GRO). identify() has found its headers; shared is where the skb has
+ * its struct skb_shared_info. The kernel's own count (gso_segs) is 0 until somebody checks what a guest has
+ * sent (virtio_net_hdr_to_skb), so the size of a segment is taken, which a guest may choose as it likes.
+ */
+static __always_inline void count_segments(struct packet *p, const unsigned char *shared)
+{
+	u32 size = BPF_CORE_READ((struct skb_shared_info *)shared, gso_size), payload, n;
+
+	p->segments = 1;
+	if (!size || !p->headers || p->len <= p->headers)
+		return;
+	payload = p->len - p->headers;
+	n = (payload + size - 1) / size;
+	p->segments = n > 0xffff ? 0xffff : n;
+}
+
 #endif

@@ -125,6 +125,7 @@ static __always_inline void fill_tap(struct rec_tap *r, struct packet *p, u64 no
 	r->role = p->role;
 	r->depth = depth;
 	r->queue = queue;
+	r->segments = p->segments;
 	r->preempted_by = worker ? worker->preempted_by : 0;
 	r->worker_state = clock_read_or_zeros(worker, now, r->worker);
 }
@@ -198,9 +199,11 @@ int BPF_PROG(on_netif_receive_skb, struct sk_buff *skb)
 		/* as skb_record_rx_queue() left it */
 		u16 queue = skb->queue_mapping ? skb->queue_mapping - 1 : NOT_KNOWN;
 
-		if (parse_skb(skb, true, true, false, &p))
+		if (parse_skb(skb, true, true, false, &p)) {
+			count_segments(&p, skb->head + skb->end);
 			emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_SEND, ifindex,
 				 handing_over(ifindex, queue), 0, queue);
+		}
 	} else if (parse_skb(skb, true, false, true, &p) && p.to_guest) {
 		emit_packet(&p, POINT_HOST_RX, ifindex);
 	}
@@ -381,6 +384,7 @@ static __always_inline void sent_by_macvtap(struct sk_buff *skb, u32 ifindex)
 
 	if (!parse_skb(skb, false, true, false, &p))
 		return;
+	count_segments(&p, skb->head + skb->end);
 	if (c && c->sending.ifindex == ifindex && !interrupted())
 		queue = c->sending.queue;
 	else
@@ -475,9 +479,11 @@ int BPF_PROG(on_dev_xmit, struct sk_buff *skb, struct net_device *dev)
 	struct tap_queue q = {.ifindex = dev->ifindex, .queue = skb->queue_mapping};
 
 	if (is_tap_here(dev)) {
-		if (!is_macvtap(q.ifindex) && parse_skb(skb, false, true, true, &p))
+		if (!is_macvtap(q.ifindex) && parse_skb(skb, false, true, true, &p)) {
+			count_segments(&p, skb->head + skb->end);
 			emit_tap(&p, bpf_ktime_get_ns(), POINT_TAP_ENQUEUE, q.ifindex,
 				 clock_at(bpf_map_lookup_elem(&workers, &q)), 0, NOT_KNOWN);
+		}
 	} else if (!settings.hand_over && parse_skb(skb, false, false, false, &p) && !p.to_guest) {
 		emit_packet(&p, POINT_DEV_XMIT, q.ifindex);
 	}

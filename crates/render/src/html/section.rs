@@ -2,7 +2,7 @@
 
 use super::frame::both;
 use super::{bursts, calls, chart, data, findings, percentiles, spread, threads, timeline};
-use crate::text;
+use crate::text::{self, large_packets};
 use crate::units::{count, duration, percent};
 use maud::{Markup, html};
 use teiji_model::advice::Advice;
@@ -282,6 +282,7 @@ fn one_way(title: &str, direction: &DirectionReport) -> Markup {
         p.soft {
             (count(direction.packets, "packet")) " followed"
             @if direction.incomplete > 0 { ", " (direction.incomplete) " with a point missing" }
+            @if let Some(large) = large_packets(&direction.large) { "; large ones on the tap: " (large) }
         }
         div.scroll {
             table {

@@ -23,7 +23,7 @@ use crate::units::{count, duration, percent};
 use teiji_model::advice::Advice;
 use teiji_model::host::DataPlane;
 use teiji_model::report::{
-    Connections, Finding, GuestStream, LeftOut, Preemptor, Report, RequestCounts, VmReport,
+    Connections, Finding, GuestStream, LargePackets, LeftOut, Preemptor, Report, RequestCounts, VmReport,
 };
 
 /// Columns of the widest line.
@@ -150,6 +150,7 @@ fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &
     lines.extend(reasons(vm));
     lines.extend(calls::sent_again(&vm.requests.sent_again));
     lines.extend(vm.connections.iter().flat_map(connections));
+    lines.extend(large(vm));
     match &vm.total {
         None => {
             lines.push(String::new());
@@ -254,6 +255,28 @@ fn connections(c: &Connections) -> Vec<String> {
     }
     let lines = wrap(&text, WIDTH - 11).into_iter().enumerate();
     lines.map(|(i, l)| format!("{:11}{l}", if i == 0 { "TCP" } else { "" })).collect()
+}
+
+/// Packets that stand for several segments, by direction.
+fn large(vm: &VmReport) -> Vec<String> {
+    let directions = [("toward the guest", &vm.inbound), ("from the guest", &vm.outbound)];
+    let each =
+        directions.iter().filter_map(|(title, d)| Some(format!("{title}: {}", large_packets(&d.large)?)));
+    let text = each.collect::<Vec<_>>().join("; ");
+    let lines = wrap(&text, WIDTH - 11).into_iter().filter(|l| !l.is_empty()).enumerate();
+    lines.map(|(i, l)| format!("{:11}{l}", if i == 0 { "large" } else { "" })).collect()
+}
+
+/// How many large packets there are, and what they stand for; `None` if there are none.
+pub(crate) fn large_packets(l: &LargePackets) -> Option<String> {
+    (l.packets > 0).then(|| {
+        format!(
+            "{} of {} (GSO, GRO), at most {}",
+            count(l.packets, "packet"),
+            count(l.segments, "segment"),
+            l.largest
+        )
+    })
 }
 
 /// The verdict's headline, with its figures below.

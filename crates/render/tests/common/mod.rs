@@ -439,8 +439,12 @@ pub fn contended() -> Report {
             slowest: calls().1,
         }),
         connections: None,
-        inbound: DirectionReport { packets: 1330, incomplete: 2, dropped: 0, stages: vec![] },
-        outbound: DirectionReport { packets: 1320, incomplete: 0, dropped: 0, stages: vec![] },
+        inbound: DirectionReport { packets: 1330, incomplete: 2, ..DirectionReport::default() },
+        outbound: DirectionReport {
+            packets: 1320,
+            large: LargePackets { packets: 12, segments: 140, largest: 45 },
+            ..DirectionReport::default()
+        },
         depth: Some(DepthDist { count: 1330, mean: 1.7, p50: 0, p99: 19, max: 31 }),
         over_time: over_time(),
         bursts: Some(bursts()),

@@ -58,6 +58,7 @@ pub(super) fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common
         | Reason::NoAnswer
         | Reason::NotForwarded
         | Reason::NotHandedOver
+        | Reason::LargePacket
         | Reason::NotReceived
         | Reason::FewerReports
         | Reason::OtherCopy

@@ -64,6 +64,8 @@ fn reference(secret: &Secret, frame: &Frame) -> Identity {
         (4, be16(ip + 2), ne16(ip + 4) << 16 | ne16(ip + 6) & u32::from(0x1fff_u16.to_be()))
     };
 
+    // Of long segments of TCP, what all but the last segment of a large packet do not have in common with it is left out.
+    let long = frame.proto == 6 && !frame.later_fragment() && bytes.len() - l4 > 255;
     let mut sums = Sums(secret, [0; 2]);
     let (mut ports, mut flags, mut key, mut part) = (0, 0, 0, role::ROLE_NONE);
     let key_of = |ports: Option<(u16, u16)>, what: u32, id: u32, mut sums: Sums<'_>| {
@@ -92,6 +94,9 @@ fn reference(secret: &Secret, frame: &Frame) -> Identity {
         6 => {
             ports = be16(l4) << 16 | be16(l4 + 2);
             flags = ne16(l4 + 12);
+            if long {
+                flags &= !u32::from(0x0009_u16.to_be());
+            }
             sums.add(BODY, ne32(l4 + 4), ne32(l4 + 8));
         }
         1 | 58 => {
@@ -106,7 +111,7 @@ fn reference(secret: &Secret, frame: &Frame) -> Identity {
         _ => {}
     }
     sums.ends(src, dst);
-    sums.add(WHAT, version << 28 | u32::from(frame.proto) << 16 | len, ports);
+    sums.add(WHAT, version << 28 | u32::from(frame.proto) << 16 | if long { 0 } else { len }, ports);
     sums.add(ID, id, flags);
     Identity { fingerprint: sums.hash().max(1), key, role: part.0 as u8 }
 }

@@ -11,26 +11,26 @@ use teiji_model::flow::{End, Flow, Matching, Port};
 
 /// A segment.
 #[derive(Clone, Debug)]
-struct Sent {
-    frame: Frame,
-    seq: u32,
-    ack: u32,
+pub(super) struct Sent {
+    pub(super) frame: Frame,
+    pub(super) seq: u32,
+    pub(super) ack: u32,
     /// Words of options in the header, as it claims.
-    options: u8,
-    flags: u8,
+    pub(super) options: u8,
+    pub(super) flags: u8,
     /// What the IP header says of the length after it, beyond what is there: less for one whose end is missing, more for
     /// one that is to be cut into segments.
-    more: i16,
+    pub(super) more: i16,
 }
 
 /// Where the transport header of a frame begins, and where the IP header has its length.
-fn places(f: &Frame) -> (usize, usize) {
+pub(super) fn places(f: &Frame) -> (usize, usize) {
     let ip = 14 + 4 * usize::from(f.vlans);
     if f.v6 { (ip + 40, ip + 4) } else { (ip + 20 + 4 * usize::from(f.options), ip + 2) }
 }
 
 impl Sent {
-    fn bytes(&self) -> Vec<u8> {
+    pub(super) fn bytes(&self) -> Vec<u8> {
         let mut b = self.frame.bytes();
         let (l4, length) = places(&self.frame);
         b[l4 + 4..l4 + 8].copy_from_slice(&self.seq.to_be_bytes());
@@ -62,7 +62,7 @@ impl Sent {
 }
 
 prop_compose! {
-    fn sent()(
+    pub(super) fn sent()(
         vlans in 0u8..3, v6: bool, src in 0u8..4, dst in 4u8..8, sport in 1u16..4, dport in 1u16..4, ip_options in 0u8..3,
         payload: u8, to_guest: bool, seq: u32, ack: u32, options in 0u8..11, flags: u8,
         more in prop::sample::select(vec![0i16, 0, 0, -30, 1400, 32_000]),
