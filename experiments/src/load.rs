@@ -119,11 +119,24 @@ pub fn sip_server(host: &LabHost, guest: &Guest<'_>) -> Result<Child> {
 
 /// The command line of a SIP caller: INVITE, ACK, BYE, without media. Its exit code is 0 if every call succeeded.
 pub fn call_command(guest: &Guest<'_>, rate: f64, calls: u64) -> String {
+    caller(guest, rate, calls, "")
+}
+
+fn caller(guest: &Guest<'_>, rate: f64, calls: u64, options: &str) -> String {
     format!(
         "cd /tmp; ip netns exec peer taskset -c {CALLER_CPU} sipp -sn uac {}:5060 -i 10.77.0.1 -r {rate} -m {calls} -d 0 \
-         -nostdin -timeout 120 >/dev/null",
+         -nostdin -timeout 120 {options} >/dev/null",
         guest.ip()
     )
+}
+
+/// Makes `calls` calls one after the other; returns whether all succeeded. However slow the machine is, no request waits for
+/// another one in the server.
+///
+/// # Errors
+/// If the lab host does not answer.
+pub fn call_one_by_one(host: &LabHost, guest: &Guest<'_>, calls: u64) -> Result<bool> {
+    Ok(host.run(&caller(guest, 20.0, calls, "-l 1"))?.code == 0)
 }
 
 /// Makes `calls` calls at `rate` per second; returns whether all succeeded.
