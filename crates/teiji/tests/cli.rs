@@ -45,6 +45,14 @@ fn a_filter_that_cannot_be_read_is_pointed_at() {
     assert_eq!(lines[caret - 1].find("prot"), lines[caret].find('^'), "{err}");
 }
 
+/// The agent was killed before it had noted the trace that it has started.
+#[test]
+fn a_trace_that_no_agent_knows_of_does_not_begin() {
+    let (code, out, err) = run(&["trace", "--of-agent"]);
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.contains("ended before it had noted it"), "{err}");
+}
+
 #[test]
 fn usage_errors_end_with_2() {
     for args in [

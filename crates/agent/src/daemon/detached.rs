@@ -10,6 +10,9 @@
 //! | `N.teiji` | the complete recording |
 //! | `N.log` | what the trace has said |
 //!
+//! A trace begins only when its `N.json` is there: until then it waits for a byte from the agent, and ends if that one does.
+//! So no trace runs that cannot be listed and ended, even if the agent is killed while it starts one.
+//!
 //! A number is not used again while any file of it is there: an agent that is killed while it starts a trace leaves its log.
 //!
 //! An agent that ends ends its traces; one that is killed does not, and the next one finds them.
@@ -118,6 +121,8 @@ impl Kept {
 /// The traces of a state directory.
 pub struct Traces {
     folder: PathBuf,
+    /// What is started: this program, except in tests.
+    program: PathBuf,
     /// Whether no more are started. Held while one is started, so that two do not get the same number.
     ended: Mutex<bool>,
 }
@@ -125,7 +130,8 @@ pub struct Traces {
 impl Traces {
     /// Those of this state directory, which need not be there yet.
     pub fn of(state: &Path) -> Traces {
-        Traces { folder: state.join(FOLDER), ended: Mutex::new(false) }
+        let program = kernel::own_program().to_owned();
+        Traces { folder: state.join(FOLDER), program, ended: Mutex::new(false) }
     }
 
     fn path(&self, number: u32, ending: &str) -> PathBuf {
@@ -170,14 +176,15 @@ impl Traces {
 
     fn begin_with(&self, number: u32, order: &TraceOrder, arguments: &[String], log: File) -> io::Result<()> {
         let boot = kernel::boot_id().map_err(|(_, source)| source)?;
-        let mut child = Command::new(kernel::own_program())
+        let mut child = Command::new(&self.program)
             .arg("trace")
             .args(arguments)
+            .arg("--of-agent")
             .arg("--record")
             .arg(self.path(number, "teiji"))
             .arg("--json")
             .arg("--out=/dev/null")
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::from(log))
             .env_remove("NOTIFY_SOCKET")
@@ -188,21 +195,24 @@ impl Traces {
             tracing::warn!("a trace is spared like the agent if memory runs out: {error}");
         }
         let process = task(&Root::default(), child.id());
-        let written = process.ok_or_else(|| io::Error::other("it ended at once")).and_then(|process| {
+        let begun = process.ok_or_else(|| io::Error::other("it ended at once")).and_then(|process| {
             let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let file = Output::create(&self.path(number, "json"), Rights::Kept)?;
             let kept = Kept { order: order.clone(), process, boot, started };
             file.file().write_all(&serde_json::to_vec(&kept)?)?;
-            file.persist()
+            file.persist()?;
+            // Fails only if it has ended. Then the pipe is closed: whatever else becomes of this process, it closes it, too.
+            let known = child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(&[0]));
+            known.map_err(|_| io::Error::other("it ended at once"))
         });
-        if written.is_err() {
-            // Without its file nobody would find it.
+        if begun.is_err() {
             let _ = child.kill();
+            let _ = fs::remove_file(self.path(number, "json"));
         }
         // Somebody has to wait for it, for as long as this process lives.
         let wait = move || drop(child.wait());
         std::thread::Builder::new().name("trace".into()).spawn(wait)?;
-        written
+        begun
     }
 
     /// The names of all files.
@@ -358,6 +368,7 @@ fn number_of(name: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     fn order() -> TraceOrder {
         TraceOrder {
@@ -459,6 +470,35 @@ mod tests {
                 Err(why) => assert!(why.contains("it ended at once"), "{why}"),
             }
         }
+    }
+
+    /// Starts this script instead of a trace, as trace 1.
+    fn started(script: &str) -> (tempfile::TempDir, Traces) {
+        let (dir, mut traces) = with_folder();
+        traces.program = dir.path().join("program");
+        fs::write(&traces.program, format!("#!/bin/sh\ncd '{}'\n{script}", dir.path().display())).unwrap();
+        fs::set_permissions(&traces.program, fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(traces.start(&TraceOrder { vms: Vec::new(), ..order() }), Ok(1));
+        (dir, traces)
+    }
+
+    fn wait_for(path: &Path) -> String {
+        while !path.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        fs::read_to_string(path).unwrap()
+    }
+
+    /// An agent that is killed in between closes the pipe without a byte.
+    #[test]
+    fn a_trace_is_told_to_begin_once_it_is_known() {
+        let (dir, traces) = started(
+            "got=$(head -c 1 | wc -c); test -e traces/1.json && known=yes; rest=$(wc -c)\n\
+             echo $got $known $rest \"$@\" >said.new; mv said.new said; exec sleep 1000\n",
+        );
+        let said = wait_for(&dir.path().join("said"));
+        assert!(said.starts_with("1 yes 0 trace ") && said.contains(" --of-agent "), "{said}");
+        traces.end_all(&mut || ());
     }
 
     #[test]
