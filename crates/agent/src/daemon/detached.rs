@@ -15,6 +15,9 @@
 //!
 //! A number is not used again while any file of it is there: an agent that is killed while it starts a trace leaves its log.
 //!
+//! A trace is told to end by SIGTERM, however often: `--of-agent` has it complete its recording nevertheless. It has a process
+//! group of its own, so that Ctrl-C in the terminal of an agent reaches the agent alone.
+//!
 //! An agent that ends ends its traces; one that is killed does not, and the next one finds them.
 //!
 //! Who asks may be the front, which is not trusted: a request has no path and no option, each of its values is bounded and
@@ -26,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -184,6 +188,7 @@ impl Traces {
             .arg(self.path(number, "teiji"))
             .arg("--json")
             .arg("--out=/dev/null")
+            .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::from(log))
@@ -498,6 +503,9 @@ mod tests {
         );
         let said = wait_for(&dir.path().join("said"));
         assert!(said.starts_with("1 yes 0 trace ") && said.contains(" --of-agent "), "{said}");
+        // Ctrl-C is not for it.
+        let process = nix::unistd::Pid::from_raw(traces.kept(1).unwrap().process.id as i32);
+        assert_eq!(nix::unistd::getpgid(Some(process)), Ok(process));
         traces.end_all(&mut || ());
     }
 

@@ -26,7 +26,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         return detach(args, matching(&args.watched, &parse(&args.watched.flow)?), service);
     }
     // Before anything that takes time: a signal that comes meanwhile asks for the end, too.
-    let stop = signals::stop_flag()?;
+    let stop = if args.of_agent { signals::patient_stop_flag()? } else { signals::stop_flag()? };
     if args.of_agent {
         wait_to_be_known(std::io::stdin())?;
     }
