@@ -36,7 +36,8 @@ impl Pins {
         Pins { folder: folder.to_owned(), object }
     }
 
-    fn in_use(&self) -> PathBuf {
+    /// The folder of the pins in use.
+    pub(crate) fn in_use(&self) -> PathBuf {
         self.folder.join(self.object)
     }
 
