@@ -28,7 +28,7 @@ use crate::service::select::select;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -51,6 +51,8 @@ const LONGEST_FLOW: usize = 4096;
 /// The longest trace, and how long one is that does not say.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);
 const USUAL: Duration = Duration::from_secs(3600);
+/// What is shown of what a trace has said last, bytes.
+const LONGEST_SAID: usize = 1024;
 /// How long traces may take to complete their recordings when the agent ends.
 const END: Duration = Duration::from_secs(60);
 
@@ -255,14 +257,17 @@ impl Traces {
 
     fn status(&self, number: u32) -> Option<TraceStatus> {
         let kept = self.kept(number)?;
+        // Before the look for the recording, which is there when it ends.
         let running = kept.runs();
+        let complete = self.path(number, "teiji").exists();
         Some(TraceStatus {
             number,
             vms: kept.order.vms,
             flow: kept.order.flow,
             started: kept.started,
             running,
-            complete: self.path(number, "teiji").exists(),
+            complete,
+            failed: (!running && !complete).then(|| self.said_last(number)),
         })
     }
 
@@ -281,19 +286,29 @@ impl Traces {
         let partial =
             self.partial(number).map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
         partial.into_iter().next().filter(|_| !ended).map(|path| (path, false)).ok_or_else(|| {
-            let said = fs::read_to_string(self.path(number, "log")).unwrap_or_default();
-            match said.trim() {
+            match self.said_last(number).as_str() {
                 "" => {
                     format!("there is no recording of trace {number}: `teiji traces` lists those there are")
                 }
-                said => {
-                    let last = said.lines().last().unwrap_or_default();
-                    format!(
-                        "trace {number} has left no recording: it failed or was killed; it said last: {last}"
-                    )
-                }
+                last => format!(
+                    "trace {number} has left no recording: it failed or was killed; it said last: {last}"
+                ),
             }
         })
+    }
+
+    /// The last line of its log; empty if it has said nothing.
+    fn said_last(&self, number: u32) -> String {
+        let end = || -> io::Result<Vec<u8>> {
+            let file = File::open(self.path(number, "log"))?;
+            let mut end = vec![0; LONGEST_SAID];
+            let from = file.metadata()?.len().saturating_sub(LONGEST_SAID as u64);
+            let length = file.read_at(&mut end, from)?;
+            end.truncate(length);
+            Ok(end)
+        };
+        let end = end().unwrap_or_default();
+        String::from_utf8_lossy(&end).trim().lines().last().unwrap_or_default().to_owned()
     }
 
     /// Ends a trace, which then completes its recording.
@@ -448,9 +463,17 @@ mod tests {
         let boot = kernel::boot_id().unwrap();
         keep(&traces, 1, me, &boot);
         assert_eq!(traces.recording(1).unwrap(), (traces.folder.join("1.teiji.abc.partial"), false));
+        assert_eq!(traces.all().unwrap()[0].failed, None);
         keep(&traces, 1, Task { started: me.started + 1, ..me }, &boot);
         assert!(traces.recording(1).unwrap_err().contains("failed or was killed"));
+        // Why it has failed is told with it, however much it has said.
+        let said = "a line\n".repeat(10_000) + "cannot write the recording\n\n";
+        fs::write(traces.path(1, "log"), said).unwrap();
+        assert_eq!(traces.all().unwrap()[0].failed.as_deref(), Some("cannot write the recording"));
+        fs::write(traces.path(1, "log"), "x".repeat(10_000)).unwrap();
+        assert_eq!(traces.all().unwrap()[0].failed.as_ref().map(String::len), Some(LONGEST_SAID));
         fs::write(traces.path(1, "teiji"), "").unwrap();
+        assert_eq!(traces.all().unwrap()[0].failed, None);
         assert_eq!(traces.recording(1).unwrap(), (traces.path(1, "teiji"), true));
     }
 

@@ -79,6 +79,8 @@ pub struct TraceSpec {
     pub every: Option<Duration>,
     /// Where to write a recording, if anywhere.
     pub record: Option<PathBuf>,
+    /// Nobody sees anything of the trace but its recording: it ends if that cannot be written.
+    pub only_recorded: bool,
     /// Describe the threads of each request, not only of those that the report shows one by one.
     pub timelines: bool,
     /// Size of the kernel's record buffer, bytes; see [`DEFAULT_BUFFER`].
@@ -174,7 +176,8 @@ fn meta(spec: &TraceSpec) -> Meta {
 /// completed.
 ///
 /// # Errors
-/// If nothing could be traced. A recording that fails does not end the trace; see [`TraceOutcome`].
+/// If nothing could be traced. A recording that fails does not end the trace, unless it is [`TraceSpec::only_recorded`]; see
+/// [`TraceOutcome`].
 pub fn run(
     spec: TraceSpec,
     stop: &AtomicBool,
@@ -228,7 +231,9 @@ pub fn run(
     let mut counted_at = meta.started;
     let mut poll_interval = PollInterval::new(spec.buffer_bytes);
     loop {
-        let done = stop.load(Ordering::Relaxed) || spec.duration.is_some_and(|d| begun.elapsed() >= d);
+        let done = stop.load(Ordering::Relaxed)
+            || spec.duration.is_some_and(|d| begun.elapsed() >= d)
+            || session.is_in_vain(spec.only_recorded);
         if done {
             if let Some(guests) = &mut guests {
                 guests.stop(&mut |news| hear(news, &mut tracer, &mut session));
@@ -461,12 +466,11 @@ mod tests {
         assert_eq!(passed_on, [event(false), event(false), (3, true), event(true), event(true), event(true)]);
     }
 
-    #[test]
-    fn progress_tells_what_was_lost_missed_or_late() {
-        let mut session = Session {
+    fn session<'a>(recorder: Option<Recorder>, joined: &'a mut dyn FnMut(&Joined)) -> Session<'a> {
+        Session {
             analyzer: Analyzer::new(&Meta::default(), Options::default()),
             interval: None,
-            recorder: None,
+            recorder,
             recording_failed: None,
             record_path: None,
             sip_key: 0,
@@ -474,8 +478,26 @@ mod tests {
             drop_reasons: BTreeSet::new(),
             events: 0,
             complete: 0,
-            joined: &mut |_| (),
-        };
+            joined,
+        }
+    }
+
+    #[test]
+    fn a_trace_is_in_vain_if_its_only_output_cannot_be_written() {
+        let ignored = &mut |_: &Joined| ();
+        let output = Output::create_or_open(Path::new("/dev/full"), Rights::Kept).unwrap();
+        let recorder = Recorder::begin(output, &Meta::default()).unwrap();
+        let mut session = session(Some(recorder), ignored);
+        assert!(!session.is_in_vain(true));
+        session.sync(&Counters::default());
+        assert!(session.is_in_vain(true) && !session.is_in_vain(false));
+        assert!(session.finish(Counters::default()).recording_failed.is_some());
+    }
+
+    #[test]
+    fn progress_tells_what_was_lost_missed_or_late() {
+        let ignored = &mut |_: &Joined| ();
+        let mut session = session(None, ignored);
         // The last two are older than the window before the newest.
         for ts in [1, 5, 10, 2, 3] {
             let kind = EventKind::Kick(Kick {

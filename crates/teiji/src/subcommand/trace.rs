@@ -34,6 +34,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     let spec = TraceSpec {
         every: args.every,
         record: args.record.clone(),
+        only_recorded: args.of_agent,
         timelines,
         ..spec(&args.watched, service)?
     };
@@ -114,6 +115,7 @@ pub(super) fn spec(args: &Watched, service: &Service) -> Result<TraceSpec> {
         duration: args.duration,
         every: None,
         record: None,
+        only_recorded: false,
         timelines: false,
         buffer_bytes: args.buffer,
         confine: true,
