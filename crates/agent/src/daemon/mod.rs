@@ -3,7 +3,7 @@
 //! | thread or process | has | does |
 //! | --- | --- | --- |
 //! | thread `heartbeat` | no privilege | starts first, writes to a mapped page four times a second, depends on no file and waits for nothing |
-//! | thread `main` | root | is woken by signals; checks once a second whether the pins are still there; tells systemd that it is alive |
+//! | thread `main` | root | is woken by signals; checks once a second whether the pins are still there; tells systemd that it is alive, as long as all of these threads are |
 //! | thread `reconciler` | root | recovers from a killed apply, then compares the host with the policy in force whenever something has changed |
 //! | thread `front`, threads `order` | root | start the front and carry out its orders |
 //! | process `teiji front` | user nobody | reads what clients send to the socket, checks who they are, hands on orders |
@@ -137,6 +137,7 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
         Supervisor::start(places.socket, Arc::clone(&orders), Arc::clone(&claim)).map_err(Error::Thread)?;
     announce(qdisc.owner());
     let reload = Reload::default();
+    let mut watchdog = Watchdog::default();
     let mut check_at = Instant::now();
     let done = loop {
         if signals.stop.load(Ordering::SeqCst) {
@@ -151,10 +152,13 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
             if let Err(error) = qdisc.check() {
                 break Err(error);
             }
-            if qdisc.lives() {
-                // Without a watchdog in the unit systemd ignores it.
-                let _ = sd_notify::notify(&[NotifyState::Watchdog]);
-            }
+            let parts = [
+                ("heartbeat", qdisc.lives()),
+                ("reconciler", !reconciling.is_finished()),
+                ("front", supervisor.lives()),
+            ];
+            // Without a watchdog in the unit systemd ignores it.
+            watchdog.feed(&parts, || drop(sd_notify::notify(&[NotifyState::Watchdog])));
         }
         wait_until(check_at, signals.wake);
     };
@@ -171,6 +175,29 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
     }
     done?;
     qdisc.end()
+}
+
+/// Tells systemd that the agent is well for as long as all of its threads run; if one does not, systemd restarts the agent.
+#[derive(Default)]
+struct Watchdog {
+    /// The thread that was reported.
+    dead: Option<&'static str>,
+}
+
+impl Watchdog {
+    /// `parts`: the threads that end only when the agent does, and whether each runs.
+    fn feed(&mut self, parts: &[(&'static str, bool)], feed: impl FnOnce()) {
+        let dead = parts.iter().find(|(_, runs)| !runs).map(|(name, _)| *name);
+        match dead {
+            None => feed(),
+            Some(name) if self.dead != dead => tracing::error!(
+                "the thread `{name}` of the agent has ended, which is a fault of teiji: systemd restarts the agent now; without \
+                 systemd, restart it"
+            ),
+            Some(_) => {}
+        }
+        self.dead = dead;
+    }
 }
 
 /// Waits until then, or until a signal wakes it.
@@ -234,6 +261,23 @@ mod tests {
         let then = Instant::now() + Duration::from_millis(20);
         wait_until(then, &wake);
         assert!(Instant::now() >= then);
+    }
+
+    #[test]
+    fn the_watchdog_is_fed_while_every_thread_runs() {
+        let mut watchdog = Watchdog::default();
+        let mut fed = |parts: [bool; 3]| {
+            let mut fed = false;
+            let names = ["heartbeat", "reconciler", "front"];
+            let parts: Vec<_> = names.into_iter().zip(parts).collect();
+            watchdog.feed(&parts, || fed = true);
+            fed
+        };
+        assert!(fed([true; 3]));
+        for dead in 0..3 {
+            assert!(!fed(std::array::from_fn(|part| part != dead)), "{dead}");
+        }
+        assert!(fed([true; 3]));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use super::reconciler::Reconciler;
 use super::wire::{self, MOST_OF_REQUEST};
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
@@ -69,6 +70,31 @@ impl Recent {
     }
 }
 
+/// The place of an order, which is given back whatever becomes of the order.
+struct Place {
+    orders: Arc<Orders>,
+    changes: bool,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.changes {
+            self.orders.status.forget();
+            self.orders.all_traces.forget();
+        }
+        self.orders.running(self.changes).fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The answer to an order; a panic is one, too, so that nobody waits for another.
+fn answered(carry_out: impl FnOnce() -> Result<Answer, Refusal>) -> Result<Answer, Refusal> {
+    catch_unwind(AssertUnwindSafe(carry_out)).unwrap_or_else(|_| {
+        Err(Refusal::Failed(
+            "the agent failed while it did this, which is a fault of teiji: see its log".into(),
+        ))
+    })
+}
+
 impl Orders {
     pub(super) fn new(reconciler: Arc<Reconciler>, traces: Traces) -> Arc<Orders> {
         let (status, all_traces) = Default::default();
@@ -76,9 +102,16 @@ impl Orders {
         Arc::new(Orders { reconciler, traces, changing, reading, status, all_traces })
     }
 
-    /// How many orders of the same sort are carried out.
-    fn running(&self, order: &Order) -> &AtomicUsize {
-        if order.changes() { &self.changing } else { &self.reading }
+    /// How many orders of a sort are carried out: of those that change something, or of those that read.
+    fn running(&self, changes: bool) -> &AtomicUsize {
+        if changes { &self.changing } else { &self.reading }
+    }
+
+    /// A place for an order, if one is free.
+    fn place(self: &Arc<Self>, order: &Order) -> Option<Place> {
+        let place = Place { orders: Arc::clone(self), changes: order.changes() };
+        // Given back again if there were too many.
+        (self.running(place.changes).fetch_add(1, Ordering::SeqCst) < MOST).then_some(place)
     }
 
     /// Ends the traces, and starts no other ones. `waiting` is called while they complete their recordings.
@@ -94,27 +127,20 @@ impl Orders {
         let answers = Arc::new(Mutex::new(front.try_clone()?));
         while let Some(order) = wire::receive::<Numbered<Order>>(&front, MOST_OF_REQUEST, None, PATIENCE)? {
             let Numbered { number, content: order } = order;
-            let (orders, to) = (Arc::clone(self), Arc::clone(&answers));
-            let running = self.running(&order);
-            if running.fetch_add(1, Ordering::SeqCst) >= MOST {
-                running.fetch_sub(1, Ordering::SeqCst);
+            let Some(place) = self.place(&order) else {
                 answer(&answers, number, Err(Refusal::Busy));
                 continue;
-            }
+            };
+            let to = Arc::clone(&answers);
             let work = move || {
                 if let Err(error) = priority::ordinary_thread() {
                     tracing::warn!("an order is carried out at the agent's own priority: {error}");
                 }
-                let result = orders.carry_out(&order);
-                if order.changes() {
-                    orders.status.forget();
-                    orders.all_traces.forget();
-                }
-                orders.running(&order).fetch_sub(1, Ordering::SeqCst);
+                let result = answered(|| place.orders.carry_out(&order));
+                drop(place);
                 answer(&to, number, result);
             };
             if Builder::new().name("order".into()).spawn(work).is_err() {
-                running.fetch_sub(1, Ordering::SeqCst);
                 answer(&answers, number, Err(Refusal::Busy));
             }
         }
@@ -161,7 +187,6 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
     use std::io::Write;
-    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::path::{Path, PathBuf};
     use std::sync::atomic::AtomicBool;
     use teiji_host::Root;
@@ -263,6 +288,27 @@ mod tests {
         }
         drop(theirs);
         serving.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn an_order_that_panics_gives_its_place_back_and_is_answered() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = Arc::new(Claim::on(dir.path()));
+        let reconciler = Arc::new(Reconciler::new(dir.path(), dir.path(), claim).unwrap());
+        let orders = Orders::new(reconciler, Traces::of(dir.path()));
+        for order in [Order::Status, Order::StopTrace(1)] {
+            let places: Vec<Place> = (0..MOST).map(|_| orders.place(&order).unwrap()).collect();
+            assert!(orders.place(&order).is_none());
+            for place in places {
+                let work = move || {
+                    let _place = place;
+                    panic!("an order")
+                };
+                assert!(std::thread::spawn(work).join().is_err());
+            }
+            assert_eq!(orders.running(order.changes()).load(Ordering::SeqCst), 0);
+        }
+        assert!(matches!(answered(|| panic!("an order")), Err(Refusal::Failed(_))));
     }
 
     #[test]

@@ -53,6 +53,7 @@ fn inode_of(socket: &Path) -> Option<u64> {
 pub(super) struct Supervisor {
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
+    check: JoinHandle<()>,
     socket: PathBuf,
 }
 
@@ -65,8 +66,14 @@ impl Supervisor {
         let work = move || supervise(&path, &orders, &claim, &state);
         let thread = Builder::new().name("front".into()).spawn(work)?;
         let (asked, path) = (Arc::clone(&shared), socket.to_owned());
-        Builder::new().name("front-check".into()).spawn(move || ask_again_and_again(&path, &asked))?;
-        Ok(Supervisor { shared, thread, socket: socket.to_owned() })
+        let check =
+            Builder::new().name("front-check".into()).spawn(move || ask_again_and_again(&path, &asked))?;
+        Ok(Supervisor { shared, thread, check, socket: socket.to_owned() })
+    }
+
+    /// Whether its threads run: both do until [`Supervisor::stop`].
+    pub(super) fn lives(&self) -> bool {
+        !self.thread.is_finished() && !self.check.is_finished()
     }
 
     /// Starts another front with another socket if somebody has removed or replaced the file of this one.
