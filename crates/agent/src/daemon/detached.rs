@@ -25,6 +25,8 @@
 
 use crate::output::{Output, Rights};
 use crate::service::select::select;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -317,12 +319,18 @@ impl Traces {
     /// If it does not run.
     pub(super) fn stop(&self, number: u32) -> Result<(), String> {
         let kept = self.kept(number).ok_or_else(|| format!("there is no trace {number}"))?;
+        let ended = || format!("trace {number} has ended already");
+        let failed = |e: Errno| match e {
+            Errno::SRCH => ended(),
+            e => format!("cannot end trace {number}: {}", io::Error::from(e)),
+        };
+        let pid = i32::try_from(kept.process.id).ok().and_then(Pid::from_raw).ok_or_else(ended)?;
+        let process = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
+        // If the trace has the id now, it had it when the process was opened: nobody else gets the signal, even if it ends here.
         if !kept.runs() {
-            return Err(format!("trace {number} has ended already"));
+            return Err(ended());
         }
-        let pid = nix::unistd::Pid::from_raw(kept.process.id as i32);
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)
-            .map_err(|e| format!("cannot end trace {number}: {e}"))
+        pidfd_send_signal(&process, Signal::TERM).map_err(failed)
     }
 
     /// Ends all traces, and starts no other ones. Returns when they have completed their recordings, or after [`END`];
