@@ -82,6 +82,7 @@ impl State {
             PinnedQdisc::Absent if load => Edf::load(pins)?,
             PinnedQdisc::Absent => bail!("nothing is pinned in {}", pins.display()),
             PinnedQdisc::OtherMaps(_) => bail!("{} has maps of another release", pins.display()),
+            PinnedQdisc::Damaged(_, why) => bail!("{} is incomplete: {why}", pins.display()),
         };
         let owner = load.then(|| QdiscOwner::acquire(pins)).transpose()?;
         let backend = HostBackend::new(Root::default(), pins, pins);

@@ -112,7 +112,7 @@ fn a_trace_goes_on_without_who_asked_for_it() {
              for n in $(seq 600); do ls {STATE}/traces/1.teiji.*.partial >/dev/null 2>&1 && grep -q tracing {STATE}/traces/1.log && break; sleep 0.1; done\n\
              sleep 2; said list $T traces $P; said so_far $T traces $P show 1 --json; said running $T traces $P remove 1\n\
              said of $(cat /proc/{agent}/task/*/children)\n\
-             said stop $T traces $P stop 1; for n in $(seq 600); do [ -e {STATE}/traces/1.teiji ] && break; sleep 0.1; done; sleep 0.5\n\
+             said stop $T traces $P stop 1; $T traces $P stop 1; for n in $(seq 600); do [ -e {STATE}/traces/1.teiji ] && break; sleep 0.1; done; sleep 0.5\n\
              said after $T traces $P; said whole $T traces $P show 1\n\
              said second $T trace --vm s0 --for 1h --detach $P\n\
              for n in $(seq 600); do ls {STATE}/traces/2.teiji.*.partial >/dev/null 2>&1 && grep -q tracing {STATE}/traces/2.log && break; sleep 0.1; done\n\

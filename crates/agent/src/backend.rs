@@ -89,6 +89,7 @@ impl HostBackend {
         let heartbeat_age = match PinnedQdisc::open(&self.pins) {
             Ok(PinnedQdisc::Usable(edf)) => edf.heartbeat_age(),
             Ok(PinnedQdisc::OtherMaps(_)) => return DeadlineSupport::None(OTHER.into()),
+            Ok(PinnedQdisc::Damaged(_, why)) => return DeadlineSupport::None(damaged(&why)),
             Ok(PinnedQdisc::Absent) => {
                 return or_hfsc(format!(
                     "{START}; no agent is running; deadlines are kept only while one runs"
@@ -121,6 +122,9 @@ impl HostBackend {
             Ok(PinnedQdisc::OtherMaps(shared)) if shared.link_count() > 0 => {
                 return LinksStatus { problem: Some(OTHER.into()), ..LinksStatus::default() };
             }
+            Ok(PinnedQdisc::Damaged(shared, why)) if shared.link_count() > 0 => {
+                return LinksStatus { problem: Some(damaged(&why)), ..LinksStatus::default() };
+            }
             Ok(_) => return LinksStatus::default(),
             Err(teiji_bpf::Error::NotPermitted) => {
                 let pins = self.pins.display();
@@ -149,7 +153,7 @@ impl HostBackend {
     fn edf(&self) -> Result<Option<Box<Edf>>, String> {
         match PinnedQdisc::open(&self.pins).map_err(|e| e.to_string())? {
             PinnedQdisc::Usable(edf) => Ok(Some(edf)),
-            PinnedQdisc::Absent | PinnedQdisc::OtherMaps(_) => Ok(None),
+            PinnedQdisc::Absent | PinnedQdisc::OtherMaps(_) | PinnedQdisc::Damaged(..) => Ok(None),
         }
     }
 
@@ -253,6 +257,14 @@ fn channels(
 /// What an operator should do about pins of a release with other maps.
 const OTHER: &str = "links have channels of a release of teiji with other maps, which this one cannot read: \
                      `teiji rollback --force` removes them, and the agent then keeps new ones";
+
+/// What an operator should do about pins that are incomplete. An agent that runs, or is started, keeps the links going.
+fn damaged(why: &str) -> String {
+    format!(
+        "some of what teiji has pinned is gone or is not teiji's ({why}): channels cannot be read; `teiji rollback --force` removes \
+         them, and the agent then keeps new ones"
+    )
+}
 
 /// What can keep deadlines if no agent runs: teiji's qdisc, once `first` is done, or the kernel's HFSC where the kernel
 /// does not accept teiji's.

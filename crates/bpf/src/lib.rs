@@ -19,6 +19,7 @@ pub mod qdisc_edf;
 pub use object::Verified;
 
 use rustix::thread::{CapabilitySet, capabilities};
+use std::path::PathBuf;
 
 /// Why a BPF program could not do its work.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +49,18 @@ pub enum Error {
         what: String,
         /// What does not work.
         consequence: String,
+    },
+    /// Pins are missing or are not teiji's, and links may have the qdisc.
+    #[error(
+        "what is pinned in {folder} is incomplete or not teiji's ({why}), and links may have the qdisc, which nobody can keep going or \
+         change without it: take it from them by `teiji rollback --force`, and by `tc qdisc del dev NAME root` from others that \
+         `tc qdisc` shows with teiji_edf; then run `rm -r {folder}`, and the agent loads its own", folder = .folder.display()
+    )]
+    Damaged {
+        /// Their folder.
+        folder: PathBuf,
+        /// What is missing or wrong.
+        why: String,
     },
     /// What was asked for cannot be done.
     #[error("cannot {doing}: {reason}")]

@@ -173,6 +173,9 @@ pub struct TraceStatus {
     pub running: bool,
     /// Whether its recording is complete.
     pub complete: bool,
+    /// What it said last, if it has ended without a complete recording. Untrusted text.
+    #[serde(default)]
+    pub failed: Option<String>,
 }
 
 /// What an agent is doing: the daemon that keeps deadlines and the policy in force.

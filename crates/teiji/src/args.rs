@@ -85,6 +85,10 @@ pub struct Trace {
     /// Have the agent trace, for an hour unless --for says otherwise; `teiji traces` shows it. The terminal may be closed.
     #[arg(long, conflicts_with_all = ["taps", "guest", "every", "record", "buffer", "format", "json", "out", "suggest"])]
     pub detach: bool,
+    /// Begin only when a byte comes on the standard input, and let no further signal cut the end short: how the agent starts
+    /// its traces.
+    #[arg(long, hide = true)]
+    pub of_agent: bool,
     /// Where teiji stores its state.
     #[command(flatten)]
     pub state: State,

@@ -7,11 +7,14 @@ mod host;
 mod program;
 
 use host::made_up as host;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 const TEIJI: &str = env!("CARGO_BIN_EXE_teiji");
 
@@ -43,6 +46,42 @@ fn a_filter_that_cannot_be_read_is_pointed_at() {
     let lines: Vec<&str> = err.lines().collect();
     let caret = lines.iter().position(|l| l.trim_start().starts_with('^')).unwrap();
     assert_eq!(lines[caret - 1].find("prot"), lines[caret].find('^'), "{err}");
+}
+
+/// The agent was killed before it had noted the trace that it has started.
+#[test]
+fn a_trace_that_no_agent_knows_of_does_not_begin() {
+    let (code, out, err) = run(&["trace", "--of-agent"]);
+    assert_eq!((code, out.as_str()), (1, ""));
+    assert!(err.contains("ended before it had noted it"), "{err}");
+}
+
+/// An operator and the agent may both ask a detached trace to end: none of them destroys its recording.
+#[test]
+fn signals_only_ask_a_trace_of_the_agent_to_end() {
+    let mut trace = Command::new(TEIJI)
+        .args(["trace", "--of-agent"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+    // Until it catches all of them; it waits for its standard input then.
+    let caught = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", trace.id())).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+        let mask = u64::from_str_radix(mask, 16).unwrap();
+        signals.iter().all(|signal| mask & 1 << (*signal as i32 - 1) != 0)
+    };
+    while !caught() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    for signal in signals {
+        nix::sys::signal::kill(Pid::from_raw(trace.id() as i32), signal).unwrap();
+    }
+    drop(trace.stdin.take());
+    let ended = trace.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{}", String::from_utf8_lossy(&ended.stderr));
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub const HELD_NEXT: &str = "held.json.next";
 pub const CONFIRMED: &str = "confirmed";
 /// The most that is read of a file, bytes: ten times the size for thousands of VMs with every setting.
 const LARGEST: u64 = 64 << 20;
+/// How often the lock is tried if its file is replaced meanwhile.
+const TRIES: usize = 5;
 /// A file being written, before it gets its name.
 const NEW: &str = "new";
 
@@ -74,6 +76,15 @@ pub trait Store {
     fn path(&self, name: &str) -> PathBuf;
 }
 
+/// What came of locking a file.
+enum Tried {
+    Held(Flock<File>),
+    /// Another process has the lock.
+    Taken,
+    /// The file was removed or replaced after it was opened.
+    Replaced,
+}
+
 /// A directory on a disk: 0700, its files 0600.
 #[derive(Clone, Debug)]
 pub struct Directory {
@@ -94,6 +105,23 @@ impl Directory {
 
     fn sync(&self) -> io::Result<()> {
         File::open(&self.path)?.sync_all()
+    }
+
+    /// Locks an open lock file. The lock counts only if the file still has its name: another process may lock the one that has
+    /// it now.
+    fn try_lock(&self, file: File) -> io::Result<Tried> {
+        let held = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(held) => held,
+            Err((_, nix::errno::Errno::EWOULDBLOCK)) => return Ok(Tried::Taken),
+            Err((_, e)) => return Err(e.into()),
+        };
+        let ours = held.metadata()?;
+        match self.path(LOCK).symlink_metadata() {
+            Ok(now) if (now.dev(), now.ino()) == (ours.dev(), ours.ino()) => Ok(Tried::Held(held)),
+            Ok(_) => Ok(Tried::Replaced),
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(Tried::Replaced),
+            Err(e) => Err(e),
+        }
     }
 
     /// Makes the directory. If another user could write to it, that user could make root change any setting.
@@ -169,17 +197,22 @@ impl Store for Directory {
     }
 
     fn lock(&self) -> io::Result<Option<Box<dyn Any>>> {
-        self.prepare()?;
-        let file = self.open(LOCK, OpenOptions::new().read(true).write(true).create(true).truncate(false))?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(held) => {
-                // For messages only. Always of the same length, so that it also works on a full disk once it exists.
-                let _ = held.write_all_at(format!("{:<10}\n", std::process::id()).as_bytes(), 0);
-                Ok(Some(Box::new(held)))
+        for _ in 0..TRIES {
+            self.prepare()?;
+            let options = &mut OpenOptions::new();
+            let file = self.open(LOCK, options.read(true).write(true).create(true).truncate(false))?;
+            match self.try_lock(file)? {
+                Tried::Held(held) => {
+                    // For messages only. Always of the same length, so that it also works on a full disk once it exists.
+                    let _ = held.write_all_at(format!("{:<10}\n", std::process::id()).as_bytes(), 0);
+                    return Ok(Some(Box::new(held)));
+                }
+                Tried::Taken => return Ok(None),
+                Tried::Replaced => {}
             }
-            Err((_, nix::errno::Errno::EWOULDBLOCK)) => Ok(None),
-            Err((_, e)) => Err(e.into()),
         }
+        // Somebody replaces it all the time: whoever needs the lock tries again for a while.
+        Ok(None)
     }
 
     fn holder(&self) -> io::Result<Option<Option<u32>>> {
@@ -200,5 +233,28 @@ impl Store for Directory {
 
     fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two processes never both change settings: one that has opened a file that is gone by the time it is locked does not have
+    /// the lock of the directory.
+    #[test]
+    fn the_lock_on_a_file_that_is_gone_does_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = Directory::new(&dir.path().join("state"));
+        drop(state.lock().unwrap().unwrap());
+        let open = || state.open(LOCK, OpenOptions::new().read(true).write(true)).unwrap();
+        let (removed, replaced) = (open(), open());
+        std::fs::remove_file(state.path(LOCK)).unwrap();
+        assert!(matches!(state.try_lock(removed).unwrap(), Tried::Replaced));
+        let held = state.lock().unwrap().unwrap();
+        assert!(matches!(state.try_lock(replaced).unwrap(), Tried::Replaced));
+        assert!(matches!(state.try_lock(open()).unwrap(), Tried::Taken));
+        drop(held);
+        assert!(matches!(state.try_lock(open()).unwrap(), Tried::Held(_)));
     }
 }

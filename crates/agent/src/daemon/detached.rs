@@ -10,7 +10,13 @@
 //! | `N.teiji` | the complete recording |
 //! | `N.log` | what the trace has said |
 //!
+//! A trace begins only when its `N.json` is there: until then it waits for a byte from the agent, and ends if that one does.
+//! So no trace runs that cannot be listed and ended, even if the agent is killed while it starts one.
+//!
 //! A number is not used again while any file of it is there: an agent that is killed while it starts a trace leaves its log.
+//!
+//! A trace is told to end by SIGTERM, however often: `--of-agent` has it complete its recording nevertheless. It has a process
+//! group of its own, so that Ctrl-C in the terminal of an agent reaches the agent alone.
 //!
 //! An agent that ends ends its traces; one that is killed does not, and the next one finds them.
 //!
@@ -19,10 +25,13 @@
 
 use crate::output::{Output, Rights};
 use crate::service::select::select;
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -44,6 +53,8 @@ const LONGEST_FLOW: usize = 4096;
 /// The longest trace, and how long one is that does not say.
 const LONGEST: Duration = Duration::from_secs(7 * 86_400);
 const USUAL: Duration = Duration::from_secs(3600);
+/// What is shown of what a trace has said last, bytes.
+const LONGEST_SAID: usize = 1024;
 /// How long traces may take to complete their recordings when the agent ends.
 const END: Duration = Duration::from_secs(60);
 
@@ -118,6 +129,8 @@ impl Kept {
 /// The traces of a state directory.
 pub struct Traces {
     folder: PathBuf,
+    /// What is started: this program, except in tests.
+    program: PathBuf,
     /// Whether no more are started. Held while one is started, so that two do not get the same number.
     ended: Mutex<bool>,
 }
@@ -125,7 +138,8 @@ pub struct Traces {
 impl Traces {
     /// Those of this state directory, which need not be there yet.
     pub fn of(state: &Path) -> Traces {
-        Traces { folder: state.join(FOLDER), ended: Mutex::new(false) }
+        let program = kernel::own_program().to_owned();
+        Traces { folder: state.join(FOLDER), program, ended: Mutex::new(false) }
     }
 
     fn path(&self, number: u32, ending: &str) -> PathBuf {
@@ -170,14 +184,16 @@ impl Traces {
 
     fn begin_with(&self, number: u32, order: &TraceOrder, arguments: &[String], log: File) -> io::Result<()> {
         let boot = kernel::boot_id().map_err(|(_, source)| source)?;
-        let mut child = Command::new(kernel::own_program())
+        let mut child = Command::new(&self.program)
             .arg("trace")
             .args(arguments)
+            .arg("--of-agent")
             .arg("--record")
             .arg(self.path(number, "teiji"))
             .arg("--json")
             .arg("--out=/dev/null")
-            .stdin(Stdio::null())
+            .process_group(0)
+            .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::from(log))
             .env_remove("NOTIFY_SOCKET")
@@ -188,21 +204,24 @@ impl Traces {
             tracing::warn!("a trace is spared like the agent if memory runs out: {error}");
         }
         let process = task(&Root::default(), child.id());
-        let written = process.ok_or_else(|| io::Error::other("it ended at once")).and_then(|process| {
+        let begun = process.ok_or_else(|| io::Error::other("it ended at once")).and_then(|process| {
             let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
             let file = Output::create(&self.path(number, "json"), Rights::Kept)?;
             let kept = Kept { order: order.clone(), process, boot, started };
             file.file().write_all(&serde_json::to_vec(&kept)?)?;
-            file.persist()
+            file.persist()?;
+            // Fails only if it has ended. Then the pipe is closed: whatever else becomes of this process, it closes it, too.
+            let known = child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(&[0]));
+            known.map_err(|_| io::Error::other("it ended at once"))
         });
-        if written.is_err() {
-            // Without its file nobody would find it.
+        if begun.is_err() {
             let _ = child.kill();
+            let _ = fs::remove_file(self.path(number, "json"));
         }
         // Somebody has to wait for it, for as long as this process lives.
         let wait = move || drop(child.wait());
         std::thread::Builder::new().name("trace".into()).spawn(wait)?;
-        written
+        begun
     }
 
     /// The names of all files.
@@ -240,14 +259,17 @@ impl Traces {
 
     fn status(&self, number: u32) -> Option<TraceStatus> {
         let kept = self.kept(number)?;
+        // Before the look for the recording, which is there when it ends.
         let running = kept.runs();
+        let complete = self.path(number, "teiji").exists();
         Some(TraceStatus {
             number,
             vms: kept.order.vms,
             flow: kept.order.flow,
             started: kept.started,
             running,
-            complete: self.path(number, "teiji").exists(),
+            complete,
+            failed: (!running && !complete).then(|| self.said_last(number)),
         })
     }
 
@@ -266,19 +288,29 @@ impl Traces {
         let partial =
             self.partial(number).map_err(|e| format!("cannot read {}: {e}", self.folder.display()))?;
         partial.into_iter().next().filter(|_| !ended).map(|path| (path, false)).ok_or_else(|| {
-            let said = fs::read_to_string(self.path(number, "log")).unwrap_or_default();
-            match said.trim() {
+            match self.said_last(number).as_str() {
                 "" => {
                     format!("there is no recording of trace {number}: `teiji traces` lists those there are")
                 }
-                said => {
-                    let last = said.lines().last().unwrap_or_default();
-                    format!(
-                        "trace {number} has left no recording: it failed or was killed; it said last: {last}"
-                    )
-                }
+                last => format!(
+                    "trace {number} has left no recording: it failed or was killed; it said last: {last}"
+                ),
             }
         })
+    }
+
+    /// The last line of its log; empty if it has said nothing.
+    fn said_last(&self, number: u32) -> String {
+        let end = || -> io::Result<Vec<u8>> {
+            let file = File::open(self.path(number, "log"))?;
+            let mut end = vec![0; LONGEST_SAID];
+            let from = file.metadata()?.len().saturating_sub(LONGEST_SAID as u64);
+            let length = file.read_at(&mut end, from)?;
+            end.truncate(length);
+            Ok(end)
+        };
+        let end = end().unwrap_or_default();
+        String::from_utf8_lossy(&end).trim().lines().last().unwrap_or_default().to_owned()
     }
 
     /// Ends a trace, which then completes its recording.
@@ -287,12 +319,18 @@ impl Traces {
     /// If it does not run.
     pub(super) fn stop(&self, number: u32) -> Result<(), String> {
         let kept = self.kept(number).ok_or_else(|| format!("there is no trace {number}"))?;
+        let ended = || format!("trace {number} has ended already");
+        let failed = |e: Errno| match e {
+            Errno::SRCH => ended(),
+            e => format!("cannot end trace {number}: {}", io::Error::from(e)),
+        };
+        let pid = i32::try_from(kept.process.id).ok().and_then(Pid::from_raw).ok_or_else(ended)?;
+        let process = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
+        // If the trace has the id now, it had it when the process was opened: nobody else gets the signal, even if it ends here.
         if !kept.runs() {
-            return Err(format!("trace {number} has ended already"));
+            return Err(ended());
         }
-        let pid = nix::unistd::Pid::from_raw(kept.process.id as i32);
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM)
-            .map_err(|e| format!("cannot end trace {number}: {e}"))
+        pidfd_send_signal(&process, Signal::TERM).map_err(failed)
     }
 
     /// Ends all traces, and starts no other ones. Returns when they have completed their recordings, or after [`END`];
@@ -358,6 +396,7 @@ fn number_of(name: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     fn order() -> TraceOrder {
         TraceOrder {
@@ -432,9 +471,17 @@ mod tests {
         let boot = kernel::boot_id().unwrap();
         keep(&traces, 1, me, &boot);
         assert_eq!(traces.recording(1).unwrap(), (traces.folder.join("1.teiji.abc.partial"), false));
+        assert_eq!(traces.all().unwrap()[0].failed, None);
         keep(&traces, 1, Task { started: me.started + 1, ..me }, &boot);
         assert!(traces.recording(1).unwrap_err().contains("failed or was killed"));
+        // Why it has failed is told with it, however much it has said.
+        let said = "a line\n".repeat(10_000) + "cannot write the recording\n\n";
+        fs::write(traces.path(1, "log"), said).unwrap();
+        assert_eq!(traces.all().unwrap()[0].failed.as_deref(), Some("cannot write the recording"));
+        fs::write(traces.path(1, "log"), "x".repeat(10_000)).unwrap();
+        assert_eq!(traces.all().unwrap()[0].failed.as_ref().map(String::len), Some(LONGEST_SAID));
         fs::write(traces.path(1, "teiji"), "").unwrap();
+        assert_eq!(traces.all().unwrap()[0].failed, None);
         assert_eq!(traces.recording(1).unwrap(), (traces.path(1, "teiji"), true));
     }
 
@@ -459,6 +506,38 @@ mod tests {
                 Err(why) => assert!(why.contains("it ended at once"), "{why}"),
             }
         }
+    }
+
+    /// Starts this script instead of a trace, as trace 1.
+    fn started(script: &str) -> (tempfile::TempDir, Traces) {
+        let (dir, mut traces) = with_folder();
+        traces.program = dir.path().join("program");
+        fs::write(&traces.program, format!("#!/bin/sh\ncd '{}'\n{script}", dir.path().display())).unwrap();
+        fs::set_permissions(&traces.program, fs::Permissions::from_mode(0o700)).unwrap();
+        assert_eq!(traces.start(&TraceOrder { vms: Vec::new(), ..order() }), Ok(1));
+        (dir, traces)
+    }
+
+    fn wait_for(path: &Path) -> String {
+        while !path.exists() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        fs::read_to_string(path).unwrap()
+    }
+
+    /// An agent that is killed in between closes the pipe without a byte.
+    #[test]
+    fn a_trace_is_told_to_begin_once_it_is_known() {
+        let (dir, traces) = started(
+            "got=$(head -c 1 | wc -c); test -e traces/1.json && known=yes; rest=$(wc -c)\n\
+             echo $got $known $rest \"$@\" >said.new; mv said.new said; exec sleep 1000\n",
+        );
+        let said = wait_for(&dir.path().join("said"));
+        assert!(said.starts_with("1 yes 0 trace ") && said.contains(" --of-agent "), "{said}");
+        // Ctrl-C is not for it.
+        let process = nix::unistd::Pid::from_raw(traces.kept(1).unwrap().process.id as i32);
+        assert_eq!(nix::unistd::getpgid(Some(process)), Ok(process));
+        traces.end_all(&mut || ());
     }
 
     #[test]

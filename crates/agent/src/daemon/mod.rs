@@ -3,7 +3,7 @@
 //! | thread or process | has | does |
 //! | --- | --- | --- |
 //! | thread `heartbeat` | no privilege | starts first, writes to a mapped page four times a second, depends on no file and waits for nothing |
-//! | thread `main` | root | is woken by signals; checks once a second whether the pins are still there; tells systemd that it is alive |
+//! | thread `main` | root | is woken by signals; checks once a second whether the pins are still there; tells systemd that it is alive, as long as all of these threads are |
 //! | thread `reconciler` | root | recovers from a killed apply, then compares the host with the policy in force whenever something has changed |
 //! | thread `front`, threads `order` | root | start the front and carry out its orders |
 //! | process `teiji front` | user nobody | reads what clients send to the socket, checks who they are, hands on orders |
@@ -16,6 +16,7 @@
 //!    │      another build's, no link has it ▲                                       last one out: unpin
 //!    ├── another build's, links have it ──► send for it ──(no link has it any more)─┘
 //!    │                                      and reconcile its links, if its maps are the same
+//!    ├── pins are missing, links may have it ──► reconcile, answer ──(they are as they should be)──► send for it
 //!    └── the kernel has no BPF qdiscs ──► reconcile, answer
 //! ```
 //! (`send`: send the heartbeat.) Channels live in the kernel, not here: if the agent is killed, links fall back to FIFO
@@ -25,6 +26,7 @@
 //! | --- | --- |
 //! | here | start and end |
 //! | `heartbeat` | the heartbeat |
+//! | `qdisc` | the qdisc, as long as this agent has it |
 //! | `pin_watch` | what is done about pins that somebody removes |
 //! | `reconciler` | keeps the policy in force |
 //! | `reload` | the looks that SIGHUP asks for, one at a time |
@@ -46,6 +48,7 @@ mod heartbeat;
 mod orders;
 mod pin_watch;
 pub mod protocol;
+mod qdisc;
 mod reconciler;
 mod reload;
 mod schedule;
@@ -54,11 +57,10 @@ mod wire;
 
 use claim::Claim;
 use detached::Traces;
-use heartbeat::HeartbeatThread;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use orders::Orders;
-use pin_watch::PinWatch;
+use qdisc::Qdisc;
 use reconciler::Reconciler;
 use reload::Reload;
 use sd_notify::NotifyState;
@@ -71,7 +73,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 use supervisor::Supervisor;
-use teiji_bpf::qdisc_edf::{Programs, QdiscOwner};
+use teiji_bpf::qdisc_edf::QdiscOwner;
 
 /// How long the end waits for threads that are changing settings; what they leave undone, the next agent undoes.
 const END: Duration = Duration::from_secs(5);
@@ -120,20 +122,9 @@ pub struct Signals<'a> {
 ///
 /// # Errors
 /// If another agent keeps the pins, or the kernel does not accept the qdisc although it has BPF qdiscs. Errors in the
-/// state directory are logged.
+/// state directory, and pins that are missing, are logged.
 pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
-    let mut qdisc = match QdiscOwner::acquire(places.pins) {
-        Ok(owner) => {
-            let heartbeat = HeartbeatThread::start(owner.heartbeat())?;
-            warn_of_other(&owner);
-            Some((owner, heartbeat))
-        }
-        Err(why @ (teiji_bpf::Error::Missing { .. } | teiji_bpf::Error::NoBtf)) => {
-            tracing::info!("{why}; the agent keeps the policy only, and channels by HFSC need no agent");
-            None
-        }
-        Err(error) => return Err(error.into()),
-    };
+    let mut qdisc = Qdisc::acquire(places.pins)?;
     let claim = Arc::new(Claim::on(places.state));
     let reconciler =
         Arc::new(Reconciler::new(places.state, places.pins, Arc::clone(&claim)).map_err(Error::Thread)?);
@@ -144,9 +135,9 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
     let orders = Orders::new(Arc::clone(&reconciler), Traces::of(places.state));
     let supervisor =
         Supervisor::start(places.socket, Arc::clone(&orders), Arc::clone(&claim)).map_err(Error::Thread)?;
-    announce(qdisc.as_ref().map(|(owner, _)| owner));
-    let mut watch = PinWatch::new(places.pins);
+    announce(qdisc.owner());
     let reload = Reload::default();
+    let mut watchdog = Watchdog::default();
     let mut check_at = Instant::now();
     let done = loop {
         if signals.stop.load(Ordering::SeqCst) {
@@ -158,18 +149,16 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
         if check_at <= Instant::now() {
             check_at = Instant::now() + CHECK_INTERVAL;
             supervisor.check();
-            if let Some(former) = qdisc.take() {
-                let now =
-                    renew(former, places.pins).and_then(|mut now| watch.check(&mut now.0).map(|()| now));
-                match now {
-                    Ok(now) => qdisc = Some(now),
-                    Err(error) => break Err(error),
-                }
+            if let Err(error) = qdisc.check() {
+                break Err(error);
             }
-            if qdisc.as_ref().is_none_or(|(_, heartbeat)| heartbeat.runs()) {
-                // Without a watchdog in the unit systemd ignores it.
-                let _ = sd_notify::notify(&[NotifyState::Watchdog]);
-            }
+            let parts = [
+                ("heartbeat", qdisc.lives()),
+                ("reconciler", !reconciling.is_finished()),
+                ("front", supervisor.lives()),
+            ];
+            // Without a watchdog in the unit systemd ignores it.
+            watchdog.feed(&parts, || drop(sd_notify::notify(&[NotifyState::Watchdog])));
         }
         wait_until(check_at, signals.wake);
     };
@@ -185,11 +174,30 @@ pub fn run(places: Places<'_>, signals: Signals<'_>) -> Result<(), Error> {
         std::thread::sleep(Duration::from_millis(10));
     }
     done?;
-    if let Some((owner, heartbeat)) = qdisc {
-        end(owner)?;
-        drop(heartbeat);
+    qdisc.end()
+}
+
+/// Tells systemd that the agent is well for as long as all of its threads run; if one does not, systemd restarts the agent.
+#[derive(Default)]
+struct Watchdog {
+    /// The thread that was reported.
+    dead: Option<&'static str>,
+}
+
+impl Watchdog {
+    /// `parts`: the threads that end only when the agent does, and whether each runs.
+    fn feed(&mut self, parts: &[(&'static str, bool)], feed: impl FnOnce()) {
+        let dead = parts.iter().find(|(_, runs)| !runs).map(|(name, _)| *name);
+        match dead {
+            None => feed(),
+            Some(name) if self.dead != dead => tracing::error!(
+                "the thread `{name}` of the agent has ended, which is a fault of teiji: systemd restarts the agent now; without \
+                 systemd, restart it"
+            ),
+            Some(_) => {}
+        }
+        self.dead = dead;
     }
-    Ok(())
 }
 
 /// Waits until then, or until a signal wakes it.
@@ -222,21 +230,6 @@ fn drain(mut wake: &UnixStream) -> bool {
     }
 }
 
-/// Takes the qdisc of this build of teiji once no link has the former one.
-fn renew(qdisc: (QdiscOwner, HeartbeatThread), pins: &Path) -> Result<(QdiscOwner, HeartbeatThread), Error> {
-    let (owner, heartbeat) = qdisc;
-    if owner.programs() == Programs::Own || owner.link_count() > 0 {
-        return Ok((owner, heartbeat));
-    }
-    // The lock on the former qdisc is released first; its heartbeat continues until the new one starts.
-    drop(owner);
-    let owner = QdiscOwner::acquire(pins)?;
-    let renewed = HeartbeatThread::start(owner.heartbeat())?;
-    drop(heartbeat);
-    tracing::info!("no link has the qdisc of another build of teiji any more; the agent keeps its own");
-    Ok((owner, renewed))
-}
-
 fn announce(owner: Option<&QdiscOwner>) {
     match owner {
         Some(owner) => {
@@ -245,36 +238,6 @@ fn announce(owner: Option<&QdiscOwner>) {
         None => tracing::info!("the agent keeps the policy"),
     }
     let _ = sd_notify::notify(&[NotifyState::Ready]);
-}
-
-fn end(owner: QdiscOwner) -> Result<(), Error> {
-    let links = owner.link_count();
-    // A link may get the qdisc before the pins are removed: `unpin` checks again, under the writers' lock.
-    match owner.unpin() {
-        Ok(()) => tracing::info!("no link has channels; the qdisc is unregistered"),
-        Err(teiji_bpf::Error::Refused { .. }) => tracing::warn!(
-            "{links} links still have channels; {} s from now their packets leave in the order of arrival: start the agent \
-             again, or remove the channels by `teiji rollback`",
-            teiji_bpf::qdisc_edf::HEARTBEAT_TIMEOUT.as_secs()
-        ),
-        Err(error) => return Err(error.into()),
-    }
-    Ok(())
-}
-
-fn warn_of_other(owner: &QdiscOwner) {
-    let links = owner.link_count();
-    match owner.programs() {
-        Programs::Own => {}
-        Programs::Compatible => tracing::info!(
-            "{links} links have the qdisc of another build of teiji, with the same maps: the agent keeps them going and can change \
-             them; this build's programs take over after `teiji rollback` and `teiji apply`"
-        ),
-        Programs::Incompatible => tracing::warn!(
-            "{links} links have channels of a release of teiji with other maps: the agent keeps them going as they are; \
-             `teiji rollback --force` and `teiji apply` replace them"
-        ),
-    }
 }
 
 #[cfg(test)]
@@ -298,6 +261,23 @@ mod tests {
         let then = Instant::now() + Duration::from_millis(20);
         wait_until(then, &wake);
         assert!(Instant::now() >= then);
+    }
+
+    #[test]
+    fn the_watchdog_is_fed_while_every_thread_runs() {
+        let mut watchdog = Watchdog::default();
+        let mut fed = |parts: [bool; 3]| {
+            let mut fed = false;
+            let names = ["heartbeat", "reconciler", "front"];
+            let parts: Vec<_> = names.into_iter().zip(parts).collect();
+            watchdog.feed(&parts, || fed = true);
+            fed
+        };
+        assert!(fed([true; 3]));
+        for dead in 0..3 {
+            assert!(!fed(std::array::from_fn(|part| part != dead)), "{dead}");
+        }
+        assert!(fed([true; 3]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The privileged part's end of the socket to the front: carries out orders.
 //!
-//! The front is not trusted. What it sends is bounded, and is one of a few orders ([`Order`]); anything else ends it, and
-//! the agent starts another one. Each order is carried out in a thread of its own, so that a write to the host that hangs
+//! The front is not trusted. What it sends is bounded, and is one of a few orders ([`Order`]), none of which changes a setting,
+//! or confirms a change of one: the commands that do need no agent. Anything else ends it, and the agent starts another one. Each order is carried out in a thread of its own, so that a write to the host that hangs
 //! does not keep others from being answered, and never the heartbeat.
 //!
 //! Orders that change something and those that read have places of their own, so that however many read, an operator can
@@ -12,10 +12,9 @@ use super::detached::Traces;
 use super::protocol::{Answer, FullStatus, Numbered, Order, Refusal};
 use super::reconciler::Reconciler;
 use super::wire::{self, MOST_OF_REQUEST};
-use crate::apply::{Engine, Message, Rollback};
-use crate::backend::HostBackend;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
@@ -28,8 +27,6 @@ const MOST: usize = 16;
 const FRESH: Duration = Duration::from_secs(1);
 /// How long the front may take to send an order, or to take an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a rollback waits for another teiji.
-const WAIT: Duration = Duration::from_secs(10);
 
 /// What orders act on.
 pub(super) struct Orders {
@@ -73,6 +70,31 @@ impl Recent {
     }
 }
 
+/// The place of an order, which is given back whatever becomes of the order.
+struct Place {
+    orders: Arc<Orders>,
+    changes: bool,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.changes {
+            self.orders.status.forget();
+            self.orders.all_traces.forget();
+        }
+        self.orders.running(self.changes).fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The answer to an order; a panic is one, too, so that nobody waits for another.
+fn answered(carry_out: impl FnOnce() -> Result<Answer, Refusal>) -> Result<Answer, Refusal> {
+    catch_unwind(AssertUnwindSafe(carry_out)).unwrap_or_else(|_| {
+        Err(Refusal::Failed(
+            "the agent failed while it did this, which is a fault of teiji: see its log".into(),
+        ))
+    })
+}
+
 impl Orders {
     pub(super) fn new(reconciler: Arc<Reconciler>, traces: Traces) -> Arc<Orders> {
         let (status, all_traces) = Default::default();
@@ -80,9 +102,16 @@ impl Orders {
         Arc::new(Orders { reconciler, traces, changing, reading, status, all_traces })
     }
 
-    /// How many orders of the same sort are carried out.
-    fn running(&self, order: &Order) -> &AtomicUsize {
-        if order.changes() { &self.changing } else { &self.reading }
+    /// How many orders of a sort are carried out: of those that change something, or of those that read.
+    fn running(&self, changes: bool) -> &AtomicUsize {
+        if changes { &self.changing } else { &self.reading }
+    }
+
+    /// A place for an order, if one is free.
+    fn place(self: &Arc<Self>, order: &Order) -> Option<Place> {
+        let place = Place { orders: Arc::clone(self), changes: order.changes() };
+        // Given back again if there were too many.
+        (self.running(place.changes).fetch_add(1, Ordering::SeqCst) < MOST).then_some(place)
     }
 
     /// Ends the traces, and starts no other ones. `waiting` is called while they complete their recordings.
@@ -98,27 +127,20 @@ impl Orders {
         let answers = Arc::new(Mutex::new(front.try_clone()?));
         while let Some(order) = wire::receive::<Numbered<Order>>(&front, MOST_OF_REQUEST, None, PATIENCE)? {
             let Numbered { number, content: order } = order;
-            let (orders, to) = (Arc::clone(self), Arc::clone(&answers));
-            let running = self.running(&order);
-            if running.fetch_add(1, Ordering::SeqCst) >= MOST {
-                running.fetch_sub(1, Ordering::SeqCst);
+            let Some(place) = self.place(&order) else {
                 answer(&answers, number, Err(Refusal::Busy));
                 continue;
-            }
+            };
+            let to = Arc::clone(&answers);
             let work = move || {
                 if let Err(error) = priority::ordinary_thread() {
                     tracing::warn!("an order is carried out at the agent's own priority: {error}");
                 }
-                let result = orders.carry_out(&order);
-                if order.changes() {
-                    orders.status.forget();
-                    orders.all_traces.forget();
-                }
-                orders.running(&order).fetch_sub(1, Ordering::SeqCst);
+                let result = answered(|| place.orders.carry_out(&order));
+                drop(place);
                 answer(&to, number, result);
             };
             if Builder::new().name("order".into()).spawn(work).is_err() {
-                running.fetch_sub(1, Ordering::SeqCst);
                 answer(&answers, number, Err(Refusal::Busy));
             }
         }
@@ -126,19 +148,14 @@ impl Orders {
     }
 
     fn carry_out(&self, order: &Order) -> Result<Answer, Refusal> {
-        let failed = |error: crate::apply::Error| Refusal::Failed(error.to_string());
-        let engine = || -> Result<Engine<HostBackend>, Refusal> { self.reconciler.engine().map_err(failed) };
-        let texts = |messages: &[Message]| messages.iter().map(Message::to_string).collect();
         match order {
             Order::Status => self.status.get(|| {
-                let engine = engine()?;
+                let engine = self.reconciler.engine().map_err(|e| Refusal::Failed(e.to_string()))?;
                 let status = engine.status_or_damage();
                 let links = engine.backend().links();
                 let agent = self.reconciler.status();
                 Ok(Answer::Status(Box::new(FullStatus { agent, status, links })))
             }),
-            Order::Reconcile => self.reconciler.reconcile_now().map(Answer::Done).map_err(Refusal::Failed),
-            Order::Confirm => engine()?.confirm().map(|all| Answer::Done(texts(&all))).map_err(failed),
             Order::Trace(order) => self.traces.start(order).map(Answer::Started).map_err(Refusal::Failed),
             Order::Traces => self
                 .all_traces
@@ -148,13 +165,6 @@ impl Orders {
             }
             Order::RemoveTrace(number) => {
                 self.traces.remove(*number).map(|()| Answer::Done(Vec::new())).map_err(Refusal::Failed)
-            }
-            Order::Rollback { force } => {
-                let options = Rollback { force: *force, wait: WAIT };
-                let done = engine()?.rollback(&options).map_err(failed)?;
-                let mut all = vec![format!("restored: {} settings", done.restored)];
-                all.extend(done.messages.iter().map(Message::to_string));
-                Ok(Answer::Done(all))
             }
         }
     }
@@ -172,8 +182,16 @@ fn answer(to: &Mutex<UnixStream>, number: u64, content: Result<Answer, Refusal>)
 mod tests {
     use super::super::claim::Claim;
     use super::*;
+    use crate::apply::{Engine, Options, Progress};
+    use crate::backend::HostBackend;
     use proptest::prelude::*;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::io::Write;
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::AtomicBool;
+    use teiji_host::Root;
+    use teiji_model::plan::{Plan, Step};
+    use teiji_model::resource::{Resource, Value};
 
     /// Everything that a front could send: frames with orders, frames with anything, and bytes without frames.
     fn frame() -> impl Strategy<Value = Vec<u8>> {
@@ -190,6 +208,46 @@ mod tests {
             3 => text.prop_map(move |text| framed(text.into_bytes())),
             1 => proptest::collection::vec(any::<u8>(), 0..40),
         ]
+    }
+
+    /// The files of the state directory.
+    fn files(state: &Path) -> BTreeMap<String, Vec<u8>> {
+        let entries =
+            state.read_dir().unwrap().map(Result::unwrap).filter(|e| e.file_type().unwrap().is_file());
+        entries.map(|e| (e.file_name().into_string().unwrap(), std::fs::read(e.path()).unwrap())).collect()
+    }
+
+    /// Has a state directory with a setting that teiji holds, and another change of it that waits for its confirmation, as
+    /// `apply --confirm-within` leaves it while an operator looks at the host. The setting is that of a made-up host, which
+    /// no real one has.
+    fn with_lease(dir: &Path) -> PathBuf {
+        let (root, state) = (dir.join("root"), dir.join("state"));
+        let irq = root.join(format!("proc/irq/{}", u32::MAX));
+        std::fs::create_dir_all(&irq).unwrap();
+        std::fs::write(irq.join("smp_affinity_list"), "0\n").unwrap();
+        let backend = HostBackend::new(Root::new(root), &dir.join("pins"), &state);
+        let engine = Engine::open(&state, backend).unwrap();
+        let apply = |present: &str, wanted: &str, confirm_within| {
+            let step = Step {
+                setting: Resource::IrqCpus(u32::MAX),
+                whose: String::new(),
+                present: Value::Cpus(present.parse().unwrap()),
+                wanted: Value::Cpus(wanted.parse().unwrap()),
+                reason: String::new(),
+                cost: String::new(),
+            };
+            let plan = Plan { steps: vec![step], ..Plan::default() };
+            let options = Options { confirm_within, ..Options::default() };
+            // A panic leaves what a process leaves that is killed.
+            let progress = &mut |progress: Progress<'_>| {
+                assert!(!matches!(progress, Progress::Waiting { .. }), "killed while it waits");
+            };
+            engine.apply(&plan, &options, progress, &AtomicBool::new(false)).map(drop)
+        };
+        apply("0", "1", None).unwrap();
+        let waiting = || apply("1", "2", Some(Duration::from_secs(86_400)));
+        assert!(catch_unwind(AssertUnwindSafe(waiting)).is_err());
+        state
     }
 
     /// However many read, something can be changed; and those who read do not each have it found out.
@@ -219,7 +277,7 @@ mod tests {
         for _ in 0..MOST {
             assert_eq!(receive().content, Err(Refusal::Busy));
         }
-        send(100, Order::Confirm);
+        send(100, Order::StopTrace(1));
         let changed = receive();
         assert!(changed.number == 100 && matches!(&changed.content, Err(Refusal::Failed(_))), "{changed:?}");
         drop(slow);
@@ -230,6 +288,27 @@ mod tests {
         }
         drop(theirs);
         serving.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn an_order_that_panics_gives_its_place_back_and_is_answered() {
+        let dir = tempfile::tempdir().unwrap();
+        let claim = Arc::new(Claim::on(dir.path()));
+        let reconciler = Arc::new(Reconciler::new(dir.path(), dir.path(), claim).unwrap());
+        let orders = Orders::new(reconciler, Traces::of(dir.path()));
+        for order in [Order::Status, Order::StopTrace(1)] {
+            let places: Vec<Place> = (0..MOST).map(|_| orders.place(&order).unwrap()).collect();
+            assert!(orders.place(&order).is_none());
+            for place in places {
+                let work = move || {
+                    let _place = place;
+                    panic!("an order")
+                };
+                assert!(std::thread::spawn(work).join().is_err());
+            }
+            assert_eq!(orders.running(order.changes()).load(Ordering::SeqCst), 0);
+        }
+        assert!(matches!(answered(|| panic!("an order")), Err(Refusal::Failed(_))));
     }
 
     #[test]
@@ -252,13 +331,14 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
-        /// Whatever the front sends, the privileged part neither fails nor does anything but carry out orders: here,
-        /// where teiji holds nothing, there is nothing that an order could change but the lock of the state directory, and
-        /// the files of a trace.
+        /// Whatever the front sends, the privileged part neither fails nor does anything but carry out orders: what teiji
+        /// holds, and what waits for its confirmation, is as before, and there is nothing else but the files of a trace.
         #[test]
         fn the_front_can_only_give_orders(frames in proptest::collection::vec(frame(), 0..12)) {
             let dir = tempfile::tempdir().unwrap();
-            let state = dir.path().join("state");
+            let state = with_lease(dir.path());
+            let before = files(&state);
+            prop_assert!(["held.json", "transaction"].iter().all(|name| before.contains_key(*name)), "{:?}", before.keys());
             let reconciler = Arc::new(Reconciler::new(&state, &dir.path().join("pins"), Arc::new(Claim::on(&state))).unwrap());
             // Nobody looks here, so nobody waits for that.
             reconciler.stop();
@@ -271,14 +351,17 @@ mod tests {
             while [&orders.changing, &orders.reading].iter().any(|n| n.load(Ordering::SeqCst) > 0) {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let names: Vec<String> =
-                dir.path().read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-            prop_assert!(names.is_empty() || names == ["state"], "{:?}", names);
-            if state.exists() {
-                let names: Vec<String> =
-                    state.read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-                prop_assert!(names.iter().all(|name| name == "lock" || name == "traces"), "{:?}", names);
-            }
+            prop_assert_eq!(&files(&state), &before);
+            let names = |of: &Path| -> BTreeSet<String> {
+                of.read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+            };
+            prop_assert_eq!(names(dir.path()), BTreeSet::from(["root".to_owned(), "state".to_owned()]));
+            let others = names(&state).into_iter().find(|name| !before_or_traces(&before, name));
+            prop_assert_eq!(others, None);
         }
+    }
+
+    fn before_or_traces(before: &BTreeMap<String, Vec<u8>>, name: &str) -> bool {
+        name == "traces" || before.contains_key(name)
     }
 }

@@ -36,15 +36,6 @@ pub struct Request {
 pub enum Order {
     /// What it does, and what teiji has changed. Changes nothing.
     Status,
-    /// Compare the host with the policy in force now, and answer when that is done.
-    Reconcile,
-    /// Keep what `apply --confirm-within` has changed.
-    Confirm,
-    /// Restore everything that teiji has changed; then there is no policy in force.
-    Rollback {
-        /// Also what somebody else has changed since.
-        force: bool,
-    },
     /// Start a trace.
     Trace(TraceOrder),
     /// The traces that the agent runs or has run. Changes nothing.
@@ -144,17 +135,21 @@ mod tests {
 
     #[test]
     fn orders_are_read_as_they_are_written() {
-        for order in [Order::Status, Order::Reconcile, Order::Confirm, Order::Rollback { force: true }] {
+        for order in [Order::Status, Order::Traces, Order::StopTrace(7), Order::RemoveTrace(7)] {
             let text = serde_json::to_string(&order).unwrap();
             assert_eq!(serde_json::from_str::<Order>(&text).unwrap(), order);
-            assert_eq!(order.changes(), order != Order::Status);
+            assert_eq!(order.changes(), !matches!(order, Order::Status | Order::Traces));
         }
-        assert_eq!(
-            serde_json::to_string(&Order::Rollback { force: false }).unwrap(),
-            r#"{"rollback":{"force":false}}"#
-        );
-        for other in [r#""shutdown""#, r#"{"rollback":{"force":true,"path":"/"}}"#, r#"{"rollback":{}}"#, "7"]
-        {
+        assert_eq!(serde_json::to_string(&Order::StopTrace(7)).unwrap(), r#"{"stop-trace":7}"#);
+        // What changes settings is no order: the command does it, not whoever has taken over the front.
+        for other in [
+            r#""shutdown""#,
+            r#""reconcile""#,
+            r#""confirm""#,
+            r#"{"rollback":{"force":true}}"#,
+            r#"{"stop-trace":"/"}"#,
+            "7",
+        ] {
             assert!(serde_json::from_str::<Order>(other).is_err(), "{other}");
         }
     }

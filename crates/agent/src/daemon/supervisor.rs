@@ -8,18 +8,18 @@ use super::claim::Claim;
 use super::orders::Orders;
 use super::protocol::{Reply, Request};
 use super::wire::{self, MOST_OF_REQUEST};
-use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, UnixAddr, setsockopt, sockopt};
 use nix::sys::time::{TimeVal, TimeValLike};
-use nix::unistd::{Pid, chown};
+use nix::unistd::chown;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 use teiji_host::{kernel, priority};
@@ -39,10 +39,16 @@ const GROUP: &str = "teiji";
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// The process id of the front; 0 if there is none.
-    front: AtomicI32,
+    /// The process of the front, if there is one. By its id another process could be killed that has got it since.
+    front: Mutex<Option<Arc<OwnedFd>>>,
     /// The inode of the socket's file; 0 if there is none.
     inode: AtomicU64,
+}
+
+impl Shared {
+    fn front(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
+        self.front.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 fn inode_of(socket: &Path) -> Option<u64> {
@@ -53,6 +59,7 @@ fn inode_of(socket: &Path) -> Option<u64> {
 pub(super) struct Supervisor {
     shared: Arc<Shared>,
     thread: JoinHandle<()>,
+    check: JoinHandle<()>,
     socket: PathBuf,
 }
 
@@ -65,8 +72,14 @@ impl Supervisor {
         let work = move || supervise(&path, &orders, &claim, &state);
         let thread = Builder::new().name("front".into()).spawn(work)?;
         let (asked, path) = (Arc::clone(&shared), socket.to_owned());
-        Builder::new().name("front-check".into()).spawn(move || ask_again_and_again(&path, &asked))?;
-        Ok(Supervisor { shared, thread, socket: socket.to_owned() })
+        let check =
+            Builder::new().name("front-check".into()).spawn(move || ask_again_and_again(&path, &asked))?;
+        Ok(Supervisor { shared, thread, check, socket: socket.to_owned() })
+    }
+
+    /// Whether its threads run: both do until [`Supervisor::stop`].
+    pub(super) fn lives(&self) -> bool {
+        !self.thread.is_finished() && !self.check.is_finished()
     }
 
     /// Starts another front with another socket if somebody has removed or replaced the file of this one.
@@ -92,9 +105,8 @@ impl Supervisor {
 }
 
 fn kill_front(shared: &Shared) {
-    let pid = shared.front.load(Ordering::SeqCst);
-    if pid > 0 {
-        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    if let Some(front) = &*shared.front() {
+        let _ = pidfd_send_signal(front, Signal::KILL);
     }
 }
 
@@ -105,13 +117,13 @@ fn ask_again_and_again(socket: &Path, shared: &Shared) {
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        let front = shared.front.load(Ordering::SeqCst);
-        if front > 0 && !answers(socket, ANSWER) && front == shared.front.load(Ordering::SeqCst) {
+        let Some(front) = shared.front().clone() else { continue };
+        if !answers(socket, ANSWER) && shared.front().as_ref().is_some_and(|now| Arc::ptr_eq(now, &front)) {
             tracing::warn!(
                 "the part of the agent that answers clients has not answered for {} s: it is replaced",
                 ANSWER.as_secs()
             );
-            kill_front(shared);
+            let _ = pidfd_send_signal(&front, Signal::KILL);
         }
     }
 }
@@ -150,8 +162,7 @@ fn supervise(socket: &Path, orders: &Arc<Orders>, claim: &Claim, shared: &Shared
             std::thread::sleep(RETRY);
             continue;
         }
-        let served =
-            listen_again(&mut listener, socket, shared).and_then(|l| serve(&l, orders, &shared.front));
+        let served = listen_again(&mut listener, socket, shared).and_then(|l| serve(&l, orders, shared));
         if stop.load(Ordering::SeqCst) {
             return;
         }
@@ -199,7 +210,7 @@ fn listen(socket: &Path) -> io::Result<UnixListener> {
 }
 
 /// Runs a front until it ends.
-fn serve(listener: &UnixListener, orders: &Arc<Orders>, pid: &AtomicI32) -> io::Result<()> {
+fn serve(listener: &UnixListener, orders: &Arc<Orders>, shared: &Shared) -> io::Result<()> {
     let (ours, theirs) = UnixStream::pair()?;
     let mut child = Command::new(kernel::own_program())
         .arg("front")
@@ -212,9 +223,13 @@ fn serve(listener: &UnixListener, orders: &Arc<Orders>, pid: &AtomicI32) -> io::
     if let Err(error) = priority::ordinary_memory(child.id()) {
         tracing::warn!("the part that answers clients is spared like the agent if memory runs out: {error}");
     }
-    pid.store(child.id() as i32, Ordering::SeqCst);
-    let served = orders.serve(ours);
-    pid.store(0, Ordering::SeqCst);
+    // It has its id until it is waited for.
+    let served = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).map_err(io::Error::from);
+    let served = served.and_then(|process| {
+        *shared.front() = Some(Arc::new(process));
+        orders.serve(ours)
+    });
+    *shared.front() = None;
     end(&mut child);
     served
 }

@@ -20,13 +20,14 @@ mod following;
 mod guest_clock;
 mod guests;
 mod session;
+mod vms;
 
 pub use following::Following;
 
 use crate::output::{Output, Rights};
 use crate::poll_interval::PollInterval;
 use crate::recorder::Recorder;
-use follower::{Follower, Found};
+use follower::Follower;
 use guests::{Guests, News};
 use nix::time::{ClockId, clock_gettime};
 use session::{Session, ThreadNames};
@@ -47,7 +48,8 @@ use teiji_model::host::Vm;
 use teiji_model::recording::Reader;
 use teiji_model::report::{Counters, Joined, Meta, Report};
 use teiji_model::snapshot::Snapshot;
-use teiji_model::stream::{Change, Changed, StreamId};
+use teiji_model::stream::{Change, StreamId};
+use vms::{WatchedVms, come, end, next_found};
 
 /// How often the VMs are checked to be still there, and progress is reported.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -77,6 +79,8 @@ pub struct TraceSpec {
     pub every: Option<Duration>,
     /// Where to write a recording, if anywhere.
     pub record: Option<PathBuf>,
+    /// Nobody sees anything of the trace but its recording: it ends if that cannot be written.
+    pub only_recorded: bool,
     /// Describe the threads of each request, not only of those that the report shows one by one.
     pub timelines: bool,
     /// Size of the kernel's record buffer, bytes; see [`DEFAULT_BUFFER`].
@@ -172,7 +176,8 @@ fn meta(spec: &TraceSpec) -> Meta {
 /// completed.
 ///
 /// # Errors
-/// If nothing could be traced. A recording that fails does not end the trace; see [`TraceOutcome`].
+/// If nothing could be traced. A recording that fails does not end the trace, unless it is [`TraceSpec::only_recorded`]; see
+/// [`TraceOutcome`].
 pub fn run(
     spec: TraceSpec,
     stop: &AtomicBool,
@@ -226,7 +231,9 @@ pub fn run(
     let mut counted_at = meta.started;
     let mut poll_interval = PollInterval::new(spec.buffer_bytes);
     loop {
-        let done = stop.load(Ordering::Relaxed) || spec.duration.is_some_and(|d| begun.elapsed() >= d);
+        let done = stop.load(Ordering::Relaxed)
+            || spec.duration.is_some_and(|d| begun.elapsed() >= d)
+            || session.is_in_vain(spec.only_recorded);
         if done {
             if let Some(guests) = &mut guests {
                 guests.stop(&mut |news| hear(news, &mut tracer, &mut session));
@@ -280,47 +287,6 @@ pub fn run(
     Ok(session.finish(counters))
 }
 
-/// The next VM that has come or changed, if there is one now. Without the process that finds them, the trace goes on with
-/// the VMs that it has.
-fn next_found(follower: &mut Option<Follower>) -> Option<Found> {
-    match follower.as_mut()?.found() {
-        Ok(found) => found,
-        Err(error) => {
-            tracing::warn!("VMs that come or change from now on are not followed: {error}");
-            *follower = None;
-            None
-        }
-    }
-}
-
-/// Follows a VM that has come or changed.
-fn come(
-    found: Found,
-    tracer: &mut Tracer,
-    session: &mut Session<'_>,
-    guests: &mut Option<Guests>,
-    alive: &mut WatchedVms,
-) {
-    let Found { vm, access, process } = found;
-    if let Err(what) = teiji_model::recording::vm_fits(&vm) {
-        tracing::warn!("the VM with pid {} is not followed: {what}", vm.pid);
-        return;
-    }
-    // Before the probes see its packets: what they report is younger.
-    let ts = now();
-    if let Err(error) = tracer.follow(&vm) {
-        tracing::warn!("VM {:?} (pid {}) is not followed as it is now: {error}", vm.name, vm.pid);
-        return;
-    }
-    if alive.add(&vm, process) {
-        tracing::info!("VM {:?} (pid {}) is followed from now on", vm.name, vm.pid);
-    }
-    if let Some(guests) = guests {
-        guests.add(&vm, access);
-    }
-    session.change(Change { ts, what: Changed::Vm(Box::new(vm)) });
-}
-
 /// What guests have to tell. Returns whether it is used.
 fn hear(news: News, tracer: &mut Tracer, session: &mut Session<'_>) -> bool {
     match news {
@@ -336,24 +302,6 @@ fn hear(news: News, tracer: &mut Tracer, session: &mut Session<'_>) -> bool {
         }
         News::Event(event) => session.push(event),
     }
-}
-
-/// A VM has ended.
-fn end(
-    pid: u32,
-    tracer: &mut Tracer,
-    session: &mut Session<'_>,
-    guests: &mut Option<Guests>,
-    counters: &mut Counters,
-) {
-    counters.vanished.push(pid);
-    if let Some(guests) = guests {
-        guests.remove(pid);
-    }
-    if let Err(error) = tracer.forget(pid) {
-        tracing::warn!("{error}");
-    }
-    session.change(Change { ts: now(), what: Changed::Ended { pid } });
 }
 
 /// The source of events: the tracer, or a script in tests.
@@ -419,55 +367,6 @@ fn add_counts(counters: &mut Counters, counts: Counts, since: u64) -> Option<Los
     counters.unidentified = counts.unidentified;
     let count = counters.lost_or_missed().saturating_sub(before);
     (count > 0).then_some(Lost { since, count })
-}
-
-/// The VMs that have not ended yet, each with an open file of its process: it stays readable under `hidepid`, and never
-/// refers to a later process with the same id.
-struct WatchedVms {
-    watched: Vec<(Vm, kernel::Process)>,
-    /// Whether there are taps whose process is not known: they do not end.
-    unwatched: bool,
-}
-
-impl WatchedVms {
-    fn of(vms: &[Vm]) -> WatchedVms {
-        let watched = |vm: &Vm| (vm.clone(), kernel::Process::of(vm.pid));
-        WatchedVms {
-            watched: vms.iter().filter(|vm| vm.pid != 0).map(watched).collect(),
-            unwatched: vms.iter().any(|vm| vm.pid == 0),
-        }
-    }
-
-    /// Whether there is anything left to trace.
-    fn any(&self) -> bool {
-        self.unwatched || !self.watched.is_empty()
-    }
-
-    /// Finds those that have ended since the last call.
-    fn check(&mut self, mut ended: impl FnMut(u32)) {
-        self.watched.retain(|(vm, process)| {
-            let there = process.there();
-            if !there {
-                tracing::warn!("VM {:?} (pid {}) has ended", vm.name, vm.pid);
-                ended(vm.pid);
-            }
-            there
-        });
-    }
-
-    /// Adds a VM, or has it as it is now; returns whether it is new.
-    fn add(&mut self, vm: &Vm, process: kernel::Process) -> bool {
-        match self.watched.iter_mut().find(|(known, _)| known.pid == vm.pid) {
-            Some((known, _)) => {
-                *known = vm.clone();
-                false
-            }
-            None => {
-                self.watched.push((vm.clone(), process));
-                true
-            }
-        }
-    }
 }
 
 /// What a replay shows of single requests, beside the slowest and a typical one.
@@ -567,12 +466,11 @@ mod tests {
         assert_eq!(passed_on, [event(false), event(false), (3, true), event(true), event(true), event(true)]);
     }
 
-    #[test]
-    fn progress_tells_what_was_lost_missed_or_late() {
-        let mut session = Session {
+    fn session<'a>(recorder: Option<Recorder>, joined: &'a mut dyn FnMut(&Joined)) -> Session<'a> {
+        Session {
             analyzer: Analyzer::new(&Meta::default(), Options::default()),
             interval: None,
-            recorder: None,
+            recorder,
             recording_failed: None,
             record_path: None,
             sip_key: 0,
@@ -580,8 +478,26 @@ mod tests {
             drop_reasons: BTreeSet::new(),
             events: 0,
             complete: 0,
-            joined: &mut |_| (),
-        };
+            joined,
+        }
+    }
+
+    #[test]
+    fn a_trace_is_in_vain_if_its_only_output_cannot_be_written() {
+        let ignored = &mut |_: &Joined| ();
+        let output = Output::create_or_open(Path::new("/dev/full"), Rights::Kept).unwrap();
+        let recorder = Recorder::begin(output, &Meta::default()).unwrap();
+        let mut session = session(Some(recorder), ignored);
+        assert!(!session.is_in_vain(true));
+        session.sync(&Counters::default());
+        assert!(session.is_in_vain(true) && !session.is_in_vain(false));
+        assert!(session.finish(Counters::default()).recording_failed.is_some());
+    }
+
+    #[test]
+    fn progress_tells_what_was_lost_missed_or_late() {
+        let ignored = &mut |_: &Joined| ();
+        let mut session = session(None, ignored);
         // The last two are older than the window before the newest.
         for ts in [1, 5, 10, 2, 3] {
             let kind = EventKind::Kick(Kick {

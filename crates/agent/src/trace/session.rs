@@ -137,6 +137,11 @@ impl Session<'_> {
         }
     }
 
+    /// Whether nobody sees anything of what comes, if all of it is to be in the recording.
+    pub(super) fn is_in_vain(&self, only_recorded: bool) -> bool {
+        only_recorded && self.recording_failed.is_some()
+    }
+
     fn give_up_recording(&mut self, source: teiji_model::recording::Error) {
         self.recorder = None;
         let path = self.record_path.clone().unwrap_or_default();

@@ -97,7 +97,7 @@ impl Abi {
         Err(Error::Kernel {
             doing: format!("open the map {}", self.name),
             reason: format!(
-                "{} is missing; an agent that runs pins it again, otherwise start one",
+                "{} is missing; an agent that ran when it was removed pins it again, and one that is started later says what to do",
                 path.display()
             ),
         })
@@ -132,7 +132,8 @@ impl Abi {
             doing: format!("use the map {}", self.name),
             reason: format!(
                 "{} is {kind:?} of {entries} entries with keys of {key} and values of {value} bytes, not {:?} of {} with {} and \
-                 {}, so it is not teiji's; remove that file, and an agent that runs pins its own again",
+                 {}, so it is not teiji's; remove that file, and an agent that runs pins its own again; one that is started later says \
+                 what to do",
                 path.display(),
                 self.kind,
                 self.entries,

@@ -8,6 +8,7 @@
 //! | `number` | maps of one number that a process accesses by mapped memory |
 //! | `heartbeat` | the time at which the agent last said that it runs; also `heartbeat.bpf.h` |
 //! | `share` | gives an object the pinned maps of another, instead of maps of its own |
+//! | `mounted` | for tests: a BPF file system |
 //!
 //! ## Writers
 //! Each map has one writer at a time, a program or a process, so that no two can disagree about it. The table of a
@@ -22,6 +23,8 @@
 pub(crate) mod abi;
 pub(crate) mod heartbeat;
 pub(crate) mod map;
+#[cfg(test)]
+pub(crate) mod mounted;
 pub(crate) mod number;
 pub(crate) mod pins;
 pub(crate) mod share;

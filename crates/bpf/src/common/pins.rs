@@ -36,7 +36,8 @@ impl Pins {
         Pins { folder: folder.to_owned(), object }
     }
 
-    fn in_use(&self) -> PathBuf {
+    /// The folder of the pins in use.
+    pub(crate) fn in_use(&self) -> PathBuf {
         self.folder.join(self.object)
     }
 
@@ -124,19 +125,37 @@ impl Pins {
 
     /// Waits until no other process writes; none does until the returned lock is dropped.
     pub(crate) fn lock(&self) -> Result<Flock<File>, Error> {
-        let dir = File::open(&self.folder).map_err(|e| self.failed("open", &e))?;
-        Flock::lock(dir, FlockArg::LockExclusive).map_err(|(_, e)| self.failed("lock", &e.into()))
+        loop {
+            let dir = File::open(&self.folder).map_err(|e| self.failed("open", &e))?;
+            let lock = Flock::lock(dir, FlockArg::LockExclusive);
+            let lock = lock.map_err(|(_, e)| self.failed("lock", &e.into()))?;
+            if self.counts(&lock)? {
+                return Ok(lock);
+            }
+        }
+    }
+
+    /// Whether a lock is on the folder that has the name now: while it was waited for, the folder may have been removed or
+    /// replaced, and another process may lock the new one.
+    fn counts(&self, lock: &Flock<File>) -> Result<bool, Error> {
+        let same = is_named(&self.folder, lock).map_err(|e| self.failed("look into", &e))?;
+        Ok(same == Some(true))
     }
 
     /// The same for an agent, which must not wait for ever: a process may hang in the kernel while it writes.
     pub(crate) fn lock_within(&self, within: Duration) -> Result<Flock<File>, Error> {
         let begun = Instant::now();
-        let mut dir = File::open(&self.folder).map_err(|e| self.failed("open", &e))?;
-        let identity =
-            dir.metadata().map(|m| (m.dev(), m.ino())).map_err(|e| self.failed("look into", &e))?;
+        let open = || File::open(&self.folder).map_err(|e| self.failed("open", &e));
+        let mut dir = open()?;
         loop {
+            let identity =
+                dir.metadata().map(|m| (m.dev(), m.ino())).map_err(|e| self.failed("look into", &e))?;
             match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(lock),
+                Ok(lock) if self.counts(&lock)? => return Ok(lock),
+                Ok(_) => {
+                    dir = open()?;
+                    continue;
+                }
                 Err((back, Errno::EWOULDBLOCK)) if begun.elapsed() < within => dir = back,
                 Err((_, Errno::EWOULDBLOCK)) => {
                     let why = format!("another process{} has had it locked for {within:?}", holder(identity));
@@ -176,12 +195,7 @@ impl Pins {
 
     /// Whether this lock is that of the owner of the pins in use; `None` if there are none.
     pub(crate) fn are_of(&self, lock: &Flock<File>) -> io::Result<Option<bool>> {
-        let ours = lock.metadata()?;
-        match self.in_use().symlink_metadata() {
-            Ok(found) => Ok(Some((found.dev(), found.ino()) == (ours.dev(), ours.ino()))),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(e),
-        }
+        is_named(&self.in_use(), lock)
     }
 
     /// Whether a pin is in use.
@@ -208,6 +222,16 @@ impl Pins {
             io::ErrorKind::PermissionDenied if !nix::unistd::geteuid().is_root() => Error::NotPermitted,
             _ => Error::Kernel { doing: format!("{what} {}", self.folder.display()), reason: e.to_string() },
         }
+    }
+}
+
+/// Whether an open folder is the one that has this name; `None` if none has it.
+fn is_named(path: &Path, folder: &File) -> io::Result<Option<bool>> {
+    let ours = folder.metadata()?;
+    match path.symlink_metadata() {
+        Ok(found) => Ok(Some((found.dev(), found.ino()) == (ours.dev(), ours.ino()))),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
     }
 }
 
@@ -244,5 +268,32 @@ mod tests {
         receiver.recv().unwrap();
         drop(writer);
         waiting.join().unwrap().unwrap();
+    }
+
+    /// Two processes never both write: one that has waited for the lock of a folder that is gone locks the one that there is.
+    #[test]
+    fn the_lock_on_a_folder_that_was_replaced_does_not_count() {
+        let dir = tempfile::tempdir().unwrap();
+        let (folder, away) = (dir.path().join("teiji"), dir.path().join("away"));
+        for waiting in [|pins: Pins| pins.lock(), |pins: Pins| pins.lock_within(Duration::from_secs(60))] {
+            std::fs::create_dir(&folder).unwrap();
+            let pins = Pins::new(&folder, "edf");
+            let former = pins.lock().unwrap();
+            let waiter = {
+                let pins = pins.clone();
+                std::thread::spawn(move || waiting(pins).unwrap())
+            };
+            // The waiting thread has opened the former folder, or not yet: it must not matter.
+            std::thread::sleep(Duration::from_millis(100));
+            std::fs::rename(&folder, &away).unwrap();
+            std::fs::create_dir(&folder).unwrap();
+            drop(former);
+            let held = waiter.join().unwrap();
+            assert_eq!(is_named(&folder, &held).unwrap(), Some(true));
+            let other = pins.lock_within(Duration::ZERO);
+            assert!(other.unwrap_err().to_string().contains("has had it locked"));
+            drop(held);
+            [&folder, &away].into_iter().for_each(|path| std::fs::remove_dir(path).unwrap());
+        }
     }
 }

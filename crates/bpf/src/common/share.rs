@@ -46,33 +46,12 @@ pub(crate) fn share(object: &mut OpenObject, pins: &Pins, maps: &[&Abi]) -> Resu
 mod tests {
     use super::*;
     use crate::common::heartbeat::{HEARTBEAT, Heartbeat};
+    use crate::common::mounted::Mounted;
     use crate::common::number::Number;
     use libbpf_rs::{MapHandle, MapType, ObjectBuilder, ProgramInput};
     use std::path::Path;
 
     static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/share.bpf.o"));
-
-    /// A BPF file system in a temporary folder. Needs root.
-    struct Mounted(tempfile::TempDir);
-
-    impl Mounted {
-        fn new() -> Mounted {
-            let dir = tempfile::tempdir().unwrap();
-            let flags = nix::mount::MsFlags::empty();
-            nix::mount::mount(Some("bpf"), dir.path(), Some("bpf"), flags, None::<&str>).unwrap();
-            Mounted(dir)
-        }
-
-        fn pins(&self) -> Pins {
-            Pins::new(&self.0.path().join("teiji"), "edf")
-        }
-    }
-
-    impl Drop for Mounted {
-        fn drop(&mut self) {
-            let _ = nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH);
-        }
-    }
 
     fn pin(path: &Path, value: u32) {
         let options = libbpf_sys::bpf_map_create_opts {

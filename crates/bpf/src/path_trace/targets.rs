@@ -4,7 +4,8 @@
 //! ```text
 //!  start ─► prepare: clocks of the vCPUs that are there        (before the programs are attached: nobody else writes)
 //!  set   ─► a VM as it is now: its taps, addresses, vCPUs ◄──┐ (the kernel half makes the clocks of later threads
-//!    └──────────────── the VM has changed ───────────────────┘  when it meets them)
+//!    │ └────────────── the VM has changed ───────────────────┘  when it meets them)
+//!    └─► a map is full: as before
 //!  remove ─► the VM has ended
 //! ```
 //! The kernel half removes threads and processes by itself when they end, before their ids can be used again.
@@ -106,8 +107,23 @@ impl Targets {
     /// Follows a VM as it is now, whether or not it was followed before.
     ///
     /// # Errors
-    /// [`Error::Kernel`] if a map cannot be written, as when too many taps are followed.
+    /// [`Error::Kernel`] if a map cannot be written, as when too many taps are followed. It is followed as before then, or not at
+    /// all if it was not.
     pub(super) fn set(&mut self, vm: &Vm) -> Result<(), Error> {
+        let former = self.now.get(&vm.pid).cloned();
+        let done = self.change(vm);
+        if done.is_err() {
+            // What was there has room again.
+            let _ = match former {
+                Some(former) => self.change(&former),
+                None => self.remove(vm.pid),
+            };
+        }
+        done
+    }
+
+    /// The same; in part if it fails.
+    fn change(&mut self, vm: &Vm) -> Result<(), Error> {
         let former = self.now.insert(vm.pid, vm.clone());
         for nic in former.iter().flat_map(|vm| &vm.nics) {
             if !vm.nics.iter().any(|now| (now.ifindex, now.mac) == (nic.ifindex, nic.mac)) {
@@ -284,6 +300,56 @@ mod tests {
         assert_eq!((lookup.image.by_tid[7], lookup.image.by_tid[8]), (7 << 32, 8 << 32 | 2));
         assert_eq!(lookup.collisions, [(65536 + 7, 1), (2 * 65536 + 7, 3)]);
         assert_eq!(lookup.image.used, 4);
+    }
+
+    fn vm(pid: u32, taps: &[u32]) -> Vm {
+        let nic = |tap: &u32| Nic {
+            tap: format!("tap{tap}"),
+            ifindex: *tap,
+            mac: Some([2, 0, 0, 0, 0, *tap as u8]),
+            bridge: None,
+            data_plane: DataPlane::VhostNet,
+            queues: 1,
+        };
+        Vm {
+            name: String::new(),
+            pid,
+            vcpus: Vec::new(),
+            workers: Vec::new(),
+            nics: taps.iter().map(nic).collect(),
+            memory: None,
+            memory_nodes: Vec::new(),
+        }
+    }
+
+    /// The keys of a map, as numbers.
+    fn keys(map: &MapHandle) -> Vec<u32> {
+        let mut keys: Vec<u32> =
+            map.keys().map(|key| u32::from_ne_bytes(key[..4].try_into().unwrap())).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// Needs root, to make the maps.
+    #[test]
+    fn a_vm_that_does_not_fit_leaves_nothing_and_one_that_has_changed_stays_as_it_was() {
+        let mut object = super::super::open().unwrap();
+        object.progs_mut().for_each(|mut program| program.set_autoload(false));
+        object.maps_mut().find(|map| map.name() == "taps").unwrap().set_max_entries(3).unwrap();
+        let object = object.load().unwrap();
+        let mut targets = Targets::prepare(&object, &[vm(10, &[1, 2])]).unwrap();
+        let as_before = |targets: &Targets| {
+            assert_eq!((keys(&targets.vms), keys(&targets.taps)), (vec![10], vec![1, 2]));
+            assert_eq!((targets.macs.keys().count(), targets.now.len()), (2, 1));
+            assert_eq!(targets.now[&10], vm(10, &[1, 2]));
+        };
+        as_before(&targets);
+        assert!(targets.set(&vm(11, &[3, 4])).is_err());
+        as_before(&targets);
+        assert!(targets.set(&vm(10, &[1, 3, 4, 5])).is_err());
+        as_before(&targets);
+        targets.set(&vm(11, &[3])).unwrap();
+        assert_eq!(keys(&targets.taps), [1, 2, 3]);
     }
 
     #[test]

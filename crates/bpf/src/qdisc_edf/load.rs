@@ -14,7 +14,7 @@ use std::time::Duration;
 pub(super) static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/qdisc_edf.bpf.o"));
 
 /// Name of the pinned link that keeps the kind registered; it is beside the maps.
-const REGISTERED: &str = "registered";
+pub(super) const REGISTERED: &str = "registered";
 
 /// How long the kernel may take to release a kind that is no longer registered.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -51,10 +51,12 @@ impl Edf {
         let verified = verified(&object)?;
         match PinnedQdisc::open(folder)? {
             PinnedQdisc::Usable(edf) => Ok((*edf, verified)),
-            PinnedQdisc::Absent | PinnedQdisc::OtherMaps(_) => Err(Error::Refused {
-                doing: format!("use the qdisc {KIND} that was just pinned"),
-                reason: "another process has removed or replaced it; end that one".into(),
-            }),
+            PinnedQdisc::Absent | PinnedQdisc::OtherMaps(_) | PinnedQdisc::Damaged(..) => {
+                Err(Error::Refused {
+                    doing: format!("use the qdisc {KIND} that was just pinned"),
+                    reason: "another process has removed or replaced it; end that one".into(),
+                })
+            }
         }
     }
 }

@@ -100,14 +100,16 @@ pub enum PinnedQdisc {
     Usable(Box<Edf>),
     /// The qdisc of a release with other maps: only the heartbeat can be sent.
     OtherMaps(SharedNumbers),
+    /// Not all maps of the qdisc are there, or one is not teiji's, and why: only the heartbeat can be sent.
+    Damaged(SharedNumbers, String),
 }
 
 impl PinnedQdisc {
     /// What is pinned in `folder`.
     ///
     /// # Errors
-    /// [`Error::NotPermitted`] without the permission to open pins; [`Error::Kernel`] if the kernel refuses, or a pin is
-    /// missing or is not teiji's.
+    /// [`Error::NotPermitted`] without the permission to open pins; [`Error::Kernel`] if the kernel refuses, or one of the two pins
+    /// that the heartbeat needs is missing or is not teiji's.
     pub fn open(folder: &Path) -> Result<PinnedQdisc, Error> {
         crate::silence_libbpf();
         let pins = Pins::new(folder, OBJECT);
@@ -115,18 +117,14 @@ impl PinnedQdisc {
             return Ok(PinnedQdisc::Absent);
         }
         let shared = SharedNumbers::open(&pins)?;
-        Ok(match Maps::open(&pins)? {
-            None => PinnedQdisc::OtherMaps(shared),
-            Some(maps) => PinnedQdisc::Usable(Box::new(Edf { maps, shared, netns: netns::cookie()?, pins })),
+        Ok(match Maps::open(&pins) {
+            Ok(None) => PinnedQdisc::OtherMaps(shared),
+            Ok(Some(maps)) => {
+                PinnedQdisc::Usable(Box::new(Edf { maps, shared, netns: netns::cookie()?, pins }))
+            }
+            Err(Error::NotPermitted) => return Err(Error::NotPermitted),
+            Err(why) => PinnedQdisc::Damaged(shared, why.to_string()),
         })
-    }
-
-    fn shared(self) -> Option<SharedNumbers> {
-        match self {
-            PinnedQdisc::Absent => None,
-            PinnedQdisc::Usable(edf) => Some(edf.shared),
-            PinnedQdisc::OtherMaps(shared) => Some(shared),
-        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! The qdisc and its owner: the only agent that sends the heartbeat for it.
 //!
 //! ```text
-//!           nothing pinned, or other programs that no link has
+//!           nothing pinned, or other programs or an incomplete set that no link has
 //!  acquire ───────────────────► load, register, pin ──┐
+//!    ├── incomplete, and no heartbeat can be sent for the links that may have it: refused, with what to do
 //!    │ pinned                                         ▼
 //!    └──────────► lock of the owner, on the folder of the pins itself ──► QdiscOwner ──► unpin
 //!                   │ held by another: refused, with his pid               │ ▲
@@ -12,9 +13,12 @@
 //! The owner holds a descriptor of each pin, including the link that registers the kind. So removing the pins ends
 //! nothing: links keep their qdisc and its maps as long as the owner runs, no other agent can register the kind, and
 //! the owner can pin the same maps again. Without pins no other process can see or change channels.
+use super::load::REGISTERED;
+use super::maps::USERS;
 use super::{Edf, KIND, OBJECT, PinnedQdisc, SharedNumbers};
 use crate::Error;
 use crate::common::heartbeat::{HEARTBEAT, Heartbeat};
+use crate::common::number::Number;
 use crate::common::pins::{PATIENCE, Pins};
 use libbpf_rs::{MapCore, MapHandle};
 use nix::fcntl::Flock;
@@ -41,7 +45,7 @@ pub struct QdiscOwner {
 }
 
 /// Which programs a pinned qdisc has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Programs {
     /// Those of this build of teiji.
     Own,
@@ -49,6 +53,8 @@ pub enum Programs {
     Compatible,
     /// Those of another release, with other maps: only the heartbeat can be sent.
     Incompatible,
+    /// Some of their pins are gone or are not teiji's, and why; those that the heartbeat needs are there.
+    Damaged(String),
 }
 
 /// What is in the folder of the pins.
@@ -67,7 +73,8 @@ impl QdiscOwner {
     /// other programs that no link has. Sends one heartbeat.
     ///
     /// # Errors
-    /// [`Error::Refused`] if another process is the owner; those of [`Edf::load`].
+    /// [`Error::Refused`] if another process is the owner; [`Error::Damaged`] if the pins that the heartbeat needs are not there,
+    /// and links may have the qdisc; those of [`Edf::load`].
     pub fn acquire(folder: &Path) -> Result<QdiscOwner, Error> {
         let pins = Pins::new(folder, OBJECT);
         for _ in 0..TRIES {
@@ -75,17 +82,25 @@ impl QdiscOwner {
                 Edf::load(folder)?;
             }
             let lock = pins.own()?;
-            let pinned = PinnedQdisc::open(folder)?;
-            let programs = match &pinned {
-                PinnedQdisc::Usable(edf) if edf.has_own_programs()? => Programs::Own,
-                PinnedQdisc::Usable(_) => Programs::Compatible,
-                PinnedQdisc::OtherMaps(_) | PinnedQdisc::Absent => Programs::Incompatible,
-            };
-            let Some(shared) = pinned.shared() else { continue };
+            let pinned = PinnedQdisc::open(folder);
             // The folder may have been replaced after it was opened and before it was locked.
             if pins.are_of(&lock).map_err(|e| pins.failed("look into", &e))? != Some(true) {
                 continue;
             }
+            let (programs, shared) = match pinned {
+                Ok(PinnedQdisc::Absent) => continue,
+                Ok(PinnedQdisc::Usable(edf)) => (programs_of(&pins, &edf)?, edf.shared),
+                Ok(PinnedQdisc::OtherMaps(shared)) => (Programs::Incompatible, shared),
+                Ok(PinnedQdisc::Damaged(shared, why)) => (Programs::Damaged(why), shared),
+                Err(Error::NotPermitted) => return Err(Error::NotPermitted),
+                Err(why) => {
+                    if links_of(&pins).is_ok_and(|links| links.get() == 0) {
+                        unpin(folder)?;
+                        continue;
+                    }
+                    return Err(damaged(&pins, &why));
+                }
+            };
             if programs != Programs::Own && shared.link_count() == 0 {
                 unpin(folder)?;
                 continue;
@@ -109,8 +124,8 @@ impl QdiscOwner {
     }
 
     /// Which programs the qdisc has.
-    pub fn programs(&self) -> Programs {
-        self.programs
+    pub fn programs(&self) -> &Programs {
+        &self.programs
     }
 
     /// How many links have the qdisc, of all network namespaces.
@@ -171,24 +186,47 @@ impl QdiscOwner {
     }
 }
 
-/// Removes the pins of any release, if no link has the qdisc. The kind is no longer registered then.
+/// Removes the pins of any release, if no link has the qdisc; whatever else of them is missing. The kind is no longer
+/// registered then.
 ///
 /// # Errors
-/// [`Error::Refused`] if a link has it; [`Error::Kernel`] if the file system refuses.
+/// [`Error::Refused`] if a link has it; [`Error::Damaged`] if the pins do not tell whether one has it; [`Error::Kernel`] if the
+/// file system refuses.
 pub fn unpin(folder: &Path) -> Result<(), Error> {
     let pins = Pins::new(folder, OBJECT);
     if !pins.are_there()? {
         return Ok(());
     }
-    let shared = SharedNumbers::open(&pins)?;
+    let links = links_of(&pins).map_err(|why| match why {
+        Error::NotPermitted => why,
+        why => damaged(&pins, &why),
+    })?;
     let _lock = pins.lock_within(PATIENCE)?;
-    if shared.link_count() > 0 {
+    if links.get() > 0 {
         return Err(Error::Refused {
             doing: format!("remove the qdisc {KIND} from the kernel"),
             reason: "links have it; `teiji rollback` removes it from those".into(),
         });
     }
     pins.remove()
+}
+
+/// How many links have the qdisc.
+fn links_of(pins: &Pins) -> Result<Number, Error> {
+    Number::open(pins, &USERS)
+}
+
+fn damaged(pins: &Pins, why: &Error) -> Error {
+    Error::Damaged { folder: pins.in_use(), why: why.to_string() }
+}
+
+/// Which programs these are. A set without the pin that keeps the kind registered works for the links that have it only.
+fn programs_of(pins: &Pins, edf: &Edf) -> Result<Programs, Error> {
+    if !pins.has(&REGISTERED.into()) {
+        let pin = pins.current(REGISTERED);
+        return Ok(Programs::Damaged(format!("{} is missing, so no further link can get it", pin.display())));
+    }
+    Ok(if edf.has_own_programs()? { Programs::Own } else { Programs::Compatible })
 }
 
 /// Opens a pin of any kind.
@@ -222,4 +260,98 @@ fn heartbeat_map_id(pins: &Pins) -> Result<u32, Error> {
     let path = pins.current(HEARTBEAT.pin_name());
     let map = MapHandle::from_pinned_path(&path).and_then(|map| map.info());
     map.map(|map| map.info.id).map_err(|e| Error::kernel(format!("open {}", path.display()), e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{load, maps};
+    use super::*;
+    use crate::common::mounted::Mounted;
+    use libbpf_rs::MapFlags;
+    use std::fs;
+    use std::os::fd::AsFd;
+
+    /// Pins all that the qdisc has but its programs, as if this many links had it; the kernel need not have BPF qdiscs.
+    fn pin_maps(pins: &Pins, links: u64) {
+        let _lock = pins.prepare().unwrap();
+        let object = load::open().unwrap();
+        for abi in maps::ALL {
+            let like = object.maps().find(|map| map.name() == abi.name).unwrap();
+            let mapped = [USERS.name, HEARTBEAT.name].contains(&abi.name);
+            let options = libbpf_sys::bpf_map_create_opts {
+                sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _,
+                map_flags: if mapped { libbpf_sys::BPF_F_MMAPABLE } else { 0 },
+                ..Default::default()
+            };
+            let (key, value) = (like.key_size(), like.value_size());
+            let map =
+                MapHandle::create(like.map_type(), Some(abi.name), key, value, like.max_entries(), &options);
+            let mut map = map.unwrap();
+            map.pin(pins.new_one(abi.pin_name())).unwrap();
+            if abi.name == USERS.name {
+                map.update(&0u32.to_ne_bytes(), &links.to_ne_bytes(), MapFlags::ANY).unwrap();
+                // In place of the link, which is only looked for.
+                let users = map.as_fd().try_clone_to_owned().unwrap();
+                pin(pins, &REGISTERED.into(), &users).unwrap();
+            }
+        }
+        pins.adopt().unwrap();
+    }
+
+    /// What becomes of an agent that starts when somebody has removed this pin while none ran.
+    fn without(name: Option<&str>, links: u64) -> (Mounted, Result<Programs, Error>) {
+        let mounted = Mounted::new();
+        let pins = mounted.pins();
+        pin_maps(&pins, links);
+        if let Some(name) = name {
+            fs::remove_file(pins.current(name)).unwrap();
+        }
+        let programs = QdiscOwner::acquire(pins.folder()).map(|owner| owner.programs().clone());
+        (mounted, programs)
+    }
+
+    #[test]
+    fn links_are_kept_going_if_a_pin_is_missing_that_the_heartbeat_does_not_need() {
+        assert_eq!(without(None, 1).1.unwrap(), Programs::Compatible);
+        for name in [REGISTERED, "slots", "registry"] {
+            let (_mounted, programs) = without(Some(name), 1);
+            match programs.unwrap() {
+                Programs::Damaged(why) => assert!(why.contains(&format!("{name} is missing")), "{why}"),
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn without_a_pin_that_the_heartbeat_needs_it_says_what_to_do_and_removes_nothing() {
+        for name in [HEARTBEAT.pin_name().as_str(), "users"] {
+            let (mounted, programs) = without(Some(name), 1);
+            let why = programs.unwrap_err();
+            assert!(matches!(why, Error::Damaged { .. }), "{why}");
+            let said = why.to_string();
+            assert!(said.contains(&format!("edf/{name}")) && said.contains("rollback --force"), "{said}");
+            assert!(said.contains(&format!("rm -r {}", mounted.pins().in_use().display())), "{said}");
+            assert!(unpin(mounted.pins().folder()).is_err() && mounted.pins().has(&"slots".into()));
+        }
+    }
+
+    /// They are retired, and the qdisc is loaded anew if the kernel has BPF qdiscs.
+    #[test]
+    fn what_is_left_of_pins_that_no_link_needs_is_replaced() {
+        for name in [REGISTERED, "slots", HEARTBEAT.pin_name().as_str()] {
+            let (mounted, programs) = without(Some(name), 0);
+            match load::supported() {
+                Ok(()) => assert_eq!(programs.unwrap(), Programs::Own, "{name}"),
+                Err(_) => {
+                    assert!(matches!(programs, Err(Error::Missing { .. })), "{name}: {programs:?}");
+                    assert!(!mounted.pins().are_there().unwrap(), "{name}");
+                }
+            }
+        }
+        let mounted = Mounted::new();
+        pin_maps(&mounted.pins(), 0);
+        fs::remove_file(mounted.pins().current("slots")).unwrap();
+        unpin(mounted.pins().folder()).unwrap();
+        assert!(!mounted.pins().are_there().unwrap());
+    }
 }

@@ -27,5 +27,35 @@ pub fn table(traces: &[TraceStatus], now: u64, style: &Style) -> String {
             style.ascii(&shorten(&printable(flow), 34)).into(),
         ]);
     }
-    rows.lines(style).join("\n") + "\n"
+    let why = |trace: &TraceStatus| {
+        let said = trace.failed.as_deref().filter(|said| !said.is_empty())?;
+        Some(style.ascii(&shorten(&format!("trace {} said last: {}", trace.number, printable(said)), 100)))
+    };
+    let lines = rows.lines(style).into_iter().chain(traces.iter().filter_map(why));
+    lines.collect::<Vec<_>>().join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_that_has_failed_says_why() {
+        let failed = |number, said: &str| TraceStatus {
+            number,
+            failed: Some(said.to_owned()),
+            ..TraceStatus::default()
+        };
+        let complete = TraceStatus { number: 3, complete: true, ..TraceStatus::default() };
+        let traces =
+            [failed(1, "no space left\u{1b}[2J"), failed(2, ""), complete, failed(4, &"x".repeat(1000))];
+        let text = table(&traces, 10, &Style::PLAIN);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines.len() == 6 && lines.iter().all(|line| line.len() <= 100), "{text}");
+        assert!(
+            lines[4].starts_with("trace 1 said last: no space left") && !text.contains('\u{1b}'),
+            "{text}"
+        );
+        assert!(lines[5].starts_with("trace 4 said last: xxx"), "{text}");
+    }
 }

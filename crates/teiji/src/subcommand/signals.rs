@@ -1,5 +1,5 @@
 //! SIGINT, SIGTERM and SIGHUP (the terminal was closed): the first one requests the end, the second one ends the
-//! process at once.
+//! process at once, unless it is a trace of the agent.
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -13,6 +13,16 @@ use teiji_agent::service::Signals;
 /// A flag that the first signal sets.
 pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
     set_by(&[SIGINT, SIGTERM, SIGHUP])
+}
+
+/// A flag that any signal sets, for a process that nobody ends from a terminal: several may ask for its end, such as an operator
+/// and the agent, and none of them means to cut it short.
+pub(super) fn patient_stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        flag::register(signal, Arc::clone(&stop)).context("cannot catch signals")?;
+    }
+    Ok(stop)
 }
 
 /// For a command that has the terminal to restore: the second signal must not end it on the spot.

@@ -8,6 +8,7 @@ use crate::output;
 use crate::progress::ProgressLine;
 use anyhow::{Result, bail};
 use std::cell::RefCell;
+use std::io::Read;
 use std::sync::atomic::Ordering;
 use teiji_agent::output::Rights;
 use teiji_agent::service::{Service, TraceOrder};
@@ -24,17 +25,22 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     if args.detach {
         return detach(args, matching(&args.watched, &parse(&args.watched.flow)?), service);
     }
+    // Before anything that takes time: a signal that comes meanwhile asks for the end, too.
+    let stop = if args.of_agent { signals::patient_stop_flag()? } else { signals::stop_flag()? };
+    if args.of_agent {
+        wait_to_be_known(std::io::stdin())?;
+    }
     let timelines = args.report.format() == Format::Perfetto;
     let spec = TraceSpec {
         every: args.every,
         record: args.record.clone(),
+        only_recorded: args.of_agent,
         timelines,
         ..spec(&args.watched, service)?
     };
     // Both are done before the trace gives up the privileges that they need.
     let out = output::Destination::to(args.report.out.as_deref(), Rights::GivenUp)?;
     let observed = args.report.suggest.then(|| service.observed()).transpose()?;
-    let stop = signals::stop_flag()?;
     let mut kept = Kept::new(args.report.format());
     let mut line = ProgressLine::new(args.watched.duration);
     // Both the progress and the snapshots print; a snapshot removes the line first.
@@ -73,6 +79,14 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     Ok(())
 }
 
+/// Waits until the agent has noted which process this trace is: one that no agent knows of could not be listed or ended.
+fn wait_to_be_known(mut agent: impl Read) -> Result<()> {
+    if let Err(error) = agent.read_exact(&mut [0]) {
+        bail!("the agent that started this trace ended before it had noted it ({error}): start it again");
+    }
+    Ok(())
+}
+
 fn parse(flow: &str) -> Result<Flow> {
     Ok(Flow::parse(flow).map_err(|e| Usage(format!("cannot read --flow:\n{e}")))?)
 }
@@ -101,6 +115,7 @@ pub(super) fn spec(args: &Watched, service: &Service) -> Result<TraceSpec> {
         duration: args.duration,
         every: None,
         record: None,
+        only_recorded: false,
         timelines: false,
         buffer_bytes: args.buffer,
         confine: true,

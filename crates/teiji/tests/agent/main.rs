@@ -285,6 +285,32 @@ fn pins_that_somebody_removes_are_pinned_again() {
     assert_eq!(number(&theirs), 0, "it sends the heartbeat for the other one");
 }
 
+/// Pins were removed while no agent ran: the policy is kept whatever is missing, and deadlines as far as that is possible.
+#[test]
+fn an_agent_starts_whatever_is_missing_of_the_pins() {
+    let mut fixture = Fixture::new(1);
+    let edf = fixture.pins().join("edf");
+    fs::remove_file(edf.join("slots_v99")).unwrap();
+    let mut agent = Agent::start(&fixture, &fixture.state());
+    let log = agent.says("the agent keeps deadlines; 1 links have channels");
+    assert!(log.contains("slots is missing") && log.contains("teiji rollback --force"), "{log}");
+    assert!(fixture.heartbeat_continues());
+    assert_eq!(agent.end(), 0);
+
+    for name in ["beat", "users"] {
+        fs::remove_file(edf.join(name)).unwrap();
+        let mut agent = Agent::start(&fixture, &fixture.state());
+        let log = agent.says("the agent keeps the policy");
+        assert!(log.contains(&format!("edf/{name}")) && log.contains("rm -r"), "{log}");
+        // It notices by itself that they are as they should be.
+        let map = fixture.maps.iter_mut().find(|(n, _)| *n == name).unwrap();
+        map.1.pin(edf.join(name)).unwrap();
+        agent.says("the agent keeps deadlines");
+        assert!(fixture.heartbeat_continues());
+        assert_eq!(agent.end(), 0);
+    }
+}
+
 /// About the unit file: systemd must always start the agent again.
 #[test]
 fn systemd_starts_the_agent_however_often_it_ends() {
