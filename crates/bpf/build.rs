@@ -9,7 +9,7 @@ mod clang;
 /// tests.
 const PROGRAMS: &[(&str, &[&str])] = &[
     ("path_trace", &["path_trace", "check", "recurse"]),
-    ("qdisc_edf", &["qdisc_edf"]),
+    ("qdisc_edf", &["qdisc_edf", "sent_check"]),
     ("common", &["share"]),
 ];
 

@@ -98,8 +98,9 @@ pub struct Judged {
     pub run: u32,
     /// Whether the verdict is right.
     pub right: bool,
-    /// Whether the cause is the greatest part of what the host's threads did, without regard to the guest. If the lab
-    /// is emulated and this machine is busy, the guest's own time fluctuates, and the verdict may rightly blame that.
+    /// Whether the cause is the greatest part of what the host's threads did, and the verdict blames either that or the
+    /// guest itself for a part that is at least as great. If the lab is emulated and this machine is busy, the guest's own
+    /// time fluctuates, and the verdict may rightly blame that, in every run.
     pub right_of_host: bool,
     /// Whether that holds by the median alone, although the verdict is about fluctuation.
     pub by_median_alone: bool,
@@ -271,6 +272,20 @@ fn greater_is_named(vm: &VmReport, s: &Situation, named: &[(Stage, Option<Thread
     named.iter().filter_map(|&(stage, state)| measure(stage, state)).sum::<f64>() >= wanted
 }
 
+/// Whether the verdict may name these parts instead of the situation's: only the guest's, as no part of the host's is greater.
+/// By another measure than the one by which the situation's part is the greatest, other parts may be greater.
+fn may_be_named(
+    vm: &VmReport,
+    s: &Situation,
+    greatest: Option<Greatest>,
+    named: &[(Stage, Option<ThreadState>)],
+) -> bool {
+    let by_the_verdicts_measure =
+        greatest == Some(Greatest::AsJudged) && (!vm.verdict.fluctuation || s.state == ThreadState::Ready);
+    let of_guest = !named.is_empty() && named.iter().all(|(stage, _)| *stage == Stage::Guest);
+    of_guest || !by_the_verdicts_measure
+}
+
 /// Induces a situation and reads teiji's verdict, with an echo server in a guest that [`load::placed`] describes.
 ///
 /// # Errors
@@ -309,11 +324,12 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     };
     let us = |ns: u64| ns as f64 / 1e3;
     let greatest = greatest_of_host(&vm, s);
+    let named_rightly = right || may_be_named(&vm, s, greatest, &named);
     Ok(Judged {
         situation: s.name,
         run,
         right,
-        right_of_host: greatest.is_some() && greater_is_named(&vm, s, &named),
+        right_of_host: greatest.is_some() && named_rightly && greater_is_named(&vm, s, &named),
         by_median_alone: greatest == Some(Greatest::ByMedianAlone),
         sentence: vm.line(),
         stage,
@@ -433,6 +449,22 @@ mod tests {
         assert!(!accepted(&[ByMedianAlone, ByMedianAlone, Right]));
         assert!(!accepted(&[ByMedianAlone; 3]));
         assert!(!accepted(&[Right, Wrong, Right]));
+    }
+
+    #[test]
+    fn where_the_part_leads_the_host_only_the_guest_may_be_named_before_it() {
+        let guest = (Stage::Guest, Some(ThreadState::Guest));
+        let (bridge, wake) = ((Stage::SwitchIn, None), (Stage::VcpuWake, Some(ThreadState::Asleep)));
+        let (vm, s) = (blames_the_guest(0.4), &SITUATIONS[0]);
+        let may = |greatest, named: &[_]| may_be_named(&vm, s, Some(greatest), named);
+        assert!(may(Greatest::AsJudged, &[guest]) && may(Greatest::AsJudged, &[guest, guest]));
+        for named in [&[bridge][..], &[wake], &[guest, bridge], &[]] {
+            assert!(!may(Greatest::AsJudged, named), "{named:?}");
+        }
+        assert!(may(Greatest::ByMedianAlone, &[wake]));
+        // The wake-up of an idle guest is judged by its median, also where the verdict is about fluctuation.
+        let idle = SITUATIONS.iter().find(|s| s.state == ThreadState::Asleep).unwrap();
+        assert!(may_be_named(&vm, idle, Some(Greatest::AsJudged), &[bridge]));
     }
 
     #[test]

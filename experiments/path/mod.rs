@@ -4,6 +4,7 @@
 pub mod accuracy;
 pub mod blame;
 pub mod flood;
+pub mod in_doubt;
 pub mod late;
 pub mod many_vms;
 pub mod stalled;
@@ -11,7 +12,7 @@ pub mod table;
 
 use crate::tracing::Traced;
 use anyhow::{Context, Result, ensure};
-use teiji_model::report::{Reason, Report, VmReport};
+use teiji_model::report::{Report, VmReport};
 
 /// How much of the experiment is run.
 #[derive(Clone, Copy, Debug)]
@@ -79,19 +80,20 @@ pub fn unseen(traced: &Traced) -> Result<u64> {
     Ok(traced.report.counters.missed + late::late(&traced.report, traced.recording.as_deref())?)
 }
 
-/// How many requests of the VMs may be incomplete through no fault of teiji's: because of [`unseen`] events, or because a
-/// worker lost its CPU while it handed them to the guest. The trace's recording has to show both: see [`late`] and [`stalled`].
+/// How many requests of the VMs may be incomplete through no fault of teiji's: because of [`unseen`] events, because they were
+/// on their path at that time, or because a worker lost its CPU while it handed them to the guest. The trace's recording has
+/// to show all of it: see [`late`], [`in_doubt`] and [`stalled`].
 ///
 /// # Errors
 /// If it does not.
 pub fn may_be_incomplete(traced: &Traced) -> Result<u64> {
+    let recording = traced.recording.as_deref();
     let of_unseen = match unseen(traced)? {
+        // What did not fit into the buffer is never excused.
         0 => 0,
-        unseen => {
-            unseen + traced.report.vms.iter().map(|vm| vm.left_out_for(Reason::EventsLost)).sum::<u64>()
-        }
+        unseen => unseen + in_doubt::in_doubt(&traced.report, recording)?,
     };
-    Ok(of_unseen + stalled::stalled(&traced.report, traced.recording.as_deref())?)
+    Ok(of_unseen + stalled::stalled(&traced.report, recording)?)
 }
 
 /// [`may_be_incomplete`], for use as a tolerance.

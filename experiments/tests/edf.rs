@@ -103,6 +103,7 @@ fn main() -> ExitCode {
             packets::best_effort_is_shared,
             packets::two_links_at_once,
             packets::the_last_bit_counts,
+            packets::packets_back_to_back_wait_for_the_wire,
         ],
         teiji_lab::tests![
             packets::six_channels_keep_their_deadlines,

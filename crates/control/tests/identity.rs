@@ -61,6 +61,16 @@ fn a_name_that_nobody_vouches_for_is_refused_unless_its_user_is_allowed() {
         // The list is complete: root's VM is then no longer trusted.
         assert!(refusal(&Policy { vms: policy("sip1").vms, ..allowed }, &observed).contains("user root"));
     }
+    // The user of libvirt's VMs is trusted by default, but not where libvirt could have confirmed the name.
+    let of = |unconfirmed| {
+        let identity = Identity { unconfirmed, ..of_user("libvirt-qemu", 64055) };
+        with(vec![ObservedVm { identity, ..untrusted("web", 200) }])
+    };
+    assert_eq!(plan(&policy("web"), &of(false), &Held::default()).unwrap().steps.len(), 1);
+    assert!(refusal(&policy("web"), &of(true)).contains("user libvirt-qemu"));
+    let host = HostPolicy { vm_users: Some(at(vec!["libvirt-qemu".into()], 9)), ..HostPolicy::default() };
+    let allowed = Policy { host, ..policy("web") };
+    assert_eq!(plan(&allowed, &of(true), &Held::default()).unwrap().steps.len(), 1);
     // libvirt's confirmation counts, whatever the user of the process.
     let mut known = untrusted("web", 200);
     known.identity.named_by = NamedBy::Libvirt;
@@ -91,11 +101,16 @@ prop_compose! {
     fn any_untrusted()(
         name in prop::sample::select(vec!["vm0", "vm1", "vm2", "pid:300", "x"]),
         uid in prop::option::of(1000..1003u32),
+        escaped in any::<bool>(),
         threads in (0..4u32, 0..3u32),
         priority in prop::option::of(1..=99u8),
         cpu in 0..6u32,
     ) -> (ObservedVm, Vec<(Resource, Value)>) {
-        let identity = Identity { uid, user: uid.map(|uid| format!("u{uid}")), named_by: NamedBy::Itself, started: None, uuid: None };
+        // Of any user; or of that of libvirt's VMs, where libvirt does not confirm the name.
+        let identity = match escaped {
+            true => Identity { unconfirmed: true, ..of_user("libvirt-qemu", 64055) },
+            false => Identity { uid, user: uid.map(|uid| format!("u{uid}")), ..of_user("", 0) },
+        };
         let made = ObservedVm { identity, ..vm(name, 5000, threads.0, threads.1, None, false) };
         let scheduling = priority.map_or(common::DEFAULT, |priority| Scheduling::Fifo { priority });
         let of = |task| [

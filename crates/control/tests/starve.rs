@@ -93,6 +93,43 @@ fn vms_that_may_starve_each_other_are_warned_of() {
     assert_eq!(apart, Vec::<String>::new());
 }
 
+/// libvirt's `vcpusched` makes vCPUs real-time threads and leaves the workers ordinary ones.
+#[test]
+fn an_ordinary_worker_below_its_own_vcpus_is_warned_of() {
+    let warned = |vcpus: &str, workers: &str, vms: &[(u32, Scheduling)]| {
+        let mut observed = two();
+        for (id, scheduling) in vms {
+            observed.settings.insert(Resource::ThreadScheduling(task(*id)), Value::Scheduling(*scheduling));
+        }
+        let ordinary = VmPolicy { class: None, ..section("a", 0, vcpus, workers) };
+        plan(&Policy { vms: vec![ordinary], ..Policy::default() }, &observed, &Held::default())
+            .unwrap()
+            .warnings
+    };
+    let (fifo, round_robin) = (Scheduling::Fifo { priority: 1 }, Scheduling::RoundRobin { priority: 1 });
+    assert_eq!(
+        warned("1-2", "2", &[(101, fifo), (102, round_robin)]),
+        [
+            "on CPU 2 vhost worker of a is ordinary and gets hardly any CPU time while these are busy: vCPU 0 of a (FIFO 1), \
+          vCPU 1 of a (round robin 1); give it a CPU of its own with worker_cpus, or give the VM a class, which puts its workers \
+          above its vCPUs"
+        ]
+    );
+    assert_eq!(warned("1-2", "1-2", &[(101, fifo), (102, fifo)]).len(), 1);
+    // One CPU that is left to the worker is enough, and ordinary vCPUs share theirs.
+    let nothing = Vec::<String>::new();
+    assert_eq!(warned("1-2", "1-3", &[(101, fifo), (102, fifo)]), nothing);
+    assert_eq!(warned("1-2", "1-2", &[(101, fifo)]), nothing);
+    assert_eq!(warned("2", "2", &[]), nothing);
+    // So does a worker that preempts them.
+    assert_eq!(
+        warned("1-2", "2", &[(101, fifo), (102, fifo), (103, Scheduling::Fifo { priority: 2 })]),
+        nothing
+    );
+    // Others' real-time threads are no part of this: every ordinary thread waits for them.
+    assert_eq!(warned("1-2", "3", &[(201, fifo)]), nothing);
+}
+
 #[test]
 fn workers_count_among_those_that_could_take_every_cpu() {
     let policy = |workers: &str| Policy { vms: vec![section("b", 10, "0", workers)], ..Policy::default() };

@@ -4,7 +4,8 @@
 //! its user, the control group that libvirt put it into, or the files in libvirt's own directory, which only root may
 //! change. libvirt confirms a name if its state has the id of the process and the process is in a place where libvirt
 //! runs VMs, or if the process is in a control group with that name. libvirt's name then counts, whatever the process
-//! says.
+//! says. Where libvirt's daemon keeps its state, a process of the user of its VMs that it does not confirm is none of them: a
+//! guest that has escaped from QEMU is that user, and can start processes with any name.
 
 use crate::cgroup::group_in;
 use crate::root::Root;
@@ -19,6 +20,8 @@ const STATE: &str = "run/libvirt/qemu";
 pub(crate) struct Domains {
     /// The VMs that libvirt runs by its own state: names by process id. Empty if there are none or only root may read it.
     names: BTreeMap<u32, String>,
+    /// Whether libvirt's system daemon has run since the host has booted, so that it is there to confirm names.
+    asked: bool,
     /// `/etc/passwd`.
     passwd: String,
 }
@@ -32,6 +35,7 @@ impl Domains {
         };
         Domains {
             names: root.names(STATE).iter().filter_map(one).collect(),
+            asked: root.exists(STATE),
             passwd: root.text("etc/passwd").unwrap_or_default(),
         }
     }
@@ -49,7 +53,8 @@ impl Domains {
         let effective = uids.map(|(_, effective)| effective);
         let user = uid.and_then(|uid| user(&self.passwd, uid));
         let started = Some(process.started);
-        let mut identity = Identity { uid, user, named_by: NamedBy::Itself, started, uuid: None };
+        let mut identity =
+            Identity { uid, user, named_by: NamedBy::Itself, started, uuid: None, unconfirmed: false };
         if uid != effective {
             // A process whose real and effective user differ does not count as that of root or of a trusted user.
             identity.user = identity.user.filter(|name| !VM_USERS.contains(&name.as_str()));
@@ -65,6 +70,7 @@ impl Domains {
         if named.is_some() {
             identity.named_by = NamedBy::Libvirt;
         }
+        identity.unconfirmed = self.asked && named.is_none();
         (identity, named)
     }
 }

@@ -29,7 +29,7 @@ fn found(host: &FakeHost) -> Vec<(Vm, Identity)> {
 }
 
 fn identified(host: &FakeHost) -> Vec<(u32, String, NamedBy, Option<String>)> {
-    let one = |(vm, of): (Vm, Identity)| (vm.pid, vm.name, of.named_by, of.doubt(&VM_USERS));
+    let one = |(vm, of): (Vm, Identity)| (vm.pid, vm.name, of.named_by, of.doubt_by_default());
     found(host).into_iter().map(one).collect()
 }
 
@@ -96,6 +96,68 @@ fn a_group_of_libvirts_vouches_for_a_name_where_its_state_cannot_be_read() {
     ] {
         group(other);
         assert_eq!(identified(&host)[0].2, NamedBy::Itself, "{other}");
+    }
+}
+
+/// A guest that has escaped from QEMU runs as the user of libvirt's VMs, in the control group of its own VM, and starts a
+/// process with the name of another VM.
+#[test]
+fn a_process_that_libvirt_does_not_know_is_none_of_its_vms() {
+    let host = host(700, 64055);
+    add(&host, 800, 64055);
+    let group = |pid: u32, name: &str| {
+        let path = format!("/machine.slice/machine-qemu\\x2d{pid}\\x2d{name}.scope/libvirt/emulator");
+        host.file(&format!("proc/{pid}/cgroup"), format!("0::{path}\n"));
+    };
+    let whose = |at: usize| identified(&host)[at].3.clone();
+    // Where libvirt does not run, packages of QEMU start VMs as this user.
+    assert_eq!((whose(0), whose(1)), (None, None));
+    state(&host, "sip1", 700);
+    group(700, "sip1");
+    group(800, "web");
+    assert_eq!(identified(&host)[0].2, NamedBy::Libvirt);
+    assert_eq!((whose(0), whose(1)), (None, Some("user libvirt-qemu".to_owned())));
+    // A policy that names the user means its processes.
+    let escaped = &found(&host)[1].1;
+    assert_eq!((escaped.doubt(&["libvirt-qemu"]), escaped.doubt(&VM_USERS)), (None, None));
+    // Nor is it trusted when the last VM of libvirt has ended.
+    std::fs::remove_file(host.root_path("run/libvirt/qemu/sip1.xml")).unwrap();
+    assert_eq!(whose(1), Some("user libvirt-qemu".to_owned()));
+}
+
+/// Every process there can be: where libvirt keeps its state, one of its user is trusted only if libvirt has put it into the
+/// place of a VM of that name, or its state has it; one of root always, and one of another user never without libvirt.
+#[test]
+fn the_user_of_libvirts_vms_alone_makes_nobody_trusted() {
+    for runs in [false, true] {
+        let host = host(100, 0);
+        if runs {
+            host.file("run/libvirt/qemu/autostarted", "");
+        }
+        let mut expected = vec![(100, false, true)];
+        for uid in [0, 1000, 64055] {
+            for scope in [None, Some("sip1"), Some("web")] {
+                for known in [false, runs] {
+                    let pid = 700 + expected.len() as u32;
+                    add(&host, pid, uid);
+                    if let Some(name) = scope {
+                        let scope = format!("machine-qemu\\x2d1\\x2d{name}.scope");
+                        host.file(&format!("proc/{pid}/cgroup"), format!("0::/machine.slice/{scope}\n"));
+                    }
+                    if known {
+                        state(&host, &format!("vm{pid}"), pid);
+                    }
+                    // All call themselves sip1.
+                    let confirmed = scope == Some("sip1") || known && (scope.is_some() || uid != 1000);
+                    expected.push((pid, confirmed, confirmed || uid == 0 || uid == 64055 && !runs));
+                }
+            }
+        }
+        let of = |(pid, _, named_by, doubt): (u32, String, NamedBy, Option<String>)| {
+            (pid, named_by == NamedBy::Libvirt, doubt.is_none())
+        };
+        let found: Vec<_> = identified(&host).into_iter().map(of).collect();
+        assert_eq!(found, expected);
     }
 }
 

@@ -24,7 +24,8 @@ pub struct Vm {
 }
 
 /// Users whose VMs may name themselves, unless the policy lists others: root, and the users that packages of QEMU and
-/// libvirt create.
+/// libvirt create. Of the latter only VMs that libvirt could not be asked about ([`Identity::unconfirmed`]): where libvirt
+/// runs, all of its VMs have one of these users, and a guest that escapes is such a user, too.
 pub const VM_USERS: [&str; 3] = ["root", "libvirt-qemu", "qemu"];
 
 /// The user of a VM's process, and the origin of the VM's name.
@@ -42,6 +43,9 @@ pub struct Identity {
     /// libvirt's or QEMU's UUID of the VM, if it has one. Whoever starts a VM chooses it, as its name.
     #[serde(default)]
     pub uuid: Option<Uuid>,
+    /// Whether libvirt's system daemon keeps its state on this host, and does not confirm the name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unconfirmed: bool,
 }
 
 /// What a VM keeps when it is stopped and started again, unlike its process id.
@@ -112,6 +116,12 @@ impl Identity {
             (None, Some(uid)) => format!("user {uid}"),
             (None, None) => "a user that cannot be told".to_owned(),
         })
+    }
+
+    /// The same where no policy lists users: those of [`VM_USERS`] are trusted, but where libvirt could have confirmed the
+    /// name and does not, only root.
+    pub fn doubt_by_default(&self) -> Option<String> {
+        self.doubt(if self.unconfirmed { &VM_USERS[..1] } else { &VM_USERS[..] })
     }
 }
 

@@ -215,7 +215,8 @@ pub(super) const SECTIONS: &[Section] = &[
                 default: "`\"root,libvirt-qemu,qemu\"`",
                 example: "\"root,nova\"",
                 doc: "Users whose VMs may name themselves (QEMU's `-name`). `[vm.NAME]` ignores a VM of any other \
-                      user, unless libvirt confirms its name.",
+                      user, unless libvirt confirms its name. Without this key, where libvirt's daemon keeps its \
+                      state (`/run/libvirt/qemu`), VMs that it does not confirm have to be root's.",
             },
         ],
         // The CPUs outlive another latency: a file that changes how much must not thereby change where.

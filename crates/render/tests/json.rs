@@ -241,6 +241,7 @@ fn every_field_of_an_observation_is_documented() {
         named_by: NamedBy::Itself,
         started: None,
         uuid: None,
+        unconfirmed: false,
     };
     let vm = ObservedVm {
         vm: common::vm("sip1", 7),

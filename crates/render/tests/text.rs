@@ -67,6 +67,7 @@ fn vms() {
         named_by: NamedBy::Itself,
         started: None,
         uuid: None,
+        unconfirmed: false,
     };
     let vms = [(common::vm("sip1", 4240), identity(0, "root")), (other, identity(1000, "e\x1bve"))];
     golden("vms.txt", &vms_table(&vms, &UNICODE));
@@ -104,6 +105,7 @@ fn vms_say_which_nics_are_not_seen_and_why() {
             named_by: NamedBy::Itself,
             started: None,
             uuid: None,
+            unconfirmed: false,
         };
         let text = vms_table(&[(vm, identity)], &UNICODE);
         let line = text.lines().find(|line| line.contains("seen"));

@@ -41,6 +41,7 @@ fn devices_of_vms() {
         named_by: NamedBy::Itself,
         started: None,
         uuid: None,
+        unconfirmed: false,
     };
     for style in [UNICODE, Style::PLAIN] {
         let text = vms::table(&[(vm.clone(), identity.clone())], &style);

@@ -125,6 +125,45 @@ pub fn the_last_bit_counts(host: &LabHost, driver: &Driver) {
     driver.line("detach va").unwrap();
 }
 
+/// Pairs of packets on an idle link. The second one leaves before the wire has sent the first, to make up for the idle time,
+/// but its delay ends with its own last bit. The kernel's trace points say between which times each packet was queued.
+pub fn packets_back_to_back_wait_for_the_wire(host: &LabHost, driver: &Driver) {
+    const TX_US: f64 = 3072.0;
+    driver.line("link va rate=4000000").unwrap();
+    driver.line("channel va c to=10.88.0.2/32:6000 deadline_us=60000 rate=1000000 burst=3400").unwrap();
+    let traced = "/sys/kernel/tracing/instances/edf";
+    let begin = format!(
+        "(mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing) && mkdir {traced} && \
+         cd {traced} && echo mono >trace_clock && echo 1 >events/net/net_dev_queue/enable && \
+         echo 1 >events/qdisc/qdisc_enqueue/enable && ip netns exec a cat /sys/class/net/va/ifindex"
+    );
+    let index = host.run(&begin).unwrap().ok().unwrap();
+    let sent = send(host, 2.0, "--flow 10.88.0.2:6000,rate=900000,size=1470,burst=2");
+    let trace = host.run(&format!("cat {traced}/trace")).unwrap().ok().unwrap();
+    host.run(&format!("rmdir {traced}")).unwrap().ok().unwrap();
+    let stats = driver.stats("va").unwrap();
+    assert!(sent[0] > 100 && of(&stats, "c", "packets") == sent[0], "{stats}");
+
+    // Each packet that was queued on va: a time before it was queued and one after it, µs. No other packet comes between.
+    let mut queued: Vec<(f64, f64)> = Vec::new();
+    let mut before = None;
+    for line in trace.lines() {
+        let time = |end: &str| line.split(end).next()?.split_whitespace().next_back()?.parse::<f64>().ok();
+        if line.contains("net_dev_queue: dev=va skbaddr=") && line.ends_with("len=1512") {
+            before = time(": net_dev_queue");
+        } else if line.contains(&format!(": qdisc_enqueue: enqueue ifindex={} ", index.trim())) {
+            queued.extend(before.take().zip(time(": qdisc_enqueue")).map(|(b, a)| (b * 1e6, a * 1e6)));
+        }
+    }
+    assert_eq!(queued.len() as u64, sent[0], "{trace}");
+    // The wire begins the first of a pair when it is queued at the earliest, and then sends both. The stamps are in µs.
+    let waits = queued.chunks_exact(2).map(|pair| pair[0].0 + 2.0 * TX_US - pair[1].1 - 2.0);
+    let longest = waits.fold(0.0, f64::max);
+    let reported = of(&stats, "c", "delay_max") as f64 / 1000.0;
+    assert!(longest > TX_US && reported >= longest, "{reported} µs, but {longest} µs by the trace: {stats}");
+    driver.line("detach va").unwrap();
+}
+
 pub fn two_links_at_once(host: &LabHost, driver: &Driver) {
     driver.line("link va rate=10000000").unwrap();
     driver.line("link wa rate=20000000").unwrap();

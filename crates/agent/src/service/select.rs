@@ -1,7 +1,7 @@
 //! Which VMs a name means.
 
 use crate::trace::Following;
-use teiji_model::host::{Identity, VM_USERS, Vm};
+use teiji_model::host::{Identity, Vm};
 use teiji_model::text::printable;
 
 /// VMs that were asked for.
@@ -62,7 +62,7 @@ fn named(found: &[(Vm, Identity)], wanted: &[String]) -> Result<(Vec<Vm>, Vec<St
 /// All VMs with trusted names, or all VMs if no name is trusted. What a process with an untrusted name claims about its
 /// taps may be an attack on the trace of another VM.
 fn all(found: &[(Vm, Identity)]) -> (Vec<Vm>, Vec<String>) {
-    let doubt = |identity: &Identity| identity.doubt(&VM_USERS);
+    let doubt = |identity: &Identity| identity.doubt_by_default();
     let some_trusted = found.iter().any(|(_, identity)| doubt(identity).is_none());
     let (mut selected, mut notes) = (Vec::new(), Vec::new());
     for (vm, identity) in found {
@@ -81,12 +81,12 @@ fn all(found: &[(Vm, Identity)]) -> (Vec<Vm>, Vec<String>) {
 fn called<'a>(name: &str, found: &'a [(Vm, Identity)], notes: &mut Vec<String>) -> Vec<&'a Vm> {
     let all = found.iter().filter(|(vm, _)| vm.name == *name);
     let (trusted, untrusted): (Vec<_>, Vec<_>) =
-        all.partition(|(_, identity)| identity.doubt(&VM_USERS).is_none());
+        all.partition(|(_, identity)| identity.doubt_by_default().is_none());
     if trusted.is_empty() {
         return untrusted.into_iter().map(|(vm, _)| vm).collect();
     }
     for (vm, identity) in untrusted {
-        let whose = identity.doubt(&VM_USERS).unwrap_or_default();
+        let whose = identity.doubt_by_default().unwrap_or_default();
         notes.push(printable(&format!(
             "another process calls itself {name}: pid {}, {whose}; it is not traced (--vm pid:{} does)",
             vm.pid, vm.pid
@@ -130,7 +130,14 @@ mod tests {
     }
 
     fn of(uid: u32) -> Identity {
-        Identity { uid: Some(uid), user: None, named_by: NamedBy::Itself, started: None, uuid: None }
+        Identity {
+            uid: Some(uid),
+            user: None,
+            named_by: NamedBy::Itself,
+            started: None,
+            uuid: None,
+            unconfirmed: false,
+        }
     }
 
     fn pids(wanted: &[&str]) -> Result<Vec<u32>, String> {

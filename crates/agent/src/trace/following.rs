@@ -1,7 +1,7 @@
 //! Which of the VMs that come while a trace runs are followed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use teiji_model::host::{Identity, VM_USERS, Vcpu, Vm, VmId};
+use teiji_model::host::{Identity, Vcpu, Vm, VmId};
 
 /// Which VMs are followed: those that were there at the start, and the rule for later ones.
 ///
@@ -43,7 +43,7 @@ impl Following {
         if self.known.contains(&process) {
             return true;
         }
-        let trusted = identity.doubt(&VM_USERS).is_none();
+        let trusted = identity.doubt_by_default().is_none();
         let same = |former: &VmId| {
             identity.uid.is_some() && former.uid == identity.uid && former.may_be(&identity.id())
         };
@@ -98,8 +98,14 @@ mod tests {
             memory_nodes: vec![],
         };
         let uuid = uuid.map(Uuid::from_u128);
-        let identity =
-            Identity { uid: Some(uid), user: None, named_by: NamedBy::Itself, started: Some(started), uuid };
+        let identity = Identity {
+            uid: Some(uid),
+            user: None,
+            named_by: NamedBy::Itself,
+            started: Some(started),
+            uuid,
+            unconfirmed: false,
+        };
         (vm, identity)
     }
 

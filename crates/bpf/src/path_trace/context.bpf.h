@@ -16,7 +16,11 @@ extern const struct pcpu_hot pcpu_hot __ksym __weak;
 
 /*
  * Whether the current thread is interrupted: then it is not the thread that causes what happens. This cannot
- * be read on a kernel without the symbols of its data (CONFIG_KALLSYMS_ALL); false there.
+ * be read on a kernel without the symbols of its data (CONFIG_KALLSYMS_ALL); false there: what an interrupt
+ * does is taken for the thread's. To assume the opposite would cost such kernels every interrupt that a
+ * worker sends, and the states of every worker that hands over frames, nearly all of which are its own:
+ * others come only from a tap with NAPI or receive packet steering, or from an interrupt in the middle of a
+ * signal.
  */
 static __always_inline bool interrupted(void)
 {

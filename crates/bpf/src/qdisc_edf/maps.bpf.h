@@ -7,7 +7,8 @@
  *   current:  slot            -> which of the slot's settings count
  *   settings: slot, which        states: slot     queues, pacing, flows, statistics
  *   matches:  fields          -> channels: index  token bucket, statistics
- *   heartbeat                    users
+ *   heartbeat                    wire_free: slot   when the wire will have sent what it was given
+ *                                users
  *   labels, registry             (not read by the programs)
  *
  * What processes write has BPF_F_RDONLY_PROG (but for the heartbeat): the verifier refuses programs that
@@ -126,6 +127,17 @@ struct {
 	__type(key, u32);
 	__type(value, struct link_state);
 } states SEC(".maps");
+
+/*
+ * When the wire of a slot's link will have sent what it was given (sent.bpf.h). Not in link_state, whose
+ * layout other releases know; no process opens this map, and it is not pinned.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_LINKS);
+	__type(key, u32);
+	__type(value, u64);
+} wire_free SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

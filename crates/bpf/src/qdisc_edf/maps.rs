@@ -12,6 +12,10 @@
 //! | `channels` | channel | token bucket, statistics | programs |
 //! | `users` | 0 | how many links have the qdisc | programs |
 //! | `heartbeat` | 0 | time of the agent's last heartbeat | agent |
+//! | `wire_free` | slot | when the wire will have sent what it was given | programs |
+//!
+//! `wire_free` is not pinned, as no process reads it: so releases that do not have it work with the programs of those that do,
+//! and the other way round.
 //!
 //! [`Writer`] says what these three writers are.
 use super::types;

@@ -38,6 +38,8 @@ mod load;
 mod maps;
 mod netns;
 mod owner;
+#[cfg(test)]
+mod sent_check;
 mod shape;
 mod slots;
 mod stats;

@@ -24,7 +24,8 @@
  * arrives before it has left: on a link that is not overloaded this is rare.
  *
  * The link is paced: a frame takes (length + overhead) / rate, and the next one leaves after that. If the
- * link was idle or a timer was late, at most `credit` of that time is made up for.
+ * link was idle or a timer was late, at most `credit` of that time is made up for: the next one then leaves
+ * while the one before is on the wire, and its delay counts from the end of that one (sent.bpf.h).
  *
  * The agent's heartbeat is in `heartbeat`. Without a heartbeat for 2 s:
  *
@@ -49,6 +50,7 @@
 #include "intf.h"
 #include "maps.bpf.h"
 #include "classify.bpf.h"
+#include "sent.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -83,45 +85,12 @@ static __always_inline struct link_settings *settings_of(struct Qdisc *sch)
 	return bpf_map_lookup_elem(&settings, &slot);
 }
 
-static __always_inline u64 max(u64 a, u64 b)
-{
-	return a > b ? a : b;
-}
-
 static bool earlier(struct bpf_rb_node *a, const struct bpf_rb_node *b)
 {
 	struct packet *left = container_of(a, struct packet, node);
 	struct packet *right = container_of(b, struct packet, node);
 
 	return left->is.key < right->is.key;
-}
-
-static __always_inline u32 bucket_of(u64 v)
-{
-	u32 log = 0;
-
-	if (v >> 32) {
-		log += 32;
-		v >>= 32;
-	}
-	if (v >> 16) {
-		log += 16;
-		v >>= 16;
-	}
-	if (v >> 8) {
-		log += 8;
-		v >>= 8;
-	}
-	if (v >> 4) {
-		log += 4;
-		v >>= 4;
-	}
-	if (v >> 2) {
-		log += 2;
-		v >>= 2;
-	}
-	log += v >> 1;
-	return log < DELAY_BUCKETS ? log : DELAY_BUCKETS - 1;
 }
 
 static __always_inline u32 segments(struct sk_buff *skb, struct qdisc_skb_cb *cb)
@@ -340,30 +309,6 @@ drop:
 	return NET_XMIT_DROP;
 }
 
-/*
- * Counts a real-time packet that is given to the link now. The guarantee covers the last bit on the wire, so
- * the delay ends there, and the packet is late if that is after its deadline.
- */
-static __always_inline void account_sent(const struct queued *is, u64 now)
-{
-	u32 id = is->channel, bucket;
-	struct channel_state *cs = bpf_map_lookup_elem(&channels, &id);
-	u64 end = now + is->tx, delay;
-
-	if (!cs)
-		return;
-	/* the clock of the CPU that it arrived on may be slightly ahead of this CPU's clock */
-	delay = end > is->arrival ? end - is->arrival : 0;
-	bucket = bucket_of(delay);
-	cs->stats.packets++;
-	cs->stats.bytes += is->len;
-	cs->stats.delay_sum += delay;
-	cs->stats.delay_max = max(cs->stats.delay_max, delay);
-	cs->stats.misses += end > is->key;
-	if (bucket < DELAY_BUCKETS)
-		cs->stats.delay[bucket]++;
-}
-
 SEC("struct_ops/edf_dequeue")
 struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 {
@@ -373,13 +318,15 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 	struct link_state *st;
 	struct queued is;
 	struct packet *p;
-	u64 now, urgent_until;
-	bool fallback, be_first;
+	u64 now, urgent_until, end, *wire;
+	u32 slot = slot_of(sch);
+	bool fallback, be_first, paced;
 
 	if (!sch->q.qlen)
 		return NULL;
 	st = state_of(sch);
-	if (!st)
+	wire = bpf_map_lookup_elem(&wire_free, &slot);
+	if (!st || !wire)
 		return NULL;
 	now = bpf_ktime_get_ns();
 	fallback = heartbeat_missing(now);
@@ -430,13 +377,17 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 
 	sch->q.qlen--;
 	sch->qstats.backlog -= is.kernel_len;
+	paced = !fallback && st->rate;
+	end = last_bit(*wire, now, is.tx, paced);
+	*wire = end;
+	st->next_free = next_after(st->next_free, st->credit, now, is.tx, paced);
 	if (is.channel != NO_CHANNEL) {
 		st->rt_bytes -= is.len;
 		st->rt_time -= is.tx;
 		st->stats.rt_queued--;
 		st->stats.rt_packets++;
 		st->stats.rt_bytes += is.len;
-		account_sent(&is, now);
+		account_sent(&is, end);
 	} else {
 		st->flow[is.flow & (FLOWS - 1)].bytes -= is.len;
 		st->be_bytes -= is.len;
@@ -445,13 +396,8 @@ struct sk_buff *BPF_PROG(edf_dequeue, struct Qdisc *sch)
 		st->stats.be_bytes += is.len;
 		st->service = max(st->service, is.key);
 	}
-	if (fallback) {
-		/* not paced: no time is owed or saved up for when pacing starts again */
+	if (fallback)
 		st->stats.fallback_packets++;
-		st->next_free = now + is.tx;
-	} else {
-		st->next_free = max(st->next_free, now - st->credit) + is.tx;
-	}
 	if (skb)
 		bpf_qdisc_bstats_update(sch, skb);
 	return skb;
@@ -503,10 +449,14 @@ void BPF_PROG(edf_reset, struct Qdisc *sch)
 	struct link_state *st = state_of(sch);
 	struct bpf_rb_node *node;
 	struct sk_buff *skb;
+	u32 slot = slot_of(sch);
+	u64 *wire = bpf_map_lookup_elem(&wire_free, &slot);
 	int i;
 
 	if (!st)
 		return;
+	if (wire)
+		*wire = 0;
 	st->single = 0;
 	skb = bpf_kptr_xchg(&st->only, NULL);
 	if (skb)

@@ -32,7 +32,8 @@
 //!   so for channel j these are at most σ_j + ρ_j (D − s − d′_j) bytes, and none if D − s < d′_j.
 //!
 //! If a rate limiter's timer fires late by ε, and the limiter then catches up, the link is idle for at most ε of that
-//! time. So with t = D − s all deadlines are kept if Σ ρ_j ≤ C and for all t ≥ min d′
+//! time. If it catches up after the link was idle for want of packets, it hands over up to C ε bits more than the link
+//! has sent; a late timer then costs nothing until these are sent. Both together delay what follows by at most ε. So with t = D − s all deadlines are kept if Σ ρ_j ≤ C and for all t ≥ min d′
 //!
 //! ```text
 //! Σ_{d′_j ≤ t} [σ_j + ρ_j (t − d′_j)] + ring + largest frame  ≤  C (t − ε)

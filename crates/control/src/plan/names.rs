@@ -4,7 +4,7 @@
 //! do not count in what is planned for others. `[vm."pid:N"]` means it nevertheless.
 
 use super::{Draft, HostAndHeld};
-use teiji_model::host::VM_USERS;
+use teiji_model::host::Identity;
 use teiji_model::observed::{Observed, ObservedLink, ObservedVm};
 use teiji_model::policy::{Located, Policy, VmPolicy};
 use teiji_model::text::printable;
@@ -25,15 +25,15 @@ pub(crate) fn shown(name: &str) -> String {
 
 /// The host without VMs whose names are untrusted, and those VMs.
 pub(super) fn by_trust(policy: &Policy, observed: &Observed) -> (Observed, Vec<ObservedVm>) {
-    let users: Vec<&str> = match &policy.host.vm_users {
-        Some(users) => users.value.iter().map(String::as_str).collect(),
-        None => VM_USERS.to_vec(),
+    let doubt = |identity: &Identity| match &policy.host.vm_users {
+        Some(users) => identity.doubt(&users.value),
+        None => identity.doubt_by_default(),
     };
     let named = |vm: &ObservedVm| {
         let name = format!("pid:{}", vm.vm.pid);
         policy.vms.iter().any(|section| section.name.value == name)
     };
-    let is_trusted = |vm: &&ObservedVm| named(vm) || vm.identity.doubt(&users).is_none();
+    let is_trusted = |vm: &&ObservedVm| named(vm) || doubt(&vm.identity).is_none();
     let (vms, untrusted): (Vec<_>, Vec<_>) = observed.vms.iter().partition(is_trusted);
     let untrusted: Vec<ObservedVm> = untrusted.into_iter().cloned().collect();
     let mut trusted = Observed { vms: vms.into_iter().cloned().collect(), ..observed.clone() };

@@ -7,6 +7,10 @@
 //! - A thread *can starve* if threads that it does not preempt may be busy on all of its CPUs at once. That depends on
 //!   the load, and is a warning. A worker does not count as an obstacle for the vCPUs of its own VM: without them it
 //!   soon has nothing to do.
+//! - An ordinary worker *can be held up* by the real-time vCPUs of its own VM, as `vcpusched` of libvirt makes them, if they
+//!   may be busy on all of its CPUs at once: it is left with what the kernel keeps for ordinary threads (5 % by default,
+//!   by the fair server or by `sched_rt_runtime_us`). That is a warning, too. Real-time threads of others are not looked at
+//!   there: ordinary threads always wait for those.
 //! - The vCPUs of one VM *will starve* if there are more of them than CPUs that they may run on: a guest's vCPUs wait
 //!   for each other in loops (interrupts between them, locks), and a vCPU that loops does not let the one that it waits
 //!   for run. Such a guest hangs for ever, so the plan is refused.
@@ -52,7 +56,43 @@ pub(super) fn check(observed: &Observed, threads: &[Thread], draft: &mut Draft) 
     }
     if problems.is_empty() {
         warn(observed, &unbounded, draft);
+        warn_of_ordinary_workers(observed, threads, &unbounded, draft);
     }
+}
+
+/// Warns of ordinary workers that the real-time vCPUs of their own VM can hold up.
+fn warn_of_ordinary_workers(
+    observed: &Observed,
+    threads: &[Thread],
+    unbounded: &[&Thread],
+    draft: &mut Draft,
+) {
+    let ordinary = |t: &&Thread| !t.vcpu && t.scheduling.priority() == 0;
+    let mut warnings = Vec::new();
+    for worker in threads.iter().filter(ordinary) {
+        let cpus = housekeeping::reachable_cpus([&worker.cpus], &observed.cpus);
+        let of = |t: &&&Thread| t.vcpu && t.vm == worker.vm && t.cpus.iter().any(|cpu| cpus.contains(cpu));
+        let vcpus: Vec<&&Thread> = unbounded.iter().filter(of).collect();
+        let may: Vec<CpuSet> = vcpus.iter().map(|t| housekeeping::reachable_cpus([&t.cpus], &cpus)).collect();
+        let concerned = || want(worker, draft).is_some() || vcpus.iter().any(|t| want(t, draft).is_some());
+        if cpus.is_empty() || !housekeeping::can_take_all(&may, &cpus) || !concerned() {
+            continue;
+        }
+        let busy: Vec<String> = vcpus.iter().map(|t| named(t)).collect();
+        warnings.push(format!(
+            "on {} {} is ordinary and gets hardly any CPU time while these are busy: {}; give it a CPU of its own \
+             with worker_cpus, or give the VM a class, which puts its workers above its vCPUs",
+            on(&cpus),
+            worker.name,
+            listed(&busy)
+        ));
+    }
+    draft.warnings.extend(warnings);
+}
+
+/// `CPU 1`, `CPUs 1-2`.
+fn on(cpus: &CpuSet) -> String {
+    format!("{} {cpus}", if cpus.len() == 1 { "CPU" } else { "CPUs" })
 }
 
 /// Warns of the threads that can starve, with their CPUs and the threads that can be busy there.
@@ -68,7 +108,7 @@ fn warn(observed: &Observed, unbounded: &[&Thread], draft: &mut Draft) {
         if !housekeeping::can_take_all(&may, &cpus) || !concerned() {
             continue;
         }
-        let (victims, others) = found.entry(cpus.to_string()).or_default();
+        let (victims, others) = found.entry(on(&cpus)).or_default();
         victims.push(named(victim));
         let here = in_the_way.iter().zip(&may).filter(|(_, may)| !may.is_empty());
         for name in here.map(|(t, _)| named(t)) {
@@ -78,9 +118,8 @@ fn warn(observed: &Observed, unbounded: &[&Thread], draft: &mut Draft) {
         }
     }
     for (cpus, (victims, others)) in found {
-        let noun = if cpus.parse::<u32>().is_ok() { "CPU" } else { "CPUs" };
         draft.warnings.push(format!(
-            "on {noun} {cpus} {} may get no CPU time at all while these are busy: {}; give them CPUs of their own \
+            "on {cpus} {} may get no CPU time at all while these are busy: {}; give them CPUs of their own \
              with vcpu_cpus and worker_cpus",
             listed(&victims),
             listed(&others)

@@ -2,7 +2,6 @@
 
 use super::toml_text;
 use std::collections::BTreeSet;
-use teiji_model::host::VM_USERS;
 use teiji_model::observed::{Observed, ObservedVm};
 use teiji_model::policy::MAX_PID;
 use teiji_model::report::{Report, VmReport};
@@ -44,7 +43,7 @@ pub(super) fn all<'a>(
         let by_name = toml_text::key(&vm.name);
         let unique = report.vms.iter().filter(|v| v.name == vm.name).count() == 1
             && observed.is_none_or(|o| o.vms.iter().filter(|v| v.vm.name == vm.name).count() == 1)
-            && found.is_none_or(|f| f.vm.name == vm.name && f.identity.doubt(&VM_USERS).is_none());
+            && found.is_none_or(|f| f.vm.name == vm.name && f.identity.doubt_by_default().is_none());
         // What `policy::parse` accepts as a name, and `plan` as the name of this VM.
         let writable = !vm.name.trim().is_empty()
             && !vm.name.chars().any(char::is_control)

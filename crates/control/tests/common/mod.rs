@@ -55,7 +55,14 @@ pub fn vm(name: &str, pid: u32, vcpus: u32, workers: u32, group: Option<&str>, s
 
 /// The identity of a VM that names itself.
 pub fn of_user(user: &str, uid: u32) -> Identity {
-    Identity { uid: Some(uid), user: Some(user.into()), named_by: NamedBy::Itself, started: None, uuid: None }
+    Identity {
+        uid: Some(uid),
+        user: Some(user.into()),
+        named_by: NamedBy::Itself,
+        started: None,
+        uuid: None,
+        unconfirmed: false,
+    }
 }
 
 /// A NIC with these interrupts.

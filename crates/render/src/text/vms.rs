@@ -3,11 +3,11 @@
 use crate::table::{Cell, Table};
 use crate::terminal::{Style, Tone, columns, printable, shorten};
 use crate::units;
-use teiji_model::host::{DataPlane, Identity, Nic, VM_USERS, Vm};
+use teiji_model::host::{DataPlane, Identity, Nic, Vm};
 
 /// Why a policy would not mean this VM by its name; `None` if it would. Untrusted text.
 pub fn doubt(vm: &Vm, identity: &Identity) -> Option<String> {
-    let whose = identity.doubt(&VM_USERS).filter(|_| vm.name != format!("pid:{}", vm.pid))?;
+    let whose = identity.doubt_by_default().filter(|_| vm.name != format!("pid:{}", vm.pid))?;
     Some(format!("named by itself, {whose}: [vm.NAME] means it only if vm_users has that user"))
 }
 

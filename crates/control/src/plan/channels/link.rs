@@ -189,7 +189,11 @@ fn link_spec(group: &Group<'_>, rate: u64, largest: u32) -> admission::LinkSpec 
         rate,
         max_frame: largest.max(MIN_FRAME),
         overhead: OVERHEAD,
-        // The queue hands over one packet at a time, no faster than the device sends.
+        // The queue hands over one packet at a time. After an idle time the next one leaves up to TIMER_ERROR before the
+        // wire has sent the one before, so the device then holds that much more. This is in `timer_error`, once, together with
+        // timers that are late: the wire is at most TIMER_ERROR behind the instants at which a queue without either would have
+        // sent (next_free <= wire_free <= next_free + credit in sent.bpf.h; a late timer delays only what the wire is not
+        // still busy with). `sent_check.rs` in `bpf::qdisc_edf` tests this.
         ring_bytes: 0,
         timer_error: TIMER_ERROR,
         slack: group.section.and_then(|s| s.slack.as_ref()).map_or(Auto::Auto, |slack| slack.value),

@@ -1,0 +1,189 @@
+//! Which requests were on their path while events may have been missing.
+//!
+//! The report's count of such requests (`events_lost`) is made by teiji, so it excuses nothing by itself. The recording has to
+//! show as many: requests that were on their path between two reads of the counters of lost events and skipped runs of probes
+//! of which the second had grown, or when an event came too late to be used, or that began soon after.
+
+use super::late::events;
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
+use std::path::Path;
+use teiji_analysis::Options;
+use teiji_model::event::{Event, EventKind, Packet, Point, Role};
+use teiji_model::report::{Reason, Report};
+
+/// How long after such a time a request may begin and be left out, ns: teiji promises to use those that begin later.
+const MARGIN: u64 = 100_000_000;
+/// No packet is on its way through the host for longer, ns.
+const LONGEST: u64 = 1_000_000_000;
+/// A request is open for at most this long, ns.
+const OPEN: u64 = 5_000_000_000;
+
+/// A time with both ends, ns.
+type Span = (u64, u64);
+
+/// How many requests are left out because events may be missing of them.
+///
+/// # Errors
+/// If the recording does not show as many, or there are such requests and no recording.
+pub fn in_doubt(report: &Report, recording: Option<&Path>) -> Result<u64> {
+    let count: u64 = report.vms.iter().map(|vm| vm.left_out_for(Reason::EventsLost)).sum();
+    if count > 0 {
+        let what =
+            || format!("{count} requests of which events may be missing, and no recording that shows it");
+        let events = events(recording.with_context(what)?)?;
+        let shown = overlapping(&requests(&events), &missing(&events));
+        ensure!(
+            count <= shown,
+            "events may be missing of {count} requests by the report, but only of {shown} by the recording"
+        );
+    }
+    Ok(count)
+}
+
+/// How many of the requests were on their path at one of these times, or began at most [`MARGIN`] later.
+fn overlapping(requests: &[Span], missing: &[Span]) -> u64 {
+    let is = |(start, end): &&Span| missing.iter().any(|(a, b)| a <= end && b + MARGIN >= *start);
+    requests.iter().filter(is).count() as u64
+}
+
+/// The times at which events are missing, of events in the order in which they were read.
+fn missing(events: &[Event]) -> Vec<Span> {
+    let (mut newest, mut spans) = (0, Vec::new());
+    for event in events {
+        match event.kind {
+            EventKind::Lost(lost) => spans.push((lost.since.min(event.ts), event.ts)),
+            EventKind::ThreadName(_) | EventKind::DropName(_) => {}
+            _ => {
+                // By then the analysis may have gone on without the event.
+                let used = u64::saturating_sub(newest, Options::default().reorder);
+                if event.ts < used {
+                    spans.push((event.ts, used));
+                }
+                newest = newest.max(event.ts);
+            }
+        }
+    }
+    spans
+}
+
+/// When each request was on its path: from the first event of its packet to the last event of its final response. One
+/// without such a response is open for [`OPEN`].
+fn requests(events: &[Event]) -> Vec<Span> {
+    /// The times at which requests were put on a tap, with their fingerprints; and those of the responses.
+    #[derive(Default)]
+    struct Sides {
+        requests: BTreeMap<u64, u64>,
+        responses: BTreeMap<u64, u64>,
+    }
+    let packets = || {
+        events.iter().filter_map(|e| match e.kind {
+            EventKind::Packet(p) => Some((e.ts, p)),
+            _ => None,
+        })
+    };
+    let mut paths: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    // By tap and key.
+    let mut keys: BTreeMap<(u32, u64), Sides> = BTreeMap::new();
+    for (ts, p) in packets() {
+        paths.entry(p.fingerprint).or_default().push(ts);
+        let Packet { point, fingerprint, ifindex, matching: Some(m), .. } = p else { continue };
+        let sides = keys.entry((ifindex, m.key)).or_default();
+        match (point, m.role) {
+            (Point::TapEnqueue, Role::Either | Role::Request) => sides.requests.insert(ts, fingerprint),
+            (Point::TapSend, Role::Either | Role::Final) => sides.responses.insert(ts, fingerprint),
+            _ => None,
+        };
+    }
+    let near = |fingerprint: &u64, at: u64| {
+        paths[fingerprint].iter().copied().filter(move |ts| ts.abs_diff(at) <= LONGEST)
+    };
+    let mut spans: Vec<Span> = Vec::new();
+    for sides in keys.values() {
+        let mut last: Option<Span> = None;
+        for (at, fingerprint) in &sides.requests {
+            // A copy of an open request is no request of its own.
+            if last.is_some_and(|(_, end)| *at <= end) {
+                continue;
+            }
+            let start = near(fingerprint, *at).min().unwrap_or(*at);
+            let answer = sides.responses.range(*at..at + OPEN).next();
+            let end = answer.and_then(|(at, fingerprint)| near(fingerprint, *at).max());
+            let span = (start, end.unwrap_or(at + OPEN));
+            spans.push(span);
+            last = Some(span);
+        }
+    }
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::late::tests::packet_at;
+    use super::*;
+    use teiji_model::event::{GroupRole, Lost, Match};
+    use teiji_model::stream::StreamId;
+
+    const MS: u64 = 1_000_000;
+
+    fn packet(ms: u64, point: Point, fingerprint: u64, of: Option<(u64, Role)>) -> Event {
+        let mut event = packet_at(ms * MS, 0, point, 1);
+        if let EventKind::Packet(p) = &mut event.kind {
+            p.fingerprint = fingerprint;
+            p.matching =
+                of.map(|(key, role)| Match { key, role, group: 0, group_role: GroupRole::default() });
+        }
+        event
+    }
+
+    /// An echo of `took` ms, whose request comes at `ms` and reaches the tap 1 ms later.
+    fn echo(ms: u64, took: u64, n: u64) -> [Event; 4] {
+        [
+            packet(ms, Point::HostRx, n, None),
+            packet(ms + 1, Point::TapEnqueue, n, Some((n, Role::Either))),
+            packet(ms + took - 1, Point::TapSend, n + 1000, Some((n, Role::Either))),
+            packet(ms + took, Point::DevXmit, n + 1000, None),
+        ]
+    }
+
+    fn lost(since: u64, until: u64) -> Event {
+        let kind = EventKind::Lost(Lost { since: since * MS, count: 1 });
+        Event { ts: until * MS, stream: StreamId::HOST, cpu: 0, kind }
+    }
+
+    #[test]
+    fn a_request_lasts_from_its_reception_to_its_answers_end() {
+        let mut events = [echo(1000, 10, 1), echo(1005, 10, 2)].concat();
+        events.push(packet(3000, Point::TapEnqueue, 3, Some((3, Role::Request))));
+        // A copy, a response that another one may follow, and a request with the same key later on.
+        events.push(packet(3100, Point::TapSend, 8, Some((3, Role::Provisional))));
+        events.push(packet(3500, Point::TapEnqueue, 4, Some((3, Role::Request))));
+        events.push(packet(9000, Point::TapEnqueue, 5, Some((3, Role::Request))));
+        // Neither what is acknowledged nor what the guest asks for is a request of this kind.
+        events.push(packet(9000, Point::TapEnqueue, 6, Some((6, Role::OneWay))));
+        events.push(packet(9000, Point::TapSend, 7, Some((7, Role::Request))));
+        let ms = |spans: Vec<Span>| spans.into_iter().map(|(a, b)| (a / MS, b / MS)).collect::<Vec<_>>();
+        assert_eq!(ms(requests(&events)), [(1000, 1010), (1005, 1015), (3000, 8000), (9000, 14_000)]);
+    }
+
+    #[test]
+    fn those_on_their_path_while_events_were_missing_are_in_doubt_and_no_others() {
+        let events = [echo(1000, 10, 1), echo(1020, 10, 2), echo(1070, 10, 3), echo(1171, 10, 4)].concat();
+        let by = |lost: Event| overlapping(&requests(&events), &missing(&[lost]));
+        // From the first read to the second, and 100 ms after that.
+        assert_eq!(by(lost(1011, 1070)), 2);
+        assert_eq!(by(lost(1010, 1071)), 4);
+        assert_eq!(by(lost(1182, 1190)), 0);
+        assert_eq!(by(lost(800, 899)), 0);
+    }
+
+    #[test]
+    fn a_late_event_is_missing_from_its_time_on() {
+        let window = Options::default().reorder / MS;
+        let newest = packet(2000 + window, Point::HostRx, 1, None);
+        let in_time = packet(2000, Point::HostRx, 1, None);
+        assert!(missing(&[newest, in_time]).is_empty());
+        let late = packet(1990, Point::HostRx, 1, None);
+        assert_eq!(missing(&[newest, late]), [(1990 * MS, 2000 * MS)]);
+    }
+}
