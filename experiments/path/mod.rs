@@ -6,6 +6,7 @@ pub mod blame;
 pub mod flood;
 pub mod late;
 pub mod many_vms;
+pub mod outgoing;
 pub mod stalled;
 pub mod table;
 
