@@ -171,8 +171,8 @@ pub struct Agreement {
 
 /// The last line of `teiji-lab capture`.
 #[derive(Deserialize)]
-struct Counts {
-    dropped: u64,
+pub(super) struct Counts {
+    pub(super) dropped: u64,
     realtime_minus_monotonic_ns: i64,
 }
 
@@ -279,14 +279,20 @@ pub fn run_under(
 }
 
 /// A running capture.
-struct Capture<'g> {
+pub(super) struct Capture<'g> {
     child: Child,
     file: String,
     guest: Option<&'g Guest<'g>>,
 }
 
 impl<'g> Capture<'g> {
-    fn start(lab: &Lab, case: &Case, place: &str, within: &str, interface: &str) -> Result<Capture<'g>> {
+    pub(super) fn start(
+        lab: &Lab,
+        case: &Case,
+        place: &str,
+        within: &str,
+        interface: &str,
+    ) -> Result<Capture<'g>> {
         let file = format!("/tmp/{}-{place}.pcap", case.name);
         let command = format!("exec {within} teiji-lab capture --if {interface} --snap 1000 --out {file}");
         let child = lab.host.spawn(&command)?;
@@ -304,7 +310,7 @@ impl<'g> Capture<'g> {
     }
 
     /// Ends the capture; returns the file and the tool's counts.
-    fn stop(self, lab: &Lab) -> Result<(Vec<u8>, Counts)> {
+    pub(super) fn stop(self, lab: &Lab) -> Result<(Vec<u8>, Counts)> {
         let end = format!("kill -INT {}", self.child.id()?);
         self.guest.map_or_else(|| lab.host.run(&end), |guest| guest.run(&end))?.ok()?;
         let printed = self.child.wait()?.ok()?;

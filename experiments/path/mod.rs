@@ -7,6 +7,7 @@ pub mod flood;
 pub mod in_doubt;
 pub mod late;
 pub mod many_vms;
+pub mod outgoing;
 pub mod stalled;
 pub mod table;
 

@@ -21,7 +21,14 @@ const LONG: u64 = 50_000;
 /// # Errors
 /// If the recording does not show as many, or there are such requests and no recording.
 pub fn stalled(report: &Report, recording: Option<&Path>) -> Result<u64> {
-    let count: u64 = report.vms.iter().map(|vm| vm.left_out_for(Reason::ArrivalUnknown)).sum();
+    shown(report.vms.iter().map(|vm| vm.left_out_for(Reason::ArrivalUnknown)).sum(), recording)
+}
+
+/// `count` requests are left out because their worker was stalled: returns that number.
+///
+/// # Errors
+/// As [`stalled`].
+pub fn shown(count: u64, recording: Option<&Path>) -> Result<u64> {
     if count > 0 {
         let what =
             || format!("{count} requests of stalled workers, and no recording that shows whether they were");

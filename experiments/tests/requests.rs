@@ -10,11 +10,12 @@ use std::time::Duration;
 use teiji_experiments::load::{self, CALLER_CPU};
 use teiji_experiments::path;
 use teiji_experiments::path::accuracy::{self, Agreement, Case};
+use teiji_experiments::path::outgoing::{self, Found};
 use teiji_experiments::pcap::{self, Pairing};
 use teiji_experiments::tracing::Lab;
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest};
-use teiji_model::report::LargePackets;
+use teiji_model::report::{LargePackets, OutgoingStage};
 
 static LAB: Shared<Lab> = Shared::new("the lab", || {
     Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("requests")).unwrap()
@@ -29,6 +30,7 @@ fn main() -> ExitCode {
         datagrams_are_matched_by_bytes_that_identify_them,
         requests_that_are_lost_on_their_way_are_followed_from_their_first_copy_at_the_host,
         large_packets_are_counted_and_followed_whether_or_not_the_host_splits_them,
+        what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
@@ -236,5 +238,92 @@ fn datagrams_are_matched_by_bytes_that_identify_them() {
     })
     .unwrap();
     agrees(&agreement, called.unwrap());
+    drop(server);
+}
+
+/// Two readings of the kernel's clocks, on CPUs that have just been synchronised, may differ by this much, ns.
+const CLOCKS_OFF: f64 = 1_000.0;
+
+/// What the guest's program counts is complete, and `outside` is what the captures saw.
+#[track_caller]
+fn outgoing_agrees(name: &str, found: &Found, called: Called) {
+    eprintln!("{name}: {called:?} {found:?}");
+    let (o, [within, at, around]) = (&found.outgoing, found.captured);
+    let r = o.requests;
+    assert_eq!((found.capture_dropped, r.retransmitted), (0, 0), "{name}");
+    // An answer whose request was not seen may look like a request.
+    assert!(found.to_guest.seen <= found.excused, "{name}: {:?}", found.to_guest);
+    assert!(called.received > 0 && found.excused * 4 <= called.received, "{name}: {} excused", found.excused);
+    assert_eq!([within.count, at.count], [around.count; 2], "{name}: by the captures");
+    // The guest may have lost an answer that reached it.
+    assert!(called.received <= around.count, "{name}: {called:?} {around:?}");
+    assert!(r.seen <= called.sent && r.seen + found.excused >= called.sent, "{name}: {r:?}");
+    assert!(r.complete <= around.count, "{name}: {r:?} of {}", around.count);
+    assert!((r.complete + found.excused) as f64 >= 0.999 * around.count as f64, "{name}: {:?}", o.left_out);
+    if found.excused == 0 {
+        assert_eq!(r.complete, called.received, "{name}: {:?}", o.left_out);
+        assert_eq!(r.unanswered, called.sent - called.received, "{name}: {:?}", o.left_out);
+    }
+    let dist = |stage: OutgoingStage| o.stages[stage as usize].dist;
+    let d = dist(OutgoingStage::Outside);
+    assert!(
+        d.min as f64 + CLOCKS_OFF >= within.min && d.max as f64 <= around.max + CLOCKS_OFF,
+        "{name}: {d:?}"
+    );
+    if r.complete == around.count {
+        let between = within.mean <= d.mean + CLOCKS_OFF && d.mean <= around.mean + CLOCKS_OFF;
+        assert!(between, "{name}: {} ns, not from {} to {}", d.mean, within.mean, around.mean);
+    }
+    let off = (d.p50 as f64 - at.median).abs();
+    assert!(off <= (0.02 * at.median).max(50_000.0), "{name}: typically {off} ns off in {}", at.median);
+    // The stages add up, and the host's part is the rest.
+    let sum: f64 = o.stages.iter().map(|s| s.dist.mean).sum();
+    let (total, host) = (o.total.unwrap(), o.host.unwrap());
+    assert!((sum - total.mean).abs() < 1.0 && (host.mean + d.mean - total.mean).abs() < 1.0, "{name}: {o:?}");
+    assert!(dist(OutgoingStage::Unattributed).mean <= 0.01 * total.mean, "{name}: {o:?}");
+}
+
+/// The guest is the client, of an echo server in the namespace outside and of that namespace's kernel.
+fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
+    let server = LAB
+        .host
+        .spawn(&format!("exec ip netns exec peer taskset -c {CALLER_CPU} teiji-lab udp-echo --port 7"))
+        .unwrap();
+    server.wait_for("serving", START).unwrap();
+    let ask = |count: u32| {
+        let to = LAB.host.peer_ip();
+        let load = format!("teiji-lab udp-load --to {to}:7 --rate 50 --count {count} --linger 20 --json");
+        load::figures(&VM1.run_for(&load, START).unwrap().ok().unwrap()).unwrap()
+    };
+    let ping = |count: u32| {
+        let load = format!("ping -q -W 20 -i 0.02 -c {count} {}", LAB.host.peer_ip());
+        let printed = VM1.run_for(&load, START).unwrap().ok().unwrap();
+        let counts = printed.lines().find(|l| l.contains("packets transmitted")).unwrap_or_default();
+        let mut numbers = counts.split(' ').filter_map(|word| word.parse().ok());
+        Called { sent: numbers.next().unwrap(), received: numbers.next().unwrap(), twice: 0 }
+    };
+    // Programs come into memory, and addresses are resolved.
+    ask(20);
+    ping(20);
+
+    let udp = Case { name: "own-udp", ..accuracy::CASES[0] };
+    let mut called = None;
+    let found = outgoing::run(&LAB, &VM1, &udp, || {
+        called = Some(ask(300));
+        Ok(())
+    })
+    .unwrap();
+    let figures = called.unwrap();
+    assert_eq!(figures.strange, 0, "{figures:?}");
+    outgoing_agrees("udp", &found, Called { sent: figures.sent, received: figures.received, twice: 0 });
+
+    let icmp = Case { name: "own-icmp", ..accuracy::CASES[1] };
+    let mut called = None;
+    let found = outgoing::run(&LAB, &VM1, &icmp, || {
+        called = Some(ping(300));
+        Ok(())
+    })
+    .unwrap();
+    outgoing_agrees("icmp", &found, called.unwrap());
     drop(server);
 }

@@ -21,6 +21,11 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
         why.push("Requests need --direction both: one direction never shows a response.".into());
     } else if let Some(most) = vm.left_out.iter().max_by_key(|l| l.count) {
         why.push(advice(most.reason, report, outbound));
+    } else if vm.outgoing.is_some() {
+        why.push(
+            "The guest is a client here: no packet is a request to it. Its own requests are shown below."
+                .into(),
+        );
     } else if inbound > 0 {
         why.push(format!(
             "Packets passed, and none of them is a request for --match {}: choose another matching, or follow packets one way with --match none.",

@@ -12,7 +12,8 @@
 //! | `streams` | puts the times of guests' events on the host's clock |
 //! | [`sort`] | puts the events of several streams and CPUs into one order |
 //! | `join` | joins events into packets, packets into requests, requests into calls |
-//! | `vm_stats`, `inside_stats`, `call_stats`, `threads_stats`, `stats` | statistics in bounded memory |
+//! | `vm_stats`, `inside_stats`, `call_stats`, `outgoing_stats`, `threads_stats`, `stats` | statistics in bounded memory |
+//! | `left_out` | how many requests are in no figure, and why |
 //! | `typical` | requests that a report shows by themselves beside the slowest |
 //! | [`interval`] | what was completed since a trace was last looked at |
 //! | `over_time` | requests, queues and bursts over the trace |
@@ -44,7 +45,9 @@ mod inside_stats;
 pub mod interval;
 mod join;
 mod learnt_count;
+mod left_out;
 mod lost;
+mod outgoing_stats;
 mod over_time;
 pub mod sip;
 pub mod sort;

@@ -7,13 +7,14 @@ use crate::hash::Seeded;
 use crate::heaviest::Heaviest;
 use crate::inside_stats::InsideStats;
 use crate::join::{Divided, Exclusion};
+use crate::left_out::LeftOutCounts;
+use crate::outgoing_stats::OutgoingStats;
 use crate::over_time::OverTimeStats;
 use crate::stats::{Series, Shares};
 use crate::threads::{Thread, Threads};
 use crate::threads_stats::ThreadStats;
 use crate::typical::{Chosen, Typical};
 use crate::verdict;
-use std::collections::BTreeMap;
 use teiji_model::event::Packet;
 use teiji_model::host::Vm;
 use teiji_model::report::{
@@ -70,8 +71,10 @@ impl DirectionStats {
 pub(crate) struct VmStats {
     pub(crate) requests: RequestCounts,
     pub(crate) connections: Connections,
-    /// Why requests are not complete. There are few combinations: reasons times places of drops.
-    left_out: BTreeMap<(Outcome, Exclusion), u64>,
+    /// Why requests are not complete.
+    left_out: LeftOutCounts,
+    /// Requests that the guest itself sent.
+    pub(crate) outgoing: OutgoingStats,
     pub(crate) inbound: DirectionStats,
     pub(crate) outbound: DirectionStats,
     pub(crate) depth: Series,
@@ -101,7 +104,8 @@ impl VmStats {
         VmStats {
             requests: RequestCounts::default(),
             connections: Connections::default(),
-            left_out: BTreeMap::new(),
+            left_out: LeftOutCounts::default(),
+            outgoing: OutgoingStats::new(),
             inbound: DirectionStats::default(),
             outbound: DirectionStats::default(),
             depth: Series::default(),
@@ -125,12 +129,7 @@ impl VmStats {
 
     /// Adds a request that is not complete.
     pub(crate) fn leave_out(&mut self, outcome: Outcome, exclusion: Exclusion) {
-        *match outcome {
-            Outcome::Incomplete => &mut self.requests.incomplete,
-            Outcome::Ambiguous => &mut self.requests.ambiguous,
-            Outcome::Unanswered => &mut self.requests.unanswered,
-        } += 1;
-        *self.left_out.entry((outcome, exclusion)).or_default() += 1;
+        self.left_out.add(outcome, exclusion, &mut self.requests);
     }
 
     /// Whether the report shows this request by itself, if no other takes its place.
@@ -224,13 +223,6 @@ impl VmStats {
         name: &dyn Fn(Thread) -> String,
         location: &dyn Fn(u16) -> Option<DropLocation>,
     ) -> VmReport {
-        let each = |((outcome, exclusion), n): (&(Outcome, Exclusion), &u64)| {
-            LeftOut::new(*outcome, exclusion.reason, location(exclusion.drop), *n)
-        };
-        let mut left_out: Vec<LeftOut> = self.left_out.iter().map(each).collect();
-        // The number of a drop has no meaning outside of this trace, so equal counts are sorted by their text.
-        left_out
-            .sort_by(|a, b| (a.outcome, b.count, &a.explanation).cmp(&(b.outcome, a.count, &b.explanation)));
         let any = self.total.count() > 0;
         let total = any.then(|| self.total.dist());
         let stages = if any { self.stage_reports() } else { Vec::new() };
@@ -254,7 +246,7 @@ impl VmStats {
             came: None,
             ended: None,
             requests: self.requests,
-            left_out,
+            left_out: self.left_out.report(LeftOut::new, location),
             total,
             stages,
             slowest: self.slowest,
@@ -262,6 +254,7 @@ impl VmStats {
             chosen: self.chosen.request,
             groups: self.calls.report(),
             connections: (self.connections.seen > 0).then_some(self.connections),
+            outgoing: self.outgoing.report(location),
             inbound: self.inbound.report(&INBOUND),
             outbound: self.outbound.report(&OUTBOUND),
             depth: self.depth.depth(),

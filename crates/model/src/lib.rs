@@ -19,6 +19,7 @@
 //! | [`cpus`] | sets of CPUs |
 //! | [`observation`] | the state of a host as a file, for planning on another machine |
 //! | [`observed`] | the state of a host, as far as a plan needs it |
+//! | [`outgoing`] | what a report says of the requests that a guest itself sends |
 //! | [`over_time`] | what requests and queues did over the trace, in bounded size |
 //! | [`operator`] | how an operator does what teiji does not do |
 //! | [`plan`] | the plan, and what teiji holds |
@@ -49,6 +50,7 @@ pub mod host;
 pub mod observation;
 pub mod observed;
 pub mod operator;
+pub mod outgoing;
 pub mod over_time;
 pub mod plan;
 pub mod policy;

@@ -36,6 +36,8 @@ pub enum Blame {
     Host,
     /// The programs and the kernel in the guest.
     Guest,
+    /// The network, or whoever answers the guest's own requests.
+    Outside,
     /// teiji: the probes or the analysis missed something, or cannot tell.
     Teiji,
     /// Nobody: the cause is what was sent, or when the trace began and ended.
@@ -126,6 +128,44 @@ reasons! {
 }
 
 impl Reason {
+    /// The explanation, as the end of a sentence about a request that the guest itself sent.
+    pub fn text_of_outgoing(self) -> &'static str {
+        match self {
+            Reason::DroppedIn => "its answer was dropped by the host",
+            Reason::DroppedOut => "dropped by the host on its way out",
+            Reason::NotTaken => "its answer was put on the tap, and never taken by a vhost worker or the VMM",
+            Reason::NotSignalled => {
+                "its answer was taken off the tap, and the signal to the guest was not seen"
+            }
+            Reason::NoInterrupt => {
+                "its answer was signalled to the guest, but no vCPU was seen to accept the interrupt"
+            }
+            Reason::ArrivalUnknown => {
+                "its answer was handed to a running guest while the vhost worker was off its CPU: when the guest received it \
+                 is not known"
+            }
+            Reason::NotEntered => {
+                "the interrupt of its answer was accepted, but the vCPU was not seen to enter the guest with it"
+            }
+            Reason::NoAnswer => "left this host, but no answer came back in the time allowed",
+            Reason::NotForwarded => "left the guest, but was not seen at a link or on another VM's tap",
+            Reason::NotHandedOver => "came to a link's queue, but was not seen to be handed to the device",
+            Reason::NotReceived => {
+                "the host's reception of its answer was not seen, unlike that of other packets"
+            }
+            Reason::TooManyTaps => "its answer was put on more taps at once than are followed",
+            _ => self.text(),
+        }
+    }
+
+    /// Who is to blame, if the guest itself sent the request.
+    pub fn blame_of_outgoing(self) -> Blame {
+        match self {
+            Reason::NoAnswer => Blame::Outside,
+            _ => self.blame(),
+        }
+    }
+
     /// Whether the kernel dropped a packet of the request.
     pub fn is_drop(self) -> bool {
         matches!(self, Reason::DroppedIn | Reason::DroppedOut)
@@ -162,10 +202,29 @@ pub struct DropLocation {
 }
 
 impl LeftOut {
-    /// An entry for `count` requests.
+    /// An entry for `count` requests to the guest.
     pub fn new(outcome: Outcome, reason: Reason, dropped: Option<DropLocation>, count: u64) -> LeftOut {
-        let mut explanation = reason.text().to_owned();
-        if let Some(d) = &dropped {
+        let entry =
+            LeftOut { outcome, reason, blame: reason.blame(), explanation: String::new(), dropped, count };
+        entry.explained(reason.text())
+    }
+
+    /// An entry for `count` requests that the guest itself sent.
+    pub fn of_outgoing(
+        outcome: Outcome,
+        reason: Reason,
+        dropped: Option<DropLocation>,
+        count: u64,
+    ) -> LeftOut {
+        let entry =
+            LeftOut { blame: reason.blame_of_outgoing(), ..LeftOut::new(outcome, reason, dropped, count) };
+        entry.explained(reason.text_of_outgoing())
+    }
+
+    /// This entry, with an explanation that begins with `text`.
+    fn explained(self, text: &str) -> LeftOut {
+        let mut explanation = text.to_owned();
+        if let Some(d) = &self.dropped {
             explanation += &if d.location.is_empty() {
                 format!(" ({}; the place is not known)", d.why)
             } else {
@@ -175,7 +234,7 @@ impl LeftOut {
                 explanation += &format!(" on {}", d.device);
             }
         }
-        LeftOut { outcome, reason, blame: reason.blame(), explanation, dropped, count }
+        LeftOut { explanation, ..self }
     }
 }
 
@@ -203,6 +262,11 @@ mod tests {
             LeftOut::new(Outcome::Incomplete, Reason::DroppedIn, Some(d), 1).explanation
         };
         assert_eq!(of("tun_net_xmit", "tap0"), "dropped by the host at tun_net_xmit (FULL_RING) on tap0");
+        let d = DropLocation { location: "f".into(), why: "FULL_RING".into(), device: "eth0".into() };
+        let outgoing = LeftOut::of_outgoing(Outcome::Incomplete, Reason::DroppedOut, Some(d), 2);
+        assert_eq!(outgoing.explanation, "dropped by the host on its way out at f (FULL_RING) on eth0");
+        let unanswered = LeftOut::of_outgoing(Outcome::Unanswered, Reason::NoAnswer, None, 2);
+        assert_eq!((unanswered.blame, unanswered.count), (Blame::Outside, 2));
         assert_eq!(of("", ""), "dropped by the host (FULL_RING; the place is not known)");
     }
 }

@@ -4,6 +4,7 @@ use crate::event::Role;
 pub use crate::finding::{Confidence, Evidence, Finding, Preemptor};
 use crate::flow::Watch;
 use crate::host::Vm;
+pub use crate::outgoing::{Outgoing, OutgoingStage, OutgoingStageReport};
 pub use crate::over_time::{Burst, Bursts, DepthBin, OverTime, RequestBin, Timeline};
 pub use crate::reason::{Blame, DropLocation, LeftOut, Outcome, Reason};
 use crate::stage::{Split, Stage, ThreadState};
@@ -126,7 +127,7 @@ pub struct VmReport {
     /// When it ended, ns since the trace began; `None` if it was there at the end.
     #[serde(default)]
     pub ended: Option<u64>,
-    /// Counts of requests by outcome.
+    /// Counts of requests to the guest, by outcome.
     pub requests: RequestCounts,
     /// Why requests are not complete: by outcome, most frequent reason first. The counts of an outcome add up to that
     /// in `requests`.
@@ -150,6 +151,9 @@ pub struct VmReport {
     /// TCP connections, if their requests are matched and there are any.
     #[serde(default)]
     pub connections: Option<Connections>,
+    /// Requests that the guest itself sent, as a client; absent if it sent none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub outgoing: Option<Outgoing>,
     /// Packets towards the guest, whether or not they belong to a request.
     pub inbound: DirectionReport,
     /// Packets from the guest, whether or not they belong to a request.

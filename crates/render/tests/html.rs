@@ -43,6 +43,25 @@ fn keep(name: &str, html: &str) {
 }
 
 #[test]
+fn requests_of_the_guests_own() {
+    let html = page("teiji report", &[("", &common::proxy())]);
+    well_formed(&html);
+    for wanted in [
+        "<h3>Requests that the guest itself sent</h3>",
+        "90 % of the time is spent outside this host",
+        "500 requests, 480 complete, 19 unanswered, 1 incomplete, 4 retransmitted",
+        "answered by another traced VM",
+        "<td>of that on this host</td>",
+        "the answer is received by the host\">outside</td>",
+        "dropped by the host on its way out at dev_queue_xmit (QDISC_DROP) on eth&lt;0&gt;",
+        "<td>outside this host</td>",
+    ] {
+        assert!(html.contains(wanted), "{wanted}");
+    }
+    assert!(!page("", &[("", &common::contended())]).contains("the guest itself sent"));
+}
+
+#[test]
 fn a_report() {
     let html = page("teiji report", &[("", &common::contended())]);
     keep("contended.html", &html);

@@ -43,7 +43,7 @@ fn documented(value: &impl serde::Serialize) {
 
 #[test]
 fn every_field_is_documented() {
-    documented(&common::contended());
+    documented(&common::proxy());
 }
 
 #[test]

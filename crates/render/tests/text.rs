@@ -56,6 +56,32 @@ fn one_way() {
     golden("one-way.txt", &report(&common::one_way(), &UNICODE));
 }
 
+/// A guest that is nothing but a client: no request to it, but its own.
+#[test]
+fn client() {
+    golden("client.txt", &report(&common::client(), &UNICODE));
+}
+
+#[test]
+fn requests_of_the_guests_own_come_after_those_to_it_and_change_nothing_of_them() {
+    let (before, after) = (report(&common::contended(), &UNICODE), report(&common::proxy(), &UNICODE));
+    let at = after.find("outgoing   500 requests sent by the guest").unwrap();
+    assert!(after[..at].contains("=> vhost worker waits for a CPU"), "{after}");
+    let outgoing = after.len() - before.len();
+    assert_eq!(format!("{}{}", &after[..at], &after[at + outgoing..]), before);
+    // Most of the time may be the host's.
+    let mut own = common::client();
+    let stages = &mut own.vms[0].outgoing.as_mut().unwrap().stages;
+    stages[teiji_model::report::OutgoingStage::Outside as usize].time_share = 0.3;
+    assert!(report(&own, &UNICODE).contains("=> 70 % of the time is spent on this host"));
+    // None is complete.
+    let none = own.vms[0].outgoing.as_mut().unwrap();
+    (none.total, none.host, none.requests.complete) = (None, None, 0);
+    none.stages.clear();
+    let text = report(&own, &UNICODE);
+    assert!(text.contains("500 requests sent by the guest, 0 complete") && !text.contains("=>"), "{text}");
+}
+
 #[test]
 fn vms() {
     let mut other = common::vm("büro\x1b[31m", 77);

@@ -41,6 +41,8 @@ pub(super) struct InboundPacket {
     /// A drop that may be that of this packet or of a copy of it.
     pub(super) drop: Option<Exclusion>,
     pub(super) request: Option<CopyId>,
+    /// The guest's own request that it answers.
+    pub(super) answers: Option<EntryId>,
     /// How many earlier copies of its request, with the same fingerprint, reached the guest.
     pub(super) earlier_alike: u8,
     pub(super) start: u64,
@@ -139,6 +141,7 @@ impl Delivery {
         if let Some(packet) = self.packets.get_mut(id) {
             packet.validity = packet.validity.worse(Validity::ambiguous(Reason::Alike));
             requests.mark(packet.request, packet.validity);
+            requests.outgoing.mark(packet.answers, packet.validity);
         }
     }
 

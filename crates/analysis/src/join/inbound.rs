@@ -227,14 +227,18 @@ impl Inbound {
                 self.records.touch(&p.fingerprint, now);
                 c.vm_stats[vm as usize].inbound.incomplete += 1;
                 requests.open(now, vm, p.matching.as_ref(), start, validity, c);
+                let answers = requests.answer_outgoing(now, vm, p.matching.as_ref(), validity, c);
+                requests.outgoing.end(answers, c);
                 return;
             }
         };
         let request = requests.open(now, vm, p.matching.as_ref(), start, validity, c);
+        let answers = requests.answer_outgoing(now, vm, p.matching.as_ref(), validity, c);
         let packet = InboundPacket {
             vm,
             validity,
             request,
+            answers,
             start,
             enqueued: now,
             put_clock: p.worker,

@@ -9,6 +9,9 @@
 //!                            │ answers it                                          │ completes it
 //! ```
 //!
+//! A request that the guest itself sends is the other way round: its packet is the outbound one, and the inbound one answers
+//! it ([`outgoing`]).
+//!
 //! | module | joins by |
 //! | --- | --- |
 //! | [`inbound`] | fingerprint |
@@ -16,6 +19,8 @@
 //! | [`arrival`] | nothing: it counts the packets that reach a guest at once |
 //! | [`outbound`] | fingerprint |
 //! | [`request`] | key, within a VM |
+//! | [`outgoing`] | key, within a VM: requests of the guest's own |
+//! | [`recent`] | nothing: it keeps keys, and who sends their requests |
 //! | [`connections`] | sequence numbers of TCP: it says which segments begin a request or an answer |
 //! | [`inside`] | print, within a VM: what its guest reports |
 //! | [`starts`] | nothing: it keeps when threads of VMs got a CPU |
@@ -43,6 +48,8 @@ mod group;
 mod inbound;
 mod inside;
 mod outbound;
+mod outgoing;
+mod recent;
 mod request;
 mod starts;
 mod timeline;
@@ -61,7 +68,7 @@ use teiji_model::event::{
     Delivery, Event, EventKind, GuestEntry, Interrupt, Kick, Packet, Point, Start, ThreadName, VcpuState,
     Waker,
 };
-use teiji_model::flow::Matching;
+use teiji_model::flow::{Direction, Matching};
 use teiji_model::host::{DataPlane, Vm};
 use teiji_model::report::{Joined, Meta, Reason};
 use teiji_model::stream::StreamId;
@@ -232,10 +239,18 @@ impl Joiner {
         let matching = meta.watch.matching;
         let usual = if matching == Matching::Sip { 32_000_000_000 } else { 5_000_000_000 };
         let ttl = options.request_ttl.unwrap_or(usual);
+        let both_ways = meta.watch.direction == Direction::Both;
+        let outgoing = outgoing::OutgoingTable::new(hasher, ttl, matching.repeats(), both_ways);
         let mut joiner = Joiner {
             inbound: inbound::Inbound::new(hasher),
             outbound: outbound::Outbound::new(hasher),
-            requests: request::RequestTable::new(hasher, ttl, matching.repeats(), options.timelines),
+            requests: request::RequestTable::new(
+                hasher,
+                ttl,
+                matching.repeats(),
+                options.timelines,
+                outgoing,
+            ),
             common,
             hasher,
             now: 0,

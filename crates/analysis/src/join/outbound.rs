@@ -17,7 +17,7 @@ mod drops;
 
 use super::inbound::Origin;
 use super::request::RequestTable;
-use super::{Common, Exclusion, Sink, Validity};
+use super::{Common, Exclusion, Served, Sink, Validity};
 use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
 use crate::learnt_count::LearntCount;
@@ -39,8 +39,11 @@ pub(super) struct OutboundPacket {
     tap: u32,
     pub(super) sent: u64,
     /// Time since its kick, if it has one of its own.
-    vhost_tx: Option<u64>,
+    pub(super) vhost_tx: Option<u64>,
+    /// The request that it answers.
     request: Option<EntryId>,
+    /// The guest's own request that it is.
+    pub(super) outgoing: Option<EntryId>,
     ambiguous: bool,
     /// If it is split on its way, nothing more is seen of it.
     ends_if_split: bool,
@@ -210,7 +213,14 @@ impl Outbound {
         let (kick, before) = queue.map_or((None, 0), |q| (q.kick, std::mem::replace(&mut q.sent, now)));
         // One that an earlier frame of the queue had, too, says nothing about when this one was ready.
         let kick = kick.filter(|(ts, _)| *ts >= before);
+        let vhost_tx = kick.map(|(ts, _)| now - ts);
         let request = requests.answer(now, vm, p, kick, c);
+        let outgoing = match request {
+            None if c.taps[tap].served != Served::Unseen => {
+                requests.begin_outgoing(now, vm, p.matching.as_ref(), now - vhost_tx.unwrap_or(0), c)
+            }
+            _ => None,
+        };
         if let Some(id) = self.records.id(&p.fingerprint) {
             if self.has_left(id) {
                 if let Some(s) = self.records.remove(&p.fingerprint) {
@@ -221,15 +231,16 @@ impl Outbound {
                     s.ambiguous = true;
                     c.vm_stats[s.vm as usize].outbound.incomplete += 1;
                     requests.close(s.request.take(), Validity::ambiguous(Reason::Alike), c);
+                    requests.outgoing.not_left(s.outgoing.take(), Validity::ambiguous(Reason::Alike), c);
                 }
                 s.sends = s.sends.saturating_add(1);
                 c.vm_stats[vm as usize].outbound.incomplete += 1;
                 requests.close(request, Validity::ambiguous(Reason::Alike), c);
+                requests.outgoing.not_left(outgoing, Validity::ambiguous(Reason::Alike), c);
                 self.records.touch(&p.fingerprint, now);
                 return;
             }
         }
-        let vhost_tx = kick.map(|(ts, _)| now - ts);
         let sent = OutboundPacket {
             vm,
             tap: p.ifindex,
@@ -237,6 +248,7 @@ impl Outbound {
             vhost_tx,
             request,
             ends_if_split: ends_if_split(p),
+            outgoing,
             sends: 1,
             ..OutboundPacket::default()
         };
@@ -320,7 +332,7 @@ impl Outbound {
                 return Self::count_drop(&s, exclusion, c, requests);
             }
             c.vm_stats[s.vm as usize].outbound.incomplete += 1;
-            return requests.close(s.request, Validity::Incomplete(exclusion), c);
+            return Self::not_left(&s, Validity::Incomplete(exclusion), c, requests);
         }
         let mut validity = Validity::Valid;
         if s.chain > 0 {
@@ -351,7 +363,7 @@ impl Outbound {
             }
             _ => {
                 stats.incomplete += 1;
-                requests.close(s.request, validity, c);
+                Self::not_left(&s, validity, c, requests);
             }
         }
     }
@@ -360,8 +372,14 @@ impl Outbound {
     fn give_up(&mut self, s: OutboundPacket, c: &mut Common, requests: &mut RequestTable) {
         if !s.ambiguous {
             c.vm_stats[s.vm as usize].outbound.incomplete += 1;
-            requests.close(s.request, Validity::incomplete(Reason::Evicted), c);
+            Self::not_left(&s, Validity::incomplete(Reason::Evicted), c, requests);
         }
+    }
+
+    /// A packet cannot be followed until it has left.
+    fn not_left(s: &OutboundPacket, validity: Validity, c: &mut Common, requests: &mut RequestTable) {
+        requests.close(s.request, validity, c);
+        requests.outgoing.not_left(s.outgoing, validity, c);
     }
 
     pub(super) fn expire(&mut self, now: u64, c: &mut Common, requests: &mut RequestTable, sink: Sink) {

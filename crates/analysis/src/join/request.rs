@@ -9,7 +9,8 @@
 //!         open or ambiguous for the time allowed: unanswered, or ambiguous
 //! ```
 //!
-//! The key is looked up within one VM. Requests that the guest itself sends, and the responses to them, are ignored.
+//! The key is looked up within one VM. Requests that the guest itself sends, and the responses to them, are those of
+//! [`OutgoingTable`].
 //!
 //! Where a request cannot be told from a response ([`Role::Either`]), the first packet of a key decides which
 //! direction its requests have. That holds until no packet of the key was seen for the time allowed, so that a lost
@@ -32,22 +33,20 @@ use super::delivery::InboundPacket;
 use super::group::Groups;
 use super::inside::{Division, InsideTable, Stay};
 use super::outbound::OutboundPacket;
+use super::outgoing::OutgoingTable;
+use super::recent::RecentKeys;
 use super::timeline::{RequestStarts, Way};
 use super::{Common, Exclusion, STUCK, Sink, Validity, waterfall};
 use crate::expiring::{EntryId, ExpiringSlab};
 use crate::hash::{Map, Seeded, make_room};
 pub(super) use copies::CopyId;
 use copies::{Answered, Further};
-use std::hash::BuildHasher;
 use teiji_model::event::{Kick, Match, Packet, Role, Start, VcpuState};
 use teiji_model::report::{Joined, Outcome, Reason};
 use teiji_model::stage::{Split, ThreadState};
-use unanswered::lost_or;
 
 /// Requests open at once.
 const MAX_OPEN: usize = 1 << 16;
-/// Keys remembered after they were answered; a power of two.
-const MAX_RECENT: usize = 1 << 16;
 
 /// A request.
 #[derive(Clone)]
@@ -96,19 +95,9 @@ fn asleep(from: Option<Split>, to: Option<Split>) -> u64 {
     spent.map_or(0, |spent| spent.get(ThreadState::Asleep))
 }
 
-/// What is remembered of a key.
-#[derive(Clone, Copy, Default)]
-struct Recent {
-    tag: u64,
-    until: u64,
-    /// True: its requests come from outside; false: the guest sends them.
-    from_outside: bool,
-}
-
 /// See the module.
 #[derive(Clone)]
 pub(super) struct RequestTable {
-    hasher: Seeded,
     ttl: u64,
     /// [`Matching::repeats`](teiji_model::flow::Matching::repeats).
     repeats: bool,
@@ -116,8 +105,8 @@ pub(super) struct RequestTable {
     open: ExpiringSlab<Open>,
     /// The further copies of all of them.
     followed_copies: usize,
-    /// Indexed by hash; a later key overwrites an earlier one. Empty until there is a first one.
-    recent: Vec<Recent>,
+    pub(super) recent: RecentKeys,
+    pub(super) outgoing: OutgoingTable,
     groups: Groups,
     connections: Connections,
     pub(super) inside: InsideTable,
@@ -129,15 +118,21 @@ pub(super) struct RequestTable {
 }
 
 impl RequestTable {
-    pub(super) fn new(hasher: Seeded, ttl: u64, repeats: bool, timelines: bool) -> Self {
+    pub(super) fn new(
+        hasher: Seeded,
+        ttl: u64,
+        repeats: bool,
+        timelines: bool,
+        outgoing: OutgoingTable,
+    ) -> Self {
         RequestTable {
-            hasher,
             ttl,
             repeats,
             index: Map::with_hasher(hasher),
             open: ExpiringSlab::new(MAX_OPEN),
             followed_copies: 0,
-            recent: Vec::new(),
+            recent: RecentKeys::new(hasher, ttl),
+            outgoing,
             groups: Groups::new(hasher),
             connections: Connections::new(hasher),
             inside: InsideTable::new(hasher),
@@ -145,19 +140,6 @@ impl RequestTable {
             joined: waterfall::empty(),
             starts: RequestStarts::default(),
         }
-    }
-
-    fn recall(&self, now: u64, vm: u32, key: u64) -> Option<Recent> {
-        let tag = self.hasher.hash_one((vm, key));
-        let recent = *self.recent.get(tag as usize % MAX_RECENT)?;
-        (recent.tag == tag && recent.until > now).then_some(recent)
-    }
-
-    fn remember(&mut self, now: u64, vm: u32, key: u64, from_outside: bool) {
-        let tag = self.hasher.hash_one((vm, key));
-        self.recent.resize(MAX_RECENT, Recent::default());
-        self.recent[tag as usize % MAX_RECENT] =
-            Recent { tag, until: now.saturating_add(self.ttl), from_outside };
     }
 
     /// A packet that was received at `start` has reached a tap. Returns the request that it opens.
@@ -175,7 +157,7 @@ impl RequestTable {
             self.groups.message(start, vm, &m);
         }
         let (m, validity) = self.of_client(now, vm, &m, validity, c)?;
-        let recent = self.recall(now, vm, m.key);
+        let recent = self.recent.recall(now, vm, m.key);
         if m.role == Role::Either && recent.is_some_and(|r| !r.from_outside) {
             return None; // The response to a request that the guest itself sent.
         }
@@ -255,7 +237,8 @@ impl RequestTable {
     }
 
     /// A packet to the guest is no longer followed.
-    pub(super) fn arrived(&mut self, packet: InboundPacket, c: &Common) {
+    pub(super) fn arrived(&mut self, packet: InboundPacket, c: &mut Common) {
+        self.outgoing.came(&packet, c);
         let Some(id) = packet.request else { return };
         if !id.is_first() {
             return self.further_arrived(id, packet, c);
@@ -283,10 +266,10 @@ impl RequestTable {
         let (m, validity) = self.of_guest(now, vm, &m, c)?;
         let Some(id) = self.index.get(&(vm, m.key)).copied() else {
             // A request that the guest itself sends, a repeated response, or one to a request that was not seen.
-            let recent = self.recall(now, vm, m.key);
+            let recent = self.recent.recall(now, vm, m.key);
             let from_outside = m.role == Role::Final || recent.is_some_and(|r| r.from_outside);
             if m.role == Role::Either || self.repeats {
-                self.remember(now, vm, m.key, from_outside);
+                self.recent.remember(now, vm, m.key, from_outside);
             }
             return None;
         };
@@ -311,7 +294,7 @@ impl RequestTable {
         // It must not expire before its response has left.
         self.open.touch(id, now);
         if m.role == Role::Either || self.repeats {
-            self.remember(now, vm, m.key, true);
+            self.recent.remember(now, vm, m.key, true);
         }
         if ambiguous {
             self.close(Some(id), Validity::ambiguous(Reason::SameKey), c);
@@ -326,7 +309,10 @@ impl RequestTable {
         self.forget_copies(&open);
         let (outcome, exclusion) = match open.validity.worse(validity) {
             Validity::Ambiguous(exclusion) => (Outcome::Ambiguous, exclusion),
-            Validity::Incomplete(exclusion) => (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c)),
+            Validity::Incomplete(exclusion) => (
+                Outcome::Incomplete,
+                exclusion.unless_lost(open.start, open.last.saturating_add(STUCK), &c.lost),
+            ),
             // A request is closed for a reason.
             Validity::Valid => (Outcome::Incomplete, open.reason_if_last),
         };
@@ -334,8 +320,9 @@ impl RequestTable {
         self.groups.broken(&open, c);
     }
 
-    /// The response has left: completes its request.
+    /// A packet of a guest has left: completes the request that it answers.
     pub(super) fn complete(&mut self, sent: &OutboundPacket, c: &mut Common, sink: Sink) {
+        self.outgoing.left(sent, c);
         let Some(id) = sent.request() else { return };
         let Some(open) = self.open.get_mut(id) else { return };
         if let Some((at, _)) = open.kick

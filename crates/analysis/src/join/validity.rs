@@ -1,6 +1,7 @@
 //! Whether packets and requests can be used for figures, and if not, why.
 
 use crate::hash::{Map, Seeded};
+use crate::lost::LostWindows;
 use teiji_model::event::Dropped;
 use teiji_model::report::Reason;
 
@@ -20,6 +21,41 @@ pub(crate) struct Exclusion {
 impl From<Reason> for Exclusion {
     fn from(reason: Reason) -> Exclusion {
         Exclusion { reason, drop: 0 }
+    }
+}
+
+impl Exclusion {
+    /// This, unless events that were lost between `from` and `until` explain what was not seen.
+    pub(crate) fn unless_lost(self, from: u64, until: u64, lost: &LostWindows) -> Exclusion {
+        let unseen = match self.reason {
+            Reason::NotTaken
+            | Reason::NotSignalled
+            | Reason::NoInterrupt
+            | Reason::NotEntered
+            | Reason::NoAnswer
+            | Reason::NotForwarded
+            | Reason::NotHandedOver
+            | Reason::LargePacket
+            | Reason::NotReceived
+            | Reason::FewerReports
+            | Reason::OtherCopy
+            | Reason::SegmentMissing
+            | Reason::OutOfOrder => true,
+            // These were seen, are certain by themselves, or are due to lack of room.
+            Reason::DroppedIn
+            | Reason::DroppedOut
+            | Reason::ArrivalUnknown
+            | Reason::NotLearnt
+            | Reason::Alike
+            | Reason::SameKey
+            | Reason::Interleaved
+            | Reason::Closed
+            | Reason::TooManyTaps
+            | Reason::EventsLost
+            | Reason::Evicted
+            | Reason::TraceEnded => false,
+        };
+        if unseen && lost.touches(from, until) { Reason::EventsLost.into() } else { self }
     }
 }
 

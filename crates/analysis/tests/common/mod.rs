@@ -5,7 +5,7 @@ use teiji_analysis::{Analyzer, Losses, Options};
 use teiji_model::event::*;
 use teiji_model::flow::{Matching, Watch};
 use teiji_model::host::{DataPlane, Nic, Vm};
-use teiji_model::report::{Counters, Joined, Meta, Outcome, Reason, Report};
+use teiji_model::report::{Counters, Joined, LeftOut, Meta, Outcome, Reason, Report, RequestCounts};
 use teiji_model::stage::{Split, Stage, ThreadState};
 use teiji_model::stream::StreamId;
 
@@ -237,19 +237,28 @@ pub fn run(meta: &Meta, events: &[Event]) -> Run {
         }
     }
     for vm in &report.vms {
-        let r = vm.requests;
-        assert_eq!(r.seen, r.complete + r.incomplete + r.ambiguous + r.unanswered, "{r:?}");
-        for (outcome, n) in [
-            (Outcome::Incomplete, r.incomplete),
-            (Outcome::Ambiguous, r.ambiguous),
-            (Outcome::Unanswered, r.unanswered),
-        ] {
-            let of = vm.left_out.iter().filter(|l| l.outcome == outcome);
-            assert_eq!(of.map(|l| l.count).sum::<u64>(), n, "{outcome:?} of {:?}", vm.left_out);
+        adds_up(&vm.requests, &vm.left_out);
+        if let Some(o) = &vm.outgoing {
+            adds_up(&o.requests, &o.left_out);
+            let sum: f64 = o.stages.iter().map(|s| s.dist.mean).sum();
+            assert!((sum - o.total.map_or(0.0, |total| total.mean)).abs() < 1.0, "{o:?}");
         }
-        let all = || vm.left_out.iter();
-        assert!(all().all(|l| l.count > 0 && l.dropped.is_some() == l.reason.is_drop()), "{:?}", vm.left_out);
         assert!(vm.inbound.dropped <= vm.inbound.incomplete && vm.outbound.dropped <= vm.outbound.incomplete);
     }
     Run { joined, report, losses }
+}
+
+/// Each request has one outcome, and if it is not complete one reason.
+fn adds_up(r: &RequestCounts, left_out: &[LeftOut]) {
+    assert_eq!(r.seen, r.complete + r.incomplete + r.ambiguous + r.unanswered, "{r:?}");
+    for (outcome, n) in [
+        (Outcome::Incomplete, r.incomplete),
+        (Outcome::Ambiguous, r.ambiguous),
+        (Outcome::Unanswered, r.unanswered),
+    ] {
+        let of = left_out.iter().filter(|l| l.outcome == outcome);
+        assert_eq!(of.map(|l| l.count).sum::<u64>(), n, "{outcome:?} of {left_out:?}");
+    }
+    let said = |l: &LeftOut| l.count > 0 && l.dropped.is_some() == l.reason.is_drop();
+    assert!(left_out.iter().all(said), "{left_out:?}");
 }

@@ -11,6 +11,7 @@ pub(super) fn blame(blame: Blame) -> &'static str {
     match blame {
         Blame::Host => "the host",
         Blame::Guest => "the guest",
+        Blame::Outside => "outside this host",
         Blame::Teiji => "teiji",
         Blame::Nobody => "nobody",
     }

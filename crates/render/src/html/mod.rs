@@ -14,6 +14,7 @@ mod compare;
 mod data;
 mod findings;
 mod frame;
+mod outgoing;
 mod percentiles;
 mod script;
 mod section;

@@ -1,12 +1,14 @@
 //! What was found for one VM of one report.
 
 use super::frame::both;
-use super::{bursts, calls, chart, data, findings, percentiles, spread, threads, timeline};
+use super::{bursts, calls, chart, data, findings, outgoing, percentiles, spread, threads, timeline};
 use crate::text::{self, large_packets};
 use crate::units::{count, duration, percent};
 use maud::{Markup, html};
 use teiji_model::advice::Advice;
-use teiji_model::report::{DirectionReport, Dist, GuestStream, Inside, Report, StageReport, VmReport};
+use teiji_model::report::{
+    DirectionReport, Dist, GuestStream, Inside, LeftOut, Report, StageReport, VmReport,
+};
 
 /// One line about the origin of a report, and what the tracer lost.
 pub(super) fn provenance(label: &str, report: &Report) -> Markup {
@@ -71,7 +73,11 @@ pub(super) fn vm(of: Of<'_>, advice: &Advice, vm: &VmReport) -> Markup {
         @if let Some(inside) = &vm.inside { (self::inside(inside, of.guest(vm))) }
         @if let Some(all) = &vm.threads { (threads::threads(vm, all)) }
         @if let Some(groups) = vm.groups.as_ref().filter(|g| !g.messages.is_empty()) { (calls::calls(groups)) }
-        @if !vm.left_out.is_empty() { (reasons(vm)) }
+        @if !vm.left_out.is_empty() { (reasons("Requests that are in no figure", &vm.left_out)) }
+        @if let Some(o) = &vm.outgoing {
+            (outgoing::outgoing(o))
+            @if !o.left_out.is_empty() { (reasons("Requests of the guest that are in no figure", &o.left_out)) }
+        }
         @for (title, direction) in directions {
             @if !direction.stages.is_empty() { (one_way(title, direction)) }
         }
@@ -219,13 +225,13 @@ fn tiles(vm: &VmReport) -> Markup {
 }
 
 /// Why requests are not complete.
-fn reasons(vm: &VmReport) -> Markup {
+fn reasons(title: &str, left_out: &[LeftOut]) -> Markup {
     html! {
-        h3 { "Requests that are in no figure" }
+        h3 { (title) }
         div.scroll {
             table {
                 tr { th { "why" } th { "outcome" } th { "to blame" } th { "requests" } }
-                @for l in &vm.left_out {
+                @for l in left_out {
                     tr {
                         td.text { (l.explanation) } td { (l.outcome.name()) } td { (findings::blame(l.blame)) } td { (l.count) }
                     }

@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod guarantees;
 pub(crate) mod inside;
 pub mod links;
+pub(crate) mod outgoing;
 pub mod plan;
 pub mod policy;
 mod stages;
@@ -147,7 +148,7 @@ fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &
     let name = shorten(&printable(&vm.name), 40);
     let mut lines = vec![format!("{}  pid {}{}", style.paint(Tone::Strong, &name), vm.pid, lifetime(vm))];
     lines.push(requests(&vm.requests));
-    lines.extend(reasons(vm));
+    lines.extend(reasons(&vm.left_out));
     lines.extend(calls::sent_again(&vm.requests.sent_again));
     lines.extend(vm.connections.iter().flat_map(connections));
     lines.extend(large(vm));
@@ -183,6 +184,7 @@ fn section(vm: &VmReport, guest: Option<&GuestStream>, advice: &Advice, style: &
             lines.extend(threads::lines(vm, style));
         }
     }
+    lines.extend(vm.outgoing.iter().flat_map(|o| outgoing::lines(o, style)));
     if let Some(depth) = &vm.depth {
         lines.push(String::new());
         lines.push(format!(
@@ -217,8 +219,8 @@ fn requests(r: &RequestCounts) -> String {
 const MAX_REASONS: usize = 6;
 
 /// Why requests are not complete, most frequent first.
-fn reasons(vm: &VmReport) -> Vec<String> {
-    let mut all: Vec<&LeftOut> = vm.left_out.iter().collect();
+fn reasons(left_out: &[LeftOut]) -> Vec<String> {
+    let mut all: Vec<&LeftOut> = left_out.iter().collect();
     all.sort_by_key(|l| std::cmp::Reverse(l.count));
     let line = |l: &&LeftOut| {
         let text = format!("{} {}: {}", l.count, l.outcome.name(), printable(&l.explanation));

@@ -439,6 +439,7 @@ pub fn contended() -> Report {
             slowest: calls().1,
         }),
         connections: None,
+        outgoing: None,
         inbound: DirectionReport { packets: 1330, incomplete: 2, ..DirectionReport::default() },
         outbound: DirectionReport {
             packets: 1320,
@@ -546,6 +547,62 @@ pub fn one_way() -> Report {
         fluctuation: false,
     };
     vm.findings.clear();
+    report
+}
+
+/// Requests of a guest that is a client, of which 90 % of the time is spent outside.
+pub fn outgoing() -> Outgoing {
+    let stage = |stage| {
+        let (us, time_share, fluctuation_share) = match stage {
+            OutgoingStage::Outside => ([4_000, 9_000, 10_000, 20_000, 40_000], 0.9, 0.97),
+            OutgoingStage::VcpuWake => ([20, 500, 600, 900, 2_000], 0.05, 0.02),
+            OutgoingStage::Unattributed => ([0; 5], 0.0, 0.0),
+            _ => ([1, 60, 70, 90, 300], 0.00625, 0.00125),
+        };
+        OutgoingStageReport { stage, dist: dist(480, us), time_share, fluctuation_share }
+    };
+    Outgoing {
+        requests: RequestCounts {
+            seen: 500,
+            complete: 480,
+            incomplete: 1,
+            unanswered: 19,
+            retransmitted: 4,
+            sent_again: SentAgain { requests: 3, first: 0, later: 0, unknown: 2 },
+            ..RequestCounts::default()
+        },
+        left_out: vec![
+            LeftOut::of_outgoing(
+                Outcome::Incomplete,
+                Reason::DroppedOut,
+                Some(DropLocation {
+                    location: "dev_queue_xmit".into(),
+                    why: "QDISC_DROP".into(),
+                    device: "eth<0>".into(),
+                }),
+                1,
+            ),
+            LeftOut::of_outgoing(Outcome::Unanswered, Reason::NoAnswer, None, 19),
+        ],
+        to_other_vms: 7,
+        total: Some(dist(480, [4_200, 10_000, 11_000, 22_000, 42_000])),
+        host: Some(dist(480, [200, 1_000, 1_100, 1_900, 4_000])),
+        stages: OutgoingStage::ALL.into_iter().map(stage).collect(),
+    }
+}
+
+/// [`contended`], of a guest that is a client, too.
+pub fn proxy() -> Report {
+    let mut report = contended();
+    report.vms[0].outgoing = Some(outgoing());
+    report
+}
+
+/// A guest that is nothing but a client.
+pub fn client() -> Report {
+    let mut report = one_way();
+    report.meta.watch.matching = Matching::Echo;
+    report.vms[0].outgoing = Some(outgoing());
     report
 }
 

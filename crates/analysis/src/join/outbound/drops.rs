@@ -49,6 +49,6 @@ impl Outbound {
         let stats = &mut c.vm_stats[s.vm as usize].outbound;
         stats.incomplete += 1;
         stats.dropped += 1;
-        requests.close(s.request, Validity::Incomplete(exclusion), c);
+        Self::not_left(s, Validity::Incomplete(exclusion), c, requests);
     }
 }

@@ -39,7 +39,7 @@ impl RequestTable {
             self.index.remove(&key);
         }
         if open.matching.role == Role::Either {
-            self.remember(now, key.0, key.1, true);
+            self.recent.remember(now, key.0, key.1, true);
         }
         self.close(Some(id), Validity::Incomplete(exclusion), c);
     }
@@ -54,17 +54,21 @@ impl RequestTable {
         exclusion: Exclusion,
         c: &mut Common,
     ) {
+        let answered = self.answer_outgoing(now, vm, matching, Validity::Incomplete(exclusion), c);
+        if answered.is_some() {
+            return self.outgoing.end(answered, c);
+        }
         if self.repeats {
             let id = self.open(now, vm, matching, start, Validity::Incomplete(exclusion), c);
             return self.dropped(now, id, exclusion, c);
         }
         let Some(m) = matching.filter(|m| matches!(m.role, Role::Request | Role::Either)) else { return };
-        let recent = self.recall(now, vm, m.key);
+        let recent = self.recent.recall(now, vm, m.key);
         if m.role == Role::Either {
             if recent.is_some_and(|r| !r.from_outside) {
                 return; // The response to a request of the guest's own.
             }
-            self.remember(now, vm, m.key, true);
+            self.recent.remember(now, vm, m.key, true);
         }
         let stats = &mut c.vm_stats[vm as usize];
         stats.requests.seen += 1;

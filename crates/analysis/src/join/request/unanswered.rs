@@ -22,11 +22,15 @@ impl RequestTable {
                 // The guest did receive it, at whatever time.
                 let arrived = known.reason == Reason::ArrivalUnknown;
                 let known = if arrived { Reason::NoAnswer.into() } else { known };
-                (Outcome::Unanswered, lost_or(known, &open, self.ttl, c))
+                (
+                    Outcome::Unanswered,
+                    known.unless_lost(open.start, open.last.saturating_add(self.ttl), &c.lost),
+                )
             }
-            (Validity::Incomplete(exclusion), false) => {
-                (Outcome::Incomplete, lost_or(exclusion, &open, STUCK, c))
-            }
+            (Validity::Incomplete(exclusion), false) => (
+                Outcome::Incomplete,
+                exclusion.unless_lost(open.start, open.last.saturating_add(STUCK), &c.lost),
+            ),
             (Validity::Valid, false) => (Outcome::Incomplete, known),
         };
         c.vm_stats[open.vm as usize].leave_out(outcome, exclusion);
@@ -38,49 +42,14 @@ impl RequestTable {
         while let Some(open) = self.open.pop_until(then) {
             self.unanswered(open, None, c);
         }
+        self.outgoing.expire(now, c);
     }
 
     pub(in crate::join) fn finish(&mut self, c: &mut Common) {
         while let Some(open) = self.open.pop_oldest() {
             self.unanswered(open, None, c);
         }
+        self.outgoing.finish(c);
         self.groups.finish(c);
-    }
-}
-
-/// `exclusion`, unless events that were lost until `within` ns after the request's last point explain what was not seen.
-pub(super) fn lost_or(exclusion: Exclusion, open: &Open, within: u64, c: &Common) -> Exclusion {
-    let unseen = match exclusion.reason {
-        Reason::NotTaken
-        | Reason::NotSignalled
-        | Reason::NoInterrupt
-        | Reason::NotEntered
-        | Reason::NoAnswer
-        | Reason::NotForwarded
-        | Reason::NotHandedOver
-        | Reason::LargePacket
-        | Reason::NotReceived
-        | Reason::FewerReports
-        | Reason::OtherCopy
-        | Reason::SegmentMissing
-        | Reason::OutOfOrder => true,
-        // These were seen, are certain by themselves, or are due to lack of room.
-        Reason::DroppedIn
-        | Reason::DroppedOut
-        | Reason::ArrivalUnknown
-        | Reason::NotLearnt
-        | Reason::Alike
-        | Reason::SameKey
-        | Reason::Interleaved
-        | Reason::Closed
-        | Reason::TooManyTaps
-        | Reason::EventsLost
-        | Reason::Evicted
-        | Reason::TraceEnded => false,
-    };
-    if unseen && c.lost.touches(open.start, open.last.saturating_add(within)) {
-        Reason::EventsLost.into()
-    } else {
-        exclusion
     }
 }
