@@ -321,8 +321,9 @@ impl Guest {
                         return Err(Leave::Nonsense("64 guests report in this trace: no more can".into()));
                     }
                 };
-                let mapping = connection.clock.measure(&pong, sent, got.ns, got);
-                news(News::Changed(Changed::Clock { stream, vm: self.pid, mapping }));
+                if let Some(mapping) = connection.clock.measure(&pong, sent, got.ns, got) {
+                    news(News::Changed(Changed::Clock { stream, vm: self.pid, mapping }));
+                }
                 if let Some(lost) = self.unused.take() {
                     let kind = EventKind::Lost(lost);
                     news(News::Event(event::Event { ts: self.unused_until, stream, cpu: 0, kind }));
