@@ -350,7 +350,9 @@ impl Guest {
                 news(News::Event(event::Event { ts: until, stream, cpu: 0, kind }));
             }
             ToHost::Refused(refused) => return Err(Leave::Gone(printable(&refused.text).to_string())),
-            ToHost::Welcome(_) => return Err(Leave::Nonsense("a second Welcome".into())),
+            ToHost::Welcome(_) | ToHost::Challenge(_) | ToHost::Proof(_) => {
+                return Err(Leave::Nonsense("a message that does not belong there".into()));
+            }
         }
         Ok(())
     }
