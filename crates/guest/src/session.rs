@@ -116,7 +116,8 @@ impl Session<'_> {
             None => return Err(End::Late),
         };
         let Ok(_serving) = self.shared.serving.try_lock() else { return Err(End::Busy) };
-        let mut tracer = Tracer::start(&self.shared.kernel, &hello.secret, &hello.watch)?;
+        let mut tracer =
+            Tracer::start(&self.shared.kernel, &hello.secret, &hello.watch, self.connection.own())?;
         self.send(&ToHost::Welcome(welcome(&self.shared.kernel)), PATIENCE)?;
         welcomed(&hello);
         self.stream(&mut tracer)

@@ -4,6 +4,7 @@
 mod dns;
 mod hash;
 mod key;
+mod reporting;
 mod serving;
 mod tcp;
 mod threads;
