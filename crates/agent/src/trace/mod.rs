@@ -17,11 +17,14 @@
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
 mod follower;
 mod following;
+mod guest_address;
 mod guest_clock;
 mod guests;
 mod session;
+mod watched;
 
 pub use following::Following;
+pub use guest_address::{AskGuests, TcpGuest, means};
 
 use crate::output::{Output, Rights};
 use crate::poll_interval::PollInterval;
@@ -48,6 +51,7 @@ use teiji_model::recording::Reader;
 use teiji_model::report::{Counters, Joined, Meta, Report};
 use teiji_model::snapshot::Snapshot;
 use teiji_model::stream::{Change, Changed, StreamId};
+use watched::WatchedVms;
 
 /// How often the VMs are checked to be still there, and progress is reported.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
@@ -69,8 +73,8 @@ pub struct TraceSpec {
     pub vms: Vec<Vm>,
     /// Which VMs that come later are followed; `None`: only those of `vms` are, as they are at the start.
     pub following: Option<Following>,
-    /// Ask the guests to report their part of the path.
-    pub guests: bool,
+    /// Ask the guests to report their part of the path, in this way.
+    pub guests: Option<AskGuests>,
     /// How long to trace; `None`: until the stop flag is set.
     pub duration: Option<Duration>,
     /// How often a snapshot is made; `None`: never.
@@ -188,15 +192,23 @@ pub fn run(
     let rights = if spec.confine { Rights::GivenUp } else { Rights::Kept };
     let output = spec.record.as_ref().map(|path| Output::create(path, rights)).transpose();
     let output = output.map_err(|source| unwritten(teiji_model::recording::Error::Io { at: 0, source }))?;
-    let setup =
-        Setup { watch: &spec.watch, vms: &spec.vms, guests: spec.guests, buffer_bytes: spec.buffer_bytes };
+    let setup = Setup {
+        watch: &spec.watch,
+        vms: &spec.vms,
+        guests: spec.guests.is_some(),
+        buffer_bytes: spec.buffer_bytes,
+    };
     let mut tracer = Tracer::start(&setup)?;
+    // Before anybody connects.
+    for tcp in spec.guests.iter().flat_map(|ask| &ask.tcp) {
+        tracer.leave_out(tcp.address)?;
+    }
     let meta = meta(&spec);
     let recorder = output.map(|output| Recorder::begin(output, &meta)).transpose().map_err(unwritten)?;
     let mut alive = WatchedVms::of(&spec.vms);
     let follow = |following| Follower::start(following, &spec.vms).map_err(Error::Follower);
     let mut follower = spec.following.clone().map(follow).transpose()?;
-    let mut guests = spec.guests.then(|| Guests::new(&spec.watch));
+    let mut guests = spec.guests.clone().map(|ask| Guests::new(&spec.watch, ask));
     for vm in spec.vms.iter().filter(|vm| vm.pid != 0) {
         if let Some(guests) = &mut guests {
             guests.add(vm, Root::default().guest_access(vm.pid));
@@ -419,55 +431,6 @@ fn add_counts(counters: &mut Counters, counts: Counts, since: u64) -> Option<Los
     counters.unidentified = counts.unidentified;
     let count = counters.lost_or_missed().saturating_sub(before);
     (count > 0).then_some(Lost { since, count })
-}
-
-/// The VMs that have not ended yet, each with an open file of its process: it stays readable under `hidepid`, and never
-/// refers to a later process with the same id.
-struct WatchedVms {
-    watched: Vec<(Vm, kernel::Process)>,
-    /// Whether there are taps whose process is not known: they do not end.
-    unwatched: bool,
-}
-
-impl WatchedVms {
-    fn of(vms: &[Vm]) -> WatchedVms {
-        let watched = |vm: &Vm| (vm.clone(), kernel::Process::of(vm.pid));
-        WatchedVms {
-            watched: vms.iter().filter(|vm| vm.pid != 0).map(watched).collect(),
-            unwatched: vms.iter().any(|vm| vm.pid == 0),
-        }
-    }
-
-    /// Whether there is anything left to trace.
-    fn any(&self) -> bool {
-        self.unwatched || !self.watched.is_empty()
-    }
-
-    /// Finds those that have ended since the last call.
-    fn check(&mut self, mut ended: impl FnMut(u32)) {
-        self.watched.retain(|(vm, process)| {
-            let there = process.there();
-            if !there {
-                tracing::warn!("VM {:?} (pid {}) has ended", vm.name, vm.pid);
-                ended(vm.pid);
-            }
-            there
-        });
-    }
-
-    /// Adds a VM, or has it as it is now; returns whether it is new.
-    fn add(&mut self, vm: &Vm, process: kernel::Process) -> bool {
-        match self.watched.iter_mut().find(|(known, _)| known.pid == vm.pid) {
-            Some((known, _)) => {
-                *known = vm.clone();
-                false
-            }
-            None => {
-                self.watched.push((vm.clone(), process));
-                true
-            }
-        }
-    }
 }
 
 /// What a replay shows of single requests, beside the slowest and a typical one.
