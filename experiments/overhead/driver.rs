@@ -110,7 +110,7 @@ impl Running {
             Tool::Teiji => Ok(Running::Teiji(Box::new(teiji(trace, loads)?))),
             Tool::Guest => {
                 let watch = watch(trace.scope);
-                let tracer = guest_trace::Tracer::start(kernel, &SECRET, &watch);
+                let tracer = guest_trace::Tracer::start(kernel, &SECRET, &watch, None);
                 Ok(Running::Guest(Box::new(tracer.context("the guest's probes could not be attached")?)))
             }
             _ => {

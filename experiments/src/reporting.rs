@@ -11,6 +11,7 @@ use crate::tracing::{Lab, Trace, Traced};
 use anyhow::{Context, Result};
 use std::time::Duration;
 use teiji_lab::{Child, Guest, GuestSpec};
+use teiji_model::guest::PORT;
 use teiji_model::report::{GuestPart, Inside, Request, StageReport, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 
@@ -47,6 +48,18 @@ pub fn guest<'l>(lab: &'l Lab, name: &str) -> Result<Guest<'l>> {
 pub fn serve(guest: &Guest<'_>) -> Result<Child> {
     let program = guest.spawn("exec /run/teiji-guest serve 2>&1")?;
     program.wait_for("waiting for the host", START)?;
+    Ok(program)
+}
+
+/// Starts it on TCP instead of vsock, with this token.
+///
+/// # Errors
+/// If it does not start.
+pub fn serve_tcp(guest: &Guest<'_>, token: &str) -> Result<Child> {
+    let (file, address) = ("/run/teiji-token", guest.ip());
+    let serve = format!("/run/teiji-guest serve --no-vsock --tcp {address}:{PORT} --token-file {file}");
+    let program = guest.spawn(&format!("(umask 077; echo {token} >{file}); exec {serve} 2>&1"))?;
+    program.wait_for("waiting for the host on TCP", START)?;
     Ok(program)
 }
 

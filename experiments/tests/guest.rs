@@ -50,6 +50,8 @@ fn main() -> ExitCode {
         a_copy_that_the_guest_lost_is_not_taken_for_the_one_that_was_answered,
         a_load_step_on_an_idle_host_makes_bursts,
         a_thread_for_each_request_is_told_from_a_pool,
+        a_guest_reports_over_tcp_and_its_connection_is_no_traffic_of_the_vm,
+        a_guest_with_another_token_is_seen_from_the_host,
         a_guest_that_talks_nonsense_harms_nobody,
         a_guest_without_the_program_is_seen_from_the_host,
     ];
@@ -132,8 +134,13 @@ fn the_guests_kernel_has_every_hook() {
 
 fn a_guest_divides_its_time_and_the_clock_contradicts_nothing() {
     let (traced, called) = traced("divided", TRACE, || echo(500));
+    divides(&traced, &called);
+}
+
+/// Every request is divided, on a clock that contradicts nothing.
+fn divides(traced: &Traced, called: &Figures) {
     let (vm, inside) = inside(&traced.report);
-    agrees("complete", vm.requests.complete, called.received, excused(&traced).unwrap()).unwrap();
+    agrees("complete", vm.requests.complete, called.received, excused(traced).unwrap()).unwrap();
     let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
     eprintln!("{inside:?} {guest:?}");
     assert_eq!(inside.violations, 0, "{guest:?}");
@@ -145,7 +152,7 @@ fn a_guest_divides_its_time_and_the_clock_contradicts_nothing() {
     );
     assert!(guest.clock_error <= 5_000, "the clock may be wrong by {} ns", guest.clock_error);
     assert_eq!(
-        all_requests(&traced).iter().filter(|j| j.request.inside.is_some()).count() as u64,
+        all_requests(traced).iter().filter(|j| j.request.inside.is_some()).count() as u64,
         inside.divided
     );
 }
@@ -441,6 +448,72 @@ fn a_thread_for_each_request_is_told_from_a_pool() {
 fn holds(claims: findings::Claims) {
     claims.iter().for_each(|(_, what)| eprintln!("{what}"));
     assert!(claims.iter().all(|(holds, _)| *holds), "{claims:#?}");
+}
+
+/// What a trace needs to ask the guest over TCP, with this token.
+fn over_tcp(token: &str) -> String {
+    let file = "/run/teiji-token";
+    LAB.host.run(&format!("umask 077; echo {token} >{file}")).unwrap().ok().unwrap();
+    format!("--vm vm1 --guest-tcp vm1={} --guest-token {file}", vm1().ip())
+}
+
+const TOKEN: &str = "9d2f6a0be1c34758a6b1d0f2e3c49578";
+
+/// Without vsock. The connection passes the VM's tap, and is in no figure.
+fn a_guest_reports_over_tcp_and_its_connection_is_no_traffic_of_the_vm() {
+    let program = reporting::serve_tcp(vm1(), TOKEN).unwrap();
+    let (traced, called) = traced("tcp", &format!("{} --flow 'udp port 7'", over_tcp(TOKEN)), || echo(500));
+    program.wait_for("follows packets", START).unwrap();
+    divides(&traced, &called);
+    let shown = LAB.host.run("/mnt/bin/teiji replay /tmp/tcp.teiji").unwrap().ok().unwrap();
+    assert!(shown.contains("clock error at most"), "{shown}");
+
+    let on_the_tap = || -> u64 {
+        let counted =
+            LAB.host.run("cat /sys/class/net/vm1-n0/statistics/[rt]x_packets").unwrap().ok().unwrap();
+        counted.lines().map(|line| line.trim().parse::<u64>().unwrap()).sum()
+    };
+    let before = on_the_tap();
+    let trace =
+        Trace::start(&LAB, "own-connection", &format!("{} --flow tcp", over_tcp(TOKEN)), true).unwrap();
+    trace.wait_for("reports its part of the path", START).unwrap();
+    std::thread::sleep(Duration::from_secs(5));
+    let alone = trace.stop().unwrap();
+    program.kill().unwrap();
+    let passed = on_the_tap() - before;
+    let vm = only(&alone.report).unwrap();
+    // A handshake, a Ping and a Pong each second, and what acknowledges them.
+    assert!(passed >= 20, "{passed} packets on the tap");
+    let events = tracing::events(alone.recording.as_deref().unwrap()).unwrap();
+    let followed = events.iter().filter(|event| matches!(event.kind, EventKind::Packet(_))).count();
+    assert_eq!((followed, vm.requests.seen), (0, 0), "{passed} packets on the tap");
+    // Nor does the guest report it.
+    let [guest] = alone.report.guests[..] else { panic!("{:?}", alone.report.guests) };
+    assert_eq!((guest.events, guest.lost), (0, 0));
+    for traced in [&traced, &alone] {
+        assert!(!traced.printed.contains(TOKEN), "{}", traced.printed);
+        let recording = std::fs::read(traced.recording.as_deref().unwrap()).unwrap();
+        assert!(
+            !recording.windows(TOKEN.len()).any(|bytes| bytes == TOKEN.as_bytes()),
+            "the token is recorded"
+        );
+    }
+}
+
+/// Neither side gets anything of the other; the trace says why, and goes on.
+fn a_guest_with_another_token_is_seen_from_the_host() {
+    let program = reporting::serve_tcp(vm1(), TOKEN).unwrap();
+    let arguments = format!("{} --flow 'udp port 7'", over_tcp("a5c1d3e7f90b24688642a0c1e3f5d7b9"));
+    let trace = Trace::start(&LAB, "wrong-token", &arguments, true).unwrap();
+    trace.wait_for("does not take the token", START).unwrap();
+    program.wait_for("did not prove that it knows the token", START).unwrap();
+    let called = echo(50);
+    let traced = trace.stop().unwrap();
+    program.kill().unwrap();
+    let vm = only(&traced.report).unwrap();
+    agrees("complete", vm.requests.complete, called.received, excused(&traced).unwrap()).unwrap();
+    assert_eq!((vm.inside.as_ref(), &traced.report.guests[..]), (None, &[][..]));
+    assert!(!traced.printed.contains("reports its part"), "{}", traced.printed);
 }
 
 /// What listens on the port sends garbage without end. The trace goes on; the VM is seen from the host, and the trace says

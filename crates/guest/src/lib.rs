@@ -12,7 +12,7 @@
 //! | [`privilege`] | gives up all but the capabilities that loading programs needs |
 //! | [`serve`] | waits for hosts; one is served at a time |
 //! | [`session`] | what happens on one connection |
-//! | [`token`] | the secret that a host shows over TCP |
+//! | [`token`] | the file of the secret that a host has to know over TCP |
 //!
 //! Times are ns of `CLOCK_MONOTONIC`.
 pub mod check;

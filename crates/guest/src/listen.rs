@@ -1,13 +1,13 @@
 //! Listening sockets of vsock and TCP, and connections of either kind.
 //!
 //! Over vsock the address says who connects: the host has context id 2, which no guest can have. Everybody else is refused.
-//! Over TCP a token has to.
+//! Over TCP a token has to ([`teiji_model::guest::Token`]).
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, SockFlag, SockType, SockaddrStorage, VsockAddr, accept4, bind,
-    getpeername, listen, recv, send, setsockopt, socket, sockopt,
+    getpeername, getsockname, listen, recv, send, setsockopt, socket, sockopt,
 };
 use std::fmt;
 use std::io;
@@ -79,7 +79,8 @@ impl Listener {
             // Frames are small, and a clock reading that waits for others is worth less.
             let _ = setsockopt(&socket, sockopt::TcpNoDelay, &true);
         }
-        Some(Connection { socket, needs_token: self.tcp, peer: peer.to_string() })
+        let own = own_end(&socket);
+        Some(Connection { socket, needs_token: self.tcp, own, peer: peer.to_string() })
     }
 }
 
@@ -100,7 +101,20 @@ pub struct Connection {
     socket: OwnedFd,
     /// Whether the peer has to prove that it is the host.
     pub needs_token: bool,
+    own: Option<SocketAddr>,
     peer: String,
+}
+
+/// This end of a connection of TCP, as its packets have it; `None` of another connection.
+fn own_end(socket: &OwnedFd) -> Option<SocketAddr> {
+    let own: SockaddrStorage = getsockname(socket.as_raw_fd()).ok()?;
+    let own: SocketAddr = match (own.as_sockaddr_in(), own.as_sockaddr_in6()) {
+        (Some(v4), _) => SocketAddr::V4((*v4).into()),
+        (_, Some(v6)) => SocketAddr::V6((*v6).into()),
+        _ => return None,
+    };
+    // A socket of IPv6 may take connections of IPv4.
+    Some(SocketAddr::new(own.ip().to_canonical(), own.port()))
 }
 
 impl fmt::Display for Connection {
@@ -123,7 +137,13 @@ pub enum Incoming {
 impl Connection {
     /// A connection over a socket, which has to be non-blocking.
     pub fn over(socket: OwnedFd, needs_token: bool) -> Connection {
-        Connection { socket, needs_token, peer: "a socket".into() }
+        let own = own_end(&socket);
+        Connection { socket, needs_token, own, peer: "a socket".into() }
+    }
+
+    /// The end of this machine, over TCP: the packets of the connection pass the probes as others do.
+    pub fn own(&self) -> Option<SocketAddr> {
+        self.own
     }
 
     /// Waits at most `timeout` until there is something to read.

@@ -24,8 +24,9 @@ struct Args {
 enum Command {
     /// Wait for the host, and tell it what packets do in this machine
     ///
-    /// Nothing is loaded into the kernel while no host asks. The host is known by its address on vsock. Over TCP it has to
-    /// show a token; nothing is encrypted there, so use a network that only the host and its guests are on.
+    /// Nothing is loaded into the kernel while no host asks. The host is known by its address on vsock. Over TCP both prove
+    /// that they know a token, which is not sent. What follows is neither encrypted nor protected, so use a network that only
+    /// the host and its guests are on.
     Serve {
         /// Port of vsock to listen on
         #[arg(long, value_name = "N", default_value_t = PORT, conflicts_with = "no_vsock")]
@@ -36,7 +37,7 @@ enum Command {
         /// Address of TCP to listen on
         #[arg(long, value_name = "ADDR:PORT", requires = "token_file")]
         tcp: Option<SocketAddr>,
-        /// File with the token that hosts have to show over TCP; only its owner may be able to read it
+        /// File with the token that hosts have to know over TCP; only its owner may be able to read it
         #[arg(long, value_name = "F", requires = "tcp")]
         token_file: Option<PathBuf>,
     },

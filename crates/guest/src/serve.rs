@@ -4,7 +4,7 @@ use crate::guest_trace::symbols::Symbols;
 use crate::listen::{self, Connection, Listener};
 use crate::privilege;
 use crate::session::{Shared, run};
-use crate::token::{self, Token};
+use crate::token;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -21,7 +21,7 @@ const CONNECTIONS: usize = 8;
 pub struct Options {
     /// The port of vsock; `None`: not there.
     pub vsock: Option<u32>,
-    /// The address of TCP, and the file of the token that a host has to show there.
+    /// The address of TCP, and the file of the token that a host has to know there.
     pub tcp: Option<(SocketAddr, PathBuf)>,
 }
 
@@ -56,7 +56,7 @@ pub fn prepare(options: &Options) -> Result<(Vec<Listener>, Shared), Error> {
     }
     let mut token = None;
     if let Some((address, file)) = &options.tcp {
-        token = Some(Token::read(file)?);
+        token = Some(token::read(file)?);
         listeners.push(Listener::tcp(*address)?);
     }
     if listeners.is_empty() {

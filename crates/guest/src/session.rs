@@ -1,24 +1,25 @@
 //! What happens on one connection.
 //!
 //! ```text
-//!            Token, over TCP        Hello                        Stop, close, silence, error
+//!           Answer, over TCP        Hello                        Stop, close, silence, error
 //! accepted ───────────────► known ───────► loaded ──► Welcome ──► streaming ───────► detached, closed
 //!     │ wrong, or not within 5 s  │ another host is served, not permitted, the kernel refuses
 //!     └──────► closed             └──────► Refused, closed
 //! ```
+//! Over TCP, Challenge is sent before, and Proof once the host is known.
+//!
 //! While it streams, the buffer of the probes is emptied every 5 to 50 ms, depending on how fast it fills. If the host does
 //! not read, nothing is kept for it: the buffer fills, and what does not fit is counted as lost.
 use crate::check::release;
 use crate::guest_trace::{Counts, Kernel, Tracer};
 use crate::listen::{Connection, Incoming};
-use crate::token::Token;
 use crate::{Error, clock};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use teiji_model::guest::{
-    Decoder, Event, Hello, Lost, MAX_FRAME, MAX_TOKEN, Message, Refused, SILENT_MS, ToGuest, ToHost, VERSION,
-    Welcome,
+    Challenge, Decoder, Event, Hello, Lost, MAX_FRAME, Message, NONCE, Nonces, PROOF, Proof, Refused,
+    SILENT_MS, Side, ToGuest, ToHost, Token, VERSION, Welcome,
 };
 
 /// Within which a host has to say what it wants.
@@ -37,7 +38,7 @@ const EVENTS: usize = 256;
 pub struct Shared {
     /// What the kernel offers.
     pub kernel: Kernel,
-    /// What a host has to show over TCP.
+    /// What a host has to know over TCP.
     pub token: Option<Token>,
     /// Held while a host is served.
     pub serving: Mutex<()>,
@@ -55,7 +56,7 @@ pub enum End {
     #[error("teiji-guest ends")]
     Terminated,
     /// The peer may not ask.
-    #[error("it did not show the right token")]
+    #[error("it did not prove that it knows the token")]
     Stranger,
     /// The peer did not say in time what it wants.
     #[error("it did not say within {} s what it wants", HANDSHAKE.as_secs())]
@@ -106,12 +107,7 @@ impl Session<'_> {
     fn serve(&mut self, welcomed: impl FnOnce(&Hello)) -> Result<(), End> {
         let until = Instant::now() + HANDSHAKE;
         if self.connection.needs_token {
-            // No more than a token is kept for a stranger. Its encoding has the length before it.
-            self.decoder.limit(MAX_TOKEN + 4);
-            let Ok(Some(ToGuest::Token(shown))) = self.next(until) else { return Err(End::Stranger) };
-            if !self.shared.token.as_ref().is_some_and(|own| own.is(&shown.0)) {
-                return Err(End::Stranger);
-            }
+            self.acquaint(until)?;
             self.decoder.limit(MAX_FRAME);
         }
         let hello = match self.next(until)? {
@@ -120,10 +116,27 @@ impl Session<'_> {
             None => return Err(End::Late),
         };
         let Ok(_serving) = self.shared.serving.try_lock() else { return Err(End::Busy) };
-        let mut tracer = Tracer::start(&self.shared.kernel, &hello.secret, &hello.watch)?;
+        let mut tracer =
+            Tracer::start(&self.shared.kernel, &hello.secret, &hello.watch, self.connection.own())?;
         self.send(&ToHost::Welcome(welcome(&self.shared.kernel)), PATIENCE)?;
         welcomed(&hello);
         self.stream(&mut tracer)
+    }
+
+    /// Has the host prove that it knows the token, and does the same.
+    fn acquaint(&mut self, until: Instant) -> Result<(), End> {
+        let token = self.shared.token.as_ref().ok_or(End::Stranger)?;
+        let mut nonce = [0; NONCE];
+        getrandom::fill(&mut nonce).map_err(std::io::Error::other)?;
+        self.send(&ToHost::Challenge(Challenge { nonce }), HANDSHAKE)?;
+        // No more than an answer is kept for a stranger.
+        self.decoder.limit(NONCE + PROOF);
+        let Ok(Some(ToGuest::Answer(answer))) = self.next(until) else { return Err(End::Stranger) };
+        let nonces = Nonces { guest: nonce, host: answer.nonce };
+        if !token.is_proof(&answer.proof, Side::Host, &nonces) {
+            return Err(End::Stranger);
+        }
+        self.send(&ToHost::Proof(Proof { proof: token.proof(Side::Guest, &nonces) }), HANDSHAKE)
     }
 
     /// The next message; `None` if there is none in time.
@@ -181,7 +194,7 @@ impl Session<'_> {
                 match message {
                     ToGuest::Ping(ping) => self.send(&ToHost::Pong(clock::read(ping.number)), PATIENCE)?,
                     ToGuest::Stop => stops = true,
-                    ToGuest::Token(_) | ToGuest::Hello(_) => return Err(End::OutOfPlace),
+                    ToGuest::Answer(_) | ToGuest::Hello(_) => return Err(End::OutOfPlace),
                 }
             }
             if stops {

@@ -1,13 +1,15 @@
 //! What a host and the `teiji-guest` in one of its guests say to each other.
 //!
-//! The host connects to the guest, so it knows from the address (vsock: the context id) which guest it is talking to; what
-//! a guest says about itself plays no part in that. Everything that comes from a guest is untrusted.
+//! The host connects to the guest, so it knows from the address (vsock: the context id; TCP: what the operator says) which
+//! guest it is talking to; what a guest says about itself plays no part in that. Everything that comes from a guest is untrusted.
 //!
 //! ```text
 //! frame   = len:u32 type:u8 payload[len]                     len little-endian, at most MAX_FRAME; payload in postcard's encoding
 //!
 //!   host                                             guest
-//!     │ ── 1 Token (over TCP only) ──────────────────► │
+//!     │ ◄────────────────────────────── 70 Challenge ── │  these three over TCP only,
+//!     │ ── 1 Answer ─────────────────────────────────► │  where the address proves nothing:
+//!     │ ◄────────────────────────────────── 71 Proof ── │  see [`Token`]
 //!     │ ── 2 Hello ──────────────────────────────────► │  loads its programs
 //!     │ ◄──────────────────────────────── 65 Welcome ── │  or 69 Refused, and closes
 //!     │ ◄──────────────── 67 Events, 68 Lost, ... ────── │
@@ -30,11 +32,13 @@
 
 mod check;
 mod frame;
+mod token;
 
 #[cfg(test)]
 mod tests;
 
 pub use frame::{Decoder, Error, Message, fuzz};
+pub use token::{Answer, Challenge, NONCE, Nonce, Nonces, PROOF, Proof, Side, Token, TokenError};
 
 use crate::flow::Watch;
 use serde::{Deserialize, Serialize};
@@ -54,9 +58,6 @@ pub const MAX_FRAME: usize = 64 << 10;
 /// The most events in a frame.
 pub const MAX_EVENTS: usize = 512;
 
-/// The longest token, bytes.
-pub const MAX_TOKEN: usize = 256;
-
 /// Words of a packet that take part in its print: the length of each half of the secret.
 pub const SECRET_WORDS: usize = 28;
 
@@ -68,17 +69,6 @@ pub struct Secret(pub [[u64; SECRET_WORDS]; 2]);
 impl std::fmt::Debug for Secret {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Secret(..)")
-    }
-}
-
-/// Proves to the guest that the host may ask it: over TCP, where the address proves nothing.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Token(pub Vec<u8>);
-
-/// Does not show it.
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token(..)")
     }
 }
 
@@ -104,8 +94,8 @@ pub struct Ping {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToGuest {
     /// The first frame over TCP.
-    Token(Token),
-    /// The first frame, but for the token.
+    Answer(Answer),
+    /// The first frame, but for the answer.
     Hello(Box<Hello>),
     /// At any time after Hello.
     Ping(Ping),
@@ -179,6 +169,10 @@ pub struct Refused {
 /// From the guest to the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToHost {
+    /// The first frame over TCP.
+    Challenge(Challenge),
+    /// The answer to a right Answer.
+    Proof(Proof),
     /// The answer to Hello.
     Welcome(Welcome),
     /// The answer to Ping.

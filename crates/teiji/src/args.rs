@@ -1,10 +1,13 @@
 //! The command line.
 
 mod amount;
+mod guest;
 mod matching;
 
 use amount::{parse_duration, parse_size};
 use clap::{Parser, Subcommand, ValueEnum};
+pub use guest::GuestAddress;
+use guest::parse_guest_address;
 use matching::MatchingParser;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -83,7 +86,7 @@ pub struct Trace {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub every: Option<Duration>,
     /// Have the agent trace, for an hour unless --for says otherwise; `teiji traces` shows it. The terminal may be closed.
-    #[arg(long, conflicts_with_all = ["taps", "guest", "every", "record", "buffer", "format", "json", "out", "suggest"])]
+    #[arg(long, conflicts_with_all = ["taps", "guest", "guest_tcp", "guest_vsock_port", "every", "record", "buffer", "format", "json", "out", "suggest"])]
     pub detach: bool,
     /// Begin only when a byte comes on the standard input, and let no further signal cut the end short: how the agent starts
     /// its traces.
@@ -123,10 +126,24 @@ pub struct Watched {
     /// How long to trace, such as 500ms, 10s or 2m [default: until Ctrl-C].
     #[arg(long = "for", value_name = "TIME", value_parser = parse_duration)]
     pub duration: Option<Duration>,
-    /// Divide the stage `guest`: ask `teiji-guest serve` in each traced VM that has a vsock device. Other VMs are seen from the
-    /// host only. Requests of UDP services and ping are divided, not those of TCP, nor those of VMs on macvtap.
+    /// Divide the stage `guest`: ask `teiji-guest serve` in each traced VM, over vsock unless --guest-tcp says otherwise. VMs
+    /// that do not answer are seen from the host only. Requests of UDP services and ping are divided, not those of TCP, nor
+    /// those of VMs on macvtap.
     #[arg(long)]
     pub guest: bool,
+    /// Port of vsock, if `teiji-guest serve --vsock-port` has another one; implies --guest [default: 7413].
+    #[arg(long, value_name = "N")]
+    pub guest_vsock_port: Option<u32>,
+    /// Ask the guest of a VM, by its name or as pid:N, over TCP: where its `teiji-guest serve --tcp` listens, such as
+    /// sip1=10.77.0.11:7413 or sip1=[fd00::11]:7413. Implies --guest; may be given several times. Use a network that only the
+    /// host and its guests are on: nothing is encrypted there. This connection is not followed.
+    #[arg(long, value_name = "VM=ADDRESS[:PORT]", value_parser = parse_guest_address, requires = "guest_token")]
+    pub guest_tcp: Vec<GuestAddress>,
+    /// File with the token that `teiji-guest serve --token-file` has; only its owner may be able to read it. May be given for
+    /// each VM of --guest-tcp, and once without a VM for all others: who has the token of a guest can ask it, and report in
+    /// its place.
+    #[arg(long, value_name = "[VM=]FILE", requires = "guest_tcp")]
+    pub guest_token: Vec<String>,
     /// Size of the kernel's event buffer, such as 16M; raise it if events are lost.
     #[arg(long, value_name = "SIZE", default_value = "8M", value_parser = parse_size)]
     pub buffer: usize,

@@ -9,11 +9,13 @@
 //! | `agent` | the agent |
 //! | `inspect` | doctor, VMs, traces, recordings |
 //! | [`select`] | which VMs a name means |
+//! | `guests` | how the guests of a trace are asked |
 //! | [`mod@advice`] | advice beside a report |
 
 pub mod advice;
 mod agent;
 mod apply;
+mod guests;
 mod inspect;
 mod plan;
 pub mod select;
@@ -23,6 +25,7 @@ pub use crate::daemon::Signals;
 pub use crate::daemon::detached::TraceOrder;
 pub use crate::trace::Shown;
 pub use apply::PreparedPlan;
+pub use guests::GuestsWanted;
 pub use inspect::{Doctor, TraceResult};
 pub use status::StatusReport;
 
@@ -31,6 +34,7 @@ use crate::backend::{HostBackend, PINS};
 use crate::{daemon, policy, trace};
 use std::path::{Path, PathBuf};
 use teiji_host::Root;
+use teiji_model::guest::TokenError;
 
 /// A host, and where teiji keeps its state of it.
 #[derive(Clone, Debug)]
@@ -52,6 +56,15 @@ pub enum Error {
     /// There is no such VM, or there are several.
     #[error("{0}")]
     Selection(String),
+    /// A guest cannot be asked over TCP.
+    #[error("the token file {path} of --guest-token is of no use, so nothing is traced")]
+    Token {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: TokenError,
+    },
     /// Probes cannot be attached.
     #[error(
         "tracing needs privileges that this process lacks ({}), so no probe can be attached: run it with sudo, or see \

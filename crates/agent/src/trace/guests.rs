@@ -1,34 +1,37 @@
 //! The guests that report events themselves: connects to `teiji-guest` in them, and takes what they send.
 //!
 //! ```text
-//!             connected          Welcome              Events, Pong, Lost
-//!  trying ─────────────► asked ───────────► reporting ─────────────────► the trace
-//!    ▲                     │ refused, closed, nonsense    │ closed, nonsense, silent
-//!    └──── later ──────────┴──────────────────────────────┘
+//!             connected, over TCP: Challenge          Proof          Welcome              Events, Pong, Lost
+//!  trying ──────────────────► meeting ───────► proving ────► asked ────────► reporting ────────────────► the trace
+//!    ▲  │                        │                │            ▲ │               │ closed, nonsense, silent
+//!    │  └────────────────────────│────────────────│────────────┘ │ refused, closed, nonsense
+//!    │     connected, over vsock │ closed, wrong  │              │               │
+//!    └──── later ────────────────┴────────────────┴──────────────┴───────────────┘
 //! ```
-//! The host connects, by vsock, to the context id that is on the VMM's command line. The kernel gives an id to one VM at a
-//! time; a VMM may claim that of another VM, so guests are asked only if no two VMs claim the same one. What a guest sends is
-//! used for that guest alone, and joined by a secret of the connection.
+//! The host connects, over vsock, to the context id that is on the VMM's command line. The kernel gives an id to one VM at a
+//! time; a VMM may claim that of another VM, so guests are asked only if no two VMs claim the same one. Over TCP it connects to
+//! the address that the operator has given for the VM, and nothing is asked of whoever does not know the VM's token. What a
+//! guest sends is used for that guest alone, and joined by a secret of the connection.
 //!
 //! A guest is not trusted. All guests together have [`AT_ONCE`] bytes of a turn, taken in turns, so that reading the host's
 //! own events is not held up; a guest has [`RATE`] events a second. Frames are bounded, and a guest that does not keep to the
-//! protocol is not asked again. One that cannot be reached is tried again less and less often, as it may still boot.
+//! protocol is not asked again. One that cannot be reached is tried again less and less often, as it may still boot; so is an
+//! address where something else answers, as the guest may have it later.
 
+use super::guest_address::{Address, AskGuests, TcpGuest, connected, means};
 use super::guest_clock::GuestClock;
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, VsockAddr, connect, getsockopt, recv, send, socket, sockopt,
-};
+use nix::sys::socket::{MsgFlags, recv, send};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 use teiji_host::guest::GuestAccess;
 use teiji_host::tsc;
 use teiji_model::event::{self, EventKind};
 use teiji_model::flow::{Matching, Watch};
 use teiji_model::guest::{
-    Decoder, Hello, Lost, Message, PORT, Ping, SECRET_WORDS, Secret, ToGuest, ToHost, VERSION, Welcome,
+    Answer, Decoder, Hello, Lost, MAX_FRAME, Message, NONCE, Nonces, PROOF, Ping, SECRET_WORDS, Secret, Side,
+    ToGuest, ToHost, Token, VERSION, Welcome,
 };
 use teiji_model::host::Vm;
 use teiji_model::stream::{Changed, StreamId};
@@ -64,6 +67,10 @@ enum State {
     /// Not connected; when it is tried.
     Trying(Instant),
     Connecting(OwnedFd, Instant),
+    /// Over TCP: it has to ask for a proof.
+    Meeting(Connection, Instant),
+    /// Over TCP: it has to prove that it knows the token.
+    Proving(Connection, Nonces, Instant),
     Asked(Connection, Instant),
     Reporting(Connection),
     /// Not tried again.
@@ -85,6 +92,9 @@ struct Guest {
     pid: u32,
     name: String,
     access: GuestAccess,
+    vsock_port: u32,
+    /// If it is asked over TCP.
+    tcp: Option<TcpGuest>,
     state: State,
     /// The number of its stream, from the first answer to a ping on; a new connection goes on with it.
     stream: Option<StreamId>,
@@ -95,13 +105,14 @@ struct Guest {
     unused_until: u64,
     /// After how long it is tried again.
     again: Duration,
-    /// Whether it was said that it does not report.
-    warned: bool,
+    /// Why it does not report, as it was last said.
+    said: Option<String>,
 }
 
 /// See the module.
 pub(super) struct Guests {
     watch: Watch,
+    ask: AskGuests,
     first: tsc::Reading,
     streams: u16,
     guests: Vec<Guest>,
@@ -113,6 +124,10 @@ pub(super) struct Guests {
 enum Leave {
     /// It may be back later.
     Gone(String),
+    /// It has closed the connection.
+    Closed,
+    /// The connection broke.
+    Broke(Errno),
     /// It does not keep to the protocol.
     Nonsense(String),
 }
@@ -124,10 +139,10 @@ impl From<teiji_model::guest::Error> for Leave {
 }
 
 impl Guests {
-    pub(super) fn new(watch: &Watch) -> Guests {
+    pub(super) fn new(watch: &Watch, ask: AskGuests) -> Guests {
         // A guest matches no requests: it need not know all ways to do so that this host does.
         let watch = Watch { matching: Matching::None, ..watch.clone() };
-        Guests { watch, first: tsc::read(), streams: 0, guests: Vec::new(), next: 0 }
+        Guests { watch, ask, first: tsc::read(), streams: 0, guests: Vec::new(), next: 0 }
     }
 
     /// A VM has come.
@@ -137,18 +152,23 @@ impl Guests {
             known.access = access;
             return;
         }
+        // An address is that of one VM: of a second one with the same name it is not known whose it is.
+        let taken = |tcp: &TcpGuest| self.guests.iter().any(|g| g.address() == Address::Tcp(tcp.address));
+        let tcp = self.ask.tcp.iter().find(|tcp| means(&tcp.vm, vm) && !taken(tcp)).cloned();
         let now = Instant::now();
         self.guests.push(Guest {
             pid: vm.pid,
             name: vm.name.clone(),
             access,
+            vsock_port: self.ask.vsock_port,
+            tcp,
             state: State::Trying(now),
             stream: None,
             tokens: (BURST, now),
             unused: None,
             unused_until: 0,
             again: TRY_AGAIN[0],
-            warned: false,
+            said: None,
         });
     }
 
@@ -193,6 +213,7 @@ impl Guests {
                 self.guests.iter().filter(|guest| guest.access.cid == Some(cid)).count() > 1
             });
             let guest = &mut self.guests[at];
+            let claimed_twice = claimed_twice && guest.tcp.is_none();
             let state = std::mem::replace(&mut guest.state, State::Dropped);
             let done = if claimed_twice && !matches!(state, State::Dropped) {
                 Err(Leave::Nonsense("another VM claims its vsock context id".into()))
@@ -221,43 +242,68 @@ impl Guest {
         let now = Instant::now();
         match state {
             State::Trying(at) if at <= now => {
-                let Some(cid) = self.access.cid else {
-                    let why = "no vhost-vsock device is on the VM's command line (QEMU: -device vhost-vsock-pci,guest-cid=N)";
-                    return Err(Leave::Gone(why.into()));
-                };
-                Ok(State::Connecting(dial(cid).map_err(gone)?, now))
+                let socket = self.address().dial().map_err(Leave::Gone)?;
+                Ok(State::Connecting(socket, now))
             }
             State::Connecting(socket, since) => {
-                if !ready(&socket) {
-                    return waiting(State::Connecting(socket, since), since);
+                if !connected(&socket).map_err(Leave::Broke)? {
+                    return self.waiting(State::Connecting(socket, since), since);
                 }
-                match getsockopt(&socket, sockopt::SocketError) {
-                    Ok(0) => {}
-                    Ok(errno) => return Err(gone(Errno::from_raw(errno))),
-                    Err(errno) => return Err(gone(errno)),
-                }
-                let secret = Box::new(secret().map_err(|e| Leave::Gone(e.to_string()))?);
-                let connection = Connection {
+                let mut connection = Connection {
                     socket,
                     decoder: Decoder::default(),
-                    secret,
+                    secret: Box::new(secret().map_err(|e| Leave::Gone(e.to_string()))?),
                     ping: None,
                     pings: 0,
                     pinged: now,
                     clock: GuestClock::new(self.access.tsc_offset, *first),
                 };
-                // The host's packets have prints before the guest's are reported.
-                news(News::Secret(self.pid, Some(connection.secret.clone())));
-                let hello = Hello { version: VERSION, secret: *connection.secret, watch: watch.clone() };
-                connection.send(&ToGuest::Hello(Box::new(hello)))?;
-                Ok(State::Asked(connection, now))
+                if self.tcp.is_none() {
+                    return self.ask(connection, watch, news);
+                }
+                // No more is kept of a stranger.
+                connection.decoder.limit(NONCE.max(PROOF));
+                Ok(State::Meeting(connection, now))
+            }
+            State::Meeting(mut connection, since) => {
+                connection.receive(budget)?;
+                let challenge = match connection.decoder.next().map_err(|e| stranger(&e))? {
+                    Some(ToHost::Challenge(challenge)) => challenge,
+                    Some(_) => return Err(stranger(&"another message than Challenge")),
+                    None => return self.waiting(State::Meeting(connection, since), since),
+                };
+                let mut nonce = [0; NONCE];
+                getrandom::fill(&mut nonce).map_err(|e| Leave::Gone(e.to_string()))?;
+                let nonces = Nonces { guest: challenge.nonce, host: nonce };
+                let proof = self.token()?.proof(Side::Host, &nonces);
+                connection.send(&ToGuest::Answer(Answer { nonce, proof }))?;
+                Ok(State::Proving(connection, nonces, now))
+            }
+            State::Proving(mut connection, nonces, since) => {
+                let unwanted = "it does not take the token of --guest-token: its --token-file has another one, or something \
+                                else than its teiji-guest listens there";
+                match connection.receive(budget) {
+                    Err(Leave::Closed | Leave::Broke(_)) => return Err(Leave::Gone(unwanted.into())),
+                    received => received?,
+                }
+                match connection.decoder.next().map_err(|e| stranger(&e))? {
+                    Some(ToHost::Proof(shown))
+                        if self.token()?.is_proof(&shown.proof, Side::Guest, &nonces) =>
+                    {
+                        connection.decoder.limit(MAX_FRAME);
+                        self.ask(connection, watch, news)
+                    }
+                    Some(ToHost::Proof(_)) => Err(stranger(&"a wrong proof that it knows the token")),
+                    Some(_) => Err(stranger(&"another message than Proof")),
+                    None => self.waiting(State::Proving(connection, nonces, since), since),
+                }
             }
             State::Asked(mut connection, since) => {
                 connection.receive(budget)?;
                 match connection.decoder.next()? {
                     Some(ToHost::Welcome(welcome)) => {
                         tracing::info!("the guest of VM {:?} reports its part of the path", self.name);
-                        (self.warned, self.again) = (false, TRY_AGAIN[0]);
+                        (self.said, self.again) = (None, TRY_AGAIN[0]);
                         tell_missing(&self.name, &welcome);
                         connection.ping()?;
                         Ok(State::Reporting(connection))
@@ -266,7 +312,7 @@ impl Guest {
                         Err(Leave::Gone(format!("it refuses: {}", printable(&refused.text))))
                     }
                     Some(_) => Err(Leave::Nonsense("it does not begin with Welcome".into())),
-                    None => waiting(State::Asked(connection, since), since),
+                    None => self.waiting(State::Asked(connection, since), since),
                 }
             }
             State::Reporting(mut connection) => {
@@ -282,6 +328,37 @@ impl Guest {
             }
             state => Ok(state),
         }
+    }
+
+    fn address(&self) -> Address {
+        match &self.tcp {
+            Some(tcp) => Address::Tcp(tcp.address),
+            None => Address::Vsock { cid: self.access.cid, port: self.vsock_port },
+        }
+    }
+
+    fn token(&self) -> Result<&Token, Leave> {
+        let tcp = self.tcp.as_ref();
+        tcp.map(|tcp| &tcp.token).ok_or_else(|| Leave::Gone("it is not asked over TCP any more".into()))
+    }
+
+    /// Asks it to report: it is the guest that was meant.
+    fn ask(
+        &self,
+        connection: Connection,
+        watch: &Watch,
+        news: &mut dyn FnMut(News) -> bool,
+    ) -> Result<State, Leave> {
+        // The host's packets have prints before the guest's are reported.
+        news(News::Secret(self.pid, Some(connection.secret.clone())));
+        let hello = Hello { version: VERSION, secret: *connection.secret, watch: watch.clone() };
+        connection.send(&ToGuest::Hello(Box::new(hello)))?;
+        Ok(State::Asked(connection, Instant::now()))
+    }
+
+    /// Goes on waiting, but not for ever.
+    fn waiting(&self, state: State, since: Instant) -> Result<State, Leave> {
+        if since.elapsed() < PATIENCE { Ok(state) } else { Err(Leave::Gone(self.address().silent())) }
     }
 
     /// Takes all messages that are complete.
@@ -321,8 +398,9 @@ impl Guest {
                         return Err(Leave::Nonsense("64 guests report in this trace: no more can".into()));
                     }
                 };
-                let mapping = connection.clock.measure(&pong, sent, got.ns, got);
-                news(News::Changed(Changed::Clock { stream, vm: self.pid, mapping }));
+                if let Some(mapping) = connection.clock.measure(&pong, sent, got.ns, got) {
+                    news(News::Changed(Changed::Clock { stream, vm: self.pid, mapping }));
+                }
                 if let Some(lost) = self.unused.take() {
                     let kind = EventKind::Lost(lost);
                     news(News::Event(event::Event { ts: self.unused_until, stream, cpu: 0, kind }));
@@ -349,7 +427,9 @@ impl Guest {
                 news(News::Event(event::Event { ts: until, stream, cpu: 0, kind }));
             }
             ToHost::Refused(refused) => return Err(Leave::Gone(printable(&refused.text).to_string())),
-            ToHost::Welcome(_) => return Err(Leave::Nonsense("a second Welcome".into())),
+            ToHost::Welcome(_) | ToHost::Challenge(_) | ToHost::Proof(_) => {
+                return Err(Leave::Nonsense("a message that does not belong there".into()));
+            }
         }
         Ok(())
     }
@@ -369,42 +449,37 @@ impl Guest {
 
     fn leave(&mut self, leave: Leave, news: &mut dyn FnMut(News) -> bool) -> State {
         news(News::Secret(self.pid, None));
-        let (why, state, then) = match leave {
-            Leave::Gone(why) => {
-                let again = self.again;
-                self.again = (again * 2).min(TRY_AGAIN[1]);
-                (why, State::Trying(Instant::now() + again), "it is tried again")
+        let address = self.address();
+        let why = match leave {
+            Leave::Nonsense(why) => {
+                self.tell(why, "it is not asked again");
+                return State::Dropped;
             }
-            Leave::Nonsense(why) => (why, State::Dropped, "it is not asked again"),
+            Leave::Gone(why) => why,
+            Leave::Closed => "it has closed the connection".into(),
+            Leave::Broke(errno) => address.unreachable(errno),
         };
-        if !self.warned {
-            self.warned = true;
+        let again = self.again;
+        self.again = (again * 2).min(TRY_AGAIN[1]);
+        self.tell(why, "it is tried again");
+        State::Trying(Instant::now() + again)
+    }
+
+    /// Says why it does not report, once for each reason.
+    fn tell(&mut self, why: String, then: &str) {
+        if self.said.as_ref() != Some(&why) {
             tracing::warn!(
                 "the guest of VM {:?} does not report ({why}): its time is seen from the host only; {then}",
                 self.name
             );
+            self.said = Some(why);
         }
-        state
     }
 }
 
-/// Goes on waiting, but not for ever.
-fn waiting(state: State, since: Instant) -> Result<State, Leave> {
-    if since.elapsed() < PATIENCE { Ok(state) } else { Err(Leave::Gone("it does not answer".into())) }
-}
-
-fn gone(errno: Errno) -> Leave {
-    Leave::Gone(match errno {
-        Errno::ECONNREFUSED | Errno::ECONNRESET => {
-            format!("nothing listens on vsock port {PORT}: start `teiji-guest serve` in it")
-        }
-        Errno::ENODEV | Errno::EAFNOSUPPORT => "this host has no vsock: `modprobe vhost_vsock`".into(),
-        Errno::ENETUNREACH | Errno::EHOSTUNREACH | Errno::ETIMEDOUT => {
-            "it does not answer on vsock: it may still boot, or lack the driver vmw_vsock_virtio_transport"
-                .into()
-        }
-        errno => errno.to_string(),
-    })
+/// Something else than `teiji-guest` is at an address of TCP, or says what it should not.
+fn stranger(sent: &dyn std::fmt::Display) -> Leave {
+    Leave::Gone(format!("something else than its teiji-guest listens there: it sent {sent}"))
 }
 
 /// What is not seen of a guest.
@@ -413,22 +488,6 @@ fn tell_missing(name: &str, welcome: &Welcome) {
         let (hook, without) = (printable(&missing.hook), printable(&missing.without));
         tracing::warn!("the guest of VM {name:?} has no {hook}: {without}");
     }
-}
-
-/// Begins to connect.
-fn dial(cid: u32) -> nix::Result<OwnedFd> {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(AddressFamily::Vsock, SockType::Stream, flags, None)?;
-    match connect(socket.as_raw_fd(), &VsockAddr::new(cid, PORT)) {
-        Ok(()) | Err(Errno::EINPROGRESS) => Ok(socket),
-        Err(errno) => Err(errno),
-    }
-}
-
-/// Whether a connection has been made, or has failed.
-fn ready(socket: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLOUT)];
-    poll(&mut fds, PollTimeout::ZERO).is_ok_and(|n| n > 0)
 }
 
 /// Of one guest, known to nobody else.
@@ -447,7 +506,7 @@ impl Connection {
         match send(self.socket.as_raw_fd(), &frame, MsgFlags::MSG_NOSIGNAL) {
             Ok(n) if n == frame.len() => Ok(()),
             Ok(_) | Err(Errno::EAGAIN) => Err(Leave::Gone("it does not take what it is sent".into())),
-            Err(errno) => Err(gone(errno)),
+            Err(errno) => Err(Leave::Broke(errno)),
         }
     }
 
@@ -459,23 +518,31 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes what has come, within the budget, of which at least one read is left for each guest.
+    /// Takes what has come, within the budget, of which at least one read is left for each guest. What came before the
+    /// connection was closed is to be used first: it may say why.
     fn receive(&mut self, budget: &mut usize) -> Result<(), Leave> {
         let mut buffer = [0; 8 << 10];
+        let mut some = false;
         loop {
-            match recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-                Ok(0) => return Err(Leave::Gone("it has closed the connection".into())),
+            let end = match recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+                Ok(0) => Leave::Closed,
                 Ok(n) => {
+                    some = true;
                     self.decoder.feed(&buffer[..n]);
                     *budget = budget.saturating_sub(n);
                     if *budget == 0 {
                         return Ok(());
                     }
+                    continue;
                 }
                 Err(Errno::EAGAIN) => return Ok(()),
-                Err(Errno::EINTR) => {}
-                Err(errno) => return Err(gone(errno)),
-            }
+                Err(Errno::EINTR) => continue,
+                Err(errno) => Leave::Broke(errno),
+            };
+            return if some { Ok(()) } else { Err(end) };
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -17,12 +17,14 @@
 //! One thread owns everything. Memory is bounded: the ring buffer, the analyzer's windows and tables.
 mod follower;
 mod following;
+mod guest_address;
 mod guest_clock;
 mod guests;
 mod session;
 mod vms;
 
 pub use following::Following;
+pub use guest_address::{AskGuests, TcpGuest, means};
 
 use crate::output::{Output, Rights};
 use crate::poll_interval::PollInterval;
@@ -71,8 +73,8 @@ pub struct TraceSpec {
     pub vms: Vec<Vm>,
     /// Which VMs that come later are followed; `None`: only those of `vms` are, as they are at the start.
     pub following: Option<Following>,
-    /// Ask the guests to report their part of the path.
-    pub guests: bool,
+    /// Ask the guests to report their part of the path, in this way.
+    pub guests: Option<AskGuests>,
     /// How long to trace; `None`: until the stop flag is set.
     pub duration: Option<Duration>,
     /// How often a snapshot is made; `None`: never.
@@ -193,15 +195,23 @@ pub fn run(
     let rights = if spec.confine { Rights::GivenUp } else { Rights::Kept };
     let output = spec.record.as_ref().map(|path| Output::create(path, rights)).transpose();
     let output = output.map_err(|source| unwritten(teiji_model::recording::Error::Io { at: 0, source }))?;
-    let setup =
-        Setup { watch: &spec.watch, vms: &spec.vms, guests: spec.guests, buffer_bytes: spec.buffer_bytes };
+    let setup = Setup {
+        watch: &spec.watch,
+        vms: &spec.vms,
+        guests: spec.guests.is_some(),
+        buffer_bytes: spec.buffer_bytes,
+    };
     let mut tracer = Tracer::start(&setup)?;
+    // Before anybody connects.
+    for tcp in spec.guests.iter().flat_map(|ask| &ask.tcp) {
+        tracer.leave_out(tcp.address)?;
+    }
     let meta = meta(&spec);
     let recorder = output.map(|output| Recorder::begin(output, &meta)).transpose().map_err(unwritten)?;
     let mut alive = WatchedVms::of(&spec.vms);
     let follow = |following| Follower::start(following, &spec.vms).map_err(Error::Follower);
     let mut follower = spec.following.clone().map(follow).transpose()?;
-    let mut guests = spec.guests.then(|| Guests::new(&spec.watch));
+    let mut guests = spec.guests.clone().map(|ask| Guests::new(&spec.watch, ask));
     for vm in spec.vms.iter().filter(|vm| vm.pid != 0) {
         if let Some(guests) = &mut guests {
             guests.add(vm, Root::default().guest_access(vm.pid));

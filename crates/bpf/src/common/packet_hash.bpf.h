@@ -4,8 +4,8 @@
  * role in a request, and whether it passes the operator's filter. The host's program and the guest's share
  * this, so that both give one packet the same fingerprint if they have the same secret.
  *
- * The includer has the types of path_trace/intf.h, a constant `settings` of the type struct settings, and
- * count(), which is told of packets that cannot be identified.
+ * The includer has the types of path_trace/intf.h, a constant `settings` of the type struct settings,
+ * count(), which is told of packets that cannot be identified, and reports(), which is declared below.
  */
 #ifndef TEIJI_PACKET_HASH_BPF_H
 #define TEIJI_PACKET_HASH_BPF_H
@@ -46,6 +46,20 @@ struct endpoints {
 	u16 sport, dport;
 	u8 version, proto;
 };
+
+/* Whether a segment of TCP belongs to a connection by which a guest reports: teiji's own is not followed. */
+static __always_inline bool reports(const struct endpoints *e, bool to_guest);
+
+/* Whether this is the end of a segment that is the guest's. */
+static __always_inline bool is_end(const volatile struct tcp_end *end, const struct endpoints *e,
+				   bool to_guest)
+{
+	const u32 *addr = to_guest ? e->dst.word : e->src.word;
+
+	return end->version == e->version && end->port == (to_guest ? e->dport : e->sport) &&
+	       end->addr[0] == addr[0] && end->addr[1] == addr[1] && end->addr[2] == addr[2] &&
+	       end->addr[3] == addr[3];
+}
 
 /* The smaller of two, in a form that the compiler does not transform, so that the verifier sees the bound. */
 static __always_inline u64 at_most(u64 n, u64 most)
@@ -285,7 +299,8 @@ static __always_inline bool read_headers(const unsigned char *l2, const unsigned
  * first is still on its way, the two are alike, as two of the same length are anyway. Of shorter segments all
  * is hashed: an ACK, data and a FIN with one sequence number follow each other closely.
  *
- * Returns false for packets that do not pass the filter, or that cannot be identified (these are counted).
+ * Returns false for packets that do not pass the filter, that are teiji's own, or that cannot be identified
+ * (these are counted).
  */
 static __always_inline bool identify(union headers *h, const unsigned char *l2, const unsigned char *end,
 				     bool to_guest, secret_words secret, struct packet *p)
@@ -391,7 +406,7 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 			goto unidentified;
 		e.sport = bpf_ntohs(h->l4.tcp.sport);
 		e.dport = bpf_ntohs(h->l4.tcp.dport);
-		if (!passes(&e, to_guest))
+		if (!passes(&e, to_guest) || reports(&e, to_guest))
 			return false;
 		ports = (u32)e.sport << 16 | e.dport;
 		l4 = h->l4.tcp.flags;

@@ -5,6 +5,7 @@ mod dns;
 mod hash;
 mod key;
 mod large;
+mod reporting;
 mod serving;
 mod tcp;
 mod threads;

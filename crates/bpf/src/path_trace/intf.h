@@ -112,6 +112,7 @@ enum counter {
 #define MAX_CLOCKS 8192	    /* traced threads */
 #define STATES_AT_ONCE 1024 /* records of a vCPU's states in each span of 2^26 ns (67 ms) */
 #define STARTS_AT_ONCE 1024 /* the same for the starts of a thread */
+#define MAX_REPORTING 64    /* guests that report over TCP: as many as model::stream::StreamId has room for */
 #define LOOKUP_SLOTS 65536  /* a power of two: see struct lookup and struct followed */
 
 /* What a number may identify: see struct followed. */
@@ -302,6 +303,14 @@ struct settings {
 	__u8 pad[2];
 	struct filter_net net[MAX_NETS];
 	struct filter_port port[MAX_PORTS];
+};
+
+/* An end of connections of TCP. */
+struct tcp_end {
+	__u32 addr[4]; /* in network order; IPv4 is the first word, the others are 0 */
+	__u16 port;
+	__u8 version; /* 4 or 6; 0: none */
+	__u8 pad;
 };
 
 /* What a traced tap is. */

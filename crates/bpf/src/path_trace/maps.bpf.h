@@ -202,9 +202,11 @@ struct lookup {
 
 /* Written by the Rust half. */
 struct followed {
-	u8 by_mac;   /* packets off the taps are the guest's by MAC address; else by flow alone */
-	u8 macvtaps; /* some of the traced taps are macvtaps */
-	u8 pad[6];
+	u8 by_mac;    /* packets off the taps are the guest's by MAC address; else by flow alone */
+	u8 macvtaps;  /* some of the traced taps are macvtaps */
+	u8 reporting; /* of `ends` */
+	u8 pad[5];
+	struct tcp_end ends[MAX_REPORTING]; /* on which guests report over TCP */
 	u8 hints[LOOKUP_SLOTS]; /* at a number modulo LOOKUP_SLOTS: enum hint, or-ed, of all that have it */
 } followed SEC(".bss.followed");
 

@@ -28,6 +28,7 @@ use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, RingBuffer, RingBufferBuilder,
 };
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::OnceLock;
 use teiji_model::event::{Event, EventKind};
@@ -290,6 +291,15 @@ impl Tracer {
     /// [`Error::Kernel`] if the kernel refuses.
     pub fn set_guest(&mut self, pid: u32, secret: Option<&Secret>) -> Result<(), Error> {
         self.targets.set_guest(pid, secret)
+    }
+
+    /// Follows no connection of TCP whose end at the guest is this one: a guest reports by it, and what teiji itself causes is
+    /// no traffic of the VM. Ends stay. There is room for 64.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the kernel refuses.
+    pub fn leave_out(&mut self, end: SocketAddr) -> Result<(), Error> {
+        self.targets.leave_out(end)
     }
 
     /// Follows the VM with this process id no longer.

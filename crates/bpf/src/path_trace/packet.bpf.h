@@ -7,6 +7,21 @@
 
 #include "../common/packet_hash.bpf.h"
 
+/* An array and not a map: the programs have no room for its key on their stacks. */
+static __always_inline bool reports(const struct endpoints *e, bool to_guest)
+{
+	int i;
+
+#pragma unroll 1
+	for (i = 0; i < MAX_REPORTING; i++) {
+		if (i >= followed.reporting)
+			return false;
+		if (is_end(&followed.ends[i], e, to_guest))
+			return true;
+	}
+	return false;
+}
+
 static __always_inline bool is_guest_mac(const u8 *addr)
 {
 	struct mac m = {};

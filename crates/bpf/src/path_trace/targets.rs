@@ -15,6 +15,8 @@ use super::{bytes_of, map};
 use crate::Error;
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use teiji_model::flow::{End, Net};
 use teiji_model::guest::Secret;
 use teiji_model::host::{DataPlane, Nic, Vm};
 
@@ -209,6 +211,20 @@ impl Targets {
         self.announce()
     }
 
+    /// Follows no connection of TCP whose end at the guest is this one.
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if there are too many, or they cannot be written.
+    pub(super) fn leave_out(&mut self, end: SocketAddr) -> Result<(), Error> {
+        if !add_end(&mut self.followed, end) {
+            return Err(Error::Kernel {
+                doing: format!("leave out the connection to {end}"),
+                reason: "there are too many".into(),
+            });
+        }
+        self.announce()
+    }
+
     /// Removes a tap, unless another VM that is followed has it now. What is not there need not be removed.
     fn forget(&self, nic: &Nic) {
         let others = || self.now.values().flat_map(|vm| &vm.nics);
@@ -254,6 +270,16 @@ fn by_mac<'a>(vms: impl Iterator<Item = &'a Vm>) -> bool {
 
 fn kind(nic: &Nic) -> types::tap_kind {
     if nic.data_plane.is_macvtap() { types::tap_kind::TAP_MACVTAP } else { types::tap_kind::TAP_OF_TUN }
+}
+
+/// Adds an end on which a guest reports; returns whether there is room.
+pub(super) fn add_end(followed: &mut types::followed, end: SocketAddr) -> bool {
+    let Some(free) = followed.ends.get_mut(usize::from(followed.reporting)) else { return false };
+    let addr = Net { end: End::Any, addr: end.ip(), prefix: u8::MAX }.words().0;
+    let version = if end.is_ipv4() { 4 } else { 6 };
+    *free = types::tcp_end { addr, port: end.port(), version, ..Default::default() };
+    followed.reporting += 1;
+    true
 }
 
 fn address(addr: [u8; 6]) -> types::mac {

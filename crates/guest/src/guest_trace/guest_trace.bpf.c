@@ -49,11 +49,17 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 const volatile struct settings settings;
 const volatile struct guest_symbols symbols;
+const volatile struct own_end own;
 
 #include "maps.bpf.h"
 #include "common/packet_hash.bpf.h"
 #include "skb.bpf.h"
 #include "threads.bpf.h"
+
+static __always_inline bool reports(const struct endpoints *e, bool to_guest)
+{
+	return own.end.version && is_end(&own.end, e, to_guest);
+}
 
 /* ---- records ---- */
 

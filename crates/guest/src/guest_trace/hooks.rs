@@ -9,6 +9,7 @@ use crate::Error;
 use libbpf_rs::btf::types::{Func, FuncProto, Typedef};
 use libbpf_rs::btf::{Btf, ReferencesType};
 use serde::Serialize;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use teiji_model::flow::Watch;
 use teiji_model::guest::{Missing, SECRET_WORDS, Secret};
@@ -194,7 +195,8 @@ fn attaches(object: &[u8], symbols: types::guest_symbols, wanted: &str) -> Resul
         program.set_autoload(wanted);
     }
     // With settings that make the verifier process all of the code.
-    settings::fill(&mut object, symbols, &Secret([[1; SECRET_WORDS]; 2]), &Watch::default())?;
+    let own = Some((Ipv4Addr::LOCALHOST, 1).into());
+    settings::fill(&mut object, symbols, &Secret([[1; SECRET_WORDS]; 2]), &Watch::default(), own)?;
     let object = object.load().map_err(|e| Error::kernel(format!("load {wanted}"), &e))?;
     for program in object.progs_mut().filter(|p| p.autoload()) {
         drop(program.attach().map_err(|e| Error::kernel(format!("attach {wanted}"), &e))?);

@@ -71,4 +71,10 @@ struct guest_symbols {
 	__u64 pcpu_hot;		/* the variable for each CPU that contains the former one */
 };
 
+/* This guest's end of the connection by which it reports; version 0: that is not one of TCP. */
+struct own_end {
+	struct tcp_end end;
+	__u32 pad; /* constants take a multiple of 8 bytes */
+};
+
 #endif

@@ -26,6 +26,7 @@ use libbpf_rs::{
 };
 use libbpf_sys as sys;
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use teiji_model::flow::Watch;
@@ -75,17 +76,23 @@ fn map(object: &Object, name: &str) -> Result<MapHandle, Error> {
 }
 
 impl Tracer {
-    /// Loads and attaches the probes that this kernel can have.
+    /// Loads and attaches the probes that this kernel can have. `own` is this machine's end of the connection of TCP by which
+    /// it reports: each report would be reported otherwise.
     ///
     /// # Errors
     /// [`Error::NotPermitted`], [`Error::Kernel`] if the kernel refuses a program. Nothing stays attached then.
-    pub fn start(kernel: &Kernel, secret: &Secret, watch: &Watch) -> Result<Tracer, Error> {
+    pub fn start(
+        kernel: &Kernel,
+        secret: &Secret,
+        watch: &Watch,
+        own: Option<SocketAddr>,
+    ) -> Result<Tracer, Error> {
         let mut object = open(kernel.object())?;
         for mut program in object.progs_mut() {
             let name = program.name().to_string_lossy().into_owned();
             program.set_autoload(kernel.can_have(&name));
         }
-        settings::fill(&mut object, kernel.symbols(), secret, watch)?;
+        settings::fill(&mut object, kernel.symbols(), secret, watch, own)?;
         let object = object.load().map_err(|e| Error::kernel("load the guest's probes", &e))?;
 
         let batch = Rc::new(RefCell::new(Vec::with_capacity(BATCH)));

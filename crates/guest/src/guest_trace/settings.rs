@@ -2,7 +2,8 @@
 use super::types::{self, direction, end};
 use crate::Error;
 use libbpf_rs::OpenObject;
-use teiji_model::flow::{Direction, End, Flow, Proto, Watch};
+use std::net::SocketAddr;
+use teiji_model::flow::{Direction, End, Flow, Net, Proto, Watch};
 use teiji_model::guest::Secret;
 
 /// Writes the settings into the image of the object's constants.
@@ -14,6 +15,7 @@ pub(super) fn fill(
     symbols: types::guest_symbols,
     secret: &Secret,
     watch: &Watch,
+    own: Option<SocketAddr>,
 ) -> Result<(), Error> {
     let image = object
         .maps_mut()
@@ -32,6 +34,7 @@ pub(super) fn fill(
     let constants = unsafe { &mut *at.cast::<types::rodata>() };
     constants.settings = settings(secret, watch);
     constants.symbols = symbols;
+    constants.own.end = own.map(tcp_end).unwrap_or_default();
     Ok(())
 }
 
@@ -67,6 +70,12 @@ fn settings(secret: &Secret, watch: &Watch) -> types::settings {
         slot.end = end_of(port.end);
     }
     s
+}
+
+fn tcp_end(own: SocketAddr) -> types::tcp_end {
+    let net = Net { end: End::Any, addr: own.ip(), prefix: u8::MAX };
+    let version = if own.is_ipv4() { 4 } else { 6 };
+    types::tcp_end { addr: net.words().0, port: own.port(), version, ..Default::default() }
 }
 
 fn end_of(e: End) -> u8 {

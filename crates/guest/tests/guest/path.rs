@@ -9,7 +9,8 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 use nix::unistd::gettid;
 use std::collections::{HashMap, HashSet};
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::fs::File;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Mutex;
@@ -58,7 +59,7 @@ fn secret() -> Secret {
 
 /// The host's end of a connection.
 pub struct Host {
-    stream: UnixStream,
+    stream: File,
     decoder: Decoder<ToHost>,
     pub events: Vec<Event>,
     pub lost: u64,
@@ -94,11 +95,22 @@ impl Host {
 fn follow(kernel: Kernel, filter: &str, f: impl FnOnce()) -> (Host, Welcome) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     theirs.set_nonblocking(true).unwrap();
+    follow_over(ours.into(), theirs.into(), kernel, filter, f)
+}
+
+/// The same by the ends of a connection of the host and of the guest.
+fn follow_over(
+    ours: OwnedFd,
+    theirs: OwnedFd,
+    kernel: Kernel,
+    filter: &str,
+    f: impl FnOnce(),
+) -> (Host, Welcome) {
     let shared = Shared { kernel, token: None, serving: Mutex::new(()), ends: AtomicBool::new(false) };
     std::thread::scope(|scope| {
-        let connection = Connection::over(OwnedFd::from(theirs), false);
+        let connection = Connection::over(theirs, false);
         let session = scope.spawn(|| run(connection, &shared, |_| {}));
-        let mut host = Host { stream: ours, decoder: Decoder::default(), events: Vec::new(), lost: 0 };
+        let mut host = Host { stream: ours.into(), decoder: Decoder::default(), events: Vec::new(), lost: 0 };
         let watch = Watch {
             flow: Flow::parse(filter).unwrap(),
             flow_text: filter.into(),
@@ -442,8 +454,8 @@ fn what_does_not_pass_the_filter_is_not_reported() {
 fn tcp_and_icmp_are_received_sent_and_handed_over() {
     let namespaces = Namespaces::new();
     let (host, _) = follow(kernel(), "tcp dst port 7007", || {
-        let listener = namespaces.run(true, || std::net::TcpListener::bind(address(false, 2)).unwrap());
-        let client = namespaces.run(false, || std::net::TcpStream::connect(address(false, 2)).unwrap());
+        let listener = namespaces.run(true, || TcpListener::bind(address(false, 2)).unwrap());
+        let client = namespaces.run(false, || TcpStream::connect(address(false, 2)).unwrap());
         drop((client, listener.accept().unwrap()));
         std::thread::sleep(Duration::from_millis(100));
     });
@@ -481,6 +493,37 @@ fn tcp_and_icmp_are_received_sent_and_handed_over() {
             matches!(answer[0].kind, EventKind::Sent { tid: 0, began: 0, .. }),
             "the kernel answers: {answer:?}"
         );
+    }
+}
+
+/// The connection by which a guest reports would be reported, and each report cause the next one. Others to the same machine
+/// are reported.
+#[test]
+fn the_connection_by_which_a_guest_reports_is_not_reported() {
+    let namespaces = Namespaces::new();
+    for v6 in [false, true] {
+        let connect = |to: SocketAddr| {
+            let listener = namespaces.run(true, || TcpListener::bind(to).unwrap());
+            let host = namespaces.run(false, || TcpStream::connect(to).unwrap());
+            (host, listener.accept().unwrap().0)
+        };
+        // Of what this kernel sees of both ends, the guest's: `dst` is the responder's.
+        let filter = format!("tcp dst port {PORT}");
+        let follow_tcp = |f: &dyn Fn()| {
+            let (ours, theirs) = connect(address(v6, 2));
+            theirs.set_nonblocking(true).unwrap();
+            let host = follow_over(ours.into(), theirs.into(), kernel(), &filter, f).0;
+            by_packet(&host.events).into_values().map(|p| points(&p)).collect::<Vec<_>>()
+        };
+        // Hello, Welcome, Ping and Pong have passed, and what acknowledges them passes meanwhile.
+        let alone = follow_tcp(&|| std::thread::sleep(Duration::from_millis(300)));
+        assert_eq!(alone, Vec::<Vec<&str>>::new(), "v6: {v6}");
+        // One that differs in nothing but the address.
+        let beside = follow_tcp(&|| {
+            drop(connect(address(!v6, 2)));
+            std::thread::sleep(Duration::from_millis(100));
+        });
+        assert!(beside.iter().filter(|p| **p == ["received"]).count() >= 3, "SYN, ACK, FIN: {beside:?}");
     }
 }
 

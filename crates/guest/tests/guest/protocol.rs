@@ -10,10 +10,15 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use teiji_model::flow::{Flow, Watch};
 use teiji_model::guest::{
-    Decoder, Hello, MAX_FRAME, Message, Ping, SECRET_WORDS, Secret, ToGuest, ToHost, Token, VERSION,
+    Answer, Decoder, Hello, MAX_FRAME, Message, NONCE, Nonces, PROOF, Ping, SECRET_WORDS, Secret, Side,
+    ToGuest, ToHost, Token, VERSION,
 };
 
 const TOKEN: &[u8] = b"correct horse battery staple";
+
+fn token() -> Token {
+    Token::read(TOKEN, 0o600).unwrap()
+}
 
 /// A server, ended when it is dropped.
 struct Server {
@@ -55,10 +60,36 @@ impl Server {
         Peer { stream, decoder: Decoder::default() }
     }
 
+    /// A peer that the guest has asked for a proof; and the nonces, with one of this side. While the server has not noticed
+    /// yet that others have gone, there may be no room for it.
+    fn challenged(&self) -> (Peer, Nonces) {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let mut peer = self.connect();
+            match peer.hear() {
+                Some(ToHost::Challenge(asked)) => {
+                    return (peer, Nonces { guest: asked.nonce, host: [5; NONCE] });
+                }
+                None => assert!(Instant::now() < until, "no challenge"),
+                other => panic!("{other:?}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// A host that has proved who it is, and knows that this is the guest.
+    fn known(&self) -> Peer {
+        let (mut host, nonces) = self.challenged();
+        let proof = token().proof(Side::Host, &nonces);
+        host.say(&ToGuest::Answer(Answer { nonce: nonces.host, proof }));
+        let Some(ToHost::Proof(shown)) = host.hear() else { panic!("no proof") };
+        assert!(token().is_proof(&shown.proof, Side::Guest, &nonces));
+        host
+    }
+
     /// A host that is served.
     fn host(&self) -> Peer {
-        let mut host = self.connect();
-        host.say(&ToGuest::Token(Token(TOKEN.to_vec())));
+        let mut host = self.known();
         host.say(&hello());
         assert!(matches!(host.hear(), Some(ToHost::Welcome(_))));
         host
@@ -146,8 +177,7 @@ fn a_host_with_the_token_is_served_and_nothing_stays_after_it() {
             assert_eq!(pong.number, number);
         }
         // A second one has to wait.
-        let mut other = server.connect();
-        other.say(&ToGuest::Token(Token(TOKEN.to_vec())));
+        let mut other = server.known();
         other.say(&hello());
         assert!(other.refused().contains("another host"));
         assert_eq!(other.hear(), None);
@@ -194,12 +224,15 @@ fn it_keeps_no_privilege_but_loading_programs() {
 #[test]
 fn strangers_are_cut_off_and_do_no_harm() {
     let server = Server::start();
-    let token = |bytes: &[u8]| ToGuest::Token(Token(bytes.to_vec())).frame().unwrap();
     let long = [&(MAX_FRAME as u32).to_le_bytes()[..], &[1], &[7; 1000]].concat();
+    let seen = {
+        let (_host, nonces) = server.challenged();
+        ToGuest::Answer(Answer { nonce: nonces.host, proof: token().proof(Side::Host, &nonces) })
+    };
     for wrong in [
-        token(b"wrong"),
-        token(&TOKEN[1..]),
-        token(&[TOKEN, b"x"].concat()),
+        // An answer to another challenge.
+        seen.frame().unwrap(),
+        ToGuest::Answer(Answer { nonce: [5; NONCE], proof: [0; PROOF] }).frame().unwrap(),
         hello().frame().unwrap(),
         ToGuest::Stop.frame().unwrap(),
         vec![0xff; 5000],
@@ -207,10 +240,19 @@ fn strangers_are_cut_off_and_do_no_harm() {
         long,
         b"GET / HTTP/1.1\r\nHost: guest\r\n\r\n".to_vec(),
     ] {
-        let mut stranger = server.connect();
+        let (mut stranger, _) = server.challenged();
         stranger.write(&wrong);
         assert_eq!(stranger.hear(), None, "{:x?}", &wrong[..wrong.len().min(20)]);
     }
+    // Those who know another token, or show a guest's proof as that of a host.
+    let other = Token::read(&b"correct horse battery stapl"[..], 0o600).unwrap();
+    for (token, side) in [(other, Side::Host), (token(), Side::Guest)] {
+        let (mut stranger, nonces) = server.challenged();
+        stranger.say(&ToGuest::Answer(Answer { nonce: nonces.host, proof: token.proof(side, &nonces) }));
+        assert_eq!(stranger.hear(), None);
+    }
+    // No two are asked the same.
+    assert_ne!(server.challenged().1, server.challenged().1);
     // One that says nothing keeps no other from being served.
     let _silent = server.connect();
     drop(server.host());
@@ -224,10 +266,13 @@ fn a_host_that_speaks_wrongly_is_told_and_cut_off() {
         (vec![0, 0, 0, 0, 99], "type 99"),
         (vec![2, 0, 0, 0, 2, 77, 1], "version 77"),
         (vec![1, 0, 0, 0, 2, 1], "cannot be decoded"),
+        (
+            ToGuest::Answer(Answer { nonce: [5; NONCE], proof: [0; PROOF] }).frame().unwrap(),
+            "does not belong",
+        ),
         (ToGuest::Ping(Ping { number: 1 }).frame().unwrap(), "does not belong"),
     ] {
-        let mut host = server.connect();
-        host.say(&ToGuest::Token(Token(TOKEN.to_vec())));
+        let mut host = server.known();
         host.write(&wrong);
         let text = host.refused();
         assert!(text.contains(part), "{text}");

@@ -1,7 +1,7 @@
 //! Limits on what a message may have. Decoding checks types; this checks sizes and consistency, so that those who use a
 //! message need not.
 
-use super::{Event, EventKind, Hello, Lost, MAX_TOKEN, Missing, Pong, Refused, Token, Welcome};
+use super::{Event, EventKind, Hello, Lost, Missing, Pong, Refused, Welcome};
 use crate::recording::check_flow;
 use serde::Deserializer;
 use serde::de::{Error as _, SeqAccess, Visitor};
@@ -17,10 +17,6 @@ type Checked = Result<(), &'static str>;
 
 fn ensure(right: bool, what: &'static str) -> Checked {
     if right { Ok(()) } else { Err(what) }
-}
-
-pub(super) fn token(t: &Token) -> Checked {
-    ensure((1..=MAX_TOKEN).contains(&t.0.len()), "a token that is empty or longer than 256 bytes")
 }
 
 pub(super) fn hello(h: &Hello) -> Checked {

@@ -1,6 +1,8 @@
 //! Frames: bytes from messages, and messages from bytes that may be anything.
 
-use super::{Event, Hello, MAX_EVENTS, MAX_FRAME, Ping, ToGuest, ToHost, Token, VERSION, check};
+use super::{
+    Answer, Challenge, Event, Hello, MAX_EVENTS, MAX_FRAME, Ping, Proof, ToGuest, ToHost, VERSION, check,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::marker::PhantomData;
@@ -11,7 +13,7 @@ const HEAD: usize = 5;
 /// The smallest number of bytes that an event takes.
 const MIN_EVENT: usize = 4;
 
-const TOKEN: u8 = 1;
+const ANSWER: u8 = 1;
 const HELLO: u8 = 2;
 const PING: u8 = 3;
 const STOP: u8 = 4;
@@ -20,6 +22,8 @@ const PONG: u8 = 66;
 const EVENTS: u8 = 67;
 const LOST: u8 = 68;
 const REFUSED: u8 = 69;
+const CHALLENGE: u8 = 70;
+const PROOF: u8 = 71;
 
 /// Why bytes are no messages, or a message cannot become bytes. The connection is of no use after it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,7 +78,7 @@ pub trait Message: Sized {
 impl Message for ToGuest {
     fn of(kind: u8, payload: &[u8]) -> Result<Self, Error> {
         Ok(match kind {
-            TOKEN => ToGuest::Token(decode(kind, payload, check::token)?),
+            ANSWER => ToGuest::Answer(decode(kind, payload, |_: &Answer| Ok(()))?),
             HELLO => {
                 same_version(kind, payload)?;
                 ToGuest::Hello(Box::new(decode(kind, payload, check::hello)?))
@@ -88,7 +92,7 @@ impl Message for ToGuest {
 
     fn frame(&self) -> Result<Vec<u8>, Error> {
         match self {
-            ToGuest::Token(t) => encode::<Token>(TOKEN, t, check::token(t)),
+            ToGuest::Answer(a) => encode(ANSWER, a, Ok(())),
             ToGuest::Hello(h) => encode::<Hello>(HELLO, h, check::hello(h)),
             ToGuest::Ping(p) => encode(PING, p, Ok(())),
             ToGuest::Stop => encode(STOP, &(), Ok(())),
@@ -99,6 +103,8 @@ impl Message for ToGuest {
 impl Message for ToHost {
     fn of(kind: u8, payload: &[u8]) -> Result<Self, Error> {
         Ok(match kind {
+            CHALLENGE => ToHost::Challenge(decode(kind, payload, |_: &Challenge| Ok(()))?),
+            PROOF => ToHost::Proof(decode(kind, payload, |_: &Proof| Ok(()))?),
             WELCOME => {
                 same_version(kind, payload)?;
                 ToHost::Welcome(decode(kind, payload, check::welcome)?)
@@ -116,6 +122,8 @@ impl Message for ToHost {
 
     fn frame(&self) -> Result<Vec<u8>, Error> {
         match self {
+            ToHost::Challenge(c) => encode(CHALLENGE, c, Ok(())),
+            ToHost::Proof(p) => encode(PROOF, p, Ok(())),
             ToHost::Welcome(w) => encode(WELCOME, w, check::welcome(w)),
             ToHost::Pong(p) => encode(PONG, p, check::pong(p)),
             ToHost::Events(all) => {

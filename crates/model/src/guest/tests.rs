@@ -64,6 +64,8 @@ fn event() -> impl Strategy<Value = Event> {
 
 fn to_host() -> impl Strategy<Value = ToHost> {
     prop_oneof![
+        any::<Nonce>().prop_map(|nonce| ToHost::Challenge(Challenge { nonce })),
+        any::<[u8; PROOF]>().prop_map(|proof| ToHost::Proof(Proof { proof })),
         Just(ToHost::Welcome(welcome())),
         any::<(u64, u64, u64)>().prop_map(|(number, clock, tsc)| {
             ToHost::Pong(Pong { number, tsc_before: tsc / 2, clock, tsc_after: tsc })
@@ -76,7 +78,7 @@ fn to_host() -> impl Strategy<Value = ToHost> {
 
 fn to_guest() -> impl Strategy<Value = ToGuest> {
     prop_oneof![
-        prop::collection::vec(any::<u8>(), 1..MAX_TOKEN).prop_map(|t| ToGuest::Token(Token(t))),
+        any::<(Nonce, [u8; PROOF])>().prop_map(|(nonce, proof)| ToGuest::Answer(Answer { nonce, proof })),
         Just(ToGuest::Hello(Box::new(hello()))),
         any::<u64>().prop_map(|number| ToGuest::Ping(Ping { number })),
         Just(ToGuest::Stop),
@@ -118,7 +120,7 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_never_panic(data in prop::collection::vec(any::<u8>(), 0..3000), kind in prop_oneof![1u8..6, 64u8..70]) {
+    fn random_bytes_never_panic(data in prop::collection::vec(any::<u8>(), 0..3000), kind in prop_oneof![1u8..6, 64u8..73]) {
         fuzz(&data);
         fuzz(&[&(data.len() as u32).to_le_bytes()[..], &[kind], &data].concat());
     }
@@ -200,7 +202,15 @@ fn forged_frames_are_refused() {
     let message = first::<ToGuest>(&framed(2, &postcard::to_stdvec(&flow).unwrap())).unwrap_err().to_string();
     assert!(message.contains("neither 4 nor 6"), "{message}");
     assert!(first::<ToGuest>(&framed(4, &[0])).is_err());
-    assert!(first::<ToGuest>(&framed(1, &[0])).is_err(), "an empty token");
+    for (kind, len) in [(70, NONCE), (71, PROOF)] {
+        assert!(first::<ToHost>(&framed(kind, &vec![7; len])).is_ok());
+        for wrong in [0, len - 1, len + 1] {
+            assert!(first::<ToHost>(&framed(kind, &vec![7; wrong])).is_err(), "{kind}: {wrong} bytes");
+        }
+    }
+    for wrong in [0, NONCE, NONCE + PROOF - 1, NONCE + PROOF + 1] {
+        assert!(first::<ToGuest>(&framed(1, &vec![7; wrong])).is_err(), "an answer of {wrong} bytes");
+    }
 }
 
 #[test]
@@ -255,7 +265,7 @@ fn a_full_batch_of_the_largest_events_fits() {
 
 #[test]
 fn secrets_are_not_shown() {
-    let shown = format!("{:?} {:?}", hello(), ToGuest::Token(Token(b"open sesame".to_vec())));
+    let shown = format!("{:?} {:?}", hello(), Token::read(&b"open sesame, please"[..], 0o600));
     assert!(shown.contains("Secret(..)") && shown.contains("Token(..)"), "{shown}");
     assert!(!shown.contains(&u64::MAX.to_string()), "{shown}");
 }
@@ -290,6 +300,12 @@ fn the_protocol_has_not_changed_without_a_new_version() {
     );
     let lost = ToHost::Lost(Lost { since: 1, until: 2, count: 300 }).frame().unwrap();
     assert_eq!(lost, [4, 0, 0, 0, 68, 1, 2, 0xac, 2]);
+    let answer = ToGuest::Answer(Answer { nonce: [1; NONCE], proof: [2; PROOF] }).frame().unwrap();
+    assert_eq!(answer, [&[64, 0, 0, 0, 1][..], &[1; 32], &[2; 32]].concat());
+    let challenge = ToHost::Challenge(Challenge { nonce: [3; NONCE] }).frame().unwrap();
+    assert_eq!(challenge, [&[32, 0, 0, 0, 70][..], &[3; 32]].concat());
+    let proof = ToHost::Proof(Proof { proof: [4; PROOF] }).frame().unwrap();
+    assert_eq!(proof, [&[32, 0, 0, 0, 71][..], &[4; 32]].concat());
     let pong = ToHost::Pong(Pong { number: 1, tsc_before: 2, clock: 3, tsc_after: 4 }).frame().unwrap();
     assert_eq!(pong, [4, 0, 0, 0, 66, 1, 2, 3, 4]);
     assert_eq!(ToGuest::Stop.frame().unwrap(), [0, 0, 0, 0, 4]);

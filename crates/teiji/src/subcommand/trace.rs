@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::io::Read;
 use std::sync::atomic::Ordering;
 use teiji_agent::output::Rights;
-use teiji_agent::service::{Service, TraceOrder};
+use teiji_agent::service::{GuestsWanted, Service, TraceOrder};
 use teiji_agent::trace::{Progress, TraceSpec};
 use teiji_model::flow::{Flow, Matching, Watch};
 use teiji_model::snapshot::Snapshot;
@@ -105,13 +105,16 @@ pub(super) fn spec(args: &Watched, service: &Service) -> Result<TraceSpec> {
         eprintln!("{note}");
     }
     service.may_trace()?;
+    let asked = args.guest || args.guest_vsock_port.is_some() || !args.guest_tcp.is_empty();
+    // The tokens are read before the trace gives up the privileges that this needs.
+    let guests = asked.then(|| Service::ask_guests(&selected.vms, &guests_wanted(args))).transpose()?;
     let watch =
         Watch { flow, flow_text: args.flow.trim().to_owned(), direction: args.direction.into(), matching };
     Ok(TraceSpec {
         watch,
         vms: selected.vms,
         following: selected.following,
-        guests: args.guest,
+        guests,
         duration: args.duration,
         every: None,
         record: None,
@@ -120,6 +123,14 @@ pub(super) fn spec(args: &Watched, service: &Service) -> Result<TraceSpec> {
         buffer_bytes: args.buffer,
         confine: true,
     })
+}
+
+fn guests_wanted(args: &Watched) -> GuestsWanted {
+    GuestsWanted {
+        vsock_port: args.guest_vsock_port.unwrap_or(teiji_model::guest::PORT),
+        addresses: args.guest_tcp.iter().map(|guest| (guest.vm.clone(), guest.address)).collect(),
+        tokens: args.guest_token.clone(),
+    }
 }
 
 /// Has the agent trace.

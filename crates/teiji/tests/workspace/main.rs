@@ -27,9 +27,11 @@ const CRATES: [Crate; 12] = [
         on: &[],
         others: Some(&[
             "crc32fast",
+            "hmac",
             "postcard",
             "serde",
             "serde_json",
+            "sha2",
             "strsim",
             "thiserror",
             "unicode-width",
@@ -57,6 +59,7 @@ const CRATES: [Crate; 12] = [
         others: Some(&[
             "anyhow",
             "clap",
+            "getrandom",
             "libbpf-cargo",
             "libbpf-rs",
             "libbpf-sys",

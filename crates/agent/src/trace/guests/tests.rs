@@ -1,0 +1,352 @@
+//! Guests over TCP: one that knows the token is asked; whatever else is at its address spoils nothing but its reports.
+
+use super::*;
+use proptest::prelude::*;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use teiji_model::guest::{Challenge, Event, EventKind as GuestEventKind, Nonce, Pong, Proof, Refused};
+use teiji_model::stream::ClockMapping;
+
+fn token(text: &str) -> Token {
+    Token::read(text.as_bytes(), 0o600).unwrap()
+}
+
+const RIGHT: &str = "correct horse battery staple";
+const GUESTS: Nonce = [9; NONCE];
+
+fn vm(name: &str, pid: u32) -> Vm {
+    Vm {
+        name: name.into(),
+        pid,
+        vcpus: vec![],
+        workers: vec![],
+        nics: vec![],
+        memory: None,
+        memory_nodes: vec![],
+    }
+}
+
+/// A trace that asks the guest of the VM `a` at this address.
+fn asking(address: SocketAddr) -> Guests {
+    let tcp = vec![TcpGuest { vm: "a".into(), address, token: token(RIGHT) }];
+    let mut guests = Guests::new(&Watch::default(), AskGuests { tcp, ..AskGuests::default() });
+    guests.add(&vm("a", 7), GuestAccess::default());
+    guests
+}
+
+/// What came of a guest.
+#[derive(Debug, Default)]
+struct Heard {
+    /// How often it was given a secret.
+    secrets: usize,
+    clocks: Vec<ClockMapping>,
+    events: usize,
+}
+
+impl Heard {
+    fn take(&mut self, news: News) -> bool {
+        match news {
+            News::Secret(pid, Some(_)) => {
+                assert_eq!(pid, 7);
+                self.secrets += 1;
+            }
+            News::Secret(_, None) => {}
+            News::Changed(Changed::Clock { vm, mapping, .. }) => {
+                assert_eq!(vm, 7);
+                self.clocks.push(mapping);
+            }
+            News::Changed(other) => panic!("{other:?}"),
+            News::Event(_) => self.events += 1,
+        }
+        true
+    }
+
+    /// Takes turns until `done`. None of them waits for anybody.
+    fn until(&mut self, guests: &mut Guests, done: impl Fn(&Guests, &Heard) -> bool) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !done(guests, self) {
+            assert!(Instant::now() < end, "{self:?}, said: {:?}", guests.guests[0].said);
+            let begun = Instant::now();
+            guests.turn(&mut |news| self.take(news));
+            assert!(begun.elapsed() < Duration::from_secs(2), "a turn waits");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// What is at the guest's address.
+struct Peer {
+    stream: TcpStream,
+    decoder: Decoder<ToGuest>,
+}
+
+impl Peer {
+    fn say(&mut self, message: &ToHost) {
+        self.stream.write_all(&message.frame().unwrap()).unwrap();
+    }
+
+    /// The next message; `None` when the host has closed.
+    fn hear(&mut self) -> Option<ToGuest> {
+        loop {
+            if let Some(message) = self.decoder.next().unwrap() {
+                return Some(message);
+            }
+            let mut buffer = [0; 4096];
+            match self.stream.read(&mut buffer) {
+                Ok(0) | Err(_) => return None,
+                Ok(n) => self.decoder.feed(&buffer[..n]),
+            }
+        }
+    }
+
+    /// Asks the host for its proof, and returns it with the nonces.
+    fn challenge(&mut self) -> (Answer, Nonces) {
+        self.say(&ToHost::Challenge(Challenge { nonce: GUESTS }));
+        let Some(ToGuest::Answer(answer)) = self.hear() else { panic!("no answer") };
+        (answer, Nonces { guest: GUESTS, host: answer.nonce })
+    }
+}
+
+/// Listens, and lets `f` talk to who connects first; others are not accepted.
+fn peer<T: Send + 'static>(f: impl FnOnce(Peer) -> T + Send + 'static) -> (SocketAddr, JoinHandle<T>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let talk = move || {
+        let stream = listener.accept().unwrap().0;
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        f(Peer { stream, decoder: Decoder::default() })
+    };
+    (address, std::thread::spawn(talk))
+}
+
+fn pong(number: u64) -> ToHost {
+    ToHost::Pong(Pong { number, tsc_before: 1, clock: 1_000_000_000 + number, tsc_after: 2 })
+}
+
+#[test]
+fn a_guest_that_knows_the_token_is_asked_and_reports() {
+    let (address, guest) = peer(|mut guest| {
+        let (answer, nonces) = guest.challenge();
+        assert!(token(RIGHT).is_proof(&answer.proof, Side::Host, &nonces));
+        guest.say(&ToHost::Proof(Proof { proof: token(RIGHT).proof(Side::Guest, &nonces) }));
+        let Some(ToGuest::Hello(hello)) = guest.hear() else { panic!("no hello") };
+        let welcome =
+            Welcome { version: VERSION, teiji: "0".into(), kernel: "6".into(), cpus: 1, missing: vec![] };
+        guest.say(&ToHost::Welcome(welcome));
+        let Some(ToGuest::Ping(ping)) = guest.hear() else { panic!("no ping") };
+        guest.say(&pong(ping.number));
+        let event = Event { ts: 1_000_000_001, cpu: 0, kind: GuestEventKind::Handed { print: 3 } };
+        guest.say(&ToHost::Events(vec![event; 5]));
+        // It answers until the host stops.
+        while let Some(message) = guest.hear() {
+            match message {
+                ToGuest::Ping(ping) => guest.say(&pong(ping.number)),
+                ToGuest::Stop => guest.say(&ToHost::Events(vec![event; 2])),
+                other => panic!("{other:?}"),
+            }
+            if matches!(message, ToGuest::Stop) {
+                break;
+            }
+        }
+        hello.secret
+    });
+    let mut guests = asking(address);
+    let mut heard = Heard::default();
+    heard.until(&mut guests, |_, heard| heard.events >= 5);
+    assert_eq!((heard.secrets, heard.clocks.is_empty()), (1, false));
+    // Half of the round trip over the loopback device: measured, not assumed.
+    assert!(heard.clocks.iter().all(|clock| clock.error > 0 && clock.error < 1_000_000_000), "{heard:?}");
+    assert_eq!(guests.guests[0].said, None);
+    guests.stop(&mut |news| heard.take(news));
+    assert_eq!(heard.events, 7, "the last ones");
+    guest.join().unwrap();
+}
+
+/// Is tried again, was given nothing, and says why.
+fn left(guests: &mut Guests, heard: &mut Heard, why: &str) {
+    heard.until(guests, |guests, _| guests.guests[0].said.is_some());
+    let guest = &guests.guests[0];
+    let said = guest.said.as_ref().unwrap();
+    assert!(said.contains(why), "{why}: {said}");
+    assert!(
+        !said.contains(RIGHT) && matches!(guest.state, State::Trying(at) if at > Instant::now()),
+        "{said}"
+    );
+    assert_eq!((heard.secrets, heard.events), (0, 0));
+}
+
+#[test]
+fn a_guest_with_another_token_is_told_from_one_that_does_not_run() {
+    // As teiji-guest does it: it closes, without a word.
+    let (address, guest) = peer(|mut guest| {
+        let (answer, nonces) = guest.challenge();
+        let own = token("another token of this length");
+        assert!(!own.is_proof(&answer.proof, Side::Host, &nonces));
+        assert!(!format!("{answer:?}").contains("correct horse"));
+    });
+    left(&mut asking(address), &mut Heard::default(), "does not take the token of --guest-token");
+    guest.join().unwrap();
+    // Nobody listens there any more.
+    left(&mut asking(address), &mut Heard::default(), "start `teiji-guest serve --tcp 127.0.0.1:");
+}
+
+#[test]
+fn what_is_not_the_guest_is_asked_nothing() {
+    type Says = fn(&mut Peer);
+    let cases: [(&str, Says); 10] = [
+        ("has closed the connection", |_| ()),
+        ("a frame of", |peer| peer.stream.write_all(b"SSH-2.0-OpenSSH_9.2p1\r\n").unwrap()),
+        ("a frame of", |peer| peer.stream.write_all(&[0xff; 64]).unwrap()),
+        // Longer than anything that a stranger may say.
+        ("longer than the 32", |peer| peer.stream.write_all(&[33, 0, 0, 0, 70]).unwrap()),
+        ("another message than Challenge", |peer| peer.say(&pong(1))),
+        ("longer than the 32", |peer| {
+            peer.say(&ToHost::Refused(Refused { version: VERSION, text: "x".repeat(200) }));
+        }),
+        ("a wrong proof", |peer| {
+            let (answer, _) = peer.challenge();
+            peer.say(&ToHost::Proof(Proof { proof: answer.proof }));
+            peer.hear();
+        }),
+        ("a wrong proof", |peer| {
+            let (_, nonces) = peer.challenge();
+            peer.say(&ToHost::Proof(Proof {
+                proof: token("another token of this length").proof(Side::Guest, &nonces),
+            }));
+            peer.hear();
+        }),
+        ("a wrong proof", |peer| {
+            let (_, nonces) = peer.challenge();
+            // Of an earlier connection.
+            let nonces = Nonces { host: [1; NONCE], ..nonces };
+            peer.say(&ToHost::Proof(Proof { proof: token(RIGHT).proof(Side::Guest, &nonces) }));
+            peer.hear();
+        }),
+        ("another message than Proof", |peer| {
+            peer.challenge();
+            // Without end: no more is kept than of one turn.
+            let frame = ToHost::Challenge(Challenge { nonce: GUESTS }).frame().unwrap();
+            while peer.stream.write_all(&frame.repeat(1000)).is_ok() {}
+        }),
+    ];
+    for (why, says) in cases {
+        let (address, other) = peer(move |mut peer| says(&mut peer));
+        left(&mut asking(address), &mut Heard::default(), why);
+        other.join().unwrap();
+    }
+}
+
+/// A guest that refuses closes at once: why is said nevertheless.
+#[test]
+fn why_a_guest_refuses_is_said() {
+    let (address, guest) = peer(|mut guest| {
+        let (_, nonces) = guest.challenge();
+        guest.say(&ToHost::Proof(Proof { proof: token(RIGHT).proof(Side::Guest, &nonces) }));
+        let Some(ToGuest::Hello(_)) = guest.hear() else { panic!("no hello") };
+        guest.say(&ToHost::Refused(Refused { version: VERSION, text: "another host is served".into() }));
+    });
+    let (mut guests, mut heard) = (asking(address), Heard::default());
+    heard.until(&mut guests, |guests, _| guests.guests[0].said.is_some());
+    assert_eq!(guests.guests[0].said.as_deref(), Some("it refuses: another host is served"));
+    guest.join().unwrap();
+}
+
+/// A port that is open but says nothing, and one that nobody takes connections of: no turn waits, and nothing is sent.
+#[test]
+fn nobody_is_waited_for() {
+    let (address, other) = peer(|mut silent| silent.hear().is_none());
+    let mut guests = asking(address);
+    let mut heard = Heard::default();
+    heard.until(&mut guests, |guests, _| matches!(guests.guests[0].state, State::Meeting(..)));
+    for _ in 0..20 {
+        let begun = Instant::now();
+        guests.turn(&mut |news| heard.take(news));
+        assert!(begun.elapsed() < Duration::from_secs(2), "a turn waits");
+    }
+    assert!(matches!(guests.guests[0].state, State::Meeting(..)) && heard.secrets == 0);
+    drop(guests);
+    assert!(other.join().unwrap(), "it was sent nothing");
+}
+
+/// The operator's address is that of the VM with this name, not of a second one that calls itself so.
+#[test]
+fn an_address_is_that_of_one_vm() {
+    let mut guests = asking("127.0.0.1:1".parse().unwrap());
+    let tcp = |guests: &Guests| guests.guests.iter().map(|g| (g.pid, g.tcp.is_some())).collect::<Vec<_>>();
+    guests.add(&vm("b", 8), GuestAccess::default());
+    guests.add(&vm("a", 9), GuestAccess::default());
+    assert_eq!(tcp(&guests), [(7, true), (8, false), (9, false)]);
+    guests.remove(7);
+    guests.add(&vm("a", 10), GuestAccess::default());
+    assert_eq!(tcp(&guests), [(8, false), (9, false), (10, true)], "started again");
+}
+
+/// VMs that claim one context id are not asked over it; one of them that has an address is asked there.
+#[test]
+fn a_context_id_that_is_claimed_twice_does_not_matter_over_tcp() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut guests = asking(listener.local_addr().unwrap());
+    let access = GuestAccess { cid: Some(3), ..GuestAccess::default() };
+    guests.add(&vm("a", 7), access);
+    guests.add(&vm("b", 8), access);
+    let mut heard = Heard::default();
+    heard.until(&mut guests, |guests, _| matches!(guests.guests[1].state, State::Dropped));
+    assert!(guests.guests[1].said.as_ref().unwrap().contains("claims its vsock context id"));
+    assert!(!matches!(guests.guests[0].state, State::Dropped));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// Whatever comes before the proof, in whatever pieces: nothing is used of it, and it is not kept.
+    #[test]
+    fn a_stranger_is_never_believed(
+        proves: bool,
+        first: bool,
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+        kind in prop::sample::select(vec![1u8, 65, 66, 67, 68, 69, 70, 71]),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut guests = asking("127.0.0.1:1".parse().unwrap());
+        let nonces = Nonces { guest: GUESTS, host: [4; NONCE] };
+        let mut connection = Connection {
+            socket: ours.into(),
+            decoder: Decoder::default(),
+            secret: Box::new(secret().unwrap()),
+            ping: None,
+            pings: 0,
+            pinged: Instant::now(),
+            clock: GuestClock::default(),
+        };
+        connection.decoder.limit(NONCE.max(PROOF));
+        guests.guests[0].state = if proves {
+            State::Proving(connection, nonces, Instant::now())
+        } else {
+            State::Meeting(connection, Instant::now())
+        };
+        // Random bytes, or in a frame; or the right proof with a mistake.
+        let mut sent = if proves && first {
+            ToHost::Proof(Proof { proof: token(RIGHT).proof(Side::Guest, &nonces) }).frame().unwrap()
+        } else {
+            [&(bytes.len() as u32).to_le_bytes()[..], &[kind], &bytes].concat()
+        };
+        let right = sent.clone();
+        for (at, byte) in edits {
+            let at = at.index(sent.len());
+            sent[at] ^= byte;
+        }
+        prop_assume!(!proves || !first || sent != right);
+        let mut heard = Heard::default();
+        for piece in sent.chunks(7) {
+            let _ = theirs.write_all(piece);
+            guests.turn(&mut |news| heard.take(news));
+        }
+        prop_assert_eq!((heard.secrets, heard.clocks.len(), heard.events), (0, 0, 0));
+        let asked = matches!(guests.guests[0].state, State::Asked(..) | State::Reporting(..));
+        prop_assert!(!asked);
+    }
+}
