@@ -37,15 +37,13 @@ pub(crate) fn remarks(o: &Outgoing) -> Vec<String> {
 
 /// Counts, times and a table of the stages.
 pub(super) fn lines(o: &Outgoing, style: &Style) -> Vec<String> {
-    let mut text = format!(
-        "outgoing   {} sent by the guest, {} complete",
-        count(o.requests.seen, "request"),
-        o.requests.complete
-    );
+    let mut text = format!("{} sent by the guest, {} complete", o.requests.seen, o.requests.complete);
     for (n, what) in o.requests.left_out() {
         text += &format!(", {n} {what}");
     }
-    let mut lines = vec![String::new(), text];
+    let mut lines = vec![String::new()];
+    let counts = wrap(&text, WIDTH - 11).into_iter().enumerate();
+    lines.extend(counts.map(|(i, l)| format!("{:11}{l}", if i == 0 { "outgoing" } else { "" })));
     lines.extend(reasons(&o.left_out));
     for (label, d) in [("response", &o.total), ("this host", &o.host)] {
         lines.extend(d.iter().map(|d| format!("{label:11}{}", figures(d))));
