@@ -409,6 +409,7 @@ mod tests {
             chosen: None,
             groups: None,
             connections: None,
+            outgoing: None,
             inbound: DirectionReport::default(),
             outbound: DirectionReport::default(),
             depth: None,

@@ -86,6 +86,7 @@ pub fn blamed(name: &str, pid: u32, stage: Stage, state: Option<ThreadState>) ->
         chosen: None,
         groups: None,
         connections: None,
+        outgoing: None,
         inbound: DirectionReport::default(),
         outbound: DirectionReport::default(),
         depth: None,
