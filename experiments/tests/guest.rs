@@ -134,16 +134,16 @@ fn the_guests_kernel_has_every_hook() {
 
 fn a_guest_divides_its_time_and_the_clock_contradicts_nothing() {
     let (traced, called) = traced("divided", TRACE, || echo(500));
-    divides(&traced, &called);
+    divides(&traced, &called, 0);
 }
 
-/// Every request is divided, on a clock that contradicts nothing.
-fn divides(traced: &Traced, called: &Figures) {
+/// Every request is divided, on a clock that contradicts no more of them than `raced`.
+fn divides(traced: &Traced, called: &Figures, raced: u64) {
     let (vm, inside) = inside(&traced.report);
     agrees("complete", vm.requests.complete, called.received, excused(traced).unwrap()).unwrap();
     let [guest] = traced.report.guests[..] else { panic!("{:?}", traced.report.guests) };
     eprintln!("{inside:?} {guest:?}");
-    assert_eq!(inside.violations, 0, "{guest:?}");
+    assert!(inside.violations <= raced, "{inside:?} {guest:?}");
     assert!(
         inside.undivided <= guest.lost,
         "{} of {} undivided, {guest:?}",
@@ -464,7 +464,9 @@ fn a_guest_reports_over_tcp_and_its_connection_is_no_traffic_of_the_vm() {
     let program = reporting::serve_tcp(vm1(), TOKEN).unwrap();
     let (traced, called) = traced("tcp", &format!("{} --flow 'udp port 7'", over_tcp(TOKEN)), || echo(500));
     program.wait_for("follows packets", START).unwrap();
-    divides(&traced, &called);
+    // What the guest reports leaves by the same NIC, and is acknowledged to it. So it often has just asked for an interrupt when it
+    // finds a packet without one, and the next guest entry is taken for the packet's (LIMITATIONS, Stages).
+    divides(&traced, &called, called.received / 100);
     let shown = LAB.host.run("/mnt/bin/teiji replay /tmp/tcp.teiji").unwrap().ok().unwrap();
     assert!(shown.contains("clock error at most"), "{shown}");
 
@@ -505,7 +507,7 @@ fn a_guest_with_another_token_is_seen_from_the_host() {
     let program = reporting::serve_tcp(vm1(), TOKEN).unwrap();
     let arguments = format!("{} --flow 'udp port 7'", over_tcp("a5c1d3e7f90b24688642a0c1e3f5d7b9"));
     let trace = Trace::start(&LAB, "wrong-token", &arguments, true).unwrap();
-    trace.wait_for("does not take the token", START).unwrap();
+    trace.wait_for("the token differs", START).unwrap();
     program.wait_for("did not prove that it knows the token", START).unwrap();
     let called = echo(50);
     let traced = trace.stop().unwrap();

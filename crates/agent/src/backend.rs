@@ -150,10 +150,15 @@ impl HostBackend {
     }
 
     /// The pinned qdisc, if its maps are those of this release.
+    ///
+    /// Damaged pins count as those of another release, whichever is missing: what is on a link is then not known, but it can be
+    /// taken from the link.
     fn edf(&self) -> Result<Option<Box<Edf>>, String> {
-        match PinnedQdisc::open(&self.pins).map_err(|e| e.to_string())? {
-            PinnedQdisc::Usable(edf) => Ok(Some(edf)),
-            PinnedQdisc::Absent | PinnedQdisc::OtherMaps(_) | PinnedQdisc::Damaged(..) => Ok(None),
+        match PinnedQdisc::open(&self.pins) {
+            Ok(PinnedQdisc::Usable(edf)) => Ok(Some(edf)),
+            Ok(PinnedQdisc::Absent | PinnedQdisc::OtherMaps(_) | PinnedQdisc::Damaged(..)) => Ok(None),
+            Err(why @ teiji_bpf::Error::NotPermitted) => Err(why.to_string()),
+            Err(_) => Ok(None),
         }
     }
 

@@ -32,12 +32,12 @@ pub fn why(report: &Report, vm: &VmReport) -> Vec<String> {
             watch.matching
         ));
     } else if outbound > 0 {
-        why.push("The guest only sends packets; teiji measures requests to it.".into());
+        why.push("The guest only sends packets, and none of them is a request that is followed (those over TCP are not): requests to the guest would come in.".into());
     } else if watch.flow_text.is_empty() {
         why.push("No packet passed its taps: is there traffic?".into());
     } else {
         why.push(format!(
-            "No packet that fits `{}` passed its taps: is there such traffic? Without --flow every packet is followed.",
+            "No packet that fits `{}` passed its taps: is there such traffic? `dst port` means a port of the guest: requests that the guest sends pass `port`. Without --flow every packet is followed.",
             printable(&watch.flow_text)
         ));
     }

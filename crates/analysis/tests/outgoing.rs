@@ -391,3 +391,20 @@ fn an_older_report_is_read() {
     let old: teiji_model::report::Report = serde_json::from_value(json).unwrap();
     assert!(old.vms[0].outgoing.is_none());
 }
+
+/// The direction of a key is forgotten if another key takes its place. A request that is open is enough to know its answer.
+#[test]
+fn so_many_requests_at_once_as_have_no_place_in_what_is_remembered() {
+    const MANY: u64 = 30_000;
+    let either = |key| m(key, Role::Either);
+    let mut h = History::default();
+    for n in 0..MANY {
+        h.response(n * 1000, 1_000_000 + n, either(n + 1));
+    }
+    for n in 0..MANY {
+        h.request(100_000_000 + n * 1000, 2_000_000 + n, either(n + 1));
+    }
+    h.0.sort_by_key(|e| e.ts);
+    let r = long_after(h).run();
+    assert_eq!((outgoing(&r).requests.seen, outgoing(&r).requests.unanswered, r.counts()), (MANY, 0, [0; 5]));
+}

@@ -114,13 +114,15 @@ fn a_large_packet_that_the_host_splits_is_followed_by_its_first_segment() {
         .packet(start + 20_000, Point::TapDequeue, fp, TAP)
         .interrupt(start + 40_000, start + 30_000, Delivery::Accepted)
         .entry(start + 50_000, start + 45_000, 40);
-    // Nothing was seen of its second segment before the tap.
-    let (t, fp) = (w.next(), w.fingerprint);
-    w.history
-        .matched(t, Point::TapEnqueue, fp, TAP, data(1549, 201, 552))
-        .packet(t + 20_000, Point::TapDequeue, fp, TAP)
-        .interrupt(t + 40_000, t + 30_000, Delivery::Accepted)
-        .entry(t + 50_000, t + 45_000, 40);
+    // Nothing was seen of its other segments before the tap. However many they are, the reports of others are missed if missing.
+    for n in 0..30 {
+        let (t, fp) = (w.next(), w.fingerprint);
+        w.history
+            .matched(t, Point::TapEnqueue, fp, TAP, data(1549 + 20 * n, 201, 20))
+            .packet(t + 20_000, Point::TapDequeue, fp, TAP)
+            .interrupt(t + 40_000, t + 30_000, Delivery::Accepted)
+            .entry(t + 50_000, t + 45_000, 40);
+    }
     let (t, fp) = (w.next(), w.fingerprint);
     w.history
         .kick(t)
@@ -138,6 +140,7 @@ fn a_large_packet_that_the_host_splits_is_followed_by_its_first_segment() {
     let large = o.report.vms[0].outbound.large;
     assert_eq!(large, LargePackets { packets: 1, segments: 10, largest: 10 });
     assert_eq!(o.report.vms[0].inbound.large, LargePackets::default());
+    assert_eq!(o.report.vms[0].inbound.incomplete, 30);
 }
 
 /// Its first segment would be seen, unless it is too short for that.

@@ -52,9 +52,9 @@ pub enum Error {
     },
     /// Pins are missing or are not teiji's, and links may have the qdisc.
     #[error(
-        "what is pinned in {folder} is incomplete or not teiji's ({why}), and links may have the qdisc, which nobody can keep going or \
-         change without it: take it from them by `teiji rollback --force`, and by `tc qdisc del dev NAME root` from others that \
-         `tc qdisc` shows with teiji_edf; then run `rm -r {folder}`, and the agent loads its own", folder = .folder.display()
+        "what is pinned in {folder} is incomplete or not teiji's ({why}), so links that have the qdisc cannot be served: run \
+         1. `teiji rollback --force`; 2. `tc qdisc del dev NAME root` for each device that `tc qdisc` still shows with teiji_edf; \
+         3. `rm -r {folder}`: then the agent loads its own", folder = .folder.display()
     )]
     Damaged {
         /// Their folder.

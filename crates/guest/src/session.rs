@@ -65,7 +65,7 @@ pub enum End {
     #[error("it has said nothing for {} s", SILENT_MS / 1000)]
     Silent,
     /// There is another host.
-    #[error("another host is being served: one can be at a time")]
+    #[error("another host is connected: only one is served at a time")]
     Busy,
     /// It does not speak the protocol.
     #[error(transparent)]

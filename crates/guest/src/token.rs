@@ -8,7 +8,7 @@ use teiji_model::guest::{Token, TokenError};
 
 /// Why there is no token.
 #[derive(Debug, thiserror::Error)]
-#[error("the token file {path} is of no use, so no host could prove over TCP that it may ask")]
+#[error("cannot use the token file {path}, so no host could prove over TCP that it may ask")]
 pub struct Error {
     path: PathBuf,
     #[source]

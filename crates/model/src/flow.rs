@@ -11,7 +11,8 @@
 //!      | ["src" | "dst"] "port" NUMBER
 //! ```
 //!
-//! `src` and `dst` refer to the *request*: `dst port 53` selects DNS requests and their responses. [`Flow::parse`]
+//! `src` and `dst` refer to the *request to a guest*: `dst port 53` selects requests to a guest that is a DNS server, and their
+//! responses; those that a guest sends pass `port 53`. [`Flow::parse`]
 //! turns text into a [`Flow`]; [`Flow::matches`] defines what a flow selects.
 
 mod matches;

@@ -150,11 +150,25 @@ impl Reason {
             Reason::NoAnswer => "left this host, but no answer came back in the time allowed",
             Reason::NotForwarded => "left the guest, but was not seen at a link or on another VM's tap",
             Reason::NotHandedOver => "came to a link's queue, but was not seen to be handed to the device",
+            Reason::LargePacket => {
+                "left the guest as a large packet (GSO), which the host may have split: it was not seen further on"
+            }
             Reason::NotReceived => {
                 "the host's reception of its answer was not seen, unlike that of other packets"
             }
             Reason::TooManyTaps => "its answer was put on more taps at once than are followed",
-            _ => self.text(),
+            Reason::FewerReports
+            | Reason::NotLearnt
+            | Reason::Alike
+            | Reason::SameKey
+            | Reason::Interleaved
+            | Reason::SegmentMissing
+            | Reason::Closed
+            | Reason::OtherCopy
+            | Reason::EventsLost
+            | Reason::Evicted
+            | Reason::OutOfOrder
+            | Reason::TraceEnded => self.text(),
         }
     }
 

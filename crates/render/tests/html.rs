@@ -282,7 +282,10 @@ fn no_request() {
     assert!(!html.contains("large ones"));
     report.vms[0].inbound.large = LargePackets { packets: 1, segments: 3, largest: 3 };
     let html = page("t", &[("", &report)]);
-    assert!(html.contains("; large ones on the tap: 1 packet of 3 segments (GSO, GRO), at most 3"), "{html}");
+    assert!(
+        html.contains("; large ones on the tap: 1 packet for 3 segments (GSO, GRO), the largest for 3"),
+        "{html}"
+    );
 }
 
 #[test]

@@ -135,7 +135,7 @@ pub struct Watched {
     #[arg(long, value_name = "N")]
     pub guest_vsock_port: Option<u32>,
     /// Ask the guest of a VM, by its name or as pid:N, over TCP: where its `teiji-guest serve --tcp` listens, such as
-    /// sip1=10.77.0.11:7413 or sip1=[fd00::11]:7413. Implies --guest; may be given several times. Use a network that only the
+    /// `sip1=10.77.0.11:7413` or `sip1=[fd00::11]:7413`. Implies --guest; may be given several times. Use a network that only the
     /// host and its guests are on: nothing is encrypted there. This connection is not followed.
     #[arg(long, value_name = "VM=ADDRESS[:PORT]", value_parser = parse_guest_address, requires = "guest_token")]
     pub guest_tcp: Vec<GuestAddress>,

@@ -69,6 +69,7 @@ fn signals_only_ask_a_trace_of_the_agent_to_end() {
     // Until it catches all of them; it waits for its standard input then.
     let caught = || {
         let status = fs::read_to_string(format!("/proc/{}/status", trace.id())).unwrap();
+        assert!(!status.contains("State:\tZ"), "the trace has ended");
         let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
         let mask = u64::from_str_radix(mask, 16).unwrap();
         signals.iter().all(|signal| mask & 1 << (*signal as i32 - 1) != 0)

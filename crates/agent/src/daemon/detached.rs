@@ -218,9 +218,11 @@ impl Traces {
             let _ = child.kill();
             let _ = fs::remove_file(self.path(number, "json"));
         }
-        // Somebody has to wait for it, for as long as this process lives.
+        // Somebody has to wait for it, for as long as this process lives. Without that it is a zombie once it has ended.
         let wait = move || drop(child.wait());
-        std::thread::Builder::new().name("trace".into()).spawn(wait)?;
+        if let Err(error) = std::thread::Builder::new().name("trace".into()).spawn(wait) {
+            tracing::warn!("nobody waits for the end of trace {number}: {error}");
+        }
         begun
     }
 
@@ -325,7 +327,9 @@ impl Traces {
             e => format!("cannot end trace {number}: {}", io::Error::from(e)),
         };
         let pid = i32::try_from(kept.process.id).ok().and_then(Pid::from_raw).ok_or_else(ended)?;
-        let process = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
+        // Nor is it the trace if the id is now that of another process's thread.
+        let opened = pidfd_open(pid, PidfdFlags::empty());
+        let process = opened.map_err(|e| if kept.runs() { failed(e) } else { ended() })?;
         // If the trace has the id now, it had it when the process was opened: nobody else gets the signal, even if it ends here.
         if !kept.runs() {
             return Err(ended());
@@ -512,17 +516,24 @@ mod tests {
     fn started(script: &str) -> (tempfile::TempDir, Traces) {
         let (dir, mut traces) = with_folder();
         traces.program = dir.path().join("program");
-        fs::write(&traces.program, format!("#!/bin/sh\ncd '{}'\n{script}", dir.path().display())).unwrap();
+        // Not written by this process: every child that another test starts meanwhile would have it open for writing, too, and the
+        // kernel runs no such file (ETXTBSY).
+        let text = dir.path().join("text");
+        fs::write(&text, format!("#!/bin/sh\ncd '{}'\n{script}", dir.path().display())).unwrap();
+        assert!(Command::new("cp").arg(&text).arg(&traces.program).status().unwrap().success());
         fs::set_permissions(&traces.program, fs::Permissions::from_mode(0o700)).unwrap();
         assert_eq!(traces.start(&TraceOrder { vms: Vec::new(), ..order() }), Ok(1));
         (dir, traces)
     }
 
     fn wait_for(path: &Path) -> String {
-        while !path.exists() {
+        for _ in 0..12_000 {
+            if path.exists() {
+                return fs::read_to_string(path).unwrap();
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
-        fs::read_to_string(path).unwrap()
+        panic!("{} does not come", path.display())
     }
 
     /// An agent that is killed in between closes the pipe without a byte.

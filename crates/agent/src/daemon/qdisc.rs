@@ -46,7 +46,7 @@ impl<'a> Qdisc<'a> {
             Err(why @ (teiji_bpf::Error::Missing { .. } | teiji_bpf::Error::NoBtf)) => {
                 tracing::info!("{why}; the agent keeps the policy only, and channels by HFSC need no agent");
             }
-            Err(why @ teiji_bpf::Error::Damaged { .. }) => {
+            Err(why @ (teiji_bpf::Error::Damaged { .. } | teiji_bpf::Error::Kernel { .. })) => {
                 let why = why.to_string();
                 if former.as_ref() != Some(&why) {
                     tracing::error!("{why}; meanwhile it keeps the rest of the policy");

@@ -57,7 +57,7 @@ pub enum Error {
     #[error("{0}")]
     Selection(String),
     /// A guest cannot be asked over TCP.
-    #[error("the token file {path} of --guest-token is of no use, so nothing is traced")]
+    #[error("cannot use the token file {path} of --guest-token, so nothing is traced")]
     Token {
         /// The file.
         path: PathBuf,

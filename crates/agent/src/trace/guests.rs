@@ -280,8 +280,8 @@ impl Guest {
                 Ok(State::Proving(connection, nonces, now))
             }
             State::Proving(mut connection, nonces, since) => {
-                let unwanted = "it does not take the token of --guest-token: its --token-file has another one, or something \
-                                else than its teiji-guest listens there";
+                let unwanted = "the token differs: --guest-token here and --token-file in the guest must have the same; or another \
+                                program listens there";
                 match connection.receive(budget) {
                     Err(Leave::Closed | Leave::Broke(_)) => return Err(Leave::Gone(unwanted.into())),
                     received => received?,

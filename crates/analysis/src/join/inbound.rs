@@ -26,7 +26,7 @@ use crate::expiring::{EntryId, ExpiringMap};
 use crate::hash::Seeded;
 use crate::learnt_count::LearntCount;
 use drops::PossibleDrop;
-use teiji_model::event::{GuestEntry, Interrupt, Packet};
+use teiji_model::event::{GuestEntry, Interrupt, Match, Packet, Role};
 use teiji_model::report::Reason;
 
 /// Fingerprints followed at once.
@@ -37,6 +37,11 @@ const MAX_TAPS: usize = 4;
 const OTHERS: u64 = 1 << 33;
 /// If more than this share of a tap's packets are reported before the tap, the report of a packet without one was lost.
 const REPORTED: f32 = 0.9;
+
+/// Whether a packet may be one of the later segments of a large packet of TCP that the host has split before the tap.
+fn may_be_split(p: &Packet) -> bool {
+    matches!(p.matching, Some(Match { role: Role::Segment { payload: 1.., .. }, .. }))
+}
 
 /// The origin of a packet that another traced VM has sent.
 #[derive(Clone, Copy)]
@@ -202,7 +207,8 @@ impl Inbound {
         if tap >= self.reported.len() {
             self.reported.resize(tap + 1, None);
         }
-        let (start, validity) = Self::start(r, now, tap, from, &mut self.learnt, &mut self.reported);
+        let (start, validity) =
+            Self::start(r, now, tap, from, may_be_split(p), &mut self.learnt, &mut self.reported);
         if c.taps[tap].served == Served::Unseen {
             let stats = &mut c.vm_stats[vm as usize].inbound;
             if validity.is_valid() && !c.lost.touches(start, now) {
@@ -254,12 +260,14 @@ impl Inbound {
         now: u64,
         tap: usize,
         from: Option<Origin>,
+        may_be_split: bool,
         learnt: &mut LearntCount,
         reported: &mut [Option<f32>],
     ) -> (u64, Validity) {
         let present = r.reports > 0 || from.is_some();
         let share = reported[tap].unwrap_or(f32::from(u8::from(present)));
-        if r.enqueued == 0 {
+        // That the later segments of a split packet are not reported says nothing of other packets.
+        if r.enqueued == 0 && (present || !may_be_split) {
             reported[tap] = Some(share + (f32::from(u8::from(present)) - share) / 64.0);
         }
         match from {

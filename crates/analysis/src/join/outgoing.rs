@@ -199,6 +199,11 @@ impl OutgoingTable {
         }
     }
 
+    /// Whether the guest waits for the answer to a request with this key.
+    pub(super) fn is_open(&self, vm: u32, key: u64) -> bool {
+        self.index.contains_key(&(vm, key))
+    }
+
     fn answer(&mut self, now: u64, vm: u32, key: u64, validity: Validity, c: &mut Common) -> Option<EntryId> {
         let id = *self.index.get(&(vm, key))?;
         let open = self.open.get_mut(id)?;
@@ -324,8 +329,10 @@ impl RequestTable {
         start: u64,
         c: &mut Common,
     ) -> Option<EntryId> {
-        let m =
-            matching.filter(|m| self.outgoing.both_ways && self.is_outgoing(now, vm, m, Role::Request))?;
+        let learnt =
+            |m: &Match| self.recent.recall(now, vm, m.key).is_some_and(|recent| !recent.from_outside);
+        let begins = |m: &&Match| m.role == Role::Request || m.role == Role::Either && learnt(m);
+        let m = matching.filter(|m| self.outgoing.both_ways && begins(m))?;
         self.outgoing.begin(now, vm, m.key, start, c)
     }
 
@@ -341,13 +348,8 @@ impl RequestTable {
         if self.outgoing.index.is_empty() {
             return None;
         }
-        let m = matching.filter(|m| self.is_outgoing(now, vm, m, Role::Final))?;
+        // If it is known who asks, it is by the request that is open.
+        let m = matching.filter(|m| matches!(m.role, Role::Final | Role::Either))?;
         self.outgoing.answer(now, vm, m.key, validity, c)
-    }
-
-    /// Whether a packet belongs to a request of the guest's own; one of the role `certain` does.
-    fn is_outgoing(&self, now: u64, vm: u32, m: &Match, certain: Role) -> bool {
-        let learnt = || self.recent.recall(now, vm, m.key).is_some_and(|recent| !recent.from_outside);
-        m.role == certain || m.role == Role::Either && learnt()
     }
 }

@@ -158,7 +158,8 @@ impl RequestTable {
         }
         let (m, validity) = self.of_client(now, vm, &m, validity, c)?;
         let recent = self.recent.recall(now, vm, m.key);
-        if m.role == Role::Either && recent.is_some_and(|r| !r.from_outside) {
+        let answers = self.outgoing.is_open(vm, m.key) || recent.is_some_and(|r| !r.from_outside);
+        if m.role == Role::Either && answers {
             return None; // The response to a request that the guest itself sent.
         }
         let counts = &mut c.vm_stats[vm as usize].requests;

@@ -8,7 +8,6 @@
 //! | `number` | maps of one number that a process accesses by mapped memory |
 //! | `heartbeat` | the time at which the agent last said that it runs; also `heartbeat.bpf.h` |
 //! | `share` | gives an object the pinned maps of another, instead of maps of its own |
-//! | `mounted` | for tests: a BPF file system |
 //!
 //! ## Writers
 //! Each map has one writer at a time, a program or a process, so that no two can disagree about it. The table of a

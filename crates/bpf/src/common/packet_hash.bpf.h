@@ -291,8 +291,8 @@ static __always_inline bool read_headers(const unsigned char *l2, const unsigned
  * 0 (ip_select_ident with DF set). The traffic class (DSCP, ECN) is left out too: queues and policers mark
  * packets on the way.
  *
- * A large packet of TCP (GSO, GRO) has the fingerprint of its first segment, so that the packet is followed
- * by that segment where it is split, and the segment by the packet where it is merged. The two have all in
+ * A large packet of TCP (GSO, GRO) has the fingerprint of its first segment, so that the packet is tracked
+ * by means of that segment where it is split or merged. The two have all in
  * common but length, checksum, FIN and PSH (tcp_gso_segment, tcp_gro_receive), so length, FIN and PSH are
  * left out of segments of more than TCP_LENGTH_HASHED bytes. Those have sequence numbers of their own. Only
  * if one is sent again with another length, but the same acknowledgement and IP id or flow label, while the
@@ -365,7 +365,7 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 	if (at != l2 + ETH_HLEN + sizeof(h->ip) && at < end &&
 	    bpf_probe_read_kernel(&h->l4, at_most(end - at, sizeof(h->l4)), at))
 		goto unidentified;
-	/* a packet of more than 64 KiB has no length in its header (BIG TCP) */
+	/* see above; that of a packet of more than 64 KiB is 0 already (BIG TCP) */
 	if (e.proto == PROTO_TCP && l4_len > TCP_LENGTH_HASHED)
 		len = 0;
 

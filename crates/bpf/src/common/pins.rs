@@ -285,8 +285,16 @@ mod tests {
             };
             // The waiting thread has opened the former folder, or not yet: it must not matter.
             std::thread::sleep(Duration::from_millis(100));
-            std::fs::rename(&folder, &away).unwrap();
-            std::fs::create_dir(&folder).unwrap();
+            // At once, so that there is a folder whenever it is opened.
+            std::fs::create_dir(&away).unwrap();
+            nix::fcntl::renameat2(
+                nix::fcntl::AT_FDCWD,
+                &folder,
+                nix::fcntl::AT_FDCWD,
+                &away,
+                nix::fcntl::RenameFlags::RENAME_EXCHANGE,
+            )
+            .unwrap();
             drop(former);
             let held = waiter.join().unwrap();
             assert_eq!(is_named(&folder, &held).unwrap(), Some(true));

@@ -64,7 +64,8 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-#define BULK_MAX 16 /* packets of one bulk dequeue that are looked at */
+/* Packets of a chain that are looked at: those of a bulk dequeue, each with the segments it was split into. */
+#define BULK_MAX 128
 
 #include "maps.bpf.h"
 #include "context.bpf.h"

@@ -273,7 +273,7 @@ fn large(vm: &VmReport) -> Vec<String> {
 pub(crate) fn large_packets(l: &LargePackets) -> Option<String> {
     (l.packets > 0).then(|| {
         format!(
-            "{} of {} (GSO, GRO), at most {}",
+            "{} for {} (GSO, GRO), the largest for {}",
             count(l.packets, "packet"),
             count(l.segments, "segment"),
             l.largest

@@ -49,7 +49,7 @@ pub(super) fn lines(o: &Outgoing, style: &Style) -> Vec<String> {
         lines.extend(d.iter().map(|d| format!("{label:11}{}", figures(d))));
     }
     if let Some(headline) = headline(o) {
-        lines.push(style.paint(Tone::Strong, &format!("=> {headline}")));
+        lines.push(format!("   {headline}"));
     }
     lines.extend(remarks(o).iter().flat_map(|text| wrap(text, WIDTH - 3)).map(|l| format!("   {l}")));
     if !o.stages.is_empty() {

@@ -26,7 +26,7 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
         return detach(args, matching(&args.watched, &parse(&args.watched.flow)?), service);
     }
     // Before anything that takes time: a signal that comes meanwhile asks for the end, too.
-    let stop = if args.of_agent { signals::patient_stop_flag()? } else { signals::stop_flag()? };
+    let of_agent = args.of_agent.then(signals::patient_stop_flag).transpose()?;
     if args.of_agent {
         wait_to_be_known(std::io::stdin())?;
     }
@@ -41,6 +41,8 @@ pub(super) fn run(args: &Trace, service: &Service) -> Result<()> {
     // Both are done before the trace gives up the privileges that they need.
     let out = output::Destination::to(args.report.out.as_deref(), Rights::GivenUp)?;
     let observed = args.report.suggest.then(|| service.observed()).transpose()?;
+    // Not before the output is open: that may wait for the reader of a pipe, which a signal has to end.
+    let stop = of_agent.map_or_else(signals::stop_flag, Ok)?;
     let mut kept = Kept::new(args.report.format());
     let mut line = ProgressLine::new(args.watched.duration);
     // Both the progress and the snapshots print; a snapshot removes the line first.

@@ -298,7 +298,8 @@ fn a_state_that_hangs_stops_neither_the_heartbeat_nor_the_answers_to_others() {
         .status()
         .unwrap()
         .success()));
-    assert!(status(&fixture).is_some_and(|s| s.status.busy && s.agent.pid == agent.process.id()));
+    // An answer may be a second old.
+    assert!(within(|| status(&fixture).is_some_and(|s| s.status.busy && s.agent.pid == agent.process.id())));
     assert!(fixture.heartbeat_continues());
     holder.kill().unwrap();
     holder.wait().unwrap();

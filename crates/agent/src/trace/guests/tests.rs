@@ -186,7 +186,7 @@ fn a_guest_with_another_token_is_told_from_one_that_does_not_run() {
         assert!(!own.is_proof(&answer.proof, Side::Host, &nonces));
         assert!(!format!("{answer:?}").contains("correct horse"));
     });
-    left(&mut asking(address), &mut Heard::default(), "does not take the token of --guest-token");
+    left(&mut asking(address), &mut Heard::default(), "the token differs: --guest-token");
     guest.join().unwrap();
     // Nobody listens there any more.
     left(&mut asking(address), &mut Heard::default(), "start `teiji-guest serve --tcp 127.0.0.1:");
