@@ -64,7 +64,8 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Packets of a chain that are looked at: those of a bulk dequeue, each with the segments it was split into. */
+/* Packets of a chain that are looked at: those of a bulk dequeue, each with the segments it was split into.
+ */
 #define BULK_MAX 128
 
 #include "maps.bpf.h"
