@@ -10,14 +10,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use teiji_experiments::load::{self, Figures, StallAt};
-use teiji_experiments::path::stalled::is_stalled;
+use teiji_experiments::path::stalled::{self, is_stalled};
 use teiji_experiments::path::{agrees, excused, late, may_be_incomplete, only};
 use teiji_experiments::reporting::{self, START, wake_shares, woken};
 use teiji_experiments::sip::{self, findings};
 use teiji_experiments::tracing::{self, Lab, Trace, Traced};
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Child, Guest};
-use teiji_model::event::{Delivery, Event, EventKind, Interrupt};
+use teiji_model::event::{Event, EventKind, Interrupt};
 use teiji_model::finding::Cause;
 use teiji_model::report::{Blame, CallMessage, GuestPart, Inside, Joined, Reason, Report, Request, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
@@ -361,15 +361,13 @@ fn a_worker_stalled_after_it_has_written_makes_no_wrong_times() {
         let wanted = |event: &&Event| matches!(&event.kind, EventKind::Interrupt(i) if wanted(i));
         events.iter().filter(wanted).count() as u64
     };
-    // A guest that has just said that it wants an interrupt may find the packets without it (LIMITATIONS, Stages). That is as
-    // likely without a stall; here packets come close together, to a vCPU that runs.
-    let sent = signals(&|i| i.delivery == Delivery::Accepted && i.state == Some(ThreadState::Guest));
-    let raced = 3.max(sent / 10);
+    // As likely without a stall; but here packets come close together, to a vCPU that runs.
+    let raced = stalled::raced(traced.recording.as_deref().unwrap()).unwrap();
     let out_of_order = vm.left_out_for(Reason::OutOfOrder);
     let unknown = signals(&is_stalled);
     eprintln!(
-        "{unknown} of {} signals without an interrupt are of unknown arrival; of {sent} interrupts to a vCPU that ran, \
-         {out_of_order} are out of order, {} violate the clock",
+        "{unknown} of {} signals without an interrupt are of unknown arrival; {out_of_order} requests are out of order, {} violate \
+         the clock, of {raced} that may",
         stalls.suppressed, inside.violations
     );
     assert!(unknown <= stalls.suppressed && vm.requests.complete > 0, "{:?}", vm.requests);
@@ -466,7 +464,7 @@ fn a_guest_reports_over_tcp_and_its_connection_is_no_traffic_of_the_vm() {
     program.wait_for("follows packets", START).unwrap();
     // What the guest reports leaves by the same NIC, and is acknowledged to it. So it often has just asked for an interrupt when it
     // finds a packet without one, and the next guest entry is taken for the packet's (LIMITATIONS, Stages).
-    divides(&traced, &called, called.received / 100);
+    divides(&traced, &called, stalled::raced(traced.recording.as_deref().unwrap()).unwrap());
     let shown = LAB.host.run("/mnt/bin/teiji replay /tmp/tcp.teiji").unwrap().ok().unwrap();
     assert!(shown.contains("clock error at most"), "{shown}");
 

@@ -149,7 +149,7 @@ pub fn packets_back_to_back_wait_for_the_wire(host: &LabHost, driver: &Driver) {
     let mut before = None;
     for line in trace.lines() {
         let time = |end: &str| line.split(end).next()?.split_whitespace().next_back()?.parse::<f64>().ok();
-        if line.contains("net_dev_queue: dev=va skbaddr=") && line.ends_with("len=1512") {
+        if line.contains("net_dev_queue: dev=va skbaddr=") && line.contains(" len=1512") {
             before = time(": net_dev_queue");
         } else if line.contains(&format!(": qdisc_enqueue: enqueue ifindex={} ", index.trim())) {
             queued.extend(before.take().zip(time(": qdisc_enqueue")).map(|(b, a)| (b * 1e6, a * 1e6)));
