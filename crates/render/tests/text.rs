@@ -73,7 +73,7 @@ fn requests_of_the_guests_own_come_after_those_to_it_and_change_nothing_of_them(
     let mut own = common::client();
     let stages = &mut own.vms[0].outgoing.as_mut().unwrap().stages;
     stages[teiji_model::report::OutgoingStage::Outside as usize].time_share = 0.3;
-    assert!(report(&own, &UNICODE).contains("=> 70 % of the time is spent on this host"));
+    assert!(report(&own, &UNICODE).contains("\n   70 % of the time is spent on this host"));
     // None is complete.
     let none = own.vms[0].outgoing.as_mut().unwrap();
     (none.total, none.host, none.requests.complete) = (None, None, 0);
