@@ -202,6 +202,12 @@ fn address(v6: bool, host: u8) -> SocketAddr {
     SocketAddr::new(ip, if host == 2 { PORT } else { 0 })
 }
 
+/// Whether a thread of this process sleeps; also if it has ended.
+fn sleeps(tid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
+}
+
 /// A client outside sends datagrams of these lengths, each after the answer to the one before; `answer` gets the server's
 /// socket, a datagram and its sender. Returns the server's thread, and the frames that were seen outside.
 fn exchange(
@@ -232,8 +238,11 @@ fn exchange(
             client.connect(address(v6, 2)).unwrap();
             client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             for (i, length) in lengths.iter().enumerate() {
-                // So that the server sleeps when the datagram comes.
+                // So that the server sleeps when the datagram comes, however long it takes to get there on a busy machine.
                 std::thread::sleep(Duration::from_millis(20));
+                while !sleeps(tid) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 client.send(&vec![i as u8; *length]).unwrap();
                 let mut buffer = [0; 2048];
                 assert_eq!(client.recv(&mut buffer).unwrap(), *length);
