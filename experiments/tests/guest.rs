@@ -104,6 +104,11 @@ fn agrees_with_the_hosts_split(request: &Request) -> bool {
         return false;
     }
     let total: u64 = one.parts.iter().sum();
+    // Exits are taken to be spread evenly between two reports (LIMITATIONS, `teiji-guest`). One that takes longer than all else, as
+    // when the emulator gets no CPU, is not.
+    if host.get(ThreadState::Run) > total / 4 * 3 {
+        return false;
+    }
     for state in ThreadState::ALL {
         let of_parts: u64 = splits.iter().map(|split| split.get(state)).sum();
         // Waits for a CPU are in `vcpu_wake`.

@@ -250,7 +250,6 @@ union headers {
 	u32 payload[PAYLOAD_HASHED / 4]; /* of UDP */
 };
 #define HEADERS_READ (ETH_HLEN + 20 + 16)
-#define TCP_READ 14 /* up to the flags */
 
 /* Reads the Ethernet header of a packet at l2, whose linear part ends at end; counts one that has none. */
 static __always_inline bool read_ethernet(const unsigned char *l2, const unsigned char *end, union headers *h)
@@ -403,7 +402,7 @@ static __always_inline bool identify(union headers *h, const unsigned char *l2, 
 			p->key = ends_key(&e, secret);
 		}
 	} else if (e.proto == PROTO_TCP) {
-		if (at + TCP_READ > end)
+		if (at + sizeof(h->l4.tcp) > end)
 			goto unidentified;
 		e.sport = bpf_ntohs(h->l4.tcp.sport);
 		e.dport = bpf_ntohs(h->l4.tcp.dport);

@@ -92,7 +92,8 @@ impl Frame {
         let transport = match self.proto {
             _ if self.later_fragment() => 0,
             // IPv4's options are stepped over to get there.
-            6 => options + 14,
+            // As much of the header as is read.
+            6 => options + 16,
             1 | 17 | 58 => options + 8,
             _ => 0,
         };

@@ -233,11 +233,18 @@ static __always_inline u16 queue_depth(struct ptr_ring *ring, struct clock *c)
 	if (n < 0) {
 		n += size;
 	} else if (n == 0 && producer >= 0 && producer < size) {
-		void **queue = BPF_CORE_READ(ring, queue), *slot = NULL;
+		void **queue = BPF_CORE_READ(ring, queue), *slot = NULL, *next = NULL;
 
+		/*
+		 * full: the next slot to fill is the next to take, and has a packet. If it is being filled, the one
+		 * after it is free, or the producer has gone on.
+		 */
 		bpf_probe_read_kernel(&slot, sizeof(slot), queue + producer);
 		if (slot)
-			n = size; /* full: the next slot to fill is the next to take */
+			bpf_probe_read_kernel(&next, sizeof(next),
+					      queue + (producer + 1 < size ? producer + 1 : 0));
+		if (next && BPF_CORE_READ(ring, producer) == producer)
+			n = size;
 	}
 	if (net)
 		n += BPF_CORE_READ(net, vqs[0].rxq.tail) - BPF_CORE_READ(net, vqs[0].rxq.head);
