@@ -236,8 +236,8 @@ static __always_inline u16 queue_depth(struct ptr_ring *ring, struct clock *c)
 		void **queue = BPF_CORE_READ(ring, queue), *slot = NULL, *next = NULL;
 
 		/*
-		 * full: the next slot to fill is the next to take, and has a packet. If it is being filled, the one
-		 * after it is free, or the producer has gone on.
+		 * full: the next slot to fill is the next to take, and has a packet. If it is being filled,
+		 * the one after it is free, or the producer has gone on.
 		 */
 		bpf_probe_read_kernel(&slot, sizeof(slot), queue + producer);
 		if (slot)
