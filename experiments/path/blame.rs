@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 use teiji_lab::{Child, Guest, RaisedPriority};
 use teiji_model::finding::Finding;
-use teiji_model::report::{Joined, PartReport, StageReport, VmReport};
+use teiji_model::report::{Joined, PartReport, StageReport, StageTime, VmReport};
 use teiji_model::stage::{Stage, ThreadState};
 
 /// Number of busy loops on a CPU.
@@ -122,6 +122,8 @@ pub struct Judged {
     /// in situations without busy loops.
     #[serde(rename = "behind_hogs")]
     pub preempted_by_hogs: Option<f64>,
+    /// Share of these waits, each counted once, that was behind them.
+    pub waits_behind_hogs: Option<f64>,
     /// Median and 99th percentile of the response time, µs.
     pub total_us: [f64; 2],
     /// Mean time in each stage, µs.
@@ -229,19 +231,33 @@ fn share_behind(vm: &VmReport, s: &Situation, tids: &[u32]) -> Option<f64> {
     Some(finding.preempted_by.iter().filter(|p| tids.contains(&p.tid)).map(|p| p.share).sum())
 }
 
-/// The same in the requests. On a busy machine the guest may need so much of the time that the situation's part is no
-/// finding; its waits are behind the busy loops all the same. 0 if there are none.
-fn share_behind_in(requests: &[Joined], s: &Situation, tids: &[u32]) -> f64 {
-    let (mut all, mut behind) = (0, 0);
-    for joined in requests {
-        for time in joined.request.stages.iter().filter(|time| s.stages.contains(&time.stage)) {
-            let waited = time.split.map_or(0, |split| split.get(ThreadState::Ready));
+/// The waits of the requests in the situation's part, ns, and whether each was behind one of the threads `tids`.
+fn waits(requests: &[Joined], s: &Situation, tids: &[u32]) -> Vec<(u64, bool)> {
+    let of = |joined: &Joined| {
+        let times = joined.request.stages.iter().filter(|time| s.stages.contains(&time.stage));
+        let wait = |time: &StageTime| {
             let by = |(stage, tid): &(Stage, u32)| *stage == time.stage && tids.contains(tid);
-            all += waited;
-            behind += if joined.preempted_by.iter().any(by) { waited } else { 0 };
-        }
-    }
-    if all == 0 { 0.0 } else { behind as f64 / all as f64 }
+            let ns = time.split.map_or(0, |split| split.get(ThreadState::Ready));
+            (ns, joined.preempted_by.iter().any(by))
+        };
+        times.map(wait).filter(|(ns, _)| *ns > 0).collect::<Vec<_>>()
+    };
+    requests.iter().flat_map(of).collect()
+}
+
+/// Share of the time of the waits that was behind the threads. On a busy machine the guest may need so much of the time that the
+/// situation's part is no finding; its waits are behind the busy loops all the same. 0 if there are none.
+fn share_of_time(waits: &[(u64, bool)]) -> f64 {
+    let sum = |counted: &dyn Fn(bool) -> bool| -> u64 {
+        waits.iter().filter(|(_, behind)| counted(*behind)).map(|(ns, _)| ns).sum()
+    };
+    sum(&|behind| behind) as f64 / sum(&|_| true).max(1) as f64
+}
+
+/// Share of the waits that were behind the threads, each counted once however long it was: if the CPU of this machine that
+/// emulates one of the lab stops for half a second, whoever runs there at that moment has half a second of the waits.
+fn share_of_waits(waits: &[(u64, bool)]) -> f64 {
+    waits.iter().filter(|(_, behind)| *behind).count() as f64 / waits.len().max(1) as f64
 }
 
 fn greatest_by(vm: &VmReport, s: &Situation, fluctuation: bool) -> bool {
@@ -314,14 +330,13 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let evidence = vm.blamed().map(|f| f.evidence.as_slice()).unwrap_or_default();
     let named: Vec<_> = evidence.iter().map(|e| (e.stage, e.state)).collect();
     let preempted_by = vm.blamed().and_then(|f| f.preempted_by.first()).map(|p| p.name.clone());
-    let preempted_by_hogs = match &hogs {
-        None => None,
-        Some(tids) => Some(match (share_behind(&vm, s, tids), &traced.recording) {
-            (Some(share), _) => share,
-            (None, Some(recording)) => share_behind_in(&requests(recording)?.0, s, tids),
-            (None, None) => bail!("the trace {stem} left no recording"),
-        }),
-    };
+    let (mut preempted_by_hogs, mut waits_behind_hogs) = (None, None);
+    if let Some(tids) = &hogs {
+        let Some(recording) = &traced.recording else { bail!("the trace {stem} left no recording") };
+        let waits = waits(&requests(recording)?.0, s, tids);
+        preempted_by_hogs = Some(share_behind(&vm, s, tids).unwrap_or_else(|| share_of_time(&waits)));
+        waits_behind_hogs = Some(share_of_waits(&waits));
+    }
     let us = |ns: u64| ns as f64 / 1e3;
     let greatest = greatest_of_host(&vm, s);
     let named_rightly = right || may_be_named(&vm, s, greatest, &named);
@@ -337,6 +352,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         complete: vm.requests.complete,
         lost,
         preempted_by_hogs,
+        waits_behind_hogs,
         preempted_by,
         total_us: vm.total.map_or([0.0; 2], |t| [us(t.p50), us(t.p99)]),
         stages: vm.stages.iter().map(|s| (s.stage, s.dist.mean / 1e3)).collect(),
@@ -350,7 +366,7 @@ mod tests {
     use super::*;
     use teiji_model::finding::{Cause, Confidence, Evidence, Preemptor, Remedy};
     use teiji_model::reason::Blame;
-    use teiji_model::report::{DirectionReport, Dist, RequestCounts, StageTime, Verdict};
+    use teiji_model::report::{DirectionReport, Dist, RequestCounts, Verdict};
     use teiji_model::stage::Split;
 
     /// The thread ids of the busy loops.
@@ -492,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_that_are_no_finding_are_counted_in_the_requests() {
+    fn waits_that_are_no_finding_are_summed_and_counted_in_the_requests() {
         let waited = |stage, ns, tid| {
             let mut joined = joined(0, 10 * ns);
             joined.request.stages = vec![StageTime { stage, ns, split: Some(Split([0, 0, 0, ns, 0])) }];
@@ -507,8 +523,15 @@ mod tests {
             waited(here, 100, 9),
             waited(Stage::Qdisc, 900, 9),
         ];
-        assert!((share_behind_in(&requests, s, &TIDS) - 0.9).abs() < 1e-9);
-        assert!(share_behind_in(&requests, s, &[]).abs() < 1e-9);
-        assert!(share_behind_in(&[], s, &TIDS).abs() < 1e-9);
+        let shares = |requests: &[Joined], tids: &[u32]| {
+            let waits = waits(requests, s, tids);
+            (share_of_time(&waits), share_of_waits(&waits))
+        };
+        let near = |(time, count): (f64, f64), wanted: (f64, f64)| {
+            assert!((time - wanted.0).abs() < 1e-9 && (count - wanted.1).abs() < 1e-9, "{time} {count}");
+        };
+        near(shares(&requests, &TIDS), (0.9, 2.0 / 3.0));
+        near(shares(&requests, &[]), (0.0, 0.0));
+        near(shares(&[], &TIDS), (0.0, 0.0));
     }
 }

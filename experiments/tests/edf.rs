@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
+#[path = "edf/damage.rs"]
+mod damage;
 #[path = "edf/heartbeat.rs"]
 mod heartbeat;
 #[path = "edf/links.rs"]
@@ -95,7 +97,8 @@ fn main() -> ExitCode {
         teiji_lab::tests![
             heartbeat::without_a_heartbeat_it_is_a_fifo,
             heartbeat::the_agent_may_die,
-            upgrade::from_0_1_0
+            upgrade::from_0_1_0,
+            damage::a_rollback_needs_no_pin,
         ]
         .to_vec(),
         on![TIMED:

@@ -65,15 +65,13 @@ use std::collections::VecDeque;
 use streams::Streams;
 use teiji_model::event::{self, Event, EventKind};
 use teiji_model::host::Vm;
-use teiji_model::report::{Counters, DropLocation, Joined, Meta, Report, SCHEMA, VmReport};
+use teiji_model::report::{Counters, DropLocation, Joined, MAX_VMS, Meta, Report, SCHEMA, VmReport};
 use teiji_model::stream::{Change, Changed, Item};
 
 /// The greatest number of events that wait to be sorted. An event has 128 bytes: 34 MB, and up to 8 kB for each CPU, but
 /// never more than 67 MB. Measured at a million events per second: 35 MB with 1024 CPUs, 45 MB with 128 CPUs whose
 /// events come in no order.
 const MAX_WAITING: usize = 1 << 18;
-/// The greatest number of VMs of a trace, those that have ended included.
-const MAX_VMS: usize = 1024;
 /// The greatest number of changes that wait until the events before them are joined.
 const MAX_CHANGES: usize = 4096;
 

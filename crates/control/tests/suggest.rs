@@ -427,10 +427,14 @@ fn a_vm_that_is_left_as_it_is_counts_with_the_cpus_that_it_has() {
 fn what_has_no_section_has_a_reason() {
     let mut ended = on(&[("sip1", 100)]);
     ended.counters.vanished = vec![100];
+    // In the report of a trace of more VMs than that lists.
+    let mut ended_unlisted = on(&[("sip1", 100)]);
+    ended_unlisted.vms[0].ended = Some(5);
     for (report, why, sections) in [
         (on(&[("tap0", 0)]), "a tap alone", 0),
         (on(&[("x", u32::MAX)]), "process id", 0),
         (ended, "has ended", 0),
+        (ended_unlisted, "has ended", 0),
         (on(&[("a", 100), ("b", 100)]), "the same process", 1),
     ] {
         let (text, policy) = parsed(&report, None);

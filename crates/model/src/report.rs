@@ -36,6 +36,9 @@ pub struct Meta {
     pub devices: Vec<(u32, String)>,
 }
 
+/// The greatest number of VMs of a trace, those that have ended included; later ones are counted in [`Report::not_followed`].
+pub const MAX_VMS: usize = 1024;
+
 /// The tracer's counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
@@ -51,11 +54,18 @@ pub struct Counters {
     pub missed: u64,
     /// Packets that a probe could not identify (not IP, headers outside the linear part, XDP frames).
     pub unidentified: u64,
-    /// Process ids of traced VMs that ended before the trace did.
+    /// Process ids of traced VMs that ended before the trace did; of the first [`MAX_VMS`] of them.
     pub vanished: Vec<u32>,
 }
 
 impl Counters {
+    /// A traced VM has ended. Of a long trace of many short-lived VMs only the first are listed, as in the report.
+    pub fn vm_ended(&mut self, pid: u32) {
+        if self.vanished.len() < MAX_VMS {
+            self.vanished.push(pid);
+        }
+    }
+
     /// Lost events plus skipped runs of probes, each of which may have been an event; saturates.
     pub fn lost_or_missed(&self) -> u64 {
         self.lost.iter().fold(self.missed, |a, &n| a.saturating_add(n))
@@ -582,4 +592,17 @@ pub struct Joined {
     pub ended_by: Role,
     /// The threads that preempted the thread of a stage: (stage, thread id).
     pub preempted_by: Vec<(Stage, u32)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A VM that starts and ends every few seconds for months costs no memory.
+    #[test]
+    fn ended_vms_are_listed_up_to_a_limit() {
+        let mut counters = Counters::default();
+        (1..=2 * MAX_VMS as u32).for_each(|pid| counters.vm_ended(pid));
+        assert_eq!(counters.vanished, Vec::from_iter(1..=MAX_VMS as u32));
+    }
 }

@@ -92,7 +92,7 @@ pub(super) fn end(
     guests: &mut Option<Guests>,
     counters: &mut Counters,
 ) {
-    counters.vanished.push(pid);
+    counters.vm_ended(pid);
     if let Some(guests) = guests {
         guests.remove(pid);
     }

@@ -3,12 +3,14 @@
 //!
 //! ```text
 //!  absent ──► edf-new: filled ──(rename)──► edf: in use ──(rename)──► edf-old: emptied ──► absent
+//!                   │                         ▲
+//!                   └──(exchanged by one rename; what was in use is emptied)
 //! ```
-//! Names change by one rename(2), so `edf` is complete whenever it exists. What a killed process left in the other two
+//! Names change by one rename(2), so `edf` is as complete as it ever was whenever it exists. What a killed process left in the other two
 //! folders, the next process removes.
 use crate::Error;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{AT_FDCWD, Flock, FlockArg, RenameFlags, renameat2};
 use nix::sys::stat::{major, minor};
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use std::ffi::OsString;
@@ -20,6 +22,9 @@ use std::time::{Duration, Instant};
 
 /// How long an agent waits for a process that writes: less than systemd's watchdog for the agent.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+/// How long an agent waits for the end of the one before it: a killed process keeps its locks until the kernel has ended its
+/// threads. No longer, as links fall back after 2 s without a heartbeat, and who starts a second agent waits for the answer.
+const HANDOVER: Duration = Duration::from_secs(2);
 /// How often it tries meanwhile.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -71,11 +76,16 @@ impl Pins {
         path.try_exists().map_err(|e| self.failed("look into", &e))
     }
 
-    /// Makes an empty folder for new pins, with the writers' lock held from then on.
+    /// Makes an empty folder for the first pins, with the writers' lock held from then on.
     pub(crate) fn prepare(&self) -> Result<Flock<File>, Error> {
+        self.prepare_if(|| Ok(!self.are_there()?))
+    }
+
+    /// The same if, under the lock, it still is as it has to be for that.
+    pub(crate) fn prepare_if(&self, still: impl Fn() -> Result<bool, Error>) -> Result<Flock<File>, Error> {
         let refuse = |reason: String| Error::Refused { doing: format!("pin {}", self.object), reason };
         let at = self.folder.display();
-        if self.are_there()? {
+        if !still()? {
             return Err(refuse(format!("{at} already has pins of it")));
         }
         let there = self.folder.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
@@ -88,7 +98,7 @@ impl Pins {
         make(&self.folder).map_err(|e| self.failed("make", &e))?;
         let lock = self.lock_within(PATIENCE)?;
         // Another process may have filled it meanwhile.
-        if self.are_there()? {
+        if !still()? {
             return Err(refuse(format!("{at} already has pins of it")));
         }
         self.sweep().map_err(|e| self.failed("clear", &e))?;
@@ -96,9 +106,16 @@ impl Pins {
         Ok(lock)
     }
 
-    /// Puts the new pins into use.
+    /// Puts the new pins into use, and removes those that were in use. A process that is killed here leaves either.
     pub(crate) fn adopt(&self) -> Result<(), Error> {
-        std::fs::rename(self.new_folder(), self.in_use()).map_err(|e| self.failed("fill", &e))
+        let (new, in_use) = (self.new_folder(), self.in_use());
+        match renameat2(AT_FDCWD, &new, AT_FDCWD, &in_use, RenameFlags::RENAME_EXCHANGE) {
+            // What is left of them does no harm, and the next process removes it.
+            Ok(()) => drop(self.sweep()),
+            Err(Errno::ENOENT) => std::fs::rename(&new, &in_use).map_err(|e| self.failed("fill", &e))?,
+            Err(e) => return Err(self.failed("fill", &e.into())),
+        }
+        Ok(())
     }
 
     /// Removes unfinished and retired pins; nothing that is in use.
@@ -170,7 +187,7 @@ impl Pins {
     /// Becomes the owner of the pins in use, until the file is closed: the only process that sends their heartbeat.
     ///
     /// The lock is on the folder of the pins in use itself, so that each set of pins has one owner even if it is
-    /// renamed.
+    /// renamed. Waits [`HANDOVER`] for an owner that is about to end.
     pub(crate) fn own(&self) -> Result<Flock<File>, Error> {
         self.owned(&self.in_use())
     }
@@ -181,16 +198,27 @@ impl Pins {
     }
 
     fn owned(&self, folder: &Path) -> Result<Flock<File>, Error> {
-        let dir = File::open(folder).map_err(|e| self.failed("open", &e))?;
+        let begun = Instant::now();
+        let mut dir = File::open(folder).map_err(|e| self.failed("open", &e))?;
         let identity =
             (dir.metadata()).map(|m| (m.dev(), m.ino())).map_err(|e| self.failed("look into", &e))?;
-        Flock::lock(dir, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| match e {
-            Errno::EWOULDBLOCK => Error::Refused {
-                doing: format!("become the agent for {}", self.folder.display()),
-                reason: format!("another teiji agent is running{}; only one may run", holder(identity)),
-            },
-            e => self.failed("lock", &e.into()),
-        })
+        loop {
+            match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(lock),
+                Err((back, Errno::EWOULDBLOCK)) if begun.elapsed() < HANDOVER => dir = back,
+                Err((_, Errno::EWOULDBLOCK)) => {
+                    return Err(Error::Refused {
+                        doing: format!("become the agent for {}", self.folder.display()),
+                        reason: format!(
+                            "another teiji agent is running{}; only one may run",
+                            holder(identity)
+                        ),
+                    });
+                }
+                Err((_, e)) => return Err(self.failed("lock", &e.into())),
+            }
+            std::thread::sleep(POLL);
+        }
     }
 
     /// Whether this lock is that of the owner of the pins in use; `None` if there are none.
@@ -208,12 +236,6 @@ impl Pins {
         let failed = |e| self.failed("look into", &e);
         let entries = std::fs::read_dir(self.in_use()).map_err(failed)?;
         entries.map(|entry| entry.map(|e| e.file_name()).map_err(failed)).collect()
-    }
-
-    /// Takes pins out of use, to be replaced.
-    pub(crate) fn retire(&self) -> io::Result<()> {
-        self.sweep()?;
-        std::fs::rename(self.in_use(), self.old_folder())
     }
 
     pub(crate) fn failed(&self, what: &str, e: &io::Error) -> Error {
@@ -270,6 +292,27 @@ mod tests {
         waiting.join().unwrap().unwrap();
     }
 
+    /// An agent that is started as soon as the one before it was killed keeps its pins, and one that is started beside another
+    /// says so.
+    #[test]
+    fn an_agent_waits_for_the_end_of_the_one_before_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let pins = Pins::new(dir.path(), "edf");
+        std::fs::create_dir(pins.in_use()).unwrap();
+        let former = pins.own().unwrap();
+        let why = pins.own().unwrap_err().to_string();
+        assert!(why.contains("another teiji agent is running"), "{why}");
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || {
+            sender.send(()).unwrap();
+            pins.own().map(drop)
+        });
+        receiver.recv().unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        drop(former);
+        waiting.join().unwrap().unwrap();
+    }
+
     /// Two processes never both write: one that has waited for the lock of a folder that is gone locks the one that there is.
     #[test]
     fn the_lock_on_a_folder_that_was_replaced_does_not_count() {
@@ -287,14 +330,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(100));
             // At once, so that there is a folder whenever it is opened.
             std::fs::create_dir(&away).unwrap();
-            nix::fcntl::renameat2(
-                nix::fcntl::AT_FDCWD,
-                &folder,
-                nix::fcntl::AT_FDCWD,
-                &away,
-                nix::fcntl::RenameFlags::RENAME_EXCHANGE,
-            )
-            .unwrap();
+            renameat2(AT_FDCWD, &folder, AT_FDCWD, &away, RenameFlags::RENAME_EXCHANGE).unwrap();
             drop(former);
             let held = waiter.join().unwrap();
             assert_eq!(is_named(&folder, &held).unwrap(), Some(true));

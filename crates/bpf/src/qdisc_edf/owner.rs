@@ -156,10 +156,8 @@ impl QdiscOwner {
     /// # Errors
     /// [`Error::Refused`] if the folder has another process's pins, or is in no BPF file system; [`Error::Kernel`].
     pub fn repin(&mut self) -> Result<(), Error> {
-        if self.pin_state()? == PinState::Missing && self.pins.are_there()? {
-            self.pins.retire().map_err(|e| self.pins.failed("clear", &e))?;
-        }
-        let _lock = self.pins.prepare()?;
+        // What is left of the pins stays in use until the new ones are complete.
+        let _lock = self.pins.prepare_if(|| Ok(self.pin_state()? == PinState::Missing))?;
         for (name, fd) in &self.held {
             pin(&self.pins, name, fd)?;
         }
@@ -353,5 +351,27 @@ mod tests {
         fs::remove_file(mounted.pins().current("slots")).unwrap();
         unpin(mounted.pins().folder()).unwrap();
         assert!(!mounted.pins().are_there().unwrap());
+    }
+    /// Whenever the agent is killed while it pins its maps again, the next one finds what was left, or all of them.
+    #[test]
+    fn what_is_left_of_the_pins_stays_in_use_until_all_of_them_are_there() {
+        let mounted = Mounted::new();
+        let pins = mounted.pins();
+        pin_maps(&pins, 1);
+        let mut owner = QdiscOwner::acquire(pins.folder()).unwrap();
+        fs::remove_file(pins.current("slots")).unwrap();
+        let writer = pins.lock().unwrap();
+        assert!(owner.repin().unwrap_err().to_string().contains("has had it locked"));
+        assert!(pins.has(&REGISTERED.into()) && pins.has(&HEARTBEAT.pin_name().into()));
+        drop(writer);
+        owner.repin().unwrap();
+        assert_eq!(owner.pin_state().unwrap(), PinState::Ours);
+        assert!(pins.has(&"slots".into()) && !pins.new_one("slots").exists());
+        let why = owner.repin().unwrap_err().to_string();
+        assert!(why.contains("already has pins"), "{why}");
+        // All are gone.
+        fs::remove_dir_all(pins.in_use()).unwrap();
+        owner.repin().unwrap();
+        assert_eq!(owner.pin_state().unwrap(), PinState::Ours);
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn all<'a>(
         if !seen.insert(vm.pid) {
             return Err("it is the same process as another VM of this report");
         }
-        if report.counters.vanished.contains(&vm.pid) {
+        if vm.ended.is_some() || report.counters.vanished.contains(&vm.pid) {
             return Err("the VM has ended");
         }
         let found = match observed {

@@ -3,12 +3,11 @@
 
 use crate::flow::Flow;
 use crate::host::Vm;
-use crate::report::{Counters, Meta};
+use crate::report::{Counters, MAX_VMS, Meta};
 use crate::stream::{Change, Changed, StreamId};
 use std::collections::HashSet;
 use std::net::IpAddr;
 
-const MAX_VMS: usize = 1024;
 const MAX_THREADS: usize = 4096;
 const MAX_NICS: usize = 256;
 const MAX_NODES: usize = 1024;
