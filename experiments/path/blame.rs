@@ -122,8 +122,8 @@ pub struct Judged {
     /// in situations without busy loops.
     #[serde(rename = "behind_hogs")]
     pub preempted_by_hogs: Option<f64>,
-    /// Share of these waits, each counted once, that was behind them.
-    pub waits_behind_hogs: Option<f64>,
+    /// The same in the requests, where each wait counts with 20 ms at most: a stop of an emulated CPU does not change it.
+    pub ordinary_behind_hogs: Option<f64>,
     /// Median and 99th percentile of the response time, µs.
     pub total_us: [f64; 2],
     /// Mean time in each stage, µs.
@@ -254,10 +254,14 @@ fn share_of_time(waits: &[(u64, bool)]) -> f64 {
     sum(&|behind| behind) as f64 / sum(&|_| true).max(1) as f64
 }
 
-/// Share of the waits that were behind the threads, each counted once however long it was: if the CPU of this machine that
-/// emulates one of the lab stops for half a second, whoever runs there at that moment has half a second of the waits.
-fn share_of_waits(waits: &[(u64, bool)]) -> f64 {
-    waits.iter().filter(|(_, behind)| *behind).count() as f64 / waits.len().max(1) as f64
+/// The longest time that a wait counts with in [`share_of_ordinary_time`], ns: that of some turns of the scheduler.
+const ORDINARY: u64 = 20_000_000;
+
+/// The same, but of each wait only the first [`ORDINARY`] ns: if the CPU of this machine that emulates one of the lab stops for
+/// half a second, whoever runs there at that moment has half a second of the waits.
+fn share_of_ordinary_time(waits: &[(u64, bool)]) -> f64 {
+    let waits: Vec<_> = waits.iter().map(|&(ns, behind)| (ns.min(ORDINARY), behind)).collect();
+    share_of_time(&waits)
 }
 
 fn greatest_by(vm: &VmReport, s: &Situation, fluctuation: bool) -> bool {
@@ -330,12 +334,12 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let evidence = vm.blamed().map(|f| f.evidence.as_slice()).unwrap_or_default();
     let named: Vec<_> = evidence.iter().map(|e| (e.stage, e.state)).collect();
     let preempted_by = vm.blamed().and_then(|f| f.preempted_by.first()).map(|p| p.name.clone());
-    let (mut preempted_by_hogs, mut waits_behind_hogs) = (None, None);
+    let (mut preempted_by_hogs, mut ordinary_behind_hogs) = (None, None);
     if let Some(tids) = &hogs {
         let Some(recording) = &traced.recording else { bail!("the trace {stem} left no recording") };
         let waits = waits(&requests(recording)?.0, s, tids);
         preempted_by_hogs = Some(share_behind(&vm, s, tids).unwrap_or_else(|| share_of_time(&waits)));
-        waits_behind_hogs = Some(share_of_waits(&waits));
+        ordinary_behind_hogs = Some(share_of_ordinary_time(&waits));
     }
     let us = |ns: u64| ns as f64 / 1e3;
     let greatest = greatest_of_host(&vm, s);
@@ -352,7 +356,7 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         complete: vm.requests.complete,
         lost,
         preempted_by_hogs,
-        waits_behind_hogs,
+        ordinary_behind_hogs,
         preempted_by,
         total_us: vm.total.map_or([0.0; 2], |t| [us(t.p50), us(t.p99)]),
         stages: vm.stages.iter().map(|s| (s.stage, s.dist.mean / 1e3)).collect(),
@@ -508,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_that_are_no_finding_are_summed_and_counted_in_the_requests() {
+    fn waits_that_are_no_finding_are_summed_in_the_requests() {
         let waited = |stage, ns, tid| {
             let mut joined = joined(0, 10 * ns);
             joined.request.stages = vec![StageTime { stage, ns, split: Some(Split([0, 0, 0, ns, 0])) }];
@@ -525,12 +529,14 @@ mod tests {
         ];
         let shares = |requests: &[Joined], tids: &[u32]| {
             let waits = waits(requests, s, tids);
-            (share_of_time(&waits), share_of_waits(&waits))
+            (share_of_time(&waits), share_of_ordinary_time(&waits))
         };
-        let near = |(time, count): (f64, f64), wanted: (f64, f64)| {
-            assert!((time - wanted.0).abs() < 1e-9 && (count - wanted.1).abs() < 1e-9, "{time} {count}");
+        let near = |(all, ordinary): (f64, f64), wanted: (f64, f64)| {
+            assert!((all - wanted.0).abs() < 1e-9 && (ordinary - wanted.1).abs() < 1e-9, "{all} {ordinary}");
         };
-        near(shares(&requests, &TIDS), (0.9, 2.0 / 3.0));
+        near(shares(&requests, &TIDS), (0.9, 0.9));
+        let stopped = [waited(here, 60_000_000, TIDS[0]), waited(here, 540_000_000, 9)];
+        near(shares(&stopped, &TIDS), (0.1, 0.5));
         near(shares(&requests, &[]), (0.0, 0.0));
         near(shares(&[], &TIDS), (0.0, 0.0));
     }

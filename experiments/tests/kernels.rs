@@ -1,52 +1,104 @@
-//! Every BPF program on every kernel of the lab's list, and the output of `teiji doctor` there. One boot for each
-//! kernel, without guests.
+//! Every BPF program on every kernel of the lab's list, the output of `teiji doctor` there, and requests to a guest on those
+//! that the other tests do not use. One boot for each kernel.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use teiji_experiments::load;
+use teiji_experiments::path::accuracy::{self, CASES};
+use teiji_experiments::path::{Extent, SHORT};
 use teiji_experiments::tracing::Lab;
-use teiji_lab::harness;
+use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Kernel, Spec};
 
 /// Instructions of one program after which the verifier gives up (BPF_COMPLEXITY_LIMIT_INSNS).
 const VERIFIER_LIMIT: u64 = 1_000_000;
 
+/// Only one lab host at a time: each ends when the next one is needed.
+static NEWEST: Shared<Lab> = Shared::new("the newest kernel", || boot(Kernel::Newest));
+static STABLE: Shared<Lab> = Shared::new("the stable kernel", || {
+    NEWEST.if_made(|lab| lab.host.end());
+    boot(Kernel::Stable)
+});
+static OLDSTABLE: Shared<Lab> = Shared::new("the oldstable kernel", || {
+    STABLE.if_made(|lab| lab.host.end());
+    boot(Kernel::Oldstable)
+});
+
 fn main() -> ExitCode {
     let tests = teiji_lab::tests![
         every_program_loads_on_the_newest_kernel,
         every_program_loads_on_the_stable_kernel,
+        requests_are_followed_on_the_stable_kernel,
         every_program_loads_on_the_oldstable_kernel,
+        requests_are_followed_on_the_oldstable_kernel,
     ];
-    harness::run(&tests, || ())
+    harness::run(&tests, || {
+        for lab in [&NEWEST, &STABLE, &OLDSTABLE] {
+            lab.if_made(|lab| lab.host.end());
+        }
+    })
+}
+
+fn boot(kernel: Kernel) -> Lab {
+    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    Lab::boot_as(&out, Spec { kernel, mem_mb: 3072, ..Spec::default() }).unwrap()
 }
 
 fn every_program_loads_on_the_newest_kernel() {
-    every_program_loads_on(Kernel::Newest, [6, 16]);
+    every_program_loads_on(&NEWEST, Kernel::Newest, [6, 16]);
 }
 
 fn every_program_loads_on_the_stable_kernel() {
-    every_program_loads_on(Kernel::Stable, [6, 12]);
+    every_program_loads_on(&STABLE, Kernel::Stable, [6, 12]);
 }
 
 fn every_program_loads_on_the_oldstable_kernel() {
-    every_program_loads_on(Kernel::Oldstable, [6, 1]);
+    every_program_loads_on(&OLDSTABLE, Kernel::Oldstable, [6, 1]);
+}
+
+fn requests_are_followed_on_the_stable_kernel() {
+    requests_are_followed(&STABLE);
+}
+
+fn requests_are_followed_on_the_oldstable_kernel() {
+    requests_are_followed(&OLDSTABLE);
+}
+
+/// Each answered request is complete, divided as the captures around it divide it. The guest has the host's kernel.
+fn requests_are_followed(lab: &Lab) {
+    let guest = lab.host.guest(&load::placed("vm1")).unwrap();
+    let server = load::echo_server(&lab.host, &guest).unwrap();
+    for case in &CASES[..2] {
+        let a = accuracy::run(lab, &guest, case, &Extent { requests: 300, ..SHORT }).unwrap();
+        eprintln!("{} {}: {}", lab.host.kernel(), a.case, serde_json::to_string(&a).unwrap());
+        assert_eq!((a.sums_wrong, a.invented, a.lost), (0, 0, 0), "{}", a.case);
+        assert!(a.answered >= 270, "{}: {} answered", a.case, a.answered);
+        assert!(a.excused * 4 <= a.answered as u64, "{}: {} excused", a.case, a.excused);
+        assert!(
+            (a.matched as u64 + a.excused) as f64 >= 0.99 * a.answered as f64,
+            "{}: {} of {} followed: {:?}",
+            a.case,
+            a.matched,
+            a.answered,
+            a.left_out
+        );
+        assert_eq!((a.not_between, a.divided_wrongly), (0, 0), "{}: of {} followed", a.case, a.matched);
+    }
+    drop(server);
 }
 
 /// `least` is the minimum version of the kernel.
-fn every_program_loads_on(kernel: Kernel, least: [u32; 2]) {
-    let out = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    let spec = Spec { kernel, cpus: 2, mem_mb: 2048, ..Spec::default() };
-    let lab = Lab::boot_as(&out, spec).unwrap();
+fn every_program_loads_on(lab: &Lab, kernel: Kernel, least: [u32; 2]) {
     let version = lab.host.kernel().to_owned();
     assert!(at_least(&version, least), "{version} is {}", kernel.name());
     // BPF qdiscs exist since Linux 6.16.
     let has_bpf_qdiscs = kernel == Kernel::Newest;
     assert_eq!(at_least(&version, [6, 16]), has_bpf_qdiscs, "{version} is {}", kernel.name());
-    the_verifier_accepts_every_program(&lab, &version, has_bpf_qdiscs);
-    doctor_says_what_the_kernel_lacks(&lab, has_bpf_qdiscs);
-    lab.host.power_off();
+    the_verifier_accepts_every_program(lab, &version, has_bpf_qdiscs);
+    doctor_says_what_the_kernel_lacks(lab, has_bpf_qdiscs);
 }
 
 fn at_least(version: &str, least: [u32; 2]) -> bool {

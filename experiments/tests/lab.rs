@@ -141,8 +141,8 @@ fn hogs_on_the_vcpus_cpu_are_blamed() {
 }
 
 /// A thread with a higher priority than all others on the CPU runs for some µs every 5 ms. The scheduler then chooses
-/// anew, so this thread is often the last one to run before the vCPU. As many of the waits must be behind it as it has of the
-/// CPU time, which the kernel counts.
+/// anew, so this thread is often the last one to run before the vCPU. Its share of the waits must be its share of the CPU
+/// time, which the kernel counts.
 fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
     let ticks =
         "exec chrt -f 50 perl -e '$| = 1; print \"ticks\\n\"; select(undef, undef, undef, 0.005) while 1'";
@@ -156,7 +156,7 @@ fn a_thread_that_runs_briefly_is_not_taken_for_all_of_a_wait() {
     let (before, begun) = (ran(), Instant::now());
     let judged = blame::run(&LAB, vm1(), &blame::SITUATIONS[0], 1, &SHORT).unwrap();
     let of_all = (ran() - before) as f64 / begun.elapsed().as_nanos() as f64;
-    let share = judged.waits_behind_hogs.unwrap();
+    let share = judged.ordinary_behind_hogs.unwrap();
     eprintln!("the short task had {of_all:.3} of the CPU; {share:.3} of the waits were behind the hogs");
     // Its part of the CPU is usually 4 %. With much more it would not run briefly, and the last line would say little.
     assert!(of_all < 0.1, "the short task had {of_all} of the CPU: {judged:?}");

@@ -1,5 +1,5 @@
-//! teiji with guests whose packets are not carried by vhost-net on a tap of the tun driver, in one boot of the lab. Needs
-//! root; takes minutes if the lab host is emulated.
+//! teiji with guests whose packets are not carried by vhost-net on a tap of the tun driver as QEMU opens it, in one boot of the
+//! lab. Needs root; takes minutes if the lab host is emulated.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -20,6 +20,7 @@ fn main() -> ExitCode {
         taps_that_the_vmm_serves_are_followed,
         interrupts_of_a_disk_are_not_taken_for_those_of_the_tap,
         macvtaps_are_followed,
+        taps_with_napi_are_followed,
     ];
     harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
 }
@@ -97,6 +98,21 @@ fn macvtaps_are_followed() {
     for (case, requests) in [(&CASES[0], 300), (&CASES[1], 300)] {
         let agreement = accuracy::run(lab, &guest, case, &Extent { requests, ..SHORT }).unwrap();
         followed(&agreement, requests, true);
+    }
+    drop(server);
+}
+
+/// With NAPI (IFF_NAPI) a softirq passes on what is not handed over in batches.
+fn taps_with_napi_are_followed() {
+    let lab: &Lab = &LAB;
+    let (guest, server) = guest(lab, &GuestSpec { napi: true, ..GuestSpec::named("vm4") });
+    let flags =
+        lab.host.run(&format!("cat /sys/class/net/{}/tun_flags", guest.taps()[0])).unwrap().ok().unwrap();
+    let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).unwrap();
+    assert_ne!(flags & 0x10, 0, "the tap has no NAPI: {flags:x}");
+    for (case, requests) in [(&CASES[0], 300), (&CASES[1], 300)] {
+        let agreement = accuracy::run(lab, &guest, case, &Extent { requests, ..SHORT }).unwrap();
+        followed(&agreement, requests, false);
     }
     drop(server);
 }

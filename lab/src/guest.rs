@@ -35,6 +35,8 @@ pub struct GuestSpec {
     pub vhost: bool,
     /// Whether the taps are macvtaps above the bridge, instead of ports of it. With one queue only.
     pub macvtap: bool,
+    /// Whether the taps pass the guest's frames on by NAPI (IFF_NAPI), which QEMU itself does not ask for. With one queue only.
+    pub napi: bool,
     /// Pin vCPU i to the i-th of these host CPUs.
     pub pins: Vec<u32>,
     /// Pin the vhost workers to this host CPU.
@@ -56,6 +58,7 @@ impl Default for GuestSpec {
             queues: 1,
             vhost: true,
             macvtap: false,
+            napi: false,
             pins: Vec::new(),
             vhost_cpu: None,
             qemu_args: Vec::new(),
@@ -72,8 +75,10 @@ impl GuestSpec {
     }
 }
 
-/// The descriptor with which QEMU gets the first macvtap.
+/// The descriptor with which QEMU gets the first tap that it does not open itself.
 const FIRST_FD: u32 = 40;
+/// Makes a descriptor of /dev/net/tun the queue of a tap: TUNSETIFF with IFF_TAP, IFF_NO_PI, IFF_VNET_HDR and IFF_NAPI.
+const OPEN_NAPI: &str = r#"perl -e 'open(my $tun, "+<&=", $ARGV[0]) or die $!; ioctl($tun, 0x400454ca, pack("Z16 s x22", $ARGV[1], 0x5012)) or die $!'"#;
 /// The number of attempts to boot, each with its part of the limit.
 const BOOTS: u32 = 3;
 /// The error after which another attempt is made.
@@ -135,11 +140,11 @@ impl<'h> Guest<'h> {
         if !plain || spec.name.is_empty() || spec.name.len() > 10 {
             return Err(fault("has a name that is not 1 to 10 letters, digits or `-`".into()));
         }
-        let queues = if spec.macvtap { 1..=1 } else { 1..=16 };
+        let queues = if spec.macvtap || spec.napi { 1..=1 } else { 1..=16 };
         let sizes = (1..=4).contains(&spec.nics) && queues.contains(&spec.queues) && spec.vcpus > 0;
         if !sizes || number > 200 {
             return Err(fault(
-                "must have 1 to 4 NICs of 1 to 16 queues (macvtaps: 1), a vCPU, and be one of the first 200 of its host"
+                "must have 1 to 4 NICs of 1 to 16 queues (macvtaps, NAPI: 1), a vCPU, and be one of the first 200 of its host"
                     .into(),
             ));
         }
@@ -462,6 +467,10 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
                 "ip tuntap add dev {tap} mode tap vnet_hdr{multi_queue}\nip link set {tap} master br0 up"
             )
         };
+        if spec.napi {
+            let fd = FIRST_FD + k;
+            let _ = writeln!(s, "exec {fd}<>/dev/net/tun\n{OPEN_NAPI} {fd} {tap}");
+        }
         let vhost = if spec.vhost { "on" } else { "off" };
         // One vector for each queue of a pair, one for the configuration and one for the control queue.
         let (queues, vectors) = if several {
@@ -469,7 +478,7 @@ fn start_script(spec: &GuestSpec, number: u32, kernel: Kernel) -> String {
         } else {
             (String::new(), String::new())
         };
-        let backend = if spec.macvtap {
+        let backend = if spec.macvtap || spec.napi {
             format!("fd={}", FIRST_FD + k)
         } else {
             format!("ifname={tap},script=no,downscript=no")

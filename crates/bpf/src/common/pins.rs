@@ -6,7 +6,7 @@
 //!                   │                         ▲
 //!                   └──(exchanged by one rename; what was in use is emptied)
 //! ```
-//! Names change by one rename(2), so `edf` is as complete as it ever was whenever it exists. What a killed process left in the other two
+//! Names change by one rename(2): whenever `edf` exists, it has all pins, or those that others have left of them. What a killed process left in the other two
 //! folders, the next process removes.
 use crate::Error;
 use nix::errno::Errno;
@@ -110,7 +110,7 @@ impl Pins {
     pub(crate) fn adopt(&self) -> Result<(), Error> {
         let (new, in_use) = (self.new_folder(), self.in_use());
         match renameat2(AT_FDCWD, &new, AT_FDCWD, &in_use, RenameFlags::RENAME_EXCHANGE) {
-            // What is left of them does no harm, and the next process removes it.
+            // What is left of them does no harm, and is removed before others are made.
             Ok(()) => drop(self.sweep()),
             Err(Errno::ENOENT) => std::fs::rename(&new, &in_use).map_err(|e| self.failed("fill", &e))?,
             Err(e) => return Err(self.failed("fill", &e.into())),
@@ -189,15 +189,15 @@ impl Pins {
     /// The lock is on the folder of the pins in use itself, so that each set of pins has one owner even if it is
     /// renamed. Waits [`HANDOVER`] for an owner that is about to end.
     pub(crate) fn own(&self) -> Result<Flock<File>, Error> {
-        self.owned(&self.in_use())
+        self.own_within(&self.in_use(), HANDOVER)
     }
 
     /// The same for pins that are about to be put into use.
     pub(crate) fn own_new(&self) -> Result<Flock<File>, Error> {
-        self.owned(&self.new_folder())
+        self.own_within(&self.new_folder(), HANDOVER)
     }
 
-    fn owned(&self, folder: &Path) -> Result<Flock<File>, Error> {
+    fn own_within(&self, folder: &Path, within: Duration) -> Result<Flock<File>, Error> {
         let begun = Instant::now();
         let mut dir = File::open(folder).map_err(|e| self.failed("open", &e))?;
         let identity =
@@ -205,7 +205,7 @@ impl Pins {
         loop {
             match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(lock),
-                Err((back, Errno::EWOULDBLOCK)) if begun.elapsed() < HANDOVER => dir = back,
+                Err((back, Errno::EWOULDBLOCK)) if begun.elapsed() < within => dir = back,
                 Err((_, Errno::EWOULDBLOCK)) => {
                     return Err(Error::Refused {
                         doing: format!("become the agent for {}", self.folder.display()),
@@ -300,12 +300,12 @@ mod tests {
         let pins = Pins::new(dir.path(), "edf");
         std::fs::create_dir(pins.in_use()).unwrap();
         let former = pins.own().unwrap();
-        let why = pins.own().unwrap_err().to_string();
+        let why = pins.own_within(&pins.in_use(), Duration::from_millis(50)).unwrap_err().to_string();
         assert!(why.contains("another teiji agent is running"), "{why}");
         let (sender, receiver) = std::sync::mpsc::channel();
         let waiting = std::thread::spawn(move || {
             sender.send(()).unwrap();
-            pins.own().map(drop)
+            pins.own_within(&pins.in_use(), Duration::from_secs(60)).map(drop)
         });
         receiver.recv().unwrap();
         std::thread::sleep(Duration::from_millis(200));

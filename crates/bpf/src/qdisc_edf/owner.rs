@@ -352,7 +352,7 @@ mod tests {
         unpin(mounted.pins().folder()).unwrap();
         assert!(!mounted.pins().are_there().unwrap());
     }
-    /// Whenever the agent is killed while it pins its maps again, the next one finds what was left, or all of them.
+    /// An agent that cannot pin its maps again, or is killed meanwhile, leaves what was left of the pins, or all of them.
     #[test]
     fn what_is_left_of_the_pins_stays_in_use_until_all_of_them_are_there() {
         let mounted = Mounted::new();
@@ -364,6 +364,10 @@ mod tests {
         assert!(owner.repin().unwrap_err().to_string().contains("has had it locked"));
         assert!(pins.has(&REGISTERED.into()) && pins.has(&HEARTBEAT.pin_name().into()));
         drop(writer);
+        // As one that was killed before the new pins were complete.
+        drop(pins.prepare_if(|| Ok(true)).unwrap());
+        pin(&pins, &REGISTERED.into(), &owner.held[0].1).unwrap();
+        assert!(pins.has(&REGISTERED.into()) && pins.has(&HEARTBEAT.pin_name().into()));
         owner.repin().unwrap();
         assert_eq!(owner.pin_state().unwrap(), PinState::Ours);
         assert!(pins.has(&"slots".into()) && !pins.new_one("slots").exists());
