@@ -26,7 +26,7 @@ case $level in
 	mkdir -p /run/teiji/boot
 	share() { mount -t 9p -o "trans=virtio,version=9p2000.L,msize=512000,$3" "$1" "$2"; }
 	share boot /run/teiji/boot ro
-	case ,$(option shares), in *,bin,*) share bin /mnt/bin ro ;; esac
+	case ,$(option shares), in *,bin,*) share bin /mnt/bin ro,cache=loose ;; esac
 	case ,$(option shares), in *,out,*) share out /mnt/out rw ;; esac
 	modprobe -a kvm_amd 2>/dev/null || modprobe -a kvm_intel
 	modprobe -a vhost_net vhost_vsock tun bridge veth
