@@ -104,8 +104,8 @@ fn agrees_with_the_hosts_split(request: &Request) -> bool {
         return false;
     }
     let total: u64 = one.parts.iter().sum();
-    // Exits are taken to be spread evenly between two reports (LIMITATIONS, `teiji-guest`). One that takes longer than all else, as
-    // when the emulator gets no CPU, is not.
+    // Exits of up to 1 ms are taken to be spread evenly between two reports (LIMITATIONS, `teiji-guest`). Where they take nearly all
+    // of the time, as when the emulator gets no CPU, they are not.
     if host.get(ThreadState::Run) > total / 4 * 3 {
         return false;
     }

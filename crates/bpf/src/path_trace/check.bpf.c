@@ -146,7 +146,7 @@ int end(struct thread *t)
 	return 0;
 }
 
-enum happening { PREEMPTED, WENT_TO_SLEEP, WOKEN, MIGRATED, PREEMPTED_BY, WAITED, WAKING };
+enum happening { PREEMPTED, WENT_TO_SLEEP, WOKEN, MIGRATED, PREEMPTED_BY, WAITED, WAKING, EXITS, ENTERS };
 
 /* What happens to a thread, or is asked about it. */
 struct event {
@@ -188,6 +188,14 @@ int happen(struct __sk_buff *skb)
 	c = clock_of(e.thread);
 	if (!c)
 		return -1;
+	if (e.happening == EXITS) {
+		clock_set(c, e.now, STATE_RUN);
+		return 0;
+	}
+	if (e.happening == ENTERS) {
+		clock_enters(c, e.thread, c->vm, e.now);
+		return 0;
+	}
 	clock_read(c, e.now, spent);
 	return e.happening == PREEMPTED_BY ? c->preempted_by : spent[STATE_READY];
 }

@@ -264,6 +264,25 @@ __noinline int tell_state(u32 tid)
 	return 1;
 }
 
+#define TELL_AFTER (1 << 20) /* ns */
+
+/*
+ * A vCPU enters guest mode. Its state is told also now and then in between: until the next record it is not
+ * known how much of the time was exits. A long exit is told with its beginning; otherwise it would be taken
+ * to be spread over the time before it as well.
+ */
+static __always_inline void clock_enters(struct clock *c, u32 tid, u32 vm, u64 now)
+{
+	u8 before = c->state;
+	bool told = hinted(vm, HINT_STATES);
+
+	if (told && before == STATE_RUN && now > c->since + TELL_AFTER)
+		tell_state(tid);
+	clock_set(c, now, STATE_GUEST);
+	if (is_told(c, before, STATE_GUEST) || (told && now - c->told_at > TELL_AFTER))
+		tell_state(tid);
+}
+
 /* The clock of the vhost worker that runs this, made when it is first met. */
 static __always_inline struct clock *worker_clock(u64 now)
 {

@@ -5,7 +5,6 @@
 #ifndef TEIJI_INTERRUPTS_BPF_H
 #define TEIJI_INTERRUPTS_BPF_H
 
-#define TELL_AFTER (1 << 20) /* ns: see on_kvm_entry() */
 /*
  * ns from the beginning of a signal to on_written(). It usually takes less than 1 us, in an emulated machine
  * about 10 us; more shows that something held the worker up. Without this limit, that the vCPU was in guest
@@ -396,7 +395,6 @@ static __noinline int entered(struct kvm_vcpu *vcpu, u64 id)
 	u64 now, spent[STATES], upto;
 	u32 tid = id, vm = id >> 32;
 	struct clock *c = clock_of(tid);
-	u8 before;
 
 	if (!vcpu) /* never; but arguments of a module's tracepoints have to be checked */
 		return 0;
@@ -420,12 +418,7 @@ static __noinline int entered(struct kvm_vcpu *vcpu, u64 id)
 	if (c->vcpu != (u32)vcpu->vcpu_id || c->vm != vm)
 		learn_vcpu(c, vm, vcpu->vcpu_id);
 	c->apic = (u64)vcpu->arch.apic;
-	before = c->state;
-	clock_set(c, now, STATE_GUEST);
-	/* also now and then in between: until the next record it is not known how much of the time was exits
-	 */
-	if (is_told(c, before, STATE_GUEST) || (now - c->told_at > TELL_AFTER && hinted(vm, HINT_STATES)))
-		tell_state(tid);
+	clock_enters(c, tid, vm, now);
 	if (c->injected_upto) {
 		clock_read(c, now, spent);
 		emit_entry(c, now, c->injected_upto, c->injected_vector, spent);

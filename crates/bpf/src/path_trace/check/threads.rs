@@ -38,6 +38,8 @@ enum Happening {
     PreemptedBy,
     Waited,
     Waking,
+    Exits,
+    Enters,
 }
 
 struct Host {
@@ -78,6 +80,13 @@ impl Host {
     /// Before it is woken, in the context of the waker.
     fn is_being_woken(&self, thread: u32, context: types::wake_context) {
         self.happens(Happening::Waking, 0, thread, context.0);
+    }
+
+    /// A vCPU leaves guest mode, and enters it again after this time, ns.
+    fn exits_for(&mut self, vcpu: u32, ns: u64) {
+        self.happens(Happening::Exits, 0, vcpu, 0);
+        self.passes(ns);
+        self.happens(Happening::Enters, 0, vcpu, 0);
     }
 
     fn passes(&mut self, ns: u64) {
@@ -173,6 +182,27 @@ fn the_states_of_a_vcpu_are_told_if_its_guest_reports() {
     assert_eq!(states[2..].iter().map(|s| (s.0, s.1)).collect::<Vec<_>>(), [(5, 3), (6, 3)]);
     assert!(matches!(states[2].2, Guest | ThreadState::Run) && states[3].2 == Ready, "{states:?}");
     // The clocks of two in a row add up to the time between them.
+    for pair in told.windows(2) {
+        assert_eq!(pair[1].3 - pair[0].3, pair[1].0 - pair[0].0, "{told:?}");
+    }
+}
+
+/// Between two records exits are taken to be spread evenly; one that takes most of the time is not.
+#[test]
+fn a_long_exit_is_told_with_its_beginning() {
+    let mut host = telling();
+    for vcpu in [VCPU, TOLD] {
+        host.happens(Happening::Enters, 0, vcpu, 0);
+        for exit in [10 * US, 20 * US, 5 * MS, 10 * US] {
+            host.passes(100 * US);
+            host.exits_for(vcpu, exit);
+        }
+    }
+    let told = told(&host.object);
+    let begin = told[0].0;
+    let states: Vec<_> = told.iter().map(|(ts, vcpu, state, _)| ((ts - begin) / US, *vcpu, *state)).collect();
+    use ThreadState::{Guest, Run};
+    assert_eq!(states, [(0, 3, Guest), (330, 3, Run), (5330, 3, Guest)]);
     for pair in told.windows(2) {
         assert_eq!(pair[1].3 - pair[0].3, pair[1].0 - pair[0].0, "{told:?}");
     }
