@@ -102,6 +102,11 @@ static DOCTOR: Shared<String> =
 fn doctor_says_that_vms_can_be_traced() {
     let doctor: serde_json::Value = serde_json::from_str(&DOCTOR).unwrap();
     assert_eq!(doctor["works"], true, "{doctor:#}");
+    let missing: Vec<_> =
+        doctor["capabilities"].as_array().unwrap().iter().filter(|c| c["present"] == false).collect();
+    let names: Vec<_> = missing.iter().map(|c| c["name"].as_str().unwrap()).collect();
+    // An emulated machine cannot change the frequency of its CPUs.
+    assert_eq!(names, ["CPU frequency governors"], "{missing:?}");
 }
 
 fn times_of_udp_echoes_agree_with_captures() {
