@@ -1,5 +1,5 @@
-//! Pins that were removed while no agent ran. Whichever it was: `teiji rollback --force` takes the channels from the link, and the agent then
-//! keeps a set of pins of its own.
+//! Pins that were removed while no agent ran. Whichever it was: `teiji rollback --force` takes the channels from the link,
+//! and the agent then keeps a set of pins of its own.
 
 use super::*;
 

@@ -352,6 +352,7 @@ mod tests {
         unpin(mounted.pins().folder()).unwrap();
         assert!(!mounted.pins().are_there().unwrap());
     }
+
     /// An agent that cannot pin its maps again, or is killed meanwhile, leaves what was left of the pins, or all of them.
     #[test]
     fn what_is_left_of_the_pins_stays_in_use_until_all_of_them_are_there() {
