@@ -138,6 +138,44 @@ fn send(host: &LabHost, seconds: f64, flows: &str) -> Vec<u64> {
     sent.iter().map(|s| s["sent"].as_u64().unwrap()).collect()
 }
 
+/// A link with one channel, and a setting of the host.
+const POLICY: &str = r#"
+[host]
+cpu_latency = "20us"
+[link.va]
+rate = "4mbit"
+max_packet = "1514b"
+[channel.c]
+link = "va"
+to = "10.88.0.2:6000"
+proto = "udp"
+deadline = "10ms"
+min_rate = "1mbit"
+burst = "3kb"
+"#;
+
+/// Shell: runs a command, and prints its exit code and what it said on one line that begins with a name.
+const TELL: &str = r#"told() { name=$1; shift; said=$("$@" 2>&1); echo "$name $? $(echo $said)"; }
+"#;
+
+/// What a script has [`TELL`] print.
+struct Told(String);
+
+impl Told {
+    /// The exit code, and what was said.
+    fn line(&self, name: &str) -> (i32, String) {
+        let found = self.0.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
+        let (code, rest) =
+            found.and_then(|l| l.split_once(' ')).unwrap_or_else(|| panic!("{name}: {}", self.0));
+        (code.parse().unwrap(), rest.to_owned())
+    }
+
+    fn is(&self, name: &str, code: i32, part: &str) {
+        let (found, text) = self.line(name);
+        assert!(found == code && text.contains(part), "{name}: {found} {text}\n{}", self.0);
+    }
+}
+
 fn of(stats: &Value, channel: &str, what: &str) -> u64 {
     stats["channels"][channel][what].as_u64().unwrap_or_else(|| panic!("no {what} of {channel} in {stats}"))
 }

@@ -5,21 +5,6 @@ use super::*;
 
 static FORMER: &[u8] = include_bytes!("../../former/teiji-0.1.0.gz");
 
-const POLICY: &str = r#"
-[host]
-cpu_latency = "20us"
-[link.va]
-rate = "4mbit"
-max_packet = "1514b"
-[channel.c]
-link = "va"
-to = "10.88.0.2:6000"
-proto = "udp"
-deadline = "10ms"
-min_rate = "1mbit"
-burst = "3kb"
-"#;
-
 /// What is pinned, what is held and what links have stays in use, and no deadline is missed. Afterwards nothing of the
 /// former release is left.
 pub fn from_0_1_0() {
@@ -37,8 +22,6 @@ pub fn from_0_1_0() {
           $in_a $1 agent $P >$2 2>&1 & agent=$!
           for n in $(seq 500); do grep -q "keeps deadlines" $2 && break; sleep 0.01; done
         }
-        # Only on one line, and as short as possible, for the test to find.
-        told() { name=$1; shift; said=$("$@" 2>&1); echo "$name $? $(echo $said)"; }
         maps() { for m in slots matches beat users; do bpftool map show pinned /tmp/bpf/upgrade/edf/$m | sed 's/:.*//;q'; done; }
 
         told version /tmp/former --version
@@ -86,17 +69,8 @@ pub fn from_0_1_0() {
         told nothing $in_a /tmp/teiji status $P
         rm -rf /tmp/bpf/upgrade"#;
     let before = received(host);
-    let printed = host.run(script).unwrap().text();
-    let line = |name: &str| {
-        let found = printed.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(' '));
-        let (code, rest) =
-            found.and_then(|l| l.split_once(' ')).unwrap_or_else(|| panic!("{name}: {printed}"));
-        (code.parse::<i32>().unwrap(), rest.to_owned())
-    };
-    let is = |name: &str, code: i32, part: &str| {
-        let (found, text) = line(name);
-        assert!(found == code && text.contains(part), "{name}: {found} {text}\n{printed}");
-    };
+    let told = Told(host.run(&format!("{TELL}{script}")).unwrap().text());
+    let is = |name: &str, code: i32, part: &str| told.is(name, code, part);
     is("version", 0, "0.1.0");
     is("former", 0, "");
     is("latency", 0, "20");
@@ -106,14 +80,14 @@ pub fn from_0_1_0() {
     is("plan", 0, "");
     is("faster", 0, "");
     is("same", 0, "");
-    let stats = |name: &str| serde_json::from_str::<Value>(&line(name).1).unwrap();
+    let stats = |name: &str| serde_json::from_str::<Value>(&told.line(name).1).unwrap();
     let [changed, end] = ["stats", "end"].map(stats);
     assert!(of(&changed, "c", "packets") > 50, "{changed}");
     assert!(of(&end, "c", "packets") > of(&changed, "c", "packets") + 50, "{changed} {end}");
     assert_eq!((of(&end, "c", "misses"), of(&end, "c", "drops")), (0, 0), "{end}");
     assert_eq!((&end["fallbacks"], &end["fallback_packets"]), (&0.into(), &0.into()), "{end}");
     assert_eq!((&end["rt_drops"], &end["be_drops"]), (&0.into(), &0.into()), "{end}");
-    let sent: Vec<Value> = serde_json::from_str(&line("sent").1).unwrap();
+    let sent: Vec<Value> = serde_json::from_str(&told.line("sent").1).unwrap();
     let sent: u64 = sent.iter().map(|s| s["sent"].as_u64().unwrap()).sum();
     assert!(received(host) - before >= sent, "packets were lost: {sent} sent, {end}");
 
@@ -124,7 +98,7 @@ pub fn from_0_1_0() {
     is("own", 0, "");
     is("other", 0, "");
     is("away", 0, "");
-    assert_ne!(line("left").0, 0, "{printed}");
+    assert_ne!(told.line("left").0, 0, "{}", told.0);
 
     is("undone", 0, "");
     is("again", 0, "");
