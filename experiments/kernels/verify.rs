@@ -3,15 +3,15 @@
 //!
 //! ```text
 //! {"path_trace":{"programs":{"on_kvm_entry":312, …},"absent":["handle_rx", …]},
-//!  "qdisc_edf":{"refused":"the kernel lacks BPF qdiscs: …"}}
+//!  "qdisc_edf":{"refused":"the kernel lacks BPF qdiscs: …"},"preempt_count":true}
 //! ```
-//! `absent` are targets that this kernel does not have. The exit code is 0 whatever the kernel answers: the caller
+//! `absent` are targets that this kernel does not have; `preempt_count` is whether a program can know that a thread is interrupted. The exit code is 0 whatever the kernel answers: the caller
 //! knows what to expect of a kernel.
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
-use teiji_bpf::path_trace::{Setup, Tracer};
+use teiji_bpf::path_trace::{Setup, Tracer, has_preempt_count};
 use teiji_bpf::qdisc_edf::{self, Edf};
 use teiji_bpf::{Error, Verified, hooks};
 use teiji_model::flow::Watch;
@@ -26,6 +26,7 @@ fn main() {
     let all = json!({
         "path_trace": as_json(path_trace()),
         "qdisc_edf": as_json(qdisc_edf()),
+        "preempt_count": hooks::KernelTypes::load().is_ok_and(|kernel| has_preempt_count(&kernel)),
     });
     println!("{all}");
 }

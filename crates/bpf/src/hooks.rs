@@ -6,6 +6,7 @@
 use crate::Error;
 use libbpf_rs::libbpf_sys as sys;
 use std::ffi::{CStr, CString};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
 
 /// Modules whose functions are probed, when they are not built in.
@@ -79,6 +80,43 @@ impl KernelTypes {
         self.find(&format!("bpf_struct_ops_{operations}"), sys::BTF_KIND_STRUCT).is_some()
     }
 
+    /// Whether BPF programs can use a variable of the kernel itself. That the kernel has it is not enough: it finds the address
+    /// in its table of symbols, which has variables only with CONFIG_KALLSYMS_ALL. So the verifier is asked, with a program that
+    /// does nothing else. `false` also without the right to load programs.
+    pub(crate) fn has_variable(&self, name: &str) -> bool {
+        let Ok(c_name) = CString::new(name) else { return false };
+        // SAFETY: `base` is valid while self lives, the name is a C string.
+        let id = unsafe { sys::btf__find_by_name_kind(self.base, c_name.as_ptr(), sys::BTF_KIND_VAR) };
+        if id <= 0 {
+            return false;
+        }
+        let insn = |code: u32, src_reg: u32, imm: i32| {
+            let mut insn = sys::bpf_insn { code: code as u8, imm, ..sys::bpf_insn::default() };
+            insn.set_src_reg(src_reg as u8);
+            insn
+        };
+        let program = [
+            // r0 = the variable's address, in two instructions
+            insn(sys::BPF_LD | sys::BPF_IMM | sys::BPF_DW, sys::BPF_PSEUDO_BTF_ID, id),
+            insn(0, 0, 0),
+            insn(sys::BPF_ALU64 | sys::BPF_MOV | sys::BPF_K, 0, 0),
+            insn(sys::BPF_JMP | sys::BPF_EXIT, 0, 0),
+        ];
+        // SAFETY: `program` lives longer than the call, its length is given; null is allowed for name and options.
+        let fd = unsafe {
+            sys::bpf_prog_load(
+                sys::BPF_PROG_TYPE_SOCKET_FILTER,
+                std::ptr::null(),
+                c"GPL".as_ptr(),
+                program.as_ptr(),
+                program.len() as u64,
+                std::ptr::null_mut(),
+            )
+        };
+        // SAFETY: nobody else has the descriptor, if it is one.
+        (fd >= 0).then(|| drop(unsafe { OwnedFd::from_raw_fd(fd) })).is_some()
+    }
+
     /// The names of an enum of the kernel itself, by value; none if it does not have that enum.
     pub(crate) fn enumerators(&self, name: &str) -> Vec<(u32, String)> {
         let Ok(c_name) = CString::new(name) else { return Vec::new() };
@@ -135,5 +173,23 @@ impl Drop for KernelTypes {
         }
         // SAFETY: owned by self, freed once.
         unsafe { sys::btf__free(self.base) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What this machine's own table of symbols says, which may have no variables (`kernels.rs` has kernels that do). Needs root.
+    #[test]
+    fn a_variable_can_be_used_if_the_kernel_finds_its_address() {
+        let kernel = KernelTypes::load().unwrap();
+        let table = std::fs::read_to_string("/proc/kallsyms").unwrap();
+        let listed = |name: &str| table.lines().any(|line| line.split(' ').nth(2) == Some(name));
+        // Variables of some kernels and of all; a function; none.
+        for name in ["__preempt_count", "pcpu_hot", "runqueues", "schedule", "no_such_variable"] {
+            let is_function = name == "schedule";
+            assert_eq!(kernel.has_variable(name), listed(name) && !is_function, "{name}");
+        }
     }
 }

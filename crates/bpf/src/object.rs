@@ -2,7 +2,6 @@
 use crate::Error;
 use libbpf_rs::libbpf_sys as sys;
 use libbpf_rs::{MapCore, MapHandle, Object};
-use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd};
 
 /// What the kernel says about the verification of a program.
@@ -47,16 +46,6 @@ pub(crate) fn verified(object: &Object) -> Result<Vec<Verified>, Error> {
 /// The number of instructions that the verifier processed, from the text of a program's fdinfo.
 fn instructions(fdinfo: &str) -> Option<u32> {
     fdinfo.lines().find_map(|l| l.strip_prefix("verified_insns:"))?.trim().parse().ok()
-}
-
-/// Whether the kernel's symbol table has one of these symbols. Symbols of modules do not count.
-pub(crate) fn has_symbol(names: &[&str]) -> bool {
-    let Ok(file) = std::fs::File::open("/proc/kallsyms") else { return false };
-    // A line has address, type and name, and for symbols of modules the name of the module.
-    BufReader::new(file)
-        .lines()
-        .map_while(Result::ok)
-        .any(|line| line.splitn(3, ' ').nth(2).is_some_and(|name| names.contains(&name)))
 }
 
 /// How often the kernel skipped a run of a loaded program because the same program was already running on that CPU, for
@@ -117,12 +106,6 @@ mod tests {
             let found = missed(&object, &[]).unwrap();
             assert!(found >= runs, "{runs} runs, {found} missed");
         }
-    }
-
-    #[test]
-    fn symbols_are_found_by_their_whole_name() {
-        assert!(has_symbol(&["no_such_symbol", "schedule"]));
-        assert!(!has_symbol(&["no_such_symbol", "schedul"]));
     }
 
     #[test]

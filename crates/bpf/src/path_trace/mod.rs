@@ -39,12 +39,12 @@ use teiji_model::host::Vm;
 /// The compiled programs.
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/path_trace.bpf.o"));
 
-/// The same for kernels where a program cannot find out whether a thread is interrupted: BPF programs find the kernel's
-/// data by `/proc/kallsyms`, which lists it only with CONFIG_KALLSYMS_ALL.
+/// The same for kernels where a program cannot find out whether a thread is interrupted, as it cannot use their variables
+/// ([`KernelTypes::has_variable`]).
 static OBJECT_WITHOUT_PREEMPT_COUNT: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/path_trace_plain.bpf.o"));
 
-/// Symbols of the preemption count, which includes interrupts: before 6.2 and from 6.15 on, and in between.
+/// Variables with the preemption count, which includes interrupts: before 6.2 and from 6.15 on, and in between.
 const PREEMPT_COUNT: [&str; 2] = ["__preempt_count", "pcpu_hot"];
 
 /// Most records that are taken from the kernel before they are handed on. Bounds the memory of a drain.
@@ -114,19 +114,19 @@ pub struct Tracer {
 /// [`Error::NoBtf`].
 pub fn hooks() -> Result<Vec<Hook>, Error> {
     let kernel = KernelTypes::load()?;
-    let mut hooks = find_hooks(&open()?, &kernel);
-    mark_forbidden(&mut hooks)?;
+    let mut hooks = find_hooks(&open(&kernel)?, &kernel);
+    mark_forbidden(&mut hooks, &kernel)?;
     Ok(hooks)
 }
 
 /// Marks functions as not found if this kernel has them but does not allow them to be probed (fentry): kernels of some
 /// hosting providers allow tracepoints only.
-fn mark_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
+fn mark_forbidden(hooks: &mut [Hook], kernel: &KernelTypes) -> Result<(), Error> {
     let on_function = |h: &Hook| h.found.is_some() && h.kind != "tp_btf";
     let Some(sample) = hooks.iter().find(|h| on_function(h)).map(|h| h.program.clone()) else {
         return Ok(());
     };
-    let mut object = open()?;
+    let mut object = open(kernel)?;
     for mut program in object.progs_mut() {
         let wanted = program.name() == sample.as_str();
         program.set_autoload(wanted);
@@ -147,13 +147,13 @@ fn mark_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
 /// # Errors
 /// [`Error::NoBtf`], [`Error::NotPermitted`], [`Error::Kernel`] if it refuses one.
 pub fn try_load() -> Result<Vec<Verified>, Error> {
-    let hooks = hooks()?;
+    let (hooks, kernel) = (hooks()?, KernelTypes::load()?);
     let mut most: Vec<Verified> = Vec::new();
     let key = Key::new(0, Key::MAX_LEN).map(Matching::Key);
     let others = [Matching::Sip, Matching::Dns, Matching::Tcp, Matching::Echo];
     for matching in others.into_iter().chain(key) {
         let watch = Watch { matching, ..Watch::default() };
-        let mut object = open()?;
+        let mut object = open(&kernel)?;
         prepare(&mut object, &Setup { watch: &watch, vms: &[], guests: true, buffer_bytes: 0 }, &hooks)?;
         let object = object.load().map_err(|e| Error::kernel("load the packet probes", e))?;
         for program in object::verified(&object)? {
@@ -196,10 +196,16 @@ fn leave_out(object: &mut OpenObject, hooks: &[Hook], guests: bool) {
     }
 }
 
-fn open() -> Result<OpenObject, Error> {
+/// Whether the programs can find out if a thread is interrupted.
+#[doc(hidden)]
+pub fn has_preempt_count(kernel: &KernelTypes) -> bool {
     static HAS_PREEMPT_COUNT: OnceLock<bool> = OnceLock::new();
+    *HAS_PREEMPT_COUNT.get_or_init(|| PREEMPT_COUNT.iter().any(|name| kernel.has_variable(name)))
+}
+
+fn open(kernel: &KernelTypes) -> Result<OpenObject, Error> {
     crate::silence_libbpf();
-    let has_preempt_count = *HAS_PREEMPT_COUNT.get_or_init(|| object::has_symbol(&PREEMPT_COUNT));
+    let has_preempt_count = has_preempt_count(kernel);
     ObjectBuilder::default()
         .name("path_trace")
         .and_then(|b| b.open_memory(if has_preempt_count { OBJECT } else { OBJECT_WITHOUT_PREEMPT_COUNT }))
@@ -230,11 +236,11 @@ impl Tracer {
     #[doc(hidden)]
     pub fn start_at(setup: &Setup<'_>, wanted: &dyn Fn(&Hook) -> bool) -> Result<Tracer, Error> {
         let kernel = KernelTypes::load()?;
-        let mut object = open()?;
+        let mut object = open(&kernel)?;
         let mut hooks = find_hooks(&object, &kernel);
         let drop_names = drop_reasons::Names::read(&kernel);
+        mark_forbidden(&mut hooks, &kernel)?;
         drop(kernel);
-        mark_forbidden(&mut hooks)?;
         if let Some(hook) =
             hooks.iter().find(|h| h.found.is_none() && NEEDED_TO_START.contains(&h.target.as_str()))
         {

@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn settings_are_the_objects_first_constant() {
-        let object = super::super::open().unwrap();
+        let object = super::super::open(&crate::hooks::KernelTypes::load().unwrap()).unwrap();
         let rodata = object.maps().find(|m| m.name().to_string_lossy().ends_with(".rodata")).unwrap();
         assert_eq!(rodata.initial_value().unwrap().len(), size_of::<types::rodata>());
         assert_eq!(std::mem::offset_of!(types::rodata, settings), 0);

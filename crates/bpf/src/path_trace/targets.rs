@@ -359,7 +359,7 @@ mod tests {
     /// Needs root, to make the maps.
     #[test]
     fn a_vm_that_does_not_fit_leaves_nothing_and_one_that_has_changed_stays_as_it_was() {
-        let mut object = super::super::open().unwrap();
+        let mut object = super::super::open(&crate::hooks::KernelTypes::load().unwrap()).unwrap();
         object.progs_mut().for_each(|mut program| program.set_autoload(false));
         object.maps_mut().find(|map| map.name() == "taps").unwrap().set_max_entries(3).unwrap();
         let object = object.load().unwrap();
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn the_sections_of_the_object_have_the_size_of_their_types() {
-        let object = super::super::open().unwrap();
+        let object = super::super::open(&crate::hooks::KernelTypes::load().unwrap()).unwrap();
         for (ending, size) in
             [(".bss", size_of::<types::lookup>()), (".bss.followed", size_of::<types::followed>())]
         {
