@@ -1,9 +1,21 @@
-#!/bin/sh
+#!/run/teiji/busybox sh
 # Process 1 of a lab machine. The kernel command line tells which: teiji.level=1 is the lab host,
 # teiji.level=2 a nested guest.
+#
+# Busybox, which is in memory, prefers its own commands to programs of the same name: to read those from the image takes a
+# nested guest longer than all the rest of its boot. What busybox cannot do:
+ip() { /usr/bin/ip "$@"; }
+modprobe() { /usr/sbin/modprobe "$@"; }
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
-option() { sed -n "s/.*\bteiji\.$1=\([^ ]*\).*/\1/p" /proc/cmdline; }
-level=$(option level)
+# teiji.name=value becomes option_name=value.
+read -r line </proc/cmdline
+for word in $line; do
+	case $word in teiji.*=*)
+		word=${word#teiji.}
+		eval "option_${word%%=*}=\${word#*=}"
+		;;
+	esac
+done
 
 mkdir -p /dev/pts /dev/shm /mnt/bin /mnt/out /run/lock
 mount -t devpts -o mode=620,ptmxmode=666 devpts /dev/pts
@@ -15,19 +27,24 @@ mount -t tracefs trace /sys/kernel/tracing
 mount -t bpf bpf /sys/fs/bpf
 mount -t securityfs security /sys/kernel/security 2>/dev/null
 ln -sf /run/teiji/teiji-lab /usr/local/bin/teiji-lab
-hostname "$(option name)"
-echo "127.0.0.1 localhost $(option name)" >/etc/hosts
-ip link set lo up
-sysctl -q -w kernel.panic=-1 kernel.printk="4 4 1 7" kernel.kptr_restrict=0 kernel.perf_event_paranoid=-1 \
-	net.ipv6.conf.default.accept_dad=0 net.ipv6.conf.all.accept_dad=0
+echo "$option_name" >/proc/sys/kernel/hostname
+echo "127.0.0.1 localhost $option_name" >/etc/hosts
+cd /proc/sys
+echo -1 >kernel/panic
+echo 4 4 1 7 >kernel/printk
+echo 0 >kernel/kptr_restrict
+echo -1 >kernel/perf_event_paranoid
+echo 0 >net/ipv6/conf/default/accept_dad
+echo 0 >net/ipv6/conf/all/accept_dad
+cd /
 
-case $level in
+case $option_level in
 1)
 	mkdir -p /run/teiji/boot
 	share() { mount -t 9p -o "trans=virtio,version=9p2000.L,msize=512000,$3" "$1" "$2"; }
 	share boot /run/teiji/boot ro
-	case ,$(option shares), in *,bin,*) share bin /mnt/bin ro,cache=loose ;; esac
-	case ,$(option shares), in *,out,*) share out /mnt/out rw ;; esac
+	case ,$option_shares, in *,bin,*) share bin /mnt/bin ro,cache=loose ;; esac
+	case ,$option_shares, in *,out,*) share out /mnt/out rw ;; esac
 	modprobe -a kvm_amd 2>/dev/null || modprobe -a kvm_intel
 	modprobe -a vhost_net vhost_vsock tun bridge veth
 	. /run/teiji/net.sh
@@ -39,16 +56,19 @@ case $level in
 	done
 	;;
 2)
-	modprobe -a virtio_net vmw_vsock_virtio_transport
-	i=0
-	for address in $(option addresses | tr , ' '); do
+	IFS=,
+	i=0 settings='link set lo up'
+	for address in $option_addresses; do
 		# Not by ip: see lab/src/tools/link_up.rs.
 		/run/teiji/teiji-lab link-up "eth$i"
-		ip address add "$address" dev "eth$i"
+		settings="$settings
+address add $address dev eth$i"
 		i=$((i + 1))
 	done
-	peer=$(option peer)
-	[ -z "$peer" ] || ip neighbour replace "${peer%%,*}" lladdr "${peer#*,}" nud permanent dev eth0
+	[ -z "$option_peer" ] || settings="$settings
+neighbour replace ${option_peer%%,*} lladdr ${option_peer#*,} nud permanent dev eth0"
+	unset IFS
+	echo "$settings" | ip -batch -
 	while :; do
 		/run/teiji/teiji-lab agent --vsock &
 		wait

@@ -7,13 +7,18 @@
 # uplink0 plays the NIC that guests' traffic leaves by; peer is the world outside. Neighbours are entered by
 # hand, so that no address resolution disturbs a measurement.
 ip netns add peer
-ip link add br0 address 52:54:00:77:00:fe type bridge forward_delay 0 stp_state 0 mcast_snooping 0
-ip address add 10.77.0.254/24 dev br0
-ip link set br0 up
-ip link add uplink0 address 52:54:00:77:00:02 type veth peer name eth0 netns peer address 52:54:00:77:00:01
-ip link set uplink0 master br0 up
-ip -n peer link set lo up
-ip -n peer address add 10.77.0.1/24 dev eth0
-ip -n peer link set eth0 up
-ip -n peer neighbour replace 10.77.0.254 lladdr 52:54:00:77:00:fe nud permanent dev eth0
-ip neighbour replace 10.77.0.1 lladdr 52:54:00:77:00:01 nud permanent dev br0
+ip -batch - <<END
+link set lo up
+link add br0 address 52:54:00:77:00:fe type bridge forward_delay 0 stp_state 0 mcast_snooping 0
+address add 10.77.0.254/24 dev br0
+link set br0 up
+link add uplink0 address 52:54:00:77:00:02 type veth peer name eth0 netns peer address 52:54:00:77:00:01
+link set uplink0 master br0 up
+neighbour replace 10.77.0.1 lladdr 52:54:00:77:00:01 nud permanent dev br0
+END
+ip -n peer -batch - <<END
+link set lo up
+address add 10.77.0.1/24 dev eth0
+link set eth0 up
+neighbour replace 10.77.0.254 lladdr 52:54:00:77:00:fe nud permanent dev eth0
+END
