@@ -21,7 +21,7 @@ use crate::load;
 use crate::numbers::{quantile, share};
 use crate::pcap::{self, Exchange, Pairing, Side};
 use crate::tracing::{Lab, Trace, requests};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -167,6 +167,36 @@ pub struct Agreement {
     /// The requests in teiji's recording.
     #[serde(skip)]
     pub joined: Vec<Joined>,
+}
+
+impl Agreement {
+    /// Checks that teiji followed at least `share` of the answered requests, but for those that are excused, with the times of
+    /// the captures around them; that it divided at most `wrongly` of them at the tap in another way than the capture there; and
+    /// that nothing was made up or lost.
+    ///
+    /// # Errors
+    /// If something of it does not hold.
+    pub fn check(&self, share: f64, wrongly: usize) -> Result<()> {
+        let Agreement { case, answered, matched, excused, .. } = *self;
+        let none = (self.sums_wrong, self.invented, self.lost, self.capture_dropped, self.not_between)
+            == (0, 0, 0, 0, 0);
+        ensure!(
+            none,
+            "{case}: wrong sums, invented, lost, dropped by a capture, or not between the captures: {self:?}"
+        );
+        ensure!(excused * 4 <= answered as u64, "{case}: {excused} of {answered} excused: {self:?}");
+        ensure!(
+            (matched as u64 + excused) as f64 >= share * answered as f64,
+            "{case}: {matched} of {answered} followed, {excused} excused: {:?}",
+            self.left_out
+        );
+        ensure!(
+            self.divided_wrongly <= wrongly,
+            "{case}: {} of {matched} divided wrongly: {self:?}",
+            self.divided_wrongly
+        );
+        Ok(())
+    }
 }
 
 /// The last line of `teiji-lab capture`.

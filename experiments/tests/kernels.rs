@@ -7,8 +7,8 @@ use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use teiji_experiments::load;
+use teiji_experiments::path::SHORT;
 use teiji_experiments::path::accuracy::{self, CASES};
-use teiji_experiments::path::{Extent, SHORT};
 use teiji_experiments::tracing::Lab;
 use teiji_lab::harness::{self, Shared};
 use teiji_lab::{Kernel, Spec};
@@ -71,22 +71,10 @@ fn requests_are_followed_on_the_oldstable_kernel() {
 fn requests_are_followed(lab: &Lab) {
     let guest = lab.host.guest(&load::placed("vm1")).unwrap();
     let server = load::echo_server(&lab.host, &guest).unwrap();
-    for case in &CASES[..2] {
-        let a = accuracy::run(lab, &guest, case, &Extent { requests: 300, ..SHORT }).unwrap();
-        eprintln!("{} {}: {}", lab.host.kernel(), a.case, serde_json::to_string(&a).unwrap());
-        assert_eq!((a.sums_wrong, a.invented, a.lost), (0, 0, 0), "{}", a.case);
-        assert!(a.answered >= 270, "{}: {} answered", a.case, a.answered);
-        assert!(a.excused * 4 <= a.answered as u64, "{}: {} excused", a.case, a.excused);
-        assert!(
-            (a.matched as u64 + a.excused) as f64 >= 0.99 * a.answered as f64,
-            "{}: {} of {} followed: {:?}",
-            a.case,
-            a.matched,
-            a.answered,
-            a.left_out
-        );
-        assert_eq!((a.not_between, a.divided_wrongly), (0, 0), "{}: of {} followed", a.case, a.matched);
-    }
+    let a = accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
+    eprintln!("{}: {}", lab.host.kernel(), serde_json::to_string(&a).unwrap());
+    assert!(a.answered >= 270, "{} answered", a.answered);
+    a.check(0.99, 0).unwrap();
     drop(server);
 }
 
@@ -98,7 +86,8 @@ fn every_program_loads_on(lab: &Lab, kernel: Kernel, least: [u32; 2]) {
     let has_bpf_qdiscs = kernel == Kernel::Newest;
     assert_eq!(at_least(&version, [6, 16]), has_bpf_qdiscs, "{version} is {}", kernel.name());
     the_verifier_accepts_every_program(lab, &version, has_bpf_qdiscs);
-    if kernel != Kernel::Newest {
+    // Asking takes a minute, so only where most is missing; where nothing is, `lab.rs` asks.
+    if kernel == Kernel::Oldstable {
         doctor_says_what_the_kernel_lacks(lab);
     }
 }
@@ -135,7 +124,6 @@ fn the_verifier_accepts_every_program(lab: &Lab, version: &str, has_bpf_qdiscs: 
     }
 }
 
-/// On the newest kernel, where nothing is missing, `lab.rs` asks it.
 fn doctor_says_what_the_kernel_lacks(lab: &Lab) {
     let printed = lab.host.run("/mnt/bin/teiji doctor --json").unwrap().ok().unwrap();
     let report: Value = serde_json::from_str(&printed).unwrap();

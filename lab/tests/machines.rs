@@ -39,10 +39,10 @@ fn main() -> ExitCode {
         guests_run_commands,
         the_capture_agrees_with_the_load,
         guests_reach_each_other_and_leave_nothing,
+        a_guest_that_was_reset_is_reported_and_leaves_nothing,
+        a_guest_that_kvm_stopped_is_reported,
         an_emulator_that_fails_is_replaced_by_another,
         the_monitor_says_where_each_cpu_is,
-        a_guest_that_kvm_stopped_is_reported,
-        a_guest_that_was_reset_is_reported,
         nothing_is_left_at_the_end,
     ];
     harness::run(&tests, || HOST.if_made(LabHost::end))
@@ -228,14 +228,15 @@ fn guests_reach_each_other_and_leave_nothing() {
     let reach = |to: &dyn std::fmt::Display| format!("ping -q -c 1 -w 60 {to}");
     first.run(&reach(&second.ip())).unwrap().ok().unwrap();
     second.run(&reach(&"10.77.0.1")).unwrap().ok().unwrap();
-    let third = host.guest(&GuestSpec::named("third")).unwrap();
-    let pids = [second.pid(), third.pid()];
+    let pid = second.pid();
     second.stop().unwrap();
-    third.kill().unwrap();
-    for pid in pids {
-        assert_ne!(host.run(&format!("test -d /proc/{pid}")).unwrap().code, 0, "a guest was left");
-    }
-    assert_eq!(host.run("ls /sys/class/net").unwrap().ok().unwrap(), "br0\nfirst-n0\nlo\nuplink0");
+    nothing_is_left_of(pid);
+}
+
+/// Of a guest that has ended while the guest `first` runs.
+fn nothing_is_left_of(pid: u32) {
+    assert_ne!(HOST.run(&format!("test -d /proc/{pid}")).unwrap().code, 0, "a guest was left");
+    assert_eq!(HOST.run("ls /sys/class/net").unwrap().ok().unwrap(), "br0\nfirst-n0\nlo\nuplink0");
 }
 
 /// This test kills the emulator, and finds another lab host when it is run again because of that.
@@ -262,7 +263,7 @@ fn the_monitor_says_where_each_cpu_is() {
 
 /// Reads registers of devices of the guest for the first time, right after a page fault: KVM under an emulated processor
 /// stops the guest at that (see `tools::link_up`). If it does so no longer, guests need no special care any more. A timer
-/// may fire between the fault and the access, so several pages are tried.
+/// may fire between the fault and the access, so several pages are tried. No other test can use the guest after it.
 fn a_guest_that_kvm_stopped_is_reported() {
     const READ: &str = r#"
         cd /sys/bus/pci/devices
@@ -285,7 +286,7 @@ for place, offset in ((rng, 0x1000), (rng, 0x2000), (disks, 0)):
         fault().close()
     page = fault()
     print(place[offset])' $rng $disks"#;
-    let guest = HOST.guest(&GuestSpec::named("stopped")).unwrap();
+    let guest = &*FIRST;
     let result = guest.run_for(READ, Duration::from_secs(15));
     if HOST.accelerated() {
         result.unwrap().ok().unwrap();
@@ -295,19 +296,23 @@ for place, offset in ((rng, 0x1000), (rng, 0x2000), (disks, 0)):
         Err(why) => why.to_string(),
         Ok(output) => panic!("it was not stopped: {output:?}"),
     };
-    for part in ["guest stopped does not answer", "KVM internal error. Suberror: 3", "RIP=", "internal-error"]
-    {
+    for part in ["guest first does not answer", "KVM internal error. Suberror: 3", "RIP=", "internal-error"] {
         assert!(why.contains(part), "{part}: {why}");
     }
 }
 
 /// A guest whose kernel panics is reported as such, with its last words.
-fn a_guest_that_was_reset_is_reported() {
+fn a_guest_that_was_reset_is_reported_and_leaves_nothing() {
+    // The guest `first` is one of those that are left.
+    let _first = &*FIRST;
     let guest = HOST.guest(&GuestSpec::named("reset")).unwrap();
     let why = guest.run("echo c > /proc/sysrq-trigger; sleep 60").unwrap_err().to_string();
     for part in ["guest reset does not answer", "the guest was reset", "Kernel panic", "its QEMU"] {
         assert!(why.contains(part), "{part}: {why}");
     }
+    let pid = guest.pid();
+    guest.kill().unwrap();
+    nothing_is_left_of(pid);
 }
 
 /// This is about the whole lab, so it is the last test.
