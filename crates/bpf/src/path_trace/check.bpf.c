@@ -146,7 +146,20 @@ int end(struct thread *t)
 	return 0;
 }
 
-enum happening { PREEMPTED, WENT_TO_SLEEP, WOKEN, MIGRATED, PREEMPTED_BY, WAITED, WAKING, EXITS, ENTERS };
+/* In the order of `Happening` in check/threads.rs. */
+enum happening {
+	PREEMPTED,
+	WENT_TO_SLEEP,
+	WOKEN,
+	MIGRATED,
+	PREEMPTED_BY,
+	WAITED,
+	WAKING,
+	EXITS,
+	ENTERS,
+	TAKES,
+	SLEPT
+};
 
 /* What happens to a thread, or is asked about it. */
 struct event {
@@ -196,7 +209,13 @@ int happen(struct __sk_buff *skb)
 		clock_enters(c, e.thread, c->vm, e.now);
 		return 0;
 	}
+	if (e.happening == TAKES) { /* a packet off a tap */
+		c->holds = 1;
+		return 0;
+	}
 	clock_read(c, e.now, spent);
+	if (e.happening == SLEPT)
+		return spent[STATE_ASLEEP];
 	return e.happening == PREEMPTED_BY ? c->preempted_by : spent[STATE_READY];
 }
 

@@ -131,7 +131,7 @@ static __always_inline void clock_waited(struct clock *c, u64 ns)
 /* Adds the time since the last change to the state that ends. The caller holds the lock. */
 static __always_inline void clock_account(struct clock *c, u64 now)
 {
-	u64 ns = now - c->since;
+	u64 ns = now - c->since, lasted = c->lasted + ns;
 	u32 state = c->state;
 
 	if (now <= c->since) /* the clocks of two CPUs may differ a little */
@@ -139,15 +139,23 @@ static __always_inline void clock_account(struct clock *c, u64 now)
 	if (state < STATES)
 		c->spent[state] += ns;
 	c->since = now;
+	c->lasted = lasted < ~0U ? lasted : ~0U;
 	if (state == STATE_READY)
 		clock_waited(c, ns);
+}
+
+/* It comes into a state, and is accounted for until then. The caller holds the lock. */
+static __always_inline void clock_into(struct clock *c, u8 state)
+{
+	c->lasted = 0;
+	c->state = state;
 }
 
 static __always_inline void clock_set(struct clock *c, u64 now, u8 state)
 {
 	bpf_spin_lock(&c->lock);
 	clock_account(c, now);
-	c->state = state;
+	clock_into(c, state);
 	bpf_spin_unlock(&c->lock);
 }
 
@@ -226,23 +234,24 @@ static __always_inline bool is_told(const struct clock *c, u8 before, u8 after)
 __noinline int tell_state(u32 tid)
 {
 	struct clock *c = clock_of(tid);
-	u64 spent[STATES], since;
+	u64 spent[STATES], changed;
 	struct rec_state *r;
-	u32 preempted_by;
+	u32 preempted_by, lasted;
 	u8 state;
 	int i;
 
 	if (!c)
 		return 0;
 	bpf_spin_lock(&c->lock);
-	since = c->since;
+	lasted = c->lasted;
+	changed = c->since - lasted;
 	state = c->state;
 	preempted_by = c->preempted_by;
 	for (i = 0; i < STATES; i++)
 		spent[i] = c->spent[i];
-	if (since >> 26 != c->told_at >> 26)
+	if (changed >> 26 != c->told_at >> 26)
 		c->told = 0;
-	c->told_at = since;
+	c->told_at = changed;
 	c->told += 1;
 	i = c->told;
 	bpf_spin_unlock(&c->lock);
@@ -253,33 +262,39 @@ __noinline int tell_state(u32 tid)
 	r = bpf_ringbuf_reserve(&records, sizeof(*r), 0);
 	if (!r)
 		return 0;
-	fill_head(&r->head, since, REC_STATE, 0, 0);
+	fill_head(&r->head, changed, REC_STATE, 0, 0);
 	r->vm = c->vm;
 	r->vcpu = c->vcpu;
 	r->index = c->index < NOT_KNOWN ? c->index : NOT_KNOWN;
 	r->preempted_by = preempted_by;
 	r->state = state;
-	__builtin_memcpy(r->clock, spent, sizeof(spent));
+	/* As of the change: a reading in between has added what the state has lasted since. */
+	for (i = 0; i < STATES; i++)
+		r->clock[i] = i == state ? spent[i] - lasted : spent[i];
 	submit(r);
 	return 1;
 }
 
-#define TELL_AFTER (1 << 20) /* ns */
+/*
+ * A record of a vCPU's state is made after this time at the latest while it exits and enters, and an exit
+ * that takes longer than this has a record of its own beginning. ns, 1.05 ms
+ */
+#define TELL_AFTER (1 << 20)
 
 /*
- * A vCPU enters guest mode. Its state is told also now and then in between: until the next record it is not
- * known how much of the time was exits. A long exit is told with its beginning; otherwise it would be taken
- * to be spread over the time before it as well.
+ * A vCPU enters guest mode. Until its next record it is not known how much of the time since the last one
+ * was exits: the analysis spreads them evenly. That would be wrong for a long exit.
  */
 static __always_inline void clock_enters(struct clock *c, u32 tid, u32 vm, u64 now)
 {
+	u64 changed = c->since - c->lasted;
 	u8 before = c->state;
-	bool told = hinted(vm, HINT_STATES);
+	bool reports = hinted(vm, HINT_STATES);
 
-	if (told && before == STATE_RUN && now > c->since + TELL_AFTER)
+	if (reports && before == STATE_RUN && now > changed + TELL_AFTER && changed != c->told_at)
 		tell_state(tid);
 	clock_set(c, now, STATE_GUEST);
-	if (is_told(c, before, STATE_GUEST) || (told && now - c->told_at > TELL_AFTER))
+	if (is_told(c, before, STATE_GUEST) || (reports && now - c->told_at > TELL_AFTER))
 		tell_state(tid);
 }
 

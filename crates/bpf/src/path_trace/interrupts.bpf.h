@@ -297,7 +297,10 @@ int BPF_PROG(on_signalled)
 	bool known, unknown;
 	u64 at;
 
-	if (!worker || !worker->signal.begun)
+	if (!worker)
+		return 0;
+	worker->holds = 0;
+	if (!worker->signal.begun)
 		return 0;
 	s = &worker->signal;
 	if (!s->sent) {

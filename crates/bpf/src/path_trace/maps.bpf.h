@@ -116,19 +116,20 @@ struct clock {
 	u8 state;		   /* enum thread_state */
 	u8 resume;		   /* state to go on with when it gets a CPU */
 	u8 actor;		   /* enum actor */
-	u8 pad0;
-	u32 runs_instead; /* while it waits: the thread that has its CPU; 0: none, or not known */
-	u32 waits_on;	  /* while it waits: the CPU */
+	u8 holds;		   /* worker: it has taken packets off a tap, and not signalled them yet */
+	u32 runs_instead;	   /* while it waits: the thread that has its CPU; 0: none, or not known */
+	u32 waits_on;		   /* while it waits: the CPU */
 	u32 preempted_by; /* a thread that had its CPU while it waited: see clock_waited(); 0: none */
 	u32 random;
 	u64 waited; /* ns that it has waited since the clock was last read */
-	u64 since;
+	u64 since;  /* all time before this is in `spent` */
 	u64 spent[STATES];
 	/* vCPU whose states are told: when it was last told, and how often in that span; see tell_state() */
 	u64 told_at;
 	u32 told;
-	u32 pad1;
-	u32 vm; /* the VMM's process id; of a worker 0 until it signals or sends a frame */
+	u32 lasted; /* at `since`: how long the state has lasted, ns, at most 4.3 s; guarded by the lock, too
+		     */
+	u32 vm;	    /* the VMM's process id; of a worker 0 until it signals or sends a frame */
 	/* vCPU: KVM's number of it, VCPU_UNKNOWN until it is told or its first kvm_entry tells it */
 	u32 vcpu;
 	/* vCPU: an interrupt injected for the coming entry, by the vCPU thread alone */

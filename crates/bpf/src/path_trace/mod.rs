@@ -40,11 +40,12 @@ use teiji_model::host::Vm;
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/path_trace.bpf.o"));
 
 /// The same for kernels where a program cannot find out whether a thread is interrupted, as it cannot use their variables
-/// ([`KernelTypes::has_variable`]).
+/// ([`KernelTypes::can_use_variable`]).
 static OBJECT_WITHOUT_PREEMPT_COUNT: &[u8] =
     include_bytes!(concat!(env!("OUT_DIR"), "/path_trace_plain.bpf.o"));
 
-/// Variables with the preemption count, which includes interrupts: before 6.2 and from 6.15 on, and in between.
+/// The variable with the preemption count, which includes interrupts: the first one before Linux 6.2 and from 6.15 on, the other
+/// one in between.
 const PREEMPT_COUNT: [&str; 2] = ["__preempt_count", "pcpu_hot"];
 
 /// Most records that are taken from the kernel before they are handed on. Bounds the memory of a drain.
@@ -196,16 +197,24 @@ fn leave_out(object: &mut OpenObject, hooks: &[Hook], guests: bool) {
     }
 }
 
-/// Whether the programs can find out if a thread is interrupted.
+/// Whether the programs can read the preemption count. The first answer counts: a process runs on one kernel. Public for
+/// `experiments/kernels/verify.rs`.
 #[doc(hidden)]
-pub fn has_preempt_count(kernel: &KernelTypes) -> bool {
+pub fn has_preempt_count(kernel: &KernelTypes) -> Result<bool, Error> {
     static HAS_PREEMPT_COUNT: OnceLock<bool> = OnceLock::new();
-    *HAS_PREEMPT_COUNT.get_or_init(|| PREEMPT_COUNT.iter().any(|name| kernel.has_variable(name)))
+    if let Some(has) = HAS_PREEMPT_COUNT.get() {
+        return Ok(*has);
+    }
+    let mut has = false;
+    for name in PREEMPT_COUNT {
+        has |= kernel.can_use_variable(name)?;
+    }
+    Ok(*HAS_PREEMPT_COUNT.get_or_init(|| has))
 }
 
 fn open(kernel: &KernelTypes) -> Result<OpenObject, Error> {
     crate::silence_libbpf();
-    let has_preempt_count = has_preempt_count(kernel);
+    let has_preempt_count = has_preempt_count(kernel)?;
     ObjectBuilder::default()
         .name("path_trace")
         .and_then(|b| b.open_memory(if has_preempt_count { OBJECT } else { OBJECT_WITHOUT_PREEMPT_COUNT }))

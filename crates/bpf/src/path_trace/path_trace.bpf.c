@@ -283,8 +283,10 @@ static __always_inline int taken_by_vhost(struct msghdr *m, struct net_device *d
 		return 0;
 	}
 	c = worker_clock(now);
-	if (c)
+	if (c) {
 		refer(&workers, &q, c);
+		c->holds = 1;
+	}
 
 	data = BPF_CORE_READ(skb, data);
 	len = BPF_CORE_READ(skb, len);

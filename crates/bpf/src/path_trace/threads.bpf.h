@@ -53,7 +53,7 @@ static __always_inline void delist(u32 tid, u32 number)
 /* The caller holds the lock, and calls enlist() without it. */
 static __always_inline void wait_begins(struct clock *c, u32 number, u32 runs_instead)
 {
-	c->state = STATE_READY;
+	clock_into(c, STATE_READY);
 	c->waits_on = number;
 	c->runs_instead = runs_instead;
 }
@@ -109,7 +109,7 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 		if (to->state == STATE_READY)
 			waited_on = to->waits_on;
 		told = is_told(to, to->state, to->resume);
-		to->state = to->resume;
+		clock_into(to, to->resume);
 		bpf_spin_unlock(&to->lock);
 		if (waited_on != NO_CPU)
 			delist(in, waited_on);
@@ -140,7 +140,9 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 			bool halted = c->state == STATE_POLL || c->state == STATE_ASLEEP;
 
 			c->resume = halted ? STATE_ASLEEP : STATE_RUN;
-			c->state = STATE_ASLEEP;
+			/* A worker may sleep for a page of the guest while it copies: it is at work until it
+			 * signals. */
+			clock_into(c, c->holds ? STATE_RUN : STATE_ASLEEP);
 			c->slept_at = now;
 			c->sends = 0;
 			if (c->taking.ifindex) {

@@ -40,6 +40,8 @@ enum Happening {
     Waking,
     Exits,
     Enters,
+    Takes,
+    Slept,
 }
 
 struct Host {
@@ -80,13 +82,6 @@ impl Host {
     /// Before it is woken, in the context of the waker.
     fn is_being_woken(&self, thread: u32, context: types::wake_context) {
         self.happens(Happening::Waking, 0, thread, context.0);
-    }
-
-    /// A vCPU leaves guest mode, and enters it again after this time, ns.
-    fn exits_for(&mut self, vcpu: u32, ns: u64) {
-        self.happens(Happening::Exits, 0, vcpu, 0);
-        self.passes(ns);
-        self.happens(Happening::Enters, 0, vcpu, 0);
     }
 
     fn passes(&mut self, ns: u64) {
@@ -187,7 +182,8 @@ fn the_states_of_a_vcpu_are_told_if_its_guest_reports() {
     }
 }
 
-/// Between two records exits are taken to be spread evenly; one that takes most of the time is not.
+/// Between two records exits are taken to be spread evenly; a long one is not. Its clock is read meanwhile, as for each signal
+/// of another CPU.
 #[test]
 fn a_long_exit_is_told_with_its_beginning() {
     let mut host = telling();
@@ -195,7 +191,12 @@ fn a_long_exit_is_told_with_its_beginning() {
         host.happens(Happening::Enters, 0, vcpu, 0);
         for exit in [10 * US, 20 * US, 5 * MS, 10 * US] {
             host.passes(100 * US);
-            host.exits_for(vcpu, exit);
+            host.happens(Happening::Exits, 0, vcpu, 0);
+            for _ in 0..5 {
+                host.passes(exit / 5);
+                host.waited(vcpu);
+            }
+            host.happens(Happening::Enters, 0, vcpu, 0);
         }
     }
     let told = told(&host.object);
@@ -206,6 +207,46 @@ fn a_long_exit_is_told_with_its_beginning() {
     for pair in told.windows(2) {
         assert_eq!(pair[1].3 - pair[0].3, pair[1].0 - pair[0].0, "{told:?}");
     }
+}
+
+/// A worker that sleeps for a page of the guest, while it copies packets there, has not been idle: who waits behind it would be
+/// told that it had to be woken.
+#[test]
+fn a_worker_that_holds_packets_is_at_work_while_it_sleeps() {
+    let mut host = telling();
+    clock(&host.object, "meet_worker", TOLD_WORKER, 0);
+    let slept = |host: &Host| host.happens(Happening::Slept, 0, TOLD_WORKER, 0);
+    for (holds, wanted) in [(false, 2 * MS), (true, 2 * MS)] {
+        if holds {
+            host.happens(Happening::Takes, 0, TOLD_WORKER, 0);
+        }
+        host.passes(MS);
+        host.sleeps(0, TOLD_WORKER, HOG);
+        host.passes(2 * MS);
+        host.wakes(0, TOLD_WORKER);
+        host.preempts(0, HOG, TOLD_WORKER);
+        assert_eq!(u64::from(slept(&host)), wanted, "{holds}");
+    }
+}
+
+/// One that began with a wait for the CPU was told with that.
+#[test]
+fn a_long_exit_after_a_wait_is_told_once() {
+    let mut host = telling();
+    host.happens(Happening::Enters, 0, TOLD, 0);
+    host.passes(100 * US);
+    host.happens(Happening::Exits, 0, TOLD, 0);
+    host.passes(100 * US);
+    host.preempts(0, TOLD, HOG);
+    host.passes(2 * MS);
+    host.preempts(0, HOG, TOLD);
+    host.passes(3 * MS);
+    host.happens(Happening::Enters, 0, TOLD, 0);
+    let told = told(&host.object);
+    let begin = told[0].0;
+    let states: Vec<_> = told.iter().map(|(ts, _, state, _)| ((ts - begin) / US, *state)).collect();
+    use ThreadState::{Guest, Ready, Run};
+    assert_eq!(states, [(0, Ready), (2000, Run), (5000, Guest)]);
 }
 
 /// Each start of a thread is told with the times from the CPU that it lost to the CPU that it got, and who woke it.
