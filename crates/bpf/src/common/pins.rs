@@ -23,8 +23,9 @@ use std::time::{Duration, Instant};
 /// How long an agent waits for a process that writes: less than systemd's watchdog for the agent.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long an agent waits for the end of the one before it: a killed process keeps its locks until the kernel has ended its
-/// threads. No longer, as links fall back after 2 s without a heartbeat, and who starts a second agent waits for the answer.
-const HANDOVER: Duration = Duration::from_secs(2);
+/// threads. To wait longer would not save the links, which fall back after this time without a heartbeat, and would delay the
+/// message to whoever starts a second agent.
+pub(crate) const HANDOVER: Duration = crate::qdisc_edf::HEARTBEAT_TIMEOUT;
 /// How often it tries meanwhile.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -81,11 +82,11 @@ impl Pins {
         self.prepare_if(|| Ok(!self.are_there()?))
     }
 
-    /// The same if, under the lock, it still is as it has to be for that.
-    pub(crate) fn prepare_if(&self, still: impl Fn() -> Result<bool, Error>) -> Result<Flock<File>, Error> {
+    /// Makes an empty folder for new pins if `allowed` says so, before and after the writers' lock is taken.
+    pub(crate) fn prepare_if(&self, allowed: impl Fn() -> Result<bool, Error>) -> Result<Flock<File>, Error> {
         let refuse = |reason: String| Error::Refused { doing: format!("pin {}", self.object), reason };
         let at = self.folder.display();
-        if !still()? {
+        if !allowed()? {
             return Err(refuse(format!("{at} already has pins of it")));
         }
         let there = self.folder.ancestors().find(|p| p.exists()).unwrap_or(Path::new("/"));
@@ -98,7 +99,7 @@ impl Pins {
         make(&self.folder).map_err(|e| self.failed("make", &e))?;
         let lock = self.lock_within(PATIENCE)?;
         // Another process may have filled it meanwhile.
-        if !still()? {
+        if !allowed()? {
             return Err(refuse(format!("{at} already has pins of it")));
         }
         self.sweep().map_err(|e| self.failed("clear", &e))?;
@@ -106,14 +107,17 @@ impl Pins {
         Ok(lock)
     }
 
-    /// Puts the new pins into use, and removes those that were in use. A process that is killed here leaves either.
+    /// Puts the new pins into use, and removes those that were in use. If the process is killed, either the former or the new ones
+    /// are in use, never some of each.
     pub(crate) fn adopt(&self) -> Result<(), Error> {
         let (new, in_use) = (self.new_folder(), self.in_use());
         match renameat2(AT_FDCWD, &new, AT_FDCWD, &in_use, RenameFlags::RENAME_EXCHANGE) {
             // What is left of them does no harm, and is removed before others are made.
             Ok(()) => drop(self.sweep()),
-            Err(Errno::ENOENT) => std::fs::rename(&new, &in_use).map_err(|e| self.failed("fill", &e))?,
-            Err(e) => return Err(self.failed("fill", &e.into())),
+            Err(Errno::ENOENT) => {
+                std::fs::rename(&new, &in_use).map_err(|e| self.failed("put new pins into", &e))?
+            }
+            Err(e) => return Err(self.failed("put new pins into", &e.into())),
         }
         Ok(())
     }
@@ -187,25 +191,24 @@ impl Pins {
     /// Becomes the owner of the pins in use, until the file is closed: the only process that sends their heartbeat.
     ///
     /// The lock is on the folder of the pins in use itself, so that each set of pins has one owner even if it is
-    /// renamed. Waits [`HANDOVER`] for an owner that is about to end.
-    pub(crate) fn own(&self) -> Result<Flock<File>, Error> {
-        self.own_within(&self.in_use(), HANDOVER)
+    /// renamed. Waits until then for an owner that is about to end: see [`HANDOVER`].
+    pub(crate) fn own(&self, until: Instant) -> Result<Flock<File>, Error> {
+        self.own_folder(&self.in_use(), until)
     }
 
     /// The same for pins that are about to be put into use.
     pub(crate) fn own_new(&self) -> Result<Flock<File>, Error> {
-        self.own_within(&self.new_folder(), HANDOVER)
+        self.own_folder(&self.new_folder(), Instant::now())
     }
 
-    fn own_within(&self, folder: &Path, within: Duration) -> Result<Flock<File>, Error> {
-        let begun = Instant::now();
+    fn own_folder(&self, folder: &Path, until: Instant) -> Result<Flock<File>, Error> {
         let mut dir = File::open(folder).map_err(|e| self.failed("open", &e))?;
         let identity =
             (dir.metadata()).map(|m| (m.dev(), m.ino())).map_err(|e| self.failed("look into", &e))?;
         loop {
             match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(lock),
-                Err((back, Errno::EWOULDBLOCK)) if begun.elapsed() < within => dir = back,
+                Err((back, Errno::EWOULDBLOCK)) if Instant::now() < until => dir = back,
                 Err((_, Errno::EWOULDBLOCK)) => {
                     return Err(Error::Refused {
                         doing: format!("become the agent for {}", self.folder.display()),
@@ -299,15 +302,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let pins = Pins::new(dir.path(), "edf");
         std::fs::create_dir(pins.in_use()).unwrap();
-        let former = pins.own().unwrap();
-        let begun = Instant::now();
-        let why = pins.own().unwrap_err().to_string();
+        let former = pins.own(Instant::now()).unwrap();
+        let until = Instant::now() + Duration::from_millis(300);
+        let why = pins.own(until).unwrap_err().to_string();
         assert!(why.contains("another teiji agent is running"), "{why}");
-        assert!(begun.elapsed() >= Duration::from_secs(1), "it has hardly waited");
+        assert!(Instant::now() >= until, "it has not waited");
         let (sender, receiver) = std::sync::mpsc::channel();
         let waiting = std::thread::spawn(move || {
             sender.send(()).unwrap();
-            pins.own_within(&pins.in_use(), Duration::from_secs(60)).map(drop)
+            pins.own(Instant::now() + Duration::from_secs(60)).map(drop)
         });
         receiver.recv().unwrap();
         std::thread::sleep(Duration::from_millis(200));

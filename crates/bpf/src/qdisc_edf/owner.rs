@@ -6,7 +6,7 @@
 //!    ├── incomplete, and no heartbeat can be sent for the links that may have it: refused, with what to do
 //!    │ pinned                                         ▼
 //!    └──────────► lock of the owner, on the folder of the pins itself ──► QdiscOwner ──► unpin
-//!                   │ held by another: refused, with his pid               │ ▲
+//!                   │ held by another for 2 s: refused, with its pid            │ ▲
 //!                                                      pins are removed by ▼ │ repin
 //!                                                      somebody          orphan
 //! ```
@@ -19,7 +19,7 @@ use super::{Edf, KIND, OBJECT, PinnedQdisc, SharedNumbers};
 use crate::Error;
 use crate::common::heartbeat::{HEARTBEAT, Heartbeat};
 use crate::common::number::Number;
-use crate::common::pins::{PATIENCE, Pins};
+use crate::common::pins::{HANDOVER, PATIENCE, Pins};
 use libbpf_rs::{MapCore, MapHandle};
 use nix::fcntl::Flock;
 use std::ffi::{CString, OsString};
@@ -29,6 +29,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// How often [`QdiscOwner::acquire`] tries if the pins are replaced meanwhile.
 const TRIES: usize = 5;
@@ -73,15 +74,16 @@ impl QdiscOwner {
     /// other programs that no link has. Sends one heartbeat.
     ///
     /// # Errors
-    /// [`Error::Refused`] if another process is the owner; [`Error::Damaged`] if the pins that the heartbeat needs are not there,
-    /// and links may have the qdisc; those of [`Edf::load`].
+    /// [`Error::Refused`] if another process stays the owner for 2 s; [`Error::Damaged`] if the pins that the heartbeat needs are not
+    /// there, and links may have the qdisc; those of [`Edf::load`].
     pub fn acquire(folder: &Path) -> Result<QdiscOwner, Error> {
         let pins = Pins::new(folder, OBJECT);
+        let until = Instant::now() + HANDOVER;
         for _ in 0..TRIES {
             if !pins.are_there()? {
                 Edf::load(folder)?;
             }
-            let lock = pins.own()?;
+            let lock = pins.own(until)?;
             let pinned = PinnedQdisc::open(folder);
             // The folder may have been replaced after it was opened and before it was locked.
             if pins.are_of(&lock).map_err(|e| pins.failed("look into", &e))? != Some(true) {
@@ -353,7 +355,8 @@ mod tests {
         assert!(!mounted.pins().are_there().unwrap());
     }
 
-    /// An agent that cannot pin its maps again, or is killed meanwhile, leaves what was left of the pins, or all of them.
+    /// An agent that cannot pin its maps again, or is killed meanwhile, leaves in use what was left of the pins, or the
+    /// complete new set.
     #[test]
     fn what_is_left_of_the_pins_stays_in_use_until_all_of_them_are_there() {
         let mounted = Mounted::new();
@@ -365,7 +368,7 @@ mod tests {
         assert!(owner.repin().unwrap_err().to_string().contains("has had it locked"));
         assert!(pins.has(&REGISTERED.into()) && pins.has(&HEARTBEAT.pin_name().into()));
         drop(writer);
-        // As one that was killed before the new pins were complete.
+        // The state that an agent leaves which is killed before the new pins are complete.
         drop(pins.prepare_if(|| Ok(true)).unwrap());
         pin(&pins, &REGISTERED.into(), &owner.held[0].1).unwrap();
         assert!(pins.has(&REGISTERED.into()) && pins.has(&HEARTBEAT.pin_name().into()));
