@@ -5,7 +5,7 @@
 //! {"path_trace":{"programs":{"on_kvm_entry":312, …},"absent":["handle_rx", …]},
 //!  "qdisc_edf":{"refused":"the kernel lacks BPF qdiscs: …"},"preempt_count":true}
 //! ```
-//! `absent` are targets that this kernel does not have; `preempt_count` is whether a program can know that a thread is interrupted. The exit code is 0 whatever the kernel answers: the caller
+//! `absent` are targets that this kernel does not have; `preempt_count` says whether BPF programs can read the preemption count. The exit code is 0 whatever the kernel answers: the caller
 //! knows what to expect of a kernel.
 
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ fn main() {
     let all = json!({
         "path_trace": as_json(path_trace()),
         "qdisc_edf": as_json(qdisc_edf()),
-        "preempt_count": hooks::KernelTypes::load().is_ok_and(|kernel| has_preempt_count(&kernel)),
+        "preempt_count": hooks::KernelTypes::load().and_then(|kernel| has_preempt_count(&kernel)).unwrap_or(false),
     });
     println!("{all}");
 }

@@ -82,13 +82,16 @@ impl KernelTypes {
 
     /// Whether BPF programs can use a variable of the kernel itself. That the kernel has it is not enough: it finds the address
     /// in its table of symbols, which has variables only with CONFIG_KALLSYMS_ALL. So the verifier is asked, with a program that
-    /// does nothing else. `false` also without the right to load programs.
-    pub(crate) fn has_variable(&self, name: &str) -> bool {
-        let Ok(c_name) = CString::new(name) else { return false };
+    /// does nothing else.
+    ///
+    /// # Errors
+    /// [`Error::NotPermitted`]; [`Error::Kernel`] if the program is refused for another reason than the variable.
+    pub(crate) fn can_use_variable(&self, name: &str) -> Result<bool, Error> {
+        let Ok(c_name) = CString::new(name) else { return Ok(false) };
         // SAFETY: `base` is valid while self lives, the name is a C string.
         let id = unsafe { sys::btf__find_by_name_kind(self.base, c_name.as_ptr(), sys::BTF_KIND_VAR) };
         if id <= 0 {
-            return false;
+            return Ok(false);
         }
         let insn = |code: u32, src_reg: u32, imm: i32| {
             let mut insn = sys::bpf_insn { code: code as u8, imm, ..sys::bpf_insn::default() };
@@ -113,8 +116,17 @@ impl KernelTypes {
                 std::ptr::null_mut(),
             )
         };
-        // SAFETY: nobody else has the descriptor, if it is one.
-        (fd >= 0).then(|| drop(unsafe { OwnedFd::from_raw_fd(fd) })).is_some()
+        match fd {
+            // SAFETY: nobody else has the descriptor.
+            0.. => drop(unsafe { OwnedFd::from_raw_fd(fd) }),
+            _ if fd == -libc::ENOENT => return Ok(false),
+            _ if fd == -libc::EPERM => return Err(Error::NotPermitted),
+            _ => {
+                let reason = std::io::Error::from_raw_os_error(-fd).to_string();
+                return Err(Error::Kernel { doing: format!("ask whether a program can use {name}"), reason });
+            }
+        }
+        Ok(true)
     }
 
     /// The names of an enum of the kernel itself, by value; none if it does not have that enum.
@@ -180,7 +192,8 @@ impl Drop for KernelTypes {
 mod tests {
     use super::*;
 
-    /// What this machine's own table of symbols says, which may have no variables (`kernels.rs` has kernels that do). Needs root.
+    /// Compares with this machine's own table of symbols, which may list no variables; `experiments/tests/kernels.rs` tries
+    /// kernels that do. Needs root.
     #[test]
     fn a_variable_can_be_used_if_the_kernel_finds_its_address() {
         let kernel = KernelTypes::load().unwrap();
@@ -189,7 +202,7 @@ mod tests {
         // Variables of some kernels and of all; a function; none.
         for name in ["__preempt_count", "pcpu_hot", "runqueues", "schedule", "no_such_variable"] {
             let is_function = name == "schedule";
-            assert_eq!(kernel.has_variable(name), listed(name) && !is_function, "{name}");
+            assert_eq!(kernel.can_use_variable(name).unwrap(), listed(name) && !is_function, "{name}");
         }
     }
 }
