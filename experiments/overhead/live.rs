@@ -117,7 +117,7 @@ pub fn run(lab: &Lab, rounds: u32) -> Result<Live> {
             off = after;
         }
     }
-    guest.stop()?;
+    guest.kill()?;
     Ok(Live { windows, mix, not_measured })
 }
 

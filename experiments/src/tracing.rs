@@ -41,7 +41,8 @@ impl Lab {
     /// As [`Lab::boot`].
     pub fn boot_as(out: &Path, spec: Spec) -> Result<Lab> {
         let bin = crate::programs::folder()?;
-        let spec = Spec { bin_dir: Some(bin), out_dir: Some(out.to_owned()), ..spec };
+        // Nobody compiles in this folder meanwhile: cargo's lock, or TEIJI_PROGRAMS_BUILT.
+        let spec = Spec { bin_dir: Some(bin), bin_is_final: true, out_dir: Some(out.to_owned()), ..spec };
         Ok(Lab { host: LabHost::boot(&spec)?, out: out.to_owned() })
     }
 

@@ -55,6 +55,9 @@ pub struct Spec {
     pub mode: Mode,
     /// A folder that is visible read-only at `/mnt/bin`.
     pub bin_dir: Option<PathBuf>,
+    /// Whether its files stay as they are: the lab host then reads each once. Otherwise it looks at them each time, which takes
+    /// seconds on a busy machine.
+    pub bin_is_final: bool,
     /// A folder for results that is visible at `/mnt/out`; it is created if it does not exist.
     pub out_dir: Option<PathBuf>,
     /// Whether it has an SR-IOV NIC (Intel 82576, driver igb).
@@ -69,6 +72,7 @@ impl Default for Spec {
             mem_mb: 6144,
             mode: Mode::Wall,
             bin_dir: None,
+            bin_is_final: false,
             out_dir: None,
             sriov: false,
         }

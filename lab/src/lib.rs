@@ -20,7 +20,7 @@
 //! let load = format!("ip netns exec peer teiji-lab udp-load --to {}:7 --rate 100 --count 500", guest.ip());
 //! println!("{}", host.run(&load)?.ok()?);
 //! drop(echo);
-//! guest.stop()?;
+//! guest.kill()?;
 //! host.power_off();
 //! # Ok(())
 //! # }

@@ -285,6 +285,9 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
     if let (Mode::Wall, Accel::Tcg, Some(khz)) = (spec.mode, accel, tsc::khz()) {
         line += &format!(" tsc_early_khz={khz}");
     }
+    if spec.bin_is_final {
+        line += " teiji.bin=loose";
+    }
     if spec.sriov {
         add("-device pcie-root-port,id=nicport,chassis=1,slot=1 -netdev user,id=nic,restrict=on".into());
         add("-device igb,bus=nicport,netdev=nic,mac=52:54:00:77:01:01".into());

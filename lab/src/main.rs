@@ -209,6 +209,7 @@ impl Boot {
     fn spec(&self) -> anyhow::Result<Spec> {
         let here = std::env::current_exe().context("cannot find this program")?;
         Ok(Spec {
+            bin_is_final: false,
             kernel: self.kernel,
             cpus: self.cpus,
             mem_mb: self.mem,

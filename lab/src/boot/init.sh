@@ -2,12 +2,13 @@
 # Process 1 of a lab machine. The kernel command line tells which: teiji.level=1 is the lab host,
 # teiji.level=2 a nested guest.
 #
-# Busybox, which is in memory, prefers its own commands to programs of the same name: to read those from the image takes a
-# nested guest longer than all the rest of its boot. What busybox cannot do:
+# This shell runs busybox's own commands before programs of the same name: to read programs from the image takes a nested
+# guest longer than the rest of its boot. Its modules are loaded by then (BOOT_MODULES in lab/src/recipe.rs). Exceptions,
+# whose forms in busybox lack what is needed:
 ip() { /usr/bin/ip "$@"; }
 modprobe() { /usr/sbin/modprobe "$@"; }
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
-# teiji.name=value becomes option_name=value.
+# teiji.KEY=VALUE becomes the variable option_KEY.
 read -r line </proc/cmdline
 for word in $line; do
 	case $word in teiji.*=*)
@@ -43,7 +44,7 @@ case $option_level in
 	mkdir -p /run/teiji/boot
 	share() { mount -t 9p -o "trans=virtio,version=9p2000.L,msize=512000,$3" "$1" "$2"; }
 	share boot /run/teiji/boot ro
-	case ,$option_shares, in *,bin,*) share bin /mnt/bin ro,cache=loose ;; esac
+	case ,$option_shares, in *,bin,*) share bin /mnt/bin "ro,cache=${option_bin:-none}" ;; esac
 	case ,$option_shares, in *,out,*) share out /mnt/out rw ;; esac
 	modprobe -a kvm_amd 2>/dev/null || modprobe -a kvm_intel
 	modprobe -a vhost_net vhost_vsock tun bridge veth
@@ -68,7 +69,7 @@ address add $address dev eth$i"
 	[ -z "$option_peer" ] || settings="$settings
 neighbour replace ${option_peer%%,*} lladdr ${option_peer#*,} nud permanent dev eth0"
 	unset IFS
-	echo "$settings" | ip -batch -
+	echo "$settings" | ip -force -batch - || echo "teiji: the network is not as it should be" >/dev/console
 	while :; do
 		/run/teiji/teiji-lab agent --vsock &
 		wait

@@ -25,5 +25,6 @@ $b mount -t overlay -o lowerdir=/lower,upperdir=/rw/up,workdir=/rw/work overlay 
 for d in proc sys dev; do $b mount --move /$d /root/$d; done
 $b mount -t tmpfs -o mode=755 run /root/run
 $b mkdir /root/run/teiji
+# init needs busybox, too.
 $b cp /teiji/* $b /root/run/teiji/
 exec $b switch_root /root /run/teiji/init
