@@ -32,7 +32,7 @@ guest: deps ## build the program for guests, static, so that it runs in any: tar
 check: ## format, lint, documentation, unit and property tests: no lab, no root (3 minutes once it is compiled)
 	@CARGO="$(CARGO)" .ci/check
 
-test: deps ## check format and documentation, lint, and run every test, those in the lab too (root, 33 minutes)
+test: deps ## check format and documentation, lint, and run every test, those in the lab too (root, half an hour)
 	@CARGO="$(CARGO)" .ci/test
 
 soak: deps ## the property and fuzz tests with 20,000 cases each, and a trace of 24 simulated hours (half an hour in all)

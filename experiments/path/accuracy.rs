@@ -170,28 +170,28 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// Checks that teiji followed at least `share` of the answered requests, but for those that are excused, with the times of
-    /// the captures around them; that it divided at most `wrongly` of them at the tap in another way than the capture there; and
-    /// that nothing was made up or lost.
+    /// Checks that teiji followed at least the share `least_followed` of the answered requests, but for those that are excused (a
+    /// quarter at most), with the times of the captures around them; that it divided at most `most_divided_wrongly` of them at the
+    /// tap in another way than the capture there; and that nothing was made up or lost.
     ///
     /// # Errors
     /// If something of it does not hold.
-    pub fn check(&self, share: f64, wrongly: usize) -> Result<()> {
+    pub fn check(&self, least_followed: f64, most_divided_wrongly: usize) -> Result<()> {
         let Agreement { case, answered, matched, excused, .. } = *self;
-        let none = (self.sums_wrong, self.invented, self.lost, self.capture_dropped, self.not_between)
+        let clean = (self.sums_wrong, self.invented, self.lost, self.capture_dropped, self.not_between)
             == (0, 0, 0, 0, 0);
         ensure!(
-            none,
+            clean,
             "{case}: wrong sums, invented, lost, dropped by a capture, or not between the captures: {self:?}"
         );
         ensure!(excused * 4 <= answered as u64, "{case}: {excused} of {answered} excused: {self:?}");
         ensure!(
-            (matched as u64 + excused) as f64 >= share * answered as f64,
+            (matched as u64 + excused) as f64 >= least_followed * answered as f64,
             "{case}: {matched} of {answered} followed, {excused} excused: {:?}",
             self.left_out
         );
         ensure!(
-            self.divided_wrongly <= wrongly,
+            self.divided_wrongly <= most_divided_wrongly,
             "{case}: {} of {matched} divided wrongly: {self:?}",
             self.divided_wrongly
         );

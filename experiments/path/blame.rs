@@ -122,8 +122,12 @@ pub struct Judged {
     /// in situations without busy loops.
     #[serde(rename = "behind_hogs")]
     pub preempted_by_hogs: Option<f64>,
-    /// The same in the requests, where each wait counts with 20 ms at most: a stop of an emulated CPU does not change it.
-    pub ordinary_behind_hogs: Option<f64>,
+    /// Share of the waits in the requests that were behind the busy loops.
+    #[serde(skip)]
+    pub waits_behind_hogs: Option<f64>,
+    /// The same, each wait counted up to [`WAIT_CAP`], so that one
+    /// long stop of an emulated CPU does not decide it.
+    pub capped_behind_hogs: Option<f64>,
     /// Median and 99th percentile of the response time, µs.
     pub total_us: [f64; 2],
     /// Mean time in each stage, µs.
@@ -245,8 +249,7 @@ fn waits(requests: &[Joined], s: &Situation, tids: &[u32]) -> Vec<(u64, bool)> {
     requests.iter().flat_map(of).collect()
 }
 
-/// Share of the time of the waits that was behind the threads. On a busy machine the guest may need so much of the time that the
-/// situation's part is no finding; its waits are behind the busy loops all the same. 0 if there are none.
+/// Share of the time of the waits that was behind the threads; 0 if there are none.
 fn share_of_time(waits: &[(u64, bool)]) -> f64 {
     let sum = |counted: &dyn Fn(bool) -> bool| -> u64 {
         waits.iter().filter(|(_, behind)| counted(*behind)).map(|(ns, _)| ns).sum()
@@ -254,13 +257,13 @@ fn share_of_time(waits: &[(u64, bool)]) -> f64 {
     sum(&|behind| behind) as f64 / sum(&|_| true).max(1) as f64
 }
 
-/// The longest time that a wait counts with in [`share_of_ordinary_time`], ns: that of some turns of the scheduler.
-const ORDINARY: u64 = 20_000_000;
+/// The longest time that a wait counts with in [`share_of_capped_time`], ns: that of some turns of the scheduler.
+const WAIT_CAP: u64 = 20_000_000;
 
-/// The same, but of each wait only the first [`ORDINARY`] ns: if the CPU of this machine that emulates one of the lab stops for
-/// half a second, whoever runs there at that moment has half a second of the waits.
-fn share_of_ordinary_time(waits: &[(u64, bool)]) -> f64 {
-    let waits: Vec<_> = waits.iter().map(|&(ns, behind)| (ns.min(ORDINARY), behind)).collect();
+/// The same, but of each wait only the first [`WAIT_CAP`] ns: if this machine stops an emulated CPU for half a second, the thread
+/// that runs there is charged with half a second of waiting.
+fn share_of_capped_time(waits: &[(u64, bool)]) -> f64 {
+    let waits: Vec<_> = waits.iter().map(|&(ns, behind)| (ns.min(WAIT_CAP), behind)).collect();
     share_of_time(&waits)
 }
 
@@ -334,12 +337,15 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let evidence = vm.blamed().map(|f| f.evidence.as_slice()).unwrap_or_default();
     let named: Vec<_> = evidence.iter().map(|e| (e.stage, e.state)).collect();
     let preempted_by = vm.blamed().and_then(|f| f.preempted_by.first()).map(|p| p.name.clone());
-    let (mut preempted_by_hogs, mut ordinary_behind_hogs) = (None, None);
+    let (mut preempted_by_hogs, mut waits_behind_hogs, mut capped_behind_hogs) = (None, None, None);
     if let Some(tids) = &hogs {
         let Some(recording) = &traced.recording else { bail!("the trace {stem} left no recording") };
         let waits = waits(&requests(recording)?.0, s, tids);
-        preempted_by_hogs = Some(share_behind(&vm, s, tids).unwrap_or_else(|| share_of_time(&waits)));
-        ordinary_behind_hogs = Some(share_of_ordinary_time(&waits));
+        waits_behind_hogs = Some(share_of_time(&waits));
+        // On a busy machine the guest may need so much of the time that the situation's part is no finding; its waits are behind
+        // the busy loops all the same.
+        preempted_by_hogs = share_behind(&vm, s, tids).or(waits_behind_hogs);
+        capped_behind_hogs = Some(share_of_capped_time(&waits));
     }
     let us = |ns: u64| ns as f64 / 1e3;
     let greatest = greatest_of_host(&vm, s);
@@ -356,7 +362,8 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         complete: vm.requests.complete,
         lost,
         preempted_by_hogs,
-        ordinary_behind_hogs,
+        waits_behind_hogs,
+        capped_behind_hogs,
         preempted_by,
         total_us: vm.total.map_or([0.0; 2], |t| [us(t.p50), us(t.p99)]),
         stages: vm.stages.iter().map(|s| (s.stage, s.dist.mean / 1e3)).collect(),
@@ -529,7 +536,7 @@ mod tests {
         ];
         let shares = |requests: &[Joined], tids: &[u32]| {
             let waits = waits(requests, s, tids);
-            (share_of_time(&waits), share_of_ordinary_time(&waits))
+            (share_of_time(&waits), share_of_capped_time(&waits))
         };
         let near = |(all, ordinary): (f64, f64), wanted: (f64, f64)| {
             assert!((all - wanted.0).abs() < 1e-9 && (ordinary - wanted.1).abs() < 1e-9, "{all} {ordinary}");

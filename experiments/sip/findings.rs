@@ -224,15 +224,15 @@ pub fn judge_idle(idle: &Shown, polled: &Shown, contended: &Shown) -> Claims {
 }
 
 /// Finding 2, by pings, which the guest's kernel answers: emulated, a server's own time is many times that of a wake-up. The
-/// same load, without and with polling. Without, the lab host goes before other programs of this machine, as those would delay
-/// each thread's wake-up, the worker's too; with polling it would keep them from running.
+/// same load, without and with polling. The lab host has priority over other programs of this machine in both, which would
+/// otherwise delay every wake-up; while it polls, those get what the kernel keeps from real-time threads.
 ///
 /// # Errors
 /// If a tool fails.
 pub fn halted_and_polled(lab: &Lab, guest: &Guest<'_>, pings: u64) -> Result<[Shown; 2]> {
     let run = |run: &'static str, ns| {
         let _polling = load::polling(&lab.host, ns)?;
-        let _preferred = (ns == 0).then(|| lab.host.raise_priority()).transpose()?;
+        let _preferred = lab.host.raise_priority()?;
         let arguments = "--vm vm1 --guest --flow icmp";
         let (traced, ()) = traced(lab, run, arguments, || load::ping(&lab.host, guest, PINGS, pings))?;
         Shown::of(run, &traced)

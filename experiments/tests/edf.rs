@@ -3,12 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
-#[path = "edf/damage.rs"]
-mod damage;
 #[path = "edf/heartbeat.rs"]
 mod heartbeat;
 #[path = "edf/links.rs"]
 mod links;
+#[path = "edf/missing_pin.rs"]
+mod missing_pin;
 #[path = "edf/packets.rs"]
 mod packets;
 #[path = "edf/upgrade.rs"]
@@ -98,7 +98,7 @@ fn main() -> ExitCode {
             heartbeat::without_a_heartbeat_it_is_a_fifo,
             heartbeat::the_agent_may_die,
             upgrade::from_0_1_0,
-            damage::a_rollback_needs_no_pin,
+            missing_pin::a_rollback_works_whichever_pin_is_missing,
         ]
         .to_vec(),
         on![TIMED:
@@ -158,7 +158,7 @@ burst = "3kb"
 const TELL: &str = r#"told() { name=$1; shift; said=$("$@" 2>&1); echo "$name $? $(echo $said)"; }
 "#;
 
-/// What a script has [`TELL`] print.
+/// The output of a script that uses [`TELL`].
 struct Told(String);
 
 impl Told {

@@ -25,6 +25,25 @@ use teiji_model::threads::{ThreadRole, WokenBy};
 
 const TRACE: &str = "--vm vm1 --guest --flow 'udp port 7'";
 
+/// A trace of requests to an idle guest, and what the caller counted.
+static QUIET: Shared<(Traced, Figures)> =
+    Shared::new("a trace of an idle guest", || traced("quiet", TRACE, || echo(500)));
+/// The same where KVM does not poll, and the server's vCPU is not that of the interrupts.
+static HALTED: Shared<Halted> = Shared::new("a trace of vCPUs that halt", || {
+    let _polling = load::polling(&LAB.host, 0).unwrap();
+    vm1();
+    let before = sleeps();
+    // 20 ms apart, so that all threads sleep in between.
+    let traced = with_the_server_on("1", || traced("halted", TRACE, || echo(300)).0);
+    Halted { traced, before, after: sleeps() }
+});
+struct Halted {
+    traced: Traced,
+    /// How often each thread had slept before and after.
+    before: BTreeMap<u32, u64>,
+    after: BTreeMap<u32, u64>,
+}
+
 static LAB: Shared<Lab> =
     Shared::new("the lab", || Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("guest")).unwrap());
 /// A guest with two vCPUs, an echo server, and the program that reports.
@@ -104,8 +123,8 @@ fn agrees_with_the_hosts_split(request: &Request) -> bool {
         return false;
     }
     let total: u64 = one.parts.iter().sum();
-    // Exits of up to 1 ms are taken to be spread evenly between two reports (LIMITATIONS, `teiji-guest`). Where they take nearly all
-    // of the time, as when the emulator gets no CPU, they are not.
+    // Exits of up to 1 ms are taken to be spread evenly between two records (LIMITATIONS, `teiji-guest`). Where exits take most of
+    // the time, as when the emulator gets no CPU, that does not hold, and the request is not compared.
     if host.get(ThreadState::Run) > total / 4 * 3 {
         return false;
     }
@@ -138,8 +157,8 @@ fn the_guests_kernel_has_every_hook() {
 }
 
 fn a_guest_divides_its_time_and_the_clock_contradicts_nothing() {
-    let (traced, called) = traced("divided", TRACE, || echo(500));
-    divides(&traced, &called, 0);
+    let (traced, called) = &*QUIET;
+    divides(traced, called, 0);
 }
 
 /// Every request is divided, on a clock that contradicts no more of them than `raced`.
@@ -164,7 +183,7 @@ fn divides(traced: &Traced, called: &Figures, raced: u64) {
 
 /// Busy loops share a vCPU with the server, which has the lowest priority: then the packet waits in the socket.
 fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
-    let quiet = traced("quiet", TRACE, || echo(150)).0;
+    let quiet = &QUIET.0;
     let server = "pid=$(pgrep -f '[u]dp-echo --port')";
     vm1().run(&format!("{server}; taskset -cp 1 $pid; renice -n 19 $pid")).unwrap().ok().unwrap();
     let hogs = vm1().spawn("exec teiji-lab hog --cpu 1 --threads 3").unwrap();
@@ -206,19 +225,15 @@ fn the_states_of_the_parts_are_those_of_the_hosts_own_split() {
 }
 
 fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
-    let run = |stem: &str, ns| {
-        let polling = load::polling(&LAB.host, ns).unwrap();
-        // Requests come 20 ms apart.
-        let traced = traced(stem, TRACE, || load::echo(&LAB.host, vm1(), 50.0, 200).unwrap()).0;
-        drop(polling);
-        all_requests(&traced);
-        traced
-    };
+    let halted = &HALTED.traced;
     // Polling for a second at most, not just for longer than the time between requests: on a busy machine some come late, and
     // KVM polls less after a halt that was longer than that.
-    let [halted, polled] = with_the_server_on("1", || [run("halted", 0), run("polled", 1_000_000_000)]);
+    let polling = load::polling(&LAB.host, 1_000_000_000).unwrap();
+    let polled = &with_the_server_on("1", || traced("polled", TRACE, || echo(200)).0);
+    drop(polling);
     let wait = GuestPart::SocketWait;
-    let [of_halted, of_polled] = [&halted, &polled].map(|traced| {
+    let [of_halted, of_polled] = [halted, polled].map(|traced| {
+        all_requests(traced);
         let inside = inside(&traced.report).1;
         let asleep = mean(inside, wait, Some(ThreadState::Asleep));
         eprintln!(
@@ -239,24 +254,22 @@ fn a_reader_whose_vcpu_had_halted_is_told_from_one_whose_vcpu_polled() {
         assert!(alone.len() >= 20, "{} of {} requests came to an idle host", alone.len(), all.len());
         alone.iter().sum::<f64>() / alone.len() as f64
     };
-    let threads = [mean(&halted), mean(&polled)];
-    let shares = [&halted, &polled].map(|traced| wake_shares(only(&traced.report).unwrap()));
+    let threads = [mean(halted), mean(polled)];
+    let shares = [halted, polled].map(|traced| wake_shares(only(&traced.report).unwrap()));
     eprintln!("threads woken: {threads:?}; asleep meanwhile, worker and vCPUs: {shares:?}");
     assert!(threads[0] > 2.0 && threads[1] < threads[0] - 1.0, "{threads:?}");
     assert!(shares[1][1] < shares[0][1] / 3.0, "{shares:?}");
 }
 
 fn a_reader_whose_vcpu_waits_for_a_cpu_is_told_with_who_had_it() {
-    let run = |stem: &str| traced(stem, TRACE, || load::echo(&LAB.host, vm1(), 20.0, 200).unwrap()).0;
-    let (quiet, traced) = with_the_server_on("1", || {
-        let quiet = run("not-ready");
+    let traced = with_the_server_on("1", || {
         let hogs = load::hogs(&LAB.host, 3, 3).unwrap();
-        let traced = run("ready");
+        let traced = traced("ready", TRACE, || load::echo(&LAB.host, vm1(), 20.0, 200).unwrap()).0;
         drop(hogs);
-        (quiet, traced)
+        traced
     });
     all_requests(&traced);
-    let [before, after] = [&quiet, &traced].map(|traced| {
+    let [before, after] = [&HALTED.traced, &traced].map(|traced| {
         let ready: f64 = GuestPart::ALL
             .into_iter()
             .map(|part| mean(inside(&traced.report).1, part, Some(ThreadState::Ready)))
@@ -288,15 +301,7 @@ fn sleeps() -> BTreeMap<u32, u64> {
 /// The server's vCPU is not that of the interrupts, and neither polls. No start is reported that the kernel's counters do
 /// not have.
 fn no_start_of_a_thread_is_made_up() {
-    let polling = load::polling(&LAB.host, 0).unwrap();
-    vm1();
-    let before = sleeps();
-    // 20 ms apart, so that all threads sleep in between.
-    let traced = with_the_server_on("1", || {
-        traced("threads", TRACE, || load::echo(&LAB.host, vm1(), 50.0, 200).unwrap()).0
-    });
-    let after = sleeps();
-    drop(polling);
+    let Halted { traced, before, after } = &*HALTED;
     let (vm, inside) = inside(&traced.report);
     let threads = vm.threads.as_ref().unwrap_or_else(|| panic!("no start was reported: {inside:?}"));
     eprintln!("{threads:#?}");

@@ -1,5 +1,5 @@
-//! teiji with guests whose packets are not carried by vhost-net on a tap of the tun driver as QEMU opens it, in one boot of the
-//! lab. Needs root; takes minutes if the lab host is emulated.
+//! teiji with guests whose NIC is not an ordinary tap with vhost-net: taps that the VMM serves, macvtaps, taps with NAPI. In one
+//! boot of the lab. Needs root; takes minutes if the lab host is emulated.
 
 #![allow(clippy::unwrap_used, reason = "a test ends by them")]
 
@@ -88,7 +88,7 @@ fn macvtaps_are_followed() {
     drop(server);
 }
 
-/// With NAPI (IFF_NAPI) a softirq passes on what is not handed over in batches.
+/// With IFF_NAPI the tun driver queues the guest's frames, and a softirq passes them on to the host's stack.
 fn taps_with_napi_are_followed() {
     let lab: &Lab = &LAB;
     let (guest, server) = guest(lab, &GuestSpec { napi: true, ..GuestSpec::named("vm3") });
@@ -96,7 +96,13 @@ fn taps_with_napi_are_followed() {
         lab.host.run(&format!("cat /sys/class/net/{}/tun_flags", guest.taps()[0])).unwrap().ok().unwrap();
     let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).unwrap();
     assert_ne!(flags & 0x10, 0, "the tap has no NAPI: {flags:x}");
+    let polls = "/sys/kernel/tracing/events/napi/napi_poll";
+    let count = format!("echo 'dev_name == \"{}\"' >{polls}/filter; echo 1 >{polls}/enable", guest.taps()[0]);
+    lab.host.run(&count).unwrap().ok().unwrap();
     let agreement = accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
+    let polled = format!("echo 0 >{polls}/enable; grep -c napi_poll: /sys/kernel/tracing/trace");
+    let polled: usize = lab.host.run(&polled).unwrap().text().trim().parse().unwrap();
     followed(&agreement, SHORT.requests, false);
+    assert!(polled >= agreement.matched / 2, "NAPI polled the tap {polled} times");
     drop(server);
 }

@@ -153,13 +153,16 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
 /// If nothing is dropped, only the guest can keep a request from being complete.
 fn every_answered_request_is_complete() {
     let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
-    let trace = Trace::start(lab, "answered", ECHO, true).unwrap();
-    let figures = load::echo(&lab.host, guest, 100.0, 1500).unwrap();
-    let traced = trace.stop().unwrap();
-    let vm = only(&traced.report).unwrap();
-    eprintln!("{figures:?} {:?} {:?}", vm.requests, vm.left_out);
-    agrees("seen", vm.requests.seen, figures.sent, unseen(&traced).unwrap()).unwrap();
-    agrees("complete", vm.requests.complete, figures.received, excused(&traced).unwrap()).unwrap();
+    for round in 0..2 {
+        let trace = Trace::start(lab, "answered", ECHO, true).unwrap();
+        let figures = load::echo(&lab.host, guest, 100.0, 750).unwrap();
+        let traced = trace.stop().unwrap();
+        let vm = only(&traced.report).unwrap();
+        eprintln!("round {round}: {figures:?} {:?} {:?}", vm.requests, vm.left_out);
+        assert!(figures.sent == 750 && figures.received > 0, "{figures:?}");
+        agrees("seen", vm.requests.seen, figures.sent, unseen(&traced).unwrap()).unwrap();
+        agrees("complete", vm.requests.complete, figures.received, excused(&traced).unwrap()).unwrap();
+    }
 }
 
 fn what_the_guest_does_not_answer_is_the_guests() {

@@ -427,7 +427,7 @@ fn a_vm_that_is_left_as_it_is_counts_with_the_cpus_that_it_has() {
 fn what_has_no_section_has_a_reason() {
     let mut ended = on(&[("sip1", 100)]);
     ended.counters.vanished = vec![100];
-    // In the report of a trace of more VMs than that lists.
+    // A VM that ended after the list `vanished` was full: only its own `ended` says so.
     let mut ended_unlisted = on(&[("sip1", 100)]);
     ended_unlisted.vms[0].ended = Some(5);
     for (report, why, sections) in [

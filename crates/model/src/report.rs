@@ -60,7 +60,7 @@ pub struct Counters {
 
 impl Counters {
     /// A traced VM has ended. Of a long trace of many short-lived VMs only the first are listed, as in the report.
-    pub fn vm_ended(&mut self, pid: u32) {
+    pub fn note_ended_vm(&mut self, pid: u32) {
         if self.vanished.len() < MAX_VMS {
             self.vanished.push(pid);
         }
@@ -602,7 +602,7 @@ mod tests {
     #[test]
     fn ended_vms_are_listed_up_to_a_limit() {
         let mut counters = Counters::default();
-        (1..=2 * MAX_VMS as u32).for_each(|pid| counters.vm_ended(pid));
+        (1..=2 * MAX_VMS as u32).for_each(|pid| counters.note_ended_vm(pid));
         assert_eq!(counters.vanished, Vec::from_iter(1..=MAX_VMS as u32));
     }
 }

@@ -8,8 +8,20 @@ const POLICY: &str = "/tmp/realtime.toml";
 const STATE: &str = "--state /tmp/realtime-state";
 const REQUESTS: u64 = 120;
 
+/// A policy in force; rolled back when dropped, as other tests use the guest after this one, also if this one fails.
+struct Applied {
+    worker: u32,
+}
+
+impl Drop for Applied {
+    fn drop(&mut self) {
+        let undo = format!("chrt -f -p 11 {}; /mnt/bin/teiji rollback {STATE}", self.worker);
+        let _ = LAB.host.run(&undo);
+    }
+}
+
 /// vCPU and vhost worker share a CPU, and a busy loop in the guest keeps the vCPU from ever sleeping. With equal priorities the
-/// worker would not run: no request would be answered.
+/// worker hardly runs, and requests are not answered.
 pub fn a_busy_guest_on_one_cpu_answers_all() {
     let (host, guest) = (&LAB.host, vm1());
     let sh = |script: &str| host.run(script).unwrap().ok().unwrap();
@@ -19,24 +31,23 @@ pub fn a_busy_guest_on_one_cpu_answers_all() {
     let policy =
         format!("[vm.vm1]\nclass = \"realtime\"\nvcpu_cpus = \"{VCPU_CPU}\"\nworker_cpus = \"{VCPU_CPU}\"\n");
     host.put(POLICY, policy.as_bytes()).unwrap();
-    sh(&format!("/mnt/bin/teiji apply {POLICY} {STATE}"));
     let (vcpu, worker) = (guest.vcpu_tids()[0], guest.vhost_tids()[0]);
+    sh(&format!("/mnt/bin/teiji apply {POLICY} {STATE}"));
+    let applied = Applied { worker };
     let priority = |tid: u32| sh(&format!("chrt -p {tid} | grep priority | grep -o '[0-9]*$'"));
     let priorities = (priority(vcpu), priority(worker));
 
-    let applied = load::echo(host, guest, 20.0, REQUESTS).unwrap();
+    let answered = load::echo(host, guest, 20.0, REQUESTS).unwrap();
     // With equal priorities some requests are not answered, which shows that the guest is busy enough for this test.
     sh(&format!("chrt -f -p 10 {worker}"));
     let alike = load::echo(host, guest, 20.0, REQUESTS).unwrap();
-    sh(&format!("chrt -f -p 11 {worker}"));
-    sh(&format!("/mnt/bin/teiji rollback {STATE}"));
-    drop(busy);
+    drop((applied, busy));
     eprintln!(
         "answered: {} of {}; with one priority for both: {}",
-        applied.received, applied.sent, alike.received
+        answered.received, answered.sent, alike.received
     );
     assert_eq!(priorities, ("10".into(), "11".into()));
-    assert_eq!((applied.sent, applied.received), (REQUESTS, REQUESTS), "{applied:?}");
+    assert_eq!((answered.sent, answered.received), (REQUESTS, REQUESTS), "{answered:?}");
     assert!(alike.received < alike.sent, "the guest was not busy: {alike:?}");
     let placed = sh(&format!("taskset -cp {worker}"));
     assert!(placed.ends_with(&format!(": {VHOST_CPU}")), "the worker's CPU is not what it was: {placed}");

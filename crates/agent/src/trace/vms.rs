@@ -92,7 +92,7 @@ pub(super) fn end(
     guests: &mut Option<Guests>,
     counters: &mut Counters,
 ) {
-    counters.vm_ended(pid);
+    counters.note_ended_vm(pid);
     if let Some(guests) = guests {
         guests.remove(pid);
     }

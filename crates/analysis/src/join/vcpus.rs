@@ -11,8 +11,8 @@
 //! said about the span; nothing is said either about what follows the last reading.
 //!
 //! Guest mode and exits follow each other too fast to be reported. A span in which the vCPU ran has the sum of its exits, from
-//! its clock; a part of such a span gets its share of them, as if they were spread evenly. The beginning of an exit that takes more
-//! than 1 ms is reported: it is a span of its own.
+//! its clock; a part of such a span gets its share of them, as if they were spread evenly. An exit of more than 1 ms is reported with
+//! its beginning (`clock_enters` in `clock.bpf.h`), so it is a span of its own.
 //!
 //! A guest says on which of its CPUs something happened. That number is the index of the vCPU in the VM (a VMM describes
 //! its vCPUs to the guest in this order), unless the guest numbers its CPUs otherwise. So it is a claim, which is checked:
