@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// A virtual machine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vm {
     /// libvirt's name, else QEMU's `-name` (`guest=`), else `pid:N`; [`Identity`] says whether to trust it. Untrusted
     /// text: escape it when printing.

@@ -133,15 +133,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     fn vm(name: &str, pid: u32) -> Vm {
-        Vm {
-            name: name.into(),
-            pid,
-            vcpus: vec![],
-            workers: vec![],
-            nics: vec![],
-            memory: None,
-            memory_nodes: vec![],
-        }
+        Vm { name: name.into(), pid, ..Vm::default() }
     }
 
     fn addresses(all: &[(&str, &str)]) -> Vec<(String, SocketAddr)> {

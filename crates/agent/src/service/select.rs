@@ -118,15 +118,7 @@ mod tests {
     use teiji_model::host::NamedBy;
 
     fn vm(name: &str, pid: u32) -> Vm {
-        Vm {
-            name: name.into(),
-            pid,
-            vcpus: vec![],
-            workers: vec![],
-            nics: vec![],
-            memory: None,
-            memory_nodes: vec![],
-        }
+        Vm { name: name.into(), pid, ..Vm::default() }
     }
 
     fn of(uid: u32) -> Identity {

@@ -88,15 +88,7 @@ mod tests {
     use uuid::Uuid;
 
     fn vm(name: &str, pid: u32, uid: u32, started: u64, uuid: Option<u128>) -> (Vm, Identity) {
-        let vm = Vm {
-            name: name.into(),
-            pid,
-            vcpus: vec![],
-            workers: vec![],
-            nics: vec![],
-            memory: None,
-            memory_nodes: vec![],
-        };
+        let vm = Vm { name: name.into(), pid, ..Vm::default() };
         let uuid = uuid.map(Uuid::from_u128);
         let identity = Identity {
             uid: Some(uid),

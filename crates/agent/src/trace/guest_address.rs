@@ -161,15 +161,7 @@ mod tests {
     use super::*;
 
     fn vm(name: &str, pid: u32) -> Vm {
-        Vm {
-            name: name.into(),
-            pid,
-            vcpus: vec![],
-            workers: vec![],
-            nics: vec![],
-            memory: None,
-            memory_nodes: vec![],
-        }
+        Vm { name: name.into(), pid, ..Vm::default() }
     }
 
     #[test]

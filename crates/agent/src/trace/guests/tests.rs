@@ -17,15 +17,7 @@ const RIGHT: &str = "correct horse battery staple";
 const GUESTS: Nonce = [9; NONCE];
 
 fn vm(name: &str, pid: u32) -> Vm {
-    Vm {
-        name: name.into(),
-        pid,
-        vcpus: vec![],
-        workers: vec![],
-        nics: vec![],
-        memory: None,
-        memory_nodes: vec![],
-    }
+    Vm { name: name.into(), pid, ..Vm::default() }
 }
 
 /// A trace that asks the guest of the VM `a` at this address.
