@@ -444,6 +444,9 @@ fn vms_that_come_and_go_are_followed() {
         let guest = LAB.host.guest(&GuestSpec::named("late")).unwrap();
         let server = guest.spawn("exec teiji-lab udp-echo --port 7").unwrap();
         server.wait_for("serving", Duration::from_secs(60)).unwrap();
+        // Looking for VMs takes at most a tenth of a CPU: on a busy machine a guest may be up before it is followed.
+        let followed = format!("(pid {}) is followed with NICs: 1, vCPUs: 1", guest.pid());
+        trace.wait_for(&followed, Duration::from_secs(120)).unwrap();
         called.push((guest.pid(), echo(&guest, 50.0, 100)));
         guest.kill().unwrap();
     }

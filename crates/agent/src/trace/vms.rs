@@ -46,9 +46,9 @@ pub(super) fn come(
             return;
         }
     }
-    if alive.add(&vm, process) {
-        tracing::info!("VM {:?} (pid {}) is followed from now on", vm.name, vm.pid);
-    }
+    let how = if alive.add(&vm, process) { "from now on" } else { "as it is now" };
+    let (nics, vcpus) = (vm.nics.len(), vm.vcpus.len());
+    tracing::info!("VM {:?} (pid {}) is followed with NICs: {nics}, vCPUs: {vcpus}, {how}", vm.name, vm.pid);
     if let Some(guests) = guests {
         guests.add(&vm, access);
     }

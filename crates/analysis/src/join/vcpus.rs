@@ -12,7 +12,7 @@
 //!
 //! Guest mode and exits follow each other too fast to be reported. A span in which the vCPU ran has the sum of its exits, from
 //! its clock; a part of such a span gets its share of them, as if they were spread evenly. An exit of more than 1 ms is reported with
-//! its beginning (`clock_enters` in `clock.bpf.h`), so it is a span of its own.
+//! its beginning (`tell_long_exit` in `clock.bpf.h`), so it is a span of its own.
 //!
 //! A guest says on which of its CPUs something happened. That number is the index of the vCPU in the VM (a VMM describes
 //! its vCPUs to the guest in this order), unless the guest numbers its CPUs otherwise. So it is a claim, which is checked:

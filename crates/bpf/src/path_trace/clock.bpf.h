@@ -282,17 +282,26 @@ __noinline int tell_state(u32 tid)
 #define TELL_AFTER (1 << 20)
 
 /*
- * A vCPU enters guest mode. Until its next record it is not known how much of the time since the last one
- * was exits: the analysis spreads them evenly. That would be wrong for a long exit.
+ * The state of a vCPU is about to change. Until its next record it is not known how much of the time since
+ * the last one was exits: the analysis spreads them evenly. That would be wrong for a long exit, which
+ * therefore has a record of its beginning.
  */
-static __always_inline void clock_enters(struct clock *c, u32 tid, u32 vm, u64 now)
+static __always_inline void tell_long_exit(const struct clock *c, u32 tid, u64 now)
 {
 	u64 changed = c->since - c->lasted;
+
+	if (c->state == STATE_RUN && now > changed + TELL_AFTER && changed != c->told_at &&
+	    c->actor == ACTOR_VCPU && hinted(c->vm, HINT_STATES))
+		tell_state(tid);
+}
+
+/* A vCPU enters guest mode. */
+static __always_inline void clock_enters(struct clock *c, u32 tid, u32 vm, u64 now)
+{
 	u8 before = c->state;
 	bool reports = hinted(vm, HINT_STATES);
 
-	if (reports && before == STATE_RUN && now > changed + TELL_AFTER && changed != c->told_at)
-		tell_state(tid);
+	tell_long_exit(c, tid, now);
 	clock_set(c, now, STATE_GUEST);
 	if (is_told(c, before, STATE_GUEST) || (reports && now - c->told_at > TELL_AFTER))
 		tell_state(tid);

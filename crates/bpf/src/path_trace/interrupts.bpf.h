@@ -471,12 +471,15 @@ int BPF_PROG(on_halt, struct kvm_vcpu *vcpu)
 	u32 tid = current_tid();
 	struct clock *c = clock_of(tid);
 	u8 state = STATE_ASLEEP;
+	u64 now;
 
 	if (!c)
 		return 0;
 	if (vcpu->halt_poll_ns)
 		state = STATE_POLL;
-	clock_set(c, bpf_ktime_get_ns(), state);
+	now = bpf_ktime_get_ns();
+	tell_long_exit(c, tid, now);
+	clock_set(c, now, state);
 	if (is_told(c, STATE_RUN, state))
 		tell_state(tid);
 	return 0;

@@ -129,6 +129,7 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 	if (c) {
 		if (!now)
 			now = bpf_ktime_get_ns();
+		tell_long_exit(c, out, now);
 		starts = starts_of(c);
 		bpf_spin_lock(&c->lock);
 		clock_account(c, now);

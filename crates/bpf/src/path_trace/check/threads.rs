@@ -249,6 +249,20 @@ fn a_long_exit_after_a_wait_is_told_once() {
     assert_eq!(states, [(0, Ready), (2000, Run), (5000, Guest)]);
 }
 
+/// As one that ends with the entry.
+#[test]
+fn a_long_exit_that_a_wait_ends_is_told_with_its_beginning() {
+    let mut host = telling();
+    host.happens(Happening::Enters, 0, TOLD, 0);
+    host.passes(100 * US);
+    host.happens(Happening::Exits, 0, TOLD, 0);
+    host.passes(3 * MS);
+    host.preempts(0, TOLD, HOG);
+    let told = told(&host.object);
+    let states: Vec<_> = told.iter().map(|(ts, _, state, _)| ((ts - told[0].0) / US, *state)).collect();
+    assert_eq!(states, [(0, ThreadState::Run), (3000, ThreadState::Ready)]);
+}
+
 /// Each start of a thread is told with the times from the CPU that it lost to the CPU that it got, and who woke it.
 #[test]
 fn the_starts_of_threads_are_told_with_who_woke_them() {
