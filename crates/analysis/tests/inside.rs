@@ -188,6 +188,63 @@ fn each_part_has_the_states_of_the_vcpu_concerned() {
     assert_eq!(of[3..], [Some([10, 0, 0, 0, 0]), Some([70, 0, 0, 0, 0])]);
 }
 
+/// A packet comes to a vCPU in guest mode that had exits just before: its clock was read when the interrupt was sent, or not needed.
+#[test]
+fn exits_before_a_packet_came_are_not_its() {
+    let mapping = ClockMapping { own: T, host: T, rate: ClockMapping::EQUAL, error: 0 };
+    let clock = Changed::Clock { stream: GUEST, vm: VM, mapping };
+    let reading = |state, clock| {
+        let told = VcpuState { vm: VM, vcpu: 1, index: Some(1), state, clock: Split(clock), preempted_by: 0 };
+        EventKind::VcpuState(told)
+    };
+    let mut h = History::default();
+    h.at(0, reading(Guest, [0; 5]));
+    for fingerprint in [1, 2] {
+        h.at(1_000, EventKind::Print(Print { fingerprint, print: fingerprint }));
+    }
+    h.packet(700_000, Point::HostRx, 1, NIC)
+        .matched(710_000, Point::TapEnqueue, 1, TAP, m(7, Role::Request))
+        .packet(720_000, Point::TapDequeue, 1, TAP);
+    let signal = Interrupt {
+        delivery: Delivery::Suppressed,
+        state: Some(Guest),
+        clock: Split([300_000, 0, 0, 0, 500_000]),
+        vector: 0,
+        ..interrupt(730_000)
+    };
+    h.at(800_000, EventKind::Interrupt(signal));
+    let kicked = Split([1_250_000, 0, 0, 0, 550_000]);
+    h.response(1_800_000, 2, m(7, Role::Final)).at(1_900_000, reading(Guest, [1_350_000, 0, 0, 0, 550_000]));
+    for event in &mut h.0 {
+        if let EventKind::Kick(k) = &mut event.kind {
+            k.clock = kicked;
+        }
+    }
+    let print = 1;
+    for (at, kind) in [
+        (900_000, guest::EventKind::Received { print, interrupted: 0 }),
+        (1_000_000, guest::EventKind::Queued { print, backlog: 0 }),
+        (1_200_000, guest::EventKind::Read { print, tid: 40, woken: 0, running: 0, woken_by: 0 }),
+        (1_700_000, guest::EventKind::Sent { print: 2, tid: 40, began: T + 1_600_000 }),
+    ] {
+        h.0.push(Event { ts: T + at, stream: GUEST, cpu: 1, kind: EventKind::Guest(kind) });
+    }
+    h.0.sort_by_key(|event| event.ts);
+    let mut analyzer = Analyzer::new(&meta(Matching::Echo), Options { seed: 1, ..Options::default() });
+    let mut requests = Vec::new();
+    let items =
+        [Item::Change(Change { ts: T, what: clock })].into_iter().chain(h.0.into_iter().map(Item::Event));
+    items.for_each(|item| analyzer.take(item, &mut |joined| requests.push(joined.request.clone())));
+    analyzer.finish(Counters { ended: T + EVERY, ..Counters::default() }, &mut |joined| {
+        requests.push(joined.request.clone())
+    });
+    let [request] = &requests[..] else { panic!("{requests:?}") };
+    let host = request.stages[Stage::Guest as usize].split.unwrap();
+    assert_eq!((host.get(Guest), host.get(Run)), (950_000, 50_000));
+    let parts = request.inside.unwrap().splits.map(Option::unwrap);
+    assert_eq!(parts.iter().map(|split| split.get(Run)).sum::<u64>(), 50_000, "{parts:?}");
+}
+
 #[test]
 fn the_cause_is_what_the_readers_vcpu_did() {
     let socket = |state| Slow { state, ..SOCKET };

@@ -358,6 +358,23 @@ impl From<&GuestEntry> for VcpuState {
     }
 }
 
+impl Interrupt {
+    /// Its vCPU if that ran then, as a reading of its clock. `None` if it did not run: who had its CPU is known when a wait ends.
+    pub fn reading(&self) -> Option<VcpuState> {
+        let state = self.state.filter(|state| matches!(state, ThreadState::Guest | ThreadState::Run))?;
+        let &Interrupt { vm, vcpu, index, clock, .. } = self;
+        // Of unknown arrival: its time is not that at which the clock was read.
+        (self.delivery != Delivery::Unknown).then_some(VcpuState {
+            vm,
+            vcpu,
+            index,
+            state,
+            clock,
+            preempted_by: 0,
+        })
+    }
+}
+
 /// A vCPU whose exit is a kick, as a reading of its clock.
 impl From<&Kick> for VcpuState {
     fn from(k: &Kick) -> Self {

@@ -352,7 +352,12 @@ impl Joiner {
                     }
                 }
             },
-            EventKind::Interrupt(i) => self.inbound.interrupt(now, i, c, requests),
+            EventKind::Interrupt(i) => {
+                if let Some(reading) = i.reading() {
+                    requests.vcpu(now, &reading);
+                }
+                self.inbound.interrupt(now, i, c, requests);
+            }
             EventKind::GuestEntry(e) => {
                 requests.vcpu(now, &e.into());
                 self.inbound.guest_entry(now, e, c, requests);

@@ -5,8 +5,9 @@
 //!  readings ──┬────────────┬───────────────────┬──────────┬────────────┬──► time
 //!             └─ a span ───┘
 //! ```
-//! The host reports each change of a vCPU's state ([`VcpuState`]), with the vCPU's clock at that instant; guest entries and
-//! kicks have readings of the same clock. A *span* lies between two readings in a row. It is known if its clock agrees: all of
+//! The host reports each change of a vCPU's state ([`VcpuState`]), with the vCPU's clock at that instant; guest entries,
+//! kicks, and interrupts for a vCPU that runs have readings of the same clock. So what a request did in the guest lies between two
+//! readings, as in the host's own split of that time. A *span* lies between two readings in a row. It is known if its clock agrees: all of
 //! the time in between was in the state that the first reading tells. If a report is missing, it was not, and nothing is
 //! said about the span; nothing is said either about what follows the last reading.
 //!
