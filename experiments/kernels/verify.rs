@@ -26,7 +26,10 @@ fn main() {
     let all = json!({
         "path_trace": as_json(path_trace()),
         "qdisc_edf": as_json(qdisc_edf()),
-        "preempt_count": hooks::KernelTypes::load().and_then(|kernel| has_preempt_count(&kernel)).unwrap_or(false),
+        "preempt_count": match hooks::KernelTypes::load().and_then(|kernel| has_preempt_count(&kernel)) {
+            Ok(has) => json!(has),
+            Err(error) => json!(error.to_string()),
+        },
     });
     println!("{all}");
 }

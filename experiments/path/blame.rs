@@ -122,6 +122,9 @@ pub struct Judged {
     /// in situations without busy loops.
     #[serde(rename = "behind_hogs")]
     pub preempted_by_hogs: Option<f64>,
+    /// The same in the finding alone; `None` if there is none.
+    #[serde(skip)]
+    pub reported_behind_hogs: Option<f64>,
     /// Share of the waits in the requests that were behind the busy loops.
     #[serde(skip)]
     pub waits_behind_hogs: Option<f64>,
@@ -337,14 +340,12 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
     let evidence = vm.blamed().map(|f| f.evidence.as_slice()).unwrap_or_default();
     let named: Vec<_> = evidence.iter().map(|e| (e.stage, e.state)).collect();
     let preempted_by = vm.blamed().and_then(|f| f.preempted_by.first()).map(|p| p.name.clone());
-    let (mut preempted_by_hogs, mut waits_behind_hogs, mut capped_behind_hogs) = (None, None, None);
+    let (mut reported_behind_hogs, mut waits_behind_hogs, mut capped_behind_hogs) = (None, None, None);
     if let Some(tids) = &hogs {
         let Some(recording) = &traced.recording else { bail!("the trace {stem} left no recording") };
         let waits = waits(&requests(recording)?.0, s, tids);
         waits_behind_hogs = Some(share_of_time(&waits));
-        // On a busy machine the guest may need so much of the time that the situation's part is no finding; its waits are behind
-        // the busy loops all the same.
-        preempted_by_hogs = share_behind(&vm, s, tids).or(waits_behind_hogs);
+        reported_behind_hogs = share_behind(&vm, s, tids);
         capped_behind_hogs = Some(share_of_capped_time(&waits));
     }
     let us = |ns: u64| ns as f64 / 1e3;
@@ -361,7 +362,10 @@ pub fn run(lab: &Lab, guest: &Guest<'_>, s: &Situation, run: u32, extent: &Exten
         state,
         complete: vm.requests.complete,
         lost,
-        preempted_by_hogs,
+        // On a busy machine the guest may need so much of the time that the situation's part is no finding; its waits are behind
+        // the busy loops all the same.
+        preempted_by_hogs: reported_behind_hogs.or(waits_behind_hogs),
+        reported_behind_hogs,
         waits_behind_hogs,
         capped_behind_hogs,
         preempted_by,

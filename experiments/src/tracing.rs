@@ -41,7 +41,7 @@ impl Lab {
     /// As [`Lab::boot`].
     pub fn boot_as(out: &Path, spec: Spec) -> Result<Lab> {
         let bin = crate::programs::folder()?;
-        // Nobody compiles in this folder meanwhile: cargo's lock, or TEIJI_PROGRAMS_BUILT.
+        // Whoever compiles in this folder meanwhile would change what is measured anyway.
         let spec = Spec { bin_dir: Some(bin), bin_is_final: true, out_dir: Some(out.to_owned()), ..spec };
         Ok(Lab { host: LabHost::boot(&spec)?, out: out.to_owned() })
     }

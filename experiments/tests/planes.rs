@@ -97,7 +97,10 @@ fn taps_with_napi_are_followed() {
     let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).unwrap();
     assert_ne!(flags & 0x10, 0, "the tap has no NAPI: {flags:x}");
     let polls = "/sys/kernel/tracing/events/napi/napi_poll";
-    let count = format!("echo 'dev_name == \"{}\"' >{polls}/filter; echo 1 >{polls}/enable", guest.taps()[0]);
+    let count = format!(
+        "echo >/sys/kernel/tracing/trace; echo 'dev_name == \"{}\"' >{polls}/filter; echo 1 >{polls}/enable",
+        guest.taps()[0]
+    );
     lab.host.run(&count).unwrap().ok().unwrap();
     let agreement = accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
     let polled = format!("echo 0 >{polls}/enable; grep -c napi_poll: /sys/kernel/tracing/trace");

@@ -229,10 +229,15 @@ fn guests_reach_each_other_and_leave_nothing() {
     let reach = |to: &dyn std::fmt::Display| format!("ping -q -c 1 -w 60 {to}");
     first.run(&reach(&second.ip())).unwrap().ok().unwrap();
     second.run(&reach(&"10.77.0.1")).unwrap().ok().unwrap();
-    let pid = second.pid();
-    second.kill().unwrap();
-    assert_ne!(host.run(&format!("test -d /proc/{pid}")).unwrap().code, 0, "the guest was left");
-    assert_eq!(host.run("ls /sys/class/net").unwrap().ok().unwrap(), "br0\nfirst-n0\nlo\nuplink0");
+    ends(second);
+}
+
+/// Kills a guest, and checks that nothing is left of it; the guest `first` runs.
+fn ends(guest: Guest<'_>) {
+    let pid = guest.pid();
+    guest.kill().unwrap();
+    assert_ne!(HOST.run(&format!("test -d /proc/{pid}")).unwrap().code, 0, "the guest was left");
+    assert_eq!(HOST.run("ls /sys/class/net").unwrap().ok().unwrap(), "br0\nfirst-n0\nlo\nuplink0");
 }
 
 /// This test kills the emulator, and finds another lab host when it is run again because of that.
@@ -299,11 +304,13 @@ for place, offset in ((rng, 0x1000), (rng, 0x2000), (disks, 0)):
 
 /// A guest whose kernel panics is reported as such, with its last words.
 fn a_guest_that_was_reset_is_reported() {
+    let _first = &*FIRST;
     let guest = HOST.guest(&GuestSpec::named("reset")).unwrap();
     let why = guest.run("echo c > /proc/sysrq-trigger; sleep 60").unwrap_err().to_string();
     for part in ["guest reset does not answer", "the guest was reset", "Kernel panic", "its QEMU"] {
         assert!(why.contains(part), "{part}: {why}");
     }
+    ends(guest);
 }
 
 /// This is about the whole lab, so it is the last test.

@@ -179,15 +179,7 @@ mod tests {
     fn a_vm_that_ended_before_it_was_added_is_not_followed() {
         for ends in [false, true] {
             let mut process = Command::new("sleep").arg("1000").spawn().unwrap();
-            let vm = Vm {
-                name: String::new(),
-                pid: process.id(),
-                vcpus: Vec::new(),
-                workers: Vec::new(),
-                nics: Vec::new(),
-                memory: None,
-                memory_nodes: Vec::new(),
-            };
+            let vm = Vm { pid: process.id(), ..Vm::default() };
             let opened = kernel::Process::of(vm.pid);
             let mut noted = Noted(Vec::new(), None);
             if ends {

@@ -233,6 +233,11 @@ impl Delivery {
         ids.iter().take_while(of_signal).count()
     }
 
+    /// Whether packets that are followed wait for this signal.
+    pub(super) fn awaits(&self, i: &Interrupt) -> bool {
+        self.taken.get(&pair(i.tid, i.ifindex)).is_some_and(|ids| !ids.is_empty())
+    }
+
     pub(super) fn interrupt(&mut self, now: u64, i: &Interrupt, c: &mut Common, requests: &mut RequestTable) {
         let Some(ids) = self.taken.get_mut(&pair(i.tid, i.ifindex)) else { return };
         let in_guest = i.delivery == Became::Posted

@@ -332,6 +332,11 @@ impl Inbound {
         self.delivery.late_interrupt(i, c, requests);
     }
 
+    /// Whether packets that are followed wait for this signal.
+    pub(super) fn awaits(&self, i: &Interrupt) -> bool {
+        self.delivery.awaits(i)
+    }
+
     pub(super) fn interrupt(&mut self, now: u64, i: &Interrupt, c: &mut Common, requests: &mut RequestTable) {
         self.delivery.interrupt(now, i, c, requests);
     }

@@ -199,9 +199,10 @@ impl InsideTable {
     /// What a vCPU does from now on, as the host sees it. It is of use if the VM's guest reports events.
     ///
     /// `ttl`: how long a request may wait for its response, ns.
-    pub(super) fn vcpu(&mut self, now: u64, state: &VcpuState, ttl: u64) {
+    /// `change`: see [`Vcpus::add`].
+    pub(super) fn vcpu(&mut self, now: u64, state: &VcpuState, ttl: u64, change: bool) {
         if let Some(guest) = self.guest(state.vm) {
-            guest.vcpus.add(now, state, now.saturating_sub(ttl));
+            guest.vcpus.add(now, state, now.saturating_sub(ttl), change);
         }
     }
 

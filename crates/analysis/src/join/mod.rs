@@ -353,17 +353,18 @@ impl Joiner {
                 }
             },
             EventKind::Interrupt(i) => {
-                if let Some(reading) = i.reading() {
-                    requests.vcpu(now, &reading);
+                // Other interrupts would leave less room for the readings that a request needs.
+                if let Some(reading) = i.reading().filter(|_| self.inbound.awaits(i)) {
+                    requests.vcpu(now, &reading, false);
                 }
                 self.inbound.interrupt(now, i, c, requests);
             }
             EventKind::GuestEntry(e) => {
-                requests.vcpu(now, &e.into());
+                requests.vcpu(now, &e.into(), true);
                 self.inbound.guest_entry(now, e, c, requests);
             }
             EventKind::Kick(k) => {
-                requests.vcpu(now, &k.into());
+                requests.vcpu(now, &k.into(), true);
                 if let Some(tap) = c.tap(k.ifindex) {
                     let tap = &mut c.taps[tap];
                     if c.pids[tap.vm as usize] == k.vm
@@ -386,7 +387,7 @@ impl Joiner {
             }
             EventKind::ThreadName(name) => c.threads.named(name),
             EventKind::Print(print) => requests.inside.print(now, print),
-            EventKind::VcpuState(state) => requests.vcpu(now, state),
+            EventKind::VcpuState(state) => requests.vcpu(now, state, true),
             EventKind::Start(start) => requests.start(now, start),
             EventKind::DropName(_) | EventKind::Lost(_) | EventKind::Guest(_) => {}
         }

@@ -408,9 +408,9 @@ impl RequestTable {
         sink(&self.joined);
     }
 
-    /// What a vCPU does from now on.
-    pub(super) fn vcpu(&mut self, now: u64, state: &VcpuState) {
-        self.inside.vcpu(now, state, self.ttl);
+    /// What a vCPU does from now on, or, if it is no `change`, does still.
+    pub(super) fn vcpu(&mut self, now: u64, state: &VcpuState, change: bool) {
+        self.inside.vcpu(now, state, self.ttl, change);
     }
 
     /// A thread of a VM got a CPU.

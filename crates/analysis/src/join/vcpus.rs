@@ -69,9 +69,10 @@ impl Vcpus {
         Vcpus { all: Map::with_hasher(hasher), readings: 0 }
     }
 
-    /// Adds a reading; they come in order of time. Of its vCPU, what was before `then` is forgotten: so the cost of a reading
+    /// Adds a reading; they come in order of time. One that is no `change` of the vCPU's state was made by another CPU, perhaps
+    /// while it changed: it counts only if the vCPU ran before, and its clock agrees. Of its vCPU, what was before `then` is forgotten: so the cost of a reading
     /// does not depend on the number of vCPUs, and one that reports nothing keeps little.
-    pub(super) fn add(&mut self, ts: u64, s: &VcpuState, then: u64) {
+    pub(super) fn add(&mut self, ts: u64, s: &VcpuState, then: u64, change: bool) {
         if self.all.len() >= MAX_VCPUS && !self.all.contains_key(&s.vcpu) {
             return;
         }
@@ -104,6 +105,10 @@ impl Vcpus {
                 spent.total().abs_diff(total) <= SLACK && spent.total() - of_state.min(spent.total()) <= SLACK
             })
         });
+        let agrees = known && of.readings.back().is_some_and(|last| runs(last.state));
+        if !change && !agrees {
+            return;
+        }
         let reading = Reading { ts, state: s.state, clock: s.clock, preempted_by: s.preempted_by, known };
         of.readings.push_back(reading);
         self.readings += 1;
@@ -224,7 +229,7 @@ mod tests {
 
     fn vcpus<'a>(readings: impl IntoIterator<Item = &'a (u64, VcpuState)>) -> Vcpus {
         let mut vcpus = Vcpus::new(Seeded::new(1));
-        readings.into_iter().for_each(|(ts, s)| vcpus.add(*ts, s, 0));
+        readings.into_iter().for_each(|(ts, s)| vcpus.add(*ts, s, 0, true));
         vcpus
     }
 
@@ -249,6 +254,19 @@ mod tests {
         assert_eq!((vcpus.ran(4, 900_000, 100), vcpus.ran(4, 1_300_000, 100)), (None, None));
     }
 
+    /// A reading by another CPU that does not agree, as the vCPU changed its state meanwhile, makes nothing unknown.
+    #[test]
+    fn a_reading_that_is_no_change_counts_if_it_agrees() {
+        let of = |at: u64, read: Split| {
+            let mut vcpus = vcpus(&[(0, state(Split::default(), Guest))]);
+            vcpus.add(at, &state(read, Guest), 0, false);
+            vcpus.add(100_000, &state(Split([60_000, 0, 0, 0, 40_000]), Asleep), 0, true);
+            vcpus.split(4, 50_000, 100_000, &mut Vec::new())
+        };
+        assert_eq!(of(50_000, Split([10_000, 0, 0, 0, 40_000])), Some(Split([50_000, 0, 0, 0, 0])));
+        assert_eq!(of(50_000, Split([20_000, 0, 0, 0, 40_000])), Some(Split([30_000, 0, 0, 0, 20_000])));
+    }
+
     #[test]
     fn exits_are_spread_over_the_time_that_the_vcpu_ran() {
         let begin = state(Split::default(), Guest);
@@ -264,12 +282,12 @@ mod tests {
         for n in 0..100_000u64 {
             let s = if n % 2 == 0 { Asleep } else { Guest };
             let clock = Split([n / 2 * 5_000, 0, n.div_ceil(2) * 5_000, 0, 0]);
-            vcpus.add(n * 5_000, &VcpuState { vcpu: (n % 3 == 0).into(), ..state(clock, s) }, 0);
+            vcpus.add(n * 5_000, &VcpuState { vcpu: (n % 3 == 0).into(), ..state(clock, s) }, 0, true);
         }
         assert_eq!(vcpus.readings, MAX_READINGS);
         assert_eq!(vcpus.all.values().map(|of| of.readings.len()).sum::<usize>(), MAX_READINGS);
         for vcpu in [0, 1] {
-            vcpus.add(u64::MAX, &VcpuState { vcpu, ..state(Split::default(), Guest) }, u64::MAX);
+            vcpus.add(u64::MAX, &VcpuState { vcpu, ..state(Split::default(), Guest) }, u64::MAX, true);
         }
         assert_eq!(vcpus.readings, 4, "of each the last one before, and this one");
         let room: usize = vcpus.all.values().map(|of| of.readings.capacity()).sum();
@@ -326,7 +344,7 @@ mod tests {
             if let Some(split) = vcpus.split(4, from, to, &mut Vec::new()) {
                 prop_assert_eq!(split.total(), to.saturating_sub(from));
             }
-            vcpus.add(u64::MAX, &state(Split::default(), Guest), from);
+            vcpus.add(u64::MAX, &state(Split::default(), Guest), from, true);
         }
     }
 }

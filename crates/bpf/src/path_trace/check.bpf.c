@@ -158,6 +158,7 @@ enum happening {
 	EXITS,
 	ENTERS,
 	TAKES,
+	BLOCKED,
 	SLEPT
 };
 
@@ -185,7 +186,8 @@ int happen(struct __sk_buff *skb)
 	switch (e.happening) {
 	case PREEMPTED:
 	case WENT_TO_SLEEP:
-		switched(e.cpu, e.thread, e.next, e.happening == PREEMPTED);
+	case BLOCKED:
+		switched(e.cpu, e.thread, e.next, e.happening == PREEMPTED, e.happening == WENT_TO_SLEEP);
 		return 0;
 	case WAKING: /* if by a thread, by the one that runs this test */
 		test_context = e.next;

@@ -138,6 +138,12 @@ static __always_inline void clock_account(struct clock *c, u64 now)
 		return;
 	if (state < STATES)
 		c->spent[state] += ns;
+	/* A worker that blocks for a page of the guest while it copies is not idle: see switched(). (Not
+	 * another index above: the verifier of Linux 6.1 loses its bound.) */
+	if (state == STATE_ASLEEP && c->holds) {
+		c->spent[STATE_ASLEEP] -= ns;
+		c->spent[STATE_RUN] += ns;
+	}
 	c->since = now;
 	c->lasted = lasted < ~0U ? lasted : ~0U;
 	if (state == STATE_READY)
@@ -286,6 +292,7 @@ __noinline int tell_state(u32 tid)
  * the last one was exits: the analysis spreads them evenly. That would be wrong for a long exit, which
  * therefore has a record of its beginning.
  */
+/* Read without the lock: a reading by another CPU in between may hide a beginning, or have it told twice. */
 static __always_inline void tell_long_exit(const struct clock *c, u32 tid, u64 now)
 {
 	u64 changed = c->since - c->lasted;

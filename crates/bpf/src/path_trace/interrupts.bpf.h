@@ -380,6 +380,7 @@ static __always_inline void learn_vcpu(struct clock *c, u32 vm, u32 vcpu)
 		c->injected_upto = 0;
 		c->announced = 0;
 		c->signal.begun = 0;
+		c->holds = 0;
 	}
 	if (index)
 		c->index = *index;

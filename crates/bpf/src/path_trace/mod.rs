@@ -115,19 +115,19 @@ pub struct Tracer {
 /// [`Error::NoBtf`].
 pub fn hooks() -> Result<Vec<Hook>, Error> {
     let kernel = KernelTypes::load()?;
-    let mut hooks = find_hooks(&open(&kernel)?, &kernel);
-    mark_forbidden(&mut hooks, &kernel)?;
+    let mut hooks = find_hooks(&open_object(OBJECT_WITHOUT_PREEMPT_COUNT)?, &kernel);
+    mark_forbidden(&mut hooks)?;
     Ok(hooks)
 }
 
 /// Marks functions as not found if this kernel has them but does not allow them to be probed (fentry): kernels of some
 /// hosting providers allow tracepoints only.
-fn mark_forbidden(hooks: &mut [Hook], kernel: &KernelTypes) -> Result<(), Error> {
+fn mark_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
     let on_function = |h: &Hook| h.found.is_some() && h.kind != "tp_btf";
     let Some(sample) = hooks.iter().find(|h| on_function(h)).map(|h| h.program.clone()) else {
         return Ok(());
     };
-    let mut object = open(kernel)?;
+    let mut object = open_object(OBJECT_WITHOUT_PREEMPT_COUNT)?;
     for mut program in object.progs_mut() {
         let wanted = program.name() == sample.as_str();
         program.set_autoload(wanted);
@@ -212,12 +212,16 @@ pub fn has_preempt_count(kernel: &KernelTypes) -> Result<bool, Error> {
     Ok(*HAS_PREEMPT_COUNT.get_or_init(|| has))
 }
 
+/// The programs as this kernel can load them.
 fn open(kernel: &KernelTypes) -> Result<OpenObject, Error> {
+    open_object(if has_preempt_count(kernel)? { OBJECT } else { OBJECT_WITHOUT_PREEMPT_COUNT })
+}
+
+fn open_object(object: &[u8]) -> Result<OpenObject, Error> {
     crate::silence_libbpf();
-    let has_preempt_count = has_preempt_count(kernel)?;
     ObjectBuilder::default()
         .name("path_trace")
-        .and_then(|b| b.open_memory(if has_preempt_count { OBJECT } else { OBJECT_WITHOUT_PREEMPT_COUNT }))
+        .and_then(|b| b.open_memory(object))
         .map_err(|e| Error::kernel("open the packet probes", e))
 }
 
@@ -248,7 +252,7 @@ impl Tracer {
         let mut object = open(&kernel)?;
         let mut hooks = find_hooks(&object, &kernel);
         let drop_names = drop_reasons::Names::read(&kernel);
-        mark_forbidden(&mut hooks, &kernel)?;
+        mark_forbidden(&mut hooks)?;
         drop(kernel);
         if let Some(hook) =
             hooks.iter().find(|h| h.found.is_none() && NEEDED_TO_START.contains(&h.target.as_str()))

@@ -9,8 +9,9 @@
 #ifndef TEIJI_THREADS_BPF_H
 #define TEIJI_THREADS_BPF_H
 
-#define IDLE 0	     /* pid of every idle task */
-#define NO_CPU (~0U) /* a thread does not wait */
+#define IDLE 0		     /* pid of every idle task */
+#define NO_CPU (~0U)	     /* a thread does not wait */
+#define TASK_INTERRUPTIBLE 1 /* include/linux/sched.h */
 
 static __always_inline struct cpu *cpu_of(u32 number)
 {
@@ -92,7 +93,9 @@ static __always_inline void tell_waiters(struct cpu *r, u32 number, u32 in, u64 
 	}
 }
 
-static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
+/* idle: `out` sleeps until there is work (TASK_INTERRUPTIBLE), as a worker does that has signalled all it
+ * took. */
+static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable, bool idle)
 {
 	struct clock *c = clock_of(out), *to = clock_of(in);
 	struct cpu *r = cpu_of(number);
@@ -141,9 +144,9 @@ static __always_inline void switched(u32 number, u32 out, u32 in, bool runnable)
 			bool halted = c->state == STATE_POLL || c->state == STATE_ASLEEP;
 
 			c->resume = halted ? STATE_ASLEEP : STATE_RUN;
-			/* A worker may sleep for a page of the guest while it copies: it is at work until it
-			 * signals. */
-			clock_into(c, c->holds ? STATE_RUN : STATE_ASLEEP);
+			clock_into(c, STATE_ASLEEP);
+			if (idle)
+				c->holds = 0;
 			c->slept_at = now;
 			c->sends = 0;
 			if (c->taking.ifindex) {
@@ -165,7 +168,8 @@ SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next,
 	     u32 prev_state)
 {
-	switched(bpf_get_smp_processor_id(), prev->pid, next->pid, preempt || !prev_state);
+	switched(bpf_get_smp_processor_id(), prev->pid, next->pid, preempt || !prev_state,
+		 prev_state & TASK_INTERRUPTIBLE);
 	return 0;
 }
 

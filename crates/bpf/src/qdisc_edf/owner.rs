@@ -355,6 +355,21 @@ mod tests {
         assert!(!mounted.pins().are_there().unwrap());
     }
 
+    /// An agent that is started while the one before it still ends becomes the owner.
+    #[test]
+    fn the_owner_before_has_time_to_end() {
+        let mounted = Mounted::new();
+        let pins = mounted.pins();
+        pin_maps(&pins, 1);
+        let former = pins.own(Instant::now()).unwrap();
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(HANDOVER / 8);
+            drop(former);
+        });
+        QdiscOwner::acquire(pins.folder()).unwrap();
+        ends.join().unwrap();
+    }
+
     /// An agent that cannot pin its maps again, or is killed meanwhile, leaves in use what was left of the pins, or the
     /// complete new set.
     #[test]
