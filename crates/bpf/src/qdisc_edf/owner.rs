@@ -363,7 +363,7 @@ mod tests {
         pin_maps(&pins, 1);
         let former = pins.own(Instant::now()).unwrap();
         let ends = std::thread::spawn(move || {
-            std::thread::sleep(HANDOVER / 8);
+            std::thread::sleep(HANDOVER / 40);
             drop(former);
         });
         QdiscOwner::acquire(pins.folder()).unwrap();
