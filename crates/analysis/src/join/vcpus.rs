@@ -6,9 +6,9 @@
 //!             └─ a span ───┘
 //! ```
 //! The host reports each change of a vCPU's state ([`VcpuState`]), with the vCPU's clock at that instant; guest entries,
-//! kicks, and interrupts for a vCPU that runs have readings of the same clock. So what a request did in the guest lies between two
-//! readings, as in the host's own split of that time. A *span* lies between two readings in a row. It is known if its clock agrees: all of
-//! the time in between was in the state that the first reading tells. If a report is missing, it was not, and nothing is
+//! kicks, and interrupts for a vCPU that runs have readings of the same clock. So what a request did in the guest lies between
+//! two readings, as in the host's own split of that time. A *span* lies between two readings in a row. It is known if its clock
+//! agrees: all of the time in between was in the state that the first reading tells. If a report is missing, it was not, and nothing is
 //! said about the span; nothing is said either about what follows the last reading.
 //!
 //! Guest mode and exits follow each other too fast to be reported. A span in which the vCPU ran has the sum of its exits, from
@@ -70,8 +70,8 @@ impl Vcpus {
     }
 
     /// Adds a reading; they come in order of time. One that is no `change` of the vCPU's state was made by another CPU, perhaps
-    /// while it changed: it counts only if the vCPU ran before, and its clock agrees. Of its vCPU, what was before `then` is forgotten: so the cost of a reading
-    /// does not depend on the number of vCPUs, and one that reports nothing keeps little.
+    /// while it changed: it counts only if the vCPU ran before, and its clock agrees. Of its vCPU, what was before `then` is
+    /// forgotten: so the cost of a reading does not depend on the number of vCPUs, and one that reports nothing keeps little.
     pub(super) fn add(&mut self, ts: u64, s: &VcpuState, then: u64, change: bool) {
         if self.all.len() >= MAX_VCPUS && !self.all.contains_key(&s.vcpu) {
             return;

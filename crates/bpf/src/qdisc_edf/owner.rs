@@ -6,7 +6,7 @@
 //!    ├── incomplete, and no heartbeat can be sent for the links that may have it: refused, with what to do
 //!    │ pinned                                         ▼
 //!    └──────────► lock of the owner, on the folder of the pins itself ──► QdiscOwner ──► unpin
-//!                   │ held by another for 2 s: refused, with its pid            │ ▲
+//!                   │ held by another for 2 s: refused, with its pid       │ ▲
 //!                                                      pins are removed by ▼ │ repin
 //!                                                      somebody          orphan
 //! ```

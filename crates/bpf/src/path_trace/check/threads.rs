@@ -229,38 +229,42 @@ fn a_worker_that_blocks_while_it_holds_packets_is_at_work() {
     }
 }
 
-/// One that began with a wait for the CPU was told with that.
-#[test]
-fn a_long_exit_after_a_wait_is_told_once() {
+/// A vCPU that has left guest mode 100 µs after it entered.
+fn exited() -> Host {
     let mut host = telling();
     host.happens(Happening::Enters, 0, TOLD, 0);
     host.passes(100 * US);
     host.happens(Happening::Exits, 0, TOLD, 0);
+    host
+}
+
+/// What is told of vCPUs, in order: how many µs after the first, and the state.
+fn states(object: &Object) -> Vec<(u64, ThreadState)> {
+    let told = told(object);
+    told.iter().map(|(ts, _, state, _)| ((ts - told[0].0) / US, *state)).collect()
+}
+
+/// One that began with a wait for the CPU was told with that.
+#[test]
+fn a_long_exit_after_a_wait_is_told_once() {
+    let mut host = exited();
     host.passes(100 * US);
     host.preempts(0, TOLD, HOG);
     host.passes(2 * MS);
     host.preempts(0, HOG, TOLD);
     host.passes(3 * MS);
     host.happens(Happening::Enters, 0, TOLD, 0);
-    let told = told(&host.object);
-    let begin = told[0].0;
-    let states: Vec<_> = told.iter().map(|(ts, _, state, _)| ((ts - begin) / US, *state)).collect();
     use ThreadState::{Guest, Ready, Run};
-    assert_eq!(states, [(0, Ready), (2000, Run), (5000, Guest)]);
+    assert_eq!(states(&host.object), [(0, Ready), (2000, Run), (5000, Guest)]);
 }
 
 /// As one that ends with the entry.
 #[test]
 fn a_long_exit_that_a_wait_ends_is_told_with_its_beginning() {
-    let mut host = telling();
-    host.happens(Happening::Enters, 0, TOLD, 0);
-    host.passes(100 * US);
-    host.happens(Happening::Exits, 0, TOLD, 0);
+    let mut host = exited();
     host.passes(3 * MS);
     host.preempts(0, TOLD, HOG);
-    let told = told(&host.object);
-    let states: Vec<_> = told.iter().map(|(ts, _, state, _)| ((ts - told[0].0) / US, *state)).collect();
-    assert_eq!(states, [(0, ThreadState::Run), (3000, ThreadState::Ready)]);
+    assert_eq!(states(&host.object), [(0, ThreadState::Run), (3000, ThreadState::Ready)]);
 }
 
 /// Each start of a thread is told with the times from the CPU that it lost to the CPU that it got, and who woke it.
