@@ -4,6 +4,7 @@
 //! modules says whether the target exists. A module that is not loaded has no BTF: `vhost_net` appears with the first
 //! VM that uses it.
 use crate::Error;
+use libbpf_rs::OpenProgramMut;
 use libbpf_rs::libbpf_sys as sys;
 use std::ffi::{CStr, CString};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -11,6 +12,9 @@ use std::path::Path;
 
 /// Modules whose functions are probed, when they are not built in.
 const MODULES: [&str; 7] = ["tun", "tap", "vhost", "vhost_net", "kvm", "kvm_amd", "kvm_intel"];
+
+/// Where types are that the kernel itself has, in [`Hook::found`].
+const KERNEL: &str = "kernel";
 
 /// A function or tracepoint that a program is attached to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +29,21 @@ pub struct Hook {
     pub found: Option<String>,
     /// The target exists, but the kernel does not allow functions to be probed.
     pub forbidden: bool,
+}
+
+impl Hook {
+    /// Tells libbpf which module the program's target is in. Otherwise libbpf searches all types of the kernel again for each
+    /// module that is loaded, which takes most of a trace's start on kernels whose types are not sorted by name (6.1, 6.12).
+    ///
+    /// # Errors
+    /// [`Error::Kernel`] if the module is not loaded any more, or the kernel does not let its types be read.
+    pub(crate) fn set_module(&self, program: &mut OpenProgramMut<'_>) -> Result<(), Error> {
+        let Some(module) = self.found.as_deref().filter(|place| *place != KERNEL) else { return Ok(()) };
+        let target = format!("{module}:{}", self.target);
+        program
+            .set_attach_target(0, Some(target.clone()))
+            .map_err(|e| Error::kernel(format!("find {target}, which {} is attached to", self.program), e))
+    }
 }
 
 /// The kernel's types: its own and those of the modules in `MODULES` that are loaded.
@@ -65,14 +84,31 @@ impl KernelTypes {
     /// Where a type is defined: `kernel`, a module, or nowhere.
     fn find(&self, name: &str, kind: u32) -> Option<&'static str> {
         let c_name = CString::new(name).ok()?;
-        let all = std::iter::once(("kernel", self.base)).chain(self.modules.iter().copied());
-        for (place, btf) in all {
-            // SAFETY: `btf` is valid while self lives, the name is a C string.
-            if unsafe { sys::btf__find_by_name_kind(btf, c_name.as_ptr(), kind) } > 0 {
-                return Some(place);
-            }
+        // SAFETY: `base` is valid while self lives, the name is a C string.
+        if unsafe { sys::btf__find_by_name_kind(self.base, c_name.as_ptr(), kind) } > 0 {
+            return Some(KERNEL);
         }
-        None
+        let own = |btf| self.types_of(btf).any(|id| self.is(btf, id, &c_name, kind));
+        self.modules.iter().find(|(_, btf)| own(*btf)).map(|(module, _)| *module)
+    }
+
+    /// The ids of a module's own types: those of the kernel, which they are based on, come first.
+    fn types_of(&self, module: *const sys::btf) -> std::ops::Range<u32> {
+        // SAFETY: both are valid while self lives.
+        unsafe { sys::btf__type_cnt(self.base)..sys::btf__type_cnt(module) }
+    }
+
+    /// Whether a type has this name and is of this kind.
+    fn is(&self, btf: *const sys::btf, id: u32, name: &CStr, kind: u32) -> bool {
+        // SAFETY: `btf` is valid while self lives; null for an id that it does not have.
+        let Some(described) = (unsafe { sys::btf__type_by_id(btf, id).as_ref() }) else { return false };
+        if described.info >> 24 & 0x1f != kind {
+            return false;
+        }
+        // SAFETY: as above; the text lives as long as `btf`.
+        let text = unsafe { sys::btf__name_by_offset(btf, described.name_off) };
+        // SAFETY: not null, and a C string.
+        !text.is_null() && unsafe { CStr::from_ptr(text) } == name
     }
 
     /// Whether the kernel lets BPF programs be its `operations`, a struct such as `Qdisc_ops`.
