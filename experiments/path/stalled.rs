@@ -41,9 +41,9 @@ pub fn shown(count: u64, recording: Option<&Path>) -> Result<u64> {
     Ok(count)
 }
 
-/// How many requests at most may be out of order, or violate the guest's clock, because the guest had just said that it wants an
-/// interrupt and found the packets without it (LIMITATIONS, Stages). That can happen with an interrupt that is sent to a vCPU that
-/// runs: a tenth of these, and three in any case.
+/// How many requests at most may violate the guest's clock, because the guest had just said that it wants an interrupt and found
+/// the packets without it (LIMITATIONS, Stages). That can happen with an interrupt that is sent to a vCPU that runs: a tenth of
+/// these, and three in any case.
 ///
 /// # Errors
 /// If the recording cannot be read.

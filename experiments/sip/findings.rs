@@ -270,7 +270,6 @@ pub fn judge_step(step: &Shown, paced: &Shown) -> Claims {
     vec![(
         step.burst.0 > 1.2 * paced.burst.0
             && step.depth.0 > 2.0 * paced.depth.0
-            && step.burst.1 > paced.burst.1
             && step.burst_cause.is_some(),
         format!(
             "4. calls at once: packets per burst {:.2} on average, {} at most ({:?}), behind each on the tap {:.2}, {} at most; one by \

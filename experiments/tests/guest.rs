@@ -181,22 +181,23 @@ fn divides(traced: &Traced, called: &Figures, raced: u64) {
     );
 }
 
-/// Busy loops share a vCPU with the server, which has the lowest priority: then the packet waits in the socket.
+/// Busy loops share a vCPU with the server, which has a low priority: then the packet waits in the socket.
 fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     let quiet = &QUIET.0;
     let server = "pid=$(pgrep -f '[u]dp-echo --port')";
-    vm1().run(&format!("{server}; taskset -cp 1 $pid; renice -n 19 $pid")).unwrap().ok().unwrap();
+    vm1().run(&format!("{server}; taskset -cp 1 $pid; renice -n 10 $pid")).unwrap().ok().unwrap();
     let hogs = vm1().spawn("exec teiji-lab hog --cpu 1 --threads 3").unwrap();
     hogs.wait_for("busy", START).unwrap();
-    let busy = traced("busy", TRACE, || echo(150)).0;
+    let busy = traced("busy", TRACE, || load::echo(&LAB.host, vm1(), 20.0, 100).unwrap()).0;
     hogs.kill().unwrap();
     vm1().run(&format!("{server}; taskset -cp 0,1 $pid; renice -n 0 $pid")).unwrap().ok().unwrap();
     let ((_, before), (_, after)) = (inside(&quiet.report), inside(&busy.report));
-    let means = |inside: &Inside| inside.parts.iter().map(|p| p.dist.mean as u64).collect::<Vec<_>>();
-    eprintln!("{:?} ns, beside busy loops {:?}", means(before), means(after));
-    // The server gets a CPU for a hundredth of the time: nearly all requests wait behind others.
+    let medians = |inside: &Inside| inside.parts.iter().map(|p| p.dist.p50).collect::<Vec<_>>();
+    eprintln!("{:?} ns, beside busy loops {:?}", medians(before), medians(after));
+    // The server gets a CPU for 3 % of the time: nearly all requests wait behind the loops. With still less it answers nothing
+    // on a busy machine.
     assert!(share(after, GuestPart::SocketWait) > 0.5, "{after:?}");
-    let waits = |inside: &Inside| means(inside)[GuestPart::SocketWait as usize];
+    let waits = |inside: &Inside| medians(inside)[GuestPart::SocketWait as usize];
     assert!(waits(after) > 10 * waits(before), "{} to {} ns", waits(before), waits(after));
 }
 
@@ -373,17 +374,15 @@ fn a_worker_stalled_after_it_has_written_makes_no_wrong_times() {
     };
     // As likely without a stall; but here packets come close together, to a vCPU that runs.
     let raced = stalled::raced(traced.recording.as_deref().unwrap()).unwrap();
-    let out_of_order = vm.left_out_for(Reason::OutOfOrder);
     let unknown = signals(&is_stalled);
     eprintln!(
-        "{unknown} of {} signals without an interrupt are of unknown arrival; {out_of_order} requests are out of order, {} violate \
-         the clock, of {raced} that may",
+        "{unknown} of {} signals without an interrupt are of unknown arrival; {} requests violate the clock, of {raced} that may",
         stalls.suppressed, inside.violations
     );
     assert!(unknown <= stalls.suppressed && vm.requests.complete > 0, "{:?}", vm.requests);
-    assert!(out_of_order + inside.violations <= raced, "{inside:?} {:?}", traced.report.guests);
+    assert!(inside.violations <= raced, "{inside:?} {:?}", traced.report.guests);
     // Not `excused`: here more than a quarter may be unknown.
-    let excused = may_be_incomplete(&traced).unwrap() + out_of_order;
+    let excused = may_be_incomplete(&traced).unwrap();
     agrees("complete", vm.requests.complete, stalls.received, excused).unwrap();
     all_requests(&traced);
 }

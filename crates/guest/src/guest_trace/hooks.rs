@@ -91,8 +91,11 @@ impl Kernel {
         if symbols.preemption() {
             hooks.retain(|h| !h.name.starts_with("softirq_"));
         }
-        for hook in hooks.iter_mut().filter(|h| h.present) {
-            match attaches(object, symbols.addresses(), &hook.program) {
+        // Together, as each load searches the kernel's types anew; one by one if any is refused, to learn which.
+        let present: Vec<String> = hooks.iter().filter(|h| h.present).map(|h| h.program.clone()).collect();
+        let all_attach = attach(object, symbols.addresses(), &present).is_ok();
+        for hook in hooks.iter_mut().filter(|h| h.present && !all_attach) {
+            match attach(object, symbols.addresses(), std::slice::from_ref(&hook.program)) {
                 Ok(()) => {}
                 Err(Error::Kernel { reason, .. }) => {
                     hook.present = false;
@@ -187,19 +190,20 @@ fn parameters_of(btf: &Btf<'_>, function: &str) -> Option<usize> {
     Some(FuncProto::try_from(prototype).ok()?.len())
 }
 
-/// Loads and attaches one program, and removes it.
-fn attaches(object: &[u8], symbols: types::guest_symbols, wanted: &str) -> Result<(), Error> {
+/// Loads these programs, attaches one after the other, and removes them.
+fn attach(object: &[u8], symbols: types::guest_symbols, wanted: &[String]) -> Result<(), Error> {
     let mut object = open(object)?;
     for mut program in object.progs_mut() {
-        let wanted = program.name() == wanted;
+        let wanted = wanted.iter().any(|name| program.name() == name.as_str());
         program.set_autoload(wanted);
     }
     // With settings that make the verifier process all of the code.
     let own = Some((Ipv4Addr::LOCALHOST, 1).into());
     settings::fill(&mut object, symbols, &Secret([[1; SECRET_WORDS]; 2]), &Watch::default(), own)?;
-    let object = object.load().map_err(|e| Error::kernel(format!("load {wanted}"), &e))?;
+    let object = object.load().map_err(|e| Error::kernel(format!("load {}", wanted.join(", ")), &e))?;
     for program in object.progs_mut().filter(|p| p.autoload()) {
-        drop(program.attach().map_err(|e| Error::kernel(format!("attach {wanted}"), &e))?);
+        let name = program.name().to_string_lossy().into_owned();
+        drop(program.attach().map_err(|e| Error::kernel(format!("attach {name}"), &e))?);
     }
     Ok(())
 }

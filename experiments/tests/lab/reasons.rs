@@ -1,44 +1,20 @@
 //! Known reasons why requests are not complete: teiji's counts compared with those of the kernel that dropped the
-//! packets, and of the guest that did not answer. Needs root and the lab.
+//! packets, and of the guest that did not answer.
 
-#![allow(clippy::unwrap_used, reason = "a test ends by them")]
-
-use std::path::PathBuf;
-use std::process::ExitCode;
-use std::sync::Mutex;
+use super::{ECHO, LAB, vm1};
 use std::time::Duration;
 use teiji_experiments::load;
 use teiji_experiments::path::{agrees, excused, lost, only, unseen};
-use teiji_experiments::tracing::{Lab, Trace, Traced, requests};
-use teiji_lab::harness::{self, Shared};
-use teiji_lab::{Child, Guest};
+use teiji_experiments::tracing::{Trace, Traced, requests};
+use teiji_lab::Guest;
+use teiji_lab::harness::Shared;
 use teiji_model::report::{Blame, LeftOut, Outcome, Reason, Report};
 
-const ECHO: &str = "--vm vm1 --flow 'udp port 7'";
-
-static LAB: Shared<Lab> = Shared::new("the lab", || {
-    let lab = Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("reasons")).unwrap();
-    // Only packets of the tests are to be dropped.
-    lab.host.run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1").unwrap().ok().unwrap();
-    lab
+/// The guest, on a host that sends it nothing by itself: only packets of the tests are to be dropped.
+static ALONE: Shared<&'static Guest<'static>> = Shared::new("the guest without IPv6", || {
+    LAB.host.run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1").unwrap().ok().unwrap();
+    vm1()
 });
-/// A guest with an echo server, which one of the tests ends.
-static VM1: Shared<(Guest<'static>, Mutex<Option<Child>>)> = Shared::new("the guest vm1", || {
-    let guest = LAB.host.guest(&load::placed("vm1")).unwrap();
-    let server = load::echo_server(&LAB.host, &guest).unwrap();
-    (guest, Mutex::new(Some(server)))
-});
-
-fn main() -> ExitCode {
-    let tests = teiji_lab::tests![
-        what_a_filter_drops_on_the_way_in_is_counted_with_its_place,
-        what_a_filter_drops_on_the_way_out_is_counted_with_its_place,
-        what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it,
-        every_answered_request_is_complete,
-        what_the_guest_does_not_answer_is_the_guests,
-    ];
-    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
-}
 
 fn of(traced: &Traced, reason: Reason) -> Vec<LeftOut> {
     let vm = only(&traced.report).unwrap();
@@ -51,20 +27,20 @@ fn sum(all: &[LeftOut]) -> u64 {
 
 /// Sends 300 requests through a filter at the guest's tap that drops every tenth matching packet. Returns the trace and
 /// the filter's own count.
-fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u64) {
+fn filtered(guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u64) {
     let tap = &guest.taps()[0];
     // Removes what a failed test may have left.
-    lab.host.run(&format!("tc qdisc delete dev {tap} clsact; ip link set {tap} txqueuelen 1000")).unwrap();
+    LAB.host.run(&format!("tc qdisc delete dev {tap} clsact; ip link set {tap} txqueuelen 1000")).unwrap();
     let add = format!(
         "tc qdisc add dev {tap} clsact && tc filter add dev {tap} {hook} protocol ip flower ip_proto udp \
          {port} 7 action gact pass random determ drop 10"
     );
-    lab.host.run(&add).unwrap().ok().unwrap();
-    let trace = Trace::start(lab, &format!("filter-{hook}"), ECHO, true).unwrap();
-    let figures = load::echo(&lab.host, guest, 100.0, 300).unwrap();
+    LAB.host.run(&add).unwrap().ok().unwrap();
+    let trace = Trace::start(&LAB, &format!("filter-{hook}"), ECHO, true).unwrap();
+    let figures = load::echo(&LAB.host, guest, 100.0, 300).unwrap();
     let traced = trace.stop().unwrap();
-    let shown = lab.host.run(&format!("tc -s -j filter show dev {tap} {hook}")).unwrap().ok().unwrap();
-    lab.host.run(&format!("tc qdisc delete dev {tap} clsact")).unwrap().ok().unwrap();
+    let shown = LAB.host.run(&format!("tc -s -j filter show dev {tap} {hook}")).unwrap().ok().unwrap();
+    LAB.host.run(&format!("tc qdisc delete dev {tap} clsact")).unwrap().ok().unwrap();
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
     let actions = shown.as_array().unwrap().iter().find_map(|f| f["options"]["actions"].as_array()).unwrap();
     let dropped = actions[0]["stats"]["drops"].as_u64().unwrap();
@@ -79,9 +55,9 @@ fn filtered(lab: &Lab, guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u6
     (traced, dropped)
 }
 
-fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
-    let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
-    let (traced, dropped) = filtered(lab, guest, "egress", "dst_port");
+pub fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
+    let guest = *ALONE;
+    let (traced, dropped) = filtered(guest, "egress", "dst_port");
     let found = of(&traced, Reason::DroppedIn);
     assert_eq!(found.len(), 1, "{found:?}");
     agrees("dropped", sum(&found), dropped, excused(&traced).unwrap()).unwrap();
@@ -96,9 +72,9 @@ fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
     assert_eq!(replayed, traced.report);
 }
 
-fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place() {
-    let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
-    let (traced, dropped) = filtered(lab, guest, "ingress", "src_port");
+pub fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place() {
+    let guest = *ALONE;
+    let (traced, dropped) = filtered(guest, "ingress", "src_port");
     let found = of(&traced, Reason::DroppedOut);
     assert_eq!(found.len(), 1, "{found:?}");
     agrees("dropped", sum(&found), dropped, excused(&traced).unwrap()).unwrap();
@@ -106,9 +82,9 @@ fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place() {
 }
 
 /// Frames sent to the tap so far: all of them, and those that the tap and its qdisc dropped.
-fn offered(lab: &Lab, tap: &str) -> (u64, u64) {
+fn offered(tap: &str) -> (u64, u64) {
     let read = |command: String| -> serde_json::Value {
-        serde_json::from_str(&lab.host.run(&command).unwrap().ok().unwrap()).unwrap()
+        serde_json::from_str(&LAB.host.run(&command).unwrap().ok().unwrap()).unwrap()
     };
     let link = read(format!("ip -s -j link show {tap}"));
     let qdisc = read(format!("tc -s -j qdisc show dev {tap}"));
@@ -119,22 +95,22 @@ fn offered(lab: &Lab, tap: &str) -> (u64, u64) {
 }
 
 /// While the guest is stopped, its receive ring fills up, and then the ring of the tap.
-fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
-    let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
+pub fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
+    let guest = *ALONE;
     let tap = &guest.taps()[0];
-    lab.host.run(&format!("ip link set {tap} txqueuelen 16")).unwrap().ok().unwrap();
-    let before = offered(lab, tap);
-    let trace = Trace::start(lab, "full-tap", ECHO, true).unwrap();
-    lab.host.run(&format!("kill -STOP {}", guest.pid())).unwrap().ok().unwrap();
-    let sent = load::echo(&lab.host, guest, 500.0, 1000);
-    lab.host.run(&format!("kill -CONT {}", guest.pid())).unwrap().ok().unwrap();
+    LAB.host.run(&format!("ip link set {tap} txqueuelen 16")).unwrap().ok().unwrap();
+    let before = offered(tap);
+    let trace = Trace::start(&LAB, "full-tap", ECHO, true).unwrap();
+    LAB.host.run(&format!("kill -STOP {}", guest.pid())).unwrap().ok().unwrap();
+    let sent = load::echo(&LAB.host, guest, 500.0, 1000);
+    LAB.host.run(&format!("kill -CONT {}", guest.pid())).unwrap().ok().unwrap();
     let sent = sent.unwrap();
     // The guest now answers what it received. teiji counts the other requests as unanswered after one more second.
     std::thread::sleep(Duration::from_secs(3));
     let traced = trace.stop().unwrap();
-    let after = offered(lab, tap);
+    let after = offered(tap);
     let (all, dropped) = (after.0 - before.0, after.1 - before.1);
-    lab.host.run(&format!("ip link set {tap} txqueuelen 1000")).unwrap().ok().unwrap();
+    LAB.host.run(&format!("ip link set {tap} txqueuelen 1000")).unwrap().ok().unwrap();
     let vm = only(&traced.report).unwrap();
     let missed = unseen(&traced).unwrap();
     eprintln!(
@@ -151,11 +127,11 @@ fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
 }
 
 /// If nothing is dropped, only the guest can keep a request from being complete.
-fn every_answered_request_is_complete() {
-    let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
+pub fn every_answered_request_is_complete() {
+    let guest = *ALONE;
     for round in 0..2 {
-        let trace = Trace::start(lab, "answered", ECHO, true).unwrap();
-        let figures = load::echo(&lab.host, guest, 100.0, 750).unwrap();
+        let trace = Trace::start(&LAB, "answered", ECHO, true).unwrap();
+        let figures = load::echo(&LAB.host, guest, 100.0, 750).unwrap();
         let traced = trace.stop().unwrap();
         let vm = only(&traced.report).unwrap();
         eprintln!("round {round}: {figures:?} {:?} {:?}", vm.requests, vm.left_out);
@@ -165,17 +141,18 @@ fn every_answered_request_is_complete() {
     }
 }
 
-fn what_the_guest_does_not_answer_is_the_guests() {
-    let (lab, guest): (&Lab, _) = (&LAB, &VM1.0);
-    drop(VM1.1.lock().unwrap().take());
+pub fn what_the_guest_does_not_answer_is_the_guests() {
+    let guest = *ALONE;
     let no_port = || -> u64 {
         let count = "awk '/^Udp:/ { if (n++) print $3 }' /proc/net/snmp";
         guest.run(count).unwrap().ok().unwrap().parse().unwrap()
     };
-    guest.run("while grep -qi ':0007 ' /proc/net/udp; do sleep 0.1; done").unwrap().ok().unwrap();
     let before = no_port();
-    let trace = Trace::start(lab, "no-server", ECHO, true).unwrap();
-    let sent = load::echo(&lab.host, guest, 50.0, 60).unwrap();
+    // A port that nobody listens on.
+    let trace = Trace::start(&LAB, "no-server", "--vm vm1 --flow 'udp port 9'", true).unwrap();
+    let send =
+        format!("ip netns exec peer teiji-lab udp-load --to {}:9 --rate 50 --count 60 --json", guest.ip());
+    let sent = load::figures(&LAB.host.run(&send).unwrap().ok().unwrap()).unwrap();
     std::thread::sleep(Duration::from_secs(2));
     let traced = trace.stop().unwrap();
     let refused = no_port() - before;

@@ -1,39 +1,16 @@
-//! teiji with guests whose NIC is not an ordinary tap with vhost-net: taps that the VMM serves, macvtaps, taps with NAPI. In one
-//! boot of the lab. Needs root; takes minutes if the lab host is emulated.
+//! Guests whose NIC is not an ordinary tap with vhost-net: taps that the VMM serves, macvtaps, taps with NAPI.
 
-#![allow(clippy::unwrap_used, reason = "a test ends by them")]
-
-use std::path::PathBuf;
-use std::process::ExitCode;
-use teiji_experiments::load;
+use super::{LAB, guest};
 use teiji_experiments::path::accuracy::{self, Agreement, CASES};
 use teiji_experiments::path::{Extent, SHORT};
 use teiji_experiments::tracing::Lab;
-use teiji_lab::harness::{self, Shared};
+use teiji_lab::harness::Shared;
 use teiji_lab::{Child, Guest, GuestSpec};
 
-static LAB: Shared<Lab> =
-    Shared::new("the lab", || Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("planes")).unwrap());
 /// A guest whose tap is served by QEMU's own process.
-static SERVED: Shared<(Guest<'static>, Child)> = Shared::new("the guest vm1 without vhost", || {
-    guest(&LAB, &GuestSpec { vhost: false, ..GuestSpec::named("vm1") })
+static SERVED: Shared<(Guest<'static>, Child)> = Shared::new("the guest served without vhost", || {
+    guest(&LAB, &GuestSpec { vhost: false, ..GuestSpec::named("served") })
 });
-
-fn main() -> ExitCode {
-    let tests = teiji_lab::tests![
-        taps_that_the_vmm_serves_are_followed,
-        interrupts_of_a_disk_are_not_taken_for_those_of_the_tap,
-        macvtaps_are_followed,
-        taps_with_napi_are_followed,
-    ];
-    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
-}
-
-fn guest<'l>(lab: &'l Lab, spec: &GuestSpec) -> (Guest<'l>, Child) {
-    let guest = lab.host.guest(spec).unwrap();
-    let server = load::echo_server(&lab.host, &guest).unwrap();
-    (guest, server)
-}
 
 /// All answered requests, but for one in a hundred, are followed, with the times of the captures around them.
 fn followed(agreement: &Agreement, wanted: u64, macvtap: bool) {
@@ -51,7 +28,7 @@ fn followed(agreement: &Agreement, wanted: u64, macvtap: bool) {
     assert!(coalesced * 2 < matched, "{coalesced} of {matched} without a kick: its doorbell is not known");
 }
 
-fn taps_that_the_vmm_serves_are_followed() {
+pub fn taps_that_the_vmm_serves_are_followed() {
     for (case, requests) in [(&CASES[0], 700), (&CASES[1], 300)] {
         let agreement = accuracy::run(&LAB, &SERVED.0, case, &Extent { requests, ..SHORT }).unwrap();
         followed(&agreement, requests, false);
@@ -65,7 +42,7 @@ fn of_disk(guest: &Guest<'_>) -> u64 {
 }
 
 /// One thread of the VMM serves tap and disk: it sends the interrupts of both.
-fn interrupts_of_a_disk_are_not_taken_for_those_of_the_tap() {
+pub fn interrupts_of_a_disk_are_not_taken_for_those_of_the_tap() {
     let lab: &Lab = &LAB;
     let guest = &SERVED.0;
     let read = "while dd if=/dev/vda of=/dev/null bs=4k count=500 iflag=direct 2>/dev/null; do :; done";
@@ -80,18 +57,18 @@ fn interrupts_of_a_disk_are_not_taken_for_those_of_the_tap() {
     drop(reader);
 }
 
-fn macvtaps_are_followed() {
+pub fn macvtaps_are_followed() {
     let lab: &Lab = &LAB;
-    let (guest, server) = guest(lab, &GuestSpec { macvtap: true, ..GuestSpec::named("vm2") });
+    let (guest, server) = guest(lab, &GuestSpec { macvtap: true, ..GuestSpec::named("macvtap") });
     let agreement = accuracy::run(lab, &guest, &CASES[0], &SHORT).unwrap();
     followed(&agreement, SHORT.requests, true);
     drop(server);
 }
 
 /// With IFF_NAPI the tun driver queues the guest's frames, and a softirq passes them on to the host's stack.
-fn taps_with_napi_are_followed() {
+pub fn taps_with_napi_are_followed() {
     let lab: &Lab = &LAB;
-    let (guest, server) = guest(lab, &GuestSpec { napi: true, ..GuestSpec::named("vm3") });
+    let (guest, server) = guest(lab, &GuestSpec { napi: true, ..GuestSpec::named("napi") });
     let flags =
         lab.host.run(&format!("cat /sys/class/net/{}/tun_flags", guest.taps()[0])).unwrap().ok().unwrap();
     let flags = u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).unwrap();

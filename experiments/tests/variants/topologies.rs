@@ -1,40 +1,16 @@
-//! teiji with guests whose vCPUs and queues are not the simplest case, in one boot of the lab: vCPUs whose numbers in
-//! KVM are not their indices, NICs with several queues, and taps whose frames are taken up by a thread other than the
-//! worker. Needs root; takes minutes if the lab host is emulated.
+//! Guests whose vCPUs and queues are not the simplest case: vCPUs whose numbers in KVM are not their indices, and NICs with several
+//! queues.
 
-#![allow(clippy::unwrap_used, reason = "a test ends by them")]
-
-use std::path::PathBuf;
-use std::process::ExitCode;
+use super::{LAB, guest};
 use teiji_experiments::load;
 use teiji_experiments::path::{accuracy, agrees, excused, late, only};
 use teiji_experiments::tracing::{Lab, Trace};
-use teiji_lab::harness::{self, Shared};
-use teiji_lab::{Child, Guest, GuestSpec};
-use teiji_model::event::{Event, EventKind, Point};
+use teiji_lab::{Guest, GuestSpec};
+use teiji_model::event::{EventKind, Point};
 use teiji_model::report::{Blame, LeftOut, Outcome, Reason};
 
 /// Requests for each vCPU.
 const EACH: u64 = 60;
-
-static LAB: Shared<Lab> = Shared::new("the lab", || {
-    Lab::boot(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("topologies")).unwrap()
-});
-
-fn main() -> ExitCode {
-    let tests = teiji_lab::tests![
-        two_sockets_of_three_cores_are_followed_on_each_vcpu,
-        five_vcpus_and_four_queues_are_followed_on_each,
-        frames_that_another_thread_takes_up_are_nobodys_work,
-    ];
-    harness::run(&tests, || LAB.if_made(|lab| lab.host.end()))
-}
-
-fn guest<'l>(lab: &'l Lab, spec: &GuestSpec) -> (Guest<'l>, Child) {
-    let guest = lab.host.guest(spec).unwrap();
-    let server = load::echo_server(&lab.host, &guest).unwrap();
-    (guest, server)
-}
 
 /// Makes one vCPU handle all interrupts of the guest's receive queues, from the next interrupt on.
 fn receive_on(guest: &Guest<'_>, vcpu: u32) {
@@ -94,7 +70,7 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
 }
 
 /// The numbers of the vCPUs in KVM are 0, 1, 2, 4, 5, 6.
-fn two_sockets_of_three_cores_are_followed_on_each_vcpu() {
+pub fn two_sockets_of_three_cores_are_followed_on_each_vcpu() {
     let lab: &Lab = &LAB;
     let spec = GuestSpec { vcpus: 6, topology: "sockets=2,cores=3".into(), ..GuestSpec::named("vm1") };
     let (guest, server) = guest(lab, &spec);
@@ -126,7 +102,7 @@ fn queues(recording: &std::path::Path) -> (Vec<u16>, Vec<u16>) {
     (kicked, sent)
 }
 
-fn five_vcpus_and_four_queues_are_followed_on_each() {
+pub fn five_vcpus_and_four_queues_are_followed_on_each() {
     let lab: &Lab = &LAB;
     let spec = GuestSpec { vcpus: 5, queues: 4, ..GuestSpec::named("vm3") };
     let (guest, server) = guest(lab, &spec);
@@ -177,47 +153,4 @@ fn five_vcpus_and_four_queues_are_followed_on_each() {
     assert!(kicked.len() > 1, "only the queues {kicked:?} were kicked: this test needs more than one");
     assert!(sent.iter().all(|q| kicked.contains(q)), "frames of {sent:?}, kicks of {kicked:?}");
     drop((server, second));
-}
-
-/// Frames that the guest sent, from the events of a recording, and how many of these were credited to a worker.
-fn frames(recording: &std::path::Path) -> (usize, usize) {
-    let sent = |event: &Event| match event.kind {
-        EventKind::Packet(p) if p.point == Point::TapSend => Some(p.worker.is_some()),
-        _ => None,
-    };
-    let credited: Vec<bool> = late::events(recording).unwrap().iter().filter_map(sent).collect();
-    (credited.len(), credited.iter().filter(|c| **c).count())
-}
-
-/// With receive packet steering a softirq on another CPU passes a guest's frames through the host's network stack.
-fn frames_that_another_thread_takes_up_are_nobodys_work() {
-    let lab: &Lab = &LAB;
-    let (guest, server) = guest(lab, &load::placed("vm4"));
-    for (cpus, steered) in [("0", false), ("8", true)] {
-        let taps = guest.taps();
-        lab.host
-            .run(&format!("echo {cpus} > /sys/class/net/{}/queues/rx-0/rps_cpus", taps[0]))
-            .unwrap()
-            .ok()
-            .unwrap();
-        let trace = Trace::start(lab, "steered", "--vm vm4 --flow 'udp port 7'", true).unwrap();
-        let figures = load::echo(&lab.host, &guest, 50.0, 100).unwrap();
-        let traced = trace.stop().unwrap();
-        let counts = only(&traced.report).unwrap().requests;
-        agrees("complete", counts.complete, figures.received, excused(&traced).unwrap()).unwrap();
-        let missed = traced.report.counters.missed;
-        let (sent, credited) = frames(&traced.recording.unwrap());
-        eprintln!(
-            "steered: {steered}; {sent} frames, {credited} of them credited to a worker, {missed} runs missed"
-        );
-        // The recording has late events, too: only what was lost before it can be missing.
-        let lost = traced.report.counters.lost_or_missed();
-        assert!(sent as u64 + lost >= figures.received, "{sent} frames, {lost} events lost, {figures:?}");
-        if steered {
-            assert_eq!(credited, 0, "frames that the worker did not hand over itself were credited to it");
-        } else {
-            assert!((sent - credited) as u64 <= missed, "the worker was not recognised");
-        }
-    }
-    drop(server);
 }

@@ -1,0 +1,48 @@
+//! Taps whose frames are taken up by a thread other than the worker.
+
+use super::{ECHO, LAB, vm1};
+use teiji_experiments::load;
+use teiji_experiments::path::{agrees, excused, late, only};
+use teiji_experiments::tracing::Trace;
+use teiji_model::event::{Event, EventKind, Point};
+
+/// Frames that the guest sent, from the events of a recording, and how many of these were credited to a worker.
+fn frames(recording: &std::path::Path) -> (usize, usize) {
+    let sent = |event: &Event| match event.kind {
+        EventKind::Packet(p) if p.point == Point::TapSend => Some(p.worker.is_some()),
+        _ => None,
+    };
+    let credited: Vec<bool> = late::events(recording).unwrap().iter().filter_map(sent).collect();
+    (credited.len(), credited.iter().filter(|c| **c).count())
+}
+
+/// With receive packet steering a softirq on another CPU passes a guest's frames through the host's network stack.
+pub fn frames_that_another_thread_takes_up_are_nobodys_work() {
+    let guest = vm1();
+    let set = |cpus: &str| {
+        let queue = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", guest.taps()[0]);
+        LAB.host.run(&format!("echo {cpus} > {queue}")).unwrap().ok().unwrap();
+    };
+    for (cpus, steered) in [("0", false), ("8", true)] {
+        set(cpus);
+        let trace = Trace::start(&LAB, "steered", ECHO, true).unwrap();
+        let figures = load::echo(&LAB.host, guest, 50.0, 100).unwrap();
+        let traced = trace.stop().unwrap();
+        set("0");
+        let counts = only(&traced.report).unwrap().requests;
+        agrees("complete", counts.complete, figures.received, excused(&traced).unwrap()).unwrap();
+        let missed = traced.report.counters.missed;
+        let (sent, credited) = frames(&traced.recording.unwrap());
+        eprintln!(
+            "steered: {steered}; {sent} frames, {credited} of them credited to a worker, {missed} runs missed"
+        );
+        // The recording has late events, too: only what was lost before it can be missing.
+        let lost = traced.report.counters.lost_or_missed();
+        assert!(sent as u64 + lost >= figures.received, "{sent} frames, {lost} events lost, {figures:?}");
+        if steered {
+            assert_eq!(credited, 0, "frames that the worker did not hand over itself were credited to it");
+        } else {
+            assert!((sent - credited) as u64 <= missed, "the worker was not recognised");
+        }
+    }
+}
