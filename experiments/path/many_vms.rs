@@ -1,6 +1,6 @@
 //! c. Several VMs traced at the same time, at rates that increase until the lab cannot keep up.
 
-use super::{Extent, stalled, unseen};
+use super::{Extent, out_of_order, stalled, unseen};
 use crate::load;
 use crate::tracing::{Lab, Trace};
 use anyhow::Result;
@@ -43,7 +43,7 @@ pub struct ManyVms {
     /// Events that did not fit in the buffer, over all rates.
     pub lost: u64,
     /// Events that are [`unseen`]; the requests that are incomplete because events are missing, and because their worker was
-    /// [`stalled`].
+    /// [`stalled`] or their points [`out_of_order`].
     pub missed: [u64; 3],
     /// Requests by the load generator: sent, and answered.
     pub called: [u64; 2],
@@ -97,7 +97,8 @@ pub fn run(lab: &Lab, guests: &[&Guest<'_>], extent: &Extent) -> Result<ManyVms>
         missed: [
             unseen(&traced)?,
             report.vms.iter().map(|vm| vm.left_out_for(Reason::EventsLost)).sum(),
-            stalled::stalled(report, traced.recording.as_deref())?,
+            stalled::stalled(report, traced.recording.as_deref())?
+                + out_of_order::out_of_order(report, traced.recording.as_deref())?,
         ],
         requests: [
             report.vms.iter().map(|v| v.requests.seen).sum(),

@@ -3,11 +3,11 @@
 
 pub mod accuracy;
 pub mod blame;
-pub mod early;
 pub mod flood;
 pub mod in_doubt;
 pub mod late;
 pub mod many_vms;
+pub mod out_of_order;
 pub mod outgoing;
 pub mod stalled;
 pub mod table;
@@ -84,7 +84,8 @@ pub fn unseen(traced: &Traced) -> Result<u64> {
 
 /// How many requests of the VMs may be incomplete through no fault of teiji's: because of [`unseen`] events, because they were
 /// on their path at that time, because a worker lost its CPU while it handed them to the guest, or because the guest answered
-/// before its interrupt. The trace's recording has to show all of it: see [`late`], [`in_doubt`], [`stalled`] and [`early`].
+/// before the guest entry. The trace's recording has to show all of it: see [`late`], [`in_doubt`], [`stalled`] and
+/// [`out_of_order`].
 ///
 /// # Errors
 /// If it does not.
@@ -95,7 +96,9 @@ pub fn may_be_incomplete(traced: &Traced) -> Result<u64> {
         0 => 0,
         unseen => unseen + in_doubt::in_doubt(&traced.report, recording)?,
     };
-    Ok(of_unseen + stalled::stalled(&traced.report, recording)? + early::early(&traced.report, recording)?)
+    let without_an_event =
+        stalled::stalled(&traced.report, recording)? + out_of_order::out_of_order(&traced.report, recording)?;
+    Ok(of_unseen + without_an_event)
 }
 
 /// [`may_be_incomplete`], for use as a tolerance.
@@ -107,7 +110,7 @@ pub fn excused(traced: &Traced) -> Result<u64> {
     let (excused, seen) = (may_be_incomplete(traced)?, fewest.context("the report has no VM")?);
     ensure!(
         excused * 4 <= seen,
-        "missed runs of probes, late events, stalled workers and early answers excuse {excused} of {seen} requests"
+        "missed runs of probes, late events, stalled workers and answers before the guest entry excuse {excused} of {seen} requests"
     );
     Ok(excused)
 }

@@ -41,17 +41,6 @@ pub fn shown(count: u64, recording: Option<&Path>) -> Result<u64> {
     Ok(count)
 }
 
-/// How many requests at most may violate the guest's clock, because the guest had just said that it wants an interrupt and found
-/// the packets without it (LIMITATIONS, Stages). That can happen with an interrupt that is sent to a vCPU that runs: a tenth of
-/// these, and three in any case.
-///
-/// # Errors
-/// If the recording cannot be read.
-pub fn raced(recording: &Path) -> Result<u64> {
-    let to_running = |event: &Event| matches!(&event.kind, EventKind::Interrupt(i) if i.delivery == Delivery::Accepted && i.state == Some(ThreadState::Guest));
-    Ok(3.max(events(recording)?.iter().filter(|event| to_running(event)).count() as u64 / 10))
-}
-
 /// Whether this signal is one of a stalled worker.
 pub fn is_stalled(i: &Interrupt) -> bool {
     i.delivery == Delivery::Unknown && i.state.is_some()

@@ -12,6 +12,7 @@
 //! | [`plot`] | SVG pictures |
 //! | [`pcap`] | reads captures, and pairs their requests with responses, independently of teiji |
 //! | [`tracing`] | runs `teiji trace` in the lab; reads reports and recordings |
+//! | [`verify`] | checks that a lab host's kernel accepts every BPF program |
 //! | [`reporting`] | a guest that reports its part of the path |
 //! | [`load`] | echo servers, SIP servers, callers, busy loops |
 //! | [`admission`], [`agent`], [`apply`], [`edf_cost`], [`edf_delay`], [`overhead`], [`path`], [`sip`] | the experiments of those names |
@@ -40,6 +41,7 @@ pub mod reporting;
 pub mod sip;
 pub mod summary;
 pub mod tracing;
+pub mod verify;
 
 /// Prints to standard error how far a run is.
 pub fn say(what: &str) {

@@ -22,6 +22,8 @@ pub const VHOST_CPU: u32 = 1;
 pub const VCPU_CPU: u32 = 2;
 /// How long a caller waits at the end for missing responses, s. It ends as soon as there are none.
 const LINGER_S: u32 = 20;
+/// How long a trace waits for a response, s: later ones are not of its requests.
+pub const IN_TIME_S: u32 = 5;
 /// The port of echo servers.
 pub const ECHO_PORT: u16 = 7;
 
@@ -33,8 +35,11 @@ const START: Duration = Duration::from_secs(120);
 pub struct Figures {
     /// Requests sent.
     pub sent: u64,
-    /// Requests answered.
+    /// Requests answered within [`IN_TIME_S`].
     pub received: u64,
+    /// Requests answered later, as when the guest stopped meanwhile.
+    #[serde(default)]
+    pub late: u64,
     /// Responses without a request, or repeated.
     #[serde(default)]
     pub strange: u64,
@@ -66,7 +71,7 @@ pub fn echo_server(host: &LabHost, guest: &Guest<'_>) -> Result<Child> {
 pub fn echo_command(guest: &Guest<'_>, rate: f64, count: u64) -> String {
     format!(
         "ip netns exec peer taskset -c {CALLER_CPU} teiji-lab udp-load --to {}:{ECHO_PORT} --rate {rate} --count {count} \
-         --linger {LINGER_S} --json",
+         --linger {LINGER_S} --in-time {IN_TIME_S} --json",
         guest.ip()
     )
 }

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use teiji_experiments::load::{self, Figures, StallAt};
-use teiji_experiments::path::stalled::{self, is_stalled};
-use teiji_experiments::path::{agrees, excused, late, may_be_incomplete, only};
+use teiji_experiments::path::stalled::is_stalled;
+use teiji_experiments::path::{agrees, excused, late, may_be_incomplete, only, out_of_order};
 use teiji_experiments::reporting::{self, START, wake_shares, woken};
 use teiji_experiments::sip::{self, findings};
 use teiji_experiments::tracing::{self, Lab, Trace, Traced};
@@ -194,9 +194,9 @@ fn the_part_of_the_path_that_is_slow_in_the_guest_is_shown() {
     let ((_, before), (_, after)) = (inside(&quiet.report), inside(&busy.report));
     let medians = |inside: &Inside| inside.parts.iter().map(|p| p.dist.p50).collect::<Vec<_>>();
     eprintln!("{:?} ns, beside busy loops {:?}", medians(before), medians(after));
-    // The server gets a CPU for 3 % of the time: nearly all requests wait behind the loops. With still less it answers nothing
-    // on a busy machine.
-    assert!(share(after, GuestPart::SocketWait) > 0.5, "{after:?}");
+    // The server gets a CPU for 3 % of the time: nearly all requests wait behind the loops. With the lowest priority it would
+    // answer nothing on a busy machine.
+    assert!(after.divided >= 50 && share(after, GuestPart::SocketWait) > 0.5, "{after:?}");
     let waits = |inside: &Inside| medians(inside)[GuestPart::SocketWait as usize];
     assert!(waits(after) > 10 * waits(before), "{} to {} ns", waits(before), waits(after));
 }
@@ -373,14 +373,19 @@ fn a_worker_stalled_after_it_has_written_makes_no_wrong_times() {
         events.iter().filter(wanted).count() as u64
     };
     // As likely without a stall; but here packets come close together, to a vCPU that runs.
-    let raced = stalled::raced(traced.recording.as_deref().unwrap()).unwrap();
+    let raced = out_of_order::raced(traced.recording.as_deref().unwrap()).unwrap();
     let unknown = signals(&is_stalled);
     eprintln!(
         "{unknown} of {} signals without an interrupt are of unknown arrival; {} requests violate the clock, of {raced} that may",
         stalls.suppressed, inside.violations
     );
     assert!(unknown <= stalls.suppressed && vm.requests.complete > 0, "{:?}", vm.requests);
-    assert!(inside.violations <= raced, "{inside:?} {:?}", traced.report.guests);
+    let out_of_order = vm.left_out_for(Reason::OutOfOrder);
+    assert!(
+        out_of_order + inside.violations <= raced,
+        "{out_of_order} {inside:?} {:?}",
+        traced.report.guests
+    );
     // Not `excused`: here more than a quarter may be unknown.
     let excused = may_be_incomplete(&traced).unwrap();
     agrees("complete", vm.requests.complete, stalls.received, excused).unwrap();
@@ -473,7 +478,7 @@ fn a_guest_reports_over_tcp_and_its_connection_is_no_traffic_of_the_vm() {
     program.wait_for("follows packets", START).unwrap();
     // What the guest reports leaves by the same NIC, and is acknowledged to it. So it often has just asked for an interrupt when it
     // finds a packet without one, and the next guest entry is taken for the packet's (LIMITATIONS, Stages).
-    divides(&traced, &called, stalled::raced(traced.recording.as_deref().unwrap()).unwrap());
+    divides(&traced, &called, out_of_order::raced(traced.recording.as_deref().unwrap()).unwrap());
     let shown = LAB.host.run("/mnt/bin/teiji replay /tmp/tcp.teiji").unwrap().ok().unwrap();
     assert!(shown.contains("clock error at most"), "{shown}");
 

@@ -34,12 +34,12 @@ use crate::{
 pub(crate) const PORTS: usize = 16;
 
 const QEMU: &str = "/usr/bin/qemu-system-x86_64";
-/// The type of every machine of the lab: without devices that nothing uses, and that a kernel takes long to look for.
-pub(crate) const TYPE: &str = "q35,hpet=off,sata=off,i8042=off,smbus=off,smm=off";
-/// What every kernel of the lab is told. Among it: the clock is right, so it need not be measured; and ciphers work, so they need
-/// not be tested, which takes an emulated CPU seconds.
-pub(crate) const KERNEL_LINE: &str = "console=ttyS0 loglevel=4 tsc=reliable no_timer_check panic=-1 mitigations=off \
-                                      random.trust_cpu=on cryptomgr.notests=1";
+/// QEMU's `-machine` of all machines of the lab: without devices that nothing uses, as a kernel takes long to probe for them.
+pub(crate) const MACHINE: &str = "q35,hpet=off,sata=off,i8042=off,smbus=off,smm=off";
+/// Kernel command line of all machines of the lab. `tsc=reliable`: the TSC is not compared with another clock.
+/// `cryptomgr.notests`: no self-tests of ciphers, which take an emulated CPU seconds.
+pub(crate) const KERNEL_CMDLINE: &str = "console=ttyS0 loglevel=4 tsc=reliable no_timer_check panic=-1 mitigations=off \
+                                         random.trust_cpu=on cryptomgr.notests=1";
 
 /// How the machine's instructions are executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,7 +233,7 @@ fn stuck_for(line: &str) -> Option<Duration> {
 /// Arguments of every machine of the lab.
 fn base_args(accel: Accel, mode: Mode) -> Vec<String> {
     let mut a = args("-nodefaults -no-user-config -display none -no-reboot -machine");
-    a.push(TYPE.into());
+    a.push(MACHINE.into());
     a.extend(match (mode, accel) {
         (Mode::Wall, Accel::Kvm) => args("-accel kvm -cpu host"),
         (Mode::Wall, Accel::Tcg) => args("-accel tcg,thread=multi -cpu EPYC,+svm,+npt"),
@@ -286,7 +286,7 @@ fn lab_host_args(spec: &Spec, accel: Accel) -> Vec<String> {
         add(format!("-device virtio-9p-pci,fsdev={name},mount_tag={name}"));
     }
     let mut line = format!(
-        "{KERNEL_LINE} teiji.level=1 teiji.name=lab teiji.shares={}",
+        "{KERNEL_CMDLINE} teiji.level=1 teiji.name=lab teiji.shares={}",
         shares.iter().map(|(n, _)| format!(",{n}")).collect::<String>() + ","
     );
     if let (Mode::Wall, Accel::Tcg, Some(khz)) = (spec.mode, accel, tsc::khz()) {

@@ -72,6 +72,9 @@ enum Command {
         /// Seconds to wait for answers after the last request
         #[arg(long, default_value_t = 2.0)]
         linger: f64,
+        /// Seconds after which an answer does not count as received, but as late
+        #[arg(long, default_value_t = 3600.0)]
+        in_time: f64,
         /// Port to send from; 0 is any
         #[arg(long, default_value_t = 0)]
         from_port: u16,
@@ -275,9 +278,10 @@ fn run(command: Command) -> anyhow::Result<u8> {
             tools::udp_echo::serve(port, Duration::from_micros(work_us))?;
             Ok(0)
         }
-        Command::UdpLoad { to, rate, count, size, outstanding, linger, from_port, json } => {
-            let linger = Duration::from_secs_f64(linger);
-            let load = tools::udp_load::Load { to, rate, count, size, outstanding, linger, from_port };
+        Command::UdpLoad { to, rate, count, size, outstanding, linger, in_time, from_port, json } => {
+            let [linger, in_time] = [linger, in_time].map(Duration::from_secs_f64);
+            let load =
+                tools::udp_load::Load { to, rate, count, size, outstanding, linger, in_time, from_port };
             let figures = tools::udp_load::run(&load)?;
             if json {
                 println!("{}", serde_json::to_string(&figures)?);

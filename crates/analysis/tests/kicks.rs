@@ -1,11 +1,9 @@
-//! When the guest's part of a request begins and ends: with an entry, and with a kick.
+//! Which kick ends the guest's part of a request.
 
 mod common;
 
 use common::*;
 use teiji_model::event::*;
-use teiji_model::report::{Outcome, Reason};
-use teiji_model::stage::ThreadState;
 
 /// A request, its response 100 µs later, kicked at 100 µs and sent 10 µs after that: the guest's part takes 50 µs.
 fn whole() -> History {
@@ -74,27 +72,4 @@ fn a_kick_that_an_earlier_frame_had_ends_nothing() {
     h.packet(70_000, Point::TapSend, 9, TAP).kick(90_000);
     h.0.sort_by_key(|e| e.ts);
     assert_eq!(h.run().stages()[5..7], [40, 20]);
-}
-
-/// A guest looks into its ring once more after it has said that it wants an interrupt.
-#[test]
-fn a_guest_that_answers_before_the_interrupts_entry_had_found_the_packet_itself() {
-    let answered_early = |state: ThreadState| {
-        let mut h = whole();
-        for e in &mut h.0 {
-            match &mut e.kind {
-                EventKind::GuestEntry(_) => e.ts = T + 112_000,
-                EventKind::Interrupt(i) => i.state = Some(state),
-                _ => {}
-            }
-        }
-        h.0.sort_by_key(|e| e.ts);
-        h.run()
-    };
-    let o = answered_early(ThreadState::Guest);
-    // The vCPU was not waited for. A kick before the entry is not taken for the response's.
-    assert_eq!(o.stages()[3..7], [10, 0, 70, 0]);
-    assert_eq!(o.counts(), [1, 1, 0, 0, 0]);
-    // Then it cannot have taken the packet at that time: an event may be missing.
-    assert_eq!(answered_early(ThreadState::Asleep).reason(), (Outcome::Incomplete, Reason::OutOfOrder));
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 /// Modules whose functions are probed, when they are not built in.
 const MODULES: [&str; 7] = ["tun", "tap", "vhost", "vhost_net", "kvm", "kvm_amd", "kvm_intel"];
 
-/// Where types are that the kernel itself has, in [`Hook::found`].
+/// The value of [`Hook::found`] for a target in vmlinux; otherwise it is a module's name.
 const KERNEL: &str = "kernel";
 
 /// A function or tracepoint that a program is attached to.
@@ -32,17 +32,22 @@ pub struct Hook {
 }
 
 impl Hook {
-    /// Tells libbpf which module the program's target is in. Otherwise libbpf searches all types of the kernel again for each
-    /// module that is loaded, which takes most of a trace's start on kernels whose types are not sorted by name (6.1, 6.12).
+    /// Tells libbpf which module the program's target is in. Without it libbpf searches vmlinux's BTF again for each loaded module,
+    /// which takes most of a trace's start on kernels whose types are not sorted by name (6.1, 6.12).
+    /// (libbpf compares as many characters of modules' names as this name has, so `kvm` stands for `kvm_amd`, too.)
     ///
     /// # Errors
-    /// [`Error::Kernel`] if the module is not loaded any more, or the kernel does not let its types be read.
-    pub(crate) fn set_module(&self, program: &mut OpenProgramMut<'_>) -> Result<(), Error> {
+    /// [`Error::NotPermitted`]; [`Error::Kernel`] if the module is not loaded any more.
+    pub(crate) fn set_attach_target(&self, program: &mut OpenProgramMut<'_>) -> Result<(), Error> {
         let Some(module) = self.found.as_deref().filter(|place| *place != KERNEL) else { return Ok(()) };
         let target = format!("{module}:{}", self.target);
-        program
-            .set_attach_target(0, Some(target.clone()))
-            .map_err(|e| Error::kernel(format!("find {target}, which {} is attached to", self.program), e))
+        match program.set_attach_target(0, Some(target.clone())) {
+            // Without CAP_SYS_ADMIN libbpf finds no modules.
+            Err(_) if !crate::permitted() => Err(Error::NotPermitted),
+            done => done.map_err(|e| {
+                Error::kernel(format!("find {target}, the attach target of {}", self.program), e)
+            }),
+        }
     }
 }
 
@@ -88,20 +93,21 @@ impl KernelTypes {
         if unsafe { sys::btf__find_by_name_kind(self.base, c_name.as_ptr(), kind) } > 0 {
             return Some(KERNEL);
         }
-        let own = |btf| self.types_of(btf).any(|id| self.is(btf, id, &c_name, kind));
+        let own = |btf| self.own_types(btf).any(|id| self.has_name_and_kind(btf, id, &c_name, kind));
         self.modules.iter().find(|(_, btf)| own(*btf)).map(|(module, _)| *module)
     }
 
     /// The ids of a module's own types: those of the kernel, which they are based on, come first.
-    fn types_of(&self, module: *const sys::btf) -> std::ops::Range<u32> {
+    fn own_types(&self, module: *const sys::btf) -> std::ops::Range<u32> {
         // SAFETY: both are valid while self lives.
         unsafe { sys::btf__type_cnt(self.base)..sys::btf__type_cnt(module) }
     }
 
     /// Whether a type has this name and is of this kind.
-    fn is(&self, btf: *const sys::btf, id: u32, name: &CStr, kind: u32) -> bool {
+    fn has_name_and_kind(&self, btf: *const sys::btf, id: u32, name: &CStr, kind: u32) -> bool {
         // SAFETY: `btf` is valid while self lives; null for an id that it does not have.
         let Some(described) = (unsafe { sys::btf__type_by_id(btf, id).as_ref() }) else { return false };
+        // `btf_kind`
         if described.info >> 24 & 0x1f != kind {
             return false;
         }
@@ -228,8 +234,8 @@ impl Drop for KernelTypes {
 mod tests {
     use super::*;
 
-    /// Compares with this machine's own table of symbols, which may list no variables; `experiments/tests/kernels.rs` tries
-    /// kernels that do. Needs root.
+    /// Compares with this machine's own table of symbols, which may list no variables; `experiments/src/verify.rs`
+    /// tries kernels that do. Needs root.
     #[test]
     fn a_variable_can_be_used_if_the_kernel_finds_its_address() {
         let kernel = KernelTypes::load().unwrap();

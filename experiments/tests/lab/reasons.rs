@@ -10,8 +10,8 @@ use teiji_lab::Guest;
 use teiji_lab::harness::Shared;
 use teiji_model::report::{Blame, LeftOut, Outcome, Reason, Report};
 
-/// The guest, on a host that sends it nothing by itself: only packets of the tests are to be dropped.
-static ALONE: Shared<&'static Guest<'static>> = Shared::new("the guest without IPv6", || {
+/// The guest, once the lab host has IPv6 switched off: only packets of the tests are to be dropped.
+static QUIET_VM1: Shared<&'static Guest<'static>> = Shared::new("vm1, with IPv6 off on the lab host", || {
     LAB.host.run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1").unwrap().ok().unwrap();
     vm1()
 });
@@ -56,7 +56,7 @@ fn filtered(guest: &Guest<'_>, hook: &str, port: &str) -> (Traced, u64) {
 }
 
 pub fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
-    let guest = *ALONE;
+    let guest = *QUIET_VM1;
     let (traced, dropped) = filtered(guest, "egress", "dst_port");
     let found = of(&traced, Reason::DroppedIn);
     assert_eq!(found.len(), 1, "{found:?}");
@@ -73,7 +73,7 @@ pub fn what_a_filter_drops_on_the_way_in_is_counted_with_its_place() {
 }
 
 pub fn what_a_filter_drops_on_the_way_out_is_counted_with_its_place() {
-    let guest = *ALONE;
+    let guest = *QUIET_VM1;
     let (traced, dropped) = filtered(guest, "ingress", "src_port");
     let found = of(&traced, Reason::DroppedOut);
     assert_eq!(found.len(), 1, "{found:?}");
@@ -96,7 +96,7 @@ fn offered(tap: &str) -> (u64, u64) {
 
 /// While the guest is stopped, its receive ring fills up, and then the ring of the tap.
 pub fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
-    let guest = *ALONE;
+    let guest = *QUIET_VM1;
     let tap = &guest.taps()[0];
     LAB.host.run(&format!("ip link set {tap} txqueuelen 16")).unwrap().ok().unwrap();
     let before = offered(tap);
@@ -128,7 +128,7 @@ pub fn what_does_not_fit_the_tap_is_counted_as_the_tap_counts_it() {
 
 /// If nothing is dropped, only the guest can keep a request from being complete.
 pub fn every_answered_request_is_complete() {
-    let guest = *ALONE;
+    let guest = *QUIET_VM1;
     for round in 0..2 {
         let trace = Trace::start(&LAB, "answered", ECHO, true).unwrap();
         let figures = load::echo(&LAB.host, guest, 100.0, 750).unwrap();
@@ -142,7 +142,7 @@ pub fn every_answered_request_is_complete() {
 }
 
 pub fn what_the_guest_does_not_answer_is_the_guests() {
-    let guest = *ALONE;
+    let guest = *QUIET_VM1;
     let no_port = || -> u64 {
         let count = "awk '/^Udp:/ { if (n++) print $3 }' /proc/net/snmp";
         guest.run(count).unwrap().ok().unwrap().parse().unwrap()

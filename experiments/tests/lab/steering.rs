@@ -16,19 +16,30 @@ fn frames(recording: &std::path::Path) -> (usize, usize) {
     (credited.len(), credited.iter().filter(|c| **c).count())
 }
 
+/// Steers the frames that come from the guest's tap to these CPUs, a mask; 0: to none.
+fn steer(cpus: &str) -> teiji_lab::Result<String> {
+    let queue = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", vm1().taps()[0]);
+    LAB.host.run(&format!("echo {cpus} > {queue}"))?.ok()
+}
+
+/// Steers no frames any more when dropped: other tests use the guest after this one, also if it fails.
+struct Unsteered;
+
+impl Drop for Unsteered {
+    fn drop(&mut self) {
+        let _ = steer("0");
+    }
+}
+
 /// With receive packet steering a softirq on another CPU passes a guest's frames through the host's network stack.
 pub fn frames_that_another_thread_takes_up_are_nobodys_work() {
     let guest = vm1();
-    let set = |cpus: &str| {
-        let queue = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", guest.taps()[0]);
-        LAB.host.run(&format!("echo {cpus} > {queue}")).unwrap().ok().unwrap();
-    };
+    let _off_again = Unsteered;
     for (cpus, steered) in [("0", false), ("8", true)] {
-        set(cpus);
+        steer(cpus).unwrap();
         let trace = Trace::start(&LAB, "steered", ECHO, true).unwrap();
         let figures = load::echo(&LAB.host, guest, 50.0, 100).unwrap();
         let traced = trace.stop().unwrap();
-        set("0");
         let counts = only(&traced.report).unwrap().requests;
         agrees("complete", counts.complete, figures.received, excused(&traced).unwrap()).unwrap();
         let missed = traced.report.counters.missed;

@@ -37,6 +37,8 @@ pub struct Load {
     pub outstanding: usize,
     /// How long to wait for answers after the last request.
     pub linger: Duration,
+    /// Answers that take longer count as late.
+    pub in_time: Duration,
     /// Sending port; 0 is any.
     pub from_port: u16,
 }
@@ -46,8 +48,10 @@ pub struct Load {
 pub struct Figures {
     /// Requests sent.
     pub sent: u64,
-    /// Answers received, each counted once.
+    /// Requests answered in time.
     pub received: u64,
+    /// Requests answered later than that, of which no time is counted.
+    pub late: u64,
     /// Answers to unknown requests, and repeated answers.
     pub strange: u64,
     /// Seconds from the first to the last request.
@@ -71,10 +75,11 @@ impl std::fmt::Display for Figures {
         let ms = |ns: u64| ns as f64 / 1e6;
         write!(
             f,
-            "sent {}  received {}  lost {}  round trip ms: min {:.3}  p50 {:.3}  p90 {:.3}  p99 {:.3}  max {:.3}",
+            "sent {}  received {}  late {}  lost {}  round trip ms: min {:.3}  p50 {:.3}  p90 {:.3}  p99 {:.3}  max {:.3}",
             self.sent,
             self.received,
-            self.sent - self.received.min(self.sent),
+            self.late,
+            self.sent.saturating_sub(self.received + self.late),
             ms(self.min_ns),
             ms(self.p50_ns),
             ms(self.p90_ns),
@@ -116,8 +121,8 @@ pub fn run(load: &Load) -> Result<Figures> {
     let receiving = socket.try_clone().doing(doing)?;
     let shared = Arc::new(Shared { waiting: Mutex::new(HashMap::new()), all_sent: AtomicBool::new(false) });
     let receiver = {
-        let (shared, linger) = (shared.clone(), load.linger);
-        thread::spawn(move || receive(&receiving, &shared, linger))
+        let (shared, load) = (shared.clone(), load.clone());
+        thread::spawn(move || receive(&receiving, &shared, &load))
     };
     let mut random = Random(now_ns() | 1);
     let mut payload = vec![0; load.size.max(8)];
@@ -139,12 +144,13 @@ pub fn run(load: &Load) -> Result<Figures> {
     }
     let seconds = (now_ns() - begun) as f64 / 1e9;
     shared.all_sent.store(true, Ordering::Release);
-    let (histogram, strange) =
+    let Received { times: histogram, late, strange } =
         receiver.join().map_err(|_| Error::Protocol("lost its receiving thread".into()))??;
     let at = |q: f64| histogram.value_at_quantile(q);
     Ok(Figures {
         sent: load.count,
         received: histogram.len(),
+        late,
         strange,
         seconds,
         min_ns: histogram.min(),
@@ -160,26 +166,35 @@ fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn receive(socket: &UdpSocket, shared: &Shared, linger: Duration) -> Result<(Histogram<u64>, u64)> {
-    let mut times = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
+/// See [`Figures`].
+struct Received {
+    times: Histogram<u64>,
+    late: u64,
+    strange: u64,
+}
+
+fn receive(socket: &UdpSocket, shared: &Shared, load: &Load) -> Result<Received> {
+    let times = Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
         .map_err(|e| Error::Protocol(format!("cannot make a histogram: {e}")))?;
-    let mut strange = 0;
+    let mut received = Received { times, late: 0, strange: 0 };
+    let [linger, in_time] = [load.linger, load.in_time].map(|d| d.as_nanos() as u64);
     let mut datagram = [0; 65536];
     let mut end = None;
     loop {
         if shared.all_sent.load(Ordering::Acquire) {
             let now = now_ns();
-            let end = *end.get_or_insert(now + linger.as_nanos() as u64);
+            let end = *end.get_or_insert(now + linger);
             if now >= end || lock(&shared.waiting).is_empty() {
-                return Ok((times, strange));
+                return Ok(received);
             }
         }
         let Ok(n) = socket.recv(&mut datagram) else { continue };
         let now = now_ns();
         let number = datagram[..n].first_chunk().map(|b| u64::from_le_bytes(*b));
         match number.and_then(|number| lock(&shared.waiting).remove(&number)) {
-            Some(sent) => times.saturating_record(now - sent),
-            None => strange += 1,
+            Some(sent) if now - sent > in_time => received.late += 1,
+            Some(sent) => received.times.saturating_record(now - sent),
+            None => received.strange += 1,
         }
     }
 }
@@ -205,6 +220,7 @@ mod tests {
             size: 64,
             outstanding: 0,
             linger: Duration::from_secs(5),
+            in_time: Duration::from_secs(5),
             from_port: 0,
         };
         let figures = run(&load).unwrap();
@@ -212,5 +228,31 @@ mod tests {
         assert!(
             figures.min_ns > 1000 && figures.min_ns <= figures.p50_ns && figures.p50_ns <= figures.max_ns
         );
+    }
+
+    #[test]
+    fn an_answer_that_takes_too_long_is_late() {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        // Answers the first request after the second.
+        thread::spawn(move || {
+            let (mut first, mut second) = ([0; 64], [0; 64]);
+            let (n, from) = server.recv_from(&mut first).unwrap();
+            server.recv_from(&mut second).unwrap();
+            server.send_to(&second, from).unwrap();
+            server.send_to(&first[..n], from).unwrap();
+        });
+        let load = Load {
+            to: SocketAddrV4::new([127, 0, 0, 1].into(), port),
+            rate: 0.25,
+            count: 2,
+            size: 64,
+            outstanding: 0,
+            linger: Duration::from_secs(5),
+            in_time: Duration::from_secs(2),
+            from_port: 0,
+        };
+        let figures = run(&load).unwrap();
+        assert_eq!((figures.sent, figures.received, figures.late, figures.strange), (2, 1, 1, 0));
     }
 }

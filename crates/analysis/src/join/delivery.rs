@@ -76,18 +76,6 @@ impl InboundPacket {
         self
     }
 
-    /// The guest has sent the answer. If that was before the entry that took the interrupt, and the vCPU was in guest mode when
-    /// the interrupt came, the guest had found the packet in its ring without the interrupt: it looks there once more after it
-    /// has said that it wants one.
-    pub(super) fn answered(&mut self, at: u64) {
-        if at < self.entered
-            && self.state == Some(ThreadState::Guest)
-            && let Some(clock) = self.accept_clock
-        {
-            (self.entered, self.entry_clock) = (self.accepted, clock);
-        }
-    }
-
     /// When it was last seen, and which point is missing after that.
     fn missing(&self) -> (u64, Exclusion) {
         if self.accepted > 0 {

@@ -338,9 +338,6 @@ impl RequestTable {
             Answered::Later => return self.close(Some(id), Validity::ambiguous(Reason::OtherCopy), c),
             Answered::Copy(_) | Answered::Unknown => {}
         }
-        if let Some(packet) = &mut open.inbound {
-            packet.answered(sent.sent);
-        }
         let open = &*open;
         let start = open.inbound.as_ref().map_or(0, |packet| packet.start);
         let validity = if !open.validity.is_valid() {

@@ -126,14 +126,13 @@ fn mark_forbidden(hooks: &mut [Hook]) -> Result<(), Error> {
     let on_function = |h: &Hook| h.found.is_some() && h.kind != "tp_btf";
     let Some(sample) = hooks.iter().find(|h| on_function(h)).cloned() else { return Ok(()) };
     let mut object = open_object(OBJECT_WITHOUT_PREEMPT_COUNT)?;
+    let mut refused = false;
     for mut program in object.progs_mut() {
         let wanted = program.name() == sample.program.as_str();
         program.set_autoload(wanted);
-        if wanted {
-            sample.set_module(&mut program)?;
-        }
+        refused |= wanted && sample.set_attach_target(&mut program).is_err();
     }
-    if object.load().is_err() {
+    if refused || object.load().is_err() {
         hooks.iter_mut().filter(|h| on_function(h)).for_each(|h| {
             h.found = None;
             h.forbidden = true;
@@ -170,7 +169,7 @@ pub fn try_load() -> Result<Vec<Verified>, Error> {
 
 /// Leaves out the programs whose targets this kernel lacks, and writes the settings, constants to the verifier.
 fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook]) -> Result<(), Error> {
-    leave_out(object, hooks, setup.guests)?;
+    select_programs(object, hooks, setup.guests)?;
     let hand_over = hooks.iter().any(|h| h.target == "dev_hard_start_xmit" && h.found.is_some());
     let bytes = setup.buffer_bytes.max(1 << 16).checked_next_power_of_two().unwrap_or(1 << 30);
     for mut map in object.maps_mut() {
@@ -189,14 +188,17 @@ fn prepare(object: &mut OpenObject, setup: &Setup<'_>, hooks: &[Hook]) -> Result
     Ok(())
 }
 
-/// Leaves out the programs whose targets this kernel lacks, and those that are not needed.
-fn leave_out(object: &mut OpenObject, hooks: &[Hook], guests: bool) -> Result<(), Error> {
+/// Leaves out the programs whose targets this kernel lacks, and those that are not needed; tells libbpf where the others' targets
+/// are.
+fn select_programs(object: &mut OpenObject, hooks: &[Hook], guests: bool) -> Result<(), Error> {
     for mut program in object.progs_mut() {
         let name = program.name().to_string_lossy().into_owned();
         let needed = guests || !FOR_GUESTS.contains(&name.as_str());
         let hook = hooks.iter().find(|h| h.program == name && h.found.is_some()).filter(|_| needed);
         program.set_autoload(hook.is_some());
-        hook.map_or(Ok(()), |h| h.set_module(&mut program))?;
+        if let Some(hook) = hook {
+            hook.set_attach_target(&mut program)?;
+        }
     }
     Ok(())
 }

@@ -91,11 +91,11 @@ impl Kernel {
         if symbols.preemption() {
             hooks.retain(|h| !h.name.starts_with("softirq_"));
         }
-        // Together, as each load searches the kernel's types anew; one by one if any is refused, to learn which.
+        // All at once, because each load searches the kernel's BTF. If that fails, one by one, to learn which is refused.
         let present: Vec<String> = hooks.iter().filter(|h| h.present).map(|h| h.program.clone()).collect();
-        let all_attach = attach(object, symbols.addresses(), &present).is_ok();
+        let all_attach = try_attach(object, symbols.addresses(), &present).is_ok();
         for hook in hooks.iter_mut().filter(|h| h.present && !all_attach) {
-            match attach(object, symbols.addresses(), std::slice::from_ref(&hook.program)) {
+            match try_attach(object, symbols.addresses(), std::slice::from_ref(&hook.program)) {
                 Ok(()) => {}
                 Err(Error::Kernel { reason, .. }) => {
                     hook.present = false;
@@ -191,7 +191,7 @@ fn parameters_of(btf: &Btf<'_>, function: &str) -> Option<usize> {
 }
 
 /// Loads these programs, attaches one after the other, and removes them.
-fn attach(object: &[u8], symbols: types::guest_symbols, wanted: &[String]) -> Result<(), Error> {
+fn try_attach(object: &[u8], symbols: types::guest_symbols, wanted: &[String]) -> Result<(), Error> {
     let mut object = open(object)?;
     for mut program in object.progs_mut() {
         let wanted = wanted.iter().any(|name| program.name() == name.as_str());

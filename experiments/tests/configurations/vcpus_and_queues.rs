@@ -1,5 +1,4 @@
-//! Guests whose vCPUs and queues are not the simplest case: vCPUs whose numbers in KVM are not their indices, and NICs with several
-//! queues.
+//! Guests with vCPUs whose numbers in KVM are not their indices, and with NICs with several queues.
 
 use super::{LAB, guest};
 use teiji_experiments::load;
@@ -72,12 +71,12 @@ fn followed_on_each_vcpu(lab: &Lab, guest: &Guest<'_>, vcpus: u32) -> accuracy::
 /// The numbers of the vCPUs in KVM are 0, 1, 2, 4, 5, 6.
 pub fn two_sockets_of_three_cores_are_followed_on_each_vcpu() {
     let lab: &Lab = &LAB;
-    let spec = GuestSpec { vcpus: 6, topology: "sockets=2,cores=3".into(), ..GuestSpec::named("vm1") };
+    let spec = GuestSpec { vcpus: 6, topology: "sockets=2,cores=3".into(), ..GuestSpec::named("sockets") };
     let (guest, server) = guest(lab, &spec);
     let vms = lab.host.run("/mnt/bin/teiji vms --json").unwrap().ok().unwrap();
     let vms: serde_json::Value = serde_json::from_str(&vms).unwrap();
-    let numbers: Vec<_> =
-        vms["vms"][0]["vcpus"].as_array().unwrap().iter().map(|v| v["kvm_id"].as_u64()).collect();
+    let shown = vms["vms"].as_array().unwrap().iter().find(|vm| vm["name"] == "sockets").unwrap();
+    let numbers: Vec<_> = shown["vcpus"].as_array().unwrap().iter().map(|v| v["kvm_id"].as_u64()).collect();
     assert_eq!(numbers, [0, 1, 2, 4, 5, 6].map(Some));
     followed_on_each_vcpu(lab, &guest, 6);
     drop(server);
@@ -104,7 +103,7 @@ fn queues(recording: &std::path::Path) -> (Vec<u16>, Vec<u16>) {
 
 pub fn five_vcpus_and_four_queues_are_followed_on_each() {
     let lab: &Lab = &LAB;
-    let spec = GuestSpec { vcpus: 5, queues: 4, ..GuestSpec::named("vm3") };
+    let spec = GuestSpec { vcpus: 5, queues: 4, ..GuestSpec::named("queues") };
     let (guest, server) = guest(lab, &spec);
     guest.run("ethtool -L $(ls /sys/class/net | grep -v lo | head -n1) combined 4; true").unwrap();
     let shown = guest.run("grep -cE 'virtio[0-9]+-input' /proc/interrupts").unwrap().ok().unwrap();
@@ -121,7 +120,7 @@ pub fn five_vcpus_and_four_queues_are_followed_on_each() {
     }
     let second = guest.spawn("exec taskset -c 3 teiji-lab udp-echo --port 8").unwrap();
     second.wait_for("serving", std::time::Duration::from_secs(120)).unwrap();
-    let trace = Trace::start(lab, "queues", "--vm vm3 --flow 'udp port 7'", true).unwrap();
+    let trace = Trace::start(lab, "queues", "--vm queues --flow 'udp port 7'", true).unwrap();
     let other = format!(
         "exec ip netns exec peer taskset -c {} teiji-lab udp-load --to {}:8 --rate 300 --count 1200 --json",
         load::CALLER_CPU,

@@ -1,0 +1,161 @@
+//! Guests that take a packet off their ring without its interrupt: a guest polls the ring once more after it has enabled
+//! interrupts. If it answers before the guest entry that injects the interrupt, that request's points are out of order.
+//!
+//! The report's count of such requests is made by teiji, so it excuses nothing by itself. The recording has to show as many
+//! requests that were answered between the two. Of TCP, whose packets have the key of their connection, it shows none.
+
+use super::late::events;
+use anyhow::{Context, Result, ensure};
+use std::collections::HashMap;
+use std::path::Path;
+use teiji_model::event::{Delivery, Event, EventKind, Point, Role};
+use teiji_model::report::{Reason, Report};
+use teiji_model::stage::ThreadState;
+
+/// How many requests are left out because their points are out of order.
+///
+/// # Errors
+/// If the recording does not show that as many were answered before the entry, or there are such requests and no recording.
+pub fn out_of_order(report: &Report, recording: Option<&Path>) -> Result<u64> {
+    let count = report.vms.iter().map(|vm| vm.left_out_for(Reason::OutOfOrder)).sum();
+    if count > 0 {
+        let what = || format!("{count} requests are out of order, and no recording shows why");
+        let shown = answered_before_entry(events(recording.with_context(what)?)?);
+        ensure!(
+            count <= shown,
+            "{count} requests are out of order, but the recording shows {shown} that were answered before the guest entry"
+        );
+    }
+    Ok(count)
+}
+
+/// A request: its tap, and its key.
+type Request = (u32, u64);
+
+/// Requests that were answered after their interrupt was accepted, and before the guest entry that injected it.
+fn answered_before_entry(mut events: Vec<Event>) -> u64 {
+    events.sort_by_key(|event| event.ts);
+    // By tap and fingerprint, the keys of those on a tap (not every event has the key); by worker, those that it holds; by vCPU and
+    // vector, those whose interrupt waits, with its time.
+    let mut on_tap: HashMap<(u32, u64), u64> = HashMap::new();
+    let mut held: HashMap<u32, Vec<Request>> = HashMap::new();
+    let mut waiting: HashMap<(u32, u32, u8), Vec<(Request, u64)>> = HashMap::new();
+    let mut answered = 0;
+    for event in events {
+        match event.kind {
+            EventKind::Packet(p) if p.point == Point::TapEnqueue => {
+                let key = p.matching.filter(|m| !matches!(m.role, Role::Segment { .. })).map(|m| m.key);
+                key.map(|key| on_tap.insert((p.ifindex, p.fingerprint), key));
+            }
+            EventKind::Packet(p) if p.point == Point::TapDequeue => {
+                let key = on_tap.remove(&(p.ifindex, p.fingerprint));
+                held.entry(p.tid).or_default().extend(key.map(|key| (p.ifindex, key)));
+            }
+            EventKind::Interrupt(i) => {
+                let requests = held.remove(&i.tid).unwrap_or_default();
+                if i.delivery == Delivery::Accepted {
+                    let of_vcpu = waiting.entry((i.vm, i.vcpu, i.vector)).or_default();
+                    of_vcpu.extend(requests.into_iter().map(|request| (request, event.ts)));
+                }
+            }
+            EventKind::Packet(p) if p.point == Point::TapSend => {
+                let Some(key) = p.matching.map(|m| m.key) else { continue };
+                for of_vcpu in waiting.values_mut() {
+                    let before = of_vcpu.len();
+                    of_vcpu.retain(|(request, _)| *request != (p.ifindex, key));
+                    answered += (before - of_vcpu.len()) as u64;
+                }
+            }
+            EventKind::GuestEntry(e) => {
+                if let Some(of_vcpu) = waiting.get_mut(&(e.vm, e.vcpu, e.vector)) {
+                    of_vcpu.retain(|(_, accepted)| *accepted > e.upto);
+                }
+            }
+            _ => {}
+        }
+    }
+    answered
+}
+
+/// How many requests at most may contradict the guest's clock because the guest received them before the guest entry, and answered
+/// later. That can happen with an interrupt that is sent to a vCPU that runs: a tenth of these, and three in any case.
+///
+/// # Errors
+/// If the recording cannot be read.
+pub fn raced(recording: &Path) -> Result<u64> {
+    let to_running = |event: &Event| {
+        let EventKind::Interrupt(i) = &event.kind else { return false };
+        i.delivery == Delivery::Accepted && i.state == Some(ThreadState::Guest)
+    };
+    Ok(3.max(events(recording)?.iter().filter(|event| to_running(event)).count() as u64 / 10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::late::tests::packet_at;
+    use super::*;
+    use teiji_model::event::{GroupRole, GuestEntry, Interrupt, Match};
+    use teiji_model::stage::Split;
+    use teiji_model::stream::StreamId;
+
+    const WORKER: u32 = 7;
+
+    /// A packet, whose fingerprint is `key`. That it is taken off the tap is reported without a key, as for SIP.
+    fn packet(ts: u64, point: Point, key: u64, role: Role) -> Event {
+        let mut event = packet_at(ts, 0, point, WORKER);
+        if let EventKind::Packet(p) = &mut event.kind {
+            p.fingerprint = key;
+            let matching = Match { key, role, group: 0, group_role: GroupRole::Within };
+            p.matching = (point != Point::TapDequeue).then_some(matching);
+        }
+        event
+    }
+
+    fn accepted(ts: u64) -> Event {
+        let interrupt = Interrupt {
+            signalled: ts,
+            ifindex: 1,
+            tid: WORKER,
+            delivery: Delivery::Accepted,
+            vm: 1,
+            vcpu: 0,
+            index: Some(0),
+            vector: 40,
+            state: None,
+            clock: Split::default(),
+        };
+        Event { ts, stream: StreamId::HOST, cpu: 0, kind: EventKind::Interrupt(interrupt) }
+    }
+
+    fn entry(ts: u64, upto: u64) -> Event {
+        let clock = Split::default();
+        let entry = GuestEntry { vm: 1, vcpu: 0, index: 0, vector: 40, upto, clock, preempted_by: 0 };
+        Event { ts, stream: StreamId::HOST, cpu: 0, kind: EventKind::GuestEntry(entry) }
+    }
+
+    /// Two requests; the interrupt of the second comes after the entry of the first was decided on.
+    fn two(role: Role, first_answer: u64, second_answer: u64) -> u64 {
+        use Point::{TapDequeue, TapEnqueue, TapSend};
+        answered_before_entry(vec![
+            packet(1, TapEnqueue, 5, role),
+            packet(1, TapEnqueue, 6, role),
+            packet(2, TapDequeue, 5, role),
+            accepted(3),
+            packet(4, TapDequeue, 6, role),
+            accepted(5),
+            entry(10, 3),
+            entry(20, 5),
+            packet(first_answer, TapSend, 5, role),
+            packet(second_answer, TapSend, 6, role),
+            packet(second_answer + 1, TapSend, 6, role),
+        ])
+    }
+
+    #[test]
+    fn answers_between_an_interrupt_and_its_entry_are_counted_and_no_others() {
+        assert_eq!(two(Role::Either, 11, 21), 0);
+        assert_eq!(two(Role::Either, 11, 12), 1);
+        assert_eq!(two(Role::Request, 7, 12), 2);
+        assert_eq!(two(Role::Segment { payload: 9, flags: 0 }, 7, 12), 0, "the key is the connection's");
+    }
+}

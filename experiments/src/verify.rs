@@ -1,0 +1,50 @@
+//! Whether the verifier of a lab host's kernel accepts every BPF program: runs the program `verify` (`experiments/kernels`)
+//! there.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use teiji_lab::{Kernel, LabHost};
+
+/// Instructions of one program after which the verifier gives up (BPF_COMPLEXITY_LIMIT_INSNS).
+const VERIFIER_LIMIT: u64 = 1_000_000;
+
+/// Checks that every program whose target the kernel has is accepted, and that the kernel is the one meant: at least version
+/// `least`.
+///
+/// # Errors
+/// If one is not accepted, takes more than a tenth of what the verifier allows, or is absent; or if it is another kernel.
+pub fn accepts_every_program(host: &LabHost, kernel: Kernel, least: [u32; 2]) -> Result<()> {
+    let version = host.kernel();
+    ensure!(at_least(version, least), "{version} is {}", kernel.name());
+    // BPF qdiscs exist since Linux 6.16.
+    let has_bpf_qdiscs = kernel == Kernel::Newest;
+    ensure!(at_least(version, [6, 16]) == has_bpf_qdiscs, "{version} is {}", kernel.name());
+    let printed = host.run("/mnt/bin/verify")?.ok()?;
+    let all: Value = serde_json::from_str(&printed)?;
+    eprintln!("instructions that the verifier of {version} processed: {printed}");
+    // A distribution's kernel has its variables in its table of symbols.
+    ensure!(all["preempt_count"] == true, "{printed}");
+    let mut expected = vec![("path_trace", 39)];
+    if has_bpf_qdiscs {
+        expected.push(("qdisc_edf", 5));
+    } else {
+        let why = all["qdisc_edf"]["refused"].as_str().context("qdisc_edf is not refused")?;
+        ensure!(why.contains("lacks BPF qdiscs") && why.contains("Linux 6.16"), "{why}");
+    }
+    for (object, count) in expected {
+        let programs = all[object]["programs"].as_object().with_context(|| format!("{object}: {printed}"))?;
+        ensure!(all[object]["absent"] == Value::Array(Vec::new()), "{object}: {printed}");
+        ensure!(programs.len() == count, "{object}: {printed}");
+        for (name, processed) in programs {
+            // A tenth of the limit, so that a kernel with a more thorough verifier still accepts the program.
+            let within = processed.as_u64().is_some_and(|n| (1..VERIFIER_LIMIT / 10).contains(&n));
+            ensure!(within, "{object} {name}: {processed}");
+        }
+    }
+    Ok(())
+}
+
+fn at_least(version: &str, least: [u32; 2]) -> bool {
+    let numbers: Vec<u32> = version.split('.').take(2).map_while(|n| n.parse().ok()).collect();
+    numbers.as_slice() >= least.as_slice()
+}
