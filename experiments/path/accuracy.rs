@@ -262,7 +262,7 @@ pub fn run_under(
     };
     let mut found = paired(&captured, Side::Uplink)?;
     // Later responses are not taken for a request's.
-    found.exchanges.retain(|e| e.total <= u64::from(load::IN_TIME_S) * 1_000_000_000);
+    found.exchanges.retain(|e| Duration::from_nanos(e.total) <= load::in_time());
     // Requests come into the guest by its NIC, and leave the host by its tap.
     let side = if place == Inside::Guest { Side::Uplink } else { Side::Downlink };
     let [inside, outside] = [paired(&inside, side)?, paired(&outside, Side::Downlink)?].map(totals);

@@ -22,8 +22,6 @@ pub const VHOST_CPU: u32 = 1;
 pub const VCPU_CPU: u32 = 2;
 /// How long a caller waits at the end for missing responses, s. It ends as soon as there are none.
 const LINGER_S: u32 = 20;
-/// How long a trace waits for a response, s: later ones are not of its requests.
-pub const IN_TIME_S: u32 = 5;
 /// The port of echo servers.
 pub const ECHO_PORT: u16 = 7;
 
@@ -35,7 +33,7 @@ const START: Duration = Duration::from_secs(120);
 pub struct Figures {
     /// Requests sent.
     pub sent: u64,
-    /// Requests answered within [`IN_TIME_S`].
+    /// Requests answered [`in_time`].
     pub received: u64,
     /// Requests answered later, as when the guest stopped meanwhile.
     #[serde(default)]
@@ -67,12 +65,18 @@ pub fn echo_server(host: &LabHost, guest: &Guest<'_>) -> Result<Child> {
     Ok(server)
 }
 
+/// How long a trace waits for a response, which belongs to no request if it comes later.
+pub fn in_time() -> Duration {
+    Duration::from_nanos(teiji_analysis::Options::default().packet_ttl)
+}
+
 /// The command line of an echo client.
 pub fn echo_command(guest: &Guest<'_>, rate: f64, count: u64) -> String {
     format!(
         "ip netns exec peer taskset -c {CALLER_CPU} teiji-lab udp-load --to {}:{ECHO_PORT} --rate {rate} --count {count} \
-         --linger {LINGER_S} --in-time {IN_TIME_S} --json",
-        guest.ip()
+         --linger {LINGER_S} --in-time {} --json",
+        guest.ip(),
+        in_time().as_secs_f64()
     )
 }
 

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use teiji_experiments::load::{self, CALLER_CPU, IN_TIME_S};
+use teiji_experiments::load::{self, CALLER_CPU};
 use teiji_experiments::path;
 use teiji_experiments::path::accuracy::{self, Agreement, Case};
 use teiji_experiments::path::outgoing::{self, Found};
@@ -283,8 +283,9 @@ fn what_the_guest_itself_asks_is_divided_into_the_hosts_time_and_the_rest() {
     server.wait_for("serving", START).unwrap();
     let ask = |count: u32| {
         let to = LAB.host.peer_ip();
+        let in_time = load::in_time().as_secs_f64();
         let load = format!(
-            "teiji-lab udp-load --to {to}:7 --rate 50 --count {count} --linger 20 --in-time {IN_TIME_S} --json"
+            "teiji-lab udp-load --to {to}:7 --rate 50 --count {count} --linger 20 --in-time {in_time} --json"
         );
         load::figures(&VM1.run_for(&load, START).unwrap().ok().unwrap()).unwrap()
     };

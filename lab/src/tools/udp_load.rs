@@ -203,6 +203,21 @@ fn receive(socket: &UdpSocket, shared: &Shared, load: &Load) -> Result<Received>
 mod tests {
     use super::*;
 
+    /// To a server on this machine, of which an answer may take 5 s.
+    fn load(port: u16) -> Load {
+        let five = Duration::from_secs(5);
+        Load {
+            to: SocketAddrV4::new([127, 0, 0, 1].into(), port),
+            rate: 1.0,
+            count: 1,
+            size: 64,
+            outstanding: 0,
+            linger: five,
+            in_time: five,
+            from_port: 0,
+        }
+    }
+
     #[test]
     fn an_echo_server_answers_every_request() {
         let server = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -213,17 +228,7 @@ mod tests {
                 let _ = server.send_to(&b[..n], from);
             }
         });
-        let load = Load {
-            to: SocketAddrV4::new([127, 0, 0, 1].into(), port),
-            rate: 2000.0,
-            count: 200,
-            size: 64,
-            outstanding: 0,
-            linger: Duration::from_secs(5),
-            in_time: Duration::from_secs(5),
-            from_port: 0,
-        };
-        let figures = run(&load).unwrap();
+        let figures = run(&Load { rate: 2000.0, count: 200, ..load(port) }).unwrap();
         assert_eq!((figures.sent, figures.received, figures.strange), (200, 200, 0));
         assert!(
             figures.min_ns > 1000 && figures.min_ns <= figures.p50_ns && figures.p50_ns <= figures.max_ns
@@ -242,17 +247,8 @@ mod tests {
             server.send_to(&second, from).unwrap();
             server.send_to(&first[..n], from).unwrap();
         });
-        let load = Load {
-            to: SocketAddrV4::new([127, 0, 0, 1].into(), port),
-            rate: 0.25,
-            count: 2,
-            size: 64,
-            outstanding: 0,
-            linger: Duration::from_secs(5),
-            in_time: Duration::from_secs(2),
-            from_port: 0,
-        };
-        let figures = run(&load).unwrap();
+        let in_time = Duration::from_secs(2);
+        let figures = run(&Load { rate: 0.25, count: 2, in_time, ..load(port) }).unwrap();
         assert_eq!((figures.sent, figures.received, figures.late, figures.strange), (2, 1, 1, 0));
     }
 }
